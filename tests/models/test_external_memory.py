@@ -290,7 +290,7 @@ def test_layers_that_cannot_memorize_are_named(settings, named):
 
 def test_a_layer_with_two_external_memories_is_refused():
     second = functools.partial(ExternalMemory, size=4, neighbours=2)
-    with pytest.raises(ValueError, match=r'ExternalMemory\.name = "memory" is taken in its layer'):
+    with pytest.raises(ValueError, match=r"ExternalMemory\.name = 'memory'"):
         abstract("slide", neighbours=2, memorizing_layers=(-1,), memories=((second, (2,)),))
 
 

@@ -249,7 +249,7 @@ def test_a_cell_and_an_external_memory_stand_in_one_layer():
 )
 def test_a_name_that_is_taken_in_its_layer_is_refused(names, taken):
     memories = tuple(Still(OneKey(), draw(1, H, K), draw(1, H, K), name) for name in names)
-    with pytest.raises(ValueError, match=f'^Still.name = "{taken}" is taken in its layer: .*\\.$'):
+    with pytest.raises(ValueError, match=f"Still.name = '{taken}'"):
         Layer(OneKey(), Sizes(D, H, K, F), W, memories=memories)
 
 

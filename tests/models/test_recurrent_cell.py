@@ -50,9 +50,7 @@ def tokens(blocks=None):
 def step(graph_and_params, states_BSD, k_BJHK, v_BJHK):
     cell = nnx.merge(*graph_and_params)
     weights = cell.prepare(jnp.float32)
-    keys_values = cell.keys_values(states_BSD, jnp.float32, weights)
-    tokens = heads_first(k_BJHK), heads_first(v_BJHK)
-    return cell.step(states_BSD, *keys_values, *tokens, weights)[0]
+    return cell.step(weights, states_BSD, (heads_first(k_BJHK), heads_first(v_BJHK)))[0]
 
 
 def next_states(cell, states_BSD, k_BJHK, v_BJHK):
@@ -227,8 +225,8 @@ def test_the_loop_over_blocks_is_one_step_after_another(settings):
         keys_values = read_states(states_BSD)
         for found, expected in zip(seen, keys_values, strict=True):
             np.testing.assert_allclose(found[:, g], heads_first(expected), atol=1e-5)
-        read = (heads_first(x_BGJHK[:, g]) for x_BGJHK in blocks)
-        states_BSD, share = one_step(states_BSD, *keys_values, *read, weights)
+        read = tuple(heads_first(x_BGJHK[:, g]) for x_BGJHK in blocks)
+        states_BSD, (_, share) = one_step(weights, states_BSD, read, keys_values)
         shares.append(share)
     np.testing.assert_allclose(last.states_BSD, states_BSD, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(metrics["kept"], np.mean(shares), rtol=1e-5)
@@ -254,8 +252,7 @@ def test_the_share_kept_is_that_of_the_gates():
     cell.feed_forward_gate.keep_bias_D[...] = jnp.full(D, 0.0)  # keeps 1/2
     states_BSD = draw(B, S, D)
     weights = cell.prepare(jnp.float32)
-    keys_values = cell.keys_values(states_BSD, jnp.float32, weights)
-    _, kept = cell.step(states_BSD, *keys_values, *map(heads_first, tokens()), weights)
+    _, (_, kept) = cell.step(weights, states_BSD, tuple(map(heads_first, tokens())))
     np.testing.assert_allclose(kept, 5 / 8, rtol=1e-6)
 
 

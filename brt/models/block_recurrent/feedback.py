@@ -74,9 +74,11 @@ def run_blocks(
         for i, (layer, cache) in enumerate(zip(stack, caches, strict=True)):
             with jax.named_scope(f"layer{i}"):
                 states = current if i == source else None
-                x_BWD, cache, found = layer(x_BWD, cache, prepared[i], feedback, states, counts_B)
+                x_BWD, cache, reported = layer(
+                    x_BWD, cache, prepared[i], None, counts_B, feedback, states
+                )
             after.append(_heads_swapped(cache))
-            metrics.append(found)
+            metrics.append(reported)
         # `scan` differentiates all that it returns, and a norm has no derivative at zero.
         return (tuple(after), counts_B), (x_BWD, lax.stop_gradient(metrics))
 

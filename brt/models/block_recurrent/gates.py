@@ -21,10 +21,9 @@ GateWeights = dict[str, Any]
 
 
 class GateInput(NamedTuple):
-    """An input h of a gate: its equation, and the names of the parameters that project it.
+    """An input h of a gate: its projection and the names of the matrices, alone and stacked.
 
-    stacked: name of the matrices stacked along N, with the axes of h apart: heads stay divided over
-    the model axis.
+    The stacked matrices have the axes of h apart, so that heads stay split over the model axis.
     """
 
     equation: str
@@ -60,8 +59,8 @@ class Gate(nnx.Module):
         form: "paper", with small initial matrices (appendix B), or "meliad", the released code: no
             b_z, W_z initialised as other matrices, and tanh where `squash` says, for both kinds.
         squash: with form "meliad", whether z goes through tanh.
-        biases: initial biases of the gates. "small": the paper's N(0, 0.1^2) and constants +1 and
-            -1. Without constants: "zero", and "one" for keep and 0 for take.
+        biases: "small": the paper's N(0, 0.1^2) and constants +1 and -1. Without constants:
+            "zero", and "one" for keep and 0 for take.
     """
 
     def __init__(
@@ -81,45 +80,46 @@ class Gate(nnx.Module):
         self.constant = 1.0 if biases == "small" else 0.0
         self.squash = kind == "lstm" if form == "paper" else squash
 
-        def add_matrix(name, initializer):
-            setattr(self, name, parameter(rngs, initializer, math.prod(sizes), width))
+        def matrix(initializer):
+            return parameter(rngs, initializer, math.prod(sizes), width)
 
         def bias(keeps=False):
             value = jax.nn.initializers.constant(float(biases == "one" and keeps))
             return parameter(rngs, normal(0.1) if biases == "small" else value, width)
 
-        add_matrix(source.candidate, SMALL if form == "paper" else DENSE)
+        setattr(self, source.candidate, matrix(SMALL if form == "paper" else DENSE))
         self.candidate_bias_D = bias() if form == "paper" else None
         if kind == "fixed":
             self.keep_bias_D = bias(keeps=True)
         else:
-            add_matrix(source.input, SMALL)
-            add_matrix(source.forget, SMALL)
+            setattr(self, source.input, matrix(SMALL))
+            setattr(self, source.forget, matrix(SMALL))
             self.input_bias_D = bias()
             self.forget_bias_D = bias(keeps=True)
 
     def weights(self, dtype: DTypeLike) -> GateWeights:
-        """Returns the parameters as a loop over blocks uses them: cast to `dtype`, stacked."""
-        names = [self.source.candidate]
-        weights: GateWeights = {}
+        """Returns the parameters for a loop over blocks: matrices stacked and cast to `dtype`."""
+        source = self.source
+        names = [source.candidate]
+        biases = {}
         if self.candidate_bias_D is not None:
-            weights["candidate_bias_D"] = self.candidate_bias_D[...]
+            biases["candidate_bias_D"] = self.candidate_bias_D[...]
         if self.kind == "fixed":
-            weights["keep_bias_D"] = self.keep_bias_D[...]
+            biases["keep_bias_D"] = self.keep_bias_D[...]
         else:
-            names += [self.source.input, self.source.forget]
-            weights["input_bias_D"] = self.input_bias_D[...]
-            weights["forget_bias_D"] = self.forget_bias_D[...]
+            names += [source.input, source.forget]
+            biases["input_bias_D"] = self.input_bias_D[...]
+            biases["forget_bias_D"] = self.forget_bias_D[...]
         matrix = jnp.stack([getattr(self, name)[...] for name in names], axis=1)
         matrix = matrix.reshape(*self.sizes, *matrix.shape[1:])
-        return weights | {self.source.stacked: cast_before(matrix, dtype)}
+        return biases | {source.stacked: cast_before(matrix, dtype)}
 
     def __call__(
         self, states_BSD: jax.Array, h: jax.Array | tuple[jax.Array, ...], weights: GateWeights
     ) -> tuple[jax.Array, jax.Array]:
         """Returns the next states, (B, S, D) in the states' type, and keep, which broadcasts to it.
 
-        h: with the axes of the equation; a tuple of arrays stands for a first axis.
+        h: with the axes of the equation; a tuple of arrays is stacked along a first axis.
         """
         matrix = weights[self.source.stacked]
         projected_BSND = at_least_float32(product(self.source.equation, h, matrix))

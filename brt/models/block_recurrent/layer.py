@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
+from brt.models import caches
 from brt.models.axis_rules import constrain
 from brt.models.block_recurrent.memory import (
     BlockPairs,
@@ -20,16 +21,7 @@ from brt.models.block_recurrent.memory import (
     LayerTokens,
     joined_states,
 )
-from brt.models.caches import (
-    DecodingLayer,
-    LayerCache,
-    WindowCache,
-    advance,
-    completes_block,
-    fill_window,
-    last_block,
-    write_token,
-)
+from brt.models.caches import DecodingLayer, LayerCache, WindowCache
 from brt.models.counts import matrix_size
 from brt.models.fast.loop_weights import LoopWeights, cast_before, product
 from brt.models.layers.attention import attend
@@ -46,8 +38,8 @@ class Prepared(NamedTuple):
     """What a layer computes of its parameters once per segment, outside any loop over blocks.
 
     bias_HWJ: (H, W, 2W), relative position bias and mask of the window.
-    weights: matrices in the activations' type, by name; those of the MLP under "feed_forward",
-        and what each memory prepared under "memories".
+    weights: matrices in the activations' type, by name; the MLP's under "feed_forward", and what
+        each memory prepared under "memories".
     masks: dropout masks.
     """
 
@@ -79,6 +71,7 @@ class Layer(nnx.Module):
         remat_blocks: bool = False,
     ):
         D, H, A = sizes.width, sizes.num_heads, sizes.attention_size
+        ones = jax.nn.initializers.ones
         self.sizes = sizes
         self.window = window
         self.dropout = dropout
@@ -91,11 +84,10 @@ class Layer(nnx.Module):
         self.keys_DA = parameter(rngs, DENSE, D, A)
         self.values_DA = parameter(rngs, DENSE, D, A)
         if sizes.qk_norm:
-            self.attention_scale_H = parameter(rngs, jax.nn.initializers.ones, H)
+            self.attention_scale_H = parameter(rngs, ones, H)
         biased = all(memory.position_bias for memory in memories)
         self.relative_bias = RelativeBias(rngs, H) if biased else WindowMask()
         if self.reads_states:
-            ones = jax.nn.initializers.ones
             self.cross_queries_DA = parameter(rngs, DENSE, D, A, purpose="recurrence")
             if sizes.qk_norm:
                 self.cross_scale_H = parameter(rngs, ones, H, purpose="recurrence")
@@ -107,20 +99,14 @@ class Layer(nnx.Module):
             self.cross_norm = RMSNorm(rngs, D, purpose="recurrence")
         self.feed_forward_norm = RMSNorm(rngs, D)
         self.feed_forward = FeedForward(rngs, D, sizes.feed_forward_size)
-        for memory in memories:
-            if not hasattr(memory, "name"):
+        self.memory_names = tuple(getattr(memory, "name", "") for memory in memories)
+        for memory, name in zip(memories, self.memory_names):
+            if not name or hasattr(self, name):
                 raise ValueError(
-                    f"{type(memory).__name__} has no name: give the class one, such as "
-                    'name = "summaries", for its parameters and metrics.'
+                    f"{type(memory).__name__}.name = {name!r} must be set and differ from those of "
+                    "the layer's other memories and parts: it names parameters and metrics."
                 )
-        self.memory_names = tuple(memory.name for memory in memories)
-        for memory in memories:
-            if hasattr(self, memory.name):
-                raise ValueError(
-                    f'{type(memory).__name__}.name = "{memory.name}" is taken in its layer: a '
-                    "layer has one memory of a name, and none is called as a part of the layer is."
-                )
-            setattr(self, memory.name, memory)
+            setattr(self, name, memory)
 
     @property
     def memories(self) -> tuple[LayerMemory, ...]:
@@ -141,23 +127,25 @@ class Layer(nnx.Module):
 
         after, fill_B: as in `fill_window`, for batch elements that end inside a block.
         """
-        window = fill_window(cache.window, None if after is None else after.window, fill_B)
+        window = caches.fill_window(cache.window, None if after is None else after.window, fill_B)
         dtype = window.keys_BJHK.dtype
         # A memory that moves inside a block has processed the tokens of the block that count.
-        later = cache.memories if after is None else after.memories
-        memories = (
-            memory.begin_decoding(new if memory.moves_in_blocks else old, dtype)
-            for (memory, old), new in zip(self._with(cache), later, strict=True)
+        later = cache if after is None else after
+        return DecodingLayer(
+            window,
+            tuple(
+                memory.begin_decoding(new if memory.moves_in_blocks else old, dtype)
+                for memory, old, new in self._with(cache.memories, later.memories)
+            ),
         )
-        return DecodingLayer(window, tuple(memories))
 
     def end_decoding(self, cache: DecodingLayer) -> LayerCache:
         """Returns the segment form of a decoding form at a block boundary."""
-        memories = (memory.end_decoding(old) for memory, old in self._with(cache))
-        return LayerCache(last_block(cache.window), tuple(memories))
+        memories = (memory.end_decoding(old) for memory, old in self._with(cache.memories))
+        return LayerCache(caches.last_block(cache.window), tuple(memories))
 
-    def _with(self, cache):
-        return zip(self.memories, cache.memories, strict=True)
+    def _with(self, *by_memory):
+        return zip(self.memories, *by_memory, strict=True)
 
     # Prepared once per segment.
 
@@ -178,27 +166,25 @@ class Layer(nnx.Module):
         S = (self.num_states or feedback_size) if self.reads_states else None
         masks = draw_masks(key, self.dropout, self.sizes, tokens, self.window, S, dtype)
         with jax.named_scope("attention"):
-            bias_HWJ = self.relative_bias.window_table(self._bias_scale(), self.window)
+            scale_H = jnp.abs(self._scale("attention_scale_H"))
+            bias_HWJ = self.relative_bias.window_table(scale_H, self.window)
         return Prepared(bias_HWJ, weights, masks)
 
     def _weights(self, dtype) -> dict[str, Any]:
-        weights: dict[str, Any] = {
-            "feed_forward": self.feed_forward.loop_weights(dtype),
-            "queries_DA": cast_before(self.queries_DA[...], dtype),
-            "keys_DA": cast_before(self.keys_DA[...], dtype),
-            "values_DA": cast_before(self.values_DA[...], dtype),
+        A = self.sizes.attention_size
+        matrices = {
+            "queries_DA": self.queries_DA[...],
+            "keys_DA": self.keys_DA[...],
+            "values_DA": self.values_DA[...],
         }
-        if not self.reads_states:
-            return weights | {"output_AD": cast_before(self.output_AD[...], dtype)}
-        A, output_CD = self.sizes.attention_size, self.output_CD[...]
-        return weights | {
-            "cross_queries_DA": cast_before(self.cross_queries_DA[...], dtype),
-            "output_AD": cast_before(output_CD[:A], dtype),
-            "states_output_AD": cast_before(output_CD[A:], dtype),
-        }
-
-    def _bias_scale(self):
-        return jnp.abs(self._scale("attention_scale_H"))
+        if self.reads_states:
+            matrices["cross_queries_DA"] = self.cross_queries_DA[...]
+            matrices["output_AD"] = self.output_CD[...][:A]
+            matrices["states_output_AD"] = self.output_CD[...][A:]
+        else:
+            matrices["output_AD"] = self.output_AD[...]
+        weights: dict[str, Any] = {name: cast_before(x, dtype) for name, x in matrices.items()}
+        return weights | {"feed_forward": self.feed_forward.loop_weights(dtype)}
 
     def _scale(self, name):
         """Returns the learned scale of each head; ones where queries are scaled already."""
@@ -211,14 +197,12 @@ class Layer(nnx.Module):
         self, cache: LayerCache, dtype: DTypeLike, prepared: Prepared
     ) -> tuple[BlockStates | None, ...]:
         """Returns the states of each memory that the next block attends to (G = 1), or None."""
-        weights = prepared.weights["memories"]
-        return tuple(
-            memory.states(old, dtype, own) for (memory, old), own in zip(self._with(cache), weights)
-        )
+        inputs = self._with(cache.memories, prepared.weights["memories"])
+        return tuple(memory.states(old, dtype, weights) for memory, old, weights in inputs)
 
     @jax.named_scope("states")
     def decoding_states(self, cache: DecodingLayer, dtype: DTypeLike) -> BlockStates | None:
-        return joined_states(m.decoding_states(old, dtype) for m, old in self._with(cache))
+        return joined_states(m.decoding_states(old, dtype) for m, old in self._with(cache.memories))
 
     # Steps that a segment and a decoded token share.
 
@@ -231,25 +215,24 @@ class Layer(nnx.Module):
         return unit_heads(q_BTHK) if self.sizes.qk_norm else scaled_down_heads(q_BTHK)
 
     @jax.named_scope("attention")
-    def _project(self, x_BTD, weights, counts_B=None) -> LayerTokens:
-        q_BTHK = self._queries(x_BTD, weights["queries_DA"])
-        k_BTHK = self._heads(x_BTD, weights["keys_DA"])
+    def _project(self, x_BTD, weights, mask_PD=None, counts_B=None) -> LayerTokens:
+        normed_BTD = dropped(self.attention_norm(x_BTD), mask_PD)
+        q_BTHK = self._queries(normed_BTD, weights["queries_DA"])
+        k_BTHK = self._heads(normed_BTD, weights["keys_DA"])
         k_BTHK = unit_heads(k_BTHK) if self.sizes.qk_norm else k_BTHK
-        v_BTHK = self._heads(x_BTD, weights["values_DA"])
+        v_BTHK = self._heads(normed_BTD, weights["values_DA"])
         scale_H = self._scale("attention_scale_H")
-        return LayerTokens(x_BTD, q_BTHK, k_BTHK, v_BTHK, scale_H, counts_B)
+        return LayerTokens(normed_BTD, q_BTHK, k_BTHK, v_BTHK, scale_H, counts_B)
 
-    def _output(self, x_BTD, normed_BTD, attended_BTHK, read_states, weights, mlp_mask_PD):
+    def _output(self, x_BTD, normed_BTD, attended_BTHK, read_states, weights, mlp_mask_PD=None):
         """Adds the projected attention to tokens and to states, then the MLP."""
-        A = self.sizes.attention_size
         metrics: Metrics = {}
 
         def project(y_BTHK, matrix_AD):
-            return product("BTA,AD->BTD", y_BTHK.reshape(*x_BTD.shape[:2], A), matrix_AD)
+            return product("BTA,AD->BTD", y_BTHK.reshape(*x_BTD.shape[:2], -1), matrix_AD)
 
         with jax.named_scope("attention"):
-            from_tokens_BTD = project(attended_BTHK, weights["output_AD"])
-        added_BTD = from_tokens_BTD
+            added_BTD = from_tokens_BTD = project(attended_BTHK, weights["output_AD"])
         if self.reads_states:
             with jax.named_scope("states"):
                 if self.sequential:
@@ -260,9 +243,8 @@ class Layer(nnx.Module):
                 metrics["state_share"] = share_of_norm(from_states_BTD, from_tokens_BTD)
         x_BTD = x_BTD + added_BTD
         with jax.named_scope("feed_forward"):
-            mlp_BTD = self.feed_forward(
-                self.feed_forward_norm(x_BTD), weights=weights["feed_forward"]
-            )
+            normed_BTD = self.feed_forward_norm(x_BTD)
+            mlp_BTD = self.feed_forward(normed_BTD, weights=weights["feed_forward"])
             return constrain(x_BTD + dropped(mlp_BTD, mlp_mask_PD), "BTD"), metrics
 
     # A segment.
@@ -271,81 +253,73 @@ class Layer(nnx.Module):
         self,
         x_BTD: jax.Array,
         cache: LayerCache,
-        prepared: Prepared,
+        prepared: Prepared | None = None,
+        key: jax.Array | None = None,
+        counts_B: jax.Array | None = None,
         feedback_states: BlockStates | None = None,
         current_states: tuple[BlockStates | None, ...] | None = None,
-        counts_B: jax.Array | None = None,
     ) -> tuple[jax.Array, LayerCache, Metrics]:
         """Runs on one segment of every batch element.
 
         Args:
             x_BTD: (B, T, D) activations, T a multiple of W.
             cache: segment form.
-            prepared: `prepare(x_BTD.dtype, ...)`.
+            prepared: in a loop over blocks, `prepare(x_BTD.dtype, ...)` from before the loop.
+            key: of dropout, where `prepared` is None; None: no dropout.
+            counts_B: (B,) int32, tokens that are not padding (one block); None: all.
             feedback_states: states of another layer, for one whose memories have none.
             current_states: `current_states(cache)` where they are computed already (one block).
-            counts_B: (B,) int32, tokens that are not padding (one block); None: all.
 
         Returns:
             (B, T, D), the cache for the next segment, and metrics: those of the memories, and
             state_share, the states' share of what attention adds.
         """
-        B, T, _ = x_BTD.shape
-        W, weights, masks = self.window, prepared.weights, prepared.masks
+        W = self.window
+        bias_HWJ, weights, masks = prepared or self.prepare(x_BTD.dtype, key, x_BTD.shape[1])
 
         # Queries, keys and values of all blocks at once; each block sees itself and the one before.
-        with jax.named_scope("attention"):
-            normed_BTD = dropped(self.attention_norm(x_BTD), masks.normed_PD)
-        tokens = self._project(normed_BTD, weights, counts_B)
+        tokens = self._project(x_BTD, weights, masks.normed_PD, counts_B)
         with jax.named_scope("attention"):
             blocks = BlockPairs(
                 _pairs(cache.window.keys_BWHK, tokens.keys_BTHK),
                 _pairs(cache.window.values_BWHK, tokens.values_BTHK),
             )
-
-        def attend_in_blocks(q_BTHK, k_BGJHK, v_BGJHK, scale_H, bias, keep):
-            q_BGWHK = q_BTHK.reshape(B, T // W, W, *q_BTHK.shape[2:])
-            y_BGWHK = attend(q_BGWHK, k_BGJHK, v_BGJHK, scale_H, bias, keep)
-            return y_BGWHK.reshape(B, T, *q_BTHK.shape[2:])
-
-        if self.remat_blocks:
-            attend_in_blocks = jax.checkpoint(attend_in_blocks)
-        with jax.named_scope("attention"):
-            bias, keep = prepared.bias_HWJ, masks.weights_HWJ
-            attended_BTHK = attend_in_blocks(
-                tokens.queries_BTHK, *blocks, tokens.scale_H, bias, keep
+            attended_BTHK = self._attend_in_blocks(
+                tokens.queries_BTHK, *blocks, tokens.scale_H, bias_HWJ, masks.weights_HWJ
             )
 
         # Memories, in order. Each may add to attention, is updated with the blocks, and may offer
         # states: those from before each block, so that no block sees its own update.
-        current_states = current_states or (None,) * len(self.memories)
-        new_memories, offered = [], []
+        known_states = current_states or (None,) * len(self.memories)
+        new_memories, all_states = [], []
         metrics: Metrics = {}
-        for i, (memory, old) in enumerate(self._with(cache)):
+        for memory, old, prepared_weights, known in self._with(
+            cache.memories, weights["memories"], known_states
+        ):
             with jax.named_scope("states" if memory.num_states else "memory"):
-                attended_BTHK, new, states, found = memory(
-                    old,
-                    tokens,
-                    blocks,
-                    attended_BTHK,
-                    weights["memories"][i],
-                    current_states[i],
-                    self.remat_blocks,
+                attended_BTHK, new, states, reported = memory(
+                    old, tokens, blocks, attended_BTHK, prepared_weights, known, self.remat_blocks
                 )
             new_memories.append(new)
-            offered.append(states)
-            metrics |= _named_metrics(memory, found, metrics)
+            all_states.append(states)
+            metrics |= _named_metrics(memory, reported, metrics)
 
         def read_states(q_BTHK):
-            k_BGSHK, v_BGSHK = joined_states(offered) or feedback_states
-            scale_H, keep = self._scale("cross_scale_H"), masks.state_weights_HWS
-            return attend_in_blocks(q_BTHK, k_BGSHK, v_BGSHK, scale_H, None, keep)
+            k_BGSHK, v_BGSHK = joined_states(all_states) or feedback_states
+            scale_H, keep_HWS = self._scale("cross_scale_H"), masks.state_weights_HWS
+            return self._attend_in_blocks(q_BTHK, k_BGSHK, v_BGSHK, scale_H, None, keep_HWS)
 
         x_BTD, shares = self._output(
-            x_BTD, normed_BTD, attended_BTHK, read_states, weights, masks.fed_PD
+            x_BTD, tokens.inputs_BTD, attended_BTHK, read_states, weights, masks.fed_PD
         )
         window = WindowCache(tokens.keys_BTHK[:, -W:], tokens.values_BTHK[:, -W:])
         return x_BTD, LayerCache(window, tuple(new_memories)), metrics | shares
+
+    def _attend_in_blocks(self, q_BTHK, k_BGJHK, v_BGJHK, scale_H, bias_HWJ, keep_HWJ):
+        attention = jax.checkpoint(attend) if self.remat_blocks else attend
+        q_BGWHK = q_BTHK.reshape(*k_BGJHK.shape[:2], self.window, *q_BTHK.shape[2:])
+        y_BGWHK = attention(q_BGWHK, k_BGJHK, v_BGJHK, scale_H, bias_HWJ, keep_HWJ)
+        return y_BGWHK.reshape(q_BTHK.shape)
 
     # One token.
 
@@ -368,19 +342,17 @@ class Layer(nnx.Module):
             (B, D) and the cache after the token.
         """
         x_B1D, weights = x_BD[:, None], self._weights(x_BD.dtype)
-        with jax.named_scope("attention"):
-            normed_B1D = self.attention_norm(x_B1D)
-        token = self._project(normed_B1D, weights)
+        token = self._project(x_B1D, weights)
         with jax.named_scope("attention"):
             k_BHK, v_BHK = token.keys_BTHK[:, 0], token.values_BTHK[:, 0]
-            window = write_token(cache.window, k_BHK, v_BHK, reads_B)
-            keys_values = window.keys_BJHK, window.values_BJHK
-            bias_BH1J = self.relative_bias.token_table(
-                self._bias_scale(), self.window, window.fill_B
+            window = caches.write_token(cache.window, k_BHK, v_BHK, reads_B)
+            scale_H = jnp.abs(token.scale_H)
+            bias_BH1J = self.relative_bias.token_table(scale_H, self.window, window.fill_B)
+            attended_B1HK = attend(
+                token.queries_BTHK, window.keys_BJHK, window.values_BJHK, token.scale_H, bias_BH1J
             )
-            attended_B1HK = attend(token.queries_BTHK, *keys_values, token.scale_H, bias_BH1J)
         memories = []
-        for memory, old in self._with(cache):
+        for memory, old in self._with(cache.memories):
             with jax.named_scope("states" if memory.num_states else "memory"):
                 attended_B1HK, new = memory.decode(old, token, attended_B1HK, reads_B)
             memories.append(new)
@@ -390,21 +362,18 @@ class Layer(nnx.Module):
             k_BSHK, v_BSHK = (x_BGSHK[:, 0] for x_BGSHK in states)
             return attend(q_B1HK, k_BSHK, v_BSHK, self._scale("cross_scale_H"))
 
-        x_B1D, _ = self._output(x_B1D, normed_B1D, attended_B1HK, read_states, weights, None)
+        x_B1D, _ = self._output(x_B1D, token.inputs_BTD, attended_B1HK, read_states, weights)
         blocks = BlockPairs(window.keys_BJHK[:, None], window.values_BJHK[:, None])
-        after = self._update_memories(memories, blocks, completes_block(window, reads_B))
-        return x_B1D[:, 0], DecodingLayer(advance(window, reads_B), after)
-
-    def _update_memories(self, memories, blocks, full_B):
-        """Returns the memories' caches after a token; computes nothing where no block is full."""
-        if not self.memories:
-            return ()
+        full_B = caches.completes_block(window, reads_B)
 
         def update(memories):
-            pairs = zip(self.memories, memories)
-            return tuple(memory.update_after_block(old, blocks, full_B) for memory, old in pairs)
+            return tuple(
+                m.update_after_block(old, blocks, full_B) for m, old in self._with(memories)
+            )
 
-        return jax.lax.cond(jnp.any(full_B), update, lambda memories: memories, tuple(memories))
+        # Computes nothing where no block is full.
+        after = jax.lax.cond(jnp.any(full_B), update, lambda memories: memories, tuple(memories))
+        return x_B1D[:, 0], DecodingLayer(caches.advance(window, reads_B), after)
 
     # Cost and receptive field.
 

@@ -163,17 +163,15 @@ class BlockRecurrentTransformer(Body):
             remat = self.remat != "none"
             x_BTD, caches, metrics = run_blocks(self.layers, x_BTD, caches, keys, remat, counts_B)
         else:
-            run = (
-                jax.checkpoint(_run_layer, static_argnums=0)
-                if self.remat == "layer"
-                else _run_layer
-            )
+            run = Layer.__call__
+            if self.remat == "layer":
+                run = jax.checkpoint(run, static_argnums=0)
             after, metrics = [], []
             for i, layer in enumerate(self.layers):
                 with jax.named_scope(f"layer{i}"):
-                    x_BTD, cache, found = run(layer, x_BTD, caches[i], keys[i], counts_B)
+                    x_BTD, cache, reported = run(layer, x_BTD, caches[i], None, keys[i], counts_B)
                 after.append(cache)
-                metrics.append(found)
+                metrics.append(reported)
             caches = tuple(after)
         with jax.named_scope("vocabulary"):
             x_BTD = dropout(self.final_norm(x_BTD), self.dropout, keys[-1])
@@ -255,11 +253,6 @@ class BlockRecurrentTransformer(Body):
         return self.final_norm(x_BD), tuple(new_caches)
 
 
-def _run_layer(layer, x_BTD, cache, key, counts_B):
-    prepared = layer.prepare(x_BTD.dtype, key, x_BTD.shape[1])
-    return layer(x_BTD, cache, prepared, counts_B=counts_B)
-
-
 def _pairs(memories):
     for pair in memories:
         if not (isinstance(pair, list | tuple) and len(pair) == 2 and callable(pair[0])):
@@ -286,6 +279,6 @@ def _by_layer(metrics):
     """Returns the metrics of all layers as one dictionary: `layer3/state_share` and so on."""
     return {
         f"layer{i}/{name}": value
-        for i, metric in enumerate(metrics)
-        for name, value in metric.items()
+        for i, of_layer in enumerate(metrics)
+        for name, value in of_layer.items()
     }
