@@ -28,9 +28,10 @@ CURVES = (
     (
         "recall",
         "Recall",
-        "Share of questions answered right: facts farther back than attention reaches.",
+        "Share of questions answered right. `recall_accuracy` is of facts farther back than "
+        "attention reaches.",
         "accuracy",
-        r"eval/(cleared_)?recall_accuracy(_near|_across_segments)?",
+        r"eval/(cleared_)?(recall_accuracy(_near|_across_segments)?|answer_accuracy)",
     ),
     (
         "kept",

@@ -63,7 +63,7 @@ MAP = Fields(
         **dict.fromkeys(("x_ends", "y_ends"), tuple[Finite, Finite]),
         **dict.fromkeys(("x_borders", "y_borders"), list[Finite]),
     },
-    {"marked": list[Finite]},
+    {"marked": list[Finite], "x_values": list[Finite], "y_values": list[Finite], "most": Finite},
 )
 EXCERPT = Fields(
     {},

@@ -27,11 +27,12 @@ class DrawnTask(Source):
     def documents(self, split: str) -> Iterator[Document]:
         for number in range(self.count(split)):
             bits = np.random.Philox(np.random.SeedSequence([self.seed, number, *split.encode()]))
-            yield self.draw(f"{split}-{number}", np.random.Generator(bits))
+            document = self.draw(split, number, np.random.Generator(bits))
+            yield document._replace(title=f"{split}-{number}")
 
     @abc.abstractmethod
-    def draw(self, title: str, random: np.random.Generator) -> Document:
-        """Returns a document of tokens."""
+    def draw(self, split: str, number: int, random: np.random.Generator) -> Document:
+        """Returns a document with tokens; `title` and `data` are empty."""
 
     def description(self, split: str) -> dict:
         counts = {"source": type(self).__name__, "split": split, "documents": self.count(split)}

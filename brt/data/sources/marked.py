@@ -70,15 +70,15 @@ class MarkTask(DrawnTask):
             frame=Frame((OPEN,) if opened else (), (END,)),
         )
 
-    def draw(self, title: str, random: np.random.Generator) -> Document:
+    def draw(self, split: str, number: int, random: np.random.Generator) -> Document:
         tokens = random.integers(len(WORDS), self.vocabulary.size, self.length, np.int32)
         label = int(random.integers(len(CLASSES)))
         tokens[random.integers(self.mark_within)] = WORDS.index(f"mark_{CLASSES[label]}")
         annotation = {
-            "id": title,
+            "id": f"{split}-{number}",
             "label": label,
             "classes": len(CLASSES),
             "answers": [CLASSES[label]],
             "words": [WORDS.index(CLASSES[label]), END],
         }
-        return Document(title, tokens=tokens, annotation=annotation)
+        return Document("", tokens=tokens, annotation=annotation)

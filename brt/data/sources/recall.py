@@ -100,7 +100,7 @@ class RecallTask(DrawnTask):
             json.dumps(symbols),
         )
 
-    def draw(self, title: str, random: np.random.Generator) -> Document:
+    def draw(self, split: str, number: int, random: np.random.Generator) -> Document:
         length = int(random.integers(self.lengths[0], self.lengths[1], endpoint=True))
         first_value = FIRST_KEY + self.num_keys
         first_filler = first_value + self.num_values
@@ -115,7 +115,7 @@ class RecallTask(DrawnTask):
                 tokens[position - 2 : position + 1] = opening, key, value
                 free[position - 2 : position + 1] = False
             weights[defined + distance] = 1
-        return Document(title, tokens=tokens, weights=weights)
+        return Document("", tokens=tokens, weights=weights)
 
     def _distances(self, random: np.random.Generator) -> np.ndarray:
         """Returns one distance per fact, spread evenly on a logarithmic scale."""

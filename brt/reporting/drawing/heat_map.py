@@ -24,6 +24,8 @@ UNREADABLE = (
     *(zipfile.BadZipFile, zlib.error, tokenize.TokenError),
 )
 """Errors of NumPy for damaged arrays."""
+NUMBERED = 16
+"""Most columns of a map with numbers in its cells."""
 TALLEST, PER_ROW = 5.0, 0.06
 """Height of a map, and of a row, in inches."""
 
@@ -32,10 +34,13 @@ class HeatMap(NamedTuple):
     """A figure of a matrix.
 
     Attributes:
-        values_RC: (rows, columns), not negative; the first row is at the top.
+        values_RC: (rows, columns), the first row at the top; a negative number stands for none.
         x_ends, y_ends: values of the first and the last column, and row.
         x_borders, y_borders: numbers of columns and rows before which a line is drawn.
         marked: numbers of the columns that are marked.
+        x_values, y_values: values of all columns, and rows; empty if they are evenly spaced.
+        most: the number with the full colour, for linear shades with numbers in the cells; 0 for
+            shades by percentile.
     """
 
     name: str
@@ -49,6 +54,9 @@ class HeatMap(NamedTuple):
     x_borders: tuple[int, ...] = ()
     y_borders: tuple[int, ...] = ()
     marked: tuple[int, ...] = ()
+    x_values: tuple[float, ...] = ()
+    y_values: tuple[float, ...] = ()
+    most: float = 0.0
 
     @property
     def has_measurements(self) -> bool:
@@ -56,11 +64,10 @@ class HeatMap(NamedTuple):
 
     def as_csv(self) -> str:
         """Returns a line for each row, which begins with the row's value."""
-        rows, columns = self.values_RC.shape
-        head = np.linspace(*self.x_ends, columns)
-        lines = [[f"{self.y_label} \\ {self.x_label}", *map(_short, head)]]
-        for name, values in zip(np.linspace(*self.y_ends, rows), self.values_RC.tolist()):
-            lines.append([_short(name), *(f"{value:.6g}" for value in values)])
+        x_values, y_values = self._positions()
+        lines = [[f"{self.y_label} \\ {self.x_label}", *map(_short, x_values)]]
+        for name, values in zip(y_values, np.asarray(self.values_RC).tolist()):
+            lines.append([_short(name), *(f"{x:.6g}" if x >= 0 else "" for x in values)])
         return csv_text(lines)
 
     def draw(self, foreground: str) -> Any:
@@ -75,23 +82,30 @@ class HeatMap(NamedTuple):
         if self.marked:
             high = [-0.5 - 0.03 * rows] * len(self.marked)
             axes.scatter(self.marked, high, 10, color=MARK, marker="v", clip_on=False)
-        for axis, count, ends in (
-            (axes.xaxis, columns, self.x_ends),
-            (axes.yaxis, rows, self.y_ends),
-        ):
-            at = np.unique(np.round(np.linspace(0, count - 1, min(count, 9))).astype(int))
-            step = (ends[1] - ends[0]) / max(count - 1, 1)
-            axis.set_ticks(at, [_short(ends[0] + step * index) for index in at])
+        for axis, values in zip((axes.xaxis, axes.yaxis), self._positions()):
+            most = len(values) if self.most else 9
+            at = np.linspace(0, len(values) - 1, min(len(values), most))
+            at = np.unique(np.round(at).astype(int))
+            axis.set_ticks(at, [_short(values[index]) for index in at])
+        if self.most and columns <= NUMBERED:
+            for (row, column), value in np.ndenumerate(self.values_RC):
+                if value >= 0:
+                    axes.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize=7)
         axes.set_xlabel(self.x_label)
         axes.set_ylabel(self.y_label)
         return figure
 
+    def _positions(self):
+        rows, columns = self.values_RC.shape
+        x_values = self.x_values or np.linspace(*self.x_ends, columns)
+        return x_values, self.y_values or np.linspace(*self.y_ends, rows)
+
     def _shades(self):
         values_RC = np.asarray(self.values_RC, np.float64)
-        most = np.percentile(values_RC, BRIGHTEST) or values_RC.max() or 1.0
+        most = self.most or np.percentile(values_RC, BRIGHTEST) or values_RC.max() or 1.0
         shades = np.empty((*values_RC.shape, 4))
         shades[..., :3] = [int(SHADE[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-        shades[..., 3] = np.clip(values_RC / most, 0, 1) ** FADES
+        shades[..., 3] = np.clip(values_RC / most, 0, 1) ** (1 if self.most else FADES)
         return shades
 
 
@@ -129,6 +143,10 @@ def study_maps(run: StudiedRun, name: str) -> list[HeatMap]:
                 raise ValueError(f"{key} is no matrix of numbers")
             if not np.isfinite(array).all():
                 raise ValueError(f"{key} has numbers that are not finite")
+        for entry in entries:
+            sides = [len(entry.get(name, ())) for name in ("y_values", "x_values")]
+            if any(n and n != side for n, side in zip(sides, found[entry["array"]].shape)):
+                raise ValueError(f"{entry['array']} has no value for each row and column")
     except UNREADABLE as error:
         run.problems.append(f"{path} was left out: its maps cannot be read ({error})")
         return []
@@ -146,6 +164,9 @@ def study_maps(run: StudiedRun, name: str) -> list[HeatMap]:
                 tuple(entry["x_borders"]),
                 tuple(entry["y_borders"]),
                 tuple(entry.get("marked", ())),
+                tuple(entry.get("x_values", ())),
+                tuple(entry.get("y_values", ())),
+                entry.get("most", 0.0),
             )
         )
     return maps

@@ -1,0 +1,47 @@
+"""Answers in a document: the tokens that are scored, and where what they need stands.
+
+A task writes them to the annotation of a document; scores and studies read them from the store.
+"""
+
+from typing import Any, NamedTuple
+
+
+class Answer(NamedTuple):
+    """One answer.
+
+    start, stop: its tokens in the document, the first and one after the last.
+    needed: last token of the earliest statement that it depends on; None if that is the whole text.
+    """
+
+    start: int
+    stop: int
+    needed: int | None = None
+
+    @property
+    def distance(self) -> int | None:
+        """Tokens from the statement to the answer."""
+        return None if self.needed is None else self.start - self.needed
+
+
+class Answers(NamedTuple):
+    """The answers of a document.
+
+    length: tokens that the document was made to fit, of `lengths` of its task.
+    facts: number of statements in it.
+    """
+
+    length: int
+    facts: int
+    answers: list[Answer]
+
+    def annotation(self) -> dict[str, Any]:
+        """Returns them as JSON."""
+        return {**self._asdict(), "answers": [list(answer) for answer in self.answers]}
+
+
+def answers_of(annotation: dict[str, Any] | None) -> Answers | None:
+    """Returns the answers of an annotated document; None if it has none."""
+    if annotation is None or "answers" not in annotation or "length" not in annotation:
+        return None
+    answers = [Answer(*answer) for answer in annotation["answers"]]
+    return Answers(annotation["length"], annotation["facts"], answers)

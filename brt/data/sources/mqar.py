@@ -1,0 +1,109 @@
+"""Multi-query associative recall (MQAR): pairs first, then each key once, whose value is predicted.
+
+    k1 v1 k2 v2 ... kN vN  . . k2 v2 . . . . k1 v1 . .
+
+Keys are ids of the lower half of the vocabulary, values of the upper half. Queries stand at even
+offsets after the pairs; the offset of a query is 2 g with a probability proportional to
+(g + 1)^(power - 1). Only the values after queries are scored.
+
+Differences from the published task: the value follows its query, since a model here reads what it
+predicts; and fillers are never keys of the document, so that each key is asked for once.
+
+Source: Arora et al. 2023, arXiv:2312.04927 (Zoology), section 3 and appendix E.
+"""
+
+import json
+
+import numpy as np
+
+from brt.checks import Count, Positive, Seed, Symbols, configurable
+from brt.data.sources.answers import Answer, Answers
+from brt.data.sources.base import Document
+from brt.data.sources.grid import GridTask
+from brt.data.vocabularies.symbols import SymbolVocabulary
+
+BLANK = 0
+"""Id of the filler, unless fillers are random."""
+
+
+@configurable
+class MultiQueryRecall(GridTask):
+    """MQAR documents.
+
+    Args:
+        num_documents: documents of split `train`.
+        num_held_out: documents of every other split.
+        lengths: of documents, in tokens; documents take each length with each number of pairs.
+        num_pairs: one number or several.
+        vocabulary_size: keys, values and the blank together.
+        power: of the law of gaps; 1 for uniform gaps, near 0 for mostly short ones.
+        random_fillers: fill gaps with random ids, which are not keys of the document, instead of
+            blanks.
+        seed: of the documents.
+    """
+
+    vocabulary: SymbolVocabulary
+
+    def __init__(
+        self,
+        num_documents: Count = 100_000,
+        num_held_out: Count = 1000,
+        lengths: Count | tuple[Count, ...] = 256,
+        num_pairs: Count | tuple[Count, ...] = 8,
+        vocabulary_size: Symbols = 8192,
+        power: Positive = 0.01,
+        random_fillers: bool = True,
+        seed: Seed = 0,
+    ):
+        settings = {
+            "vocabulary_size": vocabulary_size,
+            "power": power,
+            "random_fillers": random_fillers,
+        }
+        super().__init__(num_documents, num_held_out, seed, lengths, num_pairs, settings)
+        self.power = power
+        self.random_fillers = random_fillers
+        self.first_value = vocabulary_size // 2
+        for length, pairs in self._cells:
+            if length < 4 * pairs:
+                raise self.too_short(length, 4 * pairs, f"{pairs} pairs and their queries")
+            if pairs >= self.first_value:
+                raise ValueError(
+                    f"MultiQueryRecall.vocabulary_size = {vocabulary_size} must exceed "
+                    f"{2 * pairs + 1}, because {pairs} pairs have different keys."
+                )
+        symbols = [
+            ".",
+            *(f"k{key}" for key in range(1, self.first_value)),
+            *(f"v{value}" for value in range(self.first_value, vocabulary_size)),
+        ]
+        self.vocabulary = SymbolVocabulary(
+            f"mqar:{vocabulary_size}", symbols, {"blank": BLANK}, json.dumps(symbols)
+        )
+
+    def draw(self, split: str, number: int, random: np.random.Generator) -> Document:
+        length, pairs = self.cell(number)
+        keys = 1 + random.choice(self.first_value - 1, pairs, replace=False)
+        values = self.first_value + random.choice(
+            self.vocabulary.size - self.first_value, pairs, replace=False
+        )
+        tokens = np.full(length, BLANK, np.int32)
+        if self.random_fillers:
+            fillers = np.setdiff1d(np.arange(1, self.vocabulary.size), keys)
+            tokens = random.choice(fillers, length).astype(np.int32)
+        queries = 2 * pairs + 2 * self._gaps(random, (length - 2 * pairs) // 2, pairs)
+        for first in (2 * np.arange(pairs), queries):
+            tokens[first] = keys
+            tokens[first + 1] = values
+        weights = np.zeros(length, np.float32)
+        weights[queries + 1] = 1
+        answers = [
+            Answer(query + 1, query + 2, 2 * pair + 1)
+            for pair, query in enumerate(queries.tolist())
+        ]
+        annotation = Answers(length, pairs, sorted(answers)).annotation()
+        return Document("", tokens=tokens, weights=weights, annotation=annotation)
+
+    def _gaps(self, random: np.random.Generator, slots: int, pairs: int) -> np.ndarray:
+        odds = np.arange(1, slots + 1, dtype=float) ** (self.power - 1)
+        return random.choice(slots, pairs, replace=False, p=odds / odds.sum())

@@ -1,0 +1,273 @@
+"""RULER's tasks that need no other text: needles, variable tracking, common and frequent words.
+
+    niah_single_1     NeedleInHaystack
+    niah_multikey_2   NeedleInHaystack.haystack = "needles"
+    niah_multikey_3   the same, and NeedleInHaystack.keys = "codes"
+    vt                VariableTracking
+    cwe               CommonWords
+    fwe               FrequentWords
+
+The tasks are RULER's; words and sentences are made up here, and there are no worked examples before
+the question. Scores are therefore not comparable with published ones. Several answers are asked for
+in a fixed order, so that each can be scored.
+
+Source: Hsieh et al. 2024, arXiv:2404.06654 (RULER), section 3 and appendix B.
+"""
+
+import itertools
+import math
+import string
+from typing import Annotated
+
+import numpy as np
+
+from brt.checks import Count, CountFrom0, NotNegative, OneOf, Positive, Seed, configurable
+from brt.data.sources.text_task import Ids, Prompt, TextTask, largest, new_word, scattered
+from brt.data.vocabularies.base import Vocabulary
+
+NOISE = "Rain falls on the roof. A clock ticks in the hall. We walk on, and we turn back. "
+NUMBERS = 10**6, 10**7
+"""Values of needles have seven digits."""
+
+
+@configurable
+class NeedleInHaystack(TextTask):
+    """One statement among others: which number has this key?
+
+    Args:
+        num_documents: documents of split `train`.
+        num_held_out: documents of every other split.
+        lengths: of documents, in tokens; documents take each length with each number of needles.
+        num_needles: different keys in the noise, of which one is asked for; one number or several.
+        haystack: "noise" repeats the same sentences; "needles" has needles alone, as many as fit.
+        keys: "words", with numbers as values; "codes", with codes as values.
+        vocabulary: of the tokens, or its name.
+        text_weight: loss weight of all tokens that are no answer.
+        seed: of the documents.
+    """
+
+    def __init__(
+        self,
+        num_documents: Count = 10_000,
+        num_held_out: Count = 500,
+        lengths: Count | tuple[Count, ...] = 4096,
+        num_needles: Count | tuple[Count, ...] = 1,
+        haystack: Annotated[str, OneOf(("noise", "needles"))] = "noise",
+        keys: Annotated[str, OneOf(("words", "codes"))] = "words",
+        vocabulary: Vocabulary | str = "bytes",
+        text_weight: NotNegative = 0.0,
+        seed: Seed = 0,
+    ):
+        grid = num_documents, num_held_out, seed, lengths, num_needles
+        settings = {"haystack": haystack, "keys": keys}
+        super().__init__(vocabulary, text_weight, *grid, settings=settings)
+        self.haystack = haystack
+        self.keys = keys
+
+    def prompt(self, length: int, facts: int, split: str, random: np.random.Generator) -> Prompt:
+        used: set[str] = set()
+        needles = [self._needle(random, used) for _ in range(facts)]
+        asked = int(random.integers(facts))
+        key, value = needles[asked]
+        question = f"\nWhich {self._kind()} has {key}?\nAnswer:"
+        statements = [self._statement(*needle) for needle in needles]
+        room = self.room(length, question, [value]) - sum(map(len, statements))
+        if room < 0:
+            raise self.too_short(length, length - room, f"{facts} needles and the question")
+        if self.haystack == "noise":
+            noise = self.ids(NOISE)
+            filler = [noise] * (room // len(noise))
+        else:
+            filler = []
+            while room >= 0:
+                filler.append(self._statement(*self._needle(random, used)))
+                room -= len(filler[-1])
+            filler.pop()
+            facts += len(filler)
+        parts, numbers = scattered(random, statements, filler)
+        return Prompt(parts, question, [(value, numbers[asked])], facts)
+
+    def _kind(self) -> str:
+        return "number" if self.keys == "words" else "code"
+
+    def _needle(self, random: np.random.Generator, used: set[str]) -> tuple[str, str]:
+        if self.keys == "words":
+            return new_word(random, used), str(random.integers(*NUMBERS))
+        return _code(random), _code(random)
+
+    def _statement(self, key: str, value: str) -> Ids:
+        return self.ids(f"The {self._kind()} of {key} is {value}. ")
+
+
+def _code(random: np.random.Generator) -> str:
+    digits = random.bytes(16).hex()
+    return "-".join(digits[a:b] for a, b in itertools.pairwise((0, 8, 12, 16, 20, 32)))
+
+
+@configurable
+class VariableTracking(TextTask):
+    """Chains of assignments among noise: which variables have this value, in their order?
+
+    Args:
+        num_documents, num_held_out, lengths, vocabulary, text_weight, seed: as of
+            `NeedleInHaystack`.
+        num_chains: of which one is asked for; one number or several.
+        num_hops: assignments of a variable to the next one, in each chain.
+    """
+
+    def __init__(
+        self,
+        num_documents: Count = 10_000,
+        num_held_out: Count = 500,
+        lengths: Count | tuple[Count, ...] = 4096,
+        num_chains: Count | tuple[Count, ...] = 1,
+        num_hops: CountFrom0 = 4,
+        vocabulary: Vocabulary | str = "bytes",
+        text_weight: NotNegative = 0.0,
+        seed: Seed = 0,
+    ):
+        grid = num_documents, num_held_out, seed, lengths, num_chains
+        super().__init__(vocabulary, text_weight, *grid, settings={"num_hops": num_hops})
+        self.num_hops = num_hops
+
+    def prompt(self, length: int, facts: int, split: str, random: np.random.Generator) -> Prompt:
+        links = self.num_hops + 1
+        letters = random.integers(0, 26, (2 * facts * links + 99, 5))
+        names = ["".join(string.ascii_uppercase[i] for i in row) for row in letters.tolist()]
+        names = list(dict.fromkeys(names))[: facts * links]
+        values = 10_000 + random.choice(90_000, facts, replace=False)
+        # The chains are interleaved, each in its own order.
+        owners = random.permutation(np.repeat(np.arange(facts), links)).tolist()
+        chains: list[list[str]] = [[] for _ in range(facts)]
+        statements, mine, asked = [], [], int(random.integers(facts))
+        for index, (owner, name) in enumerate(zip(owners, names)):
+            chain = chains[owner]
+            right = f"VAR {chain[-1]}" if chain else str(values[owner])
+            statements.append(self.ids(f"VAR {name} = {right}. "))
+            chain.append(name)
+            if owner == asked:
+                mine.append(index)
+        question = f"\nWhich variables have the value {values[asked]}, in order?\nAnswer:"
+        room = self.room(length, question, chains[asked]) - sum(map(len, statements))
+        if room < 0:
+            raise self.too_short(length, length - room, f"{facts} chains and the question")
+        noise = self.ids(NOISE)
+        parts, numbers = scattered(random, statements, [noise] * (room // len(noise)))
+        # A variable of the chain is known by all assignments before it.
+        answers = [(name, numbers[mine[0]]) for name in chains[asked]]
+        return Prompt(parts, question, answers, facts * links)
+
+
+@configurable
+class CommonWords(TextTask):
+    """A numbered list of words: which occur most often, in alphabetical order?
+
+    Args:
+        num_documents, num_held_out, lengths, vocabulary, text_weight, seed: as of
+            `NeedleInHaystack`.
+        num_common: words that occur often; one number or several.
+        common_count, other_count: how often a common word, and any other word, occurs.
+    """
+
+    def __init__(
+        self,
+        num_documents: Count = 10_000,
+        num_held_out: Count = 500,
+        lengths: Count | tuple[Count, ...] = 8192,
+        num_common: Count | tuple[Count, ...] = 10,
+        common_count: Count = 30,
+        other_count: Count = 3,
+        vocabulary: Vocabulary | str = "bytes",
+        text_weight: NotNegative = 0.0,
+        seed: Seed = 0,
+    ):
+        if common_count <= other_count:
+            raise ValueError(
+                f"CommonWords.common_count = {common_count} must exceed other_count = "
+                f"{other_count}."
+            )
+        grid = num_documents, num_held_out, seed, lengths, num_common
+        settings = {"common_count": common_count, "other_count": other_count}
+        super().__init__(vocabulary, text_weight, *grid, settings=settings)
+        self.common_count = common_count
+        self.other_count = other_count
+
+    def prompt(self, length: int, facts: int, split: str, random: np.random.Generator) -> Prompt:
+        used: set[str] = set()
+        common = sorted(new_word(random, used) for _ in range(facts))
+        question = f"\nWhich {facts} words are most common, in alphabetical order?\nAnswer:"
+        room = self.room(length, question, common)
+        words = [word for word in common for _ in range(self.common_count)]
+        room -= self._cost(words)
+        if room < 0:
+            raise self.too_short(length, length - room, f"{facts} common words and the question")
+        while True:
+            others = [new_word(random, used)] * self.other_count
+            room -= self._cost(others, len(words))
+            if room < 0:
+                break
+            words += others
+        random.shuffle(words)
+        parts = [
+            self.ids(text) for n, word in enumerate(words, 1) for text in (f"{n}.", f" {word} ")
+        ]
+        return Prompt(parts, question, [(word, None) for word in common], facts)
+
+    def _cost(self, words: list[str], before: int = 0) -> int:
+        numbered = enumerate(words, before + 1)
+        return sum(len(self.ids(f"{n}.")) + len(self.ids(f" {word} ")) for n, word in numbered)
+
+
+@configurable
+class FrequentWords(TextTask):
+    """Words with counts by a zeta law, the first of them dots: which three follow, by frequency?
+
+    Args:
+        num_documents, num_held_out, lengths, vocabulary, text_weight, seed: as of
+            `NeedleInHaystack`.
+        power: of the law; the word of rank k occurs in proportion to k^-power.
+    """
+
+    ASKED = 3
+
+    def __init__(
+        self,
+        num_documents: Count = 10_000,
+        num_held_out: Count = 500,
+        lengths: Count | tuple[Count, ...] = 4096,
+        power: Positive = 2.0,
+        vocabulary: Vocabulary | str = "bytes",
+        text_weight: NotNegative = 0.0,
+        seed: Seed = 0,
+    ):
+        grid = num_documents, num_held_out, seed, lengths, self.ASKED
+        super().__init__(vocabulary, text_weight, *grid, settings={"power": power})
+        self.power = power
+
+    def prompt(self, length: int, facts: int, split: str, random: np.random.Generator) -> Prompt:
+        question = f"\nWhich {facts} words are most frequent, after the dots?\nAnswer:"
+        used: set[str] = set()
+        # No word of a lower rank occurs in a document of this length.
+        ranks = facts + 2 + min(length, math.ceil(length ** (1 / self.power)))
+        words = ["......", *(new_word(random, used) for _ in range(ranks - 1))]
+        room = self.room(length, question, words[1 : facts + 1])
+        costs = np.array([len(self.ids(f"{word} ")) for word in words])
+        share = np.arange(1, ranks + 1) ** -self.power
+
+        def counts(total):
+            return np.floor(total * share / share.sum()).astype(int)
+
+        def cost(total):
+            return int((counts(total) * costs).sum())
+
+        def differ(total):
+            return np.all(np.diff(counts(total)[1 : facts + 2]) < 0)
+
+        total = largest(cost, room)
+        if total < 0 or not differ(total):
+            needed = length - room + cost(next(filter(differ, itertools.count(1))))
+            raise self.too_short(length, needed, f"{facts} words of different counts")
+        parts = [self.ids(f"{word} ") for word in np.repeat(words, counts(total)).tolist()]
+        order = random.permutation(len(parts))
+        answers = [(word, None) for word in words[1 : facts + 1]]
+        return Prompt([parts[i] for i in order], question, answers, facts)

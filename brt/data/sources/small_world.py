@@ -1,0 +1,230 @@
+"""Stories of a small simulated world, with a question, in the form of bAbI's tasks 1 to 5.
+
+    qa1    Anna went to the kitchen.                                     Where is Anna?
+    qa2    ... Anna took the apple. Anna went to the garden.             Where is the apple?
+    qa3    ...                                     Where was the apple before the garden?
+    qa4    The office is north of the kitchen.     What is north of the kitchen?
+    qa5    Anna took the apple. Anna gave the apple to Ben.    Who gave the apple to Ben?
+
+Answers are one word. Where several events fit a question, the last one counts.
+
+Source: Weston et al. 2015, arXiv:1502.05698 (bAbI), section 3.
+"""
+
+import itertools
+from typing import NamedTuple
+
+import numpy as np
+
+PEOPLE = ("Anna", "Ben", "Clara", "David")
+PLACES = ("kitchen", "garden", "office", "bedroom", "hallway", "bathroom")
+THINGS = ("apple", "football", "milk", "book")
+ROOMS = (*PLACES, "attic", "cellar", "library", "pantry", "study", "garage")
+MOVES = ("went to", "moved to", "walked to", "ran to")
+TAKES = ("took", "picked up", "grabbed")
+DROPS = ("dropped", "put down", "left")
+GIVES = ("gave", "passed", "handed")
+SIDES = {"north": (0, 1), "south": (0, -1), "east": (1, 0), "west": (-1, 0)}
+OPPOSITE = {"north": "south", "south": "north", "east": "west", "west": "east"}
+ATTEMPTS = 10_000
+
+
+class Story(NamedTuple):
+    """A story.
+
+    facts: sentences, in order.
+    answer: one word.
+    support: numbers of the facts that determine the answer, rising.
+    """
+
+    facts: list[str]
+    question: str
+    answer: str
+    support: tuple[int, ...]
+
+
+class Place(NamedTuple):
+    """A place where a thing has been, and the facts that say so."""
+
+    name: str
+    support: tuple[int, ...]
+
+
+class Giving(NamedTuple):
+    giver: str
+    thing: str
+    receiver: str
+    fact: int
+
+
+class World:
+    """People who walk through places, and take, drop and give things.
+
+    Everybody is somewhere at first, but only facts tell the reader where.
+
+    Attributes:
+        facts: sentences so far.
+        moved: of each person who has moved, the number of the last move.
+        trace: places where each thing has been, as far as facts tell.
+        now: the facts that tell where a thing is now; its place is the last of its trace.
+        givings: so far.
+    """
+
+    def __init__(self, random: np.random.Generator):
+        self._random = random
+        self.facts: list[str] = []
+        self.at = {person: self._one(PLACES) for person in PEOPLE}
+        self.moved: dict[str, int] = {}
+        self.trace: dict[str, list[Place]] = {thing: [] for thing in THINGS}
+        self.now: dict[str, tuple[int, ...]] = {}
+        self.givings: list[Giving] = []
+        self._holder: dict[str, str] = {}
+        self._held_since: dict[str, int] = {}
+        self._left: dict[str, str] = {}
+
+    def act(self, kinds: tuple[str, ...]) -> None:
+        """Adds one event of these kinds."""
+        events = {kind: getattr(self, f"_possible_{kind}")() for kind in kinds}
+        kind, *others = (kind for kind in kinds if events[kind])
+        if others and self._random.random() < 0.5:
+            kind = self._one(others)
+        getattr(self, f"_{kind}")(*self._one(events[kind]))
+
+    def _possible_move(self):
+        return [(p, place) for p in PEOPLE for place in PLACES if place != self.at[p]]
+
+    def _move(self, person, place):
+        self.at[person] = place
+        self.moved[person] = self._say(f"{person} {self._one(MOVES)} the {place}.")
+        for thing in self._held_by(person):
+            self.trace[thing].append(Place(place, (self._held_since[thing], self.moved[person])))
+            self.now[thing] = self.trace[thing][-1].support
+
+    def _possible_take(self):
+        free = [thing for thing in THINGS if thing not in self._holder]
+        return [(p, t) for p in PEOPLE for t in free if self._left.get(t, self.at[p]) == self.at[p]]
+
+    def _take(self, person, thing):
+        fact = self._say(f"{person} {self._one(TAKES)} the {thing}.")
+        self._holder[thing], self._held_since[thing] = person, fact
+        if person in self.moved:
+            self.now[thing] = (self.moved[person], fact)
+            if not self.trace[thing]:
+                self.trace[thing].append(Place(self.at[person], self.now[thing]))
+
+    def _possible_drop(self):
+        return [(person, thing) for thing, person in self._holder.items()]
+
+    def _drop(self, person, thing):
+        fact = self._say(f"{person} {self._one(DROPS)} the {thing}.")
+        del self._holder[thing]
+        self._left[thing] = self.at[person]
+        if person in self.moved:
+            self.now[thing] = (self.moved[person], fact)
+
+    def _possible_give(self):
+        return [
+            (person, thing, other)
+            for thing, person in self._holder.items()
+            for other in PEOPLE
+            if other != person and self.at[other] == self.at[person]
+        ]
+
+    def _give(self, person, thing, other):
+        fact = self._say(f"{person} {self._one(GIVES)} the {thing} to {other}.")
+        self._holder[thing], self._held_since[thing] = other, fact
+        self.givings.append(Giving(person, thing, other, fact))
+
+    def _held_by(self, person):
+        return [thing for thing, holder in self._holder.items() if holder == person]
+
+    def _say(self, sentence) -> int:
+        self.facts.append(sentence)
+        return len(self.facts) - 1
+
+    def _one(self, choices):
+        return choices[int(self._random.integers(len(choices)))]
+
+
+def story(task: str, num_facts: int, random: np.random.Generator) -> Story:
+    """Draws a story of one task with so many facts, `LEAST` or more."""
+    if task == "qa4":
+        return _layout(num_facts, random)
+    kinds, ask = TASKS[task]
+    for _ in range(ATTEMPTS):
+        world = World(random)
+        for _ in range(num_facts):
+            world.act(kinds)
+        if questions := ask(world):
+            question, answer, support = questions[int(random.integers(len(questions)))]
+            return Story(world.facts, question, answer, tuple(sorted(set(support))))
+    raise ValueError(f"No story of {task} with {num_facts} facts in {ATTEMPTS} attempts.")
+
+
+def _where_is_person(world: World):
+    return [(f"Where is {p}?", world.at[p], (fact,)) for p, fact in world.moved.items()]
+
+
+def _where_is_thing(world: World):
+    return [
+        (f"Where is the {thing}?", world.trace[thing][-1].name, support)
+        for thing, support in world.now.items()
+    ]
+
+
+def _where_was_thing(world: World):
+    return [
+        (f"Where was the {t} before the {now.name}?", before.name, before.support + now.support)
+        for t, trace in world.trace.items()
+        for before, now in itertools.pairwise(trace)
+        if [place.name for place in trace].count(now.name) == 1
+    ]
+
+
+def _who_gave_what(world: World):
+    patterns: dict[str, tuple[str, int]] = {}
+    for giver, thing, receiver, fact in world.givings:  # later ones replace earlier ones
+        patterns |= {
+            f"Who gave the {thing} to {receiver}?": (giver, fact),
+            f"Who gave the {thing}?": (giver, fact),
+            f"What did {giver} give to {receiver}?": (thing, fact),
+            f"Who did {giver} give the {thing} to?": (receiver, fact),
+            f"Who received the {thing}?": (receiver, fact),
+        }
+    return [(question, answer, (fact,)) for question, (answer, fact) in patterns.items()]
+
+
+TASKS = {
+    "qa1": (("move",), _where_is_person),
+    "qa2": (("move", "take", "drop"), _where_is_thing),
+    "qa3": (("move", "take", "drop"), _where_was_thing),
+    "qa5": (("move", "take", "give", "drop"), _who_gave_what),
+}
+LEAST = {"qa1": 1, "qa2": 2, "qa3": 3, "qa4": 1, "qa5": 2}
+MOST = {"qa4": len(ROOMS) - 1}
+"""Numbers of facts that a task can have; no entry for any."""
+
+
+def _layout(num_facts: int, random: np.random.Generator) -> Story:
+    """Draws rooms on a grid, each beside an earlier one, and one fact for each but the first."""
+    rooms = [ROOMS[i] for i in random.permutation(len(ROOMS))[: num_facts + 1]]
+    cells = {rooms[0]: (0, 0)}
+    facts, questions = [], []
+    for room in rooms[1:]:
+        free = [
+            (old, side, cell)
+            for old, (x, y) in cells.items()
+            for side, (dx, dy) in SIDES.items()
+            if (cell := (x + dx, y + dy)) not in cells.values()
+        ]
+        old, side, cells[room] = free[int(random.integers(len(free)))]
+        first, way, second = room, side, old
+        if random.random() < 0.5:
+            first, way, second = old, OPPOSITE[side], room
+        facts.append(f"The {first} is {way} of the {second}.")
+        questions.append((f"What is {way} of the {second}?", first))
+        questions.append((f"What is the {first} {way} of?", second))
+    order = random.permutation(num_facts).tolist()
+    asked = int(random.integers(len(questions)))
+    question, answer = questions[asked]
+    return Story([facts[i] for i in order], question, answer, (order.index(asked // 2),))

@@ -1,0 +1,153 @@
+"""The base of tasks in text: a prompt, statements among filler, a question and scored answers.
+
+An answer is right if each of its tokens has the highest logit after the true tokens before it,
+which is when greedy decoding writes it. The parts of a document are encoded one by one, so that an
+answer begins and ends at a border of tokens.
+"""
+
+import abc
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from brt.data.sources.answers import Answer, Answers
+from brt.data.sources.base import Document
+from brt.data.sources.grid import GridTask
+from brt.data.vocabularies.base import Vocabulary
+from brt.data.vocabularies.named import as_vocabulary
+
+Ids = np.ndarray
+"""Token ids of a part of a document, int32 (tokens,)."""
+
+
+class Prompt(NamedTuple):
+    """A document in parts.
+
+    parts: of the context, in order.
+    question: what follows the context.
+    answers: each with the number of the earliest part that it needs; None for the whole context.
+    facts: number of statements.
+    """
+
+    parts: list[Ids]
+    question: str
+    answers: Sequence[tuple[str, int | None]]
+    facts: int
+
+
+class TextTask(GridTask):
+    """A task in text; documents have at most the length of their cell, and are never cut.
+
+    Args:
+        vocabulary: of the tokens, or its name; `Corpus.vocabulary` stays unbound.
+        text_weight: loss weight of all tokens that are no answer.
+        num_documents, num_held_out, seed, lengths, num_facts, settings: as of `GridTask`.
+    """
+
+    vocabulary: Vocabulary
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary | str,
+        text_weight: float,
+        num_documents: int,
+        num_held_out: int,
+        seed: int,
+        lengths: int | tuple[int, ...],
+        num_facts: int | tuple[int, ...],
+        settings: dict,
+    ):
+        settings = {"text_weight": text_weight, **settings}
+        super().__init__(num_documents, num_held_out, seed, lengths, num_facts, settings)
+        self.vocabulary = as_vocabulary(vocabulary)
+        self.text_weight = text_weight
+
+    @abc.abstractmethod
+    def prompt(self, length: int, facts: int, split: str, random: np.random.Generator) -> Prompt:
+        """Draws a document of at most `length` tokens, with as much filler as fits."""
+
+    def draw(self, split: str, number: int, random: np.random.Generator) -> Document:
+        length, facts = self.cell(number)
+        prompt = self.prompt(length, facts, split, random)
+        tail = list(self._tail(prompt.question, [text for text, _ in prompt.answers]))
+        tokens = np.concatenate([*prompt.parts, *tail])
+        ends = np.cumsum([len(part) for part in (*prompt.parts, *tail)]).tolist()
+        if len(tokens) > length:
+            raise self.too_short(length, len(tokens), f"{facts} facts and the question")
+        weights = np.full(len(tokens), self.text_weight, np.float32)
+        answers = []
+        for index, (_, part) in enumerate(prompt.answers):
+            at = len(prompt.parts) + 1 + 2 * index
+            needed = None if part is None else ends[part] - 1
+            answers.append(Answer(ends[at - 1], ends[at], needed))
+            weights[ends[at - 1] : ends[at]] = 1
+        annotation = Answers(length, prompt.facts, answers).annotation()
+        return Document("", tokens=tokens, weights=weights, annotation=annotation)
+
+    def room(self, length: int, question: str, answers: list[str]) -> int:
+        """Returns the tokens that the question and its answers leave of a length."""
+        return length - sum(map(len, self._tail(question, answers)))
+
+    def ids(self, text: str) -> Ids:
+        """Returns the tokens of a part of a document."""
+        return self._encode(text)
+
+    def _tail(self, question: str, answers: list[str]) -> Iterator[Ids]:
+        """Returns question, answer, comma, answer ... full stop."""
+        yield self.ids(question)
+        for index, answer in enumerate(answers):
+            yield self.ids(f" {answer}")
+            yield self.ids("." if index == len(answers) - 1 else ",")
+
+    @functools.cached_property
+    def _encode(self) -> Callable[[str], Ids]:
+        vocabulary = self.vocabulary
+
+        @functools.lru_cache(2**12)
+        def encode(text):
+            return vocabulary.encode(text.encode(), text)
+
+        return encode
+
+    def __getstate__(self) -> dict:
+        return {name: value for name, value in vars(self).items() if name != "_encode"}
+
+
+def scattered(
+    random: np.random.Generator, statements: list[Ids], filler: list[Ids]
+) -> tuple[list[Ids], list[int]]:
+    """Puts statements at random positions between filler, in their order.
+
+    Returns:
+        All parts, and the number of each statement among them.
+    """
+    at = np.sort(random.integers(0, len(filler), len(statements), endpoint=True))
+    numbers = at + np.arange(len(statements))
+    parts, rest, own = [], iter(filler), dict(zip(numbers.tolist(), statements))
+    for number in range(len(filler) + len(statements)):
+        parts.append(own[number] if number in own else next(rest))
+    return parts, numbers.tolist()
+
+
+def largest(cost: Callable[[int], int], room: int) -> int:
+    """Returns the largest number whose cost fits; costs rise; -1 if even 0 does not fit."""
+    low, high = -1, 1
+    while cost(high) <= room:
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if cost(middle) <= room else (low, middle)
+    return low
+
+
+def new_word(random: np.random.Generator, used: set[str], syllables: int = 3) -> str:
+    """Returns a made-up word that is not in `used`, and adds it."""
+    while True:
+        consonants = random.integers(0, 16, syllables)
+        vowels = random.integers(0, 5, syllables)
+        word = "".join("bdfghjklmnprstvz"[c] + "aeiou"[v] for c, v in zip(consonants, vowels))
+        if word not in used:
+            used.add(word)
+            return word

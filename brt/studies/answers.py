@@ -1,0 +1,153 @@
+"""Measures which answers are right: by length, depth, distance and number of facts.
+
+An answer is right if each of its tokens has the highest logit after the true ones before it. The
+state is kept, cleared before every segment, or swapped with that of another document.
+"""
+
+import operator
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from brt.data.sources.answers import Answer, Answers
+from brt.evaluation.answers import answers_of_store
+from brt.evaluation.recorded_run import RecordedRun
+from brt.studies.study import Content, Runs, Study, content, curve
+
+DEPTHS = 10
+"""Parts of a document, by where the statement stands."""
+
+
+class Scored(NamedTuple):
+    """One answer of a document, and whether it is right with each state.
+
+    depth: index of the tenth of the text before it in which its statement stands; None if it needs
+        the whole text.
+    distance: tokens from the statement, rounded down to a power of two; likewise.
+    """
+
+    length: int
+    facts: int
+    depth: int | None
+    distance: int | None
+    right: dict[str, bool]
+
+
+class AnswerAccuracy(Study):
+    """Accuracy of answers, with the state kept, cleared and swapped."""
+
+    title = "Answers by length, depth and number of facts"
+    caption = (
+        "Share of right answers; the state is kept, cleared before every segment, or swapped with "
+        "another document's. Depth 0 is the beginning of the document."
+    )
+
+    def measure(self, run: RecordedRun, others: Runs, documents: np.ndarray, seed: int = 0):
+        answers = answers_of_store(run.store)
+        states = ["kept"]
+        if run.has_state:
+            states.append("cleared")
+            if min(len(documents), run.rows) > 1:
+                states.append("swapped")
+        recordings = {state: run.recording(state, documents) for state in states}
+        scored = []
+        for document in documents.tolist():
+            correct = {state: r.document(document).correct_T for state, r in recordings.items()}
+            scored += scores_of(answers[document], correct)
+        return scored
+
+    @staticmethod
+    def present(result: list[Scored]) -> Content:
+        states = list(result[0].right)
+        numbers: dict[str, float] = {"answers": len(result)}
+        series, maps, arrays = [], [], {}
+        for state in states:
+            numbers[f"accuracy_{state}"] = float(np.mean([s.right[state] for s in result]))
+        for name, label in (
+            ("length", "length, tokens"),
+            ("facts", "facts"),
+            ("distance", "distance, tokens (from powers of two)"),
+        ):
+            for state in states:
+                x, y = _shares(result, state, operator.attrgetter(name))
+                if len(x) > 1:
+                    labels = label, "share of answers right"
+                    series.append(curve(f"state {state}, by {name}", x, y, *labels))
+        for state in states:
+            for rows, columns, x_label in (
+                ("length", "depth", "depth (tenths of the text)"),
+                ("facts", "length", "length, tokens"),
+                ("facts", "distance", "distance, tokens (from powers of two)"),
+            ):
+                key = f"{state}_{rows}_{columns}"
+                table = _table(result, state, rows, columns)
+                if table is None:
+                    continue
+                y_values, x_values, arrays[key] = table
+                y_label = "length, tokens" if rows == "length" else rows
+                maps.append(
+                    {
+                        "array": key,
+                        "title": f"Answers by {rows} and {columns}, state {state}",
+                        "caption": "Share of answers right; empty cells have no answer.",
+                        **{"x_label": x_label, "y_label": y_label},
+                        **{"x_ends": [x_values[0], x_values[-1]], "x_values": x_values},
+                        **{"y_ends": [y_values[0], y_values[-1]], "y_values": y_values},
+                        **{"x_borders": [], "y_borders": [], "most": 1.0},
+                    }
+                )
+        return content(numbers, series, summary(numbers, states), arrays=arrays, maps=maps)
+
+
+def summary(numbers: dict[str, float], states: list[str]) -> str:
+    shares = ", ".join(f"{numbers[f'accuracy_{state}']:.3f} ({state})" for state in states)
+    return f"Of {numbers['answers']:,} answers this share is right, by state: {shares}."
+
+
+def scores_of(answers: Answers, correct: dict[str, np.ndarray]) -> list[Scored]:
+    """Returns the scored answers of a document; `correct` is bool (tokens,) by state."""
+    scored = []
+    for answer in answers.answers:
+        span = slice(answer.start, answer.stop)
+        right = {state: bool(correct_T[span].all()) for state, correct_T in correct.items()}
+        depth, distance = _place(answer)
+        scored.append(Scored(answers.length, answers.facts, depth, distance, right))
+    return scored
+
+
+def _place(answer: Answer) -> tuple[int | None, int | None]:
+    if answer.needed is None or answer.distance is None:
+        return None, None
+    return answer.needed * DEPTHS // answer.start, 1 << (answer.distance.bit_length() - 1)
+
+
+def _shares(scored: list[Scored], state: str, group: Callable[[Scored], Any]):
+    """Returns the groups, rising, and the share of right answers in each."""
+    groups: dict = {}
+    for each in scored:
+        if (key := group(each)) is not None:
+            groups.setdefault(key, []).append(each.right[state])
+    return sorted(groups), [float(np.mean(groups[key])) for key in sorted(groups)]
+
+
+def _table(scored: list[Scored], state: str, rows: str, columns: str):
+    """Returns values of rows and columns, and shares (rows, columns), -1 without answers.
+
+    None if there is only one row and one column, or no answer has both values.
+    """
+    cells, shares = _shares(scored, state, lambda s: _pair(getattr(s, rows), getattr(s, columns)))
+    y_values = sorted({y for y, _ in cells})
+    x_values = sorted({x for _, x in cells})
+    if columns == "depth" and cells:
+        x_values = list(range(DEPTHS))
+    if len(y_values) * len(x_values) < 2:
+        return None
+    values = np.full((len(y_values), len(x_values)), -1.0, np.float32)
+    for (y, x), share in zip(cells, shares):
+        values[y_values.index(y), x_values.index(x)] = share
+    return y_values, x_values, values
+
+
+def _pair(y, x):
+    return None if y is None or x is None else (y, x)

@@ -1,0 +1,172 @@
+"""Stories of the small world and their hiding in text, against a reader of the sentences."""
+
+import re
+
+import numpy as np
+import pytest
+
+from brt.data.corpus import Corpus
+from brt.data.sources.babilong import BabiLong
+from brt.data.sources.base import Document, Source
+from brt.data.sources.small_world import LEAST, OPPOSITE, story
+from brt.data.vocabularies.base import ByteVocabulary
+
+MOVE = re.compile(r"(\w+) (?:went|moved|walked|ran) to the (\w+)\.")
+TAKE = re.compile(r"(\w+) (?:took|picked up|grabbed) the (\w+)\.")
+DROP = re.compile(r"(\w+) (?:dropped|put down|left) the (\w+)\.")
+GIVE = re.compile(r"(\w+) (?:gave|passed|handed) the (\w+) to (\w+)\.")
+SIDE = re.compile(r"The (\w+) is (\w+) of the (\w+)\.")
+FACT = re.compile("|".join(f"(?:{p.pattern})" for p in (MOVE, TAKE, DROP, GIVE, SIDE)))
+
+
+def answer_to(facts, question):
+    """Answers a question from the sentences alone; None if they do not tell."""
+    at, holder, been, gifts, beside = {}, {}, {}, [], {}
+    for fact in facts:
+        if found := MOVE.fullmatch(fact):
+            person, place = found.groups()
+            at[person] = place
+            for thing in [t for t, p in holder.items() if p == person]:
+                been.setdefault(thing, []).append(place)
+        elif found := TAKE.fullmatch(fact):
+            person, thing = found.groups()
+            assert thing not in holder
+            holder[thing] = person
+            places = been.setdefault(thing, [])
+            if person in at:
+                assert not places or places[-1] == at[person]
+                places[:] = places or [at[person]]
+        elif found := DROP.fullmatch(fact):
+            assert holder.pop(found[2]) == found[1]
+        elif found := GIVE.fullmatch(fact):
+            assert holder[found[2]] == found[1]
+            assert at.get(found[1]) == at.get(found[3]) or None in (
+                at.get(found[1]),
+                at.get(found[3]),
+            )
+            holder[found[2]] = found[3]
+            gifts.append(found.groups())
+        else:
+            one, side, other = SIDE.fullmatch(fact).groups()
+            beside[side, other] = one
+            beside[OPPOSITE[side], one] = other
+    if found := re.fullmatch(r"Where is (\w+)\?", question):
+        return at.get(found[1])
+    if found := re.fullmatch(r"Where is the (\w+)\?", question):
+        return been[found[1]][-1]
+    if found := re.fullmatch(r"Where was the (\w+) before the (\w+)\?", question):
+        places = been[found[1]]
+        assert places.count(found[2]) == 1
+        return places[places.index(found[2]) - 1]
+    if found := re.fullmatch(r"What is (\w+) of the (\w+)\?", question):
+        return beside.get((found[1], found[2]))
+    if found := re.fullmatch(r"What is the (\w+) (\w+) of\?", question):
+        return beside.get((OPPOSITE[found[2]], found[1]))
+    for pattern, known, wanted in (
+        (r"Who gave the (\w+) to (\w+)\?", (1, 2), 0),
+        (r"Who gave the (\w+)\?", (1,), 0),
+        (r"What did (\w+) give to (\w+)\?", (0, 2), 1),
+        (r"Who did (\w+) give the (\w+) to\?", (0, 1), 2),
+        (r"Who received the (\w+)\?", (1,), 2),
+    ):
+        if found := re.fullmatch(pattern, question):
+            fits = [g for g in gifts if tuple(g[i] for i in known) == found.groups()]
+            return fits[-1][wanted] if fits else None
+    raise AssertionError(question)
+
+
+@pytest.mark.parametrize("task", LEAST)
+@pytest.mark.parametrize("more", [0, 1, 4, 10])
+def test_a_reader_of_the_facts_finds_the_answer(task, more):
+    random = np.random.default_rng(more)
+    answers = set()
+    for _ in range(40):
+        tale = story(task, LEAST[task] + more, random)
+        assert len(tale.facts) == LEAST[task] + more
+        assert answer_to(tale.facts, tale.question) == tale.answer
+        answers.add(tale.answer)
+        assert list(tale.support) == sorted(set(tale.support))
+        assert len(tale.support) == {"qa2": 2, "qa3": len(tale.support)}.get(task, 1)
+        if task == "qa3":
+            assert 2 <= len(tale.support) <= 4
+    assert len(answers) > 3
+
+
+@pytest.mark.parametrize("task", ["qa1", "qa2", "qa4"])
+def test_the_answer_changes_or_is_lost_without_a_supporting_fact(task):
+    random, lost = np.random.default_rng(1), 0
+    for _ in range(60):
+        tale = story(task, 6, random)
+        try:
+            without = [f for n, f in enumerate(tale.facts) if n != tale.support[-1]]
+            lost += answer_to(without, tale.question) != tale.answer
+        except (AssertionError, KeyError, IndexError):
+            lost += 1
+    assert lost > 40  # the rest was so before
+
+
+class Utf16(ByteVocabulary):
+    fingerprint = "utf-16"
+
+
+class Lines(Source):
+    def documents(self, split):
+        for number in range(4):
+            text = " ".join(f"Line {split} {number} {i} says nothing new." for i in range(60))
+            yield Document(f"{number}", text.encode())
+
+    def description(self, split):
+        return {"source": "Lines", "split": split}
+
+
+@pytest.fixture(scope="module")
+def background(tmp_path_factory):
+    folder = str(tmp_path_factory.mktemp("lines"))
+    for split in ("train", "test"):
+        Corpus(folder, Lines(), "bytes").prepare(split, quiet=True)
+    return f"{folder}/{{split}}"
+
+
+@pytest.mark.parametrize("task", LEAST)
+def test_facts_stand_in_order_between_sentences_and_documents_have_their_length(background, task):
+    source = BabiLong(background, task, num_held_out=8, lengths=(700, 5000), num_facts=(4, 7))
+    for number, document in enumerate(source.documents("test")):
+        length, facts = source.cell(number)
+        text = document.tokens.astype(np.uint8).tobytes().decode()
+        assert len(text) == length
+        context, question = text.split("\nQuestion: ")
+        found = list(FACT.finditer(context))
+        question, answer = question.split("\nAnswer: ")
+        sentences = [match[0] for match in found]
+        assert len(sentences) == facts == document.annotation["facts"]
+        assert answer_to(sentences, question) == answer.removesuffix(".")
+        ((start, stop, needed),) = document.annotation["answers"]
+        assert text[start:stop] == f" {answer[:-1]}" and stop == length - 1
+        assert needed in [match.end() for match in found]
+        rest = FACT.sub("", context)
+        assert len(re.findall(r"Line test \d \d+ says nothing new\.", rest)) > 5
+        assert "train" not in rest
+
+
+def test_stories_follow_from_the_seed_and_are_spread_over_the_text(background):
+    def made(**change):
+        settings = {"num_held_out": 200, "lengths": 1500, "num_facts": 1} | change
+        return list(BabiLong(background, "qa1", **settings).documents("test"))
+
+    first = made()
+    assert [d.tokens.tolist() for d in first] == [d.tokens.tolist() for d in made()]
+    assert first[0].tokens.tolist() != made(seed=1)[0].tokens.tolist()
+    depths = [d.annotation["answers"][0][2] / 1500 for d in first]
+    assert np.histogram(depths, 5, (0, 1))[0].min() > 20
+
+
+def test_what_cannot_be_told_is_refused(background):
+    for task, facts in (("qa3", 2), ("qa5", 1), ("qa4", 12)):
+        with pytest.raises(ValueError, match="num_facts"):
+            BabiLong(background, task, num_facts=facts)
+    with pytest.raises(ValueError, match="lengths = 90"):
+        next(BabiLong(background, lengths=90).documents("test"))
+    with pytest.raises(FileNotFoundError, match="validation"):
+        next(BabiLong(background).documents("validation"))
+    with pytest.raises(ValueError, match=r"BabiLong\.vocabulary"):
+        next(BabiLong(background, vocabulary=Utf16()).documents("test"))

@@ -1,0 +1,110 @@
+"""Multi-query associative recall, against a solver that reads the tokens."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from brt.data.sources.answers import answers_of
+from brt.data.sources.mqar import BLANK, MultiQueryRecall
+
+
+def read(tokens, pairs, first_value):
+    """Positions and values of the answers, and where they were defined, token by token."""
+    known = {}
+    for at in range(0, 2 * pairs, 2):
+        assert 0 < tokens[at] < first_value <= tokens[at + 1]
+        known[tokens[at]] = (at + 1, tokens[at + 1])
+    assert len(known) == pairs
+    found = []
+    for at in range(2 * pairs, len(tokens) - 1):
+        if tokens[at] in known:
+            defined, value = known[tokens[at]]
+            found.append((at + 1, value, defined))
+    return found
+
+
+@st.composite
+def tasks(draw):
+    pairs = draw(st.lists(st.integers(1, 6), min_size=1, max_size=2, unique=True))
+    lengths = draw(st.lists(st.integers(4 * max(pairs), 90), min_size=1, max_size=2, unique=True))
+    return MultiQueryRecall(
+        num_documents=5,
+        num_held_out=3,
+        lengths=tuple(lengths),
+        num_pairs=tuple(pairs),
+        vocabulary_size=draw(st.integers(16, 40)),
+        power=draw(st.sampled_from([0.01, 1.0, 2.0])),
+        random_fillers=draw(st.booleans()),
+        seed=draw(st.integers(0, 3)),
+    )
+
+
+@settings(deadline=None, derandomize=True, max_examples=60)
+@given(tasks())
+def test_each_key_is_asked_once_and_its_value_follows(task):
+    for number, document in enumerate(task.documents("train")):
+        length, pairs = task.cell(number)
+        tokens = document.tokens.tolist()
+        found = read(tokens, pairs, task.first_value)
+        answers = answers_of(document.annotation)
+        assert (answers.length, answers.facts) == (length, pairs) and len(tokens) == length
+        assert [(a.start, a.stop, a.needed) for a in answers.answers] == [
+            (at, at + 1, defined) for at, _, defined in found
+        ]
+        assert len(found) == pairs and len({tokens[at - 1] for at, _, _ in found}) == pairs
+        assert all(tokens[at] == value for at, value, _ in found)  # an oracle is always right
+        assert np.flatnonzero(document.weights).tolist() == [at for at, _, _ in found]
+        fillers = set(range(2 * pairs, length)) - {
+            at - back for at, _, _ in found for back in (0, 1)
+        }
+        if not task.random_fillers:
+            assert all(tokens[at] == BLANK for at in fillers)
+        assert max(tokens) < task.vocabulary.size
+
+
+def test_gaps_follow_the_power_law():
+    task = MultiQueryRecall(
+        num_documents=4000, lengths=36, num_pairs=2, vocabulary_size=64, power=0.5
+    )
+    counts = np.zeros(16)
+    for document in task.documents("train"):
+        first = min(start for start, _, _ in document.annotation["answers"])
+        for start, _, _ in document.annotation["answers"]:
+            counts[(start - 5) // 2] += 1
+    odds = np.arange(1, 17) ** -0.5
+    odds /= odds.sum()
+    # Two slots without replacement: the first by the odds, the second by what is left.
+    second = np.array(
+        [sum(odds[j] * odds[i] / (1 - odds[j]) for j in range(16) if j != i) for i in range(16)]
+    )
+    expected = 4000 * (odds + second)
+    assert ((counts - expected) ** 2 / expected).sum() < 40  # 15 degrees of freedom
+    assert first % 2 == 1
+
+
+def test_documents_cycle_through_lengths_and_pairs_and_follow_from_the_seed():
+    def contents(split="test", **change):
+        task = MultiQueryRecall(
+            **{"num_held_out": 8, "lengths": (32, 64), "num_pairs": (1, 4)} | change
+        )
+        return [document.tokens.tolist() for document in task.documents(split)]
+
+    first = contents()
+    assert [len(tokens) for tokens in first] == [32, 32, 64, 64] * 2
+    assert first == contents() and first == contents(num_held_out=12)[:8]
+    assert first != contents(seed=1) and first != contents("validation")
+
+
+@pytest.mark.parametrize(
+    "wrong, name",
+    [
+        ({"lengths": 30}, "lengths = 30"),
+        ({"vocabulary_size": 16}, "vocabulary_size = 16"),
+        ({"lengths": ()}, "lengths"),
+        ({"power": 0}, "power"),
+    ],
+)
+def test_settings_without_room_are_refused(wrong, name):
+    with pytest.raises(ValueError, match=name):
+        MultiQueryRecall(**wrong)

@@ -1,0 +1,147 @@
+"""Scores, studies and maps of answers, against loops over the annotations."""
+
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from test_studies import a_run
+from tiny_run import build, one_device, shared_programs, write_config  # noqa: F401
+
+from brt.data.corpus import Corpus
+from brt.data.sources.ruler import VariableTracking
+from brt.data.streams.documents import DocumentPass
+from brt.evaluation.answers import AnswerScore, answers_of_store
+from brt.reporting.drawing.heat_map import study_maps
+from brt.reporting.run_files import read_study
+from brt.studies.answers import AnswerAccuracy, scores_of
+from brt.studies.output import table, write_study
+from brt.studies.study import run_study
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    task = VariableTracking(num_held_out=5, lengths=(300, 500), num_hops=2)
+    corpus = Corpus(str(tmp_path_factory.mktemp("vt")), task)
+    corpus.prepare("validation", quiet=True)
+    return corpus.open("validation")
+
+
+def evaluated(store, rows, length, right, steps=None):
+    """Scalars when the token at (document, position) is right where `right` says so."""
+    score, sums = AnswerScore(), {"nats": 0.0}  # shared with other scores
+    stream = DocumentPass(store, rows, length)
+    for step in range(steps or stream.num_steps):
+        documents, offsets = stream.places(step)
+        correct = np.array(
+            [[right(d, offset + t) for t in range(length)] for d, offset in zip(documents, offsets)]
+        )
+        weights = stream.batch(step).weights_KBT[0]
+        score.add(sums, store, documents, offsets, np.zeros((rows, length)), correct, weights)
+    return score.scalars(sums, store, steps is None)
+
+
+@pytest.mark.parametrize("rows, length", [(1, 7), (2, 4), (3, 600)])
+def test_an_answer_is_right_if_all_its_tokens_are(store, rows, length):
+    answers = {
+        (number, answer.start, answer.stop)
+        for number, document in enumerate(answers_of_store(store))
+        for answer in document.answers
+    }
+    assert evaluated(store, rows, length, lambda d, t: True) == {
+        "answer_accuracy": 1.0,
+        "answers": len(answers),
+    }
+
+    def some(document, position):
+        return (document * 31 + position) % 9 > 0
+
+    share = np.mean([all(some(d, t) for t in range(*span)) for d, *span in answers])
+    assert 0 < share < 1
+    assert evaluated(store, rows, length, some)["answer_accuracy"] == pytest.approx(share)
+
+    def answered(document, position):  # wrong about all else
+        return any(d == document and a <= position < b for d, a, b in answers)
+
+    assert evaluated(store, rows, length, answered)["answer_accuracy"] == 1.0
+
+
+def test_answers_that_are_not_read_to_their_end_do_not_count(store):
+    assert evaluated(store, 1, 20, lambda d, t: True, steps=1) == {}
+
+
+def test_a_store_without_answers_is_refused(tmp_path):
+    config = build(write_config(tmp_path))
+    with pytest.raises(ValueError, match="has documents without answers"):
+        answers_of_store(config.experiment.open_store("validation"))
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    """The study of an untrained model on MQAR, by run and content."""
+    folder = tmp_path_factory.mktemp("mqar")
+    lines = (
+        *("Corpus.source = @MultiQueryRecall()", "MultiQueryRecall.num_documents = 8"),
+        *("MultiQueryRecall.num_held_out = 12", "MultiQueryRecall.lengths = (32, 64)"),
+        *("MultiQueryRecall.num_pairs = (2, 4)", "MultiQueryRecall.vocabulary_size = 16"),
+        "BlockRecurrentTransformer.vocabulary_size = 16",
+    )
+    path = write_config(folder, *lines, without=("Corpus.source", "Corpus.vocabulary"))
+    text = path.read_text().split("\n")
+    path.write_text("\n".join(line for line in text if not line.startswith("TextFiles")))
+    with jax.set_mesh(one_device()):
+        run = a_run(folder, build(path).experiment)
+        yield run, run_study(AnswerAccuracy(), run)
+
+
+def test_shares_of_the_study_are_those_of_its_recordings(measured):
+    run, content = measured
+    answers = answers_of_store(run.store)
+    for state in ("kept", "cleared", "swapped"):
+        recording, right, by_cell = run.recording(state), [], {}
+        for number, document in enumerate(answers):
+            for answer in document.answers:
+                hit = bool(recording.document(number).correct_T[answer.start])
+                right.append(hit)
+                by_cell.setdefault((document.facts, document.length), []).append(hit)
+        assert content["numbers"][f"accuracy_{state}"] == pytest.approx(np.mean(right))
+        found = content["arrays"][f"{state}_facts_length"]
+        expected = [[np.mean(by_cell[facts, length]) for length in (32, 64)] for facts in (2, 4)]
+        assert np.allclose(found, expected)
+    assert content["numbers"]["answers"] == len(right) == 12 * 3
+    names = {series["name"] for series in content["series"]}
+    assert {"state kept, by length", "state swapped, by facts"} <= names
+    assert "answers" in table(content)
+
+
+def test_an_oracle_has_all_answers_right_at_every_length_and_depth(measured):
+    run, _ = measured
+    scored = []
+    for number, document in enumerate(answers_of_store(run.store)):
+        every = np.ones(run.store.lengths_D[number], bool)
+        scored += scores_of(document, {"kept": every, "cleared": ~every})
+    content = AnswerAccuracy.present(scored)
+    assert content["numbers"]["accuracy_kept"] == 1 and content["numbers"]["accuracy_cleared"] == 0
+    for name, values in content["arrays"].items():
+        assert set(values.ravel().tolist()) <= {-1.0, float(name.startswith("kept"))}
+
+
+def test_maps_have_the_values_of_their_rows_and_columns(measured, tmp_path):
+    _, content = measured
+    study = read_study(Path(write_study({**content, "run": str(tmp_path)})))
+    assert study["study"] == "answers"
+
+    class Shown:
+        name, folder, studies, problems = "run", tmp_path, {"answers": study}, []
+
+    maps = {each.title: each for each in study_maps(Shown, "answers")}
+    assert not Shown.problems
+    drawn = maps["Answers by facts and distance, state kept"]
+    assert drawn.y_values == (2, 4) and all(x & (x - 1) == 0 for x in drawn.x_values)
+    lines = [line.split(",") for line in drawn.as_csv().split("\n")]
+    assert [float(x) for x in lines[0][-len(drawn.x_values) :]] == list(drawn.x_values)
+    assert "" in maps["Answers by length and depth, state kept"].as_csv().split("\n")[1].split(",")
+    axes = drawn.draw("black").axes[0]
+    assert [text.get_text() for text in axes.get_yticklabels()] == ["2", "4"]
+    study["maps"][0]["x_values"] = [1.0]
+    assert study_maps(Shown, "answers") == [] and "no value for each" in Shown.problems[0]
