@@ -29,7 +29,7 @@ class Corpus:
 
     Args:
         store: folder of the stores, `<store>/<split>`; `~` and environment variables are expanded.
-            A store in a bucket, `gs://bucket/stores`, is read through a local copy on each host.
+            A store in a bucket is read through a local copy on each host.
         source: of the documents; only `prepare` reads it.
         vocabulary: encodes the documents: a vocabulary, or its name, such as "bytes",
             "pieces.model" or "words:list.txt" (`named_vocabulary`). None for that of the source.
@@ -88,10 +88,6 @@ class Corpus:
             quiet: no progress display.
             workers: number of processes that read and encode; None for one per CPU.
             shard_bytes, runner: as of `write_store`.
-
-        Raises:
-            ValueError: there is a store of another source or vocabulary; the source does not list
-                its documents for the runner; or as `write_store`.
         """
         if not self.exists(split):
             vocabulary = _named(vocabulary_entry(self.vocabulary))  # fails before any work
@@ -106,9 +102,16 @@ class Corpus:
             with store_cache.one_at_a_time(store_cache.lock_of(store)):
                 if not self.exists(split):
                     logging.info("preparing %s with %s", store, vocabulary)
+                    documents = (
+                        ListedDocuments(self.source, split)
+                        if self.source.listed
+                        else StreamedDocuments(
+                            self.source.documents(split), self.source.count(split)
+                        )
+                    )
                     write_store(
                         store,
-                        self._documents(split),
+                        documents,
                         self.vocabulary,
                         self.source.description(split),
                         quiet=quiet,
@@ -122,10 +125,7 @@ class Corpus:
         self.warn_of_changes(split)
 
     def warn_of_changes(self, split: str) -> None:
-        """Logs a warning if the files behind a store have changed since it was made.
-
-        Compares their times and the number of documents, for files of this machine.
-        """
+        """Logs a warning if local files behind a store, or their number, have changed since."""
         # Sources that check the content refuse changed files anyway, and take long.
         # A bucket has another clock.
         folder = self.path(split)
@@ -158,17 +158,11 @@ class Corpus:
                 "Corpus.vocabulary = None to take the source's."
             )
 
-    def _documents(self, split: str) -> ListedDocuments | StreamedDocuments:
-        if self.source.listed:
-            return ListedDocuments(self.source, split)
-        return StreamedDocuments(self.source.documents(split), self.source.count(split))
-
     def open(self, split: str) -> TokenStore:
         """Opens a split's store. The source need not be on this machine.
 
         Raises:
             StoreMissing: the split has not been prepared.
-            ValueError: the store has another vocabulary or source, or is damaged.
         """
         if not self.exists(split):
             raise StoreMissing(
@@ -185,10 +179,15 @@ class Corpus:
                 f"config has {_named(configured)}: bind the one it was made with, or "
                 "Corpus.store to a new folder."
             )
-        changes = _changes(store.manifest["source"], self.source.description(split))
-        if changes:
+        made = store.manifest["source"]
+        now = json.loads(json.dumps(self.source.description(split)))  # as in a manifest
+        if changes := [key for key in sorted(made | now) if made.get(key) != now.get(key)]:
+            what = ", ".join(
+                f"{key} is {made.get(key)!r} in the store and {now.get(key)!r} in the config"
+                for key in changes
+            )
             raise ValueError(
-                f"{store.folder} was made from another source, as {changes}: restore these "
+                f"{store.folder} was made from another source, as {what}: restore these "
                 "settings, or bind Corpus.store to a new folder."
             )
         return store
@@ -196,13 +195,3 @@ class Corpus:
 
 def _named(entry: dict) -> str:
     return "{name} of size {size} ({fingerprint:.12})".format(**entry)
-
-
-def _changes(stored: dict, configured: dict) -> str:
-    """Returns the differences of two descriptions, as text."""
-    configured = json.loads(json.dumps(configured))  # as in a manifest
-    return ", ".join(
-        f"{key} is {stored.get(key)!r} in the store and {configured.get(key)!r} in the config"
-        for key in sorted(stored.keys() | configured.keys())
-        if stored.get(key) != configured.get(key)
-    )

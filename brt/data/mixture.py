@@ -126,7 +126,6 @@ class MixedStore:
         return np.searchsorted(self.bases, documents, side="right") - 1
 
     def _find(self, document: int) -> tuple[TokenStore, int]:
-        """Returns the store of a document, and its number in that store."""
         number = bisect.bisect_right(self.bases, document) - 1
         return self.stores[number], document - self.bases[number]
 

@@ -14,7 +14,6 @@ import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import ModuleType
 
 from absl import logging
 
@@ -27,9 +26,7 @@ from brt.data.stores.writer import replace_json
 from brt.storage.json_files import Fields, read_json
 from brt.storage.paths import RemotePath
 
-LOCAL_RUNNERS = (
-    *("direct", "switchingdirect", "bundlebaseddirect", "fnapi", "prism", "interactive"),
-)
+LOCAL_RUNNERS = ["direct", "switchingdirect", "bundlebaseddirect", "fnapi", "prism", "interactive"]
 """Names, without "Runner", of the runners on this machine."""
 
 NOTED = Fields({"kind": str, "message": str})
@@ -59,11 +56,6 @@ class JobRunner(abc.ABC):
         """
 
     def make(self, maker: ShardMaker, runs: Iterable[Run]) -> Iterator[tuple[bool, dict]]:
-        """Makes the missing shards, as `ShardRunner`.
-
-        Raises:
-            ValueError, OSError: a shard could not be made; finished shards stay.
-        """
         self._check_sharing(maker)
         runs = list(runs)
         with ThreadPoolExecutor(REQUESTS) as threads:
@@ -99,10 +91,9 @@ class JobRunner(abc.ABC):
     def _reason(
         self, maker: ShardMaker, runs: Sequence[Run], failure: Exception | None
     ) -> Exception:
-        """Returns the error because of which shards are missing."""
-        for run in runs:
-            if error := noted(maker, run):
-                return error
+        """Returns the error because of which the shards of `runs` are missing."""
+        if error := next(filter(None, (noted(maker, run) for run in runs)), None):
+            return error
         if failure is not None:
             reason = str(failure).strip().split("\n")[-1][:500] or type(failure).__name__
             return OSError(
@@ -133,17 +124,15 @@ class BeamRunner(JobRunner):
     Args:
         name: of Beam's runner: DirectRunner, DataflowRunner, FlinkRunner, SparkRunner.
         options: of the pipeline, as on a command line of Beam.
-
-    Raises:
-        MissingExtra: Beam or a library of the runner is not installed.
-        ValueError: an unknown runner or option.
     """
 
     def __init__(self, name: str, options: Sequence[str] = ()):
         extra_library("apache_beam", f"--runner={name}", "beam")
         super().__init__(name)
         self.options = list(options)
-        self._pipeline = _pipeline()
+        from brt.data.stores import beam_pipeline
+
+        self._pipeline = beam_pipeline
         try:
             self._pipeline.check_runner(name)
         except ImportError as error:
@@ -178,17 +167,10 @@ def maker_of(setup: bytes) -> ShardMaker:
 
 
 def make_shard(maker: ShardMaker, data: bytes) -> dict | None:
-    """Makes one shard, on a worker, unless it exists.
+    """Makes one shard, on a worker, unless it exists; `data` is its run, `packed`.
 
-    Args:
-        maker: of the store's shards.
-        data: the run, as `packed` returns it.
-
-    Returns:
-        Its shard.json; None if a note says why there is none.
-
-    Raises:
-        Exception: a retry may help; it is noted, too.
+    Returns its shard.json, or None if a note says why there is none. Raises an error, which is
+    noted, too, if a retry may help.
     """
     run: Run = pickle.loads(zlib.decompress(data))
     try:
@@ -230,10 +212,3 @@ def _check_visible(maker: ShardMaker) -> None:
             f"Worker {os.uname().nodename} does not see {maker.folder}: bind Corpus.store to a "
             "bucket, or to a disk that all workers share."
         )
-
-
-def _pipeline() -> ModuleType:
-    """Imports the module that needs Beam."""
-    from brt.data.stores import beam_pipeline
-
-    return beam_pipeline

@@ -23,24 +23,23 @@ def describe(store: TokenStore) -> str:
     """Returns the manifest and the first documents, as aligned lines."""
     manifest = store.manifest
     vocabulary = manifest["vocabulary"]
-    rows = [("store", store.folder), ("format", manifest["format"])]
-    rows += [(f"source: {key}", value) for key, value in manifest["source"].items()]
-    rows += [(f"vocabulary: {key}", value) for key, value in vocabulary.items()]
-    rows += [
-        (name, f"{manifest[name]:,}")
-        for name in ("documents", "tokens", "bytes", "words", "characters")
+    counts = ("documents", "tokens", "bytes", "words", "characters")
+    rows = [
+        ("store", store.folder),
+        ("format", manifest["format"]),
+        *((f"source: {key}", value) for key, value in manifest["source"].items()),
+        *((f"vocabulary: {key}", value) for key, value in vocabulary.items()),
+        *((name, f"{manifest[name]:,}") for name in counts),
     ]
     if manifest["unknown"] is None:
         rows.append(("unknown tokens", "none: the vocabulary has no such id"))
     else:
         share = manifest["unknown"] / manifest["tokens"]
         rows.append(("unknown tokens", f"{manifest['unknown']:,} ({share:.4%})"))
-    for name, above, below in [
-        ("bytes per token", "bytes", "tokens"),
-        ("tokens per word", "tokens", "words"),
-    ]:
+    for above, below in [("bytes", "tokens"), ("tokens", "words")]:
         if manifest[above] and manifest[below]:
-            rows.append((name, f"{manifest[above] / manifest[below]:.4f}"))
+            ratio = manifest[above] / manifest[below]
+            rows.append((f"{above} per {below.removesuffix('s')}", f"{ratio:.4f}"))
     rows.append(("token files", f"{len(shards_of(manifest)):,}"))
     rows += [("ids are", manifest["dtype"]), ("loss weights", manifest["weighted"])]
     rows.append(("sha256: source", manifest["source_hash"]))

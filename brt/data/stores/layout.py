@@ -47,10 +47,8 @@ SHARDS = Fields({"shards": [Fields({"documents": Many, "tokens": Many, "weighted
 
 SHARD = Fields(
     {
-        "key": str,
-        "number": ManyFrom0,
-        "source_hash": str,
-        **dict.fromkeys(COUNTS, ManyFrom0),
+        **dict.fromkeys(("key", "source_hash"), str),
+        **dict.fromkeys(("number", *COUNTS), ManyFrom0),
         "hashes": dict[str, str],
         "sizes": dict[str, ManyFrom0],
     }

@@ -10,14 +10,11 @@ MARK = ".made_by_brt"
 
 
 def claim(folder: Path, is_own: bool = False) -> None:
-    """Makes and marks a folder, or continues with one that is marked or empty.
+    """Makes and marks a folder, or continues with one that is marked or empty; refuses others.
 
     Args:
         folder: to be written.
         is_own: something else, such as a manifest, shows that brt made it.
-
-    Raises:
-        ValueError: the folder contains files of somebody else.
     """
     folder.mkdir(parents=True, exist_ok=True)
     if not is_own and not (folder / MARK).is_file() and any(folder.iterdir()):
@@ -30,11 +27,7 @@ def claim(folder: Path, is_own: bool = False) -> None:
 
 
 def remove(folder: Path, files: Iterable[str]) -> None:
-    """Removes a folder with these files, as far as they exist, and no others.
-
-    Raises:
-        ValueError: it contains something else, or is a link; then nothing is removed.
-    """
+    """Removes a folder with these files, as far as they exist; nothing if there are others."""
     files = (*files, MARK)
     strange = sorted(path.name for path in folder.iterdir() if path.name not in files)
     if strange or folder.is_symlink():

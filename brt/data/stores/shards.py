@@ -8,12 +8,13 @@ preparation knows which shards it can use.
 Shards are made by processes of this machine (`worker_pool`) or on Apache Beam (`distributed`).
 """
 
+import functools
 import hashlib
 import json
 import os
 import tempfile
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from itertools import zip_longest
 from pathlib import Path
@@ -59,6 +60,47 @@ class Run(NamedTuple):
         return f"documents {self.first} ({self.names[0]}) to {last} ({self.names[1]})"
 
 
+class _Item(NamedTuple):
+    document: Any  # as of `Run`
+    size: int
+    identity: list  # JSON that becomes part of the key
+    name: str
+
+
+def _runs(items: Iterator[_Item], made_with: dict, shard_bytes: int | None) -> Iterator[Run]:
+    """Yields the runs in order.
+
+    Args:
+        items: all documents.
+        made_with: JSON that becomes part of every key.
+        shard_bytes: bytes after which a shard ends; None for `SHARD_BYTES` or `SHARD_DOCUMENTS`
+            documents.
+    """
+    first = number = size = 0
+    shard: list[_Item] = []
+    for item in items:
+        shard.append(item)
+        size += item.size
+        del item  # frees the document while the source makes the next one
+        if shard_bytes is None:
+            full = size >= SHARD_BYTES or len(shard) == SHARD_DOCUMENTS
+        else:
+            full = size >= shard_bytes
+        if full:
+            yield _run(number, first, shard, size, made_with)
+            first, size, number = first + len(shard), 0, number + 1
+            shard = []
+    if shard:
+        yield _run(number, first, shard, size, made_with)
+
+
+def _run(number: int, first: int, shard: list[_Item], size: int, made_with: dict) -> Run:
+    content = json.dumps([made_with, [item.identity for item in shard]], sort_keys=True)
+    key = hashlib.sha256(content.encode()).hexdigest()[:32]
+    names = shard[0].name, shard[-1].name
+    return Run(number, first, [item.document for item in shard], size, key, names)
+
+
 class ListedDocuments:
     """The documents of a source that lists them; workers read them."""
 
@@ -68,56 +110,32 @@ class ListedDocuments:
         self.parts = source.parts(split)
         self.total: int | None = len(self.parts)
         self._stamps: dict[str, tuple[int, int]] = {}  # of every file when it was listed
-        self._stamp = _Stamps()
 
     def runs(self, made_with: dict, shard_bytes: int | None = None) -> Iterator[Run]:
-        """Yields the runs in order.
+        """Yields the runs in order; arguments as of `_runs`."""
+        return _runs(self._items(), made_with, shard_bytes)
 
-        Args:
-            made_with: JSON that becomes part of every key.
-            shard_bytes: bytes after which a shard ends; None for `SHARD_BYTES` or
-                `SHARD_DOCUMENTS` documents.
-        """
-        first = size = number = 0
-        parts: list[Any] = []
-        stamps: dict[str, tuple[int, int]] = {}
-        for end, part in enumerate(self.parts, 1):
-            parts.append(part)
-            size += self._note_files(part, stamps)
-            if end == len(self.parts) or _is_full(size, len(parts), shard_bytes):
-                content = [made_with, [repr(part) for part in parts], stamps]
-                names = self._name(parts[0]), self._name(part)
-                yield Run(number, first, parts, size, _hexadecimal(content), names)
-                first, size, number = end, 0, number + 1
-                parts, stamps = [], {}
+    def _items(self) -> Iterator[_Item]:
+        stamp_of = _stamps()
+        for part in self.parts:
+            files = self.source.files(part)
+            new = [file for file in files if file not in self._stamps]
+            self._stamps |= {file: stamp_of(file) for file in new}
+            size = self.source.part_bytes(part)
+            if size is None:
+                size = sum(self._stamps[file][0] for file in new)
+            identity = [repr(part), [self._stamps[file] for file in files]]
+            yield _Item(part, size, identity, next(iter(files), str(part)))
 
     def check_unchanged(self) -> None:
-        """Refuses the source if it has changed since it was listed.
-
-        Raises:
-            ValueError: naming the first file that has changed.
-        """
-        stamp_of = _Stamps()
+        """Refuses the source, naming the first file, if it has changed since it was listed."""
+        stamp_of = _stamps()
         for file, stamp in self._stamps.items():
             if stamp_of(file) != stamp:
                 raise _changed(f"{file} changed")
         for old, new in zip_longest(self.parts, self.source.parts(self.split)):
             if old != new:
                 raise _changed(f"{new or old} came or went")
-
-    def _name(self, part: Any) -> str:
-        return next(iter(self.source.files(part)), str(part))
-
-    def _note_files(self, part: Any, stamps: dict[str, tuple[int, int]]) -> int:
-        """Records the files of a part; returns the bytes it adds to its shard."""
-        added = 0
-        for file in self.source.files(part):
-            if file not in self._stamps:
-                self._stamps[file] = self._stamp(file)
-                added += self._stamps[file][0]
-            stamps[file] = self._stamps[file]
-        size = self.source.part_bytes(part)
-        return added if size is None else size
 
 
 class StreamedDocuments:
@@ -130,32 +148,17 @@ class StreamedDocuments:
         self.total = total
 
     def runs(self, made_with: dict, shard_bytes: int | None = None) -> Iterator[Run]:
-        """Yields the runs in order, as `ListedDocuments.runs`."""
-        first = size = number = 0
-        documents: list[Document] = []
-        digests: list[Any] = [made_with]
-        for document in self.documents:
-            documents.append(document)
-            digests += [document.title, document_digest(document).hex()]
-            size += len(document.data)
-            size += 8 * np.size(document.tokens) if document.tokens is not None else 0
-            del document  # frees it while the source makes the next one
-            if _is_full(size, len(documents), shard_bytes):
-                yield _streamed_run(number, first, documents, size, digests)
-                first, size, number = first + len(documents), 0, number + 1
-                documents, digests = [], [made_with]
-        if documents:
-            yield _streamed_run(number, first, documents, size, digests)
+        """Yields the runs in order; arguments as of `_runs`."""
+        return _runs(map(_streamed, self.documents), made_with, shard_bytes)
 
     def check_unchanged(self) -> None:
         """Refuses nothing: a stream cannot be read again."""
 
 
-def _streamed_run(
-    number: int, first: int, documents: list[Document], size: int, digests: list
-) -> Run:
-    names = documents[0].title, documents[-1].title
-    return Run(number, first, documents, size, _hexadecimal(digests), names)
+def _streamed(document: Document) -> _Item:
+    size = len(document.data) + 8 * np.size(document.tokens if document.tokens is not None else [])
+    identity = [document.title, document_digest(document).hex()]
+    return _Item(document, size, identity, document.title)
 
 
 class ShardMaker:
@@ -175,32 +178,27 @@ class ShardMaker:
         self.vocabulary = vocabulary
         self.source = source
 
-    def path(self, run: Run) -> AnyPath:
-        """Returns the folder of a run's shard."""
-        return self.folder / shard_name(run.number)
-
     def finished(self, run: Run) -> dict | None:
         """Returns the shard.json of a run's complete shard; None if it has to be made."""
-        path = self.path(run)
+        path = self.folder / shard_name(run.number)
         try:
             summary = read_json(path / "shard.json", SHARD, "delete the folder")
-            whole = summary["key"] == run.key and (
+            if summary["key"] == run.key and (
                 isinstance(path, RemotePath)
                 or all(os.path.getsize(path / n) == size for n, size in summary["sizes"].items())
-            )
+            ):
+                return summary
         except StorageError:
             raise
         except (OSError, ValueError):
-            whole = False
-        if whole:
-            return summary
+            pass
         if isinstance(path, Path) and path.is_dir():
             remove(path, SHARD_FILES)
         return None
 
     def make(self, run: Run) -> dict:
         """Makes a run's shard and returns the content of its shard.json."""
-        path = self.path(run)
+        path = self.folder / shard_name(run.number)
         if isinstance(path, RemotePath):
             with tempfile.TemporaryDirectory(prefix="brt-shard-") as scratch:
                 summary = self._write(Path(scratch), run)
@@ -265,37 +263,25 @@ def key_of(vocabulary: Vocabulary, source_description: dict) -> dict:
     }
 
 
-def _is_full(size: int, documents: int, shard_bytes: int | None) -> bool:
-    if shard_bytes is None:
-        return size >= SHARD_BYTES or documents == SHARD_DOCUMENTS
-    return size >= shard_bytes
-
-
-def _hexadecimal(content: Any) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
-
-
-class _Stamps:
-    """Sizes and modification times (ns) of files; (0, -1) for a missing file.
+def _stamps() -> Callable[[str], tuple[int, int]]:
+    """Returns a function from a file to its size and modification time (ns); (0, -1) for none.
 
     For objects of a bucket the size and the version in the listing of their folder, which is
     requested once.
     """
+    listing = functools.cache(RemotePath.stamps)
 
-    def __init__(self) -> None:
-        self._listings: dict[RemotePath, dict[str, tuple[int, int]]] = {}
-
-    def __call__(self, file: str) -> tuple[int, int]:
+    def stamp(file: str) -> tuple[int, int]:
         try:
-            if not is_remote(file):
-                status = os.stat(file)
-                return status.st_size, status.st_mtime_ns
-            path = RemotePath(file)
-            if path.parent not in self._listings:
-                self._listings[path.parent] = path.parent.stamps()
-            return self._listings[path.parent].get(path.name, (0, -1))
+            if is_remote(file):
+                path = RemotePath(file)
+                return listing(path.parent).get(path.name, (0, -1))
+            status = os.stat(file)
+            return status.st_size, status.st_mtime_ns
         except FileNotFoundError:
             return 0, -1
+
+    return stamp
 
 
 def _changed(what: str) -> ValueError:

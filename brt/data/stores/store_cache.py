@@ -40,12 +40,7 @@ def cache_folder() -> Path:
 
 
 def local_copy(store: RemotePath) -> Path:
-    """Returns this host's copy of a store. The first of several processes makes it.
-
-    Raises:
-        FileNotFoundError: the store or one of its files does not exist.
-        ValueError: a file is not the one that the manifest describes.
-    """
+    """Returns this host's copy of a store. The first of several processes makes it."""
     try:
         content = (store / MANIFEST).read_bytes()
     except FileNotFoundError:

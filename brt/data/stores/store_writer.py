@@ -73,14 +73,8 @@ def write_store(
         total: number of documents if known, for the progress display.
         quiet: no progress display.
         workers: number of processes that encode; 1 for this process.
-        shard_bytes: as of `ListedDocuments.runs`.
+        shard_bytes: bytes after which a shard ends; None for about 8 MB.
         runner: makes the shards instead of the workers.
-
-    Raises:
-        FileExistsError: there is a store.
-        ValueError: a document that cannot be stored, no document, a source that has changed in
-            the meantime, or a folder of somebody else.
-        ChildProcessError: a worker was killed.
     """
     folder = as_path(folder)
     if (folder / "manifest.json").exists():
@@ -186,38 +180,23 @@ def _lengths(shard: AnyPath) -> np.ndarray:
 
 def _remove_others(folder: AnyPath, kept: Container[str]) -> None:
     """Removes the mark, and files of shards that are no part of the complete store."""
-    if isinstance(folder, RemotePath):
-        others = [
-            file
-            for file in folder.files()
-            if is_shard_file(name := file.relative_to(folder)) and name not in kept
-        ]
-        with ThreadPoolExecutor(REQUESTS) as threads:
-            list(threads.map(lambda file: file.unlink(missing_ok=True), others))
-        return
-    for file in folder.glob("shard-*/*"):
-        name = file.relative_to(folder).as_posix()
-        if is_shard_file(name) and name not in kept:
-            file.unlink()
-            with suppress(OSError):  # there are other files
-                file.parent.rmdir()
-    (folder / MARK).unlink(missing_ok=True)
+    files = _files(folder)
+    others = [file for name, file in files.items() if is_shard_file(name) and name not in kept]
+    _remove_files([*others, folder / MARK])
+    if isinstance(folder, Path):
+        for shard in folder.glob("shard-*"):
+            with suppress(OSError):  # it is not empty
+                shard.rmdir()
 
 
 def _remove_unfinished(folder: AnyPath) -> int:
     """Removes unfinished shards and notes of errors; returns the number of finished shards."""
-    if isinstance(folder, RemotePath):
-        objects = list(folder.iterdir())
-        for note in objects:
-            if note.name.endswith(NOTE):
-                note.unlink(missing_ok=True)
-        return sum(name.name.startswith("shard-") for name in objects)
-    for path in folder.glob("*.growing"):
+    files = _files(folder)
+    _remove_files([file for name, file in files.items() if NOTE in name and "/" not in name])
+    for path in folder.glob("*.growing") if isinstance(folder, Path) else ():
         with suppress(OSError, ValueError):  # a worker that outlives its driver may write to it
             remove(path, SHARD_FILES)
-    for path in folder.glob(f"*{NOTE}*"):
-        path.unlink(missing_ok=True)
-    return len(list(folder.glob("shard-*/shard.json")))
+    return sum(name.startswith("shard-") and name.endswith("/shard.json") for name in files)
 
 
 def _keep_finished(folder: AnyPath) -> str:
@@ -228,6 +207,19 @@ def _keep_finished(folder: AnyPath) -> str:
         if isinstance(folder, Path):
             remove(folder, STORE_FILES)
     return ""
+
+
+def _files(folder: AnyPath) -> dict[str, AnyPath]:
+    """Returns the files below a folder, by their paths in it."""
+    if isinstance(folder, RemotePath):
+        return {file.relative_to(folder): file for file in folder.files()}
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {file.relative_to(folder).as_posix(): file for file in files}
+
+
+def _remove_files(files: Sequence[AnyPath]) -> None:
+    with ThreadPoolExecutor(REQUESTS) as threads:
+        list(threads.map(lambda file: file.unlink(missing_ok=True), files))
 
 
 def _sync_folder(folder: AnyPath) -> None:

@@ -67,11 +67,8 @@ class TokenStore:
         manifest: its manifest, a dict.
         lengths_D: tokens of each document, int64 (documents,).
         has_weights: whether it contains loss weights.
-
-    Raises:
-        FileNotFoundError: the folder or one of its files does not exist.
-        ValueError: the manifest is damaged, a file has another size than the manifest says, or is
-            a link that leads out of the folder.
+        all_tokens: ids of all documents, one after another: (num_tokens,), to be sliced.
+        all_weights: their loss weights, float32 (num_tokens,); None if there are none.
     """
 
     def __init__(self, folder: str | os.PathLike):
@@ -80,9 +77,9 @@ class TokenStore:
         self.manifest = read_manifest(self.files)
         check_inside(self.files, ("offsets.npy", *files_of(self.manifest)))
         self._offsets = _read_offsets(self.files, self.manifest)
-        self._tokens = self._array("tokens.bin", DTYPES[self.manifest["dtype"]])
+        self.all_tokens = self._array("tokens.bin", DTYPES[self.manifest["dtype"]])
         self.has_weights = self.manifest["weighted"]
-        self._weights = self._array("weights.bin", WEIGHT) if self.has_weights else None
+        self.all_weights = self._array("weights.bin", WEIGHT) if self.has_weights else None
         self.lengths_D = np.diff(self._offsets)
 
     @property
@@ -93,28 +90,18 @@ class TokenStore:
     @property
     def num_tokens(self) -> int:
         """Number of tokens of all documents."""
-        return len(self._tokens)
+        return len(self.all_tokens)
 
     def tokens(self, document: int, start: int = 0, stop: int | None = None) -> np.ndarray:
         """Returns ids start to stop of a document, fewer where it ends; uint16 or uint32."""
-        return self._tokens[self._range(document, start, stop)]
+        return self.all_tokens[self._range(document, start, stop)]
 
     def weights(self, document: int, start: int = 0, stop: int | None = None) -> np.ndarray:
         """Returns the loss weights of the same tokens, float32; 1 by default."""
         tokens = self._range(document, start, stop)
-        if self._weights is None:
+        if self.all_weights is None:
             return np.ones(tokens.stop - tokens.start, np.float32)
-        return self._weights[tokens]
-
-    @property
-    def all_tokens(self) -> FileArray | JoinedArray:
-        """Ids of all documents, one after another: (num_tokens,), to be sliced."""
-        return self._tokens
-
-    @property
-    def all_weights(self) -> FileArray | JoinedArray | None:
-        """Loss weights of all tokens, float32 (num_tokens,); None if there are none."""
-        return self._weights
+        return self.all_weights[tokens]
 
     def titles(self) -> list[str]:
         """Returns the titles of all documents, in order."""
@@ -162,11 +149,7 @@ class TokenStore:
 
 
 def read_manifest(folder: Path) -> dict:
-    """Returns the manifest of a token store.
-
-    Raises:
-        FileNotFoundError, ValueError: as `TokenStore`.
-    """
+    """Returns the manifest of a token store, after a check of its fields."""
     if not folder.is_dir():
         raise FileNotFoundError(f"No token store is at {folder}: prepare it, or correct the path.")
     path = folder / "manifest.json"

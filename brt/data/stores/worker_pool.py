@@ -26,11 +26,6 @@ class WorkerPool:
         self.workers = workers
 
     def make(self, maker: ShardMaker, runs: Iterable[Run]) -> Iterator[tuple[bool, dict]]:
-        """Makes the missing shards, as `ShardRunner`.
-
-        Raises:
-            ChildProcessError: a worker was killed.
-        """
         runs = iter(runs)
         first = list(islice(runs, 2 if self.workers > 1 else 0))
         setup = pickled(maker) if len(first) == 2 else None
@@ -86,7 +81,7 @@ def _make(run: Run) -> dict:
 
 
 def _end_with_parent() -> None:
-    """Ends this process with its parent, so that a killed preparation leaves no writer behind."""
+    """Ends this process with its parent: a killed preparation leaves no writer behind."""
     parent = parent_process()
     assert parent is not None
     connection.wait([parent.sentinel])

@@ -56,12 +56,7 @@ class ShardWriter:
         self._files.close()
 
     def add(self, document: Document) -> None:
-        """Appends one document.
-
-        Raises:
-            ValueError: it has no tokens, an id outside the vocabulary, or weights that do not fit;
-                or it is longer than `WHOLE` and the vocabulary does not allow to cut it.
-        """
+        """Appends one document; refuses one that does not fit the vocabulary or the format."""
         tokens = sum(self._add_tokens(document, ids) for ids in self._encoded(document))
         if not tokens:
             raise ValueError(
@@ -70,12 +65,8 @@ class ShardWriter:
             )
         self._add_weights(document, tokens)
         words, characters = count_text(document.data)
-        counts = {
-            "tokens": tokens,
-            "bytes": len(document.data),
-            "words": words,
-            "characters": characters,
-        }
+        counts = {"tokens": tokens, "bytes": len(document.data)}
+        counts |= {"words": words, "characters": characters}
         line = {"title": document.title, **counts}
         if document.annotation is not None:
             line["annotation"] = document.annotation
@@ -86,12 +77,7 @@ class ShardWriter:
         self.counts["documents"] += 1
 
     def finish(self, key: str, number: int) -> dict:
-        """Syncs the files, then writes shard.json and returns its content.
-
-        Args:
-            key: identifies the documents, the vocabulary, and the source of the shard.
-            number: of the shard in the store.
-        """
+        """Syncs the files, then writes shard.json and returns it; arguments as of `Run`."""
         self._files.close()
         summary = {
             "key": key,
@@ -101,7 +87,7 @@ class ShardWriter:
             "hashes": {name: digest.hexdigest() for name, digest in self.hashes.items()},
             "sizes": {name: os.path.getsize(self.folder / name) for name in sorted(self.hashes)},
         }
-        write_file(self.folder, "shard.json", json_bytes(summary))
+        write_json(self.folder, "shard.json", summary)
         return summary
 
     def _new(self, name: str) -> Callable[[bytes], None]:
@@ -117,7 +103,6 @@ class ShardWriter:
         return append
 
     def _encoded(self, document: Document) -> Iterator[np.ndarray]:
-        """Yields the ids of a document, in one piece or several."""
         data = document.data
         after = self.vocabulary.cuts_after
         if document.tokens is not None:
@@ -136,7 +121,7 @@ class ShardWriter:
                 'bytes: cut it into several documents, or bind Corpus.vocabulary = "bytes".'
             )
         else:
-            yield np.asarray(self.vocabulary.encode(data[:], document.title))
+            yield self._encoded_piece(data[:], 0, document.title)
 
     def _encoded_piece(self, data: bytes, start: int, title: str) -> np.ndarray:
         try:
@@ -165,13 +150,12 @@ class ShardWriter:
 
     def _add_weights(self, document: Document, tokens: int) -> None:
         weights = document.weights
-        if weights is None and "weights.bin" not in self.hashes:
-            return
-        if "weights.bin" not in self.hashes:  # earlier documents have weight 1
+        if weights is not None and "weights.bin" not in self.hashes:
             self._weights = self._new("weights.bin")
-            self._add_ones(self.counts["tokens"])
+            self._add_ones(self.counts["tokens"])  # earlier documents have weight 1
         if weights is None:
-            self._add_ones(tokens)
+            if "weights.bin" in self.hashes:
+                self._add_ones(tokens)
             return
         if np.shape(weights) != (tokens,):
             raise ValueError(
@@ -203,7 +187,6 @@ class SyncedFiles(ExitStack):
         self.folder = folder
 
     def new(self, name: str) -> BinaryIO:
-        """Opens a new file for writing bytes."""
         file = self.enter_context((self.folder / name).open("wb"))
         self.callback(_sync, file)
         return file
@@ -212,11 +195,6 @@ class SyncedFiles(ExitStack):
 def _sync(file: BinaryIO) -> None:
     file.flush()
     os.fsync(file.fileno())
-
-
-def json_bytes(content: Any) -> bytes:
-    """Returns indented JSON."""
-    return json.dumps(content, indent=2).encode() + b"\n"
 
 
 def write_file(folder: AnyPath, name: str, data: bytes) -> None:
@@ -228,18 +206,18 @@ def write_file(folder: AnyPath, name: str, data: bytes) -> None:
         files.new(name).write(data)
 
 
-def write_json(folder: Path, name: str, content: Any) -> None:
-    """Writes and syncs a JSON file."""
-    write_file(folder, name, json_bytes(content))
+def write_json(folder: AnyPath, name: str, content: Any) -> None:
+    """Writes and syncs an indented JSON file."""
+    write_file(folder, name, json.dumps(content, indent=2).encode() + b"\n")
 
 
 def replace_json(folder: AnyPath, name: str, content: Any) -> None:
     """Writes or replaces a JSON file atomically."""
     if isinstance(folder, RemotePath):
-        write_file(folder, name, json_bytes(content))
-        return
-    write_json(folder, f"{name}.new", content)
-    os.replace(folder / f"{name}.new", folder / name)
+        write_json(folder, name, content)
+    else:
+        write_json(folder, f"{name}.new", content)
+        os.replace(folder / f"{name}.new", folder / name)
 
 
 def document_digest(document: Document) -> bytes:

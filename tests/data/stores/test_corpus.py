@@ -165,7 +165,7 @@ def test_texts_that_changed_since_they_were_prepared_are_warned_of(tmp_path, war
 
 def test_published_files_are_not_counted_again_to_see_whether_they_changed(tmp_path, warnings):
     source = Text8(str(tmp_path / "text8"))
-    source.published = source.published._replace(bytes=(1, 1, 1))
+    source.sizes = {"bytes": (1, 1, 1)}
     (tmp_path / "text8").write_bytes(b"abc")
     corpus = Corpus(str(tmp_path / "s"), source, "bytes")
     corpus.prepare("train", quiet=True)

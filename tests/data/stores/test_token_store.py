@@ -369,9 +369,9 @@ def test_a_manifest_that_cannot_be_used_is_an_error(store, content):
         (lambda m: [s.update(weighted=False) for s in m["shards"]], "weighted"),
         (lambda m: m.pop("shards"), "'shards'"),
         (lambda m: m.update(format=2), "format 2"),
-        (lambda m: m["hashes"].pop("shard-00001/tokens.bin"), "no hash of shard-00001/tokens.bin"),
-        (lambda m: m["hashes"].update({"../a": "0"}), "'../a' is no file of this store"),
-        (lambda m: m["hashes"].update({"shard-99999/tokens.bin": "0"}), "is no file of this store"),
+        (lambda m: m["hashes"].pop("shard-00001/tokens.bin"), "shard-00001/tokens.bin"),
+        (lambda m: m["hashes"].update({"../a": "0"}), "../a"),
+        (lambda m: m["hashes"].update({"shard-99999/tokens.bin": "0"}), "shard-99999/tokens.bin"),
         (lambda m: m.update(content="0"), "content"),
     ],
 )
