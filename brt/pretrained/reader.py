@@ -21,7 +21,7 @@ from brt.models.layers.initializers import normal, parameter
 from brt.models.layers.losses import token_losses
 from brt.models.layers.precision import at_least_float32
 from brt.models.memory_tokens.layout import MemoryLayout
-from brt.models.memory_tokens.model import MemoryCache
+from brt.models.memory_tokens.memory import MemoryCache
 from brt.models.model import Reader
 from brt.models.wrapper import Wrapper
 from brt.pretrained.backbone import Reading

@@ -345,8 +345,9 @@ class Scaled(HiddenMemory):
         super().__init__(rngs, sizes, length)
         self.scale_D = parameter(rngs, jax.nn.initializers.ones, sizes.width)
 
-    def contents(self, cache):
-        return super().contents(cache) * self.scale_D[...]
+    def read(self, cache, dtype):
+        vectors = super().read(cache, dtype)
+        return vectors._replace(x_BMD=vectors.x_BMD * self.scale_D[...])
 
 
 def test_the_gradient_that_reaches_a_memory_is_monitored_where_one_learns():

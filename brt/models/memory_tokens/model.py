@@ -19,20 +19,12 @@ from brt.models.body import Body
 from brt.models.caches import select_rows
 from brt.models.layers.initializers import parameter
 from brt.models.memory_tokens.layout import MemoryLayout, MemoryTokens
-from brt.models.model import LanguageModel
+from brt.models.memory_tokens.memory import MemoryCache, TokenMemory
+from brt.models.model import LanguageModel, Metrics
 from brt.models.transformer_xl.model import TransformerXL
 from brt.models.wrapper import Wrapper
 
 INITIAL_ROWS = ("independent", "identical")
-
-
-class MemoryCache(NamedTuple):
-    """The memory of the next segment, (B, S, D) in the activations' type. Empty: learned."""
-
-    memory_BSD: jax.Array
-
-    def clear_state(self, empty: "MemoryCache") -> "MemoryCache":
-        return empty
 
 
 class DecodingMemory(NamedTuple):
@@ -116,6 +108,11 @@ class RecurrentMemoryTransformer(Wrapper, LanguageModel, ShowsAttention):
         )
 
     @property
+    def memory(self) -> TokenMemory:
+        """The segment memory, whose parameters belong to the model."""
+        return TokenMemory(self.memory_SD)
+
+    @property
     def positions(self) -> MemoryTokens:
         return self.body.memory_tokens(self.layout)
 
@@ -135,33 +132,27 @@ class RecurrentMemoryTransformer(Wrapper, LanguageModel, ShowsAttention):
     # Segments.
 
     def init_caches(self, rows: int) -> tuple:
-        memory_SD = self.memory_SD[...].astype(self.dtype)
-        memory_BSD = jnp.broadcast_to(memory_SD, (rows, *memory_SD.shape))
-        return (*self.body.init_caches(rows), MemoryCache(memory_BSD))
+        return (*self.body.init_caches(rows), self.memory.init_cache(rows, self.dtype))
 
     def embed(self, tokens_BT: jax.Array) -> jax.Array:
         return self.body.embed(tokens_BT)
 
     def stack(
         self, x_BTD: jax.Array, caches: tuple, key: jax.Array | None = None
-    ) -> tuple[jax.Array, tuple, dict[str, jax.Array]]:
-        """Runs on one segment; the memory after it carries gradients.
-
-        The metric memory_spread is the memory's standard deviation over the batch, 0 if it does not
-        depend on the document.
-        """
-        *body_caches, (memory_BSD,) = caches
+    ) -> tuple[jax.Array, tuple, Metrics]:
+        *body_caches, cache = caches
+        memory = self.memory.read(cache, self.dtype)
         y_BTD, memory_BSD, after, metrics = self.positions.segment(
-            x_BTD, tuple(body_caches), memory_BSD, key
+            x_BTD, tuple(body_caches), memory.x_BMD, key
         )
         with jax.named_scope("memory"):
-            spread = jnp.std(memory_BSD.astype(jnp.float32), axis=0).mean()
-        metrics = metrics | {"memory_spread": jax.lax.stop_gradient(spread)}
+            cache, memory_metrics = self.memory.update(cache, memory_BSD)
+        metrics = metrics | memory_metrics
         if self.special_tokens:
             with jax.named_scope("vocabulary"):
                 added = self.auxiliary_weight * self._special_nats(memory_BSD)
             metrics["added_nats"] = metrics.get("added_nats", 0.0) + added
-        return y_BTD, (*after, MemoryCache(memory_BSD)), metrics
+        return y_BTD, (*after, cache), metrics
 
     def attention_layout(self, segment_length: int) -> AttentionLayout | None:
         return self.for_segments(segment_length).positions.attention_layout()
@@ -189,7 +180,7 @@ class RecurrentMemoryTransformer(Wrapper, LanguageModel, ShowsAttention):
         parameters = self.body.given_parameters()
         return {"body": parameters} if parameters else {}
 
-    def gradient_metrics(self, grads: dict) -> dict[str, jax.Array]:
+    def gradient_metrics(self, grads: dict) -> Metrics:
         return self.body.gradient_metrics(grads["body"])
 
     # Tokens. The read positions are processed with a segment's first token, the write positions

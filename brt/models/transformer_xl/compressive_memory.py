@@ -17,7 +17,9 @@ from brt.checks import Count, CountFrom0, NotNegative, OneOf, configurable
 from brt.models.layers.initializers import normal, parameter
 from brt.models.layers.precision import at_least_float32
 from brt.models.layers.sizes import Sizes
-from brt.models.transformer_xl.hidden_memory import HiddenMemory
+from brt.models.model import Metrics
+from brt.models.segment_memory import MemoryVectors
+from brt.models.transformer_xl.hidden_memory import HiddenMemory, LayerSegment, last_filled
 
 if TYPE_CHECKING:
     from brt.models.transformer_xl.layer import TransformerXLLayer
@@ -81,9 +83,9 @@ class CompressiveMemory(HiddenMemory):
                 f"{length}."
             )
         super().__init__(rngs, sizes, length)
-        self.recent = length
         self.compressed = compressed
         self.length = compressed + length
+        self.reach = compressed * rate + length
         self.rate = rate
         self.compression = compression
         self.reconstruction_weight = reconstruction_weight
@@ -101,17 +103,13 @@ class CompressiveMemory(HiddenMemory):
             none_B,
         )
 
-    def contents(self, cache: CompressiveCache) -> jax.Array:
-        return jnp.concatenate([cache.compressed_BLD, cache.x_BMD], axis=1)
-
-    def filled(self, cache: CompressiveCache) -> jax.Array:
-        L, M = self.compressed, self.recent
-        filled_BL = jnp.arange(L) >= L - cache.compressed_count_B[:, None]
-        filled_BM = jnp.arange(M) >= M - cache.count_B[:, None]
-        return jnp.concatenate([filled_BL, filled_BM], axis=1)
-
-    def content_positions(self) -> tuple[int | None, ...]:
-        return (None,) * self.compressed + tuple(range(-self.recent, 0))
+    def read(self, cache: CompressiveCache, dtype: DTypeLike) -> MemoryVectors:
+        filled_BL = last_filled(cache.compressed_count_B, self.compressed)
+        filled_BM = last_filled(cache.count_B, self.recent)
+        return MemoryVectors(
+            jnp.concatenate([cache.compressed_BLD, cache.x_BMD], axis=1),
+            jnp.concatenate([filled_BL, filled_BM], axis=1),
+        )
 
     def check_segment(self, positions: int) -> None:
         if positions % self.rate:
@@ -120,13 +118,12 @@ class CompressiveMemory(HiddenMemory):
                 "segment: bind another rate, or another Trainer.segment_length."
             )
 
-    def remember(
-        self, cache: CompressiveCache, x_BTD: jax.Array, layer: "TransformerXLLayer"
-    ) -> tuple[NamedTuple, dict[str, jax.Array]]:
+    def update(self, cache: CompressiveCache, segment: LayerSegment) -> tuple[NamedTuple, Metrics]:
         """Returns the cache after a segment, without gradient, and metrics.
 
         For a convolution the metric added_nats is the weighted attention-reconstruction loss.
         """
+        x_BTD, layer = segment
         T, M, L = x_BTD.shape[1], self.recent, self.compressed
         x_BJD = jnp.concatenate([cache.x_BMD, x_BTD.astype(cache.x_BMD.dtype)], axis=1)
         x_BJD = jax.lax.stop_gradient(x_BJD)
@@ -177,10 +174,9 @@ class CompressiveMemory(HiddenMemory):
 
         Source: Rae et al. 2019, algorithm 2.
         """
-        O, L = old_BOD.shape[1], new_BLD.shape[1]
-        old_B1 = old_B[:, None]
-        expected = layer.content_attention(x_BTD, old_BOD, jnp.arange(O) >= O - old_B1)
-        filled_BL = jnp.arange(L) >= L - old_B1 // self.rate
+        filled_BO = last_filled(old_B, old_BOD.shape[1])
+        filled_BL = last_filled(old_B // self.rate, new_BLD.shape[1])
+        expected = layer.content_attention(x_BTD, old_BOD, filled_BO)
         compressed = layer.content_attention(x_BTD, new_BLD, filled_BL)
         error_B = jnp.square(at_least_float32(expected) - at_least_float32(compressed)).mean(
             axis=(1, 2, 3)
@@ -188,13 +184,5 @@ class CompressiveMemory(HiddenMemory):
         counts_B = (old_B > 0).astype(error_B.dtype)
         return (error_B * counts_B).sum() / jnp.maximum(counts_B.sum(), 1)
 
-    # Receptive field and cost.
-
-    def oldest(self, position: float, period: int) -> float:
-        return position // period * period - self.recent
-
-    def oldest_remembered(self, position: float, period: int) -> float:
-        return self.oldest(position, period) - self.compressed * self.rate
-
-    def flops_per_token(self, period: int) -> float:
-        return 2.0 * self.width**2 if self.compression == "convolution" else 0.0
+    def flops_per_segment(self, positions: int) -> float:
+        return 2.0 * self.width**2 * positions if self.compression == "convolution" else 0.0

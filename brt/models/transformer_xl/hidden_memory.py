@@ -1,10 +1,10 @@
-"""The memory of a Transformer-XL layer: its inputs at the last M positions.
+"""What a Transformer-XL remembers: the last inputs of each layer.
 
-The buffer has a fixed size and a count of filled positions per batch element. Other memories of
-inputs inherit from `HiddenMemory`. Axes as in `brt.models`.
+They are kept and not keys and values, because their keys depend on the distance to the query. Axes
+as in `brt.models`; M: remembered vectors, P: positions of a segment, J: M + P.
 """
 
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,8 @@ from jax.typing import DTypeLike
 
 from brt.models.caches import select_rows
 from brt.models.layers.sizes import Sizes
+from brt.models.model import Metrics
+from brt.models.segment_memory import MemoryVectors, SegmentMemory
 
 if TYPE_CHECKING:
     from brt.models.transformer_xl.layer import TransformerXLLayer
@@ -37,87 +39,54 @@ class HiddenCache(NamedTuple):
         return self
 
 
-class HiddenMemory(nnx.Module):
+class LayerSegment(NamedTuple):
+    """A segment as a layer of a Transformer-XL has processed it.
+
+    x_BTD: (B, T, D), the layer's inputs, of any length. layer: the layer.
+    """
+
+    x_BTD: jax.Array
+    layer: "TransformerXLLayer"
+
+
+class HiddenMemory(SegmentMemory[LayerSegment]):
     """Keeps the last M inputs of a layer: the base of the memories of Transformer-XL.
 
     A memory is built as `memory(rngs, sizes, length)` from the `Sizes` of its layer and
-    `TransformerXL.memory_length`. Its cache is a named tuple, batch axis first, with a method
-    `clear_state(empty)`. The layer attends to `contents` where `filled`, as to inputs right before
-    the segment.
+    `TransformerXL.memory_length`. The layer attends to what it reads, `MemoryVectors`, as to inputs
+    right before the segment.
 
     Attributes:
-        length: M, vectors that the layer attends to.
+        length: vectors that the layer reads; equal in all layers, as which of them are filled.
+        recent: how many of them, the last ones, are the inputs right before the segment.
 
     Source: Transformer-XL, section 3.2.
     """
 
-    name: ClassVar[str] = "hidden"
-    purpose = "recurrence"
+    name = "hidden"
 
     def __init__(self, rngs: nnx.Rngs, sizes: Sizes, length: int):
         self.width = sizes.width
-        self.length = length
-
-    def check_segment(self, positions: int) -> None:
-        """Raises a `ValueError` if the memory does not support segments of so many positions."""
+        self.length = self.recent = self.reach = length
 
     def init_cache(self, rows: int, dtype: DTypeLike) -> NamedTuple:
-        """Returns the cache of `rows` new documents; dtype: of activations."""
         x_BMD = jnp.zeros((rows, self.length, self.width), dtype)
         return HiddenCache(x_BMD, jnp.zeros(rows, jnp.int32))
 
-    def contents(self, cache: Any) -> jax.Array:
-        """Returns the vectors before the segment, (B, M, D), the newest last."""
-        return cache.x_BMD
+    def read(self, cache: Any, dtype: DTypeLike) -> MemoryVectors:
+        return MemoryVectors(cache.x_BMD, last_filled(cache.count_B, self.length))
 
-    def filled(self, cache: Any) -> jax.Array:
-        """Returns which of the contents are filled, (B, M) bool."""
-        M = cache.x_BMD.shape[1]
-        return jnp.arange(M) >= M - cache.count_B[:, None]
-
-    def content_positions(self) -> tuple[int | None, ...]:
-        """Returns the position of each of the contents, for drawing attention.
-
-        Relative to the segment's first position, -1 is right before it; None: no single position.
-        """
-        return tuple(range(-self.length, 0))
-
-    def remember(
-        self, cache: Any, x_BTD: jax.Array, layer: "TransformerXLLayer"
-    ) -> tuple[NamedTuple, dict[str, jax.Array]]:
-        """Returns the cache after a segment, without gradient, and metrics.
-
-        Args:
-            cache: before the segment.
-            x_BTD: (B, T, D), the layer's inputs, of any length.
-            layer: whose inputs they are.
-
-        Source: Transformer-XL, section 3.2 (h = [SG(m), h]) and the released code's update.
-        """
-        T = x_BTD.shape[1]
-        x_BJD = jnp.concatenate([cache.x_BMD, x_BTD.astype(cache.x_BMD.dtype)], axis=1)
+    def update(self, cache: Any, segment: LayerSegment) -> tuple[NamedTuple, Metrics]:
+        # No gradient: Transformer-XL, section 3.2, h = [SG(m), h].
+        T = segment.x_BTD.shape[1]
+        x_BJD = jnp.concatenate([cache.x_BMD, segment.x_BTD.astype(cache.x_BMD.dtype)], axis=1)
         count_B = jnp.minimum(cache.count_B + T, self.length)
         return HiddenCache(jax.lax.stop_gradient(x_BJD[:, T:]), count_B), {}
 
-    # Receptive field and cost.
 
-    def oldest(self, position: float, period: int) -> float:
-        """Returns the oldest position that a query may attend to through the last inputs.
-
-        Args:
-            position: of the query, relative to the beginning of some segment; minus infinity if it
-                may be any.
-            period: P, tokens of a segment.
-        """
-        return position // period * period - self.length
-
-    def oldest_remembered(self, position: float, period: int) -> float:
-        """Returns the oldest position that may influence a query at all."""
-        return self.oldest(position, period)
-
-    def flops_per_token(self, period: int) -> float:
-        """Returns operations of one token's forward pass, attention to the contents excluded."""
-        return 0.0
+def last_filled(count_B: jax.Array, size: int) -> jax.Array:
+    """Returns which of `size` slots are filled if the last `count_B` are, (B, size) bool."""
+    return jnp.arange(size) >= size - count_B[:, None]
 
 
 class DecodingSegment(NamedTuple):
@@ -155,13 +124,9 @@ def visible_keys(
 def open_segment(
     before: Any, room: int, x_BPD: jax.Array, fill_B: jax.Array, dtype: DTypeLike
 ) -> DecodingSegment:
-    """Returns the decoding form: the cache, and room for a segment.
+    """Returns the decoding form: the cache before a segment, and room for so many positions.
 
-    Args:
-        before: the cache before the segment.
-        room: positions of the segment.
-        x_BPD, fill_B: inputs of a segment, of any length, of which the first `fill_B` are valid.
-        dtype: of the activations.
+    x_BPD, fill_B: inputs of a segment, of any length, of which the first `fill_B` are valid.
     """
     x_BPD = x_BPD[:, :room].astype(dtype)
     x_BPD = jnp.pad(x_BPD, [(0, 0), (0, room - x_BPD.shape[1]), (0, 0)])

@@ -6,6 +6,7 @@ Every layer remembers its inputs at the last M positions before the segment.
 """
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Annotated
 
@@ -172,19 +173,21 @@ class TransformerXL(TransformerXLStack):
         # Transformer-XL, section 3.2: O(n * L) for M = L.
         if self.same_length:
             return len(self.layers) * (self.memory_length - 1)
-        P = self.period
-        oldest: float = P - 1
-        for memory in self.memories:  # the last of a segment sees farthest
-            oldest = memory.oldest(oldest, P)
-        return int(P - 1 - oldest)
+        return int(self._distance(memory.recent for memory in self.memories))
 
     def receptive_field(self) -> float:
         if self.same_length:
             return self.windows_reach()
+        return self._distance(memory.reach for memory in self.memories)
+
+    def _distance(self, before):
+        """Returns the distance through all layers, of `before` tokens before a segment each."""
         P = self.period
-        oldest: float = P - 1
-        for memory in self.memories:
-            oldest = memory.oldest_remembered(oldest, P)
+        oldest = P - 1  # the last of a segment sees farthest
+        for tokens in before:
+            if math.isinf(tokens):
+                return math.inf
+            oldest = oldest // P * P - tokens
         return P - 1 - oldest
 
     def gradient_metrics(self, grads: dict) -> dict[str, jax.Array]:
@@ -204,7 +207,7 @@ class TransformerXL(TransformerXLStack):
         for layer, memory in zip(self.layers, self.memories, strict=True):
             total += 2 * matrix_size(layer) + 2 * products * A * seen
             total += 2 * (layer.keys_DA.size + layer.values_DA.size) * M / P
-            total += memory.flops_per_token(P)
+            total += memory.flops_per_segment(P) / P
         return total
 
     def divided_sizes(self) -> dict[str, int]:

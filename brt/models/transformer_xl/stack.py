@@ -16,7 +16,12 @@ from brt.models.layers.positions_sinusoid import sinusoid
 from brt.models.layers.sizes import Sizes
 from brt.models.memory_tokens.layout import MemoryLayout
 from brt.models.memory_tokens.transformer_xl import TransformerXLMemoryTokens
-from brt.models.transformer_xl.hidden_memory import append_input, open_segment, visible_keys
+from brt.models.transformer_xl.hidden_memory import (
+    LayerSegment,
+    append_input,
+    open_segment,
+    visible_keys,
+)
 from brt.models.transformer_xl.layer import Biases, Distances, Drops, LayerAttention
 from brt.models.transformer_xl.relative_attention import distances
 
@@ -71,11 +76,11 @@ class TransformerXLStack(Body, ShowsAttention):
     def contents(self, caches: tuple) -> list:
         """Returns the vectors before the segment, (B, M, D) for each layer."""
         pairs = zip(self.memories, caches, strict=True)
-        return [memory.contents(cache) for memory, cache in pairs]
+        return [memory.read(cache, self.dtype).x_BMD for memory, cache in pairs]
 
     def filled(self, caches: tuple) -> jax.Array:
         """Returns which vectors before the segment are filled, (B, M) bool."""
-        return self.memories[0].filled(caches[0])
+        return self.memories[0].read(caches[0], self.dtype).filled_BM
 
     @jax.named_scope("memory")
     def visible(self, caches: tuple, T: int) -> jax.Array:
@@ -164,7 +169,7 @@ class TransformerXLStack(Body, ShowsAttention):
         parts = zip(self.memories, caches, inputs, self.layers, strict=True)
         for i, (memory, cache, x_BTD, layer) in enumerate(parts):
             with jax.named_scope(f"layer{i}/memory"):
-                cache, layer_metrics = memory.remember(cache, x_BTD, layer)
+                cache, layer_metrics = memory.update(cache, LayerSegment(x_BTD, layer))
             after.append(cache)
             for name, value in layer_metrics.items():
                 metrics[name] = metrics.get(name, 0.0) + value
@@ -197,7 +202,10 @@ class TransformerXLStack(Body, ShowsAttention):
     # Attention weights.
 
     def attention_layout(self, segment_length: int) -> AttentionLayout:
-        return AttentionLayout(self.memories[0].content_positions(), 0, segment_length, 0)
+        memory = self.memories[0]
+        # Vectors before the recent inputs have no single position.
+        positions = (None,) * (memory.length - memory.recent) + tuple(range(-memory.recent, 0))
+        return AttentionLayout(positions, 0, segment_length, 0)
 
     def attention_weights(
         self, tokens_BT: jax.Array, caches: tuple
