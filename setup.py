@@ -100,7 +100,7 @@ setup(
     packages=find_packages(include=["brt", "brt.*"]),
     package_data={
         "brt": ["py.typed"],
-        "brt.reporting": ["page.css", "page.js"],
+        "brt.reporting": ["*.html", "page.css", "page.js"],
         "brt.reporting.papers": ["*.toml"],
     },
     cmdclass={"build_py": BuildWithConfigs},

@@ -6,18 +6,18 @@ The page needs no network. Every figure and table is also written to report_file
 Runs may still be in training. Archives of run folders (`.tar.gz`) may be named like the folders.
 """
 
-import html
 import json
 import os
 import tempfile
 from collections.abc import Sequence
+from html import escape
 from pathlib import Path
 from typing import Any
 
 from absl import flags
 
 from brt import command_line
-from brt.reporting import page
+from brt.reporting import page, run_tables
 from brt.reporting.archive import ENDING, unpack
 from brt.reporting.collect import collect
 from brt.reporting.drawing.heat_map import study_maps
@@ -44,28 +44,21 @@ flags.DEFINE_integer("reader_tokens", 150_000, "The reader's documents hold so m
 
 
 def main(folders: Sequence[str]) -> None:
-    with only_buckets_of([*folders, *FLAGS.step_times]):
-        make_report(folders)
-
-
-def make_report(folders: Sequence[str]) -> None:
     if not folders:
         raise ValueError("Name the run folders: python -m brt.report RUN [RUN ...] -o report.html")
     if not FLAGS.output.endswith(".html"):
         raise ValueError(f"--output = {FLAGS.output}: give the page a name that ends in .html.")
-    try:
-        chosen = (
-            None if FLAGS.reader_documents is None else [int(n) for n in FLAGS.reader_documents]
-        )
-    except ValueError:
-        raise ValueError(
-            f"--reader_documents = {','.join(FLAGS.reader_documents)}: give numbers of documents, "
-            "as 0,3."
-        ) from None
-    step_times = read_step_times(FLAGS.step_times)
-    with tempfile.TemporaryDirectory() as scratch:
+    documents = FLAGS.reader_documents
+    if documents is not None:
+        if not all(number.isdecimal() for number in documents):
+            raise ValueError(
+                f"--reader_documents = {','.join(documents)}: give numbers of documents, as 0,3."
+            )
+        documents = list(map(int, documents))
+    with only_buckets_of([*folders, *FLAGS.step_times]), tempfile.TemporaryDirectory() as scratch:
+        step_times = read_step_times(FLAGS.step_times)
         runs = open_runs(local_folders(folders, scratch), FLAGS.allow_imports)
-        written = report(runs, FLAGS.output, step_times, chosen, FLAGS.reader_tokens)
+        written = report(runs, FLAGS.output, step_times, documents, FLAGS.reader_tokens)
     print(f"Written to {FLAGS.output}, with {written} files in {files_folder(FLAGS.output)}")
 
 
@@ -77,13 +70,11 @@ def local_folders(paths: Sequence[str], scratch: str) -> list[str | Path]:
         if not path.endswith(ENDING):
             folders.append(on_disk(path, scratch))
             continue
-        archive = Path(path).resolve()
-        if archive in archives:
+        if (archive := Path(path).resolve()) in archives:
             raise ValueError(f"{path} is named twice: name each archive once.")
         archives.add(archive)
         above = Path(os.path.abspath(path)).parent
-        target = Path(scratch, str(number), *above.parts[1:])
-        folders.append(unpack(Path(path), target))
+        folders.append(unpack(Path(path), Path(scratch, str(number), *above.parts[1:])))
     return folders
 
 
@@ -102,14 +93,14 @@ def on_disk(folder: str, scratch: str) -> str:
     return str(copy)
 
 
-def files_folder(output: str) -> Path:
+def files_folder(output: str | Path) -> Path:
     """Returns the folder of a page's figures and tables: report.html has report_files/."""
     return Path(output).with_name(Path(output).stem + "_files")
 
 
 def report(
     runs: list[Run],
-    output: str,
+    output: str | Path,
     step_times: dict[str, StepTime] | None = None,
     documents: list[int] | None = None,
     reader_tokens: int = 150_000,
@@ -122,69 +113,60 @@ def report(
         reader_tokens: most tokens of the reader.
     """
     groups = collect(runs)
-    sections = []
-    tables: list[Table] = []
-    plots: list[Any] = []  # whatever can be drawn and written as CSV
+    shown: list[Any] = []  # tables and figures, which are written to files too
 
-    def show(*shown):
-        for thing in shown:
-            (tables if isinstance(thing, Table) else plots).append(thing)
-        return shown
+    def show(*things):
+        shown.extend(things)
+        return things
 
-    found = show(
-        page.overview(runs, list(map(paper_position, runs))), *page.settings_that_differ(runs)
+    tables = show(
+        run_tables.overview(runs, list(map(paper_position, runs))),
+        *run_tables.settings_that_differ(runs),
     )
-    sections.append(("runs", "Runs", "".join(map(page.folded_if_long, found))))
+    sections = [("runs", "Runs", "".join(map(page.folded_if_long, tables)))]
     if curves := show(*training_curves(runs)):
         sections.append(("training", "Training", page.plots_html(curves)))
     sections.append(("evaluation", "Evaluation", _evaluation(runs, show)))
     if studies := _studies(runs, show):
         sections.append(("studies", "Studies", studies))
     for paper in PAPERS:
-        filled: tuple[Any, ...] = (
-            *paper_tables(paper, groups, step_times),
-            *paper_plots(paper, groups),
-        )
-        if not concerns(paper, groups) and not any(thing.has_measurements for thing in filled):
-            continue
-        found = show(*filled)
-        sections.append((paper.name, paper.title.split(",")[0], _paper(found)))
+        filled: tuple[Any, ...]
+        filled = *paper_tables(paper, groups, step_times), *paper_plots(paper, groups)
+        if concerns(paper, groups) or any(thing.has_measurements for thing in filled):
+            sections.append((paper.name, paper.title.split(",")[0], _paper(show(*filled))))
 
     texts: list[dict] = []
-    problems: list[str] = []
+    problems = [problem for run in runs for problem in run.problems]
     if any(run.recordings for run in runs):
         from brt.reporting.reader import reader_documents  # which needs jax and the stores
 
-        texts, problems = reader_documents(runs, documents, reader_tokens)
-    problems = [*(problem for run in runs for problem in run.problems), *problems]
-    named = ", ".join(run.name for run in runs)
-    title = named if len(runs) <= 3 else f"{len(runs)} runs"
-    text = page.page(title, sections, problems, texts)
+        texts, more = reader_documents(runs, documents, reader_tokens)
+        problems += more
+    title = ", ".join(run.name for run in runs) if len(runs) <= 3 else f"{len(runs)} runs"
     folder = files_folder(output)
     folder.mkdir(parents=True, exist_ok=True)
-    for table in tables:
-        _write(folder / f"{table.name}.csv", table.as_csv())
-    for plot in plots:
-        _write(folder / f"{plot.name}.csv", plot.as_csv())
-        _write(folder / f"{plot.name}.png", png(plot))
-    content = [table.as_json() for table in tables]
+    for thing in shown:
+        _write(folder / f"{thing.name}.csv", thing.as_csv())
+        if not isinstance(thing, Table):
+            _write(folder / f"{thing.name}.png", png(thing))
+    content = [thing.as_json() for thing in shown if isinstance(thing, Table)]
     whole = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
     _write(folder / "tables.json", whole)
-    _write(Path(output), text)
+    _write(Path(output), page.page(title, sections, problems, texts))
     for problem in problems:
         print(f"Note: {printable(problem)}")
-    return len(tables) + 2 * len(plots) + 1
+    return 2 * len(shown) - len(content) + 1
 
 
 def _evaluation(runs, show):
     content = ""
     if any(run.evaluations for run in runs):
-        (table,) = show(page.evaluations(runs))
+        (table,) = show(run_tables.evaluations(runs))
         content += page.table_html(table)
     for run in (run for run in runs if not run.evaluations):
         line = f"python -m brt.evaluate --workdir={run.folder}"
-        content += f"<p>{html.escape(run.name)} has not been evaluated on a whole split yet: "
-        content += f"<code>{html.escape(line)}</code></p>"
+        content += f"<p>{escape(run.name)} has not been evaluated on a whole split yet: "
+        content += f"<code>{escape(line)}</code></p>"
     return content
 
 
@@ -197,11 +179,7 @@ def _studies(runs, show):
     for run, name, study in found:
         kind = known.get(study.get("study"))
         title, caption = (kind.title, kind.caption) if kind else (name, "")
-        head = f"{title}: {run.name}{compared_with(study)}"
-        content += f"<h3>{html.escape(head)}</h3>"
-        if summary := study.get("summary"):
-            content += f'<p class="summary">{html.escape(summary)}</p>'
-        content += f'<p class="caption">{html.escape(caption)}</p>'
+        content += page.study_html(f"{title}: {run.name}{compared_with(study)}", caption, study)
         content += page.plots_html(show(*study_plots(run, name), *study_maps(run, name)))
         if texts := study.get("texts"):
             content += page.folded(len(texts), "text", page.marked_html(texts))
@@ -209,29 +187,30 @@ def _studies(runs, show):
             content += page.folded(len(excerpts), "excerpt", page.excerpts_html(excerpts))
         label = f"study_{name}_{run.name}".replace("/", "_")
         if rows := study.get("table"):
-            (table,) = show(page.rows_table(f"{label}_table", rows))
+            (table,) = show(run_tables.rows_table(f"{label}_table", rows))
             content += table.as_html()
         if numbers := study.get("numbers"):
-            (table,) = show(page.numbers_table(label, numbers))
+            (table,) = show(run_tables.numbers_table(label, numbers))
             content += page.folded(len(numbers), "number", table.as_html())
     return content
 
 
-def _paper(found):
+def _paper(things):
     """Returns tables and figures; those that await runs are folded."""
-    content = ""
-    for shown in (True, False):
-        some = [thing for thing in found if _is_shown(thing) == shown]
-        tables = [thing for thing in some if isinstance(thing, Table)]
+
+    def html(some):
+        tables = (thing for thing in some if isinstance(thing, Table))
         plots = [thing for thing in some if not isinstance(thing, Table)]
-        inside = "".join(map(page.table_html, tables)) + page.plots_html(plots)
-        head = "<details><summary>Tables and figures of which nothing was run</summary>"
-        content += inside if shown or not some else f"{head}{inside}</details>"
+        return "".join(map(page.table_html, tables)) + page.plots_html(plots)
+
+    def is_shown(thing):
+        return thing.has_measurements or (isinstance(thing, Table) and not thing.awaits_runs)
+
+    content = html([thing for thing in things if is_shown(thing)])
+    if waiting := [thing for thing in things if not is_shown(thing)]:
+        head = "<summary>Tables and figures of which nothing was run</summary>"
+        content += f"<details>{head}{html(waiting)}</details>"
     return content
-
-
-def _is_shown(thing):
-    return thing.has_measurements or (isinstance(thing, Table) and not thing.awaits_runs)
 
 
 def _write(path, content):

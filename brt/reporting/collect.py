@@ -1,5 +1,6 @@
 """Groups of runs that differ in their seed only, which share a cell."""
 
+import json
 import math
 from typing import Any, NamedTuple
 
@@ -26,10 +27,9 @@ def given_to(evaluation: dict) -> str:
 
 
 class Group(NamedTuple):
-    """Runs that differ in their seed only.
+    """Runs that differ in their seed only, at least one.
 
     Attributes:
-        runs: at least one.
         position: in the papers' tables.
         variant: the bindings that distinguish it from others of the same position; or "".
     """
@@ -41,11 +41,10 @@ class Group(NamedTuple):
     @property
     def split(self) -> str:
         """The split that tables report: test, or validation for GitHub."""
-        wanted = (
-            ("validation", "test") if self.position.corpus == "GitHub" else ("test", "validation")
-        )
-        found = (s for s in wanted if any(s in run.evaluations for run in self.runs))
-        return next(found, wanted[0])
+        splits = ("test", "validation")
+        splits = splits[::-1] if self.position.corpus == "GitHub" else splits
+        evaluated = (s for s in splits if any(s in run.evaluations for run in self.runs))
+        return next(evaluated, splits[0])
 
     def evaluations(self, split: str | None = None) -> list[dict]:
         """Returns the evaluations of a split (None for `split`) of all runs that have one."""
@@ -69,26 +68,25 @@ class Group(NamedTuple):
         if quantity.of == "spread":
             _, spread = mean_and_spread(values)
             return Cell("–") if spread is None else measured([spread], decimals, rounds_up=True)
-        value = max(values) if quantity.of == "worst" else len(values)
-        return measured([value], decimals)
+        return measured([max(values) if quantity.of == "worst" else len(values)], decimals)
 
     def _values(self, name, split):
         if name in PROPERTIES:
             return [x for x in [getattr(self, name)] if not math.isnan(x)]
         if name.startswith("studies/"):
             _, study, number = name.split("/", 2)
-            found = [run.study_number(study, number) for run in self.runs]
-            return [value for value in found if value is not None]
+            values = (run.study_number(study, number) for run in self.runs)
+            return [value for value in values if value is not None]
         if "/" in name:
-            found = [run.series(name)[1] for run in self.runs]
-            return [max(values) for values in found if values]
+            series = (run.series(name)[1] for run in self.runs)
+            return [max(values) for values in series if values]
         return [found[name] for found in self.evaluations(split) if name in found]
 
     @property
     def label(self) -> str:
         """Label in tables that have no row for the group: `Slide:5L (5 layers, d 128)`."""
-        system = " + ".join([self.position.system, *self.position.memories])
-        label = f"{system} ({self.dimensions})"
+        label = " + ".join([self.position.system, *self.position.memories])
+        label += f" ({self.dimensions})"
         if self.position.task:
             label += f", {self.position.task} {self.position.task_length}"
         return f"{label}, {self.variant}" if self.variant else label
@@ -135,13 +133,13 @@ class Group(NamedTuple):
 
     def _note(self, count, quantity):
         split, notes = quantity.split or self.split, []
-        evaluated = not quantity.scalar.startswith("studies/")
+        of_study = quantity.scalar.startswith("studies/")
         for run in self.runs:
-            if not evaluated and split in run.evaluations:
+            if of_study and split in run.evaluations:
                 study = quantity.scalar.split("/")[1]
                 if (read := run.study_split(study)) not in (None, split):
                     notes.append(f"{run.name}: {study} of {read}, evaluated on {split}")
-            evaluation = run.evaluations.get(split, {}) if evaluated else {}
+            evaluation = {} if of_study else run.evaluations.get(split, {})
             last = run.settings.get("Trainer.steps", 0)
             step = evaluation.get("step", last)
             if given := given_to(evaluation):
@@ -159,30 +157,18 @@ class Group(NamedTuple):
 
 def collect(runs: list[Run]) -> list[Group]:
     """Gathers runs into groups, in order."""
-    gathered: list[tuple[dict, list[Run]]] = []
+    gathered: dict[str, list[Run]] = {}
     for run in runs:
-        identity = run.identity()
-        for other, members in gathered:
-            if identity == other and run.stands_for.get("settings") == members[0].stands_for.get(
-                "settings"
-            ):
-                members.append(run)
-                break
-        else:
-            gathered.append((identity, [run]))
-    positions = [paper_position(members[0]) for _, members in gathered]
-    return [
-        Group(members, positions[i], _variant(i, positions, gathered))
-        for i, (_, members) in enumerate(gathered)
-    ]
+        identity = run.identity(), run.stands_for.get("settings")
+        gathered.setdefault(json.dumps(identity, sort_keys=True), []).append(run)
+    groups = [Group(members, paper_position(members[0]), "") for members in gathered.values()]
+    return [group._replace(variant=_variant(group, groups)) for group in groups]
 
 
-def _variant(i, positions, gathered):
-    own = gathered[i][0]
-    for j, (other, _) in enumerate(gathered):
-        if j != i and positions[j] == positions[i]:
-            return _apart(own, other)
-    return ""
+def _variant(group, groups):
+    others = (g for g in groups if g is not group and g.position == group.position)
+    other = next(others, None)
+    return group.apart_from(other) if other else ""
 
 
 def _apart(own, other):

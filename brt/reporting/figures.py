@@ -7,83 +7,41 @@ from brt.reporting.runs import Run
 
 MANY_POINTS = 30
 """Curves with fewer points have marks."""
+STEADY = "The axis fits what follows the first tenth of the run."
 CURVES = (
-    (
-        "training_loss",
-        "Loss in training",
-        "Bits per token of the batches read since the last point; below an evaluation's curve "
-        "where the training text is easier, or learned by heart. The axis fits what follows the "
-        "first tenth of the run.",
-        "bits per token",
-        r"train/bits_per_token",
-    ),
-    (
-        "evaluation_loss",
-        "Loss on held-out text",
-        "Evaluations during training, of a part of the split. `cleared` repeats each with the "
-        "state cleared at every segment: the distance between the two is what the state is worth.",
-        "bits per token",
-        r"eval/(cleared_)?bits_per_token",
-    ),
-    (
-        "recall",
-        "Recall",
-        "Share of questions answered right. `recall_accuracy` is of facts farther back than "
-        "attention reaches.",
-        "accuracy",
-        r"eval/(cleared_)?(recall_accuracy(_near|_across_segments)?|answer_accuracy)",
-    ),
-    (
-        "kept",
-        "Gates: share of the state kept at a block border",
-        "Near 1 the state changes slowly and remembers for long, near 0 it is overwritten.",
-        "kept",
-        r"train/layer\d+/kept",
-    ),
-    (
-        "state_share",
-        "Share of attention's output that comes from the states, or from the memory",
-        "Near 0 a state is ignored, the known failure of recurrence.",
-        "share",
-        r"train/layer\d+/(\w+/)?(state|memory)_share",
-    ),
-    (
-        "state_norm",
-        "Norm of the states",
-        "Root mean square of the state vectors; it should settle.",
-        "norm",
-        r"train/layer\d+/state_norm",
-    ),
-    (
-        "gradient_norm",
-        "Norm of the gradient, and of its part in the recurrent cell",
-        "A cell whose gradient is next to nothing is not being trained. The axis fits what follows "
-        "the first tenth of the run.",
-        "norm",
-        r"train/(layer\d+/cell_)?grad_norm",
-    ),
-    (
-        "learning_rate",
-        "Learning rate",
-        "Of the next step.",
-        "learning rate",
-        r"train/learning_rate",
-    ),
-    (
-        "speed",
-        "Speed",
-        "Tokens a second over all devices; dips are another program's work, or waiting for data.",
-        "tokens per second",
-        r"perf/tokens_per_second",
-    ),
-)
-"""Name, title, caption, axis label and the scalars of each figure."""
+    ("training_loss", "Loss in training", "bits per token", r"train/bits_per_token",
+     "Bits per token of the batches read since the last point; below an evaluation's curve where "
+     f"the training text is easier, or learned by heart. {STEADY}"),
+    ("evaluation_loss", "Loss on held-out text", "bits per token",
+     r"eval/(cleared_)?bits_per_token",
+     "Evaluations during training, of a part of the split. `cleared` repeats each with the state "
+     "cleared at every segment: the distance between the two is what the state is worth."),
+    ("recall", "Recall", "accuracy",
+     r"eval/(cleared_)?(recall_accuracy(_near|_across_segments)?|answer_accuracy)",
+     "Share of questions answered right. `recall_accuracy` is of facts farther back than attention "
+     "reaches."),
+    ("kept", "Gates: share of the state kept at a block border", "kept", r"train/layer\d+/kept",
+     "Near 1 the state changes slowly and remembers for long, near 0 it is overwritten."),
+    ("state_share", "Share of attention's output that comes from the states, or from the memory",
+     "share", r"train/layer\d+/(\w+/)?(state|memory)_share",
+     "Near 0 a state is ignored, the known failure of recurrence."),
+    ("state_norm", "Norm of the states", "norm", r"train/layer\d+/state_norm",
+     "Root mean square of the state vectors; it should settle."),
+    ("gradient_norm", "Norm of the gradient, and of its part in the recurrent cell", "norm",
+     r"train/(layer\d+/cell_)?grad_norm",
+     f"A cell whose gradient is next to nothing is not being trained. {STEADY}"),
+    ("learning_rate", "Learning rate", "learning rate", r"train/learning_rate",
+     "Of the next step."),
+    ("speed", "Speed", "tokens per second", r"perf/tokens_per_second",
+     "Tokens a second over all devices; dips are another program's work, or waiting for data."),
+)  # fmt: skip
+"""Name, title, axis label, scalars and caption of each figure."""
 
 
 def training_curves(runs: list[Run]) -> list[Plot]:
     """Returns the curves for which some run has numbers, all runs together."""
     plots = []
-    for name, title, caption, label, pattern in CURVES:
+    for name, title, label, pattern, caption in CURVES:
         lines = []
         for run in runs:
             scalars = {scalar for record in run.records for scalar in record}
@@ -120,16 +78,21 @@ def study_plots(run: Run, name: str) -> list[Plot]:
         borders = tuple(series.get("borders") or ())
         key = series.get("x_label", ""), series.get("y_label", ""), borders
         together.setdefault(key, []).append(series)
-    counts = [key for key in together if key[1].startswith("documents")]
+    x_labels = {key[0] for key in together if not key[1].startswith("documents")}
+    counts = {
+        key: group
+        for key, group in together.items()
+        if key[1].startswith("documents") and key[0] in x_labels
+    }
     plots: list[Plot] = []
     for key, group in together.items():
-        x_label, y_label, borders = key
-        beside = [c for c in counts if c[0] == x_label]
-        if key in counts and any(other[0] == x_label for other in together if other != key):
+        if key in counts:
             continue
+        x_label, y_label, borders = key
+        beside = [other for other in counts if other[0] == x_label]
         lines = [_line(series, "stems" if borders else None) for series in group]
-        for count in beside if key not in counts else ():
-            lines += [_line(s, "line")._replace(on_second_axis=True) for s in together[count]]
+        for other in beside:
+            lines += [_line(s, "line")._replace(on_second_axis=True) for s in counts[other]]
         plots.append(
             Plot(
                 re.sub(r"\W+", "_", f"{name}_{run.name}_{len(plots) + 1}"),
@@ -140,8 +103,8 @@ def study_plots(run: Run, name: str) -> list[Plot]:
                 lines,
                 log_x=all(_spread_out(series["x"]) for series in group),
                 borders=borders,
-                second_label=beside[0][1] if beside and key not in counts else "",
-                settles=bool(beside) and key not in counts,
+                second_label=beside[0][1] if beside else "",
+                settles=bool(beside),
             )
         )
     return plots

@@ -25,12 +25,7 @@ CORPORA_OF_WORDS = {
 """Corpora by the first letters of their stores' names."""
 PG19 = {"bytes": "PG19 bytes", "T5": "PG19 tokens", "pretrained": "PG-19"}
 """Names of PG19 by the family of the vocabulary; else `PG19 SPM`."""
-ENCODINGS = {
-    "relative": "this paper",
-    "shaw": "Shaw",
-    "absolute": "Vaswani",
-    "learned": "Al-Rfou",
-}
+ENCODINGS = {"relative": "this paper", "shaw": "Shaw", "absolute": "Vaswani", "learned": "Al-Rfou"}
 BODIES = {"GPT2": "GPT-2"}
 """Names of bodies in the papers, where their classes have others."""
 BETWEEN_WINDOWS = {
@@ -46,14 +41,12 @@ BLOCKS = "BlockRecurrentTransformer"
 
 
 def flops_per_token(window: int, overlap: int = 0, layers: int = 12, width: int = 768) -> float:
-    """Returns the operations of a window's layers for each of its new tokens, without the logits.
+    """Returns the operations of a window's layers for each new token, as the papers count them.
 
-    Source: Tables 1 and 2 of Adding Recurrence to Pretrained Transformers, whose numbers are those
-    of the layers' matrices and of the attention within a window; they do not count the recurrence.
+    The layers' matrices and the attention within a window, without logits and recurrence.
+    Source: Adding Recurrence to Pretrained Transformers, Tables 1 and 2.
     """
-    matrices = 2 * 12 * layers * width**2
-    attention = 2 * layers * window * width
-    return (matrices + attention) * window / (window - overlap)
+    return 2 * layers * width * (12 * width + window) * window / (window - overlap)
 
 
 def visible_context(system: str, segment_length: int, memory: int, bptt_depth: int) -> int | None:
@@ -77,13 +70,9 @@ class PaperPosition(NamedTuple):
         system: as in Table 1 of the Block-Recurrent paper, `Rec:fixed:skip`, `Slide:12L`, `XL:512`;
             `Tr-XL`, `Baseline` (the same without recurrence), `MemTr`, `RMT`, `Tr-XL + RMT`; or the
             name of the class.
-        segment_length: of training.
         corpus: as in the headings of tables, or the name of the store's folder.
-        vocabulary_family: `T5`, `PG19 SPM`, `SentencePiece`, `bytes`, or its name.
         vocabulary: family and size, `PG19 SPM 32k`.
-        layers: number of layers.
         size: name of the published size with the same dimensions, or None.
-        window: None without one.
         states, gate_biases: S and the initial gates; None without a recurrent layer.
         memory, evaluation_memory: M, hidden states cached in each layer.
         memory_tokens: m.
@@ -91,10 +80,8 @@ class PaperPosition(NamedTuple):
         bptt_depth: memories that gradients cross.
         encoding: of positions, as in Table 5 of the Transformer-XL paper.
         loss: "full" or "half" of the segment's positions.
-        steps: updates in all.
         task: `copy`, `reverse`, `retrieval` or `quadratic`; None for text.
-        task_length: n of the task: symbols to copy, pairs, or the largest root.
-        symbols: number of different symbols of copy and reverse; None for others.
+        task_length: symbols to copy, pairs, or the largest root.
         segments: of a sample of the task, or of a labelled document; 1 for text.
         overlap, evaluation_overlap: tokens that a window of a pretrained model reads again.
         flops: of the layers of a pretrained decoder for each new token, in 10^8; None for others.
@@ -165,10 +152,7 @@ class PaperPosition(NamedTuple):
 
     @property
     def vectors_shown(self) -> str:
-        """Vectors that a batch element carries between segments.
-
-        Source: RMT, section 5: a Transformer-XL caches M in each layer, an RMT m in all.
-        """
+        """Vectors that a batch element carries: M in each layer, m in all (RMT, section 5)."""
         if self.model not in _WITH_MEMORY:
             return str(self.states or "–")
         tokens = 0 if self.system == "MemTr" else self.memory_tokens
@@ -197,6 +181,9 @@ def system_and_size(settings: dict) -> tuple[str, str | None]:
     return attributes["system"], attributes.get("size")
 
 
+_WITH_MEMORY = ("TransformerXL", "RecurrentMemoryTransformer")
+
+
 def _of_model(settings) -> dict[str, Any]:
     model = model_name(settings)
     if not _is_published(settings, model):
@@ -210,16 +197,11 @@ def _of_model(settings) -> dict[str, Any]:
     return _other(settings, model)
 
 
-_WITH_MEMORY = ("TransformerXL", "RecurrentMemoryTransformer")
-
-
 def _is_published(settings, model):
     """Returns whether a paper combines the model's memories."""
     cached = str(settings.get("TransformerXL.memory", "@HiddenMemory")).strip("@()")
-    recurrent, memorizing, further = (
-        settings.get(f"{BLOCKS}.{name}")
-        for name in ("recurrent_layers", "memorizing_layers", "memories")
-    )
+    names = ("recurrent_layers", "memorizing_layers", "memories")
+    recurrent, memorizing, further = (settings.get(f"{BLOCKS}.{name}") for name in names)
     around = model != "RecurrentMemoryTransformer" or owners(settings)[-1] == "TransformerXL"
     return cached == "HiddenMemory" and around and not (further or (recurrent and memorizing))
 
@@ -312,7 +294,6 @@ def _pretrained(settings, model):
 
 
 def _other(settings, model):
-    """Returns attributes of other models, such as LSTM and QRNN of the Transformer-XL paper."""
     parts = ("recurrent_layers", "RecurrentCell"), ("memorizing_layers", "ExternalMemory")
     memories = [name for binding, name in parts if model_setting(settings, binding)]
     for binding in ("memory", "memories"):
@@ -361,8 +342,8 @@ def _corpus(run, family):
 
 def _vocabulary(run, settings):
     """Returns family and size, as in Table 5 of the Block-Recurrent paper."""
-    named = settings.get("Corpus.vocabulary") or settings.get("FirstTokens.vocabulary")
-    name = str(named or "of the source")
+    bound = settings.get("Corpus.vocabulary") or settings.get("FirstTokens.vocabulary")
+    name = str(bound or "of the source")
     entries = model_setting(settings, "vocabulary_size", 0)
     if name in ("bytes", "@ByteVocabulary()"):
         return "bytes", "256"

@@ -29,27 +29,26 @@ def reader_documents(
     if not opened:
         return [], problems
     first, base = opened[0]
-    aligned = []
-    for run, recording in opened:
-        if recording.manifest["store"]["content"] == base.manifest["store"]["content"]:
-            aligned.append((run, recording))
-        else:
+    manifest = base.manifest["store"]
+    for _, recording in opened:
+        if recording.manifest["store"]["content"] != manifest["content"]:
             problems.append(_misfit(base, recording))
+    opened = [(r, one) for r, one in opened
+              if one.manifest["store"]["content"] == manifest["content"]]  # fmt: skip
     try:
-        store = TokenStore(base.manifest["store"]["folder"])
-        aligned = [(run, Recording(r.folder, store)) for run, r in aligned]
+        store = TokenStore(manifest["folder"])
+        opened = [(run, Recording(recording.folder, store)) for run, recording in opened]
         vocabulary = _vocabulary(first, base)
     except (OSError, ValueError) as error:
         return [], [*problems, f"The reader has no text: {config.message(error)}"]
-    held_D = np.sum([recording.done_D for _, recording in aligned], axis=0)
+    held_D = np.sum([recording.done_D for _, recording in opened], axis=0)
     # Those that most recordings hold come first: a study may have recorded only some.
     numbers = np.argsort(-held_D, kind="stable")[: np.count_nonzero(held_D)].tolist()
     if chosen is not None:
-        missing = sorted(set(chosen) - set(numbers))
-        if missing:
+        if missing := sorted(set(chosen) - set(numbers)):
             problems.append(
                 f"Documents {', '.join(map(str, missing))} are in no recording of "
-                f"{base.manifest['store']['folder']}: record them with `brt.evaluate --record`."
+                f"{manifest['folder']}: record them with `brt.evaluate --record`."
             )
         numbers = [number for number in chosen if number in numbers]
     documents, left, titles = [], most_tokens, store.titles()
@@ -57,9 +56,9 @@ def reader_documents(
         if left <= 0:
             break
         length = min(int(store.lengths_D[number]), left)
-        holding = [(run, recording) for run, recording in aligned if recording.done_D[number]]
-        document = _document(store, vocabulary, number, length, titles[number], holding)
-        documents.append(document)
+        holding = [(run, recording) for run, recording in opened if recording.done_D[number]]
+        words = Words(vocabulary, store.tokens(number, 0, length))
+        documents.append(_document(words, store, number, titles[number], holding))
         left -= length
     return documents, problems
 
@@ -77,9 +76,9 @@ def _open(runs):
 
 def _misfit(base, other):
     ours, theirs = base.manifest["store"], other.manifest["store"]
+    names = [store["vocabulary"]["name"] for store in (ours, theirs)]
     if ours["vocabulary"]["fingerprint"] != theirs["vocabulary"]["fingerprint"]:
-        why = f"have different tokenizers, {ours['vocabulary']['name']} and "
-        why += theirs["vocabulary"]["name"]
+        why = f"have different tokenizers, {' and '.join(names)}"
     else:
         why = f"are of different documents, {ours['folder']} and {theirs['folder']}"
     return (
@@ -100,18 +99,16 @@ def _vocabulary(run, recording):
     return vocabulary
 
 
-def _document(store, vocabulary, number, length, title, holding):
-    words = Words(vocabulary, store.tokens(number, 0, length))
+def _document(words, store, number, title, holding):
+    length = len(words.texts)
     recordings = []
     for run, recording in holding:
         scores = recording.document(number)
-        recordings.append(
-            {
-                "name": f"{run.name}, state {recording.manifest['state']}",
-                "nats": _packed(scores.nats_T[:length], "<f4"),
-                "entropy": _packed(scores.entropy_T[:length], "<f4"),
-            }
+        name = f"{run.name}, state {recording.manifest['state']}"
+        nats, entropy = (
+            _packed(values_T[:length], "<f4") for values_T in (scores.nats_T, scores.entropy_T)
         )
+        recordings.append({"name": name, "nats": nats, "entropy": entropy})
     shown = [text.encode("utf-16-le", "surrogatepass") for text in words.texts]
     return {
         "number": number,
@@ -131,12 +128,9 @@ def last_seen(words: Words) -> np.ndarray:
 
     uint32 (tokens,); 0 for none, `NO_WORD` for a token without a word.
     """
-    distances = np.full(len(words.texts), NO_WORD, np.uint32)
-    for token in range(len(distances)):
-        number = words.at(token)
-        if number is not None:
-            distances[token] = words.last_seen(number) or 0
-    return distances
+    numbers = map(words.at, range(len(words.texts)))
+    distances = [NO_WORD if n is None else words.last_seen(n) or 0 for n in numbers]
+    return np.array(distances, np.uint32)
 
 
 def _packed(values, dtype):

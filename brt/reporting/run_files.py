@@ -28,20 +28,18 @@ class Shown:
     words = f"a number from {-LARGEST:.2g} to {LARGEST:.2g}"
 
     def holds(self, value: Any) -> bool:
-        return _is_shown(value)
+        return value != value or abs(value) <= LARGEST
 
 
-Number = Annotated[float, Shown()]
+SHOWN = Shown()
+Number = Annotated[float, SHOWN]
 
 EVALUATION = Fields(
     {},
     {
         "step": ManyFrom0,
-        "split": str,
-        "loss": float,
-        "cleared_loss": float,
-        "caveat": str,
-        "best_by": str,
+        **dict.fromkeys(("split", "caveat", "best_by"), str),
+        **dict.fromkeys(("loss", "cleared_loss"), float),
         "given": list[str],
     },
 )
@@ -50,9 +48,7 @@ EVALUATION = Fields(
 SERIES = Fields(
     {"x": list[Finite], "y": list[Number]},
     {
-        "name": str,
-        "x_label": str,
-        "y_label": str,
+        **dict.fromkeys(("name", "x_label", "y_label"), str),
         "borders": list[Finite] | None,
         "errors": list[Number] | None,
     },
@@ -104,11 +100,7 @@ AGAIN = "remove the file, or have it written again"
 
 
 def read_evaluation(path: Path, problems: list[str]) -> dict[str, Any]:
-    """Returns the metrics of an evaluation; `problems` gets a sentence for each extreme number.
-
-    Raises:
-        DamagedFile: also of the functions below.
-    """
+    """Returns the metrics of an evaluation; `problems` gets a sentence for each extreme number."""
     found = _read(path, EVALUATION)
     problems += [f"{path}: {what}" for what in replace_extremes(found).values()]
     for name, value in found.items():
@@ -153,14 +145,11 @@ def _read(path: Path, expected: Fields) -> dict[str, Any]:
 
 def replace_extremes(found: dict[str, Any]) -> dict[str, str]:
     """Replaces numbers that cannot be shown by NaN; returns a phrase for each by its name."""
-    extreme = {n: v for n, v in found.items() if isinstance(v, int | float) and not _is_shown(v)}
+    numbers = {name: value for name, value in found.items() if isinstance(value, int | float)}
+    extreme = {name: value for name, value in numbers.items() if not SHOWN.holds(value)}
     found |= dict.fromkeys(extreme, math.nan)
     words = f"counts as NaN, because it is not {Shown.words}"
     return {name: f"{name} = {value!r:.40} {words}" for name, value in extreme.items()}
-
-
-def _is_shown(number):
-    return number != number or abs(number) <= LARGEST
 
 
 def check_settings(path: Path, settings: dict[str, Any]) -> None:

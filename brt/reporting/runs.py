@@ -67,27 +67,25 @@ class Run:
         self.problems: list[str] = []
         self.settings = self._read_settings()
         self.records = read_metrics(str(self.folder), self.problems, MOST_RECORDS)
-        self._check_numbers()
-        evaluations = sorted(self.folder.glob("evaluation_*.json"))
-        self.evaluations = self._read_all(
-            evaluations,
-            lambda path: read_evaluation(path, self.problems),
-            lambda path: _shown_name(path.stem.split("_", 1)[1]),
-        )
+        self._replace_extremes()
+        self.evaluations = {
+            name.split("_", 1)[1]: found
+            for name, found in self._read_all(
+                "evaluation_*.json", lambda path: read_evaluation(path, self.problems)
+            ).items()
+        }
         for found in self.evaluations.values():
             if "cleared_loss" in found:
-                grown = found["cleared_loss"] - found["loss"]
-                found["uses_state"] = int(grown >= SHARE * found["cleared_loss"])
-        studies = sorted(self.folder.glob("studies/*.json"))
-        self.studies = self._read_all(studies, read_study, lambda p: _shown_name(p.stem))
-        found = [path.parent for path in self.folder.glob("recordings/*/manifest.json")]
-        self.recordings = sorted(found, key=lambda path: (not path.name.endswith("kept"), path))
+                cost = found["cleared_loss"] - found["loss"]
+                found["uses_state"] = int(cost >= SHARE * found["cleared_loss"])
+        self.studies = self._read_all("studies/*.json", read_study)
+        folders = (path.parent for path in self.folder.glob("recordings/*/manifest.json"))
+        self.recordings = sorted(folders, key=lambda path: (not path.name.endswith("kept"), path))
         self.rows: dict[str, dict[str, Any]] = {}
-        entries = list(self.folder.glob(STANDS_FOR_FILE))
-        read = self._read_all(entries, read_stands_for, lambda p: "entry")
-        self.stands_for = read.get("entry", {})
+        self.stands_for: dict[str, Any]
+        (self.stands_for,) = self._read_all(STANDS_FOR_FILE, read_stands_for).values() or ({},)
 
-    def _check_numbers(self):
+    def _replace_extremes(self):
         first: dict[str, str] = {}
         for record in self.records:
             for name, what in replace_extremes(record).items():
@@ -95,17 +93,26 @@ class Run:
         path = self.folder / "metrics.jsonl"
         self.problems += [f"{path}, {what}" for what in first.values()]
 
-    def _read_settings(self):
-        for name in ("operative_config.gin", "config.gin"):
-            path = self.folder / name
-            if path.exists():
-                return self._settings_of(path)
-        raise FileNotFoundError(
-            f"{self.folder} is not a run folder: it has no config.gin. Name folders given to "
-            "`brt.train` as --workdir."
-        )
+    def _read_all(self, pattern, read):
+        """Returns the content of files by their names without ending; damaged ones are left out."""
+        found = {}
+        for path in sorted(self.folder.glob(pattern)):
+            try:
+                found[_shown_name(path.stem)] = read(path)
+            except (ValueError, OSError) as error:
+                self.problems.append(
+                    f"{path} was left out: it is being written, or was cut short ({error})"
+                )
+        return found
 
-    def _settings_of(self, path):
+    def _read_settings(self):
+        names = ("operative_config.gin", "config.gin")
+        path = next((p for name in names if (p := self.folder / name).exists()), None)
+        if path is None:
+            raise FileNotFoundError(
+                f"{self.folder} is not a run folder: it has no config.gin. Name folders given to "
+                "`brt.train` as --workdir."
+            )
         try:
             settings = resolved(read_gin_file(path))
         except (SyntaxError, ValueError, KeyError, RecursionError, tokenize.TokenError) as error:
@@ -122,17 +129,6 @@ class Run:
                 )
         return settings
 
-    def _read_all(self, paths, read, key):
-        found = {}
-        for path in paths:
-            try:
-                found[key(path)] = read(path)
-            except (ValueError, OSError) as error:
-                self.problems.append(
-                    f"{path} was left out: it is being written, or was cut short ({error})"
-                )
-        return found
-
     def bind(self) -> None:
         config.parse([str(self.folder / "config.gin")], allow_imports=self.allow_imports)
 
@@ -144,11 +140,14 @@ class Run:
     @property
     def is_scaled(self) -> bool:
         """True if the published model has other dimensions."""
-        own = {name: self.settings.get(name) for name in self.stands_for.get("settings", {})}
-        # JSON has lists for tuples.
+
+        def listed(value):  # JSON has lists for tuples
+            return list(value) if isinstance(value, tuple) else value
+
+        published = self.stands_for.get("settings", {})
         return any(
-            list(value) != list(own[name] or ()) if isinstance(value, list) else value != own[name]
-            for name, value in self.stands_for.get("settings", {}).items()
+            listed(value) != listed(self.settings.get(name, [] if value == [] else None))
+            for name, value in published.items()
             if name != "Trainer.steps"
         )
 

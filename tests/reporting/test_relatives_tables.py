@@ -6,10 +6,10 @@ import pytest
 from fabricated_runs import make_run, make_task_run, make_xl_run
 
 from brt.reporting.collect import collect
-from brt.reporting.page import evaluations
 from brt.reporting.paper_positions import paper_position
 from brt.reporting.papers.fill import paper_plots, paper_tables
 from brt.reporting.papers.reading import PAPERS
+from brt.reporting.run_tables import evaluations
 from brt.reporting.runs import Run, open_runs
 
 STANDARD = {"size": "151M", "memory": 150, "segment": 150, "steps": 200_000}

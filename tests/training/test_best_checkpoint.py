@@ -27,8 +27,8 @@ from brt import evaluate, generate, train
 from brt.config import ConfigError
 from brt.evaluation.reading import SegmentReader
 from brt.experiment import load_run
-from brt.reporting.page import evaluations, overview
 from brt.reporting.paper_positions import paper_position
+from brt.reporting.run_tables import evaluations, overview
 from brt.reporting.runs import Run
 from brt.training.checkpoints.checkpoint import CheckpointError
 from brt.training.checkpoints.policy import Best, CheckpointPolicy, stopped_early

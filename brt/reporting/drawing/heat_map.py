@@ -5,8 +5,8 @@ import re
 import tokenize
 import zipfile
 import zlib
-from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -51,11 +51,11 @@ class HeatMap(NamedTuple):
     values_RC: np.ndarray
     x_ends: tuple[float, float]
     y_ends: tuple[float, float]
-    x_borders: tuple[int, ...] = ()
-    y_borders: tuple[int, ...] = ()
-    marked: tuple[int, ...] = ()
-    x_values: tuple[float, ...] = ()
-    y_values: tuple[float, ...] = ()
+    x_borders: Sequence[int] = ()
+    y_borders: Sequence[int] = ()
+    marked: Sequence[int] = ()
+    x_values: Sequence[float] = ()
+    y_values: Sequence[float] = ()
     most: float = 0.0
 
     @property
@@ -109,85 +109,69 @@ class HeatMap(NamedTuple):
         return shades
 
 
+ENTRIES = {*HeatMap._fields} - {"name", "values_RC"}
+"""Entries of a map in a study's file."""
+
+
 def _short(number):
     return f"{number:.0f}" if abs(number - round(number)) < 1e-9 else f"{number:.1f}"
 
 
-class StudiedRun(Protocol):
-    """The attributes of a `brt.reporting.runs.Run` that maps need."""
-
-    name: str
-    folder: Path
-    studies: dict[str, dict[str, Any]]
-    problems: list[str]
-
-
-def study_maps(run: StudiedRun, name: str) -> list[HeatMap]:
-    """Returns the maps of a study's file, from the arrays next to it.
+def study_maps(run: Any, name: str) -> list[HeatMap]:
+    """Returns the maps of a study of a `brt.reporting.runs.Run`, from the arrays next to its file.
 
     A torn or missing file becomes a problem of the run.
     """
     study = run.studies[name]
+    label = re.sub(r"\W+", "_", f"{name}_{run.name}")
     if "gains" in study:
-        return _gains(run, name, study)
+        return _gains(label, study)
     if not (entries := study.get("maps")):
         return []
     path = run.folder / "studies" / str(study.get("arrays"))
-    maps = []
     try:
         # NumPy leaves a damaged file that it has opened itself open.
-        with open_regular(path) as file, np.load(file, allow_pickle=False) as arrays:
-            found = {entry["array"]: arrays[entry["array"]] for entry in entries}
-        for key, array in found.items():
-            if array.ndim != 2 or not array.size or array.dtype.kind not in "fiu":
-                raise ValueError(f"{key} is no matrix of numbers")
-            if not np.isfinite(array).all():
-                raise ValueError(f"{key} has numbers that are not finite")
+        with open_regular(path) as file, np.load(file, allow_pickle=False) as content:
+            arrays = {entry["array"]: content[entry["array"]] for entry in entries}
         for entry in entries:
-            sides = [len(entry.get(name, ())) for name in ("y_values", "x_values")]
-            if any(n and n != side for n, side in zip(sides, found[entry["array"]].shape)):
-                raise ValueError(f"{entry['array']} has no value for each row and column")
+            _check(arrays[entry["array"]], entry)
     except UNREADABLE as error:
         run.problems.append(f"{path} was left out: its maps cannot be read ({error})")
         return []
-    for number, entry in enumerate(entries, 1):
-        maps.append(
-            HeatMap(
-                re.sub(r"\W+", "_", f"{name}_{run.name}_map_{number}"),
-                entry["title"],
-                entry["caption"],
-                entry["x_label"],
-                entry["y_label"],
-                found[entry["array"]],
-                tuple(entry["x_ends"]),
-                tuple(entry["y_ends"]),
-                tuple(entry["x_borders"]),
-                tuple(entry["y_borders"]),
-                tuple(entry.get("marked", ())),
-                tuple(entry.get("x_values", ())),
-                tuple(entry.get("y_values", ())),
-                entry.get("most", 0.0),
-            )
+    return [
+        HeatMap(
+            name=f"{label}_map_{number}",
+            values_RC=arrays[entry["array"]],
+            **{key: value for key, value in entry.items() if key in ENTRIES},
         )
-    return maps
+        for number, entry in enumerate(entries, 1)
+    ]
 
 
-def _gains(run, name, study):
+def _check(array, entry):
+    if array.ndim != 2 or not array.size or array.dtype.kind not in "fiu":
+        raise ValueError(f"{entry['array']} is no matrix of numbers")
+    if not np.isfinite(array).all():
+        raise ValueError(f"{entry['array']} has numbers that are not finite")
+    sides = [len(entry.get(name, ())) for name in ("y_values", "x_values")]
+    if any(n and n != side for n, side in zip(sides, array.shape)):
+        raise ValueError(f"{entry['array']} has no value for each row and column")
+
+
+def _gains(label, study):
     """Returns Figure 3 of the Transformer-XL paper."""
-    contexts, maps = study["contexts"], []
-    for number, (model, gains_CC) in enumerate(study["gains"].items(), 1):
-        values_CC = [[max(gain or 0.0, 0.0) for gain in line] for line in gains_CC]
-        maps.append(
-            HeatMap(
-                re.sub(r"\W+", "_", f"{name}_{run.name}_gains_{number}"),
-                f"Gains of longer contexts: {os.path.basename(model.rstrip('/'))}",
-                "Perplexity that the longer context takes off, beside the group's best with the "
-                "short one, r = 0.1: dark far to the right is a long memory (Figure 3).",
-                "longer context, tokens",
-                "short context, tokens",
-                np.array(values_CC),
-                (contexts[0], contexts[-1]),
-                (contexts[0], contexts[-1]),
-            )
+    contexts = study["contexts"]
+    return [
+        HeatMap(
+            f"{label}_gains_{number}",
+            f"Gains of longer contexts: {os.path.basename(model.rstrip('/'))}",
+            "Perplexity that the longer context takes off, beside the group's best with the "
+            "short one, r = 0.1: dark far to the right is a long memory (Figure 3).",
+            "longer context, tokens",
+            "short context, tokens",
+            np.array([[max(gain or 0.0, 0.0) for gain in line] for line in gains_CC]),
+            (contexts[0], contexts[-1]),
+            (contexts[0], contexts[-1]),
         )
-    return maps
+        for number, (model, gains_CC) in enumerate(study["gains"].items(), 1)
+    ]

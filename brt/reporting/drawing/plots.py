@@ -5,7 +5,7 @@ import itertools
 import re
 import textwrap
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,18 +15,12 @@ from brt.storage.csv_text import csv_text
 COLOURS = ("#3b7dd8", "#e0712c", "#2f9e68", "#c2468f", "#8a6fd1", "#a8862a", "#6b7a8f", "#c0392b")
 """Colours that most colour-blind readers distinguish in this order."""
 FOREGROUND = "#123457"  # stands for the page's text colour until the SVG is written
-MOST_POINTS = 2000
-MOST_BORDERS = 100
-"""Plots with more borders show none."""
-MOST_TICKS = 12
-MOST_NAMED = 30
-"""Lines that a legend has room for."""
+MOST_POINTS, MOST_BORDERS, MOST_TICKS, MOST_NAMED = 2000, 100, 12, 30
+"""Most points drawn of a line, borders of a plot, ticks of an axis, lines in a legend."""
 MARK, PER_SIZE = 12, 1.0
 """Area of a mark of size 0, and the addition of each unit, in square points."""
-LEGEND_LETTERS = 96
-"""Width of a legend above a plot."""
-LABEL_LETTERS = 36
-"""Length of an axis."""
+LEGEND_LETTERS, LABEL_LETTERS = 96, 36
+"""Letters that fit the legend above a plot, and an axis."""
 
 
 class Line(NamedTuple):
@@ -91,18 +85,7 @@ class Plot(NamedTuple):
         axes = figure.add_subplot()
         second: Any = axes.twinx() if self.second_label else None
         for number, line in enumerate(self.lines):
-            on = second if line.on_second_axis else axes
-            x, y = _thinned(line)
-            if line.style == "stems":
-                x, y = np.repeat(x, 3), np.stack([0 * y, y, np.nan * y], 1).ravel()
-            style = _style(line, number)
-            on.plot(x, y, label=line.name, **style)
-            if line.sizes:
-                areas = [MARK + PER_SIZE * size for size in line.sizes]
-                on.scatter(line.x, line.y, areas, color=style["color"], alpha=0.5)
-            if line.errors:
-                low, high = (np.add(line.y, sign * np.array(line.errors)) for sign in (-1, 1))
-                on.fill_between(line.x, low, high, color=style["color"], alpha=0.2, linewidth=0)
+            _draw(second if line.on_second_axis else axes, line, number)
         for border in self.borders if len(self.borders) <= MOST_BORDERS else ():
             axes.axvline(border, color=foreground, alpha=0.2, linewidth=0.5, zorder=0)
         axes.set_xlabel(self.x_label)
@@ -114,10 +97,8 @@ class Plot(NamedTuple):
             _logarithmic(axes, sorted({x for line in self.lines for x in line.x}))
         elif all(x % 1 == 0 for line in self.lines for x in line.x):
             axes.xaxis.get_major_locator().set_params(integer=True)
-        if self.y_range:
-            axes.set_ylim(*self.y_range)
-        if self.settles:
-            axes.set_ylim(*_later_range(self.lines))
+        if limits := _later_range(self.lines) if self.settles else self.y_range:
+            axes.set_ylim(*limits)
         if second is not None:
             second.set_ylabel(textwrap.fill(self.second_label, LABEL_LETTERS))
             second.spines["right"].set_visible(True)
@@ -129,6 +110,20 @@ class Plot(NamedTuple):
             columns = min(max(columns, 1), len(self.lines))
             figure.legend(handles=handles, loc="outside upper left", ncols=columns, fontsize=9)
         return figure
+
+
+def _draw(axes, line, number):
+    x, y = _thinned(line)
+    if line.style == "stems":
+        x, y = np.repeat(x, 3), np.stack([0 * y, y, np.nan * y], 1).ravel()
+    style = _style(line, number)
+    axes.plot(x, y, label=line.name, **style)
+    if line.sizes:
+        areas = [MARK + PER_SIZE * size for size in line.sizes]
+        axes.scatter(line.x, line.y, areas, color=style["color"], alpha=0.5)
+    if line.errors:
+        low, high = (np.add(line.y, sign * np.array(line.errors)) for sign in (-1, 1))
+        axes.fill_between(line.x, low, high, color=style["color"], alpha=0.2, linewidth=0)
 
 
 def _theme(name, foreground):
@@ -152,35 +147,21 @@ def new_figure(width: float = 7.2, height: float = 3.4) -> Any:
     return figures.Figure(figsize=(width, height), layout="constrained")
 
 
-class Drawn(Protocol):
-    """A figure, such as a `Plot` or a `HeatMap`."""
-
-    @property
-    def name(self) -> str: ...
-
-    def draw(self, foreground: str) -> Any:
-        """Returns a matplotlib figure with lines and text in that colour."""
-
-
-def png(shown: Drawn) -> bytes:
-    """Returns a figure for slides and papers: dark on white, 200 dpi."""
+def png(shown: Any) -> bytes:
+    """Returns a `Plot` or `HeatMap` for slides and papers: dark on white, 200 dpi."""
     return _save(shown, "#222222", "png", facecolor="white", dpi=200)
 
 
-def svg(shown: Drawn) -> str:
+def svg(shown: Any) -> str:
     """Returns a figure for the page, with text as text in the page's colour."""
     text = _save(shown, FOREGROUND, "svg", transparent=True).decode("utf-8")
     text = text[text.index("<svg") :]
     text = text.replace(FOREGROUND, "currentColor")
-    text = re.sub(r'\bd="[^"]*"', _to_hundredths, text)
+    # Coordinates are half the page: a hundredth of a point is enough.
+    text = re.sub(r'\bd="[^"]*"', lambda path: re.sub(r"(\.\d\d)\d+", r"\1", path[0]), text)
     text = re.sub(r' id="[\w.]*_\d+"', "", text)  # the same in every plot of a page
     text = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", text, count=1)
     return re.sub(r'(<svg[^>]*?) height="[^"]*"', r'\1 role="img"', text, count=1)
-
-
-def _to_hundredths(path):
-    """Rounds coordinates of an SVG path to a hundredth of a point: they are half the page."""
-    return re.sub(r"(\.\d\d)\d+", r"\1", path[0])
 
 
 def _style(line, number):
@@ -196,10 +177,8 @@ def _style(line, number):
 
 
 def _thinned(line):
-    """Returns the points to draw; of a long line the outermost of each stretch, so that spikes
-    stay."""
-    x = np.asarray(line.x, np.float64)
-    y = np.asarray(line.y, np.float64)
+    """Returns the points to draw: of a long line the outermost of each stretch."""
+    x, y = np.asarray(line.x, np.float64), np.asarray(line.y, np.float64)
     if len(x) <= MOST_POINTS:
         return x, y
     kept, middle = [], np.nanmedian(y) if np.isfinite(y).any() else 0.0

@@ -1,9 +1,9 @@
 """Tables of published and measured numbers as Markdown, CSV, JSON and HTML."""
 
-import html
 import math
 import re
 from collections.abc import Iterable
+from html import escape
 from typing import Any, NamedTuple
 
 from brt.reporting.drawing.rounding import rounded_up, three_digits, with_error_bar
@@ -149,45 +149,47 @@ class Table(NamedTuple):
 
     def as_html(self) -> str:
         """Returns a `<table>`; measured cells have their numbers in `data-values`."""
-        kinds = self._column_classes()
-        spans: list[tuple[str, int, str]] = []
-        titles = []
-        for column, kind in zip(self.columns, kinds):
-            titles.append(f'<th scope="col"{kind}>{html.escape(column.title)}</th>')
-            if spans and spans[-1][0] == column.group != "":
-                group, span, its_kind = spans.pop()
-                spans.append((group, span + 1, its_kind))
-            else:
-                spans.append((column.group, 1, kind if column.group else ""))
-        groups = "".join(
-            f'<th colspan="{span}" scope="colgroup"{kind}>{html.escape(group)}</th>'
-            for group, span, kind in spans
+        kinds, notes = self._column_classes(), self.notes()
+        titles = "".join(
+            f'<th scope="col"{kind}>{escape(column.title)}</th>'
+            for column, kind in zip(self.columns, kinds)
         )
-        head = f"<tr>{groups}</tr>\n" if any(group for group, *_ in spans) else ""
-        notes = self.notes()
-        bars = [max((_bar(row[i]) for row in self.rows), key=len, default="")
-                for i in range(len(self.columns))]  # fmt: skip
         body = []
+        bars = [max(map(_bar, cells), key=len) for cells in zip(*self.rows)]
         for row in self.rows:
-            cells = [f'<th scope="row">{html.escape(row[0].text)}</th>']
+            cells = [f'<th scope="row">{escape(row[0].text)}</th>']
             for cell, kind, bar in list(zip(row, kinds, bars))[1:]:
                 state = "measured" if cell.values else "missing" if _missing(cell) else ""
                 values = " ".join(map(repr, cell.values))
                 data = f' data-values="{values}"' if cell.values else ""
                 # Numbers without an error bar leave room for one, so that points are aligned.
-                data += f' data-pad="{html.escape(bar)}"' if bar and not _bar(cell) else ""
+                data += f' data-pad="{escape(bar)}"' if bar and not _bar(cell) else ""
                 mark = f"<sup>{notes.index(cell.note) + 1}</sup>" if cell.note else ""
-                kind = f' class="{state}"{data}' if not kind else f'{kind[:-1]} {state}"{data}'
-                cells.append(f"<td{kind}>{html.escape(cell.text)}{mark}</td>")
+                kind = f'{kind[:-1]} {state}"' if kind else f' class="{state}"'
+                cells.append(f"<td{kind}{data}>{escape(cell.text)}{mark}</td>")
             body.append(f"<tr>{''.join(cells)}</tr>")
-        foot = "".join(f"<li>{html.escape(note)}</li>" for note in notes)
+        foot = "".join(f"<li>{escape(note)}</li>" for note in notes)
         return (
-            f'<div class="scroll"><table id="{html.escape(self.name)}"><thead>{head}'
-            f"<tr>{''.join(titles)}</tr></thead>\n<tbody>\n"
+            f'<div class="scroll"><table id="{escape(self.name)}"><thead>{self._groups(kinds)}'
+            f"<tr>{titles}</tr></thead>\n<tbody>\n"
             + "\n".join(body)
             + "\n</tbody></table></div>"
             + (f'\n<ol class="notes">{foot}</ol>' if foot else "")
         )
+
+    def _groups(self, kinds):
+        """Returns the row of headings that neighbouring columns share, if any."""
+        spans: list[list] = []
+        for column, kind in zip(self.columns, kinds):
+            if spans and spans[-1][0] == column.group != "":
+                spans[-1][1] += 1
+            else:
+                spans.append([column.group, 1, kind if column.group else ""])
+        cells = (
+            f'<th colspan="{span}" scope="colgroup"{kind}>{escape(group)}</th>'
+            for group, span, kind in spans
+        )
+        return f"<tr>{''.join(cells)}</tr>\n" if any(group for group, *_ in spans) else ""
 
     def _column_classes(self):
         classes, last = [], ""

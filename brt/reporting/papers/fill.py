@@ -32,14 +32,8 @@ def paper_tables(
 ) -> list[Table]:
     """Returns the tables of a paper; `step_times` are those of `read_step_times`."""
     tables, groups = [], [group for group in groups if fits(group.position, paper.where)]
-    placed = {
-        id(group)
-        for table in paper.tables
-        if any(quantity.is_printed for quantity in table.quantities)
-        for row in table.rows
-        for group in groups
-        if fits(group.position, table.where, row.where)
-    }
+    printing = [t for t in paper.tables if any(q.is_printed for q in t.quantities)]
+    placed = {id(group) for table in printing for group in _of_rows(table, groups)}
     rest = [group for group in groups if id(group) not in placed]
     for table in paper.tables:
         others = [] if table.rest is None else rest
@@ -55,13 +49,17 @@ def concerns(paper: Paper, groups: list[Group]) -> bool:
     return any(fits(group.position, paper.about) for group in groups)
 
 
+def _of_rows(table: PaperTable, groups):
+    """Returns the groups that a row of the table is for."""
+    return [g for g in groups if any(fits(g.position, table.where, r.where) for r in table.rows)]
+
+
 def _filled(table: PaperTable, groups, rest, step_times):
-    shown = [
-        g for g in groups if any(fits(g.position, table.where, row.where) for row in table.rows)
-    ]
+    shown = _of_rows(table, groups)
     rest = [g for g in rest if any(_has(g, quantity) for quantity in table.quantities)]
-    columns, measures = [Column("", label) for label in table.labels], []
     runs_here = table.rest is not None or any(row.where is not None for row in table.rows)
+    columns = [Column("", label) for label in table.labels]
+    measures = []
     for quantity in table.quantities:
         corpora = _corpora(table, quantity, shown + rest) if runs_here else []
         measures.append((quantity, corpora))
@@ -72,25 +70,36 @@ def _filled(table: PaperTable, groups, rest, step_times):
             columns.append(Column(head, MEASURED if corpus in (None, head) else corpus))
     rows = []
     for row in table.rows:
-        mine = [group for group in shown if fits(group.position, table.where, row.where)]
-        for variant, own in _variants(mine, measures).items():
+        fitting = [group for group in shown if fits(group.position, table.where, row.where)]
+        for variant, members in _variants(fitting, measures).items():
             label = f"{row.labels[0]}, {variant}" if variant else row.labels[0]
-            cells = _cells(measures, row, own, step_times, table)
+            cells = _cells(measures, row, members, step_times, table)
             rows.append([*map(Cell, (label, *row.labels[1:])), *cells])
-    labels_of = [_labels(group, table) for group in rest]
-    for i, group in enumerate(rest):
-        alike = [g for j, g in enumerate(rest) if j != i and labels_of[j] == labels_of[i]]
-        alike = [g for g in alike if g.position.corpus == group.position.corpus]
-        change = group.apart_from(alike[0]) if alike else ""
-        labels = [f"{group.label}, {change}" if change else group.label, *labels_of[i][1:]]
-        nothing = (None,) * sum(quantity.is_printed for quantity in table.quantities)
+    nothing = (None,) * sum(quantity.is_printed for quantity in table.quantities)
+    for group in rest:
         row = Row((), nothing, {"system": group.position.system})
-        rows.append([*map(Cell, labels), *_cells(measures, row, [group], step_times)])
+        cells = _cells(measures, row, [group], step_times)
+        rows.append([*map(Cell, _rest_labels(group, rest, table)), *cells])
     return Table(table.name, table.title, table.caption, columns, rows)
 
 
-def _labels(group, table):
-    return [group.label, *(str(getattr(group.position, name)) for name in table.rest or ())]
+def _rest_labels(group, rest, table):
+    """Returns the labels of a run without a row, which no other of its corpus has."""
+
+    def labels(one):
+        return [one.label, *(str(getattr(one.position, name)) for name in table.rest or ())]
+
+    own = labels(group)
+    for other in rest:
+        if (
+            other is not group
+            and labels(other) == own
+            and other.position.corpus == group.position.corpus
+        ):
+            if change := group.apart_from(other):
+                own[0] += f", {change}"
+            break
+    return own
 
 
 def _variants(groups, measures) -> dict[str, list[Group]]:
@@ -125,8 +134,8 @@ def _corpora(table, quantity, groups):
     if quantity.scalar in TIMES or "corpus" in table.where | quantity.where:
         return [None]
     named = {q.where.get("corpus") for q in table.quantities}
-    found = [g.position.corpus for g in groups if fits(g.position, quantity.where)]
-    corpora = [corpus for corpus in dict.fromkeys(found) if corpus not in named]
+    measured = [g.position.corpus for g in groups if fits(g.position, quantity.where)]
+    corpora = [corpus for corpus in dict.fromkeys(measured) if corpus not in named]
     nothing_printed = not any(q.is_printed for q in table.quantities)
     return corpora or ([None] if quantity.is_printed or nothing_printed else [])
 
@@ -139,17 +148,17 @@ def _cells(measures, row: Row, groups, step_times, table: PaperTable | None = No
         scalar = row.scalars.get(quantity.head, quantity.scalar)
         for corpus in corpora:
             rule = quantity.where | ({"corpus": corpus} if corpus else {})
-            found = [group for group in groups if fits(group.position, rule)]
+            group = next((group for group in groups if fits(group.position, rule)), None)
             if row.where is None or scalar is None:
                 cells.append(published(None))
             elif scalar in TIMES:
                 time = step_times.get(row.where["system"])
                 values, note = ([time.ratio], time.note) if time else ([], "")
                 cells.append(measured(values, quantity.decimals, note))
-            elif found:
-                cell = found[0].quantity(quantity._replace(scalar=scalar))
+            elif group:
+                cell = group.quantity(quantity._replace(scalar=scalar))
                 if table and cell.values and scalar not in PROPERTIES:
-                    cell = _compared(cell, found[0], table, table.where | row.where | rule)
+                    cell = _compared(cell, group, table, table.where | row.where | rule)
                 cells.append(cell)
             else:
                 cells.append(Cell(NOT_RUN))
@@ -160,10 +169,8 @@ def _compared(cell: Cell, group: Group, table: PaperTable, rule: dict) -> Cell:
     """Adds to a cell's note the settings that differ from the published ones."""
     if not table.settings:  # nothing printed to compare with
         return cell
-    published = published_settings(table.settings, group.position)
-    lines = [
-        line for run in group.runs for line in differences(run, group.position, published, rule)
-    ]
+    expected = published_settings(table.settings, group.position)
+    lines = [x for run in group.runs for x in differences(run, group.position, expected, rule)]
     if any(run.is_scaled for run in group.runs):
         lines = [f"a model of {group.dimensions}", *lines]
     if not lines:
@@ -221,33 +228,23 @@ def _plot(paper, plot: PaperPlot, groups):
              curve.on_second_axis, sizes=curve.sizes and [*curve.sizes])
         for curve in plot.curves
     ]  # fmt: skip
-    curves = list(plot.curves)
-    if plot.rest is not None:
-        scalar = plot.curves[0].scalar
-        named = {curve.name for curve in plot.curves}
-        systems = [group.position.system for group in groups if fits(group.position, plot.rest)]
-        systems = [system for system in systems if system not in named]
-        for system in dict.fromkeys(systems):
-            curves.append(Curve(system, (), (), plot.rest | {"system": system}, scalar))
     of_source = {plot.source: [pair for line in lines for pair in zip(line.x, line.y)]}
-    for colour, curve in enumerate(curves):
-        points: dict[str, list] = {}
-        for group in groups:
-            if fits(group.position, curve.where) and (values := _values(group, curve, plot)):
-                mean, spread = mean_and_spread(values)
-                x = group.at(plot.x)
-                if x is not None and math.isfinite(x):
-                    first = group.at(plot.order) if plot.order else x
-                    point = first, x, mean, spread, plot.size and group.at(plot.size)
-                    points.setdefault(_series(group, plot), []).append(point)
+    for colour, curve in enumerate([*plot.curves, *_other_systems(plot, groups)]):
+        points = _points(plot, curve, groups)
         for series, found in points.items():
             _, x, y, spreads, sizes = map(list, zip(*sorted(found, key=lambda point: point[:3])))
-            line = Line(f"{curve.name}, {series}", x, y, "points", curve.on_second_axis)
-            if len(points) == 1:
-                line = line._replace(colour=colour)
-            if None not in spreads:
-                line = line._replace(errors=spreads)
-            lines.append(line._replace(sizes=sizes) if plot.size else line)
+            lines.append(
+                Line(
+                    f"{curve.name}, {series}",
+                    x,
+                    y,
+                    "points",
+                    curve.on_second_axis,
+                    errors=None if None in spreads else spreads,
+                    sizes=sizes if plot.size else None,
+                    colour=colour if len(points) == 1 else None,
+                )
+            )
             of_source.setdefault(series, []).extend(zip(x, y))
     if plot.frontier:
         lines += _frontiers(of_source)
@@ -264,8 +261,32 @@ def _plot(paper, plot: PaperPlot, groups):
     )
 
 
-def _values(group, curve, plot):
-    return group.quantity(Quantity("", curve.scalar, split=plot.split)).values
+def _other_systems(plot, groups):
+    """Returns curves without published points, of systems that meet the rule `rest`."""
+    if plot.rest is None:
+        return []
+    named = {curve.name for curve in plot.curves}
+    systems = (group.position.system for group in groups if fits(group.position, plot.rest))
+    return [
+        Curve(system, (), (), plot.rest | {"system": system}, plot.curves[0].scalar)
+        for system in dict.fromkeys(systems)
+        if system not in named
+    ]
+
+
+def _points(plot, curve, groups) -> dict[str, list]:
+    """Returns (order, x, mean, spread, size) of the measured points of a curve, by series."""
+    points: dict[str, list] = {}
+    for group in groups:
+        if not fits(group.position, curve.where):
+            continue
+        values = group.quantity(Quantity("", curve.scalar, split=plot.split)).values
+        x = group.at(plot.x)
+        if values and x is not None and math.isfinite(x):
+            first = group.at(plot.order) if plot.order else x
+            point = first, x, *mean_and_spread(values), plot.size and group.at(plot.size)
+            points.setdefault(_series(group, plot), []).append(point)
+    return points
 
 
 def frontier(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:

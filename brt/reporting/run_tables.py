@@ -1,0 +1,119 @@
+"""Tables of runs, of their evaluations, and of the numbers of studies."""
+
+from brt.reporting.collect import given_to
+from brt.reporting.drawing.table import Cell, Column, Table
+from brt.reporting.model_settings import model_setting
+from brt.reporting.paper_positions import PaperPosition
+from brt.reporting.runs import Run
+
+EVALUATED = (
+    ("bits_per_token", "bits/token", 4),
+    ("cleared_bits_per_token", "state cleared", 4),
+    ("bits_per_byte", "bits/byte", 4),
+    ("bits_per_character", "bits/character", 4),
+    ("perplexity", "token perplexity", 2),
+    ("word_level_perplexity", "word-level perplexity", 2),
+    ("tokens_per_word", "tokens/word", 4),
+    ("task_accuracy", "task accuracy", 3),
+    ("answer_accuracy", "answers right", 3),
+    ("recall_accuracy", "recall", 3),
+    ("cleared_recall_accuracy", "recall, state cleared", 3),
+    ("scored_tokens", "tokens scored", 0),
+)
+"""Scalars of evaluations, their headings and decimals."""
+
+
+def _columns(titles):
+    return [Column("", title) for title in titles]
+
+
+def overview(runs: list[Run], positions: list[PaperPosition]) -> Table:
+    """Returns a table of the runs, their sizes and steps."""
+    titles = "run", "system", "layers", "width", "window", "memory", "segment", "corpus", "seed"
+    rows = []
+    for run, position in zip(runs, positions, strict=True):
+        sizes = (model_setting(run.settings, n, "–") for n in ("num_layers", "width", "window"))
+        texts = run.name, position.system, *sizes, position.memory_shown
+        texts += run.settings["Trainer.segment_length"], run.corpus
+        read = run.step * run.settings.get("Trainer.tokens_per_step", 0)
+        counts = [
+            Cell(f"{value:,}", (value,))
+            for value in (run.step, run.settings.get("Trainer.steps", 0), read)
+        ]
+        if run.stopped_early:
+            counts[0] = counts[0]._replace(note=f"{run.name}: stopped early, and is done")
+        seed = run.settings.get("Trainer.seed", 0)
+        rows.append([*(Cell(str(text)) for text in (*texts, seed)), *counts])
+    caption = "What each run folder holds. `brt.train` with the same command goes on with a run."
+    columns = _columns((*titles, "step", "of", "tokens read"))
+    return Table("overview", "What was run", caption, columns, rows)
+
+
+def settings_that_differ(runs: list[Run]) -> list[Table]:
+    """Returns a table of the bindings that differ between runs, if any."""
+    settings = [
+        run.identity() | {"Trainer.seed": run.settings.get("Trainer.seed", 0)} for run in runs
+    ]
+    rows = []
+    for name in dict.fromkeys(name for bound in settings for name in bound):
+        values = [str(bound.get(name, "–")) for bound in settings]
+        if len(set(values)) > 1:
+            rows.append([Cell(name), *map(Cell, values)])
+    caption = (
+        "What may explain a difference between these runs: two losses compare two architectures "
+        "only where optimizer, schedule, batch, budget and vocabulary are the same."
+    )
+    columns = _columns(["binding", *(run.name for run in runs)])
+    table = Table("settings", "Settings in which they differ", caption, columns, rows)
+    return [table] if rows else []
+
+
+def evaluations(runs: list[Run]) -> Table:
+    """Returns a table of the last evaluation of each run and split."""
+    found = [(run, split, scalars) for run in runs for split, scalars in run.evaluations.items()]
+    shown = [entry for entry in EVALUATED if any(entry[0] in s for _, _, s in found)]
+    rows = []
+    for run, split, scalars in found:
+        given, by = given_to(scalars), scalars.get("best_by")
+        note = f"{run.name}, {split}: evaluated with {given}" if given else ""
+        best = f"{run.name}, {split}: the best checkpoint by {by}" if by else ""
+        cells = [Cell(run.name, note=note), Cell(split), _number(scalars.get("step"), 0, best)]
+        for name, _, decimals in shown:
+            note = scalars.get("caveat", "") if name == "bits_per_character" else ""
+            cells.append(_number(scalars.get(name), decimals, note))
+        rows.append(cells)
+    caption = (
+        "Every document of the split once, from its start to its end. The distance between bits "
+        "per token and the column beside it is what the state is worth."
+    )
+    columns = _columns(["run", "split", "step", *(title for _, title, _ in shown)])
+    return Table("evaluations", "Whole splits", caption, columns, rows)
+
+
+def numbers_table(name: str, numbers: dict) -> Table:
+    """Returns the numbers of a study."""
+    rows = [[Cell(key.replace("_", " ")), _number(value, 6)] for key, value in numbers.items()]
+    return Table(name, "Numbers", "", _columns(["quantity", "value"]), rows)
+
+
+def rows_table(name: str, rows: list[dict]) -> Table:
+    """Returns the rows of a study; `x_ended` false means that x is a lower bound."""
+    keys = dict.fromkeys(key for row in rows for key in row if not key.endswith("_ended"))
+    lines = []
+    for row in rows:
+        cells = [_number(row.get(key), 4) for key in keys]
+        for i, key in enumerate(keys):
+            if row.get(f"{key}_ended") is False:
+                cells[i] = cells[i]._replace(text=f"{cells[i].text} or more")
+        lines.append(cells)
+    return Table(name, "Table", "", _columns(key.replace("_", " ") for key in keys), lines)
+
+
+def _number(value, decimals, note=""):
+    if value is None:
+        return Cell("–")
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return Cell(str(value))
+    whole = isinstance(value, int) or (decimals == 0 and float(value).is_integer())
+    whole = whole or value >= 1e6  # a perplexity, then: of bytes, by words
+    return Cell(f"{value:,.0f}" if whole else f"{value:,.{decimals}f}", (value,), note)
