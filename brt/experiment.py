@@ -23,10 +23,10 @@ from brt.data.mixture import MixedStore
 from brt.data.stores.token_store import TokenStore
 from brt.data.stores.verification import verify_once
 from brt.data.streams.batch import DTYPES, Batch, document_segments
-from brt.evaluation.evaluator import check_evaluation
 from brt.evaluation.settings import Evaluation
 from brt.experiment_checks import (
     check_classes,
+    check_evaluation,
     check_reader,
     check_same_parameters,
     check_size,

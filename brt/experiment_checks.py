@@ -1,6 +1,7 @@
 """Checks that model, stream, vocabulary and documents of an experiment fit together."""
 
 import difflib
+import functools
 import os
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
@@ -16,9 +17,15 @@ from brt.data.mixture import MixedStore, Mixture
 from brt.data.sources.base import Source, absolute
 from brt.data.stores.token_store import HOW_TO_REPEAT, MANIFEST, TokenStore
 from brt.data.streams import documents, mixture
+from brt.data.streams.batch import DTYPES, Batch
 from brt.data.streams.labelled import LabelledDocuments
+from brt.data.streams.samples import check_cut
+from brt.data.streams.select import check_stride
+from brt.data.streams.shifted import check_overlap
 from brt.data.vocabularies.base import Vocabulary
 from brt.data.vocabularies.pretrained_folder import PretrainedFolderVocabulary
+from brt.evaluation.reading import reading_step
+from brt.evaluation.settings import batch_shape
 from brt.models.model import Model, Reader
 from brt.pretrained.source import Pretrained
 from brt.storage.json_files import read_json
@@ -35,6 +42,39 @@ SAMPLE = (
 """A text that two vocabularies are compared by."""
 ALIKE = 0.9
 """Share of equal ids from which on two vocabularies are taken for one: the first may differ."""
+
+
+def check_evaluation(experiment: "Experiment") -> None:
+    """Checks the settings of evaluation, and traces its step as far as shapes."""
+    trainer, evaluation = experiment.trainer, experiment.evaluation
+    rows, T = batch_shape(experiment)
+    score = evaluation.score
+    if score and trainer.stream not in score.streams:
+        raise ValueError(
+            f"Evaluation.score = @{type(score).__name__}() needs {score.streams[0]}, and "
+            f"Trainer.stream = {trainer.stream!r} has none: bind one of them otherwise."
+        )
+    if evaluation.stride is not None:
+        check_stride(trainer.stream)
+        check_overlap(evaluation.stride, T)
+    if trainer.stream == "samples" and trainer.sample_length:
+        check_cut(trainer.sample_length, T)
+    try:
+        init, step = reading_step(experiment, rows, T, answers=trainer.stream == "labelled")
+        caches = jax.eval_shape(init, experiment.abstract_params)
+        shapes = (1, rows, T), (1, rows, T), (1, rows, T), (1, rows)
+        batch = Batch._make(map(jax.ShapeDtypeStruct, shapes, DTYPES))
+        jax.eval_shape(
+            functools.partial(step, state="cleared"),
+            *(experiment.abstract_params, caches, batch, True),
+            *(jax.ShapeDtypeStruct((rows,), bool), None),
+        )
+    except (ValueError, TypeError) as error:
+        reason = str(error).replace("Trainer.segment_length", "Evaluation.segment_length")
+        raise ValueError(
+            f"Evaluation cannot run {rows} rows of segments of {T} tokens "
+            f"(Evaluation.segment_length, Evaluation.model): {reason}"
+        ) from error
 
 
 def check_reader(model: Model, trainer: Trainer) -> None:

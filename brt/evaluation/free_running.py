@@ -18,7 +18,7 @@ from brt.checks import Count, CountFrom0, configurable
 from brt.data.stores.token_store import TokenStore
 from brt.data.streams.samples import read_samples, sample_length
 from brt.evaluation.reading import to_host
-from brt.evaluation.scores import SampleReader, Store, Sums, WritingScore
+from brt.evaluation.scores import Score, Store, Sums, TokenScores
 from brt.models.axis_rules import spec
 from brt.models.model import LanguageModel
 from brt.progress import Progress
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 @configurable
-class FreeRunning(WritingScore):
+class FreeRunning(Score):
     """Figures of samples beyond `accuracy`, which is teacher-forced.
 
     free_running_accuracy: share of scored tokens that are right when each prediction is the next
@@ -45,10 +45,9 @@ class FreeRunning(WritingScore):
         answer: tokens at the end of what is scored; None for no such figure.
         end: likewise.
         blank: id that fills up what is scored; None where there is none.
-
-    Raises:
-        ValueError: an answer or end of less than one token.
     """
+
+    streams = ("samples",)
 
     def __init__(
         self,
@@ -60,27 +59,17 @@ class FreeRunning(WritingScore):
         self.end = end
         self.blank = blank
 
-    def add(
-        self,
-        sums: Sums,
-        store: Store,
-        documents_B: np.ndarray,
-        offsets_B: np.ndarray,
-        nats_BT: np.ndarray,
-        correct_BT: np.ndarray,
-        weights_BT: np.ndarray,
-    ) -> None:
-        """Counts teacher-forced tokens of one segment of every row."""
-        read_B = documents_B >= 0
-        if not read_B.any():
+    def add(self, sums: Sums, store: Store, segment: TokenScores) -> None:
+        segment = segment.rows(segment.documents_B >= 0)
+        if not len(segment.documents_B):
             return
         first, scored = scored_part(store)
-        positions_T = offsets_B[read_B][0] + np.arange(correct_BT.shape[1])
-        tokens_BT = read_samples(store, documents_B[read_B])[0][:, positions_T]
+        positions_T = segment.offsets_B[0] + np.arange(segment.correct_BT.shape[1])
+        tokens_BT = read_samples(store, segment.documents_B)[0][:, positions_T]
         for name, length in (("accuracy", scored), ("accuracy_end", self.end or 0)):
             stop = first + scored
             part_T = (positions_T >= stop - length) & (positions_T < stop)
-            self._count(sums, name, correct_BT[read_B][:, part_T], tokens_BT[:, part_T])
+            self._count(sums, name, segment.correct_BT[:, part_T], tokens_BT[:, part_T])
 
     def scalars(self, sums: Sums, store: Store, whole: bool) -> dict[str, float]:
         # Every evaluation has the accuracy itself already.
@@ -88,13 +77,21 @@ class FreeRunning(WritingScore):
 
     def run(
         self,
-        decoder: SampleReader,
+        decoder: "SampleDecoder",
         params: Any,
         accuracy: float,
         max_samples: int | None = None,
         label: str | None = None,
     ) -> dict[str, float]:
-        """Returns the free-running figures; as `WritingScore.run`."""
+        """Returns the free-running figures.
+
+        Args:
+            decoder: generates the samples' scored part.
+            params: parameters on the mesh.
+            accuracy: teacher-forced.
+            max_samples: of the split's first; None for all.
+            label: shows progress under this name; None for silence.
+        """
         sums: Sums = {}
         for targets_BS, predicted_BS in decoder.read(params, max_samples, label):
             correct_BS = targets_BS == predicted_BS
@@ -102,10 +99,10 @@ class FreeRunning(WritingScore):
             _add(sums, "free_running_exact", correct_BS.all(axis=1))
             if self.answer:
                 _add(sums, "answer_accuracy", correct_BS[:, -self.answer :].all(axis=1))
-        found = _shares(sums)
+        figures = _shares(sums)
         free = decoder.scored >= decoder.segment_length
-        found["task_accuracy"] = found["free_running_accuracy"] if free else accuracy
-        return found | {"free_running_samples": sums["free_running_exact"][1]}
+        figures["task_accuracy"] = figures["free_running_accuracy"] if free else accuracy
+        return figures | {"free_running_samples": sums["free_running_exact"][1]}
 
     def _count(self, sums, name, correct, tokens):
         _add(sums, name, correct)
@@ -136,9 +133,6 @@ class SampleDecoder:
 
     Attributes:
         scored: S, tokens of a sample that the model writes.
-
-    Raises:
-        ValueError: samples whose scored tokens are not one stretch, the same in all.
     """
 
     def __init__(
@@ -153,14 +147,11 @@ class SampleDecoder:
         self.store = store
         self.rows = divisible_rows(mesh, rows)
         self.segment_length = segment_length
-        sample_length(store)
-        first, scored = scored_part(store)
-        self.first = first
-        self.scored = scored
+        self.first, self.scored = scored_part(store)
 
         def decode(params, tokens_BL):
             model = experiment.bind_evaluated(params, segment_length)
-            return write(model, tokens_BL, first, scored, segment_length)
+            return write(model, tokens_BL, self.first, self.scored, segment_length)
 
         self._decode = jax.jit(decode, out_shardings=NamedSharding(mesh, spec("BT")))
 
@@ -238,14 +229,11 @@ def scored_part(store: TokenStore) -> tuple[int, int]:
     """Returns the position of the first scored token of every sample, and how many are scored.
 
     The first token of a sample is never scored.
-
-    Raises:
-        ValueError: they are not one stretch, the same in all samples.
     """
     if not store.has_weights:
         return 1, sample_length(store)
-    assert store.all_weights is not None  # as it says
-    scored_DL = store.all_weights[:].reshape(store.num_documents, -1)[:, 1:] > 0
+    assert store.all_weights is not None
+    scored_DL = store.all_weights[:].reshape(-1, 1 + sample_length(store))[:, 1:] > 0
     positions = np.flatnonzero(scored_DL[0]) + 1
     same = (scored_DL == scored_DL[0]).all()
     if not same or not len(positions) or len(positions) != np.ptp(positions) + 1:

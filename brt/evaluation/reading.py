@@ -1,12 +1,11 @@
 """Runs a model over documents, segment by segment, and optionally replaces its state.
 
-Evaluation, recordings and studies are this one fold. They differ in what they do with the scores of
-tokens, and in what replaces the long-term state between segments (`STATE_ABLATIONS`).
+Evaluation, recordings and studies differ in what they do with the scores of tokens, and in what
+replaces the long-term state between segments (`STATE_ABLATIONS`).
 """
 
-import functools
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +14,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding
 
 from brt.data.streams.base import EvaluationPass, with_empty_rows
-from brt.data.streams.batch import Batch
+from brt.evaluation.scores import TokenScores
 from brt.models.axis_rules import spec
 from brt.models.caches import clear_state, select_rows, with_state
 from brt.models.model import Reader
@@ -27,32 +26,12 @@ from brt.training.train_step import read_segment
 if TYPE_CHECKING:
     from brt.experiment import Experiment
 
-STATE_ABLATIONS = {"kept": "", "cleared": "initial", "zeroed": "zeros", "swapped": "neighbour"}
-"""What replaces the state before a segment, by the name of the ablation.
+STATE_ABLATIONS = ("kept", "cleared", "zeroed", "swapped")
+"""What happens to the state before a segment.
 
-"": nothing. "initial": the learned initial state. "zeros". "neighbour": the state of the next row,
-which is of another document; the row's own state is updated too, but not read.
+cleared: replaced by the learned initial state. zeroed: by zeros. swapped: by the state of the next
+batch element, which is of another document; its own state is updated too, but not read.
 """
-
-
-class TokenScores(NamedTuple):
-    """The scores of one segment of every row, on the host.
-
-    documents_B, offsets_B: where the segments begin; document -1 is padding.
-    batch: the `Batch`, with K = 1.
-    nats_BT: -log p of each target, float32; of padding it may be anything.
-    correct_BT: bool, whether the target had the highest logit.
-    entropy_BT: of the prediction in nats, float32, if it was asked for.
-    answers_BN: answers of a `Reader` after the segment, if they were asked for.
-    """
-
-    documents_B: np.ndarray
-    offsets_B: np.ndarray
-    batch: Batch
-    nats_BT: np.ndarray
-    correct_BT: np.ndarray
-    entropy_BT: np.ndarray | None = None
-    answers_BN: np.ndarray | None = None
 
 
 def reading_step(
@@ -64,25 +43,23 @@ def reading_step(
 ) -> tuple[Callable[[Any], tuple], Callable[..., tuple[tuple, dict[str, jax.Array]]]]:
     """Returns `init(params)`, the empty caches, and `step`, which runs one segment of every row.
 
-    step(params, caches, batch, replaced, reading_B, neighbours_B, by) returns the caches after the
-    segment and scores by the names of `TokenScores`; `by` is a value of `STATE_ABLATIONS`.
-
-    Args:
-        experiment: its parameters are an argument of both functions.
-        rows, segment_length: B and T.
-        entropy, answers: as of `SegmentReader`.
+    step(params, caches, batch, replaced, reading_B, neighbours_B, state) returns the caches after
+    the segment and scores by the names of `TokenScores`; `state` is one of `STATE_ABLATIONS`.
+    The arguments are those of `SegmentReader`.
     """
-    bind = functools.partial(experiment.bind_evaluated, segment_length=segment_length)
+
+    def bind(params):
+        return experiment.bind_evaluated(params, segment_length)
 
     def init(params):
         return bind(params).init_caches(rows)
 
-    def step(params, caches, batch, replaced, reading_B, neighbours_B, by):
+    def step(params, caches, batch, replaced, reading_B, neighbours_B, state):
         model = bind(params)
         one = jax.tree.map(lambda x: x[0], batch)
-        changed = _with_state_replaced(by, caches, init(params), replaced, neighbours_B)
+        changed = _with_state_replaced(state, caches, init(params), replaced, neighbours_B)
         after, x_BTD, _ = read_segment(model, one, changed)
-        if by == "neighbour":
+        if state == "swapped":
             after, _, _ = read_segment(model, one, caches)
             # A row without further documents keeps its state for its neighbour.
             after = select_rows(reading_B, after, caches)
@@ -129,25 +106,20 @@ class SegmentReader:
         init, step = reading_step(experiment, self._all_rows, segment_length, entropy, answers)
         abstract = jax.eval_shape(init, experiment.abstract_params)
         layout = shardings(abstract, mesh)
-        by_row = NamedSharding(mesh, spec("BT"))
-        self._init = jax.jit(init, out_shardings=layout)
+        self.empty = jax.jit(init, out_shardings=layout)  # from params; added rows included
         self._step = jax.jit(
             step,
-            static_argnames="by",
+            static_argnames="state",
             donate_argnames="caches",
-            out_shardings=(layout, by_row),
+            out_shardings=(layout, NamedSharding(mesh, spec("BT"))),
         )
         self.has_state = bool(with_state(abstract))
-
-    def empty(self, params: Any) -> tuple:
-        """Returns the empty caches of all rows, the added ones included."""
-        return self._init(params)
 
     def read(
         self,
         params: Any,
         stream: EvaluationPass,
-        by: str = "",
+        state: str = "kept",
         replaced: Callable[[int], bool] | None = None,
         max_steps: int | None = None,
         label: str | None = None,
@@ -157,7 +129,7 @@ class SegmentReader:
         Args:
             params: parameters on the mesh.
             stream: with this reader's rows and segment length.
-            by: what replaces the state: a value of `STATE_ABLATIONS`.
+            state: one of `STATE_ABLATIONS`.
             replaced: from the number of a step to whether the state is replaced before it; None
                 for all steps.
             max_steps: most steps to run.
@@ -169,35 +141,35 @@ class SegmentReader:
         prefetch = Prefetch(stream, self.mesh, 0, steps, keeps_host=True)
         progress = Progress(label or "", steps, quiet=not label)
         pending = None
-        caches = self._init(params)
+        caches = self.empty(params)
         neighbours_B = _neighbours(stream.places(0)[0] >= 0)
         try:
             for step in range(steps):
                 documents_B, offsets_B = stream.places(step)
                 replaces = replaced is None or replaced(step)
                 arguments = prefetch.next(), replaces, documents_B >= 0, neighbours_B
-                caches, scores = self._step(params, caches, *arguments, by=by)
+                caches, scores = self._step(params, caches, *arguments, state=state)
                 if pending:  # fetched while the devices run the next segment
-                    yield _fetched(*pending, rows)
+                    yield _fetched(*pending).rows(slice(rows))
                 pending = documents_B, offsets_B, prefetch.host, scores
                 progress.update(step + 1)
             if pending:
-                yield _fetched(*pending, rows)
+                yield _fetched(*pending).rows(slice(rows))
         finally:
             prefetch.close()
             progress.close()
 
 
-def _with_state_replaced(by, caches, empty, replaced, neighbours_B):
-    if not by:
+def _with_state_replaced(state, caches, empty, replaced, neighbours_B):
+    if state == "kept":
         return caches
     others = {
-        "initial": lambda: empty,
-        "zeros": lambda: jax.tree.map(jnp.zeros_like, caches),
-        "neighbour": lambda: jax.tree.map(lambda x: x[neighbours_B], caches),
+        "cleared": lambda: empty,
+        "zeroed": lambda: jax.tree.map(jnp.zeros_like, caches),
+        "swapped": lambda: jax.tree.map(lambda x: x[neighbours_B], caches),
     }
     # Windows stay the row's own.
-    changed = clear_state(caches, others[by]())
+    changed = clear_state(caches, others[state]())
     return jax.tree.map(lambda new, old: jnp.where(replaced, new, old), changed, caches)
 
 
@@ -210,15 +182,14 @@ def _neighbours(reading_B):
 
 
 def _entropy(logits_BTV):
-    probabilities_BTV = jax.nn.softmax(logits_BTV, axis=-1)
-    mean_BT = jnp.sum(probabilities_BTV * logits_BTV, axis=-1)
+    mean_BT = jnp.sum(jax.nn.softmax(logits_BTV, axis=-1) * logits_BTV, axis=-1)
     return jax.nn.logsumexp(logits_BTV, axis=-1) - mean_BT
 
 
-def _fetched(documents_B, offsets_B, batch, scores, rows):
-    scores = {name: to_host(value)[:rows] for name, value in scores.items()}
-    batch = Batch(*(array[:, :rows] for array in batch))
-    return TokenScores(documents_B[:rows], offsets_B[:rows], batch, **scores)
+def _fetched(documents_B, offsets_B, batch, scores):
+    scores = {name: to_host(value) for name, value in scores.items()}
+    targets_BT, weights_BT = batch.targets_KBT[0], batch.weights_KBT[0]
+    return TokenScores(documents_B, offsets_B, targets_BT, weights_BT, **scores)
 
 
 def to_host(x: jax.Array) -> np.ndarray:

@@ -5,7 +5,7 @@ import numpy as np
 
 from brt.checks import Count, CountFrom0, configurable
 from brt.data.sources.recall import answer_distances
-from brt.evaluation.scores import Score, Store, Sums
+from brt.evaluation.scores import Score, Store, Sums, TokenScores
 
 
 @configurable
@@ -31,25 +31,16 @@ class RecallScore(Score):
         self.segments = segments
         self.segment_length = segment_length
 
-    def add(
-        self,
-        sums: Sums,
-        store: Store,
-        documents_B: np.ndarray,
-        offsets_B: np.ndarray,
-        nats_BT: np.ndarray,
-        correct_BT: np.ndarray,
-        weights_BT: np.ndarray,
-    ) -> None:
-        for row, (document, offset) in enumerate(zip(documents_B, offsets_B)):
+    def add(self, sums: Sums, store: Store, segment: TokenScores) -> None:
+        for row, (document, offset) in enumerate(zip(segment.documents_B, segment.offsets_B)):
             if document < 0:
                 continue
             tokens = store.tokens(document, 0, int(store.lengths_D[document]))
             positions, distances = answer_distances(tokens)
-            inside = (positions >= offset) & (positions < offset + nats_BT.shape[1])
+            inside = (positions >= offset) & (positions < offset + segment.nats_BT.shape[1])
             positions = positions[inside]
             distances = distances[inside]
-            correct = correct_BT[row, positions - offset]
+            correct = segment.correct_BT[row, positions - offset]
             # A token is an input one position after it is a target.
             defined = positions - distances + 1
             crossed = positions // self.segment_length - defined // self.segment_length

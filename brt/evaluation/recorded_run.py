@@ -12,9 +12,9 @@ from brt.data.streams.base import EvaluationPass, with_empty_rows
 from brt.data.streams.documents import DocumentPass
 from brt.data.streams.select import evaluation_pass
 from brt.data.vocabularies.base import Vocabulary
-from brt.evaluation.evaluator import batch_shape
 from brt.evaluation.reading import SegmentReader
 from brt.evaluation.recording import Recording, record
+from brt.evaluation.settings import batch_shape
 from brt.models.model import LanguageModel
 from brt.training.checkpoints.parameters import check_vocabulary, load_params
 from brt.training.sharding import divisible_rows

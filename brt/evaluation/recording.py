@@ -32,7 +32,7 @@ from brt.data.stores.token_store import VOCABULARY, TokenStore
 from brt.data.stores.verification import check_hashes, hashes_of, once
 from brt.data.stores.writer import replace_json, write_json
 from brt.data.streams.documents import DocumentPass
-from brt.evaluation.reading import STATE_ABLATIONS, SegmentReader, to_host
+from brt.evaluation.reading import SegmentReader, to_host
 from brt.evaluation.recording_copy import RecordingCopy
 from brt.storage.failed_writes import naming
 from brt.storage.file_parts import FileArray
@@ -236,7 +236,7 @@ def record(
         store: of the documents.
         run, step: go into the manifest.
         window: W in tokens, of the model.
-        state: one of `STATE_ABLATIONS`.
+        state: one of `reading.STATE_ABLATIONS`.
         documents: record these, integers; None for all.
         label: shows progress.
 
@@ -289,7 +289,7 @@ def record(
         missing = chosen  # whose states meet depends on all that are read
     if len(missing):
         stream = DocumentPass(store, reader.rows, reader.segment_length, documents=missing)
-        segments = reader.read(params, stream, STATE_ABLATIONS[state], label=label)
+        segments = reader.read(params, stream, state, label=label)
         try:
             _write(folder if writes else None, segments, store, copy)
         finally:

@@ -1,12 +1,16 @@
 """Settings of an evaluation, which gin binds."""
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from brt.checks import Count, configurable
 from brt.data.splits import check_split
 from brt.evaluation.scores import Score
 from brt.models.model import Model
 from brt.training.settings import EvaluationSettings
+
+if TYPE_CHECKING:
+    from brt.experiment import Experiment
 
 
 @configurable
@@ -18,23 +22,19 @@ class Evaluation(EvaluationSettings):
         tokens_per_step: rows times segment length; None takes as many rows as the trainer's tokens
             fill. Empty rows are added where the devices do not divide them.
         segment_length: None takes the trainer's.
-        max_steps: read only so many segments of each row, in the loop of a training run.
-        cleared: evaluate a second time with the state cleared at every segment, if the
-            model has a state.
-        score: a further `Score`, such as `@RecallScore()` or, of samples, `@FreeRunning()`; or
-            None.
+        max_steps: run only so many segments of each row, in the loop of a training run.
+        cleared: evaluate a second time with the state cleared before every segment, if the model
+            has a state.
+        score: a further `Score`: `@RecallScore()` or, of samples, `@FreeRunning()`; or None.
         meliad_scoring: leave out what google-research/meliad does not score: the first token of
-            each segment, and id 0, which is padding there and the unknown token of its PG19
-            vocabularies. For comparison with its figures; `scored_tokens` tells how many are
-            left, and there are no bits per byte, and no other figure
-            of the whole text.
-        model: by reference, as `Trainer.model`, with the same parameters; its other settings may
-            differ: `@evaluation/TransformerXL` takes bindings of that scope, such as a longer
-            memory. None takes the trainer's.
-        stride: evaluate by windows of one segment that are read from nothing, each `stride` tokens
-            after the one before, and score what is new in each. 1 is how a model without memory
-            is evaluated at its best, at the price of a whole window for every token
-            (Transformer-XL, section 3.1). None reads segments one after another with memory.
+            each segment, and id 0, its padding and the unknown token of its PG19 vocabularies.
+            There are then no metrics of the whole text, such as bits per byte.
+        model: by reference, with the parameters of `Trainer.model`; its other settings may differ:
+            `@evaluation/TransformerXL` takes bindings of that scope, such as a longer memory.
+            None takes the trainer's.
+        stride: evaluate windows of one segment, each from empty caches and `stride` tokens after
+            the last; only new tokens are scored (Transformer-XL, section 3.1). None runs segments
+            one after another with memory.
     """
 
     def __init__(
@@ -58,3 +58,18 @@ class Evaluation(EvaluationSettings):
         self.stride = stride
         self.tokens_per_step = tokens_per_step
         self.segment_length = segment_length
+
+
+def batch_shape(experiment: "Experiment") -> tuple[int, int]:
+    """Returns rows and segment length of an evaluation."""
+    trainer, evaluation = experiment.trainer, experiment.evaluation
+    T = evaluation.segment_length or trainer.segment_length
+    tokens = evaluation.tokens_per_step or trainer.tokens_per_step
+    rows, rest = divmod(tokens, T)
+    if not rows or (rest and evaluation.tokens_per_step):
+        owner = "Evaluation" if evaluation.tokens_per_step else "Trainer"
+        raise ValueError(
+            f"{owner}.tokens_per_step = {tokens} is no multiple of the segment length of {T} "
+            f"tokens: bind Evaluation.tokens_per_step = {max(rows, 1) * T}, or segment_length."
+        )
+    return rows, T

@@ -133,7 +133,7 @@ def _loss(run, experiment, stream, label):
     reader = SegmentReader(experiment, run.mesh, run.rows, run.segment_length)
     nats = weight = 0.0
     for segment in reader.read(run.params, stream, label=None if run.quiet else label):
-        weights_BT = segment.batch.weights_KBT[0].astype(np.float64)
+        weights_BT = segment.weights_BT.astype(np.float64)
         nats += float(np.where(weights_BT > 0, segment.nats_BT * weights_BT, 0.0).sum())
         weight += float(weights_BT.sum())
     return nats / max(weight, 1e-6)

@@ -17,7 +17,7 @@ from brt.data.order import permutation
 from brt.data.stores.token_store import TokenStore
 from brt.data.streams.base import EvaluationPass
 from brt.data.streams.batch import gather
-from brt.evaluation.reading import STATE_ABLATIONS, SegmentReader
+from brt.evaluation.reading import SegmentReader
 from brt.evaluation.recorded_run import RecordedRun
 from brt.evaluation.recording import Recording
 from brt.studies.study import Content, Runs, Study, content, curve
@@ -228,7 +228,7 @@ def cost_of_reset(
     segments = reader.read(
         run.params,
         stretches,
-        STATE_ABLATIONS["cleared"] if probe == "state" else STATE_ABLATIONS["kept"],
+        "cleared" if probe == "state" else "kept",
         replaced=lambda step: step % length == before,
         label=None if run.quiet else f"{label} {probe} reset {distance:,} tokens before, blocks",
     )

@@ -10,7 +10,7 @@ from published_checks import read_once
 from sweeps import SCALES, read_sweep
 
 from brt import config
-from brt.evaluation.evaluator import batch_shape
+from brt.evaluation.settings import batch_shape
 from brt.experiment import Experiment
 from brt.reporting.gin_text import write_gin
 from brt.training.sharding import abstract_mesh, make_mesh

@@ -22,7 +22,9 @@ from brt.data.stores.store_writer import write_store
 from brt.data.stores.token_store import TokenStore
 from brt.data.streams.documents import DocumentPass
 from brt.data.vocabularies.base import BEGIN, ByteVocabulary
-from brt.evaluation.evaluator import Evaluator, TokenSums, batch_shape
+from brt.evaluation.evaluator import Evaluator
+from brt.evaluation.scores import TokenScores, TokenSums
+from brt.evaluation.settings import batch_shape
 from brt.training.sharding import shardings
 
 W = 8
@@ -304,7 +306,7 @@ def test_sums_depend_neither_on_rows_nor_on_segments(slide, rows, length):
         weights = stream.batch(step).weights_KBT[0]
         nats[weights == 0] = np.nan  # what a model says about padding
         correct = (offsets[:, None] + np.arange(length)) % 3 == 0
-        score.add(sums, store, documents, offsets, nats, correct, weights)
+        score.add(sums, store, TokenScores(documents, offsets, None, weights, nats, correct))
     scalars = score.scalars(sums, store, whole=True)
     tokens = [(d, p) for d in range(store.num_documents) for p in range(store.lengths_D[d])]
     expected = sum(cost(*token) for token in tokens)
@@ -321,7 +323,7 @@ def test_tokens_count_by_their_weights(slide):
     correct = np.array([[True, False, True, True]])
     weights = np.array([[1.0, 0.5, 0.25, 0.0]], np.float32)
     for _ in range(3):
-        score.add(sums, store, None, None, nats, correct, weights)
+        score.add(sums, store, TokenScores(None, None, None, weights, nats, correct))
     scalars = score.scalars(sums, store, whole=False)
     assert scalars["loss"] == pytest.approx((1 + 1 + 1) / 1.75)
     assert scalars["accuracy"] == pytest.approx(1.25 / 1.75)

@@ -18,6 +18,7 @@ from brt.data.sources.algorithmic import CopyTask, ReverseTask
 from brt.data.stores.store_writer import write_store
 from brt.data.stores.token_store import TokenStore
 from brt.evaluation.free_running import FreeRunning, SampleDecoder, scored_part, write
+from brt.evaluation.scores import TokenScores
 from brt.models.caches import select_rows
 from brt.training.records.run_folder import read_metrics
 
@@ -177,7 +178,8 @@ def test_teacher_forced_figures_count_the_end_and_what_is_not_blank(copies):
         correct_BT = rng.random((6, N)) < 0.7
         documents_B = np.array([3, 0, -1, 7, 100, -1])
         offsets_B = np.where(documents_B < 0, 0, offset)
-        score.add(sums, copies, documents_B, offsets_B, None, correct_BT, None)
+        segment = TokenScores(documents_B, offsets_B, None, None, None, correct_BT)
+        score.add(sums, copies, segment)
         for row, document in enumerate(documents_B):
             for t in range(N):
                 position = offset + t

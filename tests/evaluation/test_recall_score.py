@@ -7,6 +7,7 @@ from brt.data.corpus import Corpus
 from brt.data.sources.recall import ASK, DEFINE, RecallTask
 from brt.data.streams.documents import DocumentPass
 from brt.evaluation.recall import RecallScore
+from brt.evaluation.scores import TokenScores
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +59,9 @@ def scored(store, rows, length, says, segments=3):
             for t in range(length):
                 correct[b, t] = says(int(documents[b]), int(offsets[b]) + t)
         weights = stream.batch(step).weights_KBT[0]
-        score.add(sums, store, documents, offsets, np.zeros((rows, length)), correct, weights)
+        nats = np.zeros((rows, length))
+        segment = TokenScores(documents, offsets, None, weights, nats, correct)
+        score.add(sums, store, segment)
     return score.scalars(sums, store, True)
 
 

@@ -26,10 +26,12 @@ from ragged import Ragged, ragged_segments
 from brt.data.vocabularies.base import BEGIN
 from brt.models.caches import clear_state, reset_rows
 
-every_architecture = pytest.mark.parametrize("name", every())
+# By module, so that all tests of one architecture run one after another, on the same programs.
+by_architecture = functools.partial(pytest.mark.parametrize, "name", scope="module")
+every_architecture = by_architecture(every())
 # The others see a number of keys that depends on the cuts; by how much, they say themselves.
-every_cuttable = pytest.mark.parametrize(
-    "name", [each for each in every() if ARCHITECTURES[each.values[0]].cut_invariant]
+every_cuttable = by_architecture(
+    [each for each in every() if ARCHITECTURES[each.values[0]].cut_invariant]
 )
 every_type = pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-9), ("float32", 2e-5)])
 ROWS = 3
@@ -42,36 +44,45 @@ def wide_types():
         yield
 
 
-@functools.cache
+class Tiny:
+    """A tiny model with its forward passes compiled, and its empty caches in both forms."""
+
+    def __init__(self, name, dtype):
+        self.model = random_model(name, dtype=dtype)
+        graph, params = nnx.split(self.model, nnx.Param)
+
+        def compiled(function):
+            call = jax.jit(lambda params, *arrays: function(nnx.merge(graph, params), *arrays))
+            return functools.partial(call, params)
+
+        self.segment, self.token = compiled(_segment), compiled(_token)
+        self.part = compiled(lambda model, *arrays: model.read_part(*arrays))
+        self.caches = functools.cache(self.model.init_caches)
+        self.empty = self.caches(ROWS)
+        self.decoding = self.model.begin_decoding(self.empty)
+
+
+two_types = functools.lru_cache(maxsize=2)(Tiny)
+
+
 def tiny(name, dtype="float64"):
-    with jax.enable_x64(True):
-        return random_model(name, dtype=dtype)
+    return two_types(name, dtype)
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def segment(graph, params, tokens_BT, caches, starts_B):
-    model = nnx.merge(graph, params)
+def _segment(model, tokens_BT, caches, starts_B):
     return model(tokens_BT, reset_rows(caches, model.init_caches(len(starts_B)), starts_B))
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def token(graph, params, tokens_B, caches, starts_B, reads_B):
-    model = nnx.merge(graph, params)
+def _token(model, tokens_B, caches, starts_B, reads_B):
     empty = model.begin_decoding(model.init_caches(len(starts_B)))
     return model.decode(tokens_B, reset_rows(caches, empty, starts_B), reads_B)
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def part(graph, params, tokens_BT, caches, counts_B):
-    return nnx.merge(graph, params).read_part(tokens_BT, caches, counts_B)
-
-
-def segment_pass(model, tokens, starts):
+def segment_pass(tiny, tokens, starts):
     """Folds a model over segments (steps, B, N); returns logits (B, steps * N, V) and caches."""
-    split = nnx.split(model, nnx.Param)
-    caches, logits = model.init_caches(tokens.shape[1]), []
+    caches, logits = tiny.caches(tokens.shape[1]), []
     for tokens_BT, starts_B in zip(tokens, starts, strict=True):
-        logits_BTV, caches = segment(*split, jnp.asarray(tokens_BT), caches, jnp.asarray(starts_B))
+        logits_BTV, caches = tiny.segment(tokens_BT, caches, starts_B)
         logits.append(np.asarray(logits_BTV))
     return np.concatenate(logits, axis=1), caches
 
@@ -99,14 +110,13 @@ def leaves_close(found, expected, tolerance):
 @every_cuttable
 def test_cutting_a_document_at_block_borders_changes_no_logit_and_no_cache(name, dtype, tolerance):
     model = tiny(name, dtype)
-    # In float32 only rounding is new, and two lengths show it.
-    longest, *shorter = (4 * WINDOW, 2 * WINDOW, WINDOW)[dtype == "float32" :]
-    ragged = ragged_segments(WINDOW, longest, VOCABULARY, ROWS, seed=2)
+    # Four blocks or two; and two or one, in the type whose programs are compiled in any case.
+    longer, shorter = (4, 2) if dtype == "float64" else (2, 1)
+    ragged = ragged_segments(WINDOW, longer * WINDOW, VOCABULARY, ROWS, seed=2)
     whole, whole_caches = segment_pass(model, ragged.tokens, ragged.starts)
-    for length in shorter:
-        parts, caches = segment_pass(model, *recut(ragged, length))
-        np.testing.assert_allclose(parts, whole, rtol=0, atol=tolerance * largest(whole))
-        leaves_close(caches, whole_caches, tolerance)
+    parts, caches = segment_pass(model, *recut(ragged, shorter * WINDOW))
+    np.testing.assert_allclose(parts, whole, rtol=0, atol=tolerance * largest(whole))
+    leaves_close(caches, whole_caches, tolerance)
 
 
 @every_type
@@ -115,16 +125,14 @@ def test_decoding_token_by_token_is_the_segment_pass(name, dtype, tolerance):
     model = tiny(name, dtype)
     ragged = ragged_segments(WINDOW, SEGMENT, VOCABULARY, ROWS, seed=3)
     expected, caches = segment_pass(model, ragged.tokens, ragged.starts)
-    split = nnx.split(model, nnx.Param)
-    decoding, found = model.begin_decoding(model.init_caches(ROWS)), []
+    decoding, found = model.decoding, []
     for tokens_BT, starts_B in zip(ragged.tokens, ragged.starts, strict=True):
         for t in range(SEGMENT):
-            begins = jnp.asarray(starts_B & (t == 0))
-            logits_BV, decoding = token(*split, jnp.asarray(tokens_BT[:, t]), decoding, begins, ALL)
+            logits_BV, decoding = model.token(tokens_BT[:, t], decoding, starts_B & (t == 0), ALL)
             found.append(np.asarray(logits_BV))
     tolerance *= largest(expected)
     np.testing.assert_allclose(np.stack(found, axis=1), expected, rtol=0, atol=tolerance)
-    leaves_close(model.end_decoding(decoding), caches, tolerance)
+    leaves_close(model.model.end_decoding(decoding), caches, tolerance)
 
 
 @every_architecture
@@ -132,17 +140,14 @@ def test_rows_decode_at_their_own_pace_and_documents_may_end_mid_block(name):
     # Row r begins a new document after lengths[r] tokens, wherever in a block that is: the
     # memory of the first must leave no trace, whatever the other rows do meanwhile.
     model, rng = tiny(name), np.random.default_rng(4)
-    split = nnx.split(model, nnx.Param)
     lengths, total = np.array([1, WINDOW + 1, 2 * WINDOW - 1]), 4 * WINDOW
-    tokens = rng.integers(0, VOCABULARY, (ROWS, total))
+    tokens = rng.integers(0, VOCABULARY, (ROWS, total)).astype(np.int32)
     tokens[:, 0] = BEGIN
     tokens[np.arange(ROWS), lengths] = BEGIN
 
-    caches, found = model.begin_decoding(model.init_caches(ROWS)), []
+    caches, found = model.decoding, []
     for t in range(total):
-        begins = jnp.asarray(lengths == t)
-        tokens_B = jnp.asarray(tokens[:, t], jnp.int32)
-        logits_BV, caches = token(*split, tokens_B, caches, begins, ALL)
+        logits_BV, caches = model.token(tokens[:, t], caches, lengths == t, ALL)
         found.append(np.asarray(logits_BV))
     found = np.stack(found, axis=1)
     alone = np.zeros((2, ROWS, total), np.int32)
@@ -161,15 +166,15 @@ def test_rows_decode_at_their_own_pace_and_documents_may_end_mid_block(name):
 @every_architecture
 def test_the_beginning_of_a_block_read_at_once_is_read_token_by_token(name):
     model, rng = tiny(name), np.random.default_rng(14)
-    split, P = nnx.split(model, nnx.Param), model.period
+    P = model.model.period
     tokens = rng.integers(0, VOCABULARY, (ROWS, SEGMENT + P)).astype(np.int32)
-    _, caches = segment(*split, tokens[:, :SEGMENT], model.init_caches(ROWS), NONE)
+    _, caches = model.segment(tokens[:, :SEGMENT], model.empty, NONE)
     counts_B = np.minimum([0, 1, P - 1], P - 1).astype(np.int32)
-    found, after = part(*split, tokens[:, SEGMENT:], caches, counts_B)
-    decoding = model.begin_decoding(caches)
+    found, after = model.part(tokens[:, SEGMENT:], caches, counts_B)
+    decoding = model.model.begin_decoding(caches)
     for t in range(P - 1):
         reads_B = t < counts_B
-        logits_BV, decoding = token(*split, tokens[:, SEGMENT + t], decoding, NONE, reads_B)
+        logits_BV, decoding = model.token(tokens[:, SEGMENT + t], decoding, NONE, reads_B)
         expected = np.asarray(logits_BV)[reads_B]
         np.testing.assert_allclose(found[reads_B, t], expected, rtol=0, atol=1e-9)
     leaves_close(after, decoding, 1e-9)
@@ -178,14 +183,13 @@ def test_the_beginning_of_a_block_read_at_once_is_read_token_by_token(name):
 @every_architecture
 def test_a_row_holds_still_while_others_decode(name):
     model = tiny(name)
-    caches = free = model.begin_decoding(model.init_caches(ROWS))
+    caches = free = model.decoding
     rng, others = np.random.default_rng(5), np.array([False, True, True])
     before = jax.tree.map(lambda x: np.asarray(x[0]), caches)
-    split = nnx.split(model, nnx.Param)
     for _ in range(WINDOW + 1):
-        tokens_B = jnp.asarray(rng.integers(0, VOCABULARY, ROWS), jnp.int32)
-        _, free = token(*split, tokens_B, free, NONE, ALL)
-        _, caches = token(*split, tokens_B, caches, NONE, others)
+        tokens_B = rng.integers(0, VOCABULARY, ROWS).astype(np.int32)
+        _, free = model.token(tokens_B, free, NONE, ALL)
+        _, caches = model.token(tokens_B, caches, NONE, others)
     jax.tree.map(lambda x, y: np.testing.assert_array_equal(x[0], y), caches, before)
     jax.tree.map(lambda x, y: np.testing.assert_array_equal(x[1:], y[1:]), caches, free)
 
@@ -233,7 +237,7 @@ def test_a_row_that_starts_a_document_is_a_fresh_model(name):
 @every_architecture
 def test_logits_depend_on_all_of_the_past_they_may_see_and_on_nothing_else(name):
     length = 4 * WINDOW
-    model = tiny(name).for_segments(length)
+    model = tiny(name).model.for_segments(length)
     x_BTD, direction_BTD = jnp.asarray(np.random.default_rng(11).normal(size=(2, 1, length, 12)))
 
     def outputs(x_BTD):
@@ -243,7 +247,7 @@ def test_logits_depend_on_all_of_the_past_they_may_see_and_on_nothing_else(name)
     def moved():
         """How far each output moves when each token does, in a direction drawn at random."""
         _, back = jax.vjp(outputs, x_BTD)
-        (gradients,) = jax.vmap(back)(jnp.eye(length))
+        (gradients,) = jax.lax.map(back, jnp.eye(length))  # traced once, where vmap traces again
         return jnp.sum(gradients * direction_BTD, axis=(1, 3))
 
     jacobian = np.abs(moved())
@@ -264,7 +268,7 @@ def test_logits_depend_on_all_of_the_past_they_may_see_and_on_nothing_else(name)
 @every_architecture
 def test_what_carries_a_state_sees_infinitely_far_and_nothing_else_does(name):
     model = tiny(name)
-    limited = model.receptive_field() < math.inf
+    reach = model.model.receptive_field()
     # Beyond the receptive field nothing of a document is left, however many segments it has.
     length, segments = segment_length(name), 12
     rng = np.random.default_rng(15)
@@ -276,15 +280,15 @@ def test_what_carries_a_state_sees_infinitely_far_and_nothing_else_does(name):
     found, changed = (segment_pass(model, x, starts)[0] for x in (tokens, other))
     differs = np.abs(found - changed).max(axis=(0, 2)) > 0
     last = differs.nonzero()[0].max()
-    if limited:
-        assert last <= 1 + model.receptive_field()
+    if reach < math.inf:
+        assert last <= 1 + reach
     else:
         assert last >= (segments - 1) * length
 
 
 def test_the_receptive_field_is_exactly_n_windows():
     # Long enough that a stack of three plain layers forgets within the segment.
-    model, length = tiny("slide"), 6 * WINDOW
+    model, length = tiny("slide").model, 6 * WINDOW
     x_BTD = jnp.asarray(np.random.default_rng(12).normal(size=(1, length, 12)))
 
     def last(x_BTD):
@@ -300,16 +304,15 @@ def test_clearing_the_state_at_each_segment_spares_the_first_segment_and_the_win
     model = tiny(name)
     rng = np.random.default_rng(13)
     # Some memories hold something after several segments only.
-    tokens = jnp.asarray(rng.integers(0, VOCABULARY, (5, ROWS, SEGMENT)), jnp.int32)
-    empty, none = model.init_caches(ROWS), jnp.zeros(ROWS, bool)
-    read = functools.partial(segment, *nnx.split(model, nnx.Param))
-    first, kept = read(tokens[0], empty, none)
-    again, _ = read(tokens[0], clear_state(empty, empty), none)
+    tokens = rng.integers(0, VOCABULARY, (5, ROWS, SEGMENT)).astype(np.int32)
+    empty, read = model.empty, model.segment
+    first, kept = read(tokens[0], empty, NONE)
+    again, _ = read(tokens[0], clear_state(empty, empty), NONE)
     np.testing.assert_array_equal(first, again)
     for tokens_BT in tokens[1:-1]:
-        _, kept = read(tokens_BT, kept, none)
-    with_state, _ = read(tokens[-1], kept, none)
-    without, _ = read(tokens[-1], clear_state(kept, empty), none)
+        _, kept = read(tokens_BT, kept, NONE)
+    with_state, _ = read(tokens[-1], kept, NONE)
+    without, _ = read(tokens[-1], clear_state(kept, empty), NONE)
     assert np.array_equal(with_state, without) is not bool(ARCHITECTURES[name].cleared)
 
 
@@ -319,13 +322,12 @@ def test_clearing_the_state_keeps_what_windows_hold_and_nothing_else(name):
     tokens = np.random.default_rng(16).integers(0, VOCABULARY, (5, ROWS, SEGMENT)).astype(np.int32)
     other = tokens.copy()
     other[-2, :, -1] = (other[-2, :, -1] + 1) % VOCABULARY
-    read = functools.partial(segment, *nnx.split(model, nnx.Param))
     found = []
     for read_before in (tokens, other):
-        empty = caches = model.init_caches(ROWS)
+        caches = model.empty
         for tokens_BT in read_before[:-1]:
-            _, caches = read(tokens_BT, caches, NONE)
-        found.append(read(tokens[-1], clear_state(caches, empty), NONE)[0])
+            _, caches = model.segment(tokens_BT, caches, NONE)
+        found.append(model.segment(tokens[-1], clear_state(caches, model.empty), NONE)[0])
     # The last token of a period sees farthest through windows: beyond its own period, or not.
-    kept = model.windows_reach() >= model.period
+    kept = model.model.windows_reach() >= model.model.period
     assert np.array_equal(*found) is not kept

@@ -54,7 +54,7 @@ class AnswerFigures(NamedTuple):
     questions: int
 
 
-def figures(
+def answer_figures(
     predicted: Sequence[str], right: Sequence[Sequence[str]], whole_only: bool = False
 ) -> AnswerFigures:
     """Returns means over questions of the best score among the right answers of each.

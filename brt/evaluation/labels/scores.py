@@ -7,9 +7,9 @@ import numpy as np
 
 from brt.data.streams.labelled import SPAN, LabelledSegments
 from brt.data.vocabularies.base import Vocabulary
-from brt.evaluation.labels.answers import best_span, figures
+from brt.evaluation.labels.answers import answer_figures, best_span
 from brt.evaluation.labels.classification import class_figures, confusion, label_figures
-from brt.evaluation.scores import Sums
+from brt.evaluation.scores import Score, Store, Sums, TokenScores
 
 KINDS = {1: "yes", 2: "no"}
 """Answers that are no part of the text, by their kinds."""
@@ -17,34 +17,31 @@ LONGEST_ANSWER = 30
 """Tokens of the longest part of a text that may be an answer, as is usual."""
 
 
-class LabelScore(abc.ABC):
-    """What an evaluation of labelled documents has beside the loss: the base of all.
+class LabelScore(Score):
+    """The base of scores of labelled documents.
 
     Args:
-        segments: of the documents that are read.
+        segments: of the documents.
         vocabulary: of their tokens.
     """
+
+    streams = ("labelled",)
 
     def __init__(self, segments: LabelledSegments, vocabulary: Vocabulary):
         self.segments = segments
         self.vocabulary = vocabulary
 
-    def add(
-        self, sums: Sums, documents_B: np.ndarray, offsets_B: np.ndarray, answers_BN: np.ndarray
-    ) -> None:
-        """Adds what a model answers after one segment of every row.
-
-        Args:
-            sums: of this score, changed in place; empty at first.
-            documents_B, offsets_B: int, where each row's segment begins; document -1 is padding.
-            answers_BN: of `Reader.answers`.
-        """
-        for row, document in enumerate(documents_B.tolist()):
+    def add(self, sums: Sums, store: Store, segment: TokenScores) -> None:
+        assert segment.answers_BN is not None
+        for row, document in enumerate(segment.documents_B.tolist()):
             if document >= 0:
                 borders = self.segments.borders(document)
-                starts = [part.start for part in borders]
-                segment = starts.index(int(offsets_B[row]))
-                self.add_segment(sums, document, segment, len(borders), answers_BN[row])
+                number = [part.start for part in borders].index(int(segment.offsets_B[row]))
+                answers_N = segment.answers_BN[row]
+                self.add_segment(sums, document, number, len(borders), answers_N)
+
+    def scalars(self, sums: Sums, store: Store, whole: bool) -> dict[str, float]:
+        return self.figures(sums) | {"truncated": self.segments.truncated}
 
     @abc.abstractmethod
     def add_segment(
@@ -53,11 +50,10 @@ class LabelScore(abc.ABC):
         """Adds the answers after one of the `count` segments of a document."""
 
     @abc.abstractmethod
-    def scalars(self, sums: Sums) -> dict[str, float]:
-        """Returns figures by name, of the documents whose last segment was read."""
+    def figures(self, sums: Sums) -> dict[str, float]:
+        """Returns metrics by name, of the documents whose last segment was processed."""
 
     def annotation(self, document: int) -> dict[str, Any]:
-        """Returns what is told of a document."""
         return self.segments.annotations[document]
 
 
@@ -79,7 +75,7 @@ class ClassScore(LabelScore):
             found = confusion(np.array([label]), np.array([predicted]), len(self.names))
             sums["confusion"] = sums.get("confusion", 0) + found
 
-    def scalars(self, sums: Sums) -> dict[str, float]:
+    def figures(self, sums: Sums) -> dict[str, float]:
         if "confusion" not in sums:
             return {}
         return class_figures(sums["confusion"], self.names)
@@ -106,7 +102,7 @@ class LabelsScore(LabelScore):
         sums["whole"] = sums.get("whole", 0) + int((predicted_C == right_C).all())
         sums["documents"] = sums.get("documents", 0) + 1
 
-    def scalars(self, sums: Sums) -> dict[str, float]:
+    def figures(self, sums: Sums) -> dict[str, float]:
         if "labels" not in sums:
             return {}
         found = label_figures(sums["labels"], self.names)
@@ -122,7 +118,7 @@ class _AnswerScore(LabelScore):
     def texts(self, sums: Sums) -> dict[int, str]:
         """Returns the answer to each document that was read to its end."""
 
-    def scalars(self, sums: Sums) -> dict[str, float]:
+    def figures(self, sums: Sums) -> dict[str, float]:
         predicted: dict[str, str] = {}
         right: dict[str, list[str]] = {}
         for document, text in sorted(self.texts(sums).items()):
@@ -132,7 +128,7 @@ class _AnswerScore(LabelScore):
             right.setdefault(name, []).extend(annotation["answers"])
         if not predicted:
             return {}
-        found = figures(list(predicted.values()), list(right.values()), self.whole_only)
+        found = answer_figures(list(predicted.values()), list(right.values()), self.whole_only)
         return {name: float(value) for name, value in found._asdict().items()}
 
 
@@ -193,15 +189,12 @@ class SpanScore(_AnswerScore):
         return found
 
 
-SCORES: dict[str, type[LabelScore]] = {
-    "classes": ClassScore,
-    "labels": LabelsScore,
-    "words": WordScore,
-    "spans": SpanScore,
-}
-"""By `LabelledDocuments.targets`."""
-
-
 def label_score(segments: LabelledSegments, vocabulary: Vocabulary) -> LabelScore:
-    """Returns the score of what is asked of the documents."""
-    return SCORES[segments.documents.targets](segments, vocabulary)
+    """Returns the score for `LabelledDocuments.targets`."""
+    scores: dict[str, type[LabelScore]] = {
+        "classes": ClassScore,
+        "labels": LabelsScore,
+        "words": WordScore,
+        "spans": SpanScore,
+    }
+    return scores[segments.documents.targets](segments, vocabulary)

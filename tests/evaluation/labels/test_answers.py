@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from brt.evaluation.labels.answers import (
     answer_f1,
+    answer_figures,
     best_span,
     exact_match,
-    figures,
     normalized,
 )
 from brt.evaluation.labels.classification import class_figures, confusion
@@ -98,7 +98,7 @@ def test_yes_and_no_share_nothing_with_other_answers_where_that_is_asked():
 
 
 def test_the_best_of_several_right_answers_counts():
-    found = figures(
+    found = answer_figures(
         ["the river Thames", "blue"], [["Thames", "River Thames"], ["red", "dark blue"]]
     )
     assert found.exact_match == 0.5

@@ -16,6 +16,7 @@ from brt.data.streams.labelled import LabelledDocuments, LabelledSegments
 from brt.data.vocabularies.base import Frame
 from brt.description import describe
 from brt.evaluation.labels.scores import label_score
+from brt.evaluation.scores import TokenScores
 from brt.experiment import Experiment
 
 LINES = """
@@ -152,6 +153,10 @@ def segments_of(folder, texts, notes, length, most, targets):
     return LabelledSegments(TokenStore(folder), length, most, asked)
 
 
+def add(score, sums, documents_B, offsets_B, answers_BN):
+    score.add(sums, None, TokenScores(documents_B, offsets_B, *[None] * 5, answers_BN))
+
+
 def test_words_are_read_up_to_the_end_token_and_joined_by_question(tmp_path):
     notes = [
         {"id": "q", "words": [1], "answers": ["the cat"]},
@@ -164,8 +169,10 @@ def test_words_are_read_up_to_the_end_token_and_joined_by_question(tmp_path):
     written = [[*map(ord, "dog"), 2, ord("x")], [*map(ord, "cat"), 2, 2], [*map(ord, "bird"), 2]]
     sums = {}
     for document, ids in enumerate(written):
-        score.add(sums, np.array([-1, document]), np.array([0, 0]), np.array([[0] * len(ids), ids]))
-    found = score.scalars(sums)
+        add(
+            score, sums, np.array([-1, document]), np.array([0, 0]), np.array([[0] * len(ids), ids])
+        )
+    found = score.figures(sums)
     assert found["questions"] == 2
     assert found["exact_match"] == 0.5
     assert found["answer_f1"] == pytest.approx((1 + 2 / 3) / 2)
@@ -179,9 +186,9 @@ def test_a_class_is_scored_after_the_last_segment_alone(tmp_path):
     for document, note in enumerate(notes):
         first, last = segments.borders(document)
         right_1C = np.eye(2)[[note["label"]]]
-        score.add(sums, np.array([document]), np.array([first.start]), 1 - right_1C)  # not asked
-        score.add(sums, np.array([document]), np.array([last.start]), right_1C)
-    assert score.scalars(sums)["accuracy"] == 1.0
+        add(score, sums, np.array([document]), np.array([first.start]), 1 - right_1C)  # not asked
+        add(score, sums, np.array([document]), np.array([last.start]), right_1C)
+    assert score.figures(sums)["accuracy"] == 1.0
     assert sums["confusion"].tolist() == [[1, 0], [0, 1]]
 
 
@@ -197,9 +204,9 @@ def test_figures_of_several_labels_are_those_of_plain_counts(tmp_path):
     for document in range(30):
         first, last = segments.borders(document)
         answers_1C = scores_DC[document : document + 1]
-        score.add(sums, np.array([document]), np.array([first.start]), -answers_1C)  # not asked
-        score.add(sums, np.array([document]), np.array([last.start]), answers_1C)
-    found = score.scalars(sums)
+        add(score, sums, np.array([document]), np.array([first.start]), -answers_1C)  # not asked
+        add(score, sums, np.array([document]), np.array([last.start]), answers_1C)
+    found = score.figures(sums)
 
     def f1(predicted, right):
         both = sum(p and r for p, r in zip(predicted, right))
@@ -238,13 +245,13 @@ def test_the_best_span_of_all_segments_is_the_answer_unless_the_kind_is_another(
     low = answers(4, 5, 1.0, 2)
     low[0, 1] = low[0, T + 2] = 9.0
     for document in (0, 1):
-        score.add(sums, np.array([document]), np.array([0]), low)
-        score.add(sums, np.array([document]), np.array([4]), answers(4, 6, 2.0, document))
+        add(score, sums, np.array([document]), np.array([0]), low)
+        add(score, sums, np.array([document]), np.array([4]), answers(4, 6, 2.0, document))
     assert score.texts(sums) == {0: "ink", 1: "yes"}
-    assert score.scalars(sums)["exact_match"] == 1.0
+    assert score.figures(sums)["exact_match"] == 1.0
     worse = {}
-    score.add(worse, np.array([0]), np.array([0]), low)
-    score.add(worse, np.array([0]), np.array([4]), answers(4, 6, 0.5, 0))
+    add(score, worse, np.array([0]), np.array([0]), low)
+    add(score, worse, np.array([0]), np.array([4]), answers(4, 6, 0.5, 0))
     assert score.texts(worse) == {0: "th"}
 
 
