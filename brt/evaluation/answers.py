@@ -4,7 +4,7 @@ import numpy as np
 
 from brt.checks import configurable
 from brt.data.sources.answers import Answers, answers_of
-from brt.evaluation.scores import Score, Store, Sums
+from brt.evaluation.scores import Score, Store, Sums, TokenScores
 
 
 @configurable
@@ -19,18 +19,10 @@ class AnswerScore(Score):
         self._store: Store = None
         self._answers: list[Answers] = []
 
-    def add(
-        self,
-        sums: Sums,
-        store: Store,
-        documents_B: np.ndarray,
-        offsets_B: np.ndarray,
-        nats_BT: np.ndarray,
-        correct_BT: np.ndarray,
-        weights_BT: np.ndarray,
-    ) -> None:
+    def add(self, sums: Sums, store: Store, segment: TokenScores) -> None:
         answers, progress = self._of(store), sums.setdefault("answers", {})
-        for document, offset, correct_T in zip(documents_B.tolist(), offsets_B, correct_BT):
+        places = zip(segment.documents_B.tolist(), segment.offsets_B, segment.correct_BT)
+        for document, offset, correct_T in places:
             if document < 0:
                 continue
             for number, answer in enumerate(answers[document].answers):

@@ -12,6 +12,7 @@ from brt.data.corpus import Corpus
 from brt.data.sources.ruler import VariableTracking
 from brt.data.streams.documents import DocumentPass
 from brt.evaluation.answers import AnswerScore, answers_of_store
+from brt.evaluation.scores import TokenScores
 from brt.reporting.drawing.heat_map import study_maps
 from brt.reporting.run_files import read_study
 from brt.studies.answers import AnswerAccuracy, scores_of
@@ -37,7 +38,9 @@ def evaluated(store, rows, length, right, steps=None):
             [[right(d, offset + t) for t in range(length)] for d, offset in zip(documents, offsets)]
         )
         weights = stream.batch(step).weights_KBT[0]
-        score.add(sums, store, documents, offsets, np.zeros((rows, length)), correct, weights)
+        nats = np.zeros((rows, length))
+        segment = TokenScores(documents, offsets, None, weights, nats, correct)
+        score.add(sums, store, segment)
     return score.scalars(sums, store, steps is None)
 
 
