@@ -240,6 +240,30 @@ TOKENS_OF_TXL = _of(
     {},
 )
 
+ASSOCIATIVE_TOKENS = _of(
+    "associative_tokens",
+    "brt/models/memory_tokens/associative.py",
+    ("armt",),
+    {
+        "adds_without_the_difference": (
+            "self.values_DD[...] - stored_BSD",
+            "self.values_DD[...]",
+        ),
+        "counts_keys_again": ("jnp.clip(1 - known_BS, 0, 1)", "jnp.ones_like(known_BS)"),
+        "two_products": ("range(1, NU + 1)", "(1, 2, 2)"),
+        "writes_the_inputs": (
+            "self._written(caches, [y_BXD[:, T:] for y_BXD in run.outputs])",
+            "self._written(caches, [x_BXD[:, T:] for x_BXD in run.inputs])",
+        ),
+        "cleared_keeps_the_matrix": ("        return empty\n", "        return self\n"),
+        "decoding_never_writes": (
+            "full_B = opened[0].fill_B == self.period",
+            "full_B = opened[0].fill_B > self.period",
+        ),
+    },
+    {},
+)
+
 WINDOW = _of(
     "window",
     "brt/models/block_recurrent/layer.py",
@@ -405,6 +429,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     *HIDDEN,
     *TOKENS,
     *TOKENS_OF_TXL,
+    *ASSOCIATIVE_TOKENS,
     *WINDOW,
     *LSTM,
     *QRNN,

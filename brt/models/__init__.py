@@ -12,6 +12,7 @@ In Transformer-XL: M positions remembered    J keys of a segment (J = M + T)
 P tokens of a segment being filled    C distances    E width of a bin's vectors    N rare bins
 L compressed vectors    Y inputs that one of them stands for    O inputs to be compressed
 S memory tokens    X positions of a segment with them (X = S + T + S)
+In associative matrices: Y size of a key    L of its features
 
 In recurrent stacks: I inputs of a layer    U its units    Z its gates, a multiple of U
 """

@@ -7,6 +7,7 @@ without is refused.
 
 import functools
 
+import armt_numpy
 import compressive_numpy
 import melodi_numpy
 import paper_numpy
@@ -26,6 +27,7 @@ from brt.models.block_recurrent.external_memory import ExternalMemory
 from brt.models.block_recurrent.gated_delta import GatedDeltaMemory
 from brt.models.block_recurrent.model import BlockRecurrentTransformer
 from brt.models.melodi.model import Melodi
+from brt.models.memory_tokens.associative import AssociativeRecurrentMemoryTransformer
 from brt.models.memory_tokens.model import RecurrentMemoryTransformer
 from brt.models.model import Model
 from brt.models.recurrent_networks import LSTM, QRNN
@@ -131,6 +133,21 @@ def around_transformer_xl(**settings) -> Architecture:
         lambda params: rmt_numpy.Reader(params, rmt_numpy.Settings(**told)),
         **settings,
     )
+
+
+def associative_tokens(**settings) -> Architecture:
+    """An entry of memory tokens that write into a matrix of each layer of a Transformer-XL."""
+
+    def build(rngs, **overrides):
+        given = WITHOUT_WINDOW | dict(memory_length=0) | settings | overrides
+        own = {name: given.pop(name) for name in ("num_memory", "key_size") if name in given}
+        body = functools.partial(TransformerXL, **given)
+        return AssociativeRecurrentMemoryTransformer(rngs, body=body, **own)
+
+    def reference(params):
+        return armt_numpy.Reader(params, SIZES["num_heads"])
+
+    return Architecture(build, reference, settings, cleared=(0, 1, 2))
 
 
 def around_blocks(num_memory, within=False, **settings) -> Architecture:
@@ -262,6 +279,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "rmt": around_transformer_xl(num_memory=3, memory_length=0),
     "rmt_txl": around_transformer_xl(num_memory=2, memory_length=5),
     "memtr_txl": around_transformer_xl(num_memory=2, memory_length=5, memory_at_end=False),
+    "armt": associative_tokens(num_memory=3, key_size=5),
     "rmt_slide": around_blocks(num_memory=2),
     "rmt_rec": around_blocks(2, True, recurrent_layers=(1,), gate="fixed", arrangement="skip"),
     "compressive_mean": compressive(6, compressed=5, rate=2, compression="mean"),

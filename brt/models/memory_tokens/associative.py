@@ -1,0 +1,305 @@
+"""The Associative Recurrent Memory Transformer: memory tokens that write into a matrix per layer.
+
+A segment is [tokens; memory tokens], X = T + S positions, each attending to those before it. Every
+layer adds what its matrix holds for a position to the layer's input; after the layer, the outputs
+of the memory tokens are written into the matrix. Only the matrices are carried between segments.
+Axes as in `brt.models`. Y: size of a key before the feature map, L = 6 Y: of its features.
+"""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple, Self
+
+import gin
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.nn.initializers import zeros
+from jax.typing import DTypeLike
+
+from brt.checks import Count, configurable
+from brt.models.caches import select_rows
+from brt.models.counts import matrix_size
+from brt.models.layers.initializers import DENSE, normal, parameter
+from brt.models.layers.norms import share_of_norm
+from brt.models.layers.precision import at_least_float32
+from brt.models.model import LanguageModel
+from brt.models.transformer_xl.hidden_memory import DecodingSegment, append_input, open_segment
+from brt.models.transformer_xl.model import TransformerXL
+from brt.models.transformer_xl.relative_attention import distances
+from brt.models.wrapper import Wrapper
+
+NU = 3
+"""Products per entry of the feature map, DPFP-3."""
+EPSILON = 1e-5
+"""Added to the sum of products of features, as in the released code."""
+
+
+class AssociationCache(NamedTuple):
+    """What the memory tokens of earlier segments wrote, float32 or wider. Empty: zeros.
+
+    matrix_BLD: (B, L, D), sum of products of a key's features and a value.
+    sum_BL: (B, L), sum of the features of new keys.
+    """
+
+    matrix_BLD: jax.Array
+    sum_BL: jax.Array
+
+    def clear_state(self, empty: "AssociationCache") -> "AssociationCache":
+        return empty
+
+
+def features(x: jax.Array) -> jax.Array:
+    """Returns the features of keys or queries, (..., Y) to (..., 6 Y), of unit length.
+
+    r = [relu(x), relu(-x)]; the features are r times r rolled by 1, 2 and 3 entries (DPFP-3).
+
+    Source: Schlag et al. 2021, arXiv:2102.11174, section 5.3.
+    """
+    x = at_least_float32(x)
+    r = jnp.concatenate([jax.nn.relu(x), jax.nn.relu(-x)], axis=-1)
+    products = jnp.concatenate([r * jnp.roll(r, i, axis=-1) for i in range(1, NU + 1)], axis=-1)
+    return products * jax.lax.rsqrt(jnp.sum(jnp.square(products), axis=-1, keepdims=True) + 1e-24)
+
+
+class Association(nnx.Module):
+    """The associative matrix of one layer.
+
+    read:   x + A^T f(W_q x) / (z . f(W_q x))
+    write:  A + sum_s b_s f_s (W_v m_s - A^T f_s / (z . f_s))^T,  z + sum_s g_s f_s,
+            with f_s = f(W_k m_s), b_s = sigmoid(w_b m_s + c), g_s = clip(1 - z . f_s, 0, 1)
+
+    g, the correction, keeps z from counting a key again; no gradient flows through it.
+
+    Args:
+        width: D.
+        key_size: Y.
+
+    Source: Rodkin et al. 2024, arXiv:2407.04841, section 2, and the released code.
+    """
+
+    purpose = "recurrence"
+
+    def __init__(self, rngs: nnx.Rngs, width: int, key_size: int):
+        self.queries_DY = parameter(rngs, DENSE, width, key_size)
+        self.keys_DY = parameter(rngs, DENSE, width, key_size, multiplied=False)
+        self.values_DD = parameter(rngs, zeros, width, width, multiplied=False)
+        self.rate_D = parameter(rngs, normal(width**-0.5), width)
+        self.rate_bias_N = parameter(rngs, zeros, 1)
+
+    def init_cache(self, rows: int, dtype: DTypeLike) -> AssociationCache:
+        D, Y = self.queries_DY.shape
+        kept = jnp.promote_types(dtype, jnp.float32)
+        return AssociationCache(
+            jnp.zeros((rows, 2 * NU * Y, D), kept), jnp.zeros((rows, 2 * NU * Y), kept)
+        )
+
+    def read(self, cache: AssociationCache, x_BTD: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Returns the layer's inputs, (B, T, D), and the memory's share of their norm."""
+        f_BTL = features(x_BTD @ self.queries_DY[...].astype(x_BTD.dtype))
+        y_BTD, _ = _stored(cache, f_BTL)
+        return x_BTD + y_BTD.astype(x_BTD.dtype), share_of_norm(y_BTD, x_BTD)
+
+    def write(self, cache: AssociationCache, m_BSD: jax.Array) -> AssociationCache:
+        """Returns the cache after a segment whose memory tokens left the layer as `m_BSD`."""
+        m_BSD = at_least_float32(m_BSD)
+        f_BSL = features(m_BSD @ self.keys_DY[...])
+        stored_BSD, known_BS = _stored(cache, f_BSL)
+        v_BSD = m_BSD @ self.values_DD[...] - stored_BSD
+        rate_BS = jax.nn.sigmoid(m_BSD @ self.rate_D[...] + self.rate_bias_N[...])
+        new_BS = jax.lax.stop_gradient(jnp.clip(1 - known_BS, 0, 1))
+        return AssociationCache(
+            cache.matrix_BLD + jnp.einsum("BSL,BSD,BS->BLD", f_BSL, v_BSD, rate_BS),
+            cache.sum_BL + jnp.einsum("BSL,BS->BL", f_BSL, new_BS),
+        )
+
+
+def _stored(cache, f_BTL):
+    """Returns what the matrix holds for features, (B, T, D), and z . f, (B, T)."""
+    known_BT = jnp.einsum("BTL,BL->BT", f_BTL, cache.sum_BL)
+    y_BTD = jnp.einsum("BTL,BLD->BTD", f_BTL, cache.matrix_BLD)
+    return y_BTD / (known_BT + EPSILON)[..., None], known_BT
+
+
+class _Run(NamedTuple):
+    """Inputs of the layers after reading, their outputs, and the memory's shares of the inputs."""
+
+    inputs: list[jax.Array]
+    outputs: list[jax.Array]
+    shares: list[jax.Array]
+
+
+@configurable(denylist=["rngs"])
+class AssociativeRecurrentMemoryTransformer(Wrapper, LanguageModel):
+    """ARMT around a Transformer-XL without memory, whose settings are bound by its own name.
+
+    Args:
+        num_memory: S, memory tokens at the end of a segment, at least 1.
+        key_size: Y.
+        body: builds the backbone, a `TransformerXL` with memory_length 0 and relative positions.
+
+    Source: Rodkin et al. 2024, arXiv:2407.04841, section 2, and the released code.
+    """
+
+    body: TransformerXL
+
+    def __init__(
+        self,
+        rngs: nnx.Rngs,
+        num_memory: Count = gin.REQUIRED,
+        key_size: Count = 64,
+        body: Callable[..., TransformerXL] = TransformerXL,
+    ):
+        self.wrap(body(rngs))
+        if self.body.memory_length or self.body.encoding != "relative":
+            raise ValueError(
+                "AssociativeRecurrentMemoryTransformer remembers by its matrices, and places its "
+                "memory tokens by relative positions: bind TransformerXL.memory_length = 0 and "
+                'TransformerXL.encoding = "relative".'
+            )
+        self.num_memory = num_memory
+        self.segment_length = 1
+        width = self.body.width
+        self.memory_SD = parameter(
+            rngs, normal(1.0), num_memory, width, purpose="recurrence", multiplied=False
+        )
+        self.associations = nnx.List(Association(rngs, width, key_size) for _ in self.body.layers)
+
+    @property
+    def period(self) -> int:
+        return self.segment_length
+
+    def for_segments(self, length: int) -> Self:
+        model = nnx.merge(*nnx.split(self))
+        model.segment_length = length
+        model.body = model.body.for_segments(length)
+        return model
+
+    def init_caches(self, rows: int) -> tuple:
+        return tuple(each.init_cache(rows, self.dtype) for each in self.associations)
+
+    def embed(self, tokens_BT: jax.Array) -> jax.Array:
+        return self.body.embed(tokens_BT)
+
+    def logits(self, x_BTD: jax.Array) -> jax.Array:
+        return self.body.logits(x_BTD)
+
+    def token_losses(self, x_BTD: jax.Array, targets_BT: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return self.body.token_losses(x_BTD, targets_BT)
+
+    # Segments.
+
+    def stack(
+        self, x_BTD: jax.Array, caches: tuple, key: jax.Array | None = None
+    ) -> tuple[jax.Array, tuple, dict[str, jax.Array]]:
+        T = x_BTD.shape[1]
+        x_BXD = jnp.concatenate([x_BTD, self._memory(len(x_BTD))], axis=1)
+        run = self._run(x_BXD, caches, key=key)
+        written = self._written(caches, [y_BXD[:, T:] for y_BXD in run.outputs])
+        metrics = {f"layer{i}/memory_share": share for i, share in enumerate(run.shares)}
+        last_key = None if key is None else jax.random.fold_in(key, 0)
+        with jax.named_scope("vocabulary"):
+            return self.body.drops(run.outputs[-1][:, :T], last_key), written, metrics
+
+    def _memory(self, rows):
+        memory_SD = self.memory_SD[...].astype(self.dtype)
+        return jnp.broadcast_to(memory_SD, (rows, *memory_SD.shape))
+
+    def _run(self, x_BQD, caches, before=None, key=None):
+        """Runs all layers on positions that follow those with the inputs `before`.
+
+        before: (B, M, D) of each layer; None for M = 0.
+        """
+        rows, Q, D = x_BQD.shape
+        before = before or [jnp.zeros((rows, 0, D), x_BQD.dtype)] * len(caches)
+        M = before[0].shape[1]
+        causal_QJ = M + jnp.arange(Q)[:, None] >= jnp.arange(M + Q)
+        visible_BQJ = jnp.broadcast_to(causal_QJ, (rows, Q, M + Q))
+        keys: list[jax.Array | None] = [None] * (len(caches) + 2)
+        if key is not None and self.dropout:
+            keys = list(jax.random.split(key, len(keys)))
+        x_BQD = self.body.drops(x_BQD, keys[-1])
+        shared = self.body.distances(distances(Q, M + Q), keys[-2])
+        run = _Run([], [], [])
+        parts = zip(self.body.layers, self.associations, caches, before, strict=True)
+        for i, (layer, association, cache, before_BMD) in enumerate(parts):
+            with jax.named_scope(f"layer{i}"):
+                with jax.named_scope("memory"):
+                    x_BQD, share = association.read(cache, x_BQD)
+                run.inputs.append(x_BQD)
+                run.shares.append(share)
+                x_BQD = layer(x_BQD, before_BMD, visible_BQJ, shared, keys[i])
+                run.outputs.append(x_BQD)
+        return run
+
+    def _written(self, caches, outputs):
+        with jax.named_scope("memory"):
+            parts = zip(self.associations, caches, outputs, strict=True)
+            return tuple(each.write(cache, m_BSD) for each, cache, m_BSD in parts)
+
+    # Tokens.
+
+    def begin_decoding(self, caches: tuple) -> tuple:
+        rows = len(caches[0].sum_BL)
+        inputs = [jnp.zeros((rows, 0, self.body.width), self.dtype)] * len(caches)
+        return self._opened(caches, inputs, jnp.zeros(rows, jnp.int32))
+
+    def _opened(self, caches, inputs, counts_B):
+        pairs = zip(caches, inputs, strict=True)
+        return tuple(open_segment(c, self.period, x, counts_B, self.dtype) for c, x in pairs)
+
+    def end_decoding(self, caches: tuple) -> tuple:
+        return tuple(cache.before for cache in caches)
+
+    def read_part(
+        self, tokens_BT: jax.Array, caches: tuple, counts_B: jax.Array
+    ) -> tuple[jax.Array, tuple]:
+        run = self._run(self.embed(tokens_BT), caches)
+        return self.logits(run.outputs[-1]), self._opened(caches, run.inputs, counts_B)
+
+    def decode(
+        self, tokens_B: jax.Array, caches: tuple, reads_B: jax.Array | bool = True
+    ) -> tuple[jax.Array, tuple]:
+        x_BD = self.embed(tokens_B[:, None])[:, 0]
+        index_P = jnp.arange(self.period)
+        distance_BP = caches[0].fill_B[:, None] - index_P
+        shared = self.body.distances(index_P)
+        opened: list[DecodingSegment] = []
+        for layer, association, cache in zip(self.body.layers, self.associations, caches):
+            x_BD = association.read(cache.before, x_BD[:, None])[0][:, 0]
+            opened.append(append_input(cache, x_BD, reads_B))
+            hidden = (opened[-1].x_BPD,)
+            x_BD = layer.decode(x_BD, hidden, distance_BP >= 0, distance_BP, shared)
+        full_B = opened[0].fill_B == self.period
+
+        def finish(opened):
+            before = self.end_decoding(opened)
+            inputs = [cache.x_BPD for cache in opened]
+            run = self._run(self._memory(len(full_B)), before, inputs)
+            after = self.begin_decoding(self._written(before, run.outputs))
+            return select_rows(full_B, after, opened)
+
+        after = jax.lax.cond(jnp.any(full_B), finish, lambda opened: opened, tuple(opened))
+        return self.logits(x_BD), after
+
+    # Receptive field and cost.
+
+    def windows_reach(self) -> int:
+        return self.body.windows_reach()
+
+    def receptive_field(self) -> float:
+        return math.inf
+
+    def flops_per_token(self) -> float:
+        S, P = self.num_memory, self.period
+        D, Y = self.associations[0].queries_DY.shape
+        attention = 6 * self.body.sizes.attention_size * S * (P + (S + 1) / 2)
+        layers = sum(2 * matrix_size(layer) * S for layer in self.body.layers)
+        matrix = 2 * NU * Y * D
+        read = 2 * (D * Y + matrix) * (P + S)
+        write = 2 * (D * Y + D * D + 2 * matrix) * S
+        shared = layers + len(self.associations) * (attention + read + write)
+        return self.body.flops_per_token() + shared / P
+
+    def divided_sizes(self) -> dict[str, int]:
+        return self.body.divided_sizes()
