@@ -351,8 +351,8 @@ POOLED = _of(
         ),
         "keeps_sums": ("return pooled_BD / jnp.where(", "return pooled_BD * jnp.where("),
         "absent_vectors_are_seen": (
-            "present_BM = view.count_B[:, None] > ",
-            "present_BM = view.count_B[:, None] >= 0 * ",
+            "present_BM = cache.count_B[:, None] > ",
+            "present_BM = cache.count_B[:, None] >= 0 * ",
         ),
         "one_layer_higher": ("layer != self.layer - 1", "layer != self.layer"),
         "cleared_keeps_the_vectors": ("        return empty\n", "        return self\n"),
@@ -385,13 +385,13 @@ WINDOW_CELL = _of(
             "self.token_keys(keys[self.index + 1])",
         ),
         "keys_keep_their_length": (
-            "return unit_heads(k_BJHK), v_BJHK",
-            "return k_BJHK, v_BJHK",
+            "return LayerKeys(unit_heads(k_BJHK), v_BJHK)",
+            "return LayerKeys(k_BJHK, v_BJHK)",
             "brt/pretrained/memories/backbone_memory.py",
         ),
         "reads_what_was_read_before": (
-            "own = [LayerKeys(*(x[:, self.overlap :] for x in keys)) for keys in reading.keys]",
-            "own = list(reading.keys)",
+            "self.updated(memories, summaries, self._new(reading.keys))",
+            "self.updated(memories, summaries, reading.keys)",
             "brt/pretrained/language_model.py",
         ),
     },
@@ -411,7 +411,7 @@ SLIDING = _of(
         "keeps_the_first_block": ("keys.keys_BJGK[:, -W:]", "keys.keys_BJGK[:, :W]"),
         "states_are_not_carried": ("            states = (cache,)\n", ""),
         "decoding_keeps_the_states": (
-            "states = (self._complete(states[0], filled[self.cell.index], full_B),)",
+            "states = (self._updated(states[0], filled[self.cell.index], full_B),)",
             "pass",
         ),
         "decoding_forgets_that_it_began": (

@@ -1,6 +1,6 @@
-"""The contract of a pretrained backbone: a stack of layers over one window, without a memory.
+"""A pretrained backbone: a stack of layers over one window, without a memory.
 
-docs/pretrained.md says what a new backbone has to offer. Letters as in `brt.pretrained`.
+docs/pretrained.md says what a new backbone defines. Letters as in `brt.pretrained`.
 """
 
 import functools
@@ -17,7 +17,7 @@ from brt.models.counts import matrix_size
 from brt.models.layers.dropout import independent_dropout, keep_mask
 from brt.models.layers.sizes import Sizes
 from brt.pretrained.activations import ACTIVATIONS
-from brt.pretrained.backbone_layer import BackboneLayer, LayerKeys, Reads, Seen, drops, with_extras
+from brt.pretrained.backbone_layer import BackboneLayer, LayerKeys, Reads, Seen, drops
 from brt.pretrained.folder import HubFolder
 from brt.pretrained.names import Names
 from brt.pretrained.settings import Settings, settle
@@ -28,7 +28,7 @@ class Reading(NamedTuple):
     """The results of a forward pass.
 
     outputs: of each layer, (B, T, D), the last one after the final norm. keys: of each layer.
-    kept: of each layer, the arrays that `Reads.added` returned.
+    kept: of each layer, the arrays that `Reads.read` returned for the caller.
     """
 
     outputs: tuple[jax.Array, ...]
@@ -39,18 +39,15 @@ class Reading(NamedTuple):
 class PretrainedBackbone(nnx.Module):
     """A transformer whose parameters may come from a folder: the base of all backbones.
 
-    It is built as `backbone(rngs)`. Its parameters are `rngs`, the settings of its family, and
-    `folder`, a path that overrides `Pretrained.folder`. Each setting is bound, or that of the
-    folder; a binding that differs from the folder is refused.
+    It is built as `backbone(rngs)`. Its further parameters are the settings of its family, and
+    `folder`, a path that overrides `Pretrained.folder`.
 
     Class attributes:
         settings_type: the dataclass of its settings.
         model_types: of the folders that it reads, and how transformers names their models.
 
     Attributes:
-        settings: of its family.
         folder: the `HubFolder` its parameters come from, or None: they are random.
-        vocabulary_size: V. width: D. sizes: of its layers.
         layers: `BackboneLayer`s.
         num_positions: positions that a window may have; None for any number.
         dropout: of activations in training.
@@ -90,12 +87,11 @@ class PretrainedBackbone(nnx.Module):
 
     def __init__(self, rngs: nnx.Rngs, folder: str | None = None, **bound: Any):
         name = type(self).__name__
-        settings: Any = self.settings_type
-        unknown = bound.keys() - {parameter.name for parameter in settings.parameters()}
+        unknown = bound.keys() - {setting.name for setting in self.settings_type.parameters()}
         if unknown:
             raise TypeError(f"{name} has no parameter {', '.join(sorted(unknown))}.")
         self.folder = open_folder(folder, name, self.model_types)
-        settings = settle(name, self.settings_type, bound, self.folder)
+        settings: Any = settle(name, self.settings_type, bound, self.folder)
         self.settings = settings
         self.vocabulary_size = settings.vocabulary_size
         self.width = settings.width
@@ -108,17 +104,17 @@ class PretrainedBackbone(nnx.Module):
             self.names().check(self.folder, nnx.to_pure_dict(nnx.state(self, nnx.Param)))
 
     def build(self, rngs: nnx.Rngs) -> None:
-        """Draws the parameters of `settings`."""
+        """Draws the parameters."""
+        raise NotImplementedError
+
+    def names(self) -> Names:
+        """Returns its tensors on disk."""
         raise NotImplementedError
 
     @property
     def activation(self) -> Callable[[jax.Array], jax.Array]:
         """The activation function of its MLPs."""
         return ACTIVATIONS[self.settings.activation]
-
-    def names(self) -> Names:
-        """Returns the table of its tensors on disk."""
-        raise NotImplementedError
 
     def divided_sizes(self) -> dict[str, int]:
         """Returns the bindings whose sizes the model axis of a mesh must divide."""
@@ -132,18 +128,16 @@ class PretrainedBackbone(nnx.Module):
     def config(self) -> dict[str, Any]:
         """Returns a config.json of its settings: the folder's own, or a new one."""
         config = dict(self.folder.config) if self.folder else self.settings.config()
-        for key in config.keys() & {"dtype", "torch_dtype"}:
-            config[key] = "float32"
-        return config
+        return config | dict.fromkeys(config.keys() & {"dtype", "torch_dtype"}, "float32")
 
     # The stack of layers.
 
     def shared(self, entered_BTD: jax.Array, real_BT: jax.Array | None) -> Any:
-        """Returns what all layers share, computed once a window of its inputs."""
+        """Returns what all layers share, computed once a window from its inputs."""
         return None
 
     def between(self, number: int, x_BTD: jax.Array, shared: Any) -> jax.Array:
-        """Returns the inputs of the next layer of the outputs of one, counted from 0."""
+        """Returns the inputs of the next layer from the outputs of one, counted from 0."""
         return x_BTD
 
     def leave(self, x_BTD: jax.Array) -> jax.Array:
@@ -159,30 +153,28 @@ class PretrainedBackbone(nnx.Module):
         keys: Sequence[jax.Array | None],
         shared: Any = None,
     ) -> Reading:
-        """Runs all layers on what enters the first one; arguments as of `Decoder.read`.
+        """Runs all layers on the inputs of the first; arguments as of `Decoder.read`.
 
         keys: of `dropout_keys`.
         """
-        outputs, own, kept = [], [], []
+        layers = []
         for i, (layer, key) in enumerate(zip(self.layers, keys[1:], strict=True)):
             run: Callable[..., Any] = functools.partial(
                 self._layer, i, layer, seen=seen, reads=reads, shared=shared
             )
             run = jax.checkpoint(run) if self.settings.remat == "layer" else run
             with jax.named_scope(f"layer{i}"):
-                x_BTD, layer_keys, layer_kept = run(x_BTD, positions_BT, key=key)
+                x_BTD, *others = run(x_BTD, positions_BT, key=key)
                 x_BTD = self.between(i, x_BTD, shared)
-            outputs.append(x_BTD)
-            own.append(layer_keys)
-            kept.append(layer_kept)
-        outputs[-1] = self.leave(x_BTD)
-        return Reading(tuple(outputs), tuple(own), tuple(kept))
+            layers.append((x_BTD, *others))
+        outputs, layer_keys, kept = zip(*layers)
+        return Reading((*outputs[:-1], self.leave(x_BTD)), layer_keys, kept)
 
     def _layer(self, i, layer: BackboneLayer, x_BTD, positions_BT, seen, reads, shared, key):
         weights_key, outputs_key = (None, None) if key is None else jax.random.split(key)
         with jax.named_scope("attention"):
             heads = layer.heads(x_BTD)
-            visible = with_extras(layer, seen(i, heads.keys), i, reads)
+            visible = seen(i, heads.keys).with_extra(reads.extra(i))
             blocks, J = visible.positions_BJ.shape
             q_BTHK = heads.queries_BTHK
             # The queries of a batch element may form several blocks, each with its own keys.
@@ -191,11 +183,9 @@ class PretrainedBackbone(nnx.Module):
             shape = layer.sizes.num_heads, q_GTHK.shape[1], J
             keep_HTJ = keep_mask(weights_key, self.dropout, shape, jnp.float32)
             attended = layer.attend(q_GTHK, positions_GT, visible, keep_HTJ, shared)
-            attended = reads.attended(i, heads, attended.reshape(q_BTHK.shape))
         with jax.named_scope("memory"):
-            added_BTD, kept = reads.added(i, heads)
-        drop = drops(outputs_key, self.dropout)
-        y_BTD = layer.finish(x_BTD, heads, attended, added_BTD, drop)
+            attended, added_BTD, kept = reads.read(i, heads, attended.reshape(q_BTHK.shape))
+        y_BTD = layer.finish(x_BTD, attended, added_BTD, drops(outputs_key, self.dropout))
         return y_BTD, heads.keys, kept
 
     def dropout_keys(self, key: jax.Array | None) -> Sequence[jax.Array | None]:

@@ -59,7 +59,6 @@ class DecoderModel(Wrapper, Body):
 def warn_of_random_parameters(backbone: PretrainedBackbone) -> None:
     """Logs that a backbone does not begin with a folder's parameters."""
     logging.warning(
-        "%s begins with random parameters: bind Pretrained.folder to begin with those of a "
-        "pretrained one.",
+        "%s begins with random parameters: bind Pretrained.folder to begin with pretrained ones.",
         type(backbone).__name__,
     )

@@ -52,13 +52,7 @@ class TensorInfo(NamedTuple):
 class HubFolder:
     """A folder with config.json and weights in safetensors, one file or shards with an index.
 
-    Attributes:
-        path: with `~` expanded.
-        config: config.json, a dictionary.
-
-    Raises:
-        FileNotFoundError: no folder, or no config.json in it.
-        ValueError: a damaged config.json; a model with its own code, or quantized weights.
+    A model with its own code is refused, and so are quantized weights.
     """
 
     def __init__(self, path: str):
@@ -117,12 +111,7 @@ class HubFolder:
 
     @functools.cached_property
     def tensors(self) -> dict[str, TensorInfo]:
-        """All tensors by their names on disk; only headers are read.
-
-        Raises:
-            ValueError: no safetensors; a file that is missing, damaged, or outside the folder; an
-                index that differs from the files.
-        """
+        """All tensors by their names on disk; only headers are read."""
         if os.path.lexists(self.file(WEIGHTS)):
             return self._header(WEIGHTS)
         if not os.path.lexists(self.file(INDEX)):
@@ -215,14 +204,14 @@ def write_folder(
 ) -> None:
     """Writes a folder that plain transformers opens: config.json, model.safetensors, tokenizer.
 
+    Nothing is left of a folder that cannot be written.
+
     Args:
         path: of the folder, which must not exist yet or be empty.
         config: of config.json.
         tensors: by their names on disk.
         copied_from: a folder whose tokenizer files are copied; None for none.
         further: contents of further files by their names.
-
-    Nothing is left of a folder that cannot be written.
     """
     path = folder_of(path)
     if is_remote(path):
@@ -235,12 +224,14 @@ def write_folder(
     try:
         with open(os.path.join(growing, CONFIG), "w", encoding="utf-8") as file:
             file.write(json.dumps(dict(config), indent=2, sort_keys=True) + "\n")
-        whole = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
-        save_file(whole, os.path.join(growing, WEIGHTS), metadata={"format": "pt"})
+        contiguous = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
+        save_file(contiguous, os.path.join(growing, WEIGHTS), metadata={"format": "pt"})
         # The library lets only the owner read it; every other file has the mode of the umask.
         shutil.copymode(os.path.join(growing, CONFIG), os.path.join(growing, WEIGHTS))
-        if copied_from:
-            _copy_tokenizer(os.path.expanduser(copied_from), growing)
+        for name in TOKENIZER_FILES if copied_from else ():
+            source = os.path.join(os.path.expanduser(copied_from or ""), name)
+            if os.path.isfile(source):
+                shutil.copyfile(source, os.path.join(growing, name))
         for name, content in (further or {}).items():
             with open(os.path.join(growing, name), "wb") as file:
                 file.write(content)
@@ -250,9 +241,3 @@ def write_folder(
     except BaseException:
         shutil.rmtree(growing, ignore_errors=True)
         raise
-
-
-def _copy_tokenizer(source, target):
-    for name in TOKENIZER_FILES:
-        if os.path.isfile(path := os.path.join(source, name)):
-            shutil.copyfile(path, os.path.join(target, name))

@@ -1,11 +1,8 @@
-"""The names on disk of a model's parameters: one table a family, for reading and writing.
-
-Gradients get their names on disk from the same table.
-"""
+"""The names on disk of a model's parameters, for reading and writing."""
 
 import dataclasses
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -42,13 +39,11 @@ class Tensor(NamedTuple):
 
     def join(self, arrays: Sequence[np.ndarray]) -> np.ndarray:
         """Returns the tensor on disk that holds these parameters."""
-        if len(arrays) == 1:
-            array = arrays[0]
-        elif not self.heads:
-            array = np.concatenate(arrays, axis=-1)
-        else:
+        if self.heads:
             by_head = [part.reshape(*part.shape[:-1], self.heads, -1) for part in arrays]
             array = np.stack(by_head, axis=-2).reshape(*arrays[0].shape[:-1], -1)
+        else:
+            array = arrays[0] if len(arrays) == 1 else np.concatenate(arrays, axis=-1)
         return array.T if self.transposed else array
 
     def shape(self, shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
@@ -63,15 +58,20 @@ def norm_tensors(disk: str, path: str, bias: bool = True) -> list[Tensor]:
     return [scale, Tensor(f"{disk}.bias", (f"{path}.bias_D",))] if bias else [scale]
 
 
-def matrix_tensors(disk: str, path: str, bias: str | None = None) -> list[Tensor]:
+def matrix_tensors(disk: str, path: str, bias: str = "") -> list[Tensor]:
     """Returns the tensors of a matrix stored (out, in) and of its bias.
 
     Args:
         disk: the name without `.weight`.
-        path, bias: of the parameters; None for no bias.
+        path, bias: of the parameters; an empty one for no bias.
     """
     matrix = Tensor(f"{disk}.weight", (path,), transposed=True)
-    return [matrix] if bias is None else [matrix, Tensor(f"{disk}.bias", (bias,))]
+    return [matrix, Tensor(f"{disk}.bias", (bias,))] if bias else [matrix]
+
+
+def optional(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Returns tensors that a folder may lack."""
+    return [tensor._replace(optional=True) for tensor in tensors]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,8 +93,7 @@ class Names:
     def on_disk(self, folder: HubFolder) -> dict[str, str]:
         """Returns the name in the folder of each tensor that it holds.
 
-        Raises:
-            ValueError: a tensor that is there twice, is missing, or is unknown.
+        Refuses a folder with a tensor that is there twice, is missing, or is unknown.
         """
         expected = {tensor.name for tensor in self.tensors}
         names: dict[str, str] = {}
@@ -137,33 +136,33 @@ class Names:
         long = self.prefix + name
         return long if long in expected or self._ignores(long) else name
 
-    def check(self, folder: HubFolder, parameters: Mapping) -> None:
-        """Compares names and shapes with parameters, a nested dictionary; reads headers only.
-
-        Raises:
-            ValueError: as `on_disk`; a tensor of another shape.
-        """
+    def _held(self, folder: HubFolder) -> Iterator[tuple[Tensor, str]]:
+        """Returns the tensors that the folder holds, with their names in it."""
         on_disk = self.on_disk(folder)
-        for tensor in self.tensors:
-            if tensor.name not in on_disk:
-                continue
+        return ((t, on_disk[t.name]) for t in self.tensors if t.name in on_disk)
+
+    def check(self, folder: HubFolder, parameters: Mapping) -> None:
+        """Compares names and shapes with parameters, a nested dictionary; reads headers only."""
+        for tensor, name in self._held(folder):
             expected = tensor.shape([tuple(leaf(parameters, p).shape) for p in tensor.parameters])
-            info = folder.tensors[on_disk[tensor.name]]
+            info = folder.tensors[name]
             if info.shape != expected:
                 raise ValueError(
-                    f"{folder.file(info.file)}: {on_disk[tensor.name]} has shape {info.shape}, and "
-                    f"by config.json it is {expected}."
+                    f"{folder.file(info.file)}: {name} has shape {info.shape}, and by config.json "
+                    f"it is {expected}."
                 )
 
     def read(self, folder: HubFolder) -> dict[str, Any]:
         """Returns the parameters that the folder holds, a nested dictionary of float32 arrays."""
-        on_disk = self.on_disk(folder)
         tree: dict[str, Any] = {}
-        for tensor in self.tensors:
-            if tensor.name in on_disk:
-                parts = tensor.split(folder.read(on_disk[tensor.name]))
-                for path, array in zip(tensor.parameters, parts, strict=True):
-                    _put(tree, path, np.ascontiguousarray(array))
+        for tensor, name in self._held(folder):
+            parts = tensor.split(folder.read(name))
+            for path, array in zip(tensor.parameters, parts, strict=True):
+                *steps, last = (int(step) if step.isdigit() else step for step in path.split("."))
+                node: dict[Any, Any] = tree
+                for step in steps:
+                    node = node.setdefault(step, {})
+                node[last] = np.ascontiguousarray(array)
         return tree
 
     def missing(self, folder: HubFolder) -> list[str]:
@@ -184,13 +183,6 @@ def leaf(tree: Any, path: str) -> Any:
     for step in path.split("."):
         tree = tree[int(step) if step.isdigit() and int(step) in tree else step]
     return tree
-
-
-def _put(tree, path, array):
-    *steps, last = path.split(".")
-    for step in steps:
-        tree = tree.setdefault(int(step) if step.isdigit() else step, {})
-    tree[last] = array
 
 
 def _listed(names):

@@ -7,7 +7,8 @@ Source: RMT, section 4 and the published wrapper; Adding Recurrence to Pretraine
 section 5.4.
 """
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, NamedTuple, Self, cast
 
 import jax
@@ -23,15 +24,13 @@ from brt.models.layers.precision import at_least_float32
 from brt.models.memory_tokens.layout import MemoryLayout
 from brt.models.memory_tokens.memory import MemoryCache
 from brt.models.model import Reader
-from brt.models.wrapper import Wrapper
-from brt.pretrained.backbone import Reading
 from brt.pretrained.decoder_model import warn_of_random_parameters
 from brt.pretrained.encoders.bert import BERT
 from brt.pretrained.encoders.encoder import Encoder
 from brt.pretrained.encoders.heads import ClassesHead, SpansHead
 from brt.pretrained.encoders.t5 import T5
 from brt.pretrained.folder import HubFolder
-from brt.pretrained.memories.window_memory import Positions, WindowMemory, WindowReads
+from brt.pretrained.memories.window_memory import Positions, WindowMemory, WithMemories
 from brt.pretrained.names import Names
 from brt.pretrained.settings import HubConfig
 from brt.token_ids import PADDING
@@ -48,8 +47,7 @@ HEADS = {
     "spans": "ForQuestionAnswering",
     "words": "ForConditionalGeneration",
 }
-"""How transformers names a backbone with each head."""
-TARGETS = ("classes", "labels", "words", "spans")
+"""How transformers names a backbone with each head, by targets."""
 
 
 class HighestCache(NamedTuple):
@@ -77,7 +75,7 @@ class Embedded(NamedTuple):
 
 
 class Outputs(NamedTuple):
-    """The outputs of a segment, and those for the kinds of answers.
+    """The outputs of a segment.
 
     x_BTD: without memory positions, unless the model writes words. real_BT: those that hold a
         token, or memory. first_BD: of `HighestCache`.
@@ -89,7 +87,7 @@ class Outputs(NamedTuple):
 
 
 @configurable(denylist=["rngs"])
-class PretrainedReader(Wrapper, Reader[Embedded, Outputs]):
+class PretrainedReader(WithMemories, Reader[Embedded, Outputs]):
     """An encoder with a head, over the segments of a labelled document.
 
     Args:
@@ -107,47 +105,42 @@ class PretrainedReader(Wrapper, Reader[Embedded, Outputs]):
         self,
         rngs: nnx.Rngs,
         body: Callable[..., Encoder] = BERT,
-        targets: Annotated[str, OneOf(TARGETS)] = "classes",
+        targets: Annotated[str, OneOf(tuple(HEADS))] = "classes",
         classes: CountFrom2 = 2,
         words: Count = 16,
         num_memory: CountFrom0 = 0,
         memories: tuple[Callable[..., WindowMemory], ...] = (),
     ):
         self.wrap(body(rngs))
+        family = type(self.body).__name__
         if not isinstance(self.body, Encoder):
             raise ValueError(
-                "PretrainedReader.body must build an encoder, such as @BERT, and "
-                f"{type(self.body).__name__} is none."
+                f"PretrainedReader.body must build an encoder, such as @BERT, and {family} is none."
             )
-        if isinstance(self.body, T5) != (targets == "words") or words < 1:
+        if isinstance(self.body, T5) != (targets == "words"):
             raise ValueError(
-                f'PretrainedReader.targets = "{targets}" with {words} words does not go with '
-                f'{type(self.body).__name__}: @T5 answers with "words", 1 or more, and the other '
-                'bodies with "classes", "labels" or "spans".'
+                f'PretrainedReader.targets = "{targets}" does not go with {family}: @T5 answers '
+                'with "words", and the other bodies with "classes", "labels" or "spans".'
             )
         self.targets = targets
         self.num_words = words
-        self.num_classes = None if targets in ("words", "spans") else classes
+        self.num_classes = classes if targets in PROBLEMS else None
         self.num_memory = num_memory
-        if targets in ("classes", "labels"):
+        if targets in PROBLEMS:
             self.head: ClassesHead | SpansHead | None = ClassesHead(rngs, self.body, classes)
-        elif targets == "spans":
-            self.head = SpansHead(rngs, self.body)
         else:
-            self.head = None
+            self.head = SpansHead(rngs, self.body) if targets == "spans" else None
         if num_memory:
             self.memory_SD = parameter(
                 *(rngs, normal(self.body.std), num_memory, self.body.width),
                 purpose="recurrence",
                 multiplied=False,
             )
-        self.memories = nnx.List(memory(rngs, self.body) for memory in memories)
-        if not all(isinstance(memory, WindowMemory) for memory in self.memories):
-            raise ValueError("PretrainedReader.memories must build memories between segments.")
+        self.build_memories(rngs, memories)
         if memories and not self.body.takes_extras:
             raise ValueError(
                 f"PretrainedReader.memories put vectors without a position into a layer, and "
-                f"{type(self.body).__name__} knows positions by their distance alone: bind "
+                f"{family} knows positions by their distance alone: bind "
                 "PretrainedReader.num_memory instead."
             )
         self.segment_length = 1
@@ -168,8 +161,7 @@ class PretrainedReader(Wrapper, Reader[Embedded, Outputs]):
                 f"classes, and PretrainedReader.classes = {self.num_classes}: bind it to as many, "
                 "or take the head out of the folder."
             )
-        asked = PROBLEMS[self.targets]
-        HubConfig(folder).only("problem_type", asked)
+        HubConfig(folder).only("problem_type", PROBLEMS[self.targets])
 
     def _stored(self) -> dict[str, Any]:
         parts = {"body": self.body, "head": self.head}
@@ -200,14 +192,12 @@ class PretrainedReader(Wrapper, Reader[Embedded, Outputs]):
         return model
 
     def init_caches(self, rows: int) -> tuple:
-        D = self.body.width
-        kept = jnp.promote_types(self.dtype, jnp.float32)
-        caches: list[Any] = [HighestCache(jnp.full((rows, D), LOWEST, kept))]
+        highest_dtype = jnp.promote_types(self.dtype, jnp.float32)
+        caches: list[Any] = [HighestCache(jnp.full((rows, self.body.width), LOWEST, highest_dtype))]
         if self.num_memory:
             memory_SD = self.memory_SD[...].astype(self.dtype)
             caches.append(MemoryCache(jnp.broadcast_to(memory_SD, (rows, *memory_SD.shape))))
-        caches += [memory.init_cache(rows, self.dtype) for memory in self.memories]
-        return tuple(caches)
+        return (*caches, *self.init_memories(rows))
 
     def embed(self, tokens_BT: jax.Array) -> Embedded:
         return Embedded(self.body.embed(tokens_BT), tokens_BT != PADDING)
@@ -215,48 +205,31 @@ class PretrainedReader(Wrapper, Reader[Embedded, Outputs]):
     def stack(
         self, x_BTD: Embedded, caches: tuple, key: jax.Array | None = None
     ) -> tuple[Outputs, tuple, dict[str, jax.Array]]:
-        y_BTD, real_BT = x_BTD
+        x, real_BX = x_BTD
         highest, *others = caches
+        after: list[Any] = []
         S = self.num_memory
         if S:
-            memory_BSD = others.pop(0).memory_BSD.astype(y_BTD.dtype)
-            x_BXD = self.layout.surround(y_BTD, memory_BSD)
-            real_BX = self.layout.surround(real_BT, jnp.ones((len(real_BT), S), bool))
-        else:
-            x_BXD, real_BX = y_BTD, real_BT
-        reading = self.body.read(x_BXD, real_BX, self._reads(others), key)
+            memory_BSD = others.pop(0).memory_BSD.astype(x.dtype)
+            x = self.layout.surround(x, memory_BSD)
+            real_BX = self.layout.surround(real_BX, jnp.ones((len(real_BX), S), bool))
+        reading = self.body.read(x, real_BX, self.reads(others), key)
         y_BTD = y_BXD = reading.outputs[-1]
-        after: list[Any] = []
         if S:
             y_BTD, memory_BSD = self.layout.divide(y_BXD)
             after.append(MemoryCache(memory_BSD))
-        taken, metrics = self._update(others, reading, real_BX)
+        summaries = self.summaries(reading, Positions(real_BX, jnp.zeros_like(real_BX)))
+        others, metrics = self.updated(others, summaries, reading.keys)
         first_BD = jnp.maximum(highest.first_BD, at_least_float32(y_BTD[:, 0]))
         highest = HighestCache(first_BD.astype(highest.first_BD.dtype))
+        first_BD = first_BD.astype(y_BTD.dtype)
         if self.targets == "words":  # the decoder attends to the memory too
-            y_BTD, real_BT = y_BXD, real_BX
-        outputs = Outputs(y_BTD, real_BT, first_BD.astype(y_BTD.dtype))
-        return outputs, (highest, *after, *taken), metrics
+            outputs = Outputs(y_BXD, real_BX, first_BD)
+        else:
+            outputs = Outputs(y_BTD, x_BTD.real_BT, first_BD)
+        return outputs, (highest, *after, *others), metrics
 
-    def _reads(self, of_memories):
-        pairs = zip(self.memories, of_memories, strict=True)
-        with jax.named_scope("memory"):
-            views = [memory.view(cache, self.dtype) for memory, cache in pairs]
-        return WindowReads(list(self.memories), views, self.dtype)
-
-    def _update(self, of_memories, reading: Reading, real_BX):
-        positions = Positions(real_BX, jnp.zeros_like(real_BX))
-        taken = []
-        metrics: dict[str, jax.Array] = {}
-        for memory, cache in zip(self.memories, of_memories, strict=True):
-            with jax.named_scope("memory"):
-                summary = memory.summary(reading.outputs, positions)
-                cache, found = memory.update(cache, summary, list(reading.keys))
-            taken.append(cache)
-            metrics |= found
-        return taken, metrics
-
-    # What is asked.
+    # Answers.
 
     def logits(self, x_BTD: Outputs) -> jax.Array:
         """Returns the scores of Q targets, (B, Q, N), as of `token_losses`.
@@ -276,9 +249,9 @@ class PretrainedReader(Wrapper, Reader[Embedded, Outputs]):
         kinds_BT = jnp.pad(kinds_BN, [(0, 0), (0, rest)], constant_values=LOWEST)
         return jnp.stack([first_BT, last_BT, kinds_BT], axis=1)
 
-    def _word_logits(self, read_BW, outputs):
+    def _word_logits(self, words_BW, outputs):
         body = cast(T5, self.body)
-        return body.word_logits(body.decode(read_BW, outputs.x_BTD, outputs.real_BT)[-1])
+        return body.word_logits(body.decode(words_BW, outputs.x_BTD, outputs.real_BT)[-1])
 
     def _span_scores(self, outputs):
         first_BT, last_BT = self.head(outputs.x_BTD)
@@ -308,11 +281,11 @@ class PretrainedReader(Wrapper, Reader[Embedded, Outputs]):
             return self.head(x_BTD.x_BTD[:, 0])
         return jnp.concatenate(self._span_scores(x_BTD), axis=1)
 
-    # Parameters, and what it costs.
+    # Parameters and cost.
 
     def names(self) -> Names:
-        """Returns the table of tensors of backbone and head."""
-        return whole_names(self.body, None if self.head is None else type(self.head))
+        """Returns the tensors on disk of backbone and head."""
+        return whole_names(self.body, self.head)
 
     @property
     def folder(self) -> HubFolder | None:
@@ -345,41 +318,30 @@ class PretrainedReader(Wrapper, Reader[Embedded, Outputs]):
             )
         return names.read(folder)
 
-    def gradient_metrics(self, grads: dict) -> dict[str, jax.Array]:
-        found = {}
+    def gradient_metrics(self, grads: Mapping) -> dict[str, jax.Array]:
+        metrics = super().gradient_metrics(grads)
         if "memory_SD" in grads:
-            found["memory_grad_norm"] = optax.tree.norm(grads["memory_SD"])
-        for i, of_memory in grads.get("memories", {}).items():
-            found[f"{self.memories[int(i)].name}_grad_norm"] = optax.tree.norm(of_memory)
-        return found
+            metrics["memory_grad_norm"] = optax.tree.norm(grads["memory_SD"])
+        return metrics
 
     def flops_per_token(self) -> float:
         positions = self.segment_length + self.num_memory
         layers = self.body.flops_of_layers(positions) * positions
-        of_memories = sum(
-            memory.flops_per_window(positions) + positions * memory.flops_per_position()
-            for memory in self.memories
-        )
-        return (layers + of_memories) / self.segment_length
+        return (layers + self.flops_of_window(positions)) / self.segment_length
 
     def divided_sizes(self) -> dict[str, int]:
         return self.body.divided_sizes()
 
 
 def whole_names(body: Encoder, head: Any) -> Names:
-    """Returns the table of tensors of a tree with `body` and `head`.
+    """Returns the tensors of a tree with `body` and `head`; head: a head, its class, or None."""
 
-    head: `ClassesHead`, `SpansHead` or `WordsHead`; None for none.
-    """
-
-    def below(tensors, part):
+    def below(part, tensors):
         return tuple(
             tensor._replace(parameters=tuple(f"{part}.{path}" for path in tensor.parameters))
             for tensor in tensors
         )
 
-    of_body = body.names()
-    tensors = below(of_body.tensors, "body")
-    if head is not None:
-        tensors += below(head.tensors(body), "head")
-    return Names(tensors, of_body.prefix, of_body.ignored, of_body.old_endings)
+    names = body.names()
+    tensors = below("body", names.tensors) + below("head", head.tensors(body) if head else ())
+    return dataclasses.replace(names, tensors=tensors)

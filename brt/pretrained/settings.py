@@ -1,9 +1,8 @@
-"""The settings of a pretrained family, each declared once.
+"""The settings of a pretrained family, each declared once, as a field of a frozen dataclass.
 
-They are the fields of a frozen dataclass. `hub` adds to a field the key of a folder's config.json
-that holds the same value. From the fields follow the parameters of the backbone's constructor,
-which gin binds; the reading and writing of config.json; and the check that bindings agree with a
-folder.
+`hub` adds to a field the key of a folder's config.json that holds the same value. From the fields
+follow the parameters of the backbone's constructor, which gin binds; the reading and writing of
+config.json; and the check that bindings agree with a folder.
 """
 
 import dataclasses
@@ -68,7 +67,7 @@ def first_id(value: Any) -> Any:
 
 
 class Misfit(ValueError):
-    """A setting that does not fit the others; named by binding or by key where it is known."""
+    """A setting that does not fit the others."""
 
     def __init__(self, setting: str, why: str):
         super().__init__(f"{setting} {why}")
@@ -99,7 +98,7 @@ class HubConfig:
         return ValueError(f"{self.file}: {name} = {self.get(name)!r:.80} {why}.")
 
     def only(self, name: str, computed: Any) -> None:
-        """Refuses a value other than the one that brt computes, which is also that of no key."""
+        """Refuses a value other than the one that brt computes; an absent key means that one."""
         value = self.get(name)
         alike = isinstance(value, bool) == isinstance(computed, bool) and value == computed
         if value is not None and not alike:
@@ -136,7 +135,7 @@ class HubConfig:
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What every backbone is bound with: the base of the settings of all families.
+    """The settings of every backbone: the base of those of all families.
 
     A family adds vocabulary_size V, num_layers, width D, num_heads H, feed_forward_size F and
     epsilon, that of its norms. Settings that end in `_id` are entries of the vocabulary.
@@ -163,24 +162,21 @@ class Settings:
     @classmethod
     def parameters(cls) -> list[inspect.Parameter]:
         """Returns the parameters of a constructor that takes these settings; None: not bound."""
-        keyed = cls.fields()
+
+        def parameter(field, default, declared):
+            kind = inspect.Parameter.KEYWORD_ONLY
+            return inspect.Parameter(field.name, kind, default=default, annotation=declared)
+
         return [
-            inspect.Parameter(
-                field.name,
-                inspect.Parameter.KEYWORD_ONLY,
-                default=None if field.name in keyed else field.default,
-                annotation=field.type | None if field.name in keyed else field.type,  # type: ignore[operator]
-            )
+            parameter(field, None, field.type | None)  # type: ignore[operator]
+            if "key" in field.metadata
+            else parameter(field, field.default, field.type)
             for field in dataclasses.fields(cls)
         ]
 
     @classmethod
     def of_folder(cls, folder: HubFolder) -> Self:
-        """Returns the settings of a folder's config.json.
-
-        Raises:
-            ValueError: a value that brt does not compute; it names file and key.
-        """
+        """Returns the settings of a folder's config.json; refuses what brt does not compute."""
         config = HubConfig(folder)
         for name, value in cls.fixed.items():
             config.only(name, value)
@@ -200,14 +196,10 @@ class Settings:
 
     @classmethod
     def adjust(cls, settings: dict[str, Any], config: HubConfig) -> None:
-        """Changes the settings read of a config.json by what else the folder says."""
+        """Changes settings by what else the folder says."""
 
     def resolved(self) -> Self:
-        """Returns the settings with those filled in that follow from others.
-
-        Raises:
-            Misfit: a setting that does not fit the others.
-        """
+        """Returns the settings with those filled in that follow from others; `Misfit`: bad ones."""
         settings: Any = self
         for name in self.fields():
             value = getattr(self, name)
@@ -241,11 +233,8 @@ def settle(
     Args:
         backbone: its name, for messages.
         kind: of its family.
-        bound: by name; None where nothing is bound.
+        bound: by name; None where nothing is bound. One that differs from the folder is refused.
         folder: that it begins with; None for random parameters.
-
-    Raises:
-        ValueError: a binding is missing, or differs from the folder; it names the binding.
     """
     bound = {
         name: tuple(value) if isinstance(value, list) else value

@@ -1,9 +1,9 @@
-"""A pretrained decoder with rotary positions over a sliding window, with or without states.
+"""A pretrained decoder with rotary positions over a sliding window, with or without a memory.
 
 Every token sees the W tokens up to itself, in this segment or the one before: keys are cached
 before they are rotated, and rotated by their position in their block, since attention depends on
 differences only. So a cut of the document changes nothing. Letters as in `brt.pretrained`; W tokens
-of a block.
+of a block, X blocks of all batch elements.
 
 Source: Block-Recurrent, section 3 (Slide and Rec), on a pretrained backbone. There a token does not
 see itself; here it does.
@@ -22,7 +22,7 @@ from flax import nnx
 from brt.checks import Count, configurable
 from brt.models.block_recurrent.memory import BlockPairs
 from brt.models.caches import (
-    DecodingWindow,
+    LayerCache,
     WindowCache,
     advance,
     completes_block,
@@ -34,9 +34,8 @@ from brt.pretrained.backbone_layer import NOTHING, Heads, LayerKeys, Reads, Seen
 from brt.pretrained.decoder_model import DecoderModel
 from brt.pretrained.decoders.decoder import Decoder
 from brt.pretrained.decoders.llama import Llama
-from brt.pretrained.memories.backbone_memory import StateKeys
-from brt.pretrained.memories.cell_memory import CellMemory
-from brt.pretrained.windows import table
+from brt.pretrained.memories.backbone_memory import BackboneMemory, StateKeys
+from brt.pretrained.windows import attention_bias
 
 
 class BlocksCache(NamedTuple):
@@ -56,69 +55,61 @@ class BlocksCache(NamedTuple):
         return self
 
 
-class KeysCache(NamedTuple):
-    """A layer's keys, not rotated, and values of the last block. Empty: zeros, hidden."""
-
-    window: WindowCache
-
-    @property
-    def carries_state(self) -> bool:
-        return False
-
-    def clear_state(self, empty: "KeysCache") -> "KeysCache":
-        """Keeps the window."""
-        return self
-
-
-class CellReads(Reads):
-    """What a cell adds to its layer over the blocks of a segment.
+class BlockReads(Reads):
+    """What a memory adds to its layer over the blocks of a segment.
 
     Args:
-        memory: with the cell.
-        cache: its states before the segment.
+        cache: before the segment; the caller gets the cache after it, and metrics.
         pairs: from a layer and its keys to the keys of each block and the one before it,
-            `LayerKeys` of B * blocks batch elements.
-        blocks: in a segment.
+            `LayerKeys` of X batch elements.
     """
 
     def __init__(
-        self,
-        memory: CellMemory,
-        cache: Any,
-        pairs: Callable[[int, LayerKeys], LayerKeys],
-        blocks: int,
+        self, memory: BackboneMemory, cache: Any, pairs: Callable[[int, LayerKeys], LayerKeys]
     ):
         self.memory = memory
         self.cache = cache
         self.pairs = pairs
-        self.blocks = blocks
 
-    def added(self, layer: int, heads: Heads) -> tuple[jax.Array | None, Any]:
-        if layer != self.memory.index:
-            return None, ()
-        n = self.blocks
-        k_XJHK, v_XJHK = self.memory.token_keys(self.pairs(layer, heads.keys))
-        pairs = (x.reshape(-1, n, *x.shape[1:]) for x in (k_XJHK, v_XJHK))
-        blocks, cell = BlockPairs(*pairs), self.memory.cell
-        weights = cell.prepare(blocks.keys_BGJHK.dtype)
-        _, cache, seen, metrics = cell(self.cache, None, blocks, None, weights)
-        assert seen is not None  # a cell has states
-        states = StateKeys(*(x.reshape(-1, *x.shape[2:]) for x in seen))
-        rows, T, D = heads.normed_BTD.shape
-        read_XWD = self.memory.read_states(heads.normed_BTD.reshape(rows * n, T // n, D), states)
-        metrics = metrics | self.memory.output_norm()
-        return read_XWD.reshape(rows, T, D), (cache, jax.lax.stop_gradient(metrics))
+    def read(
+        self, layer: int, heads: Heads, attended_BTHK: jax.Array
+    ) -> tuple[jax.Array, jax.Array | None, Any]:
+        memory = self.memory
+        if layer != memory.index:
+            return attended_BTHK, None, ()
+        B, T, D = heads.normed_BTD.shape
+        keys = memory.token_keys(self.pairs(layer, heads.keys))
+        blocks = BlockPairs(*(x_XJHK.reshape(B, -1, *x_XJHK.shape[1:]) for x_XJHK in keys))
+        weights = memory.memory.prepare(attended_BTHK.dtype)
+        attended_BTHK, cache, states, metrics = memory.memory(
+            self.cache, memory.tokens(heads), blocks, attended_BTHK, weights
+        )
+        added_BTD = None
+        if states is not None:
+            states_X = StateKeys(*(x_BGSHK.reshape(-1, *x_BGSHK.shape[2:]) for x_BGSHK in states))
+            normed_XWD = heads.normed_BTD.reshape(len(states_X.keys_BSHK), -1, D)
+            added_BTD = memory.read_states(normed_XWD, states_X).reshape(B, T, D)
+        return attended_BTHK, added_BTD, (cache, memory.with_output_norm(metrics))
 
 
-class StatesRead(Reads):
-    """What states add to their layer, while a block is being filled."""
+class TokenReads(Reads):
+    """What a memory adds to its layer for one token; cache: the decoding form."""
 
-    def __init__(self, memory: CellMemory, states: StateKeys):
+    def __init__(self, memory: BackboneMemory, cache: Any, reads_B: jax.Array):
         self.memory = memory
-        self.states = states
+        self.cache = cache
+        self.reads_B = reads_B
 
-    def added(self, layer: int, heads: Heads) -> tuple[jax.Array | None, Any]:
-        return self.memory.added(self.states, layer, heads.normed_BTD), ()
+    def read(
+        self, layer: int, heads: Heads, attended_BTHK: jax.Array
+    ) -> tuple[jax.Array, jax.Array | None, Any]:
+        memory = self.memory
+        if layer != memory.index:
+            return attended_BTHK, None, ()
+        token, dtype = memory.tokens(heads), attended_BTHK.dtype
+        attended_BTHK, _ = memory.memory.decode(self.cache, token, attended_BTHK, self.reads_B)
+        states = memory.one_block(memory.memory.decoding_states(self.cache, dtype))
+        return attended_BTHK, states and memory.read_states(heads.normed_BTD, states), ()
 
 
 @configurable(denylist=["rngs", "special_tokens"])
@@ -128,7 +119,7 @@ class SlidingLanguageModel(DecoderModel):
     Args:
         window: W in tokens; segments are any multiple of it.
         body: builds the `Decoder`, one with rotary positions.
-        cell: builds a `CellMemory`; None: nothing but the window is carried.
+        cell: builds a memory at one layer, such as `CellMemory`; None: only the window is carried.
         special_tokens: further entries of the vocabulary; a pretrained one has none.
     """
 
@@ -137,7 +128,7 @@ class SlidingLanguageModel(DecoderModel):
         rngs: nnx.Rngs,
         window: Count = gin.REQUIRED,
         body: Callable[..., Decoder] = Llama,
-        cell: Callable[..., CellMemory] | None = None,
+        cell: Callable[..., BackboneMemory] | None = None,
         special_tokens: int = 0,
     ):
         super().__init__(rngs, body, special_tokens)
@@ -163,42 +154,49 @@ class SlidingLanguageModel(DecoderModel):
         """W: whole blocks are cached."""
         return self.window
 
+    def _divide(self, caches):
+        """Returns the count of blocks, the caches of the layers, and those of the memory."""
+        layers = len(self.body.layers)
+        return caches[0], caches[1 : 1 + layers], caches[1 + layers :]
+
     # Segments.
 
     def init_caches(self, rows: int) -> tuple:
-        """Returns a `BlocksCache`, a `KeysCache` of each layer, and the cell's states."""
+        """Returns a `BlocksCache`, a `LayerCache` of each layer, and the memory's cache.
+
+        Keys in windows are not rotated; those of an empty window are hidden.
+        """
         body = self.body
         shape = rows, self.window, body.num_key_heads, body.sizes.head_size
-        empty = KeysCache(WindowCache(jnp.zeros(shape, self.dtype), jnp.zeros(shape, self.dtype)))
+        empty = LayerCache(WindowCache(jnp.zeros(shape, self.dtype), jnp.zeros(shape, self.dtype)))
         states = (self.cell.init_cache(rows, self.dtype),) if self.has_cell else ()
         return (BlocksCache(jnp.zeros(rows, jnp.int32)), *[empty] * len(body.layers), *states)
 
     def stack(
         self, x_BTD: jax.Array, caches: tuple, key: jax.Array | None = None
     ) -> tuple[jax.Array, tuple, dict[str, jax.Array]]:
-        layers = len(self.body.layers)
-        begun, windows, states = caches[0], caches[1 : 1 + layers], caches[1 + layers :]
+        begun, windows, states = self._divide(caches)
         rows, T, _ = x_BTD.shape
         W = self.window
         n = T // W
 
-        def pairs(i, own):
-            return LayerKeys(*(blocks_of(*pair) for pair in zip(windows[i].window, own)))
+        def pairs(i, keys):
+            return LayerKeys(*(blocks_of(*pair) for pair in zip(windows[i].window, keys)))
 
         before_BG = jnp.concatenate(
             [begun.count_B[:, None] > 0, jnp.ones((rows, n - 1), bool)], axis=1
         )
-        table_XWJ = self._table(jnp.arange(W), before_BG.reshape(-1))
+        bias_XWJ = self._bias(jnp.arange(W), before_BG.reshape(-1))
         positions_XJ = jnp.broadcast_to(jnp.arange(2 * W), (rows * n, 2 * W))
 
-        def seen(i, own):
-            return Seen(pairs(i, own), positions_XJ, table_XWJ)
+        def seen(i, keys):
+            return Seen(pairs(i, keys), positions_XJ, bias_XWJ)
 
-        reads = CellReads(self.cell, states[0], pairs, n) if self.has_cell else NOTHING
+        reads = BlockReads(self.cell, states[0], pairs) if self.has_cell else NOTHING
         positions_BT = jnp.broadcast_to(W + jnp.arange(T) % W, (rows, T))
         reading = self.body.read(x_BTD, positions_BT, seen, reads, key)
         after = [
-            KeysCache(WindowCache(keys.keys_BJGK[:, -W:], keys.values_BJGK[:, -W:]))
+            LayerCache(WindowCache(keys.keys_BJGK[:, -W:], keys.values_BJGK[:, -W:]))
             for keys in reading.keys
         ]
         metrics: dict[str, jax.Array] = {}
@@ -208,8 +206,8 @@ class SlidingLanguageModel(DecoderModel):
         y_BTD = reading.outputs[-1]
         return y_BTD, (BlocksCache(jnp.ones_like(begun.count_B)), *after, *states), metrics
 
-    def _table(self, positions_W, before_X):
-        """Returns (X, W, 2W): queries at these positions of a block see the W keys up to theirs.
+    def _bias(self, positions_W, before_X):
+        """Returns the bias (X, W, 2W): queries at these positions of a block see the last W keys.
 
         before_X: whether there is a block before.
         """
@@ -217,79 +215,76 @@ class SlidingLanguageModel(DecoderModel):
         distance_WJ = W + positions_W[..., :, None] - jnp.arange(2 * W)
         near_WJ = (distance_WJ >= 0) & (distance_WJ < W)
         there_XJ = before_X[:, None] | (jnp.arange(2 * W) >= W)
-        return table(near_WJ & there_XJ[:, None])
+        return attention_bias(near_WJ & there_XJ[:, None])
 
     # Tokens.
 
     def begin_decoding(self, caches: tuple) -> tuple:
-        layers = len(self.body.layers)
-        windows = (fill_window(cache.window) for cache in caches[1 : 1 + layers])
-        return (caches[0], *windows, *self._begun_states(caches[1 + layers :]))
+        begun, windows, states = self._divide(caches)
+        filled = (fill_window(cache.window) for cache in windows)
+        return (begun, *filled, *self._begun_states(states))
 
     def _begun_states(self, states):
-        return tuple(self.cell.cell.begin_decoding(cache, self.dtype) for cache in states)
+        return tuple(self.cell.memory.begin_decoding(cache, self.dtype) for cache in states)
 
     def end_decoding(self, caches: tuple) -> tuple:
-        layers = len(self.body.layers)
-        windows = (KeysCache(last_block(window)) for window in caches[1 : 1 + layers])
-        states = (self.cell.cell.end_decoding(cache) for cache in caches[1 + layers :])
-        return (caches[0], *windows, *states)
+        begun, windows, states = self._divide(caches)
+        states = (self.cell.memory.end_decoding(cache) for cache in states)
+        return (begun, *(LayerCache(last_block(window)) for window in windows), *states)
 
     def read_part_embedded(
         self, x_BPD: jax.Array, caches: tuple, counts_B: jax.Array
     ) -> tuple[jax.Array, tuple]:
-        layers = len(self.body.layers)
+        begun, windows, states = self._divide(caches)
         y_BPD, after, _ = self.stack(x_BPD, caches)
-        windows = (
+        filled = (
             fill_window(before.window, block.window, counts_B)
-            for before, block in zip(caches[1 : 1 + layers], after[1 : 1 + layers], strict=True)
+            for before, block in zip(windows, self._divide(after)[1], strict=True)
         )
-        return y_BPD, (caches[0], *windows, *self._begun_states(caches[1 + layers :]))
+        return y_BPD, (begun, *filled, *self._begun_states(states))
 
     def decode_embedded(
         self, x_BD: jax.Array, caches: tuple, reads_B: jax.Array | bool = True
     ) -> tuple[jax.Array, tuple]:
-        layers = len(self.body.layers)
-        begun, windows, states = caches[0], caches[1 : 1 + layers], caches[1 + layers :]
+        begun, windows, states = self._divide(caches)
         fill_B = windows[0].fill_B
         reads_B = jnp.broadcast_to(jnp.asarray(reads_B), fill_B.shape)
-        table_B1J = self._table(fill_B[:, None], begun.count_B > 0)
+        bias_B1J = self._bias(fill_B[:, None], begun.count_B > 0)
         positions_BJ = jnp.broadcast_to(jnp.arange(2 * self.window), (len(fill_B), 2 * self.window))
 
-        def written(i, own: LayerKeys) -> DecodingWindow:
-            return write_token(windows[i], own.keys_BJGK[:, 0], own.values_BJGK[:, 0], reads_B)
+        def written(i, keys):
+            return write_token(windows[i], keys.keys_BJGK[:, 0], keys.values_BJGK[:, 0], reads_B)
 
-        def seen(i, own):
-            window = written(i, own)
-            return Seen(LayerKeys(window.keys_BJHK, window.values_BJHK), positions_BJ, table_B1J)
+        def seen(i, keys):
+            window = written(i, keys)
+            return Seen(LayerKeys(window.keys_BJHK, window.values_BJHK), positions_BJ, bias_B1J)
 
-        reads = NOTHING
-        if self.has_cell:
-            found = StateKeys(states[0].state_keys_BSHK, states[0].state_values_BSHK)
-            reads = StatesRead(self.cell, found)
+        reads = TokenReads(self.cell, states[0], reads_B) if self.has_cell else NOTHING
         reading = self.body.read(x_BD[:, None], (self.window + fill_B)[:, None], seen, reads)
         filled = [written(i, keys) for i, keys in enumerate(reading.keys)]
         full_B = completes_block(filled[0], reads_B)
         if self.has_cell:
-            states = (self._complete(states[0], filled[self.cell.index], full_B),)
+            states = (self._updated(states[0], filled[self.cell.index], full_B),)
         count_B = jnp.where(full_B, 1, begun.count_B)
         after = (advance(window, reads_B) for window in filled)
         return reading.outputs[-1][:, 0], (BlocksCache(count_B), *after, *states)
 
-    def _complete(self, states, window, full_B):
-        """Returns the decoding form of the states, updated by full blocks."""
-        keys = LayerKeys(window.keys_BJHK, window.values_BJHK)
-        blocks = BlockPairs(*(x[:, None] for x in self.cell.token_keys(keys)))
+    def _updated(self, cache, window, full_B):
+        """Returns the decoding form of the memory's cache, updated by full blocks."""
+        keys = self.cell.token_keys(LayerKeys(window.keys_BJHK, window.values_BJHK))
+        blocks = BlockPairs(*(x_BJHK[:, None] for x_BJHK in keys))
 
-        def update(states):
-            return self.cell.cell.update_after_block(states, blocks, full_B)
+        def update(cache):
+            return self.cell.memory.update_after_block(cache, blocks, full_B)
 
-        return jax.lax.cond(jnp.any(full_B), update, lambda states: states, states)
+        return jax.lax.cond(jnp.any(full_B), update, lambda cache: cache, cache)
 
-    # What it costs, and how far it sees.
+    # Receptive field and cost.
 
     def gradient_metrics(self, grads: dict) -> dict[str, jax.Array]:
-        return {"cell_grad_norm": optax.tree.norm(grads["cell"])} if self.has_cell else {}
+        if not self.has_cell:
+            return {}
+        return {f"{self.cell.name}_grad_norm": optax.tree.norm(grads["cell"])}
 
     def windows_reach(self) -> int:
         return (self.window - 1) * len(self.body.layers)
@@ -301,12 +296,12 @@ class SlidingLanguageModel(DecoderModel):
         total = self.body.flops_of_layers(self.window)
         if self.has_cell:
             total += self.cell.flops_per_position()
-            total += self.cell.flops_per_window(2 * self.window) / self.window
+            total += self.cell.memory.flops_per_token(self.window)
         return total
 
 
 def blocks_of(previous_BWGK: jax.Array, x_BTGK: jax.Array) -> jax.Array:
-    """Returns each block with the one before it, (B * blocks, 2W, G, K)."""
+    """Returns each block with the one before it, (X, 2W, G, K)."""
     W = previous_BWGK.shape[1]
     whole = jnp.concatenate([previous_BWGK, x_BTGK], axis=1)
     blocks = whole.reshape(len(whole), -1, W, *whole.shape[2:])

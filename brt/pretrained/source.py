@@ -36,11 +36,7 @@ class Pretrained:
 
 
 def open_folder(path: str | None, backbone: str, model_types: Collection[str]) -> HubFolder | None:
-    """Returns the folder that a backbone begins with, `Pretrained.folder` if no path is given.
-
-    Raises:
-        FileNotFoundError, ValueError: as `HubFolder`; a `model_type` that it does not read.
-    """
+    """Returns the folder that a backbone begins with, `Pretrained.folder` if no path is given."""
     path = Pretrained().folder if path is None else path
     if path is None:
         return None

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from brt.pretrained.backbone_layer import HIDDEN, LayerKeys
-from brt.pretrained.memories.window_memory import ExtraKeys, Positions
+from brt.pretrained.memories.window_memory import Positions
 
 
 class OverlapCache(NamedTuple):
@@ -38,8 +38,8 @@ class DecodingWindow(NamedTuple):
     recent_BOD, count_B: the last tokens so far, as in `OverlapCache`.
     before_B: (B,) int32, tokens of the window before that it began with.
     fill_B: (B,) int32, new tokens so far, 0 ... P - 1.
-    layers: `LayerKeys` of each layer, (B, J, G, K), J = O + P; zeros in empty slots.
-    extras: `ExtraKeys` of each layer, None where no memory has vectors.
+    layers: of each layer, (B, J, G, K), J = O + P; zeros in empty slots.
+    extras: of each layer, keys and values of the vectors of memories; None without vectors.
     """
 
     recent_BOD: jax.Array
@@ -47,19 +47,17 @@ class DecodingWindow(NamedTuple):
     before_B: jax.Array
     fill_B: jax.Array
     layers: tuple[LayerKeys, ...]
-    extras: tuple[ExtraKeys | None, ...]
+    extras: tuple[LayerKeys | None, ...]
 
 
 class Slots(NamedTuple):
     """The slots of a window: O for shared tokens, right-aligned, then P for new ones.
 
     index_BJ: (B, J) int32, the number of a slot's token in its window; below 0 in empty slots.
-    total_B: (B,) int32, tokens of the window when it is full.
-    again_B: (B,) int32, the number of these that the next window begins with.
+    again_B: (B,) int32, the number of the first token that the next window begins with.
     """
 
     index_BJ: jax.Array
-    total_B: jax.Array
     again_B: jax.Array
 
     @property
@@ -67,33 +65,32 @@ class Slots(NamedTuple):
         """Positions of the slots, 0 in empty ones."""
         return jnp.maximum(self.index_BJ, 0)
 
-    def causal_table(self) -> jax.Array:
-        """Returns (B, J, J): 0 where the slot's query sees the key, elsewhere `HIDDEN`."""
+    def causal_bias(self) -> jax.Array:
+        """Returns the attention bias, (B, J, J)."""
         J = self.index_BJ.shape[1]
         causal_JJ = jnp.arange(J)[:, None] >= jnp.arange(J)
-        return table(causal_JJ & (self.index_BJ >= 0)[:, None])
+        return attention_bias(causal_JJ & (self.index_BJ >= 0)[:, None])
 
-    def positions(self, real_BJ: jax.Array) -> Positions:
-        """Returns which slots hold a token, of those of `real_BJ`."""
-        again_BJ = self.index_BJ >= (self.total_B - self.again_B)[:, None]
+    def positions(self, real_BJ: jax.Array | bool = True) -> Positions:
+        """Returns which slots hold a token; `real_BJ`: slots that may."""
+        again_BJ = self.index_BJ >= self.again_B[:, None]
         return Positions(real_BJ & (self.index_BJ >= 0), again_BJ)
 
 
-def slots(before_B: jax.Array, room: int, own: int, period: int) -> Slots:
+def slots(before_B: jax.Array, overlap: int, new: int, period: int) -> Slots:
     """Returns the slots of windows.
 
     Args:
-        before_B: (B,) int32, tokens of the window before, at most `room`.
-        room: O.
-        own: slots after them.
+        before_B: (B,) int32, tokens of the window before, at most `overlap`.
+        overlap: O.
+        new: slots after them.
         period: P, new tokens when the window is full.
     """
-    index_BJ = jnp.arange(room + own) - (room - before_B)[:, None]
-    total_B = before_B + period
-    return Slots(index_BJ, total_B, jnp.minimum(total_B, room))
+    index_BJ = jnp.arange(overlap + new) - (overlap - before_B)[:, None]
+    return Slots(index_BJ, jnp.maximum(before_B + period - overlap, 0))
 
 
-def table(visible: jax.Array) -> jax.Array:
+def attention_bias(visible: jax.Array) -> jax.Array:
     """Returns 0 where a query sees a key, elsewhere `HIDDEN`, float32."""
     return jnp.where(visible, 0.0, HIDDEN).astype(jnp.float32)
 
@@ -101,10 +98,7 @@ def table(visible: jax.Array) -> jax.Array:
 def write_keys(
     layer: LayerKeys, token: LayerKeys, slot_B: jax.Array, reads_B: jax.Array
 ) -> LayerKeys:
-    """Returns the keys of a layer with those of one token, (B, 1, G, K), in a slot.
-
-    reads_B: (B,) bool; the other batch elements stay as they are.
-    """
+    """Writes the keys of one token, (B, 1, G, K), into a slot of the elements in `reads_B`."""
     rows = jnp.arange(len(slot_B))
 
     def put(x_BJGK, token_B1GK):

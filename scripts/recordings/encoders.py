@@ -8,25 +8,74 @@ reads there, which differs from one version of transformers to the next. brt pad
 
 import functools
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.nn.initializers import zeros
 
+from brt.models.layers.initializers import normal, parameter
 from brt.models.layers.losses import token_losses
+from brt.models.layers.precision import at_least_float32
+from brt.pretrained.activations import ACTIVATIONS
+from brt.pretrained.backbone_layer import Norm, linear
 from brt.pretrained.encoders.bert import BERT, RoBERTa
 from brt.pretrained.encoders.deberta import DeBERTa
 from brt.pretrained.encoders.encoder import Encoder
-from brt.pretrained.encoders.heads import ClassesHead, SpansHead, WordsHead
+from brt.pretrained.encoders.heads import ClassesHead, SpansHead
 from brt.pretrained.folder import HubFolder
+from brt.pretrained.names import Tensor, matrix_tensors, norm_tensors
 from brt.pretrained.reader import whole_names
 from recordings.pretrained_errors import Found, bound, config_of, folder_of, split_with, widened
 
 TASKS = ("sequence classification", "masked language model", "question answering")
 ENCODERS: dict[str, Any] = {"bert": BERT, "roberta": RoBERTa, "deberta-v2": DeBERTa}
 """By the `model_type` of their folders."""
+
+
+class WordsNames(NamedTuple):
+    """Names on disk of the parts of a head for words."""
+
+    dense: str
+    norm: str
+    bias: str
+
+
+WORDS = {
+    "bert": WordsNames(
+        "cls.predictions.transform.dense",
+        "cls.predictions.transform.LayerNorm",
+        "cls.predictions.bias",
+    ),
+    "roberta": WordsNames("lm_head.dense", "lm_head.layer_norm", "lm_head.bias"),
+}
+
+
+class WordsHead(nnx.Module):
+    """Logits of words at every position: dense, activation, norm, embedding matrix."""
+
+    def __init__(self, rngs: nnx.Rngs, body: Encoder):
+        self.activation = body.settings.activation
+        self.dense_DU = parameter(rngs, normal(body.std), body.width, body.width)
+        self.dense_bias_U = parameter(rngs, zeros, body.width)
+        self.norm = Norm(rngs, body.width, body.settings.epsilon)
+        self.bias_V = parameter(rngs, zeros, body.vocabulary_size)
+
+    def __call__(self, x_BTD: jax.Array, words_VD: nnx.Param) -> jax.Array:
+        """Maps (B, T, D) to (B, T, V), float32 or wider."""
+        u_BTU = ACTIVATIONS[self.activation](linear(x_BTD, self.dense_DU, self.dense_bias_U))
+        u_BTU = self.norm(u_BTU)
+        embedding_VD = words_VD[...].astype(u_BTU.dtype)
+        return at_least_float32(jnp.einsum("btd,vd->btv", u_BTU, embedding_VD)) + self.bias_V[...]
+
+    @staticmethod
+    def tensors(body: Encoder) -> list[Tensor]:
+        """Returns its tensors on disk."""
+        names = WORDS[body.settings.model_type]
+        dense = matrix_tensors(names.dense, "dense_DU", "dense_bias_U")
+        return [*dense, *norm_tensors(names.norm, "norm"), Tensor(names.bias, ("bias_V",))]
 
 
 class Whole(nnx.Module):

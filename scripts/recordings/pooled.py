@@ -84,7 +84,7 @@ class Replay:
         model = self._model(params, tokens_BT)
         _, found = model.read_part_embedded(model.embed(tokens_BT), caches, counts_B)
         z_BD = model.memories[0].pooled_vector(found[1].summary)
-        return z_BD, model.memories[0].vectors(z_BD)[:, 0]
+        return z_BD, model.memories[0].computed(z_BD)[:, 0]
 
     def _backward(self, params, scored, caches, d_nats, d_after):
         """Returns gradients of the parameters and of what a window was begun with."""

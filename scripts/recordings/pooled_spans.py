@@ -98,7 +98,7 @@ class Replay:
             counts_B = jnp.maximum(real_BT.sum(axis=1), 1)
             sums_BD = jnp.where(real_BT[..., None], outputs.x_BTD, 0).sum(axis=1)
             found["z"].append(sums_BD / counts_B[:, None])
-            found["h_prev"].append(memory.vectors(found["z"][-1])[:, 0])
+            found["h_prev"].append(memory.computed(found["z"][-1])[:, 0])
             # A row without a window keeps what it has.
             caches = select_rows(jnp.asarray(present_B), after, caches)
         kind_nats_B = token_losses(

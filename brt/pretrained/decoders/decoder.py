@@ -75,15 +75,16 @@ class Decoder(PretrainedBackbone):
 
     Class attributes:
         relative: whether its attention depends on differences of positions only.
+        ignored, old_endings: as of `Names`.
 
     Attributes:
-        num_positions: R, a number.
-        num_key_heads: G.
         embedding_VD: the embedding matrix; head_VD: that of the logits, if they are not tied.
         final_norm: of the last layer's outputs.
     """
 
     relative: ClassVar[bool] = False
+    ignored: ClassVar[tuple[str, ...]]
+    old_endings: ClassVar[tuple[tuple[str, str], ...]] = ()
     num_positions: int
     embedding_VD: nnx.Param
     head_VD: nnx.Param
@@ -91,16 +92,20 @@ class Decoder(PretrainedBackbone):
 
     @property
     def num_key_heads(self) -> int:
+        """G, heads of keys and values."""
         return getattr(self.settings, "num_key_heads", self.sizes.num_heads)
 
-    def build_ends(self, rngs: nnx.Rngs, norm: Callable[..., Any]) -> None:
-        """Draws the final norm, and the head if it is not tied."""
+    def build_layers(
+        self, rngs: nnx.Rngs, layer: Callable[[int], nnx.Module], norm: Callable[..., Any]
+    ) -> None:
+        """Draws the layers, counted from 0, the final norm, and the head if it is not tied."""
+        self.layers = nnx.List(layer(i) for i in range(self.settings.num_layers))
         self.final_norm = norm(rngs, self.width, self.settings.epsilon)
         if not self.settings.tied:
             self.head_VD = self.word_matrix(rngs)
 
     def word_matrix(self, rngs: nnx.Rngs) -> nnx.Param:
-        """Returns a matrix with a vector for each id, (V, D)."""
+        """Returns an embedding matrix, (V, D)."""
         shape = self.vocabulary_size, self.width
         return parameter(rngs, normal(STD), *shape, purpose="embedding")
 
@@ -124,9 +129,9 @@ class Decoder(PretrainedBackbone):
     def logits(self, x_BTD: jax.Array) -> jax.Array:
         """Maps (..., D) to (..., V), float32 or wider."""
         x_BTD = constrain(x_BTD, "BTD") if x_BTD.ndim == 3 else x_BTD
-        table_VD = self.head[...].astype(x_BTD.dtype)
+        head_VD = self.head[...].astype(x_BTD.dtype)
         return jnp.einsum(
-            "...D,VD->...V", x_BTD, table_VD, preferred_element_type=at_least_float32(x_BTD).dtype
+            "...D,VD->...V", x_BTD, head_VD, preferred_element_type=at_least_float32(x_BTD).dtype
         )
 
     def read(
@@ -143,8 +148,8 @@ class Decoder(PretrainedBackbone):
             x_BTD: (B, T, D), from `embed`, or vectors of memory.
             positions_BT: (B, T) int32.
             seen: from a layer's number and the keys of these positions in it to what the
-                positions see there, besides the extra vectors of `reads`. If it has n * B batch
-                elements, the queries of each form n blocks, which see keys of their own.
+                positions see there, besides `Reads.extra`. If it has n * B batch elements, the
+                queries of each form n blocks, which see keys of their own.
             reads: what memories add.
             key: dropout key or None.
         """
@@ -153,20 +158,19 @@ class Decoder(PretrainedBackbone):
             x_BTD = self.dropped(self.enter(x_BTD, positions_BT), keys[0])
         return self.run(x_BTD, positions_BT, seen, reads, keys)
 
-    def whole_names(
-        self,
-        tensors: list[Tensor],
-        ignored: tuple[str, ...],
-        old_endings: tuple[tuple[str, str], ...] = (),
-    ) -> Names:
-        """Returns the table of tensors with embedding matrix and head; a tied head is ignored."""
+    def names(self) -> Names:
         settings = self.settings
-        tensors = [Tensor(settings.embedding_name, ("embedding_VD",)), *tensors]
+        tensors = [Tensor(settings.embedding_name, ("embedding_VD",)), *self.tensors()]
+        ignored = self.ignored
         if settings.tied:
             ignored = (*ignored, settings.head_name.replace(".", r"\."))
         else:
             tensors.append(Tensor(settings.head_name, ("head_VD",)))
-        return Names(tuple(tensors), settings.prefix, ignored, old_endings)
+        return Names(tuple(tensors), settings.prefix, ignored, self.old_endings)
+
+    def tensors(self) -> list[Tensor]:
+        """Returns its tensors on disk besides embedding matrix and head."""
+        raise NotImplementedError
 
     def config(self) -> dict[str, Any]:
         config = super().config()

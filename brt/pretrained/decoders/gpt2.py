@@ -14,7 +14,7 @@ from brt.models.layers.initializers import normal, parameter
 from brt.pretrained.activations import Activation
 from brt.pretrained.backbone_layer import STD, DenseLayer, Norm
 from brt.pretrained.decoders.decoder import Decoder, DecoderSettings, begin_of_text
-from brt.pretrained.names import Names, Tensor, norm_tensors
+from brt.pretrained.names import Tensor, norm_tensors
 from brt.pretrained.settings import hub
 
 END_OF_TEXT = 50256
@@ -52,8 +52,7 @@ class GPT2Settings(DecoderSettings):
 class GPT2Layer(DenseLayer):
     """One layer: norm, attention, residual, norm, MLP, residual.
 
-    number: of the layer, from 1. Matrices that write into the residual stream are drawn smaller by
-    sqrt(2 * num_layers).
+    number: of the layer, from 1.
     """
 
     def __init__(self, rngs: nnx.Rngs, settings: GPT2Settings, number: int):
@@ -68,6 +67,10 @@ class GPT2(Decoder):
 
     settings_type = GPT2Settings
     model_types = {"gpt2": "GPT2LMHeadModel"}
+    ignored = (
+        r"transformer\.h\.\d+\.attn\.(bias|masked_bias)",
+        *(r"multiple_choice_head\..*", r"score\.weight", r"classifier\.(weight|bias)"),
+    )
 
     def build(self, rngs: nnx.Rngs) -> None:
         self.embedding_VD = self.word_matrix(rngs)
@@ -76,34 +79,26 @@ class GPT2(Decoder):
             purpose="embedding",
             multiplied=False,
         )
-        count = self.settings.num_layers
-        self.layers = nnx.List(GPT2Layer(rngs, self.settings, i + 1) for i in range(count))
-        self.build_ends(rngs, Norm)
+        self.build_layers(rngs, lambda i: GPT2Layer(rngs, self.settings, i + 1), Norm)
 
     def enter(self, x_BTD: jax.Array, positions_BT: jax.Array) -> jax.Array:
         return x_BTD + self.positions_RD[...].astype(x_BTD.dtype)[positions_BT]
 
-    def names(self) -> Names:
+    def tensors(self) -> list[Tensor]:
         tensors = [Tensor("transformer.wpe.weight", ("positions_RD",))]
         for i in range(len(self.layers)):
             disk, path = f"transformer.h.{i}.", f"layers.{i}."
             tensors += norm_tensors(f"{disk}ln_1", f"{path}attention_norm")
             tensors += norm_tensors(f"{disk}ln_2", f"{path}feed_forward_norm")
-            for name, matrices, biases in (
-                (
-                    "attn.c_attn",
-                    ("queries_DA", "keys_DA", "values_DA"),
-                    ("queries_bias_A", "keys_bias_A", "values_bias_A"),
-                ),
-                ("attn.c_proj", ("output_AD",), ("output_bias_D",)),
-                ("mlp.c_fc", ("hidden_DF",), ("hidden_bias_F",)),
-                ("mlp.c_proj", ("output_FD",), ("feed_forward_bias_D",)),
+            for name, parameters in (
+                ("attn.c_attn.weight", ("queries_DA", "keys_DA", "values_DA")),
+                ("attn.c_attn.bias", ("queries_bias_A", "keys_bias_A", "values_bias_A")),
+                ("attn.c_proj.weight", ("output_AD",)),
+                ("attn.c_proj.bias", ("output_bias_D",)),
+                ("mlp.c_fc.weight", ("hidden_DF",)),
+                ("mlp.c_fc.bias", ("hidden_bias_F",)),
+                ("mlp.c_proj.weight", ("output_FD",)),
+                ("mlp.c_proj.bias", ("feed_forward_bias_D",)),
             ):
-                tensors.append(Tensor(f"{disk}{name}.weight", tuple(path + m for m in matrices)))
-                tensors.append(Tensor(f"{disk}{name}.bias", tuple(path + b for b in biases)))
-        tensors += norm_tensors("transformer.ln_f", "final_norm")
-        ignored = (
-            r"transformer\.h\.\d+\.attn\.(bias|masked_bias)",
-            *(r"multiple_choice_head\..*", r"score\.weight", r"classifier\.(weight|bias)"),
-        )
-        return self.whole_names(tensors, ignored)
+                tensors.append(Tensor(disk + name, tuple(path + part for part in parameters)))
+        return tensors + norm_tensors("transformer.ln_f", "final_norm")

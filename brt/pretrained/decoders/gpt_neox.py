@@ -14,7 +14,7 @@ from brt.pretrained.activations import Activation
 from brt.pretrained.backbone_layer import DenseLayer, Norm
 from brt.pretrained.decoders.decoder import Decoder, DecoderSettings, begin_of_text
 from brt.pretrained.decoders.rotary import RotaryLayer
-from brt.pretrained.names import Names, Tensor, matrix_tensors, norm_tensors
+from brt.pretrained.names import Tensor, matrix_tensors, norm_tensors
 from brt.pretrained.settings import Misfit, hub
 
 
@@ -93,37 +93,35 @@ class GPTNeoX(Decoder):
     settings_type = GPTNeoXSettings
     model_types = {"gpt_neox": "GPTNeoXForCausalLM"}
     relative = True
+    ignored = (
+        r"gpt_neox\.layers\.\d+\.attention\.(bias|masked_bias|rotary_emb\.inv_freq)",
+        r"gpt_neox\.rotary_emb\.inv_freq",
+        r"score\.weight",
+    )
+    old_endings = (("lm_head.weight", "embed_out.weight"),)
 
     def build(self, rngs: nnx.Rngs) -> None:
         self.embedding_VD = self.word_matrix(rngs)
-        count = self.settings.num_layers
-        self.layers = nnx.List(GPTNeoXLayer(rngs, self.settings) for _ in range(count))
-        self.build_ends(rngs, Norm)
+        self.build_layers(rngs, lambda _: GPTNeoXLayer(rngs, self.settings), Norm)
 
-    def names(self) -> Names:
-        tensors = []
-        biases = self.settings.biases
+    def tensors(self) -> list[Tensor]:
+        tensors: list[Tensor] = []
+        biases, heads = self.settings.biases, self.sizes.num_heads
         for i in range(len(self.layers)):
             disk, path = f"gpt_neox.layers.{i}.", f"layers.{i}."
             parts = [path + part for part in ("queries", "keys", "values")]
             qkv = f"{disk}attention.query_key_value"
-            matrices = Tensor(f"{qkv}.weight", tuple(f"{part}_DA" for part in parts), True)
-            tensors.append(matrices._replace(heads=self.sizes.num_heads))
+            matrices = tuple(f"{part}_DA" for part in parts)
+            tensors.append(Tensor(f"{qkv}.weight", matrices, transposed=True, heads=heads))
             if biases:
                 of_heads = tuple(f"{part}_bias_A" for part in parts)
-                tensors.append(Tensor(f"{qkv}.bias", of_heads, heads=self.sizes.num_heads))
+                tensors.append(Tensor(f"{qkv}.bias", of_heads, heads=heads))
             for name, matrix, bias in (
-                ("attention.dense", "output_AD", "output_bias_D" if biases else None),
+                ("attention.dense", "output_AD", "output_bias_D" if biases else ""),
                 ("mlp.dense_h_to_4h", "hidden_DF", "hidden_bias_F"),
                 ("mlp.dense_4h_to_h", "output_FD", "feed_forward_bias_D"),
             ):
                 tensors += matrix_tensors(disk + name, path + matrix, bias and path + bias)
             tensors += norm_tensors(f"{disk}input_layernorm", f"{path}attention_norm")
             tensors += norm_tensors(f"{disk}post_attention_layernorm", f"{path}feed_forward_norm")
-        tensors += norm_tensors("gpt_neox.final_layer_norm", "final_norm")
-        ignored = (
-            r"gpt_neox\.layers\.\d+\.attention\.(bias|masked_bias|rotary_emb\.inv_freq)",
-            r"gpt_neox\.rotary_emb\.inv_freq",
-            r"score\.weight",
-        )
-        return self.whole_names(tensors, ignored, (("lm_head.weight", "embed_out.weight"),))
+        return tensors + norm_tensors("gpt_neox.final_layer_norm", "final_norm")

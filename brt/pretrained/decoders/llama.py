@@ -27,7 +27,7 @@ from brt.pretrained.backbone_layer import (
 )
 from brt.pretrained.decoders.decoder import Decoder, DecoderSettings, begin_of_text
 from brt.pretrained.decoders.rotary import Llama3Scaling, RotaryLayer, Scaling
-from brt.pretrained.names import Names, matrix_tensors, norm_tensors
+from brt.pretrained.names import Tensor, matrix_tensors, norm_tensors
 from brt.pretrained.settings import HubConfig, Misfit, hub
 
 
@@ -146,12 +146,11 @@ class LlamaLayer(RotaryLayer):
         self.keys_DE = matrix(D, E)
         self.values_DE = matrix(D, E)
         self.output_AD = matrix(A, D)
-        if settings.biases != "none":
-            self.queries_bias_A = parameter(rngs, zeros, A)
-            self.keys_bias_E = parameter(rngs, zeros, E)
-            self.values_bias_E = parameter(rngs, zeros, E)
-        if settings.biases == "all":
-            self.output_bias_D = parameter(rngs, zeros, D)
+        biases = settings.biases
+        self.queries_bias_A = None if biases == "none" else parameter(rngs, zeros, A)
+        self.keys_bias_E = None if biases == "none" else parameter(rngs, zeros, E)
+        self.values_bias_E = None if biases == "none" else parameter(rngs, zeros, E)
+        self.output_bias_D = parameter(rngs, zeros, D) if biases == "all" else None
         self.feed_forward_norm = RootNorm(rngs, D, settings.epsilon)
         self.gate_DF = matrix(D, F)
         self.hidden_DF = matrix(D, F)
@@ -159,10 +158,12 @@ class LlamaLayer(RotaryLayer):
 
     def heads(self, x_BTD: jax.Array) -> Heads:
         x_BTD = self.attention_norm(x_BTD)
-        keys_BTE = linear(x_BTD, self.keys_DE, getattr(self, "keys_bias_E", None))
-        values_BTE = linear(x_BTD, self.values_DE, getattr(self, "values_bias_E", None))
-        keys_values = (split_heads(x_BTE, self.num_key_heads) for x_BTE in (keys_BTE, values_BTE))
-        return Heads(self.project(x_BTD, "queries"), LayerKeys(*keys_values), x_BTD)
+        G = self.num_key_heads
+        keys_BTGK = split_heads(linear(x_BTD, self.keys_DE, self.keys_bias_E), G)
+        values_BTGK = split_heads(linear(x_BTD, self.values_DE, self.values_bias_E), G)
+        queries_BTA = linear(x_BTD, self.queries_DA, self.queries_bias_A)
+        queries_BTHK = split_heads(queries_BTA, self.sizes.num_heads)
+        return Heads(queries_BTHK, LayerKeys(keys_BTGK, values_BTGK), x_BTD)
 
     def mlp(self, x_BTD: jax.Array) -> jax.Array:
         x_BTD = self.feed_forward_norm(x_BTD)
@@ -181,37 +182,35 @@ class Llama(Decoder):
         "mistral": "MistralForCausalLM",
     }
     relative = True
+    ignored = (
+        r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq",
+        r"model\.rotary_emb\.inv_freq",
+        r"score\.weight",
+    )
 
     def build(self, rngs: nnx.Rngs) -> None:
         self.embedding_VD = self.word_matrix(rngs)
-        count = self.settings.num_layers
-        self.layers = nnx.List(LlamaLayer(rngs, self.settings) for _ in range(count))
-        self.build_ends(rngs, RootNorm)
+        self.build_layers(rngs, lambda _: LlamaLayer(rngs, self.settings), RootNorm)
 
-    def names(self) -> Names:
-        tensors = []
+    def tensors(self) -> list[Tensor]:
+        tensors: list[Tensor] = []
         biases = self.settings.biases
+        heads, output = biases != "none", biases == "all"
         for i in range(len(self.layers)):
             disk, path = f"model.layers.{i}.", f"layers.{i}."
             for name, matrix, bias in (
-                ("self_attn.q_proj", "queries_DA", "queries_bias_A" if biases != "none" else ""),
-                ("self_attn.k_proj", "keys_DE", "keys_bias_E" if biases != "none" else ""),
-                ("self_attn.v_proj", "values_DE", "values_bias_E" if biases != "none" else ""),
-                ("self_attn.o_proj", "output_AD", "output_bias_D" if biases == "all" else ""),
+                ("self_attn.q_proj", "queries_DA", "queries_bias_A" if heads else ""),
+                ("self_attn.k_proj", "keys_DE", "keys_bias_E" if heads else ""),
+                ("self_attn.v_proj", "values_DE", "values_bias_E" if heads else ""),
+                ("self_attn.o_proj", "output_AD", "output_bias_D" if output else ""),
                 ("mlp.gate_proj", "gate_DF", ""),
                 ("mlp.up_proj", "hidden_DF", ""),
                 ("mlp.down_proj", "output_FD", ""),
             ):
-                tensors += matrix_tensors(disk + name, path + matrix, path + bias if bias else None)
+                tensors += matrix_tensors(disk + name, path + matrix, bias and path + bias)
             for name, norm in (
                 ("input_layernorm", "attention_norm"),
                 ("post_attention_layernorm", "feed_forward_norm"),
             ):
                 tensors += norm_tensors(disk + name, path + norm, bias=False)
-        tensors += norm_tensors("model.norm", "final_norm", bias=False)
-        ignored = (
-            r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq",
-            r"model\.rotary_emb\.inv_freq",
-            r"score\.weight",
-        )
-        return self.whole_names(tensors, ignored)
+        return tensors + norm_tensors("model.norm", "final_norm", bias=False)

@@ -15,18 +15,13 @@ from flax import nnx
 from brt.checks import Count, CountFrom0, Positive, configurable
 from brt.models.layers.initializers import normal, parameter
 from brt.pretrained.activations import Activation
-from brt.pretrained.backbone_layer import DenseLayer, Heads, Norm
-from brt.pretrained.encoders.encoder import OLD_NORMS, Encoder, HeadNames, without_gradient_at
+from brt.pretrained.backbone_layer import DenseLayer, Norm
+from brt.pretrained.encoders.encoder import Encoder, HeadNames, without_gradient_at
 from brt.pretrained.names import Names, Tensor, matrix_tensors, norm_tensors
 from brt.pretrained.settings import Misfit, Settings, first_id, hub
 
-ONLY_ENCODERS = {
-    "position_embedding_type": "absolute",
-    "is_decoder": False,
-    "add_cross_attention": False,
-    "pruned_heads": {},
-}
-"""Keys of BERT and its like for which brt computes one value."""
+OLD_NORMS = ((".LayerNorm.gamma", ".LayerNorm.weight"), (".LayerNorm.beta", ".LayerNorm.bias"))
+"""Endings of names in old files, and what they are now."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +35,12 @@ class BertSettings(Settings):
     """
 
     model_type = "bert"
-    fixed = ONLY_ENCODERS
+    fixed = {
+        "position_embedding_type": "absolute",
+        "is_decoder": False,
+        "add_cross_attention": False,
+        "pruned_heads": {},
+    }
 
     vocabulary_size: Count = hub("vocab_size", absent=30522)
     num_layers: Count = hub("num_hidden_layers", absent=12)
@@ -57,6 +57,11 @@ class BertSettings(Settings):
     def first_row(self) -> int:
         """The row of the position embeddings of the first token."""
         return 0
+
+    @property
+    def absolute_positions(self) -> bool:
+        """Whether position embeddings are added to the inputs."""
+        return True
 
     def resolved(self) -> Self:
         if self.num_positions <= self.first_row:
@@ -81,33 +86,24 @@ class RobertaSettings(BertSettings):
 class BertLayer(DenseLayer):
     """One layer: attention, residual, norm, MLP, residual, norm."""
 
-    def heads(self, x_BTD: jax.Array) -> Heads:
-        return self.project_heads(x_BTD)
-
-    def mlp(self, x_BTD: jax.Array) -> jax.Array:
-        return self.dense(x_BTD)
-
-    def after_attention(self, x_BTD: jax.Array) -> jax.Array:
-        return self.attention_norm(x_BTD)
-
-    def after_mlp(self, x_BTD: jax.Array) -> jax.Array:
-        return self.feed_forward_norm(x_BTD)
+    norm_first = False
 
 
 @configurable(denylist=["rngs", "folder"])
 class BERT(Encoder):
-    """BERT; its parameters are those of `BertSettings`."""
+    """BERT; its parameters are those of `BertSettings`.
+
+    Class attributes:
+        layer_type: builds a layer from rngs and settings.
+        prefix: of its tensors on disk. heads_on_disk: of queries, keys and values.
+    """
 
     settings_type: ClassVar[type[Settings]] = BertSettings
     model_types = {"bert": "Bert"}
+    layer_type: ClassVar[type[DenseLayer]] = BertLayer
     prefix = "bert."
+    heads_on_disk = ("query", "key", "value")
     classes_names = HeadNames("bert.pooler.dense", "classifier")
-    words_names = HeadNames(
-        "cls.predictions.transform.dense",
-        "cls.predictions.decoder",
-        "cls.predictions.transform.LayerNorm",
-        "cls.predictions.bias",
-    )
     spans_name = "qa_outputs"
 
     def build(self, rngs: nnx.Rngs) -> None:
@@ -117,10 +113,13 @@ class BERT(Encoder):
             parameter, rngs, normal(self.std), purpose="embedding", multiplied=False
         )
         self.embedding_VD = drawn(self.vocabulary_size, D)
-        self.positions_RD = drawn(settings.num_positions, D)
-        self.types_RD = drawn(settings.num_types, D)
+        if settings.absolute_positions:
+            self.positions_RD = drawn(settings.num_positions, D)
+        if settings.num_types:
+            self.types_RD = drawn(settings.num_types, D)
         self.embedding_norm = Norm(rngs, D, settings.epsilon)
-        self.layers = nnx.List(BertLayer(rngs, settings) for _ in range(settings.num_layers))
+        count = settings.num_layers
+        self.layers = nnx.List(self.layer_type(rngs, settings) for _ in range(count))
 
     def rows_of_positions(self, real_BT: jax.Array) -> jax.Array:
         """Returns the row of the position embeddings of each position, (B, T)."""
@@ -129,25 +128,45 @@ class BERT(Encoder):
     def enter(
         self, x_BTD: jax.Array, real_BT: jax.Array, types_BT: jax.Array | None = None
     ) -> jax.Array:
-        types_BT = jnp.zeros(real_BT.shape, int) if types_BT is None else types_BT
-        rows_BT = self.rows_of_positions(real_BT)
-        positions_BTD = self.positions_RD[...].astype(x_BTD.dtype)[rows_BT]
-        if first_row := self.settings.first_row:  # the row before it is that of the padding
-            positions_BTD = without_gradient_at(rows_BT < first_row, positions_BTD)
-        types_BTD = self.types_RD[...].astype(x_BTD.dtype)[types_BT]
-        return self.embedding_norm(x_BTD + positions_BTD + types_BTD)
+        if self.settings.absolute_positions:
+            rows_BT = self.rows_of_positions(real_BT)
+            positions_BTD = self.positions_RD[...].astype(x_BTD.dtype)[rows_BT]
+            if first_row := self.settings.first_row:  # the row before it is that of the padding
+                positions_BTD = without_gradient_at(rows_BT < first_row, positions_BTD)
+            x_BTD = x_BTD + positions_BTD
+        if self.settings.num_types:
+            types_BT = jnp.zeros(real_BT.shape, int) if types_BT is None else types_BT
+            x_BTD = x_BTD + self.types_RD[...].astype(x_BTD.dtype)[types_BT]
+        return self.embedding_norm(x_BTD)
 
     def names(self) -> Names:
         disk = f"{self.prefix}embeddings."
         tensors = [
             Tensor(f"{disk}word_embeddings.weight", ("embedding_VD",)),
-            Tensor(f"{disk}position_embeddings.weight", ("positions_RD",)),
-            Tensor(f"{disk}token_type_embeddings.weight", ("types_RD",)),
             *norm_tensors(f"{disk}LayerNorm", "embedding_norm"),
         ]
+        if self.settings.absolute_positions:
+            tensors.append(Tensor(f"{disk}position_embeddings.weight", ("positions_RD",)))
+        if self.settings.num_types:
+            tensors.append(Tensor(f"{disk}token_type_embeddings.weight", ("types_RD",)))
+        q, k, v = self.heads_on_disk
         for i in range(len(self.layers)):
-            tensors += layer_tensors(f"{self.prefix}encoder.layer.{i}.", f"layers.{i}.")
-        return Names(tuple(tensors), self.prefix, ignored(self.prefix), OLD_NORMS)
+            disk, path = f"{self.prefix}encoder.layer.{i}.", f"layers.{i}."
+            for name, matrix, bias in (
+                (f"attention.self.{q}", "queries_DA", "queries_bias_A"),
+                (f"attention.self.{k}", "keys_DA", "keys_bias_A"),
+                (f"attention.self.{v}", "values_DA", "values_bias_A"),
+                ("attention.output.dense", "output_AD", "output_bias_D"),
+                ("intermediate.dense", "hidden_DF", "hidden_bias_F"),
+                ("output.dense", "output_FD", "feed_forward_bias_D"),
+            ):
+                tensors += matrix_tensors(disk + name, path + matrix, path + bias)
+            tensors += norm_tensors(f"{disk}attention.output.LayerNorm", f"{path}attention_norm")
+            tensors += norm_tensors(f"{disk}output.LayerNorm", f"{path}feed_forward_norm")
+        prefix = self.prefix.replace(".", r"\.")
+        heads = "pooler|cls|lm_head|lm_predictions|mask_predictions|classifier|qa_outputs"
+        ignored = rf"{prefix}embeddings\.position_ids", rf"({prefix}pooler|{heads})\..*"
+        return Names(tuple(tensors), self.prefix, ignored, OLD_NORMS)
 
 
 @configurable(denylist=["rngs", "folder"])
@@ -158,50 +177,7 @@ class RoBERTa(BERT):
     model_types = {"roberta": "Roberta"}
     prefix = "roberta."
     classes_names = HeadNames("classifier.dense", "classifier.out_proj")
-    words_names = HeadNames(
-        "lm_head.dense", "lm_head.decoder", "lm_head.layer_norm", "lm_head.bias"
-    )
 
     def rows_of_positions(self, real_BT: jax.Array) -> jax.Array:
         count_BT = jnp.cumsum(real_BT, axis=1)
         return jnp.where(real_BT, count_BT + self.padding_id, self.padding_id)
-
-
-def layer_tensors(disk: str, path: str, names: tuple[str, ...] = ("query", "key", "value")) -> list:
-    """Returns the tensors of one layer of BERT and its like.
-
-    Args:
-        disk, path: beginnings of their names on disk, and of the paths of the parameters.
-        names: of queries, keys and values on disk.
-    """
-    q, k, v = names
-    tensors: list[Tensor] = []
-    for name, matrix, bias in (
-        (f"attention.self.{q}", "queries_DA", "queries_bias_A"),
-        (f"attention.self.{k}", "keys_DA", "keys_bias_A"),
-        (f"attention.self.{v}", "values_DA", "values_bias_A"),
-        ("attention.output.dense", "output_AD", "output_bias_D"),
-        ("intermediate.dense", "hidden_DF", "hidden_bias_F"),
-        ("output.dense", "output_FD", "feed_forward_bias_D"),
-    ):
-        tensors += matrix_tensors(disk + name, path + matrix, path + bias)
-    tensors += norm_tensors(f"{disk}attention.output.LayerNorm", f"{path}attention_norm")
-    return tensors + norm_tensors(f"{disk}output.LayerNorm", f"{path}feed_forward_norm")
-
-
-def ignored(prefix: str) -> tuple[str, ...]:
-    """Returns patterns of tensors that a backbone does not read: buffers, and heads."""
-    heads = [
-        "pooler",
-        "cls",
-        "lm_head",
-        "lm_predictions",
-        "mask_predictions",
-        "classifier",
-        "qa_outputs",
-    ]
-    base = prefix.replace(".", r"\.")
-    return (
-        rf"{base}embeddings\.position_ids",
-        *(rf"{name}\..*" for name in (f"{base}pooler", *heads)),
-    )

@@ -4,11 +4,9 @@ Source: He et al. 2021, arXiv:2006.03654, and arXiv:2111.09543; folders of `mode
 """
 
 import dataclasses
-import functools
 from typing import Annotated, Any, Self
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
@@ -17,7 +15,7 @@ from brt.models.counts import matrix_size
 from brt.models.layers.initializers import normal, parameter
 from brt.pretrained.activations import Activation
 from brt.pretrained.backbone_layer import Norm
-from brt.pretrained.encoders.bert import ONLY_ENCODERS, ignored, layer_tensors
+from brt.pretrained.encoders.bert import BERT, BertSettings
 from brt.pretrained.encoders.deberta_layer import (
     TERMS,
     Convolution,
@@ -25,9 +23,9 @@ from brt.pretrained.encoders.deberta_layer import (
     Relative,
     distance_buckets,
 )
-from brt.pretrained.encoders.encoder import OLD_NORMS, Encoder, HeadNames
+from brt.pretrained.encoders.encoder import HeadNames
 from brt.pretrained.names import Names, Tensor, matrix_tensors, norm_tensors
-from brt.pretrained.settings import HubConfig, Settings, first_id, hub
+from brt.pretrained.settings import HubConfig, hub
 
 
 def _terms(value):
@@ -38,8 +36,8 @@ def _terms(value):
 
 
 @dataclasses.dataclass(frozen=True)
-class DebertaSettings(Settings):
-    """The settings of DeBERTa.
+class DebertaSettings(BertSettings):
+    """The settings of DeBERTa besides those of BERT.
 
     Attributes:
         num_positions: of a segment at most, if positions are absolute.
@@ -51,11 +49,10 @@ class DebertaSettings(Settings):
         shared_keys: whether vectors of distances go through the projections of queries and keys.
         norm_relative: whether they are normed.
         convolution: width of a convolution after the first layer; 0 for none.
-        padding_id: the id that stands for no token.
     """
 
     model_type = "deberta-v2"
-    fixed = ONLY_ENCODERS | {"conv_groups": 1}
+    fixed = {**BertSettings.fixed, "conv_groups": 1}
 
     vocabulary_size: Count = hub("vocab_size", absent=128_100)
     num_layers: Count = hub("num_hidden_layers", absent=24)
@@ -84,9 +81,7 @@ class DebertaSettings(Settings):
     convolution: CountFrom0 = hub("conv_kernel_size", default=0)
     convolution_activation: Activation = hub("conv_act", default="tanh")
     head_activation: Activation = hub("pooler_hidden_act", default="gelu")
-    activation: Activation = hub("hidden_act", default="gelu")
     epsilon: Positive = hub("layer_norm_eps", default=1e-7)
-    padding_id: CountFrom0 = hub("pad_token_id", default=0, read=first_id)
 
     @property
     def span(self) -> int:
@@ -114,30 +109,26 @@ class DebertaSettings(Settings):
 
 
 @configurable(denylist=["rngs", "folder"])
-class DeBERTa(Encoder):
+class DeBERTa(BERT):
     """DeBERTa v2 and v3; its parameters are those of `DebertaSettings`."""
 
     settings_type = DebertaSettings
     model_types = {"deberta-v2": "DebertaV2"}
+    layer_type = DebertaLayer
+    prefix = "deberta."
+    heads_on_disk = ("query_proj", "key_proj", "value_proj")
     classes_names = HeadNames("pooler.dense", "classifier")
-    spans_name = "qa_outputs"
     takes_extras = False
 
     def build(self, rngs: nnx.Rngs) -> None:
+        super().build(rngs)
         settings, D = self.settings, self.width
-        self.num_positions = settings.num_positions if settings.absolute_positions else None
-        drawn = functools.partial(
-            parameter, rngs, normal(self.std), purpose="embedding", multiplied=False
-        )
-        self.embedding_VD = drawn(self.vocabulary_size, D)
-        if settings.absolute_positions:
-            self.positions_RD = drawn(settings.num_positions, D)
-        if settings.num_types:
-            self.types_RD = drawn(settings.num_types, D)
-        self.embedding_norm = Norm(rngs, D, settings.epsilon)
-        self.layers = nnx.List(DebertaLayer(rngs, settings) for _ in range(settings.num_layers))
+        if not settings.absolute_positions:
+            self.num_positions = None
         if settings.terms:
-            self.distances_RD = drawn(2 * settings.span, D, purpose="layers")
+            self.distances_RD = parameter(
+                rngs, normal(self.std), 2 * settings.span, D, multiplied=False
+            )
             if settings.norm_relative:
                 self.distances_norm = Norm(rngs, D, settings.epsilon)
         if settings.convolution:
@@ -152,12 +143,7 @@ class DeBERTa(Encoder):
     def enter(
         self, x_BTD: jax.Array, real_BT: jax.Array, types_BT: jax.Array | None = None
     ) -> jax.Array:
-        if self.settings.absolute_positions:
-            x_BTD = x_BTD + self.positions_RD[...].astype(x_BTD.dtype)[: x_BTD.shape[1]]
-        if self.settings.num_types:
-            types_BT = jnp.zeros(real_BT.shape, int) if types_BT is None else types_BT
-            x_BTD = x_BTD + self.types_RD[...].astype(x_BTD.dtype)[types_BT]
-        return self.embedding_norm(x_BTD) * real_BT[..., None]
+        return super().enter(x_BTD, real_BT, types_BT) * real_BT[..., None]
 
     def shared(self, entered_BTD: jax.Array, real_BT: jax.Array | None) -> Relative:
         settings = self.settings
@@ -184,36 +170,26 @@ class DeBERTa(Encoder):
         return sum(2 * matrix_size(layer) + per_layer for layer in self.layers)
 
     def names(self) -> Names:
-        settings = self.settings
-        disk = "deberta.embeddings."
-        tensors = [
-            Tensor(f"{disk}word_embeddings.weight", ("embedding_VD",)),
-            *norm_tensors(f"{disk}LayerNorm", "embedding_norm"),
-        ]
-        if settings.absolute_positions:
-            tensors.append(Tensor(f"{disk}position_embeddings.weight", ("positions_RD",)))
-        if settings.num_types:
-            tensors.append(Tensor(f"{disk}token_type_embeddings.weight", ("types_RD",)))
+        settings, disk = self.settings, "deberta.encoder."
+        tensors: list[Tensor] = []
         for i in range(len(self.layers)):
-            disk, path = f"deberta.encoder.layer.{i}.", f"layers.{i}."
-            tensors += layer_tensors(disk, path, ("query_proj", "key_proj", "value_proj"))
             for term, part, name in (
                 ("c2p", "position_keys", "pos_key_proj"),
                 ("p2c", "position_queries", "pos_query_proj"),
             ):
                 if term in settings.terms and not settings.shared_keys:
-                    tensors += matrix_tensors(
-                        f"{disk}attention.self.{name}", f"{path}{part}_DA", f"{path}{part}_bias_A"
-                    )
+                    path = f"layers.{i}.{part}"
+                    projection = f"{disk}layer.{i}.attention.self.{name}"
+                    tensors += matrix_tensors(projection, f"{path}_DA", f"{path}_bias_A")
         if settings.terms:
-            tensors.append(Tensor("deberta.encoder.rel_embeddings.weight", ("distances_RD",)))
+            tensors.append(Tensor(f"{disk}rel_embeddings.weight", ("distances_RD",)))
             if settings.norm_relative:
-                tensors += norm_tensors("deberta.encoder.LayerNorm", "distances_norm")
+                tensors += norm_tensors(f"{disk}LayerNorm", "distances_norm")
         if settings.convolution:
-            disk = "deberta.encoder.conv."
             tensors += [
-                Tensor(f"{disk}conv.weight", ("convolution.matrix_DIW",)),
-                Tensor(f"{disk}conv.bias", ("convolution.bias_D",)),
-                *norm_tensors(f"{disk}LayerNorm", "convolution.norm"),
+                Tensor(f"{disk}conv.conv.weight", ("convolution.matrix_DIW",)),
+                Tensor(f"{disk}conv.conv.bias", ("convolution.bias_D",)),
+                *norm_tensors(f"{disk}conv.LayerNorm", "convolution.norm"),
             ]
-        return Names(tuple(tensors), "deberta.", ignored("deberta."), OLD_NORMS)
+        names = super().names()
+        return dataclasses.replace(names, tensors=(*names.tensors, *tensors))

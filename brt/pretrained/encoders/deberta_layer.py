@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike
 from brt.models.layers.initializers import normal, parameter
 from brt.models.layers.precision import at_least_float32
 from brt.pretrained.activations import ACTIVATIONS
-from brt.pretrained.backbone_layer import STD, Norm, Seen
+from brt.pretrained.backbone_layer import STD, Norm, Seen, linear, split_heads
 from brt.pretrained.encoders.bert import BertLayer
 
 TERMS = ("c2p", "p2c")
@@ -44,10 +44,10 @@ def distance_buckets(distance: ArrayLike, buckets: int, longest: int) -> np.ndar
 
 
 class Relative(NamedTuple):
-    """What layers share.
+    """What all layers share.
 
     entered_BTD, real_BT: inputs of the first layer, and which are no padding.
-    vectors_RD: of distances, or None. rows_TT: the vector of each pair of positions.
+    vectors_RD: of distances, or None. rows_TT: the row of each pair of positions.
     """
 
     entered_BTD: jax.Array
@@ -72,62 +72,48 @@ class DebertaLayer(BertLayer):
             self.position_queries_DA = parameter(rngs, normal(STD), D, A)
             self.position_queries_bias_A = parameter(rngs, zeros, A)
 
-    def attend(
-        self,
-        queries_BTHK: jax.Array,
-        positions_BT: jax.Array,
-        seen: Seen,
-        keep_HTJ: jax.Array | None = None,
-        shared: Any = None,
-    ) -> jax.Array:
-        bias_BHTJ = seen.table_BQJ[:, None]
-        if self.terms:
-            distances = self._by_distance(queries_BTHK, seen.keys.keys_BJGK, shared)
-            bias_BHTJ = bias_BHTJ + self.score_scale * distances
-        return self.attend_with(queries_BTHK, seen.keys, bias_BHTJ, keep_HTJ)
+    def attention_bias(self, queries_BTHK: jax.Array, seen: Seen, shared: Any) -> jax.Array:
+        bias_BHTJ = super().attention_bias(queries_BTHK, seen, shared)
+        if not self.terms:
+            return bias_BHTJ
+        return bias_BHTJ + self.score_scale * self._by_distance(queries_BTHK, seen.keys, shared)
 
-    def _by_distance(self, queries_BTHK, keys_BJHK, shared):
+    def _by_distance(self, queries_BTHK, keys, shared):
         """Returns the terms by distance, not scaled, (B, H, T, T)."""
-        rows = jnp.asarray(shared.rows_TT)
-        prefix = "" if self.shared_keys else "position_"
+        rows, H = jnp.asarray(shared.rows_TT), self.sizes.num_heads
         total = 0.0
         if "c2p" in self.terms:
-            keys_RHK = self.project(shared.vectors_RD, f"{prefix}keys")
+            matrix_DA, bias_A = self.keys_DA, self.keys_bias_A
+            if not self.shared_keys:
+                matrix_DA, bias_A = self.position_keys_DA, self.position_keys_bias_A
+            keys_RHK = split_heads(linear(shared.vectors_RD, matrix_DA, bias_A), H)
             scores_BHTR = at_least_float32(jnp.einsum("bthk,rhk->bhtr", queries_BTHK, keys_RHK))
             total += jnp.take_along_axis(scores_BHTR, rows[None, None], axis=3)
         if "p2c" in self.terms:
-            queries_RHK = self.project(shared.vectors_RD, f"{prefix}queries")
-            scores_BHJR = at_least_float32(jnp.einsum("bjhk,rhk->bhjr", keys_BJHK, queries_RHK))
+            matrix_DA, bias_A = self.queries_DA, self.queries_bias_A
+            if not self.shared_keys:
+                matrix_DA, bias_A = self.position_queries_DA, self.position_queries_bias_A
+            queries_RHK = split_heads(linear(shared.vectors_RD, matrix_DA, bias_A), H)
+            scores_BHJR = at_least_float32(
+                jnp.einsum("bjhk,rhk->bhjr", keys.keys_BJGK, queries_RHK)
+            )
             scores_BHJT = jnp.take_along_axis(scores_BHJR, rows.T[None, None], axis=3)
             total += jnp.swapaxes(scores_BHJT, 2, 3)
         return total
 
 
 class Convolution(nnx.Module):
-    """A convolution over positions, added to the first layer's outputs.
-
-    Args:
-        width: D.
-        kernel: positions, odd.
-        activation: by its name.
-        epsilon: of the norm.
-    """
+    """A convolution over an odd number of positions, added to the first layer's outputs."""
 
     def __init__(self, rngs: nnx.Rngs, width: int, kernel: int, activation: str, epsilon: float):
-        # As on disk: out, in, place.
+        # As on disk: out, in, position.
         self.matrix_DIW = parameter(rngs, normal(STD), width, width, kernel)
         self.bias_D = parameter(rngs, zeros, width)
         self.norm = Norm(rngs, width, epsilon)
         self.activation = activation
 
     def __call__(self, x_BTD: jax.Array, entered_BTD: jax.Array, real_BT: jax.Array) -> jax.Array:
-        """Returns the outputs, (B, T, D), 0 in padding.
-
-        Args:
-            x_BTD: outputs of the first layer.
-            entered_BTD: its inputs.
-            real_BT: bool.
-        """
+        """Returns the outputs, 0 in padding; x and entered: outputs and inputs of the layer."""
         matrix_DIW = self.matrix_DIW[...].astype(x_BTD.dtype)
         y_BTD = jax.lax.conv_general_dilated(
             entered_BTD, matrix_DIW, (1,), "SAME", dimension_numbers=("NWC", "OIW", "NWC")

@@ -1,6 +1,5 @@
 """The base of encoders: backbones in which every position sees all others of its segment."""
 
-from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
 
 import jax
@@ -10,27 +9,21 @@ from flax import nnx
 from brt.models.axis_rules import constrain
 from brt.pretrained.backbone import PretrainedBackbone, Reading
 from brt.pretrained.backbone_layer import HIDDEN, NOTHING, STD, Reads, Seen
-from brt.pretrained.names import Tensor
 from brt.token_ids import PADDING
 
 
 class HeadNames(NamedTuple):
-    """Names on disk of a head's matrices, without `.weight`.
-
-    dense, output: of its two matrices. norm: between them, if there is one. bias: of its logits.
-    """
+    """Names on disk of the two matrices of a head for classes, without `.weight`."""
 
     dense: str
     output: str
-    norm: str = ""
-    bias: str = ""
 
 
 class Encoder(PretrainedBackbone):
-    """A backbone that reads a segment as a whole: the base of all encoders.
+    """A backbone that runs on a segment as a whole: the base of all encoders.
 
     Class attributes:
-        classes_names, words_names, spans_name: of the heads in folders of its family.
+        classes_names, spans_name: of the heads in folders of its family.
         memory_after: positions of a segment in front of memory vectors.
         takes_extras: whether vectors without a position may be among a layer's keys.
         padding_learns: whether the embedding of padding has a gradient.
@@ -41,7 +34,6 @@ class Encoder(PretrainedBackbone):
     """
 
     classes_names: ClassVar[HeadNames | None] = None
-    words_names: ClassVar[HeadNames | None] = None
     spans_name: ClassVar[str | None] = None
     memory_after: ClassVar[int] = 1
     takes_extras: ClassVar[bool] = True
@@ -75,14 +67,8 @@ class Encoder(PretrainedBackbone):
     def enter(
         self, x_BTD: jax.Array, real_BT: jax.Array, types_BT: jax.Array | None = None
     ) -> jax.Array:
-        """Returns the inputs of the first layer.
-
-        Args:
-            x_BTD: embeddings, or vectors of memory.
-            real_BT: bool, false where there is padding.
-            types_BT: int32, which of two texts a position is of; None for the first.
-        """
-        raise NotImplementedError
+        """Returns the inputs of the first layer; arguments as of `read`."""
+        return x_BTD
 
     def read(
         self,
@@ -99,33 +85,21 @@ class Encoder(PretrainedBackbone):
             real_BT: bool; padding is no key, and its outputs mean nothing.
             reads: what memories add.
             key: dropout key or None.
-            types_BT: as of `enter`.
+            types_BT: int32, which of two texts a position is of; None for the first.
         """
         keys = self.dropout_keys(key)
         with jax.named_scope("embedding"):
             x_BTD = self.dropped(self.enter(x_BTD, real_BT, types_BT), keys[0])
             shared = self.shared(x_BTD, real_BT)
         positions_BT = jnp.broadcast_to(jnp.arange(x_BTD.shape[1]), real_BT.shape)
-        table_B1T = jnp.where(real_BT, 0.0, HIDDEN).astype(jnp.float32)[:, None]
-        return self.run(
-            x_BTD,
-            positions_BT,
-            lambda _, keys: Seen(keys, positions_BT, table_B1T),
-            reads,
-            keys,
-            shared,
-        )
+        bias_B1T = jnp.where(real_BT, 0.0, HIDDEN).astype(jnp.float32)[:, None]
+
+        def seen(_, keys):
+            return Seen(keys, positions_BT, bias_B1T)
+
+        return self.run(x_BTD, positions_BT, seen, reads, keys, shared)
 
 
 def without_gradient_at(positions_BT: jax.Array, x_BTD: jax.Array) -> jax.Array:
     """Returns vectors, some as constants: published matrices keep the rows of padding."""
     return jnp.where(positions_BT[..., None], jax.lax.stop_gradient(x_BTD), x_BTD)
-
-
-OLD_NORMS = ((".LayerNorm.gamma", ".LayerNorm.weight"), (".LayerNorm.beta", ".LayerNorm.bias"))
-"""Endings of names in old files, and what they are now."""
-
-
-def optional(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Returns tensors that a folder may lack."""
-    return [tensor._replace(optional=True) for tensor in tensors]

@@ -1,24 +1,23 @@
-"""Heads of encoders: classes, masked words, and spans of a text."""
+"""Heads of encoders: classes, and spans of a text."""
 
 import functools
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 from jax.nn.initializers import zeros
 
 from brt.models.layers.initializers import normal, parameter
 from brt.models.layers.precision import at_least_float32
 from brt.pretrained.activations import ACTIVATIONS
-from brt.pretrained.backbone_layer import Norm, linear
-from brt.pretrained.encoders.encoder import Encoder, optional
-from brt.pretrained.names import Tensor, matrix_tensors, norm_tensors
+from brt.pretrained.backbone_layer import linear
+from brt.pretrained.encoders.encoder import Encoder
+from brt.pretrained.names import Tensor, matrix_tensors, optional
 
 
 class ClassesHead(nnx.Module):
-    """Scores of classes from the first position: dense, activation, output.
+    """Scores of N classes from the first position: dense, activation, output.
 
-    classes: N. The family of the backbone, `body`, decides activation and names.
+    The family of the backbone, `body`, decides activation and names.
     """
 
     def __init__(self, rngs: nnx.Rngs, body: Encoder, classes: int):
@@ -40,41 +39,8 @@ class ClassesHead(nnx.Module):
         names = body.classes_names
         if names is None:
             return []
-        return optional([
-            *matrix_tensors(names.dense, "dense_DU", "dense_bias_U"),
-            *matrix_tensors(names.output, "output_UN", "output_bias_N"),
-        ])  # fmt: skip
-
-
-class WordsHead(nnx.Module):
-    """Logits of words at every position: dense, activation, norm, embedding matrix."""
-
-    def __init__(self, rngs: nnx.Rngs, body: Encoder):
-        self.activation = body.settings.activation
-        self.dense_DU = parameter(rngs, normal(body.std), body.width, body.width)
-        self.dense_bias_U = parameter(rngs, zeros, body.width)
-        self.norm = Norm(rngs, body.width, body.settings.epsilon)
-        self.bias_V = parameter(rngs, zeros, body.vocabulary_size)
-
-    def __call__(self, x_BTD: jax.Array, words_VD: nnx.Param) -> jax.Array:
-        """Maps (B, T, D) to (B, T, V), float32 or wider."""
-        u_BTU = self.norm(
-            ACTIVATIONS[self.activation](linear(x_BTD, self.dense_DU, self.dense_bias_U))
-        )
-        table_VD = words_VD[...].astype(u_BTU.dtype)
-        return at_least_float32(jnp.einsum("btd,vd->btv", u_BTU, table_VD)) + self.bias_V[...]
-
-    @staticmethod
-    def tensors(body: Encoder) -> list[Tensor]:
-        """Returns its tensors on disk; a folder may lack them."""
-        names = body.words_names
-        if names is None:
-            return []
-        return optional([
-            *matrix_tensors(names.dense, "dense_DU", "dense_bias_U"),
-            *norm_tensors(names.norm, "norm"),
-            Tensor(names.bias, ("bias_V",)),
-        ])  # fmt: skip
+        dense = matrix_tensors(names.dense, "dense_DU", "dense_bias_U")
+        return optional(dense + matrix_tensors(names.output, "output_UN", "output_bias_N"))
 
 
 class SpansHead(nnx.Module):
@@ -96,7 +62,7 @@ class SpansHead(nnx.Module):
         return y_BTN[..., 0], y_BTN[..., 1]
 
     def kinds(self, x_BD: jax.Array) -> jax.Array:
-        """Maps (B, D) to the scores of the kinds, (B, 3), float32 or wider."""
+        """Maps (B, D) to the scores of the kinds, (B, N), float32 or wider."""
         return at_least_float32(linear(x_BD, self.kinds_DN, self.kinds_bias_N))
 
     @staticmethod

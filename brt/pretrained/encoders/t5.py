@@ -25,7 +25,7 @@ from brt.pretrained.encoders.t5_layers import (
     T5Layer,
     two_sided_buckets,
 )
-from brt.pretrained.names import Names, Tensor
+from brt.pretrained.names import Names, Tensor, matrix_tensors, norm_tensors
 from brt.pretrained.settings import HubConfig, Misfit, Settings, first_id, hub
 
 
@@ -106,8 +106,8 @@ class T5(Encoder):
             *(rngs, normal(D**-0.5), settings.buckets, settings.num_heads),
             multiplied=False,
         )
-        count = settings.num_layers
         self.distances_RH = bias()
+        count = settings.num_layers
         self.layers = nnx.List(T5Layer(rngs, settings) for _ in range(count))
         self.final_norm = RootNorm(rngs, D, settings.epsilon, upcast=True)
         self.decoder_distances_RH = bias()
@@ -119,11 +119,6 @@ class T5(Encoder):
 
     def _word_matrix(self, rngs):
         return parameter(rngs, normal(1.0), self.vocabulary_size, self.width, purpose="embedding")
-
-    def enter(
-        self, x_BTD: jax.Array, real_BT: jax.Array, types_BT: jax.Array | None = None
-    ) -> jax.Array:
-        return x_BTD
 
     def leave(self, x_BTD: jax.Array) -> jax.Array:
         return self.final_norm(x_BTD)
@@ -191,15 +186,14 @@ class T5(Encoder):
         return jax.lax.fori_loop(0, length, step, written_BW)
 
     def names(self) -> Names:
-        tensors = [
-            Tensor("shared.weight", ("embedding_VD",)),
-            *_stack("encoder", "layers", len(self.layers), self.settings.network),
-            Tensor("encoder.final_layer_norm.weight", ("final_norm.scale_D",)),
-            Tensor(_distances("encoder"), ("distances_RH",)),
-            *_stack("decoder", "decoder_layers", len(self.decoder_layers), self.settings.network),
-            Tensor("decoder.final_layer_norm.weight", ("decoder_norm.scale_D",)),
-            Tensor(_distances("decoder"), ("decoder_distances_RH",)),
-        ]
+        tensors = [Tensor("shared.weight", ("embedding_VD",))]
+        for stack, ours in (("encoder", ""), ("decoder", "decoder_")):
+            norm = "decoder_norm" if ours else "final_norm"
+            tensors += norm_tensors(f"{stack}.final_layer_norm", norm, bias=False)
+            distances = f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+            tensors.append(Tensor(distances, (f"{ours}distances_RH",)))
+            for i in range(len(self.decoder_layers if ours else self.layers)):
+                tensors += self._layer_tensors(f"{stack}.block.{i}.layer", f"{ours}layers.{i}")
         # The embedding matrix may be stored again, under the names of its users.
         ignored = [
             r"(encoder|decoder)\.embed_tokens\.weight",
@@ -211,6 +205,28 @@ class T5(Encoder):
             tensors.append(Tensor("lm_head.weight", ("head_VD",)))
         return Names(tuple(tensors), "", tuple(ignored))
 
+    def _layer_tensors(self, disk, path):
+        parts = [("attention_norm", "SelfAttention", "attention")]
+        if path.startswith("decoder_"):
+            parts.append(("cross_norm", "EncDecAttention", "cross"))
+        tensors = []
+        for number, (norm, name, attention) in enumerate(parts):
+            tensors += norm_tensors(f"{disk}.{number}.layer_norm", f"{path}.{norm}", bias=False)
+            for letter, matrix in (
+                *(("q", "queries_DA"), ("k", "keys_DA")),
+                *(("v", "values_DA"), ("o", "output_AD")),
+            ):
+                tensor = f"{disk}.{number}.{name}.{letter}"
+                tensors += matrix_tensors(tensor, f"{path}.{attention}.{matrix}")
+        disk = f"{disk}.{len(parts)}"
+        tensors += norm_tensors(f"{disk}.layer_norm", f"{path}.feed_forward_norm", bias=False)
+        matrices = {"wi": "hidden_DF", "wo": "output_FD"}
+        if NETWORKS[self.settings.network][1]:
+            matrices = {"wi_0": "hidden_DF", "wi_1": "factor_DF", "wo": "output_FD"}
+        for name, matrix in matrices.items():
+            tensors += matrix_tensors(f"{disk}.DenseReluDense.{name}", f"{path}.{matrix}")
+        return tensors
+
     def config(self) -> dict[str, Any]:
         config = super().config()
         # Readers of the folder disagree on scale_decoder_outputs; all of them know this one.
@@ -218,38 +234,3 @@ class T5(Encoder):
         if not self.settings.tied or "tie_word_embeddings" in config:
             config["tie_word_embeddings"] = self.settings.tied
         return config
-
-
-def _distances(stack):
-    return f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
-
-
-def _attention(disk, ours):
-    parts = {"q": "queries_DA", "k": "keys_DA", "v": "values_DA", "o": "output_AD"}
-    return [
-        Tensor(f"{disk}.{name}.weight", (f"{ours}.{part}",), transposed=True)
-        for name, part in parts.items()
-    ]
-
-
-def _stack(stack, layers, count, network):
-    """Tensors of the layers of the encoder or the decoder."""
-    tensors = []
-    for i in range(count):
-        disk, ours = f"{stack}.block.{i}.layer", f"{layers}.{i}"
-        tensors.append(Tensor(f"{disk}.0.layer_norm.weight", (f"{ours}.attention_norm.scale_D",)))
-        tensors += _attention(f"{disk}.0.SelfAttention", f"{ours}.attention")
-        last = 1
-        if stack == "decoder":
-            last = 2
-            tensors.append(Tensor(f"{disk}.1.layer_norm.weight", (f"{ours}.cross_norm.scale_D",)))
-            tensors += _attention(f"{disk}.1.EncDecAttention", f"{ours}.cross")
-        scale = f"{ours}.feed_forward_norm.scale_D"
-        tensors.append(Tensor(f"{disk}.{last}.layer_norm.weight", (scale,)))
-        matrices = {"wi": "hidden_DF", "wo": "output_FD"}
-        if NETWORKS[network][1]:
-            matrices = {"wi_0": "hidden_DF", "wi_1": "factor_DF", "wo": "output_FD"}
-        for name, part in matrices.items():
-            dense = f"{disk}.{last}.DenseReluDense.{name}.weight"
-            tensors.append(Tensor(dense, (f"{ours}.{part}",), transposed=True))
-    return tensors

@@ -6,15 +6,13 @@ Source: Raffel et al. 2020, arXiv:1910.10683.
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from numpy.typing import ArrayLike
 
-from brt.models.layers.attention import attend
+from brt.models.axis_rules import constrain
 from brt.models.layers.initializers import normal, parameter
 from brt.models.layers.positions_t5 import t5_buckets
-from brt.models.layers.precision import at_least_float32
 from brt.models.layers.sizes import Sizes
 from brt.pretrained.activations import ACTIVATIONS
 from brt.pretrained.backbone_layer import (
@@ -23,9 +21,9 @@ from brt.pretrained.backbone_layer import (
     LayerKeys,
     RootNorm,
     Seen,
+    attend_to,
     join_heads,
     linear,
-    plus,
     split_heads,
 )
 
@@ -47,7 +45,7 @@ def two_sided_buckets(key_minus_query: ArrayLike, buckets: int, longest: int) ->
 
 
 class Attention(nnx.Module):
-    """Attention without biases and without a scale."""
+    """The projections of an attention, without biases."""
 
     def __init__(self, rngs: nnx.Rngs, sizes: Sizes):
         D, A, K = sizes.width, sizes.attention_size, sizes.head_size
@@ -70,18 +68,6 @@ class Attention(nnx.Module):
     def output(self, attended_BTHK: jax.Array) -> jax.Array:
         """Returns (B, T, D)."""
         return linear(join_heads(attended_BTHK), self.output_AD)
-
-    def attend(
-        self, queries_BTHK: jax.Array, keys: LayerKeys, bias: jax.Array, keep: jax.Array | None
-    ) -> jax.Array:
-        """Returns the result of attention, (B, T, H, K).
-
-        Args:
-            bias: added to the scores, (B, H, T, J) or axes of 1.
-            keep: multiplies the weights, or None.
-        """
-        scale_H = jnp.ones(self.num_heads, at_least_float32(queries_BTHK).dtype)
-        return attend(queries_BTHK, keys.keys_BJGK, keys.values_BJGK, scale_H, bias, keep)
 
 
 class T5Layer(BackboneLayer):
@@ -109,19 +95,11 @@ class T5Layer(BackboneLayer):
         x_BTD = self.attention_norm(x_BTD)
         return Heads(self.attention.queries(x_BTD), self.attention.keys(x_BTD), x_BTD)
 
-    def attend(
-        self,
-        queries_BTHK: jax.Array,
-        positions_BT: jax.Array,
-        seen: Seen,
-        keep_HTJ: jax.Array | None = None,
-        shared: Any = None,
-    ) -> jax.Array:
-        bias = seen.table_BQJ[:, None] + shared
-        return self.attention.attend(queries_BTHK, seen.keys, bias, keep_HTJ)
+    def attention_bias(self, queries_BTHK: jax.Array, seen: Seen, shared: Any) -> jax.Array:
+        return seen.bias_BQJ[:, None] + shared
 
-    def written(self, attended_BTHK: jax.Array, added_BTD: jax.Array | None) -> jax.Array:
-        return plus(self.attention.output(attended_BTHK), added_BTD)
+    def written(self, attended_BTHK: jax.Array) -> jax.Array:
+        return self.attention.output(attended_BTHK)
 
     def mlp(self, x_BTD: jax.Array) -> jax.Array:
         activation, gated = NETWORKS[self.network]
@@ -152,9 +130,9 @@ class T5DecoderLayer(T5Layer):
             hidden_B11J: attention bias of these.
         """
         heads = self.heads(x_BTD)
-        attended = self.attention.attend(heads.queries_BTHK, heads.keys, bias, None)
-        x_BTD = x_BTD + self.attention.output(attended)
-        queries = self.cross.queries(self.cross_norm(x_BTD))
-        attended = self.cross.attend(queries, self.cross.keys(encoded_BJD), hidden_B11J, None)
-        x_BTD = x_BTD + self.cross.output(attended)
-        return self.add_mlp(x_BTD, x_BTD)
+        x_BTD = x_BTD + self.written(attend_to(heads.queries_BTHK, heads.keys, bias, 1.0))
+        queries_BTHK = self.cross.queries(self.cross_norm(x_BTD))
+        keys = self.cross.keys(encoded_BJD)
+        x_BTD = x_BTD + self.cross.output(attend_to(queries_BTHK, keys, hidden_B11J, 1.0))
+        with jax.named_scope("feed_forward"):
+            return constrain(x_BTD + self.mlp(x_BTD), "BTD")

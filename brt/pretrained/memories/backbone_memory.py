@@ -15,40 +15,42 @@ from jax.nn.initializers import ones, zeros
 from jax.typing import DTypeLike
 
 from brt.checks import Index, configurable
-from brt.models.block_recurrent.memory import LayerMemory, LayerTokens
+from brt.models.block_recurrent.memory import BlockStates, LayerMemory, LayerTokens
 from brt.models.layers.attention import attend
 from brt.models.layers.initializers import DENSE, parameter
 from brt.models.layers.norms import unit_heads
 from brt.pretrained.backbone import PretrainedBackbone
-from brt.pretrained.backbone_layer import Heads, LayerKeys
-from brt.pretrained.memories.window_memory import WindowMemory
+from brt.pretrained.backbone_layer import (
+    Heads,
+    LayerKeys,
+    join_heads,
+    linear,
+    repeat_keys,
+    split_heads,
+)
+from brt.pretrained.memories.window_memory import Metrics, WindowMemory
 
 
 class StateKeys(NamedTuple):
-    """Keys (unit length) and values of the states, (B, S, H, K), computed once a window."""
+    """Keys (of unit length) and values of the states, (B, S, H, K), computed once a window."""
 
     keys_BSHK: jax.Array
     values_BSHK: jax.Array
-
-
-class LayerView(NamedTuple):
-    """What the tokens of a window read: the memory's cache, and keys and values of its states."""
-
-    cache: Any
-    states: StateKeys | None
 
 
 @configurable(denylist=["rngs", "body"])
 class BackboneMemory(WindowMemory):
     """A `LayerMemory` at one layer of a backbone, updated after each window.
 
-    What the tokens attend to of its states goes through an output matrix that begins at zero, so
-    that the model begins as the pretrained one.
+    Attention to its states goes through an output matrix that begins at zero, so that the model
+    begins as the pretrained one.
 
     Args:
         memory: builds the memory, as for a layer of the Block-Recurrent stack.
         layer: the layer, counted from 0, or negative from the last.
     """
+
+    memory: LayerMemory
 
     def __init__(
         self,
@@ -86,39 +88,37 @@ class BackboneMemory(WindowMemory):
     def init_cache(self, rows: int, dtype: DTypeLike) -> NamedTuple:
         return self.memory.init_cache(rows, dtype)
 
-    def view(self, cache: Any, dtype: DTypeLike) -> Any:
-        states = self.memory.states(cache, dtype, self.memory.prepare(dtype))
-        keys = None if states is None else StateKeys(*(x_BGSHK[:, 0] for x_BGSHK in states))
-        return LayerView(cache, keys)
+    def view(self, cache: Any, dtype: DTypeLike) -> StateKeys | None:
+        return self.one_block(self.memory.states(cache, dtype, self.memory.prepare(dtype)))
 
-    def attended(self, view: Any, layer: int, heads: Heads, attended_BTHK: jax.Array) -> jax.Array:
+    def one_block(self, states: BlockStates | None) -> StateKeys | None:
+        """Returns the states that the tokens of one block see, without the axis of blocks."""
+        return None if states is None else StateKeys(*(x_B1SHK[:, 0] for x_B1SHK in states))
+
+    def read(
+        self, cache: Any, view: Any, layer: int, heads: Heads, attended_BTHK: jax.Array
+    ) -> tuple[jax.Array, jax.Array | None]:
         if layer != self.index:
-            return attended_BTHK
-        k_BTHK, v_BTHK = self.token_keys(heads.keys)
-        scale_H = jnp.ones(self.sizes.num_heads)
-        q_BTHK = unit_heads(heads.queries_BTHK)
-        tokens = LayerTokens(heads.normed_BTD, q_BTHK, k_BTHK, v_BTHK, scale_H)
+            return attended_BTHK, None
         weights = self.memory.prepare(attended_BTHK.dtype)
-        return self.memory.read(view.cache, tokens, attended_BTHK, weights)[0]
+        attended_BTHK, _ = self.memory.read(cache, self.tokens(heads), attended_BTHK, weights)
+        return attended_BTHK, view and self.read_states(heads.normed_BTD, view)
 
-    def added(self, view: Any, layer: int, normed_BTD: jax.Array) -> jax.Array | None:
-        if layer != self.index or view.states is None:
-            return None
-        return self.read_states(normed_BTD, view.states)
+    def tokens(self, heads: Heads) -> LayerTokens:
+        """Returns the tokens of a layer as the memory sees them."""
+        queries_BTHK, scale_H = unit_heads(heads.queries_BTHK), jnp.ones(self.sizes.num_heads)
+        return LayerTokens(heads.normed_BTD, queries_BTHK, *self.token_keys(heads.keys), scale_H)
 
     def read_states(self, normed_BTD: jax.Array, states: StateKeys) -> jax.Array:
         """Returns attention of tokens, (B, T, D), to states, through the output matrix."""
-        dtype = normed_BTD.dtype
-        q_BTA = normed_BTD @ self.cross_queries_DA[...].astype(dtype)
-        q_BTHK = unit_heads(q_BTA.reshape(*q_BTA.shape[:2], self.sizes.num_heads, -1))
-        read_BTHK = attend(q_BTHK, *states, self.cross_scale_H[...])
-        return read_BTHK.reshape(q_BTA.shape) @ self.cross_output_AD[...].astype(dtype)
+        q_BTHK = split_heads(linear(normed_BTD, self.cross_queries_DA), self.sizes.num_heads)
+        read_BTHK = attend(unit_heads(q_BTHK), *states, self.cross_scale_H[...])
+        return linear(join_heads(read_BTHK), self.cross_output_AD)
 
-    def token_keys(self, keys: LayerKeys) -> tuple[jax.Array, jax.Array]:
-        """Returns keys of unit length, and values, (B, T, H, K): grouped ones are repeated."""
-        each = self.sizes.num_heads // keys.keys_BJGK.shape[2]
-        k_BJHK, v_BJHK = (jnp.repeat(x, each, axis=2) for x in keys)
-        return unit_heads(k_BJHK), v_BJHK
+    def token_keys(self, keys: LayerKeys) -> LayerKeys:
+        """Returns keys of unit length, and values, (B, T, H, K)."""
+        k_BJHK, v_BJHK = repeat_keys(keys, self.sizes.num_heads)
+        return LayerKeys(unit_heads(k_BJHK), v_BJHK)
 
     def update(
         self, cache: Any, summary: Any, keys: Sequence[LayerKeys]
@@ -128,17 +128,17 @@ class BackboneMemory(WindowMemory):
         A metric besides the memory's is cross_output_norm, the root mean square of the matrix that
         began at zero.
         """
-        k_BTHK, v_BTHK = self.token_keys(keys[self.index])
-        cache, metrics = self.memory.update(
-            cache, k_BTHK, v_BTHK, self.memory.prepare(k_BTHK.dtype)
-        )
-        return cache, jax.lax.stop_gradient(metrics | self.output_norm())
+        token_keys = self.token_keys(keys[self.index])
+        weights = self.memory.prepare(token_keys.keys_BJGK.dtype)
+        cache, metrics = self.memory.update(cache, *token_keys, weights)
+        return cache, self.with_output_norm(metrics)
 
-    def output_norm(self) -> dict[str, jax.Array]:
-        """Returns the metric of the matrix that began at zero, if there is one."""
-        if not self.num_states:
-            return {}
-        return {"cross_output_norm": jnp.sqrt(jnp.mean(jnp.square(self.cross_output_AD[...])))}
+    def with_output_norm(self, metrics: Metrics) -> Metrics:
+        """Returns metrics of the memory with that of the matrix that began at zero."""
+        if self.num_states:
+            norm = jnp.sqrt(jnp.mean(jnp.square(self.cross_output_AD[...])))
+            metrics = metrics | {"cross_output_norm": norm}
+        return jax.lax.stop_gradient(metrics)
 
     def flops_per_window(self, window: int) -> float:
         return window * self.memory.flops_per_token(window)

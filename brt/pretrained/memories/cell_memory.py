@@ -12,15 +12,14 @@ from typing import Any
 
 import jax
 from flax import nnx
-from jax.typing import DTypeLike
 
 from brt.checks import Index, configurable
 from brt.models.block_recurrent.cell import RecurrentCell, StateCache
 from brt.models.block_recurrent.memory import BlockPairs
 from brt.models.counts import matrix_size
 from brt.pretrained.backbone import PretrainedBackbone
-from brt.pretrained.backbone_layer import Heads, LayerKeys
-from brt.pretrained.memories.backbone_memory import BackboneMemory, StateKeys
+from brt.pretrained.backbone_layer import LayerKeys
+from brt.pretrained.memories.backbone_memory import BackboneMemory
 
 
 @configurable(denylist=["rngs", "body"])
@@ -48,32 +47,25 @@ class CellMemory(BackboneMemory):
                 f"{type(body).__name__}."
             )
         self.cell = cell(rngs, body.sizes, body.num_positions)
-        self.layer = layer or max(round(num_layers * 2 / 3), 1)
-        self.attach(rngs, body, self.layer - 1, self.cell.num_states)
+        self.attach(
+            rngs, body, (layer or max(round(num_layers * 2 / 3), 1)) - 1, self.cell.num_states
+        )
 
-    def init_cache(self, rows: int, dtype: DTypeLike) -> StateCache:
-        return self.cell.init_cache(rows, dtype)
-
-    def view(self, cache: StateCache, dtype: DTypeLike) -> StateKeys:
-        states = self.cell.states(cache, dtype, self.cell.prepare(dtype))
-        return StateKeys(*(x_BGSHK[:, 0] for x_BGSHK in states))
-
-    def attended(self, view: Any, layer: int, heads: Heads, attended_BTHK: jax.Array) -> jax.Array:
-        return attended_BTHK
-
-    def added(self, view: Any, layer: int, normed_BTD: jax.Array) -> jax.Array | None:
-        return self.read_states(normed_BTD, view) if layer == self.index else None
+    @property
+    def memory(self) -> RecurrentCell:  # type: ignore[override]
+        return self.cell
 
     def update(
         self, cache: StateCache, summary: Any, keys: Sequence[LayerKeys]
     ) -> tuple[StateCache, dict[str, jax.Array]]:
-        pairs = BlockPairs(*(x_BTHK[:, None] for x_BTHK in self.token_keys(keys[self.index])))
-        dtype = pairs.keys_BGJHK.dtype
+        token_keys = self.token_keys(keys[self.index])
+        blocks = BlockPairs(*(x_BTHK[:, None] for x_BTHK in token_keys))
+        dtype = token_keys.keys_BJGK.dtype
         weights = self.cell.prepare(dtype)
         states = self.cell.states(cache, dtype, weights)
-        _, cache, _, metrics = self.cell(cache, None, pairs, None, weights, states)
-        return cache, jax.lax.stop_gradient(metrics | self.output_norm())
+        _, cache, _, metrics = self.cell(cache, None, blocks, None, weights, states)
+        return cache, self.with_output_norm(metrics)
 
     def flops_per_window(self, window: int) -> float:
-        S, A = self.cell.num_states, self.sizes.attention_size
+        S, A = self.num_states, self.sizes.attention_size
         return 2 * S * matrix_size(self.cell) + 4 * A * S * (S + window)

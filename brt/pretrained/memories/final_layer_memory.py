@@ -6,14 +6,12 @@ Source: Yoshida et al. 2020, Adding Recurrence to Pretrained Transformers, secti
 from collections.abc import Sequence
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 
 from brt.checks import Count, Index, configurable
 from brt.models.layers.precision import at_least_float32
 from brt.pretrained.backbone import PretrainedBackbone
-from brt.pretrained.memories.pooled_memory import PooledMemory, PooledSums
-from brt.pretrained.memories.window_memory import Positions
+from brt.pretrained.memories.pooled_memory import PooledMemory
 
 
 @configurable(denylist=["rngs", "body"])
@@ -22,11 +20,10 @@ class FinalLayerMemory(PooledMemory):
 
     Args:
         layer: the layer whose inputs the vector joins, counted from 1.
-        hidden: sizes of the network's hidden layers.
-
-    Raises:
-        ValueError: as `PooledMemory`.
+        hidden: sizes of the MLP's hidden layers.
     """
+
+    mixed = False
 
     def __init__(
         self,
@@ -36,15 +33,6 @@ class FinalLayerMemory(PooledMemory):
         hidden: tuple[Count, ...] = (768,),
     ):
         super().__init__(rngs, body, layer=layer, hidden=hidden)
-        del self.mixture_L  # one layer needs no mixture
 
-    def summary(self, outputs: Sequence[jax.Array], positions: Positions) -> PooledSums:
-        last_BTD = at_least_float32(outputs[-1])
-        real_BT = positions.real_BT
-        sum_BD = jnp.where(real_BT[..., None], last_BTD, 0).sum(axis=1)
-        count_B = real_BT.sum(axis=1).astype(last_BTD.dtype)
-        return PooledSums(sum_BD, count_B, jnp.zeros_like(count_B))
-
-    def flops_per_window(self, window: int) -> float:
-        network = sum(2.0 * layer.matrix_IU.size for layer in self.network)
-        return network + 4.0 * self.width * self.attention_size
+    def mixture(self, outputs: Sequence[jax.Array]) -> jax.Array:
+        return at_least_float32(outputs[-1])

@@ -1,8 +1,8 @@
-"""Pooled recurrence: one vector from window to window.
+"""Pooled recurrence: vectors from window to window.
 
-The outputs of all layers are mixed and averaged over a window; what a small network makes of the
-result stands among the inputs of a layer of the next window, for keys and values only. Letters as
-in `brt.pretrained`.
+The outputs of all layers are mixed and averaged over a window; what an MLP makes of the result
+stands among the inputs of a layer of the next window, for keys and values only. Letters as in
+`brt.pretrained`.
 
 Source: Yoshida et al. 2020, Adding Recurrence to Pretrained Transformers, section 3.
 """
@@ -21,8 +21,8 @@ from brt.checks import Count, Index, OneOf, configurable
 from brt.models.layers.initializers import DENSE, normal, parameter
 from brt.models.layers.precision import at_least_float32
 from brt.pretrained.backbone import PretrainedBackbone
-from brt.pretrained.backbone_layer import Extra, LayerKeys
-from brt.pretrained.memories.window_memory import Positions, WindowMemory
+from brt.pretrained.backbone_layer import LayerKeys
+from brt.pretrained.memories.window_memory import Positions, Vectors, WindowMemory
 
 POOLED = ("all", "unrepeated")
 POOLINGS = ("mean", "max", "attention")
@@ -30,10 +30,10 @@ LOWEST = -1e30
 
 
 class PooledCache(NamedTuple):
-    """What the next window reads of the last.
+    """The vectors that a window leaves to the next.
 
     vectors_BMD: (B, M, D), float32 or wider. count_B: int32, vectors that are there, 0 or M.
-    Empty: zeros, absent, so that a document's first window is the body's own.
+    Empty: zeros, absent, so that a document's first window is the backbone's own.
     """
 
     vectors_BMD: jax.Array
@@ -47,9 +47,8 @@ class PooledCache(NamedTuple):
 class PooledSums(NamedTuple):
     """What was pooled of a window so far, float32 or wider.
 
-    pooled_BD: the sum of what is pooled, each with its weight; or the maximum.
-    weight_B: the sum of weights. highest_B: the score that weights are relative to, 0 if all
-    weights are 1.
+    pooled_BD: the weighted sum of outputs; or their maximum. weight_B: the sum of weights.
+    highest_B: the score that weights are relative to, 0 if all weights are 1.
     """
 
     pooled_BD: jax.Array
@@ -71,24 +70,22 @@ class PooledLayer(nnx.Module):
 
 @configurable(denylist=["rngs", "body"])
 class PooledMemory(WindowMemory):
-    """Carries what a network makes of the mean of a window.
+    """Carries what an MLP makes of the mean of a window.
 
     Args:
         layer: the layer whose inputs the vectors join, counted from 1; None: all layers.
-        hidden: sizes of the network's hidden layers.
-        pooled: the positions that are pooled: "all", those that a window reads again too; or
-            "unrepeated", those that the next window does not read again.
+        hidden: sizes of the MLP's hidden layers.
+        pooled: the positions that are pooled: "all", or "unrepeated", those that the next window
+            does not process again.
         pooling: "mean"; "max"; or "attention", a mean weighted by a learned key.
-        num_vectors: M, vectors that the network makes.
+        num_vectors: M.
 
-    Raises:
-        ValueError: a layer that the body does not have, a bad choice or size.
-
-    Source: section 3.1; the alternatives are those of its note 4. The network has the body's
+    Source: section 3.1; the alternatives are those of its note 4. The MLP has the backbone's
     activation.
     """
 
     name = "pooled"
+    mixed = True
 
     def __init__(
         self,
@@ -103,8 +100,8 @@ class PooledMemory(WindowMemory):
         num_layers = len(body.layers)
         if layer is not None and not 1 <= layer <= num_layers:
             raise ValueError(
-                f"PooledMemory.layer = {layer} must lie between 1 and {num_layers}, the layers of "
-                f"{type(body).__name__}."
+                f"{type(self).__name__}.layer = {layer} must lie between 1 and {num_layers}, the "
+                f"layers of {type(body).__name__}."
             )
         self.layer = layer
         self.pooled = pooled
@@ -114,7 +111,8 @@ class PooledMemory(WindowMemory):
         self.attention_size = body.sizes.attention_size
         self.in_layers = num_layers if layer is None else 1
         self.activation = body.activation
-        self.mixture_L = parameter(rngs, zeros, num_layers)
+        if self.mixed:
+            self.mixture_L = parameter(rngs, zeros, num_layers)
         sizes = (body.width, *hidden, num_vectors * body.width)
         self.network = nnx.List(PooledLayer(rngs, *pair) for pair in itertools.pairwise(sizes))
         if pooling == "attention":
@@ -122,19 +120,17 @@ class PooledMemory(WindowMemory):
 
     def init_cache(self, rows: int, dtype: DTypeLike) -> PooledCache:
         shape = rows, self.num_vectors, self.width
-        kept = jnp.promote_types(dtype, jnp.float32)
-        return PooledCache(jnp.zeros(shape, kept), jnp.zeros(rows, jnp.int32))
+        vectors_BMD = jnp.zeros(shape, jnp.promote_types(dtype, jnp.float32))
+        return PooledCache(vectors_BMD, jnp.zeros(rows, jnp.int32))
 
-    def extras(self, view: PooledCache, layer: int, dtype: DTypeLike) -> Extra | None:
+    def vectors(self, cache: PooledCache, layer: int, dtype: DTypeLike) -> Vectors | None:
         if self.layer is not None and layer != self.layer - 1:
             return None
-        present_BM = view.count_B[:, None] > jnp.arange(self.num_vectors)
-        return Extra(view.vectors_BMD.astype(dtype), present_BM)
+        present_BM = cache.count_B[:, None] > jnp.arange(self.num_vectors)
+        return Vectors(cache.vectors_BMD.astype(dtype), present_BM)
 
     def summary(self, outputs: Sequence[jax.Array], positions: Positions) -> PooledSums:
-        shares_L = jax.nn.softmax(self.mixture_L[...])
-        shared = zip(shares_L, outputs, strict=True)
-        mixed_BTD = jnp.asarray(sum(share * at_least_float32(x_BTD) for share, x_BTD in shared))
+        mixed_BTD = self.mixture(outputs)
         pooled_BT = positions.real_BT
         if self.pooled == "unrepeated":
             pooled_BT = pooled_BT & ~positions.again_BT
@@ -153,6 +149,12 @@ class PooledMemory(WindowMemory):
         sum_BD = jnp.einsum("BT,BTD->BD", weights_BT, mixed_BTD)
         return PooledSums(sum_BD, weights_BT.sum(axis=1), highest_B)
 
+    def mixture(self, outputs: Sequence[jax.Array]) -> jax.Array:
+        """Returns the mixture of all layers' outputs, (B, T, D)."""
+        shares_L = jax.nn.softmax(self.mixture_L[...])
+        shared = zip(shares_L, outputs, strict=True)
+        return jnp.asarray(sum(share * at_least_float32(x_BTD) for share, x_BTD in shared))
+
     def combined(self, first: PooledSums, second: PooledSums) -> PooledSums:
         if self.pooling == "max":
             pooled_BD = jnp.maximum(first.pooled_BD, second.pooled_BD)
@@ -168,19 +170,16 @@ class PooledMemory(WindowMemory):
     def update(
         self, cache: PooledCache, summary: PooledSums, keys: Sequence[LayerKeys]
     ) -> tuple[PooledCache, dict[str, jax.Array]]:
-        """Returns the vectors of a window; as `WindowMemory.update`.
+        """Returns the vectors of a window, and as pooled_norm their root mean square.
 
-        The metric pooled_norm is their root mean square. A window of which nothing is pooled
-        leaves no vector.
+        A window of which nothing is pooled leaves no vector.
         """
-        z_BD = self.pooled_vector(summary)
-        vectors_BMD = self.vectors(z_BD).astype(cache.vectors_BMD.dtype)
+        vectors_BMD = self.computed(self.pooled_vector(summary)).astype(cache.vectors_BMD.dtype)
         there_B = summary.weight_B > 0
         count_B = jnp.where(there_B, self.num_vectors, 0).astype(jnp.int32)
         vectors_BMD = jnp.where(there_B[:, None, None], vectors_BMD, 0)
         norm = jnp.sqrt(jnp.mean(jnp.square(vectors_BMD)))
-        metrics = {"pooled_norm": jax.lax.stop_gradient(norm)}
-        return PooledCache(vectors_BMD, count_B), metrics
+        return PooledCache(vectors_BMD, count_B), {"pooled_norm": jax.lax.stop_gradient(norm)}
 
     def pooled_vector(self, summary: PooledSums) -> jax.Array:
         """Returns z, (B, D), what a window is pooled to; zeros of nothing."""
@@ -190,8 +189,8 @@ class PooledMemory(WindowMemory):
             return pooled_BD
         return pooled_BD / jnp.where(there_B1, summary.weight_B[:, None], 1)
 
-    def vectors(self, z_BD: jax.Array) -> jax.Array:
-        """Returns (B, M, D), what the network makes of z."""
+    def computed(self, z_BD: jax.Array) -> jax.Array:
+        """Returns the vectors that the MLP makes of z, (B, M, D)."""
         *inner, last = self.network
         x_BI = z_BD
         for layer in inner:
@@ -201,7 +200,8 @@ class PooledMemory(WindowMemory):
     def flops_per_window(self, window: int) -> float:
         network = sum(2.0 * layer.matrix_IU.size for layer in self.network)
         keys_values = 4.0 * self.width * self.attention_size * self.num_vectors * self.in_layers
-        return network + keys_values + 2.0 * window * self.width * self.mixture_L.size
+        mixing = 2.0 * window * self.width * self.mixture_L.size if self.mixed else 0.0
+        return network + keys_values + mixing
 
     def flops_per_position(self) -> float:
         return 4.0 * self.attention_size * self.num_vectors * self.in_layers

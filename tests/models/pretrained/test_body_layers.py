@@ -43,13 +43,13 @@ def test_both_parts_of_a_layer_enter_the_residual_stream_through_dropout(name):
         return jnp.zeros_like(y_BTD)
 
     added_BTD = jnp.ones_like(x_BTD)
-    y_BTD = layer.finish(x_BTD, heads, heads.queries_BTHK, added_BTD, drop)
+    y_BTD = layer.finish(x_BTD, heads.queries_BTHK, added_BTD, drop)
     expected = x_BTD
     if name == "bert":
         expected = layer.feed_forward_norm(layer.attention_norm(x_BTD))
     np.testing.assert_array_equal(y_BTD, expected)
     assert len(dropped) == 2 and all(np.abs(y).min() > 0 for y in dropped)
-    plain = layer.finish(x_BTD, heads, heads.queries_BTHK, None, drop)
+    plain = layer.finish(x_BTD, heads.queries_BTHK, None, drop)
     np.testing.assert_array_equal(plain, expected)
     np.testing.assert_allclose(dropped[0] - dropped[2], 1, rtol=0, atol=1e-5)  # what is added
 

@@ -30,21 +30,6 @@ def read(path):
     return body, body.names().read(body.folder)
 
 
-def test_what_is_read_is_written_bit_for_bit(tmp_path):
-    tensors = make_folder(tmp_path / "a")
-    body, found = read(tmp_path / "a")
-    write_folder(tmp_path / "b", body.config(), body.names().write(found), tmp_path / "a")
-    written = load_file(tmp_path / "b" / "model.safetensors")
-    assert written.keys() == tensors.keys()
-    for name, array in tensors.items():
-        np.testing.assert_array_equal(written[name], array)
-        assert written[name].dtype == array.dtype
-    _, again = read(tmp_path / "b")
-    np.testing.assert_equal(again, found)
-    config = json.loads((tmp_path / "b" / "config.json").read_text())
-    assert config == CONFIG
-
-
 def test_every_parameter_is_given_by_the_folder(tmp_path):
     make_folder(tmp_path)
     _, found = read(tmp_path)
@@ -185,6 +170,7 @@ def index_of_another(path):
 
 
 BAD = {
+    "wide": (with_config(n_embd=2**30), "has shape"),
     "no config": (lambda path: os.remove(path / "config.json"), r"config\.json"),
     "config is no JSON": (with_text("config.json", "{"), r"config\.json"),
     "config is a list": (with_text("config.json", "[]"), r"config\.json"),
@@ -227,26 +213,6 @@ BAD = {
     "tensor twice": (in_shards(tensor_twice), "00003-of-00003.safetensors"),
     "index": (in_shards(index_of_another), r"index\.json.*transformer\.h\.7\.ln_1\.bias"),
     "no map": (in_shards(with_text("model.safetensors.index.json", "{}")), "weight_map"),
-}
-BAD_SETTINGS = dict(
-    activation_function="swish",
-    n_embd="8",
-    n_layer=10**9,
-    n_head=True,
-    n_positions=-1,
-    vocab_size=10**30,
-    layer_norm_epsilon=float("nan"),
-    scale_attn_weights="yes",
-    bos_token_id=17,
-    add_cross_attention=True,
-)
-BAD |= {
-    key: (with_config(**{key: bad}), rf"config\.json: {key} = ")
-    for key, bad in BAD_SETTINGS.items()
-}
-BAD |= {
-    "heads": (with_config(n_head=3), r"config\.json: n_embd = 8 is not divided by"),
-    "wide": (with_config(n_embd=2**30), "has shape"),
 }
 
 

