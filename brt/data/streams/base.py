@@ -1,16 +1,12 @@
 """The base of all streams. Axes as in `batch`."""
 
 import abc
-from collections.abc import Callable
-from typing import Generic, TypeVar
 
 import numpy as np
 
 from brt.data.mixture import MixedStore
 from brt.data.stores.token_store import TokenStore
 from brt.data.streams.batch import Batch, padding
-
-Result = TypeVar("Result")
 
 
 class Stream(abc.ABC):
@@ -28,8 +24,8 @@ class Stream(abc.ABC):
 
     Attributes:
         targets_are_tokens: whether the targets are the next tokens of the store.
-        row_segments_B: segments of each row in one epoch, int64 (rows,); undefined for passes of
-            evaluation and for mixtures.
+        row_segments_B: segments of each row in one epoch, int64 (rows,), rounded up if epochs do
+            not end with a step; undefined for passes of evaluation and for mixtures.
     """
 
     targets_are_tokens: bool = True
@@ -55,6 +51,10 @@ class Stream(abc.ABC):
         self.segment_length = segment_length
         self.segments_per_step = segments_per_step
         self.seed = seed
+        self._prepare()
+
+    def _prepare(self) -> None:  # noqa: B027  (most streams need it)
+        """Checks the arguments, and computes what all steps need."""
 
     @property
     def note(self) -> str:
@@ -71,11 +71,10 @@ class Stream(abc.ABC):
             first_row: first row, from 0.
             num_rows: number of rows; None for all from `first_row`.
         """
-        return self._read(step, row_range(step, first_row, num_rows, self.rows))
+        return self._read(step, _row_range(step, first_row, num_rows, self.rows))
 
     @abc.abstractmethod
-    def _read(self, step: int, rows: range) -> Batch:
-        """Reads the segments of one step."""
+    def _read(self, step: int, rows: range) -> Batch: ...
 
 
 class EvaluationPass(Stream):
@@ -104,16 +103,13 @@ class EvaluationPass(Stream):
             documents_B: int64, the document of the segment's first target; -1 for padding.
             offsets_B: int64, the offset of that target in its document; 0 for padding.
         """
-        return self._places(step, row_range(step, first_row, num_rows, self.rows))
+        return self._places(step, _row_range(step, first_row, num_rows, self.rows))
 
     @abc.abstractmethod
-    def _places(self, step: int, rows: range) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the positions of one step."""
+    def _places(self, step: int, rows: range) -> tuple[np.ndarray, np.ndarray]: ...
 
 
 class _WithEmptyRows(EvaluationPass):
-    """A pass with additional rows of padding."""
-
     def __init__(self, inner: EvaluationPass, rows: int):
         super().__init__(inner.store, rows, inner.segment_length, inner.seed)
         self.inner = inner
@@ -123,8 +119,7 @@ class _WithEmptyRows(EvaluationPass):
     def _read(self, step: int, rows: range) -> Batch:
         batch = padding(1, len(rows), self.segment_length)
         if number := self._inner_rows(rows):
-            read = self.inner.batch(step, rows.start, number)
-            for whole, part in zip(batch, read, strict=True):
+            for whole, part in zip(batch, self.inner.batch(step, rows.start, number), strict=True):
                 whole[:, :number] = part
         return batch
 
@@ -135,7 +130,7 @@ class _WithEmptyRows(EvaluationPass):
             documents_B[:number], offsets_B[:number] = places
         return documents_B, offsets_B
 
-    def _inner_rows(self, rows):
+    def _inner_rows(self, rows: range) -> int:
         return min(max(self.inner.rows - rows.start, 0), len(rows))
 
 
@@ -144,31 +139,7 @@ def with_empty_rows(stream: EvaluationPass, rows: int) -> EvaluationPass:
     return stream if rows == stream.rows else _WithEmptyRows(stream, rows)
 
 
-class LastResults(Generic[Result]):
-    """A thread-safe cache of the last results of a function of one integer.
-
-    Args:
-        compute: the function; threads may call it at the same time.
-        kept: number of results in the cache.
-    """
-
-    def __init__(self, compute: Callable[[int], Result], kept: int = 1):
-        self._compute = compute
-        self._kept = kept
-        self._known: tuple[tuple[int, Result], ...] = ()
-
-    def __call__(self, number: int) -> Result:
-        for known, result in self._known:
-            if known == number:
-                return result
-        result = self._compute(number)
-        # One assignment of a tuple, so that other threads see the old or the new one.
-        self._known = ((number, result), *self._known)[: self._kept]
-        return result
-
-
-def row_range(step: int, first_row: int, num_rows: int | None, rows: int) -> range:
-    """Returns the rows of a request, after a check."""
+def _row_range(step: int, first_row: int, num_rows: int | None, rows: int) -> range:
     num_rows = rows - first_row if num_rows is None else num_rows
     if step < 0 or first_row < 0 or num_rows < 1 or first_row + num_rows > rows:
         raise ValueError(

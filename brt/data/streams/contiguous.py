@@ -8,6 +8,7 @@ Source: Dai et al. 2019, arXiv:1901.02860, data loaders of the published code, w
 no pair between two rows is lost, and a short last step is padded, because shapes are static.
 """
 
+import functools
 from typing import Protocol
 
 import numpy as np
@@ -16,7 +17,7 @@ from brt.data.mixture import MixedStore
 from brt.data.order import permutation
 from brt.data.stores.joined_array import JoinedArray
 from brt.data.stores.token_store import TokenStore
-from brt.data.streams.base import EvaluationPass, LastResults, Stream
+from brt.data.streams.base import EvaluationPass, Stream
 from brt.data.streams.batch import Batch, padding
 from brt.storage.file_parts import FileArray
 
@@ -63,7 +64,7 @@ class ContiguousStream(Stream):
         self._segments = -(-int(np.diff(self._cuts).max()) // segment_length)
         self.row_segments_B = np.full(rows, self._segments)
         self._in_order = InOrder(store)
-        self._shuffled = LastResults(lambda epoch: _Shuffled(store, seed, epoch))
+        self._shuffled = functools.lru_cache(1)(lambda epoch: _Shuffled(store, seed, epoch))
 
     def _read(self, step: int, rows: range) -> Batch:
         batch = padding(self.segments_per_step, len(rows), self.segment_length)
@@ -79,21 +80,19 @@ class ContiguousPass(EvaluationPass):
 
     Args:
         store: the documents; at least two tokens.
-        rows: B, rows of the global batch; may exceed the tokens.
-        segment_length: T, in tokens.
+        rows, segment_length: B, which may exceed the tokens, and T.
     """
 
     store: TokenStore
 
-    def __init__(self, store: TokenStore, rows: int, segment_length: int):
-        super().__init__(store, rows, segment_length)
-        if store.num_tokens < 2:
+    def _prepare(self) -> None:
+        if self.store.num_tokens < 2:
             raise ValueError(
-                f"{store.folder} has one token, and a contiguous stream predicts each from the "
-                'one before: use more text, or bind Trainer.stream = "documents".'
+                f"{self.store.folder} has one token, and a contiguous stream predicts each from "
+                'the one before: use more text, or bind Trainer.stream = "documents".'
             )
-        self._cuts = _even_cuts(store.num_tokens - 1, rows)
-        self.num_steps = -(-int(np.diff(self._cuts).max()) // segment_length)
+        self._cuts = _even_cuts(self.store.num_tokens - 1, self.rows)
+        self.num_steps = -(-int(np.diff(self._cuts).max()) // self.segment_length)
 
     def _read(self, step: int, rows: range) -> Batch:
         batch = padding(1, len(rows), self.segment_length)

@@ -7,14 +7,14 @@ are BEGIN, x_0 .. x_{L-2} and its targets x_0 .. x_{L-1}, so every token is a ta
 import abc
 import heapq
 from collections.abc import Sequence
-from functools import partial
+from functools import lru_cache, partial
 
 import numpy as np
 
 from brt.data.mixture import MixedStore
 from brt.data.order import permutation
 from brt.data.stores.token_store import TokenStore
-from brt.data.streams.base import EvaluationPass, LastResults, Stream
+from brt.data.streams.base import EvaluationPass, Stream
 from brt.data.streams.batch import Batch, gather
 
 
@@ -37,30 +37,20 @@ class DocumentStream(WholeDocuments):
     Rows are balanced once, in segments (`assign`). Each row shuffles its documents every epoch and
     begins its next epoch without waiting for others. Only last segments of documents are padded.
 
-    Args:
-        store: the documents; at least as many as rows.
-        rows, segment_length, segments_per_step, seed: as of `Stream`.
+    Args as of `Stream`; there are at least as many documents as rows.
     """
 
-    def __init__(
-        self,
-        store: TokenStore,
-        rows: int,
-        segment_length: int,
-        segments_per_step: int = 1,
-        seed: int = 0,
-    ):
-        super().__init__(store, rows, segment_length, segments_per_step, seed)
-        check_count(
-            str(store.folder), store.num_documents, rows, segment_length * segments_per_step
-        )
-        self._segments_D = -(-store.lengths_D // segment_length)
-        order = permutation(store.num_documents, seed, 0, 0, 1)
+    def _prepare(self) -> None:
+        store, rows = self.store, self.rows
+        tokens = self.segment_length * self.segments_per_step
+        check_count(str(store.folder), store.num_documents, rows, tokens)
+        self._segments_D = -(-store.lengths_D // self.segment_length)
+        order = permutation(store.num_documents, self.seed, 0, 0, 1)
         self._row_documents = assign(self._segments_D, rows, order)
         self.row_segments_B = np.array(
             [self._segments_D[documents].sum() for documents in self._row_documents]
         )
-        self._orders = [LastResults(partial(self._order, row)) for row in range(rows)]
+        self._orders = [lru_cache(1)(partial(self._order, row)) for row in range(rows)]
 
     def _place(self, row: int, number: int) -> tuple[int, int]:
         epoch, number = divmod(number, int(self.row_segments_B[row]))
@@ -74,13 +64,7 @@ class DocumentStream(WholeDocuments):
 
 
 def check_count(where: str, documents: int, rows: int, tokens: int) -> None:
-    """Refuses fewer documents than rows.
-
-    Args:
-        where: name of the documents.
-        documents, rows: their numbers.
-        tokens: of a row in a step.
-    """
+    """Refuses fewer documents of a store, `where`, than rows of `tokens` per step."""
     if documents < rows:
         raise ValueError(
             f"{where} has {documents} documents, too few for {rows} rows of whole documents: lower "
@@ -158,7 +142,7 @@ def assign(segments_D: np.ndarray, rows: int, order_D: np.ndarray) -> list[np.nd
 
 
 def _first_segments(segments):
-    """Returns the first segment of each document of a row, and the total."""
+    """Returns the number of each document's first segment, and the total."""
     return np.concatenate([[0], np.cumsum(segments)])
 
 

@@ -28,15 +28,16 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 
 from brt.checks import Count, OneOf, configurable
-from brt.data.order import permutation
 from brt.data.stores.token_store import TokenStore
-from brt.data.streams.base import EvaluationPass, LastResults, Stream
+from brt.data.streams.base import EvaluationPass
 from brt.data.streams.batch import Batch, padding
 from brt.data.streams.documents import assign
+from brt.data.streams.samples import DocumentPerStep
 from brt.token_ids import PADDING
 
 ALIGNMENTS = ("right", "left", "center")
-TARGETS = ("classes", "labels", "words", "spans")
+TARGETS = {"classes": "label", "labels": "labels", "words": "words", "spans": "kind"}
+"""Targets, and the annotation that each needs."""
 LOSSES = ("last", "every")
 SPAN = 0
 """The kind of an answer that is a part of the text."""
@@ -58,7 +59,7 @@ class LabelledDocuments:
     def __init__(
         self,
         alignment: Annotated[str, OneOf(ALIGNMENTS)] = "right",
-        targets: Annotated[str, OneOf(TARGETS)] = "classes",
+        targets: Annotated[str, OneOf(tuple(TARGETS))] = "classes",
         loss: Annotated[str, OneOf(LOSSES)] = "last",
         words: Count = 16,
     ):
@@ -68,14 +69,16 @@ class LabelledDocuments:
         self.words = words
 
 
-class Borders(NamedTuple):
+class Boundaries(NamedTuple):
     """Tokens of the text in one segment: first, and one after the last."""
 
     start: int
     stop: int
 
 
-def segment_borders(length: int, size: int, most: int, alignment: str = "right") -> list[Borders]:
+def segment_boundaries(
+    length: int, size: int, most: int, alignment: str = "right"
+) -> list[Boundaries]:
     """Cuts a text into segments.
 
     Args:
@@ -89,7 +92,7 @@ def segment_borders(length: int, size: int, most: int, alignment: str = "right")
         size = -(-length // -(-length // size))
     first = (length - 1) % size + 1 if alignment == "right" else min(size, length)
     starts = [0, *range(first, length, size)]
-    return [Borders(*pair) for pair in zip(starts, [*starts[1:], length])]
+    return [Boundaries(*pair) for pair in zip(starts, [*starts[1:], length])]
 
 
 class LabelledSegments:
@@ -118,7 +121,6 @@ class LabelledSegments:
         separated_D = (questions_D > 0) | bool(self._before)
         around_D = len(self._before) + questions_D + len(self._after)
         around_D += separated_D * len(self._after[-1:])
-        self._separator = self._after[-1:]
         self.sizes_D = length - around_D
         if (short := int(np.min(self.sizes_D))) < 1:
             raise ValueError(
@@ -137,33 +139,28 @@ class LabelledSegments:
         self.truncated = 1 - float(kept_D.sum()) / float(texts_D.sum())
 
     def _checked(self, annotations: list[dict[str, Any] | None]) -> list[dict[str, Any]]:
-        asked = self.documents.targets
-        needed = {"classes": "label", "labels": "labels", "words": "words", "spans": "kind"}[asked]
-        for number, annotation in enumerate(annotations):
-            if annotation is None or needed not in annotation:
+        targets = self.documents.targets
+        checked = [annotation or {} for annotation in annotations]
+        for number, annotation in enumerate(checked):
+            if TARGETS[targets] not in annotation:
                 title = self.store.titles()[number]
                 raise ValueError(
-                    f"Document {title!r} of {self.store.folder} is not labelled with {asked}: bind "
-                    "Corpus.source to a source that gives them, or LabelledDocuments.targets to "
-                    f"{', '.join(t for t in TARGETS if t != asked)}."
+                    f"Document {title!r} of {self.store.folder} is not labelled with {targets}: "
+                    "bind Corpus.source to a source that gives them, or LabelledDocuments.targets "
+                    f"to {', '.join(t for t in TARGETS if t != targets)}."
                 )
-        checked = [annotation or {} for annotation in annotations]
         most = max((annotation.get("classes", 0) for annotation in checked), default=0)
-        if asked == "labels" and most > self.length:
+        if targets == "labels" and most > self.length:
             raise ValueError(
                 f"{self.store.folder} has {most} classes, and each is asked for at a position of "
                 f"its own: bind Trainer.segment_length = {most} or more."
             )
         return checked
 
-    def borders(self, document: int) -> list[Borders]:
+    def boundaries(self, document: int) -> list[Boundaries]:
         """Returns the segments of a document."""
-        return segment_borders(
-            int(self.texts_D[document]),
-            int(self.sizes_D[document]),
-            self.most,
-            self.documents.alignment,
-        )
+        length, size = int(self.texts_D[document]), int(self.sizes_D[document])
+        return segment_boundaries(length, size, self.most, self.documents.alignment)
 
     def first_position(self, document: int) -> int:
         """Returns the position of the first token of text in a segment."""
@@ -171,45 +168,37 @@ class LabelledSegments:
 
     def write(self, batch: Batch, k: int, b: int, document: int, segment: int, loss: str) -> None:
         """Writes one segment of a document to a batch; `loss` is one of `LOSSES`."""
-        borders = self.borders(document)
-        part = borders[segment]
-        question = int(self.questions_D[document])
-        asked = self.store.tokens(document, 0, question)
-        read = self.store.tokens(document, question + part.start, question + part.stop)
-        separator = self._separator if self._before or question else []
-        ids = [*self._before, *asked, *separator, *read, *self._after]
+        boundaries = self.boundaries(document)
+        part = boundaries[segment]
+        length = int(self.questions_D[document])
+        question = self.store.tokens(document, 0, length)
+        text = self.store.tokens(document, length + part.start, length + part.stop)
+        separator = self._after[-1:] if self._before or length else []
+        ids = [*self._before, *question, *separator, *text, *self._after]
         batch.inputs_KBT[k, b, : len(ids)] = ids
         batch.starts_KB[k, b] = segment == 0
-        self._write_targets(batch, k, b, document, part, segment == len(borders) - 1, loss)
+        is_last = segment == len(boundaries) - 1
+        targets = self._targets(document, part)
+        weights = [is_last or loss == "every"] * len(targets)
+        if self.documents.targets == "spans":
+            is_span = targets[-1] == SPAN
+            weights = [is_span, is_span, is_last]
+        batch.targets_KBT[k, b, : len(targets)] = targets[: self.length]
+        batch.weights_KBT[k, b, : len(targets)] = weights[: self.length]
 
-    def _write_targets(self, batch, k, b, document, part, is_last, loss):
+    def _targets(self, document: int, part: Boundaries) -> list[int]:
         annotation = self.annotations[document]
-        scored = is_last or loss == "every"
-        targets: list[int] = []
-        weights: list[int] = []
         if self.documents.targets == "classes":
-            targets = [annotation["label"]]
-            weights = [scored]
-        elif self.documents.targets == "labels":
-            targets = [int(c in annotation["labels"]) for c in range(annotation["classes"])]
-            weights = [scored] * len(targets)
-        elif self.documents.targets == "words":
-            targets = annotation["words"][: min(self.documents.words, self.length)]
-            weights = [scored] * len(targets)
-        else:
-            is_span = annotation["kind"] == SPAN
-            targets = [*self._span(document, part), annotation["kind"]][: self.length]
-            weights = [is_span, is_span, is_last][: self.length]
-        batch.targets_KBT[k, b, : len(targets)] = targets
-        batch.weights_KBT[k, b, : len(targets)] = weights
-
-    def _span(self, document, part):
-        """Returns first and last position of the answer in a segment, 0 if it is not inside."""
-        for start, stop in self.annotations[document].get("spans", ()):
+            return [annotation["label"]]
+        if self.documents.targets == "labels":
+            return [int(c in annotation["labels"]) for c in range(annotation["classes"])]
+        if self.documents.targets == "words":
+            return annotation["words"][: min(self.documents.words, self.length)]
+        for start, stop in annotation.get("spans", ()):
             if part.start <= start and stop <= part.stop:
                 first = self.first_position(document) + start - part.start
-                return first, first + stop - start - 1
-        return 0, 0
+                return [first, first + stop - start - 1, annotation["kind"]]
+        return [0, 0, annotation["kind"]]
 
 
 def _empty(segments: int, rows: int, length: int) -> Batch:
@@ -218,10 +207,8 @@ def _empty(segments: int, rows: int, length: int) -> Batch:
     return batch
 
 
-class LabelledStream(Stream):
-    """The training stream of labelled documents, in a new order each epoch.
-
-    A step may end one epoch and begin the next. `row_segments_B` is an average, rounded up.
+class LabelledStream(DocumentPerStep):
+    """The training stream of labelled documents.
 
     Args:
         store: documents with annotations.
@@ -234,6 +221,7 @@ class LabelledStream(Stream):
 
     targets_are_tokens = False
     store: TokenStore
+    order_key = 5
 
     def __init__(
         self,
@@ -247,11 +235,6 @@ class LabelledStream(Stream):
         super().__init__(store, rows, segment_length, segments_per_step, seed)
         documents = documents or LabelledDocuments()
         self.segments = LabelledSegments(store, segment_length, segments_per_step, documents)
-        self.row_segments_B = np.full(rows, -(-store.num_documents * segments_per_step // rows))
-        # Two, because a step may end one epoch and begin the next.
-        self._orders = LastResults(
-            lambda epoch: permutation(store.num_documents, seed, epoch, 5), kept=2
-        )
 
     @property
     def note(self) -> str:
@@ -262,13 +245,11 @@ class LabelledStream(Stream):
 
     def _read(self, step: int, rows: range) -> Batch:
         batch = _empty(self.segments_per_step, len(rows), self.segment_length)
-        for b, row in enumerate(rows):
-            epoch, turn = divmod(step * self.rows + row, self.store.num_documents)
-            document = int(self._orders(epoch)[turn])
+        loss = self.segments.documents.loss
+        for b, document in enumerate(self._documents(step, rows).tolist()):
             count = int(self.segments.counts_D[document])
             for segment in range(count):
                 k = self.segments_per_step - count + segment
-                loss = self.segments.documents.loss
                 self.segments.write(batch, k, b, document, segment, loss)
         return batch
 
@@ -278,7 +259,7 @@ class LabelledPass(EvaluationPass):
 
     Args:
         store: documents with annotations.
-        rows, segment_length: B and T; rows may exceed the documents.
+        rows, segment_length: B, which may exceed the documents, and T.
         segments_per_step: largest number of segments of a document.
         documents: settings; None for the defaults.
 
@@ -300,10 +281,9 @@ class LabelledPass(EvaluationPass):
         super().__init__(store, rows, segment_length)
         documents = documents or LabelledDocuments()
         self.segments = LabelledSegments(store, segment_length, segments_per_step, documents)
-        order = np.arange(store.num_documents)
-        self._row_documents = assign(self.segments.counts_D, rows, order)
         counts_D = self.segments.counts_D
-        self._ends = [np.cumsum(counts_D[read]) for read in self._row_documents]
+        self._row_documents = assign(counts_D, rows, np.arange(store.num_documents))
+        self._ends = [np.cumsum(counts_D[documents]) for documents in self._row_documents]
         self.num_steps = max(int(ends[-1]) for ends in self._ends if len(ends))
 
     def segment(self, step: int, row: int) -> tuple[int, int]:
@@ -330,10 +310,8 @@ class LabelledPass(EvaluationPass):
         return batch
 
     def _places(self, step: int, rows: range) -> tuple[np.ndarray, np.ndarray]:
-        found = [self.segment(step, row) for row in rows]
-        documents_B = np.array([document for document, _ in found], np.int64)
-        offsets_B = np.zeros(len(found), np.int64)
-        for b, (document, segment) in enumerate(found):
-            if document >= 0:
-                offsets_B[b] = self.segments.borders(document)[segment].start
+        documents_B, segments_B = np.array([self.segment(step, row) for row in rows], np.int64).T
+        offsets_B = np.zeros(len(rows), np.int64)
+        for b in np.flatnonzero(documents_B >= 0):
+            offsets_B[b] = self.segments.boundaries(documents_B[b])[segments_B[b]].start
         return documents_B, offsets_B

@@ -10,39 +10,29 @@ mean documents. Axes as in `batch`.
 """
 
 import bisect
+import functools
 from typing import NamedTuple
 
 import numpy as np
 
 from brt.data.mixture import MixedStore
 from brt.data.order import permutation
-from brt.data.streams.base import LastResults
 from brt.data.streams.documents import WholeDocuments, assign
 
 
 class MixtureStream(WholeDocuments):
     """The training stream of a `MixedStore`; assigns and shuffles documents as `DocumentStream`.
 
-    Args:
-        store: the documents; each of its stores has at least as many as rows.
-        rows, segment_length, segments_per_step, seed: as of `Stream`.
+    Args as of `Stream`; each store has at least as many documents as rows.
     """
 
     store: MixedStore
 
-    def __init__(
-        self,
-        store: MixedStore,
-        rows: int,
-        segment_length: int,
-        segments_per_step: int = 1,
-        seed: int = 0,
-    ):
-        super().__init__(store, rows, segment_length, segments_per_step, seed)
-        for part in store.stores:
-            check_count(str(part.folder), part.num_documents, rows)
+    def _prepare(self) -> None:
+        for part in self.store.stores:
+            check_count(str(part.folder), part.num_documents, self.rows)
         self._schedules = self._make_schedules()
-        self._stretches: list[_Stretch | None] = [None] * rows  # the last one of each row
+        self._stretches: list[_Stretch | None] = [None] * self.rows  # the last one of each row
 
     def _make_schedules(self) -> list[list["_Schedule"]]:
         """Returns the schedules of each row, one per store."""
@@ -62,16 +52,15 @@ class MixtureStream(WholeDocuments):
                     bits = np.random.Philox(np.random.SeedSequence((self.seed, row, number, 6)))
                     random = (1 + int(bits.random_raw()) % 2**20) / 2**20
                     delay = lengths.mean() / shares[number] * random
-                schedules[row].append(
-                    _Schedule(
-                        documents=documents + base,
-                        lengths=lengths,
-                        segments=segments_D[documents],
-                        share=shares[number],
-                        delay=delay,
-                        key=(self.seed, row, number),
-                    )
+                schedule = _Schedule(
+                    documents=documents + base,
+                    lengths=lengths,
+                    segments=segments_D[documents],
+                    share=shares[number],
+                    delay=delay,
+                    key=(self.seed, row, number),
                 )
+                schedules[row].append(schedule)
         return schedules
 
     def _place(self, row: int, number: int) -> tuple[int, int]:
@@ -149,7 +138,7 @@ class _Schedule:
         self.share = share
         self.delay = delay
         # Two, because a stretch may end one epoch and begin the next.
-        self._epoch = LastResults(self._shuffled, kept=2)
+        self._epoch = functools.lru_cache(2)(self._shuffled)
 
     def segments_before(self, time: float) -> int:
         """Returns the segments of all documents due before a time."""

@@ -7,6 +7,7 @@ last segment of a sample to its first. In every step every row reads a new sampl
 Source: Bulatov et al. 2022, arXiv:2207.06881, section 4, and the data loader of the published code.
 """
 
+import functools
 from collections.abc import Sequence
 
 import numpy as np
@@ -15,44 +16,45 @@ from brt.data.mixture import MixedStore
 from brt.data.order import permutation
 from brt.data.stores.joined_array import rows_of
 from brt.data.stores.token_store import TokenStore
-from brt.data.streams.base import EvaluationPass, LastResults, Stream
+from brt.data.streams.base import EvaluationPass, Stream
 from brt.data.streams.batch import DTYPES, Batch, padding
 
 
-class SampleStream(Stream):
-    """The training stream of samples, in a new order each epoch.
+class DocumentPerStep(Stream):
+    """A training stream that reads one document per row and step, in a new order each epoch.
 
-    A step may end one epoch and begin the next; no sample is dropped. `row_segments_B` is an
-    average, rounded up.
-
-    Args:
-        store: documents of K T + 1 tokens.
-        rows: B, rows of the global batch; may exceed the samples.
-        segment_length, segments_per_step, seed: as of `Stream`.
+    A step may end one epoch and begin the next; no document is dropped. Rows may exceed documents.
     """
 
-    store: TokenStore
+    order_key: int
 
-    def __init__(
-        self,
-        store: TokenStore,
-        rows: int,
-        segment_length: int,
-        segments_per_step: int = 1,
-        seed: int = 0,
-    ):
-        super().__init__(store, rows, segment_length, segments_per_step, seed)
-        check_cut(sample_length(store), segment_length, segments_per_step)
-        self.row_segments_B = np.full(rows, -(-store.num_documents * segments_per_step // rows))
+    def _prepare(self) -> None:
+        count = self.store.num_documents
+        self.row_segments_B = np.full(self.rows, -(-count * self.segments_per_step // self.rows))
         # Two, because a step may end one epoch and begin the next.
-        self._orders = LastResults(
-            lambda epoch: permutation(store.num_documents, seed, epoch, 4), kept=2
+        self._order = functools.lru_cache(2)(
+            lambda epoch: permutation(count, self.seed, epoch, self.order_key)
         )
 
+    def _documents(self, step: int, rows: range) -> np.ndarray:
+        """Returns the document of each row, int64 (rows,)."""
+        numbers = (divmod(step * self.rows + row, self.store.num_documents) for row in rows)
+        return np.array([self._order(epoch)[number] for epoch, number in numbers])
+
+
+class SampleStream(DocumentPerStep):
+    """The training stream of samples: a store of documents of K T + 1 tokens."""
+
+    store: TokenStore
+    order_key = 4
+
+    def _prepare(self) -> None:
+        check_cut(sample_length(self.store), self.segment_length, self.segments_per_step)
+        super()._prepare()
+
     def _read(self, step: int, rows: range) -> Batch:
-        turns = (divmod(step * self.rows + row, self.store.num_documents) for row in rows)
-        documents_B = np.array([self._orders(epoch)[turn] for epoch, turn in turns])
         segments = range(self.segments_per_step)
+        documents_B = self._documents(step, rows)
         return _read_segments(self.store, documents_B, segments, self.segment_length)
 
 
@@ -61,8 +63,7 @@ class SamplePass(EvaluationPass):
 
     Args:
         store: documents of a multiple of T tokens, plus one.
-        rows: B, rows of the global batch; may exceed the samples.
-        segment_length: T, in tokens.
+        rows, segment_length: B, which may exceed the samples, and T.
 
     Attributes:
         segments: of a sample.
@@ -70,12 +71,11 @@ class SamplePass(EvaluationPass):
 
     store: TokenStore
 
-    def __init__(self, store: TokenStore, rows: int, segment_length: int):
-        super().__init__(store, rows, segment_length)
-        length = sample_length(store)
-        check_cut(length, segment_length)
-        self.segments = length // segment_length
-        self.num_steps = -(-store.num_documents // rows) * self.segments
+    def _prepare(self) -> None:
+        length = sample_length(self.store)
+        check_cut(length, self.segment_length)
+        self.segments = length // self.segment_length
+        self.num_steps = -(-self.store.num_documents // self.rows) * self.segments
 
     def _read(self, step: int, rows: range) -> Batch:
         documents_B, _ = self._places(step, rows)
@@ -83,8 +83,8 @@ class SamplePass(EvaluationPass):
         return _read_segments(self.store, documents_B, segments, self.segment_length)
 
     def _places(self, step: int, rows: range) -> tuple[np.ndarray, np.ndarray]:
-        turn, segment = divmod(step, self.segments)
-        documents_B = turn * self.rows + np.array(rows, np.int64)
+        number, segment = divmod(step, self.segments)
+        documents_B = number * self.rows + np.array(rows, np.int64)
         documents_B[documents_B >= self.store.num_documents] = -1
         offset = segment * self.segment_length + 1
         return documents_B, np.where(documents_B < 0, 0, offset)
@@ -117,26 +117,19 @@ def check_cut(length: int, segment_length: int, segments_per_step: int | None = 
                 f"tokens into whole segments: bind it to a divisor of {length}{hint}."
             )
     elif segments_per_step * segment_length != length:
-        whole = length % segments_per_step == 0
-        answer = (
-            f"bind Trainer.segment_length = {length // segments_per_step}"
-            if whole
-            else f"{length} tokens do not divide into {segments_per_step} segments: bind "
-            f"Trainer.segments_per_step to a divisor of {length}"
-        )
+        if length % segments_per_step:
+            advice = f"Trainer.segments_per_step to a divisor of {length}"
+        else:
+            advice = f"Trainer.segment_length = {length // segments_per_step}"
         raise ValueError(
             f"Trainer.segments_per_step = {segments_per_step} segments of Trainer.segment_length = "
-            f"{segment_length} tokens do not make up a sample of {length} tokens: {answer}{hint}."
+            f"{segment_length} tokens do not make up a sample of {length} tokens: bind {advice}"
+            f"{hint}."
         )
 
 
 def read_samples(store: TokenStore, documents_B: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Reads whole samples.
-
-    Returns:
-        tokens: int32 (B, L + 1).
-        weights: float32 (B, L + 1).
-    """
+    """Reads whole samples: tokens, int32 (B, L + 1), and weights, float32 (B, L + 1)."""
     length = store.num_tokens // store.num_documents
     tokens_BL = rows_of(store.all_tokens, length, documents_B).astype(DTYPES.targets_KBT)
     if store.all_weights is None:

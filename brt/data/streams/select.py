@@ -17,11 +17,6 @@ STREAMS = ("documents", "contiguous", "shuffled", "samples", "labelled")
 samples of one length, each read whole in one step; labelled documents, the same of any length."""
 
 
-def check_stream(kind: str) -> None:
-    """Refuses a kind that is not in `STREAMS`."""
-    check_choice("Trainer.stream", kind, STREAMS)
-
-
 def training_stream(
     kind: str,
     store: TokenStore | MixedStore,
@@ -41,21 +36,19 @@ def training_stream(
         reread_segments: as of `RereadStream`; 0 for none.
         labelled: settings of labelled documents; None for the defaults.
     """
-    check_stream(kind)
+    _check(kind, store)
+    arguments = rows, segment_length, segments_per_step, seed
     if reread_segments:
-        new = training_stream(kind, store, rows, segment_length, segments_per_step, seed)
-        return RereadStream(new, reread_segments)
+        return RereadStream(training_stream(kind, store, *arguments), reread_segments)
     if isinstance(store, MixedStore):
-        check_mixture(kind)
-        return MixtureStream(store, rows, segment_length, segments_per_step, seed)
+        return MixtureStream(store, *arguments)
     if kind == "documents":
-        return DocumentStream(store, rows, segment_length, segments_per_step, seed)
+        return DocumentStream(store, *arguments)
     if kind == "samples":
-        return SampleStream(store, rows, segment_length, segments_per_step, seed)
+        return SampleStream(store, *arguments)
     if kind == "labelled":
-        return LabelledStream(store, rows, segment_length, segments_per_step, seed, labelled)
-    shuffle = kind == "shuffled"
-    return ContiguousStream(store, rows, segment_length, segments_per_step, seed, shuffle)
+        return LabelledStream(store, *arguments, labelled)
+    return ContiguousStream(store, *arguments, shuffle=kind == "shuffled")
 
 
 def evaluation_pass(
@@ -77,9 +70,7 @@ def evaluation_pass(
         segments_per_step: largest number of segments of a labelled document.
         labelled: settings of labelled documents; None for the defaults.
     """
-    check_stream(kind)
-    if isinstance(store, MixedStore):
-        check_mixture(kind)
+    _check(kind, store)
     if stride is not None:
         check_stride(kind)
         return ShiftedPass(store, rows, segment_length, stride, contiguous=kind != "documents")
@@ -90,6 +81,12 @@ def evaluation_pass(
     if kind == "labelled":
         return LabelledPass(store, rows, segment_length, segments_per_step, labelled)
     return ContiguousPass(store, rows, segment_length)
+
+
+def _check(kind: str, store: TokenStore | MixedStore) -> None:
+    check_choice("Trainer.stream", kind, STREAMS)
+    if isinstance(store, MixedStore):
+        check_mixture(kind)
 
 
 def check_stride(kind: str) -> None:

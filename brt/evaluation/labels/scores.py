@@ -35,10 +35,10 @@ class LabelScore(Score):
         assert segment.answers_BN is not None
         for row, document in enumerate(segment.documents_B.tolist()):
             if document >= 0:
-                borders = self.segments.borders(document)
-                number = [part.start for part in borders].index(int(segment.offsets_B[row]))
+                boundaries = self.segments.boundaries(document)
+                number = [part.start for part in boundaries].index(int(segment.offsets_B[row]))
                 answers_N = segment.answers_BN[row]
-                self.add_segment(sums, document, number, len(borders), answers_N)
+                self.add_segment(sums, document, number, len(boundaries), answers_N)
 
     def scalars(self, sums: Sums, store: Store, whole: bool) -> dict[str, float]:
         return self.figures(sums) | {"truncated": self.segments.truncated}
@@ -166,7 +166,7 @@ class SpanScore(_AnswerScore):
         self, sums: Sums, document: int, segment: int, count: int, answers_N: np.ndarray
     ) -> None:
         T = self.segments.length
-        part = self.segments.borders(document)[segment]
+        part = self.segments.boundaries(document)[segment]
         first = self.segments.first_position(document)
         allowed = slice(first, first + part.stop - part.start)
         found = best_span(answers_N[:T], answers_N[T : 2 * T], allowed, LONGEST_ANSWER)

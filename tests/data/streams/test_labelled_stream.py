@@ -17,7 +17,7 @@ from brt.data.streams.labelled import (
     LabelledPass,
     LabelledSegments,
     LabelledStream,
-    segment_borders,
+    segment_boundaries,
 )
 from brt.data.vocabularies.base import Frame
 from brt.token_ids import PADDING
@@ -79,7 +79,7 @@ def test_a_text_is_cut_as_the_published_wrapper_cuts_it(alignment):
     for length in (*range(1, 60), 499, 500, 1500):
         for size in (1, 2, 5, 7, 499):
             for most in (1, 2, 3, 4):
-                found = segment_borders(length, size, most, alignment)
+                found = segment_boundaries(length, size, most, alignment)
                 assert found == plain_cut(length, size, most, alignment)
 
 
@@ -109,17 +109,17 @@ def test_a_step_reads_one_document_a_row_behind_empty_segments(store, alignment,
             first = next(token for inputs, *_ in segments for token in inputs if token >= 1000)
             document = next(d for d in range(len(LENGTHS)) if first in store.tokens(d))
             read.append(document)
-            borders = plain_cut(LENGTHS[document], 4, 4, alignment)
+            boundaries = plain_cut(LENGTHS[document], 4, 4, alignment)
             tokens = store.tokens(document).tolist()
             label = {0: document % 3}
-            empty = [([], {}, True)] * (4 - len(borders))
+            empty = [([], {}, True)] * (4 - len(boundaries))
             wanted = [
                 (
                     [CLS, SEP, *tokens[start:stop], SEP],
-                    label if loss == "every" or n == len(borders) - 1 else {},
+                    label if loss == "every" or n == len(boundaries) - 1 else {},
                     n == 0,
                 )
-                for n, (start, stop) in enumerate(borders)
+                for n, (start, stop) in enumerate(boundaries)
             ]
             assert segments == empty + wanted
     assert sorted(read) == sorted([*range(len(LENGTHS))] * 3)
@@ -235,7 +235,7 @@ def test_segments_are_those_of_the_published_wrapper(tmp_path, name, frame):
     stream = LabelledStream(segments.store, len(documents), inputs_SBI.shape[2] - memory, 3)
     stream.segments = segments
     step = stream.batch(0)
-    order = [int(stream._orders(0)[turn]) for turn in range(len(documents))]
+    order = [int(stream._order(0)[turn]) for turn in range(len(documents))]
     at = len(frame.before)
     for b, document in enumerate(order):
         for k in range(len(inputs_SBI)):

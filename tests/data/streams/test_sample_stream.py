@@ -72,7 +72,7 @@ def test_segments_that_do_not_make_up_a_sample_are_refused_with_what_to_bind(sto
     store = store_of(LENGTHS)
     for sizes, told in (
         ((W, 2), "bind Trainer.segment_length = 6"),
-        ((3, 5), "12 tokens do not divide into 5 segments"),
+        ((3, 5), "segments_per_step to a divisor of 12"),
         ((2 * W, 2), "bind Trainer.segment_length = 6"),
     ):
         with pytest.raises(ValueError, match=f"{told}.*padded_length of the task"):

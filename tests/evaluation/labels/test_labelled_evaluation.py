@@ -184,7 +184,7 @@ def test_a_class_is_scored_after_the_last_segment_alone(tmp_path):
     score = label_score(segments, Letters())
     sums = {}
     for document, note in enumerate(notes):
-        first, last = segments.borders(document)
+        first, last = segments.boundaries(document)
         right_1C = np.eye(2)[[note["label"]]]
         add(score, sums, np.array([document]), np.array([first.start]), 1 - right_1C)  # not asked
         add(score, sums, np.array([document]), np.array([last.start]), right_1C)
@@ -202,7 +202,7 @@ def test_figures_of_several_labels_are_those_of_plain_counts(tmp_path):
     score = label_score(segments, Letters())
     sums = {}
     for document in range(30):
-        first, last = segments.borders(document)
+        first, last = segments.boundaries(document)
         answers_1C = scores_DC[document : document + 1]
         add(score, sums, np.array([document]), np.array([first.start]), -answers_1C)  # not asked
         add(score, sums, np.array([document]), np.array([last.start]), answers_1C)
@@ -230,7 +230,7 @@ def test_the_best_span_of_all_segments_is_the_answer_unless_the_kind_is_another(
     ]
     texts = ["q?the ink", "q?the ink"]
     segments = segments_of(tmp_path / "s", texts, notes, 9, 3, "spans")  # four letters a segment
-    assert [tuple(b) for b in segments.borders(0)] == [(0, 4), (4, 7)]
+    assert [tuple(b) for b in segments.boundaries(0)] == [(0, 4), (4, 7)]
     score = label_score(segments, Letters())
     T = segments.length
 
