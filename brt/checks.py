@@ -1,14 +1,11 @@
-"""Types and ranges of settings: declared in annotations, checked where a setting is used.
-
-`@configurable` registers a class or function with gin and compares every argument with the
-annotation of its parameter, whether it comes from gin or from Python:
+"""Types and ranges of settings: declared in annotations, checked in every call.
 
     @configurable
     def adamw(learning_rate, b1: Share = 0.9, clip_norm: Positive | None = None): ...
 
     adamw(rate, b1=1)   # ValueError: adamw.b1 = 1 must be a number from 0 to below 1.
 
-`brt.config.parse` makes the same check of all bindings before anything is built. A new kind of
+`brt.config.parse` checks all bindings in the same way before anything is built. A new kind of
 annotation is a case in `allows` and one in `words_for`.
 """
 
@@ -27,20 +24,18 @@ Made = TypeVar("Made")
 
 SMALLEST, LARGEST = 2.0**-126, 2.0**127
 """Numbers between them are neither 0 nor infinite in float32."""
-
 MOST = 2**31 - 1
 """The largest size or number of steps: both are int32 on the devices."""
-
 SHOWN = 300
 """Characters of a value in a message."""
 
 
 class Range(NamedTuple):
-    """Numbers from `low` to `high`, both included.
+    """Numbers from `low` to `high`.
 
     words: complete the sentence "... must be".
     below: `high` itself is excluded.
-    whole: whole numbers only, 3.0 among them.
+    whole: whole numbers only, such as 3 or 3.0.
     """
 
     words: str
@@ -50,7 +45,6 @@ class Range(NamedTuple):
     whole: bool = False
 
     def holds(self, value: Any) -> bool:
-        """Tells whether a value is a number of the range; True and False are none."""
         if not isinstance(value, numbers.Real) or isinstance(value, bool):
             return False
         number: Any = value
@@ -111,10 +105,8 @@ Name = Annotated[str, NotEmpty()]
 
 PLAIN = (bool, int, float, complex, str, bytes, tuple, list, set, dict, type(None))
 """Types of the values that can be written in a gin file."""
-
 UNKNOWN = object()
-"""Stands for a value that is known only later."""
-
+"""A value that is known only later."""
 MISFIT = 0j
 """A value of a type that no parameter takes."""
 
@@ -160,7 +152,7 @@ def configurable(made: Any = None, *, denylist: Sequence[str] = ()) -> Any:
 
     Args:
         made: the class or function.
-        denylist: parameters that gin may not bind. They are not checked.
+        denylist: parameters that gin may not bind and that are not checked.
     """
     if made is None:
         return functools.partial(configurable, denylist=denylist)
@@ -203,9 +195,6 @@ def check(name: str, value: Any, declared: Any, source: str = "") -> None:
         value: as of `allows`.
         declared: its annotation.
         source: where the value comes from, for the message.
-
-    Raises:
-        ValueError: naming the setting and what it takes.
     """
     if not allows(declared, value):
         raise ValueError(
@@ -225,16 +214,15 @@ def shortened(text: str, most: int = SHOWN) -> str:
 
 
 def allows(declared: Any, value: Any) -> bool:
-    """Tells whether a value is of a declared type, and in its range.
+    """Tells whether a value is of a declared type and in its range.
 
-    True and False are no numbers, a whole number is a number, and a list may stand for a tuple.
-    What a reference gives is known by its class or return annotation, if it has one. Annotations
-    of other kinds than these allow everything.
+    A bool is not a number, an int is a float, a list is a tuple. A reference has the type of its
+    class or return annotation, if any.
 
     Args:
-        declared: an annotation: bool, int, float, str, None, a class, `tuple[int, ...]`,
-            `tuple[int, int]`, `list[float]`, `dict[str, int]`, `Callable[..., Model]`, one of them
-            with a range, `Annotated[int, Range(...)]`, or several of them joined by `|`.
+        declared: bool, int, float, str, None, a class, `tuple[int, ...]`, `tuple[int, int]`,
+            `list[float]`, `dict[str, int]`, `Callable[..., Model]`, `Annotated[int, Range(...)]`,
+            or several of them joined by `|`. Other annotations allow everything.
         value: any value, a `Reference`, or `UNKNOWN`.
     """
     if value is UNKNOWN or declared is Any or declared is inspect.Parameter.empty:
@@ -286,7 +274,7 @@ def _allows_reference(declared, origin, inner, value):
 
 
 def _made(named):
-    """Returns the class of what a class or function returns; None where it is not known."""
+    """Returns the class that a class or function makes; None where it is not known."""
     if inspect.isclass(named):
         return named
     made = inspect.get_annotations(named).get("return") if inspect.isroutine(named) else None
@@ -303,7 +291,7 @@ def _is_of(made, wanted):
 
 
 def stands_alone(declared: Any, value: Any) -> bool:
-    """Tells whether a value stands for a tuple of one: `9` for `(9,)` of `tuple[int, ...]`."""
+    """Tells whether a value can be read as a tuple of one: `9` for `(9,)` of `tuple[int, ...]`."""
     if allows(declared, value):
         return False
     origin, inner = typing.get_origin(declared), typing.get_args(declared)
@@ -313,9 +301,9 @@ def stands_alone(declared: Any, value: Any) -> bool:
 
 
 def words_for(declared: Any, value: Any) -> str:
-    """Returns what a declared type takes, in words: "a whole number or None".
+    """Returns what a declared type takes, as "a whole number or None".
 
-    value: one that is not allowed. If its type is, the words are those of the range.
+    value: a value that is not allowed; if its type is, the words are those of the range.
     """
     origin, inner = typing.get_origin(declared), typing.get_args(declared)
     if origin is typing.Annotated:
@@ -340,7 +328,6 @@ def words_for(declared: Any, value: Any) -> str:
 
 
 def _of_each(declared, value):
-    """Returns words for the entries of a list, by the first that is not allowed."""
     entries = value.values() if isinstance(value, dict) else value
     entries = entries if isinstance(value, dict | list | tuple) else ()
     return words_for(declared, next((one for one in entries if not allows(declared, one)), MISFIT))
@@ -352,7 +339,7 @@ def _one(declared):
 
 
 def advice(declared: Any, value: Any) -> str:
-    """Returns how to write a value that is not allowed, if that is clear; else an empty string."""
+    """Returns how to write a value that is not allowed, or an empty string."""
     if isinstance(value, Reference):
         kinds = [typing.get_origin(one) for one in (declared, *typing.get_args(declared))]
         if value.called and collections.abc.Callable in kinds:

@@ -39,8 +39,6 @@ flags.DEFINE_list(
 
 
 class _Folder(flags.ArgumentParser):
-    """Reads a flag that names a folder of a disk or of a bucket."""
-
     syntactic_help = "a folder"
 
     def parse(self, argument):
@@ -70,9 +68,9 @@ flags.DEFINE_string(
 flags.DEFINE_bool(
     "distributed", False, "Join the other processes of a TPU pod or a Slurm job (found by JAX)."
 )
-flags.DEFINE_string("coordinator_address", None, "HOST:PORT of process 0, to join by hand.")
-flags.DEFINE_integer("num_processes", None, "Number of processes, to join by hand.")
-flags.DEFINE_integer("process_id", None, "Number of this process, to join by hand.")
+flags.DEFINE_string("coordinator_address", None, "HOST:PORT of process 0.")
+flags.DEFINE_integer("num_processes", None, "Number of processes.")
+flags.DEFINE_integer("process_id", None, "Number of this process.")
 
 
 def define_topology() -> None:
@@ -94,13 +92,7 @@ def define_step() -> None:
         )
 
 
-EXPLAINED = (
-    config.ConfigError,
-    CheckpointError,
-    MissingExtra,
-    OSError,
-    ValueError,
-)
+EXPLAINED = (config.ConfigError, CheckpointError, MissingExtra, OSError, ValueError)
 """Errors whose message is written for the person at the terminal."""
 
 PACKAGE = os.path.dirname(__file__) + os.sep
@@ -109,15 +101,15 @@ LIBRARIES = (
     *(sysconfig.get_path(name) + os.sep for name in ("stdlib", "purelib", "platlib")),
     "<",  # <frozen importlib._bootstrap>, <string> of a generated class
 )
-"""What paths of files begin with that are brt's own, and of Python and installed packages."""
+"""Beginnings of paths of brt's files, and of those of Python and installed packages."""
 
 MAY_BE_EMPTY = ("compilation_cache",)
-"""Flags of a text for which an empty one means something."""
+"""Text flags for which an empty value means something."""
 
 INTERRUPTED = 130
 """Exit status after Ctrl-C, so that a script that called the command stops too."""
 TERMINATED = 143
-"""Exit status after SIGTERM, where it does not save a run and end it well."""
+"""Exit status after SIGTERM outside of the training loop."""
 
 
 class Terminated(BaseException):
@@ -126,21 +118,18 @@ class Terminated(BaseException):
 
 @contextmanager
 def terminable(advice: str) -> Iterator[None]:
-    """Ends the command with a sentence where SIGTERM or SIGHUP comes inside, its files closed.
-
-    advice: the sentence after "Asked to end: ", with its full stop.
-    """
+    """Ends the command with the sentence `advice` where SIGTERM or SIGHUP comes inside."""
 
     def end(number, frame):
         raise Terminated(f"Asked to end: {advice}")
 
-    # A notebook's server, say, runs this in another thread. In one of several processes SIGTERM is
-    # JAX's, whose handler could not be put back; it is heeded at the first step after this.
+    # Handlers exist in the main thread only. In one of several processes SIGTERM is JAX's, whose
+    # handler could not be restored; the first step after this obeys it.
     elsewhere = threading.current_thread() is not threading.main_thread()
-    if elsewhere or jax.distributed.is_initialized():
+    if elsewhere or processes.is_one_of_several():
         yield
         return
-    previous = {number: signal.signal(number, end) for number in processes.ends_asked_for()}
+    previous = {number: signal.signal(number, end) for number in processes.signals_to_end()}
     try:
         yield
     finally:
@@ -156,13 +145,11 @@ class _Sentences(Formatter):
 
 
 def run(main: Callable[..., Any], takes_arguments: bool = False) -> None:
-    """Runs `main()` after parsing flags; explained errors end in their message and status 1.
-
-    With -v=1 their traceback is shown as well.
+    """Runs `main()` after parsing flags; `EXPLAINED` errors end in their message and status 1.
 
     Args:
         main: the command.
-        takes_arguments: give it the words that are no flags, instead of refusing them.
+        takes_arguments: call it with the words that are no flags, instead of refusing them.
     """
 
     def explained(argv):
@@ -176,41 +163,43 @@ def run(main: Callable[..., Any], takes_arguments: bool = False) -> None:
             sys.stdout.flush()
         except KeyboardInterrupt:
             say("\nInterrupted.")
-            _leave("it was interrupted.", INTERRUPTED)
+            _leave(INTERRUPTED)
         except Terminated as asked:
             say(f"\n{asked}")
-            _leave("it was asked to end.", TERMINATED)
+            _leave(TERMINATED)
         except (*EXPLAINED, jax.errors.JaxRuntimeError) as error:
             reason = str(error).partition("\n")[0]
-            if processes.is_watched() and processes.is_failed_collective(error):
-                processes.leave(f"Another process ended, or cannot be reached ({reason}).")
+            several = processes.is_one_of_several()
+            if several and processes.is_failed_collective(error):
+                processes.leave(
+                    f"Another process ended, or cannot be reached ({reason}). Start all processes "
+                    "again: they resume from the newest checkpoint."
+                )
             if not isinstance(error, EXPLAINED):
-                if not processes.is_watched():
+                if not several:
                     raise
                 traceback.print_exc()
-                _leave(reason, 1)
+                processes.leave()
             logging.debug("traceback", exc_info=True)
             lines = [*config.message(error).split("\n"), *filter(None, [_place(error)])]
             shown = "\n".join(map(printable, lines))
-            reason = _unwritten_output(error)
-            say(f"\nError: {reason or shown}")
-            _leave(reason or config.message(error), 1)
+            say(f"\nError: {_unwritten_output(error) or shown}")
+            _leave(1)
         finally:
             compilation_cache.end()
-        processes.end()
 
     _open_missing_streams()
     for flag in FLAGS.get_key_flags_for_module(__name__):  # for --help
         FLAGS.register_key_flag_for_module(sys.argv[0], flag)
-    _hide_what_failed_checkpoints_leave()
+    _hide_further_checkpoint_errors()
     for stream in (sys.stdout, sys.stderr):
-        # A terminal or a pipe in ASCII takes no é; it gets a question mark instead.
+        # A terminal or a pipe in ASCII takes no é.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace" if stream is sys.stdout else "backslashreplace")
     logging.set_verbosity(logging.WARNING)
     if sys.stderr.isatty():  # a log keeps time and place
         logging.get_absl_handler().setFormatter(_Sentences("%(message)s"))
-    # Orbax logs whole tracebacks from its threads; `checkpoints` says it shorter.
+    # Orbax logs whole tracebacks from its threads; `Checkpoints` has a sentence.
     logging.get_absl_logger().addFilter(
         lambda record: "orbax" not in record.pathname or logging.level_debug()
     )
@@ -218,7 +207,7 @@ def run(main: Callable[..., Any], takes_arguments: bool = False) -> None:
 
 
 def _place(error: BaseException | None) -> str:
-    """Returns where code outside brt and its libraries raised an error; empty for brt's own."""
+    """Returns where code of the user raised an error; empty for brt and its libraries."""
     while error is not None:
         frames = [f for f in traceback.walk_tb(error.__traceback__) if not _is_library(f[0])]
         if frames and not frames[-1][0].f_code.co_filename.startswith(PACKAGE):
@@ -246,15 +235,12 @@ def _refuse_empty_flags():
 
 
 def _open_missing_streams():
-    """Opens the null device for streams that are closed.
-
-    Otherwise the next file that is opened takes their place, and libraries write into it.
-    """
+    """Opens the null device for closed streams: the next file would take their place."""
     for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(descriptor)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number
         if getattr(sys, name) is None:
             mode = "r" if name == "stdin" else "w"
             setattr(sys, name, open(descriptor, mode, encoding="utf-8"))  # noqa: SIM115
@@ -265,11 +251,11 @@ def _unwritten_output(error):
     if not isinstance(error, OSError) or error.filename or not error.errno:
         return ""
     if error.strerror != os.strerror(error.errno):
-        return ""  # it has a sentence already
+        return ""
     try:
-        print(flush=True)  # what could not be written before may be forgotten
+        print(flush=True)
     except OSError as error:
-        # Python would write what is left once more when it ends.
+        # Python would write the rest again when it ends.
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
         os.dup2(sys.stdout.fileno(), 1)
         return (
@@ -279,8 +265,8 @@ def _unwritten_output(error):
     return ""
 
 
-def _hide_what_failed_checkpoints_leave():
-    """Keeps the writes beside one that failed from complaining: `checkpoints` says what failed."""
+def _hide_further_checkpoint_errors():
+    """Hides the errors of the writes that follow a failed one, which `Checkpoints` reports."""
     before = sys.unraisablehook
 
     def hook(unraisable):
@@ -290,13 +276,9 @@ def _hide_what_failed_checkpoints_leave():
     sys.unraisablehook = hook
 
 
-def _leave(why: str, status: int):
-    """Ends the command; one of several processes tells the others why, and waits for none."""
-    if processes.is_watched():
-        processes.end(why)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
+def _leave(status: int):
+    if processes.is_one_of_several():
+        processes.leave(status=status)
     sys.exit(status)
 
 
@@ -311,19 +293,21 @@ def _parsed(argv):
 def start() -> None:
     """Joins the other processes, if there are any, and reads the gin files and bindings."""
     if FLAGS.coordinator_address:
-        jax.distributed.initialize(FLAGS.coordinator_address, FLAGS.num_processes, FLAGS.process_id)
+        processes.join(FLAGS.coordinator_address, FLAGS.num_processes, FLAGS.process_id)
     elif FLAGS.distributed:
-        jax.distributed.initialize()
-    processes.watch()
+        processes.join()
     config.parse(FLAGS.gin_file, FLAGS.gin_bindings, FLAGS.gin_search_paths, FLAGS.allow_imports)
 
 
 def gin_flags() -> list[str]:
-    """Returns the gin flags of this command, and where it keeps stores, to give to another one."""
-    given = [
+    """Returns the gin flags and the store cache of this command, for another command."""
+    gin_lines = [
         f"--{name}={value}"
         for name in ("gin_file", "gin_bindings", "gin_search_paths")
         for value in getattr(FLAGS, name)
     ]
-    given += [f"--store_cache={FLAGS.store_cache}"] * bool(FLAGS.store_cache)
-    return given + [f"--allow_imports={','.join(FLAGS.allow_imports)}"] * bool(FLAGS.allow_imports)
+    if FLAGS.store_cache:
+        gin_lines.append(f"--store_cache={FLAGS.store_cache}")
+    if FLAGS.allow_imports:
+        gin_lines.append(f"--allow_imports={','.join(FLAGS.allow_imports)}")
+    return gin_lines

@@ -1,7 +1,7 @@
 """Gin: parsing, checking and describing what an experiment is bound to.
 
-Gin lets three mistakes pass in silence, or nearly: a binding that nothing reads, a macro
-that nothing reads, and a string without quotes. Here each ends in one clear sentence.
+Gin accepts three mistakes, or hardly explains them: a binding that nothing reads, a macro that
+nothing reads, and a string without quotes. Here each ends in one clear sentence.
 """
 
 import contextlib
@@ -30,13 +30,11 @@ from brt.storage.paths import is_remote_file
 from brt.storage.shipped import gin_folders
 
 RENAMED = {"LanguageModel": "BlockRecurrentTransformer"}
-"""Names that configs and run folders of earlier versions may hold."""
-
-
+"""Names in configs and run folders of earlier versions."""
 LONGEST_LINE = 1_500
-"""Characters of a line of a message, of which a value may be part."""
+"""Characters of a line of a message, which may contain a value."""
 MOST_UNREAD = 20
-"""Bindings that nothing reads, of which a message tells."""
+"""Bindings without a reader in one message."""
 
 
 class ConfigError(ValueError):
@@ -50,10 +48,10 @@ COMPLETED_BY = {
     "vocabulary_size": "a corpus, as in --gin_file=configs/corpora/text.gin",
     "segment_length": "an algorithmic task, as in --gin_file=configs/tasks/copy.gin",
 }
-"""Macros of configs/ that a model reads and a further file binds."""
+"""Macros that model configs read and data configs bind."""
 
 PAPER_WORDS = {"config": "arrangement", "configuration": "arrangement"}
-"""Parameters by the papers' words."""
+"""Parameters by the terms of the papers."""
 
 SWITCHES = {
     "RecurrentCell": "BlockRecurrentTransformer.recurrent_layers",
@@ -63,7 +61,7 @@ SWITCHES = {
 }
 """Bindings that leave out a part of a model or training where they are `()` or None."""
 
-_given: set[str] = set()
+_bound_by_flags: set[str] = set()
 """Names that the binding lines of the last `parse` bind, not its files."""
 
 
@@ -90,15 +88,10 @@ def parse(
 
     Args:
         gin_files: paths, or several joined by `+`, as in `SYSTEM.gin+CORPUS.gin`; their includes
-            are looked up from the working directory, the folder that holds `configs/`, `configs/`
-            itself, and `search_paths`.
+            are looked up in the working directory, the parent of `configs/`, `configs/` and
+            `search_paths`.
         bindings: lines such as `RecurrentCell.gate = "lstm"`.
         allow_imports: modules and packages outside brt whose code the files and bindings may run.
-
-    Raises:
-        ConfigError: a missing file, a wrong name (with the nearest right one), a value
-            that is not gin syntax (with the quoted form, where quotes are missing), or an import
-            that is not allowed.
     """
     register("Trainer")
     gin.clear_config()
@@ -106,18 +99,18 @@ def parse(
     reader = GinReader(allow_imports)
     gin.config._FILE_READERS[:] = [(reader, os.path.lexists), (reader, is_remote_file)]
     gin.config._LOCATION_PREFIXES[:] = ["", *map(str, gin_folders()), *search_paths]
-    for file in (file for given in gin_files for file in split_files(given)):
+    for file in (file for joined in gin_files for file in split_files(joined)):
         if not file.strip():
             raise ConfigError("A --gin_file is empty: write --gin_file=PATH.")
         _explained(lambda file=file: gin.parse_config_file(file), f"In {file}", file=file)
-    _given.clear()
+    _bound_by_flags.clear()
     for binding in bindings:
         if not binding.strip():
             raise ConfigError("A binding is empty: write --gin.NAME=VALUE.")
 
         def read(line=binding):
             checked = gin_text(line)
-            _given.update(check_statements(checked, allow_imports))
+            _bound_by_flags.update(check_statements(checked, allow_imports))
             gin.parse_config(checked)
 
         _explained(read, f"In the binding {shortened(repr(binding))}", binding)
@@ -130,13 +123,13 @@ def parse(
         raise ConfigError(str(error)) from None
 
 
-def split_files(given: str | os.PathLike) -> list[str]:
-    """Returns the gin files of `SYSTEM.gin+CORPUS.gin`; a file that exists is one by itself."""
-    return [str(given)] if os.path.isfile(given) else str(given).split("+")
+def split_files(joined: str | os.PathLike) -> list[str]:
+    """Returns the gin files of `SYSTEM.gin+CORPUS.gin`; a file of that very name is one."""
+    return [str(joined)] if os.path.isfile(joined) else str(joined).split("+")
 
 
 def _check_passed_on():
-    """Gin checks no names of a class that passes on **arguments; its base reads them by its own."""
+    """Checks the parameters of classes with **arguments, which gin does not."""
     names = _registered_names()
     for (_, selector), bound in gin.config._CONFIG.items():
         entry = gin.config._REGISTRY.get(selector)
@@ -153,21 +146,18 @@ def _check_passed_on():
 
 
 def _explained(call, where, text="", file=None):
-    """Calls, and says of an error where it was made.
-
-    file: the gin file whose text is read; otherwise it is `text`.
-    """
+    """Calls; an error names `where` it was made: in the gin file `file`, or in `text`."""
     try:
         call()
     except RecursionError:
         raise ConfigError(f"{where}: brackets lie too deep in one another.") from None
     except NotAllowed as error:
-        raise ConfigError(f"{where}: {_own_words(error)}") from None
+        raise ConfigError(f"{where}: {_without_gin_lines(error)}") from None
     except (SyntaxError, ValueError, TypeError, OSError, RuntimeError) as error:
         if file and isinstance(error, SyntaxError | ValueError):
             with contextlib.suppress(OSError, ValueError):
                 text = read_gin_text(file)
-        raise ConfigError(_explain(_own_words(error), where, text)) from error
+        raise ConfigError(_explain(_without_gin_lines(error), where, text)) from error
     except ModuleNotFoundError as error:
         name = str(error).split("'")[1]  # gin hands on the message, not the attribute
         raise ConfigError(
@@ -180,8 +170,8 @@ def _explained(call, where, text="", file=None):
         raise ConfigError(f"{where}: {error}. Is a bracket or a quote left open?") from error
 
 
-def _own_words(error):
-    """Returns the message of an error without the lines that gin appends to that of another."""
+def _without_gin_lines(error):
+    """Returns the message of an error without the lines that gin appends to it."""
     return str(error) if isinstance(error, SyntaxError) else str(error).split("\n  In ")[0]
 
 
@@ -202,14 +192,14 @@ def _explain(message, where, text):
         wanted = message.split("'")[1].strip("@%").split("(")[0]
         if now := RENAMED.get(wanted.rpartition("/")[2].partition(".")[0]):
             return (
-                f"{where}: {wanted} is called {now} now. Rename it in a config of yours; a run "
-                "folder of before is read by the version of brt that made it."
+                f"{where}: {wanted} is called {now} now. Rename it in your config; read an earlier "
+                "run folder with the version of brt that made it."
             )
         return f"{where}: nothing is called {wanted}.{_nearest(wanted, known_names())}"
     if "Ambiguous selector" in message:
         return (
-            f"{where}: {first.strip(chr(34))} Write the module of the one that is meant before its "
-            "name; where a file has moved into brt, remove the old one."
+            f"{where}: {first.strip(chr(34))} Write its module before the name; where a file has "
+            "moved into brt, remove the old one."
         )
     if "doesn't have a parameter named" in message:
         configurable, parameter = message.split("'")[1], message.split("named '")[1].split("'")[0]
@@ -224,8 +214,8 @@ def _explain(message, where, text):
         macro = message.split("'")[1].removesuffix("/gin.macro")
         if macro in COMPLETED_BY:
             return (
-                f"{where}: %{macro} has no value, because the model is given without what it "
-                f"reads. Add {COMPLETED_BY[macro]}, or bind {macro} = NUMBER."
+                f"{where}: %{macro} has no value. Add {COMPLETED_BY[macro]}, or bind {macro} = "
+                "NUMBER."
             )
         return f"{where}: the macro {macro} has no value; add a line {macro} = ... ."
     return f"{where}: {message.strip()}"
@@ -237,7 +227,7 @@ def _nearest(name, candidates):
 
 
 def _parts(configurable, parameter) -> list[str]:
-    """Names of what a configurable builds unless told otherwise, if it has such a parameter."""
+    """Returns the default parts of a configurable that have such a parameter."""
     names = known_names()
     built = (default(f"{configurable}.{own}") for own in names.get(configurable, ()))
     parts = (part.__name__ for part in built if inspect.isclass(part) or inspect.isfunction(part))
@@ -259,7 +249,7 @@ def _registered_names():
 
 
 def configurable_class(name: str) -> type | None:
-    """Returns the class that gin knows by a name; None if it knows none, or a function."""
+    """Returns the class that is registered by a name, or None."""
     register(name)
     for selector, entry in gin.config._REGISTRY.items():
         if selector.rsplit(".", 1)[-1] == name and inspect.isclass(entry.wrapped):
@@ -268,7 +258,6 @@ def configurable_class(name: str) -> type | None:
 
 
 def _bindable(entry):
-    """Returns the parameters of a configurable that gin may bind."""
     return [
         name
         for name, parameter in parameters_of(entry).items()
@@ -321,7 +310,7 @@ def default(name: str) -> Any:
 
 
 def read_bindings() -> dict[str, str]:
-    """Everything read so far, bound or default: `RecurrentCell.gate` to `'fixed'`."""
+    """Returns everything read so far, bound or default: `RecurrentCell.gate` to `'fixed'`."""
     return _flatten(gin.config._OPERATIVE_CONFIG)
 
 
@@ -329,51 +318,52 @@ def check_all_read() -> None:
     """Refuses bindings and macros that a full build has not read.
 
     Call it once everything the experiment may use has been built. A file's bindings of a part that
-    another binding leaves out (`SWITCHES`) are passed over, with a warning.
-
-    Raises:
-        ConfigError: naming each of them and the nearest name that was read.
+    another binding leaves out (`SWITCHES`) only cause a warning.
     """
     read, bound = read_bindings(), _flatten(gin.config._CONFIG)
     used = {_binding_of(name, bound) for name in read}
     left = _without_switched_off([name for name in bound if name not in used], read, bound)
     if left:
-        told = [_unread(name, read) for name in left[:MOST_UNREAD]]
-        if more := len(left) - len(told):
-            told.append(f"Nothing reads {more:,} more bindings either.")
-        raise ConfigError("\n".join(told))
+        sentences = [_unread(name, read) for name in left[:MOST_UNREAD]]
+        if more := len(left) - len(sentences):
+            sentences.append(f"Nothing reads {more:,} more bindings either.")
+        raise ConfigError("\n".join(sentences))
 
 
 def _without_switched_off(left, read, bound):
-    """Returns the unread bindings that are not those of a part that is left out."""
+    """Returns the unread bindings except those of a part that is left out."""
     off: dict[str, list[str]] = {}
     for name in left:
         switch = SWITCHES.get(name.rpartition("/")[2].partition(".")[0])
-        if switch in read and bound.get(switch) in ("()", "[]", "None") and name not in _given:
+        if (
+            switch in read
+            and bound.get(switch) in ("()", "[]", "None")
+            and name not in _bound_by_flags
+        ):
             off.setdefault(switch, []).append(name)
     for switch, names in off.items():
         logging.warning("%s = %s: %s not used.", switch, bound[switch], ", ".join(names))
     passed = {name for names in off.values() for name in names}
     macros = {macro for name in passed for macro in re.findall(r"%([\w./]+)", bound[name])}
-    return [name for name in left if name not in passed | (macros - _given)]
+    return [name for name in left if name not in passed | (macros - _bound_by_flags)]
 
 
 def _unread(name, read):
-    """Says why nothing reads a binding: what it belongs to is not there, or a name is amiss."""
+    """Returns why nothing reads a binding: its part is not used, or a name is wrong."""
     configurable, _, parameter = name.rpartition(".")
     if not configurable:
         return (
             f"The macro {name} is bound, but nothing reads it: write %{name} where its value "
-            f"belongs, or bind the macro alone and no number in its place.{_nearest(name, read)}"
+            f"belongs.{_nearest(name, read)}"
         )
     made = {other.rpartition(".")[0].rpartition("/")[2] for other in read}
     used = configurable.rpartition("/")[2] in made
     if parameter and configurable in known_names() and not used:
         alike = [other for other in read if other.endswith(f".{parameter}")]
-        advice = "Leave the binding out, or begin with a config that has none of it."
+        advice = "Leave the binding out."
         if _is_source(configurable) and "Corpus.source" in read:
             advice = (
-                "Leave the binding out, or give one corpus, after a system alone, as in "
+                "Leave the binding out, or give one data config after a model config, as in "
                 "--gin_file=configs/systems/xl_512.gin --gin_file=configs/corpora/text.gin."
             )
         return (
@@ -391,7 +381,7 @@ def _unread(name, read):
 
 @runtime_checkable
 class _GivesDocuments(Protocol):
-    """The method of every `brt.data.sources.base.Source`, which this module may not import."""
+    """A `brt.data.sources.base.Source`, which this module may not import."""
 
     def documents(self, split: str) -> Iterator[Any]: ...
 
@@ -403,10 +393,7 @@ def _is_source(configurable):
 
 
 def _binding_of(name, bound):
-    """Returns the binding that gives a value read as `a/b/Corpus.store`; None for its default.
-
-    That is the binding with all of the scope, or the first part of it, or without.
-    """
+    """Returns the binding of a value read as `a/b/Corpus.store`: of the longest scope bound."""
     scope, _, parameter = name.rpartition("/")
     parts = scope.split("/") if scope else []
     candidates = ("/".join([*parts[:n], parameter]) for n in range(len(parts), -1, -1))
@@ -414,7 +401,7 @@ def _binding_of(name, bound):
 
 
 def message(error: Exception) -> str:
-    """Returns the message of an error without its number, and the calls that gin appends to it."""
+    """Returns the message of an error without its number and gin's list of calls."""
     text = str(error)
     if isinstance(error, OSError) and error.strerror:
         text = error.strerror
@@ -425,9 +412,9 @@ def message(error: Exception) -> str:
 
 
 def unbuildable(error: Exception) -> ConfigError | None:
-    """Says which REQUIRED binding a failed build lacks, or whose value has a wrong type.
+    """Returns which REQUIRED binding a failed build lacks, or whose value has a wrong type.
 
-    None for an error that gin has no part in.
+    None for an error without a binding.
     """
     text = message(error).split("\n")[0]
     called = re.search(r"In call to configurable '(\w+)'", str(error))
@@ -455,10 +442,10 @@ def _flatten(bindings):
 
 
 def differences(old: dict[str, str], new: dict[str, str]) -> list[str]:
-    """One line for each binding that differs: `RecurrentCell.gate: 'fixed' -> 'lstm'`.
+    """Returns a line for each binding that differs: `RecurrentCell.gate: 'fixed' -> 'lstm'`.
 
-    A binding that only one side has differs from its default: it may be of a parameter that the
-    other's version of brt did not have.
+    A binding of only one side, whose version may have a further parameter, is compared with its
+    default.
     """
     return [
         f"{name}: {old.get(name, '(not bound)')} -> {new.get(name, '(not bound)')}"

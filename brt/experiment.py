@@ -10,7 +10,7 @@ import functools
 import os
 import types
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, cast
 
 import jax
 import jax.numpy as jnp
@@ -56,7 +56,7 @@ class Experiment:
 
     def __init__(self, trainer: Trainer):
         self.trainer = trainer
-        self.evaluation: Evaluation = trainer.evaluation or Evaluation()
+        self.evaluation = cast(Evaluation, trainer.evaluation or Evaluation())
         self.bindings: dict[str, str] = {}
         # One key for all parameters: their shapes do not depend on it, and folding costs most.
         key = jax.random.key(0)

@@ -1,4 +1,4 @@
-"""Tells a person how far something has come: a live bar on a terminal, plain lines elsewhere."""
+"""Shows progress: a live bar on a terminal, plain lines elsewhere."""
 
 import contextlib
 import os
@@ -20,9 +20,9 @@ def say(text: str) -> None:
 
 
 class _Bar(tqdm):
-    """A live bar that goes on when the clock of the machine is set back."""
+    """A live bar by the monotonic clock, since the machine's may be set back."""
 
-    monitor_interval = 0  # its thread looks at that clock
+    monitor_interval = 0  # its thread reads the other clock
     rate = 0.0
 
     def __init__(self, **settings):
@@ -39,10 +39,10 @@ class Progress:
     """Progress of counted work, on stderr.
 
     Args:
-        label: what is counted.
-        total: how many there are, or None where that is not known.
+        label: of the count.
+        total: None where it is not known.
         start: how many were done before this process began.
-        quiet: show nothing, as all processes but the first of a run do.
+        quiet: show nothing, as in all processes of a run but the first.
     """
 
     def __init__(self, label: str, total: int | None, start: int = 0, quiet: bool = False):
@@ -69,11 +69,11 @@ class Progress:
     def update(self, done: int, text: str | None = None, aside: str = "") -> None:
         """Shows that `done` are done.
 
-        text: a line of its own where there is no live bar, however short ago the last was.
-        aside: goes into the next line, whenever that is due.
+        text: printed at once where there is no live bar.
+        aside: added to the next line, when that is due.
         """
         now = time.monotonic()
-        if self.first is None:  # the first may have compiled; time left is told from the others
+        if self.first is None:  # the first may have compiled; the rate is that of the others
             self.first = done, now
         if self.bar is not None:
             with contextlib.suppress(OSError):
@@ -90,7 +90,6 @@ class Progress:
         say("  ".join(part for part in parts if part))
 
     def _rate(self, done, now):
-        """Returns how many are done a second; 0 where that is not known yet."""
         first, begun = self.first
         return (done - first) / max(now - begun, 1e-9)
 
@@ -114,7 +113,7 @@ class Progress:
                 self.bar.write(text, file=sys.stderr)
 
     def close(self) -> None:
-        """Leaves the live bar as it stands."""
+        """Ends the live bar."""
         if self.bar is not None:
             with contextlib.suppress(OSError):
                 self.bar.close()

@@ -14,7 +14,7 @@ from brt.data.extras import MissingExtra
 from brt.experiment import Experiment
 from brt.experiment_checks import check_documents, check_vocabulary
 
-PREPARATION_ENDED = "what is prepared is kept, and the same command goes on with the rest."
+PREPARATION_ENDED = "prepared stores are kept, and the same command prepares the rest."
 
 
 def splits_read(experiment: Experiment) -> list[str]:
@@ -24,9 +24,9 @@ def splits_read(experiment: Experiment) -> list[str]:
 
 
 def check_data(experiment: Experiment) -> None:
-    """Refuses stores that are not prepared and cannot be, with the files of this machine.
+    """Refuses stores that neither exist nor can be prepared from the files of this machine.
 
-    Libraries of extras may be installed elsewhere.
+    Ignores missing extras, which may be installed on the machine that prepares.
     """
     with contextlib.suppress(MissingExtra):
         check_vocabulary(experiment)
@@ -34,7 +34,7 @@ def check_data(experiment: Experiment) -> None:
 
 
 def prepare_missing(experiment: Experiment) -> None:
-    """Lets another process, which may need TensorFlow, prepare the missing token stores."""
+    """Prepares missing token stores in another process, which may need TensorFlow."""
     corpus = experiment.trainer.corpus
     splits = splits_read(experiment)
     missing = [split for split in splits if not corpus.exists(split)]
@@ -50,13 +50,13 @@ def prepare_missing(experiment: Experiment) -> None:
         with command_line.terminable(PREPARATION_ENDED):
             status = subprocess.run([*command, f"--splits={','.join(missing)}"], check=False)
         if status.returncode:
-            raise ValueError("The token stores could not be prepared; the reason stands above.")
+            raise ValueError("The token stores could not be prepared; the reason is above.")
     if jax.process_count() > 1:
         multihost_utils.sync_global_devices("token stores")
 
 
 def store_contents(experiment: Experiment) -> dict[str, str]:
-    """Returns a short hash of the content of each store, as its manifest has it."""
+    """Returns a short hash of each store, from its manifest."""
     hashes = {}
     for split in splits_read(experiment):
         for number, corpus in enumerate(experiment.trainer.corpus.corpora):

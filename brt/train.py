@@ -51,11 +51,15 @@ def main() -> None:
     profile = parse_steps(FLAGS.profile) if FLAGS.profile else None
     check_kinds(tuple(FLAGS.metrics))
     if FLAGS.topology:
-        return show_on_slice(FLAGS.topology)
+        if not FLAGS.dry_run:
+            raise ValueError("--topology compiles and trains nothing: give --dry_run with it.")
+        from brt.benchmarks.slices import dry_run  # only here: training needs no compiler's tools
+
+        return check_data(dry_run(FLAGS.topology))
     experiment = Experiment.from_gin()
     packages = {f"version of {name}": str(version) for name, version in versions().items()}
-    start = {**experiment.bindings, **packages, "hash of brt's code": code_hash()}
-    processes.agree("bindings and versions", start)
+    start = experiment.bindings | packages | {"hash of brt's code": code_hash()}
+    processes.check_same("bindings and versions", start)
     mesh = make_mesh(*experiment.trainer.mesh)
     experiment.check_mesh(mesh)
     is_first = jax.process_index() == 0
@@ -78,7 +82,7 @@ def main() -> None:
 
             return evaluate.evaluate(experiment, mesh, FLAGS.workdir)
         prepare_missing(experiment)
-        processes.agree("token stores", store_contents(experiment))
+        processes.check_same("token stores", store_contents(experiment))
         train(experiment, mesh, profile)
 
 
@@ -88,22 +92,6 @@ def usual_workdir(gin_files: Sequence[str]) -> str:
     if not names:
         raise ValueError("--workdir is missing: name a folder for checkpoints and records.")
     return os.path.join("runs", "-".join(names))
-
-
-def show_on_slice(name: str) -> None:
-    """Prints the dry run of a slice of TPUs, and the figures of its compiler about the step."""
-    if not FLAGS.dry_run:
-        raise ValueError("--topology compiles and trains nothing: give --dry_run with it.")
-    from brt.benchmarks import slices, topologies  # only here: training needs neither
-
-    topology = topologies.find(name)
-    topologies.check_compiler()
-    topologies.use_no_device()
-    experiment = Experiment.from_gin()
-    print(describe(experiment, slices.slice_mesh(experiment, topology)), flush=True)
-    print(slices.line(slices.measure(experiment, topology), topology), flush=True)
-    print(settings(experiment), flush=True)
-    check_data(experiment)
 
 
 def train(
@@ -124,14 +112,11 @@ def train(
     is_first = jax.process_index() == 0
     try:
         if is_first and (run.done or run.resumed):
-            step = f"Going on in {FLAGS.workdir} from step {run.start:,}."
-            print(run.end if run.done else step, flush=True)
+            resumed = f"Resuming in {FLAGS.workdir} from step {run.start:,}."
+            print(run.end if run.done else resumed, flush=True)
         if not run.done:
             if is_first and malloc_is_slow():
-                say(
-                    "Steps on a CPU can be 1.5 times as fast: the malloc settings of "
-                    "scripts/malloc.sh are missing, source it before the command."
-                )
+                say("Steps on a CPU can be 1.5 times as fast: source scripts/malloc.sh before.")
             run.folder.describe(text)
             run.run()
         run.close()

@@ -16,6 +16,7 @@ from brt.benchmarks import hlo, hlo_costs, topologies
 from brt.benchmarks.steps import stem
 from brt.benchmarks.tables import Column, aligned
 from brt.benchmarks.topologies import GIB, Topology, devices_of
+from brt.description import describe, settings
 from brt.experiment import Configuration, Experiment
 from brt.reporting.gin_text import read_gin, resolved
 from brt.reporting.paper_positions import system_and_size
@@ -196,6 +197,18 @@ def details(row: dict[str, Any], least: float = 0.02) -> str:
         )
         lines.append(f"  collectives {title}: {text or 'none'}")
     return "\n".join(lines)
+
+
+def dry_run(name: str) -> Experiment:
+    """Prints and returns the bound experiment for a slice, with the compiler's figures."""
+    topology = topologies.find(name)
+    topologies.check_compiler()
+    topologies.use_no_device()
+    experiment = Experiment.from_gin()
+    print(describe(experiment, slice_mesh(experiment, topology)), flush=True)
+    print(line(measure(experiment, topology), topology), flush=True)
+    print(settings(experiment), flush=True)
+    return experiment
 
 
 def show(

@@ -1,7 +1,7 @@
-"""Checks of everything gin is bound to, before anything is built of it.
+"""Checks of all bindings before anything is built.
 
-A value has to be of the type and in the range that its parameter declares (`brt.checks`), whether
-it is written out, stands behind a macro, or is given by a reference.
+A value must be of the type and in the range that its parameter declares (`brt.checks`), whether it
+is written out, comes from a macro, or from a reference.
 """
 
 import functools
@@ -15,18 +15,18 @@ from brt.bindings.gin_files import check_module
 from brt.checks import UNKNOWN, Reference, check, shortened, stands_alone
 
 NAMES_MODULE = ("SeqioText.module",)
-"""Bindings whose value is a module that is imported when they are used."""
+"""Bindings that name a module, which is imported when they are used."""
 
 MOST_VALUES = 100_000
 """Numbers, strings and brackets of one config, each macro's value counted wherever it is read."""
 DEEPEST_VALUE = 100
-"""Brackets and macros inside one another."""
+"""Nested brackets and macros."""
 MOST_BUILT = 10_000
-"""Configurables that a reference builds, with all that these are given."""
+"""Configurables that a reference builds, directly and indirectly."""
 
 
 class BoundValue(NamedTuple):
-    """What a parameter is bound to.
+    """The value of a binding.
 
     key, parameter: of the binding, as gin has them.
     name: of the binding, `evaluation/TransformerXL.memory_length`.
@@ -44,11 +44,7 @@ class BoundValue(NamedTuple):
 
 
 def bound_values() -> Iterator[BoundValue]:
-    """Yields what is bound of the parameters that configurables have.
-
-    Raises:
-        ValueError: a macro is its own value, or the values are too many.
-    """
+    """Yields the bindings of the parameters that configurables have."""
     expansion = Expansion(_macro, _reference)
     for (scope, selector), bound in gin.config._CONFIG.items():
         entry = gin.config._REGISTRY.get(selector)
@@ -64,10 +60,7 @@ def bound_values() -> Iterator[BoundValue]:
 
 
 def binding_of(name: str) -> str:
-    """Returns what a user binds to change a parameter: the macro it is bound to, or its own name.
-
-    name: `GPT2.vocabulary_size`, for example.
-    """
+    """Returns the macro that a parameter, `GPT2.vocabulary_size`, is bound to, or its own name."""
     written = (repr(bound.written) for bound in bound_values() if bound.name == name)
     macros = (value.removeprefix("%") for value in written if value.startswith("%"))
     return next(macros, name)
@@ -86,15 +79,9 @@ def _parameters(wrapped):
 
 
 def check_bound_values(allow_imports: Sequence[str] = ()) -> None:
-    """Refuses values that no run can mean, and binds `(9,)` where a tuple is bound to 9.
+    """Refuses wrong values and circular references; binds `(9,)` where a tuple is bound to 9.
 
-    Args:
-        allow_imports: modules outside brt that a binding may name.
-
-    Raises:
-        ValueError: a value is not of the type, or not in the range, that its parameter declares;
-            or names a module that is not allowed; or the values are too many; or references lead
-            back to where they began, or to too many configurables.
+    allow_imports: modules outside brt that a binding may name.
     """
     for bound in bound_values():
         declared, value = bound.declared, bound.value
@@ -105,7 +92,7 @@ def check_bound_values(allow_imports: Sequence[str] = ()) -> None:
         source = f" (from {macro})" if macro.startswith("%") else ""
         check(bound.name, value, declared, source)
         if bound.name.rpartition("/")[2] in NAMES_MODULE and value is not None:
-            if not isinstance(value, str):  # what a reference gives is not known yet
+            if not isinstance(value, str):  # the value of a reference is not known yet
                 raise ValueError(
                     f"{bound.name} = {shortened(repr(value))} must be a module's name, written out."
                 )
@@ -114,11 +101,11 @@ def check_bound_values(allow_imports: Sequence[str] = ()) -> None:
 
 
 class Expansion:
-    """Puts values in the place of macros, as many as a config can mean.
+    """Replaces macros by their values, up to `MOST_VALUES`.
 
     Args:
-        macro: returns the key and the value of what is a macro, and None for anything else.
-        leaf: returns what stands for a value without parts.
+        macro: returns the key and the value of a macro, and None for anything else.
+        leaf: replaces a value without parts.
     """
 
     def __init__(
@@ -131,36 +118,28 @@ class Expansion:
         self._left = MOST_VALUES
 
     def __call__(self, name: str, value: Any) -> Any:
-        """Returns the value of a binding with all macros replaced.
-
-        Raises:
-            ValueError: a macro is its own value; or brackets lie too deep; or this config's values
-                are more than `MOST_VALUES`, this one's included.
-        """
+        """Returns the value of a binding with all macros replaced."""
         return self._replaced(f"{name} = {shortened(repr(value))}", value, (), 0)
 
     def _replaced(self, name, value, inside, depth):
         self._left -= 1
         if self._left < 0:
             raise ValueError(
-                f"{name} brings the config to more than {MOST_VALUES:,} "
-                "values, each macro's counted wherever it is read: bind fewer."
+                f"{name} brings the config to more than {MOST_VALUES:,} values, with each macro's "
+                "counted wherever it is read: bind fewer."
             )
         if depth > DEEPEST_VALUE:
             raise ValueError(
-                f"{name} has more than {DEEPEST_VALUE} brackets and macros inside one another: "
-                "write it flat."
+                f"{name} has more than {DEEPEST_VALUE} nested brackets and macros: write it flat."
             )
 
         def part(one, inside=inside):
             return self._replaced(name, one, inside, depth + 1)
 
-        if found := self._macro(value):
-            key, bound = found
+        if macro := self._macro(value):
+            key, bound = macro
             if key in inside:
-                raise ValueError(
-                    f"The macro {value!r} is its own value: give it a value of another."
-                )
+                raise ValueError(f"The macro {value!r} is its own value: bind it to another one.")
             return part(bound, (*inside, key))
         if isinstance(value, tuple | list):
             return type(value)(part(one) for one in value)
@@ -183,17 +162,17 @@ def _reference(value):
 
 
 def _check_circles():
-    """Refuses references that need themselves to be built, or build without end."""
+    """Refuses circular references, and those that build too much."""
     built: dict[tuple[tuple[str, ...], str], int] = {}
     for scope, selector in list(gin.config._CONFIG):
         _follow((tuple(scope.split("/")) if scope else (), selector), built, {})
 
 
 def _follow(node, built, way):
-    """Follows the references of a configurable in a scope; returns how many of them are built.
+    """Returns how many configurables one in a scope builds, itself included.
 
-    built: what was returned before, by configurable and scope.
-    way: the bindings that led here, by the configurable and scope that has them.
+    built: earlier results, by scope and configurable.
+    way: the bindings that led here, by the scope and configurable that has them.
     """
     if node in built:
         return built[node]
@@ -201,8 +180,8 @@ def _follow(node, built, way):
     count = 1
     if len(way) > DEEPEST_VALUE:
         raise ValueError(
-            f"{_bindings(list(way.values())[-2:])} come after more than {DEEPEST_VALUE} references "
-            "that lead to one another: bind fewer."
+            f"{_bindings(list(way.values())[-2:])} are at the end of more than {DEEPEST_VALUE} "
+            "nested references: bind fewer."
         )
     for parameter, written in gin.config._get_bindings(selector, list(scopes)).items():
         further = {**way, node: (selector, parameter, written)}
@@ -211,23 +190,23 @@ def _follow(node, built, way):
             if child in further:
                 circle = list(further.values())[list(further).index(child) :]
                 raise ValueError(
-                    f"{_bindings(circle)} lead back to where they begin: bind one of them to "
-                    "something else."
+                    f"{_bindings(circle)} are a circular reference: bind one of them to something "
+                    "else."
                 )
             count += _follow(child, built, further)
             if count > MOST_BUILT:
                 raise ValueError(
-                    f"{_bindings([further[node]])} builds more than {MOST_BUILT:,} configurables, "
-                    "with all that its references name: bind fewer."
+                    f"{_bindings([further[node]])} builds more than {MOST_BUILT:,} configurables: "
+                    "bind fewer."
                 )
     built[node] = count
     return count
 
 
-def _bindings(found):
+def _bindings(bindings):
     return " and ".join(
         f"{selector.rpartition('.')[2]}.{parameter} = {shortened(repr(written))}"
-        for selector, parameter, written in found
+        for selector, parameter, written in bindings
     )
 
 

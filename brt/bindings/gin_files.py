@@ -1,9 +1,8 @@
-"""Which text gin is given: regular files, and imports of modules that were allowed.
+"""Checks the text that gin reads: regular files, and imports of allowed modules only.
 
 Gin can run any code: an `import` line runs a module, and dynamic registration calls any function
-of it. A config is read under `--dry_run`, and out of run folders of other people. So every file and
-binding passes through here before gin sees it. Gin parses the very text that was checked: its line
-ends are translated first, and characters that end lines for some readers only are refused.
+of it. Configs come from run folders of other people, too. So every file and binding is checked here
+before gin parses the same text, without characters that end lines for some readers only.
 """
 
 import contextlib
@@ -39,7 +38,7 @@ REFUSED = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029"  # control characters and line separators
     "\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff\ud800-\udfff]"  # marks of direction, half pairs
 )
-"""Characters that show another text than gin parses. Any of them may stand in a string, escaped."""
+"""Characters that show another text than gin parses. In a string they may be written escaped."""
 
 
 class NotAllowed(ValueError):
@@ -47,16 +46,14 @@ class NotAllowed(ValueError):
 
 
 def is_allowed(module: str, allow_imports: Sequence[str]) -> bool:
-    """Tells whether a module is one of brt's, or is named or lies in a package that is named."""
+    """Tells whether a module is one of brt's, or in one of the named modules and packages."""
     return any(f"{module}.".startswith(f"{name}.") for name in (OWN, *allow_imports))
 
 
 def stands_in(module: str) -> bool:
-    """Puts a module of brt in the place of a file that has moved into brt, for old run folders.
+    """Imports a module of brt for a file of its name that has moved into brt since a run was made.
 
-    A config names the file that a class was in when its run was trained. Where Python finds no such
-    file, or one of the same content, the module of brt with its name is imported instead of it.
-    Nothing outside brt is run.
+    Only where Python finds no such file, or one of the same content.
 
     Returns:
         Whether there is such a module.
@@ -95,11 +92,8 @@ def check_module(module: str, what: str, allow_imports: Sequence[str]) -> None:
 
     Args:
         module: its name.
-        what: asks for it: a line, or a binding.
+        what: the line or binding that imports it.
         allow_imports: names of modules and packages that may be imported.
-
-    Raises:
-        NotAllowed: with the flag that allows it.
     """
     if not is_allowed(module, allow_imports):
         raise NotAllowed(
@@ -109,12 +103,9 @@ def check_module(module: str, what: str, allow_imports: Sequence[str]) -> None:
 
 
 def gin_text(text: str, where: str = "") -> str:
-    """Returns a text as gin parses it: line ends are line feeds, other control characters none.
+    """Returns a text with line feeds as line ends; refuses other control characters.
 
     where: the file, for the message.
-
-    Raises:
-        NotAllowed: a control character, with its line.
     """
     text = text.replace("\r\n", "\n")
     if found := REFUSED.search(text):
@@ -127,14 +118,9 @@ def gin_text(text: str, where: str = "") -> str:
 
 
 def statements(text: str, delegate: config_parser.ParserDelegate) -> Iterator[Any]:
-    """Yields what gin's parser finds in a text that `gin_text` has returned.
+    """Yields the statements of a text of `gin_text`; refuses includes of URLs and of other files.
 
     delegate: makes the values of references and macros.
-
-    Raises:
-        NotAllowed: an `include` of a URL, or of a file that does not end in .gin; or brackets or
-            strings without number.
-        SyntaxError, ValueError: it is not gin, as gin itself says.
     """
     for statement in _parsed(text, delegate):
         if isinstance(statement, config_parser.IncludeStatement):
@@ -159,7 +145,7 @@ def _parsed(text, delegate):
 
 
 class _Parser(config_parser.ConfigParser):
-    """Gin's parser, with an end to strings that are joined."""
+    """Gin's parser, with a limit of strings that are joined."""
 
     _strings = 0
 
@@ -177,15 +163,9 @@ class _Parser(config_parser.ConfigParser):
 
 
 def check_statements(text: str, allow_imports: Sequence[str]) -> list[str]:
-    """Refuses a gin text whose lines import what is not allowed; returns the names that it binds.
+    """Refuses imports that are not allowed; returns the names that a text of `gin_text` binds.
 
-    Modules of brt whose configurables the text names are imported.
-
-    text: as `gin_text` returns it.
-
-    Raises:
-        NotAllowed: naming the line; or as `statements`.
-        SyntaxError, ValueError: it is not gin, as gin itself says.
+    Imports the modules of brt whose configurables the text names.
     """
     bound = []
     register(text)
@@ -213,8 +193,6 @@ def name_of(binding: config_parser.BindingStatement) -> str:
 
 
 class _Nothing(config_parser.ParserDelegate):
-    """References stand for nothing here."""
-
     def configurable_reference(self, scoped_configurable_name, evaluate):
         return None
 
@@ -225,12 +203,7 @@ class _Nothing(config_parser.ParserDelegate):
 def read_gin_text(path: str | os.PathLike) -> str:
     """Returns the content of a gin file, as `gin_text`.
 
-    Args:
-        path: of a regular UTF-8 file. What is named .gin may not be a link to another kind of file.
-
-    Raises:
-        NotAllowed: what a link leads to has another ending; it is not opened.
-        OSError, ValueError: as `brt.storage.regular_files.read_text`; or the file is too large.
+    path: of a regular UTF-8 file. A link named .gin must lead to a file that ends in .gin.
     """
     path = os.fspath(path)
     if path.endswith(".gin") and not _real(path).endswith(".gin"):
@@ -252,11 +225,7 @@ def _real(path):
 
 
 class GinReader:
-    """Opens files for gin's parser: the ones that are given, and those that they include.
-
-    Args:
-        allow_imports: names of modules and packages whose import is allowed.
-    """
+    """Opens files for gin's parser, and the files that they include."""
 
     def __init__(self, allow_imports: Sequence[str] = ()):
         self.allow_imports = tuple(allow_imports)
@@ -265,26 +234,21 @@ class GinReader:
 
     @contextlib.contextmanager
     def opened(self, path: str | os.PathLike) -> Iterator[str]:
-        """Yields the text of a file, while what it includes is read.
-
-        Raises:
-            NotAllowed: the file includes itself, or it is one too many.
-            OSError, ValueError: as `read_gin_text`.
-        """
+        """Yields the text of a file while its includes are read."""
         known = _real(os.fspath(path))
         if known in self._open:
             raise NotAllowed(f"{path} includes itself: leave one of the `include` lines out.")
         if len(self._open) > DEEPEST_INCLUDE:
             raise NotAllowed(
-                f"{path} is included by a file that is included, more than {DEEPEST_INCLUDE} "
-                "times over: put the bindings into fewer files."
+                f"{path} is at the end of more than {DEEPEST_INCLUDE} nested includes: put the "
+                "bindings into fewer files."
             )
         if self._open:
             self._read += 1
         if self._read > MOST_FILES:
             raise NotAllowed(
-                f"{path} is one of more than {MOST_FILES:,} files that are included: put the "
-                "bindings into fewer files."
+                f"{path} is one of more than {MOST_FILES:,} included files: put the bindings into "
+                "fewer files."
             )
         text = read_gin_text(path)
         self._open.append(known)
@@ -295,11 +259,6 @@ class GinReader:
 
     @contextlib.contextmanager
     def __call__(self, path: str) -> Iterator[TextIO]:
-        """Yields the text of a file, checked.
-
-        Raises:
-            NotAllowed: as `opened` and `check_statements`.
-        """
         with self.opened(path) as text:
             check_statements(text, self.allow_imports)
             yield io.StringIO(text)

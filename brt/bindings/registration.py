@@ -1,8 +1,7 @@
 """Imports the modules whose classes and functions a config names, so that gin knows them.
 
-The index from names to modules is read from the sources: a file that is put into one of the
-packages needs no list. A module outside brt is named by gin's own `import` line, and allowed by
-`--allow_imports`.
+The index from names to modules is read from the sources, so a new file in one of the packages
+needs no list.
 """
 
 import functools
@@ -42,7 +41,7 @@ def modules() -> Mapping[str, Path]:
 def modules_by_name() -> Mapping[str, Sequence[str]]:
     """Returns the modules that define each configurable name.
 
-    Modules that register something in another way stand under the empty name.
+    The empty name has those that register something in another way.
     """
     index: dict[str, list[str]] = {"": []}
     for module, file in modules().items():

@@ -4,12 +4,12 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-GOES_ON = "run the same command again, which goes on where it stopped"
+RESUMES = "run the same command again, which resumes where it stopped"
 
 
 @contextmanager
-def naming(path: str | os.PathLike, then: str = GOES_ON) -> Iterator[None]:
-    """Names the file `path` in errors of the system; `then` says what to do when there is space."""
+def naming(path: str | os.PathLike, then: str = RESUMES) -> Iterator[None]:
+    """Names the file `path` in errors of the system; `then` tells what to do with space again."""
     try:
         yield
     except OSError as error:

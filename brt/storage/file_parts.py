@@ -1,7 +1,7 @@
-"""Files that are read in parts, and may be cut short by others meanwhile.
+"""Files that are read in parts.
 
-A memory-mapped file that is cut short ends the process by SIGBUS. Here every part is a read of some
-microseconds, and a missing part is an error that names the file.
+Not by memory maps: if another process truncates the file, they end the process by SIGBUS. Here a
+missing part is an error that names the file.
 """
 
 import os
@@ -19,7 +19,7 @@ SEARCHED = 2**14
 
 
 class CutShort(ValueError):
-    """A file has become shorter while it was read; the message names it."""
+    """A file was truncated while it was read; the message names it."""
 
 
 class FileBytes:
@@ -53,14 +53,14 @@ class FileBytes:
         """Returns bytes start ... start + size - 1.
 
         Raises:
-            CutShort: the file has been cut short.
+            CutShort: the file is too short.
         """
         data = os.pread(self._file, size, start)
         if len(data) == size:
             return data
         parts = [data]
         left = size - len(data)
-        while left and parts[-1]:  # one call reads 2 GiB at most
+        while left and parts[-1]:  # one call reads at most 2 GiB
             parts.append(os.pread(self._file, left, start + size - left))
             left -= len(parts[-1])
         if left:

@@ -1,7 +1,4 @@
-"""Reads JSON files with the fields that their reader needs.
-
-All JSON that brt reads passes through here. An error names the file, the field, and what to do.
-"""
+"""Reads all JSON; an error names the file, the field that its reader needs, and what to do."""
 
 import json
 import os
@@ -22,7 +19,7 @@ class DamagedFile(ValueError):
 class Fields(NamedTuple):
     """A JSON object with these fields, and any others.
 
-    required, optional: type of each field: an annotation (`brt.checks.allows`), `Fields`, or
+    required, optional: the type of each field: an annotation of `brt.checks.allows`, `Fields`, or
         `[Fields(...)]` for a list of objects.
     """
 
@@ -31,15 +28,12 @@ class Fields(NamedTuple):
 
 
 def read_json(path: str | os.PathLike, expected: Any, advice: str) -> Any:
-    """Returns the content of a JSON file.
+    """Returns the content of a JSON file, or raises `DamagedFile`.
 
     Args:
         path: of a regular file.
         expected: its type, as of a field of `Fields`.
         advice: what to do with a damaged file, as in "prepare it again".
-
-    Raises:
-        DamagedFile: it is not JSON, or does not have the fields.
     """
     return parse_json(read_bytes(path), expected, os.fspath(path), advice)
 
@@ -54,7 +48,7 @@ def read_json_lines(path: str | os.PathLike, expected: Any, advice: str) -> Iter
                 shape = _shape(content)
             except (ValueError, RecursionError):
                 shape = None
-            # Checking fields costs more than parsing: once for similar lines.
+            # Checking fields costs more than parsing, so similar lines are checked once.
             if shape is None or shape != known:
                 where = f"line {number:,} of {os.fspath(path)}"
                 content = parse_json(line, expected, where, advice)

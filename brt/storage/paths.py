@@ -1,8 +1,8 @@
 """Paths on a disk (`pathlib.Path`) or in a bucket (`RemotePath`).
 
-A path with a scheme, `gs://bucket/runs/books`, is remote; fsspec reaches it. Nothing here renames
-or appends to objects, which no bucket offers. `RemotePath` adds to fsspec what its users rely on:
-errors that name the path, no cached listings, a check of uploads, and `only_buckets_of`.
+A path with a scheme, `gs://bucket/runs/books`, is remote; fsspec reaches it. No bucket can rename
+or append to objects. `RemotePath` adds to fsspec errors that name the path, uncached listings, a
+check of uploads, and `only_buckets_of`.
 """
 
 import hashlib
@@ -30,10 +30,7 @@ _allowed: set[str] | None = None
 
 @contextmanager
 def only_buckets_of(paths: Iterable[str]) -> Iterator[None]:
-    """Refuses all buckets and hosts but those of `paths`.
-
-    For commands that read files of others: a URL in a file opens no connection.
-    """
+    """Refuses all buckets and hosts but those of `paths`: a URL in a file opens no connection."""
     global _allowed
     before, _allowed = _allowed, {_bucket(path) for path in paths if is_remote(path)}
     try:
@@ -52,13 +49,10 @@ class StorageError(OSError):
 
 
 class RemotePath:
-    """A path with a scheme, with methods of `pathlib.Path`.
+    """A path with a scheme, `gs://bucket/runs/books`, with methods of `pathlib.Path`.
 
     A folder exists if there is an object below it. Methods raise `StorageError` if the storage
     cannot be reached, and `FileNotFoundError` for a missing object.
-
-    Args:
-        url: such as `gs://bucket/runs/books`.
     """
 
     def __init__(self, url: str | os.PathLike):
@@ -140,8 +134,7 @@ class RemotePath:
     def stamps(self) -> dict[str, tuple[int, int]]:
         """Returns size and version of each object in the folder, by its name.
 
-        For a path with `*`, of all matches, by their paths. The version changes when the object is
-        written again.
+        For a path with `*`, of all matches by their paths. A new content has a new version.
         """
         with _storage(self, "listed") as storage:
             if "*" in self._url:
@@ -231,11 +224,7 @@ def absolute(path: str | os.PathLike) -> str:
 
 
 def folder_of(text: str) -> str:
-    """Returns the path of a folder that a flag names, with `~` and `file://` resolved.
-
-    Raises:
-        ValueError: it names no folder, or storage that ends with this process.
-    """
+    """Returns the path of a folder that a flag names, with `~` and `file://` resolved."""
     if not is_remote(text):
         path = os.path.expanduser(text)
         if path.startswith("~"):

@@ -1,4 +1,4 @@
-"""Reads files of others: regular files only, because a FIFO would hang and a device never end."""
+"""Reads regular files only: a FIFO would block, and a device never end."""
 
 import errno
 import hashlib
@@ -20,7 +20,7 @@ KINDS = {
 
 
 def printable(text: str) -> str:
-    r"""Returns a text for a terminal, with control characters escaped, such as `\x1b`."""
+    """Returns a text for a terminal, with control characters escaped."""
     shown = (c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
     return "".join(shown)
 

@@ -11,15 +11,15 @@ from brt.data.streams.ledger import MODULUS
 from brt.data.streams.select import training_stream
 from brt.progress import Progress
 from brt.training.checkpoints.checkpoint import Checkpoints
-from brt.training.checkpoints.policy import BEST_STEP, STOPPED_EARLY
-from brt.training.optimization.weight_average import evaluated_params
+from brt.training.checkpoints.policy import NoSuchMetric
+from brt.training.loop_evaluation import LoopEvaluation
 from brt.training.prefetch import Prefetch
 from brt.training.profiling import ProfiledSteps, Profiler
 from brt.training.records.alerts import Alerts, StallWatch
 from brt.training.records.metric_writers import USUAL
 from brt.training.records.metrics import Interval, StepTimer, peak_bytes, speed
 from brt.training.records.run_folder import RunFolder
-from brt.training.resume import check_bindings, check_record, recorded_best, recorded_loss
+from brt.training.resume import check_bindings, check_record
 from brt.training.sharding import sum_over_processes
 from brt.training.stopping import StopRequest
 
@@ -27,19 +27,9 @@ if TYPE_CHECKING:
     from brt.evaluation.evaluator import Evaluator
     from brt.experiment import Experiment
 
-SHOWN = (
-    *("bits_per_token", "cleared_bits_per_token", "bits_per_byte", "recall_accuracy"),
-    *("answer_accuracy", "task_accuracy", "f1", "macro_f1", "answer_f1"),
-)
-"""Scalars of an evaluation that the terminal shows."""
-
 
 class NonFiniteLoss(ValueError):
     """A loss, gradient or update was not finite; the message names the step and a checkpoint."""
-
-
-class _Stopped(Exception):
-    """The run was asked to stop during an evaluation."""
 
 
 class TrainingRun:
@@ -67,11 +57,9 @@ class TrainingRun:
         metrics: Sequence[str] = USUAL,
         evaluator: "Evaluator | None" = None,
     ):
-        trainer = experiment.trainer
         self.experiment = experiment
         self.mesh = mesh
-        self.trainer = trainer
-        self.evaluator = evaluator
+        self.trainer = trainer = experiment.trainer
         self.store = experiment.open_store("train")
         self.stream = training_stream(
             trainer.stream,
@@ -85,7 +73,6 @@ class TrainingRun:
         )
         self.step_function = experiment.jit_step(mesh)
         self.stop = StopRequest()
-        self.last_evaluation: dict[str, float] = {}
         self._in_flight: tuple | None = None  # the last step, whose metrics are not fetched yet
         self._alerts = Alerts()
         self._watch = StallWatch()
@@ -95,16 +82,16 @@ class TrainingRun:
         self._ledger = 0
         self.folder = RunFolder(workdir, jax.process_index() == 0, metrics)
         try:
-            self.checkpoints = Checkpoints(self.folder.file("checkpoints"), trainer.checkpoints)
+            self.checkpoints = Checkpoints(self.folder.file("checkpoints"), trainer.policy)
             if not allow_changes:
                 check_bindings(self.checkpoints, experiment.bindings, trainer, self.folder.path)
-            self._restore(params)
+            self._restore(params, evaluator)
             self.profiler = Profiler(profile, self.folder.on_disk, self.start, trainer.steps)
         except BaseException:
             self.folder.close()
             raise
 
-    def _restore(self, params):
+    def _restore(self, params, evaluator):
         """Continues from the newest checkpoint, or starts with `params`."""
         record: dict = {}
         restored = self.checkpoints.restore_latest(self.experiment.abstract_state(self.mesh))
@@ -118,30 +105,26 @@ class TrainingRun:
         self.start = self.step = int(self.state.step)
         self.interval = Interval(record.get("interval"))
         self._earlier_ledger = int(record.get("ledger", "0"), 16)
-        # A run that was stopped during an evaluation evaluates when it is resumed, unless the
-        # evaluation was recorded before the process was killed.
-        self._must_evaluate = not record.get("evaluated", True)
-        if self._must_evaluate and self.evaluator:
-            loss = recorded_loss(self.folder.path, self.start)
-            if loss is not None:
-                self._must_evaluate = False
-                self._update_plateau(loss)
-        self.best, self._end_is_recorded = recorded_best(self.folder.path, self.start, self.trainer)
+        self.evaluation = LoopEvaluation(
+            *(evaluator, self.experiment, self.folder, self.stop, self.start),
+            pending=not record.get("evaluated", True),
+        )
+        self.state = self.evaluation.resumed(self.state)
 
     @property
     def done(self) -> bool:
         """Whether all steps are taken and the last evaluation is made."""
-        if self._must_evaluate and self.evaluator:
+        if self.evaluation.pending:
             return False
-        ended_early = self._stops_early(self.start) and self._end_is_recorded
+        ended_early = self.evaluation.stops_early(self.start) and self.evaluation.end_is_recorded
         return ended_early or self.start >= self.trainer.steps
 
     @property
     def end(self) -> str:
         """A sentence on how a run that is done has ended."""
-        if not self._stops_early(self.start):
+        if not self.evaluation.stops_early(self.start):
             return f"{self.folder.path} is trained to its last step, {self.start:,}."
-        reason = self.trainer.checkpoints.reason(self.best)
+        reason = self.trainer.policy.reason(self.evaluation.best)
         return f"{self.folder.path} stopped early, at step {self.start:,}: {reason}."
 
     def run(self) -> dict[str, float]:
@@ -149,12 +132,15 @@ class TrainingRun:
 
         Returns:
             The scalars of the last evaluation of this call, if any.
-
-        Raises:
-            NonFiniteLoss: a loss is not finite, and `Trainer.skip_nonfinite` is not bound.
-            ValueError: a batch has ids beyond the vocabulary of its store.
         """
-        self._open_records()
+        self._progress = Progress("step", self.trainer.steps, self.start, jax.process_index() > 0)
+        moved = self.folder.open_metrics(self.start, self.experiment.bindings)
+        if moved:
+            self._progress.note(f"No checkpoint to resume: earlier records moved to {moved}.")
+        if self.stream.note:
+            self._progress.note(self.stream.note)
+        if self.start < self.trainer.steps:
+            self._progress.note("Compiling the step ...")
         with contextlib.ExitStack() as stack:
             stack.enter_context(self.stop.signals_handled())
             stack.callback(self.folder.close_records)
@@ -171,18 +157,7 @@ class TrainingRun:
                 self._step(prefetch)
                 ends = self._pause(prefetch)
         self.checkpoints.wait()
-        return self.last_evaluation
-
-    def _open_records(self):
-        quiet = jax.process_index() > 0
-        self._progress = Progress("step", self.trainer.steps, self.start, quiet)
-        moved = self.folder.open_metrics(self.start, self.experiment.bindings)
-        if moved:
-            self._progress.note(f"No checkpoint to resume: earlier records moved to {moved}.")
-        if self.stream.note:
-            self._progress.note(self.stream.note)
-        if self.start < self.trainer.steps:
-            self._progress.note("Compiling the step ...")
+        return self.evaluation.scalars
 
     def _step(self, prefetch):
         """Starts the next step; fetches the metrics of the one before while it runs."""
@@ -205,20 +180,20 @@ class TrainingRun:
     def _pause(self, prefetch) -> bool:
         """Evaluates and saves where that is due; returns whether the loop ends here."""
         stops, ends_early = self.stop.is_set(), False
-        evaluates = bool(self.evaluator) and self._is_due(self.step, self.trainer.eval_every)
-        saves = stops or self._is_due(self.step, self.trainer.checkpoints.every)
+        evaluates = self.evaluation.is_due(self.step)
+        saves = stops or self._is_due(self.step, self.trainer.policy.every)
         if not (evaluates or saves):
             return False
         self._fetch_metrics(prefetch)  # what is saved or evaluated must be known to be finite
         with self._timer.paused():
             self._watch.pause()
-            self._must_evaluate = evaluates
+            self.evaluation.pending = evaluates
             if evaluates and not stops:
                 stops = not self._evaluate()
-                ends_early = self._stops_early(self.step)
+                ends_early = self.evaluation.stops_early(self.step)
                 if ends_early:
-                    self._record_end()
-            if saves or stops or ends_early or self.best.step == self.step:
+                    self.evaluation.record_end(self.step, self._progress)
+            if saves or stops or ends_early or self.evaluation.best.step == self.step:
                 self._save()
         if stops:
             self._progress.note(f"Asked to stop: saved step {self.step}, run again to resume.")
@@ -248,10 +223,9 @@ class TrainingRun:
         self.checkpoints.wait()
         safe = self.checkpoints.steps()
         raise NonFiniteLoss(
-            f"Step {step}: loss, gradient or update is not finite. Nothing was overwritten; the "
-            f"last good checkpoint is {f'step {safe[-1]}' if safe else 'none yet'} in "
-            f"{self.checkpoints.folder}. Lower the learning rate, or bind "
-            "Trainer.skip_nonfinite = True to skip such updates."
+            f"Step {step}: loss, gradient or update is not finite. The last good checkpoint is "
+            f"{f'step {safe[-1]}' if safe else 'none yet'} in {self.checkpoints.folder}. Lower the "
+            "learning rate, or bind Trainer.skip_nonfinite = True to skip such updates."
         )
 
     def _report(self, step, prefetch):
@@ -277,67 +251,26 @@ class TrainingRun:
 
     def _resume_evaluation(self) -> bool:
         """Makes the evaluation that the run was stopped in; returns whether the run ends."""
-        if self._must_evaluate and self.evaluator and not self._evaluate():
+        if self.evaluation.pending and not self._evaluate():
             self._progress.note("Asked to stop: the evaluation is not finished, run again.")
             return True
-        ends_early = self._stops_early(self.start)  # also by a patience that was bound since
-        if ends_early and not self._end_is_recorded:
-            self._record_end()
+        # A patience that was bound since may end the run, too.
+        ends_early = self.evaluation.stops_early(self.start)
+        if ends_early and not self.evaluation.end_is_recorded:
+            self.evaluation.record_end(self.start, self._progress)
         return ends_early
 
     def _evaluate(self) -> bool:
         """Evaluates the current parameters; returns False if the run was asked to stop."""
-        assert self.evaluator is not None
-        step = self.step
-        label = None if self._progress.quiet else f"evaluating step {step:,}, segments"
-        max_steps = self.experiment.evaluation.max_steps
-        self._must_evaluate = True
         try:
-            scalars = self.evaluator.run(
-                evaluated_params(self.state), label, max_steps, self._raise_if_stopped
-            )
-        except _Stopped:
-            return False
-        self.last_evaluation = {f"eval/{name}": value for name, value in scalars.items()}
-        self.folder.record(step, self.last_evaluation | self._compare(scalars))
-        self._must_evaluate = False
-        self._update_plateau(scalars["loss"])
-        shown = "  ".join(f"{name} {scalars[name]:.4f}" for name in SHOWN if name in scalars)
-        self._progress.note(f"eval at step {step:,}: {shown}")
-        return True
-
-    def _raise_if_stopped(self):
-        if self.stop.is_set():
-            raise _Stopped
-
-    def _update_plateau(self, loss):
-        if plateau := self.trainer.plateau:
-            optimizer = plateau.after_evaluation(self.state.optimizer, loss)
-            self.state = self.state._replace(optimizer=optimizer)
-
-    def _compare(self, scalars):
-        """Updates the best evaluation; returns the scalars that record it."""
-        policy = self.trainer.checkpoints
-        if not policy.keep_best:
-            return {}
-        try:
-            metric = policy.metric_of(scalars, self.trainer.stream == "labelled")
-        except ValueError:
+            state = self.evaluation.run(self.state, self.step, self._progress)
+        except NoSuchMetric:
             self._save()  # no step is lost, and the evaluation is made again
             self.checkpoints.wait()
             raise
-        self.best = policy.after(self.best, self.step, metric, scalars[metric])
-        if self.best.step is None:
-            return {}
-        return {BEST_STEP: self.best.step, f"best/{metric}": self.best.value}
-
-    def _stops_early(self, step):
-        return step < self.trainer.steps and self.trainer.checkpoints.stops(self.best)
-
-    def _record_end(self):
-        self.folder.record(self.step, {STOPPED_EARLY: 1})
-        reason = self.trainer.checkpoints.reason(self.best)
-        self._progress.note(f"Stopped early at step {self.step:,}: {reason}.")
+        if state is not None:
+            self.state = state
+        return state is not None
 
     def _save(self):
         self.folder.sync()
@@ -346,9 +279,9 @@ class TrainingRun:
             "bindings": self.experiment.bindings,
             "ledger": self._checksum(),
             "vocabulary": self.store.manifest["vocabulary"],
-            "evaluated": not self._must_evaluate,
+            "evaluated": not self.evaluation.pending,
         }
-        self.checkpoints.save(self.state, record, self.best.step)
+        self.checkpoints.save(self.state, record, self.evaluation.best.step)
 
     def close(self) -> None:
         """Waits until everything is on disk, and releases the folder."""

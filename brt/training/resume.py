@@ -65,10 +65,10 @@ def check_record(record: Mapping, step: int, folder: str) -> None:
 
 def recorded_best(folder: str, step: int, trainer: Trainer) -> tuple[Best, bool]:
     """Returns the best evaluation up to a step, and whether an early end is recorded there."""
-    if not trainer.checkpoints.keep_best:
+    if not trainer.policy.keep_best:
         return Best(), False
     records = [record for record in read_metrics(folder) if record["step"] <= step]
-    best = trainer.checkpoints.best_of(records, trainer.stream == "labelled")
+    best = trainer.policy.best_of(records, trainer.stream == "labelled")
     values = best.step is not None, best.step or 0, best.since, stopped_early(records)
     packed = np.frombuffer(struct.pack("<4qd", *values, best.value or 0.0), np.uint32)
     packed = np.asarray(multihost_utils.broadcast_one_to_all(packed), np.uint32)

@@ -1,5 +1,6 @@
 """Settings of a training run, which gin binds."""
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Annotated, Any
 
@@ -21,42 +22,33 @@ from brt.training.optimization.weight_average import WeightAverage
 from brt.training.train_step import LOSSES
 
 FREE_TO_CHANGE = (
-    "Trainer.steps:",
-    "Trainer.log_every:",
-    "Trainer.eval_every:",
-    "Trainer.mesh:",
-    "Trainer.evaluation:",
-    "Trainer.checkpoints:",
-    "Evaluation.",
-    "RecallScore.",
-    "FreeRunning.",
-    "CheckpointPolicy.",
-    "Corpus.store:",
-    "Pretrained.other_vocabulary:",
+    *("Trainer.steps:", "Trainer.log_every:", "Trainer.eval_every:", "Trainer.mesh:"),
+    *("Trainer.evaluation:", "Trainer.checkpoints:", "Evaluation.", "RecallScore."),
+    *("FreeRunning.", "CheckpointPolicy.", "Corpus.store:", "Pretrained.other_vocabulary:"),
 )
 """Bindings that may change when a run is resumed."""
 
 
 class EvaluationSettings:
-    """Base class of `brt.evaluation.settings.Evaluation`."""
+    """Base class of `brt.evaluation.settings.Evaluation`, which training may not import."""
 
 
 @configurable
+@dataclasses.dataclass(eq=False, repr=False)
 class Trainer:
     """Settings of a run.
 
     Args:
         corpus: the data, a `Corpus` or a `Mixture` of several.
         optimizer, schedule: by reference, `@adafactor` and `@rsqrt`.
-        model: a `Model`, by reference.
         steps: number of updates.
         segment_length: T in tokens, a multiple of the model's cache-update interval.
         tokens_per_step: rows x segments_per_step x segment_length, over all devices.
         segments_per_step: consecutive segments of a document that gradients may cross.
         bptt_depth: memories that the gradient of a segment's loss crosses; None for all.
         reread_segments: earlier segments that every step runs again before its one new segment, so
-            that the gradient of each loss crosses as many memories. 3 of them cost about 4 times a
-            step without (Recurrent Memory Transformer, section 3).
+            that the gradient of each loss crosses as many memories (Recurrent Memory Transformer,
+            section 3). k of them cost about k + 1 times a step without.
         remat_segments: recompute each segment in the backward pass.
         loss: positions of a segment that are trained on: "full", all; "half", the last half
             (Transformer-XL, Table 5). Evaluation scores all.
@@ -65,7 +57,6 @@ class Trainer:
             as many parts as rows; "shuffled", the same with documents in a new order every epoch;
             "samples" of one length, the segments of a step; or "labelled" documents, of at most
             that many segments. Evaluation follows.
-        labelled: how labelled documents are read; None for the defaults.
         mesh: (data, model) devices; -1 for the remaining ones.
         plateau: lowers the rate when the evaluation loss stops falling.
         average: evaluates an average of the weights; not with a plateau.
@@ -74,61 +65,45 @@ class Trainer:
         log_every, eval_every: in steps; eval_every = 0 for no evaluation.
         evaluation: settings of evaluation; None for the defaults.
         checkpoints: when checkpoints are written and kept; None for the defaults.
+        model: a `Model`, by reference.
+        labelled: how labelled documents are read; None for the defaults.
+
+    Attributes:
+        rows: B, batch elements of a step.
+        policy: `checkpoints`, or the default one.
     """
 
-    def __init__(
-        self,
-        corpus: Corpus | Mixture = gin.REQUIRED,
-        optimizer: Callable[..., optax.GradientTransformation] = gin.REQUIRED,
-        schedule: Callable[..., jax.Array] = gin.REQUIRED,
-        steps: Count = gin.REQUIRED,
-        segment_length: Count = gin.REQUIRED,
-        tokens_per_step: Count = gin.REQUIRED,
-        segments_per_step: Count = 1,
-        bptt_depth: CountFrom0 | None = None,
-        reread_segments: CountFrom0 = 0,
-        remat_segments: bool = False,
-        loss: Annotated[str, OneOf(LOSSES)] = "full",
-        seed: Seed = 0,
-        stream: Annotated[str, OneOf(STREAMS)] = "documents",
-        mesh: tuple[Devices, Devices] = (-1, 1),
-        plateau: ReduceOnPlateau | None = None,
-        average: WeightAverage | None = None,
-        clear_state: bool = False,
-        skip_nonfinite: bool = False,
-        log_every: Count = 100,
-        eval_every: CountFrom0 = 1000,
-        evaluation: EvaluationSettings | None = None,
-        checkpoints: CheckpointPolicy | None = None,
-        model: Callable[..., Model] = BlockRecurrentTransformer,
-        labelled: LabelledDocuments | None = None,
-    ):
-        self.sample_length = corpus.source.input_length if isinstance(corpus, Corpus) else None
-        self.corpus = corpus
-        self.optimizer = optimizer
-        self.schedule = schedule
-        self.steps = steps
-        self.segment_length = segment_length
-        self.tokens_per_step = tokens_per_step
-        self.segments_per_step = segments_per_step
-        self.rows = tokens_per_step // (segment_length * segments_per_step)
-        self.bptt_depth = bptt_depth
-        self.reread_segments = reread_segments
-        self.remat_segments = remat_segments
-        self.loss = loss
-        self.seed = seed
-        self.stream = stream
-        self.labelled = labelled
-        self.mesh = mesh
-        self.plateau = plateau
-        self.average = average
-        self.clear_state = clear_state
-        self.skip_nonfinite = skip_nonfinite
-        self.log_every = log_every
-        self.eval_every = eval_every
-        self.evaluation: Any = evaluation
-        self.model = model
-        self.checkpoints = checkpoints or CheckpointPolicy()
+    corpus: Corpus | Mixture = gin.REQUIRED
+    optimizer: Callable[..., optax.GradientTransformation] = gin.REQUIRED
+    schedule: Callable[..., jax.Array] = gin.REQUIRED
+    steps: Count = gin.REQUIRED
+    segment_length: Count = gin.REQUIRED
+    tokens_per_step: Count = gin.REQUIRED
+    segments_per_step: Count = 1
+    bptt_depth: CountFrom0 | None = None
+    reread_segments: CountFrom0 = 0
+    remat_segments: bool = False
+    loss: Annotated[str, OneOf(LOSSES)] = "full"
+    seed: Seed = 0
+    stream: Annotated[str, OneOf(STREAMS)] = "documents"
+    mesh: tuple[Devices, Devices] = (-1, 1)
+    plateau: ReduceOnPlateau | None = None
+    average: WeightAverage | None = None
+    clear_state: bool = False
+    skip_nonfinite: bool = False
+    log_every: Count = 100
+    eval_every: CountFrom0 = 1000
+    evaluation: EvaluationSettings | None = None
+    checkpoints: CheckpointPolicy | None = None
+    model: Callable[..., Model] = BlockRecurrentTransformer
+    labelled: LabelledDocuments | None = None
+
+    def __post_init__(self):
+        self.rows = self.tokens_per_step // (self.segment_length * self.segments_per_step)
+        self.policy = self.checkpoints or CheckpointPolicy()
+        self.sample_length = (
+            self.corpus.source.input_length if isinstance(self.corpus, Corpus) else None
+        )
         for problem in self._problems():
             raise ValueError(problem)
 
@@ -138,9 +113,8 @@ class Trainer:
         row_tokens = self.segment_length * segments
         if self.tokens_per_step % row_tokens:
             yield (
-                f"Trainer.tokens_per_step = {self.tokens_per_step} is no whole number of rows of "
-                f"{segments} x {self.segment_length} tokens (Trainer.segments_per_step x "
-                f"Trainer.segment_length): bind it to a multiple of {row_tokens}."
+                f"Trainer.tokens_per_step = {self.tokens_per_step} is no multiple of {row_tokens}, "
+                "Trainer.segments_per_step x Trainer.segment_length: bind it to one."
             )
         if isinstance(self.corpus, Mixture):
             check_mixture(self.stream)
@@ -154,7 +128,7 @@ class Trainer:
         if again and (segments != 1 or depth is not None):
             yield (
                 f"Trainer.reread_segments = {again} is the depth of a step with one new segment: "
-                f"bind Trainer.segments_per_step = 1 and Trainer.bptt_depth = None."
+                "bind Trainer.segments_per_step = 1 and Trainer.bptt_depth = None."
             )
         if again and self.stream in ("samples", "labelled"):
             yield (
@@ -162,27 +136,24 @@ class Trainer:
                 f'whole samples (Trainer.stream = "{self.stream}"): bind it to 0.'
             )
         if self.labelled and self.stream != "labelled":
-            yield (
-                f'Trainer.labelled is of Trainer.stream = "labelled", which is {self.stream!r}: '
-                "bind one of them otherwise."
-            )
+            yield f'Trainer.labelled needs Trainer.stream = "labelled", which is {self.stream!r}.'
         if self.stream == "labelled" and self.loss != "full":
             yield (
-                f'Trainer.loss = "{self.loss}" excludes the first positions of a segment, where '
-                'labels stand (Trainer.stream = "labelled"): bind it to "full".'
+                f'Trainer.loss = "{self.loss}" excludes positions that have labels (Trainer.stream '
+                '= "labelled"): bind it to "full".'
             )
         if self.plateau and not self.eval_every:
             yield "Trainer.plateau follows evaluations: bind Trainer.eval_every above 0."
-        if self.checkpoints.keep_best and not self.eval_every:
+        if self.policy.keep_best and not self.eval_every:
             yield "CheckpointPolicy.keep_best follows evaluations: bind Trainer.eval_every above 0."
         if self.plateau and self.average:
             yield (
-                "Trainer.plateau and Trainer.average are both bound: the rule would follow the "
-                "average, which improves long after the weights have stopped. Bind one of them."
+                "Trainer.plateau and Trainer.average are both bound, and the average improves long "
+                "after the weights have stopped: bind one of them."
             )
 
     @property
-    def loss_settings(self) -> dict:
+    def loss_settings(self) -> dict[str, Any]:
         """Settings of `brt.training.train_step.make_loss`."""
         return {
             "clear": self.clear_state,

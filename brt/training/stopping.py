@@ -9,7 +9,7 @@ from typing import Any
 import jax
 from jax.experimental import multihost_utils
 
-from brt.processes import ends_asked_for
+from brt.processes import signals_to_end
 
 
 class StopRequest:
@@ -42,7 +42,7 @@ class StopRequest:
     def signals_handled(self) -> Iterator[None]:
         """Lets signals ask the run to stop inside a with block."""
         # With several processes JAX handles SIGTERM, so that all of them stop at the same step.
-        numbers = {signal.SIGINT, *ends_asked_for()}
+        numbers = {signal.SIGINT, *signals_to_end()}
         if jax.process_count() > 1:
             numbers.remove(signal.SIGTERM)
         previous = {number: signal.signal(number, self.set) for number in numbers}

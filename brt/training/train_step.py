@@ -15,10 +15,7 @@ from brt.data.streams.batch import Batch
 from brt.models.caches import clear_state, reset_rows
 from brt.models.model import Model, check_scalars
 from brt.training.optimization.equal_parameters import norm_of_all
-from brt.training.unroll import reread, unroll
-
-SegmentArrays = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
-"""A `Batch` of one segment, without a K axis."""
+from brt.training.unroll import at, reread, unroll
 
 LOSSES = ("full", "half")
 """Positions of a segment that are trained on: all, or the last half."""
@@ -55,25 +52,16 @@ class StepMetrics(NamedTuple):
     means: dict[str, jax.Array]
 
 
-def read_segment(
-    model: Model,
-    segment: SegmentArrays,
-    caches: tuple,
-    key: jax.Array | None = None,
-    clear: bool = False,
-) -> tuple[tuple, jax.Array, dict[str, jax.Array]]:
-    """Runs a model on one segment.
+def enter_segment(
+    model: Model, segment: tuple[jax.Array, ...], caches: tuple, clear: bool = False
+) -> tuple[jax.Array, tuple]:
+    """Returns what `Model.stack` takes: the embedded tokens (B, T, D), and the caches.
 
     Args:
         model: any `Model`.
-        segment: inputs, targets and weights (B, T), starts (B,).
-        caches: before the segment.
-        key: of dropout, or None.
-        clear: clear the state before the segment, even within a document.
-
-    Returns:
-        The caches after the segment; features (B, T, D) for `model.logits` and
-        `model.token_losses`; scalar metrics.
+        segment: one segment: inputs, targets and weights (B, T), starts (B,).
+        caches: after the previous segment. Batch elements that start a document get empty ones.
+        clear: clear the state, even within a document.
     """
     inputs_BT, _, _, starts_B = segment
     with jax.named_scope("memory"):
@@ -82,9 +70,19 @@ def read_segment(
             caches = clear_state(caches, empty)
         caches = reset_rows(caches, empty, starts_B)
     with jax.named_scope("embedding"):
-        x_BTD = model.embed(inputs_BT)
-    x_BTD, caches, metrics = model.stack(x_BTD, caches, key)
-    check_scalars(metrics, type(model).__name__)
+        return model.embed(inputs_BT), caches
+
+
+def read_segment(
+    model: Model, segment: tuple[jax.Array, ...], caches: tuple
+) -> tuple[tuple, jax.Array, dict[str, jax.Array]]:
+    """Runs a model on one segment, as in a step but without dropout.
+
+    Returns:
+        The caches after the segment; features (B, T, D) for `model.logits` and
+        `model.token_losses`; scalar metrics.
+    """
+    x_BTD, caches, metrics = model.stack(*enter_segment(model, segment, caches))
     return caches, x_BTD, metrics
 
 
@@ -114,14 +112,18 @@ def make_loss(
 
     def loss(params, caches, batch, key):
         model = bind(params)
-        keys = None if key is None else _fold_in(key, jnp.arange(batch.inputs_KBT.shape[0]))
+        K = batch.inputs_KBT.shape[0]
+        keys = None if key is None else _fold_in(key, jnp.arange(K))
 
         def advance(caches, inputs):
-            return read_segment(model, inputs[0], caches, inputs[1], clear)[0]
+            segment, key = inputs
+            return model.stack(*enter_segment(model, segment, caches, clear), key)[1]
 
         def score(caches, inputs):
             segment, key = inputs
-            caches, x_BTD, metrics = read_segment(model, segment, caches, key, clear)
+            x_BTD, caches = enter_segment(model, segment, caches, clear)
+            x_BTD, caches, metrics = model.stack(x_BTD, caches, key)
+            check_scalars(metrics, type(model).__name__)
             with jax.named_scope("vocabulary"):
                 nats_BT, correct_BT = model.token_losses(x_BTD, segment.targets_KBT)
                 weights_BT = trained_weights(segment.weights_KBT, scores)
@@ -132,10 +134,13 @@ def make_loss(
                 )
             return caches, (sums, metrics)
 
-        if reread_segments:
-            caches, outputs = reread(remat(advance), remat(score), caches, (batch, keys))
+        segments = batch, keys
+        if K == 1:  # no loop to trace, differentiate and compile
+            caches, outputs = remat(score)(caches, at(segments, 0))
+        elif reread_segments:
+            caches, outputs = reread(remat(advance), remat(score), caches, segments)
         else:
-            caches, outputs = unroll(remat(score), caches, (batch, keys), bptt_depth)
+            caches, outputs = unroll(remat(score), caches, segments, bptt_depth)
         sums, metrics = outputs
         nats, weight, correct = (s.sum() for s in sums)
         metrics = jax.tree.map(jnp.mean, metrics)

@@ -32,17 +32,11 @@ def unroll(read: Read, caches: Any, segments: Any, depth: int | None = None) -> 
         The caches after the last segment, and the outputs of all segments, K in front.
     """
     K = jax.tree.leaves(segments)[0].shape[0]
-    if K == 1:  # no loop to trace, differentiate and compile
-        caches, outputs = read(caches, _at(segments, 0))
-        return caches, _with_axis(outputs)
     if depth == 0:
         return scan(lambda caches, one: read(stop_gradient(caches), one), caches, segments)
     if depth is None or depth >= K - 1:
         return scan(read, caches, segments)
-    return _windows(read, caches, segments, depth, K)
 
-
-def _windows(read, caches, segments, depth, K):
     def run(caches, segment):
         caches, outputs = read(caches, segment)
         return caches, (stop_gradient(caches), outputs)
@@ -54,13 +48,13 @@ def _windows(read, caches, segments, depth, K):
     def window(carry, t):
         """Runs segments t - depth ... t from the first of the carried caches; scores the last."""
         first, _ = carry
-        before = _at(segments, t - depth + jnp.arange(depth))
+        before = at(segments, t - depth + jnp.arange(depth))
         caches, later = scan(advance, first, before)
-        caches, outputs = read(caches, _at(segments, t))
-        return (_at(later, 0), stop_gradient(caches)), outputs
+        caches, outputs = read(caches, at(segments, t))
+        return (at(later, 0), stop_gradient(caches)), outputs
 
-    caches, (later, outputs) = scan(run, caches, _at(segments, slice(depth + 1)))
-    carry = _at(later, 0), stop_gradient(caches)
+    caches, (later, outputs) = scan(run, caches, at(segments, slice(depth + 1)))
+    carry = at(later, 0), stop_gradient(caches)
     (_, caches), rest = scan(window, carry, jnp.arange(depth + 1, K))
     return caches, jax.tree.map(lambda a, b: jnp.concatenate([a, b]), outputs, rest)
 
@@ -81,17 +75,14 @@ def reread(
 
     Returns:
         The caches after the first segment, with which the next step begins; the outputs of the
-        last segment, with a first axis of 1.
+        last segment.
     """
-    carried = advance(caches, _at(segments, 0))
-    caches, _ = scan(lambda *x: (advance(*x), None), carried, _at(segments, slice(1, -1)))
-    _, outputs = read(caches, _at(segments, -1))
-    return carried, _with_axis(outputs)
+    carried = advance(caches, at(segments, 0))
+    caches, _ = scan(lambda *x: (advance(*x), None), carried, at(segments, slice(1, -1)))
+    _, outputs = read(caches, at(segments, -1))
+    return carried, outputs
 
 
-def _at(tree, index):
+def at(tree: Any, index: Any) -> Any:
+    """Returns a tree of arrays indexed along their first axis."""
     return jax.tree.map(lambda x: x[index], tree)
-
-
-def _with_axis(tree):
-    return jax.tree.map(lambda x: x[None], tree)

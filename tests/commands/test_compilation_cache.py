@@ -106,7 +106,7 @@ def test_a_folder_that_cannot_be_used_is_said_and_nothing_else_happens(tmp_path,
     (tmp_path / "file").write_text("")
     before = jax.config.jax_compilation_cache_dir
     compilation_cache.begin(str(tmp_path / "file" / "cache"))
-    assert "compiled anew at every start" in caplog.text and "--compilation_cache" in caplog.text
+    assert "--compilation_cache" in caplog.text
     assert jax.config.jax_compilation_cache_dir == before
     compilation_cache.publish()
 

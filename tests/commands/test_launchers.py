@@ -411,7 +411,7 @@ def test_two_processes_of_a_job_save_at_the_signal_are_queued_again_and_go_on(
     job = begin()
     output = job.communicate(timeout=200)[0]
     assert job.returncode == 0, output
-    assert "Going on in" in output and len(calls(tmp_path)) == 1
+    assert "Resuming in" in output and len(calls(tmp_path)) == 1
     with open(tmp_path / "run" / "environment.json") as file:
         assert json.load(file)["processes"] == 2
     ours, theirs = records(tmp_path / "run"), records(straight.folder.path)

@@ -15,7 +15,7 @@ SET = (
     "glibc.malloc.hugetlb=1:glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=8589934592"
     ":glibc.malloc.arena_max=2"
 )
-MISSING = "the malloc settings of scripts/malloc.sh are missing"
+MISSING = "source scripts/malloc.sh"
 
 
 def tunables(**environment):

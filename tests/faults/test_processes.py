@@ -1,4 +1,4 @@
-"""Processes of a run begin only if they were started alike, and none waits for one that is gone."""
+"""Processes of a run start only if they were started alike, and none waits for a lost one."""
 
 import os
 import re
@@ -6,7 +6,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 
 import jax
@@ -30,11 +29,9 @@ LOST = "UNKNOWN: Gloo AllGather failed: [pair.cc:538] Read error [127.0.0.1]: Co
         (ValueError("Trainer.steps = 0: UNKNOWN: at least 1"), False),
     ],
 )
-def test_an_error_of_a_collective_ends_in_words_about_the_other_processes_and_others_as_they_are(
+def test_a_failed_collective_ends_in_a_sentence_about_the_other_processes(
     monkeypatch, capsys, error, lost
 ):
-    told = []
-
     class Left(SystemExit):
         pass
 
@@ -47,69 +44,30 @@ def test_an_error_of_a_collective_ends_in_words_about_the_other_processes_and_ot
     def run(explained, flags_parser):
         explained(["brt"])
 
-    monkeypatch.setattr(processes, "is_watched", lambda: True)
-    monkeypatch.setattr(processes, "end", told.append)
+    monkeypatch.setattr(processes, "is_one_of_several", lambda: True)
     monkeypatch.setattr(os, "_exit", leave)
     monkeypatch.setattr(command_line.app, "run", run)
     monkeypatch.setattr(command_line.compilation_cache, "begin", lambda at: None)
     monkeypatch.setattr(command_line.compilation_cache, "end", lambda: None)
-    with flagsaver.flagsaver(), pytest.raises(Left):
+    with flagsaver.flagsaver(), pytest.raises(Left) as left:
         flags.FLAGS.mark_as_parsed()
         command_line.run(main)
-    said = capsys.readouterr().err
-    assert ("cannot be reached (UNKNOWN: Gloo" in said) == lost
-    assert ("Start all processes again" in said) == lost
-    # One that failed by itself tells the others why.
-    assert told == ([] if lost else [str(error)])
+    assert left.value.code == 1
+    text = capsys.readouterr().err
+    assert ("cannot be reached (UNKNOWN: Gloo" in text) == lost
     # An error that nobody wrote for a person is shown with its traceback.
-    assert ("Traceback" in said) == (not lost and not isinstance(error, ValueError))
+    assert ("Traceback" in text) == (not lost and not isinstance(error, ValueError))
 
 
-# With a service in this process.
-
-
-class Service:
-    """Keys and values, as the coordination service keeps them for all processes."""
-
-    def __init__(self):
-        self.values = {}
-        self.gone = False
-        self.hangs = False
-
-    def key_value_set(self, key, value, allow_overwrite=False):
-        if self.gone:
-            raise RuntimeError("UNAVAILABLE: Socket closed\nRPC: /more")
-        assert allow_overwrite or key not in self.values
-        self.values[key] = value
-
-    def key_value_dir_get(self, prefix):
-        while self.hangs:
-            time.sleep(0.01)
-        return [(key, value) for key, value in list(self.values.items()) if key.startswith(prefix)]
-
-    def blocking_key_value_get(self, key, timeout_in_ms):
-        end = time.monotonic() + min(timeout_in_ms / 1000, 10)
-        while key not in self.values:
-            assert time.monotonic() < end, key
-            time.sleep(0.01)
-        return self.values[key]
-
-
-@pytest.fixture
-def service(monkeypatch):
-    made = Service()
-    monkeypatch.setattr(processes, "_client", lambda: made)
-    monkeypatch.setattr(processes, "BEAT", 0.02)
-    monkeypatch.setattr(processes, "SILENCE", 0.5)
-    return made
-
-
-@pytest.fixture
-def left(monkeypatch):
-    """Sentences with which the process would have ended."""
-    said = []
-    monkeypatch.setattr(processes, "leave", said.append)
-    return said
+def test_each_difference_is_named_with_its_process():
+    first = {"Trainer.seed": "0", "a": "1", "gone": "2"}
+    other = {"Trainer.seed": "3", "a": "1", "new": "4"}
+    assert processes.differences([first, first]) == []
+    assert processes.differences([first, first, other]) == [
+        "Trainer.seed: 0 in process 0, 3 in process 2",
+        "gone: 2 in process 0, (none) in process 2",
+        "new: (none) in process 0, 4 in process 2",
+    ]
 
 
 def until(condition, seconds=10.0):
@@ -117,102 +75,6 @@ def until(condition, seconds=10.0):
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.01)
-
-
-def meet(monkeypatch, service, said):
-    """Holds one meeting of as many processes as there are things said, and what each raised."""
-    raised = [None] * len(said)
-
-    class Numbered(threading.local):
-        number = 0
-        count = len(said)
-
-    number = Numbered()
-    monkeypatch.setattr(processes, "_watch", number)
-
-    def run(i):
-        number.number = i
-        try:
-            processes.agree("bindings", said[i])
-        except ValueError as error:
-            raised[i] = str(error)
-
-    threads = [threading.Thread(target=run, args=(i,)) for i in range(len(said))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return raised
-
-
-def test_processes_that_were_started_alike_agree(monkeypatch, service):
-    said = {"Trainer.seed": "0", "version of jax": "1.2"}
-    assert meet(monkeypatch, service, [said] * 4) == [None] * 4
-
-
-def test_every_process_names_what_differs_and_where(monkeypatch, service):
-    first = {"Trainer.seed": "0", "a": "1", "gone": "2"}
-    other = {"Trainer.seed": "3", "a": "1", "new": "4"}
-    raised = meet(monkeypatch, service, [first, first, other])
-    assert raised[0] == raised[1] == raised[2]
-    assert raised[0].split("\n")[1:-1] == [
-        "  Trainer.seed: 0 in process 0, 3 in process 2",
-        "  gone: 2 in process 0, (none) in process 2",
-        "  new: (none) in process 0, 4 in process 2",
-    ]
-
-
-def test_a_run_of_one_process_agrees_with_itself_and_watches_nobody():
-    processes.agree("bindings", {"Trainer.seed": "0"})
-    processes.watch()
-    assert not processes.is_watched()
-
-
-def test_a_process_that_falls_silent_is_missed_and_one_that_beats_is_not(service, left):
-    first = processes.Watch(0, 2)
-    second = processes.Watch(1, 2)
-    time.sleep(1.5)
-    assert not left
-    second._ended.set()  # it hangs: neither done nor failed
-    until(lambda: left)
-    assert left[0].startswith("Process 1 has given no sign of life")
-    first._ended.set()
-
-
-def test_a_process_that_is_done_is_not_missed(service, left):
-    first = processes.Watch(0, 2)
-    processes.Watch(1, 2).end(processes.DONE)
-    time.sleep(1.5)
-    assert not left
-    first._ended.set()
-
-
-def test_the_reason_of_a_process_that_failed_is_told_by_the_others(service, left):
-    first = processes.Watch(0, 3)
-    processes.Watch(2, 3).end(processes.FAILED + "No file is at x.gin.")
-    until(lambda: left)
-    assert left[0] == "Process 2 ended: No file is at x.gin."
-    first._ended.set()
-
-
-def test_a_service_that_is_gone_ends_the_others_with_a_sentence(service, left):
-    processes.Watch(1, 2)
-    service.gone = True
-    until(lambda: left)
-    assert left[0] == (
-        "Process 0, which all others meet at, does not answer (UNAVAILABLE: Socket closed)."
-    )
-
-
-def test_a_service_that_hangs_ends_the_others_with_a_sentence(service, left):
-    watch = processes.Watch(1, 2)
-    other = processes.Watch(0, 2)
-    service.hangs = True
-    until(lambda: left)
-    assert left[0].startswith("Process 0, which all others meet at, has not answered for")
-    watch._ended.set()
-    other._ended.set()
-    service.hangs = False
 
 
 # With real processes.
@@ -281,7 +143,7 @@ def test_a_closed_terminal_asks_to_end_unless_nohup_has_it_ignored():
             signal.signal(signal.SIGHUP, handler)
             with command_line.terminable("again."):
                 assert (signal.getsignal(signal.SIGHUP) != handler) == heeded
-                assert (signal.SIGHUP in processes.ends_asked_for()) == heeded
+                assert (signal.SIGHUP in processes.signals_to_end()) == heeded
             assert signal.getsignal(signal.SIGHUP) == handler
     finally:
         signal.signal(signal.SIGHUP, previous)
@@ -324,14 +186,6 @@ def test_several_processes_stop_early_together_and_keep_the_same_best_checkpoint
 
 
 @pytest.mark.slow
-def test_a_process_that_cannot_begin_ends_the_others_with_its_reason(tmp_path):
-    path = write_config(tmp_path, *LINES)
-    statuses, outputs = ends(begin(path, tmp_path / "run", of_last=["--gin.Trainer.stps=3"]))
-    assert statuses == [1, 1], outputs
-    assert "Process 1 ended:" in outputs[0] and "stps" in outputs[0] and "stps" in outputs[1]
-
-
-@pytest.mark.slow
 def test_another_store_in_one_process_is_refused_by_all(tmp_path):
     path = write_config(tmp_path, *LINES)
     (tmp_path / "other").mkdir()
@@ -365,7 +219,8 @@ def test_a_lost_process_ends_the_others_and_the_run_goes_on_with_any_number(
     assert time.monotonic() - begun < 120
     started[which].kill()
     started[which].communicate()
-    assert re.search(r"Error: .*Start all processes again", output, re.DOTALL), output
+    # A collective fails where a process was killed; JAX's service names one that hangs.
+    assert re.search(rf"Another process ended|task[:_ ]*{which}|leader", output), output[-3000:]
     for count in (2, 4, 1):
         statuses, outputs = ends(begin(path, tmp_path / "run", count=count))
         assert statuses == [0] * count, outputs

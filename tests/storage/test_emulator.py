@@ -133,7 +133,7 @@ def test_a_run_on_the_emulator_is_killed_and_resumed_bit_for_bit(
     process = start("brt.train", *given)
     output, errors = process.communicate(timeout=240)
     assert process.returncode == 0, errors
-    assert "Going on in" in output
+    assert "Resuming in" in output
     assert records(run) == records(straight.folder.path)
     store_cache.use(str(tmp_path / "cache"))
     try:
@@ -172,7 +172,7 @@ def test_two_processes_write_one_run_to_the_emulator_and_one_goes_on_with_it(
     process = start("brt.train", *given)
     output, errors = process.communicate(timeout=240)
     assert process.returncode == 0, errors
-    assert "Going on in" in output
+    assert "Resuming in" in output
     ours, theirs = records(run), records(straight.folder.path)
     assert [record["step"] for record in ours] == [record["step"] for record in theirs]
     for a, b in zip(ours, theirs, strict=True):

@@ -33,6 +33,7 @@ from brt.reporting.runs import Run
 from brt.training.checkpoints.checkpoint import CheckpointError
 from brt.training.checkpoints.policy import Best, CheckpointPolicy, stopped_early
 from brt.training.loop import TrainingRun
+from brt.training.loop_evaluation import LoopEvaluation
 from brt.training.records.run_folder import read_metrics
 from brt.training.settings import Trainer
 
@@ -95,7 +96,7 @@ def assert_same_end(run, expected):
     """Records, parameters, checkpoints and best evaluation are the same."""
     assert_same_run(run, expected)
     assert records(run.folder.path, *KEPT) == records(expected.folder.path, *KEPT)
-    assert run.best == expected.best
+    assert run.evaluation.best == expected.evaluation.best
     assert run.checkpoints.steps() == expected.checkpoints.steps()
 
 
@@ -181,13 +182,19 @@ def test_a_run_killed_in_any_step_has_the_same_best(tiny, straight, tmp_path, ki
 
 
 @pytest.mark.parametrize(
-    ("place", "number"),
-    [("_compare", 4), ("_compare", 6), ("_save", 4), ("_save", 6), ("_record_end", 1)],
+    ("owner", "place", "number"),
+    [
+        (LoopEvaluation, "_compare", 4),
+        (LoopEvaluation, "_compare", 6),
+        (TrainingRun, "_save", 4),
+        (TrainingRun, "_save", 6),
+        (LoopEvaluation, "record_end", 1),
+    ],
 )
 def test_a_run_killed_around_an_evaluation_ends_early_alike(
-    patient, early, tmp_path, monkeypatch, place, number
+    patient, early, tmp_path, monkeypatch, owner, place, number
 ):
-    usual, calls = getattr(TrainingRun, place), []
+    usual, calls = getattr(owner, place), []
 
     def killing(self, *arguments):
         calls.append(arguments)
@@ -195,7 +202,7 @@ def test_a_run_killed_around_an_evaluation_ends_early_alike(
             raise Killed
         return usual(self, *arguments)
 
-    monkeypatch.setattr(TrainingRun, place, killing)
+    monkeypatch.setattr(owner, place, killing)
     with pytest.raises(Killed):
         train_here(patient, tmp_path)
     assert_same_end(train_here(patient, tmp_path), early)
@@ -219,7 +226,10 @@ def test_a_run_stopped_during_an_evaluation_ends_early_alike(
     run = train_here(patient, tmp_path)
     assert_same_run(run, early)
     assert records(tmp_path, *KEPT) == records(early.folder.path, *KEPT)
-    assert run.best == early.best and run.best.step in run.checkpoints.steps()
+    assert (
+        run.evaluation.best == early.evaluation.best
+        and run.evaluation.best.step in run.checkpoints.steps()
+    )
 
 
 @pytest.mark.slow
@@ -242,7 +252,7 @@ def test_a_run_killed_at_any_moment_has_the_same_best(tiny, straight, tmp_path):
 def test_a_run_without_improvement_stops_early_and_is_done(early, patient, straight):
     found = losses(straight[0])
     assert losses(early) == {step: found[step] for step in (2, 4, 6, 8, 10, 12)}
-    assert int(early.state.step) == 12 and early.best == Best(8, found[8], 2)
+    assert int(early.state.step) == 12 and early.evaluation.best == Best(8, found[8], 2)
     assert early.checkpoints.steps() == [8, 12]
     before = records(early.folder.path, *KEPT)
     assert before[-1] == {"step": 12, "best/stopped_early": 1}
@@ -258,7 +268,7 @@ def test_more_patience_goes_on_as_if_there_had_been_no_less(early, folder, strai
     run = train_here(longer, tmp_path)
     assert run.start == 12
     assert_same_run(run, straight[0])
-    assert run.best == straight[0].best
+    assert run.evaluation.best == straight[0].evaluation.best
 
 
 def test_less_patience_ends_the_run_where_it_is(folder, tiny, tmp_path):

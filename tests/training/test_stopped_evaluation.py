@@ -118,7 +118,7 @@ def test_the_command_makes_the_last_evaluation_and_is_done_then(
         f"--workdir={tmp_path}",
         *(f"--gin.{b.replace(' = ', '=')}" for b in BINDINGS),
     ]
-    for said in ("", f"Going on in {tmp_path} from step 12.", "is trained to its last step, 12."):
+    for said in ("", f"Resuming in {tmp_path} from step 12.", "is trained to its last step, 12."):
         assert command(monkeypatch, train, *line) == 0
         assert said in capsys.readouterr().out
     assert records(tmp_path) == records(straight.folder.path)

@@ -221,7 +221,7 @@ def test_a_termination_signal_saves_and_the_same_command_goes_on(tmp_path):
         process.send_signal(number)
         out, err = process.communicate(timeout=60)
         assert process.returncode == status, err
-        assert ("Going on" in out) == (reached > 0)
+        assert ("Resuming" in out) == (reached > 0)
         if reached:
             assert f"from step {reached:,}." in out
         before, reached = reached, int(re.search(r"saved step (\d+), run again", err)[1])

@@ -72,7 +72,7 @@ def test_a_run_evaluates_the_average_and_a_resumed_one_the_same(tmp_path):
     plain = train_here(build(tmp_path / "tiny.gin"), tmp_path / "plain")
     assert not differing(plain.state.params, straight.state.params)
     assert losses("plain") != losses("straight")
-    read = jax.tree.leaves(straight.evaluator.run(loaded.params))
+    read = jax.tree.leaves(straight.evaluation.evaluator.run(loaded.params))
     assert losses("straight")[-1] in read
 
 

@@ -18,6 +18,10 @@ STOPPED_EARLY = "best/stopped_early"
 """Scalar in the last record of a run that stopped early."""
 
 
+class NoSuchMetric(ValueError):
+    """An evaluation has no scalar of the name that decides."""
+
+
 class Best(NamedTuple):
     """The best evaluation so far.
 
@@ -32,7 +36,7 @@ class Best(NamedTuple):
 
 @configurable
 class CheckpointPolicy:
-    """Says when checkpoints are written, which of them are kept, and when a run stops early.
+    """Rules of when checkpoints are written, which are kept, and when a run stops early.
 
     Args:
         every: steps between checkpoints.
@@ -46,10 +50,6 @@ class CheckpointPolicy:
         mode: whether the lowest value is the best, "min", or the highest, "max"; None follows the
             name of the metric.
         patience: stop after so many evaluations in a row that were not better; None for never.
-
-    Raises:
-        ValueError: settings of the best checkpoint without `keep_best`, or a metric of unknown
-            direction.
     """
 
     def __init__(
@@ -96,15 +96,15 @@ class CheckpointPolicy:
             labelled: whether labelled documents were evaluated.
 
         Raises:
-            ValueError: the evaluation has no such scalar.
+            NoSuchMetric: the evaluation has no such scalar.
         """
         if self.metric is None:
             candidates = OF_LABELS if labelled else ()
             return next((name for name in candidates if name in scalars), "loss")
         if self.metric not in scalars:
-            raise ValueError(
-                f"CheckpointPolicy.metric = {self.metric!r} is none of the scalars of the "
-                f"evaluation in the loop: choose one of {', '.join(sorted(scalars))}."
+            raise NoSuchMetric(
+                f"CheckpointPolicy.metric = {self.metric!r} is not a scalar of the evaluation in "
+                f"the loop: choose one of {', '.join(sorted(scalars))}."
             )
         return self.metric
 

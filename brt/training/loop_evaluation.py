@@ -1,0 +1,126 @@
+"""Evaluations in the loop of a training run: recorded, compared, and perhaps its end."""
+
+from typing import TYPE_CHECKING
+
+from brt.progress import Progress
+from brt.training.checkpoints.policy import BEST_STEP, STOPPED_EARLY
+from brt.training.optimization.weight_average import evaluated_params
+from brt.training.records.run_folder import RunFolder
+from brt.training.resume import recorded_best, recorded_loss
+from brt.training.stopping import StopRequest
+from brt.training.train_step import TrainState
+
+if TYPE_CHECKING:
+    from brt.evaluation.evaluator import Evaluator
+    from brt.experiment import Experiment
+
+SHOWN = (
+    *("bits_per_token", "cleared_bits_per_token", "bits_per_byte", "recall_accuracy"),
+    *("answer_accuracy", "task_accuracy", "f1", "macro_f1", "answer_f1"),
+)
+"""Scalars of an evaluation that the terminal shows."""
+
+
+class _Stopped(Exception):
+    """The run was asked to stop during an evaluation."""
+
+
+class LoopEvaluation:
+    """Evaluates every `Trainer.eval_every` steps.
+
+    Args:
+        evaluator: None for no evaluations.
+        experiment: the model and the settings.
+        folder: takes the records.
+        stop: asks the run to stop, also during an evaluation.
+        step: that the run begins or is resumed at.
+        pending: the evaluation at this step was not finished when the checkpoint was written.
+
+    Attributes:
+        best: the best evaluation so far.
+        pending: the evaluation at the current step is to be made.
+        scalars: `eval/*` of the last one of this process.
+    """
+
+    def __init__(
+        self,
+        evaluator: "Evaluator | None",
+        experiment: "Experiment",
+        folder: RunFolder,
+        stop: StopRequest,
+        step: int,
+        pending: bool,
+    ):
+        self.evaluator = evaluator
+        self.pending = pending and evaluator is not None
+        self.scalars: dict[str, float] = {}
+        self._trainer = experiment.trainer
+        self._policy = experiment.trainer.policy
+        self._max_steps = experiment.evaluation.max_steps
+        self._folder = folder
+        self._stop = stop
+        self._start = step
+        self.best, self.end_is_recorded = recorded_best(folder.path, step, self._trainer)
+
+    def resumed(self, state: TrainState) -> TrainState:
+        """Returns the state after a pending evaluation that was recorded before a kill, if any."""
+        if self.pending and (loss := recorded_loss(self._folder.path, self._start)) is not None:
+            self.pending = False
+            return self._with_plateau(state, loss)
+        return state
+
+    def is_due(self, step: int) -> bool:
+        """Tells whether there is an evaluation after this step."""
+        if self.evaluator is None:
+            return False
+        return step % self._trainer.eval_every == 0 or step == self._trainer.steps
+
+    def run(self, state: TrainState, step: int, progress: Progress) -> TrainState | None:
+        """Evaluates; returns the state, with the plateau rule updated, or None if asked to stop.
+
+        Raises:
+            brt.training.checkpoints.policy.NoSuchMetric: after which the run should be saved.
+        """
+        assert self.evaluator is not None
+        self.pending = True
+        label = None if progress.quiet else f"evaluating step {step:,}, segments"
+        try:
+            scalars = self.evaluator.run(
+                evaluated_params(state), label, self._max_steps, self._raise_if_stopped
+            )
+        except _Stopped:
+            return None
+        self.scalars = {f"eval/{name}": value for name, value in scalars.items()}
+        self._folder.record(step, self.scalars | self._compare(step, scalars))
+        self.pending = False
+        shown = "  ".join(f"{name} {scalars[name]:.4f}" for name in SHOWN if name in scalars)
+        progress.note(f"eval at step {step:,}: {shown}")
+        return self._with_plateau(state, scalars["loss"])
+
+    def _raise_if_stopped(self):
+        if self._stop.is_set():
+            raise _Stopped
+
+    def _with_plateau(self, state, loss):
+        if plateau := self._trainer.plateau:
+            return state._replace(optimizer=plateau.after_evaluation(state.optimizer, loss))
+        return state
+
+    def _compare(self, step, scalars):
+        """Updates the best evaluation; returns the scalars that record it."""
+        if not self._policy.keep_best:
+            return {}
+        metric = self._policy.metric_of(scalars, self._trainer.stream == "labelled")
+        self.best = self._policy.after(self.best, step, metric, scalars[metric])
+        if self.best.step is None:
+            return {}
+        return {BEST_STEP: self.best.step, f"best/{metric}": self.best.value}
+
+    def stops_early(self, step: int) -> bool:
+        """Tells whether the run ends after this step, before its last one."""
+        return step < self._trainer.steps and self._policy.stops(self.best)
+
+    def record_end(self, step: int, progress: Progress) -> None:
+        """Records that the run stops early."""
+        self._folder.record(step, {STOPPED_EARLY: 1})
+        progress.note(f"Stopped early at step {step:,}: {self._policy.reason(self.best)}.")
