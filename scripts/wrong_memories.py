@@ -354,7 +354,7 @@ POOLED = _of(
             "present_BM = cache.count_B[:, None] > ",
             "present_BM = cache.count_B[:, None] >= 0 * ",
         ),
-        "one_layer_higher": ("layer != self.layer - 1", "layer != self.layer"),
+        "one_layer_higher": ("layer == self.layer - 1", "layer == self.layer"),
         "cleared_keeps_the_vectors": ("        return empty\n", "        return self\n"),
         "overlap_keeps_the_oldest": (
             "newest = OverlapCache(x_BJD[:, T:], count_B)",
@@ -381,8 +381,8 @@ WINDOW_CELL = _of(
     ("gpt2_cell", "rmt_gpt2_cell"),
     {
         "reads_another_layer": (
-            "self.token_keys(keys[self.index])",
-            "self.token_keys(keys[self.index + 1])",
+            "self.token_keys(segment.keys[self.index])",
+            "self.token_keys(segment.keys[self.index + 1])",
         ),
         "keys_keep_their_length": (
             "return LayerKeys(unit_heads(k_BJHK), v_BJHK)",

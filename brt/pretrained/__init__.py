@@ -1,9 +1,9 @@
-"""Pretrained transformers: backbones read from folders in the Hub's format, and memories for them.
+"""Pretrained transformers from folders in the Hub's format, and memories for them.
 
 Letters as in `brt.models`, and in this folder:
 
-J positions that a query may see: of a window, or of vectors before it and a window
-R rows of position embeddings    L layers whose outputs are mixed
-G heads of keys and values, each of H / G heads of queries    E = G * K
-O tokens that two windows share    M vectors that a memory adds to a layer    U hidden units
+J positions that a query may see    G heads of keys and values, each of H / G heads of queries
+R rows of an embedding matrix of positions or distances    E = G * K
+L layers whose outputs are mixed    O tokens that two windows share    U hidden units
+M vectors that a memory adds to a layer    N classes    S memory vectors, or states
 """

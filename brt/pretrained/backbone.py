@@ -1,6 +1,6 @@
 """A pretrained backbone: a stack of layers over one window, without a memory.
 
-docs/pretrained.md says what a new backbone defines. Letters as in `brt.pretrained`.
+Letters as in `brt.pretrained`.
 """
 
 import functools
@@ -28,7 +28,7 @@ class Reading(NamedTuple):
     """The results of a forward pass.
 
     outputs: of each layer, (B, T, D), the last one after the final norm. keys: of each layer.
-    kept: of each layer, the arrays that `Reads.read` returned for the caller.
+    kept: of each layer, what `Reads.read` returned for the caller.
     """
 
     outputs: tuple[jax.Array, ...]
@@ -43,15 +43,11 @@ class PretrainedBackbone(nnx.Module):
     `folder`, a path that overrides `Pretrained.folder`.
 
     Class attributes:
-        settings_type: the dataclass of its settings.
         model_types: of the folders that it reads, and how transformers names their models.
 
     Attributes:
-        folder: the `HubFolder` its parameters come from, or None: they are random.
-        layers: `BackboneLayer`s.
+        folder: None: the parameters are random.
         num_positions: positions that a window may have; None for any number.
-        dropout: of activations in training.
-        dtype: of activations.
     """
 
     settings_type: ClassVar[type[Settings]]
@@ -67,7 +63,7 @@ class PretrainedBackbone(nnx.Module):
     dtype: np.dtype
 
     def __init_subclass__(cls, **options: Any):
-        """Gives a class with its own settings a constructor whose parameters are these."""
+        """Gives a class with its own settings a constructor with these parameters."""
         super().__init_subclass__(**options)
         if "settings_type" not in vars(cls):
             return
@@ -113,7 +109,6 @@ class PretrainedBackbone(nnx.Module):
 
     @property
     def activation(self) -> Callable[[jax.Array], jax.Array]:
-        """The activation function of its MLPs."""
         return ACTIVATIONS[self.settings.activation]
 
     def divided_sizes(self) -> dict[str, int]:
@@ -133,15 +128,15 @@ class PretrainedBackbone(nnx.Module):
     # The stack of layers.
 
     def shared(self, entered_BTD: jax.Array, real_BT: jax.Array | None) -> Any:
-        """Returns what all layers share, computed once a window from its inputs."""
+        """Returns what all layers share, computed once per window."""
         return None
 
     def between(self, number: int, x_BTD: jax.Array, shared: Any) -> jax.Array:
-        """Returns the inputs of the next layer from the outputs of one, counted from 0."""
+        """Returns the inputs of the layer after layer `number`."""
         return x_BTD
 
     def leave(self, x_BTD: jax.Array) -> jax.Array:
-        """Returns the last layer's outputs after the final norm, if there is one."""
+        """Returns the outputs of the last layer after the final norm, if there is one."""
         return x_BTD
 
     def run(
@@ -153,10 +148,7 @@ class PretrainedBackbone(nnx.Module):
         keys: Sequence[jax.Array | None],
         shared: Any = None,
     ) -> Reading:
-        """Runs all layers on the inputs of the first; arguments as of `Decoder.read`.
-
-        keys: of `dropout_keys`.
-        """
+        """Runs all layers; arguments as of `Decoder.read`, keys of `dropout_keys`."""
         layers = []
         for i, (layer, key) in enumerate(zip(self.layers, keys[1:], strict=True)):
             run: Callable[..., Any] = functools.partial(
@@ -196,10 +188,9 @@ class PretrainedBackbone(nnx.Module):
         return list(jax.random.split(key, count))
 
     def dropped(self, x_BTD: jax.Array, key: jax.Array | None) -> jax.Array:
-        """Returns embeddings after dropout."""
         return independent_dropout(x_BTD, self.dropout, key)
 
     def flops_of_layers(self, keys_seen: float) -> float:
-        """Returns operations of one position in all layers, whose queries see so many keys."""
+        """Returns operations of one position in all layers, which sees so many keys."""
         A = self.sizes.attention_size
         return sum(2 * matrix_size(layer) + 4 * A * keys_seen for layer in self.layers)

@@ -30,7 +30,7 @@ Drop = Callable[[jax.Array], jax.Array]
 
 
 class LayerKeys(NamedTuple):
-    """Keys and values in one layer, (B, J, G, K). Rotary keys are not rotated yet."""
+    """Keys and values in one layer, (B, J, G, K), before rotation."""
 
     keys_BJGK: jax.Array
     values_BJGK: jax.Array
@@ -46,8 +46,7 @@ class Extra(NamedTuple):
 class Seen(NamedTuple):
     """What the queries of a layer may attend to.
 
-    keys: `LayerKeys` of J vectors. positions_BJ: int32, their positions. bias_BQJ: float, the
-        attention bias: 0, or `HIDDEN`; axes of batch and queries may be 1.
+    positions_BJ: int32. bias_BQJ: the attention bias, 0 or `HIDDEN`; B and Q may be 1.
     """
 
     keys: LayerKeys
@@ -75,7 +74,7 @@ class Seen(NamedTuple):
 
 
 class Heads(NamedTuple):
-    """Queries (B, T, H, K) of a layer, keys and values (B, T, G, K), and what they are made of.
+    """Queries of a layer, and keys and values.
 
     normed_BTD: the layer's inputs as its matrices are multiplied with them.
     """
@@ -86,7 +85,7 @@ class Heads(NamedTuple):
 
 
 class Reads:
-    """What memories add to the layers of a window; this one adds nothing. Layers count from 0."""
+    """What memories add to the layers of a window: nothing. Layers count from 0."""
 
     def extra(self, layer: int) -> Extra | None:
         """Returns further keys and values of a layer."""
@@ -97,8 +96,7 @@ class Reads:
     ) -> tuple[jax.Array, jax.Array | None, Any]:
         """Returns the result of a layer's attention with what memories add to its heads.
 
-        Also returns what is added to the attention's output, (B, T, D) or None, and arrays that the
-        caller of the window gets back, in any nesting.
+        Also what is added to the attention's output, (B, T, D) or None, and arrays for the caller.
         """
         return attended_BTHK, None, ()
 
@@ -117,7 +115,7 @@ class Norm(LayerNorm):
 class RootNorm(nnx.Module):
     """x / rms(x) * scale, with its own epsilon.
 
-    upcast: the product with the scale in float32, and not in the type of x.
+    upcast: multiply by the scale in float32, and not in the type of x.
     """
 
     def __init__(self, rngs: nnx.Rngs, width: int, epsilon: float, upcast: bool = False):
@@ -145,12 +143,12 @@ def split_heads(x_BTA: jax.Array, num_heads: int) -> jax.Array:
 
 
 def join_heads(x_BTHK: jax.Array) -> jax.Array:
-    """Returns heads (..., H, K) concatenated, (..., A)."""
+    """Returns heads (..., H, K) as (..., A)."""
     return x_BTHK.reshape(*x_BTHK.shape[:-2], -1)
 
 
 def repeat_keys(keys: LayerKeys, num_heads: int) -> LayerKeys:
-    """Returns keys and values of H heads, (B, J, H, K): grouped ones are repeated."""
+    """Repeats grouped keys and values, (B, J, H, K)."""
     each = num_heads // keys.keys_BJGK.shape[2]
     return LayerKeys(*(jnp.repeat(x, each, axis=2) if each > 1 else x for x in keys))
 
@@ -169,12 +167,11 @@ def attend_to(
 
 
 def attention_scale(head_size: int) -> float:
-    """Returns 1 / sqrt(K)."""
     return 1 / math.sqrt(head_size)
 
 
 def drops(key: jax.Array | None, rate: float) -> Drop:
-    """Returns dropout that uses another key at each call; the identity without a key."""
+    """Returns dropout with another key at each call; the identity without a key."""
     count = itertools.count()
 
     def drop(x_BTD):
@@ -189,7 +186,6 @@ class BackboneLayer(nnx.Module):
     """One layer of a backbone: the base of all.
 
     Attributes:
-        sizes: D, H, K, F.
         score_scale: factor of the scores.
         parallel: whether the MLP has the layer's inputs, and not the residual after attention.
     """
@@ -214,9 +210,7 @@ class BackboneLayer(nnx.Module):
     ) -> jax.Array:
         """Returns the result of attention of queries at these positions, (B, T, H, K).
 
-        Args:
-            keep_HTJ: multiplies the weights (dropout), or None.
-            shared: of the backbone's `shared`.
+        keep_HTJ: multiplies the weights (dropout). shared: of the backbone's `shared`.
         """
         queries_BTHK, keys = self.placed(queries_BTHK, positions_BT, seen)
         bias_BHTJ = self.attention_bias(queries_BTHK, seen, shared)
@@ -244,8 +238,8 @@ class BackboneLayer(nnx.Module):
         Args:
             x_BTD: its inputs.
             attended_BTHK: the result of attention.
-            added_BTD: added to the output of the attention, before its residual.
-            drop: dropout of what enters the residual stream.
+            added_BTD: added to the output of the attention.
+            drop: dropout before each residual.
         """
         y_BTD = self.written(attended_BTHK)
         y_BTD = drop(y_BTD if added_BTD is None else y_BTD + added_BTD)
@@ -259,15 +253,15 @@ class BackboneLayer(nnx.Module):
         return linear(join_heads(attended_BTHK), self.output_AD, self.output_bias_D)
 
     def mlp(self, x_BTD: jax.Array) -> jax.Array:
-        """Returns the output of the MLP with the norm before it, (B, T, D)."""
+        """Returns the output of the MLP, with the norm before it."""
         raise NotImplementedError
 
     def after_attention(self, x_BTD: jax.Array) -> jax.Array:
-        """Returns the residual stream after the norm that follows attention, if there is one."""
+        """Returns the residual after the norm that follows attention, if there is one."""
         return x_BTD
 
     def after_mlp(self, x_BTD: jax.Array) -> jax.Array:
-        """Returns the residual stream after the norm that follows the MLP, if there is one."""
+        """Returns the residual after the norm that follows the MLP, if there is one."""
         return x_BTD
 
 

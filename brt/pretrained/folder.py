@@ -1,7 +1,6 @@
 """A folder in the Hub's format as data: config.json and safetensors, read and written.
 
-Nothing in a folder is run or unpickled, and nothing outside it is read. Tensors are arrays by their
-names on disk; `names.py` says which parameter each is.
+Nothing in a folder is run or unpickled, and nothing outside it is read.
 """
 
 import contextlib
@@ -42,7 +41,7 @@ MAX_JSON_BYTES = 64 * 2**20
 
 
 class TensorInfo(NamedTuple):
-    """A tensor of a file, not read: its file in the folder, its safetensors type, its shape."""
+    """A tensor of a file, not read: its file, its safetensors type, its shape."""
 
     file: str
     dtype: str
@@ -76,7 +75,6 @@ class HubFolder:
             )
 
     def file(self, name: str) -> str:
-        """Returns the path of a file of the folder."""
         return os.path.join(self.path, name)
 
     def _checked(self, name):
@@ -210,7 +208,7 @@ def write_folder(
         path: of the folder, which must not exist yet or be empty.
         config: of config.json.
         tensors: by their names on disk.
-        copied_from: a folder whose tokenizer files are copied; None for none.
+        copied_from: a folder whose tokenizer files are copied.
         further: contents of further files by their names.
     """
     path = folder_of(path)

@@ -38,11 +38,11 @@ from brt.pretrained.windows import (
 class DecodingMemory(NamedTuple):
     """A memory while a window is being filled.
 
-    cache: before the window. view: of the cache. summary: of the window so far.
+    cache: before the window. read: of the cache. summary: of the window so far.
     """
 
     cache: Any
-    view: Any
+    read: Any
     summary: Any
 
 
@@ -55,10 +55,10 @@ class PretrainedLanguageModel(WithMemories, DecoderModel):
         memories: build `WindowMemory`s, one of each name. None: every window stands alone.
         overlap: O, tokens of a window that the next window begins with. A window has O + N
             positions for segments of N tokens; a document's first has N.
-        special_tokens: further entries of the vocabulary; a pretrained one has none.
+        special_tokens: must be 0.
 
-    Source: Yoshida et al. 2020, sections 3 and 4. There a document's first window has all its
-    positions new; here all windows have N new tokens, so later ones begin O tokens earlier.
+    Source: Yoshida et al. 2020, sections 3 and 4. There all positions of a document's first window
+    are new.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class PretrainedLanguageModel(WithMemories, DecoderModel):
 
     @property
     def period(self) -> int:
-        """P, tokens of a segment: memories are updated at the ends of windows."""
+        """P, tokens of a segment."""
         return self.segment_length
 
     def for_segments(self, length: int) -> Self:
@@ -114,7 +114,6 @@ class PretrainedLanguageModel(WithMemories, DecoderModel):
     # Segments.
 
     def init_caches(self, rows: int) -> tuple:
-        """Returns an `OverlapCache` and the caches of the memories."""
         x_BOD = jnp.zeros((rows, self.overlap, self.width), self.dtype)
         return (OverlapCache(x_BOD, jnp.zeros(rows, jnp.int32)), *self.init_memories(rows))
 
@@ -189,7 +188,7 @@ class PretrainedLanguageModel(WithMemories, DecoderModel):
             layers=tuple(LayerKeys(*map(padded, keys)) for keys in reading.keys),
             extras=reads.extra_keys,
         )
-        parts = zip(memories, reads.views, self.summaries(reading, positions), strict=True)
+        parts = zip(memories, reads.read_once, self.summaries(reading, positions), strict=True)
         return reading.outputs[-1][:, O:], (window, *(DecodingMemory(*part) for part in parts))
 
     def _nothing(self, rows):
@@ -211,8 +210,8 @@ class PretrainedLanguageModel(WithMemories, DecoderModel):
         at = slots(window.before_B, O, P, P)
         visible_BJ = (at.index_BJ >= 0) & (jnp.arange(O + P) <= slot_B[:, None])
         bias_B1J = attention_bias(visible_BJ)[:, None]
-        parts = [part.cache for part in memories], [part.view for part in memories]
-        reads = WindowReads(self.body, self.memories, *parts, window.extras)
+        before, read = [part.cache for part in memories], [part.read for part in memories]
+        reads = WindowReads(self.body, self.memories, before, read, window.extras)
 
         def seen(i, keys):
             keys = write_keys(window.layers[i], keys, slot_B, reads_B)
@@ -252,14 +251,13 @@ class PretrainedLanguageModel(WithMemories, DecoderModel):
     # Receptive field and cost.
 
     def windows_reach(self) -> int:
-        """Returns how far back the last token of a window sees, memory tokens not counted."""
         return self.overlap + self.tokens_of_window - 1
 
     def receptive_field(self) -> float:
         return math.inf if self.memories else self.windows_reach()
 
     def flops_per_position(self) -> float:
-        """Returns operations of a window for each of its new tokens, which share its cost."""
+        """Returns operations of a window per new token."""
         T = self.overlap + self.period
         layers = self.body.flops_of_layers((T + 1) / 2) * T
         return (layers + self.flops_of_window(T)) / self.period

@@ -14,7 +14,6 @@ class Tensor(NamedTuple):
     """A tensor on disk and the parameters it holds.
 
     Attributes:
-        name: on disk.
         parameters: paths in the tree of parameters, such as "layers.0.queries_DA". Several are
             concatenated along the last axis, after transposing.
         transposed: a matrix stored (out, in); parameters are (in, out).
@@ -29,7 +28,7 @@ class Tensor(NamedTuple):
     optional: bool = False
 
     def split(self, array: np.ndarray) -> list[np.ndarray]:
-        """Returns the parameters in a tensor on disk, in the order of `parameters`."""
+        """Returns the parameters in a tensor on disk."""
         array = array.T if self.transposed else array
         parts = len(self.parameters)
         if not self.heads:
@@ -38,7 +37,7 @@ class Tensor(NamedTuple):
         return [by_head[..., i, :].reshape(*array.shape[:-1], -1) for i in range(parts)]
 
     def join(self, arrays: Sequence[np.ndarray]) -> np.ndarray:
-        """Returns the tensor on disk that holds these parameters."""
+        """Returns the tensor on disk of these parameters."""
         if self.heads:
             by_head = [part.reshape(*part.shape[:-1], self.heads, -1) for part in arrays]
             array = np.stack(by_head, axis=-2).reshape(*arrays[0].shape[:-1], -1)
@@ -53,24 +52,18 @@ class Tensor(NamedTuple):
 
 
 def norm_tensors(disk: str, path: str, bias: bool = True) -> list[Tensor]:
-    """Returns the tensors of a norm: its scale, and its bias if it has one."""
+    """Returns the tensors of a norm."""
     scale = Tensor(f"{disk}.weight", (f"{path}.scale_D",))
     return [scale, Tensor(f"{disk}.bias", (f"{path}.bias_D",))] if bias else [scale]
 
 
 def matrix_tensors(disk: str, path: str, bias: str = "") -> list[Tensor]:
-    """Returns the tensors of a matrix stored (out, in) and of its bias.
-
-    Args:
-        disk: the name without `.weight`.
-        path, bias: of the parameters; an empty one for no bias.
-    """
+    """Returns the tensors of a matrix stored (out, in) and of its bias; "": no bias."""
     matrix = Tensor(f"{disk}.weight", (path,), transposed=True)
     return [matrix, Tensor(f"{disk}.bias", (bias,))] if bias else [matrix]
 
 
 def optional(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Returns tensors that a folder may lack."""
     return [tensor._replace(optional=True) for tensor in tensors]
 
 
@@ -79,7 +72,6 @@ class Names:
     """The tensors of a model's folder, and what else a folder may hold.
 
     Attributes:
-        tensors: all of them.
         prefix: of the names of the backbone; folders without a head leave it out.
         ignored: regular expressions of names, prefix included: buffers, and heads of other tasks.
         old_endings: pairs of an ending in old files, and the ending in `tensors`.
@@ -93,7 +85,7 @@ class Names:
     def on_disk(self, folder: HubFolder) -> dict[str, str]:
         """Returns the name in the folder of each tensor that it holds.
 
-        Refuses a folder with a tensor that is there twice, is missing, or is unknown.
+        Refuses tensors that are there twice, are missing, or are unknown.
         """
         expected = {tensor.name for tensor in self.tensors}
         names: dict[str, str] = {}
@@ -137,7 +129,6 @@ class Names:
         return long if long in expected or self._ignores(long) else name
 
     def _held(self, folder: HubFolder) -> Iterator[tuple[Tensor, str]]:
-        """Returns the tensors that the folder holds, with their names in it."""
         on_disk = self.on_disk(folder)
         return ((t, on_disk[t.name]) for t in self.tensors if t.name in on_disk)
 
@@ -153,7 +144,7 @@ class Names:
                 )
 
     def read(self, folder: HubFolder) -> dict[str, Any]:
-        """Returns the parameters that the folder holds, a nested dictionary of float32 arrays."""
+        """Returns the parameters in the folder, a nested dictionary of float32 arrays."""
         tree: dict[str, Any] = {}
         for tensor, name in self._held(folder):
             parts = tensor.split(folder.read(name))
@@ -166,12 +157,12 @@ class Names:
         return tree
 
     def missing(self, folder: HubFolder) -> list[str]:
-        """Returns the optional tensors that the folder does not hold."""
+        """Returns the optional tensors that the folder lacks."""
         on_disk = self.on_disk(folder)
         return [tensor.name for tensor in self.tensors if tensor.name not in on_disk]
 
     def write(self, parameters: Mapping) -> dict[str, np.ndarray]:
-        """Returns the tensors on disk of parameters, or of gradients, a nested dictionary."""
+        """Returns the tensors on disk of parameters or gradients, a nested dictionary."""
         return {
             tensor.name: tensor.join([np.asarray(leaf(parameters, p)) for p in tensor.parameters])
             for tensor in self.tensors

@@ -8,7 +8,7 @@ section 5.4.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Annotated, Any, NamedTuple, Self, cast
 
 import jax
@@ -22,8 +22,8 @@ from brt.models.layers.initializers import normal, parameter
 from brt.models.layers.losses import token_losses
 from brt.models.layers.precision import at_least_float32
 from brt.models.memory_tokens.layout import MemoryLayout
-from brt.models.memory_tokens.memory import MemoryCache
-from brt.models.model import Reader
+from brt.models.memory_tokens.memory import TokenMemory
+from brt.models.model import Metrics, Reader
 from brt.pretrained.decoder_model import warn_of_random_parameters
 from brt.pretrained.encoders.bert import BERT
 from brt.pretrained.encoders.encoder import Encoder
@@ -51,10 +51,7 @@ HEADS = {
 
 
 class HighestCache(NamedTuple):
-    """The maximum of the outputs of all segments' first positions.
-
-    first_BD: (B, D), float32 or wider. Empty: `LOWEST`.
-    """
+    """The maximum of the outputs of all segments' first positions, (B, D). Empty: `LOWEST`."""
 
     first_BD: jax.Array
 
@@ -173,7 +170,6 @@ class PretrainedReader(WithMemories, Reader[Embedded, Outputs]):
 
     @property
     def layout(self) -> MemoryLayout:
-        """A segment with memory vectors behind its first positions."""
         return MemoryLayout(
             self.num_memory, self.segment_length, False, after=self.body.memory_after
         )
@@ -193,11 +189,14 @@ class PretrainedReader(WithMemories, Reader[Embedded, Outputs]):
 
     def init_caches(self, rows: int) -> tuple:
         highest_dtype = jnp.promote_types(self.dtype, jnp.float32)
-        caches: list[Any] = [HighestCache(jnp.full((rows, self.body.width), LOWEST, highest_dtype))]
-        if self.num_memory:
-            memory_SD = self.memory_SD[...].astype(self.dtype)
-            caches.append(MemoryCache(jnp.broadcast_to(memory_SD, (rows, *memory_SD.shape))))
-        return (*caches, *self.init_memories(rows))
+        highest = HighestCache(jnp.full((rows, self.body.width), LOWEST, highest_dtype))
+        tokens = (self.memory.init_cache(rows, self.dtype),) if self.num_memory else ()
+        return (highest, *tokens, *self.init_memories(rows))
+
+    @property
+    def memory(self) -> TokenMemory:
+        """The segment memory, whose parameters belong to the model."""
+        return TokenMemory(self.memory_SD)
 
     def embed(self, tokens_BT: jax.Array) -> Embedded:
         return Embedded(self.body.embed(tokens_BT), tokens_BT != PADDING)
@@ -210,16 +209,18 @@ class PretrainedReader(WithMemories, Reader[Embedded, Outputs]):
         after: list[Any] = []
         S = self.num_memory
         if S:
-            memory_BSD = others.pop(0).memory_BSD.astype(x.dtype)
-            x = self.layout.surround(x, memory_BSD)
+            tokens = others.pop(0)
+            x = self.layout.surround(x, self.memory.read(tokens, x.dtype).x_BMD)
             real_BX = self.layout.surround(real_BX, jnp.ones((len(real_BX), S), bool))
         reading = self.body.read(x, real_BX, self.reads(others), key)
         y_BTD = y_BXD = reading.outputs[-1]
+        metrics: Metrics = {}
         if S:
             y_BTD, memory_BSD = self.layout.divide(y_BXD)
-            after.append(MemoryCache(memory_BSD))
+            tokens, metrics = self.memory.update(tokens, memory_BSD)
+            after.append(tokens)
         summaries = self.summaries(reading, Positions(real_BX, jnp.zeros_like(real_BX)))
-        others, metrics = self.updated(others, summaries, reading.keys)
+        others, memory_metrics = self.updated(others, summaries, reading.keys)
         first_BD = jnp.maximum(highest.first_BD, at_least_float32(y_BTD[:, 0]))
         highest = HighestCache(first_BD.astype(highest.first_BD.dtype))
         first_BD = first_BD.astype(y_BTD.dtype)
@@ -227,7 +228,7 @@ class PretrainedReader(WithMemories, Reader[Embedded, Outputs]):
             outputs = Outputs(y_BXD, real_BX, first_BD)
         else:
             outputs = Outputs(y_BTD, x_BTD.real_BT, first_BD)
-        return outputs, (highest, *after, *others), metrics
+        return outputs, (highest, *after, *others), metrics | memory_metrics
 
     # Answers.
 
@@ -284,12 +285,10 @@ class PretrainedReader(WithMemories, Reader[Embedded, Outputs]):
     # Parameters and cost.
 
     def names(self) -> Names:
-        """Returns the tensors on disk of backbone and head."""
         return whole_names(self.body, self.head)
 
     @property
     def folder(self) -> HubFolder | None:
-        """The folder that it begins with."""
         return self.body.folder
 
     def config(self) -> dict[str, Any]:
@@ -318,7 +317,7 @@ class PretrainedReader(WithMemories, Reader[Embedded, Outputs]):
             )
         return names.read(folder)
 
-    def gradient_metrics(self, grads: Mapping) -> dict[str, jax.Array]:
+    def gradient_metrics(self, grads: dict) -> Metrics:
         metrics = super().gradient_metrics(grads)
         if "memory_SD" in grads:
             metrics["memory_grad_norm"] = optax.tree.norm(grads["memory_SD"])

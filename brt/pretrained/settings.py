@@ -1,8 +1,8 @@
 """The settings of a pretrained family, each declared once, as a field of a frozen dataclass.
 
-`hub` adds to a field the key of a folder's config.json that holds the same value. From the fields
-follow the parameters of the backbone's constructor, which gin binds; the reading and writing of
-config.json; and the check that bindings agree with a folder.
+`hub` adds to a field the key of config.json that holds the same value. From the fields follow the
+parameters of the backbone's constructor, which gin binds; the reading and writing of config.json;
+and the check that bindings agree with a folder.
 """
 
 import dataclasses
@@ -84,7 +84,7 @@ class HubConfig:
         self.model_type: str = folder.config["model_type"]
 
     def get(self, name: str) -> Any:
-        """Returns the value of a key, in objects by dots; None where it is absent."""
+        """Returns the value of a key; None where it is absent."""
         value: Any = self.folder.config
         for step in name.split("."):
             if not isinstance(value, dict):
@@ -94,7 +94,6 @@ class HubConfig:
         return value
 
     def refused(self, name: str, why: str) -> ValueError:
-        """Returns the error that names the file, the key and its value."""
         return ValueError(f"{self.file}: {name} = {self.get(name)!r:.80} {why}.")
 
     def only(self, name: str, computed: Any) -> None:
@@ -105,14 +104,13 @@ class HubConfig:
             raise self.refused(name, f"is not supported: only {computed!r} is")
 
     def flag(self, name: str, default: bool) -> bool:
-        """Returns true or false."""
         value = self.get(name)
         if not isinstance(value, bool | None):
             raise self.refused(name, "must be true or false")
         return default if value is None else value
 
     def name_of(self, key: Key) -> str:
-        """Returns the key that counts: the first that is present, or the first."""
+        """Returns the key that counts."""
         return next((name for name in key.names if self.get(name) is not None), key.names[0])
 
     def setting(self, field: dataclasses.Field, settings: Mapping[str, Any]) -> Any:
@@ -135,15 +133,15 @@ class HubConfig:
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """The settings of every backbone: the base of those of all families.
+    """The settings of every backbone.
 
     A family adds vocabulary_size V, num_layers, width D, num_heads H, feed_forward_size F and
     epsilon, that of its norms. Settings that end in `_id` are entries of the vocabulary.
 
     Attributes:
         fixed: keys of config.json for which brt computes one value only.
-        dropout: rate on embeddings, attention weights, and what enters the residual stream. The
-            rates of a folder are those of its pretraining, and are not read.
+        dropout: rate on embeddings, attention weights, and before each residual. The rates of a
+            folder are those of its pretraining, and are not read.
         activation_dtype: of activations; parameters stay float32.
         remat: "layer" recomputes each layer in the backward pass.
     """
@@ -161,7 +159,7 @@ class Settings:
 
     @classmethod
     def parameters(cls) -> list[inspect.Parameter]:
-        """Returns the parameters of a constructor that takes these settings; None: not bound."""
+        """Returns the parameters of a constructor with these settings; None: not bound."""
 
         def parameter(field, default, declared):
             kind = inspect.Parameter.KEYWORD_ONLY
@@ -199,7 +197,7 @@ class Settings:
         """Changes settings by what else the folder says."""
 
     def resolved(self) -> Self:
-        """Returns the settings with those filled in that follow from others; `Misfit`: bad ones."""
+        """Returns the settings with those filled in that follow from others, or raises `Misfit`."""
         settings: Any = self
         for name in self.fields():
             value = getattr(self, name)
@@ -210,7 +208,6 @@ class Settings:
         return self
 
     def sizes(self) -> Sizes:
-        """Returns the sizes of a layer; K = D / H where no head size is declared."""
         own: Any = self
         head_size = getattr(self, "head_size", None) or own.width // own.num_heads
         return Sizes(own.width, own.num_heads, head_size, own.feed_forward_size)
@@ -234,7 +231,7 @@ def settle(
         backbone: its name, for messages.
         kind: of its family.
         bound: by name; None where nothing is bound. One that differs from the folder is refused.
-        folder: that it begins with; None for random parameters.
+        folder: None for random parameters.
     """
     bound = {
         name: tuple(value) if isinstance(value, list) else value

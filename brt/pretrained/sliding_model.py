@@ -1,12 +1,10 @@
 """A pretrained decoder with rotary positions over a sliding window, with or without a memory.
 
-Every token sees the W tokens up to itself, in this segment or the one before: keys are cached
-before they are rotated, and rotated by their position in their block, since attention depends on
-differences only. So a cut of the document changes nothing. Letters as in `brt.pretrained`; W tokens
-of a block, X blocks of all batch elements.
+Every token sees the W tokens up to itself. Keys are cached before they are rotated, and rotated by
+their position in their block, since attention depends on differences only. So a cut of the document
+changes nothing. Letters as in `brt.pretrained`; X blocks of all batch elements.
 
-Source: Block-Recurrent, section 3 (Slide and Rec), on a pretrained backbone. There a token does not
-see itself; here it does.
+Source: Block-Recurrent, section 3 (Slide and Rec), where a token does not see itself.
 """
 
 import math
@@ -39,10 +37,7 @@ from brt.pretrained.windows import attention_bias
 
 
 class BlocksCache(NamedTuple):
-    """Whether there is a block before the next one.
-
-    count_B: int32, 0 for a new document, else 1.
-    """
+    """Whether there is a block before the next one: 0 for a new document, else 1."""
 
     count_B: jax.Array
 
@@ -120,7 +115,7 @@ class SlidingLanguageModel(DecoderModel):
         window: W in tokens; segments are any multiple of it.
         body: builds the `Decoder`, one with rotary positions.
         cell: builds a memory at one layer, such as `CellMemory`; None: only the window is carried.
-        special_tokens: further entries of the vocabulary; a pretrained one has none.
+        special_tokens: must be 0.
     """
 
     def __init__(
@@ -151,7 +146,7 @@ class SlidingLanguageModel(DecoderModel):
 
     @property
     def period(self) -> int:
-        """W: whole blocks are cached."""
+        """W."""
         return self.window
 
     def _divide(self, caches):

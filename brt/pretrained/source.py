@@ -24,10 +24,8 @@ class Pretrained:
     """Names the folder that a backbone begins with.
 
     Args:
-        folder: in the format of the Hugging Face Hub; None: the backbone begins with random
-            parameters of the sizes that are bound.
-        other_vocabulary: accept a corpus whose ids are not those of the folder's tokenizer, which
-            the parameters were trained on.
+        folder: in the format of the Hugging Face Hub; None: random parameters.
+        other_vocabulary: accept a corpus whose ids are not those of the folder's tokenizer.
     """
 
     def __init__(self, folder: Name | None = None, other_vocabulary: bool = False):

@@ -16,8 +16,7 @@ from brt.pretrained.memories.window_memory import Positions
 class OverlapCache(NamedTuple):
     """The last tokens of a window, which the next window begins with.
 
-    x_BOD: (B, O, D), embeddings, the newest last; zeros where there are fewer. count_B: int32,
-        their number. Gradients cross them inside a step.
+    x_BOD: embeddings, the newest last; zeros where there are fewer. count_B: int32, their number.
     """
 
     x_BOD: jax.Array
@@ -36,10 +35,10 @@ class DecodingWindow(NamedTuple):
     """A window while it is being filled.
 
     recent_BOD, count_B: the last tokens so far, as in `OverlapCache`.
-    before_B: (B,) int32, tokens of the window before that it began with.
-    fill_B: (B,) int32, new tokens so far, 0 ... P - 1.
-    layers: of each layer, (B, J, G, K), J = O + P; zeros in empty slots.
-    extras: of each layer, keys and values of the vectors of memories; None without vectors.
+    before_B: int32, tokens of the window before that it began with.
+    fill_B: int32, new tokens so far, 0 ... P - 1.
+    layers: of each layer, (B, O + P, G, K); zeros in empty slots.
+    extras: of each layer, keys and values of the memories' vectors; None without vectors.
     """
 
     recent_BOD: jax.Array
@@ -51,10 +50,10 @@ class DecodingWindow(NamedTuple):
 
 
 class Slots(NamedTuple):
-    """The slots of a window: O for shared tokens, right-aligned, then P for new ones.
+    """The slots of a window: O for shared tokens, right-aligned, then those for new ones.
 
-    index_BJ: (B, J) int32, the number of a slot's token in its window; below 0 in empty slots.
-    again_B: (B,) int32, the number of the first token that the next window begins with.
+    index_BJ: int32, the number of a slot's token in its window; below 0 in empty slots.
+    again_B: int32, the number of the first token that the next window begins with.
     """
 
     index_BJ: jax.Array
@@ -66,13 +65,12 @@ class Slots(NamedTuple):
         return jnp.maximum(self.index_BJ, 0)
 
     def causal_bias(self) -> jax.Array:
-        """Returns the attention bias, (B, J, J)."""
         J = self.index_BJ.shape[1]
         causal_JJ = jnp.arange(J)[:, None] >= jnp.arange(J)
         return attention_bias(causal_JJ & (self.index_BJ >= 0)[:, None])
 
     def positions(self, real_BJ: jax.Array | bool = True) -> Positions:
-        """Returns which slots hold a token; `real_BJ`: slots that may."""
+        """Returns which slots hold a token, of those in `real_BJ`."""
         again_BJ = self.index_BJ >= self.again_B[:, None]
         return Positions(real_BJ & (self.index_BJ >= 0), again_BJ)
 
@@ -91,7 +89,7 @@ def slots(before_B: jax.Array, overlap: int, new: int, period: int) -> Slots:
 
 
 def attention_bias(visible: jax.Array) -> jax.Array:
-    """Returns 0 where a query sees a key, elsewhere `HIDDEN`, float32."""
+    """Returns 0 where a query sees a key, elsewhere `HIDDEN`."""
     return jnp.where(visible, 0.0, HIDDEN).astype(jnp.float32)
 
 

@@ -1,4 +1,4 @@
-"""The base of decoders: backbones in which a position sees those before it."""
+"""The base of decoders. Letters as in `brt.pretrained`."""
 
 import dataclasses
 from collections.abc import Callable
@@ -33,9 +33,8 @@ def begin_of_text(default: int | None) -> Any:
 class DecoderSettings(Settings):
     """The settings of a decoder.
 
-    A family adds num_positions, the positions of a window at most; tied, whether logits are
-    products with the embedding matrix; and begin_id, the BOS token of a document, by default the
-    last id.
+    A family adds num_positions; tied, whether logits are products with the embedding matrix; and
+    begin_id, the BOS token of a document, by default the last id.
 
     Class attributes:
         head_name, embedding_name: tensors on disk. prefix: of the latter.
@@ -58,10 +57,7 @@ class DecoderSettings(Settings):
 
 
 def is_tied(folder: Any, head: str, *embeddings: str) -> bool:
-    """Returns whether the stored head, if any, equals the embedding matrix.
-
-    A head that differs is used, whatever config.json says.
-    """
+    """Returns whether the stored head, if any, equals the embedding matrix; else it is used."""
     embedding = next((name for name in embeddings if name in folder.tensors), None)
     if head not in folder.tensors or embedding is None:
         return True
@@ -76,10 +72,6 @@ class Decoder(PretrainedBackbone):
     Class attributes:
         relative: whether its attention depends on differences of positions only.
         ignored, old_endings: as of `Names`.
-
-    Attributes:
-        embedding_VD: the embedding matrix; head_VD: that of the logits, if they are not tied.
-        final_norm: of the last layer's outputs.
     """
 
     relative: ClassVar[bool] = False
@@ -92,7 +84,7 @@ class Decoder(PretrainedBackbone):
 
     @property
     def num_key_heads(self) -> int:
-        """G, heads of keys and values."""
+        """G."""
         return getattr(self.settings, "num_key_heads", self.sizes.num_heads)
 
     def build_layers(
@@ -105,7 +97,6 @@ class Decoder(PretrainedBackbone):
             self.head_VD = self.word_matrix(rngs)
 
     def word_matrix(self, rngs: nnx.Rngs) -> nnx.Param:
-        """Returns an embedding matrix, (V, D)."""
         shape = self.vocabulary_size, self.width
         return parameter(rngs, normal(STD), *shape, purpose="embedding")
 
@@ -147,9 +138,9 @@ class Decoder(PretrainedBackbone):
         Args:
             x_BTD: (B, T, D), from `embed`, or vectors of memory.
             positions_BT: (B, T) int32.
-            seen: from a layer's number and the keys of these positions in it to what the
-                positions see there, besides `Reads.extra`. If it has n * B batch elements, the
-                queries of each form n blocks, which see keys of their own.
+            seen: from a layer's number and its keys of these positions to what they see there,
+                besides `Reads.extra`. If that has n * B batch elements, the queries of each form n
+                blocks.
             reads: what memories add.
             key: dropout key or None.
         """

@@ -22,12 +22,12 @@ END_OF_TEXT = 50256
 
 @dataclasses.dataclass(frozen=True)
 class GPT2Settings(DecoderSettings):
-    """The settings of GPT-2, those of all decoders among them.
+    """The settings of GPT-2.
 
     Attributes:
         feed_forward_size: F; None: 4 D.
-        scale_scores: whether scores are divided by the root of K.
-        inverse_layer_scale: whether they are also divided by the layer's number, from 1.
+        scale_scores: divide scores by the root of K.
+        inverse_layer_scale: divide them by the layer's number, from 1, too.
     """
 
     model_type = "gpt2"

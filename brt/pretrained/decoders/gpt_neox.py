@@ -1,7 +1,6 @@
 """GPT-NeoX, the form of Pythia: rotary positions on a part of each head, parallel residuals.
 
-Letters as in `brt.pretrained`. Source: Black et al. 2022, arXiv:2204.06745; folders of
-`model_type` gpt_neox.
+Source: Black et al. 2022, arXiv:2204.06745; folders of `model_type` gpt_neox.
 """
 
 import dataclasses
@@ -20,7 +19,7 @@ from brt.pretrained.settings import Misfit, hub
 
 @dataclasses.dataclass(frozen=True)
 class GPTNeoXSettings(DecoderSettings):
-    """The settings of GPT-NeoX, those of all decoders among them.
+    """The settings of GPT-NeoX.
 
     Attributes:
         feed_forward_size: F; None: 4 D.

@@ -1,7 +1,7 @@
 """Llama, and what has its form: Qwen2, SmolLM, Mistral without a window.
 
 Rotary positions, root-mean-square norms, grouped keys, a gated MLP, no biases but those of Qwen2's
-queries, keys and values. Letters as in `brt.pretrained`.
+queries, keys and values.
 
 Source: Touvron et al. 2023, arXiv:2302.13971; folders of `model_type` llama, qwen2 and mistral.
 """
@@ -38,13 +38,12 @@ def of_type(**values: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class LlamaSettings(DecoderSettings):
-    """The settings of Llama, those of all decoders among them.
+    """The settings of Llama.
 
     Attributes:
         num_key_heads: G; None: H.
         head_size: K; None: D / H.
-        rotary_base: of the angles.
-        rotary_scaling: (factor, low, high, original positions), as `Llama3Scaling`; None for none.
+        rotary_scaling: as `Llama3Scaling`; None for none.
         biases: "heads" (of queries, keys and values, Qwen2) or "all" (of the output too).
     """
 

@@ -1,7 +1,7 @@
 """Rotary positions: the halves of a head rotated by angles that grow with the position.
 
-Letters as in `brt.pretrained`. Source: Su et al. 2021, arXiv:2104.09864; halves, not neighbours,
-as in folders of Llama, Qwen2 and GPT-NeoX.
+Source: Su et al. 2021, arXiv:2104.09864; halves, not neighbours, as in folders of Llama, Qwen2 and
+GPT-NeoX.
 """
 
 import math
@@ -73,7 +73,7 @@ class RotaryLayer(BackboneLayer):
 
     Attributes:
         rotated: entries of a head that are rotated, the first ones.
-        rotary_base, rotary_scaling: of their angles, as of `frequencies`.
+        rotary_base, rotary_scaling: as of `frequencies`.
     """
 
     rotated: int
@@ -90,10 +90,7 @@ class RotaryLayer(BackboneLayer):
 
 
 def rotated(x_BTHK: jax.Array, positions_BT: jax.Array, angles: np.ndarray) -> jax.Array:
-    """Returns heads rotated by their positions, in the shape and type of x.
-
-    angles: of one position, half as many as the entries of a head that are rotated.
-    """
+    """Returns heads rotated by their positions; angles: of `frequencies`."""
     half = len(angles)
     x = at_least_float32(x_BTHK)
     angles_BT1R = positions_BT[..., None, None] * jnp.asarray(angles, x.dtype)

@@ -29,7 +29,6 @@ class BertSettings(Settings):
     """The settings of BERT.
 
     Attributes:
-        num_positions: rows of the position embeddings.
         num_types: rows of the type embeddings, of which the first is added to every position.
         padding_id: the id that stands for no token.
     """
@@ -60,7 +59,6 @@ class BertSettings(Settings):
 
     @property
     def absolute_positions(self) -> bool:
-        """Whether position embeddings are added to the inputs."""
         return True
 
     def resolved(self) -> Self:
@@ -94,7 +92,7 @@ class BERT(Encoder):
     """BERT; its parameters are those of `BertSettings`.
 
     Class attributes:
-        layer_type: builds a layer from rngs and settings.
+        layer_type: of its layers.
         prefix: of its tensors on disk. heads_on_disk: of queries, keys and values.
     """
 
@@ -171,7 +169,7 @@ class BERT(Encoder):
 
 @configurable(denylist=["rngs", "folder"])
 class RoBERTa(BERT):
-    """RoBERTa: BERT whose positions count tokens, from the row after that of the padding."""
+    """RoBERTa: positions count tokens, from the row after that of the padding."""
 
     settings_type = RobertaSettings
     model_types = {"roberta": "Roberta"}

@@ -40,8 +40,6 @@ class DebertaSettings(BertSettings):
     """The settings of DeBERTa besides those of BERT.
 
     Attributes:
-        num_positions: of a segment at most, if positions are absolute.
-        num_types: rows of the type embeddings; 0 for none.
         absolute_positions: whether position embeddings are added to the inputs.
         terms: of the scores besides content to content: "c2p", "p2c".
         buckets: S, of distances; 0: as many as the longest distance.

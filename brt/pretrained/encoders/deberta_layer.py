@@ -1,7 +1,4 @@
-"""Layers of DeBERTa, versions 2 and 3, whose scores have terms by distance.
-
-Source: He et al. 2021, arXiv:2006.03654, and arXiv:2111.09543.
-"""
+"""Layers of DeBERTa, versions 2 and 3, whose scores have terms by distance."""
 
 import math
 from typing import Any, NamedTuple
@@ -24,15 +21,12 @@ TERMS = ("c2p", "p2c")
 
 
 def distance_buckets(distance: ArrayLike, buckets: int, longest: int) -> np.ndarray:
-    """Returns the bucket of each distance: itself when near, and by its logarithm beyond.
+    """Returns the bucket of each distance, int32: itself when near, and by its logarithm beyond.
 
     Args:
-        distance: query position minus key position, integers of any shape.
+        distance: query position minus key position.
         buckets: S; distances below S / 2 either way have buckets of their own.
         longest: distance from which the last bucket is used.
-
-    Returns:
-        int32 of the same shape, between -S + 1 and S - 1 for distances up to the longest.
     """
     distance = np.asarray(distance)
     half = buckets // 2
@@ -57,7 +51,7 @@ class Relative(NamedTuple):
 
 
 class DebertaLayer(BertLayer):
-    """One layer, whose scores have terms by distance."""
+    """A layer whose scores have terms by distance."""
 
     def __init__(self, rngs: nnx.Rngs, settings: Any):
         super().__init__(rngs, settings)

@@ -1,4 +1,4 @@
-"""The base of encoders: backbones in which every position sees all others of its segment."""
+"""The base of encoders: every position sees all others of its segment."""
 
 from typing import ClassVar, NamedTuple
 
@@ -28,9 +28,6 @@ class Encoder(PretrainedBackbone):
         takes_extras: whether vectors without a position may be among a layer's keys.
         padding_learns: whether the embedding of padding has a gradient.
         std: of matrices as they are drawn.
-
-    Attributes:
-        embedding_VD: the embedding matrix.
     """
 
     classes_names: ClassVar[HeadNames | None] = None
@@ -43,7 +40,6 @@ class Encoder(PretrainedBackbone):
 
     @property
     def padding_id(self) -> int:
-        """The id that is embedded where there is no token."""
         return self.settings.padding_id
 
     @property
@@ -53,7 +49,7 @@ class Encoder(PretrainedBackbone):
 
     @property
     def head_activation(self) -> str:
-        """The activation of the head for classes, by its name."""
+        """The activation of the head for classes."""
         return "tanh"
 
     def embed(self, tokens_BT: jax.Array) -> jax.Array:

@@ -15,10 +15,7 @@ from brt.pretrained.names import Tensor, matrix_tensors, optional
 
 
 class ClassesHead(nnx.Module):
-    """Scores of N classes from the first position: dense, activation, output.
-
-    The family of the backbone, `body`, decides activation and names.
-    """
+    """Scores of N classes from the first position: dense, activation, output."""
 
     def __init__(self, rngs: nnx.Rngs, body: Encoder, classes: int):
         drawn = functools.partial(parameter, rngs, normal(body.std))
@@ -29,7 +26,7 @@ class ClassesHead(nnx.Module):
         self.output_bias_N = parameter(rngs, zeros, classes)
 
     def __call__(self, x_BD: jax.Array) -> jax.Array:
-        """Maps (B, D) to (B, N), float32 or wider."""
+        """Maps (B, D) to (B, N)."""
         u_BU = ACTIVATIONS[self.activation](linear(x_BD, self.dense_DU, self.dense_bias_U))
         return at_least_float32(linear(u_BU, self.output_UN, self.output_bias_N))
 
@@ -57,17 +54,16 @@ class SpansHead(nnx.Module):
             self.kinds_bias_N = parameter(rngs, zeros, kinds)
 
     def __call__(self, x_BTD: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Maps (B, T, D) to the scores as first and as last, (B, T) each, float32 or wider."""
+        """Maps (B, T, D) to the scores as first and as last, (B, T) each."""
         y_BTN = at_least_float32(linear(x_BTD, self.ends_DN, self.ends_bias_N))
         return y_BTN[..., 0], y_BTN[..., 1]
 
     def kinds(self, x_BD: jax.Array) -> jax.Array:
-        """Maps (B, D) to the scores of the kinds, (B, N), float32 or wider."""
+        """Maps (B, D) to (B, N)."""
         return at_least_float32(linear(x_BD, self.kinds_DN, self.kinds_bias_N))
 
     @staticmethod
     def tensors(body: Encoder) -> list[Tensor]:
-        """Returns its tensors on disk; a folder may lack them."""
         if body.spans_name is None:
             return []
         return optional(matrix_tensors(body.spans_name, "ends_DN", "ends_bias_N"))

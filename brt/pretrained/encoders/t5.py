@@ -1,7 +1,6 @@
 """T5, versions 1.0 and 1.1: an encoder, and a decoder that writes answers.
 
-Source: Raffel et al. 2020, arXiv:1910.10683; sizes, names and settings as in folders of
-`model_type` t5.
+Source: Raffel et al. 2020, arXiv:1910.10683; folders of `model_type` t5.
 """
 
 import dataclasses
@@ -34,12 +33,11 @@ class T5Settings(Settings):
     """The settings of T5; dropout is in the encoder only.
 
     Attributes:
-        head_size: K, which need not be D / H.
         num_decoder_layers: None: as many as of the encoder.
         network: of `NETWORKS`: "relu" (version 1.0), "gated-gelu" (1.1) or "gated-silu".
         buckets, longest_distance: of the attention bias by distance.
         tied: whether logits are products with the embedding matrix, divided by the root of D.
-        start_id: the id that an answer begins with, unwritten.
+        start_id: the id before an answer.
         padding_id: the id that stands for no token.
     """
 
@@ -138,10 +136,10 @@ class T5(Encoder):
     def decode(
         self, words_BW: jax.Array, encoded_BJD: jax.Array, real_BJ: jax.Array
     ) -> list[jax.Array]:
-        """Returns the states of the decoder on an answer: its inputs, and each layer's outputs.
+        """Returns the inputs of the decoder on an answer, and each layer's outputs, (B, W, D).
 
         Args:
-            words_BW: (B, W) ids, the start id first.
+            words_BW: ids, the start id first.
             encoded_BJD: outputs of the encoder, memory too.
             real_BJ: bool, false where there is padding.
         """
@@ -158,10 +156,7 @@ class T5(Encoder):
         return states
 
     def word_logits(self, x_BWD: jax.Array, words_VD: jax.Array | None = None) -> jax.Array:
-        """Maps (B, W, D) outputs of the decoder to (B, W, V), float32 or wider.
-
-        words_VD: another matrix than the model's.
-        """
+        """Maps (B, W, D) outputs of the decoder to (B, W, V), float32 or wider."""
         tied = self.settings.tied
         x_BWD = x_BWD * self.width**-0.5 if tied else x_BWD
         if words_VD is None:

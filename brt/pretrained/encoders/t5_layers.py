@@ -1,7 +1,4 @@
-"""Layers of T5: of the encoder, and of the decoder.
-
-Source: Raffel et al. 2020, arXiv:1910.10683.
-"""
+"""Layers of T5: of the encoder, and of the decoder."""
 
 from typing import Any
 
@@ -35,7 +32,7 @@ def two_sided_buckets(key_minus_query: ArrayLike, buckets: int, longest: int) ->
     """Returns the bucket of each distance of an encoder: one half of them each way.
 
     Args:
-        key_minus_query: positions between them, integers of any shape.
+        key_minus_query: positions between them.
         buckets: their number, even.
         longest: distance from which the last of a side is used.
     """
@@ -56,25 +53,19 @@ class Attention(nnx.Module):
         self.output_AD = parameter(rngs, normal(A**-0.5), A, D)
 
     def queries(self, x_BTD: jax.Array) -> jax.Array:
-        """Returns (B, T, H, K)."""
         return split_heads(linear(x_BTD, self.queries_DA), self.num_heads)
 
     def keys(self, x_BTD: jax.Array) -> LayerKeys:
-        """Returns keys and values, (B, T, H, K)."""
         keys_BTHK = split_heads(linear(x_BTD, self.keys_DA), self.num_heads)
         values_BTHK = split_heads(linear(x_BTD, self.values_DA), self.num_heads)
         return LayerKeys(keys_BTHK, values_BTHK)
 
     def output(self, attended_BTHK: jax.Array) -> jax.Array:
-        """Returns (B, T, D)."""
         return linear(join_heads(attended_BTHK), self.output_AD)
 
 
 class T5Layer(BackboneLayer):
-    """One layer of the encoder: norm, attention, residual, norm, MLP, residual.
-
-    settings: `T5Settings`.
-    """
+    """One layer of the encoder: norm, attention, residual, norm, MLP, residual."""
 
     score_scale = 1.0
 
@@ -111,7 +102,7 @@ class T5Layer(BackboneLayer):
 
 
 class T5DecoderLayer(T5Layer):
-    """One layer of the decoder: `T5Layer` with attention to the encoder before the MLP."""
+    """One layer of the decoder: attention to the encoder before the MLP."""
 
     def __init__(self, rngs: nnx.Rngs, settings: Any):
         super().__init__(rngs, settings)
@@ -123,11 +114,7 @@ class T5DecoderLayer(T5Layer):
     ) -> jax.Array:
         """Returns the layer's outputs, (B, T, D).
 
-        Args:
-            x_BTD: its inputs.
-            bias: attention bias among them.
-            encoded_BJD: outputs of the encoder.
-            hidden_B11J: attention bias of these.
+        bias: attention bias among its inputs. hidden_B11J: of the encoder's outputs.
         """
         heads = self.heads(x_BTD)
         x_BTD = x_BTD + self.written(attend_to(heads.queries_BTHK, heads.keys, bias, 1.0))

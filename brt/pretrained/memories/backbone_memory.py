@@ -4,7 +4,7 @@ Positions restart in every window, so a memory is shown queries and keys without
 keys of the window before. Axes as in `brt.pretrained`; S states.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import gin
@@ -19,6 +19,7 @@ from brt.models.block_recurrent.memory import BlockStates, LayerMemory, LayerTok
 from brt.models.layers.attention import attend
 from brt.models.layers.initializers import DENSE, parameter
 from brt.models.layers.norms import unit_heads
+from brt.models.model import Metrics
 from brt.pretrained.backbone import PretrainedBackbone
 from brt.pretrained.backbone_layer import (
     Heads,
@@ -28,7 +29,7 @@ from brt.pretrained.backbone_layer import (
     repeat_keys,
     split_heads,
 )
-from brt.pretrained.memories.window_memory import Metrics, WindowMemory
+from brt.pretrained.memories.window_memory import Window, WindowMemory
 
 
 class StateKeys(NamedTuple):
@@ -75,7 +76,7 @@ class BackboneMemory(WindowMemory):
         self.attach(rngs, body, layer % num_layers, self.memory.num_states)
 
     def attach(self, rngs: nnx.Rngs, body: PretrainedBackbone, index: int, num_states: int) -> None:
-        """Adds what the layer of this index, counted from 0, needs to attend to states."""
+        """Adds the parameters of attention to states at a layer, counted from 0."""
         sizes = body.sizes
         self.sizes = sizes
         self.index = index
@@ -88,21 +89,21 @@ class BackboneMemory(WindowMemory):
     def init_cache(self, rows: int, dtype: DTypeLike) -> NamedTuple:
         return self.memory.init_cache(rows, dtype)
 
-    def view(self, cache: Any, dtype: DTypeLike) -> StateKeys | None:
+    def read(self, cache: Any, dtype: DTypeLike) -> StateKeys | None:
         return self.one_block(self.memory.states(cache, dtype, self.memory.prepare(dtype)))
 
     def one_block(self, states: BlockStates | None) -> StateKeys | None:
-        """Returns the states that the tokens of one block see, without the axis of blocks."""
+        """Returns the states that the tokens of one block see."""
         return None if states is None else StateKeys(*(x_B1SHK[:, 0] for x_B1SHK in states))
 
-    def read(
-        self, cache: Any, view: Any, layer: int, heads: Heads, attended_BTHK: jax.Array
+    def attend(
+        self, cache: Any, read: Any, layer: int, heads: Heads, attended_BTHK: jax.Array
     ) -> tuple[jax.Array, jax.Array | None]:
         if layer != self.index:
             return attended_BTHK, None
         weights = self.memory.prepare(attended_BTHK.dtype)
         attended_BTHK, _ = self.memory.read(cache, self.tokens(heads), attended_BTHK, weights)
-        return attended_BTHK, view and self.read_states(heads.normed_BTD, view)
+        return attended_BTHK, read and self.read_states(heads.normed_BTD, read)
 
     def tokens(self, heads: Heads) -> LayerTokens:
         """Returns the tokens of a layer as the memory sees them."""
@@ -120,28 +121,22 @@ class BackboneMemory(WindowMemory):
         k_BJHK, v_BJHK = repeat_keys(keys, self.sizes.num_heads)
         return LayerKeys(unit_heads(k_BJHK), v_BJHK)
 
-    def update(
-        self, cache: Any, summary: Any, keys: Sequence[LayerKeys]
-    ) -> tuple[Any, dict[str, jax.Array]]:
-        """Returns the cache after a window; as `WindowMemory.update`.
-
-        A metric besides the memory's is cross_output_norm, the root mean square of the matrix that
-        began at zero.
-        """
-        token_keys = self.token_keys(keys[self.index])
+    def update(self, cache: Any, segment: Window) -> tuple[Any, Metrics]:
+        """Returns the cache after a window, and metrics, those of `with_output_norm` too."""
+        token_keys = self.token_keys(segment.keys[self.index])
         weights = self.memory.prepare(token_keys.keys_BJGK.dtype)
         cache, metrics = self.memory.update(cache, *token_keys, weights)
         return cache, self.with_output_norm(metrics)
 
     def with_output_norm(self, metrics: Metrics) -> Metrics:
-        """Returns metrics of the memory with that of the matrix that began at zero."""
+        """Adds cross_output_norm, the root mean square of the matrix that began at zero."""
         if self.num_states:
             norm = jnp.sqrt(jnp.mean(jnp.square(self.cross_output_AD[...])))
             metrics = metrics | {"cross_output_norm": norm}
         return jax.lax.stop_gradient(metrics)
 
-    def flops_per_window(self, window: int) -> float:
-        return window * self.memory.flops_per_token(window)
+    def flops_per_segment(self, positions: int) -> float:
+        return positions * self.memory.flops_per_token(positions)
 
     def flops_per_position(self) -> float:
         if not self.num_states:

@@ -1,25 +1,21 @@
 """The Block-Recurrent cell between windows of a pretrained backbone.
 
-At one layer the tokens also attend to state vectors, which attend to the window's tokens when it is
-full. Axes as in `brt.pretrained`; S states.
-
 Source: Block-Recurrent, sections 3.1-3.5, whose block is a window here: its positions restart, so
 keys of the window before are not seen.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
 
-import jax
 from flax import nnx
 
 from brt.checks import Index, configurable
 from brt.models.block_recurrent.cell import RecurrentCell, StateCache
 from brt.models.block_recurrent.memory import BlockPairs
 from brt.models.counts import matrix_size
+from brt.models.model import Metrics
 from brt.pretrained.backbone import PretrainedBackbone
-from brt.pretrained.backbone_layer import LayerKeys
 from brt.pretrained.memories.backbone_memory import BackboneMemory
+from brt.pretrained.memories.window_memory import Window
 
 
 @configurable(denylist=["rngs", "body"])
@@ -55,10 +51,8 @@ class CellMemory(BackboneMemory):
     def memory(self) -> RecurrentCell:  # type: ignore[override]
         return self.cell
 
-    def update(
-        self, cache: StateCache, summary: Any, keys: Sequence[LayerKeys]
-    ) -> tuple[StateCache, dict[str, jax.Array]]:
-        token_keys = self.token_keys(keys[self.index])
+    def update(self, cache: StateCache, segment: Window) -> tuple[StateCache, Metrics]:
+        token_keys = self.token_keys(segment.keys[self.index])
         blocks = BlockPairs(*(x_BTHK[:, None] for x_BTHK in token_keys))
         dtype = token_keys.keys_BJGK.dtype
         weights = self.cell.prepare(dtype)
@@ -66,6 +60,6 @@ class CellMemory(BackboneMemory):
         _, cache, _, metrics = self.cell(cache, None, blocks, None, weights, states)
         return cache, self.with_output_norm(metrics)
 
-    def flops_per_window(self, window: int) -> float:
+    def flops_per_segment(self, positions: int) -> float:
         S, A = self.num_states, self.sizes.attention_size
-        return 2 * S * matrix_size(self.cell) + 4 * A * S * (S + window)
+        return 2 * S * matrix_size(self.cell) + 4 * A * S * (S + positions)

@@ -20,9 +20,10 @@ from jax.typing import DTypeLike
 from brt.checks import Count, Index, OneOf, configurable
 from brt.models.layers.initializers import DENSE, normal, parameter
 from brt.models.layers.precision import at_least_float32
+from brt.models.model import Metrics
+from brt.models.segment_memory import MemoryVectors
 from brt.pretrained.backbone import PretrainedBackbone
-from brt.pretrained.backbone_layer import LayerKeys
-from brt.pretrained.memories.window_memory import Positions, Vectors, WindowMemory
+from brt.pretrained.memories.window_memory import Positions, Window, WindowMemory
 
 POOLED = ("all", "unrepeated")
 POOLINGS = ("mean", "max", "attention")
@@ -30,17 +31,17 @@ LOWEST = -1e30
 
 
 class PooledCache(NamedTuple):
-    """The vectors that a window leaves to the next.
+    """The vectors that a window leaves to the next, float32 or wider.
 
-    vectors_BMD: (B, M, D), float32 or wider. count_B: int32, vectors that are there, 0 or M.
-    Empty: zeros, absent, so that a document's first window is the backbone's own.
+    count_B: int32, vectors that are there, 0 or M. Empty: zeros, absent, so that a document's first
+    window is the backbone's own.
     """
 
     vectors_BMD: jax.Array
     count_B: jax.Array
 
     def clear_state(self, empty: "PooledCache") -> "PooledCache":
-        """Returns the cache of a document's beginning: no vector."""
+        """Returns no vector."""
         return empty
 
 
@@ -123,11 +124,12 @@ class PooledMemory(WindowMemory):
         vectors_BMD = jnp.zeros(shape, jnp.promote_types(dtype, jnp.float32))
         return PooledCache(vectors_BMD, jnp.zeros(rows, jnp.int32))
 
-    def vectors(self, cache: PooledCache, layer: int, dtype: DTypeLike) -> Vectors | None:
-        if self.layer is not None and layer != self.layer - 1:
-            return None
+    def read(self, cache: PooledCache, dtype: DTypeLike) -> MemoryVectors:
         present_BM = cache.count_B[:, None] > jnp.arange(self.num_vectors)
-        return Vectors(cache.vectors_BMD.astype(dtype), present_BM)
+        return MemoryVectors(cache.vectors_BMD.astype(dtype), present_BM)
+
+    def vectors(self, read: MemoryVectors, layer: int) -> MemoryVectors | None:
+        return read if self.layer is None or layer == self.layer - 1 else None
 
     def summary(self, outputs: Sequence[jax.Array], positions: Positions) -> PooledSums:
         mixed_BTD = self.mixture(outputs)
@@ -167,15 +169,15 @@ class PooledMemory(WindowMemory):
         weight_B = scales[0] * first.weight_B + scales[1] * second.weight_B
         return PooledSums(pooled_BD, weight_B, highest_B)
 
-    def update(
-        self, cache: PooledCache, summary: PooledSums, keys: Sequence[LayerKeys]
-    ) -> tuple[PooledCache, dict[str, jax.Array]]:
+    def update(self, cache: PooledCache, segment: Window) -> tuple[PooledCache, Metrics]:
         """Returns the vectors of a window, and as pooled_norm their root mean square.
 
         A window of which nothing is pooled leaves no vector.
         """
-        vectors_BMD = self.computed(self.pooled_vector(summary)).astype(cache.vectors_BMD.dtype)
-        there_B = summary.weight_B > 0
+        vectors_BMD = self.computed(self.pooled_vector(segment.summary)).astype(
+            cache.vectors_BMD.dtype
+        )
+        there_B = segment.summary.weight_B > 0
         count_B = jnp.where(there_B, self.num_vectors, 0).astype(jnp.int32)
         vectors_BMD = jnp.where(there_B[:, None, None], vectors_BMD, 0)
         norm = jnp.sqrt(jnp.mean(jnp.square(vectors_BMD)))
@@ -197,10 +199,10 @@ class PooledMemory(WindowMemory):
             x_BI = self.activation(layer(x_BI))
         return last(x_BI).reshape(len(z_BD), self.num_vectors, self.width)
 
-    def flops_per_window(self, window: int) -> float:
+    def flops_per_segment(self, positions: int) -> float:
         network = sum(2.0 * layer.matrix_IU.size for layer in self.network)
         keys_values = 4.0 * self.width * self.attention_size * self.num_vectors * self.in_layers
-        mixing = 2.0 * window * self.width * self.mixture_L.size if self.mixed else 0.0
+        mixing = 2.0 * positions * self.width * self.mixture_L.size if self.mixed else 0.0
         return network + keys_values + mixing
 
     def flops_per_position(self) -> float:

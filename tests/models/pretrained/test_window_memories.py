@@ -17,7 +17,7 @@ from brt.pretrained.decoders.gpt2 import GPT2
 from brt.pretrained.language_model import PretrainedLanguageModel
 from brt.pretrained.memories.cell_memory import CellMemory
 from brt.pretrained.memories.pooled_memory import PooledMemory
-from brt.pretrained.memories.window_memory import Positions
+from brt.pretrained.memories.window_memory import Positions, Window
 
 ROWS = 2
 BODY = functools.partial(GPT2, **GPT2_SIZES)
@@ -106,7 +106,7 @@ def test_a_window_of_padding_leaves_no_vector(pooling):
     outputs = [jax.random.normal(jax.random.key(i), (2, 4, memory.width)) for i in range(3)]
     real_BT = jnp.array([[False] * 4, [True, True, True, False]])
     summary = memory.summary(outputs, Positions(real_BT, jnp.zeros_like(real_BT)))
-    cache, _ = memory.update(memory.init_cache(2, jnp.dtype("float32")), summary, [])
+    cache, _ = memory.update(memory.init_cache(2, jnp.dtype("float32")), Window(summary, []))
     assert cache.count_B.tolist() == [0, 2]
     assert not np.abs(cache.vectors_BMD[0]).max() and np.abs(cache.vectors_BMD[1]).max() > 0
     assert np.isfinite(cache.vectors_BMD).all()
