@@ -13,7 +13,8 @@ from brt.data.streams.documents import DocumentPass
 from brt.data.streams.select import evaluation_pass
 from brt.data.vocabularies.base import Vocabulary
 from brt.evaluation.reading import SegmentReader
-from brt.evaluation.recording import Recording, record
+from brt.evaluation.recording import Recording
+from brt.evaluation.recording_writer import record
 from brt.evaluation.settings import batch_shape
 from brt.models.model import LanguageModel
 from brt.training.checkpoints.parameters import check_vocabulary, load_params
@@ -30,10 +31,9 @@ class RecordedRun:
         experiment: the run's.
         mesh: the device mesh.
         workdir: the run folder.
-        rebuild: from further bindings to the experiment of the run folder with them; for studies
-            that set evaluation otherwise.
+        rebuild: from further bindings to the experiment of the run folder with them.
         quiet: no progress display.
-        any_stream: for what looks at segments, and at no recordings.
+        any_stream: for studies that look at segments only.
         step: which checkpoint, as `load_params` takes it.
 
     Attributes:
@@ -44,11 +44,6 @@ class RecordedRun:
             data axis of the mesh divides the rows.
         reader: a `SegmentReader` of that shape.
         has_state: whether the model carries anything besides windows.
-
-    Raises:
-        ValueError: a stream that marks no documents, windows that overlap, or parameters of
-            another tokenizer.
-        FileNotFoundError: no checkpoint, or no store.
     """
 
     def __init__(
@@ -102,10 +97,7 @@ class RecordedRun:
         return cast(LanguageModel, self.experiment.evaluated_model(self.segment_length))
 
     def stream(self, documents: Sequence[int] | np.ndarray) -> EvaluationPass:
-        """Returns one pass over the split as the run's own evaluation reads it.
-
-        documents: to read, where the stream marks any; of other streams all is read.
-        """
+        """Returns one pass over the split, of `documents` where the stream marks any."""
         kind = self.experiment.trainer.stream
         if kind == "documents":
             return DocumentPass(self.store, self.rows, self.segment_length, documents=documents)
@@ -123,7 +115,7 @@ class RecordedRun:
         """Returns a state's recording with at least the given documents; makes what is missing.
 
         Args:
-            state: one of `brt.evaluation.reading.STATE_ABLATIONS`.
+            state: one of `reading.STATE_ABLATIONS`.
             documents: integers; None for all.
         """
         shown = jax.process_index() == 0 and not self.quiet

@@ -17,10 +17,11 @@ from tiny_run import (  # noqa: F401
 )
 
 from brt.data.vocabularies.base import BEGIN
-from brt.evaluation import recording
+from brt.evaluation import recording_writer
 from brt.evaluation.evaluator import Evaluator
 from brt.evaluation.reading import SegmentReader
-from brt.evaluation.recording import Recording, check_aligned, record
+from brt.evaluation.recording import Recording, check_aligned
+from brt.evaluation.recording_writer import record
 
 T, W, ROWS = 16, 8, 3
 
@@ -289,7 +290,7 @@ def test_recordings_of_other_documents_or_tokenizers_are_not_compared(
 
 def test_a_disk_that_fills_up_is_named_and_what_was_recorded_stays(recorder, tmp_path, monkeypatch):
     recorder(documents=[0, 1], at=tmp_path / "r")
-    put, calls = recording._put, []
+    put, calls = recording_writer._put, []
 
     def full(file, first, values):
         calls.append(first)
@@ -298,7 +299,7 @@ def test_a_disk_that_fills_up_is_named_and_what_was_recorded_stays(recorder, tmp
                 return put(file, first, values)
         return put(file, first, values)
 
-    monkeypatch.setattr(recording, "_put", full)
+    monkeypatch.setattr(recording_writer, "_put", full)
     with pytest.raises(OSError, match=r"Cannot write .*goes on where it stopped"):
         recorder(at=tmp_path / "r")
     monkeypatch.undo()
@@ -333,11 +334,11 @@ def test_a_kill_while_the_manifest_is_replaced_loses_nothing(recorder, tmp_path,
         (folder / f"{name}.new").write_text('{"format": 1, "st')
         raise Killed
 
-    monkeypatch.setattr(recording, "replace_json", killed)
+    monkeypatch.setattr(recording_writer, "replace_json", killed)
     with pytest.raises(Killed):
         recorder(at=tmp_path / "r")
     monkeypatch.undo()
-    monkeypatch.setattr(recording, "_begin", None)  # nothing is begun anew
+    monkeypatch.setattr(recording_writer, "_begin", None)  # nothing is begun anew
     assert recorder(at=tmp_path / "r").manifest["complete"]
     assert np.array_equal(Recording(tmp_path / "r").nats, recorder().nats)
 
@@ -378,7 +379,7 @@ def test_a_kill_while_a_recording_begins_is_made_good(recorder, tmp_path, monkey
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(f"brt.evaluation.recording.{killed_by}", killed)
+        patch.setattr(f"brt.evaluation.recording_writer.{killed_by}", killed)
         with pytest.raises(Killed):
             recorder(documents=[0], at=tmp_path / "r")
     assert [path.name for path in tmp_path.iterdir()] == ["r.partial"]

@@ -22,7 +22,7 @@ from tiny_run import (  # noqa: F401
 
 from brt import evaluate, prepare, train
 from brt.data.stores import shards
-from brt.evaluation import recording
+from brt.evaluation import recording_writer
 from brt.experiment import load_run
 from brt.training.checkpoints.checkpoint import Checkpoints
 from brt.training.records.run_folder import RunFolder
@@ -172,7 +172,7 @@ def test_a_recording_says_what_it_could_not_write_and_goes_on_when_there_is_room
     line = [f"--workdir={workdir}", "--record"]
     for number in (1, 5, 9):
         with monkeypatch.context() as patch:
-            fill_at(patch, disk, recording, "_put", number)
+            fill_at(patch, disk, recording_writer, "_put", number)
             status = command(monkeypatch, evaluate, *line)
         err = capsys.readouterr().err
         if status:

@@ -224,7 +224,7 @@ def test_a_recording_goes_on_with_what_the_bucket_has(tiny, monkeypatch, tmp_pat
     done = RemotePath(f"{RUN}/recordings/validation-kept/done.bin")
     assert sum(done.read_bytes()) == 2
     read = []
-    import brt.evaluation.recording as recording
+    import brt.evaluation.recording_writer as recording
 
     usual = recording.DocumentPass
 

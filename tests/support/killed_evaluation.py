@@ -11,18 +11,18 @@ import signal
 import sys
 
 from brt import command_line, evaluate
-from brt.evaluation import recording
+from brt.evaluation import recording_writer
 
 
 def main():
-    put, numbers, last = recording._put, itertools.count(1), int(sys.argv.pop(1))
+    put, numbers, last = recording_writer._put, itertools.count(1), int(sys.argv.pop(1))
 
     def dying(file, first, values):
         if next(numbers) == last:
             os.kill(os.getpid(), signal.SIGKILL)
         put(file, first, values)
 
-    recording._put = dying
+    recording_writer._put = dying
     command_line.run(evaluate.main)
 
 
