@@ -31,7 +31,7 @@ from brt.experiment_checks import (
     check_same_parameters,
     check_size,
 )
-from brt.models.caches import check_caches
+from brt.models.contract import check_caches
 from brt.models.model import Model
 from brt.storage.paths import absolute, as_path
 from brt.training.checkpoints.parameters import check_step, load_params, merged

@@ -9,7 +9,6 @@ Caches are named tuples of arrays, batch first, whose names end in their axes; t
 they are divided over devices. Those of the segment form have a method `clear_state(empty)`.
 """
 
-import re
 from typing import NamedTuple, TypeVar
 
 import jax
@@ -20,9 +19,9 @@ Tree = TypeVar("Tree")
 
 
 class WindowCache(NamedTuple):
-    """Keys and values of the last block: what the next block sees to its left.
+    """Keys and values of the last block, (B, W, H, K) in the activations' type.
 
-    keys_BWHK, values_BWHK: (B, W, H, K) in the activations' type. Empty: zeros, visible.
+    Empty: zeros, visible.
     """
 
     keys_BWHK: jax.Array
@@ -37,13 +36,11 @@ class LayerCache(NamedTuple):
 
     @property
     def carries_state(self) -> bool:
-        """Whether any memory holds more than a window."""
         return bool(with_state(self.memories))
 
     def clear_state(self, empty: "LayerCache") -> "LayerCache":
         """Keeps the window and clears every memory in its own way."""
-        pairs = zip(self.memories, empty.memories, strict=True)
-        return self._replace(memories=tuple(cache.clear_state(fresh) for cache, fresh in pairs))
+        return self._replace(memories=clear_state(self.memories, empty.memories))
 
 
 class DecodingWindow(NamedTuple):
@@ -81,12 +78,8 @@ def select_rows(rows_B: jax.Array, chosen: Tree, others: Tree) -> Tree:
 def reset_rows(caches: Tree, empty: Tree, starts_B: jax.Array) -> Tree:
     """Returns `empty` for batch elements that begin a document, and the caches of the others.
 
-    `empty` may hold learned values, so this belongs inside the differentiated function.
-
-    Args:
-        caches: in either form.
-        empty: from `init_caches`, in the same form.
-        starts_B: (B,) bool.
+    empty: from `init_caches`, in the same form. It may hold learned values, so this belongs inside
+    the differentiated function.
     """
     return select_rows(starts_B, empty, caches)
 
@@ -104,67 +97,32 @@ def with_state(caches: tuple) -> list[int]:
     return [i for i, cache in enumerate(caches) if getattr(cache, "carries_state", True)]
 
 
-def check_caches(shapes: tuple, rows: int) -> None:
-    """Refuses caches that cannot be carried from segment to segment.
-
-    Args:
-        shapes: what `init_caches(rows)` of a model returns, as shapes.
-        rows: a number that no other axis has.
-    """
-    for cache in shapes:
-        for part in (*getattr(cache, "memories", ()), cache):
-            name = type(part).__name__
-            if not hasattr(part, "_fields"):
-                raise ValueError(f"{name} is carried as a cache: make it a typing.NamedTuple.")
-            if not hasattr(part, "clear_state"):
-                raise ValueError(
-                    f"{name} has no method clear_state(empty): return `empty` to forget all where "
-                    "the state is cleared, or `self` to forget nothing."
-                )
-            for path, field in jax.tree_util.tree_flatten_with_path(part)[0]:
-                axes = re.search(r"_(B[A-Z]*)$", getattr(path[-1], "name", ""))
-                if field.shape[:1] != (rows,) or not axes or len(axes[1]) != field.ndim:
-                    raise ValueError(
-                        f"{name}{jax.tree_util.keystr(path)} has shape {field.shape} for {rows} "
-                        "rows: every field has its rows first, counts too, and a name that ends in "
-                        "the names of its axes, such as keys_BWHK or count_B."
-                    )
-
-
 def fill_window(
     window: WindowCache, block: WindowCache | None = None, fill_B: jax.Array | None = None
 ) -> DecodingWindow:
     """Returns the decoding form: the last block and the part of the next one so far.
 
-    Args:
-        window: the last whole block.
-        block: the block after it, of which the first `fill_B` tokens count and the rest is
-            padding. None: no token of it.
-        fill_B: (B,) int32, 0 ... W - 1.
+    block: the block after the window, of which the first `fill_B` tokens count, 0 ... W - 1, and
+    the rest is padding. None: no token of it.
     """
     rows, W = window.keys_BWHK.shape[:2]
     if block is None or fill_B is None:
-        fill_B = jnp.zeros(rows, jnp.int32)
-    read_BW = jnp.arange(W) < fill_B[:, None]
+        block, fill_B = window, jnp.zeros(rows, jnp.int32)
+    counts_BWHK = (jnp.arange(W) < fill_B[:, None])[..., None, None]
 
     def buffer(x_BWHK, current_BWHK):
-        current_BWHK = jnp.where(read_BW[..., None, None], current_BWHK, 0)
-        return jnp.concatenate([x_BWHK, current_BWHK], axis=1)
+        return jnp.concatenate([x_BWHK, jnp.where(counts_BWHK, current_BWHK, 0)], axis=1)
 
-    current = window if block is None else block
-    return DecodingWindow(
-        buffer(window.keys_BWHK, current.keys_BWHK),
-        buffer(window.values_BWHK, current.values_BWHK),
-        fill_B,
-    )
+    keys_BJHK = buffer(window.keys_BWHK, block.keys_BWHK)
+    return DecodingWindow(keys_BJHK, buffer(window.values_BWHK, block.values_BWHK), fill_B)
 
 
 def write_token(
     window: DecodingWindow, k_BHK: jax.Array, v_BHK: jax.Array, reads_B: jax.Array | bool = True
 ) -> DecodingWindow:
-    """Writes one token's key and value at the fill of each batch element that has a token.
+    """Writes a token's key and value at the fill of the batch elements in `reads_B`, (B,) bool.
 
-    `advance` then counts the token. reads_B: (B,) bool.
+    `advance` then counts the token.
     """
     rows = jnp.arange(window.fill_B.shape[0])
     slot_B = window.keys_BJHK.shape[1] // 2 + window.fill_B
@@ -174,8 +132,8 @@ def write_token(
             token_BHK = select_rows(jnp.asarray(reads_B), token_BHK, x_BJHK[rows, slot_B])
         return x_BJHK.at[rows, slot_B].set(token_BHK)
 
-    return window._replace(
-        keys_BJHK=put(window.keys_BJHK, k_BHK), values_BJHK=put(window.values_BJHK, v_BHK)
+    return DecodingWindow(
+        put(window.keys_BJHK, k_BHK), put(window.values_BJHK, v_BHK), window.fill_B
     )
 
 
@@ -186,18 +144,13 @@ def completes_block(window: DecodingWindow, reads_B: jax.Array | bool = True) ->
 
 def advance(window: DecodingWindow, reads_B: jax.Array | bool = True) -> DecodingWindow:
     """Counts the token just written; a full block becomes the previous one."""
-    W = window.keys_BJHK.shape[1] // 2
     full_B = completes_block(window, reads_B)
     counted = window._replace(fill_B=window.fill_B + jnp.asarray(reads_B, jnp.int32))
 
     def shift(window):
-        def roll(x_BJHK):
-            return jnp.concatenate([x_BJHK[:, W:], jnp.zeros_like(x_BJHK[:, W:])], axis=1)
-
-        shifted = DecodingWindow(
-            roll(window.keys_BJHK), roll(window.values_BJHK), jnp.zeros_like(window.fill_B)
-        )
-        return select_rows(full_B, shifted, window)
+        W = window.keys_BJHK.shape[1] // 2
+        full = WindowCache(window.keys_BJHK[:, W:], window.values_BJHK[:, W:])
+        return select_rows(full_B, fill_window(full), window)
 
     return jax.lax.cond(jnp.any(full_B), shift, lambda window: window, counted)
 

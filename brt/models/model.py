@@ -22,24 +22,12 @@ Metrics = dict[str, jax.Array]
 """Scalars that a model reports, by name."""
 
 
-def check_scalars(metrics: Metrics, owner: str) -> None:
-    """Refuses metrics that are not scalars, which would be averaged over their entries."""
-    for name, value in metrics.items():
-        if np.shape(value):
-            raise ValueError(
-                f"{owner} reports the metric {name} of shape {np.shape(value)}: report a scalar, "
-                "such as its mean."
-            )
-
-
 class Model(nnx.Module, Generic[Embedded, Outputs]):
     """A model that processes segments: the base of all models.
 
     A model holds parameters only. What it remembers between segments is a tuple of named tuples
-    that goes in and comes out (`brt/models/caches.py`). `Embedded` and `Outputs` are arrays
-    (B, T, D) of a `LanguageModel`, and any nesting of arrays of another model.
-
-    A model whose attention can be drawn is a `brt.models.attention_weights.ShowsAttention` too.
+    that goes in and comes out (`brt/models/caches.py`). `Embedded` and `Outputs` are (B, T, D)
+    arrays of a `LanguageModel`, and any nesting of arrays of another model.
 
     Attributes:
         vocabulary_size: V, ids that may be read and predicted.
@@ -66,21 +54,16 @@ class Model(nnx.Module, Generic[Embedded, Outputs]):
     def stack(
         self, x_BTD: Embedded, caches: tuple, key: jax.Array | None = None
     ) -> tuple[Outputs, tuple, Metrics]:
-        """Runs all layers on the embedded tokens of one segment.
-
-        Args:
-            x_BTD: (B, T, D) activations.
-            caches: from `init_caches` or the segment before.
-            key: dropout key; None turns dropout off.
+        """Runs all layers on one segment, with a dropout key or None.
 
         Returns:
-            (B, T, D), the caches after the segment, and scalar metrics. The metric `added_nats`,
-            if there is one, is added to the loss that is trained on.
+            (B, T, D), the caches after the segment, and metrics, of which `added_nats` is added to
+            the loss that is trained on.
         """
         raise NotImplementedError
 
     def logits(self, x_BTD: Outputs) -> jax.Array:
-        """Maps (..., D) outputs to (..., V) logits or log-probabilities, float32 or wider."""
+        """Maps (..., D) outputs to (..., V) logits or log-probabilities, at least float32."""
         raise NotImplementedError
 
     def token_losses(self, x_BTD: Outputs, targets_BT: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -90,16 +73,7 @@ class Model(nnx.Module, Generic[Embedded, Outputs]):
     def __call__(
         self, tokens_BT: jax.Array, caches: tuple, key: jax.Array | None = None
     ) -> tuple[jax.Array, tuple]:
-        """Runs on one segment; the target of each token is the next one.
-
-        Args:
-            tokens_BT: (B, T) int32 ids.
-            caches: from `init_caches(B)` or the segment before.
-            key: dropout key or None.
-
-        Returns:
-            (B, T, V) logits and the caches after the segment.
-        """
+        """Runs on (B, T) int32 ids; returns (B, T, V) logits and the caches after the segment."""
         with jax.named_scope("embedding"):
             x_BTD = self.embed(tokens_BT)
         y_BTD, caches, _ = self.stack(x_BTD, caches, key)
@@ -114,10 +88,7 @@ class Model(nnx.Module, Generic[Embedded, Outputs]):
         return {}
 
     def given_parameters(self) -> dict[str, Any]:
-        """Returns initial parameters that are read from files instead of drawn; {} for none.
-
-        A nested dictionary of NumPy arrays, with the names of the parameters.
-        """
+        """Returns initial parameters that are read from files, NumPy arrays by nested names."""
         return {}
 
     def flops_per_token(self) -> float:
@@ -149,9 +120,8 @@ class Reader(Model[Embedded, Outputs]):
     def answers(self, x_BTD: Outputs) -> jax.Array:
         """Returns the answer after a segment, (B, N).
 
-        classes: scores, float. labels: scores, positive where the class applies. words: ids,
-        int32. spans: scores of each position as the first, of each as the last, and of the three
-        kinds of answer, float.
+        classes: scores. labels: scores, positive where the class applies. words: ids, int32.
+        spans: scores of each position as the first, of each as the last, and of three kinds.
         """
         raise NotImplementedError
 
@@ -159,15 +129,15 @@ class Reader(Model[Embedded, Outputs]):
 class LanguageModel(Model[jax.Array, jax.Array]):
     """A model that also decodes token by token: the base of all that generate text.
 
-    Its caches have two forms. The segment form stands between segments; the decoding form holds a
-    segment or block that is being filled, each batch element at its own position.
+    Its caches have two forms. The segment form exists between segments; the decoding form contains
+    a segment or block that is being filled, each batch element at its own position.
     """
 
     @property
     def period(self) -> int:
-        """P, tokens from one possible segment form of a cache to the next.
+        """P, the cache-update interval: tokens from one possible segment form to the next.
 
-        The window; the length of a segment, if memory moves at the ends of segments; or 1.
+        The window; the length of a segment, if memories change at the ends of segments; or 1.
         """
         raise NotImplementedError
 
@@ -178,7 +148,7 @@ class LanguageModel(Model[jax.Array, jax.Array]):
     def read_part(
         self, tokens_BT: jax.Array, caches: tuple, counts_B: jax.Array
     ) -> tuple[jax.Array, tuple]:
-        """Runs on the beginning of a period of every batch element, in one pass.
+        """Runs on the beginning of an interval of every batch element, in one pass.
 
         Args:
             tokens_BT: (B, P) int32 ids; beyond the count they are padding.
@@ -194,7 +164,7 @@ class LanguageModel(Model[jax.Array, jax.Array]):
     def decode(
         self, tokens_B: jax.Array, caches: tuple, reads_B: jax.Array | bool = True
     ) -> tuple[jax.Array, tuple]:
-        """Runs on one token of every batch element, each at its own position in its period.
+        """Runs on one token of every batch element, each at its own position.
 
         Args:
             tokens_B: (B,) int32 ids.
@@ -208,7 +178,7 @@ class LanguageModel(Model[jax.Array, jax.Array]):
         raise NotImplementedError
 
     def end_decoding(self, caches: tuple) -> tuple:
-        """Returns the segment form; every batch element must be at the end of a period."""
+        """Returns the segment form; every batch element must be at the end of an interval."""
         raise NotImplementedError
 
     def windows_reach(self) -> int:

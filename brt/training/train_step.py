@@ -13,7 +13,8 @@ import optax
 
 from brt.data.streams.batch import Batch
 from brt.models.caches import clear_state, reset_rows
-from brt.models.model import Model, check_scalars
+from brt.models.contract import check_scalars
+from brt.models.model import Model
 from brt.training.optimization.equal_parameters import norm_of_all
 from brt.training.unroll import at, reread, unroll
 

@@ -20,7 +20,6 @@ from brt.models.caches import (
     LayerCache,
     WindowCache,
     advance,
-    check_caches,
     clear_state,
     fill_window,
     last_block,
@@ -28,6 +27,7 @@ from brt.models.caches import (
     select_rows,
     write_token,
 )
+from brt.models.contract import check_caches
 from brt.models.fast.attention import heads_first
 
 B, W, H, K, D = 3, WINDOW, 2, 4, 12

@@ -22,6 +22,7 @@ from brt.models.block_recurrent.memory import (
     joined_states,
 )
 from brt.models.caches import DecodingLayer, LayerCache, WindowCache
+from brt.models.contract import check_scalars
 from brt.models.counts import matrix_size
 from brt.models.fast.loop_weights import LoopWeights, cast_before, product
 from brt.models.layers.attention import attend
@@ -31,7 +32,7 @@ from brt.models.layers.initializers import DENSE, parameter
 from brt.models.layers.norms import RMSNorm, scaled_down_heads, share_of_norm, unit_heads
 from brt.models.layers.positions_t5 import RelativeBias, WindowMask
 from brt.models.layers.sizes import Sizes
-from brt.models.model import Metrics, check_scalars
+from brt.models.model import Metrics
 
 
 class Prepared(NamedTuple):

@@ -16,9 +16,7 @@ from jax.typing import DTypeLike
 
 from brt.models.caches import select_rows
 from brt.models.fast.data_shards import by_data_shard
-
-Metrics = dict[str, jax.Array]
-"""Scalars by name. `memory_share`, the memory's part of what is read, is drawn by reports."""
+from brt.models.model import Metrics
 
 
 class BlockStates(NamedTuple):
@@ -60,12 +58,12 @@ class BlockPairs(NamedTuple):
 
 
 class MemoryResult(NamedTuple):
-    """What a memory returns for a segment.
+    """The results of a memory for a segment.
 
     attended_BTHK: (B, T, H, K), the result of attention with what the memory adds to it.
     cache: after the segment.
     states: those that the tokens of each block attend to, from before the block; None without.
-    metrics: scalars.
+    metrics: scalars. Reports draw `memory_share`, the memory's part of what is read.
     """
 
     attended_BTHK: jax.Array
@@ -95,8 +93,7 @@ class LayerMemory(nnx.Module):
         position_bias: whether the layer's self-attention keeps its relative position bias.
         reads_after_tokens: whether tokens attend to the states after their self-attention, from
             its result, instead of in parallel.
-        reach: tokens before a block that can influence its tokens through the memory; may be
-            infinite.
+        reach: tokens before a block that can influence it through the memory; may be infinite.
         moves_in_blocks: whether its cache changes with every token. Such a memory defines
             `__call__` and `decode`; other memories change at the ends of blocks.
     """
@@ -110,10 +107,7 @@ class LayerMemory(nnx.Module):
     moves_in_blocks: bool = False
 
     def init_cache(self, rows: int, dtype: DTypeLike) -> NamedTuple:
-        """Returns the cache of `rows` new documents: what "empty" means.
-
-        dtype: of the activations.
-        """
+        """Returns the cache of `rows` new documents; dtype: of the activations."""
         raise NotImplementedError
 
     def prepare(self, dtype: DTypeLike) -> Any:
@@ -163,39 +157,31 @@ class LayerMemory(nnx.Module):
         at once, or moves inside blocks, overrides it.
 
         Args:
-            cache: before the segment.
-            tokens: of the segment.
-            blocks: keys and values of each block and the one before it.
-            attended_BTHK: as in `read`.
-            weights: `prepare(dtype)`.
             states: `states(cache)` where the caller has computed them (one block).
             remat: recompute each block in the backward pass.
         """
-        B, G = blocks.keys_BGJHK.shape[:2]
         graph, params = nnx.split(self, nnx.Param)
 
         def run_blocks(weights, rows):
             memory = nnx.merge(graph, weights["params"])
+            prepared = weights["prepared"]
 
             def run_block(cache, block):
                 inputs_BWD, *heads, attended_BWHK = block
                 tokens = LayerTokens(inputs_BWD, *heads, weights["scale_H"])
-                states = memory.states(cache, attended_BWHK.dtype, weights["prepared"])
-                attended_BWHK, found = memory.read(
-                    cache, tokens, attended_BWHK, weights["prepared"]
-                )
-                cache, changed = memory.update(cache, *heads[1:], weights["prepared"])
-                return cache, (attended_BWHK, states, found | changed)
+                states = memory.states(cache, attended_BWHK.dtype, prepared)
+                attended_BWHK, read = memory.read(cache, tokens, attended_BWHK, prepared)
+                cache, updated = memory.update(cache, *heads[1:], prepared)
+                return cache, (attended_BWHK, states, read | updated)
 
             cache, *by_block = rows
             by_block = jax.tree.map(lambda x_BG: jnp.moveaxis(x_BG, 1, 0), by_block)
             step = jax.checkpoint(run_block) if remat else run_block
             cache, (attended, states, metrics) = jax.lax.scan(step, cache, by_block)
-            attended, states = jax.tree.map(
-                lambda x_GB: jnp.moveaxis(x_GB, 0, 1), (attended, states)
-            )
-            return (cache, attended, states), jax.tree.map(lambda x_G: jnp.mean(x_G, 0), metrics)
+            by_element = jax.tree.map(lambda x_GB: jnp.moveaxis(x_GB, 0, 1), (attended, states))
+            return (cache, *by_element), jax.tree.map(lambda x_G: jnp.mean(x_G, 0), metrics)
 
+        B, G = blocks.keys_BGJHK.shape[:2]
         by_block = [x.reshape(B, G, -1, *x.shape[2:]) for x in (*tokens[:4], attended_BTHK)]
         weights = {
             "params": nnx.to_pure_dict(params),

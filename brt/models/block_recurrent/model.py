@@ -28,7 +28,7 @@ from brt.models.layers.embedding import embedded, tied_logits
 from brt.models.layers.initializers import normal, parameter
 from brt.models.layers.norms import RMSNorm
 from brt.models.layers.sizes import Sizes
-from brt.models.model import DTYPES
+from brt.models.model import DTYPES, Metrics
 
 DIVISORS = ("vocabulary", "width")
 REMATS = ("none", "layer", "block")
@@ -43,9 +43,8 @@ class BlockRecurrentTransformer(Body):
         num_layers, width, num_heads, head_size, feed_forward_size: n, D, H, K, F.
         window: W in tokens, the block and the reach of attention. Segments are any multiple of it;
             XL: equal to it.
-        recurrent_layers: indices of the layers with a `RecurrentCell`, counted from 0, or negative
-            from the last.
-        memorizing_layers: likewise, of the layers with an `ExternalMemory`.
+        recurrent_layers, memorizing_layers: indices of the layers with a `RecurrentCell` and with
+            an `ExternalMemory`, counted from 0, or negative from the last.
         memories: further memories: pairs of a class and the indices of its layers, as in
             `((@MyMemory, (3, 7)),)`.
         qk_norm: queries and keys of unit length and a learned scale for each head; False: the
@@ -138,11 +137,8 @@ class BlockRecurrentTransformer(Body):
         caches: tuple,
         key: jax.Array | None = None,
         counts_B: jax.Array | None = None,
-    ) -> tuple[jax.Array, tuple, dict[str, jax.Array]]:
-        """Runs a segment through all layers and the final norm; as `Model.stack`.
-
-        counts_B: (B,) int32, tokens of a single block that are not padding; None: all.
-        """
+    ) -> tuple[jax.Array, tuple, Metrics]:
+        """Runs a segment; counts_B: (B,) int32, tokens of one block that are not padding."""
         T, W = x_BTD.shape[1], self.window
         if T < W or T % W:
             raise ValueError(
@@ -153,12 +149,13 @@ class BlockRecurrentTransformer(Body):
         rows = {leaf.shape[0] for leaf in jax.tree.leaves(caches)}
         if rows != {x_BTD.shape[0]}:
             raise ValueError(
-                f"{x_BTD.shape[0]} rows of tokens, but caches of {sorted(rows)} rows: take them "
-                "from init_caches with as many rows, or from the segment before."
+                f"{x_BTD.shape[0]} batch elements, but caches of {sorted(rows)}: take them from "
+                "init_caches for as many, or from the segment before."
             )
         keys: list[jax.Array | None] = [None] * (len(self.layers) + 1)
         if key is not None and self.dropout:
             keys = list(jax.random.split(key, len(keys)))
+        metrics: list[Metrics] = []
         if self.feedback:
             remat = self.remat != "none"
             x_BTD, caches, metrics = run_blocks(self.layers, x_BTD, caches, keys, remat, counts_B)
@@ -166,7 +163,7 @@ class BlockRecurrentTransformer(Body):
             run = Layer.__call__
             if self.remat == "layer":
                 run = jax.checkpoint(run, static_argnums=0)
-            after, metrics = [], []
+            after = []
             for i, layer in enumerate(self.layers):
                 with jax.named_scope(f"layer{i}"):
                     x_BTD, cache, reported = run(layer, x_BTD, caches[i], None, keys[i], counts_B)
@@ -175,13 +172,17 @@ class BlockRecurrentTransformer(Body):
             caches = tuple(after)
         with jax.named_scope("vocabulary"):
             x_BTD = dropout(self.final_norm(x_BTD), self.dropout, keys[-1])
-        return x_BTD, caches, _by_layer(metrics)
+        named = {
+            f"layer{i}/{name}": value
+            for i, of_layer in enumerate(metrics)
+            for name, value in of_layer.items()
+        }
+        return x_BTD, caches, named
 
     def logits(self, x_BTD: jax.Array) -> jax.Array:
         return tied_logits(x_BTD, self.embedding_VD[...], self.logits_divisor)
 
     def token_losses(self, x_BTD: jax.Array, targets_BT: jax.Array) -> tuple[jax.Array, jax.Array]:
-        # Without an array of (B, T, V).
         return chunked_losses(x_BTD, self.embedding_VD[...], targets_BT, self.logits_divisor)
 
     @property
@@ -197,7 +198,7 @@ class BlockRecurrentTransformer(Body):
         within = self.window - 1 if any(layer.memories for layer in self.layers) else 0
         return within + sum(layer.reach() for layer in self.layers)
 
-    def gradient_metrics(self, grads: dict) -> dict[str, jax.Array]:
+    def gradient_metrics(self, grads: dict) -> Metrics:
         """Returns the norm of the gradient of each memory's parameters."""
         return {
             f"layer{i}/{name}_grad_norm": optax.tree.norm(grads["layers"][i][name])
@@ -211,8 +212,8 @@ class BlockRecurrentTransformer(Body):
         return 2.0 * self.embedding_VD.size + self.flops_per_position()
 
     def flops_per_position(self) -> float:
-        given = self.layers[state_source(self.layers)].num_states if self.feedback else 0
-        return sum(layer.flops_per_token(given) for layer in self.layers)
+        S = self.layers[state_source(self.layers)].num_states if self.feedback else 0
+        return sum(layer.flops_per_token(S) for layer in self.layers)
 
     def divided_sizes(self) -> dict[str, int]:
         return {
@@ -241,14 +242,14 @@ class BlockRecurrentTransformer(Body):
     def decode_embedded(
         self, x_BD: jax.Array, caches: tuple, reads_B: jax.Array | bool = True
     ) -> tuple[jax.Array, tuple]:
-        given = None
+        states = None
         if self.feedback:
             source = state_source(self.layers)
-            given = self.layers[source].decoding_states(caches[source], self.dtype)
+            states = self.layers[source].decoding_states(caches[source], self.dtype)
         new_caches = []
         for i, (layer, cache) in enumerate(zip(self.layers, caches, strict=True)):
             with jax.named_scope(f"layer{i}"):
-                x_BD, cache = layer.decode(x_BD, cache, given, reads_B)
+                x_BD, cache = layer.decode(x_BD, cache, states, reads_B)
             new_caches.append(cache)
         return self.final_norm(x_BD), tuple(new_caches)
 
@@ -273,12 +274,3 @@ def _indices(name, layers, num_layers) -> set[int]:
                 f"stack of {num_layers}; use 0 ... {num_layers - 1}."
             )
     return {index % num_layers for index in layers}
-
-
-def _by_layer(metrics):
-    """Returns the metrics of all layers as one dictionary: `layer3/state_share` and so on."""
-    return {
-        f"layer{i}/{name}": value
-        for i, of_layer in enumerate(metrics)
-        for name, value in of_layer.items()
-    }
