@@ -243,7 +243,7 @@ def test_caches_of_every_architecture_can_be_carried(name):
     ("cache", "told"),
     [
         (Sums(array(ROWS, D), array(ROWS)), None),
-        (Sums(array(ROWS, D), array()), r"^Sums\.count_B has shape \(\) for 7919 rows"),
+        (Sums(array(ROWS, D), array()), r"^Sums\.count_B has shape \(\)"),
         (Sums(array(ROWS, D), array(W)), r"^Sums\.count_B has shape \(4,\)"),
         (Sums(array(D, ROWS), array(ROWS)), r"^Sums\.sum_BD has shape \(12, 7919\)"),
         (Sums(array(ROWS, H, D), array(ROWS)), r"^Sums\.sum_BD has shape \(7919, 2, 12\)"),
