@@ -28,11 +28,11 @@ class Corpus:
     """Prepares and opens the token stores of a source, one per split.
 
     Args:
-        store: folder of the stores, `<store>/<split>`; `~` and environment variables are expanded.
-            A store in a bucket is read through a local copy on each host.
+        store: folder of the stores, `<store>/<split>`, on a disk (`~` and environment variables are
+            expanded) or in a bucket, which is read through a local copy on each host.
         source: of the documents; only `prepare` reads it.
-        vocabulary: encodes the documents: a vocabulary, or its name, such as "bytes",
-            "pieces.model" or "words:list.txt" (`named_vocabulary`). None for that of the source.
+        vocabulary: encodes the documents: a vocabulary or its name (`named_vocabulary`). None for
+            that of the source.
     """
 
     def __init__(
@@ -78,16 +78,10 @@ class Corpus:
         shard_bytes: int | None = None,
         runner: ShardRunner | None = None,
     ) -> None:
-        """Makes a split's store, unless there is one that fits.
+        """Makes a split's store, unless there is one that fits; `workers` None for one per CPU.
 
-        If several processes of a host prepare at once, one works and the others wait. After a
-        kill, the next call continues from the finished shards.
-
-        Args:
-            split: its name.
-            quiet: no progress display.
-            workers: number of processes that read and encode; None for one per CPU.
-            shard_bytes, runner: as of `write_store`.
+        If several processes of a host prepare at once, one works and the others wait. Other
+        arguments are as of `write_store`.
         """
         if not self.exists(split):
             vocabulary = _named(vocabulary_entry(self.vocabulary))  # fails before any work

@@ -19,11 +19,6 @@ from brt.data.stores.token_store import TokenStore
 class Mixture:
     """Corpora mixed by weight; used like a `Corpus`.
 
-        Trainer.corpus = @Mixture()
-        Mixture.corpora = [@books/Corpus(), @code/Corpus()]
-        Mixture.weights = [0.7, 0.3]
-        books/Corpus.store = "stores/books"
-
     Training reads them by `MixtureStream`; evaluation reads every document of all of them.
 
     Args:
@@ -77,18 +72,15 @@ class Mixture:
 
 
 class MixedStore:
-    """Token stores read as one; documents are numbered through all stores.
+    """Token stores read as one, with the interface of `TokenStore`.
+
+    Documents are numbered through all stores; `bases` are the numbers of their first documents.
+    The manifest is that of the first store, with the counts of all.
 
     Args:
         stores: with the same vocabulary.
         shares: of the training tokens; they add up to 1.
         names: in records; empty for records of the whole.
-
-    Attributes:
-        folder: the folders of the stores, for messages.
-        manifest: of the first store, with the counts of all.
-        bases: number of each store's first document.
-        lengths_D, has_weights, num_documents, num_tokens: as of `TokenStore`.
     """
 
     def __init__(
@@ -131,7 +123,6 @@ class MixedStore:
 
 
 def _check_one_vocabulary(entries: Iterable[tuple[Any, dict]]) -> None:
-    """Refuses (folder, vocabulary entry) pairs that differ from the first in their fingerprint."""
     (first, ours), *others = entries
     for folder, entry in others:
         if entry["fingerprint"] != ours["fingerprint"]:

@@ -38,12 +38,9 @@ class SampleTask(Source):
     Args:
         symbols: of the vocabulary, one character each, by id.
         special_ids, vocabulary_name: of the vocabulary.
-        tokens: of a sample, without padding.
-        scored: number of last tokens with loss weight 1.
+        tokens: of a sample, without padding; loss weights are 1 on the `scored` last of them.
         counts: samples of the splits train, validation and test.
-        seed: of the samples.
-        padded_length: tokens that a model reads of a sample; None for `tokens` - 1. Padding has
-            weight 0.
+        padded_length: tokens that a model reads of a sample; None for `tokens` - 1.
         settings: that determine the samples, for the manifest.
     """
 
@@ -123,12 +120,7 @@ class SampleTask(Source):
 
 
 def distinct_rows(draw: Callable[[int], np.ndarray], count: int) -> np.ndarray:
-    """Returns the first `count` different rows of a sequence of random rows.
-
-    Args:
-        draw: from a number of rows to the next rows, (rows, columns).
-        count: well below the number of different rows, or it takes long.
-    """
+    """Returns the first `count` different rows of what repeated calls of `draw`(rows) give."""
     rows = draw(count)
     while True:
         first = np.sort(np.unique(rows, axis=0, return_index=True)[1])
@@ -138,8 +130,6 @@ def distinct_rows(draw: Callable[[int], np.ndarray], count: int) -> np.ndarray:
 
 
 class _SequenceTask(SampleTask):
-    """Sequences of independent uniform symbols, each followed by `_target` of it."""
-
     copies: int  # of the source in the target
 
     def __init__(
@@ -221,8 +211,7 @@ class AssociativeRetrieval(SampleTask):
 
     Args:
         num_pairs: a model reads 2 num_pairs + 2 tokens.
-        num_train, num_validation, num_test, padded_length, seed: as of `CopyTask`. With 12 padded
-            tokens a sample of 10 divides into 3 or 4 equal segments.
+        num_train, num_validation, num_test, padded_length, seed: as of `CopyTask`.
     """
 
     START = 10
@@ -251,7 +240,7 @@ class AssociativeRetrieval(SampleTask):
         )
 
     def _sources(self, count: int) -> np.ndarray:
-        """Returns keys, values, and the index of the pair that is asked for."""
+        """Returns keys, values, and the index of the pair that is asked for, side by side."""
         pairs = self.num_pairs
         self._check_possible(count, pairs * math.perm(26, pairs) * math.perm(10, pairs))
         random = self._random()

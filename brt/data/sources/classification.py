@@ -38,13 +38,11 @@ class LabelledTexts(LabelledSource):
     """Texts with one class or several, in files of JSON records.
 
     Args:
-        path: of the file of a split, as in "reviews/{split}.jsonl".
-        vocabulary: as of `LabelledSource`.
+        path, vocabulary, splits: as of `LabelledSource`.
         classes: all labels, by number; numbers as texts, as in ("0", "1").
         text_key, label_key: keys of a record; a text may be a list of paragraphs, as in ECtHR.
         second_key: of a second text, which follows the first and the tokenizer's separator.
         several: whether a label is a list of classes, which may be empty.
-        splits: as of `LabelledSource`.
     """
 
     def __init__(
@@ -106,12 +104,10 @@ class Hyperpartisan(LabelledSource):
     Args:
         path: the folder with `articles-training-byarticle-*.xml` and its `ground-truth-*.xml`; or
             a file of JSON records with `text`, `label` and, unless the path has `{split}`, `split`.
-        vocabulary: as of `LabelledSource`.
-        split_file: JSON, from the names of splits to lists of ids of articles; hp-splits.json of
-            Longformer's authors gives the published 516, 64 and 65. None draws as many.
-        seed: of the splits that are drawn.
+        vocabulary, splits: as of `LabelledSource`; "validation" may be "dev" in a file.
+        split_file: JSON, from splits to lists of ids of articles, such as hp-splits.json of
+            Longformer's authors (516, 64 and 65). None draws as many by `seed`.
         title: whether the title comes before the text.
-        splits: as of `LabelledSource`; "validation" may be "dev" in a file.
     """
 
     classes = ("false", "true")
@@ -159,7 +155,6 @@ class Hyperpartisan(LabelledSource):
         return Example(name, text, label=label, answers=(self.classes[label],))
 
     def _articles(self) -> dict[str, Example]:
-        """Returns all articles by their ids."""
         folder = absolute(self.path)
         articles, truths = (_xml_file(folder, kind) for kind in ("articles", "ground-truth"))
         labels = {

@@ -11,11 +11,7 @@ from brt.data.sources.base import Document, Source
 class DrawnTask(Source):
     """Documents that are a function of (seed, split, number) and the settings.
 
-    Args:
-        num_documents: of split `train`.
-        num_held_out: of every other split.
-        seed: of the documents.
-        settings: for the manifest.
+    `num_documents` of split `train`, and `num_held_out` of every other split.
     """
 
     def __init__(self, num_documents: int, num_held_out: int, seed: int, settings: dict):

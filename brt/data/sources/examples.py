@@ -12,8 +12,7 @@ class ExampleSource(Source):
 
     Args:
         title_feature: feature with the title; None for titles `<split>-<number>`.
-        data_dir: folder of the data sets; None for the library's. `~` and environment variables are
-            expanded.
+        data_dir: folder of the data sets; None for the library's.
         splits: from the name of a split to its name in the data set, if they differ.
     """
 
@@ -44,7 +43,6 @@ class ExampleSource(Source):
         return title.decode("utf-8", "replace")
 
     def _feature(self, example: dict, setting: str) -> Any:
-        """Returns the feature of an example that a setting names."""
         feature = getattr(self, setting)
         if feature not in example:
             raise ValueError(

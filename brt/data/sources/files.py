@@ -30,10 +30,9 @@ class TextFiles(FileSource):
     """One document per file of plain text, its title the name without the suffix.
 
     Args:
-        path: a folder, a file, or a pattern such as `books/**/*.md`, on a disk or in a bucket
-            (`gs://bucket/books/{split}`); files are read in the order of their paths. `{split}` is
-            replaced by the name of the split; without it all splits are equal. `~` and environment
-            variables are expanded.
+        path: a folder, a file, or a pattern such as `books/**/*.md`, on a disk or in a bucket;
+            files are read in the order of their paths. `{split}` is replaced by the name of the
+            split; without it all splits are equal.
         skip_empty: skips empty files, which are otherwise an error.
         suffix: of the files of a folder that are read; hidden files are not.
     """
@@ -88,7 +87,6 @@ class TextFiles(FileSource):
         return full
 
     def _objects(self, path: RemotePath) -> dict[str, int]:
-        """Returns the sizes of the objects at a path in a bucket, in the order of their paths."""
         if path.is_file():
             return {str(path): path.size()}
         try:
@@ -111,7 +109,6 @@ class TextFiles(FileSource):
         return dict(sorted(sizes.items()))
 
     def _on_disk(self, path: str) -> dict[str, int]:
-        """Returns the sizes of the files at a path, in the order of their paths."""
         path = absolute(path)
         if os.path.isdir(path):
             files = sorted(entry.path for entry in _entries(path) if not entry.is_dir())
@@ -142,7 +139,6 @@ class TextFiles(FileSource):
         return sizes
 
     def _advice(self, folder: str, paths: list[str]) -> str:
-        """Returns what to bind for a folder without files of the suffix, but with `paths`."""
         if any(os.path.basename(p) in ("dataset_info.json", "dataset_dict.json") for p in paths):
             raise NotPlainText(
                 f"{folder} was written by `save_to_disk` of datasets, and TextFiles reads plain "
@@ -162,13 +158,12 @@ class SourceTree(FileSource):
     """One document per entry at the top of a tree: a package, a repository, an article.
 
     A document is the files of the entry in the order of their paths, each after a header line.
-    Symbolic links are not followed. Entries without source are skipped. If `path` has no `{split}`,
-    the entries are ordered by sha256("split:" + title): the first share is test, the next
-    validation, the rest train. An entry that comes or goes moves few others.
+    Links are not followed. If `path` has no `{split}`, the entries are ordered by
+    sha256("split:" + title): the first share is test, the next validation, the rest train.
 
     Args:
         path: the tree; `stdlib` is the standard library of Python. `{split}` is replaced by the
-            name of the split. `~` and environment variables are expanded.
+            name of the split.
         suffixes: of source files.
         exclude: names of files and folders to skip at any depth; hidden ones are always skipped.
         held_out: share of the entries in test, and again in validation, at least one each.

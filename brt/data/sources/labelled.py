@@ -55,8 +55,7 @@ class LabelledSource(Source):
     """A source of labelled documents.
 
     Args:
-        path: of the file or folder; `{split}` is replaced by the name of the split; `~` and
-            environment variables are expanded.
+        path: of the file or folder; `{split}` is replaced by the name of the split.
         vocabulary: of the tokens, or its name; bind Corpus.vocabulary to None.
         splits: from the name of a split to its name in the path, if they differ.
 
@@ -147,18 +146,15 @@ def token_span(characters: np.ndarray, start: int, stop: int) -> tuple[int, int]
     """Returns the tokens of a part of a text: first, and one after the last; None for no token.
 
     Args:
-        characters: int64 (tokens, 2), as of `Vocabulary.spans`.
-        start, stop: first character, and one after the last.
+        characters: of each token, int64 (tokens, 2), as of `Vocabulary.spans`.
+        start, stop: of the part, in characters.
     """
     inside = np.flatnonzero((characters[:, 1] > start) & (characters[:, 0] < stop))
     return (int(inside[0]), int(inside[-1]) + 1) if len(inside) else None
 
 
 def records(path: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields the place (for messages) and content of each record of a file.
-
-    It has one JSON object per line, or is a list of objects.
-    """
+    """Yields place (for messages) and content of each JSON object: one per line, or in a list."""
     with open_regular(path) as file:
         first = file.read(64).lstrip()[:1]
         file.seek(0)

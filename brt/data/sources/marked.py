@@ -26,12 +26,11 @@ class MarkTask(DrawnTask):
     """Marked texts with their class, and with its name as an answer.
 
     Args:
-        num_documents, num_held_out: documents of split `train`, and of every other split.
+        num_documents, num_held_out, seed: as of `DrawnTask`.
         length: tokens of a text.
         mark_within: the mark is among this many first tokens.
         num_fillers: different filler ids.
         opened: whether a token stands before a text, as [CLS] does; False for T5.
-        seed: of the documents.
     """
 
     vocabulary: SymbolVocabulary

@@ -38,10 +38,7 @@ class Extent(NamedTuple):
 
 
 class PublishedFiles(FileSource):
-    """A source whose documents are parts of published files; one per split by default.
-
-    Args:
-        path: folder of the files; `~` and environment variables are expanded.
+    """A source whose documents are parts of published files in a folder; one per split by default.
 
     Attributes:
         page: where the files are.
@@ -74,7 +71,6 @@ class PublishedFiles(FileSource):
         return {"source": type(self).__name__, "split": split, "path": self.path}
 
     def _whole(self, name: str) -> Extent:
-        """Returns a whole file in the folder."""
         path = os.path.join(absolute(self.path), name)
         if not os.path.isfile(path):
             raise FileNotFoundError(
@@ -114,8 +110,7 @@ class Enwik8(_OneFile):
 
     Args:
         path: the unpacked file, or the folder of `enwik8`.
-        line_feeds: False removes line feeds, as the data loader of Transformer-XL does; 204
-            symbols remain.
+        line_feeds: False removes them, as the code of Transformer-XL does; 204 symbols remain.
     """
 
     page = MATT_MAHONEY.format("enwik8")
@@ -181,7 +176,7 @@ class _WikiText(_OneFilePerSplit):
     """WikiText as distributed, one document per split or per article.
 
     The title of an article is a line ` = Title = ` between two blank lines: inside tables and
-    formulas, too, lines begin with an equality sign. All articles of a split make up its file.
+    formulas, too, lines begin with an equality sign.
 
     Args:
         path: the folder of `wiki.train.tokens`, `wiki.valid.tokens` and `wiki.test.tokens`.
@@ -230,12 +225,11 @@ class WikiText2(_WikiText):
 class OneBillionWord(PublishedFiles):
     """One Billion Word Benchmark: one sentence per line, one document per shard of 300,000.
 
-    The seed determines the order of training: of the shards, and of the sentences of each.
     Validation and test are both held-out shard 0, as in the code of Transformer-XL.
 
     Args:
         path: the folder `1-billion-word-language-modeling-benchmark-r13output`.
-        seed: of the order of training.
+        seed: of the order of training: of the shards, and of the sentences of each.
     """
 
     page = "https://www.statmt.org/lm-benchmark/"

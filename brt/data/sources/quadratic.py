@@ -32,9 +32,8 @@ SYMBOLS = "_>0123456789+-*/^=()xD;,"
 class QuadraticEquations(SampleTask):
     """Equations a (x - x1) (x - x2) = 0 with integer a, x1, x2, and their solutions.
 
-    Equations with real roots are drawn uniformly from all different ones: from -100 to 100, with 20
-    multipliers, there are 406,020. The others are a (x^2 + b x + c) with b uniform in
-    [0, 2 max_root) and c between b^2 / 4 and max_root^2.
+    Equations with real roots are drawn uniformly from all different ones. The others are
+    a (x^2 + b x + c) with b uniform in [0, 2 max_root) and c between b^2 / 4 and max_root^2.
 
     Args:
         max_root: roots are integers from -max_root to max_root.

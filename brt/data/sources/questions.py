@@ -24,16 +24,14 @@ YES_NO = {"yes": 1, "no": 2}
 
 @configurable
 class Scrolls(LabelledSource):
-    """One task of SCROLLS, such as ContractNLI, QuALITY or Qasper: inputs and outputs.
+    """One task of SCROLLS: JSON records with `id`, `input` (question and text) and `output`.
 
     In training every record is a document; elsewhere records of one `id` are one document with
-    several answers. A question is part of the input.
+    several answers.
 
     Args:
-        path: of the file of a split: JSON records with `id`, `input` and `output`.
-        vocabulary: as of `LabelledSource`.
+        path, vocabulary, splits: as of `LabelledSource`.
         classes: all outputs, if they are the names of classes, as in ContractNLI.
-        splits: as of `LabelledSource`.
     """
 
     def __init__(
@@ -79,8 +77,6 @@ class Paragraph(NamedTuple):
 
 
 class _Questions(LabelledSource):
-    """Questions with a context of paragraphs."""
-
     def __init__(
         self,
         path: Name = gin.REQUIRED,
@@ -104,12 +100,10 @@ class _Questions(LabelledSource):
         return itertools.starmap(self.example, used)
 
     def is_used(self, record: dict[str, Any]) -> bool:
-        """Returns whether a question is asked."""
         return True
 
     @abc.abstractmethod
-    def example(self, where: str, record: dict[str, Any]) -> Example:
-        """Returns the example of a record."""
+    def example(self, where: str, record: dict[str, Any]) -> Example: ...
 
 
 @configurable
@@ -117,12 +111,11 @@ class HotpotQA(_Questions):
     """HotpotQA in its distractor setting: ten paragraphs, two of which contain the answer.
 
     Args:
-        path: of the file of a split, hotpot_train_v1.1.json or hotpot_dev_distractor_v1.json; bind
-            `splits` to the text in the place of `{split}`.
-        vocabulary: as of `LabelledSource`.
+        path: of hotpot_train_v1.1.json or hotpot_dev_distractor_v1.json, with `{split}` for what
+            differs; bind `splits` to that.
+        vocabulary, splits: as of `LabelledSource`.
         questions: number of training questions that are drawn; None for all.
         seed: of the draw.
-        splits: as of `LabelledSource`.
     """
 
     def example(self, where: str, record: dict[str, Any]) -> Example:
@@ -150,8 +143,7 @@ class MuSiQue(_Questions):
 
     Args:
         path: of the file of a split, as in musique_ans_v1.0_{split}.jsonl.
-        vocabulary: as of `LabelledSource`.
-        questions, seed, splits: as of `HotpotQA`.
+        vocabulary, questions, seed, splits: as of `HotpotQA`.
     """
 
     def is_used(self, record: dict[str, Any]) -> bool:

@@ -24,19 +24,18 @@ DEFINE, ASK, FIRST_KEY = 0, 1, 2
 
 @configurable
 class RecallTask(DrawnTask):
-    """Recall documents.
+    """Recall documents; loss weights are 1 on answers and 0 elsewhere.
 
-    Loss weights are 1 on answers and 0 elsewhere. The range of distances is divided, on a
-    logarithmic scale, into num_facts equal parts, one for the distance of each fact. An answer is
-    predicted `distance - 1` positions after its value in a model's inputs.
+    The range of distances is divided, on a logarithmic scale, into num_facts equal parts, one for
+    the distance of each fact. An answer is predicted `distance - 1` positions after its value in a
+    model's inputs.
 
     Args:
-        num_documents, num_held_out: documents of split `train`, and of every other split.
+        num_documents, num_held_out, seed: as of `DrawnTask`.
         document_length: in tokens, or a pair (shortest, longest) to draw lengths from.
         num_facts: facts of a document.
         num_keys, num_values, num_fillers: different ids of each kind.
         min_distance, max_distance: range of the distances, in tokens.
-        seed: of the documents.
     """
 
     vocabulary: SymbolVocabulary
@@ -135,14 +134,7 @@ class RecallTask(DrawnTask):
 
 
 def answer_distances(tokens: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
-    """Finds the answers of a recall document.
-
-    Args:
-        tokens: integers (tokens,), one whole document.
-
-    Returns:
-        positions and distances of the answers, in order: int64 (answers,).
-    """
+    """Returns positions and distances of the answers in a whole document: int64 (answers,) each."""
     tokens = np.asarray(tokens)
     defined = {int(tokens[at + 1]): at + 2 for at in np.flatnonzero(tokens == DEFINE).tolist()}
     positions = np.flatnonzero(tokens == ASK) + 2

@@ -16,12 +16,7 @@ from brt.data.vocabularies.named import as_vocabulary
 
 
 class Transformed(Source):
-    """The documents of a source, each changed by `change`.
-
-    Args:
-        source: the inner source.
-        settings: entries that are added to its description.
-    """
+    """The documents of a source, each changed by `change`; its description has `settings`, too."""
 
     def __init__(self, source: Source, **settings: Any):
         check_source(source, f"{type(self).__name__}.source")
@@ -61,11 +56,8 @@ class Transformed(Source):
 class FirstDocuments(Transformed):
     """The first documents of some splits.
 
-    The first 1,250 books of PG19 by file name (10 comes before 9) are
-    `source=TextFiles("pg19/{split}"), first={"train": 1250}`.
-
     Args:
-        source: the inner source, which determines the order.
+        source: the inner source, which determines the order; in `TextFiles` 10 comes before 9.
         first: from the name of a split to a number of documents; other splits stay whole.
     """
 
@@ -104,7 +96,7 @@ class FirstTokens(Transformed):
 
     Args:
         source: the inner source.
-        vocabulary: of the tokens, or its name (`named_vocabulary`).
+        vocabulary: of the tokens, or its name.
         first: from the name of a split to a number of tokens; other splits stay whole.
     """
 
@@ -146,12 +138,8 @@ class FirstTokens(Transformed):
 class UnwrappedLines(Transformed):
     """Texts with one line per paragraph.
 
-    In books with lines of some 70 characters a memory would predict line ends by counting, which
-    says nothing about the text. A line break becomes a space, except next to an empty line or
-    before an indented line (verse, tables).
-
-    Args:
-        source: of the texts.
+    In books with lines of some 70 characters a memory would predict line ends by counting. A line
+    break becomes a space, except next to an empty line or before an indented line (verse, tables).
     """
 
     _LINE_END = re.compile(rb"(?<=\S)[ \t]*\r?\n(?=\S)")  # inside a paragraph
@@ -169,10 +157,7 @@ class GutenbergText(Transformed):
 
     The text is between `*** START OF ... ***` and `*** END OF`; in older books between `*END*THE
     SMALL PRINT!` and `End of (the) Project Gutenberg`. A missing mark is logged, and nothing is
-    cut there. Notes of editors inside the marks are kept. PG19 is without licences already.
-
-    Args:
-        source: of the books.
+    cut there. PG19 is without licences already.
     """
 
     _START = re.compile(

@@ -23,14 +23,12 @@ class SeqioText(ExampleSource):
     The feature is text, which the vocabulary of the corpus encodes, or token ids, which are stored.
     seqio's vocabularies need TensorFlow, which training does not have: for ids, `vocabulary` is the
     one of brt with the same ids, and both decode the first document as a check.
-    `<feature>_pretokenized`, if the task keeps it, counts as the bytes of a document. A mixture
-    ends with the first of its tasks that ends. pg19_tokens and pg19_bytes (`tasks`) are registered.
+    `<feature>_pretokenized`, if the task keeps it, counts as the bytes of a document.
 
     Args:
-        task: name of the task or mixture.
+        task: name of the task or mixture; those of `tasks` are registered.
         feature: the text or ids of a document.
-        module: a module to import, which registers the task; bound by gin, it has to be allowed by
-            `--allow_imports`.
+        module: a module to import, which registers the task (`--allow_imports`).
         title_feature, splits, data_dir: as of `ExampleSource`.
         vocabulary: of the ids, or its name.
     """

@@ -14,9 +14,7 @@ from brt.data.sources.examples import ExampleSource
 
 @configurable
 class TfdsText(ExampleSource):
-    """One document per example. Downloads the data set if it is not on disk.
-
-    PG19 is `name='pg19', text_feature='book_text', title_feature='book_title'`.
+    """One document per example, such as a book of pg19. Downloads a data set that is not on disk.
 
     Args:
         name: of the data set, with config and version.

@@ -48,12 +48,7 @@ class JobRunner(abc.ABC):
 
     @abc.abstractmethod
     def run_job(self, setup: bytes, runs: Sequence[bytes]) -> None:
-        """Has workers call `make_shard` for each run, in any order, and waits for them.
-
-        Args:
-            setup: the argument of `maker_of`.
-            runs: as `packed` returns them.
-        """
+        """Has workers call `make_shard` for each of the `packed` runs, in any order, and waits."""
 
     def make(self, maker: ShardMaker, runs: Iterable[Run]) -> Iterator[tuple[bool, dict]]:
         self._check_sharing(maker)
@@ -80,7 +75,6 @@ class JobRunner(abc.ABC):
         yield from ((True, summary) for summary in made if summary)
 
     def _run(self, setup: bytes, runs: Sequence[Run]) -> Exception | None:
-        """Runs the job; returns the error with which it failed."""
         logging.info("%s makes %d shards", self.name, len(runs))
         try:
             self.run_job(setup, [packed(run) for run in runs])
@@ -119,12 +113,7 @@ class JobRunner(abc.ABC):
 
 
 class BeamRunner(JobRunner):
-    """Makes shards by a job of Apache Beam.
-
-    Args:
-        name: of Beam's runner: DirectRunner, DataflowRunner, FlinkRunner, SparkRunner.
-        options: of the pipeline, as on a command line of Beam.
-    """
+    """Makes shards by a job of Apache Beam; `options` are those of a command line of Beam."""
 
     def __init__(self, name: str, options: Sequence[str] = ()):
         extra_library("apache_beam", f"--runner={name}", "beam")
@@ -167,7 +156,7 @@ def maker_of(setup: bytes) -> ShardMaker:
 
 
 def make_shard(maker: ShardMaker, data: bytes) -> dict | None:
-    """Makes one shard, on a worker, unless it exists; `data` is its run, `packed`.
+    """Makes the shard of a `packed` run, on a worker, unless it exists.
 
     Returns its shard.json, or None if a note says why there is none. Raises an error, which is
     noted, too, if a retry may help.

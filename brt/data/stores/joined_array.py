@@ -16,12 +16,9 @@ Numbers = np.ndarray | FileArray
 
 
 class JoinedArray:
-    """Arrays one after another, read by slices as one array.
+    """Arrays of these lengths one after another, read by slices as one array.
 
-    Args:
-        lengths: of the arrays.
-        dtype: of all.
-        array: returns the array of a number. The last `OPEN_FILES` are cached.
+    `array` returns the array of a number; the last `OPEN_FILES` are cached.
     """
 
     def __init__(self, lengths: Sequence[int], dtype: np.dtype, array: Callable[[int], Numbers]):

@@ -10,12 +10,7 @@ MARK = ".made_by_brt"
 
 
 def claim(folder: Path, is_own: bool = False) -> None:
-    """Makes and marks a folder, or continues with one that is marked or empty; refuses others.
-
-    Args:
-        folder: to be written.
-        is_own: something else, such as a manifest, shows that brt made it.
-    """
+    """Makes and marks a folder, or continues with one that is marked, empty or `is_own`."""
     folder.mkdir(parents=True, exist_ok=True)
     if not is_own and not (folder / MARK).is_file() and any(folder.iterdir()):
         raise ValueError(

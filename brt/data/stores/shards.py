@@ -68,14 +68,7 @@ class _Item(NamedTuple):
 
 
 def _runs(items: Iterator[_Item], made_with: dict, shard_bytes: int | None) -> Iterator[Run]:
-    """Yields the runs in order.
-
-    Args:
-        items: all documents.
-        made_with: JSON that becomes part of every key.
-        shard_bytes: bytes after which a shard ends; None for `SHARD_BYTES` or `SHARD_DOCUMENTS`
-            documents.
-    """
+    """Yields the runs in order; `made_with` is JSON that becomes part of every key."""
     first = number = size = 0
     shard: list[_Item] = []
     for item in items:
@@ -165,12 +158,7 @@ class ShardMaker:
     """Makes the shards of one store, in any number of processes at once.
 
     On a disk a shard is written to a folder of its own, which then gets its name. In a bucket
-    shard.json is written last.
-
-    Args:
-        folder: of the store, which all processes see.
-        vocabulary: of the ids.
-        source: reads the parts of runs; None if the runs contain documents.
+    shard.json is written last. `source` reads the parts of runs; None if they contain documents.
     """
 
     def __init__(self, folder: AnyPath, vocabulary: Vocabulary, source: Source | None):
@@ -266,8 +254,7 @@ def key_of(vocabulary: Vocabulary, source_description: dict) -> dict:
 def _stamps() -> Callable[[str], tuple[int, int]]:
     """Returns a function from a file to its size and modification time (ns); (0, -1) for none.
 
-    For objects of a bucket the size and the version in the listing of their folder, which is
-    requested once.
+    Of objects in a bucket the version; the listing of their folder is requested once.
     """
     listing = functools.cache(RemotePath.stamps)
 

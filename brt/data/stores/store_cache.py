@@ -71,7 +71,6 @@ def lock_of(store: AnyPath) -> Path:
 
 
 def _fetch(store: RemotePath, manifest: bytes, folder: Path) -> None:
-    """Copies the files of a store, and compares them with its manifest."""
     where = str(store / MANIFEST)
     hashes = parse_json(manifest, Fields({"hashes": dict[str, str]}), where, AGAIN)["hashes"]
     strange = sorted(n for n in hashes if n not in STORE_FILES and not is_shard_file(n))

@@ -73,7 +73,7 @@ def write_store(
         total: number of documents if known, for the progress display.
         quiet: no progress display.
         workers: number of processes that encode; 1 for this process.
-        shard_bytes: bytes after which a shard ends; None for about 8 MB.
+        shard_bytes: bytes after which a shard ends; None for `SHARD_BYTES` or `SHARD_DOCUMENTS`.
         runner: makes the shards instead of the workers.
     """
     folder = as_path(folder)
@@ -110,7 +110,6 @@ def write_store(
 
 
 def _observed(made: Iterator[tuple[bool, dict]], progress: Progress) -> list[dict]:
-    """Returns the shard.json of all shards, in order, and shows the progress."""
     summaries = []
     done = size = 0
     for is_new, summary in made:
@@ -129,7 +128,6 @@ def _observed(made: Iterator[tuple[bool, dict]], progress: Progress) -> list[dic
 def _complete(
     folder: AnyPath, shards: Sequence[dict], vocabulary: Vocabulary, source_description: dict
 ) -> dict:
-    """Writes offsets.npy and the manifest, and returns that."""
     names = [shard_name(shard["number"]) for shard in shards]
     with ThreadPoolExecutor(REQUESTS) as threads:
         lengths = list(threads.map(lambda name: _lengths(folder / name), names))
@@ -171,7 +169,6 @@ def _complete(
 
 
 def _lengths(shard: AnyPath) -> np.ndarray:
-    """Returns the tokens of each document of a shard, int64 (documents,)."""
     lines = read_json_lines(
         shard / "documents.jsonl", Fields({"tokens": int}), "delete the shard and prepare again"
     )
@@ -179,7 +176,6 @@ def _lengths(shard: AnyPath) -> np.ndarray:
 
 
 def _remove_others(folder: AnyPath, kept: Container[str]) -> None:
-    """Removes the mark, and files of shards that are no part of the complete store."""
     files = _files(folder)
     others = [file for name, file in files.items() if is_shard_file(name) and name not in kept]
     _remove_files([*others, folder / MARK])
@@ -210,7 +206,6 @@ def _keep_finished(folder: AnyPath) -> str:
 
 
 def _files(folder: AnyPath) -> dict[str, AnyPath]:
-    """Returns the files below a folder, by their paths in it."""
     if isinstance(folder, RemotePath):
         return {file.relative_to(folder): file for file in folder.files()}
     files = (path for path in folder.rglob("*") if path.is_file())

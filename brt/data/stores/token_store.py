@@ -59,7 +59,7 @@ DOCUMENT = Fields(
 
 
 class TokenStore:
-    """A token store, open for reading. Opening costs little, whatever the size of the store.
+    """A token store, open for reading.
 
     Attributes:
         folder: path of the store, on a disk or in a bucket.
@@ -118,7 +118,6 @@ class TokenStore:
             yield from read_json_lines(path, DOCUMENT, HOW_TO_REPEAT)
 
     def _array(self, name: str, dtype: np.dtype) -> FileArray | JoinedArray:
-        """Returns the files of this name as one array, after a check of their sizes."""
         shards = shards_of(self.manifest)
 
         def array(number: int) -> np.ndarray | FileArray:

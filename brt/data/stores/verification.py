@@ -60,14 +60,7 @@ def verify(store: TokenStore, quiet: bool = False) -> None:
 
 
 def check_hashes(folder: Path, hashes: Mapping[str, str], advice: str, quiet: bool = False) -> None:
-    """Compares files with their sha256.
-
-    Args:
-        folder: of the files.
-        hashes: by file name, in hex.
-        advice: what to do with a damaged file.
-        quiet: no progress display.
-    """
+    """Compares files with their sha256 (hex); `advice` says what to do with a damaged file."""
     size = sum(os.path.getsize(folder / name) for name in hashes)
     progress = Progress(f"verifying {folder}, MB", size // 10**6, quiet=quiet or size < SHOWN_FROM)
     done = 0
@@ -125,7 +118,6 @@ def once(folder: Path, names: Iterable[str], check) -> None:
 
 
 def _state(folder, names):
-    """Returns size, times, and inode of each file."""
     state: dict[str, object] = {"folder": os.fsdecode(folder)}
     for name in sorted(names):
         stat = os.stat(folder / name)

@@ -81,7 +81,6 @@ def _make(run: Run) -> dict:
 
 
 def _end_with_parent() -> None:
-    """Ends this process with its parent: a killed preparation leaves no writer behind."""
     parent = parent_process()
     assert parent is not None
     connection.wait([parent.sentinel])

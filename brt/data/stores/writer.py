@@ -29,12 +29,7 @@ memory, and a process should need at most 2 GB."""
 
 
 class ShardWriter:
-    """The files of one shard; a context manager that closes them.
-
-    Args:
-        folder: an existing, empty folder.
-        vocabulary: of the ids; encodes documents that come without tokens.
-    """
+    """The files of one shard in an empty folder; a context manager that closes them."""
 
     def __init__(self, folder: Path, vocabulary: Vocabulary):
         self.folder = folder

@@ -10,10 +10,10 @@ from brt.data.streams.batch import Batch, padding
 
 
 class Stream(abc.ABC):
-    """A sequence of batches with random access.
+    """A sequence of batches with random access. Training streams are infinite.
 
     A batch is a function of (store, seed, step, shape). So a run resumes from its step alone, and
-    each host reads its own rows of the global batch. Training streams are infinite.
+    each host reads its own rows of the global batch.
 
     Args:
         store: the documents.
@@ -24,8 +24,8 @@ class Stream(abc.ABC):
 
     Attributes:
         targets_are_tokens: whether the targets are the next tokens of the store.
-        row_segments_B: segments of each row in one epoch, int64 (rows,), rounded up if epochs do
-            not end with a step; undefined for passes of evaluation and for mixtures.
+        row_segments_B: segments of each row in one epoch, int64 (rows,), rounded up; undefined for
+            passes of evaluation and for mixtures.
     """
 
     targets_are_tokens: bool = True
@@ -62,14 +62,9 @@ class Stream(abc.ABC):
         return ""
 
     def batch(self, step: int, first_row: int = 0, num_rows: int | None = None) -> Batch:
-        """Reads segments step * K .. step * K + K - 1 of some rows.
+        """Reads segments step * K .. step * K + K - 1 of some rows; by default of all.
 
         May be called from several threads at once.
-
-        Args:
-            step: from 0.
-            first_row: first row, from 0.
-            num_rows: number of rows; None for all from `first_row`.
         """
         return self._read(step, _row_range(step, first_row, num_rows, self.rows))
 
@@ -78,13 +73,9 @@ class Stream(abc.ABC):
 
 
 class EvaluationPass(Stream):
-    """One pass over a store: a finite stream with K = 1. Finished rows are padded, with weights 0.
+    """One pass over a store: a finite stream with K = 1 and `num_steps` steps.
 
-    Args:
-        store, rows, segment_length, seed: as of `Stream`.
-
-    Attributes:
-        num_steps: steps of the pass; later batches are padding.
+    Finished rows, and batches after the last step, are padding.
     """
 
     num_steps: int

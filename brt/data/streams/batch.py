@@ -58,13 +58,13 @@ def gather(
     places_KB: Sequence[Sequence[tuple[int, int]]],
     segment_length: int,
 ) -> Batch:
-    """Reads segments of documents.
+    """Reads segments of documents; they end with their document.
 
     Args:
         store: of the documents.
         places_KB: K lists of B pairs (document, offset of the segment's first target); document -1
             is padding.
-        segment_length: T; a segment ends with its document.
+        segment_length: T.
     """
     batch = padding(len(places_KB), len(places_KB[0]), segment_length)
     for k, places_B in enumerate(places_KB):
@@ -88,15 +88,7 @@ def gather(
 
 
 def document_segments(tokens: ArrayLike, segment_length: int) -> Iterator[Batch]:
-    """Cuts one document into batches of one row.
-
-    Args:
-        tokens: integers (tokens,), the whole document; at least one.
-        segment_length: T, in tokens.
-
-    Yields:
-        `Batch`es without the K axis: inputs, targets and weights (1, T), starts (1,).
-    """
+    """Cuts the tokens of one document into batches of one row, without the K axis."""
     tokens = np.asarray(tokens, np.int32)
     count = -(-len(tokens) // segment_length)
     inputs, targets = np.zeros((2, count, 1, segment_length), np.int32)

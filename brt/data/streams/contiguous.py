@@ -39,8 +39,7 @@ class ContiguousStream(Stream):
         store: the documents; more tokens than rows.
         rows, segment_length, segments_per_step, seed: as of `Stream`.
         shuffle: whether documents have a new order each epoch, as for the sentences of One Billion
-            Word. Rows then differ by up to one pair; otherwise fewer than B pairs at the end of
-            the corpus are dropped.
+            Word. Rows then differ by up to one pair; otherwise fewer than B pairs are dropped.
     """
 
     def __init__(
@@ -76,12 +75,7 @@ class ContiguousStream(Stream):
 
 
 class ContiguousPass(EvaluationPass):
-    """One pass of evaluation: no pair is dropped, and rows differ by at most one.
-
-    Args:
-        store: the documents; at least two tokens.
-        rows, segment_length: B, which may exceed the tokens, and T.
-    """
+    """One pass of evaluation: no pair is dropped, and rows differ by at most one."""
 
     store: TokenStore
 
@@ -110,12 +104,7 @@ class ContiguousPass(EvaluationPass):
 def place_in_store(
     store: TokenStore | MixedStore, positions: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the documents, and the offsets in them, of positions in a whole store.
-
-    Args:
-        store: the documents.
-        positions: integers in [0, num_tokens), of any shape; results have the same.
-    """
+    """Returns the documents, and the offsets in them, of positions (any shape) in a whole store."""
     ends_D = np.cumsum(store.lengths_D)
     documents = np.searchsorted(ends_D, positions, side="right")
     return documents, positions - (ends_D[documents] - store.lengths_D[documents])
@@ -162,7 +151,7 @@ class _Shuffled:
 
 
 def _even_cuts(pairs, rows):
-    """Returns the first pair of each row, and the end of the last row: int64 (rows + 1,)."""
+    """Returns the first pair of each row, and the end of the last: int64 (rows + 1,)."""
     return np.arange(rows + 1) * pairs // rows
 
 

@@ -36,8 +36,6 @@ class DocumentStream(WholeDocuments):
 
     Rows are balanced once, in segments (`assign`). Each row shuffles its documents every epoch and
     begins its next epoch without waiting for others. Only last segments of documents are padded.
-
-    Args as of `Stream`; there are at least as many documents as rows.
     """
 
     def _prepare(self) -> None:
@@ -78,8 +76,7 @@ class DocumentPass(EvaluationPass):
 
     Args:
         store: the documents.
-        rows: B, rows of the global batch; may exceed the documents.
-        segment_length: T, in tokens.
+        rows, segment_length: B, which may exceed the documents, and T.
         seed: of the order in which documents are assigned to rows; None for that of the store.
         documents: numbers of the documents to read; None for all.
     """
@@ -121,15 +118,7 @@ def assign(segments_D: np.ndarray, rows: int, order_D: np.ndarray) -> list[np.nd
     """Assigns documents to rows so that all rows have nearly the same number of segments.
 
     Longest first, each to the row with the fewest segments: rows differ by at most the longest
-    document. `order_D` and the number of the row break ties.
-
-    Args:
-        segments_D: segments of each document, integers (documents,).
-        rows: number of rows.
-        order_D: a permutation of the documents.
-
-    Returns:
-        The documents of each row, int64 arrays, which may be empty.
+    document. `order_D`, a permutation, and the number of the row break ties. A row may be empty.
     """
     longest_first = order_D[np.argsort(-segments_D[order_D], kind="stable")]
     row_documents: list[list[int]] = [[] for _ in range(rows)]

@@ -79,14 +79,7 @@ class Boundaries(NamedTuple):
 def segment_boundaries(
     length: int, size: int, most: int, alignment: str = "right"
 ) -> list[Boundaries]:
-    """Cuts a text into segments.
-
-    Args:
-        length: tokens of the text, at least 1.
-        size: tokens of text per segment.
-        most: largest number of segments; the rest of the text is dropped.
-        alignment: one of `ALIGNMENTS`.
-    """
+    """Cuts a text of `length` tokens into at most `most` segments of `size`; drops the rest."""
     length = min(length, size * most)
     if alignment == "center":
         size = -(-length // -(-length // size))
@@ -96,13 +89,7 @@ def segment_boundaries(
 
 
 class LabelledSegments:
-    """The segments of all documents of a store.
-
-    Args:
-        store: documents with annotations.
-        length: T, positions of a segment.
-        most: K, largest number of segments of a document.
-        documents: settings.
+    """The segments of all documents of a store: at most `most` (K), of `length` (T) positions.
 
     Attributes:
         counts_D: segments of each document, int64 (documents,).
@@ -208,16 +195,7 @@ def _empty(segments: int, rows: int, length: int) -> Batch:
 
 
 class LabelledStream(DocumentPerStep):
-    """The training stream of labelled documents.
-
-    Args:
-        store: documents with annotations.
-        rows, segment_length, segments_per_step, seed: as of `Stream`.
-        documents: settings; None for the defaults.
-
-    Attributes:
-        segments: a `LabelledSegments`.
-    """
+    """The training stream of labelled documents."""
 
     targets_are_tokens = False
     store: TokenStore
@@ -255,17 +233,7 @@ class LabelledStream(DocumentPerStep):
 
 
 class LabelledPass(EvaluationPass):
-    """One pass of evaluation: every document once, with its last segment scored.
-
-    Args:
-        store: documents with annotations.
-        rows, segment_length: B, which may exceed the documents, and T.
-        segments_per_step: largest number of segments of a document.
-        documents: settings; None for the defaults.
-
-    Attributes:
-        segments: a `LabelledSegments`.
-    """
+    """One pass of evaluation: every document once, with its last segment scored."""
 
     targets_are_tokens = False
     store: TokenStore

@@ -19,11 +19,6 @@ def row_hashes(batch: Batch, step: int, first_row: int = 0) -> np.ndarray:
     The 32-bit words of a row are multiplied by fixed random odd numbers and added modulo 2**64;
     the sum is mixed with step and row. A difference of one word always changes the hash, several
     leave it unchanged with probability 2**-33 at most. It finds mistakes, not forgery.
-
-    Args:
-        batch: arrays on the host.
-        step: of the batch.
-        first_row: number of its first row in the global batch.
     """
     rows = np.arange(first_row, first_row + batch.starts_KB.shape[1], dtype=np.uint64)
     sums_B = np.zeros(len(rows), np.uint64)

@@ -21,10 +21,7 @@ from brt.data.streams.documents import WholeDocuments, assign
 
 
 class MixtureStream(WholeDocuments):
-    """The training stream of a `MixedStore`; assigns and shuffles documents as `DocumentStream`.
-
-    Args as of `Stream`; each store has at least as many documents as rows.
-    """
+    """The training stream of a `MixedStore`; assigns and shuffles documents as `DocumentStream`."""
 
     store: MixedStore
 
@@ -35,7 +32,6 @@ class MixtureStream(WholeDocuments):
         self._stretches: list[_Stretch | None] = [None] * self.rows  # the last one of each row
 
     def _make_schedules(self) -> list[list["_Schedule"]]:
-        """Returns the schedules of each row, one per store."""
         shares = self.store.shares
         ranks = permutation(self.rows, self.seed, 0, 0, 4)
         first_B = np.searchsorted(np.cumsum(shares), (ranks + 0.5) / self.rows, side="right")
@@ -114,8 +110,7 @@ class _Schedule:
 
     Args:
         documents, lengths, segments: numbers, tokens and segments; int64 (documents,).
-        share: w, of the row's tokens.
-        delay: b, when the first document is due.
+        share, delay: w and b.
         key: of the random order of each epoch.
     """
 

@@ -9,8 +9,8 @@ from brt.data.streams.batch import Batch, padding
 class RereadStream(Stream):
     """A stream of one new segment per step, after the k segments before it.
 
-    The batch of step s has the segments s - k ... s of each row of the inner stream. Only the last
-    has loss weights, so every token is scored once. Segments before step 0 are padding.
+    Only the new segment has loss weights, so every token is scored once. Segments before step 0 are
+    padding.
 
     Args:
         new: a training stream with one segment per step.

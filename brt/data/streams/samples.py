@@ -59,15 +59,7 @@ class SampleStream(DocumentPerStep):
 
 
 class SamplePass(EvaluationPass):
-    """One pass of evaluation: every sample once, in the order of the store, one segment per step.
-
-    Args:
-        store: documents of a multiple of T tokens, plus one.
-        rows, segment_length: B, which may exceed the samples, and T.
-
-    Attributes:
-        segments: of a sample.
-    """
+    """One pass of evaluation: every sample once, in the order of the store, a segment per step."""
 
     store: TokenStore
 
@@ -102,13 +94,7 @@ def sample_length(store: TokenStore | MixedStore) -> int:
 
 
 def check_cut(length: int, segment_length: int, segments_per_step: int | None = None) -> None:
-    """Refuses segments that do not divide a sample.
-
-    Args:
-        length: tokens of the inputs of a sample.
-        segment_length: T.
-        segments_per_step: K; None for any number of whole segments.
-    """
+    """Refuses K segments of T that do not divide a sample; None for any number of segments."""
     hint = "; or pad the samples, with padded_length of the task"
     if segments_per_step is None:
         if length % segment_length:

@@ -27,15 +27,7 @@ def training_stream(
     reread_segments: int = 0,
     labelled: LabelledDocuments | None = None,
 ) -> Stream:
-    """Returns a training stream.
-
-    Args:
-        kind: one of `STREAMS`; only "documents" reads a mixture.
-        store: the documents.
-        rows, segment_length, segments_per_step, seed: as of `Stream`.
-        reread_segments: as of `RereadStream`; 0 for none.
-        labelled: settings of labelled documents; None for the defaults.
-    """
+    """Returns a training stream of a kind in `STREAMS`; only "documents" reads a mixture."""
     _check(kind, store)
     arguments = rows, segment_length, segments_per_step, seed
     if reread_segments:
@@ -64,8 +56,7 @@ def evaluation_pass(
 
     Args:
         kind: one of `STREAMS`; only "documents" reads a mixture.
-        store: the documents.
-        rows, segment_length: B and T.
+        store, rows, segment_length: as of `Stream`.
         stride: of overlapping windows (`ShiftedPass`); None for segments.
         segments_per_step: largest number of segments of a labelled document.
         labelled: settings of labelled documents; None for the defaults.

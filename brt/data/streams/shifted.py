@@ -18,9 +18,7 @@ class ShiftedPass(EvaluationPass):
     """Windows over each document, or over the whole store as one text; each is a start.
 
     Args:
-        store: the documents.
-        rows: B, rows of the global batch.
-        segment_length: T, tokens of a window.
+        store, rows, segment_length: as of `Stream`.
         stride: tokens from one window to the next, 1 ... T.
         contiguous: whether all documents are one text, as in `ContiguousPass`.
     """

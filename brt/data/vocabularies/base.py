@@ -137,11 +137,7 @@ class ByteVocabulary(Vocabulary):
 
 @configurable
 class SentencePieceVocabulary(FileVocabulary):
-    """The pieces of a trained SentencePiece model.
-
-    Args:
-        model_file: path of the `.model` file.
-    """
+    """The pieces of a trained SentencePiece model, a `.model` file."""
 
     kind = "sentencepiece"
 

@@ -37,11 +37,7 @@ class _SymbolList(NamedTuple):
 
 @configurable
 class CharacterVocabulary(FileVocabulary):
-    """Bytes or characters that are listed in a file, such as enwik8's 204 and text8's 27.
-
-    Args:
-        file: path of the list.
-    """
+    """Bytes or characters that are listed in a file, such as enwik8's 204 and text8's 27."""
 
     kind = "characters"
 

@@ -66,12 +66,9 @@ class _Pretrained(Vocabulary):
 
 @configurable
 class ByteLevelBpeVocabulary(_Pretrained):
-    """Byte-level BPE of GPT-2 and, with other ids, RoBERTa; lossless.
+    """Byte-level BPE of GPT-2 and, with other ids, RoBERTa; lossless. Reads vocab.json, merges.txt.
 
     Source: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners", section 2.2.
-
-    Args:
-        folder: of `vocab.json` and `merges.txt`; `~` and variables are expanded.
     """
 
     special_tokens = ("<|endoftext|>", "<s>", "<pad>", "</s>", "<unk>", "<mask>")

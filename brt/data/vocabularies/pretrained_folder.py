@@ -182,12 +182,7 @@ def _tokenizer_of(folder: str) -> HubTokenizer:
 class LibraryTokenizer(HubTokenizer):
     """A tokenizer.json, read by the `tokenizers` library.
 
-    Args:
-        data: content of the file.
-        path: for messages.
-
-    Attributes:
-        named: the `tokenizers.Tokenizer` in which names of special tokens in a text are tokens.
+    In `named`, a `tokenizers.Tokenizer`, names of special tokens in a text are tokens.
     """
 
     def __init__(self, data: bytes, path: str):
@@ -229,13 +224,7 @@ class LibraryTokenizer(HubTokenizer):
 
 
 class PiecesTokenizer(HubTokenizer):
-    """A SentencePiece model with the special tokens of its family.
-
-    Args:
-        folder: of the model.
-        name: of the model's file, a key of `PIECES`.
-        settings: of tokenizer_config.json.
-    """
+    """A SentencePiece model (a key of `PIECES`) with the special tokens of its family."""
 
     may_be_cut = False
 
@@ -285,7 +274,7 @@ class PiecesTokenizer(HubTokenizer):
         return number if self._model.id_to_piece(number) == text else None
 
     def _check_listed(self, folder: str, path: str, settings: dict[str, Any]) -> None:
-        """Refuses added tokens, as the files list them, that are not those of the family."""
+        """Refuses added tokens that are not those of the family."""
         listed = _read_fields(folder, "added_tokens.json", dict[str, CountFrom0])
         for number, record in (settings.get("added_tokens_decoder") or {}).items():
             listed[str(record.get("content"))] = number
@@ -353,7 +342,6 @@ def _read_fields(folder: str, name: str, expected: Any) -> dict[str, Any]:
 
 
 def _built(text: str, path: str) -> Any:
-    """Returns a `tokenizers.Tokenizer`; refuses a file that the library cannot read."""
     from_str: Callable[[str], Any] = extra_library(
         "tokenizers", "PretrainedFolderVocabulary", "text"
     ).Tokenizer.from_str

@@ -27,10 +27,7 @@ SUFFIX = ".subwords"
 class SubwordVocabulary(FileVocabulary):
     """The subwords of a file made by SubwordTextEncoder; lossless.
 
-    Ids: 0 is padding, then the subwords, then 256 bytes.
-
-    Args:
-        file: path of the file, ending in `.subwords`.
+    Ids: 0 is padding, then the subwords, then 256 bytes. The name of the file ends in `.subwords`.
     """
 
     kind = "subwords"

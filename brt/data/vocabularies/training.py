@@ -65,16 +65,13 @@ class VocabularyTraining(abc.ABC, Generic[Made]):
 
 @configurable
 class SentencePieceTraining(VocabularyTraining[SentencePieceVocabulary]):
-    """Trains a SentencePiece model, with the settings of the published PG19 models.
-
-    The lines are a uniform sample; the sampling of the library has a fixed seed.
+    """Trains a SentencePiece model on a uniform sample of lines, with the published PG19 settings.
 
     Args:
         size: number of pieces; 512 to 128,000 in Table 5 of the Block-Recurrent paper.
-        seed: of the sample.
+        seed: of the sample; the sampling of the library has a fixed seed.
         max_lines: lines of the sample.
-        keep_whitespace: whether tabs and line breaks are pieces, and not spaces as in the published
-            models.
+        keep_whitespace: whether tabs and line breaks are pieces, and not spaces.
         options: of the library's trainer, which replace those of `PG19_OPTIONS`.
         splits: to read.
     """
@@ -264,8 +261,7 @@ def train_vocabulary(
 def sample_lines(documents: Iterable[Document], count: int, seed: int, longest: int) -> list[str]:
     """Returns a uniform sample of at most `count` lines of 1 to `longest` bytes.
 
-    Source: Li 1994, "Reservoir-sampling algorithms of time complexity O(n(1 + log(N/n)))",
-    algorithm L.
+    Source: Li 1994, "Reservoir-sampling algorithms of time complexity O(n(1 + log(N/n)))".
     """
     uniform = _uniform(seed)
     sample: list[str] = []
