@@ -22,6 +22,7 @@ from brt.data.stores import store_cache
 from brt.progress import say
 from brt.storage.paths import folder_of
 from brt.storage.regular_files import printable
+from brt.text_flag import expand_text
 from brt.training.checkpoints.checkpoint import CheckpointError
 
 FLAGS = flags.FLAGS
@@ -296,7 +297,9 @@ def start() -> None:
         processes.join(FLAGS.coordinator_address, FLAGS.num_processes, FLAGS.process_id)
     elif FLAGS.distributed:
         processes.join()
+    expand_text()
     config.parse(FLAGS.gin_file, FLAGS.gin_bindings, FLAGS.gin_search_paths, FLAGS.allow_imports)
+    config.evaluate_macros()
 
 
 def gin_flags() -> list[str]:

@@ -5,6 +5,7 @@ nothing reads, and a string without quotes. Here each ends in one clear sentence
 """
 
 import contextlib
+import copy
 import difflib
 import functools
 import inspect
@@ -121,6 +122,19 @@ def parse(
         check_bound_values(allow_imports)
     except ValueError as error:
         raise ConfigError(str(error)) from None
+
+
+def evaluate_macros() -> None:
+    """Binds macros to numbers that calls give now, `vocabulary_size = @corpus_vocabulary_size()`.
+
+    A run folder then has the number. A call that needs a file of another machine stays.
+    """
+    for (_, selector), bound in gin.config._CONFIG.items():
+        value = bound.get("value")
+        if selector == "gin.macro" and isinstance(value, gin.config.ConfigurableReference):
+            with contextlib.suppress(OSError, ValueError, ImportError):
+                if isinstance(number := copy.deepcopy(value), int):  # a copy of a call is its value
+                    bound["value"] = number
 
 
 def split_files(joined: str | os.PathLike) -> list[str]:
@@ -344,6 +358,9 @@ def _without_switched_off(left, read, bound):
     for switch, names in off.items():
         logging.warning("%s = %s: %s not used.", switch, bound[switch], ", ".join(names))
     passed = {name for names in off.values() for name in names}
+    if "Corpus.source" in _given:  # it replaces the source of a file, with its bindings
+        sources = (name for name in left if _is_source(name.partition(".")[0]))
+        passed.update(name for name in sources if name not in _given)
     macros = {macro for name in passed for macro in re.findall(r"%([\w./]+)", bound[name])}
     return [name for name in left if name not in passed | (macros - _bound_by_flags)]
 

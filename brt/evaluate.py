@@ -31,11 +31,13 @@ from brt.experiment import Experiment
 from brt.storage.paths import as_path
 from brt.studies.output import table, write_study
 from brt.studies.study import Study, choose_documents, run_study, settings, studies
+from brt.text_flag import define_text
 from brt.training.checkpoints.parameters import check_step, check_vocabulary, load_params
 from brt.training.sharding import make_mesh
 
 FLAGS = flags.FLAGS
 command_line.define_step()
+define_text()
 flags.DEFINE_bool("record", False, "Keep every token's loss in RUN/recordings; goes on if killed.")
 STUDIES = studies()
 flags.DEFINE_enum(

@@ -1,10 +1,11 @@
-"""Writes the pretrained body of a run, and its head, as a folder that plain transformers opens.
+"""Writes the model of a run as a folder in the format of the Hugging Face Hub.
 
-python -m brt.export --workdir=runs/gpt2_pooled --output=models/gpt2-pooled
+python -m brt.export --workdir=runs/quickstart --output=models/quickstart
 
-The folder holds the body under its names on disk, a reader's with its head, with a config.json and
-the tokenizer's files. What a memory has learned stands beside it, in brt_memory.safetensors, with
-brt_memory.gin, the run's config: without brt nothing reads them.
+`python -m brt.generate --model=models/quickstart` reads it (`brt.model_folder`). A folder of a run on
+a pretrained backbone is one that plain transformers opens: the backbone and a reader's head under
+their names there, config.json, and the tokenizer's files. The parameters of a memory are in
+brt_memory.safetensors, and the run's config is brt_memory.gin; only brt reads these.
 """
 
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -18,6 +19,7 @@ from safetensors.numpy import save as to_bytes
 
 from brt import command_line
 from brt.experiment import load_run
+from brt.model_folder import BACKBONE_GIN, BACKBONE_WEIGHTS, write_model
 from brt.models.model import Model
 from brt.pretrained.folder import HubFolder, write_folder
 from brt.pretrained.names import Names
@@ -33,7 +35,6 @@ if "output" not in FLAGS:  # brt.report has one too, where both are imported
         "output", None, "The folder to write; it must not exist, or be empty.", allow_override=True
     )
 
-MEMORY, SETTINGS = "brt_memory.safetensors", "brt_memory.gin"
 FORMAT = "brt memory beside a body 1"
 
 
@@ -74,17 +75,23 @@ class Parts(NamedTuple):
 
 def main() -> None:
     if not FLAGS.workdir:
-        raise ValueError("--workdir is missing: name the run folder whose body is to be written.")
+        raise ValueError("--workdir is missing: name the run folder whose model is to be written.")
     if not FLAGS["output"].present or not FLAGS.output:
         raise ValueError("--output is missing: name the folder to write.")
     experiment, params, step = load_run(
         FLAGS.workdir, FLAGS.gin_bindings, FLAGS.allow_imports, FLAGS.step
     )
+    if not has_backbone(experiment.model):
+        tensors = write_model(experiment, params, step, FLAGS.workdir, FLAGS.output, FLAGS.dtype)
+        print(f"Written to {FLAGS.output}: {tensors} tensors of {FLAGS.workdir} at step {step:,}.")
+        return
     settings = (as_path(FLAGS.workdir) / "config.gin").read_text(encoding="utf-8")
     tensors, beside = export(experiment.model, params, FLAGS.output, settings, FLAGS.dtype)
     print(f"Written to {FLAGS.output}: {tensors} tensors of {FLAGS.workdir} at step {step:,}.")
     if beside:
-        print(f"What its memory has learned, {beside} tensors, is beside them in {MEMORY}.")
+        print(
+            f"What its memory has learned, {beside} tensors, is beside them in {BACKBONE_WEIGHTS}."
+        )
 
 
 def export(
@@ -118,11 +125,16 @@ def export(
     extra = {}
     for path, array in jax.tree_util.tree_leaves_with_path(beside):
         extra[".".join(str(step.key) for step in path)] = np.ascontiguousarray(array)
-    further = {SETTINGS: settings.encode()}
+    further = {BACKBONE_GIN: settings.encode()}
     if extra:
-        further[MEMORY] = to_bytes(extra, {"format": FORMAT})
+        further[BACKBONE_WEIGHTS] = to_bytes(extra, {"format": FORMAT})
     write_folder(output, config, tensors, copied_from, further)
     return len(tensors), len(extra)
+
+
+def has_backbone(model: Any) -> bool:
+    """Returns whether a model is a pretrained body, or is around one."""
+    return isinstance(model, Written) or (isinstance(model, HasBody) and has_backbone(model.body))
 
 
 def pretrained_parts(model: Model, params: Any) -> Parts:

@@ -23,6 +23,7 @@ from brt.experiment import load_run
 from brt.generation.generator import Generator
 from brt.generation.memory import Memory, take_rows
 from brt.generation.sampling import Sampling, checked
+from brt.model_folder import read_model
 from brt.models.model import LanguageModel
 from brt.progress import say
 from brt.storage.file_parts import FileBytes
@@ -31,6 +32,7 @@ from brt.storage.regular_files import read_bytes
 
 FLAGS = flags.FLAGS
 command_line.define_step()
+flags.DEFINE_string("model", None, "A folder of brt.export, or hf://OWNER/NAME, in place of a run.")
 flags.DEFINE_multi_string("prompt", [], "Text to go on with; repeated: one document each.")
 flags.DEFINE_multi_string("prompt_file", [], "A file to go on with, of any length; may repeat.")
 flags.DEFINE_integer("max_tokens", 256, "Tokens to write; 0 only reads.")
@@ -51,8 +53,10 @@ LONG = 2**20
 
 
 def main() -> None:
-    if not FLAGS.workdir:
-        raise ValueError("--workdir is missing: name the run folder whose model is to write.")
+    if bool(FLAGS.workdir) == bool(FLAGS.model):
+        raise ValueError(
+            "Name the model that is to write: --workdir=RUN, or --model=FOLDER of brt.export."
+        )
     if FLAGS.gin_file:
         raise ValueError("--gin_file is not read: the run folder has the config of its model.")
     if FLAGS.samples < 1 or FLAGS.max_tokens < 0:
@@ -67,16 +71,20 @@ def main() -> None:
     if FLAGS.save_memory:
         _check_writable(FLAGS.save_memory, max(len(texts), 1) * FLAGS.samples)
 
-    experiment, params, step = load_run(
-        FLAGS.workdir, FLAGS.gin_bindings, FLAGS.allow_imports, FLAGS.step
-    )
+    source = FLAGS.model or FLAGS.workdir
+    if FLAGS.model:
+        experiment, params, step = read_model(source, FLAGS.gin_bindings)
+    else:
+        experiment, params, step = load_run(
+            source, FLAGS.gin_bindings, FLAGS.allow_imports, FLAGS.step
+        )
+        _check_vocabulary(experiment.trainer.corpus)
     trainer = experiment.trainer
-    _check_vocabulary(trainer.corpus)
     model = experiment.bind_evaluated(params)
     if not isinstance(model, LanguageModel):
-        raise ValueError(f"{FLAGS.workdir} holds a {type(model).__name__}, which writes no text.")
+        raise ValueError(f"{source} holds a {type(model).__name__}, which writes no text.")
     generator = Generator(model, trainer.corpus.vocabulary, trainer.segment_length)
-    say(f"{FLAGS.workdir} at step {step:,}")
+    say(f"{source} at step {step:,}")
     # All that may be refused, before anything long is read.
     checked(sampling, generator.vocabulary.size)
     documents: list[tuple[str, bytes | FileBytes]] = [*texts] or [("--prompt", b"")]

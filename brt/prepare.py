@@ -33,8 +33,10 @@ from brt.experiment import Experiment
 from brt.experiment_checks import check_vocabulary
 from brt.storage.paths import only_buckets_of
 from brt.storage.regular_files import printable
+from brt.text_flag import define_text
 
 FLAGS = flags.FLAGS
+define_text()
 flags.DEFINE_list("splits", ["train", "validation", "test"], "Splits to prepare.")
 flags.DEFINE_integer(
     "workers", None, "Processes that read and encode; one a CPU by default.", lower_bound=1

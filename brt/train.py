@@ -23,6 +23,7 @@ from brt.experiment import Experiment
 from brt.experiment_checks import warn_of_warmup
 from brt.progress import say
 from brt.run_data import check_data, prepare_missing, store_contents
+from brt.text_flag import define_text, text_name
 from brt.training.checkpoints.parameters import load_params
 from brt.training.loop import TrainingRun
 from brt.training.profiling import ProfiledSteps, parse_steps
@@ -31,6 +32,7 @@ from brt.training.records.run_folder import code_hash, versions
 from brt.training.sharding import make_mesh
 
 FLAGS = flags.FLAGS
+define_text()
 command_line.define_topology()
 command_line.define_folder("load_dir", "Begin with the parameters of this run folder.")
 flags.DEFINE_bool(
@@ -89,6 +91,8 @@ def main() -> None:
 def usual_workdir(gin_files: Sequence[str]) -> str:
     """Returns the run folder of gin files without --workdir: `runs/MODEL-DATA` of two."""
     names = [Path(name).stem for given in gin_files for name in config.split_files(given)]
+    if FLAGS.text:
+        names = [*names[1:], text_name(FLAGS.text)]
     if not names:
         raise ValueError("--workdir is missing: name a folder for checkpoints and records.")
     return os.path.join("runs", "-".join(names))

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from brt.config import as_declared, split_files
+from brt.data.vocabularies.named import named_vocabulary
 from brt.reporting.gin_text import (
     ROOT,
     Reference,
@@ -335,12 +336,14 @@ def with_corpus(settings: dict, corpus: dict) -> dict:
     new = reachable(both, "Trainer.corpus")
     own = {name: both[name] for name in both if name in new}
     *_, table = (f"{owner}.vocabulary_size" for owner in owners(settings))
-    if "vocabulary_size" in corpus:
-        own[table] = corpus["vocabulary_size"]
+    if isinstance(size := corpus.get("vocabulary_size"), int):
+        own[table] = size
     elif named := [name for name in corpus if name.endswith(".vocabulary_size")]:
         own[table] = corpus[named[0]]
     elif str(own.get("Corpus.vocabulary")) in ("bytes", "@ByteVocabulary()"):
         own[table] = 256
+    elif size:  # a reference: it follows from the vocabulary
+        own[table] = named_vocabulary(own["Corpus.vocabulary"]).size
     if cutoffs := kept.get("TransformerXL.cutoffs"):
         # Bins of the adaptive softmax end below the new vocabulary's size.
         own["TransformerXL.cutoffs"] = tuple(c for c in cutoffs if c < own.get(table, kept[table]))

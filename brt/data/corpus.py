@@ -189,3 +189,9 @@ class Corpus:
 
 def _named(entry: dict) -> str:
     return "{name} of size {size} ({fingerprint:.12})".format(**entry)
+
+
+@configurable
+def corpus_vocabulary_size() -> int:
+    """Returns the number of ids of `Corpus.vocabulary`, for `vocabulary_size` of a config."""
+    return Corpus().vocabulary_size

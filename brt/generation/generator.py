@@ -7,19 +7,23 @@ for pieces in generator.write(memory, max_tokens=100):
 """
 
 import functools
+import os
 from collections.abc import Sequence
+from typing import Self
 
 import jax
 import numpy as np
 from flax import nnx
 
 from brt.data.vocabularies.base import Vocabulary, checked_ids, utf8_bytes
+from brt.experiment import load_run
 from brt.generation import memory_file
 from brt.generation.decode_loop import DRAW, make_decode_loop
 from brt.generation.memory import Memory, fresh_memory
 from brt.generation.prefill import Prefill
 from brt.generation.sampling import Sampling, checked
 from brt.generation.streaming_text import StreamingText
+from brt.model_folder import read_model
 from brt.models.model import LanguageModel, Model
 from brt.progress import Progress
 from brt.storage.file_parts import FileBytes
@@ -87,6 +91,22 @@ class Generator:
         self.params = jax.device_put(params, self.device)
         self.decode_loop = jax.jit(make_decode_loop(graph, vocabulary.size))
         self.prefill = Prefill(graph, P, segment_length, self.decode_loop, chunk)
+
+    @classmethod
+    def from_folder(cls, folder: str, bindings: Sequence[str] = ()) -> Self:
+        """Returns the generator of a folder of `brt.export`, or of a run folder.
+
+        Args:
+            folder: a path, or `hf://OWNER/NAME`.
+            bindings: further gin lines.
+        """
+        load = load_run if os.path.isdir(os.path.join(folder, "checkpoints")) else read_model
+        experiment, params, _ = load(folder, bindings)
+        trainer = experiment.trainer
+        model = experiment.bind_evaluated(params)
+        if not isinstance(model, LanguageModel):
+            raise ValueError(f"{folder} holds a {type(model).__name__}, which writes no text.")
+        return cls(model, trainer.corpus.vocabulary, trainer.segment_length)
 
     # Reading.
 

@@ -218,6 +218,11 @@ def as_path(path: str | os.PathLike) -> AnyPath:
     return RemotePath(path) if is_remote(path) else Path(path)
 
 
+def file_size(path: str | os.PathLike) -> int:
+    """Returns the bytes of a file or an object."""
+    return RemotePath(path).size() if is_remote(path) else os.path.getsize(path)
+
+
 def absolute(path: str | os.PathLike) -> str:
     """Returns an absolute path as text."""
     return str(RemotePath(path)) if is_remote(path) else os.path.abspath(path)

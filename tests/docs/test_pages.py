@@ -15,6 +15,7 @@ from tiny_run import quick_environment, write_corpus
 
 from brt import benchmark, config, evaluate, export, generate, prepare, report, train  # noqa: F401
 from brt.experiment import Experiment
+from brt.text_flag import CONFIG, text_bindings
 
 PAGES = [
     ROOT / "README.md",
@@ -46,10 +47,13 @@ def experiments():
         titles = {title for _, title, _ in BLOCK.findall(page.read_text()) if title}
         for words in commands(page):
             files = [word[11:] for word in words if word.startswith("--gin_file=")]
+            text = [word[7:] for word in words if word.startswith("--text=")]
             bound = [word[6:].split("=", 1) for word in words if word.startswith("--gin.")]
             elsewhere = titles & {*files} or re.search(r"\$|Pretrained.folder", " ".join(words))
             if words[1:3] == ["-m", "brt.train"] and files and not elsewhere:
-                yield page.stem, ("+".join(files), *(f"{n} = {v}" for n, v in bound))
+                files = [CONFIG] * len(text) + files
+                bindings = [*(text_bindings(text[0]) if text else ()), *map(" = ".join, bound)]
+                yield page.stem, ("+".join(files), *bindings)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
@@ -83,7 +87,8 @@ def test_a_page_s_last_training_command_builds(arguments):
 @pytest.mark.parametrize("corpus", sorted(path.name for path in CONFIGS.glob("corpora/*.gin")))
 def test_every_binding_of_a_data_config_is_used(corpus):
     path = CONFIGS / "corpora" / corpus
-    config.parse([str(CONFIGS / "small" / "rec_fixed_skip.gin"), str(path)])
+    own = text_bindings("books") if corpus == "own_text.gin" else []
+    config.parse([str(CONFIGS / "small" / "rec_fixed_skip.gin"), str(path)], own)
     Experiment.from_gin()
     bound = set(re.findall(r"^([\w.]+) =", path.read_text(), re.M))
     assert not bound - config.read_bindings().keys()

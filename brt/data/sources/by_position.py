@@ -1,0 +1,130 @@
+"""Splits of a source that has one: the first 90 %, the next 5 %, the last 5 %."""
+
+import re
+from typing import Any, NamedTuple
+
+import gin
+
+from brt.checks import configurable
+from brt.data.sources.base import Document, FileSource, Source, check_source
+from brt.storage.file_parts import FileBytes
+from brt.storage.paths import file_size
+
+WHOLE_DOCUMENTS = 100
+"""Fewer documents are cut, so that a split of one book is not empty."""
+NEAR = 100
+"""A cut moves to the next line end, if that is within this part of a document: 1 / 100."""
+SLICE = re.compile(r"(\w[\w\-]*)\[(\d*)%?:(\d*)%?\]")
+
+
+class Piece(NamedTuple):
+    """Bytes `start` to `end` of the `size` bytes of a document."""
+
+    part: Any
+    start: int
+    end: int
+    size: int
+
+
+@configurable
+class SplitByPosition(FileSource):
+    """Slices of a split as splits, such as the last tenth of one large file.
+
+    From 100 documents on a slice has whole documents, and with fewer the slice is one of all bytes,
+    cut at line ends. No byte is in two slices that touch. A slice can also be named as the split
+    itself, `train[:10%]`.
+
+    Args:
+        source: the inner source, which lists its documents.
+        splits: from the name of a split to a slice, in whole percent, of a split of `source`.
+    """
+
+    def __init__(self, source: Source = gin.REQUIRED, splits: dict[str, str] | None = None):
+        check_source(source, "SplitByPosition.source")
+        self.source = source
+        self.vocabulary = source.vocabulary
+        self.splits = splits or {
+            "train": "train[:90%]",
+            "validation": "train[90%:95%]",
+            "test": "train[95%:]",
+        }
+        if not source.listed:
+            raise ValueError(
+                f"SplitByPosition.source = {type(source).__name__} does not list its documents: "
+                "bind it to a source of files, or bind the splits of that source."
+            )
+
+    def parts(self, split: str) -> list[Piece]:
+        name, first, last = self._slice(split)
+        parts = self.source.parts(name)
+        if len(parts) >= WHOLE_DOCUMENTS:
+            start, end = (len(parts) * percent // 100 for percent in (first, last))
+            return [Piece(part, 0, 1, 1) for part in parts[start:end]]
+        sizes = [self._size(part) for part in parts]
+        start, end = (sum(sizes) * percent // 100 for percent in (first, last))
+        pieces = []
+        for part, size in zip(parts, sizes, strict=True):
+            if max(start, 0) < min(end, size):
+                pieces.append(Piece(part, max(start, 0), min(end, size), size))
+            start, end = start - size, end - size
+        return pieces
+
+    def read(self, part: Piece) -> Document:
+        document = self.source.read(part.part)
+        if (part.start, part.end) == (0, part.size):
+            return document
+        if document.tokens is not None:
+            raise ValueError(
+                f"{document.title} has tokens and no text, and SplitByPosition cuts text only: "
+                f"give it {WHOLE_DOCUMENTS} documents or more."
+            )
+        start, end = (
+            _line_start(document.data, len(document.data) * position // part.size)
+            for position in (part.start, part.end)
+        )
+        if start == end:
+            raise ValueError(
+                f"{document.title} has too little text for a slice: bind SplitByPosition.splits to "
+                "larger ones."
+            )
+        return document._replace(data=document.data[start:end])
+
+    def files(self, part: Piece) -> list[str]:
+        return self.source.files(part.part)
+
+    def part_bytes(self, part: Piece) -> int:
+        return self._size(part.part) * (part.end - part.start) // part.size
+
+    def count(self, split: str) -> int:
+        return len(self.parts(split))
+
+    def description(self, split: str) -> dict:
+        name, first, last = self._slice(split)
+        return {**self.source.description(name), "split": split, "percent": [first, last]}
+
+    def _size(self, part: Any) -> int:
+        size = self.source.part_bytes(part)
+        return sum(map(file_size, self.source.files(part))) if size is None else size
+
+    def _slice(self, split: str) -> tuple[str, int, int]:
+        """Returns the inner split and the percentages where a slice starts and ends."""
+        matched = SLICE.fullmatch(self.splits.get(split, split))
+        name, first, last = matched.groups() if matched else (split, "", "")
+        start, end = int(first or 0), int(last or 100)
+        if not matched or not 0 <= start < end <= 100:
+            raise ValueError(
+                f"SplitByPosition.splits has no slice {split!r}: write one such as "
+                f"{{{split!r}: 'train[90%:]'}}; it has {', '.join(self.splits)}."
+            )
+        return name, start, end
+
+
+def _line_start(data: bytes | FileBytes, position: int) -> int:
+    """Returns the first start of a line at or after a position; of a character if none is near."""
+    if position in (0, len(data)):
+        return position
+    window = data[position - 1 : position + len(data) // NEAR]
+    if (line_end := window.find(b"\n")) >= 0:
+        return position + line_end
+    inside = (index for index in range(1, len(window)) if window[index] & 0xC0 != 0x80)
+    return position - 1 + next(inside, len(window))

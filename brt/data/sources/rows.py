@@ -1,0 +1,282 @@
+"""Sources of rows: JSON lines, Parquet tables and saved data sets of Hugging Face `datasets`."""
+
+import abc
+import glob
+import gzip
+import io
+import itertools
+import json
+import os
+import re
+from collections.abc import Iterator
+from typing import IO, Any, ClassVar, NamedTuple
+
+import gin
+
+from brt.checks import Name, configurable
+from brt.data.extras import extra_library
+from brt.data.sources.base import Document, FileSource, absolute
+from brt.storage.paths import RemotePath, file_size, is_remote
+from brt.storage.regular_files import open_regular
+
+GZIP, ZSTANDARD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+
+
+class Row(NamedTuple):
+    """A row of a file, and its share of the file's bytes."""
+
+    file: str
+    number: int
+    size: int
+
+
+class RowSource(FileSource):
+    """One document per row, in the order of the files' names and of the rows.
+
+    Args:
+        path: a file, a pattern such as `data/*.parquet`, or a folder; on disk or of any scheme that
+            fsspec knows, such as `hf://datasets/OWNER/NAME`. `{split}` is replaced by the name of
+            the split. Without it, a split of a folder is what is named after it
+            (`train.jsonl`, `train/`, `data/train-00000-of-00002.parquet`); other rows are all of
+            the split "train", which `SplitByPosition` divides.
+        text_key: key (column) of the text.
+        title_key: key of the title; None for titles `<file>-<row>`.
+        skip_empty: skips empty texts, which are otherwise an error; reads the files twice.
+    """
+
+    suffixes: ClassVar[tuple[str, ...]]
+
+    def __init__(
+        self,
+        path: Name = gin.REQUIRED,
+        text_key: str = "text",
+        title_key: str | None = None,
+        skip_empty: bool = False,
+    ):
+        self.path = path
+        self.text_key = text_key
+        self.title_key = title_key
+        self.skip_empty = skip_empty
+        self._rows_after: tuple[Row | None, Iterator[dict]] = (None, iter(()))
+
+    def __getstate__(self) -> dict:
+        return self.__dict__ | {"_rows_after": (None, iter(()))}
+
+    @abc.abstractmethod
+    def number_of_rows(self, file: str) -> int:
+        """Returns the number of rows of a file."""
+
+    @abc.abstractmethod
+    def rows(self, file: str, first: int) -> Iterator[dict]:
+        """Yields the rows of a file from row `first` on; text and title are enough."""
+
+    def parts(self, split: str) -> list[Row]:
+        return [row for file in self._files(split) for row in self._parts_of(file)]
+
+    def read(self, part: Row) -> Document:
+        before, rows = self._rows_after
+        # Shards are ranges of rows, so the next row is nearly always of the file that is open.
+        if before is None or part.file != before.file or part.number <= before.number:
+            rows = self.rows(part.file, part.number)
+        else:
+            rows = itertools.islice(rows, part.number - before.number - 1, None)
+        row = next(rows, None)
+        if row is None:
+            raise ValueError(f"{part.file} lost row {part.number}: run the same command again.")
+        self._rows_after = part, rows
+        text = self._text(row, part.file, part.number)
+        if not text:
+            raise ValueError(
+                f"Row {part.number} of {part.file} has an empty {self.text_key!r}: remove it, or "
+                f"bind {type(self).__name__}.skip_empty = True."
+            )
+        return Document(self._title(row, part), text.encode("utf-8", "surrogatepass"))
+
+    def files(self, part: Row) -> list[str]:
+        return [part.file]
+
+    def part_bytes(self, part: Row) -> int:
+        return part.size
+
+    def count(self, split: str) -> int:
+        return len(self.parts(split))
+
+    def description(self, split: str) -> dict:
+        names = ("path", "text_key", "title_key", "skip_empty")
+        settings = {name: getattr(self, name) for name in names}
+        return {"source": type(self).__name__, "split": split, **settings}
+
+    def _parts_of(self, file: str) -> Iterator[Row]:
+        number = self.number_of_rows(file)
+        size = file_size(file) // max(number, 1)
+        kept: Iterator[int] | range = range(number)
+        if self.skip_empty:
+            rows = enumerate(self.rows(file, 0))
+            kept = (index for index, row in rows if self._text(row, file, index))
+        return (Row(file, index, size) for index in kept)
+
+    def _text(self, row: dict, file: str, number: int) -> str:
+        text = row.get(self.text_key)
+        if not isinstance(text, str):
+            name = type(self).__name__
+            what = "no" if text is None else f"a {type(text).__name__} at"
+            raise ValueError(
+                f"Row {number} of {file} has {what} {self.text_key!r}: bind {name}.text_key to the "
+                f"key of the text, one of {', '.join(map(repr, row))}."
+            )
+        return text
+
+    def _title(self, row: dict, part: Row) -> str:
+        if self.title_key is None:
+            return f"{os.path.basename(part.file).partition('.')[0]}-{part.number}"
+        if self.title_key not in row:
+            raise ValueError(
+                f"Row {part.number} of {part.file} has no {self.title_key!r}: bind "
+                f"{type(self).__name__}.title_key to one of {', '.join(map(repr, row))}."
+            )
+        return str(row[self.title_key])
+
+    def _files(self, split: str) -> list[str]:
+        path = self.path.replace("{split}", split)
+        folder, files = listed(path, self.suffixes)
+        if folder and "{split}" not in self.path:
+            named = re.compile(rf"(^|/){re.escape(split)}[-._/]")
+            of_split = [f for f in files if named.search(f.removeprefix(folder).lstrip("/"))]
+            if of_split or split != "train":
+                files = of_split
+        elif "{split}" not in self.path and split != "train":
+            files = []
+        if not files:
+            raise FileNotFoundError(
+                f"{type(self).__name__}.path = {self.path!r} has no files of split {split!r} that "
+                f"end in {', '.join(self.suffixes)}: bind it to a path with {{split}}, or divide "
+                "one split by @SplitByPosition()."
+            )
+        return files
+
+
+@configurable
+class JsonLines(RowSource):
+    """One document per line of `.jsonl` files, also compressed (`.gz`, `.zst`); see `RowSource`."""
+
+    suffixes = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".json", ".json.gz", ".json.zst")
+
+    def number_of_rows(self, file: str) -> int:
+        return sum(1 for _ in self._lines(file))
+
+    def rows(self, file: str, first: int) -> Iterator[dict]:
+        for number, line in itertools.islice(enumerate(self._lines(file)), first, None):
+            try:
+                row = json.loads(line)
+            except ValueError as error:
+                raise ValueError(f"Row {number} of {file} is not JSON ({error}).") from None
+            if not isinstance(row, dict):
+                raise ValueError(f"Row {number} of {file} is not a JSON object with keys.")
+            yield row
+
+    def _lines(self, file: str) -> Iterator[bytes]:
+        """Yields the lines that are not empty."""
+        with open_regular(file) as raw:
+            content = _decompressed(raw)
+            try:
+                yield from filter(bytes.strip, content)
+            except Exception as error:  # each compression has errors of its own
+                raise ValueError(f"{file} is damaged ({error}): copy it again.") from error
+
+
+class TableSource(RowSource):
+    """The rows of tables that `pyarrow` reads in batches."""
+
+    @abc.abstractmethod
+    def batches(self, file: IO[bytes], first: int) -> Iterator[tuple[int, Any]]:
+        """Yields (number of the first row, record batch), from the one with row `first` on."""
+
+    def rows(self, file: str, first: int) -> Iterator[dict]:
+        arrow = extra_library("pyarrow", type(self).__name__, "tables")
+        with open_regular(file) as raw:
+            try:
+                for start, batch in self.batches(raw, first):
+                    names = [n for n in (self.text_key, self.title_key) if n in batch.schema.names]
+                    columns = batch.select(names) if self.text_key in names else batch
+                    yield from columns.slice(max(first - start, 0)).to_pylist()
+            except (arrow.ArrowException, OSError) as error:
+                raise ValueError(f"{file} cannot be read ({error}): copy it again.") from error
+
+
+@configurable
+class Parquet(TableSource):
+    """One document per row of Parquet files; see `RowSource`."""
+
+    suffixes = (".parquet",)
+
+    def number_of_rows(self, file: str) -> int:
+        with open_regular(file) as raw:
+            return self._open(raw, file).metadata.num_rows
+
+    def batches(self, file: IO[bytes], first: int) -> Iterator[tuple[int, Any]]:
+        table = self._open(file, getattr(file, "name", "the file"))
+        names = [n for n in (self.text_key, self.title_key) if n in table.schema_arrow.names]
+        columns = names if self.text_key in names else None
+        start = 0
+        for group in range(table.num_row_groups):
+            end = start + table.metadata.row_group(group).num_rows
+            if end > first:
+                for batch in table.iter_batches(256, [group], columns):
+                    yield start, batch
+                    start += batch.num_rows
+            start = end
+
+    def _open(self, raw: IO[bytes], file: str) -> Any:
+        arrow = extra_library("pyarrow", "Parquet", "tables")
+        try:
+            return extra_library("pyarrow.parquet", "Parquet", "tables").ParquetFile(raw)
+        except (arrow.ArrowException, OSError) as error:
+            raise ValueError(f"{file} is not a Parquet table ({error}).") from error
+
+
+@configurable
+class SavedDataset(TableSource):
+    """One document per row of a folder that `save_to_disk` of `datasets` wrote; see `RowSource`."""
+
+    suffixes = (".arrow",)
+
+    def number_of_rows(self, file: str) -> int:
+        with open_regular(file) as raw:
+            return sum(batch.num_rows for _, batch in self.batches(raw, 0))
+
+    def batches(self, file: IO[bytes], first: int) -> Iterator[tuple[int, Any]]:
+        start = 0
+        for batch in extra_library("pyarrow", "SavedDataset", "tables").ipc.open_stream(file):
+            if start + batch.num_rows > first:
+                yield start, batch
+            start += batch.num_rows
+
+
+def listed(path: str, suffixes: tuple[str, ...]) -> tuple[str, list[str]]:
+    """Returns the folder at a path ("" for a file or a pattern) and the sorted files below it."""
+    if is_remote(path):
+        remote = RemotePath(path)
+        if "*" in path or remote.is_file():
+            return "", sorted(remote.stamps()) if "*" in path else [path]
+        files = [str(file) for file in remote.files()]
+    else:
+        path = absolute(path)
+        if not os.path.isdir(path):
+            return "", sorted(glob.glob(path, recursive=True))
+        tree = os.walk(path)
+        files = [os.path.join(at, name) for at, _, names in tree for name in names]
+    inside = [(file, file.removeprefix(path)) for file in files if file.endswith(suffixes)]
+    return path, sorted(file for file, name in inside if "/." not in name)
+
+
+def _decompressed(file: IO[bytes]) -> IO[bytes]:
+    """Returns the content of a file that may be compressed, by its first bytes."""
+    head = file.read(4)
+    file.seek(0)
+    if head.startswith(GZIP):
+        return gzip.open(file)  # type: ignore[return-value]
+    if head == ZSTANDARD:
+        library = extra_library("zstandard", "JsonLines", "tables")
+        reader = library.ZstdDecompressor().stream_reader(file, read_across_frames=True)
+        return io.BufferedReader(reader)
+    return file

@@ -1,0 +1,72 @@
+"""Your own text, in whatever form it is: what `--text=PATH` reads."""
+
+import functools
+import os
+import re
+from typing import Any
+
+import gin
+
+from brt.checks import Name, configurable
+from brt.data.sources.base import Document, FileSource, Source
+from brt.data.sources.by_position import SplitByPosition
+from brt.data.sources.files import TextFiles
+from brt.data.sources.rows import JsonLines, Parquet, RowSource, SavedDataset, listed
+
+ROWS: tuple[type[RowSource], ...] = (SavedDataset, Parquet, JsonLines)
+HELD_OUT = re.compile(r"(^|/)(validation|valid|test)[-._/]")
+
+
+@configurable
+class Text(FileSource):
+    """Documents of a file or folder: plain text, JSON lines, Parquet, or a saved data set.
+
+    The form follows from the suffixes. Splits are `{split}` in the path, or what is named
+    after them (`train/`, `test.jsonl`); without either, the first 90 %, the next 5 % and the
+    last 5 % (`SplitByPosition`).
+
+    Args:
+        path: of a file, or of a folder with any subfolders; a path on disk or in a bucket.
+        text_key: key (column) of the text, in JSON lines and tables.
+        suffix: of the files of a folder of plain text.
+    """
+
+    def __init__(self, path: Name = gin.REQUIRED, text_key: str = "text", suffix: str = ".txt"):
+        self.path = path
+        self.text_key = text_key
+        self.suffix = suffix
+
+    def parts(self, split: str) -> list:
+        return self._source.parts(split)
+
+    def read(self, part: Any) -> Document:
+        return self._source.read(part)
+
+    def files(self, part: Any) -> list[str]:
+        return self._source.files(part)
+
+    def part_bytes(self, part: Any) -> int | None:
+        return self._source.part_bytes(part)
+
+    def count(self, split: str) -> int | None:
+        return self._source.count(split)
+
+    def description(self, split: str) -> dict:
+        settings = {"path": self.path, "text_key": self.text_key, "suffix": self.suffix}
+        return {"source": "Text", "split": split, **settings}
+
+    @functools.cached_property
+    def _source(self) -> Source:
+        folder, files = listed(self.path.replace("{split}", "*"), ("",))
+        inside = [file.removeprefix(folder).lstrip("/") for file in files]
+        kind = next((k for k in ROWS if any(f.endswith(k.suffixes) for f in inside)), None)
+        divided = "{split}" in self.path or (folder and any(map(HELD_OUT.search, inside)))
+        source: Source
+        if kind is not None:
+            source = kind(self.path, self.text_key)
+        elif folder and divided:
+            source = TextFiles(os.path.join(self.path, "{split}"), suffix=self.suffix)
+        else:
+            pattern = os.path.join(self.path, f"**/*{self.suffix}")
+            source = TextFiles(pattern if folder else self.path, suffix=self.suffix)
+        return source if divided else SplitByPosition(source)

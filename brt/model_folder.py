@@ -1,0 +1,192 @@
+"""A trained model as a folder in the format of the Hugging Face Hub: written, and read again.
+
+    config.json          architecture, step, vocabulary
+    config.gin           the run's config, from which brt builds the model
+    model.safetensors    the parameters, by their paths joined with dots
+    README.md            model card: data, tokens, figures, command, checksum
+    ...                  the vocabulary's files
+
+A folder of a pretrained backbone (`brt.export`) is read, too: the backbone under its own names, and
+what brt adds in brt_memory.safetensors and brt_memory.gin. No code of a folder is run.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+from safetensors.numpy import load_file, save
+
+import brt
+from brt.data.corpus import Corpus
+from brt.data.extras import extra_library
+from brt.data.vocabularies.named import KINDS
+from brt.experiment import Configuration, Experiment
+from brt.pretrained.folder import write_folder
+from brt.storage.json_files import read_json
+from brt.storage.paths import as_path
+from brt.storage.shipped import gin_folders
+
+GIN, WEIGHTS, CARD = "config.gin", "model.safetensors", "README.md"
+BACKBONE_GIN, BACKBONE_WEIGHTS = "brt_memory.gin", "brt_memory.safetensors"
+HUB = "hf://"
+
+
+def write_model(
+    experiment: Experiment,
+    params: Any,
+    step: int,
+    workdir: str,
+    output: str,
+    dtype: str = "float32",
+) -> int:
+    """Writes the model of a run as a folder; returns the number of its tensors.
+
+    Args:
+        experiment, params, step: as `load_run` returns them.
+        workdir: the run folder, for its config and the model card.
+        output: the folder, which must not exist yet or be empty.
+        dtype: in which the parameters are written.
+    """
+    of_type = ml_dtypes.finfo(dtype).dtype
+    tensors = {name: np.asarray(array).astype(of_type) for name, array in _named(params).items()}
+    vocabulary = experiment.trainer.corpus.vocabulary
+    kinds = (kind for kind, cls in KINDS.items() if isinstance(vocabulary, cast(type, cls)))
+    kind = next(kinds, None)
+    path = getattr(vocabulary, "path", "") if kind else ""
+    file = os.path.basename(path) if os.path.isfile(path) else ""
+    config = {
+        "model_type": "brt",
+        "architectures": [type(experiment.model).__name__],
+        "brt_version": brt.__version__,
+        "step": step,
+        "torch_dtype": dtype,
+        "vocab_size": vocabulary.size,
+        "vocabulary": {"kind": kind, "file": file, "fingerprint": vocabulary.fingerprint},
+    }
+    settings = (as_path(workdir) / GIN).read_text(encoding="utf-8")
+    if "vocabulary_size" in experiment.bindings:  # it may follow from a file elsewhere
+        settings += f"\nvocabulary_size = {experiment.model.vocabulary_size}\n"
+    further = {GIN: settings.encode()}
+    if file:
+        further[file] = Path(path).read_bytes()
+    further[CARD] = model_card(experiment, step, workdir, tensors).encode()
+    copied_from = path if os.path.isdir(path) else None
+    write_folder(output, config, tensors, copied_from, further)
+    return len(tensors)
+
+
+def model_card(experiment: Experiment, step: int, workdir: str, tensors: dict) -> str:
+    """Returns the README.md of a model: what was trained on what, and what came out."""
+    trainer, run = experiment.trainer, as_path(workdir)
+    data = []
+    corpora: list[Corpus] = trainer.corpus.corpora
+    for corpus in corpora:
+        if corpus.exists("train"):
+            manifest = corpus.open("train").manifest
+            counts = f"{manifest['documents']:,} documents, {manifest['tokens']:,} tokens"
+            data.append(f"{corpus.path('train').name} of {corpus.store}: {counts}")
+    rows = [
+        ("architecture", type(experiment.model).__name__),
+        ("parameters", f"{sum(array.size for array in tensors.values()):,}"),
+        ("vocabulary", trainer.corpus.vocabulary.name),
+        ("data", "; ".join(data) or "not on the machine that wrote this"),
+        ("trained", f"{step:,} steps, {step * trainer.tokens_per_step:,} tokens"),
+    ]
+    for file in sorted(run.glob("evaluation_*.json")) if isinstance(run, Path) else ():
+        figures = json.loads(file.read_text())
+        names = [name for name in FIGURES if name in figures]
+        text = ", ".join(f"{name} {figures[name]:.4f}" for name in names)
+        rows.append((f"evaluation, {figures['split']}", f"step {figures['step']:,}: {text}"))
+    command = run / "command.txt"
+    if command.is_file():
+        rows.append(("command", f"`{command.read_text(encoding='utf-8').strip()}`"))
+    rows.append(("sha256 of the tensors", hashlib.sha256(save(tensors)).hexdigest()))
+    table = "\n".join(f"| {name} | {value.replace('|', '&#124;')} |" for name, value in rows)
+    return CARD_TEXT.format(table=table)
+
+
+FIGURES = ("bits_per_byte", "bits_per_token", "word_level_perplexity", "recall_accuracy")
+CARD_TEXT = """---
+library_name: brt
+tags: [brt, jax, recurrent-memory, text-generation]
+---
+
+# A model of brt
+
+| | |
+|---|---|
+{table}
+
+```
+python -m brt.generate --model=THIS_FOLDER --prompt="Once upon a time"
+```
+"""
+
+
+def read_model(folder: str, bindings: Sequence[str] = ()) -> tuple[Experiment, Any, int]:
+    """Reads a folder of `write_model` or of `brt.export`; returns what `load_run` does.
+
+    Args:
+        folder: a path, also below `configs/`, or `hf://OWNER/NAME`.
+        bindings: further gin lines, read after the folder's own.
+    """
+    root = _local(folder)
+    of_backbone = (root / BACKBONE_GIN).is_file()
+    settings = root / (BACKBONE_GIN if of_backbone else GIN)
+    if not settings.is_file():
+        raise FileNotFoundError(
+            f"{folder} is no folder of a model: it has no {GIN}. Write one from a run with "
+            "`python -m brt.export`."
+        )
+    own = [f"Pretrained.folder = {str(root)!r}"] if of_backbone else []
+    experiment = Configuration([str(settings)], [*own, *bindings]).experiment()
+    arrays = _named(experiment.model.given_parameters()) if of_backbone else {}
+    weights = root / (BACKBONE_WEIGHTS if of_backbone else WEIGHTS)
+    if weights.is_file():
+        arrays |= load_file(weights)
+
+    def parameter(path, shape):
+        name = _name(path)
+        if name not in arrays or arrays[name].shape != shape.shape:
+            raise ValueError(
+                f"{root} has no parameter {name} of shape {shape.shape}, which {settings.name} "
+                "describes: copy the whole folder again."
+            )
+        return jnp.asarray(arrays[name], shape.dtype)
+
+    params = jax.tree_util.tree_map_with_path(parameter, experiment.abstract_params)
+    config = read_json(root / "config.json", dict[str, Any], "copy the folder again")
+    if kind := config.get("vocabulary", {}).get("kind"):
+        vocabulary = KINDS[kind](str(root / config["vocabulary"]["file"]))
+        if vocabulary.fingerprint != config["vocabulary"]["fingerprint"]:
+            raise ValueError(
+                f"{vocabulary.name} in {root} is not the one the model was trained on."
+            )
+        for corpus in experiment.trainer.corpus.corpora:
+            corpus.vocabulary = vocabulary
+    return experiment, params, int(config.get("step", 0))
+
+
+def _named(params: Any) -> dict[str, Any]:
+    return {_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(params)}
+
+
+def _name(path) -> str:
+    return ".".join(str(step.key) for step in path)
+
+
+def _local(folder: str) -> Path:
+    """Returns the folder on this disk, below `configs/` if it is not in the working directory."""
+    if folder.startswith(HUB):
+        hub = extra_library("huggingface_hub", f"--model={folder}", "hub")
+        return Path(hub.snapshot_download(folder.removeprefix(HUB)))
+    path = Path(folder).expanduser()
+    shipped = (root / folder for root in gin_folders())
+    return path if path.is_dir() else next((p for p in shipped if p.is_dir()), path)

@@ -1,0 +1,49 @@
+"""--text: the bindings of a corpus of your own text, from its path alone."""
+
+import os
+import re
+
+from absl import flags
+
+from brt.data.sources.rows import JsonLines, Parquet
+
+FLAGS = flags.FLAGS
+CONFIG = "configs/corpora/own_text.gin"
+
+
+def define_text() -> None:
+    """Defines the flag, for commands that read a corpus."""
+    if "text" not in FLAGS:
+        flags.DEFINE_string(
+            "text",
+            None,
+            "Your own text: a file or folder of plain text, JSON lines (.gz, .zst), Parquet, or a "
+            "data set that `datasets` saved. Read as bytes unless Corpus.vocabulary is bound.",
+        )
+
+
+def text_name(path: str) -> str:
+    """Returns the name of a text, for its stores and runs."""
+    name = os.path.basename(path.replace("{split}", "").rstrip("/*")).partition(".")[0]
+    return re.sub(r"[^0-9A-Za-z_-]+", "_", name) or "text"
+
+
+def text_bindings(path: str) -> list[str]:
+    """Returns what --text is short for, after the gin file `CONFIG`."""
+    bindings = [
+        "Corpus.source = @Text()",
+        f"Text.path = {path!r}",
+        f'Corpus.store = "stores/{text_name(path)}"',
+    ]
+    if os.path.isfile(path) and not path.endswith(JsonLines.suffixes + Parquet.suffixes):
+        bindings.append('Trainer.stream = "contiguous"')  # one document for all batch elements
+    return bindings
+
+
+def expand_text() -> None:
+    """Puts what --text is short for before the gin files and bindings of the command."""
+    path = FLAGS["text"].value if "text" in FLAGS else None
+    if path:
+        short = {"gin_file": [CONFIG], "gin_bindings": text_bindings(path)}
+        for name, first in short.items():
+            FLAGS[name].value = first + list(FLAGS[name].value or ())

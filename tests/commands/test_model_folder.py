@@ -1,0 +1,73 @@
+"""Models as folders: exported, read on another day, and the same text comes out."""
+
+import os
+
+import jax
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+from tiny_run import command, shared_programs, write_config  # noqa: F401
+
+from brt import export, generate, train
+from brt.experiment import load_run
+from brt.generation.generator import Generator
+from brt.model_folder import read_model
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run of the tiny model whose vocabulary is a file, and the folder exported from it."""
+    folder = tmp_path_factory.mktemp("model_folder")
+    (folder / "words.txt").write_text("a\ne\nt\n<eos>\n<unk>\n")
+    line = f'Corpus.vocabulary = "words:{folder}/words.txt"'
+    path = write_config(folder, "Trainer.eval_every = 0", line)
+    with pytest.MonkeyPatch.context() as patch:
+        assert not command(patch, train, f"--gin_file={path}", f"--workdir={folder}/run")
+        assert not command(patch, export, f"--workdir={folder}/run", f"--output={folder}/out")
+    return folder
+
+
+def test_a_folder_gives_the_parameters_and_text_of_its_run(run):
+    _, params, step = load_run(str(run / "run"))
+    _, read, read_step = read_model(str(run / "out"))
+    assert read_step == step
+    (run / "words.txt").rename(run / "gone.txt")  # the folder has its own
+    tensors = load_file(run / "out" / "model.safetensors")
+    assert len(tensors) == len(_leaves(params)) == len(_leaves(read))
+    for name, array in _leaves(params).items():
+        np.testing.assert_array_equal(array, tensors[name])
+        np.testing.assert_array_equal(array, _leaves(read)[name])
+    (run / "gone.txt").rename(run / "words.txt")
+    texts = [_text(str(run / name)) for name in ("run", "out")]
+    assert texts[0] == texts[1] and len(texts[0]) > 0
+
+
+def test_generate_reads_a_folder(run, monkeypatch, capfd):
+    flags = ["--prompt=the", "--max_tokens=8", "--temperature=0"]
+    outputs = []
+    for source in (f"--workdir={run}/run", f"--model={run}/out"):
+        assert command(monkeypatch, generate, source, *flags) == 0
+        outputs.append(capfd.readouterr().out)
+    assert outputs[0] == outputs[1]
+    assert command(monkeypatch, generate, f"--workdir={run}/run", f"--model={run}/out") == 1
+    assert command(monkeypatch, generate, f"--model={run}/run") == 1
+
+
+def test_a_folder_without_a_parameter_is_refused(run, tmp_path):
+    for name in os.listdir(run / "out"):
+        (tmp_path / name).write_bytes((run / "out" / name).read_bytes())
+    settings = (tmp_path / "config.gin").read_text()
+    (tmp_path / "config.gin").write_text(settings + "\nRecurrentCell.num_states = 6\n")
+    with pytest.raises(ValueError, match=r"parameter .*\(6, "):
+        read_model(str(tmp_path))
+
+
+def _text(folder):
+    generator = Generator.from_folder(folder)
+    writing = generator.write(generator.begin(), max_tokens=30, seed=3)
+    return "".join(pieces[0] for pieces in writing)
+
+
+def _leaves(params):
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    return {".".join(str(k.key) for k in path): np.asarray(leaf) for path, leaf in leaves}

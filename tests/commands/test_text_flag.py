@@ -1,0 +1,58 @@
+"""--text: a corpus from a path alone, for every command that reads one."""
+
+import json
+
+import pytest
+
+from brt import evaluate, prepare, train
+from brt.data.sources.text import Text
+from brt.data.stores.token_store import TokenStore
+from tests.support.tiny_run import command, shared_programs, write_config, write_corpus  # noqa: F401
+
+
+@pytest.fixture
+def config(tmp_path, monkeypatch):
+    """The path of a model config, in a working directory of its own."""
+    monkeypatch.chdir(tmp_path)
+    lines = ["BlockRecurrentTransformer.vocabulary_size = %vocabulary_size"]
+    return write_config(tmp_path, *lines, "Trainer.steps = 2", "Trainer.eval_every = 0")
+
+
+def texts(path, split):
+    return [bytes(document.data[:]) for document in Text(str(path)).documents(split)]
+
+
+def test_text_trains_and_evaluates_other_text(config, tmp_path, monkeypatch):
+    (tmp_path / "one.txt").write_text("a line of text\n" * 900)
+    rows = "".join(json.dumps({"text": "another text " * 20}) + "\n" for _ in range(120))
+    (tmp_path / "rows.jsonl").write_text(rows)
+    flags = [f"--gin_file={config}", "--text=one.txt", "--workdir=run"]
+    assert command(monkeypatch, train, *flags) == 0
+    store = TokenStore(tmp_path / "stores" / "one" / "train")
+    assert store.manifest["bytes"] == 900 * 15 * 9 // 10
+    assert "vocabulary_size = 256" in (tmp_path / "run" / "config.gin").read_text()
+    assert command(monkeypatch, evaluate, "--workdir=run", "--text=rows.jsonl") == 0
+    figures = json.loads((tmp_path / "run" / "evaluation_validation.json").read_text())
+    assert figures["documents"] == 6 and figures["bytes"] == 6 * 13 * 20
+
+
+def test_bindings_override_what_text_is_short_for(config, tmp_path, monkeypatch):
+    flags = [f"--gin_file={config}", "--text=texts", "--splits=validation"]
+    assert command(monkeypatch, prepare, *flags, '--gin.Corpus.store="elsewhere"') == 0
+    assert TokenStore(tmp_path / "elsewhere" / "validation").num_documents > 0
+
+
+def test_a_missing_text_is_named(config, monkeypatch, capfd):
+    assert command(monkeypatch, prepare, f"--gin_file={config}", "--text=gone.txt") == 1
+    assert "gone.txt" in capfd.readouterr().err
+
+
+def test_folders_are_divided_by_name_or_by_position(tmp_path):
+    write_corpus(tmp_path / "split")
+    names = sorted((tmp_path / "split" / "test").iterdir())
+    assert texts(tmp_path / "split", "test") == [path.read_bytes() for path in names]
+    deep = tmp_path / "plain" / "a" / "b"
+    deep.mkdir(parents=True)
+    for number in range(200):
+        (deep / f"{number:03}.txt").write_text(f"{number}\n")
+    assert texts(tmp_path / "plain", "validation") == [b"%d\n" % n for n in range(180, 190)]

@@ -1,0 +1,196 @@
+"""Rows of JSON lines, Parquet and Arrow files as documents, and splits by position."""
+
+import gzip
+import itertools
+import json
+import pickle
+
+import fsspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from brt.data.corpus import Corpus
+from brt.data.sources.by_position import SplitByPosition
+from brt.data.sources.files import TextFiles
+from brt.data.sources.rows import JsonLines, Parquet, SavedDataset
+
+pa = pytest.importorskip("pyarrow")
+zstandard = pytest.importorskip("zstandard")
+parquet = pytest.importorskip("pyarrow.parquet")
+
+TEXTS = [f"text {n} é\n" * (n % 5 + 1) for n in range(23)]
+
+
+def json_lines(texts):
+    lines = [json.dumps({"text": text, "id": n}) + "\n" for n, text in enumerate(texts)]
+    return "\n".join(lines).encode()  # with an empty line between any two
+
+
+def table(texts):
+    return pa.table({"id": list(range(len(texts))), "text": texts})
+
+
+def write_arrow(path, texts):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, table([""]).schema) as out:
+        out.write_table(table(texts), max_chunksize=4)
+
+
+def write_all(folder):
+    """Writes the texts in every form; returns the sources that read them."""
+    data = json_lines(TEXTS)
+    (folder / "a.jsonl").write_bytes(data)
+    (folder / "a.jsonl.gz").write_bytes(gzip.compress(data[:400]) + gzip.compress(data[400:]))
+    parts = zstandard.compress(data[:400]) + zstandard.compress(data[400:])
+    (folder / "a.jsonl.zst").write_bytes(parts)
+    parquet.write_table(table(TEXTS), folder / "a.parquet", row_group_size=5)
+    write_arrow(folder / "saved" / "data-00000-of-00002.arrow", TEXTS[:9])
+    write_arrow(folder / "saved" / "data-00001-of-00002.arrow", TEXTS[9:])
+    (folder / "saved" / "dataset_info.json").write_text("{}")
+    return [
+        *(JsonLines(str(folder / f"a.jsonl{end}")) for end in ("", ".gz", ".zst")),
+        Parquet(str(folder / "a.parquet")),
+        SavedDataset(str(folder / "saved")),
+    ]
+
+
+def texts_of(source, split="train"):
+    return [bytes(document.data[:]).decode() for document in source.documents(split)]
+
+
+def test_every_form_gives_the_texts_in_order(tmp_path):
+    for source in write_all(tmp_path):
+        assert texts_of(source) == TEXTS
+        assert source.count("train") == len(TEXTS)
+        titles = [document.title for document in source.documents("train")]
+        assert len(set(titles)) == len(TEXTS)
+
+
+def test_rows_can_be_read_in_any_order_by_another_process(tmp_path):
+    order = [7, 8, 3, 22, 0, 1, 5, 5, 21, 6]
+    for source in write_all(tmp_path):
+        source.read(source.parts("train")[4])
+        copy, parts = pickle.loads(pickle.dumps((source, source.parts("train"))))
+        assert [copy.read(parts[n]).data.decode() for n in order] == [TEXTS[n] for n in order]
+
+
+def test_stores_do_not_depend_on_the_number_of_processes(tmp_path):
+    hashes = set()
+    for number, source in enumerate(write_all(tmp_path)):
+        for workers in (1, 2):
+            corpus = Corpus(str(tmp_path / f"store{number}{workers}"), source, "bytes")
+            corpus.prepare("train", quiet=True, workers=workers, shard_bytes=100)
+            store = corpus.open("train")
+            assert [bytes(store.tokens(n).astype("uint8")) for n in range(23)] == [
+                t.encode() for t in TEXTS
+            ]
+            hashes.add((number, json.dumps(store.manifest["hashes"])))
+    assert len(hashes) == 5
+
+
+def test_splits_of_a_folder_are_found_by_name(tmp_path):
+    for name in ("train-00001-of-00002", "train-00000-of-00002", "validation-00000-of-00001"):
+        parquet.write_table(table([name]), tmp_path / f"{name}.parquet")
+    parquet.write_table(table(["deep"]), tmp_path / "unused.parquet")
+    (tmp_path / "test").mkdir()
+    parquet.write_table(table(["deep"]), tmp_path / "test" / "any.parquet")
+    source = Parquet(str(tmp_path))
+    assert texts_of(source) == ["train-00000-of-00002", "train-00001-of-00002"]
+    assert texts_of(source, "validation") == ["validation-00000-of-00001"]
+    assert texts_of(source, "test") == ["deep"]
+    assert texts_of(Parquet(str(tmp_path / "{split}" / "*.parquet")), "test") == ["deep"]
+    with pytest.raises(FileNotFoundError, match=r"Parquet\.path"):
+        source.parts("dev")
+
+
+def test_only_train_has_files_without_the_name_of_a_split(tmp_path):
+    source = write_all(tmp_path)[0]
+    with pytest.raises(FileNotFoundError, match="SplitByPosition"):
+        source.parts("validation")
+
+
+def test_files_of_another_storage_are_read_alike(tmp_path):
+    storage = fsspec.filesystem("memory")
+    for source in write_all(tmp_path)[:4]:
+        name = source.path.rpartition("/")[2]
+        storage.pipe_file(f"/rows/{name}/{name}", (tmp_path / name).read_bytes())
+        for path in (f"memory://rows/{name}", f"memory://rows/{name}/*"):
+            assert texts_of(type(source)(path)) == TEXTS
+
+
+def test_titles_and_texts_come_from_their_keys(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"body": "x", "name": "first"}\n{"body": "y", "name": 2}\n')
+    documents = list(JsonLines(str(path), "body", "name").documents("train"))
+    assert [(d.title, d.data) for d in documents] == [("first", b"x"), ("2", b"y")]
+
+
+@pytest.mark.parametrize(
+    "bad", ['{"other": "x"}', '{"text": 3}', '["x"]', '{"text": ', '{"text": ""}']
+)
+def test_a_row_without_a_text_is_named(tmp_path, bad):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "x"}\n' + bad)
+    with pytest.raises(ValueError, match=rf"Row 1 of {path}"):
+        texts_of(JsonLines(str(path)))
+
+
+def test_empty_texts_are_skipped_on_demand(tmp_path):
+    texts = ["", "a", "", "", "b", "c", ""]
+    (tmp_path / "a.jsonl").write_bytes(json_lines(texts))
+    parquet.write_table(table(texts), tmp_path / "a.parquet", row_group_size=2)
+    for source in (
+        JsonLines(str(tmp_path / "a.jsonl"), skip_empty=True),
+        Parquet(str(tmp_path / "a.parquet"), skip_empty=True),
+    ):
+        assert texts_of(source) == ["a", "b", "c"]
+
+
+def test_a_damaged_file_is_named(tmp_path):
+    for source in write_all(tmp_path)[1:4]:
+        with open(source.path, "r+b") as file:
+            file.truncate(150)
+        with pytest.raises(ValueError, match=source.path):
+            texts_of(source)
+
+
+# Splits by position
+
+
+@given(st.lists(st.text("ab\n é", min_size=200, max_size=400), min_size=1, max_size=4))
+def test_slices_hold_every_byte_once(tmp_path_factory, texts):
+    folder = tmp_path_factory.mktemp("texts")
+    for number, text in enumerate(texts):
+        (folder / f"{number}.txt").write_text(text)
+    source = SplitByPosition(TextFiles(str(folder)))
+    splits = [texts_of(source, split) for split in ("train", "validation", "test")]
+    assert "".join(itertools.chain(*splits)) == "".join(texts)
+    assert len("".join(splits[0])) > 0.7 * len("".join(texts))
+
+
+def test_cuts_are_at_line_ends(tmp_path):
+    path = tmp_path / "book.txt"
+    path.write_text("".join(f"line {n}\n" for n in range(1000)))
+    source = SplitByPosition(TextFiles(str(path)), {"validation": "train[33%:66%]"})
+    (text,) = texts_of(source, "validation")
+    lines = text.splitlines()
+    assert text.endswith("\n") and lines[0].startswith("line ")
+    assert 320 < len(lines) < 340 and int(lines[0].split()[1]) in range(325, 345)
+    assert texts_of(source, "train[33%:66%]") == [text]
+
+
+def test_many_documents_stay_whole(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(json_lines([f"{n}" for n in range(200)]))
+    source = SplitByPosition(JsonLines(str(path)))
+    splits = [texts_of(source, split) for split in ("train", "validation", "test")]
+    assert [len(split) for split in splits] == [180, 10, 10]
+    assert list(itertools.chain(*splits)) == [f"{n}" for n in range(200)]
+
+
+@pytest.mark.parametrize("split", ["dev", "train[9:x]", "train[50%:50%]", "train[:101%]"])
+def test_an_unknown_slice_is_refused(tmp_path, split):
+    source = SplitByPosition(TextFiles(str(tmp_path)))
+    with pytest.raises(ValueError, match=r"SplitByPosition\.splits"):
+        source.parts(split)
