@@ -358,9 +358,9 @@ def _without_switched_off(left, read, bound):
     for switch, names in off.items():
         logging.warning("%s = %s: %s not used.", switch, bound[switch], ", ".join(names))
     passed = {name for names in off.values() for name in names}
-    if "Corpus.source" in _given:  # it replaces the source of a file, with its bindings
+    if "Corpus.source" in _bound_by_flags:  # it replaces the source of a file, with its bindings
         sources = (name for name in left if _is_source(name.partition(".")[0]))
-        passed.update(name for name in sources if name not in _given)
+        passed.update(name for name in sources if name not in _bound_by_flags)
     macros = {macro for name in passed for macro in re.findall(r"%([\w./]+)", bound[name])}
     return [name for name in left if name not in passed | (macros - _bound_by_flags)]
 
