@@ -32,7 +32,7 @@ SCORES = ("nats", "entropy", "correct")
 IDENTITY = ("step", "parameters", "state", "segment_length", "window")
 """Entries of the manifest that decide what is recorded, besides the store's content."""
 SECONDS = 300.0
-"""Least time between two copies to a bucket while documents are recorded; files are copied whole."""
+"""Least time between two copies of the files to a bucket while documents are recorded."""
 
 
 class RecordingCopy:
