@@ -52,26 +52,17 @@ class Spans(NamedTuple):
     elsewhere: float | None
 
 
-class WideHead(NamedTuple):
-    """The map of a wide head in one segment (Figure 6); layer and head from 0.
-
-    marked: numbers of the keys of the cache with most attention.
-    tokens: text of each key that is a token, and whether it is marked.
-    """
-
-    layer: int
-    head: int
-    map_XJ: np.ndarray
-    marked: list[int]
-    tokens: list[tuple[str, bool]]
-
-
 class SegmentMaps(NamedTuple):
-    """Maps of the widest heads in one segment drawn at random."""
+    """Maps of the widest heads in one segment drawn at random (Figure 6).
+
+    heads: (layer, head), map (X, J), and the numbers of the keys of the cache with most attention.
+    texts: key to text, of the keys that are tokens.
+    """
 
     document: int
     offset: int
-    heads: list[WideHead]
+    heads: list[tuple[tuple[int, int], np.ndarray, list[int]]]
+    texts: dict[int, str]
 
 
 class AttentionMaps(NamedTuple):
@@ -151,7 +142,7 @@ class Attention(Study):
             parts,
             reader.counted,
             spans,
-            _example(run, layout, spans, example) if spans and example and parts.cache else None,
+            _example(run, layout, spans, *example) if spans and example and parts.cache else None,
             maps,
             of_samples=classes > 1,
             lines=find_lines(parts, maps) if parts.read or classes > 1 else [],
@@ -192,26 +183,18 @@ def _mean_spans(reader, layout) -> Spans | None:
     return Spans(means, width(mean_LHN), widest_heads(mean_LHN), elsewhere)
 
 
-def _example(run, layout, spans, example) -> SegmentMaps:
-    map_LHXJ, document, offset = example
-    cached = len(layout.cache_tokens)
-    keys = [(key, token) for key, token in enumerate(layout.key_tokens) if token is not None]
-    lowest = min(token for _, token in keys)
-    first = offset + lowest - 1  # inputs are one behind targets
-    tokens = run.store.tokens(document, max(first, 0), offset + layout.tokens - 1)
-    texts = token_texts(run.vocabulary, tokens)[-(layout.tokens - lowest) :]
-    missing = layout.tokens - lowest - len(texts)
+def _example(run, layout, spans, map_LHXJ, document, offset) -> SegmentMaps:
+    tokens = {key: token for key, token in enumerate(layout.key_tokens) if token is not None}
+    # Inputs are one behind targets; a document's first ones have keys without a text.
+    begin, end = offset - 1 + min(tokens.values()), offset - 1 + layout.tokens
+    texts = token_texts(run.vocabulary, run.store.tokens(document, max(begin, 0), end))
+    first = layout.tokens - len(texts)
     heads = []
-    for layer, head in spans.widest:
-        map_XJ = map_LHXJ[layer, head]
-        marked = np.flatnonzero(most_attended(map_XJ, cached)).tolist()
-        shown = [
-            (texts[token - lowest - missing], key in marked)
-            for key, token in keys
-            if token - lowest >= missing
-        ]
-        heads.append(WideHead(layer, head, map_XJ, marked, shown))
-    return SegmentMaps(document, offset, heads)
+    for at in spans.widest:
+        marked = most_attended(map_LHXJ[at], len(layout.cache_tokens))
+        heads.append((at, map_LHXJ[at], np.flatnonzero(marked).tolist()))
+    shown = {key: texts[token - first] for key, token in tokens.items() if token >= first}
+    return SegmentMaps(document, offset, heads, shown)
 
 
 def summary(found: AttentionMaps) -> str:
@@ -284,10 +267,9 @@ def _add_spans(study, spans: Spans):
 
 
 def _add_example(study, parts: Parts, example: SegmentMaps, heads: int):
-    for wide in example.heads:
-        name = head_name(wide.layer, wide.head, heads)
-        key = f"wide_{wide.layer + 1}_{wide.head + 1}"
-        study["arrays"][key] = wide.map_XJ.astype(np.float32)
+    for (layer, head), map_XJ, marked in example.heads:
+        name, key = head_name(layer, head, heads), f"wide_{layer + 1}_{head + 1}"
+        study["arrays"][key] = map_XJ.astype(np.float32)
         study["maps"].append(
             _map(
                 key,
@@ -299,15 +281,12 @@ def _add_example(study, parts: Parts, example: SegmentMaps, heads: int):
                 x_ends=[-parts.cache, parts.tokens - 1],
                 y_ends=[0, parts.tokens - 1],
                 x_borders=[parts.cache],
+                marked=marked,
             )
-            | {"marked": wide.marked}
         )
-        study["texts"].append(
-            {
-                "title": f"{name}: memory with the most attention",
-                "parts": [[text, marked] for text, marked in wide.tokens],
-            }
-        )
+        shown = [[text, key in marked] for key, text in example.texts.items()]
+        title = f"{name}: memory with the most attention"
+        study["texts"].append({"title": title, "parts": shown})
 
 
 # Lines.
@@ -384,18 +363,15 @@ def _legend(parts: Parts):
     return ", ".join(shown)
 
 
-def _map(
-    array, title, caption, labels, x_ends, y_ends, x_borders=(), y_borders=()
-) -> dict[str, Any]:
-    """Returns one of the "maps": how an array is drawn."""
+def _map(array, title, caption, labels, x_borders=(), y_borders=(), **more) -> dict[str, Any]:
+    """Returns one of the "maps": how an array is drawn; `more` has its ends and marks."""
     return {
         "array": array,
         "title": title,
         "caption": caption,
         "x_label": labels[0],
         "y_label": labels[1],
-        "x_ends": x_ends,
-        "y_ends": y_ends,
         "x_borders": list(x_borders),
         "y_borders": list(y_borders),
+        **more,
     }

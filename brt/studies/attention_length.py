@@ -19,28 +19,19 @@ THRESHOLD = 0.001
 """Relative improvement of the perplexity below which the sweep ends."""
 
 
-BEST_LENGTH, BEST_PERPLEXITY = "best_length", "best_perplexity"
-"""Names of the numbers "Attn Len" and "PPL best"."""
-
-
 class Sweep(NamedTuple):
     """Lengths tried and their losses in nats.
 
     best: the shortest length after which nothing improved.
     ended: whether the sweep ended by itself; if not, a longer one may help more.
+    binding: the setting that was lengthened.
     """
 
     lengths: list[int]
     losses: list[float]
     best: int
     ended: bool
-
-
-class LengthSweep(NamedTuple):
-    """The setting that was lengthened, `TransformerXL.memory_length`, and its lengths in tokens."""
-
-    binding: str
-    sweep: Sweep
+    binding: str = ""
 
 
 def sweep(loss_of: Callable[[int], float], lengths: Iterable[int]) -> Sweep:
@@ -87,22 +78,21 @@ class AttentionLength(Study):
             experiment = run.rebuild(lengthened)
             return _loss(run, experiment, run.stream(documents), f"{binding} = {length:,}")
 
-        return LengthSweep(binding, sweep(loss_of, [initial, *longer]))
+        return sweep(loss_of, [initial, *longer])._replace(binding=binding)
 
     @staticmethod
-    def present(result: LengthSweep) -> Content:
-        tried = result.sweep
-        perplexities = list(map(math.exp, tried.losses))
+    def present(result: Sweep) -> Content:
+        perplexities = list(map(math.exp, result.losses))
         numbers = {
-            "initial_length": tried.lengths[0],
+            "initial_length": result.lengths[0],
             "initial_perplexity": perplexities[0],
-            BEST_LENGTH: tried.best,
-            BEST_PERPLEXITY: perplexities[tried.lengths.index(tried.best)],
-            "ended": int(tried.ended),
+            "best_length": result.best,
+            "best_perplexity": perplexities[result.lengths.index(result.best)],
+            "ended": int(result.ended),
         }
         labels = "attention length at evaluation, tokens", "perplexity"
-        series = curve(result.binding, tried.lengths, perplexities, *labels)
-        return content(numbers, [series], summary(tried))
+        series = curve(result.binding, result.lengths, perplexities, *labels)
+        return content(numbers, [series], summary(result))
 
 
 def _in_force(run: RecordedRun, binding: str) -> tuple[int, str, str]:

@@ -109,15 +109,13 @@ def best_line(block_RC: np.ndarray) -> Line:
     tokens, each row has two columns.
     """
     rows, columns = block_RC.shape
-    found = []
-    for direction in ("diagonal", "anti-diagonal"):
-        seen_RC = block_RC if direction == "diagonal" else block_RC[:, ::-1]
-        sign = 1 if direction == "diagonal" else -1
+    lines = []
+    for direction, sign in (("diagonal", 1), ("anti-diagonal", -1)):
         for offset in range(1 - columns, columns):
             r, c = _line(rows, columns, offset)
-            mass = float(seen_RC[r, c].sum()) / rows
-            found.append(Line(direction, sign * offset, mass, 1 / min(rows, columns)))
-    return max(found, key=lambda line: (line.mass, -abs(line.offset)))
+            mass = float(block_RC[:, ::sign][r, c].sum()) / rows
+            lines.append(Line(direction, sign * offset, mass, 1 / min(rows, columns)))
+    return max(lines, key=lambda line: (line.mass, -abs(line.offset)))
 
 
 def _line(rows, columns, offset):

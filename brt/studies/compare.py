@@ -5,7 +5,6 @@ The recordings are of two models, or of one model with its state kept and with a
 Source: Block-Recurrent, section 4.6 and appendix G.
 """
 
-import math
 from collections.abc import Sequence
 from typing import Annotated, NamedTuple
 
@@ -19,7 +18,17 @@ from brt.evaluation.recorded_run import RecordedRun
 from brt.evaluation.recording import Recording, check_aligned
 from brt.evaluation.token_kinds import KindDifference, by_kind, token_kinds
 from brt.evaluation.words import NAME, OTHER, TITLE, Words
-from brt.studies.study import Content, Runs, Study, content, curve, scored_weights, weighted
+from brt.studies.study import (
+    LN2,
+    Content,
+    Runs,
+    Study,
+    content,
+    curve,
+    parts_of,
+    scored_weights,
+    weighted,
+)
 
 SHOWN, LOOKED_AT = 4, 40
 """Tokens of a document that are excerpted, and counted, as in the paper."""
@@ -123,7 +132,7 @@ class Compare(Study):
 
     @staticmethod
     def present(result: Comparison) -> Content:
-        excerpts = _excerpts(result)
+        excerpts = _excerpts(result.top)
         return content(result.numbers, result.curves, summary(result.numbers), excerpts=excerpts)
 
 
@@ -208,21 +217,20 @@ def describe(
 ) -> WordOfToken:
     """Returns the word of a token of a document; window and segment are in tokens."""
     number = words.at(token)
-    word: str | None = None
-    kind = OTHER
-    recalled = False
-    begin = token
     if number is None:
         before = np.flatnonzero(tokens[:token] == tokens[token])
         last_seen = token - int(before[-1]) if len(before) else None
-    else:
-        word = words.words[number]
-        kind = words.kind(number)
-        recalled = words.is_recalled_opening(number)
-        begin = int(words.starts[number])
-        last_seen = words.last_seen(number)
-    where = _where(begin, last_seen, window, segment_length)
-    return WordOfToken(token, word, kind, last_seen, where, recalled)
+        where = _where(token, last_seen, window, segment_length)
+        return WordOfToken(token, None, OTHER, last_seen, where, False)
+    last_seen = words.last_seen(number)
+    return WordOfToken(
+        token,
+        words.words[number],
+        words.kind(number),
+        last_seen,
+        _where(int(words.starts[number]), last_seen, window, segment_length),
+        words.is_recalled_opening(number),
+    )
 
 
 def _where(begin, last_seen, window, segment_length):
@@ -237,22 +245,20 @@ def _where(begin, last_seen, window, segment_length):
 def _means(nats, differences, weights, segment_length) -> dict[str, float]:
     joined, weights_N = np.concatenate(differences), np.concatenate(weights)
     first_N = np.concatenate([np.arange(len(d)) < segment_length for d in differences])
-    scored_N = weights_N > 0
-    bits = float(nats / weights_N.sum() / math.log(2))
-    difference = float((joined * weights_N).sum() / weights_N.sum() / math.log(2))
+    scored_N, extra_N = weights_N > 0, joined * weights_N / LN2
+    bits, difference = nats / weights_N.sum() / LN2, extra_N.sum() / weights_N.sum()
     numbers = {
         "documents": len(differences),
         "tokens": int(scored_N.sum()),
-        "bits_per_token": bits,
-        "other_bits_per_token": bits + difference,
-        "difference_bits": difference,
+        "bits_per_token": float(bits),
+        "other_bits_per_token": float(bits + difference),
+        "difference_bits": float(difference),
         "better_share": float((joined[scored_N] > 0).mean()),
-        "largest_difference_bits_first_segment": float(np.abs(joined[first_N]).max() / math.log(2)),
+        "largest_difference_bits_first_segment": float(np.abs(joined[first_N]).max() / LN2),
     }
     for name, chosen_N in (("first_segment", first_N), ("later_segments", ~first_N)):
         if total := weights_N[chosen_N].sum():
-            mean = (joined * weights_N)[chosen_N].sum() / total / math.log(2)
-            numbers[f"difference_bits_{name}"] = float(mean)
+            numbers[f"difference_bits_{name}"] = float(extra_N[chosen_N].sum() / total)
     return numbers
 
 
@@ -267,20 +273,17 @@ def _counts(top: list[WordOfToken], segment_length) -> dict[str, int]:
     quarter = [4 * (word.token % segment_length) < segment_length for word in top]
     counts["first_quarter_of_segment"] = sum(quarter)
     if seen := [word.last_seen for word in top if word.last_seen is not None]:
-        counts |= {
-            "recall_distance_median": int(np.median(seen)),
-            "recall_distance_largest": max(seen),
-        }
+        counts["recall_distance_median"] = int(np.median(seen))
+        counts["recall_distance_largest"] = max(seen)
     return counts
 
 
 def _curve(title, difference_T, scored_T, segment_length):
     tokens = np.flatnonzero(scored_T)
     if len(tokens) > POINTS:
-        cuts = np.linspace(0, len(tokens), POINTS + 1).astype(int)[:-1]
-        stretches = zip(cuts, [*cuts[1:], len(tokens)])
-        size_T = np.abs(difference_T[tokens])
-        tokens = tokens[[a + np.argmax(size_T[a:b]) for a, b in stretches]]
+        cuts = np.linspace(0, len(tokens), POINTS + 1).astype(int)[1:-1]
+        stretches = np.split(tokens, cuts)
+        tokens = np.array([part[np.argmax(np.abs(difference_T[part]))] for part in stretches])
     nats = np.round(difference_T[tokens], 4).tolist()
     borders = list(range(segment_length, len(difference_T), segment_length))
     return curve(title, tokens.tolist(), nats, "token", "difference, nats", borders=borders)
@@ -291,12 +294,12 @@ def _by_part(differences, weights, top: list[TopToken], segment_length):
     offsets = np.round(np.linspace(0, segment_length, parts + 1)[:-1]).astype(int).tolist()
     sums, counts = np.zeros(parts), np.zeros(parts)
     for difference_T, weights_T in zip(differences, weights):
-        part_T = np.arange(len(difference_T)) % segment_length * parts // segment_length
+        part_T = parts_of(np.arange(len(difference_T)), segment_length, parts)
         sums += np.bincount(part_T, difference_T * weights_T, parts)
         counts += np.bincount(part_T, weights_T, parts)
-    bits = np.round(sums / np.where(counts > 0, counts, 1.0) / math.log(2), 6).tolist()
-    part_of = [token.of.token % segment_length * parts // segment_length for token in top]
-    number = np.bincount(np.array(part_of, int), minlength=parts).tolist()
+    bits = np.round(sums / np.where(counts > 0, counts, 1.0) / LN2, 6).tolist()
+    part_of = parts_of(np.array([token.of.token for token in top], int), segment_length, parts)
+    number = np.bincount(part_of, minlength=parts).tolist()
     place, name = "place in the segment", "by place in the segment"
     of = f"of the {LOOKED_AT} largest differences of each document"
     return [
@@ -305,48 +308,26 @@ def _by_part(differences, weights, top: list[TopToken], segment_length):
     ]
 
 
-def _excerpts(result):
+def _excerpts(top):
     """Returns the first tokens, document by document, in both directions."""
-    shown = [
-        (token.document, number, direction, token)
-        for number, (direction, tokens) in enumerate(result.top.items())
-        for token in tokens
-        if token.around is not None
-    ]
-    order = {document: i for i, document in enumerate(dict.fromkeys(d for d, *_ in shown))}
-    shown.sort(key=lambda entry: (order[entry[0]], entry[1], entry[3].rank))
-    return [_excerpt(direction, token) for _, _, direction, token in shown]
+    shown = [(direction, token) for direction, tokens in top.items() for token in tokens
+             if token.around is not None]  # fmt: skip
+    order = list(dict.fromkeys(token.document for _, token in shown))
+    shown.sort(key=lambda pair: (order.index(pair[1].document), DIRECTIONS.index(pair[0])))
+    return [_excerpt(direction, token) for direction, token in shown]
 
 
 def _excerpt(direction, token: TopToken):
     before, text, after = token.around or ("", "", "")
-    return {
-        "direction": direction,
-        **token.of._asdict(),
-        "rank": token.rank,
-        "nats": token.nats,
-        "other_nats": token.other_nats,
-        "document": token.document,
-        "title": token.title,
-        "before": before,
-        "text": text,
-        "after": after,
-    }
+    own = {n: getattr(token, n) for n in ("rank", "nats", "other_nats", "document", "title")}
+    around = {"before": before, "text": text, "after": after}
+    return {"direction": direction, **token.of._asdict(), **own, **around}
 
 
 def summary(numbers: dict[str, float]) -> str:
-    top = {
-        name: numbers[f"better_top{SHOWN}_{name}"]
-        for name in (
-            "of",
-            "outside_window",
-            "recalled",
-            *(k.replace(" ", "_") for k in (NAME, TITLE)),
-        )
-    }
-
     def share(name):
-        return f"{top[name.replace(' ', '_')]} of {top['of']}"
+        top = f"better_top{SHOWN}_"
+        return f"{numbers[top + name.replace(' ', '_')]} of {numbers[f'{top}of']}"
 
     difference, count = numbers["difference_bits"], numbers["documents"]
     return (

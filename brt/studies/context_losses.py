@@ -49,20 +49,20 @@ def draw_positions(
     """
     step, longest = int(contexts_C[0]), int(contexts_C[-1])
     stretch = 2 * len(contexts_C)  # then a position costs 1.5 windows
-    owners, offsets = [], []
+    stretches = []
     for document in documents:
         tokens_P = np.arange(longest, store.lengths_D[document], step)
         for begin in range(0, len(tokens_P), stretch):
-            offsets.append(tokens_P[begin : begin + stretch])
-            owners.append(np.full(len(offsets[-1]), document))
-    if not offsets:
+            stretches.append((document, tokens_P[begin : begin + stretch]))
+    if not stretches:
         raise ValueError(
             f"No document of {store.folder} is longer than Recl.longest = {longest} tokens: "
             "give a shorter one."
         )
-    order = permutation(len(offsets), seed, 0, 0, 7)
-    owners_P = np.concatenate([owners[i] for i in order])[:number]
-    return owners_P, np.concatenate([offsets[i] for i in order])[:number]
+    order = permutation(len(stretches), seed, 0, 0, 7)
+    owners, offsets = zip(*(stretches[i] for i in order))
+    owners_P = np.repeat(owners, [len(tokens_P) for tokens_P in offsets])
+    return owners_P[:number], np.concatenate(offsets)[:number]
 
 
 def context_losses(
@@ -75,8 +75,8 @@ def context_losses(
     wanted: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
     for position, (document, offset) in enumerate(zip(owners_P.tolist(), offsets_P.tolist())):
         for context, seen in enumerate(seen_C.tolist()):
-            found = wanted.setdefault((document, offset - seen), [])
-            found.append((context, position, seen - 1))
+            losses = wanted.setdefault((document, offset - seen), [])
+            losses.append((context, position, seen - 1))
     windows = sorted(wanted)
     owners, begins = np.array(windows).T
     length = -(-int(seen_C.max()) // T)
@@ -96,10 +96,9 @@ def context_losses(
 
 def own_reach(experiment: "Experiment", segment_length: int) -> int:
     """Returns how many tokens a prediction can depend on, by the model's caches."""
-
-    def empty(params):
-        return experiment.bind_evaluated(params, segment_length).init_caches(1)
-
-    caches = jax.eval_shape(empty, experiment.abstract_params)
+    caches = jax.eval_shape(
+        lambda params: experiment.bind_evaluated(params, segment_length).init_caches(1),
+        experiment.abstract_params,
+    )
     floats = (x for x in jax.tree.leaves(caches) if jnp.issubdtype(x.dtype, jnp.floating))
-    return int(np.iinfo(np.int64).max) if sum(x.size for x in floats) else segment_length
+    return np.iinfo(np.int64).max if any(x.size for x in floats) else segment_length

@@ -26,30 +26,20 @@ from brt.studies.study import Content, Runs, Study, content
 from brt.token_ids import BEGIN
 
 
-class Continuation(NamedTuple):
-    """One context and its continuations.
-
-    document, start: where the context begins.
-    kept, cleared: with the state kept and cleared; None without a state.
-    others: those of other runs, by their folders' names.
-    """
-
-    document: int
-    start: int
-    title: str
-    context: str
-    kept: str
-    cleared: str | None
-    others: dict[str, str]
-
-
 class WrittenTexts(NamedTuple):
-    """All that were written.
+    """Contexts and their continuations.
 
+    places: document and first token of each context.
+    contexts: their texts.
+    written: texts after each context, by "kept", "cleared" (of a run with a state), and the
+        folders' names of other runs.
     context_tokens, written_tokens: of each.
     """
 
-    continuations: list[Continuation]
+    places: list[tuple[int, int]]
+    titles: list[str]
+    contexts: list[str]
+    written: dict[str, list[str]]
     context_tokens: int
     written_tokens: int
 
@@ -81,57 +71,47 @@ class Continuations(Study):
                     f"{run.workdir} of {T}, and a context is one: bind Evaluation.segment_length."
                 )
         places = draw_contexts(run.store, documents, T, self.contexts, seed)
-        contexts_NT = np.stack([run.store.tokens(d, at, at + T) for d, at in places]).astype(
-            np.int32
-        )
+        tokens = [run.store.tokens(document, start, start + T) for document, start in places]
+        contexts_NT = np.stack(tokens).astype(np.int32)
         written = {"kept": _texts(run, contexts_NT, self.written, False)}
         if run.has_state:
             written["cleared"] = _texts(run, contexts_NT, self.written, True)
-        compared = {
-            name: _texts(other, contexts_NT, self.written, False) for name, other in others.items()
-        }
+        for name, other in others.items():
+            written[name] = _texts(other, contexts_NT, self.written, False)
         titles = run.store.titles()
-        results = [
-            Continuation(
-                document=document,
-                start=start,
-                title=titles[document],
-                context=run.vocabulary.decode(contexts_NT[n]),
-                kept=written["kept"][n],
-                cleared=written["cleared"][n] if "cleared" in written else None,
-                others={name: texts[n] for name, texts in compared.items()},
-            )
-            for n, (document, start) in enumerate(places)
-        ]
-        return WrittenTexts(results, T, self.written)
+        return WrittenTexts(
+            places,
+            [titles[document] for document, _ in places],
+            list(map(run.vocabulary.decode, contexts_NT)),
+            written,
+            T,
+            self.written,
+        )
 
     @staticmethod
     def present(result: WrittenTexts) -> Content:
-        passages: list[dict[str, Any]] = []
-        alike = 0
-        for each in result.continuations:
-            written: dict[str, str] = {"kept": each.kept}
-            if each.cleared is not None:
-                written["cleared"] = each.cleared
-                alike += each.kept == each.cleared
-            passages.append({
-                "title": each.title,
-                "document": each.document,
-                "token": each.start,
-                "context": each.context,
-                "written": written | each.others,
-            })  # fmt: skip
-        number = len(result.continuations)
+        passages = [
+            {
+                "title": result.titles[n],
+                "document": document,
+                "token": start,
+                "context": result.contexts[n],
+                "written": {name: texts[n] for name, texts in result.written.items()},
+            }
+            for n, (document, start) in enumerate(result.places)
+        ]
         numbers = {
-            "contexts": number,
+            "contexts": len(passages),
             "context_tokens": result.context_tokens,
             "written_tokens": result.written_tokens,
         }
         summary = (
-            f"{number:,} contexts of {result.context_tokens:,} tokens, each continued greedily"
+            f"{len(passages):,} contexts of {result.context_tokens:,} tokens, each continued "
+            f"greedily for {result.written_tokens:,} tokens"
         )
-        summary += f" for {result.written_tokens:,} tokens"
-        if passages and "cleared" in passages[0]["written"]:
+        if "cleared" in result.written:
+            pairs = zip(result.written["kept"], result.written["cleared"])
+            alike = sum(kept == cleared for kept, cleared in pairs)
             numbers["same_when_cleared"] = alike
             summary += f"; {alike:,} are the same with the state cleared before them"
         return content(numbers, [], summary + ".", passages=passages)
@@ -156,7 +136,6 @@ def draw_contexts(
 
 
 def _texts(run: RecordedRun, contexts_NT: np.ndarray, length: int, cleared: bool) -> list[str]:
-    """What the run writes after each context."""
     write = jax.jit(functools.partial(_write, run, length, cleared))
     texts: list[str] = []
     state = ", state cleared" if cleared else ""

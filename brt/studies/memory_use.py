@@ -9,7 +9,6 @@ import itertools
 import math
 import re
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import NamedTuple
 
 import jax
@@ -25,16 +24,23 @@ from brt.evaluation.recorded_run import RecordedRun
 from brt.evaluation.recording import Recording
 from brt.models.block_recurrent.gates import Gate
 from brt.models.caches import clear_state, with_state
-from brt.studies.study import Content, Runs, Study, content, curve, scored_weights, weighted
+from brt.studies.study import (
+    LN2,
+    Content,
+    Runs,
+    Study,
+    content,
+    curve,
+    ratio_and_error,
+    scored_weights,
+    sums_by_position,
+    weighted,
+)
 from brt.training.prefetch import Prefetch
 from brt.training.train_step import read_segment
 
-SAMPLED = 16
-"""Segments of each batch element for gates, shares and gradients."""
 PERCENTILES = (10, 50, 90)
 """Of the half-lives of a state's entries with fixed gates."""
-
-
 HARDLY = 0.001
 """Share of the bits per token below which the cost of clearing is called hardly a use."""
 OWN = 0.1
@@ -43,18 +49,6 @@ RULE = (
     "Used: clearing costs more than twice its standard error. This document's: another document's "
     f"state costs more than twice its own error, and at least {OWN:.0%} of what clearing costs."
 )
-
-
-class NothingCarried(NamedTuple):
-    """Result without a memory to measure: no state, or nothing scored after a segment.
-
-    longer: whether a document is longer than a segment.
-    """
-
-    has_state: bool
-    window: int
-    segment_length: int
-    longer: bool = False
 
 
 class AblationCost(NamedTuple):
@@ -89,45 +83,31 @@ class StateLosses(NamedTuple):
 
 
 class LayerMemory(NamedTuple):
-    """Measures of the memory of one layer; None where there is no such measure.
+    """Measures of the memory of one layer.
 
     layer: index of the layer, or of a cache that the model has after its layers'.
     carries_state: whether its cache holds more than a window.
-    state_share, memory_share: share of attention's output from the states, or from the memory.
-    kept: share of the states that the gates keep of each block.
-    state_norm: root mean square of the states.
-    gradient_norm: of a segment's nats with respect to the state before it, mean of batch elements.
-    gradient_share: gradient norm times state norm, over the segment's nats.
+    measures: means over segments of the layer's metrics, such as `state_share`, `memory_share`
+        (of attention's output), `kept` (by the gates, of each block) and `state_norm`;
+        `gradient_norm` of a segment's nats with respect to the state before it, mean of batch
+        elements; `gradient_share`, that norm times the state's over the segment's nats.
     half_life: tokens after which half of a state is left at the mean `kept`.
     half_lives: of a state's entries at the `PERCENTILES`, with fixed gates; else empty.
-    others: further metrics of the layer, by name.
     """
 
     layer: int
     carries_state: bool
-    state_share: float | None = None
-    memory_share: float | None = None
-    kept: float | None = None
-    state_norm: float | None = None
-    gradient_norm: float | None = None
-    gradient_share: float | None = None
+    measures: Mapping[str, float] = {}
     half_life: float | None = None
     half_lives: tuple[float, ...] = ()
-    others: Mapping[str, float] = MappingProxyType({})
-
-
-class Probes(NamedTuple):
-    """Means over segments of metrics and gradients, by layer and of the whole model."""
-
-    layers: list[LayerMemory]
-    model: dict[str, float]
 
 
 class StateUse(NamedTuple):
-    """Everything that is measured of a model's memory."""
+    """Everything that is measured of a model's memory; `model` holds metrics of no layer."""
 
     losses: StateLosses
-    probes: Probes
+    layers: list[LayerMemory]
+    model: dict[str, float]
 
 
 @configurable
@@ -141,25 +121,33 @@ class MemoryUse(Study):
     title = "Use of the memory"
     caption = "What is lost when the state is taken away; zero in the first segment."
 
-    def __init__(self, segments: Count = SAMPLED):
+    def __init__(self, segments: Count = 16):
         self.segments = segments
 
-    def measure(self, run: RecordedRun, others: Runs, documents: np.ndarray, seed: int = 0):
-        longer = documents[run.store.lengths_D[documents] > run.segment_length]
-        scored = any((run.store.weights(int(d), run.segment_length) > 0).any() for d in longer)
-        if not run.has_state or not scored:
-            return NothingCarried(run.has_state, run.window, run.segment_length, len(longer) > 0)
+    def measure(
+        self, run: RecordedRun, others: Runs, documents: np.ndarray, seed: int = 0
+    ) -> StateUse | str:
+        """Returns the measurements, or a sentence that says why there is nothing to measure."""
+        T = run.segment_length
+        if not run.has_state:
+            return f"The model has no state: it carries windows of {run.window:,} tokens."
+        longer = documents[run.store.lengths_D[documents] > T]
+        if not any((run.store.weights(int(d), T) > 0).any() for d in longer):
+            why = f"No document is longer than a segment of {T:,} tokens, so no state is carried"
+            if len(longer):
+                why = f"No token is scored after the first segment of a document, {T:,} tokens"
+            return f"{why}; bind Evaluation.segment_length to less."
         states = ["kept", "cleared", "zeroed"]
         if min(len(documents), run.rows) > 1:
             states.append("swapped")
         recordings = {state: run.recording(state, documents) for state in states}
         measured = losses(recordings, run.store, documents)
-        return StateUse(measured, gates_and_gradients(run, documents, self.segments))
+        return StateUse(measured, *gates_and_gradients(run, documents, self.segments))
 
     @staticmethod
-    def present(result: StateUse | NothingCarried) -> Content:
-        if isinstance(result, NothingCarried):
-            return content({}, [], nothing_carried(result))
+    def present(result: StateUse | str) -> Content:
+        if isinstance(result, str):
+            return content({}, [], result)
         losses = result.losses
         numbers: dict[str, float] = {
             "documents": losses.documents,
@@ -175,7 +163,7 @@ class MemoryUse(Study):
             labels = "segment of the document", "bits per token"
             series.append(curve(name, losses.segments, cost.by_segment, *labels))
         return content(
-            numbers | probe_numbers(result.probes), series, summary(losses, result.probes)
+            numbers | layer_numbers(result.layers, result.model), series, summary(result)
         )
 
 
@@ -185,43 +173,45 @@ def losses(
     """Computes the cost of each ablation from recordings by state, "kept" among them."""
     segment_length = recordings["kept"].manifest["segment_length"]
     weights = scored_weights(store, documents)
-    by_state = {
+
+    def by_segment(values_T):
+        return np.add.reduceat(values_T, np.arange(0, len(values_T), segment_length))
+
+    def later(by_document):
+        return np.concatenate([values[1:] for values in by_document])
+
+    bits = {
         state: [
-            _by_segment(weighted(r.document(d).nats_T, weights_T), segment_length)
+            by_segment(weighted(recording.document(d).nats_T, weights_T)) / LN2
             for d, weights_T in zip(documents, weights)
         ]
-        for state, r in recordings.items()
+        for state, recording in recordings.items()
     }
-    counts = [_by_segment(weights_T, segment_length) for weights_T in weights]
-    later = np.concatenate([count[1:] for count in counts])
-    kept = np.concatenate([nats[1:] for nats in by_state["kept"]])
-    bits_kept = float(kept.sum()) / float(later.sum()) / math.log(2)
-    tokens = sum(int((weights_T[segment_length:] > 0).sum()) for weights_T in weights)
-    scored = _stacked(counts)
+    kept, counts = bits.pop("kept"), [by_segment(weights_T) for weights_T in weights]
+    longest = max(map(len, counts))
+    scored, scored_later = sums_by_position(counts, longest), later(counts)
     segments = np.flatnonzero(scored)
+    bits_kept = float(later(kept).sum()) / float(scored_later.sum())
     costs = []
-    for state, by_document in by_state.items():
-        if state == "kept":
-            continue
-        nats = np.concatenate([nats[1:] for nats in by_document])
-        extra = (nats - kept) / math.log(2)
-        mean = float(extra.sum() / later.sum())
-        extras = _stacked([other - own for own, other in zip(by_state["kept"], by_document)])
-        by_segment = (extras[segments] / scored[segments] / math.log(2)).tolist()
-        error = float(_ratio_error(extra[later > 0], later[later > 0]))
-        costs.append(AblationCost(state, bits_kept + mean, mean, error, by_segment))
+    for state, by_document in bits.items():
+        extra = [other - own for own, other in zip(kept, by_document)]
+        cost, error = ratio_and_error(
+            later(extra)[scored_later > 0], scored_later[scored_later > 0]
+        )
+        means = sums_by_position(extra, longest)[segments] / scored[segments]
+        costs.append(AblationCost(state, bits_kept + cost, cost, error, means.tolist()))
+    tokens = sum(int((weights_T[segment_length:] > 0).sum()) for weights_T in weights)
     return StateLosses(len(documents), tokens, bits_kept, costs, segments.tolist())
 
 
-def _stacked(by_document):
-    total = np.zeros(max(map(len, by_document)))
-    for values in by_document:
-        total[: len(values)] += values
-    return total
+def gates_and_gradients(
+    run: RecordedRun, documents: np.ndarray, segments: int = 16
+) -> tuple[list[LayerMemory], dict[str, float]]:
+    """Measures the first segments of each batch element, without documents' first ones.
 
-
-def gates_and_gradients(run: RecordedRun, documents: np.ndarray, segments: int = SAMPLED) -> Probes:
-    """Measures the first segments of each batch element, without documents' first ones."""
+    Returns:
+        The layers, and the means of metrics of no layer.
+    """
     stream = DocumentPass(run.store, run.rows, run.segment_length, documents=documents)
     caches, step = _probe(run)
     carrying = with_state(caches)
@@ -230,44 +220,32 @@ def gates_and_gradients(run: RecordedRun, documents: np.ndarray, segments: int =
     measured = []
     try:
         for number in range(steps):
-            places = stream.places(number)
-            later_B = (places[0] >= 0) & (places[1] > 0)
-            caches, found = step(run.params, caches, prefetch.next(), later_B)
+            documents_B, offsets_B = stream.places(number)
+            later_B = (documents_B >= 0) & (offsets_B > 0)
+            caches, metrics = step(run.params, caches, prefetch.next(), later_B)
             if later_B.any():
-                measured.append({name: float(to_host(x)) for name, x in found.items()})
+                measured.append({name: float(to_host(x)) for name, x in metrics.items()})
     finally:
         prefetch.close()
-    means = {name: float(np.mean([m[name] for m in measured])) for name in measured[0]}
-    return _by_layer(run, means, carrying)
-
-
-METRICS = ("state_share", "memory_share", "kept", "state_norm", "gradient_norm", "gradient_share")
-"""Metrics that are fields of `LayerMemory`."""
-
-
-def _by_layer(run, means, carrying) -> Probes:
-    """Sorts means by layer, `layer9/kept` and so on, and adds half-lives."""
-    of_layers: dict[int, dict[str, float]] = {}
-    model = {}
-    for name, value in means.items():
+    model: dict[str, float] = {}
+    by_layer: dict[int, dict[str, float]] = {}
+    for name in measured[0]:
+        mean = float(np.mean([metrics[name] for metrics in measured]))
         if match := re.fullmatch(r"layer(\d+)/(.*)", name):
-            of_layers.setdefault(int(match[1]), {})[match[2]] = value
+            by_layer.setdefault(int(match[1]), {})[match[2]] = mean
         else:
-            model[name] = value
-    layers = []
-    for number, metrics in sorted(of_layers.items()):
-        known = {name: metrics.pop(name, None) for name in METRICS}
-        layers.append(
-            LayerMemory(
-                number,
-                carries_state=number in carrying,
-                **known,
-                half_life=_layer_half_life(run, number, known["kept"]),
-                half_lives=_fixed_half_lives(run, number),
-                others=metrics,
-            )
+            model[name] = mean
+    layers = [
+        LayerMemory(
+            number,
+            number in carrying,
+            measures,
+            _layer_half_life(run, number, measures.get("kept")),
+            _fixed_half_lives(run, number),
         )
-    return Probes(layers, model)
+        for number, measures in sorted(by_layer.items())
+    ]
+    return layers, model
 
 
 def _probe(run):
@@ -281,28 +259,23 @@ def _probe(run):
             after, x_BTD, metrics = read_segment(model, one, clear_state(caches, states))
             nats_BT, _ = model.token_losses(x_BTD, one.targets_KBT)
             scored_BT = (one.weights_KBT > 0) & later_B[:, None]
-            total = jnp.where(scored_BT, nats_BT, 0.0).sum()
-            return total, (after, metrics)
+            return jnp.where(scored_BT, nats_BT, 0.0).sum(), (after, metrics)
 
         # A cache may count, too: whole numbers have no gradient.
         slope = jax.value_and_grad(nats, has_aux=True, allow_int=True)
         (total, (after, metrics)), slopes = slope(caches)
         rows = jnp.maximum(later_B.sum(), 1)
-        found = dict(metrics)
+        zeros = jax.tree.map(jnp.zeros_like, caches)
+        state_only = clear_state(zeros, caches)  # zeros for the windows
+        metrics = dict(metrics)
         for i in with_state(caches):
-            slope_B, norm_B = _norms(slopes[i]), _norms(_state_only(caches, i))
-            found[f"layer{i}/gradient_norm"] = (slope_B * later_B).sum() / rows
+            slope_B, norm_B = _norms(slopes[i]), _norms(state_only[i])
+            metrics[f"layer{i}/gradient_norm"] = (slope_B * later_B).sum() / rows
             share = (slope_B * norm_B * later_B).sum() / jnp.maximum(total, 1e-6)
-            found[f"layer{i}/gradient_share"] = share
-        return after, found
+            metrics[f"layer{i}/gradient_share"] = share
+        return after, metrics
 
     return reader.empty(run.params), jax.jit(step)
-
-
-def _state_only(caches, index):
-    """Returns a layer's cache with zeros for its window."""
-    zeros = jax.tree.map(jnp.zeros_like, caches)
-    return clear_state(zeros, caches)[index]
 
 
 def _norms(tree):
@@ -310,6 +283,10 @@ def _norms(tree):
     return jnp.sqrt(
         sum(jnp.square(x.astype(jnp.float32)).reshape(len(x), -1).sum(1) for x in leaves)
     )
+
+
+def _half_life(kept):
+    return math.log(0.5) / math.log(min(max(kept, 1e-12), 1 - 1e-12))
 
 
 def _layer_half_life(run, number, kept):
@@ -325,46 +302,21 @@ def _layer_half_life(run, number, kept):
 
 
 def _fixed_half_lives(run, number):
-    kept_D = _fixed(run.params, number)
-    if kept_D is None:
+    leaves = jax.tree_util.tree_flatten_with_path(run.params)[0]
+    within = re.compile(rf"\['layers'\]\['?{number}'?\].*keep_bias_D")
+    biases = [to_host(leaf) for path, leaf in leaves if within.search(jax.tree_util.keystr(path))]
+    if not biases:
         return ()
+    kept_D = np.prod([1 / (1 + np.exp(-np.float64(bias))) for bias in biases], axis=0)
     return tuple(_half_life(kept) * run.window for kept in np.percentile(kept_D, PERCENTILES))
 
 
-def _half_life(kept):
-    return math.log(0.5) / math.log(min(max(kept, 1e-12), 1 - 1e-12))
-
-
-def _fixed(params, index):
-    leaves = jax.tree_util.tree_flatten_with_path(params)[0]
-    within = re.compile(rf"\['layers'\]\['?{index}'?\].*keep_bias_D")
-    biases = [to_host(leaf) for path, leaf in leaves if within.search(jax.tree_util.keystr(path))]
-    if not biases:
-        return None
-    return np.prod([1 / (1 + np.exp(-np.float64(bias))) for bias in biases], axis=0)
-
-
-def _by_segment(values_T, segment_length):
-    """Returns the sums over the segments of a document, float64."""
-    starts = np.arange(0, len(values_T), segment_length)
-    return np.add.reduceat(np.asarray(values_T, np.float64), starts)
-
-
-def _ratio_error(values, weights):
-    """Returns the standard error of sum(values) / sum(weights); 0 for a single pair."""
-    if len(values) < 2:
-        return 0.0
-    residual = values - values.sum() / weights.sum() * weights
-    return math.sqrt(len(values) / (len(values) - 1) * np.square(residual).sum()) / weights.sum()
-
-
-def probe_numbers(probes: Probes) -> dict[str, float]:
+def layer_numbers(layers: list[LayerMemory], model: dict[str, float]) -> dict[str, float]:
     """Returns figures by name, `layer9/kept` and so on; half-lives come last."""
-    measured, half_lives = dict(probes.model), {}
-    for layer in probes.layers:
+    measured, half_lives = dict(model), {}
+    for layer in layers:
         name = f"layer{layer.layer}"
-        fields = {metric: getattr(layer, metric) for metric in METRICS} | dict(layer.others)
-        measured |= {f"{name}/{m}": value for m, value in fields.items() if value is not None}
+        measured |= {f"{name}/{measure}": value for measure, value in layer.measures.items()}
         if layer.half_life is not None:
             half_lives[f"{name}/half_life_tokens"] = layer.half_life
         for percent, value in zip(PERCENTILES, layer.half_lives):
@@ -372,23 +324,8 @@ def probe_numbers(probes: Probes) -> dict[str, float]:
     return dict(sorted(measured.items())) | half_lives
 
 
-def nothing_carried(result: NothingCarried) -> str:
-    """Returns a sentence that says why there is nothing to measure."""
-    if not result.has_state:
-        return f"The model has no state: it carries windows of {result.window:,} tokens."
-    if result.longer:
-        return (
-            f"No token is scored after the first segment of a document, {result.segment_length:,} "
-            "tokens; bind Evaluation.segment_length to less."
-        )
-    return (
-        f"No document is longer than a segment of {result.segment_length:,} tokens, so no state "
-        "is ever carried; bind Evaluation.segment_length to less."
-    )
-
-
-def summary(losses: StateLosses, probes: Probes) -> str:
-    costs = {cost.state: cost for cost in losses.costs}
+def summary(result: StateUse) -> str:
+    losses, costs = result.losses, {cost.state: cost for cost in result.losses.costs}
     cleared = costs["cleared"]
     changes = [
         f"{costs[state].cost:+.4f} {words}"
@@ -400,7 +337,7 @@ def summary(losses: StateLosses, probes: Probes) -> str:
         f"{head}: cleared before every segment, later segments "
         f"cost {cleared.cost:+.4f} ± {cleared.error:.4f} bits per token (kept "
         f"{losses.bits_kept:.4f}), {', '.join(changes)}; "
-        f"{'; '.join(_of_layers(probes.layers)) or 'the model reports no gates'}. {RULE}"
+        f"{'; '.join(_of_layers(result.layers)) or 'the model reports no gates'}. {RULE}"
     )
 
 
@@ -419,26 +356,25 @@ def _head(bits_kept: float, cleared: AblationCost, swapped: AblationCost | None)
 
 def _of_layers(layers: list[LayerMemory]) -> list[str]:
     """Returns clauses on shares, gradients and half-lives; zeros of layers are left out."""
-    shares = [
-        f"layer{layer.layer} takes {layer.state_share:.1%} of what attention adds from its states"
-        for layer in layers
-        if layer.state_share or (layer.carries_state and layer.state_share is not None)
+    clauses = []
+    for measure, words in (
+        ("state_share", "adds from its states"),
+        ("memory_share", "reads from its memory"),
+    ):
+        for layer in layers:
+            share = layer.measures.get(measure)
+            if share or (layer.carries_state and share is not None):
+                clauses.append(f"layer{layer.layer} takes {share:.1%} of what attention {words}")
+    norms = {layer.layer: layer.measures.get("gradient_norm") for layer in layers}
+    clauses += [
+        f"a gradient of norm {norm:.2g} nats reaches them in layer{layer}"
+        for layer, norm in norms.items()
+        if norm
     ]
-    shares += [
-        f"layer{layer.layer} takes {layer.memory_share:.1%} of what attention reads from its memory"
-        for layer in layers
-        if layer.memory_share or (layer.carries_state and layer.memory_share is not None)
-    ]
-    slopes = [
-        f"a gradient of norm {layer.gradient_norm:.2g} nats reaches them in layer{layer.layer}"
-        for layer in layers
-        if layer.gradient_norm
-    ]
-    if not slopes and any(layer.gradient_norm is not None for layer in layers):
-        slopes = ["no gradient of the loss reaches it"]
-    half_lives = [
+    if not any(norms.values()) and any(norm is not None for norm in norms.values()):
+        clauses.append("no gradient of the loss reaches it")
+    return clauses + [
         f"half of layer{layer.layer}'s state is left after {layer.half_life:,.0f} tokens"
         for layer in layers
         if layer.half_life is not None
     ]
-    return shares + slopes + half_lives

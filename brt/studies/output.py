@@ -64,11 +64,6 @@ def compared_with(content: Content) -> str:
     return f", state kept compared with {against}" if against else ""
 
 
-def _word(entry):
-    word = entry.get("word")
-    return f"in {word!r}, " if word and word != entry["text"].strip() else ""
-
-
 def table(content: Content) -> str:
     """Returns a study as aligned lines: numbers, short curves, excerpts, summary."""
     head = f"{content['study']}: {content['run']} at step {content['step']:,}, {content['split']}"
@@ -82,21 +77,24 @@ def table(content: Content) -> str:
             lines.append(f"  {series['name']}: {series['x_label']}, {series['y_label']}")
             lines += [f"  {x:>12,} {y:>z14,.6f}" for x, y in zip(series["x"], series["y"])]
     for entry in content.get("excerpts", ()):
-        seen = entry["last_seen"]
-        ago = "not seen before"
-        if seen is not None:
-            ago = f"seen {seen:,} token{'s' * (seen != 1)} ago, {PLACES[entry['where']]}"
-        bits = [entry[name] / math.log(2) for name in ("nats", "other_nats")]
-        lines.append(
-            f"\n  {entry['title']}, {entry['direction']} {entry['rank'] + 1}: token "
-            f"{entry['token']:,}, {bits[0]:.4f} against {bits[1]:.4f} bits, "
-            f"{_word(entry)}{entry['kind']}, {ago}{', recalled' * entry['recalled']}"
-        )
-        shown = f"{entry['before']}|{entry['text']}|{entry['after']}"
-        lines.append("    " + " ".join(shown.split()))
+        lines += _excerpt(entry)
     for entry in content.get("passages", ()):
         lines.append(f"\n  {entry['title']}, token {entry['token']:,}")
         lines.append(f"    ... {' '.join(entry['context'][-SHOWN:].split())}")
         for name, text in entry["written"].items():
             lines.append(f"    {name}: {' '.join(text.split())}")
     return "\n".join([*lines, "", content["summary"]])
+
+
+def _excerpt(entry):
+    ago, seen, word = "not seen before", entry["last_seen"], entry.get("word")
+    if seen is not None:
+        ago = f"seen {seen:,} token{'s' * (seen != 1)} ago, {PLACES[entry['where']]}"
+    bits, other = (entry[name] / math.log(2) for name in ("nats", "other_nats"))
+    of_word = f"in {word!r}, " if word and word != entry["text"].strip() else ""
+    yield (
+        f"\n  {entry['title']}, {entry['direction']} {entry['rank'] + 1}: token "
+        f"{entry['token']:,}, {bits:.4f} against {other:.4f} bits, "
+        f"{of_word}{entry['kind']}, {ago}{', recalled' * entry['recalled']}"
+    )
+    yield "    " + " ".join(f"{entry['before']}|{entry['text']}|{entry['after']}".split())

@@ -3,7 +3,6 @@
 Source: Block-Recurrent, appendix H (Figure 6).
 """
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -12,7 +11,18 @@ import numpy as np
 from brt.data.stores.token_store import TokenStore
 from brt.evaluation.recorded_run import RecordedRun
 from brt.evaluation.recording import Recording
-from brt.studies.study import Content, Runs, Study, content, curve, scored_weights, weighted
+from brt.studies.study import (
+    LN2,
+    Content,
+    Runs,
+    Study,
+    content,
+    curve,
+    parts_of,
+    scored_weights,
+    sums_by_position,
+    weighted,
+)
 
 POINTS = 500
 """Points of the curve over a document, evenly spread over the logarithm of the position."""
@@ -69,24 +79,29 @@ class Positions(Study):
     def present(result: LossByPosition) -> Content:
         numbers: dict[str, float] = {}
         series = []
-        own = next(iter(result.cumulative))
+        labels = "position, tokens", "bits per token so far"
         for name, bits in result.cumulative.items():
-            labels = "position, tokens", "bits per token so far"
             series.append(curve(f"cumulative, {name}", result.positions, bits, *labels))
             numbers[f"bits_per_token, {name}"] = bits[-1]
-            if name == own:
-                for part in result.by_part:
-                    title = f"by place in the {part.unit}, {own}"
-                    labels = f"place in the {part.unit}, tokens", "bits per token"
-                    series.append(curve(title, part.offsets, part.bits, *labels))
+        own = next(iter(result.cumulative))
+        parts = [
+            curve(
+                f"by place in the {part.unit}, {own}",
+                part.offsets,
+                part.bits,
+                f"place in the {part.unit}, tokens",
+                "bits per token",
+            )
+            for part in result.by_part
+        ]
         labels = "position, tokens", "documents that reach it"
-        series.append(curve("documents", result.positions, result.reaching, *labels))
+        counts = curve("documents", result.positions, result.reaching, *labels)
         numbers |= {
             "documents": result.documents,
             "tokens": result.tokens,
             "longest": result.longest,
         }
-        return content(numbers, series, summary(result))
+        return content(numbers, [series[0], *parts, *series[1:], counts], summary(result))
 
 
 def summary(result: LossByPosition) -> str:
@@ -111,55 +126,40 @@ def loss_by_position(
     Bits at position x are the weighted mean over the first x tokens of all documents, of shorter
     ones as many as they have.
     """
-    lengths = store.lengths_D[list(documents)]
-    longest = int(lengths.max())
-    grid = np.unique(np.geomspace(1, longest, POINTS).round().astype(int))
+    lengths_D = store.lengths_D[list(documents)]
+    longest = int(lengths_D.max())
     weights = scored_weights(store, documents)
-    weights_T = _summed(weights, longest)
+    weights_T = sums_by_position(weights, longest)
     counts_T = np.cumsum(weights_T)
-    grid = grid[counts_T[grid - 1] > 0]
+    grid_X = np.unique(np.geomspace(1, longest, POINTS).round().astype(int))
+    grid_X = grid_X[counts_T[grid_X - 1] > 0]
     cumulative: dict[str, list[float]] = {}
     by_part: list[LossByPart] = []
     for name, recording in recordings.items():
         nats = (recording.document(int(document)).nats_T for document in documents)
-        sums_T = _summed(map(weighted, nats, weights), longest)
-        bits_X = np.cumsum(sums_T)[grid - 1] / counts_T[grid - 1] / math.log(2)
-        cumulative[name] = bits_X.tolist()
-        if not by_part:
-            by_part = list(_by_part(recording.manifest, sums_T, weights_T))
+        bits_T = sums_by_position(map(weighted, nats, weights), longest) / LN2
+        cumulative[name] = (np.cumsum(bits_T)[grid_X - 1] / counts_T[grid_X - 1]).tolist()
+        by_part = by_part or list(_by_part(recording.manifest, bits_T, weights_T))
     return LossByPosition(
-        positions=grid.tolist(),
-        reaching=_reaching(lengths, longest)[grid - 1].tolist(),
+        positions=grid_X.tolist(),
+        reaching=(lengths_D[:, None] >= grid_X).sum(0).tolist(),
         cumulative=cumulative,
         by_part=by_part,
-        documents=len(lengths),
+        documents=len(lengths_D),
         tokens=sum(int((weights_T > 0).sum()) for weights_T in weights),
         longest=longest,
     )
 
 
-def _reaching(lengths, longest):
-    return len(lengths) - np.cumsum(np.bincount(lengths, minlength=longest + 1))[:longest]
-
-
-def _summed(by_document, longest):
-    """Returns sums over documents of values by position, (longest,)."""
-    total_T = np.zeros(longest)
-    for values_T in by_document:
-        total_T[: len(values_T)] += values_T
-    return total_T
-
-
-def _by_part(manifest, sums_T, weights_T) -> Iterator[LossByPart]:
+def _by_part(manifest, bits_T, weights_T) -> Iterator[LossByPart]:
     segment_length = manifest["segment_length"]
     # A document's first tokens are dear for another reason.
-    begin = segment_length if len(sums_T) > segment_length else 0
-    offsets_T = np.arange(begin, len(sums_T))
+    begin = segment_length if len(bits_T) > segment_length else 0
     for unit, length in (("segment", segment_length), ("block", manifest["window"])):
         parts = min(PARTS, length)
-        part_T = offsets_T % length * parts // length
-        sums = np.bincount(part_T, sums_T[begin:], parts)
+        part_T = parts_of(np.arange(begin, len(bits_T)), length, parts)
+        sums = np.bincount(part_T, bits_T[begin:], parts)
         counts = np.bincount(part_T, weights_T[begin:], parts)
         known = np.flatnonzero(counts)
-        bits = sums[known] / counts[known] / math.log(2)
-        yield LossByPart(unit, (known * length // parts).tolist(), bits.tolist())
+        offsets = (known * length // parts).tolist()
+        yield LossByPart(unit, offsets, (sums[known] / counts[known]).tolist())

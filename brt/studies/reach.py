@@ -6,7 +6,6 @@ as fill the windows of all layers; or of the whole context, windows included.
 """
 
 import itertools
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -20,15 +19,12 @@ from brt.data.streams.batch import gather
 from brt.evaluation.reading import SegmentReader
 from brt.evaluation.recorded_run import RecordedRun
 from brt.evaluation.recording import Recording
-from brt.studies.study import Content, Runs, Study, content, curve
+from brt.studies.study import LN2, Content, Runs, Study, content, curve, ratio_and_error
 
 BLOCKS, TOKENS = 1000, 1_000_000
 """Most blocks scored, and tokens read, at each distance; at least one batch."""
 SHARE = 0.1
 """Beyond the reach a reset costs at most this share of the nearest one's cost."""
-
-
-NO_BLOCK = "No token is scored beyond the first two blocks, of {:,} tokens each, of any document."
 
 
 class ResetCosts(NamedTuple):
@@ -85,68 +81,52 @@ class Reach(Study):
         self.tokens = tokens
 
     def measure(self, run: RecordedRun, others: Runs, documents: np.ndarray, seed: int = 0):
-        W = run.window
-        longest = int(run.store.lengths_D[documents].max())
-        windows_reach = run.model.windows_reach()
+        W, longest = run.window, int(run.store.lengths_D[documents].max())
         blocks = block_starts(run.store, documents, W, seed)
         # A block is scored that begins after the distance, at a multiple of W.
         last = int(blocks[1].max(initial=0))
         distances = [W * 2**i for i in range(64) if W * 2**i < last]
-        if not distances:
-            return ResetStudy(W, len(documents), longest, windows_reach, probes=[])
-        recording = run.recording("kept", documents)
-        reader = SegmentReader(run.experiment, run.mesh, run.rows, W)
-        names = ("state", "context") if run.has_state else ("context",)
-        total = len(names) * len(distances)
-        numbers = itertools.count(1)
         probes = []
-        for probe in names:
-            costs = []
-            for distance in distances:
-                label = f"{next(numbers)} of {total}"
-                arguments = run, reader, recording, blocks, probe, distance
-                costs.append(cost_of_reset(*arguments, tokens=self.tokens, label=label))
-            bits, errors, scored = map(list, zip(*costs))
-            ends = [*distances, longest]
-            matters = bits[0] > 2 * errors[0]
-            probes.append(
-                ResetCosts(
-                    probe,
-                    distances=ends,
-                    bits=[*bits, 0.0],
-                    errors=[*errors, 0.0],
-                    tokens=[*scored, 0],
-                    reach=reach_of(bits, ends) if matters else 0,
-                )
-            )
-        return ResetStudy(W, len(documents), longest, windows_reach, probes)
+        if distances:
+            recording = run.recording("kept", documents)
+            reader = SegmentReader(run.experiment, run.mesh, run.rows, W)
+            names = ("state", "context") if run.has_state else ("context",)
+            numbers = itertools.count(1)
+            for probe in names:
+                costs = []
+                for distance in distances:
+                    label = f"{next(numbers)} of {len(names) * len(distances)}"
+                    arguments = run, reader, recording, blocks, probe, distance
+                    costs.append(cost_of_reset(*arguments, tokens=self.tokens, label=label))
+                probes.append(_reset_costs(probe, [*distances, longest], costs))
+        return ResetStudy(W, len(documents), longest, run.model.windows_reach(), probes)
 
     @staticmethod
     def present(result: ResetStudy) -> Content:
         if not result.probes:
-            return content({}, [], NO_BLOCK.format(result.window))
+            text = f"two blocks, of {result.window:,} tokens each, of any document."
+            return content({}, [], f"No token is scored beyond the first {text}")
         numbers: dict[str, float] = {
             "documents": result.documents,
             "longest": result.longest,
             "windows_reach": result.windows_reach,
         }
         series = []
+        labels = "tokens between the reset and the scored block", "bits per token"
         for probe in result.probes:
-            series.append(
-                curve(
-                    f"cost of resetting the {probe.probe}",
-                    probe.distances,
-                    probe.bits,
-                    "tokens between the reset and the scored block",
-                    "bits per token",
-                    errors=probe.errors,
-                    tokens=probe.tokens,
-                )
-            )
+            name = f"cost of resetting the {probe.probe}"
+            points = curve(name, probe.distances, probe.bits, *labels)
+            series.append(points | {"errors": probe.errors, "tokens": probe.tokens})
             numbers[f"{probe.probe}_cost_nearest"] = probe.bits[0]
             numbers[f"{probe.probe}_cost_nearest_error"] = probe.errors[0]
             numbers[f"{probe.probe}_reach"] = probe.reach
         return content(numbers, series, summary(result))
+
+
+def _reset_costs(probe, distances, costs) -> ResetCosts:
+    bits, errors, scored = map(list, zip(*costs))
+    reach = reach_of(bits, distances) if bits[0] > 2 * errors[0] else 0
+    return ResetCosts(probe, distances, [*bits, 0.0], [*errors, 0.0], [*scored, 0], reach)
 
 
 def summary(result: ResetStudy) -> str:
@@ -233,9 +213,7 @@ def cost_of_reset(
         label=None if run.quiet else f"{label} {probe} reset {distance:,} tokens before, blocks",
     )
     extras, weights, scored = [], [], 0
-    for step, segment in enumerate(segments):
-        if step % length < length - 1:
-            continue
+    for segment in itertools.islice(segments, length - 1, None, length):
         for row, (document, offset) in enumerate(zip(segment.documents_B, segment.offsets_B)):
             if document < 0:
                 continue
@@ -243,15 +221,10 @@ def cost_of_reset(
             kept_T, weights_T = recording.document(*block).nats_T, run.store.weights(*block)
             extra_T = segment.nats_BT[row, : len(kept_T)].astype(np.float64) - kept_T
             scored_T = weights_T > 0
-            extras.append(np.sum((extra_T * weights_T)[scored_T]) / math.log(2))
+            extras.append(np.sum((extra_T * weights_T)[scored_T]) / LN2)
             weights.append(weights_T.sum(dtype=np.float64))
             scored += int(scored_T.sum())
-    extra = np.array(extras)
-    counts = np.array(weights)
-    total = float(counts.sum())
-    mean = float(extra.sum()) / total
-    error = math.sqrt(np.square(extra - mean * counts).sum()) / total
-    return ResetCost(mean, error, scored)
+    return ResetCost(*ratio_and_error(np.array(extras), np.array(weights)), scored)
 
 
 class Stretches(EvaluationPass):

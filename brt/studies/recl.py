@@ -82,20 +82,16 @@ class Recl(Study):
         losses_MCP = np.stack(
             [context_losses(each, owners_P, offsets_P, contexts_C) for each in group.values()]
         )
-        models = []
-        for i, (name, each) in enumerate(group.items()):
-            models.append(
-                ModelContext(
-                    str(name),
-                    each.step,
-                    {
-                        share: effective_context(losses_MCP, i, contexts_C, share)
-                        for share in SHARES
-                    },
-                    gains(losses_MCP, i, SHARES[0]),
-                    perplexities(losses_MCP)[i].tolist(),
-                )
+        models = [
+            ModelContext(
+                str(name),
+                each.step,
+                {r: effective_context(losses_MCP, i, contexts_C, r) for r in SHARES},
+                gains(losses_MCP, i, SHARES[0]),
+                perplexities(losses_MCP)[i].tolist(),
             )
+            for i, (name, each) in enumerate(group.items())
+        ]
         return EffectiveContext(contexts_C.tolist(), self.step, len(offsets_P), models)
 
     @staticmethod
@@ -137,8 +133,8 @@ def csv_tables(study: Content) -> dict[str, str]:
     contexts = study["contexts"]
     table = [["run", *(f"r = {r}" for r in SHARES), *(f"r = {r}, search ended" for r in SHARES)]]
     for row in study["table"]:
-        ended = [row[f"r{r}_ended"] for r in SHARES]
-        table.append([row["run"], *(row[f"r{r}"] for r in SHARES), *ended])
+        table.append([row["run"], *(row[f"r{r}"] for r in SHARES)])
+        table[-1] += [row[f"r{r}_ended"] for r in SHARES]
     figure_3 = [["run", "context", "longer context", "gain in perplexity"]]
     for name, gains in study["gains"].items():
         for c, line in zip(contexts, gains):
@@ -157,8 +153,6 @@ def baseline(losses_MCP: np.ndarray) -> np.ndarray:
 
 def hard_positions(baseline_P: np.ndarray, share: float) -> np.ndarray:
     """Returns the indices of the share r of positions with the largest baseline b(c, .)."""
-    if not 0 < share <= 1:
-        raise ValueError(f"r = {share} must be above 0 and at most 1.")
     count = max(round(share * len(baseline_P)), 1)
     return np.sort(np.argsort(-np.asarray(baseline_P), kind="stable")[:count])
 
@@ -203,11 +197,11 @@ def effective_context(
 def gains(losses_MCP: np.ndarray, model: int, share: float) -> np.ndarray:
     """Returns Figure 3: improvements in perplexity, (C, C) of c and c'; NaN where c' < c."""
     count = len(losses_MCP[model])
-    found_CC = np.full((count, count), np.nan)
+    gains_CC = np.full((count, count), np.nan)
     for short in range(count):
         for long in range(short, count):
-            found_CC[short, long] = gain(losses_MCP, model, short, long, share, relative=False)
-    return found_CC
+            gains_CC[short, long] = gain(losses_MCP, model, short, long, share, relative=False)
+    return gains_CC
 
 
 def perplexities(losses_MCP: np.ndarray) -> np.ndarray:

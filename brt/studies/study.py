@@ -7,8 +7,9 @@ parameters of its constructor are gin bindings, such as `Reach.tokens`.
 import abc
 import importlib
 import inspect
+import math
 import pkgutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -23,6 +24,8 @@ Content = dict[str, Any]
 """The content of a study's file: "numbers", "series", "summary", and more of some studies."""
 Runs = Mapping[str, RecordedRun]
 """Further runs of a study, by their folders' names."""
+LN2 = math.log(2)
+"""Nats of a bit."""
 
 
 def content(numbers: dict[str, Any], series: list[dict], summary: str, **more: Any) -> Content:
@@ -78,16 +81,20 @@ def studies() -> dict[str, type[Study]]:
     """Returns all studies by name, and registers them with gin."""
     package = importlib.import_module("brt.studies")
     names = [module.name for module in pkgutil.iter_modules(package.__path__)]
-    modules = {name: importlib.import_module(f"brt.studies.{name}") for name in names}
+    modules = [importlib.import_module(f"brt.studies.{name}") for name in names]
     return {
-        name: value
-        for name, module in modules.items()
+        _name(value): value
+        for module in modules
         for value in vars(module).values()
         if inspect.isclass(value)
         and issubclass(value, Study)
-        and value is not Study
+        and not inspect.isabstract(value)
         and value.__module__ == module.__name__
     }
+
+
+def _name(study: type[Study]) -> str:
+    return study.__module__.rpartition(".")[2]
 
 
 def settings() -> list[str]:
@@ -108,8 +115,7 @@ def run_study(
     seed: int = 0,
 ) -> Content:
     """Runs a study on `number` documents (None for its default) and returns its file's content."""
-    others = others or {}
-    name = type(study).__module__.rpartition(".")[2]
+    others, name = others or {}, _name(type(study))
     if len(others) > study.most_others:
         allowed = "leave --other out" if not study.most_others else "name one run with --other"
         raise ValueError(f"--study={name} cannot read {len(others)} further runs: {allowed}.")
@@ -119,12 +125,7 @@ def run_study(
             raise ValueError(f"--other={other.workdir} is the run itself: name another one.")
     number = number or study.num_documents or run.store.num_documents
     documents = np.array(choose_documents(run.store, number, seed))
-    head: Content = {
-        "study": name,
-        "run": str(run.workdir),
-        "step": run.step,
-        "split": run.split,
-    }
+    head: Content = {"study": name, "run": str(run.workdir), "step": run.step, "split": run.split}
     if study.most_others > 1:
         head["others"] = list(map(str, others))
     elif others:
@@ -171,3 +172,26 @@ def scored_weights(store: TokenStore, documents: Sequence[int] | np.ndarray) -> 
 def weighted(values_T: np.ndarray, weights_T: np.ndarray) -> np.ndarray:
     """Returns values times weights, float64; those of unscored tokens need not be finite."""
     return np.where(weights_T > 0, values_T, 0.0) * weights_T
+
+
+def sums_by_position(by_document: Iterable[np.ndarray], length: int) -> np.ndarray:
+    """Returns the sums over documents of values by position, float64 (length,)."""
+    total = np.zeros(length)
+    for values in by_document:
+        total[: len(values)] += values
+    return total
+
+
+def parts_of(offsets_T: np.ndarray, length: int, parts: int) -> np.ndarray:
+    """Returns which of so many equal parts of a segment or block each offset is in, integers."""
+    return offsets_T % length * parts // length
+
+
+def ratio_and_error(values: np.ndarray, weights: np.ndarray) -> tuple[float, float]:
+    """Returns sum(values) / sum(weights) and its standard error; 0 for a single pair."""
+    total, count = float(weights.sum()), len(values)
+    ratio = float(values.sum()) / total
+    if count < 2:
+        return ratio, 0.0
+    squares = np.square(values - ratio * weights).sum()
+    return ratio, math.sqrt(count / (count - 1) * squares) / total

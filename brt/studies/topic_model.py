@@ -44,11 +44,11 @@ class TopicModel:
         seed: int = 0,
     ):
         counts = [words_of(text) for text in texts]
-        held = Counter(word for count in counts for word in count)
+        documents = Counter(word for count in counts for word in count)
         total: Counter[str] = Counter()
         for count in counts:
             total.update(count)
-        allowed = [w for w, n in held.items() if fewest <= n <= most * len(counts)]
+        allowed = [w for w, n in documents.items() if fewest <= n <= most * len(counts)]
         allowed = sorted(allowed, key=lambda word: (-total[word], word))[:words]
         if not allowed:
             raise ValueError(
@@ -64,7 +64,8 @@ class TopicModel:
             sums_ZW = np.zeros_like(lambda_ZW)
             for numbers_W, counts_W in bags:
                 if len(numbers_W):
-                    theta_Z = self._mixture(numbers_W, counts_W, expected_ZW)
+                    gamma_Z = self._gamma(numbers_W, counts_W, expected_ZW)
+                    theta_Z = np.exp(_expected_log(gamma_Z))
                     of_words_ZW = expected_ZW[:, numbers_W]
                     norm_W = theta_Z @ of_words_ZW + 1e-100
                     sums_ZW[:, numbers_W] += theta_Z[:, None] * of_words_ZW * (counts_W / norm_W)
@@ -78,18 +79,12 @@ class TopicModel:
         return gamma_Z / gamma_Z.sum()
 
     def _bag(self, counts: Counter[str]) -> tuple[np.ndarray, np.ndarray]:
-        known = [
-            (self.vocabulary[word], n) for word, n in counts.items() if word in self.vocabulary
-        ]
+        known = [(self.vocabulary[w], n) for w, n in counts.items() if w in self.vocabulary]
         numbers_W, counts_W = np.array(sorted(known)).reshape(-1, 2).T
         return numbers_W.astype(int), counts_W.astype(float)
 
-    def _mixture(self, numbers_W, counts_W, expected_ZW):
-        """exp E[log theta] of a document, (Z,)."""
-        return np.exp(_expected_log(self._gamma(numbers_W, counts_W, expected_ZW)))
-
     def _gamma(self, numbers_W, counts_W, expected_ZW, rounds=100):
-        """The Dirichlet parameters of a document's mixture, (Z,)."""
+        """Returns the Dirichlet parameters of a document's mixture, (Z,)."""
         of_words_ZW = expected_ZW[:, numbers_W]
         gamma_Z = np.ones(len(expected_ZW))
         for _ in range(rounds):
@@ -118,7 +113,7 @@ def divergence(
 
 
 def _expected_log(x: np.ndarray) -> np.ndarray:
-    """E[log] of a Dirichlet variable, along the last axis."""
+    """Returns E[log] of a Dirichlet variable, along the last axis."""
     # Here, or every command would wait for it: 0.4 s.
     from scipy.special import psi
 

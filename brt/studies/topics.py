@@ -29,12 +29,10 @@ WORDS = 2**20
 class TopicDivergences(NamedTuple):
     """Divergences between the topics of contexts and of continuations.
 
-    kept: of each context, with the run's state kept.
-    others: the same by name: "cleared", and other runs.
+    by_name: of each context, by the names of `WrittenTexts.written`.
     """
 
-    kept: np.ndarray
-    others: dict[str, np.ndarray]
+    by_name: dict[str, np.ndarray]
     context_tokens: int
     written_tokens: int
     topics: int
@@ -69,48 +67,37 @@ class Topics(Study):
         self.topics = topics
 
     def measure(self, run: RecordedRun, others: Runs, documents: np.ndarray, seed: int = 0):
-        written = Continuations(self.contexts, self.written).measure(run, others, documents, seed)
+        texts = Continuations(self.contexts, self.written).measure(run, others, documents, seed)
         store = run.experiment.open_store("train")
         count = min(store.num_documents, BOOKS)
-        texts = (run.vocabulary.decode(store.tokens(d, 0, WORDS)) for d in range(count))
-        model = TopicModel(texts, self.topics, seed=seed)
-
-        def divergences(continued: list[str]) -> np.ndarray:
-            return np.array([
-                divergence(model.mixture(each.context), model.mixture(text))
-                for each, text in zip(written.continuations, continued, strict=True)
-            ])  # fmt: skip
-
-        compared = {}
-        cleared = [each.cleared for each in written.continuations]
-        if all(text is not None for text in cleared):
-            compared["cleared"] = divergences([text or "" for text in cleared])
-        for name in others:
-            compared[name] = divergences([each.others[name] for each in written.continuations])
-        return TopicDivergences(
-            divergences([each.kept for each in written.continuations]),
-            compared,
-            written.context_tokens,
-            written.written_tokens,
-            self.topics,
-            count,
-        )
+        books = (run.vocabulary.decode(store.tokens(d, 0, WORDS)) for d in range(count))
+        model = TopicModel(books, self.topics, seed=seed)
+        contexts = list(map(model.mixture, texts.contexts))
+        by_name = {
+            name: np.array([divergence(a, model.mixture(b)) for a, b in zip(contexts, written)])
+            for name, written in texts.written.items()
+        }
+        lengths = texts.context_tokens, texts.written_tokens
+        return TopicDivergences(by_name, *lengths, self.topics, count)
 
     @staticmethod
     def present(result: TopicDivergences) -> Content:
-        mean = float(result.kept.mean())
+        kept = result.by_name["kept"]
         numbers = {
-            "contexts": len(result.kept),
+            "contexts": len(kept),
             "topics": result.topics,
             "training_documents": result.documents,
-            "divergence, kept": mean,
+            "divergence, kept": float(kept.mean()),
         }
         sentences = [
-            f"Topics of {len(result.kept):,} contexts of {result.context_tokens:,} tokens and of "
-            f"greedy continuations of {result.written_tokens:,}: mean divergence {mean:.4f}, base 2"
+            f"Topics of {len(kept):,} contexts of {result.context_tokens:,} tokens and of "
+            f"greedy continuations of {result.written_tokens:,}: mean divergence "
+            f"{kept.mean():.4f}, base 2"
         ]
-        for name, values in result.others.items():
-            lower = how_often_lower(result.kept, values)
+        for name, values in result.by_name.items():
+            if name == "kept":
+                continue
+            lower = how_often_lower(kept, values)
             numbers[f"divergence, {name}"] = float(values.mean())
             numbers[f"lower_than, {name}"] = lower.share
             numbers[f"p, {name}"] = lower.p

@@ -138,14 +138,16 @@ def study_maps(run: Any, name: str) -> list[HeatMap]:
     except UNREADABLE as error:
         run.problems.append(f"{path} was left out: its maps cannot be read ({error})")
         return []
-    return [
-        HeatMap(
-            name=f"{label}_map_{number}",
-            values_RC=arrays[entry["array"]],
-            **{key: value for key, value in entry.items() if key in ENTRIES},
-        )
-        for number, entry in enumerate(entries, 1)
-    ]
+    maps = []
+    for number, entry in enumerate(entries, 1):
+        fields: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value
+            for key, value in entry.items()
+            if key in ENTRIES
+        }
+        values_RC = arrays[entry["array"]]
+        maps.append(HeatMap(name=f"{label}_map_{number}", values_RC=values_RC, **fields))
+    return maps
 
 
 def _check(array, entry):

@@ -6,15 +6,10 @@ from collections.abc import Iterable
 from results_page.gain_tables import NOTHING
 
 from brt.reporting.collect import Group
-from brt.reporting.drawing.plots import Line, Plot
 from brt.reporting.drawing.table import Cell, Column, Table, measured
 
 STUDY = "memory_use"
 """The study that holds costs and half-lives."""
-CLEARED = "compare-cleared"
-"""The study with the cost of clearing by place in the segment."""
-BY_PLACE = "difference by place in the segment"
-"""The series of it."""
 COST_DECIMALS = 4
 LAYER = re.compile(r"(.*)/state_norm")
 
@@ -55,23 +50,3 @@ def _cost(numbers, what):
     if cost is None or error is None:
         return NOTHING
     return Cell(f"{cost:.{COST_DECIMALS}f} ± {error:.{COST_DECIMALS}f}", (cost,))
-
-
-def segment_plot(name: str, groups: Iterable[Group]) -> Plot | None:
-    """Returns the cost of clearing the state by place in the segment; None without the study."""
-    lines = []
-    for run in (run for group in groups for run in group.runs):
-        for series in run.studies.get(CLEARED, {}).get("series", ()):
-            if series["name"] == BY_PLACE:
-                lines.append(Line(run.name, series["x"], series["y"], "points"))
-    if not lines:
-        return None
-    return Plot(
-        name,
-        "Cost of clearing the state, by place in the segment",
-        "Bits per token that runs lose when their state is cleared at every segment, at so many "
-        "tokens after the segment's begin: each mark is the mean from there to the next.",
-        "place in the segment, tokens",
-        "cost of clearing, bits per token",
-        lines,
-    )

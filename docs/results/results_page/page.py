@@ -10,15 +10,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from results_page.distances import distance_plot
 from results_page.excerpts import excerpts_table, kinds_table
 from results_page.gain_tables import gain_plot, gain_table, runs_table, told_apart
 from results_page.gains import TEST, Gain, gains, num_states
 from results_page.intervals import IntervalPlot
-from results_page.memory_use import memory_table, segment_plot
+from results_page.memory_use import memory_table
 from results_page.over_training import clearing_plot, training_plot
 from results_page.overview import overview_plot, overview_table
-from results_page.reach import reach_plot
+from results_page.study_plots import study_plots
 from results_page.systems import systems_table
 
 from brt.reporting.archive import ENDING, unpack
@@ -100,9 +99,7 @@ def results(folder: Path) -> Results:
                 tables[name] = gain_table(name, found)
             for plot in (
                 axis_plot(name, found),
-                distance_plot(f"{name}_distance", own),
-                segment_plot(f"{name}_segment", own),
-                reach_plot(f"{name}_reach", own),
+                *study_plots(name, own),
                 training_plot(f"{name}_training", found),
                 clearing_plot(f"{name}_clearing", found),
             ):
