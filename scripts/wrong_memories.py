@@ -99,8 +99,8 @@ COMPRESSIVE = _of(
             "return empty",
         ),
         "decoding_takes_in_zeros": (
-            "inputs = [cache.x_BPD[:, :length] for cache in caches]",
-            "inputs = [jnp.zeros_like(cache.x_BPD[:, :length]) for cache in caches]",
+            "[cache.x_BPD for cache in caches])",
+            "[jnp.zeros_like(cache.x_BPD) for cache in caches])",
             "brt/models/transformer_xl/stack.py",
         ),
     },
@@ -113,12 +113,12 @@ CELL = _of(
     ("rec_fixed_skip", "rec_lstm_dual"),
     {
         "read_after_its_update": (
-            "return states_BSD, (k_BHSK, v_BHSK, kept_B)",
-            "return states_BSD, (*self.keys_values(states_BSD, dtype, weights), kept_B)",
+            "return states_BSD, (state_keys_values, mean_kept)",
+            "return states_BSD, (self.keys_values(states_BSD, dtype, weights), mean_kept)",
         ),
         "sees_one_block_only": (
-            "*tokens, weights, queries",
-            "*(x[:, x.shape[1] // 2 :] for x in tokens), weights, queries",
+            "attend_by_head(q_BHSK, *tokens)",
+            "attend_by_head(q_BHSK, *(x[:, :, x.shape[2] // 2 :] for x in tokens))",
         ),
         "begins_with_zeros": (
             "initial_SD = self.initial_states_SD[...]",
@@ -182,7 +182,7 @@ HIDDEN = _of(
             "jax.lax.stop_gradient(jnp.roll(x_BJD, 1, axis=1)[:, T:])",
         ),
         "decoding_keeps_padding": (
-            "jnp.where(read_BP[..., None], x_BPD, 0)",
+            "jnp.where(valid_BP[..., None], x_BPD, 0)",
             "x_BPD",
         ),
         "decoding_counts_rows_that_wait": (
@@ -199,8 +199,8 @@ TOKENS = _of(
     ("rmt", "rmt_slide"),
     {
         "outputs_of_the_read_positions": (
-            "return y_BXD[:, S : X - S], y_BXD[:, X - S :]",
-            "return y_BXD[:, S : X - S], y_BXD[:, :S]",
+            "y_BXD[:, end:] if self.memory_at_end",
+            "y_BXD[:, :S] if self.memory_at_end",
         ),
         "zeros_at_the_end": (
             "ends = (memory_BSD,) if",
@@ -214,7 +214,7 @@ TOKENS = _of(
         "cleared_keeps_the_memory": (
             "        return empty\n",
             "        return self\n",
-            "brt/models/memory_tokens/model.py",
+            "brt/models/memory_tokens/memory.py",
         ),
         "decoding_never_begins_again": (
             "begins_B = reads_B & (fill_B == 0)",
@@ -233,8 +233,8 @@ TOKENS_OF_TXL = _of(
         "write_positions_are_causal": ("write[:, None] | causal_XX", "causal_XX"),
         "read_positions_are_causal": ("jnp.where(read[:, None], read, ", "jnp.where(False, read, "),
         "memory_sees_the_cache": (
-            "asks_Q = ~is_memory_Q | read_from_cache",
-            "asks_Q = jnp.ones_like(is_memory_Q)",
+            "sees_Q = ~is_memory_Q | read_from_cache",
+            "sees_Q = jnp.ones_like(is_memory_Q)",
         ),
     },
     {},
