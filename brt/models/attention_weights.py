@@ -12,11 +12,9 @@ import jax
 class AttentionLayout(NamedTuple):
     """The keys [cache; read; tokens; write] and the queries [read; tokens; write] of a segment.
 
-    cache_tokens: token of each position of the cache, relative to the segment's first token: -1 is
-        right before it. None where there is no single token: a compressed vector or memory token.
-    read: number of memory tokens before the segment's tokens.
-    tokens: T, number of the segment's tokens.
-    write: number of memory tokens after them.
+    cache_tokens: token of each position of the cache, relative to the segment's first token; None
+    where there is no single token: a compressed vector or memory token.
+    read, tokens, write: memory tokens before, tokens, and memory tokens after them.
     """
 
     cache_tokens: tuple[int | None, ...]
@@ -26,12 +24,12 @@ class AttentionLayout(NamedTuple):
 
     @property
     def query_tokens(self) -> tuple[int | None, ...]:
-        """Token of each of the X queries, 0 ... T - 1, or None."""
+        """Token of each of the X queries, or None."""
         return (None,) * self.read + tuple(range(self.tokens)) + (None,) * self.write
 
     @property
     def key_tokens(self) -> tuple[int | None, ...]:
-        """Token of each of the J keys, relative to the same token, or None."""
+        """Token of each of the J keys, or None."""
         return self.cache_tokens + self.query_tokens
 
     def distance(self, query: int, key: int) -> int | None:
@@ -43,10 +41,8 @@ class AttentionLayout(NamedTuple):
 class AttentionWeights(NamedTuple):
     """Attention weights of every layer in one segment.
 
-    weights: (B, H, X, J) of each layer.
-    terms: of each layer the named terms of its scores, (B, H, X, J) each; empty if there are none.
-    visible_BXJ: (B, X, J) bool, the keys that each query sees.
-    full_B: (B,) bool, batch elements whose cache is full.
+    weights: (B, H, X, J) of each layer. terms: the named terms of its scores, (B, H, X, J) each.
+    visible_BXJ: bool, the keys that each query sees. full_B: bool, whether the cache is full.
     """
 
     weights: tuple[jax.Array, ...]
@@ -67,7 +63,6 @@ class ShowsAttention:
     ) -> tuple[AttentionWeights, jax.Array, tuple]:
         """Runs on one segment, (B, T) int32 ids, without dropout.
 
-        Returns:
-            The weights, logits (B, T, V), and the caches after the segment.
+        Returns the weights, logits (B, T, V), and the caches after the segment.
         """
         raise NotImplementedError

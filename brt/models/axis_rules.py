@@ -47,11 +47,6 @@ def named_spec(path: Any, shape: tuple[int, ...], mesh_shape: Mapping[str, int])
     Names are dictionary keys or named-tuple fields at any depth, so optimizer state follows its
     parameter. Arrays without axes in their names, with one axis or with another number of axes
     (factored moments) are replicated, and so is an axis that the mesh does not divide.
-
-    Args:
-        path: of the array, from `jax.tree_util.tree_map_with_path`.
-        shape: of the array.
-        mesh_shape: sizes of the mesh's axes, by name.
     """
     name = next(filter(None, map(_name, reversed(path))), "")
     match = SUFFIX.search(name)

@@ -11,11 +11,8 @@ from brt.models.model import LanguageModel
 class Body(LanguageModel):
     """A language model that processes embedded positions, each a token or a memory vector.
 
-    It is built as `body(rngs, special_tokens=n)`, with n further entries of its vocabulary after
-    the last, which no text holds.
-
-    Attributes:
-        width: D.
+    It is built as `body(rngs, special_tokens=n)`, with n further entries of its vocabulary, which
+    no text holds. width: D.
     """
 
     width: int
@@ -53,9 +50,8 @@ class Body(LanguageModel):
         return self.for_segments(layout.positions)
 
     def memory_tokens(self, layout: MemoryLayout) -> MemoryTokens:
-        """Returns how memory tokens are placed around segments.
+        """Returns how memory tokens are placed around segments; a `ValueError` if it cannot be.
 
-        The default suits a model in which a position attends to those before it. ValueError: a
-        layout that the model cannot process.
+        The default suits a model in which a position attends to those before it.
         """
         return CausalMemoryTokens(self, layout)

@@ -1,7 +1,7 @@
 """LSTM and QRNN language models: the baselines of Transformer-XL, section 4.3.
 
-The cache is the state after a token, so the cache-update interval (`period`) is one token, and
-decoding is a segment of one token. Axes as in `brt.models`.
+The cache is the state after a token, so decoding is a segment of one token. Axes as in
+`brt.models`.
 """
 
 import itertools
@@ -28,14 +28,9 @@ from brt.models.transformer_xl.adaptive_embedding import AdaptiveEmbedding
 
 
 class RecurrentLayer(nnx.Module):
-    """A layer that processes token by token: the base of those of a `RecurrentStack`.
+    """A layer from I inputs to U units that processes token by token.
 
-    Args:
-        inputs: I, the size of x.
-        units: U, the size of the outputs.
-
-    Attributes:
-        window: earlier tokens whose inputs a token depends on, the state excepted.
+    window: earlier tokens whose inputs a token depends on, the state excepted.
     """
 
     window: ClassVar[int]
@@ -44,11 +39,9 @@ class RecurrentLayer(nnx.Module):
         raise NotImplementedError
 
     def init_cache(self, rows: int, dtype: DTypeLike) -> NamedTuple:
-        """Returns the cache of `rows` new documents; dtype: of activations."""
         raise NotImplementedError
 
     def __call__(self, x_BTI: jax.Array, cache: Any) -> tuple[jax.Array, Any]:
-        """Returns (B, T, U) from (B, T, I), and the cache after the last token."""
         raise NotImplementedError
 
 
@@ -62,9 +55,6 @@ class RecurrentStack(LanguageModel):
         activation_dtype: "float32" or "bfloat16"; parameters stay float32.
         cutoffs, div_val: of an `AdaptiveEmbedding` for large vocabularies.
         tied: whether the softmax uses the embedding's matrices and projections.
-
-    Class attributes:
-        layer: the `RecurrentLayer` of the stack.
     """
 
     layer: ClassVar[type[RecurrentLayer]]
@@ -188,11 +178,7 @@ class RecurrentStack(LanguageModel):
 
 
 class LSTMCache(NamedTuple):
-    """The cache of an `LSTMLayer` after a token. Empty: zeros.
-
-    hidden_BU: (B, U), the layer's last output, in the activations' type.
-    cell_BU: (B, U), at least float32, because it is a long sum of small changes.
-    """
+    """The last output of a layer, and c, at least float32: a long sum. Empty: zeros."""
 
     hidden_BU: jax.Array
     cell_BU: jax.Array
@@ -203,10 +189,6 @@ class LSTMCache(NamedTuple):
 
 class LSTMLayer(RecurrentLayer):
     """i, f, o = sigma(W x + V h + b), g = tanh(same); c' = f c + i g; h' = o tanh(c').
-
-    Args:
-        inputs: I, the size of x.
-        units: U, the size of h and c; Z = 4 U: i, f, o and g, concatenated.
 
     Source: Hochreiter and Schmidhuber 1997, with the forget gate of Gers et al. 2000, whose initial
     bias is 1.
@@ -254,11 +236,7 @@ class LSTM(RecurrentStack):
 
 
 class QRNNCache(NamedTuple):
-    """The cache of a `QRNNLayer` after a token. Empty: zeros.
-
-    last_BI: (B, I), the layer's last input, for the convolution, in the activations' type.
-    cell_BU: (B, U), at least float32.
-    """
+    """The last input of a layer, for the convolution, and c, at least float32. Empty: zeros."""
 
     last_BI: jax.Array
     cell_BU: jax.Array
@@ -269,10 +247,6 @@ class QRNNCache(NamedTuple):
 
 class QRNNLayer(RecurrentLayer):
     """z = tanh, f = sigma, o = sigma of W_1 x_{t-1} + W_2 x_t + b; c' = f c + (1 - f) z; h = o c'.
-
-    Args:
-        inputs: I, the size of x.
-        units: U, the size of c and h; Z = 3 U: z, f and o, concatenated.
 
     Source: Bradbury et al. 2017, arXiv:1611.01576, section 2: masked convolutions of width 2 and
     fo-pooling.

@@ -7,18 +7,13 @@ from flax import nnx
 
 
 class Wrapper(nnx.Module):
-    """A model around another one, whose vocabulary, dropout and activation type it has.
-
-    Attributes:
-        body: the model inside.
-    """
+    """A model around another one, whose vocabulary, dropout and activation type it has."""
 
     body: Any
     vocabulary_size: int
     dropout: float
 
     def wrap(self, body: Any) -> None:
-        """Sets the model inside, and the attributes that follow from it."""
         self.body = body
         self.vocabulary_size = body.vocabulary_size
         self.dropout = body.dropout

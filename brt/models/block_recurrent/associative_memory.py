@@ -32,7 +32,7 @@ class AssociativeCache(NamedTuple):
 
 
 def features(x: jax.Array) -> jax.Array:
-    """Returns elu(x) + 1, the positive features of queries and keys, float32 or wider."""
+    """Returns elu(x) + 1, the positive features of queries and keys, at least float32."""
     return jax.nn.elu(at_least_float32(x)) + 1
 
 
@@ -47,10 +47,8 @@ def retrieved(cache: AssociativeCache, features_BTHK: jax.Array) -> jax.Array:
 class AssociativeMemory(LayerMemory):
     """Compressive memory of fixed size, mixed with attention by a learned gate for each head.
 
-    Args:
-        sizes, window: of the layer around it.
-        rule: "linear" adds each value to what its key maps to; "delta" adds the difference between
-            the value and what the key maps to before the block.
+    rule: "linear" adds each value to what its key maps to; "delta" adds the difference between the
+    value and what the key maps to before the block.
 
     Source: Infini-attention, Munkhdalai et al. 2024, arXiv:2404.07143, section 2.1.
     """

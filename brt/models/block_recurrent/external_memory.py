@@ -1,9 +1,8 @@
 """External memory: keys and values of long ago, which the queries of attention search.
 
 A ring buffer for each batch element and head, without gradients. A block reads what the blocks
-before it left, and is written afterwards. With segments of one block this is the published model;
-with longer segments it is the same model, block for block, computed in one product with the ring
-and the segment's own keys. Axes as in `brt.models`.
+before it left. Segments of several blocks are computed in one product with the ring and the
+segment's own keys, and are the published model block for block. Axes as in `brt.models`.
 """
 
 from typing import Annotated, NamedTuple
@@ -33,11 +32,10 @@ SEARCHES = ("exact", "bucketed", "dense")
 
 
 class RingCache(NamedTuple):
-    """The external memory of a layer, the same in both forms.
+    """The external memory of a layer, the same in both forms. Empty: zeros.
 
-    keys_BMHK, values_BMHK: (B, M, H, K) in the activations' type; token t of a document is in slot
-        t mod M. Empty: zeros.
-    written_B: (B,) int32, tokens of the document written so far, a multiple of W. Empty: 0.
+    keys_BMHK, values_BMHK: (B, M, H, K) in the activations' type; token t is in slot t mod M.
+    written_B: (B,) int32, tokens of the document written so far, a multiple of W.
     """
 
     keys_BMHK: jax.Array
@@ -52,23 +50,20 @@ class RingCache(NamedTuple):
 class ExternalMemory(LayerMemory):
     """A memory that each query searches with the layer's attention scale, without position bias.
 
-    An empty slot has a zero key and a zero value. The search takes it last, and attends to it like
-    any other, so that in a document's first block the memory returns zero. No dropout.
+    An empty slot has a zero key and value. The search takes it last, and attends to it like any
+    other, so that in a document's first block the memory returns zero. No dropout.
 
     Args:
-        sizes, window: H, K and W of the layer around it.
         size: M in tokens, a multiple of the window; the oldest are overwritten.
         neighbours: k, slots that each query and head attends to.
         search: "exact", the k largest products; "bucketed", the largest of each group of slots
             whose index is equal modulo the number of groups, and of these the k largest; "dense",
-            all slots. The released code has its dense memory in an extra layer, under one softmax
-            with the segment; here it is mixed as the others, as their reference.
-        buckets_per_neighbour: groups of the bucketed search over k; together they must divide the
-            window. The released code has 1, which finds 63 % of the k best of random keys; 4 finds
-            88 %.
+            all slots.
+        buckets_per_neighbour: groups of the bucketed search over k. The released code has 1, which
+            finds 63 % of the k best of random keys; 4 finds 88 %.
 
-    Source: Block-Recurrent, section 4.5; Memorizing Transformers, Wu et al. 2022,
-    arXiv:2203.08913, section 3.
+    Source: Block-Recurrent, section 4.5; Memorizing Transformers, Wu et al. 2022, arXiv:2203.08913,
+    section 3.
     """
 
     name = "memory"
@@ -146,7 +141,7 @@ class ExternalMemory(LayerMemory):
         states: BlockStates | None = None,
         remat: bool = False,
     ) -> MemoryResult:
-        """Searches for all blocks in one product with the ring and the segment's own keys."""
+        """Searches for all blocks in one product."""
         attended_BTHK, metrics = self.read(cache, tokens, attended_BTHK, weights, remat)
         after = self.write(cache, tokens.keys_BTHK, tokens.values_BTHK)
         return MemoryResult(attended_BTHK, after, None, metrics)
@@ -175,15 +170,9 @@ class ExternalMemory(LayerMemory):
     def search_memory(
         self, cache: RingCache, tokens: LayerTokens, remat: bool = False
     ) -> jax.Array:
-        """Returns what the queries of a segment, or of one token, find.
+        """Returns what the queries of whole blocks, or of one token, find, (B, T, H, K).
 
-        Args:
-            cache: the memory before the segment.
-            tokens: of whole blocks; or one token (T = 1) while decoding.
-            remat: gather what was found again in the backward pass.
-
-        Returns:
-            (B, T, H, K); gradients reach the queries and the scale, nothing else.
+        Gradients reach the queries and the scale only. remat: gather again in the backward pass.
         """
         _, q_BTHK, k_BTHK, v_BTHK, scale_H, _ = tokens
         B, T, H, K = q_BTHK.shape
@@ -234,12 +223,9 @@ class ExternalMemory(LayerMemory):
         v_BTHK: jax.Array,
         rows_B: jax.Array | None = None,
     ) -> RingCache:
-        """Returns the cache with whole blocks taken in, the oldest slots overwritten.
+        """Returns the cache with whole blocks written over the oldest slots.
 
-        Args:
-            cache: before them.
-            k_BTHK, v_BTHK: (B, T, H, K), T a multiple of W.
-            rows_B: (B,) bool, rows that write; None for all.
+        rows_B: (B,) bool, batch elements that write; None: all.
         """
         T, M = k_BTHK.shape[1], self.size
         slots_BT = (cache.written_B[:, None] + jnp.arange(T)) % M

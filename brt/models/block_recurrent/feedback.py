@@ -37,14 +37,13 @@ def run_blocks(
     Args:
         layers: the stack; each attends to states, at least one has a memory that offers some.
         x_BTD: (B, T, D) activations of the segment, T a multiple of W.
-        caches: one segment-form cache a layer.
+        caches: one segment-form cache per layer.
         keys: of each layer's dropout; its masks are the same for all blocks.
         remat: recompute each block in the backward pass.
         counts_B: (B,) int32, tokens that are not padding (one block); None: all.
 
     Returns:
-        (B, T, D), the caches after the segment, and a list of each layer's metrics: means over
-        blocks and, under a mesh, over data shards.
+        (B, T, D), the caches after the segment, and each layer's metrics, averaged over blocks.
 
     Source: Block-Recurrent, section 4.4 and appendix E.
     """
@@ -100,7 +99,7 @@ def run_blocks(
 def _heads_swapped(cache):
     """Returns a cache whose window has heads first, as the loop carries it, or the other way round.
 
-    Attention multiplies keys head by head: carried as (B, W, H, K), they would be turned in memory
-    in every turn of the loop.
+    Attention multiplies keys head by head: otherwise each iteration of the loop would transpose
+    them.
     """
     return cache._replace(window=WindowCache(*map(heads_first, cache.window)))

@@ -23,10 +23,7 @@ from brt.models.layers.sizes import Sizes
 
 
 class DeltaCache(NamedTuple):
-    """The memory of each head, the same in both forms.
-
-    matrix_BHKK: (B, H, K, K), float32 or wider; maps keys to values. Empty: zeros.
-    """
+    """The matrix of each head that maps keys to values, at least float32. Empty: zeros."""
 
     matrix_BHKK: jax.Array
 
@@ -40,10 +37,7 @@ class GatedDeltaMemory(LayerMemory):
 
     The decay a_t = exp(-softplus(W_a x + c)) and the step b_t = sigmoid(W_b x) of each head depend
     on the layer's input x; queries and keys have unit length. A learned gate for each head mixes
-    the result with attention, as in `AssociativeMemory`.
-
-    Args:
-        sizes, window: of the layer around it.
+    the result with attention.
 
     Source: Gated DeltaNet, Yang et al. 2024, arXiv:2412.06464, sections 3.1 and 3.3.
     """
@@ -125,10 +119,9 @@ def delta_block(
 ) -> tuple[jax.Array, jax.Array]:
     """Returns the memory after a block, and what each token reads, (B, W, H, K).
 
-    inputs: queries, keys and values, (B, W, H, K); logarithms of decays, and steps, (B, W, H).
-
-    What a token stores depends on what those before it stored: a triangular system of W equations
-    for each head (Gated DeltaNet, section 3.3), instead of W steps.
+    inputs: queries, keys and values, (B, W, H, K); logarithms of decays, and steps, (B, W, H). What
+    a token stores depends on what those before it stored: a triangular system of W equations for
+    each head (section 3.3), instead of W steps.
     """
     q_BWHK, k_BWHK, v_BWHK, log_decay_BWH, step_BWH = inputs
     log_BHW = jnp.moveaxis(jnp.cumsum(log_decay_BWH, axis=1), 1, 2)

@@ -31,18 +31,12 @@ class UnsupportedCheckpoint(ValueError):
 
 
 def load(params: dict, window: int, **memory: int | str) -> BlockRecurrentTransformer:
-    """Returns a model with meliad's parameters.
+    """Returns a float32 model with meliad's parameters; its `begin_D` is zero, as meliad has none.
 
     Args:
         params: from paths joined with "/" (`transformer0/tbase/...`) to arrays.
         window: W in tokens (meliad's WINDOW_LENGTH).
         memory: `size`, `neighbours` and `search` of the `ExternalMemory`, where there is one.
-
-    Returns:
-        A float32 `BlockRecurrentTransformer`. Its `begin_D` is zero: meliad has no begin token.
-
-    Raises:
-        UnsupportedCheckpoint: for a parameter that brt's model does not have.
     """
     params = {path: np.asarray(value, np.float32) for path, value in params.items()}
     try:
@@ -59,10 +53,8 @@ def filled(
 ) -> Any:
     """Returns an abstract model with parameters of a checkpoint; `begin_D` is zero.
 
-    Args:
-        model: of `nnx.eval_shape`.
-        params: by their names in the checkpoint; all must have a place.
-        source_of: from the path of a parameter in the model to that name.
+    source_of: from the path of a parameter in the model to its name in the checkpoint. All
+    parameters of the checkpoint must be used.
     """
     graph, shapes = nnx.split(model, nnx.Param)
     left = dict(params) | {"begin": np.zeros(model.begin_D.shape, np.float32)}
@@ -89,16 +81,7 @@ def filled(
 def load_recording(
     recording: Mapping[str, np.ndarray], search: str = "bucketed"
 ) -> BlockRecurrentTransformer:
-    """Returns the model of a recording in meliad's format: `params/...` and `config_json`.
-
-    Args:
-        recording: a mapping such as `numpy.load(file, allow_pickle=False)`.
-        search: of an external memory; the released code's own is "bucketed".
-
-    Raises:
-        UnsupportedCheckpoint: when it uses what brt lacks, or `config_json` and the
-            parameters disagree.
-    """
+    """Returns the model of a recording in meliad's format: `params/...` and `config_json`."""
     config = json.loads(str(recording["config_json"]))
     pairs = (binding.split("=", 1) for binding in config["gin_bindings"])
     bindings = {name.strip(): value.strip() for name, value in pairs}
@@ -124,7 +107,6 @@ def load_recording(
 
 
 def _memory_settings(bindings, search):
-    """Returns settings of the `ExternalMemory`, by the ends of meliad's names."""
     names = {"database_size": "size", "memory_num_neighbors": "neighbours"}
     found = {
         names[name.rsplit(".", 1)[-1]]: int(value)

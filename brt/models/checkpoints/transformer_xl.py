@@ -1,8 +1,8 @@
 """Reads parameters of kimiyoung/transformer-xl's PyTorch code into brt's models.
 
-Names and settings are that code's: a state dictionary, and the arguments of its model, of
-which `reset_length` (target, extended, memory) stands for a later call of that method. A
-loaded model keeps the code's artefacts (`published_artefacts`).
+Names and settings are that code's: a state dictionary, and the arguments of its model, of which
+`reset_length` (target, extended, memory) represents a later call of that method. A loaded model
+keeps the code's artefacts (`published_artefacts`).
 """
 
 import functools
@@ -23,22 +23,14 @@ ENCODINGS = ("relative", "shaw", "absolute", "learned")  # attn_type 0, 1, 2, 3
 
 
 class Source(NamedTuple):
-    """The origin of a parameter of brt: a name there, and what makes it brt's array."""
+    """The origin of a parameter of brt: its name there, and a function to brt's array."""
 
     name: str
     arrange: Callable[[np.ndarray], np.ndarray]
 
 
 def settings(config: dict, params: dict) -> dict:
-    """Returns arguments of `TransformerXL` for the released code's settings.
-
-    Args:
-        config: of the released model, by its arguments' names.
-        params: the state dictionary, for the rows of learned tables.
-
-    Raises:
-        UnsupportedCheckpoint: for what brt has no counterpart for.
-    """
+    """Returns arguments of `TransformerXL` for the released code's settings."""
     width, ext_len = config["d_model"], config.get("ext_len", 0)
     if config.get("d_embed", width) != width:
         raise UnsupportedCheckpoint(f"d_embed is {config['d_embed']}, d_model {width}.")
@@ -76,7 +68,9 @@ def load(
     around: Callable[..., Any] | None = None,
     more: dict[str, Source] | None = None,
 ) -> Any:
-    """Returns a model with the released code's parameters.
+    """Returns a float32 model with the released code's parameters, for the recorded segments.
+
+    Its begin row is zero: the released code has none.
 
     Args:
         params: from names of the state dictionary to arrays.
@@ -84,13 +78,6 @@ def load(
         around: makes the model from `rngs` and what builds its `TransformerXL`, its `body`; None:
             the model is the `TransformerXL` itself.
         more: from a brt path to the `Source` of what `TransformerXL` does not have.
-
-    Returns:
-        A float32 model, for segments of the recorded length. Its begin row is zero: the
-        released code has none.
-
-    Raises:
-        UnsupportedCheckpoint: for a parameter that brt's model does not have, or a missing one.
     """
     params = {name: np.asarray(value, np.float32) for name, value in params.items()}
     try:
@@ -137,11 +124,7 @@ def recorded(
     model: TransformerXL | RecurrentMemoryTransformer,
     more: dict[str, Source] | None = None,
 ) -> np.ndarray | None:
-    """Returns a parameter of brt, from arrays named and shaped as the released ones.
-
-    Returns:
-        The array in brt's shape, or None for the begin row.
-    """
+    """Returns a parameter of brt, from arrays as the released ones; None for the begin row."""
     found = source(_text(path), model, more)
     if found is None:
         return None
@@ -228,11 +211,7 @@ def source(
     model: TransformerXL | RecurrentMemoryTransformer,
     more: dict[str, Source] | None = None,
 ) -> Source | None:
-    """Returns the origin of the parameter at a brt path; None for the begin row.
-
-    Raises:
-        UnsupportedCheckpoint: if the released code has no counterpart.
-    """
+    """Returns the origin of the parameter at a brt path; None for the begin row."""
     body = model.body if isinstance(model, RecurrentMemoryTransformer) else model
     body = cast(TransformerXL, body)
     table = _TOP | (more or {})

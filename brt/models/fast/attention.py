@@ -32,16 +32,13 @@ def attend_by_head(
 
     Without a scale the queries are scaled already. The backward pass computes the weights again
     from queries, keys and the softmax's log-sum-exp (Dao et al. 2022, arXiv:2205.14135, appendix
-    B.4). There are no forward-mode derivatives.
+    B.4).
     """
     return _forward(q_HQK, k_HJK, v_HJK, scale_H, bias_HQJ, keep_HQJ)[0]
 
 
 class Softmax(NamedTuple):
-    """Attention's result and what its backward pass needs.
-
-    output_HQK: (..., H, Q, K). log_sum_HQ: (..., H, Q), log-sum-exp of the scores.
-    """
+    """Attention's result, (..., H, Q, K), and the log-sum-exp of its scores, (..., H, Q)."""
 
     output_HQK: jax.Array
     log_sum_HQ: jax.Array
@@ -50,12 +47,9 @@ class Softmax(NamedTuple):
 def weighted_values(
     scores_HQJ: jax.Array, v_HJK: jax.Array, keep_HQJ: jax.Array | None = None
 ) -> Softmax:
-    """Returns the values weighted by a softmax over scores.
+    """Returns the values weighted by a softmax over scores, at least float32, (..., H, Q, J).
 
-    Args:
-        scores_HQJ: (..., H, Q, J), float32 or wider.
-        v_HJK: (..., H, J, K).
-        keep_HQJ: multiplies the weights, or None.
+    keep_HQJ: multiplies the weights, or None.
     """
     highest_HQ = jnp.max(scores_HQJ, axis=-1)
     parts_HQJ = jnp.exp(scores_HQJ - highest_HQ[..., None])
@@ -92,15 +86,10 @@ def softmax_gradients(
     keep_HQJ: jax.Array | None,
     gradient_HQK: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns the gradients of the scores and of the values.
+    """Returns the gradients of the scores, in their type, and of the values, at least float32.
 
-    Args:
-        softmax: of `weighted_values`.
-        scores_HQJ, v_HJK, keep_HQJ: as given to `weighted_values`, the scores computed again.
-        gradient_HQK: of `softmax.output_HQK`.
-
-    Returns:
-        (..., H, Q, J) in the scores' type, (..., H, J, K), float32 or wider.
+    scores_HQJ, v_HJK, keep_HQJ: as given to `weighted_values`, the scores computed again.
+    gradient_HQK: of `softmax.output_HQK`.
     """
     weights_HQJ = jnp.exp(scores_HQJ - softmax.log_sum_HQ[..., None])
     kept_HQJ = weights_HQJ if keep_HQJ is None else weights_HQJ * keep_HQJ
@@ -116,7 +105,7 @@ def softmax_gradients(
 
 
 def product(equation: str, a: jax.Array, b: jax.Array) -> jax.Array:
-    """Returns an einsum under leading axes, float32 or wider."""
+    """Returns an einsum under leading axes, at least float32."""
     of_a, of_b = equation.partition("->")[0].split(",")
     leading = a.shape[: a.ndim - len(of_a)], b.shape[: b.ndim - len(of_b)]
     equation = "..." + equation.replace(",", ",...").replace("->", "->...")
@@ -136,7 +125,7 @@ def product(equation: str, a: jax.Array, b: jax.Array) -> jax.Array:
 
 
 def transposed_product(a_HQK: jax.Array, b_HQJ: jax.Array) -> jax.Array:
-    """Returns the sum over queries of b times a, (..., H, J, K), float32 or wider.
+    """Returns the sum over queries of b times a, (..., H, J, K), at least float32.
 
     The small factor is transposed for the product, and the small result, instead of b.
     """

@@ -43,7 +43,7 @@ def chunked_losses(
         table_VD: (V, D).
         targets_BT: (B, T) int32 in [0, V).
         divisor: of the logits.
-        chunk: logits that are in memory at a time, on each device; None: `CHUNK`.
+        chunk: logits in memory at a time, on each device; None: `CHUNK`.
     """
     V, D = table_VD.shape
     parts = model_parts(V)

@@ -28,10 +28,10 @@ def by_data_shard(
     it is a plain call.
 
     Args:
-        function: from weights and batch elements to a tree whose leaves have the batch axis first,
-            and a tree of means over the batch. Batch elements must be independent.
-        weights: a tree of arrays without a batch axis; split over the model axis as their names say
-            (`brt.models.axis_rules`).
+        function: from weights and independent batch elements to a tree whose leaves have the batch
+            axis first, and a tree of means over the batch.
+        weights: a tree of arrays without a batch axis; split over the model axis as their names
+            say.
         rows: a tree of arrays with the batch axis first.
     """
     mesh = jax.sharding.get_abstract_mesh()

@@ -29,10 +29,7 @@ def run_layers(
     Args:
         step: from a layer, x and the layer's input to the next x and the layer's output. It must
             not depend on the layer's number.
-        layers: of the stack.
-        x: activations.
-        inputs: a tree for each layer, such as its cache. Layers whose trees differ in structure,
-            shapes or types are not scanned together.
+        inputs: a tree for each layer, such as its cache.
         fewest: neighbours from which on they are scanned; None: `FEWEST`.
 
     Returns:

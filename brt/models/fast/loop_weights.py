@@ -51,11 +51,9 @@ def arrays_in_loop(weights: Any) -> Any:
 def product(equation: str, x: jax.Array | tuple[jax.Array, ...], weights: LoopWeights) -> jax.Array:
     """Returns the einsum of activations and weights, in the activations' type.
 
-    Args:
-        equation: such as "BSD,DA->BSA"; an axis that the result lacks is in both factors.
-        x: activations, or several arrays to be stacked along a first axis, which the backward pass
-            then keeps unstacked.
-        weights: an entry of the loop's.
+    equation: such as "BSD,DA->BSA"; an axis that the result lacks is in both factors. x:
+    activations, or several arrays to be stacked along a first axis, which the backward pass keeps
+    unstacked.
     """
     if isinstance(weights, _Multiplied):
         return weights.product(equation, x)
@@ -74,8 +72,6 @@ def scan(
     Args:
         step: from weights, carry and x to the next carry and y.
         weights: a tree of `LoopWeights`; a step passes each to `product` at most once.
-        carry: the first.
-        xs: a tree of arrays with the loop's axis first.
         remat: keep only the carries, and recompute each step in the backward pass, which then sums
             the gradients of all weights.
 
@@ -152,7 +148,7 @@ def _cast_jvp(primals, tangents):
 
 
 class _Multiplied:
-    """Weights whose product in a step is recorded: its `equation`, `x` and `output`."""
+    """Weights whose product in a step is recorded."""
 
     def __init__(self, weights, changes, products, index):
         self.weights = weights

@@ -36,10 +36,8 @@ def attend_by_distance(
     kept_BHTJ: jax.Array | None = None,
     rate: float = 0.0,
 ) -> jax.Array:
-    """Returns what `plain_attend_by_distance` returns.
-
-    The backward pass computes the weights again, as that of `brt.models.layers.attention.attend`.
-    There are no forward-mode derivatives.
+    """Returns what `plain_attend_by_distance` returns; the backward pass computes the weights
+    again.
     """
     operands = q_BTHK, k_BJHK, v_BJHK, content_bias_HK, positions, visible_BTJ, kept_BHTJ
     return _forward(*operands, rate)[0]

@@ -15,8 +15,7 @@ class LayerMasks(NamedTuple):
     """The dropout masks of a layer, the same for all batch elements and blocks; None: no dropout.
 
     normed_PD, fed_PD: of the outputs of attention norm and MLP, repeated along the tokens, in the
-        activations' type.
-    weights_HWJ, state_weights_HWS: of attention weights, at least float32.
+    activations' type. weights_HWJ, state_weights_HWS: of attention weights, at least float32.
     """
 
     normed_PD: jax.Array | None = None
@@ -34,10 +33,7 @@ def draw_masks(
     num_states: int | None,
     dtype: DTypeLike,
 ) -> LayerMasks:
-    """Draws the masks of a layer; none without a key or a rate.
-
-    num_states: S that the tokens attend to, or None. dtype: of the activations.
-    """
+    """Draws the masks of a layer; none without a key. num_states: S, or None."""
     if key is None:
         return LayerMasks()
     normed_key, weights_key, states_key, fed_key = jax.random.split(key, 4)

@@ -17,16 +17,10 @@ TILE = 128
 
 
 def t5_buckets(distance: ArrayLike, num_buckets: int = 32, max_distance: int = 128) -> np.ndarray:
-    """Returns the bucket of each query-key distance, causal form.
+    """Returns the bucket of each query-key distance in tokens, causal form, int32 of its shape.
 
-    Args:
-        distance: query position minus key position in tokens, integers of any shape;
-            keys in the future (negative) fall in bucket 0.
-        num_buckets: half of them hold one distance each, the rest grow geometrically.
-        max_distance: distances of this or more share the last bucket.
-
-    Returns:
-        int32 of the same shape, in [0, num_buckets).
+    Half of the buckets hold one distance each, the rest grow geometrically. Keys in the future
+    (negative) are in bucket 0, distances of `max_distance` or more in the last.
 
     Source: Raffel et al. 2020, section 2.1, arXiv:1910.10683.
     """
@@ -44,12 +38,9 @@ class WindowMask(nnx.Module):
     def window_table(self, scale_H: jax.Array, window: int) -> jax.Array:
         """Returns the attention bias of a block, (H, W, 2W): the scaled bias, or `HIDDEN`.
 
-        Query i of a block and key j of [previous block, block] are W + i - j tokens
-        apart; a token sees distances 1 ... W, never itself.
-
-        Args:
-            scale_H: the non-negative factor of the scores, which multiplies the bias too.
-            window: W, in tokens.
+        Query i of a block and key j of [previous block, block] are W + i - j tokens apart; a token
+        sees distances 1 ... W, never itself. scale_H: the factor of the scores, which multiplies
+        the bias too.
         """
         W = window
         Q = TILE if W % TILE == 0 else W
@@ -83,12 +74,7 @@ class WindowMask(nnx.Module):
 
 @configurable
 class RelativeBias(WindowMask):
-    """The bias of a window of W tokens, expanded for blocks of W queries and 2W keys.
-
-    Args:
-        num_heads: H.
-        num_buckets: R.
-        max_distance: distance in tokens from which the last bucket is used.
+    """The bias of a window of W tokens; R buckets, the last from `max_distance` tokens on.
 
     Source: Block-Recurrent, section 3.2.
     """

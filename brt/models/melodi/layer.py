@@ -1,9 +1,9 @@
 """One layer of MELODI: a window attends to memories only, and leaves compressed ones behind.
 
-A window of W tokens is followed by U summary tokens, which compress it. They are mixed into a
-short-term memory of S vectors, which the next window of the layer attends to instead of the window
-itself, and in long-term layers into an increment of I vectors, which a first-in, first-out memory
-of M vectors keeps. Axes as in `brt.models`, and X = W + U, R summary tokens of a segment.
+U summary tokens after a window of W tokens compress it. They are mixed into a short-term memory of
+S vectors, which the next window attends to instead of the window itself, and in long-term layers
+into I vectors, which a first-in, first-out memory of M vectors keeps. Axes as in `brt.models`, X =
+W + U, R summary tokens of a segment.
 
 Source: MELODI, Chen et al. 2024, arXiv:2410.03156, and its released code.
 """
@@ -41,10 +41,7 @@ class MelodiSizes(NamedTuple):
 
 
 class MelodiCache(NamedTuple):
-    """Memories of a layer, as vectors before any norm, in the activations' type.
-
-    short_BSD: (B, S, D). long_BMD: (B, M, D), the oldest first; None without. Empty: zeros,
-    visible.
+    """Memories of a layer before any norm, (B, S, D), and (B, M, D) or None. Empty: zeros, visible.
     """
 
     short_BSD: jax.Array
@@ -64,8 +61,7 @@ class KeysValues(NamedTuple):
 class TokenMixing(nnx.Module):
     """A linear map over positions, the same for every feature: X positions to I.
 
-    Args:
-        residual: normalise tokens and summary tokens apart, and add the summary tokens, U = I.
+    residual: normalise tokens and summary tokens apart, and add the summary tokens, U = I.
     """
 
     purpose = "recurrence"
@@ -95,11 +91,7 @@ class TokenMixing(nnx.Module):
 
 
 class LayerDropout(NamedTuple):
-    """Dropout masks of a segment; None where nothing is dropped.
-
-    tokens_PD, summary_PD, long_PD, output_PD: repeated along the positions. key: of what is drawn
-    in every window.
-    """
+    """Dropout masks of a segment, repeated along the positions; key: of what each window draws."""
 
     tokens_PD: jax.Array | None = None
     summary_PD: jax.Array | None = None
@@ -109,12 +101,7 @@ class LayerDropout(NamedTuple):
 
 
 class MelodiLayer(nnx.Module):
-    """Pre-norm attention and MLP of tokens and summary tokens, and the update of the memories.
-
-    Args:
-        memory: W, U, S, M and I.
-        dropout, attention_dropout: rates.
-    """
+    """Pre-norm attention and MLP of tokens and summary tokens, and the update of the memories."""
 
     def __init__(
         self,
@@ -168,7 +155,7 @@ class MelodiLayer(nnx.Module):
         return constrain(x_BTA.reshape(*x_BTA.shape[:2], self.sizes.num_heads, -1), "BTHK")
 
     def bias(self, queries: slice, keys: int) -> jax.Array:
-        """Returns bias and causal mask, (H, Q, J): the memory stands before the window.
+        """Returns bias and causal mask, (H, Q, J): the memory is before the window.
 
         queries: positions among W + U. keys: J positions, S of the memory and then the window's.
         """
@@ -212,10 +199,7 @@ class MelodiLayer(nnx.Module):
     def after_window(
         self, cache: MelodiCache, tokens_BWD: jax.Array, summary_BUD: jax.Array
     ) -> tuple[MelodiCache, jax.Array, jax.Array | None]:
-        """Returns the memories after a window, the next layer's summary tokens, the increment.
-
-        tokens_BWD, summary_BUD: outputs of the layer.
-        """
+        """Returns the memories after a window, the next layer's summary tokens, the increment."""
         short_BSD = self.short_mixing(tokens_BWD, summary_BUD)
         long_BMD, new_BID = cache.long_BMD, None
         if long_BMD is not None:
@@ -231,11 +215,7 @@ class MelodiLayer(nnx.Module):
     ) -> tuple[jax.Array, jax.Array, MelodiCache, Metrics]:
         """Runs on one segment, window after window.
 
-        Args:
-            x_BTD: (B, T, D) activations, T a multiple of W.
-            summary_BRD: summary tokens of all windows, (B, T / W * U, D).
-            cache: before the segment.
-            key: dropout key or None.
+        summary_BRD: summary tokens of all windows, (B, T / W * U, D).
 
         Returns:
             Tokens and summary tokens for the next layer, the cache after the segment, metrics.
@@ -311,10 +291,9 @@ class MelodiLayer(nnx.Module):
 
         Args:
             cache: before the window. long: keys and values of its long-term memory, or None.
-            x_BXD: tokens and summary tokens. q_BXHK, k_BXHK, v_BXHK: theirs.
+            x_BXD, q_BXHK, k_BXHK, v_BXHK: of tokens and summary tokens.
             index: of the window in the segment, which decides its dropout.
             bias_HXJ: of all X queries.
-            masks: of the segment.
 
         Returns:
             The next cache and long-term keys; outputs, the next layer's summary tokens, metrics.

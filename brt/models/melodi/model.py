@@ -1,9 +1,4 @@
-"""MELODI: windows that see one another through short-term and long-term memories only.
-
-    logits_BTV, caches = model(tokens_BT, caches)
-
-Axes as in `brt.models.melodi.layer`.
-"""
+"""MELODI: windows that see one another through short-term and long-term memories only."""
 
 import math
 from typing import Annotated, Any, NamedTuple
@@ -32,8 +27,7 @@ class DecodingMelodi(NamedTuple):
     """A layer while a window is being filled.
 
     cache: from before the window. short, long: their keys and values, (B, J, H, K).
-    keys_BWHK, values_BWHK: of the window's tokens. outputs_BWD: the layer's outputs for them. What
-        lies beyond the fill is hidden.
+    keys_BWHK, values_BWHK, outputs_BWD: of the window's tokens, hidden beyond the fill.
     fill_B: (B,) int32, tokens of the window so far, 0 ... W - 1.
     """
 
@@ -60,7 +54,7 @@ class Melodi(LanguageModel):
             the last.
         long_memory: M, vectors of a long-term memory.
         long_increment: I, vectors that a window adds to it.
-        dropout: rate after norms and the MLP. attention_dropout: rate on attention weights.
+        dropout, attention_dropout: rates, after norms and the MLP, and on attention weights.
         activation_dtype: "float32" or "bfloat16"; parameters stay float32.
         remat: "layer" recomputes each layer in the backward pass.
 
@@ -252,7 +246,7 @@ class Melodi(LanguageModel):
         return self.logits(self.final_norm(x_B1D)[:, 0]), after
 
     def _after_window(self, caches):
-        """Runs the summary tokens of a full window through all layers; segment-form caches."""
+        """Runs the summary tokens of a full window through all layers; returns the segment form."""
         W, after = self.window, []
         summary_BUD = self._summary(len(caches[0].fill_B))
         for layer, old in zip(self.layers, caches, strict=True):

@@ -67,12 +67,7 @@ class MemoryTokens(abc.ABC):
     def segment(
         self, x_BTD: jax.Array, caches: tuple, memory_BSD: jax.Array, key: jax.Array | None = None
     ) -> tuple[jax.Array, jax.Array, tuple, dict[str, jax.Array]]:
-        """Runs on one segment.
-
-        Returns:
-            (B, T, D) outputs of the tokens, the next memory (B, S, D), the caches after the
-            segment, and metrics.
-        """
+        """Returns (B, T, D) outputs of the tokens, the next memory, the caches, and metrics."""
 
     @abc.abstractmethod
     def begin_decoding(self, caches: tuple) -> tuple:
@@ -80,7 +75,7 @@ class MemoryTokens(abc.ABC):
 
     @abc.abstractmethod
     def end_decoding(self, caches: tuple) -> tuple:
-        """Returns the segment form of the decoding form at the start of a segment."""
+        """Returns the segment form of a decoding form at the start of a segment."""
 
     @abc.abstractmethod
     def begin(
@@ -88,8 +83,7 @@ class MemoryTokens(abc.ABC):
     ) -> tuple[tuple, jax.Array]:
         """Runs on the read positions of the batch elements in `rows_B`, in the decoding form.
 
-        Returns:
-            The caches, and the outputs of these positions, (B, S, D).
+        Returns the caches, and the outputs of these positions, (B, S, D).
         """
 
     @abc.abstractmethod
@@ -104,9 +98,7 @@ class MemoryTokens(abc.ABC):
     ) -> tuple[tuple, jax.Array]:
         """Runs on the write positions of the batch elements in `rows_B`.
 
-        Returns:
-            The caches at the start of the next segment, and the outputs of these positions,
-            (B, S, D).
+        Returns the caches at the start of the next segment, and the outputs of these positions.
         """
 
     @abc.abstractmethod
@@ -115,9 +107,8 @@ class MemoryTokens(abc.ABC):
     ) -> tuple[jax.Array, tuple, jax.Array]:
         """Runs on the read positions and the first `counts_B` of up to P tokens, in one pass.
 
-        Returns:
-            (B, P, D) outputs of the tokens, the decoding form of the caches, and the outputs of
-            the read positions, (B, S, D).
+        Returns (B, P, D) outputs of the tokens, the decoding form of the caches, and the outputs of
+        the read positions.
         """
 
     @abc.abstractmethod
@@ -126,7 +117,7 @@ class MemoryTokens(abc.ABC):
 
     @abc.abstractmethod
     def flops_per_token(self) -> float:
-        """Returns operations of a token's forward pass, with its share of the memory tokens'."""
+        """Returns a token's operations, with its share of those of the memory tokens."""
 
     def attention_layout(self) -> AttentionLayout | None:
         """Returns the keys and queries of a segment; None if attention cannot be drawn."""
@@ -137,9 +128,7 @@ class MemoryTokens(abc.ABC):
     ) -> tuple[AttentionWeights, jax.Array, jax.Array, tuple]:
         """Runs on one segment without dropout.
 
-        Returns:
-            The `AttentionWeights`; (B, T, D) outputs of the tokens, the next memory (B, S, D), and
-            the caches after the segment.
+        Returns the weights, the outputs of the tokens, the next memory, and the caches.
         """
         raise NotImplementedError
 
@@ -147,8 +136,7 @@ class MemoryTokens(abc.ABC):
 class CausalMemoryTokens(MemoryTokens):
     """Memory tokens as ordinary positions of a causal backbone.
 
-    A memory vector attends as a token in its position would. A segment consists of whole
-    cache-update intervals of the backbone.
+    A segment consists of whole cache-update intervals of the backbone.
     """
 
     def __init__(self, body: "Body", layout: MemoryLayout):

@@ -47,12 +47,11 @@ class RecurrentMemoryTransformer(Wrapper, LanguageModel, ShowsAttention):
     bound by its own name, such as `TransformerXL.width`.
 
     Args:
-        num_memory: S, memory tokens, at least 1.
+        num_memory: S, memory tokens.
         body: builds the backbone, a `Body`.
         memory_at_end: whether there are write positions. Without them (the Memory Transformer) the
             memory does not see the segment's tokens.
-        read_memory_from_cache: whether memory tokens see the hidden states that a Transformer-XL
-            remembers.
+        read_memory_from_cache: whether memory tokens see what a Transformer-XL remembers.
         initial_rows: the initial memory is S "independent" draws of N(0, 1), or S times the same
             one ("identical", the released code).
         auxiliary_weight: of a loss by which every new memory vector predicts one special token, a
@@ -259,8 +258,6 @@ class RecurrentMemoryTransformer(Wrapper, LanguageModel, ShowsAttention):
 
 
 def _repeated(rows):
-    """Returns the initializer of `rows` draws of N(0, 1), or of one for all."""
-
     def draw(key, shape, dtype):
         return jnp.broadcast_to(jax.random.normal(key, (rows, *shape[1:]), dtype), shape)
 

@@ -22,10 +22,8 @@ if TYPE_CHECKING:
 def segment_mask(S: int, T: int, memory_at_end: bool = True) -> jax.Array:
     """Returns which positions of its segment each position sees, (X, X) bool.
 
-    Read positions see each other; tokens see the read positions, earlier tokens and themselves;
-    write positions see all.
-
-    Source: RMT, section 3, and the released code.
+    Read positions see each other; tokens see the read positions and those up to themselves; write
+    positions see all. Source: RMT, section 3, and the released code.
     """
     index = jnp.arange(S + T + (S if memory_at_end else 0))
     read, write = index < S, index >= S + T
@@ -41,7 +39,7 @@ def visible_positions(
     Args:
         mask_QX: (Q, X) bool, positions of the segment that each query sees.
         is_memory_Q: (Q,) bool, queries that are memory tokens.
-        filled_BM: (B, M) bool, remembered vectors that are filled.
+        filled_BM: (B, M) bool.
         read_from_cache: whether memory tokens see remembered vectors.
     """
     sees_Q = ~is_memory_Q | read_from_cache
@@ -78,7 +76,7 @@ class TransformerXLMemoryTokens(MemoryTokens):
         key: jax.Array | None = None,
         shown: list[LayerAttention] | None = None,
     ) -> tuple[jax.Array, list[jax.Array]]:
-        """Runs all layers; returns (B, X, D) and each layer's inputs (B, X, D)."""
+        """Runs all layers; returns (B, X, D) and each layer's inputs."""
         x_BXD = self.layout.surround(x_BTD, memory_BSD)
         visible_BXJ = self._visible_in_segment(caches, x_BTD.shape[1])
         contents = self.body.contents(caches)
@@ -119,10 +117,7 @@ class TransformerXLMemoryTokens(MemoryTokens):
         return visible_positions(mask_QX, is_memory_Q, filled_BM, self.layout.read_from_cache)
 
     def _memory_outputs(self, caches, memory_BSD, before=None):
-        """Returns outputs and inputs of memory tokens that see themselves and `before`.
-
-        before: layers' inputs at earlier positions of the segment, (B, X, D) each, or None.
-        """
+        """Returns outputs and inputs of memory tokens that see themselves and `before`, inputs."""
         S = X = self.layout.num_memory
         contents = self.body.contents(caches)
         if before is not None:

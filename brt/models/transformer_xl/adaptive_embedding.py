@@ -30,7 +30,6 @@ class Bin(nnx.Module):
         width: D of the model.
         projects: whether the vectors are projected from E to D.
         tied, ties_projection: whether the softmax uses the embedding matrix, and its projection.
-        std, projection_std: as of `AdaptiveEmbedding`.
     """
 
     def __init__(
@@ -87,18 +86,16 @@ class AdaptiveEmbedding(nnx.Module):
     """Embedding and softmax of V words.
 
     Args:
-        vocabulary_size: V.
-        width: D.
         cutoffs: first ids of the rare bins, increasing, 0 < ... < V. Empty: one bin.
         div_val: the vectors of bin i have size D // div_val ** i; above 1 all bins project.
         tied: whether the softmax uses the embedding matrices.
         tied_projections: whether it uses the embedding's projections: one bool, or one per bin.
-        std, projection_std: initial embeddings are N(0, std ** 2), projections
-            N(0, projection_std ** 2), biases 0.
+        std, projection_std: initial embeddings are N(0, std ** 2), projections N(0, projection_std
+            ** 2), biases 0.
         owner: the model whose bindings errors and `divided_sizes` name.
 
-    Source: Grave et al. 2017 (arXiv:1609.04309) and Baevski and Auli 2019
-    (arXiv:1809.10853), as used by Transformer-XL's word-level models.
+    Source: Grave et al. 2017 (arXiv:1609.04309) and Baevski and Auli 2019 (arXiv:1809.10853), as
+    used by Transformer-XL's word-level models.
     """
 
     purpose = "embedding"
@@ -194,10 +191,10 @@ class AdaptiveEmbedding(nnx.Module):
         )
 
     def token_losses(self, x_BTD: jax.Array, targets_BT: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Returns -log p of each target, and whether it is the most likely word; both (B, T).
+        """Returns -log p of each target, and whether it is the most likely word; for several bins.
 
-        For several bins. No (B, T, V) array exists: a rare bin is scored, CHUNK tokens at a time,
-        only where it contains the target or is more likely than every frequent word.
+        No (B, T, V) array exists: a rare bin is scored, CHUNK tokens at a time, only where it
+        contains the target or is more likely than every frequent word.
         """
         x_ND = x_BTD.reshape(-1, x_BTD.shape[-1])
         targets_N = targets_BT.reshape(-1)

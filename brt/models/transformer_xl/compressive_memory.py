@@ -1,8 +1,7 @@
 """The memory of the Compressive Transformer: `TransformerXL.memory = @CompressiveMemory`.
 
 Inputs that leave the memory of M inputs are compressed, c inputs to one vector, into a second
-memory of L vectors. Axes as in `brt.models`; L: compressed vectors, Y: inputs that one of them
-summarises, O: inputs about to be compressed, I: outputs of the convolution, D of them.
+memory of L vectors. Axes as in `brt.models`.
 """
 
 from typing import TYPE_CHECKING, Annotated, NamedTuple
@@ -28,11 +27,10 @@ COMPRESSIONS = ("mean", "max", "convolution")
 
 
 class CompressiveCache(NamedTuple):
-    """The compressed vectors of a layer, then its last inputs, the newest last in both.
+    """The compressed vectors of a layer, and its last inputs, the newest last in both.
 
-    compressed_BLD: (B, L, D) in the activations' type, zeros where nothing is stored yet.
-    compressed_count_B: (B,) int32, how many of the last L are filled.
-    x_BMD: (B, M, D), as in `HiddenCache`. count_B: (B,) int32, how many of the last M are filled.
+    compressed_BLD: (B, L, D) in the activations' type, zeros where nothing is stored yet, of which
+    the last `compressed_count_B` are filled. x_BMD, count_B: as in `HiddenCache`.
     """
 
     compressed_BLD: jax.Array
@@ -53,9 +51,8 @@ class CompressiveMemory(HiddenMemory):
     Transformer-XL that remembers L + M inputs.
 
     Args:
-        sizes: D of the layer.
         length: M, `TransformerXL.memory_length`.
-        compressed: L, vectors of the compressed memory, at least 1.
+        compressed: L, vectors of the compressed memory.
         rate: c, inputs per compressed vector; it must divide M and the segment length.
         compression: "mean" or "max" pooling, or a learned "convolution" with stride and kernel c.
         reconstruction_weight: of the attention-reconstruction loss, the only one that trains a
@@ -119,7 +116,7 @@ class CompressiveMemory(HiddenMemory):
             )
 
     def update(self, cache: CompressiveCache, segment: LayerSegment) -> tuple[NamedTuple, Metrics]:
-        """Returns the cache after a segment, without gradient, and metrics.
+        """Returns the cache after a segment, without gradient.
 
         For a convolution the metric added_nats is the weighted attention-reconstruction loss.
         """
@@ -165,14 +162,7 @@ class CompressiveMemory(HiddenMemory):
         """Returns the mean squared difference between attention to inputs and to their compression.
 
         Gradients reach `new_BLD` only. Batch elements in which nothing is compressed do not count.
-
-        Args:
-            layer: the `TransformerXLLayer` whose content attention is compared.
-            x_BTD: inputs of the segment, which are the queries.
-            old_BOD: inputs before compression, the last `old_B` of each batch element filled.
-            new_BLD: the compressed vectors.
-
-        Source: Rae et al. 2019, algorithm 2.
+        The last `old_B` of the inputs `old_BOD` are filled. Source: Rae et al. 2019, algorithm 2.
         """
         filled_BO = last_filled(old_B, old_BOD.shape[1])
         filled_BL = last_filled(old_B // self.rate, new_BLD.shape[1])

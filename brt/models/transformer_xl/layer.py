@@ -55,9 +55,8 @@ class Biases(NamedTuple):
 class Distances(NamedTuple):
     """The distances between queries and keys, the same in all layers.
 
-    distance_C: (C,) int, such as `relative_attention.distances`.
-    sinusoid_CD: their encodings, for "relative".
-    biases: u and v of all layers; None where a layer has its own.
+    distance_C: (C,) int. sinusoid_CD: their encodings, for "relative". biases: u and v of all
+    layers; None where a layer has its own.
     """
 
     distance_C: jax.Array
@@ -76,14 +75,12 @@ class TransformerXLLayer(nnx.Module):
     """Attention, output projection, residual and norm; MLP, residual and norm.
 
     Args:
-        sizes: D, H, K, F.
-        encoding: one of ENCODINGS. "relative": keys of projected sinusoids. "shaw": keys and biases
-            learned for each distance. "absolute": nothing in this layer. "learned": vectors added
-            to the layer's inputs, counted backwards from the end of the segment.
+        encoding: "relative": keys of projected sinusoids. "shaw": keys and biases learned for each
+            distance. "absolute": nothing in this layer. "learned": vectors added to the layer's
+            inputs, counted backwards from the end of the segment.
         position_rows: R, learned distances; farther ones use the last.
         own_biases: u and v (of "relative") belong to this layer and not to the model.
         norm: "post": after the residual sums; "pre": before attention and MLP.
-        drops: dropout.
         clamp: distances above it share its encoding, or None.
         std: the initial matrices are N(0, std ** 2), scales of norms N(1, std ** 2).
 
@@ -160,7 +157,6 @@ class TransformerXLLayer(nnx.Module):
         return distances.biases or (self.content_bias_HK[...], self.position_bias_HK[...])
 
     def _rows(self, matrix_RX, distance_C):
-        """Returns rows of a matrix whose last row is distance 0."""
         R = matrix_RX.shape[0]
         farthest = R if self.clamp is None else min(R, max(self.clamp, 1))
         return matrix_RX[...][R - 1 - jnp.clip(distance_C, 0, farthest - 1)]
@@ -175,17 +171,13 @@ class TransformerXLLayer(nnx.Module):
         distances: Distances,
         key: jax.Array | None = None,
     ) -> jax.Array:
-        """Runs the layer on one segment.
+        """Runs the layer on one segment; returns (B, T, D).
 
         Args:
             x_BTD: (B, T, D), from `add_position_vectors`.
             memory_BMD: (B, M, D), earlier inputs of this layer; no gradient reaches them.
             visible_BTJ: (B, T, M + T) bool, keys each query sees.
             distances: of T queries and M + T keys.
-            key: dropout key or None.
-
-        Returns:
-            (B, T, D).
         """
         weights_key, *other_keys = (None,) * 4 if key is None else jax.random.split(key, 4)
         with jax.named_scope("attention"):
@@ -227,10 +219,8 @@ class TransformerXLLayer(nnx.Module):
     ) -> jax.Array:
         """Returns attention to vectors by their content alone, (B, T, H, K).
 
-        Args:
-            x_BTD: (B, T, D), inputs of the layer, which are the queries.
-            memory_BJD: (B, J, D), the vectors; gradients reach these only.
-            filled_BJ: (B, J) bool, vectors that are visible, at least one per batch element.
+        x_BTD: the queries' inputs. memory_BJD: the vectors; gradients reach these only. filled_BJ:
+        visible ones, at least one.
 
         Source: Rae et al. 2019, arXiv:1911.05507, algorithm 2.
         """
@@ -280,20 +270,17 @@ class TransformerXLLayer(nnx.Module):
         distance_BJ: jax.Array,
         distances: Distances,
     ) -> jax.Array:
-        """Runs the layer on one token, with earlier inputs in place of their keys and values.
+        """Runs the layer on one token; returns (B, D).
 
-        The query is multiplied with the key matrix instead: H * D numbers for each of the J inputs
-        instead of D * H * K.
+        Earlier inputs are kept in place of their keys and values, and the query is multiplied with
+        the key matrix: H * D numbers for each of the J inputs instead of D * H * K.
 
         Args:
             x_BD: (B, D), from `add_position_vectors`.
-            hidden: inputs of this layer, the token's own among them, J in consecutive parts:
-                (B, M, D) remembered and (B, P, D) of the segment.
-            visible_BJ, distance_BJ: whether the token sees them, and their distances, (B, J).
+            hidden: inputs of this layer, the token's own among them, J in consecutive parts: (B, M,
+                D) remembered and (B, P, D) of the segment.
+            visible_BJ, distance_BJ: whether the token sees them, and their distances.
             distances: 0, 1, ... J - 1.
-
-        Returns:
-            (B, D).
         """
         x_B1D = x_BD[:, None]
         normed_B1D = self._normed(x_B1D)

@@ -37,8 +37,8 @@ class TransformerXL(TransformerXLStack):
     Args:
         vocabulary_size: V.
         num_layers, width, num_heads, head_size, feed_forward_size: n, D, H, K, F.
-        memory_length: M, positions before the segment that each layer remembers, 0 or more; it may
-            be longer at evaluation than in training.
+        memory_length: M, positions before the segment that each layer remembers; it may be longer
+            at evaluation than in training.
         encoding: of positions. "relative" (this paper), "shaw" (learned for each distance and
             layer), "absolute" (sinusoids added to the embeddings, counted backwards from the
             segment's end), "learned" (vectors added to every layer's inputs, likewise).
@@ -56,7 +56,7 @@ class TransformerXL(TransformerXLStack):
             of the embedding N(0, projection_std ** 2), scales of norms N(1, std ** 2).
         activation_dtype: "float32" or "bfloat16"; parameters stay float32.
         remat: "none", or "layer" to recompute each layer in the backward pass.
-        memory: builds the memory of a layer's inputs: a `HiddenMemory` of length M or another.
+        memory: builds the memory of a layer's inputs, a `HiddenMemory`.
         special_tokens: further entries of the vocabulary, which no text contains.
         published_artefacts: reproduces what the released code does beyond its paper.
 
@@ -158,7 +158,6 @@ class TransformerXL(TransformerXLStack):
         return constrain(self.embedding(tokens_BT, self.dtype), "BTD")
 
     def logits(self, x_BTD: jax.Array) -> jax.Array:
-        """Returns (..., V) logits, or log-probabilities if there are several bins."""
         x_BTD = constrain(x_BTD, "BTD") if x_BTD.ndim == 3 else x_BTD
         return self.embedding.logits(x_BTD)
 
@@ -221,10 +220,8 @@ class TransformerXL(TransformerXLStack):
 def evaluation_memory(memory_length: int, segment_length: int, evaluated_length: int) -> int:
     """Returns M for segments of another length, such that memory and segment together stay as long.
 
-    With a memory of 0 it is the number of earlier tokens to process again (`Evaluation.stride` is
-    the length of a segment).
-
-    Source: the released code's validation during training.
+    With a memory of 0 it is the number of earlier tokens to process again. Source: the released
+    code's validation during training.
     """
     memory = memory_length + segment_length - evaluated_length
     if memory < 0:

@@ -17,10 +17,7 @@ from brt.models.layers.precision import at_least_float32
 
 
 class Positions(NamedTuple):
-    """Keys and biases of the distances J - 1, J - 2, ... in this order.
-
-    keys_CHK: r of each distance, (C, H, K). bias_CH: term (d), v.r or a learned bias.
-    """
+    """Keys r, (C, H, K), and term (d), (C, H), of the distances J - 1, J - 2, ... in this order."""
 
     keys_CHK: jax.Array
     bias_CH: jax.Array
@@ -49,13 +46,11 @@ def distances(T: int, J: int, future: bool = False) -> jax.Array:
 def shift(x_TC: jax.Array, J: int) -> jax.Array:
     """Skews scores by distance into scores by key: row i moves left by T - 1 - i, in one reshape.
 
-    Args:
-        x_TC: (..., T, C), column c holds distance J - 1 - c.
-        J: keys; query i is at key J - T + i.
+    x_TC: (..., T, C), column c holds distance J - 1 - c. Query i is at key J - T + i.
 
     Returns:
         (..., T, J). With C = J + T - 1 all entries are those of their distances. With C = J a key
-        behind the query gets a zero or an entry of the next query, as in the released code.
+            behind the query gets a zero or an entry of the next query, as in the released code.
 
     Source: Transformer-XL, appendix B.
     """
@@ -79,7 +74,7 @@ def scores(
     """Returns the sum of all terms over sqrt(K), (B, H, T, J).
 
     Args:
-        q_BTHK, k_BJHK: queries (B, T, H, K) and keys (B, J, H, K), J >= T.
+        q_BTHK, k_BJHK: queries and keys, J >= T.
         content_bias_HK: u, or None.
         positions: of `distances(T, J)`; None if the inputs contain their positions.
         dtype: of the scores; None: at least float32.
@@ -102,7 +97,7 @@ def query_terms(
     keys_CHK: jax.Array | None,
     dtype: DTypeLike,
 ) -> jax.Array:
-    """Returns the terms (a) to (c) over sqrt(K); arguments as `scores`."""
+    """Returns the terms (a) to (c) over sqrt(K)."""
     biased = q_BTHK if content_bias_HK is None else q_BTHK + content_bias_HK.astype(q_BTHK.dtype)
     s_BHTJ = jnp.einsum("BTHK,BJHK->BHTJ", biased, k_BJHK, preferred_element_type=dtype)
     if keys_CHK is not None:
@@ -150,10 +145,7 @@ def visible_scores(scores_BHTJ: jax.Array, visible_BTJ: jax.Array) -> jax.Array:
 def weights(
     scores_BHTJ: jax.Array, visible_BTJ: jax.Array, keep_BHTJ: jax.Array | None = None
 ) -> jax.Array:
-    """Returns the softmax over the visible keys, of which every query must have one.
-
-    keep_BHTJ: multiplies the weights (dropout), or None.
-    """
+    """Returns the softmax over the visible keys, of which every query must have one."""
     w_BHTJ = jax.nn.softmax(visible_scores(scores_BHTJ, visible_BTJ), axis=-1)
     return w_BHTJ if keep_BHTJ is None else w_BHTJ * keep_BHTJ
 
@@ -175,12 +167,8 @@ def plain_attend_by_distance(
 ) -> jax.Array:
     """Returns relative attention, (B, T, H, K), differentiated by JAX.
 
-    Args:
-        q_BTHK, k_BJHK, content_bias_HK, positions: as `scores` takes them.
-        v_BJHK: values, (B, J, H, K).
-        visible_BTJ: (B, T, J) bool; every query must see a key.
-        kept_BHTJ: bool, weights that dropout keeps, or None.
-        rate: of dropout; kept weights are divided by 1 - rate.
+    visible_BTJ: bool; every query must see a key. kept_BHTJ: bool, weights that dropout keeps and
+    divides by 1 - rate, or None. The others: as of `scores`.
     """
     s_BHTJ = scores(q_BTHK, k_BJHK, content_bias_HK, positions)
     keep_BHTJ = None if kept_BHTJ is None else kept_BHTJ / (1.0 - rate)

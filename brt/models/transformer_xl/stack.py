@@ -27,13 +27,7 @@ from brt.models.transformer_xl.relative_attention import distances
 
 
 class TransformerXLStack(Body, ShowsAttention):
-    """Layers that remember their inputs: the base of `TransformerXL`, which sets the attributes.
-
-    Attributes:
-        layers, memories: a `TransformerXLLayer` and a `HiddenMemory` each.
-        shared_biases: whether u and v are the model's, `content_bias_HK` and `position_bias_HK`.
-        segment_length: P, tokens of a segment.
-    """
+    """Layers that remember their inputs: the base of `TransformerXL`, which sets the attributes."""
 
     sizes: Sizes
     layers: nnx.List
@@ -118,7 +112,6 @@ class TransformerXLStack(Body, ShowsAttention):
             x_BTD: (B, T, D) embedded positions.
             contents: vectors before them, (B, M, D) for each layer.
             visible_BTJ: (B, T, M + T) bool, keys each query sees, itself included.
-            key: dropout key or None.
             future: whether a query sees keys behind it.
             shown: a list to which each layer's `LayerAttention` is appended, or None.
 
@@ -220,7 +213,6 @@ class TransformerXLStack(Body, ShowsAttention):
     def collected(
         self, shown: Sequence[LayerAttention], visible_BXJ: jax.Array, caches: tuple
     ) -> AttentionWeights:
-        """Returns the attention weights of all layers."""
         names = "abcd" if self.encoding in ("relative", "shaw") else ""
         return AttentionWeights(
             weights=tuple(layer.weights_BHTJ for layer in shown),
@@ -291,8 +283,7 @@ class TransformerXLStack(Body, ShowsAttention):
     ) -> tuple[jax.Array, tuple]:
         """Runs all layers on one position of the batch elements in `reads_B`.
 
-        Returns:
-            (B, D) outputs, and the decoding form, in which full segments stay.
+        Returns (B, D) outputs, and the decoding form, in which full segments stay.
         """
         M = self.remembered
         P = caches[0].x_BPD.shape[1]
