@@ -69,22 +69,6 @@ def test_products_of_bfloat16_are_exact_where_a_factor_is_repeated(letters, lead
         assert found.dtype == jnp.float32 and np.array_equal(found, expected)
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("used", [4, 5, 6], ids=["bare", "with a table", "with dropout"])
-def test_attention_is_a_weighted_mean_of_values(shape, used):
-    inputs = draw(*shape)[:used]
-    with jax.enable_x64(True):
-        found = quick_jit(attend)(*inputs)
-    np.testing.assert_allclose(found, plain(*inputs), rtol=1e-9, atol=1e-12)
-
-
-def test_the_sign_of_a_scale_does_not_matter():
-    q, k, v, scale_H, table_HQJ, _ = map(np.float32, draw(*SHAPES[1]))
-    found = attend(q, k, v, scale_H, table_HQJ)
-    np.testing.assert_array_equal(attend(q, k, v, -scale_H, table_HQJ), found)
-    assert (attend(q, k, v, 2 * scale_H, table_HQJ) != found).any()
-
-
 def test_a_hidden_key_has_no_part_at_all():
     q, k, v, scale_H, table_HQJ, _ = map(np.float32, draw(*SHAPES[1]))
     table_HQJ[..., 2] = HIDDEN

@@ -8,7 +8,7 @@ import pytest
 from flax import nnx
 from tiny_models import OneKey, cast, quick_jit, randomised
 
-from brt.models.attention_weights import AttentionLayout, ShowsAttention
+from brt.models.attention_weights import ShowsAttention
 from brt.models.memory_tokens.model import RecurrentMemoryTransformer
 from brt.models.transformer_xl.model import TransformerXL
 
@@ -117,12 +117,3 @@ def test_a_key_of_the_cache_changes_with_the_token_it_stands_for_and_with_no_oth
         np.testing.assert_array_equal(changed & is_token, expected)
         found |= set(np.flatnonzero(changed & is_token))
     assert found == set(np.flatnonzero(is_token)) and len(found) >= 5
-
-
-def test_distances_are_between_tokens_only():
-    layout = AttentionLayout((None, -2, -1), read=1, tokens=2, write=1)
-    assert layout.query_tokens == (None, 0, 1, None)
-    assert layout.key_tokens == (None, -2, -1, None, 0, 1, None)
-    assert [layout.distance(2, key) for key in range(7)] == [None, 3, 2, None, 1, 0, None]
-    assert [layout.distance(1, key) for key in range(7)] == [None, 2, 1, None, 0, -1, None]
-    assert [layout.distance(0, key) for key in range(7)] == [None] * 7

@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from architectures import ARCHITECTURES, VOCABULARY, WINDOW, abstract, random_model
+from architectures import ARCHITECTURES, VOCABULARY, WINDOW, random_model
 from flax import nnx
-from tiny_models import parameters, quick_jit, read_segment
+from tiny_models import quick_jit, read_segment
 from tiny_run import one_device
 
 from brt.models.block_recurrent.cell import StateCache
@@ -33,30 +33,6 @@ def read(model, tokens_BT, caches=None):
 
 def moved(before, after):
     return np.abs(np.asarray(before) - np.asarray(after)).max()
-
-
-@pytest.mark.parametrize("name", FEEDBACK)
-def test_every_layer_has_a_second_query_and_a_projection_of_double_width(name):
-    for layer in parameters(random_model(name))["layers"].values():
-        assert layer["cross_queries_DA"].shape == (D, A)
-        assert layer["output_CD"].shape == (2 * A, D)
-        assert "output_AD" not in layer
-    # Without feedback only recurrent layers have.
-    plain = parameters(random_model(name, feedback=False))["layers"]
-    assert ["cross_queries_DA" in layer for layer in plain.values()] == [
-        "cell" in layer for layer in plain.values()
-    ]
-
-
-def test_of_several_states_the_highest_is_fed_back():
-    layers = abstract("feedback_two_cells").layers
-    assert state_source(layers) == 2
-    assert state_source(layers[:2]) == 0
-    assert state_source(abstract("feedback_fixed_skip").layers) == 1
-    # An external memory offers no states, however high it stands.
-    higher = abstract("feedback_memorizing", memorizing_layers=(1, 2))
-    assert "memory" in higher.layers[2].memory_names
-    assert state_source(higher.layers) == 1
 
 
 def test_the_state_after_a_block_moves_every_layer_of_the_next():

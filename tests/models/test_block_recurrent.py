@@ -13,13 +13,11 @@ from architectures import (
     WINDOW,
     abstract,
     build,
-    every,
     random_model,
 )
 from flax import nnx
 from tiny_models import OneKey, drawn, parameters, quick_jit, read_segment
 
-from brt.data.vocabularies.base import BEGIN
 from brt.models.block_recurrent.cell import RecurrentCell, StateCache
 from brt.models.block_recurrent.external_memory import ExternalMemory
 from brt.models.block_recurrent.memory import LayerMemory
@@ -56,32 +54,6 @@ def test_first_logits_have_variance_d_over_V_or_one():
     assert shapes.logits_divisor**2 == pytest.approx(4096)
 
 
-def test_one_table_embeds_and_predicts():
-    model = random_model("slide")
-    assert [
-        leaf.shape for leaf in jax.tree.leaves(parameters(model)) if VOCABULARY in leaf.shape
-    ] == [(VOCABULARY, D)]
-    x_BD = np.random.default_rng(2).normal(size=(B, D)).astype(np.float32)
-    for divisor, root in (("vocabulary", VOCABULARY), ("width", D)):
-        logits_BV = random_model("slide", logits_divisor=divisor).logits(x_BD)
-        expected = x_BD @ np.asarray(model.embedding_VD[...]).T / np.sqrt(root)
-        np.testing.assert_allclose(logits_BV, expected, rtol=1e-5, atol=1e-5)
-
-
-def test_the_begin_of_a_document_has_a_row_of_its_own():
-    model = random_model("slide")
-    x_BTD = model.embed(jnp.array([[BEGIN, 0, VOCABULARY - 1]]))
-    np.testing.assert_array_equal(x_BTD[0, 0], model.begin_D[...])
-    np.testing.assert_array_equal(x_BTD[0, 1:], model.embedding_VD[...][jnp.array([0, -1])])
-    assert model.logits(x_BTD).shape == (1, 3, VOCABULARY)  # it can never be predicted
-
-
-def test_the_table_begins_with_variance_one():
-    model = drawn(lambda: BlockRecurrentTransformer(nnx.Rngs(0), 2000, 1, 100, 1, 2, 2, 2))
-    assert abs(float(model.embedding_VD[...].std()) - 1) < 0.01
-    assert abs(float(model.begin_D[...].std()) - 1) < 0.3
-
-
 # Blocks and segments
 
 
@@ -92,14 +64,6 @@ def test_a_segment_is_whole_blocks(length):
         ValueError, match=rf"{length} tokens.*BlockRecurrentTransformer\.window = {W}"
     ):
         abstract("slide").stack(x_BTD, ())
-
-
-def test_the_parameters_know_neither_segments_nor_windows():
-    shapes = [
-        jax.tree.map(lambda leaf: leaf.shape, parameters(abstract("rec_lstm_dual", window=window)))
-        for window in (1, 4, 7)
-    ]
-    assert shapes[0] == shapes[1] == shapes[2]
 
 
 def test_monitors_are_named_by_their_layer():
@@ -139,14 +103,6 @@ def test_the_gradient_that_reaches_each_memory_is_monitored(name, expected):
 
 
 # Settings
-
-
-def test_layers_are_counted_from_zero_or_from_the_end():
-    for index in (9, -3):
-        model = nnx.eval_shape(
-            lambda index=index: BlockRecurrentTransformer(OneKey(), 8, 12, 4, 1, 4, 4, 4, (index,))
-        )
-        assert [i for i, layer in parameters(model)["layers"].items() if "cell" in layer] == [9]
 
 
 @pytest.mark.parametrize(
@@ -276,30 +232,6 @@ def test_bfloat16_activations_give_nearly_the_logits_of_float32(name):
             )
         assert {x.dtype for x in cache.window} == {jnp.dtype("bfloat16")}
     assert sum(len(cache.memories) for cache in caches) == 1
-
-
-@pytest.mark.parametrize("name", every())
-def test_a_segment_leaves_caches_of_the_kind_it_found(name):
-    """Shapes and types, so that segments can be folded; logits float32 in every case."""
-    for dtype in ("float32", "bfloat16"):
-        graph, params = nnx.split(abstract(name, activation_dtype=dtype))
-
-        def run(params, graph=graph):
-            model = nnx.merge(graph, params)
-            caches = model.init_caches(B)
-            logits_BTV, after = model(jnp.zeros((B, SEGMENT), jnp.int32), caches)
-            decoding = model.begin_decoding(after)
-            logits_BV, decoded = model.decode(jnp.zeros(B, jnp.int32), decoding)
-            return (logits_BTV, logits_BV), (caches, after), (decoding, decoded)
-
-        logits, segment_forms, decoding_forms = jax.eval_shape(run, params)
-        for x, shape in zip(logits, ((B, SEGMENT, VOCABULARY), (B, VOCABULARY)), strict=True):
-            assert x.shape == shape and x.dtype == jnp.float32
-        for before, after in (segment_forms, decoding_forms):
-            assert jax.tree.structure(before) == jax.tree.structure(after)
-            assert jax.tree.map(lambda x: (x.shape, x.dtype), before) == jax.tree.map(
-                lambda x: (x.shape, x.dtype), after
-            )
 
 
 @pytest.mark.parametrize("memories", [(RecurrentCell, (2,)), ((RecurrentCell, (1,), 2),), (3,)])

@@ -12,7 +12,6 @@ from tiny_models import OneKey, parameters, quick_jit, randomised, read_segment
 
 from brt.models.transformer_xl.compressive_memory import CompressiveMemory
 from brt.models.transformer_xl.hidden_memory import HiddenMemory
-from brt.models.transformer_xl.model import TransformerXL
 
 SEGMENTS, ROWS = 6, 2
 
@@ -45,14 +44,6 @@ def test_at_rate_1_it_is_a_transformer_xl_with_a_longer_memory(compression):
     np.testing.assert_allclose(found, expected, atol=2e-5)
     shorter, _ = read_all(with_memory(HiddenMemory, 14))
     assert np.abs(found - shorter).max() > 1e-2
-
-
-def test_the_oldest_compressed_vectors_are_forgotten():
-    _, caches = read_all(random_model("compressive_mean"))
-    for cache in caches:
-        assert cache.compressed_BLD.shape[1] == 5
-        np.testing.assert_array_equal(cache.compressed_count_B, [5, 5])
-        np.testing.assert_array_equal(cache.count_B, [6, 6])
 
 
 def loss_parts(model):
@@ -126,15 +117,3 @@ def test_what_does_not_fit_is_refused_by_name(settings, message):
         build("compressive_mean", memory=functools.partial(
             CompressiveMemory, **dict(compressed=5, rate=2) | settings
         ))  # fmt: skip
-
-
-def test_segments_that_the_rate_does_not_divide_are_refused():
-    model = TransformerXL(
-        nnx.Rngs(0),
-        **dict(vocabulary_size=7, num_layers=1, width=4, num_heads=1, head_size=2),
-        feed_forward_size=4,
-        memory_length=6,
-        memory=functools.partial(CompressiveMemory, compressed=2, rate=3),
-    )
-    with pytest.raises(ValueError, match=r"rate = 3 must divide the 8 positions"):
-        model.for_segments(8)

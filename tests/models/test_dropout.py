@@ -1,7 +1,5 @@
 """Dropout: its masks, where the layers drop, and where nothing is ever dropped."""
 
-import inspect
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,21 +9,13 @@ from flax import nnx
 from tiny_models import OneKey, parameters, quick_jit, randomised
 
 import brt.models.block_recurrent.layer
-from brt.models.block_recurrent.cell import RecurrentCell
 from brt.models.block_recurrent.layer import Layer
 from brt.models.layers.attention import attend
-from brt.models.layers.dropout import dropout, keep_mask
+from brt.models.layers.dropout import dropout
 from brt.models.layers.sizes import Sizes
 
 KEY = jax.random.key(7)
 PERIOD = 128
-
-
-@pytest.mark.parametrize(("rate", "key"), [(0.0, KEY), (0.5, None), (0.0, None)])
-def test_without_a_rate_or_a_key_nothing_happens(rate, key):
-    x_BTD = jnp.ones((2, 3, 4))
-    assert dropout(x_BTD, rate, key) is x_BTD
-    assert keep_mask(key, rate, (3, 4), x_BTD.dtype) is None
 
 
 @pytest.mark.parametrize("T", [1, PERIOD, PERIOD + 1, 3 * PERIOD + 5])
@@ -38,21 +28,6 @@ def test_one_mask_serves_all_rows_and_comes_back_every_128_tokens(T):
         np.testing.assert_array_equal(found[0, t], found[0, t - PERIOD])
     for shift in range(1, min(T, PERIOD)):  # and not sooner
         assert (found[0, shift:PERIOD] != found[0, : min(T, PERIOD) - shift]).any()
-
-
-@pytest.mark.parametrize("rate", [0.05, 0.5, 0.9])
-def test_the_mean_is_kept(rate):
-    found = np.asarray(keep_mask(KEY, rate, (300, 1000), "float32"))
-    np.testing.assert_allclose(np.unique(found), [0, 1 / (1 - rate)], rtol=1e-6)
-    assert abs((found == 0).mean() - rate) < 0.003
-    assert abs(found.mean() - 1) < 0.01
-
-
-def test_equal_keys_draw_equal_masks_and_others_do_not():
-    x_BTD = jnp.ones((1, 40, 8))
-    first = dropout(x_BTD, 0.5, KEY)
-    assert (first == dropout(x_BTD, 0.5, KEY)).all()
-    assert (first != dropout(x_BTD, 0.5, jax.random.key(8))).any()
 
 
 # Where a layer drops. H * K = D, so that projections can be the identity.
@@ -164,32 +139,6 @@ def test_the_input_of_the_logits_is_dropped():
 
 
 # Where nothing is dropped.
-
-
-def test_no_key_reaches_the_cell(monkeypatch):
-    """What the cell does with the tokens' keys and values in training is what it always does."""
-    for method in ("step", "keys_values", "__call__", "init_cache"):
-        assert not {"key", "rngs", "dropout"} & set(
-            inspect.signature(getattr(RecurrentCell, method)).parameters
-        )
-    model = random_model("rec_fixed_skip", dropout=0.5, num_layers=1, recurrent_layers=(0,))
-    run = RecurrentCell.__call__
-
-    def what_the_cell_does(key):
-        seen = []
-
-        def record(cell, *inputs):
-            seen.append((inputs, run(cell, *inputs)))
-            return seen[-1][1]
-
-        monkeypatch.setattr(RecurrentCell, "__call__", record)
-        model(jnp.arange(16).reshape(2, 8), model.init_caches(2), key)
-        (inputs, outputs) = seen[0]
-        return inputs[2].keys_BGJHK, outputs, run(model.layers[0].cell, *inputs)
-
-    reads, found, again = quick_jit(what_the_cell_does)(KEY)
-    jax.tree.map(np.testing.assert_array_equal, again, found)
-    assert (reads != quick_jit(what_the_cell_does)(None)[0]).any()  # of tokens in training
 
 
 @pytest.mark.parametrize("name", ["rec_lstm_skip", "feedback_two_cells"])

@@ -12,11 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_models import OneKey, parameters, quick_jit, read_segment
 
-from brt import config
 from brt.models.block_recurrent.external_memory import ExternalMemory, RingCache
 from brt.models.block_recurrent.memory import LayerTokens
-from brt.models.block_recurrent.model import BlockRecurrentTransformer
-from brt.models.counts import count_parameters
 from brt.models.layers.sizes import Sizes
 
 H, K = 2, 4
@@ -64,51 +61,7 @@ def test_the_ring_holds_the_last_tokens_each_where_its_place_in_the_document_say
         np.testing.assert_array_equal(cache.values_BMHK[row], expected[1])
 
 
-def test_writing_all_rows_is_writing_every_row():
-    memory, (_, k, v) = memory_of(size=8, neighbours=1), tokens_of(3, 12)
-    some = memory.write(ring(3, 8), k, v, jnp.ones(3, bool))
-    jax.tree.map(np.testing.assert_array_equal, memory.write(ring(3, 8), k, v), some)
-
-
-def test_clearing_forgets_the_memory():
-    used = jax.tree.map(lambda x: x + 1, ring(2, 8))
-    assert not any(x.any() for x in used.clear_state(ring(2, 8)))
-
-
 # The search
-
-
-def test_buckets_find_what_independent_places_promise():
-    """Random keys fall into buckets at random, and only the best of a bucket is found.
-
-    So of the k best a share of 1 - 1/e is found, the others losing to a better one; of the best
-    quarter nine in ten; and with them most of what a sharp attention would weigh.
-    """
-    rng = np.random.default_rng(0)
-    size, k, width, queries = 4096, 64, 64, 200
-    keys, q = (rng.normal(size=(n, width)) for n in (size, queries))
-    scores = (
-        q
-        / np.linalg.norm(q, axis=1, keepdims=True)
-        @ (keys / np.linalg.norm(keys, axis=1, keepdims=True)).T
-    )
-    picks = {}
-    for search in ("exact", "bucketed"):
-        memory = memory_of(window=k, size=size, neighbours=k, search=search)
-        picks[search] = np.asarray(memory._best(jnp.asarray(scores)[None, None]))[0, 0]
-    order = np.argsort(-scores, axis=1)
-    for row in range(queries):
-        assert set(picks["exact"][row]) == set(order[row, :k])
-        assert sorted(picks["bucketed"][row] % k) == list(range(k))
-
-    def share(count):
-        return np.mean([np.isin(o[:count], p) for o, p in zip(order, picks["bucketed"])])
-
-    assert abs(share(k) - (1 - np.exp(-1))) < 0.02
-    assert share(k // 4) > 0.85
-    weights = np.exp(20 * scores)
-    sums = {name: np.take_along_axis(weights, p, 1).sum(1) for name, p in picks.items()}
-    assert np.mean(sums["bucketed"] / sums["exact"]) > 0.8
 
 
 @pytest.mark.parametrize("factor, recall", [(1, 0.63), (2, 0.78), (4, 0.88)])
@@ -225,12 +178,6 @@ def test_a_memory_that_is_not_mixed_in_is_a_plain_layer_without_position_bias():
     assert off[-100.0] < 1e-6 < off[-10.0] < 2e-3 < 0.1 < off[10.0]
 
 
-def test_the_mix_begins_half_and_half():
-    memory = memory_of(size=8, neighbours=1)
-    local, found = jnp.full((1, 4, H, K), 2.0), jnp.full((1, 4, H, K), 6.0)
-    assert [float(part[0, 0, 0, 0]) for part in memory.mixed(local, found)] == [1.0, 3.0]
-
-
 # The reach
 
 
@@ -276,18 +223,6 @@ def test_sizes_that_do_not_fit_are_named(options, named):
         memory_of(**dict(size=8, neighbours=2) | options)
 
 
-@pytest.mark.parametrize(
-    ("settings", "named"),
-    [
-        (dict(memorizing_layers=(3,)), r"memorizing_layers = \(3,\): layer 3.*0 \.\.\. 2"),
-        (dict(memories=((ExternalMemory, (5,)),)), r"memories = \(5,\): layer 5.*0 \.\.\. 2"),
-    ],
-)
-def test_layers_that_cannot_memorize_are_named(settings, named):
-    with pytest.raises(ValueError, match=named):
-        abstract("slide", neighbours=2, **settings)
-
-
 def test_a_layer_with_two_external_memories_is_refused():
     second = functools.partial(ExternalMemory, size=4, neighbours=2)
     with pytest.raises(ValueError, match=r"ExternalMemory\.name = 'memory'"):
@@ -300,25 +235,3 @@ def test_a_layer_may_memorize_and_recur_and_be_fed_back_to():
     layers = abstract("slide", **settings).layers
     assert [layer.memory_names for layer in layers] == [("memory",), (), ("cell", "memory")]
     assert all("cross_queries_DA" in parameters(layer) for layer in layers)
-
-
-def test_gin_configures_the_memory_of_the_layers_that_have_one():
-    sizes = ["ExternalMemory.size = 24", "ExternalMemory.neighbours = 5"]
-    config.parse([], ["BlockRecurrentTransformer.memorizing_layers = (-2,)", *sizes])
-    model = nnx.eval_shape(lambda: BlockRecurrentTransformer(OneKey(), 8, 3, 4, 2, 4, 4, 6))
-    assert [layer.memory_names for layer in model.layers] == [(), ("memory",), ()]
-    memory = model.layers[1].memory
-    assert (memory.size, memory.neighbours, memory.search) == (24, 5, "exact")
-    assert memory.mix_H.shape == (2,)
-    assert "table_HR" not in str(parameters(model)["layers"][1])
-    assert count_parameters(model).recurrence == 2
-
-
-def test_a_memory_in_bfloat16_counts_its_tokens_in_whole_numbers():
-    model = random_model("memorizing_exact", activation_dtype="bfloat16")
-    (cache,) = model.init_caches(2)[1].memories
-    assert isinstance(cache, RingCache)
-    assert cache.keys_BMHK.dtype == cache.values_BMHK.dtype == jnp.bfloat16
-    assert cache.keys_BMHK.shape == (2, 2 * WINDOW, 2, 4) and cache.written_B.dtype == jnp.int32
-    (decoding,) = model.begin_decoding(model.init_caches(2))[1].memories
-    assert isinstance(decoding, RingCache) and decoding.keys_BMHK.dtype == jnp.bfloat16

@@ -69,39 +69,6 @@ def test_a_gate_computes_one_number_at_a_time_what_its_equations_say(kind, form,
     assert np.broadcast_shapes(keep.shape, found.shape) == found.shape
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_a_fixed_gate_is_one_vector_whatever_it_reads(form):
-    module = gate("fixed", form)
-    h_BSC = jnp.asarray(np.random.default_rng(3).normal(size=(2, 3, 5)), jnp.float32)
-    c_BSD = jnp.ones((2, 3, 4))
-    _, keep = apply(module, c_BSD, h_BSC)
-    _, other = apply(module, c_BSD * 7, -3 * h_BSC)
-    assert keep.shape == (4,) and (keep == other).all()
-
-
-@pytest.mark.parametrize("bias", [10.0, -10.0])
-def test_a_fixed_gate_at_its_end_keeps_the_state_or_replaces_it(bias):
-    module = gate("fixed")
-    module.keep_bias_D[...] = jnp.full(4, bias)
-    rng = np.random.default_rng(4)
-    c_BSD, h_BSC = (jnp.asarray(rng.normal(size=(2, 3, x)), jnp.float32) for x in (4, 5))
-    candidate = h_BSC @ module.candidate_FD[...] + module.candidate_bias_D[...]
-    found, _ = apply(module, c_BSD, h_BSC)
-    np.testing.assert_allclose(found, c_BSD if bias > 0 else candidate, atol=1e-3)
-
-
-def test_a_new_lstm_gate_keeps_most_and_takes_little():
-    """sigmoid(1) = 0.73 of the state, sigmoid(-1) = 0.27 of the candidate."""
-    module = gate("lstm", input_size=64, width=512)
-    h_BSC = jnp.asarray(np.random.default_rng(5).normal(size=(1, 256, 64)), jnp.float32)
-    _, keep = apply(module, jnp.zeros((1, 256, 512)), h_BSC)
-    assert keep.shape == (1, 256, 512)
-    assert 0.72 < float(keep.mean()) < 0.735
-    module.candidate_bias_D[...] = jnp.full(512, 20.0)  # the tanh of it is 1
-    taken, _ = apply(module, jnp.zeros((1, 256, 512)), h_BSC)
-    assert 0.265 < float(taken.mean()) < 0.28
-
-
 def spread(array, std):
     """A sample of 1e5 has this standard deviation, to 2 %, around zero."""
     array = np.asarray(array, np.float64)
@@ -122,18 +89,6 @@ def test_gate_matrices_begin_small_for_their_input(form):
         assert np.abs(getattr(module, name)[...]).max() > cut * 0.99
     # The released code draws the candidate's matrix as any other.
     spread(module.candidate_FD[...], small if form == "paper" else np.sqrt(1 / 400))
-
-
-def test_gate_biases_begin_within_a_tenth():
-    fixed, lstm = (gate(kind, input_size=1, width=100_000) for kind in KINDS)
-    for bias in (
-        fixed.keep_bias_D,
-        fixed.candidate_bias_D,
-        lstm.input_bias_D,
-        lstm.forget_bias_D,
-        lstm.candidate_bias_D,
-    ):
-        spread(bias[...], 0.1)
 
 
 @pytest.mark.parametrize(("kind", "form", "squash"), EVERY_GATE)

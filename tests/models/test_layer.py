@@ -11,10 +11,8 @@ from architectures import random_model
 from flax import nnx
 from tiny_models import OneKey, drawn, parameters, quick_jit
 
-from brt.models.block_recurrent.cell import RecurrentCell
-from brt.models.block_recurrent.external_memory import ExternalMemory
 from brt.models.block_recurrent.layer import Layer
-from brt.models.block_recurrent.memory import BlockStates, LayerMemory, joined_states
+from brt.models.block_recurrent.memory import BlockStates, LayerMemory
 from brt.models.layers.initializers import parameter
 from brt.models.layers.sizes import Sizes
 
@@ -47,14 +45,6 @@ def weights(layer):
 
 
 # What it weighs
-
-
-def test_a_plain_layer_weighs_four_attention_matrices_and_two_of_the_network():
-    sizes = [leaf.size for leaf in jax.tree.leaves(parameters(random_layer())) if leaf.ndim == 2]
-    assert sum(sizes) == 4 * D * A + 2 * D * F + H * 32
-    published = nnx.eval_shape(lambda: Layer(OneKey(), Sizes(1024, 8, 128, 4096), 512))
-    sizes = [leaf.size for leaf in jax.tree.leaves(parameters(published)) if leaf.ndim == 2]
-    assert sum(sizes) - 8 * 32 == 12_582_912
 
 
 def test_matrices_begin_with_variance_one_over_their_input():
@@ -101,16 +91,6 @@ def test_a_token_reaches_itself_and_the_next_W_tokens_only():
         after, _, _ = read(layer, x_BTD.at[0, j].add(1.0))
         moved = np.flatnonzero((np.asarray(before) != after).any(axis=(0, 2)))
         assert moved.tolist() == list(range(j, min(j + W + 1, 4 * W)))
-
-
-def test_nothing_depends_on_where_in_a_stream_a_window_lies():
-    """Once the cache is warm: the same tokens one block later give the same outputs."""
-    layer, x_BTD = random_layer(), draw(B, 5 * W, D)
-    whole, last, _ = read(layer, x_BTD)
-    later, last_later, _ = read(layer, x_BTD[:, W:])
-    np.testing.assert_allclose(later[:, W:], whole[:, 2 * W :], rtol=1e-5, atol=1e-5)
-    assert np.abs(later[:, : W - 1] - whole[:, W : 2 * W - 1]).max() > 1e-2  # not yet warm
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5), last, last_later)
 
 
 def test_the_cache_is_the_keys_and_values_of_the_last_block():
@@ -219,28 +199,6 @@ def test_the_states_of_several_memories_are_read_as_those_of_one():
             np.testing.assert_allclose(several, one, rtol=1e-5, atol=1e-5)
     silent, _, _ = read(Layer(nnx.Rngs(0), Sizes(D, H, K, F), W), x_BTD)
     assert np.abs(silent - found[0][0]).max() > 1e-2
-
-
-def test_states_are_joined_in_the_order_of_their_memories():
-    first, second = (
-        BlockStates(*draw(2, B, 3, S, H, K, seed=seed)) for seed, S in ((1, 2), (2, 4))
-    )
-    assert joined_states([]) is None and joined_states([None, None]) is None
-    assert joined_states([None, first]) is first
-    for x, y, both in zip(first, second, joined_states([first, None, second]), strict=True):
-        np.testing.assert_array_equal(both, np.concatenate([x, y], axis=2))
-
-
-def test_a_cell_and_an_external_memory_stand_in_one_layer():
-    layer = random_layer(recurrent=(0,), memorizing_layers=(0,), search="exact", neighbours=2)
-    assert layer.memory_names == ("cell", "memory")
-    assert [type(memory) for memory in layer.memories] == [RecurrentCell, ExternalMemory]
-    _, cache, metrics = read(layer, draw(B, 2 * W, D))
-    assert set(metrics) == {"kept", "state_norm", "state_share", "memory_share"}
-    states, ring = cache.memories
-    assert (ring.written_B == 2 * W).all()
-    learned = layer.cell.initial_states_SD[...]
-    assert (np.abs(states.states_BSD - learned).max(axis=(1, 2)) > 1e-3).all()
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import paper_numpy as paper
 import pytest
 from architectures import random_model
 from flax import nnx
-from tiny_models import OneKey, drawn, parameters, quick_jit
+from tiny_models import OneKey, parameters, quick_jit
 
 from brt.models.block_recurrent.cell import ARRANGEMENTS, RecurrentCell, StateCache
 from brt.models.block_recurrent.gates import KINDS
@@ -55,63 +55,6 @@ def step(graph_and_params, states_BSD, k_BJHK, v_BJHK):
 
 def next_states(cell, states_BSD, k_BJHK, v_BJHK):
     return step(nnx.split(cell), states_BSD, k_BJHK, v_BJHK)
-
-
-def names(cell):
-    return {".".join(path): leaf.shape for path, leaf in nnx.to_flat_state(nnx.state(cell))}
-
-
-# What it holds
-
-
-@every_cell
-def test_a_recurrent_layer_has_two_keys_two_values_and_four_queries(settings):
-    """Of the shape (D, H * K) there is nothing else, so nothing hides under another name."""
-    recurrent = random_model("slide", num_layers=1, recurrent_layers=(0,), **settings).layers[0]
-    found = [path for path, leaf in nnx.to_flat_state(nnx.state(recurrent)) if leaf.shape == (D, A)]
-    assert sorted(found) == sorted(
-        (*side, name)
-        for side in ((), ("cell",))
-        for name in ("keys_DA", "values_DA", "queries_DA", "cross_queries_DA")
-    )
-
-
-@every_cell
-def test_gates_stand_where_the_arrangement_puts_them(settings):
-    gates = {name.split(".")[0] for name in names(random_cell(**settings)) if "gate" in name}
-    expected = set() if settings["arrangement"] == "skip" else {"feed_forward_gate"}
-    if settings["order"] == "sequential":
-        expected |= {"self_gate", "cross_gate"}
-    elif settings["arrangement"] != "single":
-        expected |= {"attention_gate"}
-    assert gates == expected
-
-
-@every_cell
-def test_gates_read_the_attention_or_the_hidden_layer(settings):
-    """Their matrices are 2 H K by D at the projection, F by D at the network."""
-    shapes = names(random_cell(**settings))
-    inputs = {"attention_gate": ("C", 2 * A), "feed_forward_gate": ("F", F)}
-    inputs |= {"self_gate": ("A", A), "cross_gate": ("A", A)}
-    for gate in {name.split(".")[0] for name in shapes if "gate" in name}:
-        letter, size = inputs[gate]
-        for part in ("candidate", "input", "forget"):
-            if part == "candidate" or settings["gate"] == "lstm":
-                assert shapes[f"{gate}.{part}_{letter}D"] == (size, D)
-    if settings["arrangement"] == "single":
-        assert shapes["hidden_CF"] == (2 * A, F)
-    assert ("hidden_DF" in shapes) == (settings["arrangement"] == "dual")
-
-
-@pytest.mark.parametrize("num_states", [1, 5])
-def test_a_fixed_skip_cell_costs_eight_matrices_and_two_tables(num_states):
-    """With the layer's own query matrix and the state half of its projection."""
-    model = random_model("rec_fixed_skip", num_states=num_states)
-    recurrent, plain = (
-        sum(leaf.size for leaf in jax.tree.leaves(parameters(model.layers[i])) if leaf.ndim == 2)
-        for i in (1, 0)
-    )
-    assert recurrent - plain == 8 * D * A + 2 * num_states * D
 
 
 # What it computes
@@ -257,13 +200,6 @@ def test_the_share_kept_is_that_of_the_gates():
 
 
 # What it begins with, and what it refuses
-
-
-def test_initial_states_begin_a_tenth_as_large_as_ids():
-    cell = drawn(lambda: RecurrentCell(nnx.Rngs(0), Sizes(250, 1, 1, 1), W, num_states=400))
-    assert abs(float(cell.initial_states_SD[...].std()) / 0.1 - 1) < 0.02
-    assert abs(float(cell.state_ids_SD[...].std()) - 1) < 0.02
-    assert (cell.attention_scale_H[...] == 1).all() and (cell.cross_scale_H[...] == 1).all()
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """The Recurrent Memory Transformer: who sees whom, what is carried, and what it equals."""
 
 import functools
-import re
 
 import jax
 import jax.numpy as jnp
@@ -228,23 +227,6 @@ def test_the_first_memory_is_learned_and_clearing_the_state_returns_to_it():
     assert with_state(empty) == [SIZES["num_layers"]]  # after the layers' windows
 
 
-@pytest.mark.parametrize(("rows", "same"), [("independent", False), ("identical", True)])
-def test_the_first_memory_begins_as_independent_or_as_identical_rows(rows, same):
-    drawn = make(nnx.Rngs(0), num_memory=3, initial_rows=rows, width=64)
-    memory_SD = np.asarray(drawn.memory_SD[...])
-    assert np.array_equal(memory_SD[0], memory_SD[1]) == same
-    assert 0.7 < memory_SD[0].std() < 1.3
-
-
-def test_activations_keep_their_type_through_the_memory():
-    small = built(num_memory=2, memory_length=3, dtype="float32", activation_dtype="bfloat16")
-    small.dtype = jnp.dtype("bfloat16")
-    caches = small.init_caches(B)
-    after = jax.eval_shape(small, tokens()[1], caches)[1]
-    for old, new in zip(jax.tree.leaves(caches), jax.tree.leaves(after), strict=True):
-        assert (old.shape, old.dtype) == (new.shape, new.dtype)
-
-
 # The auxiliary loss.
 
 
@@ -259,32 +241,6 @@ def test_the_auxiliary_loss_is_what_the_new_memory_says_of_one_more_entry(cutoff
     log_sum = np.log(np.exp(logits_BSV).sum(axis=-1))
     expected = 0.01 * (log_sum - logits_BSV[..., V]).mean()
     assert float(metrics["added_nats"]) == pytest.approx(expected, rel=1e-9)
-
-
-def test_without_a_weight_there_is_no_entry_and_no_auxiliary_loss():
-    plain = built(num_memory=3)
-    assert plain.body.embedding.edges[-1] == V
-    metrics = plain.stack(plain.embed(tokens()[0]), plain.init_caches(B))[2]
-    assert "added_nats" not in metrics
-
-
-def test_the_auxiliary_loss_is_soon_learned():
-    graph, params = nnx.split(built(num_memory=2, auxiliary_weight=1.0), nnx.Param)
-
-    @quick_jit
-    def step(params, tokens_BT):
-        def loss(params):
-            model = nnx.merge(graph, params)
-            return model.stack(model.embed(tokens_BT), model.init_caches(B))[2]["added_nats"]
-
-        nats, grads = jax.value_and_grad(loss)(params)
-        return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), nats
-
-    found = []
-    for _ in range(40):
-        params, nats = step(params, tokens()[1])
-        found.append(float(nats))
-    assert found[0] > 1 and found[-1] < 0.05
 
 
 # What it costs.
@@ -337,32 +293,6 @@ def around_blocks(num_memory=2, window=4, kind=BlockRecurrentTransformer, **sett
     sizes = {name: size for name, size in SIZES.items() if name != "memory_length"}
     body = functools.partial(kind, window=window, **sizes)
     return RecurrentMemoryTransformer(OneKey(), num_memory=num_memory, body=body, **settings)
-
-
-@pytest.mark.parametrize("at_end", [True, False])
-@pytest.mark.parametrize(("num_memory", "window"), [(1, 4), (2, 4), (3, 5), (7, 4), (2, 1)])
-def test_lengths_that_a_refusal_names_are_those_next_to_it_that_work(num_memory, window, at_end):
-    model = around_blocks(num_memory=num_memory, window=window, memory_at_end=at_end)
-    read = 2 * num_memory if at_end else num_memory
-
-    def named(length):
-        """Lengths named by the refusal of this one; none if it works."""
-        try:
-            model.for_segments(length)
-        except ValueError as refusal:
-            said = str(refusal)
-            assert f"{length} tokens" in said and f"blocks of {window}" in said
-            found = re.search(r"the segment length (\d+)(?: or (\d+))?, or bind .*num_memory", said)
-            return [int(each) for each in found.groups() if each]
-        return []
-
-    lengths = range(num_memory + 1, num_memory + 5 * window)
-    works = [length for length in lengths if not named(length)]
-    assert works == [length for length in lengths if (length + read) % window == 0]
-    for length in range(num_memory + 1, num_memory + 4 * window):
-        if length not in works:
-            before = [other for other in works if other < length]
-            assert named(length) == [*before[-1:], min(x for x in works if x > length)]
 
 
 def test_a_body_that_is_none_is_refused_by_name():

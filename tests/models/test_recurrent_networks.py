@@ -4,12 +4,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from architectures import ARCHITECTURES, SEGMENT, VOCABULARY, abstract, random_model
-from flax import nnx
+from architectures import ARCHITECTURES, SEGMENT, VOCABULARY, random_model
 from jax.extend.core import jaxprs_in_params
-from tiny_models import parameters, quick_jit
+from tiny_models import quick_jit
 
-from brt.models.recurrent_networks import LSTM, QRNN, LSTMLayer, pooled
+from brt.models.recurrent_networks import LSTM, QRNN, pooled
 
 both = pytest.mark.parametrize("name", ["lstm", "qrnn"])
 
@@ -77,23 +76,6 @@ def test_only_the_products_with_the_last_output_are_inside_the_lstm_loop_and_non
 
 
 @both
-def test_layers_between_have_the_hidden_size_and_the_ends_the_width(name):
-    kernels = [layer["inputs_IZ"].shape for layer in parameters(abstract(name))["layers"].values()]
-    gates = {"lstm": 4, "qrnn": 3}[name]
-    assert kernels == [(12, 10 * gates), (10, 10 * gates), (10, 12 * gates)]
-    model = abstract(name)
-    weights = 12 * 10 + 10 * 10 + 10 * 12
-    outputs = 10 * 10 + 10 * 10 + 12 * 12 if name == "lstm" else weights
-    expected = 2 * (gates * (weights + outputs) + VOCABULARY * 12)
-    assert model.flops_per_token() == expected
-
-
-def test_a_forget_gate_begins_by_keeping():
-    layer = LSTMLayer(nnx.Rngs(0), 3, 2)
-    np.testing.assert_array_equal(layer.bias_Z[...], [0, 0, 1, 1, 0, 0, 0, 0])
-
-
-@both
 def test_states_are_float32_where_activations_are_bfloat16(name):
     model = random_model(name, activation_dtype="bfloat16")
     tokens = jnp.zeros((2, 5), jnp.int32)
@@ -133,26 +115,6 @@ def test_bad_settings_are_named(model, settings, sentence):
 
 
 # Words in bins.
-
-
-@both
-def test_without_bins_the_parameters_have_the_names_and_shapes_of_before(name):
-    found = parameters(random_model(name, cutoffs=(), div_val=1, tied=True))
-    assert {key: x.shape for key, x in found.items() if key != "layers"} == {
-        "embedding_VD": (VOCABULARY, 12),
-        "begin_D": (12,),
-        "bias_V": (VOCABULARY,),
-    }
-
-
-def test_words_in_bins_begin_as_long_as_those_of_one_table():
-    sizes = dict(vocabulary_size=3000, width=50, num_layers=1, hidden_size=5)
-    tokens = jnp.arange(3000)[None]
-    plain, binned = (
-        np.std(LSTM(nnx.Rngs(0), **sizes, **words).embed(tokens))
-        for words in ({}, dict(cutoffs=(1000, 2000)))
-    )
-    assert plain == pytest.approx(1, abs=0.02) and binned == pytest.approx(1, abs=0.02)
 
 
 @pytest.mark.parametrize("words", [dict(cutoffs=(5, 11), div_val=2), dict(div_val=2), {}], ids=str)

@@ -13,7 +13,6 @@ from brt.models.transformer_xl.relative_attention import (
     score_terms,
     scores,
     shift,
-    weights,
 )
 
 B, T, H, K = 2, 5, 3, 4
@@ -103,15 +102,6 @@ def test_nothing_that_is_queries_times_keys_times_width_is_ever_made():
         for equation in jaxpr.jaxpr.eqns:
             largest = max(largest, *(out.aval.size for out in equation.outvars))
     assert largest <= B * H * max(T * (J + 1), J * wide) < T * J * wide
-
-
-def test_hidden_keys_weigh_nothing_and_the_others_sum_to_one():
-    q, k, u, positions = drawn(2 * T)
-    visible = np.random.default_rng(3).random((B, T, 2 * T)) < 0.4
-    visible[..., 0] = True
-    found = np.asarray(weights(scores(q, k, u, positions), jnp.asarray(visible)))
-    np.testing.assert_allclose(found.sum(axis=-1), 1, atol=1e-12)
-    assert not found[np.broadcast_to(~visible[:, None], found.shape)].any()
 
 
 def test_the_sinusoid_of_distance_0_is_zeros_and_ones_and_far_ones_share_one():

@@ -1,19 +1,16 @@
 """Transformer-XL of its own paper: what it remembers, what it sees, and where laws are bent."""
 
 import functools
-import inspect
 import itertools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from architectures import SEGMENT, VOCABULARY, WITHOUT_WINDOW, build
+from architectures import SEGMENT, VOCABULARY, WITHOUT_WINDOW
 from flax import nnx
 from tiny_models import OneKey, cast, parameters, quick_jit, randomised, read_segment
 
-from brt import config
-from brt.models.block_recurrent.model import BlockRecurrentTransformer
 from brt.models.counts import count_parameters
 from brt.models.layers.initializers import parameter
 from brt.models.transformer_xl.hidden_memory import HiddenMemory, visible_keys
@@ -277,25 +274,7 @@ def test_parameters_begin_as_published():
         assert x.std() == pytest.approx(std, rel=5 / x.size**0.5), path
 
 
-def test_a_variational_mask_is_constant_along_time_and_differs_by_row():
-    variational, usual = (
-        txl(memory_length=4, dropout=0.5, variational_dropout=flag) for flag in (True, False)
-    )
-    x_BTD = jnp.ones((ROWS, SEGMENT, 12))
-    kept = variational.drops(x_BTD, jax.random.key(1))
-    assert np.ptp(kept, axis=1).max() == 0 and np.abs(kept[0] - kept[1]).max() > 0
-    assert set(np.unique(kept)) == {0.0, 2.0}
-    assert np.ptp(usual.drops(x_BTD, jax.random.key(1)), axis=1).max() > 0
-
-
 # Sizes, mistakes
-
-
-def test_operations_are_counted_as_they_are_multiplied():
-    model = build("txl_same_length")
-    (D, A, F, V), M = (12, 8, 10, VOCABULARY), 6
-    layer = 2 * (4 * D * A + 2 * D * F) + 3 * 2 * A * M + 2 * 2 * D * A * M / SEGMENT
-    assert model.flops_per_token() == 3 * layer + 2 * V * D
 
 
 @pytest.mark.parametrize(
@@ -310,30 +289,6 @@ def test_operations_are_counted_as_they_are_multiplied():
 def test_settings_that_contradict_one_another_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):
         TransformerXL(OneKey(), **(WIDTHS | settings))
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "TransformerXL.published_artefacts",
-        "TransformerXL.special_tokens",
-        "BlockRecurrentTransformer.special_tokens",
-    ],
-)
-def test_what_only_code_may_ask_for_cannot_be_bound(name):
-    kind = dict(TransformerXL=TransformerXL, BlockRecurrentTransformer=BlockRecurrentTransformer)
-    model, argument = name.split(".")
-    assert argument in inspect.signature(kind[model].__init__).parameters
-    with pytest.raises(ValueError, match=f"denylisted.*{argument}"):
-        config.parse([], [f"{name} = 1"])
-
-
-def test_special_tokens_are_entries_that_no_text_holds():
-    plain, more = (txl(memory_length=4, special_tokens=n) for n in (0, 2))
-    assert more.vocabulary_size == plain.vocabulary_size == VOCABULARY
-    for model, entries in ((plain, VOCABULARY), (more, VOCABULARY + 2)):
-        logits_BTV, _ = call(model, tokens(SEGMENT), model.init_caches(ROWS))
-        assert logits_BTV.shape == (ROWS, SEGMENT, entries)
 
 
 class Scaled(HiddenMemory):

@@ -67,21 +67,6 @@ def test_every_recording_is_reproduced(check, file):
     assert check(file) == 0
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_what_the_reference_writes_is_reproduced(check, variant):
-    assert check(recording(variant)) == 0
-
-
-@pytest.mark.parametrize(
-    ("variant", "key"),
-    [("mem", "hidden_full"), ("cache", "memory_out"), ("cache", "mems/2"), ("begin_only", "loss")],
-)
-def test_any_wrong_number_in_a_recording_fails(check, variant, key):
-    array = np.array(recording(variant)[key])
-    array.flat[-1] += 1e-3
-    assert check(recording(variant) | {key: array}) == 1
-
-
 def test_positions_to_the_future_are_true_ones_unless_parameters_were_released():
     model = load_recording(recording("mem"))
     first = recording("mem")["tokens"][0].T

@@ -73,32 +73,6 @@ def test_every_recording_is_reproduced(check, file):
     assert check(file) == 0
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_what_the_reference_writes_is_reproduced(check, variant):
-    assert check(recording(variant)) == 0
-
-
-@pytest.mark.parametrize(
-    ("variant", "key"),
-    [
-        ("attn0", "hidden"),
-        ("adaptive_div2", "loss"),
-        ("attn0", "mems/2"),
-        ("attn1", "mems_in_seg1/0"),
-    ],
-)
-def test_any_wrong_number_in_a_recording_fails(check, variant, key):
-    array = np.array(recording(variant)[key])
-    array.flat[-1] += 1e-3
-    assert check(recording(variant) | {key: array}) == 1
-
-
-def test_a_recording_with_a_memory_of_another_length_fails(check):
-    found = recording("attn0_mem")
-    shorter = {key: x[1:] for key, x in found.items() if key.startswith("mems/")}
-    assert check(found | shorter) == 1
-
-
 @pytest.mark.parametrize("variant", ["attn2_mem", "attn3"])
 def test_positions_are_added_to_the_memory_once_unless_parameters_were_released(variant):
     clean = recording(variant, artefacts=False)
