@@ -26,7 +26,8 @@ from brt.data.vocabularies.base import Vocabulary
 from brt.data.vocabularies.pretrained_folder import PretrainedFolderVocabulary
 from brt.evaluation.reading import reading_step
 from brt.evaluation.settings import batch_shape
-from brt.models.model import Model, Reader
+from brt.models.model import Model
+from brt.models.reader import Reader
 from brt.pretrained.source import Pretrained
 from brt.storage.json_files import read_json
 from brt.storage.paths import is_remote

@@ -17,7 +17,7 @@ from brt.data.streams.base import EvaluationPass, with_empty_rows
 from brt.evaluation.scores import TokenScores
 from brt.models.axis_rules import spec
 from brt.models.caches import clear_state, select_rows, with_state
-from brt.models.model import Reader
+from brt.models.reader import Reader
 from brt.progress import Progress
 from brt.training.prefetch import Prefetch
 from brt.training.sharding import divisible_rows, shardings

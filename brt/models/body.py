@@ -4,7 +4,7 @@ from typing import Self
 
 import jax
 
-from brt.models.memory_tokens.layout import CausalMemoryTokens, MemoryLayout, MemoryTokens
+from brt.models.memory_tokens.layout import MemoryLayout, MemoryTokens
 from brt.models.model import LanguageModel
 
 
@@ -54,4 +54,4 @@ class Body(LanguageModel):
 
         The default suits a model in which a position attends to those before it.
         """
-        return CausalMemoryTokens(self, layout)
+        return MemoryTokens(self, layout)

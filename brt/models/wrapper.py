@@ -1,9 +1,12 @@
-"""The base of models around another model."""
+"""The bases of models around another model."""
 
 from typing import Any
 
+import jax
 import numpy as np
 from flax import nnx
+
+from brt.models.model import LanguageModel
 
 
 class Wrapper(nnx.Module):
@@ -20,9 +23,33 @@ class Wrapper(nnx.Module):
 
     @property
     def dtype(self) -> np.dtype:
-        """Of activations."""
         return self.body.dtype
 
     @dtype.setter
     def dtype(self, dtype: np.dtype) -> None:
         self.body.dtype = dtype
+
+
+class LanguageModelWrapper(Wrapper, LanguageModel):
+    """A wrapper that embeds and predicts tokens as the model inside; P is a segment's length."""
+
+    segment_length: int
+
+    @property
+    def period(self) -> int:
+        return self.segment_length
+
+    def embed(self, tokens_BT: jax.Array) -> jax.Array:
+        return self.body.embed(tokens_BT)
+
+    def logits(self, x_BTD: jax.Array) -> jax.Array:
+        return self.body.logits(x_BTD)
+
+    def token_losses(self, x_BTD: jax.Array, targets_BT: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return self.body.token_losses(x_BTD, targets_BT)
+
+    def windows_reach(self) -> int:
+        return self.body.windows_reach()
+
+    def divided_sizes(self) -> dict[str, int]:
+        return self.body.divided_sizes()

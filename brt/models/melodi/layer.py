@@ -41,8 +41,7 @@ class MelodiSizes(NamedTuple):
 
 
 class MelodiCache(NamedTuple):
-    """Memories of a layer before any norm, (B, S, D), and (B, M, D) or None. Empty: zeros, visible.
-    """
+    """Memories of a layer before any norm, (B, S, D) and (B, M, D) or None. Empty: zeros."""
 
     short_BSD: jax.Array
     long_BMD: jax.Array | None

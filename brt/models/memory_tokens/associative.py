@@ -23,11 +23,10 @@ from brt.models.counts import matrix_size
 from brt.models.layers.initializers import DENSE, normal, parameter
 from brt.models.layers.norms import share_of_norm
 from brt.models.layers.precision import at_least_float32
-from brt.models.model import LanguageModel
 from brt.models.transformer_xl.hidden_memory import DecodingSegment, append_input, open_segment
 from brt.models.transformer_xl.model import TransformerXL
 from brt.models.transformer_xl.relative_attention import distances
-from brt.models.wrapper import Wrapper
+from brt.models.wrapper import LanguageModelWrapper
 
 NU = 3
 """Products per entry of the feature map, DPFP-3."""
@@ -130,7 +129,7 @@ class _Run(NamedTuple):
 
 
 @configurable(denylist=["rngs"])
-class AssociativeRecurrentMemoryTransformer(Wrapper, LanguageModel):
+class AssociativeRecurrentMemoryTransformer(LanguageModelWrapper):
     """ARMT around a Transformer-XL without memory, whose settings are bound by its own name.
 
     Args:
@@ -165,10 +164,6 @@ class AssociativeRecurrentMemoryTransformer(Wrapper, LanguageModel):
         )
         self.associations = nnx.List(Association(rngs, width, key_size) for _ in self.body.layers)
 
-    @property
-    def period(self) -> int:
-        return self.segment_length
-
     def for_segments(self, length: int) -> Self:
         model = nnx.merge(*nnx.split(self))
         model.segment_length = length
@@ -177,15 +172,6 @@ class AssociativeRecurrentMemoryTransformer(Wrapper, LanguageModel):
 
     def init_caches(self, rows: int) -> tuple:
         return tuple(each.init_cache(rows, self.dtype) for each in self.associations)
-
-    def embed(self, tokens_BT: jax.Array) -> jax.Array:
-        return self.body.embed(tokens_BT)
-
-    def logits(self, x_BTD: jax.Array) -> jax.Array:
-        return self.body.logits(x_BTD)
-
-    def token_losses(self, x_BTD: jax.Array, targets_BT: jax.Array) -> tuple[jax.Array, jax.Array]:
-        return self.body.token_losses(x_BTD, targets_BT)
 
     # Segments.
 
@@ -284,9 +270,6 @@ class AssociativeRecurrentMemoryTransformer(Wrapper, LanguageModel):
 
     # Receptive field and cost.
 
-    def windows_reach(self) -> int:
-        return self.body.windows_reach()
-
     def receptive_field(self) -> float:
         return math.inf
 
@@ -300,6 +283,3 @@ class AssociativeRecurrentMemoryTransformer(Wrapper, LanguageModel):
         write = 2 * (D * Y + D * D + 2 * matrix) * S
         shared = layers + len(self.associations) * (attention + read + write)
         return self.body.flops_per_token() + shared / P
-
-    def divided_sizes(self) -> dict[str, int]:
-        return self.body.divided_sizes()

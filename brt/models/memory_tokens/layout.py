@@ -6,7 +6,6 @@ next segment. Without write positions (the Memory Transformer) X = S + T, and th
 read positions are the memory. Axes as in `brt.models`.
 """
 
-import abc
 from typing import TYPE_CHECKING, NamedTuple
 
 import jax
@@ -14,6 +13,7 @@ import jax.numpy as jnp
 
 from brt.models.attention_weights import AttentionLayout, AttentionWeights
 from brt.models.caches import select_rows
+from brt.models.model import Metrics
 
 if TYPE_CHECKING:
     from brt.models.body import Body
@@ -56,87 +56,14 @@ class MemoryLayout(NamedTuple):
         return jnp.concatenate([y_BXD[:, :first], y_BXD[:, first + S : end]], axis=1), memory_BSD
 
 
-class MemoryTokens(abc.ABC):
-    """Runs a backbone on segments with memory tokens.
+class MemoryTokens:
+    """Runs a backbone on segments with memory tokens: here as positions of a causal backbone.
+
+    A memory vector attends as a token in its position would; a segment consists of whole
+    cache-update intervals of the backbone. Other backbones override all methods.
 
     Caches are those of the backbone alone. While decoding, `begin` runs on the read positions
     before a segment's first token, and `finish` on the write positions after its last.
-    """
-
-    @abc.abstractmethod
-    def segment(
-        self, x_BTD: jax.Array, caches: tuple, memory_BSD: jax.Array, key: jax.Array | None = None
-    ) -> tuple[jax.Array, jax.Array, tuple, dict[str, jax.Array]]:
-        """Returns (B, T, D) outputs of the tokens, the next memory, the caches, and metrics."""
-
-    @abc.abstractmethod
-    def begin_decoding(self, caches: tuple) -> tuple:
-        """Returns the decoding form at the start of a segment."""
-
-    @abc.abstractmethod
-    def end_decoding(self, caches: tuple) -> tuple:
-        """Returns the segment form of a decoding form at the start of a segment."""
-
-    @abc.abstractmethod
-    def begin(
-        self, caches: tuple, memory_BSD: jax.Array, rows_B: jax.Array
-    ) -> tuple[tuple, jax.Array]:
-        """Runs on the read positions of the batch elements in `rows_B`, in the decoding form.
-
-        Returns the caches, and the outputs of these positions, (B, S, D).
-        """
-
-    @abc.abstractmethod
-    def decode(
-        self, x_BD: jax.Array, caches: tuple, reads_B: jax.Array | bool = True
-    ) -> tuple[jax.Array, tuple]:
-        """Runs on one token of every batch element; returns (B, D) and the caches."""
-
-    @abc.abstractmethod
-    def finish(
-        self, caches: tuple, memory_BSD: jax.Array, rows_B: jax.Array
-    ) -> tuple[tuple, jax.Array]:
-        """Runs on the write positions of the batch elements in `rows_B`.
-
-        Returns the caches at the start of the next segment, and the outputs of these positions.
-        """
-
-    @abc.abstractmethod
-    def read_part(
-        self, x_BPD: jax.Array, caches: tuple, memory_BSD: jax.Array, counts_B: jax.Array
-    ) -> tuple[jax.Array, tuple, jax.Array]:
-        """Runs on the read positions and the first `counts_B` of up to P tokens, in one pass.
-
-        Returns (B, P, D) outputs of the tokens, the decoding form of the caches, and the outputs of
-        the read positions.
-        """
-
-    @abc.abstractmethod
-    def carries(self) -> bool:
-        """Returns whether the memory can depend on tokens before its segment."""
-
-    @abc.abstractmethod
-    def flops_per_token(self) -> float:
-        """Returns a token's operations, with its share of those of the memory tokens."""
-
-    def attention_layout(self) -> AttentionLayout | None:
-        """Returns the keys and queries of a segment; None if attention cannot be drawn."""
-        return None
-
-    def attention_weights(
-        self, x_BTD: jax.Array, caches: tuple, memory_BSD: jax.Array
-    ) -> tuple[AttentionWeights, jax.Array, jax.Array, tuple]:
-        """Runs on one segment without dropout.
-
-        Returns the weights, the outputs of the tokens, the next memory, and the caches.
-        """
-        raise NotImplementedError
-
-
-class CausalMemoryTokens(MemoryTokens):
-    """Memory tokens as ordinary positions of a causal backbone.
-
-    A segment consists of whole cache-update intervals of the backbone.
     """
 
     def __init__(self, body: "Body", layout: MemoryLayout):
@@ -155,20 +82,28 @@ class CausalMemoryTokens(MemoryTokens):
 
     def segment(
         self, x_BTD: jax.Array, caches: tuple, memory_BSD: jax.Array, key: jax.Array | None = None
-    ) -> tuple[jax.Array, jax.Array, tuple, dict[str, jax.Array]]:
+    ) -> tuple[jax.Array, jax.Array, tuple, Metrics]:
+        """Returns (B, T, D) outputs of the tokens, the next memory, the caches, and metrics."""
         x_BXD = self.layout.surround(x_BTD, memory_BSD)
         y_BXD, caches, metrics = self.body.stack(x_BXD, caches, key)
         return *self.layout.divide(y_BXD), caches, metrics
 
     def begin_decoding(self, caches: tuple) -> tuple:
+        """Returns the decoding form at the start of a segment."""
         return self.body.begin_decoding(caches)
 
     def end_decoding(self, caches: tuple) -> tuple:
+        """Returns the segment form of a decoding form at the start of a segment."""
         return self.body.end_decoding(caches)
 
     def begin(
         self, caches: tuple, memory_BSD: jax.Array, rows_B: jax.Array
     ) -> tuple[tuple, jax.Array]:
+        """Runs on the read positions of the batch elements in `rows_B`, in the decoding form.
+
+        Returns the caches, and the outputs of these positions, (B, S, D).
+        """
+
         def token(caches, x_BD):
             y_BD, caches = self.body.decode_embedded(x_BD, caches, rows_B)
             return caches, y_BD
@@ -179,11 +114,16 @@ class CausalMemoryTokens(MemoryTokens):
     def decode(
         self, x_BD: jax.Array, caches: tuple, reads_B: jax.Array | bool = True
     ) -> tuple[jax.Array, tuple]:
+        """Runs on one token of every batch element; returns (B, D) and the caches."""
         return self.body.decode_embedded(x_BD, caches, reads_B)
 
     def finish(
         self, caches: tuple, memory_BSD: jax.Array, rows_B: jax.Array
     ) -> tuple[tuple, jax.Array]:
+        """Runs on the write positions of the batch elements in `rows_B`.
+
+        Returns the caches at the start of the next segment, and the outputs of these positions.
+        """
         if not self.layout.memory_at_end:
             return caches, memory_BSD
         return self.begin(caches, memory_BSD, rows_B)
@@ -191,6 +131,11 @@ class CausalMemoryTokens(MemoryTokens):
     def read_part(
         self, x_BPD: jax.Array, caches: tuple, memory_BSD: jax.Array, counts_B: jax.Array
     ) -> tuple[jax.Array, tuple, jax.Array]:
+        """Runs on the read positions and the first `counts_B` of up to P tokens, in one pass.
+
+        Returns (B, P, D) outputs of the tokens, the decoding form of the caches, and the outputs
+        of the read positions.
+        """
         S, W = self.layout.num_memory, self.body.period
         x_BXD = jnp.concatenate([memory_BSD, x_BPD], axis=1)
         X = x_BXD.shape[1]
@@ -214,9 +159,24 @@ class CausalMemoryTokens(MemoryTokens):
         return y_BXD[:, S:X], decoding, y_BXD[:, :S]
 
     def carries(self) -> bool:
+        """Returns whether the memory can depend on tokens before its segment."""
         return True
 
     def flops_per_token(self) -> float:
+        """Returns a token's operations, with its share of those of the memory tokens."""
         memory_positions = self.layout.positions - self.layout.period
         shared = self.body.flops_per_position() * memory_positions / self.layout.period
         return self.body.flops_per_token() + shared
+
+    def attention_layout(self) -> AttentionLayout | None:
+        """Returns the keys and queries of a segment; None if attention cannot be drawn."""
+        return None
+
+    def attention_weights(
+        self, x_BTD: jax.Array, caches: tuple, memory_BSD: jax.Array
+    ) -> tuple[AttentionWeights, jax.Array, jax.Array, tuple]:
+        """Runs on one segment without dropout.
+
+        Returns the weights, the outputs of the tokens, the next memory, and the caches.
+        """
+        raise NotImplementedError

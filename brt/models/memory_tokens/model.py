@@ -20,9 +20,9 @@ from brt.models.caches import select_rows
 from brt.models.layers.initializers import parameter
 from brt.models.memory_tokens.layout import MemoryLayout, MemoryTokens
 from brt.models.memory_tokens.memory import MemoryCache, TokenMemory
-from brt.models.model import LanguageModel, Metrics
+from brt.models.model import Metrics
 from brt.models.transformer_xl.model import TransformerXL
-from brt.models.wrapper import Wrapper
+from brt.models.wrapper import LanguageModelWrapper
 
 INITIAL_ROWS = ("independent", "identical")
 
@@ -40,7 +40,7 @@ class DecodingMemory(NamedTuple):
 
 
 @configurable(denylist=["rngs"])
-class RecurrentMemoryTransformer(Wrapper, LanguageModel, ShowsAttention):
+class RecurrentMemoryTransformer(LanguageModelWrapper, ShowsAttention):
     """RMT and the Memory Transformer, around any `Body`.
 
     Around a Transformer-XL with `memory_length` > 0 it is Tr-XL + RMT. The backbone's settings are
@@ -97,10 +97,6 @@ class RecurrentMemoryTransformer(Wrapper, LanguageModel, ShowsAttention):
         )
 
     @property
-    def period(self) -> int:
-        return self.segment_length
-
-    @property
     def layout(self) -> MemoryLayout:
         return MemoryLayout(
             self.num_memory, self.period, self.memory_at_end, self.read_memory_from_cache
@@ -133,9 +129,6 @@ class RecurrentMemoryTransformer(Wrapper, LanguageModel, ShowsAttention):
     def init_caches(self, rows: int) -> tuple:
         return (*self.body.init_caches(rows), self.memory.init_cache(rows, self.dtype))
 
-    def embed(self, tokens_BT: jax.Array) -> jax.Array:
-        return self.body.embed(tokens_BT)
-
     def stack(
         self, x_BTD: jax.Array, caches: tuple, key: jax.Array | None = None
     ) -> tuple[jax.Array, tuple, Metrics]:
@@ -164,12 +157,6 @@ class RecurrentMemoryTransformer(Wrapper, LanguageModel, ShowsAttention):
             self.embed(tokens_BT), tuple(body_caches), memory_BSD
         )
         return weights, self.logits(y_BTD), (*after, MemoryCache(memory_BSD))
-
-    def logits(self, x_BTD: jax.Array) -> jax.Array:
-        return self.body.logits(x_BTD)
-
-    def token_losses(self, x_BTD: jax.Array, targets_BT: jax.Array) -> tuple[jax.Array, jax.Array]:
-        return self.body.token_losses(x_BTD, targets_BT)
 
     def _special_nats(self, memory_BSD):
         special_BS = jnp.full(memory_BSD.shape[:2], self.vocabulary_size, jnp.int32)
@@ -244,17 +231,11 @@ class RecurrentMemoryTransformer(Wrapper, LanguageModel, ShowsAttention):
 
     # Receptive field and cost.
 
-    def windows_reach(self) -> int:
-        return self.body.windows_reach()
-
     def receptive_field(self) -> float:
         return math.inf if self.positions.carries() else self.body.receptive_field()
 
     def flops_per_token(self) -> float:
         return self.positions.flops_per_token()
-
-    def divided_sizes(self) -> dict[str, int]:
-        return self.body.divided_sizes()
 
 
 def _repeated(rows):

@@ -51,6 +51,8 @@ def visible_positions(
 class TransformerXLMemoryTokens(MemoryTokens):
     """Memory tokens of a Transformer-XL. Source: RMT, section 3, and the released code."""
 
+    body: "TransformerXLStack"
+
     def __init__(self, body: "TransformerXLStack", layout: MemoryLayout):
         if body.encoding != "relative" or body.same_length:
             raise ValueError(

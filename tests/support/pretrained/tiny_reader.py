@@ -10,7 +10,7 @@ from flax import nnx
 from brt.checks import configurable
 from brt.models.layers.initializers import normal, parameter
 from brt.models.layers.losses import token_losses
-from brt.models.model import Reader
+from brt.models.reader import Reader
 from brt.token_ids import PADDING
 
 
