@@ -1,6 +1,7 @@
 """Packaging of brt; the extras name what they are for."""
 
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -8,6 +9,7 @@ from setuptools import find_packages, setup
 from setuptools.command.build_py import build_py
 
 HERE = Path(__file__).parent
+(VERSION,) = re.findall(r'^__version__ = "(.*)"$', (HERE / "brt/__init__.py").read_text(), re.M)
 
 # The suite passes with the lowest of all bounds and with the newest versions inside of them:
 # scripts/test_versions.sh.
@@ -93,11 +95,21 @@ class BuildWithConfigs(build_py):
 
 setup(
     name="brt",
-    version="0.1.0",
+    version=VERSION,
     description="Language models that read long documents segment by segment",
     long_description=(HERE / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="Apache-2.0",
+    keywords="jax flax transformer recurrent memory long-context language-model",
+    classifiers=[
+        "Development Status :: 4 - Beta",
+        "Intended Audience :: Science/Research",
+        "Operating System :: POSIX :: Linux",
+        "Programming Language :: Python :: 3 :: Only",
+        *(f"Programming Language :: Python :: 3.{minor}" for minor in (11, 12, 13)),
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Typing :: Typed",
+    ],
     python_requires=">=3.11",
     packages=find_packages(include=["brt", "brt.*"]),
     package_data={
@@ -106,6 +118,7 @@ setup(
         "brt.reporting.papers": ["*.toml"],
     },
     cmdclass={"build_py": BuildWithConfigs},
+    entry_points={"console_scripts": ["brt = brt.__main__:main"]},
     install_requires=REQUIRED,
     extras_require=EXTRAS,
 )

@@ -156,11 +156,66 @@ def configurable(made: Any = None, *, denylist: Sequence[str] = ()) -> Any:
     """
     if made is None:
         return functools.partial(configurable, denylist=denylist)
-    if inspect.isclass(made):
-        setattr(made, "__init__", _checked(made.__init__, made.__name__, denylist))  # noqa: B010
-    else:
-        made = _checked(made, made.__name__, denylist)
-    return gin.configurable(made, denylist=denylist or None)
+    name = made.__name__
+    if not inspect.isclass(made):
+        checked = _checked(made, name, denylist)
+        return _readable(gin.configurable(checked, denylist=denylist or None), name)
+    setattr(made, "__init__", _checked(made.__init__, name, denylist))  # noqa: B010
+    registered = gin.configurable(made, denylist=denylist or None)
+    registered.__init__ = _readable(registered.__init__, name)
+    parameters = [*inspect.signature(registered.__init__).parameters.values()][1:]
+    registered.__signature__ = inspect.Signature(parameters)  # a metaclass would hide it
+    return registered
+
+
+class MissingSettings(TypeError, RuntimeError):
+    """A call lacks arguments that nothing binds; gin's own error is a RuntimeError."""
+
+
+class _Required:
+    def __repr__(self):
+        return "REQUIRED"
+
+
+def _readable(function, name):
+    """Gives a function the signature that `help` shows, and an error in Python's words."""
+    signature = inspect.signature(function)
+    shown = [
+        parameter.replace(
+            annotation=_without_ranges(parameter.annotation),
+            default=_Required() if parameter.default is gin.REQUIRED else parameter.default,
+        )
+        for parameter in signature.parameters.values()
+    ]
+
+    @functools.wraps(function)
+    def call(*args, **kwargs):
+        try:
+            return function(*args, **kwargs)
+        except MissingSettings:
+            raise
+        except RuntimeError as error:
+            own = f"Required bindings for `{name}` not provided in config: "
+            text = str(error).partition("\n")[0]
+            if not text.startswith(own):
+                raise
+            missing = text.removeprefix(own).strip("[]")
+            raise MissingSettings(f"{name}() missing required arguments: {missing}") from None
+
+    call.__signature__ = signature.replace(parameters=shown)  # type: ignore[attr-defined]
+    return call
+
+
+def _without_ranges(annotation):
+    """Returns an annotation without what `Annotated` adds: `int` of `Count`."""
+    origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is typing.Annotated:
+        return inner[0]
+    if origin in (types.UnionType, typing.Union):
+        return functools.reduce(lambda a, b: a | b, map(_without_ranges, inner))
+    if inner and origin in (tuple, list, dict):
+        return origin[tuple(map(_without_ranges, inner))]
+    return annotation
 
 
 def _checked(function, name, unchecked):

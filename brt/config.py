@@ -435,8 +435,9 @@ def unbuildable(error: Exception) -> ConfigError | None:
     """
     text = message(error).split("\n")[0]
     called = re.search(r"In call to configurable '(\w+)'", str(error))
-    if "Required bindings" in text:
-        return ConfigError(f"{text}. Bind it in a gin file or with --gin.NAME=VALUE.")
+    if lacking := re.fullmatch(r"(\w+)\(\) missing required arguments: (.*)", text):
+        names = ", ".join(f"{lacking[1]}.{name}" for name in re.findall(r"\w+", lacking[2]))
+        return ConfigError(f"Nothing binds {names}: bind it in a gin file or by --gin.NAME=VALUE.")
     if called and re.search(r"missing \d+ required positional arguments?: 'rngs'", text):
         return ConfigError(f"@{called[1]}() is built too early: write @{called[1]}, no brackets.")
     if isinstance(error, TypeError) and called:

@@ -75,6 +75,7 @@ def parameters_of(entry: Any) -> dict[str, inspect.Parameter]:
 def _parameters(wrapped):
     # A class may hide its parameters behind a metaclass.
     function = wrapped.__init__ if inspect.isclass(wrapped) else wrapped
+    function = getattr(function, "__wrapped__", function)  # `help` is shown another signature
     return dict(inspect.signature(function).parameters)
 
 

@@ -264,9 +264,8 @@ def test_a_required_value_that_is_not_bound_is_named(folder, without):
     path = plain_config(folder)
     lines = [line for line in path.read_text().split("\n") if not line.startswith(without)]
     path.write_text("\n".join(lines))
-    configurable, parameter = without.split(".")
     sentence = message(built, path)
-    assert configurable in sentence and f"'{parameter}'" in sentence
+    assert without in sentence
     assert "--gin.NAME=VALUE" in sentence
 
 

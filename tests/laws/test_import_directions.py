@@ -32,7 +32,7 @@ LAYERS = (
     ("brt.command_line",),
     ("brt.run_data",),
     ("brt.benchmark", "brt.evaluate", "brt.export", "brt.generate", "brt.prepare", "brt.report"),
-    ("brt.train",),
+    ("brt.train", "brt.__main__"),
 )
 """From the bottom. A module imports its own package and those of layers below, and neither its
 neighbours in a layer nor what is above it. `registration` names packages above it as texts, and

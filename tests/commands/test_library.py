@@ -1,0 +1,59 @@
+"""brt as a library: its names, its help, its errors, and its command."""
+
+import inspect
+import pydoc
+import subprocess
+import sys
+
+import pytest
+from flax import nnx
+
+import brt
+from brt import BlockRecurrentTransformer, RecurrentCell
+from brt.bindings.registration import register_all
+from brt.config import known_names
+from brt.training.optimization.optimizers import adafactor
+
+
+@pytest.mark.parametrize("name", brt.__all__)
+def test_every_name_is_there_and_is_documented(name):
+    assert getattr(brt, name).__doc__
+    assert name in dir(brt)
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError):
+        brt.Transformer  # noqa: B018
+
+
+@pytest.mark.parametrize("named", [BlockRecurrentTransformer, RecurrentCell, adafactor])
+def test_help_shows_plain_types(named):
+    text = pydoc.render_doc(named, renderer=pydoc.plaintext)
+    assert "<object object" not in text and "Annotated" not in text and "Range(" not in text
+
+
+def test_signatures_show_the_arguments_that_gin_binds():
+    register_all()
+    parameters = inspect.signature(BlockRecurrentTransformer).parameters
+    assert {*known_names()["BlockRecurrentTransformer"]} < {*parameters}
+    assert parameters["window"].annotation is int and parameters["dropout"].default == 0.0
+
+
+def test_missing_arguments_are_a_type_error():
+    with pytest.raises(TypeError, match=r"BlockRecurrentTransformer\(\) .*'window'") as caught:
+        BlockRecurrentTransformer(nnx.Rngs(0), vocabulary_size=256, width=8)
+    assert "width" not in str(caught.value)
+
+
+def brt_command(*arguments):
+    line = [sys.executable, "-m", "brt", *arguments]
+    return subprocess.run(line, capture_output=True, text=True, check=False)
+
+
+def test_the_command_runs_and_lists_the_others():
+    listed = brt_command()
+    assert listed.returncode == 0 and "train" in listed.stdout
+    wrong = brt_command("evluate")
+    assert wrong.returncode == 1 and "evluate" in wrong.stderr and "evaluate" in wrong.stderr
+    refused = brt_command("generate", "--model=gone")
+    assert refused.returncode == 1 and "gone" in refused.stderr
