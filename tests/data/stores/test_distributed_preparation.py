@@ -149,26 +149,6 @@ def test_a_driver_that_is_cut_off_while_it_completes_the_store_leaves_none(
     assert files_of(one) == files_of(job)
 
 
-def test_a_shard_whose_copy_to_the_bucket_is_cut_off_is_made_again(place, monkeypatch):
-    job = corpus(place, "job", remote=True)
-    usual = RemotePath.put
-
-    def cut(self, file):
-        if self.name == "tokens.bin":
-            raise StorageError("The line is cut.")
-        usual(self, file)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(RemotePath, "put", cut)
-        with pytest.raises(OSError, match="The line is cut"):
-            prepare(job, Threads(1))
-    assert [name for name in files_of(job) if name.endswith("documents.jsonl")]
-    assert finished(job) == []
-    prepare(job, Threads())
-    prepare(one := corpus(place, "one"))
-    assert files_of(one) == files_of(job)
-
-
 def test_what_another_source_has_left_in_the_bucket_is_no_part_of_the_store(place):
     job = corpus(place, "job", remote=True)
     stale = [job.path("train") / f"shard-{n:05}" / "tokens.bin" for n in (0, 7)]

@@ -9,11 +9,11 @@ from stores import RAGGED, flatten, make_store
 from tiny_run import write_config
 
 from brt import config
-from brt.data.corpus import Corpus, StoreMissing
+from brt.data.corpus import Corpus
 from brt.data.stores import store_cache
 from brt.data.stores.token_store import TokenStore
 from brt.data.vocabularies.named import named_vocabulary
-from brt.storage.paths import RemotePath, StorageError, upload
+from brt.storage.paths import RemotePath, upload
 from brt.training.settings import Trainer
 
 BUCKET = "memory://test-stores"
@@ -112,27 +112,6 @@ def test_a_store_of_an_earlier_format_in_a_bucket_is_read(cache, tmp_path):
     upload(local.folder, RemotePath(BUCKET) / SPLIT)
     store = TokenStore(f"{BUCKET}/{SPLIT}")
     assert (store.all_tokens[:] == local.all_tokens[:]).all()
-
-
-def test_a_preparation_that_is_cut_off_leaves_no_store_and_continues(cache, tmp_path, monkeypatch):
-    corpus = corpus_of(tmp_path, BUCKET)
-    usual = RemotePath.write_bytes
-
-    def cut(self, content):
-        if self.name == "manifest.json":
-            raise StorageError("The line is cut.")
-        return usual(self, content)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(RemotePath, "write_bytes", cut)
-        with pytest.raises(StorageError):
-            corpus.prepare(SPLIT, quiet=True, workers=1)
-    assert not corpus.exists(SPLIT)
-    with pytest.raises(StoreMissing, match=BUCKET):
-        corpus.open(SPLIT)
-    monkeypatch.setattr("brt.data.stores.shards.ShardMaker.make", None)  # finished shards are used
-    corpus.prepare(SPLIT, quiet=True, workers=1)
-    assert corpus.open(SPLIT).num_documents == 9
 
 
 def test_a_vocabulary_is_read_from_the_bucket_too(cache, tmp_path):

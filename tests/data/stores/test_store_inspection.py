@@ -11,7 +11,6 @@ from paths import ROOT
 from brt.data.corpus import Corpus
 from brt.data.sources.files import TextFiles
 from brt.data.stores.inspection import LISTED, describe, document_ends
-from brt.data.stores.verification import verify
 
 
 @pytest.fixture
@@ -53,17 +52,6 @@ def test_both_ends_of_a_document_are_shown_as_text(store):
         document_ends(store, "b12", vocabulary)
 
 
-def test_offsets_and_counts_that_do_not_fit_the_documents_are_found(store):
-    manifest = json.loads((store.folder / "manifest.json").read_text())
-    store.manifest["words"] += 1
-    with pytest.raises(ValueError, match=r"manifest\.json is damaged, as its counts"):
-        verify(store, quiet=True)
-    store.manifest = manifest
-    store.lengths_D = store.lengths_D[::-1]
-    with pytest.raises(ValueError, match=r"offsets\.npy is damaged, as document 0 is cut wrong"):
-        verify(store, quiet=True)
-
-
 def test_titles_of_others_change_nothing_on_a_terminal(store):
     path = store.folder / "shard-00000" / "documents.jsonl"
     lines = path.read_text().splitlines()
@@ -78,7 +66,7 @@ def test_titles_of_others_change_nothing_on_a_terminal(store):
     assert all(c.isprintable() or c == "\n" for c in document_ends(store, "0", None))
 
 
-@pytest.mark.parametrize("setting", ["PYTHONIOENCODING=ascii", "LC_ALL=C"])
+@pytest.mark.parametrize("setting", ["PYTHONIOENCODING=ascii"])
 def test_an_output_that_takes_ascii_only_gets_question_marks(store, setting):
     path = store.folder / "manifest.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"source": {"é": "\ud800"}}))

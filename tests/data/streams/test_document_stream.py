@@ -123,19 +123,6 @@ def test_a_pass_over_chosen_documents_reads_these_and_no_others(store_of):
     assert not read.get(-1)
 
 
-def test_a_pass_keeps_a_document_in_its_row_and_in_order(store_of):
-    reader = DocumentPass(store_of(RAGGED), 3, W)
-    seen = {}
-    for step in range(reader.num_steps):
-        for row, (document, offset) in enumerate(zip(*reader.places(step, 0, 3))):
-            if document >= 0:
-                seen.setdefault(int(document), []).append((row, step, int(offset)))
-    for document, visits in seen.items():
-        row, first, _ = visits[0]
-        assert visits == [(row, first + i, i * W) for i in range(-(-RAGGED[document] // W))]
-    assert len(seen) == len(RAGGED)
-
-
 @pytest.mark.parametrize("length", [1, 7, 8, 9, 29])
 def test_a_document_read_outside_a_store_is_cut_as_one_inside(tmp_path, length):
     text = bytes(np.random.default_rng(length).integers(0, 256, length, np.uint8))

@@ -58,14 +58,6 @@ def test_every_token_is_scored_exactly_once_an_epoch(entry, store_of):
     assert set(counts[0].values()) == {1}
 
 
-@every_stream
-def test_hosts_together_read_the_global_batch(entry, store_of):
-    stream, _ = opened(entry, store_of)
-    for step in (0, 2, 25):
-        parts = [stream.batch(step, row, 1) for row in range(ROWS)]
-        assert same(joined(parts, axis=1), stream.batch(step))
-
-
 def test_the_ledger_is_of_all_that_a_step_reads(store_of):
     store = store_of(RAGGED)
     streams = [
