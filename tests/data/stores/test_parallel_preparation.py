@@ -169,7 +169,7 @@ def test_after_a_kill_at_the_end_nothing_is_encoded_again(place, monkeypatch, st
 
 def test_sigkill_at_random_moments_leaves_the_same_bytes():
     script = ROOT / "scripts" / "kill_preparation.py"
-    command = [sys.executable, str(script), "--kills=3", "--megabytes=2", "--shard_bytes=65536"]
+    command = [sys.executable, str(script), "--kills=2", "--megabytes=3", "--shard_bytes=65536"]
     done = subprocess.run(
         command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
     )
