@@ -14,7 +14,7 @@ import numpy as np
 from flax import nnx
 
 from brt.models.counts import matrix_size
-from brt.models.layers.dropout import independent_dropout, keep_mask
+from brt.models.layers.dropout import keep_mask
 from brt.models.layers.sizes import Sizes
 from brt.pretrained.activations import ACTIVATIONS
 from brt.pretrained.backbone_layer import BackboneLayer, LayerKeys, Reads, Seen, drops
@@ -186,9 +186,6 @@ class PretrainedBackbone(nnx.Module):
         if key is None or not self.dropout:
             return [None] * count
         return list(jax.random.split(key, count))
-
-    def dropped(self, x_BTD: jax.Array, key: jax.Array | None) -> jax.Array:
-        return independent_dropout(x_BTD, self.dropout, key)
 
     def flops_of_layers(self, keys_seen: float) -> float:
         """Returns operations of one position in all layers, which sees so many keys."""

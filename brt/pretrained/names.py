@@ -2,7 +2,7 @@
 
 import dataclasses
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -61,6 +61,24 @@ def matrix_tensors(disk: str, path: str, bias: str = "") -> list[Tensor]:
     """Returns the tensors of a matrix stored (out, in) and of its bias; "": no bias."""
     matrix = Tensor(f"{disk}.weight", (path,), transposed=True)
     return [matrix, Tensor(f"{disk}.bias", (bias,))] if bias else [matrix]
+
+
+def below(tensors: Iterable[Tensor], path: str, disk: str = "") -> list[Tensor]:
+    """Returns tensors whose parameters and names on disk are below others."""
+    return [
+        tensor._replace(
+            name=disk + tensor.name, parameters=tuple(path + part for part in tensor.parameters)
+        )
+        for tensor in tensors
+    ]
+
+
+def layer_tensors(count: int, path: str, disk: str, tensors: Iterable[Tensor]) -> list[Tensor]:
+    """Returns the tensors of so many layers, from those of one."""
+    tensors = list(tensors)
+    return [
+        tensor for i in range(count) for tensor in below(tensors, f"{path}.{i}.", f"{disk}.{i}.")
+    ]
 
 
 def optional(tensors: Sequence[Tensor]) -> list[Tensor]:

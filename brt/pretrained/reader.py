@@ -32,7 +32,7 @@ from brt.pretrained.encoders.heads import ClassesHead, SpansHead
 from brt.pretrained.encoders.t5 import T5
 from brt.pretrained.folder import HubFolder
 from brt.pretrained.memories.window_memory import Positions, WindowMemory, WithMemories
-from brt.pretrained.names import Names
+from brt.pretrained.names import Names, below
 from brt.pretrained.settings import HubConfig
 from brt.token_ids import PADDING
 
@@ -144,14 +144,13 @@ class PretrainedReader(WithMemories, Reader[Embedded, Outputs]):
         self.segment_length = 1
         if self.body.folder:
             self._check_head(self.body.folder)
-            self.names().check(self.body.folder, self._stored())
+            self.names().check(self.body.folder, nnx.to_pure_dict(nnx.state(self, nnx.Param)))
 
     def _check_head(self, folder: HubFolder) -> None:
         known = self.body.classes_names
         if self.num_classes is None or known is None:
             return
-        head = folder.tensors.get(f"{known.output}.weight")
-        if head is None:
+        if (head := folder.tensors.get(f"{known.output}.weight")) is None:
             return
         if head.shape[:1] != (self.num_classes,):
             raise ValueError(
@@ -160,14 +159,6 @@ class PretrainedReader(WithMemories, Reader[Embedded, Outputs]):
                 "or take the head out of the folder."
             )
         HubConfig(folder).only("problem_type", PROBLEMS[self.targets])
-
-    def _stored(self) -> dict[str, Any]:
-        parts = {"body": self.body, "head": self.head}
-        return {
-            name: nnx.to_pure_dict(nnx.state(part, nnx.Param))
-            for name, part in parts.items()
-            if part is not None
-        }
 
     @property
     def layout(self) -> MemoryLayout:
@@ -335,13 +326,7 @@ class PretrainedReader(WithMemories, Reader[Embedded, Outputs]):
 
 def whole_names(body: Encoder, head: Any) -> Names:
     """Returns the tensors of a tree with `body` and `head`; head: a head, its class, or None."""
-
-    def below(part, tensors):
-        return tuple(
-            tensor._replace(parameters=tuple(f"{part}.{path}" for path in tensor.parameters))
-            for tensor in tensors
-        )
-
     names = body.names()
-    tensors = below("body", names.tensors) + below("head", head.tensors(body) if head else ())
-    return dataclasses.replace(names, tensors=tensors)
+    of_head = head.tensors(body) if head else ()
+    tensors = below(names.tensors, "body.") + below(of_head, "head.")
+    return dataclasses.replace(names, tensors=tuple(tensors))

@@ -50,61 +50,19 @@ class BlocksCache(NamedTuple):
         return self
 
 
-class BlockReads(Reads):
-    """What a memory adds to its layer over the blocks of a segment.
+class AtLayer(Reads):
+    """What `function(heads, attended)` adds to one layer; it returns what `Reads.read` does."""
 
-    Args:
-        cache: before the segment; the caller gets the cache after it, and metrics.
-        pairs: from a layer and its keys to the keys of each block and the one before it,
-            `LayerKeys` of X batch elements.
-    """
-
-    def __init__(
-        self, memory: BackboneMemory, cache: Any, pairs: Callable[[int, LayerKeys], LayerKeys]
-    ):
-        self.memory = memory
-        self.cache = cache
-        self.pairs = pairs
+    def __init__(self, index: int, function: Callable[..., tuple]):
+        self.index = index
+        self.function = function
 
     def read(
         self, layer: int, heads: Heads, attended_BTHK: jax.Array
     ) -> tuple[jax.Array, jax.Array | None, Any]:
-        memory = self.memory
-        if layer != memory.index:
+        if layer != self.index:
             return attended_BTHK, None, ()
-        B, T, D = heads.normed_BTD.shape
-        keys = memory.token_keys(self.pairs(layer, heads.keys))
-        blocks = BlockPairs(*(x_XJHK.reshape(B, -1, *x_XJHK.shape[1:]) for x_XJHK in keys))
-        weights = memory.memory.prepare(attended_BTHK.dtype)
-        attended_BTHK, cache, states, metrics = memory.memory(
-            self.cache, memory.tokens(heads), blocks, attended_BTHK, weights
-        )
-        added_BTD = None
-        if states is not None:
-            states_X = StateKeys(*(x_BGSHK.reshape(-1, *x_BGSHK.shape[2:]) for x_BGSHK in states))
-            normed_XWD = heads.normed_BTD.reshape(len(states_X.keys_BSHK), -1, D)
-            added_BTD = memory.read_states(normed_XWD, states_X).reshape(B, T, D)
-        return attended_BTHK, added_BTD, (cache, memory.with_output_norm(metrics))
-
-
-class TokenReads(Reads):
-    """What a memory adds to its layer for one token; cache: the decoding form."""
-
-    def __init__(self, memory: BackboneMemory, cache: Any, reads_B: jax.Array):
-        self.memory = memory
-        self.cache = cache
-        self.reads_B = reads_B
-
-    def read(
-        self, layer: int, heads: Heads, attended_BTHK: jax.Array
-    ) -> tuple[jax.Array, jax.Array | None, Any]:
-        memory = self.memory
-        if layer != memory.index:
-            return attended_BTHK, None, ()
-        token, dtype = memory.tokens(heads), attended_BTHK.dtype
-        attended_BTHK, _ = memory.memory.decode(self.cache, token, attended_BTHK, self.reads_B)
-        states = memory.one_block(memory.memory.decoding_states(self.cache, dtype))
-        return attended_BTHK, states and memory.read_states(heads.normed_BTD, states), ()
+        return self.function(heads, attended_BTHK)
 
 
 @configurable(denylist=["rngs", "special_tokens"])
@@ -187,7 +145,22 @@ class SlidingLanguageModel(DecoderModel):
         def seen(i, keys):
             return Seen(pairs(i, keys), positions_XJ, bias_XWJ)
 
-        reads = BlockReads(self.cell, states[0], pairs) if self.has_cell else NOTHING
+        def read(heads, attended_BTHK):
+            memory, (cache,) = self.cell, states
+            keys = memory.token_keys(pairs(memory.index, heads.keys))
+            blocks = BlockPairs(*(x_XJHK.reshape(rows, n, *x_XJHK.shape[1:]) for x_XJHK in keys))
+            weights = memory.memory.prepare(attended_BTHK.dtype)
+            attended_BTHK, cache, seen, metrics = memory.memory(
+                cache, memory.tokens(heads), blocks, attended_BTHK, weights
+            )
+            added_BTD = None
+            if seen is not None:
+                by_block = StateKeys(*(x_BGSHK.reshape(-1, *x_BGSHK.shape[2:]) for x_BGSHK in seen))
+                normed_XWD = heads.normed_BTD.reshape(rows * n, W, -1)
+                added_BTD = memory.read_states(normed_XWD, by_block).reshape(x_BTD.shape)
+            return attended_BTHK, added_BTD, (cache, memory.with_output_norm(metrics))
+
+        reads = AtLayer(self.cell.index, read) if self.has_cell else NOTHING
         positions_BT = jnp.broadcast_to(W + jnp.arange(T) % W, (rows, T))
         reading = self.body.read(x_BTD, positions_BT, seen, reads, key)
         after = [
@@ -254,7 +227,14 @@ class SlidingLanguageModel(DecoderModel):
             window = written(i, keys)
             return Seen(LayerKeys(window.keys_BJHK, window.values_BJHK), positions_BJ, bias_B1J)
 
-        reads = TokenReads(self.cell, states[0], reads_B) if self.has_cell else NOTHING
+        def read(heads, attended_BTHK):
+            memory, (cache,) = self.cell, states
+            token, dtype = memory.tokens(heads), attended_BTHK.dtype
+            attended_BTHK, _ = memory.memory.decode(cache, token, attended_BTHK, reads_B)
+            found = memory.one_block(memory.memory.decoding_states(cache, dtype))
+            return attended_BTHK, found and memory.read_states(heads.normed_BTD, found), ()
+
+        reads = AtLayer(self.cell.index, read) if self.has_cell else NOTHING
         reading = self.body.read(x_BD[:, None], (self.window + fill_B)[:, None], seen, reads)
         filled = [written(i, keys) for i, keys in enumerate(reading.keys)]
         full_B = completes_block(filled[0], reads_B)

@@ -15,7 +15,7 @@ from flax import nnx
 from brt.models.caches import reset_rows, select_rows
 from brt.models.layers.losses import token_losses
 from brt.pretrained.folder import HubFolder
-from brt.pretrained.memories.final_layer_memory import FinalLayerMemory
+from brt.pretrained.memories.pooled_memory import FinalLayerMemory
 from brt.pretrained.reader import PretrainedReader
 from brt.token_ids import PADDING
 from recordings.encoders import ENCODERS

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from brt.models.layers.positions_t5 import t5_buckets
-from brt.pretrained.encoders.deberta_layer import distance_buckets
+from brt.pretrained.encoders.deberta import distance_buckets
 from brt.pretrained.encoders.t5_layers import two_sided_buckets
 
 

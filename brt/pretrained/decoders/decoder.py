@@ -9,11 +9,21 @@ import jax.numpy as jnp
 from flax import nnx
 
 from brt.models.axis_rules import constrain
+from brt.models.layers.dropout import independent_dropout
 from brt.models.layers.initializers import normal, parameter
 from brt.models.layers.precision import at_least_float32
 from brt.pretrained.backbone import PretrainedBackbone, Reading
-from brt.pretrained.backbone_layer import NOTHING, STD, LayerKeys, Reads, Seen
-from brt.pretrained.names import Names, Tensor
+from brt.pretrained.backbone_layer import (
+    NOTHING,
+    STD,
+    BackboneLayer,
+    LayerKeys,
+    Norm,
+    Reads,
+    RootNorm,
+    Seen,
+)
+from brt.pretrained.names import Names, Tensor, layer_tensors, norm_tensors
 from brt.pretrained.settings import HubConfig, Settings, first_id, hub
 from brt.token_ids import BEGIN
 
@@ -70,11 +80,17 @@ class Decoder(PretrainedBackbone):
     """A backbone in which a position sees those before it: the base of GPT-2, Llama and GPT-NeoX.
 
     Class attributes:
+        layer_type: of its layers, from rngs, settings and the layer's number, from 1.
         relative: whether its attention depends on differences of positions only.
+        layers_name, norm_name: of its layers and its final norm on disk.
         ignored, old_endings: as of `Names`.
     """
 
+    layer_type: ClassVar[Callable[..., BackboneLayer]]
+    norm_type: ClassVar[type[Norm | RootNorm]] = Norm
     relative: ClassVar[bool] = False
+    layers_name: ClassVar[str]
+    norm_name: ClassVar[str]
     ignored: ClassVar[tuple[str, ...]]
     old_endings: ClassVar[tuple[tuple[str, str], ...]] = ()
     num_positions: int
@@ -87,14 +103,18 @@ class Decoder(PretrainedBackbone):
         """G."""
         return getattr(self.settings, "num_key_heads", self.sizes.num_heads)
 
-    def build_layers(
-        self, rngs: nnx.Rngs, layer: Callable[[int], nnx.Module], norm: Callable[..., Any]
-    ) -> None:
-        """Draws the layers, counted from 0, the final norm, and the head if it is not tied."""
-        self.layers = nnx.List(layer(i) for i in range(self.settings.num_layers))
-        self.final_norm = norm(rngs, self.width, self.settings.epsilon)
-        if not self.settings.tied:
+    def build(self, rngs: nnx.Rngs) -> None:
+        settings = self.settings
+        self.embedding_VD = self.word_matrix(rngs)
+        self.build_positions(rngs)
+        count = settings.num_layers
+        self.layers = nnx.List(self.layer_type(rngs, settings, i + 1) for i in range(count))
+        self.final_norm = self.norm_type(rngs, self.width, settings.epsilon)
+        if not settings.tied:
             self.head_VD = self.word_matrix(rngs)
+
+    def build_positions(self, rngs: nnx.Rngs) -> None:
+        """Draws the embeddings of positions, if there are any."""
 
     def word_matrix(self, rngs: nnx.Rngs) -> nnx.Param:
         shape = self.vocabulary_size, self.width
@@ -146,12 +166,17 @@ class Decoder(PretrainedBackbone):
         """
         keys = self.dropout_keys(key)
         with jax.named_scope("embedding"):
-            x_BTD = self.dropped(self.enter(x_BTD, positions_BT), keys[0])
+            x_BTD = independent_dropout(self.enter(x_BTD, positions_BT), self.dropout, keys[0])
         return self.run(x_BTD, positions_BT, seen, reads, keys)
 
     def names(self) -> Names:
-        settings = self.settings
-        tensors = [Tensor(settings.embedding_name, ("embedding_VD",)), *self.tensors()]
+        settings, count = self.settings, len(self.layers)
+        tensors = [
+            Tensor(settings.embedding_name, ("embedding_VD",)),
+            *self.position_tensors(),
+            *layer_tensors(count, "layers", self.layers_name, self.one_layer()),
+            *norm_tensors(self.norm_name, "final_norm", bias=self.norm_type is Norm),
+        ]
         ignored = self.ignored
         if settings.tied:
             ignored = (*ignored, settings.head_name.replace(".", r"\."))
@@ -159,8 +184,12 @@ class Decoder(PretrainedBackbone):
             tensors.append(Tensor(settings.head_name, ("head_VD",)))
         return Names(tuple(tensors), settings.prefix, ignored, self.old_endings)
 
-    def tensors(self) -> list[Tensor]:
-        """Returns its tensors on disk besides embedding matrix and head."""
+    def position_tensors(self) -> list[Tensor]:
+        """Returns the tensors of the embeddings of positions."""
+        return []
+
+    def one_layer(self) -> list[Tensor]:
+        """Returns the tensors of one layer, named from the layer on."""
         raise NotImplementedError
 
     def config(self) -> dict[str, Any]:

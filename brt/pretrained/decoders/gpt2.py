@@ -12,7 +12,7 @@ from flax import nnx
 from brt.checks import Count, CountFrom0, Positive, configurable
 from brt.models.layers.initializers import normal, parameter
 from brt.pretrained.activations import Activation
-from brt.pretrained.backbone_layer import STD, DenseLayer, Norm
+from brt.pretrained.backbone_layer import STD, DenseLayer
 from brt.pretrained.decoders.decoder import Decoder, DecoderSettings, begin_of_text
 from brt.pretrained.names import Tensor, norm_tensors
 from brt.pretrained.settings import hub
@@ -67,38 +67,36 @@ class GPT2(Decoder):
 
     settings_type = GPT2Settings
     model_types = {"gpt2": "GPT2LMHeadModel"}
+    layer_type = GPT2Layer
+    layers_name, norm_name = "transformer.h", "transformer.ln_f"
     ignored = (
         r"transformer\.h\.\d+\.attn\.(bias|masked_bias)",
         *(r"multiple_choice_head\..*", r"score\.weight", r"classifier\.(weight|bias)"),
     )
 
-    def build(self, rngs: nnx.Rngs) -> None:
-        self.embedding_VD = self.word_matrix(rngs)
+    def build_positions(self, rngs: nnx.Rngs) -> None:
         self.positions_RD = parameter(
             *(rngs, normal(STD), self.num_positions, self.width),
             purpose="embedding",
             multiplied=False,
         )
-        self.build_layers(rngs, lambda i: GPT2Layer(rngs, self.settings, i + 1), Norm)
 
     def enter(self, x_BTD: jax.Array, positions_BT: jax.Array) -> jax.Array:
         return x_BTD + self.positions_RD[...].astype(x_BTD.dtype)[positions_BT]
 
-    def tensors(self) -> list[Tensor]:
-        tensors = [Tensor("transformer.wpe.weight", ("positions_RD",))]
-        for i in range(len(self.layers)):
-            disk, path = f"transformer.h.{i}.", f"layers.{i}."
-            tensors += norm_tensors(f"{disk}ln_1", f"{path}attention_norm")
-            tensors += norm_tensors(f"{disk}ln_2", f"{path}feed_forward_norm")
-            for name, parameters in (
-                ("attn.c_attn.weight", ("queries_DA", "keys_DA", "values_DA")),
-                ("attn.c_attn.bias", ("queries_bias_A", "keys_bias_A", "values_bias_A")),
-                ("attn.c_proj.weight", ("output_AD",)),
-                ("attn.c_proj.bias", ("output_bias_D",)),
-                ("mlp.c_fc.weight", ("hidden_DF",)),
-                ("mlp.c_fc.bias", ("hidden_bias_F",)),
-                ("mlp.c_proj.weight", ("output_FD",)),
-                ("mlp.c_proj.bias", ("feed_forward_bias_D",)),
-            ):
-                tensors.append(Tensor(disk + name, tuple(path + part for part in parameters)))
-        return tensors + norm_tensors("transformer.ln_f", "final_norm")
+    def position_tensors(self) -> list[Tensor]:
+        return [Tensor("transformer.wpe.weight", ("positions_RD",))]
+
+    def one_layer(self) -> list[Tensor]:
+        return [
+            *norm_tensors("ln_1", "attention_norm"),
+            *norm_tensors("ln_2", "feed_forward_norm"),
+            Tensor("attn.c_attn.weight", ("queries_DA", "keys_DA", "values_DA")),
+            Tensor("attn.c_attn.bias", ("queries_bias_A", "keys_bias_A", "values_bias_A")),
+            Tensor("attn.c_proj.weight", ("output_AD",)),
+            Tensor("attn.c_proj.bias", ("output_bias_D",)),
+            Tensor("mlp.c_fc.weight", ("hidden_DF",)),
+            Tensor("mlp.c_fc.bias", ("hidden_bias_F",)),
+            Tensor("mlp.c_proj.weight", ("output_FD",)),
+            Tensor("mlp.c_proj.bias", ("feed_forward_bias_D",)),
+        ]

@@ -10,7 +10,7 @@ from flax import nnx
 
 from brt.checks import Count, CountFrom0, Part, Positive, configurable
 from brt.pretrained.activations import Activation
-from brt.pretrained.backbone_layer import DenseLayer, Norm
+from brt.pretrained.backbone_layer import DenseLayer
 from brt.pretrained.decoders.decoder import Decoder, DecoderSettings, begin_of_text
 from brt.pretrained.decoders.rotary import RotaryLayer
 from brt.pretrained.names import Tensor, matrix_tensors, norm_tensors
@@ -78,7 +78,7 @@ class GPTNeoXSettings(DecoderSettings):
 class GPTNeoXLayer(DenseLayer, RotaryLayer):
     """One layer: attention and MLP in parallel, each after a norm of the inputs."""
 
-    def __init__(self, rngs: nnx.Rngs, settings: GPTNeoXSettings):
+    def __init__(self, rngs: nnx.Rngs, settings: GPTNeoXSettings, number: int = 1):
         super().__init__(rngs, settings, attention_biases=settings.biases)
         self.rotated = settings.rotated
         self.rotary_base = settings.rotary_base
@@ -91,7 +91,9 @@ class GPTNeoX(Decoder):
 
     settings_type = GPTNeoXSettings
     model_types = {"gpt_neox": "GPTNeoXForCausalLM"}
+    layer_type = GPTNeoXLayer
     relative = True
+    layers_name, norm_name = "gpt_neox.layers", "gpt_neox.final_layer_norm"
     ignored = (
         r"gpt_neox\.layers\.\d+\.attention\.(bias|masked_bias|rotary_emb\.inv_freq)",
         r"gpt_neox\.rotary_emb\.inv_freq",
@@ -99,28 +101,19 @@ class GPTNeoX(Decoder):
     )
     old_endings = (("lm_head.weight", "embed_out.weight"),)
 
-    def build(self, rngs: nnx.Rngs) -> None:
-        self.embedding_VD = self.word_matrix(rngs)
-        self.build_layers(rngs, lambda _: GPTNeoXLayer(rngs, self.settings), Norm)
-
-    def tensors(self) -> list[Tensor]:
-        tensors: list[Tensor] = []
+    def one_layer(self) -> list[Tensor]:
         biases, heads = self.settings.biases, self.sizes.num_heads
-        for i in range(len(self.layers)):
-            disk, path = f"gpt_neox.layers.{i}.", f"layers.{i}."
-            parts = [path + part for part in ("queries", "keys", "values")]
-            qkv = f"{disk}attention.query_key_value"
-            matrices = tuple(f"{part}_DA" for part in parts)
-            tensors.append(Tensor(f"{qkv}.weight", matrices, transposed=True, heads=heads))
-            if biases:
-                of_heads = tuple(f"{part}_bias_A" for part in parts)
-                tensors.append(Tensor(f"{qkv}.bias", of_heads, heads=heads))
-            for name, matrix, bias in (
-                ("attention.dense", "output_AD", "output_bias_D" if biases else ""),
-                ("mlp.dense_h_to_4h", "hidden_DF", "hidden_bias_F"),
-                ("mlp.dense_4h_to_h", "output_FD", "feed_forward_bias_D"),
-            ):
-                tensors += matrix_tensors(disk + name, path + matrix, bias and path + bias)
-            tensors += norm_tensors(f"{disk}input_layernorm", f"{path}attention_norm")
-            tensors += norm_tensors(f"{disk}post_attention_layernorm", f"{path}feed_forward_norm")
-        return tensors + norm_tensors("gpt_neox.final_layer_norm", "final_norm")
+        qkv = "attention.query_key_value"
+        matrices = "queries_DA", "keys_DA", "values_DA"
+        tensors = [
+            Tensor(f"{qkv}.weight", matrices, transposed=True, heads=heads),
+            *matrix_tensors("attention.dense", "output_AD", "output_bias_D" if biases else ""),
+            *matrix_tensors("mlp.dense_h_to_4h", "hidden_DF", "hidden_bias_F"),
+            *matrix_tensors("mlp.dense_4h_to_h", "output_FD", "feed_forward_bias_D"),
+            *norm_tensors("input_layernorm", "attention_norm"),
+            *norm_tensors("post_attention_layernorm", "feed_forward_norm"),
+        ]
+        if biases:
+            of_heads = "queries_bias_A", "keys_bias_A", "values_bias_A"
+            tensors.append(Tensor(f"{qkv}.bias", of_heads, heads=heads))
+        return tensors

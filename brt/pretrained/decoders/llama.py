@@ -129,7 +129,7 @@ class LlamaSettings(DecoderSettings):
 class LlamaLayer(RotaryLayer):
     """One layer: norm, attention, residual, norm, gated MLP, residual."""
 
-    def __init__(self, rngs: nnx.Rngs, settings: LlamaSettings):
+    def __init__(self, rngs: nnx.Rngs, settings: LlamaSettings, number: int = 1):
         sizes = settings.sizes()
         D, A, F = sizes.width, sizes.attention_size, sizes.feed_forward_size
         self.num_key_heads = settings.num_key_heads or sizes.num_heads
@@ -180,36 +180,25 @@ class Llama(Decoder):
         "qwen2": "Qwen2ForCausalLM",
         "mistral": "MistralForCausalLM",
     }
+    layer_type, norm_type = LlamaLayer, RootNorm
     relative = True
+    layers_name, norm_name = "model.layers", "model.norm"
     ignored = (
         r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq",
         r"model\.rotary_emb\.inv_freq",
         r"score\.weight",
     )
 
-    def build(self, rngs: nnx.Rngs) -> None:
-        self.embedding_VD = self.word_matrix(rngs)
-        self.build_layers(rngs, lambda _: LlamaLayer(rngs, self.settings), RootNorm)
-
-    def tensors(self) -> list[Tensor]:
-        tensors: list[Tensor] = []
-        biases = self.settings.biases
-        heads, output = biases != "none", biases == "all"
-        for i in range(len(self.layers)):
-            disk, path = f"model.layers.{i}.", f"layers.{i}."
-            for name, matrix, bias in (
-                ("self_attn.q_proj", "queries_DA", "queries_bias_A" if heads else ""),
-                ("self_attn.k_proj", "keys_DE", "keys_bias_E" if heads else ""),
-                ("self_attn.v_proj", "values_DE", "values_bias_E" if heads else ""),
-                ("self_attn.o_proj", "output_AD", "output_bias_D" if output else ""),
-                ("mlp.gate_proj", "gate_DF", ""),
-                ("mlp.up_proj", "hidden_DF", ""),
-                ("mlp.down_proj", "output_FD", ""),
-            ):
-                tensors += matrix_tensors(disk + name, path + matrix, bias and path + bias)
-            for name, norm in (
-                ("input_layernorm", "attention_norm"),
-                ("post_attention_layernorm", "feed_forward_norm"),
-            ):
-                tensors += norm_tensors(disk + name, path + norm, bias=False)
-        return tensors + norm_tensors("model.norm", "final_norm", bias=False)
+    def one_layer(self) -> list[Tensor]:
+        heads, output = self.settings.biases != "none", self.settings.biases == "all"
+        return [
+            *matrix_tensors("self_attn.q_proj", "queries_DA", "queries_bias_A" if heads else ""),
+            *matrix_tensors("self_attn.k_proj", "keys_DE", "keys_bias_E" if heads else ""),
+            *matrix_tensors("self_attn.v_proj", "values_DE", "values_bias_E" if heads else ""),
+            *matrix_tensors("self_attn.o_proj", "output_AD", "output_bias_D" if output else ""),
+            *matrix_tensors("mlp.gate_proj", "gate_DF"),
+            *matrix_tensors("mlp.up_proj", "hidden_DF"),
+            *matrix_tensors("mlp.down_proj", "output_FD"),
+            *norm_tensors("input_layernorm", "attention_norm", bias=False),
+            *norm_tensors("post_attention_layernorm", "feed_forward_norm", bias=False),
+        ]

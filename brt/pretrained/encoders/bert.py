@@ -17,7 +17,7 @@ from brt.models.layers.initializers import normal, parameter
 from brt.pretrained.activations import Activation
 from brt.pretrained.backbone_layer import DenseLayer, Norm
 from brt.pretrained.encoders.encoder import Encoder, HeadNames, without_gradient_at
-from brt.pretrained.names import Names, Tensor, matrix_tensors, norm_tensors
+from brt.pretrained.names import Names, Tensor, layer_tensors, matrix_tensors, norm_tensors
 from brt.pretrained.settings import Misfit, Settings, first_id, hub
 
 OLD_NORMS = ((".LayerNorm.gamma", ".LayerNorm.weight"), (".LayerNorm.beta", ".LayerNorm.bias"))
@@ -138,33 +138,35 @@ class BERT(Encoder):
         return self.embedding_norm(x_BTD)
 
     def names(self) -> Names:
-        disk = f"{self.prefix}embeddings."
+        disk, settings = f"{self.prefix}embeddings.", self.settings
         tensors = [
             Tensor(f"{disk}word_embeddings.weight", ("embedding_VD",)),
             *norm_tensors(f"{disk}LayerNorm", "embedding_norm"),
         ]
-        if self.settings.absolute_positions:
+        if settings.absolute_positions:
             tensors.append(Tensor(f"{disk}position_embeddings.weight", ("positions_RD",)))
-        if self.settings.num_types:
+        if settings.num_types:
             tensors.append(Tensor(f"{disk}token_type_embeddings.weight", ("types_RD",)))
-        q, k, v = self.heads_on_disk
-        for i in range(len(self.layers)):
-            disk, path = f"{self.prefix}encoder.layer.{i}.", f"layers.{i}."
-            for name, matrix, bias in (
-                (f"attention.self.{q}", "queries_DA", "queries_bias_A"),
-                (f"attention.self.{k}", "keys_DA", "keys_bias_A"),
-                (f"attention.self.{v}", "values_DA", "values_bias_A"),
-                ("attention.output.dense", "output_AD", "output_bias_D"),
-                ("intermediate.dense", "hidden_DF", "hidden_bias_F"),
-                ("output.dense", "output_FD", "feed_forward_bias_D"),
-            ):
-                tensors += matrix_tensors(disk + name, path + matrix, path + bias)
-            tensors += norm_tensors(f"{disk}attention.output.LayerNorm", f"{path}attention_norm")
-            tensors += norm_tensors(f"{disk}output.LayerNorm", f"{path}feed_forward_norm")
+        layers = f"{self.prefix}encoder.layer"
+        tensors += layer_tensors(settings.num_layers, "layers", layers, self.one_layer())
         prefix = self.prefix.replace(".", r"\.")
         heads = "pooler|cls|lm_head|lm_predictions|mask_predictions|classifier|qa_outputs"
         ignored = rf"{prefix}embeddings\.position_ids", rf"({prefix}pooler|{heads})\..*"
         return Names(tuple(tensors), self.prefix, ignored, OLD_NORMS)
+
+    def one_layer(self) -> list[Tensor]:
+        """Returns the tensors of one layer, named from the layer on."""
+        q, k, v = self.heads_on_disk
+        return [
+            *matrix_tensors(f"attention.self.{q}", "queries_DA", "queries_bias_A"),
+            *matrix_tensors(f"attention.self.{k}", "keys_DA", "keys_bias_A"),
+            *matrix_tensors(f"attention.self.{v}", "values_DA", "values_bias_A"),
+            *matrix_tensors("attention.output.dense", "output_AD", "output_bias_D"),
+            *matrix_tensors("intermediate.dense", "hidden_DF", "hidden_bias_F"),
+            *matrix_tensors("output.dense", "output_FD", "feed_forward_bias_D"),
+            *norm_tensors("attention.output.LayerNorm", "attention_norm"),
+            *norm_tensors("output.LayerNorm", "feed_forward_norm"),
+        ]
 
 
 @configurable(denylist=["rngs", "folder"])

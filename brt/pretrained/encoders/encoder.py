@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from brt.models.axis_rules import constrain
+from brt.models.layers.dropout import independent_dropout
 from brt.pretrained.backbone import PretrainedBackbone, Reading
 from brt.pretrained.backbone_layer import HIDDEN, NOTHING, STD, Reads, Seen
 from brt.token_ids import PADDING
@@ -85,7 +86,7 @@ class Encoder(PretrainedBackbone):
         """
         keys = self.dropout_keys(key)
         with jax.named_scope("embedding"):
-            x_BTD = self.dropped(self.enter(x_BTD, real_BT, types_BT), keys[0])
+            x_BTD = independent_dropout(self.enter(x_BTD, real_BT, types_BT), self.dropout, keys[0])
             shared = self.shared(x_BTD, real_BT)
         positions_BT = jnp.broadcast_to(jnp.arange(x_BTD.shape[1]), real_BT.shape)
         bias_B1T = jnp.where(real_BT, 0.0, HIDDEN).astype(jnp.float32)[:, None]

@@ -24,7 +24,14 @@ from brt.pretrained.encoders.t5_layers import (
     T5Layer,
     two_sided_buckets,
 )
-from brt.pretrained.names import Names, Tensor, matrix_tensors, norm_tensors
+from brt.pretrained.names import (
+    Names,
+    Tensor,
+    below,
+    layer_tensors,
+    matrix_tensors,
+    norm_tensors,
+)
 from brt.pretrained.settings import HubConfig, Misfit, Settings, first_id, hub
 
 
@@ -156,7 +163,10 @@ class T5(Encoder):
         return states
 
     def word_logits(self, x_BWD: jax.Array, words_VD: jax.Array | None = None) -> jax.Array:
-        """Maps (B, W, D) outputs of the decoder to (B, W, V), float32 or wider."""
+        """Maps (B, W, D) outputs of the decoder to (B, W, V), float32 or wider.
+
+        words_VD: another matrix than the model's.
+        """
         tied = self.settings.tied
         x_BWD = x_BWD * self.width**-0.5 if tied else x_BWD
         if words_VD is None:
@@ -182,13 +192,17 @@ class T5(Encoder):
 
     def names(self) -> Names:
         tensors = [Tensor("shared.weight", ("embedding_VD",))]
-        for stack, ours in (("encoder", ""), ("decoder", "decoder_")):
-            norm = "decoder_norm" if ours else "final_norm"
-            tensors += norm_tensors(f"{stack}.final_layer_norm", norm, bias=False)
+        for stack, ours, norm, layers in (
+            ("encoder", "", "final_norm", self.layers),
+            ("decoder", "decoder_", "decoder_norm", self.decoder_layers),
+        ):
+            one = self._one_layer(stack == "decoder")
             distances = f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
-            tensors.append(Tensor(distances, (f"{ours}distances_RH",)))
-            for i in range(len(self.decoder_layers if ours else self.layers)):
-                tensors += self._layer_tensors(f"{stack}.block.{i}.layer", f"{ours}layers.{i}")
+            tensors += [
+                *norm_tensors(f"{stack}.final_layer_norm", norm, bias=False),
+                Tensor(distances, (f"{ours}distances_RH",)),
+                *layer_tensors(len(layers), f"{ours}layers", f"{stack}.block", one),
+            ]
         # The embedding matrix may be stored again, under the names of its users.
         ignored = [
             r"(encoder|decoder)\.embed_tokens\.weight",
@@ -200,26 +214,27 @@ class T5(Encoder):
             tensors.append(Tensor("lm_head.weight", ("head_VD",)))
         return Names(tuple(tensors), "", tuple(ignored))
 
-    def _layer_tensors(self, disk, path):
-        parts = [("attention_norm", "SelfAttention", "attention")]
-        if path.startswith("decoder_"):
-            parts.append(("cross_norm", "EncDecAttention", "cross"))
-        tensors = []
-        for number, (norm, name, attention) in enumerate(parts):
-            tensors += norm_tensors(f"{disk}.{number}.layer_norm", f"{path}.{norm}", bias=False)
-            for letter, matrix in (
-                *(("q", "queries_DA"), ("k", "keys_DA")),
-                *(("v", "values_DA"), ("o", "output_AD")),
-            ):
-                tensor = f"{disk}.{number}.{name}.{letter}"
-                tensors += matrix_tensors(tensor, f"{path}.{attention}.{matrix}")
-        disk = f"{disk}.{len(parts)}"
-        tensors += norm_tensors(f"{disk}.layer_norm", f"{path}.feed_forward_norm", bias=False)
+    def _one_layer(self, decoder):
+        attention = [
+            *matrix_tensors("q", "queries_DA"),
+            *matrix_tensors("k", "keys_DA"),
+            *matrix_tensors("v", "values_DA"),
+            *matrix_tensors("o", "output_AD"),
+        ]
+        tensors = [
+            *norm_tensors("layer.0.layer_norm", "attention_norm", bias=False),
+            *below(attention, "attention.", "layer.0.SelfAttention."),
+        ]
+        if decoder:
+            tensors += norm_tensors("layer.1.layer_norm", "cross_norm", bias=False)
+            tensors += below(attention, "cross.", "layer.1.EncDecAttention.")
+        disk = "layer.2" if decoder else "layer.1"
+        tensors += norm_tensors(f"{disk}.layer_norm", "feed_forward_norm", bias=False)
         matrices = {"wi": "hidden_DF", "wo": "output_FD"}
         if NETWORKS[self.settings.network][1]:
             matrices = {"wi_0": "hidden_DF", "wi_1": "factor_DF", "wo": "output_FD"}
         for name, matrix in matrices.items():
-            tensors += matrix_tensors(f"{disk}.DenseReluDense.{name}", f"{path}.{matrix}")
+            tensors += matrix_tensors(f"{disk}.DenseReluDense.{name}", matrix)
         return tensors
 
     def config(self) -> dict[str, Any]:

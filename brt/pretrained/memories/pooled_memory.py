@@ -207,3 +207,25 @@ class PooledMemory(WindowMemory):
 
     def flops_per_position(self) -> float:
         return 4.0 * self.attention_size * self.num_vectors * self.in_layers
+
+
+@configurable(denylist=["rngs", "body"])
+class FinalLayerMemory(PooledMemory):
+    """`PooledMemory` of the outputs of the last layer alone, their mean over all positions.
+
+    Source: section 5.4.
+    """
+
+    mixed = False
+
+    def __init__(
+        self,
+        rngs: nnx.Rngs,
+        body: PretrainedBackbone,
+        layer: Index = 2,
+        hidden: tuple[Count, ...] = (768,),
+    ):
+        super().__init__(rngs, body, layer=layer, hidden=hidden)
+
+    def mixture(self, outputs: Sequence[jax.Array]) -> jax.Array:
+        return at_least_float32(outputs[-1])

@@ -13,8 +13,7 @@ from tiny_encoder_folders import CONFIGS, T5_GATED, make
 
 from brt.pretrained.backbone_layer import Extra, Reads
 from brt.pretrained.encoders.bert import BERT, RoBERTa
-from brt.pretrained.encoders.deberta import DeBERTa
-from brt.pretrained.encoders.deberta_layer import distance_buckets
+from brt.pretrained.encoders.deberta import DeBERTa, distance_buckets
 from brt.pretrained.encoders.heads import ClassesHead
 from brt.pretrained.encoders.t5 import T5
 from brt.pretrained.encoders.t5_layers import two_sided_buckets

@@ -11,15 +11,18 @@ from flax import nnx
 from pretrained_architectures import GPT2_SIZES, LLAMA_SIZES
 from tiny_models import OneKey, cast, quick_jit, randomised
 
+from brt.models.block_recurrent.associative_memory import AssociativeMemory
 from brt.models.block_recurrent.cell import RecurrentCell
 from brt.pretrained.backbone_layer import HIDDEN, Seen
 from brt.pretrained.decoders.gpt2 import GPT2
 from brt.pretrained.decoders.llama import Llama
+from brt.pretrained.memories.backbone_memory import BackboneMemory
 from brt.pretrained.memories.cell_memory import CellMemory
 from brt.pretrained.sliding_model import SlidingLanguageModel
 
 BODY = functools.partial(Llama, **LLAMA_SIZES)
 CELL = functools.partial(CellMemory, cell=functools.partial(RecurrentCell, num_states=3))
+ASSOCIATIVE = functools.partial(BackboneMemory, memory=AssociativeMemory, layer=1)
 
 
 def model_of(window=WINDOW, cell=None, body=BODY):
@@ -71,21 +74,28 @@ def test_every_token_sees_its_window_and_a_cell_begins_as_nothing():
     np.testing.assert_allclose(found, whole, rtol=0, atol=1e-9 * np.abs(whole).max())
 
 
-def test_a_cut_between_blocks_changes_nothing():
+@pytest.mark.parametrize("memory", [CELL, ASSOCIATIVE], ids=["cell", "associative"])
+def test_neither_a_cut_between_blocks_nor_decoding_changes_anything(memory):
     rng = np.random.default_rng(1)
     tokens_BT = jnp.asarray(rng.integers(0, VOCABULARY, (2, 3 * WINDOW)), jnp.int32)
     with jax.enable_x64(True):
-        model = nnx.eval_shape(lambda: model_of(cell=CELL))
+        model = nnx.eval_shape(lambda: model_of(cell=memory))
         model = cast(randomised(model, 3), "float64")
         graph, params = nnx.split(model, nnx.Param)
         read = quick_jit(lambda params, *inputs: nnx.merge(graph, params)(*inputs))
+        decode = quick_jit(lambda params, *inputs: nnx.merge(graph, params).decode(*inputs))
         whole, after = read(params, tokens_BT, model.init_caches(2))
         first, caches = read(params, tokens_BT[:, :WINDOW], model.init_caches(2))
         second, again = read(params, tokens_BT[:, WINDOW:], caches)
-    found = np.concatenate([first, second], axis=1)
-    np.testing.assert_allclose(found, whole, rtol=0, atol=1e-9 * np.abs(whole).max())
-    assert np.abs(after[-1].states_BSD - caches[-1].states_BSD).max() > 1e-3
-    np.testing.assert_allclose(again[-1].states_BSD, after[-1].states_BSD, rtol=0, atol=1e-9)
+        decoding, tokens = model.begin_decoding(model.init_caches(2)), []
+        for token_B in tokens_BT.T:
+            logits_BV, decoding = decode(params, token_B, decoding)
+            tokens.append(logits_BV)
+    for found in (np.concatenate([first, second], axis=1), np.stack(tokens, axis=1)):
+        np.testing.assert_allclose(found, whole, rtol=0, atol=1e-9 * np.abs(whole).max())
+    for one, two, before in zip(after[-1], again[-1], caches[-1], strict=True):
+        assert np.abs(one - before).max() > 1e-3
+        np.testing.assert_allclose(two, one, rtol=0, atol=1e-9)
 
 
 @pytest.mark.slow
