@@ -9,7 +9,7 @@ import optax
 import pytest
 from tiny_run import shared_programs  # noqa: F401
 
-from brt.training.optimization.optimizers import adafactor, adamw
+from brt.training.optimization.optimizers import adafactor, adamw, muon
 
 SHAPES = {"large_VD": (256, 256), "long_DF": (512, 16), "small_DF": (5, 7), "bias_D": (9,)}
 """Only the first has both sides of 128 or more, and so a factored second moment."""
@@ -195,6 +195,34 @@ def test_adamw_is_the_published_update(ours, paper):
     assert_same_trail(found, PaperAdam(dict(params), rate, **paper), gradients, params)
 
 
+def orthogonalized(matrix):
+    """Five steps of Newton and Schulz, with Jordan's coefficients."""
+    x = matrix / np.linalg.norm(matrix)
+    for _ in range(5):
+        a = x @ x.T
+        x = 3.4445 * x + (-4.775 * a + 2.0315 * a @ a) @ x
+    return x
+
+
+def test_muon_orthogonalizes_weights_and_leaves_the_rest_to_adam():
+    params = draw(0)
+    gradients = [draw(seed, 10.0 ** (seed % 3 - 2)) for seed in range(1, 5)]
+    found = fold(muon(rate, weight_decay=0.1), params, gradients)
+    adam = PaperAdam({n: params[n] for n in ("large_VD", "bias_D")}, rate, b2=0.95)
+    weights = {name: params[name] for name in ("long_DF", "small_DF")}
+    moments = dict.fromkeys(weights, 0.0)
+    for t, (gradient, after) in enumerate(zip(gradients, found, strict=True), 1):
+        adam.step({name: gradient[name] for name in adam.params})
+        for name, weight in weights.items():
+            moments[name] = 0.95 * moments[name] + 0.05 * gradient[name]
+            ahead = 0.95 * moments[name] / (1 - 0.95 ** (t + 1))
+            update = orthogonalized(ahead + 0.05 * gradient[name] / (1 - 0.95**t))
+            update *= 0.2 * max(weight.shape) ** 0.5
+            weights[name] = weight - rate(t - 1) * (update + 0.1 * weight)
+        for name, value in (adam.params | weights).items():
+            np.testing.assert_allclose(after[name], value, rtol=2e-3, atol=2e-4)
+
+
 def test_a_gradient_below_both_clips_passes_unchanged():
     params, gradients = draw(0), [draw(1, 1e-3)]
     clipped = fold(adamw(rate, clip_norm=100.0, clip_value=1.0), params, gradients)
@@ -203,7 +231,7 @@ def test_a_gradient_below_both_clips_passes_unchanged():
         np.testing.assert_array_equal(clipped[0][name], free[0][name])
 
 
-@pytest.mark.parametrize("optimizer", [adafactor, adamw])
+@pytest.mark.parametrize("optimizer", [adafactor, adamw, muon])
 def test_the_learning_rate_is_that_of_the_step_counted_from_zero(optimizer):
     params, gradient = draw(0), draw(1)
     still = fold(optimizer(lambda step: jnp.where(step == 0, 0.0, 0.1)), params, [gradient] * 2)

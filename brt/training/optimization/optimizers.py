@@ -2,7 +2,9 @@
 
 from collections.abc import Callable
 
+import jax
 import optax
+import optax.contrib
 from jax.typing import ArrayLike
 
 from brt.checks import CountFrom0, NotNegative, Positive, Share, configurable
@@ -72,3 +74,53 @@ def adamw(
         clips.append(optax.clip_by_global_norm(clip_norm))
     adam = optax.adamw(learning_rate, b1, b2, eps, weight_decay=weight_decay)
     return optax.chain(*clips, equal_parameters_together(adam))
+
+
+@configurable(denylist=["learning_rate"])
+def muon(
+    learning_rate: Schedule,
+    momentum: Share = 0.95,
+    weight_decay: NotNegative = 0.0,
+    rms: Positive = 0.2,
+    b1: Share = 0.9,
+    b2: Share = 0.95,
+) -> optax.GradientTransformation:
+    """Muon for the weights of layers, Adam for all other parameters.
+
+    Args:
+        learning_rate: from step to learning rate; that of Adam fits, because of `rms`.
+        momentum: of the gradient, before it is orthogonalized.
+        weight_decay: share of a weight subtracted from it per step, times the learning rate.
+        rms: root mean square of an update of a weight, in units of the learning rate.
+        b1, b2: decay of Adam's first and second moment.
+
+    Source: Jordan et al. 2024, kellerjordan.github.io/posts/muon; Liu et al. 2025,
+    arXiv:2502.16982, for `rms` and `weight_decay`.
+    """
+
+    def scaled(updates, params=None):
+        # An orthogonal matrix of R rows and C columns has root mean square max(R, C) ** -0.5.
+        return jax.tree.map(lambda update: rms * max(update.shape) ** 0.5 * update, updates)
+
+    def matrices(updates):
+        return jax.tree.map(lambda _: optax.contrib.MuonDimensionNumbers(), updates)
+
+    weights = optax.chain(
+        optax.contrib.scale_by_muon(beta=momentum, weight_dimension_numbers=matrices),
+        optax.stateless(scaled),
+        optax.add_decayed_weights(weight_decay),
+        optax.scale_by_learning_rate(learning_rate),
+    )
+    others = optax.adam(learning_rate, b1, b2)
+    return optax.partition({"weights": weights, "others": others}, _kinds)
+
+
+def _kinds(params):
+    """Returns "weights" for matrices from features to features, and "others" for the rest."""
+    indices = set("VSRHN")  # vocabulary, states, relative distances, heads, positions
+
+    def kind(path, parameter):
+        axes = str(path[-1].key).rpartition("_")[2]
+        return "weights" if parameter.ndim == 2 and not indices & set(axes) else "others"
+
+    return jax.tree_util.tree_map_with_path(kind, params)
