@@ -65,13 +65,14 @@ class VocabularyTraining(abc.ABC, Generic[Made]):
 
 @configurable
 class SentencePieceTraining(VocabularyTraining[SentencePieceVocabulary]):
-    """Trains a SentencePiece model on a uniform sample of lines, with the published PG19 settings.
+    """Trains a SentencePiece model on a uniform sample of lines, with the published PG19
+    settings but for white space.
 
     Args:
         size: number of pieces; 512 to 128,000 in Table 5 of the Block-Recurrent paper.
         seed: of the sample; the sampling of the library has a fixed seed.
         max_lines: lines of the sample.
-        keep_whitespace: whether tabs and line breaks are pieces, and not spaces.
+        keep_whitespace: whether tabs and line breaks are pieces; False: spaces, as published.
         options: of the library's trainer, which replace those of `PG19_OPTIONS`.
         splits: to read.
     """
@@ -81,7 +82,7 @@ class SentencePieceTraining(VocabularyTraining[SentencePieceVocabulary]):
         size: Count = gin.REQUIRED,
         seed: Seed = 0,
         max_lines: Count = 2_000_000,
-        keep_whitespace: bool = False,
+        keep_whitespace: bool = True,
         options: dict | None = None,
         splits: tuple[Name, ...] = ("train",),
     ):

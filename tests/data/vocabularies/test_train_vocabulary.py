@@ -77,7 +77,7 @@ def test_the_same_text_and_seed_give_the_same_model_byte_for_byte(tmp_path):
 
 
 def test_models_have_the_settings_of_the_published_ones(tmp_path):
-    vocabulary = trained(tmp_path / "pg19.model")
+    vocabulary = trained(tmp_path / "pg19.model", keep_whitespace=False)
     assert vocabulary.size == 60
     assert vocabulary.special_ids == {"<unk>": 0} and vocabulary.unknown_id == 0
     processor = SentencePieceProcessor(model_file=vocabulary.path)
@@ -89,8 +89,8 @@ def test_models_have_the_settings_of_the_published_ones(tmp_path):
     assert found.lost == ["tabs", "newlines"]
 
 
-def test_white_space_is_kept_where_asked(tmp_path):
-    found = report(trained(tmp_path / "white.model", keep_whitespace=True), TEXT.encode())
+def test_white_space_is_kept(tmp_path):
+    found = report(trained(tmp_path / "white.model"), TEXT.encode())
     assert found.exact and not found.lost
 
 
