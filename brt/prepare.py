@@ -44,8 +44,7 @@ flags.DEFINE_integer(
 flags.DEFINE_integer(
     "shard_bytes",
     None,
-    "Make stores of many token files, each of documents of this many bytes or a few more; one "
-    "token file by default.",
+    "Bytes of documents after which a token file of the store ends; about 8 MB by default.",
     lower_bound=1,
 )
 flags.DEFINE_string(
@@ -71,10 +70,7 @@ EXCLUDED = {
 
 
 def main(arguments: Sequence[str] = ()) -> None:
-    """Prepares, inspects, or makes a vocabulary.
-
-    arguments: the words of the command line that are no flags: options of Apache Beam.
-    """
+    """Runs `prepare`; a termination ends it in a sentence."""
     with command_line.terminable("what is finished is kept, and the same command goes on from it."):
         prepare(arguments)
 
@@ -82,7 +78,8 @@ def main(arguments: Sequence[str] = ()) -> None:
 def prepare(arguments: Sequence[str] = ()) -> None:
     """Prepares, inspects, or makes a vocabulary, as the flags say.
 
-    arguments: as of `main`.
+    Args:
+        arguments: words of the command line that are no flags: options of Apache Beam.
     """
     check_arguments(arguments)
     command_line.start()
@@ -102,8 +99,8 @@ def prepare(arguments: Sequence[str] = ()) -> None:
     check_vocabulary(experiment)
     runner = BeamRunner(FLAGS.runner, arguments) if FLAGS.runner else None
     for split in FLAGS.splits:
-        for corpus in whole.corpora if FLAGS.shard_bytes else ():
-            if corpus.exists(split):
+        for corpus in whole.corpora:
+            if FLAGS.shard_bytes and corpus.exists(split):
                 logging.warning(
                     "%s is prepared already, and --shard_bytes changes nothing in it: remove it "
                     "to have it made again.",
@@ -121,29 +118,23 @@ def prepare(arguments: Sequence[str] = ()) -> None:
 
 
 def check_arguments(arguments: Sequence[str]) -> None:
-    """Refuses words that are no flags, unless they are the options of a runner.
-
-    Raises:
-        ValueError: naming the first, or a flag that another one excludes.
-    """
+    """Refuses flags that exclude each other, and words that are no options of a runner."""
     if FLAGS.document is not None and not FLAGS.inspect:
         raise ValueError("--document shows a document of a store: give --inspect=STORE with it.")
     for mode, excluded in EXCLUDED.items():
         for name in excluded:
             if FLAGS[mode].present and FLAGS[mode].value and FLAGS[name].present:
                 raise ValueError(f"--{mode} prepares no store: leave --{name} out.")
-    if FLAGS.runner is None:
-        if arguments:
-            raise ValueError(
-                f"{arguments[0]!r} is no flag; bindings are written --gin.NAME=VALUE, and options "
-                "of Apache Beam need --runner=NAME."
-            )
-        return
+    if FLAGS.runner is None and arguments:
+        raise ValueError(
+            f"{arguments[0]!r} is no flag; bindings are written --gin.NAME=VALUE, and options of "
+            "Apache Beam need --runner=NAME."
+        )
     if arguments and not arguments[0].startswith("-"):
         raise ValueError(
             f"{arguments[0]!r} is no option of Apache Beam: they are written -- --NAME=VALUE."
         )
-    if FLAGS.workers is not None:
+    if FLAGS.runner is not None and FLAGS.workers is not None:
         raise ValueError(
             f"--workers={FLAGS.workers} is for the processes of this machine: give --runner="
             f"{FLAGS.runner} its own option, such as -- --direct_num_workers={FLAGS.workers}."
@@ -151,7 +142,7 @@ def check_arguments(arguments: Sequence[str]) -> None:
 
 
 def make_or_describe(whole: Corpus | Mixture, training: VocabularyTraining | None) -> None:
-    """Trains the vocabulary if there are settings for it, and prints what it measures."""
+    """Trains the vocabulary if there are settings for it, and prints a report on it."""
     corpus, *others = whole.corpora
     if others:
         raise ValueError(
@@ -165,11 +156,11 @@ def make_or_describe(whole: Corpus | Mixture, training: VocabularyTraining | Non
 
 
 def inspect(store: TokenStore, document: str | None) -> None:
-    """Prints what a store holds, or the ends of one document, and verifies the store."""
-    if document is None:
-        print(describe(store), flush=True)
-    else:
-        print(document_ends(store, document, vocabulary_of(store)), flush=True)
+    """Prints the manifest of a store, or the ends of one document, and verifies the store."""
+    text = describe(store)
+    if document is not None:
+        text = document_ends(store, document, vocabulary_of(store))
+    print(text, flush=True)
     verify(store)
     check_store(store)
     print("verified: the files are those the manifest describes")
@@ -186,16 +177,17 @@ def vocabulary_of(store: TokenStore) -> Vocabulary | None:
             name = f"{entry['name'].split(':')[0]}:{file}" if file else entry["name"]
             vocabulary = named_vocabulary(name)
         with nullcontext() if bound else only_buckets_of([]):
-            found = vocabulary.fingerprint
+            fingerprint = vocabulary.fingerprint
     except (OSError, ValueError) as error:
-        found = f"not to be had: {error}"
-    if found == entry["fingerprint"]:
+        fingerprint = f"not available: {error}"
+    if fingerprint == entry["fingerprint"]:
         return vocabulary
-    told = (
+    sentence = (
         f"ids only: the store was made with {entry['name']} ({entry['fingerprint']:.12}), and the "
-        f"vocabulary here is {found}. To see text, give the --gin_file the store was made with."
+        f"vocabulary here is {fingerprint}. To see text, give the --gin_file the store was made "
+        "with."
     )
-    print(printable(told))
+    print(printable(sentence))
     return None
 
 

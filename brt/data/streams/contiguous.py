@@ -9,7 +9,7 @@ no pair between two rows is lost, and a short last step is padded, because shape
 """
 
 import functools
-from typing import Protocol
+from collections.abc import Callable
 
 import numpy as np
 
@@ -21,15 +21,8 @@ from brt.data.streams.base import EvaluationPass, Stream
 from brt.data.streams.batch import Batch, padding
 from brt.storage.file_parts import FileArray
 
-
-class TokenSequence(Protocol):
-    """The documents of a store as one sequence of tokens and their weights."""
-
-    def tokens(self, start: int, stop: int) -> np.ndarray:
-        """Returns tokens start to stop, integers."""
-
-    def weights(self, start: int, stop: int) -> np.ndarray | int:
-        """Returns the loss weights of the same tokens, float32; 1 if all are 1."""
+ReadTokens = Callable[[FileArray | JoinedArray, int, int], np.ndarray]
+"""Returns items start to stop, in some order of the documents, of the arrays of a store."""
 
 
 class ContiguousStream(Stream):
@@ -62,15 +55,14 @@ class ContiguousStream(Stream):
         self._cuts = _even_cuts(pairs if shuffle else pairs // rows * rows, rows)
         self._segments = -(-int(np.diff(self._cuts).max()) // segment_length)
         self.row_segments_B = np.full(rows, self._segments)
-        self._in_order = InOrder(store)
-        self._shuffled = functools.lru_cache(1)(lambda epoch: _Shuffled(store, seed, epoch))
+        self._shuffled = functools.lru_cache(1)(lambda epoch: _shuffled(store, seed, epoch))
 
     def _read(self, step: int, rows: range) -> Batch:
         batch = padding(self.segments_per_step, len(rows), self.segment_length)
         for k in range(self.segments_per_step):
             epoch, number = divmod(step * self.segments_per_step + k, self._segments)
-            sequence = self._shuffled(epoch) if self.shuffle else self._in_order
-            _read_segment(batch, k, sequence, self._cuts, rows, number)
+            read = self._shuffled(epoch) if self.shuffle else in_order
+            _read_segment(batch, k, self.store, read, self._cuts, rows, number)
         return batch
 
 
@@ -90,7 +82,7 @@ class ContiguousPass(EvaluationPass):
 
     def _read(self, step: int, rows: range) -> Batch:
         batch = padding(1, len(rows), self.segment_length)
-        _read_segment(batch, 0, InOrder(self.store), self._cuts, rows, step)
+        _read_segment(batch, 0, self.store, in_order, self._cuts, rows, step)
         return batch
 
     def _places(self, step: int, rows: range) -> tuple[np.ndarray, np.ndarray]:
@@ -110,44 +102,27 @@ def place_in_store(
     return documents, positions - (ends_D[documents] - store.lengths_D[documents])
 
 
-class InOrder:
-    """The documents in the order of the store, as a `TokenSequence`."""
-
-    def __init__(self, store: TokenStore):
-        self._tokens = store.all_tokens
-        self._weights = store.all_weights
-
-    def tokens(self, start: int, stop: int) -> np.ndarray:
-        return self._tokens[start:stop]
-
-    def weights(self, start: int, stop: int) -> np.ndarray | int:
-        return 1 if self._weights is None else self._weights[start:stop]
+def in_order(flat: FileArray | JoinedArray, start: int, stop: int) -> np.ndarray:
+    """Returns items in the order of the store; a `ReadTokens`."""
+    return flat[start:stop]
 
 
-class _Shuffled:
-    """The documents in the order of one epoch, as a `TokenSequence`."""
+def _shuffled(store: TokenStore, seed: int, epoch: int) -> ReadTokens:
+    """Returns a function that reads documents in the order of one epoch."""
+    order = permutation(store.num_documents, seed, 0, epoch, 3)
+    lengths = store.lengths_D
+    firsts = np.concatenate([[0], np.cumsum(lengths[order])])
+    # From positions in this order to positions in the store, by document.
+    shifts = (np.cumsum(lengths) - lengths)[order] - firsts[:-1]
 
-    def __init__(self, store: TokenStore, seed: int, epoch: int):
-        order = permutation(store.num_documents, seed, 0, epoch, 3)
-        self._tokens = store.all_tokens
-        self._weights = store.all_weights
-        lengths = store.lengths_D
-        self._firsts = np.concatenate([[0], np.cumsum(lengths[order])])
-        # From positions in this sequence to positions in the store, by document.
-        self._shifts = (np.cumsum(lengths) - lengths)[order] - self._firsts[:-1]
+    def read(flat: FileArray | JoinedArray, start: int, stop: int) -> np.ndarray:
+        first = firsts.searchsorted(start, "right") - 1
+        last = firsts.searchsorted(stop, "left")
+        cuts = [start, *firsts[first + 1 : last].tolist(), stop]
+        moved = zip(cuts, cuts[1:], shifts[first:last].tolist())
+        return np.concatenate([flat[a + shift : b + shift] for a, b, shift in moved])
 
-    def tokens(self, start: int, stop: int) -> np.ndarray:
-        return self._read(self._tokens, start, stop)
-
-    def weights(self, start: int, stop: int) -> np.ndarray | int:
-        return 1 if self._weights is None else self._read(self._weights, start, stop)
-
-    def _read(self, flat: FileArray | JoinedArray, start: int, stop: int) -> np.ndarray:
-        first = self._firsts.searchsorted(start, "right") - 1
-        last = self._firsts.searchsorted(stop, "left")
-        cuts = [start, *self._firsts[first + 1 : last].tolist(), stop]
-        shifts = self._shifts[first:last].tolist()
-        return np.concatenate([flat[a + s : b + s] for a, b, s in zip(cuts, cuts[1:], shifts)])
+    return read
 
 
 def _even_cuts(pairs, rows):
@@ -155,23 +130,25 @@ def _even_cuts(pairs, rows):
     return np.arange(rows + 1) * pairs // rows
 
 
-def _read_segment(batch, k, sequence, cuts, rows, number):
+def _read_segment(batch, k, store, read, cuts, rows, number):
     """Writes segment `number` of each row to segment k of a batch."""
     length = batch.inputs_KBT.shape[-1]
     for b, row in enumerate(rows):
         start = int(cuts[row]) + number * length
         stop = min(start + length, int(cuts[row + 1]))
-        if start >= stop:
-            continue
-        read_pairs(batch, k, b, sequence, start, stop)
-        batch.starts_KB[k, b] = number == 0
+        if start < stop:
+            read_pairs(batch, k, b, store, read, start, stop)
+            batch.starts_KB[k, b] = number == 0
 
 
 def read_pairs(
-    batch: Batch, k: int, b: int, sequence: TokenSequence, start: int, stop: int
+    batch: Batch, k: int, b: int, store: TokenStore, read: ReadTokens, start: int, stop: int
 ) -> None:
-    """Writes the pairs start ... stop - 1 of a sequence to row b of segment k."""
-    tokens = sequence.tokens(start, stop + 1)
+    """Writes the pairs start ... stop - 1 to row b of segment k."""
+    tokens = read(store.all_tokens, start, stop + 1)
     batch.inputs_KBT[k, b, : stop - start] = tokens[:-1]
     batch.targets_KBT[k, b, : stop - start] = tokens[1:]
-    batch.weights_KBT[k, b, : stop - start] = sequence.weights(start + 1, stop + 1)
+    weights = store.all_weights
+    batch.weights_KBT[k, b, : stop - start] = (
+        1 if weights is None else read(weights, start + 1, stop + 1)
+    )

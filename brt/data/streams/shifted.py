@@ -11,7 +11,7 @@ from brt.data.mixture import MixedStore
 from brt.data.stores.token_store import TokenStore
 from brt.data.streams.base import EvaluationPass
 from brt.data.streams.batch import Batch, gather, padding
-from brt.data.streams.contiguous import InOrder, place_in_store, read_pairs
+from brt.data.streams.contiguous import in_order, place_in_store, read_pairs
 
 
 class ShiftedPass(EvaluationPass):
@@ -34,14 +34,14 @@ class ShiftedPass(EvaluationPass):
         super().__init__(store, rows, segment_length)
         check_overlap(stride, segment_length)
         self.stride = stride
-        self._text = None
+        self._text: TokenStore | None = None
         lengths = store.lengths_D
         if contiguous:
             if isinstance(store, MixedStore):
                 raise ValueError(
                     f"{store.folder} is a mixture and no one text: read its documents one by one."
                 )
-            self._text = InOrder(store)
+            self._text = store
             lengths = np.array([store.num_tokens - 1])
         windows = 1 + -(-np.maximum(lengths - segment_length, 0) // stride)
         self._firsts = np.concatenate([[0], np.cumsum(windows)])
@@ -65,7 +65,7 @@ class ShiftedPass(EvaluationPass):
             for b, (text, begin) in enumerate(windows):
                 if text == 0:
                     end = min(begin + self.segment_length, self.store.num_tokens - 1)
-                    read_pairs(batch, 0, b, self._text, begin, end)
+                    read_pairs(batch, 0, b, self._text, in_order, begin, end)
         batch.starts_KB[:] = True
         batch.weights_KBT[:, begins_B > 0, : self.segment_length - self.stride] = 0
         return batch
