@@ -13,7 +13,6 @@ from tiny_run import TXL, command, shared_programs, write_config  # noqa: F401
 
 from brt import benchmark
 from brt.benchmarks import evaluation_speed
-from brt.benchmarks.evaluation_speed import Speed, table
 from brt.reporting.papers.fill import paper_tables
 from brt.reporting.papers.reading import read_paper
 from brt.reporting.step_times import read_step_times
@@ -78,14 +77,8 @@ def test_the_ratio_is_the_window_s_operations_to_a_segment_token_s(measured, ope
         assert row["memory_seconds"] == pytest.approx(segment / 16)
         assert row["vanilla_seconds"] == pytest.approx(window)
         assert row["ratio"] == pytest.approx(16 * window / segment)
-
-
-def test_the_ratio_is_above_one_and_grows_with_the_length(measured):
-    path = measured("--attention_lengths=8,40,200", "--rounds=1")
-    ratios = [row["ratio"] for row in json.loads(path.read_text())["evaluation_speed"]]
-    assert 1 < ratios[0] < ratios[1] < ratios[2]
-    # A window of M tokens is M tokens' work; a segment's token grows with M by its keys alone.
-    assert all(ratio > length / 4 for ratio, length in zip(ratios, (8, 40, 200)))
+        # A window of M tokens is M tokens' work; a segment's token grows with M by its keys alone.
+        assert row["ratio"] > max(1, row["attention_length"] / 4)
 
 
 def test_the_two_models_have_one_size_and_see_the_same_length(measured, monkeypatch):
@@ -116,13 +109,6 @@ def test_what_the_command_writes_fills_table_7(measured):
     (found,) = (table for table in tables if table.name == "txl_table_7")
     values = {row[0].text: row[2].values for row in found.rows}
     assert values == {"3,800": (), "2,800": (), "1,800": (), "800": (ratio,)}
-
-
-def test_the_table_sets_the_papers_ratios_beside():
-    shown = table([Speed(800, 128, 5, 0.0001, 0.0431, 431.0), Speed(900, 128, 5, 0.1, 0.2, 2.0)])
-    _, first, second = shown.splitlines()
-    assert first.split() == ["800", "0.1000", "43.10", "431", "363"]
-    assert second.split() == ["900", "100.0000", "200.00", "2"]
 
 
 def test_a_model_that_cannot_be_compared_is_refused(monkeypatch, capsys, tmp_path):

@@ -68,7 +68,7 @@ class Tiny:
         self.decoding = self.model.begin_decoding(self.empty)
 
 
-two_types = functools.lru_cache(maxsize=2)(Tiny)
+two_types = functools.lru_cache(maxsize=4)(Tiny)
 
 
 def tiny(name, dtype="float64"):

@@ -2,7 +2,6 @@
 
 import functools
 import json
-import os
 import socket
 import subprocess
 import sys
@@ -12,6 +11,7 @@ import numpy as np
 import optax
 import pytest
 from architectures import ARCHITECTURES, trained
+from tiny_run import quick_environment
 
 from brt.data.sources.base import Document
 from brt.data.stores.store_writer import write_store
@@ -167,8 +167,7 @@ def test_two_processes_train_as_one(tmp_path):
         found.bind(("localhost", 0))
         port = found.getsockname()[1]
     common = [sys.executable, "-m", "brt.train", f"--gin_file={tmp_path}/config.gin"]
-    flags = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
-    environment = os.environ | {"XLA_FLAGS": flags}
+    environment = quick_environment(tmp_path) | {"JAX_COMPILATION_CACHE_DIR": ""}
     one = subprocess.run(
         [*common, f"--workdir={tmp_path}/one"], capture_output=True, text=True, env=environment
     )
