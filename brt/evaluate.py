@@ -82,11 +82,7 @@ def main() -> None:
 
 
 def own_config(workdir: str) -> str:
-    """Path of a run folder's config.
-
-    Raises:
-        FileNotFoundError: it is no run folder.
-    """
+    """Returns the path of a run folder's config."""
     path = os.path.join(workdir, "config.gin")
     if not as_path(path).is_file():
         raise FileNotFoundError(f"{workdir} is not a run folder: it has no config.gin.")
@@ -128,9 +124,6 @@ def studied_run(
         study: that reads the run.
         experiment: of the run, if it is built already; without it gin is bound again.
         step: as `load_params` takes it.
-
-    Raises:
-        FileNotFoundError: it is no run folder.
     """
     files = [own_config(workdir), *gin_files]
 

@@ -136,9 +136,6 @@ class Generator:
         Args:
             files: title and content of each.
             memory, label: as of `read`.
-
-        Raises:
-            ValueError: a vocabulary that has to encode a text whole.
         """
         memory = self.begin(len(files)) if memory is None else memory
         streams = [self._encoded(data, title) for title, data in files]
@@ -185,9 +182,6 @@ class Generator:
 
         Returns:
             The memory, and for each document the nats of its tokens, float64 (tokens,).
-
-        Raises:
-            NonFiniteLogits: some of them are not numbers.
         """
         tokens, before = self._prepared(texts, memory)
         memory, nats = self.prefill(self.params, before, tokens, score=True, label=label)

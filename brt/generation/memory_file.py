@@ -80,9 +80,6 @@ def save(path: str, memory: Memory, fingerprint: str, vocabulary: Vocabulary) ->
         memory: of one document.
         fingerprint: the `model_fingerprint` of its model.
         vocabulary: of the document.
-
-    Raises:
-        OSError: the file cannot be written; an existing one stays as it was.
     """
     rows = len(memory.position_B)
     if rows != 1:
@@ -128,10 +125,6 @@ def load(path: str, model: LanguageModel, fingerprint: str, vocabulary: Vocabula
         path: of the file.
         model, vocabulary: that it was made with.
         fingerprint: the `model_fingerprint` of the model.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: it is no memory file, is damaged, or is of another model or vocabulary.
     """
     path = expanded(path)
     try:
@@ -139,14 +132,12 @@ def load(path: str, model: LanguageModel, fingerprint: str, vocabulary: Vocabula
     except FileNotFoundError:
         raise FileNotFoundError(f"There is no memory file {path}.") from None
     expected = jax.eval_shape(lambda: fresh_memory(model, 1))
-    shapes = {name: (x.shape, x.dtype) for name, x in _named(expected).items()}
+    shapes = {name: (x.shape, str(x.dtype)) for name, x in _named(expected).items()}
     try:
         with _on_disk(path) as name, safe_open(name, "flax") as file:
             metadata = file.metadata() or {}
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
-            fits = _shapes(slices) == {
-                name: (shape, str(dtype)) for name, (shape, dtype) in shapes.items()
-            }
+            fits = _shapes(slices) == shapes
             # Other shapes are refused below; they may be too large to read.
             arrays = {name: file.get_tensor(name) for name in slices} if fits else None
     except (SafetensorError, MemoryError) as error:

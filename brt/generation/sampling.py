@@ -36,9 +36,6 @@ def checked(sampling: Sampling, size: int) -> Sampling:
     """Returns the same sampling as arrays; a temperature of 0 becomes None.
 
     size: V, the number of ids to choose from.
-
-    Raises:
-        ValueError: a value out of its range, by name.
     """
     temperature, top_k, top_p, penalty = sampling
     ids = Range(f"a whole number from 1 to the vocabulary's {size} ids", 1, size)
