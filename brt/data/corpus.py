@@ -19,8 +19,7 @@ from brt.data.vocabularies.named import as_vocabulary
 from brt.storage.paths import AnyPath, RemotePath, as_path
 
 
-class StoreMissing(FileNotFoundError):
-    """The token store of a split has not been prepared."""
+class StoreMissing(FileNotFoundError): ...
 
 
 @configurable
@@ -67,7 +66,6 @@ class Corpus:
         return self.store / check_split(split)
 
     def exists(self, split: str) -> bool:
-        """Returns whether a split has been prepared."""
         return (self.path(split) / "manifest.json").is_file()
 
     def prepare(

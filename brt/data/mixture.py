@@ -51,15 +51,12 @@ class Mixture:
 
     @property
     def vocabulary_size(self) -> int:
-        """Number of token ids; may open the vocabulary's file."""
         return self.vocabulary.size
 
     def exists(self, split: str) -> bool:
-        """Returns whether a split of every corpus has been prepared."""
         return all(corpus.exists(split) for corpus in self.corpora)
 
     def prepare(self, split: str, **options: Any) -> None:
-        """Makes a split's store of each corpus; `options` as of `Corpus.prepare`."""
         _check_one_vocabulary(
             [(corpus.path(split), vocabulary_entry(corpus.vocabulary)) for corpus in self.corpora]
         )
@@ -67,7 +64,6 @@ class Mixture:
             corpus.prepare(split, **options)
 
     def open(self, split: str) -> "MixedStore":
-        """Opens a split of all corpora."""
         return MixedStore([corpus.open(split) for corpus in self.corpora], self.weights, self.names)
 
 

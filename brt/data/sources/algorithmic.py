@@ -1,14 +1,13 @@
 """Algorithmic tasks: copy, reverse and associative retrieval, one sample per document.
 
-A sample is a source, a start token and a target; a model reads all tokens but the last and predicts
-all but the first (`Trainer.stream = "samples"`). Loss weights are 1 on the target and 0 elsewhere.
+A sample is a source, a start token and a target, which alone has loss weights. A model reads all
+tokens but the last and predicts all but the first (`Trainer.stream = "samples"`).
 
     copy        x, start, x, x              3 n + 1 tokens, 2 n scored
     reverse     x, start, x reversed        2 n + 1 tokens, n scored
     retrieval   a 3 d 1 k 4 b 9 k start 4   11 tokens, 1 scored
 
-The splits of a task are drawn together, without duplicates. The test samples are drawn first, so
-they do not depend on `num_train`.
+The splits are drawn together, without duplicates; test first, whatever the size of train.
 
 Source: Bulatov et al. 2022, arXiv:2207.06881 (Recurrent Memory Transformer), section 4 and
 appendix A.1; associative retrieval as in Ba et al. 2016, arXiv:1610.06258.

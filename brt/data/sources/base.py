@@ -67,11 +67,9 @@ class Source(abc.ABC):
         raise NotImplementedError
 
     def read(self, part: Any) -> Document:
-        """Reads the document of a part."""
         raise NotImplementedError
 
     def files(self, part: Any) -> list[str]:
-        """Returns the files of a part."""
         raise NotImplementedError
 
     def part_bytes(self, part: Any) -> int | None:
@@ -98,7 +96,6 @@ def check_source(source: Any, binding: str) -> None:
 
 
 def check_known_split(source: Source, split: str, known: Iterable[str]) -> None:
-    """Refuses a split that a source does not have."""
     if split not in known:
         raise ValueError(
             f"{type(source).__name__} has no split {split!r}: ask for one of {', '.join(known)}."

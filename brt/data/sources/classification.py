@@ -207,7 +207,6 @@ class Hyperpartisan(LabelledSource):
 
 
 def check_classes(classes: Sequence[str], name: str) -> None:
-    """Refuses classes that are too few, no texts, or named twice."""
     texts = not isinstance(classes, str) and all(isinstance(c, str) for c in classes)
     if not texts or len(classes) < 2 or len(set(classes)) < len(classes):
         raise ValueError(

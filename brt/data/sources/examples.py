@@ -25,8 +25,7 @@ class ExampleSource(Source):
 
     @property
     @abc.abstractmethod
-    def data_set(self) -> str:
-        """The data set, for messages."""
+    def data_set(self) -> str: ...
 
     def _folder(self) -> str | None:
         return expanded(self.data_dir) if self.data_dir else None

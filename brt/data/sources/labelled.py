@@ -76,7 +76,6 @@ class LabelledSource(Source):
         """Yields the examples of a split, in the same order every time."""
 
     def settings(self) -> dict[str, Any]:
-        """Returns further settings for `description`."""
         return {}
 
     def description(self, split: str) -> dict:
@@ -173,7 +172,6 @@ def records(path: str) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def text_of(record: dict[str, Any], key: str, where: str) -> str:
-    """Returns the text at a key, which is not empty."""
     value = record.get(key)
     if not isinstance(value, str) or not value.strip():
         has = "has no key" if key not in record else "has no text at"

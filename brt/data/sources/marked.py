@@ -1,7 +1,6 @@
 """A task with two classes: one mark near the beginning of a text determines its class.
 
-All other tokens are filler, independent of the class. A model that has forgotten the segment with
-the mark cannot be better than chance; one that remembers it can be perfect.
+All other tokens are filler, independent of the class.
 """
 
 import json

@@ -29,8 +29,7 @@ MAGIC = {
 """First bytes of formats, with their names and what to do; the first match counts."""
 
 
-class NotPlainText(ValueError):
-    """A file has another format."""
+class NotPlainText(ValueError): ...
 
 
 def check_plain_text(data: bytes | FileBytes, path: str, source: str) -> None:

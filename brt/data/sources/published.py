@@ -1,8 +1,7 @@
 """Published corpora, read from the files that their authors distribute.
 
-Each source knows the sizes of its files and refuses others: results on a file that is still packed,
-cut short or preprocessed differently cannot be compared. Nothing is downloaded. Documents are the
-bytes of the files.
+Each source knows the sizes of its files and refuses others: results on a file that is packed, cut
+short or preprocessed differently cannot be compared.
 """
 
 import functools

@@ -2,8 +2,7 @@
 
 A fact is the tokens DEFINE key value; a question is ASK key, and the next token, the answer, is the
 value. All other tokens are filler. Values are independent and uniform, the keys of a document
-differ. A model that does not reach back to the definition cannot be better than 1 / num_values; one
-that remembers it can be perfect.
+differ: without the definition an answer is a guess among num_values.
 
 The distance of an answer is its position minus that of the value in the definition.
 """

@@ -27,7 +27,6 @@ class Transformed(Source):
         self._settings = settings
 
     def change(self, document: Document, split: str) -> Document:
-        """Returns a document as it is in this source."""
         return document
 
     def documents(self, split: str) -> Iterator[Document]:

@@ -21,13 +21,12 @@ class SeqioText(ExampleSource):
     """One document per example of a registered task or mixture, unshuffled and uncut.
 
     The feature is text, which the vocabulary of the corpus encodes, or token ids, which are stored.
-    seqio's vocabularies need TensorFlow, which training does not have: for ids, `vocabulary` is the
-    one of brt with the same ids, and both decode the first document as a check.
-    `<feature>_pretokenized`, if the task keeps it, counts as the bytes of a document.
+    For ids, `vocabulary` is the one of brt with the same ids, because seqio's need TensorFlow; both
+    decode the first document as a check.
 
     Args:
         task: name of the task or mixture; those of `tasks` are registered.
-        feature: the text or ids of a document.
+        feature: the text or ids of a document; the bytes of ids are `<feature>_pretokenized`.
         module: a module to import, which registers the task (`--allow_imports`).
         title_feature, splits, data_dir: as of `ExampleSource`.
         vocabulary: of the ids, or its name.

@@ -10,7 +10,6 @@ T5_MODEL = "vocabularies/t5.spiece.model"
 
 
 def register() -> None:
-    """Adds both tasks to seqio's registry, unless it has them."""
     import seqio
     import tensorflow as tf
 

@@ -1,8 +1,7 @@
 """Makes the shards of a store on Apache Beam: on this machine, or by a cluster's workers.
 
-The driver lists the documents and divides them into shards; a worker makes a shard in the folder
-of the store. Only the shards in that folder count, not what the job reports: a job may be killed,
-run elements twice, or outlive its driver.
+The driver lists the documents and divides them into shards; a worker makes a shard. Only the shards
+in the folder count, not what the job reports: it may be killed, repeat work, or outlive its driver.
 """
 
 import abc
@@ -151,7 +150,6 @@ def packed(run: Run) -> bytes:
 
 
 def maker_of(setup: bytes) -> ShardMaker:
-    """Returns the maker of shards that was sent to this worker."""
     return pickle.loads(setup)
 
 

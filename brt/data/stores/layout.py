@@ -59,12 +59,10 @@ _SHARD_FILE = re.compile(rf"shard-\d{{5,}}/({'|'.join(map(re.escape, SHARD_FILES
 
 
 def shard_name(number: int) -> str:
-    """Returns the name of a shard's folder."""
     return f"shard-{number:05}"
 
 
 def is_shard_file(name: str) -> bool:
-    """Returns whether `name` is the path, inside a store, of a file of a shard."""
     return bool(_SHARD_FILE.fullmatch(name))
 
 
@@ -76,7 +74,6 @@ def shards_of(manifest: Mapping) -> list[tuple[str, Mapping[str, Any]]]:
 
 
 def files_of(manifest: Mapping) -> list[str]:
-    """Returns the paths of the files of all shards of a store."""
     return [
         prefix + name
         for prefix, shard in shards_of(manifest)
@@ -94,7 +91,6 @@ def content_of(manifest: Mapping) -> str:
 
 
 def joint_hash(hashes: Iterable[str]) -> str:
-    """Returns the sha256 of hexadecimal hashes, one after another."""
     return hashlib.sha256("".join(hashes).encode()).hexdigest()
 
 
@@ -110,12 +106,10 @@ def misfit_of_shards(manifest: Mapping) -> str:
 
 
 def dtype_name(size: int) -> str:
-    """Returns the dtype of the ids of a vocabulary of this size."""
     return "uint16" if size <= 2**16 else "uint32"
 
 
 def vocabulary_entry(vocabulary: Vocabulary) -> dict:
-    """Returns a vocabulary's entry in a manifest."""
     entry: dict[str, Any] = {
         "name": vocabulary.name,
         "size": int(vocabulary.size),
@@ -129,7 +123,6 @@ def vocabulary_entry(vocabulary: Vocabulary) -> dict:
 
 
 def remove_store(folder: Path) -> None:
-    """Removes a local store, as `own_folders.remove` does: the files of brt only."""
     for shard in folder.glob("shard-*"):
         remove(shard, SHARD_FILES)
     remove(folder, STORE_FILES)

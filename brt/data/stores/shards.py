@@ -1,9 +1,8 @@
 """Divides the documents of a store into shards, and makes a shard.
 
-A shard consists of consecutive documents, about `SHARD_BYTES` of them. Its end follows from the
-documents alone, so the store has the same bytes for any number of workers. Its key identifies
-what it was made from (source, vocabulary, documents, sizes and times of their files), so a later
-preparation knows which shards it can use.
+A shard consists of consecutive documents. Its end follows from the documents alone, so the store
+has the same bytes for any number of workers. Its key identifies what it was made from (source,
+vocabulary, documents, sizes and times of their files), so a later preparation can use it.
 
 Shards are made by processes of this machine (`worker_pool`) or on Apache Beam (`distributed`).
 """
@@ -105,7 +104,6 @@ class ListedDocuments:
         self._stamps: dict[str, tuple[int, int]] = {}  # of every file when it was listed
 
     def runs(self, made_with: dict, shard_bytes: int | None = None) -> Iterator[Run]:
-        """Yields the runs in order; arguments as of `_runs`."""
         return _runs(self._items(), made_with, shard_bytes)
 
     def _items(self) -> Iterator[_Item]:
@@ -141,7 +139,6 @@ class StreamedDocuments:
         self.total = total
 
     def runs(self, made_with: dict, shard_bytes: int | None = None) -> Iterator[Run]:
-        """Yields the runs in order; arguments as of `_runs`."""
         return _runs(map(_streamed, self.documents), made_with, shard_bytes)
 
     def check_unchanged(self) -> None:
@@ -185,7 +182,6 @@ class ShardMaker:
         return None
 
     def make(self, run: Run) -> dict:
-        """Makes a run's shard and returns the content of its shard.json."""
         path = self.folder / shard_name(run.number)
         if isinstance(path, RemotePath):
             with tempfile.TemporaryDirectory(prefix="brt-shard-") as scratch:

@@ -32,7 +32,6 @@ def use(folder: str | None) -> None:
 
 
 def cache_folder() -> Path:
-    """Returns the folder of this host's copies, which may not exist."""
     if _chosen:
         return _chosen[0]
     caches = os.environ.get("XDG_CACHE_HOME") or "~/.cache"

@@ -70,8 +70,7 @@ def write_store(
         documents: at least one `Document`; those without tokens are encoded by `vocabulary`.
         vocabulary: of the ids.
         source_description: JSON for the manifest.
-        total: number of documents if known, for the progress display.
-        quiet: no progress display.
+        total: number of documents if known, for the progress display, which `quiet` hides.
         workers: number of processes that encode; 1 for this process.
         shard_bytes: bytes after which a shard ends; None for `SHARD_BYTES` or `SHARD_DOCUMENTS`.
         runner: makes the shards instead of the workers.

@@ -1,7 +1,6 @@
 """Token stores: the documents of one split as token ids, in the files that `layout` describes.
 
-Files are read, not mapped: if a file is cut short while it is read, the command ends with a message
-and not with SIGBUS.
+Files are read, not mapped: a file that is cut short meanwhile gives a message and not SIGBUS.
 """
 
 import os
@@ -84,12 +83,10 @@ class TokenStore:
 
     @property
     def num_documents(self) -> int:
-        """Number of documents."""
         return len(self.lengths_D)
 
     @property
     def num_tokens(self) -> int:
-        """Number of tokens of all documents."""
         return len(self.all_tokens)
 
     def tokens(self, document: int, start: int = 0, stop: int | None = None) -> np.ndarray:
@@ -104,7 +101,6 @@ class TokenStore:
         return self.all_weights[tokens]
 
     def titles(self) -> list[str]:
-        """Returns the titles of all documents, in order."""
         return [line["title"] for line in self.entries()]
 
     def annotations(self) -> list[dict[str, Any] | None]:

@@ -1,8 +1,7 @@
 """Compares the files of token stores with their hashes before training uses them.
 
-Hashing runs at about 1.5 GB/s, a few seconds for PG19. A host hashes a store once: sizes, times and
-inodes of its files are kept under ~/.cache/brt/verified, and the result holds while they do not
-change. `brt.prepare --inspect` always hashes.
+A host hashes a store once (about 1.5 GB/s): sizes, times and inodes of its files are kept under
+~/.cache/brt/verified, and the result holds while they do not change.
 """
 
 import fcntl
@@ -78,7 +77,6 @@ def check_hashes(folder: Path, hashes: Mapping[str, str], advice: str, quiet: bo
 
 
 def hashes_of(folder: Path, names: Iterable[str]) -> dict[str, str]:
-    """Returns the sha256 of files of a folder by their names, in hex."""
     return {name: file_sha256(folder / name) for name in names}
 
 

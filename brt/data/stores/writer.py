@@ -216,7 +216,6 @@ def replace_json(folder: AnyPath, name: str, content: Any) -> None:
 
 
 def document_digest(document: Document) -> bytes:
-    """Returns the sha256 of a document's bytes, tokens, weights, and annotation."""
     digest = hashlib.sha256()
     for data in pieces(document.data):
         digest.update(data)

@@ -30,8 +30,6 @@ class Batch(NamedTuple):
 
 
 class BatchTypes(NamedTuple):
-    """Types of the arrays of a `Batch`."""
-
     inputs_KBT: type[np.generic]
     targets_KBT: type[np.generic]
     weights_KBT: type[np.generic]
@@ -43,7 +41,6 @@ DTYPES = BatchTypes(np.int32, np.int32, np.float32, np.bool_)
 
 
 def padding(segments: int, rows: int, segment_length: int) -> Batch:
-    """Returns a new batch of padding."""
     shape = segments, rows, segment_length
     return Batch(
         np.zeros(shape, DTYPES.inputs_KBT),

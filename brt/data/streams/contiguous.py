@@ -4,8 +4,8 @@ All documents are one sequence x_0 .. x_M, whose M pairs (input x_p, target x_{p
 into B rows of consecutive pairs. A step reads the next T pairs of every row. Memory crosses the
 boundaries of documents; only the beginning of the stream is a start. BEGIN does not occur.
 
-Source: Dai et al. 2019, arXiv:1901.02860, data loaders of the published code, with two differences:
-no pair between two rows is lost, and a short last step is padded, because shapes are static.
+Source: Dai et al. 2019, arXiv:1901.02860, data loaders of the published code; here no pair between
+two rows is lost, and a short last step is padded, because shapes are static.
 """
 
 import functools
@@ -131,7 +131,6 @@ def _even_cuts(pairs, rows):
 
 
 def _read_segment(batch, k, store, read, cuts, rows, number):
-    """Writes segment `number` of each row to segment k of a batch."""
     length = batch.inputs_KBT.shape[-1]
     for b, row in enumerate(rows):
         start = int(cuts[row]) + number * length

@@ -131,7 +131,6 @@ def assign(segments_D: np.ndarray, rows: int, order_D: np.ndarray) -> list[np.nd
 
 
 def _first_segments(segments):
-    """Returns the number of each document's first segment, and the total."""
     return np.concatenate([[0], np.cumsum(segments)])
 
 

@@ -145,7 +145,6 @@ class LabelledSegments:
         return checked
 
     def boundaries(self, document: int) -> list[Boundaries]:
-        """Returns the segments of a document."""
         length, size = int(self.texts_D[document]), int(self.sizes_D[document])
         return segment_boundaries(length, size, self.most, self.documents.alignment)
 
@@ -195,8 +194,6 @@ def _empty(segments: int, rows: int, length: int) -> Batch:
 
 
 class LabelledStream(DocumentPerStep):
-    """The training stream of labelled documents."""
-
     targets_are_tokens = False
     store: TokenStore
     order_key = 5

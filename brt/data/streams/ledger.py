@@ -1,7 +1,7 @@
 """The data checksum, recorded as `ledger`: equal for runs that have read the same data.
 
-It is the sum, modulo 2**64, of a hash of each row of each step: of its number, step, tokens,
-weights and starts. The sums of all hosts add up to the same checksum for any number of hosts.
+It is the sum, modulo 2**64, of a hash of each row of each step, so the sums of all hosts add up to
+the same checksum for any number of hosts.
 """
 
 import functools
@@ -16,9 +16,9 @@ MODULUS = 2**64
 def row_hashes(batch: Batch, step: int, first_row: int = 0) -> np.ndarray:
     """Returns the hashes of the rows of a batch, uint64 (rows,).
 
-    The 32-bit words of a row are multiplied by fixed random odd numbers and added modulo 2**64;
-    the sum is mixed with step and row. A difference of one word always changes the hash, several
-    leave it unchanged with probability 2**-33 at most. It finds mistakes, not forgery.
+    The 32-bit words of a row are multiplied by fixed random odd numbers and added modulo 2**64; the
+    sum is mixed with step and row. A difference of one word always changes the hash, several leave
+    it unchanged with probability 2**-33 at most.
     """
     rows = np.arange(first_row, first_row + batch.starts_KB.shape[1], dtype=np.uint64)
     sums_B = np.zeros(len(rows), np.uint64)

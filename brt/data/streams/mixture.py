@@ -2,11 +2,8 @@
 
 In each row each store has a schedule, which repeats the row's documents of that store: the document
 after c tokens of a store with share w is due when the row has read b + c / w tokens. The row reads
-documents in the order in which they are due. Of v tokens, w * v come from the store, to within its
-longest document and its delay b.
-
-One store, drawn by share over the rows, has no delay; the others have a random part of one of their
-mean documents. Axes as in `batch`.
+documents in the order in which they are due. One store, drawn by share over the rows, has no delay
+b; the others have a random part of one of their mean documents.
 """
 
 import bisect
@@ -136,12 +133,10 @@ class _Schedule:
         self._epoch = functools.lru_cache(2)(self._shuffled)
 
     def segments_before(self, time: float) -> int:
-        """Returns the segments of all documents due before a time."""
         epoch, index = self._position(time)
         return epoch * self.segments + int(self._epoch(epoch).firsts[index])
 
     def between(self, begin: float, end: float) -> list[np.ndarray]:
-        """Returns times, segments, and numbers of the documents due in [begin, end)."""
         first, start = self._position(begin)
         last, stop = self._position(end)
         parts = []
@@ -164,7 +159,6 @@ class _Schedule:
         return epoch
 
     def _position(self, time: float) -> tuple[int, int]:
-        """Returns the epoch, and how many of its documents are due before a time."""
         epoch = self.epoch_at(time)
         return epoch, int(self._epoch(epoch).due.searchsorted(time, "left"))
 
@@ -179,7 +173,7 @@ class _Schedule:
 
 
 def _find(schedules: list[_Schedule], last: _Stretch | None, number: int) -> _Stretch:
-    """Returns the stretch of a row with segment `number`; searches from the stretch `last`."""
+    """Returns the stretch of a row with segment `number`; searches from `last`."""
     # In this many tokens no schedule has more than one epoch.
     length = min(schedule.tokens / schedule.share for schedule in schedules)
     low = last.number if last is not None and number >= last.firsts[-1] else 0
@@ -201,7 +195,6 @@ def _find(schedules: list[_Schedule], last: _Stretch | None, number: int) -> _St
 
 
 def _more_than(schedules: list[_Schedule], time: float, number: int) -> bool:
-    """Returns whether documents due before a time have more than `number` segments."""
     # Whole epochs first: they settle most cases and need no order.
     least = sum(schedule.epoch_at(time) * schedule.segments for schedule in schedules)
     if least > number:

@@ -81,7 +81,6 @@ def _check(kind: str, store: TokenStore | MixedStore) -> None:
 
 
 def check_stride(kind: str) -> None:
-    """Refuses a stride for a stream without windows."""
     if kind in ("samples", "labelled"):
         raise ValueError(
             f'Evaluation.stride does not go with Trainer.stream = "{kind}", where every sample '
@@ -90,7 +89,6 @@ def check_stride(kind: str) -> None:
 
 
 def check_mixture(kind: str) -> None:
-    """Refuses a stream that cannot read a mixture."""
     if kind != "documents":
         raise ValueError(
             f"Trainer.stream = {kind!r} has no order for the documents of a Mixture: bind "

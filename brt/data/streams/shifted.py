@@ -1,8 +1,7 @@
 """Evaluation by overlapping windows: a model without memory, with a full context.
 
 A window of T tokens is read with fresh memory, its last `stride` tokens are scored, and it moves by
-as many: by one in Transformer-XL, section 3.1, Figure 1. The first window of a text is scored
-whole, so every token is scored once. Axes as in `batch`.
+as many (Transformer-XL, section 3.1, Figure 1). The first window of a text is scored whole.
 """
 
 import numpy as np
@@ -80,7 +79,6 @@ class ShiftedPass(EvaluationPass):
 
 
 def check_overlap(stride: int, segment_length: int) -> None:
-    """Refuses windows that would skip tokens."""
     if not 1 <= stride <= segment_length:
         raise ValueError(
             f"Evaluation.stride = {stride} must be at least 1 and at most the segment length "

@@ -218,7 +218,6 @@ def checked_ids(ids: ArrayLike, size: int, name: str) -> np.ndarray:
 
 
 def utf8_text(data: bytes, title: str) -> str:
-    """Decodes a UTF-8 document."""
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -230,7 +229,6 @@ def utf8_text(data: bytes, title: str) -> str:
 
 
 def utf8_bytes(text: str, title: str) -> bytes:
-    """Encodes a text as UTF-8."""
     try:
         return text.encode()
     except UnicodeEncodeError as error:
@@ -251,7 +249,6 @@ def utf8_lines(data: bytes, title: str) -> Iterator[str]:
 
 
 def expanded(path: str) -> str:
-    """Returns a path with `~` and environment variables expanded."""
     return os.path.expanduser(os.path.expandvars(path))
 
 

@@ -164,7 +164,6 @@ def library_size(tokenizer: Any, path: str) -> int:
 
 
 def library_ids(tokenizer: Any, text: str) -> list[int]:
-    """Returns the ids of a text alone."""
     return tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
 
 

@@ -1,11 +1,8 @@
 """The vocabulary of a pretrained model: the tokenizer in its Hub folder.
 
-`tokenizers` (extra `text`) reads tokenizer.json, `sentencepiece` the models of T5 (spiece.model),
-DeBERTa v2 and v3 (spm.model) and Llama (tokenizer.model). Other folders have to be converted once
-by transformers. No file outside the folder is read.
-
-Stored texts have no special tokens: `BEGIN` has its own embedding, and the stream of labelled
-documents adds the frame of an encoder. Names of special tokens in a text are text.
+`tokenizers` (extra `text`) reads tokenizer.json, `sentencepiece` the models of T5, DeBERTa v2 and
+v3, and Llama. Other folders have to be converted once by transformers. No file outside the folder
+is read. Names of special tokens in a text are text; the stream of labelled documents adds a frame.
 """
 
 import abc
@@ -62,15 +59,10 @@ SETTINGS = Fields(
 
 
 class HubTokenizer(abc.ABC):
-    """The tokenizer of a folder.
+    """The tokenizer of a folder; attributes as of `Vocabulary`.
 
-    Attributes:
-        size: one more than the highest id.
-        special_ids: special tokens and their ids.
-        unknown_id: of unknown text; None if every text has ids.
-        frame: the special tokens around a text.
-        may_be_cut: whether `pretrained.parts` of a text may be encoded one by one.
-        digest: sha256, in hex, of what determines the ids of a text.
+    `may_be_cut` says whether `pretrained.parts` of a text may be encoded one by one; `digest` is
+    the sha256, in hex, of what determines the ids of a text.
     """
 
     size: int
@@ -81,8 +73,7 @@ class HubTokenizer(abc.ABC):
     digest: str
 
     @abc.abstractmethod
-    def encode(self, text: str) -> list[int]:
-        """Returns the ids of a text."""
+    def encode(self, text: str) -> list[int]: ...
 
     @abc.abstractmethod
     def spans(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
@@ -106,7 +97,6 @@ class PretrainedFolderVocabulary(Vocabulary):
 
     @functools.cached_property
     def tokenizer(self) -> HubTokenizer:
-        """The tokenizer; the first use opens the files."""
         return _tokenizer_of(self.folder)
 
     @property

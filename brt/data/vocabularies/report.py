@@ -31,7 +31,6 @@ class Report(NamedTuple):
 
     @property
     def bytes_per_token(self) -> float:
-        """Mean bytes of a token."""
         return self.bytes / self.tokens
 
     @property
@@ -95,7 +94,6 @@ def sample_text(documents: Iterable[Document], size: int = 2**22) -> bytes:
 
 
 def lost_white_space(vocabulary: Vocabulary, words: list[str]) -> list[str]:
-    """Returns which of `SEPARATORS` decoding loses between words."""
     return [name for name, text in SEPARATORS.items() if not _survives(text, vocabulary, words)]
 
 

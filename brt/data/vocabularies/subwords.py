@@ -73,6 +73,5 @@ class SubwordVocabulary(FileVocabulary):
 
 
 def encoder_class() -> Any:
-    """Returns the library's `SubwordTextEncoder`."""
     library = extra_library("tensorflow_datasets", "SubwordVocabulary", "data")
     return library.deprecated.text.SubwordTextEncoder

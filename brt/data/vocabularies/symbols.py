@@ -15,10 +15,9 @@ class SymbolVocabulary(Vocabulary):
     Args:
         name: for messages and manifests.
         symbols: by id; `encode` takes the first of equal ones.
-        special_ids: names of ids that are no part of a source or target.
+        special_ids, frame: as of `Vocabulary`.
         identity: text whose sha256 is the fingerprint.
         separator: between symbols; "" if each is one character.
-        frame: tokens around a text.
     """
 
     is_text = False

@@ -1,11 +1,6 @@
-"""Makes the file of a vocabulary from the documents of a source.
+"""Makes the file of a vocabulary from the documents of a source (`brt.prepare --train_vocabulary`).
 
-    python -m brt.prepare --gin_file=configs/pg19_rec_fixed_skip.gin --train_vocabulary \\
-        --gin.Corpus.vocabulary='"vocabularies/pg19_8k.model"' \\
-        --gin.SentencePieceTraining.size=8000
-
-The kind of `Corpus.vocabulary` is made: a SentencePiece model, or a list of words, characters or
-subwords. The same source and settings give the same bytes.
+The same source and settings give the same bytes.
 """
 
 import abc

@@ -1,8 +1,7 @@
 """Vocabularies of words.
 
-The file has one word per line, in the order of the ids, and optionally its count after a space.
-`brt.prepare --train_vocabulary` writes it, and One Billion Word comes with one. Adaptive embeddings
-and softmaxes need decreasing frequency.
+The file has one word per line, in the order of the ids, and optionally its count. Adaptive
+embeddings and softmaxes need decreasing frequency.
 """
 
 import functools
@@ -132,7 +131,6 @@ class WordVocabulary(FileVocabulary):
 
 
 def count_words(vocabulary: WordVocabulary, documents: Iterable[Document]) -> Counter[str]:
-    """Counts each word of `vocabulary.words`."""
     counts: Counter[str] = Counter()
     for document in documents:
         counts.update(vocabulary.words(document.data[:], document.title))
