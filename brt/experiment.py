@@ -1,9 +1,9 @@
-"""An experiment: what a gin configuration describes, built as far as shapes.
+"""An experiment: model, optimizer and settings of a gin config, built as far as shapes.
 
     experiment = Experiment.from_gin()                  # after brt.config.parse(...)
     model = experiment.bind(experiment.init_params())   # or the params of load_run(folder)
 
-Building reads every binding any mode of a run may use, so what is left unread is a mistake.
+Building reads every binding that any mode of a run may use, so an unread one is a mistake.
 """
 
 import functools
@@ -44,7 +44,7 @@ UNLIKE_ANY = 7919
 
 
 class Experiment:
-    """The model, the optimizer and the settings a configuration describes.
+    """The model, the optimizer and the settings of a config.
 
     Attributes:
         trainer: the `Trainer` settings, with the corpus.
@@ -88,12 +88,7 @@ class Experiment:
 
     @classmethod
     def from_gin(cls) -> Self:
-        """Builds what gin is bound to, and refuses bindings that nothing reads.
-
-        Raises:
-            brt.config.ConfigError: a REQUIRED value is missing, or a binding is not read.
-            ValueError: settings contradict one another.
-        """
+        """Builds the experiment that gin is bound to, and refuses bindings that nothing reads."""
         try:
             experiment = cls(trainer := Trainer())
             check_caches(experiment.abstract_caches(UNLIKE_ANY), UNLIKE_ANY)
@@ -110,8 +105,6 @@ class Experiment:
         experiment.bindings = config.read_bindings()
         return experiment
 
-    # From parameters to values.
-
     def learning_rate(self, state: TrainState) -> jax.Array:
         """Returns the learning rate of the next step."""
         rate = self.schedule(state.step)
@@ -123,10 +116,7 @@ class Experiment:
         return _merged(self._graph, params)
 
     def evaluated_model(self, segment_length: int | None = None) -> Model:
-        """Returns the evaluated model with shapes instead of arrays.
-
-        segment_length: in tokens; None for that of the evaluation.
-        """
+        """Returns the evaluated model with shapes; `segment_length` is by default its own."""
         length = segment_length or self.evaluation.segment_length
         return self._evaluated.for_segments(length or self.trainer.segment_length)
 
@@ -144,7 +134,7 @@ class Experiment:
 
         Args:
             params: initial parameters; None for random ones.
-            given: replace some of these; see `Model.given_parameters`.
+            given: replace some of them; see `Model.given_parameters`.
         """
         params = self.init_params() if params is None else params
         params = merged(params, given) if given else params
@@ -159,7 +149,7 @@ class Experiment:
 
     @functools.cached_property
     def _abstract_state(self):
-        # Traced once: with many layers it is a good part of a start whose step is compiled already.
+        # Cached: with many layers tracing takes a good part of a start.
         return jax.eval_shape(self.init_state, self.abstract_params)
 
     def abstract_state(self, mesh: jax.sharding.Mesh | None = None) -> TrainState:
@@ -168,10 +158,7 @@ class Experiment:
         return state if mesh is None else _placed(state, shardings(state, mesh))
 
     def jit_init(self, mesh: jax.sharding.Mesh) -> Callable[..., TrainState]:
-        """Returns `init_state` compiled to make each array on its devices.
-
-        Without parameters it takes those that the model brings.
-        """
+        """Returns `init_state` compiled; without parameters it uses `Model.given_parameters`."""
         init = jax.jit(self.init_state, out_shardings=shardings(self.abstract_state(), mesh))
 
         def begin(params: Any = None) -> TrainState:
@@ -180,7 +167,7 @@ class Experiment:
         return begin
 
     def jit_step(self, mesh: jax.sharding.Mesh) -> jax.stages.Wrapped:
-        """Returns `train_step` compiled: the state keeps its sharding, and its memory is reused."""
+        """Returns `train_step` compiled; the state is donated and keeps its sharding."""
         layout = shardings(self.abstract_state(), mesh)
         replicated = NamedSharding(mesh, PartitionSpec())
         return jax.jit(self.train_step, donate_argnums=0, out_shardings=(layout, replicated))
@@ -193,16 +180,12 @@ class Experiment:
         return Batch._make(map(jax.ShapeDtypeStruct, shapes, DTYPES))
 
     def segments(self, text: str) -> Iterator[Batch]:
-        """Returns a text as the segments of one row, the last one padded.
-
-        Yields:
-            inputs_BT, targets_BT, weights_BT (1 where there is a token) and starts_B, B = 1.
-        """
+        """Yields a text as segments (1, T) of one row, the last one padded with weights of 0."""
         tokens = self.trainer.corpus.vocabulary.encode(text.encode(), "text")
         return document_segments(tokens, self.trainer.segment_length)
 
     def check_mesh(self, mesh: AnyMesh) -> None:
-        """Refuses a mesh the model or the batch cannot be divided over."""
+        """Refuses a mesh over which the model or the batch cannot be divided."""
         check_divisible(mesh, self.trainer.rows, self.model.divided_sizes())
 
     def open_store(self, split: str) -> TokenStore | MixedStore:
@@ -216,12 +199,7 @@ class Experiment:
 
 
 class Configuration(NamedTuple):
-    """Gin files and bindings that an experiment is built of, as often as asked.
-
-    files, search_paths: as `brt.config.parse` takes them.
-    bindings: gin lines, read after the files.
-    allow_imports: modules outside brt that the files may import.
-    """
+    """Gin files and bindings, the arguments of `brt.config.parse`, to build an experiment from."""
 
     files: Sequence[str] = ()
     bindings: Sequence[str] = ()
@@ -229,15 +207,13 @@ class Configuration(NamedTuple):
     allow_imports: Sequence[str] = ()
 
     def experiment(self, further: Sequence[str] = ()) -> Experiment:
-        """Returns the experiment, with further bindings after these; clears gin first."""
+        """Returns the experiment, with further bindings; clears gin first."""
         bindings = [*self.bindings, *further]
         config.parse(self.files, bindings, self.search_paths, self.allow_imports)
         return Experiment.from_gin()
 
 
 def _built(model, rngs, who) -> Model:
-    """Returns a model that a binding names, with shapes instead of arrays."""
-
     def build():
         built = model(rngs)
         if not isinstance(built, Model):
@@ -250,7 +226,7 @@ def _built(model, rngs, who) -> Model:
 
 
 def _merged(graph, params) -> Model:
-    # Without `nnx.Param` around the leaves the graph's own parameters take them, with their marks.
+    # Bare leaves, so that the graph's own `nnx.Param`s with their metadata hold them.
     flat = [(tuple(key.key for key in path), leaf) for path, leaf in tree_leaves_with_path(params)]
     return nnx.merge(graph, nnx.from_flat_state(flat))
 
@@ -270,11 +246,11 @@ def load_run(
     """Builds the experiment of a run folder and reads the parameters of a checkpoint.
 
     Args:
-        folder: a run folder of `brt.train`; none of its code is run.
+        folder: a run folder of `brt.train`.
         bindings: further gin lines, read after the run's own.
         allow_imports: modules outside brt that its config may import; see `brt.config.parse`.
-        step: of a checkpoint that is kept; "best", "newest", or None for the best one of a run that
-            keeps it (`CheckpointPolicy.keep_best`), else the newest valid one.
+        step: of a checkpoint; "best", "newest", or None for the best one of a run that keeps it
+            (`CheckpointPolicy.keep_best`), else the newest valid one.
 
     Returns:
         (experiment, params, step): params a nested dictionary on the default device.

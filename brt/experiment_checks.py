@@ -40,9 +40,9 @@ SAMPLE = (
     "The rabbit-hole went straight on like a tunnel for some way, and then dipped suddenly down. "
     'In 1865, "Alice" had 192 pages; isn\'t that a pity?'
 )
-"""A text that two vocabularies are compared by."""
+"""A text by which two vocabularies are compared."""
 ALIKE = 0.9
-"""Share of equal ids from which on two vocabularies are taken for one: the first may differ."""
+"""Share of equal ids from which on two vocabularies count as one."""
 
 
 def check_evaluation(experiment: "Experiment") -> None:
@@ -90,14 +90,14 @@ def check_reader(model: Model, trainer: Trainer) -> None:
         return
     if not isinstance(model, Reader):
         raise ValueError(
-            f'{name} does not answer, which Trainer.stream = "labelled" asks for: bind '
-            "Trainer.model to a model for labelled documents, or another stream."
+            f'Trainer.stream = "labelled" needs a model for labelled documents, which {name} is '
+            "not: bind another Trainer.model, or another stream."
         )
     targets = (trainer.labelled or LabelledDocuments()).targets
     if model.targets != targets:
         raise ValueError(
-            f'{name} answers with {model.targets}, and LabelledDocuments.targets = "{targets}" '
-            "asks for something else: bind one of them otherwise."
+            f'{name} predicts {model.targets}, and LabelledDocuments.targets = "{targets}": bind '
+            "one of them differently."
         )
 
 
@@ -124,19 +124,13 @@ def check_same_parameters(trained: Any, evaluated: Any) -> None:
         if shapes.get(path) != others.get(path):
             name = jax.tree_util.keystr(path, simple=True, separator=".")
             raise ValueError(
-                f"Evaluation.model has other parameters than Trainer.model ({name}): in its "
-                "scope name the same model, and bind only what leaves the parameters as they "
-                "are, such as the length of a memory."
+                f"Evaluation.model has other parameters than Trainer.model ({name}): name the same "
+                "model in its scope, and bind only settings such as the length of a memory."
             )
 
 
 def check_vocabulary(experiment: "Experiment") -> None:
-    """Refuses a vocabulary that does not fit the model, before stores are made.
-
-    Raises:
-        ValueError: it has more ids than the model, or is not that of the pretrained folder.
-        OSError, MissingExtra: it cannot be read.
-    """
+    """Refuses a vocabulary that does not fit the model, before stores are made."""
     corpus = experiment.trainer.corpus
     check_folder(experiment.model, corpus)
     vocabulary = corpus.vocabulary
@@ -144,7 +138,7 @@ def check_vocabulary(experiment: "Experiment") -> None:
 
 
 def warn_of_warmup(experiment: "Experiment") -> None:
-    """Warns of a learning rate that still rises when the run ends; for experiments of gin."""
+    """Warns of a learning rate that still rises when the run ends."""
     steps = experiment.trainer.steps
     for name in experiment.bindings:
         if not name.endswith(".warmup_steps"):
@@ -164,17 +158,14 @@ def warn_of_warmup(experiment: "Experiment") -> None:
 
 
 def check_size(model: Model, size: int, which: str) -> None:
-    """Refuses a vocabulary of more ids than the model has.
-
-    which: names the vocabulary, for the message.
-    """
+    """Refuses a vocabulary (`which`, for the message) of more ids than the model has."""
     if size > model.vocabulary_size:
         # A model around a body takes the body's.
         sizes = model.divided_sizes()
         own = f"{type(model).__name__}.vocabulary_size"
         binding = next((name for name in sizes if name.endswith(".vocabulary_size")), own)
         raise ValueError(
-            f"{which} has {size} ids and the model's table only {model.vocabulary_size} rows: bind "
+            f"{which} has {size} ids and the model only {model.vocabulary_size}: bind "
             f"{binding_of(binding.split(' - ')[0])} = {size} or more."
         )
 
@@ -182,7 +173,7 @@ def check_size(model: Model, size: int, which: str) -> None:
 def check_folder(model: Model, corpus: Corpus | Mixture) -> None:
     """Refuses a corpus whose ids are not those of the pretrained folder's tokenizer.
 
-    A folder without a tokenizer, and ids that stand for no text, are accepted.
+    A folder without a tokenizer, and ids that are not text, are accepted.
     """
     path = _folder_of(model)
     vocabulary = corpus.vocabulary
@@ -219,12 +210,7 @@ def check_documents(experiment: "Experiment", splits: Iterable[str]) -> None:
 
     Documents are counted only in stores and in sources that list their files.
 
-    Args:
-        splits: to be prepared, if they are not yet.
-
-    Raises:
-        ValueError: there are fewer.
-        OSError: the source cannot be read.
+    splits: to be prepared, if they are not yet.
     """
     trainer = experiment.trainer
     corpus = trainer.corpus
@@ -244,7 +230,7 @@ def check_documents(experiment: "Experiment", splits: Iterable[str]) -> None:
 
 
 def _count(corpus: Corpus) -> tuple[str, int | None]:
-    """Returns where the training documents are, and how many; None if counting may take long."""
+    """Returns the place and number of the training documents; None if counting may take long."""
     if corpus.exists("train"):
         path = corpus.path("train")
         manifest = read_json(path / "manifest.json", MANIFEST, HOW_TO_REPEAT)
@@ -263,8 +249,8 @@ def _check_files(source: Source, split: str) -> None:
         path = path.replace("{split}", named)
         if not is_remote(path) and not os.path.exists(absolute(path)):
             raise FileNotFoundError(
-                f"Nothing is at {path}: bind {type(source).__name__}.path to where the documents "
-                f"of split {split!r} are."
+                f"Nothing is at {path}: bind {type(source).__name__}.path to the documents of "
+                f"split {split!r}."
             )
 
 

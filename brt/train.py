@@ -78,7 +78,7 @@ def main() -> None:
         if FLAGS.workdir is None:
             FLAGS.workdir = usual_workdir(FLAGS.gin_file)  # type: ignore[assignment]
             if is_first:
-                print(f"The run folder is {FLAGS.workdir}; --workdir names another.", flush=True)
+                print(f"The run folder is {FLAGS.workdir} (--workdir).", flush=True)
         if FLAGS.eval_only:
             from brt import evaluate
 
@@ -90,7 +90,7 @@ def main() -> None:
 
 def usual_workdir(gin_files: Sequence[str]) -> str:
     """Returns the run folder of gin files without --workdir: `runs/MODEL-DATA` of two."""
-    names = [Path(name).stem for given in gin_files for name in config.split_files(given)]
+    names = [Path(name).stem for joined in gin_files for name in config.split_files(joined)]
     if FLAGS.text:
         names = [*names[1:], text_name(FLAGS.text)]
     if not names:
@@ -101,7 +101,7 @@ def usual_workdir(gin_files: Sequence[str]) -> str:
 def train(
     experiment: Experiment, mesh: jax.sharding.Mesh, profile: ProfiledSteps | None = None
 ) -> None:
-    """Trains in --workdir, from its newest checkpoint if there is one; `profile` is traced."""
+    """Trains in --workdir, from its newest checkpoint if there is one."""
     params = None
     if FLAGS.load_dir:
         # The last parameters, not their average: training continues with them.
@@ -131,9 +131,9 @@ def train(
 
 
 def malloc_is_slow() -> bool:
-    """Tells if glibc returns a step's work memory at every step (docs/benchmarks/training.md).
+    """Tells if glibc frees a step's memory at every step (docs/benchmarks/training.md).
 
-    Not in notebooks, where nobody can set it before the kernel starts.
+    False in notebooks, where nobody can change it before the kernel starts.
     """
     return (
         jax.default_backend() == "cpu"

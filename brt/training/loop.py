@@ -97,7 +97,7 @@ class TrainingRun:
         restored = self.checkpoints.restore_latest(self.experiment.abstract_state(self.mesh))
         if restored:
             self.state, record = restored
-            self.checkpoints.put_aside(int(self.state.step))
+            self.checkpoints.quarantine(int(self.state.step))
             check_record(record, int(self.state.step), self.checkpoints.folder)
         else:
             self.state = self.experiment.jit_init(self.mesh)(params)
@@ -167,7 +167,7 @@ class TrainingRun:
             self.state, metrics = self.step_function(self.state, batch)
         if step == self.start + 1:
             compilation_cache.publish()
-        self._watch.beat()
+        self._watch.step_done()
         if trace := self.profiler.after(step, self.step_function, self.state, batch):
             self.folder.publish_traces()
             self._progress.note(f"Trace of the steps up to {step:,}: {trace}")

@@ -9,27 +9,24 @@ from brt.data.streams.base import Stream
 from brt.data.streams.batch import DTYPES, Batch
 from brt.data.streams.ids import check_ids
 from brt.data.streams.ledger import MODULUS, ledger_of
-from brt.training.sharding import put_rows, rows_answered_for
+from brt.training.sharding import owned_rows, put_rows
 
 
 class Prefetch:
-    """Batches of consecutive steps as global device arrays, one ahead.
-
-    Reading, checking, hashing and the transfer to the devices happen in a thread of their own. A
-    batch with an id beyond the vocabulary is an error of `next`.
+    """Batches of consecutive steps as global device arrays, one ahead, in another thread.
 
     Args:
         stream: what to read.
         mesh: rows are divided over its data axis; each process reads its own.
         start: the first step.
-        stop: no step from here on is read; None for no end.
-        keeps_ledger: hash what is read, for `ledger`.
-        keeps_host: keep all rows on the host too, for `host`.
+        stop: the step after the last one; None for no end.
+        keeps_ledger: compute `ledger`.
+        keeps_host: keep `host`.
 
     Attributes:
         waited: seconds `next` has waited for data since it was last set to 0.
-        ledger: what this process adds to the ledger of the batches that `next` has given.
-        host: the last batch that `next` has given, in NumPy arrays; None unless it is kept.
+        ledger: this process's part of the data checksum of the batches that `next` has returned.
+        host: the last batch of `next` with all rows, in NumPy arrays.
     """
 
     def __init__(
@@ -49,7 +46,7 @@ class Prefetch:
         self.ledger = 0
         self.host: Batch | None = None
         self._keeps_host = keeps_host
-        self._answers_for = rows_answered_for(mesh, stream.rows) if keeps_ledger else []
+        self._owned_rows = owned_rows(mesh, stream.rows) if keeps_ledger else []
         self._thread = ThreadPoolExecutor(max_workers=1)
         self._next = self._submit()
 
@@ -62,11 +59,11 @@ class Prefetch:
     def _read(self, step):
         host = HostRows(self.stream, step, whole=self._keeps_host)
         batch = device_batch(self.stream, self.mesh, step, host)
-        hashes = (ledger_of(host.part(*rows), step, rows[0]) for rows in self._answers_for)
+        hashes = (ledger_of(host.part(*rows), step, rows[0]) for rows in self._owned_rows)
         return batch, host.whole, sum(hashes)
 
     def next(self) -> Batch:
-        """Returns the next step's batch; raises what reading it raised."""
+        """Returns the next step's batch; an id beyond the vocabulary is an error."""
         begun = time.perf_counter()
         if self._next is None:
             raise IndexError(f"There is no step {self.step}: reading stops there.")
@@ -81,18 +78,9 @@ class Prefetch:
 
 
 class HostRows:
-    """Rows of one step's batch on the host, each part of them read once.
+    """Rows of one step's batch on the host, each part read once.
 
-    Args:
-        stream: what to read.
-        step: of the stream, from 0.
-        whole: read all rows together before any part is asked for, and keep them.
-
-    Attributes:
-        whole: all rows, if they are kept; else None.
-
-    Raises:
-        ValueError: the store is damaged.
+    whole: read all rows at once; they are the attribute `whole`, else None.
     """
 
     def __init__(self, stream: Stream, step: int, whole: bool = False):
@@ -102,11 +90,7 @@ class HostRows:
         self._parts: dict[tuple[int, int], Batch] = {}
 
     def part(self, first_row: int, num_rows: int) -> Batch:
-        """Returns some rows, with ids that the store's vocabulary has.
-
-        Raises:
-            ValueError: the store is damaged.
-        """
+        """Returns some rows; refuses ids beyond the store's vocabulary."""
         rows = first_row, num_rows
         if rows not in self._parts:
             self._parts[rows] = self._taken(first_row, num_rows)
@@ -126,27 +110,20 @@ class HostRows:
 def device_batch(
     stream: Stream, mesh: jax.sharding.Mesh, step: int, rows: HostRows | None = None
 ) -> Batch:
-    """Returns one step's batch as global device arrays.
+    """Returns one step's batch as global device arrays, rows divided over the data axis.
 
-    Args:
-        stream: what to read.
-        mesh: rows are divided over its data axis.
-        step: of the stream, from 0.
-        rows: of that step, where what was read is wanted too.
-
-    Raises:
-        ValueError: the store is damaged.
+    rows: of that step, if they are read already.
     """
     host = HostRows(stream, step) if rows is None else rows
     sizes = {"K": stream.segments_per_step, "B": stream.rows, "T": stream.segment_length}
 
     def on_devices(field, dtype):
-        letters = field.rsplit("_", 1)[1]
+        axes = field.rsplit("_", 1)[1]
         return put_rows(
             mesh,
-            tuple(sizes[letter] for letter in letters),
+            tuple(sizes[axis] for axis in axes),
             dtype,
-            letters,
+            axes,
             lambda first_row, num_rows: getattr(host.part(first_row, num_rows), field),
         )
 

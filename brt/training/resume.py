@@ -1,4 +1,4 @@
-"""What a resumed run takes from its folder, and the check that it is the same run."""
+"""Reads the records of a run that is resumed, and checks that it is the same run."""
 
 import struct
 from collections.abc import Mapping
@@ -20,11 +20,7 @@ class ChangedConfig(ValueError):
 def check_bindings(
     checkpoints: Checkpoints, bindings: dict[str, str], trainer: Trainer, folder: str
 ) -> None:
-    """Refuses bindings that compute something else than the checkpoints of a run folder.
-
-    Raises:
-        ChangedConfig: listing what differs.
-    """
+    """Refuses bindings with which the run would compute something else than its checkpoints."""
     free: tuple[str, ...] = FREE_TO_CHANGE
     if trainer.plateau:  # evaluations decide the learning rate
         free = tuple(name for name in free if not name.startswith(("Trainer.eval", "Evaluation.")))
@@ -35,7 +31,7 @@ def check_bindings(
     ]
     if changed:
         raise ChangedConfig(
-            f"{folder} holds a run with other bindings:\n  "
+            f"{folder} has a run with other bindings:\n  "
             + "\n  ".join(changed)
             + "\nUse a new --workdir, restore the bindings, or pass --allow_changes to resume."
         )
@@ -55,12 +51,12 @@ def check_record(record: Mapping, step: int, folder: str) -> None:
     for name in ("bindings", "interval"):
         if name not in record:
             raise CheckpointError(
-                f"Checkpoint {step} in {folder} has no {name!r} in its record: no training run "
-                "has written it. Use a new --workdir, or move it elsewhere."
+                f"Checkpoint {step} in {folder} has no {name!r} in its record, so no training run "
+                "wrote it. Use a new --workdir, or move it."
             )
 
 
-# Only process 0 need see the folder's records: it sends what it reads to the others.
+# Only process 0 needs access to the folder's records: it sends them to the others.
 
 
 def recorded_best(folder: str, step: int, trainer: Trainer) -> tuple[Best, bool]:

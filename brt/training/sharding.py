@@ -17,12 +17,9 @@ AnyMesh = jax.sharding.Mesh | jax.sharding.AbstractMesh
 def make_mesh(
     data: int = -1, model: int = 1, devices: Sequence[Any] | None = None
 ) -> jax.sharding.Mesh:
-    """Returns a (data, model) mesh of all processes' devices; -1 takes what the other leaves.
+    """Returns a (data, model) mesh of all processes' devices; -1 takes the remaining ones.
 
-    devices: other ones than those of all processes, such as those of a slice to compile for.
-
-    Raises:
-        ValueError: if the two do not multiply to the number of devices.
+    devices: others, such as those of a slice to compile for.
     """
     count = jax.device_count() if devices is None else len(devices)
     axes = AxisType.Auto, AxisType.Auto
@@ -30,7 +27,7 @@ def make_mesh(
 
 
 def abstract_mesh(data: int, model: int, count: int) -> jax.sharding.AbstractMesh:
-    """Returns the mesh that `make_mesh` makes of so many devices, which need not exist here."""
+    """Returns the mesh of `make_mesh` for a number of devices, which need not exist."""
     return jax.sharding.AbstractMesh(_shape(data, model, count), ("data", "model"))
 
 
@@ -67,14 +64,11 @@ def divisible_rows(mesh: jax.sharding.Mesh, rows: int) -> int:
 
 
 def check_divisible(mesh: AnyMesh, rows: int, model_sizes: dict[str, int]) -> None:
-    """Refuses meshes that would leave devices with nothing, or with copies, to work on.
+    """Refuses meshes that would leave devices idle or with copies.
 
     Args:
         rows: rows of the batch.
         model_sizes: binding names to sizes that must divide by the model axis.
-
-    Raises:
-        ValueError: naming the binding and the axis.
     """
     if rows % mesh.shape["data"]:
         raise ValueError(
@@ -93,20 +87,19 @@ def put_rows(
     mesh: jax.sharding.Mesh,
     shape: tuple[int, ...],
     dtype: DTypeLike,
-    letters: str,
+    axes: str,
     rows_of: Callable[[int, int], np.ndarray],
 ) -> jax.Array:
-    """Returns a global array, built from the rows this process needs, of any number of hosts.
+    """Returns a global array, built from the rows that this process needs.
 
     Args:
-        shape: the global shape, with the row axis where `letters` has a B.
+        shape: the global shape.
+        axes: a letter for each axis, B for the rows.
         rows_of: from (first row, number of rows) to that part as a NumPy array.
     """
-    axis = letters.index("B")
-    axes = [
-        name if letter == "B" else None for letter, name in zip(letters, map(RULES.get, letters))
-    ]
-    sharding = NamedSharding(mesh, PartitionSpec(*axes))
+    axis = axes.index("B")
+    spec = PartitionSpec(*(RULES.get(name) if name == "B" else None for name in axes))
+    sharding = NamedSharding(mesh, spec)
 
     def part(index):
         start, stop, _ = index[axis].indices(shape[axis])
@@ -115,11 +108,11 @@ def put_rows(
     return jax.make_array_from_callback(shape, sharding, part, dtype=dtype)
 
 
-def rows_answered_for(mesh: jax.sharding.Mesh, rows: int) -> list[tuple[int, int]]:
-    """Returns the parts of the batch's rows that this process answers for, as (first row, number).
+def owned_rows(mesh: jax.sharding.Mesh, rows: int) -> list[tuple[int, int]]:
+    """Returns the parts of the batch's rows that this process owns, as (first row, number).
 
-    It reads these. Where several processes read the same rows, because a model is divided over
-    them, the first of them answers; so every row belongs to one process.
+    Where several processes read the same rows, because a model is divided over them, the first of
+    them owns the rows.
     """
     sharding = NamedSharding(mesh, spec("B"))
     owners: dict[tuple[int, int], int] = {}

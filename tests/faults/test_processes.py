@@ -3,7 +3,6 @@
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -13,7 +12,7 @@ import numpy as np
 import pytest
 from absl import flags
 from absl.testing import flagsaver
-from tiny_run import records, write_config
+from tiny_run import ended, records, start_several, write_config
 
 from brt import command_line, processes
 
@@ -89,32 +88,11 @@ LINES = (
 )
 
 
-def begin(path, workdir, *, count=2, of_last=()):
-    """Starts so many processes of one run; the last has further flags."""
-    with socket.socket() as found:
-        found.bind(("localhost", 0))
-        port = found.getsockname()[1]
-    flags = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
-    started = []
-    for number in range(count):
-        command = [sys.executable, "-m", "brt.train", f"--gin_file={path}", f"--workdir={workdir}"]
-        if count > 1:
-            command += [f"--coordinator_address=localhost:{port}", f"--num_processes={count}"]
-            command += [f"--process_id={number}", *(of_last if number == count - 1 else ())]
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-        started.append(subprocess.Popen(command, env={**os.environ, "XLA_FLAGS": flags}, **pipes))
-    return started
-
-
-def ends(started):
-    """The exit status and output of each process."""
-    outputs = [process.communicate(timeout=300)[0] for process in started]
-    return [process.returncode for process in started], outputs
-
-
-def test_another_binding_in_one_process_is_named_by_all_and_nothing_is_written(tmp_path):
+def test_a_different_binding_in_one_process_is_named_by_all(tmp_path):
     path = write_config(tmp_path, *LINES)
-    statuses, outputs = ends(begin(path, tmp_path / "run", of_last=["--gin.Trainer.seed=3"]))
+    statuses, outputs = ended(
+        start_several(path, tmp_path / "run", of_last=["--gin.Trainer.seed=3"])
+    )
     assert statuses == [1, 1], outputs
     for output in outputs:
         assert "  Trainer.seed: 0 in process 0, 3 in process 1" in output
@@ -152,12 +130,12 @@ def test_a_closed_terminal_asks_to_end_unless_nohup_has_it_ignored():
 @pytest.mark.slow
 def test_processes_of_which_one_has_prepared_the_corpus_save_and_stop_at_sigterm(tmp_path):
     path = write_config(tmp_path, *LINES[1:], "Trainer.steps = 1_000_000")
-    started = begin(path, tmp_path / "run")
+    started = start_several(path, tmp_path / "run")
     metrics = tmp_path / "run" / "metrics.jsonl"
     until(lambda: metrics.exists() and metrics.read_text().count("\n") > 12, seconds=300)
     for process in started:
         process.send_signal(signal.SIGTERM)
-    statuses, outputs = ends(started)
+    statuses, outputs = ended(started)
     assert statuses == [0, 0], outputs
     step = int(re.search(r"saved step (\d+), run again", outputs[0])[1])
     assert (tmp_path / "run" / "checkpoints" / str(step)).is_dir()
@@ -171,7 +149,7 @@ def test_several_processes_stop_early_together_and_keep_the_same_best_checkpoint
         tmp_path, *LINES, *lines, "Trainer.eval_every = 2", "rsqrt.multiplier = 4.0"
     )
     for said in ("Stopped early at step", "stopped early, at step"):
-        statuses, outputs = ends(begin(path, tmp_path / "run"))
+        statuses, outputs = ended(start_several(path, tmp_path / "run"))
         assert statuses == [0, 0], outputs
         assert said in outputs[0]
     found = records(tmp_path / "run", "eval/", "best/")
@@ -194,7 +172,7 @@ def test_another_store_in_one_process_is_refused_by_all(tmp_path):
     text.write_bytes(text.read_bytes()[::-1] + b"e")
     subprocess.run([sys.executable, "-m", "brt.prepare", f"--gin_file={other}"], check=True)
     store = f'--gin.Corpus.store="{tmp_path}/other/stores"'
-    statuses, outputs = ends(begin(path, tmp_path / "run", of_last=[store]))
+    statuses, outputs = ended(start_several(path, tmp_path / "run", of_last=[store]))
     assert statuses == [1, 1], outputs
     for output in outputs:
         assert "tokens of split train, corpus 0: " in output or "Corpus.store" in output
@@ -207,9 +185,9 @@ def test_a_lost_process_ends_the_others_and_the_run_goes_on_with_any_number(
     tmp_path, number, which
 ):
     path = write_config(tmp_path, *LINES)
-    statuses, outputs = ends(begin(path, tmp_path / "whole", count=1))
+    statuses, outputs = ended(start_several(path, tmp_path / "whole", count=1))
     assert statuses == [0], outputs
-    started = begin(path, tmp_path / "run")
+    started = start_several(path, tmp_path / "run")
     metrics = tmp_path / "run" / "metrics.jsonl"
     until(lambda: metrics.exists() and metrics.read_text().count("\n") > 12, seconds=300)
     started[which].send_signal(number)
@@ -222,7 +200,7 @@ def test_a_lost_process_ends_the_others_and_the_run_goes_on_with_any_number(
     # A collective fails where a process was killed; JAX's service names one that hangs.
     assert re.search(rf"Another process ended|task[:_ ]*{which}|leader", output), output[-3000:]
     for count in (2, 4, 1):
-        statuses, outputs = ends(begin(path, tmp_path / "run", count=count))
+        statuses, outputs = ended(start_several(path, tmp_path / "run", count=count))
         assert statuses == [0] * count, outputs
     found, expected = (records(tmp_path / name, "train/", "eval/") for name in ("run", "whole"))
     assert [record["step"] for record in found] == [record["step"] for record in expected]

@@ -39,15 +39,15 @@ BUCKET = "memory://test-locks/run"
 @pytest.fixture
 def fast(monkeypatch):
     """Heartbeats and waits of parts of a second."""
-    monkeypatch.setattr(run_lock, "BEAT", 0.1)
-    monkeypatch.setattr(run_lock, "SILENCE", 1.5)
+    monkeypatch.setattr(run_lock, "HEARTBEAT", 0.1)
+    monkeypatch.setattr(run_lock, "TIMEOUT", 1.5)
     monkeypatch.setattr(run_lock, "SETTLE", 0.0)
 
 
 @pytest.fixture
 def faster(fast, monkeypatch):
     """Waits for owners that are known to be gone."""
-    monkeypatch.setattr(run_lock, "SILENCE", 0.2)
+    monkeypatch.setattr(run_lock, "TIMEOUT", 0.2)
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def test_a_second_process_is_refused_and_a_killed_one_leaves_the_folder_free(tmp
         holder.wait()
         begun = time.monotonic()
         RunLock(str(tmp_path)).release()
-        assert time.monotonic() - begun < run_lock.SILENCE / 2
+        assert time.monotonic() - begun < run_lock.TIMEOUT / 2
     finally:
         holder.kill()
         holder.communicate()
@@ -168,7 +168,7 @@ def test_in_a_bucket_a_living_owner_refuses_others_and_a_dead_one_does_not(bucke
     dies(first)
     second = RunLock(bucket)
     with pytest.raises(FolderLost, match=bucket):  # it was only stopped, and goes on
-        time.sleep(run_lock.SILENCE)
+        time.sleep(run_lock.TIMEOUT)
         first.check()
     first.release()
     second.check()

@@ -167,7 +167,7 @@ def test_a_spoilt_checkpoint_is_skipped_or_gives_what_was_saved(scale, tmp_path)
     def call():
         with opened(folder) as checkpoints:
             state, _ = checkpoints.restore_latest(abstract(make_state()))
-            checkpoints.put_aside(int(state.step))
+            checkpoints.quarantine(int(state.step))
             left = checkpoints.steps()
         return state, left
 

@@ -62,7 +62,7 @@ def test_a_command_runs_with_any_streams_or_names_the_one_it_cannot_write(scale,
 @both
 @pytest.mark.parametrize("place", ["disk", "bucket"])
 def test_of_processes_that_begin_at_once_one_has_the_folder(scale, tmp_path, monkeypatch, place):
-    for name, seconds in (("BEAT", 0.05), ("SILENCE", 0.6), ("SETTLE", 0.2)):
+    for name, seconds in (("HEARTBEAT", 0.05), ("TIMEOUT", 0.6), ("SETTLE", 0.2)):
         monkeypatch.setattr(run_lock, name, seconds)
     tally = Tally(f"locks, {place}")
     folder = str(tmp_path) if place == "disk" else "memory://test-fuzz-locks"
@@ -102,7 +102,7 @@ def test_of_processes_that_begin_at_once_one_has_the_folder(scale, tmp_path, mon
 
 @both
 def test_a_run_whose_folder_is_changed_stops_or_keeps_its_records(scale, tmp_path, monkeypatch):
-    monkeypatch.setattr(run_lock, "BEAT", 0.02)
+    monkeypatch.setattr(run_lock, "HEARTBEAT", 0.02)
     tally, path = Tally("vanished folders"), tmp_path / "run"
     metrics = path / "metrics.jsonl"
 

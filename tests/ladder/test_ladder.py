@@ -76,6 +76,7 @@ def test_a_ladder_killed_anywhere_ends_in_the_same_table_and_repeats_nothing_fin
     file = a_file(tmp_path, "pg19_slide_12l.gin", "pg19_slide_13l.gin")
     flags = [f"--sweep={file}", "--scale=tiny", "--corpus=configs/corpora/text.gin"]
     flags += ["--tokens=10000", "--seeds=0,3"]
+    monkeypatch.setattr(ladder, "check_configs", lambda files, devices: None)  # slow, 18 times
 
     def go(name, calls, kill_at=None):
         command = pretended(calls, kill_at)

@@ -9,6 +9,7 @@ import os
 import re
 import resource
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -236,6 +237,29 @@ def start(module: str, *arguments, **options) -> subprocess.Popen:
     line = [sys.executable, "-m", module, *map(str, arguments)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return subprocess.Popen(line, cwd=ROOT, env=environment, **pipes, **options)
+
+
+def start_several(path, workdir, *, count=2, of_last=()) -> list[subprocess.Popen]:
+    """Starts the processes of one run, with one device each; the last has further flags."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    quick = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+    started = []
+    for number in range(count):
+        line = [sys.executable, "-m", "brt.train", f"--gin_file={path}", f"--workdir={workdir}"]
+        if count > 1:
+            line += [f"--coordinator_address=localhost:{port}", f"--num_processes={count}"]
+            line += [f"--process_id={number}", *(of_last if number == count - 1 else ())]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        started.append(subprocess.Popen(line, env={**os.environ, "XLA_FLAGS": quick}, **pipes))
+    return started
+
+
+def ended(started) -> tuple[list[int], list[str]]:
+    """Waits for processes; their exit statuses and outputs."""
+    outputs = [process.communicate(timeout=300)[0] for process in started]
+    return [process.returncode for process in started], outputs
 
 
 def quick_environment(folder):

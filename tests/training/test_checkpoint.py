@@ -86,7 +86,7 @@ def test_steps_that_overwrite_the_state_do_not_change_what_is_being_saved(tmp_pa
             state = state._replace(step=jnp.int32(number + 1))
         checkpoints.wait()
         for number, expected in reversed(kept.items()):
-            checkpoints.put_aside(number)
+            checkpoints.quarantine(number)
             found, _ = checkpoints.restore_latest(abstract(expected))
             assert not differing(found, expected)
 
@@ -172,7 +172,7 @@ def test_a_run_that_went_back_saves_the_damaged_step_anew(tmp_path):
     (tmp_path / "4").mkdir()
     with opened(tmp_path) as checkpoints:
         found, _ = checkpoints.restore_latest(abstract(make_state()))
-        checkpoints.put_aside(int(found.step))
+        checkpoints.quarantine(int(found.step))
         assert checkpoints.steps() == [2]
         checkpoints.save(make_state(4), {})
         checkpoints.wait()

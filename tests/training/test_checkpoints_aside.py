@@ -36,7 +36,7 @@ def run_on(folder, *steps):
     """What a run does: goes on from the newest readable checkpoint, then saves these steps."""
     with opened(folder) as checkpoints:
         found, _ = checkpoints.restore_latest(abstract(make_state()))
-        checkpoints.put_aside(int(found.step))
+        checkpoints.quarantine(int(found.step))
         for step in steps:
             checkpoints.save(make_state(step, seed=5), {})
         checkpoints.wait()

@@ -1,7 +1,6 @@
 """Event files and lines of records: cut back in place where a run goes on, and written whole."""
 
 import json
-import os
 import struct
 import time
 
@@ -11,7 +10,6 @@ from tiny_run import files_of_at_most
 
 from brt.training.records import event_files
 from brt.training.records.event_files import EventFile
-from brt.training.records.record_file import kept_records
 from brt.training.records.run_folder import RunFolder, read_metrics
 
 
@@ -111,22 +109,3 @@ def test_a_full_disk_leaves_whole_lines_and_whole_events(tmp_path):
     last = found[-1]
     recorded(tmp_path, [last + 1], start=last)
     assert [r["step"] for r in read_metrics(str(tmp_path))] == [*found, last + 1]
-
-
-@pytest.mark.parametrize(
-    ("lines", "kept"),
-    [
-        ('{"step": 1}\n{"step": 2}\n{"step": 3}\n', 2),
-        ('{"step": 1}\n{"step": 2}\n{"st', 2),
-        ('{"step": 1}\n{"step": 2}', None),
-        ('{"step": 1}\n{}\n{"step": 2}\n', None),
-        ('{"step": 3}\n{"step": 2}\n', None),
-        ("", 0),
-    ],
-)
-def test_lines_are_kept_where_they_lie_only_if_all_are_in_order(tmp_path, lines, kept):
-    path = tmp_path / "metrics.jsonl"
-    path.write_text(lines)
-    found = kept_records(str(path), 2)
-    assert (found and found.number) == kept
-    assert found is None or os.path.getsize(path) >= found.end == 12 * kept

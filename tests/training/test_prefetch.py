@@ -13,7 +13,7 @@ from brt.data.streams.ledger import MODULUS, ledger_of
 from brt.data.streams.select import STREAMS, evaluation_pass, training_stream
 from brt.training import prefetch as prefetching
 from brt.training.prefetch import Prefetch, device_batch
-from brt.training.sharding import rows_answered_for, sum_over_processes
+from brt.training.sharding import owned_rows, sum_over_processes
 
 needs_eight = pytest.mark.skipif(jax.device_count() != 8, reason="needs eight devices")
 
@@ -72,7 +72,7 @@ def test_a_pass_can_be_read_too(store_of, kind):
 @needs_eight
 @pytest.mark.parametrize("mesh_shape", [(1, 1), (8, 1), (2, 4), (1, 8)])
 def test_one_process_answers_for_all_rows_whatever_the_mesh(mesh_shape):
-    parts = rows_answered_for(mesh_of(*mesh_shape), 16)
+    parts = owned_rows(mesh_of(*mesh_shape), 16)
     rows = [row for first, count in parts for row in range(first, first + count)]
     assert rows == list(range(16))
     assert sum_over_processes(2**64 - 1) == 2**64 - 1

@@ -25,8 +25,8 @@ from brt.storage.paths import RemotePath, absolute, as_path, is_remote, move
 from brt.storage.regular_files import check_regular
 from brt.training.checkpoints.fingerprints import fingerprints
 from brt.training.checkpoints.mirror import COMPLETE, CheckpointMirror
-from brt.training.checkpoints.passing_errors import passing_reason
 from brt.training.checkpoints.policy import CheckpointPolicy
+from brt.training.checkpoints.transient_errors import transient_reason
 from brt.training.train_step import TrainState
 
 # etils, through which Orbax reaches buckets, would import TensorFlow where it is installed.
@@ -303,7 +303,7 @@ class Checkpoints:
         )
 
     def _refuse_transient(self, step, error):
-        if reason := passing_reason(error):
+        if reason := transient_reason(error):
             raise CheckpointError(
                 f"Checkpoint {step} in {self.folder} could not be read: {reason}. It may be whole, "
                 "so nothing was changed: run the same command again when the cause is gone, or "
@@ -311,7 +311,7 @@ class Checkpoints:
                 "checkpoint."
             ) from error
 
-    def put_aside(self, step: int) -> None:
+    def quarantine(self, step: int) -> None:
         """Moves the checkpoints that training from `step` on cannot keep to `aside/`.
 
         These are the later ones, and earlier ones that are damaged or misnamed. Their new names

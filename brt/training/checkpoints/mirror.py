@@ -1,4 +1,4 @@
-"""Checkpoints in a bucket that Orbax cannot write to, by way of a folder of this disk."""
+"""Checkpoints in a bucket that Orbax cannot write to, copied from a local folder."""
 
 import os
 import shutil
@@ -14,14 +14,9 @@ COMPLETE = "commit_success.txt"
 
 
 class CheckpointMirror:
-    """The checkpoints of a remote folder, and a folder of this disk that Orbax works in, which goes
-    with this object.
+    """The checkpoints of a remote folder, and a temporary local folder for Orbax.
 
-    Args:
-        remote: where the checkpoints lie, each in a folder named by its step.
-
-    Raises:
-        ValueError: there are several processes, each of which has only a part of a checkpoint.
+    remote: has a folder for each checkpoint, named by its step.
     """
 
     def __init__(self, remote: RemotePath):
@@ -39,7 +34,7 @@ class CheckpointMirror:
         return sorted(step for step in steps if (self.remote / str(step) / COMPLETE).is_file())
 
     def fetch(self, step: int) -> None:
-        """Copies a checkpoint to this disk, if it is not there."""
+        """Copies a checkpoint from the bucket to this disk, if it is not there."""
         folder = self.folder / str(step)
         if not folder.is_dir():
             # Under another name until all of it is here.
@@ -51,7 +46,7 @@ class CheckpointMirror:
     def publish(self, step: int) -> None:
         """Copies a checkpoint of this disk to the bucket."""
         target = self.remote / str(step)
-        remove(target)  # what a process left that was killed meanwhile
+        remove(target)  # the unfinished copy of a process that was killed
         upload(self.folder / str(step), target)
         (target / COMPLETE).write_text("complete\n")
 

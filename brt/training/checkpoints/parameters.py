@@ -1,4 +1,4 @@
-"""Parameters of a run folder, read from one of its checkpoints; and the tokens they belong to."""
+"""Reads the parameters of a run folder from one of its checkpoints."""
 
 import os
 import re
@@ -20,12 +20,7 @@ from brt.training.train_step import TrainState
 def check_vocabulary(record: dict, store: TokenStore | MixedStore) -> None:
     """Refuses parameters that were trained on other token ids than a store's.
 
-    Args:
-        record: of a checkpoint, from `load_params`; those of older versions say nothing.
-        store: a token store, or a mixture.
-
-    Raises:
-        ValueError: naming both tokenizers.
+    record: of a checkpoint, from `load_params`; those of older versions lack the vocabulary.
     """
     trained, read = record.get("vocabulary"), store.manifest["vocabulary"]
     if trained and trained["fingerprint"] != read["fingerprint"]:
@@ -37,11 +32,7 @@ def check_vocabulary(record: dict, store: TokenStore | MixedStore) -> None:
 
 
 def check_step(step: int | str | None) -> int | str | None:
-    """Returns which checkpoint `load_params` reads, from the text of a flag or as it is.
-
-    Raises:
-        ValueError: neither a step, "best" nor "newest".
-    """
+    """Returns a step of `load_params`, also from the text of a flag."""
     if step is None or step in ("best", "newest"):
         return step
     if not re.fullmatch(r"[0-9]{1,18}", text := str(step)):
@@ -61,13 +52,9 @@ def load_params(
             newest valid one; None for the best one of a run that keeps it, else the newest.
 
     Returns:
-        The train state, in which only these two are set, and the checkpoint's record, which of
-        the best checkpoint has "best_by", the metric. The parameters are their average, if the run
+        The train state, in which only these two are set, and the checkpoint's record; that of the
+        best checkpoint has "best_by", the metric. The parameters are their average, if the run
         keeps one and `abstract` has its optimizer's state.
-
-    Raises:
-        FileNotFoundError: no checkpoint is there, or no best one.
-        CheckpointError: the one that was asked for is not kept, or none can be read.
     """
     step = check_step(step)
     path = os.path.join(folder, "checkpoints")
@@ -77,7 +64,7 @@ def load_params(
     averaged = isinstance(abstract.optimizer, Averaged)
     parts = ("step", "params", "optimizer") if averaged else ("step", "params")
     by = None
-    found: tuple[TrainState, dict] | None
+    restored: tuple[TrainState, dict] | None
     try:
         if step in (None, "best") and (
             best := recorded_best(read_metrics(folder), steps := checkpoints.steps())
@@ -89,31 +76,28 @@ def load_params(
                 f"evaluation yet. Steps that are there: {', '.join(map(str, steps)) or 'none'}."
             )
         if isinstance(step, int):
-            found = checkpoints.restore(step, abstract, parts)
+            restored = checkpoints.restore(step, abstract, parts)
         else:
-            found = checkpoints.restore_latest(abstract, parts)
+            restored = checkpoints.restore_latest(abstract, parts)
     finally:
         checkpoints.close()
-    if found is None:
+    if restored is None:
         raise FileNotFoundError(f"{path} holds no complete checkpoint yet.")
-    state, record = found
+    state, record = restored
     record |= {"best_by": by} if by else {}
     return state._replace(params=evaluated_params(state), optimizer=None), record
 
 
-def merged(drawn: Any, given: Mapping) -> Any:
-    """Returns a nested dictionary of parameters with those of `given` put in.
-
-    Raises:
-        ValueError: a parameter that is not there, or of another shape; naming it.
-    """
-    flat, structure = jax.tree_util.tree_flatten_with_path(drawn)
-    left = {_steps(path): array for path, array in jax.tree_util.tree_leaves_with_path(given)}
+def merged(params: Any, replacements: Mapping) -> Any:
+    """Returns a nested dictionary of parameters, some of which are replaced."""
+    flat, structure = jax.tree_util.tree_flatten_with_path(params)
+    leaves_of_replacements = jax.tree_util.tree_leaves_with_path(replacements)
+    left = {_keys(path): array for path, array in leaves_of_replacements}
     leaves = []
     for path, old in flat:
-        new = left.pop(_steps(path), None)
+        new = left.pop(_keys(path), None)
         if new is not None and new.shape != old.shape:
-            name = ".".join(_steps(path))
+            name = ".".join(_keys(path))
             raise ValueError(f"The parameter {name} is {old.shape} and {new.shape} was given.")
         leaves.append(old if new is None else new)
     if left:
@@ -121,5 +105,5 @@ def merged(drawn: Any, given: Mapping) -> Any:
     return jax.tree.unflatten(structure, leaves)
 
 
-def _steps(path):
+def _keys(path):
     return tuple(str(step.key) for step in path)

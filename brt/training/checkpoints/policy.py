@@ -7,9 +7,9 @@ from typing import Annotated, Any, NamedTuple
 from brt.checks import Count, OneOf, configurable
 
 LOWEST = re.compile(r"loss|perplexity|bits_per")
-"""Scalars of an evaluation of which the lowest is the best."""
+"""Scalars of an evaluation that are best when lowest."""
 HIGHEST = re.compile(r"accuracy|f1|precision|recall|exact")
-"""Those of which the highest is."""
+"""Scalars of an evaluation that are best when highest."""
 OF_LABELS = ("answer_f1", "f1", "micro_f1", "macro_f1", "accuracy")
 """Default metrics of labelled documents: the first that the evaluation has."""
 BEST_STEP = "best/step"
@@ -65,8 +65,8 @@ class CheckpointPolicy:
         for name, value in (("metric", metric), ("mode", mode), ("patience", patience)):
             if value is not None and not keep_best:
                 raise ValueError(
-                    f"CheckpointPolicy.{name} = {value!r} is of the best checkpoint, which is not "
-                    "kept: bind CheckpointPolicy.keep_best = True as well."
+                    f"CheckpointPolicy.{name} = {value!r} needs CheckpointPolicy.keep_best = True: "
+                    "bind it as well."
                 )
         self.every = every
         self.keep_last = keep_last
@@ -83,10 +83,10 @@ class CheckpointPolicy:
             steps: of all complete ones.
             best: step of the best evaluation.
         """
-        found = set(sorted(steps)[-self.keep_last :])
+        kept = set(sorted(steps)[-self.keep_last :])
         if self.keep_every:
-            found |= {step for step in steps if step % self.keep_every == 0}
-        return found | {step for step in steps if step == best}
+            kept |= {step for step in steps if step % self.keep_every == 0}
+        return kept | {step for step in steps if step == best}
 
     def metric_of(self, scalars: Mapping[str, Any], labelled: bool = False) -> str:
         """Returns the name of the scalar that decides.
@@ -94,9 +94,6 @@ class CheckpointPolicy:
         Args:
             scalars: of an evaluation, by name.
             labelled: whether labelled documents were evaluated.
-
-        Raises:
-            NoSuchMetric: the evaluation has no such scalar.
         """
         if self.metric is None:
             candidates = OF_LABELS if labelled else ()
@@ -140,12 +137,11 @@ class CheckpointPolicy:
 def recorded_best(
     records: Iterable[Mapping], steps: Collection[int] | None = None
 ) -> tuple[int, str] | None:
-    """Returns step and metric of the best evaluation, by the records of a run that keeps it.
+    """Returns step and metric of the last best evaluation that the records of a run name.
 
     Args:
         records: of the run, oldest first.
-        steps: of its complete checkpoints; the last best step recorded that is one of them is
-            returned. None for any.
+        steps: only those of these checkpoints; None for any.
     """
     found = None
     for record in records:
@@ -157,7 +153,7 @@ def recorded_best(
 
 
 def stopped_early(records: Sequence[Mapping]) -> bool:
-    """Tells whether the last thing that a run recorded is that it stopped early."""
+    """Tells whether the last record of a run is that it stopped early."""
     return bool(records) and STOPPED_EARLY in records[-1]
 
 
@@ -177,6 +173,6 @@ def _mode_of(metric):
         return "max"
     low, high = (pattern.pattern.replace("|", ", ") for pattern in (LOWEST, HIGHEST))
     raise ValueError(
-        f"CheckpointPolicy.metric = {metric!r} has no known direction: choose a metric with one of "
-        f'{low}, {high} in its name, or bind CheckpointPolicy.mode to "min" or "max".'
+        f"CheckpointPolicy.metric = {metric!r} has no known direction (names with {low}, {high} "
+        'have): bind CheckpointPolicy.mode to "min" or "max".'
     )

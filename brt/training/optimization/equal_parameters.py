@@ -1,8 +1,8 @@
 """An optimizer that computes the updates of equal parameters together.
 
-The same parameter of all layers is stacked along a first axis inside the step, so that what is
-compiled does not grow with the number of layers. Optimizer states stay one for each parameter:
-checkpoints and shardings know nothing of it.
+The same parameter of all layers is stacked along a first axis inside the step, so that the program
+does not grow with the number of layers. Each parameter keeps its own optimizer state, so
+checkpoints and shardings do not depend on it.
 """
 
 from collections.abc import Callable
@@ -18,27 +18,26 @@ from brt.models.fast.layer_scan import FEWEST
 def equal_parameters_together(
     optimizer: optax.GradientTransformation, fewest: int = FEWEST
 ) -> optax.GradientTransformation:
-    """Returns the optimizer, its updates computed once for parameters that are equal.
+    """Returns the optimizer, its updates computed together for equal parameters.
 
     Parameters are equal if their paths differ in indices only, and their shapes and types are the
     same: `layers/0/keys_DA` and `layers/7/keys_DA`.
 
     Args:
-        optimizer: one that treats every parameter by itself and alike, whatever its name: no norm
-            over all parameters, no mask. What is not an array for each parameter in its state
-            (counts) must not depend on the parameters.
-        fewest: parameters that are stacked; fewer are updated one by one.
+        optimizer: treats all parameters separately and alike: no norm over all of them, no mask.
+            Its state apart from an array for each parameter (counts) does not depend on them.
+        fewest: number of equal parameters from which on they are stacked.
     """
 
     def update(updates, state, params=None):
         tree = jax.tree.structure(updates)
         leaves = jax.tree.leaves(updates)
-        given = () if params is None else (tree.flatten_up_to(params),)
+        parameters = () if params is None else (tree.flatten_up_to(params),)
 
         def mirrors(node):
             return jax.tree.structure(node) == tree
 
-        # One list of arrays for what the state has of each parameter, and what it has once.
+        # The state as lists of arrays of all parameters, and values that it has once.
         nodes, outer = jax.tree.flatten(state, is_leaf=mirrors)
         of_each = [mirrors(node) for node in nodes]
         nodes = [
@@ -54,14 +53,14 @@ def equal_parameters_together(
             of_group = outer.unflatten(
                 [stack(node) if each else node for node, each in zip(nodes, of_each, strict=True)]
             )
-            arrays = (stack(leaves), of_group, *map(stack, given))
+            arrays = (stack(leaves), of_group, *map(stack, parameters))
             if len(indices) == 1:
-                found, after = optimizer.update(*arrays)
+                new, after = optimizer.update(*arrays)
             else:
-                axes = (0, state_axes, *(0 for _ in given))
-                found, after = jax.vmap(optimizer.update, axes, (0, state_axes))(*arrays)
+                axes = (0, state_axes, *(0 for _ in parameters))
+                new, after = jax.vmap(optimizer.update, axes, (0, state_axes))(*arrays)
             for number, index in enumerate(indices):
-                new_leaves[index] = part(found, number)
+                new_leaves[index] = part(new, number)
             for place, node in enumerate(outer.flatten_up_to(after)):
                 if not of_each[place]:
                     new_nodes[place] = node
@@ -82,7 +81,7 @@ def norm_of_all(tree: Any, fewest: int = FEWEST) -> jax.Array:
 
     Args:
         tree: gradients or updates.
-        fewest: equal arrays that are summed together, at least; fewer are summed one by one.
+        fewest: number of equal arrays from which on they are summed together.
     """
     leaves = jax.tree.leaves(tree)
     sums = []
@@ -94,12 +93,12 @@ def norm_of_all(tree: Any, fewest: int = FEWEST) -> jax.Array:
 
 def _groups(tree, fewest) -> list[list[int]]:
     """Returns the indices of the leaves of each group of equal ones, small groups one by one."""
-    found: dict[Any, list[int]] = {}
+    equal: dict[Any, list[int]] = {}
     for index, (path, leaf) in enumerate(jax.tree_util.tree_leaves_with_path(tree)):
         names = tuple(str(step) for step in path if not _is_index(step))
-        found.setdefault((names, leaf.shape, leaf.dtype), []).append(index)
+        equal.setdefault((names, leaf.shape, leaf.dtype), []).append(index)
     groups: list[list[int]] = []
-    for indices in found.values():
+    for indices in equal.values():
         groups += [indices] if len(indices) >= fewest else [[index] for index in indices]
     return groups
 
@@ -111,7 +110,7 @@ def _is_index(step):
 
 
 def _stacking(indices) -> tuple[Callable, Callable]:
-    """Returns what puts a group's arrays together, and what takes one of them out again."""
+    """Returns the functions that stack a group's arrays, and that return one of them."""
     if len(indices) == 1:
         return (lambda arrays: arrays[indices[0]]), (lambda array, number: array)
     return (

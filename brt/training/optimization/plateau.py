@@ -8,12 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from brt.checks import (
-    CountFrom0,
-    Factor,
-    NotNegative,
-    configurable,
-)
+from brt.checks import CountFrom0, Factor, NotNegative, configurable
 from brt.training.optimization.optimizers import Schedule
 
 
@@ -38,7 +33,7 @@ class ReduceOnPlateau:
     Args:
         factor: of each reduction.
         patience: evaluations without improvement before that.
-        floor: the rate is not lowered below this; a schedule that is lower itself counts.
+        floor: lower bound of the rate, unless the schedule is lower.
 
     Source: Recurrent Memory Transformer, appendix A.1; PyTorch's rule of the same name.
     """
@@ -69,7 +64,7 @@ class ReduceOnPlateau:
         return jnp.minimum(jnp.maximum(state.plateau.scale, lowest), 1.0)
 
     def rate(self, rate: jax.Array, state: Slowed) -> jax.Array:
-        """Returns the learning rate in force, where the schedule says `rate`."""
+        """Returns the learning rate, where that of the schedule is `rate`."""
         return rate * self._scale(rate, state)
 
     @functools.partial(jax.jit, static_argnums=0)

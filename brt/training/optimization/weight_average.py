@@ -1,4 +1,4 @@
-"""A running average of the parameters, which is what is evaluated and generated with."""
+"""A running average of the parameters, with which models are evaluated and generate."""
 
 from typing import Any, NamedTuple
 
@@ -14,8 +14,8 @@ class Averaged(NamedTuple):
     """The optimizer state of a run that averages its weights.
 
     optimizer: state of the optimizer itself.
-    average: optax's, of the parameters after each update; begins at zero.
-    decay: () float32, what turns that into the average.
+    average: optax's state, which begins at zero.
+    decay: () float32, for the correction of that bias.
     """
 
     optimizer: Any
@@ -25,16 +25,14 @@ class Averaged(NamedTuple):
 
 @configurable
 class WeightAverage:
-    """Averages the parameters after all updates, older ones less and less.
+    """Averages the parameters after all updates, with exponentially decaying weights.
 
-    Training itself goes on with the last parameters. The average is part of the optimizer's
-    state, so a resumed run goes on with it.
+    Training continues with the last parameters. The average is part of the optimizer's state.
 
     Args:
         decay: weight of an update against the one after it.
 
-    Source: Polyak and Juditsky 1992; Transformer-XL, section 4.1 (Penn Treebank), which does not
-    say how the average is weighted.
+    Source: Polyak and Juditsky 1992; Transformer-XL, section 4.1 (Penn Treebank; weights unknown).
     """
 
     def __init__(self, decay: Factor = 0.999):

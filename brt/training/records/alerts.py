@@ -1,7 +1,4 @@
-"""Alerts: what somebody who watches a run should look at, as warnings and as scalars `alert/*`.
-
-They change nothing of what is computed.
-"""
+"""Alerts about a run, as warnings and as scalars `alert/*`. They change no computation."""
 
 import math
 import re
@@ -13,27 +10,18 @@ from collections.abc import Callable, Mapping
 from absl import logging
 
 DEAD_SHARE = 0.01
-"""A memory adds less than this share of what its layer reads (`state_share`, `memory_share`): the
-known failure of recurrence, a state that is ignored."""
-
+"""Share of a layer's attention (`state_share`, `memory_share`) below which a memory is ignored."""
 SHARE = re.compile(r"train/(.*\b(state|memory)_share)")
-
 SLOW = 5.0
 """A step takes so many times as long as the median of those before it."""
-
 USUAL = 3
 """Reports from which a median is known."""
-
-SILENCE = 300.0
-"""The least seconds without a step after which the run is said to stand still."""
+TIMEOUT = 300.0
+"""The least seconds without a step after which the run is reported to stand still."""
 
 
 class Alerts:
-    """Looks at every report of a run.
-
-    Args:
-        warn: takes a sentence.
-    """
+    """Checks every report of a run; `warn` takes a sentence."""
 
     def __init__(self, warn: Callable[[str], None] = logging.warning):
         self._warn = warn
@@ -41,18 +29,16 @@ class Alerts:
         self._raised: set[str] = set()
 
     def look(self, step: int, scalars: Mapping[str, float | str]) -> dict[str, float]:
-        """Returns the alerts of a report, `alert/NAME` to 1; of each that is new, warns.
+        """Returns the alerts of a report, `alert/NAME` to 1; warns of each new one.
 
-        Args:
-            step: of the report.
-            scalars: `train/*`, `perf/*` and whatever else is reported.
+        scalars: `train/*`, `perf/*` and others.
         """
-        found = {**self._not_finite(scalars), **self._slow(scalars), **self._dead(scalars)}
-        for name, what in found.items():
+        alerts = {**self._not_finite(scalars), **self._slow(scalars), **self._dead(scalars)}
+        for name, sentence in alerts.items():
             if name not in self._raised:
-                self._warn(f"Step {step:,}: {what}")
-        self._raised = set(found)
-        return dict.fromkeys(sorted({name.partition(" ")[0] for name in found}), 1.0)
+                self._warn(f"Step {step:,}: {sentence}")
+        self._raised = set(alerts)
+        return dict.fromkeys(sorted({name.partition(" ")[0] for name in alerts}), 1.0)
 
     def _not_finite(self, scalars):
         skipped = scalars.get("train/skipped_steps", 0)
@@ -60,7 +46,7 @@ class Alerts:
         if skipped:
             return {
                 "alert/not_finite": f"{skipped:.0f} updates since the last report were skipped, as "
-                "loss, gradient or update were not finite: lower the learning rate if it goes on."
+                "loss, gradient or update were not finite: lower the learning rate if more follow."
             }
         return {"alert/not_finite": f"{', '.join(bad[:3])} is not finite."} if bad else {}
 
@@ -91,14 +77,14 @@ class Alerts:
 
 
 class StallWatch:
-    """Warns once when a run stands still: from a thread, as no report comes then.
+    """Warns once when a run stands still, from a thread, since there are no reports then.
 
     Args:
         warn: takes a sentence.
-        least: seconds that nobody is warned of.
+        least: seconds without a warning.
     """
 
-    def __init__(self, warn: Callable[[str], None] = logging.warning, least: float = SILENCE):
+    def __init__(self, warn: Callable[[str], None] = logging.warning, least: float = TIMEOUT):
         self._warn = warn
         self._least = least
         self._longest = 0.0
@@ -106,8 +92,8 @@ class StallWatch:
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def beat(self) -> None:
-        """Says that a step is done; counts from the first one, before which all is compiled."""
+    def step_done(self) -> None:
+        """Notes that a step is done; the first one is not timed, as it is compiled."""
         now = time.monotonic()
         if self._thread is None:
             self._thread = threading.Thread(target=self._look, daemon=True)
@@ -117,7 +103,7 @@ class StallWatch:
         self._last = now
 
     def pause(self) -> None:
-        """Says that no step is to be expected until the next one is done."""
+        """Expects no step until the next one is done."""
         self._last = None
 
     def close(self) -> None:

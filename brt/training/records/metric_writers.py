@@ -1,4 +1,4 @@
-"""Where a run's numbers go besides metrics.jsonl: TensorBoard, Weights & Biases."""
+"""Writers of a run's numbers besides metrics.jsonl: TensorBoard, Weights & Biases."""
 
 import hashlib
 import os
@@ -11,15 +11,13 @@ from brt.training.records.event_files import EventFile
 JSONL = "jsonl"
 KINDS = (JSONL, "tensorboard", "wandb")
 """Values of `--metrics`. metrics.jsonl is always written: runs are resumed from it."""
-
 USUAL = (JSONL, "tensorboard")
 
 
 class MetricWriter(Protocol):
-    """What takes scalars.
+    """A writer of scalars.
 
-    Attributes:
-        begins_empty: whether it has nothing of what was recorded before the run was resumed.
+    begins_empty: it lacks the records from before the run was resumed.
     """
 
     begins_empty: bool
@@ -28,10 +26,10 @@ class MetricWriter(Protocol):
         """Takes the scalars of one record."""
 
     def flush(self) -> None:
-        """Waits until what was taken is on disk."""
+        """Waits until all scalars are on disk."""
 
     def close(self) -> None:
-        """Waits for it, and ends."""
+        """Flushes and ends."""
 
 
 class TensorBoard:
@@ -41,9 +39,6 @@ class TensorBoard:
         folder: of this disk.
         step: that the run is resumed from; TensorBoard ignores later events of earlier files.
         begins_empty: there are no earlier files.
-
-    Raises:
-        OSError: naming the file; so do the methods.
     """
 
     def __init__(self, folder: str, step: int = 0, begins_empty: bool = True):
@@ -57,16 +52,12 @@ class TensorBoard:
 class Wandb:
     """A run of Weights & Biases, the same one when training is resumed.
 
-    The project is `brt`, or what WANDB_PROJECT says; WANDB_MODE=offline sends nothing.
+    The project is WANDB_PROJECT, by default `brt`; WANDB_MODE=offline sends nothing.
 
     Args:
-        folder: of this disk, that wandb keeps its files in.
-        path: of the run folder; it decides which run it is.
+        folder: of this disk, for the files of wandb.
+        path: of the run folder, which identifies the run.
         settings: bindings of the run, to be shown.
-
-    Raises:
-        MissingExtra: wandb is not installed.
-        ValueError: it cannot begin a run, for want of a key or of a connection.
     """
 
     def __init__(self, folder: str, path: str, settings: Mapping[str, str]):
@@ -82,28 +73,24 @@ class Wandb:
             )
         except Exception as error:  # the library has errors of many kinds
             raise ValueError(
-                f"--metrics=wandb: no run could be begun ({str(error).strip()}): log in with "
+                f"--metrics=wandb: no run could be started ({str(error).strip()}): log in with "
                 "`wandb login`, or set WANDB_MODE=offline."
             ) from error
-        # What it has already it would not take again.
+        # It would not take again the steps that it has.
         self.begins_empty = not self._run.resumed
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
         self._run.log(dict(scalars), step=step)
 
     def flush(self) -> None:
-        """Does nothing: wandb sends what it has by itself."""
+        """Does nothing: wandb flushes by itself."""
 
     def close(self) -> None:
         self._run.finish()
 
 
 def check_kinds(kinds: tuple[str, ...]) -> None:
-    """Refuses names that are not of `KINDS`, and a list without metrics.jsonl.
-
-    Raises:
-        ValueError: naming the first that is wrong.
-    """
+    """Refuses names that are not of `KINDS`, and a list without metrics.jsonl."""
     for kind in kinds:
         if kind not in KINDS:
             raise ValueError(f"--metrics names {kind!r}: give some of {', '.join(KINDS)}.")

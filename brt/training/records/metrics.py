@@ -30,10 +30,9 @@ def device_peak() -> float | None:
 
 
 def peak_bytes(step_function: Callable, *arguments: Any) -> int | None:
-    """Returns the most memory one device has held, in bytes, or None where nobody can tell.
+    """Returns the peak memory of one device in bytes, or None where it is not known.
 
-    Devices that count it say what they have held since the process began, evaluations included;
-    for others it is what XLA plans for the step: what it is given, gives back and holds meanwhile.
+    It is the device's own count since the process began, or else XLA's plan for the step.
 
     Args:
         step_function: compiled with `jax.jit` and called before, so that nothing is compiled here.
@@ -49,10 +48,7 @@ def peak_bytes(step_function: Callable, *arguments: Any) -> int | None:
 
 
 def compiled_bytes(compiled: jax.stages.Compiled) -> int | None:
-    """Returns bytes a device that XLA plans for a compiled function, or None if it does not say.
-
-    They are what it is given, what it gives back beyond that, and what it holds meanwhile.
-    """
+    """Returns bytes a device that XLA plans for arguments, results and buffers of a function."""
     plan = compiled.memory_analysis()
     if plan is None:
         return None
@@ -63,13 +59,13 @@ def compiled_bytes(compiled: jax.stages.Compiled) -> int | None:
 def speed(
     tokens_per_step: int, seconds: float, forward_flops: float, peak: int | None
 ) -> dict[str, float]:
-    """Returns scalars `perf/*` of steps that take so many seconds.
+    """Returns scalars `perf/*`.
 
     Args:
         tokens_per_step: over all devices.
         seconds: of one step.
         forward_flops: of one token.
-        peak: bytes, as of `peak_bytes`.
+        peak: of `peak_bytes`.
     """
     tokens = tokens_per_step / seconds
     scalars = {"perf/tokens_per_second": tokens, "perf/step_seconds": seconds}
@@ -108,8 +104,7 @@ class StepTimer:
 
 
 class Interval:
-    """Sums of step metrics since the last report; part of a checkpoint, so that a resumed
-    run reports the same numbers as one that was never stopped."""
+    """Sums of step metrics since the last report; part of a checkpoint, for exact resuming."""
 
     def __init__(self, saved: dict | None = None):
         self.sums: dict[str, float] = dict(saved or {})
@@ -129,7 +124,7 @@ class Interval:
             self.sums[name] = self.sums.get(name, 0.0) + float(value)
 
     def report(self) -> dict[str, float]:
-        """Returns scalars `train/*` of the interval (loss in nats per scored token), which ends."""
+        """Returns scalars `train/*` (loss in nats per scored token), and starts again."""
         sums = self.sums
         self.sums = {}
         weight = max(sums["weight"], 1e-6)

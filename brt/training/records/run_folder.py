@@ -11,34 +11,27 @@ import json
 import os
 import platform
 import shlex
-import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
 import gin
+import jax
 from absl import logging
 
 from brt.storage.failed_writes import naming
 from brt.storage.growing import GrowingFiles
 from brt.storage.paths import RemotePath, absolute, as_path, is_remote
-from brt.storage.regular_files import read_bytes
+from brt.storage.regular_files import open_regular, read_bytes
 from brt.training.records.metric_writers import USUAL, MetricWriter, TensorBoard, Wandb
-from brt.training.records.record_file import (
-    RecordFile,
-    cut,
-    kept_records,
-    line_of,
-    record_of,
-    records_in,
-)
+from brt.training.records.record_file import RecordFile, record_of
 from brt.training.records.run_lock import RunLock
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "gin-config", "numpy", "brt")
-
+METRICS = "metrics.jsonl"
 EVALUATION = b'"eval/'
-"""What a line of metrics.jsonl holds if it is that of an evaluation."""
+"""Text in the lines of evaluations."""
 
 
 class RunFolder:
@@ -54,14 +47,12 @@ class RunFolder:
 
     Raises:
         brt.training.records.run_lock.FolderInUse: another process writes the folder.
-        OSError: the folder cannot be written.
     """
 
     def __init__(self, path: str, writes: bool = True, metrics: Sequence[str] = USUAL):
         self.path = absolute(path)
         self.writes = writes
-        self._remote = RemotePath(self.path) if is_remote(self.path) else None
-        self._growing = GrowingFiles(self._remote) if self._remote else None
+        self._growing = GrowingFiles(RemotePath(self.path)) if is_remote(self.path) else None
         self._metrics: RecordFile | None = None
         self._kinds = tuple(metrics)
         self._writers: list[MetricWriter] = []
@@ -69,8 +60,7 @@ class RunFolder:
 
     def _locked(self):
         try:
-            if not self._remote:
-                os.makedirs(self.path, exist_ok=True)
+            as_path(self.path).mkdir(parents=True, exist_ok=True)
             return RunLock(self.path)
         except OSError as error:
             if error.strerror is None:  # it has a sentence already
@@ -83,12 +73,20 @@ class RunFolder:
         """Returns the path of a file of the folder."""
         return os.path.join(self.path, name)
 
+    @property
+    def on_disk(self) -> str:
+        """The local folder in which records and traces grow: its own, or one to be copied."""
+        return str(self._growing.folder) if self._growing else self.path
+
+    def publish_traces(self) -> None:
+        """Copies traces to the folder, if that is not on this disk."""
+        if self._growing:
+            self._growing.copy_folder("plugins")
+
     def describe(self, config: str) -> None:
         """Writes the config, as bound and as read, the command and the environment."""
         if not self.writes:
             return
-        import jax
-
         environment = {
             "python": platform.python_version(),
             "platform": platform.platform(),
@@ -104,109 +102,93 @@ class RunFolder:
         self._write("command.txt", shlex.join(sys.orig_argv) + "\n")
         self._write("environment.json", json.dumps(environment, indent=2) + "\n")
 
-    @property
-    def on_disk(self) -> str:
-        """The folder of this disk that records and traces grow in: its own, or one to be copied."""
-        return str(self._growing.folder) if self._growing else self.path
-
-    def publish_traces(self) -> None:
-        """Copies what was traced to where the folder is, if that is not this disk."""
-        if self._growing:
-            self._growing.copy_folder("plugins")
-
     def _write(self, name, text):
-        if self._remote:
-            (self._remote / name).write_text(text)
+        path = as_path(self.file(name))
+        if isinstance(path, RemotePath):
+            path.write_text(text)
             return
-        with naming(self.file(name)):
-            with open(self.file(name) + ".new", "w", encoding="utf-8") as file:
-                file.write(text)
-            os.replace(self.file(name) + ".new", self.file(name))
+        with naming(path):
+            new = path.with_name(f"{name}.new")
+            new.write_text(text, encoding="utf-8")
+            os.replace(new, path)
 
     def open_metrics(self, step: int, settings: Mapping[str, str] | None = None) -> str | None:
-        """Opens the records for writing after `step`; what lies beyond it is cut off.
+        """Opens the records for writing after `step`, and drops those of later steps.
 
         settings: bindings of the run, for writers that show them.
 
         Returns:
-            The file that earlier records went to if a run begins anew over them, otherwise None.
+            The file that earlier records were moved to if a run starts again, otherwise None.
         """
         if not self.writes:
             return None
         if "wandb" in self._kinds:  # first, as it may have to be refused
             self._writers.append(Wandb(self.on_disk, self.path, settings or {}))
-        own = as_path(self.file("metrics.jsonl")).exists()
-        aside = None if step else self._put_aside()
-        self._cut_back(step)
-        self._metrics = RecordFile(os.path.join(self.on_disk, "metrics.jsonl"))
-        # In a folder without records they are not ours.
-        old = self._old_events() if own else []
-        if self._remote or not step or "tensorboard" not in self._kinds:
-            for events in old:
-                events.unlink()
-            old = []
+        metrics = as_path(self.file(METRICS))
+        # Without records, event files are of another program.
+        events = self._event_files() if metrics.exists() else []
+        moved = None
+        if not step and read_metrics(self.path):
+            moved = self._copy_records()
+            metrics.unlink()
+        self._drop_records_after(step)
+        self._metrics = RecordFile(os.path.join(self.on_disk, METRICS))
+        if self._growing or not step or "tensorboard" not in self._kinds:
+            for path in events:
+                path.unlink()
+            events = []
         if "tensorboard" in self._kinds:
-            self._writers.append(TensorBoard(self.on_disk, step, begins_empty=not old))
+            self._writers.append(TensorBoard(self.on_disk, step, begins_empty=not events))
         if empty := [writer for writer in self._writers if writer.begins_empty]:
-            for record in records_in(self._metrics.path):
-                self._write_on(empty, record)
-        return aside
+            with open_regular(self._metrics.path) as lines:
+                for record in filter(None, map(record_of, lines)):
+                    self._write_numbers(empty, record)
+        return moved
 
-    def _cut_back(self, step):
-        path = self.file("metrics.jsonl")
-        if not self._remote and os.path.exists(path) and (found := kept_records(path, step)):
-            if found.end < os.path.getsize(path):
-                cut(path, found.end)
+    def _drop_records_after(self, step):
+        """Writes the file of records again: those up to a step, without damaged and torn lines."""
+        path = as_path(self.file(METRICS))
+        if not path.exists():
             return
-        damaged: list[str] = []
-        kept = [record for record in read_metrics(self.path, damaged) if record["step"] <= step]
-        if damaged:  # what follows rewrites the file
-            copy = self._free_name()
-            self._copy_records(copy)
-            logging.warning("%s The file as it was is kept as %s.", damaged[0], copy)
-        text = b"".join(map(line_of, kept)).decode()
-        self._write("metrics.jsonl", text)
+        kept = os.path.join(self.on_disk, METRICS)
+        is_damaged = False
+        with naming(kept), open_regular(path) as old, open(f"{kept}.new", "wb") as new:
+            for line in old:
+                record = record_of(line)
+                if record is None:
+                    is_damaged |= line.endswith(b"\n") and bool(line.strip())
+                elif record["step"] <= step:
+                    new.write(line.rstrip(b"\n") + b"\n")
+        if is_damaged:
+            copy = self._copy_records()
+            logging.warning("%s has damaged lines. The file as it was is kept as %s.", path, copy)
+        os.replace(f"{kept}.new", kept)
         if self._growing:
-            Path(self.on_disk, "metrics.jsonl").write_text(text, encoding="utf-8")
+            self._growing.copy()
 
-    def _old_events(self):
-        files = self._remote.iterdir() if self._remote else Path(self.path).iterdir()
+    def _event_files(self):
+        files = as_path(self.path).iterdir()
         return [path for path in files if path.name.startswith("events.out.tfevents.")]
 
-    def _put_aside(self):
-        if not read_metrics(self.path):
-            return None
-        aside = self._free_name()
-        if self._remote:
-            self._copy_records(aside)
-            (self._remote / "metrics.jsonl").unlink()
-        else:
-            os.replace(self.file("metrics.jsonl"), aside)
-        return aside
-
-    def _free_name(self):
-        names = (self.file(f"metrics.{number}.jsonl") for number in itertools.count(1))
-        taken = RemotePath.exists if self._remote else os.path.lexists
-        return next(name for name in names if not taken(as_path(name)))
-
-    def _copy_records(self, copy):
-        if self._remote:
-            (self._remote / "metrics.jsonl").copy_to(RemotePath(copy))
-        else:
-            shutil.copyfile(self.file("metrics.jsonl"), copy)
+    def _copy_records(self) -> str:
+        paths = (as_path(self.file(f"metrics.{number}.jsonl")) for number in itertools.count(1))
+        copy = next(path for path in paths if not path.exists())
+        with naming(copy):
+            copy.write_bytes(read_bytes(self.file(METRICS)))
+        return str(copy)
 
     def record(self, step: int, scalars: dict[str, float | str]) -> None:
-        """Appends one line to metrics.jsonl; what of it is a number goes to the others, too."""
+        """Appends one line to metrics.jsonl; other writers get the numbers in it."""
         if self._metrics is None:
             return
         self._check_lock()
         record = {"step": step, **scalars}
         self._metrics.append(record)
-        self._write_on(self._writers, record)
+        self._write_numbers(self._writers, record)
         if self._growing:
             self._growing.copy_if_due()
 
-    def _write_on(self, writers, record):
+    def _write_numbers(self, writers, record):
         numbers = {
             name: value
             for name, value in record.items()
@@ -216,11 +198,7 @@ class RunFolder:
             writer.write(record["step"], numbers)
 
     def sync(self) -> None:
-        """Waits until the records are on disk: before a checkpoint that comes after them.
-
-        Raises:
-            OSError: they cannot be written, or the folder is gone or belongs to another process.
-        """
+        """Waits until the records are on disk, so that no checkpoint is ahead of them."""
         if self._metrics is not None:
             self._check_lock()
             self._metrics.sync()
@@ -234,7 +212,7 @@ class RunFolder:
             self._lock.check()
 
     def close(self) -> None:
-        """Closes the records, and gives the folder free for other processes, whatever fails."""
+        """Closes the records and releases the folder, whatever fails."""
         try:
             self.close_records()
         finally:
@@ -260,17 +238,15 @@ class RunFolder:
 def read_metrics(
     path: str, problems: list[str] | None = None, most: int | None = None
 ) -> list[dict]:
-    """Returns the records of a run folder, oldest first; a torn last line is left out.
-
-    Lines that are damaged are left out too.
+    """Returns the records of a run folder, oldest first, without damaged lines and a torn last one.
 
     Args:
         path: of the run folder.
         problems: takes a sentence about damaged lines; None logs it.
-        most: of more lines than these only about so many are read, evenly spaced, and with them
-            all evaluations and the last ones; None for all.
+        most: number of records, evenly spaced, to read of a longer file; with all evaluations and
+            the last ones. None for all.
     """
-    file = os.path.join(path, "metrics.jsonl")
+    file = os.path.join(path, METRICS)
     try:
         lines = read_bytes(file).split(b"\n")
     except FileNotFoundError:
@@ -289,7 +265,7 @@ def read_metrics(
             damaged.append(f"{number:,}")
     if damaged:
         shown = ", ".join(damaged[:5]) + ", ..." * (len(damaged) > 5)
-        sentence = f"{file} is damaged: lines that are no records were left out ({shown})."
+        sentence = f"{file} is damaged: these lines were left out: {shown}."
         if problems is None:
             logging.warning("%s", sentence)
         else:
@@ -298,12 +274,12 @@ def read_metrics(
 
 
 def versions() -> dict[str, str | None]:
-    """Returns the versions of the packages that decide what is computed."""
+    """Returns the versions of the packages that results depend on."""
     return {name: _version(name) for name in PACKAGES}
 
 
 def code_hash() -> str:
-    """Returns a short hash of brt's own source files, which may be ahead of its version."""
+    """Returns a short hash of brt's source files, which may be ahead of its version."""
     root = Path(__file__).parents[2]
     digest = hashlib.sha256()
     for path in sorted(root.rglob("*.py")):

@@ -1,9 +1,9 @@
 """The lock of a run folder, on a disk or in a bucket.
 
 Two processes that trained in one folder would delete each other's checkpoints and mix their
-records. On a disk the lock is a `flock`, which the kernel releases when the process dies. Buckets,
-and disks without such locks, have a heartbeat: the owner rewrites the lock, and one that is not
-rewritten for `SILENCE` seconds belongs to a process that died.
+records. On a disk the lock is a `flock`, which the kernel releases when the process dies. In
+buckets, and on disks without `flock`, the owner rewrites the lock as a heartbeat; one that is not
+rewritten for `TIMEOUT` seconds belongs to a process that died.
 """
 
 import contextlib
@@ -26,9 +26,9 @@ from brt.storage.paths import as_path, is_remote
 from brt.storage.regular_files import open_regular
 
 NAME = ".brt_lock"
-BEAT = 20.0
+HEARTBEAT = 20.0
 """Seconds between two heartbeats."""
-SILENCE = 70.0
+TIMEOUT = 70.0
 """Seconds without a heartbeat after which the owner counts as dead."""
 SETTLE = 2.0
 """Seconds in which a process that has seen no lock writes its own."""
@@ -56,7 +56,6 @@ class RunLock:
 
     Raises:
         FolderInUse: another process has it.
-        OSError: the folder cannot be written.
     """
 
     def __init__(self, folder: str):
@@ -80,25 +79,21 @@ class RunLock:
         except BaseException:
             self.release()
             raise
-        self._thread = threading.Thread(target=self._beat, name="run lock", daemon=True)
+        self._thread = threading.Thread(target=self._send_heartbeats, name="run lock", daemon=True)
         self._thread.start()
 
     def check(self) -> None:
-        """Makes sure that the folder still belongs to this process.
-
-        Raises:
-            FolderLost: it does not.
-        """
-        if time.monotonic() - self._last > SILENCE:  # stopped meanwhile: others may have taken it
+        """Raises FolderLost if the folder does not belong to this process any more."""
+        if time.monotonic() - self._last > TIMEOUT:  # stopped meanwhile: others may have taken it
             self._renew()
         if self._lost:
             raise FolderLost(self._lost)
 
     def release(self) -> None:
-        """Gives the folder free; may be called again."""
+        """Releases the folder; may be called again."""
         self._ended.set()
         if self._thread is not None:
-            self._thread.join(SILENCE)
+            self._thread.join(TIMEOUT)
             self._thread = None
         with contextlib.suppress(OSError):
             if self._is_own(self._read()):
@@ -130,26 +125,26 @@ class RunLock:
     def _take(self):
         left = self._read()
         owner = _owner_of(left)
-        # The locks of a disk that several machines share may hold for one of them only.
+        # On a disk that several machines share, a lock may hold for one of them only.
         here = any(owner.get(name) == self._owner[name] != "" for name in ("host", "boot"))
         if left and not (self._excludes and here):
-            self._await_silence(left)
+            self._wait_for_timeout(left)
         self._write()
         if not self._excludes:
             time.sleep(SETTLE)
             if not self._is_own(found := self._read()):
                 self._refuse(found)
 
-    def _await_silence(self, left):
+    def _wait_for_timeout(self, left):
         logging.warning(
-            "%s was not released by %s. Waiting %.0f seconds for a sign that it is alive ...",
+            "%s was not released by %s. Waiting %.0f seconds for its heartbeat ...",
             self.path,
             _named(left),
-            SILENCE,
+            TIMEOUT,
         )
-        end = time.monotonic() + SILENCE
+        end = time.monotonic() + TIMEOUT
         while time.monotonic() < end:
-            time.sleep(min(1.0, SILENCE))
+            time.sleep(min(1.0, TIMEOUT))
             if (now := self._read()) != left:
                 if now:
                     self._refuse(now)
@@ -158,16 +153,15 @@ class RunLock:
     def _refuse(self, text) -> NoReturn:
         raise FolderInUse(
             f"{self.folder} is in use: {_named(text)} trains in it. Give another --workdir, or "
-            "wait until that process has ended and run the same command again. If it has ended "
-            f"and this message comes again, remove {self.path}."
+            f"wait until that process has ended; if it has, remove {self.path}."
         )
 
-    def _beat(self):
-        while not self._ended.wait(BEAT) and not self._lost:
+    def _send_heartbeats(self):
+        while not self._ended.wait(HEARTBEAT) and not self._lost:
             self._renew()
 
     def _renew(self):
-        with contextlib.suppress(OSError):  # a storage that does not answer: at the next beat
+        with contextlib.suppress(OSError):  # a storage that does not answer: at the next heartbeat
             if self._is_own(found := self._read()):
                 self._beats += 1
                 self._write()
@@ -176,11 +170,11 @@ class RunLock:
                     f"Training stopped, as {self.folder} is not this process's any more: "
                     f"{self.path} "
                     + (f"belongs to {_named(found)}." if found else "was removed.")
-                    + " Whoever removes a run folder, or its lock, stops its run first."
+                    + " Stop a run before you remove its folder or its lock."
                 )
 
     def _read(self):
-        """Returns the lock's content; an empty text where there is none."""
+        """Returns the lock's content; "" where there is none."""
         try:
             if is_remote(self.path):
                 return self.path.read_bytes().decode(errors="replace")
@@ -204,7 +198,7 @@ class RunLock:
 
 
 def _boot_id():
-    """Returns what containers of one kernel share, although their host names differ."""
+    """Returns an id that containers of one kernel share, although their host names differ."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:

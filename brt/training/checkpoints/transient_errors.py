@@ -1,4 +1,4 @@
-"""Tells errors that pass (no memory, no free file, a disk that does not answer) from damage."""
+"""Tells transient errors (no memory, no free file, a disk that does not answer) from damage."""
 
 import errno
 import re
@@ -6,36 +6,31 @@ import re
 from brt.storage.paths import StorageError
 
 DAMAGE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EINVAL, errno.ELOOP)
-"""Numbers of system errors: the file is not there, or not what it was. All others may pass."""
-
-
+"""Numbers of system errors of damage: the file is missing, or of another kind."""
 NETWORK = ("aiohttp", "botocore", "gcsfs", "google", "requests")
-"""Libraries whose errors say that a bucket did not answer as it should, or let nobody in."""
-
+"""Libraries whose errors are about the access to a bucket."""
 NOT_THERE = 404
-"""Code of such an error if the object is not there."""
-
+"""Code of such an error if the object is missing."""
 BUSY = ("RESOURCE_EXHAUSTED", "UNAVAILABLE", "DEADLINE_EXCEEDED", "UNAUTHENTICATED")
-"""Beginnings of what TensorStore and XLA say of what may pass."""
+"""Beginnings of transient errors of TensorStore and XLA."""
 
 
-def passing_reason(error: BaseException) -> str | None:
-    """Returns why a file could not be read just now, None where the file itself is at fault.
+def transient_reason(error: BaseException) -> str | None:
+    """Returns why a file could not be read just now; None if the file itself is damaged.
 
-    Errors that caused this one, or came before it, are looked at too: libraries wrap what the
-    system says in errors of their own.
+    Looks at the causes of the error, too: libraries wrap the errors of the system.
     """
     seen: list[BaseException] = []
     current: BaseException | None = error
     while current is not None and current not in seen:
         seen.append(current)
-        if _passes(current):
+        if _is_transient(current):
             return str(current).strip().split("\n")[0][:300] or type(current).__name__
         current = current.__cause__ or current.__context__
     return None
 
 
-def _passes(error):
+def _is_transient(error):
     if isinstance(error, MemoryError):
         return True
     if isinstance(error, StorageError | TimeoutError | ConnectionError):
@@ -49,6 +44,6 @@ def _passes(error):
     if isinstance(error, OSError):
         return False
     text = str(error)
-    # TensorStore reads the arrays, and says in words what the system said; XLA holds them.
-    said = re.search(r"OS error (\d+)", text)
-    return text.startswith(BUSY) or bool(said and int(said[1]) not in DAMAGE)
+    # TensorStore has the number of the system's error in its text.
+    number = re.search(r"OS error (\d+)", text)
+    return text.startswith(BUSY) or bool(number and int(number[1]) not in DAMAGE)
