@@ -8,6 +8,7 @@ import sys
 import threading
 
 import pytest
+from jobs import corpus, files_of, finished, seen, ten_files, write
 from paths import ROOT
 from preparation_reference import Observed, Touching
 
@@ -21,88 +22,51 @@ from brt.data.vocabularies.base import ByteVocabulary
 
 @pytest.fixture
 def place(tmp_path, monkeypatch):
-    """A folder with ten files of 100 bytes, of which two make a shard."""
-    monkeypatch.setattr(shards, "SHARD_BYTES", 150)
-    (tmp_path / "text").mkdir()
-    (tmp_path / "seen").mkdir()
-    (tmp_path / "seen" / f"home.{os.getpid()}").touch()
-    for number in range(10):
-        write(tmp_path, number, f"text of {number}? ".encode())
-    return tmp_path
+    with ten_files(tmp_path, monkeypatch) as folder:
+        yield folder
 
 
-def write(place, number, start):
-    (place / "text" / f"{number}.txt").write_bytes(start.ljust(100, b"x"))
-
-
-def prepare(place, name="store", source=TextFiles, workers=1, vocabulary=None):
-    corpus = Corpus(
-        str(place / name), source(str(place / "text")), vocabulary or Observed(place / "seen")
-    )
-    corpus.prepare("train", quiet=True, workers=workers)
-    return corpus.open("train")
-
-
-def seen(place):
-    """How often each document has been encoded so far; forgets it."""
-    counts = {}
-    for path in (place / "seen").glob("?.*"):
-        lines = path.read_text().splitlines()
-        counts[path.name[0]] = counts.get(path.name[0], 0) + len(lines)
-        path.unlink()
-    return counts
-
-
-def finished_shards(place, name="store"):
-    return sorted(path.parent.name for path in (place / name / "train").glob("*/shard.json"))
-
-
-def same(a, b):
-    return files_of(a) == files_of(b)
-
-
-def files_of(folder):
-    paths = [path for path in folder.rglob("*") if path.is_file()]
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
-
-
-def is_prepared(place):
-    return (place / "store" / "train" / "manifest.json").exists()
+def made(place, name="store", source=TextFiles, workers=1, vocabulary=None):
+    """A prepared corpus of the ten files."""
+    text = source(str(place / "text"))
+    made = Corpus(str(place / name), text, vocabulary or Observed(place / "seen"))
+    made.prepare("train", quiet=True, workers=workers)
+    return made
 
 
 # One store, whoever writes it
 
 
 def test_workers_write_the_store_of_one_process_and_know_nothing_of_its_modules(place):
-    one = prepare(place, "one")
-    assert one.num_documents == 10 and one.manifest["unknown"] == 10
-    assert set(seen(place).values()) == {1}
-    two = prepare(place, "two", workers=2)  # the observed complains where it finds JAX
-    assert same(one.folder, two.folder)
+    one = made(place, "one")
+    assert one.open("train").num_documents == one.open("train").manifest["unknown"] == 10
+    assert seen(place) == list("0123456789")
+    two = made(place, "two", workers=2)  # the observed complains where it finds JAX
+    assert files_of(one) == files_of(two)
     encoders = {path.name.split(".")[1] for path in (place / "seen").glob("?.*")}
     assert encoders and str(os.getpid()) not in encoders
-    assert seen(place) == {str(number): 1 for number in range(10)}
+    assert seen(place) == list("0123456789")
 
 
 def test_a_small_corpus_is_not_worth_a_worker(place, monkeypatch):
     monkeypatch.setattr(shards, "SHARD_BYTES", 10_000)
-    prepare(place, workers=8)
+    made(place, workers=8)
     assert {path.name.split(".")[1] for path in (place / "seen").glob("?.*")} == {str(os.getpid())}
 
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_stream_gives_the_same_store_as_the_list(place, workers):
     source = TextFiles(str(place / "text"))
-    store = prepare(place, vocabulary=ByteVocabulary())
+    store = made(place, vocabulary=ByteVocabulary())
     write_store(
-        place / "streamed",
+        place / "streamed" / "train",
         source.documents("train"),
         ByteVocabulary(),
         source.description("train"),
         quiet=True,
         workers=workers,
     )
-    assert same(store.folder, place / "streamed")
+    assert files_of(store) == files_of(corpus(place, "streamed"))
 
 
 def test_a_script_without_a_guard_and_with_its_own_source_runs_once(place):
@@ -129,7 +93,7 @@ def test_a_script_without_a_guard_and_with_its_own_source_runs_once(place):
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
     assert (done.returncode, done.stdout) == (0, "once\n"), done.stderr
-    assert same(place / "own" / "train", place / "ready" / "train")
+    assert files_of(corpus(place, "own")) == files_of(corpus(place, "ready"))
 
 
 # Kills
@@ -139,15 +103,15 @@ def test_a_killed_worker_ends_in_a_sentence_and_the_next_run_continues(place):
     write(place, 6, b"kill")
     (place / "seen" / "armed").touch()
     with pytest.raises(ChildProcessError, match="store/train was killed"):
-        prepare(place, workers=2)
-    finished = finished_shards(place)
-    assert finished and not is_prepared(place)
+        made(place, workers=2)
+    before = finished(corpus(place))
+    assert before and not corpus(place).exists("train")
     seen(place)
     (place / "seen" / "armed").unlink()
-    store = prepare(place, workers=2)
+    store = made(place, workers=2)
     again = seen(place)
-    assert set(again) >= {"6", "7"} and len(again) == 10 - 2 * len(finished)
-    assert same(store.folder, prepare(place, "whole").folder)
+    assert set(again) >= {"6", "7"} and len(again) == 10 - 2 * len(before)
+    assert files_of(store) == files_of(made(place, "whole"))
 
 
 @pytest.mark.parametrize("step", ["_lengths", "replace_json", "_remove_others"])
@@ -159,12 +123,12 @@ def test_after_a_kill_at_the_end_nothing_is_encoded_again(place, monkeypatch, st
 
         patch.setattr(store_writer, step, killed)
         with pytest.raises(KeyboardInterrupt):
-            prepare(place)
-    assert len(finished_shards(place)) == 5 and len(seen(place)) == 10
-    store = prepare(place)
-    assert seen(place) == {}
+            made(place)
+    assert len(finished(corpus(place))) == 5 and len(seen(place)) == 10
+    store = made(place)
+    assert seen(place) == []
     if step != "_remove_others":
-        assert same(store.folder, prepare(place, "whole").folder)
+        assert files_of(store) == files_of(made(place, "whole"))
 
 
 def test_sigkill_at_random_moments_leaves_the_same_bytes():
@@ -177,7 +141,7 @@ def test_sigkill_at_random_moments_leaves_the_same_bytes():
     assert "files compared: equal byte for byte" in done.stdout
 
 
-def half_done(place, monkeypatch, **options):
+def half_done(place, monkeypatch):
     """Leaves the first three shards of a preparation that was interrupted."""
     make = shards.ShardMaker.make
 
@@ -189,21 +153,21 @@ def half_done(place, monkeypatch, **options):
     with monkeypatch.context() as patch:
         patch.setattr(shards.ShardMaker, "make", make_three)
         with pytest.raises(KeyboardInterrupt):
-            prepare(place, **options)
-    assert len(finished_shards(place)) == 3 and sorted(seen(place)) == list("012345")
+            made(place)
+    assert len(finished(corpus(place))) == 3 and seen(place) == list("012345")
 
 
 def test_finished_shards_are_used_whatever_the_number_of_workers(place, monkeypatch):
     half_done(place, monkeypatch)
-    prepare(place, workers=2)
-    assert sorted(seen(place)) == list("6789")
+    made(place, workers=2)
+    assert seen(place) == list("6789")
 
 
 def test_of_a_changed_file_only_the_shard_is_made_again(place, monkeypatch):
     half_done(place, monkeypatch)
     write(place, 2, b"another text")
-    store = prepare(place)
-    assert sorted(seen(place)) == list("236789")
+    store = made(place).open("train")
+    assert seen(place) == list("236789")
     assert bytes(store.tokens(2).tolist()).startswith(b"another")
 
 
@@ -219,9 +183,9 @@ def test_of_a_changed_document_of_a_stream_only_the_shard_is_made_again(place):
 
     with pytest.raises(KeyboardInterrupt):
         written(b"before", ends=False)
-    assert sorted(seen(place)) == list("012345")
+    assert seen(place) == list("012345")
     written(b"after", ends=True)
-    assert sorted(seen(place)) == list("01")
+    assert seen(place) == list("01")
 
 
 @pytest.mark.parametrize("name", ["tokens.bin", "documents.jsonl", "shard.json"])
@@ -229,9 +193,9 @@ def test_a_shard_that_was_cut_short_is_made_again(place, monkeypatch, name):
     half_done(place, monkeypatch)
     path = place / "store" / "train" / "shard-00001" / name
     os.truncate(path, path.stat().st_size // 2)
-    store = prepare(place)
+    store = made(place)
     assert len(seen(place)) == 6
-    assert same(store.folder, prepare(place, "whole").folder)
+    assert files_of(store) == files_of(made(place, "whole"))
 
 
 # Sources and documents that cannot be
@@ -239,10 +203,10 @@ def test_a_shard_that_was_cut_short_is_made_again(place, monkeypatch, name):
 
 def test_a_file_that_changes_during_preparation_is_named_and_no_store_is_made(place):
     with pytest.raises(ValueError, match=r"/0\.txt changed"):
-        prepare(place, source=Touching)
-    assert not is_prepared(place)
+        made(place, source=Touching)
+    assert not corpus(place).exists("train")
     (place / "text" / "5.txt").unlink()
-    prepare(place, source=Touching)
+    made(place, source=Touching)
 
 
 @pytest.mark.parametrize("comes", [True, False])
@@ -258,25 +222,25 @@ def test_a_file_that_comes_or_goes_during_preparation_is_named(place, monkeypatc
 
     monkeypatch.setattr(shards.ListedDocuments, "check_unchanged", changed)
     with pytest.raises(ValueError, match=r"11\.txt came or went" if comes else r"3\.txt changed"):
-        prepare(place)
-    assert not is_prepared(place)
+        made(place)
+    assert not corpus(place).exists("train")
 
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_an_id_beyond_the_vocabulary_is_named_with_its_file(place, workers):
     write(place, 8, b"big")
     with pytest.raises(ValueError, match=r"'8' has token id 300.*/8\.txt"):
-        prepare(place, workers=workers)
-    assert not is_prepared(place)
+        made(place, workers=workers)
+    assert not corpus(place).exists("train")
 
 
 def test_pieces_and_files_read_by_parts_give_the_same_store(place, monkeypatch):
-    whole = prepare(place, "whole", vocabulary=ByteVocabulary())
+    whole = made(place, "whole", vocabulary=ByteVocabulary())
     monkeypatch.setattr(writer, "PIECE", 7)
     monkeypatch.setattr("brt.data.sources.files.WHOLE", 50)
     assert not isinstance(TextFiles("unused").read(str(place / "text" / "1.txt")).data, bytes)
-    assert same(whole.folder, prepare(place, "pieces", vocabulary=ByteVocabulary()).folder)
-    prepare(place, "observed")  # a vocabulary that needs the bytes
+    assert files_of(whole) == files_of(made(place, "pieces", vocabulary=ByteVocabulary()))
+    made(place, "observed")  # a vocabulary that needs the bytes
 
 
 def test_a_disk_that_fills_keeps_the_finished_shards_and_says_so(place, monkeypatch):
@@ -292,15 +256,15 @@ def test_a_disk_that_fills_keeps_the_finished_shards_and_says_so(place, monkeypa
     with monkeypatch.context() as patch:
         patch.setattr(writer.os, "fsync", full)
         with pytest.raises(OSError, match=r"store/train.* 2 finished shards"):
-            prepare(place)
-    assert len(finished_shards(place)) == 2
+            made(place)
+    assert len(finished(corpus(place))) == 2
     seen(place)
-    prepare(place)
-    assert sorted(seen(place)) == list("456789")
+    made(place)
+    assert seen(place) == list("456789")
 
 
 def test_a_preparation_leaves_no_thread_and_no_worker(place):
     threads = threading.active_count()
-    prepare(place, workers=2)
+    made(place, workers=2)
     assert threading.active_count() == threads
     assert not multiprocessing.active_children()
