@@ -1,4 +1,4 @@
-"""Caches: values that go in and come out, and hold what a model remembers between segments.
+"""Caches: values that go in and come out, and hold a model's memory between segments.
 
 The segment form is carried from segment to segment; segments end at block boundaries, so it holds
 whole blocks. The decoding form is carried from token to token; it also holds the block that is
@@ -39,7 +39,6 @@ class LayerCache(NamedTuple):
         return bool(with_state(self.memories))
 
     def clear_state(self, empty: "LayerCache") -> "LayerCache":
-        """Keeps the window and clears every memory in its own way."""
         return self._replace(memories=clear_state(self.memories, empty.memories))
 
 
@@ -103,7 +102,7 @@ def fill_window(
     """Returns the decoding form: the last block and the part of the next one so far.
 
     block: the block after the window, of which the first `fill_B` tokens count, 0 ... W - 1, and
-    the rest is padding. None: no token of it.
+    the rest is padding. None: no token.
     """
     rows, W = window.keys_BWHK.shape[:2]
     if block is None or fill_B is None:

@@ -1,4 +1,4 @@
-"""Checks of what a model or memory must keep to, run once per experiment."""
+"""Checks of the contract of models and memories, run once per experiment."""
 
 import re
 

@@ -230,7 +230,7 @@ def _forget_bias_one(key, shape, dtype):
 
 @configurable(denylist=["rngs"])
 class LSTM(RecurrentStack):
-    """See `RecurrentStack`."""
+    """A `RecurrentStack` of `LSTMLayer`s."""
 
     layer = LSTMLayer
 
@@ -289,6 +289,6 @@ def pooled(keep_BTU: jax.Array, add_BTU: jax.Array, first_BU: jax.Array) -> jax.
 
 @configurable(denylist=["rngs"])
 class QRNN(RecurrentStack):
-    """See `RecurrentStack`."""
+    """A `RecurrentStack` of `QRNNLayer`s."""
 
     layer = QRNNLayer

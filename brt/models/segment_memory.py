@@ -2,9 +2,9 @@
 
 brt has two kinds of memory. A *layer memory* (`brt/models/block_recurrent/memory.py`) belongs to
 one layer and changes while a segment is processed, with its blocks or its tokens. A *segment
-memory*, defined here, is constant inside a segment: the segment reads it, and its update after the
-segment is what the next segment reads. Transformer-XL has one in each layer, a Recurrent Memory
-Transformer one around its backbone, and a pretrained backbone any number. Axes as in `brt.models`.
+memory*, defined here, is constant inside a segment: the segment reads it, and it is updated after
+the segment, for the next one. Transformer-XL has one in each layer, a Recurrent Memory Transformer
+one around its backbone, and a pretrained backbone any number. Axes as in `brt.models`.
 """
 
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -16,7 +16,7 @@ from jax.typing import DTypeLike
 from brt.models.model import Metrics
 
 Segment = TypeVar("Segment", contravariant=True)
-"""What a model shows its memories of a segment that it has processed."""
+"""A processed segment, as far as a model shows it to its memories."""
 
 
 class MemoryVectors(NamedTuple):
@@ -59,7 +59,7 @@ class SegmentMemory(nnx.Module, Generic[Segment]):
         raise NotImplementedError
 
     def read(self, cache: Any, dtype: DTypeLike) -> Any:
-        """Returns what a segment reads, computed once per segment; most often `MemoryVectors`."""
+        """Returns the input of a segment from the memory, most often `MemoryVectors`."""
         raise NotImplementedError
 
     def update(self, cache: Any, segment: Segment) -> tuple[Any, Metrics]:
@@ -69,10 +69,10 @@ class SegmentMemory(nnx.Module, Generic[Segment]):
 
         Args:
             cache: before the segment.
-            segment: what the model shows of it; its type depends on the model.
+            segment: its type depends on the model.
         """
         return cache, {}
 
     def flops_per_segment(self, positions: int) -> float:
-        """Returns the operations of an update; attention to what is read belongs to the model."""
+        """Returns the operations of an update; attention to the memory belongs to the model."""
         return 0.0

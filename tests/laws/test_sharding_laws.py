@@ -118,10 +118,10 @@ def test_the_mesh_changes_no_batch_and_no_loss(store, name, mesh_shape):
     axes = dict(zip(("data", "model"), mesh_shape))
     for path, leaf in jax.tree_util.tree_leaves_with_path((state.params, state.caches)):
         key = path[-1]
-        letters = str(getattr(key, "key", getattr(key, "name", ""))).rsplit("_", 1)[1]
-        if len(letters) < 2 and letters != "B":
+        names = str(getattr(key, "key", getattr(key, "name", ""))).rsplit("_", 1)[1]
+        if len(names) < 2 and names != "B":
             continue
-        parts = np.prod([axes[axis] for axis in spec(letters) if axis])
+        parts = np.prod([axes[axis] for axis in spec(names) if axis])
         shard = leaf.sharding.shard_shape(leaf.shape)
         assert np.prod(shard) * parts == leaf.size, (path, leaf.shape, shard)
 

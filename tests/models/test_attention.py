@@ -53,19 +53,19 @@ def plain(q, k, v, scale_H, table_HQJ=None, keep_HQJ=None):
     return found
 
 
-@pytest.mark.parametrize("letters", ["HQK,HJK->HQJ", "HQJ,HJK->HQK", "HQK,HQJ->HKJ"])
+@pytest.mark.parametrize("equation", ["HQK,HJK->HQJ", "HQJ,HJK->HQK", "HQK,HQJ->HKJ"])
 @pytest.mark.parametrize("leading", [((3, 2), (3, 1)), ((3, 1), (3, 2)), ((3, 2), (1, 2))], ids=str)
-def test_products_of_bfloat16_are_exact_where_a_factor_is_repeated(letters, leading):
+def test_products_of_bfloat16_are_exact_where_a_factor_is_repeated(equation, leading):
     sizes = {"H": 2, "Q": 4, "J": 6, "K": 8}
     rng = np.random.default_rng(0)
     factors = [
         jnp.asarray(rng.integers(-9, 10, (*lead, *map(sizes.get, part))), jnp.bfloat16)
-        for lead, part in zip(leading, letters.partition("->")[0].split(","))
+        for lead, part in zip(leading, equation.partition("->")[0].split(","))
     ]
-    spread = "..." + letters.replace(",", ",...").replace("->", "->...")
+    spread = "..." + equation.replace(",", ",...").replace("->", "->...")
     expected = np.einsum(spread, *(np.asarray(x, np.float64) for x in factors))
     for multiplied in (product, jax.jit(product, static_argnums=0)):
-        found = multiplied(letters, *factors)
+        found = multiplied(equation, *factors)
         assert found.dtype == jnp.float32 and np.array_equal(found, expected)
 
 
@@ -86,14 +86,14 @@ def test_gradients_are_those_of_finite_differences():
             jax.grad(lambda inputs: jnp.sum(weights * attend(*inputs, keep_HQJ)))
         )(inputs)
         for n, x in enumerate(inputs):
-            for place in np.ndindex(x.shape):
+            for position in np.ndindex(x.shape):
                 ends = []
                 for step in (1e-5, -1e-5):
                     moved = [np.array(y) for y in inputs]
-                    moved[n][place] += step
+                    moved[n][position] += step
                     ends.append(float(loss(moved)))
                 slope = (ends[0] - ends[1]) / 2e-5
-                np.testing.assert_allclose(gradients[n][place], slope, rtol=1e-5, atol=1e-8)
+                np.testing.assert_allclose(gradients[n][position], slope, rtol=1e-5, atol=1e-8)
 
 
 LEADING = [  # axes of the queries, of keys and values, of the table
@@ -192,7 +192,7 @@ def test_every_model_has_the_losses_and_gradients_of_the_plain_form(name, monkey
             return jax.lax.scan(segment, caches, (tokens, keys))[1].sum()
 
         def values():
-            # Another function each time: it is traced anew.
+            # Another function each time: it is traced again.
             return quick_jit(lambda params: jax.value_and_grad(total)(params))(params)
 
         found = values()

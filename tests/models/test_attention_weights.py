@@ -1,4 +1,4 @@
-"""Models whose attention can be drawn: what keys stand for, against what they hold."""
+"""Models whose attention can be drawn: the tokens of keys, against their contents."""
 
 import functools
 
@@ -110,8 +110,8 @@ def test_a_key_of_the_cache_changes_with_the_token_it_stands_for_and_with_no_oth
     is_token = np.array([token is not None for token in layout.cache_tokens])
     for back in range(1, 3 * T + 1):
         other = tokens.copy()
-        segment, place = divmod((SEGMENTS - 1) * T - back, T)
-        other[segment, :, place] = (other[segment, :, place] + 1) % V
+        segment, position = divmod((SEGMENTS - 1) * T - back, T)
+        other[segment, :, position] = (other[segment, :, position] + 1) % V
         changed = np.abs(keys(other) - before).max(axis=(0, 1, 2)) > 1e-9
         expected = [token == -back for token in layout.cache_tokens]
         np.testing.assert_array_equal(changed & is_token, expected)

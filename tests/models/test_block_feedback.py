@@ -145,7 +145,7 @@ def test_the_bias_tables_are_made_once_outside_the_loop(monkeypatch):
 
 
 def test_all_blocks_drop_the_same_entries_as_without_feedback():
-    """Equal tokens, attention that adds nothing: the masks of the network's output remain."""
+    """Equal tokens, attention that adds nothing: the masks of the MLP's output remain."""
     model = random_model("feedback_fixed_skip", dropout=0.5, num_layers=1, recurrent_layers=(0,))
     (layer,) = model.layers
     layer.output_CD[...] = jnp.zeros_like(layer.output_CD[...])

@@ -66,7 +66,7 @@ def test_a_segment_is_whole_blocks(length):
         abstract("slide").stack(x_BTD, ())
 
 
-def test_monitors_are_named_by_their_layer():
+def test_metrics_are_named_by_their_layer():
     for name, layers in (("slide", ()), ("rec_two_layers", (0, 2))):
         model = random_model(name)
         inputs = jnp.ones((B, W, D)), model.init_caches(B)
@@ -87,7 +87,7 @@ def test_monitors_are_named_by_their_layer():
         ("lstm", {}),
     ],
 )
-def test_the_gradient_that_reaches_each_memory_is_monitored(name, expected):
+def test_the_gradient_that_reaches_each_memory_is_reported(name, expected):
     rng = np.random.default_rng(4)
     grads = jax.tree.map(
         lambda x: jnp.asarray(rng.normal(size=x.shape), x.dtype), parameters(abstract(name))

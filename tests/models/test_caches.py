@@ -1,4 +1,4 @@
-"""What a layer remembers: empty, reset, cleared, and while a block is being filled."""
+"""Caches of a layer: empty, reset, cleared, and while a block is being filled."""
 
 from typing import NamedTuple
 

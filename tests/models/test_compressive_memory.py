@@ -100,7 +100,7 @@ def test_it_reaches_its_compressed_inputs_too():
     plain = with_memory(HiddenMemory, 6)
     assert model.windows_reach() == plain.windows_reach()
     oldest = P - 1
-    for _ in range(3):  # by hand: the segment's start, six inputs, five times two before them
+    for _ in range(3):  # the segment's start, six inputs, five times two before them
         oldest = oldest // P * P - 6 - 10
     assert model.receptive_field() == P - 1 - oldest
 

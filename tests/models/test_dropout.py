@@ -84,7 +84,7 @@ def test_the_output_of_the_network_is_dropped_before_its_residual():
     module.feed_forward.output_FD[...] = jnp.ones((F, D))
     x_BTD = activations()
     found, whole = (run(module, x_BTD, key=key)[0] - x_BTD for key in (KEY, None))
-    positive = np.asarray(whole) > 1e-3  # the network's ReLUs may all be shut
+    positive = np.asarray(whole) > 1e-3  # the MLP's ReLUs may all be shut
     assert positive.mean() > 0.7
     ratio = np.where(positive, np.asarray(found) / np.where(positive, whole, 1), np.nan)
     assert set(np.round(ratio[positive], 2)) == {0.0, 2.0}

@@ -1,4 +1,4 @@
-"""The external memory: what is kept, what is found, how far it reaches, what is refused."""
+"""The external memory: the ring, the search, the reach and refused settings."""
 
 import functools
 
@@ -126,7 +126,7 @@ def test_nothing_is_found_in_the_first_block_and_an_empty_slot_that_is_taken_cou
     scale_H = jnp.ones(H)
     found = memory.search_memory(ring(1, 16), LayerTokens(None, q, k, v, scale_H))
     assert not found[:, :WINDOW].any() and np.abs(found[:, WINDOW:]).min() > 0
-    # One filled slot beside one empty one: weights exp(q.k) and exp(0), values v and 0.
+    # One filled slot next to an empty one: weights exp(q.k) and exp(0), values v and 0.
     lone = memory_of(window=1, size=2, neighbours=2, search="exact")
     cache = lone.write(ring(1, 2), k[:, :1], v[:, :1])
     token = LayerTokens(None, q[:, :1], k[:, :1], v[:, :1], scale_H)
@@ -183,7 +183,7 @@ def test_a_memory_that_is_not_mixed_in_is_a_plain_layer_without_position_bias():
 
 @pytest.mark.parametrize("layers", [(1,), (0, 2)])
 def test_a_token_is_influenced_from_as_far_as_the_memory_reaches_and_no_further(layers):
-    """No derivative says so: what is stored carries none. Each row changes another token."""
+    """Stored keys carry no derivative, so each batch element changes another token."""
     with jax.enable_x64(True):
         model = random_model("memorizing_dense", dtype="float64", memorizing_layers=layers)
         reach, length = model.receptive_field(), 12 * WINDOW

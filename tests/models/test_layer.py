@@ -67,7 +67,7 @@ def test_matrices_begin_with_variance_one_over_their_input():
 # What its tokens see
 
 
-def network(layer, x_TD):
+def mlp(layer, x_TD):
     p = weights(layer)
     h_TF = paper.rms_norm(x_TD, p["feed_forward_norm"]) @ p["feed_forward"]["hidden_DF"]
     return x_TD + np.maximum(h_TF, 0) @ p["feed_forward"]["output_FD"]
@@ -78,7 +78,7 @@ def test_the_first_token_of_a_document_attends_to_nothing():
     layer, x_BTD = random_layer(), draw(B, 2 * W, D)
     y_BTD, _, metrics = read(layer, x_BTD)
     for b in range(B):
-        alone_TD = network(layer, np.asarray(x_BTD[b], np.float64))
+        alone_TD = mlp(layer, np.asarray(x_BTD[b], np.float64))
         np.testing.assert_allclose(y_BTD[b, 0], alone_TD[0], rtol=1e-4, atol=1e-4)
         assert (np.abs(y_BTD[b, 1:] - alone_TD[1:]).max(axis=-1) > 1e-2).all()
     assert metrics == {}
@@ -127,7 +127,7 @@ def test_without_the_states_half_of_its_projection_a_recurrent_layer_is_a_plain_
     assert metrics["state_share"] == 0
 
 
-def test_monitors_say_how_large_states_are_and_how_much_was_kept():
+def test_metrics_report_the_size_of_states_and_the_share_kept():
     layer, x_BTD = random_layer(recurrent=(0,), gate="fixed", arrangement="skip"), draw(B, W, D)
     layer.cell.attention_gate.keep_bias_D[...] = jnp.full(D, np.log(4.0))
     _, cache, metrics = read(layer, x_BTD)
@@ -140,7 +140,7 @@ def test_monitors_say_how_large_states_are_and_how_much_was_kept():
 
 def test_the_states_share_compares_what_the_two_halves_add():
     layer, x_BTD = random_layer(recurrent=(0,)), draw(1, W, D)
-    # With no network and one half at a time, what is added is what that half gives.
+    # With no MLP and one half at a time, what is added is what that half gives.
     layer.feed_forward.output_FD[...] = jnp.zeros((F, D))
     whole_CD, added = layer.output_CD[...], []
     _, _, metrics = read(layer, x_BTD)
@@ -211,7 +211,7 @@ def test_a_name_that_is_taken_in_its_layer_is_refused(names, taken):
         Layer(OneKey(), Sizes(D, H, K, F), W, memories=memories)
 
 
-def test_monitors_of_one_name_are_told_apart_by_their_memories():
+def test_metrics_of_one_name_get_the_names_of_their_memories():
     class Reporting(Still):
         def update(self, cache, k_BWHK, v_BWHK, weights):
             return cache, {"kept": jnp.ones(())}
@@ -227,7 +227,7 @@ def test_monitors_of_one_name_are_told_apart_by_their_memories():
 
 
 @pytest.mark.parametrize("place", ["read", "update"])
-def test_a_monitor_that_is_no_scalar_is_refused(place):
+def test_a_metric_that_is_no_scalar_is_refused(place):
     class Reporting(Still):
         def update(self, cache, k_BWHK, v_BWHK, weights):
             return cache, {"spread": jnp.ones(H)} if place == "update" else {}
@@ -269,4 +269,4 @@ def test_sequential_tokens_query_the_states_after_their_own_attention():
             x_WD
             + paper.full_attention(q_WHK, *read_states, p["cross_scale_H"]) @ (p["output_CD"][A:])
         )
-        np.testing.assert_allclose(y_BTD[b], network(layer, x_WD), rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(y_BTD[b], mlp(layer, x_WD), rtol=1e-4, atol=1e-4)

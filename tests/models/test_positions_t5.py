@@ -48,7 +48,7 @@ def plain_table(bias, scale_H, W):
     expected = np.full((len(table_HR), W, 2 * W), HIDDEN, np.float32)
     scale_H = np.asarray(scale_H)
     for h, i, j in np.ndindex(expected.shape):
-        distance = (W + i) - j  # query i stands at W + i among the 2W
+        distance = (W + i) - j  # query i is at W + i among the 2W
         if 1 <= distance <= W:
             expected[h, i, j] = table_HR[h, buckets[distance]] * scale_H[h]
     return expected
@@ -62,7 +62,7 @@ def test_the_table_of_a_block_is_the_bias_of_the_W_tokens_before_each_and_hides_
     found = quick_jit(lambda scale_H: bias.window_table(scale_H, window))(scale_H)
     np.testing.assert_array_equal(found, plain_table(bias, scale_H, window))
     assert ((np.asarray(found) != HIDDEN).sum(axis=-1) == window).all()
-    # What a token sees while decoding is the row of its place in the block.
+    # While decoding a token sees the row of its position in the block.
     fill_B = np.arange(window, dtype=np.int32)
     tokens = quick_jit(lambda fill_B: bias.token_table(scale_H, window, fill_B))(fill_B)
     assert tokens.shape == (window, heads, 1, 2 * window)

@@ -1,4 +1,4 @@
-"""The horizontal direction: what a cell holds, reads and leaves behind."""
+"""The recurrent cell: its states, its steps and their order."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""The Recurrent Memory Transformer: who sees whom, what is carried, and what it equals."""
+"""The Recurrent Memory Transformer: masks, the carried memory, and equal models."""
 
 import functools
 
@@ -121,9 +121,9 @@ def test_memory_tokens_see_the_cache_only_if_they_may_and_nobody_its_empty_place
     filled_BM = np.array([[0, 0, 0], [0, 1, 1]], bool)
     seen = visible_positions(segment_mask(1, 2), is_memory, filled_BM, read_from_cache)
     for row, filled in enumerate(filled_BM):
-        for place, memory in enumerate(is_memory):
+        for position, memory in enumerate(is_memory):
             expected = filled & (not memory or read_from_cache)
-            np.testing.assert_array_equal(seen[row, place, :3], expected)
+            np.testing.assert_array_equal(seen[row, position, :3], expected)
         np.testing.assert_array_equal(seen[row, :, 3:], segment_mask(1, 2))
 
 
@@ -192,7 +192,7 @@ def test_memory_at_the_start_alone_carries_nothing_of_the_tokens():
 @pytest.mark.parametrize("name", ["rmt", "cache"])
 def test_cuts_elsewhere_change_nothing_before_the_first_and_every_logit_after_it(name):
     # Memory moves at the ends of segments only, so law L1 holds up to the first cut. Behind it a
-    # token reads the memory of what came before in place of its tokens: exactly a segment that
+    # token reads the memory of what came before in position of its tokens: exactly a segment that
     # begins with what the model left at the cut.
     document = tokens()[:2].swapaxes(0, 1).reshape(1, B, 2 * T)
     begins = np.ones((1, B), bool)
@@ -252,12 +252,12 @@ def test_operations_are_counted_as_the_mask_has_them(name):
     M, S = found.body.memory_length, found.num_memory
     X = T + (2 * S if found.memory_at_end else S)
     mask = np.asarray(segment_mask(S, T, found.memory_at_end))
-    place = np.arange(X)
-    is_memory = (place < S) | (place >= S + T)
+    position = np.arange(X)
+    is_memory = (position < S) | (position >= S + T)
     filled_BM = np.ones((1, M), bool)
     full = visible_positions(mask, is_memory, filled_BM, found.read_memory_from_cache)
     A, D, F, layers = 8, 12, 10, 2
-    per_position = 2 * (4 * D * A + 2 * D * F)  # queries, keys, values, output; the network
+    per_position = 2 * (4 * D * A + 2 * D * F)  # queries, keys, values, output; the MLP
     of_cache = 2 * 2 * D * A * M  # its keys and values
     pairs = 3 * 2 * A * int(np.asarray(full).sum())  # by content, by position, of values
     expected = 2 * V * D + layers * (X * per_position + of_cache + pairs) / T

@@ -108,10 +108,10 @@ def test_the_sinusoid_of_distance_0_is_zeros_and_ones_and_far_ones_share_one():
     np.testing.assert_array_equal(sinusoid(jnp.array([0]), 6)[0], [0, 0, 0, 1, 1, 1])
     found = sinusoid(jnp.arange(-3, 9), 6, clamp=4, dtype="float64")
     np.testing.assert_array_equal(found[7:], np.broadcast_to(found[7], (5, 6)))
-    for place, distance in enumerate(range(-3, 5)):
+    for position, distance in enumerate(range(-3, 5)):
         angles = distance / 10000.0 ** (np.array([0, 2, 4]) / 6)
         expected = np.concatenate([np.sin(angles), np.cos(angles)])
-        np.testing.assert_allclose(found[place], expected, rtol=0, atol=1e-12)
+        np.testing.assert_allclose(found[position], expected, rtol=0, atol=1e-12)
 
 
 def test_gradients_of_the_shift_come_back_to_where_the_scores_were_read():

@@ -133,13 +133,13 @@ def test_without_same_length_a_cut_changes_how_many_keys_are_seen_and_by_how_muc
         # Up to the cut, and on while memory and segment reach back to the start: the same.
         same = slice(0, length if cut <= M else cut)
         np.testing.assert_allclose(parts[:, same], whole[:, same], rtol=0, atol=1e-9)
-        # Behind a cut the query at place t sees M + t keys and itself, not all before it.
+        # Behind a cut the query at position t sees M + t keys and itself, not all before it.
         if cut > M:
             assert np.abs(parts[:, cut:] - whole[:, cut:]).max(axis=(0, 2)).min() > 1e-6
             x_BTD, caches = model.embed(ids), model.init_caches(ROWS)
             visible = model.visible(caches, length)
-            place = np.arange(length)
-            forgotten = (place[:, None] >= cut) & (place < cut - M)
+            position = np.arange(length)
+            forgotten = (position[:, None] >= cut) & (position < cut - M)
             visible &= ~np.concatenate([np.zeros((length, M), bool), forgotten], axis=1)
             contents = model.contents(caches)
             x_BTD, _ = quick_jit(lambda *given: model.forward(*given))(x_BTD, contents, visible)
@@ -156,7 +156,7 @@ def test_absolute_places_count_from_the_end_of_a_segment_so_cuts_move_them(setti
     assert np.abs(parts - whole)[:, :SEGMENT].max() > 1e-3
     if settings["encoding"] == "absolute":
         return
-    # Farther than its table a place changes nothing: there a longer segment reads the same.
+    # Farther than its table a position changes nothing: there a longer segment reads the same.
     np.testing.assert_array_equal(
         model.layers[0].add_position_vectors(jnp.zeros((1, 5, 12)), jnp.arange(6, 1, -1))[0, 0],
         model.layers[0].places_RD[0],

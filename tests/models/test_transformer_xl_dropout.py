@@ -1,7 +1,7 @@
-"""Transformer-XL drops at the places its released code drops at: one test a place.
+"""Dropout of Transformer-XL is where the released code has it: one test per position.
 
 In each test the model is cut down until a single mask can be read off what comes out: what an entry
-is worth with the mask is 0 or, at a rate of a half, twice what it is worth without. The places are
+with the mask is 0 or, at a rate of a half, twice the entry without. The positions are
 independent of one another, so each is looked at with the others in force.
 """
 
@@ -38,12 +38,12 @@ def put(module, **values):
         leaf[...] = jnp.broadcast_to(jnp.asarray(value, leaf[...].dtype), leaf[...].shape)
 
 
-def silence(model, attention=True, network=True):
-    """Takes away what attention, or the network, adds to the residual."""
+def silence(model, attention=True, mlp=True):
+    """Takes away what attention, or the mlp, adds to the residual."""
     for layer in model.layers:
         if attention:
             put(layer, output_AD=0.0)
-        if network:
+        if mlp:
             put(layer.feed_forward, output_FD=0.0, output_bias_D=0.0)
     return model
 
@@ -113,9 +113,9 @@ def test_what_attention_adds_is_dropped(variational):
 BIAS = 3.0
 
 
-def network(variational):
-    """What the first layer's network adds, H units beside D - F constants, and those H units."""
-    made = silence(model(dropout=0.5, variational_dropout=variational), network=False)
+def mlp(variational):
+    """What the first layer's mlp adds, H units beside D - F constants, and those H units."""
+    made = silence(model(dropout=0.5, variational_dropout=variational), mlp=False)
     for layer in made.layers:
         put(layer.feed_forward, output_FD=jnp.eye(F, D), output_bias_D=BIAS)
     _, _, (first_BTD, second_BTD), *_ = read(made)
@@ -127,15 +127,15 @@ def network(variational):
 
 @VARIATIONAL
 def test_what_the_network_adds_is_dropped(variational):
-    added_BTD, _ = network(variational)
+    added_BTD, _ = mlp(variational)
     check(mask(added_BTD[..., F:], BIAS), variational)
 
 
 @VARIATIONAL
 def test_hidden_units_are_dropped(variational):
-    added_BTD, h_BTF = network(variational)
+    added_BTD, h_BTF = mlp(variational)
     added_BTF = added_BTD[..., :F]
-    shown_BTF = added_BTF != 0  # where the network's output was not dropped as a whole
+    shown_BTF = added_BTF != 0  # where the mlp's output was not dropped as a whole
     units_BTF = np.where(shown_BTF, added_BTF / 2 - BIAS, 0.0)
     check(mask(units_BTF, np.where(shown_BTF, h_BTF, 0.0)), variational)
 
@@ -199,5 +199,5 @@ def test_these_are_all_places_and_none_drops_without_a_key():
         masks(jax.make_jaxpr(lambda x, key=key: made.stack(x, caches, key))(x_BTD).jaxpr)
         for key in (KEY, None)
     ]
-    # Embeddings, distances, the last output; weights, attention, hidden units, network a layer.
+    # Embeddings, distances, the last output; weights, attention, hidden units, mlp a layer.
     assert drawn == [3 + 4 * LAYERS, 0]

@@ -18,9 +18,9 @@ RULES = ("linear", "delta")
 
 
 class AssociativeCache(NamedTuple):
-    """What the keys of earlier blocks map to, float32 or wider. Empty: zeros.
+    """Matrices that map keys of earlier blocks to values, at least float32. Empty: zeros.
 
-    matrix_BHKK: (B, H, K, K), sum of products of a key's features and what is stored for it.
+    matrix_BHKK: (B, H, K, K), sum of products of a key's features and its stored value.
     sum_BHK: (B, H, K), sum of the features.
     """
 
@@ -37,7 +37,7 @@ def features(x: jax.Array) -> jax.Array:
 
 
 def retrieved(cache: AssociativeCache, features_BTHK: jax.Array) -> jax.Array:
-    """Returns the mean of what is stored, weighted by the products of features, (B, T, H, K)."""
+    """Returns the mean of the stored values, weighted by the products of features, (B, T, H, K)."""
     stored_BTHK = jnp.einsum("BTHK,BHKV->BTHV", features_BTHK, cache.matrix_BHKK)
     weights_BTH = jnp.einsum("BTHK,BHK->BTH", features_BTHK, cache.sum_BHK)
     return stored_BTHK / jnp.maximum(weights_BTH, 1e-6)[..., None]

@@ -82,7 +82,7 @@ class ExternalMemory(LayerMemory):
         if size < window or size % window:
             raise ValueError(
                 f"ExternalMemory.size = {size} must be a multiple of "
-                f"BlockRecurrentTransformer.window = {window}: the memory takes in whole blocks."
+                f"BlockRecurrentTransformer.window = {window}: whole blocks are written."
             )
         if search != "dense" and neighbours > size:
             raise ValueError(
@@ -250,7 +250,7 @@ class ExternalMemory(LayerMemory):
         empty_BJ = jnp.pad(slots >= written_B[:, None], ((0, 0), (0, num_keys - M)))
         if blocks == 1:
             return None, empty_BJ
-        before_G1 = jnp.arange(blocks)[:, None] * self.window  # tokens taken in since
+        before_G1 = jnp.arange(blocks)[:, None] * self.window  # tokens written since
         age_BM = (slots - written_B[:, None]) % M
         in_ring_BGM = age_BM[:, None] >= before_G1
         in_segment_GT = (tokens < before_G1) & (tokens >= before_G1 - M)
@@ -258,7 +258,6 @@ class ExternalMemory(LayerMemory):
         return jnp.concatenate([in_ring_BGM, in_segment_BGT], axis=2), empty_BJ
 
     def _best(self, scores_BHTJ):
-        """Returns the indices of the picked keys, (B, H, T, P)."""
         k = self.neighbours
         if self.search == "exact":
             return jax.lax.top_k(scores_BHTJ, k)[1]
@@ -273,8 +272,6 @@ class ExternalMemory(LayerMemory):
 
 
 def _taken(x_BJHK, picks_BTPH):
-    """Returns each head's keys or values at its own indices, (B, T, P, H, K)."""
-
     def of_head(x_JK, picks_TP):
         return x_JK.at[picks_TP].get(mode="promise_in_bounds")
 

@@ -60,10 +60,10 @@ class BlockPairs(NamedTuple):
 class MemoryResult(NamedTuple):
     """The results of a memory for a segment.
 
-    attended_BTHK: (B, T, H, K), the result of attention with what the memory adds to it.
+    attended_BTHK: (B, T, H, K), the result of attention and of the memory.
     cache: after the segment.
     states: those that the tokens of each block attend to, from before the block; None without.
-    metrics: scalars. Reports draw `memory_share`, the memory's part of what is read.
+    metrics: scalars. Reports draw `memory_share`, the memory's part of the result.
     """
 
     attended_BTHK: jax.Array
@@ -81,7 +81,7 @@ def joined_states(states: Iterable[BlockStates | None]) -> BlockStates | None:
 
 
 class LayerMemory(nnx.Module):
-    """A memory of what the window of a layer no longer holds: the base of all.
+    """A memory of tokens that have left the window of a layer: the base of all.
 
     A memory is built as `memory(rngs, sizes, window)`, with the `Sizes` and W of its layer, and
     holds parameters only. Its cache is a named tuple of arrays, batch first, whose names end in
@@ -119,7 +119,7 @@ class LayerMemory(nnx.Module):
     def read(
         self, cache: Any, tokens: LayerTokens, attended_BTHK: jax.Array, weights: Any
     ) -> tuple[jax.Array, Metrics]:
-        """Returns the result of attention with what the memory adds to it, and metrics.
+        """Returns the result of attention and of the memory, and metrics.
 
         Args:
             cache: from before the block; while decoding, the decoding form.
@@ -151,7 +151,7 @@ class LayerMemory(nnx.Module):
         states: BlockStates | None = None,
         remat: bool = False,
     ) -> MemoryResult:
-        """Runs over the blocks of a segment: each reads what the blocks before it left.
+        """Runs over the blocks of a segment: each reads the cache that the block before it left.
 
         The default is a scan of `states`, `read` and `update`. A memory that can treat all blocks
         at once, or moves inside blocks, overrides it.

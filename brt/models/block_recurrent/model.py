@@ -199,7 +199,6 @@ class BlockRecurrentTransformer(Body):
         return within + sum(layer.reach() for layer in self.layers)
 
     def gradient_metrics(self, grads: dict) -> Metrics:
-        """Returns the norm of the gradient of each memory's parameters."""
         return {
             f"layer{i}/{name}_grad_norm": optax.tree.norm(grads["layers"][i][name])
             for i, layer in enumerate(self.layers)
@@ -265,7 +264,6 @@ def _pairs(memories):
 
 
 def _indices(name, layers, num_layers) -> set[int]:
-    """Returns indices of layers, counted from 0."""
     layers = (layers,) if isinstance(layers, int) else tuple(layers)  # (9) for (9,)
     for index in layers:
         if not -num_layers <= index < num_layers:

@@ -138,7 +138,6 @@ def _text(path):
 
 
 def _copies(params):
-    """Returns names that hold nothing of their own: ties, and the sinusoid's frequencies."""
     copies = {"pos_emb.inv_freq"}
     for name, value in params.items():
         for there, here in (("out_layers", "emb_layers"), ("out_projs", "emb_projs")):
@@ -157,7 +156,6 @@ def _transposed(x):
 
 
 def _third(number, of=3):
-    """Returns what takes a part of a fused projection, [out, in], as [in, out]."""
     return lambda x: np.split(x, of)[number].T
 
 

@@ -63,7 +63,7 @@ def weighted_values(
 
 
 def _summed_as(parts_HQJ, v_HJK):
-    """Returns the sums over keys of what is multiplied with the values, in the values' type.
+    """Returns the sums over keys of the factors of the values, in the values' type.
 
     In a narrower type than the scores' it is a product with ones, as many columns of them as a
     matrix unit has: for a TPU half the cost of a sum along the last axis.
@@ -143,7 +143,6 @@ def _scores(scaled_HQK, k_HJK, bias_HQJ):
 
 
 def _scaled(q_HQK, scale_H):
-    """The scale multiplies queries: its gradient is a sum over them, not over all scores."""
     if scale_H is None:
         return q_HQK
     return (at_least_float32(q_HQK) * jnp.abs(scale_H)[:, None, None]).astype(q_HQK.dtype)
@@ -199,7 +198,6 @@ def summed_to(x: jax.Array, like: jax.Array) -> jax.Array:
 
 
 def _sum_of_parts(x):
-    """Returns the sum over the first axis, its halves added again and again."""
     while len(x) > 1:
         half = len(x) // 2
         rest = x[2 * half :]

@@ -69,7 +69,6 @@ def chunked_losses(
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
 def _parts(x_BTD, table_MYD, targets_BT, divisor, number):
-    """Returns log-sum-exp, target's logit (or 0) and highest logit of each part, (B, T, M)."""
     return _forward(x_BTD, table_MYD, targets_BT, divisor, number)[0]
 
 
@@ -136,7 +135,6 @@ def _entries(table_MYD):
 
 
 def _in_chunks(function, carry, inputs, number):
-    """Scans a function over chunks of the tokens of trees of (B, T, ...)."""
     T = jax.tree.leaves(inputs)[0].shape[1]
     if number == 1:
         return function(carry, inputs)

@@ -66,7 +66,6 @@ def _scan(step, layers, x, inputs, indices):
 
 
 def _kind(layer, layer_input):
-    """Returns what two layers must share to be scanned together."""
     graph, state = nnx.split(layer)
     leaves, tree = jax.tree.flatten((nnx.to_pure_dict(state), layer_input))
     return graph, tree, tuple((leaf.shape, leaf.dtype) for leaf in leaves)

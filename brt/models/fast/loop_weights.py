@@ -13,7 +13,7 @@ TPU v4, instead of 0.61 M and 0.53 M (docs/benchmarks/tpu_compiler.md).
     carry, ys = scan(step, weights, carry, xs)
 
 `jax.lax.scan` sums the gradients of bfloat16 weights over its iterations in bfloat16. Here the
-uncast array goes along, unread, and its gradient is what is summed. For weights that `product`
+uncast array is an unused input, and its gradient is summed. For weights that `product`
 multiplies, nothing is summed in the loop at all: both factors are kept, and one product after the
 backward loop is the gradient.
 """
@@ -170,7 +170,6 @@ class _Multiplied:
 
 
 def _tapped(weights, changes):
-    """Returns the tree of weights to be multiplied, and a dictionary that records the products."""
     leaves, tree = jax.tree.flatten(weights, is_leaf=_is_pair)
     products: dict[int, _Multiplied] = {}
     tapped = [_Multiplied(leaf, changes, products, i) for i, leaf in enumerate(leaves)]
@@ -178,7 +177,6 @@ def _tapped(weights, changes):
 
 
 def _untapped(weights):
-    """Returns weights of a loop around this one as plain entries, summed in that loop."""
     return weights.weights if isinstance(weights, _Multiplied) else weights
 
 
@@ -188,7 +186,6 @@ def _is_pair(node):
 
 @jax.custom_jvp
 def _changed(y, change):
-    """Returns y + change, where change is known to be zero."""
     return y
 
 

@@ -1,4 +1,4 @@
-"""Norms that keep one vector for the backward pass, which is written by hand.
+"""Norms that keep one vector for the backward pass, which is written out.
 
 Plain counterparts: `plain_rms_normed` and `plain_unit_heads` of `brt.models.layers.norms`
 (tests/models/test_norms.py). Written for the memory of an accelerator, where

@@ -28,7 +28,7 @@ def attend(
         keep_HQJ: multiplies the weights (dropout), (H, Q, J). No gradient reaches it.
 
     Returns:
-        (..., Q, H, K) in the values' type; scores and softmax are float32 or wider.
+        (..., Q, H, K) in the values' type; scores and softmax are at least float32.
 
     Source: Block-Recurrent, section 3.2 (normalised queries and keys, learned scale).
     """

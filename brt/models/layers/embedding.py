@@ -19,7 +19,7 @@ def embedded(
 
 
 def tied_logits(x_BTD: jax.Array, embedding_VD: jax.Array, divisor: float) -> jax.Array:
-    """Maps (..., D) outputs to (..., V) logits by the embedding matrix, float32 or wider."""
+    """Maps (..., D) outputs to (..., V) logits by the embedding matrix, at least float32."""
     x_BTD = constrain(x_BTD, "BTD") if x_BTD.ndim == 3 else x_BTD
     logits_BTV = jnp.einsum(
         "...D,VD->...V",

@@ -246,7 +246,6 @@ class Melodi(LanguageModel):
         return self.logits(self.final_norm(x_B1D)[:, 0]), after
 
     def _after_window(self, caches):
-        """Runs the summary tokens of a full window through all layers; returns the segment form."""
         W, after = self.window, []
         summary_BUD = self._summary(len(caches[0].fill_B))
         for layer, old in zip(self.layers, caches, strict=True):
@@ -288,7 +287,6 @@ class Melodi(LanguageModel):
 
 
 def _memory_keys(layer, cache):
-    """Returns keys and values of a layer's short-term memory, and of its long-term one or None."""
     short = layer.keys_values(layer.attention_norm(cache.short_BSD))
     if cache.long_BMD is None:
         return short, None

@@ -35,7 +35,7 @@ EPSILON = 1e-5
 
 
 class AssociationCache(NamedTuple):
-    """What the memory tokens of earlier segments wrote, float32 or wider. Empty: zeros.
+    """Matrices that memory tokens of earlier segments wrote, at least float32. Empty: zeros.
 
     matrix_BLD: (B, L, D), sum of products of a key's features and a value.
     sum_BL: (B, L), sum of the features of new keys.
@@ -114,7 +114,6 @@ class Association(nnx.Module):
 
 
 def _stored(cache, f_BTL):
-    """Returns what the matrix holds for features, (B, T, D), and z . f, (B, T)."""
     known_BT = jnp.einsum("BTL,BL->BT", f_BTL, cache.sum_BL)
     y_BTD = jnp.einsum("BTL,BLD->BTD", f_BTL, cache.matrix_BLD)
     return y_BTD / (known_BT + EPSILON)[..., None], known_BT

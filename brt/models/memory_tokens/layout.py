@@ -1,7 +1,7 @@
 """Memory tokens around the segments of a backbone.
 
 A segment of a Recurrent Memory Transformer is [read; tokens; write], X = S + T + S positions: the
-same S memory vectors stand at both ends. The outputs of the write positions are the memory of the
+same S memory vectors are at both ends. The outputs of the write positions are the memory of the
 next segment. Without write positions (the Memory Transformer) X = S + T, and the outputs of the
 read positions are the memory. Axes as in `brt.models`.
 """
@@ -24,7 +24,7 @@ class MemoryLayout(NamedTuple):
 
     num_memory: S. period: T, tokens of a segment.
     memory_at_end: whether there are write positions.
-    read_from_cache: whether memory tokens see what the backbone remembers of earlier segments,
+    read_from_cache: whether memory tokens see the backbone's caches of earlier segments,
         where the backbone supports both.
     after: tokens of a segment that stand before the read positions.
     """

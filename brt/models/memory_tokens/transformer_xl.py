@@ -119,7 +119,6 @@ class TransformerXLMemoryTokens(MemoryTokens):
         return visible_positions(mask_QX, is_memory_Q, filled_BM, self.layout.read_from_cache)
 
     def _memory_outputs(self, caches, memory_BSD, before=None):
-        """Returns outputs and inputs of memory tokens that see themselves and `before`, inputs."""
         S = X = self.layout.num_memory
         contents = self.body.contents(caches)
         if before is not None:

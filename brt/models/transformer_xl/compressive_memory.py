@@ -39,7 +39,6 @@ class CompressiveCache(NamedTuple):
     count_B: jax.Array
 
     def clear_state(self, empty: "CompressiveCache") -> "CompressiveCache":
-        """Returns the cache without compressed vectors; the last inputs are a window."""
         return empty._replace(x_BMD=self.x_BMD, count_B=self.count_B)
 
 

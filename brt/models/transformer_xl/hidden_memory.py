@@ -1,4 +1,4 @@
-"""What a Transformer-XL remembers: the last inputs of each layer.
+"""The memory of Transformer-XL: the last inputs of each layer.
 
 They are kept and not keys and values, because their keys depend on the distance to the query. Axes
 as in `brt.models`; M: remembered vectors, P: positions of a segment, J: M + P.
@@ -35,7 +35,6 @@ class HiddenCache(NamedTuple):
         return False
 
     def clear_state(self, empty: "HiddenCache") -> "HiddenCache":
-        """Returns the cache as it is: a long window."""
         return self
 
 

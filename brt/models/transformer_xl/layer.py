@@ -308,7 +308,6 @@ class TransformerXLLayer(nnx.Module):
         return self._project_and_feed(x_B1D, y_BHK[:, None])[:, 0]
 
     def _distance_scores(self, q_BHK, v_HK, distances, dtype):
-        """Returns the terms (b) and (d) of each distance, (B, H, C), or None."""
         if self.encoding == "relative":
             q_BHD = self._through(q_BHK, v_HK, self.positions_DA)
             return jnp.einsum(
@@ -321,7 +320,6 @@ class TransformerXLLayer(nnx.Module):
         return p_BHC + positions.bias_CH.T
 
     def _through(self, q_BHK, bias_HK, matrix_DA):
-        """Returns the product of queries, a bias added, and a matrix of keys, (B, H, D)."""
         if bias_HK is not None:
             q_BHK = q_BHK + bias_HK.astype(q_BHK.dtype)
         return jnp.einsum("BHK,DHK->BHD", q_BHK, self._by_head(matrix_DA, q_BHK.dtype))

@@ -58,7 +58,7 @@ class TransformerXL(TransformerXLStack):
         remat: "none", or "layer" to recompute each layer in the backward pass.
         memory: builds the memory of a layer's inputs, a `HiddenMemory`.
         special_tokens: further entries of the vocabulary, which no text contains.
-        published_artefacts: reproduces what the released code does beyond its paper.
+        published_artefacts: reproduces artefacts of the released code.
 
     Source: Transformer-XL, section 3, and the released PyTorch code.
     """
@@ -180,7 +180,6 @@ class TransformerXL(TransformerXLStack):
         return self._distance(memory.reach for memory in self.memories)
 
     def _distance(self, before):
-        """Returns the distance through all layers, of `before` tokens before a segment each."""
         P = self.period
         oldest = P - 1  # the last of a segment sees farthest
         for tokens in before:
@@ -190,7 +189,6 @@ class TransformerXL(TransformerXLStack):
         return P - 1 - oldest
 
     def gradient_metrics(self, grads: dict) -> dict[str, jax.Array]:
-        """Returns the norm of the gradient of each memory that has parameters."""
         return {
             f"layer{i}/{self.memories[i].name}_grad_norm": optax.tree.norm(gradient)
             for i, gradient in grads.get("memories", {}).items()

@@ -1,4 +1,4 @@
-"""The transcription against the recordings, and against what the paper says of itself."""
+"""The transcription against the recordings, and the paper's statements."""
 
 from dataclasses import replace
 from itertools import product
