@@ -282,8 +282,8 @@ WINDOW = _of(
             "window = WindowCache(*(jnp.roll(x, 1, axis=1)[:, -W:] for x in tokens[1:3]))",
         ),
         "decoding_keeps_no_block": (
-            "jnp.concatenate([x_BJHK[:, W:], jnp.zeros_like(x_BJHK[:, W:])], axis=1)",
-            "jnp.zeros_like(x_BJHK)",
+            "fill_window(full)",
+            "fill_window(jax.tree.map(jnp.zeros_like, full))",
             "brt/models/caches.py",
         ),
         "decoding_off_by_one": (
@@ -292,8 +292,8 @@ WINDOW = _of(
             "brt/models/caches.py",
         ),
         "decoding_keeps_padding": (
-            "current_BWHK = jnp.where(read_BW[..., None, None], current_BWHK, 0)",
-            "current_BWHK = current_BWHK + 0",
+            "jnp.where(counts_BWHK, current_BWHK, 0)",
+            "current_BWHK",
             "brt/models/caches.py",
         ),
     },
