@@ -1,10 +1,10 @@
-"""Turns the corpus of a config into token stores, or looks into one.
+"""Makes token stores of the corpus of a config, or shows one.
 
 python -m brt.prepare --gin_file=configs/quickstart.gin --splits=train,validation,test
 python -m brt.prepare --inspect=stores/quickstart/train --document=0
 
 With --train_vocabulary it makes the file of `Corpus.vocabulary` instead, and with
---describe_vocabulary it says what the vocabulary makes of a sample of the first split. With
+--describe_vocabulary it measures the vocabulary on a sample of the first split. With
 --runner the work is done on Apache Beam, whose own options stand after `--`:
 
 python -m brt.prepare --gin_file=... --runner=DataflowRunner --shard_bytes=268435456 -- \

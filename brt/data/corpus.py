@@ -11,7 +11,7 @@ from brt.data.sources.base import Source, check_source
 from brt.data.splits import check_split
 from brt.data.stores import store_cache
 from brt.data.stores.layout import vocabulary_entry
-from brt.data.stores.shards import ListedDocuments, ShardRunner, StreamedDocuments
+from brt.data.stores.shards import ShardRunner, documents_of
 from brt.data.stores.store_writer import write_store
 from brt.data.stores.token_store import TokenStore
 from brt.data.vocabularies.base import Vocabulary
@@ -94,16 +94,9 @@ class Corpus:
             with store_cache.one_at_a_time(store_cache.lock_of(store)):
                 if not self.exists(split):
                     logging.info("preparing %s with %s", store, vocabulary)
-                    documents = (
-                        ListedDocuments(self.source, split)
-                        if self.source.listed
-                        else StreamedDocuments(
-                            self.source.documents(split), self.source.count(split)
-                        )
-                    )
                     write_store(
                         store,
-                        documents,
+                        documents_of(self.source, split),
                         self.vocabulary,
                         self.source.description(split),
                         quiet=quiet,

@@ -19,7 +19,7 @@ from brt.data.stores.token_store import TokenStore
 class Mixture:
     """Corpora mixed by weight; used like a `Corpus`.
 
-    Training reads them by `MixtureStream`; evaluation reads every document of all of them.
+    Training reads them by `MixtureStream`; evaluation reads every document.
 
     Args:
         corpora: with the same vocabulary.

@@ -32,12 +32,12 @@ SPLITS = ("test", "validation", "train")
 
 
 class SampleTask(Source):
-    """Divides samples into splits and makes documents of them.
+    """The documents of one sample each, divided into splits.
 
     Args:
         symbols: of the vocabulary, one character each, by id.
         special_ids, vocabulary_name: of the vocabulary.
-        tokens: of a sample, without padding; loss weights are 1 on the `scored` last of them.
+        tokens: of a sample, without padding; the last `scored` have loss weight 1.
         counts: samples of the splits train, validation and test.
         padded_length: tokens that a model reads of a sample; None for `tokens` - 1.
         settings: that determine the samples, for the manifest.

@@ -87,7 +87,7 @@ class FileSource(Source):
 
 
 def check_source(source: Any, binding: str) -> None:
-    """Refuses what is no `Source`; `binding` names it in the message."""
+    """Refuses values other than a `Source`; `binding` is for the message."""
     if not isinstance(source, Source):
         raise ValueError(
             f"{binding} = {source!r} is no source: bind it to one, with its brackets, such as "

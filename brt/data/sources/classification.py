@@ -232,16 +232,10 @@ def article_text(element: xml.Element) -> str:
     """Returns the text of an article: one line per paragraph, white space as one space."""
     pieces = [element.text or ""]
     for part in element:
-        paragraph = "".join(part.itertext())
-        pieces += ["\n", paragraph, "\n"] if part.tag == "p" else [paragraph]
-        pieces.append(part.tail or "")
-    lines = [""]
-    for piece in pieces:
-        if piece == "\n":
-            lines.append("")
-        else:
-            lines[-1] += piece
-    return "\n".join(text for line in lines if (text := " ".join(line.split())))
+        boundary = "\0" * (part.tag == "p")  # NUL does not occur in XML
+        pieces += [boundary, *part.itertext(), boundary, part.tail or ""]
+    lines = (" ".join(line.split()) for line in "".join(pieces).split("\0"))
+    return "\n".join(filter(None, lines))
 
 
 def _xml_file(folder: str, kind: str) -> str:

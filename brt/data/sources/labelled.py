@@ -153,7 +153,7 @@ def token_span(characters: np.ndarray, start: int, stop: int) -> tuple[int, int]
 
 
 def records(path: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields place (for messages) and content of each JSON object: one per line, or in a list."""
+    """Yields location (for messages) and content of JSON objects: one per line, or a list."""
     with open_regular(path) as file:
         first = file.read(64).lstrip()[:1]
         file.seek(0)

@@ -1,4 +1,4 @@
-"""The files of a token store, and what its manifest says of them.
+"""The files of a token store, and the fields of its manifest.
 
     manifest.json                source, vocabulary, counts, sha256 of the files; written last
     offsets.npy                  int64 (documents + 1,), where each document begins

@@ -145,6 +145,13 @@ class StreamedDocuments:
         """Refuses nothing: a stream cannot be read again."""
 
 
+def documents_of(source: Source, split: str) -> ListedDocuments | StreamedDocuments:
+    """Returns the documents of a split, listed if the source can."""
+    if source.listed:
+        return ListedDocuments(source, split)
+    return StreamedDocuments(source.documents(split), source.count(split))
+
+
 def _streamed(document: Document) -> _Item:
     size = len(document.data) + 8 * np.size(document.tokens if document.tokens is not None else [])
     identity = [document.title, document_digest(document).hex()]

@@ -59,7 +59,7 @@ def verify(store: TokenStore, quiet: bool = False) -> None:
 
 
 def check_hashes(folder: Path, hashes: Mapping[str, str], advice: str, quiet: bool = False) -> None:
-    """Compares files with their sha256 (hex); `advice` says what to do with a damaged file."""
+    """Compares files with their sha256 (hex); `advice` is for messages."""
     size = sum(os.path.getsize(folder / name) for name in hashes)
     progress = Progress(f"verifying {folder}, MB", size // 10**6, quiet=quiet or size < SHOWN_FROM)
     done = 0

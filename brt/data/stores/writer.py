@@ -207,11 +207,16 @@ def write_json(folder: AnyPath, name: str, content: Any) -> None:
 
 
 def replace_json(folder: AnyPath, name: str, content: Any) -> None:
-    """Writes or replaces a JSON file atomically."""
+    """Writes or replaces an indented JSON file atomically."""
+    replace_file(folder, name, json.dumps(content, indent=2).encode() + b"\n")
+
+
+def replace_file(folder: AnyPath, name: str, data: bytes) -> None:
+    """Writes or replaces a file atomically."""
     if isinstance(folder, RemotePath):
-        write_json(folder, name, content)
+        write_file(folder, name, data)
     else:
-        write_json(folder, f"{name}.new", content)
+        write_file(folder, f"{name}.new", data)
         os.replace(folder / f"{name}.new", folder / name)
 
 

@@ -37,7 +37,7 @@ def check_ids(
 
 
 def check_store(store: TokenStore | MixedStore) -> None:
-    """Refuses a store with an id outside its vocabulary; reads all of it."""
+    """Reads a whole store, and refuses an id outside its vocabulary."""
     for part in store.stores if isinstance(store, MixedStore) else [store]:
         vocabulary = part.manifest["vocabulary"]
         for start in range(0, part.num_tokens, PIECE):

@@ -195,7 +195,7 @@ def _find(schedules: list[_Schedule], last: _Stretch | None, number: int) -> _St
 
 
 def _more_than(schedules: list[_Schedule], time: float, number: int) -> bool:
-    # Whole epochs first: they settle most cases and need no order.
+    # Whole epochs first: they decide most cases and need no order.
     least = sum(schedule.epoch_at(time) * schedule.segments for schedule in schedules)
     if least > number:
         return True

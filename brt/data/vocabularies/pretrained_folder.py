@@ -61,8 +61,8 @@ SETTINGS = Fields(
 class HubTokenizer(abc.ABC):
     """The tokenizer of a folder; attributes as of `Vocabulary`.
 
-    `may_be_cut` says whether `pretrained.parts` of a text may be encoded one by one; `digest` is
-    the sha256, in hex, of what determines the ids of a text.
+    may_be_cut: whether `pretrained.parts` of a text may be encoded one by one.
+    digest: sha256, in hex, of what determines the ids of a text.
     """
 
     size: int

@@ -1,6 +1,6 @@
 """Measures a vocabulary on a text: sizes, ratios, and what survives a round trip."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from brt.data.sources.base import Document
@@ -81,16 +81,22 @@ def report(vocabulary: Vocabulary, text: bytes) -> Report:
 def sample_text(documents: Iterable[Document], size: int = 2**22) -> bytes:
     """Returns the first `size` bytes of documents, up to the end of a line."""
     sample = b""
-    for document in documents:
-        if document.tokens is not None:
-            raise ValueError(
-                f"Document {document.title!r} comes as token ids, and there is no text to measure "
-                "its vocabulary on: bind Corpus.source to a source of text."
-            )
+    for document in text_documents(documents):
         sample += document.data[:]
         if len(sample) >= size:
             return sample[: sample.rfind(b"\n", 0, size) + 1] or sample
     return sample
+
+
+def text_documents(documents: Iterable[Document]) -> Iterator[Document]:
+    """Yields documents of text, and refuses one of token ids."""
+    for document in documents:
+        if document.tokens is not None:
+            raise ValueError(
+                f"Document {document.title!r} comes as token ids, and a vocabulary is of text: "
+                "bind Corpus.source to a source of text."
+            )
+        yield document
 
 
 def lost_white_space(vocabulary: Vocabulary, words: list[str]) -> list[str]:

@@ -8,6 +8,7 @@ import io
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import gin
@@ -17,8 +18,10 @@ from brt import config
 from brt.checks import Count, Name, Seed, configurable
 from brt.data.corpus import Corpus
 from brt.data.sources.base import Document, Source
+from brt.data.stores.writer import replace_file
 from brt.data.vocabularies.base import SentencePieceVocabulary, Vocabulary, utf8_text
 from brt.data.vocabularies.characters import CharacterVocabulary, count_symbols, symbol_list
+from brt.data.vocabularies.report import text_documents
 from brt.data.vocabularies.subwords import SUFFIX, SubwordVocabulary, encoder_class
 from brt.data.vocabularies.words import WordVocabulary, count_words, word_list
 from brt.progress import reported, say
@@ -239,18 +242,10 @@ def train_vocabulary(
             f"{path} exists, and stores may have been made with it: delete it, or bind "
             "Corpus.vocabulary to another file."
         )
-    os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+    file = Path(path)
+    file.parent.mkdir(parents=True, exist_ok=True)
     data = training.make(vocabulary, _documents(source, training.splits, path, quiet))
-    partial = path + ".partial"
-    try:
-        with open(partial, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    finally:
-        if os.path.exists(partial):
-            os.remove(partial)
+    replace_file(file.parent, file.name, data)
     return path
 
 
@@ -298,10 +293,4 @@ def _documents(source: Source, splits: Iterable[str], path: str, quiet: bool) ->
         documents = source.documents(split)
         if not quiet:
             documents = reported(documents, f"{path}, {split}", source.count(split))
-        for document in documents:
-            if document.tokens is not None:
-                raise ValueError(
-                    f"Document {document.title!r} comes as token ids, and a vocabulary is made "
-                    "from text: bind Corpus.source to a source of text."
-                )
-            yield document
+        yield from text_documents(documents)
