@@ -142,8 +142,7 @@ class TextFiles(FileSource):
         if any(os.path.basename(p) in ("dataset_info.json", "dataset_dict.json") for p in paths):
             raise NotPlainText(
                 f"{folder} was written by `save_to_disk` of datasets, and TextFiles reads plain "
-                "text: write the text of each row to a text file of its own, or write a source of "
-                "your own (docs/data.md)."
+                "text: read it with @Text() or @SavedDataset()."
             )
         suffixes = collections.Counter(filter(None, (os.path.splitext(p)[1] for p in paths)))
         if not suffixes:

@@ -10,7 +10,7 @@ LINE = 2**24
 """First bytes in which JSON lines are looked for."""
 
 UNPACK = "unpack it first, with `{}`"
-ROWS = "write the text of each row to a text file of its own"
+ROWS = "read its rows with @Text(), or @{}()"
 EXTRACT = "extract its text first"
 MAGIC = {
     b"\x1f\x8b": ("a gzip file", UNPACK.format("gunzip")),
@@ -19,9 +19,9 @@ MAGIC = {
     b"BZh91AY&SY": ("a bzip2 file", UNPACK.format("bunzip2")),
     b"PK\x03\x04": ("a zip file (as .docx and .epub are)", EXTRACT),
     b"%PDF-": ("a PDF file", EXTRACT),
-    b"PAR1": ("a Parquet table", ROWS),
-    b"ARROW1\0\0": ("an Arrow table", ROWS),
-    b"\xff\xff\xff\xff": ("an Arrow stream, as `save_to_disk` of datasets writes it", ROWS),
+    b"PAR1": ("a Parquet table", ROWS.format("Parquet")),
+    b"ARROW1\0\0": ("an Arrow table", ROWS.format("SavedDataset")),
+    b"\xff\xff\xff\xff": ("an Arrow stream", ROWS.format("SavedDataset")),
     b"\xff\xfe\0\0": ("UTF-32 text", "convert it with `iconv -f UTF-32 -t UTF-8`"),
     b"\xff\xfe": ("UTF-16 text", "convert it with `iconv -f UTF-16 -t UTF-8`"),
     b"\xfe\xff": ("UTF-16 text", "convert it with `iconv -f UTF-16 -t UTF-8`"),
@@ -54,10 +54,8 @@ def _other_format(data: bytes | FileBytes, path: str) -> tuple[str, str] | None:
         at = f"NUL at byte {head.index(0)}"
         return f"binary data ({at})", "leave it out, or convert it to UTF-8 text"
     if _is_json_lines(data, path):
-        return "JSON lines", (
-            "write the text of each record to a text file of its own, or read texts with a label "
-            "by @LabelledTexts()"
-        )
+        labelled = " (@LabelledTexts() if they have a label)"
+        return "JSON lines", ROWS.format("JsonLines") + labelled
     return None
 
 

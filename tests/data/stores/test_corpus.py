@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import threading
 import time
 
 import numpy as np
@@ -194,35 +193,6 @@ def test_a_source_may_bring_its_vocabulary(tmp_path):
         assert np.array_equal(store.weights(d), document.weights)
     with pytest.raises(ValueError, match=r"Lines yields text .* bind Corpus\.vocabulary"):
         Corpus(str(tmp_path), Lines())
-
-
-def test_a_second_process_waits_and_uses_the_first_ones_store(tmp_path):
-    reading, go_on = threading.Event(), threading.Event()
-
-    class Slow(Lines):
-        def documents(self, split):
-            reading.set()
-            assert go_on.wait(30)
-            yield from super().documents(split)
-
-    first, second = Slow(b"first"), Lines(b"second")
-    threads = [
-        threading.Thread(
-            target=Corpus(str(tmp_path), source, ByteVocabulary()).prepare, args=("train", True)
-        )
-        for source in [first, second]
-    ]
-    threads[0].start()
-    assert reading.wait(30)
-    threads[1].start()
-    threads[1].join(0.2)
-    assert threads[1].is_alive() and second.reads == 0
-    go_on.set()
-    for thread in threads:
-        thread.join(30)
-    assert (first.reads, second.reads) == (1, 0)
-    corpus = Corpus(str(tmp_path), Lines(), ByteVocabulary())
-    assert bytes(corpus.open("train").tokens(0).tolist()) == b"first"
 
 
 def test_processes_that_prepare_at_once_leave_one_good_store(tmp_path):

@@ -111,8 +111,7 @@ def test_a_killed_job_leaves_no_store_and_goes_on(place, remote):
     assert files_of(one) == files_of(job) and not is_left(job)
 
 
-@PLACES
-def test_the_pool_of_this_machine_goes_on_from_a_job_and_a_job_from_the_pool(place, remote):
+def test_the_pool_of_this_machine_continues_from_a_job(place):
     job = corpus(place, "job")
     with pytest.raises(KeyboardInterrupt):
         prepare(job, Threads(1, spoil=lambda data: finished(job)[2:] and interrupt()), 150)

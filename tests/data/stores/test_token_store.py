@@ -12,7 +12,7 @@ from stores import RAGGED, SAMPLES, Ids, W, flatten, make_store
 from brt import progress
 from brt.data.sources.base import Document
 from brt.data.stores import shards, writer
-from brt.data.stores.joined_array import JoinedArray, rows_of
+from brt.data.stores.joined_array import JoinedArray
 from brt.data.stores.own_folders import MARK, claim
 from brt.data.stores.store_writer import write_store
 from brt.data.stores.token_store import TokenStore
@@ -255,14 +255,6 @@ def test_files_are_opened_when_they_are_read_and_not_all_at_once(monkeypatch):
     for outside in (50, slice(None, None, 2)):
         with pytest.raises(IndexError):
             joined[outside]
-
-
-def test_rows_of_many_files_are_those_of_one():
-    flat = np.arange(60)
-    parts = np.split(flat, [12, 18])
-    joined = JoinedArray([len(part) for part in parts], flat.dtype, parts.__getitem__)
-    for rows_B in (np.array([3, 0, 9]), np.array([], int)):
-        assert np.array_equal(rows_of(joined, 6, rows_B), rows_of(flat, 6, rows_B))
 
 
 # Writing that fails
