@@ -1,4 +1,4 @@
-"""Times training steps of several configs side by side, and the input alone.
+"""Times training steps of several configs side by side, and other parts alone.
 
     python -m brt.benchmark --configs=FIRST.gin,SECOND.gin
 
@@ -25,7 +25,6 @@ them alike; what counts is the ratio to the baseline, the first config unless na
 """
 
 import json
-from collections.abc import Sequence
 from typing import Any
 
 from absl import flags
@@ -74,22 +73,11 @@ def configured(file: str) -> Configuration:
     return Configuration([file], FLAGS.gin_bindings, FLAGS.gin_search_paths, FLAGS.allow_imports)
 
 
-def check_baseline(files: Sequence[str], baseline: str | None) -> None:
-    """Refuses a baseline that is none of the configs."""
-    names = [steps.stem(file) for file in files]
-    if baseline and baseline not in names:
-        raise ValueError(f"--baseline = {baseline}: choose one of {', '.join(names)}.")
-
-
-def write_json(content: dict[str, Any]) -> None:
-    """Writes the figures to the file of --json, if one is named."""
+def main() -> None:
+    content = measure()
     if FLAGS.json:
         with open(FLAGS.json, "w", encoding="utf-8") as file:
             json.dump(content, file)
-
-
-def main() -> None:
-    write_json(measure())
 
 
 def measure() -> dict[str, Any]:
@@ -118,7 +106,9 @@ def measure() -> dict[str, Any]:
         budget = memory_budget.parse_bytes(FLAGS.memory_budget)
         longest = memory_budget.show(configurations, budget, FLAGS.same_length_bindings)
         return {"budget": budget, "longest": longest}
-    check_baseline(files, FLAGS.baseline)
+    names = [steps.stem(file) for file in files]
+    if FLAGS.baseline and FLAGS.baseline not in names:
+        raise ValueError(f"--baseline = {FLAGS.baseline}: choose one of {', '.join(names)}.")
     if FLAGS.topology:
         return slices.show(configurations, FLAGS.topology, FLAGS.baseline)
     return steps.compare(configurations, FLAGS.rounds, FLAGS.baseline)

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from brt.benchmarks.tables import Column, aligned
 from brt.experiment import Configuration
 from brt.progress import Progress
 
@@ -41,6 +42,14 @@ class Speed(NamedTuple):
     ratio: float
 
 
+COLUMNS = (
+    Column("memory_seconds", "memory, ms/token", "{:.4f}", 1e-3),
+    Column("vanilla_seconds", "vanilla, ms/token", "{:.2f}", 1e-3),
+    Column("ratio", "ratio", "{:,.0f}"),
+    Column("published", "paper's ratio", "{:,.0f}"),
+)
+
+
 def measure(
     build: Callable[[Sequence[str]], "Experiment"],
     lengths: Sequence[int] = LENGTHS,
@@ -58,18 +67,17 @@ def measure(
             f"--attention_lengths = {list(lengths)} and --rounds = {rounds} must be at least 1."
         )
     progress = Progress("attention lengths", len(lengths))
-    found = []
-    for number, length in enumerate(lengths):
-        times = rounds * max(lengths) // length
-        found.append(_measure(build, length, times))
-        progress.update(number + 1)
+    speeds = []
+    for length in lengths:
+        speeds.append(_measure(build, length, rounds * max(lengths) // length))
+        progress.update(len(speeds))
     progress.close()
-    return found
+    return speeds
 
 
 def _measure(build, length, rounds):
     with_memory = build([f"TransformerXL.memory_length = {length}"])
-    segment_length = _evaluated_length(with_memory)
+    segment_length = with_memory.evaluation.segment_length or with_memory.trainer.segment_length
     vanilla = [
         "TransformerXL.memory_length = 0",
         "TransformerXL.same_length = False",
@@ -91,21 +99,13 @@ def _measure(build, length, rounds):
         for again in range(SEGMENTS):
             caches = segment(filled + SEGMENTS * number + again, caches)
         seconds = now() - between
-        pairs.append((between - begun, seconds / (SEGMENTS * segment_length)))
-    slow, fast = zip(*pairs)
-    ratio = statistics.median(a / b for a, b in pairs)
-    times = statistics.median(fast), statistics.median(slow)
-    return Speed(length, segment_length, rounds, *times, ratio)
-
-
-def _evaluated_length(experiment):
-    return experiment.evaluation.segment_length or experiment.trainer.segment_length
+        pairs.append((seconds / (SEGMENTS * segment_length), between - begun))
+    ratio = statistics.median(slow / fast for fast, slow in pairs)
+    return Speed(length, segment_length, rounds, *map(statistics.median, zip(*pairs)), ratio)
 
 
 def _segment(experiment, segment_length):
-    """Returns a function that scores a segment, from caches to caches; and empty caches."""
-    params = experiment.init_params()
-    tokens = _tokens(experiment, segment_length)
+    params, tokens = experiment.init_params(), _tokens(experiment, segment_length)
 
     @jax.jit
     def score(params, tokens_BT, caches):
@@ -122,9 +122,7 @@ def _segment(experiment, segment_length):
 
 
 def _window(experiment, length):
-    """Returns a function that scores the last token of a window."""
-    params = experiment.init_params()
-    tokens = _tokens(experiment, length)
+    params, tokens = experiment.init_params(), _tokens(experiment, length)
 
     @jax.jit
     def score(params, tokens_BT):
@@ -142,30 +140,27 @@ def _tokens(experiment, length):
     )
 
 
-def table(found: list[Speed]) -> str:
+def table(speeds: list[Speed]) -> str:
     """Returns aligned lines, with the paper's ratios."""
-    titles = "attention length", "memory, ms/token", "vanilla, ms/token", "ratio", "paper's ratio"
-    lines = ["  ".join(f"{title:>18}" for title in titles)]
-    for row in found:
-        published = PUBLISHED.get(row.attention_length)
-        cells = (
-            f"{row.attention_length:,}",
-            f"{1000 * row.memory_seconds:.4f}",
-            f"{1000 * row.vanilla_seconds:.2f}",
-            f"{row.ratio:,.0f}",
-            f"{published:,}" if published else "",
+    return "\n".join(
+        aligned(
+            [
+                {"name": f"{speed.attention_length:,}", **speed._asdict()}
+                | {"published": PUBLISHED.get(speed.attention_length)}
+                for speed in speeds
+            ],
+            COLUMNS,
         )
-        lines.append("  ".join(f"{cell:>18}" for cell in cells).rstrip())
-    return "\n".join(lines)
+    )
 
 
 def show(configuration: Configuration, lengths: Sequence[int], rounds: int) -> list[dict[str, Any]]:
     """Prints and returns how much faster evaluation with a memory is."""
-    found = measure(configuration.experiment, lengths, rounds)
+    speeds = measure(configuration.experiment, lengths, rounds)
     load = os.getloadavg()[0]
     print(
         f"\n{configuration.files[0]}, one row, {jax.devices()[0].device_kind}, load {load:.1f}, "
-        f"{rounds} rounds at the longest"
+        f"{rounds} rounds at the longest; by attention length"
     )
-    print(table(found))
-    return [row._asdict() for row in found]
+    print(table(speeds))
+    return [speed._asdict() for speed in speeds]

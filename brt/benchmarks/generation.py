@@ -42,9 +42,8 @@ def measure_generation(
         stream and their `decode_ratio`; `window_seconds` to recompute a window and
         `window_to_decode`; numbers of compiled programs; `cache_bytes` and `file_bytes`.
     """
-    params = experiment.init_params()
     trainer = experiment.trainer
-    model = cast(LanguageModel, experiment.bind(params))
+    model = cast(LanguageModel, experiment.bind(experiment.init_params()))
     vocabulary = cast(Vocabulary, trainer.corpus.vocabulary)
     generator = Generator(model, vocabulary, trainer.segment_length)
     book = np.random.default_rng(0).integers(0, generator.vocabulary.size, positions[1])
@@ -134,9 +133,7 @@ def _writing(generator, files, tokens):
 
 
 def _window(generator, memory, rounds):
-    """Median seconds of recomputing one window for its last token's logits."""
-    model = generator.model
-    graph = nnx.graphdef(model)
+    model, graph = generator.model, nnx.graphdef(generator.model)
 
     @jax.jit
     def window(params, tokens_BW, caches):
@@ -166,23 +163,16 @@ def show(configuration: Configuration, positions: Sequence[int], tokens: int) ->
     found = measure_generation(experiment, positions, tokens)
     load = os.getloadavg()[0]
     print(f"\n{configuration.files[0]}, one row, {jax.devices()[0].device_kind}, load {load:.1f}")
-    first, second = (f"{position:,}" for position in positions)
-    for name, text in (
-        (
-            "reading to evaluating, tokens/s",
-            f"{found['prefill_to_evaluation']:.2f} "
-            f"({found['prefill_tokens_per_second']:,.0f} to "
-            f"{found['evaluation_tokens_per_second']:,.0f})",
-        ),
-        *(
-            (f"writing from token {position}, ms/token", f"{1000 * seconds:.2f}")
-            for position, seconds in zip((first, second), found["decode_seconds"])
-        ),
-        ("ratio of the two", f"{found['decode_ratio']:.3f}"),
-        ("the window anew for each, times slower", f"{found['window_to_decode']:.1f}"),
-        ("programs before and after", f"{found['programs_before']}, {found['programs_after']}"),
-        ("bytes of caches", "{:,} and {:,}".format(*found["cache_bytes"])),
-        ("bytes of memory files", "{:,} and {:,}".format(*found["file_bytes"])),
-    ):
-        print(f"{name:<42} {text}")
+    lines = {
+        "reading to evaluating, tokens/s": "{prefill_to_evaluation:.2f} "
+        "({prefill_tokens_per_second:,.0f} to {evaluation_tokens_per_second:,.0f})",
+        "writing a token at each position, s": "{decode_seconds[0]:.5f}, {decode_seconds[1]:.5f}",
+        "ratio of the two": "{decode_ratio:.3f}",
+        "the window anew for each, times slower": "{window_to_decode:.1f}",
+        "programs before and after": "{programs_before}, {programs_after}",
+        "bytes of caches": "{cache_bytes[0]:,} and {cache_bytes[1]:,}",
+        "bytes of memory files": "{file_bytes[0]:,} and {file_bytes[1]:,}",
+    }
+    for name, form in lines.items():
+        print(f"{name:<52} {form.format(**found)}")
     return found

@@ -37,12 +37,11 @@ class Instruction(NamedTuple):
     @property
     def op_name(self) -> str:
         """The path of named scopes and primitives; "" without one."""
-        found = _OP_NAME.search(self.attributes)
-        return found[1] if found else ""
+        match = _OP_NAME.search(self.attributes)
+        return match[1] if match else ""
 
     @property
     def operand_names(self) -> list[str]:
-        """Names of the operands."""
         return _NAME.findall(self.operands)
 
     @property

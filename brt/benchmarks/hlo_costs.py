@@ -146,22 +146,16 @@ def estimated_cycles(program: Program) -> Cycles:
     return Cycles(by_scope.total(), dict(by_scope.most_common()), costs)
 
 
-def _loop_cost(program, instruction, times, inside) -> LoopCost:
-    trips = trip_count(program, instruction)
-    cycles = inside.total()
+def _loop_cost(program, loop, times, inside) -> LoopCost:
+    trips, cycles = trip_count(program, loop), inside.total()
     by_scope: Counter[str | None] = Counter()
     for (name, _), part_cycles in inside.items():
         by_scope[name] += part_cycles
+    name = by_scope.most_common(1)[0][0] if inside else scope(loop.op_name)
     backward = sum(part_cycles for (_, is_back), part_cycles in inside.items() if is_back)
-    return LoopCost(
-        name=instruction.name,
-        scope=by_scope.most_common(1)[0][0] if inside else scope(instruction.op_name),
-        backward=is_backward(instruction.op_name) or 2 * backward > cycles,
-        trips=trips,
-        times=times,
-        body_cycles=cycles // (times * (trips or 1)),
-        cycles=cycles,
-    )
+    is_back = is_backward(loop.op_name) or 2 * backward > cycles
+    body_cycles = cycles // (times * (trips or 1))
+    return LoopCost(loop.name, name, is_back, trips, times, body_cycles, cycles)
 
 
 class Collective(NamedTuple):
@@ -194,16 +188,9 @@ def collectives(program: Program) -> list[Collective]:
         given = array_bytes(instruction.shape)
         if instruction.opcode.endswith("-start") and given > taken:
             given -= taken  # the result of a start includes the operands
-        found.append(
-            Collective(
-                kind=kind,
-                bytes=max(taken, given),
-                times=times,
-                loops=loops,
-                groups=device_groups(instruction.attributes),
-                scope=scopes.of(instruction),
-            )
-        )
+        groups = device_groups(instruction.attributes)
+        size, name = max(taken, given), scopes.of(instruction)
+        found.append(Collective(kind, size, times, loops, groups, name))
     return found
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from brt.benchmarks.tables import Column, aligned
 from brt.data.sources.base import Document
 from brt.data.stores.store_writer import write_store
 from brt.data.stores.token_store import TokenStore
@@ -71,7 +72,6 @@ def time_input(rows: int, segment_length: int, segments_per_step: int, steps: in
 
 
 def _rate(stream, batches, ledger):
-    """Tokens per second of this thread's processor time."""
     begun = time.thread_time()
     for step in range(1, batches + 1):
         batch = stream.batch(step)
@@ -89,20 +89,23 @@ def _tokens_read(kind, store, rows):
     return pairs // rows * rows if kind == "contiguous" else pairs
 
 
+COLUMNS = (
+    Column("first_batch_seconds", "first batch s", "{:.3f}"),
+    Column("tokens_per_second", "M tokens/s", "{:,.0f}", 1e6),
+    Column("tokens_per_second_with_ledger", "with ledger", "{:,.0f}", 1e6),
+    Column("padding", "padding", "{:.2%}"),
+    Column("fewest", "fewest segments", "{:,.0f}"),
+    Column("most", "most segments", "{:,.0f}"),
+)
+
+
 def show(folder: str, rows: int, segment_length: int) -> dict[str, Any]:
     """Prints and returns the figures of a store for each stream."""
     print(f"{folder}, {rows} rows of {segment_length} tokens; rates are of one core's time")
-    titles = "first batch s", "M tokens/s", "with ledger", "padding", "row segments"
-    print(" " * 10, *(f"{title:>16}" for title in titles))
     found = measure_store(folder, rows, segment_length)
-    for kind, figures in found.items():
-        least, most = figures["row_segments"]
-        cells = (
-            f"{figures['first_batch_seconds']:.3f}",
-            f"{figures['tokens_per_second'] / 1e6:,.0f}",
-            f"{figures['tokens_per_second_with_ledger'] / 1e6:,.0f}",
-            f"{figures['padding']:.2%}",
-            f"{least:,} to {most:,}",
-        )
-        print(f"{kind:<10}", *(f"{cell:>16}" for cell in cells))
+    lines = [
+        {"name": kind, **figures, **dict(zip(("fewest", "most"), figures["row_segments"]))}
+        for kind, figures in found.items()
+    ]
+    print("\n".join(aligned(lines, COLUMNS)))
     return found

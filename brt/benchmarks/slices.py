@@ -94,23 +94,21 @@ def step_figures(compiled: jax.stages.Compiled, flops: float, topology: Topology
     """Returns the figures of a compiled step; `flops` of one chip by the model's count."""
     chip = topology.chip
     plan: Any = compiled.memory_analysis()
-    costs = compiled.cost_analysis() or {}
     program = hlo.parse(compiled.as_text() or "")
     cycles = hlo_costs.estimated_cycles(program)
-    found = hlo_costs.collectives(program)
     seconds = cycles.total / chip.clock
     return {
         "hbm_bytes": compiled_bytes(compiled),
         "argument_bytes": plan.argument_size_in_bytes,
         "temporary_bytes": plan.temp_size_in_bytes,
-        "compiler_flops": costs.get("flops"),
+        "compiler_flops": (compiled.cost_analysis() or {}).get("flops"),
         "cycles": cycles.total,
         "milliseconds": 1000 * seconds,
         "share_of_peak": flops / (seconds * chip.peak_flops) if seconds else 0.0,
         "cycles_by_part": cycles.by_part,
         "cycles_by_scope": cycles.by_scope,
         "loops": [loop._asdict() for loop in cycles.loops],
-        "collectives": hlo_costs.collective_sums(found),
+        "collectives": hlo_costs.collective_sums(hlo_costs.collectives(program)),
     }
 
 
@@ -125,16 +123,6 @@ def with_ratios(rows: Sequence[dict[str, Any]], baseline: str) -> list[dict[str,
         return row["cycles"] / base["cycles"] / tokens
 
     return [{"name": row["name"], "ratio": ratio(row)} | row for row in rows]
-
-
-def head(topology: Topology) -> str:
-    """Returns a description of a slice and its chips."""
-    chip = topology.chip
-    return (
-        f"{topology.friendly} ({topology.name}): {topology.chips} chips of "
-        f"{chip.hbm_bytes / GIB:g} GiB and {chip.peak_flops / 1e12:g} TFLOP/s (bfloat16), "
-        f"{chip.clock / 1e9:g} GHz"
-    )
 
 
 def line(row: dict[str, Any], topology: Topology) -> str:
@@ -228,7 +216,12 @@ def show(
         rows.append({"name": stem(file), "system": system, "size": size} | figures)
     baseline = baseline or rows[0]["name"]
     rows = with_ratios(rows, baseline)
-    print(f"\n{head(topology)}\n{ESTIMATES} Ratio to {baseline}.")
+    chip = topology.chip
+    print(
+        f"\n{topology.friendly} ({topology.name}): {topology.chips} chips of "
+        f"{chip.hbm_bytes / GIB:g} GiB and {chip.peak_flops / 1e12:g} TFLOP/s (bfloat16), "
+        f"{chip.clock / 1e9:g} GHz\n{ESTIMATES} Ratio to {baseline}."
+    )
     print(table(rows))
     for row in rows:
         print(f"\n{details(row)}")

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from brt.benchmarks import hlo, hlo_costs
+from brt.benchmarks.tables import Column, aligned
 from brt.training.profiling import STEP_TEXT, newest_trace
 
 CONTAINERS = {"while", "conditional", "call"}
@@ -66,8 +67,7 @@ def newest_times(folder: str) -> ScopeTimes:
 def table(times: ScopeTimes, most: int = 20) -> str:
     """Returns the longest scopes as aligned lines."""
     total = sum(times.seconds.values())
-    width = max(map(len, times.seconds))
-    lines = [f"{'':<{width}}  {'seconds':>10}  {'share':>6}"]
-    for scope, seconds in list(times.seconds.items())[:most]:
-        lines.append(f"{scope:<{width}}  {seconds:>10.4f}  {seconds / total:>6.1%}")
-    return "\n".join(lines)
+    rows = [{"name": scope, "seconds": seconds, "share": seconds / total}
+            for scope, seconds in list(times.seconds.items())[:most]]  # fmt: skip
+    columns = Column("seconds", "seconds", "{:.4f}"), Column("share", "share", "{:.1%}")
+    return "\n".join(aligned(rows, columns))

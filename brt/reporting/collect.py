@@ -55,7 +55,6 @@ class Group(NamedTuple):
         return self.quantity(Quantity("", name, decimals))
 
     def quantity(self, quantity: Quantity) -> Cell:
-        """Returns the cell of a column."""
         name, decimals = quantity.scalar, quantity.decimals
         values = [value / quantity.divisor for value in self._values(name, quantity.split)]
         if not values:
@@ -92,7 +91,6 @@ class Group(NamedTuple):
         return f"{label}, {self.variant}" if self.variant else label
 
     def apart_from(self, other: "Group") -> str:
-        """Returns the bindings in which the runs differ from another group's."""
         return _apart(self.runs[0].identity(), other.runs[0].identity())
 
     @property

@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -80,7 +81,6 @@ def resolved(settings: dict) -> dict:
 
 
 def write_gin(settings: dict[str, Any]) -> str:
-    """Returns a gin text with these bindings."""
     return "".join(f"{name} = {value!r}\n" for name, value in settings.items())
 
 
@@ -89,20 +89,13 @@ def reachable(settings: dict[str, Any], name: str) -> set[str]:
 
     `Trainer.corpus = @Corpus()` adds all `Corpus.` bindings, and those they refer to.
     """
-    of_owner: dict[str, list[str]] = {}
-    for key in settings:
-        of_owner.setdefault(key.rpartition(".")[0] or key, []).append(key)
-    found = {name} & settings.keys()
-    todo = [settings.get(name)]
+    found: set[str] = set()
+    todo = [name]
     while todo:
-        value = todo.pop()
-        if isinstance(value, list | tuple):
-            todo += value
-        elif isinstance(value, dict):
-            todo += value.values()
-        elif isinstance(value, Reference):
-            for key in of_owner.pop(value.strip("@%()").rsplit(".", 1)[-1], ()):
-                if key not in found:
-                    found.add(key)
-                    todo.append(settings[key])
+        name = todo.pop()
+        if name in found or name not in settings:
+            continue
+        found.add(name)
+        references = re.findall(r"[@%](?:[\w/]*\.)*([\w/]+)", repr(settings[name]))
+        todo += [key for key in settings if (key.rpartition(".")[0] or key) in references]
     return found

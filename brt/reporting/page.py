@@ -77,7 +77,6 @@ def folded_if_long(table: Table) -> str:
 
 
 def folded(count: int, what: str, content: str) -> str:
-    """Returns content behind a line with its count."""
     return _details(f"{count:,} {what}{'s' * (count != 1)}", content)
 
 
@@ -96,7 +95,6 @@ def plots_html(plots: list[Plot]) -> str:
 
 
 def study_html(heading: str, caption: str, study: dict[str, Any]) -> str:
-    """Returns the head of a study: title, summary and caption."""
     content = f"<h3>{escape(heading)}</h3>"
     if summary := study.get("summary"):
         content += f'<p class="summary">{escape(summary)}</p>'

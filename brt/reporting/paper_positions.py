@@ -65,26 +65,22 @@ def visible_context(system: str, segment_length: int, memory: int, bptt_depth: i
 class PaperPosition(NamedTuple):
     """A run in the papers' terms; lengths in tokens.
 
-    Attributes:
-        model: name of its class, `BlockRecurrentTransformer`.
-        system: as in Table 1 of the Block-Recurrent paper, `Rec:fixed:skip`, `Slide:12L`, `XL:512`;
-            `Tr-XL`, `Baseline` (the same without recurrence), `MemTr`, `RMT`, `Tr-XL + RMT`; or the
-            name of the class.
-        corpus: as in the headings of tables, or the name of the store's folder.
-        vocabulary: family and size, `PG19 SPM 32k`.
-        size: name of the published size with the same dimensions, or None.
-        states, gate_biases: S and the initial gates; None without a recurrent layer.
-        memory, evaluation_memory: M, hidden states cached in each layer.
-        memory_tokens: m.
-        memories: classes of memories that no paper combines so.
-        bptt_depth: memories that gradients cross.
-        encoding: of positions, as in Table 5 of the Transformer-XL paper.
-        loss: "full" or "half" of the segment's positions.
-        task: `copy`, `reverse`, `retrieval` or `quadratic`; None for text.
-        task_length: symbols to copy, pairs, or the largest root.
-        segments: of a sample of the task, or of a labelled document; 1 for text.
-        overlap, evaluation_overlap: tokens that a window of a pretrained model reads again.
-        flops: of the layers of a pretrained decoder for each new token, in 10^8; None for others.
+    system: as in Table 1 of the Block-Recurrent paper, `Rec:fixed:skip`, `Slide:12L`, `XL:512`;
+        `Tr-XL`, `Baseline` (the same without recurrence), `MemTr`, `RMT`, `Tr-XL + RMT`; or the
+        name of the class.
+    corpus: as in the headings of tables, or the name of the store's folder.
+    vocabulary: family and size, `PG19 SPM 32k`.
+    size: name of the published size with the same dimensions, or None.
+    memory, evaluation_memory, memory_tokens: M, hidden states cached in each layer, and m.
+    memories: classes of memories that no paper combines so.
+    bptt_depth: memories that gradients cross.
+    encoding: of positions, as in Table 5 of the Transformer-XL paper.
+    loss: "full" or "half" of the segment's positions.
+    task: `copy`, `reverse`, `retrieval` or `quadratic`; None for text.
+    task_length: symbols to copy, pairs, or the largest root.
+    segments: of a sample of the task, or of a labelled document; 1 for text.
+    overlap, evaluation_overlap: tokens that a window of a pretrained model reads again.
+    flops: of the layers of a pretrained decoder for each new token, in 10^8; None for others.
     """
 
     model: str
@@ -198,7 +194,6 @@ def _of_model(settings) -> dict[str, Any]:
 
 
 def _is_published(settings, model):
-    """Returns whether a paper combines the model's memories."""
     cached = str(settings.get("TransformerXL.memory", "@HiddenMemory")).strip("@()")
     names = ("recurrent_layers", "memorizing_layers", "memories")
     recurrent, memorizing, further = (settings.get(f"{BLOCKS}.{name}") for name in names)
@@ -246,8 +241,6 @@ def _system(settings, layers, window, recurrent):
 
 
 def _transformer_xl(settings):
-    """Returns attributes of Transformer-XL, and of RMT around it, whose layers are the same."""
-
     def setting(name, default=None, scope=""):
         return model_setting(settings, name, model_setting(settings, name, default), scope)
 
@@ -269,7 +262,6 @@ def _transformer_xl(settings):
 
 
 def _pretrained(settings, model):
-    """Returns attributes of pretrained bodies over windows or labelled documents."""
     body = owners(settings)[-1]
     around = str(settings.get(f"{model}.memories") or "")
     parts = [word for name, word in BETWEEN_WINDOWS.items() if f"@{name}" in around]

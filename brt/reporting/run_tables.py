@@ -1,7 +1,7 @@
 """Tables of runs, of their evaluations, and of the numbers of studies."""
 
 from brt.reporting.collect import given_to
-from brt.reporting.drawing.table import Cell, Column, Table
+from brt.reporting.drawing.table import Cell, Table, plain_table
 from brt.reporting.model_settings import model_setting
 from brt.reporting.paper_positions import PaperPosition
 from brt.reporting.runs import Run
@@ -23,13 +23,10 @@ EVALUATED = (
 """Scalars of evaluations, their headings and decimals."""
 
 
-def _columns(titles):
-    return [Column("", title) for title in titles]
-
-
 def overview(runs: list[Run], positions: list[PaperPosition]) -> Table:
     """Returns a table of the runs, their sizes and steps."""
-    titles = "run", "system", "layers", "width", "window", "memory", "segment", "corpus", "seed"
+    titles = ("run", "system", "layers", "width", "window", "memory", "segment", "corpus", "seed",
+              "step", "of", "tokens read")  # fmt: skip
     rows = []
     for run, position in zip(runs, positions, strict=True):
         sizes = (model_setting(run.settings, n, "–") for n in ("num_layers", "width", "window"))
@@ -42,11 +39,9 @@ def overview(runs: list[Run], positions: list[PaperPosition]) -> Table:
         ]
         if run.stopped_early:
             counts[0] = counts[0]._replace(note=f"{run.name}: stopped early, and is done")
-        seed = run.settings.get("Trainer.seed", 0)
-        rows.append([*(Cell(str(text)) for text in (*texts, seed)), *counts])
+        rows.append([*texts, run.settings.get("Trainer.seed", 0), *counts])
     caption = "What each run folder holds. `brt.train` with the same command goes on with a run."
-    columns = _columns((*titles, "step", "of", "tokens read"))
-    return Table("overview", "What was run", caption, columns, rows)
+    return plain_table("overview", "What was run", caption, titles, rows)
 
 
 def settings_that_differ(runs: list[Run]) -> list[Table]:
@@ -58,13 +53,13 @@ def settings_that_differ(runs: list[Run]) -> list[Table]:
     for name in dict.fromkeys(name for bound in settings for name in bound):
         values = [str(bound.get(name, "–")) for bound in settings]
         if len(set(values)) > 1:
-            rows.append([Cell(name), *map(Cell, values)])
+            rows.append([name, *values])
     caption = (
         "What may explain a difference between these runs: two losses compare two architectures "
         "only where optimizer, schedule, batch, budget and vocabulary are the same."
     )
-    columns = _columns(["binding", *(run.name for run in runs)])
-    table = Table("settings", "Settings in which they differ", caption, columns, rows)
+    titles = "binding", *(run.name for run in runs)
+    table = plain_table("settings", "Settings in which they differ", caption, titles, rows)
     return [table] if rows else []
 
 
@@ -77,7 +72,7 @@ def evaluations(runs: list[Run]) -> Table:
         given, by = given_to(scalars), scalars.get("best_by")
         note = f"{run.name}, {split}: evaluated with {given}" if given else ""
         best = f"{run.name}, {split}: the best checkpoint by {by}" if by else ""
-        cells = [Cell(run.name, note=note), Cell(split), _number(scalars.get("step"), 0, best)]
+        cells = [Cell(run.name, note=note), split, _number(scalars.get("step"), 0, best)]
         for name, _, decimals in shown:
             note = scalars.get("caveat", "") if name == "bits_per_character" else ""
             cells.append(_number(scalars.get(name), decimals, note))
@@ -86,14 +81,13 @@ def evaluations(runs: list[Run]) -> Table:
         "Every document of the split once, from its start to its end. The distance between bits "
         "per token and the column beside it is what the state is worth."
     )
-    columns = _columns(["run", "split", "step", *(title for _, title, _ in shown)])
-    return Table("evaluations", "Whole splits", caption, columns, rows)
+    titles = "run", "split", "step", *(title for _, title, _ in shown)
+    return plain_table("evaluations", "Whole splits", caption, titles, rows)
 
 
 def numbers_table(name: str, numbers: dict) -> Table:
-    """Returns the numbers of a study."""
-    rows = [[Cell(key.replace("_", " ")), _number(value, 6)] for key, value in numbers.items()]
-    return Table(name, "Numbers", "", _columns(["quantity", "value"]), rows)
+    rows = [[key.replace("_", " "), _number(value, 6)] for key, value in numbers.items()]
+    return plain_table(name, "Numbers", "", ["quantity", "value"], rows)
 
 
 def rows_table(name: str, rows: list[dict]) -> Table:
@@ -106,7 +100,7 @@ def rows_table(name: str, rows: list[dict]) -> Table:
             if row.get(f"{key}_ended") is False:
                 cells[i] = cells[i]._replace(text=f"{cells[i].text} or more")
         lines.append(cells)
-    return Table(name, "Table", "", _columns(key.replace("_", " ") for key in keys), lines)
+    return plain_table(name, "Table", "", [key.replace("_", " ") for key in keys], lines)
 
 
 def _number(value, decimals, note=""):

@@ -38,22 +38,17 @@ SHARE = 0.01
 
 
 class Run:
-    """The content of a run folder.
+    """The content of a run folder; none of its code is run.
 
-    Args:
-        folder: of the run; none of its code is run.
-        allow_imports: modules outside brt that its config may import to build the model.
-
-    Attributes:
-        name: the folder's name, with as much of the path as distinguishes the runs of a report.
-        records: metrics.jsonl, oldest first; of a long run about `MOST_RECORDS` of them.
-        settings: every value in force, `BlockRecurrentTransformer.window` to 512.
-        evaluations: split to the content of evaluation_<split>.json, with "uses_state" (0 or 1).
-        studies: name to the content of studies/<name>.json.
-        recordings: folders of recordings, those with the state kept first.
-        rows: study to the run's row in the table of a study of several runs.
-        stands_for: content of stands_for.json, or empty.
-        problems: sentences about damaged or missing files.
+    name: the folder's name, with as much of the path as distinguishes the runs of a report.
+    records: metrics.jsonl, oldest first; of a long run about `MOST_RECORDS` of them.
+    settings: every value in force, `BlockRecurrentTransformer.window` to 512.
+    evaluations: split to the content of evaluation_<split>.json, with "uses_state" (0 or 1).
+    studies: name to the content of studies/<name>.json.
+    recordings: folders of recordings, those with the state kept first.
+    rows: study to the run's row in the table of a study of several runs.
+    stands_for: content of stands_for.json, or empty.
+    problems: sentences about damaged or missing files.
     """
 
     def __init__(self, folder: str | Path, allow_imports: Sequence[str] = ()):
@@ -94,7 +89,6 @@ class Run:
         self.problems += [f"{path}, {what}" for what in first.values()]
 
     def _read_all(self, pattern, read):
-        """Returns the content of files by their names without ending; damaged ones are left out."""
         found = {}
         for path in sorted(self.folder.glob(pattern)):
             try:
@@ -134,7 +128,6 @@ class Run:
 
     @property
     def paper_settings(self) -> dict:
-        """Settings with the dimensions of the published model."""
         return self.settings | self.stands_for.get("settings", {})
 
     @property
@@ -175,10 +168,7 @@ class Run:
         return [step for step, _ in pairs], [value for _, value in pairs]
 
     def study_number(self, study: str, name: str) -> Any:
-        """Returns a number of a study of this run, or in its row; or None.
-
-        `at/450` is the y at x = 450 of a study with one series.
-        """
+        """Returns a number of a study (`at/450`: y of its only series at x = 450), or None."""
         for found in self.studies.values():
             if found.get("study") != study:
                 continue
@@ -206,7 +196,6 @@ class Run:
 
 
 def _shown_name(name):
-    """Returns a file name as text; bytes that are not UTF-8 become U+FFFD."""
     return os.fsencode(name).decode("utf-8", "replace")
 
 

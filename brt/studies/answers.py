@@ -13,10 +13,16 @@ import numpy as np
 from brt.data.sources.answers import Answer, Answers
 from brt.evaluation.answers import answers_of_store
 from brt.evaluation.recorded_run import RecordedRun
-from brt.studies.study import Content, Runs, Study, content, curve
+from brt.studies.study import Content, Runs, Study, add_map, content, curve
 
 DEPTHS = 10
 """Parts of a document, by where the statement stands."""
+LABELS = {
+    "length": "length, tokens",
+    "facts": "facts",
+    "distance": "distance, tokens (from powers of two)",
+    "depth": "depth (tenths of the text)",
+}
 
 
 class Scored(NamedTuple):
@@ -61,43 +67,33 @@ class AnswerAccuracy(Study):
     def present(result: list[Scored]) -> Content:
         states = list(result[0].right)
         numbers: dict[str, float] = {"answers": len(result)}
-        series, maps, arrays = [], [], {}
         for state in states:
             numbers[f"accuracy_{state}"] = float(np.mean([s.right[state] for s in result]))
-        for name, label in (
-            ("length", "length, tokens"),
-            ("facts", "facts"),
-            ("distance", "distance, tokens (from powers of two)"),
-        ):
-            for state in states:
+        study = content(numbers, [], summary(numbers, states), arrays={}, maps=[])
+        for name, label in LABELS.items():
+            for state in states if name != "depth" else ():
                 x, y = _shares(result, state, operator.attrgetter(name))
                 if len(x) > 1:
                     labels = label, "share of answers right"
-                    series.append(curve(f"state {state}, by {name}", x, y, *labels))
+                    study["series"].append(curve(f"state {state}, by {name}", x, y, *labels))
         for state in states:
-            for rows, columns, x_label in (
-                ("length", "depth", "depth (tenths of the text)"),
-                ("facts", "length", "length, tokens"),
-                ("facts", "distance", "distance, tokens (from powers of two)"),
-            ):
-                key = f"{state}_{rows}_{columns}"
-                table = _table(result, state, rows, columns)
-                if table is None:
+            for rows, columns in (("length", "depth"), ("facts", "length"), ("facts", "distance")):
+                if (table := _table(result, state, rows, columns)) is None:
                     continue
-                y_values, x_values, arrays[key] = table
-                y_label = "length, tokens" if rows == "length" else rows
-                maps.append(
-                    {
-                        "array": key,
-                        "title": f"Answers by {rows} and {columns}, state {state}",
-                        "caption": "Share of answers right; empty cells have no answer.",
-                        **{"x_label": x_label, "y_label": y_label},
-                        **{"x_ends": [x_values[0], x_values[-1]], "x_values": x_values},
-                        **{"y_ends": [y_values[0], y_values[-1]], "y_values": y_values},
-                        **{"x_borders": [], "y_borders": [], "most": 1.0},
-                    }
+                y_values, x_values, values = table
+                add_map(
+                    study,
+                    f"{state}_{rows}_{columns}",
+                    values,
+                    f"Answers by {rows} and {columns}, state {state}",
+                    "Share of answers right; empty cells have no answer.",
+                    (LABELS[columns], LABELS[rows]),
+                    ([x_values[0], x_values[-1]], [y_values[0], y_values[-1]]),
+                    x_values=x_values,
+                    y_values=y_values,
+                    most=1.0,
                 )
-        return content(numbers, series, summary(numbers, states), arrays=arrays, maps=maps)
+        return study
 
 
 def summary(numbers: dict[str, float], states: list[str]) -> str:
@@ -123,7 +119,6 @@ def _place(answer: Answer) -> tuple[int | None, int | None]:
 
 
 def _shares(scored: list[Scored], state: str, group: Callable[[Scored], Any]):
-    """Returns the groups, rising, and the share of right answers in each."""
     groups: dict = {}
     for each in scored:
         if (key := group(each)) is not None:

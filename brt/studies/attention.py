@@ -8,7 +8,7 @@ tokens, and for tasks: mean maps, and heads that write, read or rewrite memory a
 L layers, H heads, X positions of a segment, J keys, N distances in tokens.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -29,7 +29,7 @@ from brt.studies.attention_measures import (
     width,
 )
 from brt.studies.attention_reader import ATTENTION, AttentionReader
-from brt.studies.study import Content, Runs, Study, content, curve
+from brt.studies.study import Content, Runs, Study, add_map, content, curve
 
 NOTHING_READ = (
     "No segment was read with a full cache: read longer documents, or bind a shorter memory_length "
@@ -70,8 +70,7 @@ class AttentionMaps(NamedTuple):
 
     segments: number of segments without padding and with a full cache.
     spans, example: of models without memory tokens that read such segments; else None.
-    maps: (L, H, X, J) of each segment of a sample, or one of all segments of texts; means.
-    of_samples: whether segments of samples are distinguished.
+    maps: means (L, H, X, J) of each segment of a sample (`of_samples`), or one of all segments.
     lines: in these maps; empty without memory tokens and samples.
     """
 
@@ -163,7 +162,6 @@ class Attention(Study):
 
 
 def _whole(stream, run, step, documents_B, offsets_B):
-    """Returns the rows whose segment is without padding."""
     if isinstance(stream, SamplePass):
         return documents_B >= 0
     if isinstance(stream, DocumentPass):
@@ -236,20 +234,17 @@ def _widths(spans: Spans):
 def _add_spans(study, spans: Spans):
     for name, mean_LHN in spans.means.items():
         layers, heads, distances = mean_LHN.shape
-        rows = mean_LHN.reshape(layers * heads, distances)
-        study["arrays"][name] = rows[:, ::-1].astype(np.float32)
         what = "Attention" if name == ATTENTION else f"Softmax of term ({name[-1]}) alone"
-        study["maps"].append(
-            _map(
-                name,
-                f"{what} by distance, all heads",
-                "Averaged over tokens whose memory is full: each row a head, layer by "
-                "layer from above, each column a distance, the token itself at the right.",
-                labels=("tokens back", "head"),
-                x_ends=[distances - 1, 0],
-                y_ends=[1, layers * heads],
-                y_borders=[heads * layer for layer in range(1, layers)],
-            )
+        add_map(
+            study,
+            name,
+            mean_LHN.reshape(layers * heads, distances)[:, ::-1],
+            f"{what} by distance, all heads",
+            "Averaged over tokens whose memory is full: each row a head, layer by layer from "
+            "above, each column a distance, the token itself at the right.",
+            ("tokens back", "head"),
+            ([distances - 1, 0], [1, layers * heads]),
+            ([], [heads * layer for layer in range(1, layers)]),
         )
     mean_LHN, heads = spans.means[ATTENTION], spans.width_LH.shape[1]
     study["numbers"] |= {
@@ -268,21 +263,19 @@ def _add_spans(study, spans: Spans):
 
 def _add_example(study, parts: Parts, example: SegmentMaps, heads: int):
     for (layer, head), map_XJ, marked in example.heads:
-        name, key = head_name(layer, head, heads), f"wide_{layer + 1}_{head + 1}"
-        study["arrays"][key] = map_XJ.astype(np.float32)
-        study["maps"].append(
-            _map(
-                key,
-                f"A wide head at a random place: {name}",
-                f"Each row a token of a segment of document {example.document}, from token "
-                f"{example.offset} on; each column what it looks at, memory left of the line. Red: "
-                "the fifth of the memory with most attention.",
-                labels=("key", "token"),
-                x_ends=[-parts.cache, parts.tokens - 1],
-                y_ends=[0, parts.tokens - 1],
-                x_borders=[parts.cache],
-                marked=marked,
-            )
+        name = head_name(layer, head, heads)
+        add_map(
+            study,
+            f"wide_{layer + 1}_{head + 1}",
+            map_XJ,
+            f"A wide head at a random place: {name}",
+            f"Each row a token of a segment of document {example.document}, from token "
+            f"{example.offset} on; each column what it looks at, memory left of the line. Red: "
+            "the fifth of the memory with most attention.",
+            ("key", "token"),
+            ([-parts.cache, parts.tokens - 1], [0, parts.tokens - 1]),
+            ([parts.cache], []),
+            marked=marked,
         )
         shown = [[text, key in marked] for key, text in example.texts.items()]
         title = f"{name}: memory with the most attention"
@@ -334,44 +327,22 @@ def _add_block(study, found: AttentionMaps, block: BlockLines):
 
 
 def _add_map(study, found: AttentionMaps, at: Head, name, caption):
-    """Adds a head's whole map, once."""
     key = f"map_{at.segment + 1}_{at.layer + 1}_{at.head + 1}"
     if key in study["arrays"]:
         return
     map_XJ, parts = found.maps[at.segment][at.layer, at.head], found.parts
-    study["arrays"][key] = map_XJ.astype(np.float32)
-    where = _where(found, at)
-    queries, keys = map_XJ.shape
-    study["maps"].append(
-        _map(
-            key,
-            f"{where[:1].upper()}{where[1:]} {name}",
-            f"Averaged over {'samples' if found.of_samples else 'segments'}; rows are "
-            f"queries, columns keys: {_legend(parts)}. {caption}",
-            labels=("key", "query"),
-            x_ends=[-parts.cache, keys - parts.cache - 1],
-            y_ends=[0, queries - 1],
-            x_borders=parts.borders(),
-            y_borders=[b - parts.cache for b in parts.borders() if b > parts.cache],
-        )
+    where, (queries, keys) = _where(found, at), map_XJ.shape
+    borders = parts.borders()
+    names = ("cache", "memory", "tokens", "memory written")
+    legend = ", ".join(f"{count} {name}" for name, count in zip(names, parts) if count)
+    add_map(
+        study,
+        key,
+        map_XJ,
+        f"{where[:1].upper()}{where[1:]} {name}",
+        f"Averaged over {'samples' if found.of_samples else 'segments'}; rows are queries, "
+        f"columns keys: {legend}. {caption}",
+        ("key", "query"),
+        ([-parts.cache, keys - parts.cache - 1], [0, queries - 1]),
+        (borders, [border - parts.cache for border in borders if border > parts.cache]),
     )
-
-
-def _legend(parts: Parts):
-    names = {"cache": "cache", "read": "memory", "tokens": "tokens", "write": "memory written"}
-    shown = (f"{count} {names[n]}" for n, count in zip(parts._fields, parts) if count)
-    return ", ".join(shown)
-
-
-def _map(array, title, caption, labels, x_borders=(), y_borders=(), **more) -> dict[str, Any]:
-    """Returns one of the "maps": how an array is drawn; `more` has its ends and marks."""
-    return {
-        "array": array,
-        "title": title,
-        "caption": caption,
-        "x_label": labels[0],
-        "y_label": labels[1],
-        "x_borders": list(x_borders),
-        "y_borders": list(y_borders),
-        **more,
-    }

@@ -96,7 +96,6 @@ class AttentionLength(Study):
 
 
 def _in_force(run: RecordedRun, binding: str) -> tuple[int, str, str]:
-    """Returns the length in training, the model's configurable and the scope of the evaluation."""
     read = run.experiment.bindings
     own = type(run.experiment.model).__name__
     trained_scope, trained = _reference(read.get("Trainer.model"), own)
@@ -111,7 +110,6 @@ def _in_force(run: RecordedRun, binding: str) -> tuple[int, str, str]:
 
 
 def _reference(value: str | None, default: str) -> tuple[str, str]:
-    """Returns scope and name of a reference as gin writes it, `@evaluation/TransformerXL`."""
     if value is None or not value.startswith("@"):
         return "", default
     scope, _, name = value.strip("@()").rpartition("/")
@@ -119,7 +117,6 @@ def _reference(value: str | None, default: str) -> tuple[str, str]:
 
 
 def _loss(run, experiment, stream, label):
-    """Returns nats a token of the run's parameters in another experiment's model."""
     reader = SegmentReader(experiment, run.mesh, run.rows, run.segment_length)
     nats = weight = 0.0
     for segment in reader.read(run.params, stream, label=None if run.quiet else label):

@@ -44,10 +44,9 @@ DIRECTIONS = ("better", "worse")
 
 
 class WordOfToken(NamedTuple):
-    """The word of a token.
+    """The word of a token; None for a token that is part of none.
 
-    word: None for a token that is part of none.
-    kind: of the word, one of `brt.evaluation.words`.
+    kind: one of `brt.evaluation.words`.
     last_seen: tokens since the word (or else the token) occurred last, or None.
     where: one of `WHERE`.
     recalled: whether title or author are repeated at the document's end.
@@ -81,9 +80,8 @@ class TopToken(NamedTuple):
 class Comparison(NamedTuple):
     """Sorted token differences of two recordings.
 
-    numbers: weighted means over all scored tokens in bits per token, `difference_bits` positive
-        where the run is better; losses by kind of token; and counts of the first `SHOWN` and
-        `LOOKED_AT` tokens of each document, `better_top4_recalled`.
+    numbers: `difference_bits` is positive where the run is better; `better_top4_recalled` and the
+        like count the first `SHOWN` and `LOOKED_AT` tokens of each document.
     curves: differences of each document (Figures 4 and 5), and by offset in a segment.
     top: the `LOOKED_AT` first tokens of each document, by direction.
     """
@@ -309,7 +307,6 @@ def _by_part(differences, weights, top: list[TopToken], segment_length):
 
 
 def _excerpts(top):
-    """Returns the first tokens, document by document, in both directions."""
     shown = [(direction, token) for direction, tokens in top.items() for token in tokens
              if token.around is not None]  # fmt: skip
     order = list(dict.fromkeys(token.document for _, token in shown))

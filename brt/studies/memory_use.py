@@ -83,14 +83,12 @@ class StateLosses(NamedTuple):
 
 
 class LayerMemory(NamedTuple):
-    """Measures of the memory of one layer.
+    """Measures of the memory of one layer, or of a cache that the model has after its layers'.
 
-    layer: index of the layer, or of a cache that the model has after its layers'.
     carries_state: whether its cache holds more than a window.
-    measures: means over segments of the layer's metrics, such as `state_share`, `memory_share`
-        (of attention's output), `kept` (by the gates, of each block) and `state_norm`;
-        `gradient_norm` of a segment's nats with respect to the state before it, mean of batch
-        elements; `gradient_share`, that norm times the state's over the segment's nats.
+    measures: means over segments of the layer's metrics, such as `state_share`, and of
+        `gradient_norm`, of a segment's nats with respect to the state before it, and
+        `gradient_share`, that norm times the state's over the segment's nats.
     half_life: tokens after which half of a state is left at the mean `kept`.
     half_lives: of a state's entries at the `PERCENTILES`, with fixed gates; else empty.
     """
@@ -355,7 +353,6 @@ def _head(bits_kept: float, cleared: AblationCost, swapped: AblationCost | None)
 
 
 def _of_layers(layers: list[LayerMemory]) -> list[str]:
-    """Returns clauses on shares, gradients and half-lives; zeros of layers are left out."""
     clauses = []
     for measure, words in (
         ("state_share", "adds from its states"),

@@ -44,7 +44,6 @@ def write_study(content: Content) -> str:
 
 
 def _write_arrays(path, arrays):
-    """Writes an .npz that appears when it is whole."""
     if isinstance(path, RemotePath):
         file = io.BytesIO()
         np.savez_compressed(file, **arrays)

@@ -28,15 +28,12 @@ SHARE = 0.1
 
 
 class ResetCosts(NamedTuple):
-    """Costs of resetting one thing, at rising distances before what is scored.
+    """Costs in bits per token of resetting the "state" or the "context" (`probe`).
 
-    probe: what is reset, "state" or "context".
-    distances: tokens between the reset and the scored block; the last one is the longest document's
-        length, where a reset costs nothing.
-    bits, errors: cost in bits per token, and its standard error over blocks.
-    tokens: how many were scored.
-    reach: the distance from which on no reset costs more than `SHARE` of the nearest one; 0 if that
-        costs no more than twice its error.
+    distances: tokens between the reset and the scored block, rising; the last one is the longest
+        document's length, where a reset costs nothing.
+    errors: standard errors over blocks. tokens: how many were scored.
+    reach: of `reach_of`; 0 if the nearest reset costs no more than twice its error.
     """
 
     probe: str
@@ -50,7 +47,6 @@ class ResetCosts(NamedTuple):
 class ResetStudy(NamedTuple):
     """Measured reach of a model's memory; lengths in tokens.
 
-    window: W, the length of a scored block.
     longest: length of the longest document.
     windows_reach: reach of the windows of all layers, one behind the other.
     probes: empty if no token is scored beyond the first two blocks of a document.
@@ -171,8 +167,6 @@ def _scored_starts(store, document, window):
 
 
 class ResetCost(NamedTuple):
-    """Cost of one reset: bits per token, standard error over blocks, tokens scored."""
-
     bits: float
     error: float
     tokens: int

@@ -41,6 +41,30 @@ def curve(
     return {"name": name, "x": list(x), "y": list(y), **labels, **more}
 
 
+def add_map(
+    study: Content,
+    name: str,
+    values: np.ndarray,
+    title: str,
+    caption: str,
+    labels: tuple[str, str],
+    ends: tuple[Sequence[float], Sequence[float]],
+    borders: tuple[Sequence[int], Sequence[int]] = ((), ()),
+    **more: Any,
+) -> None:
+    """Adds a heat map to a study's "arrays" and "maps", as `HeatMap` of the report draws it.
+
+    Args:
+        labels, ends, borders: of x and of y.
+        more: "marked" and the like.
+    """
+    study["arrays"][name] = values.astype(np.float32)
+    entry: dict[str, Any] = {"array": name, "title": title, "caption": caption}
+    for axis, label, end, at in zip("xy", labels, ends, borders):
+        entry |= {f"{axis}_label": label, f"{axis}_ends": [*end], f"{axis}_borders": [*at]}
+    study["maps"].append(entry | more)
+
+
 class Study(abc.ABC):
     """A question about a run, and perhaps further runs.
 

@@ -84,7 +84,6 @@ class TopicModel:
         return numbers_W.astype(int), counts_W.astype(float)
 
     def _gamma(self, numbers_W, counts_W, expected_ZW, rounds=100):
-        """Returns the Dirichlet parameters of a document's mixture, (Z,)."""
         of_words_ZW = expected_ZW[:, numbers_W]
         gamma_Z = np.ones(len(expected_ZW))
         for _ in range(rounds):
@@ -113,7 +112,6 @@ def divergence(
 
 
 def _expected_log(x: np.ndarray) -> np.ndarray:
-    """Returns E[log] of a Dirichlet variable, along the last axis."""
     # Here, or every command would wait for it: 0.4 s.
     from scipy.special import psi
 

@@ -180,14 +180,6 @@ def test_what_the_study_writes_fills_the_columns_of_tables_5_and_8(monkeypatch, 
     assert filled(run, "txl_table_8", ABLATION, 128) == {"128": whole}
 
 
-def test_a_length_that_was_not_tried_fills_no_cell(monkeypatch, run):
-    study(monkeypatch, run, "--gin.AttentionLength.step=300", "--gin.AttentionLength.longest=300")
-    perplexity_of(monkeypatch, run)
-    found = filled(run, "txl_table_5", STANDARD, 150)
-    assert [*found] == ["Transformer-XL (151M)", "Transformer-XL (151M), attention 300"]
-    assert found["Transformer-XL (151M)"]["attention"] == 300
-
-
 def test_a_study_of_another_split_than_the_evaluation_is_told(monkeypatch, run):
     study(monkeypatch, run, "--gin.AttentionLength.step=150", "--gin.AttentionLength.longest=150")
     assert not command(monkeypatch, evaluate, f"--workdir={run}", "--gin.Evaluation.split='test'")

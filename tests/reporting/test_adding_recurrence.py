@@ -1,10 +1,10 @@
-"""Tables of Adding Recurrence to Pretrained Transformers, and of Hyperpartisan news."""
+"""Figures of Adding Recurrence to Pretrained Transformers, and its counts of operations."""
 
 import functools
 import json
 
 import pytest
-from fabricated_runs import ROOT, make_run
+from fabricated_runs import ROOT
 from flax import nnx
 from stores import make_store
 from sweeps import SCALES, read_sweep
@@ -16,30 +16,13 @@ from brt.pretrained.language_model import PretrainedLanguageModel
 from brt.reporting.collect import collect
 from brt.reporting.gin_text import write_gin
 from brt.reporting.paper_positions import flops_per_token
-from brt.reporting.papers.fill import frontier, paper_plots, paper_tables
+from brt.reporting.papers.fill import frontier, paper_plots
 from brt.reporting.papers.reading import read_paper
 from brt.reporting.runs import open_runs
 
-ADDING_RECURRENCE, RECURRENT_MEMORY = map(read_paper, ("adding_recurrence", "recurrent_memory"))
+ADDING_RECURRENCE = read_paper("adding_recurrence")
 FLOPS = {row.where["evaluation_overlap"]: float(row.labels[1])
          for row in ADDING_RECURRENCE.table("arpt_table_2").rows}  # fmt: skip
-COMMON = (
-    "Trainer.corpus = @Corpus()",
-    "Trainer.optimizer = @adamw",
-    "Trainer.schedule = @constant_rate",
-    "Trainer.tokens_per_step = 6000",
-)
-DECODER = (
-    *COMMON,
-    "Trainer.model = @PretrainedLanguageModel",
-    "PretrainedLanguageModel.body = @GPT2",
-    "GPT2.num_layers = 12",
-    "GPT2.width = 768",
-    'Corpus.store = "stores/pg19_first"',
-    "Corpus.source = @TextFiles()",
-    'Corpus.vocabulary = "pretrained:models/gpt2"',
-)
-POOLED = "PretrainedLanguageModel.memories = (@PooledMemory,)"
 
 
 @pytest.mark.parametrize("overlap", FLOPS)
@@ -74,48 +57,6 @@ def test_a_frontier_has_what_nothing_beats_in_both():
     for point in points:
         beaten = any(p != point and p[0] <= point[0] and p[1] <= point[1] for p in points)
         assert (point in frontier(points)) != beaten
-
-
-def filled(paper, *folders):
-    """Labels and measured texts of the rows that have any, by table."""
-    found = {}
-    for table in paper_tables(paper, collect(open_runs([str(folder) for folder in folders]))):
-        heads, labels = table.heads(), sum(not column.group for column in table.columns)
-        for row in table.rows:
-            if any(cell.values for cell in row):
-                key = table.name, *(cell.text for cell in row[:labels])
-                found[key] = {h: c.text for h, c in zip(heads, row) if c.values}
-    return found
-
-
-def run(folder, *lines, segment=300, **found):
-    lines = *DECODER, f"Trainer.segment_length = {segment}", *lines
-    both = {split: {"word_level_perplexity": x, "loss": 1.0} for split, x in found.items()}
-    return make_run(folder, None, *lines, evaluations=both)
-
-
-def test_runs_land_in_the_rows_of_their_window_and_overlap(tmp_path):
-    evaluated = (
-        "Evaluation.model = @evaluation/PretrainedLanguageModel",
-        "evaluation/PretrainedLanguageModel.overlap = 50",
-        "Evaluation.segment_length = 250",
-    )
-    again = "PretrainedLanguageModel.overlap = 10"
-    runs = [
-        run(tmp_path / "base", validation=170.5, test=140.25),
-        run(tmp_path / "base50", *evaluated, validation=150.5),
-        run(tmp_path / "pooled", POOLED, validation=160.5),
-        run(tmp_path / "pooled10", POOLED, again, segment=290, validation=149.5),
-        run(tmp_path / "longer", segment=400, validation=99.0),
-    ]
-    found = filled(ADDING_RECURRENCE, *runs)
-    perplexities = {key[1]: cells for key, cells in found.items() if key[0] == "arpt_table_2"}
-    assert {label: list(cells.values()) for label, cells in perplexities.items()} == {
-        "baseline, overlap 0": ["170.50", "140.25"],
-        "baseline, overlap 50": ["150.50"],
-        "recurrent, overlap 0": ["160.50"],
-        "recurrent, overlap 10": ["149.50"],
-    }
 
 
 def swept(folder, *names, perplexity):
@@ -176,37 +117,3 @@ def test_the_sweep_of_windows_gives_a_curve_of_each_model_and_overlap(tmp_path):
         for point in zip(line.x, line.y)
     ]
     assert drawn == frontier(measured) == list(zip(recurrent.x, recurrent.y))
-
-
-def reader(folder, *lines, segments=2, **scalars):
-    lines = (
-        *COMMON,
-        "Trainer.model = @PretrainedReader",
-        'Trainer.stream = "labelled"',
-        f"Trainer.segments_per_step = {segments}",
-        "Trainer.segment_length = 502",
-        *lines,
-    )
-    return make_run(folder, None, *lines, evaluations={"test": {"loss": 1.0, **scalars}})
-
-
-NEWS = (
-    'Corpus.store = "stores/hp"',
-    "Corpus.source = @Hyperpartisan()",
-    "PretrainedReader.num_memory = 10",
-)
-READERS = {
-    "BERT": "RMT BERT-base-cased [512]",
-    "RoBERTa": "RMT RoBERTa-base [512]",
-    "DeBERTa": "RMT DeBERTa-v3-base [512]",
-    "T5": "RMT T5-base [512]",
-}
-"""Bodies, and what the rows of Hyperpartisan news call them."""
-
-
-@pytest.mark.parametrize("body", READERS)
-def test_a_reader_with_memory_fills_the_row_of_its_body(tmp_path, body):
-    folder = reader(tmp_path / "one", *NEWS, f"PretrainedReader.body = @{body}", f1=0.9876)
-    found = filled(RECURRENT_MEMORY, folder)
-    measured = {key: list(cells.values()) for key, cells in found.items()}
-    assert measured == {("rmt_table_3", READERS[body]): ["98.76"]}

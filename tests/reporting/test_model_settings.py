@@ -67,16 +67,10 @@ def test_a_run_of_them_fills_no_published_row(tmp_path):
 @pytest.mark.parametrize(
     ("name", "bindings", "memories"),
     [
-        ("pg19_slide_12l", ["BlockRecurrentTransformer.memories = ((@Mine, (3,)),)"], ["Mine"]),
         (
             "pg19_rec_fixed_skip",
             ["BlockRecurrentTransformer.memories = ((@a/my.Own, 3), (@Other, (1,)))"],
             ["RecurrentCell", "Own", "Other"],
-        ),
-        (
-            "pg19_rec_fixed_skip",
-            ["BlockRecurrentTransformer.memorizing_layers = (9,)"],
-            ["RecurrentCell", "ExternalMemory"],
         ),
         (
             "transformer_xl/wt103_base",

@@ -11,7 +11,6 @@ from brt.evaluation.perplexity import word_level_perplexity
 from brt.experiment import Experiment
 from brt.models.counts import count_parameters
 from brt.reporting.paper_positions import PaperPosition, flops_per_token, visible_context
-from brt.reporting.papers.fill import paper_tables
 from brt.reporting.papers.form import TIMES, number
 from brt.reporting.papers.reading import NAMES, PAPERS, read_paper, toml_text
 
@@ -115,14 +114,6 @@ def test_the_choices_behind_the_numbers_quote_the_tables_and_the_settings():
         assert re.findall(r"[\d.]+", row.labels[2]) == list(map(str, rates))
 
 
-def test_on_arxiv_a_longer_window_helps_and_on_pg19_it_does_not():
-    tables = paper_tables(read_paper("block_recurrent"), [])
-    table = next(table for table in tables if table.name == "table_1_differences")
-    row = next(row for row in table.rows if row[1].text == "XL:2048 − Slide:13L")
-    cells = dict(zip(table.heads(), (cell.text for cell in row)))
-    assert cells["arXiv, paper"] == "−0.11" and cells["PG19 tokens, paper"] == "0.00"
-
-
 def test_points_of_figures_are_those_of_their_tables():
     curves = {curve.name: curve for curve in PLOTS["figure_3"].curves}
     assert curves["XL:512:13-layer"].x == (40.6, 81.2, 162, 325, 650, 1300)
@@ -193,16 +184,6 @@ def test_the_count_of_parameters_is_the_published_one(name, published, more):
     counts = count_parameters(built(name).model)
     assert counts.embedding + counts.non_embedding == published + more
     assert counts.recurrence == (20 * 512 if "enwik8" in name else 10 * 410)
-
-
-def test_a_config_builds_in_the_cheaper_way_that_its_header_names():
-    for name in ("rmt_wt103_150.gin", "rmt_wt103_50.gin", "rmt_enwik8_128.gin"):
-        text = (ROOT / "configs" / "rmt" / name).read_text()
-        bindings = re.findall(r"--gin.(Trainer.(?:reread|segm|bptt)\w+=\d)", text)
-        published, cheaper = built(name).trainer, built(name, *bindings).trainer
-        assert cheaper.bptt_depth == published.reread_segments > 0
-        assert cheaper.rows * cheaper.segments_per_step == published.rows
-        assert not cheaper.reread_segments
 
 
 def test_a_depth_beyond_the_segments_of_a_step_is_refused():

@@ -89,27 +89,6 @@ def test_gradients_cross_all_memories_of_a_step_unless_a_depth_is_bound(tmp_path
     assert [paper_position(Run(run)).visible_context for run in runs] == [512, 384, 128, 256]
 
 
-def test_the_depths_of_one_unroll_fill_the_row_of_their_depth_and_are_named(tmp_path):
-    sizes = {"size": "151M", "tokens": 10, "segment": 150, "steps": 200_000}
-    scalars = {"evaluations": {"test": {"perplexity": 24.5}}}
-    lines = (
-        "Trainer.segments_per_step = 4",
-        "Trainer.bptt_depth = 3",
-        "Trainer.tokens_per_step = 9000",
-    )
-    named = {}
-    for folder, given in (("unroll", {"bindings": lines}), ("again", {"depth": 3})):
-        bindings = given.pop("bindings", ())
-        run = make_xl_run(tmp_path / folder, *bindings, **sizes, **scalars, **given)
-        table = tables_of(RECURRENT_MEMORY, [run])["rmt_table_5"]
-        (labels,) = filled(table)
-        assert labels[0] == "RMT BPTT-3"
-        named[folder] = " ".join(table.notes())
-    assert "Trainer.reread_segments = 0 for 3" in named["unroll"]
-    assert "Trainer.segments_per_step = 4 for 1" in named["unroll"]
-    assert not any(name in named["again"] for name in ("reread", "segments_per_step", "bptt"))
-
-
 def test_a_cell_says_what_its_evaluation_was_given_besides_the_run_s_own_settings(tmp_path):
     given = ["configs/parts/longer.gin", 'Evaluation.split = "test"', "Evaluation.stride = 2"]
     scalars = {"perplexity": 24.5, "given": given}
@@ -157,28 +136,6 @@ def test_task_runs_are_points_of_the_figure_with_their_memory_and_of_no_text_tab
     assert found["RMT, measured"][0] == [6]
     others = [t for p in PAPERS[:2] for t in paper_tables(p, groups)]
     assert not any(table.has_measurements for table in others)
-
-
-def test_figure_5_shows_published_and_measured_runs_where_they_see_that_far(tmp_path):
-    runs = [
-        make_xl_run(tmp_path / name, size="151M", segment=50, steps=200_000, **kind,
-                    evaluations={"test": {"perplexity": perplexity}})
-        for name, kind, perplexity in (
-            ("a", {"memory": 100}, 25.5),
-            ("b", {"tokens": 10, "depth": 1}, 28.0),
-            ("c", {"tokens": 10, "depth": 3}, 26.0),
-        )
-    ]  # fmt: skip
-    groups = collect(open_runs(runs))
-    plots = {plot.name: plot for plot in paper_plots(RECURRENT_MEMORY, groups)}
-    a = {line.name: line for line in plots["rmt_figure_5a"].lines}
-    assert (a["RMT, m = 10, text"].x, a["RMT, m = 10, text"].y) == ([100, 200], [28.0, 26.0])
-    assert a["RMT, m = 10, text"].sizes == [10, 10] and a["Tr-XL, text"].x == [150]
-    assert a["Tr-XL, text"].sizes == [100]
-    assert a["RMT, m = 10, paper"].x == [50, 100, 150, 200, 250]
-    assert a["Tr-XL, paper"].x == [51, 55, 60, 75, 100, 150, 250]
-    b = {line.name: line for line in plots["rmt_figure_5b"].lines}
-    assert b["RMT BPTT-3, text"].x == [10] and b["RMT BPTT-4, paper"].x == [5, 10]
 
 
 def test_transformer_xl_fills_its_tables_and_its_parameters_are_counted(tmp_path):

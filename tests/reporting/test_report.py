@@ -225,22 +225,6 @@ def test_maps_gains_and_marked_text_of_studies_are_on_the_page(relatives):
     assert Page(page).loaded == [] and "data:image/png" in page
 
 
-def test_a_study_whose_arrays_are_torn_is_told_and_the_rest_of_the_page_is_made(tmp_path):
-    run = make_run(tmp_path / "run", "small/slide_5l+corpora/text")
-    (run / "studies").mkdir()
-    (run / "studies" / "attention.json").write_text(json.dumps(ATTENTION))
-    (run / "studies" / "attention.npz").write_bytes(b"PK torn")
-    report(open_runs([run]), tmp_path / "report.html")
-    assert "its maps cannot be read" in (tmp_path / "report.html").read_text()
-
-
-def test_text_and_study_cannot_break_the_page(made):
-    _, text, _, _ = made
-    assert "It was Darcy <b>" not in text and "The &lt;run&gt; is 0.1 bits better." in text
-    assert 'It was <mark class="better">Darcy</mark> &lt;b&gt;' in text
-    assert "better 1 · token 7 · 0.250 nats · last seen 60,123 tokens ago, beyond" in text
-
-
 def test_the_reader_has_every_loss_and_the_whole_text(made):
     _, text, nats_T, _ = made
     first = Page(text).data["documents"][0]

@@ -14,7 +14,7 @@ from results_page.gain_tables import gain_table
 from results_page.gains import gains
 from results_page.over_training import clearing_plot, training_plot
 from results_page.overview import overview_plot, overview_table
-from results_page.page import fill, results, write_results
+from results_page.page import fill, results
 from results_page.systems import systems_table
 
 from brt.reporting.archive import pack, unpack
@@ -219,14 +219,6 @@ def test_a_mark_is_filled_with_its_table_or_says_that_nothing_was_run(tmp_path):
     unclosed = "<!-- table map_steps -->\nWords.\n" + marks[1]
     with pytest.raises(ValueError, match="<!-- table map_steps --> has no <!-- end -->"):
         fill(unclosed, found)
-
-
-def test_a_page_without_archives_is_left_as_it_is(tmp_path):
-    page = tmp_path / "README.md"
-    page.write_text("<!-- table map_steps -->\nnumbers\n<!-- end -->\n")
-    with pytest.raises(ValueError, match="nothing was written"):
-        write_results(tmp_path)
-    assert "numbers" in page.read_text()
 
 
 def test_excerpts_show_the_tokens_that_the_state_helps_as_plain_text(tmp_path):

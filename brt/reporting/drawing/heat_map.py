@@ -161,7 +161,6 @@ def _check(array, entry):
 
 
 def _gains(label, study):
-    """Returns Figure 3 of the Transformer-XL paper."""
     contexts = study["contexts"]
     return [
         HeatMap(

@@ -79,15 +79,12 @@ class Table(NamedTuple):
 
     @property
     def awaits_runs(self) -> bool:
-        """True if a run could still fill a cell."""
         return any(_missing(cell) for row in self.rows for cell in row)
 
     def heads(self) -> list[str]:
-        """Returns the heading of each column: `PG19 tokens, measured`."""
         return [", ".join(filter(None, column)) for column in self.columns]
 
     def notes(self) -> list[str]:
-        """Returns the distinct notes of all cells, in order."""
         return list(dict.fromkeys(cell.note for row in self.rows for cell in row if cell.note))
 
     def _marked(self):
@@ -110,7 +107,6 @@ class Table(NamedTuple):
         ]
 
     def as_markdown(self) -> str:
-        """Returns Markdown with aligned columns."""
         lines = [[text.replace("|", "\\|") for text in line] for line in self._marked()]
         lines = [self.heads(), *lines]
         widths = [max(map(len, cells)) for cells in zip(*lines)]
@@ -198,6 +194,14 @@ class Table(NamedTuple):
             last = column.group
             classes.append(f' class="{" ".join(found)}"' if found else "")
         return classes
+
+
+def plain_table(
+    name: str, title: str, caption: str, titles: Iterable[str], rows: Iterable[Iterable[Any]]
+) -> Table:
+    """Returns a table without groups of columns; what is no `Cell` is shown as text."""
+    cells = [[x if isinstance(x, Cell) else Cell(str(x)) for x in row] for row in rows]
+    return Table(name, title, caption, [Column("", text) for text in titles], cells)
 
 
 def _bar(cell):

@@ -60,9 +60,7 @@ def differences(
     A scaled run has the dimensions of the model it stands for, and its own steps.
 
     Args:
-        published: of `published_settings`. Bindings that are neither here nor have a default are
-            not compared, nor is the corpus unless it is here. "vocabulary" is that of a
-            `PaperPosition`.
+        published: of `published_settings`. The corpus is compared only if it is here.
         decided: attributes of a `PaperPosition` in the rule of the row.
     """
     settings = run.paper_settings | {"vocabulary": position.vocabulary}

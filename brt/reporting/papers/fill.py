@@ -50,7 +50,6 @@ def concerns(paper: Paper, groups: list[Group]) -> bool:
 
 
 def _of_rows(table: PaperTable, groups):
-    """Returns the groups that a row of the table is for."""
     return [g for g in groups if any(fits(g.position, table.where, r.where) for r in table.rows)]
 
 
@@ -262,7 +261,6 @@ def _plot(paper, plot: PaperPlot, groups):
 
 
 def _other_systems(plot, groups):
-    """Returns curves without published points, of systems that meet the rule `rest`."""
     if plot.rest is None:
         return []
     named = {curve.name for curve in plot.curves}

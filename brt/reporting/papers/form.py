@@ -37,12 +37,9 @@ def _allows(allowed, value):
 class Row(NamedTuple):
     """A row of a published table.
 
-    Attributes:
-        labels: one for each label column.
-        printed: numbers as printed, one for each printed column; None for a dash.
-        where: rule; None for systems that brt does not run.
-        scalars: scalars of this row that replace those of columns, by heading; None for an empty
-            cell.
+    printed: numbers as printed, one for each printed column; None for a dash.
+    where: rule; None for systems that brt does not run.
+    scalars: those that replace scalars of columns, by heading; None for an empty cell.
     """
 
     labels: tuple[str, ...]
@@ -54,19 +51,15 @@ class Row(NamedTuple):
 class Quantity(NamedTuple):
     """A column of printed numbers and of the measured numbers compared with them.
 
-    Without a corpus in its rule or the table's, it has a measured column for each corpus of the
-    runs.
+    Without a corpus in its rule or the table's, it has a measured column for each corpus.
 
-    Attributes:
-        scalar: name in evaluation_<split>.json; one of `TIMES`; `parameters`; `perf/peak_bytes` and
-            the like for the greatest value in metrics.jsonl; `studies/STUDY/NUMBER` for a number of
-            a study, `studies/STUDY/at/X` for the y of its only series at x.
-        decimals: of measured numbers; None for three significant digits.
-        where: rule.
-        is_printed: False for a column that the paper does not have.
-        split: of the evaluation; None for the one that tables report.
-        of: statistic over seeds: `mean`, with its error bar, `spread`, `worst`, `count`.
-        divisor: of the scalar: 1e6 for millions.
+    scalar: name in evaluation_<split>.json; one of `TIMES`; `parameters`; `perf/peak_bytes` and the
+        like for the greatest value in metrics.jsonl; `studies/STUDY/NUMBER`, or
+        `studies/STUDY/at/X` for the y of a study's only series at x.
+    decimals: of measured numbers; None for three significant digits.
+    is_printed: False for a column that the paper does not have.
+    split: of the evaluation; None for the one that tables report.
+    of: statistic over seeds: `mean`, with its error bar, `spread`, `worst`, `count`.
     """
 
     head: str
@@ -82,12 +75,10 @@ class Quantity(NamedTuple):
 class Settings(NamedTuple):
     """Bindings behind published numbers.
 
-    Attributes:
-        when: rule for the position of the run that is compared.
-        bind: bindings to values; a `Reference` to the macro `%NAME` is an attribute of the
-            position, `%any` a value that is not published.
-        source: section, table or file of the released code.
-        last: whether no later settings apply.
+    when: rule for the position of the run that is compared.
+    bind: bindings to values; `%NAME` is an attribute of the position, `%any` is not published.
+    source: section, table or file of the released code.
+    last: whether no later settings apply.
     """
 
     when: dict
@@ -116,16 +107,13 @@ def published_settings(settings: Iterable[Settings], position: Any) -> dict[str,
 class PaperTable(NamedTuple):
     """A published table.
 
-    Attributes:
-        name: for files, `table_1`.
-        caption: ends in its position in the paper, `Source: Table 1`; the paper's title follows.
-        labels: headings of the label columns.
-        where: rule for all of its rows.
-        rest: attributes of a `PaperPosition` that label, after its name, a run without a row in any
-            table; None in a table that does not show such runs.
-        contrasts: of a second table, of differences: a question, and the first labels of two rows.
-        of_contrasts: a sentence for its caption.
-        settings: behind the printed numbers.
+    caption: ends in its position in the paper, `Source: Table 1`; the paper's title follows.
+    labels: headings of the label columns.
+    where: rule for all of its rows.
+    rest: attributes of a `PaperPosition` that label, after its name, a run without a row in any
+        table; None in a table that does not show such runs.
+    contrasts: of a second table, of differences: a question, and the first labels of two rows.
+    of_contrasts: a sentence for its caption.
     """
 
     name: str
@@ -142,11 +130,7 @@ class PaperTable(NamedTuple):
 
 
 class Curve(NamedTuple):
-    """A published curve, and the rule for the runs of its measured points.
-
-    Attributes:
-        sizes: of the marks of the published points.
-    """
+    """A published curve, and the rule for the runs of its measured points."""
 
     name: str
     x: tuple[float, ...]
@@ -160,18 +144,14 @@ class Curve(NamedTuple):
 class PaperPlot(NamedTuple):
     """A published figure.
 
-    Attributes:
-        x: attribute of a `Group` or of its `PaperPosition`: `vocabulary_size`, or `parameters` in
-            millions.
-        second_label: of the axis on the right.
-        source: of the published numbers: the paper, or its released logs.
-        rest: rule for runs without a curve, which get curves by their system; None for none.
-        size: attribute of a `PaperPosition` that the size of a measured mark shows, or "".
-        order: attribute that orders the points of a measured curve; "" for x.
-        split: of the evaluations of measured points; None for the one that tables report.
-        frontier: whether the Pareto frontiers in x and y are drawn: of the published points, and of
-            the measured ones of each corpus.
-        settings: behind the published points.
+    x, size, order: attributes of a `Group` or of its `PaperPosition`: the x of a point, the size of
+        its mark or "", and the order of the points of a curve ("" for x).
+    second_label: of the axis on the right.
+    source: of the published numbers: the paper, or its released logs.
+    rest: rule for runs without a curve, which get curves by their system; None for none.
+    split: of the evaluations of measured points; None for the one that tables report.
+    frontier: whether Pareto frontiers in x and y are drawn: of the published points, and of the
+        measured ones of each corpus.
     """
 
     name: str
@@ -205,12 +185,10 @@ class Size(NamedTuple):
 
 
 class Paper(NamedTuple):
-    """A paper's tables and figures, in its own order.
+    """A paper's tables and figures, in its own order, and groups of settings by name.
 
-    Attributes:
-        about: rule for the runs whose report shows the paper, measured or not.
-        where: rule for the runs that may fill it.
-        settings: groups of settings by name.
+    about: rule for the runs whose report shows the paper, measured or not.
+    where: rule for the runs that may fill it.
     """
 
     name: str

@@ -47,7 +47,6 @@ NAMES = ("block_recurrent", "transformer_xl", "recurrent_memory", "adding_recurr
 
 @functools.cache
 def read_paper(name: str) -> Paper:
-    """Returns the tables and figures of a paper."""
     content = tomllib.loads(toml_text(name))
     settings = {group: _settings(parts) for group, parts in content["settings"].items()}
     raw_tables = _with_names(content["table"])
@@ -68,7 +67,6 @@ def read_paper(name: str) -> Paper:
 
 
 def toml_text(name: str) -> str:
-    """Returns the file of a paper."""
     return resources.files(__package__).joinpath(f"{name}.toml").read_text(encoding="utf-8")
 
 
@@ -106,7 +104,6 @@ def _allowed(value):
 
 
 def _cell_value(cell: str) -> Any:
-    """Returns the value of a cell of a rule: a number, a name, None, or a set of names."""
     if ", " in cell:
         return set(map(_cell_value, cell.split(", ")))
     if re.fullmatch(r"[\d.]+", cell):
@@ -188,7 +185,6 @@ def _rows(raw, quantities) -> tuple[Row, ...]:
 
 
 def _taken_rows(raw, tables) -> tuple[Row, ...]:
-    """Returns rows with cells of another table's rows."""
     source, of = tables[raw["rows_of"]["table"]], raw["rows_of"]
     if "rows" in raw:
         by_labels = {row.labels[:3]: row for row in source.rows}

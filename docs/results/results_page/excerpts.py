@@ -7,7 +7,7 @@ from typing import Any
 
 from brt.evaluation.token_kinds import KINDS
 from brt.reporting.collect import Group
-from brt.reporting.drawing.table import Cell, Column, Table, measured
+from brt.reporting.drawing.table import Table, measured, plain_table
 
 STUDY = "compare-cleared"
 """The study that holds them."""
@@ -25,14 +25,14 @@ def excerpts_table(name: str, groups: Iterable[Group]) -> Table | None:
         return None
     excerpts = run.studies[STUDY].get("excerpts", ())
     found = [one for one in excerpts if one["direction"] == "better"]
-    titles = "document", "token", "what stands before it, and the token", "bits, state cleared"
-    columns = [Column("", title) for title in (*titles, "bits, state kept", "seen before")]
+    titles = ("document", "token", "what stands before it, and the token", "bits, state cleared",
+              "bits, state kept", "seen before")  # fmt: skip
     caption = (
         f"{run.name}: the tokens of each document that the run predicts better with its state kept "
         "than with it cleared at every segment, by the most bits. Seen before: how many tokens "
         "back the token's word stood last, and whether that is within one window."
     )
-    return Table(name, "Where the state helps most", caption, columns, [_row(one) for one in found])
+    return plain_table(name, "Where the state helps most", caption, titles, map(_row, found))
 
 
 def kinds_table(name: str, groups: Iterable[Group]) -> Table | None:
@@ -45,12 +45,11 @@ def kinds_table(name: str, groups: Iterable[Group]) -> Table | None:
                 rows += _kind_rows(run.name, study)
     titles = ["run", "compared with", "tokens", "share of all"]
     titles += ["bits, the other", "bits, the run", "adds to the difference, bits per token"]
-    columns = [Column("", title) for title in titles]
     caption = (
         "Losses by kind of token. What the kinds add is together the difference of the two; it is "
         "positive where the run is better."
     )
-    return Table(name, "Where the difference is", caption, columns, rows) if rows else None
+    return plain_table(name, "Where the difference is", caption, titles, rows) if rows else None
 
 
 def _kind_rows(run, study):
@@ -64,8 +63,8 @@ def _kind_rows(run, study):
         )
         share = measured([100 * tokens / numbers["tokens"]], 1)
         losses = (measured([value], 4) for value in (others, own, adds))
-        who = Cell(run), Cell(f"state {other}" if study.get("against") else other)
-        rows.append([*who, Cell(kind), share._replace(text=f"{share.text} %"), *losses])
+        who = run, f"state {other}" if study.get("against") else other
+        rows.append([*who, kind, share._replace(text=f"{share.text} %"), *losses])
     return rows
 
 
@@ -73,15 +72,15 @@ def _key(kind):
     return kind.replace(" ", "_")
 
 
-def _row(excerpt: dict[str, Any]) -> list[Cell]:
+def _row(excerpt: dict[str, Any]) -> list[Any]:
     before = _plain(excerpt["before"][-SHOWN:])
     bits = (excerpt[which] / math.log(2) for which in ("other_nats", "nats"))
     return [
-        Cell(_plain(excerpt["title"])),
-        Cell(f"{excerpt['token']:,}"),
-        Cell(f"{before}<b>{_plain(excerpt['text'], breaks='↵').strip() or '␣'}</b>"),
+        _plain(excerpt["title"]),
+        f"{excerpt['token']:,}",
+        f"{before}<b>{_plain(excerpt['text'], breaks='↵').strip() or '␣'}</b>",
         *(measured([value], BITS) for value in bits),
-        Cell(_last_seen(excerpt)),
+        _last_seen(excerpt),
     ]
 
 
@@ -93,6 +92,5 @@ def _last_seen(excerpt):
 
 
 def _plain(text, breaks=" "):
-    """Returns text in one line, with Markdown and HTML escaped and a sign for breaks."""
     line = re.sub(r"\s+", " ", text.replace("\n", breaks))
     return re.sub(r"([\\`*_\[\]<>&#~])", r"\\\1", line)

@@ -7,7 +7,7 @@ from results_page.gains import SPLIT, Gain, in_training, known, num_states, rate
 from brt.reporting.collect import Group
 from brt.reporting.drawing.plots import Line, Plot
 from brt.reporting.drawing.rounding import mean_and_spread
-from brt.reporting.drawing.table import Cell, Column, Table, measured
+from brt.reporting.drawing.table import Cell, Table, measured, plain_table
 from brt.reporting.model_settings import model_setting
 
 DECIMALS = 4
@@ -26,10 +26,8 @@ USUAL = {
 def gain_table(name: str, found: Iterable[Gain]) -> Table:
     """Returns one row a recurrent group: bits per byte, mean and spread over seeds."""
     titles = ("corpus", "window", "segment", "steps", "tokens", "system", "beside", "states",
-              "optimizer, rates", "seeds")  # fmt: skip
-    columns = [Column("", title) for title in titles]
-    columns += [Column("", title) for title in ("beside it", "recurrent", "state cleared")]
-    columns += [Column("", title) for title in ("gain", "worth of the state")]
+              "optimizer, rates", "seeds", "beside it", "recurrent", "state cleared", "gain",
+              "worth of the state")  # fmt: skip
     rows = []
     for gain in found:
         own, group = gain.regime, gain.recurrent
@@ -39,14 +37,14 @@ def gain_table(name: str, found: Iterable[Gain]) -> Table:
                  system(group), system(gain.plain) if gain.plain else "–", num_states(group),
                  rates, len(known(group)))  # fmt: skip
         numbers = gain.plain_bits, known(group), known(group, "cleared_"), gain.gains, gain.worth
-        rows.append([*(Cell(str(text)) for text in texts), *(shown(values) for values in numbers)])
+        rows.append([*texts, *map(shown, numbers)])
     caption = (
         f"Bits per byte, all of the {SPLIT} split; ± is the deviation over seeds, rounded up. "
         "Beside: the best plain stack of one layer more with this window and optimizer, same "
         "seeds, same tokens in the same order. Gain: over it. Worth: what clearing the state "
         "costs. Rates: of both sides."
     )
-    return Table(name, "Recurrent beside plain", caption, columns, rows)
+    return plain_table(name, "Recurrent beside plain", caption, titles, rows)
 
 
 def runs_table(name: str, groups: Iterable[Group]) -> Table:
@@ -65,10 +63,9 @@ def runs_table(name: str, groups: Iterable[Group]) -> Table:
         texts = (own.corpus, own.window or "–", own.segment_length, f"{own.steps:,}",
                  system(group), num_states(group) or "–", _rate(group),
                  len(found[0]) or len(group.runs))  # fmt: skip
-        cells = [shown(values) for values in found]
-        rows.append([*(Cell(str(text)) for text in texts), *cells, Cell(where)])
+        rows.append([*texts, *map(shown, found), where])
     caption = "Every run; ± is the deviation over seeds, rounded up."
-    return Table(name, "Every run", caption, [Column("", title) for title in titles], rows)
+    return plain_table(name, "Every run", caption, titles, rows)
 
 
 def system(group: Group) -> str:

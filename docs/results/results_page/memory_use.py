@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from results_page.gain_tables import NOTHING
 
 from brt.reporting.collect import Group
-from brt.reporting.drawing.table import Cell, Column, Table, measured
+from brt.reporting.drawing.table import Cell, Table, measured, plain_table
 
 STUDY = "memory_use"
 """The study that holds costs and half-lives."""
@@ -25,7 +25,7 @@ def memory_table(name: str, groups: Iterable[Group]) -> Table | None:
             life = numbers.get(f"{layer}/half_life_tokens")
             rows.append(
                 [
-                    *(Cell(run.name), Cell(_counted_from_one(layer)), *costs),
+                    *(run.name, _counted_from_one(layer), *costs),
                     NOTHING if share is None else measured([100 * share], 1),
                     NOTHING if life is None else measured([life], 1),
                 ]
@@ -37,8 +37,7 @@ def memory_table(name: str, groups: Iterable[Group]) -> Table | None:
         "to its learned beginning (cleared), to zero, or to another document's; ± the standard "
         "error over segments. By `--study=memory_use`."
     )
-    columns = [Column("", title) for title in titles]
-    return Table(name, "What the state is worth", caption, columns, rows) if rows else None
+    return plain_table(name, "What the state is worth", caption, titles, rows) if rows else None
 
 
 def _counted_from_one(layer):

@@ -8,7 +8,7 @@ from results_page.gains import Gain, num_states
 from results_page.intervals import IntervalPlot, Mean
 
 from brt.reporting.drawing.rounding import confidence_interval
-from brt.reporting.drawing.table import Cell, Column, Table
+from brt.reporting.drawing.table import Cell, Table, plain_table
 
 NAME = "overview"
 FEWEST_SEEDS = 3
@@ -58,18 +58,16 @@ def overview_table(found: Iterable[Gain]) -> Table | None:
         mean, half = confidence_interval(gain.gains)
         verdict = BETTER if mean > half else WORSE if mean < -half else NEITHER
         worth = _cell(gain.worth) if len(gain.worth) >= FEWEST_SEEDS else NOTHING
-        rows.append([*(Cell(str(text)) for text in texts), _cell(gain.gains), worth, Cell(verdict)])
-    titles = ["corpus", "window", "segment", "steps", "optimizer", "states", "gate"]
-    titles += ["seeds", "gain"]
-    titles += ["clearing the state costs", "better"]
+        rows.append([*texts, _cell(gain.gains), worth, verdict])
+    titles = ("corpus", "window", "segment", "steps", "optimizer", "states", "gate", "seeds",
+              "gain", "clearing the state costs", "better")  # fmt: skip
     caption = (
         f"Every comparison of {FEWEST_SEEDS} seeds, all of the validation split: bits per byte by "
         "which the recurrent stack is better than a plain one with one layer more, after the same "
         "tokens in the same order. ± is half of the 95 % interval (Student's t). Better: the side "
         "that the whole interval is on."
     )
-    columns = [Column("", title) for title in titles]
-    return Table(NAME, "Where recurrence pays", caption, columns, rows) if rows else None
+    return plain_table(NAME, "Where recurrence pays", caption, titles, rows) if rows else None
 
 
 def overview_plot(found: Iterable[Gain]) -> IntervalPlot | None:

@@ -157,7 +157,6 @@ def fill(text: str, found: Results) -> str:
 
 
 def _markdown(table):
-    """Returns a table without its title."""
     return table.as_markdown().split("\n", 2)[2].rstrip()
 
 

@@ -75,6 +75,6 @@ def _gains(run):
 
 
 def _cost(run, series):
-    """Returns a curve without its last point, which is 0 by definition."""
+    # The last point is 0 by definition.
     x, bits, errors = (series[part][:-1] for part in ("x", "y", "errors"))
     return Line(f"{run}, {series['name'].removeprefix(COST)}", x, bits, "points", errors=errors)

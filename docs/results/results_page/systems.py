@@ -7,7 +7,7 @@ from results_page.gain_tables import shown, system
 from results_page.gains import SPLIT, known, num_states, paired, regime, worth
 
 from brt.reporting.collect import Group
-from brt.reporting.drawing.table import Cell, Column, Table
+from brt.reporting.drawing.table import Table, plain_table
 
 BASELINE = "Slide"
 """Prefix of the baseline's system."""
@@ -36,8 +36,7 @@ def systems_table(name: str, groups: Sequence[Group], split: str = SPLIT) -> Tab
                  len(kept))  # fmt: skip
         numbers = (kept, known(group, "cleared_", split), () if group is baseline else below,
                    worth(group, split))  # fmt: skip
-        cells = [*(Cell(str(text)) for text in texts), *(shown(values) for values in numbers)]
-        rows.append((np.mean(kept), cells))
+        rows.append((np.mean(kept), [*texts, *map(shown, numbers)]))
     if len(rows) < 2:
         return None
     titles = ["system", "window", "segment", "states", "seeds", "bits/byte", "state cleared"]
@@ -48,4 +47,4 @@ def systems_table(name: str, groups: Sequence[Group], split: str = SPLIT) -> Tab
         "order. Worth: what clearing the state costs."
     )
     ordered = [row for _, row in sorted(rows, key=lambda found: found[0])]
-    return Table(name, "All systems", caption, [Column("", title) for title in titles], ordered)
+    return plain_table(name, "All systems", caption, titles, ordered)
