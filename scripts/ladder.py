@@ -4,8 +4,13 @@
         --corpus=configs/corpora/text.gin --gin.TextFiles.path='"books/{split}"' \
         --tokens=20e6 --seeds=0,1,2
 
+    python scripts/ladder.py --workdir=ladder --gin_file=configs/quickstart.gin --processes=2 \
+        --grid="RecurrentCell.gate=fixed,lstm RecurrentCell.num_states=4,16"
+
 A line of a sweep has configs joined by `+`, and bindings without spaces:
-`systems/rec_fixed_skip.gin+recipes/arxiv.gin RecurrentCell.num_states=128`. --scale divides the
+`systems/rec_fixed_skip.gin+recipes/arxiv.gin RecurrentCell.num_states=128`; several values of a
+binding, separated by commas, are a grid. --processes runs so many at once, on a machine with GPUs
+one per GPU. --paper adds the published tables that have a row for these runs. --scale divides the
 model's dimensions, --corpus replaces the config's corpus, and each run trains on --tokens (twice as
 many if its line binds twice the steps), or for its own steps. A warm-up longer than the run becomes
 a tenth of it, with a note. Lines that differ in their evaluation only are trained once. Bindings of
@@ -22,24 +27,31 @@ cluster:
 --collect with the same flags writes the tables and archives of the finished runs.
 """
 
+import contextlib
+import itertools
 import json
 import os
+import queue
 import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
+import numpy as np
 from absl import flags
 from sweeps import SCALES, LadderError, SweepEntry, read_sweep
 
 from brt import command_line, config
 from brt.benchmarks.topologies import use_no_device
 from brt.config import differences
+from brt.data.extras import MissingExtra
 from brt.experiment import Experiment
 from brt.progress import Progress
 from brt.reporting.archive import ENDING, pack
 from brt.reporting.collect import Group, collect
+from brt.reporting.drawing.plots import Line, Plot, svg
 from brt.reporting.drawing.table import Cell, Column, Table
 from brt.reporting.gin_text import read_gin, read_gin_file, write_gin
 from brt.reporting.papers.fill import paper_tables
@@ -54,6 +66,9 @@ from brt.training.sharding import abstract_mesh
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string("sweep", None, "A file with one config and its bindings a line.")
+flags.DEFINE_string("grid", None, "A grid of --gin_file in place of a sweep: NAME=VALUE,VALUE ...")
+flags.DEFINE_integer("processes", 1, "Runs at once; on a GPU machine each on a GPU of its own.", 1)
+flags.DEFINE_bool("paper", False, "Also print the published tables with rows for these runs.")
 flags.DEFINE_enum("scale", "paper", list(SCALES), "What the models' dimensions are divided by.")
 flags.DEFINE_string("corpus", None, "A gin file whose corpus replaces that of the configs.")
 flags.DEFINE_float("tokens", None, "Tokens each run trains on; None: its config's steps.", 1)
@@ -72,19 +87,21 @@ CHECKPOINTS = "checkpoints"
 
 def run_ladder() -> None:
     """Runs unfinished runs, then writes the tables."""
-    for name in ("workdir", "sweep"):
-        if FLAGS[name].value is None:
-            raise LadderError(f"--{name} is missing: {FLAGS[name].help}")
+    if FLAGS.workdir is None:
+        raise LadderError("--workdir is missing: name a folder for the runs and their table.")
+    if (FLAGS.sweep is None) == (FLAGS.grid is None) or bool(FLAGS.grid) != bool(FLAGS.gin_file):
+        raise LadderError("Name the runs: --sweep=FILE, or --gin_file=CONFIG with --grid.")
     if FLAGS.print_commands and FLAGS.collect:
         raise LadderError("--print_commands says what is to be run, --collect what was: give one.")
     folder = Path(FLAGS.workdir)
     entries = read_sweep(
-        FLAGS.sweep,
+        FLAGS.sweep or "--grid",
         SCALES[FLAGS.scale],
         corpus=FLAGS.corpus,
         bindings=FLAGS.gin_bindings,
         tokens=FLAGS.tokens,
         tokens_per_step=FLAGS.tokens_per_step,
+        lines=[f"{'+'.join(FLAGS.gin_file)} {FLAGS.grid}"] if FLAGS.grid else None,
     )
     for note in dict.fromkeys(entry.note for entry in entries if entry.note):
         print(note, file=sys.stderr)
@@ -113,24 +130,73 @@ def run_ladder() -> None:
         for entry, _, seed, _ in missing:
             print(f"Not finished: {entry.name}, seed {seed}", file=sys.stderr)
         runs = [run for run in runs if run not in missing]
-    for number, (entry, file, seed, workdir) in enumerate(runs, 1):
-        print(f"[{number} of {len(runs)}] {entry.name}, seed {seed}", flush=True)
-        if not evaluated(workdir, entry):
-            begin(workdir, entry, seed)
-            for module, *arguments in commands(file, seed, workdir):
-                command(module, *arguments)
-        if FLAGS.archive:
-            pack(workdir, Path(FLAGS.archive) / f"{workdir.name}{ENDING}")
+    run_all(runs)
     step_times = folder / "step_times.json"
     if FLAGS.step_time_rounds and not step_times.exists() and not FLAGS.collect:
         timed = [f"--configs={','.join(map(str, files))}", f"--rounds={FLAGS.step_time_rounds}"]
         command("brt.benchmark", *timed, f"--json={step_times}")
-    of_entries, *tables = write_tables(folder, [workdir for *_, workdir in runs], step_times)
-    for table in (of_entries, *tables):
+    # Of one config what an entry changes is enough to name it.
+    one = len({entry.paper["config"] for entry in entries}) == 1
+    changes = {e.name: e.changes or "as configured" for e in entries if one}
+    for table in write_tables(folder, [workdir for *_, workdir in runs], step_times, changes):
         print(f"\n{table.as_markdown()}")
-    if not tables:
-        print("\nNo published table has a row for these runs; the report shows their evaluations.")
     print(f"\nWritten to {folder}/tables.md. To look at it: python -m brt.report {folder}/runs/*")
+
+
+Run = tuple[SweepEntry, Path, str, Path]
+"""Entry, its config, a seed, and the run folder."""
+
+
+def run_all(runs: Sequence[Run]) -> None:
+    """Runs what is unfinished, --processes at a time: those that train, then their evaluations."""
+    devices: queue.Queue[str | None] = queue.Queue()
+    gpus = visible_gpus() if FLAGS.processes > 1 else []
+    if len(gpus) < FLAGS.processes and gpus:
+        raise LadderError(
+            f"--processes={FLAGS.processes}, and there are {len(gpus)} GPUs: lower it."
+        )
+    for number in range(FLAGS.processes):
+        devices.put(gpus[number] if gpus else None)
+    ordered = sorted(enumerate(runs, 1), key=lambda pair: pair[1][0].trained_by != pair[1][0].name)
+    waves = itertools.groupby(ordered, lambda pair: pair[1][0].trained_by != pair[1][0].name)
+    for _, wave in waves:
+        with ThreadPoolExecutor(FLAGS.processes) as pool:
+            started = [pool.submit(run_one, run, f"{n} of {len(runs)}", devices) for n, run in wave]
+            try:
+                for one in as_completed(started):
+                    one.result()
+            finally:
+                pool.shutdown(cancel_futures=True)
+
+
+def run_one(run: Run, number: str, devices: queue.Queue[str | None]) -> None:
+    """Trains and evaluates a run; of several at once the output goes to log.txt of its folder."""
+    entry, file, seed, workdir = run
+    print(f"[{number}] {entry.name}, seed {seed}", flush=True)
+    if not evaluated(workdir, entry):
+        begin(workdir, entry, seed)
+        gpu = devices.get()
+        try:
+            for module, *arguments in commands(file, seed, workdir):
+                if FLAGS.processes == 1:
+                    command(module, *arguments)
+                else:
+                    command(module, *arguments, log=workdir / "log.txt", gpu=gpu)
+        finally:
+            devices.put(gpu)
+    if FLAGS.archive:
+        pack(workdir, Path(FLAGS.archive) / f"{workdir.name}{ENDING}")
+
+
+def visible_gpus() -> list[str]:
+    """Returns the numbers of the GPUs that a run may use; none on other machines."""
+    ask = "import jax; print(*[d.id for d in jax.devices() if d.platform == 'gpu'])"
+    found = subprocess.run(
+        [sys.executable, "-c", ask], stdout=subprocess.PIPE, check=True, text=True
+    )
+    allowed = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    names = allowed.split(",") if allowed else None
+    return [names[int(n)] if names else n for n in found.stdout.split()]
 
 
 def check_entry(folder: Path, entry: SweepEntry) -> None:
@@ -230,23 +296,39 @@ def shell_line(commands_of_run: Sequence[Sequence[str]]) -> str:
     return " && ".join(map(shlex.join, [["cd", os.getcwd()], *words]))
 
 
-def command(module: str, *arguments: str) -> None:
-    """Runs a command of brt and raises if it fails."""
-    status = subprocess.run([sys.executable, "-m", module, *arguments], check=False).returncode
+def command(module: str, *arguments: str, log: Path | None = None, gpu: str | None = None) -> None:
+    """Runs a command of brt and raises if it fails.
+
+    log: a file that the output is added to; gpu: number of the only GPU that it uses.
+    """
+    line = [sys.executable, "-m", module, *arguments]
+    environment = os.environ | ({"CUDA_VISIBLE_DEVICES": gpu} if gpu else {})
+    with open(log, "a", encoding="utf-8") if log else contextlib.nullcontext() as output:
+        status = subprocess.run(
+            line, check=False, env=environment, stdout=output, stderr=output
+        ).returncode
     if status:
         raise LadderError(
-            f"{module} ended with status {status}; the reason stands above. Once it is gone, the "
-            "same command goes on from here."
+            f"{module} ended with status {status}; the reason is in {log or 'the lines above'}. "
+            "Once it is gone, the same command continues."
         )
 
 
-def write_tables(folder: Path, workdirs: Sequence[Path], step_times: Path) -> list[Table]:
-    """Writes tables.md and tables.json; returns the entries' table and the papers' tables."""
+def write_tables(
+    folder: Path, workdirs: Sequence[Path], step_times: Path, changes: dict[str, str]
+) -> list[Table]:
+    """Writes tables.md, tables.json and sweep.svg; returns the entries' and the papers' tables.
+
+    changes: by the name of an entry, its own bindings.
+    """
     times = read_step_times([str(step_times)] if step_times.exists() else [])
     groups = collect(open_runs(workdirs))
-    entries = entry_table(groups)
-    tables = [table for paper in PAPERS for table in paper_tables(paper, groups, times)]
+    entries = entry_table(groups, changes)
+    papers = PAPERS if FLAGS.paper else ()
+    tables = [table for paper in papers for table in paper_tables(paper, groups, times)]
     tables = [table for table in tables if table.has_measurements]
+    with contextlib.suppress(MissingExtra):
+        write_whole(folder / "sweep.svg", svg(entry_plot(groups)))
     shown = "\n".join(table.as_markdown() for table in (entries, *tables))
     write_whole(folder / "tables.md", shown)
     content = [table.as_json() for table in tables]
@@ -263,18 +345,37 @@ OF_ENTRIES = (
 )
 
 
-def entry_table(groups: Sequence[Group]) -> Table:
-    """Returns a table with a row for each entry."""
-    names = [group.runs[0].folder.name.rpartition("-seed")[0] for group in groups]
+def entry_table(groups: Sequence[Group], changes: dict[str, str]) -> Table:
+    """Returns a table with a row for each entry: its number in the plot, and what it changes."""
+    names = [entry_name(group) for group in groups]
     cells = [[group.quantity(quantity) for group in groups] for quantity in OF_ENTRIES]
     kept = [n for n, column in enumerate(cells) if any(cell.values for cell in column)]
-    heads = [Column("", head) for head in ("entry", *(OF_ENTRIES[n].head for n in kept))]
-    rows = [[Cell(name), *(cells[n][i] for n in kept)] for i, name in enumerate(names)]
-    title = f"Entries of {FLAGS.sweep}"
+    heads = [Column("", head) for head in ("", "entry", *(OF_ENTRIES[n].head for n in kept))]
+    shown = [Cell(changes.get(name, name)) for name in names]
+    rows = [[Cell(str(i + 1)), shown[i], *(cells[n][i] for n in kept)] for i in range(len(names))]
+    title = f"Entries of {FLAGS.sweep or FLAGS.grid}"
     caption = (
         "Means over seeds, with deviations that are rounded up; parameters without embeddings."
     )
     return Table("entries", title, caption, heads, rows)
+
+
+def entry_plot(groups: Sequence[Group]) -> Plot:
+    """Returns a plot of the last evaluation of each entry, by its number in the table."""
+    lines = []
+    for name, of in (("state kept", "bits_per_token"), ("state cleared", "cleared_bits_per_token")):
+        cells = [group.quantity(Quantity(name, of)) for group in groups]
+        points = [(n, np.mean(cell.values)) for n, cell in enumerate(cells, 1) if cell.values]
+        if points:
+            x, y = zip(*points, strict=True)
+            lines.append(Line(name, x, y, "points"))
+    caption = "By the number of the entry in the table; means over seeds."
+    return Plot("sweep", "Entries", caption, "entry", "bits per token", lines)
+
+
+def entry_name(group: Group) -> str:
+    """Returns the name of an entry: that of its run folders without the seed."""
+    return group.runs[0].folder.name.rpartition("-seed")[0]
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -1,6 +1,7 @@
 """Entries: experiments of configs/, made smaller alike, on another corpus, with an equal budget."""
 
 import inspect
+import itertools
 import os
 import re
 from collections.abc import Sequence
@@ -85,6 +86,7 @@ class SweepEntry(NamedTuple):
         paper: content of stands_for.json: the config, and the settings it stands for in the tables.
         trained_by: name of the first entry that is trained alike, whose parameters it evaluates.
         note: a sentence on what was changed besides, or "".
+        changes: its own bindings, as text.
     """
 
     name: str
@@ -92,6 +94,7 @@ class SweepEntry(NamedTuple):
     paper: dict
     trained_by: str = ""
     note: str = ""
+    changes: str = ""
 
 
 def read_sweep(
@@ -101,8 +104,12 @@ def read_sweep(
     bindings: Sequence[str],
     tokens: int | None,
     tokens_per_step: int | None = None,
+    lines: Sequence[str] | None = None,
 ) -> list[SweepEntry]:
     """Returns the entries of a file, one a line: gin files joined by `+`, and bindings after them.
+
+    A binding with several values, `RecurrentCell.gate=fixed,lstm`, makes an entry of each; several
+    such bindings, of each combination.
 
     Args:
         path: of the file; gin files are looked up beside it, from here, and in configs/.
@@ -115,6 +122,7 @@ def read_sweep(
             longer, lasts for a tenth of the steps instead. None for the steps of each entry's own
             config, their size, and what is done every so many of them.
         tokens_per_step: of every run; None for the first entry's at this scale.
+        lines: in place of those of the file.
 
     Raises:
         LadderError: no entries, two of one name, a missing config, a binding that is none or stands
@@ -125,10 +133,10 @@ def read_sweep(
         raise LadderError(
             "--tokens and a binding of Trainer.steps both say how long a run trains: give one."
         )
-    for line in Path(path).read_text(encoding="utf-8").splitlines():
-        config, *own = line.split("#")[0].split() or [""]
-        if not config:
-            continue
+    if lines is None:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    for line in itertools.chain.from_iterable(map(combinations, lines)):
+        config, *own = line.split()
         bound, settings = _own(own, line, path), _read(config, path)
         # An entry of twice its config's steps stays twice as long.
         usual = settings.get("Trainer.steps", 1)
@@ -165,7 +173,7 @@ def read_sweep(
         last = {name: value for name, value in common.items() if name not in macros}
         settings = resolved(settings | last | macros)
         stands_for = {"config": config, "settings": paper}
-        entries.append(SweepEntry(name, settings, stands_for, note=note))
+        entries.append(SweepEntry(name, settings, stands_for, note=note, changes=" ".join(own)))
     names = [entry.name for entry in entries]
     if not entries:
         raise LadderError(f"{path} names no config: write one a line, pg19_rec_fixed_skip.gin.")
@@ -178,6 +186,32 @@ def read_sweep(
         entry._replace(trained_by=first.setdefault(write_gin(_trained(entry.settings)), entry.name))
         for entry in entries
     ]
+
+
+def combinations(line: str) -> list[str]:
+    """Returns the lines that a line with bindings of several values stands for; none if empty."""
+    words = line.split("#")[0].split()
+    choices = []
+    for word in words[1:]:
+        name, equals, values = word.partition("=")
+        pieces = SEPARATE.split(values) if equals else [""]
+        several = len(pieces) > 1
+        choices.append(
+            [f"{name}={_quoted(v) if several else v}" if equals else word for v in pieces]
+        )
+    return (
+        [" ".join([words[0], *chosen]) for chosen in itertools.product(*choices)] if words else []
+    )
+
+
+SEPARATE = re.compile(r""",(?=(?:[^"']|"[^"]*"|'[^']*')*$)(?![^(\[{]*[)\]}])""")
+"""A comma outside of quotes and brackets."""
+
+
+def _quoted(value):
+    """Returns a value as gin reads it: a plain word is a string."""
+    plain = re.fullmatch(r"[A-Za-z_]\w*", value) and value not in ("True", "False", "None")
+    return f'"{value}"' if plain else value
 
 
 def _trained(settings):

@@ -1,6 +1,7 @@
 """The ladder runs every entry of a sweep once, whatever stops it, and ends in the tables."""
 
 import importlib.util
+import itertools
 import json
 import os
 import shlex
@@ -39,7 +40,7 @@ class Killed(BaseException):
 def pretended(calls, kill_at=None):
     """Stands for `brt.train` and `brt.evaluate`; dies before call number `kill_at`."""
 
-    def command(module, *arguments):
+    def command(module, *arguments, **_):
         if len(calls) == kill_at:
             raise Killed
         calls.append((module, *arguments))
@@ -62,7 +63,7 @@ def pretended(calls, kill_at=None):
 def run_script(ladder, monkeypatch, command, *arguments):
     names = [*(a.removeprefix("--").split("=")[0] for a in arguments)]
     own = ("workdir", "sweep", "scale", "corpus", "tokens", "seeds", "print_commands", "collect")
-    for name in (*own, "archive", "gin_bindings"):
+    for name in (*own, "archive", "gin_bindings", "gin_file", "grid", "processes", "paper"):
         ladder.FLAGS[name].unparse()
     assert set(names) <= set(ladder.FLAGS)
     ladder.FLAGS(["ladder.py", *arguments])
@@ -99,6 +100,23 @@ def test_a_ladder_killed_anywhere_ends_in_the_same_table_and_repeats_nothing_fin
         run_script(ladder, monkeypatch, pretended([]), *flags, "--tokens=20000",
               f"--workdir={tmp_path}/whole")  # fmt: skip
     assert contents(tmp_path / "whole") == before
+
+
+def test_a_grid_runs_every_combination_several_at_once(ladder, monkeypatch, tmp_path):
+    flags = ["--gin_file=pg19_slide_12l.gin", "--scale=tiny", "--tokens=10000", "--processes=3"]
+    flags += ["--corpus=configs/corpora/text.gin", f"--workdir={tmp_path}"]
+    grid = "BlockRecurrentTransformer.qk_norm=True,False Trainer.optimizer=@adamw,@adafactor"
+    monkeypatch.setattr(ladder, "visible_gpus", list)
+    run_script(ladder, monkeypatch, pretended(calls := []), *flags, f"--grid={grid}")
+    assert len(calls) == 8
+    trained = [
+        (read["BlockRecurrentTransformer.qk_norm"], str(read["Trainer.optimizer"]))
+        for read in map(read_gin_file, tmp_path.glob("runs/*/config.gin"))
+    ]
+    assert sorted(trained) == sorted(itertools.product((True, False), ("@adafactor", "@adamw")))
+    table = (tmp_path / "tables.md").read_text()
+    assert "qk_norm=False Trainer.optimizer=@adamw" in table
+    assert "<svg" in (tmp_path / "sweep.svg").read_text()
 
 
 def test_a_command_is_printed_for_each_missing_run_and_what_they_left_is_collected(
@@ -176,9 +194,9 @@ def test_entries_that_differ_in_evaluation_alone_are_trained_once(
     assert (evaluated / "checkpoints").resolve().parent.name == "pg19_slide_12l-seed3"
     settings = read_gin_file(evaluated / "config.gin")
     assert settings["Evaluation.segment_length"] == 128 and settings["Trainer.seed"] == 3
-    lines = capsys.readouterr().out.split("Entries of ")[1].split("Table 1")[0].splitlines()
+    lines = capsys.readouterr().out.split("Entries of ")[1].splitlines()
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if "|" in line]
-    assert [row[0] for row in rows[2:]] == [path.stem for path in written(tmp_path / "ladder")]
+    assert [row[1] for row in rows[2:]] == ["as configured", longer, f"{same}", other]
     assert rows[0][-1] == "seeds" and {row[-1] for row in rows[2:]} == {"2"}
     assert len([*runs.glob("*/evaluation_validation.json")]) == 8
 
