@@ -45,6 +45,7 @@ EXTRAS = {
         "grpcio-status>=1.80,<2",  # google-api-core warns without it
     ],
     "eval": ["lm_eval>=0.4.13,<0.5"],  # lm-evaluation-harness
+    "hub": ["huggingface_hub>=0.30,<3"],  # hf:// paths
     "wandb": ["wandb>=0.26,<1"],
     "browser": ["PyQt6-WebEngine>=6.8,<7"],  # its Chromium opens pages of the report in tests
     "report": ["matplotlib>=3.10.7,<4"],
