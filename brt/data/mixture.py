@@ -71,12 +71,8 @@ class MixedStore:
     """Token stores read as one, with the interface of `TokenStore`.
 
     Documents are numbered through all stores; `bases` are the numbers of their first documents.
-    The manifest is that of the first store, with the counts of all.
-
-    Args:
-        stores: with the same vocabulary.
-        shares: of the training tokens; they add up to 1.
-        names: in records; empty for records of the whole.
+    The manifest is that of the first store, with the counts of all. Without `names` records are of
+    the whole.
     """
 
     def __init__(

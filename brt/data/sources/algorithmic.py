@@ -206,11 +206,10 @@ class AssociativeRetrieval(SampleTask):
     """Pairs of a letter and a digit, then one of the letters, whose digit is the target.
 
     Ids: the digits 0 to 9, the start token 10, the letters 11 to 36. The letters of a sample are
-    different, and so are its digits.
+    different, and so are its digits. Other arguments are as of `CopyTask`.
 
     Args:
         num_pairs: a model reads 2 num_pairs + 2 tokens.
-        num_train, num_validation, num_test, padded_length, seed: as of `CopyTask`.
     """
 
     START = 10

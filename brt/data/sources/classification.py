@@ -40,7 +40,7 @@ class LabelledTexts(LabelledSource):
     Args:
         path, vocabulary, splits: as of `LabelledSource`.
         classes: all labels, by number; numbers as texts, as in ("0", "1").
-        text_key, label_key: keys of a record; a text may be a list of paragraphs, as in ECtHR.
+        text_key, label_key: keys of a record; a text may be a list of paragraphs.
         second_key: of a second text, which follows the first and the tokenizer's separator.
         several: whether a label is a list of classes, which may be empty.
     """
@@ -102,8 +102,8 @@ class Hyperpartisan(LabelledSource):
     """Hyperpartisan news, by article: 645 articles, 238 of them hyperpartisan.
 
     Args:
-        path: the folder with `articles-training-byarticle-*.xml` and its `ground-truth-*.xml`; or
-            a file of JSON records with `text`, `label` and, unless the path has `{split}`, `split`.
+        path: the folder of the two published XML files; or a file of JSON records with `text`,
+            `label` and, unless the path has `{split}`, `split`.
         vocabulary, splits: as of `LabelledSource`; "validation" may be "dev" in a file.
         split_file: JSON, from splits to lists of ids of articles, such as hp-splits.json of
             Longformer's authors (516, 64 and 65). None draws as many by `seed`.

@@ -157,12 +157,11 @@ class SourceTree(FileSource):
     """One document per entry at the top of a tree: a package, a repository, an article.
 
     A document is the files of the entry in the order of their paths, each after a header line.
-    Links are not followed. If `path` has no `{split}`, the entries are ordered by
-    sha256("split:" + title): the first share is test, the next validation, the rest train.
+    Links are not followed. If `path` has no `{split}`, sha256("split:" + title) orders the entries:
+    the first share is test, the next validation, the rest train.
 
     Args:
-        path: the tree; `stdlib` is the standard library of Python. `{split}` is replaced by the
-            name of the split.
+        path: the tree; `stdlib` is the standard library of Python.
         suffixes: of source files.
         exclude: names of files and folders to skip at any depth; hidden ones are always skipped.
         held_out: share of the entries in test, and again in validation, at least one each.

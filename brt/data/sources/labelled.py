@@ -31,9 +31,7 @@ from brt.storage.regular_files import open_regular
 class Example(NamedTuple):
     """One labelled text.
 
-    name: its id.
-    text: the text.
-    question: comes before it in every segment; "" for none.
+    question: comes before the text in every segment; "" for none.
     label: number of its class; None for none.
     answers: correct texts.
     kind: of the answer: 0 a part of the text, 1 yes, 2 no; None for no spans.

@@ -35,8 +35,7 @@ class QuadraticEquations(SampleTask):
     a (x^2 + b x + c) with b uniform in [0, 2 max_root) and c between b^2 / 4 and max_root^2.
 
     Args:
-        max_root: roots are integers from -max_root to max_root.
-        max_multiplier: multipliers are 1 to max_multiplier.
+        max_root, max_multiplier: largest absolute values of roots and multipliers.
         signed: multipliers may be negative, as in the paper's example but not in its text.
         rootless: share of equations without real roots, exact in every split.
         num_train, num_validation, num_test, padded_length, seed: as of `CopyTask`.

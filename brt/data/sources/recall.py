@@ -26,8 +26,7 @@ class RecallTask(DrawnTask):
     """Recall documents; loss weights are 1 on answers and 0 elsewhere.
 
     The range of distances is divided, on a logarithmic scale, into num_facts equal parts, one for
-    the distance of each fact. An answer is predicted `distance - 1` positions after its value in a
-    model's inputs.
+    each fact. An answer is predicted `distance - 1` positions after its value in a model's inputs.
 
     Args:
         num_documents, num_held_out, seed: as of `DrawnTask`.

@@ -90,8 +90,8 @@ class FirstDocuments(Transformed):
 class FirstTokens(Transformed):
     """The first tokens of every document of some splits.
 
-    A document is encoded whole before it is cut. Its bytes, which the manifest counts, become the
-    shortest beginning of the text, in whole characters, with as many tokens.
+    The bytes of a document, which the manifest counts, become the shortest beginning of the text,
+    in whole characters, with as many tokens.
 
     Args:
         source: the inner source.

@@ -39,11 +39,10 @@ SHARD_DOCUMENTS = 2**12
 class Run(NamedTuple):
     """The documents of one shard.
 
-    number: of the shard, from 0.
-    first: number of its first document, from 0.
+    number, first: of the shard and of its first document, from 0.
     documents: `Document`s, or parts that the source can read.
     size: approximate bytes of the documents.
-    key: identifies what the shard is made from.
+    key: identifies source, vocabulary and documents.
     names: of the first and the last document, for messages: their files or titles.
     """
 

@@ -62,11 +62,11 @@ def write_store(
 ) -> dict:
     """Writes documents to a new token store and returns its manifest.
 
-    The store has the same bytes for any number of workers and any runner. A process holds one
-    document at a time, or the documents of a few shards if they are not listed.
+    The store has the same bytes for any number of workers and any runner. Finished shards of an
+    earlier call are used.
 
     Args:
-        folder: of the store, on a disk or in a bucket. Finished shards of an earlier call are used.
+        folder: of the store, on a disk or in a bucket.
         documents: at least one `Document`; those without tokens are encoded by `vocabulary`.
         vocabulary: of the ids.
         source_description: JSON for the manifest.

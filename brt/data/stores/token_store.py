@@ -63,9 +63,7 @@ class TokenStore:
     Attributes:
         folder: path of the store, on a disk or in a bucket.
         files: folder of its files on this disk: the store itself, or this host's copy.
-        manifest: its manifest, a dict.
         lengths_D: tokens of each document, int64 (documents,).
-        has_weights: whether it contains loss weights.
         all_tokens: ids of all documents, one after another: (num_tokens,), to be sliced.
         all_weights: their loss weights, float32 (num_tokens,); None if there are none.
     """

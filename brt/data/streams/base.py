@@ -20,12 +20,12 @@ class Stream(abc.ABC):
         rows: B, rows of the global batch.
         segment_length: T, in tokens.
         segments_per_step: K; for `RereadStream` with the segments that are read again.
-        seed: of the assignment of documents to rows and of every shuffle; not negative.
+        seed: of the assignment of documents to rows and of every shuffle.
 
     Attributes:
         targets_are_tokens: whether the targets are the next tokens of the store.
         row_segments_B: segments of each row in one epoch, int64 (rows,), rounded up; undefined for
-            passes of evaluation and for mixtures.
+            evaluation and mixtures.
     """
 
     targets_are_tokens: bool = True

@@ -28,9 +28,9 @@ ReadTokens = Callable[[FileArray | JoinedArray, int, int], np.ndarray]
 class ContiguousStream(Stream):
     """The training stream in which all rows begin each epoch together, with fresh memory.
 
+    Arguments as of `Stream`; there are more tokens than rows.
+
     Args:
-        store: the documents; more tokens than rows.
-        rows, segment_length, segments_per_step, seed: as of `Stream`.
         shuffle: whether documents have a new order each epoch, as for the sentences of One Billion
             Word. Rows then differ by up to one pair; otherwise fewer than B pairs are dropped.
     """

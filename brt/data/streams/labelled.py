@@ -50,9 +50,8 @@ class LabelledDocuments:
     Args:
         alignment: "right" for a short first segment, "left" for a short last one, "center" for
             segments of equal length. Documents that are too long are cut at the end.
-        targets: "classes", "labels", "words" or "spans", as the model predicts.
-        loss: segments with a loss in training, "last" or "every"; spans have one in every segment.
-            Evaluation scores the last.
+        targets: as the model predicts.
+        loss: segments with a loss in training; spans have one in every segment.
         words: largest number of tokens of an answer, for targets = "words".
     """
 

@@ -9,8 +9,7 @@ from brt.data.streams.batch import Batch, padding
 class RereadStream(Stream):
     """A stream of one new segment per step, after the k segments before it.
 
-    Only the new segment has loss weights, so every token is scored once. Segments before step 0 are
-    padding.
+    Only the new segment has loss weights. Segments before step 0 are padding.
 
     Args:
         new: a training stream with one segment per step.

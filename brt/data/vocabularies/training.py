@@ -63,14 +63,12 @@ class VocabularyTraining(abc.ABC, Generic[Made]):
 
 @configurable
 class SentencePieceTraining(VocabularyTraining[SentencePieceVocabulary]):
-    """Trains a SentencePiece model on a uniform sample of lines, with the published PG19
-    settings but for white space.
+    """Trains a SentencePiece model on a uniform sample of lines, with the published PG19 settings.
 
     Args:
         size: number of pieces; 512 to 128,000 in Table 5 of the Block-Recurrent paper.
-        seed: of the sample; the sampling of the library has a fixed seed.
-        max_lines: lines of the sample.
-        keep_whitespace: whether tabs and line breaks are pieces; False: spaces, as published.
+        seed, max_lines: of the sample.
+        keep_whitespace: whether tabs and line breaks are pieces, and not spaces.
         options: of the library's trainer, which replace those of `PG19_OPTIONS`.
         splits: to read.
     """

@@ -26,10 +26,9 @@ from brt.data.vocabularies.base import (
 
 @configurable
 class WordVocabulary(FileVocabulary):
-    """Words, separated by white space, and a symbol for the end of each line.
+    """Words, separated by white space, and a symbol for the end of each line (WikiText, PTB).
 
-    The defaults are for WikiText and Penn Treebank. For One Billion Word bind `before_line` and
-    `after_line` to "<S>" and `unknown` to "<UNK>". Source: Dai et al. 2019, arXiv:1901.02860.
+    One Billion Word has "<S>" before and after lines, and `unknown` "<UNK>" (Dai et al. 2019).
 
     Args:
         file: path of the list.
