@@ -126,11 +126,6 @@ def test_bindings_for_evaluation_count_as_read_although_training_never_evaluates
     assert experiment.bindings["Evaluation.max_steps"] == "3"
 
 
-def test_a_macro_that_is_used_counts_as_read(folder):
-    path = plain_config(folder, "HEADS = 4", "BlockRecurrentTransformer.num_heads = %HEADS")
-    assert built(path).model.sizes.num_heads == 4
-
-
 def test_a_binding_that_only_scopes_read_counts_as_read(folder):
     lines = [
         "Trainer.corpus = @Mixture()",
@@ -176,12 +171,6 @@ def test_a_misspelt_name_is_answered_with_the_nearest(line, wanted, nearest):
     sentence = message(config.parse, bindings=[line])
     assert line in sentence and wanted in sentence
     assert sentence.endswith(f"The nearest valid name is {nearest}")
-
-
-def test_a_misspelt_name_in_a_file_names_the_file(folder):
-    path = plain_config(folder, "Trainer.stops = 8")
-    sentence = message(config.parse, [str(path)])
-    assert f"In {path}" in sentence and sentence.endswith("Trainer.steps.")
 
 
 def test_known_names_are_the_arguments_gin_may_bind():
@@ -375,20 +364,6 @@ def test_a_parameter_that_is_new_and_at_its_default_is_no_difference():
     assert config.differences({}, {"RecurrentCell.state_ids": "True"}) == []
     lines = ["RecurrentCell.state_ids: (not bound) -> False"]
     assert config.differences({}, {"RecurrentCell.state_ids": "False"}) == lines
-
-
-def test_a_configuration_differs_from_another_by_what_was_changed(folder):
-    path = plain_config(folder)
-    first = built(path).bindings
-    again = built(path).bindings
-    assert first == again and len(first) > 30
-    changed = built(
-        path, "BlockRecurrentTransformer.width = 24", "Trainer.optimizer = @adafactor"
-    ).bindings
-    lines = config.differences(first, changed)
-    assert "BlockRecurrentTransformer.width: 16 -> 24" in lines
-    assert "Trainer.optimizer: @adamw -> @adafactor" in lines
-    assert all(line.split(":")[0].startswith(("BlockRec", "Trainer.opt", "ada")) for line in lines)
 
 
 def test_a_name_of_an_earlier_version_is_told_what_it_is_called_now(tmp_path):

@@ -206,13 +206,6 @@ def run_folder(here):
     return folder
 
 
-@pytest.fixture
-def hidden_import(run_folder):
-    """The same folder; the line that imports stands behind a carriage return alone."""
-    path = run_folder / "config.gin"
-    path.write_bytes(b"# harmless\r" + path.read_bytes())
-
-
 @pytest.mark.parametrize(
     ("module", "arguments"),
     [
@@ -234,28 +227,6 @@ def test_no_command_runs_code_that_a_config_names(
     err = capsys.readouterr().err
     assert "`import hostile` runs the code of hostile" in err and "Traceback" not in err
     assert not (here / MARK).exists() and not (here / "out").exists()
-
-
-@pytest.mark.parametrize(
-    ("module", "arguments"),
-    [
-        (train, ["--gin_file=run/config.gin", "--dry_run"]),
-        (evaluate, ["--workdir=run"]),
-        (generate, ["--workdir=run", "--prompt=a"]),
-    ],
-    ids=lambda value: value.__name__ if hasattr(value, "__name__") else None,
-)
-def test_no_command_runs_code_of_a_hidden_line(
-    hidden_import, here, monkeypatch, capsys, module, arguments
-):
-    assert command(monkeypatch, module, *arguments) == 1
-    err = capsys.readouterr().err
-    assert "config.gin, line 1 has the character U+000D" in err and "Traceback" not in err
-    with pytest.raises(ConfigError, match=r"U\+000D"):
-        load_run("run")
-    with pytest.raises(ValueError, match=r"config.gin.*U\+000D"):
-        open_runs(["run"])
-    assert not (here / MARK).exists()
 
 
 def test_a_command_runs_it_with_the_flag(run_folder, here, monkeypatch, capsys):

@@ -13,7 +13,7 @@ import pytest
 from fuzzing import Tally
 from paths import ROOT
 from test_fuzz_files import both, draws
-from tiny_run import PLAIN, records, start, write_config
+from tiny_run import PLAIN, write_config
 
 from brt.training.records import run_lock
 from brt.training.records.run_folder import RunFolder
@@ -143,22 +143,3 @@ def test_a_run_whose_folder_is_changed_stops_or_keeps_its_records(scale, tmp_pat
         right = lambda found: way == "another file removed" and found == [1, 2, 3, 4, 5]  # noqa: B023, E731
         tally.judge(f"{number}: {way} before {when}", call, right, [path])
     tally.check()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seeds", [(0, 0), (0, 1)])
-def test_of_two_trainings_at_once_one_is_refused_and_the_other_is_whole(tmp_path, seeds):
-    lines = ("Trainer.steps = 30", "Trainer.log_every = 1", "CheckpointPolicy.every = 5")
-    path = write_config(tmp_path, *PLAIN, *lines, **SMALLEST)
-    given = [f"--gin_file={path}", f"--workdir={tmp_path / 'run'}"]
-    prepared = start("brt.prepare", f"--gin_file={path}", "--splits=train")
-    prepared.communicate(timeout=300)
-    started = [start("brt.train", *given, f"--gin.Trainer.seed={seed}") for seed in seeds]
-    said = [process.communicate(timeout=300)[1] for process in started]
-    if sorted(process.returncode for process in started) == [0, 0]:
-        # The second began when the first had ended: nothing is lost, too.
-        assert seeds == (0, 0)
-    else:
-        assert sorted(process.returncode for process in started) == [0, 1], said
-    assert not any("Traceback" in text for text in said)
-    assert [record["step"] for record in records(tmp_path / "run")] == list(range(1, 31))

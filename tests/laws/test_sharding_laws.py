@@ -1,17 +1,13 @@
 """Sharding is invisible: one device, eight devices in several meshes, two processes."""
 
 import functools
-import json
-import socket
-import subprocess
-import sys
 
 import jax
 import numpy as np
 import optax
 import pytest
 from architectures import ARCHITECTURES, trained
-from tiny_run import quick_environment
+from tiny_run import build, ended, start_several, train_here, write_config
 
 from brt.data.sources.base import Document
 from brt.data.stores.store_writer import write_store
@@ -23,6 +19,7 @@ from brt.models.axis_rules import spec
 from brt.training.optimization.optimizers import adafactor
 from brt.training.optimization.schedules import constant_rate
 from brt.training.prefetch import device_batch
+from brt.training.records.run_folder import read_metrics
 from brt.training.settings import Trainer
 from brt.training.sharding import shardings
 
@@ -126,78 +123,19 @@ def test_the_mesh_changes_no_batch_and_no_loss(store, name, mesh_shape):
         assert np.prod(shard) * parts == leaf.size, (path, leaf.shape, shard)
 
 
-CONFIG = """
-Trainer.corpus = @Corpus()
-Corpus.store = "{folder}/store"
-Corpus.source = @TextFiles()
-Corpus.vocabulary = "bytes"
-TextFiles.path = "{folder}/text"
-Trainer.optimizer = @adafactor
-Trainer.schedule = @constant_rate
-constant_rate.value = 0.01
-constant_rate.warmup_steps = 0
-Trainer.evaluation = @Evaluation()
-Evaluation.split = "train"
-Evaluation.max_steps = 2
-Trainer.steps = 3
-Trainer.segment_length = 16
-Trainer.tokens_per_step = 128
-Trainer.log_every = 1
-Trainer.eval_every = 3
-BlockRecurrentTransformer.vocabulary_size = 256
-BlockRecurrentTransformer.num_layers = 2
-BlockRecurrentTransformer.width = 16
-BlockRecurrentTransformer.num_heads = 4
-BlockRecurrentTransformer.head_size = 8
-BlockRecurrentTransformer.feed_forward_size = 32
-BlockRecurrentTransformer.window = 8
-BlockRecurrentTransformer.recurrent_layers = (1,)
-RecurrentCell.num_states = 4
-"""
-
-
 def test_two_processes_train_as_one(tmp_path):
-    (tmp_path / "text").mkdir()
-    rng = np.random.default_rng(0)
-    for number in range(11):
-        text = rng.integers(97, 123, rng.integers(1, 200)).astype(np.uint8).tobytes()
-        (tmp_path / "text" / f"{number}.txt").write_bytes(text)
-    (tmp_path / "config.gin").write_text(CONFIG.format(folder=tmp_path))
-    with socket.socket() as found:
-        found.bind(("localhost", 0))
-        port = found.getsockname()[1]
-    common = [sys.executable, "-m", "brt.train", f"--gin_file={tmp_path}/config.gin"]
-    environment = quick_environment(tmp_path) | {"JAX_COMPILATION_CACHE_DIR": ""}
-    one = subprocess.run(
-        [*common, f"--workdir={tmp_path}/one"], capture_output=True, text=True, env=environment
+    path = write_config(
+        tmp_path,
+        *("Trainer.optimizer = @adafactor", f"Trainer.steps = {STEPS}", "Trainer.log_every = 1"),
+        *(f"Trainer.eval_every = {STEPS}", "Evaluation.max_steps = 2"),
     )
-    assert one.returncode == 0, one.stderr
-    processes = [
-        subprocess.Popen(
-            [
-                *common,
-                f"--workdir={tmp_path}/two",
-                f"--coordinator_address=localhost:{port}",
-                "--num_processes=2",
-                f"--process_id={number}",
-            ],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env=environment,
-        )
-        for number in range(2)
-    ]
-    outputs = [process.communicate(timeout=300)[0] for process in processes]
-    assert all(process.returncode == 0 for process in processes), "\n".join(outputs)
-    records = [
-        [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
-        for name in ("one", "two")
-    ]
-    assert len(records[0]) == len(records[1]) == STEPS + 1
-    for a, b in zip(*records, strict=True):
-        for key in ("train/loss", "train/scored_tokens", "eval/loss", "eval/scored_tokens"):
-            if key in a:
-                np.testing.assert_allclose(a[key], b[key], rtol=1e-5)
+    train_here(build(path), tmp_path / "one")
+    statuses, outputs = ended(start_several(path, tmp_path / "two"))
+    assert statuses == [0, 0], outputs
+    one, two = (read_metrics(str(tmp_path / name)) for name in ("one", "two"))
+    assert len(one) == len(two) == STEPS + 1
+    for a, b in zip(one, two, strict=True):
+        for key in {"train/loss", "train/scored_tokens", "eval/loss", "eval/scored_tokens"} & {*a}:
+            np.testing.assert_allclose(a[key], b[key], rtol=1e-5)
         assert a.get("data/ledger") == b.get("data/ledger")
-    assert "data/ledger" in records[0][0]
+    assert "data/ledger" in one[0]

@@ -24,7 +24,6 @@ from tiny_run import (  # noqa: F401
 )
 
 from brt import evaluate, generate, train
-from brt.config import ConfigError
 from brt.evaluation.reading import SegmentReader
 from brt.experiment import load_run
 from brt.reporting.paper_positions import paper_position
@@ -232,20 +231,6 @@ def test_a_run_stopped_during_an_evaluation_ends_early_alike(
     )
 
 
-@pytest.mark.slow
-def test_a_run_killed_at_any_moment_has_the_same_best(tiny, straight, tmp_path):
-    line = [f"--gin_file={tiny.path}", f"--workdir={tmp_path}"]
-    line += [f"--gin.{binding.replace(' = ', '=')}" for binding in BINDINGS]
-    for seconds in (6, 7, 8, 9, 10):
-        process = start("brt.train", *line)
-        try:
-            process.communicate(timeout=seconds)
-        except Exception:
-            process.kill()
-            process.communicate()
-    assert_same_end(train_here(tiny, tmp_path), straight[0])
-
-
 # Stopped early.
 
 
@@ -404,11 +389,6 @@ def test_a_metric_that_is_not_there_costs_no_step(folder, tiny, straight, tmp_pa
     run = train_here(tiny, tmp_path)
     assert run.start == 2
     assert_same_end(run, straight[0])
-
-
-def test_a_patience_that_is_no_count_is_refused(folder):
-    with pytest.raises(ConfigError, match=r"CheckpointPolicy\.patience"):
-        build(write_config(folder), *BINDINGS, "CheckpointPolicy.patience = 0")
 
 
 def test_records_of_the_best_stay_whole_when_lines_are_left_out(early):

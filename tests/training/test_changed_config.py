@@ -69,19 +69,6 @@ def test_a_changed_binding_that_decides_what_is_computed_is_refused_and_named(
     assert contents(folder) == before
 
 
-def test_several_changes_are_all_named(tiny, straight, monkeypatch):
-    changed = {"BlockRecurrentTransformer.width": "99", "Trainer.seed": "7", "Trainer.steps": "99"}
-    bindings = {**tiny.experiment.bindings, **changed, "RecurrentCell.new": "1"}
-    monkeypatch.setattr(tiny.experiment, "bindings", bindings)
-    with pytest.raises(ChangedConfig) as caught:
-        opened(tiny, straight.folder.path)
-    assert str(caught.value).split("\n")[1:-1] == [
-        "  BlockRecurrentTransformer.width: 16 -> 99",
-        "  RecurrentCell.new: (not bound) -> 1",
-        "  Trainer.seed: 0 -> 7",
-    ]
-
-
 @pytest.mark.parametrize(
     "kind", [FREE[:4], ("Trainer.evaluation", "Trainer.checkpoints"), FREE[6:]], ids=lambda k: k[0]
 )

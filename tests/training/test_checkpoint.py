@@ -1,6 +1,5 @@
 """Checkpoints: what comes back is what was saved, bit for bit, or an older one, or an error."""
 
-import logging
 import shutil
 
 import jax
@@ -9,7 +8,6 @@ import numpy as np
 import pytest
 import tensorstore
 from checkpoints import (
-    DAMAGES,
     abstract,
     array_file,
     flip,
@@ -21,7 +19,7 @@ from checkpoints import (
 )
 from tiny_run import differing, files_of_at_most, half_read, leaves, mesh_of  # noqa: F401
 
-from brt.training.checkpoints.checkpoint import CheckpointError, CheckpointPolicy, Checkpoints
+from brt.training.checkpoints.checkpoint import CheckpointError, Checkpoints
 from brt.training.checkpoints.fingerprints import fingerprints
 
 pytestmark = [
@@ -114,13 +112,6 @@ def test_saving_a_step_again_keeps_the_first(tmp_path):
     assert not differing(found, make_state(4)) and record["number"] == 1
 
 
-@pytest.mark.parametrize("policy", [{"every": 0}, {"keep_last": 0}, {"every": -5}])
-def test_a_policy_that_saves_nothing_is_refused(policy):
-    (name,) = policy
-    with pytest.raises(ValueError, match=f"CheckpointPolicy.*{name} = {policy[name]}"):
-        CheckpointPolicy(**policy)
-
-
 # Only a part, or on other devices.
 
 
@@ -154,30 +145,6 @@ def test_a_state_moves_to_another_mesh_unchanged(tmp_path, first, second):
 
 
 # Damage.
-
-
-@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.what)
-def test_a_damaged_checkpoint_is_skipped_with_a_warning(tmp_path, damage, caplog):
-    saved(tmp_path, 2, 4)
-    damage.do(tmp_path / "4")
-    with caplog.at_level(logging.WARNING):
-        found, record = restored(tmp_path)
-    assert not differing(found, make_state(2)) and record["step"] == 2
-    assert f"Checkpoint 4 in {tmp_path} is damaged" in caplog.text
-
-
-def test_a_run_that_went_back_saves_the_damaged_step_anew(tmp_path):
-    saved(tmp_path, 2, 4)
-    shutil.rmtree(tmp_path / "4")
-    (tmp_path / "4").mkdir()
-    with opened(tmp_path) as checkpoints:
-        found, _ = checkpoints.restore_latest(abstract(make_state()))
-        checkpoints.quarantine(int(found.step))
-        assert checkpoints.steps() == [2]
-        checkpoints.save(make_state(4), {})
-        checkpoints.wait()
-        found, _ = checkpoints.restore_latest(abstract(make_state()))
-    assert not differing(found, make_state(4))
 
 
 def test_when_all_are_damaged_the_error_lists_them_and_deletes_nothing(tmp_path):

@@ -1,4 +1,4 @@
-"""What a run does not go on from is put aside under a name that says why, and never deleted."""
+"""Checkpoints that a run does not resume from are moved aside, and never deleted."""
 
 import errno
 import json
@@ -44,10 +44,13 @@ def run_on(folder, *steps):
 
 
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.what)
-def test_what_cannot_be_read_is_put_aside_and_never_deleted(tmp_path, damage):
+def test_a_damaged_checkpoint_is_skipped_and_moved_and_never_deleted(tmp_path, damage, caplog):
     saved(tmp_path, 2, 4)
     damage.do(tmp_path / "4")
     before = contents(tmp_path / "4")
+    found, record = restored(tmp_path)
+    assert not differing(found, make_state(2)) and record["step"] == 2
+    assert f"Checkpoint 4 in {tmp_path} is damaged" in caplog.text
     assert run_on(tmp_path, 4, 6) == (2, [2, 4, 6])
     assert named_aside(tmp_path) == ["4-unreadable"]
     assert contents(tmp_path / "aside" / "4-unreadable") == before
@@ -57,9 +60,8 @@ def test_what_cannot_be_read_is_put_aside_and_never_deleted(tmp_path, damage):
 @pytest.mark.parametrize(
     "change",
     [
-        *({"bindings": []}, {"bindings": {"a": 1}}, {"ledger": 1.5}, {"ledger": {}}),
-        *({"ledger": "xyz"}, {"interval": [1]}, {"interval": {"nats": "1"}}),
-        *({"fingerprints": {".step": "4"}}, {"vocabulary": {"name": 1}}, {"evaluated": "no"}),
+        *({"bindings": {"a": 1}}, {"ledger": "xyz"}, {"interval": {"nats": "1"}}),
+        *({"fingerprints": {".step": "4"}}, {"vocabulary": {"name": 1}}),
     ],
     ids=str,
 )

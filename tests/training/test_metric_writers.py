@@ -108,13 +108,6 @@ def test_a_list_of_metrics_that_cannot_be_kept_is_refused(
     assert said in capsys.readouterr().err and not (tmp_path / "run").exists()
 
 
-def test_without_the_library_the_extra_is_named(tiny, monkeypatch, tmp_path, capsys):
-    monkeypatch.setitem(sys.modules, "wandb", None)
-    flags = [f"--gin_file={tiny.path}", f"--workdir={tmp_path / 'run'}"]
-    assert command(monkeypatch, train, *flags, "--metrics=jsonl,wandb") == 1
-    assert '".[wandb]"' in capsys.readouterr().err
-
-
 def test_a_run_that_cannot_begin_says_how_to_log_in(tiny, wandb, monkeypatch, tmp_path, capsys):
     def refuse(**given):
         raise RuntimeError("api_key not configured")

@@ -54,13 +54,6 @@ def test_an_interval_reports_ratios_of_sums_and_not_means_of_ratios(count):
         assert abs(report["train/loss"] - mean_of_ratios) > 0.01
 
 
-def test_a_report_begins_a_new_interval():
-    interval = filled([metrics(0), metrics(1)])
-    interval.report()
-    interval.add(metrics(2))
-    assert interval.report() == filled([metrics(2)]).report()
-
-
 @pytest.mark.parametrize("cut", range(6))
 def test_an_interval_saved_as_json_and_restored_reports_the_same_bits(cut):
     steps = [metrics(seed, finite=seed != 3) for seed in range(6)]
@@ -68,13 +61,6 @@ def test_an_interval_saved_as_json_and_restored_reports_the_same_bits(cut):
     first = filled(steps[:cut])
     restored = Interval(json.loads(json.dumps(first.sums)))
     assert filled(steps[cut:], restored).report() == whole
-
-
-def test_what_is_saved_does_not_change_when_the_run_goes_on():
-    interval = filled([metrics(0)])
-    saved = Interval(interval.sums)
-    interval.add(metrics(1))
-    assert saved.report() == filled([metrics(0)]).report()
 
 
 def test_skipped_steps_are_counted_and_left_out_of_the_means():

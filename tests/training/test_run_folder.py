@@ -4,13 +4,11 @@ import glob
 import json
 import logging
 import os
-import struct
 
 import gin
 import jax
 import numpy as np
 import pytest
-from tensorboardX.proto.event_pb2 import Event
 
 from brt.training.records.run_folder import RunFolder, read_metrics
 
@@ -29,29 +27,6 @@ def recorded(path, steps, start=0):
     return folder
 
 
-def events(path):
-    """(step, name, value) of every scalar in the folder's event files, read byte by byte."""
-    found = []
-    for name in sorted(glob.glob(os.path.join(str(path), "events.out.tfevents.*"))):
-        with open(name, "rb") as file:
-            while header := file.read(12):  # a length and its checksum
-                event = Event.FromString(file.read(struct.unpack("<Q", header[:8])[0]))
-                file.read(4)
-                if event.HasField("session_log"):
-                    found = [entry for entry in found if entry[0] < event.step]
-                found += [(event.step, v.tag, v.simple_value) for v in event.summary.value]
-    return found
-
-
-def flat(records):
-    return [
-        (record["step"], name, np.float32(value))
-        for record in records
-        for name, value in record.items()
-        if name != "step"
-    ]
-
-
 def test_records_come_back_exactly_and_in_order(tmp_path):
     recorded(tmp_path, [2, 4, 6])
     assert read_metrics(str(tmp_path)) == [{"step": s, **scalars(s)} for s in (2, 4, 6)]
@@ -65,17 +40,6 @@ def test_going_on_cuts_the_records_back_to_the_step_it_starts_from(tmp_path, sta
     assert read_metrics(str(tmp_path)) == [{"step": s, **scalars(s)} for s in kept]
     recorded(tmp_path, [100], start)
     assert [record["step"] for record in read_metrics(str(tmp_path))] == [*kept, 100]
-
-
-@pytest.mark.parametrize("start", [0, 4, 6])
-def test_tensorboard_says_what_metrics_jsonl_says_after_every_restart(tmp_path, start):
-    recorded(tmp_path, [2, 4, 6])
-    assert events(tmp_path) == flat(read_metrics(str(tmp_path)))
-    (file,) = tmp_path.glob("events.out.tfevents.*")
-    file.rename(tmp_path / "events.out.tfevents.1000000000.elsewhere")  # as a day has passed
-    recorded(tmp_path, [start + 2, start + 4], start)
-    assert events(tmp_path) == flat(read_metrics(str(tmp_path)))
-    assert len({step for step, *_ in events(tmp_path)}) == len(read_metrics(str(tmp_path)))
 
 
 @pytest.mark.parametrize("torn", range(1, 40, 3))

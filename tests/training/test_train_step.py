@@ -127,18 +127,6 @@ def test_gradients_cross_the_segments_of_a_step_but_not_its_border(tools):
         assert norm(find(outside)) == 0.0, name
 
 
-def test_the_gradient_of_two_segments_is_more_than_the_sum_of_theirs(tools):
-    both = batch(5, [[True, False], OLD])
-    together = steps(tools.bind)(tools.state, both)[0].optimizer
-    state, parts = tools.state, []
-    for k in range(2):
-        state, _ = steps(tools.bind)(state, part(both, k))
-        parts.append(leaves(state.optimizer))
-    mean = {name: (parts[0][name] + parts[1][name]) / 2 for name in parts[0]}
-    missing = {name: x - mean[name] for name, x in leaves(together).items()}
-    assert norm(missing) > 1e-2 * norm(together)
-
-
 def test_the_gradient_of_two_segments_is_the_slope_of_their_loss(tools):
     both = batch(6, [[True, False], OLD])
     grads = leaves(steps(tools.bind)(tools.state, both)[0].optimizer)
@@ -181,17 +169,6 @@ def test_the_loss_is_the_weighted_mean_over_tokens(tools):
     expected = (nats * weights[0]).sum(), weights.sum(), (correct * weights[0]).sum()
     np.testing.assert_allclose(sums, expected, rtol=1e-5)
     assert float(value) == pytest.approx(expected[0] / expected[1], rel=1e-5)
-
-
-def test_targets_of_weight_0_are_ignored(tools):
-    weights = np.ones((1, B, T))
-    weights[0, 0, 5:] = weights[0, 1, ::3] = 0
-    one = batch(8, [[False, True]], weights)
-    others = np.where(weights > 0, one.targets_KBT, (one.targets_KBT + 1) % V)
-    first = steps(tools.bind)(tools.state, one)
-    second = steps(tools.bind)(tools.state, one._replace(targets_KBT=others.astype(np.int32)))
-    assert not differing(first, second)
-    assert float(first[1].weight) == weights.sum()
 
 
 def test_the_half_loss_is_the_mean_over_the_second_half_and_leaves_the_caches_alone(tools):

@@ -76,12 +76,6 @@ def test_a_run_evaluates_the_average_and_a_resumed_one_the_same(tmp_path):
     assert losses("straight")[-1] in read
 
 
-@pytest.mark.parametrize("decay", [0.0, 1.0, -1.0])
-def test_a_decay_that_averages_nothing_is_refused(decay):
-    with pytest.raises(ValueError, match=r"WeightAverage\.decay"):
-        WeightAverage(decay)
-
-
 def test_a_plateau_beside_an_average_is_refused():
     both = {"plateau": ReduceOnPlateau(), "average": WeightAverage()}
     with pytest.raises(ValueError, match=r"Trainer\.plateau and Trainer\.average"):
