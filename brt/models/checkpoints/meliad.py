@@ -78,6 +78,15 @@ def filled(
     return nnx.merge(graph, nnx.from_flat_state(flat))
 
 
+def recorded_parameters(recording: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Returns the entries `params/...` of a recording by their released names."""
+    return {
+        name.removeprefix("params/"): recording[name]
+        for name in recording
+        if name.startswith("params/")
+    }
+
+
 def load_recording(
     recording: Mapping[str, np.ndarray], search: str = "bucketed"
 ) -> BlockRecurrentTransformer:
@@ -85,9 +94,8 @@ def load_recording(
     config = json.loads(str(recording["config_json"]))
     pairs = (binding.split("=", 1) for binding in config["gin_bindings"])
     bindings = {name.strip(): value.strip() for name, value in pairs}
-    names = [key for key in recording if key.startswith("params/")]
     model = load(
-        {name.removeprefix("params/"): recording[name] for name in names},
+        recorded_parameters(recording),
         window=int(bindings["WINDOW_LENGTH"]),
         **_memory_settings(bindings, search),
     )

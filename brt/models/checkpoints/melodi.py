@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 from flax import nnx
 
-from brt.models.checkpoints.meliad import UnsupportedCheckpoint, filled
+from brt.models.checkpoints.meliad import UnsupportedCheckpoint, filled, recorded_parameters
 from brt.models.melodi.model import Melodi
 
 LAYER = "layer_stack/melodi_layers_{}/melodi_layer/"
@@ -111,12 +111,7 @@ def load_recording(recording: Mapping[str, np.ndarray]) -> Melodi:
     config = json.loads(str(recording["config_json"]))
     bindings = dict(binding.split("=", 1) for binding in config["gin_bindings"])
     sizes = {name.rsplit(".", 1)[-1]: value for name, value in bindings.items()}
-    params = {
-        name.removeprefix("params/"): recording[name]
-        for name in recording
-        if name.startswith("params/")
-    }
-    model = load(params, int(sizes.get("long_term_memory_size", 0)))
+    model = load(recorded_parameters(recording), int(sizes.get("long_term_memory_size", 0)))
     if model.window != int(bindings["WINDOW_LENGTH"]):
         raise UnsupportedCheckpoint(
             f"config_json says WINDOW_LENGTH={bindings['WINDOW_LENGTH']}, the parameters say "

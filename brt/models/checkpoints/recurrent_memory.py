@@ -12,6 +12,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from brt.models.checkpoints import transformer_xl as txl_checkpoint
+from brt.models.checkpoints.meliad import recorded_parameters
 from brt.models.checkpoints.transformer_xl import Source
 from brt.models.memory_tokens.model import RecurrentMemoryTransformer
 
@@ -37,9 +38,4 @@ def load(params: dict, config: dict) -> RecurrentMemoryTransformer:
 
 def load_recording(recording: Mapping[str, np.ndarray]) -> RecurrentMemoryTransformer:
     """Returns the model of a recording: `params/...` and `config_json`."""
-    params = {
-        name.removeprefix("params/"): recording[name]
-        for name in recording
-        if name.startswith("params/")
-    }
-    return load(params, json.loads(str(recording["config_json"])))
+    return load(recorded_parameters(recording), json.loads(str(recording["config_json"])))

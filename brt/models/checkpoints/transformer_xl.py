@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from brt.models.checkpoints.meliad import UnsupportedCheckpoint
+from brt.models.checkpoints.meliad import UnsupportedCheckpoint, recorded_parameters
 from brt.models.memory_tokens.model import RecurrentMemoryTransformer
 from brt.models.transformer_xl.model import TransformerXL
 
@@ -110,12 +110,7 @@ def load(
 
 def load_recording(recording: Mapping[str, np.ndarray]) -> TransformerXL:
     """Returns the model of a recording: `params/...` and `config_json`."""
-    params = {
-        name.removeprefix("params/"): recording[name]
-        for name in recording
-        if name.startswith("params/")
-    }
-    return load(params, json.loads(str(recording["config_json"])))
+    return load(recorded_parameters(recording), json.loads(str(recording["config_json"])))
 
 
 def recorded(

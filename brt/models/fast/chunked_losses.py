@@ -1,6 +1,6 @@
 """Token losses of an output embedding, without the logits of all tokens in memory.
 
-Plain counterpart: `brt.models.layers.losses.token_losses` of x . table / divisor
+Plain counterpart: `brt.models.layers.losses.token_losses` of x . embedding / divisor
 (tests/models/test_chunked_losses.py). With 7 layers, d 256, V 32,000 and
 4,096 tokens, the gradient needs 1,666 MiB of temporary memory on a CPU instead of 2,412 MiB, and
 1.33 of the processor time.
@@ -22,12 +22,12 @@ from brt.models.layers.precision import at_least_float32
 
 CHUNK = 2**26
 """Logits of one device that are computed at a time: 256 MiB in float32. In the backward pass each
-chunk adds to the gradient of the whole table, so small chunks are slow."""
+chunk adds to the gradient of the whole matrix, so small chunks are slow."""
 
 
 def chunked_losses(
     x_BTD: jax.Array,
-    table_VD: jax.Array,
+    embedding_VD: jax.Array,
     targets_BT: jax.Array,
     divisor: float = 1.0,
     chunk: int | None = None,
@@ -40,12 +40,12 @@ def chunked_losses(
 
     Args:
         x_BTD: (B, T, D), in the type the logits are multiplied in; their sums are at least float32.
-        table_VD: (V, D).
+        embedding_VD: (V, D).
         targets_BT: (B, T) int32 in [0, V).
         divisor: of the logits.
         chunk: logits in memory at a time, on each device; None: `CHUNK`.
     """
-    V, D = table_VD.shape
+    V, D = embedding_VD.shape
     parts = model_parts(V)
     chunk = CHUNK if chunk is None else chunk
 
@@ -53,14 +53,14 @@ def chunked_losses(
         x_BTD, targets_BT = rows
         B, T, _ = x_BTD.shape
         number = max(math.ceil(B * T * (V // parts) / chunk), 1)
-        return _parts(x_BTD, weights["table_VYD"], targets_BT, divisor, min(number, T)), ()
+        return _parts(x_BTD, weights["embedding_VYD"], targets_BT, divisor, min(number, T)), ()
 
-    # The gradient is summed in the table's own type.
-    table_MYD = cast_before(table_VD.reshape(parts, V // parts, D), x_BTD.dtype)
+    # The gradient is summed in the type of the matrix.
+    embedding_MYD = cast_before(embedding_VD.reshape(parts, V // parts, D), x_BTD.dtype)
     rows = constrain(x_BTD, "BTD"), targets_BT
     # Named V: the model axis splits the first axis as it splits the vocabulary.
     (log_sum_BTM, chosen_BTM, highest_BTM), _ = by_data_shard(
-        chunked, {"table_VYD": table_MYD}, rows
+        chunked, {"embedding_VYD": embedding_MYD}, rows
     )
     chosen_BT = jnp.sum(chosen_BTM, axis=-1)
     nats_BT = jax.nn.logsumexp(log_sum_BTM, axis=-1) - chosen_BT
@@ -68,12 +68,12 @@ def chunked_losses(
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
-def _parts(x_BTD, table_MYD, targets_BT, divisor, number):
-    return _forward(x_BTD, table_MYD, targets_BT, divisor, number)[0]
+def _parts(x_BTD, embedding_MYD, targets_BT, divisor, number):
+    return _forward(x_BTD, embedding_MYD, targets_BT, divisor, number)[0]
 
 
-def _forward(x_BTD, table_MYD, targets_BT, divisor, number):
-    narrow_MYD = in_loop(table_MYD)
+def _forward(x_BTD, embedding_MYD, targets_BT, divisor, number):
+    narrow_MYD = in_loop(embedding_MYD)
     entries_MY = _entries(narrow_MYD)
 
     def chunk(_, inputs):
@@ -87,50 +87,50 @@ def _forward(x_BTD, table_MYD, targets_BT, divisor, number):
         return (), (highest_BCM + jnp.log(sums_BCM), chosen_BCM, highest_BCM)
 
     _, parts = _in_chunks(chunk, (), (x_BTD, targets_BT), number)
-    return parts, (x_BTD, table_MYD, targets_BT, parts[0])
+    return parts, (x_BTD, embedding_MYD, targets_BT, parts[0])
 
 
 def _backward(divisor, number, residuals, gradients):
-    x_BTD, table_MYD, targets_BT, log_sum_BTM = residuals
+    x_BTD, embedding_MYD, targets_BT, log_sum_BTM = residuals
     dlog_sum_BTM, dchosen_BTM, dhighest_BTM = gradients
     del dhighest_BTM  # which is only compared
-    narrow_MYD = in_loop(table_MYD)
+    narrow_MYD = in_loop(embedding_MYD)
     entries_MY = _entries(narrow_MYD)
 
-    def chunk(dtable_MYD, inputs):
+    def chunk(dembedding_MYD, inputs):
         x_BCD, targets_BC, log_sum_BCM, dlog_sum_BCM, dchosen_BCM = inputs
         logits_BCMY = _logits(x_BCD, narrow_MYD, divisor)
         d_BCMY = jnp.exp(logits_BCMY - log_sum_BCM[..., None]) * dlog_sum_BCM[..., None]
         is_target_BCMY = entries_MY == targets_BC[..., None, None]
         d_BCMY = d_BCMY + jnp.where(is_target_BCMY, dchosen_BCM[..., None], 0)
         d_BCMY = (d_BCMY / divisor).astype(x_BCD.dtype)
-        dtable_MYD += jnp.einsum(
-            "BCMY,BCD->MYD", d_BCMY, x_BCD, preferred_element_type=dtable_MYD.dtype
+        dembedding_MYD += jnp.einsum(
+            "BCMY,BCD->MYD", d_BCMY, x_BCD, preferred_element_type=dembedding_MYD.dtype
         )
         # Each part separately: they are summed over the devices once, after the loop.
-        return dtable_MYD, jnp.einsum("BCMY,MYD->BCMD", d_BCMY, narrow_MYD)
+        return dembedding_MYD, jnp.einsum("BCMY,MYD->BCMD", d_BCMY, narrow_MYD)
 
     inputs = x_BTD, targets_BT, log_sum_BTM, dlog_sum_BTM, dchosen_BTM
     zeros_MYD = jnp.zeros(narrow_MYD.shape, at_least_float32(x_BTD).dtype)
-    dtable_MYD, dx_BTMD = _in_chunks(chunk, zeros_MYD, inputs, number)
+    dembedding_MYD, dx_BTMD = _in_chunks(chunk, zeros_MYD, inputs, number)
     dx_BTD = jnp.sum(at_least_float32(dx_BTMD), axis=2).astype(x_BTD.dtype)
-    if isinstance(table_MYD, tuple):
-        return dx_BTD, (dtable_MYD.astype(table_MYD[0].dtype), None), None
-    return dx_BTD, dtable_MYD.astype(table_MYD.dtype), None
+    if isinstance(embedding_MYD, tuple):
+        return dx_BTD, (dembedding_MYD.astype(embedding_MYD[0].dtype), None), None
+    return dx_BTD, dembedding_MYD.astype(embedding_MYD.dtype), None
 
 
 _parts.defvjp(_forward, _backward)
 
 
-def _logits(x_BCD, table_MYD, divisor):
+def _logits(x_BCD, embedding_MYD, divisor):
     product_BCMY = jnp.einsum(
-        "BCD,MYD->BCMY", x_BCD, table_MYD, preferred_element_type=at_least_float32(x_BCD).dtype
+        "BCD,MYD->BCMY", x_BCD, embedding_MYD, preferred_element_type=at_least_float32(x_BCD).dtype
     )
     return product_BCMY / divisor
 
 
-def _entries(table_MYD):
-    parts, entries, _ = table_MYD.shape
+def _entries(embedding_MYD):
+    parts, entries, _ = embedding_MYD.shape
     return jnp.arange(parts * entries, dtype=jnp.int32).reshape(parts, entries)
 
 

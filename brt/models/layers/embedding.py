@@ -10,10 +10,10 @@ from brt.token_ids import BEGIN
 
 
 def embedded(
-    tokens_BT: jax.Array, table_VD: jax.Array, begin_D: jax.Array, dtype: DTypeLike
+    tokens_BT: jax.Array, embedding_VD: jax.Array, begin_D: jax.Array, dtype: DTypeLike
 ) -> jax.Array:
     """Returns (B, T, D) vectors of (B, T) ids, of which `BEGIN` has its own."""
-    x_BTD = table_VD.astype(dtype)[jnp.maximum(tokens_BT, 0)]
+    x_BTD = embedding_VD.astype(dtype)[jnp.maximum(tokens_BT, 0)]
     begins_BT1 = (tokens_BT == BEGIN)[..., None]
     return constrain(jnp.where(begins_BT1, begin_D.astype(dtype), x_BTD), "BTD")
 

@@ -73,7 +73,7 @@ class HiddenMemory(SegmentMemory[LayerSegment]):
         return HiddenCache(x_BMD, jnp.zeros(rows, jnp.int32))
 
     def read(self, cache: Any, dtype: DTypeLike) -> MemoryVectors:
-        return MemoryVectors(cache.x_BMD, last_filled(cache.count_B, self.length))
+        return MemoryVectors(cache.x_BMD, last_filled(cache.count_B, cache.x_BMD.shape[1]))
 
     def update(self, cache: Any, segment: LayerSegment) -> tuple[NamedTuple, Metrics]:
         # No gradient: Transformer-XL, section 3.2, h = [SG(m), h].
