@@ -77,6 +77,16 @@ def test_a_hidden_key_has_no_part_at_all():
     np.testing.assert_array_equal(attend(q, k, v, scale_H, table_HQJ), found)
 
 
+def test_a_sink_is_one_more_key_with_a_value_of_zero():
+    q, k, v, scale_H, table_HQJ, _ = draw(*SHAPES[1])
+    sink_H = np.array([-0.4, 1.5])
+    found = attend(q, k, v, scale_H, table_HQJ, None, sink_H)
+    k, v = (np.concatenate([x, 0 * x[:, :1]], axis=1) for x in (k, v))
+    column_HQ1 = np.broadcast_to(sink_H[:, None, None], (*table_HQJ.shape[:2], 1))
+    table_HQJ = np.concatenate([table_HQJ, column_HQ1], axis=2)
+    np.testing.assert_allclose(found, plain(q, k, v, scale_H, table_HQJ), rtol=1e-4, atol=1e-5)
+
+
 def test_gradients_are_those_of_finite_differences():
     with jax.enable_x64(True):
         *inputs, keep_HQJ = draw((2,), 2, 3, 2, 2)
@@ -106,8 +116,8 @@ LEADING = [  # axes of the queries, of keys and values, of the table
 
 
 @pytest.mark.parametrize("table_shape", [None, (2, 4, 6), (2, 1, 6), (1, 1, 1)], ids=str)
-@pytest.mark.parametrize("dropped", [False, True])
-def test_outputs_and_gradients_are_those_of_the_plain_form(table_shape, dropped):
+@pytest.mark.parametrize("dropped, sinks", [(False, False), (True, True)])
+def test_outputs_and_gradients_are_those_of_the_plain_form(table_shape, dropped, sinks):
     Q, J, H, K = 4, 6, 2, 5
     rng = np.random.default_rng(4)
     keep_HQJ = (rng.random((H, Q, J)) > 0.3) * 2.0 if dropped else None
@@ -121,13 +131,15 @@ def test_outputs_and_gradients_are_those_of_the_plain_form(table_shape, dropped)
         ]
         if table_shape is not None:
             inputs.append(rng.normal(size=(*of_table, *table_shape)))
+        if sinks:
+            inputs.append(rng.normal(size=H))
         cases.append((inputs, rng.normal(size=inputs[0].shape)))
 
     @quick_jit
     def values(cases):  # of both forms, compiled together
         def total(inputs, weights, form):
             table = inputs[4] if table_shape is not None else None
-            read = form(*inputs[:4], table, keep_HQJ)
+            read = form(*inputs[:4], table, keep_HQJ, inputs[-1] if sinks else None)
             return jnp.sum(weights * read), read
 
         of = jax.value_and_grad(total, has_aux=True)

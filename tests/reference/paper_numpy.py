@@ -271,7 +271,9 @@ def windowed_attention(layer, settings, Q_WHK, K_XHK, V_XHK):
             bias_N = 0  # for a memorizing layer (code)
             if "relative_bias" in layer:
                 bias_N = layer["relative_bias"]["table_HR"][h, buckets]  # section 3.2
-            attended_WHK[i, h] = attend(Q_WHK[i, h], K_XHK[seen, h], V_XHK[seen, h], scale, bias_N)
+            sink = layer["sink_H"][h] if "sink_H" in layer else -1000
+            seen_heads = K_XHK[seen, h], V_XHK[seen, h]
+            attended_WHK[i, h] = attend(Q_WHK[i, h], *seen_heads, scale, bias_N, sink)
     return attended_WHK.reshape(W, -1)
 
 
@@ -284,7 +286,7 @@ def full_attention(Q_MHK, K_NHK, V_NHK, scale_H):
     return attended_MHK.reshape(len(Q_MHK), -1)
 
 
-def attend(Q_K, K_NK, V_NK, scale, bias_N):
+def attend(Q_K, K_NK, V_NK, scale, bias_N, sink=-1000):
     """One query of one head: (K,). The bias is scaled too; the scale's sign is dropped (code).
 
     Without a scale, the plain scaled dot product.
@@ -293,10 +295,10 @@ def attend(Q_K, K_NK, V_NK, scale, bias_N):
         scores_N = K_NK @ Q_K / np.sqrt(len(Q_K)) + bias_N
     else:
         scores_N = (K_NK @ Q_K + bias_N) * abs(scale)
-    # A softmax with one more place, of score -1000 and value zero (code).
-    peak = max(scores_N.max(), -1000)
+    # A softmax with one more place, of score -1000 (code) or a sink's, and value zero.
+    peak = max(scores_N.max(), sink)
     weights_N = np.exp(scores_N - peak)
-    return weights_N @ V_NK / (weights_N.sum() + np.exp(-1000 - peak))
+    return weights_N @ V_NK / (weights_N.sum() + np.exp(sink - peak))
 
 
 def bucket(distance):

@@ -236,6 +236,7 @@ def _memorizing(search, neighbours, layers=(1,), **others):
 ARCHITECTURES: dict[str, Architecture] = {
     "xl": block_recurrent(segment=WINDOW),
     "slide": block_recurrent(),
+    "slide_sinks": block_recurrent(attention_sinks=True),
     "rec_fixed_dual": _rec("fixed", "dual"),
     "rec_fixed_single": _rec("fixed", "single"),
     "rec_fixed_skip": _rec("fixed", "skip"),

@@ -56,6 +56,8 @@ class Layer(nnx.Module):
         sizes: D, H, K, F, and whether queries and keys are normalised.
         window: W in tokens.
         dropout: rate after the attention norm, on attention weights and after the MLP.
+        sinks: whether each head of windowed attention has a learned score of one more key, whose
+            value is zero, so that a token need not attend to any other.
         memories: `LayerMemory` modules, which add to attention in this order.
         reads_states: whether the tokens attend to states, even if no memory of the layer has any.
         remat_blocks: recompute attention and the memories' parts in the backward pass.
@@ -70,6 +72,7 @@ class Layer(nnx.Module):
         memories: tuple[LayerMemory, ...] = (),
         reads_states: bool = False,
         remat_blocks: bool = False,
+        sinks: bool = False,
     ):
         D, H, A = sizes.width, sizes.num_heads, sizes.attention_size
         ones = jax.nn.initializers.ones
@@ -86,6 +89,9 @@ class Layer(nnx.Module):
         self.values_DA = parameter(rngs, DENSE, D, A)
         if sizes.qk_norm:
             self.attention_scale_H = parameter(rngs, ones, H)
+        self.sinks = sinks
+        if sinks:
+            self.sink_H = parameter(rngs, jax.nn.initializers.zeros, H)
         biased = all(memory.position_bias for memory in memories)
         self.relative_bias = RelativeBias(rngs, H) if biased else WindowMask()
         if self.reads_states:
@@ -191,6 +197,10 @@ class Layer(nnx.Module):
         """Returns the learned scale of each head; ones where queries are scaled already."""
         return getattr(self, name)[...] if self.sizes.qk_norm else jnp.ones(self.sizes.num_heads)
 
+    @property
+    def _sink(self):
+        return self.sink_H[...] if self.sinks else None
+
     # States that tokens attend to.
 
     @jax.named_scope("states")
@@ -286,7 +296,8 @@ class Layer(nnx.Module):
                 _pairs(cache.window.values_BWHK, tokens.values_BTHK),
             )
             attended_BTHK = self._attend_in_blocks(
-                tokens.queries_BTHK, *blocks, tokens.scale_H, bias_HWJ, masks.weights_HWJ
+                *(tokens.queries_BTHK, *blocks, tokens.scale_H, bias_HWJ),
+                *(masks.weights_HWJ, self._sink),
             )
 
         # Memories, in order. Each may add to attention, is updated with the blocks, and may offer
@@ -316,10 +327,10 @@ class Layer(nnx.Module):
         window = WindowCache(tokens.keys_BTHK[:, -W:], tokens.values_BTHK[:, -W:])
         return x_BTD, LayerCache(window, tuple(new_memories)), metrics | shares
 
-    def _attend_in_blocks(self, q_BTHK, k_BGJHK, v_BGJHK, scale_H, bias_HWJ, keep_HWJ):
+    def _attend_in_blocks(self, q_BTHK, k_BGJHK, v_BGJHK, scale_H, bias_HWJ, keep_HWJ, sink_H=None):
         attention = jax.checkpoint(attend) if self.remat_blocks else attend
         q_BGWHK = q_BTHK.reshape(*k_BGJHK.shape[:2], self.window, *q_BTHK.shape[2:])
-        y_BGWHK = attention(q_BGWHK, k_BGJHK, v_BGJHK, scale_H, bias_HWJ, keep_HWJ)
+        y_BGWHK = attention(q_BGWHK, k_BGJHK, v_BGJHK, scale_H, bias_HWJ, keep_HWJ, sink_H)
         return y_BGWHK.reshape(q_BTHK.shape)
 
     # One token.
@@ -349,8 +360,9 @@ class Layer(nnx.Module):
             window = caches.write_token(cache.window, k_BHK, v_BHK, reads_B)
             scale_H = jnp.abs(token.scale_H)
             bias_BH1J = self.relative_bias.token_table(scale_H, self.window, window.fill_B)
+            keys_values = window.keys_BJHK, window.values_BJHK
             attended_B1HK = attend(
-                token.queries_BTHK, window.keys_BJHK, window.values_BJHK, token.scale_H, bias_BH1J
+                *(token.queries_BTHK, *keys_values, token.scale_H, bias_BH1J), sink_H=self._sink
             )
         memories = []
         for memory, old in self._with(cache.memories):

@@ -49,6 +49,9 @@ class BlockRecurrentTransformer(Body):
             `((@MyMemory, (3, 7)),)`.
         qk_norm: queries and keys of unit length and a learned scale for each head; False: the
             scaled dot product.
+        attention_sinks: a learned score of one more key for each head of windowed attention, whose
+            value is zero (StreamingLLM, Xiao et al. 2023, arXiv:2309.17453, section 3.3, by a
+            score in place of a token).
         feedback: block feedback: all other layers attend to the highest cell's states too.
         dropout: rate, where the published model has dropout.
         logits_divisor: logits are divided by the root of V ("vocabulary") or D ("width").
@@ -75,6 +78,7 @@ class BlockRecurrentTransformer(Body):
         memorizing_layers: tuple[Index, ...] = (),
         memories: tuple = (),
         qk_norm: bool = True,
+        attention_sinks: bool = False,
         feedback: bool = False,
         dropout: Share = 0.0,
         logits_divisor: Annotated[str, OneOf(DIVISORS)] = "vocabulary",
@@ -115,6 +119,7 @@ class BlockRecurrentTransformer(Body):
                 memories=tuple(carried),
                 reads_states=feedback,
                 remat_blocks=remat == "block" and not feedback,
+                sinks=attention_sinks,
             )
 
         self.layers = nnx.List(layer(index) for index in range(num_layers))

@@ -27,6 +27,7 @@ def attend_by_head(
     scale_H: jax.Array | None = None,
     bias_HQJ: jax.Array | None = None,
     keep_HQJ: jax.Array | None = None,
+    sink_H: jax.Array | None = None,
 ) -> jax.Array:
     """Returns what `attend` returns, of arrays whose heads come first; (..., H, Q, K).
 
@@ -34,7 +35,7 @@ def attend_by_head(
     from queries, keys and the softmax's log-sum-exp (Dao et al. 2022, arXiv:2205.14135, appendix
     B.4).
     """
-    return _forward(q_HQK, k_HJK, v_HJK, scale_H, bias_HQJ, keep_HQJ)[0]
+    return _forward(q_HQK, k_HJK, v_HJK, scale_H, bias_HQJ, keep_HQJ, sink_H)[0]
 
 
 class Softmax(NamedTuple):
@@ -45,15 +46,22 @@ class Softmax(NamedTuple):
 
 
 def weighted_values(
-    scores_HQJ: jax.Array, v_HJK: jax.Array, keep_HQJ: jax.Array | None = None
+    scores_HQJ: jax.Array,
+    v_HJK: jax.Array,
+    keep_HQJ: jax.Array | None = None,
+    sink_H: jax.Array | None = None,
 ) -> Softmax:
     """Returns the values weighted by a softmax over scores, at least float32, (..., H, Q, J).
 
-    keep_HQJ: multiplies the weights, or None.
+    keep_HQJ: multiplies the weights, or None. sink_H: score of one more key, whose value is zero.
     """
     highest_HQ = jnp.max(scores_HQJ, axis=-1)
+    if sink_H is not None:
+        highest_HQ = jnp.maximum(highest_HQ, sink_H[:, None])
     parts_HQJ = jnp.exp(scores_HQJ - highest_HQ[..., None])
     sum_HQ = _summed_as(parts_HQJ, v_HJK)
+    if sink_H is not None:
+        sum_HQ = sum_HQ + jnp.exp(sink_H[:, None] - highest_HQ)
     if keep_HQJ is not None:
         parts_HQJ = parts_HQJ * keep_HQJ
     # Divided after the product: K numbers for each query instead of J.
@@ -148,16 +156,16 @@ def _scaled(q_HQK, scale_H):
     return (at_least_float32(q_HQK) * jnp.abs(scale_H)[:, None, None]).astype(q_HQK.dtype)
 
 
-def _forward(q_HQK, k_HJK, v_HJK, scale_H=None, bias_HQJ=None, keep_HQJ=None):
+def _forward(q_HQK, k_HJK, v_HJK, scale_H=None, bias_HQJ=None, keep_HQJ=None, sink_H=None):
     scores_HQJ = _scores(_scaled(q_HQK, scale_H), k_HJK, bias_HQJ)
-    softmax = weighted_values(scores_HQJ, v_HJK, keep_HQJ)
-    return softmax.output_HQK, (q_HQK, k_HJK, v_HJK, scale_H, bias_HQJ, keep_HQJ, softmax)
+    softmax = weighted_values(scores_HQJ, v_HJK, keep_HQJ, sink_H)
+    return softmax.output_HQK, (q_HQK, k_HJK, v_HJK, scale_H, bias_HQJ, keep_HQJ, sink_H, softmax)
 
 
 def _backward(kept, gradient_HQK):
     # The barrier keeps the compiler from finding the forward pass's scores in these, which would
     # hold them in memory until now.
-    q_HQK, k_HJK, v_HJK, scale_H, bias_HQJ, keep_HQJ, softmax, gradient_HQK = (
+    q_HQK, k_HJK, v_HJK, scale_H, bias_HQJ, keep_HQJ, sink_H, softmax, gradient_HQK = (
         jax.lax.optimization_barrier((*kept, gradient_HQK))
     )
     scaled_HQK = _scaled(q_HQK, scale_H)
@@ -181,7 +189,16 @@ def _backward(kept, gradient_HQK):
         dscale_H,
         dbias_HQJ,
         None,
+        None if sink_H is None else _sink_gradient(softmax, sink_H, gradient_HQK),
     )
+
+
+def _sink_gradient(softmax, sink_H, gradient_HQK):
+    """Returns minus the sum over queries of the sink's weight times the mean gradient."""
+    weight_HQ = jnp.exp(sink_H[:, None] - softmax.log_sum_HQ)
+    products_HQK = at_least_float32(gradient_HQK) * at_least_float32(softmax.output_HQK)
+    d_H = -jnp.sum(weight_HQ * jnp.sum(products_HQK, axis=-1), axis=-1)
+    return d_H.reshape(-1, len(sink_H)).sum(axis=0).astype(sink_H.dtype)
 
 
 def summed_to(x: jax.Array, like: jax.Array) -> jax.Array:

@@ -14,6 +14,7 @@ def attend(
     scale_H: jax.Array,
     bias_HQJ: jax.Array | None = None,
     keep_HQJ: jax.Array | None = None,
+    sink_H: jax.Array | None = None,
 ) -> jax.Array:
     """Returns softmax(|scale| * q.k + bias) v, for any leading axes (batch, blocks).
 
@@ -26,6 +27,7 @@ def attend(
         scale_H: learned factor of each head, used through its absolute value.
         bias_HQJ: position bias and mask, (..., H, Q, J). All but the last two axes may be 1.
         keep_HQJ: multiplies the weights (dropout), (H, Q, J). No gradient reaches it.
+        sink_H: score of one more key for each head, whose value is zero.
 
     Returns:
         (..., Q, H, K) in the values' type; scores and softmax are at least float32.
@@ -33,7 +35,7 @@ def attend(
     Source: Block-Recurrent, section 3.2 (normalised queries and keys, learned scale).
     """
     heads = map(heads_first, (q_QHK, k_JHK, v_JHK))
-    return heads_first(attend_by_head(*heads, scale_H, bias_HQJ, keep_HQJ))
+    return heads_first(attend_by_head(*heads, scale_H, bias_HQJ, keep_HQJ, sink_H))
 
 
 def plain_attention(
@@ -43,6 +45,7 @@ def plain_attention(
     scale_H: jax.Array,
     bias_HQJ: jax.Array | None = None,
     keep_HQJ: jax.Array | None = None,
+    sink_H: jax.Array | None = None,
 ) -> jax.Array:
     """Returns what `attend` returns, differentiated by JAX: the reference of all other forms."""
     scores = jnp.einsum(
@@ -51,7 +54,10 @@ def plain_attention(
     scores = scores * jnp.abs(scale_H)[:, None, None]
     if bias_HQJ is not None:
         scores = scores + bias_HQJ
-    weights = jax.nn.softmax(scores, axis=-1)
+    if sink_H is not None:
+        sink = jnp.broadcast_to(sink_H[:, None, None], (*scores.shape[:-1], 1))
+        scores = jnp.concatenate([scores, sink.astype(scores.dtype)], axis=-1)
+    weights = jax.nn.softmax(scores, axis=-1)[..., : k_JHK.shape[-3]]
     if keep_HQJ is not None:
         weights = weights * keep_HQJ
     return jnp.einsum("...HQJ,...JHK->...QHK", weights.astype(v_JHK.dtype), v_JHK)
