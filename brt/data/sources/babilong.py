@@ -9,6 +9,7 @@ Stories come from `small_world`, with its own words; scores are not comparable w
 Source: Kuratov et al. 2024, arXiv:2406.10149 (BABILong), section 2.
 """
 
+import os
 import re
 from collections.abc import Iterator
 from typing import Annotated
@@ -17,11 +18,11 @@ import gin
 import numpy as np
 
 from brt.checks import Count, Name, NotNegative, OneOf, Seed, configurable
-from brt.data.sources.base import absolute
 from brt.data.sources.small_world import LEAST, MOST, story
 from brt.data.sources.text_task import Ids, Prompt, TextTask, scattered
 from brt.data.stores.token_store import TokenStore
 from brt.data.vocabularies.base import Vocabulary
+from brt.storage.paths import as_path
 
 SENTENCE_END = re.compile(r"(?<=[.!?])[\"')\]]*\s+|\n\s*\n")
 
@@ -32,7 +33,8 @@ class BabiLong(TextTask):
 
     Args:
         background: folder of the token store of a split, with the same vocabulary, such as
-            "stores/books/{split}"; `~` and environment variables are expanded.
+            "stores/books/{split}", on a disk or in a bucket; `~` and environment variables are
+            expanded.
         task: "qa1" to "qa5".
         num_documents: documents of split `train`.
         num_held_out: documents of every other split.
@@ -104,8 +106,8 @@ class BabiLong(TextTask):
                     yield self.vocabulary.encode(f"{sentence} ".encode(), "background")
 
     def _open(self, split: str) -> TokenStore:
-        folder = absolute(self.background.replace("{split}", split))
-        if self._store is None or str(self._store.folder) != folder:
+        folder = os.path.expanduser(os.path.expandvars(self.background.replace("{split}", split)))
+        if self._store is None or str(self._store.folder) != str(as_path(folder)):
             self._store = TokenStore(folder)
             if self._store.manifest["vocabulary"]["fingerprint"] != self.vocabulary.fingerprint:
                 raise ValueError(

@@ -1,9 +1,12 @@
 """Stories of the small world and their hiding in text, against a reader of the sentences."""
 
+import os
 import re
+import subprocess
 
 import numpy as np
 import pytest
+from paths import ROOT
 
 from brt.data.corpus import Corpus
 from brt.data.sources.babilong import BabiLong
@@ -170,3 +173,22 @@ def test_what_cannot_be_told_is_refused(background):
         next(BabiLong(background).documents("validation"))
     with pytest.raises(ValueError, match=r"BabiLong\.vocabulary"):
         next(BabiLong(background, vocabulary=Utf16()).documents("test"))
+
+
+def test_the_curriculum_continues_one_run_with_one_length_more_each_stage(tmp_path):
+    shim = tmp_path / "python"
+    shim.write_text('#!/bin/sh\necho "$@"\n')
+    shim.chmod(0o755)
+    settings = {"TASK": "qa2", "STEPS": "30", "LENGTHS": "512 1024"}
+    done = subprocess.run(
+        ["bash", ROOT / "scripts" / "babilong_curriculum.sh", "model.gin", "run", "--seed=3"],
+        env={**os.environ, **settings, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    first, second = done.stdout.splitlines()
+    assert "Trainer.steps=30 " in first and "Trainer.steps=60 " in second
+    assert "lengths=(512, )" in first and "lengths=(512, 1024, )" in second
+    for stage in (first, second):
+        assert "task='qa2'" in stage and "--workdir=run" in stage and stage.endswith("--seed=3")
