@@ -16,9 +16,7 @@ from flax import nnx
 from brt.models.counts import matrix_size
 from brt.models.layers.dropout import keep_mask
 from brt.models.layers.sizes import Sizes
-from brt.pretrained.activations import ACTIVATIONS
 from brt.pretrained.backbone_layer import BackboneLayer, LayerKeys, Reads, Seen, drops
-from brt.pretrained.folder import HubFolder
 from brt.pretrained.names import Names
 from brt.pretrained.settings import Settings, settle
 from brt.pretrained.source import open_folder
@@ -52,14 +50,9 @@ class PretrainedBackbone(nnx.Module):
 
     settings_type: ClassVar[type[Settings]]
     model_types: ClassVar[Mapping[str, str]]
-    settings: Any
-    folder: HubFolder | None
-    vocabulary_size: int
-    width: int
     sizes: Sizes
     layers: nnx.List
     num_positions: int | None
-    dropout: float
     dtype: np.dtype
 
     def __init_subclass__(cls, **options: Any):
@@ -106,10 +99,6 @@ class PretrainedBackbone(nnx.Module):
     def names(self) -> Names:
         """Returns its tensors on disk."""
         raise NotImplementedError
-
-    @property
-    def activation(self) -> Callable[[jax.Array], jax.Array]:
-        return ACTIVATIONS[self.settings.activation]
 
     def divided_sizes(self) -> dict[str, int]:
         """Returns the bindings whose sizes the model axis of a mesh must divide."""

@@ -29,6 +29,11 @@ Drop = Callable[[jax.Array], jax.Array]
 """Dropout of (B, T, D), before it is added to the residual stream."""
 
 
+def attention_bias(visible: jax.typing.ArrayLike) -> jax.Array:
+    """Returns 0 where a query sees a key, elsewhere `HIDDEN`."""
+    return jnp.where(visible, 0.0, HIDDEN).astype(jnp.float32)
+
+
 class LayerKeys(NamedTuple):
     """Keys and values in one layer, (B, J, G, K), before rotation."""
 
@@ -58,7 +63,7 @@ class Seen(NamedTuple):
         if extra is None:
             return self
         present_BM, bias_BQJ = extra.present_BM, self.bias_BQJ
-        hidden_B1M = jnp.where(present_BM, 0.0, HIDDEN).astype(bias_BQJ.dtype)[:, None]
+        hidden_B1M = attention_bias(present_BM).astype(bias_BQJ.dtype)[:, None]
         rows = max(len(bias_BQJ), len(present_BM))
         biases = (
             jnp.broadcast_to(bias, (rows, bias_BQJ.shape[1], bias.shape[2]))

@@ -15,7 +15,7 @@ from brt.checks import CountFrom0, configurable
 from brt.models.caches import select_rows
 from brt.models.memory_tokens.layout import MemoryLayout
 from brt.pretrained.backbone import Reading
-from brt.pretrained.backbone_layer import LayerKeys, Reads, Seen
+from brt.pretrained.backbone_layer import LayerKeys, Reads, Seen, attention_bias
 from brt.pretrained.decoder_model import DecoderModel
 from brt.pretrained.decoders.decoder import Decoder
 from brt.pretrained.decoders.gpt2 import GPT2
@@ -29,7 +29,6 @@ from brt.pretrained.windows import (
     DecodingWindow,
     OverlapCache,
     Slots,
-    attention_bias,
     slots,
     write_keys,
 )

@@ -286,7 +286,8 @@ class PretrainedReader(WithMemories, Reader[Embedded, Outputs]):
     def config(self) -> dict[str, Any]:
         """Returns the config.json with the head; names of classes stay if their number does."""
         config = self.body.config()
-        config["architectures"] = [f"{self.body.architecture}{HEADS[self.targets]}"]
+        (family,) = self.body.model_types.values()
+        config["architectures"] = [f"{family}{HEADS[self.targets]}"]
         if self.num_classes is not None:
             config["problem_type"] = PROBLEMS[self.targets]
             config.pop("num_labels", None)

@@ -28,12 +28,18 @@ from brt.models.caches import (
     last_block,
     write_token,
 )
-from brt.pretrained.backbone_layer import NOTHING, Heads, LayerKeys, Reads, Seen
+from brt.pretrained.backbone_layer import (
+    NOTHING,
+    Heads,
+    LayerKeys,
+    Reads,
+    Seen,
+    attention_bias,
+)
 from brt.pretrained.decoder_model import DecoderModel
 from brt.pretrained.decoders.decoder import Decoder
 from brt.pretrained.decoders.llama import Llama
 from brt.pretrained.memories.backbone_memory import BackboneMemory, StateKeys
-from brt.pretrained.windows import attention_bias
 
 
 class BlocksCache(NamedTuple):

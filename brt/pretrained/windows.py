@@ -9,7 +9,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from brt.pretrained.backbone_layer import HIDDEN, LayerKeys
+from brt.pretrained.backbone_layer import LayerKeys, attention_bias
 from brt.pretrained.memories.window_memory import Positions
 
 
@@ -86,11 +86,6 @@ def slots(before_B: jax.Array, overlap: int, new: int, period: int) -> Slots:
     """
     index_BJ = jnp.arange(overlap + new) - (overlap - before_B)[:, None]
     return Slots(index_BJ, jnp.maximum(before_B + period - overlap, 0))
-
-
-def attention_bias(visible: jax.Array) -> jax.Array:
-    """Returns 0 where a query sees a key, elsewhere `HIDDEN`."""
-    return jnp.where(visible, 0.0, HIDDEN).astype(jnp.float32)
 
 
 def write_keys(

@@ -180,4 +180,5 @@ class RoBERTa(BERT):
 
     def rows_of_positions(self, real_BT: jax.Array) -> jax.Array:
         count_BT = jnp.cumsum(real_BT, axis=1)
-        return jnp.where(real_BT, count_BT + self.padding_id, self.padding_id)
+        padding_id = self.settings.padding_id
+        return jnp.where(real_BT, count_BT + padding_id, padding_id)

