@@ -50,29 +50,17 @@ width 64 with windows of 8 tokens for 512, in which states have more to carry; t
 LEAST_WIDTH = 256
 """Of the models that a scale is for; the narrowest published one of text has 384."""
 
-STANDS_FOR = (
-    *(
-        "BlockRecurrentTransformer.num_layers",
-        "BlockRecurrentTransformer.width",
-        "BlockRecurrentTransformer.num_heads",
-    ),
-    *(
-        "BlockRecurrentTransformer.head_size",
-        "BlockRecurrentTransformer.feed_forward_size",
-        "BlockRecurrentTransformer.window",
-    ),
-    *(
-        "BlockRecurrentTransformer.recurrent_layers",
-        "RecurrentCell.num_states",
-        "Trainer.segment_length",
-    ),
-    *(
-        "BlockRecurrentTransformer.memorizing_layers",
-        "ExternalMemory.size",
-        "ExternalMemory.neighbours",
-    ),
-    *("TransformerXL.num_layers", "TransformerXL.width", "TransformerXL.num_heads"),
-    *("TransformerXL.head_size", "TransformerXL.feed_forward_size", "Trainer.steps"),
+STANDS_FOR = tuple(
+    f"{owner}.{name}"
+    for owner, names in {
+        "BlockRecurrentTransformer": "num_layers width num_heads head_size feed_forward_size "
+        "window recurrent_layers memorizing_layers",
+        "RecurrentCell": "num_states",
+        "ExternalMemory": "size neighbours",
+        "TransformerXL": "num_layers width num_heads head_size feed_forward_size",
+        "Trainer": "segment_length steps",
+    }.items()
+    for name in names.split()
 )
 """What is scaled, and kept at the paper's scale for the tables."""
 
@@ -123,10 +111,6 @@ def read_sweep(
             config, their size, and what is done every so many of them.
         tokens_per_step: of every run; None for the first entry's at this scale.
         lines: in place of those of the file.
-
-    Raises:
-        LadderError: no entries, two of one name, a missing config, a binding that is none or stands
-            twice, dimensions that do not divide, or two lengths of training.
     """
     entries, common = [], as_declared(read_gin("\n".join(bindings)))
     if tokens is not None and "Trainer.steps" in common:
@@ -263,15 +247,12 @@ def _warmup(settings, steps, own):
 def _read(config, path):
     settings = {}
     for file in split_files(config):
-        settings |= _read_one(file, path)
+        folders = (Path(path).parent, Path(), Path("configs"), ROOT / "configs")
+        found = next((f / file for f in folders if os.path.isfile(f / file)), None)
+        if not found:
+            raise LadderError(f"{path} names {file}, which is neither beside it nor in configs/.")
+        settings |= read_gin_file(found)
     return settings
-
-
-def _read_one(file, path):
-    for folder in (Path(path).parent, Path(), Path("configs"), ROOT / "configs"):
-        if os.path.isfile(folder / file):
-            return read_gin_file(folder / file)
-    raise LadderError(f"{path} names {file}, which is neither beside it nor in configs/.")
 
 
 def scaled(settings: dict, scale: Scale) -> dict:
@@ -279,9 +260,6 @@ def scaled(settings: dict, scale: Scale) -> dict:
 
     Layers beyond a multiple of twelve stay as many, as in Slide:13L; a recurrent or memorizing
     layer keeps its place in the stack. What a memory holds, and finds, shrinks as lengths do.
-
-    Raises:
-        LadderError: a dimension that would not stay whole, or a model that is small already.
     """
     if scale == SCALES["paper"]:
         return {}
