@@ -14,14 +14,13 @@
 
     python -m brt.benchmark --trace=FOLDER
 
-The second form reads a token store, as fast as it can, and runs no model. The third reads a long
-document and writes on from two places in it. The fourth sets evaluation with a memory against a
-window for every token. The next two run nothing: they find the longest segments whose training step
-the compiler fits into so much memory, and compile the step for a slice of TPUs with libtpu. Then
-the newest trace of a run folder is read, which `brt.train --profile` wrote.
+The forms time training steps; the input of a token store; reading and writing at two positions of a
+long document; evaluation with a memory against a window for every token. The last three run no
+step: they find the longest segments whose training step fits a memory budget, compile the step for
+a slice of TPUs with libtpu, and read the newest trace that `brt.train --profile` wrote.
 
-Every config takes one step in turn, over and over, so that a busy machine slows all of
-them alike; what counts is the ratio to the baseline, the first config unless named.
+Configs take one step in turn, so that a busy machine slows all of them alike; compare the ratios to
+the baseline, the first config unless named.
 """
 
 import json

@@ -105,7 +105,7 @@ def report(
     documents: list[int] | None = None,
     reader_tokens: int = 150_000,
 ) -> int:
-    """Writes the page and the files beside it; returns the number of files.
+    """Writes the page and its figures and tables; returns the number of these files.
 
     Args:
         step_times: of `read_step_times`, by system.

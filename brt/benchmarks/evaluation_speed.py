@@ -60,7 +60,7 @@ def measure(
     Args:
         build: from further bindings to an experiment whose model is a `TransformerXL`.
         lengths: M in tokens, rising.
-        rounds: vanilla tokens timed at the longest length, twice as many at half of it.
+        rounds: vanilla tokens timed at the longest length, twice as many at half the length.
     """
     if not lengths or min(lengths) < 1 or rounds < 1:
         raise ValueError(

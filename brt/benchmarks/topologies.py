@@ -91,7 +91,7 @@ def find(name: str) -> Topology:
 
 
 def check_compiler() -> None:
-    """Raises a ValueError that says how to install libtpu if it is missing."""
+    """Raises a ValueError if libtpu is not installed."""
     if importlib.util.find_spec("libtpu") is None:
         raise ValueError(
             '--topology compiles with libtpu, which is not installed: pip install -e ".[tpu]" '

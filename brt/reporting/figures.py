@@ -15,12 +15,12 @@ CURVES = (
     ("evaluation_loss", "Loss on held-out text", "bits per token",
      r"eval/(cleared_)?bits_per_token",
      "Evaluations during training, of a part of the split. `cleared` repeats each with the state "
-     "cleared at every segment: the distance between the two is what the state is worth."),
+     "cleared at every segment: the difference is the cost of clearing it."),
     ("recall", "Recall", "accuracy",
      r"eval/(cleared_)?(recall_accuracy(_near|_across_segments)?|answer_accuracy)",
      "Share of questions answered right. `recall_accuracy` is of facts farther back than attention "
      "reaches."),
-    ("kept", "Gates: share of the state kept at a block border", "kept", r"train/layer\d+/kept",
+    ("kept", "Gates: share of the state kept at a block boundary", "kept", r"train/layer\d+/kept",
      "Near 1 the state changes slowly and remembers for long, near 0 it is overwritten."),
     ("state_share", "Share of attention's output that comes from the states, or from the memory",
      "share", r"train/layer\d+/(\w+/)?(state|memory)_share",

@@ -22,7 +22,7 @@ CORPORA_OF_WORDS = {
     "penn_treebank": "Penn Treebank",
     "one_billion_word": "One Billion Word",
 }
-"""Corpora by the first letters of their stores' names."""
+"""Corpora by the prefixes of their stores' names."""
 PG19 = {"bytes": "PG19 bytes", "T5": "PG19 tokens", "pretrained": "PG-19"}
 """Names of PG19 by the family of the vocabulary; else `PG19 SPM`."""
 ENCODINGS = {"relative": "this paper", "shaw": "Shaw", "absolute": "Vaswani", "learned": "Al-Rfou"}
@@ -156,7 +156,7 @@ class PaperPosition(NamedTuple):
 
 
 def paper_position(run: Run) -> PaperPosition:
-    """Returns the position of a run; of a scaled model, that of the one it stands for."""
+    """Returns the position of a run; of a scaled model, that of the published one."""
     settings = run.paper_settings
     family, entries = _vocabulary(run, settings)
     attributes = {

@@ -159,7 +159,7 @@ def check_settings(path: Path, settings: dict[str, Any]) -> None:
         raise _damaged(path, wrong)
     for name, value in settings.items():
         expected = declared.get(name.rpartition("/")[2])
-        # What stands for a configurable is not built here.
+        # References are not built here.
         if expected is None or isinstance(value, Reference):
             continue
         if not allows(expected, _known(value)):

@@ -78,8 +78,8 @@ def evaluations(runs: list[Run]) -> Table:
             cells.append(_number(scalars.get(name), decimals, note))
         rows.append(cells)
     caption = (
-        "Every document of the split once, from its start to its end. The distance between bits "
-        "per token and the column beside it is what the state is worth."
+        "Every document of the split once, from its start to its end. The difference between bits "
+        "per token and the next column is the cost of clearing the state."
     )
     titles = "run", "split", "step", *(title for _, title, _ in shown)
     return plain_table("evaluations", "Whole splits", caption, titles, rows)

@@ -21,7 +21,7 @@ from brt.training.records.run_folder import read_metrics
 from brt.training.settings import FREE_TO_CHANGE
 
 STANDS_FOR_FILE = "stands_for.json"
-"""File of a scaled run: the published model it stands for."""
+"""File of a scaled run: the settings of the published model."""
 
 REQUIRED = ("Trainer.segment_length",)
 OF_BLOCKS = ("BlockRecurrentTransformer.num_layers", "BlockRecurrentTransformer.window")
@@ -38,10 +38,10 @@ SHARE = 0.01
 
 
 class Run:
-    """The content of a run folder; none of its code is run.
+    """The content of a run folder, read without running its code.
 
     name: the folder's name, with as much of the path as distinguishes the runs of a report.
-    records: metrics.jsonl, oldest first; of a long run about `MOST_RECORDS` of them.
+    records: metrics.jsonl, oldest first; of a long run about `MOST_RECORDS` lines.
     settings: every value in force, `BlockRecurrentTransformer.window` to 512.
     evaluations: split to the content of evaluation_<split>.json, with "uses_state" (0 or 1).
     studies: name to the content of studies/<name>.json.

@@ -1,4 +1,4 @@
-"""What the heads of a model attend to.
+"""Measures what the heads of a model attend to.
 
 Without memory tokens: attention by distance (Figure 5 of the Transformer-XL paper), the widest
 heads in a random segment (Figure 6), and the softmax of single terms (Figure 7). With memory
@@ -66,7 +66,7 @@ class SegmentMaps(NamedTuple):
 
 
 class AttentionMaps(NamedTuple):
-    """What the heads of a model attend to.
+    """Attention of the heads of a model.
 
     segments: number of segments without padding and with a full cache.
     spans, example: of models without memory tokens that read such segments; else None.
@@ -85,7 +85,7 @@ class AttentionMaps(NamedTuple):
 
 @configurable
 class Attention(Study):
-    """What the heads of a model attend to.
+    """Attention of the heads of a model.
 
     Args:
         tokens: most tokens to read.

@@ -127,7 +127,7 @@ def _loss(run, experiment, stream, label):
 
 
 def summary(sweep: Sweep) -> str:
-    """Returns one sentence: what a longer memory takes off the perplexity."""
+    """Returns a sentence on the perplexity with a longer memory."""
     initial = math.exp(sweep.losses[0])
     best = math.exp(sweep.losses[sweep.lengths.index(sweep.best)])
     after = "longer ones were not tried"

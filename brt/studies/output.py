@@ -56,7 +56,7 @@ def _write_arrays(path, arrays):
 
 
 def compared_with(content: Content) -> str:
-    """Returns the end of a title: what the run is compared with; perhaps empty."""
+    """Returns the end of a title, which names the other side of a comparison, or ""."""
     if other := content.get("other"):
         return f", compared with {other}"
     against = content.get("against")

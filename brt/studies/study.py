@@ -94,7 +94,7 @@ class Study(abc.ABC):
     @staticmethod
     @abc.abstractmethod
     def present(result: Any) -> Content:
-        """Returns what the study's file holds of the measurements."""
+        """Returns the content of the study's file."""
 
     def against(self, others: Runs) -> str | None:
         """Returns the ablation of the state that the run is compared with, or None."""

@@ -34,7 +34,7 @@ class HeatMap(NamedTuple):
     """A figure of a matrix.
 
     Attributes:
-        values_RC: (rows, columns), the first row at the top; a negative number stands for none.
+        values_RC: (rows, columns), the first row at the top; a negative number is an empty cell.
         x_ends, y_ends: values of the first and the last column, and row.
         x_borders, y_borders: numbers of columns and rows before which a line is drawn.
         marked: numbers of the columns that are marked.

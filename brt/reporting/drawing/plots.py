@@ -14,13 +14,13 @@ from brt.storage.csv_text import csv_text
 
 COLOURS = ("#3b7dd8", "#e0712c", "#2f9e68", "#c2468f", "#8a6fd1", "#a8862a", "#6b7a8f", "#c0392b")
 """Colours that most colour-blind readers distinguish in this order."""
-FOREGROUND = "#123457"  # stands for the page's text colour until the SVG is written
+FOREGROUND = "#123457"  # replaced by the page's text colour in the SVG
 MOST_POINTS, MOST_BORDERS, MOST_TICKS, MOST_NAMED = 2000, 100, 12, 30
 """Most points drawn of a line, borders of a plot, ticks of an axis, lines in a legend."""
 MARK, PER_SIZE = 12, 1.0
 """Area of a mark of size 0, and the addition of each unit, in square points."""
 LEGEND_LETTERS, LABEL_LETTERS = 96, 36
-"""Letters that fit the legend above a plot, and an axis."""
+"""Characters that fit the legend above a plot, and an axis."""
 
 
 class Line(NamedTuple):

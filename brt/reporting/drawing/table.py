@@ -199,7 +199,7 @@ class Table(NamedTuple):
 def plain_table(
     name: str, title: str, caption: str, titles: Iterable[str], rows: Iterable[Iterable[Any]]
 ) -> Table:
-    """Returns a table without groups of columns; what is no `Cell` is shown as text."""
+    """Returns a table without groups of columns; values other than `Cell` are shown as text."""
     cells = [[x if isinstance(x, Cell) else Cell(str(x)) for x in row] for row in rows]
     return Table(name, title, caption, [Column("", text) for text in titles], cells)
 

@@ -57,7 +57,7 @@ def differences(
 ) -> list[str]:
     """Returns a phrase for each setting that differs: `Trainer.steps = 1,000 for 500,000`.
 
-    A scaled run has the dimensions of the model it stands for, and its own steps.
+    A scaled run has the dimensions of the published model, and its own steps.
 
     Args:
         published: of `published_settings`. The corpus is compared only if it is here.

@@ -35,7 +35,7 @@ MARKED = re.compile(r"<!-- (table|figure) ([\w.-]+) -->\n.*?<!-- end -->\n", re.
 
 
 class Axis(NamedTuple):
-    """What a comparison varies: an attribute of a `Regime`, or "states"."""
+    """The attribute of a `Regime` that a comparison varies, or "states"."""
 
     attribute: str
     label: str
