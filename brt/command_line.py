@@ -114,7 +114,7 @@ TERMINATED = 143
 
 
 class Terminated(BaseException):
-    """SIGTERM or SIGHUP came; the message says what to do next."""
+    """SIGTERM or SIGHUP came; the message has the next thing to do."""
 
 
 @contextmanager
@@ -236,7 +236,7 @@ def _refuse_empty_flags():
 
 
 def _open_missing_streams():
-    """Opens the null device for closed streams: the next file would take their place."""
+    """Opens the null device for closed streams, whose numbers the next files would get."""
     for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(descriptor)

@@ -1,4 +1,4 @@
-"""Gin: parsing, checking and describing what an experiment is bound to.
+"""Gin: parses, checks and describes bindings.
 
 Gin accepts three mistakes, or hardly explains them: a binding that nothing reads, a macro that
 nothing reads, and a string without quotes. Here each ends in one clear sentence.
@@ -39,7 +39,7 @@ MOST_UNREAD = 20
 
 
 class ConfigError(ValueError):
-    """A gin file or binding is wrong; the message names it and says what to do."""
+    """A gin file or binding is wrong; the message names it and the remedy."""
 
     def __init__(self, message: str):
         super().__init__("\n".join(shortened(x, LONGEST_LINE) for x in message.split("\n")))
@@ -67,7 +67,7 @@ _bound_by_flags: set[str] = set()
 
 
 def split_flags(argv: Sequence[str]) -> list[str]:
-    """Turns `--gin.NAME=VALUE` into `--gin_bindings=NAME = VALUE`, which absl can parse."""
+    """Rewrites `--gin.NAME=VALUE` as `--gin_bindings=NAME = VALUE`, which absl can parse."""
     prefix = "--gin."
     return [
         "--gin_bindings=" + argument.removeprefix(prefix).replace("=", " = ", 1)

@@ -230,7 +230,7 @@ def check_documents(experiment: "Experiment", splits: Iterable[str]) -> None:
 
 
 def _count(corpus: Corpus) -> tuple[str, int | None]:
-    """Returns the place and number of the training documents; None if counting may take long."""
+    """Returns the path and number of the training documents; None if counting may take long."""
     if corpus.exists("train"):
         path = corpus.path("train")
         manifest = read_json(path / "manifest.json", MANIFEST, HOW_TO_REPEAT)

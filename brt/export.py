@@ -28,7 +28,7 @@ from brt.storage.paths import as_path
 FLAGS = flags.FLAGS
 command_line.define_step()
 flags.DEFINE_enum(
-    "dtype", "float32", ["float32", "bfloat16", "float16"], "The type that the body is written in."
+    "dtype", "float32", ["float32", "bfloat16", "float16"], "The type of the written parameters."
 )
 if "output" not in FLAGS:  # brt.report has one too, where both are imported
     flags.DEFINE_string(
@@ -40,21 +40,20 @@ FORMAT = "brt memory beside a body 1"
 
 @runtime_checkable
 class HasBody(Protocol):
-    """A model around a body, whose parameters are those called `body`."""
+    """A model around a backbone, whose parameters are called `body`."""
 
     body: nnx.Module
 
 
 @runtime_checkable
 class Written(Protocol):
-    """What has names on disk: a body, or a body with a head."""
+    """A backbone, or a backbone with a head, whose parameters have names on disk."""
 
     @property
     def folder(self) -> HubFolder | None:
-        """The folder that it began with."""
+        """The folder that its parameters were read from."""
 
-    def names(self) -> Names:
-        """Returns the table of its tensors."""
+    def names(self) -> Names: ...
 
     def config(self) -> dict[str, Any]:
         """Returns its config.json."""
@@ -63,8 +62,8 @@ class Written(Protocol):
 class Parts(NamedTuple):
     """A model as it is exported.
 
-    written: what has names on disk.
-    params: its parameters, a nested dictionary, those without a name among them.
+    written: the backbone, or the backbone with its head.
+    params: its parameters, a nested dictionary, also those without a name on disk.
     beside: nested dictionary of all parameters without a name on disk.
     """
 
@@ -89,29 +88,23 @@ def main() -> None:
     tensors, beside = export(experiment.model, params, FLAGS.output, settings, FLAGS.dtype)
     print(f"Written to {FLAGS.output}: {tensors} tensors of {FLAGS.workdir} at step {step:,}.")
     if beside:
-        print(
-            f"What its memory has learned, {beside} tensors, is beside them in {BACKBONE_WEIGHTS}."
-        )
+        print(f"The parameters of its memory, {beside} tensors, are in {BACKBONE_WEIGHTS}.")
 
 
 def export(
     model: Model, params: Any, output: str, settings: str = "", dtype: str = "float32"
 ) -> tuple[int, int]:
-    """Writes a model's pretrained body as a folder, and what else it learned beside it.
+    """Writes a model's pretrained backbone as a folder, with its other parameters in a file.
 
     Args:
-        model: a pretrained body, a reader, or around one of them.
+        model: a pretrained backbone, a reader, or a model around one.
         params: its parameters, a nested dictionary.
         output: the folder, which must not exist yet or be empty.
         settings: a gin config that builds the model.
-        dtype: that these are written in; what is beside it stays float32.
+        dtype: of the backbone; other parameters stay float32.
 
     Returns:
-        How many tensors the body and its head have, and how many are beside it.
-
-    Raises:
-        ValueError: a model without such a body.
-        FileExistsError: there is something in the folder.
+        The numbers of tensors of the backbone with its head, and of other tensors.
     """
     written, of_written, beside = pretrained_parts(model, params)
     config = written.config()
@@ -138,7 +131,7 @@ def has_backbone(model: Any) -> bool:
 
 
 def pretrained_parts(model: Model, params: Any) -> Parts:
-    """Returns what of a model has names on disk, and all other parameters."""
+    """Returns the part of a model that has names on disk, and all other parameters."""
     written: Any = model
     others: dict = {}
     rest = others

@@ -73,7 +73,7 @@ def check_same(about: str, values: Mapping[str, str]) -> None:
     """Waits for all processes, and refuses in all of them a run that they started differently.
 
     Args:
-        about: what is compared, for the message.
+        about: the compared values, for the message.
         values: by the name that the message gives to a difference.
     """
     if jax.process_count() == 1:

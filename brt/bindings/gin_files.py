@@ -1,7 +1,7 @@
 """Checks the text that gin reads: regular files, and imports of allowed modules only.
 
 Gin can run any code: an `import` line runs a module, and dynamic registration calls any function
-of it. Configs come from run folders of other people, too. So every file and binding is checked here
+in it. Configs come from run folders of other people, too. So every file and binding is checked here
 before gin parses the same text, without characters that end lines for some readers only.
 """
 
@@ -201,7 +201,7 @@ class _Nothing(config_parser.ParserDelegate):
 
 
 def read_gin_text(path: str | os.PathLike) -> str:
-    """Returns the content of a gin file, as `gin_text`.
+    """Returns the content of a gin file, checked by `gin_text`.
 
     path: of a regular UTF-8 file. A link named .gin must lead to a file that ends in .gin.
     """

@@ -254,11 +254,6 @@ def is_remote_file(path: str) -> bool:
     return is_remote(path) and RemotePath(path).is_file()
 
 
-def open_remote_text(path: str) -> IO[str]:
-    """Opens an object as text."""
-    return RemotePath(path).open()
-
-
 def upload(folder: Path, target: RemotePath, last: str | None = None) -> None:
     """Copies all files below a folder to a bucket, those named `last` at the end."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())

@@ -1,6 +1,8 @@
 """Reads the next batch, and puts it on the devices, while the current step runs."""
 
+import functools
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import jax
@@ -57,10 +59,11 @@ class Prefetch:
         return self._thread.submit(self._read, self.step - 1)
 
     def _read(self, step):
-        host = HostRows(self.stream, step, whole=self._keeps_host)
-        batch = device_batch(self.stream, self.mesh, step, host)
-        hashes = (ledger_of(host.part(*rows), step, rows[0]) for rows in self._owned_rows)
-        return batch, host.whole, sum(hashes)
+        rows = host_rows(self.stream, step, whole=self._keeps_host)
+        batch = device_batch(self.stream, self.mesh, step, rows)
+        hashes = (ledger_of(rows(*part), step, part[0]) for part in self._owned_rows)
+        host = rows(0, self.stream.rows) if self._keeps_host else None
+        return batch, host, sum(hashes)
 
     def next(self) -> Batch:
         """Returns the next step's batch; an id beyond the vocabulary is an error."""
@@ -77,44 +80,36 @@ class Prefetch:
         self._thread.shutdown(wait=True, cancel_futures=True)
 
 
-class HostRows:
-    """Rows of one step's batch on the host, each part read once.
+Rows = Callable[[int, int], Batch]
+"""From (first row, number of rows) to these rows of one step's batch, on the host."""
 
-    whole: read all rows at once; they are the attribute `whole`, else None.
+
+def host_rows(stream: Stream, step: int, whole: bool = False) -> Rows:
+    """Returns `Rows` that reads each part once, and refuses ids beyond the store's vocabulary.
+
+    whole: read all rows together when the first part is asked for.
     """
 
-    def __init__(self, stream: Stream, step: int, whole: bool = False):
-        self.stream = stream
-        self.step = step
-        self.whole = self._read(0, stream.rows) if whole else None
-        self._parts: dict[tuple[int, int], Batch] = {}
-
-    def part(self, first_row: int, num_rows: int) -> Batch:
-        """Returns some rows; refuses ids beyond the store's vocabulary."""
-        rows = first_row, num_rows
-        if rows not in self._parts:
-            self._parts[rows] = self._taken(first_row, num_rows)
-        return self._parts[rows]
-
-    def _taken(self, first_row, num_rows):
-        if self.whole is None:
-            return self._read(first_row, num_rows)
-        return Batch(*(array[:, first_row : first_row + num_rows] for array in self.whole))
-
-    def _read(self, first_row, num_rows):
-        batch = self.stream.batch(self.step, first_row, num_rows)
-        check_ids(batch, self.stream.store, self.stream.targets_are_tokens)
+    @functools.cache
+    def rows(first_row: int, num_rows: int) -> Batch:
+        if whole and num_rows < stream.rows:
+            batch = rows(0, stream.rows)
+            return Batch(*(array[:, first_row : first_row + num_rows] for array in batch))
+        batch = stream.batch(step, first_row, num_rows)
+        check_ids(batch, stream.store, stream.targets_are_tokens)
         return batch
+
+    return rows
 
 
 def device_batch(
-    stream: Stream, mesh: jax.sharding.Mesh, step: int, rows: HostRows | None = None
+    stream: Stream, mesh: jax.sharding.Mesh, step: int, rows: Rows | None = None
 ) -> Batch:
     """Returns one step's batch as global device arrays, rows divided over the data axis.
 
     rows: of that step, if they are read already.
     """
-    host = HostRows(stream, step) if rows is None else rows
+    host = rows or host_rows(stream, step)
     sizes = {"K": stream.segments_per_step, "B": stream.rows, "T": stream.segment_length}
 
     def on_devices(field, dtype):
@@ -124,7 +119,7 @@ def device_batch(
             tuple(sizes[axis] for axis in axes),
             dtype,
             axes,
-            lambda first_row, num_rows: getattr(host.part(first_row, num_rows), field),
+            lambda first_row, num_rows: getattr(host(first_row, num_rows), field),
         )
 
     return Batch._make(map(on_devices, Batch._fields, DTYPES))

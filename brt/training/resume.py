@@ -73,7 +73,7 @@ def recorded_best(folder: str, step: int, trainer: Trainer) -> tuple[Best, bool]
 
 
 def recorded_loss(folder: str, step: int) -> float | None:
-    """Returns the loss of the evaluation at a step; None if there is no record of it."""
+    """Returns the loss of the evaluation at a step; None if it is not recorded."""
     losses = [
         record["eval/loss"]
         for record in read_metrics(folder)

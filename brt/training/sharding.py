@@ -46,7 +46,7 @@ def _shape(data, model, count):
 
 
 def shardings(tree: Any, mesh: jax.sharding.Mesh) -> Any:
-    """Returns a `NamedSharding` for each array of a tree, by the letters at the end of its name.
+    """Returns a `NamedSharding` for each array of a tree, by the axes at the end of its name.
 
     See `brt.models.axis_rules.named_spec`; `check_divisible` refuses the cases where an array
     that is kept whole would be a mistake.
@@ -67,7 +67,7 @@ def check_divisible(mesh: AnyMesh, rows: int, model_sizes: dict[str, int]) -> No
     """Refuses meshes that would leave devices idle or with copies.
 
     Args:
-        rows: rows of the batch.
+        rows: batch elements.
         model_sizes: binding names to sizes that must divide by the model axis.
     """
     if rows % mesh.shape["data"]:

@@ -121,7 +121,7 @@ UNFIT = {
     f"evaluation/{MODEL}.dropout=0.0": "bind Evaluation.model",
     f"Evaluation.model=@evaluation/{MODEL}; evaluation/{MODEL}.width=8": "Evaluation.model",
 }
-"""Bindings to what the sentence names."""
+"""Bindings, and a text in the error about them."""
 
 
 @pytest.mark.parametrize("bindings", UNFIT)

@@ -49,7 +49,7 @@ def configs(tmp_path_factory):
 
 @pytest.fixture
 def measured(monkeypatch, tmp_path, configs):
-    """Runs the command on configs by name; what it writes, parsed, and the path of it."""
+    """Runs the command on configs by name; what it writes, parsed, and its path."""
     clock = SimpleNamespace(now=0.0)
     clock.perf_counter = lambda: clock.now
     build = steps.build

@@ -141,7 +141,7 @@ def test_values_of_the_declared_type_pass(line):
     ],
 )
 def test_a_value_alone_stands_for_a_tuple_of_it(lines, expected):
-    """In what is built, in `config.gin`, and in an entry of a sweep."""
+    """In the experiment, in `config.gin`, and in an entry of a sweep."""
     config.parse(bindings=lines)
     name = lines[-1].partition(" = ")[0]
     again = gin.config_str()

@@ -19,7 +19,7 @@ MISSING = "source scripts/malloc.sh"
 
 
 def tunables(**environment):
-    """What a script that sources scripts/malloc.sh gives to the commands it starts."""
+    """The settings that scripts which source scripts/malloc.sh pass to their commands."""
     line = 'source scripts/malloc.sh; env | grep "^GLIBC_TUNABLES=" || true'
     plain = {name: value for name, value in os.environ.items() if name != "GLIBC_TUNABLES"}
     done = subprocess.run(

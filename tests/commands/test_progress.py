@@ -16,7 +16,7 @@ from brt.progress import Progress, reported
 
 @pytest.fixture
 def clock(monkeypatch):
-    """Time that moves only when told to."""
+    """A clock that tests move."""
     now = [100.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
 
@@ -115,7 +115,7 @@ def test_a_live_bar_leaves_compiling_out_of_what_is_left(monkeypatch, clock):
 
 def test_a_stream_that_is_closed_or_gone_stops_nothing(monkeypatch):
     class Gone:
-        """What a terminal is whose window was closed."""
+        """A terminal whose window was closed."""
 
         def write(self, text):
             raise OSError(5, "Input/output error")

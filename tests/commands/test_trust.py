@@ -1,4 +1,4 @@
-"""What is read from others runs no code: gin files, run folders, and files of arrays."""
+"""Files of others run no code: gin files, run folders, and files of arrays."""
 
 import ast
 import json
@@ -197,7 +197,7 @@ def test_a_character_that_can_hide_a_line_is_refused(here, end):
 
 @pytest.fixture
 def run_folder(here):
-    """A run folder whose config imports a module that stands beside it."""
+    """A run folder whose config imports a module next to it."""
     folder = here / "run"
     folder.mkdir()
     text = "import hostile\n" + write_config(here, *PLAIN, without=("RecurrentCell",)).read_text()
@@ -479,7 +479,7 @@ OWN_WORKERS = {"brt/data/stores/worker_pool.py", "brt/data/stores/distributed.py
 
 
 def dangers(path):
-    """What in a module can unpickle or run what a file holds."""
+    """Calls in a module that can unpickle a file or run its content."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import | ast.ImportFrom):
             names = [alias.name for alias in node.names]

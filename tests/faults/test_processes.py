@@ -102,7 +102,7 @@ def test_a_different_binding_in_one_process_is_named_by_all(tmp_path):
 
 def test_one_of_several_processes_leaves_sigterm_to_jax_while_it_prepares(monkeypatch):
     def handler(number, frame):
-        """Stands for JAX's."""
+        """A stub of JAX's."""
 
     previous = signal.signal(signal.SIGTERM, handler)
     try:

@@ -167,7 +167,7 @@ def test_in_a_bucket_a_living_owner_refuses_others_and_a_dead_one_does_not(bucke
     first.check()
     dies(first)
     second = RunLock(bucket)
-    with pytest.raises(FolderLost, match=bucket):  # it was only stopped, and goes on
+    with pytest.raises(FolderLost, match=bucket):  # it was only stopped, and continues
         time.sleep(run_lock.TIMEOUT)
         first.check()
     first.release()

@@ -1,4 +1,4 @@
-"""SIGTERM ends a preparation with a sentence, and the next one makes what is missing."""
+"""SIGTERM ends a preparation with a sentence, and the next one makes the rest."""
 
 import signal
 import time

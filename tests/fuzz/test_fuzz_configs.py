@@ -279,7 +279,7 @@ def test_what_is_checked_of_a_gin_text_is_what_gin_does(scale, tmp_path, monkeyp
     assert min(tally["import_something"], tally["texts"] - tally["refused"]) > number / 50
 
 
-# Small texts that stand for something huge.
+# Small texts with huge values.
 
 
 def chain(line, count=40):

@@ -1,4 +1,4 @@
-"""Paths in buckets: what is written is there for others, whole, and what fails says where."""
+"""Paths in buckets: files appear whole, and errors name the path."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Alerts: what goes wrong without an error is said once, and marked in the records."""
+"""Alerts: problems without an error cause one warning, and a mark in the records."""
 
 import logging
 import time

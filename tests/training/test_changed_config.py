@@ -1,4 +1,4 @@
-"""A run folder is another configuration's: what may change when a run goes on, and what may not."""
+"""A run folder is another configuration's: which bindings may change when a run is resumed."""
 
 import jax
 import pytest

@@ -33,7 +33,7 @@ def named_aside(folder):
 
 
 def run_on(folder, *steps):
-    """What a run does: goes on from the newest readable checkpoint, then saves these steps."""
+    """Resumes from the newest readable checkpoint, as a run does, and saves these steps."""
     with opened(folder) as checkpoints:
         found, _ = checkpoints.restore_latest(abstract(make_state()))
         checkpoints.quarantine(int(found.step))

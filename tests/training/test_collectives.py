@@ -26,7 +26,7 @@ MESHES = [(8, 1), (4, 2), (1, 8)]
 
 @functools.cache
 def in_loops(name, mesh_shape, dtype="float32", remat="none"):
-    """Axes and kinds of what a training step exchanges in loops, in the order of the program."""
+    """Axes and kinds of the collectives in loops of a training step, in the program's order."""
     entry = ARCHITECTURES[name]
     sizes = SIZES | dict(activation_dtype=dtype, remat=remat)
     trainer = Trainer(

@@ -1,4 +1,4 @@
-"""Event files and lines of records: cut back in place where a run goes on, and written whole."""
+"""Event files: cut back where a run is resumed, and written whole."""
 
 import json
 import struct

@@ -1,4 +1,4 @@
-"""The run folder: what is read back is what was recorded, up to the step a run goes on from."""
+"""The run folder: records are read back as written, up to the step that a run resumes from."""
 
 import glob
 import json

@@ -1,4 +1,4 @@
-"""A run that is stopped during an evaluation makes it when it goes on, and only once."""
+"""A run that is stopped during an evaluation makes it when it is resumed, and only once."""
 
 import os
 import signal

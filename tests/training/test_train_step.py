@@ -160,7 +160,7 @@ def test_the_loss_is_the_weighted_mean_over_tokens(tools):
     # The plain route: each row alone, the softmax spelled out.
     nats, correct = np.zeros((B, T)), np.zeros((B, T))
     for b in range(B):
-        caches = [empty, tools.state.caches][int(b == 1)]  # row 0 starts, row 1 goes on
+        caches = [empty, tools.state.caches][int(b == 1)]  # row 0 starts, row 1 continues
         caches = jax.tree.map(lambda x, b=b: x[b : b + 1], caches)
         logits = np.float64(read(tools.state.params, one.inputs_KBT[0, b : b + 1], caches)[0])
         log_sum = np.log(np.exp(logits).sum(-1))

@@ -30,7 +30,7 @@ def wide_types():
 
 
 class SumCache(NamedTuple):
-    """What the toy remembers: a state that every token goes into."""
+    """The cache of the toy: a state that every token updates."""
 
     state_BD: jax.Array
 
@@ -289,7 +289,7 @@ def corpus(name):
 
 
 def step_batch(name, step, again):
-    """What a step reads: segments step - again ... step; those before the first are padding."""
+    """Segments step - again ... step of a step; padding before the first."""
     numbers = np.arange(step - again, step + 1)
     tokens, targets, starts = (x[np.maximum(numbers, 0)] for x in corpus(name))
     weights = np.zeros(tokens.shape)

@@ -1,4 +1,4 @@
-"""Checkpoints: the one place that knows Orbax.
+"""Checkpoints, the only module that uses Orbax.
 
 A checkpoint holds parameters, optimizer, caches and step, and a JSON record with a fingerprint of
 each array. It is written in the background and appears under its final name when complete. One
@@ -61,7 +61,7 @@ RECORD = Fields(
 
 
 class CheckpointError(RuntimeError):
-    """No checkpoint can be read, or one cannot be written; the message says which and why."""
+    """No checkpoint can be read, or one cannot be written; the message names it and the reason."""
 
 
 def leave_counters_unread() -> None:
@@ -205,7 +205,7 @@ class Checkpoints:
     def restore(
         self, step: int, abstract: TrainState, parts: Sequence[str] = TrainState._fields
     ) -> tuple[TrainState, dict]:
-        """Returns the checkpoint of one step; as `restore_latest`.
+        """Returns the checkpoint of one step, like `restore_latest`.
 
         Raises:
             CheckpointError: it is not there, is damaged, or could not be read just now.

@@ -43,7 +43,7 @@ class CheckpointPolicy:
         keep_last: the newest ones to keep.
         keep_every: also keep every checkpoint at a multiple of this many steps, or None.
         keep_best: also write a checkpoint at each evaluation in the loop that is the best so far,
-            and keep the last of these. `brt.evaluate` and `load_run` then take it by default.
+            and keep the last one. `brt.evaluate` and `load_run` then take it by default.
         metric: scalar of the evaluation that decides, such as "loss" or "recall_accuracy". None
             takes the loss; of labelled documents the first of answer_f1, f1, micro_f1, macro_f1
             and accuracy that there is.

@@ -1,1 +1,1 @@
-"""Records: what a run reports, and the folder that holds it."""
+"""Records of a run, and the folder that contains them."""

@@ -41,7 +41,7 @@ OWNER = Fields({"host": str, "pid": ManyFrom0, "started": str, "boot": str, "id"
 
 
 class FolderInUse(OSError):
-    """Another process trains in the folder; the message names it and says what to do."""
+    """Another process trains in the folder; the message names it and the remedy."""
 
 
 class FolderLost(OSError):
