@@ -23,10 +23,10 @@ from brt.pretrained.source import open_folder
 
 
 class Reading(NamedTuple):
-    """The results of a forward pass.
+    """The results of a forward pass, of each layer.
 
-    outputs: of each layer, (B, T, D), the last one after the final norm. keys: of each layer.
-    kept: of each layer, what `Reads.read` returned for the caller.
+    outputs: (B, T, D), the last one after the final norm. kept: what `Reads.read` returned for the
+    caller.
     """
 
     outputs: tuple[jax.Array, ...]
@@ -56,7 +56,6 @@ class PretrainedBackbone(nnx.Module):
     dtype: np.dtype
 
     def __init_subclass__(cls, **options: Any):
-        """Gives a class with its own settings a constructor with these parameters."""
         super().__init_subclass__(**options)
         if "settings_type" not in vars(cls):
             return
@@ -125,7 +124,7 @@ class PretrainedBackbone(nnx.Module):
         return x_BTD
 
     def leave(self, x_BTD: jax.Array) -> jax.Array:
-        """Returns the outputs of the last layer after the final norm, if there is one."""
+        """Returns the last outputs after the final norm, if there is one."""
         return x_BTD
 
     def run(
@@ -170,7 +169,7 @@ class PretrainedBackbone(nnx.Module):
         return y_BTD, heads.keys, kept
 
     def dropout_keys(self, key: jax.Array | None) -> Sequence[jax.Array | None]:
-        """Returns keys for the embeddings and for each layer; None without dropout."""
+        """Returns keys for the embeddings and for each layer."""
         count = len(self.layers) + 1
         if key is None or not self.dropout:
             return [None] * count

@@ -42,7 +42,7 @@ class LayerKeys(NamedTuple):
 
 
 class Extra(NamedTuple):
-    """Keys and values of M vectors without a position, and which of them are present, (B, M)."""
+    """Keys and values of M vectors without a position, and which of them are present."""
 
     keys: LayerKeys
     present_BM: jax.Array
@@ -262,21 +262,18 @@ class BackboneLayer(nnx.Module):
         raise NotImplementedError
 
     def after_attention(self, x_BTD: jax.Array) -> jax.Array:
-        """Returns the residual after the norm that follows attention, if there is one."""
+        """Returns the residual after a norm that follows attention."""
         return x_BTD
 
     def after_mlp(self, x_BTD: jax.Array) -> jax.Array:
-        """Returns the residual after the norm that follows the MLP, if there is one."""
+        """Returns the residual after a norm that follows the MLP."""
         return x_BTD
 
 
 class DenseLayer(BackboneLayer):
     """A layer with two LayerNorms and biases, as of GPT-2, GPT-NeoX and BERT.
 
-    Args:
-        settings: of its family, with an activation.
-        output_std: of the matrices that write into the residual stream.
-        attention_biases: whether attention has biases.
+    output_std: of the matrices that write into the residual stream.
     """
 
     norm_first = True

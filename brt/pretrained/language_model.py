@@ -56,8 +56,7 @@ class PretrainedLanguageModel(WithMemories, DecoderModel):
             positions for segments of N tokens; a document's first has N.
         special_tokens: must be 0.
 
-    Source: Yoshida et al. 2020, sections 3 and 4. There all positions of a document's first window
-    are new.
+    Source: Yoshida et al. 2020, sections 3 and 4.
     """
 
     def __init__(
@@ -191,7 +190,7 @@ class PretrainedLanguageModel(WithMemories, DecoderModel):
         return reading.outputs[-1][:, O:], (window, *(DecodingMemory(*part) for part in parts))
 
     def _nothing(self, rows):
-        """Returns the results of one position that does not count, and has no keys."""
+        """Returns the results of a position that does not count."""
         outputs_B1D = jnp.zeros((rows, 1, self.width), self.dtype)
         shape = rows, 0, self.body.num_key_heads, self.body.sizes.head_size
         keys = LayerKeys(jnp.zeros(shape, self.dtype), jnp.zeros(shape, self.dtype))
@@ -235,7 +234,7 @@ class PretrainedLanguageModel(WithMemories, DecoderModel):
         return reading.outputs[-1][:, 0], self._moved((window, *after))
 
     def _moved(self, caches):
-        """Returns the decoding form, in which memories are updated by full windows."""
+        """Returns the decoding form, after full windows have updated the memories."""
         full_B = caches[0].fill_B == self.period
 
         def move(caches):

@@ -1,8 +1,5 @@
 """A pretrained encoder over the segments of labelled documents, with memories between them.
 
-Memory vectors stand behind the first position of every segment; their outputs are the memory of
-the next segment. Letters as in `brt.pretrained`.
-
 Source: RMT, section 4 and the published wrapper; Adding Recurrence to Pretrained Transformers,
 section 5.4.
 """
@@ -254,8 +251,8 @@ class PretrainedReader(WithMemories, Reader[Embedded, Outputs]):
     def token_losses(self, x_BTD: Outputs, targets_BT: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Returns -log p of the targets at the first positions, and whether they score highest.
 
-        classes: the class at position 0. labels: whether each class is a label, in order. spans:
-        first and last position of the answer, and its kind. words: those of the answer.
+        classes: the class. labels: whether each class is a label. spans: first and last position of
+        the answer, and its kind. words: those of the answer.
         """
         if isinstance(self.body, T5):
             words_BW = targets_BT[:, : self.num_words]

@@ -1,8 +1,8 @@
 """The settings of a pretrained family, each declared once, as a field of a frozen dataclass.
 
-`hub` adds to a field the key of config.json that holds the same value. From the fields follow the
-parameters of the backbone's constructor, which gin binds; the reading and writing of config.json;
-and the check that bindings agree with a folder.
+`hub` adds to a field its key of config.json. From the fields follow the parameters of the
+backbone's constructor, which gin binds; the reading and writing of config.json; and the check that
+bindings agree with a folder.
 """
 
 import dataclasses
@@ -51,7 +51,7 @@ def hub(
         names: keys, of which the first that is present counts; a dot leads into an object.
         default: without a binding and without a folder.
         absent: where config.json has none of the keys, or null: a value, or a function of the
-            settings before this one and `model_type`, by name. The default: `default`.
+            settings before this one and `model_type`. The default: `default`.
         read, write: from the value of config.json to the setting, and back; None is not written.
         written: keys that are written; by default the first without a dot.
     """
@@ -62,7 +62,7 @@ def hub(
 
 
 def first_id(value: Any) -> Any:
-    """Returns an id, the first where config.json lists several."""
+    """Returns an id, the first of a list."""
     return value[0] if isinstance(value, list) else value
 
 
@@ -97,7 +97,7 @@ class HubConfig:
         return ValueError(f"{self.file}: {name} = {self.get(name)!r:.80} {why}.")
 
     def only(self, name: str, computed: Any) -> None:
-        """Refuses a value other than the one that brt computes; an absent key means that one."""
+        """Refuses a value other than the one that brt computes, which no key means too."""
         value = self.get(name)
         alike = isinstance(value, bool) == isinstance(computed, bool) and value == computed
         if value is not None and not alike:
@@ -140,9 +140,8 @@ class Settings:
 
     Attributes:
         fixed: keys of config.json for which brt computes one value only.
-        dropout: rate on embeddings, attention weights, and before each residual. The rates of a
-            folder are those of its pretraining, and are not read.
-        activation_dtype: of activations; parameters stay float32.
+        dropout: rate on embeddings, attention weights, and before each residual; that of a folder's
+            pretraining is not read.
         remat: "layer" recomputes each layer in the backward pass.
     """
 
@@ -159,7 +158,7 @@ class Settings:
 
     @classmethod
     def parameters(cls) -> list[inspect.Parameter]:
-        """Returns the parameters of a constructor with these settings; None: not bound."""
+        """Returns the parameters of a constructor with these settings."""
 
         def parameter(field, default, declared):
             kind = inspect.Parameter.KEYWORD_ONLY
@@ -197,7 +196,7 @@ class Settings:
         """Changes settings by what else the folder says."""
 
     def resolved(self) -> Self:
-        """Returns the settings with those filled in that follow from others, or raises `Misfit`."""
+        """Fills in settings that follow from others, or raises `Misfit`."""
         settings: Any = self
         for name in self.fields():
             value = getattr(self, name)

@@ -57,7 +57,7 @@ class BlocksCache(NamedTuple):
 
 
 class AtLayer(Reads):
-    """What `function(heads, attended)` adds to one layer; it returns what `Reads.read` does."""
+    """Adds to one layer what `function(heads, attended)` returns, as `Reads.read`."""
 
     def __init__(self, index: int, function: Callable[..., tuple]):
         self.index = index
@@ -110,11 +110,9 @@ class SlidingLanguageModel(DecoderModel):
 
     @property
     def period(self) -> int:
-        """W."""
         return self.window
 
     def _divide(self, caches):
-        """Returns the count of blocks, the caches of the layers, and those of the memory."""
         layers = len(self.body.layers)
         return caches[0], caches[1 : 1 + layers], caches[1 + layers :]
 
@@ -181,7 +179,7 @@ class SlidingLanguageModel(DecoderModel):
         return y_BTD, (BlocksCache(jnp.ones_like(begun.count_B)), *after, *states), metrics
 
     def _bias(self, positions_W, before_X):
-        """Returns the bias (X, W, 2W): queries at these positions of a block see the last W keys.
+        """Returns the bias (X, W, 2W): a query at a position of a block sees the last W keys.
 
         before_X: whether there is a block before.
         """
@@ -251,7 +249,7 @@ class SlidingLanguageModel(DecoderModel):
         return reading.outputs[-1][:, 0], (BlocksCache(count_B), *after, *states)
 
     def _updated(self, cache, window, full_B):
-        """Returns the decoding form of the memory's cache, updated by full blocks."""
+        """Returns the memory's decoding form, updated by full blocks."""
         keys = self.cell.token_keys(LayerKeys(window.keys_BJHK, window.values_BJHK))
         blocks = BlockPairs(*(x_BJHK[:, None] for x_BJHK in keys))
 

@@ -1,7 +1,7 @@
 """Windows of a pretrained decoder, and the tokens that two windows share.
 
-A window is the last O tokens of the window before it, and then P new ones; positions restart at 0
-in every window. Letters as in `brt.pretrained`.
+A window is the last O tokens of the window before it, and then P new ones; positions start at 0.
+Letters as in `brt.pretrained`.
 """
 
 from typing import NamedTuple
@@ -16,7 +16,7 @@ from brt.pretrained.memories.window_memory import Positions
 class OverlapCache(NamedTuple):
     """The last tokens of a window, which the next window begins with.
 
-    x_BOD: embeddings, the newest last; zeros where there are fewer. count_B: int32, their number.
+    x_BOD: embeddings, the newest last, right-aligned. count_B: int32, their number.
     """
 
     x_BOD: jax.Array
@@ -37,8 +37,7 @@ class DecodingWindow(NamedTuple):
     recent_BOD, count_B: the last tokens so far, as in `OverlapCache`.
     before_B: int32, tokens of the window before that it began with.
     fill_B: int32, new tokens so far, 0 ... P - 1.
-    layers: of each layer, (B, O + P, G, K); zeros in empty slots.
-    extras: of each layer, keys and values of the memories' vectors; None without vectors.
+    layers: of each layer, (B, O + P, G, K). extras: of the memories' vectors, None without any.
     """
 
     recent_BOD: jax.Array
@@ -78,11 +77,8 @@ class Slots(NamedTuple):
 def slots(before_B: jax.Array, overlap: int, new: int, period: int) -> Slots:
     """Returns the slots of windows.
 
-    Args:
-        before_B: (B,) int32, tokens of the window before, at most `overlap`.
-        overlap: O.
-        new: slots after them.
-        period: P, new tokens when the window is full.
+    before_B: (B,) int32, tokens of the window before. new: slots after the O shared ones.
+    period: P, new tokens when the window is full.
     """
     index_BJ = jnp.arange(overlap + new) - (overlap - before_B)[:, None]
     return Slots(index_BJ, jnp.maximum(before_B + period - overlap, 0))

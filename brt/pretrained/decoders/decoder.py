@@ -29,7 +29,7 @@ from brt.token_ids import BEGIN
 
 
 def begin_of_text(default: int | None) -> Any:
-    """Returns the field of `begin_id`: BOS, or EOS, or a default of the family, or the last id."""
+    """Returns the field of `begin_id`: BOS, EOS, a default, or the last id."""
 
     def absent(settings):
         known = default is not None and default < settings["vocabulary_size"]
@@ -156,8 +156,8 @@ class Decoder(PretrainedBackbone):
         """Runs all layers.
 
         Args:
-            x_BTD: (B, T, D), from `embed`, or vectors of memory.
-            positions_BT: (B, T) int32.
+            x_BTD: from `embed`, or vectors of memory.
+            positions_BT: int32.
             seen: from a layer's number and its keys of these positions to what they see there,
                 besides `Reads.extra`. If that has n * B batch elements, the queries of each form n
                 blocks.

@@ -30,7 +30,6 @@ TERMS = ("c2p", "p2c")
 
 
 def _terms(value):
-    """Returns the terms by distance: config.json has a list, or one text with bars."""
     if isinstance(value, str):
         value = [part.strip() for part in value.lower().split("|") if part.strip()]
     return tuple(sorted(set(value)))
@@ -41,7 +40,6 @@ class DebertaSettings(BertSettings):
     """The settings of DeBERTa besides those of BERT.
 
     Attributes:
-        absolute_positions: whether position embeddings are added to the inputs.
         terms: of the scores besides content to content: "c2p", "p2c".
         buckets: S, of distances; 0: as many as the longest distance.
         longest_distance: from which on all distances are the same; None: num_positions.
@@ -184,7 +182,7 @@ class DebertaLayer(BertLayer):
 
 
 class Convolution(nnx.Module):
-    """A convolution over an odd number of positions, added to the first layer's outputs."""
+    """A convolution over positions, added to the first layer's outputs."""
 
     def __init__(self, rngs: nnx.Rngs, width: int, kernel: int, activation: str, epsilon: float):
         # As on disk: out, in, position.
@@ -194,7 +192,7 @@ class Convolution(nnx.Module):
         self.activation = activation
 
     def __call__(self, x_BTD: jax.Array, entered_BTD: jax.Array, real_BT: jax.Array) -> jax.Array:
-        """Returns the outputs, 0 in padding; x and entered: outputs and inputs of the layer."""
+        """Returns the outputs; x and entered: outputs and inputs of the layer."""
         matrix_DIW = self.matrix_DIW[...].astype(x_BTD.dtype)
         y_BTD = jax.lax.conv_general_dilated(
             entered_BTD, matrix_DIW, (1,), "SAME", dimension_numbers=("NWC", "OIW", "NWC")

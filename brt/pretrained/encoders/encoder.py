@@ -14,7 +14,7 @@ from brt.token_ids import PADDING
 
 
 class HeadNames(NamedTuple):
-    """Names on disk of the two matrices of a head for classes, without `.weight`."""
+    """Names on disk of the two matrices of a head for classes."""
 
     dense: str
     output: str
@@ -70,7 +70,7 @@ class Encoder(PretrainedBackbone):
         """Runs all layers on a segment.
 
         Args:
-            x_BTD: (B, T, D), from `embed`, or vectors of memory.
+            x_BTD: from `embed`, or vectors of memory.
             real_BT: bool; padding is no key, and its outputs mean nothing.
             reads: what memories add.
             key: dropout key or None.

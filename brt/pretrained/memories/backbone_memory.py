@@ -1,7 +1,7 @@
-"""A layer memory in one layer of a pretrained backbone: its blocks are the windows.
+"""A layer memory in one layer of a pretrained backbone, whose windows or blocks are its blocks.
 
-Positions restart in every window, so a memory is shown queries and keys without positions, and no
-keys of the window before. Axes as in `brt.pretrained`; S states.
+Positions restart in every window, so the memory is shown queries and keys without positions, and
+no keys of the window before. Axes as in `brt.pretrained`.
 """
 
 from collections.abc import Callable
@@ -33,7 +33,7 @@ from brt.pretrained.memories.window_memory import Window, WindowMemory
 
 
 class StateKeys(NamedTuple):
-    """Keys (of unit length) and values of the states, (B, S, H, K), computed once a window."""
+    """Keys (of unit length) and values of the states of a block."""
 
     keys_BSHK: jax.Array
     values_BSHK: jax.Array

@@ -1,8 +1,7 @@
 """Pooled recurrence: vectors from window to window.
 
 The outputs of all layers are mixed and averaged over a window; what an MLP makes of the result
-stands among the inputs of a layer of the next window, for keys and values only. Letters as in
-`brt.pretrained`.
+stands among the inputs of a layer of the next window, for keys and values only.
 
 Source: Yoshida et al. 2020, Adding Recurrence to Pretrained Transformers, section 3.
 """
@@ -47,7 +46,7 @@ class PooledCache(NamedTuple):
 
 
 class PooledSums(NamedTuple):
-    """What was pooled of a window so far, float32 or wider.
+    """What was pooled of a window so far.
 
     pooled_BD: the weighted sum of outputs; or their maximum. weight_B: the sum of weights.
     highest_B: the score that weights are relative to.

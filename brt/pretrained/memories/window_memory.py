@@ -27,7 +27,7 @@ class Positions(NamedTuple):
 class Window(NamedTuple):
     """A window that has been processed.
 
-    summary: of `WindowMemory.summary`, for all positions. keys: of each layer, of the new tokens.
+    summary: of all its positions. keys: of each layer, of the new tokens.
     """
 
     summary: Any
@@ -45,9 +45,9 @@ class WindowMemory(SegmentMemory[Window]):
         return ()
 
     def vectors(self, read: Any, layer: int) -> MemoryVectors | None:
-        """Returns vectors without a position for the keys and values of a layer.
+        """Returns vectors for the keys and values of a layer, in the place of its inputs.
 
-        They are in the place of the layer's inputs, before its first norm.
+        They have no position.
         """
         return None
 
@@ -56,7 +56,7 @@ class WindowMemory(SegmentMemory[Window]):
     ) -> tuple[jax.Array, jax.Array | None]:
         """Returns the result of a layer's attention with what the memory adds to its heads.
 
-        Also returns what is added to the attention's output, (B, T, D), or None.
+        Also what is added to the attention's output, (B, T, D), or None.
         """
         return attended_BTHK, None
 
@@ -79,11 +79,8 @@ class WindowMemory(SegmentMemory[Window]):
 class WindowReads(Reads):
     """What the memories of a model add to the layers of one window.
 
-    Args:
-        body: with the layers.
-        memories, caches: in one order.
-        read: by the memories; None: computed here.
-        extras: of each layer, keys and values of the memories' vectors; None: computed here.
+    read: by the memories. extras: of each layer, keys and values of the memories' vectors. Both are
+    computed here if they are None.
     """
 
     def __init__(
@@ -110,7 +107,6 @@ class WindowReads(Reads):
 
     @property
     def extra_keys(self) -> tuple[LayerKeys | None, ...]:
-        """Keys and values of the memories' vectors in each layer."""
         return tuple(extra and extra.keys for extra in self.extras)
 
     def extra(self, layer: int) -> Extra | None:
