@@ -1,12 +1,11 @@
 """Caches: values that go in and come out, and hold a model's memory between segments.
 
-The segment form is carried from segment to segment; segments end at block boundaries, so it holds
-whole blocks. The decoding form is carried from token to token; it also holds the block that is
-being filled, and how far each batch element has filled it. `init_caches` of a model is the only
-definition of "empty". The functions here work on whole trees and know no layer.
+The segment form is carried from segment to segment and holds whole blocks. The decoding form is
+carried from token to token; it also holds the block that is being filled, and how far each batch
+element has filled it. `init_caches` of a model is the only definition of "empty".
 
-Caches are named tuples of arrays, batch first, whose names end in their axes; these decide how
-they are divided over devices. Those of the segment form have a method `clear_state(empty)`.
+Caches are named tuples of arrays, batch first, whose names end in their axes; these decide how they
+are divided over devices. Those of the segment form have a method `clear_state(empty)`.
 """
 
 from typing import NamedTuple, TypeVar
@@ -63,10 +62,7 @@ class DecodingLayer(NamedTuple):
 
 
 def select_rows(rows_B: jax.Array, chosen: Tree, others: Tree) -> Tree:
-    """Returns the batch elements of `chosen` where `rows_B` is true, those of `others` elsewhere.
-
-    rows_B: (B,) bool. The two trees have the same structure, and the batch first.
-    """
+    """Returns the batch elements of `chosen` in `rows_B`, (B,) bool, and of `others` elsewhere."""
 
     def pick(new, old):
         return jnp.where(rows_B.reshape((-1,) + (1,) * (old.ndim - 1)), new, old)
@@ -101,8 +97,7 @@ def fill_window(
 ) -> DecodingWindow:
     """Returns the decoding form: the last block and the part of the next one so far.
 
-    block: the block after the window, of which the first `fill_B` tokens count, 0 ... W - 1, and
-    the rest is padding. None: no token.
+    block: the block after the window, whose first `fill_B` tokens count; None: no token.
     """
     rows, W = window.keys_BWHK.shape[:2]
     if block is None or fill_B is None:
@@ -119,10 +114,7 @@ def fill_window(
 def write_token(
     window: DecodingWindow, k_BHK: jax.Array, v_BHK: jax.Array, reads_B: jax.Array | bool = True
 ) -> DecodingWindow:
-    """Writes a token's key and value at the fill of the batch elements in `reads_B`, (B,) bool.
-
-    `advance` then counts the token.
-    """
+    """Writes a token's key and value at the fill of the batch elements in `reads_B`."""
     rows = jnp.arange(window.fill_B.shape[0])
     slot_B = window.keys_BJHK.shape[1] // 2 + window.fill_B
 

@@ -81,10 +81,7 @@ class Model(nnx.Module, Generic[Embedded, Outputs]):
             return self.logits(y_BTD), caches
 
     def gradient_metrics(self, grads: dict) -> Metrics:
-        """Returns scalars of a gradient, such as the norm that reaches a memory.
-
-        grads: nested dictionary of arrays, with the names of the parameters.
-        """
+        """Returns scalars of a gradient, nested dictionaries as the parameters."""
         return {}
 
     def given_parameters(self) -> dict[str, Any]:
@@ -92,10 +89,7 @@ class Model(nnx.Module, Generic[Embedded, Outputs]):
         return {}
 
     def flops_per_token(self) -> float:
-        """Returns the operations of one token's forward pass, a product and a sum as two.
-
-        Matrix products, and attention with the keys that a query may see.
-        """
+        """Returns the operations of one token's forward pass, a product and a sum as two."""
         raise NotImplementedError
 
     def divided_sizes(self) -> dict[str, int]:
@@ -128,13 +122,12 @@ class LanguageModel(Model[jax.Array, jax.Array]):
         """Runs on the beginning of an interval of every batch element, in one pass.
 
         Args:
-            tokens_BT: (B, P) int32 ids; beyond the count they are padding.
+            tokens_BT: (B, P) int32 ids, of which the first `counts_B` are tokens, the rest padding.
             caches: the segment form.
-            counts_B: (B,) int32, tokens of each batch element, 0 ... P - 1.
 
         Returns:
-            (B, P, V) logits, undefined for padding, and the decoding form of the caches, which
-            padding does not enter.
+            (B, P, V) logits, undefined for padding, and the decoding form, which padding does not
+                enter.
         """
         raise NotImplementedError
 
@@ -144,10 +137,8 @@ class LanguageModel(Model[jax.Array, jax.Array]):
         """Runs on one token of every batch element, each at its own position.
 
         Args:
-            tokens_B: (B,) int32 ids.
-            caches: the decoding form.
-            reads_B: (B,) bool, batch elements that have a token; the caches of the others stay,
-                and their logits are undefined.
+            tokens_B: (B,) int32 ids. caches: the decoding form.
+            reads_B: (B,) bool, batch elements that have a token; the caches of the others stay.
 
         Returns:
             (B, V) logits of the next token and the caches after this one.

@@ -23,7 +23,7 @@ GateWeights = dict[str, Any]
 class GateInput(NamedTuple):
     """An input h of a gate: its projection and the names of the matrices, alone and stacked.
 
-    The stacked matrices have the axes of h apart, so that heads stay split over the model axis.
+    Stacked, the axes of h are apart, so that heads stay split over the model axis.
     """
 
     equation: str

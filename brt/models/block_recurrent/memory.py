@@ -1,9 +1,9 @@
 """The interface of a layer's memory.
 
-A layer carries a window, which it manages itself, and any number of memories, which it knows
-through this interface only. A new memory defines what the tokens of a block `read`, or the `states`
-they attend to, and how a finished block `update`s the cache. Segments and decoding follow.
-docs/extending.md shows one. Axes as in `brt.models`.
+A layer manages its window itself, and any number of memories through this interface. A new memory
+defines what the tokens of a block `read`, or the `states` they attend to, and how a finished block
+`update`s the cache. Segments and decoding follow. docs/extending.md shows one. Axes as in
+`brt.models`.
 """
 
 from collections.abc import Iterable
@@ -20,10 +20,7 @@ from brt.models.model import Metrics
 
 
 class BlockStates(NamedTuple):
-    """Vectors that the tokens of each block attend to, with queries of their own.
-
-    keys_BGSHK, values_BGSHK: (B, G, S, H, K), in the activations' type.
-    """
+    """Keys and values that the tokens of each block attend to with queries of their own."""
 
     keys_BGSHK: jax.Array
     values_BGSHK: jax.Array
@@ -32,10 +29,9 @@ class BlockStates(NamedTuple):
 class LayerTokens(NamedTuple):
     """The tokens of a segment, of a block, or one decoded token (T = 1), as a layer computes them.
 
-    inputs_BTD: (B, T, D), normalised inputs of the layer.
-    queries_BTHK, keys_BTHK: (B, T, H, K), of its self-attention; of unit length with `qk_norm`.
-    values_BTHK: (B, T, H, K).
-    scale_H: (H,), its attention scale, used through its absolute value.
+    inputs_BTD: normalised inputs of the layer.
+    queries_BTHK, keys_BTHK, values_BTHK: of its self-attention; of unit length with `qk_norm`, but
+    for values. scale_H: its attention scale, used through its absolute value.
     counts_B: (B,) int32, tokens that are not padding, or None: all are tokens.
     """
 
@@ -48,10 +44,7 @@ class LayerTokens(NamedTuple):
 
 
 class BlockPairs(NamedTuple):
-    """Keys and values of each block of a segment and of the block before it.
-
-    keys_BGJHK, values_BGJHK: (B, G, 2W, H, K): W tokens of the previous block, then W of this one.
-    """
+    """Keys and values of each block and, before them, of the block before it; J = 2W."""
 
     keys_BGJHK: jax.Array
     values_BGJHK: jax.Array
@@ -60,10 +53,9 @@ class BlockPairs(NamedTuple):
 class MemoryResult(NamedTuple):
     """The results of a memory for a segment.
 
-    attended_BTHK: (B, T, H, K), the result of attention and of the memory.
-    cache: after the segment.
-    states: those that the tokens of each block attend to, from before the block; None without.
-    metrics: scalars. Reports draw `memory_share`, the memory's part of the result.
+    attended_BTHK: the result of attention and of the memory. cache: after the segment.
+    states: those from before each block; None without. metrics: scalars, of which reports draw
+    `memory_share`, the memory's part of the result.
     """
 
     attended_BTHK: jax.Array
@@ -121,11 +113,9 @@ class LayerMemory(nnx.Module):
     ) -> tuple[jax.Array, Metrics]:
         """Returns the result of attention and of the memory, and metrics.
 
-        Args:
-            cache: from before the block; while decoding, the decoding form.
-            tokens: of one block, or one token.
-            attended_BTHK: (B, T, H, K), from self-attention and the memories before this one.
-            weights: `prepare(dtype)`.
+        cache: from before the block; while decoding, the decoding form. tokens: of one block, or
+        one token. attended_BTHK: from self-attention and the memories before. weights:
+        `prepare(dtype)`.
         """
         return attended_BTHK, {}
 
@@ -210,17 +200,14 @@ class LayerMemory(nnx.Module):
     def decode(
         self, cache: Any, token: LayerTokens, attended_B1HK: jax.Array, reads_B: jax.Array | bool
     ) -> tuple[jax.Array, Any]:
-        """Returns the result of attention for one token, as `read`, and the cache after it.
-
-        reads_B: (B,) bool, batch elements that have a token; the caches of the others stay.
-        """
+        """Returns `read` for one token, and the cache after it; those outside `reads_B` stay."""
         weights = self.prepare(attended_B1HK.dtype)
         return self.read(cache, token, attended_B1HK, weights)[0], cache
 
     def update_after_block(self, cache: Any, blocks: BlockPairs, full_B: jax.Array) -> Any:
         """Returns the decoding form after the batch elements in `full_B` have completed a block.
 
-        blocks: keys and values of the completed block and of the one before it (G = 1).
+        blocks: of the completed block (G = 1).
         """
         if self.moves_in_blocks:
             return cache
@@ -231,8 +218,5 @@ class LayerMemory(nnx.Module):
         return select_rows(full_B, self.begin_decoding(after, dtype), cache)
 
     def flops_per_token(self, window: int) -> float:
-        """Returns the operations of one token's forward pass that the memory adds to its layer's.
-
-        The tokens' attention to `num_states` states is counted by the layer.
-        """
+        """Returns a token's operations, without the attention to states that the layer counts."""
         return 0.0

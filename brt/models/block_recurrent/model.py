@@ -102,9 +102,8 @@ class BlockRecurrentTransformer(Body):
         self.remat = remat
         self.dtype = jnp.dtype(activation_dtype)
         self.vocabulary_size = vocabulary_size
-        self.logits_divisor = math.sqrt(
-            vocabulary_size if logits_divisor == "vocabulary" else width
-        )
+        divisor = vocabulary_size if logits_divisor == "vocabulary" else width
+        self.logits_divisor = math.sqrt(divisor)
         rows = vocabulary_size + special_tokens
         self.embedding_VD = parameter(rngs, normal(1.0), rows, width, purpose="embedding")
         self.begin_D = parameter(rngs, normal(1.0), width, purpose="embedding")
@@ -239,9 +238,7 @@ class BlockRecurrentTransformer(Body):
         )
 
     def end_decoding(self, caches: tuple) -> tuple:
-        return tuple(
-            layer.end_decoding(cache) for layer, cache in zip(self.layers, caches, strict=True)
-        )
+        return tuple(layer.end_decoding(cache) for layer, cache in zip(self.layers, caches))
 
     def decode_embedded(
         self, x_BD: jax.Array, caches: tuple, reads_B: jax.Array | bool = True
