@@ -2,14 +2,16 @@
 
 import io
 import os
+import platform
 import signal
 import sys
 import sysconfig
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from logging import Formatter
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -22,7 +24,7 @@ from brt.data.stores import store_cache
 from brt.progress import say
 from brt.storage.paths import folder_of
 from brt.storage.regular_files import printable
-from brt.text_flag import expand_text
+from brt.text_flag import expand_text, text_name
 from brt.training.checkpoints.checkpoint import CheckpointError
 
 FLAGS = flags.FLAGS
@@ -314,3 +316,26 @@ def gin_flags() -> list[str]:
     if FLAGS.allow_imports:
         gin_lines.append(f"--allow_imports={','.join(FLAGS.allow_imports)}")
     return gin_lines
+
+
+def default_workdir(gin_files: Sequence[str]) -> str:
+    """Returns the run folder without --workdir: `runs/MODEL-DATA` of two gin files."""
+    names = [Path(name).stem for joined in gin_files for name in config.split_files(joined)]
+    if FLAGS.text:
+        names = [*names[1:], text_name(FLAGS.text)]
+    if not names:
+        raise ValueError("--workdir is missing: name a folder for checkpoints and records.")
+    return os.path.join("runs", "-".join(names))
+
+
+def malloc_is_slow() -> bool:
+    """Tells if glibc frees a step's memory at every step (docs/benchmarks/training.md).
+
+    False in notebooks, where nobody can change it before the kernel starts.
+    """
+    return (
+        jax.default_backend() == "cpu"
+        and platform.libc_ver()[0] == "glibc"
+        and "glibc.malloc." not in os.environ.get("GLIBC_TUNABLES", "")
+        and "JPY_PARENT_PID" not in os.environ
+    )

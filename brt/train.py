@@ -1,29 +1,23 @@
 """Trains a model, or resumes its training.
 
 python -m brt.train --gin_file=configs/quickstart.gin --workdir=runs/quickstart
-
-Without --workdir the run folder is runs/, then the name of the config.
 """
 
-import os
-import platform
 import signal
 import sys
-from collections.abc import Sequence
-from pathlib import Path
 
 import gin
 import jax
 from absl import flags
 
-from brt import command_line, config, processes
+from brt import command_line, processes
 from brt.description import describe, settings
 from brt.evaluation.evaluator import Evaluator
 from brt.experiment import Experiment
 from brt.experiment_checks import warn_of_warmup
 from brt.progress import say
 from brt.run_data import check_data, prepare_missing, store_contents
-from brt.text_flag import define_text, text_name
+from brt.text_flag import define_text
 from brt.training.checkpoints.parameters import load_params
 from brt.training.loop import TrainingRun
 from brt.training.profiling import ProfiledSteps, parse_steps
@@ -76,7 +70,7 @@ def main() -> None:
                 check_data(experiment)
             return
         if FLAGS.workdir is None:
-            FLAGS.workdir = usual_workdir(FLAGS.gin_file)  # type: ignore[assignment]
+            FLAGS.workdir = command_line.default_workdir(FLAGS.gin_file)  # type: ignore[assignment]
             if is_first:
                 print(f"The run folder is {FLAGS.workdir} (--workdir).", flush=True)
         if FLAGS.eval_only:
@@ -86,16 +80,6 @@ def main() -> None:
         prepare_missing(experiment)
         processes.check_same("token stores", store_contents(experiment))
         train(experiment, mesh, profile)
-
-
-def usual_workdir(gin_files: Sequence[str]) -> str:
-    """Returns the run folder of gin files without --workdir: `runs/MODEL-DATA` of two."""
-    names = [Path(name).stem for joined in gin_files for name in config.split_files(joined)]
-    if FLAGS.text:
-        names = [*names[1:], text_name(FLAGS.text)]
-    if not names:
-        raise ValueError("--workdir is missing: name a folder for checkpoints and records.")
-    return os.path.join("runs", "-".join(names))
 
 
 def train(
@@ -119,7 +103,7 @@ def train(
             resumed = f"Resuming in {FLAGS.workdir} from step {run.start:,}."
             print(run.end if run.done else resumed, flush=True)
         if not run.done:
-            if is_first and malloc_is_slow():
+            if is_first and command_line.malloc_is_slow():
                 say("Steps on a CPU can be 1.5 times as fast: source scripts/malloc.sh before.")
             run.folder.describe(text)
             run.run()
@@ -128,19 +112,6 @@ def train(
         run.folder.close()
     if run.stop.signal == signal.SIGINT:
         sys.exit(command_line.INTERRUPTED)
-
-
-def malloc_is_slow() -> bool:
-    """Tells if glibc frees a step's memory at every step (docs/benchmarks/training.md).
-
-    False in notebooks, where nobody can change it before the kernel starts.
-    """
-    return (
-        jax.default_backend() == "cpu"
-        and platform.libc_ver()[0] == "glibc"
-        and "glibc.malloc." not in os.environ.get("GLIBC_TUNABLES", "")
-        and "JPY_PARENT_PID" not in os.environ
-    )
 
 
 if __name__ == "__main__":

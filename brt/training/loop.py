@@ -40,8 +40,8 @@ class TrainingRun:
         mesh: the device mesh.
         workdir: the run folder.
         params: initial parameters; None for random ones.
-        allow_changes: resume although bindings that decide what is computed have changed.
-        profile: steps to trace into the run folder, or None.
+        allow_changes: resume although bindings that decide results have changed.
+        profile: steps to trace into the run folder.
         metrics: some of `brt.training.records.metric_writers.KINDS`.
         evaluator: evaluates every `Trainer.eval_every` steps; None for never.
     """

@@ -22,7 +22,7 @@ from tiny_run import (  # noqa: F401
     write_config,
 )
 
-from brt import evaluate, prepare, train
+from brt import command_line, evaluate, prepare, train
 from brt.training.checkpoints.checkpoint import Checkpoints
 from brt.training.records.run_folder import read_metrics
 from brt.training.sharding import make_mesh
@@ -181,7 +181,7 @@ def test_without_a_workdir_the_run_folder_has_the_name_of_the_config(
     assert (tmp_path / said / "config.gin").is_file()
     sentence = error(train, *flags(folder, "Trainer.seed=5", run=False))
     assert "Trainer.seed" in sentence and "--workdir" in sentence
-    assert train.usual_workdir(["configs/a.gin+b.gin", "c/d.gin"]) == "runs/a-b-d"
+    assert command_line.default_workdir(["configs/a.gin+b.gin", "c/d.gin"]) == "runs/a-b-d"
 
 
 @pytest.mark.parametrize("workdir", ["file://x", "memory://x", ""])
