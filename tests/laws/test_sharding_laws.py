@@ -7,6 +7,7 @@ import numpy as np
 import optax
 import pytest
 from architectures import ARCHITECTURES, trained
+from pretrained_architectures import PRETRAINED
 from tiny_run import build, ended, start_several, train_here, write_config
 
 from brt.data.sources.base import Document
@@ -30,6 +31,7 @@ models."""
 RELATED = (
     *("rec_fixed_dual", "rec_fixed_single", "rec_sequential", "rec_memorizing"),
     *("txl_adaptive", "txl_shaw", "rmt_rec"),
+    *("feedback_without_either", "associative_linear", "melodi_short"),
 )
 """Parts of others, put together in another way: a mesh meets no array in them that it does not
 meet in others. Checked with the slow tests."""
@@ -58,6 +60,15 @@ def store(tmp_path_factory):
     return TokenStore(folder)
 
 
+def few_layers(name) -> dict:
+    """Two layers, or as many as reach to the last with a memory; {} where it is no setting."""
+    settings = ARCHITECTURES[name].settings
+    if name in PRETRAINED or not settings:
+        return {}
+    indices = settings.get("recurrent_layers", ()) + settings.get("memorizing_layers", ())
+    return {"num_layers": max([2, *(index + 1 for index in indices)])}
+
+
 @functools.cache
 def experiment_of(name) -> Experiment:
     """An experiment on an architecture, of sizes that a mesh divides.
@@ -73,7 +84,7 @@ def experiment_of(name) -> Experiment:
         segment_length=entry.segment,
         segments_per_step=SEGMENTS,
         tokens_per_step=ROWS * SEGMENTS * entry.segment,
-        model=lambda rngs: entry.build(rngs, **entry.divisible),
+        model=lambda rngs: entry.build(rngs, **few_layers(name), **entry.divisible),
     )
     return Experiment(trainer)
 
