@@ -79,7 +79,7 @@ OF_EMBEDDING = ("embedding", "begin_D", "positions_RD", "head_VD")
 def by_name(model):
     """Counts by the names of parameters alone, where `count_parameters` goes by their marks."""
     of_memories = {"memory_SD", "cross_queries_DA", "cross_scale_H", "cross_norm"}
-    of_memories |= {"cell", "memory", "memories", "summary_RD", "gate_HK"}
+    of_memories |= {"cell", "memory", "memories", "associations", "summary_RD", "gate_HK"}
     of_memories |= {"summary_mixing", "short_mixing", "long_mixing"}
     for _, module in nnx.iter_modules(model):
         of_memories |= {*getattr(module, "memory_names", ())}
@@ -124,7 +124,8 @@ def test_all_that_recurrence_adds_is_counted_as_recurrence(name):
         assert (inside.recurrence > 0) == any(layer.memories for layer in body.layers)
     elif not isinstance(body, Melodi):
         whole = parameters(body)  # memories of layers, or of windows
-        memories = {name: whole[name] for name in ("memories", "cell") if name in whole}
+        names = ("memories", "cell", "associations", "memory_SD")
+        memories = {name: whole[name] for name in names if name in whole}
         assert inside.recurrence == sum(leaf.size for leaf in jax.tree.leaves(memories))
 
 

@@ -23,6 +23,8 @@ from brt.models.counts import matrix_size
 from brt.models.layers.initializers import DENSE, normal, parameter
 from brt.models.layers.norms import share_of_norm
 from brt.models.layers.precision import at_least_float32
+from brt.models.model import Metrics
+from brt.models.segment_memory import SegmentMemory
 from brt.models.transformer_xl.hidden_memory import DecodingSegment, append_input, open_segment
 from brt.models.transformer_xl.model import TransformerXL
 from brt.models.transformer_xl.relative_attention import distances
@@ -61,11 +63,11 @@ def features(x: jax.Array) -> jax.Array:
     return products * jax.lax.rsqrt(jnp.sum(jnp.square(products), axis=-1, keepdims=True) + 1e-24)
 
 
-class Association(nnx.Module):
-    """The associative matrix of one layer.
+class Association(SegmentMemory[jax.Array]):
+    """The associative matrix of one layer, updated with the outputs of its memory tokens.
 
-    read:   x + A^T f(W_q x) / (z . f(W_q x))
-    write:  A + sum_s b_s f_s (W_v m_s - A^T f_s / (z . f_s))^T,  z + sum_s g_s f_s,
+    add:    x + A^T f(W_q x) / (z . f(W_q x))
+    update: A + sum_s b_s f_s (W_v m_s - A^T f_s / (z . f_s))^T,  z + sum_s g_s f_s,
             with f_s = f(W_k m_s), b_s = sigmoid(w_b m_s + c), g_s = clip(1 - z . f_s, 0, 1)
 
     g, the correction, keeps z from counting a key again; no gradient flows through it.
@@ -77,7 +79,7 @@ class Association(nnx.Module):
     Source: Rodkin et al. 2024, arXiv:2407.04841, section 2, and the released code.
     """
 
-    purpose = "recurrence"
+    name = "association"
 
     def __init__(self, rngs: nnx.Rngs, width: int, key_size: int):
         self.queries_DY = parameter(rngs, DENSE, width, key_size)
@@ -93,24 +95,27 @@ class Association(nnx.Module):
             jnp.zeros((rows, 2 * NU * Y, D), kept), jnp.zeros((rows, 2 * NU * Y), kept)
         )
 
-    def read(self, cache: AssociationCache, x_BTD: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def read(self, cache: AssociationCache, dtype: DTypeLike) -> AssociationCache:
+        return cache
+
+    def add(self, read: AssociationCache, x_BTD: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Returns the layer's inputs, (B, T, D), and the memory's share of their norm."""
         f_BTL = features(x_BTD @ self.queries_DY[...].astype(x_BTD.dtype))
-        y_BTD, _ = _stored(cache, f_BTL)
+        y_BTD, _ = _stored(read, f_BTL)
         return x_BTD + y_BTD.astype(x_BTD.dtype), share_of_norm(y_BTD, x_BTD)
 
-    def write(self, cache: AssociationCache, m_BSD: jax.Array) -> AssociationCache:
-        """Returns the cache after a segment whose memory tokens left the layer as `m_BSD`."""
-        m_BSD = at_least_float32(m_BSD)
+    def update(
+        self, cache: AssociationCache, segment: jax.Array
+    ) -> tuple[AssociationCache, Metrics]:
+        m_BSD = at_least_float32(segment)
         f_BSL = features(m_BSD @ self.keys_DY[...])
         stored_BSD, known_BS = _stored(cache, f_BSL)
         v_BSD = m_BSD @ self.values_DD[...] - stored_BSD
         rate_BS = jax.nn.sigmoid(m_BSD @ self.rate_D[...] + self.rate_bias_N[...])
         new_BS = jax.lax.stop_gradient(jnp.clip(1 - known_BS, 0, 1))
-        return AssociationCache(
-            cache.matrix_BLD + jnp.einsum("BSL,BSD,BS->BLD", f_BSL, v_BSD, rate_BS),
-            cache.sum_BL + jnp.einsum("BSL,BS->BL", f_BSL, new_BS),
-        )
+        matrix_BLD = cache.matrix_BLD + jnp.einsum("BSL,BSD,BS->BLD", f_BSL, v_BSD, rate_BS)
+        sum_BL = cache.sum_BL + jnp.einsum("BSL,BS->BL", f_BSL, new_BS)
+        return AssociationCache(matrix_BLD, sum_BL), {}
 
 
 def _stored(cache, f_BTL):
@@ -176,7 +181,7 @@ class AssociativeRecurrentMemoryTransformer(LanguageModelWrapper):
 
     def stack(
         self, x_BTD: jax.Array, caches: tuple, key: jax.Array | None = None
-    ) -> tuple[jax.Array, tuple, dict[str, jax.Array]]:
+    ) -> tuple[jax.Array, tuple, Metrics]:
         T = x_BTD.shape[1]
         x_BXD = jnp.concatenate([x_BTD, self._memory(len(x_BTD))], axis=1)
         run = self._run(x_BXD, caches, key=key)
@@ -210,7 +215,8 @@ class AssociativeRecurrentMemoryTransformer(LanguageModelWrapper):
         for i, (layer, association, cache, before_BMD) in enumerate(parts):
             with jax.named_scope(f"layer{i}"):
                 with jax.named_scope("memory"):
-                    x_BQD, share = association.read(cache, x_BQD)
+                    read = association.read(cache, self.dtype)
+                    x_BQD, share = association.add(read, x_BQD)
                 run.inputs.append(x_BQD)
                 run.shares.append(share)
                 x_BQD = layer(x_BQD, before_BMD, visible_BQJ, shared, keys[i])
@@ -220,7 +226,7 @@ class AssociativeRecurrentMemoryTransformer(LanguageModelWrapper):
     def _written(self, caches, outputs):
         with jax.named_scope("memory"):
             parts = zip(self.associations, caches, outputs, strict=True)
-            return tuple(each.write(cache, m_BSD) for each, cache, m_BSD in parts)
+            return tuple(each.update(cache, m_BSD)[0] for each, cache, m_BSD in parts)
 
     # Tokens.
 
@@ -251,7 +257,8 @@ class AssociativeRecurrentMemoryTransformer(LanguageModelWrapper):
         shared = self.body.distances(index_P)
         opened: list[DecodingSegment] = []
         for layer, association, cache in zip(self.body.layers, self.associations, caches):
-            x_BD = association.read(cache.before, x_BD[:, None])[0][:, 0]
+            read = association.read(cache.before, self.dtype)
+            x_BD = association.add(read, x_BD[:, None])[0][:, 0]
             opened.append(append_input(cache, x_BD, reads_B))
             hidden = (opened[-1].x_BPD,)
             x_BD = layer.decode(x_BD, hidden, distance_BP >= 0, distance_BP, shared)
