@@ -60,7 +60,7 @@ SWITCHES = {
     "ReduceOnPlateau": "Trainer.plateau",
     "WeightAverage": "Trainer.average",
 }
-"""Bindings that leave out a part of a model or training where they are `()` or None."""
+"""Bindings that leave out a part of a model or of training if they are `()` or None."""
 
 _bound_by_flags: set[str] = set()
 """Names that the binding lines of the last `parse` bind, not its files."""
@@ -84,8 +84,6 @@ def parse(
     allow_imports: Sequence[str] = (),
 ) -> None:
     """Clears gin, then reads files in order and bindings after them.
-
-    Nothing outside brt is imported but the modules that are allowed; see `brt.bindings.gin_files`.
 
     Args:
         gin_files: paths, or several joined by `+`, as in `SYSTEM.gin+CORPUS.gin`; their includes

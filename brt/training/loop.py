@@ -178,13 +178,13 @@ class TrainingRun:
         self._in_flight = step, metrics, prefetch.ledger
 
     def _pause(self, prefetch) -> bool:
-        """Evaluates and saves where that is due; returns whether the loop ends here."""
+        """Evaluates and saves if that is due; returns whether the loop ends here."""
         stops, ends_early = self.stop.is_set(), False
         evaluates = self.evaluation.is_due(self.step)
         saves = stops or self._is_due(self.step, self.trainer.policy.every)
         if not (evaluates or saves):
             return False
-        self._fetch_metrics(prefetch)  # what is saved or evaluated must be known to be finite
+        self._fetch_metrics(prefetch)  # saved and evaluated parameters must be finite
         with self._timer.paused():
             self._watch.pause()
             self.evaluation.pending = evaluates

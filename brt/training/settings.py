@@ -46,17 +46,15 @@ class Trainer:
         tokens_per_step: rows x segments_per_step x segment_length, over all devices.
         segments_per_step: consecutive segments of a document that gradients may cross.
         bptt_depth: memories that the gradient of a segment's loss crosses; None for all.
-        reread_segments: earlier segments that every step runs again before its one new segment, so
-            that the gradient of each loss crosses as many memories (Recurrent Memory Transformer,
-            section 3). k of them cost about k + 1 times a step without.
+        reread_segments: k earlier segments that a step runs again before its one new segment, so
+            that each gradient crosses k memories, at k + 1 times the cost (RMT, section 3).
         remat_segments: recompute each segment in the backward pass.
         loss: positions of a segment that are trained on: "full", all; "half", the last half
             (Transformer-XL, Table 5). Evaluation scores all.
         seed: of parameters, dropout and the order of documents.
-        stream: "documents", each in one row from start to end; "contiguous", the corpus cut into
-            as many parts as rows; "shuffled", the same with documents in a new order every epoch;
-            "samples" of one length, the segments of a step; or "labelled" documents, of at most
-            that many segments. Evaluation follows.
+        stream: "documents", each in one row; "contiguous", the corpus in as many parts as rows;
+            "shuffled", the same in a new order every epoch; "samples" of the segments of a step;
+            "labelled" documents of at most these segments. Evaluation uses the same.
         mesh: (data, model) devices; -1 for the remaining ones.
         plateau: lowers the rate when the evaluation loss stops falling.
         average: evaluates an average of the weights; not with a plateau.

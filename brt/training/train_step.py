@@ -28,7 +28,7 @@ class TrainState(NamedTuple):
     step: () int32, updates done.
     params: nested dictionary of float32 arrays.
     optimizer: optax state.
-    caches: the model's caches before the next segment, B entries.
+    caches: of the model, before the next segment.
     """
 
     step: jax.Array
@@ -56,12 +56,14 @@ class StepMetrics(NamedTuple):
 def enter_segment(
     model: Model, segment: tuple[jax.Array, ...], caches: tuple, clear: bool = False
 ) -> tuple[jax.Array, tuple]:
-    """Returns what `Model.stack` takes: the embedded tokens (B, T, D), and the caches.
+    """Returns the arguments of `Model.stack`: embedded tokens (B, T, D), and caches.
+
+    Batch elements that start a document get empty caches.
 
     Args:
         model: any `Model`.
-        segment: one segment: inputs, targets and weights (B, T), starts (B,).
-        caches: after the previous segment. Batch elements that start a document get empty ones.
+        segment: inputs, targets and weights (B, T), starts (B,).
+        caches: after the previous segment.
         clear: clear the state, even within a document.
     """
     inputs_BT, _, _, starts_B = segment
@@ -77,11 +79,10 @@ def enter_segment(
 def read_segment(
     model: Model, segment: tuple[jax.Array, ...], caches: tuple
 ) -> tuple[tuple, jax.Array, dict[str, jax.Array]]:
-    """Runs a model on one segment, as in a step but without dropout.
+    """Runs a model on one segment without dropout.
 
     Returns:
-        The caches after the segment; features (B, T, D) for `model.logits` and
-        `model.token_losses`; scalar metrics.
+        The caches after the segment; features (B, T, D) for `model.logits`; scalar metrics.
     """
     x_BTD, caches, metrics = model.stack(*enter_segment(model, segment, caches))
     return caches, x_BTD, metrics
@@ -101,8 +102,8 @@ def make_loss(
         bind: from parameters to a model.
         clear: clear the state before every segment (Block-Recurrent, appendix G.1).
         bptt_depth: as `depth` of `unroll`.
-        reread_segments: segments of the batch, all but the last, that earlier steps have scored:
-            they get no loss, and the caches after the first one are returned.
+        reread_segments: segments of the batch, all but the last, that earlier steps have scored;
+            see `reread`.
         remat_segments: recompute each segment in the backward pass (RMT, section 3).
         scores: one of `LOSSES`.
 

@@ -25,11 +25,11 @@ def unroll(read: Read, caches: Any, segments: Any, depth: int | None = None) -> 
     Args:
         read: runs one segment.
         caches: before the first segment.
-        segments: a tree whose leaves have a first axis of K segments.
+        segments: a tree with a first axis of K segments.
         depth: memories that the gradient of a segment's outputs crosses, 0 ... K - 1; None: all.
 
     Returns:
-        The caches after the last segment, and the outputs of all segments, K in front.
+        The caches after the last segment, and the outputs with a first axis of K.
     """
     K = jax.tree.leaves(segments)[0].shape[0]
     if depth == 0:
@@ -62,20 +62,19 @@ def unroll(read: Read, caches: Any, segments: Any, depth: int | None = None) -> 
 def reread(
     advance: Callable[[Any, Any], Any], read: Read, caches: Any, segments: Any
 ) -> tuple[Any, Any]:
-    """Runs k segments of earlier steps and one new segment, with gradients through all of them.
+    """Runs k segments of earlier steps and one new segment, with gradients through all segments.
 
     Every loss has the same depth k, as in the language models of RMT (Bulatov et al. 2022, section
     3; its code starts the k segments from the memory after them, this from the one before them).
 
     Args:
-        advance: `read` without its outputs.
+        advance: returns the caches of `read`.
         read: runs one segment.
         caches: before the first segment.
-        segments: a tree whose leaves have a first axis of k + 1 segments, k at least 1.
+        segments: a tree with a first axis of k + 1 segments, k at least 1.
 
     Returns:
-        The caches after the first segment, with which the next step begins; the outputs of the
-        last segment.
+        The caches after the first segment, for the next step; the outputs of the last segment.
     """
     carried = advance(caches, at(segments, 0))
     caches, _ = scan(lambda *x: (advance(*x), None), carried, at(segments, slice(1, -1)))

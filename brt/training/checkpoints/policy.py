@@ -42,13 +42,11 @@ class CheckpointPolicy:
         every: steps between checkpoints.
         keep_last: the newest ones to keep.
         keep_every: also keep every checkpoint at a multiple of this many steps, or None.
-        keep_best: also write a checkpoint at each evaluation in the loop that is the best so far,
-            and keep the last one. `brt.evaluate` and `load_run` then take it by default.
-        metric: scalar of the evaluation that decides, such as "loss" or "recall_accuracy". None
-            takes the loss; of labelled documents the first of answer_f1, f1, micro_f1, macro_f1
-            and accuracy that there is.
-        mode: whether the lowest value is the best, "min", or the highest, "max"; None follows the
-            name of the metric.
+        keep_best: also keep a checkpoint of the best evaluation in the loop, which `brt.evaluate`
+            and `load_run` then read by default.
+        metric: scalar of the evaluation that decides, such as "recall_accuracy". None takes the
+            loss, or with labelled documents the first of `OF_LABELS`.
+        mode: "min" or "max", the best value; None follows the name of the metric.
         patience: stop after so many evaluations in a row that were not better; None for never.
     """
 
