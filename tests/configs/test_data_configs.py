@@ -5,7 +5,8 @@ from paths import CONFIGS
 
 from brt.reporting.gin_text import read_gin_file
 
-CORPORA = sorted(path.stem for path in (CONFIGS / "corpora").glob("*.gin"))
+OWN = {"text", "own_text"}  # their vocabulary may be any
+CORPORA = sorted({path.stem for path in (CONFIGS / "corpora").glob("*.gin")} - OWN)
 SIZES = {
     **dict.fromkeys(("pg19", "pg19_seqio", "arxiv", "github"), 32_128),  # T5's model and ids of it
     "pg19_spm32k": 32_000,
