@@ -9,9 +9,11 @@
 Text goes to standard output as it is written, everything else to standard error.
 """
 
+import json
 import math
 import os
 import time
+from collections.abc import Sequence
 
 import numpy as np
 from absl import flags
@@ -44,10 +46,13 @@ flags.DEFINE_integer("seed", 0, "Decides what is drawn; further rows count on fr
 flags.DEFINE_integer("samples", 1, "Write so many continuations of each document.")
 flags.DEFINE_multi_string("stop", [], "Stop before this text; may be repeated.")
 flags.DEFINE_string("score", None, "Read this file next and say what it costs; write nothing.")
+flags.DEFINE_string("save_text", None, "Add prompts and texts to this file, as JSON lines.")
 flags.DEFINE_string("save_memory", None, "Write the document's memory here, at the end.")
 flags.DEFINE_string("load_memory", None, "Go on from this memory, before any prompt.")
 
 
+SHOWN = 2000
+"""Last bytes of a prompt that --save_text keeps."""
 LONG = 2**20
 """Bytes of a text beyond which it is read part by part, where its vocabulary can be."""
 
@@ -113,7 +118,9 @@ def main() -> None:
         generator.save(FLAGS.save_memory, memory)
     if scored is None and FLAGS.max_tokens:
         rows = [row for row in range(len(documents)) for _ in range(FLAGS.samples)]
-        memory = write(generator, take_rows(memory, rows), sampling)
+        memory = write(
+            generator, take_rows(memory, rows), sampling, [documents[n][1] for n in rows]
+        )
         if FLAGS.save_memory:
             generator.save(FLAGS.save_memory, memory)
     if FLAGS.save_memory:
@@ -123,8 +130,16 @@ def main() -> None:
         )
 
 
-def write(generator: Generator, memory: Memory, sampling: Sampling) -> Memory:
-    """Writes on; a single document to the terminal as it goes, several when they are done."""
+def write(
+    generator: Generator,
+    memory: Memory,
+    sampling: Sampling,
+    prompts: Sequence[bytes | FileBytes],
+) -> Memory:
+    """Writes on; a single document to the terminal as it goes, several when they are done.
+
+    prompts: what each document begins with, for --save_text.
+    """
     rows = len(memory.position_B)
     begun = time.monotonic()
     writing = generator.write(memory, FLAGS.max_tokens, sampling, FLAGS.seed, FLAGS.stop)
@@ -137,6 +152,11 @@ def write(generator: Generator, memory: Memory, sampling: Sampling) -> Memory:
     else:
         for row, text in enumerate(writing.texts):
             print(f"--- {row}\n{text}")
+    if FLAGS.save_text:
+        with open(expanded(FLAGS.save_text), "a", encoding="utf-8") as file:
+            for prompt, text in zip(prompts, writing.texts, strict=True):
+                shown = prompt[-SHOWN:].decode("utf-8", "replace")
+                file.write(json.dumps({"prompt": shown, "text": text}) + "\n")
     count = sum(map(len, writing.tokens))
     say(f"{count:,} tokens in {seconds:.1f} s")
     return writing.memory

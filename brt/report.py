@@ -24,8 +24,9 @@ from brt.reporting.drawing.heat_map import study_maps
 from brt.reporting.drawing.plots import png
 from brt.reporting.drawing.table import Table
 from brt.reporting.figures import study_plots, training_curves
+from brt.reporting.headline import headline_html
 from brt.reporting.paper_positions import paper_position
-from brt.reporting.papers.fill import concerns, paper_plots, paper_tables
+from brt.reporting.papers.fill import paper_plots, paper_tables
 from brt.reporting.papers.reading import PAPERS
 from brt.reporting.runs import Run, open_runs
 from brt.reporting.step_times import StepTime, read_step_times
@@ -124,6 +125,8 @@ def report(
         *run_tables.settings_that_differ(runs),
     )
     sections = [("runs", "Runs", "".join(map(page.folded_if_long, tables)))]
+    if headline := headline_html(runs):
+        sections.insert(0, ("results", "Results", headline))
     if curves := show(*training_curves(runs)):
         sections.append(("training", "Training", page.plots_html(curves)))
     sections.append(("evaluation", "Evaluation", _evaluation(runs, show)))
@@ -132,7 +135,7 @@ def report(
     for paper in PAPERS:
         filled: tuple[Any, ...]
         filled = *paper_tables(paper, groups, step_times), *paper_plots(paper, groups)
-        if concerns(paper, groups) or any(thing.has_measurements for thing in filled):
+        if any(thing.has_measurements for thing in filled):
             sections.append((paper.name, paper.title.split(",")[0], _paper(show(*filled))))
 
     texts: list[dict] = []

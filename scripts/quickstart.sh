@@ -21,7 +21,7 @@ echo "3 of 4: the second reads what it has never seen, with the state kept, and 
 echo
 echo "4 of 4: the first writes on, and both become a page."
 python -m brt.generate --workdir=$text --prompt=$'class Reader:\n    """Reads a file."""\n\n    def __init__(self' \
-    --max_tokens=240 --temperature=0.7 --top_p=0.9 --repetition_penalty=1.1
+    --max_tokens=240 --temperature=0.7 --top_p=0.9 --repetition_penalty=1.1 --save_text=$text/samples.jsonl
 python -m brt.report $text $recall -o quickstart.html
 python - $text $recall <<'END'
 import json, sys

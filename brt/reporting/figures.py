@@ -39,7 +39,23 @@ CURVES = (
 
 
 def training_curves(runs: list[Run]) -> list[Plot]:
-    """Returns the curves for which some run has numbers, all runs together."""
+    """Returns the curves for which some run has numbers; runs of one corpus share a plot."""
+    tasks: dict[str, list[Run]] = {}
+    for run in runs:
+        tasks.setdefault(str(run.settings.get("Corpus.store")), []).append(run)
+    if len(tasks) == 1:
+        return _curves(runs)
+    return [
+        plot._replace(
+            name=f"{plot.name}_{number}",
+            title=f"{plot.title}: {', '.join(run.name for run in members)}",
+        )
+        for number, members in enumerate(tasks.values(), 1)
+        for plot in _curves(members)
+    ]
+
+
+def _curves(runs):
     plots = []
     for name, title, label, pattern, caption in CURVES:
         lines = []

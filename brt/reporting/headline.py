@@ -1,0 +1,71 @@
+"""What a page of few runs opens with: their main figures in large numbers, and generated text."""
+
+import json
+from html import escape
+
+from brt.reporting.runs import Run
+
+MOST_RUNS = 6
+FIGURES = (
+    ("bits_per_byte", "bits per byte", "{:.3f}"),
+    ("bits_per_token", "bits per token", "{:.3f}"),
+    ("recall_accuracy", "facts recalled", "{:.1%}"),
+    ("answer_accuracy", "answers right", "{:.1%}"),
+)
+"""Metric, label and format, the most telling first."""
+
+
+def headline_html(runs: list[Run]) -> str:
+    """Returns a card for each run with figures of held-out text; "" for none or many runs."""
+    cards = [card for run in runs if (card := _card(run))] if len(runs) <= MOST_RUNS else []
+    return f'<div class="headline">{"".join(cards)}</div>\n' if cards else ""
+
+
+def _card(run):
+    figures, source = _held_out(run)
+    found = [entry for entry in FIGURES if entry[0] in figures]
+    # An accuracy is of the answers alone, so the loss beside it says less.
+    accuracies = [entry for entry in found if "accuracy" in entry[0]]
+    shown = (accuracies or found)[:1]
+    numbers = ""
+    for name, label, form in shown:
+        pairs = [("state kept", name), ("state cleared", f"cleared_{name}")]
+        numbers += f"<p>{escape(label)}</p>" + "".join(
+            f"<div><b>{form.format(figures[key])}</b><span>{words}</span></div>"
+            for words, key in pairs
+            if key in figures
+        )
+    sample = _sample(run)
+    if not numbers and not sample:
+        return ""
+    caption = f'<p class="quiet">{escape(source)}</p>' if numbers else ""
+    return f"<article><h3>{escape(run.name)}</h3>{numbers}{caption}{sample}</article>\n"
+
+
+def _held_out(run):
+    """Returns the figures of a whole split, or of the last evaluation during training."""
+    for split in ("test", "validation"):
+        if split in run.evaluations:
+            return run.evaluations[split], f"The whole {split} split."
+    for record in reversed(run.records):
+        figures = {k.removeprefix("eval/"): v for k, v in record.items() if k.startswith("eval/")}
+        if figures:
+            return figures, f"Evaluation of held-out text at step {record['step']:,}."
+    return {}, ""
+
+
+def _sample(run):
+    """Returns the last text of samples.jsonl, which `brt.generate --save_text` writes."""
+    path = run.folder / "samples.jsonl"
+    if not path.is_file():
+        return ""
+    try:
+        last = json.loads(path.read_text(encoding="utf-8").splitlines()[-1])
+        prompt, text = escape(str(last["prompt"])), escape(str(last["text"]))
+    except (ValueError, KeyError, IndexError, TypeError) as error:
+        run.problems.append(f"{path} was left out: it was cut short ({error})")
+        return ""
+    return (
+        f'<p>Generated, after the prompt in grey</p><div class="text"><span class="quiet">{prompt}'
+        f"</span>{text}</div>"
+    )
