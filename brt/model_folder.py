@@ -108,8 +108,9 @@ def model_card(experiment: Experiment, step: int, workdir: str, tensors: dict) -
     if command.is_file():
         rows.append(("command", f"`{command.read_text(encoding='utf-8').strip()}`"))
     rows.append(("sha256 of the tensors", hashlib.sha256(save(tensors)).hexdigest()))
+    prompt = '--prompt="Once upon a time"' if trainer.corpus.vocabulary.is_text else "--prompt=..."
     table = "\n".join(f"| {name} | {value.replace('|', '&#124;')} |" for name, value in rows)
-    return CARD_TEXT.format(table=table)
+    return CARD_TEXT.format(table=table, prompt=prompt)
 
 
 FIGURES = ("bits_per_byte", "bits_per_token", "word_level_perplexity", "recall_accuracy")
@@ -125,7 +126,7 @@ tags: [brt, jax, recurrent-memory, text-generation]
 {table}
 
 ```
-python -m brt.generate --model=THIS_FOLDER --prompt="Once upon a time"
+python -m brt.generate --model=THIS_FOLDER {prompt}
 ```
 """
 

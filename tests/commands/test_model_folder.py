@@ -1,16 +1,19 @@
 """Models as folders: exported, read on another day, and the same text comes out."""
 
+import hashlib
 import os
 
 import jax
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
+from paths import CONFIGS
+from safetensors.numpy import load_file, save
 from tiny_run import command, shared_programs, write_config  # noqa: F401
 
 from brt import export, generate, train
 from brt.experiment import load_run
 from brt.generation.generator import Generator
+from brt.generation.sampling import Sampling
 from brt.model_folder import read_model
 
 
@@ -71,3 +74,31 @@ def _text(folder):
 def _leaves(params):
     leaves = jax.tree_util.tree_leaves_with_path(params)
     return {".".join(str(k.key) for k in path): np.asarray(leaf) for path, leaf in leaves}
+
+
+SHIPPED = sorted(path for path in (CONFIGS / "trained").iterdir() if path.is_dir())
+
+
+@pytest.mark.parametrize("folder", SHIPPED, ids=lambda path: path.name)
+def test_shipped_models_are_what_their_cards_say(folder):
+    card = (folder / "README.md").read_text()
+    tensors = load_file(folder / "model.safetensors")
+    assert hashlib.sha256(save(tensors)).hexdigest() in card
+    assert f"{sum(array.size for array in tensors.values()):,}" in card
+    experiment, _, step = read_model(f"trained/{folder.name}")
+    assert f"{step * experiment.trainer.tokens_per_step:,} tokens" in card
+
+
+def test_shipped_models_are_small():
+    assert sum(file.stat().st_size for file in (CONFIGS / "trained").rglob("*")) < 4 * 2**20
+
+
+def test_the_shipped_recall_model_remembers_beyond_its_window():
+    generator = Generator.from_folder("trained/recall")
+    values = [f"v{n}" for n in range(16)]
+    filler = "." + " ." * 69  # more than the two windows that attention reaches
+    texts = [f". . define k1 {value} {filler} ask k1" for value in values]
+    writing = generator.write(generator.read(texts), 1, Sampling(0))
+    for _ in writing:
+        pass
+    assert [text.strip() for text in writing.texts] == values
