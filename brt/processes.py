@@ -1,7 +1,7 @@
 """The processes of one run: they start only if they were started alike, and they end together.
 
-JAX's coordination service watches them: where one is killed or hangs, it ends the others after
-`HEARTBEAT_TIMEOUT` and names it; a collective that fails earlier ends them at once.
+JAX's coordination service watches them: if one is killed or hangs, it ends the others after
+`HEARTBEAT_TIMEOUT`; a collective that fails earlier ends them at once.
 """
 
 import contextlib

@@ -197,8 +197,8 @@ def test_a_lost_process_ends_the_others_and_the_run_goes_on_with_any_number(
     assert time.monotonic() - begun < 120
     started[which].kill()
     started[which].communicate()
-    # A collective fails where a process was killed; JAX's service names one that hangs.
-    assert re.search(rf"Another process ended|task[:_ ]*{which}|leader", output), output[-3000:]
+    # A collective fails where a process was killed; JAX's service ends a run where one hangs.
+    assert re.search("Another process ended|distributed service detected fatal errors", output)
     for count in (2, 4, 1):
         statuses, outputs = ended(start_several(path, tmp_path / "run", count=count))
         assert statuses == [0] * count, outputs
