@@ -65,7 +65,7 @@ def test_every_logit_follows_from_the_equations(name):
         corpus = ragged_segments(WINDOW, length, VOCABULARY, rows=3, seed=2)
         assert (corpus.starts.any(axis=1) & ~corpus.starts.all(axis=1)).any()
         assert_equal(model, reader, corpus)
-        assert_equal(model, reader, long_documents(length, rows=1, segments=7, seed=3))
+        assert_equal(model, reader, long_documents(length, rows=3, segments=7, seed=3))
 
 
 @pytest.mark.parametrize("name", every(QUICK))
