@@ -109,11 +109,6 @@ def test_what_is_switched_off_excuses_nothing_else(folder):
     assert "RecurrentCell.gate is bound" in message(built, path)  # off by default, not by a line
 
 
-def test_an_empty_gin_file_is_named():
-    for given in ("", " ", "quickstart.gin+"):
-        assert "--gin_file" in message(config.parse, [given])
-
-
 def test_a_recurrent_layer_reads_the_bindings_of_the_cell(folder):
     lines = ["BlockRecurrentTransformer.recurrent_layers = (0,)", "RecurrentCell.gate = 'lstm'"]
     experiment = built(plain_config(folder, *lines))
@@ -285,11 +280,6 @@ def test_an_open_bracket_is_suspected(folder):
     path = plain_config(folder, line)
     sentence = message(config.parse, [str(path)])
     assert "bracket" in sentence and str(path) in sentence
-
-
-@pytest.mark.parametrize("line", ["Trainer.steps", "Trainer.steps =", "= 5", "Trainer.steps = = 5"])
-def test_half_a_binding_is_shown(line):
-    assert repr(line) in message(config.parse, bindings=[line])
 
 
 def test_includes_are_found_from_anywhere_and_in_the_given_folders(folder, monkeypatch):

@@ -27,11 +27,6 @@ def test_what_is_found_fits_and_one_period_more_does_not(budget, period):
     assert len(found.tried) <= 2 * max(length // period, 1).bit_length() + 2
 
 
-def test_a_budget_without_a_limit_is_said_to_be_none():
-    with pytest.raises(ValueError, match="the budget is no limit"):
-        longest_fitting(lambda length: 1, 2, 8)
-
-
 @pytest.mark.parametrize(
     ("text", "size"),
     [("16GiB", 16 * 2**30), ("900 MB", 900_000_000), ("1.5KiB", 1536), ("2e9", 2_000_000_000)],
