@@ -348,7 +348,8 @@ def _without_switched_off(left, read, bound):
     for name in left:
         switch = SWITCHES.get(name.rpartition("/")[2].partition(".")[0])
         if (
-            switch in read
+            switch
+            and switch in read
             and bound.get(switch) in ("()", "[]", "None")
             and name not in _bound_by_flags
         ):

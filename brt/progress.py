@@ -90,7 +90,7 @@ class Progress:
         say("  ".join(part for part in parts if part))
 
     def _rate(self, done, now):
-        first, begun = self.first
+        first, begun = self.first or (done, now)
         return (done - first) / max(now - begun, 1e-9)
 
     def _left(self, done, now):

@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from brt.config import as_declared, split_files
 from brt.data.vocabularies.named import named_vocabulary
@@ -245,7 +245,7 @@ def _warmup(settings, steps, own):
 
 
 def _read(config, path):
-    settings = {}
+    settings: dict[str, Any] = {}
     for file in split_files(config):
         folders = (Path(path).parent, Path(), Path("configs"), ROOT / "configs")
         found = next((f / file for f in folders if os.path.isfile(f / file)), None)

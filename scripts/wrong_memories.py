@@ -66,7 +66,7 @@ def _renamed(name, edit, root):
 def _of(memory, file, architectures, changes, renames):
     """The mutations of a memory, most of them in one file."""
     for name, (old, new, *elsewhere) in changes.items():
-        change = Change(*elsewhere or [file], old, new)
+        change = Change(elsewhere[0] if elsewhere else file, old, new)
         yield Mutation(f"{memory}_{name}", (change,), architectures)
     for name, (old, new) in renames.items():
         yield Mutation(f"{memory}_{name}", (Rename(old, new),), architectures[:1])

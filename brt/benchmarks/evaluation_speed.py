@@ -101,7 +101,8 @@ def _measure(build, length, rounds):
         seconds = now() - between
         pairs.append((seconds / (SEGMENTS * segment_length), between - begun))
     ratio = statistics.median(slow / fast for fast, slow in pairs)
-    return Speed(length, segment_length, rounds, *map(statistics.median, zip(*pairs)), ratio)
+    medians = (statistics.median(column) for column in zip(*pairs, strict=True))
+    return Speed._make((length, segment_length, rounds, *medians, ratio))
 
 
 def _segment(experiment, segment_length):

@@ -111,7 +111,8 @@ def _writing(generator, files, tokens):
     ]
     for writing in writings:  # the first chunk compiles
         next(writing)
-    before, seconds = generator.decode_loop._cache_size(), [[], []]
+    before = generator.decode_loop._cache_size()
+    seconds: list[list[float]] = [[], []]
     progress, done = Progress("written twice, tokens", tokens), 0
     while done < tokens:
         done += min(generator.chunk, tokens - done)

@@ -7,7 +7,7 @@ teacher-forced one; an answer counts if every one of its tokens is right.
 
 import functools
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -150,7 +150,7 @@ class SampleDecoder:
         self.first, self.scored = scored_part(store)
 
         def decode(params, tokens_BL):
-            model = experiment.bind_evaluated(params, segment_length)
+            model = cast(LanguageModel, experiment.bind_evaluated(params, segment_length))
             return write(model, tokens_BL, self.first, self.scored, segment_length)
 
         self._decode = jax.jit(decode, out_shardings=NamedSharding(mesh, spec("BT")))

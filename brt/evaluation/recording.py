@@ -26,7 +26,7 @@ from brt.storage.paths import is_remote
 from brt.storage.regular_files import check_inside, check_regular
 
 FORMAT = 1
-FILES = {
+FILES: dict[str, np.dtype] = {
     "nats": np.dtype("<f4"),
     "entropy": np.dtype("<f4"),
     "correct": np.dtype("u1"),

@@ -128,7 +128,7 @@ class _Reading:
         self.lines = [np.append(last, x) for last, x in zip(last_B, self.tokens)]
         self.lengths_B = np.array([len(x) for x in self.tokens])
         self.done_B = np.zeros_like(self.lengths_B)
-        self.costs = [] if score else None
+        self.costs: list[tuple] | None = [] if score else None
         self.progress = Progress(label or "", int(self.lengths_B.sum()), quiet=not label)
         self.running = None
 

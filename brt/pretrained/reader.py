@@ -244,9 +244,10 @@ class PretrainedReader(WithMemories, Reader[Embedded, Outputs]):
         return body.word_logits(body.decode(words_BW, outputs.x_BTD, outputs.real_BT)[-1])
 
     def _span_scores(self, outputs):
-        first_BT, last_BT = self.head(outputs.x_BTD)
+        head = cast(SpansHead, self.head)
+        first_BT, last_BT = head(outputs.x_BTD)
         hidden_BT = jnp.where(outputs.real_BT, 0.0, LOWEST)
-        return first_BT + hidden_BT, last_BT + hidden_BT, self.head.kinds(outputs.first_BD)
+        return first_BT + hidden_BT, last_BT + hidden_BT, head.kinds(outputs.first_BD)
 
     def token_losses(self, x_BTD: Outputs, targets_BT: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Returns -log p of the targets at the first positions, and whether they score highest.

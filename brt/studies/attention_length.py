@@ -75,6 +75,7 @@ class AttentionLength(Study):
 
         def loss_of(length):
             lengthened = f"Evaluation.model = @{scope}/{model}", f"{scope}/{binding} = {length}"
+            assert run.rebuild is not None  # studies have it
             experiment = run.rebuild(lengthened)
             return _loss(run, experiment, run.stream(documents), f"{binding} = {length:,}")
 

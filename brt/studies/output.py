@@ -45,9 +45,9 @@ def write_study(content: Content) -> str:
 
 def _write_arrays(path, arrays):
     if isinstance(path, RemotePath):
-        file = io.BytesIO()
-        np.savez_compressed(file, **arrays)
-        path.write_bytes(file.getvalue())
+        content = io.BytesIO()
+        np.savez_compressed(content, **arrays)
+        path.write_bytes(content.getvalue())
         return
     new = path.with_name(f"{path.name}.new")
     with open(new, "wb") as file:

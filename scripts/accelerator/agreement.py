@@ -2,7 +2,7 @@
 
 import functools
 import math
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,7 @@ from flax import nnx
 from brt.benchmarks.random_inputs import random_batch, random_state
 from brt.data.streams.batch import Batch
 from brt.experiment import Experiment
+from brt.models.model import LanguageModel
 from brt.training.train_step import make_loss
 
 SEGMENTS = 2
@@ -80,7 +81,7 @@ def _laws(experiment: Experiment, device) -> dict[str, float | None]:
     params = jax.device_put(random_state(experiment).params, device)
     batch: Batch = random_batch(experiment)
     tokens_BT = jax.device_put(batch.inputs_KBT[0], device)
-    model = experiment.bind(params)
+    model = cast(LanguageModel, experiment.bind(params))
     graph, state = nnx.split(model)
     period = getattr(model, "period", 0)
     B, T = tokens_BT.shape

@@ -1,7 +1,7 @@
 """Speed of decoding, one token of every batch element at a time."""
 
 import time
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +10,7 @@ from flax import nnx
 
 from brt.benchmarks.random_inputs import random_state
 from brt.experiment import Experiment
+from brt.models.model import LanguageModel
 
 
 class Decoding(NamedTuple):
@@ -28,7 +29,7 @@ def time_decoding(experiment: Experiment, rows: int, tokens: int, rounds: int = 
     """Times greedy decoding of `tokens` in a row on the first device."""
     device = jax.devices()[0]
     params = jax.device_put(random_state(experiment).params, device)
-    graph, state = nnx.split(experiment.bind(params))
+    graph, state = nnx.split(cast(LanguageModel, experiment.bind(params)))
 
     def write(state, tokens_B, caches):
         model = nnx.merge(graph, state)

@@ -32,7 +32,8 @@ def gradient_error(
     graph, params = nnx.split(model, nnx.Param)
 
     def loss(params):
-        model, state, total = nnx.merge(graph, params), caches, 0.0
+        model, state = nnx.merge(graph, params), caches
+        total: Any = 0.0
         for segment in segments:
             starts_B = jnp.asarray(recording["start_of_sequence"][segment])
             state = reset_rows(state, model.init_caches(len(starts_B)), starts_B)

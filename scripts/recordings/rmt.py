@@ -86,7 +86,8 @@ def gradients(
 
     def loss(params):
         model = nnx.merge(graph, params)
-        caches, total, filled = model.init_caches(recording["tokens"].shape[2]), 0.0, 0
+        caches, filled = model.init_caches(recording["tokens"].shape[2]), 0
+        total: Any = 0.0
         for weight, (tokens_BT, targets_BT) in zip(GRADIENTS[prefix], batch, strict=True):
             x_BTD = model.embed(tokens_BT)
             y_BXD, x_BTD, caches = read_segment(model, x_BTD, caches, filled)

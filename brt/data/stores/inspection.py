@@ -74,7 +74,7 @@ def document_ends(store: TokenStore, which: str, vocabulary: Vocabulary | None) 
 
 def _document_table(store):
     columns = ("tokens", "words", "bytes", "characters")
-    rows = [("", *columns, "title")]
+    rows: list[tuple[str, ...]] = [("", *columns, "title")]
     for number, entry in enumerate(islice(store.entries(), LISTED)):
         counts = (f"{entry[name]:,}" for name in columns)
         rows.append((str(number), *counts, printable(entry["title"])))

@@ -5,7 +5,7 @@ those of the layer's memories (`memory.py`), or those of another layer (block fe
 `brt.models`.
 """
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -317,7 +317,7 @@ class Layer(nnx.Module):
             metrics |= _named_metrics(memory, reported, metrics)
 
         def read_states(q_BTHK):
-            k_BGSHK, v_BGSHK = joined_states(all_states) or feedback_states
+            k_BGSHK, v_BGSHK = cast(BlockStates, joined_states(all_states) or feedback_states)
             scale_H, keep_HWS = self._scale("cross_scale_H"), masks.state_weights_HWS
             return self._attend_in_blocks(q_BTHK, k_BGSHK, v_BGSHK, scale_H, None, keep_HWS)
 
@@ -371,7 +371,7 @@ class Layer(nnx.Module):
             memories.append(new)
 
         def read_states(q_B1HK):
-            states = self.decoding_states(cache, x_BD.dtype) or feedback_states
+            states = self.decoding_states(cache, x_BD.dtype) or cast(BlockStates, feedback_states)
             k_BSHK, v_BSHK = (x_BGSHK[:, 0] for x_BGSHK in states)
             return attend(q_B1HK, k_BSHK, v_BSHK, self._scale("cross_scale_H"))
 

@@ -157,11 +157,13 @@ class LayerMemory(nnx.Module):
             prepared = weights["prepared"]
 
             def run_block(cache, block):
-                inputs_BWD, *heads, attended_BWHK = block
-                tokens = LayerTokens(inputs_BWD, *heads, weights["scale_H"])
+                inputs_BWD, queries_BWHK, keys_BWHK, values_BWHK, attended_BWHK = block
+                tokens = LayerTokens(
+                    inputs_BWD, queries_BWHK, keys_BWHK, values_BWHK, weights["scale_H"]
+                )
                 states = memory.states(cache, attended_BWHK.dtype, prepared)
                 attended_BWHK, read = memory.read(cache, tokens, attended_BWHK, prepared)
-                cache, updated = memory.update(cache, *heads[1:], prepared)
+                cache, updated = memory.update(cache, keys_BWHK, values_BWHK, prepared)
                 return cache, (attended_BWHK, states, read | updated)
 
             cache, *by_block = rows

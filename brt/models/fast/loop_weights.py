@@ -130,7 +130,7 @@ def scan(
                 preferred_element_type=uncast.dtype,
             )
             leaves[i] = (uncast + total, *cast) if cast else uncast + total
-        return tree.unflatten(leaves), dcarry, dxs
+        return jax.tree.unflatten(tree, leaves), dcarry, dxs
 
     run.defvjp(forward, backward)
     return run(weights, carry, xs)
@@ -173,7 +173,7 @@ def _tapped(weights, changes):
     leaves, tree = jax.tree.flatten(weights, is_leaf=_is_pair)
     products: dict[int, _Multiplied] = {}
     tapped = [_Multiplied(leaf, changes, products, i) for i, leaf in enumerate(leaves)]
-    return tree.unflatten(tapped), products
+    return jax.tree.unflatten(tree, tapped), products
 
 
 def _untapped(weights):

@@ -262,7 +262,8 @@ class MelodiLayer(nnx.Module):
             cache, long, *by_window = rows
 
             def step(carry, inputs):
-                return layer.window(*carry, *inputs, weights["bias_HXJ"], masks)
+                arguments = *carry, *inputs, weights["bias_HXJ"], masks
+                return layer.window(*arguments)
 
             inputs = (*(jnp.moveaxis(x, 1, 0) for x in by_window), jnp.arange(G))
             (cache, _), (outputs, metrics) = jax.lax.scan(step, (cache, long), inputs)
@@ -323,7 +324,7 @@ class MelodiLayer(nnx.Module):
         masks = (
             repeated_mask(own, self.dropout, length, D, dtype) for own, length in zip(keys, lengths)
         )
-        return LayerDropout(*masks, window_key)
+        return LayerDropout._make((*masks, window_key))
 
     def _dropped(self, x_BTD, key):
         mask_PD = repeated_mask(key, self.dropout, x_BTD.shape[1], x_BTD.shape[2], x_BTD.dtype)

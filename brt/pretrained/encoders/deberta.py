@@ -160,7 +160,7 @@ class DebertaLayer(BertLayer):
     def _by_distance(self, queries_BTHK, keys, shared):
         """Returns the terms by distance, not scaled, (B, H, T, T)."""
         rows, H = jnp.asarray(shared.rows_TT), self.sizes.num_heads
-        total = 0.0
+        total: Any = 0.0
         if "c2p" in self.terms:
             matrix_DA, bias_A = self.keys_DA, self.keys_bias_A
             if not self.shared_keys:

@@ -166,7 +166,7 @@ def svg(shown: Any) -> str:
 
 def _style(line, number):
     colour = COLOURS[(number if line.colour is None else line.colour) % len(COLOURS)]
-    styles = {
+    styles: dict[str, dict[str, Any]] = {
         "line": {"linewidth": 1.4 if len(line.x) < 300 else 0.9},
         "stems": {"linewidth": 0.7},
         "points": {"linewidth": 1.4, "marker": "o", "markersize": 4},

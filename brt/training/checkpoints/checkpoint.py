@@ -239,13 +239,11 @@ class Checkpoints:
             ),
         )
         record = _checked(restored["record"])
-        state = TrainState(
-            *(
-                jax.tree.map(_as_abstract, restored[name][name], getattr(abstract, name))
-                if name in parts
-                else None
-                for name in TrainState._fields
-            )
+        state = TrainState._make(
+            jax.tree.map(_as_abstract, restored[name][name], getattr(abstract, name))
+            if name in parts
+            else None
+            for name in TrainState._fields
         )
         saved = record["fingerprints"]
         bad = [name for name, value in fingerprints(state).items() if saved.get(name) != value]

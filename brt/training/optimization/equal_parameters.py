@@ -30,7 +30,7 @@ def equal_parameters_together(
     """
 
     def update(updates, state, params=None):
-        tree = jax.tree.structure(updates)
+        tree: Any = jax.tree.structure(updates)
         leaves = jax.tree.leaves(updates)
         parameters = () if params is None else (tree.flatten_up_to(params),)
 
@@ -38,6 +38,7 @@ def equal_parameters_together(
             return jax.tree.structure(node) == tree
 
         # The state as lists of arrays of all parameters, and values that it has once.
+        outer: Any
         nodes, outer = jax.tree.flatten(state, is_leaf=mirrors)
         of_each = [mirrors(node) for node in nodes]
         nodes = [
@@ -46,7 +47,7 @@ def equal_parameters_together(
         ]
 
         new_leaves: list[Any] = [None] * len(leaves)
-        new_nodes = [[None] * len(leaves) if each else None for each in of_each]
+        new_nodes: list[Any] = [[None] * len(leaves) if each else None for each in of_each]
         for indices in _groups(updates, fewest):
             stack, part = _stacking(indices)
             state_axes = outer.unflatten([0 if each else None for each in of_each])
