@@ -207,10 +207,7 @@ class LayerMemory(nnx.Module):
         return self.read(cache, token, attended_B1HK, weights)[0], cache
 
     def update_after_block(self, cache: Any, blocks: BlockPairs, full_B: jax.Array) -> Any:
-        """Returns the decoding form after the batch elements in `full_B` have completed a block.
-
-        blocks: of the completed block (G = 1).
-        """
+        """Returns the decoding form after the elements in `full_B` completed `blocks` (G = 1)."""
         if self.moves_in_blocks:
             return cache
         dtype, W = blocks.keys_BGJHK.dtype, blocks.keys_BGJHK.shape[2] // 2
