@@ -19,7 +19,7 @@ _MODULES = {
     "TransformerXL": "brt.models.transformer_xl.model",
     "token_losses": "brt.models.layers.losses",
     "Experiment": "brt.experiment",
-    "load_run": "brt.experiment",
+    "load_run": "brt.model_folder",
     "read_model": "brt.model_folder",
     "Generator": "brt.generation.generator",
     "Sampling": "brt.generation.sampling",

@@ -7,7 +7,6 @@ Building reads every binding that any mode of a run may use, so an unread one is
 """
 
 import functools
-import os
 import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Self, cast
@@ -15,7 +14,7 @@ from typing import Any, NamedTuple, Self, cast
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
+from jax.sharding import NamedSharding, PartitionSpec
 from jax.tree_util import tree_leaves_with_path
 
 from brt import config
@@ -33,8 +32,7 @@ from brt.experiment_checks import (
 )
 from brt.models.contract import check_caches
 from brt.models.model import Model
-from brt.storage.paths import absolute, as_path
-from brt.training.checkpoints.parameters import check_step, load_params, merged
+from brt.training.checkpoints.parameters import merged
 from brt.training.settings import Trainer
 from brt.training.sharding import AnyMesh, check_divisible, shardings
 from brt.training.train_step import TrainState, make_loss, make_train_step
@@ -235,33 +233,3 @@ def _placed(shapes, placements):
     return jax.tree.map(
         lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, placements
     )
-
-
-def load_run(
-    folder: str,
-    bindings: Sequence[str] = (),
-    allow_imports: Sequence[str] = (),
-    step: int | str | None = None,
-) -> tuple[Experiment, Any, int]:
-    """Builds the experiment of a run folder and reads the parameters of a checkpoint.
-
-    Args:
-        folder: a run folder of `brt.train`.
-        bindings: further gin lines, read after the run's own.
-        allow_imports: modules outside brt that its config may import; see `brt.config.parse`.
-        step: of a checkpoint; "best", "newest", or None for the best one of a run that keeps it
-            (`CheckpointPolicy.keep_best`), else the newest valid one.
-
-    Returns:
-        (experiment, params, step): params a nested dictionary on the default device.
-    """
-    folder, step = absolute(folder), check_step(step)
-    own = os.path.join(folder, "config.gin")
-    if not as_path(own).is_file():
-        raise FileNotFoundError(f"{folder} is not a run folder: it has no config.gin.")
-    experiment = Configuration([own], bindings, allow_imports=allow_imports).experiment()
-    abstract = experiment.abstract_state()
-    device = SingleDeviceSharding(jax.devices()[0])
-    placed = _placed(abstract, jax.tree.map(lambda _: device, abstract))
-    state, _ = load_params(folder, placed, step)
-    return experiment, state.params, int(state.step)

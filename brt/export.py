@@ -18,8 +18,7 @@ from flax import nnx
 from safetensors.numpy import save as to_bytes
 
 from brt import command_line
-from brt.experiment import load_run
-from brt.model_folder import BACKBONE_GIN, BACKBONE_WEIGHTS, write_model
+from brt.model_folder import BACKBONE_GIN, BACKBONE_WEIGHTS, load_run, write_model
 from brt.models.model import Model
 from brt.pretrained.folder import HubFolder, write_folder
 from brt.pretrained.names import Names

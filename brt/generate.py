@@ -21,11 +21,10 @@ from absl import flags
 from brt import command_line
 from brt.data.stores.token_store import read_manifest
 from brt.data.vocabularies.base import expanded
-from brt.experiment import load_run
 from brt.generation.generator import Generator
 from brt.generation.memory import Memory, take_rows
 from brt.generation.sampling import Sampling, checked
-from brt.model_folder import read_model
+from brt.model_folder import load_run, read_model
 from brt.models.model import LanguageModel
 from brt.progress import say
 from brt.storage.file_parts import FileBytes

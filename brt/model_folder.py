@@ -1,4 +1,6 @@
-"""A trained model as a folder in the format of the Hugging Face Hub: written, and read again.
+"""Trained models: read from a run folder, written as a folder in Hub format, and read again.
+
+A folder in the format of the Hugging Face Hub:
 
     config.json          architecture, step, vocabulary
     config.gin           the run's config, from which brt builds the model
@@ -21,6 +23,7 @@ import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
+from jax.sharding import SingleDeviceSharding
 from safetensors.numpy import load_file, save
 
 import brt
@@ -30,12 +33,45 @@ from brt.data.vocabularies.named import KINDS
 from brt.experiment import Configuration, Experiment
 from brt.pretrained.folder import write_folder
 from brt.storage.json_files import read_json
-from brt.storage.paths import as_path
+from brt.storage.paths import absolute, as_path
 from brt.storage.shipped import gin_folders
+from brt.training.checkpoints.parameters import check_step, load_params
 
 GIN, WEIGHTS, CARD = "config.gin", "model.safetensors", "README.md"
 BACKBONE_GIN, BACKBONE_WEIGHTS = "brt_memory.gin", "brt_memory.safetensors"
 HUB = "hf://"
+
+
+def load_run(
+    folder: str,
+    bindings: Sequence[str] = (),
+    allow_imports: Sequence[str] = (),
+    step: int | str | None = None,
+) -> tuple[Experiment, Any, int]:
+    """Builds the experiment of a run folder and reads the parameters of a checkpoint.
+
+    Args:
+        folder: a run folder of `brt.train`.
+        bindings: further gin lines, read after the run's own.
+        allow_imports: modules outside brt that its config may import; see `brt.config.parse`.
+        step: of a checkpoint; "best", "newest", or None for the best one of a run that keeps it
+            (`CheckpointPolicy.keep_best`), else the newest valid one.
+
+    Returns:
+        (experiment, params, step): params a nested dictionary on the default device.
+    """
+    folder, step = absolute(folder), check_step(step)
+    own = os.path.join(folder, "config.gin")
+    if not as_path(own).is_file():
+        raise FileNotFoundError(f"{folder} is not a run folder: it has no config.gin.")
+    experiment = Configuration([own], bindings, allow_imports=allow_imports).experiment()
+    device = SingleDeviceSharding(jax.devices()[0])
+    placed = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device),
+        experiment.abstract_state(),
+    )
+    state, _ = load_params(folder, placed, step)
+    return experiment, state.params, int(state.step)
 
 
 def write_model(

@@ -16,14 +16,13 @@ import numpy as np
 from flax import nnx
 
 from brt.data.vocabularies.base import Vocabulary, checked_ids, utf8_bytes
-from brt.experiment import load_run
 from brt.generation import memory_file
 from brt.generation.decode_loop import DRAW, make_decode_loop
 from brt.generation.memory import Memory, fresh_memory
 from brt.generation.prefill import Prefill
 from brt.generation.sampling import Sampling, checked
 from brt.generation.streaming_text import StreamingText
-from brt.model_folder import read_model
+from brt.model_folder import load_run, read_model
 from brt.models.model import LanguageModel, Model
 from brt.progress import Progress
 from brt.storage.file_parts import FileBytes

@@ -15,10 +15,10 @@ import numpy as np
 
 from brt.data.extras import extra_library
 from brt.data.vocabularies.base import Vocabulary
-from brt.experiment import load_run
 from brt.generation.generator import Generator
 from brt.generation.memory import Memory
 from brt.generation.sampling import GREEDY, Sampling
+from brt.model_folder import load_run
 from brt.models.model import LanguageModel
 
 LM: Any = extra_library("lm_eval.api.model", "brt.generation.harness", "eval").LM

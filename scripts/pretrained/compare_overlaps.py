@@ -22,7 +22,7 @@ from jax.sharding import AxisType
 
 from brt.data.stores.writer import replace_json
 from brt.evaluation.evaluator import Evaluator
-from brt.experiment import load_run
+from brt.model_folder import load_run
 from brt.pretrained.language_model import PretrainedLanguageModel
 
 PERPLEXITY = "word_level_perplexity"

@@ -18,7 +18,7 @@ from tiny_run import (  # noqa: F401
 )
 
 from brt import evaluate, export, generate, train
-from brt.experiment import load_run
+from brt.model_folder import load_run
 from brt.pretrained.folder import HubFolder
 
 CONFIG = dict(GPT2, vocab_size=260, n_positions=24, bos_token_id=259, eos_token_id=259)

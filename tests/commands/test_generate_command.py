@@ -9,10 +9,10 @@ from absl import flags
 from tiny_run import build, command, shared_programs, write_config  # noqa: F401
 
 from brt import benchmark, generate
-from brt.experiment import load_run
 from brt.generation import generator as generation
 from brt.generation.generator import Generator
 from brt.generation.sampling import Sampling
+from brt.model_folder import load_run
 from brt.training.checkpoints.checkpoint import Checkpoints
 
 PROMPT = "the tea then"

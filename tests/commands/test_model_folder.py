@@ -11,10 +11,9 @@ from safetensors.numpy import load_file, save
 from tiny_run import command, shared_programs, write_config  # noqa: F401
 
 from brt import export, generate, train
-from brt.experiment import load_run
 from brt.generation.generator import Generator
 from brt.generation.sampling import Sampling
-from brt.model_folder import read_model
+from brt.model_folder import load_run, read_model
 
 
 @pytest.fixture(scope="module")

@@ -24,8 +24,8 @@ from brt.config import ConfigError
 from brt.data.stores.token_store import TokenStore
 from brt.data.vocabularies.named import named_vocabulary
 from brt.evaluation.recording import Recording
-from brt.experiment import load_run
 from brt.generation import memory_file
+from brt.model_folder import load_run
 from brt.reporting.collect import collect
 from brt.reporting.gin_text import read_gin, read_gin_file
 from brt.reporting.runs import open_runs

@@ -23,7 +23,7 @@ from tiny_run import (  # noqa: F401
 from brt import evaluate, prepare, train
 from brt.data.stores import shards
 from brt.evaluation import recording_writer
-from brt.experiment import load_run
+from brt.model_folder import load_run
 from brt.training.checkpoints.checkpoint import Checkpoints
 from brt.training.records.run_folder import RunFolder
 

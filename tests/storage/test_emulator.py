@@ -29,7 +29,7 @@ from brt.data.corpus import Corpus
 from brt.data.sources.files import TextFiles
 from brt.data.stores import store_cache
 from brt.data.stores.shards import ListedDocuments
-from brt.experiment import load_run
+from brt.model_folder import load_run
 from brt.storage.paths import RemotePath
 
 # Read when gcsfs is imported, here and in the processes of a test: no service of Google is asked.

@@ -19,7 +19,7 @@ from tiny_run import (
 
 from brt import evaluate, generate, train
 from brt.data.stores import store_cache
-from brt.experiment import load_run
+from brt.model_folder import load_run
 from brt.storage import paths
 from brt.storage.growing import GrowingFiles
 from brt.storage.paths import RemotePath, StorageError

@@ -25,7 +25,7 @@ from tiny_run import (  # noqa: F401
 
 from brt import evaluate, generate, train
 from brt.evaluation.reading import SegmentReader
-from brt.experiment import load_run
+from brt.model_folder import load_run
 from brt.reporting.paper_positions import paper_position
 from brt.reporting.run_tables import evaluations, overview
 from brt.reporting.runs import Run

@@ -36,7 +36,7 @@ from brt.data.streams.documents import DocumentStream
 from brt.data.streams.ledger import MODULUS, ledger_of
 from brt.data.streams.select import training_stream
 from brt.evaluation.evaluator import Evaluator
-from brt.experiment import load_run
+from brt.model_folder import load_run
 from brt.training.checkpoints.checkpoint import CheckpointError, Checkpoints
 from brt.training.checkpoints.parameters import load_params
 from brt.training.loop import NonFiniteLoss

@@ -140,7 +140,7 @@ def test_continuations_are_what_the_model_finds_likeliest_read_anew_each_time(
     found = json.loads((folder / "rec" / "studies" / "continuations.json").read_text())
     assert found["summary"] in capsys.readouterr().out
     tiny.bind()
-    from brt.experiment import load_run
+    from brt.model_folder import load_run
 
     experiment, params, _ = load_run(str(folder / "rec"))
     model = experiment.bind(params)
