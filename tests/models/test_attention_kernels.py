@@ -15,7 +15,7 @@ import pytest
 from paths import ROOT
 
 from brt.models.fast import states_kernel, window_kernel
-from brt.models.fast.kernel_parts import TILE, Heads
+from brt.models.fast.kernel_parts import Heads, tile_size
 from brt.models.fast.states_kernel import block_attention, plain_block_attention
 from brt.models.fast.window_kernel import plain_window_attention, window_attention
 from brt.models.layers.positions_t5 import HIDDEN
@@ -35,15 +35,16 @@ def of_window(heads, window, batch, windows, dropout, dtype=np.float32):
     """Random arguments; the bias differs by query, key and head, and hides what a window hides."""
     rng = np.random.default_rng(0)
     W, H, A = window, heads.num_heads, heads.num_heads * heads.head_size
-    X = W + TILE
-    query, key = np.mgrid[:TILE, :X]
+    Q = tile_size(W)
+    X = W + Q
+    query, key = np.mgrid[:Q, :X]
     distance = W + query - key
     visible = (distance >= 1) & (distance <= W)
     return {
         **{name: normal(rng, batch, windows * W, A, dtype=dtype) for name in "qkv"},
         **{name: normal(rng, batch, W, A, dtype=dtype) for name in ("cached_k", "cached_v")},
         "scale": 3 * normal(rng, H),
-        "bias": jnp.asarray(np.where(visible, normal(rng, H, TILE, X), HIDDEN), np.float32),
+        "bias": jnp.asarray(np.where(visible, normal(rng, H, Q, X), HIDDEN), np.float32),
         "keep": dropout_factors(rng, dropout, H, W, X),
     }
 
@@ -79,7 +80,7 @@ def relative_errors(forms, heads, args, exact_args=None):
     """The largest error of each output and gradient, relative to its largest entry."""
     plain, kernel = forms
     expected = outputs_and_gradients(plain, heads, exact_args or args)
-    computed = outputs_and_gradients(kernel, heads._replace(interpret=True), args)
+    computed = outputs_and_gradients(kernel, heads._replace(interpret="races"), args)
     return {
         part: float(np.max(np.abs(computed[part].astype(jnp.float32) - x)) / np.max(np.abs(x)))
         for part, x in expected.items()
@@ -95,8 +96,10 @@ CASES = {
     "a window without unit lengths": (WINDOW, Heads(4, 32, False), of_window, (256, 2, 2, 0.1)),
     "a window of wide heads": (WINDOW, Heads(2, 256), of_window, (128, 2, 2, 0.0)),
     "a window of several chunks": (WINDOW, Heads(1, 128), of_window, (1024, 1, 2, 0.1)),
+    "a short window": (WINDOW, Heads(2, 64), of_window, (32, 2, 2, 0.1)),
     "states": (BLOCKS, Heads(2, 128), of_blocks, (256, 128, 3, 2, 0.0)),
     "states with dropout": (BLOCKS, Heads(4, 64), of_blocks, (128, 256, 2, 3, 0.2)),
+    "few states": (BLOCKS, Heads(4, 64), of_blocks, (32, 20, 2, 2, 0.1)),
     "states without unit lengths": (BLOCKS, Heads(2, 256, False), of_blocks, (128, 128, 1, 2, 0)),
 }
 
@@ -122,10 +125,12 @@ def test_bfloat16_differs_by_no_more_than_its_rounding(name):
     ("reason", "part"),
     [
         (window_kernel.misfit(Heads(2, 128), 192), "window = 192"),
+        (window_kernel.misfit(Heads(2, 128), 24), "window = 24"),
         (window_kernel.misfit(Heads(2, 96), 128), "head_size = 96"),
+        (window_kernel.misfit(Heads(2, 32), 128), "2 heads of 32"),
         (states_kernel.misfit(Heads(3, 64), 128, 128), "num_heads = 3"),
-        (states_kernel.misfit(Heads(2, 64), 128, 100), "100 keys"),
-        (states_kernel.misfit(Heads(2, 64), 100, 128), "100 queries"),
+        (states_kernel.misfit(Heads(2, 64), 128, 200), "200 keys"),
+        (states_kernel.misfit(Heads(2, 64), 2048, 128), "2048 queries"),
     ],
 )
 def test_a_shape_that_does_not_fit_is_named(reason, part):
@@ -137,22 +142,25 @@ import itertools, sys
 import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from brt.benchmarks import topologies
-from brt.models.fast.kernel_parts import TILE, Heads
+from brt.models.fast.kernel_parts import Heads, tile_size
 from brt.models.fast.states_kernel import block_attention
 from brt.models.fast.window_kernel import window_attention
 
 device = topologies.devices_of(topologies.find(sys.argv[1]))[0]
 one = NamedSharding(Mesh(np.array([device]), ("device",)), PartitionSpec())
 for (W, H, K), dtype, dropout in itertools.product(
-    [(128, 16, 64), (512, 8, 128), (2048, 8, 128)], [jnp.bfloat16, jnp.float32], [False, True]
+    [(32, 2, 64), (128, 16, 64), (512, 8, 128), (2048, 8, 128)],
+    [jnp.bfloat16, jnp.float32],
+    [False, True],
 ):
-    heads, X = Heads(H, K), W + TILE
+    heads, tile = Heads(H, K), tile_size(W)
+    X = W + tile
 
     def of(*sizes, dtype=dtype):
         return jax.ShapeDtypeStruct(sizes, dtype, sharding=one)
 
     q, cache, f32 = of(1, 4096, H * K), of(1, W, H * K), jnp.float32
-    args = [q, q, q, cache, cache, of(H, dtype=f32), of(H, TILE, X, dtype=f32)]
+    args = [q, q, q, cache, cache, of(H, dtype=f32), of(H, tile, X, dtype=f32)]
     Q = min(W, 1024)
     blocks = [of(1, 4, Q, H * K), *[of(1, 4, 512, H * K)] * 2, of(H, dtype=f32)]
     if dropout:

@@ -255,6 +255,8 @@ ARCHITECTURES: dict[str, Architecture] = {
     "feedback_fixed_skip": _rec("fixed", "skip", feedback=True),
     "feedback_lstm_single": _rec("lstm", "single", feedback=True),
     "feedback_two_cells": _rec("fixed", "dual", layers=(0, 2), feedback=True),
+    "rec_kernel": _rec("fixed", "skip", attention_form="kernel"),
+    "feedback_kernel": _rec("fixed", "skip", feedback=True, attention_form="kernel"),
     "memorizing_exact": _memorizing("exact", 3),
     "memorizing_bucketed": _memorizing("bucketed", 2, layers=(0, 2)),
     "memorizing_dense": _memorizing("dense", 1),
@@ -312,7 +314,7 @@ VARIANTS = (
     *("compressive_max", "lstm_adaptive", "xl", "rmt_slide", "memorizing_exact"),
     *("txl_same_length", "compressive_mean", "qrnn"),
     *("rec_without_ids", "rec_without_qk_norm", "memorizing_without_qk_norm"),
-    *("llama_pooled", "gpt2", "gpt2_pooled", "llama_slide"),
+    *("llama_pooled", "gpt2", "gpt2_pooled", "llama_slide", "rec_kernel", "feedback_kernel"),
 )
 """Architectures whose caches and parameters all occur in others: laws that compile whole training
 steps are checked on them with the slow tests."""
@@ -325,9 +327,9 @@ QUICK_PRETRAINED = ("gpt2_cell",)
 def every(quick=QUICK_PRETRAINED) -> list:
     """The names of all architectures, as parameters of a test.
 
-    Those around pretrained bodies are marked slow, but for `quick`.
+    Those around pretrained bodies are marked slow, but for `quick`; and one of interpreted kernels.
     """
-    return _marked({*PRETRAINED} - {*quick})
+    return _marked({*PRETRAINED, "feedback_kernel"} - {*quick})
 
 
 def trained() -> list:

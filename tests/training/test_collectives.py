@@ -72,7 +72,10 @@ def test_the_loop_over_blocks_exchanges_nothing_over_data_and_one_sum_over_model
 
 @pytest.mark.parametrize(
     "name",
-    ["rec_lstm_dual", "feedback_fixed_skip", "associative_delta", "gated_delta", "melodi"],
+    [
+        *("rec_lstm_dual", "feedback_fixed_skip", "associative_delta", "gated_delta", "melodi"),
+        *("rec_kernel", "feedback_kernel"),
+    ],
 )
 def test_other_loops_exchange_nothing_over_data(name):
     assert not over("data", in_loops(name, (4, 2)))

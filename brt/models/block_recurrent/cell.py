@@ -21,8 +21,9 @@ from brt.models.block_recurrent.memory import (
 )
 from brt.models.caches import select_rows
 from brt.models.counts import matrix_size
-from brt.models.fast.attention import attend_by_head, heads_first
+from brt.models.fast.attention import heads_first
 from brt.models.fast.data_shards import by_data_shard
+from brt.models.fast.kernel_attention import attend_by_head
 from brt.models.fast.loop_weights import cast_before, in_loop, product, scan
 from brt.models.layers import norms
 from brt.models.layers.initializers import DENSE, normal, parameter
@@ -104,8 +105,7 @@ class RecurrentCell(LayerMemory):
         D, A, F = sizes.width, sizes.attention_size, sizes.feed_forward_size
         heads = sizes.num_heads, sizes.head_size
         ones = jax.nn.initializers.ones
-        self.num_heads = sizes.num_heads
-        self.qk_norm = sizes.qk_norm
+        self.sizes = sizes
         self.num_states = num_states
         self.arrangement = arrangement
         self.order = order
@@ -118,9 +118,9 @@ class RecurrentCell(LayerMemory):
         self.keys_DA = parameter(rngs, DENSE, D, A)
         self.values_DA = parameter(rngs, DENSE, D, A)
         self.cross_queries_DA = parameter(rngs, DENSE, D, A)
-        if self.qk_norm:
-            self.attention_scale_H = parameter(rngs, ones, self.num_heads)
-            self.cross_scale_H = parameter(rngs, ones, self.num_heads)
+        if sizes.qk_norm:
+            self.attention_scale_H = parameter(rngs, ones, sizes.num_heads)
+            self.cross_scale_H = parameter(rngs, ones, sizes.num_heads)
 
         def make_gate(source, *input_sizes):
             squash = arrangement == "single"
@@ -156,12 +156,12 @@ class RecurrentCell(LayerMemory):
             stacked_DXA = jnp.stack([matrix[...] for matrix in matrices], axis=1)
             return cast_before(stacked_DXA.reshape(*stacked_DXA.shape[:2], *heads), dtype)
 
-        heads = self.num_heads, self.queries_DA.shape[1] // self.num_heads
+        heads = self.sizes.num_heads, self.sizes.head_size
         matrices = [self.keys_DA, self.values_DA, self.queries_DA]
         weights: CellWeights = {"norm_scale_D": self.norm.scale_D[...]}
         if hasattr(self, "state_ids_SD"):
             weights["ids_SD"] = cast_before(self.state_ids_SD[...], dtype)
-        if self.qk_norm:
+        if self.sizes.qk_norm:
             weights["self_scale_H"] = self.attention_scale_H[...]
             weights["cross_scale_H"] = self.cross_scale_H[...]
         if self.order == "sequential":
@@ -195,10 +195,10 @@ class RecurrentCell(LayerMemory):
         return self._keys(k_BHSK), v_BHSK
 
     def _keys(self, k_BHSK):
-        return norms.unit_heads(k_BHSK) if self.qk_norm else k_BHSK
+        return norms.unit_heads(k_BHSK) if self.sizes.qk_norm else k_BHSK
 
     def _queries(self, q_BHSK, scale_H):
-        if not self.qk_norm:
+        if not self.sizes.qk_norm:
             return norms.scaled_down_heads(q_BHSK)
         return norms.scaled_unit_heads(q_BHSK, in_loop(scale_H))
 
@@ -229,7 +229,7 @@ class RecurrentCell(LayerMemory):
             heads = in_loop(weights["heads_DXHK"])[:, 2:]
             queries = _heads(states_BSD, norm_scale_D, weights, heads, dtype)
         q_BHSK = self._queries(queries[0], weights.get("self_scale_H"))
-        to_states_BHSK = attend_by_head(q_BHSK, *state_keys_values)
+        to_states_BHSK = attend_by_head(self.sizes, q_BHSK, *state_keys_values)
         kept = []
         if self.order == "sequential":
             states_BSD, keep = self.self_gate(states_BSD, to_states_BHSK, weights["self_gate"])
@@ -237,7 +237,7 @@ class RecurrentCell(LayerMemory):
             scale_D, cross = weights["cross_norm_scale_D"], weights["cross_queries_DXHK"]
             queries = _heads(states_BSD, scale_D, weights, cross, dtype)
         q_BHSK = self._queries(queries[-1], weights.get("cross_scale_H"))
-        to_tokens_BHSK = attend_by_head(q_BHSK, *tokens)
+        to_tokens_BHSK = attend_by_head(self.sizes, q_BHSK, *tokens)
         h_XBHSK = to_states_BHSK, to_tokens_BHSK
 
         if self.order == "sequential":

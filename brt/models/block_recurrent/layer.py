@@ -24,6 +24,7 @@ from brt.models.block_recurrent.memory import (
 from brt.models.caches import DecodingLayer, LayerCache, WindowCache
 from brt.models.contract import check_scalars
 from brt.models.counts import matrix_size
+from brt.models.fast import kernel_attention as kernels
 from brt.models.fast.loop_weights import LoopWeights, cast_before, product
 from brt.models.layers.attention import attend
 from brt.models.layers.dropout import LayerMasks, draw_masks, dropped
@@ -38,7 +39,7 @@ from brt.models.model import Metrics
 class Prepared(NamedTuple):
     """What a layer computes of its parameters once per segment, outside any loop over blocks.
 
-    bias_HWJ: (H, W, 2W), relative position bias and mask of the window.
+    bias_HWJ: (H, W, 2W), relative position bias and mask of the window, or those of a kernel.
     weights: matrices in the activations' type, by name; the MLP's under "feed_forward", and what
         each memory prepared under "memories".
     masks: dropout masks.
@@ -175,6 +176,7 @@ class Layer(nnx.Module):
         with jax.named_scope("attention"):
             scale_H = jnp.abs(self._scale("attention_scale_H"))
             bias_HWJ = self.relative_bias.window_table(scale_H, self.window)
+            bias_HWJ, masks = kernels.tables_of_tiles(self.sizes, bias_HWJ, masks, self._sink)
         return Prepared(bias_HWJ, weights, masks)
 
     def _weights(self, dtype) -> dict[str, Any]:
@@ -221,19 +223,18 @@ class Layer(nnx.Module):
         x_BTA = product("BTD,DA->BTA", x_BTD, matrix_DA)
         return constrain(x_BTA.reshape(*x_BTA.shape[:2], self.sizes.num_heads, -1), "BTHK")
 
-    def _queries(self, x_BTD, matrix_DA: LoopWeights):
-        q_BTHK = self._heads(x_BTD, matrix_DA)
+    def _scaled(self, q_BTHK):
         return unit_heads(q_BTHK) if self.sizes.qk_norm else scaled_down_heads(q_BTHK)
 
     @jax.named_scope("attention")
-    def _project(self, x_BTD, weights, mask_PD=None, counts_B=None) -> LayerTokens:
+    def _project(self, x_BTD, weights, mask_PD=None, counts_B=None):
         normed_BTD = dropped(self.attention_norm(x_BTD), mask_PD)
-        q_BTHK = self._queries(normed_BTD, weights["queries_DA"])
-        k_BTHK = self._heads(normed_BTD, weights["keys_DA"])
+        names = "queries_DA", "keys_DA", "values_DA"
+        q_BTHK, k_BTHK, v_BTHK = heads = [self._heads(normed_BTD, weights[name]) for name in names]
         k_BTHK = unit_heads(k_BTHK) if self.sizes.qk_norm else k_BTHK
-        v_BTHK = self._heads(normed_BTD, weights["values_DA"])
         scale_H = self._scale("attention_scale_H")
-        return LayerTokens(normed_BTD, q_BTHK, k_BTHK, v_BTHK, scale_H, counts_B)
+        tokens = LayerTokens(normed_BTD, self._scaled(q_BTHK), k_BTHK, v_BTHK, scale_H, counts_B)
+        return tokens, heads
 
     def _output(self, x_BTD, normed_BTD, attended_BTHK, read_states, weights, mlp_mask_PD=None):
         """Adds the projected attention to tokens and to states, then the MLP."""
@@ -248,7 +249,7 @@ class Layer(nnx.Module):
             with jax.named_scope("states"):
                 if self.sequential:
                     normed_BTD = self.cross_norm(x_BTD + from_tokens_BTD)
-                q_BTHK = self._queries(normed_BTD, weights["cross_queries_DA"])
+                q_BTHK = self._heads(normed_BTD, weights["cross_queries_DA"])
                 from_states_BTD = project(read_states(q_BTHK), weights["states_output_AD"])
                 added_BTD = from_tokens_BTD + from_states_BTD
                 metrics["state_share"] = share_of_norm(from_states_BTD, from_tokens_BTD)
@@ -289,16 +290,14 @@ class Layer(nnx.Module):
         bias_HWJ, weights, masks = prepared or self.prepare(x_BTD.dtype, key, x_BTD.shape[1])
 
         # Queries, keys and values of all blocks at once; each block sees itself and the one before.
-        tokens = self._project(x_BTD, weights, masks.normed_PD, counts_B)
+        tokens, heads = self._project(x_BTD, weights, masks.normed_PD, counts_B)
         with jax.named_scope("attention"):
             blocks = BlockPairs(
                 _pairs(cache.window.keys_BWHK, tokens.keys_BTHK),
                 _pairs(cache.window.values_BWHK, tokens.values_BTHK),
             )
-            attended_BTHK = self._attend_in_blocks(
-                *(tokens.queries_BTHK, *blocks, tokens.scale_H, bias_HWJ),
-                *(masks.weights_HWJ, self._sink),
-            )
+            inputs = heads, cache.window, tokens, blocks, bias_HWJ, masks.weights_HWJ, self._sink
+            attended_BTHK = kernels.attend_to_window(self.sizes, *inputs, self.remat_blocks)
 
         # Memories, in order. Each may add to attention, is updated with the blocks, and may offer
         # states: those from before each block, so that no block sees its own update.
@@ -319,19 +318,14 @@ class Layer(nnx.Module):
         def read_states(q_BTHK):
             k_BGSHK, v_BGSHK = cast(BlockStates, joined_states(all_states) or feedback_states)
             scale_H, keep_HWS = self._scale("cross_scale_H"), masks.state_weights_HWS
-            return self._attend_in_blocks(q_BTHK, k_BGSHK, v_BGSHK, scale_H, None, keep_HWS)
+            inputs = q_BTHK, k_BGSHK, v_BGSHK, scale_H, keep_HWS
+            return kernels.attend_to_states(self.sizes, *inputs, self.remat_blocks)
 
         x_BTD, shares = self._output(
             x_BTD, tokens.inputs_BTD, attended_BTHK, read_states, weights, masks.fed_PD
         )
         window = WindowCache(tokens.keys_BTHK[:, -W:], tokens.values_BTHK[:, -W:])
         return x_BTD, LayerCache(window, tuple(new_memories)), metrics | shares
-
-    def _attend_in_blocks(self, q_BTHK, k_BGJHK, v_BGJHK, scale_H, bias_HWJ, keep_HWJ, sink_H=None):
-        attention = jax.checkpoint(attend) if self.remat_blocks else attend
-        q_BGWHK = q_BTHK.reshape(*k_BGJHK.shape[:2], self.window, *q_BTHK.shape[2:])
-        y_BGWHK = attention(q_BGWHK, k_BGJHK, v_BGJHK, scale_H, bias_HWJ, keep_HWJ, sink_H)
-        return y_BGWHK.reshape(q_BTHK.shape)
 
     # One token.
 
@@ -354,7 +348,7 @@ class Layer(nnx.Module):
             (B, D) and the cache after the token.
         """
         x_B1D, weights = x_BD[:, None], self._weights(x_BD.dtype)
-        token = self._project(x_B1D, weights)
+        token, _ = self._project(x_B1D, weights)
         with jax.named_scope("attention"):
             k_BHK, v_BHK = token.keys_BTHK[:, 0], token.values_BTHK[:, 0]
             window = caches.write_token(cache.window, k_BHK, v_BHK, reads_B)
@@ -373,7 +367,7 @@ class Layer(nnx.Module):
         def read_states(q_B1HK):
             states = self.decoding_states(cache, x_BD.dtype) or cast(BlockStates, feedback_states)
             k_BSHK, v_BSHK = (x_BGSHK[:, 0] for x_BGSHK in states)
-            return attend(q_B1HK, k_BSHK, v_BSHK, self._scale("cross_scale_H"))
+            return attend(self._scaled(q_B1HK), k_BSHK, v_BSHK, self._scale("cross_scale_H"))
 
         x_B1D, _ = self._output(x_B1D, token.inputs_BTD, attended_B1HK, read_states, weights)
         blocks = BlockPairs(window.keys_BJHK[:, None], window.values_BJHK[:, None])

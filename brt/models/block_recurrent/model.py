@@ -27,7 +27,7 @@ from brt.models.layers.dropout import dropout
 from brt.models.layers.embedding import embedded, tied_logits
 from brt.models.layers.initializers import normal, parameter
 from brt.models.layers.norms import RMSNorm
-from brt.models.layers.sizes import Sizes
+from brt.models.layers.sizes import FORMS, Sizes
 from brt.models.model import DTYPES, Metrics
 
 DIVISORS = ("vocabulary", "width")
@@ -52,6 +52,7 @@ class BlockRecurrentTransformer(Body):
         attention_sinks: a learned score of one more key for each head of windowed attention, whose
             value is zero (StreamingLLM, Xiao et al. 2023, arXiv:2309.17453, section 3.3, by a
             score in place of a token).
+        attention_form: "plain"; "kernel", Pallas kernels; "auto", kernels on TPUs where sizes fit.
         feedback: block feedback: all other layers attend to the highest cell's states too.
         dropout: rate, where the published model has dropout.
         logits_divisor: logits are divided by the root of V ("vocabulary") or D ("width").
@@ -79,6 +80,7 @@ class BlockRecurrentTransformer(Body):
         memories: tuple = (),
         qk_norm: bool = True,
         attention_sinks: bool = False,
+        attention_form: Annotated[str, OneOf(FORMS)] = "auto",
         feedback: bool = False,
         dropout: Share = 0.0,
         logits_divisor: Annotated[str, OneOf(DIVISORS)] = "vocabulary",
@@ -88,7 +90,7 @@ class BlockRecurrentTransformer(Body):
         memory: Callable[..., LayerMemory] = ExternalMemory,
         special_tokens: int = 0,
     ):
-        sizes = Sizes(width, num_heads, head_size, feed_forward_size, qk_norm)
+        sizes = Sizes(width, num_heads, head_size, feed_forward_size, qk_norm, attention_form)
         assigned = [
             (cell, _indices("recurrent_layers", recurrent_layers, num_layers)),
             (memory, _indices("memorizing_layers", memorizing_layers, num_layers)),

@@ -6,11 +6,14 @@ C tokens of a chunk    L lanes of a grid step    N heads that share them    P = 
 
 import functools
 import operator
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.experimental.pallas import tpu as pltpu
+from jax.sharding import PartitionSpec
+from jax.typing import DTypeLike
 
 from brt.models.layers.norms import EPSILON
 
@@ -26,20 +29,23 @@ COMPILER = pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary", "a
 class Heads(NamedTuple):
     """Static properties of the heads of an attention kernel.
 
-    head_size: K, a multiple of 128 or a divisor of it. qk_norm: whether queries and keys have unit
-    length; otherwise queries are divided by the square root of K. interpret: runs the kernel as
-    plain JAX, on any device.
+    head_size: K. qk_norm: whether queries and keys have unit length; otherwise queries are divided
+        by the square root of K.
+    interpret: runs the kernel as plain JAX, on any device; "races": reports data races too.
+    mesh_axes: mesh axes that divide the batch, the heads (num_heads: those of one device) and the
+        blocks.
     """
 
     num_heads: int
     head_size: int
     qk_norm: bool = True
-    interpret: bool = False
+    interpret: bool | str = False
+    mesh_axes: tuple[str | None, str | None, str | None] = (None, None, None)
 
     @property
     def lanes(self) -> int:
         """L, the lanes of a grid step."""
-        return max(self.head_size, LANES)
+        return max(self.head_size, min(LANES, self.num_heads * self.head_size))
 
     @property
     def per_step(self) -> int:
@@ -53,6 +59,9 @@ class Heads(NamedTuple):
 
     def misfit(self) -> str | None:
         """Returns why no kernel can compute these heads, or None."""
+        if self.num_heads * self.head_size < LANES:  # interpreted, it is computed all the same
+            few = f"{self.num_heads} heads of {self.head_size} are less than {LANES} lanes"
+            return None if self.interpret else few
         if self.head_size % LANES and LANES % self.head_size:
             return f"head_size = {self.head_size} neither divides {LANES} nor is a multiple of it"
         if self.num_heads % self.per_step:
@@ -63,29 +72,66 @@ class Heads(NamedTuple):
         return None
 
 
-def lane_scale(heads: Heads, scale_H: jax.Array) -> jax.Array:
-    """Returns the absolute scale of each lane's head, (P, 1, L)."""
-    scale_HK = jnp.repeat(jnp.abs(scale_H.astype(F32))[:, None], heads.head_size, axis=1)
+def tile_size(size: int) -> int:
+    """Returns the queries of a tile, of a window or block of `size` tokens."""
+    return TILE if size % TILE == 0 else size
+
+
+def upcast(dtype: DTypeLike) -> DTypeLike:
+    """Returns the type of scores and sums: float32, or float64 of float64 (interpreted)."""
+    return jnp.promote_types(dtype, F32)
+
+
+def lane_scale(heads: Heads, scale_H: jax.Array, dtype: DTypeLike) -> jax.Array:
+    """Returns the absolute scale of each lane's head, (P, 1, L), of `upcast(dtype)`."""
+    scale_HK = jnp.repeat(jnp.abs(scale_H.astype(upcast(dtype)))[:, None], heads.head_size, axis=1)
     return scale_HK.reshape(-1, 1, heads.lanes) * heads.factor
 
 
+def on_each_device(
+    heads: Heads, function: Callable[..., Any], inputs: Sequence[str], outputs: Sequence[str]
+) -> Callable[..., Any]:
+    """Returns a function of whole arrays that runs `function` on each device's part of them.
+
+    The compiler cannot divide a kernel by itself.
+
+    Args:
+        inputs, outputs: axes of the arrays, such as "BTA".
+    """
+    if jax.sharding.get_abstract_mesh().empty:
+        return function
+    batch, head, block = heads.mesh_axes
+    axes = {"B": batch, "H": head, "A": head, "G": block}
+    parts = (tuple(PartitionSpec(*map(axes.get, x)) for x in each) for each in (inputs, outputs))
+    in_specs, out_specs = parts
+    return jax.shard_map(function, in_specs=in_specs, out_specs=out_specs, check_vma=False)
+
+
+def summed_over_batch(heads: Heads, *gradients: jax.Array) -> tuple[jax.Array, ...]:
+    """Returns gradients of arrays without a batch axis, summed over the devices."""
+    axis = heads.mesh_axes[0]
+    return jax.lax.psum(gradients, axis) if axis else gradients
+
+
 def interpreted(heads: Heads) -> pltpu.InterpretParams | bool:
-    """Returns the argument `interpret` of `pallas_call`; interpreted kernels report races."""
-    return pltpu.InterpretParams(detect_races=True) if heads.interpret else False
+    """Returns the argument `interpret` of `pallas_call`."""
+    if heads.interpret == "races":
+        return pltpu.InterpretParams(detect_races=True)
+    return bool(heads.interpret)
 
 
 def head_masks(heads: Heads) -> list[jax.Array | None]:
-    """Returns a float mask of each head's lanes, (1, L); None where a head has all lanes."""
+    """Returns a mask of each head's lanes, (1, L); None where a head has all lanes."""
     if heads.per_step == 1:
         return [None]
     lane = jax.lax.broadcasted_iota(jnp.int32, (1, heads.lanes), 1)
     K = heads.head_size
-    return [((lane >= n * K) & (lane < (n + 1) * K)).astype(F32) for n in range(heads.per_step)]
+    return [(lane >= n * K) & (lane < (n + 1) * K) for n in range(heads.per_step)]
 
 
 def only(x: jax.Array, mask: jax.Array | None) -> jax.Array:
     """Returns x with the lanes of other heads set to zero."""
-    return x if mask is None else x * mask
+    return x if mask is None else x * mask.astype(x.dtype)
 
 
 def sum_of_heads(heads: Heads, x: jax.Array) -> jax.Array:
@@ -99,7 +145,7 @@ def sum_of_heads(heads: Heads, x: jax.Array) -> jax.Array:
 def inverse_length(heads: Heads, x: jax.Array) -> jax.Array:
     """Returns 1 / length of each head of x (C, L); 1 where heads are not normalised."""
     if not heads.qk_norm:
-        return jnp.ones((1, 1), F32)
+        return jnp.ones((1, 1), x.dtype)
     return jax.lax.rsqrt(sum_of_heads(heads, x * x) + EPSILON)
 
 
@@ -113,10 +159,11 @@ def unit_gradient(heads: Heads, x: jax.Array, dunit: jax.Array) -> jax.Array:
 
 
 def dot(a: jax.Array, b: jax.Array, contract: tuple[int, int]) -> jax.Array:
-    """Returns a product in float32; `contract` has the axis of a and the axis of b."""
+    """Returns an upcast product; `contract` has the axis of a and the axis of b."""
     exact = jax.lax.Precision.HIGHEST if a.dtype == F32 else None
     axes = ((contract[0],), (contract[1],)), ((), ())
-    return jax.lax.dot_general(a, b, axes, precision=exact, preferred_element_type=F32)
+    kind = upcast(a.dtype)
+    return jax.lax.dot_general(a, b, axes, precision=exact, preferred_element_type=kind)
 
 
 def softmax(

@@ -16,8 +16,6 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from brt.models.fast.kernel_parts import (
-    COMPILER,
-    F32,
     TILE,
     Heads,
     dot,
@@ -25,13 +23,19 @@ from brt.models.fast.kernel_parts import (
     interpreted,
     inverse_length,
     lane_scale,
+    on_each_device,
     only,
     softmax,
+    summed_over_batch,
+    tile_size,
     unit_gradient,
+    upcast,
 )
 from brt.models.layers.attention import plain_attention
 from brt.models.layers.norms import scaled_down_heads, unit_heads
+from brt.models.layers.precision import at_least_float32
 
+PARALLEL = pltpu.CompilerParams(dimension_semantics=("parallel", "parallel", "parallel"))
 MOST = 1024
 """Queries and keys of a block that fit into 16 MiB of VMEM."""
 
@@ -39,7 +43,7 @@ MOST = 1024
 def misfit(heads: Heads, queries: int, keys: int) -> str | None:
     """Returns why the kernel cannot compute this attention, or None."""
     for size, name in ((queries, "queries"), (keys, "keys")):
-        if size % TILE or size > MOST:
+        if size > MOST or (size % TILE and size > TILE):
             return f"{size} {name} of a block are not a multiple of {TILE} up to {MOST}"
     return heads.misfit()
 
@@ -95,6 +99,7 @@ def _specs(heads, q, k):
         "queries": pl.BlockSpec((1, 1, Q, L), of_block),
         "keys": pl.BlockSpec((1, 1, X, L), of_block),
         "scale": pl.BlockSpec((1, 1, L), lambda p, b, g: (p, 0, 0)),
+        "scale_gradient": pl.BlockSpec((1, 1, 1, 1, L), lambda p, b, g: (p, b, g, 0, 0)),
         "keep": pl.BlockSpec(
             (heads.per_step, Q, X), lambda p, b, g: (p, 0, 0), pipeline_mode=pl.Buffered(1)
         ),
@@ -102,64 +107,81 @@ def _specs(heads, q, k):
     return (heads.num_heads // heads.per_step, *q.shape[:2]), specs
 
 
-def _forward(heads, q, k, v, scale_H, keep_HQX=None):
+_INPUTS = ("BGQA", "BGXA", "BGXA", "H", "HQX")
+
+
+def _forward(heads, *inputs):
+    run = on_each_device(heads, functools.partial(_forward_call, heads), _INPUTS, ("BGQA",))
+    (y,) = run(*inputs)
+    return y, (*inputs, y)
+
+
+def _backward(heads, saved, dy):
+    run = functools.partial(_backward_call, heads)
+    gradients = on_each_device(heads, run, (*_INPUTS, "BGQA", "BGQA"), _INPUTS[:4])(*saved, dy)
+    return *gradients, None
+
+
+def _forward_call(heads, q, k, v, scale_H, keep_HQX):
     grid, specs = _specs(heads, q, k)
-    inputs = [q, k, v, lane_scale(heads, scale_H)]
+    inputs = [q, k, v, lane_scale(heads, scale_H, q.dtype)]
     names = ["queries", "keys", "keys", "scale"]
     if keep_HQX is not None:
-        inputs, names = [*inputs, keep_HQX.astype(F32)], [*names, "keep"]
+        inputs, names = [*inputs, at_least_float32(keep_HQX)], [*names, "keep"]
     y = pl.pallas_call(
         functools.partial(_forward_kernel, heads, keep_HQX is not None),
         grid=grid,
         in_specs=[specs[name] for name in names],
         out_specs=specs["queries"],
         out_shape=jax.ShapeDtypeStruct(q.shape, v.dtype),
-        compiler_params=COMPILER,
+        compiler_params=PARALLEL,
         interpret=interpreted(heads),
         name="block_attention_forward",
     )(*inputs)
-    return y, (q, k, v, scale_H, keep_HQX, y)
+    return (y,)
 
 
-def _backward(heads, saved, dy):
-    q, k, v, scale_H, keep_HQX, y = saved
+def _backward_call(heads, q, k, v, scale_H, keep_HQX, y, dy):
     grid, specs = _specs(heads, q, k)
-    scale_P1L = lane_scale(heads, scale_H)
+    scale_P1L = lane_scale(heads, scale_H, q.dtype)
+    dscale_PBG1L = jax.ShapeDtypeStruct((*grid, 1, heads.lanes), scale_P1L.dtype)
     inputs = [q, k, v, y, dy, scale_P1L]
     names = ["queries", "keys", "keys", "queries", "queries", "scale"]
     if keep_HQX is not None:
-        inputs, names = [*inputs, keep_HQX.astype(F32)], [*names, "keep"]
-    dq, dk, dv, dscale_P1L = pl.pallas_call(
+        inputs, names = [*inputs, at_least_float32(keep_HQX)], [*names, "keep"]
+    dq, dk, dv, dscale_PBG1L = pl.pallas_call(
         functools.partial(_backward_kernel, heads, keep_HQX is not None),
         grid=grid,
         in_specs=[specs[name] for name in names],
-        out_specs=[specs[name] for name in ("queries", "keys", "keys", "scale")],
-        out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (q, k, v, scale_P1L)],
-        scratch_shapes=[pltpu.VMEM((k.shape[2], heads.lanes), F32) for _ in "kv"],
-        compiler_params=COMPILER,
+        out_specs=[specs[name] for name in ("queries", "keys", "keys", "scale_gradient")],
+        out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (q, k, v, dscale_PBG1L)],
+        scratch_shapes=[pltpu.VMEM((k.shape[2], heads.lanes), upcast(k.dtype)) for _ in "kv"],
+        compiler_params=PARALLEL,
         interpret=interpreted(heads),
         name="block_attention_backward",
     )(*inputs)
-    dscale_H = dscale_P1L.reshape(heads.num_heads, -1).sum(axis=1)
-    dscale_H = (dscale_H * jnp.sign(scale_H) * heads.factor).astype(scale_H.dtype)
-    return dq, dk, dv, dscale_H, None
+    dscale_H = dscale_PBG1L.sum(axis=(1, 2)).reshape(heads.num_heads, -1).sum(axis=1)
+    (dscale_H,) = summed_over_batch(heads, dscale_H * jnp.sign(scale_H) * heads.factor)
+    return dq, dk, dv, dscale_H.astype(scale_H.dtype)
 
 
 block_attention.defvjp(_forward, _backward)
 
 
 def _for_each_tile(size, tile):
-    def call(number, _):
-        tile(pl.ds(pl.multiple_of(number * TILE, TILE), TILE))
+    Q = tile_size(size)
 
-    jax.lax.fori_loop(0, size // TILE, call, None, unroll=True)
+    def call(number, _):
+        tile(pl.ds(pl.multiple_of(number * Q, Q), Q))
+
+    jax.lax.fori_loop(0, size // Q, call, None, unroll=True)
 
 
 def _forward_kernel(heads, has_keep, q, k, v, scale, *rest):
     keep, y = rest if has_keep else (None, *rest)
 
     def tile(rows):
-        x = q[0, 0, rows].astype(F32)
+        x = at_least_float32(q[0, 0, rows])
         queries = x * inverse_length(heads, x) * scale[0]
         total = jnp.zeros_like(x)
         for head, mask in enumerate(head_masks(heads)):
@@ -177,17 +199,14 @@ def _backward_kernel(heads, has_keep, q, k, v, y, dy, scale, *rest):
     keep, rest = (rest[0], rest[1:]) if has_keep else (None, rest)
     dq, dk, dv, dscale, dkeys, dvalues = rest
 
-    @pl.when((pl.program_id(1) == 0) & (pl.program_id(2) == 0))
-    def _():
-        dscale[...] = jnp.zeros_like(dscale)
-
-    dkeys[...], dvalues[...] = jnp.zeros_like(dkeys), jnp.zeros_like(dvalues)
+    for sums in (dscale, dkeys, dvalues):
+        sums[...] = jnp.zeros_like(sums)
 
     def tile(rows):
-        x, gradient = q[0, 0, rows].astype(F32), dy[0, 0, rows].astype(F32)
+        x, gradient = at_least_float32(q[0, 0, rows]), at_least_float32(dy[0, 0, rows])
         unit = x * inverse_length(heads, x)
         queries = unit * scale[0]
-        along_y = gradient * y[0, 0, rows].astype(F32)
+        along_y = gradient * at_least_float32(y[0, 0, rows])
         dqueries = jnp.zeros_like(x)
         for head, mask in enumerate(head_masks(heads)):
             own, dy_own = (only(part, mask).astype(q.dtype) for part in (queries, gradient))
@@ -202,7 +221,7 @@ def _backward_kernel(heads, has_keep, q, k, v, y, dy, scale, *rest):
             dscores = (weights * (dweights - mean)).astype(q.dtype)
             dqueries = dqueries + only(dot(dscores, k[0, 0], (1, 0)), mask)
             dkeys[...] += dot(dscores, own, (0, 0))
-        dscale[0] += jnp.sum(dqueries * unit, axis=0, keepdims=True)
+        dscale[0, 0, 0] += jnp.sum(dqueries * unit, axis=0, keepdims=True)
         dq[0, 0, rows] = unit_gradient(heads, x, dqueries * scale[0]).astype(dq.dtype)
 
     _for_each_tile(q.shape[2], tile)

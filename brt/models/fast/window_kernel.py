@@ -22,7 +22,6 @@ from jax.experimental.pallas import tpu as pltpu
 
 from brt.models.fast.kernel_parts import (
     COMPILER,
-    F32,
     TILE,
     Heads,
     dot,
@@ -30,18 +29,26 @@ from brt.models.fast.kernel_parts import (
     interpreted,
     inverse_length,
     lane_scale,
+    on_each_device,
     only,
     softmax,
+    summed_over_batch,
+    tile_size,
     unit_gradient,
+    upcast,
 )
 from brt.models.layers.attention import plain_attention
 from brt.models.layers.norms import scaled_down_heads, unit_heads
+from brt.models.layers.precision import at_least_float32
+
+ROWS = 16
+"""Of a vector register of bfloat16."""
 
 
 def misfit(heads: Heads, window: int) -> str | None:
     """Returns why the kernel cannot compute this attention, or None."""
-    if window % TILE:
-        return f"window = {window} is not a multiple of {TILE}"
+    if window % TILE and (window > TILE or (window % ROWS and not heads.interpret)):
+        return f"window = {window} is not a multiple of {TILE}, and below of {ROWS}"
     return heads.misfit()
 
 
@@ -88,11 +95,12 @@ def plain_window_attention(
     keys = jnp.concatenate([split(cached_k_BWA), k_BTHK], axis=1)
     values = jnp.concatenate([split(cached_v_BWA), v_BTHK], axis=1)
     tiles = []
-    for start in range(0, q_BTA.shape[1], TILE):
-        seen = slice(start, start + W + TILE)
+    Q = tile_size(W)
+    for start in range(0, q_BTA.shape[1], Q):
+        seen = slice(start, start + W + Q)
         row = start % W
-        keep = None if keep_HWX is None else keep_HWX[:, row : row + TILE]
-        queries = q_BTHK[:, start : start + TILE]
+        keep = None if keep_HWX is None else keep_HWX[:, row : row + Q]
+        queries = q_BTHK[:, start : start + Q]
         tiles.append(
             plain_attention(queries, keys[:, seen], values[:, seen], scale_H, bias_HQX, keep)
         )
@@ -117,15 +125,38 @@ def window_attention(
     )[0]
 
 
-def _forward(heads, q, k, v, cached_k, cached_v, scale_H, bias_HQX, keep_HWX=None):
+_INPUTS = ("BTA", "BTA", "BTA", "BWA", "BWA", "H", "HQX", "HWX")
+
+
+def _forward(heads, *inputs):
+    run = on_each_device(heads, functools.partial(_forward_call, heads), _INPUTS, ("BTA",))
+    (y,) = run(*inputs)
+    return y, (*inputs, y)
+
+
+def _backward(heads, saved, dy):
+    run = functools.partial(_backward_call, heads)
+    gradients = on_each_device(heads, run, (*_INPUTS, "BTA", "BTA"), _INPUTS[:7])(*saved, dy)
+    return *gradients, None
+
+
+def _forward_call(heads, q, k, v, cached_k, cached_v, scale_H, bias_HQX, keep_HWX):
     L, W = heads.lanes, cached_k.shape[1]
     C = chunk_size(W, keep_HWX is not None)
     G = q.shape[1] // C
     chunk = pl.BlockSpec((1, C, L), lambda p, b, g: (b, g, p))
-    inputs = [q, k, v, cached_k, cached_v, lane_scale(heads, scale_H), bias_HQX.astype(F32)]
+    inputs = [
+        q,
+        k,
+        v,
+        cached_k,
+        cached_v,
+        lane_scale(heads, scale_H, q.dtype),
+        at_least_float32(bias_HQX),
+    ]
     specs = [chunk, chunk, chunk, _IN_HBM, _IN_HBM, *_head_specs(heads, W)]
     if keep_HWX is not None:
-        inputs.append(keep_HWX.astype(F32))
+        inputs.append(at_least_float32(keep_HWX))
         specs.append(_keep_spec(heads, W, lambda g: g))
     y = pl.pallas_call(
         functools.partial(_forward_kernel, heads, keep_HWX is not None),
@@ -138,11 +169,10 @@ def _forward(heads, q, k, v, cached_k, cached_v, scale_H, bias_HQX, keep_HWX=Non
         interpret=interpreted(heads),
         name="window_attention_forward",
     )(*inputs)
-    return y, (q, k, v, cached_k, cached_v, scale_H, bias_HQX, keep_HWX, y)
+    return (y,)
 
 
-def _backward(heads, saved, dy):
-    q, k, v, cached_k, cached_v, scale_H, bias_HQX, keep_HWX, y = saved
+def _backward_call(heads, q, k, v, cached_k, cached_v, scale_H, bias_HQX, keep_HWX, y, dy):
     L, W = heads.lanes, cached_k.shape[1]
     C = chunk_size(W, keep_HWX is not None)
     G, M = q.shape[1] // C, W // C  # chunks of the segment and of the window
@@ -161,12 +191,12 @@ def _backward(heads, saved, dy):
         pl.BlockSpec((1, C, L), index) for index in (current, ahead, from_cache)
     )
     inputs = [q, k, y, dy, k, v, cached_k, cached_v]
-    inputs += [lane_scale(heads, scale_H), bias_HQX.astype(F32)]
+    inputs += [lane_scale(heads, scale_H, q.dtype), at_least_float32(bias_HQX)]
     specs = [chunk, chunk, chunk, chunk, early, early, cached, cached, *_head_specs(heads, W)]
     if keep_HWX is not None:
-        inputs.append(keep_HWX.astype(F32))
+        inputs.append(at_least_float32(keep_HWX))
         specs.append(_keep_spec(heads, W, lambda g: jnp.clip(G + M - 1 - g, 0, G - 1)))
-    scale_P1L, bias = jax.ShapeDtypeStruct(inputs[8].shape, F32), inputs[9]
+    scale_P1L, bias = jax.ShapeDtypeStruct(inputs[8].shape, inputs[8].dtype), inputs[9]
     dq, dk, dv, dcached_k, dcached_v, dscale_P1L, dbias_HQX = pl.pallas_call(
         functools.partial(_backward_kernel, heads, keep_HWX is not None),
         grid=(heads.num_heads // heads.per_step, len(q), G + M),
@@ -174,18 +204,25 @@ def _backward(heads, saved, dy):
         out_specs=[chunk, chunk, chunk, _IN_HBM, _IN_HBM, *_head_specs(heads, W)],
         out_shape=[
             *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (q, k, v)),
-            *(jax.ShapeDtypeStruct(x.shape, F32) for x in (cached_k, cached_v, scale_P1L, bias)),
+            *(
+                jax.ShapeDtypeStruct(x.shape, upcast(x.dtype))
+                for x in (cached_k, cached_v, scale_P1L, bias)
+            ),
         ],
-        scratch_shapes=[pltpu.VMEM((W + C, L), dtype) for dtype in (k.dtype, v.dtype, F32, F32)],
+        scratch_shapes=[
+            pltpu.VMEM((W + C, L), dtype)
+            for dtype in (k.dtype, v.dtype, upcast(k.dtype), upcast(v.dtype))
+        ],
         compiler_params=COMPILER,
         interpret=interpreted(heads),
         name="window_attention_backward",
     )(*inputs)
     dscale_H = dscale_P1L.reshape(heads.num_heads, -1).sum(axis=1)
     dscale_H = dscale_H * jnp.sign(scale_H) * heads.factor
+    dscale_H, dbias_HQX = summed_over_batch(heads, dscale_H, dbias_HQX)
     dscale_H, dbias_HQX = dscale_H.astype(scale_H.dtype), dbias_HQX.astype(bias_HQX.dtype)
     dcached_k, dcached_v = dcached_k.astype(k.dtype), dcached_v.astype(v.dtype)
-    return dq, dk, dv, dcached_k, dcached_v, dscale_H, dbias_HQX, None
+    return dq, dk, dv, dcached_k, dcached_v, dscale_H, dbias_HQX
 
 
 window_attention.defvjp(_forward, _backward)
@@ -196,26 +233,26 @@ _IN_HBM = pl.BlockSpec(memory_space=pl.ANY)
 
 def _head_specs(heads, W):
     """Returns the blocks of the scales and of the bias."""
-    N, X = heads.per_step, W + TILE
+    N, Q = heads.per_step, tile_size(W)
     return (
         pl.BlockSpec((1, 1, heads.lanes), lambda p, b, g: (p, 0, 0)),
-        pl.BlockSpec((N, TILE, X), lambda p, b, g: (p, 0, 0), pipeline_mode=pl.Buffered(1)),
+        pl.BlockSpec((N, Q, W + Q), lambda p, b, g: (p, 0, 0), pipeline_mode=pl.Buffered(1)),
     )
 
 
 def _keep_spec(heads, W, chunk_of_step):
     """Returns the blocks of the dropout factors, which repeat after W tokens."""
     C = chunk_size(W, True)
-    chunks, block = W // C, (heads.per_step, C, W + TILE)
+    chunks, block = W // C, (heads.per_step, C, W + tile_size(W))
     if chunks == 1:  # one buffer, since it is read again only with the next heads
         return pl.BlockSpec(block, lambda p, b, g: (p, 0, 0), pipeline_mode=pl.Buffered(1))
     return pl.BlockSpec(block, lambda p, b, g: (p, jax.lax.rem(chunk_of_step(g), chunks), 0))
 
 
-def _lanes(heads, x_BWA):
-    """Returns the part of a cache in HBM that belongs to a grid step's batch element and heads."""
+def _lanes(heads, *caches_BWA):
+    """Returns the parts of caches in HBM that belong to a grid step's batch element and heads."""
     start = pl.multiple_of(pl.program_id(0) * heads.lanes, heads.lanes)
-    return x_BWA.at[pl.program_id(1), :, pl.ds(start, heads.lanes)]
+    return [x_BWA.at[pl.program_id(1), :, pl.ds(start, heads.lanes)] for x_BWA in caches_BWA]
 
 
 def _move(reference, size, up):
@@ -231,35 +268,36 @@ def _move(reference, size, up):
 
 def _for_each_tile(W, size, tile):
     """Calls `tile(rows, seen)` for each tile of a chunk: its queries, and the keys they see."""
-    X = W + TILE
+    Q = tile_size(W)
 
     def call(number, _):
-        start = pl.multiple_of(number * TILE, TILE)
-        tile(pl.ds(start, TILE), pl.ds(start, X))
+        start = pl.multiple_of(number * Q, Q)
+        tile(pl.ds(start, Q), pl.ds(start, W + Q))
 
-    jax.lax.fori_loop(0, size // TILE, call, None, unroll=True)
+    jax.lax.fori_loop(0, size // Q, call, None, unroll=True)
 
 
 def _forward_kernel(heads, has_keep, q, k, v, cached_k, cached_v, scale, bias, *rest):
     keep, (y, keys, values) = (rest[0], rest[1:]) if has_keep else (None, rest)
     C, masks = q.shape[1], head_masks(heads)
     W = len(keys) - C
+    caches = _lanes(heads, cached_k, cached_v)  # outside `when`, for interpreted kernels
 
     @pl.when(pl.program_id(2) == 0)
     def _():
-        for cached, buffer in ((cached_k, keys), (cached_v, values)):
-            pltpu.sync_copy(_lanes(heads, cached), buffer.at[pl.ds(0, W)])
+        for cached, buffer in zip(caches, (keys, values)):
+            pltpu.sync_copy(cached, buffer.at[pl.ds(0, W)])
 
     @pl.when(pl.program_id(2) > 0)
     def _():
         _move(keys, C, up=False)
         _move(values, C, up=False)
 
-    x = k[0].astype(F32)
+    x = at_least_float32(k[0])
     keys[W:], values[W:] = (x * inverse_length(heads, x)).astype(keys.dtype), v[0]
 
     def tile(rows, seen):
-        x = q[0, rows].astype(F32)
+        x = at_least_float32(q[0, rows])
         queries = x * inverse_length(heads, x) * scale[0]
         total = jnp.zeros_like(x)
         for head, mask in enumerate(masks):
@@ -282,6 +320,7 @@ def _backward_kernel(
     C, masks = q.shape[1], head_masks(heads)
     W = len(keys) - C
     step, steps, ahead = pl.program_id(2), pl.num_programs(2), W // C
+    dcaches = _lanes(heads, dcached_k, dcached_v)
 
     @pl.when((pl.program_id(1) == 0) & (step == 0))
     def _():
@@ -292,7 +331,7 @@ def _backward_kernel(
 
     @pl.when(step < steps - ahead)
     def _():
-        x = next_k[0].astype(F32)
+        x = at_least_float32(next_k[0])
         keys[:C], values[:C] = (x * inverse_length(heads, x)).astype(keys.dtype), next_v[0]
 
     @pl.when(step >= steps - ahead)
@@ -310,10 +349,10 @@ def _backward_kernel(
             sums[:C] = jnp.zeros_like(sums[:C])
 
     def tile(rows, seen):
-        x, gradient = q[0, rows].astype(F32), dy[0, rows].astype(F32)
+        x, gradient = at_least_float32(q[0, rows]), at_least_float32(dy[0, rows])
         unit = x * inverse_length(heads, x)
         queries = unit * scale[0]
-        along_y = gradient * y[0, rows].astype(F32)
+        along_y = gradient * at_least_float32(y[0, rows])
         dqueries = jnp.zeros_like(x)
         for head, mask in enumerate(masks):
             own, dy_own = (only(part, mask).astype(q.dtype) for part in (queries, gradient))
@@ -336,10 +375,10 @@ def _backward_kernel(
     @pl.when(step >= ahead)
     def _():
         _for_each_tile(W, C, tile)
-        dk[0] = unit_gradient(heads, k[0].astype(F32), dkeys[W:]).astype(dk.dtype)
+        dk[0] = unit_gradient(heads, at_least_float32(k[0]), dkeys[W:]).astype(dk.dtype)
         dv[0] = dvalues[W:].astype(dv.dtype)
 
     @pl.when(step == steps - 1)
     def _():
-        for sums, gradient in ((dkeys, dcached_k), (dvalues, dcached_v)):
-            pltpu.sync_copy(sums.at[pl.ds(0, W)], _lanes(heads, gradient))
+        for sums, gradient in zip((dkeys, dvalues), dcaches):
+            pltpu.sync_copy(sums.at[pl.ds(0, W)], gradient)

@@ -2,6 +2,9 @@
 
 import dataclasses
 
+FORMS = ("auto", "plain", "kernel")
+"""Of attention: plain JAX, a Pallas kernel, or a kernel on TPUs where the sizes fit."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
@@ -9,6 +12,7 @@ class Sizes:
 
     qk_norm: queries and keys have unit length and a learned scale for each head; otherwise scores
         are q.k / sqrt(K).
+    attention_form: one of `FORMS`.
     """
 
     width: int
@@ -16,6 +20,7 @@ class Sizes:
     head_size: int
     feed_forward_size: int
     qk_norm: bool = True
+    attention_form: str = "auto"
 
     @property
     def attention_size(self) -> int:

@@ -1,0 +1,104 @@
+"""A model whose attention is kernels, interpreted, against its plain form."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from architectures import random_model
+from flax import nnx
+from tiny_models import quick_jit
+
+from brt.models.fast import kernel_attention
+from brt.models.layers.sizes import Sizes
+from brt.training.sharding import make_mesh, shardings
+
+W = 4
+
+
+@functools.partial(quick_jit, static_argnums=0)
+def outputs_and_gradients(graph, params, tokens_SBT):
+    """Of two segments with their caches, dropout on: outputs, caches, gradients."""
+    rng = np.random.default_rng(1)
+
+    def loss(params):
+        model, total = nnx.merge(graph, params), 0.0
+        caches = model.init_caches(tokens_SBT.shape[1])
+        for number, tokens_BT in enumerate(tokens_SBT):
+            key = jax.random.key(number)
+            x_BTD, caches, _ = model.stack(model.embed(tokens_BT), caches, key)
+            total += jnp.sum(x_BTD * rng.normal(size=x_BTD.shape))
+        return total, (x_BTD, caches)
+
+    return jax.value_and_grad(loss, has_aux=True)(params)
+
+
+def run(name, form, mesh_shape=None, rows=3, **settings):
+    model = random_model(name, attention_form=form, dropout=0.2, **settings)
+    tokens_SBT = np.random.default_rng(0).integers(0, 17, (2, rows, 3 * W)).astype(np.int32)
+    graph, params = nnx.split(model, nnx.Param)
+    if mesh_shape is None:
+        return outputs_and_gradients(graph, params, tokens_SBT)
+    devices = jax.devices()[: np.prod(mesh_shape)]
+    mesh = make_mesh(*mesh_shape, devices=devices)
+    with jax.set_mesh(mesh):
+        params = jax.device_put(params, shardings(params, mesh))
+        return outputs_and_gradients(graph, params, tokens_SBT)
+
+
+def assert_close(computed, expected):
+    for a, b in zip(jax.tree.leaves(computed), jax.tree.leaves(expected), strict=True):
+        a, b = np.asarray(a), np.asarray(b)
+        np.testing.assert_allclose(a, b, rtol=0, atol=5e-5 * max(1.0, np.abs(b).max(initial=0)))
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("rec_kernel", {}),
+        ("feedback_kernel", {}),
+        pytest.param("rec_kernel", dict(qk_norm=False), marks=pytest.mark.slow),
+    ],
+)
+def test_outputs_caches_and_gradients_equal_the_plain_form(name, settings):
+    assert_close(run(name, "kernel", **settings), run(name, "plain", **settings))
+
+
+@pytest.mark.parametrize(
+    ("name", "rows"),
+    [
+        ("feedback_kernel", 4),
+        pytest.param("rec_kernel", 4, marks=pytest.mark.slow),
+        pytest.param("rec_kernel", 3, marks=pytest.mark.slow),
+    ],
+)
+def test_a_mesh_changes_no_output_and_no_gradient(name, rows):
+    assert_close(run(name, "kernel", (2, 2), rows), run(name, "kernel", None, rows))
+
+
+def test_auto_is_plain_without_a_tpu():
+    assert not kernel_attention.has_window_kernel(Sizes(1, 8, 128, 1), 512)
+    assert kernel_attention.has_window_kernel(Sizes(1, 8, 128, 1, attention_form="kernel"), 512)
+    assert not kernel_attention.has_window_kernel(Sizes(1, 8, 128, 1, attention_form="plain"), 512)
+
+
+def test_on_a_tpu_auto_is_a_kernel_where_the_sizes_fit_and_says_so(monkeypatch, capsys):
+    monkeypatch.setattr(kernel_attention, "on_tpu", lambda: True)
+    kernel_attention._say_once.cache_clear()
+    for _ in range(2):
+        assert kernel_attention.has_window_kernel(Sizes(1, 8, 128, 1), 512)
+        assert not kernel_attention.has_block_kernel(Sizes(1, 8, 96, 1), 512, 512)
+    first, second = capsys.readouterr().err.splitlines()
+    assert "512" in first and "kernel" in first
+    assert "head_size = 96" in second
+
+
+def test_a_kernel_that_is_insisted_on_and_does_not_fit_is_refused():
+    sizes = Sizes(1, 8, 128, 1, attention_form="kernel")
+    with pytest.raises(
+        ValueError, match=r"BlockRecurrentTransformer\.attention_form.*window = 200"
+    ):
+        kernel_attention.has_window_kernel(sizes, 200)
+    with pytest.raises(ValueError, match="attention_sinks"):
+        kernel_attention.has_window_kernel(sizes, 512, jnp.zeros(8))
