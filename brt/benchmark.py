@@ -64,6 +64,7 @@ flags.DEFINE_list(
 flags.DEFINE_string("memory_budget", None, "Longest segments of --configs that fit: 16GiB.")
 flags.DEFINE_list("same_length_bindings", [], "Bound to the segment length, for --memory_budget.")
 flags.DEFINE_string("trace", None, "Sum the time of a run folder's newest trace by named scope.")
+flags.DEFINE_boolean("largest_batch", False, "With --topology: the largest batch that fits a chip.")
 flags.DEFINE_string("json", None, "Also write the figures to this file.")
 
 
@@ -109,7 +110,7 @@ def measure() -> dict[str, Any]:
     if FLAGS.baseline and FLAGS.baseline not in names:
         raise ValueError(f"--baseline = {FLAGS.baseline}: choose one of {', '.join(names)}.")
     if FLAGS.topology:
-        return slices.show(configurations, FLAGS.topology, FLAGS.baseline)
+        return slices.show(configurations, FLAGS.topology, FLAGS.baseline, FLAGS.largest_batch)
     return steps.compare(configurations, FLAGS.rounds, FLAGS.baseline)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import gin
 import jax
 
-from brt.benchmarks import hlo, hlo_costs, topologies
+from brt.benchmarks import hlo, hlo_costs, kernels, memory_budget, topologies
 from brt.benchmarks.steps import stem
 from brt.benchmarks.tables import Column, aligned
 from brt.benchmarks.topologies import GIB, Topology, devices_of
@@ -23,7 +23,10 @@ from brt.reporting.paper_positions import system_and_size
 from brt.training.records.metrics import compiled_bytes
 from brt.training.sharding import make_mesh, shardings
 
-ESTIMATES = "Cycles, and what follows from them, are the compiler's estimates: nothing was run."
+ESTIMATES = (
+    "Cycles, and what follows from them, are the compiler's estimates: nothing was run. "
+    f"{kernels.NOTE}"
+)
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _USED = re.compile(r"Used ([\d.]+)([KMGT]?) of ([\d.]+)([KMGT]?) hbm")
@@ -36,22 +39,24 @@ def slice_mesh(experiment: Experiment, topology: Topology) -> jax.sharding.Mesh:
     return mesh
 
 
-def compile_step(experiment: Experiment, mesh: jax.sharding.Mesh) -> jax.stages.Compiled:
-    """Compiles the training step for the devices of a mesh, which need not exist."""
+def trace_step(experiment: Experiment, mesh: jax.sharding.Mesh) -> jax.stages.Traced:
+    """Traces the training step for the devices of a mesh, which need not exist."""
     batch = experiment.abstract_batch()
     batch = jax.tree.map(
         lambda x, sharding: x.update(sharding=sharding), batch, shardings(batch, mesh)
     )
     with jax.set_mesh(mesh):
-        return experiment.jit_step(mesh).lower(experiment.abstract_state(mesh), batch).compile()
+        return experiment.jit_step(mesh).trace(experiment.abstract_state(mesh), batch)
 
 
-def measure(experiment: Experiment, topology: Topology) -> dict[str, Any]:
-    """Compiles the training step of an experiment for a slice.
+def measure(
+    experiment: Experiment, topology: Topology, count_kernels: bool = True
+) -> dict[str, Any]:
+    """Compiles the training step of an experiment for a slice, and its Pallas kernels alone.
 
     Returns:
         Figures of one chip and one step, for JSON. A step that does not fit (`fits`) has only its
-        `hbm_bytes`. `cycles_by_scope` and `cycles_by_part` add up to `cycles`.
+        `hbm_bytes`. `cycles_by_scope`, `cycles_by_part` and `kernel_cycles` add up to `cycles`.
     """
     mesh = slice_mesh(experiment, topology)
     chip = topology.chip
@@ -66,7 +71,9 @@ def measure(experiment: Experiment, topology: Topology) -> dict[str, Any]:
     }
     begun = time.perf_counter(), _processor_seconds()
     try:
-        compiled = compile_step(experiment, mesh)
+        traced = trace_step(experiment, mesh)
+        with jax.set_mesh(mesh):
+            compiled = traced.lower().compile()
     except RuntimeError as error:
         used = _USED.search(str(error))
         if not used:
@@ -74,7 +81,8 @@ def measure(experiment: Experiment, topology: Topology) -> dict[str, Any]:
         need = float(used[1]) * _UNITS[used[2]]
         return figures | {"fits": False, "hbm_bytes": int(need)} | _seconds(begun)
     figures |= _seconds(begun)
-    return figures | {"fits": True} | step_figures(compiled, figures["flops"], topology)
+    bundles = kernels.kernel_cycles(traced.jaxpr, topology) if count_kernels else {}
+    return figures | {"fits": True} | step_figures(compiled, figures["flops"], topology, bundles)
 
 
 def _processor_seconds():
@@ -90,19 +98,27 @@ def _seconds(begun):
     }
 
 
-def step_figures(compiled: jax.stages.Compiled, flops: float, topology: Topology) -> dict[str, Any]:
-    """Returns the figures of a compiled step; `flops` of one chip by the model's count."""
+def step_figures(
+    compiled: jax.stages.Compiled, flops: float, topology: Topology, bundles: dict[str, int]
+) -> dict[str, Any]:
+    """Returns the figures of a compiled step.
+
+    flops: of one chip, by the model's count. bundles: cycles of Pallas kernels, by name.
+    """
     chip = topology.chip
     plan: Any = compiled.memory_analysis()
     program = hlo.parse(compiled.as_text() or "")
     cycles = hlo_costs.estimated_cycles(program)
-    seconds = cycles.total / chip.clock
+    total = cycles.total + sum(bundles.values())
+    seconds = total / chip.clock
     return {
         "hbm_bytes": compiled_bytes(compiled),
         "argument_bytes": plan.argument_size_in_bytes,
         "temporary_bytes": plan.temp_size_in_bytes,
         "compiler_flops": (compiled.cost_analysis() or {}).get("flops"),
-        "cycles": cycles.total,
+        "cycles": total,
+        "kernel_cycles": sum(bundles.values()),
+        "cycles_by_kernel": bundles,
         "milliseconds": 1000 * seconds,
         "share_of_peak": flops / (seconds * chip.peak_flops) if seconds else 0.0,
         "cycles_by_part": cycles.by_part,
@@ -143,6 +159,7 @@ COLUMNS = (
     Column("hbm_available", "of GiB", "{:g}", GIB),
     Column("rows_per_chip", "rows/chip", "{:g}"),
     Column("cycles", "M cycles", "{:.2f}", 1e6),
+    Column("kernel_cycles", "in kernels", "{:.2f}", 1e6),
     Column("milliseconds", "ms", "{:.1f}"),
     Column("share_of_peak", "of peak", "{:.1%}"),
     Column("flops", "TFLOP", "{:.2f}", 1e12),
@@ -199,10 +216,31 @@ def dry_run(name: str) -> Experiment:
     return experiment
 
 
+def largest_batch(configuration: Configuration, topology: Topology) -> memory_budget.Found:
+    """Returns the most batch elements per chip whose step fits, each tried one compiled."""
+    trainer = configuration.experiment().trainer
+    tokens = trainer.tokens_per_step // trainer.rows
+    groups = slice_mesh(configuration.experiment(), topology).shape["data"]
+
+    def bytes_of(rows):
+        bindings = [f"Trainer.tokens_per_step = {rows * groups * tokens}"]
+        figures = measure(configuration.experiment(bindings), topology, count_kernels=False)
+        print(f"{rows:>6} batch elements a chip: {figures['hbm_bytes'] / GIB:.2f} GiB", flush=True)
+        return figures["hbm_bytes"] if figures["fits"] else topology.chip.hbm_bytes + 1
+
+    return memory_budget.longest_fitting(bytes_of, topology.chip.hbm_bytes, 1)
+
+
 def show(
-    configurations: Sequence[Configuration], name: str, baseline: str | None
+    configurations: Sequence[Configuration],
+    name: str,
+    baseline: str | None,
+    largest: bool = False,
 ) -> dict[str, Any]:
-    """Prints and returns the figures of each config's step on a slice."""
+    """Prints and returns the figures of each config's step on a slice.
+
+    largest: also the largest batch that fits.
+    """
     topology = topologies.find(name)
     topologies.check_compiler()
     topologies.use_no_device()
@@ -214,6 +252,8 @@ def show(
         system, size = system_and_size(resolved(read_gin(gin.operative_config_str())))
         figures = measure(experiment, topology)
         rows.append({"name": stem(file), "system": system, "size": size} | figures)
+        if largest:
+            rows[-1]["largest_batch"] = largest_batch(configuration, topology).segment_length
     baseline = baseline or rows[0]["name"]
     rows = with_ratios(rows, baseline)
     chip = topology.chip

@@ -6,10 +6,12 @@ from types import SimpleNamespace
 
 import jax
 import pytest
+from jax.experimental import pallas as pl
 from tiny_run import command, write_config
 
 from brt import benchmark, train
-from brt.benchmarks import slices, topologies
+from brt.benchmarks import kernels, slices, topologies
+from brt.experiment import Configuration
 from brt.training.sharding import make_mesh
 
 TEXT = (Path(__file__).parent / "program.hlo.txt").read_text()
@@ -59,7 +61,7 @@ def test_without_libtpu_one_sentence_says_how_to_install_it(monkeypatch, tmp_pat
     assert errors == [sentence, sentence]
 
 
-def of_v4(flops):
+def of_v4(flops, bundles=None):
     """The figures of the program written by hand, as if it were a step's."""
     plan = SimpleNamespace(
         argument_size_in_bytes=700,
@@ -72,7 +74,7 @@ def of_v4(flops):
         cost_analysis=lambda: {"flops": 5.0},
         as_text=lambda: TEXT,
     )
-    return slices.step_figures(compiled, flops, topologies.find("v4-8"))
+    return slices.step_figures(compiled, flops, topologies.find("v4-8"), bundles or {})
 
 
 def test_time_and_share_of_peak_follow_from_cycles_and_the_chip():
@@ -85,6 +87,8 @@ def test_time_and_share_of_peak_follow_from_cycles_and_the_chip():
     assert sum(found["cycles_by_part"].values()) == sum(found["cycles_by_scope"].values()) == CYCLES
     assert found["loops"][0]["body_cycles"] == 1050
     json.dumps(found)
+    with_kernels = of_v4(1e9, {"one": 1000, "other": 24})
+    assert with_kernels["cycles"] == CYCLES + 1024 and with_kernels["kernel_cycles"] == 1024
 
 
 def row(name, cycles, tokens=100, fits=True):
@@ -100,11 +104,11 @@ def test_ratios_are_of_cycles_per_token():
 def test_a_step_that_does_not_fit_is_told_with_what_it_needs(monkeypatch, tmp_path, capsys):
     error = RuntimeError("RESOURCE_EXHAUSTED: Ran out of memory. Used 40.25G of 31.25G hbm. More.")
 
-    def compile_step(experiment, mesh):
+    def trace_step(experiment, mesh):
         raise error
 
     monkeypatch.setattr(slices, "devices_of", lambda topology: jax.devices()[:4])
-    monkeypatch.setattr(slices, "compile_step", compile_step)
+    monkeypatch.setattr(slices, "trace_step", trace_step)
     monkeypatch.setattr(topologies, "check_compiler", lambda: None)
     files = f"--configs={write_config(tmp_path)}"
     assert not command(monkeypatch, benchmark, "--topology=v4-8", files)
@@ -159,3 +163,29 @@ def test_libtpu_compiles_the_step_and_estimates_every_part(name, monkeypatch, tm
     assert parts.get("other", 0) < 0.1 * found["cycles"]
     loops = [loop for loop in found["loops"] if loop["scope"] == "layer1/states"]
     assert {(loop["backward"], loop["trips"]) for loop in loops} == {(False, 2), (True, 2)}
+
+
+def test_the_largest_batch_that_fits_is_bisected(monkeypatch, tmp_path):
+    def measure(experiment, topology, count_kernels):
+        tried.append(experiment.trainer.rows // 4)
+        need = tried[-1] * 5 * topologies.GIB
+        return {"fits": need <= 32 * topologies.GIB, "hbm_bytes": need}
+
+    tried = []
+    monkeypatch.setattr(slices, "devices_of", lambda topology: jax.devices()[:4])
+    monkeypatch.setattr(slices, "measure", measure)
+    configuration = Configuration([str(write_config(tmp_path))], [])
+    found = slices.largest_batch(configuration, topologies.find("v4-8"))
+    assert found.segment_length == 6 and len(tried) == len(set(tried)) == 5
+
+
+def test_kernels_are_counted_by_their_loops():
+    def kernel(x, y):
+        y[...] = x[...]
+
+    def step(x):
+        call = pl.pallas_call(kernel, out_shape=x, interpret=True, name="copy")
+        return jax.lax.scan(lambda x, _: (call(x), None), call(x), length=3)
+
+    jaxpr = jax.make_jaxpr(step)(jax.numpy.ones(8))
+    assert [times for _, times in kernels.kernel_calls(jaxpr)] == [1, 3]
