@@ -122,8 +122,8 @@ def attend_to_window(
     """
     W = cache.keys_BWHK.shape[1]
     if not has_window_kernel(sizes, W, sink_H):
-        tables = tokens.scale_H, bias, keep, sink_H
-        return _attend_in_blocks(tokens.queries_BTHK, *blocks, *tables, remat)
+        plain = tokens.scale_H, bias, keep, sink_H
+        return _attend_in_blocks(tokens.queries_BTHK, *blocks, *plain, remat)
     q, k, v, cached_k, cached_v = map(_joined_heads, (*projected, *cache))
     heads, tables = heads_of(sizes, len(q)), (tokens.scale_H, bias, keep)
     y_BTA = window_kernel.window_attention(heads, q, k, v, cached_k, cached_v, *tables)

@@ -77,7 +77,7 @@ def tile_size(size: int) -> int:
     return TILE if size % TILE == 0 else size
 
 
-def upcast(dtype: DTypeLike) -> DTypeLike:
+def upcast(dtype: DTypeLike) -> Any:
     """Returns the type of scores and sums: float32, or float64 of float64 (interpreted)."""
     return jnp.promote_types(dtype, F32)
 
