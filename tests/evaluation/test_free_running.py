@@ -264,7 +264,7 @@ def test_a_run_on_samples_reports_both_accuracies_and_can_be_resumed(tiny, tmp_p
 @pytest.mark.parametrize(
     ("bindings", "told"),
     [
-        (("Trainer.segments_per_step = 5", "Trainer.tokens_per_step = 200"), "divide into 5"),
+        (("Trainer.segments_per_step = 5", "Trainer.tokens_per_step = 200"), "segments_per_step"),
         (("Trainer.segments_per_step = 2", "Trainer.tokens_per_step = 48"), "segment_length = 12"),
         (("FreeRunning.answer = 0",), "FreeRunning.answer = 0"),
     ],

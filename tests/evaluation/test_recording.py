@@ -300,7 +300,7 @@ def test_a_disk_that_fills_up_is_named_and_what_was_recorded_stays(recorder, tmp
         return put(file, first, values)
 
     monkeypatch.setattr(recording_writer, "_put", full)
-    with pytest.raises(OSError, match=r"Cannot write .*goes on where it stopped"):
+    with pytest.raises(OSError, match="Cannot write"):
         recorder(at=tmp_path / "r")
     monkeypatch.undo()
     assert Recording(tmp_path / "r").done_D[:2].all()

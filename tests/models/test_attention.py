@@ -11,7 +11,8 @@ from tiny_models import quick_jit
 
 from brt.models.block_recurrent import cell as recurrent_cell
 from brt.models.block_recurrent import external_memory, layer
-from brt.models.fast.attention import attend_by_head, heads_first, product
+from brt.models.fast import kernel_attention
+from brt.models.fast.attention import heads_first, product
 from brt.models.fast.relative_attention import attend_by_distance
 from brt.models.layers.attention import attend, plain_attention
 from brt.models.layers.positions_t5 import HIDDEN
@@ -173,7 +174,7 @@ ATTENDING = [
 ]
 
 
-ATTEND = (layer, external_memory, pretrained_layer, backbone_memory)
+ATTEND = (layer, kernel_attention, external_memory, pretrained_layer, backbone_memory)
 """Modules that call `attend`."""
 
 
@@ -185,7 +186,7 @@ def plain_by_head(q_HQK, k_HJK, v_HJK):
 @pytest.mark.parametrize("name", ATTENDING)
 def test_every_model_has_the_losses_and_gradients_of_the_plain_form(name, monkeypatch):
     assert all(module.attend is attend for module in ATTEND)
-    assert recurrent_cell.attend_by_head is attend_by_head
+    assert recurrent_cell.attend_by_head is kernel_attention.attend_by_head
     assert transformer_xl_layer.attend_by_distance is attend_by_distance
     with jax.enable_x64(True):
         model = random_model(name, dtype="float64", dropout=0.3)
@@ -212,7 +213,7 @@ def test_every_model_has_the_losses_and_gradients_of_the_plain_form(name, monkey
         found = values()
         for module in ATTEND:
             monkeypatch.setattr(module, "attend", plain_attention)
-        monkeypatch.setattr(recurrent_cell, "attend_by_head", plain_by_head)
+        monkeypatch.setattr(kernel_attention.attention, "attend_by_head", plain_by_head)
         monkeypatch.setattr(transformer_xl_layer, "attend_by_distance", plain_attend_by_distance)
         expected = values()
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
