@@ -24,7 +24,7 @@ from brt.data.stores import store_cache
 from brt.progress import say
 from brt.storage.paths import folder_of
 from brt.storage.regular_files import printable
-from brt.text_flag import expand_text, text_name
+from brt.text_flag import define_text, expand_text, text_name
 from brt.training.checkpoints.checkpoint import CheckpointError
 
 FLAGS = flags.FLAGS
@@ -192,8 +192,9 @@ def run(main: Callable[..., Any], takes_arguments: bool = False) -> None:
             compilation_cache.end()
 
     _open_missing_streams()
-    for flag in FLAGS.get_key_flags_for_module(__name__):  # for --help
-        FLAGS.register_key_flag_for_module(sys.argv[0], flag)
+    for module in (__name__, define_text.__module__):  # for --help
+        for flag in FLAGS.get_key_flags_for_module(module):
+            FLAGS.register_key_flag_for_module(sys.argv[0], flag)
     _hide_further_checkpoint_errors()
     for stream in (sys.stdout, sys.stderr):
         # A terminal or a pipe in ASCII takes no é.

@@ -436,7 +436,11 @@ def unbuildable(error: Exception) -> ConfigError | None:
     called = re.search(r"In call to configurable '(\w+)'", str(error))
     if lacking := re.fullmatch(r"(\w+)\(\) missing required arguments: (.*)", text):
         names = ", ".join(f"{lacking[1]}.{name}" for name in re.findall(r"\w+", lacking[2]))
-        return ConfigError(f"Nothing binds {names}: bind it in a gin file or by --gin.NAME=VALUE.")
+        model = " The model config is missing: pass one, as in --gin_file=configs/quickstart.gin."
+        return ConfigError(
+            f"Nothing binds {names}: bind it in a gin file or by --gin.NAME=VALUE."
+            f"{model if 'Trainer.optimizer' in names else ''}"
+        )
     if called and re.search(r"missing \d+ required positional arguments?: 'rngs'", text):
         return ConfigError(f"@{called[1]}() is built too early: write @{called[1]}, no brackets.")
     if isinstance(error, TypeError) and called:

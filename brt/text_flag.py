@@ -24,7 +24,7 @@ def define_text() -> None:
 
 def text_name(path: str) -> str:
     """Returns the name of a text, for its stores and runs."""
-    name = os.path.basename(path.replace("{split}", "").rstrip("/*")).partition(".")[0]
+    name = os.path.basename(path.replace("{split}", "").rstrip("/*"))
     return re.sub(r"[^0-9A-Za-z_-]+", "_", name) or "text"
 
 

@@ -28,7 +28,7 @@ def test_text_trains_and_evaluates_other_text(config, tmp_path, monkeypatch):
     (tmp_path / "rows.jsonl").write_text(rows)
     flags = [f"--gin_file={config}", "--text=one.txt", "--workdir=run"]
     assert command(monkeypatch, train, *flags) == 0
-    store = TokenStore(tmp_path / "stores" / "one" / "train")
+    store = TokenStore(tmp_path / "stores" / "one_txt" / "train")
     assert store.manifest["bytes"] == 900 * 15 * 9 // 10
     assert "vocabulary_size = 256" in (tmp_path / "run" / "config.gin").read_text()
     assert command(monkeypatch, evaluate, "--workdir=run", "--text=rows.jsonl") == 0

@@ -211,6 +211,13 @@ def test_a_name_that_is_taken_in_its_layer_is_refused(names, taken):
         Layer(OneKey(), Sizes(D, H, K, F), W, memories=memories)
 
 
+def test_a_memory_with_states_needs_their_number():
+    memory = Still(OneKey(), draw(1, H, K), draw(1, H, K), "still")
+    memory.num_states = 0
+    with pytest.raises(ValueError, match=r"Still .*num_states"):
+        Layer(OneKey(), Sizes(D, H, K, F), W, memories=(memory,))
+
+
 def test_metrics_of_one_name_get_the_names_of_their_memories():
     class Reporting(Still):
         def update(self, cache, k_BWHK, v_BWHK, weights):

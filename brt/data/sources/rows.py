@@ -57,6 +57,8 @@ class RowSource(FileSource):
         self.text_key = text_key
         self.title_key = title_key
         self.skip_empty = skip_empty
+        self.binding = type(self).__name__
+        """The class whose bindings messages name."""
         self._rows_after: tuple[Row | None, Iterator[dict]] = (None, iter(()))
 
     def __getstate__(self) -> dict:
@@ -88,7 +90,7 @@ class RowSource(FileSource):
         if not text:
             raise ValueError(
                 f"Row {part.number} of {part.file} has an empty {self.text_key!r}: remove it, or "
-                f"bind {type(self).__name__}.skip_empty = True."
+                f"bind {self.binding}.skip_empty = True."
             )
         return Document(self._title(row, part), text.encode("utf-8", "surrogatepass"))
 
@@ -118,11 +120,11 @@ class RowSource(FileSource):
     def _text(self, row: dict, file: str, number: int) -> str:
         text = row.get(self.text_key)
         if not isinstance(text, str):
-            name = type(self).__name__
             what = "no" if text is None else f"a {type(text).__name__} at"
             raise ValueError(
-                f"Row {number} of {file} has {what} {self.text_key!r}: bind {name}.text_key to the "
-                f"key of the text, one of {', '.join(map(repr, row))}."
+                f"Row {number} of {file} has {what} {self.text_key!r}: bind "
+                f"{self.binding}.text_key to the key of the text, one of "
+                f"{', '.join(map(repr, row))}."
             )
         return text
 
@@ -132,7 +134,7 @@ class RowSource(FileSource):
         if self.title_key not in row:
             raise ValueError(
                 f"Row {part.number} of {part.file} has no {self.title_key!r}: bind "
-                f"{type(self).__name__}.title_key to one of {', '.join(map(repr, row))}."
+                f"{self.binding}.title_key to one of {', '.join(map(repr, row))}."
             )
         return str(row[self.title_key])
 
@@ -148,7 +150,7 @@ class RowSource(FileSource):
             files = []
         if not files:
             raise FileNotFoundError(
-                f"{type(self).__name__}.path = {self.path!r} has no files of split {split!r} that "
+                f"{self.binding}.path = {self.path!r} has no files of split {split!r} that "
                 f"end in {', '.join(self.suffixes)}: bind it to a path with {{split}}, or divide "
                 "one split by @SplitByPosition()."
             )

@@ -58,12 +58,17 @@ class Text(FileSource):
     @functools.cached_property
     def _source(self) -> Source:
         folder, files = listed(self.path.replace("{split}", "*"), ("",))
+        if not files:
+            raise FileNotFoundError(
+                f"Text.path = {self.path!r} (--text) leads to no file: name a file or a folder."
+            )
         inside = [file.removeprefix(folder).lstrip("/") for file in files]
         kind = next((k for k in ROWS if any(f.endswith(k.suffixes) for f in inside)), None)
         divided = "{split}" in self.path or (folder and any(map(HELD_OUT.search, inside)))
         source: Source
         if kind is not None:
-            source = kind(self.path, self.text_key)
+            rows = source = kind(self.path, self.text_key)
+            rows.binding = "Text"
         elif folder and divided:
             source = TextFiles(os.path.join(self.path, "{split}"), suffix=self.suffix)
         else:

@@ -114,6 +114,8 @@ class Layer(nnx.Module):
                     f"{type(memory).__name__}.name = {name!r} must be set and differ from those of "
                     "the layer's other memories and parts: it names parameters and metrics."
                 )
+            if type(memory).states is not LayerMemory.states and not memory.num_states:
+                raise ValueError(f"{type(memory).__name__} has states: set num_states, now 0.")
             setattr(self, name, memory)
 
     @property
