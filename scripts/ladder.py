@@ -60,11 +60,14 @@ from brt.reporting.papers.reading import PAPERS
 from brt.reporting.run_files import read_evaluation
 from brt.reporting.runs import STANDS_FOR_FILE, open_runs
 from brt.reporting.step_times import read_step_times
+from brt.storage.shipped import configs_root
+from brt.text_flag import CONFIG, define_text, text_bindings
 from brt.training.checkpoints.policy import recorded_best, stopped_early
 from brt.training.records.run_folder import read_metrics
 from brt.training.sharding import abstract_mesh
 
 FLAGS = flags.FLAGS
+define_text()
 flags.DEFINE_string("sweep", None, "A file with one config and its bindings a line.")
 flags.DEFINE_string("grid", None, "A grid of --gin_file in place of a sweep: NAME=VALUE,VALUE ...")
 flags.DEFINE_integer("processes", 1, "Runs at once; on a GPU machine each on a GPU of its own.", 1)
@@ -94,11 +97,15 @@ def run_ladder() -> None:
     if FLAGS.print_commands and FLAGS.collect:
         raise LadderError("--print_commands says what is to be run, --collect what was: give one.")
     folder = Path(FLAGS.workdir)
+    corpus, bindings = FLAGS.corpus, FLAGS.gin_bindings
+    if FLAGS.text:
+        corpus = corpus or configs_root() / CONFIG
+        bindings = [*text_bindings(FLAGS.text), *bindings]
     entries = read_sweep(
         FLAGS.sweep or "--grid",
         SCALES[FLAGS.scale],
-        corpus=FLAGS.corpus,
-        bindings=FLAGS.gin_bindings,
+        corpus=corpus,
+        bindings=bindings,
         tokens=FLAGS.tokens,
         tokens_per_step=FLAGS.tokens_per_step,
         lines=[f"{'+'.join(FLAGS.gin_file)} {FLAGS.grid}"] if FLAGS.grid else None,

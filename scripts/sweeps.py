@@ -247,7 +247,7 @@ def _warmup(settings, steps, own):
 def _read(config, path):
     settings: dict[str, Any] = {}
     for file in split_files(config):
-        folders = (Path(path).parent, Path(), Path("configs"), ROOT / "configs")
+        folders = (Path(path).parent, Path(), Path("configs"), ROOT, ROOT / "configs")
         found = next((f / file for f in folders if os.path.isfile(f / file)), None)
         if not found:
             raise LadderError(f"{path} names {file}, which is neither beside it nor in configs/.")
