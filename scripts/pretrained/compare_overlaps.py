@@ -17,13 +17,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import jax
-import numpy as np
 from jax.sharding import AxisType
 
 from brt.data.stores.writer import replace_json
 from brt.evaluation.evaluator import Evaluator
 from brt.model_folder import load_run
 from brt.pretrained.language_model import PretrainedLanguageModel
+from brt.reporting.drawing.rounding import confidence_interval
 
 PERPLEXITY = "word_level_perplexity"
 
@@ -81,9 +81,8 @@ def spread(values: Sequence[float]) -> str:
     """Returns a mean with its 95 % interval over seeds (Student's t), as text."""
     if len(values) < 2:
         return f"{values[0]:.2f}"
-    students = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}.get(len(values), 2.6)
-    half = students * np.std(values, ddof=1) / np.sqrt(len(values))
-    return f"{np.mean(values):.2f} ± {half:.2f}"
+    mean, half = confidence_interval(values)
+    return f"{mean:.2f} ± {half:.2f}"
 
 
 def difference(found: dict[str, dict[str, float]], beside: dict[str, dict[str, float]]) -> str:

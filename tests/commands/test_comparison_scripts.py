@@ -3,10 +3,8 @@
 import importlib
 import json
 
-import numpy as np
 import pytest
-from paths import CONFIGS, SCRIPTS
-from tiny_folders import GPT2, make_folder
+from paths import SCRIPTS
 from tiny_run import build, command, shared_programs, train_here, write_config  # noqa: F401
 
 from brt import evaluate
@@ -100,40 +98,3 @@ def test_a_difference_is_taken_seed_by_seed(script):
     memory = {"0": {key: 390.0}, "2": {key: 190.0}, "7": {key: 1.0}}
     assert compare.difference(memory, alone) == "-10.00 ± 0.00"
     assert compare.difference(alone, alone) == compare.difference({"8": {key: 1.0}}, alone) == ""
-
-
-def test_a_cell_begins_as_the_body(script, tmp_path, capsys):
-    start = script("check_start")
-    config = dict(GPT2, vocab_size=20, n_embd=64, n_head=4, n_layer=3, n_inner=256)
-    make_folder(tmp_path / "body", config)
-    files = ("pretrained_tasks/recall_gpt2_cell", "tasks/recall_two_windows")
-    joined = "+".join(f"{CONFIGS}/{name}.gin" for name in files)
-    folder = f'Pretrained.folder="{tmp_path}/body"'
-    assert start.main([joined, f"--gin={folder}"]) == 0
-    assert capsys.readouterr().out.count(": 0.0\n") == 3
-    files = ("small/gpt2_pooled", "corpora/books_pieces")
-    joined = "+".join(f"{CONFIGS}/{name}.gin" for name in files)
-    smaller = ["--gin=vocabulary_size=50", "--gin=Trainer.segments_per_step=2"]
-    assert start.main([joined, *smaller, "--gin=Trainer.tokens_per_step=512"]) == 1
-    first, second = (float(line.split()[-1]) for line in capsys.readouterr().out.splitlines())
-    assert first < 1e-5 < second
-
-
-def test_equal_gradients_differ_by_nothing_and_others_by_their_share(script):
-    difference = script("measure_windows").difference
-    one = {"a": np.array([3.0, 0.0]), "b": {"c": np.array([[4.0]])}}
-    assert difference(one, one) == 0
-    other = {"a": np.array([3.0, 0.5]), "b": {"c": np.array([[4.0]])}}
-    assert difference(one, other) == pytest.approx(0.1)
-
-
-@pytest.mark.slow
-def test_remat_keeps_the_memory_of_more_windows_flat_and_the_gradients(script, capsys):
-    files = ("small/gpt2_pooled", "corpora/books_pieces")
-    joined = "+".join(f"{CONFIGS}/{name}.gin" for name in files)
-    smaller = ["--gin=vocabulary_size=50", "--gin=GPT2.width=16", "--gin=PooledMemory.hidden=(8,)"]
-    script("measure_windows").main([joined, "--windows=2,12", "--rows=4", *smaller])
-    rows = [line.split("|")[1:-1] for line in capsys.readouterr().out.splitlines()[2:]]
-    (_, *few), (_, *many) = [[float(cell) for cell in row] for row in rows]
-    assert many[0] > 2 * few[0] and many[1] < 1.5 * few[1]
-    assert max(few[2], many[2]) < 1e-5
