@@ -24,6 +24,7 @@ from brt.data.stores import store_cache
 from brt.progress import say
 from brt.storage.paths import folder_of
 from brt.storage.regular_files import printable
+from brt.storage.shipped import configs_root
 from brt.text_flag import define_text, expand_text, text_name
 from brt.training.checkpoints.checkpoint import CheckpointError
 
@@ -332,10 +333,12 @@ def default_workdir(gin_files: Sequence[str]) -> str:
 def malloc_is_slow() -> bool:
     """Tells if glibc frees a step's memory at every step (docs/benchmarks/training.md).
 
-    False in notebooks, where nobody can change it before the kernel starts.
+    False in notebooks, where nobody can change it before the kernel starts, and without a checkout,
+    whose scripts/malloc.sh is the remedy.
     """
     return (
         jax.default_backend() == "cpu"
+        and (configs_root() / "scripts" / "malloc.sh").is_file()
         and platform.libc_ver()[0] == "glibc"
         and "glibc.malloc." not in os.environ.get("GLIBC_TUNABLES", "")
         and "JPY_PARENT_PID" not in os.environ

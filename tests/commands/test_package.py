@@ -121,6 +121,15 @@ def test_a_config_is_found_from_an_empty_folder(installed, tmp_path):
     assert Path(package).is_relative_to(installed.parent.parent)
 
 
+@pytest.mark.slow
+def test_the_wheel_generates_trains_and_exports(installed, tmp_path):
+    for library in ("pyarrow", "zstandard"):
+        pytest.importorskip(library, reason='needs pip install -e ".[tables]"')
+    script = str(ROOT / "scripts" / "check_wheel.sh")
+    found = run("bash", script, str(installed), folder=tmp_path, JAX_PLATFORMS="cpu")
+    assert "generates the text of its run" in found
+
+
 def test_a_command_runs_from_the_folder_above_a_clone_that_is_named_brt(tmp_path):
     # Python takes the clone's folder for a namespace package, whose __path__ the finder of the
     # editable installation extends, and which has no __file__.
