@@ -44,6 +44,10 @@ case " $* " in
     *" --workdir="*) ;;
     *) echo "Error: give brt.train a --workdir that all nodes see, after --." >&2; exit 2 ;;
 esac
+for extra in ${extras//,/ }; do
+    grep -q "^    \"$extra\": \[" setup.py ||
+        { echo "Error: --extras: setup.py has no extra $extra." >&2; exit 2; }
+done
 
 described=()
 for flag in "$@"; do

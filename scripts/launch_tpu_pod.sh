@@ -19,6 +19,8 @@
 # Hosts share no disk, so --workdir and Corpus.store belong into a bucket. What is sent is the commit
 # that is checked out here, what has changed since, and files that git ignores where flags or settings
 # name them (a vocabulary, texts); a dry run has to find all of them here before anything is rented.
+# The run is a job of the hosts and goes on without this script, which replaces preempted slices and
+# deletes the last one: start the same command again to follow the run.
 # Needs gcloud, with a project. It was tested against a stand-in of gcloud, and not on a slice.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -55,6 +57,10 @@ case $version in
     3.1[1-9] | 3.1[1-9].*) ;;
     *) echo "Error: --python=$version: brt needs Python 3.11 or newer." >&2; exit 2 ;;
 esac
+for extra in ${extras//,/ }; do
+    grep -q "^    \"$extra\": \[" setup.py ||
+        { echo "Error: --extras: setup.py has no extra $extra." >&2; exit 2; }
+done
 if [ -z "$runtime" ]; then
     case $type in
         v6e*) runtime=v2-alpha-tpuv6e ;;
@@ -89,6 +95,25 @@ quoted() { printf '%q ' "$@"; }
 
 tpu() { run gcloud compute tpus "$@" --zone="$zone"; }
 
+# Ends the script where the zone has no such slices, or the project no quota for them.
+check_quota() {
+    local limits kind=(-v 'preemptible\|reserved')
+    [ ${#spot[@]} = 0 ] || kind=(preemptible)
+    if [ -z "$(tpu accelerator-types list --filter="type=$type" --format='value(type)')" ]; then
+        echo "Error: there are no slices of type $type in $zone." >&2
+        exit 1
+    fi
+    limits=$(gcloud beta quotas info list --service=tpu.googleapis.com --flatten=dimensionsInfos \
+        --project="$(gcloud config get-value project)" \
+        --format='csv[no-heading](quotaId,dimensionsInfos.details.value,dimensionsInfos.applicableLocations)' |
+        grep -i "^TPUV${type:1:1}.*$zone" | grep -i "${kind[@]}") || true
+    echo "Quota for $type in $zone: ${limits:-not known}" >&2
+    if [[ -n $limits && ! $limits =~ ,-?[1-9] ]]; then # -1: no limit
+        echo "Error: the project may not use them: ask for quota first." >&2
+        exit 1
+    fi
+}
+
 # What a slice is doing: ACTIVE, or a word on the way to it or away from it; GONE if there is none.
 state() {
     if [ -n "$dry" ]; then
@@ -112,6 +137,7 @@ on_hosts() { # which hosts, then a command line
 }
 
 in_brt="cd ~/brt && . scripts/malloc.sh && .venv/bin/python -m"
+running="kill -0 \$(cat ~/brt/job.pid)"
 install="mkdir -p ~/brt && tar -xf ~/brt.tar -C ~/brt && cd ~/brt && export PATH=~/.local/bin:\$PATH \
 && { command -v uv || python3 -m pip install -q --user uv \
 || curl -LsSf https://astral.sh/uv/install.sh | sh; } \
@@ -125,6 +151,7 @@ named() {
         while read -r path; do compgen -G "${path/#\~/$HOME}" || true; done
 }
 
+[ -n "$dry" ] || check_quota
 folder=$(mktemp -d)
 archive=$folder/brt.tar
 trap 'rm -rf "$folder"' EXIT
@@ -168,14 +195,18 @@ for ((try = 1; try <= tries; try++)); do
     done
     if [ "$now" = ACTIVE ]; then
         status=0
-        { tpu tpu-vm scp "$archive" "$name:brt.tar" --worker=all &&
-            on_hosts all "$install" &&
-            { [ -n "$prepared" ] || on_hosts 0 "$in_brt brt.prepare --splits=$splits $(quoted ${described[@]+"${described[@]}"})"; } &&
-            prepared=1 &&
-            on_hosts all "$in_brt brt.train --distributed $(quoted "$@")"; } || status=$?
+        [ -z "$dry" ] && on_hosts all "$running" 2>/dev/null ||
+            { tpu tpu-vm scp "$archive" "$name:brt.tar" --worker=all &&
+                on_hosts all "$install" &&
+                { [ -n "$prepared" ] || on_hosts 0 "$in_brt brt.prepare --splits=$splits $(quoted ${described[@]+"${described[@]}"})"; }; } || status=$?
+        if [ "$status" = 0 ]; then
+            prepared=1
+            on_hosts all "bash ~/brt/scripts/tpu_job.sh brt.train --distributed $(quoted "$@")" || status=$?
+        fi
         [ "$status" -ne 0 ] || break
         now=$(state)
         if [ "$now" = ACTIVE ]; then
+            ! on_hosts all "$running" 2>/dev/null || continue # the connection was lost
             echo "Error: the command failed with status $status, and $name is there: see above." >&2
             break
         fi

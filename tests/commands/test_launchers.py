@@ -42,6 +42,12 @@ if "describe" in sys.argv:
     print(state)
 elif "scp" in sys.argv:
     shutil.copy(sys.argv[5], os.path.join(os.environ["ANSWERS"], "sent.tar"))
+elif "accelerator-types" in sys.argv:
+    print((take("types") or "v4-32").replace("none", ""))
+elif "quotas" in sys.argv:
+    print(take("quota"))
+elif any("kill -0" in argument for argument in sys.argv):
+    sys.exit(int(take("running") or 1))
 elif any("brt.train --distributed" in argument for argument in sys.argv):
     sys.exit(int(take("statuses") or 0))
 """
@@ -90,13 +96,10 @@ def launch(name, *arguments, scripts=SCRIPTS):
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
 
 
-def words(call):
-    return " ".join(call[:5])
-
-
 def checkout_at(folder):
     """Makes a checkout of the scripts and a config; git ignores the other files."""
     shutil.copytree(SCRIPTS, folder / "scripts", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "setup.py", folder)
     (folder / ".gitignore").write_text("/vocabularies/\n/stores/\n/text/\n")
     for name in (
         "configs/mine.gin",
@@ -131,9 +134,10 @@ def verbs(tmp_path):
     """What was done, in order: calls of gcloud by their last words, without the looks."""
     found = []
     for call in calls(tmp_path):
+        words = " ".join(call)
         if call[0] != "gcloud":
             found.append("plan")
-        elif "describe" in call:
+        elif "--zone" not in words or "describe" in call or "list" in call or "kill -0" in words:
             continue
         elif "ssh" in call:
             line = call[-2].removeprefix("--command=")
@@ -152,7 +156,8 @@ def test_a_slice_is_asked_for_installed_on_once_prepared_once_and_given_back(sta
     done = launch_tpu(stand_in, tmp_path, states, [0], "--spot")
     assert done.returncode == 0, done.stderr
     assert verbs(tmp_path) == ["plan", "create", "scp", *ONCE, "delete"]
-    first, create = calls(tmp_path)[0], calls(tmp_path)[2]
+    (first,) = (call for call in calls(tmp_path) if call[0] != "gcloud")
+    (create,) = (call for call in calls(tmp_path) if "create" in call)
     assert first[1:] == ["-m", "brt.train", "--dry_run", "--topology=v4-32", *GIN]
     assert create[1:5] == ["compute", "tpus", "queued-resources", "create"]
     assert {"pod", "--node-id=pod", "--accelerator-type=v4-32", "--spot"} <= set(create)
@@ -162,12 +167,12 @@ def test_a_slice_is_asked_for_installed_on_once_prepared_once_and_given_back(sta
 def test_flags_reach_the_hosts_as_they_were_written(stand_in, tmp_path):
     launch_tpu(stand_in, tmp_path, ["ACTIVE"], [0], "--no_plan")
     lines = [call[-2].removeprefix("--command=") for call in calls(tmp_path) if "ssh" in call]
-    _, prepare, train = (shlex.split(line) for line in lines)
+    _, _, prepare, train = (shlex.split(line) for line in lines)
     (plan,) = (call for call in calls(tmp_path) if call[0] != "gcloud")
     assert plan[1:] == ["-m", "brt.train", "--dry_run", *GIN, "--gin.Trainer.mesh=(-1, 1)"]
     assert prepare[-len(GIN) :] == GIN and "--splits=train,validation" in prepare
     assert train[-len(TRAINED) - 1 :] == ["--distributed", *TRAINED]
-    assert "scripts/malloc.sh" in lines[2]
+    assert "scripts/tpu_job.sh" in lines[3]
 
 
 def test_after_a_preemption_the_same_command_goes_on_with_another_slice(stand_in, tmp_path):
@@ -184,6 +189,46 @@ def test_a_command_that_fails_on_a_slice_that_is_there_is_no_preemption(stand_in
     done = launch_tpu(stand_in, tmp_path, ["ACTIVE"], [1], "--no_plan")
     assert done.returncode == 1 and "failed with status 1" in done.stderr
     assert verbs(tmp_path).count("brt.train on all") == 1
+
+
+def test_a_lost_connection_is_followed_again_and_ends_nothing(stand_in, tmp_path):
+    (tmp_path / "running").write_text("1\n0\n0")
+    done = launch_tpu(stand_in, tmp_path, ["ACTIVE"], [255, 0], "--no_plan")
+    assert done.returncode == 0, done.stderr
+    assert verbs(tmp_path) == ["plan", "scp", *ONCE, "brt.train on all", "delete"]
+
+
+@pytest.mark.parametrize(
+    ("types", "quota", "options"),
+    [
+        ("none", "", []),
+        ("v4-32", "TPUV4PodPerProjectPerZone,0,us-central2-b", []),
+        ("v4-32", "TPUV4PreemptiblePodPerProjectPerZone,0,us-central2-b", ["--spot"]),
+    ],
+)
+def test_a_slice_that_the_project_may_not_have_is_not_asked_for(
+    stand_in, tmp_path, types, quota, options
+):
+    (tmp_path / "types").write_text(types)
+    (tmp_path / "quota").write_text(quota)
+    done = launch_tpu(stand_in, tmp_path, ["NOT_FOUND"], [0], *options)
+    assert done.returncode == 1 and "us-central2-b" in done.stderr and not verbs(tmp_path)
+
+
+def test_a_job_of_a_host_outlives_its_connection(tmp_path):
+    (tmp_path / "scripts").mkdir()
+    for name in ("tpu_job.sh", "malloc.sh"):
+        shutil.copy(SCRIPTS / name, tmp_path / "scripts")
+    (python := tmp_path / ".venv/bin/python").parent.mkdir(parents=True)
+    python.write_text("#!/bin/bash\necho begun $2\nuntil [ -e go ]; do sleep 0.05; done\nexit 3\n")
+    python.chmod(0o755)
+    command = ["bash", str(tmp_path / "scripts/tpu_job.sh"), "brt.train"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as connection:
+        assert connection.stdout.readline() == "begun brt.train\n"
+        connection.kill()
+    (tmp_path / "go").touch()
+    again = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert again.returncode == 3 and again.stdout == "begun brt.train\n"
 
 
 def test_no_answer_is_not_taken_for_a_slice_that_is_gone(stand_in, tmp_path):
@@ -282,6 +327,7 @@ def test_hosts_have_the_software_of_their_type_and_a_python_of_their_own(
         (["--name=pod", "--", *TRAINED], "--zone"),
         ([*TPU, "--", *GIN, "--workdir=runs/here"], "gs://"),
         ([*TPU, "--gin_file=x.gin"], "follow after --"),
+        ([*TPU, "--extras=tpu,stroage", "--", *TRAINED], "stroage"),
     ],
 )
 def test_what_a_pod_cannot_do_is_refused_before_anything_is_asked_for(
