@@ -44,6 +44,12 @@ def test_a_notebook_is_stripped_and_begins_with_an_installation_in_place(path):
     assert code_of(path)[1].startswith("STEPS = ")
 
 
+def test_the_notebook_of_the_page_is_up_to_date():
+    script = runpy.run_path(str(ROOT / "scripts" / "colab" / "write_from_python.py"))
+    written = script["NOTEBOOK"].read_text(encoding="utf-8")
+    assert written == script["notebook"](), "run python scripts/colab/write_from_python.py"
+
+
 PLUGIN = {"jax-cuda12-plugin": "0.11.0", "jax-cuda12-pjrt": "0.11.0"}
 USABLE = {"jax": "0.11.0", "jaxlib": "0.11.0"}
 OLD = {"jax": "0.7.2", "jaxlib": "0.7.2", "jax-cuda12-plugin": "0.7.2"}

@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -12,6 +13,8 @@ from pathlib import Path
 
 import pytest
 from paths import CONFIGS, ROOT
+
+import brt
 
 TREE = ("brt", "configs", "docs", "scripts", "tests")
 """Folders of the checkout that belong to the project, and not to what was run in it."""
@@ -37,6 +40,13 @@ def run(*command, folder, status=0, **environment):
     )
     assert done.returncode == status, done.stdout + done.stderr
     return done.stdout
+
+
+def test_the_changelog_and_the_citation_have_the_version_and_its_date():
+    newest = re.search(r"^## (\S+) \((.*)\)", (ROOT / "CHANGELOG.md").read_text(), re.M)
+    citation = (ROOT / "CITATION.cff").read_text()
+    assert newest[1] == brt.__version__ and f"\nversion: {newest[1]}\n" in citation
+    assert newest[2] == "unreleased" or f"\ndate-released: {newest[2]}\n" in citation
 
 
 @pytest.fixture(scope="module")
