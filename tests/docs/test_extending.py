@@ -19,7 +19,6 @@ import test_axis_rules
 import test_cache_laws
 import test_laws
 import test_references
-import test_resume_law
 import test_sharding_laws
 from architectures import (
     ARCHITECTURES,
@@ -127,10 +126,7 @@ def entries(tmp_path_factory):
 
 def laws():
     """Every law that is checked of an architecture by its name."""
-    modules = (
-        *(test_axis_rules, test_cache_laws, test_references, test_laws),
-        *(test_resume_law, test_sharding_laws),
-    )
+    modules = test_axis_rules, test_cache_laws, test_references, test_laws, test_sharding_laws
     for module in modules:
         for name, function in inspect.getmembers(module, inspect.isfunction):
             arguments = inspect.signature(function).parameters.keys()

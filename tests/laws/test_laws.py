@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 from architectures import (
     ARCHITECTURES,
+    QUICK_PRETRAINED,
     SEGMENT,
     VOCABULARY,
     WINDOW,
-    every,
+    kinds,
     random_model,
     segment_length,
-    trained,
 )
 from flax import nnx
 from ragged import Ragged, ragged_segments
@@ -28,14 +28,16 @@ from tiny_models import quick_jit
 from brt.data.vocabularies.base import BEGIN
 from brt.models.caches import clear_state, reset_rows
 
+ROUNDED = ("rec_lstm_dual", "feedback_fixed_skip", "melodi", "txl_shaw", "rmt", "lstm")
 # By module, so that all tests of one architecture run one after another, on the same programs.
 by_architecture = functools.partial(pytest.mark.parametrize, "name", scope="module")
-every_architecture = by_architecture(every())
-# In float32 only rounding is new: variants show it with the slow tests.
+every_architecture = by_architecture(kinds(QUICK_PRETRAINED))
+# In float32 only rounding is new.
 in_types = [
     pytest.param(*each.values, *form, marks=each.marks)
-    for names, form in ((every(), ("float64", 1e-9)), (trained(), ("float32", 2e-5)))
-    for each in names
+    for form in (("float64", 1e-9), ("float32", 2e-5))
+    for each in kinds(QUICK_PRETRAINED)
+    if form[0] == "float64" or each.values[0] in ROUNDED
 ]
 every_type = pytest.mark.parametrize(("name", "dtype", "tolerance"), in_types, scope="module")
 # The others see a number of keys that depends on the cuts; by how much, they say themselves.

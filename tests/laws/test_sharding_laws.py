@@ -1,14 +1,20 @@
-"""Sharding is invisible: one device, eight devices in several meshes, two processes."""
+"""Laws of training steps: sharding and a checkpoint on disk change nothing, for every architecture.
+
+`tests/training/test_trainer.py` kills whole runs; here each architecture's state is sharded and
+goes through a checkpoint, caches of any shape included.
+"""
 
 import functools
+from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import numpy as np
 import optax
 import pytest
-from architectures import ARCHITECTURES, trained
+from architectures import ARCHITECTURES, kinds
 from pretrained_architectures import PRETRAINED
-from tiny_run import build, ended, start_several, train_here, write_config
+from tiny_run import build, ended, mesh_of, start_several, train_here, write_config
 
 from brt.data.sources.base import Document
 from brt.data.stores.store_writer import write_store
@@ -17,12 +23,14 @@ from brt.data.streams.documents import DocumentStream
 from brt.data.vocabularies.base import ByteVocabulary
 from brt.experiment import Experiment
 from brt.models.axis_rules import spec
+from brt.training.checkpoints.checkpoint import Checkpoints
 from brt.training.optimization.optimizers import adafactor
 from brt.training.optimization.schedules import constant_rate
 from brt.training.prefetch import device_batch
 from brt.training.records.run_folder import read_metrics
 from brt.training.settings import Trainer
 from brt.training.sharding import shardings
+from brt.training.train_step import TrainState
 
 STEPS, ROWS, SEGMENTS = 3, 8, 2
 EVERY_MESH = ("rec_lstm_dual", "feedback_fixed_skip")
@@ -37,7 +45,7 @@ RELATED = (
 meet in others. Checked with the slow tests."""
 CASES = [
     pytest.param(name, (2, 4), marks=pytest.mark.slow if name in RELATED else marks)
-    for (name,), marks, _ in trained()
+    for (name,), marks, _ in kinds()
 ]
 CASES += [
     pytest.param(name, shape, marks=pytest.mark.slow)
@@ -46,6 +54,8 @@ CASES += [
         *(("rec_lstm_dual", (8, 1)), ("rec_lstm_dual", (1, 4))),
     ]
 ]
+# By module, so that the laws of one architecture run one after another, on the same program.
+by_architecture = pytest.mark.parametrize(("name", "mesh_shape"), CASES, scope="module")
 
 
 @pytest.fixture(scope="module")
@@ -89,12 +99,20 @@ def experiment_of(name) -> Experiment:
     return Experiment(trainer)
 
 
+class Steps(NamedTuple):
+    """The first steps of a training run; `before` is the state on the host before the last."""
+
+    losses: list
+    batches: list
+    before: TrainState
+    state: TrainState
+    last: Callable
+
+
 @functools.cache
-def losses_on(store, name, mesh_shape):
-    """The losses of the first steps on a mesh of some of the devices, and what was read."""
-    experiment = experiment_of(name)
-    devices = np.array(jax.devices()[: np.prod(mesh_shape)]).reshape(mesh_shape)
-    mesh = jax.sharding.Mesh(devices, ("data", "model"))
+def train(store, name, mesh_shape) -> Steps:
+    """Trains for a few steps on a mesh of some of the devices."""
+    experiment, mesh = experiment_of(name), mesh_of(*mesh_shape)
     trainer = experiment.trainer
     stream = DocumentStream(store, ROWS, trainer.segment_length, SEGMENTS)
     rng = np.random.default_rng(0)
@@ -108,23 +126,32 @@ def losses_on(store, name, mesh_shape):
         step = experiment.jit_step(mesh)
         losses, batches = [], []
         for number in range(STEPS):
+            before = jax.tree.map(np.array, state)
             batch = device_batch(stream, mesh, number)
             batches.append(jax.tree.map(np.asarray, batch))
             state, metrics = step(state, batch)
             losses.append(float(metrics.nats / metrics.weight))
         assert step._cache_size() == 1, "the second step compiled again"
-    return losses, batches, state
+    return Steps(
+        losses,
+        batches,
+        before,
+        state,
+        lambda state: step(state, device_batch(stream, mesh, STEPS - 1)),
+    )
 
 
-@pytest.mark.parametrize(("name", "mesh_shape"), CASES)
+@by_architecture
 def test_the_mesh_changes_no_batch_and_no_loss(store, name, mesh_shape):
-    expected, batches, _ = losses_on(store, name, (1, 1))
-    found, sharded_batches, state = losses_on(store, name, mesh_shape)
-    jax.tree.map(np.testing.assert_array_equal, sharded_batches, batches)
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    expected = train(store, name, (1, 1))
+    sharded = train(store, name, mesh_shape)
+    jax.tree.map(np.testing.assert_array_equal, sharded.batches, expected.batches)
+    np.testing.assert_allclose(sharded.losses, expected.losses, rtol=1e-5)
     # And the mesh is really used: by rows and heads of the caches, by every matrix.
     axes = dict(zip(("data", "model"), mesh_shape))
-    for path, leaf in jax.tree_util.tree_leaves_with_path((state.params, state.caches)):
+    for path, leaf in jax.tree_util.tree_leaves_with_path(
+        (sharded.state.params, sharded.state.caches)
+    ):
         key = path[-1]
         names = str(getattr(key, "key", getattr(key, "name", ""))).rsplit("_", 1)[1]
         if len(names) < 2 and names != "B":
@@ -132,6 +159,25 @@ def test_the_mesh_changes_no_batch_and_no_loss(store, name, mesh_shape):
         parts = np.prod([axes[axis] for axis in spec(names) if axis])
         shard = leaf.sharding.shard_shape(leaf.shape)
         assert np.prod(shard) * parts == leaf.size, (path, leaf.shape, shard)
+
+
+@by_architecture
+def test_a_state_from_a_checkpoint_continues_undisturbed(store, name, mesh_shape, tmp_path):
+    steps, mesh = train(store, name, mesh_shape), mesh_of(*mesh_shape)
+    places = shardings(steps.before, mesh)
+    checkpoints = Checkpoints(str(tmp_path / "checkpoints"))
+    with jax.set_mesh(mesh):
+        checkpoints.save(jax.device_put(steps.before, places), {})
+        checkpoints.wait()
+        abstract = jax.tree.map(
+            lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place),
+            *(steps.before, places),
+        )
+        restored, _ = checkpoints.restore_latest(abstract)
+        checkpoints.close()
+        state, _ = steps.last(restored)
+    assert int(state.step) == STEPS
+    jax.tree.map(np.testing.assert_array_equal, state, steps.state)
 
 
 def test_two_processes_train_as_one(tmp_path):

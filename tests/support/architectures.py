@@ -316,8 +316,8 @@ VARIANTS = (
     *("rec_without_ids", "rec_without_qk_norm", "memorizing_without_qk_norm"),
     *("llama_pooled", "gpt2", "gpt2_pooled", "llama_slide", "rec_kernel", "feedback_kernel"),
 )
-"""Architectures whose caches and parameters all occur in others: laws that compile whole training
-steps are checked on them with the slow tests."""
+"""Architectures whose caches and parameters all occur in others: their logits are compared with
+their references in every run of the tests, the laws are checked on them with the slow tests."""
 
 
 QUICK_PRETRAINED = ("gpt2_cell",)
@@ -332,9 +332,9 @@ def every(quick=QUICK_PRETRAINED) -> list:
     return _marked({*PRETRAINED, "feedback_kernel"} - {*quick})
 
 
-def trained() -> list:
-    """As `every`; variants and all around pretrained bodies are marked slow."""
-    return _marked({*VARIANTS, *PRETRAINED})
+def kinds(quick=()) -> list:
+    """As `every`, with variants marked slow."""
+    return _marked({*VARIANTS, *PRETRAINED} - {*quick})
 
 
 def _marked(names):
