@@ -263,10 +263,8 @@ def _registered_names():
 def configurable_class(name: str) -> type | None:
     """Returns the class that is registered by a name, or None."""
     register(name)
-    for selector, entry in gin.config._REGISTRY.items():
-        if selector.rsplit(".", 1)[-1] == name and inspect.isclass(entry.wrapped):
-            return entry.wrapped
-    return None
+    entries = gin.config._REGISTRY.get_all_matches(name)
+    return next((entry.wrapped for entry in entries if inspect.isclass(entry.wrapped)), None)
 
 
 def _bindable(entry):
@@ -281,6 +279,11 @@ def _bindable(entry):
 def declarations() -> dict[str, Any]:
     """Returns the annotation of every parameter that gin may bind: of `Trainer.steps`, `Count`."""
     register_all()
+    return _declarations(len(gin.config._REGISTRY))
+
+
+@functools.lru_cache(maxsize=1)
+def _declarations(registered):
     found = {}
     for selector, entry in gin.config._REGISTRY.items():
         if entry.module and entry.module.split(".")[0] == "brt":
