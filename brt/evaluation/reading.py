@@ -4,6 +4,7 @@ Evaluation, recordings and studies differ in what they do with the scores of tok
 replaces the long-term state between segments (`STATE_ABLATIONS`).
 """
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, cast
 
@@ -34,6 +35,7 @@ batch element, which is of another document; its own state is updated too, but n
 """
 
 
+@functools.lru_cache(maxsize=4)  # so that it is traced once
 def reading_step(
     experiment: "Experiment",
     rows: int,
