@@ -1,7 +1,10 @@
 """Eight devices on one machine, so that sharding is tested everywhere; and quick compilation,
 because the models here are tiny and run once."""
 
+import atexit
 import os
+import shutil
+import tempfile
 
 from paths import ROOT
 
@@ -9,6 +12,9 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Commands keep nothing of what they compile, but where a test says so.
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", "")
 os.environ.setdefault("BRT_VERIFIED", "")
+if "BRT_TEST_CACHES" not in os.environ:  # one folder for all workers
+    os.environ["BRT_TEST_CACHES"] = tempfile.mkdtemp(prefix="brt-tests-")
+    atexit.register(shutil.rmtree, os.environ["BRT_TEST_CACHES"], ignore_errors=True)
 
 import functools
 import gc

@@ -3,16 +3,13 @@
 Two layers, one of them recurrent, read four rows of 16 bytes a step.
 """
 
-import atexit
 import gc
 import os
 import re
 import resource
-import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -24,8 +21,10 @@ import pytest
 from absl import flags
 from jax.sharding import AxisType
 from paths import ROOT
+from tiny_models import QUICK
 
 from brt import command_line, config, evaluate, train
+from brt.compilation_cache import CompilationCache
 from brt.evaluation.evaluator import Evaluator
 from brt.experiment import Experiment
 from brt.training.loop import TrainingRun
@@ -89,13 +88,10 @@ lines."""
 
 @pytest.fixture(autouse=True, scope="module")
 def shared_programs():
-    """Import it to compile each program once for all tests of the process, and subprocesses."""
-    usual = jax.config.jax_compilation_cache_dir
-    jax.config.update("jax_compilation_cache_dir", _programs())
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+    """Import it to compile each program once for all tests and workers, and for `start`."""
+    cache = CompilationCache(Path(os.environ["BRT_TEST_CACHES"]) / "brt" / "compiled")
     yield
-    jax.config.update("jax_compilation_cache_dir", usual)
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 1.0)
+    cache.close()
 
 
 @pytest.fixture
@@ -106,13 +102,6 @@ def half_read():
     """
     yield
     gc.collect()
-
-
-def _programs(made=[]):  # noqa: B006  (one folder a process)
-    if not made:
-        made.append(tempfile.mkdtemp(prefix="brt-programs-"))
-        atexit.register(shutil.rmtree, made[0], ignore_errors=True)
-    return made[0]
 
 
 def write_corpus(folder: Path, lengths=LENGTHS, seed=0):
@@ -231,9 +220,9 @@ def start(module: str, *arguments, **options) -> subprocess.Popen:
     environment = {
         **os.environ,
         "XLA_FLAGS": re.sub(r"--xla_force_host_platform_device_count=\d+", "", XLA_FLAGS),
-        "JAX_COMPILATION_CACHE_DIR": _programs(),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.2",
+        "XDG_CACHE_HOME": os.environ["BRT_TEST_CACHES"],
     }
+    del environment["JAX_COMPILATION_CACHE_DIR"]
     line = [sys.executable, "-m", module, *map(str, arguments)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return subprocess.Popen(line, cwd=ROOT, env=environment, **pipes, **options)
@@ -244,7 +233,7 @@ def start_several(path, workdir, *, count=2, of_last=()) -> list[subprocess.Pope
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
-    quick = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+    quick = " ".join(f"--{name}={str(value).lower()}" for name, value in QUICK.items())
     started = []
     for number in range(count):
         line = [sys.executable, "-m", "brt.train", f"--gin_file={path}", f"--workdir={workdir}"]
