@@ -142,7 +142,6 @@ def _tokens(experiment, length):
 
 
 def table(speeds: list[Speed]) -> str:
-    """Returns aligned lines, with the paper's ratios."""
     return "\n".join(
         aligned(
             [
@@ -156,7 +155,6 @@ def table(speeds: list[Speed]) -> str:
 
 
 def show(configuration: Configuration, lengths: Sequence[int], rounds: int) -> list[dict[str, Any]]:
-    """Prints and returns how much faster evaluation with a memory is."""
     speeds = measure(configuration.experiment, lengths, rounds)
     load = os.getloadavg()[0]
     print(

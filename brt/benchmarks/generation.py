@@ -152,7 +152,6 @@ def _window(generator, memory, rounds):
 
 
 def show(configuration: Configuration, positions: Sequence[int], tokens: int) -> dict[str, Any]:
-    """Prints and returns the reading and writing speed of a config's model."""
     experiment = configuration.experiment()
     if len(positions) != 2 or not 0 <= positions[0] < positions[1] or tokens < 1:
         raise ValueError(

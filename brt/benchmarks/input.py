@@ -100,7 +100,6 @@ COLUMNS = (
 
 
 def show(folder: str, rows: int, segment_length: int) -> dict[str, Any]:
-    """Prints and returns the figures of a store for each stream."""
     print(f"{folder}, {rows} rows of {segment_length} tokens; rates are of one core's time")
     found = measure_store(folder, rows, segment_length)
     lines = [

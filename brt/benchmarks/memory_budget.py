@@ -122,7 +122,6 @@ def longest_segment(
 def show(
     configurations: Sequence[Configuration], budget: int, also: Sequence[str]
 ) -> dict[str, Any]:
-    """Prints and returns the longest segment of each config."""
     found = {}
     for configuration in configurations:
         file = configuration.files[0]

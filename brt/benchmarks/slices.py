@@ -33,7 +33,6 @@ _USED = re.compile(r"Used ([\d.]+)([KMGT]?) of ([\d.]+)([KMGT]?) hbm")
 
 
 def slice_mesh(experiment: Experiment, topology: Topology) -> jax.sharding.Mesh:
-    """Returns the mesh of `Trainer.mesh` over the chips of a slice."""
     mesh = make_mesh(*experiment.trainer.mesh, devices=devices_of(topology))
     experiment.check_mesh(mesh)
     return mesh
@@ -142,7 +141,6 @@ def with_ratios(rows: Sequence[dict[str, Any]], baseline: str) -> list[dict[str,
 
 
 def line(row: dict[str, Any], topology: Topology) -> str:
-    """Returns the figures of a config in one line."""
     needed = f"{row['hbm_bytes'] / GIB:.2f} of {row['hbm_available'] / GIB:g} GiB of HBM a chip"
     if not row["fits"]:
         return f"{topology.friendly} ({topology.name}): does not fit, {needed}"
@@ -169,14 +167,12 @@ COLUMNS = (
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """Returns the figures of configs as aligned lines."""
     title, *lines = aligned(rows, COLUMNS)
     notes = ("" if row["fits"] else "   does not fit" for row in rows)
     return "\n".join([title, *(line + note for line, note in zip(lines, notes))])
 
 
 def details(row: dict[str, Any], least: float = 0.02) -> str:
-    """Returns parts, loops (with at least a share of the cycles) and collectives of a config."""
     if not row["fits"]:
         return ""
     total = max(row["cycles"], 1)

@@ -33,7 +33,6 @@ class Candidate(NamedTuple):
 
 
 def build(configuration: Configuration) -> Candidate:
-    """Compiles the training step of a config."""
     experiment = configuration.experiment()
     mesh = make_mesh(*experiment.trainer.mesh)
     experiment.check_mesh(mesh)

@@ -50,7 +50,6 @@ class Topology(NamedTuple):
 
     @property
     def name(self) -> str:
-        """libtpu's name, such as "v4:2x2x4"."""
         return f"{self.kind}:{self.shape}"
 
     @property
@@ -91,7 +90,6 @@ def find(name: str) -> Topology:
 
 
 def check_compiler() -> None:
-    """Raises a ValueError if libtpu is not installed."""
     if importlib.util.find_spec("libtpu") is None:
         raise ValueError(
             '--topology compiles with libtpu, which is not installed: pip install -e ".[tpu]" '
@@ -130,5 +128,4 @@ def devices_of(topology: Topology) -> Sequence[Any]:
 
 
 def use_no_device() -> None:
-    """Selects the CPU, so that JAX looks for no TPU."""
     jax.config.update("jax_platforms", "cpu")

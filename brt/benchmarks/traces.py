@@ -65,7 +65,6 @@ def newest_times(folder: str) -> ScopeTimes:
 
 
 def table(times: ScopeTimes, most: int = 20) -> str:
-    """Returns the longest scopes as aligned lines."""
     total = sum(times.seconds.values())
     rows = [{"name": scope, "seconds": seconds, "share": seconds / total}
             for scope, seconds in list(times.seconds.items())[:most]]  # fmt: skip

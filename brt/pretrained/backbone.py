@@ -92,15 +92,12 @@ class PretrainedBackbone(nnx.Module):
             self.names().check(self.folder, nnx.to_pure_dict(nnx.state(self, nnx.Param)))
 
     def build(self, rngs: nnx.Rngs) -> None:
-        """Draws the parameters."""
         raise NotImplementedError
 
     def names(self) -> Names:
-        """Returns its tensors on disk."""
         raise NotImplementedError
 
     def divided_sizes(self) -> dict[str, int]:
-        """Returns the bindings whose sizes the model axis of a mesh must divide."""
         name = type(self).__name__
         return {
             f"{name}.num_heads": self.sizes.num_heads,
@@ -169,7 +166,6 @@ class PretrainedBackbone(nnx.Module):
         return y_BTD, heads.keys, kept
 
     def dropout_keys(self, key: jax.Array | None) -> Sequence[jax.Array | None]:
-        """Returns keys for the embeddings and for each layer."""
         count = len(self.layers) + 1
         if key is None or not self.dropout:
             return [None] * count

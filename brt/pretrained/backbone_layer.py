@@ -59,7 +59,6 @@ class Seen(NamedTuple):
     bias_BQJ: jax.Array
 
     def with_extra(self, extra: Extra | None) -> "Seen":
-        """Returns the same with further vectors in front."""
         if extra is None:
             return self
         present_BM, bias_BQJ = extra.present_BM, self.bias_BQJ
@@ -93,7 +92,6 @@ class Reads:
     """What memories add to the layers of a window: nothing. Layers count from 0."""
 
     def extra(self, layer: int) -> Extra | None:
-        """Returns further keys and values of a layer."""
         return None
 
     def read(
@@ -137,23 +135,19 @@ class RootNorm(nnx.Module):
 
 
 def linear(x_BTD: jax.Array, matrix_DA: nnx.Param, bias_A: nnx.Param | None = None) -> jax.Array:
-    """Returns x matrix + bias, in the type of x."""
     y_BTA = x_BTD @ matrix_DA[...].astype(x_BTD.dtype)
     return y_BTA if bias_A is None else y_BTA + bias_A[...].astype(x_BTD.dtype)
 
 
 def split_heads(x_BTA: jax.Array, num_heads: int) -> jax.Array:
-    """Returns (..., A) as heads, (..., H, K)."""
     return x_BTA.reshape(*x_BTA.shape[:-1], num_heads, -1)
 
 
 def join_heads(x_BTHK: jax.Array) -> jax.Array:
-    """Returns heads (..., H, K) as (..., A)."""
     return x_BTHK.reshape(*x_BTHK.shape[:-2], -1)
 
 
 def repeat_keys(keys: LayerKeys, num_heads: int) -> LayerKeys:
-    """Repeats grouped keys and values, (B, J, H, K)."""
     each = num_heads // keys.keys_BJGK.shape[2]
     return LayerKeys(*(jnp.repeat(x, each, axis=2) if each > 1 else x for x in keys))
 
@@ -202,7 +196,6 @@ class BackboneLayer(nnx.Module):
     output_bias_D: nnx.Param | None
 
     def heads(self, x_BTD: jax.Array) -> Heads:
-        """Returns queries, keys and values of the layer's inputs, (B, T, D)."""
         raise NotImplementedError
 
     def attend(
@@ -254,7 +247,6 @@ class BackboneLayer(nnx.Module):
             return constrain(self.after_mlp(after_BTD + y_BTD), "BTD")
 
     def written(self, attended_BTHK: jax.Array) -> jax.Array:
-        """Returns the output of the attention, (B, T, D)."""
         return linear(join_heads(attended_BTHK), self.output_AD, self.output_bias_D)
 
     def mlp(self, x_BTD: jax.Array) -> jax.Array:
@@ -262,11 +254,9 @@ class BackboneLayer(nnx.Module):
         raise NotImplementedError
 
     def after_attention(self, x_BTD: jax.Array) -> jax.Array:
-        """Returns the residual after a norm that follows attention."""
         return x_BTD
 
     def after_mlp(self, x_BTD: jax.Array) -> jax.Array:
-        """Returns the residual after a norm that follows the MLP."""
         return x_BTD
 
 

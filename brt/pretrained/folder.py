@@ -78,7 +78,6 @@ class HubFolder:
         return os.path.join(self.path, name)
 
     def _checked(self, name):
-        """Returns the path of a file that lies in the folder itself, links followed."""
         path = self.file(name)
         if os.path.dirname(name) or name in ("", ".", ".."):
             raise ValueError(

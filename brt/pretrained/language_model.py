@@ -141,7 +141,6 @@ class PretrainedLanguageModel(WithMemories, DecoderModel):
         return self.body.read(x_BJD, positions_BJ, seen, reads, key)
 
     def _new(self, layers):
-        """Returns the keys of a window's new tokens."""
         return [LayerKeys(*(x_BJGK[:, self.overlap :] for x_BJGK in keys)) for keys in layers]
 
     # Tokens.
@@ -190,7 +189,6 @@ class PretrainedLanguageModel(WithMemories, DecoderModel):
         return reading.outputs[-1][:, O:], (window, *(DecodingMemory(*part) for part in parts))
 
     def _nothing(self, rows):
-        """Returns the results of a position that does not count."""
         outputs_B1D = jnp.zeros((rows, 1, self.width), self.dtype)
         shape = rows, 0, self.body.num_key_heads, self.body.sizes.head_size
         keys = LayerKeys(jnp.zeros(shape, self.dtype), jnp.zeros(shape, self.dtype))
@@ -234,7 +232,6 @@ class PretrainedLanguageModel(WithMemories, DecoderModel):
         return reading.outputs[-1][:, 0], self._moved((window, *after))
 
     def _moved(self, caches):
-        """Returns the decoding form, after full windows have updated the memories."""
         full_B = caches[0].fill_B == self.period
 
         def move(caches):
@@ -255,7 +252,6 @@ class PretrainedLanguageModel(WithMemories, DecoderModel):
         return math.inf if self.memories else self.windows_reach()
 
     def flops_per_position(self) -> float:
-        """Returns operations of a window per new token."""
         T = self.overlap + self.period
         layers = self.body.flops_of_layers((T + 1) / 2) * T
         return (layers + self.flops_of_window(T)) / self.period

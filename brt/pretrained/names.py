@@ -28,7 +28,6 @@ class Tensor(NamedTuple):
     optional: bool = False
 
     def split(self, array: np.ndarray) -> list[np.ndarray]:
-        """Returns the parameters in a tensor on disk."""
         array = array.T if self.transposed else array
         parts = len(self.parameters)
         if not self.heads:
@@ -37,7 +36,6 @@ class Tensor(NamedTuple):
         return [by_head[..., i, :].reshape(*array.shape[:-1], -1) for i in range(parts)]
 
     def join(self, arrays: Sequence[np.ndarray]) -> np.ndarray:
-        """Returns the tensor on disk of these parameters."""
         if self.heads:
             by_head = [part.reshape(*part.shape[:-1], self.heads, -1) for part in arrays]
             array = np.stack(by_head, axis=-2).reshape(*arrays[0].shape[:-1], -1)
@@ -46,13 +44,11 @@ class Tensor(NamedTuple):
         return array.T if self.transposed else array
 
     def shape(self, shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-        """Returns the shape on disk of parameters of these shapes."""
         whole = (*shapes[0][:-1], sum(shape[-1] for shape in shapes))
         return whole[::-1] if self.transposed else whole
 
 
 def norm_tensors(disk: str, path: str, bias: bool = True) -> list[Tensor]:
-    """Returns the tensors of a norm."""
     scale = Tensor(f"{disk}.weight", (f"{path}.scale_D",))
     return [scale, Tensor(f"{disk}.bias", (f"{path}.bias_D",))] if bias else [scale]
 
@@ -74,7 +70,6 @@ def below(tensors: Iterable[Tensor], path: str, disk: str = "") -> list[Tensor]:
 
 
 def layer_tensors(count: int, path: str, disk: str, tensors: Iterable[Tensor]) -> list[Tensor]:
-    """Returns the tensors of so many layers, from those of one."""
     tensors = list(tensors)
     return [
         tensor for i in range(count) for tensor in below(tensors, f"{path}.{i}.", f"{disk}.{i}.")
@@ -136,7 +131,6 @@ class Names:
         return any(re.fullmatch(pattern, name) for pattern in self.ignored)
 
     def _known(self, name, expected):
-        """Returns the present name of a tensor, prefix included."""
         for old, new in self.old_endings:
             if name.endswith(old):
                 name = name.removesuffix(old) + new
@@ -175,7 +169,6 @@ class Names:
         return tree
 
     def missing(self, folder: HubFolder) -> list[str]:
-        """Returns the optional tensors that the folder lacks."""
         on_disk = self.on_disk(folder)
         return [tensor.name for tensor in self.tensors if tensor.name not in on_disk]
 

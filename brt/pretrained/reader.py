@@ -184,7 +184,6 @@ class PretrainedReader(WithMemories, Reader[Embedded, Outputs]):
 
     @property
     def memory(self) -> TokenMemory:
-        """The segment memory, whose parameters belong to the model."""
         return TokenMemory(self.memory_SD)
 
     def embed(self, tokens_BT: jax.Array) -> Embedded:

@@ -62,7 +62,6 @@ def hub(
 
 
 def first_id(value: Any) -> Any:
-    """Returns an id, the first of a list."""
     return value[0] if isinstance(value, list) else value
 
 
@@ -84,7 +83,6 @@ class HubConfig:
         self.model_type: str = folder.config["model_type"]
 
     def get(self, name: str) -> Any:
-        """Returns the value of a key; None where it is absent."""
         value: Any = self.folder.config
         for step in name.split("."):
             if not isinstance(value, dict):
@@ -110,7 +108,6 @@ class HubConfig:
         return default if value is None else value
 
     def name_of(self, key: Key) -> str:
-        """Returns the key that counts."""
         return next((name for name in key.names if self.get(name) is not None), key.names[0])
 
     def setting(self, field: dataclasses.Field, settings: Mapping[str, Any]) -> Any:
@@ -212,7 +209,6 @@ class Settings:
         return Sizes(own.width, own.num_heads, head_size, own.feed_forward_size)
 
     def config(self) -> dict[str, Any]:
-        """Returns a new config.json."""
         config: dict[str, Any] = {"model_type": self.model_type}
         for name, field in self.fields().items():
             key = field.metadata["key"]

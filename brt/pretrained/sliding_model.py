@@ -52,7 +52,6 @@ class BlocksCache(NamedTuple):
         return False
 
     def clear_state(self, empty: "BlocksCache") -> "BlocksCache":
-        """Keeps the window."""
         return self
 
 
@@ -249,7 +248,6 @@ class SlidingLanguageModel(DecoderModel):
         return reading.outputs[-1][:, 0], (BlocksCache(count_B), *after, *states)
 
     def _updated(self, cache, window, full_B):
-        """Returns the memory's decoding form, updated by full blocks."""
         keys = self.cell.token_keys(LayerKeys(window.keys_BJHK, window.values_BJHK))
         blocks = BlockPairs(*(x_BJHK[:, None] for x_BJHK in keys))
 

@@ -27,7 +27,6 @@ class OverlapCache(NamedTuple):
         return False
 
     def clear_state(self, empty: "OverlapCache") -> "OverlapCache":
-        """Keeps the window."""
         return self
 
 
@@ -69,7 +68,6 @@ class Slots(NamedTuple):
         return attention_bias(causal_JJ & (self.index_BJ >= 0)[:, None])
 
     def positions(self, real_BJ: jax.Array | bool = True) -> Positions:
-        """Returns which slots hold a token, of those in `real_BJ`."""
         again_BJ = self.index_BJ >= self.again_B[:, None]
         return Positions(real_BJ & (self.index_BJ >= 0), again_BJ)
 

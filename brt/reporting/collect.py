@@ -47,7 +47,6 @@ class Group(NamedTuple):
         return next(evaluated, splits[0])
 
     def evaluations(self, split: str | None = None) -> list[dict]:
-        """Returns the evaluations of a split (None for `split`) of all runs that have one."""
         split = split or self.split
         return [run.evaluations[split] for run in self.runs if split in run.evaluations]
 

@@ -43,7 +43,6 @@ def _card(run):
 
 
 def _held_out(run):
-    """Returns the figures of a whole split, or of the last evaluation during training."""
     for split in ("test", "validation"):
         if split in run.evaluations:
             return run.evaluations[split], f"The whole {split} split."

@@ -7,7 +7,6 @@ from brt.config import configurable_class
 
 
 def model_name(settings: dict) -> str:
-    """Returns the class that `Trainer.model` refers to."""
     reference = str(settings.get("Trainer.model", "@BlockRecurrentTransformer"))
     return reference.strip("@()").rsplit("/", 1)[-1].rsplit(".", 1)[-1]
 
@@ -33,6 +32,5 @@ def owners(settings: dict[str, Any]) -> tuple[str, ...]:
 
 
 def model_setting(settings: dict[str, Any], name: str, default: Any = None, scope: str = "") -> Any:
-    """Returns an argument of the model; `scope` is `evaluation/`, say."""
     names = (f"{scope}{owner}.{name}" for owner in owners(settings))
     return next((settings[name] for name in names if name in settings), default)

@@ -156,7 +156,6 @@ class PaperPosition(NamedTuple):
 
 
 def paper_position(run: Run) -> PaperPosition:
-    """Returns the position of a run; of a scaled model, that of the published one."""
     settings = run.paper_settings
     family, entries = _vocabulary(run, settings)
     attributes = {
@@ -172,7 +171,6 @@ def paper_position(run: Run) -> PaperPosition:
 
 
 def system_and_size(settings: dict) -> tuple[str, str | None]:
-    """Returns the `system` and the `size` of the model that settings describe."""
     attributes = _of_model(settings)
     return attributes["system"], attributes.get("size")
 

@@ -24,7 +24,6 @@ EVALUATED = (
 
 
 def overview(runs: list[Run], positions: list[PaperPosition]) -> Table:
-    """Returns a table of the runs, their sizes and steps."""
     titles = ("run", "system", "layers", "width", "window", "memory", "segment", "corpus", "seed",
               "step", "of", "tokens read")  # fmt: skip
     rows = []
@@ -45,7 +44,6 @@ def overview(runs: list[Run], positions: list[PaperPosition]) -> Table:
 
 
 def settings_that_differ(runs: list[Run]) -> list[Table]:
-    """Returns a table of the bindings that differ between runs, if any."""
     settings = [
         run.identity() | {"Trainer.seed": run.settings.get("Trainer.seed", 0)} for run in runs
     ]
@@ -64,7 +62,6 @@ def settings_that_differ(runs: list[Run]) -> list[Table]:
 
 
 def evaluations(runs: list[Run]) -> Table:
-    """Returns a table of the last evaluation of each run and split."""
     found = [(run, split, scalars) for run in runs for split, scalars in run.evaluations.items()]
     shown = [entry for entry in EVALUATED if any(entry[0] in s for _, _, s in found)]
     rows = []

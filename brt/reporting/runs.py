@@ -181,7 +181,6 @@ class Run:
         return self.rows.get(study, {}).get(name)
 
     def study_split(self, study: str) -> str | None:
-        """Returns the split of a study of this run; or None."""
         found = (entry for entry in self.studies.values() if entry.get("study") == study)
         return next((entry.get("split") for entry in found), None)
 

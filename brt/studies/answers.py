@@ -49,7 +49,9 @@ class AnswerAccuracy(Study):
         "another document's. Depth 0 is the beginning of the document."
     )
 
-    def measure(self, run: RecordedRun, others: Runs, documents: np.ndarray, seed: int = 0):
+    def measure(
+        self, run: RecordedRun, others: Runs, documents: np.ndarray, seed: int = 0
+    ) -> Content:
         answers = answers_of_store(run.store)
         states = ["kept"]
         if run.has_state:
@@ -61,44 +63,42 @@ class AnswerAccuracy(Study):
         for document in documents.tolist():
             correct = {state: r.document(document).correct_T for state, r in recordings.items()}
             scored += scores_of(answers[document], correct)
-        return scored
-
-    @staticmethod
-    def present(result: list[Scored]) -> Content:
-        states = list(result[0].right)
-        numbers: dict[str, float] = {"answers": len(result)}
-        for state in states:
-            numbers[f"accuracy_{state}"] = float(np.mean([s.right[state] for s in result]))
-        study = content(numbers, [], summary(numbers, states), arrays={}, maps=[])
-        for name, label in LABELS.items():
-            for state in states if name != "depth" else ():
-                x, y = _shares(result, state, operator.attrgetter(name))
-                if len(x) > 1:
-                    labels = label, "share of answers right"
-                    study["series"].append(curve(f"state {state}, by {name}", x, y, *labels))
-        for state in states:
-            for rows, columns in (("length", "depth"), ("facts", "length"), ("facts", "distance")):
-                if (table := _table(result, state, rows, columns)) is None:
-                    continue
-                y_values, x_values, values = table
-                add_map(
-                    study,
-                    f"{state}_{rows}_{columns}",
-                    values,
-                    f"Answers by {rows} and {columns}, state {state}",
-                    "Share of answers right; empty cells have no answer.",
-                    (LABELS[columns], LABELS[rows]),
-                    ([x_values[0], x_values[-1]], [y_values[0], y_values[-1]]),
-                    x_values=x_values,
-                    y_values=y_values,
-                    most=1.0,
-                )
-        return study
+        return accuracies(scored)
 
 
-def summary(numbers: dict[str, float], states: list[str]) -> str:
+def accuracies(result: list[Scored]) -> Content:
+    """Returns shares of right answers, and maps of them."""
+    states = list(result[0].right)
+    numbers: dict[str, float] = {"answers": len(result)}
+    for state in states:
+        numbers[f"accuracy_{state}"] = float(np.mean([s.right[state] for s in result]))
     shares = ", ".join(f"{numbers[f'accuracy_{state}']:.3f} ({state})" for state in states)
-    return f"Of {numbers['answers']:,} answers this share is right, by state: {shares}."
+    summary = f"Of {len(result):,} answers this share is right, by state: {shares}."
+    study = content(numbers, [], summary, arrays={}, maps=[])
+    for name, label in LABELS.items():
+        for state in states if name != "depth" else ():
+            x, y = _shares(result, state, operator.attrgetter(name))
+            if len(x) > 1:
+                labels = label, "share of answers right"
+                study["series"].append(curve(f"state {state}, by {name}", x, y, *labels))
+    for state in states:
+        for rows, columns in (("length", "depth"), ("facts", "length"), ("facts", "distance")):
+            if (table := _table(result, state, rows, columns)) is None:
+                continue
+            y_values, x_values, values = table
+            add_map(
+                study,
+                f"{state}_{rows}_{columns}",
+                values,
+                f"Answers by {rows} and {columns}, state {state}",
+                "Share of answers right; empty cells have no answer.",
+                (LABELS[columns], LABELS[rows]),
+                ([x_values[0], x_values[-1]], [y_values[0], y_values[-1]]),
+                x_values=x_values,
+                y_values=y_values,
+                most=1.0,
+            )
+    return study
 
 
 def scores_of(answers: Answers, correct: dict[str, np.ndarray]) -> list[Scored]:

@@ -24,14 +24,12 @@ class Sweep(NamedTuple):
 
     best: the shortest length after which nothing improved.
     ended: whether the sweep ended by itself; if not, a longer one may help more.
-    binding: the setting that was lengthened.
     """
 
     lengths: list[int]
     losses: list[float]
     best: int
     ended: bool
-    binding: str = ""
 
 
 def sweep(loss_of: Callable[[int], float], lengths: Iterable[int]) -> Sweep:
@@ -68,7 +66,9 @@ class AttentionLength(Study):
         self.step = step
         self.longest = longest
 
-    def measure(self, run: RecordedRun, others: Runs, documents: np.ndarray, seed: int = 0):
+    def measure(
+        self, run: RecordedRun, others: Runs, documents: np.ndarray, seed: int = 0
+    ) -> Content:
         binding = self.setting.removeprefix("evaluation/")
         initial, model, scope = _in_force(run, binding)
         longer = range((initial // self.step + 1) * self.step, self.longest + 1, self.step)
@@ -79,21 +79,25 @@ class AttentionLength(Study):
             experiment = run.rebuild(lengthened)
             return _loss(run, experiment, run.stream(documents), f"{binding} = {length:,}")
 
-        return sweep(loss_of, [initial, *longer])._replace(binding=binding)
-
-    @staticmethod
-    def present(result: Sweep) -> Content:
-        perplexities = list(map(math.exp, result.losses))
+        lengths, losses, best, ended = sweep(loss_of, [initial, *longer])
+        perplexities = list(map(math.exp, losses))
+        best_perplexity = perplexities[lengths.index(best)]
         numbers = {
-            "initial_length": result.lengths[0],
+            "initial_length": initial,
             "initial_perplexity": perplexities[0],
-            "best_length": result.best,
-            "best_perplexity": perplexities[result.lengths.index(result.best)],
-            "ended": int(result.ended),
+            "best_length": best,
+            "best_perplexity": best_perplexity,
+            "ended": int(ended),
         }
         labels = "attention length at evaluation, tokens", "perplexity"
-        series = curve(result.binding, result.lengths, perplexities, *labels)
-        return content(numbers, [series], summary(result))
+        after = "longer ones were not tried"
+        if ended:
+            after = f"{lengths[-1]:,} gains less than {THRESHOLD:.1%} more"
+        own = f"{perplexities[0]:,.4f} with an attention length of {initial:,}"
+        text = f"Perplexity falls from {own} to {best_perplexity:,.4f} with {best:,}; {after}."
+        if best == initial:
+            text = f"Perplexity is {own}, as in training; {after}."
+        return content(numbers, [curve(binding, lengths, perplexities, *labels)], text)
 
 
 def _in_force(run: RecordedRun, binding: str) -> tuple[int, str, str]:
@@ -125,16 +129,3 @@ def _loss(run, experiment, stream, label):
         nats += float(np.where(weights_BT > 0, segment.nats_BT * weights_BT, 0.0).sum())
         weight += float(weights_BT.sum())
     return nats / max(weight, 1e-6)
-
-
-def summary(sweep: Sweep) -> str:
-    """Returns a sentence on the perplexity with a longer memory."""
-    initial = math.exp(sweep.losses[0])
-    best = math.exp(sweep.losses[sweep.lengths.index(sweep.best)])
-    after = "longer ones were not tried"
-    if sweep.ended:
-        after = f"{sweep.lengths[-1]:,} gains less than {THRESHOLD:.1%} more"
-    own = f"{initial:,.4f} with an attention length of {sweep.lengths[0]:,}"
-    if sweep.best == sweep.lengths[0]:
-        return f"Perplexity is {own}, as in training; {after}."
-    return f"Perplexity falls from {own} to {best:,.4f} with {sweep.best:,}; {after}."

@@ -183,14 +183,6 @@ class BlockLines(NamedTuple):
     sharp: Head
     on_one_key: float
 
-    @property
-    def is_line(self) -> bool:
-        return self.line.mass >= CLEAR * self.line.chance
-
-    @property
-    def is_one_key(self) -> bool:
-        return self.on_one_key >= SHARP > self.line.mass
-
 
 def find_lines(parts: Parts, maps: Sequence[np.ndarray]) -> list[BlockLines]:
     """Returns the heads of each block of the maps, N arrays (L, H, X, J) of means over samples."""

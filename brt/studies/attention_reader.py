@@ -17,7 +17,7 @@ from brt.studies.attention_measures import by_distance, keys_at_distances
 UNUSED_TERM = "c"
 """The term that is equal at all distances, left out in Figure 7."""
 ATTENTION = "attention"
-"""Name of the attention of all terms in `Spans.means`."""
+"""Name of the attention of all terms in `AttentionReader.spans`."""
 
 
 class AttentionReader:
@@ -78,7 +78,6 @@ class AttentionReader:
         return full_B, np.asarray(map_LHXJ, np.float64)
 
     def row(self, row: int) -> np.ndarray:
-        """Returns the map of one batch element of the last segment, (L, H, X, J)."""
         caches, batch, whole_B = self.before
         mapped_B = np.arange(self.rows) == row
         arguments = batch.inputs_KBT[0], batch.starts_KB[0], whole_B, mapped_B.astype(np.float32)

@@ -16,7 +16,7 @@ from brt.data.vocabularies.base import Vocabulary
 from brt.evaluation.reading import STATE_ABLATIONS
 from brt.evaluation.recorded_run import RecordedRun
 from brt.evaluation.recording import Recording, check_aligned
-from brt.evaluation.token_kinds import KindDifference, by_kind, token_kinds
+from brt.evaluation.token_kinds import by_kind, token_kinds
 from brt.evaluation.words import NAME, OTHER, TITLE, Words
 from brt.studies.study import (
     LN2,
@@ -60,38 +60,6 @@ class WordOfToken(NamedTuple):
     recalled: bool
 
 
-class TopToken(NamedTuple):
-    """A token with one of the largest differences of its document.
-
-    rank: 0 for the largest.
-    nats, other_nats: its losses.
-    around: text before it, of it and after it; None beyond the first `SHOWN`.
-    """
-
-    of: WordOfToken
-    rank: int
-    nats: float
-    other_nats: float
-    document: int
-    title: str
-    around: tuple[str, str, str] | None
-
-
-class Comparison(NamedTuple):
-    """Sorted token differences of two recordings.
-
-    numbers: `difference_bits` is positive where the run is better; `better_top4_recalled` and the
-        like count the first `SHOWN` and `LOOKED_AT` tokens of each document.
-    curves: differences of each document (Figures 4 and 5), and by offset in a segment.
-    top: the `LOOKED_AT` first tokens of each document, by direction.
-    """
-
-    numbers: dict[str, float]
-    curves: list[dict]
-    by_kind: list[KindDifference]
-    top: dict[str, list[TopToken]]
-
-
 @configurable
 class Compare(Study):
     """Compares a run with another one, or with an ablation of its own state.
@@ -115,7 +83,9 @@ class Compare(Study):
     def against(self, others: Runs) -> str | None:
         return None if others else self._against
 
-    def measure(self, run: RecordedRun, others: Runs, documents: np.ndarray, seed: int = 0):
+    def measure(
+        self, run: RecordedRun, others: Runs, documents: np.ndarray, seed: int = 0
+    ) -> Content:
         if not others and not run.has_state:
             raise ValueError(
                 f"{run.workdir} has no state to compare with and without: name another run with "
@@ -128,11 +98,6 @@ class Compare(Study):
             other = run.recording(self._against, documents)
         return compare(kept, other, run.store, run.vocabulary, documents)
 
-    @staticmethod
-    def present(result: Comparison) -> Content:
-        excerpts = _excerpts(result.top)
-        return content(result.numbers, result.curves, summary(result.numbers), excerpts=excerpts)
-
 
 def compare(
     own: Recording,
@@ -140,15 +105,21 @@ def compare(
     store: TokenStore,
     vocabulary: Vocabulary,
     documents: Sequence[int] | np.ndarray,
-) -> Comparison:
-    """Compares two aligned recordings of a store; differences are other's nats minus own's."""
+) -> Content:
+    """Compares two aligned recordings of a store; differences are other's nats minus own's.
+
+    Returns:
+        `difference_bits` is positive where the run is better; `better_top4_recalled` and the like
+        count the first `SHOWN` and `LOOKED_AT` tokens of each document. Curves are of each document
+        (Figures 4 and 5), and by offset in a segment. Excerpts are the first `SHOWN` tokens.
+    """
     check_aligned(own, other)
     window = max(own.manifest["window"], other.manifest["window"])
     segment_length = own.manifest["segment_length"]
     titles = store.titles()
-    top: dict[str, list[TopToken]] = {direction: [] for direction in DIRECTIONS}
+    top: dict[str, list[tuple[int, WordOfToken]]] = {direction: [] for direction in DIRECTIONS}
     weights = scored_weights(store, documents)
-    curves, differences, kept, others, kinds = [], [], [], [], []
+    curves, differences, kept, others, kinds, excerpts = [], [], [], [], [], []
     for document, weights_T in zip(map(int, documents), weights):
         nats_T, other_T = own.document(document).nats_T, other.document(document).nats_T
         scored_T = weights_T > 0
@@ -162,21 +133,21 @@ def compare(
         kinds.append(token_kinds(words))
         for direction, values_T in zip(DIRECTIONS, (difference_T, -difference_T)):
             for rank, token in enumerate(largest(values_T, words, LOOKED_AT, scored_T)):
-                top[direction].append(
-                    TopToken(
-                        describe(words, tokens, token, window, segment_length),
-                        rank,
-                        float(nats_T[token]),
-                        float(other_T[token]),
-                        document,
-                        titles[document],
-                        words.around(token) if rank < SHOWN else None,
-                    )
-                )
+                word = describe(words, tokens, token, window, segment_length)
+                top[direction].append((rank, word))
+                if rank < SHOWN:
+                    excerpt = {
+                        "rank": rank,
+                        "nats": float(nats_T[token]),
+                        "other_nats": float(other_T[token]),
+                        "document": document,
+                        "title": titles[document],
+                        **dict(zip(("before", "text", "after"), words.around(token))),
+                    }
+                    excerpts.append({"direction": direction, **word._asdict(), **excerpt})
         curves.append(_curve(titles[document], difference_T, scored_T, segment_length))
-    by_kinds = by_kind(kept, others, kinds, weights)
     numbers = _means(sum(float(x.sum()) for x in kept), differences, weights, segment_length)
-    for kind in by_kinds:
+    for kind in by_kind(kept, others, kinds, weights):
         name = kind.kind.replace(" ", "_")
         numbers |= {
             f"{name}_tokens": kind.tokens,
@@ -184,13 +155,14 @@ def compare(
             f"{name}_other_bits": kind.other_bits,
             f"{name}_contribution_bits": kind.contribution,
         }
-    for direction, tokens_of in top.items():
+    for direction, ranked in top.items():
         for number in (SHOWN, LOOKED_AT):
-            first = [token.of for token in tokens_of if token.rank < number]
+            first = [word for rank, word in ranked if rank < number]
             counts = _counts(first, segment_length)
             numbers |= {f"{direction}_top{number}_{name}": n for name, n in counts.items()}
-    curves += _by_part(differences, weights, top["better"], segment_length)
-    return Comparison(numbers, curves, by_kinds, top)
+    better = [word.token for _, word in top["better"]]
+    curves += _by_part(differences, weights, better, segment_length)
+    return content(numbers, curves, _summary(numbers), excerpts=excerpts)
 
 
 def largest(
@@ -287,7 +259,7 @@ def _curve(title, difference_T, scored_T, segment_length):
     return curve(title, tokens.tolist(), nats, "token", "difference, nats", borders=borders)
 
 
-def _by_part(differences, weights, top: list[TopToken], segment_length):
+def _by_part(differences, weights, top: list[int], segment_length):
     parts = min(PARTS, segment_length)
     offsets = np.round(np.linspace(0, segment_length, parts + 1)[:-1]).astype(int).tolist()
     sums, counts = np.zeros(parts), np.zeros(parts)
@@ -296,7 +268,7 @@ def _by_part(differences, weights, top: list[TopToken], segment_length):
         sums += np.bincount(part_T, difference_T * weights_T, parts)
         counts += np.bincount(part_T, weights_T, parts)
     bits = np.round(sums / np.where(counts > 0, counts, 1.0) / LN2, 6).tolist()
-    part_of = parts_of(np.array([token.of.token for token in top], int), segment_length, parts)
+    part_of = parts_of(np.array(top, int), segment_length, parts)
     number = np.bincount(part_of, minlength=parts).tolist()
     place, name = "place in the segment", "by place in the segment"
     of = f"of the {LOOKED_AT} largest differences of each document"
@@ -306,22 +278,7 @@ def _by_part(differences, weights, top: list[TopToken], segment_length):
     ]
 
 
-def _excerpts(top):
-    shown = [(direction, token) for direction, tokens in top.items() for token in tokens
-             if token.around is not None]  # fmt: skip
-    order = list(dict.fromkeys(token.document for _, token in shown))
-    shown.sort(key=lambda pair: (order.index(pair[1].document), DIRECTIONS.index(pair[0])))
-    return [_excerpt(direction, token) for direction, token in shown]
-
-
-def _excerpt(direction, token: TopToken):
-    before, text, after = token.around or ("", "", "")
-    own = {n: getattr(token, n) for n in ("rank", "nats", "other_nats", "document", "title")}
-    around = {"before": before, "text": text, "after": after}
-    return {"direction": direction, **token.of._asdict(), **own, **around}
-
-
-def summary(numbers: dict[str, float]) -> str:
+def _summary(numbers: dict[str, float]) -> str:
     def share(name):
         top = f"better_top{SHOWN}_"
         return f"{numbers[top + name.replace(' ', '_')]} of {numbers[f'{top}of']}"

@@ -26,24 +26,6 @@ from brt.studies.study import Content, Runs, Study, content
 from brt.token_ids import BEGIN
 
 
-class WrittenTexts(NamedTuple):
-    """Contexts and their continuations.
-
-    places: document and first token of each context.
-    contexts: their texts.
-    written: texts after each context, by "kept", "cleared" (of a run with a state), and the
-        folders' names of other runs.
-    context_tokens, written_tokens: of each.
-    """
-
-    places: list[tuple[int, int]]
-    titles: list[str]
-    contexts: list[str]
-    written: dict[str, list[str]]
-    context_tokens: int
-    written_tokens: int
-
-
 @configurable
 class Continuations(Study):
     """Greedy continuations of contexts, by the run and by others.
@@ -62,59 +44,69 @@ class Continuations(Study):
         self.contexts = contexts
         self.written = written
 
-    def measure(self, run: RecordedRun, others: Runs, documents: np.ndarray, seed: int = 0):
-        T = run.segment_length
-        for other in others.values():
-            if other.segment_length != T:
-                raise ValueError(
-                    f"{other.workdir} reads segments of {other.segment_length} tokens and "
-                    f"{run.workdir} of {T}, and a context is one: bind Evaluation.segment_length."
-                )
-        places = draw_contexts(run.store, documents, T, self.contexts, seed)
-        tokens = [run.store.tokens(document, start, start + T) for document, start in places]
-        contexts_NT = np.stack(tokens).astype(np.int32)
-        written = {"kept": _texts(run, contexts_NT, self.written, False)}
-        if run.has_state:
-            written["cleared"] = _texts(run, contexts_NT, self.written, True)
-        for name, other in others.items():
-            written[name] = _texts(other, contexts_NT, self.written, False)
-        titles = run.store.titles()
-        return WrittenTexts(
-            places,
-            [titles[document] for document, _ in places],
-            list(map(run.vocabulary.decode, contexts_NT)),
-            written,
-            T,
-            self.written,
-        )
-
-    @staticmethod
-    def present(result: WrittenTexts) -> Content:
+    def measure(
+        self, run: RecordedRun, others: Runs, documents: np.ndarray, seed: int = 0
+    ) -> Content:
+        T, titles = run.segment_length, run.store.titles()
+        texts = continued_texts(run, others, documents, seed, self.contexts, self.written)
         passages = [
             {
-                "title": result.titles[n],
+                "title": titles[document],
                 "document": document,
                 "token": start,
-                "context": result.contexts[n],
-                "written": {name: texts[n] for name, texts in result.written.items()},
+                "context": texts.contexts[n],
+                "written": {name: written[n] for name, written in texts.written.items()},
             }
-            for n, (document, start) in enumerate(result.places)
+            for n, (document, start) in enumerate(texts.places)
         ]
         numbers = {
             "contexts": len(passages),
-            "context_tokens": result.context_tokens,
-            "written_tokens": result.written_tokens,
+            "context_tokens": T,
+            "written_tokens": self.written,
         }
         summary = (
-            f"{len(passages):,} contexts of {result.context_tokens:,} tokens, each continued "
-            f"greedily for {result.written_tokens:,} tokens"
+            f"{len(passages):,} contexts of {T:,} tokens, each continued greedily for "
+            f"{self.written:,} tokens"
         )
-        if "cleared" in result.written:
-            pairs = zip(result.written["kept"], result.written["cleared"])
+        if "cleared" in texts.written:
+            pairs = zip(texts.written["kept"], texts.written["cleared"])
             alike = sum(kept == cleared for kept, cleared in pairs)
             numbers["same_when_cleared"] = alike
             summary += f"; {alike:,} are the same with the state cleared before them"
         return content(numbers, [], summary + ".", passages=passages)
+
+
+class ContinuedTexts(NamedTuple):
+    """Contexts: their documents and first tokens, texts, and what is written after each.
+
+    written: by "kept", "cleared" (of a run with a state), and the folders' names of other runs.
+    """
+
+    places: list[tuple[int, int]]
+    contexts: list[str]
+    written: dict[str, list[str]]
+
+
+def continued_texts(
+    run: RecordedRun, others: Runs, documents: np.ndarray, seed: int, contexts: int, length: int
+) -> ContinuedTexts:
+    """Draws contexts and continues each by `length` tokens, by the run and by others."""
+    T = run.segment_length
+    for other in others.values():
+        if other.segment_length != T:
+            raise ValueError(
+                f"{other.workdir} reads segments of {other.segment_length} tokens and "
+                f"{run.workdir} of {T}, and a context is one: bind Evaluation.segment_length."
+            )
+    places = draw_contexts(run.store, documents, T, contexts, seed)
+    tokens = [run.store.tokens(document, start, start + T) for document, start in places]
+    contexts_NT = np.stack(tokens).astype(np.int32)
+    written = {"kept": _texts(run, contexts_NT, length, False)}
+    if run.has_state:
+        written["cleared"] = _texts(run, contexts_NT, length, True)
+    for name, other in others.items():
+        written[name] = _texts(other, contexts_NT, length, False)
+    return ContinuedTexts(places, list(map(run.vocabulary.decode, contexts_NT)), written)
 
 
 def draw_contexts(

@@ -51,37 +51,6 @@ RULE = (
 )
 
 
-class AblationCost(NamedTuple):
-    """Cost of an ablation of the state in later segments.
-
-    state: the ablation, a name of `STATE_ABLATIONS`.
-    bits: per token, with the ablation.
-    cost, error: difference from the kept state, and its standard error over segments of documents.
-    by_segment: the cost at each of `StateLosses.segments`, bits per token.
-    """
-
-    state: str
-    bits: float
-    cost: float
-    error: float
-    by_segment: list[float]
-
-
-class StateLosses(NamedTuple):
-    """Bits per token of all segments but each document's first, and costs of ablations.
-
-    tokens: number of scored tokens.
-    bits_kept: per token, with the state kept.
-    segments: of documents, those with a scored token.
-    """
-
-    documents: int
-    tokens: int
-    bits_kept: float
-    costs: list[AblationCost]
-    segments: Sequence[int] = ()
-
-
 class LayerMemory(NamedTuple):
     """Measures of the memory of one layer, or of a cache that the model has after its layers'.
 
@@ -100,14 +69,6 @@ class LayerMemory(NamedTuple):
     half_lives: tuple[float, ...] = ()
 
 
-class StateUse(NamedTuple):
-    """Everything that is measured of a model's memory; `model` holds metrics of no layer."""
-
-    losses: StateLosses
-    layers: list[LayerMemory]
-    model: dict[str, float]
-
-
 @configurable
 class MemoryUse(Study):
     """Whether the memory is used, and whether it must be that of this document.
@@ -124,51 +85,35 @@ class MemoryUse(Study):
 
     def measure(
         self, run: RecordedRun, others: Runs, documents: np.ndarray, seed: int = 0
-    ) -> StateUse | str:
-        """Returns the measurements, or a sentence that says why there is nothing to measure."""
+    ) -> Content:
         T = run.segment_length
         if not run.has_state:
-            return f"The model has no state: it carries windows of {run.window:,} tokens."
+            text = f"The model has no state: it carries windows of {run.window:,} tokens."
+            return content({}, [], text)
         longer = documents[run.store.lengths_D[documents] > T]
         if not any((run.store.weights(int(d), T) > 0).any() for d in longer):
             why = f"No document is longer than a segment of {T:,} tokens, so no state is carried"
             if len(longer):
                 why = f"No token is scored after the first segment of a document, {T:,} tokens"
-            return f"{why}; bind Evaluation.segment_length to less."
+            return content({}, [], f"{why}; bind Evaluation.segment_length to less.")
         states = ["kept", "cleared", "zeroed"]
         if min(len(documents), run.rows) > 1:
             states.append("swapped")
         recordings = {state: run.recording(state, documents) for state in states}
-        measured = losses(recordings, run.store, documents)
-        return StateUse(measured, *gates_and_gradients(run, documents, self.segments))
-
-    @staticmethod
-    def present(result: StateUse | str) -> Content:
-        if isinstance(result, str):
-            return content({}, [], result)
-        losses = result.losses
-        numbers: dict[str, float] = {
-            "documents": losses.documents,
-            "tokens": losses.tokens,
-            "bits_kept": losses.bits_kept,
-        }
-        series = []
-        for cost in losses.costs:
-            numbers[f"bits_{cost.state}"] = cost.bits
-            numbers[f"cost_{cost.state}"] = cost.cost
-            numbers[f"cost_{cost.state}_error"] = cost.error
-            name = f"cost of the state {cost.state}, by segment"
-            labels = "segment of the document", "bits per token"
-            series.append(curve(name, losses.segments, cost.by_segment, *labels))
-        return content(
-            numbers | layer_numbers(result.layers, result.model), series, summary(result)
-        )
+        numbers, series = costs(recordings, run.store, documents)
+        layers, model = gates_and_gradients(run, documents, self.segments)
+        return content(numbers | layer_numbers(layers, model), series, summary(numbers, layers))
 
 
-def losses(
+def costs(
     recordings: Mapping[str, Recording], store: TokenStore, documents: Sequence[int] | np.ndarray
-) -> StateLosses:
-    """Computes the cost of each ablation from recordings by state, "kept" among them."""
+) -> tuple[dict[str, float], list[dict]]:
+    """Compares ablations with the kept state in all segments but each document's first.
+
+    Returns:
+        Bits per token of each state, costs of ablations with their standard errors over segments;
+        and curves of the costs by segment.
+    """
     segment_length = recordings["kept"].manifest["segment_length"]
     weights = scored_weights(store, documents)
 
@@ -190,16 +135,27 @@ def losses(
     scored, scored_later = sums_by_position(counts, longest), later(counts)
     segments = np.flatnonzero(scored)
     bits_kept = float(later(kept).sum()) / float(scored_later.sum())
-    costs = []
+    numbers: dict[str, float] = {
+        "documents": len(documents),
+        "tokens": sum(int((weights_T[segment_length:] > 0).sum()) for weights_T in weights),
+        "bits_kept": bits_kept,
+    }
+    series = []
     for state, by_document in bits.items():
         extra = [other - own for own, other in zip(kept, by_document)]
         cost, error = ratio_and_error(
             later(extra)[scored_later > 0], scored_later[scored_later > 0]
         )
+        numbers |= {
+            f"bits_{state}": bits_kept + cost,
+            f"cost_{state}": cost,
+            f"cost_{state}_error": error,
+        }
         means = sums_by_position(extra, longest)[segments] / scored[segments]
-        costs.append(AblationCost(state, bits_kept + cost, cost, error, means.tolist()))
-    tokens = sum(int((weights_T[segment_length:] > 0).sum()) for weights_T in weights)
-    return StateLosses(len(documents), tokens, bits_kept, costs, segments.tolist())
+        labels = "segment of the document", "bits per token"
+        name = f"cost of the state {state}, by segment"
+        series.append(curve(name, segments.tolist(), means.tolist(), *labels))
+    return numbers, series
 
 
 def gates_and_gradients(
@@ -322,32 +278,30 @@ def layer_numbers(layers: list[LayerMemory], model: dict[str, float]) -> dict[st
     return dict(sorted(measured.items())) | half_lives
 
 
-def summary(result: StateUse) -> str:
-    losses, costs = result.losses, {cost.state: cost for cost in result.losses.costs}
-    cleared = costs["cleared"]
+def summary(numbers: Mapping[str, float], layers: list[LayerMemory]) -> str:
     changes = [
-        f"{costs[state].cost:+.4f} {words}"
+        f"{numbers[f'cost_{state}']:+.4f} {words}"
         for state, words in (("zeroed", "zeroed"), ("swapped", "with another document's state"))
-        if state in costs
+        if f"cost_{state}" in numbers
     ]
-    head = _head(losses.bits_kept, cleared, costs.get("swapped"))
     return (
-        f"{head}: cleared before every segment, later segments "
-        f"cost {cleared.cost:+.4f} ± {cleared.error:.4f} bits per token (kept "
-        f"{losses.bits_kept:.4f}), {', '.join(changes)}; "
-        f"{'; '.join(_of_layers(result.layers)) or 'the model reports no gates'}. {RULE}"
+        f"{_head(numbers)}: cleared before every segment, later segments cost "
+        f"{numbers['cost_cleared']:+.4f} ± {numbers['cost_cleared_error']:.4f} bits per token "
+        f"(kept {numbers['bits_kept']:.4f}), {', '.join(changes)}; "
+        f"{'; '.join(_of_layers(layers)) or 'the model reports no gates'}. {RULE}"
     )
 
 
-def _head(bits_kept: float, cleared: AblationCost, swapped: AblationCost | None) -> str:
-    if cleared.cost < -2 * cleared.error:
+def _head(numbers: Mapping[str, float]) -> str:
+    cost, error = numbers["cost_cleared"], numbers["cost_cleared_error"]
+    if cost < -2 * error:
         return "The memory is used and does harm"
-    if cleared.cost <= 2 * cleared.error:
+    if cost <= 2 * error:
         return "There is no sign that the memory is used"
-    hardly = ", but hardly" if cleared.cost < HARDLY * bits_kept else ""
-    if swapped is None:
+    hardly = ", but hardly" if cost < HARDLY * numbers["bits_kept"] else ""
+    if "cost_swapped" not in numbers:
         return f"A state is used{hardly}; whether it must be this document's was not measured"
-    if swapped.cost <= max(2 * swapped.error, OWN * cleared.cost):
+    if numbers["cost_swapped"] <= max(2 * numbers["cost_swapped_error"], OWN * cost):
         return f"A state is used{hardly}, but another document's would do as well as its own"
     return f"This document's state is used{hardly}"
 

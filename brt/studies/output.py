@@ -64,7 +64,6 @@ def compared_with(content: Content) -> str:
 
 
 def table(content: Content) -> str:
-    """Returns a study as aligned lines: numbers, short curves, excerpts, summary."""
     head = f"{content['study']}: {content['run']} at step {content['step']:,}, {content['split']}"
     lines = [f"{head}{compared_with(content)}"]
     width = max([len(name) for name in content["numbers"]], default=0)

@@ -27,38 +27,6 @@ SHARE = 0.1
 """Beyond the reach a reset costs at most this share of the nearest one's cost."""
 
 
-class ResetCosts(NamedTuple):
-    """Costs in bits per token of resetting the "state" or the "context" (`probe`).
-
-    distances: tokens between the reset and the scored block, rising; the last one is the longest
-        document's length, where a reset costs nothing.
-    errors: standard errors over blocks. tokens: how many were scored.
-    reach: of `reach_of`; 0 if the nearest reset costs no more than twice its error.
-    """
-
-    probe: str
-    distances: list[int]
-    bits: list[float]
-    errors: list[float]
-    tokens: list[int]
-    reach: int
-
-
-class ResetStudy(NamedTuple):
-    """Measured reach of a model's memory; lengths in tokens.
-
-    longest: length of the longest document.
-    windows_reach: reach of the windows of all layers, one behind the other.
-    probes: empty if no token is scored beyond the first two blocks of a document.
-    """
-
-    window: int
-    documents: int
-    longest: int
-    windows_reach: int
-    probes: list[ResetCosts]
-
-
 @configurable
 class Reach(Study):
     """Effective length of the memory.
@@ -76,69 +44,58 @@ class Reach(Study):
     def __init__(self, tokens: Count = TOKENS):
         self.tokens = tokens
 
-    def measure(self, run: RecordedRun, others: Runs, documents: np.ndarray, seed: int = 0):
+    def measure(
+        self, run: RecordedRun, others: Runs, documents: np.ndarray, seed: int = 0
+    ) -> Content:
         W, longest = run.window, int(run.store.lengths_D[documents].max())
         blocks = block_starts(run.store, documents, W, seed)
         # A block is scored that begins after the distance, at a multiple of W.
         last = int(blocks[1].max(initial=0))
         distances = [W * 2**i for i in range(64) if W * 2**i < last]
-        probes = []
-        if distances:
-            recording = run.recording("kept", documents)
-            reader = SegmentReader(run.experiment, run.mesh, run.rows, W)
-            names = ("state", "context") if run.has_state else ("context",)
-            numbers = itertools.count(1)
-            for probe in names:
-                costs = []
-                for distance in distances:
-                    label = f"{next(numbers)} of {len(names) * len(distances)}"
-                    arguments = run, reader, recording, blocks, probe, distance
-                    costs.append(cost_of_reset(*arguments, tokens=self.tokens, label=label))
-                probes.append(_reset_costs(probe, [*distances, longest], costs))
-        return ResetStudy(W, len(documents), longest, run.model.windows_reach(), probes)
-
-    @staticmethod
-    def present(result: ResetStudy) -> Content:
-        if not result.probes:
-            text = f"two blocks, of {result.window:,} tokens each, of any document."
+        if not distances:
+            text = f"two blocks, of {W:,} tokens each, of any document."
             return content({}, [], f"No token is scored beyond the first {text}")
+        recording = run.recording("kept", documents)
+        reader = SegmentReader(run.experiment, run.mesh, run.rows, W)
+        windows_reach = run.model.windows_reach()
         numbers: dict[str, float] = {
-            "documents": result.documents,
-            "longest": result.longest,
-            "windows_reach": result.windows_reach,
+            "documents": len(documents),
+            "longest": longest,
+            "windows_reach": windows_reach,
         }
-        series = []
-        labels = "tokens between the reset and the scored block", "bits per token"
-        for probe in result.probes:
-            name = f"cost of resetting the {probe.probe}"
-            points = curve(name, probe.distances, probe.bits, *labels)
-            series.append(points | {"errors": probe.errors, "tokens": probe.tokens})
-            numbers[f"{probe.probe}_cost_nearest"] = probe.bits[0]
-            numbers[f"{probe.probe}_cost_nearest_error"] = probe.errors[0]
-            numbers[f"{probe.probe}_reach"] = probe.reach
-        return content(numbers, series, summary(result))
-
-
-def _reset_costs(probe, distances, costs) -> ResetCosts:
-    bits, errors, scored = map(list, zip(*costs))
-    reach = reach_of(bits, distances) if bits[0] > 2 * errors[0] else 0
-    return ResetCosts(probe, distances, [*bits, 0.0], [*errors, 0.0], [*scored, 0], reach)
-
-
-def summary(result: ResetStudy) -> str:
-    """Returns sentences on the effective memory length and on the windows."""
-    parts = []
-    for probe in result.probes:
-        text = f"resetting the {probe.probe} {result.window:,} tokens before costs "
-        text += f"{probe.bits[0]:+.4f} bits per token"
-        if probe.reach:
-            text += f", and no more than {SHARE:.0%} of that from {probe.reach:,} tokens on"
-        parts.append(text)
-    sentence = "; ".join(parts)
-    return (
-        f"{sentence[0].upper()}{sentence[1:]}. The windows of all layers, one behind the other, "
-        f"reach back {result.windows_reach:,} tokens."
-    )
+        series, clauses = [], []
+        probes = ("state", "context") if run.has_state else ("context",)
+        count = itertools.count(1)
+        for probe in probes:
+            costs = []
+            for distance in distances:
+                label = f"{next(count)} of {len(probes) * len(distances)}"
+                arguments = run, reader, recording, blocks, probe, distance
+                costs.append(cost_of_reset(*arguments, tokens=self.tokens, label=label))
+            bits, errors, tokens = map(list, zip(*costs))
+            ends = [*distances, longest]  # where a reset costs nothing
+            reach = reach_of(bits, ends) if bits[0] > 2 * errors[0] else 0
+            labels = "tokens between the reset and the scored block", "bits per token"
+            more = {"errors": [*errors, 0.0], "tokens": [*tokens, 0]}
+            name = f"cost of resetting the {probe}"
+            series.append(curve(name, ends, [*bits, 0.0], *labels) | more)
+            numbers |= {
+                f"{probe}_cost_nearest": bits[0],
+                f"{probe}_cost_nearest_error": errors[0],
+                f"{probe}_reach": reach,
+            }
+            clause = (
+                f"resetting the {probe} {W:,} tokens before costs {bits[0]:+.4f} bits per token"
+            )
+            if reach:
+                clause += f", and no more than {SHARE:.0%} of that from {reach:,} tokens on"
+            clauses.append(clause)
+        sentence = "; ".join(clauses)
+        summary = (
+            f"{sentence[0].upper()}{sentence[1:]}. The windows of all layers, one behind the "
+            f"other, reach back {windows_reach:,} tokens."
+        )
+        return content(numbers, series, summary)
 
 
 def reach_of(costs: Sequence[float], distances: Sequence[int]) -> int:

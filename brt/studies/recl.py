@@ -10,8 +10,7 @@ Source: Transformer-XL, section 4.3 and appendix C.
 """
 
 import math
-from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -25,32 +24,6 @@ THRESHOLD = 0.01
 """Relative improvement below which the search ends (appendix C)."""
 SHARES = (0.1, 0.5, 1.0)
 """r of Table 6: the hardest share of the positions."""
-
-
-class ModelContext(NamedTuple):
-    """The effective context of one model of a group.
-
-    effective: share r of the hardest positions to the RECL in tokens, and whether the search ended
-        by itself; if not, the model may use more.
-    gains_CC: Figure 3, at the smallest share: improvement with each longer context over the best of
-        the group with the short one; NaN where c' < c.
-    perplexities: Figure 4, with each context.
-    """
-
-    name: str
-    step: int
-    effective: dict[float, tuple[int, bool]]
-    gains_CC: np.ndarray
-    perplexities: list[float]
-
-
-class EffectiveContext(NamedTuple):
-    """RECL of a group of models on the same tokens."""
-
-    contexts: list[int]
-    step: int
-    positions: int
-    models: list[ModelContext]
 
 
 @configurable
@@ -75,57 +48,45 @@ class Recl(Study):
         self.longest = longest
         self.positions = positions
 
-    def measure(self, run: RecordedRun, others: Runs, documents: np.ndarray, seed: int = 0):
+    def measure(
+        self, run: RecordedRun, others: Runs, documents: np.ndarray, seed: int = 0
+    ) -> Content:
         contexts_C = contexts(self.step, self.longest)
         owners_P, offsets_P = draw_positions(run.store, documents, contexts_C, self.positions, seed)
-        group = {str(run.workdir): run, **others}
+        group = {str(run.workdir): run, **{str(name): other for name, other in others.items()}}
         losses_MCP = np.stack(
             [context_losses(each, owners_P, offsets_P, contexts_C) for each in group.values()]
         )
-        models = [
-            ModelContext(
-                str(name),
-                each.step,
-                {r: effective_context(losses_MCP, i, contexts_C, r) for r in SHARES},
-                gains(losses_MCP, i, SHARES[0]),
-                perplexities(losses_MCP)[i].tolist(),
-            )
-            for i, (name, each) in enumerate(group.items())
-        ]
-        return EffectiveContext(contexts_C.tolist(), self.step, len(offsets_P), models)
-
-    @staticmethod
-    def present(result: EffectiveContext) -> Content:
-        labels = "tokens of context", "perplexity"
-        series = [curve(m.name, result.contexts, m.perplexities, *labels) for m in result.models]
-        rows, gains = [], {}
         numbers: dict[str, int] = {
-            "positions": result.positions,
-            "models": len(result.models),
-            "context_step": result.step,
+            "positions": len(offsets_P),
+            "models": len(group),
+            "context_step": self.step,
         }
-        for model in result.models:
-            row = {"run": model.name, "step": model.step}
-            for share, (tokens, ended) in model.effective.items():
+        series, rows, gains_of = [], [], {}
+        for i, (name, each) in enumerate(group.items()):
+            row: dict[str, Any] = {"run": name, "step": each.step}
+            for share in SHARES:
+                tokens, ended = effective_context(losses_MCP, i, contexts_C, share)
                 row |= {f"r{share}": tokens, f"r{share}_ended": ended}
-                numbers[f"{model.name}/recl_r{share}"] = tokens
+                numbers[f"{name}/recl_r{share}"] = tokens
             rows.append(row)
-            lines = model.gains_CC.tolist()
-            gains[model.name] = [[None if math.isnan(x) else x for x in line] for line in lines]
-        more = {"contexts": result.contexts, "table": rows, "gains": gains}
+            labels = contexts_C.tolist(), perplexities(losses_MCP)[i].tolist()
+            series.append(curve(name, *labels, "tokens of context", "perplexity"))
+            lines = gains(losses_MCP, i, SHARES[0]).tolist()
+            gains_of[name] = [[None if math.isnan(x) else x for x in line] for line in lines]
+        more = {"contexts": contexts_C.tolist(), "table": rows, "gains": gains_of}
         more["csv"] = csv_tables(more | {"series": series})
-        return content(numbers, series, summary(result.models), **more)
+        return content(numbers, series, _summary(rows), **more)
 
 
-def summary(models: Iterable[ModelContext]) -> str:
-    share = SHARES[0]
-
-    def text(model):
-        tokens, ended = model.effective[share]
-        return f"{tokens:,} tokens{'' if ended else ' or more'} for {model.name}"
-
-    ranked = sorted(models, key=lambda model: -model.effective[share][0])
-    return f"Relative effective context length at r = {share}: {', '.join(map(text, ranked))}."
+def _summary(rows: list[dict[str, Any]]) -> str:
+    name = f"r{SHARES[0]}"
+    ranked = sorted(rows, key=lambda row: -row[name])
+    clauses = (
+        f"{row[name]:,} tokens{'' if row[f'{name}_ended'] else ' or more'} for {row['run']}"
+        for row in ranked
+    )
+    return f"Relative effective context length at r = {SHARES[0]}: {', '.join(clauses)}."
 
 
 def csv_tables(study: Content) -> dict[str, str]:
@@ -184,9 +145,8 @@ def effective_context(
 ) -> tuple[int, bool]:
     """Returns the RECL, the first context whose next one improves by less than `THRESHOLD`.
 
-    Returns:
-        The context in tokens, and whether the search ended by itself; if not, it is the longest
-        one.
+    In tokens, and whether the search ended by itself; if not, it is the longest context, and the
+    model may use more.
     """
     for short in range(len(contexts_C) - 1):
         if gain(losses_MCP, model, short, short + 1, share) < THRESHOLD:

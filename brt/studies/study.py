@@ -81,8 +81,10 @@ class Study(abc.ABC):
     num_documents: ClassVar[int | None] = None
 
     @abc.abstractmethod
-    def measure(self, run: RecordedRun, others: Runs, documents: np.ndarray, seed: int = 0) -> Any:
-        """Returns the measurements.
+    def measure(
+        self, run: RecordedRun, others: Runs, documents: np.ndarray, seed: int = 0
+    ) -> Content:
+        """Returns the content of the study's file.
 
         Args:
             run: the run; missing recordings are made.
@@ -90,11 +92,6 @@ class Study(abc.ABC):
             documents: numbers of the documents to read, integers.
             seed: of everything that is drawn.
         """
-
-    @staticmethod
-    @abc.abstractmethod
-    def present(result: Any) -> Content:
-        """Returns the content of the study's file."""
 
     def against(self, others: Runs) -> str | None:
         """Returns the ablation of the state that the run is compared with, or None."""
@@ -122,7 +119,6 @@ def _name(study: type[Study]) -> str:
 
 
 def settings() -> list[str]:
-    """Returns the gin bindings of all studies."""
     return [
         f"{study.__name__}.{name}"
         for study in studies().values()
@@ -156,8 +152,8 @@ def run_study(
         head["other"] = str(next(iter(others)))
     elif against := study.against(others):
         head["against"] = against
-    result = study.measure(run, others, documents, seed)
-    return {**head, "documents": documents.tolist(), **study.present(result)}
+    head["documents"] = documents.tolist()
+    return head | study.measure(run, others, documents, seed)
 
 
 def choose_documents(store: TokenStore, number: int, seed: int = 0) -> list[int]:
@@ -184,7 +180,6 @@ def _resolved(folder: str) -> str:
 
 
 def scored_weights(store: TokenStore, documents: Sequence[int] | np.ndarray) -> list[np.ndarray]:
-    """Returns the loss weights of each document's tokens, float64 (tokens,)."""
     weights = [store.weights(int(document)).astype(np.float64) for document in documents]
     if not any((weights_T > 0).any() for weights_T in weights):
         raise ValueError(

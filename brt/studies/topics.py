@@ -9,13 +9,12 @@ Source: Adding Recurrence to Pretrained Transformers, section 5.3.1. It leaves o
 """
 
 import math
-from typing import NamedTuple
 
 import numpy as np
 
 from brt.checks import Count, configurable
 from brt.evaluation.recorded_run import RecordedRun
-from brt.studies.continuations import Continuations
+from brt.studies.continuations import continued_texts
 from brt.studies.study import Content, Runs, Study, content
 from brt.studies.topic_model import TopicModel, divergence
 
@@ -24,26 +23,6 @@ BOOKS = 5_000
 """Topics, and training documents of the topic model, as in the paper."""
 WORDS = 2**20
 """Most tokens of a training document."""
-
-
-class TopicDivergences(NamedTuple):
-    """Divergences between the topics of contexts and of continuations.
-
-    by_name: of each context, by the names of `WrittenTexts.written`.
-    """
-
-    by_name: dict[str, np.ndarray]
-    context_tokens: int
-    written_tokens: int
-    topics: int
-    documents: int
-
-
-class Lower(NamedTuple):
-    """Share of the differing contexts where the first is lower, and p of a two-sided sign test."""
-
-    share: float
-    p: float
 
 
 @configurable
@@ -66,52 +45,49 @@ class Topics(Study):
         self.written = written
         self.topics = topics
 
-    def measure(self, run: RecordedRun, others: Runs, documents: np.ndarray, seed: int = 0):
-        texts = Continuations(self.contexts, self.written).measure(run, others, documents, seed)
+    def measure(
+        self, run: RecordedRun, others: Runs, documents: np.ndarray, seed: int = 0
+    ) -> Content:
+        texts = continued_texts(run, others, documents, seed, self.contexts, self.written)
         store = run.experiment.open_store("train")
         count = min(store.num_documents, BOOKS)
         books = (run.vocabulary.decode(store.tokens(d, 0, WORDS)) for d in range(count))
         model = TopicModel(books, self.topics, seed=seed)
         contexts = list(map(model.mixture, texts.contexts))
-        by_name = {
+        divergences = {
             name: np.array([divergence(a, model.mixture(b)) for a, b in zip(contexts, written)])
             for name, written in texts.written.items()
         }
-        lengths = texts.context_tokens, texts.written_tokens
-        return TopicDivergences(by_name, *lengths, self.topics, count)
-
-    @staticmethod
-    def present(result: TopicDivergences) -> Content:
-        kept = result.by_name["kept"]
+        kept = divergences.pop("kept")
         numbers = {
             "contexts": len(kept),
-            "topics": result.topics,
-            "training_documents": result.documents,
+            "topics": self.topics,
+            "training_documents": count,
             "divergence, kept": float(kept.mean()),
         }
-        sentences = [
-            f"Topics of {len(kept):,} contexts of {result.context_tokens:,} tokens and of "
-            f"greedy continuations of {result.written_tokens:,}: mean divergence "
-            f"{kept.mean():.4f}, base 2"
+        clauses = [
+            f"Topics of {len(kept):,} contexts of {run.segment_length:,} tokens and of "
+            f"greedy continuations of {self.written:,}: mean divergence {kept.mean():.4f}, base 2"
         ]
-        for name, values in result.by_name.items():
-            if name == "kept":
-                continue
-            lower = how_often_lower(kept, values)
-            numbers[f"divergence, {name}"] = float(values.mean())
-            numbers[f"lower_than, {name}"] = lower.share
-            numbers[f"p, {name}"] = lower.p
-            sentences.append(
-                f"{name} {values.mean():.4f}, kept lower in {lower.share:.1%} of those that differ "
-                f"(sign test, p {lower.p:.2g})"
+        for name, values in divergences.items():
+            share, p = how_often_lower(kept, values)
+            numbers |= {
+                f"divergence, {name}": float(values.mean()),
+                f"lower_than, {name}": share,
+                f"p, {name}": p,
+            }
+            clauses.append(
+                f"{name} {values.mean():.4f}, kept lower in {share:.1%} of those that differ "
+                f"(sign test, p {p:.2g})"
             )
-        return content(numbers, [], "; ".join(sentences) + ".")
+        return content(numbers, [], "; ".join(clauses) + ".")
 
 
-def how_often_lower(ours: np.ndarray, theirs: np.ndarray) -> Lower:
+def how_often_lower(ours: np.ndarray, theirs: np.ndarray) -> tuple[float, float]:
+    """Returns the share of the differing contexts where ours is lower, and p of a sign test."""
     lower = int((ours < theirs).sum())
     differ = int((ours != theirs).sum())
     if not differ:
-        return Lower(0.5, 1.0)
+        return 0.5, 1.0
     distance = abs(lower - differ / 2) / math.sqrt(differ / 4)
-    return Lower(lower / differ, math.erfc(distance / math.sqrt(2)))
+    return lower / differ, math.erfc(distance / math.sqrt(2))

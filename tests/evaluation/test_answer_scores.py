@@ -15,7 +15,7 @@ from brt.evaluation.answers import AnswerScore, answers_of_store
 from brt.evaluation.scores import TokenScores
 from brt.reporting.drawing.heat_map import study_maps
 from brt.reporting.run_files import read_study
-from brt.studies.answers import AnswerAccuracy, scores_of
+from brt.studies.answers import AnswerAccuracy, accuracies, scores_of
 from brt.studies.output import table, write_study
 from brt.studies.study import run_study
 
@@ -123,7 +123,7 @@ def test_an_oracle_has_all_answers_right_at_every_length_and_depth(measured):
     for number, document in enumerate(answers_of_store(run.store)):
         every = np.ones(run.store.lengths_D[number], bool)
         scored += scores_of(document, {"kept": every, "cleared": ~every})
-    content = AnswerAccuracy.present(scored)
+    content = accuracies(scored)
     assert content["numbers"]["accuracy_kept"] == 1 and content["numbers"]["accuracy_cleared"] == 0
     for name, values in content["arrays"].items():
         assert set(values.ravel().tolist()) <= {-1.0, float(name.startswith("kept"))}

@@ -37,7 +37,7 @@ def test_the_sweep_ends_one_length_after_the_last_that_helped(last):
 
 def test_a_sweep_that_never_stops_helping_says_so():
     found = sweep(lambda length: 3.0 - length / 1000, [10, 20, 30])
-    assert found == ([10, 20, 30], [2.99, 2.98, 2.97], 30, False, "")
+    assert found == ([10, 20, 30], [2.99, 2.98, 2.97], 30, False)
 
 
 def test_the_threshold_is_a_thousandth_of_the_perplexity_and_a_loss_ends_the_sweep():

@@ -10,10 +10,10 @@ from tiny_run import build, one_device, shared_programs, write_config  # noqa: F
 
 from brt.data.vocabularies.base import BEGIN
 from brt.evaluation.recorded_run import RecordedRun
-from brt.studies.attention import Attention, AttentionMaps
-from brt.studies.attention_measures import Parts, best_line, find_lines
+from brt.studies.attention import Attention, add_lines
+from brt.studies.attention_measures import Parts, best_line
 from brt.studies.output import table, write_study
-from brt.studies.study import run_study
+from brt.studies.study import content, run_study
 
 T, M, S = 16, 24, 5
 ALL = np.arange(7)
@@ -87,7 +87,7 @@ def softmax(x):
 
 
 def test_attention_by_distance_is_the_mean_over_all_tokens_with_a_full_memory(xl):
-    found = Attention.present(Attention(tokens=10**6).measure(xl, {}, ALL, seed=0))
+    found = Attention(tokens=10**6).measure(xl, {}, ALL, seed=0)
     totals, count = {name: np.zeros((3, 2, M + T)) for name in ("attention", "a", "b", "d")}, 0
     for number, weights in weights_of(xl):
         if number * T < M:
@@ -123,7 +123,7 @@ def test_term_d_is_the_same_for_all_tokens_and_terms_sum_to_the_scores(xl):
 
 
 def test_wide_heads_are_drawn_with_a_fifth_of_their_memory_marked(xl):
-    found = Attention.present(Attention(tokens=10**6).measure(xl, {}, ALL, seed=3))
+    found = Attention(tokens=10**6).measure(xl, {}, ALL, seed=3)
     wide = [entry for entry in found["maps"] if entry["array"].startswith("wide")]
     assert [entry["title"].split(": ")[1].split(",")[0] for entry in wide] == [
         f"layer {n}" for n in (1, 2, 3)
@@ -155,7 +155,7 @@ def test_parts_of_a_segment_are_those_of_the_model_s_mask(rmt):
 
 
 def test_the_best_lines_are_those_of_the_mean_maps(rmt):
-    found = Attention.present(Attention(tokens=10**6).measure(rmt, {}, ALL, seed=0))
+    found = Attention(tokens=10**6).measure(rmt, {}, ALL, seed=0)
     total, count = np.zeros((3, 2, S + T + S, S + T + S)), 0
     for number, weights in weights_of(rmt):
         if number:
@@ -176,8 +176,9 @@ def test_the_best_lines_are_those_of_the_mean_maps(rmt):
 
 def lines_of(parts, maps, of_samples):
     """The study's content where such maps were read, and nothing else."""
-    lines = find_lines(parts, maps)
-    return Attention.present(AttentionMaps(parts, 0, None, None, maps, of_samples, lines))
+    study = content({}, [], "", arrays={}, maps=[], texts=[])
+    add_lines(study, parts, maps, of_samples)
+    return study
 
 
 @pytest.mark.parametrize("planted", ["diagonal", "anti-diagonal"])
@@ -228,7 +229,7 @@ def test_of_a_task_maps_are_those_of_each_segment_over_all_samples(tmp_path):
     without = (*WITHOUT, "TextFiles")
     with jax.set_mesh(one_device()):
         run = a_run(tmp_path, lines, without, length=8)
-        found = Attention.present(Attention(tokens=10**6).measure(run, {}, np.arange(7), seed=0))
+        found = Attention(tokens=10**6).measure(run, {}, np.arange(7), seed=0)
         model = run.experiment.bind_evaluated(run.params, 8)
         read, best = jax.jit(model.attention_weights), 0.0
         caches, maps = model.init_caches(7), []

@@ -5,8 +5,9 @@ import pytest
 from fabricated_recordings import book_store, fabricate, planted_book
 
 from brt.data.vocabularies.base import ByteVocabulary
+from brt.evaluation.token_kinds import KINDS
 from brt.evaluation.words import Words
-from brt.studies.compare import Compare, compare, describe, largest
+from brt.studies.compare import compare, describe, largest
 from brt.studies.study import choose_documents
 
 WINDOW, SEGMENT = 64, 512
@@ -50,7 +51,7 @@ def recordings(store, tmp_path_factory):
 @pytest.fixture(scope="module")
 def found(recordings, store):
     documents = range(len(BOOKS))
-    return Compare.present(compare(*recordings.values(), store, ByteVocabulary(), documents))
+    return compare(*recordings.values(), store, ByteVocabulary(), documents)
 
 
 def test_losses_by_kind_of_token_are_those_of_a_loop_over_the_text(found, recordings):
@@ -164,7 +165,7 @@ def test_counts_are_those_of_the_entries(found):
 
 def test_the_other_direction_is_the_same_study_with_the_models_exchanged(found, recordings, store):
     other_way = *reversed(recordings.values()), store, ByteVocabulary(), range(len(BOOKS))
-    exchanged = Compare.present(compare(*other_way))
+    exchanged = compare(*other_way)
     for one, two in (("better", "worse"), ("worse", "better")):
         ours = [(e["document"], e["token"]) for e in found["excerpts"] if e["direction"] == one]
         theirs = [
@@ -192,7 +193,7 @@ def test_documents_of_one_token_are_compared(tmp_path):
         fabricate(tmp_path / name, store, [np.array([x]), np.array([1.0])])
         for name, x in (("a", 0.5), ("b", 2.0))
     )
-    found = Compare.present(compare(one, two, store, ByteVocabulary(), [0, 1]))
+    found = compare(one, two, store, ByteVocabulary(), [0, 1])
     assert found["numbers"]["tokens"] == found["numbers"]["better_top40_of"] == 2
     assert found["excerpts"][0]["text"] == "a" and found["series"][0]["borders"] == []
 
@@ -205,7 +206,7 @@ def test_a_long_curve_keeps_its_spikes(store, tmp_path, monkeypatch):
     one, two = (
         fabricate(tmp_path / name, store, nats) for name, nats in (("a", flat), ("b", spiked))
     )
-    curve, *_ = compare(one, two, store, ByteVocabulary(), [1]).curves
+    curve, *_ = compare(one, two, store, ByteVocabulary(), [1])["series"]
     assert len(curve["x"]) == 50
     points = dict(zip(curve["x"], curve["y"]))
     assert points[333] == 8.0 and points[1234] == -6.0
@@ -227,16 +228,18 @@ def test_only_tokens_that_the_corpus_scores_are_compared(store, tmp_path, monkey
     w, a, b = (np.concatenate(x) for x in (weights, *nats))
     chosen = w > 0
     bits, other_bits = (np.average(x[chosen], weights=w[chosen]) / np.log(2) for x in (a, b))
-    numbers = found.numbers
+    numbers = found["numbers"]
     assert numbers["bits_per_token"] == pytest.approx(bits)
     assert numbers["other_bits_per_token"] == pytest.approx(other_bits)
     assert numbers["tokens"] == chosen.sum() < len(w)
     assert numbers["better_share"] == pytest.approx((b > a)[chosen].mean())
-    assert sum(kind.contribution for kind in found.by_kind) == pytest.approx(other_bits - bits)
-    assert sum(kind.tokens for kind in found.by_kind) == chosen.sum()
-    for token in (token for tokens in found.top.values() for token in tokens):
-        assert weights[token.document][token.of.token] > 0
-    for curve, weights_T in zip(found.curves, weights):
+    kinds = [kind.replace(" ", "_") for kind in KINDS]
+    contributions = [numbers[f"{kind}_contribution_bits"] for kind in kinds]
+    assert sum(contributions) == pytest.approx(other_bits - bits)
+    assert sum(numbers[f"{kind}_tokens"] for kind in kinds) == chosen.sum()
+    for entry in found["excerpts"]:
+        assert weights[entry["document"]][entry["token"]] > 0
+    for curve, weights_T in zip(found["series"], weights):
         assert curve["x"] == np.flatnonzero(weights_T).tolist()
 
 

@@ -158,9 +158,9 @@ def test_what_is_reported_is_made_of_the_losses_of_each_model(recurrent, monkeyp
     kept = []
     monkeypatch.setattr(study, "context_losses", lambda *_: kept.append(next(losses)) or kept[-1])
     found = study.Recl(7, 45, 9).measure(recurrent, {"other": recurrent}, np.arange(7))
-    assert found.contexts == CONTEXTS.tolist() and found.positions == 9 and len(found.models) == 2
-    for i, model in enumerate(found.models):
+    assert found["contexts"] == CONTEXTS.tolist() and found["numbers"]["positions"] == 9
+    for i, (row, curve) in enumerate(zip(found["table"], found["series"], strict=True)):
         for share in (0.1, 0.5, 1.0):
             expected = effective_context(np.stack(kept), i, CONTEXTS, share)
-            assert model.effective[share] == expected
-        assert model.perplexities == pytest.approx(perplexities(np.stack(kept))[i])
+            assert (row[f"r{share}"], row[f"r{share}_ended"]) == expected
+        assert curve["y"] == pytest.approx(perplexities(np.stack(kept))[i])

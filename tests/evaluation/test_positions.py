@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from fabricated_recordings import fabricate
 
-from brt.studies.positions import Positions, loss_by_position
+from brt.studies.positions import loss_by_position
 
 LENGTHS = [1, 5, 30, 31, 77, 150]
 SEGMENT, WINDOW = 24, 8
@@ -29,29 +29,30 @@ def made(store_of, tmp_path_factory):
 def test_curves_are_means_over_all_tokens_up_to_a_position(made, documents):
     store, recordings, nats = made
     found = loss_by_position(recordings, store, documents)
-    assert found.positions[-1] == found.longest == max(LENGTHS[d] for d in documents)
+    curves = {curve["name"]: curve for curve in found["series"]}
+    counts = curves["documents"]
+    assert counts["x"][-1] == found["numbers"]["longest"] == max(LENGTHS[d] for d in documents)
     for name in ("one", "two"):
-        for x, y in zip(found.positions, found.cumulative[name], strict=True):
+        curve = curves[f"cumulative, {name}"]
+        assert curve["x"] == counts["x"]
+        for x, y in zip(curve["x"], curve["y"], strict=True):
             seen = np.concatenate([nats[name][d][:x] for d in documents])
             assert y == pytest.approx(seen.mean(dtype=float) / math.log(2))
-        whole = np.concatenate([nats[name][d] for d in documents]).mean(dtype=float)
-        assert found.cumulative[name][-1] == pytest.approx(whole / math.log(2))
-    for x, y in zip(found.positions, found.reaching, strict=True):
+        assert found["numbers"][f"bits_per_token, {name}"] == curve["y"][-1]
+    for x, y in zip(counts["x"], counts["y"], strict=True):
         assert y == sum(LENGTHS[d] >= x for d in documents)
-    content = Positions.present(found)
-    for curve in content["series"]:
-        if curve["name"].startswith("cumulative, "):
-            name = curve["name"].removeprefix("cumulative, ")
-            assert (curve["x"], curve["y"]) == (found.positions, found.cumulative[name])
-            assert content["numbers"][f"bits_per_token, {name}"] == curve["y"][-1]
+
+
+def part_of(found, unit, name):
+    return next(c for c in found["series"] if c["name"] == f"by place in the {unit}, {name}")
 
 
 def test_places_are_means_over_all_but_first_segments(made):
     store, recordings, nats = made
-    parts = {part.unit: part for part in loss_by_position(recordings, store, range(6)).by_part}
+    found = loss_by_position(recordings, store, range(6))
     for unit, length in (("segment", SEGMENT), ("block", WINDOW)):
-        part = parts[unit]
-        for x, y in zip(part.offsets, part.bits, strict=True):
+        part = part_of(found, unit, "one")
+        for x, y in zip(part["x"], part["y"], strict=True):
             tokens = [
                 value
                 for document in nats["one"]
@@ -59,7 +60,7 @@ def test_places_are_means_over_all_but_first_segments(made):
                 if place >= SEGMENT and place % length == x
             ]
             assert y == pytest.approx(np.mean(tokens, dtype=float) / math.log(2))
-        assert len(part.offsets) == length
+        assert len(part["x"]) == length
 
 
 def test_tokens_count_by_the_loss_weights_of_the_corpus(store_of, tmp_path):
@@ -72,14 +73,15 @@ def test_tokens_count_by_the_loss_weights_of_the_corpus(store_of, tmp_path):
     found = loss_by_position(
         {"a": fabricate(tmp_path / "a", store, nats, **sizes)}, store, range(6)
     )
-    assert found.tokens == sum((w > 0).sum() for w in weights) < sum(LENGTHS)
-    assert found.positions[0] == 2  # a document's first token has no weight
-    for x, y in zip(found.positions, found.cumulative["a"], strict=True):
+    assert found["numbers"]["tokens"] == sum((w > 0).sum() for w in weights) < sum(LENGTHS)
+    curve = found["series"][0]
+    assert curve["x"][0] == 2  # a document's first token has no weight
+    for x, y in zip(curve["x"], curve["y"], strict=True):
         pairs = [(n, w) for d in range(6) for n, w in zip(nats[d][:x], weights[d][:x]) if w > 0]
         expected = sum(float(n) * w for n, w in pairs) / sum(w for _, w in pairs)
         assert y == pytest.approx(expected / math.log(2))
-    (part,) = (part for part in found.by_part if part.unit == "block")
-    for x, y in zip(part.offsets, part.bits, strict=True):
+    part = part_of(found, "block", "a")
+    for x, y in zip(part["x"], part["y"], strict=True):
         places = [(d, t) for d in range(6) for t in range(SEGMENT, LENGTHS[d]) if t % WINDOW == x]
         total = sum(float(nats[d][t]) * weights[d][t] for d, t in places)
         expected = total / sum(weights[d][t] for d, t in places)
@@ -89,5 +91,5 @@ def test_tokens_count_by_the_loss_weights_of_the_corpus(store_of, tmp_path):
 def test_a_single_token_has_a_curve_too(made):
     store, recordings, nats = made
     found = loss_by_position({"one": recordings["one"]}, store, [0])
-    assert found.positions == [1]
-    assert found.cumulative["one"] == pytest.approx([nats["one"][0][0] / math.log(2)])
+    assert found["series"][0]["x"] == [1]
+    assert found["series"][0]["y"] == pytest.approx([nats["one"][0][0] / math.log(2)])

@@ -21,14 +21,7 @@ from brt.evaluation.recorded_run import RecordedRun
 from brt.evaluation.recording import Recording
 from brt.studies import memory_use as memory_report
 from brt.studies.compare import Compare
-from brt.studies.memory_use import (
-    AblationCost,
-    LayerMemory,
-    MemoryUse,
-    StateLosses,
-    StateUse,
-    gates_and_gradients,
-)
+from brt.studies.memory_use import LayerMemory, MemoryUse, gates_and_gradients
 from brt.studies.reach import Reach, block_starts, cost_of_reset, reach_of
 from brt.studies.study import run_study
 
@@ -85,8 +78,7 @@ def deaf(run, folder):
 
 
 def test_costs_are_those_of_the_recordings(recurrent):
-    found = MemoryUse().measure(recurrent, {}, ALL).losses
-    costs = {cost.state: cost for cost in found.costs}
+    numbers = MemoryUse().measure(recurrent, {}, ALL)["numbers"]
     sums, tokens = {}, 0
     for document in ALL:
         length = int(recurrent.store.lengths_D[document])
@@ -94,14 +86,13 @@ def test_costs_are_those_of_the_recordings(recurrent):
         for state in ("kept", "cleared", "zeroed", "swapped"):
             nats = recurrent.recording(state).document(document).nats_T
             sums[state] = sums.get(state, 0.0) + float(nats[T:].sum(dtype=float))
-    assert found.tokens == tokens and list(costs) == ["cleared", "zeroed", "swapped"]
-    bits = {"kept": found.bits_kept, **{state: cost.bits for state, cost in costs.items()}}
+    assert numbers["tokens"] == tokens
     for state, nats in sums.items():
-        assert bits[state] == pytest.approx(nats / tokens / math.log(2), rel=1e-9)
-    for state, found_cost in costs.items():
-        cost = (sums[state] - sums["kept"]) / tokens / math.log(2)
-        assert found_cost.cost == pytest.approx(cost, abs=1e-9)
-        assert cost != 0 and found_cost.error > 0
+        assert numbers[f"bits_{state}"] == pytest.approx(nats / tokens / math.log(2), rel=1e-9)
+        if state != "kept":
+            cost = (nats - sums["kept"]) / tokens / math.log(2)
+            assert numbers[f"cost_{state}"] == pytest.approx(cost, abs=1e-9)
+            assert cost != 0 and numbers[f"cost_{state}_error"] > 0
 
 
 def test_an_external_memory_is_weighed_like_a_state_but_no_gradient_reaches_it(tmp_path):
@@ -113,13 +104,14 @@ def test_an_external_memory_is_weighed_like_a_state_but_no_gradient_reaches_it(t
     path = write_config(tmp_path, *lines, *memory, without=("RecurrentCell",))
     with jax.set_mesh(one_device()):
         found = MemoryUse().measure(a_run(tmp_path, build(path).experiment), {}, ALL)
-    cleared, zeroed, swapped = (cost.cost for cost in found.losses.costs)
+    numbers = found["numbers"]
+    cleared, zeroed, swapped = (
+        numbers[f"cost_{name}"] for name in ("cleared", "zeroed", "swapped")
+    )
     assert cleared != 0 and cleared == zeroed
     assert swapped not in (0, cleared)
-    (layer,) = found.layers
-    assert layer.layer == 1 and 0 < layer.measures["memory_share"] < 1
-    assert layer.measures["gradient_norm"] == 0
-    assert "no gradient of the loss reaches it" in MemoryUse.present(found)["summary"]
+    assert 0 < numbers["layer1/memory_share"] < 1 and numbers["layer1/gradient_norm"] == 0
+    assert "no gradient of the loss reaches it" in found["summary"]
 
 
 def test_gradients_reach_the_state_as_differences_say(recurrent):
@@ -186,19 +178,19 @@ def test_a_half_life_is_where_half_is_left(recurrent):
 
 def test_a_state_that_nothing_reads_is_found_out(recurrent, tmp_path):
     found = MemoryUse().measure(deaf(recurrent, tmp_path), {}, ALL)
-    (layer,) = found.layers
-    assert layer.carries_state
-    assert layer.measures["state_share"] == layer.measures["gradient_norm"] == 0
-    assert all(abs(cost.cost) < 1e-6 for cost in found.losses.costs if cost.state != "zeroed")
-    sentence = MemoryUse.present(found)["summary"]
+    numbers, sentence = found["numbers"], found["summary"]
+    assert numbers["layer1/state_share"] == numbers["layer1/gradient_norm"] == 0
+    assert all(abs(numbers[f"cost_{state}"]) < 1e-6 for state in ("cleared", "swapped"))
     assert sentence.startswith("There is no sign that the memory is used")
     assert "layer1 takes 0.0%" in sentence
 
 
 def sentence_of(layers, **costs):
     """The summary of made-up costs, (cost, error) by state."""
-    made = [AblationCost(state, 2.5 + c, c, error, []) for state, (c, error) in costs.items()]
-    return memory_report.summary(StateUse(StateLosses(1, 100, 2.5, made), layers, {}))
+    numbers = {"bits_kept": 2.5}
+    for state, (cost, error) in costs.items():
+        numbers |= {f"cost_{state}": cost, f"cost_{state}_error": error}
+    return memory_report.summary(numbers, layers)
 
 
 @pytest.mark.parametrize(
@@ -250,7 +242,7 @@ def test_zeros_of_layers_without_a_state_are_not_told():
 
 
 def test_a_model_without_a_state_says_so(slide):
-    content = MemoryUse.present(MemoryUse().measure(slide, {}, ALL))
+    content = MemoryUse().measure(slide, {}, ALL)
     assert "windows of 8 tokens" in content["summary"]
     assert content["numbers"] == {} and content["series"] == []
 
@@ -258,8 +250,7 @@ def test_a_model_without_a_state_says_so(slide):
 @pytest.mark.parametrize("documents", [[0], range(5)])
 def test_documents_of_one_segment_carry_nothing(recurrent, documents):
     """The first of them is of one token."""
-    found = MemoryUse().measure(recurrent, {}, np.array(documents))
-    sentence = MemoryUse.present(found)["summary"]
+    sentence = MemoryUse().measure(recurrent, {}, np.array(documents))["summary"]
     assert "16 tokens" in sentence and "Evaluation.segment_length" in sentence
 
 
@@ -333,10 +324,10 @@ def test_a_distance_costs_no_more_tokens_than_allowed_but_one_batch(recurrent, t
 def test_a_window_reaches_as_far_as_it_is_long(slide):
     """One layer: a block that begins W tokens after a reset sees nothing of what was before."""
     found = Reach().measure(slide, {}, ALL)
-    (probe,) = found.probes
-    assert probe.probe == "context" and probe.distances == [8, 16, 32, 64, 100]
-    assert np.abs(probe.bits).max() < 1e-5
-    assert found.windows_reach == slide.experiment.model.receptive_field() == 8
+    (curve,) = found["series"]
+    assert curve["name"].endswith("context") and curve["x"] == [8, 16, 32, 64, 100]
+    assert np.abs(curve["y"]).max() < 1e-5
+    assert found["numbers"]["windows_reach"] == slide.experiment.model.receptive_field() == 8
     nearest = cost_of_reset(
         *(slide, SegmentReader(slide.experiment, slide.mesh, 3, W), slide.recording("kept")),
         *(block_starts(slide.store, ALL, W, 0), "context", 0),
@@ -358,7 +349,7 @@ def test_beyond_the_reach_no_reset_is_dear(costs, expected):
 
 
 def test_both_curves_end_at_the_whole_document(recurrent):
-    found = Reach.present(Reach().measure(recurrent, {}, ALL))
+    found = Reach().measure(recurrent, {}, ALL)
     assert [s["name"] for s in found["series"]] == [
         "cost of resetting the state",
         "cost of resetting the context",
@@ -369,7 +360,7 @@ def test_both_curves_end_at_the_whole_document(recurrent):
         assert all(curve["tokens"][:-1]) and abs(curve["y"][0]) > 1e-3
     assert recurrent.experiment.model.receptive_field() == math.inf
     for short in (np.arange(5), np.array([0])):
-        sentence = Reach.present(Reach().measure(recurrent, {}, short))["summary"]
+        sentence = Reach().measure(recurrent, {}, short)["summary"]
         assert "of 8 tokens each" in sentence
 
 
@@ -425,14 +416,16 @@ def test_a_memory_that_knows_all_answers_is_told_that_it_helps(answering, monkey
         lambda run, state, chosen: OfAnswers(record(run, state, chosen), store.weights, state),
     )
     found = MemoryUse().measure(answering, {}, documents)
-    assert MemoryUse.present(found)["summary"].startswith("This document's state is used: ")
+    numbers, series = found["numbers"], found["series"]
+    assert found["summary"].startswith("This document's state is used: ")
     answers = [int(np.count_nonzero(store.weights(d, T))) for d in range(3)]
-    assert found.losses.tokens == sum(answers) < sum(store.lengths_D - T)
-    assert found.losses.bits_kept == 0
-    assert [cost.cost for cost in found.losses.costs] == pytest.approx([4 / math.log(2)] * 3)
+    assert numbers["tokens"] == sum(answers) < sum(store.lengths_D - T)
+    assert numbers["bits_kept"] == 0 and len(series) == 3
+    for state in ("cleared", "zeroed", "swapped"):
+        assert numbers[f"cost_{state}"] == pytest.approx(4 / math.log(2))
     asked = [int(d) // T for n in range(3) for d in np.flatnonzero(store.weights(n))]
-    assert list(found.losses.segments) == sorted(set(asked))
-    assert all(np.isfinite(cost.by_segment).all() for cost in found.losses.costs)
+    for curve in series:
+        assert curve["x"] == sorted(set(asked)) and np.isfinite(curve["y"]).all()
 
 
 def test_a_reset_is_weighed_by_the_answers_after_it(answering):

@@ -126,7 +126,6 @@ class Decoder(PretrainedBackbone):
         return constrain(self.embedding_VD[...].astype(self.dtype)[ids_BT], "BTD")
 
     def enter(self, x_BTD: jax.Array, positions_BT: jax.Array) -> jax.Array:
-        """Returns the inputs of the first layer."""
         return x_BTD
 
     def leave(self, x_BTD: jax.Array) -> jax.Array:
@@ -134,7 +133,6 @@ class Decoder(PretrainedBackbone):
 
     @property
     def head(self) -> nnx.Param:
-        """The matrix of the logits, (V, D)."""
         return self.embedding_VD if self.settings.tied else self.head_VD
 
     def logits(self, x_BTD: jax.Array) -> jax.Array:
@@ -185,7 +183,6 @@ class Decoder(PretrainedBackbone):
         return Names(tuple(tensors), settings.prefix, ignored, self.old_endings)
 
     def position_tensors(self) -> list[Tensor]:
-        """Returns the tensors of the embeddings of positions."""
         return []
 
     def one_layer(self) -> list[Tensor]:

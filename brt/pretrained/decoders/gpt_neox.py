@@ -60,7 +60,6 @@ class GPTNeoXSettings(DecoderSettings):
 
     @property
     def rotated(self) -> int:
-        """Entries of a head that are rotated."""
         return int(self.sizes().head_size * self.rotary_share)
 
     def resolved(self) -> Self:

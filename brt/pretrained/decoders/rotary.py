@@ -33,7 +33,6 @@ class Llama3Scaling(NamedTuple):
 
     @classmethod
     def read(cls, value: dict[str, Any]) -> "Llama3Scaling | None":
-        """Returns the scaling of `rope_parameters` or `rope_scaling`; None for none."""
         kind = value.get("rope_type", value.get("type", "default"))
         if kind == "default":
             return None
@@ -44,7 +43,6 @@ class Llama3Scaling(NamedTuple):
         return scaling
 
     def written(self) -> dict[str, Any]:
-        """Returns `rope_scaling` of config.json."""
         return {
             "rope_type": "llama3",
             "factor": self.factor,

@@ -120,7 +120,6 @@ class BERT(Encoder):
         self.layers = nnx.List(self.layer_type(rngs, settings) for _ in range(count))
 
     def rows_of_positions(self, real_BT: jax.Array) -> jax.Array:
-        """Returns the row of the position embeddings of each position, (B, T)."""
         return jnp.broadcast_to(jnp.arange(real_BT.shape[1]), real_BT.shape)
 
     def enter(
@@ -155,7 +154,6 @@ class BERT(Encoder):
         return Names(tuple(tensors), self.prefix, ignored, OLD_NORMS)
 
     def one_layer(self) -> list[Tensor]:
-        """Returns the tensors of one layer, named from the layer on."""
         q, k, v = self.heads_on_disk
         return [
             *matrix_tensors(f"attention.self.{q}", "queries_DA", "queries_bias_A"),

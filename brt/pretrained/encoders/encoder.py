@@ -41,7 +41,6 @@ class Encoder(PretrainedBackbone):
 
     @property
     def head_activation(self) -> str:
-        """The activation of the head for classes."""
         return "tanh"
 
     def embed(self, tokens_BT: jax.Array) -> jax.Array:

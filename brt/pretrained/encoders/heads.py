@@ -32,7 +32,6 @@ class ClassesHead(nnx.Module):
 
     @staticmethod
     def tensors(body: Encoder) -> list[Tensor]:
-        """Returns its tensors on disk; a folder may lack them."""
         names = body.classes_names
         if names is None:
             return []
@@ -59,7 +58,6 @@ class SpansHead(nnx.Module):
         return y_BTN[..., 0], y_BTN[..., 1]
 
     def kinds(self, x_BD: jax.Array) -> jax.Array:
-        """Maps (B, D) to (B, N)."""
         return at_least_float32(linear(x_BD, self.kinds_DN, self.kinds_bias_N))
 
     @staticmethod

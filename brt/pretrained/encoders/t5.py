@@ -129,7 +129,6 @@ class T5(Encoder):
         return self.final_norm(x_BTD)
 
     def shared(self, entered_BTD: jax.Array, real_BT: jax.Array | None) -> jax.Array:
-        """Returns the attention bias of all layers, (H, T, T)."""
         positions_T = np.arange(entered_BTD.shape[1])
         rows = two_sided_buckets(
             positions_T - positions_T[:, None],

@@ -76,7 +76,6 @@ class BackboneMemory(WindowMemory):
         self.attach(rngs, body, layer % num_layers, self.memory.num_states)
 
     def attach(self, rngs: nnx.Rngs, body: PretrainedBackbone, index: int, num_states: int) -> None:
-        """Adds the parameters of attention to states at a layer, counted from 0."""
         sizes = body.sizes
         self.sizes = sizes
         self.index = index
@@ -93,7 +92,6 @@ class BackboneMemory(WindowMemory):
         return self.one_block(self.memory.states(cache, dtype, self.memory.prepare(dtype)))
 
     def one_block(self, states: BlockStates | None) -> StateKeys | None:
-        """Returns the states that the tokens of one block see."""
         return None if states is None else StateKeys(*(x_B1SHK[:, 0] for x_B1SHK in states))
 
     def attend(
@@ -106,7 +104,6 @@ class BackboneMemory(WindowMemory):
         return attended_BTHK, read and self.read_states(heads.normed_BTD, read)
 
     def tokens(self, heads: Heads) -> LayerTokens:
-        """Returns the tokens of a layer as the memory sees them."""
         queries_BTHK, scale_H = unit_heads(heads.queries_BTHK), jnp.ones(self.sizes.num_heads)
         return LayerTokens(heads.normed_BTD, queries_BTHK, *self.token_keys(heads.keys), scale_H)
 
@@ -117,12 +114,10 @@ class BackboneMemory(WindowMemory):
         return linear(join_heads(read_BTHK), self.cross_output_AD)
 
     def token_keys(self, keys: LayerKeys) -> LayerKeys:
-        """Returns keys of unit length, and values, (B, T, H, K)."""
         k_BJHK, v_BJHK = repeat_keys(keys, self.sizes.num_heads)
         return LayerKeys(unit_heads(k_BJHK), v_BJHK)
 
     def update(self, cache: Any, segment: Window) -> tuple[Any, Metrics]:
-        """Returns the cache after a window, and metrics, those of `with_output_norm` too."""
         token_keys = self.token_keys(segment.keys[self.index])
         weights = self.memory.prepare(token_keys.keys_BJGK.dtype)
         cache, metrics = self.memory.update(cache, *token_keys, weights)

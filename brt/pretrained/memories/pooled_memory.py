@@ -41,7 +41,6 @@ class PooledCache(NamedTuple):
     count_B: jax.Array
 
     def clear_state(self, empty: "PooledCache") -> "PooledCache":
-        """Returns no vector."""
         return empty
 
 
@@ -150,7 +149,6 @@ class PooledMemory(WindowMemory):
         return PooledSums(sum_BD, weights_BT.sum(axis=1), highest_B)
 
     def mixture(self, outputs: Sequence[jax.Array]) -> jax.Array:
-        """Returns the mixture of all layers' outputs, (B, T, D)."""
         shares_L = jax.nn.softmax(self.mixture_L[...])
         shared = zip(shares_L, outputs, strict=True)
         return jnp.asarray(sum(share * at_least_float32(x_BTD) for share, x_BTD in shared))

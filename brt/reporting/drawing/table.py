@@ -27,7 +27,6 @@ class Cell(NamedTuple):
 
 
 def published(text: str | None) -> Cell:
-    """Returns the cell of a published number, a dash for None."""
     return Cell(text or "–")
 
 
@@ -144,7 +143,6 @@ class Table(NamedTuple):
         }
 
     def as_html(self) -> str:
-        """Returns a `<table>`; measured cells have their numbers in `data-values`."""
         kinds, notes = self._column_classes(), self.notes()
         titles = "".join(
             f'<th scope="col"{kind}>{escape(column.title)}</th>'

@@ -30,7 +30,6 @@ FRONTIER_COLOUR = 6
 def paper_tables(
     paper: Paper, groups: list[Group], step_times: dict[str, StepTime] | None = None
 ) -> list[Table]:
-    """Returns the tables of a paper; `step_times` are those of `read_step_times`."""
     tables, groups = [], [group for group in groups if fits(group.position, paper.where)]
     printing = [t for t in paper.tables if any(q.is_printed for q in t.quantities)]
     placed = {id(group) for table in printing for group in _of_rows(table, groups)}
@@ -42,11 +41,6 @@ def paper_tables(
         if table.contrasts:
             tables.append(_differences(table, filled))
     return tables
-
-
-def concerns(paper: Paper, groups: list[Group]) -> bool:
-    """Returns whether a report of these runs shows the paper even without measured numbers."""
-    return any(fits(group.position, paper.about) for group in groups)
 
 
 def _of_rows(table: PaperTable, groups):
@@ -216,7 +210,6 @@ def _signed(value, decimals):
 
 
 def paper_plots(paper: Paper, groups: list[Group]) -> list[Plot]:
-    """Returns the figures of a paper with published curves and measured points."""
     groups = [group for group in groups if fits(group.position, paper.where)]
     return [_plot(paper, plot, groups) for plot in paper.plots]
 

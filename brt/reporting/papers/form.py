@@ -187,7 +187,6 @@ class Size(NamedTuple):
 class Paper(NamedTuple):
     """A paper's tables and figures, in its own order, and groups of settings by name.
 
-    about: rule for the runs whose report shows the paper, measured or not.
     where: rule for the runs that may fill it.
     """
 
@@ -195,7 +194,6 @@ class Paper(NamedTuple):
     title: str
     tables: tuple[PaperTable, ...]
     plots: tuple[PaperPlot, ...]
-    about: dict
     where: dict = {}
     sizes: tuple[Size, ...] = ()
     settings: dict[str, tuple[Settings, ...]] = {}

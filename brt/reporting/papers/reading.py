@@ -59,7 +59,6 @@ def read_paper(name: str) -> Paper:
         content["title"],
         tuple(tables[raw["name"]] for raw in raw_tables),
         tuple(_plot(raw, content, settings, tables) for raw in plots),
-        _rule(content["about"]),
         _rule(content.get("where", {})),
         tuple(Size(name, *map(int, rest)) for name, *rest in _lines(content.get("sizes", ""))),
         settings,
