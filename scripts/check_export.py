@@ -87,7 +87,6 @@ def error(folder: str, python: str) -> float:
 
 
 def logits_of(folder: str) -> tuple[np.ndarray, np.ndarray]:
-    """Returns random ids and brt's logits."""
     config = HubFolder(folder).config
     if config["model_type"] in ENCODERS:
         return _answers(folder, config)
@@ -102,7 +101,6 @@ def logits_of(folder: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _answers(folder, config):
-    """Returns random ids and the answers of a reader without memory."""
     (architecture,) = config["architectures"]
     targets = next((name for end, name in ANSWERS.items() if architecture.endswith(end)), None)
     if targets is None:

@@ -112,7 +112,6 @@ SYSTEMS = {
 
 
 def config_of(system: tuple[str, str], bindings: Sequence[str], folder: Path, steps: int) -> str:
-    """Returns the run's gin text."""
     model, corpus = system
     parts = model, corpus, RUN
     filled = (part.format(folder=folder, steps=steps) for part in parts)
@@ -120,7 +119,6 @@ def config_of(system: tuple[str, str], bindings: Sequence[str], folder: Path, st
 
 
 def system_of(files: Sequence[str]) -> tuple[str, str]:
-    """Returns the system of gin files without a corpus."""
     return "".join(f'include "{os.path.abspath(file)}"\n' for file in files), TEXT
 
 
@@ -135,7 +133,6 @@ def make_text(folder: Path, seed: int) -> None:
 
 
 def begin(folder: Path, name: str) -> subprocess.Popen:
-    """Starts or resumes a run; all processes share compiled programs."""
     command = [sys.executable, "-m", "brt.train", f"--gin_file={folder}/config.gin"]
     environment = os.environ | {"JAX_COMPILATION_CACHE_DIR": str(folder / "compiled")}
     with open(folder / f"{name}.log", "a", encoding="utf-8") as log:
@@ -167,7 +164,6 @@ def undisturbed(folder: Path) -> float:
 
 
 def being_written(folder: Path, since: float) -> bool:
-    """Returns whether a checkpoint was started after `since` and is unfinished."""
     for path in (folder / "killed" / "checkpoints").glob("*tmp*"):
         try:
             if path.stat().st_mtime > since:
@@ -236,7 +232,6 @@ def stop_often(folder: Path, kills: int, steps: int, start_up: float, rng: rando
 
 
 def evaluates(folder: Path) -> bool:
-    """Returns whether an evaluation is due and not recorded."""
     records = read_metrics(str(folder / "killed"))
     trained = max((r["step"] for r in records if "train/loss" in r), default=0)
     evaluated = max((r["step"] for r in records if "eval/loss" in r), default=0)
@@ -244,7 +239,6 @@ def evaluates(folder: Path) -> bool:
 
 
 def compare(folder: Path) -> bool:
-    """Prints what differs between the two runs; returns whether nothing does."""
     config.parse([str(folder / "config.gin")])
     abstract = Experiment.from_gin().abstract_state()
     states, records = [], []

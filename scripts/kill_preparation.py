@@ -34,7 +34,6 @@ Corpus(store, TextFiles(text), vocabulary).prepare("train", quiet=True, workers=
 
 
 def make_text(folder: Path, megabytes: int, rng: random.Random) -> tuple[str, str]:
-    """Writes books of random words and a BPE model of them."""
     from sentencepiece import SentencePieceTrainer
 
     words = ["".join(rng.choices("etaoinshrdlu", k=rng.randint(1, 9))) for _ in range(2000)]
@@ -66,7 +65,6 @@ def finish(store: Path, workers: int, settings: Sequence[str]) -> None:
 
 
 def shards(store: Path) -> dict[str, int]:
-    """Returns the finishing times of shards by name."""
     found = {}
     for path in (store / "train").glob("shard-?????/tokens.bin"):
         found[path.parent.name] = path.stat().st_mtime_ns

@@ -89,7 +89,6 @@ CHECKPOINTS = "checkpoints"
 
 
 def run_ladder() -> None:
-    """Runs unfinished runs, then writes the tables."""
     if FLAGS.workdir is None:
         raise LadderError("--workdir is missing: name a folder for the runs and their table.")
     if (FLAGS.sweep is None) == (FLAGS.grid is None) or bool(FLAGS.grid) != bool(FLAGS.gin_file):
@@ -225,7 +224,6 @@ def check_entry(folder: Path, entry: SweepEntry) -> None:
 
 
 def device_count() -> int:
-    """Returns the number of devices of a run, from a process that frees them again."""
     ask = "import jax; print(jax.device_count())"
     found = subprocess.run([sys.executable, "-c", ask], stdout=subprocess.PIPE, check=True)
     return int(found.stdout.split()[-1])
@@ -276,7 +274,6 @@ def evaluated(workdir: Path, entry: SweepEntry) -> bool:
 
 
 def begin(workdir: Path, entry: SweepEntry, seed: str) -> None:
-    """Makes a run folder, with links to checkpoints and records if another run trains it."""
     workdir.mkdir(parents=True, exist_ok=True)
     write_whole(workdir / STANDS_FOR_FILE, json.dumps(entry.paper, indent=1))
     if entry.trained_by != entry.name and not os.path.lexists(workdir / CHECKPOINTS):
@@ -298,7 +295,6 @@ def commands(file: Path, seed: str, workdir: Path) -> list[list[str]]:
 
 
 def shell_line(commands_of_run: Sequence[Sequence[str]]) -> str:
-    """Returns a run's commands as one shell line for any folder."""
     words = [[sys.executable, "-m", *command_of_run] for command_of_run in commands_of_run]
     return " && ".join(map(shlex.join, [["cd", os.getcwd()], *words]))
 
@@ -353,7 +349,6 @@ OF_ENTRIES = (
 
 
 def entry_table(groups: Sequence[Group], changes: dict[str, str]) -> Table:
-    """Returns a table with a row for each entry: its number in the plot, and what it changes."""
     names = [entry_name(group) for group in groups]
     cells = [[group.quantity(quantity) for group in groups] for quantity in OF_ENTRIES]
     kept = [n for n, column in enumerate(cells) if any(cell.values for cell in column)]
@@ -368,7 +363,6 @@ def entry_table(groups: Sequence[Group], changes: dict[str, str]) -> Table:
 
 
 def entry_plot(groups: Sequence[Group]) -> Plot:
-    """Returns a plot of the last evaluation of each entry, by its number in the table."""
     lines = []
     for name, of in (("state kept", "bits_per_token"), ("state cleared", "cleared_bits_per_token")):
         cells = [group.quantity(Quantity(name, of)) for group in groups]
@@ -381,12 +375,10 @@ def entry_plot(groups: Sequence[Group]) -> Plot:
 
 
 def entry_name(group: Group) -> str:
-    """Returns the name of an entry: that of its run folders without the seed."""
     return group.runs[0].folder.name.rpartition("-seed")[0]
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Replaces a file atomically."""
     new = path.with_name(path.name + ".new")
     new.write_text(text, encoding="utf-8")
     os.replace(new, path)

@@ -83,7 +83,6 @@ def bindings_of(text: str) -> Iterator[tuple[str, Any, tuple[int, int]]]:
 
 
 def other(value: Any, rng: random.Random) -> Any:
-    """Another value of the same kind, or None."""
     if isinstance(value, bool):
         return not value
     if isinstance(value, int):
@@ -131,7 +130,6 @@ def readers() -> dict[str, list]:
 
 
 def changes(files: Iterable[str], rng: random.Random) -> list[Change]:
-    """All changes of these files and of the rows of sweeps."""
     found = []
     for file in sorted(files):
         text = (ROOT / "configs" / file).read_text(encoding="utf-8")

@@ -193,16 +193,12 @@ SEPARATE = re.compile(r""",(?=(?:[^"']|"[^"]*"|'[^']*')*$)(?![^(\[{]*[)\]}])""")
 
 
 def _quoted(value):
-    """Returns a value as gin reads it: a plain word is a string."""
     plain = re.fullmatch(r"[A-Za-z_]\w*", value) and value not in ("True", "False", "None")
     return f'"{value}"' if plain else value
 
 
 def _trained(settings):
-    """The settings without those that evaluation alone reads.
-
-    A plateau follows the evaluation: then all of them decide what is trained.
-    """
+    # Without what evaluation alone reads; a plateau follows the evaluation.
     if settings.get("Trainer.plateau"):
         return settings
     evaluation = [name for name in settings if name.startswith("Evaluation.")]
@@ -212,7 +208,6 @@ def _trained(settings):
 
 
 def _own(words, line, path):
-    """An entry's bindings; one name twice, or a space inside a binding, is a mistake."""
     try:
         found = as_declared(read_gin("\n".join(words)))
     except SyntaxError as error:
@@ -232,10 +227,7 @@ def _often(steps):
 
 
 def _warmup(settings, steps, own):
-    """A shorter warm-up in place of one that no run of so many steps would see the end of.
-
-    own: bindings that stay as they are.
-    """
+    """Returns a shorter warm-up where the run would end before it; `own` bindings stay."""
     schedule = str(settings.get("Trainer.schedule", "")).strip("@()").rpartition("/")[2]
     name, function = f"{schedule}.warmup_steps", getattr(schedules, schedule, None)
     if function is None or name in own:
@@ -263,14 +255,18 @@ def scaled(settings: dict, scale: Scale) -> dict:
     """
     if scale == SCALES["paper"]:
         return {}
-    _check_is_large(settings)
+    for name in ("BlockRecurrentTransformer.width", "TransformerXL.width"):
+        if settings.get(name, LEAST_WIDTH) < LEAST_WIDTH:
+            raise LadderError(
+                f"{name} = {settings[name]} is small already, and --scale would divide it once "
+                "more: give --scale=paper, which leaves a config as it is."
+            )
     if "TransformerXL.width" in settings:
         return _scaled_transformer_xl(settings, scale)
     if "BlockRecurrentTransformer.num_layers" not in settings:
         raise LadderError(
-            f"--scale divides the dimensions of BlockRecurrentTransformer and of TransformerXL, "
-            f"not those of "
-            f"{model_name(settings)}: give --scale=paper, which leaves a config as it is."
+            f"--scale divides no dimensions of {model_name(settings)}: give --scale=paper, which "
+            "leaves a config as it is."
         )
     divisors = {
         f"BlockRecurrentTransformer.{name}": getattr(scale, name)
@@ -311,19 +307,8 @@ def scaled(settings: dict, scale: Scale) -> dict:
     return found
 
 
-def _check_is_large(settings):
-    """Refuses a model narrower than any published one of text, which a config has scaled before."""
-    for name in ("BlockRecurrentTransformer.width", "TransformerXL.width"):
-        if settings.get(name, LEAST_WIDTH) < LEAST_WIDTH:
-            raise LadderError(
-                f"{name} = {settings[name]} is small already, and --scale would divide it once "
-                "more: give --scale=paper, which leaves a config as it is."
-            )
-
-
 def _scaled_transformer_xl(settings, scale):
-    """The same of a Transformer-XL. Its sizes, 410 and 41, divide by nothing: they are rounded up
-    to even ones. Its lengths stay, which are short as they are, and in steps of one token."""
+    # Sizes such as 410 and 41 are rounded up to even ones; lengths are short as they are.
     found = {}
     for name in ("width", "head_size", "feed_forward_size"):
         even = -(-settings[f"TransformerXL.{name}"] // (2 * getattr(scale, name)))

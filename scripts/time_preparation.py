@@ -33,8 +33,6 @@ BEAM = ("--direct_running_mode=multi_processing", "--direct_num_workers={}")
 def timed(
     text: str, vocabulary: str, workers: int, shard_bytes: int, beam: bool
 ) -> tuple[float, float]:
-    """Returns wall and CPU seconds of one preparation."""
-
     def cpu():
         used = resource.getrusage(resource.RUSAGE_CHILDREN)
         return used.ru_utime + used.ru_stime

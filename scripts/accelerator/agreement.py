@@ -62,7 +62,6 @@ def _farthest(found, expected):
 
 
 def _losses(experiment, device):
-    """Returns losses, summed gradients and caches of the segments, on the host."""
     state = jax.device_put(random_state(experiment), device)
     loss = make_loss(experiment.bind, **experiment.trainer.loss_settings)
     gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))

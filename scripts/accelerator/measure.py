@@ -47,7 +47,6 @@ MOST_ROWS = 32
 
 
 def plan() -> Plan:
-    """Returns the plan for this process's devices."""
     if jax.default_backend() == "cpu":
         tiny = ("BlockRecurrentTransformer.vocabulary_size = 256",)
         return Plan(SCALES["tiny"], SCALES["tiny"], tiny, 1, 4096 // SCALES["tiny"].lengths, 0, 4)
@@ -169,7 +168,6 @@ def _short(figures):
 
 
 def with_ratios(steps: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Returns the figures with `ratio`, seconds per token to Slide:13L's."""
     base = steps.get(BASELINE, {})
     if "seconds" not in base:
         return steps
@@ -182,7 +180,6 @@ def with_ratios(steps: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
 
 
 def table(found: Measured, machine: str) -> str:
-    """Returns a Markdown table of systems, and lines for decoding."""
     lines = [
         machine,
         "",
@@ -225,7 +222,6 @@ def _agreement(found):
 
 
 def main() -> None:
-    """Measures, prints the table, and writes it next to the JSON."""
     try:
         device = jax.devices()[0]
     except RuntimeError as error:

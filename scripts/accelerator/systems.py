@@ -28,7 +28,6 @@ class System(NamedTuple):
     bindings: list[str]
 
     def experiment(self, *further: str) -> Experiment:
-        """Returns the experiment with further bindings."""
         return Configuration(bindings=self.bindings).experiment(further)
 
 
@@ -88,6 +87,5 @@ def time_step(experiment: Experiment, seconds: float, least: int = 3) -> Timed:
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Returns whether a device's error means that its memory is too small."""
     text = str(error)
     return "RESOURCE_EXHAUSTED" in text or "out of memory" in text.lower()

@@ -48,7 +48,6 @@ def install(shell: Any) -> None:
 
 
 def plan(packages: dict[str, str], driver: int | None) -> tuple[list[str], list[str]]:
-    """Returns brt's extras and the versions to keep."""
     usable = packages.get("jax", "0") in allowed_jax()
     has_plugin = any("cuda" in name for name in packages)
     if usable and (has_plugin or driver is None):
@@ -59,21 +58,18 @@ def plan(packages: dict[str, str], driver: int | None) -> tuple[list[str], list[
 
 
 def allowed_jax() -> SpecifierSet:
-    """Returns the versions of JAX that setup.py allows."""
     found = re.search(r'"jax([<>=!~][^"]*)"', (ROOT / "setup.py").read_text(encoding="utf-8"))
     assert found is not None
     return SpecifierSet(found[1])
 
 
 def jax_packages() -> dict[str, str]:
-    """Returns the installed versions of JAX and its plugins."""
     found = importlib.metadata.distributions()
     named = ((distribution.metadata["Name"] or "", distribution.version) for distribution in found)
     return {name: version for name, version in named if PINNED.fullmatch(name)}
 
 
 def driver_version() -> int | None:
-    """Returns the GPU driver's major version; None without a GPU."""
     if shutil.which("nvidia-smi") is None:
         return None
     command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
@@ -83,7 +79,6 @@ def driver_version() -> int | None:
 
 
 def pip(*arguments: str) -> None:
-    """Runs pip; ends the notebook if it fails."""
     command = [sys.executable, "-m", "pip", *arguments]
     found = subprocess.run(command, capture_output=True, text=True)
     if found.returncode:
@@ -114,7 +109,6 @@ def look_at_devices(driver: int | None) -> None:
 
 
 def stop_at_failures(shell: Any) -> None:
-    """Makes a failing `!command` end its cell."""
     plain = shell.system
 
     def system(command: str) -> None:

@@ -29,13 +29,11 @@ PERPLEXITY = "word_level_perplexity"
 
 
 def one_device() -> jax.sharding.Mesh:
-    """Returns a mesh of the first device."""
     axes = AxisType.Auto, AxisType.Auto
     return jax.make_mesh((1, 1), ("data", "model"), axes, devices=jax.devices()[:1])
 
 
 def evaluate(workdir: Path, bindings: Sequence[str]) -> dict[str, float]:
-    """Returns the figures of a run's newest checkpoint, with further bindings."""
     experiment, params, step = load_run(str(workdir), bindings)
     mesh = one_device()
     with jax.set_mesh(mesh):
@@ -65,7 +63,6 @@ def overlaps_of(workdir: Path, overlaps: Sequence[int]) -> dict[int, list[str]]:
 
 
 def figures_of(workdir: Path, overlaps: Sequence[int], split: str) -> dict[str, dict[str, float]]:
-    """Returns the figures of a run by overlap, those that were kept and new ones."""
     name = f"overlaps_{split}.json"
     kept = workdir / name
     found = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}

@@ -72,7 +72,6 @@ class WordsHead(nnx.Module):
 
     @staticmethod
     def tensors(body: Encoder) -> list[Tensor]:
-        """Returns its tensors on disk."""
         names = WORDS[body.settings.model_type]
         dense = matrix_tensors(names.dense, "dense_DU", "dense_bias_U")
         return [*dense, *norm_tensors(names.norm, "norm"), Tensor(names.bias, ("bias_V",))]
@@ -101,19 +100,16 @@ class Whole(nnx.Module):
 
 
 def number_of_labels(body: Encoder) -> int:
-    """Returns how many classes the folder of a body tells apart."""
     folder = body.folder
     assert folder is not None and body.classes_names is not None
     return folder.tensors[f"{body.classes_names.output}.weight"].shape[0]
 
 
 def mean(nats: jax.Array, scored: np.ndarray) -> jax.Array:
-    """Returns the mean of the losses that are scored."""
     return jnp.where(jnp.asarray(scored), nats, 0.0).sum() / scored.sum()
 
 
 def outputs(model: Whole, recording: Mapping[str, Any]) -> tuple[jax.Array, Any, dict]:
-    """Returns the loss, hidden states, and what the head gives by its key."""
     ids_BT = jnp.asarray(recording["input_ids"], jnp.int32)
     real_BT = jnp.asarray(recording["attention_mask"] == 1)
     types_BT = None
@@ -145,7 +141,6 @@ def outputs(model: Whole, recording: Mapping[str, Any]) -> tuple[jax.Array, Any,
 
 
 def errors(recording: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
-    """Returns error and tolerance of each thing that is compared, by its name."""
     config = config_of(recording)
     folder = folder_of(recording)
     found = Found(recording)

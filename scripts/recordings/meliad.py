@@ -42,7 +42,6 @@ def replay(recording: Mapping[str, Any], model: LanguageModel) -> tuple[np.ndarr
 
 
 def cache_error(recording: Mapping[str, Any], prefix: str, caches: tuple) -> float:
-    """Largest difference of any cached array from the recorded collection `prefix`."""
     errors = []
     for i, cache in enumerate(caches):
         window = cache.window
@@ -78,7 +77,6 @@ def gradient_error(
     segment: int,
     prefix: str,
 ) -> float:
-    """Largest relative difference of any parameter's gradient on one segment."""
     tokens_BT, starts_B = recording["tokens"][segment], recording["start_of_sequence"][segment]
     targets_BT = recording["targets"][segment]
     graph, params = nnx.split(model, nnx.Param)
@@ -103,7 +101,6 @@ def gradient_error(
 
 
 def errors(recording: Mapping[str, Any]) -> dict:
-    """Returns the error of each thing that is compared, by its name."""
     search = "exact" if "exact" in recording["file"] else "bucketed"
     model = meliad_checkpoint.load_recording(recording, search)
     logits, caches = replay(recording, model)

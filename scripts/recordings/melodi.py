@@ -15,7 +15,6 @@ from recordings.meliad import replay
 
 
 def cache_error(recording: Mapping[str, Any], prefix: str, caches: tuple) -> float:
-    """Largest difference of any memory from the recorded collection `prefix`."""
     errors = []
     for i, cache in enumerate(caches):
         name = f"{prefix}/layer_stack/melodi_layers_{i}/{{}}/previous_mems_test"
@@ -28,7 +27,6 @@ def cache_error(recording: Mapping[str, Any], prefix: str, caches: tuple) -> flo
 def gradient_error(
     recording: Mapping[str, Any], model: Melodi, caches: tuple, segments: tuple, prefix: str
 ) -> float:
-    """Largest relative difference of any gradient of the summed losses of consecutive segments."""
     graph, params = nnx.split(model, nnx.Param)
 
     def loss(params):
@@ -56,7 +54,6 @@ def gradient_error(
 
 
 def errors(recording: Mapping[str, Any]) -> dict:
-    """Returns the error of each thing that is compared, by its name."""
     model = melodi_checkpoint.load_recording(recording)
     logits, caches = replay(recording, model)
     found = {"logits": np.abs(logits - recording["logits"]).max()}

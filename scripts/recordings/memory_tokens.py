@@ -30,7 +30,6 @@ from recordings.pretrained_errors import (
 def errors(
     recording: Mapping[str, Any], config: Mapping[str, Any]
 ) -> dict[str, tuple[float, float]]:
-    """Returns error and tolerance of each thing that is compared, by its name."""
     folder = folder_of(recording)
     if "segment_lengths" not in recording:
         raise ValueError("memory tokens around an encoder are not replayed yet.")

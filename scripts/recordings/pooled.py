@@ -73,7 +73,6 @@ class Replay:
         return bound(self.graph, params, "float64").for_segments(tokens_BT.shape[1])
 
     def _window(self, params, scored, caches):
-        """Returns the sum of nats, the nats of each token, logits, and the caches after."""
         tokens_BT, targets_BT, weights_BT = scored
         logits_BTV, caches = self._model(params, tokens_BT)(tokens_BT, caches)
         nats_BT = jnp.where(weights_BT, token_losses(logits_BTV, targets_BT)[0], 0.0)
@@ -101,16 +100,13 @@ class Replay:
         return back(d_BTD)[0]
 
     def fresh(self, window: int) -> jax.Array:
-        """Returns the tokens of a window that are new."""
         tokens = self.recording["windows"][window]
         return jnp.asarray(tokens[:, self.overlap if window else 0 :], jnp.int32)
 
     def of_window(self, key: str, window: int) -> np.ndarray:
-        """Returns what was recorded of a window's new tokens."""
         return self.recording[key][window][:, self.overlap if window else 0 :]
 
     def scored(self, window: int) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Returns a window's new tokens, their targets, and which of them are scored."""
         targets_BT = jnp.asarray(np.maximum(self.of_window("targets", window), 0), jnp.int32)
         return self.fresh(window), targets_BT, jnp.asarray(self.of_window("scored", window))
 
@@ -119,7 +115,6 @@ class Replay:
         return bound(self.graph, self.params, "float64").init_caches(rows)
 
     def gradients(self, depth: int | None = None) -> tuple[jax.Array, Any]:
-        """Returns the mean over scored tokens, and gradients through `depth` vectors; None: all."""
         W = len(self.recording["windows"])
         count = self.recording["scored"].sum()
         before = [self.empty()]
@@ -153,7 +148,6 @@ class Replay:
         return loss, total
 
     def disk(self, grads: Mapping) -> dict[str, np.ndarray]:
-        """Returns gradients by the names of the recording."""
         found = {f"body/{k}": v for k, v in self.names.write(grads["body"]).items()}
         module = grads["memories"][0]
         found["module/alpha"] = np.asarray(module["mixture_L"])
@@ -164,19 +158,16 @@ class Replay:
 
 
 def arrays_of(caches: tuple) -> tuple[jax.Array, jax.Array]:
-    """Returns what carries gradients from window to window."""
     return caches[0].x_BOD, caches[1].vectors_BMD
 
 
 def with_arrays(caches: tuple, held: tuple[jax.Array, jax.Array]) -> tuple:
-    """Returns the caches with these arrays in them."""
     return caches[0]._replace(x_BOD=held[0]), caches[1]._replace(vectors_BMD=held[1])
 
 
 def errors(
     recording: Mapping[str, Any], config: Mapping[str, Any]
 ) -> dict[str, tuple[float, float]]:
-    """Returns error and tolerance of each thing that is compared, by its name."""
     found = Found(recording)
     with jax.enable_x64(True):
         replay = Replay(recording, config, "all")
@@ -194,7 +185,6 @@ def errors(
 
 
 def _windows(replay, found, logits="logits"):
-    """Compares the windows in order, and what each leaves."""
     recording, params = replay.recording, replay.params
     caches = replay.empty()
     for window in range(len(recording["windows"])):

@@ -109,7 +109,6 @@ class Replay:
         return span_nats / windows_of_spans + kind_nats_B.mean(), found
 
     def disk(self, grads: Any) -> dict[str, np.ndarray]:
-        """Returns gradients by the names of the recording."""
         found = {f"body/{k}": v for k, v in self.names.write(grads).items()}
         for i, layer in grads["memories"][0]["network"].items():
             found[f"module/feed_forward/{i}/weight"] = np.asarray(layer["matrix_IU"])
@@ -122,7 +121,6 @@ class Replay:
 def errors(
     recording: Mapping[str, Any], config: Mapping[str, Any]
 ) -> dict[str, tuple[float, float]]:
-    """Returns error and tolerance of each thing that is compared, by its name."""
     found = Found(recording)
     with jax.enable_x64(True):
         replay = Replay(recording, config)

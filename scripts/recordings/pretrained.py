@@ -85,7 +85,6 @@ def decoder_errors(recording: Mapping[str, Any]) -> Found:
 
 
 def begun(model: PretrainedLanguageModel) -> tuple:
-    """Returns the decoding form of a document that has not begun."""
     return model.begin_decoding(model.init_caches(1))
 
 
@@ -117,7 +116,6 @@ def greedy_errors(recording: Mapping[str, Any], found: Found) -> None:
 
 
 def errors(recording: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
-    """Returns error and tolerance of each thing that is compared, by its name."""
     config = config_of(recording)
     if config.get("kind", "").startswith("ARPT") and "start_logits" in recording:
         return pooled_spans.errors(recording, config)

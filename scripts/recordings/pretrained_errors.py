@@ -110,12 +110,10 @@ def config_of(recording: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def folder_of(recording: Mapping[str, Any]) -> str:
-    """Returns the path of the folder of weights, beside the recording."""
     return str(Path(recording["path"]).parent / config_of(recording)["folder"])
 
 
 def body_of(folder: str) -> Callable[[nnx.Rngs], Decoder]:
-    """Returns what builds the decoder of a folder."""
     model_type = HubFolder(folder).config["model_type"]
     if model_type not in BODIES:
         raise ValueError(f"{folder} is a {model_type}, which is not replayed yet.")
@@ -123,7 +121,6 @@ def body_of(folder: str) -> Callable[[nnx.Rngs], Decoder]:
 
 
 def split_with(module: nnx.Module, given: Mapping) -> tuple[nnx.GraphDef, dict]:
-    """Returns a module's graph, and its parameters with those given."""
     graph, state = nnx.split(module, nnx.Param)
     return graph, merged(nnx.to_pure_dict(state), given)
 
@@ -139,10 +136,8 @@ def bound(graph: nnx.GraphDef, params: Mapping, dtype: Any = None) -> Any:
 
 
 def widened(params: Any) -> Any:
-    """Returns parameters in float64; inside `jax.enable_x64`."""
     return jax.tree.map(lambda x: jnp.asarray(np.asarray(x), "float64"), params)
 
 
 def is_sharp(folder: str) -> bool:
-    """Returns whether a folder's attention is not scaled."""
     return HubFolder(folder).config.get("scale_attn_weights") is False

@@ -74,7 +74,6 @@ class Replay:
         return np.where(nothing_B1 | (ids_BT == padding), PADDING, ids_BT).astype(np.int32)
 
     def starts(self, segment: int) -> np.ndarray:
-        """Returns the rows whose document begins, or that have nothing to read."""
         before = self.present_SB[:segment].any(axis=0)
         return ~before
 
@@ -136,13 +135,11 @@ class Replay:
         return token_losses(logits_BWV, targets_BW)[0], logits_BWV
 
     def mean(self, nats_BW: jax.Array, segment: int) -> jax.Array:
-        """Returns the mean over the scored labels of the rows that have the segment."""
         labels = self.recording["labels"].reshape(len(nats_BW), -1)
         scored_BW = jnp.asarray((labels != -100) & self.present_SB[segment][:, None])
         return jnp.where(scored_BW, nats_BW, 0.0).sum() / scored_BW.sum()
 
     def disk(self, grads: Any) -> dict[str, np.ndarray]:
-        """Returns gradients by the names of the recording: memory stands behind the words."""
         found = self.names.write(grads)
         words = WORDS[self.kind]
         found[words] = np.concatenate([found[words], np.asarray(grads["memory_SD"])])
@@ -155,7 +152,6 @@ class Replay:
 def errors(
     recording: Mapping[str, Any], config: Mapping[str, Any]
 ) -> dict[str, tuple[float, float]]:
-    """Returns error and tolerance of each thing that is compared, by its name."""
     replay = Replay(recording, config)
     sharp = replay.kind == "t5" and "lm_head_rows" in recording
     found = Found(recording, sharp)

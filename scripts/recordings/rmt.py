@@ -77,7 +77,6 @@ def replay(recording: Mapping[str, Any], model: RecurrentMemoryTransformer) -> t
 def gradients(
     recording: Mapping[str, Any], model: RecurrentMemoryTransformer, prefix: str
 ) -> tuple[jax.Array, nnx.State]:
-    """Returns the loss over the first two segments that `prefix` names, and its gradients."""
     batch = [
         [jnp.asarray(rows_first(recording[name][segment])) for name in ("tokens", "targets")]
         for segment in range(2)
@@ -101,7 +100,6 @@ def gradients(
 
 
 def errors(recording: Mapping[str, Any]) -> dict:
-    """Returns the error of each thing that is compared, by its name."""
     model = rmt_checkpoint.load_recording(recording)
     outputs, logits, losses, caches = replay(recording, model)
     memories = [before[-1].memory_BSD for before in caches]

@@ -28,7 +28,6 @@ from recordings.pretrained_errors import (
 
 
 def outputs(body: T5, recording: Mapping[str, Any]) -> tuple[jax.Array, dict[str, list], jax.Array]:
-    """Returns the loss, hidden states of each half, and logits."""
     ids_BT = jnp.asarray(recording["input_ids"], jnp.int32)
     real_BT = jnp.asarray(recording["attention_mask"] == 1)
     x_BTD = body.embed(ids_BT)
@@ -47,7 +46,6 @@ def outputs(body: T5, recording: Mapping[str, Any]) -> tuple[jax.Array, dict[str
 
 
 def errors(recording: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
-    """Returns error and tolerance of each thing that is compared, by its name."""
     found = Found(recording)
     folder = folder_of(recording)
     body = T5(nnx.Rngs(0), folder=folder)

@@ -20,7 +20,6 @@ from brt.models.transformer_xl.model import TransformerXL
 
 
 def rows_first(x_TB: np.ndarray) -> np.ndarray:
-    """Returns a time-major array with its rows first."""
     return np.swapaxes(x_TB, 0, 1)
 
 
@@ -101,7 +100,6 @@ def gradient_error(
     model: TransformerXL | RecurrentMemoryTransformer,
     more: dict[str, Source] | None = None,
 ) -> float:
-    """Largest difference of any gradient, relative to the largest entry of its tensor."""
     recorded = {
         name.removeprefix(f"{prefix}/"): recording[name]
         for name in recording
@@ -117,7 +115,6 @@ def gradient_error(
 
 
 def errors(recording: Mapping[str, Any]) -> dict:
-    """Returns the error of each thing that is compared, by its name."""
     model = txl_checkpoint.load_recording(recording)
     outputs, logits, losses, caches = replay(recording, model)
     found = {}

@@ -43,7 +43,6 @@ RecurrentCell.num_states = 16
 
 
 def make_text(path: Path, size: int) -> None:
-    """Writes a document of `size` bytes."""
     path.parent.mkdir(parents=True)
     rng = np.random.default_rng(0)
     with open(path, "wb") as file:
@@ -54,7 +53,6 @@ def make_text(path: Path, size: int) -> None:
 
 
 def peak_of(module: str, *arguments: str) -> tuple[float, float]:
-    """Runs a command; returns processor seconds and peak megabytes."""
     log = [(os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0)]
     command = [sys.executable, "-m", module, *arguments]
     child = os.posix_spawn(sys.executable, command, os.environ, file_actions=log)

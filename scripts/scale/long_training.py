@@ -56,7 +56,6 @@ RecurrentCell.num_states = 8
 
 
 def make_text(folder: Path) -> None:
-    """Writes 32 training and 8 validation books of random words."""
     rng = np.random.default_rng(0)
     for split, count in (("train", 32), ("validation", 8)):
         (folder / split).mkdir(parents=True)
@@ -98,7 +97,6 @@ def sample(process: int) -> dict[str, float]:
 
 
 def last_step(metrics: Path) -> int:
-    """Returns the step of the last complete line of metrics.jsonl, or 0."""
     if not metrics.exists():
         return 0
     with open(metrics, "rb") as file:
@@ -108,7 +106,6 @@ def last_step(metrics: Path) -> int:
 
 
 def train(folder: Path, hours: float, count: int) -> None:
-    """Trains, writes samples, and stops the processes by SIGTERM."""
     processes = start(folder, count)
     begun, start_time = time.monotonic(), round(time.time())
     with open(folder / "samples.jsonl", "a", encoding="utf-8") as out:
@@ -132,7 +129,6 @@ def train(folder: Path, hours: float, count: int) -> None:
 
 
 def read_samples(path: Path) -> list[list[dict]]:
-    """Returns the samples of each start of the run."""
     starts: dict[int, list[dict]] = {}
     for line in path.read_text(encoding="utf-8").splitlines():
         found = json.loads(line)

@@ -22,7 +22,6 @@ ROWS, LENGTH, STEPS = 32, 512, 1000
 
 
 def documents(count: int) -> Iterator[Document]:
-    """Yields documents of 8 to 71 bytes."""
     for number in range(count):
         text = f"{number} " * (number % 8 + 1)
         yield Document(f"document {number}", text.ljust(8).encode())

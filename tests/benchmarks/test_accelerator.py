@@ -126,18 +126,6 @@ def test_what_there_is_no_time_for_says_not_run(monkeypatch):
     assert len(found.steps) == len(found.agreement) == 14
 
 
-def test_ratios_are_of_seconds_per_token():
-    steps = {
-        systems.BASELINE: {"seconds": 2.0, "tokens": 100},
-        "half the rows": {"seconds": 2.0, "tokens": 50},
-        "failed": {"error": "failed"},
-    }
-    found = accelerator.with_ratios(steps)
-    assert found[systems.BASELINE]["ratio"] == 1.0 and found["half the rows"]["ratio"] == 2.0
-    assert "ratio" not in found["failed"]
-    assert accelerator.with_ratios({"failed": steps["failed"]}) == {"failed": steps["failed"]}
-
-
 def test_a_device_that_computes_something_else_does_not_agree(monkeypatch):
     """The second of the two devices reads the segments as if their tokens were others."""
     (system,) = systems.systems(

@@ -109,15 +109,9 @@ def test_a_run_that_is_stopped_while_it_is_traced_ends_its_trace(tiny, tmp_path)
         traces.newest_times(run.folder.path)
 
 
-@pytest.mark.parametrize("text", ["3-5", "5", "", ":", "a:b", "3:", "-1:2"])
+@pytest.mark.parametrize("text", ["3-5", ":", "a:b", "3:", "0:2", "5:4"])
 def test_what_names_no_steps_is_refused(text):
     with pytest.raises(ValueError, match="--profile"):
-        parse_steps(text)
-
-
-@pytest.mark.parametrize("text", ["0:2", "5:4"])
-def test_a_range_without_steps_is_refused(text):
-    with pytest.raises(ValueError, match=f"--profile = {text} "):
         parse_steps(text)
 
 
@@ -130,8 +124,3 @@ def test_steps_that_the_run_does_not_take_are_refused_by_the_command(
     assert "--profile = 4:6" in error and "1 to 5 (Trainer.steps)" in error
     assert command(monkeypatch, train, *flags, f"--workdir={traced.folder.path}") == 1
     assert "--profile = 4:6" in capsys.readouterr().err
-
-
-def test_a_folder_without_a_trace_is_told_how_to_get_one(tmp_path, monkeypatch, capsys):
-    assert command(monkeypatch, benchmark, f"--trace={tmp_path}") == 1
-    assert "--profile=FROM:TO" in capsys.readouterr().err

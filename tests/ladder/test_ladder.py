@@ -3,18 +3,14 @@
 import importlib.util
 import itertools
 import json
-import os
 import shlex
-import signal
-import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from fabricated_runs import ROOT
 from sweeps import LadderError, SweepEntry
-from tiny_run import contents, quick_environment
+from tiny_run import contents
 
 from brt.reporting.gin_text import read_gin_file, write_gin
 
@@ -210,61 +206,6 @@ def test_entries_that_contradict_themselves_are_refused_before_the_first_of_them
     with pytest.raises(LadderError, match=r"segment_length_4160\.gin: .*segment_length"):
         run_script(ladder, monkeypatch, pretended(calls := []), *flags)
     assert not calls
-
-
-def test_rows_that_the_devices_do_not_divide_are_refused_before_the_first_of_them_trains(
-    ladder, monkeypatch, tmp_path
-):
-    rows = "Trainer.tokens_per_step"
-    file = a_file(tmp_path, "small/rec_fixed_skip.gin", f"small/rec_fixed_skip.gin {rows}=3072")
-    flags = [f"--sweep={file}", "--corpus=configs/corpora/text.gin", f"--workdir={tmp_path}/ladder"]
-    monkeypatch.setattr(ladder, "device_count", lambda: 8)
-    with pytest.raises(LadderError, match=r"step_3072\.gin: .* 8 data-parallel .*tokens_per_step"):
-        run_script(ladder, monkeypatch, pretended(calls := []), *flags)
-    assert not calls
-    run_script(ladder, monkeypatch, pretended(calls), *flags, "--print_commands")  # for elsewhere
-
-
-@pytest.mark.slow
-def test_a_ladder_killed_in_training_goes_on_from_its_checkpoint_to_the_same_table(tmp_path):
-    file = a_file(tmp_path, "pg19_slide_12l.gin")
-    for split, count in (("train", 8), ("validation", 3)):
-        (tmp_path / "text" / split).mkdir(parents=True)
-        for number in range(count):
-            text = f"The {number} winds blew, and {number} more. " * 40
-            (tmp_path / "text" / split / f"{number}.txt").write_text(text)
-    environment = quick_environment(tmp_path.parent)
-
-    def begin(name):
-        flags = [f"--workdir={tmp_path}/{name}", f"--sweep={file}", "--scale=tiny"]
-        flags += ["--corpus=configs/corpora/text.gin", "--tokens=20000"]
-        flags += [f'--gin.TextFiles.path="{tmp_path}/text/{{split}}"', "--tokens_per_step=256"]
-        flags += [f'--gin.Corpus.store="{tmp_path}/stores"', "--gin.rsqrt.warmup_steps=10"]
-        with open(tmp_path / f"{name}.log", "a") as log:
-            command = [sys.executable, "scripts/ladder.py", *flags]
-            options = {"cwd": ROOT, "env": environment, "start_new_session": True}
-            return subprocess.Popen(command, stdout=log, stderr=log, **options)
-
-    def end(process, name):
-        assert process.wait() == 0, (tmp_path / f"{name}.log").read_text()[-3000:]
-
-    end(begin("whole"), "whole")
-    process = begin("killed")
-    checkpoints = tmp_path / "killed" / "runs" / "pg19_slide_12l-seed0" / "checkpoints"
-    while not list(checkpoints.glob("[1-9]*")) and process.poll() is None:
-        time.sleep(0.02)
-    assert process.poll() is None, "it ended before it could be killed"
-    os.killpg(process.pid, signal.SIGKILL)  # the ladder and the run it waits for
-    process.wait()
-    assert not (checkpoints.parent / "evaluation_validation.json").exists()
-    end(begin("killed"), "killed")
-    tables = [(tmp_path / name / "tables.json").read_text() for name in ("whole", "killed")]
-    assert tables[0] == tables[1]
-    table = json.loads(tables[0])[0]
-    (row,) = (row for row in table["rows"] if row[0]["text"] == "Slide:12L")
-    assert sum("values" in cell for cell in row) == 1
-    log = (tmp_path / "killed.log").read_text()
-    assert log.count("[1 of 1] pg19_slide_12l, seed 0") == 2
 
 
 @pytest.mark.parametrize(
