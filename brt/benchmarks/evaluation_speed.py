@@ -57,10 +57,8 @@ def measure(
 ) -> list[Speed]:
     """Times both models of a config at each attention length.
 
-    Args:
-        build: from further bindings to an experiment whose model is a `TransformerXL`.
-        lengths: M in tokens, rising.
-        rounds: vanilla tokens timed at the longest length, twice as many at half the length.
+    build: from further bindings to an experiment with a `TransformerXL`.
+    rounds: vanilla tokens timed at the longest length, twice as many at half the length.
     """
     if not lengths or min(lengths) < 1 or rounds < 1:
         raise ValueError(

@@ -31,16 +31,9 @@ def measure_generation(
 ) -> dict[str, Any]:
     """Times a model with random parameters on one document of random tokens.
 
-    Args:
-        experiment: of the model.
-        positions: two, rising, in tokens: where streams continue from memory files.
-        tokens: written by each stream, in chunks in turn.
-        windows: how often a window is recomputed.
-
-    Returns:
-        `prefill_to_evaluation`, a ratio of tokens per second; `decode_seconds` per token of each
-        stream and their `decode_ratio`; `window_seconds` to recompute a window and
-        `window_to_decode`; numbers of compiled programs; `cache_bytes` and `file_bytes`.
+    positions: two, rising, where streams continue from memory files.
+    tokens: written by each stream, in chunks in turn.
+    windows: how often a window is recomputed.
     """
     trainer = experiment.trainer
     model = cast(LanguageModel, experiment.bind(experiment.init_params()))

@@ -27,9 +27,8 @@ def measure_store(
     """Reads a token store with each stream; the fastest round counts.
 
     Returns:
-        By stream: `first_batch_seconds` from opening the store; `tokens_per_second` and
-        `tokens_per_second_with_ledger` of one core (padding included); `padding`, its share of an
-        epoch; `row_segments`, fewest and most segments of a batch element in an epoch.
+        By stream: rates of one core (padding included), with and without checksums; `padding`, its
+        share of an epoch; `row_segments`, fewest and most segments of a batch element in an epoch.
     """
     found = {}
     for kind in STREAMS:

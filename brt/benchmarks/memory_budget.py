@@ -41,13 +41,7 @@ def parse_bytes(text: str) -> int:
 
 
 def longest_fitting(bytes_of: Callable[[int], int], budget: int, interval: int) -> Found:
-    """Finds the longest multiple of `interval` tokens that fits: doubles, then bisects.
-
-    Args:
-        bytes_of: from a segment length in tokens to bytes, rising.
-        budget: bytes.
-        interval: tokens that every length is a multiple of.
-    """
+    """Finds the longest multiple of `interval` tokens that fits: doubles, then bisects."""
     tried: dict[int, int] = {}
 
     def fits(number):
@@ -94,11 +88,7 @@ def longest_segment(
 ) -> Found:
     """Returns the longest segment whose training step fits, with the config's batch size.
 
-    Args:
-        build: from further bindings to an experiment.
-        budget: bytes per device.
-        also: bindings that get the same length, such as TransformerXL.memory_length.
-        report: takes a line for each length tried.
+    budget: bytes per device. also: bindings that get the same length.
     """
     experiment = build(())
     per_row = experiment.trainer.rows * experiment.trainer.segments_per_step

@@ -23,10 +23,9 @@ from brt.pretrained.source import open_folder
 
 
 class Reading(NamedTuple):
-    """The results of a forward pass, of each layer.
+    """The results of all layers; the last outputs, (B, T, D), are after the final norm.
 
-    outputs: (B, T, D), the last one after the final norm. kept: what `Reads.read` returned for the
-    caller.
+    kept: what `Reads.read` returned for the caller.
     """
 
     outputs: tuple[jax.Array, ...]
@@ -37,15 +36,11 @@ class Reading(NamedTuple):
 class PretrainedBackbone(nnx.Module):
     """A transformer whose parameters may come from a folder: the base of all backbones.
 
-    It is built as `backbone(rngs)`. Its further parameters are the settings of its family, and
-    `folder`, a path that overrides `Pretrained.folder`.
+    It is built as `backbone(rngs)`. Its parameters are the settings of its family, and `folder`, a
+    path that overrides `Pretrained.folder`.
 
-    Class attributes:
-        model_types: of the folders that it reads, and how transformers names their models.
-
-    Attributes:
-        folder: None: the parameters are random.
-        num_positions: positions that a window may have; None for any number.
+    model_types: of the folders that it reads, and how transformers names their models.
+    num_positions: positions that a window may have; None for any number.
     """
 
     settings_type: ClassVar[type[Settings]]

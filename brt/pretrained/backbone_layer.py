@@ -97,7 +97,7 @@ class Reads:
     def read(
         self, layer: int, heads: Heads, attended_BTHK: jax.Array
     ) -> tuple[jax.Array, jax.Array | None, Any]:
-        """Returns the result of a layer's attention with what memories add to its heads.
+        """Returns attention with what memories add to its heads.
 
         Also what is added to the attention's output, (B, T, D) or None, and arrays for the caller.
         """
@@ -206,9 +206,9 @@ class BackboneLayer(nnx.Module):
         keep_HTJ: jax.Array | None = None,
         shared: Any = None,
     ) -> jax.Array:
-        """Returns the result of attention of queries at these positions, (B, T, H, K).
+        """Returns attention of queries at these positions, (B, T, H, K).
 
-        keep_HTJ: multiplies the weights (dropout). shared: of the backbone's `shared`.
+        shared: of the backbone's `shared`. keep_HTJ: multiplies the weights (dropout).
         """
         queries_BTHK, keys = self.placed(queries_BTHK, positions_BT, seen)
         bias_BHTJ = self.attention_bias(queries_BTHK, seen, shared)
@@ -231,14 +231,7 @@ class BackboneLayer(nnx.Module):
         added_BTD: jax.Array | None = None,
         drop: Drop = lambda y_BTD: y_BTD,
     ) -> jax.Array:
-        """Returns the layer's outputs, (B, T, D).
-
-        Args:
-            x_BTD: its inputs.
-            attended_BTHK: the result of attention.
-            added_BTD: added to the output of the attention.
-            drop: dropout before each residual.
-        """
+        """Returns the layer's outputs, (B, T, D); `added_BTD` joins the output of the attention."""
         y_BTD = self.written(attended_BTHK)
         y_BTD = drop(y_BTD if added_BTD is None else y_BTD + added_BTD)
         after_BTD = constrain(self.after_attention(x_BTD + y_BTD), "BTD")

@@ -203,12 +203,7 @@ def write_folder(
 
     Nothing is left of a folder that cannot be written.
 
-    Args:
-        path: of the folder, which must not exist yet or be empty.
-        config: of config.json.
-        tensors: by their names on disk.
-        copied_from: a folder whose tokenizer files are copied.
-        further: contents of further files by their names.
+    path: of a new or empty folder. copied_from: a folder whose tokenizer files are copied.
     """
     path = folder_of(path)
     if is_remote(path):

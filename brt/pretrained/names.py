@@ -13,12 +13,10 @@ from brt.pretrained.folder import HubFolder
 class Tensor(NamedTuple):
     """A tensor on disk and the parameters it holds.
 
-    Attributes:
-        parameters: paths in the tree of parameters, such as "layers.0.queries_DA". Several are
-            concatenated along the last axis, after transposing.
-        transposed: a matrix stored (out, in); parameters are (in, out).
-        heads: the parts are concatenated within each of so many heads; 0: one after the other.
-        optional: a folder may lack it; the parameters then stay as they were drawn.
+    parameters: paths such as "layers.0.queries_DA"; several are concatenated along the last axis,
+        after transposing. transposed: a matrix stored (out, in); parameters are (in, out).
+    heads: the parts are concatenated within each of so many heads; 0: one after the other.
+    optional: a folder may lack it; the parameters then stay as they were drawn.
     """
 
     name: str
@@ -82,12 +80,11 @@ def optional(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 @dataclasses.dataclass(frozen=True)
 class Names:
-    """The tensors of a model's folder, and what else a folder may hold.
+    """The tensors of a model's folder.
 
-    Attributes:
-        prefix: of the names of the backbone; folders without a head leave it out.
-        ignored: regular expressions of names, prefix included: buffers, and heads of other tasks.
-        old_endings: pairs of an ending in old files, and the ending in `tensors`.
+    prefix: of the names of the backbone; folders without a head leave it out.
+    ignored: patterns of further names, prefix included: buffers, and heads of other tasks.
+    old_endings: pairs of an ending in old files, and the ending in `tensors`.
     """
 
     tensors: tuple[Tensor, ...]

@@ -251,8 +251,7 @@ class PretrainedReader(WithMemories, Reader[Embedded, Outputs]):
     def token_losses(self, x_BTD: Outputs, targets_BT: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Returns -log p of the targets at the first positions, and whether they score highest.
 
-        classes: the class. labels: whether each class is a label. spans: first and last position of
-        the answer, and its kind. words: those of the answer.
+        classes: one. labels: each class. spans: first and last position, and kind. words: each.
         """
         if isinstance(self.body, T5):
             words_BW = targets_BT[:, : self.num_words]

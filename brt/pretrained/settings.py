@@ -1,8 +1,7 @@
 """The settings of a pretrained family, each declared once, as a field of a frozen dataclass.
 
-`hub` adds to a field its key of config.json. From the fields follow the parameters of the
-backbone's constructor, which gin binds; the reading and writing of config.json; and the check that
-bindings agree with a folder.
+From the fields follow the parameters of the backbone's constructor, which gin binds, the reading
+and writing of config.json, and the check that bindings agree with a folder.
 """
 
 import dataclasses
@@ -222,11 +221,7 @@ def settle(
 ) -> Settings:
     """Returns settings, each from its binding, the folder, or its default.
 
-    Args:
-        backbone: its name, for messages.
-        kind: of its family.
-        bound: by name; None where nothing is bound. One that differs from the folder is refused.
-        folder: None for random parameters.
+    bound: None where nothing is bound. A value that differs from the folder's is refused.
     """
     bound = {
         name: tuple(value) if isinstance(value, list) else value

@@ -77,7 +77,7 @@ class SlidingLanguageModel(DecoderModel):
     Args:
         window: W in tokens; segments are any multiple of it.
         body: builds the `Decoder`, one with rotary positions.
-        cell: builds a memory at one layer, such as `CellMemory`; None: only the window is carried.
+        cell: builds a memory at one layer, such as `CellMemory`.
         special_tokens: must be 0.
     """
 

@@ -33,10 +33,9 @@ class OverlapCache(NamedTuple):
 class DecodingWindow(NamedTuple):
     """A window while it is being filled.
 
-    recent_BOD, count_B: the last tokens so far, as in `OverlapCache`.
-    before_B: int32, tokens of the window before that it began with.
-    fill_B: int32, new tokens so far, 0 ... P - 1.
-    layers: of each layer, (B, O + P, G, K). extras: of the memories' vectors, None without any.
+    recent_BOD, count_B: the last tokens so far, as in `OverlapCache`. before_B: tokens of the
+    window before. fill_B: new tokens so far, 0 ... P - 1. layers: (B, O + P, G, K) each. extras:
+    keys of the memories' vectors.
     """
 
     recent_BOD: jax.Array
@@ -73,11 +72,7 @@ class Slots(NamedTuple):
 
 
 def slots(before_B: jax.Array, overlap: int, new: int, period: int) -> Slots:
-    """Returns the slots of windows.
-
-    before_B: (B,) int32, tokens of the window before. new: slots after the O shared ones.
-    period: P, new tokens when the window is full.
-    """
+    """Returns the slots of windows: O shared ones and `new` more; P new tokens fill a window."""
     index_BJ = jnp.arange(overlap + new) - (overlap - before_B)[:, None]
     return Slots(index_BJ, jnp.maximum(before_B + period - overlap, 0))
 

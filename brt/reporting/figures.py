@@ -82,10 +82,7 @@ def _short(scalar, figure):
 
 
 def study_plots(run: Run, name: str) -> list[Plot]:
-    """Returns the series of a study; those with the same axes and borders share a plot.
-
-    Counts of documents go to the right axis of the plot with the same x.
-    """
+    """Returns the series of a study; those with the same axes and borders share a plot."""
     together: dict[tuple, list] = {}
     for series in run.studies[name].get("series", []):
         if len(series.get("x", [])) != len(series.get("y", [])):

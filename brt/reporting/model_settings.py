@@ -12,10 +12,7 @@ def model_name(settings: dict) -> str:
 
 
 def owners(settings: dict[str, Any]) -> tuple[str, ...]:
-    """Returns the classes that the arguments of a run's model are bound by.
-
-    They are the model, the models that it inherits from, and the body that it is put around.
-    """
+    """Returns the classes that bind a model's arguments: itself, its bases, and its body."""
     model = model_name(settings)
     names = [model]
     found = configurable_class(model)

@@ -20,10 +20,8 @@ def reader_documents(
 ) -> tuple[list[dict], list[str]]:
     """Returns documents with their recordings, and sentences on what was left out.
 
-    Args:
-        runs: with recordings; those of other tokens than the first one's are left out.
-        chosen: numbers of documents; None for those that most recordings hold.
-        most_tokens: limit of all documents together.
+    chosen: numbers of documents; None for those that most recordings hold. Recordings of other
+    tokens than the first one's are left out.
     """
     opened, problems = _open(runs)
     if not opened:
@@ -124,10 +122,7 @@ def _document(words, store, number, title, holding):
 
 
 def last_seen(words: Words) -> np.ndarray:
-    """Returns the distance in tokens to the last occurrence of each token's word.
-
-    uint32 (tokens,); 0 for none, `NO_WORD` for a token without a word.
-    """
+    """Returns tokens since each token's word occurred last, uint32; 0 for none, or `NO_WORD`."""
     numbers = map(words.at, range(len(words.texts)))
     distances = [NO_WORD if n is None else words.last_seen(n) or 0 for n in numbers]
     return np.array(distances, np.uint32)

@@ -43,11 +43,8 @@ class Run:
     name: the folder's name, with as much of the path as distinguishes the runs of a report.
     records: metrics.jsonl, oldest first; of a long run about `MOST_RECORDS` lines.
     settings: every value in force, `BlockRecurrentTransformer.window` to 512.
-    evaluations: split to the content of evaluation_<split>.json, with "uses_state" (0 or 1).
-    studies: name to the content of studies/<name>.json.
-    recordings: folders of recordings, those with the state kept first.
+    evaluations: by split, with "uses_state" (0 or 1). studies: by the name of their file.
     rows: study to the run's row in the table of a study of several runs.
-    stands_for: content of stands_for.json, or empty.
     problems: sentences about damaged or missing files.
     """
 

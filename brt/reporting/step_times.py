@@ -18,11 +18,7 @@ class StepTime(NamedTuple):
 
 
 def read_step_times(paths: Iterable[str]) -> dict[str, StepTime]:
-    """Returns step times by system, relative to the benchmark's baseline.
-
-    Of `--evaluation_speed`, `vanilla 800` to the time of the vanilla model relative to a memory of
-    800 tokens.
-    """
+    """Returns step times by system; of `--evaluation_speed`, of `vanilla 800` and the like."""
     times: dict[str, StepTime] = {}
     for path in paths:
         try:

@@ -28,9 +28,8 @@ LABELS = {
 class Scored(NamedTuple):
     """One answer of a document, and whether it is right with each state.
 
-    depth: index of the tenth of the text before it in which its statement stands; None if it needs
-        the whole text.
-    distance: tokens from the statement, rounded down to a power of two; likewise.
+    depth: tenth of the text before it in which its statement stands. distance: tokens from the
+    statement, rounded down to a power of two. Both None if it needs the whole text.
     """
 
     length: int

@@ -27,10 +27,7 @@ WIDE_SHARE = 0.2
 
 
 def keys_at_distances(layout: AttentionLayout) -> np.ndarray:
-    """Returns the key at each distance 0, 1, ... from each query, int (X, N), or -1.
-
-    Keys that are no single token have no distance.
-    """
+    """Returns the key at each distance 0, 1, ... from each query, int (X, N); -1 for none."""
     distances = [
         (query, key, distance)
         for query in range(len(layout.query_tokens))
@@ -46,10 +43,6 @@ def keys_at_distances(layout: AttentionLayout) -> np.ndarray:
 
 def by_distance(weights_HXJ: Array, key_XN: np.ndarray) -> Array:
     """Returns the mean over queries of the attention at each distance, (..., N).
-
-    Args:
-        weights_HXJ: (..., X, J), of NumPy or of JAX.
-        key_XN: of `keys_at_distances`.
 
     Source: Transformer-XL, appendix D and Figure 5.
     """
@@ -89,11 +82,9 @@ def most_attended(weights_TJ: np.ndarray, memory: int, share: float = WIDE_SHARE
 class Line(NamedTuple):
     """The straight line of a block that holds most attention.
 
-    Attributes:
-        direction: "diagonal", or "anti-diagonal" where later rows attend to earlier columns.
-        offset: columns to the right of the line through both corners.
-        mass: share of the rows' attention on it, all keys counted.
-        chance: its mass if the rows spread evenly over the block's columns.
+    direction: "diagonal", or "anti-diagonal" where later rows attend to earlier columns.
+    offset: columns to the right of the line through both corners.
+    mass: share of the rows' attention on it; chance: if the rows spread evenly over the columns.
     """
 
     direction: str
@@ -105,8 +96,7 @@ class Line(NamedTuple):
 def best_line(block_RC: np.ndarray) -> Line:
     """Returns the line of a map's block (queries, keys) with most attention.
 
-    In a block that is not square the line goes from corner to corner: of m write tokens and 2 m
-    tokens, each row has two columns.
+    In a block that is not square it goes from corner to corner, with several keys in a row.
     """
     rows, columns = block_RC.shape
     lines = []

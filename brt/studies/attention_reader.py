@@ -23,9 +23,8 @@ ATTENTION = "attention"
 class AttentionReader:
     """A compiled model that returns attention weights, and their sums.
 
-    Attributes:
-        spans: name to (L, H, N) attention by distance, summed over `counted` segments with a full
-            cache; of models without memory tokens.
+    spans: name to (L, H, N) attention by distance, summed over `counted` segments with a full
+        cache; of models without memory tokens.
     """
 
     def __init__(self, run: RecordedRun, layout: AttentionLayout):
@@ -58,10 +57,7 @@ class AttentionReader:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Processes one segment.
 
-        Args:
-            batch: K = 1.
-            whole_B: batch elements without padding, which count.
-            mapped_B: float, the weight of each batch element in the map.
+        whole_B: batch elements without padding, which count. mapped_B: their weights in the map.
 
         Returns:
             full_B, batch elements that count and whose cache is full; and the map, (L, H, X, J).

@@ -44,11 +44,9 @@ DIRECTIONS = ("better", "worse")
 
 
 class WordOfToken(NamedTuple):
-    """The word of a token; None for a token that is part of none.
+    """The word of a token, or None; kind: one of `brt.evaluation.words`; where: one of `WHERE`.
 
-    kind: one of `brt.evaluation.words`.
     last_seen: tokens since the word (or else the token) occurred last, or None.
-    where: one of `WHERE`.
     recalled: whether title or author are repeated at the document's end.
     """
 

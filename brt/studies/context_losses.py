@@ -1,9 +1,8 @@
 """Losses with exactly c tokens of context.
 
 l(c, t) is the loss of token t in a window that begins c tokens before it with empty caches. One
-window gives a loss for every c, so positions are drawn in stretches, one step of the contexts
-apart. Windows are processed in segments of the run's own evaluation. A model without memory sees
-its segment and no more: beyond that l(c, t) is the loss with the whole segment.
+window gives a loss for every c, so positions are drawn in stretches. A model without memory sees
+its segment and no more.
 
 C contexts    P positions
 """

@@ -54,10 +54,9 @@ RULE = (
 class LayerMemory(NamedTuple):
     """Measures of the memory of one layer, or of a cache that the model has after its layers'.
 
-    carries_state: whether its cache holds more than a window.
-    measures: means over segments of the layer's metrics, such as `state_share`, and of
-        `gradient_norm`, of a segment's nats with respect to the state before it, and
-        `gradient_share`, that norm times the state's over the segment's nats.
+    measures: means over segments of the layer's metrics, and of `gradient_norm`, of a segment's
+        nats with respect to the state before it, and `gradient_share`, that norm times the state's
+        over the segment's nats.
     half_life: tokens after which half of a state is left at the mean `kept`.
     half_lives: of a state's entries at the `PERCENTILES`, with fixed gates; else empty.
     """

@@ -139,15 +139,10 @@ def cost_of_reset(
     tokens: int = TOKENS,
     label: str = "",
 ) -> ResetCost:
-    """Measures the cost of a reset `distance` tokens before a block.
+    """Measures the cost of a reset `distance` tokens, a multiple of W, before a block.
 
-    Args:
-        reader: of single blocks, T = W.
-        recording: of the same parameters with the state kept.
-        blocks: of `block_starts`.
-        probe: "state" or "context".
-        distance: c in tokens, a multiple of W.
-        label: prefix of the progress display, "3 of 18".
+    reader: of single blocks. recording: with the state kept. blocks: of `block_starts`. probe:
+    "state" or "context".
     """
     W = run.window
     before = -(-run.model.windows_reach() // W) if probe == "state" else 0
@@ -181,12 +176,8 @@ def cost_of_reset(
 class Stretches(EvaluationPass):
     """Stretches of documents, of one length in blocks, each read from empty caches.
 
-    Args:
-        rows: B.
-        window: W, the length of a step's segments.
-        documents, begins: document and first target of each stretch; batch elements wait for a
-            document that begins later than its stretch, and after one that ends earlier.
-        length: of all stretches, in blocks.
+    documents, begins: document and first target of each stretch; batch elements wait where a
+        stretch begins before its document, or ends after it. length: in blocks.
     """
 
     def __init__(

@@ -66,10 +66,8 @@ def add_map(
 
 
 class Study(abc.ABC):
-    """A question about a run, and perhaps further runs.
+    """A question about a run, and perhaps further runs; title and caption are of the report.
 
-    title, caption: of the study in the report.
-    most_others: number of further runs that it can read.
     any_stream: whether it also reads streams that mark no documents.
     num_documents: to read by default; None for all.
     """

@@ -21,15 +21,11 @@ class TopicModel:
     N documents, W words of the vocabulary, Z topics.
 
     Args:
-        texts: of the collection; read once.
-        topics: Z.
         rounds: of estimation, over all documents.
         words: most words of the vocabulary, the most frequent.
         fewest, most: least number and largest share of documents with a word.
-        seed: of the initial topics.
 
     Attributes:
-        vocabulary: from a word to its number.
         topics_ZW: share of each word in each topic, float64.
     """
 

@@ -45,9 +45,6 @@ class DecoderSettings(Settings):
 
     A family adds num_positions; tied, whether logits are products with the embedding matrix; and
     begin_id, the BOS token of a document, by default the last id.
-
-    Class attributes:
-        head_name, embedding_name: tensors on disk. prefix: of the latter.
     """
 
     head_name: ClassVar[str] = "lm_head.weight"
@@ -77,13 +74,11 @@ def is_tied(folder: Any, head: str, *embeddings: str) -> bool:
 
 
 class Decoder(PretrainedBackbone):
-    """A backbone in which a position sees those before it: the base of GPT-2, Llama and GPT-NeoX.
+    """A backbone in which a position sees those before it.
 
-    Class attributes:
-        layer_type: of its layers, from rngs, settings and the layer's number, from 1.
-        relative: whether its attention depends on differences of positions only.
-        layers_name, norm_name: of its layers and its final norm on disk.
-        ignored, old_endings: as of `Names`.
+    layer_type: builds a layer from rngs, settings and the layer's number, from 1.
+    relative: whether its attention depends on differences of positions only.
+    layers_name, norm_name: names on disk. ignored, old_endings: as of `Names`.
     """
 
     layer_type: ClassVar[Callable[..., BackboneLayer]]
@@ -153,14 +148,8 @@ class Decoder(PretrainedBackbone):
     ) -> Reading:
         """Runs all layers.
 
-        Args:
-            x_BTD: from `embed`, or vectors of memory.
-            positions_BT: int32.
-            seen: from a layer's number and its keys of these positions to what they see there,
-                besides `Reads.extra`. If that has n * B batch elements, the queries of each form n
-                blocks.
-            reads: what memories add.
-            key: dropout key or None.
+        seen: from a layer's number and its keys of these positions to what they see there, besides
+            `Reads.extra`. If that has n * B batch elements, the queries of each form n blocks.
         """
         keys = self.dropout_keys(key)
         with jax.named_scope("embedding"):

@@ -106,12 +106,9 @@ class DebertaSettings(BertSettings):
 
 
 def distance_buckets(distance: ArrayLike, buckets: int, longest: int) -> np.ndarray:
-    """Returns the bucket of each distance, int32: itself when near, and by its logarithm beyond.
+    """Returns the bucket of each distance (query minus key), int32: coarser beyond buckets / 2.
 
-    Args:
-        distance: query position minus key position.
-        buckets: S; distances below S / 2 either way have buckets of their own.
-        longest: distance from which the last bucket is used.
+    longest: distance from which the last bucket is used.
     """
     distance = np.asarray(distance)
     half = buckets // 2

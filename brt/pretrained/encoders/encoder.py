@@ -23,12 +23,9 @@ class HeadNames(NamedTuple):
 class Encoder(PretrainedBackbone):
     """A backbone that runs on a segment as a whole: the base of all encoders.
 
-    Class attributes:
-        classes_names, spans_name: of the heads in folders of its family.
-        memory_after: positions of a segment in front of memory vectors.
-        takes_extras: whether vectors without a position may be among a layer's keys.
-        padding_learns: whether the embedding of padding has a gradient.
-        std: of matrices as they are drawn.
+    memory_after: positions of a segment in front of memory vectors.
+    takes_extras: whether vectors without a position may be among a layer's keys.
+    padding_learns: whether the embedding of padding has a gradient.
     """
 
     classes_names: ClassVar[HeadNames | None] = None
@@ -68,12 +65,8 @@ class Encoder(PretrainedBackbone):
     ) -> Reading:
         """Runs all layers on a segment.
 
-        Args:
-            x_BTD: from `embed`, or vectors of memory.
-            real_BT: bool; padding is no key, and its outputs mean nothing.
-            reads: what memories add.
-            key: dropout key or None.
-            types_BT: int32, which of two texts a position is of; None for the first.
+        real_BT: bool; padding is no key, and its outputs mean nothing.
+        types_BT: int32, which of two texts a position is of; None for the first.
         """
         keys = self.dropout_keys(key)
         with jax.named_scope("embedding"):

@@ -144,10 +144,7 @@ class T5(Encoder):
     ) -> list[jax.Array]:
         """Returns the inputs of the decoder on an answer, and each layer's outputs, (B, W, D).
 
-        Args:
-            words_BW: ids, the start id first.
-            encoded_BJD: outputs of the encoder, memory too.
-            real_BJ: bool, false where there is padding.
+        words_BW: ids, the start id first. real_BJ: which encoded positions are no padding.
         """
         positions_W = np.arange(words_BW.shape[1])
         away_WW = positions_W[:, None] - positions_W

@@ -29,13 +29,7 @@ NETWORKS = {"relu": ("relu", False), "gated-gelu": ("gelu_new", True), "gated-si
 
 
 def two_sided_buckets(key_minus_query: ArrayLike, buckets: int, longest: int) -> np.ndarray:
-    """Returns the bucket of each distance of an encoder: one half of them each way.
-
-    Args:
-        key_minus_query: positions between them.
-        buckets: their number, even.
-        longest: distance from which the last of a side is used.
-    """
+    """Returns the buckets of distances of an encoder: one half of them for keys after the query."""
     distance = np.asarray(key_minus_query)
     half = buckets // 2
     return t5_buckets(np.abs(distance), half, longest) + half * (distance > 0).astype(np.int32)

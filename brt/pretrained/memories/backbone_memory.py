@@ -43,8 +43,8 @@ class StateKeys(NamedTuple):
 class BackboneMemory(WindowMemory):
     """A `LayerMemory` at one layer of a backbone, updated after each window.
 
-    Attention to its states goes through an output matrix that begins at zero, so that the model
-    begins as the pretrained one.
+    The output matrix of the attention to its states begins at zero: the model begins as the
+    pretrained one.
 
     Args:
         memory: builds the memory, as for a layer of the Block-Recurrent stack.

@@ -23,8 +23,8 @@ class CellMemory(BackboneMemory):
     """State vectors that the tokens of a layer attend to, and that attend to its tokens.
 
     Args:
-        layer: the layer with states, counted from 1; None: at two thirds of the depth.
-        cell: builds the `RecurrentCell`; gin configures the default.
+        layer: counted from 1; None: at two thirds of the depth.
+        cell: builds the `RecurrentCell`.
     """
 
     name = "cell"

@@ -33,8 +33,7 @@ LOWEST = -1e30
 class PooledCache(NamedTuple):
     """The vectors that a window leaves to the next, float32 or wider.
 
-    count_B: int32, vectors that are there, 0 or M. Empty: zeros, absent, so that a document's first
-    window is the backbone's own.
+    count_B: int32, 0 or M. Empty: absent, so that a document's first window is the backbone's own.
     """
 
     vectors_BMD: jax.Array

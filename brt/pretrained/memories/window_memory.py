@@ -54,7 +54,7 @@ class WindowMemory(SegmentMemory[Window]):
     def attend(
         self, cache: Any, read: Any, layer: int, heads: Heads, attended_BTHK: jax.Array
     ) -> tuple[jax.Array, jax.Array | None]:
-        """Returns the result of a layer's attention with what the memory adds to its heads.
+        """Returns attention with what the memory adds to its heads.
 
         Also what is added to the attention's output, (B, T, D), or None.
         """
@@ -79,8 +79,7 @@ class WindowMemory(SegmentMemory[Window]):
 class WindowReads(Reads):
     """What the memories of a model add to the layers of one window.
 
-    read: by the memories. extras: of each layer, keys and values of the memories' vectors. Both are
-    computed here if they are None.
+    read, extras: computed here if they are None; extras: keys and values of the memories' vectors.
     """
 
     def __init__(

@@ -46,11 +46,8 @@ class Line(NamedTuple):
 class Plot(NamedTuple):
     """A figure.
 
-    Attributes:
-        borders: x of thin vertical lines.
-        second_label: of the axis on the right, for lines `on_second_axis`.
-        settles: whether the y axis fits what comes after the first tenth of x.
-        y_range: of the axis, or None to fit the lines.
+    second_label: of the axis on the right, for lines `on_second_axis`.
+    settles: whether the y axis fits what comes after the first tenth of x.
     """
 
     name: str

@@ -38,9 +38,7 @@ def measured(
 ) -> Cell:
     """Returns the cell of a mean over seeds with its error bar, `not run` without values.
 
-    Args:
-        decimals: None for three significant digits.
-        rounds_up: for a spread of a single value.
+    decimals: None for three significant digits. rounds_up: for a spread of a single value.
     """
     values = tuple(float(value) for value in values)
     if not values:

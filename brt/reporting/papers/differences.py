@@ -57,11 +57,10 @@ def differences(
 ) -> list[str]:
     """Returns a phrase for each setting that differs: `Trainer.steps = 1,000 for 500,000`.
 
-    A scaled run has the dimensions of the published model, and its own steps.
+    A scaled run has the dimensions of the published model, and its own steps. The corpus is
+    compared only if it is published.
 
-    Args:
-        published: of `published_settings`. The corpus is compared only if it is here.
-        decided: attributes of a `PaperPosition` in the rule of the row.
+    decided: attributes of a `PaperPosition` in the rule of the row.
     """
     settings = run.paper_settings | {"vocabulary": position.vocabulary}
     settings["Trainer.steps"] = run.settings.get("Trainer.steps")
