@@ -21,10 +21,7 @@ from brt.storage.paths import folder_of, is_remote
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-OTHER_WEIGHTS = (
-    *("pytorch_model.bin", "pytorch_model.bin.index.json", "tf_model.h5", "flax_model.msgpack"),
-    "model.ckpt.index",
-)
+OTHER_WEIGHTS = (".bin", ".h5", ".msgpack", ".ckpt.index", ".gguf")
 TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
     *("vocab.json", "merges.txt", "vocab.txt", "spm.model", "spiece.model", "tokenizer.model"),
@@ -37,7 +34,6 @@ FLOATS = {
     "F16": np.dtype("float16"),
     "BF16": np.dtype(ml_dtypes.bfloat16),
 }
-MAX_JSON_BYTES = 64 * 2**20
 
 
 class TensorInfo(NamedTuple):
@@ -95,11 +91,9 @@ class HubFolder:
 
     def _read_json(self, name):
         path = self._checked(name)
-        if os.path.getsize(path) > MAX_JSON_BYTES:
-            raise ValueError(f"{path} is larger than {MAX_JSON_BYTES} bytes: it is no {name}.")
         try:
             with open(path, encoding="utf-8") as file:
-                content = json.load(file, object_pairs_hook=_without_repeats)
+                content = json.load(file)
         except (ValueError, RecursionError) as error:
             raise ValueError(f"{path} is no valid JSON ({error}): copy it again.") from None
         if not isinstance(content, dict):
@@ -147,17 +141,12 @@ class HubFolder:
 
     def _no_weights(self):
         files = sorted(os.listdir(self.path))
-        other = [name for name in files if name in OTHER_WEIGHTS or name.endswith(".bin")]
-        packed = [name for name in files if name.endswith(".gguf")]
-        if not other and not packed:
+        if not (other := [name for name in files if name.endswith(OTHER_WEIGHTS)]):
             return f"{self.path} has no {WEIGHTS}, nor {INDEX}: copy the weights into it."
-        how = (
-            "Where torch and transformers are installed, convert them: AutoModelForPreTraining"
-            f".from_pretrained({self.path!r}).save_pretrained('NEW_FOLDER')."
-            if other
-            else "Convert them to float32 as docs/pretrained.md, Getting weights, shows."
+        return (
+            f"{self.path} has its weights only as {', '.join(other)}: convert them as "
+            "docs/pretrained.md, Getting weights, shows, with save_pretrained of transformers."
         )
-        return f"{self.path} has its weights only as {', '.join(other or packed)}. {how}"
 
     def read(self, name: str) -> np.ndarray:
         """Returns a tensor as float32; refuses other types than floats, and what is not finite."""
@@ -181,15 +170,6 @@ class HubFolder:
                 f"{np.count_nonzero(~np.isfinite(array))} of {array.size} places)."
             )
         return array
-
-
-def _without_repeats(pairs):
-    values = dict(pairs)
-    if len(values) != len(pairs):
-        names = [name for name, _ in pairs]
-        repeated = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"the key {repeated!r} stands twice")
-    return values
 
 
 def write_folder(
