@@ -8,10 +8,11 @@
 Gin files and bindings override those of the run. --step names a checkpoint that is kept; the
 default is the best one of a run that keeps it (CheckpointPolicy.keep_best), else the newest.
 Metrics are written to RUN/evaluation_SPLIT.json, those of a named step to
-RUN/evaluation_SPLIT_step_N.json. With --record the loss of every token is kept in the run folder,
-and an evaluation that was killed continues where it stopped. With --study it answers a question
-instead: attention, attention_length, compare, continuations, memory_use, positions, reach, recl or
-topics. Settings of studies are gin bindings, such as --gin.Reach.tokens=100000.
+RUN/evaluation_SPLIT_step_N.json, those of your own text (--text) to
+RUN/evaluation_own_text_NAME_SPLIT.json. With --record the loss of every token is kept in the run
+folder, and an evaluation that was killed continues where it stopped. With --study it answers a
+question instead: attention, attention_length, compare, continuations, memory_use, positions, reach,
+recl or topics. Settings of studies are gin bindings, such as --gin.Reach.tokens=100000.
 """
 
 import math
@@ -31,7 +32,7 @@ from brt.experiment import Experiment
 from brt.storage.paths import as_path
 from brt.studies.output import table, write_study
 from brt.studies.study import Study, choose_documents, run_study, settings, studies
-from brt.text_flag import define_text
+from brt.text_flag import define_text, text_name
 from brt.training.checkpoints.parameters import check_step, check_vocabulary, load_params
 from brt.training.sharding import make_mesh
 
@@ -197,7 +198,8 @@ def evaluate(
     if caveat:
         print(caveat)
     if documents is None:
-        name = f"evaluation_{split}" + ("" if is_usual else f"_step_{step}") + ".json"
+        text = f"own_text_{text_name(FLAGS.text)}_" if FLAGS.text else ""
+        name = f"evaluation_{text}{split}" + ("" if is_usual else f"_step_{step}") + ".json"
         given = [*FLAGS.gin_file[1:], *FLAGS.gin_bindings]  # after the run's own
         figures = {"step": step, "split": split, **counts, **scalars}
         figures |= {"best_by": best_by} if best_by else {}

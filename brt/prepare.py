@@ -125,14 +125,11 @@ def check_arguments(arguments: Sequence[str]) -> None:
         for name in excluded:
             if FLAGS[mode].present and FLAGS[mode].value and FLAGS[name].present:
                 raise ValueError(f"--{mode} prepares no store: leave --{name} out.")
-    if FLAGS.runner is None and arguments:
+    word = next(iter(arguments), "")
+    if word and (FLAGS.runner is None or not word.startswith("-")):
         raise ValueError(
-            f"{arguments[0]!r} is no flag; bindings are written --gin.NAME=VALUE, and options of "
-            "Apache Beam need --runner=NAME."
-        )
-    if arguments and not arguments[0].startswith("-"):
-        raise ValueError(
-            f"{arguments[0]!r} is no option of Apache Beam: they are written -- --NAME=VALUE."
+            f"{word!r} is no flag; bindings are written --gin.NAME=VALUE, and options of Apache "
+            "Beam --runner=NAME -- --NAME=VALUE."
         )
     if FLAGS.runner is not None and FLAGS.workers is not None:
         raise ValueError(
@@ -157,10 +154,10 @@ def make_or_describe(whole: Corpus | Mixture, training: VocabularyTraining | Non
 
 def inspect(store: TokenStore, document: str | None) -> None:
     """Prints the manifest of a store, or the ends of one document, and verifies the store."""
-    text = describe(store)
-    if document is not None:
-        text = document_ends(store, document, vocabulary_of(store))
-    print(text, flush=True)
+    if document is None:
+        print(describe(store), flush=True)
+    else:
+        print(document_ends(store, document, vocabulary_of(store)), flush=True)
     verify(store)
     check_store(store)
     print("verified: the files are those the manifest describes")

@@ -41,7 +41,7 @@ class Corpus:
         vocabulary: Vocabulary | str | None = None,
     ):
         check_source(source, "Corpus.source")
-        encoder = source.vocabulary if vocabulary is None else as_vocabulary(vocabulary)
+        encoder = as_vocabulary(source.vocabulary if vocabulary is None else vocabulary)
         if encoder is None:
             raise ValueError(
                 f"{type(source).__name__} yields text and needs a vocabulary: bind "
@@ -81,19 +81,12 @@ class Corpus:
         If several processes of a host prepare at once, one works and the others wait. Other
         arguments are as of `write_store`.
         """
+        store = self.path(split)
         if not self.exists(split):
-            vocabulary = _named(vocabulary_entry(self.vocabulary))  # fails before any work
-            self._check_source_vocabulary(vocabulary)
-            if runner is not None and not self.source.listed:
-                raise ValueError(
-                    f"{type(self.source).__name__} gives its documents one after another, and a "
-                    "runner needs a source that lists them, so that workers can read them: prepare "
-                    "this split without --runner, or from a source of files."
-                )
-            store = self.path(split)
+            self._check_source(runner)
             with store_cache.one_at_a_time(store_cache.lock_of(store)):
                 if not self.exists(split):
-                    logging.info("preparing %s with %s", store, vocabulary)
+                    logging.info("preparing %s with %s", store, self.vocabulary.name)
                     write_store(
                         store,
                         documents_of(self.source, split),
@@ -105,8 +98,7 @@ class Corpus:
                         runner=runner,
                     )
                     return
-        manifest = self.open(split).manifest
-        logging.info("%s is prepared: %d tokens", self.path(split), manifest["tokens"])
+        logging.info("%s is prepared: %d tokens", store, self.open(split).manifest["tokens"])
         self.warn_of_changes(split)
 
     def warn_of_changes(self, split: str) -> None:
@@ -134,13 +126,20 @@ class Corpus:
                 changed,
             )
 
-    def _check_source_vocabulary(self, ours: str) -> None:
-        theirs = self.source.vocabulary or self.vocabulary
-        if theirs.fingerprint != self.vocabulary.fingerprint:
+    def _check_source(self, runner: ShardRunner | None) -> None:
+        ours = vocabulary_entry(self.vocabulary)  # fails before any work
+        theirs = vocabulary_entry(as_vocabulary(self.source.vocabulary) or self.vocabulary)
+        name = type(self.source).__name__
+        if theirs["fingerprint"] != ours["fingerprint"]:
             raise ValueError(
-                f"{type(self.source).__name__} makes its tokens with "
-                f"{_named(vocabulary_entry(theirs))}, and Corpus.vocabulary is {ours}: bind "
-                "Corpus.vocabulary = None to take the source's."
+                f"{name} makes its tokens with {_named(theirs)}, and Corpus.vocabulary is "
+                f"{_named(ours)}: bind Corpus.vocabulary = None to take the source's."
+            )
+        if runner is not None and not self.source.listed:
+            raise ValueError(
+                f"{name} gives its documents one after another, and a runner needs a source that "
+                "lists them, so that workers can read them: prepare this split without --runner, "
+                "or from a source of files."
             )
 
     def open(self, split: str) -> TokenStore:

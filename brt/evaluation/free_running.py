@@ -7,6 +7,7 @@ teacher-forced one; an answer counts if every one of its tokens is right.
 
 import functools
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 import jax
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 
 @configurable
+@dataclass(eq=False)
 class FreeRunning(Score):
     """Figures of samples beyond `accuracy`, which is teacher-forced.
 
@@ -49,15 +51,9 @@ class FreeRunning(Score):
 
     streams = ("samples",)
 
-    def __init__(
-        self,
-        answer: Count | None = None,
-        end: Count | None = None,
-        blank: CountFrom0 | None = None,
-    ):
-        self.answer = answer
-        self.end = end
-        self.blank = blank
+    answer: Count | None = None
+    end: Count | None = None
+    blank: CountFrom0 | None = None
 
     def add(self, sums: Sums, store: Store, segment: TokenScores) -> None:
         segment = segment.rows(segment.documents_B >= 0)
@@ -167,11 +163,11 @@ class SampleDecoder:
                 # Rows without a sample write one that another row writes as well.
                 tokens_BL, _ = read_samples(self.store, np.minimum(documents_B, count - 1))
 
-                def part(first_row, num_rows, tokens_BL=tokens_BL):
-                    return tokens_BL[first_row : first_row + num_rows]
+                def part(first, count, tokens_BL=tokens_BL):
+                    return tokens_BL[first : first + count]
 
-                given = put_rows(self.mesh, tokens_BL.shape, np.int32, "BT", part)
-                predicted_BS = to_host(self._decode(params, given))
+                on_devices = put_rows(self.mesh, tokens_BL.shape, np.int32, "BT", part)
+                predicted_BS = to_host(self._decode(params, on_devices))
                 here = min(self.rows, count - start)
                 yield tokens_BL[:here, self.first : self.first + self.scored], predicted_BS[:here]
                 progress.update(start + here)

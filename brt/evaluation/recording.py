@@ -23,7 +23,7 @@ from brt.data.stores.verification import check_hashes, once
 from brt.storage.file_parts import FileArray
 from brt.storage.json_files import DamagedFile, Fields, misfit, read_json
 from brt.storage.paths import is_remote
-from brt.storage.regular_files import check_inside, check_regular
+from brt.storage.regular_files import check_inside, check_size
 
 FORMAT = 1
 FILES: dict[str, np.dtype] = {
@@ -120,19 +120,12 @@ class Recording:
 
     def _read(self, name):
         count = self.manifest["documents" if name == "done" else "tokens"]
-        path, expected = self.folder / f"{name}.bin", count * FILES[name].itemsize
+        path = self.folder / f"{name}.bin"
         check_inside(self.folder, [path.name])
-        again = f"Delete {self.folder} and record again."
-        try:
-            check_regular(path)
-        except FileNotFoundError:
-            raise FileNotFoundError(f"{self.folder} has no {path.name}. {again}") from None
-        if path.stat().st_size != expected:
-            raise ValueError(
-                f"{path} should have {expected} bytes and has {path.stat().st_size}. {again}"
-            )
+        again = f"delete {self.folder} and record again"
+        check_size(path, count * FILES[name].itemsize, again)
         dtype = np.dtype(bool) if FILES[name].itemsize == 1 else FILES[name]
-        return FileArray(path, dtype, again)
+        return FileArray(path, dtype, f"To repair it, {again}.")
 
     def document(self, number: int, start: int = 0, stop: int | None = None) -> DocumentScores:
         """Returns the scores of tokens start to stop of a document, fewer where it ends."""

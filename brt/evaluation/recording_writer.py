@@ -196,7 +196,6 @@ def _check_finite(folder, nats_T, document, offset):
 
 
 def _put(file, first, values):
-    """Writes values from the number `first` on, which counts values, not bytes."""
     with naming(file.name):
         file.seek(int(first) * values.itemsize)
         left = memoryview(values.tobytes())
@@ -223,18 +222,17 @@ def _begin(folder, manifest):
     claim(partial, is_own=_is_recording(partial))
     remove(partial, names)  # of one that was killed while it began
     claim(partial)
-    for name, dtype in FILES.items():
-        count = manifest["documents" if name == "done" else "tokens"]
-        with naming(partial / f"{name}.bin"), open(partial / f"{name}.bin", "wb") as file:
-            file.truncate(count * dtype.itemsize)
-    with naming(partial / "manifest.json"):
+    with naming(partial):
+        for name, dtype in FILES.items():
+            count = manifest["documents" if name == "done" else "tokens"]
+            with open(partial / f"{name}.bin", "wb") as file:
+                file.truncate(count * dtype.itemsize)
         write_json(partial, "manifest.json", manifest)
     (partial / MARK).unlink()
     os.replace(partial, folder)
 
 
 def _is_recording(folder):
-    """Tells whether a folder has the manifest of a recording, whatever its other files are."""
     try:
         read_manifest(folder)
     except (OSError, ValueError):
@@ -243,7 +241,6 @@ def _is_recording(folder):
 
 
 def _is_of(folder, manifest):
-    """Tells whether there is a recording with this identity, which can be continued."""
     try:
         existing = Recording(folder).manifest
     except (OSError, ValueError):

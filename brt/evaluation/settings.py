@@ -1,6 +1,7 @@
 """Settings of an evaluation, which gin binds."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from brt.checks import Count, configurable
@@ -14,15 +15,16 @@ if TYPE_CHECKING:
 
 
 @configurable
+@dataclass(eq=False)
 class Evaluation(EvaluationSettings):
     """Settings of an evaluation, in the loop of a training run and by `brt.evaluate`.
 
     Args:
         split: of the corpus; a plain name, never a path.
-        tokens_per_step: rows times segment length; None takes as many rows as the trainer's tokens
-            fill. Empty rows are added where the devices do not divide them.
+        tokens_per_step: batch elements times segment length; None takes the trainer's, rounded
+            down. Empty batch elements are added where the devices do not divide them.
         segment_length: None takes the trainer's.
-        max_steps: run only so many segments of each row, in the loop of a training run.
+        max_steps: most segments of each batch element, in the loop of a training run.
         cleared: evaluate a second time with the state cleared before every segment, if the model
             has a state.
         score: a further `Score`: `@RecallScore()` or, of samples, `@FreeRunning()`; or None.
@@ -37,27 +39,18 @@ class Evaluation(EvaluationSettings):
             one after another with memory.
     """
 
-    def __init__(
-        self,
-        split: str = "validation",
-        tokens_per_step: Count | None = None,
-        segment_length: Count | None = None,
-        max_steps: Count | None = None,
-        cleared: bool = True,
-        score: Score | None = None,
-        meliad_scoring: bool = False,
-        model: Callable[..., Model] | None = None,
-        stride: Count | None = None,
-    ):
-        self.split = check_split(split, "Evaluation.split")
-        self.max_steps = max_steps
-        self.cleared = cleared
-        self.score = score
-        self.meliad_scoring = meliad_scoring
-        self.model = model
-        self.stride = stride
-        self.tokens_per_step = tokens_per_step
-        self.segment_length = segment_length
+    split: str = "validation"
+    tokens_per_step: Count | None = None
+    segment_length: Count | None = None
+    max_steps: Count | None = None
+    cleared: bool = True
+    score: Score | None = None
+    meliad_scoring: bool = False
+    model: Callable[..., Model] | None = None
+    stride: Count | None = None
+
+    def __post_init__(self) -> None:
+        check_split(self.split, "Evaluation.split")
 
 
 def batch_shape(experiment: "Experiment") -> tuple[int, int]:

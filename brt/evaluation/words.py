@@ -122,7 +122,6 @@ class Words:
         )
 
     def _within(self, number):
-        """Tells whether a word follows another of its sentence."""
         begin = self._spans[number][0]
         before = self.text[max(begin - 20, 0) : begin]
         last = before.rstrip()[-1:]
@@ -164,6 +163,5 @@ def _blank_line(text):
 
 
 def _titled(words):
-    """Tells whether a line's longer words all begin with a capital, or with a digit."""
     longer = [word for word in words if len(word) > 3] or words
     return all(word[0].isupper() or word[0].isdigit() for word in longer)

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from flax import nnx
 
-from brt.data.vocabularies.base import Vocabulary, checked_ids, utf8_bytes
+from brt.data.vocabularies.base import Vocabulary, checked_ids, cut, utf8_bytes
 from brt.generation import memory_file
 from brt.generation.decode_loop import DRAW, make_decode_loop
 from brt.generation.memory import Memory, fresh_memory
@@ -166,13 +166,9 @@ class Generator:
                 f"{title} has {len(data):,} bytes, and vocabulary {self.vocabulary.name!r} has to "
                 "encode a text whole: give a part of it."
             )
-        start = 0
-        while start < len(data):
-            stop = data.find(after, min(start + ENCODED_TOGETHER, len(data)) - len(after))
-            stop = len(data) if stop < 0 else stop + len(after)
-            encode = self.encode if stop == len(data) else self.vocabulary.encode
-            yield np.asarray(encode(data[start:stop], title), np.int32)
-            start = stop
+        for start, part in cut(data, after, ENCODED_TOGETHER):
+            encode = self.encode if start + len(part) == len(data) else self.vocabulary.encode
+            yield np.asarray(encode(part, title), np.int32)
 
     def score(
         self, texts: Texts, memory: Memory | None = None, label: str | None = None
@@ -369,7 +365,6 @@ class Writing:
 
 
 def _innermost(model: Model) -> str:
-    """Returns the name of the class that a model's activation type is bound by."""
     models = [(len(path), m) for path, m in nnx.iter_modules(model) if isinstance(m, Model)]
     _, innermost = max(models, key=lambda entry: entry[0], default=(0, model))
     return type(innermost).__name__

@@ -99,7 +99,6 @@ class BrtLM(LM):  # type: ignore[misc]
         return answers
 
     def _continuation(self, context: str, continuation: str) -> np.ndarray:
-        """Returns the ids of the continuation, as they follow the context in one text."""
         before = self.generator.encode(context)
         whole = self.generator.encode(context + continuation)
         if np.array_equal(whole[: len(before)], before):

@@ -8,7 +8,6 @@ import contextlib
 import dataclasses
 import hashlib
 import json
-import os
 import tempfile
 from pathlib import Path
 
@@ -19,24 +18,18 @@ from safetensors import SafetensorError, safe_open
 from safetensors.flax import save as to_bytes
 
 from brt.checks import Count
+from brt.data.stores.writer import replace_file
 from brt.data.vocabularies.base import Vocabulary, expanded
 from brt.generation.memory import Memory, fresh_memory
 from brt.models.model import LanguageModel
 from brt.storage.json_files import Fields, parse_json
-from brt.storage.paths import RemotePath, is_remote
+from brt.storage.paths import RemotePath, as_path, is_remote
 from brt.storage.regular_files import check_regular
 
 FORMAT = "brt document memory 1"
+AGAIN = "write it again with --save_memory"
 DIGITS = 12
 """Width of the position in the header, so that the size of the file is constant."""
-
-TYPES = {
-    **{"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"},
-    **{f"I{bits}": f"int{bits}" for bits in (8, 16, 32, 64)},
-    **{f"U{bits}": f"uint{bits}" for bits in (8, 16, 32, 64)},
-    "BOOL": "bool",
-}
-"""Names of types in safetensors."""
 
 DESCRIPTION = Fields(
     {
@@ -100,19 +93,14 @@ def save(path: str, memory: Memory, fingerprint: str, vocabulary: Vocabulary) ->
     }
     description["sha256"] = _digest(description, arrays)
     content = to_bytes(arrays, {"brt": json.dumps(description)})
-    path = expanded(path)
-    if is_remote(path):
-        RemotePath(path).write_bytes(content)
-        return
+    target = as_path(expanded(path))
     try:
-        with open(path + ".new", "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(path + ".new", path)
+        replace_file(target.parent, target.name, content)
     except OSError as error:
         with contextlib.suppress(OSError):
-            os.remove(path + ".new")
+            (target.parent / f"{target.name}.new").unlink(missing_ok=True)
+        if error.errno is None:
+            raise
         raise type(error)(
             error.errno, f"Cannot write the memory file {path} ({error.strerror})."
         ) from error
@@ -132,27 +120,26 @@ def load(path: str, model: LanguageModel, fingerprint: str, vocabulary: Vocabula
     except FileNotFoundError:
         raise FileNotFoundError(f"There is no memory file {path}.") from None
     expected = jax.eval_shape(lambda: fresh_memory(model, 1))
-    shapes = {name: (x.shape, str(x.dtype)) for name, x in _named(expected).items()}
+    shapes = {name: list(x.shape) for name, x in _named(expected).items()}
+    arrays = None
     try:
         with _on_disk(path) as name, safe_open(name, "flax") as file:
             metadata = file.metadata() or {}
-            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
-            fits = _shapes(slices) == shapes
+            names = list(file.keys())
             # Other shapes are refused below; they may be too large to read.
-            arrays = {name: file.get_tensor(name) for name in slices} if fits else None
+            if {name: file.get_slice(name).get_shape() for name in names} == shapes:
+                arrays = {name: file.get_tensor(name) for name in names}
     except (SafetensorError, MemoryError) as error:
         raise _no_memory_file(path, type(error).__name__) from None
     if "brt" not in metadata:
         raise _no_memory_file(path, "it has no description")
-    again = "write it again with --save_memory"
-    description = parse_json(metadata["brt"], DESCRIPTION, f"The description in {path}", again)
+    description = parse_json(metadata["brt"], DESCRIPTION, f"The description in {path}", AGAIN)
     if description["format"] != FORMAT:
         raise _no_memory_file(path, "of another format")
     sha256 = description.pop("sha256", None)
     if arrays is not None and sha256 != _digest(description, arrays):
         raise ValueError(
-            f"{path} was changed after it was written, its hash does not fit its content: write "
-            "it again with --save_memory."
+            f"{path} was changed after it was written, its hash does not fit its content: {AGAIN}."
         )
     theirs = description["vocabulary"]
     if theirs["fingerprint"] != vocabulary.fingerprint:
@@ -167,17 +154,17 @@ def load(path: str, model: LanguageModel, fingerprint: str, vocabulary: Vocabula
             f"{fingerprint:.12}): other parameters, a later checkpoint for example, or other "
             "settings. Load the run that wrote it, or read the text again."
         )
-    if arrays is None:
+    types = [x.dtype for x in jax.tree.leaves(expected)]
+    if arrays is None or types != [arrays[name].dtype for name in shapes]:
         raise ValueError(
             f"{path} holds other arrays than this model's memory, by another version of brt "
-            "perhaps: write it again with --save_memory."
+            f"perhaps: {AGAIN}."
         )
     return jax.tree.unflatten(jax.tree.structure(expected), [arrays[name] for name in shapes])
 
 
 @contextlib.contextmanager
 def _on_disk(path):
-    """Yields the name of a local file: the file itself, or a copy."""
     if not is_remote(path):
         yield path
         return
@@ -188,17 +175,7 @@ def _on_disk(path):
 
 
 def _no_memory_file(path, why):
-    return ValueError(
-        f"{path} is no memory file, or only a part of one ({why}): write it again with "
-        "--save_memory."
-    )
-
-
-def _shapes(slices):
-    return {
-        name: (tuple(part.get_shape()), TYPES.get(part.get_dtype(), part.get_dtype()))
-        for name, part in slices.items()
-    }
+    return ValueError(f"{path} is no memory file, or only a part of one ({why}): {AGAIN}.")
 
 
 def _named(memory):

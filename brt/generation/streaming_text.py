@@ -107,6 +107,5 @@ class StreamingText:
 
 
 def _certain(text):
-    """Returns the number of characters that no further token can change."""
     tail = text[-MOST_UNSURE:]
     return len(text) - len(tail) + len(tail.rstrip(UNSURE))

@@ -42,7 +42,6 @@ class FileBytes:
         return self._size
 
     def __reduce__(self) -> tuple:
-        """Another process gets the bytes."""
         return bytes, (self[:],)
 
     def __getitem__(self, part: slice) -> bytes:

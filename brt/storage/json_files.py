@@ -62,7 +62,6 @@ whether that is true."""
 
 
 def _shape(content: Any) -> Shape | None:
-    """Returns the shape of an object; None if its fields have to be checked."""
     if type(content) is not dict:
         return None
     shape = []

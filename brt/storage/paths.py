@@ -40,7 +40,6 @@ def only_buckets_of(paths: Iterable[str]) -> Iterator[None]:
 
 
 def _bucket(url: str) -> str:
-    """Returns scheme and host of a URL; all of a chained URL."""
     return url if "::" in url else "/".join(url.split("/", 3)[:3])
 
 
@@ -286,7 +285,6 @@ def remove(folder: RemotePath, first: str | None = None) -> None:
 
 @contextmanager
 def _storage(path: RemotePath, done: str) -> Iterator["fsspec.AbstractFileSystem"]:
-    """Gives the file system of a path, and names the path in errors."""
     if _allowed is not None and _bucket(str(path)) not in _allowed:
         raise StorageError(
             f"{path} is not {done}: no flag of this command names its bucket or host, and no "

@@ -63,6 +63,19 @@ def check_regular(path: str | os.PathLike) -> None:
         raise FileNotFoundError(f"There is no {os.fspath(path)}.")
 
 
+def check_size(path: Path, expected: int, advice: str) -> None:
+    """Refuses a regular file that is missing or has another number of bytes."""
+    try:
+        check_regular(path)
+    except FileNotFoundError:
+        raise FileNotFoundError(f"{path.parent} has no {path.name}: {advice}.") from None
+    if (size := os.path.getsize(path)) != expected:
+        raise ValueError(
+            f"{path} should have {expected} bytes and has {size}, as when it was cut short or "
+            f"changed: {advice}."
+        )
+
+
 def check_inside(folder: Path, names: Iterable[str]) -> None:
     """Refuses files of a folder that are links to files outside of it."""
     root = os.path.realpath(folder)

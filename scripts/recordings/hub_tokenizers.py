@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from brt.data.vocabularies.pretrained_folder import LibraryTokenizer, PretrainedFolderVocabulary
+from brt.data.vocabularies.pretrained_folder import PretrainedFolderVocabulary
 
 
 def errors(file: str) -> dict[str, float]:
@@ -22,7 +22,7 @@ def errors(file: str) -> dict[str, float]:
     for name, record in recorded.items():
         vocabulary = PretrainedFolderVocabulary(str(Path(file).parent / record["folder"]))
         tokenizer = vocabulary.tokenizer
-        if not isinstance(tokenizer, LibraryTokenizer):
+        if tokenizer.named is None:
             raise ValueError(f"{vocabulary.path} has no tokenizer.json.")
         special = dict(record["special"].values())
         frame = sum(map(len, vocabulary.frame))
@@ -42,7 +42,7 @@ def errors(file: str) -> dict[str, float]:
 
 
 def _text_differs(vocabulary: PretrainedFolderVocabulary, record: dict[str, Any]) -> bool:
-    named: Any = getattr(vocabulary.tokenizer, "named")  # noqa: B009
+    named = vocabulary.tokenizer.named
     text = record["text"]
     whole = named.encode(text)
     alone = named.encode(text, add_special_tokens=False)

@@ -32,7 +32,9 @@ def test_text_trains_and_evaluates_other_text(config, tmp_path, monkeypatch):
     assert store.manifest["bytes"] == 900 * 15 * 9 // 10
     assert "vocabulary_size = 256" in (tmp_path / "run" / "config.gin").read_text()
     assert command(monkeypatch, evaluate, "--workdir=run", "--text=rows.jsonl") == 0
-    figures = json.loads((tmp_path / "run" / "evaluation_validation.json").read_text())
+    assert not (tmp_path / "run" / "evaluation_validation.json").exists()
+    record = tmp_path / "run" / "evaluation_own_text_rows_jsonl_validation.json"
+    figures = json.loads(record.read_text())
     assert figures["documents"] == 6 and figures["bytes"] == 6 * 13 * 20
 
 

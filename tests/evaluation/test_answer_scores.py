@@ -73,12 +73,6 @@ def test_answers_that_are_not_read_to_their_end_do_not_count(store):
     assert evaluated(store, 1, 20, lambda d, t: True, steps=1) == {}
 
 
-def test_a_store_without_answers_is_refused(tmp_path):
-    config = build(write_config(tmp_path))
-    with pytest.raises(ValueError, match="has documents without answers"):
-        answers_of_store(config.experiment.open_store("validation"))
-
-
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory):
     """The study of an untrained model on MQAR, by run and content."""

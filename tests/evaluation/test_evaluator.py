@@ -24,7 +24,6 @@ from brt.data.streams.documents import DocumentPass
 from brt.data.vocabularies.base import BEGIN, ByteVocabulary
 from brt.evaluation.evaluator import Evaluator
 from brt.evaluation.scores import TokenScores, TokenSums
-from brt.evaluation.settings import batch_shape
 from brt.training.sharding import shardings
 
 W = 8
@@ -178,38 +177,6 @@ def test_only_whole_splits_have_bits_per_byte(evaluated, slide):
     assert "bits_per_byte" in evaluated(slide, 4, 16, max_steps=stream.num_steps + 5)
 
 
-class Asked:
-    """A pass that notes what was read of it."""
-
-    def __init__(self, stream):
-        self.stream, self.asked, self.rows = stream, [], stream.rows
-        self.segment_length, self.segments_per_step = stream.segment_length, 1
-        self.num_steps, self.places = stream.num_steps, stream.places
-        self.store, self.targets_are_tokens = stream.store, stream.targets_are_tokens
-
-    def batch(self, *place):
-        self.asked.append(place)
-        return self.stream.batch(*place)
-
-
-@pytest.mark.parametrize("shape", [(1, 1), (4, 2)])
-def test_each_batch_is_read_once(evaluated, recurrent, shape):
-    if np.prod(shape) > jax.device_count():
-        pytest.skip("needs eight devices")
-    mesh = mesh_of(*shape)
-    with jax.set_mesh(mesh):
-        evaluation = recurrent.evaluation
-        evaluation.tokens_per_step, evaluation.segment_length = 4 * 16, 16
-        evaluator = Evaluator(recurrent, recurrent.open_store("validation"), mesh)
-        evaluation.cleared, evaluator.stream = False, Asked(evaluator.stream)
-        params = random_params(recurrent)
-        params = jax.device_put(params, shardings(recurrent.abstract_params, mesh))
-        found = evaluator.run(params)
-    assert found["loss"] == pytest.approx(evaluated(recurrent, 4, 16)["loss"], rel=1e-6)
-    stream = evaluator.stream
-    assert stream.asked == [(step, 0, 4) for step in range(stream.num_steps)]
-
-
 @settings(max_examples=40, deadline=None)
 @given(
     st.lists(st.integers(1, 300), min_size=1, max_size=30),
@@ -277,13 +244,6 @@ def test_clearing_costs_a_recurrent_model_something_and_scores_the_same_tokens(
     assert not any(name.startswith("cleared") for name in evaluated(recurrent, 4, 16))
 
 
-def test_there_is_nothing_to_clear_in_a_first_segment(evaluated, recurrent):
-    # Sixteen rows for seven documents: the first step reads first segments only.
-    scalars = evaluated(recurrent, 16, 8, cleared=True, max_steps=1)
-    for name in ("loss", "accuracy", "perplexity"):
-        assert scalars[f"cleared_{name}"] == scalars[name]
-
-
 def test_a_model_without_a_state_is_not_evaluated_twice(evaluated, slide):
     assert evaluated(slide, 4, 16, cleared=True) == evaluated(slide, 4, 16)
 
@@ -330,20 +290,7 @@ def test_tokens_count_by_their_weights(slide):
     assert scalars["scored_tokens"] == 9
 
 
-def test_a_hopeless_model_has_a_perplexity_all_the_same(slide):
-    store = slide.open_store("validation")
-    sums = {"nats": 1e9, "weight": 1.0, "correct": 0.0, "tokens": 1.0}
-    assert math.isfinite(TokenSums().scalars(sums, store, whole=True)["perplexity"])
-
-
 # What cannot be divided.
-
-
-def test_a_number_of_tokens_that_is_no_number_of_segments_is_refused(slide):
-    evaluation = slide.evaluation
-    evaluation.tokens_per_step, evaluation.segment_length = 40, 16
-    with pytest.raises(ValueError, match=r"Evaluation\.tokens_per_step = 40 .* 16 tokens"):
-        Evaluator(slide, slide.open_store("validation"), one_device())
 
 
 @pytest.mark.skipif(jax.device_count() < 4, reason="needs four devices")
@@ -362,10 +309,3 @@ def test_rows_that_do_not_divide_over_devices_score_the_same(recurrent, stream):
     trainer.stream = before
     assert found[1] == pytest.approx(found[0]) == found[2]
     assert found[0].keys() == found[1].keys() and "cleared_loss" in found[0]
-
-
-def test_a_segment_longer_than_a_step_names_its_bindings(slide):
-    evaluation = slide.evaluation
-    evaluation.tokens_per_step, evaluation.segment_length = None, 4096
-    with pytest.raises(ValueError, match=r"tokens_per_step = .* 4096 "):
-        batch_shape(slide)

@@ -259,21 +259,3 @@ def test_a_run_on_samples_reports_both_accuracies_and_can_be_resumed(tiny, tmp_p
     assert last["eval/task_accuracy"] == last["eval/free_running_accuracy"]
     split = '--gin.Evaluation.split="test"'
     assert not command(monkeypatch, evaluate, f"--workdir={tmp_path / 'whole'}", split)
-
-
-@pytest.mark.parametrize(
-    ("bindings", "told"),
-    [
-        (("Trainer.segments_per_step = 5", "Trainer.tokens_per_step = 200"), "segments_per_step"),
-        (("Trainer.segments_per_step = 2", "Trainer.tokens_per_step = 48"), "segment_length = 12"),
-        (("FreeRunning.answer = 0",), "FreeRunning.answer = 0"),
-    ],
-)  # fmt: skip
-def test_a_cut_that_does_not_fit_is_refused_before_anything_is_prepared(tiny, bindings, told):
-    with pytest.raises(ValueError, match=told):
-        build(tiny.path, *bindings)
-
-
-def test_a_score_of_documents_needs_documents_and_one_of_samples_samples(tiny):
-    with pytest.raises(ValueError, match=r"@FreeRunning\(\)"):
-        build(tiny.path, 'Trainer.stream = "documents"')

@@ -96,17 +96,3 @@ def test_groups_are_those_of_a_loop_over_questions(store, rows, length, segments
     for name, group in groups.items():
         assert scalars[f"recall_questions{name}"] == len(group)
         assert scalars[f"recall_accuracy{name}"] == pytest.approx(sum(group) / len(group))
-
-
-def test_only_answers_count(store):
-    answers = {(document, answer) for document, answer, _ in questions(store)}
-    scalars = scored(store, 2, 16, lambda *place: place in answers)
-    assert scalars["recall_accuracy"] == 1.0
-    scalars = scored(store, 2, 16, lambda *place: place not in answers)
-    assert scalars["recall_accuracy"] == 0.0
-
-
-def test_a_group_without_questions_is_left_out(store):
-    scalars = scored(store, 2, 300, lambda document, position: True)
-    assert "recall_accuracy_across_segments" not in scalars
-    assert "recall_questions_across_segments" not in scalars

@@ -1,7 +1,6 @@
 """Recordings: every token's loss on disk, the same whatever was interrupted on the way."""
 
 import math
-import shutil
 
 import jax
 import numpy as np
@@ -249,27 +248,6 @@ def test_other_parameters_begin_a_recording_anew(made, recorder, tmp_path):
 # What cannot be read or compared.
 
 
-def test_a_recording_that_was_cut_short_is_named(recorder, tmp_path):
-    for name in ("nats", "entropy", "correct", "done"):
-        copy = tmp_path / name
-        shutil.copytree(recorder().folder, copy)
-        data = (copy / f"{name}.bin").read_bytes()
-        (copy / f"{name}.bin").write_bytes(data[:-1])
-        with pytest.raises(ValueError, match=rf"{name}\.bin should have {len(data)} bytes"):
-            Recording(copy)
-        (copy / f"{name}.bin").unlink()
-        with pytest.raises(FileNotFoundError, match=rf"has no {name}\.bin"):
-            Recording(copy)
-    (copy / "manifest.json").write_text("{")
-    with pytest.raises(ValueError, match="is damaged, as it is not JSON"):
-        Recording(copy)
-    (copy / "manifest.json").write_text('{"format": 99}')
-    with pytest.raises(ValueError, match="recording format 99"):
-        Recording(copy)
-    with pytest.raises(FileNotFoundError, match=r"There is no recording at .*--record"):
-        Recording(tmp_path / "nowhere")
-
-
 def test_recordings_of_other_documents_or_tokenizers_are_not_compared(
     made, recorder, store_of, tmp_path
 ):
@@ -385,15 +363,3 @@ def test_a_kill_while_a_recording_begins_is_made_good(recorder, tmp_path, monkey
     assert [path.name for path in tmp_path.iterdir()] == ["r.partial"]
     assert recorder(documents=[0], at=tmp_path / "r").done_D[0]
     assert [path.name for path in tmp_path.iterdir()] == ["r"]
-
-
-def test_a_recording_with_a_damaged_file_is_begun_anew(recorder, tmp_path):
-    recorder(documents=[0, 6], at=tmp_path / "r")
-    (tmp_path / "r" / "nats.bin").unlink()
-    assert recorder(documents=[0], at=tmp_path / "r").done_D.tolist() == [True] + [False] * 6
-
-
-def test_swapping_asks_for_two_documents(recorder, tmp_path):
-    with pytest.raises(ValueError, match="needs two documents side by side"):
-        recorder("swapped", [3], at=tmp_path / "r")
-    assert not contents(tmp_path)

@@ -149,16 +149,6 @@ def test_where_the_host_looks_changes_nothing():
     assert len(set(writings[0].tokens[0])) > 3
 
 
-def test_going_on_in_two_steps_is_going_on_in_one():
-    generator = generator_of(FIRST)
-    memory = generator.read([prompts()[4]])
-    whole = generator.write(memory, 11, DRAWN).run()
-    first = generator.write(memory, 7, DRAWN).run()
-    second = generator.write(first.memory, 4, DRAWN).run()
-    assert first.tokens[0] + second.tokens[0] == whole.tokens[0]
-    assert_same(second.memory, whole.memory)
-
-
 def test_nothing_is_compiled_again_whatever_the_position(tmp_path):
     generator, text = generator_of(SOME[1]), prompts()[-1]
     prefill = generator.prefill
@@ -197,36 +187,6 @@ def test_a_row_that_has_stopped_holds_still_while_others_go_on():
     assert_close(writing.memory, expected)
 
 
-@pytest.mark.parametrize(
-    ("ids", "told"),
-    [
-        (np.array([2**40]), "id 1099511627776 is not"),
-        (np.array([2**32]), "id 4294967296 is not"),
-        (np.array([2**63], np.uint64), "id 9223372036854775808 is not"),
-        ([2**70], "dtype object"),
-        ([-1], "id -1 is not"),
-        ([1.5], "dtype float"),
-        (np.array([1.0]), "dtype float"),
-        ([True], "dtype bool"),
-        ([np.nan], "dtype float"),
-        (["1"], "dtype <U1"),
-        (jnp.array([VOCABULARY]), f"id {VOCABULARY} is not"),
-    ],
-)
-def test_what_is_no_id_is_refused_and_not_rounded(ids, told):
-    generator = generator_of(FIRST)
-    for call in (generator.read, generator.score, generator.encode):
-        with pytest.raises(ValueError, match=told):
-            call([ids] if call != generator.encode else ids)
-    assert np.array_equal(generator.encode(np.array([3], np.uint8)), [3])
-    assert len(generator.encode([])) == 0
-
-
-def test_a_text_with_half_a_character_is_refused():
-    with pytest.raises(ValueError, match=r"prompt holds half a character .*character 2"):
-        generator_of(FIRST).read(["ab\ud800"])
-
-
 def test_ids_beyond_the_vocabulary_are_never_written():
     model = random_model("slide", dtype="float64")
     model.embedding_VD[...] = model.embedding_VD[...].at[5:].mul(50.0)  # the likeliest, or least
@@ -237,15 +197,6 @@ def test_ids_beyond_the_vocabulary_are_never_written():
     few = Generator(model, Few(), WINDOW, 5)
     writing = few.write(few.begin(3), WRITTEN, Sampling(2.0)).run()
     assert all(token < 5 for tokens in writing.tokens for token in tokens)
-
-
-def test_forks_of_one_memory_draw_by_their_own_seeds():
-    generator = generator_of(FIRST)
-    memory = generator.read([prompts()[5]])
-    forks = take_rows(memory, [0] * 7)
-    tokens = generator.write(forks, 9, DRAWN, seed=[4, 5, 4, 6, 7, 8, 9]).run().tokens
-    assert tokens[0] == tokens[2] != tokens[1]
-    assert tokens[1] == generator.write(memory, 9, DRAWN, seed=5).run().tokens[0]
 
 
 def test_logits_that_are_no_numbers_end_in_a_sentence_and_keep_what_was_written():
@@ -263,23 +214,6 @@ def test_logits_that_are_no_numbers_end_in_a_sentence_and_keep_what_was_written(
     assert writing.nats == expected.nats and writing.memory.position_B.tolist() == [4]
     with pytest.raises(NonFiniteLogits, match="token 4 of document 0 are not finite"):
         generator.score([[1, 2, 3, 4, 5]])
-
-
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [
-        ({"sampling": Sampling(-1)}, "temperature = -1"),
-        ({"sampling": Sampling(top_k=VOCABULARY + 1)}, "top_k = 18"),
-        ({"max_tokens": -1}, "max_tokens = -1"),
-        ({"seed": [1, 2]}, "1 rows need seeds"),
-        ({"seed": -1}, "seed = -1"),
-        ({"stop": [""]}, "stop sequences not empty"),
-    ],
-)
-def test_bad_settings_of_writing_are_named_before_anything_is_computed(options, named):
-    generator = generator_of("slide")
-    with pytest.raises(ValueError, match=named):
-        generator.write(generator.begin(), **options)
 
 
 def test_a_model_and_what_does_not_fit_it():

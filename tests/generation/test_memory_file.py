@@ -1,6 +1,5 @@
 """Memory files: the same memory, of constant size, for the model that wrote it and no other."""
 
-import json
 import os
 import struct
 
@@ -8,12 +7,10 @@ import jax
 import numpy as np
 import pytest
 from architectures import SEGMENT, VOCABULARY, WINDOW, random_model
-from tiny_models import cast
 from tiny_run import files_of_at_most
 
 from brt.data.vocabularies.base import ByteVocabulary
 from brt.generation.generator import Generator
-from brt.generation.memory import take_rows
 from brt.generation.memory_file import model_fingerprint
 
 
@@ -68,15 +65,6 @@ def test_an_external_memory_is_in_the_file_and_how_much_of_it_is_filled(tmp_path
     assert memory.written_B.tolist() == [3 * SEGMENT] and memory.keys_BMHK.all()
 
 
-def test_activations_in_bfloat16_are_kept_as_they_are(tmp_path):
-    model = cast(random_model(NAME), "bfloat16")
-    generator = Generator(model, Ids(), SEGMENT, 5)
-    memory = generator.begin()
-    memory = memory._replace(caches=jax.tree.map(lambda x: x + 1 * (x.ndim > 1), memory.caches))
-    generator.save(tmp_path / "memory", memory)
-    assert_identical(generator.load(tmp_path / "memory"), memory)
-
-
 def test_the_size_is_constant_and_that_of_the_caches(generator, memory, path, tmp_path):
     empty = generator.begin()
     generator.save(tmp_path / "first", empty)
@@ -84,15 +72,6 @@ def test_the_size_is_constant_and_that_of_the_caches(generator, memory, path, tm
     sizes = [os.path.getsize(p) for p in (path, tmp_path / "first", tmp_path / "last")]
     assert sizes[0] == sizes[1] == sizes[2]
     assert memory.bytes == empty.bytes < sizes[0] < memory.bytes + 4096
-
-
-def test_the_header_describes_the_document_in_json(generator, path):
-    content = path.read_bytes()
-    (length,) = struct.unpack("<Q", content[:8])
-    description = json.loads(json.loads(content[8 : 8 + length])["__metadata__"]["brt"])
-    assert int(description["position"]) == 3 * SEGMENT + 5
-    assert description["vocabulary"]["name"] == "bytes"
-    assert description["model"] == model_fingerprint(generator.model)
 
 
 def refusal(path, generator, **others):
@@ -140,18 +119,6 @@ def test_a_changed_file_is_refused_wherever_it_was_changed(generator, path):
         changed[place] ^= 1
         path.write_bytes(changed)
         refusal(path, generator)
-
-
-def test_other_files_are_refused(generator, path, tmp_path):
-    path.write_text("Call me Ishmael.")
-    assert "is no memory file" in refusal(path, generator)
-    with pytest.raises(FileNotFoundError, match="There is no memory file"):
-        generator.load(tmp_path / "nothing")
-
-
-def test_several_documents_are_not_one(generator, memory, tmp_path):
-    with pytest.raises(ValueError, match="one document and this memory 2"):
-        generator.save(tmp_path / "both", take_rows(memory, [0, 0]))
 
 
 def test_a_file_that_cannot_be_written_leaves_the_earlier_one(generator, path, tmp_path):

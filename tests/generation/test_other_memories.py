@@ -4,7 +4,6 @@ It moves at the ends of segments of six tokens, holds neither keys nor windows, 
 from the cache after a segment that was padded. The reference is a plain loop over tokens.
 """
 
-import functools
 import os
 from typing import NamedTuple
 
@@ -15,11 +14,9 @@ import pytest
 from flax import nnx
 
 from brt.data.vocabularies.base import BEGIN, ByteVocabulary
-from brt.generation.generator import Generator, NonFiniteLogits
+from brt.generation.generator import Generator
 from brt.generation.sampling import Sampling
 from brt.models.caches import select_rows
-from brt.models.memory_tokens.model import RecurrentMemoryTransformer
-from brt.models.transformer_xl.model import TransformerXL
 
 V, D, PERIOD = 11, 5, 6
 LENGTHS = (0, 1, PERIOD - 1, PERIOD, 2 * PERIOD + 1, 5 * PERIOD + 3)
@@ -128,28 +125,3 @@ def test_any_memory_is_read_written_saved_and_loaded(segment_length, tmp_path):
         memory = generator.read([tokens[:3]], generator.load(tmp_path / "memory"))
         assert generator.write(memory, WRITTEN - 3, Sampling(0)).run().tokens[0] == tokens[3:]
     assert len(sizes) == 1
-
-
-def broken(model):
-    """The model with parameters that are no numbers."""
-    graph, params = nnx.split(model)
-    return nnx.merge(graph, jax.tree.map(lambda x: x * jnp.nan, params))
-
-
-SIZES = dict(num_layers=1, width=4, num_heads=1, head_size=4, feed_forward_size=4, memory_length=0)
-xl = functools.partial(TransformerXL, nnx.Rngs(0), vocabulary_size=V, **SIZES)
-
-
-def rmt():
-    body = functools.partial(TransformerXL, vocabulary_size=V, **SIZES)
-    return RecurrentMemoryTransformer(nnx.Rngs(0), num_memory=1, body=body).for_segments(PERIOD)
-
-
-@pytest.mark.parametrize(
-    ("build", "binding"),
-    [(Summariser, "Summariser"), (xl, "TransformerXL"), (rmt, "TransformerXL")],
-)
-def test_logits_that_are_no_numbers_name_the_class_that_activations_are_bound_by(build, binding):
-    generator = Generator(broken(build()), Ids())
-    with pytest.raises(NonFiniteLogits, match=rf"parameters, or at {binding}\.activation_dtype\."):
-        generator.write(generator.read([[1, 2]]), 3).run()

@@ -130,12 +130,6 @@ def test_a_character_that_never_ends_is_replaced_at_the_end():
     assert "".join(streamed(ByteVocabulary(), [226, 130, 97])) == "\ufffda"
 
 
-def test_a_character_that_began_before_the_stream_is_finished_in_it():
-    first, *rest = "€".encode()
-    assert streamed(ByteVocabulary(), rest, before=[97, first]) == ["", "€", ""]
-    assert streamed(ByteVocabulary(), [97], before=[97, first]) == ["a", ""]
-
-
 @pytest.mark.parametrize("kind", ["bytes", "pieces"])
 def test_a_long_text_costs_no_more_per_token_than_a_short_one(kind, vocabulary_of, monkeypatch):
     vocabulary, lengths = vocabulary_of(kind), []

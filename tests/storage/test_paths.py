@@ -38,21 +38,6 @@ def test_only_a_path_with_a_scheme_is_remote(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("given", "path"),
-    [
-        ("runs/a", "runs/a"),
-        ("~/a", str(Path.home() / "a")),
-        ("file:///tmp/a", "/tmp/a"),
-        ("gs://bucket/a", "gs://bucket/a"),
-        ("./~nouser/x", "./~nouser/x"),
-        ("", ""),
-    ],
-)
-def test_a_folder_that_a_flag_names_is_one_of_a_disk_or_a_bucket(given, path):
-    assert paths.folder_of(given) == path
-
-
-@pytest.mark.parametrize(
     ("given", "named"),
     [
         *(("memory://", "memory://"), ("memory://x", "memory://"), ("://x", "://")),
@@ -66,14 +51,6 @@ def test_what_names_no_folder_is_refused(given, named):
     if "://" in given and not given.endswith(("x", "y")):
         with pytest.raises(ValueError, match="no path with a scheme"):
             RemotePath(given)
-
-
-def test_parts_of_a_remote_path_are_those_of_its_text():
-    path = RemotePath("gs://bucket/runs") / "a" / "config.gin"
-    assert (str(path), path.name) == ("gs://bucket/runs/a/config.gin", "config.gin")
-    assert str(path.parent) == "gs://bucket/runs/a"
-    assert str(path.with_name("b.gin")) == "gs://bucket/runs/a/b.gin"
-    assert str(RemotePath("gs://bucket").parent) == "gs://bucket"
 
 
 def test_what_is_written_is_there_for_others(bucket):

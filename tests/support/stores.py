@@ -1,7 +1,6 @@
 """Small token stores in which no id occurs twice, so that every token read tells its place."""
 
 import itertools
-import json
 
 import numpy as np
 
@@ -53,20 +52,6 @@ def make_store(
         for d, (first, length) in enumerate(zip(firsts, lengths))
     ]
     write_store(folder, documents, Ids(), {}, quiet=True, shard_bytes=shard_bytes)
-    return TokenStore(folder)
-
-
-def flatten(folder) -> TokenStore:
-    """Rewrites a store of one shard in the format of earlier versions."""
-    path = folder / "manifest.json"
-    manifest = json.loads(path.read_text())
-    assert len(manifest.pop("shards")) == 1 and manifest["hashes"].pop("offsets.npy")
-    hashes = {name.rpartition("/")[2]: value for name, value in manifest["hashes"].items()}
-    manifest |= {"format": 2, "hashes": hashes, "content": hashes["tokens.bin"]}
-    path.write_text(json.dumps(manifest))
-    for file in (folder / "shard-00000").iterdir():
-        file.rename(folder / file.name)
-    (folder / "shard-00000").rmdir()
     return TokenStore(folder)
 
 

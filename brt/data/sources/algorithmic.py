@@ -14,10 +14,12 @@ appendix A.1; associative retrieval as in Ba et al. 2016, arXiv:1610.06258.
 """
 
 import abc
+import itertools
 import math
 import string
 from collections.abc import Callable, Iterable, Iterator
-from typing import Annotated
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
 
 import numpy as np
 
@@ -27,73 +29,54 @@ from brt.data.vocabularies.symbols import SymbolVocabulary
 
 PAD, START = 0, 1
 """Ids of copy, reverse and the equations; their symbols follow."""
-SPLITS = ("test", "validation", "train")
-"""In the order in which they are drawn."""
 
 
+@dataclass(eq=False, kw_only=True)
 class SampleTask(Source):
     """The documents of one sample each, divided into splits.
 
     Args:
-        symbols: of the vocabulary, one character each, by id.
-        special_ids, vocabulary_name: of the vocabulary.
-        tokens: of a sample, without padding; the last `scored` have loss weight 1.
-        counts: samples of the splits train, validation and test.
-        padded_length: tokens that a model reads of a sample; None for `tokens` - 1.
-        settings: that determine the samples, for the manifest.
+        num_train, num_validation, num_test: samples of the splits.
+        padded_length: tokens to which samples are padded, so that they divide into segments.
+        seed: of the samples.
     """
 
-    vocabulary: SymbolVocabulary
+    num_train: Count = 100_000
+    num_validation: Count = 5_000
+    num_test: Count = 10_000
+    padded_length: Count | None = None
+    seed: Seed = 0
 
-    def __init__(
-        self,
-        *,
-        symbols: str,
-        special_ids: dict[str, int],
-        vocabulary_name: str,
-        tokens: int,
-        scored: int,
-        counts: tuple[int, int, int],
-        seed: int,
-        padded_length: int | None,
-        settings: dict,
-    ):
-        name = type(self).__name__
-        self.input_length: int = tokens - 1 if padded_length is None else padded_length
-        if self.input_length < tokens - 1:
+    def _define(
+        self, name: str, symbols: str, special_ids: dict[str, int], tokens: int, scored: int
+    ) -> None:
+        """Defines vocabulary and length; the last `scored` of the tokens have loss weight 1."""
+        length = tokens - 1 if self.padded_length is None else self.padded_length
+        if length < tokens - 1:
             raise ValueError(
-                f"{name}.padded_length = {padded_length} is shorter than a sample: a model reads "
-                f"{tokens - 1} tokens of it."
+                f"{type(self).__name__}.padded_length = {self.padded_length} is shorter than a "
+                f"sample: a model reads {tokens - 1} tokens of it."
             )
-        identity = f"symbols {symbols}"
-        self.vocabulary = SymbolVocabulary(vocabulary_name, symbols, special_ids, identity, "")
-        self.seed = seed
-        self._tokens = tokens
-        self._scored = scored
-        self._settings = settings
-        self._counts = dict(zip(("train", "validation", "test"), counts))
+        self.vocabulary = SymbolVocabulary(name, symbols, special_ids, f"symbols {symbols}", "")
+        self.input_length: int = length
+        self._tokens, self._scored = tokens, scored
+        self._counts = {
+            "test": self.num_test,
+            "validation": self.num_validation,
+            "train": self.num_train,
+        }
 
     def documents(self, split: str) -> Iterator[Document]:
         check_known_split(self, split, self._counts)
-        first = sum(self.count(other) for other in SPLITS[: SPLITS.index(split)])
-        total = sum(self._counts.values())
-        sources = self._sources(total)[first : first + self.count(split)]
+        stops = dict(zip(self._counts, itertools.accumulate(self._counts.values())))
+        sources = self._sources(sum(self._counts.values()))
+        sources = sources[stops[split] - self.count(split) : stops[split]]
         weights = np.zeros(self.input_length + 1, np.float32)
         weights[self._tokens - self._scored : self._tokens] = 1
         for number, sample in enumerate(self._samples(sources)):
             tokens = np.full(self.input_length + 1, PAD, np.int32)
             tokens[: self._tokens] = sample
             yield Document(f"{split}-{number}", tokens=tokens, weights=weights)
-
-    def description(self, split: str) -> dict:
-        return {
-            "source": type(self).__name__,
-            "split": split,
-            "samples": {name: self._counts[name] for name in SPLITS},
-            "seed": self.seed,
-            "input_length": self.input_length,
-            **self._settings,
-        }
 
     def count(self, split: str) -> int:
         check_known_split(self, split, self._counts)
@@ -104,8 +87,7 @@ class SampleTask(Source):
         """Draws `count` different sources: integers (count, ...)."""
 
     @abc.abstractmethod
-    def _samples(self, sources: np.ndarray) -> Iterable[np.ndarray]:
-        """Returns the tokens of each sample."""
+    def _samples(self, sources: np.ndarray) -> Iterable[np.ndarray]: ...
 
     def _random(self) -> np.random.Generator:
         return np.random.Generator(np.random.Philox(np.random.SeedSequence([self.seed, 1])))
@@ -128,32 +110,17 @@ def distinct_rows(draw: Callable[[int], np.ndarray], count: int) -> np.ndarray:
         rows = np.concatenate([rows[first], draw(count)])
 
 
+@dataclass(eq=False, kw_only=True)
 class _SequenceTask(SampleTask):
-    copies: int  # of the source in the target
+    length: Count = 24
+    num_symbols: Annotated[int, Range("a whole number from 2 to 62", 2, 62)] = 10
+    copies: ClassVar[int]  # of the source in the target
 
-    def __init__(
-        self,
-        length: Count = 24,
-        num_symbols: Annotated[int, Range("a whole number from 2 to 62", 2, 62)] = 10,
-        num_train: Count = 100_000,
-        num_validation: Count = 5_000,
-        num_test: Count = 10_000,
-        padded_length: Count | None = None,
-        seed: Seed = 0,
-    ):
-        self.length = length
-        self.num_symbols = num_symbols
-        super().__init__(
-            symbols="_>" + (string.digits + string.ascii_letters)[:num_symbols],
-            special_ids={"pad": PAD, "start": START},
-            vocabulary_name=f"symbols:{num_symbols}",
-            tokens=(self.copies + 1) * length + 1,
-            scored=self.copies * length,
-            counts=(num_train, num_validation, num_test),
-            seed=seed,
-            padded_length=padded_length,
-            settings={"length": length, "num_symbols": num_symbols},
-        )
+    def __post_init__(self) -> None:
+        symbols = (string.digits + string.ascii_letters)[: self.num_symbols]
+        target = self.copies * self.length
+        name, special = f"symbols:{self.num_symbols}", {"pad": PAD, "start": START}
+        self._define(name, "_>" + symbols, special, self.length + 1 + target, target)
 
     @abc.abstractmethod
     def _target(self, sources: np.ndarray) -> np.ndarray: ...
@@ -174,15 +141,14 @@ class _SequenceTask(SampleTask):
 
 
 @configurable
+@dataclass(eq=False, kw_only=True)
 class CopyTask(_SequenceTask):
     """A sequence of symbols, to be written twice (Recurrent Memory Transformer, section 4).
 
     Args:
+        num_train, num_validation, num_test, padded_length, seed: as of `SampleTask`.
         length: n, symbols of the source; a model reads 3 n tokens.
         num_symbols: different symbols, without padding and start token.
-        num_train, num_validation, num_test: samples of the splits.
-        padded_length: tokens to which samples are padded, so that they divide into segments.
-        seed: of the samples.
     """
 
     copies = 2
@@ -192,6 +158,7 @@ class CopyTask(_SequenceTask):
 
 
 @configurable
+@dataclass(eq=False, kw_only=True)
 class ReverseTask(_SequenceTask):
     """A sequence of symbols, to be written in reverse; arguments as of `CopyTask`."""
 
@@ -202,11 +169,12 @@ class ReverseTask(_SequenceTask):
 
 
 @configurable
+@dataclass(eq=False, kw_only=True)
 class AssociativeRetrieval(SampleTask):
     """Pairs of a letter and a digit, then one of the letters, whose digit is the target.
 
     Ids: the digits 0 to 9, the start token 10, the letters 11 to 36. The letters of a sample are
-    different, and so are its digits. Other arguments are as of `CopyTask`.
+    different, and so are its digits. Other arguments are as of `SampleTask`.
 
     Args:
         num_pairs: a model reads 2 num_pairs + 2 tokens.
@@ -214,28 +182,11 @@ class AssociativeRetrieval(SampleTask):
 
     START = 10
     FIRST_LETTER = 11
+    num_pairs: Annotated[int, Range("a whole number from 1 to 10", 1, 10)] = 4
 
-    def __init__(
-        self,
-        num_pairs: Annotated[int, Range("a whole number from 1 to 10", 1, 10)] = 4,
-        num_train: Count = 100_000,
-        num_validation: Count = 5_000,
-        num_test: Count = 10_000,
-        padded_length: Count | None = None,
-        seed: Seed = 0,
-    ):
-        self.num_pairs = num_pairs
-        super().__init__(
-            symbols=string.digits + ">" + string.ascii_lowercase,
-            special_ids={"start": self.START},
-            vocabulary_name="retrieval",
-            tokens=2 * num_pairs + 3,
-            scored=1,
-            counts=(num_train, num_validation, num_test),
-            seed=seed,
-            padded_length=padded_length,
-            settings={"num_pairs": num_pairs},
-        )
+    def __post_init__(self) -> None:
+        symbols = string.digits + ">" + string.ascii_lowercase
+        self._define("retrieval", symbols, {"start": self.START}, 2 * self.num_pairs + 3, 1)
 
     def _sources(self, count: int) -> np.ndarray:
         """Returns keys, values, and the index of the pair that is asked for, side by side."""

@@ -9,65 +9,51 @@ Stories come from `small_world`, with its own words; scores are not comparable w
 Source: Kuratov et al. 2024, arXiv:2406.10149 (BABILong), section 2.
 """
 
-import os
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Annotated
 
 import gin
 import numpy as np
 
-from brt.checks import Count, Name, NotNegative, OneOf, Seed, configurable
+from brt.checks import MOST as MANY
+from brt.checks import Count, Name, OneOf, configurable
 from brt.data.sources.small_world import LEAST, MOST, story
 from brt.data.sources.text_task import Ids, Prompt, TextTask, scattered
 from brt.data.stores.token_store import TokenStore
-from brt.data.vocabularies.base import Vocabulary
-from brt.storage.paths import as_path
+from brt.data.vocabularies.base import expanded
+from brt.data.vocabularies.named import as_vocabulary
 
 SENTENCE_END = re.compile(r"(?<=[.!?])[\"')\]]*\s+|\n\s*\n")
 
 
 @configurable
+@dataclass(eq=False, kw_only=True)
 class BabiLong(TextTask):
     """Stories of one task, hidden in text.
 
     Args:
+        num_documents, num_held_out, seed, lengths, vocabulary, text_weight: as of `TextTask`.
         background: folder of the token store of a split, with the same vocabulary, such as
             "stores/books/{split}", on a disk or in a bucket; `~` and environment variables are
             expanded.
         task: "qa1" to "qa5".
-        num_documents: documents of split `train`.
-        num_held_out: documents of every other split.
-        lengths: of documents, in tokens; documents take each length with each number of facts.
         num_facts: sentences of a story; one number or several.
-        vocabulary: of the tokens, or its name.
-        text_weight: loss weight of all tokens that are no answer.
-        seed: of the documents.
     """
 
-    def __init__(
-        self,
-        background: Name = gin.REQUIRED,
-        task: Annotated[str, OneOf(tuple(LEAST))] = "qa1",
-        num_documents: Count = 10_000,
-        num_held_out: Count = 500,
-        lengths: Count | tuple[Count, ...] = 4096,
-        num_facts: Count | tuple[Count, ...] = 6,
-        vocabulary: Vocabulary | str = "bytes",
-        text_weight: NotNegative = 0.0,
-        seed: Seed = 0,
-    ):
-        grid = num_documents, num_held_out, seed, lengths, num_facts
-        settings = {"background": background, "task": task}
-        super().__init__(vocabulary, text_weight, *grid, settings=settings)
-        self.background = background
-        self.task = task
-        self._store: TokenStore | None = None
-        for _, facts in self._cells:
-            if not LEAST[task] <= facts <= MOST.get(task, facts):
+    background: Name = gin.REQUIRED
+    task: Annotated[str, OneOf(tuple(LEAST))] = "qa1"
+    num_facts: Count | tuple[Count, ...] = 6
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._stores: dict[str, TokenStore] = {}
+        least, most = LEAST[self.task], MOST.get(self.task, MANY)
+        for _, facts in self.cells:
+            if not least <= facts <= most:
                 raise ValueError(
-                    f"BabiLong.num_facts = {facts} must be at least {LEAST[task]} for {task}"
-                    + (f", and at most {MOST[task]}." if task in MOST else ".")
+                    f"BabiLong.num_facts = {facts} of {self.task} must be from {least} to {most:,}."
                 )
 
     def prompt(self, length: int, facts: int, split: str, random: np.random.Generator) -> Prompt:
@@ -91,28 +77,27 @@ class BabiLong(TextTask):
         return Prompt(parts, question, answers, facts)
 
     def _sentences(self, split: str, length: int, random: np.random.Generator) -> Iterator[Ids]:
-        """Yields sentences of a random passage, and of further ones where its document ends."""
-        store = self._open(split)
+        store, vocabulary = self._open(split), as_vocabulary(self.vocabulary)
         ends = np.cumsum(store.lengths_D)
         while True:
             at = int(random.integers(ends[-1]))
             document = int(np.searchsorted(ends, at, side="right"))
             start = at - int(ends[document]) + int(store.lengths_D[document])
-            text = self.vocabulary.decode(store.tokens(document, start, start + 2 * length))
+            text = vocabulary.decode(store.tokens(document, start, start + 2 * length))
             # A passage begins within a sentence, unless it has only one.
             sentences = SENTENCE_END.split(text)
             for sentence in sentences[1:] or sentences:
                 if sentence.strip():
-                    yield self.vocabulary.encode(f"{sentence} ".encode(), "background")
+                    yield vocabulary.encode(f"{sentence} ".encode(), "background")
 
     def _open(self, split: str) -> TokenStore:
-        folder = os.path.expanduser(os.path.expandvars(self.background.replace("{split}", split)))
-        if self._store is None or str(self._store.folder) != str(as_path(folder)):
-            self._store = TokenStore(folder)
-            if self._store.manifest["vocabulary"]["fingerprint"] != self.vocabulary.fingerprint:
+        if split not in self._stores:
+            store = TokenStore(expanded(self.background.replace("{split}", split)))
+            theirs, ours = store.manifest["vocabulary"], as_vocabulary(self.vocabulary)
+            if theirs["fingerprint"] != ours.fingerprint:
                 raise ValueError(
-                    f"BabiLong.background: {folder} has the vocabulary "
-                    f"{self._store.manifest['vocabulary']['name']}, and BabiLong.vocabulary is "
-                    f"{self.vocabulary.name}: bind them to the same one."
+                    f"BabiLong.background: {store.folder} has the vocabulary {theirs['name']}, and "
+                    f"BabiLong.vocabulary is {ours.name}: bind them to the same one."
                 )
-        return self._store
+            self._stores[split] = store
+        return self._stores[split]

@@ -1,12 +1,13 @@
 """The base classes of all sources.
 
-A source yields whole documents in a fixed order. Its constructor opens nothing. A source of bytes
-leaves `tokens` to the vocabulary of the corpus; other sources make tokens themselves.
+A source yields whole documents in a fixed order. It opens nothing when it is made. A source of
+bytes leaves `tokens` to the vocabulary of the corpus; other sources make tokens themselves.
 """
 
 import abc
+import dataclasses
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,27 +34,34 @@ class Document(NamedTuple):
 
 
 class Source(abc.ABC):
-    """The documents of each split. Can be pickled.
+    """The documents of each split: a dataclass, whose fields are its settings.
 
     Attributes:
         vocabulary: of the tokens, if the source makes tokens itself; else None.
+        classes: names of the classes of labelled documents; None for none.
         listed: whether the source is a `FileSource`.
         checks_content: whether `parts` compares whole files with the published ones.
         input_length: tokens that a model reads of a document, if all are samples of one length.
     """
 
-    vocabulary: Vocabulary | None = None
-    listed: bool = False
-    checks_content: bool = False
+    vocabulary: Vocabulary | str | None = None
+    classes: Sequence[str] | None = None
+    listed = False
+    checks_content = False
     input_length: int | None = None
 
     @abc.abstractmethod
     def documents(self, split: str) -> Iterator[Document]:
         """Yields the documents of a split, in the same order every time."""
 
-    @abc.abstractmethod
-    def description(self, split: str) -> dict:
-        """Returns the settings that determine the documents of a split, as JSON; reads no file."""
+    def settings(self) -> dict[str, Any]:
+        """Returns the fields that determine the documents, as JSON."""
+        names = (field.name for field in dataclasses.fields(self))  # type: ignore[arg-type]
+        return {name: getattr(self, name) for name in names if name != "vocabulary"}
+
+    def description(self, split: str) -> dict[str, Any]:
+        """Returns what determines the documents of a split, as JSON; reads no file."""
+        return {"source": type(self).__name__, "split": split, **self.settings()}
 
     def count(self, split: str) -> int | None:
         """Returns the number of documents of a split; None if it is unknown."""

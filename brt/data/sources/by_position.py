@@ -1,6 +1,7 @@
 """Splits of a source that has one: the first 90 %, the next 5 %, the last 5 %."""
 
 import re
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import gin
@@ -14,6 +15,7 @@ WHOLE_DOCUMENTS = 100
 """Fewer documents are cut, so that a split of one book is not empty."""
 NEAR = 100
 """A cut moves to the next line end, if that is within this part of a document: 1 / 100."""
+DEFAULT = {"train": "train[:90%]", "validation": "train[90%:95%]", "test": "train[95%:]"}
 SLICE = re.compile(r"(\w[\w\-]*)\[(\d*)%?:(\d*)%?\]")
 
 
@@ -27,6 +29,7 @@ class Piece(NamedTuple):
 
 
 @configurable
+@dataclass(eq=False)
 class SplitByPosition(FileSource):
     """Slices of a split as splits, such as the last tenth of one large file.
 
@@ -39,19 +42,16 @@ class SplitByPosition(FileSource):
         splits: from the name of a split to a slice, in whole percent, of a split of `source`.
     """
 
-    def __init__(self, source: Source = gin.REQUIRED, splits: dict[str, str] | None = None):
-        check_source(source, "SplitByPosition.source")
-        self.source = source
-        self.vocabulary = source.vocabulary
-        self.splits = splits or {
-            "train": "train[:90%]",
-            "validation": "train[90%:95%]",
-            "test": "train[95%:]",
-        }
-        if not source.listed:
+    source: Source = gin.REQUIRED
+    splits: dict[str, str] | None = None
+
+    def __post_init__(self) -> None:
+        check_source(self.source, "SplitByPosition.source")
+        self.vocabulary = self.source.vocabulary
+        if not self.source.listed:
             raise ValueError(
-                f"SplitByPosition.source = {type(source).__name__} does not list its documents: "
-                "bind it to a source of files, or bind the splits of that source."
+                f"SplitByPosition.source = {type(self.source).__name__} does not list its "
+                "documents: bind it to a source of files, or bind the splits of that source."
             )
 
     def parts(self, split: str) -> list[Piece]:
@@ -107,14 +107,14 @@ class SplitByPosition(FileSource):
         return sum(map(file_size, self.source.files(part))) if size is None else size
 
     def _slice(self, split: str) -> tuple[str, int, int]:
-        """Returns the inner split and the percentages where a slice starts and ends."""
-        matched = SLICE.fullmatch(self.splits.get(split, split))
+        splits = self.splits or DEFAULT
+        matched = SLICE.fullmatch(splits.get(split, split))
         name, first, last = matched.groups() if matched else (split, "", "")
         start, end = int(first or 0), int(last or 100)
         if not matched or not 0 <= start < end <= 100:
             raise ValueError(
                 f"SplitByPosition.splits has no slice {split!r}: write one such as "
-                f"{{{split!r}: 'train[90%:]'}}; it has {', '.join(self.splits)}."
+                f"{{{split!r}: 'train[90%:]'}}; it has {', '.join(splits)}."
             )
         return name, start, end
 

@@ -8,12 +8,13 @@ import json
 import os
 import xml.etree.ElementTree as xml
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import gin
 from absl import logging
 
-from brt.checks import Name, Seed, configurable
+from brt.checks import Seed, configurable
 from brt.data.order import permutation
 from brt.data.sources.base import absolute, check_known_split
 from brt.data.sources.labelled import (
@@ -24,7 +25,6 @@ from brt.data.sources.labelled import (
     records,
     text_of,
 )
-from brt.data.vocabularies.base import Vocabulary
 from brt.storage.regular_files import open_regular
 
 SPLITS = ("train", "validation", "test")
@@ -34,6 +34,7 @@ HELD_OUT = {"test": 65, "validation": 64}
 
 
 @configurable
+@dataclass(eq=False)
 class LabelledTexts(LabelledSource):
     """Texts with one class or several, in files of JSON records.
 
@@ -45,28 +46,11 @@ class LabelledTexts(LabelledSource):
         several: whether a label is a list of classes, which may be empty.
     """
 
-    def __init__(
-        self,
-        path: Name = gin.REQUIRED,
-        vocabulary: Vocabulary | str = gin.REQUIRED,
-        classes: Sequence[str] = gin.REQUIRED,
-        text_key: str = "text",
-        label_key: str = "label",
-        second_key: str | None = None,
-        several: bool = False,
-        splits: dict[str, str] | None = None,
-    ):
-        super().__init__(path, vocabulary, splits)
-        check_classes(classes, "LabelledTexts")
-        self.classes = tuple(classes)
-        self.text_key = text_key
-        self.label_key = label_key
-        self.second_key = second_key
-        self.several = several
-
-    def settings(self) -> dict:
-        keys = {"keys": [self.text_key, self.label_key, self.second_key]}
-        return keys | ({"several": True} if self.several else {})
+    classes: Sequence[str] = gin.REQUIRED
+    text_key: str = "text"
+    label_key: str = "label"
+    second_key: str | None = None
+    several: bool = False
 
     def examples(self, split: str) -> Iterator[Example]:
         path = self._file(split)
@@ -98,6 +82,7 @@ class LabelledTexts(LabelledSource):
 
 
 @configurable
+@dataclass(eq=False)
 class Hyperpartisan(LabelledSource):
     """Hyperpartisan news, by article: 645 articles, 238 of them hyperpartisan.
 
@@ -111,23 +96,9 @@ class Hyperpartisan(LabelledSource):
     """
 
     classes = ("false", "true")
-
-    def __init__(
-        self,
-        path: Name = gin.REQUIRED,
-        vocabulary: Vocabulary | str = gin.REQUIRED,
-        split_file: str | None = None,
-        seed: Seed = 0,
-        title: bool = True,
-        splits: dict[str, str] | None = None,
-    ):
-        super().__init__(path, vocabulary, splits)
-        self.split_file = split_file
-        self.seed = seed
-        self.title = title
-
-    def settings(self) -> dict:
-        return {"split_file": self.split_file, "seed": self.seed, "title": self.title}
+    split_file: str | None = None
+    seed: Seed = 0
+    title: bool = True
 
     def examples(self, split: str) -> Iterator[Example]:
         check_known_split(self, split, SPLITS)
@@ -139,7 +110,7 @@ class Hyperpartisan(LabelledSource):
 
     def _of_records(self, split: str) -> list[Example]:
         path = self._file(split)
-        names = (split, self.splits.get(split, split), *["dev"] * (split == "validation"))
+        names = (split, self._original_split(split), *["dev"] * (split == "validation"))
         examples = []
         for number, (where, record) in enumerate(records(path)):
             if "{split}" not in self.path and text_of(record, "split", where) not in names:
@@ -189,7 +160,7 @@ class Hyperpartisan(LabelledSource):
         try:
             with open_regular(path) as file:
                 lists = json.load(file)
-            key = self.splits.get(split, split)
+            key = self._original_split(split)
             if key not in lists and split == "validation":
                 key = "dev"
             by_number = {int(name): name for name in names}
@@ -204,15 +175,6 @@ class Hyperpartisan(LabelledSource):
                 f"{path} holds no list of articles of {self.path} for split {split!r} ({error!r}): "
                 "it should have a key of that name, with ids."
             ) from None
-
-
-def check_classes(classes: Sequence[str], name: str) -> None:
-    texts = not isinstance(classes, str) and all(isinstance(c, str) for c in classes)
-    if not texts or len(classes) < 2 or len(set(classes)) < len(classes):
-        raise ValueError(
-            f"{name}.classes = {classes!r} must be two or more different texts, such as "
-            '("no", "yes").'
-        )
 
 
 def divided(names: Sequence[str], seed: int) -> dict[str, list[str]]:

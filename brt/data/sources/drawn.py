@@ -1,24 +1,30 @@
 """The base of tasks whose documents are drawn one by one."""
 
 import abc
+import itertools
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 
+from brt.checks import Count, Seed
 from brt.data.sources.base import Document, Source
 
 
+@dataclass(eq=False, kw_only=True)
 class DrawnTask(Source):
     """Documents that are a function of (seed, split, number) and the settings.
 
-    `num_documents` of split `train`, and `num_held_out` of every other split.
+    Args:
+        num_documents: documents of split `train`.
+        num_held_out: documents of every other split.
+        seed: of the documents.
     """
 
-    def __init__(self, num_documents: int, num_held_out: int, seed: int, settings: dict):
-        self.num_documents = num_documents
-        self.num_held_out = num_held_out
-        self.seed = seed
-        self._settings = settings
+    num_documents: Count
+    num_held_out: Count
+    seed: Seed = 0
 
     def documents(self, split: str) -> Iterator[Document]:
         for number in range(self.count(split)):
@@ -30,9 +36,57 @@ class DrawnTask(Source):
     def draw(self, split: str, number: int, random: np.random.Generator) -> Document:
         """Returns a document with tokens; `title` and `data` are empty."""
 
-    def description(self, split: str) -> dict:
-        counts = {"source": type(self).__name__, "split": split, "documents": self.count(split)}
-        return counts | self._settings | {"seed": self.seed}
+    def description(self, split: str) -> dict[str, Any]:
+        settings = super().description(split)
+        del settings["num_documents"], settings["num_held_out"]
+        return settings | {"documents": self.count(split)}
 
     def count(self, split: str) -> int:
         return self.num_documents if split == "train" else self.num_held_out
+
+
+@dataclass(eq=False, kw_only=True)
+class GridTask(DrawnTask):
+    """A task whose documents take each length with each number of facts in turn.
+
+    Args:
+        num_documents, num_held_out, seed: as of `DrawnTask`.
+        lengths: of documents, in tokens; one or several.
+
+    Attributes:
+        facts: name of the setting with the number of facts, or with several.
+        cells: all pairs of a length and a number of facts.
+    """
+
+    num_documents: Count = 10_000
+    num_held_out: Count = 500
+    lengths: Count | tuple[Count, ...] = 4096
+    facts: ClassVar[str] = "num_facts"
+
+    def __post_init__(self) -> None:
+        self.cells = list(itertools.product(self._grid()["lengths"], self._grid()["num_facts"]))
+        if not self.cells:
+            name = type(self).__name__
+            raise ValueError(f"{name}.lengths and {name}.{self.facts} need values.")
+
+    def cell(self, number: int) -> tuple[int, int]:
+        """Returns the length and the number of facts of a document."""
+        return self.cells[number % len(self.cells)]
+
+    def settings(self) -> dict[str, Any]:
+        settings = super().settings()
+        settings.pop(self.facts, None)
+        return settings | self._grid()
+
+    def too_short(self, length: int, needed: int, what: str) -> ValueError:
+        """Returns the error of a length without room for what a document must contain."""
+        return ValueError(
+            f"{type(self).__name__}.lengths = {length} is too short: {what} need {needed} tokens."
+        )
+
+    def _grid(self) -> dict[str, list[int]]:
+        values = {"lengths": self.lengths, "num_facts": getattr(self, self.facts)}
+        return {
+            name: list(value) if isinstance(value, tuple | list) else [value]
+            for name, value in values.items()
+        }

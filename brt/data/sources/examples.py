@@ -1,12 +1,17 @@
 """The base of sources that read the data sets of another library: one document per example."""
 
 import abc
+from dataclasses import dataclass, field
 from typing import Any
 
 from brt.data.sources.base import Source
 from brt.data.vocabularies.base import expanded
 
+UNRECORDED = ("splits", "data_dir", "module")
+"""Settings that say only where the documents are."""
 
+
+@dataclass(eq=False)
 class ExampleSource(Source):
     """A source of examples, each a dictionary of features.
 
@@ -16,12 +21,13 @@ class ExampleSource(Source):
         splits: from the name of a split to its name in the data set, if they differ.
     """
 
-    def __init__(
-        self, title_feature: str | None, data_dir: str | None, splits: dict[str, str] | None
-    ):
-        self.title_feature = title_feature
-        self.data_dir = data_dir
-        self.splits = dict(splits or {})
+    title_feature: str | None = field(default=None, kw_only=True)
+    data_dir: str | None = field(default=None, kw_only=True)
+    splits: dict[str, str] | None = field(default=None, kw_only=True)
+
+    def description(self, split: str) -> dict[str, Any]:
+        settings = super().description(self._original_split(split))
+        return {name: settings[name] for name in settings if name not in UNRECORDED}
 
     @property
     @abc.abstractmethod
@@ -31,7 +37,7 @@ class ExampleSource(Source):
         return expanded(self.data_dir) if self.data_dir else None
 
     def _original_split(self, split: str) -> str:
-        return self.splits.get(split, split)
+        return (self.splits or {}).get(split, split)
 
     def _title(self, example: dict, split: str, number: int) -> str:
         if not self.title_feature:

@@ -7,11 +7,13 @@ import itertools
 import os
 import sysconfig
 from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 import gin
 from absl import logging
 
-from brt.checks import Name, Share, configurable
+from brt.checks import Name, Range, configurable
 from brt.data.sources.base import Document, FileSource, absolute, check_known_split
 from brt.data.sources.plain_text import HEAD, NotPlainText, check_plain_text
 from brt.storage.file_parts import FileBytes
@@ -21,11 +23,16 @@ WHOLE = 2**22
 """Larger files are read in parts."""
 CHECKED_FIRST = 1000
 """Number of files that are checked for plain text before the first is read."""
+AGAIN = "Run the same command again when nobody writes to it any more."
 EXCLUDED = ("site-packages", "__pycache__", "test", "tests", "idlelib", "turtledemo")
 """Folders of a tree that are left out by default."""
+HELD_OUT = Range(
+    "a number above 0 and below 0.5, the share of test and of validation", 1e-9, 0.5, True
+)
 
 
 @configurable
+@dataclass(eq=False)
 class TextFiles(FileSource):
     """One document per file of plain text, its title the name without the suffix.
 
@@ -37,11 +44,9 @@ class TextFiles(FileSource):
         suffix: of the files of a folder that are read; hidden files are not.
     """
 
-    def __init__(self, path: Name = gin.REQUIRED, skip_empty: bool = False, suffix: str = ".txt"):
-        self.path = path
-        self.skip_empty = skip_empty
-        self.suffix = suffix
-        self._warned: set[str] = set()
+    path: Name = gin.REQUIRED
+    skip_empty: bool = False
+    suffix: str = ".txt"
 
     def parts(self, split: str) -> list[str]:
         return self._files(split)
@@ -52,35 +57,20 @@ class TextFiles(FileSource):
     def files(self, part: str) -> list[str]:
         return [part]
 
-    def description(self, split: str) -> dict:
-        # The path as it is bound: the same on machines with other home folders.
-        return {
-            "source": "TextFiles",
-            "split": split,
-            "path": self.path,
-            "suffix": self.suffix,
-            "skip_empty": self.skip_empty,
-        }
-
     def count(self, split: str) -> int:
         return len(self._files(split))
 
     def _files(self, split: str) -> list[str]:
-        if "{split}" not in self.path and split not in {"train"} | self._warned:
-            self._warned.add(split)
-            logging.warning(
-                "TextFiles.path = %r has no {split}: %r reads the same files as every other split.",
-                self.path,
-                split,
-            )
+        if "{split}" not in self.path and split != "train":
+            warning = f"TextFiles.path = {self.path!r} has no {{split}}: its splits are equal."
+            logging.log_first_n(logging.WARNING, warning, 1)
         path = self.path.replace("{split}", split)
         sizes = self._objects(RemotePath(path)) if is_remote(path) else self._on_disk(path)
         empty = [path for path, size in sizes.items() if size == 0]
         if empty and not self.skip_empty:
-            more = f" and {len(empty) - 5} more" if len(empty) > 5 else ""
             raise ValueError(
-                f"TextFiles found empty files, {', '.join(empty[:5])}{more}: remove them, or bind "
-                "TextFiles.skip_empty = True."
+                f"TextFiles found {len(empty)} empty files, such as {empty[0]}: remove them, or "
+                "bind TextFiles.skip_empty = True."
             )
         full = [path for path, size in sizes.items() if size > 0]
         _check_first(full, "TextFiles")
@@ -93,66 +83,47 @@ class TextFiles(FileSource):
             stamps = path.stamps()
         except FileNotFoundError:
             stamps = {}
-        if "*" in str(path):
-            sizes = {name: size for name, (size, _) in stamps.items()}
-        else:
-            sizes = {
-                str(path / name): size
-                for name, (size, _) in stamps.items()
-                if name.endswith(self.suffix) and not name.startswith(".")
-            }
+        is_pattern = "*" in str(path)
+        sizes = {
+            name if is_pattern else str(path / name): size
+            for name, (size, _) in sorted(stamps.items())
+            if is_pattern or (name.endswith(self.suffix) and not name.startswith("."))
+        }
         if not sizes:
-            raise FileNotFoundError(
-                f"TextFiles.path = {self.path!r} leads to no objects, {self.suffix} ones in a "
-                "folder: bind it to a folder with some, or TextFiles.suffix to how their names end."
-            )
-        return dict(sorted(sizes.items()))
+            raise self._nothing(str(path), [*stamps])
+        return sizes
 
     def _on_disk(self, path: str) -> dict[str, int]:
         path = absolute(path)
+        files = []
         if os.path.isdir(path):
             files = sorted(entry.path for entry in _entries(path) if not entry.is_dir())
             paths = [file for file in files if file.endswith(self.suffix)]
-            if not paths:
-                raise FileNotFoundError(
-                    f"TextFiles.path = {self.path!r} leads to no {self.suffix} files in folder "
-                    f"{path}: {self._advice(path, files)}"
-                )
         else:
             paths = [path] if os.path.lexists(path) else sorted(glob.glob(path, recursive=True))
             paths = [path for path in paths if not os.path.isdir(path)]
-            if not paths:
-                raise FileNotFoundError(
-                    f"TextFiles.path = {self.path!r} leads to no files at {path}: bind it to a "
-                    "folder, a file, or a pattern such as books/**/*.md."
-                )
-        sizes = {}
-        for path in paths:
-            try:
-                sizes[path] = os.stat(path).st_size
-            except FileNotFoundError:
-                raise FileNotFoundError(
-                    f"{path} is a link to a file that is gone: remove the link."
-                ) from None
-            if not os.access(path, os.R_OK):
-                raise _may_not_read(path)
-        return sizes
+        if not paths:
+            raise self._nothing(path, files)
+        return {path: os.stat(path).st_size for path in paths}
 
-    def _advice(self, folder: str, paths: list[str]) -> str:
-        if any(os.path.basename(p) in ("dataset_info.json", "dataset_dict.json") for p in paths):
+    def _nothing(self, path: str, others: list[str]) -> FileNotFoundError:
+        if any(os.path.basename(p) in ("dataset_info.json", "dataset_dict.json") for p in others):
             raise NotPlainText(
-                f"{folder} was written by `save_to_disk` of datasets, and TextFiles reads plain "
+                f"{path} was written by `save_to_disk` of datasets, and TextFiles reads plain "
                 "text: read it with @Text() or @SavedDataset()."
             )
-        suffixes = collections.Counter(filter(None, (os.path.splitext(p)[1] for p in paths)))
-        if not suffixes:
-            return "bind it to a folder with some, or to a pattern such as books/**/*.txt."
-        suffix, count = suffixes.most_common(1)[0]
-        _check_first([path for path in paths if path.endswith(suffix)], "TextFiles")
-        return f'bind TextFiles.suffix = "{suffix}" to read its {count:,} {suffix} files.'
+        advice = f"a file, a pattern such as books/**/*.md, or a folder of {self.suffix} files."
+        suffixes = collections.Counter(filter(None, (os.path.splitext(p)[1] for p in others)))
+        for suffix, count in suffixes.most_common(1):
+            _check_first([file for file in others if file.endswith(suffix)], "TextFiles")
+            advice += f' TextFiles.suffix = "{suffix}" reads its {count:,} {suffix} files.'
+        return FileNotFoundError(
+            f"TextFiles.path = {self.path!r} leads to no files at {path}: bind it to {advice}"
+        )
 
 
 @configurable
+@dataclass(eq=False)
 class SourceTree(FileSource):
     """One document per entry at the top of a tree: a package, a repository, an article.
 
@@ -168,24 +139,11 @@ class SourceTree(FileSource):
         header: line before each file, `{path}` in it the path in the tree; "" for none.
     """
 
-    def __init__(
-        self,
-        path: Name = gin.REQUIRED,
-        suffixes: tuple[str, ...] = (".py",),
-        exclude: tuple[str, ...] = EXCLUDED,
-        held_out: Share = 0.05,
-        header: str = "# file: {path}",
-    ):
-        if not 0 < held_out < 0.5:
-            raise ValueError(
-                f"SourceTree.held_out = {held_out} must be above 0 and below 0.5: test and "
-                "validation each take that share."
-            )
-        self.path = path
-        self.suffixes = tuple(suffixes)
-        self.exclude = frozenset(exclude)
-        self.held_out = held_out
-        self.header = header
+    path: Name = gin.REQUIRED
+    suffixes: tuple[str, ...] = (".py",)
+    exclude: tuple[str, ...] = EXCLUDED
+    held_out: Annotated[float, HELD_OUT] = 0.05
+    header: str = "# file: {path}"
 
     def parts(self, split: str) -> list[tuple[str, str, list[str]]]:
         root, trees = self._split(split)
@@ -207,22 +165,13 @@ class SourceTree(FileSource):
     def files(self, part: tuple[str, str, list[str]]) -> list[str]:
         return part[2]
 
-    def description(self, split: str) -> dict:
-        return {
-            "source": "SourceTree",
-            "split": split,
-            "path": self.path,
-            "suffixes": list(self.suffixes),
-            "exclude": sorted(self.exclude),
-            "held_out": self.held_out,
-            "header": self.header,
-        }
+    def settings(self) -> dict[str, Any]:
+        return {**super().settings(), "exclude": sorted(self.exclude)}
 
     def count(self, split: str) -> int:
         return len(self._split(split)[1])
 
     def _split(self, split: str) -> tuple[str, dict[str, list[str]]]:
-        """Returns the root and, by title, the paths of the files of a split."""
         path = sysconfig.get_path("stdlib") if self.path == "stdlib" else self.path
         root = absolute(path.replace("{split}", split))
         trees = {}
@@ -258,7 +207,7 @@ class SourceTree(FileSource):
         if entry.is_dir():
             for inner in _entries(entry.path):
                 yield from self._source_files(inner)
-        elif entry.name.endswith(self.suffixes):
+        elif entry.name.endswith(tuple(self.suffixes)):
             yield entry.path
 
 
@@ -270,36 +219,19 @@ def _entries(folder):
         raise FileNotFoundError(
             f"No folder is at {folder}: bind the source's path to one that exists."
         ) from None
-    except NotADirectoryError:
-        raise NotADirectoryError(
-            f"{folder} is not a folder: bind the source's path to one."
-        ) from None
-    except PermissionError:
-        raise _may_not_read(folder) from None
 
 
 def _check_first(paths: Iterable[str], source: str) -> None:
     """Refuses files among the first that are no plain text; in a bucket looks at one only."""
     for number, path in enumerate(itertools.islice(paths, CHECKED_FIRST)):
         if not is_remote(path):
-            check_plain_text(_opened(path), path, source)
+            check_plain_text(FileBytes(path, AGAIN), path, source)
         elif number == 0:
             with RemotePath(path).open("rb") as file:
                 check_plain_text(file.read(HEAD), path, source)
 
 
 def _read(path: str, source: str) -> bytes | FileBytes:
-    data = RemotePath(path).read_bytes() if is_remote(path) else _opened(path)
+    data = RemotePath(path).read_bytes() if is_remote(path) else FileBytes(path, AGAIN)
     check_plain_text(data, path, source)
     return data if len(data) > WHOLE else data[:]
-
-
-def _opened(path: str) -> FileBytes:
-    try:
-        return FileBytes(path, "Run the same command again when nobody writes to it any more.")
-    except PermissionError:
-        raise _may_not_read(path) from None
-
-
-def _may_not_read(path):
-    return PermissionError(f"{path} may not be read: change its mode, or run as its owner.")

@@ -17,10 +17,13 @@ import abc
 import json
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import gin
 import numpy as np
 
+from brt.checks import Name
 from brt.data.sources.base import Document, Source, absolute
 from brt.data.vocabularies.base import Vocabulary
 from brt.data.vocabularies.named import as_vocabulary
@@ -49,6 +52,7 @@ class Example(NamedTuple):
     labels: tuple[int, ...] | None = None
 
 
+@dataclass(eq=False)
 class LabelledSource(Source):
     """A source of labelled documents.
 
@@ -56,44 +60,37 @@ class LabelledSource(Source):
         path: of the file or folder; `{split}` is replaced by the name of the split.
         vocabulary: of the tokens, or its name; bind Corpus.vocabulary to None.
         splits: from the name of a split to its name in the path, if they differ.
-
-    Attributes:
-        classes: names of the classes; empty for none.
     """
 
-    vocabulary: Vocabulary
-    classes: tuple[str, ...] = ()
+    path: Name = gin.REQUIRED
+    vocabulary: Vocabulary | str = gin.REQUIRED
+    splits: dict[str, str] | None = field(default=None, kw_only=True)
 
-    def __init__(self, path: str, vocabulary: Vocabulary | str, splits: dict[str, str] | None):
-        self.path = path
-        self.vocabulary = as_vocabulary(vocabulary)
-        self.splits = dict(splits or {})
+    def __post_init__(self) -> None:
+        self.vocabulary = as_vocabulary(self.vocabulary)
+        if self.classes is not None and not 2 <= len(set(self.classes)) == len(self.classes):
+            raise ValueError(
+                f"{type(self).__name__}.classes = {self.classes!r} must be two or more different "
+                'texts, such as ("no", "yes").'
+            )
 
     @abc.abstractmethod
     def examples(self, split: str) -> Iterator[Example]:
         """Yields the examples of a split, in the same order every time."""
 
     def settings(self) -> dict[str, Any]:
-        return {}
-
-    def description(self, split: str) -> dict:
-        return {
-            "source": type(self).__name__,
-            "split": split,
-            "path": self.path,
-            "splits": self.splits,
-            "classes": list(self.classes),
-            **self.settings(),
-        }
+        named = {"splits": self.splits or {}, "classes": list(self.classes or ())}
+        return super().settings() | named
 
     def documents(self, split: str) -> Iterator[Document]:
-        for example in self.examples(split):
-            yield self._document(example)
+        return map(self._document, self.examples(split))
 
     def _document(self, example: Example) -> Document:
-        question = self._encoded(example.question, example.name)
-        spans = self.vocabulary.spans(example.text)
-        text = self._encoded(example.text, example.name) if spans is None else spans[0]
+        vocabulary = as_vocabulary(self.vocabulary)
+        question, text, answer = (
+            vocabulary.encode(text.encode(), example.name)
+            for text in (example.question, example.text, "".join(example.answers[:1]))
+        )
         if not len(text):
             raise ValueError(
                 f"Document {example.name!r} of {self.path} has no text: remove it, because a "
@@ -103,33 +100,33 @@ class LabelledSource(Source):
         if example.question:
             annotation["question"] = len(question)
         if example.label is not None:
-            annotation |= {"label": example.label, "classes": len(self.classes)}
+            annotation |= {"label": example.label, "classes": len(self.classes or ())}
         if example.labels is not None:
-            annotation |= {"labels": list(example.labels), "classes": len(self.classes)}
+            annotation |= {"labels": list(example.labels), "classes": len(self.classes or ())}
         if example.answers:
             annotation["answers"] = list(example.answers)
-            words = self._encoded(example.answers[0], example.name).tolist()
-            annotation["words"] = [*words, *self.vocabulary.frame.after]
+            annotation["words"] = [*answer.tolist(), *vocabulary.frame.after]
         if example.kind is not None:
             annotation["kind"] = example.kind
-            if spans is not None:
-                tokens_of = (token_span(spans[1], *span) for span in example.spans)
+            if (spans := vocabulary.spans(example.text)) is not None:
+                text, characters = spans
+                tokens_of = (token_span(characters, *span) for span in example.spans)
                 annotation["spans"] = [span for span in tokens_of if span is not None]
             elif example.kind == 0:
                 raise ValueError(
-                    f"{type(self).__name__}.vocabulary = {self.vocabulary.name!r} does not tell "
-                    "where its tokens stand in a text, which answers need: bind it to "
+                    f"{type(self).__name__}.vocabulary = {vocabulary.name!r} does not tell where "
+                    "its tokens stand in a text, which answers need: bind it to "
                     '"pretrained:FOLDER".'
                 )
         data = f"{example.question}\n{example.text}" if example.question else example.text
         tokens = np.concatenate([question, text])
         return Document(example.name, data.encode(), tokens, annotation=annotation)
 
-    def _encoded(self, text: str, name: str) -> np.ndarray:
-        return self.vocabulary.encode(text.encode(), name)
+    def _original_split(self, split: str) -> str:
+        return (self.splits or {}).get(split, split)
 
     def _file(self, split: str) -> str:
-        path = absolute(self.path.replace("{split}", self.splits.get(split, split)))
+        path = absolute(self.path.replace("{split}", self._original_split(split)))
         if not os.path.isfile(path):
             name = type(self).__name__
             raise FileNotFoundError(

@@ -4,11 +4,13 @@ All other tokens are filler, independent of the class.
 """
 
 import json
+from dataclasses import dataclass
+from typing import Any
 
 import gin
 import numpy as np
 
-from brt.checks import Count, Seed, Symbols, configurable
+from brt.checks import Count, Symbols, configurable
 from brt.data.sources.base import Document
 from brt.data.sources.drawn import DrawnTask
 from brt.data.vocabularies.base import Frame
@@ -21,6 +23,7 @@ CLASSES = ("no", "yes")
 
 
 @configurable
+@dataclass(eq=False, kw_only=True)
 class MarkTask(DrawnTask):
     """Marked texts with their class, and with its name as an answer.
 
@@ -32,44 +35,34 @@ class MarkTask(DrawnTask):
         opened: whether a token stands before a text, as [CLS] does; False for T5.
     """
 
-    vocabulary: SymbolVocabulary
+    num_documents: Count = 20_000
+    num_held_out: Count = 4000
+    length: Count = gin.REQUIRED
+    mark_within: Count = gin.REQUIRED
+    num_fillers: Symbols = 20
+    opened: bool = True
     classes = CLASSES
 
-    def __init__(
-        self,
-        num_documents: Count = 20_000,
-        num_held_out: Count = 4000,
-        length: Count = gin.REQUIRED,
-        mark_within: Count = gin.REQUIRED,
-        num_fillers: Symbols = 20,
-        opened: bool = True,
-        seed: Seed = 0,
-    ):
-        if mark_within > length:
+    def __post_init__(self) -> None:
+        if self.mark_within > self.length:
             raise ValueError(
-                f"MarkTask.mark_within = {mark_within} must not exceed MarkTask.length = {length}."
+                f"MarkTask.mark_within = {self.mark_within} must not exceed MarkTask.length = "
+                f"{self.length}."
             )
-        settings = {
-            "length": length,
-            "mark_within": mark_within,
-            "num_fillers": num_fillers,
-            "opened": opened,
-            "classes": list(CLASSES),
-        }
-        super().__init__(num_documents, num_held_out, seed, settings)
-        self.length = length
-        self.mark_within = mark_within
-        symbols = [*WORDS, *(f"f{number}" for number in range(num_fillers))]
+        symbols = [*WORDS, *(f"f{number}" for number in range(self.num_fillers))]
         self.vocabulary = SymbolVocabulary(
-            f"marked:{num_fillers},{opened}",
+            f"marked:{self.num_fillers},{self.opened}",
             symbols,
             {name: number for number, name in enumerate(WORDS[:3])},
-            json.dumps([symbols, opened]),
-            frame=Frame((OPEN,) if opened else (), (END,)),
+            json.dumps([symbols, self.opened]),
+            frame=Frame((OPEN,) if self.opened else (), (END,)),
         )
 
+    def settings(self) -> dict[str, Any]:
+        return {**super().settings(), "classes": CLASSES}
+
     def draw(self, split: str, number: int, random: np.random.Generator) -> Document:
-        tokens = random.integers(len(WORDS), self.vocabulary.size, self.length, np.int32)
+        tokens = len(WORDS) + random.integers(0, self.num_fillers, self.length, np.int32)
         label = int(random.integers(len(CLASSES)))
         tokens[random.integers(self.mark_within)] = WORDS.index(f"mark_{CLASSES[label]}")
         annotation = {

@@ -12,14 +12,14 @@ predicts; and fillers are never keys of the document, so that each key is asked 
 Source: Arora et al. 2023, arXiv:2312.04927 (Zoology), section 3 and appendix E.
 """
 
-import json
+from dataclasses import dataclass
 
 import numpy as np
 
-from brt.checks import Count, Positive, Seed, Symbols, configurable
+from brt.checks import Count, Positive, Symbols, configurable
 from brt.data.sources.answers import Answer, Answers
 from brt.data.sources.base import Document
-from brt.data.sources.grid import GridTask
+from brt.data.sources.drawn import GridTask
 from brt.data.vocabularies.symbols import SymbolVocabulary
 
 BLANK = 0
@@ -27,69 +27,55 @@ BLANK = 0
 
 
 @configurable
+@dataclass(eq=False, kw_only=True)
 class MultiQueryRecall(GridTask):
     """MQAR documents.
 
     Args:
-        num_documents: documents of split `train`.
-        num_held_out: documents of every other split.
-        lengths: of documents, in tokens; documents take each length with each number of pairs.
+        num_documents, num_held_out, seed, lengths: as of `GridTask`.
         num_pairs: one number or several.
         vocabulary_size: keys, values and the blank together.
         power: of the law of gaps; 1 for uniform gaps, near 0 for mostly short ones.
         random_fillers: fill gaps with random ids, which are not keys of the document, instead of
             blanks.
-        seed: of the documents.
     """
 
-    vocabulary: SymbolVocabulary
+    num_documents: Count = 100_000
+    num_held_out: Count = 1000
+    lengths: Count | tuple[Count, ...] = 256
+    num_pairs: Count | tuple[Count, ...] = 8
+    vocabulary_size: Symbols = 8192
+    power: Positive = 0.01
+    random_fillers: bool = True
+    facts = "num_pairs"
 
-    def __init__(
-        self,
-        num_documents: Count = 100_000,
-        num_held_out: Count = 1000,
-        lengths: Count | tuple[Count, ...] = 256,
-        num_pairs: Count | tuple[Count, ...] = 8,
-        vocabulary_size: Symbols = 8192,
-        power: Positive = 0.01,
-        random_fillers: bool = True,
-        seed: Seed = 0,
-    ):
-        settings = {
-            "vocabulary_size": vocabulary_size,
-            "power": power,
-            "random_fillers": random_fillers,
-        }
-        super().__init__(num_documents, num_held_out, seed, lengths, num_pairs, settings)
-        self.power = power
-        self.random_fillers = random_fillers
-        self.first_value = vocabulary_size // 2
-        for length, pairs in self._cells:
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.first_value = self.vocabulary_size // 2
+        for length, pairs in self.cells:
             if length < 4 * pairs:
                 raise self.too_short(length, 4 * pairs, f"{pairs} pairs and their queries")
             if pairs >= self.first_value:
                 raise ValueError(
-                    f"MultiQueryRecall.vocabulary_size = {vocabulary_size} must exceed "
+                    f"MultiQueryRecall.vocabulary_size = {self.vocabulary_size} must exceed "
                     f"{2 * pairs + 1}, because {pairs} pairs have different keys."
                 )
         symbols = [
             ".",
             *(f"k{key}" for key in range(1, self.first_value)),
-            *(f"v{value}" for value in range(self.first_value, vocabulary_size)),
+            *(f"v{value}" for value in range(self.first_value, self.vocabulary_size)),
         ]
-        self.vocabulary = SymbolVocabulary(
-            f"mqar:{vocabulary_size}", symbols, {"blank": BLANK}, json.dumps(symbols)
-        )
+        name = f"mqar:{self.vocabulary_size}"
+        self.vocabulary = SymbolVocabulary(name, symbols, {"blank": BLANK})
 
     def draw(self, split: str, number: int, random: np.random.Generator) -> Document:
         length, pairs = self.cell(number)
         keys = 1 + random.choice(self.first_value - 1, pairs, replace=False)
-        values = self.first_value + random.choice(
-            self.vocabulary.size - self.first_value, pairs, replace=False
-        )
+        num_values = self.vocabulary_size - self.first_value
+        values = self.first_value + random.choice(num_values, pairs, replace=False)
         tokens = np.full(length, BLANK, np.int32)
         if self.random_fillers:
-            fillers = np.setdiff1d(np.arange(1, self.vocabulary.size), keys)
+            fillers = np.setdiff1d(np.arange(1, self.vocabulary_size), keys)
             tokens = random.choice(fillers, length).astype(np.int32)
         queries = 2 * pairs + 2 * self._gaps(random, (length - 2 * pairs) // 2, pairs)
         for first in (2 * np.arange(pairs), queries):

@@ -51,23 +51,14 @@ def _other_format(data: bytes | FileBytes, path: str) -> tuple[str, str] | None:
         for zeros, order in ((head[1::2], "LE"), (head[::2], "BE")):
             if 4 * zeros.count(0) > len(zeros) and head.count(0) == zeros.count(0):
                 return "UTF-16 text", f"convert it with `iconv -f UTF-16{order} -t UTF-8`"
-        at = f"NUL at byte {head.index(0)}"
-        return f"binary data ({at})", "leave it out, or convert it to UTF-8 text"
-    if _is_json_lines(data, path):
-        labelled = " (@LabelledTexts() if they have a label)"
-        return "JSON lines", ROWS.format("JsonLines") + labelled
-    return None
-
-
-def _is_json_lines(data: bytes | FileBytes, path: str) -> bool:
-    """Returns whether the first three lines are JSON objects, or one if the suffix agrees."""
-    mark = b"\xef\xbb\xbf"
-    if not data[:4].removeprefix(mark).startswith(b"{"):
-        return False
-    lines = data[:LINE].removeprefix(mark).split(b"\n", 3)[:3]
+        return "binary data (NUL)", "leave it out, or convert it to UTF-8 text"
+    # The first three lines are objects, or one is and the suffix agrees; {} is LaTeX, too.
+    lines = data[:LINE].split(b"\n", 3)[:3] if head.startswith(b"{") else []
     try:
         records = [json.loads(line) for line in lines if line]
     except (ValueError, RecursionError):
-        return False
-    objects = all(isinstance(record, dict) and record for record in records)  # {} is LaTeX, too
-    return objects and (len(records) > 1 or path.endswith((".jsonl", ".ndjson")))
+        return None
+    is_rows = len(records) > 1 or path.endswith((".jsonl", ".ndjson"))
+    if records and is_rows and all(isinstance(record, dict) and record for record in records):
+        return "JSON lines", ROWS.format("JsonLines") + " (@LabelledTexts() if they have a label)"
+    return None

@@ -7,10 +7,12 @@ short or preprocessed differently cannot be compared.
 import functools
 import hashlib
 import io
+import itertools
 import os
 import re
 from collections.abc import Sequence
-from typing import NamedTuple, TypeVar
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import gin
 
@@ -36,6 +38,7 @@ class Extent(NamedTuple):
     stop: int
 
 
+@dataclass(eq=False)
 class PublishedFiles(FileSource):
     """A source whose documents are parts of published files in a folder; one per split by default.
 
@@ -46,12 +49,10 @@ class PublishedFiles(FileSource):
     """
 
     checks_content = True
-    page: str
-    file: str
-    sizes: dict[str, tuple[int, int, int]] = {}
-
-    def __init__(self, path: Name = gin.REQUIRED):
-        self.path = path
+    page: ClassVar[str]
+    file: ClassVar[str]
+    sizes: ClassVar[dict[str, tuple[int, int, int]]] = {}
+    path: Name = gin.REQUIRED
 
     def read(self, part: Extent) -> Document:
         text = FileBytes(part.path, "Unpack it again.")
@@ -65,9 +66,6 @@ class PublishedFiles(FileSource):
 
     def count(self, split: str) -> int | None:
         return 1
-
-    def description(self, split: str) -> dict:
-        return {"source": type(self).__name__, "split": split, "path": self.path}
 
     def _whole(self, name: str) -> Extent:
         path = os.path.join(absolute(self.path), name)
@@ -86,6 +84,7 @@ class PublishedFiles(FileSource):
             )
 
 
+@dataclass(eq=False)
 class _OneFile(PublishedFiles):
     """A file that is cut into the splits."""
 
@@ -104,6 +103,7 @@ class _OneFile(PublishedFiles):
 
 
 @configurable
+@dataclass(eq=False)
 class Enwik8(_OneFile):
     """The first 10^8 bytes of an English Wikipedia dump: 90M, 5M and 5M bytes, one document each.
 
@@ -115,9 +115,7 @@ class Enwik8(_OneFile):
     page = MATT_MAHONEY.format("enwik8")
     file = "enwik8"
 
-    def __init__(self, path: Name = gin.REQUIRED, line_feeds: bool = True):
-        super().__init__(path)
-        self.line_feeds = line_feeds
+    line_feeds: bool = True
 
     def read(self, part: Extent) -> Document:
         document = super().read(part)
@@ -125,11 +123,9 @@ class Enwik8(_OneFile):
             return document
         return document._replace(data=document.data[:].replace(b"\n", b""))
 
-    def description(self, split: str) -> dict:
-        return {**super().description(split), "line_feeds": self.line_feeds}
-
 
 @configurable
+@dataclass(eq=False)
 class Text8(_OneFile):
     """10^8 bytes of Wikipedia in 26 letters and the space: 90M, 5M and 5M, one document each.
 
@@ -141,6 +137,7 @@ class Text8(_OneFile):
     file = "text8"
 
 
+@dataclass(eq=False)
 class _OneFilePerSplit(PublishedFiles):
     """One file per split, whose lines and tokens (words and line ends) are counted."""
 
@@ -159,6 +156,7 @@ class _OneFilePerSplit(PublishedFiles):
 
 
 @configurable
+@dataclass(eq=False)
 class PennTreebank(_OneFilePerSplit):
     """Mikolov's Penn Treebank: lower case, 10,000 words, `<unk>` and `N`. One document per split.
 
@@ -171,6 +169,7 @@ class PennTreebank(_OneFilePerSplit):
     sizes = {"lines": (42_068, 3_370, 3_761), "tokens": (929_589, 73_760, 82_430)}
 
 
+@dataclass(eq=False)
 class _WikiText(_OneFilePerSplit):
     """WikiText as distributed, one document per split or per article.
 
@@ -186,11 +185,11 @@ class _WikiText(_OneFilePerSplit):
     page = WIKITEXT
     file = "wiki.{split}.{form}"
 
-    def __init__(self, path: Name = gin.REQUIRED, articles: bool = False, raw: bool = False):
-        super().__init__(path)
-        self.articles = articles
-        self.raw = raw
-        self.form = "raw" if raw else "tokens"
+    articles: bool = False
+    raw: bool = False
+
+    def __post_init__(self) -> None:
+        self.form = "raw" if self.raw else "tokens"
 
     def parts(self, split: str) -> list[Extent]:
         (whole,) = super().parts(split)
@@ -199,11 +198,9 @@ class _WikiText(_OneFilePerSplit):
     def count(self, split: str) -> int | None:
         return None if self.articles else 1
 
-    def description(self, split: str) -> dict:
-        return {**super().description(split), "articles": self.articles, "raw": self.raw}
-
 
 @configurable
+@dataclass(eq=False)
 class WikiText103(_WikiText):
     __doc__ = _WikiText.__doc__
 
@@ -214,6 +211,7 @@ class WikiText103(_WikiText):
 
 
 @configurable
+@dataclass(eq=False)
 class WikiText2(_WikiText):
     __doc__ = _WikiText.__doc__
 
@@ -221,6 +219,7 @@ class WikiText2(_WikiText):
 
 
 @configurable
+@dataclass(eq=False)
 class OneBillionWord(PublishedFiles):
     """One Billion Word Benchmark: one sentence per line, one document per shard of 300,000.
 
@@ -237,9 +236,7 @@ class OneBillionWord(PublishedFiles):
     held_out = "heldout-monolingual.tokenized.shuffled/news.en.heldout-00000-of-00050"
     held_out_lines = 6_075
 
-    def __init__(self, path: Name = gin.REQUIRED, seed: Seed = 0):
-        super().__init__(path)
-        self.seed = seed
+    seed: Seed = 0
 
     def parts(self, split: str) -> list[Extent]:
         check_known_split(self, split, FILE_NAMES)
@@ -261,9 +258,10 @@ class OneBillionWord(PublishedFiles):
     def count(self, split: str) -> int:
         return len(self.shards) if split == "train" else 1
 
-    def description(self, split: str) -> dict:
-        seed = {"seed": self.seed} if split == "train" else {}
-        return {**super().description(split), **seed}
+    def description(self, split: str) -> dict[str, Any]:
+        description = super().description(split)
+        seed = description.pop("seed")
+        return description | ({"seed": seed} if split == "train" else {})
 
 
 @functools.lru_cache
@@ -283,31 +281,23 @@ TITLE = re.compile(rb" = (?!= )([^\n]*)(?<! =) = \n")
 
 def _articles(path: str) -> list[Extent]:
     """Returns the extent of each article; text before the first title belongs to the first."""
-    titles: list[tuple[int, str]] = []
+    starts: list[tuple[int, str]] = []
+    lines: tuple[bytes, bytes] = b"", b""  # the last two
     end = 0
-    after_blank = True
-    candidate: tuple[int, str] | None = None  # a title, if a blank line follows
     with open_regular(path) as file:
-        for line in file:
-            is_blank = not line.strip()
-            if candidate and is_blank:
-                titles.append(candidate)
-            match = TITLE.fullmatch(line) if after_blank else None
-            candidate = (end, match[1].decode("utf-8", "replace")) if match else None
-            after_blank = is_blank
+        for line in itertools.chain(file, [b""]):
+            title = TITLE.fullmatch(lines[1])
+            if title and not lines[0].strip() and not line.strip():
+                starts.append((end - len(lines[1]), title[1].decode("utf-8", "replace")))
+            lines = lines[1], line
             end += len(line)
-    if candidate:  # at the end of the file
-        titles.append(candidate)
-    if not titles:
+    if not starts:
         raise ValueError(
             f"{path} has no line such as ' = Title = ' to cut articles at: bind the source's "
             "articles = False."
         )
-    boundaries = [0, *(start for start, _ in titles[1:]), end]
-    return [
-        Extent(name, path, start, stop)
-        for (_, name), start, stop in zip(titles, boundaries, boundaries[1:])
-    ]
+    cuts = [0, *(start for start, _ in starts[1:]), end]
+    return [Extent(name, path, *cut) for (_, name), cut in zip(starts, itertools.pairwise(cuts))]
 
 
 def _shuffled(items: Sequence[Item], key: str) -> list[Item]:

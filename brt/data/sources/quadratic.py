@@ -14,11 +14,12 @@ Source: Bulatov et al. 2022, arXiv:2207.06881 (Recurrent Memory Transformer), ap
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Annotated
 
 import numpy as np
 
-from brt.checks import Count, Range, Seed, Share, configurable
+from brt.checks import Count, Range, Share, configurable
 from brt.data.order import permutation
 from brt.data.sources.algorithmic import PAD, START, SampleTask, distinct_rows
 
@@ -28,6 +29,7 @@ SYMBOLS = "_>0123456789+-*/^=()xD;,"
 
 
 @configurable
+@dataclass(eq=False, kw_only=True)
 class QuadraticEquations(SampleTask):
     """Equations a (x - x1) (x - x2) = 0 with integer a, x1, x2, and their solutions.
 
@@ -35,44 +37,25 @@ class QuadraticEquations(SampleTask):
     a (x^2 + b x + c) with b uniform in [0, 2 max_root) and c between b^2 / 4 and max_root^2.
 
     Args:
+        num_train, num_validation, num_test, padded_length, seed: as of `SampleTask`.
         max_root, max_multiplier: largest absolute values of roots and multipliers.
         signed: multipliers may be negative, as in the paper's example but not in its text.
         rootless: share of equations without real roots, exact in every split.
-        num_train, num_validation, num_test, padded_length, seed: as of `CopyTask`.
     """
 
-    def __init__(
-        self,
-        max_root: Annotated[int, Range("a whole number from 1 to 100", 1, 100)] = 100,
-        max_multiplier: Annotated[int, Range("a whole number from 1 to 10", 1, 10)] = 10,
-        signed: bool = True,
-        rootless: Share = 0.2,
-        num_train: Count = 100_000,
-        num_validation: Count = 10_000,
-        num_test: Count = 20_000,
-        padded_length: Count | None = None,
-        seed: Seed = 0,
-    ):
-        self.max_root = max_root
-        self.rootless = rootless
-        self.multipliers = np.arange(1, max_multiplier + 1)
-        if signed:
+    num_validation: Count = 10_000
+    num_test: Count = 20_000
+    max_root: Annotated[int, Range("a whole number from 1 to 100", 1, 100)] = 100
+    max_multiplier: Annotated[int, Range("a whole number from 1 to 10", 1, 10)] = 10
+    signed: bool = True
+    rootless: Share = 0.2
+
+    def __post_init__(self) -> None:
+        self.multipliers = np.arange(1, self.max_multiplier + 1)
+        if self.signed:
             self.multipliers = np.concatenate([-self.multipliers[::-1], self.multipliers])
-        super().__init__(
-            symbols=SYMBOLS,
-            special_ids={"pad": PAD, "start": START},
-            vocabulary_name="equations",
-            tokens=STAGES * STAGE + 1,
-            scored=(STAGES - 1) * STAGE,
-            counts=(num_train, num_validation, num_test),
-            seed=seed,
-            padded_length=padded_length,
-            settings={
-                "max_root": max_root,
-                "multipliers": self.multipliers.tolist(),
-                "rootless": rootless,
-            },
-        )
+        special, scored = {"pad": PAD, "start": START}, (STAGES - 1) * STAGE
+        self._define("equations", SYMBOLS, special, STAGES * STAGE + 1, scored)
 
     def _sources(self, count: int) -> np.ndarray:
         """Returns a, b and c of a (x^2 + b x + c) = 0: int64 (count, 3)."""
@@ -139,7 +122,6 @@ def stages(multiplier: int, b: int, c: int) -> list[str]:
 
 
 def _polynomial(a, b, c):
-    """Writes a x^2 + b x + c without factors 1 and terms 0."""
     terms = []
     for factor, power in ((a, "x^2"), (b, "x"), (c, "")):
         if not factor:

@@ -8,21 +8,19 @@ import abc
 import itertools
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import gin
-
-from brt.checks import Count, Name, Seed, configurable
+from brt.checks import Count, Seed, configurable
 from brt.data.order import permutation
-from brt.data.sources.classification import check_classes
 from brt.data.sources.labelled import Example, LabelledSource, class_number, records, text_of
-from brt.data.vocabularies.base import Vocabulary
 
 YES_NO = {"yes": 1, "no": 2}
 """Kinds of answers that are no part of a text."""
 
 
 @configurable
+@dataclass(eq=False)
 class Scrolls(LabelledSource):
     """One task of SCROLLS: JSON records with `id`, `input` (question and text) and `output`.
 
@@ -34,17 +32,7 @@ class Scrolls(LabelledSource):
         classes: all outputs, if they are the names of classes, as in ContractNLI.
     """
 
-    def __init__(
-        self,
-        path: Name = gin.REQUIRED,
-        vocabulary: Vocabulary | str = gin.REQUIRED,
-        classes: Sequence[str] | None = None,
-        splits: dict[str, str] | None = None,
-    ):
-        super().__init__(path, vocabulary, splits)
-        if classes is not None:
-            check_classes(classes, "Scrolls")
-            self.classes = tuple(classes)
+    classes: Sequence[str] | None = None
 
     def examples(self, split: str) -> Iterator[Example]:
         examples = self._records(split)
@@ -76,21 +64,10 @@ class Paragraph(NamedTuple):
     supports: bool
 
 
+@dataclass(eq=False)
 class _Questions(LabelledSource):
-    def __init__(
-        self,
-        path: Name = gin.REQUIRED,
-        vocabulary: Vocabulary | str = gin.REQUIRED,
-        questions: Count | None = None,
-        seed: Seed = 0,
-        splits: dict[str, str] | None = None,
-    ):
-        super().__init__(path, vocabulary, splits)
-        self.questions = questions
-        self.seed = seed
-
-    def settings(self) -> dict:
-        return {"questions": self.questions, "seed": self.seed}
+    questions: Count | None = None
+    seed: Seed = 0
 
     def examples(self, split: str) -> Iterator[Example]:
         used = [record for record in records(self._file(split)) if self.is_used(record[1])]
@@ -107,6 +84,7 @@ class _Questions(LabelledSource):
 
 
 @configurable
+@dataclass(eq=False)
 class HotpotQA(_Questions):
     """HotpotQA in its distractor setting: ten paragraphs, two of which contain the answer.
 
@@ -136,6 +114,7 @@ class HotpotQA(_Questions):
 
 
 @configurable
+@dataclass(eq=False)
 class MuSiQue(_Questions):
     """MuSiQue: twenty paragraphs, two to four of which contain the answer.
 
@@ -197,6 +176,5 @@ def question_example(
 def _positions(
     text: str, answer: str, ranges: Sequence[tuple[int, int]], flags: int = 0
 ) -> list[tuple[int, int]]:
-    """Returns the positions of an answer, as whole words, within ranges of a text."""
     pattern = re.compile(rf"(?<!\w){re.escape(answer)}(?!\w)", flags)
     return [match.span() for part in ranges for match in pattern.finditer(text, *part)]

@@ -7,12 +7,13 @@ differ: without the definition an answer is a guess among num_values.
 The distance of an answer is its position minus that of the value in the definition.
 """
 
-import json
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from brt.checks import Count, CountFrom0, Seed, Symbols, configurable
+from brt.checks import Count, CountFrom0, Symbols, configurable
 from brt.data.sources.base import Document
 from brt.data.sources.drawn import DrawnTask
 from brt.data.vocabularies.symbols import SymbolVocabulary
@@ -22,6 +23,7 @@ DEFINE, ASK, FIRST_KEY = 0, 1, 2
 
 
 @configurable
+@dataclass(eq=False, kw_only=True)
 class RecallTask(DrawnTask):
     """Recall documents; loss weights are 1 on answers and 0 elsewhere.
 
@@ -36,72 +38,52 @@ class RecallTask(DrawnTask):
         min_distance, max_distance: range of the distances, in tokens.
     """
 
-    vocabulary: SymbolVocabulary
+    num_documents: Count = 2000
+    num_held_out: Count = 100
+    document_length: Count | tuple[Count, Count] = 1024
+    num_facts: Count = 4
+    num_keys: Symbols = 16
+    num_values: Symbols = 16
+    num_fillers: Symbols = 16
+    min_distance: CountFrom0 = 8
+    max_distance: CountFrom0 = 768
 
-    def __init__(
-        self,
-        num_documents: Count = 2000,
-        num_held_out: Count = 100,
-        document_length: Count | tuple[Count, Count] = 1024,
-        num_facts: Count = 4,
-        num_keys: Symbols = 16,
-        num_values: Symbols = 16,
-        num_fillers: Symbols = 16,
-        min_distance: CountFrom0 = 8,
-        max_distance: CountFrom0 = 768,
-        seed: Seed = 0,
-    ):
-        shortest, longest = np.broadcast_to(document_length, 2).tolist()
-        if num_keys < num_facts:
+    def __post_init__(self) -> None:
+        shortest, longest = self.lengths = np.broadcast_to(self.document_length, 2).tolist()
+        if self.num_keys < self.num_facts:
             raise ValueError(
-                f"RecallTask.num_keys = {num_keys} must be at least num_facts = {num_facts}, "
-                "because each fact of a document needs its own key."
+                f"RecallTask.num_keys = {self.num_keys} must be at least num_facts = "
+                f"{self.num_facts}, because each fact of a document needs its own key."
             )
-        if not 3 <= min_distance <= max_distance:
+        if not 3 <= self.min_distance <= self.max_distance:
             raise ValueError(
-                f"RecallTask.min_distance = {min_distance} must be at least 3, and max_distance = "
-                f"{max_distance} not below it."
+                f"RecallTask.min_distance = {self.min_distance} must be at least 3, and "
+                f"max_distance = {self.max_distance} not below it."
             )
-        needed = max_distance + 3 + 20 * (num_facts - 1)
+        needed = self.max_distance + 3 + 20 * (self.num_facts - 1)
         if not needed <= shortest <= longest:
             raise ValueError(
-                f"RecallTask.document_length = {document_length} is too short: {num_facts} facts "
-                f"and distances up to {max_distance} need at least {needed} tokens."
+                f"RecallTask.document_length = {self.document_length} is too short: "
+                f"{self.num_facts} facts and distances up to {self.max_distance} need at least "
+                f"{needed} tokens."
             )
-        settings = {
-            "document_length": [shortest, longest],
-            "num_facts": num_facts,
-            "num_keys": num_keys,
-            "num_values": num_values,
-            "num_fillers": num_fillers,
-            "min_distance": min_distance,
-            "max_distance": max_distance,
-        }
-        super().__init__(num_documents, num_held_out, seed, settings)
-        self.lengths = shortest, longest
-        self.num_facts = num_facts
-        self.num_keys = num_keys
-        self.num_values = num_values
-        self.min_distance = min_distance
-        self.max_distance = max_distance
         symbols = [
             *("define", "ask"),
-            *(f"k{key}" for key in range(num_keys)),
-            *(f"v{value}" for value in range(num_values)),
-            *("." for _ in range(num_fillers)),
+            *(f"k{key}" for key in range(self.num_keys)),
+            *(f"v{value}" for value in range(self.num_values)),
+            *("." for _ in range(self.num_fillers)),
         ]
-        self.vocabulary = SymbolVocabulary(
-            f"recall:{num_keys},{num_values},{num_fillers}",
-            symbols,
-            {"define": DEFINE, "ask": ASK},
-            json.dumps(symbols),
-        )
+        name = f"recall:{self.num_keys},{self.num_values},{self.num_fillers}"
+        self.vocabulary = SymbolVocabulary(name, symbols, {"define": DEFINE, "ask": ASK})
+
+    def settings(self) -> dict[str, Any]:
+        return {**super().settings(), "document_length": self.lengths}
 
     def draw(self, split: str, number: int, random: np.random.Generator) -> Document:
         length = int(random.integers(self.lengths[0], self.lengths[1], endpoint=True))
         first_value = FIRST_KEY + self.num_keys
         first_filler = first_value + self.num_values
-        tokens = random.integers(first_filler, self.vocabulary.size, length, np.int32)
+        tokens = first_filler + random.integers(0, self.num_fillers, length, np.int32)
         keys = FIRST_KEY + random.permutation(self.num_keys)[: self.num_facts]
         values = first_value + random.integers(0, self.num_values, self.num_facts)
         weights = np.zeros(length, np.float32)
@@ -115,7 +97,6 @@ class RecallTask(DrawnTask):
         return Document("", tokens=tokens, weights=weights)
 
     def _distances(self, random: np.random.Generator) -> np.ndarray:
-        """Returns one distance per fact, spread evenly on a logarithmic scale."""
         shares = (np.arange(self.num_facts) + random.random(self.num_facts)) / self.num_facts
         ratio = (self.max_distance + 1) / self.min_distance
         distances = np.floor(self.min_distance * ratio**shares).astype(int)

@@ -9,6 +9,7 @@ import json
 import os
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import IO, Any, ClassVar, NamedTuple
 
 import gin
@@ -30,6 +31,7 @@ class Row(NamedTuple):
     size: int
 
 
+@dataclass(eq=False)
 class RowSource(FileSource):
     """One document per row, in the order of the files' names and of the rows.
 
@@ -45,18 +47,12 @@ class RowSource(FileSource):
     """
 
     suffixes: ClassVar[tuple[str, ...]]
+    path: Name = gin.REQUIRED
+    text_key: str = "text"
+    title_key: str | None = None
+    skip_empty: bool = False
 
-    def __init__(
-        self,
-        path: Name = gin.REQUIRED,
-        text_key: str = "text",
-        title_key: str | None = None,
-        skip_empty: bool = False,
-    ):
-        self.path = path
-        self.text_key = text_key
-        self.title_key = title_key
-        self.skip_empty = skip_empty
+    def __post_init__(self) -> None:
         self.binding = type(self).__name__
         """The class whose bindings messages name."""
         self._rows_after: tuple[Row | None, Iterator[dict]] = (None, iter(()))
@@ -102,11 +98,6 @@ class RowSource(FileSource):
 
     def count(self, split: str) -> int:
         return len(self.parts(split))
-
-    def description(self, split: str) -> dict:
-        names = ("path", "text_key", "title_key", "skip_empty")
-        settings = {name: getattr(self, name) for name in names}
-        return {"source": type(self).__name__, "split": split, **settings}
 
     def _parts_of(self, file: str) -> Iterator[Row]:
         number = self.number_of_rows(file)
@@ -158,6 +149,7 @@ class RowSource(FileSource):
 
 
 @configurable
+@dataclass(eq=False)
 class JsonLines(RowSource):
     """One document per line of `.jsonl` files, also compressed (`.gz`, `.zst`); see `RowSource`."""
 
@@ -177,7 +169,6 @@ class JsonLines(RowSource):
             yield row
 
     def _lines(self, file: str) -> Iterator[bytes]:
-        """Yields the lines that are not empty."""
         with open_regular(file) as raw:
             content = _decompressed(raw)
             try:
@@ -186,6 +177,7 @@ class JsonLines(RowSource):
                 raise ValueError(f"{file} is damaged ({error}): copy it again.") from error
 
 
+@dataclass(eq=False)
 class TableSource(RowSource):
     """The rows of tables that `pyarrow` reads in batches."""
 
@@ -206,6 +198,7 @@ class TableSource(RowSource):
 
 
 @configurable
+@dataclass(eq=False)
 class Parquet(TableSource):
     """One document per row of Parquet files; see `RowSource`."""
 
@@ -237,6 +230,7 @@ class Parquet(TableSource):
 
 
 @configurable
+@dataclass(eq=False)
 class SavedDataset(TableSource):
     """One document per row of a folder that `save_to_disk` of `datasets` wrote; see `RowSource`."""
 
@@ -272,7 +266,6 @@ def listed(path: str, suffixes: tuple[str, ...]) -> tuple[str, list[str]]:
 
 
 def _decompressed(file: IO[bytes]) -> IO[bytes]:
-    """Returns the content of a file that may be compressed, by its first bytes."""
     head = file.read(4)
     file.seek(0)
     if head.startswith(GZIP):

@@ -17,13 +17,13 @@ Source: Hsieh et al. 2024, arXiv:2404.06654 (RULER), section 3 and appendix B.
 import itertools
 import math
 import string
+from dataclasses import dataclass
 from typing import Annotated
 
 import numpy as np
 
-from brt.checks import Count, CountFrom0, NotNegative, OneOf, Positive, Seed, configurable
+from brt.checks import Count, CountFrom0, OneOf, Positive, configurable
 from brt.data.sources.text_task import Ids, Prompt, TextTask, largest, new_word, scattered
-from brt.data.vocabularies.base import Vocabulary
 
 NOISE = "Rain falls on the roof. A clock ticks in the hall. We walk on, and we turn back. "
 NUMBERS = 10**6, 10**7
@@ -31,38 +31,21 @@ NUMBERS = 10**6, 10**7
 
 
 @configurable
+@dataclass(eq=False, kw_only=True)
 class NeedleInHaystack(TextTask):
     """One statement among others: which number has this key?
 
     Args:
-        num_documents: documents of split `train`.
-        num_held_out: documents of every other split.
-        lengths: of documents, in tokens; documents take each length with each number of needles.
+        num_documents, num_held_out, seed, lengths, vocabulary, text_weight: as of `TextTask`.
         num_needles: different keys in the noise, of which one is asked for; one number or several.
         haystack: "noise" repeats the same sentences; "needles" has needles alone, as many as fit.
         keys: "words", with numbers as values; "codes", with codes as values.
-        vocabulary: of the tokens, or its name.
-        text_weight: loss weight of all tokens that are no answer.
-        seed: of the documents.
     """
 
-    def __init__(
-        self,
-        num_documents: Count = 10_000,
-        num_held_out: Count = 500,
-        lengths: Count | tuple[Count, ...] = 4096,
-        num_needles: Count | tuple[Count, ...] = 1,
-        haystack: Annotated[str, OneOf(("noise", "needles"))] = "noise",
-        keys: Annotated[str, OneOf(("words", "codes"))] = "words",
-        vocabulary: Vocabulary | str = "bytes",
-        text_weight: NotNegative = 0.0,
-        seed: Seed = 0,
-    ):
-        grid = num_documents, num_held_out, seed, lengths, num_needles
-        settings = {"haystack": haystack, "keys": keys}
-        super().__init__(vocabulary, text_weight, *grid, settings=settings)
-        self.haystack = haystack
-        self.keys = keys
+    num_needles: Count | tuple[Count, ...] = 1
+    haystack: Annotated[str, OneOf(("noise", "needles"))] = "noise"
+    keys: Annotated[str, OneOf(("words", "codes"))] = "words"
+    facts = "num_needles"
 
     def prompt(self, length: int, facts: int, split: str, random: np.random.Generator) -> Prompt:
         used: set[str] = set()
@@ -105,30 +88,19 @@ def _code(random: np.random.Generator) -> str:
 
 
 @configurable
+@dataclass(eq=False, kw_only=True)
 class VariableTracking(TextTask):
     """Chains of assignments among noise: which variables have this value, in their order?
 
     Args:
-        num_documents, num_held_out, lengths, vocabulary, text_weight, seed: as of
-            `NeedleInHaystack`.
+        num_documents, num_held_out, seed, lengths, vocabulary, text_weight: as of `TextTask`.
         num_chains: of which one is asked for; one number or several.
         num_hops: assignments of a variable to the next one, in each chain.
     """
 
-    def __init__(
-        self,
-        num_documents: Count = 10_000,
-        num_held_out: Count = 500,
-        lengths: Count | tuple[Count, ...] = 4096,
-        num_chains: Count | tuple[Count, ...] = 1,
-        num_hops: CountFrom0 = 4,
-        vocabulary: Vocabulary | str = "bytes",
-        text_weight: NotNegative = 0.0,
-        seed: Seed = 0,
-    ):
-        grid = num_documents, num_held_out, seed, lengths, num_chains
-        super().__init__(vocabulary, text_weight, *grid, settings={"num_hops": num_hops})
-        self.num_hops = num_hops
+    num_chains: Count | tuple[Count, ...] = 1
+    num_hops: CountFrom0 = 4
+    facts = "num_chains"
 
     def prompt(self, length: int, facts: int, split: str, random: np.random.Generator) -> Prompt:
         links = self.num_hops + 1
@@ -159,38 +131,29 @@ class VariableTracking(TextTask):
 
 
 @configurable
+@dataclass(eq=False, kw_only=True)
 class CommonWords(TextTask):
     """A numbered list of words: which occur most often, in alphabetical order?
 
     Args:
-        num_documents, num_held_out, lengths, vocabulary, text_weight, seed: as of
-            `NeedleInHaystack`.
+        num_documents, num_held_out, seed, lengths, vocabulary, text_weight: as of `TextTask`.
         num_common: words that occur often; one number or several.
         common_count, other_count: how often a common word, and any other word, occurs.
     """
 
-    def __init__(
-        self,
-        num_documents: Count = 10_000,
-        num_held_out: Count = 500,
-        lengths: Count | tuple[Count, ...] = 8192,
-        num_common: Count | tuple[Count, ...] = 10,
-        common_count: Count = 30,
-        other_count: Count = 3,
-        vocabulary: Vocabulary | str = "bytes",
-        text_weight: NotNegative = 0.0,
-        seed: Seed = 0,
-    ):
-        if common_count <= other_count:
+    lengths: Count | tuple[Count, ...] = 8192
+    num_common: Count | tuple[Count, ...] = 10
+    common_count: Count = 30
+    other_count: Count = 3
+    facts = "num_common"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.common_count <= self.other_count:
             raise ValueError(
-                f"CommonWords.common_count = {common_count} must exceed other_count = "
-                f"{other_count}."
+                f"CommonWords.common_count = {self.common_count} must exceed other_count = "
+                f"{self.other_count}."
             )
-        grid = num_documents, num_held_out, seed, lengths, num_common
-        settings = {"common_count": common_count, "other_count": other_count}
-        super().__init__(vocabulary, text_weight, *grid, settings=settings)
-        self.common_count = common_count
-        self.other_count = other_count
 
     def prompt(self, length: int, facts: int, split: str, random: np.random.Generator) -> Prompt:
         used: set[str] = set()
@@ -219,30 +182,18 @@ class CommonWords(TextTask):
 
 
 @configurable
+@dataclass(eq=False, kw_only=True)
 class FrequentWords(TextTask):
     """Words with counts by a zeta law, the first of them dots: which three follow, by frequency?
 
     Args:
-        num_documents, num_held_out, lengths, vocabulary, text_weight, seed: as of
-            `NeedleInHaystack`.
+        num_documents, num_held_out, seed, lengths, vocabulary, text_weight: as of `TextTask`.
         power: of the law; the word of rank k occurs in proportion to k^-power.
     """
 
+    power: Positive = 2.0
     ASKED = 3
-
-    def __init__(
-        self,
-        num_documents: Count = 10_000,
-        num_held_out: Count = 500,
-        lengths: Count | tuple[Count, ...] = 4096,
-        power: Positive = 2.0,
-        vocabulary: Vocabulary | str = "bytes",
-        text_weight: NotNegative = 0.0,
-        seed: Seed = 0,
-    ):
-        grid = num_documents, num_held_out, seed, lengths, self.ASKED
-        super().__init__(vocabulary, text_weight, *grid, settings={"power": power})
-        self.power = power
+    facts = "ASKED"
 
     def prompt(self, length: int, facts: int, split: str, random: np.random.Generator) -> Prompt:
         question = f"\nWhich {facts} words are most frequent, after the dots?\nAnswer:"

@@ -3,8 +3,9 @@
 import re
 from bisect import bisect_left
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, ClassVar
 
 import gin
 from absl import logging
@@ -15,16 +16,26 @@ from brt.data.vocabularies.base import Vocabulary
 from brt.data.vocabularies.named import as_vocabulary
 
 
+@dataclass(eq=False)
 class Transformed(Source):
-    """The documents of a source, each changed by `change`; its description has `settings`, too."""
+    """The documents of a source, each changed by `change`.
 
-    def __init__(self, source: Source, **settings: Any):
-        check_source(source, f"{type(self).__name__}.source")
-        self.source = source
-        self.vocabulary = source.vocabulary
-        self.listed = source.listed
-        self.checks_content = source.checks_content
-        self._settings = settings
+    Args:
+        source: the inner source.
+
+    Attributes:
+        mark: added to the description of the inner source.
+    """
+
+    source: Source = gin.REQUIRED
+    mark: ClassVar[dict[str, Any]] = {}
+
+    def __post_init__(self) -> None:
+        check_source(self.source, f"{type(self).__name__}.source")
+        if not getattr(self, "vocabulary", None):
+            self.vocabulary = self.source.vocabulary
+        self.listed = self.source.listed
+        self.checks_content = self.source.checks_content
 
     def change(self, document: Document, split: str) -> Document:
         return document
@@ -48,10 +59,11 @@ class Transformed(Source):
         return self.source.count(split)
 
     def description(self, split: str) -> dict:
-        return {**self.source.description(split), **self._settings}
+        return {**self.source.description(split), **self.mark}
 
 
 @configurable
+@dataclass(eq=False)
 class FirstDocuments(Transformed):
     """The first documents of some splits.
 
@@ -60,9 +72,7 @@ class FirstDocuments(Transformed):
         first: from the name of a split to a number of documents; other splits stay whole.
     """
 
-    def __init__(self, source: Source = gin.REQUIRED, first: dict[str, Count] = gin.REQUIRED):
-        super().__init__(source)
-        self.first = dict(first)
+    first: dict[str, Count] = gin.REQUIRED
 
     def documents(self, split: str) -> Iterator[Document]:
         self.count(split)  # refuses too few
@@ -87,6 +97,7 @@ class FirstDocuments(Transformed):
 
 
 @configurable
+@dataclass(eq=False)
 class FirstTokens(Transformed):
     """The first tokens of every document of some splits.
 
@@ -99,23 +110,14 @@ class FirstTokens(Transformed):
         first: from the name of a split to a number of tokens; other splits stay whole.
     """
 
-    vocabulary: Vocabulary
-
-    def __init__(
-        self,
-        source: Source = gin.REQUIRED,
-        vocabulary: Vocabulary | str = gin.REQUIRED,
-        first: dict[str, Count] = gin.REQUIRED,
-    ):
-        super().__init__(source)
-        self.vocabulary = as_vocabulary(vocabulary)
-        self.first = dict(first)
+    vocabulary: Vocabulary | str = gin.REQUIRED
+    first: dict[str, Count] = gin.REQUIRED
 
     def change(self, document: Document, split: str) -> Document:
         first = self.first.get(split)
         if first is None:
             return document
-        encode = self.vocabulary.encode
+        encode = as_vocabulary(self.vocabulary).encode
         title, data, tokens = document.title, document.data[:], document.tokens
         if tokens is None:
             tokens = encode(data, title)
@@ -134,6 +136,7 @@ class FirstTokens(Transformed):
 
 
 @configurable
+@dataclass(eq=False)
 class UnwrappedLines(Transformed):
     """Texts with one line per paragraph.
 
@@ -143,14 +146,14 @@ class UnwrappedLines(Transformed):
 
     _LINE_END = re.compile(rb"(?<=\S)[ \t]*\r?\n(?=\S)")  # inside a paragraph
 
-    def __init__(self, source: Source = gin.REQUIRED):
-        super().__init__(source, lines="unwrapped")
+    mark = {"lines": "unwrapped"}
 
     def change(self, document: Document, split: str) -> Document:
         return document._replace(data=self._LINE_END.sub(b" ", document.data[:]))
 
 
 @configurable
+@dataclass(eq=False)
 class GutenbergText(Transformed):
     """Books of Project Gutenberg without header, licence and footer.
 
@@ -172,8 +175,7 @@ class GutenbergText(Transformed):
     )
     _FOOTER = 1000  # bytes that may contain both forms of the end
 
-    def __init__(self, source: Source = gin.REQUIRED):
-        super().__init__(source, gutenberg_marks="cut")
+    mark = {"gutenberg_marks": "cut"}
 
     def change(self, document: Document, split: str) -> Document:
         data = document.data[:]
@@ -190,7 +192,6 @@ class GutenbergText(Transformed):
 
 
 def _character_start(data: bytes, position: int) -> int:
-    """Returns the last start of a UTF-8 character at or before `position`."""
     while 0 < position < len(data) and data[position] & 0xC0 == 0x80:
         position -= 1
     return position

@@ -2,6 +2,7 @@
 
 import importlib
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import gin
@@ -9,7 +10,6 @@ import numpy as np
 
 from brt.checks import Name, configurable
 from brt.data.extras import extra_library
-from brt.data.sources import tasks
 from brt.data.sources.base import Document
 from brt.data.sources.examples import ExampleSource
 from brt.data.vocabularies.base import Vocabulary
@@ -17,6 +17,7 @@ from brt.data.vocabularies.named import as_vocabulary
 
 
 @configurable
+@dataclass(eq=False)
 class SeqioText(ExampleSource):
     """One document per example of a registered task or mixture, unshuffled and uncut.
 
@@ -24,28 +25,17 @@ class SeqioText(ExampleSource):
     because seqio's need TensorFlow; both decode the first document as a check.
 
     Args:
-        task: name of the task or mixture; those of `tasks` are registered.
+        task: name of the task or mixture; `register` adds those of PG19.
         feature: the text or ids of a document; the bytes of ids are `<feature>_pretokenized`.
         module: a module to import, which registers the task (`--allow_imports`).
         title_feature, splits, data_dir: as of `ExampleSource`.
         vocabulary: of the ids, or its name.
     """
 
-    def __init__(
-        self,
-        task: Name = gin.REQUIRED,
-        feature: str = "targets",
-        title_feature: str | None = None,
-        module: str | None = None,
-        splits: dict[str, str] | None = None,
-        data_dir: str | None = None,
-        vocabulary: Vocabulary | str | None = None,
-    ):
-        super().__init__(title_feature, data_dir, splits)
-        self.task = task
-        self.feature = feature
-        self.module = module
-        self.vocabulary = as_vocabulary(vocabulary)
+    task: Name = gin.REQUIRED
+    feature: str = "targets"
+    module: str | None = field(default=None, kw_only=True)
+    vocabulary: Vocabulary | str | None = field(default=None, kw_only=True)
 
     @property
     def data_set(self) -> str:
@@ -72,15 +62,6 @@ class SeqioText(ExampleSource):
                 self._check(task, value)
             yield Document(title, example.get(f"{self.feature}_pretokenized", b""), value)
 
-    def description(self, split: str) -> dict:
-        return {
-            "source": "SeqioText",
-            "task": self.task,
-            "split": self._original_split(split),
-            "feature": self.feature,
-            "title_feature": self.title_feature,
-        }
-
     def count(self, split: str) -> int | None:
         task = self._task(split)
         try:
@@ -92,7 +73,7 @@ class SeqioText(ExampleSource):
         seqio = extra_library("seqio", "SeqioText", "data")
         if folder := self._folder():
             seqio.set_tfds_data_dir_override(folder)
-        tasks.register()
+        register()
         if self.module:
             importlib.import_module(self.module)
         try:
@@ -107,7 +88,8 @@ class SeqioText(ExampleSource):
         return task
 
     def _check(self, task: Any, ids: np.ndarray) -> None:
-        if self.vocabulary is None:
+        vocabulary = as_vocabulary(self.vocabulary)
+        if vocabulary is None:
             raise ValueError(
                 f"Feature {self.feature!r} of {self.data_set} holds token ids: bind "
                 "SeqioText.vocabulary to the vocabulary they are of, or SeqioText.feature to "
@@ -117,9 +99,46 @@ class SeqioText(ExampleSource):
         theirs = task.output_features[self.feature].vocabulary.decode(ids.tolist())
         if not isinstance(theirs, str):  # ids that pass through seqio as they are
             return
-        ours = self.vocabulary.decode(ids)
+        ours = vocabulary.decode(ids)
         if ours != theirs:
             raise ValueError(
-                f"{self.data_set} begins {theirs[:40]!r}, which {self.vocabulary.name!r} reads as "
+                f"{self.data_set} begins {theirs[:40]!r}, which {vocabulary.name!r} reads as "
                 f"{ours[:40]!r}: bind SeqioText.vocabulary to the vocabulary of the task."
+            )
+
+
+T5_MODEL = "vocabularies/t5.spiece.model"
+
+
+def register() -> None:
+    """Registers pg19_tokens, ids of the SentencePiece model `T5_MODEL`, and pg19_bytes, 0 to 255.
+
+    Both give `targets` (ids without an end-of-document token), `targets_pretokenized` and `title`.
+    """
+    import seqio
+    import tensorflow as tf
+
+    def text_and_title(books):
+        return books.map(lambda book: {"targets": book["book_text"], "title": book["book_title"]})
+
+    def to_bytes(books):
+        def ids(book):
+            data = tf.cast(tf.io.decode_raw(book["targets"], tf.uint8), tf.int32)
+            return {**book, "targets": data, "targets_pretokenized": book["targets"]}
+
+        return books.map(ids)
+
+    tasks = {
+        "pg19_tokens": (seqio.SentencePieceVocabulary(T5_MODEL), seqio.preprocessors.tokenize),
+        # The ids of seqio's own bytes begin at 3, after the special ids.
+        "pg19_bytes": (seqio.PassThroughVocabulary(256), to_bytes),
+    }
+    for name, (vocabulary, to_ids) in tasks.items():
+        if name not in seqio.TaskRegistry.names():
+            feature = seqio.Feature(vocabulary, add_eos=False, dtype=tf.int32)
+            seqio.TaskRegistry.add(
+                name,
+                seqio.TfdsDataSource(tfds_name="pg19:0.1.1"),
+                preprocessors=[text_and_title, to_ids],
+                output_features={"targets": feature},
             )

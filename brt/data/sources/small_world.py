@@ -206,7 +206,6 @@ MOST = {"qa4": len(ROOMS) - 1}
 
 
 def _layout(num_facts: int, random: np.random.Generator) -> Story:
-    """Draws rooms on a grid, each beside an earlier one, and one fact for each but the first."""
     rooms = [ROOMS[i] for i in random.permutation(len(ROOMS))[: num_facts + 1]]
     cells = {rooms[0]: (0, 0)}
     facts, questions = [], []

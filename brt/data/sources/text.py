@@ -3,6 +3,7 @@
 import functools
 import os
 import re
+from dataclasses import dataclass
 from typing import Any
 
 import gin
@@ -18,6 +19,7 @@ HELD_OUT = re.compile(r"(^|/)(validation|valid|test)[-._/]")
 
 
 @configurable
+@dataclass(eq=False)
 class Text(FileSource):
     """Documents of a file or folder: plain text, JSON lines, Parquet, or a saved data set.
 
@@ -31,10 +33,9 @@ class Text(FileSource):
         suffix: of the files of a folder of plain text.
     """
 
-    def __init__(self, path: Name = gin.REQUIRED, text_key: str = "text", suffix: str = ".txt"):
-        self.path = path
-        self.text_key = text_key
-        self.suffix = suffix
+    path: Name = gin.REQUIRED
+    text_key: str = "text"
+    suffix: str = ".txt"
 
     def parts(self, split: str) -> list:
         return self._source.parts(split)
@@ -50,10 +51,6 @@ class Text(FileSource):
 
     def count(self, split: str) -> int | None:
         return self._source.count(split)
-
-    def description(self, split: str) -> dict:
-        settings = {"path": self.path, "text_key": self.text_key, "suffix": self.suffix}
-        return {"source": "Text", "split": split, **settings}
 
     @functools.cached_property
     def _source(self) -> Source:

@@ -2,19 +2,21 @@
 
 An answer is right if each of its tokens has the highest logit after the true tokens before it,
 which is when greedy decoding writes it. The parts of a document are encoded one by one, so that an
-answer begins and ends at a border of tokens.
+answer begins and ends at a boundary of tokens.
 """
 
 import abc
 import functools
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
+from brt.checks import NotNegative
 from brt.data.sources.answers import Answer, Answers
 from brt.data.sources.base import Document
-from brt.data.sources.grid import GridTask
+from brt.data.sources.drawn import GridTask
 from brt.data.vocabularies.base import Vocabulary
 from brt.data.vocabularies.named import as_vocabulary
 
@@ -37,32 +39,22 @@ class Prompt(NamedTuple):
     facts: int
 
 
+@dataclass(eq=False, kw_only=True)
 class TextTask(GridTask):
     """A task in text; documents have at most the length of their cell, and are never cut.
 
     Args:
+        num_documents, num_held_out, seed, lengths: as of `GridTask`.
         vocabulary: of the tokens, or its name; `Corpus.vocabulary` stays unbound.
         text_weight: loss weight of all tokens that are no answer.
-        num_documents, num_held_out, seed, lengths, num_facts, settings: as of `GridTask`.
     """
 
-    vocabulary: Vocabulary
+    vocabulary: Vocabulary | str = "bytes"
+    text_weight: NotNegative = 0.0
 
-    def __init__(
-        self,
-        vocabulary: Vocabulary | str,
-        text_weight: float,
-        num_documents: int,
-        num_held_out: int,
-        seed: int,
-        lengths: int | tuple[int, ...],
-        num_facts: int | tuple[int, ...],
-        settings: dict,
-    ):
-        settings = {"text_weight": text_weight, **settings}
-        super().__init__(num_documents, num_held_out, seed, lengths, num_facts, settings)
-        self.vocabulary = as_vocabulary(vocabulary)
-        self.text_weight = text_weight
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.vocabulary = as_vocabulary(self.vocabulary)
 
     @abc.abstractmethod
     def prompt(self, length: int, facts: int, split: str, random: np.random.Generator) -> Prompt:
@@ -95,7 +87,6 @@ class TextTask(GridTask):
         return self._encode(text)
 
     def _tail(self, question: str, answers: list[str]) -> Iterator[Ids]:
-        """Returns question, answer, comma, answer ... full stop."""
         yield self.ids(question)
         for index, answer in enumerate(answers):
             yield self.ids(f" {answer}")
@@ -103,16 +94,8 @@ class TextTask(GridTask):
 
     @functools.cached_property
     def _encode(self) -> Callable[[str], Ids]:
-        vocabulary = self.vocabulary
-
-        @functools.lru_cache(2**12)
-        def encode(text):
-            return vocabulary.encode(text.encode(), text)
-
-        return encode
-
-    def __getstate__(self) -> dict:
-        return {name: value for name, value in vars(self).items() if name != "_encode"}
+        vocabulary = as_vocabulary(self.vocabulary)
+        return functools.lru_cache(2**12)(lambda text: vocabulary.encode(text.encode(), text))
 
 
 def scattered(

@@ -1,6 +1,7 @@
 """A source of any TensorFlow Datasets data set with a text feature, such as PG19."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
@@ -13,6 +14,7 @@ from brt.data.sources.examples import ExampleSource
 
 
 @configurable
+@dataclass(eq=False)
 class TfdsText(ExampleSource):
     """One document per example, such as a book of pg19. Downloads a data set that is not on disk.
 
@@ -24,17 +26,8 @@ class TfdsText(ExampleSource):
             `{'validation': 'train[:1%]', 'train': 'train[1%:]'}`.
     """
 
-    def __init__(
-        self,
-        name: Name = gin.REQUIRED,
-        text_feature: str = "text",
-        title_feature: str | None = None,
-        data_dir: str | None = None,
-        splits: dict[str, str] | None = None,
-    ):
-        super().__init__(title_feature, data_dir, splits)
-        self.name = name
-        self.text_feature = text_feature
+    name: Name = gin.REQUIRED
+    text_feature: str = "text"
 
     @property
     def data_set(self) -> str:
@@ -57,15 +50,6 @@ class TfdsText(ExampleSource):
             if not isinstance(text, bytes):
                 raise self._wrong_type("text_feature", example)
             yield Document(title, text)
-
-    def description(self, split: str) -> dict:
-        return {
-            "source": "TfdsText",
-            "name": self.name,
-            "split": self._original_split(split),
-            "text_feature": self.text_feature,
-            "title_feature": self.title_feature,
-        }
 
     def count(self, split: str) -> int | None:
         builder = self._builder()

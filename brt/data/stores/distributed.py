@@ -9,6 +9,7 @@ import contextlib
 import io
 import os
 import pickle
+import threading
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -64,7 +65,12 @@ class JobRunner(abc.ABC):
                     f"{type(maker.source).__name__} or {type(maker.vocabulary).__name__} cannot be "
                     "sent to workers: define it in a module that they can import."
                 )
-            failure = self._run(setup, missing)
+            logging.info("%s makes %d shards", self.name, len(missing))
+            failure = None
+            try:
+                self.run_job(setup, [packed(run) for run in missing])
+            except Exception as error:  # each runner has errors of its own
+                failure = error
             made = list(threads.map(maker.finished, missing))
             if not all(made):
                 unmade = [run for run, summary in zip(missing, made) if not summary]
@@ -73,18 +79,9 @@ class JobRunner(abc.ABC):
             logging.warning("The job of %s failed, and made all shards: %s", self.name, failure)
         yield from ((True, summary) for summary in made if summary)
 
-    def _run(self, setup: bytes, runs: Sequence[Run]) -> Exception | None:
-        logging.info("%s makes %d shards", self.name, len(runs))
-        try:
-            self.run_job(setup, [packed(run) for run in runs])
-        except Exception as error:  # each runner has errors of its own
-            return error
-        return None
-
     def _reason(
         self, maker: ShardMaker, runs: Sequence[Run], failure: Exception | None
     ) -> Exception:
-        """Returns the error because of which the shards of `runs` are missing."""
         if error := next(filter(None, (noted(maker, run) for run in runs)), None):
             return error
         if failure is not None:
@@ -117,12 +114,11 @@ class BeamRunner(JobRunner):
     def __init__(self, name: str, options: Sequence[str] = ()):
         extra_library("apache_beam", f"--runner={name}", "beam")
         super().__init__(name)
-        self.options = list(options)
-        from brt.data.stores import beam_pipeline
+        from apache_beam.options.pipeline_options import PipelineOptions
+        from apache_beam.runners.runner import create_runner
 
-        self._pipeline = beam_pipeline
         try:
-            self._pipeline.check_runner(name)
+            create_runner(name)
         except ImportError as error:
             raise MissingExtra(
                 f"--runner={name} needs more of Apache Beam than is installed ({error}): install "
@@ -133,15 +129,51 @@ class BeamRunner(JobRunner):
         written = io.StringIO()
         try:
             with contextlib.redirect_stderr(written):
-                self._pipeline.options_of(self.name, self.options)
+                self.options = PipelineOptions([*options, f"--runner={name}"])
+                self.options.get_all_options()
         except SystemExit:  # from argparse
             reason = written.getvalue().strip().split("\n")[-1].rpartition("error: ")[2]
             raise ValueError(
-                f"Apache Beam cannot read its options, {' '.join(self.options)}: {reason}."
+                f"Apache Beam cannot read its options, {' '.join(options)}: {reason}."
             ) from None
 
     def run_job(self, setup: bytes, runs: Sequence[bytes]) -> None:
-        self._pipeline.run(self.name, self.options, setup, runs)
+        import apache_beam as beam
+        from apache_beam.runners.runner import PipelineState
+
+        pipeline = beam.Pipeline(options=self.options)
+        _ = (
+            pipeline
+            | "List shards" >> beam.Create(list(runs), reshuffle=False)
+            # Without it a runner may make all of them where they were listed.
+            | "Spread" >> beam.Reshuffle()
+            | "Make shards" >> beam.Map(make_counted, setup)
+        )
+        result = pipeline.run()
+        try:
+            state = result.wait_until_finish()
+        except BaseException:
+            with contextlib.suppress(Exception):
+                result.cancel()
+            raise
+        if state is not None and state != PipelineState.DONE:
+            raise RuntimeError(f"The job ended in the state {state}.")
+
+
+_local = threading.local()
+"""The maker of each thread of a worker: vocabularies have state."""
+
+
+def make_counted(run: bytes, setup: bytes) -> None:
+    """Makes one shard, on a worker; counts documents, tokens and bytes for the runner's display."""
+    from apache_beam.metrics import Metrics
+
+    if getattr(_local, "setup", None) != setup:
+        _local.maker = maker_of(setup)
+        _local.setup = setup
+    summary = make_shard(_local.maker, run) or {}
+    for name in ("documents", "tokens", "bytes"):
+        Metrics.counter("brt", name).inc(summary.get(name, 0))
 
 
 def packed(run: Run) -> bytes:

@@ -4,7 +4,6 @@ from itertools import islice
 
 import numpy as np
 
-from brt.data.stores.layout import shards_of
 from brt.data.stores.token_store import TokenStore
 from brt.data.vocabularies.base import Vocabulary
 from brt.storage.regular_files import printable
@@ -12,6 +11,7 @@ from brt.storage.regular_files import printable
 LISTED = 10
 """Documents in the table."""
 
+COLUMNS = ("tokens", "words", "bytes", "characters")
 LISTED_FILES = 30
 """Files with their hashes."""
 
@@ -22,25 +22,20 @@ SHOWN = 64
 def describe(store: TokenStore) -> str:
     """Returns the manifest and the first documents, as aligned lines."""
     manifest = store.manifest
-    vocabulary = manifest["vocabulary"]
-    counts = ("documents", "tokens", "bytes", "words", "characters")
-    rows = [
-        ("store", store.folder),
-        ("format", manifest["format"]),
-        *((f"source: {key}", value) for key, value in manifest["source"].items()),
-        *((f"vocabulary: {key}", value) for key, value in vocabulary.items()),
-        *((name, f"{manifest[name]:,}") for name in counts),
-    ]
-    if manifest["unknown"] is None:
-        rows.append(("unknown tokens", "none: the vocabulary has no such id"))
-    else:
-        share = manifest["unknown"] / manifest["tokens"]
-        rows.append(("unknown tokens", f"{manifest['unknown']:,} ({share:.4%})"))
+    rows = [("store", store.folder), ("format", manifest["format"])]
+    for part in ("source", "vocabulary"):
+        rows += [(f"{part}: {key}", value) for key, value in manifest[part].items()]
+    rows += [(name, f"{manifest[name]:,}") for name in ("documents", *COLUMNS)]
+    unknown = manifest["unknown"]
+    share = "none: the vocabulary has no such id"
+    if unknown is not None:
+        share = f"{unknown:,} ({unknown / manifest['tokens']:.4%})"
+    rows.append(("unknown tokens", share))
     for above, below in [("bytes", "tokens"), ("tokens", "words")]:
         if manifest[above] and manifest[below]:
             ratio = manifest[above] / manifest[below]
             rows.append((f"{above} per {below.removesuffix('s')}", f"{ratio:.4f}"))
-    rows.append(("token files", f"{len(shards_of(manifest)):,}"))
+    rows.append(("token files", f"{len(manifest['shards']):,}"))
     rows += [("ids are", manifest["dtype"]), ("loss weights", manifest["weighted"])]
     rows.append(("sha256: source", manifest["source_hash"]))
     hashes = list(manifest["hashes"].items())
@@ -73,15 +68,13 @@ def document_ends(store: TokenStore, which: str, vocabulary: Vocabulary | None) 
 
 
 def _document_table(store):
-    columns = ("tokens", "words", "bytes", "characters")
-    rows: list[tuple[str, ...]] = [("", *columns, "title")]
+    rows: list[tuple[str, ...]] = [("", *COLUMNS, "title")]
     for number, entry in enumerate(islice(store.entries(), LISTED)):
-        counts = (f"{entry[name]:,}" for name in columns)
+        counts = (f"{entry[name]:,}" for name in COLUMNS)
         rows.append((str(number), *counts, printable(entry["title"])))
-    widths = [max(len(row[column]) for row in rows) for column in range(len(columns) + 1)]
+    widths = [max(map(len, column)) for column in zip(*rows)]
     for *numbers, title in rows:
-        cells = [cell.rjust(width) for cell, width in zip(numbers, widths)]
-        yield "  ".join([*cells, title])
+        yield "  ".join([*map(str.rjust, numbers, widths), title])
     if store.num_documents > LISTED:
         low, middle, high = np.percentile(store.lengths_D, [0, 50, 100]).astype(int)
         yield (
@@ -91,15 +84,14 @@ def _document_table(store):
 
 
 def _find(store, which):
-    numbered = None
-    for number, entry in enumerate(store.entries()):
-        if entry["title"] == which:
-            return number, entry
-        if str(number) == which:
-            numbered = number, entry
-    if numbered is None:
-        raise ValueError(
-            f"{store.folder} has no document {which!r}: give a title of documents.jsonl, or a "
-            f"number from 0 to {store.num_documents - 1}."
-        )
-    return numbered
+    entries = list(enumerate(store.entries()))
+    for found in (
+        [e for e in entries if e[1]["title"] == which],
+        [e for e in entries if str(e[0]) == which],
+    ):
+        if found:
+            return found[0]
+    raise ValueError(
+        f"{store.folder} has no document {which!r}: give a title of documents.jsonl, or a "
+        f"number from 0 to {store.num_documents - 1}."
+    )

@@ -11,6 +11,7 @@ import functools
 import hashlib
 import json
 import os
+import sys
 import tempfile
 import uuid
 from collections.abc import Callable, Iterable, Iterator
@@ -69,15 +70,12 @@ def _runs(items: Iterator[_Item], made_with: dict, shard_bytes: int | None) -> I
     """Yields the runs in order; `made_with` is JSON that becomes part of every key."""
     first = number = size = 0
     shard: list[_Item] = []
+    most = SHARD_DOCUMENTS if shard_bytes is None else sys.maxsize
     for item in items:
         shard.append(item)
         size += item.size
         del item  # frees the document while the source makes the next one
-        if shard_bytes is None:
-            full = size >= SHARD_BYTES or len(shard) == SHARD_DOCUMENTS
-        else:
-            full = size >= shard_bytes
-        if full:
+        if size >= (shard_bytes or SHARD_BYTES) or len(shard) == most:
             yield _run(number, first, shard, size, made_with)
             first, size, number = first + len(shard), 0, number + 1
             shard = []

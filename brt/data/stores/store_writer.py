@@ -114,10 +114,8 @@ def _observed(made: Iterator[tuple[bool, dict]], progress: Progress) -> list[dic
     for is_new, summary in made:
         summaries.append(summary)
         done += summary["documents"]
-        if is_new:
-            size += summary["bytes"]
-        else:
-            progress.start += summary["documents"]
+        size += summary["bytes"] * is_new
+        progress.start += summary["documents"] * (not is_new)
         seconds = max(time.monotonic() - progress.begun, 1e-9)
         speed = f"{(done - progress.start) / seconds:.3g} documents/s"
         progress.update(done, aside=f"{speed}  {size / seconds / 1e6:.3g} MB/s")
@@ -133,30 +131,23 @@ def _complete(
     buffer = io.BytesIO()
     np.save(buffer, np.cumsum(np.concatenate([[0], *lengths]), dtype=OFFSET))
     write_file(folder, "offsets.npy", buffer.getvalue())
+    hashes = {"offsets.npy": hashlib.sha256(buffer.getvalue()).hexdigest()}
+    for name, shard in zip(names, shards):
+        hashes |= {f"{name}/{file}": digest for file, digest in shard["hashes"].items()}
+    weighted = ["weights.bin" in shard["hashes"] for shard in shards]
     manifest: dict[str, Any] = {
         "format": FORMAT,
         "source": source_description,
         "source_hash": joint_hash(shard["source_hash"] for shard in shards),
         "vocabulary": vocabulary_entry(vocabulary),
         "dtype": dtype_name(vocabulary.size),
-        "weighted": any("weights.bin" in shard["hashes"] for shard in shards),
+        "weighted": any(weighted),
         **{name: sum(shard[name] for shard in shards) for name in COUNTS},
         **({"unknown": None} if vocabulary.unknown_id is None else {}),
-        "hashes": {
-            "offsets.npy": hashlib.sha256(buffer.getvalue()).hexdigest(),
-            **{
-                f"{name}/{file}": digest
-                for name, shard in zip(names, shards)
-                for file, digest in shard["hashes"].items()
-            },
-        },
+        "hashes": hashes,
         "shards": [
-            {
-                "documents": shard["documents"],
-                "tokens": shard["tokens"],
-                "weighted": "weights.bin" in shard["hashes"],
-            }
-            for shard in shards
+            {"documents": shard["documents"], "tokens": shard["tokens"], "weighted": is_weighted}
+            for shard, is_weighted in zip(shards, weighted)
         ],
     }
     manifest["content"] = content_of(manifest)
@@ -195,7 +186,6 @@ def _remove_unfinished(folder: AnyPath) -> int:
 
 
 def _keep_finished(folder: AnyPath) -> str:
-    """Cleans up after an error; returns a sentence about the shards that stay."""
     with suppress(OSError, ValueError):  # the first error counts
         if finished := _remove_unfinished(folder):
             return f" {finished} finished shards stay in {folder} for the next try."
@@ -217,7 +207,6 @@ def _remove_files(files: Sequence[AnyPath]) -> None:
 
 
 def _sync_folder(folder: AnyPath) -> None:
-    """Makes renames inside a local folder survive a power cut."""
     if isinstance(folder, Path):
         descriptor = os.open(folder, os.O_RDONLY)
         try:

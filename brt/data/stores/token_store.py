@@ -15,20 +15,18 @@ from brt.checks import Count, CountFrom0, Many, ManyFrom0
 from brt.data.stores.joined_array import JoinedArray
 from brt.data.stores.layout import (
     DTYPES,
-    FLAT_FORMAT,
     FORMAT,
     OFFSET,
     SHARDS,
     WEIGHT,
     files_of,
-    misfit_of_shards,
-    shards_of,
+    shard_name,
 )
 from brt.data.stores.store_cache import local_copy
 from brt.storage.file_parts import FileArray
 from brt.storage.json_files import DamagedFile, Fields, misfit, read_json, read_json_lines
 from brt.storage.paths import AnyPath, as_path
-from brt.storage.regular_files import check_inside, check_regular, open_regular
+from brt.storage.regular_files import check_inside, check_size, open_regular
 
 HOW_TO_REPEAT = "delete the folder and prepare it again"
 
@@ -48,6 +46,7 @@ MANIFEST = Fields(
         "unknown": ManyFrom0 | None,
         "content": str,
         "hashes": dict[str, str],
+        "shards": SHARDS,
     }
 )
 DOCUMENT = Fields(
@@ -107,27 +106,27 @@ class TokenStore:
 
     def entries(self) -> Iterator[dict[str, Any]]:
         """Yields title, counts, and annotation of each document."""
-        for prefix, _ in shards_of(self.manifest):
-            path = self.files / f"{prefix}documents.jsonl"
+        for number in range(len(self.manifest["shards"])):
+            path = self.files / shard_name(number) / "documents.jsonl"
             yield from read_json_lines(path, DOCUMENT, HOW_TO_REPEAT)
 
     def _array(self, name: str, dtype: np.dtype) -> FileArray | JoinedArray:
-        shards = shards_of(self.manifest)
+        shards = self.manifest["shards"]
+        paths = [self.files / shard_name(number) / name for number in range(len(shards))]
 
         def array(number: int) -> np.ndarray | FileArray:
-            prefix, shard = shards[number]
+            shard, path = shards[number], paths[number]
             if name == "weights.bin" and not shard["weighted"]:
                 return np.broadcast_to(dtype.type(1), shard["tokens"])
-            path = self.files / f"{prefix}{name}"
-            _check_size(path, shard["tokens"], dtype)
+            check_size(path, shard["tokens"] * dtype.itemsize, HOW_TO_REPEAT)
             return FileArray(path, dtype, f"If it was not brt that did, {HOW_TO_REPEAT}.")
 
         if len(shards) == 1:
             return array(0)  # type: ignore[return-value]  # the only shard has the file
-        for prefix, shard in shards:
+        for path, shard in zip(paths, shards):
             if name == "tokens.bin" or shard["weighted"]:
-                _check_size(self.files / f"{prefix}{name}", shard["tokens"], dtype)
-        return JoinedArray([shard["tokens"] for _, shard in shards], dtype, array)
+                check_size(path, shard["tokens"] * dtype.itemsize, HOW_TO_REPEAT)
+        return JoinedArray([shard["tokens"] for shard in shards], dtype, array)
 
     def _range(self, document: int, start: int, stop: int | None) -> slice:
         if not 0 <= document < len(self.lengths_D):
@@ -154,17 +153,18 @@ def read_manifest(folder: Path) -> dict:
             f"{folder} has no manifest.json, so it is no token store, or its preparation or a copy "
             "of it was interrupted: correct the path, or prepare it again."
         ) from None
-    version = manifest.get("format")
-    if version not in (FORMAT, FLAT_FORMAT):
+    if manifest.get("format") != FORMAT:
         raise ValueError(
-            f"{path} has store format {version}, and this version of brt reads {FLAT_FORMAT} and "
+            f"{path} has store format {manifest.get('format')}, and this version of brt reads "
             f"{FORMAT}: {HOW_TO_REPEAT}."
         )
     wrong = misfit(MANIFEST, manifest)
-    if version == FORMAT:
-        wrong = wrong or misfit(SHARDS, manifest) or misfit_of_shards(manifest)
-    elif "shards" in manifest:
-        wrong = wrong or f"a store of format {FLAT_FORMAT} has no shards"
+    shards = [] if wrong else manifest["shards"]
+    for name in ("documents", "tokens"):
+        if not wrong and sum(shard[name] for shard in shards) != manifest[name]:
+            wrong = f"its shards have another number of {name}"
+    if not wrong and any(shard["weighted"] for shard in shards) != manifest["weighted"]:
+        wrong = "weighted is not that of its shards"
     if not wrong and manifest["dtype"] not in DTYPES:
         wrong = f"dtype = {manifest['dtype']!r} is none of {', '.join(DTYPES)}"
     if wrong:
@@ -180,35 +180,17 @@ def _read_offsets(folder: Path, manifest: dict) -> np.ndarray:
             # The header first: its shape may need more memory than there is.
             if np.lib.format.read_magic(file) != (1, 0):
                 raise ValueError("another version of the format")
-            shape, _, dtype = np.lib.format.read_array_header_1_0(file)
-            size = os.fstat(file.fileno()).st_size - file.tell()
-            fits = shape == (count,) and dtype == OFFSET and size == count * OFFSET.itemsize
-            offsets = np.frombuffer(file.read(), OFFSET) if fits else None
+            header = np.lib.format.read_array_header_1_0(file)
+            data = file.read((count + 1) * OFFSET.itemsize)
     except FileNotFoundError:
         raise FileNotFoundError(f"{folder} has no offsets.npy: {HOW_TO_REPEAT}.") from None
     except (ValueError, EOFError, TypeError, SyntaxError, tokenize.TokenError) as error:
         raise ValueError(f"{path} cannot be read ({error}): {HOW_TO_REPEAT}.") from None
-    if (
-        offsets is None
-        or offsets[0] != 0
-        or offsets[-1] != manifest["tokens"]
-        or np.any(np.diff(offsets) < 1)
-    ):
+    fits = header == ((count,), False, OFFSET) and len(data) == count * OFFSET.itemsize
+    offsets = np.frombuffer(data, OFFSET) if fits else np.zeros(1)
+    if offsets[0] != 0 or offsets[-1] != manifest["tokens"] or np.any(np.diff(offsets) < 1):
         raise ValueError(
             f"{path} does not describe {manifest['documents']} documents with "
             f"{manifest['tokens']} tokens, as the manifest says: {HOW_TO_REPEAT}."
         )
     return offsets
-
-
-def _check_size(path: Path, count: int, dtype: np.dtype) -> None:
-    try:
-        check_regular(path)
-    except FileNotFoundError:
-        raise FileNotFoundError(f"{path.parent} has no {path.name}: {HOW_TO_REPEAT}.") from None
-    expected, size = count * dtype.itemsize, os.path.getsize(path)
-    if size != expected:
-        raise ValueError(
-            f"{path} should have {expected} bytes and has {size}, as when it was cut short or "
-            f"changed: {HOW_TO_REPEAT}."
-        )

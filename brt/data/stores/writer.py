@@ -13,7 +13,7 @@ import numpy as np
 
 from brt.data.sources.base import Document
 from brt.data.stores.layout import COUNTS, DTYPES, OFFSET, WEIGHT, dtype_name
-from brt.data.vocabularies.base import Vocabulary
+from brt.data.vocabularies.base import Vocabulary, cut
 from brt.storage.file_parts import FileBytes, pieces
 from brt.storage.paths import AnyPath, RemotePath
 
@@ -86,7 +86,6 @@ class ShardWriter:
         return summary
 
     def _new(self, name: str) -> Callable[[bytes], None]:
-        """Returns a function that appends to a new file and to the hash of its content."""
         file = self._files.new(name)
         digest = hashlib.sha256()
         self.hashes[name] = digest
@@ -103,12 +102,8 @@ class ShardWriter:
         if document.tokens is not None:
             yield np.asarray(document.tokens)
         elif after is not None:
-            start = 0
-            while start < len(data):
-                stop = data.find(after, min(start + PIECE, len(data)) - len(after))
-                stop = len(data) if stop < 0 else stop + len(after)
-                yield self._encoded_piece(data[start:stop], start, document.title)
-                start = stop
+            for start, part in cut(data, after, PIECE):
+                yield self._encoded_piece(part, start, document.title)
         elif len(data) > WHOLE:
             raise ValueError(
                 f"Document {document.title!r} has {len(data):,} bytes, and vocabulary "

@@ -54,7 +54,7 @@ class Stream(abc.ABC):
         self._prepare()
 
     def _prepare(self) -> None:  # noqa: B027  (most streams need it)
-        """Checks the arguments, and computes what all steps need."""
+        ...
 
     @property
     def note(self) -> str:

@@ -108,7 +108,6 @@ def in_order(flat: FileArray | JoinedArray, start: int, stop: int) -> np.ndarray
 
 
 def _shuffled(store: TokenStore, seed: int, epoch: int) -> ReadTokens:
-    """Returns a function that reads documents in the order of one epoch."""
     order = permutation(store.num_documents, seed, 0, epoch, 3)
     lengths = store.lengths_D
     firsts = np.concatenate([[0], np.cumsum(lengths[order])])

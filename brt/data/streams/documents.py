@@ -27,8 +27,7 @@ class WholeDocuments(Stream):
         return gather(self.store, places, self.segment_length)
 
     @abc.abstractmethod
-    def _place(self, row: int, number: int) -> tuple[int, int]:
-        """Returns document and offset of segment `number` of a row, from 0."""
+    def _place(self, row: int, number: int) -> tuple[int, int]: ...
 
 
 class DocumentStream(WholeDocuments):

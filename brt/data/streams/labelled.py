@@ -23,6 +23,7 @@ Source: RMT, section 4, and the published wrapper (segments, alignment); Adding 
 Pretrained Transformers, section 5.4 (question in every window).
 """
 
+from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
@@ -38,12 +39,12 @@ from brt.token_ids import PADDING
 ALIGNMENTS = ("right", "left", "center")
 TARGETS = {"classes": "label", "labels": "labels", "words": "words", "spans": "kind"}
 """Targets, and the annotation that each needs."""
-LOSSES = ("last", "every")
 SPAN = 0
 """The kind of an answer that is a part of the text."""
 
 
 @configurable
+@dataclass(eq=False)
 class LabelledDocuments:
     """Segments and targets of labelled documents.
 
@@ -55,17 +56,10 @@ class LabelledDocuments:
         words: largest number of tokens of an answer, for targets = "words".
     """
 
-    def __init__(
-        self,
-        alignment: Annotated[str, OneOf(ALIGNMENTS)] = "right",
-        targets: Annotated[str, OneOf(tuple(TARGETS))] = "classes",
-        loss: Annotated[str, OneOf(LOSSES)] = "last",
-        words: Count = 16,
-    ):
-        self.alignment = alignment
-        self.targets = targets
-        self.loss = loss
-        self.words = words
+    alignment: Annotated[str, OneOf(ALIGNMENTS)] = "right"
+    targets: Annotated[str, OneOf(tuple(TARGETS))] = "classes"
+    loss: Annotated[str, OneOf(("last", "every"))] = "last"
+    words: Count = 16
 
 
 class Boundaries(NamedTuple):
@@ -129,11 +123,10 @@ class LabelledSegments:
         checked = [annotation or {} for annotation in annotations]
         for number, annotation in enumerate(checked):
             if TARGETS[targets] not in annotation:
-                title = self.store.titles()[number]
                 raise ValueError(
-                    f"Document {title!r} of {self.store.folder} is not labelled with {targets}: "
-                    "bind Corpus.source to a source that gives them, or LabelledDocuments.targets "
-                    f"to {', '.join(t for t in TARGETS if t != targets)}."
+                    f"Document {self.store.titles()[number]!r} of {self.store.folder} is not "
+                    f"labelled with {targets}: bind Corpus.source to a source that gives them, or "
+                    f"LabelledDocuments.targets to {', '.join(t for t in TARGETS if t != targets)}."
                 )
         most = max((annotation.get("classes", 0) for annotation in checked), default=0)
         if targets == "labels" and most > self.length:
@@ -152,7 +145,7 @@ class LabelledSegments:
         return self.length - int(self.sizes_D[document]) - len(self._after)
 
     def write(self, batch: Batch, k: int, b: int, document: int, segment: int, loss: str) -> None:
-        """Writes one segment of a document to a batch; `loss` is one of `LOSSES`."""
+        """Writes one segment of a document to batch element b; `loss` as of `LabelledDocuments`."""
         boundaries = self.boundaries(document)
         part = boundaries[segment]
         length = int(self.questions_D[document])
@@ -221,10 +214,9 @@ class LabelledStream(DocumentPerStep):
         batch = _empty(self.segments_per_step, len(rows), self.segment_length)
         loss = self.segments.documents.loss
         for b, document in enumerate(self._documents(step, rows).tolist()):
-            count = int(self.segments.counts_D[document])
-            for segment in range(count):
-                k = self.segments_per_step - count + segment
-                self.segments.write(batch, k, b, document, segment, loss)
+            empty = self.segments_per_step - int(self.segments.counts_D[document])
+            for k in range(empty, self.segments_per_step):
+                self.segments.write(batch, k, b, document, k - empty, loss)
         return batch
 
 
@@ -246,21 +238,19 @@ class LabelledPass(EvaluationPass):
         documents = documents or LabelledDocuments()
         self.segments = LabelledSegments(store, segment_length, segments_per_step, documents)
         counts_D = self.segments.counts_D
-        self._row_documents = assign(counts_D, rows, np.arange(store.num_documents))
-        self._ends = [np.cumsum(counts_D[documents]) for documents in self._row_documents]
-        self.num_steps = max(int(ends[-1]) for ends in self._ends if len(ends))
+        self._order = [
+            [(document, segment) for document in own for segment in range(counts_D[document])]
+            for own in assign(counts_D, rows, np.arange(store.num_documents))
+        ]
+        self.num_steps = max(map(len, self._order))
 
     def segment(self, step: int, row: int) -> tuple[int, int]:
-        """Returns the document of a row at a step, and the number of its segment; or (-1, 0)."""
-        ends = self._ends[row]
-        if not len(ends) or step >= ends[-1]:
-            return -1, 0
-        index = int(ends.searchsorted(step, "right"))
-        document = int(self._row_documents[row][index])
-        return document, step - int(ends[index]) + int(self.segments.counts_D[document])
+        """Returns the document of a batch element at a step, and its segment; or (-1, 0)."""
+        order = self._order[row]
+        return order[step] if step < len(order) else (-1, 0)
 
     def last_B(self, step: int) -> np.ndarray:
-        """Returns whether each row reads the last segment of a document, bool (rows,)."""
+        """Returns which batch elements read the last segment of a document, bool (rows,)."""
         segments = (self.segment(step, row) for row in range(self.rows))
         counts_D = self.segments.counts_D
         return np.array([d >= 0 and segment == counts_D[d] - 1 for d, segment in segments])
@@ -274,8 +264,9 @@ class LabelledPass(EvaluationPass):
         return batch
 
     def _places(self, step: int, rows: range) -> tuple[np.ndarray, np.ndarray]:
-        documents_B, segments_B = np.array([self.segment(step, row) for row in rows], np.int64).T
-        offsets_B = np.zeros(len(rows), np.int64)
-        for b in np.flatnonzero(documents_B >= 0):
-            offsets_B[b] = self.segments.boundaries(documents_B[b])[segments_B[b]].start
+        places = []
+        for document, segment in (self.segment(step, row) for row in rows):
+            start = self.segments.boundaries(document)[segment].start if document >= 0 else 0
+            places.append((document, start))
+        documents_B, offsets_B = np.array(places, np.int64).T
         return documents_B, offsets_B

@@ -46,12 +46,8 @@ class MixtureStream(WholeDocuments):
                     random = (1 + int(bits.random_raw()) % 2**20) / 2**20
                     delay = lengths.mean() / shares[number] * random
                 schedule = _Schedule(
-                    documents=documents + base,
-                    lengths=lengths,
-                    segments=segments_D[documents],
-                    share=shares[number],
-                    delay=delay,
-                    key=(self.seed, row, number),
+                    *(documents + base, lengths, segments_D[documents]),
+                    *(shares[number], delay, (self.seed, row, number)),
                 )
                 schedules[row].append(schedule)
         return schedules
@@ -67,7 +63,7 @@ class MixtureStream(WholeDocuments):
 
 
 def check_count(where: str, documents: int, rows: int) -> None:
-    """Refuses fewer documents in a store than rows; `where` names the store."""
+    """Refuses fewer documents in a store than batch elements; `where` names the store."""
     if documents < rows:
         raise ValueError(
             f"{where} has {documents} documents, and each of {rows} rows needs one of every store "
@@ -103,7 +99,7 @@ class _Epoch(NamedTuple):
 
 
 class _Schedule:
-    """The documents of one store in one row, and when each is due, in tokens of the row.
+    """The documents of one store for one batch element, and when each is due, in tokens.
 
     Args:
         documents, lengths, segments: numbers, tokens and segments; int64 (documents,).
@@ -113,7 +109,6 @@ class _Schedule:
 
     def __init__(
         self,
-        *,
         documents: np.ndarray,
         lengths: np.ndarray,
         segments: np.ndarray,
@@ -121,9 +116,7 @@ class _Schedule:
         delay: float,
         key: tuple[int, ...],
     ):
-        self._documents = documents
-        self._lengths = lengths
-        self._segments = segments
+        self._of_documents = documents, lengths, segments
         self._key = key
         self.tokens = int(lengths.sum())
         self.segments = int(segments.sum())
@@ -166,10 +159,10 @@ class _Schedule:
         return self.delay + (epoch * self.tokens + tokens) / self.share
 
     def _shuffled(self, epoch: int) -> _Epoch:
-        order = permutation(len(self._documents), *self._key, epoch, 7)
-        tokens = np.cumsum(self._lengths[order]) - self._lengths[order]
-        firsts = np.concatenate([[0], np.cumsum(self._segments[order])])
-        return _Epoch(self._due(epoch, tokens), firsts, self._documents[order])
+        order = permutation(len(self._of_documents[0]), *self._key, epoch, 7)
+        documents, lengths, segments = (array[order] for array in self._of_documents)
+        firsts = np.concatenate([[0], np.cumsum(segments)])
+        return _Epoch(self._due(epoch, np.cumsum(lengths) - lengths), firsts, documents)
 
 
 def _find(schedules: list[_Schedule], last: _Stretch | None, number: int) -> _Stretch:

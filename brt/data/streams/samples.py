@@ -36,7 +36,6 @@ class DocumentPerStep(Stream):
         )
 
     def _documents(self, step: int, rows: range) -> np.ndarray:
-        """Returns the document of each row, int64 (rows,)."""
         numbers = (divmod(step * self.rows + row, self.store.num_documents) for row in rows)
         return np.array([self._order(epoch)[number] for epoch, number in numbers])
 
@@ -125,7 +124,6 @@ def read_samples(store: TokenStore, documents_B: np.ndarray) -> tuple[np.ndarray
 def _read_segments(
     store: TokenStore, documents_B: np.ndarray, segments: Sequence[int], length: int
 ) -> Batch:
-    """Reads segments of samples; document -1 is padding."""
     batch = padding(len(segments), len(documents_B), length)
     read_B = documents_B >= 0
     tokens_BL, weights_BL = read_samples(store, documents_B[read_B])

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from sentencepiece import SentencePieceProcessor
 
 from brt.checks import Name, configurable
+from brt.storage.file_parts import FileBytes
 from brt.storage.regular_files import NotRegular, open_regular
 from brt.token_ids import BEGIN as BEGIN
 
@@ -115,7 +116,7 @@ class FileVocabulary(Vocabulary):
 
     @property
     def name(self) -> str:
-        return f"{self.kind}:{self.file.rsplit('/', 1)[-1]}"
+        return f"{self.kind}:{self.file.rstrip('/').rsplit('/', 1)[-1]}"
 
 
 @configurable
@@ -246,6 +247,20 @@ def utf8_lines(data: bytes, title: str) -> Iterator[str]:
         except UnicodeDecodeError:
             utf8_text(data, title)  # raises with the position
             raise
+
+
+def cut(data: bytes | FileBytes, after: bytes, size: int) -> Iterator[tuple[int, bytes]]:
+    """Cuts a text into parts of about `size` bytes that end with `after`.
+
+    Yields:
+        The first byte of each part, and the part.
+    """
+    start = 0
+    while start < len(data):
+        stop = data.find(after, min(start + size, len(data)) - len(after))
+        stop = len(data) if stop < 0 else stop + len(after)
+        yield start, data[start:stop]
+        start = stop
 
 
 def expanded(path: str) -> str:

@@ -109,8 +109,6 @@ class CharacterVocabulary(FileVocabulary):
 
 def count_symbols(documents: Iterable[Document], unit: str) -> np.ndarray:
     """Counts each code, int64: (256,) for the unit "byte", (0x110000,) for "character"."""
-    if unit not in CODES:
-        raise ValueError(f'SymbolCounting.unit = {unit!r}: choose "byte" or "character".')
     counts = np.zeros(CODES[unit], np.int64)
     for document in documents:
         codes, times = np.unique(_codes(document.data[:], unit, document.title), return_counts=True)

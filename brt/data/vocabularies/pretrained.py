@@ -1,4 +1,4 @@
-"""Vocabularies of published encoders: byte-level BPE (GPT-2, RoBERTa) and WordPiece (BERT).
+"""Vocabularies of pretrained models: byte-level BPE (GPT-2, RoBERTa) and WordPiece (BERT).
 
 The `tokenizers` library (extra `text`) encodes. No token is added around a text, and names of
 special tokens in a text are text.
@@ -8,7 +8,8 @@ import abc
 import functools
 import os
 import re
-from types import ModuleType
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import gin
@@ -18,9 +19,9 @@ from numpy.typing import ArrayLike
 from brt.checks import Name, configurable
 from brt.data.extras import extra_library
 from brt.data.vocabularies.base import (
-    Vocabulary,
+    FileVocabulary,
+    Frame,
     checked_ids,
-    expanded,
     joint_digest,
     read_vocabulary_file,
     utf8_text,
@@ -32,64 +33,109 @@ LARGEST_ID = 2**24 - 1
 """The largest id of a token: a few bytes of a file must not ask for gigabytes of embeddings."""
 
 
-class _Pretrained(Vocabulary):
-    special_tokens: tuple[str, ...]  # those that a file may list
+@dataclass
+class Tokenizer:
+    """Functions and sizes of a tokenizer; other attributes as of `Vocabulary`.
+
+    encode: from a text to its ids.
+    spans: from a text to the same ids, and the first and last + 1 character of each.
+    decode: from ids to their text, with the names of special tokens.
+    digest: sha256, in hex, of what determines the ids of a text.
+    may_be_cut: whether `parts` of a text may be encoded one by one.
+    named: a `tokenizers.Tokenizer` to which names of special tokens in a text are tokens, if any.
+    """
+
+    encode: Callable[[str], list[int]]
+    spans: Callable[[str], tuple[list[int], list[tuple[int, int]]]]
+    decode: Callable[[list[int]], str]
+    size: int
+    digest: str
+    special_ids: dict[str, int]
+    unknown_id: int | None = None
+    frame: Frame = Frame()  # noqa: RUF009  (it is immutable)
+    may_be_cut: bool = False
+    named: Any = None
+
+
+def of_library(
+    plain: Any, named: Any, path: str, digest: str, special: dict[str, int], **rest: Any
+) -> Tokenizer:
+    """Returns the functions of a `tokenizers.Tokenizer`; `path` is for messages."""
+    highest = max(named.get_vocab(with_added_tokens=True).values(), default=-1)
+    if not 0 <= highest <= LARGEST_ID:
+        raise ValueError(
+            f"{path} has no token, or one with an id above {LARGEST_ID:,}: copy the file again."
+        )
+
+    def encode(text):
+        return plain.encode_batch_fast([text], add_special_tokens=False)[0].ids
+
+    def spans(text):
+        encoding = plain.encode(text, add_special_tokens=False)
+        return encoding.ids, encoding.offsets
+
+    decode = functools.partial(named.decode, skip_special_tokens=False)
+    return Tokenizer(encode, spans, decode, highest + 1, digest, special, named=named, **rest)
+
+
+class TokenizerVocabulary(FileVocabulary):
+    """The ids of a `Tokenizer`, which is made on first use."""
 
     @property
     @abc.abstractmethod
-    def _loaded(self) -> tuple[Any, int, str]:
-        """A `tokenizers.Tokenizer`, its size, and the sha256 of the files and the settings."""
+    def tokenizer(self) -> Tokenizer: ...
 
     @property
     def size(self) -> int:
-        return self._loaded[1]
+        return self.tokenizer.size
 
     @property
     def fingerprint(self) -> str:
-        return self._loaded[2]
+        return self.tokenizer.digest
 
     @property
     def special_ids(self) -> dict[str, int]:
-        tokenizer = self._loaded[0]
-        ids = {token: tokenizer.token_to_id(token) for token in self.special_tokens}
-        return {token: number for token, number in ids.items() if number is not None}
+        return self.tokenizer.special_ids
+
+    @property
+    def unknown_id(self) -> int | None:
+        return self.tokenizer.unknown_id
+
+    @property
+    def frame(self) -> Frame:
+        return self.tokenizer.frame
+
+    def spans(self, text: str) -> tuple[np.ndarray, np.ndarray]:
+        ids, characters = self.tokenizer.spans(text)
+        return np.array(ids, np.int32), np.array(characters, np.int64).reshape(-1, 2)
 
     def encode(self, data: bytes, title: str) -> np.ndarray:
-        tokenizer = self._loaded[0]
-        ids = [library_ids(tokenizer, part) for part in parts(utf8_text(data, title), PART)]
-        return np.concatenate([np.array(i, np.int32) for i in ids])
+        text = utf8_text(data, title)
+        pieces = parts(text, PART) if self.tokenizer.may_be_cut else [text]
+        return np.concatenate([np.array(self.tokenizer.encode(p), np.int32) for p in pieces])
 
     def decode(self, ids: ArrayLike) -> str:
-        checked = checked_ids(ids, self.size, self.name).tolist()
-        return self._loaded[0].decode(checked, skip_special_tokens=False)
+        return self.tokenizer.decode(checked_ids(ids, self.size, self.name).tolist())
 
 
 @configurable
-class ByteLevelBpeVocabulary(_Pretrained):
+class ByteLevelBpeVocabulary(TokenizerVocabulary):
     """Byte-level BPE of GPT-2 and, with other ids, RoBERTa; lossless. Reads vocab.json, merges.txt.
 
     Source: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners", section 2.2.
     """
 
-    special_tokens = ("<|endoftext|>", "<s>", "<pad>", "</s>", "<unk>", "<mask>")
+    kind = "bpe"
 
     def __init__(self, folder: Name = gin.REQUIRED):
-        self.folder = expanded(folder)
-
-    @property
-    def path(self) -> str:
-        return self.folder
-
-    @property
-    def name(self) -> str:
-        return f"bpe:{os.path.basename(os.path.normpath(self.folder))}"
+        super().__init__(folder)
 
     @functools.cached_property
-    def _loaded(self) -> tuple[Any, int, str]:
-        paths = [os.path.join(self.folder, name) for name in ("vocab.json", "merges.txt")]
+    def tokenizer(self) -> Tokenizer:
+        paths = [os.path.join(self.file, name) for name in ("vocab.json", "merges.txt")]
         binding = "ByteLevelBpeVocabulary.folder"
         contents = [read_vocabulary_file(path, "file of BPE", binding) for path in paths]
-        library = _library(type(self).__name__)
+        library = extra_library("tokenizers", type(self).__name__, "text")
         try:
             tokenizer = library.Tokenizer(library.models.BPE.from_file(*paths))
         except Exception as error:  # the library raises no class of its own
@@ -99,12 +145,13 @@ class ByteLevelBpeVocabulary(_Pretrained):
             ) from None
         tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
         tokenizer.decoder = library.decoders.ByteLevel()
-        size = library_size(tokenizer, paths[0])
-        return tokenizer, size, joint_digest(b"bpe", *contents)
+        special = _ids(tokenizer, "<|endoftext|>", "<s>", "<pad>", "</s>", "<unk>", "<mask>")
+        digest = joint_digest(b"bpe", *contents)
+        return of_library(tokenizer, tokenizer, paths[0], digest, special, may_be_cut=True)
 
 
 @configurable
-class WordPieceVocabulary(_Pretrained):
+class WordPieceVocabulary(TokenizerVocabulary):
     """WordPiece of BERT: white space is not kept, nor case and accents with `lower_case`.
 
     Source: Devlin et al. 2019, arXiv:1810.04805, and its code.
@@ -114,32 +161,22 @@ class WordPieceVocabulary(_Pretrained):
         lower_case: False for cased models.
     """
 
-    special_tokens = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-
     def __init__(self, file: Name = gin.REQUIRED, lower_case: bool = True):
-        self.file = expanded(file)
+        super().__init__(file)
         self.lower_case = lower_case
-
-    @property
-    def path(self) -> str:
-        return self.file
 
     @property
     def name(self) -> str:
         return "wordpiece:" + "/".join(os.path.abspath(self.file).split("/")[-2:])
 
-    @property
-    def unknown_id(self) -> int:
-        return self._loaded[0].token_to_id("[UNK]")
-
     @functools.cached_property
-    def _loaded(self) -> tuple[Any, int, str]:
+    def tokenizer(self) -> Tokenizer:
         data = read_vocabulary_file(self.file, "WordPiece list", "WordPieceVocabulary.file")
-        library = _library(type(self).__name__)
+        library = extra_library("tokenizers", type(self).__name__, "text")
         try:
             model = library.models.WordPiece.from_file(self.file, unk_token="[UNK]")
             tokenizer = library.Tokenizer(model)
-            if tokenizer.token_to_id("[UNK]") is None:
+            if (unknown := tokenizer.token_to_id("[UNK]")) is None:
                 raise ValueError("it has no [UNK]")
         except Exception as error:  # the library raises no class of its own
             raise ValueError(
@@ -150,21 +187,14 @@ class WordPieceVocabulary(_Pretrained):
         tokenizer.pre_tokenizer = library.pre_tokenizers.BertPreTokenizer()
         tokenizer.decoder = library.decoders.WordPiece(cleanup=False)
         digest = joint_digest(f"wordpiece {self.lower_case}".encode(), data)
-        return tokenizer, library_size(tokenizer, self.file), digest
+        special = _ids(tokenizer, "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+        rest = {"unknown_id": unknown, "may_be_cut": True}
+        return of_library(tokenizer, tokenizer, self.file, digest, special, **rest)
 
 
-def library_size(tokenizer: Any, path: str) -> int:
-    """Returns one more than the highest id of a `tokenizers.Tokenizer`; `path` is for messages."""
-    highest = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
-    if not 0 <= highest <= LARGEST_ID:
-        raise ValueError(
-            f"{path} has no token, or one with an id above {LARGEST_ID:,}: copy the file again."
-        )
-    return highest + 1
-
-
-def library_ids(tokenizer: Any, text: str) -> list[int]:
-    return tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
+def _ids(tokenizer: Any, *names: str) -> dict[str, int]:
+    ids = {name: tokenizer.token_to_id(name) for name in names}
+    return {name: number for name, number in ids.items() if number is not None}
 
 
 def parts(text: str, size: int) -> list[str]:
@@ -179,7 +209,3 @@ def parts(text: str, size: int) -> list[str]:
         cuts.append(text[start : boundary.end()])
         start = boundary.end()
     return [*cuts, text[start:]]
-
-
-def _library(user: str) -> ModuleType:
-    return extra_library("tokenizers", user, "text")

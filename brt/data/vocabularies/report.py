@@ -15,7 +15,6 @@ SEPARATORS = {"tabs": "\t", "newlines": "\n", "double spaces": "  "}
 class Report(NamedTuple):
     """Measured on one text.
 
-    vocabulary: that is measured.
     bytes, words, tokens, unknown: numbers of the text's bytes, words, token ids, and unknown ids.
     exact: whether decoding gives the text.
     lost: which of `SEPARATORS` decoding loses between known words.
@@ -100,14 +99,15 @@ def text_documents(documents: Iterable[Document]) -> Iterator[Document]:
 
 
 def lost_white_space(vocabulary: Vocabulary, words: list[str]) -> list[str]:
-    return [name for name, text in SEPARATORS.items() if not _survives(text, vocabulary, words)]
-
-
-def _survives(separator, vocabulary, words):
-    # The line end completes the line for vocabularies with line symbols.
-    probe = separator.join(words) + "\n"
-    try:
-        back = vocabulary.decode(vocabulary.encode(probe.encode(), "sample"))
-    except ValueError:  # a symbol that the vocabulary refuses
-        return False
-    return back.count(separator) == probe.count(separator)
+    """Returns which of `SEPARATORS` do not come back from between words."""
+    lost = []
+    for name, separator in SEPARATORS.items():
+        # The line end completes the line for vocabularies with line symbols.
+        probe = separator.join(words) + "\n"
+        try:
+            back = vocabulary.decode(vocabulary.encode(probe.encode(), "sample"))
+        except ValueError:  # a symbol that the vocabulary refuses
+            back = ""
+        if back.count(separator) != probe.count(separator):
+            lost.append(name)
+    return lost

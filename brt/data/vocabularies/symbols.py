@@ -1,6 +1,7 @@
 """A vocabulary of symbols that are no text, for synthetic tasks."""
 
 import hashlib
+import json
 from collections.abc import Sequence
 
 import numpy as np
@@ -16,7 +17,7 @@ class SymbolVocabulary(Vocabulary):
         name: for messages and manifests.
         symbols: by id; `encode` takes the first of equal ones.
         special_ids, frame: as of `Vocabulary`.
-        identity: text whose sha256 is the fingerprint.
+        identity: text whose sha256 is the fingerprint; None for the symbols as JSON.
         separator: between symbols; "" if each is one character.
     """
 
@@ -30,13 +31,14 @@ class SymbolVocabulary(Vocabulary):
         name: str,
         symbols: Sequence[str],
         special_ids: dict[str, int],
-        identity: str,
+        identity: str | None = None,
         separator: str = " ",
         frame: Frame = frame,
     ):
         self.name = name
         self.symbols = symbols
         self.special_ids = special_ids
+        identity = json.dumps(symbols) if identity is None else identity
         self.fingerprint = hashlib.sha256(identity.encode()).hexdigest()
         self.separator = separator
         self.frame = frame

@@ -8,14 +8,15 @@ import io
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, TypeVar
 
 import gin
 import numpy as np
 
 from brt import config
-from brt.checks import Count, Name, Seed, configurable
+from brt.checks import Count, Name, OneOf, Seed, configurable
 from brt.data.corpus import Corpus
 from brt.data.sources.base import Document, Source
 from brt.data.stores.writer import replace_file
@@ -51,10 +52,9 @@ PG19_OPTIONS: dict[str, Any] = {
 
 
 class VocabularyTraining(abc.ABC, Generic[Made]):
-    """The training of one kind of vocabulary, on some splits of a source."""
+    """The training of one kind of vocabulary, on some `splits` of a source."""
 
-    def __init__(self, splits: tuple[str, ...]):
-        self.splits = splits
+    splits: tuple[Name, ...]
 
     @abc.abstractmethod
     def make(self, vocabulary: Made, documents: Iterable[Document]) -> bytes:
@@ -62,6 +62,7 @@ class VocabularyTraining(abc.ABC, Generic[Made]):
 
 
 @configurable
+@dataclass(eq=False)
 class SentencePieceTraining(VocabularyTraining[SentencePieceVocabulary]):
     """Trains a SentencePiece model on a uniform sample of lines, with the published PG19 settings.
 
@@ -73,28 +74,23 @@ class SentencePieceTraining(VocabularyTraining[SentencePieceVocabulary]):
         splits: to read.
     """
 
-    def __init__(
-        self,
-        size: Count = gin.REQUIRED,
-        seed: Seed = 0,
-        max_lines: Count = 2_000_000,
-        keep_whitespace: bool = True,
-        options: dict | None = None,
-        splits: tuple[Name, ...] = ("train",),
-    ):
-        super().__init__(splits)
-        self.size = size
-        self.seed = seed
-        self.max_lines = max_lines
-        self.options = {**PG19_OPTIONS, **(options or {})}
-        if keep_whitespace:
-            symbols = list(self.options.get("user_defined_symbols", ()))
-            self.options["user_defined_symbols"] = [*symbols, "\n", "\t"]
+    size: Count = gin.REQUIRED
+    seed: Seed = 0
+    max_lines: Count = 2_000_000
+    keep_whitespace: bool = True
+    options: dict | None = None
+    splits: tuple[Name, ...] = ("train",)
+
+    def __post_init__(self) -> None:
+        self.trainer_options = {**PG19_OPTIONS, **(self.options or {})}
+        if self.keep_whitespace:
+            symbols = self.trainer_options.get("user_defined_symbols", ())
+            self.trainer_options["user_defined_symbols"] = [*symbols, "\n", "\t"]
 
     def make(self, vocabulary: SentencePieceVocabulary, documents: Iterable[Document]) -> bytes:
         from sentencepiece import SentencePieceTrainer
 
-        longest = self.options["max_sentence_length"]
+        longest = self.trainer_options["max_sentence_length"]
         model = io.BytesIO()
         lines = sample_lines(documents, self.max_lines, self.seed, longest)
         if not lines:
@@ -111,7 +107,7 @@ class SentencePieceTraining(VocabularyTraining[SentencePieceVocabulary]):
                 input_sentence_size=0,
                 shuffle_input_sentence=False,
                 minloglevel=2,
-                **self.options,
+                **self.trainer_options,
             )
         except (RuntimeError, OSError) as error:
             raise ValueError(
@@ -123,6 +119,7 @@ class SentencePieceTraining(VocabularyTraining[SentencePieceVocabulary]):
 
 
 @configurable
+@dataclass(eq=False)
 class WordCounting(VocabularyTraining[WordVocabulary]):
     """Lists words by decreasing frequency; see `word_list`.
 
@@ -132,15 +129,9 @@ class WordCounting(VocabularyTraining[WordVocabulary]):
         splits: to count.
     """
 
-    def __init__(
-        self,
-        min_count: Count = 1,
-        max_size: Count | None = None,
-        splits: tuple[Name, ...] = ("train",),
-    ):
-        super().__init__(splits)
-        self.min_count = min_count
-        self.max_size = max_size
+    min_count: Count = 1
+    max_size: Count | None = None
+    splits: tuple[Name, ...] = ("train",)
 
     def make(self, vocabulary: WordVocabulary, documents: Iterable[Document]) -> bytes:
         counts = count_words(vocabulary, documents)
@@ -148,6 +139,7 @@ class WordCounting(VocabularyTraining[WordVocabulary]):
 
 
 @configurable
+@dataclass(eq=False)
 class SymbolCounting(VocabularyTraining[CharacterVocabulary]):
     """Lists bytes or characters by decreasing frequency.
 
@@ -157,21 +149,16 @@ class SymbolCounting(VocabularyTraining[CharacterVocabulary]):
         splits: to count; all of them for enwik8's 204 and text8's 27.
     """
 
-    def __init__(
-        self,
-        unit: str = "byte",
-        unknown: bool = False,
-        splits: tuple[Name, ...] = ("train", "validation", "test"),
-    ):
-        super().__init__(splits)
-        self.unit = unit
-        self.unknown = unknown
+    unit: Annotated[str, OneOf(("byte", "character"))] = "byte"
+    unknown: bool = False
+    splits: tuple[Name, ...] = ("train", "validation", "test")
 
     def make(self, vocabulary: CharacterVocabulary, documents: Iterable[Document]) -> bytes:
         return symbol_list(count_symbols(documents, self.unit), self.unit, self.unknown)
 
 
 @configurable
+@dataclass(eq=False)
 class SubwordTraining(VocabularyTraining[SubwordVocabulary]):
     """Builds a SubwordTextEncoder, which is slow; needs TensorFlow Datasets.
 
@@ -181,15 +168,9 @@ class SubwordTraining(VocabularyTraining[SubwordVocabulary]):
         splits: to read.
     """
 
-    def __init__(
-        self,
-        size: Count = gin.REQUIRED,
-        max_characters: Count | None = 10_000_000,
-        splits: tuple[Name, ...] = ("train",),
-    ):
-        super().__init__(splits)
-        self.size = size
-        self.max_characters = max_characters
+    size: Count = gin.REQUIRED
+    max_characters: Count | None = 10_000_000
+    splits: tuple[Name, ...] = ("train",)
 
     def make(self, vocabulary: SubwordVocabulary, documents: Iterable[Document]) -> bytes:
         texts = (utf8_text(document.data[:], document.title) for document in documents)

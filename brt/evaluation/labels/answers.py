@@ -46,30 +46,24 @@ def answer_f1(predicted: str, right: str, whole_only: bool = False) -> float:
     return 2 * common / (len(ours) + len(theirs))
 
 
-class AnswerFigures(NamedTuple):
-    """Means over questions, as shares."""
-
-    answer_f1: float
-    exact_match: float
-    questions: int
-
-
 def answer_figures(
     predicted: Sequence[str], right: Sequence[Sequence[str]], whole_only: bool = False
-) -> AnswerFigures:
-    """Returns means over questions of the best score among the right answers of each.
+) -> dict[str, float]:
+    """Returns `answer_f1` and `exact_match`, means of the best score of each question, as shares.
 
     Args:
-        predicted: one answer a question, at least one question.
-        right: for each question the answers that are right.
-        whole_only: see `answer_f1`.
+        predicted: the answers to one question or more.
+        right: the correct answers to each question.
+        whole_only: as of `answer_f1`.
     """
-    f1s = []
-    matches = []
-    for answer, rights in zip(predicted, right, strict=True):
-        f1s.append(max(answer_f1(answer, one, whole_only) for one in rights))
-        matches.append(max(exact_match(answer, one) for one in rights))
-    return AnswerFigures(float(np.mean(f1s)), float(np.mean(matches)), len(f1s))
+    pairs = list(zip(predicted, right, strict=True))
+    f1s = [max(answer_f1(answer, one, whole_only) for one in rights) for answer, rights in pairs]
+    matches = [max(exact_match(answer, one) for one in rights) for answer, rights in pairs]
+    return {
+        "answer_f1": float(np.mean(f1s)),
+        "exact_match": float(np.mean(matches)),
+        "questions": float(len(pairs)),
+    }
 
 
 class Span(NamedTuple):

@@ -1,6 +1,7 @@
 """Scores of an evaluation of labelled documents: of classes, labels, words or spans."""
 
 import abc
+import itertools
 from typing import Any
 
 import numpy as np
@@ -57,38 +58,36 @@ class LabelScore(Score):
         return self.segments.annotations[document]
 
 
-class ClassScore(LabelScore):
-    """Accuracy, precision, recall and F1 of the class with the highest score."""
+class _NamedScore(LabelScore):
+    """The base of scores of classes, from the answers after the last segment."""
 
     def __init__(self, segments: LabelledSegments, vocabulary: Vocabulary):
         super().__init__(segments, vocabulary)
-        names = segments.store.manifest["source"].get("classes") or []
-        count = 1 + max(annotation["label"] for annotation in segments.annotations)
-        self.names = names or [str(number) for number in range(max(count, 2))]
+        labels = (annotation.get("label", 0) for annotation in segments.annotations)
+        most = max(annotation.get("classes", 2) for annotation in segments.annotations)
+        count = max(most, 1 + max(labels))
+        names = segments.store.manifest["source"].get("classes")
+        self.names = names or [str(number) for number in range(count)]
+
+
+class ClassScore(_NamedScore):
+    """Accuracy, precision, recall and F1 of the class with the highest score."""
 
     def add_segment(
         self, sums: Sums, document: int, segment: int, count: int, answers_N: np.ndarray
     ) -> None:
         if segment == count - 1:
-            predicted = int(np.argmax(answers_N[: len(self.names)]))
-            label = self.annotation(document)["label"]
-            found = confusion(np.array([label]), np.array([predicted]), len(self.names))
-            sums["confusion"] = sums.get("confusion", 0) + found
+            predicted = np.array([np.argmax(answers_N[: len(self.names)])])
+            labels = np.array([self.annotation(document)["label"]])
+            counts_CC = confusion(labels, predicted, len(self.names))
+            sums["confusion"] = sums.get("confusion", 0) + counts_CC
 
     def figures(self, sums: Sums) -> dict[str, float]:
-        if "confusion" not in sums:
-            return {}
-        return class_figures(sums["confusion"], self.names)
+        return class_figures(sums["confusion"], self.names) if "confusion" in sums else {}
 
 
-class LabelsScore(LabelScore):
+class LabelsScore(_NamedScore):
     """F1 of classes of which a document has several, or none: those with a positive score."""
-
-    def __init__(self, segments: LabelledSegments, vocabulary: Vocabulary):
-        super().__init__(segments, vocabulary)
-        names = segments.store.manifest["source"].get("classes") or []
-        count = max(annotation["classes"] for annotation in segments.annotations)
-        self.names = names or [str(number) for number in range(count)]
 
     def add_segment(
         self, sums: Sums, document: int, segment: int, count: int, answers_N: np.ndarray
@@ -99,14 +98,13 @@ class LabelsScore(LabelScore):
         right_C = np.isin(np.arange(len(self.names)), self.annotation(document)["labels"])
         counts_3C = np.stack([predicted_C & right_C, predicted_C, right_C]).astype(np.int64)
         sums["labels"] = sums.get("labels", 0) + counts_3C
-        sums["whole"] = sums.get("whole", 0) + int((predicted_C == right_C).all())
-        sums["documents"] = sums.get("documents", 0) + 1
+        sums.setdefault("whole", []).append(bool((predicted_C == right_C).all()))
 
     def figures(self, sums: Sums) -> dict[str, float]:
         if "labels" not in sums:
             return {}
-        found = label_figures(sums["labels"], self.names)
-        return found | {"exact_match": sums["whole"] / sums["documents"]}
+        figures = label_figures(sums["labels"], self.names)
+        return figures | {"exact_match": float(np.mean(sums["whole"]))}
 
 
 class _AnswerScore(LabelScore):
@@ -128,8 +126,7 @@ class _AnswerScore(LabelScore):
             right.setdefault(name, []).extend(annotation["answers"])
         if not predicted:
             return {}
-        found = answer_figures(list(predicted.values()), list(right.values()), self.whole_only)
-        return {name: float(value) for name, value in found._asdict().items()}
+        return answer_figures(list(predicted.values()), list(right.values()), self.whole_only)
 
 
 class WordScore(_AnswerScore):
@@ -143,11 +140,8 @@ class WordScore(_AnswerScore):
 
     def _text(self, ids: list[int]) -> str:
         ends = self.vocabulary.frame.after
-        for number, token in enumerate(ids):
-            if token in ends or not 0 <= token < self.vocabulary.size:
-                ids = ids[:number]
-                break
-        return self.vocabulary.decode(ids)
+        is_text = (token not in ends and 0 <= token < self.vocabulary.size for token in ids)
+        return self.vocabulary.decode(ids[: sum(itertools.takewhile(bool, is_text))])
 
     def texts(self, sums: Sums) -> dict[int, str]:
         return sums.get("texts", {})

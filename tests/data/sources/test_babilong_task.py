@@ -132,7 +132,9 @@ def background(tmp_path_factory):
 
 @pytest.mark.parametrize("task", LEAST)
 def test_facts_stand_in_order_between_sentences_and_documents_have_their_length(background, task):
-    source = BabiLong(background, task, num_held_out=8, lengths=(700, 5000), num_facts=(4, 7))
+    source = BabiLong(
+        background=background, task=task, num_held_out=8, lengths=(700, 5000), num_facts=(4, 7)
+    )
     for number, document in enumerate(source.documents("test")):
         length, facts = source.cell(number)
         text = document.tokens.astype(np.uint8).tobytes().decode()
@@ -154,7 +156,7 @@ def test_facts_stand_in_order_between_sentences_and_documents_have_their_length(
 def test_stories_follow_from_the_seed_and_are_spread_over_the_text(background):
     def made(**change):
         settings = {"num_held_out": 200, "lengths": 1500, "num_facts": 1} | change
-        return list(BabiLong(background, "qa1", **settings).documents("test"))
+        return list(BabiLong(background=background, **settings).documents("test"))
 
     first = made()
     assert [d.tokens.tolist() for d in first] == [d.tokens.tolist() for d in made()]
@@ -166,13 +168,13 @@ def test_stories_follow_from_the_seed_and_are_spread_over_the_text(background):
 def test_what_cannot_be_told_is_refused(background):
     for task, facts in (("qa3", 2), ("qa5", 1), ("qa4", 12)):
         with pytest.raises(ValueError, match="num_facts"):
-            BabiLong(background, task, num_facts=facts)
+            BabiLong(background=background, task=task, num_facts=facts)
     with pytest.raises(ValueError, match="lengths = 90"):
-        next(BabiLong(background, lengths=90).documents("test"))
+        next(BabiLong(background=background, lengths=90).documents("test"))
     with pytest.raises(FileNotFoundError, match="validation"):
-        next(BabiLong(background).documents("validation"))
+        next(BabiLong(background=background).documents("validation"))
     with pytest.raises(ValueError, match=r"BabiLong\.vocabulary"):
-        next(BabiLong(background, vocabulary=Utf16()).documents("test"))
+        next(BabiLong(background=background, vocabulary=Utf16()).documents("test"))
 
 
 def test_the_curriculum_continues_one_run_with_one_length_more_each_stage(tmp_path):

@@ -99,21 +99,6 @@ def test_texts_of_several_classes_keep_all_of_them_and_paragraphs_are_lines(tmp_
         only(source)
 
 
-@pytest.mark.parametrize("line, sentence", [
-    ('{"text": "a"', r"train\.jsonl, line 2 is not JSON"),
-    ('{"label": "no"}', r"line 2 has no key 'text'"),
-    ('{"text": 3, "label": "no"}', r"line 2 has no text at 'text'"),
-    ('{"text": "a"}', r"line 2 has no key 'label'"),
-    ('{"text": "a", "label": "maybe"}', r"line 2 has label 'maybe', .* no, yes"),
-    (r'{"text": "a\ud800", "label": "no"}', r"line 2 is damaged, as text = 'a\\ud800' holds half"),
-])  # fmt: skip
-def test_a_bad_record_is_named_by_its_line(tmp_path, line, sentence):
-    (tmp_path / "train.jsonl").write_text('{"text": "a", "label": "no"}\n' + line + "\n")
-    source = LabelledTexts(str(tmp_path / "{split}.jsonl"), Words(), ("no", "yes"))
-    with pytest.raises(ValueError, match=sentence):
-        list(source.documents("train"))
-
-
 def test_missing_and_empty_files_and_wrong_classes_are_named(tmp_path):
     source = LabelledTexts(str(tmp_path / "{split}.jsonl"), Words(), ("no", "yes"))
     with pytest.raises(FileNotFoundError, match=r"train\.jsonl: bind LabelledTexts\.path"):
@@ -170,20 +155,6 @@ def test_files_that_do_not_belong_together_are_named(news, tmp_path):
     (tmp_path / "ground-truth-training-byarticle-20181122.xml").unlink()
     with pytest.raises(FileNotFoundError, match=r"one file ground-truth-\*\.xml and holds 0"):
         list(news.documents("train"))
-
-
-def test_records_of_news_may_name_their_split(tmp_path):
-    lines = [
-        {"text": "a", "label": "true", "split": "train"},
-        {"text": "b", "label": 0, "split": "dev"},
-        {"text": "c", "label": False, "split": "train"},
-    ]
-    write_lines(tmp_path / "hp.jsonl", lines)
-    source = Hyperpartisan(str(tmp_path / "hp.jsonl"), Words())
-    assert [d.annotation["label"] for d in source.documents("train")] == [1, 0]
-    assert only(source, "validation").data == b"b"
-    with pytest.raises(ValueError, match="no record whose 'split' is 'test'"):
-        list(source.documents("test"))
 
 
 @pytest.mark.skipif(not (DATA / "hyperpartisan.tar.gz").exists(), reason="needs the corpus")

@@ -28,18 +28,6 @@ def test_the_mark_is_the_only_token_that_depends_on_the_class(documents):
     assert 0.4 < np.mean(labels) < 0.6
 
 
-def test_documents_follow_from_seed_split_and_number(documents):
-    again = [*MarkTask(**SETTINGS).documents("train")]
-    fewer = [*MarkTask(**{**SETTINGS, "num_documents": 20}).documents("train")]
-    other = [*MarkTask(**SETTINGS, seed=1).documents("train")]
-    test = [*MarkTask(**SETTINGS).documents("test")]
-    assert all(np.array_equal(a.tokens, b.tokens) for a, b in zip(documents, again))
-    assert all(np.array_equal(a.tokens, b.tokens) for a, b in zip(fewer, documents))
-    for others in (other, test):
-        assert not all(np.array_equal(a.tokens, b.tokens) for a, b in zip(documents, others))
-    assert (len(again), len(fewer), len(test)) == (300, 20, 200)
-
-
 def test_the_vocabulary_decodes_what_it_encodes_and_frames_a_text():
     vocabulary = MarkTask(**SETTINGS).vocabulary
     text = "f2 mark_yes f0"
@@ -52,11 +40,3 @@ def test_the_vocabulary_decodes_what_it_encodes_and_frames_a_text():
     assert vocabulary.fingerprint.startswith("d02f7cfac2c5")
     with pytest.raises(ValueError, match="'t' has 'f5'"):
         vocabulary.encode(b"f5", "t")
-
-
-@pytest.mark.parametrize(
-    "changed", [{"num_fillers": 0}, {"seed": -1}, {"mark_within": 13}, {"mark_within": 0}]
-)
-def test_impossible_settings_are_refused(changed):
-    with pytest.raises(ValueError, match="MarkTask.*" + next(iter(changed))):
-        MarkTask(**{**SETTINGS, **changed})

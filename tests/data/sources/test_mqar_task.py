@@ -1,7 +1,6 @@
 """Multi-query associative recall, against a solver that reads the tokens."""
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -94,17 +93,3 @@ def test_documents_cycle_through_lengths_and_pairs_and_follow_from_the_seed():
     assert [len(tokens) for tokens in first] == [32, 32, 64, 64] * 2
     assert first == contents() and first == contents(num_held_out=12)[:8]
     assert first != contents(seed=1) and first != contents("validation")
-
-
-@pytest.mark.parametrize(
-    "wrong, name",
-    [
-        ({"lengths": 30}, "lengths = 30"),
-        ({"vocabulary_size": 16}, "vocabulary_size = 16"),
-        ({"lengths": ()}, "lengths"),
-        ({"power": 0}, "power"),
-    ],
-)
-def test_settings_without_room_are_refused(wrong, name):
-    with pytest.raises(ValueError, match=name):
-        MultiQueryRecall(**wrong)

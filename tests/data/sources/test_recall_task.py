@@ -125,20 +125,6 @@ def test_documents_follow_from_seed_split_and_number():
     assert len(together) == 80
 
 
-def test_descriptions_change_with_every_setting():
-    changes = [
-        {}, {"num_documents": 9}, {"document_length": (900, 1024)}, {"num_facts": 3},
-        {"num_keys": 9}, {"num_values": 9}, {"num_fillers": 9}, {"min_distance": 9},
-        {"max_distance": 99}, {"seed": 9},
-    ]  # fmt: skip
-    seen = {str(RecallTask(**change).description("train")) for change in changes}
-    assert len(seen) == len(changes)
-    held_out = RecallTask(num_held_out=9)
-    assert held_out.description("train") == RecallTask().description("train")
-    assert held_out.description("test") != RecallTask().description("test")
-    assert (held_out.count("train"), held_out.count("test")) == (2000, 9)
-
-
 @pytest.mark.parametrize(
     "settings, name",
     [

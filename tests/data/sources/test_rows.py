@@ -104,12 +104,6 @@ def test_splits_of_a_folder_are_found_by_name(tmp_path):
         source.parts("dev")
 
 
-def test_only_train_has_files_without_the_name_of_a_split(tmp_path):
-    source = write_all(tmp_path)[0]
-    with pytest.raises(FileNotFoundError, match="SplitByPosition"):
-        source.parts("validation")
-
-
 def test_files_of_another_storage_are_read_alike(tmp_path):
     storage = fsspec.filesystem("memory")
     for source in write_all(tmp_path)[:4]:
@@ -117,13 +111,6 @@ def test_files_of_another_storage_are_read_alike(tmp_path):
         storage.pipe_file(f"/rows/{name}/{name}", (tmp_path / name).read_bytes())
         for path in (f"memory://rows/{name}", f"memory://rows/{name}/*"):
             assert texts_of(type(source)(path)) == TEXTS
-
-
-def test_titles_and_texts_come_from_their_keys(tmp_path):
-    path = tmp_path / "a.jsonl"
-    path.write_text('{"body": "x", "name": "first"}\n{"body": "y", "name": 2}\n')
-    documents = list(JsonLines(str(path), "body", "name").documents("train"))
-    assert [(d.title, d.data) for d in documents] == [("first", b"x"), ("2", b"y")]
 
 
 @pytest.mark.parametrize(
@@ -145,14 +132,6 @@ def test_empty_texts_are_skipped_on_demand(tmp_path):
         Parquet(str(tmp_path / "a.parquet"), skip_empty=True),
     ):
         assert texts_of(source) == ["a", "b", "c"]
-
-
-def test_a_damaged_file_is_named(tmp_path):
-    for source in write_all(tmp_path)[1:4]:
-        with open(source.path, "r+b") as file:
-            file.truncate(150)
-        with pytest.raises(ValueError, match=source.path):
-            texts_of(source)
 
 
 # Splits by position

@@ -18,7 +18,7 @@ from brt.data.sources.selections import (
     GutenbergText,
     UnwrappedLines,
 )
-from brt.data.vocabularies.base import ByteVocabulary, Vocabulary
+from brt.data.vocabularies.base import Vocabulary
 
 
 class Words(Vocabulary):
@@ -115,14 +115,6 @@ def test_the_text_of_the_first_tokens_is_the_shortest_that_has_as_many(text, fir
     assert document.data == (enough[0] if len(Words().encode(data, "")) > first else data)
 
 
-@pytest.mark.parametrize("data", [b"caf\xc3\xa9s and", b"\xff\x80\x80\x80 and", b"abc"])
-def test_the_first_bytes_are_cut_at_most_within_a_character(data):
-    for first in range(1, len(data) + 2):
-        (document,) = FirstTokens(Stream(data), ByteVocabulary(), {"t": first}).documents("t")
-        assert bytes(document.tokens.tolist()) == data[:first]
-        assert document.data.startswith(data[:first]) and len(document.data) < first + 4
-
-
 def test_selections_nest_and_a_store_says_what_was_taken(books, tmp_path):
     source = FirstTokens(FirstDocuments(books, {"train": 2}), Words(), {"train": 1})
     same(parallel(source, "train"), list(source.documents("train")))
@@ -163,12 +155,6 @@ def test_the_ends_of_volumes_inside_a_collection_are_kept():
     assert document.data == body
 
 
-def test_a_book_without_marks_is_kept_and_named(caplog):
-    (document,) = GutenbergText(Stream(BODY)).documents("train")
-    assert document.data == BODY
-    assert [record.message[:1] for record in caplog.records] == ["0", "0"]
-
-
 def unwrapped_line_by_line(data):
     """The same by a loop over lines."""
     lines = data.split(b"\n")
@@ -185,11 +171,3 @@ def test_a_paragraph_is_one_line_and_verse_and_empty_lines_stay(lines):
     data = b"\n".join(lines)
     (document,) = UnwrappedLines(Stream(data)).documents("train")
     assert document.data == unwrapped_line_by_line(data)
-
-
-def test_books_are_unwrapped_wherever_they_are_read(tmp_path):
-    (tmp_path / "a.txt").write_bytes(NEW % b"\nA line\nand its end.\n\n")
-    source = UnwrappedLines(GutenbergText(TextFiles(f"{tmp_path}/*.txt")))
-    assert [d.data for d in parallel(source, "train")] == [b"\nA line and its end.\n\n"]
-    assert source.description("train")["lines"] == "unwrapped"
-    assert source.description("train")["gutenberg_marks"] == "cut"

@@ -13,9 +13,9 @@ import seqio
 import sentencepiece
 import tensorflow as tf
 import tensorflow_datasets as tfds
-from brt.data.sources import tasks
+
 from brt.data.corpus import Corpus
-from brt.data.sources.seqio import SeqioText
+from brt.data.sources.seqio import T5_MODEL, SeqioText
 from brt.data.vocabularies.base import ByteVocabulary, SentencePieceVocabulary
 
 # PG19 in small: the library's own builder reads it, as it would read the books.
@@ -36,8 +36,8 @@ Path("vocabularies").mkdir()
 sentencepiece.SentencePieceTrainer.train(
     sentence_iterator=iter(texts["train"]), model_prefix="vocabularies/t5.spiece",
     vocab_size=60, hard_vocab_limit=False, pad_id=0, eos_id=1, unk_id=2, bos_id=-1, minloglevel=2)
-Path("vocabularies/t5.spiece.model").rename(tasks.T5_MODEL)
-model = SentencePieceVocabulary(tasks.T5_MODEL)
+Path("vocabularies/t5.spiece.model").rename(T5_MODEL)
+model = SentencePieceVocabulary(T5_MODEL)
 
 def stored(name, source, vocabulary=None, split="train"):
     corpus = Corpus(f"stores/{name}", source, vocabulary)
@@ -50,7 +50,7 @@ def stored(name, source, vocabulary=None, split="train"):
 
 # Tokens and bytes of PG19, and its text read with the same vocabulary, agree.
 pg19 = dict(title_feature="title", data_dir="sets")
-processor = sentencepiece.SentencePieceProcessor(model_file=tasks.T5_MODEL)
+processor = sentencepiece.SentencePieceProcessor(model_file=T5_MODEL)
 for split, books in texts.items():
     named = {f"{split} {i}": text for i, text in enumerate(books)}
     encoded = {title: processor.encode(text) for title, text in named.items()}

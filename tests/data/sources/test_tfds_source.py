@@ -36,7 +36,7 @@ tfds.dataset_builders.store_as_tfds_dataset(
         {"book_text": tfds.features.Text(), "book_title": tfds.features.Text(), "year": np.int32}
     ),
 )
-source = TfdsText("books", "book_text", "book_title", data_dir="tfds")
+source = TfdsText("books", "book_text", title_feature="book_title", data_dir="tfds")
 for split in texts:
     assert source.count(split) == 7
     Corpus("store", source, "bytes").prepare(split)
@@ -59,7 +59,7 @@ assert said.startswith("TensorFlow Datasets has no data set 'bokks', and there i
 assert len(said) < 300 and "TfdsText.name" in said, said
 assert "no feature 'story': bind TfdsText.text_feature to one of book" in refused(
     "train", "books", "story")
-said = refused("train", "books", "book_text", "year")
+said = refused("train", "books", "book_text", title_feature="year")
 assert said.startswith("Feature 'year' of TensorFlow Datasets' 'books' does not hold text:"), said
 assert "bind TfdsText.title_feature" in said, said
 for call in ("documents", "count"):

@@ -12,7 +12,6 @@ from paths import ROOT
 from brt.data.corpus import Corpus, StoreMissing
 from brt.data.sources.base import Document, Source
 from brt.data.sources.files import SourceTree, TextFiles
-from brt.data.sources.published import Text8
 from brt.data.sources.recall import RecallTask
 from brt.data.sources.selections import GutenbergText
 from brt.data.vocabularies.base import ByteVocabulary, SentencePieceVocabulary
@@ -103,15 +102,6 @@ def test_a_store_opens_where_its_source_is_gone(tmp_path):
         Corpus(store, source, ByteVocabulary()).open("train")
 
 
-def test_an_interrupted_copy_is_no_store(tmp_path):
-    (tmp_path / "train").mkdir()
-    (tmp_path / "train" / "offsets.npy").write_bytes(b"half")
-    corpus = Corpus(str(tmp_path), Lines(), ByteVocabulary())
-    for method in [corpus.open, corpus.prepare]:
-        with pytest.raises((OSError, ValueError), match=f"{tmp_path}/train"):
-            method("train")
-
-
 def test_a_vocabulary_without_its_file_says_so_before_any_work(tmp_path):
     source = Lines()
     vocabulary = SentencePieceVocabulary(str(tmp_path / "absent.model"))
@@ -160,17 +150,6 @@ def test_texts_that_changed_since_they_were_prepared_are_warned_of(tmp_path, war
     for path in (tmp_path / "books").iterdir():
         path.unlink()
     assert said() == []  # as on a machine that only trains
-
-
-def test_published_files_are_not_counted_again_to_see_whether_they_changed(tmp_path, warnings):
-    source = Text8(str(tmp_path / "text8"))
-    source.sizes = {"bytes": (1, 1, 1)}
-    (tmp_path / "text8").write_bytes(b"abc")
-    corpus = Corpus(str(tmp_path / "s"), source, "bytes")
-    corpus.prepare("train", quiet=True)
-    source.parts = None  # must not be called
-    corpus.prepare("train", quiet=True)
-    assert warnings() == []
 
 
 def test_a_vocabulary_that_did_not_make_the_sources_tokens_is_refused(tmp_path):
@@ -224,11 +203,3 @@ def test_processes_that_prepare_at_once_leave_one_good_store(tmp_path):
     ).open("train")
     assert store.titles() == [f"{n:03}" for n in range(300)]
     assert {path.name for path in (tmp_path / "stores").iterdir()} == {"train", ".train.lock"}
-
-
-@pytest.mark.parametrize("wrong", [TextFiles, "books", None, object()])
-def test_what_is_no_source_is_refused_and_named(tmp_path, wrong):
-    with pytest.raises(ValueError, match=r"^Corpus\.source = "):
-        Corpus(str(tmp_path), wrong, "bytes")
-    with pytest.raises(ValueError, match=r"^GutenbergText\.source = "):
-        GutenbergText(wrong)

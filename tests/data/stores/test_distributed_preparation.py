@@ -7,7 +7,6 @@ import json
 import subprocess
 import sys
 import threading
-from types import SimpleNamespace
 
 import pytest
 from jobs import (
@@ -23,9 +22,7 @@ from jobs import (
 )
 from paths import ROOT
 
-from brt import prepare as prepare_command
-from brt.data.corpus import Corpus, StoreMissing
-from brt.data.sources.base import Document, Source
+from brt.data.corpus import StoreMissing
 from brt.data.sources.files import TextFiles
 from brt.data.stores.distributed import make_shard, packed
 from brt.data.stores.layout import NOTE
@@ -148,19 +145,6 @@ def test_a_driver_that_is_cut_off_while_it_completes_the_store_leaves_none(
     assert files_of(one) == files_of(job)
 
 
-def test_what_another_source_has_left_in_the_bucket_is_no_part_of_the_store(place):
-    job = corpus(place, "job", remote=True)
-    stale = [job.path("train") / f"shard-{n:05}" / "tokens.bin" for n in (0, 7)]
-    mine = job.path("train") / "notes.txt"
-    for path in (*stale, mine):
-        path.write_bytes(b"stale")
-    prepare(job, Threads(), 150)
-    assert not stale[1].exists() and mine.read_bytes() == b"stale"
-    mine.unlink()
-    prepare(one := corpus(place, "one"), shard_bytes=150)
-    assert files_of(one) == files_of(job)
-
-
 @PLACES
 def test_a_document_that_cannot_be_is_named_and_all_other_shards_are_made(place, remote):
     write(place, 4, b"big")
@@ -173,25 +157,6 @@ def test_a_document_that_cannot_be_is_named_and_all_other_shards_are_made(place,
     prepare(job, Threads())
     assert seen(place) == ["4", "5"]  # and the note of before is forgotten
     assert not is_left(job)
-
-
-@PLACES
-def test_an_error_that_may_pass_fails_the_job_and_is_told(place, remote, monkeypatch):
-    def full(self, run):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(ShardMaker, "make", full)
-    with pytest.raises(OSError, match="No space left on device"):
-        prepare(corpus(place, "job", remote), Threads(1))
-    monkeypatch.setattr(ShardMaker, "make", lambda *_: {}["tokens"])
-    with pytest.raises(OSError, match="KeyError"):
-        prepare(corpus(place, "job", remote), Threads(1))
-
-
-def test_a_job_whose_shards_arrive_nowhere_says_so(place, monkeypatch):
-    monkeypatch.setattr(Threads, "run_job", lambda *_: None)
-    with pytest.raises(OSError, match=r"ended, and the shard of documents 0 .* not in .*train"):
-        prepare(corpus(place), Threads())
 
 
 def test_a_worker_that_does_not_see_the_folder_makes_none_there(place):
@@ -228,49 +193,8 @@ def test_a_shard_of_which_a_file_was_taken_away_is_not_finished(place, monkeypat
 # What cannot be asked for
 
 
-class Stream(Source):
-    def documents(self, split):
-        yield Document("a", b"text")
-
-    def description(self, split):
-        return {"source": "Stream"}
-
-
-def test_a_source_of_the_main_module_is_refused(place, monkeypatch):
-    class Local(TextFiles):  # cannot be pickled either
-        pass
-
-    mine = Corpus(str(place / "stores"), Local(str(place / "text")), "bytes")
-    with pytest.raises(ValueError, match="Local or ByteVocabulary cannot be sent to workers"):
-        mine.prepare("train", quiet=True, runner=Threads())
-
-
-@pytest.mark.parametrize(
-    ("runner", "workers", "words", "sentence"),
-    [
-        (None, None, ["x"], r"'x' is no flag; bindings are written --gin\.NAME=VALUE"),
-        (None, 2, ["--project=p"], "options of Apache Beam need --runner=NAME"),
-        ("DirectRunner", None, ["project=p"], "'project=p' is no option of Apache Beam"),
-        ("DirectRunner", 3, [], r"--workers=3 is for .* such as -- --direct_num_workers=3\."),
-        ("DirectRunner", None, ["--project", "p"], None),
-        (None, 2, [], None),
-    ],
-)
-def test_options_of_a_runner_need_one_and_exclude_workers(
-    monkeypatch, runner, workers, words, sentence
-):
-    given = SimpleNamespace(runner=runner, workers=workers, document=None, inspect=None)
-    monkeypatch.setattr(prepare_command, "FLAGS", given)
-    monkeypatch.setattr(prepare_command, "EXCLUDED", {})
-    if sentence is None:
-        prepare_command.check_arguments(words)
-        return
-    with pytest.raises(ValueError, match=sentence):
-        prepare_command.check_arguments(words)
-
-
 def test_workers_import_nothing_that_trains_and_commands_no_beam():
     found = "print({'jax', 'apache_beam'} & {*sys.modules})"
-    code = f"import sys, brt.data.stores.beam_pipeline; {found}"
+    code = f"import sys, brt.data.stores.distributed; {found}"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.stdout == "set()\n", done.stderr

@@ -5,10 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from brt.data.corpus import Corpus
-from brt.data.mixture import Mixture
 from brt.data.sources.base import Document
-from brt.data.sources.files import TextFiles
 from brt.data.splits import check_split
 from brt.data.stores.own_folders import MARK, claim, remove
 from brt.data.stores.store_writer import write_store
@@ -17,8 +14,6 @@ from brt.data.vocabularies.base import ByteVocabulary
 from brt.evaluation.settings import Evaluation
 
 PATHS = ("", "..", "../escaped", "a/b", "/tmp/a", "a\\b", "a\nb", "a..b", "~", "-a", " a")
-NAMES = ("train", "train_2", "held-out", "v1.5", "0", "train[:10%]", "prüfung")
-SLICES = ("train[90%:]", "train[:1%]+test[5:10]", "train[:10%](pct1_dropremainder)")
 
 
 def files_below(folder):
@@ -38,25 +33,6 @@ def test_a_path_is_no_split(split):
         Evaluation(split=split)
     with pytest.raises(ValueError, match="is not the name of a split"):
         check_split(split)
-
-
-@pytest.mark.parametrize("split", [*NAMES, *SLICES])
-def test_plain_names_and_slices_are_splits(split):
-    assert check_split(split) == split == Evaluation(split=split).split
-
-
-@pytest.mark.parametrize("split", PATHS[:3])
-@pytest.mark.parametrize("kind", [Corpus, Mixture])
-def test_a_corpus_reads_and_writes_no_path(tmp_path, split, kind):
-    (tmp_path / "texts").mkdir()
-    (tmp_path / "texts" / "a.txt").write_text("text")
-    corpus = Corpus(str(tmp_path / "in" / "stores"), TextFiles(str(tmp_path / "texts")), "bytes")
-    corpus = corpus if kind is Corpus else Mixture([corpus], [1])
-    before = files_below(tmp_path)
-    for call in (corpus.prepare, corpus.open, corpus.exists):
-        with pytest.raises(ValueError, match="is not the name of a split"):
-            call(split)
-    assert files_below(tmp_path) == before and not (tmp_path / "in").exists()
 
 
 # Folders
@@ -86,14 +62,6 @@ def test_a_folder_with_something_else_in_it_stays_whole(tmp_path, strange):
     ):
         remove(folder, ["a.bin", "b.bin"])
     assert files_below(folder) == before and (folder / strange).exists()
-
-
-def test_a_link_is_not_followed(tmp_path):
-    claim(tmp_path / "made")
-    (tmp_path / "link").symlink_to(tmp_path / "made")
-    with pytest.raises(ValueError, match="is a link"):
-        remove(tmp_path / "link", [])
-    assert os.listdir(tmp_path / "made") == [MARK]
 
 
 # Stores

@@ -5,15 +5,13 @@ import json
 import fsspec
 import pytest
 from jobs import files_of
-from stores import RAGGED, flatten, make_store
 from tiny_run import write_config
 
 from brt import config
 from brt.data.corpus import Corpus
 from brt.data.stores import store_cache
-from brt.data.stores.token_store import TokenStore
 from brt.data.vocabularies.named import named_vocabulary
-from brt.storage.paths import RemotePath, upload
+from brt.storage.paths import RemotePath
 from brt.training.settings import Trainer
 
 BUCKET = "memory://test-stores"
@@ -82,16 +80,6 @@ def test_a_damaged_file_is_named_and_never_copied(corpus, tmp_path, name, at):
     assert not copies(tmp_path / "another_host")
 
 
-def test_a_store_made_anew_is_another_copy(corpus, tmp_path):
-    store_cache.use(str(tmp_path / "another_host"))
-    before = corpus.open(SPLIT)
-    path = RemotePath(BUCKET) / SPLIT / "manifest.json"
-    manifest = json.loads(path.read_bytes())
-    path.write_text(json.dumps(manifest | {"note": "another"}))
-    after = corpus.open(SPLIT)
-    assert after.files != before.files and after.manifest["note"] == "another"
-
-
 @pytest.mark.parametrize(
     "name", ["../../outside", "shard-00000/../../x", "shard-00000/x", "shard-0/a"]
 )
@@ -104,14 +92,6 @@ def test_a_manifest_cannot_name_files_of_other_folders(corpus, tmp_path, name):
     with pytest.raises(ValueError, match=r"manifest\.json"):
         corpus.open(SPLIT)
     assert not (tmp_path / "outside").exists()
-
-
-def test_a_store_of_an_earlier_format_in_a_bucket_is_read(cache, tmp_path):
-    make_store(tmp_path / "store", RAGGED)
-    local = flatten(tmp_path / "store")
-    upload(local.folder, RemotePath(BUCKET) / SPLIT)
-    store = TokenStore(f"{BUCKET}/{SPLIT}")
-    assert (store.all_tokens[:] == local.all_tokens[:]).all()
 
 
 def test_a_vocabulary_is_read_from_the_bucket_too(cache, tmp_path):

@@ -1,12 +1,8 @@
 """Inspection: what a store says of itself is true, and damage does not stay hidden."""
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
-from paths import ROOT
 
 from brt.data.corpus import Corpus
 from brt.data.sources.files import TextFiles
@@ -64,16 +60,3 @@ def test_titles_of_others_change_nothing_on_a_terminal(store):
     assert all(c.isprintable() or c == "\n" for c in shown) and "é" in shown
     assert "\\x1b[2Jx" in shown and "\\ud800x" in shown and "a\\nverified: b" in shown
     assert all(c.isprintable() or c == "\n" for c in document_ends(store, "0", None))
-
-
-@pytest.mark.parametrize("setting", ["PYTHONIOENCODING=ascii"])
-def test_an_output_that_takes_ascii_only_gets_question_marks(store, setting):
-    path = store.folder / "manifest.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"source": {"é": "\ud800"}}))
-    name, value = setting.split("=")
-    command = [sys.executable, "-m", "brt.prepare", f"--inspect={store.folder}"]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), name: value}
-    environment |= {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    done = subprocess.run(command, capture_output=True, env=environment)
-    assert done.returncode == 0, done.stderr
-    assert b"source: ?" in done.stdout and b"verified" in done.stdout

@@ -7,13 +7,12 @@ import random
 
 import numpy as np
 import pytest
-from stores import RAGGED, SAMPLES, Ids, W, flatten, make_store
+from stores import RAGGED, SAMPLES, Ids, W, make_store
 
-from brt import progress
 from brt.data.sources.base import Document
 from brt.data.stores import shards, writer
 from brt.data.stores.joined_array import JoinedArray
-from brt.data.stores.own_folders import MARK, claim
+from brt.data.stores.own_folders import claim
 from brt.data.stores.store_writer import write_store
 from brt.data.stores.token_store import TokenStore
 from brt.data.stores.verification import verify
@@ -190,20 +189,15 @@ def test_few_documents_of_a_stream_are_held_at_once(tmp_path, monkeypatch):
     assert Watched.alive == 0
 
 
-# Any number of shards, and the earlier format
+# Any number of shards
 
 
-@pytest.fixture(params=["many shards", "earlier format"])
-def pair(tmp_path, request):
-    """A store of one shard, and the same documents in another layout."""
+@pytest.fixture
+def pair(tmp_path):
+    """A store of one shard, and the same documents in many."""
     plain = make_store(tmp_path / "one", RAGGED, weighted=True, shard_bytes=10**6)
-    if request.param == "many shards":
-        other = make_store(tmp_path / "other", RAGGED, weighted=True, shard_bytes=100)
-        assert len(other.manifest["shards"]) > 3
-    else:
-        make_store(tmp_path / "other", RAGGED, weighted=True, shard_bytes=10**6)
-        other = flatten(tmp_path / "other")
-        assert (other.folder / "tokens.bin").exists() and other.manifest["format"] == 2
+    other = make_store(tmp_path / "other", RAGGED, weighted=True, shard_bytes=100)
+    assert len(other.manifest["shards"]) > 3
     return plain, other
 
 
@@ -281,24 +275,6 @@ def test_a_document_that_cannot_be_stored_is_named_and_leaves_nothing(tmp_path, 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_existing_store_is_left_alone(store):
-    before = (store.folder / "manifest.json").read_bytes()
-    with pytest.raises(FileExistsError):
-        write(store.folder, [Document("other", b"other")])
-    assert (store.folder / "manifest.json").read_bytes() == before
-
-
-def test_there_is_no_manifest_before_the_store_is_complete(tmp_path):
-    def documents():
-        for document in texts():
-            assert [path.name for path in (tmp_path / "train").iterdir()] == [MARK]
-            yield document
-
-    write(tmp_path / "train", documents())
-    names = {path.name for path in (tmp_path / "train").iterdir()}
-    assert names == {"manifest.json", "offsets.npy", "shard-00000"}
-
-
 def test_what_an_interrupted_run_left_is_replaced(tmp_path):
     claim(tmp_path / "train")
     for name in ("shard-00000", "shard-00007", "shard-00001.123.growing"):
@@ -367,14 +343,3 @@ def test_offsets_that_contradict_the_manifest_are_an_error(store, offsets):
     np.save(store.folder / "offsets.npy", np.array(offsets, dtype), allow_pickle=True)
     with pytest.raises(ValueError, match=r"offsets\.npy"):
         TokenStore(store.folder)
-
-
-@pytest.mark.parametrize("terminal", [True, False])
-def test_progress_is_shown_unless_quiet(tmp_path, monkeypatch, capsys, terminal):
-    monkeypatch.setattr("sys.stderr.isatty", lambda: terminal, raising=False)
-    monkeypatch.setattr(progress, "SECONDS", 0)
-    write_store(tmp_path / "loud", texts(), ByteVocabulary(), SOURCE, total=4)
-    shown = capsys.readouterr().err
-    assert str(tmp_path / "loud") in shown and "4/4" in shown
-    write_store(tmp_path / "quiet", texts(), ByteVocabulary(), SOURCE, total=4, quiet=True)
-    assert capsys.readouterr().err == ""

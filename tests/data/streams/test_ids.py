@@ -5,14 +5,12 @@ import shutil
 import numpy as np
 import pytest
 from stores import RAGGED, W, lengths_for, make_store
-from tiny_run import mesh_of
 
 from brt.data.mixture import MixedStore
 from brt.data.stores.token_store import TokenStore
 from brt.data.streams.ids import check_ids, check_store
 from brt.data.streams.mixture import MixtureStream
 from brt.data.streams.select import STREAMS, evaluation_pass, training_stream
-from brt.training.prefetch import Prefetch
 
 SIZE = 100_000
 """Of the vocabulary of `make_store`."""
@@ -85,20 +83,3 @@ def test_of_a_mixture_the_store_is_named(tmp_path):
     with pytest.raises(ValueError, match=rf"^{tmp_path}/second is damaged"):
         for step in range(60):
             check_ids(stream.batch(step), mixed)
-
-
-@pytest.mark.parametrize("keeps_host", [False, True])
-def test_the_batch_that_has_it_is_not_given_to_the_model(store_of, tmp_path, keeps_host):
-    whole = store_of(RAGGED)
-    plain = training_stream("documents", whole, 2, W)
-    reads = [whole.all_tokens[20:21][0] in plain.batch(step).targets_KBT for step in range(40)]
-    store = spoiled(whole, tmp_path / "store", 20)
-    stream = training_stream("documents", store, 2, W)
-    prefetch = Prefetch(stream, mesh_of(1, 1), 0, 40, keeps_host=keeps_host)
-    try:
-        for _ in range(reads.index(True)):
-            prefetch.next()
-        with pytest.raises(ValueError, match="is damaged: token"):
-            prefetch.next()
-    finally:
-        prefetch.close()

@@ -48,15 +48,6 @@ def store(tmp_path):
     return store_at(tmp_path / "train", [{"label": d % 3} for d in range(len(LENGTHS))])
 
 
-def test_annotations_are_read_as_they_were_written(tmp_path):
-    notes = [{"label": 1, "answers": ["é"]}, None, {}]
-    store = store_at(tmp_path / "train", notes, [2, 3, 4])
-    assert store.annotations() == notes
-    assert store.manifest["vocabulary"]["frame"] == {"before": [CLS], "after": [SEP]}
-    others = store_at(tmp_path / "other", [{"label": 2}, None, {}], [2, 3, 4])
-    assert others.manifest["source_hash"] != store.manifest["source_hash"]
-
-
 def plain_cut(length, size, most, alignment):
     """The same as the published wrapper's description of it, one token at a time."""
     tokens = list(range(min(length, size * most)))
@@ -181,21 +172,6 @@ def test_targets_may_lie_beyond_the_vocabulary_but_inputs_may_not(store):
     batch.inputs_KBT[0, 0, 1] = 10**6
     with pytest.raises(ValueError, match="token id 1000000"):
         check_ids(batch, store, targets_are_tokens=False)
-
-
-@pytest.mark.parametrize(
-    "notes, lengths, targets, sentence",
-    [
-        ([None], [3], "classes", "'document 0' of .* is not labelled with classes"),
-        ([{"label": 1}], [3], "words", "is not labelled with words.*to classes, labels, spans"),
-        ([{"label": 1, "question": 3}], [3], "classes", "'document 0' of .* has no text"),
-        ([{"label": 1, "question": 5}], [9], "classes", "bind it to 9 or more"),
-    ],
-)
-def test_documents_that_cannot_be_read_are_named(tmp_path, notes, lengths, targets, sentence):
-    store = store_at(tmp_path / "train", notes, lengths)
-    with pytest.raises(ValueError, match=sentence):
-        LabelledSegments(store, 7, 2, LabelledDocuments(targets=targets))
 
 
 @pytest.mark.skipif(not RECORDED.exists(), reason="needs recordings of the published wrapper")

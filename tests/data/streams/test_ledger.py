@@ -64,21 +64,3 @@ def test_whatever_changes_in_a_row_changes_its_hash_and_no_other(store_of, field
     changed[field][place] = new
     different = row_hashes(type(batch)(*changed), 3) != row_hashes(batch, 3)
     assert different.tolist() == [r == row for r in range(8)]
-
-
-def test_places_rows_and_steps_count(store_of):
-    batch = training_stream("documents", store_of(RAGGED), *SIZES).batch(3)
-    one = type(batch)(*(array[:, :1] for array in batch))
-    every = [int(row_hashes(one, step, row)[0]) for step in range(30) for row in range(30)]
-    assert len(set(every)) == len(every)
-    swapped = batch._replace(targets_KBT=batch.targets_KBT[:, :, [1, 0, 2, 3]])
-    read = (batch.targets_KBT[..., 0] != batch.targets_KBT[..., 1]).any(axis=0)
-    assert (row_hashes(swapped, 3) != row_hashes(batch, 3)).tolist() == read.tolist()
-    assert read.any()
-
-
-def test_hashes_use_all_their_bits(store_of):
-    stream = training_stream("documents", store_of(RAGGED), *SIZES)
-    hashes = np.concatenate([row_hashes(stream.batch(step), step) for step in range(100)])
-    bits = (hashes[:, None] >> np.arange(64, dtype=np.uint64)) & np.uint64(1)
-    assert np.abs(bits.mean(axis=0) - 0.5).max() < 0.1  # five standard deviations

@@ -90,16 +90,6 @@ def test_any_step_may_be_asked_for_at_any_time(store_of, shares, rows, data):
     assert same(together, joined(walked[39:42], axis=0))
 
 
-def test_far_steps_join_without_a_gap(mixed):
-    store = mixed()
-    for first in (10**6, 10**10):
-        stream = MixtureStream(store, 2, W)
-        for row in range(2):
-            batches = [stream.batch(first + step) for step in range(60)]
-            starts = [s for s, batch in enumerate(batches) if batch.starts_KB[0, row]]
-            read_row(store, batches[starts[0] :], row, W, starts[-1] - starts[0])
-
-
 def test_a_mixture_is_evaluated_as_the_union_of_its_documents(mixed):
     store = mixed()
     reader = evaluation_pass("documents", store, 5, W)
@@ -112,29 +102,11 @@ def test_a_mixture_is_evaluated_as_the_union_of_its_documents(mixed):
     assert store.manifest["documents"] == store.num_documents == len(store.titles())
 
 
-def test_weights_of_one_store_stay_with_it(store_of):
-    stores = [store_of([5, 4]), store_of([6, 3], weighted=True, first=5000)]
-    store = MixedStore(stores, [0.5, 0.5])
-    assert store.has_weights
-    for document in range(4):
-        expected = stores[document // 2].weights(document % 2)
-        assert store.weights(document).tolist() == expected.tolist()
-
-
 # What cannot be mixed.
 
 
 def corpus(folder, name, vocabulary=None):
     return Corpus(str(folder / name), TextFiles(str(folder)), vocabulary or ByteVocabulary())
-
-
-@pytest.mark.parametrize("names", [["a"], ["a", "a"], ["a", "b", "a"], []])
-def test_each_corpus_has_a_name_of_its_own_or_a_number(tmp_path, names):
-    corpora = [corpus(tmp_path, "a"), corpus(tmp_path, "b")]
-    with pytest.raises(ValueError, match=r"Mixture\.names = .*: give each of 2 corpora a name"):
-        Mixture(corpora, [1, 1], names)
-    assert Mixture(corpora, [1, 1]).names == ["0", "1"]
-    assert Mixture(corpora, [1, 1], ["x", "y"]).names == ["x", "y"]
 
 
 def test_corpora_with_different_vocabularies_are_refused_before_any_work(tmp_path):

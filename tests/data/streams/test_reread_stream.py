@@ -2,7 +2,6 @@
 
 from collections import Counter
 
-import numpy as np
 import pytest
 from stores import RAGGED, W, joined, same
 from streams_under_test import TRAINING
@@ -69,14 +68,3 @@ def test_the_ledger_is_of_all_that_a_step_reads(store_of):
     before = ledger_of(batch, 20)
     batch.inputs_KBT[0, 0, 0] += 1
     assert ledger_of(batch, 20) != before
-
-
-def test_without_segments_to_read_again_the_stream_is_the_plain_one(store_of):
-    store = store_of(RAGGED)
-    plain, with_none = (
-        training_stream("documents", store, ROWS, W, 1, 5, *more) for more in ((), (0,))
-    )
-    assert all(same(plain.batch(step), with_none.batch(step)) for step in range(20))
-    np.testing.assert_array_equal(
-        training_stream("documents", store, ROWS, W, 1, 5, 2).row_segments_B, plain.row_segments_B
-    )

@@ -53,17 +53,6 @@ def test_an_unknown_symbol_has_an_id_where_it_is_listed(tmp_path, unit, unknown_
     assert vocabulary.decode(ids) == f"a{chr(0xFFFD) * unknown_ids}b"
 
 
-@pytest.mark.parametrize(
-    "content",
-    ["", "a 3\n", "0x61 1\n0x61 1\n", "0x61\nU+0062\n", "0x100\n", "0x61\n<unk>\n<unk>\n"],
-)
-def test_a_file_that_is_no_list_is_named(tmp_path, content):
-    path = tmp_path / "list.txt"
-    path.write_text(content)
-    with pytest.raises(ValueError, match=r"list\.txt is no list of symbols"):
-        CharacterVocabulary(str(path)).size  # noqa: B018
-
-
 def test_fingerprints_tell_lists_apart_and_forget_counts(tmp_path):
     lists = [b"aab", b"aaaabb", b"abb"]
     prints = [made(tmp_path / f"{n}.txt", data).fingerprint for n, data in enumerate(lists)]

@@ -1,6 +1,5 @@
 """Strings that name vocabularies: one form for each kind, and no guesses."""
 
-import gin
 import pytest
 
 from brt.data.corpus import Corpus
@@ -14,15 +13,6 @@ def test_a_kind_and_a_path_name_its_class_and_open_nothing(kind):
     assert type(vocabulary) is KINDS[kind]
     assert "absent/file.txt" in vars(vocabulary).values()
     assert vocabulary.name.startswith(kind)
-
-
-def test_further_settings_are_bindings_of_the_class():
-    with gin.config_scope(None), gin.unlock_config():
-        gin.bind_parameter("WordVocabulary.lower_case", True)
-    try:
-        assert named_vocabulary("words:list.txt").lower_case
-    finally:
-        gin.clear_config()
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ def wordpiece(tmp_path):
 @settings(deadline=None, derandomize=True)
 @given(texts.map("".join), st.integers(0, 3))
 def test_byte_level_bpe_gives_any_text_back_and_parts_change_no_token(bpe, text, part):
-    whole = bpe._loaded[0].encode(text, add_special_tokens=False).ids
+    whole = bpe.tokenizer.named.encode(text, add_special_tokens=False).ids
     usual, pretrained_vocabularies.PART = pretrained_vocabularies.PART, part
     try:
         ids = bpe.encode(text.encode(), "any")
@@ -76,19 +76,6 @@ def test_names_of_special_tokens_in_a_text_are_text(bpe, wordpiece):
     assert bpe.special_ids["<|endoftext|>"] not in bpe.encode(b"<|endoftext|>", "any")
     assert [WORDS[i] for i in wordpiece.encode(b"[SEP]", "any")] == ["[", "sep", "]"]
     assert wordpiece.special_ids == {name: n for n, name in enumerate(WORDS[:5])}
-
-
-def test_missing_and_wrong_files_are_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"vocab\.json.*ByteLevelBpeVocabulary\.folder"):
-        ByteLevelBpeVocabulary(str(tmp_path)).size  # noqa: B018
-    for name in ("vocab.json", "merges.txt", "vocab.txt"):
-        (tmp_path / name).write_text("nothing\n")
-    for content in ("nothing", '{"a": 0}'):
-        (tmp_path / "vocab.json").write_text(content)
-        with pytest.raises(ValueError, match=r"vocab\.json .*ByteLevelBpeVocabulary\.folder"):
-            ByteLevelBpeVocabulary(str(tmp_path)).size  # noqa: B018
-    with pytest.raises(ValueError, match=r"vocab\.txt .*\[UNK\]"):
-        WordPieceVocabulary(str(tmp_path / "vocab.txt")).size  # noqa: B018
 
 
 @published

@@ -26,13 +26,6 @@ def test_size_and_fingerprint_are_read_without_tensorflow(vocabulary):
     assert shown.stdout.split() == ["260", vocabulary.fingerprint]
 
 
-@pytest.mark.parametrize("name", ["wrong.subwords", "wrong.txt"])
-def test_a_file_of_another_kind_is_named(tmp_path, name):
-    (tmp_path / name).write_text("whale\n" if name.endswith("subwords") else FILE)
-    with pytest.raises(ValueError, match=f"{name} is not a .subwords file"):
-        SubwordVocabulary(str(tmp_path / name)).size  # noqa: B018
-
-
 @pytest.mark.filterwarnings("ignore")  # TensorFlow's own, while it is imported
 def test_any_text_comes_back(vocabulary):
     pytest.importorskip("tensorflow_datasets", reason='needs pip install -e ".[data]"')

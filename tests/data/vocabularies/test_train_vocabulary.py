@@ -8,7 +8,7 @@ import pytest
 from sentencepiece import SentencePieceProcessor
 from tiny_run import command, write_config
 
-from brt import config, prepare
+from brt import prepare
 from brt.data.sources import files
 from brt.data.sources.base import Document, Source
 from brt.data.sources.files import TextFiles
@@ -22,7 +22,6 @@ from brt.data.vocabularies.training import (
     SubwordTraining,
     SymbolCounting,
     WordCounting,
-    bound_training,
     sample_lines,
     train_vocabulary,
 )
@@ -94,14 +93,6 @@ def test_white_space_is_kept(tmp_path):
     assert found.exact and not found.lost
 
 
-def test_what_the_library_cannot_do_is_said_and_leaves_no_file(tmp_path):
-    with pytest.raises(ValueError, match=r"cannot train 9000 pieces.*SentencePieceTraining\.size"):
-        trained(tmp_path / "a.model", 9000)
-    with pytest.raises(ValueError, match="No line of the source has 1 to 4192 bytes"):
-        trained(tmp_path / "b.model", text="x" * 5000 + "\n\n")
-    assert not list(tmp_path.iterdir())
-
-
 def test_a_file_that_exists_is_never_replaced(tmp_path):
     (tmp_path / "old.model").write_bytes(b"precious")
     with pytest.raises(FileExistsError, match=r"old\.model exists.*another file"):
@@ -143,20 +134,6 @@ def test_every_line_is_drawn_equally_often(count):
     assert max(abs(counts[line] - draws * share) for line in lines) < 4 * deviation
 
 
-def test_empty_and_long_lines_are_no_sentences():
-    documents = [Document("a", b"one\n\n\nfour is too long\nfive")]
-    assert sample_lines(documents, 10, 0, 6) == ["one", "five"]
-    with pytest.raises(ValueError, match=r"SentencePieceTraining\.max_lines = 0"):
-        SentencePieceTraining(8, max_lines=0)
-
-
-@pytest.mark.parametrize("count", [10, 2])
-def test_a_line_that_is_not_utf8_is_found_by_its_byte_in_the_document(count):
-    documents = [Document("a", b"one\n"), Document("b", b"two\n" + b"ab\xff\n" * 40)]
-    with pytest.raises(ValueError, match=r"'b' is not UTF-8 \(byte 6 is 0xff\)"):
-        sample_lines(documents, count, 0, 6)
-
-
 # Counted vocabularies.
 
 
@@ -186,25 +163,6 @@ def test_subwords_are_built_and_give_text_back(tmp_path):
 
 
 # From gin and from the command line.
-
-
-def bindings(tmp_path, vocabulary, *more):
-    return [
-        "Corpus.source = @TextFiles()",
-        f'TextFiles.path = "{tmp_path}/texts"',
-        f'Corpus.store = "{tmp_path}/store"',
-        f'Corpus.vocabulary = "{vocabulary}"',
-        *more,
-    ]
-
-
-@pytest.mark.parametrize(
-    ("vocabulary", "kind"),
-    [("a.model", SentencePieceTraining), ("words:a.txt", WordCounting)],
-)
-def test_the_training_fits_the_vocabulary(tmp_path, vocabulary, kind):
-    config.parse([], bindings(tmp_path, vocabulary, "SentencePieceTraining.size = 9"))
-    assert type(bound_training()) is kind
 
 
 def test_the_command_makes_a_vocabulary_and_describes_it(tmp_path, monkeypatch, capsys):

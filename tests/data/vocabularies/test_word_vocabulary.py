@@ -100,32 +100,6 @@ def test_without_an_unknown_word_unlisted_words_are_refused_by_name(tmp_path):
         made(tmp_path / "cut.txt", "a a b\n", min_count=2, unknown=None)
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("a\n\nb\n", "Line 2 of .* is empty"),
-        ("a\nb\n", "does not list '<unk>': bind WordVocabulary"),
-        ("<unk>\na\n", "does not list '<eos>'"),
-    ],
-)
-def test_a_file_that_is_no_fitting_list_is_named(tmp_path, content, message):
-    path = tmp_path / "words.txt"
-    path.write_text(content)
-    with pytest.raises(ValueError, match=message):
-        WordVocabulary(str(path)).encode(b"a", "any")
-
-
-def test_fingerprints_tell_settings_and_orders_apart_but_not_counts(tmp_path):
-    first = made(tmp_path / "first.txt", "a a b <unk>\n")
-    again = made(tmp_path / "again.txt", "a a a a b <unk>\n")
-    swapped = made(tmp_path / "swapped.txt", "b b a <unk>\n")
-    lower = WordVocabulary(first.file, lower_case=True)
-    unmarked = WordVocabulary(first.file, after_line=None)
-    assert listed(first) != listed(again)
-    assert first.fingerprint == again.fingerprint
-    assert len({v.fingerprint for v in (first, swapped, lower, unmarked)}) == 4
-
-
 @pytest.mark.skipif(not WIKITEXT.exists(), reason="needs WikiText-103's validation split")
 def test_wikitext_103_has_its_official_number_of_tokens(tmp_path):
     import tarfile

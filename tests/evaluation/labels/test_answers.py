@@ -1,6 +1,5 @@
 """Classes and answers: each figure against its definition, counted by hand or in another way."""
 
-import collections
 import itertools
 import random
 
@@ -41,14 +40,6 @@ def test_figures_of_classes_are_their_definitions_counted_document_by_document(d
     assert found["macro_f1"] == pytest.approx(sum(f1s) / 3)
     assert found["accuracy"] == pytest.approx(sum(t == p for t, p in documents) / len(documents))
     assert "f1" not in found
-
-
-def test_of_two_classes_the_second_is_the_positive_one():
-    labels, predicted = np.array([1, 1, 1, 1, 0, 0]), np.array([1, 1, 1, 0, 1, 0])
-    found = class_figures(confusion(labels, predicted, 2), ("false", "true"))
-    assert (found["precision"], found["recall"], found["f1"]) == (0.75, 0.75, 0.75)
-    assert found["f1/false"] == 0.5
-    assert found["accuracy"] == pytest.approx(4 / 6)
 
 
 @pytest.mark.parametrize("answer, expected", [
@@ -101,9 +92,9 @@ def test_the_best_of_several_right_answers_counts():
     found = answer_figures(
         ["the river Thames", "blue"], [["Thames", "River Thames"], ["red", "dark blue"]]
     )
-    assert found.exact_match == 0.5
-    assert found.answer_f1 == pytest.approx((1 + 2 / 3) / 2)
-    assert found.questions == 2
+    assert found["exact_match"] == 0.5
+    assert found["answer_f1"] == pytest.approx((1 + 2 / 3) / 2)
+    assert found["questions"] == 2
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -122,14 +113,3 @@ def test_the_best_span_is_the_best_of_all_that_are_allowed(seed):
     )
     assert (found.first, found.last) == best[1:]
     assert found.score == pytest.approx(best[0])
-
-
-def test_no_span_is_found_where_none_is_allowed():
-    assert best_span(np.zeros(4), np.zeros(4), slice(2, 2), 3) is None
-
-
-def test_confusion_counts_every_pair():
-    labels, predicted = np.array([0, 1, 1, 2]), np.array([0, 2, 2, 0])
-    counted = collections.Counter(zip(labels.tolist(), predicted.tolist()))
-    found = confusion(labels, predicted, 3)
-    assert all(found[a, b] == counted[a, b] for a in range(3) for b in range(3))

@@ -108,12 +108,6 @@ def test_the_command_writes_the_figures_that_the_model_gives_by_hand(trained, mo
     assert "macro_f1" in capsys.readouterr().out
 
 
-def test_a_run_says_once_what_it_does_not_read(trained, capsys, tmp_path):
-    _, tiny, _ = trained
-    train_here(tiny, tmp_path / "run", stop_after=1)
-    assert capsys.readouterr().err.count("the first 3 segments") == 1
-
-
 @pytest.mark.parametrize("bindings, sentence", [
     (['Trainer.stream = "documents"', "Trainer.labelled = None"], "labelled documents"),
     (['Trainer.stream = "documents"'], r"Trainer\.labelled"),
@@ -126,12 +120,6 @@ def test_models_and_streams_that_do_not_go_together_are_refused(trained, binding
     with pytest.raises(ValueError, match=sentence):
         build(tiny.path, *bindings)
     tiny.bind()
-
-
-def test_recordings_are_not_of_labels(trained, monkeypatch, capsys):
-    folder, *_ = trained
-    assert command(monkeypatch, evaluate, f"--workdir={folder / 'run'}", "--record")
-    assert "evaluate without --record" in capsys.readouterr().err
 
 
 class Letters(Ids):
