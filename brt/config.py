@@ -122,17 +122,22 @@ def parse(
         raise ConfigError(str(error)) from None
 
 
-def evaluate_macros() -> None:
+def evaluate_macros(missing: int | None = None) -> None:
     """Binds macros to numbers that calls give now, `vocabulary_size = @corpus_vocabulary_size()`.
 
     A run folder then has the number. A call that needs a file of another machine stays.
+
+    Args:
+        missing: the number of a call whose file is yet to be made.
     """
     for (_, selector), bound in gin.config._CONFIG.items():
         value = bound.get("value")
         if selector == "gin.macro" and isinstance(value, gin.config.ConfigurableReference):
+            number = missing
             with contextlib.suppress(OSError, ValueError, ImportError):
-                if isinstance(number := copy.deepcopy(value), int):  # a copy of a call is its value
-                    bound["value"] = number
+                number = copy.deepcopy(value)  # a copy of a call is its value
+            if isinstance(number, int):
+                bound["value"] = number
 
 
 def split_files(joined: str | os.PathLike) -> list[str]:

@@ -16,7 +16,7 @@ from contextlib import nullcontext
 
 from absl import flags, logging
 
-from brt import command_line
+from brt import command_line, config
 from brt.data.corpus import Corpus
 from brt.data.mixture import Mixture
 from brt.data.splits import check_split
@@ -90,7 +90,10 @@ def prepare(arguments: Sequence[str] = ()) -> None:
         raise ValueError("--splits is empty: name at least one split, as in --splits=train.")
     for split in FLAGS.splits:
         check_split(split, "--splits")
-    training = bound_training() if FLAGS.train_vocabulary else None
+    training = None
+    if FLAGS.train_vocabulary:
+        training = bound_training()
+        config.evaluate_macros(missing=2**20)  # no model is made
     experiment = Experiment.from_gin()
     whole = experiment.trainer.corpus
     if FLAGS.train_vocabulary or FLAGS.describe_vocabulary:

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 import jax
 from jax.experimental import topologies
 
+from brt.storage.shipped import install_command
+
 GIB = 2**30
 
 
@@ -92,7 +94,7 @@ def find(name: str) -> Topology:
 def check_compiler() -> None:
     if importlib.util.find_spec("libtpu") is None:
         raise ValueError(
-            '--topology compiles with libtpu, which is not installed: pip install -e ".[tpu]" '
+            f"--topology compiles with libtpu, which is not installed: {install_command('tpu')} "
             "brings it, on a machine without a TPU too (Linux)."
         )
 

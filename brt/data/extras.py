@@ -3,6 +3,8 @@
 import importlib
 from types import ModuleType
 
+from brt.storage.shipped import install_command
+
 
 class MissingExtra(ImportError):
     """A library of an extra is not installed."""
@@ -14,5 +16,5 @@ def extra_library(module: str, user: str, extra: str) -> ModuleType:
         return importlib.import_module(module)
     except ImportError as error:
         raise MissingExtra(
-            f'{user} needs {module} ({error}): install it with `pip install -e ".[{extra}]"`.'
+            f"{user} needs {module} ({error}): install it with `{install_command(extra)}`."
         ) from None

@@ -234,10 +234,12 @@ def settle(
     for name in kind.fields().keys() & bound.keys():
         value = getattr(settings, name)
         if not equal(bound[name], value):
+            advice = f"{binding_of(f'{backbone}.{name}')} = None to take what the folder says"
+            if name == "vocabulary_size":
+                advice = f'Corpus.vocabulary = "pretrained:{folder.path}", or {advice}'
             raise ValueError(
                 f"{backbone}.{name} = {bound[name]!r}, and {folder.file(CONFIG)} says {value!r}: "
-                f"bind {binding_of(f'{backbone}.{name}')} = None to take what the folder says, or "
-                "another Pretrained.folder."
+                f"bind {advice}, or another Pretrained.folder."
             )
     others = {name: value for name, value in bound.items() if name not in kind.fields()}
     return dataclasses.replace(settings, **others)

@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from brt.storage.shipped import install_command
+
 if TYPE_CHECKING:
     import fsspec
 
@@ -302,7 +304,7 @@ def _storage(path: RemotePath, done: str) -> Iterator["fsspec.AbstractFileSystem
     except ImportError as error:
         raise StorageError(
             f"{path} cannot be {done}, as a library is missing ({error}): install it with "
-            '`pip install -e ".[storage]"`, or the one that fsspec names for this scheme.'
+            f"`{install_command('storage')}`, or the one that fsspec names for this scheme."
         ) from error
     except Exception as error:  # each service has errors of its own
         reason = str(error).strip().split("\n")[0][:300] or type(error).__name__

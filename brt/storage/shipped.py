@@ -1,4 +1,4 @@
-"""The folder `configs/`: next to `brt/` in a checkout, inside it in a wheel (setup.py)."""
+"""What lies next to `brt/` in a checkout; a wheel has `configs/` inside (setup.py)."""
 
 from pathlib import Path
 
@@ -13,3 +13,9 @@ def gin_folders() -> tuple[Path, Path]:
     """Returns the search path of gin files: for `configs/quickstart.gin`, and `quickstart.gin`."""
     root = configs_root()
     return root, root / "configs"
+
+
+def install_command(extra: str) -> str:
+    """Returns the command that installs an extra, in a checkout or without one."""
+    in_checkout = (configs_root() / "setup.py").is_file()
+    return f'pip install -e ".[{extra}]"' if in_checkout else f'pip install "brt[{extra}]"'

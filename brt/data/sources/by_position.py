@@ -124,7 +124,8 @@ def _line_start(data: bytes | FileBytes, position: int) -> int:
     if position in (0, len(data)):
         return position
     window = data[position - 1 : position + len(data) // NEAR]
-    if (line_end := window.find(b"\n")) >= 0:
+    line_end = window.find(b"\n")
+    if line_end >= 0 and position + line_end < len(data):
         return position + line_end
     inside = (index for index in range(1, len(window)) if window[index] & 0xC0 != 0x80)
     return position - 1 + next(inside, len(window))

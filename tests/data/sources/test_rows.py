@@ -148,6 +148,14 @@ def test_slices_hold_every_byte_once(tmp_path_factory, texts):
     assert len("".join(splits[0])) > 0.7 * len("".join(texts))
 
 
+def test_a_cut_in_the_last_line_leaves_something_of_it(tmp_path):
+    for name, text in {"a": "a" * 899 + "\n", "b": "b" * 98 + "\n"}.items():
+        (tmp_path / name).with_suffix(".txt").write_text(text)
+    source = SplitByPosition(TextFiles(str(tmp_path)))
+    assert "".join(texts_of(source, "train")) == "a" * 899
+    assert texts_of(source, "validation")[0] == "\n"
+
+
 def test_cuts_are_at_line_ends(tmp_path):
     path = tmp_path / "book.txt"
     path.write_text("".join(f"line {n}\n" for n in range(1000)))

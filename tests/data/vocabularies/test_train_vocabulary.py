@@ -172,6 +172,8 @@ def test_the_command_makes_a_vocabulary_and_describes_it(tmp_path, monkeypatch, 
         f"--gin_file={write_config(tmp_path, without=['Corpus.vocabulary'])}",
         f"--gin.TextFiles.path='{tmp_path}/texts'",
         f"--gin.Corpus.vocabulary='{tmp_path}/made.model'",
+        "--gin.vocabulary_size=@corpus_vocabulary_size()",
+        "--gin.BlockRecurrentTransformer.vocabulary_size=%vocabulary_size",
     ]
     size = "--gin.SentencePieceTraining.size=60"
     assert command(monkeypatch, prepare, *flags, size, "--train_vocabulary") == 0
