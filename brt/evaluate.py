@@ -28,6 +28,7 @@ from brt.evaluation.evaluator import Evaluator
 from brt.evaluation.perplexity import white_space_caveat
 from brt.evaluation.recorded_run import RecordedRun
 from brt.evaluation.recording import Recording
+from brt.evaluation.replay import recorded_scalars
 from brt.experiment import Experiment
 from brt.storage.paths import as_path
 from brt.studies.output import table, write_study
@@ -170,7 +171,7 @@ def evaluate(
         states = ["kept", "cleared"] if cleared else ["kept"]
         recordings = {name: run.recording(name, documents) for name in states}
         step, best_by = run.step, run.best_by
-        scalars = evaluator.of_recordings(recordings, documents)
+        scalars = recorded_scalars(evaluator, recordings, documents)
     else:
         state, saved = load_params(workdir, experiment.abstract_state(mesh), step)
         check_vocabulary(saved, store)

@@ -21,7 +21,7 @@ from brt import config
 from brt.data.mixture import MixedStore
 from brt.data.stores.token_store import TokenStore
 from brt.data.stores.verification import verify_once
-from brt.data.streams.batch import DTYPES, Batch, document_segments
+from brt.data.streams.batch import Batch, document_segments, padding
 from brt.evaluation.settings import Evaluation
 from brt.experiment_checks import (
     check_classes,
@@ -153,7 +153,12 @@ class Experiment:
     def abstract_state(self, mesh: jax.sharding.Mesh | None = None) -> TrainState:
         """Returns the shapes of the train state, with shardings if there is a mesh."""
         state = self._abstract_state
-        return state if mesh is None else _placed(state, shardings(state, mesh))
+        if mesh is None:
+            return state
+        return jax.tree.map(
+            lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
+            *(state, shardings(state, mesh)),
+        )
 
     def jit_init(self, mesh: jax.sharding.Mesh) -> Callable[..., TrainState]:
         """Returns `init_state` compiled; without parameters it uses `Model.given_parameters`."""
@@ -173,9 +178,7 @@ class Experiment:
     def abstract_batch(self) -> Batch:
         """Returns the shapes of a batch."""
         K = self.trainer.reread_segments + self.trainer.segments_per_step
-        B, T = self.trainer.rows, self.trainer.segment_length
-        shapes = (K, B, T), (K, B, T), (K, B, T), (K, B)
-        return Batch._make(map(jax.ShapeDtypeStruct, shapes, DTYPES))
+        return jax.eval_shape(lambda: padding(K, self.trainer.rows, self.trainer.segment_length))
 
     def segments(self, text: str) -> Iterator[Batch]:
         """Yields a text as segments (1, T) of one row, the last one padded with weights of 0."""
@@ -227,9 +230,3 @@ def _merged(graph, params) -> Model:
     # Bare leaves, so that the graph's own `nnx.Param`s with their metadata hold them.
     flat = [(tuple(key.key for key in path), leaf) for path, leaf in tree_leaves_with_path(params)]
     return nnx.merge(graph, nnx.from_flat_state(flat))
-
-
-def _placed(shapes, placements):
-    return jax.tree.map(
-        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, placements
-    )

@@ -17,7 +17,7 @@ from brt.data.mixture import MixedStore, Mixture
 from brt.data.sources.base import Source, absolute
 from brt.data.stores.token_store import HOW_TO_REPEAT, MANIFEST, TokenStore
 from brt.data.streams import documents, mixture
-from brt.data.streams.batch import DTYPES, Batch
+from brt.data.streams.batch import padding
 from brt.data.streams.labelled import LabelledDocuments
 from brt.data.streams.samples import check_cut
 from brt.data.streams.select import check_stride
@@ -63,8 +63,7 @@ def check_evaluation(experiment: "Experiment") -> None:
     try:
         init, step = reading_step(experiment, rows, T, answers=trainer.stream == "labelled")
         caches = jax.eval_shape(init, experiment.abstract_params)
-        shapes = (1, rows, T), (1, rows, T), (1, rows, T), (1, rows)
-        batch = Batch._make(map(jax.ShapeDtypeStruct, shapes, DTYPES))
+        batch = jax.eval_shape(lambda: padding(1, rows, T))
         jax.eval_shape(
             functools.partial(step, state="cleared"),
             *(experiment.abstract_params, caches, batch, True),

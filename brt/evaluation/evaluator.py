@@ -4,7 +4,7 @@ The devices return the loss of each token; sums are float64 on the host, so the 
 depend on how documents were batched.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -19,7 +19,6 @@ from brt.data.streams.select import evaluation_pass
 from brt.evaluation.free_running import FreeRunning, SampleDecoder
 from brt.evaluation.labels.scores import label_score
 from brt.evaluation.reading import SegmentReader
-from brt.evaluation.recording import Recording
 from brt.evaluation.scores import Score, StoreSums, Sums, TokenScores, TokenSums
 from brt.evaluation.settings import batch_shape
 
@@ -28,9 +27,6 @@ if TYPE_CHECKING:
 
 SHARED = ("scored_tokens", "tokens_per_word", "questions", "truncated")
 """Scalars of the data, which are the same with the state cleared."""
-
-PIECE = 2**16
-"""Tokens of a recorded document that are scored at once, about."""
 
 
 class Evaluator:
@@ -101,47 +97,22 @@ class Evaluator:
             scalars |= score.run(self.decoder, params, scalars["accuracy"], samples, label)
         if self.evaluation.cleared and self.reader.has_state and self.evaluation.stride is None:
             label = progress_label and f"{progress_label}, state cleared"
-            scalars |= _prefixed(self._pass(params, "cleared", label, *rest))
+            scalars |= cleared_scalars(self._pass(params, "cleared", label, *rest))
         return scalars
-
-    def of_recordings(
-        self, recordings: Mapping[str, Recording], documents: Sequence[int] | None = None
-    ) -> dict[str, float]:
-        """Returns the scalars of `run`, from recordings.
-
-        Args:
-            recordings: by state; "kept", and optionally "cleared".
-            documents: only these, then without scores of the whole text; None for all.
-        """
-        scalars = self._replay(recordings["kept"], documents)
-        if "cleared" in recordings:
-            scalars |= _prefixed(self._replay(recordings["cleared"], documents))
-        return scalars
-
-    def _replay(self, recording, documents):
-        sums: Sums = {}
-        length = max(PIECE // self.segment_length, 1) * self.segment_length
-        for number in range(self.store.num_documents) if documents is None else documents:
-            for start in range(0, int(self.store.lengths_D[number]), length):
-                piece = number, start, start + length
-                scores = recording.document(*piece)
-                targets_T, weights_T = self.store.tokens(*piece), self.store.weights(*piece)
-                arrays = number, start, targets_T, weights_T, scores.nats_T, scores.correct_T
-                self._add(sums, TokenScores(*(np.array(array)[None] for array in arrays)))
-        return self._scalars(sums, documents is None)
 
     def _pass(self, params, state, label, max_steps, after_segment):
         sums: Sums = {}
         for segment in self.reader.read(params, self.stream, state, None, max_steps, label):
-            self._add(sums, segment)
+            self.add(sums, segment)
             if after_segment:
                 after_segment()
         labelled = isinstance(self.stream, LabelledPass)  # labels are no text
-        return self._scalars(
+        return self.scalars(
             sums, not labelled and (not max_steps or max_steps >= self.stream.num_steps)
         )
 
-    def _add(self, sums, segment):
+    def add(self, sums: Sums, segment: TokenScores) -> None:
+        """Adds the scores of a segment to the sums of a pass."""
         if self.evaluation.meliad_scoring:
             not_first_T = np.arange(segment.nats_BT.shape[1]) % self.segment_length > 0
             weights_BT = segment.weights_BT * not_first_T * (segment.targets_BT != 0)
@@ -149,16 +120,18 @@ class Evaluator:
         for score in self.scores:
             score.add(sums, self.store, segment)
 
-    def _scalars(self, sums, whole):
+    def scalars(self, sums: Sums, whole: bool) -> dict[str, float]:
+        """Returns the scalars of a pass; whole: over all of every document."""
         scalars: dict[str, float] = {}
         for score in self.scores:
             scalars |= score.scalars(sums, self.store, whole and not self.evaluation.meliad_scoring)
         return scalars
 
 
-def _prefixed(cleared):
+def cleared_scalars(scalars: dict[str, float]) -> dict[str, float]:
+    """Returns scalars with the state cleared under their names, without those of the data."""
     return {
         f"cleared_{name}": value
-        for name, value in cleared.items()
+        for name, value in scalars.items()
         if name.partition("/")[0] not in SHARED
     }

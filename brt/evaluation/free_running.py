@@ -18,12 +18,11 @@ from jax.sharding import NamedSharding
 from brt.checks import Count, CountFrom0, configurable
 from brt.data.stores.token_store import TokenStore
 from brt.data.streams.samples import read_samples, sample_length
-from brt.evaluation.reading import to_host
 from brt.evaluation.scores import Score, Store, Sums, TokenScores
 from brt.models.axis_rules import spec
 from brt.models.model import LanguageModel
 from brt.progress import Progress
-from brt.training.sharding import divisible_rows, put_rows
+from brt.training.sharding import divisible_rows, put_rows, to_host
 
 if TYPE_CHECKING:
     from brt.experiment import Experiment

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, cast
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding
 
 from brt.data.streams.base import EvaluationPass, with_empty_rows
@@ -21,7 +20,7 @@ from brt.models.caches import clear_state, select_rows, with_state
 from brt.models.reader import Reader
 from brt.progress import Progress
 from brt.training.prefetch import Prefetch
-from brt.training.sharding import divisible_rows, shardings
+from brt.training.sharding import divisible_rows, shardings, to_host
 from brt.training.train_step import read_segment
 
 if TYPE_CHECKING:
@@ -192,10 +191,3 @@ def _fetched(documents_B, offsets_B, batch, scores):
     scores = {name: to_host(value) for name, value in scores.items()}
     targets_BT, weights_BT = batch.targets_KBT[0], batch.weights_KBT[0]
     return TokenScores(documents_B, offsets_B, targets_BT, weights_BT, **scores)
-
-
-def to_host(x: jax.Array) -> np.ndarray:
-    """Returns a global array as a NumPy array of this process."""
-    if jax.process_count() > 1:
-        return multihost_utils.process_allgather(x, tiled=True)
-    return np.asarray(x)

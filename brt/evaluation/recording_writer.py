@@ -22,11 +22,12 @@ from brt.data.stores.token_store import TokenStore
 from brt.data.stores.verification import hashes_of
 from brt.data.stores.writer import replace_json, write_json
 from brt.data.streams.documents import DocumentPass
-from brt.evaluation.reading import SegmentReader, to_host
+from brt.evaluation.reading import SegmentReader
 from brt.evaluation.recording import FILES, FORMAT, NAMES, Recording, read_manifest
 from brt.storage.failed_writes import naming
 from brt.storage.paths import RemotePath, download, is_remote, upload
 from brt.storage.scratch import scratch_folder
+from brt.training.sharding import to_host
 
 SCORES = ("nats", "entropy", "correct")
 IDENTITY = ("step", "parameters", "state", "segment_length", "window")

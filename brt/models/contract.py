@@ -1,9 +1,13 @@
-"""Checks of the contract of models and memories, run once per experiment."""
+"""Checks of the contract of models and memories, made while they are built and traced."""
 
 import re
+from collections.abc import Iterable
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 
 from brt.models.model import Metrics
 
@@ -43,3 +47,82 @@ def check_caches(shapes: tuple, rows: int) -> None:
                         "batch elements: the batch is the first axis of every field, and its name "
                         "ends in the names of its axes, such as keys_BWHK or count_B."
                     )
+
+
+def check_segment(x_BTD: jax.Array, caches: tuple, window: int) -> None:
+    """Refuses segments that are no whole blocks, and caches of another batch size."""
+    rows, T = x_BTD.shape[:2]
+    if window > T or T % window:
+        raise ValueError(
+            f"A segment of {T} tokens does not consist of whole blocks of "
+            f"BlockRecurrentTransformer.window = {window}: make the segment length a multiple of "
+            f"{window}."
+        )
+    cached = {leaf.shape[0] for leaf in jax.tree.leaves(caches)}
+    if cached != {rows}:
+        raise ValueError(
+            f"{rows} batch elements, but caches of {sorted(cached)}: take them from init_caches "
+            "for as many, or from the segment before."
+        )
+
+
+def check_memory_pairs(memories: Iterable[Any]) -> None:
+    """Refuses `BlockRecurrentTransformer.memories` that are no pairs of a class and layers."""
+    for pair in memories:
+        if not (isinstance(pair, list | tuple) and len(pair) == 2 and callable(pair[0])):
+            raise ValueError(
+                f"BlockRecurrentTransformer.memories = {memories!r} must hold pairs of a memory "
+                "and indices of layers: write ((@MyMemory, (3, 7)),), without () after the name."
+            )
+
+
+def check_names(memories: Iterable[Any], parts: Iterable[str]) -> None:
+    """Refuses memories of a layer whose names are missing, or those of another part of it."""
+    taken = set(parts)
+    for memory in memories:
+        name = getattr(memory, "name", "")
+        if not name or name in taken:
+            raise ValueError(
+                f"{type(memory).__name__}.name = {name!r} must be set and differ from those of the "
+                "layer's other memories and parts: it names parameters and metrics."
+            )
+        taken.add(name)
+
+
+def check_states(memory: Any, states: Any) -> None:
+    """Refuses states of a memory that are not as many as its `num_states`."""
+    number = 0 if states is None else states.keys_BGSHK.shape[2]
+    if number != memory.num_states:
+        raise ValueError(
+            f"{type(memory).__name__}.states gives {number} vectors a block, and num_states is "
+            f"{memory.num_states}: make them equal."
+        )
+
+
+def checked_result(memory: nnx.Module, method: str, expected: Any, result: Any) -> Any:
+    """Returns a memory's (value, metrics); refuses a value that is not formed as `expected`."""
+    owner = f"{type(memory).__name__}.{method}"
+    if type(result) is not tuple or len(result) != 2 or not isinstance(result[1], dict):
+        raise ValueError(f"{owner} must return a pair, whose second part is a dict of metrics.")
+    value, metrics = result
+    check_form(owner, expected, value)
+    check_scalars(metrics, owner)
+    return result
+
+
+def check_form(owner: str, expected: Any, value: Any) -> None:
+    """Refuses a tree of arrays of another structure, or of other shapes and types."""
+    old, new = _form(expected), _form(value)
+    for path in old.keys() | new.keys():
+        if old.get(path) != new.get(path):
+            raise ValueError(
+                f"{owner} returns {type(value).__name__}{path} of {new.get(path, 'no array')}, and "
+                f"must return {type(expected).__name__}{path} of {old.get(path, 'no array')}."
+            )
+
+
+def _form(tree):
+    return {
+        jax.tree_util.keystr(path): f"{jnp.result_type(x)}{list(np.shape(x))}"
+        for path, x in jax.tree_util.tree_leaves_with_path(tree)
+    }

@@ -18,7 +18,7 @@ from brt.reporting.run_files import (
 )
 from brt.training.checkpoints.policy import stopped_early
 from brt.training.records.run_folder import read_metrics
-from brt.training.settings import FREE_TO_CHANGE
+from brt.training.resume import FREE_TO_CHANGE
 
 STANDS_FOR_FILE = "stands_for.json"
 """File of a scaled run: the settings of the published model."""

@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from brt.data.streams.batch import Batch
-from brt.evaluation.reading import to_host
 from brt.evaluation.recorded_run import RecordedRun
 from brt.models.attention_weights import AttentionLayout, AttentionWeights
 from brt.models.caches import reset_rows
 from brt.studies.attention_measures import by_distance, keys_at_distances
+from brt.training.sharding import to_host
 
 UNUSED_TERM = "c"
 """The term that is equal at all distances, left out in Figure 7."""

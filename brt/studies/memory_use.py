@@ -19,7 +19,6 @@ from flax import nnx
 from brt.checks import Count, configurable
 from brt.data.stores.token_store import TokenStore
 from brt.data.streams.documents import DocumentPass
-from brt.evaluation.reading import to_host
 from brt.evaluation.recorded_run import RecordedRun
 from brt.evaluation.recording import Recording
 from brt.models.block_recurrent.gates import Gate
@@ -37,6 +36,7 @@ from brt.studies.study import (
     weighted,
 )
 from brt.training.prefetch import Prefetch
+from brt.training.sharding import to_host
 from brt.training.train_step import read_segment
 
 PERCENTILES = (10, 50, 90)

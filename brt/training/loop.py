@@ -17,7 +17,7 @@ from brt.training.prefetch import Prefetch
 from brt.training.profiling import ProfiledSteps, Profiler
 from brt.training.records.alerts import Alerts, StallWatch
 from brt.training.records.metric_writers import USUAL
-from brt.training.records.metrics import Interval, StepTimer, peak_bytes, speed
+from brt.training.records.metrics import Interval, StepTimer, peak_bytes, shown, speed
 from brt.training.records.run_folder import RunFolder
 from brt.training.resume import check_bindings, check_record
 from brt.training.sharding import sum_over_processes
@@ -57,19 +57,12 @@ class TrainingRun:
         metrics: Sequence[str] = USUAL,
         evaluator: "Evaluator | None" = None,
     ):
-        self.experiment = experiment
-        self.mesh = mesh
+        self.experiment, self.mesh = experiment, mesh
         self.trainer = trainer = experiment.trainer
         self.store = experiment.open_store("train")
         self.stream = training_stream(
-            trainer.stream,
-            self.store,
-            rows=trainer.rows,
-            segment_length=trainer.segment_length,
-            segments_per_step=trainer.segments_per_step,
-            seed=trainer.seed,
-            reread_segments=trainer.reread_segments,
-            labelled=trainer.labelled,
+            *(trainer.stream, self.store, trainer.rows, trainer.segment_length),
+            *(trainer.segments_per_step, trainer.seed, trainer.reread_segments, trainer.labelled),
         )
         self.step_function = experiment.jit_step(mesh)
         self.stop = StopRequest()
@@ -144,13 +137,10 @@ class TrainingRun:
         with contextlib.ExitStack() as stack:
             stack.enter_context(self.stop.signals_handled())
             stack.callback(self.folder.close_records)
-            stack.callback(self._progress.close)
-            stack.callback(self.profiler.close)
-            stack.callback(self._watch.close)
-            prefetch = Prefetch(
-                self.stream, self.mesh, self.start, self.trainer.steps, keeps_ledger=True
-            )
-            stack.callback(prefetch.close)
+            steps = self.start, self.trainer.steps
+            prefetch = Prefetch(self.stream, self.mesh, *steps, keeps_ledger=True)
+            for part in (self._progress, self.profiler, self._watch, prefetch):
+                stack.callback(part.close)
             ends = self._resume_evaluation()
             self._timer = StepTimer()
             while not ends and self.step < self.trainer.steps:
@@ -238,12 +228,7 @@ class TrainingRun:
         }
         prefetch.waited = 0.0
         self.folder.record(step, scalars | self._alerts.look(step, scalars))
-        self._progress.update(
-            step,
-            f"loss {scalars['train/loss']:.4f}  bits/token {scalars['train/bits_per_token']:.4f}  "
-            f"lr {scalars['train/learning_rate']:.2e}  "
-            f"{scalars['perf/tokens_per_second']:,.0f} tokens/s",
-        )
+        self._progress.update(step, shown(scalars))
 
     def _checksum(self):
         """Returns the data checksum of all batches up to the last step fetched, in hex."""
@@ -268,8 +253,7 @@ class TrainingRun:
             self._save()  # no step is lost, and the evaluation is made again
             self.checkpoints.wait()
             raise
-        if state is not None:
-            self.state = state
+        self.state = self.state if state is None else state
         return state is not None
 
     def _save(self):

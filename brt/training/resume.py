@@ -10,7 +10,14 @@ from brt import config
 from brt.training.checkpoints.checkpoint import CheckpointError, Checkpoints
 from brt.training.checkpoints.policy import Best, stopped_early
 from brt.training.records.run_folder import read_metrics
-from brt.training.settings import FREE_TO_CHANGE, Trainer
+from brt.training.settings import Trainer
+
+FREE_TO_CHANGE = (
+    *("Trainer.steps:", "Trainer.log_every:", "Trainer.eval_every:", "Trainer.mesh:"),
+    *("Trainer.evaluation:", "Trainer.checkpoints:", "Evaluation.", "RecallScore."),
+    *("FreeRunning.", "CheckpointPolicy.", "Corpus.store:", "Pretrained.other_vocabulary:"),
+)
+"""Bindings that may change when a run is resumed."""
 
 
 class ChangedConfig(ValueError):

@@ -1,7 +1,7 @@
 """Settings of a training run, which gin binds."""
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import gin
@@ -12,21 +12,14 @@ from brt.checks import Count, CountFrom0, Devices, OneOf, Seed, configurable
 from brt.data.corpus import Corpus
 from brt.data.mixture import Mixture
 from brt.data.streams.labelled import LabelledDocuments
-from brt.data.streams.samples import check_cut
-from brt.data.streams.select import STREAMS, check_mixture
+from brt.data.streams.select import STREAMS
 from brt.models.block_recurrent.model import BlockRecurrentTransformer
 from brt.models.model import Model
 from brt.training.checkpoints.policy import CheckpointPolicy
+from brt.training.contradictions import contradictions
 from brt.training.optimization.plateau import ReduceOnPlateau
 from brt.training.optimization.weight_average import WeightAverage
 from brt.training.train_step import LOSSES
-
-FREE_TO_CHANGE = (
-    *("Trainer.steps:", "Trainer.log_every:", "Trainer.eval_every:", "Trainer.mesh:"),
-    *("Trainer.evaluation:", "Trainer.checkpoints:", "Evaluation.", "RecallScore."),
-    *("FreeRunning.", "CheckpointPolicy.", "Corpus.store:", "Pretrained.other_vocabulary:"),
-)
-"""Bindings that may change when a run is resumed."""
 
 
 class EvaluationSettings:
@@ -102,53 +95,8 @@ class Trainer:
         self.sample_length = (
             self.corpus.source.input_length if isinstance(self.corpus, Corpus) else None
         )
-        for problem in self._problems():
+        for problem in contradictions(self):
             raise ValueError(problem)
-
-    def _problems(self) -> Iterator[str]:
-        """Yields a sentence about each contradiction between settings."""
-        depth, again, segments = self.bptt_depth, self.reread_segments, self.segments_per_step
-        row_tokens = self.segment_length * segments
-        if self.tokens_per_step % row_tokens:
-            yield (
-                f"Trainer.tokens_per_step = {self.tokens_per_step} is no multiple of {row_tokens}, "
-                "Trainer.segments_per_step x Trainer.segment_length: bind it to one."
-            )
-        if isinstance(self.corpus, Mixture):
-            check_mixture(self.stream)
-        if self.stream == "samples" and self.sample_length:
-            check_cut(self.sample_length, self.segment_length, segments)
-        if depth is not None and depth >= segments:
-            yield (
-                f"Trainer.bptt_depth = {depth} must be below the {segments} segments of a step: "
-                f"bind Trainer.segments_per_step = {depth + 1} or more, or a smaller depth."
-            )
-        if again and (segments != 1 or depth is not None):
-            yield (
-                f"Trainer.reread_segments = {again} is the depth of a step with one new segment: "
-                "bind Trainer.segments_per_step = 1 and Trainer.bptt_depth = None."
-            )
-        if again and self.stream in ("samples", "labelled"):
-            yield (
-                f"Trainer.reread_segments = {again} needs earlier segments, and every step reads "
-                f'whole samples (Trainer.stream = "{self.stream}"): bind it to 0.'
-            )
-        if self.labelled and self.stream != "labelled":
-            yield f'Trainer.labelled needs Trainer.stream = "labelled", which is {self.stream!r}.'
-        if self.stream == "labelled" and self.loss != "full":
-            yield (
-                f'Trainer.loss = "{self.loss}" excludes positions that have labels (Trainer.stream '
-                '= "labelled"): bind it to "full".'
-            )
-        if self.plateau and not self.eval_every:
-            yield "Trainer.plateau follows evaluations: bind Trainer.eval_every above 0."
-        if self.policy.keep_best and not self.eval_every:
-            yield "CheckpointPolicy.keep_best follows evaluations: bind Trainer.eval_every above 0."
-        if self.plateau and self.average:
-            yield (
-                "Trainer.plateau and Trainer.average are both bound, and the average improves long "
-                "after the weights have stopped: bind one of them."
-            )
 
     @property
     def loss_settings(self) -> dict[str, Any]:

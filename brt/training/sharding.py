@@ -131,3 +131,10 @@ def sum_over_processes(number: int) -> int:
     halves = np.array(divmod(number, 2**32), np.uint32)  # JAX has no 64 bits by default
     high, low = multihost_utils.process_allgather(halves).astype(object).sum(axis=0)
     return int(high) * 2**32 + int(low)
+
+
+def to_host(x: jax.Array) -> np.ndarray:
+    """Returns a global array as a NumPy array of this process."""
+    if jax.process_count() > 1:
+        return multihost_utils.process_allgather(x, tiled=True)
+    return np.asarray(x)

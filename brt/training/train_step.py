@@ -104,7 +104,7 @@ def make_loss(
         bptt_depth: as `depth` of `unroll`.
         reread_segments: segments of the batch, all but the last, that earlier steps have scored;
             see `reread`.
-        remat_segments: recompute each segment in the backward pass (RMT, section 3).
+        remat_segments: recompute each segment in the backward pass.
         scores: one of `LOSSES`.
 
     Returns:
@@ -129,11 +129,8 @@ def make_loss(
             with jax.named_scope("vocabulary"):
                 nats_BT, correct_BT = model.token_losses(x_BTD, segment.targets_KBT)
                 weights_BT = trained_weights(segment.weights_KBT, scores)
-                sums = (
-                    (nats_BT * weights_BT).sum(),
-                    weights_BT.sum(),
-                    (correct_BT * weights_BT).sum(),
-                )
+                nats, correct = ((x_BT * weights_BT).sum() for x_BT in (nats_BT, correct_BT))
+                sums = nats, weights_BT.sum(), correct
             return caches, (sums, metrics)
 
         segments = batch, keys
@@ -202,15 +199,12 @@ def make_train_step(
             caches = _where(_all_finite(caches), caches, fresh)
             # A skipped step scores nothing: one bad value would hide the mean of all others.
             sums = tuple(jnp.where(finite, s, 0.0) for s in sums)
-        rates = {
-            "learning_rate": learning_rate(state),
-            "grad_norm": grad_norm,
-            "update_norm": update_norm,
-        }
+        means = {"learning_rate": learning_rate(state)} | metrics
+        means |= {"grad_norm": grad_norm, "update_norm": update_norm}
         with jax.named_scope("optimizer"):
-            gradient_metrics = bind(params).gradient_metrics(grads)
+            means |= bind(params).gradient_metrics(grads)
         nats, weight, correct = sums
-        report = StepMetrics(nats, weight, correct, finite, rates | metrics | gradient_metrics)
+        report = StepMetrics(nats, weight, correct, finite, means)
         return TrainState(state.step + 1, params, optimizer_state, caches), report
 
     return train_step

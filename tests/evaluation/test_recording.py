@@ -21,6 +21,7 @@ from brt.evaluation.evaluator import Evaluator
 from brt.evaluation.reading import SegmentReader
 from brt.evaluation.recording import Recording, check_aligned
 from brt.evaluation.recording_writer import record
+from brt.evaluation.replay import recorded_scalars
 
 T, W, ROWS = 16, 8, 3
 
@@ -181,7 +182,7 @@ def test_an_evaluation_of_recordings_is_the_evaluation(made, recorder):
     for meliad in (False, True):
         evaluation.meliad_scoring = meliad
         direct = evaluator.run(params)
-        replayed = evaluator.of_recordings({s: recorder(s) for s in ("kept", "cleared")})
+        replayed = recorded_scalars(evaluator, {s: recorder(s) for s in ("kept", "cleared")})
         assert direct.keys() == replayed.keys() and "cleared_accuracy" in direct
         for name, value in direct.items():
             assert replayed[name] == pytest.approx(value, rel=1e-12), name

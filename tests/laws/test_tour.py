@@ -10,7 +10,7 @@ from paths import ROOT
 
 NAMES = re.findall(r"^\d+\. .*", (ROOT / "docs" / "tour.md").read_text(encoding="utf-8"), re.M)
 TOUR = [name for line in NAMES for name in re.findall(r"`(brt/[\w/]+\.py)`", line)]
-MAXIMUM = 3_505
+MAXIMUM = 3_232
 """Lines of all files together. The goal is 3,200: lower this number, never raise it."""
 EXTENSIONS = ("brt.pretrained", "brt.studies", "brt.reporting", "brt.benchmarks")
 

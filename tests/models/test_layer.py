@@ -1,5 +1,6 @@
 """One layer: what it weighs, what its tokens see, and what it says of its states."""
 
+import functools
 from typing import NamedTuple
 
 import jax
@@ -11,8 +12,9 @@ from architectures import random_model
 from flax import nnx
 from tiny_models import OneKey, drawn, parameters, quick_jit
 
+from brt.models.block_recurrent.decoding import begin_decoding, decode
 from brt.models.block_recurrent.layer import Layer
-from brt.models.block_recurrent.memory import BlockStates, LayerMemory
+from brt.models.block_recurrent.memory import BlockStates, LayerMemory, MemoryResult
 from brt.models.layers.initializers import parameter
 from brt.models.layers.sizes import Sizes
 
@@ -192,7 +194,9 @@ def test_the_states_of_several_memories_are_read_as_those_of_one():
         layer = with_states(*cuts)
         assert len(layer.memories) == len(cuts) and layer.num_states == 5
         y_BTD, cache, _ = read(layer, x_BTD)
-        decoded_BD, _ = quick_jit(layer.decode)(x_BTD[:, 0], layer.begin_decoding(cache))
+        decoded_BD, _ = quick_jit(functools.partial(decode, layer))(
+            x_BTD[:, 0], begin_decoding(layer, cache)
+        )
         found.append((y_BTD, decoded_BD))
     for others in found[1:]:
         for one, several in zip(found[0], others):
@@ -214,8 +218,31 @@ def test_a_name_that_is_taken_in_its_layer_is_refused(names, taken):
 def test_a_memory_with_states_needs_their_number():
     memory = Still(OneKey(), draw(1, H, K), draw(1, H, K), "still")
     memory.num_states = 0
-    with pytest.raises(ValueError, match=r"Still .*num_states"):
-        Layer(OneKey(), Sizes(D, H, K, F), W, memories=(memory,))
+    layer = Layer(OneKey(), Sizes(D, H, K, F), W, memories=(memory,))
+    with pytest.raises(ValueError, match=r"Still\.states .*num_states"):
+        read(layer, draw(B, W, D))
+
+
+@pytest.mark.parametrize(
+    ("method", "result"),
+    [
+        ("update", lambda cache: cache),
+        ("update", lambda cache: (StillCache(cache.unused_BN[:, 0]), {})),
+        ("update", lambda cache: (cache.unused_BN, {})),
+        ("update", lambda cache: (cache, jnp.ones(3))),
+        ("read", lambda cache: (jnp.zeros((B, W)), {})),
+        (
+            "__call__",
+            lambda cache: MemoryResult(jnp.zeros((B, W, H, K)), cache.unused_BN, None, {}),
+        ),
+    ],
+)
+def test_a_memory_method_that_returns_something_else_is_named(method, result):
+    wrong = type("Wrong", (Still,), {method: lambda self, cache, *_: result(cache)})
+    memory = wrong(OneKey(), draw(1, H, K), draw(1, H, K), "one")
+    layer = Layer(OneKey(), Sizes(D, H, K, F), W, memories=(memory,))
+    with pytest.raises(ValueError, match=rf"Wrong\.{method} "):
+        read(layer, draw(B, W, D))
 
 
 def test_metrics_of_one_name_get_the_names_of_their_memories():
@@ -244,7 +271,9 @@ def test_a_metric_that_is_no_scalar_is_refused(place):
 
     memory = Reporting(OneKey(), draw(1, H, K), draw(1, H, K), "one")
     layer = Layer(OneKey(), Sizes(D, H, K, F), W, memories=(memory,))
-    with pytest.raises(ValueError, match=rf"'one'\) reports the metric spread of shape \({H},\)"):
+    with pytest.raises(
+        ValueError, match=rf"Reporting.{place} reports the metric spread of shape \({H},\)"
+    ):
         read(layer, draw(B, W, D))
 
 

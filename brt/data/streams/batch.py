@@ -29,25 +29,16 @@ class Batch(NamedTuple):
     starts_KB: np.ndarray
 
 
-class BatchTypes(NamedTuple):
-    inputs_KBT: type[np.generic]
-    targets_KBT: type[np.generic]
-    weights_KBT: type[np.generic]
-    starts_KB: type[np.generic]
-
-
-DTYPES = BatchTypes(np.int32, np.int32, np.float32, np.bool_)
+DTYPES = np.int32, np.int32, np.float32, np.bool_
 """Types of a batch's arrays, on the host and on the devices."""
 
 
 def padding(segments: int, rows: int, segment_length: int) -> Batch:
-    shape = segments, rows, segment_length
-    return Batch(
-        np.zeros(shape, DTYPES.inputs_KBT),
-        np.zeros(shape, DTYPES.targets_KBT),
-        np.zeros(shape, DTYPES.weights_KBT),
-        np.ones(shape[:2], DTYPES.starts_KB),
-    )
+    """Returns a batch that has nothing but padding."""
+    shapes = *[(segments, rows, segment_length)] * 3, (segments, rows)
+    batch = Batch._make(map(np.zeros, shapes, DTYPES))
+    batch.starts_KB[:] = True
+    return batch
 
 
 def gather(

@@ -16,7 +16,7 @@ from brt.data.order import permutation
 from brt.data.stores.joined_array import rows_of
 from brt.data.stores.token_store import TokenStore
 from brt.data.streams.base import EvaluationPass, Stream
-from brt.data.streams.batch import DTYPES, Batch, padding
+from brt.data.streams.batch import Batch, padding
 
 
 class DocumentPerStep(Stream):
@@ -115,9 +115,9 @@ def check_cut(length: int, segment_length: int, segments_per_step: int | None = 
 def read_samples(store: TokenStore, documents_B: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Reads whole samples: tokens, int32 (B, L + 1), and weights, float32 (B, L + 1)."""
     length = store.num_tokens // store.num_documents
-    tokens_BL = rows_of(store.all_tokens, length, documents_B).astype(DTYPES.targets_KBT)
+    tokens_BL = rows_of(store.all_tokens, length, documents_B).astype(np.int32)
     if store.all_weights is None:
-        return tokens_BL, np.ones(tokens_BL.shape, DTYPES.weights_KBT)
+        return tokens_BL, np.ones(tokens_BL.shape, np.float32)
     return tokens_BL, rows_of(store.all_weights, length, documents_B)
 
 

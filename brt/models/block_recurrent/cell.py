@@ -104,11 +104,8 @@ class RecurrentCell(LayerMemory):
             )
         D, A, F = sizes.width, sizes.attention_size, sizes.feed_forward_size
         heads = sizes.num_heads, sizes.head_size
-        ones = jax.nn.initializers.ones
-        self.sizes = sizes
-        self.num_states = num_states
-        self.arrangement = arrangement
-        self.order = order
+        self.sizes, self.num_states = sizes, num_states
+        self.arrangement, self.order = arrangement, order
         self.reads_after_tokens = order == "sequential"
         self.initial_states_SD = parameter(rngs, normal(0.1), num_states, D, multiplied=False)
         if state_ids:
@@ -119,6 +116,7 @@ class RecurrentCell(LayerMemory):
         self.values_DA = parameter(rngs, DENSE, D, A)
         self.cross_queries_DA = parameter(rngs, DENSE, D, A)
         if sizes.qk_norm:
+            ones = jax.nn.initializers.ones
             self.attention_scale_H = parameter(rngs, ones, sizes.num_heads)
             self.cross_scale_H = parameter(rngs, ones, sizes.num_heads)
 
@@ -151,37 +149,34 @@ class RecurrentCell(LayerMemory):
         both attentions, in this order. So under a mesh their gradients are summed over the model
         axis once.
         """
+        heads = self.sizes.num_heads, self.sizes.head_size
 
         def stacked(*matrices):
             stacked_DXA = jnp.stack([matrix[...] for matrix in matrices], axis=1)
             return cast_before(stacked_DXA.reshape(*stacked_DXA.shape[:2], *heads), dtype)
 
-        heads = self.sizes.num_heads, self.sizes.head_size
         matrices = [self.keys_DA, self.values_DA, self.queries_DA]
         weights: CellWeights = {"norm_scale_D": self.norm.scale_D[...]}
+        if self.order == "sequential":
+            weights["cross_queries_DXHK"] = stacked(self.cross_queries_DA)
+            weights["cross_norm_scale_D"] = self.cross_norm.scale_D[...]
+        else:
+            matrices.append(self.cross_queries_DA)
+        weights["heads_DXHK"] = stacked(*matrices)
         if hasattr(self, "state_ids_SD"):
             weights["ids_SD"] = cast_before(self.state_ids_SD[...], dtype)
         if self.sizes.qk_norm:
             weights["self_scale_H"] = self.attention_scale_H[...]
             weights["cross_scale_H"] = self.cross_scale_H[...]
-        if self.order == "sequential":
-            weights["cross_queries_DXHK"] = stacked(self.cross_queries_DA)
-            weights["cross_norm_scale_D"] = self.cross_norm.scale_D[...]
-            weights["self_gate"] = self.self_gate.weights(dtype)
-            weights["cross_gate"] = self.cross_gate.weights(dtype)
-        else:
-            matrices.append(self.cross_queries_DA)
-            if self.arrangement != "single":
-                weights["attention_gate"] = self.attention_gate.weights(dtype)
-        weights["heads_DXHK"] = stacked(*matrices)
         if self.arrangement == "dual":
             weights["feed_forward_norm_scale_D"] = self.feed_forward_norm.scale_D[...]
             weights["hidden_DF"] = cast_before(self.hidden_DF[...], dtype)
         elif self.arrangement == "single":
             hidden_XHKF = self.hidden_CF[...].reshape(2, *heads, -1)
             weights["hidden_XHKF"] = cast_before(hidden_XHKF, dtype)
-        if self.arrangement != "skip":
-            weights["feed_forward_gate"] = self.feed_forward_gate.weights(dtype)
+        for name in ("self_gate", "cross_gate", "attention_gate", "feed_forward_gate"):
+            if gate := getattr(self, name, None):
+                weights[name] = gate.weights(dtype)
         return weights
 
     # One block.
@@ -221,31 +216,36 @@ class RecurrentCell(LayerMemory):
             The next states, (B, S, D); the states' keys and values, and the mean of keep.
         """
         dtype, norm_scale_D = tokens[0].dtype, weights["norm_scale_D"]
+        heads = weights["heads_DXHK"]
         if state_keys_values is None:
-            heads = weights["heads_DXHK"]
             k_BHSK, v_BHSK, *queries = _heads(states_BSD, norm_scale_D, weights, heads, dtype)
             state_keys_values = self._keys(k_BHSK), v_BHSK
         else:
-            heads = in_loop(weights["heads_DXHK"])[:, 2:]
-            queries = _heads(states_BSD, norm_scale_D, weights, heads, dtype)
+            queries = _heads(states_BSD, norm_scale_D, weights, in_loop(heads)[:, 2:], dtype)
+        kept = []
+
+        def gated(gate, states_BSD, h, gate_weights):
+            states_BSD, keep = gate(states_BSD, h, gate_weights)
+            kept.append(jnp.mean(keep))
+            return states_BSD
+
+        # The states attend to themselves, then to the tokens, in sequence or in parallel.
         q_BHSK = self._queries(queries[0], weights.get("self_scale_H"))
         to_states_BHSK = attend_by_head(self.sizes, q_BHSK, *state_keys_values)
-        kept = []
         if self.order == "sequential":
-            states_BSD, keep = self.self_gate(states_BSD, to_states_BHSK, weights["self_gate"])
-            kept.append(keep)
+            states_BSD = gated(self.self_gate, states_BSD, to_states_BHSK, weights["self_gate"])
             scale_D, cross = weights["cross_norm_scale_D"], weights["cross_queries_DXHK"]
             queries = _heads(states_BSD, scale_D, weights, cross, dtype)
         q_BHSK = self._queries(queries[-1], weights.get("cross_scale_H"))
         to_tokens_BHSK = attend_by_head(self.sizes, q_BHSK, *tokens)
         h_XBHSK = to_states_BHSK, to_tokens_BHSK
-
         if self.order == "sequential":
-            states_BSD, keep = self.cross_gate(states_BSD, to_tokens_BHSK, weights["cross_gate"])
-            kept.append(keep)
+            states_BSD = gated(self.cross_gate, states_BSD, to_tokens_BHSK, weights["cross_gate"])
         elif self.arrangement != "single":
-            states_BSD, keep = self.attention_gate(states_BSD, h_XBHSK, weights["attention_gate"])
-            kept.append(keep)
+            gate_weights = weights["attention_gate"]
+            states_BSD = gated(self.attention_gate, states_BSD, h_XBHSK, gate_weights)
+
+        # The MLP, whose output matrix is that of its gate.
         if self.arrangement != "skip":
             if self.arrangement == "single":
                 h_BSF = product("XBHSK,XHKF->BSF", h_XBHSK, weights["hidden_XHKF"])
@@ -253,11 +253,9 @@ class RecurrentCell(LayerMemory):
                 scale_D = in_loop(weights["feed_forward_norm_scale_D"])
                 x_BSD = norms.rms_normed(states_BSD, scale_D).astype(dtype)
                 h_BSF = product("BSD,DF->BSF", x_BSD, weights["hidden_DF"])
-            gate_weights = weights["feed_forward_gate"]
-            states_BSD, keep = self.feed_forward_gate(states_BSD, jax.nn.relu(h_BSF), gate_weights)
-            kept.append(keep)
-        mean_kept = jnp.mean(jnp.stack([jnp.mean(keep) for keep in kept]))
-        return states_BSD, (state_keys_values, mean_kept)
+            h_BSF, gate_weights = jax.nn.relu(h_BSF), weights["feed_forward_gate"]
+            states_BSD = gated(self.feed_forward_gate, states_BSD, h_BSF, gate_weights)
+        return states_BSD, (state_keys_values, jnp.mean(jnp.stack(kept)))
 
     # The interface of a layer's memory.
 
@@ -294,10 +292,8 @@ class RecurrentCell(LayerMemory):
             (states_BSD, states), kept = by_data_shard(scan_blocks, weights, inputs)
         else:  # one block whose states the caller has computed: block feedback
             step = jax.checkpoint(self.step) if remat else self.step
-            keys_values, tokens_kv = (
-                tuple(heads_first(x[:, 0]) for x in y) for y in (states, blocks)
-            )
-            states_BSD, (_, kept) = step(weights, cache.states_BSD, tokens_kv, keys_values)
+            pairs = (tuple(heads_first(x[:, 0]) for x in pair) for pair in (blocks, states))
+            states_BSD, (_, kept) = step(weights, cache.states_BSD, *pairs)
         metrics = {"kept": kept, "state_norm": jnp.sqrt(jnp.mean(jnp.square(states_BSD)))}
         return MemoryResult(attended_BTHK, StateCache(states_BSD), states, metrics)
 

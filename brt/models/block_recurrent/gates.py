@@ -74,9 +74,7 @@ class Gate(nnx.Module):
         squash: bool = False,
         biases: str = "small",
     ):
-        self.kind = kind
-        self.source = source
-        self.sizes = sizes
+        self.kind, self.source, self.sizes = kind, source, sizes
         self.constant = 1.0 if biases == "small" else 0.0
         self.squash = kind == "lstm" if form == "paper" else squash
 

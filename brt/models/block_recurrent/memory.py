@@ -14,8 +14,9 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
+from brt.models.block_recurrent.block_scan import scan_blocks
 from brt.models.caches import select_rows
-from brt.models.fast.data_shards import by_data_shard
+from brt.models.contract import checked_result
 from brt.models.model import Metrics
 
 
@@ -53,9 +54,8 @@ class BlockPairs(NamedTuple):
 class MemoryResult(NamedTuple):
     """The results of a memory for a segment.
 
-    attended_BTHK: the result of attention and of the memory. cache: after the segment.
-    states: those from before each block; None without. metrics: scalars, of which reports draw
-    `memory_share`, the memory's part of the result.
+    attended_BTHK: the result of attention and of the memory. states: those from before each block.
+    metrics: scalars; reports draw `memory_share`, the memory's part of the result.
     """
 
     attended_BTHK: jax.Array
@@ -106,16 +106,13 @@ class LayerMemory(nnx.Module):
         """Returns what depends on the parameters alone, computed once per segment: `weights`."""
         return None
 
-    # One block.
-
     def read(
         self, cache: Any, tokens: LayerTokens, attended_BTHK: jax.Array, weights: Any
     ) -> tuple[jax.Array, Metrics]:
         """Returns the result of attention and of the memory, and metrics.
 
         cache: from before the block; while decoding, the decoding form. tokens: of one block, or
-        one token. attended_BTHK: from self-attention and the memories before. weights:
-        `prepare(dtype)`.
+        one token. attended_BTHK: from self-attention and the memories before.
         """
         return attended_BTHK, {}
 
@@ -128,8 +125,6 @@ class LayerMemory(nnx.Module):
     ) -> tuple[Any, Metrics]:
         """Returns the cache after a block with these keys and values, and metrics."""
         return cache, {}
-
-    # A segment.
 
     def __call__(
         self,
@@ -150,42 +145,29 @@ class LayerMemory(nnx.Module):
             states: `states(cache)` where the caller has computed them (one block).
             remat: recompute each block in the backward pass.
         """
-        graph, params = nnx.split(self, nnx.Param)
 
-        def run_blocks(weights, rows):
-            memory = nnx.merge(graph, weights["params"])
-            prepared = weights["prepared"]
+        def run_block(memory, weights, cache, inputs):
+            prepared, scale_H = weights
+            x_BWD, q_BWHK, k_BWHK, v_BWHK, attended_BWHK = inputs
+            tokens = LayerTokens(x_BWD, q_BWHK, k_BWHK, v_BWHK, scale_H)
+            states = memory.states(cache, attended_BWHK.dtype, prepared)
+            result = memory.read(cache, tokens, attended_BWHK, prepared)
+            attended_BWHK, read = checked_result(memory, "read", attended_BWHK, result)
+            result = memory.update(cache, k_BWHK, v_BWHK, prepared)
+            cache, updated = checked_result(memory, "update", cache, result)
+            return cache, ((attended_BWHK, states), read | updated)
 
-            def run_block(cache, block):
-                inputs_BWD, queries_BWHK, keys_BWHK, values_BWHK, attended_BWHK = block
-                tokens = LayerTokens(
-                    inputs_BWD, queries_BWHK, keys_BWHK, values_BWHK, weights["scale_H"]
-                )
-                states = memory.states(cache, attended_BWHK.dtype, prepared)
-                attended_BWHK, read = memory.read(cache, tokens, attended_BWHK, prepared)
-                cache, updated = memory.update(cache, keys_BWHK, values_BWHK, prepared)
-                return cache, (attended_BWHK, states, read | updated)
-
-            cache, *by_block = rows
-            by_block = jax.tree.map(lambda x_BG: jnp.moveaxis(x_BG, 1, 0), by_block)
-            step = jax.checkpoint(run_block) if remat else run_block
-            cache, (attended, states, metrics) = jax.lax.scan(step, cache, by_block)
-            by_element = jax.tree.map(lambda x_GB: jnp.moveaxis(x_GB, 0, 1), (attended, states))
-            return (cache, *by_element), jax.tree.map(lambda x_G: jnp.mean(x_G, 0), metrics)
-
-        B, G = blocks.keys_BGJHK.shape[:2]
-        by_block = [x.reshape(B, G, -1, *x.shape[2:]) for x in (*tokens[:4], attended_BTHK)]
-        weights = {
-            "params": nnx.to_pure_dict(params),
-            "scale_H": tokens.scale_H,
-            "prepared": weights,
-        }
-        (cache, attended, states), metrics = by_data_shard(run_blocks, weights, (cache, *by_block))
+        inputs = *tokens[:4], attended_BTHK
+        weights = weights, tokens.scale_H
+        num_blocks = blocks.keys_BGJHK.shape[1]
+        cache, (attended_BGWHK, states), metrics = scan_blocks(
+            run_block, self, weights, cache, inputs, num_blocks, remat
+        )
         if states is not None:
             states = BlockStates(*(x_BG1SHK[:, :, 0] for x_BG1SHK in states))
-        return MemoryResult(attended.reshape(attended_BTHK.shape), cache, states, metrics)
+        return MemoryResult(attended_BGWHK.reshape(attended_BTHK.shape), cache, states, metrics)
 
-    # One token: the decoding form of the cache.
+    # One token. While a block is filled, a cache may have another form, the decoding form.
 
     def begin_decoding(self, cache: Any, dtype: DTypeLike) -> Any:
         """Returns the decoding form of a segment-form cache; dtype: of the activations."""

@@ -16,12 +16,14 @@ import optax
 from flax import nnx
 
 from brt.checks import Count, Index, OneOf, Share, configurable
+from brt.models.block_recurrent import decoding
 from brt.models.block_recurrent.cell import RecurrentCell
 from brt.models.block_recurrent.external_memory import ExternalMemory
 from brt.models.block_recurrent.feedback import run_blocks, state_source
 from brt.models.block_recurrent.layer import Layer
 from brt.models.block_recurrent.memory import LayerMemory
 from brt.models.body import Body
+from brt.models.contract import check_memory_pairs, check_segment
 from brt.models.fast.chunked_losses import chunked_losses
 from brt.models.layers.dropout import dropout
 from brt.models.layers.embedding import embedded, tied_logits
@@ -49,9 +51,9 @@ class BlockRecurrentTransformer(Body):
             `((@MyMemory, (3, 7)),)`.
         qk_norm: queries and keys of unit length and a learned scale for each head; False: the
             scaled dot product.
-        attention_sinks: a learned score of one more key for each head of windowed attention, whose
-            value is zero (StreamingLLM, Xiao et al. 2023, arXiv:2309.17453, section 3.3, by a
-            score in place of a token).
+        attention_sinks: a learned score of one more key, whose value is zero, for each head of
+            windowed attention (after StreamingLLM, Xiao et al. 2023, arXiv:2309.17453, section
+            3.3, which adds a token).
         attention_form: "plain"; "kernel", Pallas kernels; "auto", kernels on TPUs where sizes fit.
         feedback: block feedback: all other layers attend to the highest cell's states too.
         dropout: rate, where the published model has dropout.
@@ -90,18 +92,15 @@ class BlockRecurrentTransformer(Body):
         memory: Callable[..., LayerMemory] = ExternalMemory,
         special_tokens: int = 0,
     ):
+        check_memory_pairs(memories)
         sizes = Sizes(width, num_heads, head_size, feed_forward_size, qk_norm, attention_form)
         assigned = [
             (cell, _indices("recurrent_layers", recurrent_layers, num_layers)),
             (memory, _indices("memorizing_layers", memorizing_layers, num_layers)),
-            *((build, _indices("memories", at, num_layers)) for build, at in _pairs(memories)),
+            *((build, _indices("memories", at, num_layers)) for build, at in memories),
         ]
-        self.sizes = sizes
-        self.width = width
-        self.window = window
-        self.feedback = feedback
-        self.dropout = dropout
-        self.remat = remat
+        self.sizes, self.width, self.window = sizes, width, window
+        self.feedback, self.dropout, self.remat = feedback, dropout, remat
         self.dtype = jnp.dtype(activation_dtype)
         self.vocabulary_size = vocabulary_size
         divisor = vocabulary_size if logits_divisor == "vocabulary" else width
@@ -111,16 +110,10 @@ class BlockRecurrentTransformer(Body):
         self.begin_D = parameter(rngs, normal(1.0), width, purpose="embedding")
 
         def layer(index):
-            carried = [build(rngs, sizes, window) for build, at in assigned if index in at]
+            built = tuple(build(rngs, sizes, window) for build, at in assigned if index in at)
+            remat_blocks = remat == "block" and not feedback
             return Layer(
-                rngs,
-                sizes,
-                window,
-                dropout=dropout,
-                memories=tuple(carried),
-                reads_states=feedback,
-                remat_blocks=remat == "block" and not feedback,
-                sinks=attention_sinks,
+                rngs, sizes, window, dropout, built, feedback, remat_blocks, attention_sinks
             )
 
         self.layers = nnx.List(layer(index) for index in range(num_layers))
@@ -145,19 +138,7 @@ class BlockRecurrentTransformer(Body):
         counts_B: jax.Array | None = None,
     ) -> tuple[jax.Array, tuple, Metrics]:
         """Runs a segment; counts_B: (B,) int32, tokens of one block that are not padding."""
-        T, W = x_BTD.shape[1], self.window
-        if T < W or T % W:
-            raise ValueError(
-                f"A segment of {T} tokens does not consist of whole blocks of "
-                f"BlockRecurrentTransformer.window = {W}: make the segment length a multiple of "
-                f"{W}."
-            )
-        rows = {leaf.shape[0] for leaf in jax.tree.leaves(caches)}
-        if rows != {x_BTD.shape[0]}:
-            raise ValueError(
-                f"{x_BTD.shape[0]} batch elements, but caches of {sorted(rows)}: take them from "
-                "init_caches for as many, or from the segment before."
-            )
+        check_segment(x_BTD, caches, self.window)
         keys: list[jax.Array | None] = [None] * (len(self.layers) + 1)
         if key is not None and self.dropout:
             keys = list(jax.random.split(key, len(keys)))
@@ -180,8 +161,8 @@ class BlockRecurrentTransformer(Body):
             x_BTD = dropout(self.final_norm(x_BTD), self.dropout, keys[-1])
         named = {
             f"layer{i}/{name}": value
-            for i, of_layer in enumerate(metrics)
-            for name, value in of_layer.items()
+            for i, reported in enumerate(metrics)
+            for name, value in reported.items()
         }
         return x_BTD, caches, named
 
@@ -228,19 +209,23 @@ class BlockRecurrentTransformer(Body):
         }
 
     def begin_decoding(self, caches: tuple) -> tuple:
-        return tuple(layer.begin_decoding(cache) for layer, cache in zip(self.layers, caches))
+        return tuple(
+            decoding.begin_decoding(layer, cache) for layer, cache in zip(self.layers, caches)
+        )
 
     def read_part_embedded(
         self, x_BPD: jax.Array, caches: tuple, counts_B: jax.Array
     ) -> tuple[jax.Array, tuple]:
         y_BPD, after, _ = self.stack(x_BPD, caches, counts_B=counts_B)
         return y_BPD, tuple(
-            layer.begin_decoding(cache, later, counts_B)
+            decoding.begin_decoding(layer, cache, later, counts_B)
             for layer, cache, later in zip(self.layers, caches, after, strict=True)
         )
 
     def end_decoding(self, caches: tuple) -> tuple:
-        return tuple(layer.end_decoding(cache) for layer, cache in zip(self.layers, caches))
+        return tuple(
+            decoding.end_decoding(layer, cache) for layer, cache in zip(self.layers, caches)
+        )
 
     def decode_embedded(
         self, x_BD: jax.Array, caches: tuple, reads_B: jax.Array | bool = True
@@ -248,23 +233,13 @@ class BlockRecurrentTransformer(Body):
         states = None
         if self.feedback:
             source = state_source(self.layers)
-            states = self.layers[source].decoding_states(caches[source], self.dtype)
+            states = decoding.decoding_states(self.layers[source], caches[source], self.dtype)
         new_caches = []
         for i, (layer, cache) in enumerate(zip(self.layers, caches, strict=True)):
             with jax.named_scope(f"layer{i}"):
-                x_BD, cache = layer.decode(x_BD, cache, states, reads_B)
+                x_BD, cache = decoding.decode(layer, x_BD, cache, states, reads_B)
             new_caches.append(cache)
         return self.final_norm(x_BD), tuple(new_caches)
-
-
-def _pairs(memories):
-    for pair in memories:
-        if not (isinstance(pair, list | tuple) and len(pair) == 2 and callable(pair[0])):
-            raise ValueError(
-                f"BlockRecurrentTransformer.memories = {memories!r} must hold pairs of a memory "
-                "and indices of layers: write ((@MyMemory, (3, 7)),), without () after the name."
-            )
-    return memories
 
 
 def _indices(name, layers, num_layers) -> set[int]:

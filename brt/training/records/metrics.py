@@ -76,6 +76,15 @@ def speed(
     return scalars
 
 
+def shown(scalars: dict[str, float]) -> str:
+    """Returns the scalars of a report that the terminal shows."""
+    return (
+        f"loss {scalars['train/loss']:.4f}  bits/token {scalars['train/bits_per_token']:.4f}  "
+        f"lr {scalars['train/learning_rate']:.2e}  "
+        f"{scalars['perf/tokens_per_second']:,.0f} tokens/s"
+    )
+
+
 class StepTimer:
     """Seconds a step since the last report, without pauses."""
 

@@ -1,0 +1,53 @@
+"""The loop over the blocks of a segment, for memories that read and change block by block."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from brt.models.fast.data_shards import by_data_shard
+from brt.models.model import Metrics
+
+
+def scan_blocks(
+    step: Callable[..., tuple[Any, tuple[Any, Metrics]]],
+    module: nnx.Module,
+    weights: Any,
+    carry: Any,
+    inputs: Any,
+    num_blocks: int,
+    remat: bool = False,
+) -> tuple[Any, Any, Metrics]:
+    """Folds `step(module, weights, carry, block)` over the blocks of a segment.
+
+    Args:
+        step: returns the next carry, outputs and metrics.
+        module: whose parameters the step reads.
+        weights: a tree of arrays without a batch axis.
+        carry: a tree of arrays, batch first.
+        inputs: a tree of arrays (B, T, ...), of which a step receives one block, (B, W, ...).
+        remat: recompute each block in the backward pass.
+
+    Returns:
+        The last carry, outputs with axes (B, G, ...), and metrics averaged over the blocks.
+    """
+    graph, params = nnx.split(module, nnx.Param)
+
+    def run(weights, rows):
+        params, weights = weights
+        step_of_block = functools.partial(step, nnx.merge(graph, params), weights)
+        carry, inputs = rows
+        by_block = jax.tree.map(
+            lambda x: jnp.moveaxis(x.reshape(len(x), num_blocks, -1, *x.shape[2:]), 1, 0), inputs
+        )
+        run_block = jax.checkpoint(step_of_block) if remat else step_of_block
+        carry, (outputs, metrics) = jax.lax.scan(run_block, carry, by_block)
+        outputs = jax.tree.map(lambda x_GB: jnp.moveaxis(x_GB, 0, 1), outputs)
+        return (carry, outputs), jax.tree.map(lambda x_G: jnp.mean(x_G, 0), metrics)
+
+    weights = nnx.to_pure_dict(params), weights
+    (carry, outputs), metrics = by_data_shard(run, weights, (carry, inputs))
+    return carry, outputs, metrics

@@ -1,0 +1,103 @@
+"""A layer while it decodes token by token, each batch element at its own position in its block.
+
+Axes as in `brt.models`.
+"""
+
+from typing import cast
+
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+
+from brt.models import caches
+from brt.models.block_recurrent.layer import Layer
+from brt.models.block_recurrent.memory import BlockPairs, BlockStates, joined_states
+from brt.models.caches import DecodingLayer, LayerCache
+from brt.models.layers.attention import attend
+
+
+def begin_decoding(
+    layer: Layer,
+    cache: LayerCache,
+    after: LayerCache | None = None,
+    fill_B: jax.Array | None = None,
+) -> DecodingLayer:
+    """Returns the decoding form of a segment-form cache.
+
+    after, fill_B: as in `fill_window`, for batch elements that end inside a block.
+    """
+    window = caches.fill_window(cache.window, None if after is None else after.window, fill_B)
+    later = cache if after is None else after
+    # A memory that moves inside a block has processed the tokens of the block that count.
+    memories = (
+        memory.begin_decoding(new if memory.moves_in_blocks else old, window.keys_BJHK.dtype)
+        for memory, old, new in zip(layer.memories, cache.memories, later.memories, strict=True)
+    )
+    return DecodingLayer(window, tuple(memories))
+
+
+def end_decoding(layer: Layer, cache: DecodingLayer) -> LayerCache:
+    """Returns the segment form of a decoding form at a block boundary."""
+    pairs = zip(layer.memories, cache.memories, strict=True)
+    memories = (memory.end_decoding(old) for memory, old in pairs)
+    return LayerCache(caches.last_block(cache.window), tuple(memories))
+
+
+@jax.named_scope("states")
+def decoding_states(layer: Layer, cache: DecodingLayer, dtype: DTypeLike) -> BlockStates | None:
+    """Returns the states that the tokens of the block that is being filled attend to."""
+    pairs = zip(layer.memories, cache.memories, strict=True)
+    return joined_states(memory.decoding_states(old, dtype) for memory, old in pairs)
+
+
+def decode(
+    layer: Layer,
+    x_BD: jax.Array,
+    cache: DecodingLayer,
+    feedback_states: BlockStates | None = None,
+    reads_B: jax.Array | bool = True,
+) -> tuple[jax.Array, DecodingLayer]:
+    """Runs on one token of every batch element; memories change when it completes a block.
+
+    Args:
+        x_BD: (B, D) activations.
+        cache: the decoding form.
+        feedback_states: with G = 1, for a layer whose memories have no states.
+        reads_B: (B,) bool, batch elements that have a token; the caches of others stay.
+
+    Returns:
+        (B, D) and the cache after the token.
+    """
+    x_B1D, weights = x_BD[:, None], layer.matrices(x_BD.dtype)
+    token, _ = layer.project(x_B1D, weights)
+    with jax.named_scope("attention"):
+        k_BHK, v_BHK = token.keys_BTHK[:, 0], token.values_BTHK[:, 0]
+        window = caches.write_token(cache.window, k_BHK, v_BHK, reads_B)
+        keys_values = window.keys_BJHK, window.values_BJHK
+        scale_H = jnp.abs(token.scale_H)
+        bias_BH1J = layer.relative_bias.token_table(scale_H, layer.window, window.fill_B)
+        attended_B1HK = attend(
+            *(token.queries_BTHK, *keys_values, token.scale_H, bias_BH1J), sink_H=layer.sink
+        )
+    memories = []
+    for memory, old in zip(layer.memories, cache.memories, strict=True):
+        with jax.named_scope("states" if memory.num_states else "memory"):
+            attended_B1HK, new = memory.decode(old, token, attended_B1HK, reads_B)
+        memories.append(new)
+
+    def read_states(q_B1HK):
+        states = decoding_states(layer, cache, x_BD.dtype) or cast(BlockStates, feedback_states)
+        k_BSHK, v_BSHK = (x_BGSHK[:, 0] for x_BGSHK in states)
+        return attend(layer.scaled(q_B1HK), k_BSHK, v_BSHK, layer.scale("cross_scale_H"))
+
+    x_B1D, _ = layer.output(x_B1D, token.inputs_BTD, attended_B1HK, read_states, weights)
+    blocks = BlockPairs(window.keys_BJHK[:, None], window.values_BJHK[:, None])
+    full_B = caches.completes_block(window, reads_B)
+
+    def update(*memories):
+        pairs = zip(layer.memories, memories)
+        return tuple(memory.update_after_block(old, blocks, full_B) for memory, old in pairs)
+
+    # Computes nothing where no block is full.
+    after = jax.lax.cond(jnp.any(full_B), update, lambda *memories: memories, *memories)
+    return x_B1D[:, 0], DecodingLayer(caches.advance(window, reads_B), after)
