@@ -1,8 +1,8 @@
 """Caches: values that go in and come out, and hold a model's memory between segments.
 
-The segment form is carried from segment to segment and holds whole blocks. The decoding form is
-carried from token to token; it also holds the block that is being filled, and how far each batch
-element has filled it. `init_caches` of a model is the only definition of "empty".
+The segment form is carried from segment to segment and holds whole blocks. The decoding form
+(`decoding_window.py`) is carried from token to token. `init_caches` of a model is the only
+definition of "empty".
 
 Caches are named tuples of arrays, batch first, whose names end in their axes; these decide how they
 are divided over devices. Those of the segment form have a method `clear_state(empty)`.
@@ -41,26 +41,6 @@ class LayerCache(NamedTuple):
         return self._replace(memories=clear_state(self.memories, empty.memories))
 
 
-class DecodingWindow(NamedTuple):
-    """The window while a block is being filled.
-
-    keys_BJHK, values_BJHK: (B, 2W, H, K), the previous block and the current one, which the mask
-        hides beyond the fill.
-    fill_B: (B,) int32, tokens of the current block so far, 0 ... W - 1.
-    """
-
-    keys_BJHK: jax.Array
-    values_BJHK: jax.Array
-    fill_B: jax.Array
-
-
-class DecodingLayer(NamedTuple):
-    """A layer's window while a block is being filled, and the decoding forms of its memories."""
-
-    window: DecodingWindow
-    memories: tuple = ()
-
-
 def select_rows(rows_B: jax.Array, chosen: Tree, others: Tree) -> Tree:
     """Returns the batch elements of `chosen` in `rows_B`, (B,) bool, and of `others` elsewhere."""
 
@@ -90,63 +70,3 @@ def with_state(caches: tuple) -> list[int]:
     A cache that clearing does not change declares it: `carries_state = False`.
     """
     return [i for i, cache in enumerate(caches) if getattr(cache, "carries_state", True)]
-
-
-def fill_window(
-    window: WindowCache, block: WindowCache | None = None, fill_B: jax.Array | None = None
-) -> DecodingWindow:
-    """Returns the decoding form: the last block and the part of the next one so far.
-
-    block: the block after the window, whose first `fill_B` tokens count; None: no token.
-    """
-    rows, W = window.keys_BWHK.shape[:2]
-    if block is None or fill_B is None:
-        block, fill_B = window, jnp.zeros(rows, jnp.int32)
-    counts_BWHK = (jnp.arange(W) < fill_B[:, None])[..., None, None]
-
-    def buffer(x_BWHK, current_BWHK):
-        return jnp.concatenate([x_BWHK, jnp.where(counts_BWHK, current_BWHK, 0)], axis=1)
-
-    keys_BJHK = buffer(window.keys_BWHK, block.keys_BWHK)
-    return DecodingWindow(keys_BJHK, buffer(window.values_BWHK, block.values_BWHK), fill_B)
-
-
-def write_token(
-    window: DecodingWindow, k_BHK: jax.Array, v_BHK: jax.Array, reads_B: jax.Array | bool = True
-) -> DecodingWindow:
-    """Writes a token's key and value at the fill of the batch elements in `reads_B`."""
-    rows = jnp.arange(window.fill_B.shape[0])
-    slot_B = window.keys_BJHK.shape[1] // 2 + window.fill_B
-
-    def put(x_BJHK, token_BHK):
-        if reads_B is not True:
-            token_BHK = select_rows(jnp.asarray(reads_B), token_BHK, x_BJHK[rows, slot_B])
-        return x_BJHK.at[rows, slot_B].set(token_BHK)
-
-    return DecodingWindow(
-        put(window.keys_BJHK, k_BHK), put(window.values_BJHK, v_BHK), window.fill_B
-    )
-
-
-def completes_block(window: DecodingWindow, reads_B: jax.Array | bool = True) -> jax.Array:
-    """Returns whether the token just written is the last of its block, (B,) bool."""
-    return (window.fill_B + 1 == window.keys_BJHK.shape[1] // 2) & reads_B
-
-
-def advance(window: DecodingWindow, reads_B: jax.Array | bool = True) -> DecodingWindow:
-    """Counts the token just written; a full block becomes the previous one."""
-    full_B = completes_block(window, reads_B)
-    counted = window._replace(fill_B=window.fill_B + jnp.asarray(reads_B, jnp.int32))
-
-    def shift(window):
-        W = window.keys_BJHK.shape[1] // 2
-        full = WindowCache(window.keys_BJHK[:, W:], window.values_BJHK[:, W:])
-        return select_rows(full_B, fill_window(full), window)
-
-    return jax.lax.cond(jnp.any(full_B), shift, lambda window: window, counted)
-
-
-def last_block(window: DecodingWindow) -> WindowCache:
-    """Returns the segment form of a window at a block boundary (fill 0)."""
-    W = window.keys_BJHK.shape[1] // 2
-    return WindowCache(window.keys_BJHK[:, :W], window.values_BJHK[:, :W])

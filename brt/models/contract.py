@@ -66,6 +66,15 @@ def check_segment(x_BTD: jax.Array, caches: tuple, window: int) -> None:
         )
 
 
+def check_decoding_form(caches: tuple) -> None:
+    """Refuses segment-form caches where a token is decoded."""
+    if all(hasattr(cache, "clear_state") for cache in caches):
+        raise ValueError(
+            f"decode needs caches in the decoding form, and {type(caches[0]).__name__} is the "
+            "segment form: caches = model.begin_decoding(caches)."
+        )
+
+
 def check_memory_pairs(memories: Iterable[Any]) -> None:
     """Refuses `BlockRecurrentTransformer.memories` that are no pairs of a class and layers."""
     for pair in memories:

@@ -48,7 +48,10 @@ class Model(nnx.Module, Generic[Embedded, Outputs]):
         raise NotImplementedError
 
     def embed(self, tokens_BT: jax.Array) -> Embedded:
-        """Maps (B, T) ids, `BEGIN` before a document's first token, to (B, T, D) activations."""
+        """Maps (B, T) ids, `BEGIN` before a document's first token, to (B, T, D) activations.
+
+        Ids are not checked: the results of one that is not below `vocabulary_size` mean nothing.
+        """
         raise NotImplementedError
 
     def stack(

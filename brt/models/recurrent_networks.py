@@ -19,7 +19,7 @@ from brt.models.axis_rules import constrain
 from brt.models.caches import select_rows
 from brt.models.counts import matrix_size
 from brt.models.fast.layer_scan import run_layers
-from brt.models.layers.dropout import dropout
+from brt.models.layers.dropout import dropout, split_key
 from brt.models.layers.embedding import embedded
 from brt.models.layers.initializers import DENSE, normal, parameter
 from brt.models.layers.precision import at_least_float32
@@ -108,15 +108,13 @@ class RecurrentStack(LanguageModel):
 
     def embed(self, tokens_BT: jax.Array) -> jax.Array:
         if self.adaptive:
-            return constrain(self.embedding(tokens_BT, self.dtype), "BTD")
+            return self.embedding(tokens_BT, self.dtype)
         return embedded(tokens_BT, self.embedding_VD[...], self.begin_D[...], self.dtype)
 
     def stack(
         self, x_BTD: jax.Array, caches: tuple, key: jax.Array | None = None
     ) -> tuple[jax.Array, tuple, dict[str, jax.Array]]:
-        keys: list[jax.Array | None] = [None] * (len(self.layers) + 1)
-        if key is not None and self.dropout:
-            keys = list(jax.random.split(key, len(keys)))
+        keys = split_key(key, self.dropout, len(self.layers) + 1)
         with jax.named_scope("embedding"):
             x_BTD = dropout(x_BTD, self.dropout, keys[0])
 
@@ -131,15 +129,14 @@ class RecurrentStack(LanguageModel):
         return x_BTD, tuple(new_caches), {}
 
     def logits(self, x_BTD: jax.Array) -> jax.Array:
-        x_BTD = constrain(x_BTD, "BTD") if x_BTD.ndim == 3 else x_BTD
         if self.adaptive:
             return self.embedding.logits(x_BTD)
-        return (
-            at_least_float32(x_BTD @ self.embedding_VD[...].astype(self.dtype).T) + self.bias_V[...]
-        )
+        x_BTD = constrain(x_BTD, "BTD") if x_BTD.ndim == 3 else x_BTD
+        logits_BTV = at_least_float32(x_BTD @ self.embedding_VD[...].astype(self.dtype).T)
+        return logits_BTV + self.bias_V[...]
 
     def token_losses(self, x_BTD: jax.Array, targets_BT: jax.Array) -> tuple[jax.Array, jax.Array]:
-        if not self.adaptive or len(self.embedding.bins) == 1:
+        if not self.adaptive:
             return super().token_losses(x_BTD, targets_BT)
         return self.embedding.token_losses(x_BTD, targets_BT)
 

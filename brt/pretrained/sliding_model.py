@@ -19,9 +19,8 @@ from flax import nnx
 
 from brt.checks import Count, configurable
 from brt.models.block_recurrent.memory import BlockPairs
-from brt.models.caches import (
-    LayerCache,
-    WindowCache,
+from brt.models.caches import LayerCache, WindowCache
+from brt.models.decoding_window import (
     advance,
     completes_block,
     fill_window,

@@ -14,20 +14,16 @@ from tiny_models import parameters, quick_jit
 
 from brt.models.block_recurrent.cell import DecodingStates, StateCache
 from brt.models.block_recurrent.external_memory import RingCache
-from brt.models.caches import (
+from brt.models.caches import LayerCache, WindowCache, clear_state, reset_rows, select_rows
+from brt.models.contract import check_caches
+from brt.models.decoding_window import (
     DecodingLayer,
     DecodingWindow,
-    LayerCache,
-    WindowCache,
     advance,
-    clear_state,
     fill_window,
     last_block,
-    reset_rows,
-    select_rows,
     write_token,
 )
-from brt.models.contract import check_caches
 from brt.models.fast.attention import heads_first
 
 B, W, H, K, D = 3, WINDOW, 2, 4, 12
@@ -259,3 +255,10 @@ def test_a_cache_that_cannot_be_carried_is_refused_by_its_name(cache, told, in_a
         return check_caches(caches, ROWS)
     with pytest.raises(ValueError, match=told):
         check_caches(caches, ROWS)
+
+
+@pytest.mark.parametrize("name", ["slide", "melodi", "txl_shaw", "rmt", "armt", "rmt_slide"])
+def test_decoding_refuses_caches_of_segments(name):
+    model = random_model(name)
+    with pytest.raises(ValueError, match="begin_decoding"):
+        jax.eval_shape(model.decode, jnp.zeros(2, jnp.int32), model.init_caches(2))

@@ -9,10 +9,17 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from brt.models import caches
 from brt.models.block_recurrent.layer import Layer
 from brt.models.block_recurrent.memory import BlockPairs, BlockStates, joined_states
-from brt.models.caches import DecodingLayer, LayerCache
+from brt.models.caches import LayerCache
+from brt.models.decoding_window import (
+    DecodingLayer,
+    advance,
+    completes_block,
+    fill_window,
+    last_block,
+    write_token,
+)
 from brt.models.layers.attention import attend
 
 
@@ -26,7 +33,7 @@ def begin_decoding(
 
     after, fill_B: as in `fill_window`, for batch elements that end inside a block.
     """
-    window = caches.fill_window(cache.window, None if after is None else after.window, fill_B)
+    window = fill_window(cache.window, None if after is None else after.window, fill_B)
     later = cache if after is None else after
     # A memory that moves inside a block has processed the tokens of the block that count.
     memories = (
@@ -40,7 +47,7 @@ def end_decoding(layer: Layer, cache: DecodingLayer) -> LayerCache:
     """Returns the segment form of a decoding form at a block boundary."""
     pairs = zip(layer.memories, cache.memories, strict=True)
     memories = (memory.end_decoding(old) for memory, old in pairs)
-    return LayerCache(caches.last_block(cache.window), tuple(memories))
+    return LayerCache(last_block(cache.window), tuple(memories))
 
 
 @jax.named_scope("states")
@@ -72,7 +79,7 @@ def decode(
     token, _ = layer.project(x_B1D, weights)
     with jax.named_scope("attention"):
         k_BHK, v_BHK = token.keys_BTHK[:, 0], token.values_BTHK[:, 0]
-        window = caches.write_token(cache.window, k_BHK, v_BHK, reads_B)
+        window = write_token(cache.window, k_BHK, v_BHK, reads_B)
         keys_values = window.keys_BJHK, window.values_BJHK
         scale_H = jnp.abs(token.scale_H)
         bias_BH1J = layer.relative_bias.token_table(scale_H, layer.window, window.fill_B)
@@ -92,7 +99,7 @@ def decode(
 
     x_B1D, _ = layer.output(x_B1D, token.inputs_BTD, attended_B1HK, read_states, weights)
     blocks = BlockPairs(window.keys_BJHK[:, None], window.values_BJHK[:, None])
-    full_B = caches.completes_block(window, reads_B)
+    full_B = completes_block(window, reads_B)
 
     def update(*memories):
         pairs = zip(layer.memories, memories)
@@ -100,4 +107,4 @@ def decode(
 
     # Computes nothing where no block is full.
     after = jax.lax.cond(jnp.any(full_B), update, lambda *memories: memories, *memories)
-    return x_B1D[:, 0], DecodingLayer(caches.advance(window, reads_B), after)
+    return x_B1D[:, 0], DecodingLayer(advance(window, reads_B), after)

@@ -24,10 +24,8 @@ from brt.models.block_recurrent.layer import Layer
 from brt.models.block_recurrent.memory import LayerMemory
 from brt.models.body import Body
 from brt.models.contract import check_memory_pairs, check_segment
-from brt.models.fast.chunked_losses import chunked_losses
-from brt.models.layers.dropout import dropout
-from brt.models.layers.embedding import embedded, tied_logits
-from brt.models.layers.initializers import normal, parameter
+from brt.models.layers.dropout import dropout, split_key
+from brt.models.layers.embedding import TiedEmbedding
 from brt.models.layers.norms import RMSNorm
 from brt.models.layers.sizes import FORMS, Sizes
 from brt.models.model import DTYPES, Metrics
@@ -37,7 +35,7 @@ REMATS = ("none", "layer", "block")
 
 
 @configurable(denylist=["rngs", "cell", "memory", "special_tokens"])
-class BlockRecurrentTransformer(Body):
+class BlockRecurrentTransformer(TiedEmbedding, Body):
     """XL, Slide, Rec, Feedback and Memorizing, which differ in their bindings only.
 
     Args:
@@ -103,11 +101,8 @@ class BlockRecurrentTransformer(Body):
         self.feedback, self.dropout, self.remat = feedback, dropout, remat
         self.dtype = jnp.dtype(activation_dtype)
         self.vocabulary_size = vocabulary_size
-        divisor = vocabulary_size if logits_divisor == "vocabulary" else width
-        self.logits_divisor = math.sqrt(divisor)
-        rows = vocabulary_size + special_tokens
-        self.embedding_VD = parameter(rngs, normal(1.0), rows, width, purpose="embedding")
-        self.begin_D = parameter(rngs, normal(1.0), width, purpose="embedding")
+        divisor = math.sqrt(vocabulary_size if logits_divisor == "vocabulary" else width)
+        self.add_embedding(rngs, vocabulary_size + special_tokens, width, divisor)
 
         def layer(index):
             built = tuple(build(rngs, sizes, window) for build, at in assigned if index in at)
@@ -127,9 +122,6 @@ class BlockRecurrentTransformer(Body):
     def init_caches(self, rows: int) -> tuple:
         return tuple(layer.init_cache(rows, self.dtype) for layer in self.layers)
 
-    def embed(self, tokens_BT: jax.Array) -> jax.Array:
-        return embedded(tokens_BT, self.embedding_VD[...], self.begin_D[...], self.dtype)
-
     def stack(
         self,
         x_BTD: jax.Array,
@@ -139,9 +131,7 @@ class BlockRecurrentTransformer(Body):
     ) -> tuple[jax.Array, tuple, Metrics]:
         """Runs a segment; counts_B: (B,) int32, tokens of one block that are not padding."""
         check_segment(x_BTD, caches, self.window)
-        keys: list[jax.Array | None] = [None] * (len(self.layers) + 1)
-        if key is not None and self.dropout:
-            keys = list(jax.random.split(key, len(keys)))
+        keys = split_key(key, self.dropout, len(self.layers) + 1)
         metrics: list[Metrics] = []
         if self.feedback:
             remat = self.remat != "none"
@@ -165,12 +155,6 @@ class BlockRecurrentTransformer(Body):
             for name, value in reported.items()
         }
         return x_BTD, caches, named
-
-    def logits(self, x_BTD: jax.Array) -> jax.Array:
-        return tied_logits(x_BTD, self.embedding_VD[...], self.logits_divisor)
-
-    def token_losses(self, x_BTD: jax.Array, targets_BT: jax.Array) -> tuple[jax.Array, jax.Array]:
-        return chunked_losses(x_BTD, self.embedding_VD[...], targets_BT, self.logits_divisor)
 
     @property
     def period(self) -> int:

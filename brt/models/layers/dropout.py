@@ -52,6 +52,11 @@ def draw_masks(
     return LayerMasks(normed_PD, weights_HWJ, state_weights_HWS, fed_PD)
 
 
+def split_key(key: jax.Array | None, rate: float, number: int) -> list[jax.Array | None]:
+    """Returns so many dropout keys; None for each without a key or a rate."""
+    return [None] * number if key is None or not rate else list(jax.random.split(key, number))
+
+
 def keep_mask(
     key: jax.Array | None, rate: float, shape: tuple[int, ...], dtype: DTypeLike
 ) -> jax.Array | None:

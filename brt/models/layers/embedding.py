@@ -2,11 +2,39 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from flax import nnx
 from jax.typing import DTypeLike
 
 from brt.models.axis_rules import constrain
+from brt.models.fast.chunked_losses import chunked_losses
+from brt.models.layers.initializers import normal, parameter
 from brt.models.layers.precision import at_least_float32
 from brt.token_ids import BEGIN
+
+
+class TiedEmbedding(nnx.Module):
+    """The base of models whose logits are products with the embedding matrix, over a divisor."""
+
+    embedding_VD: nnx.Param
+    begin_D: nnx.Param
+    logits_divisor: float
+    dtype: np.dtype
+
+    def add_embedding(self, rngs: nnx.Rngs, rows: int, width: int, divisor: float) -> None:
+        """Adds the matrix, of N(0, 1), and the vector of `BEGIN`."""
+        self.embedding_VD = parameter(rngs, normal(1.0), rows, width, purpose="embedding")
+        self.begin_D = parameter(rngs, normal(1.0), width, purpose="embedding")
+        self.logits_divisor = divisor
+
+    def embed(self, tokens_BT: jax.Array) -> jax.Array:
+        return embedded(tokens_BT, self.embedding_VD[...], self.begin_D[...], self.dtype)
+
+    def logits(self, x_BTD: jax.Array) -> jax.Array:
+        return tied_logits(x_BTD, self.embedding_VD[...], self.logits_divisor)
+
+    def token_losses(self, x_BTD: jax.Array, targets_BT: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return chunked_losses(x_BTD, self.embedding_VD[...], targets_BT, self.logits_divisor)
 
 
 def embedded(

@@ -11,10 +11,11 @@ from flax import nnx
 
 from brt.checks import Count, CountFrom0, Index, OneOf, Share, configurable
 from brt.models.caches import select_rows
-from brt.models.fast.chunked_losses import chunked_losses
+from brt.models.contract import check_decoding_form
 from brt.models.layers.dropout import dropout as drop
-from brt.models.layers.embedding import embedded, tied_logits
-from brt.models.layers.initializers import normal, parameter
+from brt.models.layers.dropout import split_key
+from brt.models.layers.embedding import TiedEmbedding
+from brt.models.layers.initializers import parameter
 from brt.models.layers.norms import RMSNorm
 from brt.models.layers.sizes import Sizes
 from brt.models.melodi.layer import KeysValues, MelodiCache, MelodiLayer, MelodiSizes, truncated
@@ -41,7 +42,7 @@ class DecodingMelodi(NamedTuple):
 
 
 @configurable(denylist=["rngs"])
-class Melodi(LanguageModel):
+class Melodi(TiedEmbedding, LanguageModel):
     """Windowed attention with a short-term memory in each layer and a long-term memory in some.
 
     Args:
@@ -94,17 +95,11 @@ class Melodi(LanguageModel):
             )
         sizes = Sizes(width, num_heads, head_size, feed_forward_size)
         with_long = {index % num_layers for index in long_layers}
-        self.sizes = sizes
-        self.window = window
-        self.dropout = max(dropout, attention_dropout)
-        self.output_dropout = dropout
-        self.remat = remat
+        self.sizes, self.window, self.remat = sizes, window, remat
+        self.dropout, self.output_dropout = max(dropout, attention_dropout), dropout
         self.dtype = jnp.dtype(activation_dtype)
         self.vocabulary_size = vocabulary_size
-        self.embedding_VD = parameter(
-            rngs, normal(1.0), vocabulary_size, width, purpose="embedding"
-        )
-        self.begin_D = parameter(rngs, normal(1.0), width, purpose="embedding")
+        self.add_embedding(rngs, vocabulary_size, width, math.sqrt(width))
         self.summary_RD = parameter(
             rngs, truncated, summary, width, purpose="recurrence", multiplied=False
         )
@@ -122,9 +117,6 @@ class Melodi(LanguageModel):
     def init_caches(self, rows: int) -> tuple:
         return tuple(layer.init_cache(rows, self.dtype) for layer in self.layers)
 
-    def embed(self, tokens_BT: jax.Array) -> jax.Array:
-        return embedded(tokens_BT, self.embedding_VD[...], self.begin_D[...], self.dtype)
-
     def stack(
         self, x_BTD: jax.Array, caches: tuple, key: jax.Array | None = None
     ) -> tuple[jax.Array, tuple, Metrics]:
@@ -134,9 +126,7 @@ class Melodi(LanguageModel):
                 f"A segment of {T} tokens does not consist of whole windows of Melodi.window = "
                 f"{self.window}: make the segment length a multiple of {self.window}."
             )
-        keys: list[jax.Array | None] = [None] * (len(self.layers) + 1)
-        if key is not None and self.dropout:
-            keys = list(jax.random.split(key, len(keys)))
+        keys = split_key(key, self.dropout, len(self.layers) + 1)
         summary_BRD = jnp.tile(self._summary(B), (1, T // self.window, 1))
         after = []
         metrics: Metrics = {}
@@ -153,13 +143,6 @@ class Melodi(LanguageModel):
     def _summary(self, rows):
         summary_UD = self.summary_RD[...].astype(self.dtype)
         return jnp.broadcast_to(summary_UD, (rows, *summary_UD.shape))
-
-    def logits(self, x_BTD: jax.Array) -> jax.Array:
-        return tied_logits(x_BTD, self.embedding_VD[...], math.sqrt(self.sizes.width))
-
-    def token_losses(self, x_BTD: jax.Array, targets_BT: jax.Array) -> tuple[jax.Array, jax.Array]:
-        divisor = math.sqrt(self.sizes.width)
-        return chunked_losses(x_BTD, self.embedding_VD[...], targets_BT, divisor)
 
     # Tokens.
 
@@ -207,6 +190,7 @@ class Melodi(LanguageModel):
     def decode(
         self, tokens_B: jax.Array, caches: tuple, reads_B: jax.Array | bool = True
     ) -> tuple[jax.Array, tuple]:
+        check_decoding_form(caches)
         fill_B, W = caches[0].fill_B, self.window
         reads_B = jnp.broadcast_to(jnp.asarray(reads_B), fill_B.shape)
         rows = jnp.arange(len(fill_B))

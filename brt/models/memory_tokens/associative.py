@@ -19,7 +19,9 @@ from jax.typing import DTypeLike
 
 from brt.checks import Count, configurable
 from brt.models.caches import select_rows
+from brt.models.contract import check_decoding_form
 from brt.models.counts import matrix_size
+from brt.models.layers.dropout import split_key
 from brt.models.layers.initializers import DENSE, normal, parameter
 from brt.models.layers.norms import share_of_norm
 from brt.models.layers.precision import at_least_float32
@@ -205,9 +207,7 @@ class AssociativeRecurrentMemoryTransformer(LanguageModelWrapper):
         M = before[0].shape[1]
         causal_QJ = M + jnp.arange(Q)[:, None] >= jnp.arange(M + Q)
         visible_BQJ = jnp.broadcast_to(causal_QJ, (rows, Q, M + Q))
-        keys: list[jax.Array | None] = [None] * (len(caches) + 2)
-        if key is not None and self.dropout:
-            keys = list(jax.random.split(key, len(keys)))
+        keys = split_key(key, self.dropout, len(caches) + 2)
         x_BQD = self.body.drops(x_BQD, keys[-1])
         shared = self.body.distances(distances(Q, M + Q), keys[-2])
         run = _Run([], [], [])
@@ -251,6 +251,7 @@ class AssociativeRecurrentMemoryTransformer(LanguageModelWrapper):
     def decode(
         self, tokens_B: jax.Array, caches: tuple, reads_B: jax.Array | bool = True
     ) -> tuple[jax.Array, tuple]:
+        check_decoding_form(caches)
         x_BD = self.embed(tokens_B[:, None])[:, 0]
         index_P = jnp.arange(self.period)
         distance_BP = caches[0].fill_B[:, None] - index_P

@@ -13,6 +13,8 @@ from flax import nnx
 from jax.nn.initializers import zeros
 from jax.typing import DTypeLike
 
+from brt.models.axis_rules import constrain
+from brt.models.layers import losses
 from brt.models.layers.initializers import normal, parameter
 from brt.models.layers.precision import at_least_float32
 from brt.token_ids import BEGIN
@@ -162,7 +164,7 @@ class AdaptiveEmbedding(nnx.Module):
             inside_BT = (tokens_BT >= low) & (tokens_BT < high)
             y_BTD = part.embed(jnp.clip(tokens_BT - low, 0, high - low - 1), dtype)
             x_BTD = jnp.where(inside_BT[..., None], y_BTD, x_BTD)
-        return x_BTD * self.width**0.5
+        return constrain(x_BTD * self.width**0.5, "BTD")
 
     def divided_sizes(self) -> dict[str, int]:
         """Returns the sizes of the bins, which the model axis of a mesh must divide."""
@@ -174,6 +176,7 @@ class AdaptiveEmbedding(nnx.Module):
 
     def logits(self, x_BTD: jax.Array) -> jax.Array:
         """Maps (..., D) to (..., V): logits of one bin, log-probabilities of several."""
+        x_BTD = constrain(x_BTD, "BTD") if x_BTD.ndim == 3 else x_BTD
         if len(self.bins) == 1:
             return self.bins[0].logits(x_BTD)
         head_BTV = self._head(x_BTD)
@@ -191,11 +194,13 @@ class AdaptiveEmbedding(nnx.Module):
         )
 
     def token_losses(self, x_BTD: jax.Array, targets_BT: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Returns -log p of each target, and whether it is the most likely word; for several bins.
+        """Returns -log p of each target, and whether it is the most likely word.
 
-        No (B, T, V) array exists: a rare bin is scored, CHUNK tokens at a time, only where it
-        contains the target or is more likely than every frequent word.
+        For several bins no (B, T, V) array exists: a rare bin is scored, CHUNK tokens at a time,
+        only where it contains the target or is more likely than every frequent word.
         """
+        if len(self.bins) == 1:
+            return losses.token_losses(self.logits(x_BTD), targets_BT)
         x_ND = x_BTD.reshape(-1, x_BTD.shape[-1])
         targets_N = targets_BT.reshape(-1)
         size = self.edges[1]

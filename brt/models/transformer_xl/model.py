@@ -17,7 +17,6 @@ import optax
 from flax import nnx
 
 from brt.checks import Count, CountFrom0, OneOf, Positive, Share, configurable
-from brt.models.axis_rules import constrain
 from brt.models.counts import matrix_size
 from brt.models.layers.initializers import normal, parameter
 from brt.models.layers.sizes import Sizes
@@ -96,13 +95,9 @@ class TransformerXL(TransformerXLStack):
     ):
         self._check(width, encoding, position_rows, same_length, memory_length)
         sizes = Sizes(width, num_heads, head_size, feed_forward_size)
-        self.sizes = sizes
-        self.width = width
-        self.vocabulary_size = vocabulary_size
-        self.memory_length = memory_length
-        self.encoding = encoding
-        self.same_length = same_length
-        self.clamp_length = clamp_length
+        self.sizes, self.width, self.vocabulary_size = sizes, width, vocabulary_size
+        self.memory_length, self.encoding = memory_length, encoding
+        self.same_length, self.clamp_length = same_length, clamp_length
         self.dropout = max(dropout, attention_dropout)
         self.drops = Drops(dropout, attention_dropout, variational_dropout)
         self.dtype = jnp.dtype(activation_dtype)
@@ -155,15 +150,12 @@ class TransformerXL(TransformerXLStack):
     # Vocabulary.
 
     def embed(self, tokens_BT: jax.Array) -> jax.Array:
-        return constrain(self.embedding(tokens_BT, self.dtype), "BTD")
+        return self.embedding(tokens_BT, self.dtype)
 
     def logits(self, x_BTD: jax.Array) -> jax.Array:
-        x_BTD = constrain(x_BTD, "BTD") if x_BTD.ndim == 3 else x_BTD
         return self.embedding.logits(x_BTD)
 
     def token_losses(self, x_BTD: jax.Array, targets_BT: jax.Array) -> tuple[jax.Array, jax.Array]:
-        if len(self.embedding.bins) == 1:
-            return super().token_losses(x_BTD, targets_BT)
         return self.embedding.token_losses(x_BTD, targets_BT)
 
     # Receptive field and cost.

@@ -12,6 +12,7 @@ from brt.models.attention_weights import AttentionLayout, AttentionWeights, Show
 from brt.models.body import Body
 from brt.models.caches import select_rows
 from brt.models.fast.layer_scan import run_layers
+from brt.models.layers.dropout import split_key
 from brt.models.layers.positions_sinusoid import sinusoid
 from brt.models.layers.sizes import Sizes
 from brt.models.memory_tokens.layout import MemoryLayout
@@ -119,9 +120,7 @@ class TransformerXLStack(Body, ShowsAttention):
             (B, T, D), and each layer's inputs (B, T, D), for `remember`.
         """
         T = x_BTD.shape[1]
-        keys: list[jax.Array | None] = [None] * (len(self.layers) + 3)
-        if key is not None and self.dropout:
-            keys = list(jax.random.split(key, len(keys)))
+        keys = split_key(key, self.dropout, len(self.layers) + 3)
         first_key, distance_key, last_key, *layer_keys = keys
         backwards_T = jnp.arange(T - 1, -1, -1)
         with jax.named_scope("embedding"):
