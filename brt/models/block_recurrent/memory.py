@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-from brt.models.block_recurrent.block_scan import scan_blocks
+from brt.models.block_scan import scan_blocks
 from brt.models.caches import select_rows
 from brt.models.contract import checked_result
 from brt.models.model import Metrics
@@ -146,7 +146,7 @@ class LayerMemory(nnx.Module):
             remat: recompute each block in the backward pass.
         """
 
-        def run_block(memory, weights, cache, inputs):
+        def run_block(memory, weights, cache, inputs, index):
             prepared, scale_H = weights
             x_BWD, q_BWHK, k_BWHK, v_BWHK, attended_BWHK = inputs
             tokens = LayerTokens(x_BWD, q_BWHK, k_BWHK, v_BWHK, scale_H)

@@ -17,8 +17,8 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from brt.models.axis_rules import constrain
+from brt.models.block_scan import scan_blocks
 from brt.models.counts import matrix_size
-from brt.models.fast.data_shards import by_data_shard
 from brt.models.layers.attention import attend
 from brt.models.layers.dropout import dropped, keep_mask, repeated_mask
 from brt.models.layers.feed_forward import FeedForward
@@ -228,19 +228,17 @@ class MelodiLayer(nnx.Module):
             summary_normed_BRD = dropped(self.attention_norm(summary_BRD), masks.summary_PD)
 
         def by_window(tokens_BT, summary_BR):
-            """Returns (G, B, W + U, ...)."""
-            windows = tokens_BT.reshape(B, G, W, *tokens_BT.shape[2:])
-            summaries = summary_BR.reshape(B, G, U, *summary_BR.shape[2:])
-            return jnp.moveaxis(jnp.concatenate([windows, summaries], axis=2), 1, 0)
+            """Returns every window with its summary tokens, (B, G * X, ...)."""
+            parts = (x.reshape(B, G, -1, *x.shape[2:]) for x in (tokens_BT, summary_BR))
+            return jnp.concatenate(list(parts), axis=2).reshape(B, -1, *tokens_BT.shape[2:])
 
         # Queries, keys and values of all windows at once; only the memories are sequential.
-        heads = [
-            by_window(*pair)
-            for pair in zip(
-                (self.queries(normed_BTD), *self.keys_values(normed_BTD)),
-                (self.queries(summary_normed_BRD), *self.keys_values(summary_normed_BRD)),
-            )
-        ]
+        heads = map(
+            by_window,
+            (self.queries(normed_BTD), *self.keys_values(normed_BTD)),
+            (self.queries(summary_normed_BRD), *self.keys_values(summary_normed_BRD)),
+        )
+        inputs = by_window(x_BTD, summary_BRD), *heads
         bias_HXJ = self.bias(slice(None), self.memory.short + W + U)
         with jax.named_scope("memory"):
             long = None
@@ -248,29 +246,13 @@ class MelodiLayer(nnx.Module):
                 normed_BMD = dropped(self.attention_norm(cache.long_BMD), masks.long_PD)
                 long = self.keys_values(normed_BMD)
 
-        # The batch elements of each data shard apart: no collective over data in the loop.
-        graph, params = nnx.split(self, nnx.Param)
-        weights = {"params": nnx.to_pure_dict(params), "bias_HXJ": bias_HXJ}
-        rows = (
-            cache,
-            long,
-            *(jnp.moveaxis(x, 0, 1) for x in (by_window(x_BTD, summary_BRD), *heads)),
+        def step(layer, weights, carry, window, index):
+            return layer.window(*carry, *window, index, weights["bias_HXJ"], masks)
+
+        # Named, as the axes of a name decide its sharding.
+        (cache, _), (tokens, summaries), metrics = scan_blocks(
+            step, self, {"bias_HXJ": bias_HXJ}, (cache, long), inputs, G
         )
-
-        def run_windows(weights, rows):
-            layer = nnx.merge(graph, weights["params"])
-            cache, long, *by_window = rows
-
-            def step(carry, inputs):
-                arguments = *carry, *inputs, weights["bias_HXJ"], masks
-                return layer.window(*arguments)
-
-            inputs = (*(jnp.moveaxis(x, 1, 0) for x in by_window), jnp.arange(G))
-            (cache, _), (outputs, metrics) = jax.lax.scan(step, (cache, long), inputs)
-            outputs = jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), outputs)
-            return (cache, outputs), jax.tree.map(jnp.mean, metrics)
-
-        (cache, (tokens, summaries)), metrics = by_data_shard(run_windows, weights, rows)
         norm = jnp.sqrt(jnp.mean(jnp.square(at_least_float32(cache.short_BSD))))
         metrics = metrics | {"state_norm": norm}
         return tokens.reshape(B, T, D), summaries.reshape(B, G * U, D), cache, metrics

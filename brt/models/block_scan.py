@@ -1,6 +1,5 @@
-"""The loop over the blocks of a segment, for memories that read and change block by block."""
+"""The loop over the blocks of a segment, for memories that change block by block."""
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -21,7 +20,7 @@ def scan_blocks(
     num_blocks: int,
     remat: bool = False,
 ) -> tuple[Any, Any, Metrics]:
-    """Folds `step(module, weights, carry, block)` over the blocks of a segment.
+    """Folds `step(module, weights, carry, block, index)` over the blocks of a segment.
 
     Args:
         step: returns the next carry, outputs and metrics.
@@ -38,13 +37,18 @@ def scan_blocks(
 
     def run(weights, rows):
         params, weights = weights
-        step_of_block = functools.partial(step, nnx.merge(graph, params), weights)
+        module = nnx.merge(graph, params)
         carry, inputs = rows
         by_block = jax.tree.map(
             lambda x: jnp.moveaxis(x.reshape(len(x), num_blocks, -1, *x.shape[2:]), 1, 0), inputs
         )
-        run_block = jax.checkpoint(step_of_block) if remat else step_of_block
-        carry, (outputs, metrics) = jax.lax.scan(run_block, carry, by_block)
+
+        def run_block(carry, block):
+            return step(module, weights, carry, *block)
+
+        run_block = jax.checkpoint(run_block) if remat else run_block
+        blocks = by_block, jnp.arange(num_blocks)
+        carry, (outputs, metrics) = jax.lax.scan(run_block, carry, blocks)
         outputs = jax.tree.map(lambda x_GB: jnp.moveaxis(x_GB, 0, 1), outputs)
         return (carry, outputs), jax.tree.map(lambda x_G: jnp.mean(x_G, 0), metrics)
 
