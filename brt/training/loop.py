@@ -85,7 +85,6 @@ class TrainingRun:
             raise
 
     def _restore(self, params, evaluator):
-        """Continues from the newest checkpoint, or starts with `params`."""
         record: dict = {}
         restored = self.checkpoints.restore_latest(self.experiment.abstract_state(self.mesh))
         if restored:

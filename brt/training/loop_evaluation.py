@@ -70,7 +70,6 @@ class LoopEvaluation:
         return state
 
     def is_due(self, step: int) -> bool:
-        """Tells whether there is an evaluation after this step."""
         if self.evaluator is None:
             return False
         return step % self._trainer.eval_every == 0 or step == self._trainer.steps
@@ -121,6 +120,5 @@ class LoopEvaluation:
         return step < self._trainer.steps and self._policy.stops(self.best)
 
     def record_end(self, step: int, progress: Progress) -> None:
-        """Records that the run stops early."""
         self._folder.record(step, {STOPPED_EARLY: 1})
         progress.note(f"Stopped early at step {step:,}: {self._policy.reason(self.best)}.")

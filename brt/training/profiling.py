@@ -91,7 +91,6 @@ class Profiler:
         return folder
 
     def close(self) -> None:
-        """Ends a trace that is not ended yet."""
         if self.tracing:
             self.tracing = False
             jax.profiler.stop_trace()

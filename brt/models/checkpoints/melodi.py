@@ -107,7 +107,6 @@ def load(params: Mapping[str, np.ndarray], long_memory: int = 0) -> Melodi:
 
 
 def load_recording(recording: Mapping[str, np.ndarray]) -> Melodi:
-    """Returns the model of a recording: `params/...` and `config_json`."""
     config = json.loads(str(recording["config_json"]))
     bindings = dict(binding.split("=", 1) for binding in config["gin_bindings"])
     sizes = {name.rsplit(".", 1)[-1]: value for name, value in bindings.items()}

@@ -37,5 +37,4 @@ def load(params: dict, config: dict) -> RecurrentMemoryTransformer:
 
 
 def load_recording(recording: Mapping[str, np.ndarray]) -> RecurrentMemoryTransformer:
-    """Returns the model of a recording: `params/...` and `config_json`."""
     return load(recorded_parameters(recording), json.loads(str(recording["config_json"])))

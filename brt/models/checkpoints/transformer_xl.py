@@ -109,7 +109,6 @@ def load(
 
 
 def load_recording(recording: Mapping[str, np.ndarray]) -> TransformerXL:
-    """Returns the model of a recording: `params/...` and `config_json`."""
     return load(recorded_parameters(recording), json.loads(str(recording["config_json"])))
 
 

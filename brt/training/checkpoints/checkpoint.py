@@ -290,7 +290,6 @@ class Checkpoints:
         return held != step
 
     def _skip(self, step, error):
-        """Notes a damaged checkpoint."""
         self._refuse_transient(step, error)
         self._skipped[step] = "unreadable"
         logging.warning(

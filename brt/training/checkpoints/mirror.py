@@ -29,7 +29,6 @@ class CheckpointMirror:
         self.folder = scratch_folder(self, "brt-checkpoints-")
 
     def steps(self) -> list[int]:
-        """Steps of the complete checkpoints, oldest first."""
         steps = (int(path.name) for path in self.remote.iterdir() if path.name.isdigit())
         return sorted(step for step in steps if (self.remote / str(step) / COMPLETE).is_file())
 
@@ -44,7 +43,6 @@ class CheckpointMirror:
             os.replace(fetched, folder)
 
     def publish(self, step: int) -> None:
-        """Copies a checkpoint of this disk to the bucket."""
         target = self.remote / str(step)
         remove(target)  # the unfinished copy of a process that was killed
         upload(self.folder / str(step), target)
@@ -57,5 +55,4 @@ class CheckpointMirror:
                 remove(self.remote / str(old), first=COMPLETE)
 
     def forget(self, step: int) -> None:
-        """Removes this disk's copy of a checkpoint."""
         shutil.rmtree(self.folder / str(step), ignore_errors=True)

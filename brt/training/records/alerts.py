@@ -107,7 +107,6 @@ class StallWatch:
         self._last = None
 
     def close(self) -> None:
-        """Ends the thread."""
         self._closed.set()
         if self._thread is not None:
             self._thread.join()

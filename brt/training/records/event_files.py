@@ -56,7 +56,6 @@ class EventFile:
             self.flush()
 
     def flush(self) -> None:
-        """Waits until all events are on disk."""
         self._do(self._file.flush)
         self._flushed = time.monotonic()
 

@@ -93,7 +93,6 @@ class StepTimer:
         self._steps = 0
 
     def count(self) -> None:
-        """Counts a step."""
         self._steps += 1
 
     def lap(self) -> tuple[float, float]:

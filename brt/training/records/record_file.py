@@ -39,7 +39,6 @@ class RecordFile:
         self._check_place()
 
     def sync(self) -> None:
-        """Waits until all lines are on disk."""
         with naming(self.path):
             os.fsync(self._file.fileno())
         self._check_place()
@@ -61,7 +60,6 @@ class RecordFile:
         )
 
     def close(self) -> None:
-        """Closes the file."""
         self._file.close()
 
 

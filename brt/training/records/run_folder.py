@@ -70,7 +70,6 @@ class RunFolder:
             ) from error
 
     def file(self, name: str) -> str:
-        """Returns the path of a file of the folder."""
         return os.path.join(self.path, name)
 
     @property
