@@ -1,9 +1,9 @@
-"""Writes the tables and figures of the results page from archives of runs.
+"""Writes the tables and figures of the pages of results from archives of runs.
 
     python docs/results/build.py [FOLDER]
 
-FOLDER (default: the folder of this file) holds README.md, runs/, figures/ and sweeps/. Needs the
-extra `report`.
+FOLDER (default: the folder of this file) holds README.md and other pages, runs/ and figures/. Needs
+the extra `report`.
 """
 
 import sys
@@ -16,9 +16,9 @@ from brt.storage.regular_files import printable
 
 def main() -> None:
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent
-    written, problems = write_results(folder)
-    print(f"Written: {written} files in {folder}")
-    for problem in problems:
+    found = write_results(folder)
+    print(f"Written: the pages and figures of {folder}")
+    for problem in found.problems:
         print(f"Note: {printable(problem)}")
 
 

@@ -23,6 +23,7 @@ PAGES = [
     ROOT / "CONTRIBUTING.md",
     *sorted((ROOT / "docs").glob("*.md")),
     *sorted((ROOT / "docs" / "benchmarks").glob("*.md")),
+    *sorted((ROOT / "docs" / "results").glob("*.md")),
 ]
 BLOCK = re.compile(r'^```(\w+)(?: title="(.*?)")?\n(.*?)^```', re.M | re.S)
 

@@ -6,29 +6,29 @@ import re
 
 import pytest
 from fabricated_runs import make_run
-from paths import ROOT
 
 pytest.importorskip("matplotlib", reason='the page needs pip install -e ".[report]"')
 
+from results_page.front import front_table
 from results_page.gain_tables import gain_table
-from results_page.gains import gains
-from results_page.over_training import clearing_plot, training_plot
-from results_page.overview import overview_plot, overview_table
+from results_page.gains import fresh_bits, gains
+from results_page.learning import learning_plot
+from results_page.overview import DEPENDS, overview_plot, overview_table
 from results_page.page import fill, results
-from results_page.systems import systems_table
+from results_page.significance import holm
+from results_page.systems import StepTimes, read_step_times, systems_table
 
 from brt.reporting.archive import pack, unpack
 from brt.reporting.collect import collect
 from brt.reporting.drawing.plots import png
 from brt.reporting.runs import open_runs
 
-PAGE = ROOT / "docs" / "results"
 
+def a_run(folder, name, bits, *bindings, seed=0, ledger="0a", cleared=None, fresh=None, **options):
+    """A run of 3,000 steps that ended with so many bits per byte on validation.
 
-def a_run(
-    folder, name, bits, *bindings, seed=0, ledger="0a", cleared=None, split="validation", **options
-):
-    """A run of 3,000 steps that ended with so many bits per byte on a split."""
+    fresh: bits per byte of the last two reports of training.
+    """
     found = {"step": 3000, "bits_per_byte": bits}
     if cleared:
         found["cleared_bits_per_byte"] = cleared
@@ -37,8 +37,15 @@ def a_run(
         f"small/{name}+corpora/text",
         *bindings,
         seed=seed,
-        evaluations={split: found},
-        records=[{"step": 100, "data/ledger": f"00{seed}"}, {"step": 200, "data/ledger": ledger}],
+        evaluations={"validation": found},
+        records=[
+            {"step": 100, "data/ledger": f"00{seed}"},
+            {"step": 200, "data/ledger": ledger, "train/bits_per_token": 9.0},
+            *(
+                {"step": 2700 + 300 * n, "train/bits_per_token": value}
+                for n, value in enumerate(fresh or ())
+            ),
+        ],
         **options,
     )
 
@@ -63,61 +70,101 @@ def test_a_gain_is_taken_seed_by_seed_from_the_best_plain_stack_on_the_same_toke
     ]
     (gain,) = gains(collect(open_runs(runs)))
     assert [run.name for run in gain.plain.runs] == ["best0", "best1", "best2"]
-    assert gain.gains == (0.125, 0.25) and gain.worth == (0.25, 0.125)
+    assert gain.gains == (0.125, 0.25) and gain.fresh == ()
     (row,) = gain_table("map", [gain]).rows
-    assert [cell.text for cell in row][5:10] == [
-        "Rec:fixed:skip:6L, layer 4", "Slide:7L", "8", "adamw 0.002; 0.002", "2",
-    ]  # fmt: skip
-    assert [cell.values for cell in row][10:] == [
-        (2.375, 2.75), (2.25, 2.5), (2.5, 2.625), (0.125, 0.25), (0.25, 0.125),
+    assert [cell.text for cell in row][4:8] == ["adamw", "Rec:fixed:skip:6L, layer 4", "8", "2"]
+    assert [cell.values for cell in row][8:] == [
+        (2.375, 2.75), (2.25, 2.5), (2.5, 2.625), (0.125, 0.25), (),
     ]  # fmt: skip
 
 
-def test_the_overview_says_of_several_seeds_which_side_of_zero_their_interval_is_on(tmp_path):
-    bits = {  # of the recurrent stack, a seed each; the plain one has 2.5
-        "map_rec": (2.25, 2.26, 2.27),
-        "map_lstm": (2.25, 2.5, 2.75),
-        "map_rec W": (2.625, 2.615, 2.635),
-        "map_lstm W": (2.0, 2.0),
+def test_what_all_rows_share_is_said_once(tmp_path):
+    runs = [
+        a_run(tmp_path / "rec", "map_rec", 2.25),
+        a_run(tmp_path / "slide", "map_slide", 2.5),
+        a_run(tmp_path / "rec16", "map_rec", 2.0, "BlockRecurrentTransformer.window = 16"),
+        a_run(tmp_path / "slide16", "map_slide", 2.5, "BlockRecurrentTransformer.window = 16"),
+    ]
+    table = gain_table("map", gains(collect(open_runs(runs))))
+    assert table.heads() == ["window", "recurrent", "improvement"]
+    assert "one more layer 2.500" in table.caption and "steps 3,000" in table.caption
+
+
+def test_fresh_text_is_the_last_fifth_of_training_seed_by_seed(tmp_path):
+    runs = [
+        a_run(tmp_path / "rec0", "map_rec", 2.25, fresh=(2.0, 1.5)),
+        a_run(tmp_path / "rec1", "map_rec", 2.25, fresh=(2.0, 2.0), seed=1),
+        a_run(tmp_path / "slide0", "map_slide", 2.5, fresh=(2.0, 2.0)),
+        a_run(tmp_path / "slide1", "map_slide", 2.5, fresh=(2.5, 2.0), seed=1),
+    ]
+    opened = open_runs(runs)
+    assert fresh_bits(opened[0]) == 1.75
+    (gain,) = gains(collect(opened))
+    assert gain.fresh == (0.25, 0.25)
+    (curve,) = learning_plot("learning", [gain]).curves
+    assert (curve.steps, curve.means, curve.seeds) == ((2700, 3000), (0.25, 0.25), 2)
+    plot = learning_plot("learning", [gain])
+    assert png(plot) and plot.as_csv().count("\n") == 3
+
+
+def test_holm_multiplies_the_smallest_p_by_the_number_of_tests():
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([0.6, 0.7]) == [1.0, 1.0] and holm([]) == []
+
+
+def test_the_front_table_has_carried_bytes_step_times_and_compressors(tmp_path):
+    runs = [a_run(tmp_path / "rec", "map_rec", 2.25), a_run(tmp_path / "slide", "map_slide", 2.5)]
+    longer = collect(open_runs([a_run(tmp_path / "longer", "map_slide", 2.375)]))
+    (tmp_path / "times.csv").write_text("ladder,system,window,ratio,paper\na,Slide,8,1.5,\n")
+    (tmp_path / "packed.csv").write_text(
+        "text,method,bits per byte\ntext_bytes,gzip -9,3.1\nb,xz -9,2\n"
+    )
+    found = gains(collect(open_runs(runs)))
+    times = read_step_times(tmp_path / "times.csv")
+    table = front_table("front", "a", found, longer, times, tmp_path / "packed.csv")
+    assert [[cell.text for cell in row] for row in table.rows] == [
+        ["Slide, W = 8", "2.500", "2.375", "–", f"{7 * 2 * 8 * 96 * 4:,}"],
+        ["Rec, fixed gate, W = 8", "2.250", "2.250", "–", f"{(6 * 2 * 8 + 8) * 96 * 4:,}"],
+        ["gzip -9", "3.1", "–", "–", "–"],
+    ]
+
+
+def test_the_overview_names_the_better_side_only_where_both_losses_agree(tmp_path):
+    bits = {  # of the recurrent stack on validation, a seed each, and on fresh text; plain: 2.5
+        "map_rec": ((2.25, 2.26, 2.27), (2.3, 2.31, 2.32)),
+        "map_lstm": ((2.25, 2.5, 2.75), (2.3, 2.31, 2.32)),
+        "map_rec W": ((2.625, 2.615, 2.635), (2.6, 2.61, 2.62)),
+        "map_lstm W": ((2.0, 2.0), (2.0, 2.0)),
     }
     runs = []
-    for name, values in bits.items():
+    for name, both in bits.items():
         window = ["BlockRecurrentTransformer.window = 16"] if name.endswith("W") else []
-        for seed, value in enumerate(values):
+        for seed, (value, fresh) in enumerate(zip(*both)):
             folder = tmp_path / f"{name}{seed}"
-            runs.append(a_run(folder, name.split()[0], value, *window, seed=seed, cleared=3.0))
+            options = {"seed": seed, "fresh": (fresh, fresh)}
+            runs.append(a_run(folder, name.split()[0], value, *window, **options))
             if name.startswith("map_rec"):
                 folder = tmp_path / f"slide{len(window)}{seed}"
-                runs.append(a_run(folder, "map_slide", 2.5, *window, seed=seed))
-    states = "RecurrentCell.num_states = 32"
-    runs += [a_run(tmp_path / f"states{seed}", "map_rec", 2.5, states, seed=seed, cleared=2.75)
-             for seed in range(3)]  # fmt: skip
+                options["fresh"] = 2.5, 2.5
+                runs.append(a_run(folder, "map_slide", 2.5, *window, **options))
     # Gates that begin otherwise are no rows.
     unusual = 'RecurrentCell.gate_biases = "one"'
     runs += [a_run(tmp_path / f"one{seed}", "map_rec", 2.0, unusual, seed=seed)
              for seed in range(3)]  # fmt: skip
     found = gains(collect(open_runs(runs)))
     rows = [[cell.text for cell in row] for row in overview_table(found).rows]
-    assert [row[6:] for row in rows] == [
-        ["fixed gate", "3", f"0.240 ± {4.3027 * 0.01 / math.sqrt(3):.3f}", "0.740 ± 0.025",
-         "recurrence"],
-        ["LSTM gate", "3", f"0.000 ± {4.3027 * 0.25 / math.sqrt(3):.3f}", "0.500 ± 0.621",
-         "not distinguishable"],
-        ["fixed gate", "3", "0.000 ± 0.000", "0.250 ± 0.000", "not distinguishable"],
-        ["fixed gate", "3", "-0.125 ± 0.025", "0.375 ± 0.025", "one more layer"],
-    ]  # fmt: skip
-    assert [(row[1], row[5]) for row in rows] == [
-        ("8", "8"), ("8", "8"), ("8", "32"), ("16", "8"),
-    ]  # fmt: skip
-    plot = overview_plot(found)
-    assert [(mean.place, mean.series) for mean in plot.means] == [
-        ("text_bytes, W 8, S 8, N 256, 3,000 steps", "fixed gate"),
-        ("text_bytes, W 8, S 8, N 256, 3,000 steps", "LSTM gate"),
-        ("text_bytes, W 8, S 32, N 256, 3,000 steps", "fixed gate"),
-        ("text_bytes, W 16, S 8, N 256, 3,000 steps", "fixed gate"),
+    assert [[row[1], *row[4:]] for row in rows] == [
+        ["fixed", f"0.240 ± {4.3027 * 0.01 / math.sqrt(3):.3f}", "0.190 ± 0.025", "recurrence"],
+        ["LSTM", f"0.000 ± {4.3027 * 0.25 / math.sqrt(3):.3f}", "0.190 ± 0.025", DEPENDS],
+        ["fixed", "-0.125 ± 0.025", "-0.110 ± 0.025", "one more layer"],
     ]
-    assert f"{plot.means[0].mean:.3f} ± {plot.means[0].half:.3f}" == rows[0][8]
-    assert png(plot) and plot.as_csv().count("\n") == 5
+    plot = overview_plot(found)
+    assert [(mean.place, mean.series) for mean in plot.means[:2]] == [
+        ("text_bytes, W 8, N 256, fixed", "validation"),
+        ("text_bytes, W 8, N 256, fixed", "fresh training text"),
+    ]
+    assert f"{plot.means[0].mean:.3f} ± {plot.means[0].half:.3f}" == rows[0][4]
+    assert png(plot) and plot.as_csv().count("\n") == 7
     assert overview_table(found[:0]) is None and overview_plot(found[:0]) is None
 
 
@@ -139,41 +186,14 @@ def test_every_system_stands_beside_the_deepest_window_that_read_the_same_the_be
         a_run(tmp_path / "wide", "map_slide", 2.0, "BlockRecurrentTransformer.window = 16"),
         a_run(tmp_path / "lstm", "map_lstm", 1.0, ledger="0b", cleared=1.5),
     ]
-    table = systems_table("all", collect(open_runs(runs)))
-    assert table.columns[7].title == "below Slide:9L"
-    shown = [[cell.values or cell.text for cell in row] for row in table.rows]
-    assert shown == [
-        ["Slide:7L", "16", "256", "–", "1", (2.0,), "–", (0.375,), "–"],
-        ["Rec:fixed:skip:6L, layer 4", "8", "256", "8", "2", (2.25, 2.5), (2.5, 2.625),
-         (0.125, 0.25), (0.25, 0.125)],
-        ["Slide:9L", "8", "256", "–", "2", (2.375, 2.75), "–", "–", "–"],
-    ]  # fmt: skip
-    assert systems_table("all", collect(open_runs(runs[:2]))) is None
-
-
-def test_gain_and_worth_over_training_are_means_over_seeds_where_all_were_evaluated(tmp_path):
-    def trained(name, kind, seed, own, cleared=()):
-        run = a_run(tmp_path / name, kind, 2.0, seed=seed, cleared=2.5 if cleared else None)
-        records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-        for number, bits in enumerate(own):
-            records.append({"step": 1000 * (number + 1), "eval/bits_per_token": bits})
-            if cleared:
-                records[-1]["eval/cleared_bits_per_token"] = cleared[number]
-        (run / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
-        return run
-
-    runs = [
-        trained("rec0", "map_rec", 0, (3.0, 2.5, 2.25), (3.0, 3.0, 3.0)),
-        trained("rec1", "map_rec", 1, (3.25, 2.5), (3.5, 2.75)),
-        trained("slide0", "map_slide", 0, (2.75, 2.75, 2.75)),
-        trained("slide1", "map_slide", 1, (2.75, 2.5)),
+    table = systems_table("all", collect(open_runs(runs)), [], StepTimes({}))
+    assert table.columns[4].title == "below Slide:9L"
+    assert [[cell.values or cell.text for cell in row[:5]] for row in table.rows] == [
+        ["Slide:7L", "16", "documents", (2.0,), (0.375,)],
+        ["Rec:fixed:skip:6L, layer 4", "8", "documents", (2.25, 2.5), (0.125, 0.25)],
+        ["Slide:9L", "8", "documents", (2.375, 2.75), "–"],
     ]
-    found = gains(collect(open_runs(runs)))
-    (line,) = training_plot("training", found).lines
-    assert (line.x, line.y) == ([1000, 2000], [-0.375, 0.125])
-    (line,) = clearing_plot("clearing", found).lines
-    assert (line.x, line.y) == ([1000, 2000], [0.125, 0.375])
-    assert training_plot("training", gains(collect(open_runs(runs[:2])))) is None
+    assert systems_table("all", collect(open_runs(runs[:2])), [], StepTimes({})) is None
 
 
 def test_an_archive_holds_all_records_and_nothing_learned_and_equal_ones_are_equal(tmp_path):
@@ -214,7 +234,7 @@ def test_a_mark_is_filled_with_its_table_or_says_that_nothing_was_run(tmp_path):
     text = fill("Words.\n".join(marks), found)
     assert fill(text, found) == text and "old" not in text
     shown, other = text.split("Words.\n")
-    assert " 2.0000 |" in shown and "Not run." not in shown
+    assert " 2.000 |" in shown and "Not run." not in shown
     assert other == "<!-- table map_window -->\nNot run.\n<!-- end -->\n"
     unclosed = "<!-- table map_steps -->\nWords.\n" + marks[1]
     with pytest.raises(ValueError, match="<!-- table map_steps --> has no <!-- end -->"):
@@ -239,8 +259,8 @@ def test_excerpts_show_the_tokens_that_the_state_helps_as_plain_text(tmp_path):
     found = results(tmp_path / "runs").tables["map_window_excerpts"].as_markdown()
     (row,) = [line for line in found.splitlines() if "Ishmael" in line]
     assert [cell.strip() for cell in re.split(r"(?<!\\)\|", row)[1:-1]] == [
-        r"A \[b\]", "1,234", r"the old \<b\>man\|<b>Ishmael</b>", "6.00", "1.00",
-        "900 back, beyond the window",
+        r"A \[b\]", r"the old \<b\>man\|<b>Ishmael</b>", "6.0", "1.0",
+        "900 back",
     ]  # fmt: skip
     assert "the line|<b>↵</b>" in found.replace("\\", "")
     assert "Ahab" not in found

@@ -5,67 +5,64 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
+from results_page.gain_tables import described
+
 from brt.evaluation.token_kinds import KINDS
 from brt.reporting.collect import Group
-from brt.reporting.drawing.table import Table, measured, plain_table
+from brt.reporting.drawing.table import Cell, Table, measured, plain_table
 
 STUDY = "compare-cleared"
-"""The study that holds them."""
+"""The study that holds excerpts."""
 SHOWN = 60
 """Characters shown before the token."""
-BITS = 2
+EACH = 2
+"""Excerpts shown of each document."""
+BITS = 1
 """Decimals of a token's bits."""
 
 
 def excerpts_table(name: str, groups: Iterable[Group]) -> Table | None:
-    """Returns one row an excerpt of the first run with the study; None without one."""
-    runs = (run for group in groups for run in group.runs if STUDY in run.studies)
-    run = next(runs, None)
-    if run is None:
+    """Returns the first excerpts of each document of the first run with the study, or None."""
+    both = [(group, run) for group in groups for run in group.runs if STUDY in run.studies]
+    if not both:
         return None
-    excerpts = run.studies[STUDY].get("excerpts", ())
-    found = [one for one in excerpts if one["direction"] == "better"]
-    titles = ("document", "token", "what stands before it, and the token", "bits, state cleared",
-              "bits, state kept", "seen before")  # fmt: skip
+    group, run = both[0]
+    by_title: dict[str, list] = {}
+    for one in run.studies[STUDY].get("excerpts", ()):
+        if one["direction"] == "better":
+            by_title.setdefault(one["title"], []).append(one)
+    chosen = [one for excerpts in by_title.values() for one in excerpts[:EACH]]
+    titles = ("document", "text before the token, and the token", "bits, state cleared",
+              "bits, state kept", "word last seen")  # fmt: skip
     caption = (
-        f"{run.name}: the tokens of each document that the run predicts better with its state kept "
-        "than with it cleared at every segment, by the most bits. Seen before: how many tokens "
-        "back the token's word stood last, and whether that is within one window."
+        f"{described(group)}: the tokens of each document whose loss the state improves most, "
+        "compared with a state that is cleared at every segment."
     )
-    return plain_table(name, "Where the state helps most", caption, titles, map(_row, found))
+    return plain_table(name, "Where the state helps most", caption, titles, map(_row, chosen))
 
 
 def kinds_table(name: str, groups: Iterable[Group]) -> Table | None:
-    """Returns one row a kind of token, for each run that was compared; None without any."""
-    rows = []
-    for run in (run for group in groups for run in group.runs):
+    """Returns one column a run that was compared with a plain one; None without any."""
+    titles = ["kind of byte"]
+    rows: list[list[Any]] = [[kind] for kind in KINDS] + [["all"]]
+    both = [(group, run) for group in groups for run in group.runs]
+    for group, run in both:
         for study in run.studies.values():
             numbers = study.get("numbers", {})
-            if study.get("study") == "compare" and f"{_key(KINDS[0])}_tokens" in numbers:
-                rows += _kind_rows(run.name, study)
-    titles = ["run", "compared with", "tokens", "share of all"]
-    titles += ["bits, the other", "bits, the run", "adds to the difference, bits per token"]
+            compared = study.get("study") == "compare" and not study.get("against")
+            title = described(group)
+            if compared and f"{_key(KINDS[0])}_tokens" in numbers and title not in titles:
+                titles.append(title)
+                adds = [numbers[f"{_key(kind)}_contribution_bits"] for kind in KINDS]
+                for row, value in zip(rows, [*adds, sum(adds)]):
+                    row.append(Cell(f"{value:.3f}", (value,)))
     caption = (
-        "Losses by kind of token. What the kinds add is together the difference of the two; it is "
-        "positive where the run is better."
+        "What each kind of byte adds to the improvement over a plain stack with one more layer, "
+        "bits per byte; one seed each, validation read by documents. By `--study=compare`."
     )
-    return plain_table(name, "Where the difference is", caption, titles, rows) if rows else None
-
-
-def _kind_rows(run, study):
-    numbers = study["numbers"]
-    other = study.get("against") or str(study.get("other")).rstrip("/").split("/")[-1]
-    rows = []
-    for kind in KINDS:
-        tokens, own, others, adds = (
-            numbers[f"{_key(kind)}_{what}"]
-            for what in ("tokens", "bits", "other_bits", "contribution_bits")
-        )
-        share = measured([100 * tokens / numbers["tokens"]], 1)
-        losses = (measured([value], 4) for value in (others, own, adds))
-        who = run, f"state {other}" if study.get("against") else other
-        rows.append([*who, kind, share._replace(text=f"{share.text} %"), *losses])
-    return rows
+    if len(titles) == 1:
+        return None
+    return plain_table(name, "Where the improvement is", caption, titles, rows)
 
 
 def _key(kind):
@@ -75,20 +72,13 @@ def _key(kind):
 def _row(excerpt: dict[str, Any]) -> list[Any]:
     before = _plain(excerpt["before"][-SHOWN:])
     bits = (excerpt[which] / math.log(2) for which in ("other_nats", "nats"))
+    seen = excerpt["last_seen"]
     return [
         _plain(excerpt["title"]),
-        f"{excerpt['token']:,}",
         f"{before}<b>{_plain(excerpt['text'], breaks='↵').strip() or '␣'}</b>",
         *(measured([value], BITS) for value in bits),
-        _last_seen(excerpt),
+        "never" if seen is None else f"{seen:,} back",
     ]
-
-
-def _last_seen(excerpt):
-    if excerpt["last_seen"] is None:
-        return "never"
-    where = "within" if excerpt["where"] == "window" else "beyond"
-    return f"{excerpt['last_seen']:,} back, {where} the window"
 
 
 def _plain(text, breaks=" "):

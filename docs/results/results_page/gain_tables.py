@@ -1,17 +1,25 @@
-"""Tables and figures of improvements, and names of groups of runs."""
+"""Tables of runs and of improvements; names of groups of runs."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
-from results_page.gains import SPLIT, Gain, in_training, known, num_states, rate, regime
+from results_page.gains import SPLIT, Gain, in_training, known, num_states, regime
 
 from brt.reporting.collect import Group
-from brt.reporting.drawing.plots import Line, Plot
-from brt.reporting.drawing.rounding import mean_and_spread
-from brt.reporting.drawing.table import Cell, Table, measured, plain_table
+from brt.reporting.drawing.rounding import confidence_interval
+from brt.reporting.drawing.table import Cell, Table, plain_table
 from brt.reporting.model_settings import model_setting
 
-DECIMALS = 4
 NOTHING = Cell("–")
+INTERVAL = "± is half of the 95 % interval over seeds (Student's t)."
+TEXTS = {
+    "code": "Python",
+    "code_2000": "Python, 2,000 pieces",
+    "latex": "LaTeX",
+    "books_unwrapped": "books",
+    "books_small": "books, lines wrapped",
+}
+"""Names of the corpora, in the order of the tables."""
 USUAL = {
     "Trainer.clear_state": False,
     "RecurrentCell.gate_biases": "small",
@@ -21,36 +29,31 @@ USUAL = {
     "TransformerXL.norm": "post",
 }
 """Settings that are named only where they differ."""
+NAMES = {"TransformerXL:7L, memory = CompressiveMemory": "Compressive:7L"}
 
 
 def gain_table(name: str, found: Iterable[Gain]) -> Table:
-    """Returns one row a recurrent group: bits per byte, mean and spread over seeds."""
-    titles = ("corpus", "window", "segment", "steps", "tokens", "system", "beside", "states",
-              "optimizer, rates", "seeds", "beside it", "recurrent", "state cleared", "gain",
-              "worth of the state")  # fmt: skip
+    """Returns one row a recurrent group: bits per byte, and improvements over the baseline."""
+    titles = ("text", "window", "segment", "steps", "optimizer", "system", "states", "seeds",
+              "one more layer", "recurrent", "state cleared", "improvement",
+              "on fresh text")  # fmt: skip
     rows = []
     for gain in found:
         own, group = gain.regime, gain.recurrent
-        rates = f"{_rate(gain.plain)}; {_rate(group)}" if gain.plain else _rate(group)
-        rates = f"{own.optimizer} {rates}"
-        texts = (own.corpus, own.window, own.segment_length, f"{own.steps:,}", _tokens(own),
-                 system(group), system(gain.plain) if gain.plain else "–", num_states(group),
-                 rates, len(known(group)))  # fmt: skip
-        numbers = gain.plain_bits, known(group), known(group, "cleared_"), gain.gains, gain.worth
+        texts = (text(own.corpus), own.window, own.segment_length, f"{own.steps:,}", own.optimizer,
+                 system(group), num_states(group), len(known(group)))  # fmt: skip
+        numbers = gain.plain_bits, known(group), known(group, "cleared_"), gain.gains, gain.fresh
         rows.append([*texts, *map(shown, numbers)])
     caption = (
-        f"Bits per byte, all of the {SPLIT} split; ± is the deviation over seeds, rounded up. "
-        "Beside: the best plain stack of one layer more with this window and optimizer, same "
-        "seeds, same tokens in the same order. Gain: over it. Worth: what clearing the state "
-        "costs. Rates: of both sides."
+        f"Bits per byte on {SPLIT}. Improvement: over a plain stack of one more layer. {INTERVAL}"
     )
-    return plain_table(name, "Recurrent beside plain", caption, titles, rows)
+    return compact_table(name, "Recurrent and plain", caption, titles, rows)
 
 
-def runs_table(name: str, groups: Iterable[Group]) -> Table:
-    """Returns all groups with their learning rate and final loss."""
-    titles = ("corpus", "window", "segment", "steps", "system", "states", "rate", "seeds",
-              "bits/byte", "state cleared", "on")  # fmt: skip
+def runs_table(name: str, groups: Iterable[Group]) -> Table | None:
+    """Returns all evaluated groups with their learning rate and final loss."""
+    titles = ("text", "window", "segment", "steps", "system", "states", "rate", "seeds",
+              "bits per byte", "state cleared", "on")  # fmt: skip
     rows = []
     for group in groups:
         own = regime(group)
@@ -58,14 +61,33 @@ def runs_table(name: str, groups: Iterable[Group]) -> Table:
         where = SPLIT
         if not found[0]:
             found = in_training(group), in_training(group, "cleared_")
-            ended = all(run.finished for run in group.runs)
-            where = f"part of {SPLIT}" if found[0] else "not evaluated" if ended else "not finished"
-        texts = (own.corpus, own.window or "–", own.segment_length, f"{own.steps:,}",
-                 system(group), num_states(group) or "–", _rate(group),
-                 len(found[0]) or len(group.runs))  # fmt: skip
+            where = f"part of {SPLIT}"
+        if not found[0]:
+            continue
+        rate = group.runs[0].settings.get("cosine.maximum")
+        texts = (text(own.corpus), own.window or "–", own.segment_length, f"{own.steps:,}",
+                 system(group), num_states(group) or "–", "–" if rate is None else f"{rate:g}",
+                 len(found[0]))  # fmt: skip
         rows.append([*texts, *map(shown, found), where])
-    caption = "Every run; ± is the deviation over seeds, rounded up."
-    return plain_table(name, "Every run", caption, titles, rows)
+    if not rows:
+        return None
+    return compact_table(name, "Every run", f"Bits per byte. {INTERVAL}", titles, rows)
+
+
+def compact_table(
+    name: str, title: str, caption: str, titles: Sequence[str], rows: Sequence[Sequence[Any]]
+) -> Table:
+    """Returns a table whose constant columns are said in the caption."""
+    columns = list(zip(*rows))
+    same = [len(rows) > 1 and len({getattr(cell, "text", cell) for cell in column}) == 1
+            for column in columns]  # fmt: skip
+    said = [f"{title} {getattr(column[0], 'text', column[0])}"
+            for title, column, is_same in zip(titles, columns, same)
+            if is_same and getattr(column[0], "text", column[0]) != "–"]  # fmt: skip
+    kept = [number for number, is_same in enumerate(same) if not is_same]
+    caption += f" All: {', '.join(said)}." if said else ""
+    return plain_table(name, title, caption, [titles[number] for number in kept],
+                       [[row[number] for number in kept] for row in rows])  # fmt: skip
 
 
 def system(group: Group) -> str:
@@ -73,85 +95,38 @@ def system(group: Group) -> str:
 
     A scaled model has the published name: `Slide:13L`. Other differences are appended.
     """
-    text, layers = group.position.system, f":{group.position.layers}L"
+    name, layers = group.position.system, f":{group.position.layers}L"
     if group.position.layers == model_setting(group.runs[0].settings, "num_layers"):
-        text += "" if text.endswith(layers) else layers
+        name += "" if name.endswith(layers) else layers
         found = group.runs[0].settings.get("BlockRecurrentTransformer.recurrent_layers", ())
-        text += f", layer {' and '.join(str(layer + 1) for layer in found)}" if found else ""
-    for name, usual in USUAL.items():
-        value = group.runs[0].settings.get(name, usual)
+        name += f", layer {' and '.join(str(layer + 1) for layer in found)}" if found else ""
+    for setting, usual in USUAL.items():
+        value = group.runs[0].settings.get(setting, usual)
         value = value.strip("@()") if isinstance(value, str) else value
-        text += "" if value == usual else f", {name.split('.')[1]} = {value}"
-    return text
+        name += "" if value == usual else f", {setting.split('.')[1]} = {value}"
+        name = NAMES.get(name, name)
+    return name
 
 
-def told_apart(groups: Sequence[Group], but: str = "") -> list[str]:
-    """Returns a distinct name for each group.
+def text(corpus: str) -> str:
+    """Returns a corpus's name in tables."""
+    return TEXTS.get(corpus, corpus)
 
-    but: setting that is not named because it is the x axis: "window", "steps" or "states".
-    """
-    same = len({num_states(group) for group in groups}) == 1
-    parts = {
-        "corpus": lambda group: regime(group).corpus,
-        "window": lambda group: f"W {regime(group).window}",
-        "steps": lambda group: f"{regime(group).steps:,} steps",
-        # As many states as a window has tokens are told by the window.
-        "states": lambda group: (
-            "" if same or num_states(group) == regime(group).window else f"S {num_states(group)}"
-        ),
-    }
-    differing = [
-        part
-        for name, part in parts.items()
-        if name != but and len({part(group) for group in groups}) > 1
-    ]
-    return [
-        " ".join(filter(None, (system(group), *(part(group) for part in differing))))
-        for group in groups
-    ]
+
+def described(group: Group) -> str:
+    """Returns a group's text, lengths and system: `Python, W 8, N 64, 3,000 steps, Slide:13L`."""
+    own = regime(group)
+    return (
+        f"{text(own.corpus)}, W {own.window}, N {own.segment_length}, {own.steps:,} steps, "
+        f"{group.position.system}"
+    )
 
 
 def shown(values: Sequence[float]) -> Cell:
-    """Returns mean and spread of values; a dash for none."""
-    return measured(values, DECIMALS) if values else NOTHING
-
-
-def _rate(group):
-    found = rate(group)
-    return "–" if found is None else f"{found:g}"
-
-
-def _tokens(regime):
-    return f"{regime.steps * regime.tokens_per_step / 1e6:.1f} M"
-
-
-def gain_plot(
-    name: str,
-    x_label: str,
-    found: Iterable[Gain],
-    x: Callable[[Gain], float],
-    names: Sequence[str],
-) -> Plot | None:
-    """Returns improvements over x, with the spread over seeds; None if all have one x.
-
-    Args:
-        x: from an improvement to its x.
-        names: of the lines that the improvements belong to.
-    """
-    lines: dict[str, list[tuple[float, float, float]]] = {}
-    for gain, line in zip(found, names):
-        for what, values in (("over plain", gain.gains), ("over state cleared", gain.worth)):
-            if values:
-                mean, spread = mean_and_spread(values)
-                lines.setdefault(f"{line} {what}", []).append((x(gain), mean, spread or 0.0))
-    drawn = []
-    for text, points in lines.items():
-        xs, ys, errors = zip(*sorted(points))
-        drawn.append(Line(text, xs, ys, "points", errors=errors))
-    at = {x for one in drawn for x in one.x}
-    if len(at) < 2:
-        return None
-    caption = "Bits per byte by which the recurrent runs are better; the band is the spread."
-    title = f"Gain of recurrence over {x_label}"
-    return Plot(name, title, caption, x_label, "gain, bits per byte", drawn,
-                log_x=min(at) > 0)  # fmt: skip
+    """Returns the mean of values and half of its interval; a dash for none."""
+    if not values:
+        return NOTHING
+    if len(values) == 1:
+        return Cell(f"{values[0]:.3f}", tuple(values))
+    mean, half = confidence_interval(values)
+    return Cell(f"{mean:.3f} ± {half:.3f}", tuple(values))

@@ -3,7 +3,7 @@
 A pair is a recurrent run and a plain one with the same seed and the same data checksum.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -18,6 +18,10 @@ TEST = "test"
 """Split that is evaluated once, after all choices."""
 PLAIN = ("Slide", "XL")
 """Systems of the baselines."""
+FRESH = 0.2
+"""Share of the steps, at the end of training, whose batches count as fresh text."""
+
+Measure = Callable[[Run], float | None]
 
 
 class Regime(NamedTuple):
@@ -38,16 +42,16 @@ class Gain(NamedTuple):
     Attributes:
         recurrent, plain: runs that differ in their seed only; None without a plain one.
         plain_bits: bits per byte of the plain runs of the seeds of both.
-        gains: improvement in bits per byte, for each seed of both.
-        worth: cost of clearing the state in bits per byte, for each seed.
+        gains: improvement in bits per byte on the validation split, for each seed of both.
+        fresh: the same on fresh training text (`fresh_bits`).
     """
 
     regime: Regime
     recurrent: Group
     plain: Group | None
-    plain_bits: tuple[float, ...]
-    gains: tuple[float, ...]
-    worth: tuple[float, ...]
+    plain_bits: tuple[float, ...] = ()
+    gains: tuple[float, ...] = ()
+    fresh: tuple[float, ...] = ()
 
 
 def regime(group: Group) -> Regime:
@@ -81,9 +85,24 @@ def bits(run: Run, prefix: str = "", split: str = SPLIT) -> float | None:
     return found.get(f"{prefix}bits_per_byte")
 
 
-def rate(group: Group) -> float | None:
-    """Returns the highest learning rate of a group's schedule; None for other schedules."""
-    return group.runs[0].settings.get("cosine.maximum")
+def test_bits(run: Run) -> float | None:
+    """Returns bits per byte on the whole test split."""
+    return bits(run, split=TEST)
+
+
+def fresh_bits(run: Run) -> float | None:
+    """Returns the mean bits per byte of the batches of the last fifth of training.
+
+    A batch is scored before its update and no text is read twice, so the text is unseen, and the
+    states are those of training. Bytes per token are those of the validation split.
+    """
+    end = run.settings.get("Trainer.steps", 0)
+    steps, values = run.series("train/bits_per_token")
+    late = [value for step, value in zip(steps, values) if step > (1 - FRESH) * end]
+    found = run.evaluations.get(SPLIT, {})
+    if not late:
+        return None
+    return float(np.mean(late)) * found.get("tokens", 1) / found.get("bytes", 1)
 
 
 def read_the_same(run: Run, other: Run) -> bool:
@@ -104,15 +123,15 @@ def gains(groups: Iterable[Group]) -> list[Gain]:
     for group in evaluated:
         if not group.position.states:
             continue
-        best = Gain(regime(group), group, None, (), (), worth(group))
+        best = Gain(regime(group), group, None)
         for other in plain:
-            both = evaluated_pairs(group, other)
+            both = measured_pairs(group, other, bits)
             if regime(other) != regime(group) or not is_one_layer_more(other, group) or not both:
                 continue
             its = tuple(bits_of for _, bits_of in both)
             if best.plain is None or np.mean(its) < np.mean(best.plain_bits):
-                differences = tuple(y - x for x, y in both)
-                best = best._replace(plain=other, plain_bits=its, gains=differences)
+                best = Gain(regime(group), group, other, its, paired(group, other, bits),
+                            paired(group, other, fresh_bits))  # fmt: skip
         found.append(best)
     return sorted(found, key=lambda gain: (*gain.regime, num_states(gain.recurrent)))
 
@@ -129,18 +148,17 @@ def is_one_layer_more(other: Group, group: Group) -> bool:
     return width == own_width and layers == own_layers + 1
 
 
-def paired(group: Group, other: Group, split: str = SPLIT) -> tuple[float, ...]:
-    """Returns the improvement in bits per byte of each run of a group over its pair."""
-    return tuple(its - own for own, its in evaluated_pairs(group, other, split))
+def paired(group: Group, other: Group, measure: Measure = bits) -> tuple[float, ...]:
+    """Returns by how many bits per byte each run of a group is below its pair."""
+    return tuple(its - own for own, its in measured_pairs(group, other, measure))
 
 
-def evaluated_pairs(group: Group, other: Group, split: str = SPLIT) -> list[tuple[float, float]]:
-    """Returns the bits per byte of both runs of each evaluated pair."""
+def measured_pairs(group: Group, other: Group, measure: Measure) -> list[tuple[float, float]]:
+    """Returns the bits per byte of both runs of each pair that was measured."""
     return [
         (own, its)
         for run, plain in pairs(group, other)
-        if (own := bits(run, split=split)) is not None
-        and (its := bits(plain, split=split)) is not None
+        if (own := measure(run)) is not None and (its := measure(plain)) is not None
     ]
 
 
@@ -151,14 +169,6 @@ def pairs(group: Group, other: Group) -> Iterator[tuple[Run, Run]]:
             seeds = {one.settings.get("Trainer.seed", 0) for one in (run, plain)}
             if len(seeds) == 1 and read_the_same(run, plain):
                 yield run, plain
-
-
-def worth(group: Group, split: str = SPLIT) -> tuple[float, ...]:
-    """Returns the cost of clearing the state in bits per byte, for each run of a group."""
-    both = ((bits(run, "", split), bits(run, "cleared_", split)) for run in group.runs)
-    return tuple(
-        cleared - kept for kept, cleared in both if kept is not None and cleared is not None
-    )
 
 
 def known(group: Group, prefix: str = "", split: str = SPLIT) -> list[float]:

@@ -21,12 +21,14 @@ class Mean(NamedTuple):
 
     place: a line of the figure.
     series: distinguishes means of one place by colour.
+    values: drawn as small dots.
     """
 
     place: str
     series: str
     mean: float
     half: float
+    values: tuple[float, ...] = ()
 
 
 class IntervalPlot(NamedTuple):
@@ -43,7 +45,8 @@ class IntervalPlot(NamedTuple):
         return bool(self.means)
 
     def as_csv(self) -> str:
-        return csv_text([["place", "series", self.x_label, "half of the interval"], *self.means])
+        rows = [mean[:4] for mean in self.means]
+        return csv_text([["place", "series", self.x_label, "half of the interval"], *rows])
 
     def draw(self, foreground: str) -> Any:
         places = list(dict.fromkeys(mean.place for mean in self.means))
@@ -54,6 +57,9 @@ class IntervalPlot(NamedTuple):
             own = [mean for mean in self.means if mean.series == name]
             offset = APART * (2 * number - len(series) + 1)
             y = np.array([places.index(mean.place) for mean in own]) + offset
+            for mean, height in zip(own, y):
+                axes.plot(mean.values, [height] * len(mean.values), ".", markersize=3,
+                          color=foreground, alpha=0.45, zorder=3)  # fmt: skip
             x, halves = ([getattr(mean, part) for mean in own] for part in ("mean", "half"))
             axes.errorbar(x, y, xerr=halves, fmt="o", markersize=4, linewidth=1.4, capsize=2,
                           color=COLOURS[number % len(COLOURS)], label=name)  # fmt: skip

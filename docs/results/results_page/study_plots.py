@@ -1,56 +1,47 @@
-"""Figures of studies: improvement and costs by position, by place in a segment, and by distance."""
+"""Figures of studies: improvement by position, and the cost of a reset by its distance."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import numpy as np
+from results_page.gain_tables import described
 
 from brt.reporting.collect import Group
 from brt.reporting.drawing.plots import Line, Plot
-from brt.reporting.runs import Run
 
 CUMULATIVE = "cumulative, "
 """Prefix of the names of the cumulative curves of the study `positions`."""
 FEWEST = 100
 """Least position drawn; earlier means are of too few tokens."""
-BY_PLACE = "difference by place in the segment"
-"""The series of the study `compare-cleared`."""
 COST = "cost of resetting the "
 """Prefix of the names of the curves of the study `reach`, before "state" or "context"."""
+FARTHEST = 2000
+"""Largest distance of a reset that is drawn, in tokens."""
 
 
-def study_plots(name: str, groups: list[Group]) -> list[Plot]:
+def study_plots(name: str, groups: Iterable[Group]) -> list[Plot]:
     """Returns the figures for which some run has a study."""
+    both = [(group, run) for group in groups for run in group.runs]
     plots = [
         Plot(
             f"{name}_distance",
-            "Gain of recurrence over distance",
-            "Bits per token by which a recurrent run is better than the one that it was compared "
-            "with, over all tokens of all documents up to a position.",
-            "position in the document, tokens",
-            "gain so far, bits per token",
-            [line for group in groups if group.position.states
-             for run in group.runs for line in _gains(run)],
+            "Improvement by position",
+            "Bits per byte by which a recurrent run is better than a plain one, over all bytes of "
+            "all documents of validation up to a position. One seed.",
+            "position in the document, bytes",
+            "improvement so far, bits per byte",
+            [line for group, run in both if group.position.states for line in _gains(group, run)],
             log_x=True,
-        ),
-        Plot(
-            f"{name}_segment",
-            "Cost of clearing the state, by place in the segment",
-            "Bits per token that runs lose when their state is cleared at every segment, at so "
-            "many tokens after the segment's begin: each mark is the mean from there to the next.",
-            "place in the segment, tokens",
-            "cost of clearing, bits per token",
-            [Line(run.name, series["x"], series["y"], "points")
-             for run, series in _series(groups, "compare-cleared") if series["name"] == BY_PLACE],
         ),
         Plot(
             f"{name}_reach",
             "Cost of a reset, by its distance",
-            "Bits per token that it costs a block of W tokens when so many tokens before it the "
-            "state, or the whole context with the windows, is set to a document's beginning; the "
-            "band is the standard error over blocks. By `--study=reach`.",
-            "tokens between the reset and the scored block",
-            "cost, bits per token",
-            [_cost(run.name, series) for run, series in _series(groups, "reach")
+            "Cost of resetting, so many bytes before a block of W bytes, the state, or the state "
+            "and the windows (context), to the beginning of a document; the band is the standard "
+            "error over blocks. One seed. By `--study=reach`.",
+            "bytes between the reset and the scored block",
+            "cost, bits per byte",
+            [_cost(group.position.system, series) for group, run in both
+             for series in run.studies.get("reach", {}).get("series", ())
              if series["name"].startswith(COST)],
             log_x=True,
         ),
@@ -58,23 +49,18 @@ def study_plots(name: str, groups: list[Group]) -> list[Plot]:
     return [plot for plot in plots if plot.lines]
 
 
-def _series(groups: Iterable[Group], study: str) -> Iterator[tuple[Run, dict]]:
-    for run in (run for group in groups for run in group.runs):
-        for series in run.studies.get(study, {}).get("series", ()):
-            yield run, series
-
-
-def _gains(run):
+def _gains(group, run):
     for study in run.studies.values():
         if study.get("study") == "positions":
             own, *others = (s for s in study["series"] if s["name"].startswith(CUMULATIVE))
             for other in others:
                 x, bits, plain = map(np.asarray, (own["x"], own["y"], other["y"]))
                 drawn = x >= FEWEST
-                yield Line(run.name, x[drawn].tolist(), (plain - bits)[drawn].tolist())
+                yield Line(described(group), x[drawn].tolist(), (plain - bits)[drawn].tolist())
 
 
-def _cost(run, series):
-    # The last point is 0 by definition.
-    x, bits, errors = (series[part][:-1] for part in ("x", "y", "errors"))
-    return Line(f"{run}, {series['name'].removeprefix(COST)}", x, bits, "points", errors=errors)
+def _cost(system, series):
+    points = zip(*(series[part] for part in ("x", "y", "errors")))
+    x, bits, errors = zip(*(point for point in points if point[0] <= FARTHEST))
+    name = f"{system}, {series['name'].removeprefix(COST)}"
+    return Line(name, x, bits, "points", errors=errors)
