@@ -178,7 +178,7 @@ def combinations(line: str) -> list[str]:
     choices = []
     for word in words[1:]:
         name, equals, values = word.partition("=")
-        pieces = SEPARATE.split(values) if equals else [""]
+        pieces = _values(values) if equals else [""]
         several = len(pieces) > 1
         choices.append(
             [f"{name}={_quoted(v) if several else v}" if equals else word for v in pieces]
@@ -188,8 +188,19 @@ def combinations(line: str) -> list[str]:
     )
 
 
-SEPARATE = re.compile(r""",(?=(?:[^"']|"[^"]*"|'[^']*')*$)(?![^(\[{]*[)\]}])""")
-"""A comma outside of quotes and brackets."""
+SEPARATE = re.compile(r"""("[^"]*"|'[^']*'|[(\[{]|[)\]}]|,)""")
+
+
+def _values(text: str) -> list[str]:
+    """Splits values at the commas outside of quotes and brackets."""
+    pieces, depth = [""], 0
+    for part in SEPARATE.split(text):
+        depth += (part in ("(", "[", "{")) - (part in (")", "]", "}"))
+        if part == "," and not depth:
+            pieces.append("")
+        else:
+            pieces[-1] += part
+    return pieces
 
 
 def _quoted(value):

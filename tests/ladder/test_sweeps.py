@@ -4,7 +4,7 @@ import json
 
 import pytest
 from fabricated_runs import DIMENSIONS, ROOT
-from sweeps import SCALES, LadderError, read_sweep
+from sweeps import SCALES, LadderError, combinations, read_sweep
 
 from brt import config
 from brt.experiment import Experiment
@@ -183,6 +183,15 @@ def test_bindings_of_a_entry_and_of_the_command_are_in_force(tmp_path):
 def test_a_ladder_that_cannot_be_run_says_why(tmp_path, lines, message):
     with pytest.raises(LadderError, match=message):
         entries_of(a_file(tmp_path, *lines))
+
+
+def test_commas_inside_brackets_and_quotes_separate_no_values():
+    line = """a.gin M.memories=((@A,(0,1)),),() M.gate=fixed,lstm M.name='x,y'"""
+    assert combinations(line) == [
+        f"""a.gin M.memories={memories} M.gate="{gate}" M.name='x,y'"""
+        for memories in ("((@A,(0,1)),)", "()")
+        for gate in ("fixed", "lstm")
+    ]
 
 
 @pytest.mark.parametrize(

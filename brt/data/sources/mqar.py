@@ -33,7 +33,8 @@ class MultiQueryRecall(GridTask):
 
     Args:
         num_documents, num_held_out, seed, lengths: as of `GridTask`.
-        num_pairs: one number or several.
+        num_pairs: one number or several; a document of each length has each that fits, at four
+            tokens a pair.
         vocabulary_size: keys, values and the blank together.
         power: of the law of gaps; 1 for uniform gaps, near 0 for mostly short ones.
         random_fillers: fill gaps with random ids, which are not keys of the document, instead of
@@ -52,14 +53,16 @@ class MultiQueryRecall(GridTask):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.first_value = self.vocabulary_size // 2
+        fitting = [(length, pairs) for length, pairs in self.cells if length >= 4 * pairs]
         for length, pairs in self.cells:
-            if length < 4 * pairs:
+            if not any(length == n for n, _ in fitting) or not any(pairs == n for _, n in fitting):
                 raise self.too_short(length, 4 * pairs, f"{pairs} pairs and their queries")
             if pairs >= self.first_value:
                 raise ValueError(
                     f"MultiQueryRecall.vocabulary_size = {self.vocabulary_size} must exceed "
                     f"{2 * pairs + 1}, because {pairs} pairs have different keys."
                 )
+        self.cells = fitting
         symbols = [
             ".",
             *(f"k{key}" for key in range(1, self.first_value)),
