@@ -95,3 +95,9 @@ def test_documents_cycle_through_lengths_and_pairs_and_follow_from_the_seed():
     assert [len(tokens) for tokens in first] == [32, 32, 64, 64] * 2
     assert first == contents() and first == contents(num_held_out=12)[:8]
     assert first != contents(seed=1) and first != contents("validation")
+
+
+@pytest.mark.parametrize(("lengths", "num_pairs"), [(4, 2), ((4, 64), 2), (32, (2, 16))])
+def test_a_length_or_a_number_of_pairs_that_fits_nowhere_is_refused(lengths, num_pairs):
+    with pytest.raises(ValueError, match="MultiQueryRecall.lengths"):
+        MultiQueryRecall(lengths=lengths, num_pairs=num_pairs, vocabulary_size=64)
