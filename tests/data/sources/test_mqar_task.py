@@ -1,6 +1,7 @@
 """Multi-query associative recall, against a solver that reads the tokens."""
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
