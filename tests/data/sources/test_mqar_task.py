@@ -100,5 +100,5 @@ def test_documents_cycle_through_lengths_and_pairs_and_follow_from_the_seed():
 
 @pytest.mark.parametrize(("lengths", "num_pairs"), [(4, 2), ((4, 64), 2), (32, (2, 16))])
 def test_a_length_or_a_number_of_pairs_that_fits_nowhere_is_refused(lengths, num_pairs):
-    with pytest.raises(ValueError, match="MultiQueryRecall.lengths"):
+    with pytest.raises(ValueError, match=r"MultiQueryRecall\.lengths"):
         MultiQueryRecall(lengths=lengths, num_pairs=num_pairs, vocabulary_size=64)
