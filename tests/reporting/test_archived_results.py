@@ -18,6 +18,8 @@ FOLDER = ROOT / "docs" / "results"
 PAGES = sorted(page.name for page in FOLDER.glob("*.md"))
 AWAITED = {"mqar"}
 """Tables whose runs are not archived yet."""
+NOT_ARCHIVED = {"2.148", "2.171", "2.199", "2.200", "2.209"}
+"""Losses of runs whose records were not kept, and of a study that is in no table."""
 
 
 @pytest.fixture(scope="module")
@@ -86,8 +88,11 @@ def test_every_interval_in_the_text_is_of_archived_seeds(built):
     assert len(told) > 12 and told <= computed
 
 
-def test_the_corrected_p_values_in_the_text_are_those_of_the_table(built):
-    shown = {cell.text for row in built[1].tables["small_systems"].rows for cell in row}
-    told = re.findall(r"p = ([\d., ]*\d)", MARKED.sub("", (FOLDER / "README.md").read_text()))
-    values = [value for some in told for value in some.split(", ")]
-    assert len(values) == 5 and set(values) <= shown
+def test_every_number_in_the_text_is_in_a_table_or_a_figure():
+    tables = " ".join(mark[0] for page in PAGES
+                      for mark in MARKED.finditer((FOLDER / page).read_text()))  # fmt: skip
+    files = [*FOLDER.glob("figures/*.csv"), FOLDER / "baselines.csv"]
+    drawn = re.findall(r"\d+\.\d+", " ".join(file.read_text() for file in files))
+    known = {*re.findall(r"\d+\.\d{3}\b", tables), *(f"{float(text):.3f}" for text in drawn)}
+    told = set(re.findall(r"\d+\.\d{3}\b", prose()))
+    assert len(told) > 50 and told - known <= NOT_ARCHIVED
