@@ -28,7 +28,6 @@ PUBLISHED = {800: 363, 1800: 773, 2800: 1409, 3800: 1874}
 ROUNDS = 5
 """Vanilla tokens timed at the longest length, and more at shorter ones."""
 SEGMENTS = 4
-"""Segments timed per vanilla token."""
 
 
 class Speed(NamedTuple):

@@ -20,7 +20,6 @@ KINDS = (
     *("all-gather", "all-reduce", "reduce-scatter", "collective-permute", "all-to-all"),
     *("collective-broadcast", "ragged-all-to-all"),
 )
-"""Opcodes of collectives."""
 
 _LAYER = re.compile(r"layers?\d+(?:[-_.]+\d+)?")
 _WORDS = re.compile(r"[^/()]+")

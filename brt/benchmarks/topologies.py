@@ -73,7 +73,6 @@ KNOWN = {
     for kind, shapes in SHAPES.items()
     for topology in (Topology(kind, shape) for shape in shapes)
 }
-"""Slices by friendly name."""
 
 
 def find(name: str) -> Topology:

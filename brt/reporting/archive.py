@@ -20,14 +20,11 @@ KEPT = (
     "evaluation_*.json",
     "studies/*.json",
 )
-"""Files of a run folder that an archive holds."""
 ENDING = ".tar.gz"
 
 MOST_BYTES = 2**30
-"""Limit of all files of an archive together."""
 PIECE = 2**20
 DAMAGE = (tarfile.TarError, OSError, EOFError, zlib.error, ValueError, RecursionError)
-"""Errors of the libraries for damaged archives."""
 
 
 def pack(run: Path, archive: Path) -> None:

@@ -6,7 +6,6 @@ from brt.reporting.drawing.plots import Line, Plot
 from brt.reporting.runs import Run
 
 MANY_POINTS = 30
-"""Curves with fewer points have marks."""
 STEADY = "The axis fits what follows the first tenth of the run."
 CURVES = (
     ("training_loss", "Loss in training", "bits per token", r"train/bits_per_token",

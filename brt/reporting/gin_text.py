@@ -14,7 +14,6 @@ from brt.storage.paths import is_remote
 from brt.storage.shipped import configs_root, gin_folders
 
 ROOT = configs_root()
-"""The folder that holds configs/."""
 
 
 class Reference(str):

@@ -12,7 +12,6 @@ FIGURES = (
     ("recall_accuracy", "facts recalled", "{:.1%}"),
     ("answer_accuracy", "answers right", "{:.1%}"),
 )
-"""Metric, label and format, the most telling first."""
 
 
 def headline_html(runs: list[Run]) -> str:

@@ -13,7 +13,6 @@ from brt.reporting.drawing.table import Table
 HERE = Path(__file__).parent
 
 MANY_ROWS = 40
-"""Tables with more rows are folded."""
 SEEN = {
     "window": "inside the window",
     "segment": "beyond the window, inside the segment",

@@ -15,7 +15,6 @@ TASKS = {
 }
 """Name of each source's task, the argument of its size, and the default."""
 LABELLED = ("Hyperpartisan", "HotpotQA", "MuSiQue", "Scrolls", "LabelledTexts")
-"""Sources of labelled documents."""
 CORPORA = {"enwik8": "enwik8", "arxiv": "arXiv", "github": "GitHub"}
 CORPORA_OF_WORDS = {
     "wikitext103": "WikiText-103",
@@ -27,7 +26,6 @@ PG19 = {"bytes": "PG19 bytes", "T5": "PG19 tokens", "pretrained": "PG-19"}
 """Names of PG19 by the family of the vocabulary; else `PG19 SPM`."""
 ENCODINGS = {"relative": "this paper", "shaw": "Shaw", "absolute": "Vaswani", "learned": "Al-Rfou"}
 BODIES = {"GPT2": "GPT-2"}
-"""Names of bodies in the papers, where their classes have others."""
 BETWEEN_WINDOWS = {
     "PooledMemory": "pooled",
     "FinalLayerMemory": "pooled",

@@ -93,7 +93,6 @@ STUDY = Fields(
 """Content of studies/<name>.json, as docs/studies.md documents it."""
 
 STANDS_FOR = Fields({}, {"settings": dict})
-"""Content of stands_for.json."""
 
 SCALAR = Number | str | bool | None
 AGAIN = "remove the file, or have it written again"

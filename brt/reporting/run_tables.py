@@ -20,7 +20,6 @@ EVALUATED = (
     ("cleared_recall_accuracy", "recall, state cleared", 3),
     ("scored_tokens", "tokens scored", 0),
 )
-"""Scalars of evaluations, their headings and decimals."""
 
 
 def overview(runs: list[Run], positions: list[PaperPosition]) -> Table:

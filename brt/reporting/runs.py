@@ -31,7 +31,6 @@ EVALUATED_BY = ("Evaluation.segment_length", "Evaluation.stride", "Evaluation.me
 """Settings of an evaluation that its metrics depend on."""
 
 MOST_RECORDS = 20_000
-"""Lines of metrics.jsonl that curves are drawn from."""
 
 SHARE = 0.01
 """Least relative cost of clearing a state that counts as used."""

@@ -17,7 +17,6 @@ from brt.training.sharding import to_host
 UNUSED_TERM = "c"
 """The term that is equal at all distances, left out in Figure 7."""
 ATTENTION = "attention"
-"""Name of the attention of all terms in `AttentionReader.spans`."""
 
 
 class AttentionReader:

@@ -35,7 +35,6 @@ SHOWN, LOOKED_AT = 4, 40
 POINTS = 4000
 """Points of a curve; longer documents show the largest difference of each stretch."""
 PARTS = 16
-"""Parts of a segment in which top tokens are counted."""
 WHERE = ("window", "segment", "beyond", "never")
 """Where a word was last seen: within attention, within the segment, before it, nowhere."""
 ABLATIONS = tuple(name for name in STATE_ABLATIONS if name != "kept")

@@ -12,13 +12,11 @@ from brt.storage.paths import RemotePath, as_path
 from brt.studies.study import Content
 
 SHOWN = 300
-"""Last characters of a context that the terminal shows."""
 PLACES = {
     "window": "within the window",
     "segment": "within the segment",
     "beyond": "before the segment",
 }
-"""Phrases for where an excerpt's word was seen last."""
 
 
 def write_study(content: Content) -> str:

@@ -26,7 +26,6 @@ from brt.studies.study import (
 POINTS = 500
 """Points of the curve over a document, evenly spread over the logarithm of the position."""
 PARTS = 64
-"""Parts of a segment or block."""
 
 
 class Positions(Study):

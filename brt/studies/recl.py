@@ -21,7 +21,6 @@ from brt.studies.context_losses import context_losses, contexts, draw_positions
 from brt.studies.study import Content, Runs, Study, content, curve
 
 THRESHOLD = 0.01
-"""Relative improvement below which the search ends (appendix C)."""
 SHARES = (0.1, 0.5, 1.0)
 """r of Table 6: the hardest share of the positions."""
 

@@ -25,7 +25,6 @@ Content = dict[str, Any]
 Runs = Mapping[str, RecordedRun]
 """Further runs of a study, by their folders' names."""
 LN2 = math.log(2)
-"""Nats of a bit."""
 
 
 def content(numbers: dict[str, Any], series: list[dict], summary: str, **more: Any) -> Content:

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 WORD = re.compile(r"[^\W\d_]{3,}")
-"""Words of topics: three letters or more."""
 
 
 class TopicModel:

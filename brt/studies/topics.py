@@ -22,7 +22,6 @@ TOPICS = 20
 BOOKS = 5_000
 """Topics, and training documents of the topic model, as in the paper."""
 WORDS = 2**20
-"""Most tokens of a training document."""
 
 
 @configurable

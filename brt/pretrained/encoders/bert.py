@@ -21,7 +21,6 @@ from brt.pretrained.names import Names, Tensor, layer_tensors, matrix_tensors, n
 from brt.pretrained.settings import Misfit, Settings, first_id, hub
 
 OLD_NORMS = ((".LayerNorm.gamma", ".LayerNorm.weight"), (".LayerNorm.beta", ".LayerNorm.bias"))
-"""Endings of names in old files, and what they are now."""
 
 
 @dataclasses.dataclass(frozen=True)

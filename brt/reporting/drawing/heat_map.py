@@ -23,9 +23,7 @@ UNREADABLE = (
     *(OSError, ValueError, KeyError, EOFError, TypeError, SyntaxError, NotImplementedError),
     *(zipfile.BadZipFile, zlib.error, tokenize.TokenError),
 )
-"""Errors of NumPy for damaged arrays."""
 NUMBERED = 16
-"""Most columns of a map with numbers in its cells."""
 TALLEST, PER_ROW = 5.0, 0.06
 """Height of a map, and of a row, in inches."""
 
@@ -110,7 +108,6 @@ class HeatMap(NamedTuple):
 
 
 ENTRIES = {*HeatMap._fields} - {"name", "values_RC"}
-"""Entries of a map in a study's file."""
 
 
 def _short(number):

@@ -6,7 +6,6 @@ from decimal import ROUND_CEILING, ROUND_HALF_UP, Decimal
 import numpy as np
 
 LONG = 1e15
-"""Numbers from here on, and NaN, are shown with an exponent."""
 
 
 def three_digits(value: float) -> int:

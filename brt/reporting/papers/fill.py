@@ -24,7 +24,6 @@ from brt.reporting.step_times import StepTime
 
 PUBLISHED, MEASURED = "paper", "measured"
 FRONTIER_COLOUR = 6
-"""Number of the colour of a figure's first frontier."""
 
 
 def paper_tables(

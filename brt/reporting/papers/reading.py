@@ -256,4 +256,3 @@ def _points(points, where, tables) -> dict[str, list]:
 
 
 PAPERS = tuple(map(read_paper, NAMES))
-"""The papers whose tables and figures are known, in the order of a report."""
