@@ -8,7 +8,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -25,20 +25,7 @@ LENGTHS = (100, 200, 400, 800, 1800, 2800, 3800)
 """Attention lengths M; the last four are those of Table 7."""
 PUBLISHED = {800: 363, 1800: 773, 2800: 1409, 3800: 1874}
 """Ratios of Table 7, on one GPU."""
-ROUNDS = 5
-"""Vanilla tokens timed at the longest length, and more at shorter ones."""
 SEGMENTS = 4
-
-
-class Speed(NamedTuple):
-    """Seconds per token at one attention length, and their ratio: medians over rounds."""
-
-    attention_length: int
-    segment_length: int
-    rounds: int
-    memory_seconds: float
-    vanilla_seconds: float
-    ratio: float
 
 
 COLUMNS = (
@@ -50,11 +37,9 @@ COLUMNS = (
 
 
 def measure(
-    build: Callable[[Sequence[str]], "Experiment"],
-    lengths: Sequence[int] = LENGTHS,
-    rounds: int = ROUNDS,
-) -> list[Speed]:
-    """Times both models of a config at each attention length.
+    build: Callable[[Sequence[str]], "Experiment"], lengths: Sequence[int], rounds: int
+) -> list[dict[str, Any]]:
+    """Times both models of a config at each attention length; figures are medians over rounds.
 
     build: from further bindings to an experiment with a `TransformerXL`.
     rounds: vanilla tokens timed at the longest length, twice as many at half the length.
@@ -64,12 +49,12 @@ def measure(
             f"--attention_lengths = {list(lengths)} and --rounds = {rounds} must be at least 1."
         )
     progress = Progress("attention lengths", len(lengths))
-    speeds = []
+    rows = []
     for length in lengths:
-        speeds.append(_measure(build, length, rounds * max(lengths) // length))
-        progress.update(len(speeds))
+        rows.append(_measure(build, length, rounds * max(lengths) // length))
+        progress.update(len(rows))
     progress.close()
-    return speeds
+    return rows
 
 
 def _measure(build, length, rounds):
@@ -98,8 +83,15 @@ def _measure(build, length, rounds):
         seconds = now() - between
         pairs.append((seconds / (SEGMENTS * segment_length), between - begun))
     ratio = statistics.median(slow / fast for fast, slow in pairs)
-    medians = (statistics.median(column) for column in zip(*pairs, strict=True))
-    return Speed._make((length, segment_length, rounds, *medians, ratio))
+    memory, vanilla = (statistics.median(column) for column in zip(*pairs, strict=True))
+    return {
+        "attention_length": length,
+        "segment_length": segment_length,
+        "rounds": rounds,
+        "memory_seconds": memory,
+        "vanilla_seconds": vanilla,
+        "ratio": ratio,
+    }
 
 
 def _segment(experiment, segment_length):
@@ -138,25 +130,20 @@ def _tokens(experiment, length):
     )
 
 
-def table(speeds: list[Speed]) -> str:
-    return "\n".join(
-        aligned(
-            [
-                {"name": f"{speed.attention_length:,}", **speed._asdict()}
-                | {"published": PUBLISHED.get(speed.attention_length)}
-                for speed in speeds
-            ],
-            COLUMNS,
-        )
-    )
-
-
 def show(configuration: Configuration, lengths: Sequence[int], rounds: int) -> list[dict[str, Any]]:
-    speeds = measure(configuration.experiment, lengths, rounds)
+    rows = measure(configuration.experiment, lengths, rounds)
     load = os.getloadavg()[0]
     print(
         f"\n{configuration.files[0]}, one row, {jax.devices()[0].device_kind}, load {load:.1f}, "
         f"{rounds} rounds at the longest; by attention length"
     )
-    print(table(speeds))
-    return [speed._asdict() for speed in speeds]
+    lines = [
+        {
+            "name": f"{row['attention_length']:,}",
+            "published": PUBLISHED.get(row["attention_length"]),
+        }
+        | row
+        for row in rows
+    ]
+    print("\n".join(aligned(lines, COLUMNS)))
+    return rows

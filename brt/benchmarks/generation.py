@@ -161,7 +161,7 @@ def show(configuration: Configuration, positions: Sequence[int], tokens: int) ->
         "({prefill_tokens_per_second:,.0f} to {evaluation_tokens_per_second:,.0f})",
         "writing a token at each position, s": "{decode_seconds[0]:.5f}, {decode_seconds[1]:.5f}",
         "ratio of the two": "{decode_ratio:.3f}",
-        "the window anew for each, times slower": "{window_to_decode:.1f}",
+        "recomputing the window for each, times slower": "{window_to_decode:.1f}",
         "programs before and after": "{programs_before}, {programs_after}",
         "bytes of caches": "{cache_bytes[0]:,} and {cache_bytes[1]:,}",
         "bytes of memory files": "{file_bytes[0]:,} and {file_bytes[1]:,}",

@@ -18,7 +18,7 @@ from brt.models.layers.dropout import keep_mask
 from brt.models.layers.sizes import Sizes
 from brt.pretrained.backbone_layer import BackboneLayer, LayerKeys, Reads, Seen, drops
 from brt.pretrained.names import Names
-from brt.pretrained.settings import Settings, settle
+from brt.pretrained.settings import Settings, resolve_settings
 from brt.pretrained.source import open_folder
 
 
@@ -74,7 +74,7 @@ class PretrainedBackbone(nnx.Module):
         if unknown:
             raise TypeError(f"{name} has no parameter {', '.join(sorted(unknown))}.")
         self.folder = open_folder(folder, name, self.model_types)
-        settings: Any = settle(name, self.settings_type, bound, self.folder)
+        settings: Any = resolve_settings(name, self.settings_type, bound, self.folder)
         self.settings = settings
         self.vocabulary_size = settings.vocabulary_size
         self.width = settings.width

@@ -216,7 +216,7 @@ class Settings:
         return config
 
 
-def settle(
+def resolve_settings(
     backbone: str, kind: type[Settings], bound: Mapping[str, Any], folder: HubFolder | None
 ) -> Settings:
     """Returns settings, each from its binding, the folder, or its default.

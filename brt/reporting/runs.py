@@ -108,14 +108,14 @@ class Run:
         except (SyntaxError, ValueError, KeyError, RecursionError, tokenize.TokenError) as error:
             reason = str(error).split("\n")[0][:200]
             raise ValueError(
-                f"{path} is no gin config ({reason}): copy it anew, or leave the run out."
+                f"{path} is no gin config ({reason}): copy it again, or leave the run out."
             ) from None
         check_settings(path, settings)
         of_blocks = model_name(settings) == "BlockRecurrentTransformer"
         for name in (*REQUIRED, *(OF_BLOCKS if of_blocks else ())):
             if name not in settings:
                 raise ValueError(
-                    f"{path} does not bind {name}: copy the file anew, or leave the run out."
+                    f"{path} does not bind {name}: copy the file again, or leave the run out."
                 )
         return settings
 

@@ -381,22 +381,12 @@ def tarred(*members):
     return write
 
 
-def long_names(path):
-    """Headers of long names, each of which is about the one behind it."""
-    header = tarfile.TarInfo("././@LongLink")
-    header.type, header.size = tarfile.GNUTYPE_LONGNAME, 2
-    with gzip.open(path, "wb") as file:
-        file.write((header.tobuf(tarfile.GNU_FORMAT) + b"a".ljust(512, b"\0")) * 5_000)
-
-
 ARCHIVES = {
     "zeros": gzipped_zeros,
     "a deep path": tarred(("/".join("a" * 2_000), {})),
-    "a long name": tarred(("a" * 100_000, {})),
     "a sparse file": tarred(
         ("a", {"pax_headers": {"GNU.sparse.size": str(2**50), "GNU.sparse.map": "0,0"}})
     ),
-    "names of names": long_names,
 }
 
 
