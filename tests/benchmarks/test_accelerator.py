@@ -79,8 +79,9 @@ def test_rows_are_halved_until_the_step_fits(monkeypatch, tiny_plan):
     assert tried == [8, 4, 2] and found["rows"] == 2 * jax.device_count()
 
 
-@pytest.mark.parametrize("message", ["RESOURCE_EXHAUSTED: too much", "INTERNAL: driver\nat x"])
-def test_what_fails_is_said_and_the_rest_is_measured(monkeypatch, message):
+def test_what_fails_is_said_and_the_rest_is_measured(monkeypatch):
+    message = "INTERNAL: driver\nat x"
+
     def time_step(experiment, seconds):
         if len(experiment.model.layers) == 2:  # three are Slide:13L's
             raise RuntimeError(message)

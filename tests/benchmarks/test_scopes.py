@@ -33,7 +33,7 @@ EXPECTED = {
 
 VARIANTS = {
     *("rec_fixed_skip", "rec_sequential", "memorizing_bucketed", "txl_adaptive", "rmt_rec", "qrnn"),
-    *("feedback_fixed_skip", "compressive_convolution"),
+    *("feedback_fixed_skip", "compressive_convolution", "rmt_txl"),
 }
 """Those whose parts occur in others: checked with the slow tests."""
 

@@ -3,19 +3,26 @@
 import json
 
 import pytest
+from tiny_run import (
+    PLAIN,
+    command,
+    shared_programs,  # noqa: F401
+    write_config,
+    write_corpus,
+)
 
 from brt import evaluate, prepare, train
 from brt.data.sources.text import Text
 from brt.data.stores.token_store import TokenStore
-from tests.support.tiny_run import command, shared_programs, write_config, write_corpus  # noqa: F401
 
 
 @pytest.fixture
 def config(tmp_path, monkeypatch):
     """The path of a model config, in a working directory of its own."""
     monkeypatch.chdir(tmp_path)
-    lines = ["BlockRecurrentTransformer.vocabulary_size = %vocabulary_size"]
-    return write_config(tmp_path, *lines, "Trainer.steps = 2", "Trainer.eval_every = 0")
+    lines = [*PLAIN, "BlockRecurrentTransformer.vocabulary_size = %vocabulary_size"]
+    lines += ["Trainer.steps = 2", "Trainer.eval_every = 0"]
+    return write_config(tmp_path, *lines, without=("RecurrentCell",))
 
 
 def texts(path, split):

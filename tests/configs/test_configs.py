@@ -163,7 +163,8 @@ CORPORA = sorted({path.stem for path in CONFIGS.glob("corpora/*.gin")} - {"own_t
 @pytest.mark.parametrize("corpus", CORPORA)
 def test_any_corpus_completes_any_system(corpus):
     file = f"{CONFIGS}/corpora/{corpus}.gin"
-    for system in ("small/rec_fixed_skip", "small/txl", "small/lstm"):
+    others = ("small/txl", "small/lstm") if corpus == "text" else ()
+    for system in ("small/rec_fixed_skip", *others):
         files = f"{CONFIGS}/{system}.gin", file
         experiment = read_once(files).experiment
         bound = read_gin_files([file])

@@ -11,7 +11,7 @@ import sys
 import pytest
 from absl import flags
 from paths import CONFIGS, ROOT
-from tiny_run import quick_environment, write_corpus
+from tiny_run import command, quick_environment, shared_programs, write_corpus  # noqa: F401
 
 from brt import benchmark, config, evaluate, export, generate, prepare, report, train  # noqa: F401
 from brt.experiment import Experiment
@@ -85,16 +85,6 @@ def test_a_page_s_last_training_command_builds(arguments):
     Experiment.from_gin()
 
 
-@pytest.mark.parametrize("corpus", sorted(path.name for path in CONFIGS.glob("corpora/*.gin")))
-def test_every_binding_of_a_data_config_is_used(corpus):
-    path = CONFIGS / "corpora" / corpus
-    own = text_bindings("books") if corpus == "own_text.gin" else []
-    config.parse([str(CONFIGS / "small" / "rec_fixed_skip.gin"), str(path)], own)
-    Experiment.from_gin()
-    bound = set(re.findall(r"^([\w.]+) =", path.read_text(), re.M))
-    assert not bound - config.read_bindings().keys()
-
-
 LAYERS = "num_layers = 1", "recurrent_layers = (0,)"
 
 
@@ -113,9 +103,11 @@ def beside_a_run(tmp_path_factory):
             for name in ("width = 16", "feed_forward_size = 16", "window = 32", *LAYERS)
         )
     )
-    command = ("-m", "brt.train", f"--gin_file={folder}/tiny.gin", "--workdir=runs/quickstart")
-    run(folder, *command)
-    run(folder, "-m", "brt.evaluate", "--workdir=runs/quickstart", "--record")
+    workdir = "--workdir=runs/quickstart"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        assert not command(patch, train, f"--gin_file={folder}/tiny.gin", workdir)
+        assert not command(patch, evaluate, workdir, "--record")
     return folder
 
 

@@ -4,12 +4,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from architectures import ARCHITECTURES, abstract, every, random_model
+from architectures import ARCHITECTURES, QUICK_PRETRAINED, abstract, kinds, random_model
 from flax import nnx
 
 from brt.models.caches import clear_state, reset_rows, select_rows, with_state
 
-every_architecture = pytest.mark.parametrize("name", every())
+every_architecture = pytest.mark.parametrize("name", kinds(QUICK_PRETRAINED))
 B = 5
 
 

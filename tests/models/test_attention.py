@@ -165,8 +165,12 @@ def test_weights_are_not_kept_for_the_backward_pass():
     assert weights not in kept(attend)
 
 
-EVERY_KIND = ("rec_memorizing", "txl_shaw")
-"""Compared with every run of the tests; the others, of the same parts, with the slow ones."""
+EVERY_KIND = {
+    "rec_memorizing": dict(num_layers=2, memorizing_layers=(1,)),
+    "txl_shaw": dict(num_layers=2),
+}
+"""Compared with every run of the tests, with fewer layers; the others, of the same parts, with the
+slow ones."""
 ATTENDING = [
     pytest.param(name, marks=() if name in EVERY_KIND else pytest.mark.slow)
     for name in ARCHITECTURES
@@ -189,7 +193,7 @@ def test_every_model_has_the_losses_and_gradients_of_the_plain_form(name, monkey
     assert recurrent_cell.attend_by_head is kernel_attention.attend_by_head
     assert transformer_xl_layer.attend_by_distance is attend_by_distance
     with jax.enable_x64(True):
-        model = random_model(name, dtype="float64", dropout=0.3)
+        model = random_model(name, dtype="float64", dropout=0.3, **EVERY_KIND.get(name, {}))
         graph, params = nnx.split(model)
         T = segment_length(name)
         tokens = np.random.default_rng(5).integers(0, model.vocabulary_size, (2, 2, T + 1))

@@ -104,7 +104,17 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+COVERED = {
+    *("a window", "a window with dropout", "a window of wide heads"),
+    *("states", "states without unit lengths"),
+}
+"""Cases of features that others combine: checked with the slow tests."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[pytest.mark.slow] if n in COVERED else []) for n in CASES],
+)
 def test_outputs_and_all_gradients_equal_the_plain_form(name, capfd):
     forms, heads, make, sizes = CASES[name]
     errors = relative_errors(forms, heads, make(heads, *sizes))

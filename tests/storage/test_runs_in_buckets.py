@@ -6,6 +6,7 @@ import fsspec
 import jax
 import pytest
 from tiny_run import (
+    PLAIN,
     assert_same_run,
     build,
     command,
@@ -47,9 +48,13 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("texts")
 
 
+def small_config(folder):
+    return write_config(folder, *PLAIN, without=("RecurrentCell",))
+
+
 @pytest.fixture(scope="module")
 def local(folder):
-    return build(write_config(folder), "CheckpointPolicy.every = 2")
+    return build(small_config(folder), "CheckpointPolicy.every = 2")
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +65,7 @@ def straight(local, folder):
 @pytest.fixture
 def tiny(folder):
     """The same experiment with its store in the bucket."""
-    path = write_config(folder)
+    path = small_config(folder)
     return build(path, "CheckpointPolicy.every = 2", f'Corpus.store = "{BUCKET}/stores"')
 
 
