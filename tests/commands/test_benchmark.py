@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import gin
 import pytest
 from paths import ROOT
+from published_checks import read
 from tiny_run import (
     PLAIN,
     command,
@@ -15,9 +16,8 @@ from tiny_run import (
     write_config,
 )
 
-from brt import benchmark, config
+from brt import benchmark
 from brt.benchmarks import steps
-from brt.experiment import Experiment
 from brt.reporting.gin_text import read_gin, resolved
 from brt.reporting.paper_positions import system_and_size
 from brt.reporting.papers.fill import paper_tables
@@ -141,7 +141,6 @@ def test_unequal_budgets_are_not_compared(monkeypatch, capsys, tmp_path, configs
 def test_the_config_of_a_row_of_table_1_is_named_as_the_row(row):
     stem = {"Memorizing Trans. 64k": "memorizing_64k"}.get(row.labels[0])
     stem = stem or row.labels[0].lower().replace(":", "_")
-    config.parse([str(ROOT / "configs" / f"pg19_{stem}.gin")])
-    Experiment.from_gin()
+    read([str(ROOT / "configs" / f"pg19_{stem}.gin")])
     found = system_and_size(resolved(read_gin(gin.operative_config_str())))
     assert found == (row.where["system"], "162M")

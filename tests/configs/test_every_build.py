@@ -19,11 +19,8 @@ DEVICES = 1, 4, 8
 SWEEPS = sorted((CONFIGS / "sweeps").glob("*.txt"))
 FEW = (
     "pg19_rec_fixed_skip.gin",
-    "transformer_xl/wt103_base.gin",
-    "transformer_xl/qrnn_151m.gin",
     "rmt/rmt_wt103_150.gin",
     "pretrained/gpt2_pooled.gin",
-    "pretrained/smollm2_rec.gin",
     "readers/t5.gin",
     "task_models/rmt_4x128.gin",
 )
@@ -63,7 +60,7 @@ def test_further_flags_of_a_header_fit_training_and_evaluation(name):
     assert rows and experiment.evaluated_model(segment_length)
 
 
-@pytest.mark.parametrize("row", [1, 2, 3, 15])
+@pytest.mark.parametrize("row", [1, 15])
 def test_a_published_overlap_evaluates_as_many_windows_as_are_trained_on(row):
     path = CONFIGS / "sweeps/arpt_tables.txt"
     entry = read_sweep(path, SCALES["paper"], None, [], None)[row]

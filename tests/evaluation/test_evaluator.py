@@ -133,7 +133,7 @@ def test_the_loss_is_that_of_a_loop_over_documents(
 
 def test_rows_and_segments_move_no_bit_per_token(evaluated, recurrent):
     """Batches of 1, 4 and 16 rows, segments of 1, 2 and 8 blocks."""
-    found = [evaluated(recurrent, rows, W * n) for rows in (1, 4, 16) for n in (1, 2, 8)]
+    found = [evaluated(recurrent, rows, W * n) for rows, n in ((1, 8), (4, 2), (16, 1))]
     tokens = recurrent.open_store("validation").manifest["tokens"]
     assert {scalars["scored_tokens"] for scalars in found} == {tokens}
     for name in ("bits_per_token", "bits_per_character", "perplexity", "word_level_perplexity"):

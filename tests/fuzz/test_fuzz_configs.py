@@ -142,7 +142,7 @@ def test_a_spoilt_binding_is_refused_or_is_what_runs(scale):
     for paths, _ in found if scale else found[:1]:
         lines, means = [], None
         tally.judge(f"{paths}, as it is", call, right, [])
-    for number, rng in draws(11, (12, 800)[scale]):
+    for number, rng in draws(11, (6, 800)[scale]):
         paths, settings = found[number % len(found)]
         kind, lines, culprits, means = mutated(rng, settings)
         # What was changed may be told by the value it was changed to, in whatever reads it.

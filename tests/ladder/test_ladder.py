@@ -121,6 +121,7 @@ def test_a_command_is_printed_for_each_missing_run_and_what_they_left_is_collect
     file = a_file(tmp_path, "pg19_slide_12l.gin", "pg19_slide_13l.gin")
     flags = [f"--sweep={file}", "--scale=tiny", "--corpus=configs/corpora/text.gin"]
     flags += ["--tokens=10000", "--seeds=0,3"]
+    monkeypatch.setattr(ladder, "check_configs", lambda files, devices: None)  # slow
     run_script(ladder, monkeypatch, pretended([]), *flags, f"--workdir={tmp_path}/one_by_one")
     whole = (tmp_path / "one_by_one" / "tables.md").read_text()
     # A name that the shell would take apart.

@@ -28,15 +28,17 @@ from tiny_models import quick_jit
 from brt.data.vocabularies.base import BEGIN
 from brt.models.caches import clear_state, reset_rows
 
+QUICK = (*QUICK_PRETRAINED, "memorizing_dense")
+"""Architectures that decode in a way of their own, though their caches occur in others."""
 ROUNDED = ("rec_lstm_dual", "feedback_fixed_skip", "melodi", "txl_shaw", "rmt", "lstm")
 # By module, so that all tests of one architecture run one after another, on the same programs.
 by_architecture = functools.partial(pytest.mark.parametrize, "name", scope="module")
-every_architecture = by_architecture(kinds(QUICK_PRETRAINED))
+every_architecture = by_architecture(kinds(QUICK))
 # In float32 only rounding is new.
 in_types = [
     pytest.param(*each.values, *form, marks=each.marks)
     for form in (("float64", 1e-9), ("float32", 2e-5))
-    for each in kinds(QUICK_PRETRAINED)
+    for each in kinds(QUICK)
     if form[0] == "float64" or each.values[0] in ROUNDED
 ]
 every_type = pytest.mark.parametrize(("name", "dtype", "tolerance"), in_types, scope="module")

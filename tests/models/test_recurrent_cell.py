@@ -60,8 +60,9 @@ def next_states(cell, states_BSD, k_BJHK, v_BJHK):
 # What it computes
 
 
-@every_cell
-@pytest.mark.parametrize("num_states", [1, 7])
+@pytest.mark.parametrize(
+    ("settings", "num_states"), [*((settings, 7) for settings in ALL), (ALL[0], 1)], ids=str
+)
 def test_states_and_window_are_independent(settings, num_states):
     cell = random_cell(num_states=num_states, **settings)
     (states_BSD,) = cell.init_cache(B, jnp.bfloat16)

@@ -10,10 +10,9 @@ import gin
 import pytest
 from fabricated_runs import make_run
 from paths import ROOT
+from published_checks import read
 from sweeps import SCALES, read_sweep
 
-from brt import config
-from brt.experiment import Experiment
 from brt.reporting.collect import Group, collect
 from brt.reporting.gin_text import read_gin_file, write_gin
 from brt.reporting.papers.fill import paper_tables
@@ -31,8 +30,7 @@ def described(folder, name, *bindings, **scalars):
     name: of the gin file below configs/, or several joined by `+`.
     """
     folder.mkdir()
-    config.parse([str(ROOT / "configs" / f"{part}.gin") for part in name.split("+")], bindings)
-    Experiment.from_gin()
+    read([str(ROOT / "configs" / f"{part}.gin") for part in name.split("+")], bindings)
     (folder / "config.gin").write_text(gin.config_str())
     (folder / "operative_config.gin").write_text(gin.operative_config_str())
     figures = {"step": 10**9, "bits_per_token": 3.21, "perplexity": 32.1, **scalars}

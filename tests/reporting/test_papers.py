@@ -5,10 +5,9 @@ import re
 
 import pytest
 from paths import ROOT
+from published_checks import read
 
-from brt import config
 from brt.evaluation.perplexity import word_level_perplexity
-from brt.experiment import Experiment
 from brt.models.counts import count_parameters
 from brt.reporting.paper_positions import PaperPosition, flops_per_token, visible_context
 from brt.reporting.papers.form import TIMES, number
@@ -165,8 +164,8 @@ def test_more_memory_and_depth_are_better_but_for_the_row_the_caption_names():
 
 def built(name, *bindings):
     corpus = "corpora/enwik8_symbols" if "enwik8" in name else "recipes/wikitext103"
-    config.parse([f"{ROOT}/configs/rmt/{name}+{ROOT}/configs/{corpus}.gin"], bindings)
-    return Experiment.from_gin()
+    files = [f"{ROOT}/configs/rmt/{name}+{ROOT}/configs/{corpus}.gin"]
+    return read(files, bindings).experiment
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import fsspec
 import jax
 import pytest
 from tiny_run import (
-    PLAIN,
     assert_same_run,
     build,
     command,
@@ -49,7 +48,8 @@ def folder(tmp_path_factory):
 
 
 def small_config(folder):
-    return write_config(folder, *PLAIN, without=("RecurrentCell",))
+    model = "BlockRecurrentTransformer"
+    return write_config(folder, f"{model}.num_layers = 1", f"{model}.recurrent_layers = (0,)")
 
 
 @pytest.fixture(scope="module")

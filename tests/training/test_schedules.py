@@ -52,7 +52,7 @@ NAMES = {"high": "maximum", "low": "minimum", "warmup": "warmup_steps"}
 def ours(formula, steps, total, **constants):
     constants = {NAMES.get(name, name): value for name, value in constants.items()}
     schedule = getattr(schedules, formula.__name__)
-    return [float(schedule(step, total, **constants)) for step in steps]
+    return np.asarray(schedule(np.array(steps, np.int32), total, **constants))
 
 
 @pytest.mark.parametrize("name", FORMULAS)

@@ -44,7 +44,7 @@ def test_nothing_is_compiled_after_the_first_step(tmp_path, caplog):
     assert compilations(caplog, "train_step") == 1
 
 
-@pytest.mark.parametrize(("kind", "again"), [("contiguous", 0), ("shuffled", 0), ("contiguous", 2)])
+@pytest.mark.parametrize(("kind", "again"), [("shuffled", 0), ("contiguous", 2)])
 def test_contiguous_streams_train_evaluate_and_resume(tmp_path, kind, again):
     bindings = *BINDINGS, f'Trainer.stream = "{kind}"', f"Trainer.reread_segments = {again}"
     tiny = build(write_config(tmp_path, *PLAIN, without=("RecurrentCell",)), *bindings)

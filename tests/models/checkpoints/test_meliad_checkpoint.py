@@ -64,7 +64,17 @@ def exported(model):
 # Out and back
 
 
-@pytest.mark.parametrize("cell", [{}, *CELLS], ids=name_of)
+@pytest.mark.parametrize(
+    "cell",
+    [
+        {},
+        *(
+            pytest.param(c, marks=[pytest.mark.slow] * (c["feedback"] and c not in CELLS[:4]))
+            for c in CELLS
+        ),
+    ],
+    ids=name_of,
+)
 def test_a_model_survives_the_journey_to_meliads_names_and_back(cell):
     model = meliad_model(**cell)
     flat = exported(model)
