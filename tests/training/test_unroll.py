@@ -196,7 +196,10 @@ def by_hand(name, depth):
     return quick_jit(jax.value_and_grad(loss, has_aux=True))
 
 
-@pytest.mark.parametrize(("name", "depth"), [*(("toy", depth) for depth in DEPTHS), ("rmt", 2)])
+@pytest.mark.parametrize(
+    ("name", "depth"),
+    [*(("toy", depth) for depth in DEPTHS), pytest.param("rmt", 2, marks=pytest.mark.slow)],
+)
 def test_the_gradient_is_that_of_the_unroll_spelled_out(name, depth):
     starts = np.zeros((K, B), bool)
     starts[0, 0] = starts[1, 1] = starts[3, 0] = True  # learned first states, at several places
@@ -342,7 +345,7 @@ def trained_by_hand(name, again, rate):
     return losses, params
 
 
-@pytest.mark.parametrize("name", ["toy", "rmt"])
+@pytest.mark.parametrize("name", ["toy", pytest.param("rmt", marks=pytest.mark.slow)])
 def test_training_begins_each_step_with_the_memory_before_the_first_segment_read_again(name):
     equal(trained(name, AGAIN, RATE), trained_by_hand(name, AGAIN, RATE), 1e-10)
 
