@@ -27,11 +27,11 @@ class Corpus:
     """Prepares and opens the token stores of a source, one per split.
 
     Args:
-        store: folder of the stores, `<store>/<split>`, on a disk (`~` and environment variables are
-            expanded) or in a bucket, which is read through a local copy on each host.
+        store: folder of the stores, `<store>/<split>`, on a disk or in a bucket, which is read through
+            a local copy on each host.
         source: of the documents; only `prepare` reads it.
-        vocabulary: encodes the documents: a vocabulary or its name (`named_vocabulary`). None for
-            that of the source.
+        vocabulary: encodes the documents: a vocabulary or its name (`named_vocabulary`). None for that
+            of the source.
     """
 
     def __init__(

@@ -70,9 +70,8 @@ class Mixture:
 class MixedStore:
     """Token stores read as one, with the interface of `TokenStore`.
 
-    Documents are numbered through all stores; `bases` are the numbers of their first documents.
-    The manifest is that of the first store, with the counts of all. Without `names` records are of
-    the whole.
+    Documents are numbered through all stores; `bases` are the numbers of their first documents. The
+    manifest is that of the first store, with the counts of all.
     """
 
     def __init__(

@@ -1,8 +1,6 @@
 """Accuracy on samples, with the model's own predictions fed back, and of whole answers.
 
-Source: Bulatov et al. 2022, arXiv:2207.06881, section 4 and Table 1, and the published code: a
-task counts by the free-running accuracy if at least a segment is scored, and otherwise by the
-teacher-forced one; an answer counts if every one of its tokens is right.
+Source: Bulatov et al. 2022, arXiv:2207.06881, section 4 and Table 1, and the published code.
 """
 
 import functools
@@ -33,12 +31,10 @@ if TYPE_CHECKING:
 class FreeRunning(Score):
     """Figures of samples beyond `accuracy`, which is teacher-forced.
 
-    free_running_accuracy: share of scored tokens that are right when each prediction is the next
-        input, from the start token on.
-    free_running_exact: share of samples of which all scored tokens are right that way.
+    free_running_accuracy: share of correct scored tokens when each prediction is the next input.
+    free_running_exact: share of samples of which all scored tokens are correct that way.
     answer_accuracy: the same of the last `answer` tokens.
-    task_accuracy: the figure of the paper: free-running if at least a segment is scored, else
-        teacher-forced.
+    task_accuracy: free-running if at least a segment is scored, else teacher-forced.
     accuracy_end: teacher-forced, of the last `end` tokens.
     ..._written: of tokens that are not `blank`, as the published code counts equations.
 
@@ -123,8 +119,7 @@ class SampleDecoder:
         mesh: the device mesh.
         store: samples of one length.
         rows: B; raised to the next number that the data axis of the mesh divides.
-        segment_length: T in tokens; where the model's memory moves at the ends of segments, it
-            moves here as it does in training, also while the model writes.
+        segment_length: T in tokens, at whose ends memory moves, also while the model writes.
 
     Attributes:
         scored: S, tokens of a sample that the model writes.
@@ -181,9 +176,8 @@ def write(
 
     Args:
         model: for segments of that length.
-        tokens_BL: int32 (B, L + 1), whole samples; the scored tokens are not looked at.
-        first: position of the first scored token, 1 or more.
-        scored: S, their number.
+        tokens_BL: int32 (B, L + 1), whole samples.
+        first, scored: position of the first scored token, 1 or more, and their number S.
         segment_length: T in tokens, a multiple of the model's period.
 
     Returns:

@@ -1,10 +1,7 @@
-"""From a sum of nats to the numbers papers report.
+"""Bits per token, byte and character, and perplexity, from a sum of nats.
 
-A loss is a number of nats for a text. What it is divided by is a choice: the tokens of one
-vocabulary, or the bytes, characters or words of the text, which are the same for all of them.
-Even so, perplexity per word and bits per character compare two models only if they predict the
-same text. A vocabulary that drops line ends or double spaces leaves its model less to predict,
-while the text still counts them; `lost_white_space` tells which do.
+Figures per byte, character and word compare two models only if they predict the same text: a
+vocabulary may drop white space that the text still counts (`lost_white_space`).
 
 Source: Block-Recurrent, appendix I.
 """
@@ -46,8 +43,7 @@ def per_text(nats: float, manifest: dict) -> dict[str, float]:
 
     Args:
         nats: of all tokens of the split.
-        manifest: of its store, for the text's bytes, characters and words; what it counts none
-            of, because the source gave ids without text, has no figure here.
+        manifest: of its store, for the text's bytes, characters and words; 0 has no figure.
     """
     bits = nats / math.log(2)
     figures = {}

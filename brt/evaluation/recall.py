@@ -15,12 +15,11 @@ class RecallScore(Score):
     """Shares of answers with the highest logit, of near, far and segment-crossing questions.
 
     Args:
-        far: distances of at least this many tokens count for `recall_accuracy`; at least
-            twice the receptive field n * W of the stack, so that attention alone, even
-            relayed through its layers, cannot know the answer.
-        segments: answers at least this many segment boundaries after their definition count
-            for `recall_accuracy_across_segments`.
+        far: least distance, in tokens, that counts for `recall_accuracy`; at least twice the
+            receptive field n * W of the stack, beyond which attention alone cannot know the answer.
         segment_length: T in tokens, of the evaluation.
+        segments: least number of segment boundaries between definition and answer that counts for
+            `recall_accuracy_across_segments`.
     """
 
     far: CountFrom0 = gin.REQUIRED

@@ -28,20 +28,17 @@ class RecordedRun:
     """A run folder that `brt.evaluate --record` and the studies read documents with.
 
     Args:
-        experiment: the run's.
-        mesh: the device mesh.
-        workdir: the run folder.
+        experiment, mesh, workdir: of the run.
         rebuild: from further bindings to the experiment of the run folder with them.
         quiet: no progress display.
         any_stream: for studies that look at segments only.
-        step: which checkpoint, as `load_params` takes it.
+        step: as of `load_params`.
 
     Attributes:
         store, vocabulary: of the split `Evaluation.split`.
-        params, step: the checkpoint's.
-        best_by: the metric by which it is the best of the run; None if it was not chosen so.
-        rows, segment_length, window: B, T and the model's period (W); the last two in tokens. The
-            data axis of the mesh divides the rows.
+        params, step, best_by: of the checkpoint, and the metric by which it is the best; None if it
+            was not chosen so.
+        rows, segment_length, window: B, which the mesh divides, T, and the model's period.
         reader: a `SegmentReader` of that shape.
         has_state: whether the model carries anything besides windows.
     """

@@ -1,4 +1,4 @@
-"""Recordings: the loss and entropy of every token of a split, on disk; those of two models align.
+"""Recordings: the loss and entropy of every token of a split, on disk.
 
     manifest.json   what was recorded, of which store, by which parameters
     nats.bin        float32, -log p of each token; token i is token i of the store
@@ -6,9 +6,7 @@
     correct.bin     uint8, 1 where the token had the highest logit
     done.bin        uint8, one a document, 1 where the document is recorded
 
-All little-endian. The manifest of a complete recording has the sha256 of these files, which are
-compared when it is opened, once on each host (`brt.data.stores.verification`). `recording_writer`
-makes recordings.
+All little-endian. The manifest of a complete recording has the sha256 of these files.
 """
 
 import functools
@@ -70,8 +68,7 @@ class Recording:
         nats, entropy, correct: float32, float32 and bool (tokens,), read by parts; meaningless for
             documents that are not done.
         done_D: bool (documents,).
-        copy: of a recording in a bucket, the folder of this disk that is read; it is removed with
-            this.
+        copy: owner of the local folder of a recording in a bucket.
     """
 
     def __init__(self, folder: str | Path, store: TokenStore | None = None):

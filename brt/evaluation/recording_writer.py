@@ -71,13 +71,11 @@ def record(
     """Records documents that are not recorded yet; all processes of a run call it together.
 
     Args:
-        folder: of the recording. One of other parameters, another store or another segment
-            length is begun from scratch.
+        folder: of the recording; one of anything else is begun from scratch.
         reader: one that gives entropies.
         params: parameters on the mesh.
         store: of the documents.
-        run, step: go into the manifest.
-        window: W in tokens, of the model.
+        run, step, window: go into the manifest.
         state: one of `reading.STATE_ABLATIONS`.
         documents: record these, integers; None for all.
         label: shows progress.

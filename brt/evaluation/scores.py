@@ -21,10 +21,10 @@ class TokenScores(NamedTuple):
 
     documents_B, offsets_B: int, where the segments begin; document -1 is padding.
     targets_BT, weights_BT: int32 and float32, above 0 where a target is scored.
-    nats_BT: float32, -log p of each target; of padding it may be anything.
+    nats_BT: float32, -log p of each target; anything for padding.
     correct_BT: bool, whether the target had the highest logit.
-    entropy_BT: float32, of the prediction in nats; None if it was not requested.
-    answers_BN: answers of a `Reader` after the segment; None if they were not requested.
+    entropy_BT: float32, of the prediction in nats; if requested.
+    answers_BN: answers of a `Reader` after the segment; if requested.
     """
 
     documents_B: np.ndarray

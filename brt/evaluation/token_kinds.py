@@ -14,9 +14,9 @@ KINDS = ("line break", "white space", "first of a word", "inside a word", "other
 class KindDifference(NamedTuple):
     """Losses of the tokens of one kind, by two recordings.
 
-    kind: one of `KINDS`. tokens: how many.
+    kind, tokens: one of `KINDS`, and how many.
     bits, other_bits: mean bits per token of this kind; 0 without any.
-    contribution: what they add to the mean difference of all tokens, bits per token of all.
+    contribution: to the mean difference of all tokens, in bits per token.
     """
 
     kind: str

@@ -1,7 +1,6 @@
 """Words of a document, the words its tokens are parts of, and kinds of words.
 
-Kinds are those of the paper's qualitative study: proper names, chapter titles, others. They are
-decided by rules a reader can check, in English or like it, not by a model of language:
+Kinds are those of the paper's qualitative study, decided by rules:
 
 - A chapter title is a word of a heading that has been read before, in a table of contents. A
   heading is a line of its own (blank lines around it, no speech) in capitals or title case, or,
@@ -98,8 +97,8 @@ class Words:
     def is_recalled_opening(self, number: int) -> bool:
         """Tells whether a word near the document's end repeats its title or author.
 
-        That is: it stands in the last tenth, and it begins with a capital, and so does the word
-        before or after it, and the two stand side by side in the first 200 words as well.
+        It stands in the last tenth, and with the word before or after it, both with a capital, in the
+        first 200 words, too.
         """
         if self.starts[number] < (1 - ENDING) * len(self.texts):
             return False

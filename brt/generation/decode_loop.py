@@ -20,7 +20,7 @@ def make_decode_loop(graph: nnx.GraphDef, size: int) -> Callable:
 
     Args:
         graph: of the model, from `nnx.split`.
-        size: V, number of ids that may be chosen; the embedding table may have more rows.
+        size: V, number of ids that may be chosen.
 
     Returns:
         decode_loop(params, memory, given_BC, counts_B, seeds_B, sampling) -> the memory, tokens

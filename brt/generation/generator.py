@@ -52,13 +52,12 @@ class Generator:
     """A model with its vocabulary, compiled for reading and writing.
 
     The state of a document is a `Memory`, a value that no method changes: use it twice to continue
-    from it twice. The cost does not depend on the position in the document.
+    from it twice.
 
     Args:
         model: with parameters, from `Experiment.bind`; on one device.
         vocabulary: of the text.
-        segment_length: tokens read at once, a multiple of the model's period (its window); None:
-            about 2,048. It changes the speed of reading, not the result.
+        segment_length: tokens read at once, a multiple of the model's period; None: about 2,048.
         chunk: tokens written by one call of the compiled loop.
     """
 
@@ -265,8 +264,8 @@ class Writing:
 
     Attributes:
         texts: all text, B strings, without the stop sequences.
-        tokens: its ids, B lists, with the token that completed a stop sequence.
-        nats: -log p of each token under the model's own distribution, B lists.
+        tokens, nats: B lists of its ids, with the token that completed a stop sequence, and of
+            their -log p under the model's own distribution.
         stopped: B bools, whether a stop sequence ended the document.
         memory: of the documents with all of `tokens`.
     """

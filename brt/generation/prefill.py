@@ -1,8 +1,7 @@
 """Reading text into a memory at the speed of evaluation: by whole segments.
 
-The tokens of a document are cut where its caches move, every P tokens from its start: to the end of
-a period, token by token; whole segments; whole periods; and a last, padded part of one. Documents
-without tokens do not change.
+Tokens are cut where caches move, every P tokens from the start of a document: to the end of a
+period, token by token; whole segments; whole periods; and a last, padded part of one.
 """
 
 from collections.abc import Callable, Sequence
@@ -74,7 +73,7 @@ class Prefill:
         Args:
             params: of the model.
             memory: of B documents.
-            tokens: B arrays of ids, of any lengths, 0 included.
+            tokens: B arrays of ids, which may be empty.
             score: whether to compute the nats of each token.
             label: shows progress under this name.
 

@@ -19,8 +19,6 @@ class Sampling(NamedTuple):
     temperature: divides the logits; 0 and None take the most likely token.
     top_k: draw among the k most likely tokens.
     top_p: draw among the fewest tokens that together have this probability.
-
-    A pytree of traced numbers: only another choice of parts compiles again.
     """
 
     temperature: float | None = 1.0
@@ -99,8 +97,7 @@ def choose(
 
     Args:
         sampling: from `checked`.
-        logits_BV: (B, V).
-        recent_BR: (B, R) int32, for the penalty.
+        logits_BV, recent_BR: (B, V), and (B, R) int32 for the penalty.
         keys_B: one for each batch element.
     """
     if sampling.repetition_penalty is not None:

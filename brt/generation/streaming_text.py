@@ -18,13 +18,11 @@ CONTEXT = 32
 class StreamingText:
     """The text of a stream of tokens of any vocabulary, as early as it is certain.
 
-    The results of `push` and `finish`, joined, are what the tokens add to the text of `before`, up
-    to the first stop sequence.
+    The results of `push` and `finish`, joined, are what the tokens add to the text of `before`.
 
     Args:
         vocabulary: of the tokens.
-        before: ids before the stream; they decide whether it begins with a space, and a character
-            may begin in them.
+        before: ids before the stream; a character may begin in them.
         stop: texts that end the stream; text that may become one is held back.
 
     Attributes:

@@ -1,8 +1,7 @@
-"""Paths on a disk (`pathlib.Path`) or in a bucket (`RemotePath`).
+"""Paths on a disk (`pathlib.Path`) or in a bucket (`RemotePath`), which fsspec reaches.
 
-A path with a scheme, `gs://bucket/runs/books`, is remote; fsspec reaches it. No bucket can rename
-or append to objects. `RemotePath` adds to fsspec errors that name the path, uncached listings, a
-check of uploads, and `only_buckets_of`.
+`RemotePath` adds errors that name the path, uncached listings, a check of uploads, and
+`only_buckets_of`. No bucket can rename or append to objects.
 """
 
 import hashlib

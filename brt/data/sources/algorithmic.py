@@ -1,7 +1,6 @@
 """Algorithmic tasks: copy, reverse and associative retrieval, one sample per document.
 
-A sample is a source, a start token and a target, which alone has loss weights. A model reads all
-tokens but the last and predicts all but the first (`Trainer.stream = "samples"`).
+Only the target after the start token has loss weights (`Trainer.stream = "samples"`).
 
     copy        x, start, x, x              3 n + 1 tokens, 2 n scored
     reverse     x, start, x reversed        2 n + 1 tokens, n scored

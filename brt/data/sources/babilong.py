@@ -1,10 +1,8 @@
 """BABILong: facts of a small world in real text, and a question about them at the end.
 
-Facts stand between sentences of the text, at random positions and in order. The text is that of a
-token store, a random passage for each document; its last sentence is cut where the length is full.
-The facts and the question never are.
-
-Stories come from `small_world`, with its own words; scores are not comparable with published ones.
+Facts stand in order at random positions between sentences of a random passage of a token store,
+whose last sentence is cut where the length is full. The words are those of `small_world`: scores
+are not comparable with published ones.
 
 Source: Kuratov et al. 2024, arXiv:2406.10149 (BABILong), section 2.
 """

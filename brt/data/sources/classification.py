@@ -91,7 +91,7 @@ class Hyperpartisan(LabelledSource):
             `label` and, unless the path has `{split}`, `split`.
         vocabulary, splits: as of `LabelledSource`; "validation" may be "dev" in a file.
         split_file: JSON, from splits to lists of ids of articles, such as hp-splits.json of
-            Longformer's authors (516, 64 and 65). None draws as many by `seed`.
+            Longformer's authors. None draws as many by `seed`.
         title: whether the title comes before the text.
     """
 

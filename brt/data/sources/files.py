@@ -37,9 +37,8 @@ class TextFiles(FileSource):
     """One document per file of plain text, its title the name without the suffix.
 
     Args:
-        path: a folder, a file, or a pattern such as `books/**/*.md`, on a disk or in a bucket;
-            files are read in the order of their paths. `{split}` is replaced by the name of the
-            split; without it all splits are equal.
+        path: a folder, a file, or a pattern such as `books/**/*.md`, on a disk or in a bucket, with
+            `{split}` for the name of the split; without it all splits are equal.
         skip_empty: skips empty files, which are otherwise an error.
         suffix: of the files of a folder that are read; hidden files are not.
     """
@@ -127,14 +126,14 @@ class TextFiles(FileSource):
 class SourceTree(FileSource):
     """One document per entry at the top of a tree: a package, a repository, an article.
 
-    A document is the files of the entry in the order of their paths, each after a header line.
-    Links are not followed. If `path` has no `{split}`, sha256("split:" + title) orders the entries:
-    the first share is test, the next validation, the rest train.
+    A document is the files of the entry in the order of their paths; links are not followed. If `path`
+    has no `{split}`, sha256("split:" + title) orders the entries: the first share is test, the next
+    validation, the rest train.
 
     Args:
         path: the tree; `stdlib` is the standard library of Python.
         suffixes: of source files.
-        exclude: names of files and folders to skip at any depth; hidden ones are always skipped.
+        exclude: names of files and folders to skip at any depth, as hidden ones.
         held_out: share of the entries in test, and again in validation, at least one each.
         header: line before each file, `{path}` in it the path in the tree; "" for none.
     """

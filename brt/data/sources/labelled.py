@@ -1,10 +1,9 @@
 """The base of sources of labelled documents: texts with a class, or questions with answers.
 
-A question and its text are one document, whose annotation counts tokens.
+A question and its text are one document, whose annotation counts tokens:
 
     id          of the question or document; several answers of one id are one question
-    label       the class, from 0
-    labels      the classes, if a text may have several or none
+    label       the class, from 0; or labels, the classes, if there may be several or none
     classes     number of all classes
     question    number of tokens of the question, which come first
     answers     correct texts
@@ -32,14 +31,9 @@ from brt.storage.regular_files import open_regular
 
 
 class Example(NamedTuple):
-    """One labelled text.
+    """One labelled text; lengths are in characters, other fields as of the annotation.
 
     question: comes before the text in every segment; "" for none.
-    label: number of its class; None for none.
-    answers: correct texts.
-    kind: of the answer: 0 a part of the text, 1 yes, 2 no; None for no spans.
-    spans: of the answer, in characters of the text: first, and one after the last.
-    labels: numbers of its classes, if there may be several.
     """
 
     name: str

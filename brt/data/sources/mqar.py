@@ -3,11 +3,9 @@
     k1 v1 k2 v2 ... kN vN  . . k2 v2 . . . . k1 v1 . .
 
 Keys are ids of the lower half of the vocabulary, values of the upper half. Queries stand at even
-offsets after the pairs; the offset of a query is 2 g with a probability proportional to
-(g + 1)^(power - 1). Only the values after queries are scored.
-
-Differences from the published task: the value follows its query, since a model here reads what it
-predicts; and fillers are never keys of the document, so that each key is asked for once.
+offsets 2 g after the pairs, with a probability proportional to (g + 1)^(power - 1). Only the values
+after queries are scored. In the published task the value does not follow its query, and fillers may
+be keys.
 
 Source: Arora et al. 2023, arXiv:2312.04927 (Zoology), section 3 and appendix E.
 """

@@ -45,7 +45,7 @@ class PublishedFiles(FileSource):
     Attributes:
         page: where the files are.
         file: name of the file; `{split}` and `{form}` are replaced.
-        sizes: of the splits train, validation and test, by unit, as far as they are known.
+        sizes: of the splits train, validation and test, by unit.
     """
 
     checks_content = True
@@ -173,12 +173,9 @@ class PennTreebank(_OneFilePerSplit):
 class _WikiText(_OneFilePerSplit):
     """WikiText as distributed, one document per split or per article.
 
-    The title of an article is a line ` = Title = ` between two blank lines: inside tables and
-    formulas, too, lines begin with an equality sign.
-
     Args:
         path: the folder of `wiki.train.tokens`, `wiki.valid.tokens` and `wiki.test.tokens`.
-        articles: one document per article.
+        articles: one document per article, from a line ` = Title = ` between two blank lines.
         raw: read the raw form, `wiki.train.raw` and so on, without `<unk>`.
     """
 
@@ -227,7 +224,7 @@ class OneBillionWord(PublishedFiles):
 
     Args:
         path: the folder `1-billion-word-language-modeling-benchmark-r13output`.
-        seed: of the order of training: of the shards, and of the sentences of each.
+        seed: of the order of training, of the shards and of their sentences.
     """
 
     page = "https://www.statmt.org/lm-benchmark/"

@@ -7,8 +7,8 @@
     x=(98+86)/2=92                  the larger one
     6,92                            the answer
 
-Every stage is padded to 30 characters with id 0, and the start token follows the first. Without
-real roots the stages after the discriminant are empty.
+Every stage is padded to 30 characters, and the start token follows the first. Without real roots
+the stages after the discriminant are empty.
 
 Source: Bulatov et al. 2022, arXiv:2207.06881 (Recurrent Memory Transformer), appendix A.3.
 """

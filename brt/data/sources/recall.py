@@ -1,9 +1,7 @@
 """The recall task: facts are stated early in a document, and each is asked for once, much later.
 
 A fact is the tokens DEFINE key value; a question is ASK key, and the next token, the answer, is the
-value. All other tokens are filler. Values are independent and uniform, the keys of a document
-differ: without the definition an answer is a guess among num_values.
-
+value. All other tokens are filler. Without the definition an answer is a guess among num_values.
 The distance of an answer is its position minus that of the value in the definition.
 """
 
@@ -27,8 +25,8 @@ DEFINE, ASK, FIRST_KEY = 0, 1, 2
 class RecallTask(DrawnTask):
     """Recall documents; loss weights are 1 on answers and 0 elsewhere.
 
-    The range of distances is divided, on a logarithmic scale, into num_facts equal parts, one for
-    each fact. An answer is predicted `distance - 1` positions after its value in a model's inputs.
+    The range of distances is divided, on a logarithmic scale, into num_facts equal parts, one for each
+    fact.
 
     Args:
         num_documents, num_held_out, seed: as of `DrawnTask`.

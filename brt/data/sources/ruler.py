@@ -3,13 +3,10 @@
     niah_single_1     NeedleInHaystack
     niah_multikey_2   NeedleInHaystack.haystack = "needles"
     niah_multikey_3   the same, and NeedleInHaystack.keys = "codes"
-    vt                VariableTracking
-    cwe               CommonWords
-    fwe               FrequentWords
+    vt, cwe, fwe      VariableTracking, CommonWords, FrequentWords
 
-The tasks are RULER's; words and sentences are made up here, and there are no worked examples before
-the question. Scores are therefore not comparable with published ones. Several answers are asked for
-in a fixed order, so that each can be scored.
+Words and sentences are made up here, and there are no worked examples, so scores are not comparable
+with published ones. Several answers have a fixed order, so that each can be scored.
 
 Source: Hsieh et al. 2024, arXiv:2404.06654 (RULER), section 3 and appendix B.
 """

@@ -101,8 +101,7 @@ class FirstDocuments(Transformed):
 class FirstTokens(Transformed):
     """The first tokens of every document of some splits.
 
-    The bytes of a document, which the manifest counts, become the shortest beginning of the text,
-    in whole characters, with as many tokens.
+    The bytes of a document become the shortest beginning of the text with as many tokens.
 
     Args:
         source: the inner source.
@@ -157,9 +156,8 @@ class UnwrappedLines(Transformed):
 class GutenbergText(Transformed):
     """Books of Project Gutenberg without header, licence and footer.
 
-    The text is between `*** START OF ... ***` and `*** END OF`; in older books between `*END*THE
-    SMALL PRINT!` and `End of (the) Project Gutenberg`. A missing mark is logged, and nothing is
-    cut there. PG19 is without licences already.
+    The text is between `*** START OF ... ***` and `*** END OF`; in older books between `*END*THE SMALL
+    PRINT!` and `End of (the) Project Gutenberg`. A missing mark is logged.
     """
 
     _START = re.compile(

@@ -6,7 +6,7 @@
     qa4    The office is north of the kitchen.     What is north of the kitchen?
     qa5    Anna took the apple. Anna gave the apple to Ben.    Who gave the apple to Ben?
 
-Answers are one word. Where several events fit a question, the last one counts.
+Where several events fit a question, the last one counts.
 
 Source: Weston et al. 2015, arXiv:1502.05698 (bAbI), section 3.
 """
@@ -66,8 +66,7 @@ class World:
         facts: sentences so far.
         moved: of each person who has moved, the number of the last move.
         trace: places where each thing has been, as far as facts tell.
-        now: the facts that tell where a thing is now; its place is the last of its trace.
-        givings: so far.
+        now: the facts that tell where a thing is now.
     """
 
     def __init__(self, random: np.random.Generator):

@@ -23,12 +23,11 @@ HELD_OUT = re.compile(r"(^|/)(validation|valid|test)[-._/]")
 class Text(FileSource):
     """Documents of a file or folder: plain text, JSON lines, Parquet, or a saved data set.
 
-    The form follows from the suffixes. Splits are `{split}` in the path, or what is named
-    after them (`train/`, `test.jsonl`); without either, the first 90 %, the next 5 % and the
-    last 5 % (`SplitByPosition`).
+    Splits are `{split}` in the path, or what is named after them (`train/`, `test.jsonl`); without
+    either, the first 90 %, the next 5 % and the last 5 % (`SplitByPosition`).
 
     Args:
-        path: of a file, or of a folder with any subfolders; a path on disk or in a bucket.
+        path: of a file, or of a folder with any subfolders; on disk or in a bucket.
         text_key: key (column) of the text, in JSON lines and tables.
         suffix: of the files of a folder of plain text.
     """

@@ -1,8 +1,7 @@
 """The base of tasks in text: a prompt, statements among filler, a question and scored answers.
 
-An answer is right if each of its tokens has the highest logit after the true tokens before it,
-which is when greedy decoding writes it. The parts of a document are encoded one by one, so that an
-answer begins and ends at a boundary of tokens.
+An answer is right if greedy decoding writes it after the true tokens before it. The parts of a
+document are encoded one by one, so that an answer begins and ends at a boundary of tokens.
 """
 
 import abc

@@ -1,7 +1,7 @@
 """Makes the shards of a store on Apache Beam: on this machine, or by a cluster's workers.
 
-The driver lists the documents and divides them into shards; a worker makes a shard. Only the shards
-in the folder count, not what the job reports: it may be killed, repeat work, or outlive its driver.
+Only the shards in the folder count, not what the job reports: it may be killed, repeat work, or
+outlive its driver.
 """
 
 import abc

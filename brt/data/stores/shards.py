@@ -1,10 +1,8 @@
 """Divides the documents of a store into shards, and makes a shard.
 
-A shard consists of consecutive documents. Its end follows from the documents alone, so the store
-has the same bytes for any number of workers. Its key identifies what it was made from (source,
-vocabulary, documents, sizes and times of their files), so a later preparation can use it.
-
-Shards are made by processes of this machine (`worker_pool`) or on Apache Beam (`distributed`).
+A shard consists of consecutive documents; its end follows from them alone. Its key identifies what
+it was made from (source, vocabulary, documents, sizes and times of their files), so a later
+preparation can use it.
 """
 
 import functools
@@ -44,7 +42,7 @@ class Run(NamedTuple):
     documents: `Document`s, or parts that the source can read.
     size: approximate bytes of the documents.
     key: identifies source, vocabulary and documents.
-    names: of the first and the last document, for messages: their files or titles.
+    names: of the first and the last document, for messages.
     """
 
     number: int
@@ -159,7 +157,7 @@ class ShardMaker:
     """Makes the shards of one store, in any number of processes at once.
 
     On a disk a shard is written to a folder of its own, which then gets its name. In a bucket
-    shard.json is written last. `source` reads the parts of runs; None if they contain documents.
+    shard.json is written last.
     """
 
     def __init__(self, folder: AnyPath, vocabulary: Vocabulary, source: Source | None):

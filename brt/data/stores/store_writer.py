@@ -1,7 +1,6 @@
 """Writes token stores.
 
-A store grows in its folder, shard by shard, and is complete when its manifest is written, on a
-disk and in a bucket. After a kill, the next preparation uses the finished shards.
+A store grows in its folder, shard by shard, and is complete when its manifest is written.
 """
 
 import errno
@@ -62,12 +61,11 @@ def write_store(
 ) -> dict:
     """Writes documents to a new token store and returns its manifest.
 
-    The store has the same bytes for any number of workers and any runner. Finished shards of an
-    earlier call are used.
+    The bytes do not depend on workers and runner. Finished shards of an earlier call are used.
 
     Args:
         folder: of the store, on a disk or in a bucket.
-        documents: at least one `Document`; those without tokens are encoded by `vocabulary`.
+        documents: at least one; those without tokens are encoded by `vocabulary`.
         vocabulary: of the ids.
         source_description: JSON for the manifest.
         total: number of documents if known, for the progress display, which `quiet` hides.

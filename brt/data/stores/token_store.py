@@ -63,8 +63,8 @@ class TokenStore:
         folder: path of the store, on a disk or in a bucket.
         files: folder of its files on this disk: the store itself, or this host's copy.
         lengths_D: tokens of each document, int64 (documents,).
-        all_tokens: ids of all documents, one after another: (num_tokens,), to be sliced.
-        all_weights: their loss weights, float32 (num_tokens,); None if there are none.
+        all_tokens, all_weights: ids and float32 loss weights of all documents, one after another:
+            (num_tokens,), to be sliced; no weights if they are all 1.
     """
 
     def __init__(self, folder: str | os.PathLike):

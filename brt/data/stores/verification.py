@@ -1,6 +1,6 @@
 """Compares the files of token stores with their hashes before training uses them.
 
-A host hashes a store once (about 1.5 GB/s): sizes, times and inodes of its files are kept under
+A host hashes a store once: sizes, times and inodes of its files are kept under
 ~/.cache/brt/verified, and the result holds while they do not change.
 """
 

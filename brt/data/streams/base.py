@@ -12,20 +12,19 @@ from brt.data.streams.batch import Batch, padding
 class Stream(abc.ABC):
     """A sequence of batches with random access. Training streams are infinite.
 
-    A batch is a function of (store, seed, step, shape). So a run resumes from its step alone, and
-    each host reads its own rows of the global batch.
+    A batch is a function of (store, seed, step, shape), so each host reads its own batch elements.
 
     Args:
         store: the documents.
-        rows: B, rows of the global batch.
+        rows: B, batch elements of the global batch.
         segment_length: T, in tokens.
         segments_per_step: K; for `RereadStream` with the segments that are read again.
-        seed: of the assignment of documents to rows and of every shuffle.
+        seed: of the assignment of documents to batch elements and of every shuffle.
 
     Attributes:
         targets_are_tokens: whether the targets are the next tokens of the store.
-        row_segments_B: segments of each row in one epoch, int64 (rows,), rounded up; undefined for
-            evaluation and mixtures.
+        row_segments_B: segments of each batch element in one epoch, int64 (rows,), rounded up;
+            undefined for evaluation and mixtures.
     """
 
     targets_are_tokens: bool = True

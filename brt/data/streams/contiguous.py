@@ -1,11 +1,11 @@
-"""Batches of a corpus that is cut into parallel rows. Axes as in `batch`.
+"""Batches of a corpus that is cut into parallel parts. Axes as in `batch`.
 
-All documents are one sequence x_0 .. x_M, whose M pairs (input x_p, target x_{p+1}) are divided
-into B rows of consecutive pairs. A step reads the next T pairs of every row. Memory crosses the
-boundaries of documents; only the beginning of the stream is a start. BEGIN does not occur.
+All documents are one sequence, whose pairs (input x_p, target x_{p+1}) are divided into B parts of
+consecutive pairs. A step reads the next T pairs of every part. Memory crosses the boundaries of
+documents; only the beginning is a start. BEGIN does not occur.
 
 Source: Dai et al. 2019, arXiv:1901.02860, data loaders of the published code; here no pair between
-two rows is lost, and a short last step is padded, because shapes are static.
+two parts is lost, and a short last step is padded.
 """
 
 import functools
@@ -26,13 +26,12 @@ ReadTokens = Callable[[FileArray | JoinedArray, int, int], np.ndarray]
 
 
 class ContiguousStream(Stream):
-    """The training stream in which all rows begin each epoch together, with fresh memory.
-
-    Arguments as of `Stream`; there are more tokens than rows.
+    """The training stream in which all batch elements begin each epoch together, with fresh memory.
 
     Args:
+        store, rows, segment_length, segments_per_step, seed: as of `Stream`.
         shuffle: whether documents have a new order each epoch, as for the sentences of One Billion
-            Word. Rows then differ by up to one pair; otherwise fewer than B pairs are dropped.
+            Word. Otherwise fewer than B pairs are dropped.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
-"""Batches of whole documents, each read by one row. Axes as in `batch`.
+"""Batches of whole documents, each read by one batch element. Axes as in `batch`.
 
 A document x_0 .. x_{L-1} is cut into segments of T from its start, the last one padded. Its inputs
-are BEGIN, x_0 .. x_{L-2} and its targets x_0 .. x_{L-1}, so every token is a target exactly once.
+are BEGIN, x_0 .. x_{L-2} and its targets x_0 .. x_{L-1}.
 """
 
 import abc
@@ -31,10 +31,9 @@ class WholeDocuments(Stream):
 
 
 class DocumentStream(WholeDocuments):
-    """The training stream in which each row has its own documents.
+    """The training stream in which each batch element has its own documents.
 
-    Rows are balanced once, in segments (`assign`). Each row shuffles its documents every epoch and
-    begins its next epoch without waiting for others. Only last segments of documents are padded.
+    They are assigned once (`assign`), and shuffled every epoch, which begins without waiting for others.
     """
 
     def _prepare(self) -> None:
@@ -74,9 +73,8 @@ class DocumentPass(EvaluationPass):
     """One pass of evaluation: every document once.
 
     Args:
-        store: the documents.
-        rows, segment_length: B, which may exceed the documents, and T.
-        seed: of the order in which documents are assigned to rows; None for that of the store.
+        store, rows, segment_length: as of `Stream`; B may exceed the documents.
+        seed: of the order in which documents are assigned; None for that of the store.
         documents: numbers of the documents to read; None for all.
     """
 
@@ -114,10 +112,10 @@ class DocumentPass(EvaluationPass):
 
 
 def assign(segments_D: np.ndarray, rows: int, order_D: np.ndarray) -> list[np.ndarray]:
-    """Assigns documents to rows so that all rows have nearly the same number of segments.
+    """Assigns documents to batch elements, so that all have nearly the same number of segments.
 
-    Longest first, each to the row with the fewest segments: rows differ by at most the longest
-    document. `order_D`, a permutation, and the number of the row break ties. A row may be empty.
+    Longest first, each to the one with the fewest segments: they differ by at most the longest
+    document. `order_D`, a permutation, breaks ties. One may get no document.
     """
     longest_first = order_D[np.argsort(-segments_D[order_D], kind="stable")]
     row_documents: list[list[int]] = [[] for _ in range(rows)]

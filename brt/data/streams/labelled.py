@@ -4,20 +4,16 @@ The inputs of a segment are those of its tokenizer, padded with `PADDING`:
 
     before, question, separator, text, after, padding        [CLS] question [SEP] text [SEP]
 
-`before` and `after` are the tokenizer's frame. The separator is the last token of `after`, if
-something comes before the text. A document of n segments occupies the last n of the K segments of a
-step; the others are padding and starts, so memory is fresh when the document begins.
+The separator is the last token of `after`, if something comes before the text. A document of n
+segments occupies the last n of the K segments of a step; the others are padding and starts.
 
-Targets, each with weight 1:
+Targets, each with weight 1, of the last segment or of each (`LabelledDocuments.loss`):
 
     classes   the class, at position 0
     labels    1 or 0 for each class, at positions 0, 1 ...
     words     the tokens of the answer, at positions 0, 1 ...
-    spans     first and last position of the answer in the segment, at positions 0 and 1 of every
-              segment; 0 if the segment does not contain it; the kind of answer (a span, yes, no) at
-              position 2 of the last segment
-
-The first three are targets of the last segment, or of each (`LabelledDocuments.loss`).
+    spans     of every segment: first and last position of the answer in it, at positions 0 and 1;
+              of the last: the kind of answer (a span, yes, no), at position 2
 
 Source: RMT, section 4, and the published wrapper (segments, alignment); Adding Recurrence to
 Pretrained Transformers, section 5.4 (question in every window).
@@ -53,7 +49,7 @@ class LabelledDocuments:
             segments of equal length. Documents that are too long are cut at the end.
         targets: as the model predicts.
         loss: segments with a loss in training; spans have one in every segment.
-        words: largest number of tokens of an answer, for targets = "words".
+        words: most tokens of an answer, for targets = "words".
     """
 
     alignment: Annotated[str, OneOf(ALIGNMENTS)] = "right"

@@ -1,9 +1,9 @@
-"""Whole documents of several stores, each with a share of the tokens of every row.
+"""Whole documents of several stores, each with a share of the tokens of every batch element.
 
-In each row each store has a schedule, which repeats the row's documents of that store: the document
-after c tokens of a store with share w is due when the row has read b + c / w tokens. The row reads
-documents in the order in which they are due. One store, drawn by share over the rows, has no delay
-b; the others have a random part of one of their mean documents.
+In each batch element each store has a schedule, which repeats its documents: the document after c
+tokens of a store with share w is due when the batch element has read b + c / w tokens. Documents
+are read in the order in which they are due. One store, drawn by share, has no delay b; the others
+have a random part of one of their mean documents.
 """
 
 import bisect

@@ -1,7 +1,6 @@
 """Batches of samples of one length, each read whole in one step. Axes as in `batch`.
 
 The inputs of a sample x_0 .. x_L are x_0 .. x_{L-1}, its targets x_1 .. x_L; BEGIN does not occur.
-K segments of T are one training step, so gradients reach from the last segment to the first.
 
 Source: Bulatov et al. 2022, arXiv:2207.06881, section 4, and the data loader of the published code.
 """

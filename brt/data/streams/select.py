@@ -58,8 +58,8 @@ def evaluation_pass(
         kind: one of `STREAMS`; only "documents" reads a mixture.
         store, rows, segment_length: as of `Stream`.
         stride: of overlapping windows (`ShiftedPass`); None for segments.
-        segments_per_step: largest number of segments of a labelled document.
-        labelled: settings of labelled documents; None for the defaults.
+        segments_per_step: most segments of a labelled document.
+        labelled: settings of labelled documents.
     """
     _check(kind, store)
     if stride is not None:

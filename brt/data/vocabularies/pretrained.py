@@ -37,9 +37,8 @@ LARGEST_ID = 2**24 - 1
 class Tokenizer:
     """Functions and sizes of a tokenizer; other attributes as of `Vocabulary`.
 
-    encode: from a text to its ids.
+    encode, decode: from a text to its ids, and back, with the names of special tokens.
     spans: from a text to the same ids, and the first and last + 1 character of each.
-    decode: from ids to their text, with the names of special tokens.
     digest: sha256, in hex, of what determines the ids of a text.
     may_be_cut: whether `parts` of a text may be encoded one by one.
     named: a `tokenizers.Tokenizer` to which names of special tokens in a text are tokens, if any.

@@ -11,11 +11,11 @@ from brt.data.vocabularies.base import Frame, Vocabulary, checked_ids
 
 
 class SymbolVocabulary(Vocabulary):
-    """Ids of symbols, by their position in a list.
+    """Ids of symbols, by their position in a list; `encode` takes the first of equal ones.
 
     Args:
         name: for messages and manifests.
-        symbols: by id; `encode` takes the first of equal ones.
+        symbols: by id.
         special_ids, frame: as of `Vocabulary`.
         identity: text whose sha256 is the fingerprint; None for the symbols as JSON.
         separator: between symbols; "" if each is one character.

@@ -144,8 +144,8 @@ def word_list(
 ) -> bytes:
     """Returns the file of a word vocabulary; arguments as of `WordCounting`.
 
-    Words are sorted by decreasing count, then by code points, so that the order of documents does
-    not matter. Omitted words count as the unknown word; special words are never omitted.
+    Words are sorted by decreasing count, then by code points. Omitted words count as the unknown word;
+    special words are never omitted.
     """
 
     def order(item):

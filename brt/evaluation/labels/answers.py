@@ -1,7 +1,7 @@
 """Scores of answers to questions: exact match and F1 of words, after the official normalisation.
 
-Sources: Rajpurkar et al. 2016, SQuAD, arXiv:1606.05250, whose definitions HotpotQA, MuSiQue and
-SCROLLS took over; Yang et al. 2018, arXiv:1809.09600, for what is peculiar to yes and no.
+Sources: Rajpurkar et al. 2016, SQuAD, arXiv:1606.05250; Yang et al. 2018, arXiv:1809.09600, for yes
+and no.
 """
 
 import re
@@ -75,7 +75,7 @@ class Span(NamedTuple):
 
 
 def best_span(first_T: np.ndarray, last_T: np.ndarray, allowed: slice, longest: int) -> Span | None:
-    """Returns the part of a segment with the highest sum of both scores; None where none may be.
+    """Returns the part of a segment with the highest sum of both scores; None if none is allowed.
 
     Args:
         first_T, last_T: scores of each position as the first and as the last, (T,).
