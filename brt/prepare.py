@@ -70,7 +70,6 @@ EXCLUDED = {
 
 
 def main(arguments: Sequence[str] = ()) -> None:
-    """Runs `prepare`; a termination ends it in a sentence."""
     with command_line.terminable("what is finished is kept, and the same command goes on from it."):
         prepare(arguments)
 
@@ -142,7 +141,6 @@ def check_arguments(arguments: Sequence[str]) -> None:
 
 
 def make_or_describe(whole: Corpus | Mixture, training: VocabularyTraining | None) -> None:
-    """Trains the vocabulary if there are settings for it, and prints a report on it."""
     corpus, *others = whole.corpora
     if others:
         raise ValueError(
@@ -156,7 +154,6 @@ def make_or_describe(whole: Corpus | Mixture, training: VocabularyTraining | Non
 
 
 def inspect(store: TokenStore, document: str | None) -> None:
-    """Prints the manifest of a store, or the ends of one document, and verifies the store."""
     if document is None:
         print(describe(store), flush=True)
     else:

@@ -27,11 +27,11 @@ class Corpus:
     """Prepares and opens the token stores of a source, one per split.
 
     Args:
-        store: folder of the stores, `<store>/<split>`, on a disk or in a bucket, which is read through
-            a local copy on each host.
+        store: folder of the stores, `<store>/<split>`, on a disk or in a bucket, which is read
+            through a local copy on each host.
         source: of the documents; only `prepare` reads it.
-        vocabulary: encodes the documents: a vocabulary or its name (`named_vocabulary`). None for that
-            of the source.
+        vocabulary: encodes the documents: a vocabulary or its name (`named_vocabulary`). None for
+            that of the source.
     """
 
     def __init__(
@@ -53,7 +53,6 @@ class Corpus:
 
     @property
     def corpora(self) -> list["Corpus"]:
-        """A list of itself; a `Mixture` has several."""
         return [self]
 
     @property
@@ -62,7 +61,6 @@ class Corpus:
         return self.vocabulary.size
 
     def path(self, split: str) -> AnyPath:
-        """Returns the folder of a split's store, whether it exists or not."""
         return self.store / check_split(split)
 
     def exists(self, split: str) -> bool:

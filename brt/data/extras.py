@@ -6,8 +6,7 @@ from types import ModuleType
 from brt.storage.shipped import install_command
 
 
-class MissingExtra(ImportError):
-    """A library of an extra is not installed."""
+class MissingExtra(ImportError): ...
 
 
 def extra_library(module: str, user: str, extra: str) -> ModuleType:

@@ -46,7 +46,6 @@ class AnswerScore(Score):
 
 
 def answers_of_store(store: Store) -> list[Answers]:
-    """Returns the answers of each document of a token store."""
     found = [answers_of(annotation) for annotation in store.annotations()]
     if None in found:
         raise ValueError(

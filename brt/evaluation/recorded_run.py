@@ -103,7 +103,6 @@ class RecordedRun:
         return with_empty_rows(read, self.rows)
 
     def folder(self, state: str) -> str:
-        """Returns the folder of a state's recording, which may not exist."""
         return os.path.join(self.workdir, "recordings", f"{check_split(self.split)}-{state}")
 
     def recording(

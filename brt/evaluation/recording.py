@@ -83,7 +83,6 @@ class Recording:
 
     @property
     def store(self) -> TokenStore:
-        """The token store this is a recording of."""
         if self._store is None:
             folder = self.manifest["store"]["folder"]
             if is_remote(folder):
@@ -138,7 +137,6 @@ class Recording:
 
 
 def check_aligned(first: Recording, second: Recording) -> None:
-    """Refuses recordings that are not of the same tokens."""
     ours, theirs = first.manifest["store"], second.manifest["store"]
     if ours["content"] == theirs["content"]:
         return
@@ -157,7 +155,6 @@ def check_aligned(first: Recording, second: Recording) -> None:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """Returns the checked manifest of a recording."""
     path = folder / "manifest.json"
     check_inside(folder, ["manifest.json"])
     again = f"delete {folder} and record again"

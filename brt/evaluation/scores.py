@@ -37,7 +37,6 @@ class TokenScores(NamedTuple):
     answers_BN: np.ndarray | None = None
 
     def rows(self, chosen: Any) -> "TokenScores":
-        """Returns the scores of some batch elements."""
         arrays = (None if array is None else array[chosen] for array in self)
         return TokenScores._make(arrays)
 

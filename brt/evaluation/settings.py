@@ -21,19 +21,20 @@ class Evaluation(EvaluationSettings):
 
     Args:
         split: of the corpus.
-        tokens_per_step: batch elements times segment length; None takes the trainer's, rounded down.
-            Empty batch elements are added where the devices do not divide them.
+        tokens_per_step: batch elements times segment length; None takes the trainer's, rounded
+            down. Empty batch elements are added where the devices do not divide them.
         segment_length: None takes the trainer's.
         max_steps: most segments of each batch element, in the loop of a training run.
         cleared: evaluate again with the state cleared before every segment, if there is one.
         score: a further `Score`: `@RecallScore()` or, of samples, `@FreeRunning()`; or None.
-        meliad_scoring: leave out what google-research/meliad does not score: the first token of each
-            segment, and id 0. There are then no metrics of the whole text, such as bits per byte.
+        meliad_scoring: leave out what google-research/meliad does not score: the first token of
+            each segment, and id 0. There are then no metrics of the whole text, such as bits per
+            byte.
         model: by reference, with the parameters of `Trainer.model`; its other settings may differ:
             `@evaluation/TransformerXL` takes bindings of that scope, such as a longer memory. None
             takes the trainer's.
-        stride: evaluate windows of one segment, each from empty caches and `stride` tokens after the
-            last; only new tokens are scored (Transformer-XL, section 3.1).
+        stride: evaluate windows of one segment, each from empty caches and `stride` tokens after
+            the last; only new tokens are scored (Transformer-XL, section 3.1).
     """
 
     split: str = "validation"
@@ -51,7 +52,6 @@ class Evaluation(EvaluationSettings):
 
 
 def batch_shape(experiment: "Experiment") -> tuple[int, int]:
-    """Returns rows and segment length of an evaluation."""
     trainer, evaluation = experiment.trainer, experiment.evaluation
     T = evaluation.segment_length or trainer.segment_length
     tokens = evaluation.tokens_per_step or trainer.tokens_per_step

@@ -97,8 +97,8 @@ class Words:
     def is_recalled_opening(self, number: int) -> bool:
         """Tells whether a word near the document's end repeats its title or author.
 
-        It stands in the last tenth, and with the word before or after it, both with a capital, in the
-        first 200 words, too.
+        It stands in the last tenth, and with the word before or after it, both with a capital, in
+        the first 200 words, too.
         """
         if self.starts[number] < (1 - ENDING) * len(self.texts):
             return False

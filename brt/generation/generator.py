@@ -109,7 +109,6 @@ class Generator:
     # Reading.
 
     def begin(self, rows: int = 1) -> Memory:
-        """Returns the memory of new documents."""
         return jax.device_put(fresh_memory(self.model, rows), self.device)
 
     def read(self, texts: Texts, memory: Memory | None = None, label: str | None = None) -> Memory:
@@ -250,11 +249,9 @@ class Generator:
         return memory_file.model_fingerprint(self.model)
 
     def save(self, path: str, memory: Memory) -> None:
-        """Writes the memory of one document to a file; see `memory_file.save`."""
         memory_file.save(path, memory, self.fingerprint, self.vocabulary)
 
     def load(self, path: str) -> Memory:
-        """Reads a memory file of this model; see `memory_file.load`."""
         memory = memory_file.load(path, self.model, self.fingerprint, self.vocabulary)
         return jax.device_put(memory, self.device)
 
@@ -311,7 +308,6 @@ class Writing:
         self._bad: NonFiniteLogits | None = None
 
     def run(self) -> "Writing":
-        """Writes to the end."""
         for _ in self:
             pass
         return self

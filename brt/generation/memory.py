@@ -28,12 +28,10 @@ class Memory(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """Size in bytes."""
         return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(self))
 
 
 def fresh_memory(model: LanguageModel, rows: int) -> Memory:
-    """Returns the memory of new documents."""
     return Memory(
         model.begin_decoding(model.init_caches(rows)),
         jnp.full((rows, model.period), BEGIN, jnp.int32),

@@ -18,8 +18,7 @@ SEARCHED = 2**14
 """Bytes that are read at once in a search."""
 
 
-class CutShort(ValueError):
-    """A file was truncated while it was read; the message names it."""
+class CutShort(ValueError): ...
 
 
 class FileBytes:

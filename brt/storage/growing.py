@@ -27,7 +27,6 @@ class GrowingFiles:
         self._next = time.monotonic() + SECONDS
 
     def copy(self) -> None:
-        """Copies every file of the folder."""
         begun = time.monotonic()
         for file in sorted(self.folder.iterdir()):
             if file.is_file():
@@ -47,5 +46,4 @@ class GrowingFiles:
             logging.warning("%s It is tried again in a minute.", error)
 
     def copy_folder(self, name: str) -> None:
-        """Copies all files of a subfolder."""
         upload(self.folder / name, self.target / name)

@@ -83,7 +83,6 @@ class RemotePath:
 
     @property
     def parent(self) -> "RemotePath":
-        """The folder of the path; of a bucket, itself."""
         above = self._url.rpartition("/")[0]
         return self if above.endswith("/") else RemotePath(above)
 
@@ -109,7 +108,6 @@ class RemotePath:
             return storage.exists(self._url)
 
     def size(self) -> int:
-        """Returns the bytes of an object."""
         with _storage(self, "looked up") as storage:
             return int(storage.size(self._url))
 
@@ -124,7 +122,6 @@ class RemotePath:
         yield from (self / name for name in sorted(names - {self.name, ""}))
 
     def files(self) -> list["RemotePath"]:
-        """Returns all objects below the folder, sorted."""
         with _storage(self, "listed") as storage:
             folder = storage._strip_protocol(self._url)
             paths = storage.find(self._url)
@@ -185,12 +182,10 @@ class RemotePath:
         """Does nothing: a bucket has no folders."""
 
     def copy_to(self, target: "RemotePath") -> None:
-        """Copies the object within the storage."""
         with _storage(self, "copied") as storage:
             storage.cp_file(self._url, str(target))
 
     def fetch(self, file: Path) -> None:
-        """Copies the object to a file."""
         with _storage(self, "read") as storage:
             storage.get_file(self._url, str(file))
 
@@ -209,22 +204,18 @@ AnyPath = Path | RemotePath
 
 
 def is_remote(path: str | os.PathLike) -> bool:
-    """Returns whether a path has a scheme."""
     return bool(SCHEME.match(os.fspath(path)))
 
 
 def as_path(path: str | os.PathLike) -> AnyPath:
-    """Returns a `RemotePath` for a path with a scheme, otherwise a `pathlib.Path`."""
     return RemotePath(path) if is_remote(path) else Path(path)
 
 
 def file_size(path: str | os.PathLike) -> int:
-    """Returns the bytes of a file or an object."""
     return RemotePath(path).size() if is_remote(path) else os.path.getsize(path)
 
 
 def absolute(path: str | os.PathLike) -> str:
-    """Returns an absolute path as text."""
     return str(RemotePath(path)) if is_remote(path) else os.path.abspath(path)
 
 
@@ -250,7 +241,6 @@ def folder_of(text: str) -> str:
 
 
 def is_remote_file(path: str) -> bool:
-    """Returns whether a path has a scheme and names an object."""
     return is_remote(path) and RemotePath(path).is_file()
 
 
@@ -262,7 +252,6 @@ def upload(folder: Path, target: RemotePath, last: str | None = None) -> None:
 
 
 def download(source: RemotePath, folder: Path) -> None:
-    """Copies all objects below a remote folder to a local folder."""
     for remote in source.files():
         file = folder / remote.relative_to(source)
         if ".." in file.parts:

@@ -25,8 +25,7 @@ def printable(text: str) -> str:
     return "".join(shown)
 
 
-class NotRegular(OSError):
-    """A path of a FIFO, a socket or a device."""
+class NotRegular(OSError): ...
 
 
 def open_regular(path: str | os.PathLike) -> BinaryIO:
@@ -56,7 +55,6 @@ def _not_regular(path: str | os.PathLike, kind: int) -> OSError:
 
 
 def check_regular(path: str | os.PathLike) -> None:
-    """Refuses a path that is no regular file."""
     if not is_remote(path):
         open_regular(path).close()
     elif not RemotePath(path).is_file():
@@ -88,7 +86,6 @@ def check_inside(folder: Path, names: Iterable[str]) -> None:
 
 
 def read_bytes(path: str | os.PathLike) -> bytes:
-    """Returns the content of a regular file."""
     if is_remote(path):
         return RemotePath(path).read_bytes()
     with open_regular(path) as file:
@@ -96,7 +93,6 @@ def read_bytes(path: str | os.PathLike) -> bytes:
 
 
 def file_sha256(path: str | os.PathLike) -> str:
-    """Returns the sha256 of a regular file, in hex."""
     digest = hashlib.sha256()
     with open_regular(path) as file:
         while data := file.read(2**20):

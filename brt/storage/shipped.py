@@ -4,7 +4,6 @@ from pathlib import Path
 
 
 def configs_root() -> Path:
-    """Returns the parent folder of `configs/`."""
     package = Path(__file__).resolve().parents[1]
     return package if (package / "configs").is_dir() else package.parent
 

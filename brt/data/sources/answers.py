@@ -35,12 +35,10 @@ class Answers(NamedTuple):
     answers: list[Answer]
 
     def annotation(self) -> dict[str, Any]:
-        """Returns them as JSON."""
         return {**self._asdict(), "answers": [list(answer) for answer in self.answers]}
 
 
 def answers_of(annotation: dict[str, Any] | None) -> Answers | None:
-    """Returns the answers of an annotated document; None if it has none."""
     if annotation is None or "answers" not in annotation or "length" not in annotation:
         return None
     answers = [Answer(*answer) for answer in annotation["answers"]]

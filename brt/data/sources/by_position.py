@@ -33,8 +33,8 @@ class Piece(NamedTuple):
 class SplitByPosition(FileSource):
     """Slices of a split as splits, such as the last tenth of one large file.
 
-    From 100 documents on a slice has whole documents; with fewer it is a part of all bytes, cut at line
-    ends. A slice can also be named as the split itself, `train[:10%]`.
+    From 100 documents on a slice has whole documents; with fewer it is a part of all bytes, cut at
+    line ends. A slice can also be named as the split itself, `train[:10%]`.
 
     Args:
         source: the inner source, which lists its documents.

@@ -70,7 +70,6 @@ class GridTask(DrawnTask):
             raise ValueError(f"{name}.lengths and {name}.{self.facts} need values.")
 
     def cell(self, number: int) -> tuple[int, int]:
-        """Returns the length and the number of facts of a document."""
         return self.cells[number % len(self.cells)]
 
     def settings(self) -> dict[str, Any]:

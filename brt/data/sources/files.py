@@ -126,9 +126,9 @@ class TextFiles(FileSource):
 class SourceTree(FileSource):
     """One document per entry at the top of a tree: a package, a repository, an article.
 
-    A document is the files of the entry in the order of their paths; links are not followed. If `path`
-    has no `{split}`, sha256("split:" + title) orders the entries: the first share is test, the next
-    validation, the rest train.
+    A document is the files of the entry in the order of their paths; links are not followed. If
+    `path` has no `{split}`, sha256("split:" + title) orders the entries: the first share is test,
+    the next validation, the rest train.
 
     Args:
         path: the tree; `stdlib` is the standard library of Python.

@@ -86,8 +86,6 @@ class PublishedFiles(FileSource):
 
 @dataclass(eq=False)
 class _OneFile(PublishedFiles):
-    """A file that is cut into the splits."""
-
     sizes = {"bytes": (90_000_000, 5_000_000, 5_000_000)}
 
     def parts(self, split: str) -> list[Extent]:

@@ -25,8 +25,8 @@ DEFINE, ASK, FIRST_KEY = 0, 1, 2
 class RecallTask(DrawnTask):
     """Recall documents; loss weights are 1 on answers and 0 elsewhere.
 
-    The range of distances is divided, on a logarithmic scale, into num_facts equal parts, one for each
-    fact.
+    The range of distances is divided, on a logarithmic scale, into num_facts equal parts, one for
+    each fact.
 
     Args:
         num_documents, num_held_out, seed: as of `DrawnTask`.

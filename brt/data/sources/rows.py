@@ -37,9 +37,9 @@ class RowSource(FileSource):
 
     Args:
         path: a file, a pattern such as `data/*.parquet`, or a folder; on disk or of any scheme that
-            fsspec knows, such as `hf://datasets/OWNER/NAME`, with `{split}` for the name of the split.
-            Without it, a split of a folder is what is named after it (`train.jsonl`, `train/`); other
-            rows are all of the split "train", which `SplitByPosition` divides.
+            fsspec knows, such as `hf://datasets/OWNER/NAME`, with `{split}` for the name of the
+            split. Without it, a split of a folder is what is named after it (`train.jsonl`,
+            `train/`); other rows are all of the split "train", which `SplitByPosition` divides.
         text_key: key (column) of the text.
         title_key: key of the title; None for titles `<file>-<row>`.
         skip_empty: skips empty texts, which are otherwise an error; reads the files twice.
@@ -60,8 +60,7 @@ class RowSource(FileSource):
         return self.__dict__ | {"_rows_after": (None, iter(()))}
 
     @abc.abstractmethod
-    def number_of_rows(self, file: str) -> int:
-        """Returns the number of rows of a file."""
+    def number_of_rows(self, file: str) -> int: ...
 
     @abc.abstractmethod
     def rows(self, file: str, first: int) -> Iterator[dict]:

@@ -156,8 +156,8 @@ class UnwrappedLines(Transformed):
 class GutenbergText(Transformed):
     """Books of Project Gutenberg without header, licence and footer.
 
-    The text is between `*** START OF ... ***` and `*** END OF`; in older books between `*END*THE SMALL
-    PRINT!` and `End of (the) Project Gutenberg`. A missing mark is logged.
+    The text is between `*** START OF ... ***` and `*** END OF`; in older books between `*END*THE
+    SMALL PRINT!` and `End of (the) Project Gutenberg`. A missing mark is logged.
     """
 
     _START = re.compile(

@@ -21,8 +21,8 @@ from brt.data.vocabularies.named import as_vocabulary
 class SeqioText(ExampleSource):
     """One document per example of a registered task or mixture, unshuffled and uncut.
 
-    The feature is text or token ids. For ids, `vocabulary` is the one of brt with the same ids; both
-    decode the first document as a check.
+    The feature is text or token ids. For ids, `vocabulary` is the one of brt with the same ids;
+    both decode the first document as a check.
 
     Args:
         task: name of the task or mixture; `register` adds those of PG19.

@@ -82,7 +82,6 @@ class World:
         self._left: dict[str, str] = {}
 
     def act(self, kinds: tuple[str, ...]) -> None:
-        """Adds one event of these kinds."""
         events = {kind: getattr(self, f"_possible_{kind}")() for kind in kinds}
         kind, *others = (kind for kind in kinds if events[kind])
         if others and self._random.random() < 0.5:

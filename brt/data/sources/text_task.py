@@ -82,7 +82,6 @@ class TextTask(GridTask):
         return length - sum(map(len, self._tail(question, answers)))
 
     def ids(self, text: str) -> Ids:
-        """Returns the tokens of a part of a document."""
         return self._encode(text)
 
     def _tail(self, question: str, answers: list[str]) -> Iterator[Ids]:

@@ -20,7 +20,6 @@ SHOWN = 64
 
 
 def describe(store: TokenStore) -> str:
-    """Returns the manifest and the first documents, as aligned lines."""
     manifest = store.manifest
     rows = [("store", store.folder), ("format", manifest["format"])]
     for part in ("source", "vocabulary"):

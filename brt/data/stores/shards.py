@@ -141,7 +141,6 @@ class StreamedDocuments:
 
 
 def documents_of(source: Source, split: str) -> ListedDocuments | StreamedDocuments:
-    """Returns the documents of a split, listed if the source can."""
     if source.listed:
         return ListedDocuments(source, split)
     return StreamedDocuments(source.documents(split), source.count(split))

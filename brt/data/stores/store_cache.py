@@ -39,7 +39,6 @@ def cache_folder() -> Path:
 
 
 def local_copy(store: RemotePath) -> Path:
-    """Returns this host's copy of a store. The first of several processes makes it."""
     try:
         content = (store / MANIFEST).read_bytes()
     except FileNotFoundError:

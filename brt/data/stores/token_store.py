@@ -101,11 +101,9 @@ class TokenStore:
         return [line["title"] for line in self.entries()]
 
     def annotations(self) -> list[dict[str, Any] | None]:
-        """Returns the annotations of all documents, in order; None for no annotation."""
         return [line.get("annotation") for line in self.entries()]
 
     def entries(self) -> Iterator[dict[str, Any]]:
-        """Yields title, counts, and annotation of each document."""
         for number in range(len(self.manifest["shards"])):
             path = self.files / shard_name(number) / "documents.jsonl"
             yield from read_json_lines(path, DOCUMENT, HOW_TO_REPEAT)
@@ -141,7 +139,6 @@ class TokenStore:
 
 
 def read_manifest(folder: Path) -> dict:
-    """Returns the manifest of a token store, after a check of its fields."""
     if not folder.is_dir():
         raise FileNotFoundError(f"No token store is at {folder}: prepare it, or correct the path.")
     path = folder / "manifest.json"

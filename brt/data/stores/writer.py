@@ -188,7 +188,6 @@ def _sync(file: BinaryIO) -> None:
 
 
 def write_file(folder: AnyPath, name: str, data: bytes) -> None:
-    """Writes and syncs a file, or writes an object."""
     if isinstance(folder, RemotePath):
         (folder / name).write_bytes(data)
         return
@@ -197,7 +196,6 @@ def write_file(folder: AnyPath, name: str, data: bytes) -> None:
 
 
 def write_json(folder: AnyPath, name: str, content: Any) -> None:
-    """Writes and syncs an indented JSON file."""
     write_file(folder, name, json.dumps(content, indent=2).encode() + b"\n")
 
 

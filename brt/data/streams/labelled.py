@@ -137,7 +137,6 @@ class LabelledSegments:
         return segment_boundaries(length, size, self.most, self.documents.alignment)
 
     def first_position(self, document: int) -> int:
-        """Returns the position of the first token of text in a segment."""
         return self.length - int(self.sizes_D[document]) - len(self._after)
 
     def write(self, batch: Batch, k: int, b: int, document: int, segment: int, loss: str) -> None:

@@ -27,7 +27,6 @@ def training_stream(
     reread_segments: int = 0,
     labelled: LabelledDocuments | None = None,
 ) -> Stream:
-    """Returns a training stream of a kind in `STREAMS`; only "documents" reads a mixture."""
     _check(kind, store)
     arguments = rows, segment_length, segments_per_step, seed
     if reread_segments:

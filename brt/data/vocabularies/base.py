@@ -68,7 +68,6 @@ class Vocabulary(abc.ABC):
 
     @property
     def frame(self) -> Frame:
-        """The special tokens around a text; empty for language models."""
         return Frame()
 
     @property
@@ -194,7 +193,6 @@ def sentencepiece_model(data: bytes, path: str, advice: str) -> "SentencePiecePr
 
 
 def joint_digest(*contents: bytes) -> str:
-    """Returns the sha256, in hex, of the sha256 of several contents."""
     digest = hashlib.sha256()
     for content in contents:
         digest.update(hashlib.sha256(content).digest())

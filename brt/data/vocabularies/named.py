@@ -54,5 +54,4 @@ def as_vocabulary(vocabulary: Vocabulary | str | None) -> Vocabulary | None: ...
 
 
 def as_vocabulary(vocabulary: Vocabulary | str | None) -> Vocabulary | None:
-    """Returns a vocabulary, which may be given by its name."""
     return named_vocabulary(vocabulary) if isinstance(vocabulary, str) else vocabulary

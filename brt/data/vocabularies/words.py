@@ -77,7 +77,6 @@ class WordVocabulary(FileVocabulary):
         return list(dict.fromkeys(word for word in words if word is not None))
 
     def words(self, data: bytes, title: str) -> Iterator[str]:
-        """Yields the words of a UTF-8 document and the words around its lines."""
         for line in utf8_lines(data, title):
             if self.before_line is not None:
                 yield self.before_line
@@ -144,8 +143,8 @@ def word_list(
 ) -> bytes:
     """Returns the file of a word vocabulary; arguments as of `WordCounting`.
 
-    Words are sorted by decreasing count, then by code points. Omitted words count as the unknown word;
-    special words are never omitted.
+    Words are sorted by decreasing count, then by code points. Omitted words count as the unknown
+    word; special words are never omitted.
     """
 
     def order(item):

@@ -25,7 +25,6 @@ def normalized(answer: str) -> str:
 
 
 def exact_match(predicted: str, right: str) -> float:
-    """Returns 1 where two answers are the same after normalisation, else 0."""
     return float(normalized(predicted) == normalized(right))
 
 

@@ -26,8 +26,9 @@ def class_figures(confusion_CC: np.ndarray, names: Sequence[str]) -> dict[str, f
         names: of the classes.
 
     Returns:
-        `accuracy`, `macro_f1` (the mean over classes), `precision/NAME`, `recall/NAME` and `f1/NAME`;
-        of two classes also `precision`, `recall` and `f1` of the second, the positive one.
+        `accuracy`, `macro_f1` (the mean over classes), `precision/NAME`, `recall/NAME` and
+        `f1/NAME`; of two classes also `precision`, `recall` and `f1` of the second, the positive
+        one.
     """
     right_C = np.diag(confusion_CC).astype(float)
     precision_C = _shares(right_C, confusion_CC.sum(axis=0))

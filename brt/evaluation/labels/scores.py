@@ -150,8 +150,8 @@ class WordScore(_AnswerScore):
 class SpanScore(_AnswerScore):
     """Answer F1 and exact match: yes, no, or the best part of the text among all segments.
 
-    Answers hold the T scores of first positions, the T of last ones, and those of the three kinds; the
-    kind is that of the last segment.
+    Answers hold the T scores of first positions, the T of last ones, and those of the three kinds;
+    the kind is that of the last segment.
     """
 
     whole_only = True
@@ -184,7 +184,6 @@ class SpanScore(_AnswerScore):
 
 
 def label_score(segments: LabelledSegments, vocabulary: Vocabulary) -> LabelScore:
-    """Returns the score for `LabelledDocuments.targets`."""
     scores: dict[str, type[LabelScore]] = {
         "classes": ClassScore,
         "labels": LabelsScore,
