@@ -199,21 +199,20 @@ def _studies(runs, show):
 
 
 def _paper(things):
-    """Returns tables and figures; those that await runs are folded."""
+    """Returns the measured rows of tables, and figures; those without are folded."""
 
     def html(some):
         tables = (thing for thing in some if isinstance(thing, Table))
         plots = [thing for thing in some if not isinstance(thing, Table)]
         return "".join(map(page.table_html, tables)) + page.plots_html(plots)
 
-    def is_shown(thing):
-        return thing.has_measurements or (isinstance(thing, Table) and not thing.awaits_runs)
-
-    content = html([thing for thing in things if is_shown(thing)])
-    if waiting := [thing for thing in things if not is_shown(thing)]:
-        head = "<summary>Tables and figures of which nothing was run</summary>"
-        content += f"<details>{head}{html(waiting)}</details>"
-    return content
+    shown, folded = [], []
+    for thing in things:
+        measured = thing.compared_rows() if isinstance(thing, Table) else thing
+        is_shown = measured.rows if isinstance(thing, Table) else thing.has_measurements
+        (shown if is_shown else folded).append(measured if is_shown else thing)
+    summary = "<summary>Tables and figures without a published row that was run</summary>"
+    return html(shown) + (f"<details>{summary}{html(folded)}</details>" if folded else "")
 
 
 def _write(path, content):

@@ -67,7 +67,7 @@ def white_space_caveat(vocabulary: Vocabulary, tokens: np.ndarray) -> str:
     words = vocabulary.decode(tokens).split()
     lost = lost_white_space(vocabulary, words) if words else []
     if not lost:
-        return f"{vocabulary.name} keeps white space: all characters counted are predicted."
+        return f"The vocabulary {vocabulary.name} keeps white space: every character is predicted."
     return (
         f"{vocabulary.name} does not keep {', '.join(lost)}: they are counted as characters and "
         "not predicted, so compare bits per character and byte, and perplexity per word, only "

@@ -86,7 +86,7 @@ class OneSpace:
 
 def test_the_caveat_names_the_white_space_that_is_not_predicted():
     kept = white_space_caveat(ByteVocabulary(), np.frombuffer(b"some words of it", np.uint8))
-    assert kept == "bytes keeps white space: all characters counted are predicted."
+    assert "bytes keeps white space" in kept
     vocabulary = OneSpace()
     lost = white_space_caveat(vocabulary, vocabulary.encode(b"a few words of it", "t"))
     assert "one space does not keep tabs, newlines, double spaces" in lost

@@ -11,6 +11,8 @@ from brt.storage.csv_text import csv_text
 
 NOT_RUN = "not run"
 NOT_EVALUATED = "not evaluated"
+PUBLISHED = "paper"
+"""Title of a column of published numbers."""
 
 
 class Cell(NamedTuple):
@@ -74,9 +76,12 @@ class Table(NamedTuple):
     def has_measurements(self) -> bool:
         return any(cell.values for row in self.rows for cell in row)
 
-    @property
-    def awaits_runs(self) -> bool:
-        return any(_missing(cell) for row in self.rows for cell in row)
+    def compared_rows(self) -> "Table":
+        """Returns the rows with measurements, if one of them is published or the table has none."""
+        rows = [row for row in self.rows if any(cell.values for cell in row)]
+        at = [i for i, column in enumerate(self.columns) if column.title == PUBLISHED]
+        is_compared = not at or any(re.search(r"\d", row[i].text) for row in rows for i in at)
+        return self._replace(rows=rows if is_compared else [])
 
     def heads(self) -> list[str]:
         return [", ".join(filter(None, column)) for column in self.columns]

@@ -6,7 +6,15 @@ from collections.abc import Iterable
 from brt.reporting.collect import PROPERTIES, Group
 from brt.reporting.drawing.plots import Line, Plot
 from brt.reporting.drawing.rounding import mean_and_spread
-from brt.reporting.drawing.table import NOT_RUN, Cell, Column, Table, measured, published
+from brt.reporting.drawing.table import (
+    NOT_RUN,
+    PUBLISHED,
+    Cell,
+    Column,
+    Table,
+    measured,
+    published,
+)
 from brt.reporting.papers.differences import differences
 from brt.reporting.papers.form import (
     TIMES,
@@ -22,7 +30,7 @@ from brt.reporting.papers.form import (
 )
 from brt.reporting.step_times import StepTime
 
-PUBLISHED, MEASURED = "paper", "measured"
+MEASURED = "measured"
 FRONTIER_COLOUR = 6
 
 
