@@ -6,7 +6,7 @@ The cache is the state after a token, so decoding is a segment of one token. Axe
 
 import itertools
 import math
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 import gin
 import jax
@@ -27,22 +27,107 @@ from brt.models.model import DTYPES, LanguageModel
 from brt.models.transformer_xl.adaptive_embedding import AdaptiveEmbedding
 
 
-class RecurrentLayer(nnx.Module):
-    """A layer from I inputs to U units that processes token by token.
+class LSTMCache(NamedTuple):
+    """The last output of a layer, and c, at least float32: a long sum. Empty: zeros."""
 
-    window: earlier tokens whose inputs a token depends on, the state excepted.
+    hidden_BU: jax.Array
+    cell_BU: jax.Array
+
+    def clear_state(self, empty: "LSTMCache") -> "LSTMCache":
+        return empty
+
+
+class LSTMLayer(nnx.Module):
+    """i, f, o = sigma(W x + V h + b), g = tanh(same); c' = f c + i g; h' = o tanh(c').
+
+    Source: Hochreiter and Schmidhuber 1997, with the forget gate of Gers et al. 2000, whose initial
+    bias is 1.
     """
 
-    window: ClassVar[int]
+    window = 0  # earlier tokens whose inputs a token depends on, besides the state
 
     def __init__(self, rngs: nnx.Rngs, inputs: int, units: int):
-        raise NotImplementedError
+        self.units = units
+        self.inputs_IZ = parameter(rngs, DENSE, inputs, 4 * units)
+        self.hidden_UZ = parameter(rngs, DENSE, units, 4 * units)
+        self.bias_Z = parameter(rngs, _forget_bias_one, 4 * units)
 
-    def init_cache(self, rows: int, dtype: DTypeLike) -> NamedTuple:
-        raise NotImplementedError
+    def init_cache(self, rows: int, dtype: DTypeLike) -> LSTMCache:
+        cell_BU = at_least_float32(jnp.zeros((rows, self.units), dtype))
+        return LSTMCache(cell_BU.astype(dtype), cell_BU)
 
-    def __call__(self, x_BTI: jax.Array, cache: Any) -> tuple[jax.Array, Any]:
-        raise NotImplementedError
+    def __call__(self, x_BTI: jax.Array, cache: LSTMCache) -> tuple[jax.Array, LSTMCache]:
+        dtype = x_BTI.dtype
+        hidden_UZ = self.hidden_UZ[...].astype(dtype)
+        bias_Z = self.bias_Z[...]
+        inputs_BTZ = x_BTI @ self.inputs_IZ[...].astype(dtype)  # of all tokens at once
+
+        def token(cache, inputs_BZ):
+            gates_BZ = at_least_float32(inputs_BZ + cache.hidden_BU @ hidden_UZ) + bias_Z
+            i_BU, f_BU, o_BU, g_BU = jnp.split(gates_BZ, 4, axis=-1)
+            i_BU, f_BU, o_BU = map(jax.nn.sigmoid, (i_BU, f_BU, o_BU))
+            cell_BU = f_BU * cache.cell_BU + i_BU * jnp.tanh(g_BU)
+            hidden_BU = (o_BU * jnp.tanh(cell_BU)).astype(dtype)
+            return LSTMCache(hidden_BU, cell_BU), hidden_BU
+
+        cache, hidden_TBU = jax.lax.scan(token, cache, jnp.moveaxis(inputs_BTZ, 1, 0))
+        return jnp.moveaxis(hidden_TBU, 0, 1), cache
+
+
+def _forget_bias_one(key, shape, dtype):
+    return jnp.repeat(jnp.array([0, 1, 0, 0], dtype), shape[0] // 4)
+
+
+class QRNNCache(NamedTuple):
+    """The last input of a layer, for the convolution, and c, at least float32. Empty: zeros."""
+
+    last_BI: jax.Array
+    cell_BU: jax.Array
+
+    def clear_state(self, empty: "QRNNCache") -> "QRNNCache":
+        return self._replace(cell_BU=empty.cell_BU)
+
+
+class QRNNLayer(nnx.Module):
+    """z = tanh, f = sigma, o = sigma of W_1 x_{t-1} + W_2 x_t + b; c' = f c + (1 - f) z; h = o c'.
+
+    Source: Bradbury et al. 2017, arXiv:1611.01576, section 2: masked convolutions of width 2 and
+    fo-pooling.
+    """
+
+    window = 1
+
+    def __init__(self, rngs: nnx.Rngs, inputs: int, units: int):
+        self.inputs_size = inputs
+        self.units = units
+        self.earlier_IZ = parameter(rngs, DENSE, inputs, 3 * units)
+        self.inputs_IZ = parameter(rngs, DENSE, inputs, 3 * units)
+        self.bias_Z = parameter(rngs, jax.nn.initializers.zeros, 3 * units)
+
+    def init_cache(self, rows: int, dtype: DTypeLike) -> QRNNCache:
+        last_BI = jnp.zeros((rows, self.inputs_size), dtype)
+        return QRNNCache(last_BI, at_least_float32(jnp.zeros((rows, self.units), dtype)))
+
+    def __call__(self, x_BTI: jax.Array, cache: QRNNCache) -> tuple[jax.Array, QRNNCache]:
+        dtype = x_BTI.dtype
+        earlier_BTI = jnp.concatenate([cache.last_BI[:, None], x_BTI[:, :-1]], axis=1)
+        gates_BTZ = earlier_BTI @ self.earlier_IZ[...].astype(dtype)
+        gates_BTZ += x_BTI @ self.inputs_IZ[...].astype(dtype)
+        z_BTU, f_BTU, o_BTU = jnp.split(at_least_float32(gates_BTZ) + self.bias_Z[...], 3, axis=-1)
+        f_BTU = jax.nn.sigmoid(f_BTU)
+        cell_BTU = pooled(f_BTU, (1 - f_BTU) * jnp.tanh(z_BTU), cache.cell_BU)
+        hidden_BTU = (jax.nn.sigmoid(o_BTU) * cell_BTU).astype(dtype)
+        return hidden_BTU, QRNNCache(x_BTI[:, -1], cell_BTU[:, -1])
+
+
+def pooled(keep_BTU: jax.Array, add_BTU: jax.Array, first_BU: jax.Array) -> jax.Array:
+    """Returns c_t = keep_t c_{t-1} + add_t for c_0 = `first_BU`, (B, T, U)."""
+
+    def join(before, after):
+        return before[0] * after[0], after[0] * before[1] + after[1]
+
+    kept_BTU, added_BTU = jax.lax.associative_scan(join, (keep_BTU, add_BTU), axis=1)
+    return kept_BTU * first_BU[:, None] + added_BTU
 
 
 class RecurrentStack(LanguageModel):
@@ -57,7 +142,7 @@ class RecurrentStack(LanguageModel):
         tied: whether the softmax uses the embedding's matrices and projections.
     """
 
-    layer: ClassVar[type[RecurrentLayer]]
+    layer: ClassVar[type[LSTMLayer | QRNNLayer]]
     period = 1
 
     def __init__(
@@ -174,114 +259,11 @@ class RecurrentStack(LanguageModel):
         return {f"{type(self).__name__}.vocabulary_size": self.vocabulary_size}
 
 
-class LSTMCache(NamedTuple):
-    """The last output of a layer, and c, at least float32: a long sum. Empty: zeros."""
-
-    hidden_BU: jax.Array
-    cell_BU: jax.Array
-
-    def clear_state(self, empty: "LSTMCache") -> "LSTMCache":
-        return empty
-
-
-class LSTMLayer(RecurrentLayer):
-    """i, f, o = sigma(W x + V h + b), g = tanh(same); c' = f c + i g; h' = o tanh(c').
-
-    Source: Hochreiter and Schmidhuber 1997, with the forget gate of Gers et al. 2000, whose initial
-    bias is 1.
-    """
-
-    window = 0
-
-    def __init__(self, rngs: nnx.Rngs, inputs: int, units: int):
-        self.units = units
-        self.inputs_IZ = parameter(rngs, DENSE, inputs, 4 * units)
-        self.hidden_UZ = parameter(rngs, DENSE, units, 4 * units)
-        self.bias_Z = parameter(rngs, _forget_bias_one, 4 * units)
-
-    def init_cache(self, rows: int, dtype: DTypeLike) -> LSTMCache:
-        cell_BU = at_least_float32(jnp.zeros((rows, self.units), dtype))
-        return LSTMCache(cell_BU.astype(dtype), cell_BU)
-
-    def __call__(self, x_BTI: jax.Array, cache: LSTMCache) -> tuple[jax.Array, LSTMCache]:
-        dtype = x_BTI.dtype
-        hidden_UZ = self.hidden_UZ[...].astype(dtype)
-        bias_Z = self.bias_Z[...]
-        inputs_BTZ = x_BTI @ self.inputs_IZ[...].astype(dtype)  # of all tokens at once
-
-        def token(cache, inputs_BZ):
-            gates_BZ = at_least_float32(inputs_BZ + cache.hidden_BU @ hidden_UZ) + bias_Z
-            i_BU, f_BU, o_BU, g_BU = jnp.split(gates_BZ, 4, axis=-1)
-            i_BU, f_BU, o_BU = map(jax.nn.sigmoid, (i_BU, f_BU, o_BU))
-            cell_BU = f_BU * cache.cell_BU + i_BU * jnp.tanh(g_BU)
-            hidden_BU = (o_BU * jnp.tanh(cell_BU)).astype(dtype)
-            return LSTMCache(hidden_BU, cell_BU), hidden_BU
-
-        cache, hidden_TBU = jax.lax.scan(token, cache, jnp.moveaxis(inputs_BTZ, 1, 0))
-        return jnp.moveaxis(hidden_TBU, 0, 1), cache
-
-
-def _forget_bias_one(key, shape, dtype):
-    return jnp.repeat(jnp.array([0, 1, 0, 0], dtype), shape[0] // 4)
-
-
 @configurable(denylist=["rngs"])
 class LSTM(RecurrentStack):
     """A `RecurrentStack` of `LSTMLayer`s."""
 
     layer = LSTMLayer
-
-
-class QRNNCache(NamedTuple):
-    """The last input of a layer, for the convolution, and c, at least float32. Empty: zeros."""
-
-    last_BI: jax.Array
-    cell_BU: jax.Array
-
-    def clear_state(self, empty: "QRNNCache") -> "QRNNCache":
-        return self._replace(cell_BU=empty.cell_BU)
-
-
-class QRNNLayer(RecurrentLayer):
-    """z = tanh, f = sigma, o = sigma of W_1 x_{t-1} + W_2 x_t + b; c' = f c + (1 - f) z; h = o c'.
-
-    Source: Bradbury et al. 2017, arXiv:1611.01576, section 2: masked convolutions of width 2 and
-    fo-pooling.
-    """
-
-    window = 1
-
-    def __init__(self, rngs: nnx.Rngs, inputs: int, units: int):
-        self.inputs_size = inputs
-        self.units = units
-        self.earlier_IZ = parameter(rngs, DENSE, inputs, 3 * units)
-        self.inputs_IZ = parameter(rngs, DENSE, inputs, 3 * units)
-        self.bias_Z = parameter(rngs, jax.nn.initializers.zeros, 3 * units)
-
-    def init_cache(self, rows: int, dtype: DTypeLike) -> QRNNCache:
-        last_BI = jnp.zeros((rows, self.inputs_size), dtype)
-        return QRNNCache(last_BI, at_least_float32(jnp.zeros((rows, self.units), dtype)))
-
-    def __call__(self, x_BTI: jax.Array, cache: QRNNCache) -> tuple[jax.Array, QRNNCache]:
-        dtype = x_BTI.dtype
-        earlier_BTI = jnp.concatenate([cache.last_BI[:, None], x_BTI[:, :-1]], axis=1)
-        gates_BTZ = earlier_BTI @ self.earlier_IZ[...].astype(dtype)
-        gates_BTZ += x_BTI @ self.inputs_IZ[...].astype(dtype)
-        z_BTU, f_BTU, o_BTU = jnp.split(at_least_float32(gates_BTZ) + self.bias_Z[...], 3, axis=-1)
-        f_BTU = jax.nn.sigmoid(f_BTU)
-        cell_BTU = pooled(f_BTU, (1 - f_BTU) * jnp.tanh(z_BTU), cache.cell_BU)
-        hidden_BTU = (jax.nn.sigmoid(o_BTU) * cell_BTU).astype(dtype)
-        return hidden_BTU, QRNNCache(x_BTI[:, -1], cell_BTU[:, -1])
-
-
-def pooled(keep_BTU: jax.Array, add_BTU: jax.Array, first_BU: jax.Array) -> jax.Array:
-    """Returns c_t = keep_t c_{t-1} + add_t for c_0 = `first_BU`, (B, T, U)."""
-
-    def join(before, after):
-        return before[0] * after[0], after[0] * before[1] + after[1]
-
-    kept_BTU, added_BTU = jax.lax.associative_scan(join, (keep_BTU, add_BTU), axis=1)
-    return kept_BTU * first_BU[:, None] + added_BTU
 
 
 @configurable(denylist=["rngs"])

@@ -34,6 +34,7 @@ class EventFile:
         from tensorboardX.proto.event_pb2 import Event, SessionLog
         from tensorboardX.record_writer import RecordWriter
 
+        self.begins_empty = purge_step is None
         self._event: Any = Event
         self._time = 0.0
         self._failed = False

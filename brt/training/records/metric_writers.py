@@ -1,4 +1,4 @@
-"""Writers of a run's numbers besides metrics.jsonl: TensorBoard, Weights & Biases."""
+"""Writers of a run's numbers besides metrics.jsonl, of which `EventFile` is another one."""
 
 import hashlib
 import os
@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from brt.data.extras import extra_library
-from brt.training.records.event_files import EventFile
 
 JSONL = "jsonl"
 KINDS = (JSONL, "tensorboard", "wandb")
@@ -30,23 +29,6 @@ class MetricWriter(Protocol):
 
     def close(self) -> None:
         """Flushes and ends."""
-
-
-class TensorBoard:
-    """Event files in a folder.
-
-    Args:
-        folder: of this disk.
-        step: that the run is resumed from; TensorBoard ignores later events of earlier files.
-        begins_empty: there are no earlier files.
-    """
-
-    def __init__(self, folder: str, step: int = 0, begins_empty: bool = True):
-        self.begins_empty = begins_empty
-        events = EventFile(folder, None if begins_empty else step + 1)
-        self.write = events.write
-        self.flush = events.flush
-        self.close = events.close
 
 
 class Wandb:

@@ -24,7 +24,8 @@ from brt.storage.failed_writes import naming
 from brt.storage.growing import GrowingFiles
 from brt.storage.paths import RemotePath, absolute, as_path, is_remote
 from brt.storage.regular_files import open_regular, read_bytes
-from brt.training.records.metric_writers import USUAL, MetricWriter, TensorBoard, Wandb
+from brt.training.records.event_files import EventFile
+from brt.training.records.metric_writers import USUAL, MetricWriter, Wandb
 from brt.training.records.record_file import RecordFile, record_of
 from brt.training.records.run_lock import RunLock
 
@@ -137,7 +138,7 @@ class RunFolder:
                 path.unlink()
             events = []
         if "tensorboard" in self._kinds:
-            self._writers.append(TensorBoard(self.on_disk, step, begins_empty=not events))
+            self._writers.append(EventFile(self.on_disk, step + 1 if events else None))
         if empty := [writer for writer in self._writers if writer.begins_empty]:
             with open_regular(self._metrics.path) as lines:
                 for record in filter(None, map(record_of, lines)):
