@@ -44,7 +44,7 @@ def spec(axes: str) -> PartitionSpec:
 def named_spec(path: Any, shape: tuple[int, ...], mesh_shape: Mapping[str, int]) -> PartitionSpec:
     """Returns the partition of an array of a tree, from the axes at the end of its name.
 
-    Names are dictionary keys or named-tuple fields at any depth, so optimizer state follows its
+    The name is the last dictionary key or named-tuple field, so optimizer state follows its
     parameter. Arrays without axes in their names, with one axis or with another number of axes
     (factored moments) are replicated, and so is an axis that the mesh does not divide.
     """

@@ -22,16 +22,10 @@ def scan_blocks(
 ) -> tuple[Any, Any, Metrics]:
     """Folds `step(module, weights, carry, block, index)` over the blocks of a segment.
 
-    Args:
-        step: returns the next carry, outputs and metrics.
-        module: whose parameters the step reads.
-        weights: a tree of arrays without a batch axis.
-        carry: a tree of arrays, batch first.
-        inputs: a tree of arrays (B, T, ...), of which a step receives one block, (B, W, ...).
-        remat: recompute each block in the backward pass.
-
-    Returns:
-        The last carry, outputs with axes (B, G, ...), and metrics averaged over the blocks.
+    The step returns the next carry, and outputs and metrics. carry and inputs are trees of arrays,
+    batch first; of the inputs, (B, T, ...), it receives one block, (B, W, ...). Returns the last
+    carry, outputs (B, G, ...), and the metrics' means. remat: recompute each block in the backward
+    pass.
     """
     graph, params = nnx.split(module, nnx.Param)
 

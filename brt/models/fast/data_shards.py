@@ -28,11 +28,10 @@ def by_data_shard(
     it is a plain call.
 
     Args:
-        function: from weights and independent batch elements to a tree whose leaves have the batch
-            axis first, and a tree of means over the batch.
-        weights: a tree of arrays without a batch axis; split over the model axis as their names
-            say.
-        rows: a tree of arrays with the batch axis first.
+        function: from weights and independent batch elements to a tree of arrays, batch first, and
+            a tree of means over the batch.
+        weights: a tree of arrays, split over the model axis as their names say.
+        rows: a tree of arrays, batch first.
     """
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or in_one_data_shard():

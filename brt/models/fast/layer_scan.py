@@ -24,16 +24,10 @@ def run_layers(
     inputs: Sequence[Any],
     fewest: float | None = None,
 ) -> tuple[Any, list[Any]]:
-    """Runs all layers in order; neighbours of the same structure as one scan.
+    """Runs all layers in order; `fewest` (`FEWEST`) neighbours of the same structure as one scan.
 
-    Args:
-        step: from a layer, x and the layer's input to the next x and the layer's output. It must
-            not depend on the layer's number.
-        inputs: a tree for each layer, such as its cache.
-        fewest: neighbours from which on they are scanned; None: `FEWEST`.
-
-    Returns:
-        The last x, and the output of each layer.
+    step: from a layer, x and the layer's input, a tree, to the next x and the layer's output,
+    whatever the layer's number. Returns the last x and the outputs.
     """
     fewest = FEWEST if fewest is None else fewest
     kinds = [_kind(*pair) for pair in zip(layers, inputs, strict=True)]

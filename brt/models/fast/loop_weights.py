@@ -51,9 +51,8 @@ def arrays_in_loop(weights: Any) -> Any:
 def product(equation: str, x: jax.Array | tuple[jax.Array, ...], weights: LoopWeights) -> jax.Array:
     """Returns the einsum of activations and weights, in the activations' type.
 
-    equation: such as "BSD,DA->BSA"; an axis that the result lacks is in both factors. x:
-    activations, or several arrays to be stacked along a first axis, which the backward pass keeps
-    unstacked.
+    equation: an axis that the result lacks is in both factors. x: activations, or several arrays to
+    be stacked along a first axis, which the backward pass keeps unstacked.
     """
     if isinstance(weights, _Multiplied):
         return weights.product(equation, x)
@@ -69,14 +68,9 @@ def scan(
 ) -> tuple[Any, Any]:
     """Folds `step(weights, carry, x)` over xs, as `jax.lax.scan`; no forward-mode derivatives.
 
-    Args:
-        step: from weights, carry and x to the next carry and y.
-        weights: a tree of `LoopWeights`; a step passes each to `product` at most once.
-        remat: keep only the carries, and recompute each step in the backward pass, which then sums
-            the gradients of all weights.
-
-    Returns:
-        The last carry, and the tree of all ys.
+    weights: a tree of `LoopWeights`; a step passes each to `product` at most once. remat: keep
+    only the carries, and recompute each step in the backward pass, which then sums the gradients
+    of all weights.
     """
     weights = jax.tree.map(_untapped, weights, is_leaf=_is_pair)
     if remat:

@@ -22,7 +22,6 @@ class TiedEmbedding(nnx.Module):
     dtype: np.dtype
 
     def add_embedding(self, rngs: nnx.Rngs, rows: int, width: int, divisor: float) -> None:
-        """Adds the matrix, of N(0, 1), and the vector of `BEGIN`."""
         self.embedding_VD = parameter(rngs, normal(1.0), rows, width, purpose="embedding")
         self.begin_D = parameter(rngs, normal(1.0), width, purpose="embedding")
         self.logits_divisor = divisor

@@ -271,14 +271,9 @@ class MelodiLayer(nnx.Module):
     ) -> tuple[tuple, tuple]:
         """Runs on one window and its summary tokens: a step of the loop over windows.
 
-        Args:
-            cache: before the window. long: keys and values of its long-term memory, or None.
-            x_BXD, q_BXHK, k_BXHK, v_BXHK: of tokens and summary tokens.
-            index: of the window in the segment, which decides its dropout.
-            bias_HXJ: of all X queries.
-
-        Returns:
-            The next cache and long-term keys; outputs, the next layer's summary tokens, metrics.
+        long: keys and values of the cache's long-term memory, or None. index: of the window in the
+        segment, which decides its dropout. Returns the next cache and long-term keys; outputs, the
+        next layer's summary tokens, metrics.
         """
         W, I = self.memory.window, self.memory.increment
         keys = [None] * 4

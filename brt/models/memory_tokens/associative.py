@@ -198,10 +198,7 @@ class AssociativeRecurrentMemoryTransformer(LanguageModelWrapper):
         return jnp.broadcast_to(memory_SD, (rows, *memory_SD.shape))
 
     def _run(self, x_BQD, caches, before=None, key=None):
-        """Runs all layers on positions that follow those with the inputs `before`.
-
-        before: (B, M, D) of each layer; None for M = 0.
-        """
+        """Runs all layers on positions after those with the inputs `before`, (B, M, D) each."""
         rows, Q, D = x_BQD.shape
         before = before or [jnp.zeros((rows, 0, D), x_BQD.dtype)] * len(caches)
         M = before[0].shape[1]

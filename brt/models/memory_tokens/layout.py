@@ -83,26 +83,21 @@ class MemoryTokens:
     def segment(
         self, x_BTD: jax.Array, caches: tuple, memory_BSD: jax.Array, key: jax.Array | None = None
     ) -> tuple[jax.Array, jax.Array, tuple, Metrics]:
-        """Returns (B, T, D) outputs of the tokens, the next memory, the caches, and metrics."""
+        """Returns outputs of the tokens, the next memory, the caches, and metrics."""
         x_BXD = self.layout.surround(x_BTD, memory_BSD)
         y_BXD, caches, metrics = self.body.stack(x_BXD, caches, key)
         return *self.layout.divide(y_BXD), caches, metrics
 
     def begin_decoding(self, caches: tuple) -> tuple:
-        """Returns the decoding form at the start of a segment."""
         return self.body.begin_decoding(caches)
 
     def end_decoding(self, caches: tuple) -> tuple:
-        """Returns the segment form of a decoding form at the start of a segment."""
         return self.body.end_decoding(caches)
 
     def begin(
         self, caches: tuple, memory_BSD: jax.Array, rows_B: jax.Array
     ) -> tuple[tuple, jax.Array]:
-        """Runs on the read positions of the batch elements in `rows_B`, in the decoding form.
-
-        Returns the caches, and the outputs of these positions, (B, S, D).
-        """
+        """Runs on the read positions of `rows_B`; returns caches and their outputs, (B, S, D)."""
 
         def token(caches, x_BD):
             y_BD, caches = self.body.decode_embedded(x_BD, caches, rows_B)
@@ -114,16 +109,12 @@ class MemoryTokens:
     def decode(
         self, x_BD: jax.Array, caches: tuple, reads_B: jax.Array | bool = True
     ) -> tuple[jax.Array, tuple]:
-        """Runs on one token of every batch element; returns (B, D) and the caches."""
         return self.body.decode_embedded(x_BD, caches, reads_B)
 
     def finish(
         self, caches: tuple, memory_BSD: jax.Array, rows_B: jax.Array
     ) -> tuple[tuple, jax.Array]:
-        """Runs on the write positions of the batch elements in `rows_B`.
-
-        Returns the caches at the start of the next segment, and the outputs of these positions.
-        """
+        """Runs on the write positions of `rows_B`; returns caches and their outputs, (B, S, D)."""
         if not self.layout.memory_at_end:
             return caches, memory_BSD
         return self.begin(caches, memory_BSD, rows_B)
@@ -133,8 +124,7 @@ class MemoryTokens:
     ) -> tuple[jax.Array, tuple, jax.Array]:
         """Runs on the read positions and the first `counts_B` of up to P tokens, in one pass.
 
-        Returns (B, P, D) outputs of the tokens, the decoding form of the caches, and the outputs
-        of the read positions.
+        Returns outputs of the tokens, the decoding form, and outputs of the read positions.
         """
         S, W = self.layout.num_memory, self.body.period
         x_BXD = jnp.concatenate([memory_BSD, x_BPD], axis=1)
@@ -175,8 +165,5 @@ class MemoryTokens:
     def attention_weights(
         self, x_BTD: jax.Array, caches: tuple, memory_BSD: jax.Array
     ) -> tuple[AttentionWeights, jax.Array, jax.Array, tuple]:
-        """Runs on one segment without dropout.
-
-        Returns the weights, the outputs of the tokens, the next memory, and the caches.
-        """
+        """Returns the weights of one segment, and what `segment` returns."""
         raise NotImplementedError

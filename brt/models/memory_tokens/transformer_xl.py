@@ -36,11 +36,8 @@ def visible_positions(
 ) -> jax.Array:
     """Returns the mask with remembered vectors before the segment, (B, Q, M + X) bool.
 
-    Args:
-        mask_QX: (Q, X) bool, positions of the segment that each query sees.
-        is_memory_Q: (Q,) bool, queries that are memory tokens.
-        filled_BM: (B, M) bool.
-        read_from_cache: whether memory tokens see remembered vectors.
+    All masks are bool: positions that each query sees, queries that are memory tokens, vectors that
+    are filled. read_from_cache: whether memory tokens see remembered vectors.
     """
     sees_Q = ~is_memory_Q | read_from_cache
     cache_BQM = filled_BM[:, None] & sees_Q[:, None]

@@ -105,12 +105,8 @@ def visible_keys(
 ) -> jax.Array:
     """Returns which keys, M remembered ones and a segment's, each query sees, (B, T, J) bool.
 
-    Args:
-        filled_BM: (B, M) bool, which of the first M keys are filled.
-        distance_TJ: (T, J) or (B, T, J) int, from key to query.
-        same_length: a query sees the last M keys only, itself included.
-
-    Source: Transformer-XL's released PyTorch code, for the count of `same_length`.
+    distance_TJ: int, from key to query; also (B, T, J). same_length: a query sees the last M keys
+    only, itself included, as in the released PyTorch code.
     """
     B, M = filled_BM.shape
     seen = distance_TJ >= 0

@@ -174,10 +174,10 @@ class TransformerXLLayer(nnx.Module):
         """Runs the layer on one segment; returns (B, T, D).
 
         Args:
-            x_BTD: (B, T, D), from `add_position_vectors`.
-            memory_BMD: (B, M, D), earlier inputs of this layer; no gradient reaches them.
-            visible_BTJ: (B, T, M + T) bool, keys each query sees.
-            distances: of T queries and M + T keys.
+            x_BTD: from `add_position_vectors`.
+            memory_BMD: earlier inputs of this layer; no gradient reaches them.
+            visible_BTJ: bool, keys each query sees, J = M + T.
+            distances: of T queries and J keys.
         """
         weights_key, *other_keys = (None,) * 4 if key is None else jax.random.split(key, 4)
         with jax.named_scope("attention"):

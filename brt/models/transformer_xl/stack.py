@@ -107,17 +107,14 @@ class TransformerXLStack(Body, ShowsAttention):
         future: bool = False,
         shown: list[LayerAttention] | None = None,
     ) -> tuple[jax.Array, list[jax.Array]]:
-        """Runs all layers and the last dropout.
+        """Runs all layers and the last dropout; returns also each layer's inputs, for `remember`.
 
         Args:
-            x_BTD: (B, T, D) embedded positions.
+            x_BTD: embedded positions.
             contents: vectors before them, (B, M, D) for each layer.
-            visible_BTJ: (B, T, M + T) bool, keys each query sees, itself included.
+            visible_BTJ: keys each query sees, J = M + T, itself included.
             future: whether a query sees keys behind it.
             shown: a list to which each layer's `LayerAttention` is appended, or None.
-
-        Returns:
-            (B, T, D), and each layer's inputs (B, T, D), for `remember`.
         """
         T = x_BTD.shape[1]
         keys = split_key(key, self.dropout, len(self.layers) + 3)
@@ -177,10 +174,7 @@ class TransformerXLStack(Body, ShowsAttention):
         return y_BTD, *self.remember(caches, inputs)
 
     def positions_added_again(self, caches: tuple, T: int) -> tuple:
-        """Returns the caches with an artefact of the released code.
-
-        Every segment adds absolute positions to the cache, although it contains them already.
-        """
+        """Returns the caches as the released code has them: with positions added once more."""
         backwards_M = jnp.arange(self.memory_length + T - 1, T - 1, -1)
 
         def with_positions(layer, cache):
@@ -246,8 +240,7 @@ class TransformerXLStack(Body, ShowsAttention):
     ) -> tuple:
         """Returns the decoding form with room for a segment of `room` positions.
 
-        inputs, counts_B: of the layers in that segment, of which the first `counts_B` positions are
-        valid; None: the segment is empty.
+        inputs: of the layers, of which the first `counts_B` positions are valid; None: no position.
         """
         rows = jax.tree.leaves(caches)[0].shape[0]
         if inputs is None or counts_B is None:
@@ -280,10 +273,7 @@ class TransformerXLStack(Body, ShowsAttention):
     def decode_position(
         self, x_BD: jax.Array, caches: tuple, reads_B: jax.Array | bool = True
     ) -> tuple[jax.Array, tuple]:
-        """Runs all layers on one position of the batch elements in `reads_B`.
-
-        Returns (B, D) outputs, and the decoding form, in which full segments stay.
-        """
+        """Runs all layers on one position; full segments stay in the decoding form."""
         M = self.remembered
         P = caches[0].x_BPD.shape[1]
         fill_B = caches[0].fill_B
