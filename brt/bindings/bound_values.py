@@ -104,9 +104,8 @@ def check_bound_values(allow_imports: Sequence[str] = ()) -> None:
 class Expansion:
     """Replaces macros by their values, up to `MOST_VALUES`.
 
-    Args:
-        macro: returns the key and the value of a macro, and None for anything else.
-        leaf: replaces a value without parts.
+    macro: returns the key and the value of a macro, and None for anything else. leaf: replaces a
+    value without parts.
     """
 
     def __init__(
@@ -172,8 +171,7 @@ def _check_circles():
 def _follow(node, built, way):
     """Returns how many configurables one in a scope builds, itself included.
 
-    built: earlier results, by scope and configurable.
-    way: the bindings that led here, by the scope and configurable that has them.
+    built: earlier results. way: the bindings that led here, by the node that has them.
     """
     if node in built:
         return built[node]

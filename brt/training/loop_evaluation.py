@@ -75,11 +75,7 @@ class LoopEvaluation:
         return step % self._trainer.eval_every == 0 or step == self._trainer.steps
 
     def run(self, state: TrainState, step: int, progress: Progress) -> TrainState | None:
-        """Evaluates; returns the state, with the plateau rule updated, or None if asked to stop.
-
-        Raises:
-            brt.training.checkpoints.policy.NoSuchMetric: after which the run should be saved.
-        """
+        """Evaluates; returns the state, with the plateau rule updated, or None if asked to stop."""
         assert self.evaluator is not None
         self.pending = True
         label = None if progress.quiet else f"evaluating step {step:,}, segments"

@@ -105,10 +105,7 @@ def host_rows(stream: Stream, step: int, whole: bool = False) -> Rows:
 def device_batch(
     stream: Stream, mesh: jax.sharding.Mesh, step: int, rows: Rows | None = None
 ) -> Batch:
-    """Returns one step's batch as global device arrays, rows divided over the data axis.
-
-    rows: of that step, if they are read already.
-    """
+    """Returns one step's batch as global device arrays, rows divided over the data axis."""
     host = rows or host_rows(stream, step)
     sizes = {"K": stream.segments_per_step, "B": stream.rows, "T": stream.segment_length}
 

@@ -40,11 +40,8 @@ def parse_steps(text: str) -> ProfiledSteps:
 class Profiler:
     """Traces steps of a run, with nothing in flight on the devices before and after.
 
-    Args:
-        steps: None for no trace.
-        folder: TensorBoard's folder; the trace goes to `plugins/profile/` below it.
-        start: steps that are done already.
-        end: the last step of the run.
+    folder: TensorBoard's; the trace goes to `plugins/profile/` below it. start: steps that are done
+    already. end: the last step of the run.
     """
 
     def __init__(self, steps: ProfiledSteps | None, folder: str, start: int, end: int):
@@ -71,14 +68,7 @@ class Profiler:
             self.tracing = True
 
     def after(self, step: int, step_function: Callable, state: Any, batch: Any) -> str | None:
-        """Ends the trace if this step was its last, and returns the trace's folder.
-
-        Args:
-            step: its number.
-            step_function: compiled with `jax.jit`.
-            state: its result.
-            batch: its argument.
-        """
+        """Ends the trace if this step was its last, and returns the trace's folder."""
         if not (self.tracing and self.steps and step == self.steps.last):
             return None
         jax.block_until_ready(state)

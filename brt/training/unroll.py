@@ -23,8 +23,6 @@ def unroll(read: Read, caches: Any, segments: Any, depth: int | None = None) -> 
     before, where the gradient is stopped: k + 1 times the work, in the memory of one such window.
 
     Args:
-        read: runs one segment.
-        caches: before the first segment.
         segments: a tree with a first axis of K segments.
         depth: memories that the gradient of a segment's outputs crosses, 0 ... K - 1; None: all.
 
@@ -67,14 +65,8 @@ def reread(
     Every loss has the same depth k, as in the language models of RMT (Bulatov et al. 2022, section
     3; its code starts the k segments from the memory after them, this from the one before them).
 
-    Args:
-        advance: returns the caches of `read`.
-        read: runs one segment.
-        caches: before the first segment.
-        segments: a tree with a first axis of k + 1 segments, k at least 1.
-
-    Returns:
-        The caches after the first segment, for the next step; the outputs of the last segment.
+    advance: returns the caches of `read`. segments: a tree with a first axis of k + 1 segments.
+    Returns the caches after the first segment, for the next step, and outputs of the last one.
     """
     carried = advance(caches, at(segments, 0))
     caches, _ = scan(lambda *x: (advance(*x), None), carried, at(segments, slice(1, -1)))

@@ -109,15 +109,10 @@ class Checkpoints:
         return self._mirror.steps() if self._mirror else sorted(self._manager.all_steps())
 
     def save(self, state: TrainState, record: dict, best: int | None = None) -> None:
-        """Begins to write a checkpoint; waits only for the copy off the devices.
+        """Begins to write a checkpoint; state and record may change as soon as this returns.
 
-        Args:
-            state: the train state; may be donated as soon as this returns.
-            record: JSON values to find again on restore; may be changed likewise.
-            best: step of the best evaluation so far, whose checkpoint stays.
-
-        Raises:
-            CheckpointError: an earlier write failed (a full disk, say).
+        record: JSON values to find again on restore. best: step of the best evaluation so far,
+        whose checkpoint stays. An earlier write that failed raises a `CheckpointError`.
         """
         ocp = self._ocp
         step = int(state.step)
@@ -147,7 +142,6 @@ class Checkpoints:
             raise self._failed(error) from error
 
     def wait(self) -> None:
-        """Waits until everything begun is on disk."""
         try:
             self._manager.wait_until_finished()
         except Exception as error:
@@ -171,7 +165,7 @@ class Checkpoints:
     def restore_latest(
         self, abstract: TrainState, parts: Sequence[str] = TrainState._fields
     ) -> tuple[TrainState, dict] | None:
-        """Returns the newest valid checkpoint, one that reads back as it was written.
+        """Returns state and record of the newest valid checkpoint; None if there is none at all.
 
         One that is damaged, or whose folder is named after another step, is skipped with a warning.
 
@@ -179,12 +173,9 @@ class Checkpoints:
             abstract: shapes, types and shardings to restore into.
             parts: fields of the state to read; the others come back None.
 
-        Returns:
-            (state, record), or None if the folder holds no checkpoint at all.
-
         Raises:
-            CheckpointError: there are checkpoints, but none is valid; or one could not be read for
-                a transient reason, such as too many open files.
+            CheckpointError: none is valid; or one could not be read for a transient reason, such as
+                too many open files.
         """
         self._skipped.clear()
         steps = self.steps()
@@ -205,11 +196,7 @@ class Checkpoints:
     def restore(
         self, step: int, abstract: TrainState, parts: Sequence[str] = TrainState._fields
     ) -> tuple[TrainState, dict]:
-        """Returns the checkpoint of one step, like `restore_latest`.
-
-        Raises:
-            CheckpointError: it is not there, is damaged, or could not be read just now.
-        """
+        """Returns state and record of one step, or raises a `CheckpointError`."""
         steps = self.steps()
         others = ", ".join(str(other) for other in steps if other != step) or "none"
         if step not in steps:
@@ -312,11 +299,7 @@ class Checkpoints:
         """Moves the checkpoints that training from `step` on cannot keep to `aside/`.
 
         These are the later ones, and earlier ones that are damaged or misnamed. Their new names
-        tell why: `6-unreadable`, `7-holds-step-4`. Process 0 moves them; all processes of a run
-        call this together.
-
-        Raises:
-            CheckpointError: a folder cannot be moved, or a record not be read just now.
+        tell why: `6-unreadable`, `7-holds-step-4`. All processes of a run call this together.
         """
         if jax.process_index() == 0:
             for other in self.steps():

@@ -49,7 +49,6 @@ class CheckpointMirror:
         (target / COMPLETE).write_text("complete\n")
 
     def keep(self, steps: Collection[int]) -> None:
-        """Removes the complete checkpoints of the bucket of all other steps."""
         for old in self.steps():
             if old not in steps:
                 remove(self.remote / str(old), first=COMPLETE)

@@ -75,24 +75,14 @@ class CheckpointPolicy:
         self.patience = patience
 
     def kept(self, steps: Collection[int], best: int | None = None) -> set[int]:
-        """Returns the steps of the checkpoints to keep.
-
-        Args:
-            steps: of all complete ones.
-            best: step of the best evaluation.
-        """
+        """Returns the steps to keep, of all complete ones and that of the best evaluation."""
         kept = set(sorted(steps)[-self.keep_last :])
         if self.keep_every:
             kept |= {step for step in steps if step % self.keep_every == 0}
         return kept | {step for step in steps if step == best}
 
     def metric_of(self, scalars: Mapping[str, Any], labelled: bool = False) -> str:
-        """Returns the name of the scalar that decides.
-
-        Args:
-            scalars: of an evaluation, by name.
-            labelled: whether labelled documents were evaluated.
-        """
+        """Returns the name of the scalar of an evaluation that decides."""
         if self.metric is None:
             candidates = OF_LABELS if labelled else ()
             return next((name for name in candidates if name in scalars), "loss")

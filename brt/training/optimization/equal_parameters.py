@@ -78,11 +78,9 @@ def equal_parameters_together(
 
 
 def norm_of_all(tree: Any, fewest: int = FEWEST) -> jax.Array:
-    """Returns the root of the sum of the squares of all entries of a tree of arrays, a scalar.
+    """Returns the root of the sum of the squares of all entries of a tree of arrays.
 
-    Args:
-        tree: gradients or updates.
-        fewest: number of equal arrays from which on they are summed together.
+    fewest: number of equal arrays from which on they are summed together.
     """
     leaves = jax.tree.leaves(tree)
     sums = []

@@ -77,12 +77,7 @@ class Alerts:
 
 
 class StallWatch:
-    """Warns once when a run stands still, from a thread, since there are no reports then.
-
-    Args:
-        warn: takes a sentence.
-        least: seconds without a warning.
-    """
+    """Warns once when a run stands still, from a thread, since there are no reports then."""
 
     def __init__(self, warn: Callable[[str], None] = logging.warning, least: float = TIMEOUT):
         self._warn = warn

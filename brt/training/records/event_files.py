@@ -61,7 +61,7 @@ class EventFile:
         self._flushed = time.monotonic()
 
     def close(self) -> None:
-        """Writes the rest and closes the file; after a failed write without a further error."""
+        """Closes the file; after a failed write without a further error."""
         try:
             if not self._failed:
                 self.flush()

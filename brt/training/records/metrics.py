@@ -32,11 +32,8 @@ def device_peak() -> float | None:
 def peak_bytes(step_function: Callable, *arguments: Any) -> int | None:
     """Returns the peak memory of one device in bytes, or None where it is not known.
 
-    It is the device's own count since the process began, or else XLA's plan for the step.
-
-    Args:
-        step_function: compiled with `jax.jit` and called before, so that nothing is compiled here.
-        arguments: of the same shapes and shardings as in that call.
+    It is the device's own count since the process began, or else XLA's plan for the step, which was
+    called before with arguments of these shapes.
     """
     counted = jax.local_devices()[0].memory_stats() or {}
     if "peak_bytes_in_use" in counted:
@@ -59,14 +56,7 @@ def compiled_bytes(compiled: jax.stages.Compiled) -> int | None:
 def speed(
     tokens_per_step: int, seconds: float, forward_flops: float, peak: int | None
 ) -> dict[str, float]:
-    """Returns scalars `perf/*`.
-
-    Args:
-        tokens_per_step: over all devices.
-        seconds: of one step.
-        forward_flops: of one token.
-        peak: of `peak_bytes`.
-    """
+    """Returns scalars `perf/*`; forward_flops: of one token. peak: of `peak_bytes`."""
     tokens = tokens_per_step / seconds
     scalars = {"perf/tokens_per_second": tokens, "perf/step_seconds": seconds}
     if peak is not None:
@@ -118,7 +108,6 @@ class Interval:
         self.sums: dict[str, float] = dict(saved or {})
 
     def add(self, metrics: StepMetrics) -> None:
-        """Adds a step's `StepMetrics`, fetched to the host."""
         values: dict[str, Any] = {
             "nats": metrics.nats,
             "weight": metrics.weight,

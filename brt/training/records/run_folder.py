@@ -79,7 +79,6 @@ class RunFolder:
         return str(self._growing.folder) if self._growing else self.path
 
     def publish_traces(self) -> None:
-        """Copies traces to the folder, if that is not on this disk."""
         if self._growing:
             self._growing.copy_folder("plugins")
 
@@ -212,7 +211,6 @@ class RunFolder:
             self._lock.check()
 
     def close(self) -> None:
-        """Closes the records and releases the folder, whatever fails."""
         try:
             self.close_records()
         finally:
@@ -220,7 +218,6 @@ class RunFolder:
                 self._lock.release()
 
     def close_records(self) -> None:
-        """Waits until the records are on disk, and closes their files, whatever fails."""
         if self._metrics is None:
             return
         with ExitStack() as closing:
@@ -274,7 +271,6 @@ def read_metrics(
 
 
 def versions() -> dict[str, str | None]:
-    """Returns the versions of the packages that results depend on."""
     return {name: _version(name) for name in PACKAGES}
 
 
