@@ -131,16 +131,6 @@ def test_the_loss_is_that_of_a_loop_over_documents(
     )
 
 
-def test_rows_and_segments_move_no_bit_per_token(evaluated, recurrent):
-    """Batches of 1, 4 and 16 rows, segments of 1, 2 and 8 blocks."""
-    found = [evaluated(recurrent, rows, W * n) for rows, n in ((1, 8), (4, 2), (16, 1))]
-    tokens = recurrent.open_store("validation").manifest["tokens"]
-    assert {scalars["scored_tokens"] for scalars in found} == {tokens}
-    for name in ("bits_per_token", "bits_per_character", "perplexity", "word_level_perplexity"):
-        values = [scalars[name] for scalars in found]
-        assert max(values) - min(values) <= 1e-6 * min(values), (name, values)
-
-
 def test_a_mixture_has_the_figures_of_each_store_apart_and_of_all(evaluated, recurrent, tmp_path):
     alone = {"first": evaluated(recurrent, 3, 16, cleared=True)}
     texts = [bytes([65 + n]) * (5 + 9 * n) for n in range(4)]
@@ -275,19 +265,6 @@ def test_sums_depend_neither_on_rows_nor_on_segments(slide, rows, length):
     assert scalars["accuracy"] == pytest.approx(
         sum(p % 3 == 0 for _, p in tokens) / len(tokens), rel=1e-12
     )
-
-
-def test_tokens_count_by_their_weights(slide):
-    store, score, sums = slide.open_store("validation"), TokenSums(), {}
-    nats = np.array([[1.0, 2.0, 4.0, np.inf]], np.float32)
-    correct = np.array([[True, False, True, True]])
-    weights = np.array([[1.0, 0.5, 0.25, 0.0]], np.float32)
-    for _ in range(3):
-        score.add(sums, store, TokenScores(None, None, None, weights, nats, correct))
-    scalars = score.scalars(sums, store, whole=False)
-    assert scalars["loss"] == pytest.approx((1 + 1 + 1) / 1.75)
-    assert scalars["accuracy"] == pytest.approx(1.25 / 1.75)
-    assert scalars["scored_tokens"] == 9
 
 
 # What cannot be divided.

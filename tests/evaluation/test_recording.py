@@ -228,15 +228,6 @@ def test_a_killed_recording_goes_on_and_ends_in_the_same_bytes(
     assert len(steps) == 1  # nothing is left to read
 
 
-def test_some_documents_first_and_the_others_later(recorder, tmp_path):
-    some = recorder(documents=[6, 0], at=tmp_path / "r")
-    assert some.done_D.tolist() == [True] + [False] * 5 + [True]
-    assert np.array_equal(some.document(6).nats_T, recorder().document(6).nats_T)
-    with pytest.raises(ValueError, match=r"Document 3 is not in .*brt\.evaluate --record"):
-        some.document(3)
-    assert np.array_equal(recorder(at=tmp_path / "r").nats, recorder().nats)
-
-
 def test_other_parameters_begin_a_recording_anew(made, recorder, tmp_path):
     recorder(documents=[0, 6], at=tmp_path / "r")
     params = jax.tree.map(lambda x: x * 1.1, made[3])

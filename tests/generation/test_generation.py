@@ -11,7 +11,6 @@ from architectures import SEGMENT, VOCABULARY, WINDOW, random_model
 from tiny_models import read_segment
 
 from brt.data.vocabularies.base import BEGIN, ByteVocabulary
-from brt.data.vocabularies.words import WordVocabulary
 from brt.generation.generator import Generator, NonFiniteLogits
 from brt.generation.memory import take_rows
 from brt.generation.sampling import Sampling
@@ -227,11 +226,3 @@ def test_a_model_and_what_does_not_fit_it():
         generator.read(["\1", "\2"], generator.begin())
     with pytest.raises(ValueError, match="Token id 17 is not in vocabulary"):
         generator.read([[1, 17]])
-
-
-def test_a_vocabulary_of_words_does_not_end_the_line_that_is_to_be_gone_on_with(tmp_path):
-    (tmp_path / "words.txt").write_text("a\nb\n<eos>\n<unk>\n")
-    generator = Generator(random_model("slide"), WordVocabulary(str(tmp_path / "words.txt")))
-    assert generator.encode("a b\nb").tolist() == [0, 1, 2, 1]
-    assert generator.encode("a b\nb\n").tolist() == [0, 1, 2, 1, 2]
-    assert generator.encode("").tolist() == []

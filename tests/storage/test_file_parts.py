@@ -10,7 +10,6 @@ import pytest
 from paths import ROOT
 from stores import make_store
 
-from brt.data.stores.token_store import TokenStore
 from brt.storage import file_parts
 from brt.storage.file_parts import CutShort, FileArray, FileBytes
 
@@ -110,12 +109,3 @@ def test_a_process_whose_file_is_cut_short_ends_with_a_sentence_and_no_signal(ki
     _, err = process.communicate("\n", timeout=60)
     assert process.returncode == 1, err
     assert f"sentence: {path / 'tokens.bin'} was cut short while it was read" in err
-
-
-def test_a_store_is_read_with_few_handles(tmp_path):
-    make_store(tmp_path / "store", [3, 9])
-    before = len(os.listdir("/proc/self/fd"))
-    store = TokenStore(tmp_path / "store")
-    for _ in range(100):
-        store.tokens(1)
-    assert len(os.listdir("/proc/self/fd")) <= before + 1

@@ -118,16 +118,6 @@ def test_a_damaged_checkpoint_is_put_aside_in_the_bucket(tiny, straight, caplog)
     assert_same_run(run, straight)
 
 
-def test_records_of_a_run_that_begins_anew_are_kept_in_the_bucket(tiny):
-    train_here(tiny, RUN, stop_after=2)
-    for path in RemotePath(f"{RUN}/checkpoints").files():
-        path.unlink()
-    train_here(tiny, RUN, stop_after=2)
-    assert [record["step"] for record in read_metrics(RUN)] == [2]
-    (aside,) = RemotePath(f"{RUN}/metrics.1.jsonl").read_text().splitlines()
-    assert json.loads(aside)["step"] == 2
-
-
 def test_a_bucket_that_cannot_be_written_stops_the_run_with_the_reason(tiny, monkeypatch):
     usual = RemotePath.put
 
@@ -139,21 +129,6 @@ def test_a_bucket_that_cannot_be_written_stops_the_run_with_the_reason(tiny, mon
     monkeypatch.setattr(RemotePath, "put", put)
     with pytest.raises(CheckpointError, match=r"no quota.*Complete checkpoints: \[2\]"):
         train_here(tiny, RUN)
-
-
-def test_a_bucket_that_does_not_answer_is_no_damaged_checkpoint(tiny, monkeypatch):
-    train_here(tiny, RUN, stop_after=4)
-    usual = RemotePath.fetch
-
-    def fetch(self, file):
-        if "/checkpoints/4/" in str(self):
-            raise StorageError(f"{self} cannot be read (timeout).")
-        usual(self, file)
-
-    monkeypatch.setattr(RemotePath, "fetch", fetch)
-    with pytest.raises(CheckpointError, match=r"Checkpoint 4 .* could not be read.*timeout"):
-        train_here(tiny, RUN)
-    assert "4" in names(f"{RUN}/checkpoints")
 
 
 def test_records_are_copied_now_and_then_and_a_bucket_that_fails_is_said_only(monkeypatch, caplog):

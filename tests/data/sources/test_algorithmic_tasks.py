@@ -11,7 +11,6 @@ from brt.data.sources.algorithmic import (
     AssociativeRetrieval,
     CopyTask,
     ReverseTask,
-    distinct_rows,
 )
 from brt.data.sources.quadratic import QuadraticEquations, stages
 
@@ -151,15 +150,3 @@ def test_a_fifth_of_the_equations_has_no_real_root_and_says_so():
         assert (found[3:] == ["", "", ""]) == (discriminant < 0)
         rootless += discriminant < 0
     assert rootless == 100
-
-
-def test_different_rows_are_the_first_of_a_sequence_of_draws():
-    rows = np.array([[0], [1], [0], [2], [1], [3], [0], [4]])
-    taken = []
-
-    def draw(count):
-        taken.append(count)
-        start = sum(taken[:-1])
-        return rows[start : start + count]
-
-    assert distinct_rows(draw, 4).ravel().tolist() == [0, 1, 2, 3] and len(taken) == 2

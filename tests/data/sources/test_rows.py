@@ -174,10 +174,3 @@ def test_many_documents_stay_whole(tmp_path):
     splits = [texts_of(source, split) for split in ("train", "validation", "test")]
     assert [len(split) for split in splits] == [180, 10, 10]
     assert list(itertools.chain(*splits)) == [f"{n}" for n in range(200)]
-
-
-@pytest.mark.parametrize("split", ["dev", "train[9:x]", "train[50%:50%]", "train[:101%]"])
-def test_an_unknown_slice_is_refused(tmp_path, split):
-    source = SplitByPosition(TextFiles(str(tmp_path)))
-    with pytest.raises(ValueError, match=r"SplitByPosition\.splits"):
-        source.parts(split)

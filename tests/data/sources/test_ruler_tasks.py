@@ -107,11 +107,6 @@ def test_needles_and_assignments_stand_at_all_depths():
         assert counts.min() > 30 and counts.sum() == 300
 
 
-def test_text_is_scored_by_its_own_weight():
-    (document,) = NeedleInHaystack(num_held_out=1, lengths=200, text_weight=0.25).documents("test")
-    assert set(document.weights.tolist()) == {0.25, 1.0}
-
-
 @pytest.mark.parametrize(
     "made, settings",
     [

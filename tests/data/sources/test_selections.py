@@ -87,14 +87,6 @@ def test_the_first_documents_are_those_of_the_first_names(books):
         same(parallel(source, split), list(source.documents(split)))
 
 
-def test_fewer_documents_than_asked_for_are_refused_beforehand(books):
-    for read in [lambda s: next(s.documents("train")), lambda s: s.parts("train")]:
-        with pytest.raises(ValueError, match="1,250"):
-            read(FirstDocuments(books, {"train": 1250}))
-    with pytest.raises(ValueError, match=r"FirstDocuments\.first = {'train': 0}"):
-        FirstDocuments(books, {"train": 0})
-
-
 def test_the_first_tokens_are_those_of_the_whole_document_and_its_text_ends_with_them(books):
     source = FirstTokens(books, Words(), {"validation": 3})
     for document, whole in zip(source.documents("validation"), books.documents("validation")):

@@ -54,15 +54,6 @@ def test_a_pattern_or_a_single_file_may_be_given(tmp_path):
     assert read(TextFiles(f"{tmp_path}/d.txt")) == {"d": b"4"}
 
 
-@pytest.mark.parametrize("path", ["missing", "missing/{split}", "empty", "empty/*.txt"])
-def test_a_path_without_documents_is_named_as_resolved(tmp_path, path):
-    (tmp_path / "empty").mkdir()
-    source = TextFiles(str(tmp_path / path))
-    with pytest.raises(FileNotFoundError, match=r"TextFiles\.path") as caught:
-        next(source.documents("train"))
-    assert str(tmp_path / path).replace("{split}", "train") in str(caught.value)
-
-
 def test_empty_files_are_refused_before_the_first_document(tmp_path):
     fill(tmp_path, {"a.txt": b"one"} | {f"z{n}.txt": b"" for n in range(7)})
     with pytest.raises(ValueError, match=r"TextFiles.skip_empty = True") as caught:

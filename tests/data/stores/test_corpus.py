@@ -14,7 +14,7 @@ from brt.data.sources.base import Document, Source
 from brt.data.sources.files import SourceTree, TextFiles
 from brt.data.sources.recall import RecallTask
 from brt.data.sources.selections import GutenbergText
-from brt.data.vocabularies.base import ByteVocabulary, SentencePieceVocabulary
+from brt.data.vocabularies.base import ByteVocabulary
 
 
 class Upper(ByteVocabulary):
@@ -100,15 +100,6 @@ def test_a_store_opens_where_its_source_is_gone(tmp_path):
     ]:
         store = str(tmp_path / type(source).__name__)
         Corpus(store, source, ByteVocabulary()).open("train")
-
-
-def test_a_vocabulary_without_its_file_says_so_before_any_work(tmp_path):
-    source = Lines()
-    vocabulary = SentencePieceVocabulary(str(tmp_path / "absent.model"))
-    corpus = Corpus(str(tmp_path), source, vocabulary)
-    with pytest.raises(FileNotFoundError, match=r"absent\.model"):
-        corpus.prepare("train")
-    assert source.reads == 0
 
 
 @pytest.fixture

@@ -108,20 +108,6 @@ def test_a_killed_job_leaves_no_store_and_goes_on(place, remote):
     assert files_of(one) == files_of(job) and not is_left(job)
 
 
-def test_the_pool_of_this_machine_continues_from_a_job(place):
-    job = corpus(place, "job")
-    with pytest.raises(KeyboardInterrupt):
-        prepare(job, Threads(1, spoil=lambda data: finished(job)[2:] and interrupt()), 150)
-    assert len(finished(job)) == 3
-    seen(place)
-    store = prepare(job, shard_bytes=150)
-    assert len(seen(place)) == 4 and len(store.manifest["shards"]) == 5
-
-
-def interrupt():
-    raise KeyboardInterrupt
-
-
 @pytest.mark.parametrize("name", ["offsets.npy", "manifest.json"])
 def test_a_driver_that_is_cut_off_while_it_completes_the_store_leaves_none(
     place, monkeypatch, name

@@ -150,12 +150,6 @@ def half_done(place, monkeypatch):
     assert len(finished(corpus(place))) == 3 and seen(place) == list("012345")
 
 
-def test_finished_shards_are_used_whatever_the_number_of_workers(place, monkeypatch):
-    half_done(place, monkeypatch)
-    made(place, workers=2)
-    assert seen(place) == list("6789")
-
-
 def test_of_a_changed_file_only_the_shard_is_made_again(place, monkeypatch):
     half_done(place, monkeypatch)
     write(place, 2, b"another text")

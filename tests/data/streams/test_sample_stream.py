@@ -6,11 +6,9 @@ What this stream has in common with all others is in tests/laws/test_stream_laws
 import collections
 
 import pytest
-from stores import RAGGED, W
+from stores import W
 
-from brt.data.mixture import MixedStore
 from brt.data.streams.samples import SamplePass, SampleStream
-from brt.data.streams.select import evaluation_pass, training_stream
 
 K = 3
 LENGTHS = [K * W + 1] * 11
@@ -77,17 +75,3 @@ def test_segments_that_do_not_make_up_a_sample_are_refused_with_what_to_bind(sto
     ):
         with pytest.raises(ValueError, match=f"{told}.*padded_length of the task"):
             SampleStream(store, 4, *sizes)
-
-
-def test_documents_that_are_no_samples_are_refused(store_of):
-    ragged, samples = store_of(RAGGED), store_of(LENGTHS)
-    mixed = MixedStore([samples, samples], [0.5, 0.5])
-    for store, told in (
-        (ragged, "samples of one length"),
-        (mixed, "has no order"),
-        (store_of([1, 1]), "two tokens or more"),
-    ):
-        with pytest.raises(ValueError, match=told):
-            training_stream("samples", store, 2, W, K)
-        with pytest.raises(ValueError, match=told):
-            evaluation_pass("samples", store, 2, W)

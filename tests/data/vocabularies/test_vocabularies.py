@@ -50,15 +50,6 @@ def test_decoding_an_id_outside_the_vocabulary_names_it(bad):
         ByteVocabulary().decode([65, bad])
 
 
-@pytest.mark.parametrize("attribute", ["size", "fingerprint"])
-def test_a_missing_model_is_named_with_the_binding_that_chooses_it(tmp_path, attribute):
-    path = str(tmp_path / "absent.model")
-    with pytest.raises(FileNotFoundError) as caught:
-        getattr(SentencePieceVocabulary(path), attribute)
-    assert path in str(caught.value)
-    assert "SentencePieceVocabulary.model_file" in str(caught.value)
-
-
 def test_pieces_are_those_of_the_library_for_the_whole_document(model_file):
     vocabulary = SentencePieceVocabulary(model_file)
     text = " ".join(WORDS * 50)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from brt.data.sources.base import Document
-from brt.data.vocabularies.base import ByteVocabulary, Vocabulary
+from brt.data.vocabularies.base import Vocabulary
 from brt.data.vocabularies.report import report, sample_text
 
 TEXT = "the  cat\tsat\non the mat\n\nthe end\n" * 20
@@ -24,16 +24,6 @@ class Scripted(Vocabulary):
 
     def decode(self, ids):
         return self.back(self.text)
-
-
-def test_ratios_are_those_of_a_plain_count():
-    found = report(Scripted(lambda text: text), TEXT.encode())
-    assert (found.bytes, found.words, found.tokens) == (len(TEXT), 160, 160)
-    assert found.unknown == 20
-    assert found.bytes_per_token == len(TEXT) / 160
-    assert found.tokens_per_word == 1
-    byte = report(ByteVocabulary(), TEXT.encode())
-    assert byte.bytes_per_token == 1 and byte.tokens_per_word == len(TEXT) / 160
 
 
 @pytest.mark.parametrize(

@@ -91,15 +91,6 @@ def test_sentences_stand_between_their_marks(tmp_path):
     assert vocabulary.decode(ids) == "a <UNK>\nc\n"
 
 
-def test_without_an_unknown_word_unlisted_words_are_refused_by_name(tmp_path):
-    vocabulary = made(tmp_path / "words.txt", "a b\n", unknown=None)
-    assert vocabulary.unknown_id is None
-    with pytest.raises(ValueError, match=r"'Emma' has the word 'z'.*WordVocabulary\.unknown"):
-        vocabulary.encode(b"a z", "Emma")
-    with pytest.raises(ValueError, match="1 words would be left out"):
-        made(tmp_path / "cut.txt", "a a b\n", min_count=2, unknown=None)
-
-
 @pytest.mark.skipif(not WIKITEXT.exists(), reason="needs WikiText-103's validation split")
 def test_wikitext_103_has_its_official_number_of_tokens(tmp_path):
     import tarfile
