@@ -10,7 +10,8 @@ import hashlib
 import io
 import os
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import gin
 import numpy as np
@@ -98,16 +99,18 @@ class Vocabulary(abc.ABC):
         """Returns the text of ids, integers (tokens,)."""
 
 
+@dataclass(eq=False)
 class FileVocabulary(Vocabulary):
     """A vocabulary with a file, which is opened on first use, so that others can be configured.
 
     `~` and environment variables in the path are expanded.
     """
 
-    kind: str
+    file: Name = gin.REQUIRED
+    kind: ClassVar[str]
 
-    def __init__(self, file: str):
-        self.file = expanded(file)
+    def __post_init__(self) -> None:
+        self.file = expanded(self.file)
 
     @property
     def path(self) -> str:

@@ -9,11 +9,10 @@ import hashlib
 from collections.abc import Iterable
 from typing import NamedTuple
 
-import gin
 import numpy as np
 from numpy.typing import ArrayLike
 
-from brt.checks import Name, configurable
+from brt.checks import configurable
 from brt.data.sources.base import Document
 from brt.data.vocabularies.base import (
     FileVocabulary,
@@ -40,9 +39,6 @@ class CharacterVocabulary(FileVocabulary):
     """Bytes or characters that are listed in a file, such as enwik8's 204 and text8's 27."""
 
     kind = "characters"
-
-    def __init__(self, file: Name = gin.REQUIRED):
-        super().__init__(file)
 
     @property
     def size(self) -> int:

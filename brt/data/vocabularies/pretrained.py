@@ -150,6 +150,7 @@ class ByteLevelBpeVocabulary(TokenizerVocabulary):
 
 
 @configurable
+@dataclass(eq=False)
 class WordPieceVocabulary(TokenizerVocabulary):
     """WordPiece of BERT: white space is not kept, nor case and accents with `lower_case`.
 
@@ -160,9 +161,7 @@ class WordPieceVocabulary(TokenizerVocabulary):
         lower_case: False for cased models.
     """
 
-    def __init__(self, file: Name = gin.REQUIRED, lower_case: bool = True):
-        super().__init__(file)
-        self.lower_case = lower_case
+    lower_case: bool = True
 
     @property
     def name(self) -> str:

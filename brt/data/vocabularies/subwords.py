@@ -7,11 +7,10 @@ import functools
 import hashlib
 from typing import Any
 
-import gin
 import numpy as np
 from numpy.typing import ArrayLike
 
-from brt.checks import Name, configurable
+from brt.checks import configurable
 from brt.data.extras import extra_library
 from brt.data.vocabularies.base import (
     FileVocabulary,
@@ -31,9 +30,6 @@ class SubwordVocabulary(FileVocabulary):
     """
 
     kind = "subwords"
-
-    def __init__(self, file: Name = gin.REQUIRED):
-        super().__init__(file)
 
     @property
     def special_ids(self) -> dict[str, int]:

@@ -9,12 +9,12 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
-import gin
 import numpy as np
 from numpy.typing import ArrayLike
 
-from brt.checks import Name, configurable
+from brt.checks import configurable
 from brt.data.sources.base import Document
 from brt.data.vocabularies.base import (
     FileVocabulary,
@@ -25,6 +25,7 @@ from brt.data.vocabularies.base import (
 
 
 @configurable
+@dataclass(eq=False)
 class WordVocabulary(FileVocabulary):
     """Words, separated by white space, and a symbol for the end of each line (WikiText, PTB).
 
@@ -40,19 +41,10 @@ class WordVocabulary(FileVocabulary):
     kind = "words"
     cuts_after = b"\n"
 
-    def __init__(
-        self,
-        file: Name = gin.REQUIRED,
-        unknown: str | None = "<unk>",
-        before_line: str | None = None,
-        after_line: str | None = "<eos>",
-        lower_case: bool = False,
-    ):
-        super().__init__(file)
-        self.unknown = unknown
-        self.before_line = before_line
-        self.after_line = after_line
-        self.lower_case = lower_case
+    unknown: str | None = "<unk>"
+    before_line: str | None = None
+    after_line: str | None = "<eos>"
+    lower_case: bool = False
 
     @property
     def size(self) -> int:
