@@ -150,9 +150,7 @@ def configurable(*, denylist: Sequence[str]) -> Callable[[Made], Made]: ...
 def configurable(made: Any = None, *, denylist: Sequence[str] = ()) -> Any:
     """Registers a class or function with gin, and checks the arguments of every call.
 
-    Args:
-        made: the class or function.
-        denylist: parameters that gin may not bind and that are not checked.
+    denylist: parameters that gin may not bind and that are not checked.
     """
     if made is None:
         return functools.partial(configurable, denylist=denylist)
@@ -245,11 +243,7 @@ def _checked(function, name, unchecked):
 def check(name: str, value: Any, declared: Any, source: str = "") -> None:
     """Refuses a value that is not of a declared type and range.
 
-    Args:
-        name: of the setting, such as `adamw.clip_norm`.
-        value: as of `allows`.
-        declared: its annotation.
-        source: where the value comes from, for the message.
+    name: of the setting, such as `adamw.clip_norm`. source: where the value comes from.
     """
     if not allows(declared, value):
         raise ValueError(
@@ -269,16 +263,10 @@ def shortened(text: str, most: int = SHOWN) -> str:
 
 
 def allows(declared: Any, value: Any) -> bool:
-    """Tells whether a value is of a declared type and in its range.
+    """Tells whether a value, a `Reference` or `UNKNOWN` is of a declared type and in its range.
 
     A bool is not a number, an int is a float, a list is a tuple. A reference has the type of its
-    class or return annotation, if any.
-
-    Args:
-        declared: bool, int, float, str, None, a class, `tuple[int, ...]`, `tuple[int, int]`,
-            `list[float]`, `dict[str, int]`, `Callable[..., Model]`, `Annotated[int, Range(...)]`,
-            or several of them joined by `|`. Other annotations allow everything.
-        value: any value, a `Reference`, or `UNKNOWN`.
+    class or return annotation, if any. Annotations without a case here allow everything.
     """
     if value is UNKNOWN or declared is Any or declared is inspect.Parameter.empty:
         return True
@@ -356,10 +344,7 @@ def stands_alone(declared: Any, value: Any) -> bool:
 
 
 def words_for(declared: Any, value: Any) -> str:
-    """Returns what a declared type takes, as "a whole number or None".
-
-    value: a value that is not allowed; if its type is, the words are those of the range.
-    """
+    """Returns what a declared type takes instead of `value`, as "a whole number or None"."""
     origin, inner = typing.get_origin(declared), typing.get_args(declared)
     if origin is typing.Annotated:
         if isinstance(inner[1], OneOf) or allows(inner[0], value):

@@ -151,9 +151,7 @@ class _Sentences(Formatter):
 def run(main: Callable[..., Any], takes_arguments: bool = False) -> None:
     """Runs `main()` after parsing flags; `EXPLAINED` errors end in their message and status 1.
 
-    Args:
-        main: the command.
-        takes_arguments: call it with the words that are no flags, instead of refusing them.
+    takes_arguments: call it with the words that are no flags, instead of refusing them.
     """
 
     def explained(argv):

@@ -128,11 +128,9 @@ class Experiment:
         return nnx.to_pure_dict(nnx.state(self.trainer.model(nnx.Rngs(seed)), nnx.Param))
 
     def init_state(self, params: Any = None, given: Any = None) -> TrainState:
-        """Returns the train state of step 0.
+        """Returns the train state of step 0; `given` replaces some parameters.
 
-        Args:
-            params: initial parameters; None for random ones.
-            given: replace some of them; see `Model.given_parameters`.
+        params: None for random ones. given: as of `Model.given_parameters`.
         """
         params = self.init_params() if params is None else params
         params = merged(params, given) if given else params

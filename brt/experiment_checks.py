@@ -208,8 +208,6 @@ def check_documents(experiment: "Experiment", splits: Iterable[str]) -> None:
     """Refuses missing files, and fewer training documents than rows, before stores are made.
 
     Documents are counted only in stores and in sources that list their files.
-
-    splits: to be prepared, if they are not yet.
     """
     trainer = experiment.trainer
     corpus = trainer.corpus
@@ -254,7 +252,6 @@ def _check_files(source: Source, split: str) -> None:
 
 
 def _folder_of(model: Any) -> str | None:
-    """Path of the folder that a model's body is read from."""
     while model is not None:
         if folder := getattr(model, "folder", None):
             return folder.path

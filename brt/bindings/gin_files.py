@@ -88,13 +88,7 @@ def _is_copy(found, module):
 
 
 def check_module(module: str, what: str, allow_imports: Sequence[str]) -> None:
-    """Refuses to import a module that nobody has allowed.
-
-    Args:
-        module: its name.
-        what: the line or binding that imports it.
-        allow_imports: names of modules and packages that may be imported.
-    """
+    """Refuses to import a module that nobody has allowed; what: the line that imports it."""
     if not is_allowed(module, allow_imports):
         raise NotAllowed(
             f"{what} runs the code of {module}, which is no part of brt: if you trust it, add "

@@ -53,8 +53,7 @@ def filled(
 ) -> Any:
     """Returns an abstract model with parameters of a checkpoint; `begin_D` is zero.
 
-    source_of: from the path of a parameter in the model to its name in the checkpoint. All
-    parameters of the checkpoint must be used.
+    source_of: from a path in the model to a name in the checkpoint, all of which must be used.
     """
     graph, shapes = nnx.split(model, nnx.Param)
     left = dict(params) | {"begin": np.zeros(model.begin_D.shape, np.float32)}

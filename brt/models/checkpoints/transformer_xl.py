@@ -73,10 +73,9 @@ def load(
     Its begin row is zero: the released code has none.
 
     Args:
-        params: from names of the state dictionary to arrays.
+        params: of the state dictionary.
         config: settings of that model.
-        around: makes the model from `rngs` and what builds its `TransformerXL`, its `body`; None:
-            the model is the `TransformerXL` itself.
+        around: makes the model from `rngs` and what builds the `TransformerXL` inside it, if any.
         more: from a brt path to the `Source` of what `TransformerXL` does not have.
     """
     params = {name: np.asarray(value, np.float32) for name, value in params.items()}

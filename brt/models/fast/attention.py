@@ -96,8 +96,8 @@ def softmax_gradients(
 ) -> tuple[jax.Array, jax.Array]:
     """Returns the gradients of the scores, in their type, and of the values, at least float32.
 
-    scores_HQJ, v_HJK, keep_HQJ: as given to `weighted_values`, the scores computed again.
-    gradient_HQK: of `softmax.output_HQK`.
+    The arguments are those of `weighted_values`, the scores computed again, and the gradient of
+    its output.
     """
     weights_HQJ = jnp.exp(scores_HQJ - softmax.log_sum_HQ[..., None])
     kept_HQJ = weights_HQJ if keep_HQJ is None else weights_HQJ * keep_HQJ

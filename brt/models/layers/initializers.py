@@ -36,7 +36,6 @@ def parameter(
     """Returns a float32 parameter with the metadata that `brt.models.counts` counts by.
 
     Args:
-        initializer: from (key, shape, dtype) to an array.
         purpose: parameter group, one of `PURPOSES`; several for equal parts of the first axis.
             None: that of the nearest enclosing module that has one, else "layers".
         multiplied: whether every token is multiplied with it. None: if it is a matrix.

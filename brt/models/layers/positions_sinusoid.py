@@ -8,16 +8,12 @@ from jax.typing import DTypeLike
 def sinusoid(
     positions: jax.Array, width: int, clamp: int | None = None, dtype: DTypeLike = "float32"
 ) -> jax.Array:
-    """Returns sines of all frequencies, then their cosines.
+    """Returns sines of all frequencies, then their cosines, (..., D).
 
     Args:
         positions: (...) int, distances or positions; negative ones are allowed.
         width: D, even. Frequency k is 10000 ** (-2k / D), k = 0 ... D / 2 - 1.
-        clamp: larger positions share the encoding of this one; None for no limit.
-        dtype: of the result, which is computed in at least float32.
-
-    Returns:
-        (..., D).
+        clamp: larger positions share the encoding of this one.
 
     Source: Transformer-XL, section 3.3, after Vaswani et al. 2017, section 3.5; sines and
     cosines are not interleaved in the released code.

@@ -141,7 +141,6 @@ class MelodiLayer(nnx.Module):
     # Parts that segments and decoding share.
 
     def queries(self, normed_BTD: jax.Array) -> jax.Array:
-        """Returns queries of unit length, (B, T, H, K)."""
         return unit_heads(self._heads(normed_BTD, self.queries_DA))
 
     def keys_values(self, normed_BTD: jax.Array) -> KeysValues:
@@ -189,7 +188,6 @@ class MelodiLayer(nnx.Module):
     def finish(
         self, x_BTD: jax.Array, attended_BTHK: jax.Array, mask_PD: jax.Array | None = None
     ) -> jax.Array:
-        """Adds the projected attention and the MLP."""
         attended_BTA = attended_BTHK.reshape(*x_BTD.shape[:2], self.sizes.attention_size)
         x_BTD = x_BTD + attended_BTA @ self.output_AD[...].astype(x_BTD.dtype)
         mlp_BTD = self.feed_forward(self.feed_forward_norm(x_BTD))

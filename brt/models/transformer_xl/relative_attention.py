@@ -168,7 +168,7 @@ def plain_attend_by_distance(
     """Returns relative attention, (B, T, H, K), differentiated by JAX.
 
     visible_BTJ: bool; every query must see a key. kept_BHTJ: bool, weights that dropout keeps and
-    divides by 1 - rate, or None. The others: as of `scores`.
+    divides by 1 - rate.
     """
     s_BHTJ = scores(q_BTHK, k_BJHK, content_bias_HK, positions)
     keep_BHTJ = None if kept_BHTJ is None else kept_BHTJ / (1.0 - rate)
