@@ -8,8 +8,7 @@ state by its gates, and the gradient of the loss with respect to the state.
 import itertools
 import math
 import re
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Collection, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -51,23 +50,6 @@ RULE = (
 )
 
 
-class LayerMemory(NamedTuple):
-    """Measures of the memory of one layer, or of a cache that the model has after its layers'.
-
-    measures: means over segments of the layer's metrics, and of `gradient_norm`, of a segment's
-        nats with respect to the state before it, and `gradient_share`, that norm times the state's
-        over the segment's nats.
-    half_life: tokens after which half of a state is left at the mean `kept`.
-    half_lives: of a state's entries at the `PERCENTILES`, with fixed gates; else empty.
-    """
-
-    layer: int
-    carries_state: bool
-    measures: Mapping[str, float] = {}
-    half_life: float | None = None
-    half_lives: tuple[float, ...] = ()
-
-
 @configurable
 class MemoryUse(Study):
     """Whether the memory is used, and whether it must be that of this document.
@@ -100,8 +82,9 @@ class MemoryUse(Study):
             states.append("swapped")
         recordings = {state: run.recording(state, documents) for state in states}
         numbers, series = costs(recordings, run.store, documents)
-        layers, model = gates_and_gradients(run, documents, self.segments)
-        return content(numbers | layer_numbers(layers, model), series, summary(numbers, layers))
+        measures, carrying = gates_and_gradients(run, documents, self.segments)
+        numbers |= measures
+        return content(numbers, series, summary(numbers, carrying))
 
 
 def costs(
@@ -159,11 +142,15 @@ def costs(
 
 def gates_and_gradients(
     run: RecordedRun, documents: np.ndarray, segments: int = 16
-) -> tuple[list[LayerMemory], dict[str, float]]:
+) -> tuple[dict[str, float], list[int]]:
     """Measures the first segments of each batch element, without documents' first ones.
 
     Returns:
-        The layers, and the means of metrics of no layer.
+        Means over segments of the model's metrics, such as `layer9/state_share`; of each layer with
+        a state `gradient_norm`, of a segment's nats with respect to the state before it, and
+        `gradient_share`, that norm times the state's over the segment's nats; and half-lives, at
+        the mean `kept`, and of a state's entries at the `PERCENTILES` with fixed gates. And the
+        layers with a state; caches after those of the layers count as layers.
     """
     stream = DocumentPass(run.store, run.rows, run.segment_length, documents=documents)
     caches, step = _probe(run)
@@ -180,25 +167,22 @@ def gates_and_gradients(
                 measured.append({name: float(to_host(x)) for name, x in metrics.items()})
     finally:
         prefetch.close()
-    model: dict[str, float] = {}
-    by_layer: dict[int, dict[str, float]] = {}
-    for name in measured[0]:
-        mean = float(np.mean([metrics[name] for metrics in measured]))
-        if match := re.fullmatch(r"layer(\d+)/(.*)", name):
-            by_layer.setdefault(int(match[1]), {})[match[2]] = mean
-        else:
-            model[name] = mean
-    layers = [
-        LayerMemory(
-            number,
-            number in carrying,
-            measures,
-            _layer_half_life(run, number, measures.get("kept")),
-            _fixed_half_lives(run, number),
-        )
-        for number, measures in sorted(by_layer.items())
-    ]
-    return layers, model
+    numbers = {
+        name: float(np.mean([metrics[name] for metrics in measured])) for name in measured[0]
+    }
+    numbers = dict(sorted(numbers.items()))
+    for layer in _layers(numbers):
+        name = f"layer{layer}/half_life_tokens"
+        if half_life := _layer_half_life(run, layer, numbers.get(f"layer{layer}/kept")):
+            numbers[name] = half_life
+        lives = zip(PERCENTILES, _fixed_half_lives(run, layer))
+        numbers |= {f"{name}_p{percent}": value for percent, value in lives}
+    return numbers, list(carrying)
+
+
+def _layers(numbers: Mapping[str, float]) -> list[int]:
+    found = (re.match(r"layer(\d+)/", name) for name in numbers)
+    return sorted({int(match[1]) for match in found if match})
 
 
 def _probe(run):
@@ -264,20 +248,7 @@ def _fixed_half_lives(run, number):
     return tuple(_half_life(kept) * run.window for kept in np.percentile(kept_D, PERCENTILES))
 
 
-def layer_numbers(layers: list[LayerMemory], model: dict[str, float]) -> dict[str, float]:
-    """Returns figures by name, `layer9/kept` and so on; half-lives come last."""
-    measured, half_lives = dict(model), {}
-    for layer in layers:
-        name = f"layer{layer.layer}"
-        measured |= {f"{name}/{measure}": value for measure, value in layer.measures.items()}
-        if layer.half_life is not None:
-            half_lives[f"{name}/half_life_tokens"] = layer.half_life
-        for percent, value in zip(PERCENTILES, layer.half_lives):
-            half_lives[f"{name}/half_life_tokens_p{percent}"] = value
-    return dict(sorted(measured.items())) | half_lives
-
-
-def summary(numbers: Mapping[str, float], layers: list[LayerMemory]) -> str:
+def summary(numbers: Mapping[str, float], carrying: Collection[int]) -> str:
     changes = [
         f"{numbers[f'cost_{state}']:+.4f} {words}"
         for state, words in (("zeroed", "zeroed"), ("swapped", "with another document's state"))
@@ -287,7 +258,7 @@ def summary(numbers: Mapping[str, float], layers: list[LayerMemory]) -> str:
         f"{_head(numbers)}: cleared before every segment, later segments cost "
         f"{numbers['cost_cleared']:+.4f} ± {numbers['cost_cleared_error']:.4f} bits per token "
         f"(kept {numbers['bits_kept']:.4f}), {', '.join(changes)}; "
-        f"{'; '.join(_of_layers(layers)) or 'the model reports no gates'}. {RULE}"
+        f"{'; '.join(_of_layers(numbers, carrying)) or 'the model reports no gates'}. {RULE}"
     )
 
 
@@ -305,26 +276,29 @@ def _head(numbers: Mapping[str, float]) -> str:
     return f"This document's state is used{hardly}"
 
 
-def _of_layers(layers: list[LayerMemory]) -> list[str]:
-    clauses = []
-    for measure, words in (
-        ("state_share", "adds from its states"),
-        ("memory_share", "reads from its memory"),
-    ):
-        for layer in layers:
-            share = layer.measures.get(measure)
-            if share or (layer.carries_state and share is not None):
-                clauses.append(f"layer{layer.layer} takes {share:.1%} of what attention {words}")
-    norms = {layer.layer: layer.measures.get("gradient_norm") for layer in layers}
+def _of_layers(numbers: Mapping[str, float], carrying: Collection[int]) -> list[str]:
+    def of_each(measure):
+        values = ((layer, numbers.get(f"layer{layer}/{measure}")) for layer in _layers(numbers))
+        return [(layer, value) for layer, value in values if value is not None]
+
+    clauses = [
+        f"layer{layer} takes {share:.1%} of what attention {words}"
+        for measure, words in (
+            ("state_share", "adds from its states"),
+            ("memory_share", "reads from its memory"),
+        )
+        for layer, share in of_each(measure)
+        if share or layer in carrying
+    ]
+    norms = of_each("gradient_norm")
     clauses += [
         f"a gradient of norm {norm:.2g} nats reaches them in layer{layer}"
-        for layer, norm in norms.items()
+        for layer, norm in norms
         if norm
     ]
-    if not any(norms.values()) and any(norm is not None for norm in norms.values()):
+    if norms and not any(norm for _, norm in norms):
         clauses.append("no gradient of the loss reaches it")
     return clauses + [
-        f"half of layer{layer.layer}'s state is left after {layer.half_life:,.0f} tokens"
-        for layer in layers
-        if layer.half_life is not None
+        f"half of layer{layer}'s state is left after {half_life:,.0f} tokens"
+        for layer, half_life in of_each("half_life_tokens")
     ]

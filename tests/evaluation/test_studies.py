@@ -21,7 +21,7 @@ from brt.evaluation.recorded_run import RecordedRun
 from brt.evaluation.recording import Recording
 from brt.studies import memory_use as memory_report
 from brt.studies.compare import Compare
-from brt.studies.memory_use import LayerMemory, MemoryUse, gates_and_gradients
+from brt.studies.memory_use import MemoryUse, gates_and_gradients
 from brt.studies.reach import Reach, block_starts, cost_of_reset, reach_of
 from brt.studies.study import run_study
 
@@ -115,8 +115,8 @@ def test_an_external_memory_is_weighed_like_a_state_but_no_gradient_reaches_it(t
 
 
 def test_gradients_reach_the_state_as_differences_say(recurrent):
-    layers, model = gates_and_gradients(recurrent, np.array([6]))
-    assert [layer.layer for layer in layers] == [1] and not model
+    numbers, carrying = gates_and_gradients(recurrent, np.array([6]))
+    assert carrying == [1] and all(name.startswith("layer1/") for name in numbers)
     experiment, norms, shares = recurrent.experiment, [], []
     tokens = recurrent.store.tokens(6).astype(int)
     inputs = np.concatenate([[BEGIN], tokens[:-1]])
@@ -152,16 +152,16 @@ def test_gradients_reach_the_state_as_differences_say(recurrent):
         caches = read(states, segment, caches)[1]
         if number == 2:
             break
-    ((layer,), _) = gates_and_gradients(recurrent, np.array([6]), segments=3)
-    assert layer.measures["gradient_norm"] == pytest.approx(np.mean(norms), rel=0.02)
-    assert layer.measures["gradient_share"] == pytest.approx(np.mean(shares), rel=0.02)
+    numbers, _ = gates_and_gradients(recurrent, np.array([6]), segments=3)
+    assert numbers["layer1/gradient_norm"] == pytest.approx(np.mean(norms), rel=0.02)
+    assert numbers["layer1/gradient_share"] == pytest.approx(np.mean(shares), rel=0.02)
 
 
 def test_a_half_life_is_where_half_is_left(recurrent):
-    ((layer,), _) = gates_and_gradients(recurrent, ALL)
-    blocks = layer.half_life / W
+    numbers, _ = gates_and_gradients(recurrent, ALL)
+    blocks = numbers["layer1/half_life_tokens"] / W
     gates = 2  # the dual arrangement: one after attention, one after the network
-    assert layer.measures["kept"] ** (gates * blocks) == pytest.approx(0.5)
+    assert numbers["layer1/kept"] ** (gates * blocks) == pytest.approx(0.5)
     cell = recurrent.params["layers"][1]["cell"]
     kept = np.prod(
         [
@@ -171,8 +171,8 @@ def test_a_half_life_is_where_half_is_left(recurrent):
         ],
         axis=0,
     )
-    lives = list(layer.half_lives)
-    assert len(lives) == 3 and lives == sorted(lives)
+    lives = [numbers[f"layer1/half_life_tokens_p{percent}"] for percent in (10, 50, 90)]
+    assert lives == sorted(lives)
     assert np.median(kept) ** (lives[1] / W) == pytest.approx(0.5, rel=1e-5)
 
 
@@ -185,12 +185,12 @@ def test_a_state_that_nothing_reads_is_found_out(recurrent, tmp_path):
     assert "layer1 takes 0.0%" in sentence
 
 
-def sentence_of(layers, **costs):
+def sentence_of(measures, carrying, **costs):
     """The summary of made-up costs, (cost, error) by state."""
-    numbers = {"bits_kept": 2.5}
+    numbers = {"bits_kept": 2.5, **measures}
     for state, (cost, error) in costs.items():
         numbers |= {f"cost_{state}": cost, f"cost_{state}_error": error}
-    return memory_report.summary(numbers, layers)
+    return memory_report.summary(numbers, carrying)
 
 
 @pytest.mark.parametrize(
@@ -203,8 +203,9 @@ def sentence_of(layers, **costs):
     ],
 )
 def test_the_summary_follows_the_numbers(cost, error, begins):
-    layer = LayerMemory(9, True, {"state_share": 0.125, "gradient_norm": 0.3125}, 2300.0)
-    sentence = sentence_of([layer], cleared=(cost, error), zeroed=(0.5, 0.0))
+    measures = {"state_share": 0.125, "gradient_norm": 0.3125, "half_life_tokens": 2300.0}
+    measures = {f"layer9/{name}": value for name, value in measures.items()}
+    sentence = sentence_of(measures, [9], cleared=(cost, error), zeroed=(0.5, 0.0))
     assert sentence.startswith(begins)
     for text in (f"{cost:+.4f} ± {error:.4f}", "+0.5000", "12.5%", "0.31", "2,300 tokens"):
         assert text in sentence
@@ -223,22 +224,19 @@ def test_the_summary_follows_the_numbers(cost, error, begins):
 def test_a_state_that_any_document_s_could_replace_is_not_its_own(swapped, error, own):
     costs = {"cleared": (0.04, 0.01), "zeroed": (0.5, 0.01), "swapped": (swapped, error)}
     begins = "This document's state is used: cleared" if own else "A state is used, but another "
-    sentence = sentence_of([], **costs)
+    sentence = sentence_of({}, [], **costs)
     assert sentence.startswith(begins) and sentence.endswith(memory_report.RULE)
 
 
 def test_zeros_of_layers_without_a_state_are_not_told():
     costs = {"cleared": (0.04, 0.01), "zeroed": (0.5, 0.01)}
-    layers = [
-        LayerMemory(0, False, {"state_share": 0.0}),
-        LayerMemory(1, True, {"state_share": 0.25, "gradient_norm": 0.5}),
-        LayerMemory(2, True, {"memory_share": 0.5, "gradient_norm": 0.0}),
-    ]
-    sentence = sentence_of(layers, **costs)
+    last = {"layer2/memory_share": 0.5, "layer2/gradient_norm": 0.0}
+    measures = {"layer0/state_share": 0.0, "layer1/state_share": 0.25, "layer1/gradient_norm": 0.5}
+    sentence = sentence_of(measures | last, [1, 2], **costs)
     assert "layer0" not in sentence and "norm 0 " not in sentence
     assert "layer1 takes 25.0%" in sentence and "layer2 takes 50.0%" in sentence
     assert "no gradient" not in sentence
-    assert "no gradient" in sentence_of(layers[2:], **costs)
+    assert "no gradient" in sentence_of(last, [2], **costs)
 
 
 def test_a_model_without_a_state_says_so(slide):
