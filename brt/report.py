@@ -199,18 +199,19 @@ def _studies(runs, show):
 
 
 def _paper(things):
-    """Returns the measured rows of tables, and figures; those without are folded."""
+    """Returns tables and figures; those that await runs are folded."""
 
     def html(some):
         tables = (thing for thing in some if isinstance(thing, Table))
         plots = [thing for thing in some if not isinstance(thing, Table)]
         return "".join(map(page.table_html, tables)) + page.plots_html(plots)
 
-    shown, folded = [], []
+    shown: list[Any] = []
+    folded: list[Any] = []
     for thing in things:
-        measured = thing.compared_rows() if isinstance(thing, Table) else thing
-        is_shown = measured.rows if isinstance(thing, Table) else thing.has_measurements
-        (shown if is_shown else folded).append(measured if is_shown else thing)
+        worth = thing.rows_worth_showing() if isinstance(thing, Table) else thing
+        is_shown = worth.rows if isinstance(thing, Table) else thing.has_measurements
+        (shown if is_shown else folded).append(worth if is_shown else thing)
     summary = "<summary>Tables and figures without a published row that was run</summary>"
     return html(shown) + (f"<details>{summary}{html(folded)}</details>" if folded else "")
 

@@ -76,12 +76,13 @@ class Table(NamedTuple):
     def has_measurements(self) -> bool:
         return any(cell.values for row in self.rows for cell in row)
 
-    def compared_rows(self) -> "Table":
-        """Returns the rows with measurements, if one of them is published or the table has none."""
+    def rows_worth_showing(self) -> "Table":
+        """Returns all rows if a published one was run; without published ones, those that were."""
         rows = [row for row in self.rows if any(cell.values for cell in row)]
         at = [i for i, column in enumerate(self.columns) if column.title == PUBLISHED]
-        is_compared = not at or any(re.search(r"\d", row[i].text) for row in rows for i in at)
-        return self._replace(rows=rows if is_compared else [])
+        if any(re.search(r"\d", row[i].text) for row in rows for i in at):
+            return self
+        return self._replace(rows=[] if at else rows)
 
     def heads(self) -> list[str]:
         return [", ".join(filter(None, column)) for column in self.columns]
