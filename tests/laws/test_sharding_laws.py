@@ -39,7 +39,7 @@ models."""
 RELATED = (
     *("rec_fixed_dual", "rec_fixed_single", "rec_sequential", "rec_memorizing"),
     *("txl_adaptive", "txl_shaw", "rmt_rec"),
-    *("feedback_without_either", "associative_linear", "melodi_short"),
+    *("feedback_without_either", "associative_linear", "associative_delta", "melodi_short"),
 )
 """Parts of others, put together in another way: a mesh meets no array in them that it does not
 meet in others. Checked with the slow tests."""
