@@ -12,6 +12,7 @@ Text goes to standard output as it is written, everything else to standard error
 import json
 import math
 import os
+import sys
 import time
 from collections.abc import Sequence
 
@@ -137,9 +138,11 @@ def write(
 ) -> Memory:
     """Writes on; a single document to the terminal as it goes, several when they are done.
 
-    prompts: what each document begins with, for --save_text.
+    prompts: what each document begins with, for a terminal and --save_text.
     """
     rows = len(memory.position_B)
+    if rows == 1 and sys.stdout.isatty():
+        print(f"\033[2m{_end(prompts[0])}\033[22m", end="", flush=True)  # faint
     begun = time.monotonic()
     writing = generator.write(memory, FLAGS.max_tokens, sampling, FLAGS.seed, FLAGS.stop)
     for pieces in writing:
@@ -154,11 +157,14 @@ def write(
     if FLAGS.save_text:
         with open(expanded(FLAGS.save_text), "a", encoding="utf-8") as file:
             for prompt, text in zip(prompts, writing.texts, strict=True):
-                shown = prompt[-SHOWN:].decode("utf-8", "replace")
-                file.write(json.dumps({"prompt": shown, "text": text}) + "\n")
+                file.write(json.dumps({"prompt": _end(prompt), "text": text}) + "\n")
     count = sum(map(len, writing.tokens))
     say(f"{count:,} tokens in {seconds:.1f} s")
     return writing.memory
+
+
+def _end(prompt):
+    return prompt[-SHOWN:].decode("utf-8", "replace")
 
 
 def score(generator: Generator, memory: Memory, tokens: np.ndarray, size: int) -> Memory:

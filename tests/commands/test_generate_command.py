@@ -56,6 +56,12 @@ def test_the_command_writes_what_the_python_interface_writes(generated, run):
     assert "at step 0" in err and "20 tokens in" in err
 
 
+def test_a_terminal_shows_the_prompt_before_the_text(generated, monkeypatch):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    out, _ = generated(f"--prompt={PROMPT}", "--max_tokens=1")
+    assert out.startswith(f"\033[2m{PROMPT}\033[22m")
+
+
 def test_a_memory_file_goes_on_where_the_document_stood(generated, tmp_path):
     (tmp_path / "book.txt").write_text(PROMPT * 9)
     book, memory = f"--prompt_file={tmp_path}/book.txt", f"{tmp_path}/book.memory"
