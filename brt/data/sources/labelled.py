@@ -26,7 +26,7 @@ from brt.checks import Name
 from brt.data.sources.base import Document, Source, absolute
 from brt.data.vocabularies.base import Vocabulary
 from brt.data.vocabularies.named import as_vocabulary
-from brt.storage.json_files import bad_text
+from brt.storage.json_files import bad_text, parse_json
 from brt.storage.regular_files import open_regular
 
 
@@ -143,21 +143,29 @@ def token_span(characters: np.ndarray, start: int, stop: int) -> tuple[int, int]
 
 def records(path: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yields location (for messages) and content of JSON objects: one per line, or a list."""
+    count = 0
+    for where, record in _located(path):
+        count += 1
+        if wrong := bad_text(record, nul_is_bad=False):
+            raise ValueError(f"{where} is damaged, as {wrong}: correct the record.")
+        yield where, record
+    if not count:
+        raise ValueError(f"{path} holds no record: bind the path to another file.")
+
+
+def _located(path):
+    advice = "copy the file again"
     with open_regular(path) as file:
         first = file.read(64).lstrip()[:1]
         file.seek(0)
         if first == b"[":
-            for number, record in enumerate(_json(file.read(), path)):
-                yield _keys(record, f"{path}, record {number}")
+            for number, record in enumerate(parse_json(file.read(), list[dict], path, advice)):
+                yield f"{path}, record {number}", record
             return
-        empty = True
         for number, line in enumerate(file, 1):
             if line.strip():
-                empty = False
                 where = f"{path}, line {number}"
-                yield _keys(_json(line, where), where)
-    if empty:
-        raise ValueError(f"{path} holds no record: bind the path to another file.")
+                yield where, parse_json(line, dict, where, advice)
 
 
 def text_of(record: dict[str, Any], key: str, where: str) -> str:
@@ -185,18 +193,3 @@ def class_number(value: Any, classes: Sequence[str], where: str) -> int:
             "bind the classes of the source to all labels of its files."
         )
     return list(classes).index(name)
-
-
-def _json(data: bytes, where: str) -> Any:
-    try:
-        return json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{where} is not JSON ({error}): copy the file again.") from None
-
-
-def _keys(record: Any, where: str) -> tuple[str, dict[str, Any]]:
-    if not isinstance(record, dict):
-        raise ValueError(f"{where} is no record with keys: correct it.")
-    if wrong := bad_text(record, nul_is_bad=False):
-        raise ValueError(f"{where} is damaged, as {wrong}: correct the record.")
-    return where, record
