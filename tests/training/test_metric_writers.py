@@ -6,6 +6,7 @@ import types
 
 import pytest
 from tiny_run import (
+    PLAIN,
     build,
     command,
     shared_programs,  # noqa: F401
@@ -21,7 +22,8 @@ EVERYWHERE = ("jsonl", "tensorboard", "wandb")
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
-    return build(write_config(tmp_path_factory.mktemp("texts")), "CheckpointPolicy.every = 2")
+    path = write_config(tmp_path_factory.mktemp("texts"), *PLAIN, without=("RecurrentCell",))
+    return build(path, "CheckpointPolicy.every = 2")
 
 
 @pytest.fixture
@@ -62,7 +64,7 @@ def test_wandb_gets_every_number_once_and_the_settings(tiny, wandb, tmp_path):
     assert run.logged == numbers(tmp_path / "run") and len(run.logged) == 3
     assert run.finished == 1
     assert run.given["name"] == "run" and run.given["dir"] == str(tmp_path / "run")
-    assert run.given["config"]["RecurrentCell.num_states"] == "5"
+    assert run.given["config"]["BlockRecurrentTransformer.num_layers"] == "1"
     assert run.given["project"] == "brt" and run.given["resume"] == "allow"
 
 
