@@ -18,6 +18,8 @@ import jax
 import numpy as np
 from recordings import hub_tokenizers, meliad, melodi, pretrained, rmt, tables, txl
 
+from brt.models.layers.sizes import FORMS
+
 OUTPUTS = 2e-5
 """Tolerance of logits, losses and caches, absolute."""
 GRADIENTS = 1e-4
@@ -50,14 +52,15 @@ def with_tolerance(name: str, error: Any) -> tuple[float, float]:
     return error, GRADIENTS if "gradients" in name else OUTPUTS
 
 
-def check(file: str) -> bool:
+def check(file: str, attention_form: str = "auto") -> bool:
     """Prints one line for a file; returns whether all differences are within tolerance."""
     if Path(file).suffix == ".json":
         found: Mapping[str, Any] = hub_tokenizers.errors(file)
     else:
         with np.load(file, allow_pickle=False) as archive:
             recording = dict(archive)
-        found = errors({**recording, "file": Path(file).stem, "path": str(file)})
+        names = {"file": Path(file).stem, "path": str(file), "attention_form": attention_form}
+        found = errors(recording | names)
     pairs = {name: with_tolerance(name, error) for name, error in found.items()}
     passed = all(error <= tolerance for error, tolerance in pairs.values())  # a NaN is not
     parts = (f"{name} {error:.1e}" for name, (error, _) in pairs.items())
@@ -68,13 +71,15 @@ def check(file: str) -> bool:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("files", nargs="+", metavar="FILE")
+    parser.add_argument("--attention_form", choices=FORMS, default="auto", help="of meliad's files")
     jax.config.update("jax_default_matmul_precision", "highest")
     print(f"Tolerances: logits and caches {OUTPUTS:.0e}, gradients {GRADIENTS:.0e} relative;")
     print("of pretrained models relative to the largest entry, as their README.md says.")
     passed = True
-    for file in parser.parse_args(argv).files:
+    options = parser.parse_args(argv)
+    for file in options.files:
         try:
-            passed &= check(file)
+            passed &= check(file, options.attention_form)
         except (OSError, ValueError, KeyError) as error:
             print(f"FAIL {file}: {error}")
             passed = False

@@ -44,6 +44,8 @@ class Plan(NamedTuple):
 ROW_BYTES = 4 * 2**30
 """Device memory per batch element, for the first guess of the batch."""
 MOST_ROWS = 32
+FORMS = {"gpu": ("plain", "cudnn"), "tpu": ("plain", "kernel")}
+"""Forms of attention to compare, without dropout, by platform."""
 
 
 def plan() -> Plan:
@@ -114,6 +116,9 @@ def measure(
     rest = [system for system in published if system not in first]
     for system in first:
         steps(system)
+    for system in _by_form(first):
+        steps(system)
+        found.agreement[system.name] = {"error": ""}
     written = rows_of_table.systems(of_device.published, [DECODED], of_device.bindings)[0]
     for rows in BATCHES:
 
@@ -126,6 +131,23 @@ def measure(
         for system in group:
             work(system)
     return found
+
+
+def _by_form(systems):
+    """Returns the baseline, if it is measured, with each form of attention."""
+    return [
+        System(
+            f"{BASELINE}, {form} attention, no dropout",
+            [
+                *system.bindings,
+                "BlockRecurrentTransformer.dropout = 0.0",
+                f'BlockRecurrentTransformer.attention_form = "{form}"',
+            ],
+        )
+        for form in FORMS.get(jax.default_backend(), ())
+        for system in systems
+        if system.name == BASELINE
+    ]
 
 
 def _attempt(work) -> dict[str, Any]:

@@ -6,6 +6,7 @@ memory is searched as the released code does it, by buckets, unless the file's n
 it: the settings in a file do not tell.
 """
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,6 +20,7 @@ from brt.models.block_recurrent.external_memory import RingCache
 from brt.models.block_recurrent.model import BlockRecurrentTransformer
 from brt.models.caches import reset_rows
 from brt.models.checkpoints import meliad as meliad_checkpoint
+from brt.models.layers.sizes import Sizes
 from brt.models.model import LanguageModel
 
 
@@ -103,6 +105,10 @@ def gradient_error(
 def errors(recording: Mapping[str, Any]) -> dict:
     search = "exact" if "exact" in recording["file"] else "bucketed"
     model = meliad_checkpoint.load_recording(recording, search)
+    for _, module in nnx.iter_graph(model):
+        if isinstance(getattr(module, "sizes", None), Sizes):
+            form = recording.get("attention_form", "auto")
+            module.sizes = dataclasses.replace(module.sizes, attention_form=form)
     logits, caches = replay(recording, model)
     found = {
         "logits": np.abs(logits - recording["logits"]).max(),

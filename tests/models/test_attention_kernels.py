@@ -152,22 +152,25 @@ import itertools, sys
 import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from brt.benchmarks import topologies
+from brt.models.fast.cell_kernel import CellParameters, CellTokens, misfit, run_cell
 from brt.models.fast.kernel_parts import Heads, tile_size
 from brt.models.fast.states_kernel import block_attention
 from brt.models.fast.window_kernel import window_attention
 
 device = topologies.devices_of(topologies.find(sys.argv[1]))[0]
 one = NamedSharding(Mesh(np.array([device]), ("device",)), PartitionSpec())
-for (W, H, K), dtype, dropout in itertools.product(
+
+def of(*sizes, dtype=None):
+    return jax.ShapeDtypeStruct(sizes, dtype or activations, sharding=one)
+
+
+for (W, H, K), activations, dropout in itertools.product(
     [(32, 2, 64), (128, 16, 64), (512, 8, 128), (2048, 8, 128)],
     [jnp.bfloat16, jnp.float32],
     [False, True],
 ):
     heads, tile = Heads(H, K), tile_size(W)
     X = W + tile
-
-    def of(*sizes, dtype=dtype):
-        return jax.ShapeDtypeStruct(sizes, dtype, sharding=one)
 
     q, cache, f32 = of(1, 4096, H * K), of(1, W, H * K), jnp.float32
     args = [q, q, q, cache, cache, of(H, dtype=f32), of(H, tile, X, dtype=f32)]
@@ -182,6 +185,26 @@ for (W, H, K), dtype, dropout in itertools.product(
             return y, backward(gradient)[:-1]
 
         jax.jit(step).lower(given[0], *given).compile()
+
+for (S, W, H, K), activations in itertools.product(
+    [(512, 512, 8, 128), (256, 256, 8, 128), (128, 256, 4, 64)], [jnp.bfloat16, jnp.float32]
+):
+    heads, A = Heads(H, K), H * K
+    D = A
+    if misfit(heads, S, W, D, activations):
+        continue
+    sizes = (D,), (S, D), (4, D, A), (H,), (H,), (2, A, D)
+    parameters = CellParameters(*(of(*size, dtype=jnp.float32) for size in sizes), {})
+    tokens = CellTokens(*[of(1, 2 * W, A)] * 2, *[of(1, W, A)] * 2)
+
+    def update(states, products, biases):
+        return 0.5 * states + products, jnp.ones(())
+
+    def step(*given):
+        y, backward = jax.vjp(lambda *given: run_cell(heads, update, *given), *given)
+        return backward(y)
+
+    jax.jit(step).lower(parameters, of(1, S, D, dtype=jnp.float32), tokens).compile()
 """
 
 

@@ -10,7 +10,9 @@ from architectures import random_model
 from flax import nnx
 from tiny_models import quick_jit
 
-from brt.models.fast import kernel_attention
+from brt.models.fast import cudnn_attention, kernel_attention
+from brt.models.layers.attention import attend
+from brt.models.layers.positions_t5 import HIDDEN
 from brt.models.layers.sizes import Sizes
 from brt.training.sharding import make_mesh, shardings
 
@@ -106,3 +108,64 @@ def test_a_kernel_that_is_insisted_on_and_does_not_fit_is_refused():
         kernel_attention.has_window_kernel(sizes, 200)
     with pytest.raises(ValueError, match="attention_sinks"):
         kernel_attention.has_window_kernel(sizes, 512, jnp.zeros(8))
+
+
+@pytest.fixture
+def calls_of_cudnn(monkeypatch):
+    """Arguments of each call of JAX's function, which XLA computes."""
+    calls, function = [], jax.nn.dot_product_attention
+
+    def record(*arrays, **options):
+        calls.append(([x if x is None else x.shape for x in arrays], options))
+        return function(*arrays, **options)
+
+    monkeypatch.setattr(jax.nn, "dot_product_attention", record)
+    monkeypatch.setattr(cudnn_attention, "IMPLEMENTATION", "xla")
+    return calls
+
+
+def test_cudnn_equals_the_plain_form_with_the_window_in_the_bias(calls_of_cudnn):
+    rng = np.random.default_rng(0)
+
+    def normal(*sizes):
+        return jnp.asarray(rng.standard_normal(sizes), jnp.bfloat16)
+
+    q, k, v, dy = normal(2, 3, W, 2, 8), *normal(2, 2, 3, 2 * W, 2, 8), normal(2, 3, W, 2, 8)
+    scale_H = jnp.asarray([1.5, -0.5])
+    query, key = np.mgrid[:W, : 2 * W]
+    hidden = (key <= query) | (key > query + W)
+    bias_HWJ = jnp.where(hidden, HIDDEN, jnp.asarray(rng.standard_normal((2, W, 2 * W))))
+
+    def computed(function):
+        y, backward = jax.vjp(lambda *x: function(*x), q, k, v, scale_H, bias_HWJ)
+        return y, *backward(dy)
+
+    forms = computed(cudnn_attention.cudnn_attention), computed(attend)
+    for a, b in zip(*forms, strict=True):
+        a, b = (np.asarray(x, np.float32) for x in (a, b))
+        np.testing.assert_allclose(a, b, rtol=0, atol=0.03 * np.abs(b).max())
+    (shapes, options), *_ = calls_of_cudnn
+    assert shapes == [(6, W, 2, 8), (6, 2 * W, 2, 8), (6, 2 * W, 2, 8), (1, 2, W, 2 * W)]
+    assert options == {"scale": 1.0, "implementation": "xla"}
+
+
+def test_every_attention_of_a_model_is_cudnns_by_the_binding(calls_of_cudnn):
+    settings = dict(attention_form="cudnn", activation_dtype="bfloat16", dropout=0.0)
+    model = random_model("rec_fixed_skip", **settings)
+    tokens_BT = np.zeros((2, 2 * W), np.int32)
+    x_BTD, caches = model.embed(tokens_BT), model.init_caches(2)
+    jax.eval_shape(lambda: model.stack(x_BTD, caches, None)[0])
+    # Three windows; of the recurrent layer the states, and two in the cell's loop.
+    assert len(calls_of_cudnn) >= 6
+
+
+@pytest.mark.parametrize(
+    ("dtype", "has_dropout", "has_sink", "part"),
+    [
+        ("float32", False, False, "activation_dtype"),
+        ("bfloat16", True, False, "dropout"),
+        ("bfloat16", False, True, "attention_sinks"),
+    ],
+)
+def test_cudnn_refuses_what_it_cannot_compute(dtype, has_dropout, has_sink, part):
+    assert part in cudnn_attention.misfit(jnp.dtype(dtype), has_dropout, has_sink)

@@ -174,7 +174,7 @@ class ExternalMemory(LayerMemory):
 
         Gradients reach the queries and the scale only. remat: gather again in the backward pass.
         """
-        _, q_BTHK, k_BTHK, v_BTHK, scale_H, _ = tokens
+        _, q_BTHK, k_BTHK, v_BTHK, scale_H, _ = tokens[:6]
         B, T, H, K = q_BTHK.shape
         # The segment's last block is read by none of its blocks.
         candidates = [(cache.keys_BMHK, cache.values_BMHK)]

@@ -119,8 +119,14 @@ class Gate(nnx.Module):
 
         h: with the axes of the equation; a tuple of arrays is stacked along a first axis.
         """
-        matrix = weights[self.source.stacked]
-        projected_BSND = at_least_float32(product(self.source.equation, h, matrix))
+        projected_BSND = product(self.source.equation, h, weights[self.source.stacked])
+        return self.update(states_BSD, projected_BSND, weights)
+
+    def update(
+        self, states_BSD: jax.Array, projected_BSND: jax.Array, weights: GateWeights
+    ) -> tuple[jax.Array, jax.Array]:
+        """Returns what a call returns, from the product of h and the matrices."""
+        projected_BSND = at_least_float32(projected_BSND)
         z_BSD = projected_BSND[:, :, 0]
         if self.candidate_bias_D is not None:
             z_BSD = z_BSD + in_loop(weights["candidate_bias_D"])

@@ -142,11 +142,12 @@ class Layer(nnx.Module):
         with jax.named_scope("states"):
             weights["memories"] = [memory.prepare(dtype) for memory in self.memories]
         S = (self.num_states or feedback_size) if self.reads_states else None
-        masks = draw_masks(key, self.dropout, self.sizes, tokens, self.window, S, dtype)
+        J = kernels.seen_keys(self.sizes, self.window, self.sink)
+        masks = draw_masks(key, self.dropout, self.sizes, tokens, self.window, S, dtype, J)
         with jax.named_scope("attention"):
             scale_H = jnp.abs(self.scale("attention_scale_H"))
             bias_HWJ = self.relative_bias.window_table(scale_H, self.window)
-            bias_HWJ, masks = kernels.tables_of_tiles(self.sizes, bias_HWJ, masks, self.sink)
+            bias_HWJ = kernels.bias_of_tile(self.sizes, bias_HWJ, self.sink)
         return Prepared(bias_HWJ, weights, masks)
 
     def matrices(self, dtype: DTypeLike) -> dict[str, Any]:
@@ -271,6 +272,7 @@ class Layer(nnx.Module):
 
         # Queries, keys and values of all blocks at once; each block sees itself and the one before.
         tokens, heads = self.project(x_BTD, weights, masks.normed_PD, counts_B)
+        tokens = tokens._replace(projected_keys_BTHK=heads[1], window=cache.window)
         with jax.named_scope("attention"):
             blocks = BlockPairs(
                 _pairs(cache.window.keys_BWHK, tokens.keys_BTHK),
@@ -309,8 +311,14 @@ class Layer(nnx.Module):
         x_BTD, shares = self.output(
             x_BTD, tokens.inputs_BTD, attended_BTHK, read_states, weights, masks.fed_PD
         )
-        window = WindowCache(tokens.keys_BTHK[:, -W:], tokens.values_BTHK[:, -W:])
+        window = WindowCache(self._last_keys(tokens), tokens.values_BTHK[:, -W:])
         return x_BTD, LayerCache(window, tuple(new_memories)), metrics | shares
+
+    def _last_keys(self, tokens):
+        if self.sizes.qk_norm and kernels.has_window_kernel(self.sizes, self.window, self.sink):
+            # Only these: a kernel normalises the keys that it reads.
+            return unit_heads(tokens.projected_keys_BTHK[:, -self.window :])
+        return tokens.keys_BTHK[:, -self.window :]
 
     def flops_per_token(self, feedback_size: int = 0) -> float:
         """Returns the operations of one token's forward pass, a product and a sum as two.

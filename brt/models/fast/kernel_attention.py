@@ -1,4 +1,4 @@
-"""Attention of a layer in one of two forms: `attend` of the blocks, or Pallas kernels.
+"""Attention of a layer in one of three forms: `attend` of the blocks, Pallas kernels, or cuDNN.
 
 tests/models/test_kernel_attention.py compares them. Axes as in `brt.models`.
 """
@@ -8,14 +8,15 @@ from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from brt.models.axis_rules import in_one_data_shard
 from brt.models.block_recurrent.memory import BlockPairs, LayerTokens
 from brt.models.caches import WindowCache
-from brt.models.fast import attention, states_kernel, window_kernel
+from brt.models.fast import attention, cell_kernel, states_kernel, window_kernel
+from brt.models.fast import cudnn_attention as cudnn
 from brt.models.fast.kernel_parts import Heads, tile_size, upcast
 from brt.models.layers.attention import attend
-from brt.models.layers.dropout import LayerMasks
 from brt.models.layers.norms import scaled_down_heads, unit_heads
 from brt.models.layers.sizes import Sizes
 from brt.progress import say
@@ -65,11 +66,19 @@ def has_block_kernel(sizes: Sizes, queries: int, keys: int) -> bool:
     return _has_kernel(sizes, f"{queries} queries and {keys} keys of a block", misfit)
 
 
+def has_cell_kernel(sizes: Sizes, states: int, window: int, dtype: DTypeLike) -> bool:
+    """Returns whether a cell's loop has one kernel; otherwise its attentions are chosen alone."""
+    misfit = cell_kernel.misfit(heads_of(sizes), states, window, sizes.width, dtype)
+    if misfit and sizes.attention_form == "kernel":
+        return False
+    return _has_kernel(sizes, f"a cell of {states} states and blocks of {window} tokens", misfit)
+
+
 def _has_kernel(sizes, what, misfit):
     form = sizes.attention_form
     if form == "kernel" and misfit:
         raise ValueError(f'{BINDING} = "kernel", for {what}: {misfit}. Use "auto" or "plain".')
-    if form == "plain" or not (form == "kernel" or on_tpu()):
+    if form in ("plain", "cudnn") or not (form == "kernel" or on_tpu()):
         return False
     reason = f"plain form, because {misfit}" if misfit else "Pallas kernel"
     _say_once(f"Attention, {what}, {sizes.num_heads} heads of {sizes.head_size}: {reason}")
@@ -81,22 +90,23 @@ def _say_once(line):
     say(line)
 
 
-def tables_of_tiles(
-    sizes: Sizes, bias_HWJ: jax.Array, masks: LayerMasks, sink_H: jax.Array | None = None
-) -> tuple[jax.Array, LayerMasks]:
-    """Returns bias and masks of a block and its pair of blocks as `attend_to_window` takes them.
+def seen_keys(sizes: Sizes, window: int, sink_H: jax.Array | None = None) -> int:
+    """Returns J, the keys of a query in the tables of `attend_to_window`.
 
-    For a kernel: the bias of the first tile, (H, Q, W + Q), which all tiles share; and of the
-    weights' mask the W + Q keys that each tile sees, (H, W, W + Q).
+    They are those of its pair of blocks, 2W, or to a kernel those of its tile of Q queries, W + Q.
+    """
+    return window + (tile_size(window) if has_window_kernel(sizes, window, sink_H) else window)
+
+
+def bias_of_tile(sizes: Sizes, bias_HWJ: jax.Array, sink_H: jax.Array | None = None) -> jax.Array:
+    """Returns the bias of a block and its pair of blocks as `attend_to_window` takes it.
+
+    For a kernel: that of the first tile, (H, Q, W + Q), which all tiles share.
     """
     W = bias_HWJ.shape[1]
     if not has_window_kernel(sizes, W, sink_H):
-        return bias_HWJ, masks
-    Q = tile_size(W)
-    if masks.weights_HWJ is not None:
-        tiles = (masks.weights_HWJ[:, at : at + Q, at : at + W + Q] for at in range(0, W, Q))
-        masks = masks._replace(weights_HWJ=jnp.concatenate(list(tiles), axis=1))
-    return bias_HWJ[:, :Q, : W + Q], masks
+        return bias_HWJ
+    return bias_HWJ[:, : tile_size(W), : W + tile_size(W)]
 
 
 def attend_to_window(
@@ -116,14 +126,14 @@ def attend_to_window(
         projected: queries, keys and values of `tokens` before normalisation.
         cache: of the block before the segment.
         tokens, blocks: normalised.
-        bias, keep: from `tables_of_tiles`.
+        bias, keep: from `bias_of_tile`, and dropout factors, (H, W, `seen_keys`).
         sink_H: as of `attend`; no kernel has one.
         remat: recompute the plain form in the backward pass; kernels always do.
     """
     W = cache.keys_BWHK.shape[1]
     if not has_window_kernel(sizes, W, sink_H):
         plain = tokens.scale_H, bias, keep, sink_H
-        return _attend_in_blocks(tokens.queries_BTHK, *blocks, *plain, remat)
+        return _attend_in_blocks(sizes, tokens.queries_BTHK, *blocks, *plain, remat)
     q, k, v, cached_k, cached_v = map(_joined_heads, (*projected, *cache))
     heads, tables = heads_of(sizes, len(q)), (tokens.scale_H, bias, keep)
     y_BTA = window_kernel.window_attention(heads, q, k, v, cached_k, cached_v, *tables)
@@ -150,7 +160,8 @@ def attend_to_states(
     T, G, S = q_BTHK.shape[1], *k_BGSHK.shape[1:3]
     if not has_block_kernel(sizes, T // G, S):
         q_BTHK = unit_heads(q_BTHK) if sizes.qk_norm else scaled_down_heads(q_BTHK)
-        return _attend_in_blocks(q_BTHK, k_BGSHK, v_BGSHK, scale_H, None, keep_HWS, None, remat)
+        arrays = q_BTHK, k_BGSHK, v_BGSHK, scale_H, None, keep_HWS, None
+        return _attend_in_blocks(sizes, *arrays, remat)
     heads = heads_of(sizes, len(q_BTHK))
     k_BGSA, v_BGSA = _joined_heads(k_BGSHK), _joined_heads(v_BGSHK)
     q_BGWA = q_BTHK.reshape(*k_BGSA.shape[:2], T // G, k_BGSA.shape[-1])
@@ -158,19 +169,41 @@ def attend_to_states(
     return y_BGWA.reshape(q_BTHK.shape)
 
 
-def _attend_in_blocks(q_BTHK, k_BGJHK, v_BGJHK, scale_H, bias, keep, sink_H, remat):
-    attention = jax.checkpoint(attend) if remat else attend
+def _attend_in_blocks(sizes, q_BTHK, k_BGJHK, v_BGJHK, scale_H, bias, keep, sink_H, remat):
+    has_cudnn = _has_cudnn(sizes, q_BTHK.dtype, keep, sink_H)
+
+    def in_blocks(*arrays):
+        q, k, v, scale_H, bias = arrays
+        if has_cudnn:
+            return cudnn.cudnn_attention(q, k, v, scale_H, bias)
+        return attend(q, k, v, scale_H, bias, keep, sink_H)
+
+    in_blocks = jax.checkpoint(in_blocks) if remat else in_blocks
     q_BGWHK = q_BTHK.reshape(*k_BGJHK.shape[:2], -1, *q_BTHK.shape[2:])
-    return attention(q_BGWHK, k_BGJHK, v_BGJHK, scale_H, bias, keep, sink_H).reshape(q_BTHK.shape)
+    return in_blocks(q_BGWHK, k_BGJHK, v_BGJHK, scale_H, bias).reshape(q_BTHK.shape)
+
+
+def _has_cudnn(sizes, dtype, keep=None, sink_H=None):
+    if sizes.attention_form != "cudnn":
+        return False
+    misfit = cudnn.misfit(dtype, keep is not None, sink_H is not None)
+    if misfit:
+        raise ValueError(f'{BINDING} = "cudnn": BlockRecurrentTransformer.{misfit}. Use "plain".')
+    _say_once(f"Attention, {sizes.num_heads} heads of {sizes.head_size}: cuDNN")
+    return True
 
 
 def attend_by_head(
     sizes: Sizes, q_BHQK: jax.Array, k_BHXK: jax.Array, v_BHXK: jax.Array
 ) -> jax.Array:
-    """Returns `brt.models.fast.attention.attend_by_head`, of scaled queries, by a kernel if it can.
+    """Returns `brt.models.fast.attention.attend_by_head`, of scaled queries, by a kernel if it can,
+    or by cuDNN.
 
     To the kernel each head is a block of its own.
     """
+    if _has_cudnn(sizes, q_BHQK.dtype):
+        arrays = map(attention.heads_first, (q_BHQK, k_BHXK, v_BHXK))
+        return attention.heads_first(cudnn.cudnn_attention(*arrays))
     if not has_block_kernel(sizes, q_BHQK.shape[2], k_BHXK.shape[2]):
         return attention.attend_by_head(q_BHQK, k_BHXK, v_BHXK)
     heads = heads_of(sizes, len(q_BHQK))
@@ -178,6 +211,24 @@ def attend_by_head(
     one = heads._replace(num_heads=1, qk_norm=False, mesh_axes=axes)
     unscaled = jnp.full(1, 1 / one.factor, upcast(q_BHQK.dtype))
     return states_kernel.block_attention(one, q_BHQK, k_BHXK, v_BHXK, unscaled)
+
+
+def run_cell(
+    sizes: Sizes,
+    update: cell_kernel.Update,
+    parameters: cell_kernel.CellParameters,
+    states_BSD: jax.Array,
+    tokens: Sequence[jax.Array],
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """Returns `cell_kernel.run_cell`; keys and values of the states are (B, G, S, H, K).
+
+    tokens: of `cell_kernel.CellTokens`, their heads apart.
+    """
+    heads = heads_of(sizes, len(states_BSD))
+    joined = cell_kernel.CellTokens(*map(_joined_heads, tokens))
+    after, *keys_values, kept = cell_kernel.run_cell(heads, update, parameters, states_BSD, joined)
+    k_BGSHK, v_BGSHK = (x.reshape(*x.shape[:3], *tokens[0].shape[2:]) for x in keys_values)
+    return after, k_BGSHK, v_BGSHK, kept
 
 
 def _joined_heads(x_BTHK):

@@ -36,6 +36,11 @@ def cast_before(x: jax.Array, dtype: DTypeLike) -> LoopWeights:
     return x if x.dtype == dtype else (x, jax.lax.stop_gradient(x).astype(dtype))
 
 
+def uncast(weights: LoopWeights) -> jax.Array:
+    """Returns the array in its own type."""
+    return weights[0] if isinstance(weights, tuple) else weights
+
+
 def in_loop(weights: LoopWeights) -> jax.Array:
     """Returns the array in the type it was cast to."""
     if isinstance(weights, _Multiplied):

@@ -32,8 +32,12 @@ def draw_masks(
     window: int,
     num_states: int | None,
     dtype: DTypeLike,
+    keys: int | None = None,
 ) -> LayerMasks:
-    """Draws the masks of a layer; none without a key. num_states: S, or None."""
+    """Draws the masks of a layer; none without a key.
+
+    num_states: S, or None. keys: J, those that a query's weights are of; 2W by default.
+    """
     if key is None:
         return LayerMasks()
     normed_key, weights_key, states_key, fed_key = jax.random.split(key, 4)
@@ -44,7 +48,7 @@ def draw_masks(
 
     with jax.named_scope("attention"):
         normed_PD = repeated_mask(normed_key, rate, tokens, D, dtype)
-        weights_HWJ = of_weights(weights_key, 2 * window)
+        weights_HWJ = of_weights(weights_key, keys or 2 * window)
     with jax.named_scope("states"):
         state_weights_HWS = None if num_states is None else of_weights(states_key, num_states)
     with jax.named_scope("feed_forward"):
@@ -88,6 +92,8 @@ def dropped(x_BTD: jax.Array, mask_PD: jax.Array | None) -> jax.Array:
     if mask_PD is None:
         return x_BTD
     T = x_BTD.shape[1]
+    if T % len(mask_PD) == 0:
+        return (x_BTD.reshape(len(x_BTD), -1, *mask_PD.shape) * mask_PD).reshape(x_BTD.shape)
     repeats = -(-T // len(mask_PD))
     return x_BTD * jnp.tile(mask_PD, (repeats, 1))[:T]
 

@@ -2,8 +2,8 @@
 
 import dataclasses
 
-FORMS = ("auto", "plain", "kernel")
-"""Of attention: plain JAX, a Pallas kernel, or a kernel on TPUs where the sizes fit."""
+FORMS = ("auto", "plain", "kernel", "cudnn")
+"""Of attention: a kernel on TPUs where the sizes fit, plain JAX, a Pallas kernel, or cuDNN."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,43 @@
+"""Attention by cuDNN, in place of `brt.models.layers.attention.attend`. Not run on a GPU.
+
+The window is in the bias: `local_window_size` of JAX's function lets a query see keys after it.
+cuDNN returns the gradient of a bias that all batch elements share, in bfloat16.
+"""
+
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+
+from brt.models.layers.precision import at_least_float32
+
+IMPLEMENTATION: Literal["cudnn", "xla"] = "cudnn"
+
+
+def misfit(dtype: jax.typing.DTypeLike, has_dropout: bool, has_sink: bool) -> str | None:
+    """Returns why cuDNN cannot compute this attention, or None."""
+    if dtype != jnp.bfloat16:
+        return f'activation_dtype = "{dtype}" is not "bfloat16"'
+    if has_dropout:
+        return "dropout must be 0"
+    return "attention_sinks must be False" if has_sink else None
+
+
+def cudnn_attention(
+    q_QHK: jax.Array,
+    k_JHK: jax.Array,
+    v_JHK: jax.Array,
+    scale_H: jax.Array | None = None,
+    bias_HQJ: jax.Array | None = None,
+) -> jax.Array:
+    """Returns what `attend` returns, of bfloat16; leading axes are a batch that shares the bias.
+
+    Without a scale the queries are scaled already.
+    """
+    dtype = q_QHK.dtype
+    if scale_H is not None:
+        q_QHK = (at_least_float32(q_QHK) * jnp.abs(scale_H)[:, None]).astype(dtype)
+    q, k, v = (x.reshape(-1, *x.shape[-3:]) for x in (q_QHK, k_JHK, v_JHK))
+    bias = None if bias_HQJ is None else bias_HQJ.astype(dtype)[None]
+    y = jax.nn.dot_product_attention(q, k, v, bias, scale=1.0, implementation=IMPLEMENTATION)
+    return y.reshape(q_QHK.shape)
