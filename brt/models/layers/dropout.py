@@ -92,8 +92,6 @@ def dropped(x_BTD: jax.Array, mask_PD: jax.Array | None) -> jax.Array:
     if mask_PD is None:
         return x_BTD
     T = x_BTD.shape[1]
-    if T % len(mask_PD) == 0:
-        return (x_BTD.reshape(len(x_BTD), -1, *mask_PD.shape) * mask_PD).reshape(x_BTD.shape)
     repeats = -(-T // len(mask_PD))
     return x_BTD * jnp.tile(mask_PD, (repeats, 1))[:T]
 
