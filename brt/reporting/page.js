@@ -39,7 +39,8 @@
       }
     }
     own = Math.min(own, doc.recordings.length - 1);
-    minus = -1;
+    // What the state contributes, if there is a recording without it.
+    minus = doc.recordings.findIndex((r, n) => n !== own && r.name.endsWith("cleared"));
     marked = -1;
     choices();
     lay();
