@@ -1,4 +1,4 @@
-"""What a command would run, in words: sizes, settings, and which data are prepared."""
+"""Describes a command's run in words: sizes, settings, and which data are prepared."""
 
 import jax
 import numpy as np

@@ -141,7 +141,7 @@ def run_ladder() -> None:
     if FLAGS.step_time_rounds and not step_times.exists() and not FLAGS.collect:
         timed = [f"--configs={','.join(map(str, files))}", f"--rounds={FLAGS.step_time_rounds}"]
         command("brt.benchmark", *timed, f"--json={step_times}")
-    # Of one config what an entry changes is enough to name it.
+    # Entries of one config are named by their changes.
     one = len({entry.paper["config"] for entry in entries}) == 1
     changes = {e.name: e.changes or "as configured" for e in entries if one}
     for table in write_tables(folder, [workdir for *_, workdir in runs], step_times, changes):

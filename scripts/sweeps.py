@@ -62,7 +62,7 @@ STANDS_FOR = tuple(
     }.items()
     for name in names.split()
 )
-"""What is scaled, and kept at the paper's scale for the tables."""
+"""Settings that are scaled, and kept at the paper's scale for the tables."""
 
 
 class SweepEntry(NamedTuple):

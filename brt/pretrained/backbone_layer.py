@@ -48,7 +48,7 @@ class Extra(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """What the queries of a layer may attend to.
+    """The keys that the queries of a layer may attend to.
 
     positions_BJ: int32. bias_BQJ: the attention bias, 0 or `HIDDEN`; B and Q may be 1.
     """

@@ -1,4 +1,4 @@
-"""What a page of few runs opens with: their main figures in large numbers, and generated text."""
+"""The beginning of a page of few runs: their main figures in large numbers, and generated text."""
 
 import json
 from html import escape

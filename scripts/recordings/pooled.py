@@ -206,7 +206,7 @@ def _windows(replay, found, logits="logits"):
         for key, values in (("z", z_BD), ("h_prev", vector_BD)):
             error = np.abs(recording[key][window] - values)[at_B].max(initial=0.0)
             found.add(key, error, PRECISE * np.abs(recording[key]).max())
-        # Only rows whose window is full go on; what the others carry is never scored.
+        # Only rows whose window is full continue; the others are never scored again.
         whole_B = at_B & recording["real"][window].all(axis=1)
         error = np.abs(recording["h_prev"][window] - caches[1].vectors_BMD[:, 0])[whole_B]
         found.add("h_prev carried", error.max(initial=0.0), PRECISE * 10)

@@ -150,7 +150,7 @@ def sharded(mesh, axes):
 
 
 def compiled_loop(inside):
-    """What the CPU compiles for four devices: a scan of five steps that multiply by a divided
+    """The CPU's program for four devices: a scan of five steps that multiply by a divided
     matrix, which changes at every step, or is gathered whole before the loop."""
     mesh = mesh_of(4, 1)
     whole = sharded(mesh, ())

@@ -85,7 +85,7 @@ def test_the_sweep_of_a_run_is_one_command(monkeypatch, capsys, run):
 
 
 def study(monkeypatch, run, *flags):
-    """What the command writes, with every length tried."""
+    """The command's file, with every length tried."""
     monkeypatch.setattr("brt.studies.attention_length.THRESHOLD", -math.inf)
     flags = f"--workdir={run}", "--study=attention_length", *flags
     assert not command(monkeypatch, evaluate, *flags)

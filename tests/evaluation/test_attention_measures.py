@@ -1,4 +1,4 @@
-"""What is read off attention weights is what was planted in them."""
+"""Measures of attention weights find the planted values."""
 
 import numpy as np
 import pytest

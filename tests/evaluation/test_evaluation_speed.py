@@ -1,4 +1,4 @@
-"""What is timed is the same prediction, from a memory and from a window of its own.
+"""The timed predictions are the same, from a memory and from a window of its own.
 
 The clock of these tests counts floating-point operations: every program that is run moves it by as
 many seconds as the compiler counts in it. So each figure has one right value.

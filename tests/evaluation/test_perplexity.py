@@ -1,4 +1,4 @@
-"""What a loss is worth per token, byte, character and word: the paper's own arithmetic."""
+"""A loss per token, byte, character and word, by the paper's arithmetic."""
 
 import math
 

@@ -30,7 +30,7 @@ def ladder():
 
 
 class Killed(BaseException):
-    """What a kill looks like from inside."""
+    """A kill, as the ladder sees it."""
 
 
 def pretended(calls, kill_at=None):

@@ -114,7 +114,7 @@ BIAS = 3.0
 
 
 def mlp(variational):
-    """What the first layer's mlp adds, H units beside D - F constants, and those H units."""
+    """The output of the first layer's MLP, H units beside D - F constants, and those H units."""
     made = silence(model(dropout=0.5, variational_dropout=variational), mlp=False)
     for layer in made.layers:
         put(layer.feed_forward, output_FD=jnp.eye(F, D), output_bias_D=BIAS)

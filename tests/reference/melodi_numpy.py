@@ -14,7 +14,7 @@ from paper_numpy import rms_norm, sigmoid
 
 @dataclass(frozen=True)
 class Settings:
-    """What the parameters do not say; long_layers: indices from 0."""
+    """Settings that the parameters do not show; long_layers: indices from 0."""
 
     num_heads: int
     window: int

@@ -20,7 +20,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Settings:
-    """What the parameters do not say. Source: sections 3 to 3.5; App. E for feedback.
+    """Settings that the parameters do not show. Source: sections 3 to 3.5; App. E for feedback.
 
     gate_form: "paper" is eq. 1-7 (b_z; tanh in the lstm gate only); "meliad" has no b_z, and its
         tanh belongs to the single arrangement only, whatever the gate (code).
@@ -368,7 +368,7 @@ class Reader:
         return predict(self.params, self.settings, y_TD), memory
 
     def own_memory(self, layer, Q_WHK, K_WHK, V_WHK, self_WHK, memory, x_WD):
-        """What a memory of one's own does at one block of one layer; nothing, if not overridden.
+        """A custom memory at one block of one layer; nothing, if not overridden.
 
         Args:
             layer: its parameters.

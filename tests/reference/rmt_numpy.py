@@ -14,7 +14,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Settings:
-    """What the weights do not say.
+    """Settings that the weights do not show.
 
     cache: M, positions of hidden states that each layer keeps; 0 for RMT alone.
     memory_at_end: [mem; tokens; mem]; otherwise [mem; tokens] (Memory Transformer).

@@ -1,4 +1,4 @@
-"""What the pages of results say is what the archived records give."""
+"""The pages of results agree with the archived records."""
 
 import csv
 import itertools

@@ -1,4 +1,4 @@
-"""The report is one page that says what the run folders say."""
+"""The report is one page that agrees with the run folders."""
 
 import base64
 import csv

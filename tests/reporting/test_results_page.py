@@ -1,4 +1,4 @@
-"""The page of results says what the archived records say."""
+"""The page of results agrees with the archived records."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""What an entry of the list of architectures says, and the sizes of the tiny models."""
+"""An entry of the list of architectures, and the sizes of the tiny models."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -55,7 +55,7 @@ def stack_of_blocks(rngs, **settings):
 
 
 def paper_settings(**settings):
-    """What the transcription is told, from what the model is told."""
+    """The transcription's arguments, from those of the model."""
     told = SIZES | CELL_SIZES | MEMORY_SIZES | settings
     known = paper_numpy.Settings.__dataclass_fields__
     return paper_numpy.Settings(**{key: told[key] for key in known if key in told})

@@ -14,7 +14,7 @@ BROWSE = Path(__file__).with_name("browse.py")
 
 
 class OpenedPage(NamedTuple):
-    """What a browser made of a page.
+    """A page as a browser shows it.
 
     dom: the document as text, after its scripts ran. image: path of a PNG of the window.
     """

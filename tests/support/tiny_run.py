@@ -266,7 +266,7 @@ def quick_environment(folder):
 
 @contextmanager
 def files_of_at_most(size: int):
-    """What a full disk is like: writing beyond `size` bytes of any file fails."""
+    """A full disk: writing beyond `size` bytes of any file fails."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:

@@ -38,7 +38,7 @@ QUERIES_KEYS_VALUES = "queries_DA", "keys_DA", "values_DA"
 
 
 class Prepared(NamedTuple):
-    """What a layer computes of its parameters once per segment, outside any loop over blocks.
+    """Arrays computed from a layer's parameters once per segment, outside of any loop over blocks.
 
     bias_HWJ: (H, W, 2W), relative position bias and mask of the window, or those of a kernel.
     weights: matrices in the activations' type, by name; the MLP's under "feed_forward", and what

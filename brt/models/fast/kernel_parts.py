@@ -1,4 +1,4 @@
-"""What the attention kernels share: heads side by side in the lanes, unit lengths, softmax.
+"""Parts that the attention kernels share: heads side by side in the lanes, unit lengths, softmax.
 
 Axes as in `brt.models`, and Q tokens of a tile of queries    X keys that a tile sees
 C tokens of a chunk    L lanes of a grid step    N heads that share them    P = H / N

@@ -77,7 +77,7 @@ class WindowMemory(SegmentMemory[Window]):
 
 
 class WindowReads(Reads):
-    """What the memories of a model add to the layers of one window.
+    """The additions of a model's memories to the layers of one window.
 
     read, extras: computed here if they are None; extras: keys and values of the memories' vectors.
     """

@@ -1,4 +1,4 @@
-"""What the layers of all families share: dropout in the residual stream, and its keys."""
+"""Properties of the layers of all families: dropout in the residual stream, and its keys."""
 
 import jax
 import jax.numpy as jnp

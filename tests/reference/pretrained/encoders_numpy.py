@@ -210,7 +210,7 @@ def bucket(key_minus_query, config, both_sides):
 
 
 def t5_attention(x, others, seen, tensors, name, config, bias):
-    """What is added to each position: it reads `seen(a)` of the others; bias(h, a, b)."""
+    """Returns the addition to each position, which reads `seen(a)` of the others; bias(h, a, b)."""
     H = config["num_heads"]
     q = [heads(tensors[f"{name}.q.weight"] @ v, H) for v in x]
     k = [heads(tensors[f"{name}.k.weight"] @ v, H) for v in others]

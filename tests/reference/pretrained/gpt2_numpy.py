@@ -18,7 +18,7 @@ BEGIN = -1
 
 @dataclass(frozen=True)
 class Settings:
-    """What the parameters do not say.
+    """Settings that the parameters do not show.
 
     overlap: tokens of a window that the next reads again. pooled_layer: from 1, the layer that the
     pooled vector enters; 0: all layers; None: no vector. skip_repeated: pool only positions that
