@@ -1,4 +1,4 @@
-"""Figures of a slice's compiler for a training step: names, figures, the commands that print them."""
+"""Figures of a slice's compiler for a training step: names, values, commands that print them."""
 
 import json
 from pathlib import Path

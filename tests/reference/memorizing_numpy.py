@@ -21,7 +21,7 @@ def empty(settings):
 
 
 def mix(layer, settings, Q_WHK, local_WHK, memory):
-    """The results of attention and of the lookup by the same queries: one share for each head (code)."""
+    """Results of attention and of the lookup by the same queries: a share for each head (code)."""
     mixed_WHK = np.zeros_like(local_WHK)
     for h, b in enumerate(layer["memory"]["mix_H"]):
         share = 1 / (1 + np.exp(-b))
