@@ -107,7 +107,7 @@ every_memory_of_text = pytest.mark.parametrize(
 
 
 def built(name, *bindings):
-    """The experiment built by the command of a config's header and further bindings; losses untraced."""
+    """The experiment of a config's command with further bindings; losses untraced."""
     files, bound = COMMANDS[name]
     return read_once(files, (*bound, *bindings)).experiment
 
