@@ -22,10 +22,9 @@ from brt.models.block_recurrent.memory import (
 from brt.models.caches import select_rows
 from brt.models.counts import matrix_size
 from brt.models.fast.attention import heads_first
-from brt.models.fast.cell_kernel import CellParameters
 from brt.models.fast.data_shards import by_data_shard
 from brt.models.fast.kernel_attention import attend_by_head, has_cell_kernel, run_cell
-from brt.models.fast.loop_weights import cast_before, in_loop, product, scan, uncast
+from brt.models.fast.loop_weights import cast_before, in_loop, product, scan
 from brt.models.layers import norms
 from brt.models.layers.initializers import DENSE, normal, parameter
 from brt.models.layers.sizes import Sizes
@@ -288,8 +287,9 @@ class RecurrentCell(LayerMemory):
             seen = BlockStates(*(jnp.moveaxis(heads_first(x_GBHSK), 0, 1) for x_GBHSK in seen))
             return (states_BSD, seen), jnp.mean(kept_G)
 
-        if states is None and not remat and self._has_kernel(blocks):
-            states_BSD, states, kept = self._run_kernel(weights, cache.states_BSD, tokens)
+        if tokens and states is None and not remat and self._has_kernel(blocks):
+            cell = self.sizes, self.attention_gate.update, weights
+            states_BSD, states, kept = run_cell(*cell, cache.states_BSD, tokens)
         elif states is None:
             inputs = cache.states_BSD, blocks
             (states_BSD, states), kept = by_data_shard(scan_blocks, weights, inputs)
@@ -305,31 +305,6 @@ class RecurrentCell(LayerMemory):
             return False
         W, dtype = blocks.keys_BGJHK.shape[2] // 2, blocks.keys_BGJHK.dtype
         return has_cell_kernel(self.sizes, self.num_states, W, dtype)
-
-    def _run_kernel(self, weights, states_BSD, tokens):
-        """Returns the next states, `BlockStates` and the mean of keep."""
-        H, gate = self.sizes.num_heads, weights["attention_gate"]
-        matrix_DXHK = uncast(weights["heads_DXHK"])
-        matrix_XDA = jnp.moveaxis(matrix_DXHK, 1, 0).reshape(4, len(matrix_DXHK), -1)
-        gate_XHKND = uncast(gate["matrix_XHKND"])
-        parameters = CellParameters(
-            weights["norm_scale_D"],
-            uncast(weights["ids_SD"]) if "ids_SD" in weights else None,
-            matrix_XDA,
-            weights.get("self_scale_H", jnp.ones(H)),
-            weights.get("cross_scale_H", jnp.ones(H)),
-            gate_XHKND.reshape(2, self.sizes.attention_size, -1),
-            {name: bias for name, bias in gate.items() if name != "matrix_XHKND"},
-        )
-        arrays = tokens.projected_keys_BTHK, tokens.values_BTHK, *tokens.window
-
-        def update(states_BSD, products_BSE, biases):
-            products_BSND = products_BSE.reshape(*states_BSD.shape[:2], -1, self.sizes.width)
-            return self.attention_gate.update(states_BSD, products_BSND, biases)
-
-        inputs = self.sizes, update, parameters, states_BSD, arrays
-        states_BSD, k_BGSHK, v_BGSHK, kept_G = run_cell(*inputs)
-        return states_BSD, BlockStates(k_BGSHK, v_BGSHK), jnp.mean(kept_G)
 
     def begin_decoding(self, cache: StateCache, dtype: DTypeLike) -> DecodingStates:
         keys_values = self.keys_values(cache.states_BSD, dtype, self.prepare(dtype))

@@ -311,14 +311,9 @@ class Layer(nnx.Module):
         x_BTD, shares = self.output(
             x_BTD, tokens.inputs_BTD, attended_BTHK, read_states, weights, masks.fed_PD
         )
-        window = WindowCache(self._last_keys(tokens), tokens.values_BTHK[:, -W:])
+        last_keys = kernels.last_keys(self.sizes, tokens, W, self.sink)
+        window = WindowCache(last_keys, tokens.values_BTHK[:, -W:])
         return x_BTD, LayerCache(window, tuple(new_memories)), metrics | shares
-
-    def _last_keys(self, tokens):
-        if self.sizes.qk_norm and kernels.has_window_kernel(self.sizes, self.window, self.sink):
-            # Only these: a kernel normalises the keys that it reads.
-            return unit_heads(tokens.projected_keys_BTHK[:, -self.window :])
-        return tokens.keys_BTHK[:, -self.window :]
 
     def flops_per_token(self, feedback_size: int = 0) -> float:
         """Returns the operations of one token's forward pass, a product and a sum as two.

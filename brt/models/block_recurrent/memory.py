@@ -15,7 +15,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from brt.models.block_scan import scan_blocks
-from brt.models.caches import WindowCache, select_rows
+from brt.models.caches import select_rows
 from brt.models.contract import checked_result
 from brt.models.model import Metrics
 
@@ -34,7 +34,8 @@ class LayerTokens(NamedTuple):
     queries_BTHK, keys_BTHK, values_BTHK: of its self-attention; of unit length with `qk_norm`, but
     for values. scale_H: its attention scale, used through its absolute value.
     counts_B: (B,) int32, tokens that are not padding, or None: all are tokens.
-    projected_keys_BTHK: before normalisation. window: of the block before. Only in a segment.
+    projected_keys_BTHK: before normalisation; window: `WindowCache` of the block before. None but
+        in a segment.
     """
 
     inputs_BTD: jax.Array
@@ -43,8 +44,8 @@ class LayerTokens(NamedTuple):
     values_BTHK: jax.Array
     scale_H: jax.Array
     counts_B: jax.Array | None = None
-    projected_keys_BTHK: jax.Array | None = None
-    window: WindowCache | None = None
+    projected_keys_BTHK: Any = None
+    window: Any = None
 
 
 class BlockPairs(NamedTuple):

@@ -4,18 +4,20 @@ tests/models/test_kernel_attention.py compares them. Axes as in `brt.models`.
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from brt.models.axis_rules import in_one_data_shard
-from brt.models.block_recurrent.memory import BlockPairs, LayerTokens
+from brt.models.block_recurrent.memory import BlockPairs, BlockStates, LayerTokens
 from brt.models.caches import WindowCache
 from brt.models.fast import attention, cell_kernel, states_kernel, window_kernel
 from brt.models.fast import cudnn_attention as cudnn
 from brt.models.fast.kernel_parts import Heads, tile_size, upcast
+from brt.models.fast.loop_weights import uncast
 from brt.models.layers.attention import attend
 from brt.models.layers.norms import scaled_down_heads, unit_heads
 from brt.models.layers.sizes import Sizes
@@ -215,20 +217,54 @@ def attend_by_head(
 
 def run_cell(
     sizes: Sizes,
-    update: cell_kernel.Update,
-    parameters: cell_kernel.CellParameters,
+    update: Callable[..., tuple[jax.Array, jax.Array]],
+    weights: dict[str, Any],
     states_BSD: jax.Array,
-    tokens: Sequence[jax.Array],
-) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """Returns `cell_kernel.run_cell`; keys and values of the states are (B, G, S, H, K).
+    tokens: LayerTokens,
+) -> tuple[jax.Array, BlockStates, jax.Array]:
+    """Runs the blocks of a segment through a cell, with a kernel for each block.
 
-    tokens: of `cell_kernel.CellTokens`, their heads apart.
+    Args:
+        update: of the cell's gate.
+        weights: `RecurrentCell.prepare`.
+
+    Returns:
+        The next states, each block's keys and values of the states, and the mean of keep.
     """
-    heads = heads_of(sizes, len(states_BSD))
-    joined = cell_kernel.CellTokens(*map(_joined_heads, tokens))
-    after, *keys_values, kept = cell_kernel.run_cell(heads, update, parameters, states_BSD, joined)
-    k_BGSHK, v_BGSHK = (x.reshape(*x.shape[:3], *tokens[0].shape[2:]) for x in keys_values)
-    return after, k_BGSHK, v_BGSHK, kept
+    ones, gate = jnp.ones(sizes.num_heads), weights["attention_gate"]
+    matrix_DXHK, gate_XHKND = uncast(weights["heads_DXHK"]), uncast(gate["matrix_XHKND"])
+    parameters = cell_kernel.CellParameters(
+        weights["norm_scale_D"],
+        uncast(weights["ids_SD"]) if "ids_SD" in weights else None,
+        _joined_heads(jnp.moveaxis(matrix_DXHK, 1, 0)),
+        weights.get("self_scale_H", ones),
+        weights.get("cross_scale_H", ones),
+        gate_XHKND.reshape(2, sizes.attention_size, -1),
+        {name: bias for name, bias in gate.items() if name != "matrix_XHKND"},
+    )
+
+    def update_flat(states_BSD, products_BSE, biases):
+        products_BSND = products_BSE.reshape(*states_BSD.shape[:2], -1, sizes.width)
+        return update(states_BSD, products_BSND, biases)
+
+    arrays = tokens.projected_keys_BTHK, tokens.values_BTHK, *tokens.window
+    inputs = (
+        update_flat,
+        parameters,
+        states_BSD,
+        cell_kernel.CellTokens(*map(_joined_heads, arrays)),
+    )
+    after, k, v, kept_G = cell_kernel.run_cell(heads_of(sizes, len(states_BSD)), *inputs)
+    k_BGSHK, v_BGSHK = (x.reshape(*x.shape[:3], *arrays[0].shape[2:]) for x in (k, v))
+    return after, BlockStates(k_BGSHK, v_BGSHK), jnp.mean(kept_G)
+
+
+def last_keys(sizes: Sizes, tokens: LayerTokens, window: int, sink_H=None) -> jax.Array:
+    """Returns the keys of a segment's last block, normalised, (B, W, H, K)."""
+    if sizes.qk_norm and has_window_kernel(sizes, window, sink_H):
+        # Only these: a kernel normalises the keys that it reads.
+        return unit_heads(tokens.projected_keys_BTHK[:, -window:])
+    return tokens.keys_BTHK[:, -window:]
 
 
 def _joined_heads(x_BTHK):
