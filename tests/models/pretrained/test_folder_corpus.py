@@ -58,7 +58,7 @@ def message_of(call):
 
 def test_following_the_advice_leads_from_a_folder_to_a_run(folder):
     first = message_of(lambda: build(folder))
-    assert "GPT2.vocabulary_size = 256" in first and "bind vocabulary_size = None" in first
+    assert "GPT2.vocabulary_size = 256" in first and "vocabulary_size = None" in first
     experiment = build(folder, "vocabulary_size = None")
     second = message_of(lambda: check_vocabulary(experiment))
     advice = f'Corpus.vocabulary = "pretrained:{folder}"'
