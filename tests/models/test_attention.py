@@ -10,7 +10,7 @@ from flax import nnx
 from tiny_models import quick_jit
 
 from brt.models.block_recurrent import cell as recurrent_cell
-from brt.models.block_recurrent import external_memory, layer
+from brt.models.block_recurrent import external_memory
 from brt.models.fast import kernel_attention
 from brt.models.fast.attention import heads_first, product
 from brt.models.fast.relative_attention import attend_by_distance
@@ -178,7 +178,7 @@ ATTENDING = [
 ]
 
 
-ATTEND = (layer, kernel_attention, external_memory, pretrained_layer, backbone_memory)
+ATTEND = (kernel_attention, external_memory, pretrained_layer, backbone_memory)
 """Modules that call `attend`."""
 
 
