@@ -365,11 +365,27 @@ def _without_switched_off(left, read, bound):
     for switch, names in off.items():
         logging.warning("%s = %s: %s not used.", switch, bound[switch], ", ".join(names))
     passed = {name for names in off.values() for name in names}
+    replaced: set[str] = set()
     if "Corpus.source" in _bound_by_flags:  # it replaces the source of a file, with its bindings
         sources = (name for name in left if _is_source(name.partition(".")[0]))
-        passed.update(name for name in sources if name not in _bound_by_flags)
-    macros = {macro for name in passed for macro in re.findall(r"%([\w./]+)", bound[name])}
-    return [name for name in left if name not in passed | (macros - _bound_by_flags)]
+        replaced.update(name for name in sources if name not in _bound_by_flags)
+    passed, replaced = (_with_macros(names, bound) & {*left} for names in (passed, replaced))
+    _unbind(replaced)  # a run folder has no flags that say why nothing reads them
+    return [name for name in left if name not in passed | replaced]
+
+
+def _with_macros(names, bound):
+    macros = {macro for name in names for macro in re.findall(r"%([\w./]+)", bound[name])}
+    return names | (macros - _bound_by_flags)
+
+
+def _unbind(names):
+    for key, parameters in list(gin.config._CONFIG.items()):
+        for parameter in list(parameters):
+            if _flatten({key: {parameter: None}}).keys() <= names:
+                del parameters[parameter]
+        if not parameters:
+            del gin.config._CONFIG[key]
 
 
 def _unread(name, read):

@@ -78,7 +78,7 @@ def main() -> None:
 
     source = FLAGS.model or FLAGS.workdir
     if FLAGS.model:
-        experiment, params, step = read_model(source, FLAGS.gin_bindings)
+        experiment, params, step = read_model(source, FLAGS.gin_bindings, FLAGS.allow_imports)
     else:
         experiment, params, step = load_run(
             source, FLAGS.gin_bindings, FLAGS.allow_imports, FLAGS.step

@@ -15,6 +15,7 @@ what brt adds in brt_memory.safetensors and brt_memory.gin. No code of a folder 
 import hashlib
 import json
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -145,6 +146,9 @@ def model_card(experiment: Experiment, step: int, workdir: str, tensors: dict) -
         rows.append(("command", f"`{command.read_text(encoding='utf-8').strip()}`"))
     rows.append(("sha256 of the tensors", hashlib.sha256(save(tensors)).hexdigest()))
     prompt = '--prompt="Once upon a time"' if trainer.corpus.vocabulary.is_text else "--prompt=..."
+    own_code = re.findall(r"^import ([\w.]+)", (run / GIN).read_text(encoding="utf-8"), re.M)
+    if own_code:
+        prompt += f" --allow_imports={','.join(own_code)}"
     table = "\n".join(f"| {name} | {value.replace('|', '&#124;')} |" for name, value in rows)
     return CARD_TEXT.format(table=table, prompt=prompt)
 
@@ -167,12 +171,15 @@ python -m brt.generate --model=THIS_FOLDER {prompt}
 """
 
 
-def read_model(folder: str, bindings: Sequence[str] = ()) -> tuple[Experiment, Any, int]:
+def read_model(
+    folder: str, bindings: Sequence[str] = (), allow_imports: Sequence[str] = ()
+) -> tuple[Experiment, Any, int]:
     """Reads a folder of `write_model` or of `brt.export`; returns what `load_run` does.
 
     Args:
         folder: a path, also below `configs/`, or `hf://OWNER/NAME`.
         bindings: further gin lines, read after the folder's own.
+        allow_imports: as of `load_run`.
     """
     root = _local(folder)
     of_backbone = (root / BACKBONE_GIN).is_file()
@@ -183,7 +190,8 @@ def read_model(folder: str, bindings: Sequence[str] = ()) -> tuple[Experiment, A
             "`python -m brt.export`."
         )
     own = [f"Pretrained.folder = {str(root)!r}"] if of_backbone else []
-    experiment = Configuration([str(settings)], [*own, *bindings]).experiment()
+    lines = [*own, *bindings]
+    experiment = Configuration([str(settings)], lines, allow_imports=allow_imports).experiment()
     arrays = _named(experiment.model.given_parameters()) if of_backbone else {}
     weights = root / (BACKBONE_WEIGHTS if of_backbone else WEIGHTS)
     if weights.is_file():

@@ -91,15 +91,18 @@ class Generator:
         self.prefill = Prefill(graph, P, segment_length, self.decode_loop, chunk)
 
     @classmethod
-    def from_folder(cls, folder: str, bindings: Sequence[str] = ()) -> Self:
+    def from_folder(
+        cls, folder: str, bindings: Sequence[str] = (), allow_imports: Sequence[str] = ()
+    ) -> Self:
         """Returns the generator of a folder of `brt.export`, or of a run folder.
 
         Args:
             folder: a path, or `hf://OWNER/NAME`.
             bindings: further gin lines.
+            allow_imports: as of `load_run`.
         """
         load = load_run if os.path.isdir(os.path.join(folder, "checkpoints")) else read_model
-        experiment, params, _ = load(folder, bindings)
+        experiment, params, _ = load(folder, bindings, allow_imports)
         trainer = experiment.trainer
         model = experiment.bind_evaluated(params)
         if not isinstance(model, LanguageModel):

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import shutil
 
 import jax
 import numpy as np
@@ -62,6 +63,20 @@ def test_a_folder_without_a_parameter_is_refused(run, tmp_path):
     (tmp_path / "config.gin").write_text(settings + "\nRecurrentCell.num_states = 6\n")
     with pytest.raises(ValueError, match=r"parameter .*\(6, "):
         read_model(str(tmp_path))
+
+
+def test_code_outside_brt_that_a_model_imports_is_allowed_by_name(run, tmp_path, monkeypatch):
+    (tmp_path / "own_memories.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    model = tmp_path / "model"
+    shutil.copytree(run / "out", model)
+    settings = (model / "config.gin").read_text()
+    (model / "config.gin").write_text("import own_memories\n" + settings)
+    with pytest.raises(ValueError, match="own_memories"):
+        Generator.from_folder(str(model))
+    Generator.from_folder(str(model), allow_imports=["own_memories"])
+    flags = f"--model={model}", "--prompt=the", "--max_tokens=1"
+    assert command(monkeypatch, generate, *flags, "--allow_imports=own_memories") == 0
 
 
 def _text(folder):
