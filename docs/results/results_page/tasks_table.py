@@ -27,11 +27,12 @@ def tasks_table(name: str, groups: Iterable[Group]) -> Table | None:
         if group.position.task and system in SYSTEMS and values:
             key = group.position.task, group.position.segments, system
             best[key] = max(best.get(key, (0.0,)), values, key=np.mean)
+    systems = [system for system in SYSTEMS if any(key[2] == system for key in best)]
     rows = [
         [task, segments]
         + [
             shown(best[task, segments, system]) if (task, segments, system) in best else NOTHING
-            for system in SYSTEMS
+            for system in systems
         ]
         for task, segments in sorted({key[:2] for key in best})
     ]
@@ -39,5 +40,5 @@ def tasks_table(name: str, groups: Iterable[Group]) -> Table | None:
         "Share of scored characters that are right on 10,000 test samples, the model reading its "
         f"own predictions. {INTERVAL}"
     )
-    titles = ["task", "segments", *SYSTEMS.values()]
+    titles = ["task", "segments", *map(SYSTEMS.__getitem__, systems)]
     return plain_table(name, "Algorithmic tasks", caption, titles, rows) if rows else None
