@@ -46,7 +46,7 @@ class ConfigError(ValueError):
 
 
 COMPLETED_BY = {
-    "vocabulary_size": "a corpus, as in --gin_file=configs/corpora/text.gin",
+    "vocabulary_size": "your text, --text=PATH, or a corpus, --gin_file=configs/corpora/text.gin",
     "segment_length": "an algorithmic task, as in --gin_file=configs/tasks/copy.gin",
 }
 """Macros that model configs read and data configs bind."""
