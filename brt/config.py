@@ -338,7 +338,8 @@ def check_all_read() -> None:
     """Refuses bindings and macros that a full build has not read.
 
     Call it once everything the experiment may use has been built. A file's bindings of a part that
-    another binding leaves out (`SWITCHES`) only cause a warning.
+    another binding leaves out (`SWITCHES`) only cause a warning. Those of a source that a flag
+    replaces are removed.
     """
     read, bound = read_bindings(), _flatten(gin.config._CONFIG)
     used = {_binding_of(name, bound) for name in read}
@@ -370,7 +371,7 @@ def _without_switched_off(left, read, bound):
         sources = (name for name in left if _is_source(name.partition(".")[0]))
         replaced.update(name for name in sources if name not in _bound_by_flags)
     passed, replaced = (_with_macros(names, bound) & {*left} for names in (passed, replaced))
-    _unbind(replaced)  # a run folder has no flags that say why nothing reads them
+    _unbind(replaced)  # a run folder, written from gin's bindings, has no flags that replace them
     return [name for name in left if name not in passed | replaced]
 
 

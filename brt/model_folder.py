@@ -146,7 +146,8 @@ def model_card(experiment: Experiment, step: int, workdir: str, tensors: dict) -
         rows.append(("command", f"`{command.read_text(encoding='utf-8').strip()}`"))
     rows.append(("sha256 of the tensors", hashlib.sha256(save(tensors)).hexdigest()))
     prompt = '--prompt="Once upon a time"' if trainer.corpus.vocabulary.is_text else "--prompt=..."
-    own_code = re.findall(r"^import ([\w.]+)", (run / GIN).read_text(encoding="utf-8"), re.M)
+    settings = (run / GIN).read_text(encoding="utf-8")
+    own_code = re.findall(r"^import (?!brt\b)([\w.]+)", settings, re.M)
     if own_code:
         prompt += f" --allow_imports={','.join(own_code)}"
     table = "\n".join(f"| {name} | {value.replace('|', '&#124;')} |" for name, value in rows)
