@@ -26,16 +26,22 @@ SMALL = dict(num_layers=2, dropout=0.2)
 @functools.partial(quick_jit, static_argnums=0)
 def outputs_and_gradients(graph, params, tokens_SBT):
     """Of two segments with their caches, dropout on: outputs, caches, gradients."""
-    rng = np.random.default_rng(1)
+    segments, rows, tokens = tokens_SBT.shape
 
     def loss(params):
-        model, total = nnx.merge(graph, params), 0.0
-        caches = model.init_caches(tokens_SBT.shape[1])
-        for number, tokens_BT in enumerate(tokens_SBT):
-            key = jax.random.key(number)
+        model = nnx.merge(graph, params)
+
+        def run(caches, inputs):
+            key, tokens_BT, weights_BTD = inputs
             x_BTD, caches, _ = model.stack(model.embed(tokens_BT), caches, key)
-            total += jnp.sum(x_BTD * rng.normal(size=x_BTD.shape))
-        return total, (x_BTD, caches)
+            return caches, (x_BTD, jnp.sum(x_BTD * weights_BTD))
+
+        keys = jax.random.split(jax.random.key(0), segments)
+        sizes = segments, rows, tokens, model.width
+        inputs = keys, tokens_SBT, np.random.default_rng(1).normal(size=sizes)
+        # A scan: JAX differentiates the passes of a kernel after `stack` has returned.
+        caches, (x_SBTD, sums) = jax.lax.scan(run, model.init_caches(rows), inputs)
+        return jnp.sum(sums), (x_SBTD, caches)
 
     return jax.value_and_grad(loss, has_aux=True)(params)
 

@@ -104,6 +104,9 @@ def on_each_device(
     axes = {"B": batch, "H": head, "A": head, "G": block}
     parts = (tuple(PartitionSpec(*map(axes.get, x)) for x in each) for each in (inputs, outputs))
     in_specs, out_specs = parts
+    # Of a recomputed function JAX keeps nothing for a backward pass. What it would hoist out of a
+    # loop here, it would keep divided over all axes, also over that of `by_data_shard`.
+    function = jax.checkpoint(function, prevent_cse=False)
     return jax.shard_map(function, in_specs=in_specs, out_specs=out_specs, check_vma=False)
 
 
