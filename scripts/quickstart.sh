@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # From nothing to two trained Block-Recurrent Transformers, three minutes after installation on two
-# quiet cores. One reads the source code of Python's standard library, which is on this machine already; one
-# has to remember. Run again, it goes on where it stopped, or says that it is done.
+# quiet cores. One is trained on the source code of Python's standard library, which is on this machine
+# already; the other on a task of recall. Run again, it continues where it stopped, or says that it is done.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/environment.sh "[report]"
@@ -16,10 +16,10 @@ echo "2 of 4: a smaller one learns to remember. A fact stated once is asked for 
 python -m brt.train --gin_file=configs/task_models/recall_rec_fixed_skip.gin \
     --gin_file=configs/tasks/recall_minute.gin --workdir=$recall
 echo
-echo "3 of 4: the second reads what it has never seen, with the state kept, and cleared at every segment."
-[ -f $recall/evaluation_validation.json ] || python -m brt.evaluate --workdir=$recall
+echo "3 of 4: the second is tested on unseen facts, with the state kept, and cleared before every segment."
+[ -f $recall/evaluation_validation.json ] || python -m brt.evaluate --workdir=$recall --record
 echo
-echo "4 of 4: the first writes on, and both become a page."
+echo "4 of 4: the first continues a prompt, and both become a page."
 python -m brt.generate --workdir=$text --prompt=$'class Reader:\n    """Reads a file."""\n\n    def __init__(self' \
     --max_tokens=240 --temperature=0.7 --top_p=0.9 --repetition_penalty=1.1 --save_text=$text/samples.jsonl
 python -m brt.report $text $recall -o quickstart.html
@@ -33,19 +33,19 @@ kept, cleared = (last[f"eval/{state}bits_per_token"] for state in ("", "cleared_
 answers = json.load(open(f"{recall}/evaluation_validation.json"))
 right, without = (100 * answers[f"{state}recall_accuracy"] for state in ("", "cleared_"))
 print(f"""
-What the state is worth, on what neither model has seen:
+With and without the state, on text and facts that neither model has seen:
   Python source    {kept:.3f} bits a byte with the state kept, {cleared:.3f} with it cleared every 64 bytes
   facts recalled   {right:.1f} % with the state kept, {without:.1f} % with it cleared; chance is 6.2 %
-A model that has just begun to spell finds little in what it read 64 bytes ago; recall needs it all.
+The text model, trained for a minute, uses little of what it saw 64 bytes ago; recall needs all of it.
 """)
 END
-echo "Trained, evaluated and written in $((SECONDS - started)) s. What is where:"
-echo "  quickstart.html          curves, gates and held-out losses: open it in a browser"
+echo "Trained, evaluated and written in $((SECONDS - started)) s. Files:"
+echo "  quickstart.html          results, recalled facts coloured by the effect of the state, curves: open it in a browser"
 echo "  $text/checkpoints        parameters, optimizer, caches"
-echo "  $text/metrics.jsonl      every number reported; TensorBoard files beside it"
+echo "  $text/metrics.jsonl      every logged number; the TensorBoard files lie next to it"
 echo "  $text/operative_config.gin   every setting in force"
-echo "Next: read held-out code coloured by what the state is worth to each byte, or change something:"
+echo "Next: colour unseen code by the effect of the state on each byte (two minutes), or change a setting:"
 echo "  source .venv/bin/activate"
-echo "  python -m brt.evaluate --workdir=$text --record && python -m brt.report $text -o reader.html"
+echo "  python -m brt.evaluate --workdir=$text --record --documents=2 && python -m brt.report $text -o reader.html"
 echo "  python -m brt.train --gin_file=configs/quickstart.gin --workdir=runs/fixed \\"
 echo "      --gin.RecurrentCell.gate='\"fixed\"'"

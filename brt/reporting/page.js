@@ -103,12 +103,12 @@
   function measure() {
     const bits = doc.recordings[own].bits;
     values = minus < 0 ? bits : bits.map((x, i) => x - doc.recordings[minus].bits[i]);
-    const mean = values.reduce((sum, x) => sum + x, 0) / doc.tokens;
+    const mean = values.reduce((sum, x) => sum + x, 0) / Math.max(doc.scored, 1);
     at("mean").textContent = `mean ${minus < 0 ? "" : "difference "}${shown(mean, 4)} bits`;
     at("key").textContent = minus < 0 ? "the deeper, the more surprised"
       : "blue: the first predicts better, orange: the second";
     const sizes = values.map(Math.abs).sort();
-    at("most").value = sizes[Math.floor(0.99 * sizes.length)];
+    at("most").value = sizes[sizes.length - 1 - Math.floor(0.01 * doc.scored)];
     list(sizes[Math.max(sizes.length - LISTED, 0)]);
     paint();
   }
@@ -154,7 +154,7 @@
 
   function list(least) {
     const order = [];
-    values.forEach((x, i) => { if (Math.abs(x) >= least) order.push(i); });
+    values.forEach((x, i) => { if (x && Math.abs(x) >= least) order.push(i); });
     order.sort((a, b) => Math.abs(values[b]) - Math.abs(values[a]));
     at("largest").replaceChildren(...order.slice(0, LISTED).map((i) => {
       const item = document.createElement("li"), button = document.createElement("button");

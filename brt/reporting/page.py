@@ -35,7 +35,9 @@ def page(
     """
     data = ""
     if documents:
-        sections = [*sections, ("reader", "Reader", _file("reader.html"))]
+        results = [section for section in sections if section[0] == "results"]
+        rest = [section for section in sections if section[0] != "results"]
+        sections = [*results, ("reader", "Reader", _file("reader.html")), *rest]
         text = json.dumps({"documents": documents}).replace("<", "\\u003c")
         data = f'<script type="application/json" id="reader-data">{text}</script>'
     items = "".join(f"<li>{_prose(problem)}</li>" for problem in problems)

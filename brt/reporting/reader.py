@@ -1,4 +1,7 @@
-"""Documents for the page's reader: text, losses, and distance to the word's last occurrence."""
+"""Documents for the page's reader: text, losses, and distance to the word's last occurrence.
+
+Tokens that a task does not score have a loss of 0.
+"""
 
 import base64
 
@@ -99,12 +102,14 @@ def _vocabulary(run, recording):
 
 def _document(words, store, number, title, holding):
     length = len(words.texts)
+    scored_T = store.weights(number, 0, length) > 0
     recordings = []
     for run, recording in holding:
         scores = recording.document(number)
         name = f"{run.name}, state {recording.manifest['state']}"
         nats, entropy = (
-            _packed(values_T[:length], "<f4") for values_T in (scores.nats_T, scores.entropy_T)
+            _packed(values_T[:length] * scored_T, "<f4")
+            for values_T in (scores.nats_T, scores.entropy_T)
         )
         recordings.append({"name": name, "nats": nats, "entropy": entropy})
     shown = [text.encode("utf-16-le", "surrogatepass") for text in words.texts]
@@ -113,6 +118,7 @@ def _document(words, store, number, title, holding):
         "title": title,
         "text": words.text,
         "tokens": length,
+        "scored": int(scored_T.sum()),
         "whole": int(store.lengths_D[number]),
         "segment_length": holding[0][1].manifest["segment_length"],
         "lengths": _packed([len(text) // 2 for text in shown], "<u2"),  # as JavaScript counts

@@ -20,9 +20,14 @@ from fabricated_runs import (
 pytest.importorskip("matplotlib", reason='the report needs pip install -e ".[report]"')
 
 
+from brt.data.sources.base import Document
+from brt.data.stores.store_writer import write_store
+from brt.data.stores.token_store import TokenStore
+from brt.data.vocabularies.base import ByteVocabulary
 from brt.report import files_folder, report
 from brt.reporting.drawing.plots import COLOURS, MOST_POINTS, Line, Plot, svg
 from brt.reporting.papers.reading import PAPERS
+from brt.reporting.reader import reader_documents
 from brt.reporting.runs import open_runs
 
 TEXT = (
@@ -317,6 +322,18 @@ def test_a_long_line_is_thinned_without_losing_its_spike():
     heights = [float(pair.split()[1]) for pair in re.split("[ML]", path) if pair.strip()]
     assert len(heights) <= MOST_POINTS and min(heights) < max(heights) - 50
     assert plot.as_csv().count("\n") == 50_001
+
+
+def test_the_reader_shows_no_loss_for_tokens_that_are_not_scored(tmp_path):
+    run = make_run(tmp_path / "run", "small/rec_fixed_skip+corpora/text")
+    scored_T = np.array([0, 0, 1, 0], np.float32)
+    document = Document("", tokens=np.array([97, 98, 99, 100]), weights=scored_T)
+    write_store(tmp_path / "store", [document], ByteVocabulary(), {}, quiet=True)
+    add_recording(run, TokenStore(tmp_path / "store"), "kept", np.full(4, 2.0, np.float32))
+    ((shown,), _) = reader_documents(open_runs([run]))
+    nats_T = np.frombuffer(base64.b64decode(shown["recordings"][0]["nats"]), np.float32)
+    np.testing.assert_array_equal(nats_T, 2 * scored_T)
+    assert shown["scored"] == 1
 
 
 PRESS = """<script>
