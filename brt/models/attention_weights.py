@@ -13,8 +13,9 @@ class AttentionLayout(NamedTuple):
     """The keys [cache; read; tokens; write] and the queries [read; tokens; write] of a segment.
 
     cache_tokens: token of each position of the cache, relative to the segment's first token; None
-    where there is no single token: a compressed vector or memory token.
-    read, tokens, write: memory tokens before, tokens, and memory tokens after them.
+    for compressed vectors and memory tokens.
+    read, tokens, write: numbers of memory tokens before, of tokens, and of memory tokens after
+    them.
     """
 
     cache_tokens: tuple[int | None, ...]
@@ -33,7 +34,7 @@ class AttentionLayout(NamedTuple):
         return self.cache_tokens + self.query_tokens
 
     def distance(self, query: int, key: int) -> int | None:
-        """Returns the distance in tokens, negative for future keys; None if one has no token."""
+        """Returns the distance in tokens, negative for future keys; None without a token."""
         query_token, key_token = self.query_tokens[query], self.key_tokens[key]
         return None if query_token is None or key_token is None else query_token - key_token
 
@@ -52,10 +53,10 @@ class AttentionWeights(NamedTuple):
 
 
 class ShowsAttention:
-    """A second base of models whose attention `brt.evaluate --study=attention` can draw."""
+    """A mixin of models whose attention `brt.evaluate --study=attention` can draw."""
 
     def attention_layout(self, segment_length: int) -> AttentionLayout | None:
-        """Returns the keys and queries of a segment; None if the inner model has none to draw."""
+        """Returns the keys and queries of a segment; None if the inner model cannot show them."""
         raise NotImplementedError
 
     def attention_weights(

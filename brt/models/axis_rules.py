@@ -1,9 +1,8 @@
 """Logical axis names, and the rules that map each to an axis of the device mesh.
 
 Names of parameters (`queries_DA`), cache fields (`keys_BWHK`) and activations (`x_BTD`) end in
-their axes, so one set of rules decides every sharding: the batch over `data`; heads, attention
-width, MLP and vocabulary over `model`; and the width of arrays without a batch axis (parameters and
-optimizer state) over `data`, as in fully sharded data parallelism.
+their axes. The batch is split over `data`; heads, attention width, MLP and vocabulary over `model`;
+the width of parameters and optimizer state over `data` (fully sharded data parallelism).
 """
 
 import contextlib
@@ -33,7 +32,7 @@ _ONE_SHARD = contextvars.ContextVar("one data shard", default=False)
 
 
 def spec(axes: str) -> PartitionSpec:
-    """Returns the partition of an array with these axes; a mesh axis splits at most one of them."""
+    """Returns the partition of an array with these axes; each mesh axis is used once."""
     mesh_axes: list[str | None] = []
     for axis in axes:
         mesh_axis = RULES.get(axis)
@@ -45,8 +44,8 @@ def named_spec(path: Any, shape: tuple[int, ...], mesh_shape: Mapping[str, int])
     """Returns the partition of an array of a tree, from the axes at the end of its name.
 
     The name is the last dictionary key or named-tuple field, so optimizer state follows its
-    parameter. Arrays without axes in their names, with one axis or with another number of axes
-    (factored moments) are replicated, and so is an axis that the mesh does not divide.
+    parameter. Vectors, arrays whose number of axes differs from the name's (factored moments), and
+    axes that the mesh does not divide are replicated.
     """
     name = next(filter(None, map(_name, reversed(path))), "")
     match = SUFFIX.search(name)
@@ -79,7 +78,6 @@ def one_data_shard() -> Iterator[None]:
 
 
 def in_one_data_shard() -> bool:
-    """Returns whether the batch axis that is traced now is that of one data shard."""
     return _ONE_SHARD.get()
 
 
@@ -93,7 +91,7 @@ def in_this_context(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def constrain(x: jax.Array, axes: str) -> jax.Array:
-    """Constrains the sharding of an activation under a mesh; elsewhere the identity."""
+    """Constrains the sharding of an activation under a mesh."""
     if jax.sharding.get_abstract_mesh().empty:
         return x
     mesh_axes = spec(axes)

@@ -1,4 +1,4 @@
-"""The loop over the blocks of a segment, for memories that change block by block."""
+"""The scan over the blocks of a segment, for memories that change block by block."""
 
 from collections.abc import Callable
 from typing import Any
@@ -22,10 +22,9 @@ def scan_blocks(
 ) -> tuple[Any, Any, Metrics]:
     """Folds `step(module, weights, carry, block, index)` over the blocks of a segment.
 
-    The step returns the next carry, and outputs and metrics. carry and inputs are trees of arrays,
-    batch first; of the inputs, (B, T, ...), it receives one block, (B, W, ...). Returns the last
-    carry, outputs (B, G, ...), and the metrics' means. remat: recompute each block in the backward
-    pass.
+    A step returns the next carry, and (outputs, metrics). carry and inputs are trees of arrays,
+    batch first; a step gets (B, W, ...) of inputs (B, T, ...). Returns the last carry, outputs (B,
+    G, ...), and mean metrics. remat: recompute each block in the backward pass.
     """
     graph, params = nnx.split(module, nnx.Param)
 

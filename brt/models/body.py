@@ -1,4 +1,4 @@
-"""The interface of a language model that memory tokens can be put around."""
+"""The interface of a backbone that memory tokens can be put around."""
 
 from typing import Self
 
@@ -10,10 +10,9 @@ from brt.models.model import LanguageModel
 
 
 class Body(LanguageModel):
-    """A language model that processes embedded positions, each a token or a memory vector.
+    """A language model over embedded positions, which may be tokens or memory vectors.
 
-    It is built as `body(rngs, special_tokens=n)`, with n further entries of its vocabulary, which
-    no text holds. width: D.
+    Built as `body(rngs, special_tokens=n)`: n vocabulary entries that no text contains. width: D.
     """
 
     width: int
@@ -31,7 +30,7 @@ class Body(LanguageModel):
         raise NotImplementedError
 
     def flops_per_position(self) -> float:
-        """Returns the operations of one position that predicts nothing: a memory token."""
+        """Returns the operations of a memory token, which predicts nothing."""
         return self.flops_per_token()
 
     def read_part(
@@ -48,12 +47,9 @@ class Body(LanguageModel):
         return self.logits(y_BD), caches
 
     def for_memory_tokens(self, layout: MemoryLayout) -> Self:
-        """Returns the same model, with the same parameters, for segments of that layout."""
+        """Returns the same model for segments of that layout."""
         return self.for_segments(layout.positions)
 
     def memory_tokens(self, layout: MemoryLayout) -> MemoryTokens:
-        """Returns how memory tokens are placed around segments; a `ValueError` if it cannot be.
-
-        The default suits a model in which a position attends to those before it.
-        """
+        """Returns the memory tokens around segments; a `ValueError` if the layout does not fit."""
         return MemoryTokens(self, layout)

@@ -1,11 +1,9 @@
 """Caches: values that go in and come out, and hold a model's memory between segments.
 
-The segment form is carried from segment to segment and holds whole blocks. The decoding form
-(`decoding_window.py`) is carried from token to token. `init_caches` of a model is the only
-definition of "empty".
-
-Caches are named tuples of arrays, batch first, whose names end in their axes; these decide how they
-are divided over devices. Those of the segment form have a method `clear_state(empty)`.
+The segment form is carried from segment to segment and holds whole blocks; the decoding form
+(`decoding_window.py`) from token to token. `init_caches` of a model defines "empty". Caches are
+named tuples of arrays, batch first, whose names end in their axes; those of the segment form have a
+method `clear_state(empty)`.
 """
 
 from typing import NamedTuple, TypeVar
@@ -14,13 +12,11 @@ import jax
 import jax.numpy as jnp
 
 Tree = TypeVar("Tree")
-"""Arrays in any nesting of tuples, lists and dictionaries."""
 
 
 class WindowCache(NamedTuple):
-    """Keys and values of the last block, (B, W, H, K) in the activations' type.
-
-    Empty: zeros, visible.
+    """Keys and values of the last block, (B, W, H, K) in the activations' type. Empty: zeros,
+    visible.
     """
 
     keys_BWHK: jax.Array
@@ -28,7 +24,7 @@ class WindowCache(NamedTuple):
 
 
 class LayerCache(NamedTuple):
-    """The window of a layer and the caches of its memories, in their order."""
+    """The window of a layer and the caches of its memories."""
 
     window: WindowCache
     memories: tuple = ()
@@ -42,7 +38,7 @@ class LayerCache(NamedTuple):
 
 
 def select_rows(rows_B: jax.Array, chosen: Tree, others: Tree) -> Tree:
-    """Returns the batch elements of `chosen` in `rows_B`, (B,) bool, and of `others` elsewhere."""
+    """Returns `chosen` for the batch elements in `rows_B`, (B,) bool, and `others` elsewhere."""
 
     def pick(new, old):
         return jnp.where(rows_B.reshape((-1,) + (1,) * (old.ndim - 1)), new, old)
@@ -53,8 +49,8 @@ def select_rows(rows_B: jax.Array, chosen: Tree, others: Tree) -> Tree:
 def reset_rows(caches: Tree, empty: Tree, starts_B: jax.Array) -> Tree:
     """Returns `empty` for batch elements that begin a document, and the caches of the others.
 
-    empty: from `init_caches`, in the same form. It may hold learned values, so this belongs inside
-    the differentiated function.
+    empty: of `init_caches`. It may hold learned values: call this inside the differentiated
+    function.
     """
     return select_rows(starts_B, empty, caches)
 
@@ -65,7 +61,7 @@ def clear_state(caches: tuple, empty: tuple) -> tuple:
 
 
 def with_state(caches: tuple) -> list[int]:
-    """Returns the indices of segment-form caches that hold more than a window.
+    """Returns the indices of caches that hold more than a window.
 
     A cache that clearing does not change declares it: `carries_state = False`.
     """

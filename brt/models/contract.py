@@ -13,7 +13,6 @@ from brt.models.model import Metrics
 
 
 def check_scalars(metrics: Metrics, owner: str) -> None:
-    """Refuses metrics that are not scalars, which would be averaged over their entries."""
     for name, value in metrics.items():
         if np.shape(value):
             raise ValueError(
@@ -25,9 +24,7 @@ def check_scalars(metrics: Metrics, owner: str) -> None:
 def check_caches(shapes: tuple, rows: int) -> None:
     """Refuses caches that cannot be carried from segment to segment.
 
-    Args:
-        shapes: what `init_caches(rows)` of a model returns, as shapes.
-        rows: a number that no other axis has.
+    shapes: of `init_caches(rows)`. rows: a number that no other axis has.
     """
     for cache in shapes:
         for part in (*getattr(cache, "memories", ()), cache):
@@ -49,14 +46,13 @@ def check_caches(shapes: tuple, rows: int) -> None:
                     )
 
 
-def check_segment(x_BTD: jax.Array, caches: tuple, window: int) -> None:
+def check_segment(model: str, window: int, x_BTD: jax.Array, caches: tuple) -> None:
     """Refuses segments that are no whole blocks, and caches of another batch size."""
     rows, T = x_BTD.shape[:2]
     if window > T or T % window:
         raise ValueError(
-            f"A segment of {T} tokens does not consist of whole blocks of "
-            f"BlockRecurrentTransformer.window = {window}: make the segment length a multiple of "
-            f"{window}."
+            f"A segment of {T} tokens does not consist of whole blocks of {model}.window = "
+            f"{window}: make the segment length a multiple of {window}."
         )
     cached = {leaf.shape[0] for leaf in jax.tree.leaves(caches)}
     if cached != {rows}:
@@ -67,7 +63,6 @@ def check_segment(x_BTD: jax.Array, caches: tuple, window: int) -> None:
 
 
 def check_decoding_form(caches: tuple) -> None:
-    """Refuses segment-form caches where a token is decoded."""
     if all(hasattr(cache, "clear_state") for cache in caches):
         raise ValueError(
             f"decode needs caches in the decoding form, and {type(caches[0]).__name__} is the "
@@ -75,8 +70,19 @@ def check_decoding_form(caches: tuple) -> None:
         )
 
 
+def layer_indices(binding: str, layers: int | Iterable[int], num_layers: int) -> set[int]:
+    """Returns indices from 0, of indices that may be negative; refuses layers that do not exist."""
+    layers = (layers,) if isinstance(layers, int) else tuple(layers)  # (9) for (9,)
+    for index in layers:
+        if not -num_layers <= index < num_layers:
+            raise ValueError(
+                f"{binding} = {layers}: layer {index} does not exist in a stack of {num_layers}; "
+                f"use 0 ... {num_layers - 1}."
+            )
+    return {index % num_layers for index in layers}
+
+
 def check_memory_pairs(memories: Iterable[Any]) -> None:
-    """Refuses `BlockRecurrentTransformer.memories` that are no pairs of a class and layers."""
     for pair in memories:
         if not (isinstance(pair, list | tuple) and len(pair) == 2 and callable(pair[0])):
             raise ValueError(
@@ -86,7 +92,6 @@ def check_memory_pairs(memories: Iterable[Any]) -> None:
 
 
 def check_names(memories: Iterable[Any], parts: Iterable[str]) -> None:
-    """Refuses memories of a layer whose names are missing, or those of another part of it."""
     taken = set(parts)
     for memory in memories:
         name = getattr(memory, "name", "")
@@ -99,7 +104,6 @@ def check_names(memories: Iterable[Any], parts: Iterable[str]) -> None:
 
 
 def check_states(memory: Any, states: Any) -> None:
-    """Refuses states of a memory that are not as many as its `num_states`."""
     number = 0 if states is None else states.keys_BGSHK.shape[2]
     if number != memory.num_states:
         raise ValueError(
@@ -109,7 +113,7 @@ def check_states(memory: Any, states: Any) -> None:
 
 
 def checked_result(memory: nnx.Module, method: str, expected: Any, result: Any) -> Any:
-    """Returns a memory's (value, metrics); refuses a value that is not formed as `expected`."""
+    """Returns a memory's (value, metrics); refuses a value of another form than `expected`."""
     owner = f"{type(memory).__name__}.{method}"
     if type(result) is not tuple or len(result) != 2 or not isinstance(result[1], dict):
         raise ValueError(f"{owner} must return a pair, whose second part is a dict of metrics.")

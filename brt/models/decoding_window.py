@@ -1,7 +1,4 @@
-"""The decoding form of a window: the last block, and the block that is being filled.
-
-Each batch element has filled it as far as it has got. Axes as in `brt.models`.
-"""
+"""The decoding form of a window: the last block, and the block that is being filled."""
 
 from typing import NamedTuple
 
@@ -14,8 +11,8 @@ from brt.models.caches import WindowCache, select_rows
 class DecodingWindow(NamedTuple):
     """The window while a block is being filled.
 
-    keys_BJHK, values_BJHK: (B, 2W, H, K), the previous block and the current one, which the mask
-        hides beyond the fill.
+    keys_BJHK, values_BJHK: (B, 2W, H, K), the previous block and the current one, masked beyond the
+    fill.
     fill_B: (B,) int32, tokens of the current block so far, 0 ... W - 1.
     """
 
@@ -34,9 +31,9 @@ class DecodingLayer(NamedTuple):
 def fill_window(
     window: WindowCache, block: WindowCache | None = None, fill_B: jax.Array | None = None
 ) -> DecodingWindow:
-    """Returns the decoding form: the last block and the part of the next one so far.
+    """Returns the decoding form of a window.
 
-    block: the block after the window, whose first `fill_B` tokens count; None: no token.
+    block: the block after it, of which the first `fill_B` tokens count; None: no token.
     """
     rows, W = window.keys_BWHK.shape[:2]
     if block is None or fill_B is None:
@@ -50,21 +47,24 @@ def fill_window(
     return DecodingWindow(keys_BJHK, buffer(window.values_BWHK, block.values_BWHK), fill_B)
 
 
+def write_slot(
+    x_BJ: jax.Array, slot_B: jax.Array, new_B: jax.Array, reads_B: jax.Array | bool = True
+) -> jax.Array:
+    """Writes (B, ...) into one slot of (B, J, ...), for the batch elements in `reads_B`."""
+    rows = jnp.arange(len(slot_B))
+    if reads_B is not True:
+        new_B = select_rows(jnp.asarray(reads_B), new_B, x_BJ[rows, slot_B])
+    return x_BJ.at[rows, slot_B].set(new_B)
+
+
 def write_token(
     window: DecodingWindow, k_BHK: jax.Array, v_BHK: jax.Array, reads_B: jax.Array | bool = True
 ) -> DecodingWindow:
-    """Writes a token's key and value at the fill of the batch elements in `reads_B`."""
-    rows = jnp.arange(window.fill_B.shape[0])
+    """Writes a token's key and value after the tokens of its block."""
     slot_B = window.keys_BJHK.shape[1] // 2 + window.fill_B
-
-    def put(x_BJHK, token_BHK):
-        if reads_B is not True:
-            token_BHK = select_rows(jnp.asarray(reads_B), token_BHK, x_BJHK[rows, slot_B])
-        return x_BJHK.at[rows, slot_B].set(token_BHK)
-
-    return DecodingWindow(
-        put(window.keys_BJHK, k_BHK), put(window.values_BJHK, v_BHK), window.fill_B
-    )
+    keys_BJHK = write_slot(window.keys_BJHK, slot_B, k_BHK, reads_B)
+    values_BJHK = write_slot(window.values_BJHK, slot_B, v_BHK, reads_B)
+    return DecodingWindow(keys_BJHK, values_BJHK, window.fill_B)
 
 
 def completes_block(window: DecodingWindow, reads_B: jax.Array | bool = True) -> jax.Array:
@@ -86,6 +86,6 @@ def advance(window: DecodingWindow, reads_B: jax.Array | bool = True) -> Decodin
 
 
 def last_block(window: DecodingWindow) -> WindowCache:
-    """Returns the segment form of a window at a block boundary (fill 0)."""
+    """Returns the segment form of a window at a block boundary."""
     W = window.keys_BJHK.shape[1] // 2
     return WindowCache(window.keys_BJHK[:, :W], window.values_BJHK[:, :W])

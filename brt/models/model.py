@@ -1,8 +1,4 @@
-"""The interface of a model: what training, evaluation and generation call.
-
-`Model` processes segments. `LanguageModel` also decodes token by token. docs/extending.md has a
-runnable example.
-"""
+"""The interface of a model; docs/extending.md has a runnable example."""
 
 from typing import Any, Generic, Self, TypeVar
 
@@ -13,25 +9,22 @@ from flax import nnx
 from brt.models.layers.losses import token_losses
 
 DTYPES = ("float32", "bfloat16")
-"""Types of activations."""
 Embedded = TypeVar("Embedded")
-"""The embedded tokens of a segment."""
 Outputs = TypeVar("Outputs")
-"""The outputs of the stack for a segment."""
 Metrics = dict[str, jax.Array]
-"""Scalars that a model reports, by name."""
+"""Scalars by name."""
 
 
 class Model(nnx.Module, Generic[Embedded, Outputs]):
     """A model that processes segments: the base of all models.
 
-    A model holds parameters only. What it remembers between segments is a tuple of named tuples
-    that goes in and comes out (`brt/models/caches.py`). `Embedded` and `Outputs` are (B, T, D)
-    arrays of a `LanguageModel`, and any nesting of arrays of another model.
+    It holds parameters only. Its memory between segments is a tuple of named tuples that goes in
+    and comes out (`brt/models/caches.py`). `Embedded` and `Outputs` are (B, T, D) arrays of a
+    `LanguageModel`, and trees of arrays of other models.
 
     Attributes:
         vocabulary_size: V, ids that may be read and predicted.
-        dropout: 0 if the model never drops anything; else it receives keys in training.
+        dropout: above 0 if the model needs keys in training.
         dtype: of activations.
     """
 
@@ -50,7 +43,7 @@ class Model(nnx.Module, Generic[Embedded, Outputs]):
     def embed(self, tokens_BT: jax.Array) -> Embedded:
         """Maps (B, T) ids, `BEGIN` before a document's first token, to (B, T, D) activations.
 
-        Ids are not checked: the results of one that is not below `vocabulary_size` mean nothing.
+        Ids are not checked: one outside the vocabulary gives undefined results.
         """
         raise NotImplementedError
 
@@ -60,8 +53,8 @@ class Model(nnx.Module, Generic[Embedded, Outputs]):
         """Runs all layers on one segment, with a dropout key or None.
 
         Returns:
-            (B, T, D), the caches after the segment, and metrics, of which `added_nats` is added to
-            the loss that is trained on.
+            (B, T, D), the caches after the segment, and metrics; `added_nats` is added to the
+            training loss.
         """
         raise NotImplementedError
 
@@ -92,7 +85,7 @@ class Model(nnx.Module, Generic[Embedded, Outputs]):
         return {}
 
     def flops_per_token(self) -> float:
-        """Returns the operations of one token's forward pass, a product and a sum as two."""
+        """Returns the operations of one token's forward pass; a multiply-add counts as two."""
         raise NotImplementedError
 
     def divided_sizes(self) -> dict[str, int]:
@@ -103,20 +96,19 @@ class Model(nnx.Module, Generic[Embedded, Outputs]):
 class LanguageModel(Model[jax.Array, jax.Array]):
     """A model that also decodes token by token: the base of all that generate text.
 
-    Its caches have two forms. The segment form exists between segments; the decoding form contains
-    a segment or block that is being filled, each batch element at its own position.
+    The segment form of its caches exists between segments; the decoding form contains a segment or
+    block that is being filled, each batch element at its own position.
     """
 
     @property
     def period(self) -> int:
         """P, the cache-update interval: tokens from one possible segment form to the next.
 
-        The window; the length of a segment, if memories change at the ends of segments; or 1.
+        The window; the segment length, if memories change after segments; or 1.
         """
         raise NotImplementedError
 
     def begin_decoding(self, caches: tuple) -> tuple:
-        """Returns the decoding form of segment-form caches."""
         raise NotImplementedError
 
     def read_part(
@@ -125,12 +117,11 @@ class LanguageModel(Model[jax.Array, jax.Array]):
         """Runs on the beginning of an interval of every batch element, in one pass.
 
         Args:
-            tokens_BT: (B, P) int32 ids, of which the first `counts_B` are tokens, the rest padding.
+            tokens_BT: (B, P) int32 ids, padding after the first `counts_B`.
             caches: the segment form.
 
         Returns:
-            (B, P, V) logits, undefined for padding, and the decoding form, which padding does not
-                enter.
+            (B, P, V) logits, undefined for padding, and the decoding form, without the padding.
         """
         raise NotImplementedError
 
@@ -153,9 +144,9 @@ class LanguageModel(Model[jax.Array, jax.Array]):
         raise NotImplementedError
 
     def windows_reach(self) -> int:
-        """Returns how many tokens back anything but a state or memory of its own is carried."""
+        """Returns how many tokens back information is carried without a state or memory."""
         raise NotImplementedError
 
     def receptive_field(self) -> float:
-        """Returns how many tokens before it can influence a token, at most; may be infinite."""
+        """Returns how many earlier tokens can influence a token; may be infinite."""
         raise NotImplementedError

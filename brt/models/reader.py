@@ -1,4 +1,4 @@
-"""The interface of a model that answers questions about labelled documents."""
+"""The interface of a model for labelled documents."""
 
 import jax
 
@@ -6,14 +6,14 @@ from brt.models.model import Embedded, Model, Outputs
 
 
 class Reader(Model[Embedded, Outputs]):
-    """A model that answers questions about labelled documents: the base of all for such a stream.
+    """A model that answers questions about labelled documents.
 
-    Padding is `PADDING`, which the model masks. Targets are labels, which `token_losses` finds at
-    the first positions of a segment (`brt/data/streams/labelled.py`).
+    It masks `PADDING`. `token_losses` gets labels as targets, at the first positions of a segment
+    (`brt/data/streams/labelled.py`).
 
     Attributes:
         targets: "classes", "labels", "words" or "spans".
-        num_classes: number of classes; None where the targets are none.
+        num_classes: None for words and spans.
     """
 
     targets: str
@@ -22,7 +22,7 @@ class Reader(Model[Embedded, Outputs]):
     def answers(self, x_BTD: Outputs) -> jax.Array:
         """Returns the answer after a segment, (B, N).
 
-        classes: scores. labels: scores, positive where the class applies. words: ids, int32.
+        classes: scores. labels: scores, positive where the class applies. words: int32 ids.
         spans: scores of each position as the first, of each as the last, and of three kinds.
         """
         raise NotImplementedError

@@ -1,7 +1,6 @@
 """LSTM and QRNN language models: the baselines of Transformer-XL, section 4.3.
 
-The cache is the state after a token, so decoding is a segment of one token. Axes as in
-`brt.models`.
+The cache is the state after a token, so decoding is a segment of one token.
 """
 
 import itertools
@@ -28,7 +27,7 @@ from brt.models.transformer_xl.adaptive_embedding import AdaptiveEmbedding
 
 
 class LSTMCache(NamedTuple):
-    """The last output of a layer, and c, at least float32: a long sum. Empty: zeros."""
+    """The last output of a layer, and c, at least float32. Empty: zeros."""
 
     hidden_BU: jax.Array
     cell_BU: jax.Array
@@ -40,8 +39,7 @@ class LSTMCache(NamedTuple):
 class LSTMLayer(nnx.Module):
     """i, f, o = sigma(W x + V h + b), g = tanh(same); c' = f c + i g; h' = o tanh(c').
 
-    Source: Hochreiter and Schmidhuber 1997, with the forget gate of Gers et al. 2000, whose initial
-    bias is 1.
+    Source: Hochreiter and Schmidhuber 1997; forget gate (initial bias 1) of Gers et al. 2000.
     """
 
     window = 0  # earlier tokens whose inputs a token depends on, besides the state
@@ -91,8 +89,7 @@ class QRNNCache(NamedTuple):
 class QRNNLayer(nnx.Module):
     """z = tanh, f = sigma, o = sigma of W_1 x_{t-1} + W_2 x_t + b; c' = f c + (1 - f) z; h = o c'.
 
-    Source: Bradbury et al. 2017, arXiv:1611.01576, section 2: masked convolutions of width 2 and
-    fo-pooling.
+    Source: Bradbury et al. 2017, arXiv:1611.01576, section 2 (width 2, fo-pooling).
     """
 
     window = 1
@@ -121,7 +118,7 @@ class QRNNLayer(nnx.Module):
 
 
 def pooled(keep_BTU: jax.Array, add_BTU: jax.Array, first_BU: jax.Array) -> jax.Array:
-    """Returns c_t = keep_t c_{t-1} + add_t for c_0 = `first_BU`, (B, T, U)."""
+    """Returns c_t = keep_t c_{t-1} + add_t from c_0 = `first_BU`, (B, T, U)."""
 
     def join(before, after):
         return before[0] * after[0], after[0] * before[1] + after[1]
@@ -131,10 +128,10 @@ def pooled(keep_BTU: jax.Array, add_BTU: jax.Array, first_BU: jax.Array) -> jax.
 
 
 class RecurrentStack(LanguageModel):
-    """Embedding, a stack of recurrent layers, and logits from the embedding or an adaptive softmax.
+    """Embedding, a stack of recurrent layers, and logits.
 
     Args:
-        vocabulary_size, width: V, D of the embedding; the last layer has D units too.
+        vocabulary_size, width: V, D of the embedding and of the last layer.
         num_layers, hidden_size: layers, and the units of all but the last.
         dropout: rate after the embedding and after each layer.
         activation_dtype: "float32" or "bfloat16"; parameters stay float32.

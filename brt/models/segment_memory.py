@@ -1,10 +1,9 @@
 """The interface of a memory between segments.
 
-brt has two kinds of memory. A *layer memory* (`brt/models/block_recurrent/memory.py`) belongs to
-one layer and changes while a segment is processed, with its blocks or its tokens. A *segment
-memory*, defined here, is constant inside a segment: the segment reads it, and it is updated after
-the segment, for the next one. Transformer-XL has one in each layer, a Recurrent Memory Transformer
-one around its backbone, and a pretrained backbone any number. Axes as in `brt.models`.
+A *layer memory* (`brt/models/block_recurrent/memory.py`) changes within a segment, with blocks or
+tokens. A *segment memory*, defined here, is read by a segment and updated after it. Transformer-XL
+has one in each layer, a Recurrent Memory Transformer one around its backbone, and a pretrained
+backbone any number.
 """
 
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -20,7 +19,7 @@ Segment = TypeVar("Segment", contravariant=True)
 
 
 class MemoryVectors(NamedTuple):
-    """Vectors that a segment reads, as positions of its own or as a layer's keys and values.
+    """Vectors that a segment reads, as positions or as a layer's keys and values.
 
     x_BMD: (B, M, D), the newest last.
     filled_BM: (B, M) bool, the vectors that are visible; None: all.
@@ -33,14 +32,12 @@ class MemoryVectors(NamedTuple):
 class SegmentMemory(nnx.Module, Generic[Segment]):
     """A memory that is constant inside a segment: the base of all.
 
-    A memory holds parameters only. Its cache is a named tuple of arrays, batch first, whose names
-    end in their axes, with a method `clear_state(empty)` that returns the cache after forgetting.
-
-    While a segment is being decoded the cache stays as it is. The model keeps what it will show of
-    the segment and calls `update` after the last token. So a memory defines nothing for decoding.
+    It holds parameters only. Its cache is a named tuple of arrays, batch first, whose names end in
+    their axes, with a method `clear_state(empty)`. While a segment is decoded the cache stays; the
+    model calls `update` after the last token.
 
     Class attributes:
-        name: of its metrics, such as `<name>_grad_norm`; a model or layer has one of a name.
+        name: of its metrics, such as `<name>_grad_norm`; unique in a model or layer.
         reach: tokens before a segment that can influence it through the memory; may be infinite.
     """
 
@@ -52,24 +49,17 @@ class SegmentMemory(nnx.Module, Generic[Segment]):
         """Raises a `ValueError` if the memory does not support segments of so many positions."""
 
     def init_cache(self, rows: int, dtype: DTypeLike) -> Any:
-        """Returns the cache of `rows` new documents: what "empty" means.
-
-        dtype: of the activations.
-        """
+        """Returns the cache of `rows` new documents; dtype: of the activations."""
         raise NotImplementedError
 
     def read(self, cache: Any, dtype: DTypeLike) -> Any:
-        """Returns the input of a segment from the memory, most often `MemoryVectors`."""
+        """Returns the memory as a segment's input, most often `MemoryVectors`."""
         raise NotImplementedError
 
     def update(self, cache: Any, segment: Segment) -> tuple[Any, Metrics]:
-        """Returns the cache after a segment, and scalar metrics.
+        """Returns the cache after a segment, whose type depends on the model, and scalar metrics.
 
-        The metric `added_nats`, if there is one, is added to the loss that is trained on.
-
-        Args:
-            cache: before the segment.
-            segment: its type depends on the model.
+        The metric `added_nats` is added to the training loss.
         """
         return cache, {}
 

@@ -1,4 +1,4 @@
-"""The bases of models around another model."""
+"""Models around another model."""
 
 from typing import Any
 

@@ -8,9 +8,13 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from brt.checks import OneOf, configurable
-from brt.models.block_recurrent.memory import LayerMemory, LayerTokens, Metrics
+from brt.models.block_recurrent.memory import (
+    LayerMemory,
+    LayerTokens,
+    Metrics,
+    mix_with_attention,
+)
 from brt.models.layers.initializers import parameter
-from brt.models.layers.norms import share_of_norm
 from brt.models.layers.precision import at_least_float32
 from brt.models.layers.sizes import Sizes
 
@@ -78,11 +82,8 @@ class AssociativeMemory(LayerMemory):
         attended_BTHK: jax.Array,
         weights: None,
     ) -> tuple[jax.Array, Metrics]:
-        share_H1 = jax.nn.sigmoid(self.mix_H[...])[:, None]
-        memory_BTHK = share_H1 * retrieved(cache, features(tokens.queries_BTHK))
-        local_BTHK = (1 - share_H1) * attended_BTHK
-        mixed_BTHK = (local_BTHK + memory_BTHK).astype(attended_BTHK.dtype)
-        return mixed_BTHK, {"memory_share": share_of_norm(memory_BTHK, local_BTHK)}
+        memory_BTHK = retrieved(cache, features(tokens.queries_BTHK))
+        return mix_with_attention(self.mix_H[...], attended_BTHK, memory_BTHK)
 
     def update(
         self, cache: AssociativeCache, k_BWHK: jax.Array, v_BWHK: jax.Array, weights: None

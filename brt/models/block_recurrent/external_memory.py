@@ -20,10 +20,10 @@ from brt.models.block_recurrent.memory import (
     LayerTokens,
     MemoryResult,
     Metrics,
+    mix_with_attention,
 )
 from brt.models.layers.attention import attend
 from brt.models.layers.initializers import parameter
-from brt.models.layers.norms import share_of_norm
 from brt.models.layers.positions_t5 import HIDDEN
 from brt.models.layers.precision import at_least_float32
 from brt.models.layers.sizes import Sizes
@@ -122,9 +122,8 @@ class ExternalMemory(LayerMemory):
         weights: None = None,
         remat: bool = False,
     ) -> tuple[jax.Array, Metrics]:
-        found_BTHK = self.search_memory(cache, tokens, remat)
-        local_BTHK, memory_BTHK = self.mixed(attended_BTHK, found_BTHK)
-        return local_BTHK + memory_BTHK, {"memory_share": share_of_norm(memory_BTHK, local_BTHK)}
+        memory_BTHK = self.search_memory(cache, tokens, remat)
+        return mix_with_attention(self.mix_H[...], attended_BTHK, memory_BTHK)
 
     def update(
         self, cache: RingCache, k_BWHK: jax.Array, v_BWHK: jax.Array, weights: None = None
@@ -158,14 +157,7 @@ class ExternalMemory(LayerMemory):
         searched = self.size if self.search != "dense" else 0
         return 2.0 * A * searched + 4 * A * self.neighbours
 
-    # How it is searched and written.
-
-    def mixed(self, local_BTHK: jax.Array, memory_BTHK: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Returns local * (1 - sigmoid(b)) and memory * sigmoid(b), each (B, T, H, K)."""
-        share_H1 = jax.nn.sigmoid(self.mix_H[...])[:, None]
-        local = local_BTHK * (1 - share_H1)
-        memory = memory_BTHK * share_H1
-        return local.astype(local_BTHK.dtype), memory.astype(local_BTHK.dtype)
+    # Search and writing.
 
     def search_memory(
         self, cache: RingCache, tokens: LayerTokens, remat: bool = False

@@ -14,10 +14,11 @@ from brt.models.block_recurrent.memory import (
     LayerMemory,
     LayerTokens,
     MemoryResult,
+    mix_with_attention,
 )
 from brt.models.caches import select_rows
 from brt.models.layers.initializers import DENSE, parameter
-from brt.models.layers.norms import share_of_norm, unit_heads
+from brt.models.layers.norms import unit_heads
 from brt.models.layers.precision import at_least_float32
 from brt.models.layers.sizes import Sizes
 
@@ -89,11 +90,8 @@ class GatedDeltaMemory(LayerMemory):
         )
         block = jax.checkpoint(delta_block) if remat else delta_block
         matrix_BHKK, read_GBWHK = jax.lax.scan(block, cache.matrix_BHKK, by_block)
-        share_H1 = jax.nn.sigmoid(self.mix_H[...])[:, None]
-        memory_BTHK = share_H1 * jnp.moveaxis(read_GBWHK, 0, 1).reshape(B, T, H, K)
-        local_BTHK = (1 - share_H1) * attended_BTHK
-        mixed_BTHK = (local_BTHK + memory_BTHK).astype(attended_BTHK.dtype)
-        metrics = {"memory_share": share_of_norm(memory_BTHK, local_BTHK)}
+        memory_BTHK = jnp.moveaxis(read_GBWHK, 0, 1).reshape(B, T, H, K)
+        mixed_BTHK, metrics = mix_with_attention(self.mix_H[...], attended_BTHK, memory_BTHK)
         return MemoryResult(mixed_BTHK, DeltaCache(matrix_BHKK), None, metrics)
 
     def decode(

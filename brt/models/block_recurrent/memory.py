@@ -17,6 +17,7 @@ from jax.typing import DTypeLike
 from brt.models.block_scan import scan_blocks
 from brt.models.caches import select_rows
 from brt.models.contract import checked_result
+from brt.models.layers.norms import share_of_norm
 from brt.models.model import Metrics
 
 
@@ -74,6 +75,17 @@ def joined_states(states: Iterable[BlockStates | None]) -> BlockStates | None:
     if len(present) < 2:
         return present[0] if present else None
     return BlockStates(*(jnp.concatenate(parts, axis=2) for parts in zip(*present)))
+
+
+def mix_with_attention(
+    mix_H: jax.Array, attended_BTHK: jax.Array, memory_BTHK: jax.Array
+) -> tuple[jax.Array, Metrics]:
+    """Returns (1 - g) attention + g memory, g = sigmoid(mix) of each head, and `memory_share`."""
+    gate_H1 = jax.nn.sigmoid(mix_H)[:, None]
+    memory_BTHK = gate_H1 * memory_BTHK
+    local_BTHK = (1 - gate_H1) * attended_BTHK
+    mixed_BTHK = (local_BTHK + memory_BTHK).astype(attended_BTHK.dtype)
+    return mixed_BTHK, {"memory_share": share_of_norm(memory_BTHK, local_BTHK)}
 
 
 class LayerMemory(nnx.Module):

@@ -23,7 +23,7 @@ from brt.models.block_recurrent.feedback import run_blocks, state_source
 from brt.models.block_recurrent.layer import Layer
 from brt.models.block_recurrent.memory import LayerMemory
 from brt.models.body import Body
-from brt.models.contract import check_memory_pairs, check_segment
+from brt.models.contract import check_memory_pairs, check_segment, layer_indices
 from brt.models.layers.dropout import dropout, split_key
 from brt.models.layers.embedding import TiedEmbedding
 from brt.models.layers.norms import RMSNorm
@@ -94,9 +94,12 @@ class BlockRecurrentTransformer(TiedEmbedding, Body):
         check_memory_pairs(memories)
         sizes = Sizes(width, num_heads, head_size, feed_forward_size, qk_norm, attention_form)
         assigned = [
-            (cell, _indices("recurrent_layers", recurrent_layers, num_layers)),
-            (memory, _indices("memorizing_layers", memorizing_layers, num_layers)),
-            *((build, _indices("memories", at, num_layers)) for build, at in memories),
+            (build, layer_indices(f"BlockRecurrentTransformer.{name}", at, num_layers))
+            for name, build, at in (
+                ("recurrent_layers", cell, recurrent_layers),
+                ("memorizing_layers", memory, memorizing_layers),
+                *(("memories", *pair) for pair in memories),
+            )
         ]
         self.sizes, self.width, self.window = sizes, width, window
         self.feedback, self.dropout, self.remat = feedback, dropout, remat
@@ -131,7 +134,7 @@ class BlockRecurrentTransformer(TiedEmbedding, Body):
         counts_B: jax.Array | None = None,
     ) -> tuple[jax.Array, tuple, Metrics]:
         """Runs a segment; counts_B: (B,) int32, tokens of one block that are not padding."""
-        check_segment(x_BTD, caches, self.window)
+        check_segment("BlockRecurrentTransformer", self.window, x_BTD, caches)
         keys = split_key(key, self.dropout, len(self.layers) + 1)
         metrics: list[Metrics] = []
         if self.feedback:
@@ -225,14 +228,3 @@ class BlockRecurrentTransformer(TiedEmbedding, Body):
                 x_BD, cache = decoding.decode(layer, x_BD, cache, states, reads_B)
             new_caches.append(cache)
         return self.final_norm(x_BD), tuple(new_caches)
-
-
-def _indices(name, layers, num_layers) -> set[int]:
-    layers = (layers,) if isinstance(layers, int) else tuple(layers)  # (9) for (9,)
-    for index in layers:
-        if not -num_layers <= index < num_layers:
-            raise ValueError(
-                f"BlockRecurrentTransformer.{name} = {layers}: layer {index} does not exist in a "
-                f"stack of {num_layers}; use 0 ... {num_layers - 1}."
-            )
-    return {index % num_layers for index in layers}

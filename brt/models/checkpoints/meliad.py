@@ -1,9 +1,7 @@
 """Reads parameters of google-research/meliad into brt's models.
 
-meliad's parameter tree says almost everything about its model: how many layers, which are
-recurrent or memorizing, how they are gated, whether there is block feedback. Only the window
-and the settings of an external memory do not show in it. The loaded model uses the gate form
-"meliad" and logits over the root of D.
+The parameter tree determines the model, but for the window and the settings of an external memory.
+The loaded model uses the gate form "meliad" and logits over the root of D.
 """
 
 import functools
@@ -27,7 +25,7 @@ MIX = "external_memory_bias"
 
 
 class UnsupportedCheckpoint(ValueError):
-    """The checkpoint holds something brt has no counterpart for; the message names it."""
+    """The checkpoint contains a part without a counterpart in brt; the message names it."""
 
 
 def load(params: dict, window: int, **memory: int | str) -> BlockRecurrentTransformer:
@@ -78,7 +76,6 @@ def filled(
 
 
 def recorded_parameters(recording: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Returns the entries `params/...` of a recording by their released names."""
     return {
         name.removeprefix("params/"): recording[name]
         for name in recording

@@ -1,7 +1,4 @@
-"""Reads parameters of MELODI, as released in google-research/meliad, into brt's model.
-
-Only the size of a long-term memory is not seen in the parameters.
-"""
+"""Reads parameters of MELODI, as released in google-research/meliad, into brt's model."""
 
 import json
 import re
@@ -64,9 +61,7 @@ def from_brt_path(path: Iterable) -> str:
 def load(params: Mapping[str, np.ndarray], long_memory: int = 0) -> Melodi:
     """Returns a float32 model with released parameters; its `begin_D` is zero.
 
-    Args:
-        params: from paths joined with "/" to arrays.
-        long_memory: M, vectors of a long-term memory.
+    params: from paths joined with "/" to arrays. long_memory: M, which the parameters do not show.
     """
     params = {path: np.asarray(value, np.float32) for path, value in params.items()}
     layers = {match[1] for path in params if (match := re.search(r"melodi_layers_(\d+)/", path))}

@@ -1,9 +1,8 @@
 """Reads parameters of booydar/LM-RMT's PyTorch code into brt's models.
 
-It is the released Transformer-XL with memory tokens; see
-`brt/models/checkpoints/transformer_xl.py`. A loaded model keeps the code's artefact
-(`published_artefacts`): a memory token's relative position to one behind it is what the relative
-shift happens to leave there. Token by token it is not kept.
+It is the released Transformer-XL with memory tokens. A loaded model keeps the code's artefact
+(`published_artefacts`) in segments, not while decoding: a memory token's relative position to a
+later one is whatever the relative shift leaves there.
 """
 
 import json
@@ -21,8 +20,6 @@ MEMORY = {"memory_SD": Source("mem_tokens", lambda x_S1D: x_S1D[:, 0])}
 
 
 def load(params: dict, config: dict) -> RecurrentMemoryTransformer:
-    """Returns a model with the released code's parameters; arguments and errors as there."""
-
     def around(rngs, body):
         return RecurrentMemoryTransformer(
             rngs,

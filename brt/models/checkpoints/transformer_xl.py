@@ -1,6 +1,6 @@
 """Reads parameters of kimiyoung/transformer-xl's PyTorch code into brt's models.
 
-Names and settings are that code's: a state dictionary, and the arguments of its model, of which
+Names and settings are that code's: a state dictionary, and the arguments of its model;
 `reset_length` (target, extended, memory) represents a later call of that method. A loaded model
 keeps the code's artefacts (`published_artefacts`).
 """
@@ -68,15 +68,13 @@ def load(
     around: Callable[..., Any] | None = None,
     more: dict[str, Source] | None = None,
 ) -> Any:
-    """Returns a float32 model with the released code's parameters, for the recorded segments.
-
-    Its begin row is zero: the released code has none.
+    """Returns a float32 model with the released code's parameters; its `begin_D` is zero.
 
     Args:
         params: of the state dictionary.
         config: settings of that model.
-        around: makes the model from `rngs` and what builds the `TransformerXL` inside it, if any.
-        more: from a brt path to the `Source` of what `TransformerXL` does not have.
+        around: makes a model around the `TransformerXL` from `rngs` and its builder.
+        more: sources of the parameters, by path, that `TransformerXL` does not have.
     """
     params = {name: np.asarray(value, np.float32) for name, value in params.items()}
     try:
@@ -117,7 +115,7 @@ def recorded(
     model: TransformerXL | RecurrentMemoryTransformer,
     more: dict[str, Source] | None = None,
 ) -> np.ndarray | None:
-    """Returns a parameter of brt, from arrays as the released ones; None for the begin row."""
+    """Returns a parameter of brt, from arrays with released names; None for `begin_D`."""
     found = source(_text(path), model, more)
     if found is None:
         return None
@@ -202,7 +200,7 @@ def source(
     model: TransformerXL | RecurrentMemoryTransformer,
     more: dict[str, Source] | None = None,
 ) -> Source | None:
-    """Returns the origin of the parameter at a brt path; None for the begin row."""
+    """Returns the origin of the parameter at a brt path; None for `begin_D`."""
     body = model.body if isinstance(model, RecurrentMemoryTransformer) else model
     body = cast(TransformerXL, body)
     table = _TOP | (more or {})

@@ -1,1 +1,1 @@
-"""Parts of which models are built: attention, positions, norms, embeddings."""
+"""Parts of models: attention, positions, norms, embeddings."""

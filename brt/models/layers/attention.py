@@ -18,21 +18,18 @@ def attend(
 ) -> jax.Array:
     """Returns softmax(|scale| * q.k + bias) v, for any leading axes (batch, blocks).
 
-    The form of `brt.models.fast.attention`, which keeps no weights for the backward pass.
-
     Args:
         q_QHK: queries, (..., Q, H, K).
-        k_JHK: keys, (..., J, H, K).
-        v_JHK: values, (..., J, H, K).
+        k_JHK, v_JHK: keys and values, (..., J, H, K).
         scale_H: learned factor of each head, used through its absolute value.
         bias_HQJ: position bias and mask, (..., H, Q, J). All but the last two axes may be 1.
-        keep_HQJ: multiplies the weights (dropout), (H, Q, J). No gradient reaches it.
+        keep_HQJ: multiplies the weights (dropout), (H, Q, J), without a gradient.
         sink_H: score of one more key for each head, whose value is zero.
 
     Returns:
         (..., Q, H, K) in the values' type; scores and softmax are at least float32.
 
-    Source: Block-Recurrent, section 3.2 (normalised queries and keys, learned scale).
+    Source: Block-Recurrent, section 3.2.
     """
     heads = map(heads_first, (q_QHK, k_JHK, v_JHK))
     return heads_first(attend_by_head(*heads, scale_H, bias_HQJ, keep_HQJ, sink_H))
@@ -47,7 +44,7 @@ def plain_attention(
     keep_HQJ: jax.Array | None = None,
     sink_H: jax.Array | None = None,
 ) -> jax.Array:
-    """Returns what `attend` returns, differentiated by JAX: the reference of all other forms."""
+    """Returns `attend`, differentiated by JAX: the reference of all other forms."""
     scores = jnp.einsum(
         "...QHK,...JHK->...HQJ", q_QHK, k_JHK, preferred_element_type=at_least_float32(q_QHK).dtype
     )

@@ -14,8 +14,8 @@ PERIOD = 128
 class LayerMasks(NamedTuple):
     """The dropout masks of a layer, the same for all batch elements and blocks; None: no dropout.
 
-    normed_PD, fed_PD: of the outputs of attention norm and MLP, repeated along the tokens, in the
-    activations' type. weights_HWJ, state_weights_HWS: of attention weights, at least float32.
+    normed_PD, fed_PD: of the outputs of attention norm and MLP, repeated along the tokens.
+    weights_HWJ, state_weights_HWS: of attention weights, at least float32.
     """
 
     normed_PD: jax.Array | None = None
@@ -36,7 +36,7 @@ def draw_masks(
 ) -> LayerMasks:
     """Draws the masks of a layer; none without a key.
 
-    num_states: S, or None. keys: J, those that a query's weights are of; 2W by default.
+    num_states: S, or None. keys: J of the window's weights, by default 2W.
     """
     if key is None:
         return LayerMasks()
@@ -57,7 +57,7 @@ def draw_masks(
 
 
 def split_key(key: jax.Array | None, rate: float, number: int) -> list[jax.Array | None]:
-    """Returns so many dropout keys; None for each without a key or a rate."""
+    """Returns `number` dropout keys, all None without a key or a rate."""
     return [None] * number if key is None or not rate else list(jax.random.split(key, number))
 
 
@@ -74,7 +74,7 @@ def keep_mask(
 def dropout(x_BTD: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
     """Drops entries of (B, T, D) with one mask for all batch elements, repeated every 128 tokens.
 
-    Source: Block-Recurrent, appendix C, for the rate; the released code for the sharing.
+    Source: Block-Recurrent, appendix C, and the released code.
     """
     _, T, D = x_BTD.shape
     return dropped(x_BTD, repeated_mask(key, rate, T, D, x_BTD.dtype))
@@ -88,7 +88,7 @@ def repeated_mask(
 
 
 def dropped(x_BTD: jax.Array, mask_PD: jax.Array | None) -> jax.Array:
-    """Returns (B, T, D) times a mask that is repeated along the tokens."""
+    """Multiplies (B, T, D) by a mask that is repeated along the tokens."""
     if mask_PD is None:
         return x_BTD
     T = x_BTD.shape[1]

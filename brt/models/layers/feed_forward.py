@@ -42,9 +42,7 @@ class FeedForward(nnx.Module):
         drop: Callable[[jax.Array], jax.Array] | None = None,
         weights: dict[str, LoopWeights] | None = None,
     ) -> jax.Array:
-        """Returns (B, T, D); drop: applied to the hidden units. weights: from `loop_weights`, or
-        None.
-        """
+        """Returns (B, T, D); drop: applied to hidden units. weights: of `loop_weights`, or None."""
         weights = self.loop_weights(x_BTD.dtype) if weights is None else weights
         h_BTF = product("BTD,DF->BTF", x_BTD, weights["hidden_DF"])
         if self.biases:

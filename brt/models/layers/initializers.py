@@ -8,20 +8,18 @@ from jax.nn import initializers
 from jax.typing import DTypeLike
 
 Initializer = Callable[[jax.Array, tuple[int, ...], DTypeLike], jax.Array]
-"""Draws an array from a key, a shape and a dtype."""
 
 DENSE = initializers.variance_scaling(1.0, "fan_in", "truncated_normal")
-"""Truncated normal of variance 1 / fan-in: every matrix outside the gates."""
+"""Every matrix outside the gates."""
 
 SMALL = initializers.variance_scaling(0.1, "fan_in", "truncated_normal")
-"""Truncated normal of variance 0.1 / fan-in: gate matrices (Block-Recurrent, appendix B)."""
+"""Gate matrices (Block-Recurrent, appendix B)."""
 
 PURPOSES = ("embedding", "layers", "recurrence")
 """Parameter groups; recurrence: cells, memories, and attention to them."""
 
 
 def normal(stddev: float, mean: float = 0.0) -> Initializer:
-    """Returns the initializer of N(mean, stddev ** 2)."""
     draw = initializers.normal(stddev)
     return draw if not mean else lambda *args: mean + draw(*args)
 
@@ -36,8 +34,8 @@ def parameter(
     """Returns a float32 parameter with the metadata that `brt.models.counts` counts by.
 
     Args:
-        purpose: parameter group, one of `PURPOSES`; several for equal parts of the first axis.
-            None: that of the nearest enclosing module that has one, else "layers".
+        purpose: one of `PURPOSES`; several for equal parts of the first axis. None: that of the
+            nearest enclosing module that has one, else "layers".
         multiplied: whether every token is multiplied with it. None: if it is a matrix.
     """
     multiplied = len(shape) == 2 if multiplied is None else multiplied

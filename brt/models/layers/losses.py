@@ -1,4 +1,4 @@
-"""Token losses of logits, in nats. `brt.models.fast.chunked_losses` avoids the array of logits."""
+"""Token losses of logits. `brt.models.fast.chunked_losses` avoids the array of logits."""
 
 import jax
 import jax.numpy as jnp

@@ -1,7 +1,4 @@
-"""RMS norm, layer norm, and heads of unit length. Axes as in `brt.models`.
-
-`rms_normed`, `unit_heads` and `scaled_unit_heads` are those of `brt.models.fast.norms`.
-"""
+"""RMS norm, layer norm, and heads of unit length."""
 
 import jax
 import jax.numpy as jnp
@@ -26,9 +23,7 @@ __all__ = [
 
 
 class RMSNorm(nnx.Module):
-    """Root-mean-square norm, x / rms(x) * scale, over the last axis of size D.
-
-    purpose: parameter group of the scale; None: that of the module around it.
+    """x / rms(x) * scale, over the last axis of size D; purpose: parameter group of the scale.
 
     Source: Zhang and Sennrich 2019, arXiv:1910.07467.
     """
@@ -45,7 +40,7 @@ class LayerNorm(nnx.Module):
 
     std: the initial scales are N(1, std ** 2).
 
-    Source: Ba et al. 2016, arXiv:1607.06450; epsilon and initial values of Transformer-XL's code.
+    Source: Ba et al. 2016, arXiv:1607.06450; initial values of Transformer-XL's code.
     """
 
     epsilon = 1e-5
@@ -62,14 +57,14 @@ class LayerNorm(nnx.Module):
 
 
 def plain_rms_normed(x_BTD: jax.Array, scale_D: jax.Array) -> jax.Array:
-    """Returns what `rms_normed` returns, differentiated by JAX."""
+    """Returns `rms_normed`, differentiated by JAX."""
     x = at_least_float32(x_BTD)
     rms_BT1 = jnp.sqrt(jnp.mean(x * x, axis=-1, keepdims=True) + EPSILON)
     return (x / rms_BT1 * scale_D).astype(x_BTD.dtype)
 
 
 def plain_unit_heads(x_BHSK: jax.Array, scale_H: jax.Array | float = 1.0) -> jax.Array:
-    """Returns what `unit_heads` and `scaled_unit_heads` return, differentiated by JAX."""
+    """Returns `unit_heads` and `scaled_unit_heads`, differentiated by JAX."""
     x = at_least_float32(x_BHSK)
     lengths_BHS1 = jnp.sqrt(jnp.sum(x * x, axis=-1, keepdims=True) + EPSILON)
     return (x / lengths_BHS1 * jnp.abs(jnp.asarray(scale_H))[..., None, None]).astype(x_BHSK.dtype)
@@ -81,6 +76,6 @@ def scaled_down_heads(x_BTHK: jax.Array) -> jax.Array:
 
 
 def share_of_norm(part: jax.Array, rest: jax.Array) -> jax.Array:
-    """Returns a scalar in [0, 1]: the part's root mean square divided by the sum of both."""
+    """Returns a scalar in [0, 1]: the part's root mean square over the sum of both."""
     part, rest = (jnp.sqrt(jnp.mean(jnp.square(at_least_float32(x)))) for x in (part, rest))
     return part / jnp.maximum(part + rest, 1e-30)

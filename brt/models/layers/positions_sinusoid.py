@@ -1,4 +1,4 @@
-"""Sinusoids of distances or positions: sines, then cosines, without parameters."""
+"""Sinusoids of distances or positions."""
 
 import jax
 import jax.numpy as jnp
@@ -8,15 +8,14 @@ from jax.typing import DTypeLike
 def sinusoid(
     positions: jax.Array, width: int, clamp: int | None = None, dtype: DTypeLike = "float32"
 ) -> jax.Array:
-    """Returns sines of all frequencies, then their cosines, (..., D).
+    """Returns sines of all frequencies, then their cosines (not interleaved), (..., D).
 
     Args:
-        positions: (...) int, distances or positions; negative ones are allowed.
+        positions: (...) int, also negative.
         width: D, even. Frequency k is 10000 ** (-2k / D), k = 0 ... D / 2 - 1.
         clamp: larger positions share the encoding of this one.
 
-    Source: Transformer-XL, section 3.3, after Vaswani et al. 2017, section 3.5; sines and
-    cosines are not interleaved in the released code.
+    Source: Transformer-XL, section 3.3, after Vaswani et al. 2017, section 3.5.
     """
     if clamp is not None:
         positions = jnp.minimum(positions, clamp)

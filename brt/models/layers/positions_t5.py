@@ -10,7 +10,7 @@ from brt.checks import Count, configurable
 from brt.models.layers.initializers import normal, parameter
 
 HIDDEN = -1e6
-"""Added to the score of a key that may not be seen."""
+"""Attention bias of a key that may not be seen."""
 
 TILE = 128
 """Columns of a TPU tile: the parts of a bias begin at multiples."""
@@ -19,8 +19,8 @@ TILE = 128
 def t5_buckets(distance: ArrayLike, num_buckets: int = 32, max_distance: int = 128) -> np.ndarray:
     """Returns the bucket of each query-key distance in tokens, causal form, int32 of its shape.
 
-    Half of the buckets hold one distance each, the rest grow geometrically. Keys in the future
-    (negative) are in bucket 0, distances of `max_distance` or more in the last.
+    Half of the buckets hold one distance each, the rest grow geometrically. Future keys (negative)
+    are in bucket 0, distances of `max_distance` or more in the last.
 
     Source: Raffel et al. 2020, section 2.1, arXiv:1910.10683.
     """
@@ -39,8 +39,7 @@ class WindowMask(nnx.Module):
         """Returns the attention bias of a block, (H, W, 2W): the scaled bias, or `HIDDEN`.
 
         Query i of a block and key j of [previous block, block] are W + i - j tokens apart; a token
-        sees distances 1 ... W, never itself. scale_H: the factor of the scores, which multiplies
-        the bias too.
+        sees distances 1 ... W, never itself. scale_H: the factor of scores and bias.
         """
         W = window
         Q = TILE if W % TILE == 0 else W

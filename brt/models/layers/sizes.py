@@ -3,7 +3,7 @@
 import dataclasses
 
 FORMS = ("auto", "plain", "kernel", "cudnn")
-"""Of attention: a kernel on TPUs where the sizes fit, plain JAX, a Pallas kernel, or cuDNN."""
+""""auto": a kernel on TPUs where the sizes fit, else plain JAX; a Pallas kernel; cuDNN."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -11,7 +11,7 @@ class Sizes:
     """Dimensions D, H, K and F of a layer.
 
     qk_norm: queries and keys have unit length and a learned scale for each head; otherwise scores
-        are q.k / sqrt(K).
+    are q.k / sqrt(K).
     attention_form: one of `FORMS`.
     """
 

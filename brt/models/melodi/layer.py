@@ -2,8 +2,8 @@
 
 U summary tokens after a window of W tokens compress it. They are mixed into a short-term memory of
 S vectors, which the next window attends to instead of the window itself, and in long-term layers
-into I vectors, which a first-in, first-out memory of M vectors keeps. Axes as in `brt.models`, X =
-W + U, R summary tokens of a segment.
+into I vectors, which a first-in, first-out memory of M vectors keeps. X = W + U, R summary tokens
+of a segment.
 
 Source: MELODI, Chen et al. 2024, arXiv:2410.03156, and its released code.
 """
@@ -20,7 +20,7 @@ from brt.models.axis_rules import constrain
 from brt.models.block_scan import scan_blocks
 from brt.models.counts import matrix_size
 from brt.models.layers.attention import attend
-from brt.models.layers.dropout import dropped, keep_mask, repeated_mask
+from brt.models.layers.dropout import dropout, dropped, keep_mask, repeated_mask
 from brt.models.layers.feed_forward import FeedForward
 from brt.models.layers.initializers import DENSE, parameter
 from brt.models.layers.norms import RMSNorm, share_of_norm, unit_heads
@@ -78,7 +78,6 @@ class TokenMixing(nnx.Module):
         self.bias_I = parameter(rngs, jax.nn.initializers.zeros, outputs)
 
     def __call__(self, tokens_BWD: jax.Array, summary_BUD: jax.Array) -> jax.Array:
-        """Maps the outputs of a window and its summary tokens to (B, I, D)."""
         dtype = tokens_BWD.dtype
         parts = [tokens_BWD, summary_BUD]
         if self.residual:
@@ -90,7 +89,7 @@ class TokenMixing(nnx.Module):
 
 
 class LayerDropout(NamedTuple):
-    """Dropout masks of a segment, repeated along the positions; key: of what each window draws."""
+    """Dropout masks of a segment, repeated along the positions; key: for each window's masks."""
 
     tokens_PD: jax.Array | None = None
     summary_PD: jax.Array | None = None
@@ -144,7 +143,6 @@ class MelodiLayer(nnx.Module):
         return unit_heads(self._heads(normed_BTD, self.queries_DA))
 
     def keys_values(self, normed_BTD: jax.Array) -> KeysValues:
-        """Returns keys of unit length and values, (B, T, H, K) each."""
         keys_BTHK = unit_heads(self._heads(normed_BTD, self.keys_DA))
         return KeysValues(keys_BTHK, self._heads(normed_BTD, self.values_DA))
 
@@ -171,9 +169,8 @@ class MelodiLayer(nnx.Module):
         bias_HTJ: jax.Array,
         masks: tuple[jax.Array | None, jax.Array | None] = (None, None),
     ) -> tuple[jax.Array, jax.Array | None]:
-        """Returns attention to memory and window, mixed with that to the long-term memory.
-
-        And the long-term memory's share, a scalar, or None without one.
+        """Returns attention to memory and window, mixed with that to the long-term memory, and its
+        share.
         """
         scale_H = self.attention_scale_H[...]
         k_BJHK, v_BJHK = (jnp.concatenate(parts, axis=1) for parts in zip(*seen))
@@ -226,7 +223,6 @@ class MelodiLayer(nnx.Module):
             summary_normed_BRD = dropped(self.attention_norm(summary_BRD), masks.summary_PD)
 
         def by_window(tokens_BT, summary_BR):
-            """Returns every window with its summary tokens, (B, G * X, ...)."""
             parts = (x.reshape(B, G, -1, *x.shape[2:]) for x in (tokens_BT, summary_BR))
             return jnp.concatenate(list(parts), axis=2).reshape(B, -1, *tokens_BT.shape[2:])
 
@@ -269,15 +265,16 @@ class MelodiLayer(nnx.Module):
     ) -> tuple[tuple, tuple]:
         """Runs on one window and its summary tokens: a step of the loop over windows.
 
-        long: keys and values of the cache's long-term memory, or None. index: of the window in the
-        segment, which decides its dropout. Returns the next cache and long-term keys; outputs, the
-        next layer's summary tokens, metrics.
+        long: keys and values of the long-term memory, or None. index: of the window, for its
+        dropout. Returns the next cache and long-term keys; outputs, the next layer's summary
+        tokens, metrics.
         """
         W, I = self.memory.window, self.memory.increment
         keys = [None] * 4
         if masks.key is not None:
             keys = list(jax.random.split(jax.random.fold_in(masks.key, index), 4))
-        short = self.keys_values(self._dropped(self.attention_norm(cache.short_BSD), keys[0]))
+        normed_BSD = dropout(self.attention_norm(cache.short_BSD), self.dropout, keys[0])
+        short = self.keys_values(normed_BSD)
         weights_masks = self._weights_masks(keys[1:3], bias_HXJ.shape[1:])
         seen = [short, KeysValues(k_BXHK, v_BXHK)]
         attended_BXHK, share = self.attend(q_BXHK, seen, long, bias_HXJ, weights_masks)
@@ -285,7 +282,8 @@ class MelodiLayer(nnx.Module):
         tokens_BWD, summary_BUD = z_BXD[:, :W], z_BXD[:, W:]
         cache, next_BUD, new_BID = self.after_window(cache, tokens_BWD, summary_BUD)
         if new_BID is not None and long is not None:
-            new = self.keys_values(self._dropped(self.attention_norm(new_BID), keys[3]))
+            normed_BID = dropout(self.attention_norm(new_BID), self.dropout, keys[3])
+            new = self.keys_values(normed_BID)
             long = KeysValues(*(jnp.concatenate(pair, axis=1)[:, I:] for pair in zip(long, new)))
         metrics = {} if share is None else {"memory_share": share}
         return (cache, long), ((tokens_BWD, next_BUD), metrics)
@@ -300,10 +298,6 @@ class MelodiLayer(nnx.Module):
             repeated_mask(own, self.dropout, length, D, dtype) for own, length in zip(keys, lengths)
         )
         return LayerDropout._make((*masks, window_key))
-
-    def _dropped(self, x_BTD, key):
-        mask_PD = repeated_mask(key, self.dropout, x_BTD.shape[1], x_BTD.shape[2], x_BTD.dtype)
-        return dropped(x_BTD, mask_PD)
 
     def _weights_masks(self, keys, shape_XJ):
         X, J = shape_XJ

@@ -11,7 +11,8 @@ from flax import nnx
 
 from brt.checks import Count, CountFrom0, Index, OneOf, Share, configurable
 from brt.models.caches import select_rows
-from brt.models.contract import check_decoding_form
+from brt.models.contract import check_decoding_form, check_segment, layer_indices
+from brt.models.decoding_window import write_slot
 from brt.models.layers.dropout import dropout as drop
 from brt.models.layers.dropout import split_key
 from brt.models.layers.embedding import TiedEmbedding
@@ -51,8 +52,8 @@ class Melodi(TiedEmbedding, LanguageModel):
         window: W in tokens; segments are any multiple of it.
         summary: U, summary tokens of a window.
         short_memory: S, vectors that a window leaves to the next.
-        long_layers: indices of the layers with a long-term memory, counted from 0, or negative from
-            the last.
+        long_layers: indices of the layers with a long-term memory, from 0, or negative from the
+            last.
         long_memory: M, vectors of a long-term memory.
         long_increment: I, vectors that a window adds to it.
         dropout, attention_dropout: rates, after norms and the MLP, and on attention weights.
@@ -82,19 +83,13 @@ class Melodi(TiedEmbedding, LanguageModel):
         activation_dtype: Annotated[str, OneOf(DTYPES)] = "float32",
         remat: Annotated[str, OneOf(REMATS)] = "none",
     ):
-        for index in long_layers:
-            if not -num_layers <= index < num_layers:
-                raise ValueError(
-                    f"Melodi.long_layers = {long_layers}: layer {index} does not exist in a stack "
-                    f"of {num_layers}; use 0 ... {num_layers - 1}."
-                )
+        with_long = layer_indices("Melodi.long_layers", long_layers, num_layers)
         if long_layers and long_increment > long_memory:
             raise ValueError(
                 f"Melodi.long_increment = {long_increment} must be at most Melodi.long_memory = "
                 f"{long_memory}."
             )
         sizes = Sizes(width, num_heads, head_size, feed_forward_size)
-        with_long = {index % num_layers for index in long_layers}
         self.sizes, self.window, self.remat = sizes, window, remat
         self.dropout, self.output_dropout = max(dropout, attention_dropout), dropout
         self.dtype = jnp.dtype(activation_dtype)
@@ -121,11 +116,7 @@ class Melodi(TiedEmbedding, LanguageModel):
         self, x_BTD: jax.Array, caches: tuple, key: jax.Array | None = None
     ) -> tuple[jax.Array, tuple, Metrics]:
         B, T, _ = x_BTD.shape
-        if self.window > T or T % self.window:
-            raise ValueError(
-                f"A segment of {T} tokens does not consist of whole windows of Melodi.window = "
-                f"{self.window}: make the segment length a multiple of {self.window}."
-            )
+        check_segment("Melodi", self.window, x_BTD, caches)
         keys = split_key(key, self.dropout, len(self.layers) + 1)
         summary_BRD = jnp.tile(self._summary(B), (1, T // self.window, 1))
         after = []
@@ -193,11 +184,10 @@ class Melodi(TiedEmbedding, LanguageModel):
         check_decoding_form(caches)
         fill_B, W = caches[0].fill_B, self.window
         reads_B = jnp.broadcast_to(jnp.asarray(reads_B), fill_B.shape)
-        rows = jnp.arange(len(fill_B))
         x_B1D = self.embed(tokens_B[:, None])
 
         def written(x_BW, new_B1):
-            return x_BW.at[rows, fill_B].set(select_rows(reads_B, new_B1[:, 0], x_BW[rows, fill_B]))
+            return write_slot(x_BW, fill_B, new_B1[:, 0], reads_B)
 
         after = []
         for i, (layer, old) in enumerate(zip(self.layers, caches, strict=True)):

@@ -1,9 +1,9 @@
 """The Associative Recurrent Memory Transformer: memory tokens that write into a matrix per layer.
 
 A segment is [tokens; memory tokens], X = T + S positions, each attending to those before it. Every
-layer adds what its matrix holds for a position to the layer's input; after the layer, the outputs
-of the memory tokens are written into the matrix. Only the matrices are carried between segments.
-Axes as in `brt.models`. Y: size of a key before the feature map, L = 6 Y: of its features.
+layer adds the values that its matrix holds for a position; after the layer, the outputs of the
+memory tokens are written into the matrix. Only the matrices are carried between segments. Y: size
+of a key before the feature map, L = 6 Y: of its features.
 """
 
 import math
@@ -27,7 +27,7 @@ from brt.models.layers.norms import share_of_norm
 from brt.models.layers.precision import at_least_float32
 from brt.models.model import Metrics
 from brt.models.segment_memory import SegmentMemory
-from brt.models.transformer_xl.hidden_memory import DecodingSegment, append_input, open_segment
+from brt.models.transformer_xl.hidden_memory import DecodingSegment, append_input
 from brt.models.transformer_xl.model import TransformerXL
 from brt.models.transformer_xl.relative_attention import distances
 from brt.models.wrapper import LanguageModelWrapper
@@ -35,7 +35,6 @@ from brt.models.wrapper import LanguageModelWrapper
 NU = 3
 """Products per entry of the feature map, DPFP-3."""
 EPSILON = 1e-5
-"""Added to the sum of products of features, as in the released code."""
 
 
 class AssociationCache(NamedTuple):
@@ -72,11 +71,7 @@ class Association(SegmentMemory[jax.Array]):
     update: A + sum_s b_s f_s (W_v m_s - A^T f_s / (z . f_s))^T,  z + sum_s g_s f_s,
             with f_s = f(W_k m_s), b_s = sigmoid(w_b m_s + c), g_s = clip(1 - z . f_s, 0, 1)
 
-    g, the correction, keeps z from counting a key again; no gradient flows through it.
-
-    Args:
-        width: D.
-        key_size: Y.
+    g keeps z from counting a key again; no gradient flows through it.
 
     Source: Rodkin et al. 2024, arXiv:2407.04841, section 2, and the released code.
     """
@@ -228,22 +223,17 @@ class AssociativeRecurrentMemoryTransformer(LanguageModelWrapper):
     # Tokens.
 
     def begin_decoding(self, caches: tuple) -> tuple:
-        rows = len(caches[0].sum_BL)
-        inputs = [jnp.zeros((rows, 0, self.body.width), self.dtype)] * len(caches)
-        return self._opened(caches, inputs, jnp.zeros(rows, jnp.int32))
-
-    def _opened(self, caches, inputs, counts_B):
-        pairs = zip(caches, inputs, strict=True)
-        return tuple(open_segment(c, self.period, x, counts_B, self.dtype) for c, x in pairs)
+        return self.body.open_segments(caches, self.period)
 
     def end_decoding(self, caches: tuple) -> tuple:
-        return tuple(cache.before for cache in caches)
+        return self.body.end_decoding(caches)
 
     def read_part(
         self, tokens_BT: jax.Array, caches: tuple, counts_B: jax.Array
     ) -> tuple[jax.Array, tuple]:
         run = self._run(self.embed(tokens_BT), caches)
-        return self.logits(run.outputs[-1]), self._opened(caches, run.inputs, counts_B)
+        opened = self.body.open_segments(caches, self.period, run.inputs, counts_B)
+        return self.logits(run.outputs[-1]), opened
 
     def decode(
         self, tokens_B: jax.Array, caches: tuple, reads_B: jax.Array | bool = True

@@ -1,9 +1,8 @@
 """Memory tokens around the segments of a backbone.
 
 A segment of a Recurrent Memory Transformer is [read; tokens; write], X = S + T + S positions: the
-same S memory vectors are at both ends. The outputs of the write positions are the memory of the
-next segment. Without write positions (the Memory Transformer) X = S + T, and the outputs of the
-read positions are the memory. Axes as in `brt.models`.
+same S memory vectors are at both ends. The outputs of the write positions are the next memory.
+Without write positions (the Memory Transformer) those of the read positions are.
 """
 
 from typing import TYPE_CHECKING, NamedTuple
@@ -22,11 +21,10 @@ if TYPE_CHECKING:
 class MemoryLayout(NamedTuple):
     """A segment with memory tokens.
 
-    num_memory: S. period: T, tokens of a segment.
+    num_memory: S. period: T, its tokens.
     memory_at_end: whether there are write positions.
-    read_from_cache: whether memory tokens see the backbone's caches of earlier segments,
-        where the backbone supports both.
-    after: tokens of a segment that stand before the read positions.
+    read_from_cache: whether memory tokens see the backbone's caches of earlier segments.
+    after: tokens of a segment in front of the read positions.
     """
 
     num_memory: int
@@ -59,11 +57,9 @@ class MemoryLayout(NamedTuple):
 class MemoryTokens:
     """Runs a backbone on segments with memory tokens: here as positions of a causal backbone.
 
-    A memory vector attends as a token in its position would; a segment consists of whole
-    cache-update intervals of the backbone. Other backbones override all methods.
-
-    Caches are those of the backbone alone. While decoding, `begin` runs on the read positions
-    before a segment's first token, and `finish` on the write positions after its last.
+    A segment consists of whole cache-update intervals. Other backbones override all methods. Caches
+    are the backbone's. While decoding, `begin` runs on the read positions before a segment's first
+    token, and `finish` on the write positions after its last.
     """
 
     def __init__(self, body: "Body", layout: MemoryLayout):
@@ -165,5 +161,5 @@ class MemoryTokens:
     def attention_weights(
         self, x_BTD: jax.Array, caches: tuple, memory_BSD: jax.Array
     ) -> tuple[AttentionWeights, jax.Array, jax.Array, tuple]:
-        """Returns the weights of one segment, and what `segment` returns."""
+        """Returns the weights of one segment, and the results of `segment` but metrics."""
         raise NotImplementedError

@@ -21,9 +21,9 @@ class MemoryCache(NamedTuple):
 
 
 class TokenMemory(SegmentMemory[jax.Array]):
-    """S vectors, replaced by the outputs of memory tokens, (B, S, D), which a model shows it.
+    """S vectors, replaced by the outputs of memory tokens, (B, S, D).
 
-    initial_SD: the learned vectors that a document begins with; a parameter of the model.
+    initial_SD: learned vectors at the start of a document, a parameter of the model.
 
     Source: RMT, section 3.
     """
@@ -41,10 +41,9 @@ class TokenMemory(SegmentMemory[jax.Array]):
         return MemoryVectors(cache.memory_BSD.astype(dtype))
 
     def update(self, cache: MemoryCache, segment: jax.Array) -> tuple[MemoryCache, Metrics]:
-        """Returns the cache after a segment, and metrics.
+        """Returns the cache after a segment, and memory_spread.
 
-        The metric memory_spread is the memory's standard deviation over the batch, 0 if it does not
-        depend on the document.
+        It is the memory's standard deviation over the batch, 0 if it ignores the document.
         """
         spread = jnp.std(segment.astype(jnp.float32), axis=0).mean()
         return MemoryCache(segment), {"memory_spread": jax.lax.stop_gradient(spread)}

@@ -1,8 +1,4 @@
-"""The Recurrent Memory Transformer: memory tokens around each segment of a backbone.
-
-S memory vectors are carried between segments, in addition to the backbone's caches. Axes as in
-`brt.models` and `brt/models/memory_tokens/layout.py`.
-"""
+"""The Recurrent Memory Transformer: memory tokens around each segment of a backbone."""
 
 import math
 from collections.abc import Callable
@@ -31,8 +27,8 @@ INITIAL_ROWS = ("independent", "identical")
 class DecodingMemory(NamedTuple):
     """The memory while a segment is being decoded.
 
-    memory_BSD: (B, S, D), as in `MemoryCache`; without write positions and after the first token of
-        a segment, the next memory.
+    memory_BSD: (B, S, D), as in `MemoryCache`; the next memory, without write positions and after a
+    segment's first token.
     fill_B: (B,) int32, tokens of the segment processed so far, 0 ... P - 1.
     """
 
@@ -52,7 +48,7 @@ class RecurrentMemoryTransformer(LanguageModelWrapper, ShowsAttention):
         body: builds the backbone, a `Body`.
         memory_at_end: whether there are write positions. Without them (the Memory Transformer) the
             memory does not see the segment's tokens.
-        read_memory_from_cache: whether memory tokens see what a Transformer-XL remembers.
+        read_memory_from_cache: whether memory tokens see the memory of a Transformer-XL.
         initial_rows: the initial memory is S "independent" draws of N(0, 1), or S times the same
             one ("identical", the released code).
         auxiliary_weight: of a loss by which every new memory vector predicts one special token, a
@@ -206,28 +202,24 @@ class RecurrentMemoryTransformer(LanguageModelWrapper, ShowsAttention):
         reads_B = jnp.broadcast_to(jnp.asarray(reads_B), fill_B.shape)
         positions = self.positions
 
-        def begin(body_caches, memory_BSD, rows_B):
-            body_caches, read_BSD = positions.begin(body_caches, memory_BSD, rows_B)
-            read_BSD = self._while_decoding(memory_BSD, read_BSD)
-            return body_caches, select_rows(rows_B, read_BSD, memory_BSD)
+        def begin(caches, memory_BSD, rows_B):
+            caches, read_BSD = positions.begin(caches, memory_BSD, rows_B)
+            return caches, self._while_decoding(memory_BSD, read_BSD)
 
-        def finish(body_caches, memory_BSD, rows_B):
-            body_caches, written_BSD = positions.finish(body_caches, memory_BSD, rows_B)
-            return body_caches, select_rows(rows_B, written_BSD, memory_BSD)
+        def run_where(rows_B, run, *before):
+            def change(caches, memory_BSD):
+                caches, new_BSD = run(caches, memory_BSD, rows_B)
+                return caches, select_rows(rows_B, new_BSD, memory_BSD)
 
-        def where_any(change, rows_B, body_caches, memory_BSD):
-            def keep(body_caches, memory_BSD, rows_B):
-                return body_caches, memory_BSD
-
-            return jax.lax.cond(jnp.any(rows_B), change, keep, body_caches, memory_BSD, rows_B)
+            return jax.lax.cond(jnp.any(rows_B), change, lambda *before: before, *before)
 
         begins_B = reads_B & (fill_B == 0)
-        begun, memory_BSD = where_any(begin, begins_B, tuple(body_caches), memory_BSD)
+        begun, memory_BSD = run_where(begins_B, begin, tuple(body_caches), memory_BSD)
         x_BD = self.embed(tokens_B[:, None])[:, 0]
         y_BD, decoded = positions.decode(x_BD, begun, reads_B)
         fill_B = fill_B + reads_B.astype(jnp.int32)
         full_B = fill_B == self.period
-        after, memory_BSD = where_any(finish, full_B, decoded, memory_BSD)
+        after, memory_BSD = run_where(full_B, positions.finish, decoded, memory_BSD)
         fill_B = jnp.where(full_B, 0, fill_B)
         return self.logits(y_BD), (*after, DecodingMemory(memory_BSD, fill_B))
 

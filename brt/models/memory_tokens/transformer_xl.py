@@ -1,7 +1,6 @@
 """Memory tokens around the segments of a Transformer-XL, as in the released code of RMT.
 
-Memory tokens also see positions behind them: read positions see each other, write positions see
-their whole segment. Axes as in `brt.models`; Q: query positions.
+Read positions see each other, write positions their whole segment. Q: query positions.
 """
 
 from typing import TYPE_CHECKING
@@ -36,8 +35,7 @@ def visible_positions(
 ) -> jax.Array:
     """Returns the mask with remembered vectors before the segment, (B, Q, M + X) bool.
 
-    All masks are bool: positions that each query sees, queries that are memory tokens, vectors that
-    are filled. read_from_cache: whether memory tokens see remembered vectors.
+    All masks are bool. read_from_cache: whether memory tokens see remembered vectors.
     """
     sees_Q = ~is_memory_Q | read_from_cache
     cache_BQM = filled_BM[:, None] & sees_Q[:, None]

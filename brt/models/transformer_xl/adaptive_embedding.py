@@ -1,8 +1,8 @@
 """Adaptive embedding and adaptive softmax.
 
 Ids are ranks by frequency. Rare bins have narrower vectors, projected to the model's width. The
-softmax is over the frequent words and the rare bins, then within a bin. One bin is a plain
-embedding and a plain softmax. Axes as in `brt.models`; E: width of a bin, N: rare bins.
+softmax is over the frequent words and the rare bins, then within a bin. E: width of a bin, N: rare
+bins.
 """
 
 import itertools
@@ -27,9 +27,7 @@ class Bin(nnx.Module):
     """Words of similar frequency.
 
     Args:
-        size: V, words of the bin.
-        bin_width: E of their vectors.
-        width: D of the model.
+        size, bin_width, width: V words, E of their vectors, D of the model.
         projects: whether the vectors are projected from E to D.
         tied, ties_projection: whether the softmax uses the embedding matrix, and its projection.
     """
@@ -88,16 +86,15 @@ class AdaptiveEmbedding(nnx.Module):
     """Embedding and softmax of V words.
 
     Args:
-        cutoffs: first ids of the rare bins, increasing, 0 < ... < V. Empty: one bin.
+        cutoffs: first ids of the rare bins, increasing, 0 < ... < V. Empty: one bin, a plain
+            softmax.
         div_val: the vectors of bin i have size D // div_val ** i; above 1 all bins project.
         tied: whether the softmax uses the embedding matrices.
         tied_projections: whether it uses the embedding's projections: one bool, or one per bin.
-        std, projection_std: initial embeddings are N(0, std ** 2), projections N(0, projection_std
-            ** 2), biases 0.
+        std, projection_std: of the initial embeddings and projections.
         owner: the model whose bindings errors and `divided_sizes` name.
 
-    Source: Grave et al. 2017 (arXiv:1609.04309) and Baevski and Auli 2019 (arXiv:1809.10853), as
-    used by Transformer-XL's word-level models.
+    Source: Grave et al. 2017 (arXiv:1609.04309) and Baevski and Auli 2019 (arXiv:1809.10853).
     """
 
     purpose = "embedding"

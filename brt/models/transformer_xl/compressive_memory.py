@@ -1,8 +1,4 @@
-"""The memory of the Compressive Transformer: `TransformerXL.memory = @CompressiveMemory`.
-
-Inputs that leave the memory of M inputs are compressed, c inputs to one vector, into a second
-memory of L vectors. Axes as in `brt.models`.
-"""
+"""The memory of the Compressive Transformer: `TransformerXL.memory = @CompressiveMemory`."""
 
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
@@ -29,8 +25,8 @@ COMPRESSIONS = ("mean", "max", "convolution")
 class CompressiveCache(NamedTuple):
     """The compressed vectors of a layer, and its last inputs, the newest last in both.
 
-    compressed_BLD: (B, L, D) in the activations' type, zeros where nothing is stored yet, of which
-    the last `compressed_count_B` are filled. x_BMD, count_B: as in `HiddenCache`.
+    compressed_BLD: (B, L, D) in the activations' type, of which the last `compressed_count_B` are
+    filled. x_BMD, count_B: as in `HiddenCache`.
     """
 
     compressed_BLD: jax.Array
@@ -46,8 +42,7 @@ class CompressiveCache(NamedTuple):
 class CompressiveMemory(HiddenMemory):
     """Keeps the last M inputs of a layer, and L vectors compressed from those before them.
 
-    A compressed vector counts as one position, the oldest first. With "mean" and rate 1 it is a
-    Transformer-XL that remembers L + M inputs.
+    A compressed vector counts as one position.
 
     Args:
         length: M, `TransformerXL.memory_length`.
@@ -160,8 +155,8 @@ class CompressiveMemory(HiddenMemory):
     ) -> jax.Array:
         """Returns the mean squared difference between attention to inputs and to their compression.
 
-        Gradients reach `new_BLD` only. Batch elements in which nothing is compressed do not count.
-        The last `old_B` of the inputs `old_BOD` are filled. Source: Rae et al. 2019, algorithm 2.
+        Gradients reach `new_BLD` only. The last `old_B` of the inputs `old_BOD` are filled; batch
+        elements without any do not count. Source: Rae et al. 2019, algorithm 2.
         """
         filled_BO = last_filled(old_B, old_BOD.shape[1])
         filled_BL = last_filled(old_B // self.rate, new_BLD.shape[1])

@@ -1,7 +1,7 @@
 """The memory of Transformer-XL: the last inputs of each layer.
 
-They are kept and not keys and values, because their keys depend on the distance to the query. Axes
-as in `brt.models`; M: remembered vectors, P: positions of a segment, J: M + P.
+Keys and values are not kept, because keys depend on the distance to the query. M: remembered
+vectors, P: positions of a segment, J: M + P.
 """
 
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-from brt.models.caches import select_rows
+from brt.models.decoding_window import write_slot
 from brt.models.layers.sizes import Sizes
 from brt.models.model import Metrics
 from brt.models.segment_memory import MemoryVectors, SegmentMemory
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class HiddenCache(NamedTuple):
     """The inputs of a layer at the last M positions, the newest last.
 
-    x_BMD: (B, M, D) in the activations' type, zeros where nothing is stored yet.
+    x_BMD: (B, M, D) in the activations' type.
     count_B: (B,) int32, how many of the last M are filled, and visible; empty: 0.
     """
 
@@ -39,10 +39,7 @@ class HiddenCache(NamedTuple):
 
 
 class LayerSegment(NamedTuple):
-    """A segment as a layer of a Transformer-XL has processed it.
-
-    x_BTD: (B, T, D), the layer's inputs, of any length. layer: the layer.
-    """
+    """A segment as a layer has processed it; x_BTD: the layer's inputs."""
 
     x_BTD: jax.Array
     layer: "TransformerXLLayer"
@@ -51,12 +48,11 @@ class LayerSegment(NamedTuple):
 class HiddenMemory(SegmentMemory[LayerSegment]):
     """Keeps the last M inputs of a layer: the base of the memories of Transformer-XL.
 
-    A memory is built as `memory(rngs, sizes, length)` from the `Sizes` of its layer and
-    `TransformerXL.memory_length`. The layer attends to what it reads, `MemoryVectors`, as to inputs
-    right before the segment.
+    Built as `memory(rngs, sizes, length)` with `TransformerXL.memory_length`. The layer attends to
+    its `MemoryVectors` as to inputs right before the segment.
 
     Attributes:
-        length: vectors that the layer reads; equal in all layers, as which of them are filled.
+        length: vectors that the layer reads; equal in all layers.
         recent: how many of them, the last ones, are the inputs right before the segment.
 
     Source: Transformer-XL, section 3.2.
@@ -106,7 +102,7 @@ def visible_keys(
     """Returns which keys, M remembered ones and a segment's, each query sees, (B, T, J) bool.
 
     distance_TJ: int, from key to query; also (B, T, J). same_length: a query sees the last M keys
-    only, itself included, as in the released PyTorch code.
+    only, itself included (released PyTorch code).
     """
     B, M = filled_BM.shape
     seen = distance_TJ >= 0
@@ -121,7 +117,7 @@ def open_segment(
 ) -> DecodingSegment:
     """Returns the decoding form: the cache before a segment, and room for so many positions.
 
-    x_BPD, fill_B: inputs of a segment, of any length, of which the first `fill_B` are valid.
+    x_BPD: inputs of the segment, of which the first `fill_B` are valid.
     """
     x_BPD = x_BPD[:, :room].astype(dtype)
     x_BPD = jnp.pad(x_BPD, [(0, 0), (0, room - x_BPD.shape[1]), (0, 0)])
@@ -133,11 +129,5 @@ def append_input(
     cache: DecodingSegment, x_BD: jax.Array, reads_B: jax.Array | bool = True
 ) -> DecodingSegment:
     """Appends one position's input to the segment of the batch elements in `reads_B`."""
-    rows = jnp.arange(cache.fill_B.shape[0])
-    x_BD = x_BD.astype(cache.x_BPD.dtype)
-    if reads_B is not True:
-        x_BD = select_rows(jnp.asarray(reads_B), x_BD, cache.x_BPD[rows, cache.fill_B])
-    return cache._replace(
-        x_BPD=cache.x_BPD.at[rows, cache.fill_B].set(x_BD),
-        fill_B=cache.fill_B + jnp.asarray(reads_B, jnp.int32),
-    )
+    x_BPD = write_slot(cache.x_BPD, cache.fill_B, x_BD.astype(cache.x_BPD.dtype), reads_B)
+    return cache._replace(x_BPD=x_BPD, fill_B=cache.fill_B + jnp.asarray(reads_B, jnp.int32))

@@ -1,5 +1,6 @@
-"""One layer of Transformer-XL. Axes as in `brt.models`."""
+"""One layer of Transformer-XL."""
 
+import functools
 import itertools
 import math
 from collections.abc import Sequence
@@ -45,23 +46,16 @@ class Drops(NamedTuple):
 NO_DROPS = Drops()
 
 
-class Biases(NamedTuple):
-    """u and v of the relative encoding, each (H, K)."""
-
-    content_HK: jax.Array
-    position_HK: jax.Array
-
-
 class Distances(NamedTuple):
     """The distances between queries and keys, the same in all layers.
 
     distance_C: (C,) int. sinusoid_CD: their encodings, for "relative". biases: u and v of all
-    layers; None where a layer has its own.
+    layers, (H, K) each; None where a layer has its own.
     """
 
     distance_C: jax.Array
     sinusoid_CD: jax.Array | None = None
-    biases: Biases | None = None
+    biases: tuple[jax.Array, jax.Array] | None = None
 
 
 class LayerAttention(NamedTuple):
@@ -82,7 +76,7 @@ class TransformerXLLayer(nnx.Module):
         own_biases: u and v (of "relative") belong to this layer and not to the model.
         norm: "post": after the residual sums; "pre": before attention and MLP.
         clamp: distances above it share its encoding, or None.
-        std: the initial matrices are N(0, std ** 2), scales of norms N(1, std ** 2).
+        std: of the initial matrices and the scales of norms.
 
     Source: Transformer-XL, section 3.3, and the released code.
     """
@@ -177,7 +171,6 @@ class TransformerXLLayer(nnx.Module):
             x_BTD: from `add_position_vectors`.
             memory_BMD: earlier inputs of this layer; no gradient reaches them.
             visible_BTJ: bool, keys each query sees, J = M + T.
-            distances: of T queries and J keys.
         """
         weights_key, *other_keys = (None,) * 4 if key is None else jax.random.split(key, 4)
         with jax.named_scope("attention"):
@@ -206,13 +199,7 @@ class TransformerXLLayer(nnx.Module):
         q_BTHK, k_BJHK, _ = self._queries_keys_values(x_BTD, memory_BMD)
         u_HK, _ = self._biases(distances)
         terms = score_terms(q_BTHK, k_BJHK, u_HK, self.positions(distances))
-        s_BHTJ = (
-            terms.content_BHTJ
-            + terms.position_BHTJ
-            + terms.content_bias_BHTJ
-            + terms.position_bias_BHTJ
-        )
-        return LayerAttention(weights(s_BHTJ, visible_BTJ), terms)
+        return LayerAttention(weights(functools.reduce(jnp.add, terms), visible_BTJ), terms)
 
     def content_attention(
         self, x_BTD: jax.Array, memory_BJD: jax.Array, filled_BJ: jax.Array
@@ -272,12 +259,12 @@ class TransformerXLLayer(nnx.Module):
     ) -> jax.Array:
         """Runs the layer on one token; returns (B, D).
 
-        Earlier inputs are kept in place of their keys and values, and the query is multiplied with
-        the key matrix: H * D numbers for each of the J inputs instead of D * H * K.
+        Instead of keys and values of earlier inputs, the query is multiplied with the key matrix: H
+        * D numbers for each of J inputs instead of D * H * K.
 
         Args:
             x_BD: (B, D), from `add_position_vectors`.
-            hidden: inputs of this layer, the token's own among them, J in consecutive parts: (B, M,
+            hidden: inputs of this layer, the token's own included, J in consecutive parts: (B, M,
                 D) remembered and (B, P, D) of the segment.
             visible_BJ, distance_BJ: whether the token sees them, and their distances.
             distances: 0, 1, ... J - 1.

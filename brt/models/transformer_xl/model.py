@@ -1,8 +1,6 @@
-"""Transformer-XL, and the models that its paper compares it with. Axes as in `brt.models`.
+"""Transformer-XL, and the models that its paper compares it with.
 
-    logits_BTV, caches = model(tokens_BT, caches)
-
-Every layer remembers its inputs at the last M positions before the segment.
+logits_BTV, caches = model(tokens_BT, caches)
 """
 
 import functools
@@ -36,8 +34,8 @@ class TransformerXL(TransformerXLStack):
     Args:
         vocabulary_size: V.
         num_layers, width, num_heads, head_size, feed_forward_size: n, D, H, K, F.
-        memory_length: M, positions before the segment that each layer remembers; it may be longer
-            at evaluation than in training.
+        memory_length: M, positions before the segment whose inputs each layer remembers; it may be
+            longer at evaluation than in training.
         encoding: of positions. "relative" (this paper), "shaw" (learned for each distance and
             layer), "absolute" (sinusoids added to the embeddings, counted backwards from the
             segment's end), "learned" (vectors added to every layer's inputs, likewise).
@@ -51,8 +49,7 @@ class TransformerXL(TransformerXLStack):
             last layer's outputs.
         attention_dropout: rate on attention weights.
         variational_dropout: one mask for all tokens of a segment.
-        std, projection_std: initial matrices, u, v and embeddings are N(0, std ** 2), projections
-            of the embedding N(0, projection_std ** 2), scales of norms N(1, std ** 2).
+        std, projection_std: of the initial values; projection_std: of the embedding's projections.
         activation_dtype: "float32" or "bfloat16"; parameters stay float32.
         remat: "none", or "layer" to recompute each layer in the backward pass.
         memory: builds the memory of a layer's inputs, a `HiddenMemory`.
@@ -211,7 +208,7 @@ def evaluation_memory(memory_length: int, segment_length: int, evaluated_length:
     """Returns M for segments of another length, such that memory and segment together stay as long.
 
     With a memory of 0 it is the number of earlier tokens to process again. Source: the released
-    code's validation during training.
+    code.
     """
     memory = memory_length + segment_length - evaluated_length
     if memory < 0:

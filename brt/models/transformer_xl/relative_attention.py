@@ -3,7 +3,7 @@
     (a) q.k   (b) q.r   (c) u.k   (d) v.r        r: vector of the distance
 
 Transformer-XL: r is a projected sinusoid; u and v are learned. Shaw: r and, instead of v.r, a bias
-are learned for each distance. Axes as in `brt.models`.
+are learned for each distance.
 """
 
 import math
@@ -26,7 +26,7 @@ class Positions(NamedTuple):
 class Terms(NamedTuple):
     """The four terms (a) to (d) over sqrt(K), each (B, H, T, J); their sum is the score.
 
-    Where a key is in a query's future, (b) and (d) are only valid with `future` distances.
+    For keys in a query's future, (b) and (d) are only valid with `future` distances.
     """
 
     content_BHTJ: jax.Array
@@ -50,7 +50,7 @@ def shift(x_TC: jax.Array, J: int) -> jax.Array:
 
     Returns:
         (..., T, J). With C = J + T - 1 all entries are those of their distances. With C = J a key
-            behind the query gets a zero or an entry of the next query, as in the released code.
+        behind the query gets a zero or an entry of the next query, as in the released code.
 
     Source: Transformer-XL, appendix B.
     """
@@ -151,7 +151,6 @@ def weights(
 
 
 def read_values(weights_BHTJ: jax.Array, v_BJHK: jax.Array) -> jax.Array:
-    """Returns weighted sums of values, (B, T, H, K), in the values' type."""
     return jnp.einsum("BHTJ,BJHK->BTHK", weights_BHTJ.astype(v_BJHK.dtype), v_BJHK)
 
 
@@ -167,8 +166,7 @@ def plain_attend_by_distance(
 ) -> jax.Array:
     """Returns relative attention, (B, T, H, K), differentiated by JAX.
 
-    visible_BTJ: bool; every query must see a key. kept_BHTJ: bool, weights that dropout keeps and
-    divides by 1 - rate.
+    visible_BTJ: bool; every query must see a key. kept_BHTJ: bool, weights that dropout keeps.
     """
     s_BHTJ = scores(q_BTHK, k_BJHK, content_bias_HK, positions)
     keep_BHTJ = None if kept_BHTJ is None else kept_BHTJ / (1.0 - rate)

@@ -1,4 +1,4 @@
-"""The layers of a Transformer-XL and their memories. Axes as in `brt.models`."""
+"""The layers of a Transformer-XL and their memories."""
 
 import math
 from collections.abc import Sequence
@@ -23,12 +23,12 @@ from brt.models.transformer_xl.hidden_memory import (
     open_segment,
     visible_keys,
 )
-from brt.models.transformer_xl.layer import Biases, Distances, Drops, LayerAttention
+from brt.models.transformer_xl.layer import Distances, Drops, LayerAttention
 from brt.models.transformer_xl.relative_attention import distances
 
 
 class TransformerXLStack(Body, ShowsAttention):
-    """Layers that remember their inputs: the base of `TransformerXL`, which sets the attributes."""
+    """The base of `TransformerXL`, which sets the attributes."""
 
     sizes: Sizes
     layers: nnx.List
@@ -64,7 +64,7 @@ class TransformerXLStack(Body, ShowsAttention):
 
     @property
     def remembered(self) -> int:
-        """Vectors before the segment that each layer attends to."""
+        """M, vectors before the segment that each layer attends to."""
         return self.memories[0].length if self.memories else 0
 
     @jax.named_scope("memory")
@@ -88,12 +88,12 @@ class TransformerXLStack(Body, ShowsAttention):
         return sinusoid(positions, self.width, self.clamp_length, self.dtype)
 
     def distances(self, distance_C: jax.Array, key: jax.Array | None = None) -> Distances:
-        """Returns these distances as the layers use them, with a dropout key or None."""
+        """Returns the `Distances` of the layers, with a dropout key or None."""
         sinusoid_CD = biases = None
         if self.encoding == "relative":
             sinusoid_CD = self.drops(self._sinusoid(distance_C)[None], key)[0]
         if self.shared_biases:
-            biases = Biases(self.content_bias_HK[...], self.position_bias_HK[...])
+            biases = self.content_bias_HK[...], self.position_bias_HK[...]
         return Distances(distance_C, sinusoid_CD, biases)
 
     # Segments.
