@@ -120,11 +120,7 @@ class TrainingRun:
         return f"{self.folder.path} stopped early, at step {self.start:,}: {reason}."
 
     def run(self) -> dict[str, float]:
-        """Trains to the last step, or until asked to stop.
-
-        Returns:
-            The scalars of the last evaluation of this call, if any.
-        """
+        """Trains to the last step, or until asked to stop; returns the last evaluation."""
         self._progress = Progress("step", self.trainer.steps, self.start, jax.process_index() > 0)
         moved = self.folder.open_metrics(self.start, self.experiment.bindings)
         if moved:
@@ -167,7 +163,7 @@ class TrainingRun:
         self._in_flight = step, metrics, prefetch.ledger
 
     def _pause(self, prefetch) -> bool:
-        """Evaluates and saves if that is due; returns whether the loop ends here."""
+        """Evaluates and saves if due; returns whether the loop ends here."""
         stops, ends_early = self.stop.is_set(), False
         evaluates = self.evaluation.is_due(self.step)
         saves = stops or self._is_due(self.step, self.trainer.policy.every)

@@ -1,4 +1,4 @@
-"""Evaluations in the loop of a training run: recorded, compared, and perhaps its end."""
+"""Evaluations in the loop of a training run."""
 
 from typing import TYPE_CHECKING
 
@@ -30,7 +30,6 @@ class LoopEvaluation:
 
     Args:
         evaluator: None for no evaluations.
-        experiment: the model and the settings.
         folder: takes the records.
         stop: asks the run to stop, also during an evaluation.
         step: that the run begins or is resumed at.
@@ -38,7 +37,6 @@ class LoopEvaluation:
 
     Attributes:
         best: the best evaluation so far.
-        pending: the evaluation at the current step is to be made.
         scalars: `eval/*` of the last one of this process.
     """
 
@@ -112,7 +110,7 @@ class LoopEvaluation:
         return {BEST_STEP: self.best.step, f"best/{metric}": self.best.value}
 
     def stops_early(self, step: int) -> bool:
-        """Tells whether the run ends after this step, before its last one."""
+        """Returns whether the run ends after this step, before its last one."""
         return step < self._trainer.steps and self._policy.stops(self.best)
 
     def record_end(self, step: int, progress: Progress) -> None:

@@ -18,17 +18,15 @@ class Prefetch:
     """Batches of consecutive steps as global device arrays, one ahead, in another thread.
 
     Args:
-        stream: what to read.
-        mesh: rows are divided over its data axis; each process reads its own.
+        mesh: batch elements are divided over its data axis; each process reads its own.
         start: the first step.
         stop: the step after the last one; None for no end.
-        keeps_ledger: compute `ledger`.
-        keeps_host: keep `host`.
+        keeps_ledger, keeps_host: compute these attributes.
 
     Attributes:
         waited: seconds `next` has waited for data since it was last set to 0.
-        ledger: this process's part of the data checksum of the batches that `next` has returned.
-        host: the last batch of `next` with all rows, in NumPy arrays.
+        ledger: this process's part of the data checksum of the batches returned so far.
+        host: the last batch of `next`, whole, in NumPy arrays.
     """
 
     def __init__(
@@ -105,7 +103,7 @@ def host_rows(stream: Stream, step: int, whole: bool = False) -> Rows:
 def device_batch(
     stream: Stream, mesh: jax.sharding.Mesh, step: int, rows: Rows | None = None
 ) -> Batch:
-    """Returns one step's batch as global device arrays, rows divided over the data axis."""
+    """Returns one step's batch as global device arrays, divided over the data axis."""
     host = rows or host_rows(stream, step)
     sizes = {"K": stream.segments_per_step, "B": stream.rows, "T": stream.segment_length}
 

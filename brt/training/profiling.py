@@ -1,7 +1,7 @@
 """A trace of some steps of a run, for TensorBoard and Perfetto.
 
-Operations carry the named scopes of the models (`layer3/attention`, `optimizer`). The compiled
-step next to the trace has the scopes for viewers that show names of operations only.
+Operations have the named scopes of the models (`layer3/attention`, `optimizer`), and so has the
+compiled step next to the trace.
 """
 
 import glob
@@ -40,8 +40,7 @@ def parse_steps(text: str) -> ProfiledSteps:
 class Profiler:
     """Traces steps of a run, with nothing in flight on the devices before and after.
 
-    folder: TensorBoard's; the trace goes to `plugins/profile/` below it. start: steps that are done
-    already. end: the last step of the run.
+    folder: TensorBoard's. start: steps that are done already. end: the last step of the run.
     """
 
     def __init__(self, steps: ProfiledSteps | None, folder: str, start: int, end: int):
@@ -87,7 +86,6 @@ class Profiler:
 
 
 def newest_trace(folder: str) -> str:
-    """Returns the folder of the newest trace of a run."""
     traces = glob.glob(os.path.join(folder, "plugins", "profile", "*", ""))
     if not traces:
         raise FileNotFoundError(f"{folder} has no trace: train with --profile=FROM:TO.")

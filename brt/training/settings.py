@@ -36,7 +36,7 @@ class Trainer:
         optimizer, schedule: by reference, `@adafactor` and `@rsqrt`.
         steps: number of updates.
         segment_length: T in tokens, a multiple of the model's cache-update interval.
-        tokens_per_step: rows x segments_per_step x segment_length, over all devices.
+        tokens_per_step: batch elements x segments_per_step x segment_length, over all devices.
         segments_per_step: consecutive segments of a document that gradients may cross.
         bptt_depth: memories that the gradient of a segment's loss crosses; None for all.
         reread_segments: k earlier segments that a step runs again before its one new segment, so
@@ -45,19 +45,18 @@ class Trainer:
         loss: positions of a segment that are trained on: "full", all; "half", the last half
             (Transformer-XL, Table 5). Evaluation scores all.
         seed: of parameters, dropout and the order of documents.
-        stream: "documents", each in one row; "contiguous", the corpus in as many parts as rows;
-            "shuffled", the same in a new order every epoch; "samples" of the segments of a step;
-            "labelled" documents of at most these segments. Evaluation uses the same.
+        stream: "documents", each in one batch element; "contiguous", the corpus in as many parts as
+            batch elements; "shuffled", the same in a new order every epoch; "samples" of the
+            segments of a step; "labelled" documents of at most these segments. Evaluation uses the
+            same.
         mesh: (data, model) devices; -1 for the remaining ones.
         plateau: lowers the rate when the evaluation loss stops falling.
         average: evaluates an average of the weights; not with a plateau.
         clear_state: train with the state cleared at every segment.
         skip_nonfinite: skip updates that are not finite instead of stopping.
         log_every, eval_every: in steps; eval_every = 0 for no evaluation.
-        evaluation: settings of evaluation; None for the defaults.
-        checkpoints: when checkpoints are written and kept; None for the defaults.
+        evaluation, checkpoints, labelled: settings of these; None for the defaults.
         model: a `Model`, by reference.
-        labelled: how labelled documents are read; None for the defaults.
 
     Attributes:
         rows: B, batch elements of a step.

@@ -1,4 +1,4 @@
-"""The device mesh, and the part of each array of a tree that each device holds."""
+"""The device mesh, and the sharding of trees of arrays."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -46,11 +46,7 @@ def _shape(data, model, count):
 
 
 def shardings(tree: Any, mesh: jax.sharding.Mesh) -> Any:
-    """Returns a `NamedSharding` for each array of a tree, by the axes at the end of its name.
-
-    See `brt.models.axis_rules.named_spec`; `check_divisible` refuses the cases where an array
-    that is kept whole would be a mistake.
-    """
+    """Returns a `NamedSharding` for each array of a tree, by `brt.models.axis_rules.named_spec`."""
 
     def sharding(path, leaf):
         return NamedSharding(mesh, named_spec(path, leaf.shape, mesh.shape))
@@ -59,16 +55,14 @@ def shardings(tree: Any, mesh: jax.sharding.Mesh) -> Any:
 
 
 def divisible_rows(mesh: jax.sharding.Mesh, rows: int) -> int:
-    """Returns the least number of rows, `rows` or more, that the data axis divides."""
+    """Returns the least number of batch elements, `rows` or more, that the data axis divides."""
     return -(-rows // mesh.shape["data"]) * mesh.shape["data"]
 
 
 def check_divisible(mesh: AnyMesh, rows: int, model_sizes: dict[str, int]) -> None:
     """Refuses meshes that would leave devices idle or with copies.
 
-    Args:
-        rows: batch elements.
-        model_sizes: binding names to sizes that must divide by the model axis.
+    rows: batch elements. model_sizes: by binding, sizes that the model axis must divide.
     """
     if rows % mesh.shape["data"]:
         raise ValueError(
@@ -90,11 +84,11 @@ def put_rows(
     axes: str,
     rows_of: Callable[[int, int], np.ndarray],
 ) -> jax.Array:
-    """Returns a global array, built from the rows that this process needs.
+    """Returns a global array, built from the batch elements that this process needs.
 
     Args:
         shape: the global shape.
-        axes: a letter for each axis, B for the rows.
+        axes: their names, B for the batch.
         rows_of: from (first row, number of rows) to that part as a NumPy array.
     """
     axis = axes.index("B")
@@ -109,10 +103,9 @@ def put_rows(
 
 
 def owned_rows(mesh: jax.sharding.Mesh, rows: int) -> list[tuple[int, int]]:
-    """Returns the parts of the batch's rows that this process owns, as (first row, number).
+    """Returns the parts of the batch that this process owns, as (first row, number).
 
-    Where several processes read the same rows, because a model is divided over them, the first of
-    them owns the rows.
+    If several processes read the same rows, as with a divided model, the first process owns them.
     """
     sharding = NamedSharding(mesh, spec("B"))
     owners: dict[tuple[int, int], int] = {}
@@ -125,7 +118,7 @@ def owned_rows(mesh: jax.sharding.Mesh, rows: int) -> list[tuple[int, int]]:
 
 
 def sum_over_processes(number: int) -> int:
-    """Returns the sum of one integer below 2**64 of every process; all of them wait for it."""
+    """Returns the sum of one integer below 2**64 of every process; all processes wait for it."""
     if jax.process_count() == 1:
         return number
     halves = np.array(divmod(number, 2**32), np.uint32)  # JAX has no 64 bits by default

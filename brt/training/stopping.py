@@ -13,11 +13,7 @@ from brt.processes import signals_to_end
 
 
 class StopRequest:
-    """Whether a run was asked to stop.
-
-    Attributes:
-        signal: the signal that asked, or None.
-    """
+    """Whether a run was asked to stop; signal: the signal that asked, or None."""
 
     def __init__(self):
         self.signal: int | None = None

@@ -19,7 +19,6 @@ from brt.training.optimization.equal_parameters import norm_of_all
 from brt.training.unroll import at, reread, unroll
 
 LOSSES = ("full", "half")
-"""Positions of a segment that are trained on: all, or the last half."""
 
 
 class TrainState(NamedTuple):
@@ -61,7 +60,6 @@ def enter_segment(
     Batch elements that start a document get empty caches.
 
     Args:
-        model: any `Model`.
         segment: inputs, targets and weights (B, T), starts (B,).
         caches: after the previous segment.
         clear: clear the state, even within a document.
@@ -81,8 +79,7 @@ def read_segment(
 ) -> tuple[tuple, jax.Array, dict[str, jax.Array]]:
     """Runs a model on one segment without dropout.
 
-    Returns:
-        The caches after the segment; features (B, T, D) for `model.logits`; scalar metrics.
+    Returns the caches after the segment; features (B, T, D) for `model.logits`; scalar metrics.
     """
     x_BTD, caches, metrics = model.stack(*enter_segment(model, segment, caches))
     return caches, x_BTD, metrics
@@ -101,7 +98,7 @@ def make_loss(
     Args:
         bind: from parameters to a model.
         clear: clear the state before every segment (Block-Recurrent, appendix G.1).
-        bptt_depth: as `depth` of `unroll`.
+        bptt_depth: the `depth` of `unroll`.
         reread_segments: segments of the batch, all but the last, that earlier steps have scored;
             see `reread`.
         remat_segments: recompute each segment in the backward pass.

@@ -1,8 +1,8 @@
 """Backpropagation through time over the K segments of a step.
 
 The memory between two segments is an ordinary value: gradients cross it unless they are stopped.
-With depth k (RMT, section 3) the gradient of the loss of segment t, counted from 0 in the step,
-crosses min(t, k) memories. No gradient crosses steps. Values do not depend on the depth.
+With depth k (RMT, section 3) the gradient of the loss of segment t, from 0, crosses min(t, k)
+memories. Values do not depend on the depth.
 """
 
 from collections.abc import Callable
@@ -24,7 +24,7 @@ def unroll(read: Read, caches: Any, segments: Any, depth: int | None = None) -> 
 
     Args:
         segments: a tree with a first axis of K segments.
-        depth: memories that the gradient of a segment's outputs crosses, 0 ... K - 1; None: all.
+        depth: memories that the gradient of a segment's outputs crosses; None: all.
 
     Returns:
         The caches after the last segment, and the outputs with a first axis of K.

@@ -1,1 +1,1 @@
-"""Checkpoints: writing them, finding one that is whole, taking parameters from another run."""
+"""Checkpoints: writing, finding a valid one, parameters of another run."""

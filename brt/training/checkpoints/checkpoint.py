@@ -1,9 +1,9 @@
 """Checkpoints, the only module that uses Orbax.
 
-A checkpoint holds parameters, optimizer, caches and step, and a JSON record with a fingerprint of
-each array. It is written in the background and appears under its final name when complete. One
-that does not read back with the same fingerprints is damaged and never loaded. Nothing that cannot
-be read is deleted: a run that resumes from an older checkpoint moves it to `aside/`.
+A checkpoint holds parameters, optimizer, caches, step, and a JSON record with a fingerprint of each
+array. It is written in the background and appears under its final name when complete. A damaged
+one, whose fingerprints differ, is never loaded and never deleted: a run that resumes from an older
+one quarantines it.
 """
 
 import copy
@@ -26,21 +26,19 @@ from brt.storage.regular_files import check_regular
 from brt.training.checkpoints.fingerprints import fingerprints
 from brt.training.checkpoints.mirror import COMPLETE, CheckpointMirror
 from brt.training.checkpoints.policy import CheckpointPolicy
-from brt.training.checkpoints.transient_errors import transient_reason
+from brt.training.checkpoints.transient_errors import first_line, transient_reason
 from brt.training.train_step import TrainState
 
 # etils, through which Orbax reaches buckets, would import TensorFlow where it is installed.
 os.environ.setdefault("EPATH_USE_TF", "false")
 
 ASIDE = "aside"
-"""Folder next to the checkpoints for those that a run does not resume from."""
+"""Folder of quarantined checkpoints, next to the others."""
 STEP_NAME = ".step"
 """Name of `TrainState.step` among the fingerprints."""
 
 
 class Hexadecimal:
-    """Strings of a number's digits."""
-
     words = "a number in hexadecimal digits"
 
     def holds(self, value: Any) -> bool:
@@ -61,33 +59,25 @@ RECORD = Fields(
 
 
 class CheckpointError(RuntimeError):
-    """No checkpoint can be read, or one cannot be written; the message names it and the reason."""
-
-
-def leave_counters_unread() -> None:
-    """Keeps Orbax from reading TensorStore's counters, for log lines that brt does not show.
-
-    TensorStore never frees what it returns, 0.1 MB a checkpoint (docs/benchmarks/robustness.md).
-    """
-    import tensorstore
-
-    tensorstore.experimental_collect_matching_metrics = lambda *_: []
+    """A checkpoint cannot be read or written; the message names it and the reason."""
 
 
 class Checkpoints:
     """The checkpoints of one folder.
 
     Args:
-        folder: created when first written to. In a bucket a checkpoint is complete when its last
-            object is there. `gs://` is written in the background, by every process; other buckets
-            by one process, while training waits.
+        folder: created when first written to. `gs://` is written in the background, by every
+            process; other buckets by one process, while training waits.
         policy: what to keep.
     """
 
     def __init__(self, folder: str, policy: CheckpointPolicy | None = None):
         import orbax.checkpoint as ocp  # takes a second, and only runs that save need it
+        import tensorstore
 
-        leave_counters_unread()
+        # Orbax logs these counters, and TensorStore never frees what it returns: 0.1 MB a
+        # checkpoint (docs/benchmarks/robustness.md).
+        tensorstore.experimental_collect_matching_metrics = lambda *_: []
         self._ocp = ocp
         self._retention = _Retention(policy or CheckpointPolicy())
         self._writing = 0  # the newest step that was begun to be written
@@ -111,8 +101,8 @@ class Checkpoints:
     def save(self, state: TrainState, record: dict, best: int | None = None) -> None:
         """Begins to write a checkpoint; state and record may change as soon as this returns.
 
-        record: JSON values to find again on restore. best: step of the best evaluation so far,
-        whose checkpoint stays. An earlier write that failed raises a `CheckpointError`.
+        record: JSON values. best: step of the best evaluation, whose checkpoint stays. An earlier
+        write that failed raises a `CheckpointError`.
         """
         ocp = self._ocp
         step = int(state.step)
@@ -157,7 +147,6 @@ class Checkpoints:
         )
 
     def record(self, step: int) -> dict:
-        """Returns the JSON record of one checkpoint."""
         args = self._ocp.args.Composite(record=self._ocp.args.JsonRestore())
         self._fetch(step)
         return _checked(self._manager.restore(step, args=args)["record"])
@@ -174,8 +163,7 @@ class Checkpoints:
             parts: fields of the state to read; the others come back None.
 
         Raises:
-            CheckpointError: none is valid; or one could not be read for a transient reason, such as
-                too many open files.
+            CheckpointError: none is valid, or one could not be read for a transient reason.
         """
         self._skipped.clear()
         steps = self.steps()
@@ -211,7 +199,7 @@ class Checkpoints:
             self._refuse_transient(step, error)
             raise CheckpointError(
                 f"Checkpoint {step} in {self.folder} is damaged, or is of another model: "
-                f"{_first_line(error)}. Other steps: {others}."
+                f"{first_line(error)}. Other steps: {others}."
             ) from error
 
     def _restore(self, step, abstract, parts):
@@ -245,7 +233,7 @@ class Checkpoints:
             self._manager.reload()
 
     def _step_held(self, step):
-        """Returns the step that the checkpoint of this folder was saved at, by its own record."""
+        """Returns the step at which the checkpoint of this folder was saved, by its record."""
         folder = os.path.join(self.folder, str(step))
         if not is_remote(folder):
             for path, _, names in os.walk(folder):
@@ -258,7 +246,7 @@ class Checkpoints:
         return held
 
     def _is_misnamed(self, step) -> bool:
-        """Tells, and notes, if a folder holds another step than its name, or none that is known."""
+        """Returns, and notes, whether a folder does not hold the step of its name."""
         if step in self._skipped:
             return True
         try:
@@ -283,7 +271,7 @@ class Checkpoints:
             "Checkpoint %d in %s is damaged and was skipped: %s",
             step,
             self.folder,
-            _first_line(error),
+            first_line(error),
         )
 
     def _refuse_transient(self, step, error):
@@ -296,10 +284,11 @@ class Checkpoints:
             ) from error
 
     def quarantine(self, step: int) -> None:
-        """Moves the checkpoints that training from `step` on cannot keep to `aside/`.
+        """Moves checkpoints that training from `step` on cannot keep to another folder.
 
         These are the later ones, and earlier ones that are damaged or misnamed. Their new names
-        tell why: `6-unreadable`, `7-holds-step-4`. All processes of a run call this together.
+        give the reason: `6-unreadable`, `7-holds-step-4`. All processes of a run call this
+        together.
         """
         if jax.process_index() == 0:
             for other in self.steps():
@@ -338,7 +327,7 @@ class Checkpoints:
 
 
 class _Retention:
-    """`CheckpointPolicy.kept`, as Orbax asks for it."""
+    """`CheckpointPolicy.kept` with Orbax's interface."""
 
     def __init__(self, policy):
         self.policy = policy
@@ -358,12 +347,8 @@ def _checked(record):
     return record
 
 
-def _first_line(error):
-    return str(error).strip().split("\n")[0][:300]
-
-
 def _parts(state):
-    """Returns each field as Orbax takes it: arrays without elements, which it refuses, get one."""
+    """Returns each field for Orbax, which refuses arrays without elements: they get one."""
     return {
         name: {name: jax.tree.map(_with_elements, value)} for name, value in state._asdict().items()
     }

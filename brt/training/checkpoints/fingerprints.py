@@ -1,4 +1,4 @@
-"""Fingerprints of arrays, the same on any mesh, by which damage to a checkpoint is seen."""
+"""Fingerprints of arrays, the same on any mesh, which show damage to a checkpoint."""
 
 from typing import Any
 

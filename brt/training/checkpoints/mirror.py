@@ -10,14 +10,11 @@ from brt.storage.paths import RemotePath, download, remove, upload
 from brt.storage.scratch import scratch_folder
 
 COMPLETE = "commit_success.txt"
-"""The object that makes a checkpoint of a bucket complete; Orbax's own have the same."""
+"""The object that makes a checkpoint of a bucket complete, as Orbax has it."""
 
 
 class CheckpointMirror:
-    """The checkpoints of a remote folder, and a temporary local folder for Orbax.
-
-    remote: has a folder for each checkpoint, named by its step.
-    """
+    """The checkpoints of a remote folder, by step, and a temporary local folder for Orbax."""
 
     def __init__(self, remote: RemotePath):
         if jax.process_count() > 1:

@@ -20,7 +20,7 @@ from brt.training.train_step import TrainState
 def check_vocabulary(record: dict, store: TokenStore | MixedStore) -> None:
     """Refuses parameters that were trained on other token ids than a store's.
 
-    record: of a checkpoint, from `load_params`; those of older versions lack the vocabulary.
+    record: of a checkpoint; those of older versions lack the vocabulary.
     """
     trained, read = record.get("vocabulary"), store.manifest["vocabulary"]
     if trained and trained["fingerprint"] != read["fingerprint"]:
@@ -32,7 +32,7 @@ def check_vocabulary(record: dict, store: TokenStore | MixedStore) -> None:
 
 
 def check_step(step: int | str | None) -> int | str | None:
-    """Returns a step of `load_params`, also from the text of a flag."""
+    """Returns a step for `load_params`, also from the text of a flag."""
     if step is None or step in ("best", "newest"):
         return step
     if not re.fullmatch(r"[0-9]{1,18}", text := str(step)):
@@ -48,13 +48,13 @@ def load_params(
     Args:
         folder: the run folder.
         abstract: shapes and shardings to read into.
-        step: of a checkpoint that is kept; "best", by the run's own evaluations; "newest", the
-            newest valid one; None for the best one of a run that keeps it, else the newest.
+        step: of a checkpoint; "best", by the run's evaluations; "newest", the newest valid one;
+            None for the best one of a run that keeps it, else the newest.
 
     Returns:
-        The train state, in which only these two are set, and the checkpoint's record; that of the
-        best checkpoint has "best_by", the metric. The parameters are their average, if the run
-        keeps one and `abstract` has its optimizer's state.
+        The train state, in which only these two are set, and the checkpoint's record, with the
+        metric as "best_by" for the best one. The parameters are their average, if the run keeps one
+        and `abstract` has its optimizer's state.
     """
     step = check_step(step)
     path = os.path.join(folder, "checkpoints")

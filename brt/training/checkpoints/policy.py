@@ -19,13 +19,12 @@ STOPPED_EARLY = "best/stopped_early"
 
 
 class NoSuchMetric(ValueError):
-    """An evaluation has no scalar of the name that decides."""
+    """An evaluation lacks the scalar that decides."""
 
 
 class Best(NamedTuple):
-    """The best evaluation so far.
+    """The best evaluation so far; None before the first one that is finite.
 
-    step, value: of it; None before the first one that is finite.
     since: evaluations after it, in a row, that were not better.
     """
 
@@ -42,8 +41,8 @@ class CheckpointPolicy:
         every: steps between checkpoints.
         keep_last: the newest ones to keep.
         keep_every: also keep every checkpoint at a multiple of this many steps, or None.
-        keep_best: also keep a checkpoint of the best evaluation in the loop, which `brt.evaluate`
-            and `load_run` then read by default.
+        keep_best: also keep the checkpoint of the best evaluation in the loop, the default of
+            `brt.evaluate` and `load_run`.
         metric: scalar of the evaluation that decides, such as "recall_accuracy". None takes the
             loss, or with labelled documents the first of `OF_LABELS`.
         mode: "min" or "max", the best value; None follows the name of the metric.
@@ -110,7 +109,6 @@ class CheckpointPolicy:
         return best
 
     def stops(self, best: Best) -> bool:
-        """Tells whether a run whose best evaluation this is stops early."""
         return self.patience is not None and best.since >= self.patience
 
     def reason(self, best: Best) -> str:
@@ -125,11 +123,9 @@ class CheckpointPolicy:
 def recorded_best(
     records: Iterable[Mapping], steps: Collection[int] | None = None
 ) -> tuple[int, str] | None:
-    """Returns step and metric of the last best evaluation that the records of a run name.
+    """Returns step and metric of the last best evaluation in the records of a run, oldest first.
 
-    Args:
-        records: of the run, oldest first.
-        steps: only those of these checkpoints; None for any.
+    steps: only those of these checkpoints; None for any.
     """
     found = None
     for record in records:
@@ -141,7 +137,6 @@ def recorded_best(
 
 
 def stopped_early(records: Sequence[Mapping]) -> bool:
-    """Tells whether the last record of a run is that it stopped early."""
     return bool(records) and STOPPED_EARLY in records[-1]
 
 

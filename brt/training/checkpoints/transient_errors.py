@@ -1,4 +1,4 @@
-"""Tells transient errors (no memory, no free file, a disk that does not answer) from damage."""
+"""Distinguishes transient errors (memory, open files, network) from damage."""
 
 import errno
 import re
@@ -6,11 +6,10 @@ import re
 from brt.storage.paths import StorageError
 
 DAMAGE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EINVAL, errno.ELOOP)
-"""Numbers of system errors of damage: the file is missing, or of another kind."""
+"""System errors of damage: the file is missing, or of another kind."""
 NETWORK = ("aiohttp", "botocore", "gcsfs", "google", "requests")
 """Libraries whose errors are about the access to a bucket."""
 NOT_THERE = 404
-"""Code of such an error if the object is missing."""
 BUSY = ("RESOURCE_EXHAUSTED", "UNAVAILABLE", "DEADLINE_EXCEEDED", "UNAUTHENTICATED")
 """Beginnings of transient errors of TensorStore and XLA."""
 
@@ -25,15 +24,17 @@ def transient_reason(error: BaseException) -> str | None:
     while current is not None and current not in seen:
         seen.append(current)
         if _is_transient(current):
-            return str(current).strip().split("\n")[0][:300] or type(current).__name__
+            return first_line(current) or type(current).__name__
         current = current.__cause__ or current.__context__
     return None
 
 
+def first_line(error: BaseException) -> str:
+    return str(error).strip().split("\n")[0][:300]
+
+
 def _is_transient(error):
-    if isinstance(error, MemoryError):
-        return True
-    if isinstance(error, StorageError | TimeoutError | ConnectionError):
+    if isinstance(error, MemoryError | StorageError | TimeoutError | ConnectionError):
         return True
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno not in DAMAGE

@@ -1,1 +1,1 @@
-"""Optimizers, learning-rate schedules, and what adjusts them during a run."""
+"""Optimizers and learning-rate schedules."""

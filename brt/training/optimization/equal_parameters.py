@@ -1,8 +1,7 @@
 """An optimizer that computes the updates of equal parameters together.
 
 The same parameter of all layers is stacked along a first axis inside the step, so that the program
-does not grow with the number of layers. Each parameter keeps its own optimizer state, so
-checkpoints and shardings do not depend on it.
+does not grow with the number of layers. Each parameter keeps its own optimizer state.
 """
 
 from collections.abc import Callable
@@ -25,7 +24,7 @@ def equal_parameters_together(
 
     Args:
         optimizer: treats all parameters separately and alike: no norm over all of them, no mask.
-            Its state apart from an array for each parameter (counts) does not depend on them.
+            The rest of its state (counts) does not depend on the parameters.
         fewest: number of equal parameters from which on they are stacked.
     """
 
@@ -62,12 +61,12 @@ def equal_parameters_together(
                 new, after = jax.vmap(optimizer.update, axes, (0, state_axes))(*arrays)
             for number, index in enumerate(indices):
                 new_leaves[index] = part(new, number)
-            for place, node in enumerate(outer.flatten_up_to(after)):
-                if not of_each[place]:
-                    new_nodes[place] = node
+            for slot, node in enumerate(outer.flatten_up_to(after)):
+                if not of_each[slot]:
+                    new_nodes[slot] = node
                     continue
                 for number, index in enumerate(indices):
-                    new_nodes[place][index] = part(node, number)
+                    new_nodes[slot][index] = part(node, number)
         after = [
             tree.unflatten(node) if each else node
             for node, each in zip(new_nodes, of_each, strict=True)
@@ -109,7 +108,7 @@ def _is_index(step):
 
 
 def _stacking(indices) -> tuple[Callable, Callable]:
-    """Returns the functions that stack a group's arrays, and that return one of them."""
+    """Returns functions that stack a group's arrays, and that take one from a stack."""
     if len(indices) == 1:
         return (lambda arrays: arrays[indices[0]]), (lambda array, number: array)
     return (

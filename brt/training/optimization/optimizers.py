@@ -11,7 +11,6 @@ from brt.checks import CountFrom0, NotNegative, Positive, Share, configurable
 from brt.training.optimization.equal_parameters import equal_parameters_together
 
 Schedule = Callable[[ArrayLike], ArrayLike]
-"""From a step, counted from 0, to the learning rate."""
 
 
 @configurable(denylist=["learning_rate"])

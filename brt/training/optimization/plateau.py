@@ -15,7 +15,6 @@ from brt.training.optimization.optimizers import Schedule
 class Slowed(NamedTuple):
     """The optimizer state of a run with a plateau rule.
 
-    optimizer: state of the optimizer itself.
     plateau: best loss, evaluations since, and the scale of the learning rate.
     step: () int32, updates done.
     """
@@ -27,8 +26,10 @@ class Slowed(NamedTuple):
 
 @configurable
 class ReduceOnPlateau:
-    """Multiplies the learning rate by `factor` after `patience` + 1 evaluations in a row that
-    did not lower the best loss by a share of 1e-4; then counts from 0 again.
+    """Lowers the learning rate when the evaluation loss stops falling.
+
+    It is multiplied by `factor` after `patience` + 1 evaluations in a row that did not lower the
+    best loss by a share of 1e-4.
 
     Args:
         factor: of each reduction.

@@ -1,7 +1,6 @@
-"""Learning-rate schedules: pure functions of the step, configured by gin.
+"""Learning-rate schedules: functions of the step, from 0, and the number of steps of the run.
 
-Each takes the step, counted from 0, and the number of steps of the run. All begin with
-a linear warmup: `warmup_steps` steps from 0 to the value that the schedule has at their end.
+All begin with a linear warmup: `warmup_steps` steps from 0 to the schedule's value at their end.
 Source: Block-Recurrent, appendix C; the constants of the released code.
 """
 
@@ -64,9 +63,7 @@ def cosine(
 ) -> jax.Array:
     """Half a cosine from `maximum` to `minimum` over the run.
 
-    Args:
-        tail: after the run's end, 2 * minimum * 2^(-t / T), which halves every run
-            length; without it the rate stays at `minimum`.
+    tail: after the run's end, 2 * minimum * 2^(-t / T); without it the rate stays at `minimum`.
     """
     _check_order("cosine", minimum, maximum)
     warmup, t = _warmup(step, warmup_steps)

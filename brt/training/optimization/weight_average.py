@@ -13,7 +13,6 @@ from brt.training.train_step import TrainState
 class Averaged(NamedTuple):
     """The optimizer state of a run that averages its weights.
 
-    optimizer: state of the optimizer itself.
     average: optax's state, which begins at zero.
     decay: () float32, for the correction of that bias.
     """
@@ -32,7 +31,7 @@ class WeightAverage:
     Args:
         decay: weight of an update against the one after it.
 
-    Source: Polyak and Juditsky 1992; Transformer-XL, section 4.1 (Penn Treebank; weights unknown).
+    Source: Polyak and Juditsky 1992; Transformer-XL, section 4.1.
     """
 
     def __init__(self, decay: Factor = 0.999):

@@ -1,4 +1,4 @@
-"""Alerts about a run, as warnings and as scalars `alert/*`. They change no computation."""
+"""Alerts about a run, as warnings and as scalars `alert/*`."""
 
 import math
 import re
@@ -13,11 +13,11 @@ DEAD_SHARE = 0.01
 """Share of a layer's attention (`state_share`, `memory_share`) below which a memory is ignored."""
 SHARE = re.compile(r"train/(.*\b(state|memory)_share)")
 SLOW = 5.0
-"""A step takes so many times as long as the median of those before it."""
+"""A step is slow if it takes so many times the median of earlier steps."""
 USUAL = 3
 """Reports from which a median is known."""
 TIMEOUT = 300.0
-"""The least seconds without a step after which the run is reported to stand still."""
+"""The least seconds without a step after which a run is reported as stalled."""
 
 
 class Alerts:
@@ -29,10 +29,7 @@ class Alerts:
         self._raised: set[str] = set()
 
     def look(self, step: int, scalars: Mapping[str, float | str]) -> dict[str, float]:
-        """Returns the alerts of a report, `alert/NAME` to 1; warns of each new one.
-
-        scalars: `train/*`, `perf/*` and others.
-        """
+        """Returns the alerts of a report, `alert/NAME` to 1; warns of each new one."""
         alerts = {**self._not_finite(scalars), **self._slow(scalars), **self._dead(scalars)}
         for name, sentence in alerts.items():
             if name not in self._raised:
@@ -77,7 +74,7 @@ class Alerts:
 
 
 class StallWatch:
-    """Warns once when a run stands still, from a thread, since there are no reports then."""
+    """Warns once, from a thread, when a run stalls."""
 
     def __init__(self, warn: Callable[[str], None] = logging.warning, least: float = TIMEOUT):
         self._warn = warn

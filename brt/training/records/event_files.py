@@ -1,7 +1,6 @@
-"""Event files of TensorBoard, one event a record, written by tensorboardX's `RecordWriter`.
+"""Event files of TensorBoard, written by tensorboardX's `RecordWriter`.
 
-Not by its `SummaryWriter`, whose thread ends when a disk is full: training would then wait for the
-thread's queue without end.
+The thread of its `SummaryWriter` ends when a disk is full: training would then wait forever.
 """
 
 import contextlib
@@ -17,17 +16,16 @@ from brt.storage.failed_writes import naming
 PREFIX = "events.out.tfevents."
 TIMED = re.compile(re.escape(PREFIX) + r"(\d+)\.")
 FLUSHED = 30.0
-"""Seconds between two flushes that nobody has asked for."""
+"""Seconds between two flushes."""
 
 
 class EventFile:
-    """A new event file of a folder; its name comes after those of all others there.
+    """A new event file of a local folder.
 
-    TensorBoard reads the files of a folder in the order of their names, which begin with the time.
+    TensorBoard reads files in the order of their names, which begin with the time: the new one
+    sorts last.
 
-    Args:
-        folder: of this disk.
-        purge_step: TensorBoard ignores events of this step or later in earlier files.
+    purge_step: TensorBoard ignores events of this step or later in earlier files.
     """
 
     def __init__(self, folder: str, purge_step: int | None = None):

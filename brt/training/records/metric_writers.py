@@ -1,9 +1,9 @@
-"""Writers of a run's numbers besides metrics.jsonl, of which `EventFile` is another one."""
+"""Writers of a run's numbers besides metrics.jsonl and `EventFile`."""
 
 import hashlib
 import os
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from brt.data.extras import extra_library
 
@@ -11,24 +11,6 @@ JSONL = "jsonl"
 KINDS = (JSONL, "tensorboard", "wandb")
 """Values of `--metrics`. metrics.jsonl is always written: runs are resumed from it."""
 USUAL = (JSONL, "tensorboard")
-
-
-class MetricWriter(Protocol):
-    """A writer of scalars.
-
-    begins_empty: it lacks the records from before the run was resumed.
-    """
-
-    begins_empty: bool
-
-    def write(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Takes the scalars of one record."""
-
-    def flush(self) -> None:
-        """Waits until all scalars are on disk."""
-
-    def close(self) -> None:
-        """Flushes and ends."""
 
 
 class Wandb:
@@ -58,7 +40,7 @@ class Wandb:
                 f"--metrics=wandb: no run could be started ({str(error).strip()}): log in with "
                 "`wandb login`, or set WANDB_MODE=offline."
             ) from error
-        # It would not take again the steps that it has.
+        # Whether it lacks earlier records: it refuses steps that it has.
         self.begins_empty = not self._run.resumed
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
@@ -72,7 +54,6 @@ class Wandb:
 
 
 def check_kinds(kinds: tuple[str, ...]) -> None:
-    """Refuses names that are not of `KINDS`, and a list without metrics.jsonl."""
     for kind in kinds:
         if kind not in KINDS:
             raise ValueError(f"--metrics names {kind!r}: give some of {', '.join(KINDS)}.")

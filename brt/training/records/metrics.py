@@ -1,4 +1,4 @@
-"""Numbers that a run reports: sums over the steps since the last report, and device peaks."""
+"""Numbers that a run reports."""
 
 import contextlib
 import math
@@ -32,8 +32,7 @@ def device_peak() -> float | None:
 def peak_bytes(step_function: Callable, *arguments: Any) -> int | None:
     """Returns the peak memory of one device in bytes, or None where it is not known.
 
-    It is the device's own count since the process began, or else XLA's plan for the step, which was
-    called before with arguments of these shapes.
+    It is the device's own count since the process began, or else XLA's plan for the step.
     """
     counted = jax.local_devices()[0].memory_stats() or {}
     if "peak_bytes_in_use" in counted:
@@ -95,7 +94,6 @@ class StepTimer:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Leaves out the time of a with block."""
         begun = time.perf_counter()
         yield
         self._since += time.perf_counter() - begun

@@ -13,10 +13,7 @@ class RecordsGone(OSError):
 
 
 class RecordFile:
-    """A file that grows by whole lines; a line that cannot be written leaves no part of it.
-
-    path: of a local file; made if it is not there.
-    """
+    """A local file that grows by whole lines; of a line that cannot be written nothing stays."""
 
     def __init__(self, path: str):
         self.path = path

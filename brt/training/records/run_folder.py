@@ -1,9 +1,8 @@
-"""The run folder: the record of what was run, with what, and of every number it reported.
-
-config.gin, operative_config.gin, command.txt, environment.json, metrics.jsonl,
+"""The run folder: config.gin, operative_config.gin, command.txt, environment.json, metrics.jsonl,
 events.out.tfevents.*, checkpoints/; and .brt_lock while a process trains in it.
 """
 
+import contextlib
 import hashlib
 import importlib.metadata
 import itertools
@@ -13,7 +12,6 @@ import platform
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 
 import gin
@@ -25,7 +23,7 @@ from brt.storage.growing import GrowingFiles
 from brt.storage.paths import RemotePath, absolute, as_path, is_remote
 from brt.storage.regular_files import open_regular, read_bytes
 from brt.training.records.event_files import EventFile
-from brt.training.records.metric_writers import USUAL, MetricWriter, Wandb
+from brt.training.records.metric_writers import USUAL, Wandb
 from brt.training.records.record_file import RecordFile, record_of
 from brt.training.records.run_lock import RunLock
 
@@ -38,13 +36,13 @@ EVALUATION = b'"eval/'
 class RunFolder:
     """Writes a run's records; only process 0 of a run should have one that `writes`.
 
-    In a bucket nothing can be appended to: there the records are copied whole, at every checkpoint,
-    at the end, and every minute or so between.
+    In a bucket nothing can be appended to: records are copied whole, at checkpoints, at the end,
+    and every minute or so between.
 
     Args:
         path: the folder, created if `writes`.
         writes: whether this process writes anything.
-        metrics: where numbers go, some of `brt.training.records.metric_writers.KINDS`.
+        metrics: some of `brt.training.records.metric_writers.KINDS`.
 
     Raises:
         brt.training.records.run_lock.FolderInUse: another process writes the folder.
@@ -56,7 +54,7 @@ class RunFolder:
         self._growing = GrowingFiles(RemotePath(self.path)) if is_remote(self.path) else None
         self._metrics: RecordFile | None = None
         self._kinds = tuple(metrics)
-        self._writers: list[MetricWriter] = []
+        self._writers: list[EventFile | Wandb] = []
         self._lock = self._locked() if writes else None
 
     def _locked(self):
@@ -116,8 +114,7 @@ class RunFolder:
 
         settings: bindings of the run, for writers that show them.
 
-        Returns:
-            The file that earlier records were moved to if a run starts again, otherwise None.
+        Returns the file that earlier records were moved to if a run starts again, otherwise None.
         """
         if not self.writes:
             return None
@@ -145,7 +142,7 @@ class RunFolder:
         return moved
 
     def _drop_records_after(self, step):
-        """Writes the file of records again: those up to a step, without damaged and torn lines."""
+        """Rewrites the records: those up to a step, without damaged and torn lines."""
         path = as_path(self.file(METRICS))
         if not path.exists():
             return
@@ -197,7 +194,7 @@ class RunFolder:
             writer.write(record["step"], numbers)
 
     def sync(self) -> None:
-        """Waits until the records are on disk, so that no checkpoint is ahead of them."""
+        """Waits until the records are on disk, so that no checkpoint is ahead of the records."""
         if self._metrics is not None:
             self._check_lock()
             self._metrics.sync()
@@ -220,28 +217,25 @@ class RunFolder:
     def close_records(self) -> None:
         if self._metrics is None:
             return
-        with ExitStack() as closing:
-            closing.callback(self._metrics.close)
-            for writer in self._writers:
-                closing.callback(writer.close)
-            closing.callback(self._forget_files)
-            self.sync()
-
-    def _forget_files(self):
-        self._writers = []
-        self._metrics = None
+        files = self._metrics, *self._writers
+        with contextlib.ExitStack() as closing:
+            for file in files:
+                closing.callback(file.close)
+            try:
+                self.sync()
+            finally:
+                self._metrics, self._writers = None, []
 
 
 def read_metrics(
     path: str, problems: list[str] | None = None, most: int | None = None
 ) -> list[dict]:
-    """Returns the records of a run folder, oldest first, without damaged lines and a torn last one.
+    """Returns the records of a run folder, oldest first, without damaged and torn lines.
 
     Args:
-        path: of the run folder.
         problems: takes a sentence about damaged lines; None logs it.
-        most: number of records, evenly spaced, to read of a longer file; with all evaluations and
-            the last ones. None for all.
+        most: number of records, evenly spaced, to read of a longer file, besides all evaluations
+            and the last ones. None for all.
     """
     file = os.path.join(path, METRICS)
     try:
@@ -271,7 +265,11 @@ def read_metrics(
 
 
 def versions() -> dict[str, str | None]:
-    return {name: _version(name) for name in PACKAGES}
+    def version(package):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            return importlib.metadata.version(package)
+
+    return {name: version(name) for name in PACKAGES}
 
 
 def code_hash() -> str:
@@ -282,10 +280,3 @@ def code_hash() -> str:
         digest.update(f"{path.relative_to(root)}\0".encode())
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
-
-
-def _version(package):
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None

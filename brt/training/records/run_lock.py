@@ -1,9 +1,8 @@
 """The lock of a run folder, on a disk or in a bucket.
 
-Two processes that trained in one folder would delete each other's checkpoints and mix their
-records. On a disk the lock is a `flock`, which the kernel releases when the process dies. In
-buckets, and on disks without `flock`, the owner rewrites the lock as a heartbeat; one that is not
-rewritten for `TIMEOUT` seconds belongs to a process that died.
+On a disk it is a `flock`, which the kernel releases when the process dies. In buckets, and on disks
+without `flock`, the owner rewrites the lock as a heartbeat; after `TIMEOUT` seconds without one the
+owner counts as dead.
 """
 
 import contextlib
@@ -29,13 +28,11 @@ NAME = ".brt_lock"
 HEARTBEAT = 20.0
 """Seconds between two heartbeats."""
 TIMEOUT = 70.0
-"""Seconds without a heartbeat after which the owner counts as dead."""
 SETTLE = 2.0
 """Seconds in which a process that has seen no lock writes its own."""
 TRIES = 10
 """Locks that others may remove while this process opens them."""
 MOST_BYTES = 4096
-"""Bytes of a lock that are read."""
 
 OWNER = Fields({"host": str, "pid": ManyFrom0, "started": str, "boot": str, "id": str})
 
@@ -51,11 +48,7 @@ class FolderLost(OSError):
 class RunLock:
     """Keeps a run folder to this process until `release`, or until the process dies.
 
-    Args:
-        folder: an absolute path; on a disk it exists.
-
-    Raises:
-        FolderInUse: another process has it.
+    folder: an absolute path; on a disk it exists. Raises `FolderInUse`.
     """
 
     def __init__(self, folder: str):
@@ -83,7 +76,7 @@ class RunLock:
         self._thread.start()
 
     def check(self) -> None:
-        """Raises FolderLost if the folder does not belong to this process any more."""
+        """Raises `FolderLost` if the folder does not belong to this process any more."""
         if time.monotonic() - self._last > TIMEOUT:  # stopped meanwhile: others may have taken it
             self._renew()
         if self._lost:
