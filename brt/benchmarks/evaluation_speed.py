@@ -1,7 +1,7 @@
 """Evaluation speed with a memory, against a window for every token (Transformer-XL, Table 7).
 
 The vanilla model (Al-Rfou et al. 2018: learned positions in every layer, no memory) has the same
-size and processes a window of M tokens for each prediction. Seconds are processor time on a CPU.
+size and processes a window of M tokens for each prediction. Seconds are CPU time on a CPU.
 """
 
 import os
@@ -137,13 +137,10 @@ def show(configuration: Configuration, lengths: Sequence[int], rounds: int) -> l
         f"\n{configuration.files[0]}, one row, {jax.devices()[0].device_kind}, load {load:.1f}, "
         f"{rounds} rounds at the longest; by attention length"
     )
+    lengths = [row["attention_length"] for row in rows]
     lines = [
-        {
-            "name": f"{row['attention_length']:,}",
-            "published": PUBLISHED.get(row["attention_length"]),
-        }
-        | row
-        for row in rows
+        {"name": f"{length:,}", "published": PUBLISHED.get(length), **row}
+        for length, row in zip(lengths, rows)
     ]
     print("\n".join(aligned(lines, COLUMNS)))
     return rows

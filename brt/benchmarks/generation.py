@@ -1,4 +1,4 @@
-"""Speed of reading and writing at two positions of a document, measured in turn in one process."""
+"""Speed of reading and writing at two positions of a document, alternating in one process."""
 
 import os
 import tempfile
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from brt.experiment import Experiment
 
 PARTS = 20
-"""Parts of a book, which alternate with evaluation."""
 
 
 def measure_generation(
@@ -32,7 +31,7 @@ def measure_generation(
     """Times a model with random parameters on one document of random tokens.
 
     positions: two, rising, where streams continue from memory files.
-    tokens: written by each stream, in chunks in turn.
+    tokens: written by each stream, in chunks that alternate.
     windows: how often a window is recomputed.
     """
     trainer = experiment.trainer

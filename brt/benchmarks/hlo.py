@@ -1,5 +1,6 @@
 """Parses the text of a compiled program (`compiled.as_text()`, one instruction a line)."""
 
+import itertools
 import json
 import math
 import re
@@ -82,12 +83,14 @@ class Program(NamedTuple):
     computations: dict[str, list[Instruction]]
     entry: str
 
+    def instructions(self) -> dict[str, Instruction]:
+        return {each.name: each for lines in self.computations.values() for each in lines}
+
 
 class Visit(NamedTuple):
     """An instruction in context.
 
-    times: runs in one run of the program.
-    loops: names of the enclosing loops, the outermost first.
+    times: runs in one run of the program. loops: names of the enclosing loops, the outermost first.
     fused: whether it is part of a fusion or another single operation.
     """
 
@@ -126,7 +129,6 @@ def _instruction(line) -> Instruction | None:
 
 
 def parse(text: str) -> Program:
-    """Parses the text of a compiled program."""
     computations: dict[str, list[Instruction]] = {}
     entry = None
     current: list[Instruction] = []
@@ -150,7 +152,7 @@ def array_bytes(shape: str) -> int:
 
 
 def trip_count(program: Program, loop: Instruction) -> int | None:
-    """Returns the noted trip count of a while loop, or the constant of its condition, or None."""
+    """Returns the trip count of a while loop, or the constant of its condition, or None."""
     noted = loop.backend.get("known_trip_count", {}).get("n")
     if noted is not None:
         return int(noted)
@@ -163,27 +165,28 @@ def trip_count(program: Program, loop: Instruction) -> int | None:
     return constants[0] if len(constants) == 1 else None
 
 
-def visits(program: Program) -> Iterator[Visit]:
+def visits(
+    program: Program,
+    name: str | None = None,
+    times: int = 1,
+    loops: tuple[str, ...] = (),
+    fused: bool = False,
+) -> Iterator[Visit]:
     """Yields every reachable instruction, except the functions that reductions apply.
 
-    A loop with unknown trip count counts once; all branches of a conditional are visited.
+    A loop with unknown trip count counts once; all branches of a conditional are visited. name: of
+    the first computation, by default the entry.
     """
-    yield from _visits(program, program.entry, 1, (), False)
-
-
-def _visits(program, name, times, loops, fused) -> Iterator[Visit]:
-    for instruction in program.computations[name]:
+    for instruction in program.computations[name or program.entry]:
         yield Visit(instruction, times, loops, fused)
         called = instruction.called
         if instruction.opcode == "while":
             inner = times * (trip_count(program, instruction) or 1)
-            inside = (*loops, instruction.name)
             for body in called["body"]:
-                yield from _visits(program, body, inner, inside, fused)
+                yield from visits(program, body, inner, (*loops, instruction.name), fused)
         elif instruction.opcode in ("call", "conditional", "async-start"):
-            for names in called.values():
-                for each in names:
-                    yield from _visits(program, each, times, loops, fused)
+            for each in itertools.chain(*called.values()):
+                yield from visits(program, each, times, loops, fused)
         else:
             for each in called.get("calls", ()):
-                yield from _visits(program, each, times, loops, True)
+                yield from visits(program, each, times, loops, True)

@@ -32,7 +32,7 @@ _IOTA = re.compile(r"\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
 
 
 def scope(op_name: str) -> str | None:
-    """Returns layer and part of a path of scopes, such as "layer3/attention"; None without both.
+    """Returns layer and part of a path of scopes, such as "layer3/attention", or None.
 
     op_name: such as "jit(step)/transpose(jvp(layer3))/attention/dot".
     """
@@ -50,22 +50,19 @@ def part(name: str | None) -> str:
 
 
 def is_backward(op_name: str) -> bool:
-    """Returns whether a path of scopes belongs to the backward pass."""
     return "transpose(" in op_name
 
 
 class Scopes:
     """Named scopes of a program's instructions.
 
-    An instruction without one has the most frequent scope among the instructions that it
-    fuses, else the scope of its first operand with one.
+    An instruction without one has the most frequent scope among the instructions that it fuses,
+    else the scope of its first operand with one.
     """
 
     def __init__(self, program: Program):
         self.program = program
-        self._by_name = {
-            each.name: each for lines in program.computations.values() for each in lines
-        }
+        self._by_name = program.instructions()
         self._found: dict[str, str | None] = {}
 
     def of(self, instruction: Instruction) -> str | None:
@@ -90,8 +87,7 @@ class Scopes:
 class LoopCost(NamedTuple):
     """A loop of the program.
 
-    scope: of most of its cycles.
-    trips: runs of the body per run of the loop; None if unknown.
+    scope: of most of its cycles. trips: runs of the body per run of the loop; None if unknown.
     times: runs of the loop per run of the program.
     cycles: of all runs of the loop; `body_cycles` of one run of the body.
     """
@@ -161,8 +157,7 @@ class Collective(NamedTuple):
     """A collective of the program.
 
     bytes: of operands or results on one device, whichever are more, per run.
-    times: runs per run of the program.
-    loops: names of the enclosing loops.
+    times: runs per run of the program. loops: names of the enclosing loops.
     groups: numbers of devices that exchange data; () for all devices.
     """
 
@@ -177,7 +172,7 @@ class Collective(NamedTuple):
 def collectives(program: Program) -> list[Collective]:
     """Returns all reachable collectives; an asynchronous one counts by its start."""
     scopes = Scopes(program)
-    shapes = {each.name: each.shape for lines in program.computations.values() for each in lines}
+    shapes = {name: each.shape for name, each in program.instructions().items()}
     found = []
     for instruction, times, loops, _ in visits(program):
         kind = instruction.opcode.removesuffix("-start")
@@ -196,8 +191,8 @@ def collectives(program: Program) -> list[Collective]:
 def device_groups(attributes: str) -> tuple[tuple[int, ...], ...]:
     """Returns the device groups of a collective; () for all devices.
 
-    Forms: {{0,1},{2,3}}; [2,2]<=[2,2]T(1,0); mesh['a'=2,'b'=2] {'b'}, groups along b,
-    with device_ids=([2,2]T(1,0)) or without; and pairs.
+    Forms: {{0,1},{2,3}}; [2,2]<=[2,2]T(1,0); mesh['a'=2,'b'=2] {'b'}, groups along b, with
+    device_ids=([2,2]T(1,0)) or without; and pairs.
     """
     for name in ("replica_groups=", "source_target_pairs="):
         at = attributes.find(name)

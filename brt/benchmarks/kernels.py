@@ -1,6 +1,6 @@
 """Bundles of the Pallas kernels of a training step, which the compiler's cycles leave out.
 
-A bundle is an instruction of a TPU core, at least one cycle; waiting for memory is not in it. For a
+A bundle is an instruction of a TPU core, at least one cycle, without waiting for memory. For a
 kernel that runs the same program in each grid step, cycles = grid steps x bundles / cores.
 """
 
@@ -32,12 +32,10 @@ def kernel_calls(jaxpr: Any, times: int = 1) -> Iterator[tuple[Any, int]]:
         if equation.primitive.name == "pallas_call":
             yield equation, times
             continue
-        inner = (
-            times * equation.params.get("length", 1) if equation.primitive.name == "scan" else times
-        )
+        runs = equation.params["length"] if equation.primitive.name == "scan" else 1
         for value in jax.tree.leaves(list(equation.params.values()), is_leaf=_is_jaxpr):
             if _is_jaxpr(value):
-                yield from kernel_calls(value, inner)
+                yield from kernel_calls(value, times * runs)
 
 
 def _is_jaxpr(value):

@@ -22,7 +22,7 @@ UNITS = {"": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "KB": 10**3, "MB": 10*
 STEP = 4
 """Tokens between lengths for a model that takes any length; the published ones are multiples."""
 MOST_STEPS = 2**20
-"""Multiples of the interval at which the search ends: no step is that long."""
+"""Multiples of the interval at which the search ends."""
 
 
 class Found(NamedTuple):
@@ -76,10 +76,6 @@ def step_bytes(experiment: "Experiment") -> int:
     return found
 
 
-def _interval(model):
-    return model.period if isinstance(model, LanguageModel) else 1
-
-
 def longest_segment(
     build: Callable[[Sequence[str]], "Experiment"],
     budget: int,
@@ -93,8 +89,10 @@ def longest_segment(
     experiment = build(())
     per_row = experiment.trainer.rows * experiment.trainer.segments_per_step
     # A model that updates its memory per segment has the segment's length as interval.
-    follows = any(name.endswith(".window") for name in also)
-    interval = STEP if follows else math.lcm(STEP, _interval(experiment.model.for_segments(STEP)))
+    model = experiment.model.for_segments(STEP)
+    interval = STEP
+    if isinstance(model, LanguageModel) and not any(name.endswith(".window") for name in also):
+        interval = math.lcm(STEP, model.period)
 
     def bytes_of(length):
         lengths = [f"{name} = {length}" for name in ("Trainer.segment_length", *also)]

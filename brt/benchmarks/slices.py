@@ -4,7 +4,6 @@ Cycles are the compiler's estimates, without waiting for other chips and for the
 """
 
 import re
-import resource
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -53,9 +52,8 @@ def measure(
 ) -> dict[str, Any]:
     """Compiles the training step of an experiment for a slice, and its Pallas kernels alone.
 
-    Returns:
-        Figures of one chip and one step, for JSON. A step that does not fit (`fits`) has only its
-        `hbm_bytes`. `cycles_by_scope`, `cycles_by_part` and `kernel_cycles` add up to `cycles`.
+    Returns figures of one chip and one step, for JSON. A step that does not fit (`fits`) has only
+    its `hbm_bytes`. `cycles_by_scope`, `cycles_by_part` and `kernel_cycles` add up to `cycles`.
     """
     mesh = slice_mesh(experiment, topology)
     chip = topology.chip
@@ -68,7 +66,7 @@ def measure(
         "hbm_available": chip.hbm_bytes,
         "flops": 3 * experiment.model.flops_per_token() * trainer.tokens_per_step / mesh.size,
     }
-    begun = time.perf_counter(), _processor_seconds()
+    begun = time.perf_counter(), time.process_time()
     try:
         traced = trace_step(experiment, mesh)
         with jax.set_mesh(mesh):
@@ -84,16 +82,11 @@ def measure(
     return figures | {"fits": True} | step_figures(compiled, figures["flops"], topology, bundles)
 
 
-def _processor_seconds():
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime
-
-
 def _seconds(begun):
     wall, processor = begun
     return {
         "compile_seconds": time.perf_counter() - wall,
-        "compile_cpu_seconds": _processor_seconds() - processor,
+        "compile_cpu_seconds": time.process_time() - processor,
     }
 
 
@@ -213,7 +206,7 @@ def dry_run(name: str) -> Experiment:
 
 
 def largest_batch(configuration: Configuration, topology: Topology) -> memory_budget.Found:
-    """Returns the most batch elements per chip whose step fits, each tried one compiled."""
+    """Returns the most batch elements per chip whose step fits, by compiling."""
     trainer = configuration.experiment().trainer
     tokens = trainer.tokens_per_step // trainer.rows
     groups = slice_mesh(configuration.experiment(), topology).shape["data"]

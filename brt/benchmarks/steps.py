@@ -1,4 +1,4 @@
-"""Step times of several configs, which take one step in turn."""
+"""Step times of several configs, which alternate."""
 
 import os
 import time

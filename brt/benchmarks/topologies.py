@@ -104,13 +104,12 @@ def devices_of(topology: Topology) -> Sequence[Any]:
     The two cores of a v4 or v5p chip are one device.
     """
     check_compiler()
-    for variable, value in {
+    os.environ |= {
         "TPU_SKIP_MDS_QUERY": "1",
         "TPU_ACCELERATOR_TYPE": topology.friendly,
         "TPU_WORKER_HOSTNAMES": "localhost",
         "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # other processes may compile, too
-    }.items():
-        os.environ[variable] = value
+    }
     options: dict[str, Any] = {}
     if topology.kind == "v4":
         options = {"chip_config_name": "megacore", "chips_per_host_bounds": (2, 2, 1)}
@@ -118,14 +117,13 @@ def devices_of(topology: Topology) -> Sequence[Any]:
     elif topology.chips == 1:
         options = {"chips_per_host_bounds": (1, 1, 1)}
     try:
-        found = topologies.get_topology_desc(
+        return topologies.get_topology_desc(
             platform="tpu", topology_name=topology.name, **options
         ).devices
     except (RuntimeError, ValueError) as error:
         raise ValueError(
             f"libtpu knows no slice {topology.name}: {str(error).splitlines()[0]}"
         ) from error
-    return found
 
 
 def use_no_device() -> None:

@@ -29,7 +29,7 @@ def scope_times(events: Iterable[dict[str, Any]], program: hlo.Program) -> Scope
     An event is identified by `hlo_op` among its arguments, or by its name.
     """
     scopes = hlo_costs.Scopes(program)
-    by_name = {each.name: each for lines in program.computations.values() for each in lines}
+    by_name = program.instructions()
     found: Counter[str] = Counter()
     operations = 0
     for event in events:
@@ -43,7 +43,6 @@ def scope_times(events: Iterable[dict[str, Any]], program: hlo.Program) -> Scope
 
 
 def newest_times(folder: str) -> ScopeTimes:
-    """Returns the times of the newest trace of a run folder."""
     trace = newest_trace(folder)
     files = glob.glob(os.path.join(trace, "*.trace.json.gz"))
     text = os.path.join(trace, STEP_TEXT)
