@@ -1,6 +1,6 @@
 """Pretrained transformers from folders in the Hub's format, and memories for them.
 
-Letters as in `brt.models`, and in this folder:
+Axes as in `brt.models`, and in this folder:
 
 J positions that a query may see    G heads of keys and values, each of H / G heads of queries
 R rows of an embedding matrix of positions or distances    E = G * K

@@ -1,7 +1,4 @@
-"""A pretrained backbone: a stack of layers over one window, without a memory.
-
-Letters as in `brt.pretrained`.
-"""
+"""A pretrained backbone: a stack of layers over one window, without a memory."""
 
 import functools
 import inspect
@@ -25,7 +22,7 @@ from brt.pretrained.source import open_folder
 class Reading(NamedTuple):
     """The results of all layers; the last outputs, (B, T, D), are after the final norm.
 
-    kept: what `Reads.read` returned for the caller.
+    kept: the arrays of `Reads.read` for the caller.
     """
 
     outputs: tuple[jax.Array, ...]
@@ -36,8 +33,8 @@ class Reading(NamedTuple):
 class PretrainedBackbone(nnx.Module):
     """A transformer whose parameters may come from a folder: the base of all backbones.
 
-    It is built as `backbone(rngs)`. Its parameters are the settings of its family, and `folder`, a
-    path that overrides `Pretrained.folder`.
+    Built as `backbone(rngs)`. Its parameters are the settings of its family, and `folder`, a path
+    that overrides `Pretrained.folder`.
 
     model_types: of the folders that it reads, and how transformers names their models.
     num_positions: positions that a window may have; None for any number.
@@ -108,7 +105,7 @@ class PretrainedBackbone(nnx.Module):
     # The stack of layers.
 
     def shared(self, entered_BTD: jax.Array, real_BT: jax.Array | None) -> Any:
-        """Returns what all layers share, computed once per window."""
+        """Returns the inputs that all layers share, computed once per window."""
         return None
 
     def between(self, number: int, x_BTD: jax.Array, shared: Any) -> jax.Array:
@@ -128,7 +125,7 @@ class PretrainedBackbone(nnx.Module):
         keys: Sequence[jax.Array | None],
         shared: Any = None,
     ) -> Reading:
-        """Runs all layers; arguments as of `Decoder.read`, keys of `dropout_keys`."""
+        """Runs all layers; arguments as of `Decoder.read`; keys: of dropout."""
         layers = []
         for i, (layer, key) in enumerate(zip(self.layers, keys[1:], strict=True)):
             run: Callable[..., Any] = functools.partial(
@@ -159,12 +156,6 @@ class PretrainedBackbone(nnx.Module):
             attended, added_BTD, kept = reads.read(i, heads, attended.reshape(q_BTHK.shape))
         y_BTD = layer.finish(x_BTD, attended, added_BTD, drops(outputs_key, self.dropout))
         return y_BTD, heads.keys, kept
-
-    def dropout_keys(self, key: jax.Array | None) -> Sequence[jax.Array | None]:
-        count = len(self.layers) + 1
-        if key is None or not self.dropout:
-            return [None] * count
-        return list(jax.random.split(key, count))
 
     def flops_of_layers(self, keys_seen: float) -> float:
         """Returns operations of one position in all layers, which sees so many keys."""

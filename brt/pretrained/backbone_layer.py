@@ -1,4 +1,4 @@
-"""A layer of a backbone, and what memories add to it. Letters as in `brt.pretrained`."""
+"""A layer of a backbone, and what memories add to it."""
 
 import functools
 import itertools
@@ -29,7 +29,6 @@ Drop = Callable[[jax.Array], jax.Array]
 
 
 def attention_bias(visible: jax.typing.ArrayLike) -> jax.Array:
-    """Returns 0 where a query sees a key, elsewhere `HIDDEN`."""
     return jnp.where(visible, 0.0, HIDDEN).astype(jnp.float32)
 
 
@@ -77,10 +76,7 @@ class Seen(NamedTuple):
 
 
 class Heads(NamedTuple):
-    """Queries of a layer, and keys and values.
-
-    normed_BTD: the layer's inputs as its matrices are multiplied with them.
-    """
+    """Queries, keys and values of a layer; normed_BTD: the input of their matrices."""
 
     queries_BTHK: jax.Array
     keys: LayerKeys
@@ -88,7 +84,7 @@ class Heads(NamedTuple):
 
 
 class Reads:
-    """What memories add to the layers of a window: nothing. Layers count from 0."""
+    """The additions of memories to the layers of a window, from layer 0 on: none."""
 
     def extra(self, layer: int) -> Extra | None:
         return None
@@ -98,7 +94,7 @@ class Reads:
     ) -> tuple[jax.Array, jax.Array | None, Any]:
         """Returns attention with what memories add to its heads.
 
-        Also what is added to the attention's output, (B, T, D) or None, and arrays for the caller.
+        Also (B, T, D) or None to add to the attention's output, and arrays for the caller.
         """
         return attended_BTHK, None, ()
 
@@ -106,16 +102,8 @@ class Reads:
 NOTHING = Reads()
 
 
-class Norm(LayerNorm):
-    """`LayerNorm` with its own epsilon."""
-
-    def __init__(self, rngs: nnx.Rngs, width: int, epsilon: float):
-        super().__init__(rngs, width)
-        self.epsilon = epsilon
-
-
 class RootNorm(nnx.Module):
-    """x / rms(x) * scale, with its own epsilon.
+    """x / rms(x) * scale.
 
     upcast: multiply by the scale in float32, and not in the type of x.
     """
@@ -164,10 +152,6 @@ def attend_to(
     return attend(queries_BTHK, *repeat_keys(keys, H), scale_H, bias_BHTJ, keep_HTJ)
 
 
-def attention_scale(head_size: int) -> float:
-    return 1 / math.sqrt(head_size)
-
-
 def drops(key: jax.Array | None, rate: float) -> Drop:
     """Returns dropout with another key at each call; the identity without a key."""
     count = itertools.count()
@@ -183,9 +167,8 @@ def drops(key: jax.Array | None, rate: float) -> Drop:
 class BackboneLayer(nnx.Module):
     """One layer of a backbone: the base of all.
 
-    Attributes:
-        score_scale: factor of the scores.
-        parallel: whether the MLP has the layer's inputs, and not the residual after attention.
+    score_scale: factor of the scores.
+    parallel: whether the MLP has the layer's inputs, and not the residual after attention.
     """
 
     sizes: Sizes
@@ -216,11 +199,11 @@ class BackboneLayer(nnx.Module):
     def placed(
         self, queries_BTHK: jax.Array, positions_BT: jax.Array, seen: Seen
     ) -> tuple[jax.Array, LayerKeys]:
-        """Returns queries and keys with their positions applied: rotated, for one."""
+        """Returns queries and keys with their positions applied, such as rotated."""
         return queries_BTHK, seen.keys
 
     def attention_bias(self, queries_BTHK: jax.Array, seen: Seen, shared: Any) -> jax.Array:
-        """Returns what is added to the scores, (B, H, T, J), or axes of 1."""
+        """Returns the attention bias, (B, H, T, J), or axes of 1."""
         return seen.bias_BQJ[:, None]
 
     def finish(
@@ -275,9 +258,9 @@ class DenseLayer(BackboneLayer):
         bias = functools.partial(parameter, rngs, zeros)
         attention_bias = bias if attention_biases else (lambda size: None)
         self.sizes = sizes
-        self.score_scale = attention_scale(sizes.head_size)
+        self.score_scale = 1 / math.sqrt(sizes.head_size)
         self.activation = family.activation
-        self.attention_norm = Norm(rngs, D, family.epsilon)
+        self.attention_norm = LayerNorm(rngs, D, epsilon=family.epsilon)
         self.queries_DA = matrix(D, A)
         self.queries_bias_A = attention_bias(A)
         self.keys_DA = matrix(D, A)
@@ -286,7 +269,7 @@ class DenseLayer(BackboneLayer):
         self.values_bias_A = attention_bias(A)
         self.output_AD = writes(A, D)
         self.output_bias_D = attention_bias(D)
-        self.feed_forward_norm = Norm(rngs, D, family.epsilon)
+        self.feed_forward_norm = LayerNorm(rngs, D, epsilon=family.epsilon)
         self.hidden_DF = matrix(D, F)
         self.hidden_bias_F = bias(F)
         self.output_FD = writes(F, D)

@@ -8,14 +8,12 @@ from flax import nnx
 
 from brt.models.body import Body
 from brt.models.fast.chunked_losses import chunked_losses
-from brt.models.wrapper import Wrapper
+from brt.models.wrapper import LanguageModelWrapper
 from brt.pretrained.backbone import PretrainedBackbone
 from brt.pretrained.decoders.decoder import Decoder
 
 
-class DecoderModel(Wrapper, Body):
-    """A language model around a pretrained decoder, `body`."""
-
+class DecoderModel(LanguageModelWrapper, Body):
     body: Decoder
 
     def __init__(self, rngs: nnx.Rngs, body: Any, special_tokens: int):
@@ -34,12 +32,6 @@ class DecoderModel(Wrapper, Body):
         self.wrap(decoder)
         self.width = decoder.width
 
-    def embed(self, tokens_BT: jax.Array) -> jax.Array:
-        return self.body.embed(tokens_BT)
-
-    def logits(self, x_BTD: jax.Array) -> jax.Array:
-        return self.body.logits(x_BTD)
-
     def token_losses(self, x_BTD: jax.Array, targets_BT: jax.Array) -> tuple[jax.Array, jax.Array]:
         return chunked_losses(x_BTD, self.body.head[...], targets_BT)
 
@@ -52,12 +44,8 @@ class DecoderModel(Wrapper, Body):
     def flops_per_token(self) -> float:
         return 2.0 * self.body.head.size + self.flops_per_position()
 
-    def divided_sizes(self) -> dict[str, int]:
-        return self.body.divided_sizes()
-
 
 def warn_of_random_parameters(backbone: PretrainedBackbone) -> None:
-    """Logs that a backbone does not begin with a folder's parameters."""
     logging.warning(
         "%s begins with random parameters: bind Pretrained.folder to begin with pretrained ones.",
         type(backbone).__name__,

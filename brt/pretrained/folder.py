@@ -27,7 +27,7 @@ TOKENIZER_FILES = (
     *("vocab.json", "merges.txt", "vocab.txt", "spm.model", "spiece.model", "tokenizer.model"),
     "generation_config.json",
 )
-"""Files that are copied beside the weights that are written."""
+"""Files that are copied next to written weights."""
 FLOATS = {
     "F64": np.dtype("float64"),
     "F32": np.dtype("float32"),
@@ -149,7 +149,9 @@ class HubFolder:
         )
 
     def read(self, name: str) -> np.ndarray:
-        """Returns a tensor as float32; refuses other types than floats, and what is not finite."""
+        """Returns a tensor as float32; refuses other types than floats, and values that are not
+        finite.
+        """
         info = self.tensors[name]
         if info.dtype not in FLOATS:
             raise ValueError(
@@ -179,9 +181,8 @@ def write_folder(
     copied_from: str | None = None,
     further: Mapping[str, bytes] | None = None,
 ) -> None:
-    """Writes a folder that plain transformers opens: config.json, model.safetensors, tokenizer.
-
-    Nothing is left of a folder that cannot be written.
+    """Writes a folder that transformers opens: config.json, model.safetensors, tokenizer; or
+    nothing.
 
     path: of a new or empty folder. copied_from: a folder whose tokenizer files are copied.
     """

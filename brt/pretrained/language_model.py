@@ -1,6 +1,6 @@
 """A pretrained decoder over the windows of a document, with memories between windows.
 
-A segment is the new part of a window. Letters as in `brt.pretrained`.
+A segment is the new part of a window.
 """
 
 import math
@@ -51,7 +51,7 @@ class PretrainedLanguageModel(WithMemories, DecoderModel):
 
     Args:
         body: builds the `Decoder`; its sizes are bound by its name, as in `GPT2.width`.
-        memories: build `WindowMemory`s, one of each name. None: every window stands alone.
+        memories: build `WindowMemory`s, one of each name.
         overlap: O, tokens of a window that the next window begins with. A window has O + N
             positions for segments of N tokens; a document's first has N.
         special_tokens: must be 0.
@@ -72,11 +72,6 @@ class PretrainedLanguageModel(WithMemories, DecoderModel):
         self.overlap = overlap
         self.segment_length = 1
         self.tokens_of_window = 1
-
-    @property
-    def period(self) -> int:
-        """P, tokens of a segment."""
-        return self.segment_length
 
     def for_segments(self, length: int) -> Self:
         room = self.body.num_positions - self.overlap

@@ -1,4 +1,4 @@
-"""The names on disk of a model's parameters, for reading and writing."""
+"""The names on disk of a model's parameters."""
 
 import dataclasses
 import re
@@ -14,7 +14,8 @@ class Tensor(NamedTuple):
     """A tensor on disk and the parameters it holds.
 
     parameters: paths such as "layers.0.queries_DA"; several are concatenated along the last axis,
-        after transposing. transposed: a matrix stored (out, in); parameters are (in, out).
+    after transposing.
+    transposed: a matrix stored (out, in); parameters are (in, out).
     heads: the parts are concatenated within each of so many heads; 0: one after the other.
     optional: a folder may lack it; the parameters then stay as they were drawn.
     """
@@ -58,7 +59,7 @@ def matrix_tensors(disk: str, path: str, bias: str = "") -> list[Tensor]:
 
 
 def below(tensors: Iterable[Tensor], path: str, disk: str = "") -> list[Tensor]:
-    """Returns tensors whose parameters and names on disk are below others."""
+    """Returns tensors with prefixes before their parameters and names on disk."""
     return [
         tensor._replace(
             name=disk + tensor.name, parameters=tuple(path + part for part in tensor.parameters)

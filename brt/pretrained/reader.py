@@ -49,7 +49,10 @@ HEADS = {
 
 
 class HighestCache(NamedTuple):
-    """The maximum of the outputs of all segments' first positions, (B, D). Empty: `LOWEST`."""
+    """The maximum of the outputs of all segments' first positions, (B, D). Empty: `LOWEST`.
+
+    Clearing keeps it, as no segment reads it.
+    """
 
     first_BD: jax.Array
 
@@ -58,7 +61,6 @@ class HighestCache(NamedTuple):
         return False
 
     def clear_state(self, empty: "HighestCache") -> "HighestCache":
-        """Keeps it: no segment reads it."""
         return self
 
 
@@ -73,7 +75,7 @@ class Outputs(NamedTuple):
     """The outputs of a segment.
 
     x_BTD: without memory positions, unless the model writes words. real_BT: those that hold a
-        token, or memory. first_BD: of `HighestCache`.
+    token, or memory. first_BD: of `HighestCache`.
     """
 
     x_BTD: jax.Array
@@ -91,8 +93,7 @@ class PretrainedReader(WithMemories, Reader[Embedded, Outputs]):
             (several of the classes, or none) or "spans".
         classes: their number.
         words: most words of an answer; as `LabelledDocuments.words`.
-        num_memory: m, memory vectors, 0 for none. The positions of a segment are
-            Trainer.segment_length and these.
+        num_memory: m, memory vectors, 0 for none, in addition to Trainer.segment_length positions.
         memories: build further memories between segments, such as `@FinalLayerMemory`.
     """
 

@@ -1,7 +1,7 @@
 """The settings of a pretrained family, each declared once, as a field of a frozen dataclass.
 
-From the fields follow the parameters of the backbone's constructor, which gin binds, the reading
-and writing of config.json, and the check that bindings agree with a folder.
+The fields define the parameters of the backbone, which gin binds, the reading and writing of
+config.json, and the check that bindings agree with a folder.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ from brt.models.model import DTYPES
 from brt.pretrained.folder import CONFIG, HubFolder
 
 REQUIRED: Any = object()
-"""The default of a setting that must be bound, or stand in config.json."""
+"""The default of a setting that must be bound, or be in config.json."""
 
 
 class Key(typing.NamedTuple):
@@ -94,7 +94,7 @@ class HubConfig:
         return ValueError(f"{self.file}: {name} = {self.get(name)!r:.80} {why}.")
 
     def only(self, name: str, computed: Any) -> None:
-        """Refuses a value other than the one that brt computes, which no key means too."""
+        """Refuses a value other than `computed`; the key may be missing."""
         value = self.get(name)
         alike = isinstance(value, bool) == isinstance(computed, bool) and value == computed
         if value is not None and not alike:
@@ -131,13 +131,13 @@ class HubConfig:
 class Settings:
     """The settings of every backbone.
 
-    A family adds vocabulary_size V, num_layers, width D, num_heads H, feed_forward_size F and
-    epsilon, that of its norms. Settings that end in `_id` are entries of the vocabulary.
+    A family adds vocabulary_size V, num_layers, width D, num_heads H, feed_forward_size F and the
+    epsilon of its norms. Settings that end in `_id` are entries of the vocabulary.
 
     Attributes:
         fixed: keys of config.json for which brt computes one value only.
-        dropout: rate on embeddings, attention weights, and before each residual; that of a folder's
-            pretraining is not read.
+        dropout: rate on embeddings, attention weights, and before each residual; not read from a
+            folder.
         remat: "layer" recomputes each layer in the backward pass.
     """
 
@@ -169,7 +169,7 @@ class Settings:
 
     @classmethod
     def of_folder(cls, folder: HubFolder) -> Self:
-        """Returns the settings of a folder's config.json; refuses what brt does not compute."""
+        """Returns the settings of a folder's config.json; refuses unsupported ones."""
         config = HubConfig(folder)
         for name, value in cls.fixed.items():
             config.only(name, value)
@@ -189,7 +189,7 @@ class Settings:
 
     @classmethod
     def adjust(cls, settings: dict[str, Any], config: HubConfig) -> None:
-        """Changes settings by what else the folder says."""
+        """Changes settings by the rest of the folder."""
 
     def resolved(self) -> Self:
         """Fills in settings that follow from others, or raises `Misfit`."""

@@ -1,8 +1,8 @@
 """A pretrained decoder with rotary positions over a sliding window, with or without a memory.
 
-Every token sees the W tokens up to itself. Keys are cached before they are rotated, and rotated by
-their position in their block, since attention depends on differences only. So a cut of the document
-changes nothing. Letters as in `brt.pretrained`; X blocks of all batch elements.
+Every token sees the W tokens up to itself. Keys are cached before rotation, and rotated by their
+position in their block: attention depends on differences only, so a cut of the document changes
+nothing. X: blocks of all batch elements.
 
 Source: Block-Recurrent, section 3 (Slide and Rec), where a token does not see itself.
 """
@@ -18,6 +18,7 @@ import optax
 from flax import nnx
 
 from brt.checks import Count, configurable
+from brt.models.block_recurrent.layer import block_pairs
 from brt.models.block_recurrent.memory import BlockPairs
 from brt.models.caches import LayerCache, WindowCache
 from brt.models.decoding_window import (
@@ -55,7 +56,7 @@ class BlocksCache(NamedTuple):
 
 
 class AtLayer(Reads):
-    """Adds to one layer what `function(heads, attended)` returns, as `Reads.read`."""
+    """Applies `function(heads, attended)`, which returns as `Reads.read`, at one layer."""
 
     def __init__(self, index: int, function: Callable[..., tuple]):
         self.index = index
@@ -136,7 +137,8 @@ class SlidingLanguageModel(DecoderModel):
         n = T // W
 
         def pairs(i, keys):
-            return LayerKeys(*(blocks_of(*pair) for pair in zip(windows[i].window, keys)))
+            blocks = (block_pairs(*pair) for pair in zip(windows[i].window, keys))
+            return LayerKeys(*(x_BGJGK.reshape(-1, *x_BGJGK.shape[2:]) for x_BGJGK in blocks))
 
         before_BG = jnp.concatenate(
             [begun.count_B[:, None] > 0, jnp.ones((rows, n - 1), bool)], axis=1
@@ -274,12 +276,3 @@ class SlidingLanguageModel(DecoderModel):
             total += self.cell.flops_per_position()
             total += self.cell.memory.flops_per_token(self.window)
         return total
-
-
-def blocks_of(previous_BWGK: jax.Array, x_BTGK: jax.Array) -> jax.Array:
-    """Returns each block with the one before it, (X, 2W, G, K)."""
-    W = previous_BWGK.shape[1]
-    whole = jnp.concatenate([previous_BWGK, x_BTGK], axis=1)
-    blocks = whole.reshape(len(whole), -1, W, *whole.shape[2:])
-    pairs = jnp.concatenate([blocks[:, :-1], blocks[:, 1:]], axis=2)
-    return pairs.reshape(-1, 2 * W, *whole.shape[2:])

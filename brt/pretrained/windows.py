@@ -1,7 +1,6 @@
 """Windows of a pretrained decoder, and the tokens that two windows share.
 
 A window is the last O tokens of the window before it, and then P new ones; positions start at 0.
-Letters as in `brt.pretrained`.
 """
 
 from typing import NamedTuple
@@ -9,6 +8,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from brt.models.decoding_window import write_slot
 from brt.pretrained.backbone_layer import LayerKeys, attention_bias
 from brt.pretrained.memories.window_memory import Positions
 
@@ -58,7 +58,6 @@ class Slots(NamedTuple):
 
     @property
     def positions_BJ(self) -> jax.Array:
-        """Positions of the slots, 0 in empty ones."""
         return jnp.maximum(self.index_BJ, 0)
 
     def causal_bias(self) -> jax.Array:
@@ -81,10 +80,5 @@ def write_keys(
     layer: LayerKeys, token: LayerKeys, slot_B: jax.Array, reads_B: jax.Array
 ) -> LayerKeys:
     """Writes the keys of one token, (B, 1, G, K), into a slot of the elements in `reads_B`."""
-    rows = jnp.arange(len(slot_B))
-
-    def put(x_BJGK, token_B1GK):
-        token_BGK = jnp.where(reads_B[:, None, None], token_B1GK[:, 0], x_BJGK[rows, slot_B])
-        return x_BJGK.at[rows, slot_B].set(token_BGK)
-
-    return LayerKeys(*(put(*pair) for pair in zip(layer, token, strict=True)))
+    pairs = zip(layer, token, strict=True)
+    return LayerKeys(*(write_slot(x, slot_B, new[:, 0], reads_B) for x, new in pairs))

@@ -18,9 +18,10 @@ from jax.nn.initializers import zeros
 
 from brt.models.layers.initializers import normal, parameter
 from brt.models.layers.losses import token_losses
+from brt.models.layers.norms import LayerNorm
 from brt.models.layers.precision import at_least_float32
 from brt.pretrained.activations import ACTIVATIONS
-from brt.pretrained.backbone_layer import Norm, linear
+from brt.pretrained.backbone_layer import linear
 from brt.pretrained.encoders.bert import BERT, RoBERTa
 from brt.pretrained.encoders.deberta import DeBERTa
 from brt.pretrained.encoders.encoder import Encoder
@@ -60,7 +61,7 @@ class WordsHead(nnx.Module):
         self.activation = body.settings.activation
         self.dense_DU = parameter(rngs, normal(body.std), body.width, body.width)
         self.dense_bias_U = parameter(rngs, zeros, body.width)
-        self.norm = Norm(rngs, body.width, body.settings.epsilon)
+        self.norm = LayerNorm(rngs, body.width, epsilon=body.settings.epsilon)
         self.bias_V = parameter(rngs, zeros, body.vocabulary_size)
 
     def __call__(self, x_BTD: jax.Array, words_VD: nnx.Param) -> jax.Array:

@@ -275,8 +275,8 @@ class Layer(nnx.Module):
         tokens = tokens._replace(projected_keys_BTHK=heads[1], window=cache.window)
         with jax.named_scope("attention"):
             blocks = BlockPairs(
-                _pairs(cache.window.keys_BWHK, tokens.keys_BTHK),
-                _pairs(cache.window.values_BWHK, tokens.values_BTHK),
+                block_pairs(cache.window.keys_BWHK, tokens.keys_BTHK),
+                block_pairs(cache.window.values_BWHK, tokens.values_BTHK),
             )
             inputs = heads, cache.window, tokens, blocks, bias_HWJ, masks.weights_HWJ, self.sink
             attended_BTHK = kernels.attend_to_window(self.sizes, *inputs, self.remat_blocks)
@@ -330,7 +330,7 @@ class Layer(nnx.Module):
         return max([self.window, *(memory.reach for memory in self.memories)])
 
 
-def _pairs(previous_BWHK, x_BTHK):
+def block_pairs(previous_BWHK: jax.Array, x_BTHK: jax.Array) -> jax.Array:
     """Returns each block with the block before it, (B, G, 2W, H, K)."""
     B, W = previous_BWHK.shape[:2]
     whole = jnp.concatenate([previous_BWHK, x_BTHK], axis=1)

@@ -43,9 +43,8 @@ class LayerNorm(nnx.Module):
     Source: Ba et al. 2016, arXiv:1607.06450; initial values of Transformer-XL's code.
     """
 
-    epsilon = 1e-5
-
-    def __init__(self, rngs: nnx.Rngs, width: int, std: float = 0.0):
+    def __init__(self, rngs: nnx.Rngs, width: int, std: float = 0.0, epsilon: float = 1e-5):
+        self.epsilon = epsilon
         self.scale_D = parameter(rngs, normal(std, mean=1.0), width)
         self.bias_D = parameter(rngs, jax.nn.initializers.zeros, width)
 

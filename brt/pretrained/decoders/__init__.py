@@ -1,1 +1,1 @@
-"""Pretrained decoders. Letters as in `brt.pretrained`."""
+"""Pretrained decoders."""

@@ -1,4 +1,4 @@
-"""The base of decoders. Letters as in `brt.pretrained`."""
+"""The base of decoders."""
 
 import dataclasses
 from collections.abc import Callable
@@ -9,8 +9,9 @@ import jax.numpy as jnp
 from flax import nnx
 
 from brt.models.axis_rules import constrain
-from brt.models.layers.dropout import independent_dropout
+from brt.models.layers.dropout import independent_dropout, split_key
 from brt.models.layers.initializers import normal, parameter
+from brt.models.layers.norms import LayerNorm
 from brt.models.layers.precision import at_least_float32
 from brt.pretrained.backbone import PretrainedBackbone, Reading
 from brt.pretrained.backbone_layer import (
@@ -18,7 +19,6 @@ from brt.pretrained.backbone_layer import (
     STD,
     BackboneLayer,
     LayerKeys,
-    Norm,
     Reads,
     RootNorm,
     Seen,
@@ -44,7 +44,7 @@ class DecoderSettings(Settings):
     """The settings of a decoder.
 
     A family adds num_positions; tied, whether logits are products with the embedding matrix; and
-    begin_id, the BOS token of a document, by default the last id.
+    begin_id, the BOS token of a document.
     """
 
     head_name: ClassVar[str] = "lm_head.weight"
@@ -64,7 +64,7 @@ class DecoderSettings(Settings):
 
 
 def is_tied(folder: Any, head: str, *embeddings: str) -> bool:
-    """Returns whether the stored head, if any, equals the embedding matrix; else it is used."""
+    """Returns whether the stored head is missing, or equals the embedding matrix."""
     embedding = next((name for name in embeddings if name in folder.tensors), None)
     if head not in folder.tensors or embedding is None:
         return True
@@ -82,7 +82,7 @@ class Decoder(PretrainedBackbone):
     """
 
     layer_type: ClassVar[Callable[..., BackboneLayer]]
-    norm_type: ClassVar[type[Norm | RootNorm]] = Norm
+    norm_type: ClassVar[type[LayerNorm | RootNorm]] = LayerNorm
     relative: ClassVar[bool] = False
     layers_name: ClassVar[str]
     norm_name: ClassVar[str]
@@ -104,7 +104,7 @@ class Decoder(PretrainedBackbone):
         self.build_positions(rngs)
         count = settings.num_layers
         self.layers = nnx.List(self.layer_type(rngs, settings, i + 1) for i in range(count))
-        self.final_norm = self.norm_type(rngs, self.width, settings.epsilon)
+        self.final_norm = self.norm_type(rngs, self.width, epsilon=settings.epsilon)
         if not settings.tied:
             self.head_VD = self.word_matrix(rngs)
 
@@ -131,7 +131,7 @@ class Decoder(PretrainedBackbone):
         return self.embedding_VD if self.settings.tied else self.head_VD
 
     def logits(self, x_BTD: jax.Array) -> jax.Array:
-        """Maps (..., D) to (..., V), float32 or wider."""
+        """Maps (..., D) to (..., V), at least float32."""
         x_BTD = constrain(x_BTD, "BTD") if x_BTD.ndim == 3 else x_BTD
         head_VD = self.head[...].astype(x_BTD.dtype)
         return jnp.einsum(
@@ -148,10 +148,10 @@ class Decoder(PretrainedBackbone):
     ) -> Reading:
         """Runs all layers.
 
-        seen: from a layer's number and its keys of these positions to what they see there, besides
-            `Reads.extra`. If that has n * B batch elements, the queries of each form n blocks.
+        seen: from a layer's number and its keys of these positions to the keys seen there, besides
+        `Reads.extra`. With n * B batch elements, the queries of each form n blocks.
         """
-        keys = self.dropout_keys(key)
+        keys = split_key(key, self.dropout, len(self.layers) + 1)
         with jax.named_scope("embedding"):
             x_BTD = independent_dropout(self.enter(x_BTD, positions_BT), self.dropout, keys[0])
         return self.run(x_BTD, positions_BT, seen, reads, keys)
@@ -162,7 +162,7 @@ class Decoder(PretrainedBackbone):
             Tensor(settings.embedding_name, ("embedding_VD",)),
             *self.position_tensors(),
             *layer_tensors(count, "layers", self.layers_name, self.one_layer()),
-            *norm_tensors(self.norm_name, "final_norm", bias=self.norm_type is Norm),
+            *norm_tensors(self.norm_name, "final_norm", bias=self.norm_type is LayerNorm),
         ]
         ignored = self.ignored
         if settings.tied:

@@ -24,10 +24,9 @@ END_OF_TEXT = 50256
 class GPT2Settings(DecoderSettings):
     """The settings of GPT-2.
 
-    Attributes:
-        feed_forward_size: F; None: 4 D.
-        scale_scores: divide scores by the root of K.
-        inverse_layer_scale: divide them by the layer's number, from 1, too.
+    feed_forward_size: F; None: 4 D.
+    scale_scores: divide scores by the root of K.
+    inverse_layer_scale: divide them by the layer's number, from 1, too.
     """
 
     model_type = "gpt2"
@@ -50,10 +49,7 @@ class GPT2Settings(DecoderSettings):
 
 
 class GPT2Layer(DenseLayer):
-    """One layer: norm, attention, residual, norm, MLP, residual.
-
-    number: of the layer, from 1.
-    """
+    """One layer; number: of the layer, from 1."""
 
     def __init__(self, rngs: nnx.Rngs, settings: GPT2Settings, number: int):
         super().__init__(rngs, settings, STD / math.sqrt(2 * settings.num_layers))

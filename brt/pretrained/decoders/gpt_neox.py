@@ -21,11 +21,10 @@ from brt.pretrained.settings import Misfit, hub
 class GPTNeoXSettings(DecoderSettings):
     """The settings of GPT-NeoX.
 
-    Attributes:
-        feed_forward_size: F; None: 4 D.
-        rotary_base, rotary_share: of the angles; the part of a head that is rotated.
-        parallel: whether attention and MLP have the same inputs.
-        biases: whether attention has biases.
+    feed_forward_size: F; None: 4 D.
+    rotary_base, rotary_share: of the angles; the part of a head that is rotated.
+    parallel: whether attention and MLP have the same inputs.
+    biases: whether attention has biases.
     """
 
     model_type = "gpt_neox"
@@ -75,8 +74,6 @@ class GPTNeoXSettings(DecoderSettings):
 
 
 class GPTNeoXLayer(DenseLayer, RotaryLayer):
-    """One layer: attention and MLP in parallel, each after a norm of the inputs."""
-
     def __init__(self, rngs: nnx.Rngs, settings: GPTNeoXSettings, number: int = 1):
         super().__init__(rngs, settings, attention_biases=settings.biases)
         self.rotated = settings.rotated

@@ -1,13 +1,13 @@
-"""Llama, and what has its form: Qwen2, SmolLM, Mistral without a window.
+"""Llama, and families of its form: Qwen2, SmolLM, Mistral without a window.
 
-Rotary positions, root-mean-square norms, grouped keys, a gated MLP, no biases but those of Qwen2's
-queries, keys and values.
+Rotary positions, root-mean-square norms, grouped keys, a gated MLP; only Qwen2 has biases.
 
 Source: Touvron et al. 2023, arXiv:2302.13971; folders of `model_type` llama, qwen2 and mistral.
 """
 
 import dataclasses
 import functools
+import math
 from typing import Annotated, Any, ClassVar, Self
 
 import jax
@@ -21,7 +21,6 @@ from brt.pretrained.backbone_layer import (
     Heads,
     LayerKeys,
     RootNorm,
-    attention_scale,
     linear,
     split_heads,
 )
@@ -40,11 +39,9 @@ def of_type(**values: Any) -> Any:
 class LlamaSettings(DecoderSettings):
     """The settings of Llama.
 
-    Attributes:
-        num_key_heads: G; None: H.
-        head_size: K; None: D / H.
-        rotary_scaling: as `Llama3Scaling`; None for none.
-        biases: "heads" (of queries, keys and values, Qwen2) or "all" (of the output too).
+    num_key_heads: G; None: H. head_size: K; None: D / H.
+    rotary_scaling: as `Llama3Scaling`; None for none.
+    biases: "heads" (of queries, keys and values, Qwen2) or "all" (of the output too).
     """
 
     prefix = "model."
@@ -136,7 +133,7 @@ class LlamaLayer(RotaryLayer):
         E = self.num_key_heads * sizes.head_size
         matrix = functools.partial(parameter, rngs, normal(STD))
         self.sizes = sizes
-        self.score_scale = attention_scale(sizes.head_size)
+        self.score_scale = 1 / math.sqrt(sizes.head_size)
         self.rotated = sizes.head_size
         self.rotary_base = settings.rotary_base
         self.rotary_scaling = settings.rotary_scaling  # type: ignore[assignment]

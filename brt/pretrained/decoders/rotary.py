@@ -1,7 +1,6 @@
 """Rotary positions: the halves of a head rotated by angles that grow with the position.
 
-Source: Su et al. 2021, arXiv:2104.09864; halves, not neighbours, as in folders of Llama, Qwen2 and
-GPT-NeoX.
+Source: Su et al. 2021, arXiv:2104.09864; halves, not neighbours, as in folders of the Hub.
 """
 
 import math
@@ -69,9 +68,7 @@ def frequencies(size: int, base: float, scaling: Llama3Scaling | None = None) ->
 class RotaryLayer(BackboneLayer):
     """A layer whose queries and keys are rotated by their positions.
 
-    Attributes:
-        rotated: entries of a head that are rotated, the first ones.
-        rotary_base, rotary_scaling: as of `frequencies`.
+    rotated: entries of a head that are rotated, the first ones.
     """
 
     rotated: int

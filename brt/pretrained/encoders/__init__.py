@@ -1,1 +1,1 @@
-"""Pretrained encoders and T5, and their heads. Letters as in `brt.pretrained`."""
+"""Pretrained encoders and T5, and their heads."""

@@ -14,8 +14,9 @@ from flax import nnx
 
 from brt.checks import Count, CountFrom0, Positive, configurable
 from brt.models.layers.initializers import normal, parameter
+from brt.models.layers.norms import LayerNorm
 from brt.pretrained.activations import Activation
-from brt.pretrained.backbone_layer import DenseLayer, Norm
+from brt.pretrained.backbone_layer import DenseLayer
 from brt.pretrained.encoders.encoder import Encoder, HeadNames, without_gradient_at
 from brt.pretrained.names import Names, Tensor, layer_tensors, matrix_tensors, norm_tensors
 from brt.pretrained.settings import Misfit, Settings, first_id, hub
@@ -27,9 +28,7 @@ OLD_NORMS = ((".LayerNorm.gamma", ".LayerNorm.weight"), (".LayerNorm.beta", ".La
 class BertSettings(Settings):
     """The settings of BERT.
 
-    Attributes:
-        num_types: rows of the type embeddings, of which the first is added to every position.
-        padding_id: the id that stands for no token.
+    num_types: rows of the type embeddings, of which the first is added to every position.
     """
 
     model_type = "bert"
@@ -68,7 +67,7 @@ class BertSettings(Settings):
 
 @dataclasses.dataclass(frozen=True)
 class RobertaSettings(BertSettings):
-    """The settings of RoBERTa; an absent key means what it means for BERT."""
+    """The settings of RoBERTa; an absent key has the meaning that it has for BERT."""
 
     model_type = "roberta"
     num_types: Count = hub("type_vocab_size", default=1, absent=2)
@@ -90,9 +89,7 @@ class BertLayer(DenseLayer):
 class BERT(Encoder):
     """BERT; its parameters are those of `BertSettings`.
 
-    Class attributes:
-        layer_type: of its layers.
-        prefix: of its tensors on disk. heads_on_disk: of queries, keys and values.
+    prefix: of its tensors on disk. heads_on_disk: of queries, keys and values.
     """
 
     settings_type: ClassVar[type[Settings]] = BertSettings
@@ -114,7 +111,7 @@ class BERT(Encoder):
             self.positions_RD = drawn(settings.num_positions, D)
         if settings.num_types:
             self.types_RD = drawn(settings.num_types, D)
-        self.embedding_norm = Norm(rngs, D, settings.epsilon)
+        self.embedding_norm = LayerNorm(rngs, D, epsilon=settings.epsilon)
         count = settings.num_layers
         self.layers = nnx.List(self.layer_type(rngs, settings) for _ in range(count))
 

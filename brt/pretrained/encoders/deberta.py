@@ -17,9 +17,10 @@ from numpy.typing import ArrayLike
 from brt.checks import Count, CountFrom0, OneOf, Positive, configurable
 from brt.models.counts import matrix_size
 from brt.models.layers.initializers import normal, parameter
+from brt.models.layers.norms import LayerNorm
 from brt.models.layers.precision import at_least_float32
 from brt.pretrained.activations import ACTIVATIONS, Activation
-from brt.pretrained.backbone_layer import STD, Norm, Seen, linear, split_heads
+from brt.pretrained.backbone_layer import STD, Seen, linear, split_heads
 from brt.pretrained.encoders.bert import BERT, BertLayer, BertSettings
 from brt.pretrained.encoders.encoder import HeadNames
 from brt.pretrained.names import Names, Tensor, matrix_tensors, norm_tensors
@@ -39,13 +40,12 @@ def _terms(value):
 class DebertaSettings(BertSettings):
     """The settings of DeBERTa besides those of BERT.
 
-    Attributes:
-        terms: of the scores besides content to content: "c2p", "p2c".
-        buckets: S, of distances; 0: as many as the longest distance.
-        longest_distance: from which on all distances are the same; None: num_positions.
-        shared_keys: whether vectors of distances go through the projections of queries and keys.
-        norm_relative: whether they are normed.
-        convolution: width of a convolution after the first layer; 0 for none.
+    terms: of the scores besides content to content: "c2p", "p2c".
+    buckets: S, of distances; 0: as many as the longest distance.
+    longest_distance: from which on all distances are the same; None: num_positions.
+    shared_keys: whether vectors of distances go through the projections of queries and keys.
+    norm_relative: whether they are normed.
+    convolution: width of a convolution after the first layer; 0 for none.
     """
 
     model_type = "deberta-v2"
@@ -120,9 +120,9 @@ def distance_buckets(distance: ArrayLike, buckets: int, longest: int) -> np.ndar
 
 
 class Relative(NamedTuple):
-    """What all layers share.
+    """The inputs that all layers share.
 
-    entered_BTD, real_BT: inputs of the first layer, and which are no padding.
+    entered_BTD, real_BT: inputs of the first layer, and whether each is a token.
     vectors_RD: of distances, or None. rows_TT: the row of each pair of positions.
     """
 
@@ -156,25 +156,21 @@ class DebertaLayer(BertLayer):
 
     def _by_distance(self, queries_BTHK, keys, shared):
         """Returns the terms by distance, not scaled, (B, H, T, T)."""
-        rows, H = jnp.asarray(shared.rows_TT), self.sizes.num_heads
+        rows, prefix = jnp.asarray(shared.rows_TT), "" if self.shared_keys else "position_"
+
+        def term(x_BTHK, name, rows):
+            matrix_DA, bias_A = (
+                getattr(self, f"{prefix}{name}_{part}") for part in ("DA", "bias_A")
+            )
+            y_RHK = split_heads(linear(shared.vectors_RD, matrix_DA, bias_A), self.sizes.num_heads)
+            scores_BHTR = at_least_float32(jnp.einsum("bthk,rhk->bhtr", x_BTHK, y_RHK))
+            return jnp.take_along_axis(scores_BHTR, rows[None, None], axis=3)
+
         total: Any = 0.0
         if "c2p" in self.terms:
-            matrix_DA, bias_A = self.keys_DA, self.keys_bias_A
-            if not self.shared_keys:
-                matrix_DA, bias_A = self.position_keys_DA, self.position_keys_bias_A
-            keys_RHK = split_heads(linear(shared.vectors_RD, matrix_DA, bias_A), H)
-            scores_BHTR = at_least_float32(jnp.einsum("bthk,rhk->bhtr", queries_BTHK, keys_RHK))
-            total += jnp.take_along_axis(scores_BHTR, rows[None, None], axis=3)
+            total += term(queries_BTHK, "keys", rows)
         if "p2c" in self.terms:
-            matrix_DA, bias_A = self.queries_DA, self.queries_bias_A
-            if not self.shared_keys:
-                matrix_DA, bias_A = self.position_queries_DA, self.position_queries_bias_A
-            queries_RHK = split_heads(linear(shared.vectors_RD, matrix_DA, bias_A), H)
-            scores_BHJR = at_least_float32(
-                jnp.einsum("bjhk,rhk->bhjr", keys.keys_BJGK, queries_RHK)
-            )
-            scores_BHJT = jnp.take_along_axis(scores_BHJR, rows.T[None, None], axis=3)
-            total += jnp.swapaxes(scores_BHJT, 2, 3)
+            total += jnp.swapaxes(term(keys.keys_BJGK, "queries", rows.T), 2, 3)
         return total
 
 
@@ -185,7 +181,7 @@ class Convolution(nnx.Module):
         # As on disk: out, in, position.
         self.matrix_DIW = parameter(rngs, normal(STD), width, width, kernel)
         self.bias_D = parameter(rngs, zeros, width)
-        self.norm = Norm(rngs, width, epsilon)
+        self.norm = LayerNorm(rngs, width, epsilon=epsilon)
         self.activation = activation
 
     def __call__(self, x_BTD: jax.Array, entered_BTD: jax.Array, real_BT: jax.Array) -> jax.Array:
@@ -221,7 +217,7 @@ class DeBERTa(BERT):
                 rngs, normal(self.std), 2 * settings.span, D, multiplied=False
             )
             if settings.norm_relative:
-                self.distances_norm = Norm(rngs, D, settings.epsilon)
+                self.distances_norm = LayerNorm(rngs, D, epsilon=settings.epsilon)
         if settings.convolution:
             activation = settings.convolution_activation
             kernel = settings.convolution

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from brt.models.axis_rules import constrain
-from brt.models.layers.dropout import independent_dropout
+from brt.models.layers.dropout import independent_dropout, split_key
 from brt.pretrained.backbone import PretrainedBackbone, Reading
 from brt.pretrained.backbone_layer import NOTHING, STD, Reads, Seen, attention_bias
 from brt.token_ids import PADDING
@@ -65,10 +65,10 @@ class Encoder(PretrainedBackbone):
     ) -> Reading:
         """Runs all layers on a segment.
 
-        real_BT: bool; padding is no key, and its outputs mean nothing.
-        types_BT: int32, which of two texts a position is of; None for the first.
+        real_BT: bool; padding is no key, and its outputs are undefined.
+        types_BT: int32, the text, of two, that a position belongs to; None for the first.
         """
-        keys = self.dropout_keys(key)
+        keys = split_key(key, self.dropout, len(self.layers) + 1)
         with jax.named_scope("embedding"):
             x_BTD = independent_dropout(self.enter(x_BTD, real_BT, types_BT), self.dropout, keys[0])
             shared = self.shared(x_BTD, real_BT)

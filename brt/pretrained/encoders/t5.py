@@ -39,13 +39,11 @@ from brt.pretrained.settings import HubConfig, Misfit, Settings, first_id, hub
 class T5Settings(Settings):
     """The settings of T5; dropout is in the encoder only.
 
-    Attributes:
-        num_decoder_layers: None: as many as of the encoder.
-        network: of `NETWORKS`: "relu" (version 1.0), "gated-gelu" (1.1) or "gated-silu".
-        buckets, longest_distance: of the attention bias by distance.
-        tied: whether logits are products with the embedding matrix, divided by the root of D.
-        start_id: the id before an answer.
-        padding_id: the id that stands for no token.
+    num_decoder_layers: None: as many as of the encoder.
+    network: "relu" (version 1.0), "gated-gelu" (1.1) or "gated-silu".
+    buckets, longest_distance: of the attention bias by distance.
+    tied: whether logits are products with the embedding matrix, divided by the root of D.
+    start_id: the id before an answer.
     """
 
     model_type = "t5"
@@ -144,7 +142,7 @@ class T5(Encoder):
     ) -> list[jax.Array]:
         """Returns the inputs of the decoder on an answer, and each layer's outputs, (B, W, D).
 
-        words_BW: ids, the start id first. real_BJ: which encoded positions are no padding.
+        words_BW: ids, the start id first. real_BJ: which encoded positions hold a token.
         """
         positions_W = np.arange(words_BW.shape[1])
         away_WW = positions_W[:, None] - positions_W
@@ -159,7 +157,7 @@ class T5(Encoder):
         return states
 
     def word_logits(self, x_BWD: jax.Array, words_VD: jax.Array | None = None) -> jax.Array:
-        """Maps (B, W, D) outputs of the decoder to (B, W, V), float32 or wider.
+        """Maps (B, W, D) outputs of the decoder to (B, W, V), at least float32.
 
         words_VD: another matrix than the model's.
         """

@@ -1,4 +1,4 @@
-"""Layers of T5: of the encoder, and of the decoder."""
+"""Layers of T5."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ NETWORKS = {"relu": ("relu", False), "gated-gelu": ("gelu_new", True), "gated-si
 
 
 def two_sided_buckets(key_minus_query: ArrayLike, buckets: int, longest: int) -> np.ndarray:
-    """Returns the buckets of distances of an encoder: one half of them for keys after the query."""
+    """Returns the buckets of distances of an encoder: half of them for keys after the query."""
     distance = np.asarray(key_minus_query)
     half = buckets // 2
     return t5_buckets(np.abs(distance), half, longest) + half * (distance > 0).astype(np.int32)

@@ -1,1 +1,1 @@
-"""Memories between windows of a body. Letters as in `brt.pretrained`."""
+"""Memories between windows of a backbone."""

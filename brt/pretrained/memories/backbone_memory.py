@@ -1,7 +1,7 @@
 """A layer memory in one layer of a pretrained backbone, whose windows or blocks are its blocks.
 
-Positions restart in every window, so the memory is shown queries and keys without positions, and
-no keys of the window before. Axes as in `brt.pretrained`.
+Positions restart in every window, so the memory gets queries and keys without positions, and no
+keys of the window before.
 """
 
 from collections.abc import Callable
@@ -16,6 +16,7 @@ from jax.typing import DTypeLike
 
 from brt.checks import Index, configurable
 from brt.models.block_recurrent.memory import BlockStates, LayerMemory, LayerTokens
+from brt.models.contract import layer_indices
 from brt.models.layers.attention import attend
 from brt.models.layers.initializers import DENSE, parameter
 from brt.models.layers.norms import unit_heads
@@ -60,12 +61,7 @@ class BackboneMemory(WindowMemory):
         memory: Callable[..., LayerMemory] = gin.REQUIRED,
         layer: Index = -1,
     ):
-        num_layers = len(body.layers)
-        if not -num_layers <= layer < num_layers:
-            raise ValueError(
-                f"BackboneMemory.layer = {layer} does not exist: {type(body).__name__} has "
-                f"{num_layers} layers; use 0 ... {num_layers - 1}."
-            )
+        (index,) = layer_indices("BackboneMemory.layer", layer, len(body.layers))
         self.memory = memory(rngs, body.sizes, body.num_positions)
         if self.memory.moves_in_blocks:
             raise ValueError(
@@ -73,7 +69,7 @@ class BackboneMemory(WindowMemory):
                 "a backbone's memories change after a window."
             )
         self.name = self.memory.name
-        self.attach(rngs, body, layer % num_layers, self.memory.num_states)
+        self.attach(rngs, body, index, self.memory.num_states)
 
     def attach(self, rngs: nnx.Rngs, body: PretrainedBackbone, index: int, num_states: int) -> None:
         sizes = body.sizes

@@ -1,7 +1,6 @@
 """The Block-Recurrent cell between windows of a pretrained backbone.
 
-Source: Block-Recurrent, sections 3.1-3.5, whose block is a window here: its positions restart, so
-keys of the window before are not seen.
+Source: Block-Recurrent, sections 3.1-3.5. Windows are blocks, and do not see keys of earlier ones.
 """
 
 from collections.abc import Callable
@@ -15,7 +14,7 @@ from brt.models.counts import matrix_size
 from brt.models.model import Metrics
 from brt.pretrained.backbone import PretrainedBackbone
 from brt.pretrained.memories.backbone_memory import BackboneMemory
-from brt.pretrained.memories.window_memory import Window
+from brt.pretrained.memories.window_memory import Window, check_layer
 
 
 @configurable(denylist=["rngs", "body"])
@@ -36,16 +35,10 @@ class CellMemory(BackboneMemory):
         layer: Index | None = None,
         cell: Callable[..., RecurrentCell] = RecurrentCell,
     ):
-        num_layers = len(body.layers)
-        if layer is not None and not 1 <= layer <= num_layers:
-            raise ValueError(
-                f"CellMemory.layer = {layer} must lie between 1 and {num_layers}, the layers of "
-                f"{type(body).__name__}."
-            )
+        check_layer(self, layer, body)
+        layer = layer or max(round(len(body.layers) * 2 / 3), 1)
         self.cell = cell(rngs, body.sizes, body.num_positions)
-        self.attach(
-            rngs, body, (layer or max(round(num_layers * 2 / 3), 1)) - 1, self.cell.num_states
-        )
+        self.attach(rngs, body, layer - 1, self.cell.num_states)
 
     @property
     def memory(self) -> RecurrentCell:  # type: ignore[override]

@@ -1,7 +1,7 @@
 """Pooled recurrence: vectors from window to window.
 
-The outputs of all layers are mixed and averaged over a window; what an MLP makes of the result
-stands among the inputs of a layer of the next window, for keys and values only.
+The outputs of all layers are mixed and averaged over a window. An MLP maps the mean to inputs of a
+layer of the next window, for keys and values only.
 
 Source: Yoshida et al. 2020, Adding Recurrence to Pretrained Transformers, section 3.
 """
@@ -23,7 +23,7 @@ from brt.models.model import Metrics
 from brt.models.segment_memory import MemoryVectors
 from brt.pretrained.activations import ACTIVATIONS
 from brt.pretrained.backbone import PretrainedBackbone
-from brt.pretrained.memories.window_memory import Positions, Window, WindowMemory
+from brt.pretrained.memories.window_memory import Positions, Window, WindowMemory, check_layer
 
 POOLED = ("all", "unrepeated")
 POOLINGS = ("mean", "max", "attention")
@@ -31,7 +31,7 @@ LOWEST = -1e30
 
 
 class PooledCache(NamedTuple):
-    """The vectors that a window leaves to the next, float32 or wider.
+    """The vectors that a window leaves to the next, at least float32.
 
     count_B: int32, 0 or M. Empty: absent, so that a document's first window is the backbone's own.
     """
@@ -44,7 +44,7 @@ class PooledCache(NamedTuple):
 
 
 class PooledSums(NamedTuple):
-    """What was pooled of a window so far.
+    """The pooled part of a window so far.
 
     pooled_BD: the weighted sum of outputs; or their maximum. weight_B: the sum of weights.
     highest_B: the score that weights are relative to.
@@ -69,18 +69,17 @@ class PooledLayer(nnx.Module):
 
 @configurable(denylist=["rngs", "body"])
 class PooledMemory(WindowMemory):
-    """Carries what an MLP makes of the mean of a window.
+    """Carries an MLP's outputs for the mean of a window.
 
     Args:
         layer: the layer whose inputs the vectors join, counted from 1; None: all layers.
         hidden: sizes of the MLP's hidden layers.
-        pooled: the positions that are pooled: "all", or "unrepeated", those that the next window
-            does not process again.
+        pooled: the positions that are pooled: "all", or "unrepeated", without those that the next
+            window processes again.
         pooling: "mean"; "max"; or "attention", a mean weighted by a learned key.
         num_vectors: M.
 
-    Source: section 3.1; the alternatives are those of its note 4. The MLP has the backbone's
-    activation.
+    Source: section 3.1, and note 4 for the alternatives. The MLP has the backbone's activation.
     """
 
     name = "pooled"
@@ -96,12 +95,8 @@ class PooledMemory(WindowMemory):
         pooling: Annotated[str, OneOf(POOLINGS)] = "mean",
         num_vectors: Count = 1,
     ):
+        check_layer(self, layer, body)
         num_layers = len(body.layers)
-        if layer is not None and not 1 <= layer <= num_layers:
-            raise ValueError(
-                f"{type(self).__name__}.layer = {layer} must lie between 1 and {num_layers}, the "
-                f"layers of {type(body).__name__}."
-            )
         self.layer = layer
         self.pooled = pooled
         self.pooling = pooling
@@ -163,9 +158,9 @@ class PooledMemory(WindowMemory):
         return PooledSums(pooled_BD, weight_B, highest_B)
 
     def update(self, cache: PooledCache, segment: Window) -> tuple[PooledCache, Metrics]:
-        """Returns the vectors of a window, and as pooled_norm their root mean square.
+        """Returns the vectors of a window, and pooled_norm, their root mean square.
 
-        A window of which nothing is pooled leaves no vector.
+        A window without pooled positions leaves no vector.
         """
         vectors_BMD = self.computed(self.pooled_vector(segment.summary)).astype(
             cache.vectors_BMD.dtype
@@ -177,7 +172,7 @@ class PooledMemory(WindowMemory):
         return PooledCache(vectors_BMD, count_B), {"pooled_norm": jax.lax.stop_gradient(norm)}
 
     def pooled_vector(self, summary: PooledSums) -> jax.Array:
-        """Returns z, (B, D), what a window is pooled to; zeros of nothing."""
+        """Returns z, (B, D), the pooled window; zeros without pooled positions."""
         there_B1 = summary.weight_B[:, None] > 0
         pooled_BD = jnp.where(there_B1, summary.pooled_BD, 0)
         if self.pooling == "max":
@@ -185,7 +180,7 @@ class PooledMemory(WindowMemory):
         return pooled_BD / jnp.where(there_B1, summary.weight_B[:, None], 1)
 
     def computed(self, z_BD: jax.Array) -> jax.Array:
-        """Returns the vectors that the MLP makes of z, (B, M, D)."""
+        """Maps z to (B, M, D) by the MLP."""
         *inner, last = self.network
         x_BI = z_BD
         for layer in inner:
@@ -204,7 +199,7 @@ class PooledMemory(WindowMemory):
 
 @configurable(denylist=["rngs", "body"])
 class FinalLayerMemory(PooledMemory):
-    """`PooledMemory` of the outputs of the last layer alone, their mean over all positions.
+    """`PooledMemory` of the last layer's outputs alone, their mean over all positions.
 
     Source: section 5.4.
     """

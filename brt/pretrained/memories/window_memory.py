@@ -1,4 +1,4 @@
-"""Memories between the windows of a pretrained backbone. Letters as in `brt.pretrained`."""
+"""Memories between the windows of a pretrained backbone."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -25,7 +25,7 @@ class Positions(NamedTuple):
 
 
 class Window(NamedTuple):
-    """A window that has been processed.
+    """A processed window.
 
     summary: of all its positions. keys: of each layer, of the new tokens.
     """
@@ -35,29 +35,20 @@ class Window(NamedTuple):
 
 
 class WindowMemory(SegmentMemory[Window]):
-    """A memory between windows: the base of all memories of pretrained backbones.
-
-    It is built as `memory(rngs, body)`. Layers count from 0.
-    """
+    """A memory between windows, built as `memory(rngs, body)`; layers count from 0."""
 
     def read(self, cache: Any, dtype: DTypeLike) -> Any:
-        """Returns what the layers of a window read besides the cache, computed once a window."""
+        """Returns the layers' inputs from the memory besides the cache, computed once a window."""
         return ()
 
     def vectors(self, read: Any, layer: int) -> MemoryVectors | None:
-        """Returns vectors for the keys and values of a layer, in the place of its inputs.
-
-        They have no position.
-        """
+        """Returns vectors without a position for the keys and values of a layer."""
         return None
 
     def attend(
         self, cache: Any, read: Any, layer: int, heads: Heads, attended_BTHK: jax.Array
     ) -> tuple[jax.Array, jax.Array | None]:
-        """Returns attention with what the memory adds to its heads.
-
-        Also what is added to the attention's output, (B, T, D), or None.
-        """
+        """Returns attention with the memory's part, and (B, T, D) or None to add to its output."""
         return attended_BTHK, None
 
     def summary(self, outputs: Sequence[jax.Array], positions: Positions) -> Any:
@@ -76,10 +67,20 @@ class WindowMemory(SegmentMemory[Window]):
         return 0.0
 
 
+def check_layer(memory: WindowMemory, layer: int | None, body: PretrainedBackbone) -> None:
+    """Refuses a layer, counted from 1, that the backbone does not have."""
+    count = len(body.layers)
+    if layer is not None and not 1 <= layer <= count:
+        raise ValueError(
+            f"{type(memory).__name__}.layer = {layer} must lie between 1 and {count}, the layers "
+            f"of {type(body).__name__}."
+        )
+
+
 class WindowReads(Reads):
     """The additions of a model's memories to the layers of one window.
 
-    read, extras: computed here if they are None; extras: keys and values of the memories' vectors.
+    extras: keys and values of the memories' vectors. read, extras: computed here if they are None.
     """
 
     def __init__(
