@@ -75,7 +75,7 @@ class SlidingLanguageModel(DecoderModel):
     """A pretrained decoder, every token of which sees the W tokens up to itself.
 
     Args:
-        window: W in tokens; segments are any multiple of it.
+        window: W in tokens, which divides the segment length.
         body: builds the `Decoder`, one with rotary positions.
         cell: builds a memory at one layer, such as `CellMemory`.
         special_tokens: must be 0.

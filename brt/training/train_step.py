@@ -93,7 +93,7 @@ def make_loss(
     remat_segments: bool = False,
     scores: str = "full",
 ) -> Callable:
-    """Returns the loss of one step: nats per scored token, plus what the model adds.
+    """Returns the loss of one step: nats per scored token, plus `added_nats`.
 
     Args:
         bind: from parameters to a model.

@@ -1,7 +1,4 @@
-"""A layer while it decodes token by token, each batch element at its own position in its block.
-
-Axes as in `brt.models`.
-"""
+"""A layer while it decodes token by token, each batch element at its own position in its block."""
 
 from typing import cast
 

@@ -1,8 +1,8 @@
-"""External memory: keys and values of long ago, which the queries of attention search.
+"""External memory: earlier keys and values, which the queries of attention search.
 
-A ring buffer for each batch element and head, without gradients. A block reads what the blocks
-before it left. Segments of several blocks are computed in one product with the ring and the
-segment's own keys, and are the published model block for block. Axes as in `brt.models`.
+A ring buffer for each batch element and head, without gradients. A block reads the ring that its
+predecessors wrote. Segments of several blocks are computed in one product with the ring and the
+segment's own keys, and equal the published model block for block.
 """
 
 from typing import Annotated, NamedTuple
@@ -56,9 +56,8 @@ class ExternalMemory(LayerMemory):
     Args:
         size: M in tokens, a multiple of the window; the oldest are overwritten.
         neighbours: k, slots that each query and head attends to.
-        search: "exact", the k largest products; "bucketed", the largest of each group of slots
-            whose index is equal modulo the number of groups, and of these the k largest; "dense",
-            all slots.
+        search: "exact", the k largest products; "bucketed", the k largest among the largest of each
+            group of slots whose index is equal modulo the number of groups; "dense", all slots.
         buckets_per_neighbour: groups of the bucketed search over k. The released code has 1, which
             finds 63 % of the k best of random keys; 4 finds 88 %.
 
@@ -162,13 +161,13 @@ class ExternalMemory(LayerMemory):
     def search_memory(
         self, cache: RingCache, tokens: LayerTokens, remat: bool = False
     ) -> jax.Array:
-        """Returns what the queries of whole blocks, or of one token, find, (B, T, H, K).
+        """Returns the retrieved values for whole blocks, or for one token, (B, T, H, K).
 
         Gradients reach the queries and the scale only. remat: gather again in the backward pass.
         """
         _, q_BTHK, k_BTHK, v_BTHK, scale_H, _ = tokens[:6]
         B, T, H, K = q_BTHK.shape
-        # The segment's last block is read by none of its blocks.
+        # No block of the segment reads its last block.
         candidates = [(cache.keys_BMHK, cache.values_BMHK)]
         if self.window < T:
             candidates.append((k_BTHK[:, : -self.window], v_BTHK[:, : -self.window]))
@@ -235,7 +234,7 @@ class ExternalMemory(LayerMemory):
     def _visible(self, written_B, blocks, num_keys):
         """Returns keys that each block may find, (B, G, J), None for all; and empty ones, (B, J).
 
-        Keys are the ring's slots, then the segment's tokens. Every block may find M of them.
+        Keys are the ring's slots, then the segment's tokens; every block may find M keys.
         """
         M = self.size
         slots, tokens = jnp.arange(M), jnp.arange(num_keys - M)

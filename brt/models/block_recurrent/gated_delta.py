@@ -37,8 +37,7 @@ class GatedDeltaMemory(LayerMemory):
     """S_t = a_t S_{t-1} + b_t k_t (v_t - a_t k_t S_{t-1}), read as q_t S_t, mixed with attention.
 
     The decay a_t = exp(-softplus(W_a x + c)) and the step b_t = sigmoid(W_b x) of each head depend
-    on the layer's input x; queries and keys have unit length. A learned gate for each head mixes
-    the result with attention.
+    on the layer's input x; queries and keys have unit length.
 
     Source: Gated DeltaNet, Yang et al. 2024, arXiv:2412.06464, sections 3.1 and 3.3.
     """
@@ -115,11 +114,11 @@ class GatedDeltaMemory(LayerMemory):
 def delta_block(
     matrix_BHKK: jax.Array, inputs: tuple[jax.Array, ...]
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns the memory after a block, and what each token reads, (B, W, H, K).
+    """Returns the memory after a block, and the values that tokens read, (B, W, H, K).
 
-    inputs: queries, keys and values, (B, W, H, K); logarithms of decays, and steps, (B, W, H). What
-    a token stores depends on what those before it stored: a triangular system of W equations for
-    each head (section 3.3), instead of W steps.
+    inputs: queries, keys and values, (B, W, H, K); logarithms of decays, and steps, (B, W, H). A
+    stored value depends on those before it: a triangular system of W equations for each head
+    (section 3.3), instead of W steps.
     """
     q_BWHK, k_BWHK, v_BWHK, log_decay_BWH, step_BWH = inputs
     log_BHW = jnp.moveaxis(jnp.cumsum(log_decay_BWH, axis=1), 1, 2)

@@ -1,4 +1,4 @@
-"""Gates, which update a recurrent state from what it attended to in a block of tokens."""
+"""Gates, which update a recurrent state with the results of its attention."""
 
 import math
 from typing import Any, NamedTuple
@@ -57,10 +57,9 @@ class Gate(nnx.Module):
         width: D.
         kind: "fixed" or "lstm".
         form: "paper", with small initial matrices (appendix B), or "meliad", the released code: no
-            b_z, W_z initialised as other matrices, and tanh where `squash` says, for both kinds.
-        squash: with form "meliad", whether z goes through tanh.
-        biases: "small": the paper's N(0, 0.1^2) and constants +1 and -1. Without constants:
-            "zero", and "one" for keep and 0 for take.
+            b_z, W_z initialised as other matrices, and tanh if `squash`, for both kinds.
+        biases: "small": the paper's N(0, 0.1^2) and constants +1 and -1. Without constants: "zero",
+            and "one" for keep and 0 for take.
     """
 
     def __init__(
@@ -125,7 +124,7 @@ class Gate(nnx.Module):
     def update(
         self, states_BSD: jax.Array, projected_BSND: jax.Array, weights: GateWeights
     ) -> tuple[jax.Array, jax.Array]:
-        """Returns what a call returns, from the product of h and the matrices."""
+        """Returns the result of a call, from the product of h and the matrices."""
         projected_BSND = at_least_float32(projected_BSND)
         z_BSD = projected_BSND[:, :, 0]
         if self.candidate_bias_D is not None:

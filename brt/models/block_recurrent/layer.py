@@ -1,8 +1,7 @@
 """One layer: windowed attention, memories, attention to states, MLP, residuals.
 
-A token attends to the W tokens before it. With `reads_states` it also attends to state vectors:
-those of the layer's memories (`memory.py`), or those of another layer (block feedback). Axes as in
-`brt.models`.
+A token attends to the W tokens before it. With `reads_states` it also attends to state vectors: of
+the layer's memories (`memory.py`), or of another layer (block feedback). Axes as in `brt.models`.
 """
 
 from collections.abc import Callable
@@ -41,9 +40,8 @@ class Prepared(NamedTuple):
     """Arrays computed from a layer's parameters once per segment, outside of any loop over blocks.
 
     bias_HWJ: (H, W, 2W), relative position bias and mask of the window, or those of a kernel.
-    weights: matrices in the activations' type, by name; the MLP's under "feed_forward", and what
-        each memory prepared under "memories".
-    masks: dropout masks.
+    weights: matrices in the activations' type, by name, with the MLP's under "feed_forward" and a
+    list of those of `memories`.
     """
 
     bias_HWJ: jax.Array
@@ -134,7 +132,7 @@ class Layer(nnx.Module):
         tokens: int = 0,
         feedback_size: int = 0,
     ) -> Prepared:
-        """Returns what depends on the parameters and the dropout key alone.
+        """Returns the arrays that depend on the parameters and the dropout key alone.
 
         tokens: T of the segment. feedback_size: S of the states of another layer, if any.
         """
@@ -264,8 +262,8 @@ class Layer(nnx.Module):
             current_states: `current_states(cache)` where they are computed already (one block).
 
         Returns:
-            (B, T, D), the cache for the next segment, and metrics: those of the memories, and
-            state_share, the states' share of what attention adds.
+            (B, T, D), the cache for the next segment, and metrics, such as state_share, the states'
+            share of attention.
         """
         W = self.window
         bias_HWJ, weights, masks = prepared or self.prepare(x_BTD.dtype, key, x_BTD.shape[1])
@@ -316,7 +314,7 @@ class Layer(nnx.Module):
         return x_BTD, LayerCache(window, tuple(new_memories)), metrics | shares
 
     def flops_per_token(self, feedback_size: int = 0) -> float:
-        """Returns the operations of one token's forward pass, a product and a sum as two.
+        """Returns the operations of one token's forward pass; a multiply-add counts as two.
 
         feedback_size: S of the states of another layer.
         """
@@ -326,7 +324,7 @@ class Layer(nnx.Module):
         return 2 * matrix_size(self, without=self.memory_names) + attention + memories
 
     def reach(self) -> float:
-        """Returns how many tokens before a block its tokens may be influenced by, at most."""
+        """Returns how many tokens before a block can influence its tokens, at most."""
         return max([self.window, *(memory.reach for memory in self.memories)])
 
 

@@ -1,9 +1,8 @@
 """The interface of a layer's memory.
 
-A layer manages its window itself, and any number of memories through this interface. A new memory
-defines what the tokens of a block `read`, or the `states` they attend to, and how a finished block
-`update`s the cache. Segments and decoding follow. docs/extending.md shows one. Axes as in
-`brt.models`.
+A new memory defines how the tokens of a block `read` it, or the `states` they attend to, and how a
+finished block `update`s the cache; segments and decoding follow. docs/extending.md shows one. Axes
+as in `brt.models`.
 """
 
 from collections.abc import Iterable
@@ -32,11 +31,10 @@ class LayerTokens(NamedTuple):
     """The tokens of a segment, of a block, or one decoded token (T = 1), as a layer computes them.
 
     inputs_BTD: normalised inputs of the layer.
-    queries_BTHK, keys_BTHK, values_BTHK: of its self-attention; of unit length with `qk_norm`, but
-    for values. scale_H: its attention scale, used through its absolute value.
+    queries_BTHK, keys_BTHK, values_BTHK: of its self-attention; queries and keys have unit length
+    with `qk_norm`. scale_H: its attention scale, used through its absolute value.
     counts_B: (B,) int32, tokens that are not padding, or None: all are tokens.
-    projected_keys_BTHK: before normalisation; window: `WindowCache` of the block before. None but
-        in a segment.
+    projected_keys_BTHK, window: of a segment: keys before normalisation, and the `WindowCache`.
     """
 
     inputs_BTD: jax.Array
@@ -91,19 +89,19 @@ def mix_with_attention(
 class LayerMemory(nnx.Module):
     """A memory of tokens that have left the window of a layer: the base of all.
 
-    A memory is built as `memory(rngs, sizes, window)`, with the `Sizes` and W of its layer, and
-    holds parameters only. Its cache is a named tuple of arrays, batch first, whose names end in
-    their axes, with a method `clear_state(empty)` that returns the cache after forgetting.
+    Built as `memory(rngs, sizes, window)`, with the `Sizes` and W of its layer, it holds parameters
+    only. Its cache is a named tuple of arrays, batch first, whose names end in their axes, with a
+    method `clear_state(empty)` that returns the cache after forgetting.
 
     Class attributes:
-        name: of its parameters and metrics, `layer3/<name>_grad_norm`; one of a name in a layer.
+        name: of its parameters and metrics, `layer3/<name>_grad_norm`; unique in a layer.
         num_states: S, vectors that tokens attend to with queries of their own; 0 for none.
         position_bias: whether the layer's self-attention keeps its relative position bias.
-        reads_after_tokens: whether tokens attend to the states after their self-attention, from
-            its result, instead of in parallel.
+        reads_after_tokens: whether tokens attend to the states after their self-attention, from its
+            result, instead of in parallel.
         reach: tokens before a block that can influence it through the memory; may be infinite.
-        moves_in_blocks: whether its cache changes with every token. Such a memory defines
-            `__call__` and `decode`; other memories change at the ends of blocks.
+        moves_in_blocks: whether its cache changes with every token, and not after blocks. Such a
+            memory defines `__call__` and `decode`.
     """
 
     purpose = "recurrence"
@@ -119,7 +117,7 @@ class LayerMemory(nnx.Module):
         raise NotImplementedError
 
     def prepare(self, dtype: DTypeLike) -> Any:
-        """Returns what depends on the parameters alone, computed once per segment: `weights`."""
+        """Returns `weights`: arrays from the parameters alone, computed once per segment."""
         return None
 
     def read(
@@ -190,7 +188,6 @@ class LayerMemory(nnx.Module):
         return cache
 
     def end_decoding(self, cache: Any) -> Any:
-        """Returns the segment form of a decoding-form cache."""
         return cache
 
     def decoding_states(self, cache: Any, dtype: DTypeLike) -> BlockStates | None:

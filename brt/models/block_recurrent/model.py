@@ -1,8 +1,6 @@
 """The Block-Recurrent Transformer: embedding, a stack of layers with their caches, logits.
 
-    logits_BTV, caches = model(tokens_BT, caches)
-
-Axes as in `brt.models`.
+logits_BTV, caches = model(tokens_BT, caches)
 """
 
 import math
@@ -45,21 +43,22 @@ class BlockRecurrentTransformer(TiedEmbedding, Body):
             XL: equal to it.
         recurrent_layers, memorizing_layers: indices of the layers with a `RecurrentCell` and with
             an `ExternalMemory`, counted from 0, or negative from the last.
-        memories: further memories: pairs of a class and the indices of its layers, as in
+        memories: pairs of a further memory's class and the indices of its layers, as in
             `((@MyMemory, (3, 7)),)`.
         qk_norm: queries and keys of unit length and a learned scale for each head; False: the
             scaled dot product.
         attention_sinks: a learned score of one more key, whose value is zero, for each head of
-            windowed attention (after StreamingLLM, Xiao et al. 2023, arXiv:2309.17453, section
-            3.3, which adds a token).
+            windowed attention (after StreamingLLM, Xiao et al. 2023, arXiv:2309.17453, section 3.3,
+            which adds a token).
         attention_form: "plain"; "kernel", Pallas kernels; "auto", kernels on TPUs where sizes fit;
             "cudnn", for bfloat16 without dropout, not run on a GPU.
         feedback: block feedback: all other layers attend to the highest cell's states too.
         dropout: rate, where the published model has dropout.
         logits_divisor: logits are divided by the root of V ("vocabulary") or D ("width").
         activation_dtype: "float32" or "bfloat16"; parameters stay float32.
-        remat: what the backward pass recomputes: "none"; "layer", each layer; "block", attention
-            and the cells' steps. With feedback both recompute each block of the whole stack.
+        remat: recomputation in the backward pass: "none"; "layer", of each layer; "block", of
+            attention and the cells' steps. With feedback both recompute each block of the whole
+            stack.
         cell, memory: build the memories of `recurrent_layers` and `memorizing_layers`.
         special_tokens: further entries of the vocabulary, which no text holds.
 

@@ -49,7 +49,7 @@ class Melodi(TiedEmbedding, LanguageModel):
     Args:
         vocabulary_size: V.
         num_layers, width, num_heads, head_size, feed_forward_size: n, D, H, K, F.
-        window: W in tokens; segments are any multiple of it.
+        window: W in tokens, which divides the segment length.
         summary: U, summary tokens of a window.
         short_memory: S, vectors that a window leaves to the next.
         long_layers: indices of the layers with a long-term memory, from 0, or negative from the

@@ -74,7 +74,7 @@ class T5Settings(Settings):
         folder = config.folder
         if not any(name.startswith("decoder.") for name in folder.tensors):
             raise ValueError(f"{folder.path} holds an encoder alone: brt reads both halves of T5.")
-        # Newer files say so in another key.
+        # Newer files have another key for it.
         settings["tied"] &= config.flag("scale_decoder_outputs", True)
 
     @property

@@ -81,7 +81,7 @@ class Checkpoints:
         self._ocp = ocp
         self._retention = _Retention(policy or CheckpointPolicy())
         self._writing = 0  # the newest step that was begun to be written
-        self._skipped: dict[int, str] = {}  # steps not restored: what to call them in `aside/`
+        self._skipped: dict[int, str] = {}  # quarantine names of steps not restored
         self.folder = absolute(folder)
         self._mirror: CheckpointMirror | None = None
         if is_remote(self.folder) and not self.folder.startswith("gs://"):
