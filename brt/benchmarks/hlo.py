@@ -37,7 +37,6 @@ class Instruction(NamedTuple):
 
     @property
     def op_name(self) -> str:
-        """The path of named scopes and primitives; "" without one."""
         match = _OP_NAME.search(self.attributes)
         return match[1] if match else ""
 
@@ -60,7 +59,6 @@ class Instruction(NamedTuple):
 
     @property
     def backend(self) -> dict[str, Any]:
-        """The backend_config; {} without one."""
         start = self.attributes.find("backend_config={") + len("backend_config=")
         if start < len("backend_config="):
             return {}
@@ -71,7 +69,6 @@ class Instruction(NamedTuple):
 
     @property
     def cycles(self) -> int:
-        """The compiler's estimate for one run; 0 without one."""
         backend = self.backend
         noted = backend.get("window_config", {}).get("estimated_cycles")
         return int(noted or backend.get("estimated_cycles", 0))

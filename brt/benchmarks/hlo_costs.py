@@ -44,7 +44,6 @@ def scope(op_name: str) -> str | None:
 
 
 def part(name: str | None) -> str:
-    """Returns the part of a scope, without the layer."""
     word = (name or OTHER).rpartition("/")[2]
     return word if word in PARTS else OTHER
 

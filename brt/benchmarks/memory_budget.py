@@ -62,7 +62,6 @@ def longest_fitting(bytes_of: Callable[[int], int], budget: int, interval: int) 
 
 
 def step_bytes(experiment: "Experiment") -> int:
-    """Returns the bytes of the compiled training step per device: state, batch, work memory."""
     mesh = make_mesh(*experiment.trainer.mesh)
     experiment.check_mesh(mesh)
     with jax.set_mesh(mesh):

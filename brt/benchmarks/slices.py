@@ -194,7 +194,6 @@ def details(row: dict[str, Any], least: float = 0.02) -> str:
 
 
 def dry_run(name: str) -> Experiment:
-    """Prints and returns the bound experiment for a slice, with the compiler's figures."""
     topology = topologies.find(name)
     topologies.check_compiler()
     topologies.use_no_device()

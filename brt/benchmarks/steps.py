@@ -118,7 +118,6 @@ COLUMNS = (
 def compare(
     configurations: Sequence[Configuration], rounds: int, baseline: str | None = None
 ) -> dict[str, Any]:
-    """Prints and returns step times of configs and their ratios to a baseline (else the first)."""
     candidates = []
     for configuration in configurations:
         print(f"compiling {configuration.files[0]}", flush=True)

@@ -25,12 +25,10 @@ class AttentionLayout(NamedTuple):
 
     @property
     def query_tokens(self) -> tuple[int | None, ...]:
-        """Token of each of the X queries, or None."""
         return (None,) * self.read + tuple(range(self.tokens)) + (None,) * self.write
 
     @property
     def key_tokens(self) -> tuple[int | None, ...]:
-        """Token of each of the J keys, or None."""
         return self.cache_tokens + self.query_tokens
 
     def distance(self, query: int, key: int) -> int | None:

@@ -91,7 +91,6 @@ def in_this_context(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def constrain(x: jax.Array, axes: str) -> jax.Array:
-    """Constrains the sharding of an activation under a mesh."""
     if jax.sharding.get_abstract_mesh().empty:
         return x
     mesh_axes = spec(axes)

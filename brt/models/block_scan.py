@@ -22,9 +22,9 @@ def scan_blocks(
 ) -> tuple[Any, Any, Metrics]:
     """Folds `step(module, weights, carry, block, index)` over the blocks of a segment.
 
-    A step returns the next carry, and (outputs, metrics). carry and inputs are trees of arrays,
-    batch first; a step gets (B, W, ...) of inputs (B, T, ...). Returns the last carry, outputs (B,
-    G, ...), and mean metrics. remat: recompute each block in the backward pass.
+    A step returns the next carry, and (outputs, metrics). A block is (B, W, ...) of inputs (B, T,
+    ...). Returns the last carry, outputs (B, G, ...), and mean metrics. remat: recompute each block
+    in the backward pass.
     """
     graph, params = nnx.split(module, nnx.Param)
 

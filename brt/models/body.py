@@ -20,13 +20,11 @@ class Body(LanguageModel):
     def read_part_embedded(
         self, x_BPD: jax.Array, caches: tuple, counts_B: jax.Array
     ) -> tuple[jax.Array, tuple]:
-        """Runs `read_part` from and to (B, P, D) vectors."""
         raise NotImplementedError
 
     def decode_embedded(
         self, x_BD: jax.Array, caches: tuple, reads_B: jax.Array | bool = True
     ) -> tuple[jax.Array, tuple]:
-        """Runs `decode` from and to (B, D) vectors."""
         raise NotImplementedError
 
     def flops_per_position(self) -> float:
@@ -47,7 +45,6 @@ class Body(LanguageModel):
         return self.logits(y_BD), caches
 
     def for_memory_tokens(self, layout: MemoryLayout) -> Self:
-        """Returns the same model for segments of that layout."""
         return self.for_segments(layout.positions)
 
     def memory_tokens(self, layout: MemoryLayout) -> MemoryTokens:

@@ -24,8 +24,6 @@ class WindowCache(NamedTuple):
 
 
 class LayerCache(NamedTuple):
-    """The window of a layer and the caches of its memories."""
-
     window: WindowCache
     memories: tuple = ()
 

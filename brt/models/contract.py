@@ -47,7 +47,6 @@ def check_caches(shapes: tuple, rows: int) -> None:
 
 
 def check_segment(model: str, window: int, x_BTD: jax.Array, caches: tuple) -> None:
-    """Refuses segments that are no whole blocks, and caches of another batch size."""
     rows, T = x_BTD.shape[:2]
     if window > T or T % window:
         raise ValueError(
@@ -124,7 +123,6 @@ def checked_result(memory: nnx.Module, method: str, expected: Any, result: Any) 
 
 
 def check_form(owner: str, expected: Any, value: Any) -> None:
-    """Refuses a tree of arrays of another structure, or of other shapes and types."""
     old, new = _form(expected), _form(value)
     for path in old.keys() | new.keys():
         if old.get(path) != new.get(path):

@@ -22,7 +22,6 @@ class ParameterCounts(NamedTuple):
 
 
 def count_parameters(model: nnx.Module) -> ParameterCounts:
-    """Returns the numbers of a model's parameters by group; arrays may be abstract."""
     groups = {path: getattr(module, "purpose", None) for path, module in nnx.iter_modules(model)}
     counts = dict.fromkeys(ParameterCounts._fields, 0)
     for path, variable in nnx.to_flat_state(nnx.state(model, nnx.Param)):

@@ -22,8 +22,6 @@ class DecodingWindow(NamedTuple):
 
 
 class DecodingLayer(NamedTuple):
-    """A layer's window while a block is being filled, and the decoding forms of its memories."""
-
     window: DecodingWindow
     memories: tuple = ()
 
@@ -60,7 +58,6 @@ def write_slot(
 def write_token(
     window: DecodingWindow, k_BHK: jax.Array, v_BHK: jax.Array, reads_B: jax.Array | bool = True
 ) -> DecodingWindow:
-    """Writes a token's key and value after the tokens of its block."""
     slot_B = window.keys_BJHK.shape[1] // 2 + window.fill_B
     keys_BJHK = write_slot(window.keys_BJHK, slot_B, k_BHK, reads_B)
     values_BJHK = write_slot(window.values_BJHK, slot_B, v_BHK, reads_B)

@@ -98,7 +98,6 @@ class PretrainedBackbone(nnx.Module):
         }
 
     def config(self) -> dict[str, Any]:
-        """Returns a config.json of its settings: the folder's own, or a new one."""
         config = dict(self.folder.config) if self.folder else self.settings.config()
         return config | dict.fromkeys(config.keys() & {"dtype", "torch_dtype"}, "float32")
 
@@ -109,11 +108,9 @@ class PretrainedBackbone(nnx.Module):
         return None
 
     def between(self, number: int, x_BTD: jax.Array, shared: Any) -> jax.Array:
-        """Returns the inputs of the layer after layer `number`."""
         return x_BTD
 
     def leave(self, x_BTD: jax.Array) -> jax.Array:
-        """Returns the last outputs after the final norm, if there is one."""
         return x_BTD
 
     def run(
@@ -158,6 +155,5 @@ class PretrainedBackbone(nnx.Module):
         return y_BTD, heads.keys, kept
 
     def flops_of_layers(self, keys_seen: float) -> float:
-        """Returns operations of one position in all layers, which sees so many keys."""
         A = self.sizes.attention_size
         return sum(2 * matrix_size(layer) + 4 * A * keys_seen for layer in self.layers)

@@ -146,7 +146,6 @@ def attend_to(
     score_scale: float,
     keep_HTJ: jax.Array | None = None,
 ) -> jax.Array:
-    """Returns the result of attention, (B, T, H, K); `keep_HTJ` multiplies the weights."""
     H = queries_BTHK.shape[2]
     scale_H = jnp.full(H, score_scale, at_least_float32(queries_BTHK).dtype)
     return attend(queries_BTHK, *repeat_keys(keys, H), scale_H, bias_BHTJ, keep_HTJ)
@@ -203,7 +202,6 @@ class BackboneLayer(nnx.Module):
         return queries_BTHK, seen.keys
 
     def attention_bias(self, queries_BTHK: jax.Array, seen: Seen, shared: Any) -> jax.Array:
-        """Returns the attention bias, (B, H, T, J), or axes of 1."""
         return seen.bias_BQJ[:, None]
 
     def finish(

@@ -154,7 +154,6 @@ class Names:
                 )
 
     def read(self, folder: HubFolder) -> dict[str, Any]:
-        """Returns the parameters in the folder, a nested dictionary of float32 arrays."""
         tree: dict[str, Any] = {}
         for tensor, name in self._held(folder):
             parts = tensor.split(folder.read(name))
@@ -171,7 +170,6 @@ class Names:
         return [tensor.name for tensor in self.tensors if tensor.name not in on_disk]
 
     def write(self, parameters: Mapping) -> dict[str, np.ndarray]:
-        """Returns the tensors on disk of parameters or gradients, a nested dictionary."""
         return {
             tensor.name: tensor.join([np.asarray(leaf(parameters, p)) for p in tensor.parameters])
             for tensor in self.tensors

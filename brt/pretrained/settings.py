@@ -149,13 +149,10 @@ class Settings:
 
     @classmethod
     def fields(cls) -> dict[str, dataclasses.Field]:
-        """Returns the settings that config.json holds, by name."""
         return {f.name: f for f in dataclasses.fields(cls) if "key" in f.metadata}
 
     @classmethod
     def parameters(cls) -> list[inspect.Parameter]:
-        """Returns the parameters of a constructor with these settings."""
-
         def parameter(field, default, declared):
             kind = inspect.Parameter.KEYWORD_ONLY
             return inspect.Parameter(field.name, kind, default=default, annotation=declared)

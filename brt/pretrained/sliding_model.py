@@ -1,8 +1,7 @@
 """A pretrained decoder with rotary positions over a sliding window, with or without a memory.
 
 Every token sees the W tokens up to itself. Keys are cached before rotation, and rotated by their
-position in their block: attention depends on differences only, so a cut of the document changes
-nothing. X: blocks of all batch elements.
+position in their block, as attention depends on differences only. X: blocks of all batch elements.
 
 Source: Block-Recurrent, section 3 (Slide and Rec), where a token does not see itself.
 """

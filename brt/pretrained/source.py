@@ -34,7 +34,6 @@ class Pretrained:
 
 
 def open_folder(path: str | None, backbone: str, model_types: Collection[str]) -> HubFolder | None:
-    """Returns the folder that a backbone begins with, `Pretrained.folder` if no path is given."""
     path = Pretrained().folder if path is None else path
     if path is None:
         return None

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
 
 
 def contradictions(trainer: "Trainer") -> Iterator[str]:
-    """Yields a sentence about each contradiction."""
     depth, again, segments = trainer.bptt_depth, trainer.reread_segments, trainer.segments_per_step
     row_tokens = trainer.segment_length * segments
     if trainer.tokens_per_step % row_tokens:

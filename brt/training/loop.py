@@ -36,9 +36,6 @@ class TrainingRun:
     """One run in one folder: starts it, or resumes it from its newest checkpoint.
 
     Args:
-        experiment: the model, the optimizer and the settings.
-        mesh: the device mesh.
-        workdir: the run folder.
         params: initial parameters; None for random ones.
         allow_changes: resume although bindings that decide results have changed.
         profile: steps to trace into the run folder.
@@ -263,7 +260,6 @@ class TrainingRun:
         self.checkpoints.save(self.state, record, self.evaluation.best.step)
 
     def close(self) -> None:
-        """Waits until everything is on disk, and releases the folder."""
         try:
             self.checkpoints.close()
         finally:

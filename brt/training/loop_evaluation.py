@@ -30,14 +30,11 @@ class LoopEvaluation:
 
     Args:
         evaluator: None for no evaluations.
-        folder: takes the records.
         stop: asks the run to stop, also during an evaluation.
         step: that the run begins or is resumed at.
         pending: the evaluation at this step was not finished when the checkpoint was written.
 
-    Attributes:
-        best: the best evaluation so far.
-        scalars: `eval/*` of the last one of this process.
+    Attributes: best evaluation so far; scalars `eval/*` of the last one of this process.
     """
 
     def __init__(
@@ -110,7 +107,6 @@ class LoopEvaluation:
         return {BEST_STEP: self.best.step, f"best/{metric}": self.best.value}
 
     def stops_early(self, step: int) -> bool:
-        """Returns whether the run ends after this step, before its last one."""
         return step < self._trainer.steps and self._policy.stops(self.best)
 
     def record_end(self, step: int, progress: Progress) -> None:

@@ -19,8 +19,7 @@ class Prefetch:
 
     Args:
         mesh: batch elements are divided over its data axis; each process reads its own.
-        start: the first step.
-        stop: the step after the last one; None for no end.
+        start, stop: the first step, and the step after the last one or None.
         keeps_ledger, keeps_host: compute these attributes.
 
     Attributes:
@@ -103,7 +102,6 @@ def host_rows(stream: Stream, step: int, whole: bool = False) -> Rows:
 def device_batch(
     stream: Stream, mesh: jax.sharding.Mesh, step: int, rows: Rows | None = None
 ) -> Batch:
-    """Returns one step's batch as global device arrays, divided over the data axis."""
     host = rows or host_rows(stream, step)
     sizes = {"K": stream.segments_per_step, "B": stream.rows, "T": stream.segment_length}
 

@@ -25,7 +25,6 @@ class ProfiledSteps(NamedTuple):
 
 
 def parse_steps(text: str) -> ProfiledSteps:
-    """Returns the steps of a text like "100:105"."""
     match = re.fullmatch(r"\s*(\d+)\s*:\s*(\d+)\s*", text)
     if not match:
         raise ValueError(f"--profile = {text}: give the first and the last step, like 100:105.")

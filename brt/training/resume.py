@@ -54,7 +54,6 @@ def _recorded_bindings(checkpoints):
 
 
 def check_record(record: Mapping, step: int, folder: str) -> None:
-    """Refuses a checkpoint that no training run has written."""
     for name in ("bindings", "interval"):
         if name not in record:
             raise CheckpointError(
@@ -80,7 +79,6 @@ def recorded_best(folder: str, step: int, trainer: Trainer) -> tuple[Best, bool]
 
 
 def recorded_loss(folder: str, step: int) -> float | None:
-    """Returns the loss of the evaluation at a step; None if it is not recorded."""
     losses = [
         record["eval/loss"]
         for record in read_metrics(folder)

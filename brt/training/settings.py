@@ -99,7 +99,6 @@ class Trainer:
 
     @property
     def loss_settings(self) -> dict[str, Any]:
-        """Settings of `brt.training.train_step.make_loss`."""
         return {
             "clear": self.clear_state,
             "bptt_depth": self.bptt_depth,

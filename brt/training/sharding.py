@@ -127,7 +127,6 @@ def sum_over_processes(number: int) -> int:
 
 
 def to_host(x: jax.Array) -> np.ndarray:
-    """Returns a global array as a NumPy array of this process."""
     if jax.process_count() > 1:
         return multihost_utils.process_allgather(x, tiled=True)
     return np.asarray(x)

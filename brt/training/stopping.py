@@ -36,7 +36,6 @@ class StopRequest:
 
     @contextlib.contextmanager
     def signals_handled(self) -> Iterator[None]:
-        """Lets signals ask the run to stop inside a with block."""
         # With several processes JAX handles SIGTERM, so that all of them stop at the same step.
         numbers = {signal.SIGINT, *signals_to_end()}
         if jax.process_count() > 1:

@@ -24,9 +24,7 @@ LOSSES = ("full", "half")
 class TrainState(NamedTuple):
     """Everything that a run carries from step to step.
 
-    step: () int32, updates done.
-    params: nested dictionary of float32 arrays.
-    optimizer: optax state.
+    step: () int32, updates done. params: nested dictionary of float32 arrays.
     caches: of the model, before the next segment.
     """
 
@@ -98,9 +96,7 @@ def make_loss(
     Args:
         bind: from parameters to a model.
         clear: clear the state before every segment (Block-Recurrent, appendix G.1).
-        bptt_depth: the `depth` of `unroll`.
-        reread_segments: segments of the batch, all but the last, that earlier steps have scored;
-            see `reread`.
+        bptt_depth, reread_segments: of `unroll` and `reread`.
         remat_segments: recompute each segment in the backward pass.
         scores: one of `LOSSES`.
 
@@ -171,10 +167,8 @@ def make_train_step(
 
     Args:
         bind: from parameters to a model.
-        optimizer: an optax transformation.
         learning_rate: from train state to learning rate, for the report.
         seed: with the step number, decides every dropout mask.
-        dropout: whether the model has dropout.
         skip_nonfinite: keep parameters and optimizer when loss, gradient or update is not finite,
             and reset caches that are not.
         loss_settings: further arguments of `make_loss`.

@@ -62,8 +62,8 @@ def reread(
 ) -> tuple[Any, Any]:
     """Runs k segments of earlier steps and one new segment, with gradients through all segments.
 
-    Every loss has the same depth k, as in the language models of RMT (Bulatov et al. 2022, section
-    3; its code starts the k segments from the memory after them, this from the one before them).
+    Every loss has the same depth k, as in RMT (Bulatov et al. 2022, section 3; its code starts from
+    the memory after the k segments, this from the one before).
 
     advance: returns the caches of `read`. segments: a tree with a first axis of k + 1 segments.
     Returns the caches after the first segment, for the next step, and outputs of the last one.
@@ -75,5 +75,4 @@ def reread(
 
 
 def at(tree: Any, index: Any) -> Any:
-    """Returns a tree of arrays indexed along their first axis."""
     return jax.tree.map(lambda x: x[index], tree)

@@ -41,7 +41,6 @@ def begin_decoding(
 
 
 def end_decoding(layer: Layer, cache: DecodingLayer) -> LayerCache:
-    """Returns the segment form of a decoding form at a block boundary."""
     pairs = zip(layer.memories, cache.memories, strict=True)
     memories = (memory.end_decoding(old) for memory, old in pairs)
     return LayerCache(last_block(cache.window), tuple(memories))
@@ -49,7 +48,6 @@ def end_decoding(layer: Layer, cache: DecodingLayer) -> LayerCache:
 
 @jax.named_scope("states")
 def decoding_states(layer: Layer, cache: DecodingLayer, dtype: DTypeLike) -> BlockStates | None:
-    """Returns the states that the tokens of the block that is being filled attend to."""
     pairs = zip(layer.memories, cache.memories, strict=True)
     return joined_states(memory.decoding_states(old, dtype) for memory, old in pairs)
 

@@ -149,7 +149,6 @@ class Layer(nnx.Module):
         return Prepared(bias_HWJ, weights, masks)
 
     def matrices(self, dtype: DTypeLike) -> dict[str, Any]:
-        """Returns the matrices of the layer and its MLP by name, cast to `dtype`."""
         A = self.sizes.attention_size
         matrices = {name: getattr(self, name)[...] for name in QUERIES_KEYS_VALUES}
         if self.reads_states:
@@ -216,7 +215,6 @@ class Layer(nnx.Module):
         weights: dict[str, Any],
         mlp_mask_PD: jax.Array | None = None,
     ) -> tuple[jax.Array, Metrics]:
-        """Adds the projected attention to tokens and to states, then the MLP."""
         metrics: Metrics = {}
 
         def project(y_BTHK, matrix_AD):

@@ -68,7 +68,6 @@ class MemoryResult(NamedTuple):
 
 
 def joined_states(states: Iterable[BlockStates | None]) -> BlockStates | None:
-    """Returns the states of several memories as one; None where none has any."""
     present = [each for each in states if each is not None]
     if len(present) < 2:
         return present[0] if present else None
@@ -184,14 +183,12 @@ class LayerMemory(nnx.Module):
     # One token. While a block is filled, a cache may have another form, the decoding form.
 
     def begin_decoding(self, cache: Any, dtype: DTypeLike) -> Any:
-        """Returns the decoding form of a segment-form cache; dtype: of the activations."""
         return cache
 
     def end_decoding(self, cache: Any) -> Any:
         return cache
 
     def decoding_states(self, cache: Any, dtype: DTypeLike) -> BlockStates | None:
-        """Returns `states` of a decoding-form cache."""
         return self.states(self.end_decoding(cache), dtype, self.prepare(dtype))
 
     def decode(

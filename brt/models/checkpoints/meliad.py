@@ -25,7 +25,7 @@ MIX = "external_memory_bias"
 
 
 class UnsupportedCheckpoint(ValueError):
-    """The checkpoint contains a part without a counterpart in brt; the message names it."""
+    """The checkpoint has a part without a counterpart in brt."""
 
 
 def load(params: dict, window: int, **memory: int | str) -> BlockRecurrentTransformer:
@@ -86,7 +86,6 @@ def recorded_parameters(recording: Mapping[str, np.ndarray]) -> dict[str, np.nda
 def load_recording(
     recording: Mapping[str, np.ndarray], search: str = "bucketed"
 ) -> BlockRecurrentTransformer:
-    """Returns the model of a recording in meliad's format: `params/...` and `config_json`."""
     config = json.loads(str(recording["config_json"]))
     pairs = (binding.split("=", 1) for binding in config["gin_bindings"])
     bindings = {name.strip(): value.strip() for name, value in pairs}

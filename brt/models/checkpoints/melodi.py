@@ -47,7 +47,6 @@ OF_MIXING = {
 
 
 def from_brt_path(path: Iterable) -> str:
-    """Returns the released name of a parameter at a path of brt's model."""
     name = "/".join(map(str, path))
     if name in TOP:
         return TOP[name]

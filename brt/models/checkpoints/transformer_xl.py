@@ -30,7 +30,6 @@ class Source(NamedTuple):
 
 
 def settings(config: dict, params: dict) -> dict:
-    """Returns arguments of `TransformerXL` for the released code's settings."""
     width, ext_len = config["d_model"], config.get("ext_len", 0)
     if config.get("d_embed", width) != width:
         raise UnsupportedCheckpoint(f"d_embed is {config['d_embed']}, d_model {width}.")
@@ -200,7 +199,7 @@ def source(
     model: TransformerXL | RecurrentMemoryTransformer,
     more: dict[str, Source] | None = None,
 ) -> Source | None:
-    """Returns the origin of the parameter at a brt path; None for `begin_D`."""
+    """Returns the `Source` of a parameter; None for `begin_D`."""
     body = model.body if isinstance(model, RecurrentMemoryTransformer) else model
     body = cast(TransformerXL, body)
     table = _TOP | (more or {})

@@ -88,7 +88,6 @@ def repeated_mask(
 
 
 def dropped(x_BTD: jax.Array, mask_PD: jax.Array | None) -> jax.Array:
-    """Multiplies (B, T, D) by a mask that is repeated along the tokens."""
     if mask_PD is None:
         return x_BTD
     T = x_BTD.shape[1]

@@ -39,14 +39,12 @@ class TiedEmbedding(nnx.Module):
 def embedded(
     tokens_BT: jax.Array, embedding_VD: jax.Array, begin_D: jax.Array, dtype: DTypeLike
 ) -> jax.Array:
-    """Maps (B, T) ids, of which `BEGIN` has its own vector, to (B, T, D)."""
     x_BTD = embedding_VD.astype(dtype)[jnp.maximum(tokens_BT, 0)]
     begins_BT1 = (tokens_BT == BEGIN)[..., None]
     return constrain(jnp.where(begins_BT1, begin_D.astype(dtype), x_BTD), "BTD")
 
 
 def tied_logits(x_BTD: jax.Array, embedding_VD: jax.Array, divisor: float) -> jax.Array:
-    """Maps (..., D) to (..., V) logits by the embedding matrix, at least float32."""
     x_BTD = constrain(x_BTD, "BTD") if x_BTD.ndim == 3 else x_BTD
     logits_BTV = jnp.einsum(
         "...D,VD->...V",

@@ -30,7 +30,6 @@ class FeedForward(nnx.Module):
             self.output_bias_D = parameter(rngs, zeros, width)
 
     def loop_weights(self, dtype: DTypeLike) -> dict[str, LoopWeights]:
-        """Returns the matrices for use in a loop over blocks."""
         return {
             "hidden_DF": cast_before(self.hidden_DF[...], dtype),
             "output_FD": cast_before(self.output_FD[...], dtype),

@@ -1,9 +1,8 @@
 """One layer of MELODI: a window attends to memories only, and leaves compressed ones behind.
 
-U summary tokens after a window of W tokens compress it. They are mixed into a short-term memory of
-S vectors, which the next window attends to instead of the window itself, and in long-term layers
-into I vectors, which a first-in, first-out memory of M vectors keeps. X = W + U, R summary tokens
-of a segment.
+U summary tokens after a window of W tokens are mixed into a short-term memory of S vectors, which
+the next window attends to, and in long-term layers into I vectors, which a first-in, first-out
+memory of M vectors keeps. X = W + U, R summary tokens of a segment.
 
 Source: MELODI, Chen et al. 2024, arXiv:2410.03156, and its released code.
 """
@@ -99,8 +98,6 @@ class LayerDropout(NamedTuple):
 
 
 class MelodiLayer(nnx.Module):
-    """Pre-norm attention and MLP of tokens and summary tokens, and the update of the memories."""
-
     def __init__(
         self,
         rngs: nnx.Rngs,
@@ -307,7 +304,6 @@ class MelodiLayer(nnx.Module):
         return local, keep_mask(keys[1], self.attention_dropout, (H, X, M), kept) if M else None
 
     def flops_per_token(self) -> float:
-        """Returns the operations of one token's forward pass, with its part of the summary's."""
         W, U, S, M, I = self.memory
         D, A = self.sizes.width, self.sizes.attention_size
         positions = (W + U) / W

@@ -1,9 +1,8 @@
 """The Associative Recurrent Memory Transformer: memory tokens that write into a matrix per layer.
 
 A segment is [tokens; memory tokens], X = T + S positions, each attending to those before it. Every
-layer adds the values that its matrix holds for a position; after the layer, the outputs of the
-memory tokens are written into the matrix. Only the matrices are carried between segments. Y: size
-of a key before the feature map, L = 6 Y: of its features.
+layer adds the values that its matrix holds for a position; after it, the outputs of the memory
+tokens are written into the matrix, the only cache. Y: size of a key, L = 6 Y: of its features.
 """
 
 import math
@@ -138,7 +137,7 @@ class AssociativeRecurrentMemoryTransformer(LanguageModelWrapper):
         key_size: Y.
         body: builds the backbone, a `TransformerXL` with memory_length 0 and relative positions.
 
-    Source: Rodkin et al. 2024, arXiv:2407.04841, section 2, and the released code.
+    Source: Rodkin et al. 2024, arXiv:2407.04841, section 2.
     """
 
     body: TransformerXL

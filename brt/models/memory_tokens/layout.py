@@ -40,7 +40,6 @@ class MemoryLayout(NamedTuple):
 
     @jax.named_scope("memory")
     def surround(self, x_BTD: jax.Array, memory_BSD: jax.Array) -> jax.Array:
-        """Returns the segment, (B, X, D)."""
         before_BTD, rest_BTD = x_BTD[:, : self.after], x_BTD[:, self.after :]
         ends = (memory_BSD,) if self.memory_at_end else ()
         return jnp.concatenate([before_BTD, memory_BSD, rest_BTD, *ends], axis=1)
@@ -110,7 +109,7 @@ class MemoryTokens:
     def finish(
         self, caches: tuple, memory_BSD: jax.Array, rows_B: jax.Array
     ) -> tuple[tuple, jax.Array]:
-        """Runs on the write positions of `rows_B`; returns caches and their outputs, (B, S, D)."""
+        """Runs on the write positions likewise."""
         if not self.layout.memory_at_end:
             return caches, memory_BSD
         return self.begin(caches, memory_BSD, rows_B)
@@ -155,7 +154,6 @@ class MemoryTokens:
         return self.body.flops_per_token() + shared
 
     def attention_layout(self) -> AttentionLayout | None:
-        """Returns the keys and queries of a segment; None if attention cannot be drawn."""
         return None
 
     def attention_weights(

@@ -101,7 +101,6 @@ class RecurrentMemoryTransformer(LanguageModelWrapper, ShowsAttention):
 
     @property
     def memory(self) -> TokenMemory:
-        """The segment memory, whose parameters belong to the model."""
         return TokenMemory(self.memory_SD)
 
     @property

@@ -44,8 +44,6 @@ def visible_positions(
 
 
 class TransformerXLMemoryTokens(MemoryTokens):
-    """Memory tokens of a Transformer-XL. Source: RMT, section 3, and the released code."""
-
     body: "TransformerXLStack"
 
     def __init__(self, body: "TransformerXLStack", layout: MemoryLayout):
@@ -73,7 +71,6 @@ class TransformerXLMemoryTokens(MemoryTokens):
         key: jax.Array | None = None,
         shown: list[LayerAttention] | None = None,
     ) -> tuple[jax.Array, list[jax.Array]]:
-        """Runs all layers; returns (B, X, D) and each layer's inputs."""
         x_BXD = self.layout.surround(x_BTD, memory_BSD)
         visible_BXJ = self._visible_in_segment(caches, x_BTD.shape[1])
         contents = self.body.contents(caches)

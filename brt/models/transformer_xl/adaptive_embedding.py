@@ -59,7 +59,6 @@ class Bin(nnx.Module):
                 self.output_projection_ED = parameter(rngs, draw, bin_width, width)
 
     def embed(self, ids: jax.Array, dtype: DTypeLike) -> jax.Array:
-        """Returns (..., D) vectors of ids relative to the bin's first."""
         x_BTE = self.table_VE[...].astype(dtype)[ids]
         return x_BTE @ self.projection_ED[...].astype(dtype) if self.projects else x_BTE
 
@@ -91,7 +90,6 @@ class AdaptiveEmbedding(nnx.Module):
         div_val: the vectors of bin i have size D // div_val ** i; above 1 all bins project.
         tied: whether the softmax uses the embedding matrices.
         tied_projections: whether it uses the embedding's projections: one bool, or one per bin.
-        std, projection_std: of the initial embeddings and projections.
         owner: the model whose bindings errors and `divided_sizes` name.
 
     Source: Grave et al. 2017 (arXiv:1609.04309) and Baevski and Auli 2019 (arXiv:1809.10853).
@@ -164,7 +162,6 @@ class AdaptiveEmbedding(nnx.Module):
         return constrain(x_BTD * self.width**0.5, "BTD")
 
     def divided_sizes(self) -> dict[str, int]:
-        """Returns the sizes of the bins, which the model axis of a mesh must divide."""
         ends = [f"{self.owner}.cutoffs[{i}]" for i in range(len(self.bins) - 1)]
         ends.append(f"{self.owner}.vocabulary_size")
         names = [ends[0], *(f"{high} - {low}" for low, high in itertools.pairwise(ends))]

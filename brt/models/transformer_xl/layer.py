@@ -59,8 +59,6 @@ class Distances(NamedTuple):
 
 
 class LayerAttention(NamedTuple):
-    """Attention weights of a layer, (B, H, T, J), and the terms of its scores."""
-
     weights_BHTJ: jax.Array
     terms: Terms
 
@@ -69,9 +67,7 @@ class TransformerXLLayer(nnx.Module):
     """Attention, output projection, residual and norm; MLP, residual and norm.
 
     Args:
-        encoding: "relative": keys of projected sinusoids. "shaw": keys and biases learned for each
-            distance. "absolute": nothing in this layer. "learned": vectors added to the layer's
-            inputs, counted backwards from the end of the segment.
+        encoding: as of `TransformerXL`; nothing in this layer if "absolute".
         position_rows: R, learned distances; farther ones use the last.
         own_biases: u and v (of "relative") belong to this layer and not to the model.
         norm: "post": after the residual sums; "pre": before attention and MLP.
@@ -195,7 +191,6 @@ class TransformerXLLayer(nnx.Module):
         visible_BTJ: jax.Array,
         distances: Distances,
     ) -> LayerAttention:
-        """Returns the attention weights of `__call__` and their terms."""
         q_BTHK, k_BJHK, _ = self._queries_keys_values(x_BTD, memory_BMD)
         u_HK, _ = self._biases(distances)
         terms = score_terms(q_BTHK, k_BJHK, u_HK, self.positions(distances))

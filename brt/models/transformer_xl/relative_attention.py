@@ -123,7 +123,6 @@ def score_terms(
     content_bias_HK: jax.Array | None = None,
     positions: Positions | None = None,
 ) -> Terms:
-    """Returns the terms of `scores`; a missing one is zero."""
     T, J, root = q_BTHK.shape[1], k_BJHK.shape[1], math.sqrt(q_BTHK.shape[-1])
     content = scores(q_BTHK, k_BJHK)
     position = content_bias = bias = jnp.zeros((1, 1, 1, 1), content.dtype)
@@ -138,7 +137,6 @@ def score_terms(
 
 
 def visible_scores(scores_BHTJ: jax.Array, visible_BTJ: jax.Array) -> jax.Array:
-    """Returns the scores, or the lowest number where `visible_BTJ` (B, T, J) is False."""
     return jnp.where(visible_BTJ[:, None], scores_BHTJ, jnp.finfo(scores_BHTJ.dtype).min)
 
 

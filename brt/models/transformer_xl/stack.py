@@ -88,7 +88,6 @@ class TransformerXLStack(Body, ShowsAttention):
         return sinusoid(positions, self.width, self.clamp_length, self.dtype)
 
     def distances(self, distance_C: jax.Array, key: jax.Array | None = None) -> Distances:
-        """Returns the `Distances` of the layers, with a dropout key or None."""
         sinusoid_CD = biases = None
         if self.encoding == "relative":
             sinusoid_CD = self.drops(self._sinusoid(distance_C)[None], key)[0]

@@ -116,7 +116,6 @@ class Decoder(PretrainedBackbone):
         return parameter(rngs, normal(STD), *shape, purpose="embedding")
 
     def embed(self, tokens_BT: jax.Array) -> jax.Array:
-        """Maps (B, T) ids to (B, T, D) embeddings, without positions."""
         ids_BT = jnp.where(tokens_BT == BEGIN, self.settings.begin_id, jnp.maximum(tokens_BT, 0))
         return constrain(self.embedding_VD[...].astype(self.dtype)[ids_BT], "BTD")
 
@@ -131,7 +130,6 @@ class Decoder(PretrainedBackbone):
         return self.embedding_VD if self.settings.tied else self.head_VD
 
     def logits(self, x_BTD: jax.Array) -> jax.Array:
-        """Maps (..., D) to (..., V), at least float32."""
         x_BTD = constrain(x_BTD, "BTD") if x_BTD.ndim == 3 else x_BTD
         head_VD = self.head[...].astype(x_BTD.dtype)
         return jnp.einsum(

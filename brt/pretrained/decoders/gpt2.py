@@ -49,8 +49,6 @@ class GPT2Settings(DecoderSettings):
 
 
 class GPT2Layer(DenseLayer):
-    """One layer; number: of the layer, from 1."""
-
     def __init__(self, rngs: nnx.Rngs, settings: GPT2Settings, number: int):
         super().__init__(rngs, settings, STD / math.sqrt(2 * settings.num_layers))
         scale = self.score_scale if settings.scale_scores else 1.0

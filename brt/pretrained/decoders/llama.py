@@ -124,8 +124,6 @@ class LlamaSettings(DecoderSettings):
 
 
 class LlamaLayer(RotaryLayer):
-    """One layer: norm, attention, residual, norm, gated MLP, residual."""
-
     def __init__(self, rngs: nnx.Rngs, settings: LlamaSettings, number: int = 1):
         sizes = settings.sizes()
         D, A, F = sizes.width, sizes.attention_size, sizes.feed_forward_size

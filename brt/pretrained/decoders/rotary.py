@@ -85,7 +85,6 @@ class RotaryLayer(BackboneLayer):
 
 
 def rotated(x_BTHK: jax.Array, positions_BT: jax.Array, angles: np.ndarray) -> jax.Array:
-    """Returns heads rotated by their positions; angles: of `frequencies`."""
     half = len(angles)
     x = at_least_float32(x_BTHK)
     angles_BT1R = positions_BT[..., None, None] * jnp.asarray(angles, x.dtype)

@@ -80,8 +80,6 @@ class RobertaSettings(BertSettings):
 
 
 class BertLayer(DenseLayer):
-    """One layer: attention, residual, norm, MLP, residual, norm."""
-
     norm_first = False
 
 

@@ -133,8 +133,6 @@ class Relative(NamedTuple):
 
 
 class DebertaLayer(BertLayer):
-    """A layer whose scores have terms by distance."""
-
     def __init__(self, rngs: nnx.Rngs, settings: Any):
         super().__init__(rngs, settings)
         D, A = self.sizes.width, self.sizes.attention_size
@@ -175,8 +173,6 @@ class DebertaLayer(BertLayer):
 
 
 class Convolution(nnx.Module):
-    """A convolution over positions, added to the first layer's outputs."""
-
     def __init__(self, rngs: nnx.Rngs, width: int, kernel: int, activation: str, epsilon: float):
         # As on disk: out, in, position.
         self.matrix_DIW = parameter(rngs, normal(STD), width, width, kernel)

@@ -52,7 +52,6 @@ class Encoder(PretrainedBackbone):
     def enter(
         self, x_BTD: jax.Array, real_BT: jax.Array, types_BT: jax.Array | None = None
     ) -> jax.Array:
-        """Returns the inputs of the first layer; arguments as of `read`."""
         return x_BTD
 
     def read(

@@ -26,7 +26,6 @@ class ClassesHead(nnx.Module):
         self.output_bias_N = parameter(rngs, zeros, classes)
 
     def __call__(self, x_BD: jax.Array) -> jax.Array:
-        """Maps (B, D) to (B, N)."""
         u_BU = ACTIVATIONS[self.activation](linear(x_BD, self.dense_DU, self.dense_bias_U))
         return at_least_float32(linear(u_BU, self.output_UN, self.output_bias_N))
 

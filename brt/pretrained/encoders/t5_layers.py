@@ -36,8 +36,6 @@ def two_sided_buckets(key_minus_query: ArrayLike, buckets: int, longest: int) ->
 
 
 class Attention(nnx.Module):
-    """The projections of an attention, without biases."""
-
     def __init__(self, rngs: nnx.Rngs, sizes: Sizes):
         D, A, K = sizes.width, sizes.attention_size, sizes.head_size
         self.num_heads = sizes.num_heads
@@ -59,8 +57,6 @@ class Attention(nnx.Module):
 
 
 class T5Layer(BackboneLayer):
-    """One layer of the encoder: norm, attention, residual, norm, MLP, residual."""
-
     score_scale = 1.0
 
     def __init__(self, rngs: nnx.Rngs, settings: Any):
@@ -96,8 +92,6 @@ class T5Layer(BackboneLayer):
 
 
 class T5DecoderLayer(T5Layer):
-    """One layer of the decoder: attention to the encoder before the MLP."""
-
     def __init__(self, rngs: nnx.Rngs, settings: Any):
         super().__init__(rngs, settings)
         self.cross_norm = RootNorm(rngs, self.sizes.width, settings.epsilon, upcast=True)

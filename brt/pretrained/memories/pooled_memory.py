@@ -1,7 +1,5 @@
-"""Pooled recurrence: vectors from window to window.
-
-The outputs of all layers are mixed and averaged over a window. An MLP maps the mean to inputs of a
-layer of the next window, for keys and values only.
+"""Pooled recurrence: the outputs of all layers are mixed and averaged over a window; an MLP maps
+the mean to inputs of a layer of the next window, for keys and values only.
 
 Source: Yoshida et al. 2020, Adding Recurrence to Pretrained Transformers, section 3.
 """
@@ -180,7 +178,6 @@ class PooledMemory(WindowMemory):
         return pooled_BD / jnp.where(there_B1, summary.weight_B[:, None], 1)
 
     def computed(self, z_BD: jax.Array) -> jax.Array:
-        """Maps z to (B, M, D) by the MLP."""
         *inner, last = self.network
         x_BI = z_BD
         for layer in inner:

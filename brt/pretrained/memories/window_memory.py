@@ -63,12 +63,10 @@ class WindowMemory(SegmentMemory[Window]):
         return jax.tree.map(jnp.add, first, second)
 
     def flops_per_position(self) -> float:
-        """Returns operations of each position of a window, besides those of the backbone."""
         return 0.0
 
 
 def check_layer(memory: WindowMemory, layer: int | None, body: PretrainedBackbone) -> None:
-    """Refuses a layer, counted from 1, that the backbone does not have."""
     count = len(body.layers)
     if layer is not None and not 1 <= layer <= count:
         raise ValueError(
@@ -123,8 +121,6 @@ class WindowReads(Reads):
 
 
 class WithMemories(Wrapper):
-    """A model around a backbone with memories between windows."""
-
     memories: nnx.List
 
     def build_memories(

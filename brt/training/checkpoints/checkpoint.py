@@ -156,14 +156,10 @@ class Checkpoints:
     ) -> tuple[TrainState, dict] | None:
         """Returns state and record of the newest valid checkpoint; None if there is none at all.
 
-        One that is damaged, or whose folder is named after another step, is skipped with a warning.
+        Damaged and misnamed ones are skipped with a warning; `CheckpointError` if none is valid, or
+        one could not be read for a transient reason.
 
-        Args:
-            abstract: shapes, types and shardings to restore into.
-            parts: fields of the state to read; the others come back None.
-
-        Raises:
-            CheckpointError: none is valid, or one could not be read for a transient reason.
+        abstract: shapes, types and shardings. parts: fields of the state to read; others are None.
         """
         self._skipped.clear()
         steps = self.steps()
@@ -321,14 +317,11 @@ class Checkpoints:
         logging.warning("Checkpoint %d was moved to %s; nothing was deleted.", step, path)
 
     def close(self) -> None:
-        """Waits until everything begun is on disk, and ends Orbax's threads."""
         self.wait()
         self._manager.close()
 
 
 class _Retention:
-    """`CheckpointPolicy.kept` with Orbax's interface."""
-
     def __init__(self, policy):
         self.policy = policy
         self.best: int | None = None

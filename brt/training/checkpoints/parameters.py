@@ -32,7 +32,6 @@ def check_vocabulary(record: dict, store: TokenStore | MixedStore) -> None:
 
 
 def check_step(step: int | str | None) -> int | str | None:
-    """Returns a step for `load_params`, also from the text of a flag."""
     if step is None or step in ("best", "newest"):
         return step
     if not re.fullmatch(r"[0-9]{1,18}", text := str(step)):
@@ -89,7 +88,6 @@ def load_params(
 
 
 def merged(params: Any, replacements: Mapping) -> Any:
-    """Returns a nested dictionary of parameters, some of which are replaced."""
     flat, structure = jax.tree_util.tree_flatten_with_path(params)
     leaves_of_replacements = jax.tree_util.tree_leaves_with_path(replacements)
     left = {_keys(path): array for path, array in leaves_of_replacements}

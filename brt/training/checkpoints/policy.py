@@ -74,14 +74,12 @@ class CheckpointPolicy:
         self.patience = patience
 
     def kept(self, steps: Collection[int], best: int | None = None) -> set[int]:
-        """Returns the steps to keep, of all complete ones and that of the best evaluation."""
         kept = set(sorted(steps)[-self.keep_last :])
         if self.keep_every:
             kept |= {step for step in steps if step % self.keep_every == 0}
         return kept | {step for step in steps if step == best}
 
     def metric_of(self, scalars: Mapping[str, Any], labelled: bool = False) -> str:
-        """Returns the name of the scalar of an evaluation that decides."""
         if self.metric is None:
             candidates = OF_LABELS if labelled else ()
             return next((name for name in candidates if name in scalars), "loss")
@@ -99,7 +97,6 @@ class CheckpointPolicy:
         return Best(step, value) if better else best._replace(since=best.since + 1)
 
     def best_of(self, records: Iterable[Mapping], labelled: bool = False) -> Best:
-        """Returns the best evaluation among the records of a run, oldest first."""
         best = Best()
         for record in records:
             scalars = _evaluation(record)
@@ -112,7 +109,6 @@ class CheckpointPolicy:
         return self.patience is not None and best.since >= self.patience
 
     def reason(self, best: Best) -> str:
-        """Returns why a run stops early, as part of a sentence."""
         which = "none was finite" if best.step is None else f"best at step {best.step:,}"
         return (
             f"the last {best.since} evaluations were not better than the best one ({which}; "

@@ -24,7 +24,6 @@ def adafactor(
     """Adafactor as the paper used it: steps in units of each parameter's own scale.
 
     Args:
-        learning_rate: from step to learning rate.
         momentum: of the update, without bias correction; None for no momentum.
         decay_rate: second-moment decay 1 - t^(-decay_rate), t from 1.
         clip_update: greatest root mean square of an update before scaling; None for no limit.
@@ -57,9 +56,7 @@ def adamw(
     """Adam, with decoupled weight decay if `weight_decay` is not 0.
 
     Args:
-        learning_rate: from step to learning rate.
-        b1, b2: decay of the first and the second moment.
-        eps: added to the root of the second moment.
+        b1, b2, eps: decays of the two moments; added to the root of the second.
         weight_decay: share of a parameter subtracted from it per step, times the learning rate.
         clip_norm: greatest norm of the whole gradient; None for no limit.
         clip_value: greatest absolute value of an entry of the gradient; None for no limit.
@@ -87,14 +84,14 @@ def muon(
     """Muon for the weights of layers, Adam for all other parameters.
 
     Args:
-        learning_rate: from step to learning rate; that of Adam fits, because of `rms`.
+        learning_rate: that of Adam fits, because of `rms`.
         momentum: of the gradient, before it is orthogonalized.
         weight_decay: share of a weight subtracted from it per step, times the learning rate.
         rms: root mean square of an update of a weight, in units of the learning rate.
         b1, b2: decay of Adam's first and second moment.
 
     Source: Jordan et al. 2024, kellerjordan.github.io/posts/muon; Liu et al. 2025,
-    arXiv:2502.16982, for `rms` and `weight_decay`.
+    arXiv:2502.16982.
     """
 
     def scaled(updates, params=None):

@@ -32,8 +32,6 @@ class ReduceOnPlateau:
     best loss by a share of 1e-4.
 
     Args:
-        factor: of each reduction.
-        patience: evaluations without improvement before that.
         floor: lower bound of the rate, unless the schedule is lower.
 
     Source: Recurrent Memory Transformer, appendix A.1; PyTorch's rule of the same name.

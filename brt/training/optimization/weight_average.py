@@ -39,8 +39,6 @@ class WeightAverage:
         self._ema = optax.ema(decay)
 
     def averaging(self, optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
-        """Returns `optimizer`, with the average in its state."""
-
         def init(params):
             return Averaged(optimizer.init(params), self._ema.init(params), jnp.float32(self.decay))
 

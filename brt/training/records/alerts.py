@@ -21,8 +21,6 @@ TIMEOUT = 300.0
 
 
 class Alerts:
-    """Checks every report of a run; `warn` takes a sentence."""
-
     def __init__(self, warn: Callable[[str], None] = logging.warning):
         self._warn = warn
         self._seconds: list[float] = []

@@ -48,7 +48,6 @@ class EventFile:
         self.flush()
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Takes the scalars of a record; they may go to the disk later."""
         values = [{"tag": name, "simple_value": value} for name, value in scalars.items()]
         self._append(step=step, summary={"value": values})
         if time.monotonic() - self._flushed > FLUSHED:

@@ -66,7 +66,6 @@ def speed(
 
 
 def shown(scalars: dict[str, float]) -> str:
-    """Returns the scalars of a report that the terminal shows."""
     return (
         f"loss {scalars['train/loss']:.4f}  bits/token {scalars['train/bits_per_token']:.4f}  "
         f"lr {scalars['train/learning_rate']:.2e}  "
@@ -75,8 +74,6 @@ def shown(scalars: dict[str, float]) -> str:
 
 
 class StepTimer:
-    """Seconds a step since the last report, without pauses."""
-
     def __init__(self):
         self._since = time.perf_counter()
         self._steps = 0

@@ -22,7 +22,6 @@ class RecordFile:
         self._end = self._file.tell()
 
     def append(self, record: Mapping[str, float | str]) -> None:
-        """Writes a record; it is in the file when this returns."""
         left = memoryview(json.dumps(record).encode() + b"\n")
         size = len(left)
         with naming(self.path):

@@ -81,7 +81,6 @@ class RunFolder:
             self._growing.copy_folder("plugins")
 
     def describe(self, config: str) -> None:
-        """Writes the config, as bound and as read, the command and the environment."""
         if not self.writes:
             return
         environment = {

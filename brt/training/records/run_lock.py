@@ -83,7 +83,6 @@ class RunLock:
             raise FolderLost(self._lost)
 
     def release(self) -> None:
-        """Releases the folder; may be called again."""
         self._ended.set()
         if self._thread is not None:
             self._thread.join(TIMEOUT)
