@@ -1,11 +1,12 @@
 """The decoding form of a window: the last block, and the block that is being filled."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from brt.models.caches import WindowCache, select_rows
+from brt.models.caches import Tree, WindowCache, select_rows
 
 
 class DecodingWindow(NamedTuple):
@@ -45,6 +46,15 @@ def fill_window(
     return DecodingWindow(keys_BJHK, buffer(window.values_BWHK, block.values_BWHK), fill_B)
 
 
+def update_where(rows_B: jax.Array, update: Callable[[Tree], Tree], caches: Tree) -> Tree:
+    """Returns `update(caches)` for the batch elements in `rows_B`; computes nothing if none is."""
+
+    def change(caches):
+        return select_rows(rows_B, update(caches), caches)
+
+    return jax.lax.cond(jnp.any(rows_B), change, lambda caches: caches, caches)
+
+
 def write_slot(
     x_BJ: jax.Array, slot_B: jax.Array, new_B: jax.Array, reads_B: jax.Array | bool = True
 ) -> jax.Array:
@@ -76,10 +86,9 @@ def advance(window: DecodingWindow, reads_B: jax.Array | bool = True) -> Decodin
 
     def shift(window):
         W = window.keys_BJHK.shape[1] // 2
-        full = WindowCache(window.keys_BJHK[:, W:], window.values_BJHK[:, W:])
-        return select_rows(full_B, fill_window(full), window)
+        return fill_window(WindowCache(window.keys_BJHK[:, W:], window.values_BJHK[:, W:]))
 
-    return jax.lax.cond(jnp.any(full_B), shift, lambda window: window, counted)
+    return update_where(full_B, shift, counted)
 
 
 def last_block(window: DecodingWindow) -> WindowCache:

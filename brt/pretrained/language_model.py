@@ -13,18 +13,14 @@ from flax import nnx
 
 from brt.checks import CountFrom0, configurable
 from brt.models.caches import select_rows
+from brt.models.decoding_window import update_where
 from brt.models.memory_tokens.layout import MemoryLayout
 from brt.pretrained.backbone import Reading
 from brt.pretrained.backbone_layer import LayerKeys, Reads, Seen, attention_bias
 from brt.pretrained.decoder_model import DecoderModel
 from brt.pretrained.decoders.decoder import Decoder
 from brt.pretrained.decoders.gpt2 import GPT2
-from brt.pretrained.memories.window_memory import (
-    Positions,
-    WindowMemory,
-    WindowReads,
-    WithMemories,
-)
+from brt.pretrained.memories.window_memory import WindowMemory, WindowReads, WithMemories
 from brt.pretrained.windows import (
     DecodingWindow,
     OverlapCache,
@@ -142,8 +138,8 @@ class PretrainedLanguageModel(WithMemories, DecoderModel):
 
     def begin_decoding(self, caches: tuple) -> tuple:
         x_BOD, count_B = caches[0]
-        nothing_B0D = jnp.zeros((len(count_B), 0, self.width), x_BOD.dtype)
-        return self.read_part_embedded(nothing_B0D, caches, jnp.zeros_like(count_B))[1]
+        padding_B1D = jnp.zeros((len(count_B), 1, self.width), x_BOD.dtype)
+        return self.read_part_embedded(padding_B1D, caches, jnp.zeros_like(count_B))[1]
 
     def end_decoding(self, caches: tuple) -> tuple:
         window, *memories = caches
@@ -154,16 +150,12 @@ class PretrainedLanguageModel(WithMemories, DecoderModel):
         self, x_BPD: jax.Array, caches: tuple, counts_B: jax.Array
     ) -> tuple[jax.Array, tuple]:
         overlap, *memories = caches
-        O, P = self.overlap, self.period
-        rows, T, _ = x_BPD.shape
+        O, P, T = self.overlap, self.period, x_BPD.shape[1]
         at = slots(overlap.count_B, O, T, P)
         real_BJ = (at.index_BJ >= 0) & (jnp.arange(O + T) - O < counts_B[:, None])
         x_BJD = jnp.concatenate([overlap.x_BOD, x_BPD], axis=1)
         reads = self.reads(memories)
-        if O + T:
-            reading, positions = self._run(x_BJD, at, reads), at.positions(real_BJ)
-        else:
-            reading, positions = self._nothing(rows)
+        reading = self._run(x_BJD, at, reads)
 
         def padded(x_BJGK):
             x_BJGK = jnp.where(real_BJ[..., None, None], x_BJGK, 0)
@@ -180,15 +172,9 @@ class PretrainedLanguageModel(WithMemories, DecoderModel):
             layers=tuple(LayerKeys(*map(padded, keys)) for keys in reading.keys),
             extras=reads.extra_keys,
         )
-        parts = zip(memories, reads.read_once, self.summaries(reading, positions), strict=True)
+        summaries = self.summaries(reading, at.positions(real_BJ))
+        parts = zip(memories, reads.read_once, summaries, strict=True)
         return reading.outputs[-1][:, O:], (window, *(DecodingMemory(*part) for part in parts))
-
-    def _nothing(self, rows):
-        outputs_B1D = jnp.zeros((rows, 1, self.width), self.dtype)
-        shape = rows, 0, self.body.num_key_heads, self.body.sizes.head_size
-        keys = LayerKeys(jnp.zeros(shape, self.dtype), jnp.zeros(shape, self.dtype))
-        layers, none_B1 = len(self.body.layers), jnp.zeros((rows, 1), bool)
-        return Reading((outputs_B1D,) * layers, (keys,) * layers), Positions(none_B1, none_B1)
 
     def decode_embedded(
         self, x_BD: jax.Array, caches: tuple, reads_B: jax.Array | bool = True
@@ -234,9 +220,9 @@ class PretrainedLanguageModel(WithMemories, DecoderModel):
             overlap, *before = self.end_decoding(caches)
             summaries = [part.summary for part in memories]
             after, _ = self.updated(before, summaries, self._new(window.layers))
-            return select_rows(full_B, self.begin_decoding((overlap, *after)), caches)
+            return self.begin_decoding((overlap, *after))
 
-        return jax.lax.cond(jnp.any(full_B), move, lambda caches: caches, caches)
+        return update_where(full_B, move, caches)
 
     # Receptive field and cost.
 

@@ -187,6 +187,17 @@ class MelodiLayer(nnx.Module):
         mlp_BTD = self.feed_forward(self.feed_forward_norm(x_BTD))
         return x_BTD + dropped(mlp_BTD, mask_PD)
 
+    def part(
+        self, x_BTD: jax.Array, positions: slice, seen: list[KeysValues], long: KeysValues | None
+    ) -> tuple[jax.Array, KeysValues]:
+        """Runs on part of a window after the keys `seen`; returns outputs, and keys and values."""
+        normed_BTD = self.attention_norm(x_BTD)
+        own = self.keys_values(normed_BTD)
+        seen = [*seen, own]
+        bias_HTJ = self.bias(positions, sum(part.keys_BJHK.shape[1] for part in seen))
+        attended_BTHK, _ = self.attend(self.queries(normed_BTD), seen, long, bias_HTJ)
+        return self.finish(x_BTD, attended_BTHK), own
+
     def after_window(
         self, cache: MelodiCache, tokens_BWD: jax.Array, summary_BUD: jax.Array
     ) -> tuple[MelodiCache, jax.Array, jax.Array | None]:

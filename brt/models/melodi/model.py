@@ -10,9 +10,8 @@ import optax
 from flax import nnx
 
 from brt.checks import Count, CountFrom0, Index, OneOf, Share, configurable
-from brt.models.caches import select_rows
 from brt.models.contract import check_decoding_form, check_segment, layer_indices
-from brt.models.decoding_window import write_slot
+from brt.models.decoding_window import update_where, write_slot
 from brt.models.layers.dropout import dropout as drop
 from brt.models.layers.dropout import split_key
 from brt.models.layers.embedding import TiedEmbedding
@@ -165,12 +164,7 @@ class Melodi(TiedEmbedding, LanguageModel):
         for i, layer in enumerate(self.layers):
             with jax.named_scope(f"layer{i}"):
                 short, long = _memory_keys(layer, caches[i])
-                normed_BWD = layer.attention_norm(x_BWD)
-                own = layer.keys_values(normed_BWD)
-                bias_HWJ = layer.bias(slice(self.window), layer.memory.short + self.window)
-                q_BWHK = layer.queries(normed_BWD)
-                attended_BWHK, _ = layer.attend(q_BWHK, [short, own], long, bias_HWJ)
-                x_BWD = layer.finish(x_BWD, attended_BWHK)
+                x_BWD, own = layer.part(x_BWD, slice(self.window), [short], long)
             keys, values = (jnp.where(real_BW1[..., None], x_BWHK, 0) for x_BWHK in own)
             outputs_BWD = jnp.where(real_BW1, x_BWD, 0)
             after.append(
@@ -212,28 +206,18 @@ class Melodi(TiedEmbedding, LanguageModel):
                 )
             )
         full_B = fill_B + reads_B == W
-
-        def complete(caches):
-            return select_rows(full_B, self.begin_decoding(self._after_window(caches)), caches)
-
-        after = jax.lax.cond(jnp.any(full_B), complete, lambda caches: caches, tuple(after))
+        after = update_where(full_B, self._after_window, tuple(after))
         return self.logits(self.final_norm(x_B1D)[:, 0]), after
 
     def _after_window(self, caches):
-        W, after = self.window, []
+        after = []
         summary_BUD = self._summary(len(caches[0].fill_B))
         for layer, old in zip(self.layers, caches, strict=True):
-            normed_BUD = layer.attention_norm(summary_BUD)
-            window = KeysValues(old.keys_BWHK, old.values_BWHK)
-            seen = [old.short, window, layer.keys_values(normed_BUD)]
-            J = layer.memory.short + W + layer.memory.summary
-            bias_HUJ = layer.bias(slice(W, None), J)
-            q_BUHK = layer.queries(normed_BUD)
-            attended_BUHK, _ = layer.attend(q_BUHK, seen, old.long, bias_HUJ)
-            outputs_BUD = layer.finish(summary_BUD, attended_BUHK)
+            seen = [old.short, KeysValues(old.keys_BWHK, old.values_BWHK)]
+            outputs_BUD, _ = layer.part(summary_BUD, slice(self.window, None), seen, old.long)
             cache, summary_BUD, _ = layer.after_window(old.cache, old.outputs_BWD, outputs_BUD)
             after.append(cache)
-        return tuple(after)
+        return self.begin_decoding(tuple(after))
 
     # Cost and receptive field.
 

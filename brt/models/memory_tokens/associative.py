@@ -17,9 +17,9 @@ from jax.nn.initializers import zeros
 from jax.typing import DTypeLike
 
 from brt.checks import Count, configurable
-from brt.models.caches import select_rows
 from brt.models.contract import check_decoding_form
 from brt.models.counts import matrix_size
+from brt.models.decoding_window import update_where
 from brt.models.layers.dropout import split_key
 from brt.models.layers.initializers import DENSE, normal, parameter
 from brt.models.layers.norms import share_of_norm
@@ -255,11 +255,9 @@ class AssociativeRecurrentMemoryTransformer(LanguageModelWrapper):
             before = self.end_decoding(opened)
             inputs = [cache.x_BPD for cache in opened]
             run = self._run(self._memory(len(full_B)), before, inputs)
-            after = self.begin_decoding(self._written(before, run.outputs))
-            return select_rows(full_B, after, opened)
+            return self.begin_decoding(self._written(before, run.outputs))
 
-        after = jax.lax.cond(jnp.any(full_B), finish, lambda opened: opened, tuple(opened))
-        return self.logits(x_BD), after
+        return self.logits(x_BD), update_where(full_B, finish, tuple(opened))
 
     # Receptive field and cost.
 

@@ -10,7 +10,7 @@ from flax import nnx
 
 from brt.models.attention_weights import AttentionLayout, AttentionWeights, ShowsAttention
 from brt.models.body import Body
-from brt.models.caches import select_rows
+from brt.models.decoding_window import update_where
 from brt.models.fast.layer_scan import run_layers
 from brt.models.layers.dropout import split_key
 from brt.models.layers.positions_sinusoid import sinusoid
@@ -265,9 +265,9 @@ class TransformerXLStack(Body, ShowsAttention):
 
         def finish(caches):
             after, _ = self.remember(self.end_decoding(caches), [cache.x_BPD for cache in caches])
-            return select_rows(full_B, self.begin_decoding(after), caches)
+            return self.begin_decoding(after)
 
-        return y_BD, jax.lax.cond(jnp.any(full_B), finish, lambda caches: caches, caches)
+        return y_BD, update_where(full_B, finish, caches)
 
     def decode_position(
         self, x_BD: jax.Array, caches: tuple, reads_B: jax.Array | bool = True

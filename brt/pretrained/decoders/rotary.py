@@ -14,6 +14,10 @@ from brt.checks import Count, Positive
 from brt.models.layers.precision import at_least_float32
 from brt.pretrained.backbone_layer import BackboneLayer, LayerKeys, Seen
 
+SCALING_KEYS = (
+    *("factor", "low_freq_factor", "high_freq_factor"),
+    "original_max_position_embeddings",
+)
 Scaling = tuple[Positive, Positive, Positive, Count]
 """The type of a binding of `Llama3Scaling`."""
 
@@ -35,20 +39,13 @@ class Llama3Scaling(NamedTuple):
         kind = value.get("rope_type", value.get("type", "default"))
         if kind == "default":
             return None
-        names = "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"
-        scaling = cls(*(value[name] for name in names))
+        scaling = cls(*(value[name] for name in SCALING_KEYS))
         if kind != "llama3" or scaling.high <= scaling.low:
             raise ValueError(kind)
         return scaling
 
     def written(self) -> dict[str, Any]:
-        return {
-            "rope_type": "llama3",
-            "factor": self.factor,
-            "low_freq_factor": self.low,
-            "high_freq_factor": self.high,
-            "original_max_position_embeddings": self.original_positions,
-        }
+        return {"rope_type": "llama3", **dict(zip(SCALING_KEYS, self))}
 
 
 def frequencies(size: int, base: float, scaling: Llama3Scaling | None = None) -> np.ndarray:

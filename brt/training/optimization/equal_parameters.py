@@ -4,7 +4,6 @@ The same parameter of all layers is stacked along a first axis inside the step, 
 does not grow with the number of layers. Each parameter keeps its own optimizer state.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -30,48 +29,37 @@ def equal_parameters_together(
 
     def update(updates, state, params=None):
         tree: Any = jax.tree.structure(updates)
-        leaves = jax.tree.leaves(updates)
-        parameters = () if params is None else (tree.flatten_up_to(params),)
+        groups = _groups(updates, fewest)
 
         def mirrors(node):
             return jax.tree.structure(node) == tree
 
-        # The state as lists of arrays of all parameters, and values that it has once.
-        outer: Any
-        nodes, outer = jax.tree.flatten(state, is_leaf=mirrors)
-        of_each = [mirrors(node) for node in nodes]
-        nodes = [
-            tree.flatten_up_to(node) if each else node
-            for node, each in zip(nodes, of_each, strict=True)
-        ]
+        # Nodes of the state that mirror the parameters are stacked, others occur once.
+        def map_state(function, *states):
+            return jax.tree.map(function, *states, is_leaf=mirrors)
 
-        new_leaves: list[Any] = [None] * len(leaves)
-        new_nodes: list[Any] = [[None] * len(leaves) if each else None for each in of_each]
-        for indices in _groups(updates, fewest):
-            stack, part = _stacking(indices)
-            state_axes = outer.unflatten([0 if each else None for each in of_each])
-            of_group = outer.unflatten(
-                [stack(node) if each else node for node, each in zip(nodes, of_each, strict=True)]
-            )
-            arrays = (stack(leaves), of_group, *map(stack, parameters))
+        def run(indices):
+            def stacked(node):
+                return _stacked(tree.flatten_up_to(node), indices)
+
+            of_group = map_state(lambda node: stacked(node) if mirrors(node) else node, state)
+            arrays = stacked(updates), of_group, *([] if params is None else [stacked(params)])
             if len(indices) == 1:
-                new, after = optimizer.update(*arrays)
-            else:
-                axes = (0, state_axes, *(0 for _ in parameters))
-                new, after = jax.vmap(optimizer.update, axes, (0, state_axes))(*arrays)
-            for number, index in enumerate(indices):
-                new_leaves[index] = part(new, number)
-            for slot, node in enumerate(outer.flatten_up_to(after)):
-                if not of_each[slot]:
-                    new_nodes[slot] = node
-                    continue
+                return optimizer.update(*arrays)
+            axes = map_state(lambda node: 0 if mirrors(node) else None, state)
+            return jax.vmap(optimizer.update, (0, axes, 0)[: len(arrays)], (0, axes))(*arrays)
+
+        def joined(node, *by_group):
+            if not mirrors(node):
+                return by_group[-1]
+            leaves = [None] * tree.num_leaves
+            for indices, array in zip(groups, by_group, strict=True):
                 for number, index in enumerate(indices):
-                    new_nodes[slot][index] = part(node, number)
-        after = [
-            tree.unflatten(node) if each else node
-            for node, each in zip(new_nodes, of_each, strict=True)
-        ]
-        return tree.unflatten(new_leaves), outer.unflatten(after)
+                    leaves[index] = array[number] if len(indices) > 1 else array
+            return tree.unflatten(leaves)
+
+        new, after = zip(*map(run, groups), strict=True)
+        return joined(updates, *new), map_state(joined, state, *after)
 
     return optax.GradientTransformation(optimizer.init, update)
 
@@ -82,11 +70,8 @@ def norm_of_all(tree: Any, fewest: int = FEWEST) -> jax.Array:
     fewest: number of equal arrays from which on they are summed together.
     """
     leaves = jax.tree.leaves(tree)
-    sums = []
-    for indices in _groups(tree, fewest):
-        stack, _ = _stacking(indices)
-        sums.append(jnp.sum(jnp.square(stack(leaves))))
-    return jnp.sqrt(sum(sums))
+    groups = _groups(tree, fewest)
+    return jnp.sqrt(sum(jnp.sum(jnp.square(_stacked(leaves, indices))) for indices in groups))
 
 
 def _groups(tree, fewest) -> list[list[int]]:
@@ -107,11 +92,7 @@ def _is_index(step):
     return isinstance(step, jax.tree_util.DictKey) and isinstance(step.key, int)
 
 
-def _stacking(indices) -> tuple[Callable, Callable]:
-    """Returns functions that stack a group's arrays, and that take one from a stack."""
+def _stacked(arrays, indices):
     if len(indices) == 1:
-        return (lambda arrays: arrays[indices[0]]), (lambda array, number: array)
-    return (
-        lambda arrays: jnp.stack([arrays[index] for index in indices]),
-        lambda array, number: array[number],
-    )
+        return arrays[indices[0]]
+    return jnp.stack([arrays[index] for index in indices])
