@@ -43,14 +43,14 @@ def measure_generation(
         files = [os.path.join(folder, str(position)) for position in positions]
         memory = generator.read([book[: positions[0]]])
         generator.save(files[0], memory)
-        found, memory = _reading(generator, trainer.segment_length, memory, book[positions[0] :])
+        figures, memory = _reading(generator, trainer.segment_length, memory, book[positions[0] :])
         generator.save(files[1], memory)
-        found |= _writing(generator, files, tokens)
-        found["file_bytes"] = [os.path.getsize(file) for file in files]
+        figures |= _writing(generator, files, tokens)
+        figures["file_bytes"] = [os.path.getsize(file) for file in files]
     window_seconds = _window(generator, memory, windows)
-    return found | {
+    return figures | {
         "window_seconds": window_seconds,
-        "window_to_decode": window_seconds / found["decode_seconds"][1],
+        "window_to_decode": window_seconds / figures["decode_seconds"][1],
     }
 
 
@@ -152,7 +152,7 @@ def show(configuration: Configuration, positions: Sequence[int], tokens: int) ->
         )
     if positions[1] - positions[0] < 2 * experiment.trainer.segment_length:
         raise ValueError("--positions must lie two segments apart or more, to time reading.")
-    found = measure_generation(experiment, positions, tokens)
+    figures = measure_generation(experiment, positions, tokens)
     load = os.getloadavg()[0]
     print(f"\n{configuration.files[0]}, one row, {jax.devices()[0].device_kind}, load {load:.1f}")
     lines = {
@@ -166,5 +166,5 @@ def show(configuration: Configuration, positions: Sequence[int], tokens: int) ->
         "bytes of memory files": "{file_bytes[0]:,} and {file_bytes[1]:,}",
     }
     for name, form in lines.items():
-        print(f"{name:<52} {form.format(**found)}")
-    return found
+        print(f"{name:<52} {form.format(**figures)}")
+    return figures

@@ -47,15 +47,15 @@ class Instruction(NamedTuple):
     @property
     def called(self) -> dict[str, list[str]]:
         """Names of called computations by attribute: calls, to_apply, body, ..."""
-        found = {}
+        names = {}
         for match in _CALLED.finditer(self.attributes):
             start = match.end()
             if self.attributes[start : start + 1] == "{":
                 text = self.attributes[start : _closing(self.attributes, start) + 1]
             else:
                 text = re.match(r"[^\s,]*", self.attributes[start:])[0]  # type: ignore[index]
-            found[match[1]] = [name.strip(" %{}") for name in text.split(",")]
-        return found
+            names[match[1]] = [name.strip(" %{}") for name in text.split(",")]
+        return names
 
     @property
     def backend(self) -> dict[str, Any]:

@@ -110,10 +110,10 @@ class Cycles(NamedTuple):
     @property
     def by_part(self) -> dict[str, int]:
         """Cycles by part, of all layers together, the largest first."""
-        found: Counter[str] = Counter()
+        cycles_by_part: Counter[str] = Counter()
         for name, cycles in self.by_scope.items():
-            found[part(name)] += cycles
-        return dict(found.most_common())
+            cycles_by_part[part(name)] += cycles
+        return dict(cycles_by_part.most_common())
 
 
 def estimated_cycles(program: Program) -> Cycles:
@@ -121,10 +121,10 @@ def estimated_cycles(program: Program) -> Cycles:
     scopes = Scopes(program)
     by_scope: Counter[str] = Counter()
     inside: dict[str, Counter[tuple[str | None, bool]]] = {}
-    found = {}
+    whiles = {}
     for instruction, times, loops, fused in visits(program):
         if instruction.opcode == "while":
-            found[instruction.name] = instruction, times
+            whiles[instruction.name] = instruction, times
         cycles = 0 if fused else instruction.cycles * times
         if not cycles:
             continue
@@ -134,7 +134,7 @@ def estimated_cycles(program: Program) -> Cycles:
             inside.setdefault(loop, Counter())[name, is_backward(instruction.op_name)] += cycles
     costs = [
         _loop_cost(program, instruction, times, inside.get(name, Counter()))
-        for name, (instruction, times) in found.items()
+        for name, (instruction, times) in whiles.items()
     ]
     costs.sort(key=lambda cost: -cost.cycles)
     return Cycles(by_scope.total(), dict(by_scope.most_common()), costs)
@@ -172,7 +172,7 @@ def collectives(program: Program) -> list[Collective]:
     """Returns all reachable collectives; an asynchronous one counts by its start."""
     scopes = Scopes(program)
     shapes = {name: each.shape for name, each in program.instructions().items()}
-    found = []
+    costs = []
     for instruction, times, loops, _ in visits(program):
         kind = instruction.opcode.removesuffix("-start")
         if kind not in KINDS:
@@ -183,8 +183,8 @@ def collectives(program: Program) -> list[Collective]:
             given -= taken  # the result of a start includes the operands
         groups = device_groups(instruction.attributes)
         size, name = max(taken, given), scopes.of(instruction)
-        found.append(Collective(kind, size, times, loops, groups, name))
-    return found
+        costs.append(Collective(kind, size, times, loops, groups, name))
+    return costs
 
 
 def device_groups(attributes: str) -> tuple[tuple[int, ...], ...]:
@@ -241,10 +241,10 @@ def axes_of(groups: Sequence[Sequence[int]], mesh: Mapping[str, int]) -> tuple[s
     return tuple(name for name in mesh if name in varied)
 
 
-def collective_sums(found: Iterable[Collective]) -> dict[str, dict[str, dict[str, int]]]:
+def collective_sums(costs: Iterable[Collective]) -> dict[str, dict[str, dict[str, int]]]:
     """Returns {"in_loops": {kind: {"count", "runs", "bytes"}}, "outside": the same} of a step."""
     sums: dict[str, dict[str, dict[str, int]]] = {"in_loops": {}, "outside": {}}
-    for each in found:
+    for each in costs:
         place = sums["in_loops" if each.loops else "outside"]
         entry = place.setdefault(each.kind, {"count": 0, "runs": 0, "bytes": 0})
         entry["count"] += 1

@@ -29,7 +29,7 @@ def measure_store(
     Returns by stream: rates of one core (padding included), with and without checksums; `padding`,
     its share of an epoch; `row_segments`, fewest and most segments of a batch element in an epoch.
     """
-    found = {}
+    by_stream = {}
     for kind in STREAMS:
         if kind in ("samples", "labelled"):  # few stores fit
             continue
@@ -43,14 +43,14 @@ def measure_store(
         plain, checked = (
             max(_rate(stream, batches, ledger) for _ in range(rounds)) for ledger in (False, True)
         )
-        found[kind] = {
+        by_stream[kind] = {
             "first_batch_seconds": first,
             "tokens_per_second": plain,
             "tokens_per_second_with_ledger": checked,
             "padding": 1 - _tokens_read(kind, store, rows) / capacity,
             "row_segments": (int(segments_B.min()), int(segments_B.max())),
         }
-    return found
+    return by_stream
 
 
 def time_input(rows: int, segment_length: int, segments_per_step: int, steps: int = 200) -> float:
@@ -100,10 +100,10 @@ COLUMNS = (
 
 def show(folder: str, rows: int, segment_length: int) -> dict[str, Any]:
     print(f"{folder}, {rows} rows of {segment_length} tokens; rates are of one core's time")
-    found = measure_store(folder, rows, segment_length)
+    by_stream = measure_store(folder, rows, segment_length)
     lines = [
         {"name": kind, **figures, **dict(zip(("fewest", "most"), figures["row_segments"]))}
-        for kind, figures in found.items()
+        for kind, figures in by_stream.items()
     ]
     print("\n".join(aligned(lines, COLUMNS)))
-    return found
+    return by_stream

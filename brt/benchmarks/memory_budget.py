@@ -25,7 +25,7 @@ MOST_STEPS = 2**20
 """Multiples of the interval at which the search ends."""
 
 
-class Found(NamedTuple):
+class LongestFitting(NamedTuple):
     """The longest segment that fits in tokens (0: none), and bytes by the tried lengths."""
 
     segment_length: int
@@ -40,7 +40,7 @@ def parse_bytes(text: str) -> int:
     return int(float(match[1]) * UNITS[match[2].upper()])
 
 
-def longest_fitting(bytes_of: Callable[[int], int], budget: int, interval: int) -> Found:
+def longest_fitting(bytes_of: Callable[[int], int], budget: int, interval: int) -> LongestFitting:
     """Finds the longest multiple of `interval` tokens that fits: doubles, then bisects."""
     tried: dict[int, int] = {}
 
@@ -58,7 +58,7 @@ def longest_fitting(bytes_of: Callable[[int], int], budget: int, interval: int) 
     while long - short > 1:
         middle = (short + long) // 2
         short, long = (middle, long) if fits(middle) else (short, middle)
-    return Found(short * interval, dict(sorted(tried.items())))
+    return LongestFitting(short * interval, dict(sorted(tried.items())))
 
 
 def step_bytes(experiment: "Experiment") -> int:
@@ -67,12 +67,12 @@ def step_bytes(experiment: "Experiment") -> int:
     with jax.set_mesh(mesh):
         state = experiment.abstract_state(mesh)
         batch = experiment.abstract_batch()
-        found = compiled_bytes(experiment.jit_step(mesh).lower(state, batch).compile())
-    if found is None:
+        size = compiled_bytes(experiment.jit_step(mesh).lower(state, batch).compile())
+    if size is None:
         raise ValueError(
             "The compiler does not report the bytes of a step on this device: use another one."
         )
-    return found
+    return size
 
 
 def longest_segment(
@@ -80,7 +80,7 @@ def longest_segment(
     budget: int,
     also: Sequence[str] = (),
     report: Callable[[str], None] = print,
-) -> Found:
+) -> LongestFitting:
     """Returns the longest segment whose training step fits, with the config's batch size.
 
     budget: bytes per device. also: bindings that get the same length.
@@ -99,9 +99,9 @@ def longest_segment(
         # Evaluation is no part of the step and must not refuse the length.
         lengths += [f"Evaluation.{name} = None" for name in ("segment_length", "tokens_per_step")]
         lengths.append("Evaluation.stride = None")
-        found = step_bytes(build(lengths))
-        report(f"{length:>9,} tokens  {found / 2**20:>12,.1f} MiB")
-        return found
+        size = step_bytes(build(lengths))
+        report(f"{length:>9,} tokens  {size / 2**20:>12,.1f} MiB")
+        return size
 
     return longest_fitting(bytes_of, budget, interval)
 
@@ -109,14 +109,14 @@ def longest_segment(
 def show(
     configurations: Sequence[Configuration], budget: int, also: Sequence[str]
 ) -> dict[str, Any]:
-    found = {}
+    longest = {}
     for configuration in configurations:
         file = configuration.files[0]
         print(f"{file}, training steps of at most {budget / 2**20:,.0f} MiB a device", flush=True)
-        found[file] = longest_segment(configuration.experiment, budget, also)._asdict()
-    width = max(map(len, found))
+        longest[file] = longest_segment(configuration.experiment, budget, also)._asdict()
+    width = max(map(len, longest))
     print(f"\n{'':<{width}}  longest segment  {'MiB':>10}")
-    for file, (length, tried) in ((file, entry.values()) for file, entry in found.items()):
+    for file, (length, tried) in ((file, entry.values()) for file, entry in longest.items()):
         size = f"{tried[length] / 2**20:,.1f}" if length else ""
         print(f"{file:<{width}}  {length:>15,}  {size:>10}")
-    return found
+    return longest

@@ -204,7 +204,7 @@ def dry_run(name: str) -> Experiment:
     return experiment
 
 
-def largest_batch(configuration: Configuration, topology: Topology) -> memory_budget.Found:
+def largest_batch(configuration: Configuration, topology: Topology) -> memory_budget.LongestFitting:
     """Returns the most batch elements per chip whose step fits, by compiling."""
     trainer = configuration.experiment().trainer
     tokens = trainer.tokens_per_step // trainer.rows

@@ -30,16 +30,16 @@ def scope_times(events: Iterable[dict[str, Any]], program: hlo.Program) -> Scope
     """
     scopes = hlo_costs.Scopes(program)
     by_name = program.instructions()
-    found: Counter[str] = Counter()
+    seconds: Counter[str] = Counter()
     operations = 0
     for event in events:
         name = (event.get("args") or {}).get("hlo_op") or event.get("name") or ""
         instruction = by_name.get(name)
         if event.get("ph") != "X" or instruction is None or instruction.opcode in CONTAINERS:
             continue
-        found[scopes.of(instruction) or hlo_costs.OTHER] += event.get("dur", 0) / 1e6
+        seconds[scopes.of(instruction) or hlo_costs.OTHER] += event.get("dur", 0) / 1e6
         operations += 1
-    return ScopeTimes(dict(found.most_common()), operations)
+    return ScopeTimes(dict(seconds.most_common()), operations)
 
 
 def newest_times(folder: str) -> ScopeTimes:

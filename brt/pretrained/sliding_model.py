@@ -234,8 +234,8 @@ class SlidingLanguageModel(DecoderModel):
             memory, (cache,) = self.cell, states
             token, dtype = memory.tokens(heads), attended_BTHK.dtype
             attended_BTHK, _ = memory.memory.decode(cache, token, attended_BTHK, reads_B)
-            found = memory.one_block(memory.memory.decoding_states(cache, dtype))
-            return attended_BTHK, found and memory.read_states(heads.normed_BTD, found), ()
+            block = memory.one_block(memory.memory.decoding_states(cache, dtype))
+            return attended_BTHK, block and memory.read_states(heads.normed_BTD, block), ()
 
         reads = AtLayer(self.cell.index, read) if self.has_cell else NOTHING
         reading = self.body.read(x_BD[:, None], (self.window + fill_B)[:, None], seen, reads)

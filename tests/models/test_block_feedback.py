@@ -156,7 +156,7 @@ def test_all_blocks_drop_the_same_entries_as_without_feedback():
     def run(key):
         prepared = layer.prepare("float32", key, W, layer.num_states)
         y_BTD, _, _ = run_blocks(model.layers, x_BTD, caches, [key])
-        return y_BTD, prepared.masks.fed_PD
+        return y_BTD, prepared.masks.mlp_PD
 
     y_BTD, mask_PD = run(jax.random.key(0))
     kept = np.abs(y_BTD - x_BTD)[0] > 1e-4

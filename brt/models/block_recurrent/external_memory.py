@@ -183,8 +183,8 @@ class ExternalMemory(LayerMemory):
             if visible_BGJ is not None:
                 mask = jnp.where(visible_BGJ, 0.0, HIDDEN)[:, :, None, None]
             read_all = jax.checkpoint(attend) if remat else attend
-            found = read_all(q_BGWHK, k_BJHK[:, None], v_BJHK[:, None], scale_H, mask)
-            return found.reshape(B, T, H, K)
+            memory_BGWHK = read_all(q_BGWHK, k_BJHK[:, None], v_BJHK[:, None], scale_H, mask)
+            return memory_BGWHK.reshape(B, T, H, K)
 
         still_BTHK = jax.lax.stop_gradient(q_BTHK)
         scores_BHTJ = jnp.einsum(

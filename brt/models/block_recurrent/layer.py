@@ -305,7 +305,7 @@ class Layer(nnx.Module):
             return kernels.attend_to_states(self.sizes, *inputs, self.remat_blocks)
 
         x_BTD, shares = self.output(
-            x_BTD, tokens.inputs_BTD, attended_BTHK, read_states, weights, masks.fed_PD
+            x_BTD, tokens.inputs_BTD, attended_BTHK, read_states, weights, masks.mlp_PD
         )
         last_keys = kernels.last_keys(self.sizes, tokens, W, self.sink)
         window = WindowCache(last_keys, tokens.values_BTHK[:, -W:])

@@ -94,7 +94,7 @@ def load_recording(
         window=int(bindings["WINDOW_LENGTH"]),
         **_memory_settings(bindings, search),
     )
-    for macro, found in (
+    for macro, size in (
         ("NUM_LAYERS", len(model.layers)),
         ("NUM_HEADS", model.sizes.num_heads),
         ("NUM_EMBEDDINGS", model.vocabulary_size),
@@ -102,21 +102,21 @@ def load_recording(
         ("EMBED_DIM", model.sizes.width),
         ("MLP_DIM", model.sizes.feed_forward_size),
     ):
-        if macro in bindings and int(bindings[macro]) != found:
+        if macro in bindings and int(bindings[macro]) != size:
             raise UnsupportedCheckpoint(
-                f"config_json says {macro}={bindings[macro]}, the parameters say {found}."
+                f"config_json says {macro}={bindings[macro]}, the parameters say {size}."
             )
     return model
 
 
 def _memory_settings(bindings, search):
     names = {"database_size": "size", "memory_num_neighbors": "neighbours"}
-    found = {
+    settings = {
         names[name.rsplit(".", 1)[-1]]: int(value)
         for name, value in bindings.items()
         if name.rsplit(".", 1)[-1] in names
     }
-    return found | {"search": search}
+    return settings | {"search": search}
 
 
 def from_brt_path(path: Iterable) -> str:

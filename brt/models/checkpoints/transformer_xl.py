@@ -88,16 +88,16 @@ def load(
     graph, shapes = nnx.split(model, nnx.Param)
     taken, flat = set(), []
     for path, shape in nnx.to_flat_state(shapes):
-        found = source(_text(path), model, more)
+        origin = source(_text(path), model, more)
         value = recorded(params, path, model, more)
-        if found is None or value is None:
+        if origin is None or value is None:
             value = np.zeros(shape.shape, np.float32)
         elif value.shape != shape.shape:
             raise UnsupportedCheckpoint(
                 f"brt's {_text(path)!r} of shape {shape.shape} would be {value.shape}."
             )
         else:
-            taken.add(found.name)
+            taken.add(origin.name)
         flat.append((path, jnp.asarray(value)))
     if left := params.keys() - taken - _copies(params):
         raise UnsupportedCheckpoint(f"brt has no counterpart for {sorted(left)[:5]}.")
@@ -115,12 +115,12 @@ def recorded(
     more: dict[str, Source] | None = None,
 ) -> np.ndarray | None:
     """Returns a parameter of brt, from arrays with released names; None for `begin_D`."""
-    found = source(_text(path), model, more)
-    if found is None:
+    origin = source(_text(path), model, more)
+    if origin is None:
         return None
-    if found.name not in arrays:
-        raise UnsupportedCheckpoint(f"The checkpoint has no {found.name!r} for {_text(path)!r}.")
-    return found.arrange(arrays[found.name])
+    if origin.name not in arrays:
+        raise UnsupportedCheckpoint(f"The checkpoint has no {origin.name!r} for {_text(path)!r}.")
+    return origin.arrange(arrays[origin.name])
 
 
 def _text(path):

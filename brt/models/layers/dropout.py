@@ -14,14 +14,14 @@ PERIOD = 128
 class LayerMasks(NamedTuple):
     """The dropout masks of a layer, the same for all batch elements and blocks; None: no dropout.
 
-    normed_PD, fed_PD: of the outputs of attention norm and MLP, repeated along the tokens.
+    normed_PD, mlp_PD: of the outputs of attention norm and MLP, repeated along the tokens.
     weights_HWJ, state_weights_HWS: of attention weights, at least float32.
     """
 
     normed_PD: jax.Array | None = None
     weights_HWJ: jax.Array | None = None
     state_weights_HWS: jax.Array | None = None
-    fed_PD: jax.Array | None = None
+    mlp_PD: jax.Array | None = None
 
 
 def draw_masks(
@@ -40,7 +40,7 @@ def draw_masks(
     """
     if key is None:
         return LayerMasks()
-    normed_key, weights_key, states_key, fed_key = jax.random.split(key, 4)
+    normed_key, weights_key, states_key, mlp_key = jax.random.split(key, 4)
     H, D = sizes.num_heads, sizes.width
 
     def of_weights(key, keys):
@@ -52,8 +52,8 @@ def draw_masks(
     with jax.named_scope("states"):
         state_weights_HWS = None if num_states is None else of_weights(states_key, num_states)
     with jax.named_scope("feed_forward"):
-        fed_PD = repeated_mask(fed_key, rate, tokens, D, dtype)
-    return LayerMasks(normed_PD, weights_HWJ, state_weights_HWS, fed_PD)
+        mlp_PD = repeated_mask(mlp_key, rate, tokens, D, dtype)
+    return LayerMasks(normed_PD, weights_HWJ, state_weights_HWS, mlp_PD)
 
 
 def split_key(key: jax.Array | None, rate: float, number: int) -> list[jax.Array | None]:

@@ -123,9 +123,9 @@ class Melodi(TiedEmbedding, LanguageModel):
         for i, (layer, cache) in enumerate(zip(self.layers, caches, strict=True)):
             run = jax.checkpoint(layer) if self.remat == "layer" else layer
             with jax.named_scope(f"layer{i}"):
-                x_BTD, summary_BRD, cache, found = run(x_BTD, summary_BRD, cache, keys[i])
+                x_BTD, summary_BRD, cache, reported = run(x_BTD, summary_BRD, cache, keys[i])
             after.append(cache)
-            metrics |= {f"layer{i}/{name}": value for name, value in found.items()}
+            metrics |= {f"layer{i}/{name}": value for name, value in reported.items()}
         with jax.named_scope("vocabulary"):
             x_BTD = drop(self.final_norm(x_BTD), self.output_dropout, keys[-1])
         return x_BTD, tuple(after), metrics

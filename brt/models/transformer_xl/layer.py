@@ -182,7 +182,7 @@ class TransformerXLLayer(nnx.Module):
             y_BTHK = attend_by_distance(
                 q_BTHK, k_BJHK, v_BJHK, u_HK, positions, visible_BTJ, kept_BHTJ, rate
             )
-        return self._project_and_feed(x_BTD, y_BTHK, *other_keys)
+        return self._finish(x_BTD, y_BTHK, *other_keys)
 
     def show(
         self,
@@ -231,7 +231,7 @@ class TransformerXLLayer(nnx.Module):
         x_BTHK = x_BTA.reshape(*x_BTA.shape[:-1], self.num_heads, self.head_size)
         return constrain(x_BTHK, "BTHK") if x_BTHK.ndim == 4 else x_BTHK
 
-    def _project_and_feed(self, x_BTD, y_BTHK, output_key=None, hidden_key=None, mlp_key=None):
+    def _finish(self, x_BTD, y_BTHK, output_key=None, hidden_key=None, mlp_key=None):
         with jax.named_scope("attention"):
             y_BTA = y_BTHK.reshape(*x_BTD.shape[:2], -1)
             y_BTD = self.drops(y_BTA @ self.output_AD[...].astype(x_BTD.dtype), output_key)
@@ -287,7 +287,7 @@ class TransformerXLLayer(nnx.Module):
             for weight_BHJ, part_BJD in zip(jnp.split(w_BHJ, edges, axis=-1), parts)
         )
         y_BHK = jnp.einsum("BHD,DHK->BHK", y_BHD, self._by_head(self.values_DA, x_BD.dtype))
-        return self._project_and_feed(x_B1D, y_BHK[:, None])[:, 0]
+        return self._finish(x_B1D, y_BHK[:, None])[:, 0]
 
     def _distance_scores(self, q_BHK, v_HK, distances, dtype):
         if self.encoding == "relative":

@@ -123,13 +123,13 @@ def recorded_best(
 
     steps: only those of these checkpoints; None for any.
     """
-    found = None
+    best = None
     for record in records:
         step = record.get(BEST_STEP)
         if isinstance(step, int) and (steps is None or step in steps):
             names = (name for name in record if name.startswith("best/") and name != BEST_STEP)
-            found = step, next(names, "").removeprefix("best/")
-    return found
+            best = step, next(names, "").removeprefix("best/")
+    return best
 
 
 def stopped_early(records: Sequence[Mapping]) -> bool:

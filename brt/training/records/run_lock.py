@@ -124,8 +124,8 @@ class RunLock:
         self._write()
         if not self._excludes:
             time.sleep(SETTLE)
-            if not self._is_own(found := self._read()):
-                self._refuse(found)
+            if not self._is_own(lock := self._read()):
+                self._refuse(lock)
 
     def _wait_for_timeout(self, left):
         logging.warning(
@@ -154,14 +154,14 @@ class RunLock:
 
     def _renew(self):
         with contextlib.suppress(OSError):  # a storage that does not answer: at the next heartbeat
-            if self._is_own(found := self._read()):
+            if self._is_own(lock := self._read()):
                 self._beats += 1
                 self._write()
             else:
                 self._lost = (
                     f"Training stopped, as {self.folder} is not this process's any more: "
                     f"{self.path} "
-                    + (f"belongs to {_named(found)}." if found else "was removed.")
+                    + (f"belongs to {_named(lock)}." if lock else "was removed.")
                     + " Stop a run before you remove its folder or its lock."
                 )
 
