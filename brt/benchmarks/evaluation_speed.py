@@ -1,7 +1,7 @@
 """Evaluation speed with a memory, against a window for every token (Transformer-XL, Table 7).
 
-The vanilla model (Al-Rfou et al. 2018: learned positions in every layer, no memory) has the same
-size and processes a window of M tokens for each prediction. Seconds are CPU time on a CPU.
+The vanilla model (Al-Rfou et al. 2018: learned positions in every layer, no memory) processes a
+window of M tokens for each prediction. Seconds are CPU time on a CPU.
 """
 
 import os

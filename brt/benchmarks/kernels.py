@@ -1,7 +1,7 @@
 """Bundles of the Pallas kernels of a training step, which the compiler's cycles leave out.
 
-A bundle is an instruction of a TPU core, at least one cycle, without waiting for memory. For a
-kernel that runs the same program in each grid step, cycles = grid steps x bundles / cores.
+A bundle is an instruction of a TPU core, at least one cycle, without waiting for memory. For equal
+grid steps, cycles = grid steps x bundles / cores.
 """
 
 import dataclasses

@@ -10,12 +10,10 @@ import jax
 
 
 class AttentionLayout(NamedTuple):
-    """The keys [cache; read; tokens; write] and the queries [read; tokens; write] of a segment.
+    """The keys [cache; read; tokens; write] and queries [read; tokens; write] of a segment.
 
-    cache_tokens: token of each position of the cache, relative to the segment's first token; None
-    for compressed vectors and memory tokens.
-    read, tokens, write: numbers of memory tokens before, of tokens, and of memory tokens after
-    them.
+    cache_tokens: token of each cached position, relative to the segment's first; None for
+    compressed vectors and memory tokens. read, tokens, write: numbers of positions.
     """
 
     cache_tokens: tuple[int | None, ...]
@@ -40,7 +38,7 @@ class AttentionLayout(NamedTuple):
 class AttentionWeights(NamedTuple):
     """Attention weights of every layer in one segment.
 
-    weights: (B, H, X, J) of each layer. terms: the named terms of its scores, (B, H, X, J) each.
+    weights, terms: (B, H, X, J) of each layer, and named terms of its scores.
     visible_BXJ: bool, the keys that each query sees. full_B: bool, whether the cache is full.
     """
 

@@ -1,8 +1,8 @@
-"""Logical axis names, and the rules that map each to an axis of the device mesh.
+"""Logical axis names, and the mesh axis of each.
 
-Names of parameters (`queries_DA`), cache fields (`keys_BWHK`) and activations (`x_BTD`) end in
-their axes. The batch is split over `data`; heads, attention width, MLP and vocabulary over `model`;
-the width of parameters and optimizer state over `data` (fully sharded data parallelism).
+Names of parameters, cache fields and activations end in their axes (`x_BTD`). The batch is split
+over `data`; heads, attention width, MLP and vocabulary over `model`; the width of parameters and
+optimizer state over `data` (fully sharded data parallelism).
 """
 
 import contextlib
@@ -43,9 +43,8 @@ def spec(axes: str) -> PartitionSpec:
 def named_spec(path: Any, shape: tuple[int, ...], mesh_shape: Mapping[str, int]) -> PartitionSpec:
     """Returns the partition of an array of a tree, from the axes at the end of its name.
 
-    The name is the last dictionary key or named-tuple field, so optimizer state follows its
-    parameter. Vectors, arrays whose number of axes differs from the name's (factored moments), and
-    axes that the mesh does not divide are replicated.
+    The name is the last dictionary key or named-tuple field. Vectors, arrays with another number of
+    axes (factored moments), and axes that the mesh does not divide are replicated.
     """
     name = next(filter(None, map(_name, reversed(path))), "")
     match = SUFFIX.search(name)

@@ -1,9 +1,8 @@
 """The interface of a memory between segments.
 
-A *layer memory* (`brt/models/block_recurrent/memory.py`) changes within a segment, with blocks or
-tokens. A *segment memory*, defined here, is read by a segment and updated after it. Transformer-XL
-has one in each layer, a Recurrent Memory Transformer one around its backbone, and a pretrained
-backbone any number.
+A *layer memory* (`brt/models/block_recurrent/memory.py`) changes within a segment. A *segment
+memory* is read by a segment and updated after it: one in each layer of a Transformer-XL, one around
+the backbone of a Recurrent Memory Transformer, any number in a pretrained backbone.
 """
 
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -33,8 +32,8 @@ class SegmentMemory(nnx.Module, Generic[Segment]):
     """A memory that is constant inside a segment: the base of all.
 
     It holds parameters only. Its cache is a named tuple of arrays, batch first, whose names end in
-    their axes, with a method `clear_state(empty)`. While a segment is decoded the cache stays; the
-    model calls `update` after the last token.
+    their axes, with a method `clear_state(empty)`. While decoding, `update` follows a segment's
+    last token.
 
     Class attributes:
         name: of its metrics, such as `<name>_grad_norm`; unique in a model or layer.

@@ -33,11 +33,9 @@ class Reading(NamedTuple):
 class PretrainedBackbone(nnx.Module):
     """A transformer whose parameters may come from a folder: the base of all backbones.
 
-    Built as `backbone(rngs)`. Its parameters are the settings of its family, and `folder`, a path
-    that overrides `Pretrained.folder`.
-
-    model_types: of the folders that it reads, and how transformers names their models.
-    num_positions: positions that a window may have; None for any number.
+    Built as `backbone(rngs)`. Its parameters are the settings of its family, and `folder`, which
+    overrides `Pretrained.folder`. model_types: `model_type` of folders, and their classes in
+    transformers. num_positions: positions that a window may have; None for any number.
     """
 
     settings_type: ClassVar[type[Settings]]

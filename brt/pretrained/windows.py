@@ -34,8 +34,7 @@ class DecodingWindow(NamedTuple):
     """A window while it is being filled.
 
     recent_BOD, count_B: the last tokens so far, as in `OverlapCache`. before_B: tokens of the
-    window before. fill_B: new tokens so far, 0 ... P - 1. layers: (B, O + P, G, K) each. extras:
-    keys of the memories' vectors.
+    window before. fill_B: new tokens so far, 0 ... P - 1. layers: (B, O + P, G, K) each.
     """
 
     recent_BOD: jax.Array

@@ -55,12 +55,8 @@ def enter_segment(
 ) -> tuple[jax.Array, tuple]:
     """Returns the arguments of `Model.stack`: embedded tokens (B, T, D), and caches.
 
-    Batch elements that start a document get empty caches.
-
-    Args:
-        segment: inputs, targets and weights (B, T), starts (B,).
-        caches: after the previous segment.
-        clear: clear the state, even within a document.
+    Batch elements that start a document get empty caches. segment: inputs, targets and weights (B,
+    T), starts (B,). clear: clear the state, even within a document.
     """
     inputs_BT, _, _, starts_B = segment
     with jax.named_scope("memory"):

@@ -1,8 +1,8 @@
 """Backpropagation through time over the K segments of a step.
 
-The memory between two segments is an ordinary value: gradients cross it unless they are stopped.
-With depth k (RMT, section 3) the gradient of the loss of segment t, from 0, crosses min(t, k)
-memories. Values do not depend on the depth.
+Gradients cross the memory between two segments unless they are stopped. With depth k (RMT, section
+3) the gradient of the loss of segment t, from 0, crosses min(t, k) memories. Values do not depend
+on the depth.
 """
 
 from collections.abc import Callable

@@ -119,11 +119,6 @@ def _memory_settings(bindings, search):
     return settings | {"search": search}
 
 
-def from_brt_path(path: Iterable) -> str:
-    """Returns meliad's name of a parameter: `("layers", 0, "keys_DA")` to `transformer0/...`."""
-    return _source("/".join(map(str, path)))
-
-
 def _build(params, window, memory):
     count = len({match[0] for path in params if (match := re.match(r"transformer\d+/", path))})
     recurrent = [i for i in range(count) if f"{LAYER.format(i)}recurrent_initial_state" in params]
@@ -194,10 +189,12 @@ _TOP = {"embedding_VD": "embed/embedding", "begin_D": "begin"}
 _TOP["final_norm/scale_D"] = "final_layernorm/scale"
 
 
-def _source(path: str) -> str:
-    if path in _TOP:
-        return _TOP[path]
-    _, layer, rest = path.split("/", 2)
+def from_brt_path(path: Iterable) -> str:
+    """Returns meliad's name of a parameter: `("layers", 0, "keys_DA")` to `transformer0/...`."""
+    name = "/".join(map(str, path))
+    if name in _TOP:
+        return _TOP[name]
+    _, layer, rest = name.split("/", 2)
     prefix = LAYER.format(layer)
     if rest == "relative_bias/table_HR":
         return prefix + "relative_positions/rel_embedding"

@@ -10,10 +10,8 @@ def sinusoid(
 ) -> jax.Array:
     """Returns sines of all frequencies, then their cosines (not interleaved), (..., D).
 
-    Args:
-        positions: (...) int, also negative.
-        width: D, even. Frequency k is 10000 ** (-2k / D), k = 0 ... D / 2 - 1.
-        clamp: larger positions share the encoding of this one.
+    positions: (...) int, also negative; those above `clamp` share its encoding. width: D, even.
+    Frequency k is 10000 ** (-2k / D), k = 0 ... D / 2 - 1.
 
     Source: Transformer-XL, section 3.3, after Vaswani et al. 2017, section 3.5.
     """

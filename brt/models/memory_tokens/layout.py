@@ -56,9 +56,9 @@ class MemoryLayout(NamedTuple):
 class MemoryTokens:
     """Runs a backbone on segments with memory tokens: here as positions of a causal backbone.
 
-    A segment consists of whole cache-update intervals. Other backbones override all methods. Caches
-    are the backbone's. While decoding, `begin` runs on the read positions before a segment's first
-    token, and `finish` on the write positions after its last.
+    Other backbones override all methods. Caches are the backbone's. While decoding, `begin` runs on
+    the read positions before a segment's first token, `finish` on the write positions after its
+    last.
     """
 
     def __init__(self, body: "Body", layout: MemoryLayout):

@@ -138,7 +138,9 @@ class RecurrentMemoryTransformer(LanguageModelWrapper, ShowsAttention):
         metrics = metrics | memory_metrics
         if self.special_tokens:
             with jax.named_scope("vocabulary"):
-                added = self.auxiliary_weight * self._special_nats(memory_BSD)
+                special_BS = jnp.full(memory_BSD.shape[:2], self.vocabulary_size, jnp.int32)
+                nats_BS, _ = self.token_losses(memory_BSD, special_BS)
+            added = self.auxiliary_weight * nats_BS.mean()
             metrics["added_nats"] = metrics.get("added_nats", 0.0) + added
         return y_BTD, (*after, cache), metrics
 
@@ -153,10 +155,6 @@ class RecurrentMemoryTransformer(LanguageModelWrapper, ShowsAttention):
             self.embed(tokens_BT), tuple(body_caches), memory_BSD
         )
         return weights, self.logits(y_BTD), (*after, MemoryCache(memory_BSD))
-
-    def _special_nats(self, memory_BSD):
-        special_BS = jnp.full(memory_BSD.shape[:2], self.vocabulary_size, jnp.int32)
-        return self.token_losses(memory_BSD, special_BS)[0].mean()
 
     def given_parameters(self) -> dict[str, Any]:
         parameters = self.body.given_parameters()

@@ -48,8 +48,7 @@ class LayerSegment(NamedTuple):
 class HiddenMemory(SegmentMemory[LayerSegment]):
     """Keeps the last M inputs of a layer: the base of the memories of Transformer-XL.
 
-    Built as `memory(rngs, sizes, length)` with `TransformerXL.memory_length`. The layer attends to
-    its `MemoryVectors` as to inputs right before the segment.
+    Built as `memory(rngs, sizes, length)`; the layer attends to its vectors as to earlier inputs.
 
     Attributes:
         length: vectors that the layer reads; equal in all layers.

@@ -254,8 +254,7 @@ class TransformerXLLayer(nnx.Module):
     ) -> jax.Array:
         """Runs the layer on one token; returns (B, D).
 
-        Instead of keys and values of earlier inputs, the query is multiplied with the key matrix: H
-        * D numbers for each of J inputs instead of D * H * K.
+        The query is multiplied with the key matrix, instead of J earlier inputs with it.
 
         Args:
             x_BD: (B, D), from `add_position_vectors`.

@@ -46,11 +46,9 @@ def distances(T: int, J: int, future: bool = False) -> jax.Array:
 def shift(x_TC: jax.Array, J: int) -> jax.Array:
     """Skews scores by distance into scores by key: row i moves left by T - 1 - i, in one reshape.
 
-    x_TC: (..., T, C), column c holds distance J - 1 - c. Query i is at key J - T + i.
-
-    Returns:
-        (..., T, J). With C = J + T - 1 all entries are those of their distances. With C = J a key
-        behind the query gets a zero or an entry of the next query, as in the released code.
+    x_TC: (..., T, C), column c holds distance J - 1 - c. Query i is at key J - T + i. Returns (...,
+    T, J). With C = J + T - 1 all entries are exact; with C = J those of keys behind a query are
+    zeros or of the next query, as in the released code.
 
     Source: Transformer-XL, appendix B.
     """

@@ -1,7 +1,6 @@
 """A layer memory in one layer of a pretrained backbone, whose windows or blocks are its blocks.
 
-Positions restart in every window, so the memory gets queries and keys without positions, and no
-keys of the window before.
+Positions restart in every window: queries and keys have none, and earlier keys are not seen.
 """
 
 from collections.abc import Callable
@@ -44,8 +43,7 @@ class StateKeys(NamedTuple):
 class BackboneMemory(WindowMemory):
     """A `LayerMemory` at one layer of a backbone, updated after each window.
 
-    The output matrix of the attention to its states begins at zero: the model begins as the
-    pretrained one.
+    The output matrix of the attention to its states begins at zero.
 
     Args:
         memory: builds the memory, as for a layer of the Block-Recurrent stack.

@@ -282,9 +282,8 @@ class Checkpoints:
     def quarantine(self, step: int) -> None:
         """Moves checkpoints that training from `step` on cannot keep to another folder.
 
-        These are the later ones, and earlier ones that are damaged or misnamed. Their new names
-        give the reason: `6-unreadable`, `7-holds-step-4`. All processes of a run call this
-        together.
+        These are later ones, and earlier ones that are damaged or misnamed, renamed as
+        `6-unreadable`, `7-holds-step-4`. All processes of a run call this together.
         """
         if jax.process_index() == 0:
             for other in self.steps():

@@ -45,15 +45,14 @@ def load_params(
     """Reads step and parameters of one checkpoint of a run folder.
 
     Args:
-        folder: the run folder.
         abstract: shapes and shardings to read into.
         step: of a checkpoint; "best", by the run's evaluations; "newest", the newest valid one;
             None for the best one of a run that keeps it, else the newest.
 
     Returns:
-        The train state, in which only these two are set, and the checkpoint's record, with the
-        metric as "best_by" for the best one. The parameters are their average, if the run keeps one
-        and `abstract` has its optimizer's state.
+        The train state with only these two, the parameters averaged if the run does and `abstract`
+        has its optimizer's state; and the record, with the metric of the best checkpoint as
+        "best_by".
     """
     step = check_step(step)
     path = os.path.join(folder, "checkpoints")

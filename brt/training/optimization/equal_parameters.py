@@ -21,10 +21,9 @@ def equal_parameters_together(
     Parameters are equal if their paths differ in indices only, and their shapes and types are the
     same: `layers/0/keys_DA` and `layers/7/keys_DA`.
 
-    Args:
-        optimizer: treats all parameters separately and alike: no norm over all of them, no mask.
-            The rest of its state (counts) does not depend on the parameters.
-        fewest: number of equal parameters from which on they are stacked.
+    optimizer: treats all parameters separately and alike: no norm over all of them, no mask. The
+    rest of its state (counts) does not depend on them. fewest: equal parameters from which on they
+    are stacked.
     """
 
     def update(updates, state, params=None):
@@ -65,10 +64,7 @@ def equal_parameters_together(
 
 
 def norm_of_all(tree: Any, fewest: int = FEWEST) -> jax.Array:
-    """Returns the root of the sum of the squares of all entries of a tree of arrays.
-
-    fewest: number of equal arrays from which on they are summed together.
-    """
+    """Returns the root of the sum of the squares of all entries of a tree of arrays."""
     leaves = jax.tree.leaves(tree)
     groups = _groups(tree, fewest)
     return jnp.sqrt(sum(jnp.sum(jnp.square(_stacked(leaves, indices))) for indices in groups))

@@ -16,12 +16,8 @@ USUAL = (JSONL, "tensorboard")
 class Wandb:
     """A run of Weights & Biases, the same one when training is resumed.
 
-    The project is WANDB_PROJECT, by default `brt`; WANDB_MODE=offline sends nothing.
-
-    Args:
-        folder: of this disk, for the files of wandb.
-        path: of the run folder, which identifies the run.
-        settings: bindings of the run, to be shown.
+    The project is WANDB_PROJECT, by default `brt`; WANDB_MODE=offline sends nothing. folder: local,
+    for wandb's files. path: of the run folder, which identifies the run. settings: shown.
     """
 
     def __init__(self, folder: str, path: str, settings: Mapping[str, str]):

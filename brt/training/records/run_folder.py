@@ -231,10 +231,8 @@ def read_metrics(
 ) -> list[dict]:
     """Returns the records of a run folder, oldest first, without damaged and torn lines.
 
-    Args:
-        problems: takes a sentence about damaged lines; None logs it.
-        most: number of records, evenly spaced, to read of a longer file, besides all evaluations
-            and the last ones. None for all.
+    problems: takes a sentence about damaged lines; None logs it. most: number of records, evenly
+    spaced, to read of a longer file, besides evaluations and the last ones; None for all.
     """
     file = os.path.join(path, METRICS)
     try:
