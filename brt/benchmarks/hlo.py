@@ -75,8 +75,6 @@ class Instruction(NamedTuple):
 
 
 class Program(NamedTuple):
-    """Computations by name, as lists of instructions."""
-
     computations: dict[str, list[Instruction]]
     entry: str
 
@@ -141,7 +139,6 @@ def parse(text: str) -> Program:
 
 
 def array_bytes(shape: str) -> int:
-    """Returns the bytes of a printed shape, which may be a tuple."""
     return sum(
         math.prod(int(size.lstrip("<=")) for size in sizes.split(",") if size) * BYTES.get(kind, 0)
         for kind, sizes in _ARRAY.findall(shape)

@@ -14,7 +14,6 @@ PARTS = frozenset(
 )
 """Named scopes of models and of the training step."""
 OTHER = "other"
-"""The part of instructions without a named scope."""
 
 KINDS = (
     *("all-gather", "all-reduce", "reduce-scatter", "collective-permute", "all-to-all"),
@@ -109,7 +108,6 @@ class Cycles(NamedTuple):
 
     @property
     def by_part(self) -> dict[str, int]:
-        """Cycles by part, of all layers together, the largest first."""
         cycles_by_part: Counter[str] = Counter()
         for name, cycles in self.by_scope.items():
             cycles_by_part[part(name)] += cycles

@@ -54,7 +54,6 @@ def measure_store(
 
 
 def time_input(rows: int, segment_length: int, segments_per_step: int, steps: int = 200) -> float:
-    """Returns tokens per second of reading, checking and hashing random documents."""
     rng = np.random.default_rng(0)
     lengths = rng.integers(segment_length // 2, 40 * segment_length, 2 * rows)
     documents = (

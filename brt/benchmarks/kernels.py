@@ -43,7 +43,6 @@ def _is_jaxpr(value):
 
 
 def kernel_cycles(jaxpr: Any, topology: Topology) -> dict[str, int]:
-    """Returns the cycles of each kernel of a program, in all its runs, by name and shapes."""
     runs: Counter[str] = Counter()
     equations = {}
     for equation, times in kernel_calls(jaxpr):

@@ -22,7 +22,6 @@ UNITS = {"": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "KB": 10**3, "MB": 10*
 STEP = 4
 """Tokens between lengths for a model that takes any length; the published ones are multiples."""
 MOST_STEPS = 2**20
-"""Multiples of the interval at which the search ends."""
 
 
 class LongestFitting(NamedTuple):

@@ -9,7 +9,6 @@ from brt.training.train_step import TrainState
 
 
 def random_batch(experiment: Experiment, seed: int = 0) -> Batch:
-    """Returns a batch of random tokens in the middle of documents."""
     shapes, rng = experiment.abstract_batch(), np.random.default_rng(seed)
     size = experiment.model.vocabulary_size
     inputs_KBT, targets_KBT = rng.integers(0, size, (2, *shapes.inputs_KBT.shape)).astype(np.int32)

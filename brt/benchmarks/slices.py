@@ -38,7 +38,6 @@ def slice_mesh(experiment: Experiment, topology: Topology) -> jax.sharding.Mesh:
 
 
 def trace_step(experiment: Experiment, mesh: jax.sharding.Mesh) -> jax.stages.Traced:
-    """Traces the training step for the devices of a mesh, which need not exist."""
     batch = experiment.abstract_batch()
     batch = jax.tree.map(
         lambda x, sharding: x.update(sharding=sharding), batch, shardings(batch, mesh)

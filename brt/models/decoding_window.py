@@ -92,6 +92,5 @@ def advance(window: DecodingWindow, reads_B: jax.Array | bool = True) -> Decodin
 
 
 def last_block(window: DecodingWindow) -> WindowCache:
-    """Returns the segment form of a window at a block boundary."""
     W = window.keys_BJHK.shape[1] // 2
     return WindowCache(window.keys_BJHK[:, :W], window.values_BJHK[:, :W])

@@ -22,7 +22,6 @@ from brt.pretrained.activations import ACTIVATIONS
 from brt.pretrained.settings import Settings
 
 HIDDEN = -1e30
-"""Attention bias of a key that a query does not see."""
 STD = 0.02
 Drop = Callable[[jax.Array], jax.Array]
 """Dropout of (B, T, D), before it is added to the residual stream."""

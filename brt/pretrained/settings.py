@@ -74,8 +74,6 @@ class Misfit(ValueError):
 
 
 class HubConfig:
-    """The values of a folder's config.json; messages name file and key."""
-
     def __init__(self, folder: HubFolder):
         self.folder = folder
         self.file = folder.file(CONFIG)
@@ -110,7 +108,6 @@ class HubConfig:
         return next((name for name in key.names if self.get(name) is not None), key.names[0])
 
     def setting(self, field: dataclasses.Field, settings: Mapping[str, Any]) -> Any:
-        """Returns the value of a setting; `settings`: those before it."""
         key = field.metadata["key"]
         name = self.name_of(key)
         value = self.get(name)
@@ -166,7 +163,6 @@ class Settings:
 
     @classmethod
     def of_folder(cls, folder: HubFolder) -> Self:
-        """Returns the settings of a folder's config.json; refuses unsupported ones."""
         config = HubConfig(folder)
         for name, value in cls.fixed.items():
             config.only(name, value)

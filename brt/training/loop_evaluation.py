@@ -97,7 +97,6 @@ class LoopEvaluation:
         return state
 
     def _compare(self, step, scalars):
-        """Updates the best evaluation; returns the scalars that record it."""
         if not self._policy.keep_best:
             return {}
         metric = self._policy.metric_of(scalars, self._trainer.stream == "labelled")

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import jax
 
 STEP_TEXT = "step.hlo.txt.gz"
-"""The compiled step, next to a trace."""
 
 
 class ProfiledSteps(NamedTuple):
@@ -55,7 +54,6 @@ class Profiler:
         self.tracing = False
 
     def before(self, step: int, state: Any) -> None:
-        """Begins the trace if this step is its first; `state` is an argument of the step."""
         if self.steps and step == self.steps.first:
             jax.block_until_ready(state)
             options = jax.profiler.ProfileOptions()

@@ -27,7 +27,6 @@ def make_mesh(
 
 
 def abstract_mesh(data: int, model: int, count: int) -> jax.sharding.AbstractMesh:
-    """Returns the mesh of `make_mesh` for a number of devices, which need not exist."""
     return jax.sharding.AbstractMesh(_shape(data, model, count), ("data", "model"))
 
 
@@ -55,7 +54,6 @@ def shardings(tree: Any, mesh: jax.sharding.Mesh) -> Any:
 
 
 def divisible_rows(mesh: jax.sharding.Mesh, rows: int) -> int:
-    """Returns the least number of batch elements, `rows` or more, that the data axis divides."""
     return -(-rows // mesh.shape["data"]) * mesh.shape["data"]
 
 

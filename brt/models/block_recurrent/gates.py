@@ -95,7 +95,6 @@ class Gate(nnx.Module):
             self.forget_bias_D = bias(keeps=True)
 
     def weights(self, dtype: DTypeLike) -> GateWeights:
-        """Returns the parameters for a loop over blocks: matrices stacked and cast to `dtype`."""
         source = self.source
         names = [source.candidate]
         biases = {}

@@ -83,7 +83,6 @@ def dropout(x_BTD: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
 def repeated_mask(
     key: jax.Array | None, rate: float, tokens: int, width: int, dtype: DTypeLike
 ) -> jax.Array | None:
-    """Returns the mask of up to 128 tokens that `dropout` repeats, (P, D), or None."""
     return keep_mask(key, rate, (min(tokens, PERIOD), width), dtype)
 
 

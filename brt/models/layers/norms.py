@@ -1,4 +1,6 @@
-"""RMS norm, layer norm, and heads of unit length."""
+"""RMS norm, layer norm, and heads of unit length. Forms named `plain_` are differentiated by JAX,
+and the references of `brt.models.fast.norms`.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -56,14 +58,12 @@ class LayerNorm(nnx.Module):
 
 
 def plain_rms_normed(x_BTD: jax.Array, scale_D: jax.Array) -> jax.Array:
-    """Returns `rms_normed`, differentiated by JAX."""
     x = at_least_float32(x_BTD)
     rms_BT1 = jnp.sqrt(jnp.mean(x * x, axis=-1, keepdims=True) + EPSILON)
     return (x / rms_BT1 * scale_D).astype(x_BTD.dtype)
 
 
 def plain_unit_heads(x_BHSK: jax.Array, scale_H: jax.Array | float = 1.0) -> jax.Array:
-    """Returns `unit_heads` and `scaled_unit_heads`, differentiated by JAX."""
     x = at_least_float32(x_BHSK)
     lengths_BHS1 = jnp.sqrt(jnp.sum(x * x, axis=-1, keepdims=True) + EPSILON)
     return (x / lengths_BHS1 * jnp.abs(jnp.asarray(scale_H))[..., None, None]).astype(x_BHSK.dtype)

@@ -10,7 +10,6 @@ from brt.checks import Count, configurable
 from brt.models.layers.initializers import normal, parameter
 
 HIDDEN = -1e6
-"""Attention bias of a key that may not be seen."""
 
 TILE = 128
 """Columns of a TPU tile: the parts of a bias begin at multiples."""

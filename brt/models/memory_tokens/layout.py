@@ -148,7 +148,6 @@ class MemoryTokens:
         return True
 
     def flops_per_token(self) -> float:
-        """Returns a token's operations, with its share of those of the memory tokens."""
         memory_positions = self.layout.positions - self.layout.period
         shared = self.body.flops_per_position() * memory_positions / self.layout.period
         return self.body.flops_per_token() + shared

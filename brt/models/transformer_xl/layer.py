@@ -129,7 +129,6 @@ class TransformerXLLayer(nnx.Module):
         return x_BTD + self._rows(self.places_RD, backwards_T).astype(x_BTD.dtype)
 
     def positions(self, distances: Distances) -> Positions | None:
-        """Returns keys and biases of the distances; None if the encoding has none."""
         if self.encoding == "shaw":
             keys_CHK = self._rows(self.distance_keys_RHK, distances.distance_C)
             return Positions(keys_CHK, self._rows(self.distance_bias_RH, distances.distance_C))

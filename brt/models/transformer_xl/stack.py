@@ -108,12 +108,9 @@ class TransformerXLStack(Body, ShowsAttention):
     ) -> tuple[jax.Array, list[jax.Array]]:
         """Runs all layers and the last dropout; returns also each layer's inputs, for `remember`.
 
-        Args:
-            x_BTD: embedded positions.
-            contents: vectors before them, (B, M, D) for each layer.
-            visible_BTJ: keys each query sees, J = M + T, itself included.
-            future: whether a query sees keys behind it.
-            shown: a list to which each layer's `LayerAttention` is appended, or None.
+        contents: (B, M, D) before the positions, for each layer. visible_BTJ: keys each query sees,
+        J = M + T, itself included. future: whether a query sees keys behind it. shown: a list to
+        which each layer's `LayerAttention` is appended, or None.
         """
         T = x_BTD.shape[1]
         keys = split_key(key, self.dropout, len(self.layers) + 3)

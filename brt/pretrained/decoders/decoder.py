@@ -64,7 +64,6 @@ class DecoderSettings(Settings):
 
 
 def is_tied(folder: Any, head: str, *embeddings: str) -> bool:
-    """Returns whether the stored head is missing, or equals the embedding matrix."""
     embedding = next((name for name in embeddings if name in folder.tensors), None)
     if head not in folder.tensors or embedding is None:
         return True

@@ -153,7 +153,6 @@ class DebertaLayer(BertLayer):
         return bias_BHTJ + self.score_scale * self._by_distance(queries_BTHK, seen.keys, shared)
 
     def _by_distance(self, queries_BTHK, keys, shared):
-        """Returns the terms by distance, not scaled, (B, H, T, T)."""
         rows, prefix = jnp.asarray(shared.rows_TT), "" if self.shared_keys else "position_"
 
         def term(x_BTHK, name, rows):

@@ -102,7 +102,6 @@ class BackboneMemory(WindowMemory):
         return LayerTokens(heads.normed_BTD, queries_BTHK, *self.token_keys(heads.keys), scale_H)
 
     def read_states(self, normed_BTD: jax.Array, states: StateKeys) -> jax.Array:
-        """Returns attention of tokens, (B, T, D), to states, through the output matrix."""
         q_BTHK = split_heads(linear(normed_BTD, self.cross_queries_DA), self.sizes.num_heads)
         read_BTHK = attend(unit_heads(q_BTHK), *states, self.cross_scale_H[...])
         return linear(join_heads(read_BTHK), self.cross_output_AD)

@@ -170,7 +170,6 @@ class PooledMemory(WindowMemory):
         return PooledCache(vectors_BMD, count_B), {"pooled_norm": jax.lax.stop_gradient(norm)}
 
     def pooled_vector(self, summary: PooledSums) -> jax.Array:
-        """Returns z, (B, D), the pooled window; zeros without pooled positions."""
         there_B1 = summary.weight_B[:, None] > 0
         pooled_BD = jnp.where(there_B1, summary.pooled_BD, 0)
         if self.pooling == "max":

@@ -151,7 +151,6 @@ class WithMemories(Wrapper):
     def updated(
         self, caches: Sequence[Any], summaries: Sequence[Any], keys: Sequence[LayerKeys]
     ) -> tuple[list[Any], Metrics]:
-        """Returns the caches after a window, and metrics; keys: of its new tokens."""
         after = []
         metrics: Metrics = {}
         for memory, cache, summary in zip(self.memories, caches, summaries, strict=True):

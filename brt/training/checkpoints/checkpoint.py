@@ -95,7 +95,6 @@ class Checkpoints:
         )
 
     def steps(self) -> list[int]:
-        """Steps of the complete checkpoints, oldest first."""
         return self._mirror.steps() if self._mirror else sorted(self._manager.all_steps())
 
     def save(self, state: TrainState, record: dict, best: int | None = None) -> None:
@@ -229,7 +228,6 @@ class Checkpoints:
             self._manager.reload()
 
     def _step_held(self, step):
-        """Returns the step at which the checkpoint of this folder was saved, by its record."""
         folder = os.path.join(self.folder, str(step))
         if not is_remote(folder):
             for path, _, names in os.walk(folder):

@@ -16,8 +16,6 @@ def fingerprints(tree: Any) -> dict[str, int]:
 
 @jax.jit
 def _sums(leaves):
-    """Returns the sum of the bits of each array, weighted by index."""
-
     def add(x):
         size = x.dtype.itemsize
         x = jax.lax.bitcast_convert_type(

@@ -9,13 +9,11 @@ from brt.checks import Count, OneOf, configurable
 LOWEST = re.compile(r"loss|perplexity|bits_per")
 """Scalars of an evaluation that are best when lowest."""
 HIGHEST = re.compile(r"accuracy|f1|precision|recall|exact")
-"""Scalars of an evaluation that are best when highest."""
 OF_LABELS = ("answer_f1", "f1", "micro_f1", "macro_f1", "accuracy")
 """Default metrics of labelled documents: the first that the evaluation has."""
 BEST_STEP = "best/step"
 """Scalar in the record of an evaluation: the step of the best one so far."""
 STOPPED_EARLY = "best/stopped_early"
-"""Scalar in the last record of a run that stopped early."""
 
 
 class NoSuchMetric(ValueError):

@@ -63,7 +63,6 @@ class ReduceOnPlateau:
         return jnp.minimum(jnp.maximum(state.plateau.scale, lowest), 1.0)
 
     def rate(self, rate: jax.Array, state: Slowed) -> jax.Array:
-        """Returns the learning rate, where that of the schedule is `rate`."""
         return rate * self._scale(rate, state)
 
     @functools.partial(jax.jit, static_argnums=0)
@@ -71,7 +70,6 @@ class ReduceOnPlateau:
         return self._rule.update({}, plateau, value=loss)[1]
 
     def after_evaluation(self, state: Slowed, loss: float) -> Slowed:
-        """Returns the optimizer state after an evaluation with this loss, in nats."""
         plateau = self._counted(state.plateau, np.float32(loss))
         where = jax.tree.map(lambda x: x.sharding, state.plateau)
         return state._replace(plateau=jax.device_put(plateau, where))

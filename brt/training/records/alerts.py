@@ -93,7 +93,6 @@ class StallWatch:
         self._last = now
 
     def pause(self) -> None:
-        """Expects no step until the next one is done."""
         self._last = None
 
     def close(self) -> None:

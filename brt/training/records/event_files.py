@@ -58,7 +58,6 @@ class EventFile:
         self._flushed = time.monotonic()
 
     def close(self) -> None:
-        """Closes the file; after a failed write without a further error."""
         try:
             if not self._failed:
                 self.flush()

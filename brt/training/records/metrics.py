@@ -19,11 +19,10 @@ PEAK_FLOPS = {
     "NVIDIA H100": 989e12,
     "NVIDIA H200": 989e12,
 }
-"""Dense bfloat16 operations per second of one device, from the makers' data sheets."""
+"""Dense bfloat16 operations per second of one device, from data sheets."""
 
 
 def device_peak() -> float | None:
-    """Returns peak operations per second of one device, or None where it is not known."""
     kind = jax.devices()[0].device_kind
     matches = [name for name in PEAK_FLOPS if kind.startswith(name)]
     return PEAK_FLOPS[max(matches, key=len)] if matches else None
@@ -55,7 +54,6 @@ def compiled_bytes(compiled: jax.stages.Compiled) -> int | None:
 def speed(
     tokens_per_step: int, seconds: float, forward_flops: float, peak: int | None
 ) -> dict[str, float]:
-    """Returns scalars `perf/*`; forward_flops: of one token. peak: of `peak_bytes`."""
     tokens = tokens_per_step / seconds
     scalars = {"perf/tokens_per_second": tokens, "perf/step_seconds": seconds}
     if peak is not None:

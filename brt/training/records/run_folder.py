@@ -270,7 +270,6 @@ def versions() -> dict[str, str | None]:
 
 
 def code_hash() -> str:
-    """Returns a short hash of brt's source files, which may be ahead of its version."""
     root = Path(__file__).parents[2]
     digest = hashlib.sha256()
     for path in sorted(root.rglob("*.py")):

@@ -26,7 +26,6 @@ from brt.storage.regular_files import open_regular
 
 NAME = ".brt_lock"
 HEARTBEAT = 20.0
-"""Seconds between two heartbeats."""
 TIMEOUT = 70.0
 SETTLE = 2.0
 """Seconds in which a process that has seen no lock writes its own."""
@@ -166,7 +165,6 @@ class RunLock:
                 )
 
     def _read(self):
-        """Returns the lock's content; "" where there is none."""
         try:
             if is_remote(self.path):
                 return self.path.read_bytes().decode(errors="replace")
