@@ -66,17 +66,17 @@ def _measure(build, length, rounds):
         'TransformerXL.encoding = "learned"',
         f"TransformerXL.position_rows = {length}",
     ]
-    segment, caches = _segment(with_memory, segment_length)
-    window = _window(build(vanilla), length)
+    segment, caches = _scoring(with_memory, segment_length, segment_length)
+    window, nothing = _scoring(build(vanilla), length, 1)
     filled = -(-length // segment_length)
     for number in range(filled):  # until the memory is full
         caches = segment(number, caches)
-    window(0)
+    window(0, nothing)
     now = time.process_time if jax.default_backend() == "cpu" else time.perf_counter
     pairs = []
     for number in range(rounds):
         begun = now()
-        window(number)
+        window(number, nothing)
         between = now()
         for again in range(SEGMENTS):
             caches = segment(filled + SEGMENTS * number + again, caches)
@@ -94,40 +94,23 @@ def _measure(build, length, rounds):
     }
 
 
-def _segment(experiment, segment_length):
-    params, tokens = experiment.init_params(), _tokens(experiment, segment_length)
+def _scoring(experiment, length, scored):
+    """Returns a function that scores the last tokens of a random segment, and empty caches."""
+    params, size = experiment.init_params(), experiment.model.vocabulary_size
 
     @jax.jit
     def score(params, tokens_BT, caches):
-        model = experiment.bind(params).for_segments(segment_length)
+        model = experiment.bind(params).for_segments(length)
         x_BTD, caches, _ = model.stack(model.embed(tokens_BT[:, :-1]), caches)
-        return caches, model.token_losses(x_BTD, tokens_BT[:, 1:])[0]
+        return caches, model.token_losses(x_BTD[:, -scored:], tokens_BT[:, -scored:])[0]
 
     def run(number, caches):
-        caches, nats_BT = score(params, tokens(number), caches)
+        tokens_BT = np.random.default_rng(number).integers(0, size, (1, length + 1))
+        caches, nats_BT = score(params, jnp.asarray(tokens_BT, jnp.int32), caches)
         jax.block_until_ready(nats_BT)
         return caches
 
     return run, experiment.bind(params).init_caches(1)
-
-
-def _window(experiment, length):
-    params, tokens = experiment.init_params(), _tokens(experiment, length)
-
-    @jax.jit
-    def score(params, tokens_BT):
-        model = experiment.bind(params).for_segments(length)
-        x_BTD, _, _ = model.stack(model.embed(tokens_BT[:, :-1]), model.init_caches(1))
-        return model.token_losses(x_BTD[:, -1:], tokens_BT[:, -1:])[0]
-
-    return lambda number: jax.block_until_ready(score(params, tokens(number)))
-
-
-def _tokens(experiment, length):
-    size = experiment.model.vocabulary_size
-    return lambda number: jnp.asarray(
-        np.random.default_rng(number).integers(0, size, (1, length + 1)), jnp.int32
-    )
 
 
 def show(configuration: Configuration, lengths: Sequence[int], rounds: int) -> list[dict[str, Any]]:

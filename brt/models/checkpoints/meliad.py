@@ -7,8 +7,8 @@ The loaded model uses the gate form "meliad" and logits over the root of D.
 import functools
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -43,34 +43,47 @@ def load(params: dict, window: int, **memory: int | str) -> BlockRecurrentTransf
         raise UnsupportedCheckpoint(f"The checkpoint has no {error}.") from error
     except ValueError as error:
         raise UnsupportedCheckpoint(f"The checkpoint describes no model: {error}") from error
-    return filled(model, params, from_brt_path)
+    return filled(model, params, lambda path: Source(from_brt_path(path)))
+
+
+class Source(NamedTuple):
+    """The origin of a parameter of brt: its name there, and a function to brt's array."""
+
+    name: str
+    arrange: Callable[[np.ndarray], np.ndarray] = lambda x: x
+
+    def read(self, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
+        if self.name not in arrays:
+            raise UnsupportedCheckpoint(f"The checkpoint has no {self.name!r}.")
+        return self.arrange(arrays[self.name])
 
 
 def filled(
-    model: Any, params: Mapping[str, np.ndarray], source_of: Callable[[Iterable], str]
+    model: Any,
+    params: Mapping[str, np.ndarray],
+    source_of: Callable[[Iterable], Source | None],
+    unused: Collection[str] = (),
 ) -> Any:
-    """Returns an abstract model with parameters of a checkpoint; `begin_D` is zero.
+    """Returns an abstract model with parameters of a checkpoint.
 
-    source_of: from a path in the model to a name in the checkpoint, all of which must be used.
+    source_of: from a path in the model; "begin" and None: zeros. unused: names of params that may
+    be left over.
     """
     graph, shapes = nnx.split(model, nnx.Param)
-    left = dict(params) | {"begin": np.zeros(model.begin_D.shape, np.float32)}
-
-    def take(path, shape):
+    used, flat = set(unused), []
+    for path, leaf in nnx.to_flat_state(shapes):
         source = source_of(path)
-        if source not in left:
-            raise UnsupportedCheckpoint(
-                f"The checkpoint has no {source!r} for brt's {'/'.join(map(str, path))!r}."
-            )
-        value = left.pop(source)
-        if value.shape != shape.shape:
-            raise UnsupportedCheckpoint(
-                f"{source!r} has shape {value.shape}; brt needs {shape.shape}."
-            )
-        return value
-
-    flat = [(path, jnp.asarray(take(path, leaf))) for path, leaf in nnx.to_flat_state(shapes)]
-    if left:
+        value = np.zeros(leaf.shape, np.float32)
+        if source and source.name != "begin":
+            used.add(source.name)
+            value = source.read(params)
+            if value.shape != leaf.shape:
+                raise UnsupportedCheckpoint(
+                    f"{source.name!r} has shape {value.shape}; brt needs {leaf.shape} for "
+                    f"{'/'.join(map(str, path))}."
+                )
+        flat.append((path, jnp.asarray(value)))
+    if left := params.keys() - used:
         raise UnsupportedCheckpoint(f"brt has no counterpart for {sorted(left)[:5]}.")
     return nnx.merge(graph, nnx.from_flat_state(flat))
 

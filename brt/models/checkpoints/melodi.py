@@ -7,7 +7,12 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 from flax import nnx
 
-from brt.models.checkpoints.meliad import UnsupportedCheckpoint, filled, recorded_parameters
+from brt.models.checkpoints.meliad import (
+    Source,
+    UnsupportedCheckpoint,
+    filled,
+    recorded_parameters,
+)
 from brt.models.melodi.model import Melodi
 
 LAYER = "layer_stack/melodi_layers_{}/melodi_layer/"
@@ -97,7 +102,7 @@ def load(params: Mapping[str, np.ndarray], long_memory: int = 0) -> Melodi:
         )
     except (KeyError, ValueError) as error:
         raise UnsupportedCheckpoint(f"The checkpoint describes no MELODI: {error}") from error
-    return filled(model, params, from_brt_path)
+    return filled(model, params, lambda path: Source(from_brt_path(path)))
 
 
 def load_recording(recording: Mapping[str, np.ndarray]) -> Melodi:

@@ -11,8 +11,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from brt.models.checkpoints import transformer_xl as txl_checkpoint
-from brt.models.checkpoints.meliad import recorded_parameters
-from brt.models.checkpoints.transformer_xl import Source
+from brt.models.checkpoints.meliad import Source, recorded_parameters
 from brt.models.memory_tokens.model import RecurrentMemoryTransformer
 
 MEMORY = {"memory_SD": Source("mem_tokens", lambda x_S1D: x_S1D[:, 0])}

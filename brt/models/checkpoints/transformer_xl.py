@@ -9,24 +9,21 @@ import functools
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from brt.models.checkpoints.meliad import UnsupportedCheckpoint, recorded_parameters
+from brt.models.checkpoints.meliad import (
+    Source,
+    UnsupportedCheckpoint,
+    filled,
+    recorded_parameters,
+)
 from brt.models.memory_tokens.model import RecurrentMemoryTransformer
 from brt.models.transformer_xl.model import TransformerXL
 
 ENCODINGS = ("relative", "shaw", "absolute", "learned")  # attn_type 0, 1, 2, 3
-
-
-class Source(NamedTuple):
-    """The origin of a parameter of brt: its name there, and a function to brt's array."""
-
-    name: str
-    arrange: Callable[[np.ndarray], np.ndarray]
 
 
 def settings(config: dict, params: dict) -> dict:
@@ -85,23 +82,8 @@ def load(
         raise UnsupportedCheckpoint(f"The checkpoint has no {error}.") from error
     except ValueError as error:
         raise UnsupportedCheckpoint(f"The checkpoint describes no model: {error}") from error
-    graph, shapes = nnx.split(model, nnx.Param)
-    taken, flat = set(), []
-    for path, shape in nnx.to_flat_state(shapes):
-        origin = source(_text(path), model, more)
-        value = recorded(params, path, model, more)
-        if origin is None or value is None:
-            value = np.zeros(shape.shape, np.float32)
-        elif value.shape != shape.shape:
-            raise UnsupportedCheckpoint(
-                f"brt's {_text(path)!r} of shape {shape.shape} would be {value.shape}."
-            )
-        else:
-            taken.add(origin.name)
-        flat.append((path, jnp.asarray(value)))
-    if left := params.keys() - taken - _copies(params):
-        raise UnsupportedCheckpoint(f"brt has no counterpart for {sorted(left)[:5]}.")
-    return nnx.merge(graph, nnx.from_flat_state(flat)).for_segments(config["tgt_len"])
+    model = filled(model, params, lambda path: source(path, model, more), _copies(params))
+    return model.for_segments(config["tgt_len"])
 
 
 def load_recording(recording: Mapping[str, np.ndarray]) -> TransformerXL:
@@ -115,16 +97,8 @@ def recorded(
     more: dict[str, Source] | None = None,
 ) -> np.ndarray | None:
     """Returns a parameter of brt, from arrays with released names; None for `begin_D`."""
-    origin = source(_text(path), model, more)
-    if origin is None:
-        return None
-    if origin.name not in arrays:
-        raise UnsupportedCheckpoint(f"The checkpoint has no {origin.name!r} for {_text(path)!r}.")
-    return origin.arrange(arrays[origin.name])
-
-
-def _text(path):
-    return "/".join(map(str, path)).removeprefix("body/")
+    origin = source(path, model, more)
+    return None if origin is None else origin.read(arrays)
 
 
 def _copies(params):
@@ -135,10 +109,6 @@ def _copies(params):
             if other != name and other in params and np.array_equal(value, params[other]):
                 copies.add(name)
     return copies
-
-
-def _whole(x):
-    return x
 
 
 def _transposed(x):
@@ -152,14 +122,14 @@ def _third(number, of=3):
 _LAYER = {
     "output_AD": Source("dec_attn.o_net.weight", _transposed),
     "positions_DA": Source("dec_attn.r_net.weight", _transposed),
-    "attention_norm/scale_D": Source("dec_attn.layer_norm.weight", _whole),
-    "attention_norm/bias_D": Source("dec_attn.layer_norm.bias", _whole),
+    "attention_norm/scale_D": Source("dec_attn.layer_norm.weight"),
+    "attention_norm/bias_D": Source("dec_attn.layer_norm.bias"),
     "feed_forward/hidden_DF": Source("pos_ff.CoreNet.0.weight", _transposed),
-    "feed_forward/hidden_bias_F": Source("pos_ff.CoreNet.0.bias", _whole),
+    "feed_forward/hidden_bias_F": Source("pos_ff.CoreNet.0.bias"),
     "feed_forward/output_FD": Source("pos_ff.CoreNet.3.weight", _transposed),
-    "feed_forward/output_bias_D": Source("pos_ff.CoreNet.3.bias", _whole),
-    "feed_forward_norm/scale_D": Source("pos_ff.layer_norm.weight", _whole),
-    "feed_forward_norm/bias_D": Source("pos_ff.layer_norm.bias", _whole),
+    "feed_forward/output_bias_D": Source("pos_ff.CoreNet.3.bias"),
+    "feed_forward_norm/scale_D": Source("pos_ff.layer_norm.weight"),
+    "feed_forward_norm/bias_D": Source("pos_ff.layer_norm.bias"),
 }
 _FUSED = {  # queries, keys and values in one matrix where keys know distances
     "queries_DA": Source("dec_attn.qkv_net.weight", _third(0)),
@@ -178,8 +148,8 @@ _OF_ALL_LAYERS = {  # arrays whose first axis is the layer
     "places_RD": "r_emb",
 }
 _TOP = {
-    "content_bias_HK": Source("r_w_bias", _whole),
-    "position_bias_HK": Source("r_r_bias", _whole),
+    "content_bias_HK": Source("r_w_bias"),
+    "position_bias_HK": Source("r_r_bias"),
     # The released code numbers the rare bins' logits from the end.
     "embedding/clusters_ND": Source("crit.cluster_weight", lambda x: x[::-1]),
     "embedding/cluster_bias_N": Source("crit.cluster_bias", lambda x: x[::-1]),
@@ -195,19 +165,20 @@ _BIN = {
 
 
 def source(
-    path: str,
+    path: Iterable,
     model: TransformerXL | RecurrentMemoryTransformer,
     more: dict[str, Source] | None = None,
 ) -> Source | None:
     """Returns the `Source` of a parameter; None for `begin_D`."""
+    own_name = "/".join(map(str, path)).removeprefix("body/")
     body = model.body if isinstance(model, RecurrentMemoryTransformer) else model
     body = cast(TransformerXL, body)
     table = _TOP | (more or {})
-    if path in table:
-        return table[path]
-    if match := re.fullmatch(r"embedding/bins/(\d+)/(\w+)", path):
+    if own_name in table:
+        return table[own_name]
+    if match := re.fullmatch(r"embedding/bins/(\d+)/(\w+)", own_name):
         return _of_bin(int(match[1]), match[2], body.embedding)
-    if match := re.fullmatch(r"layers/(\d+)/(.+)", path):
+    if match := re.fullmatch(r"layers/(\d+)/(.+)", own_name):
         layer, rest = int(match[1]), match[2]
         if rest in _OF_ALL_LAYERS:
             shape = getattr(body.layers[layer], rest).shape
@@ -216,13 +187,13 @@ def source(
         if rest in _LAYER | fused:
             name, arrange = (_LAYER | fused)[rest]
             return Source(f"layers.{layer}.{name}", arrange)
-    raise UnsupportedCheckpoint(f"The released code has no counterpart for brt's {path!r}.")
+    raise UnsupportedCheckpoint(f"The released code has no counterpart for brt's {own_name!r}.")
 
 
 def _of_bin(index, name, embedding) -> Source:
     if "projection" in name:
         return Source(_BIN[name].format(index), _transposed)
     if embedding.bins[index].projects:
-        return Source(_BIN[name].format(index), _whole)
+        return Source(_BIN[name].format(index))
     low, high = embedding.edges[index : index + 2]  # bins of one width share a table
     return Source(_BIN[name].format(0), lambda x: x[low:high])

@@ -15,7 +15,7 @@ from brt.models.memory_tokens.layout import MemoryLayout, MemoryTokens
 from brt.models.transformer_xl.layer import LayerAttention
 
 if TYPE_CHECKING:
-    from brt.models.transformer_xl.stack import TransformerXLStack
+    from brt.models.transformer_xl.model import TransformerXL
 
 
 def segment_mask(S: int, T: int, memory_at_end: bool = True) -> jax.Array:
@@ -44,9 +44,9 @@ def visible_positions(
 
 
 class TransformerXLMemoryTokens(MemoryTokens):
-    body: "TransformerXLStack"
+    body: "TransformerXL"
 
-    def __init__(self, body: "TransformerXLStack", layout: MemoryLayout):
+    def __init__(self, body: "TransformerXL", layout: MemoryLayout):
         if body.encoding != "relative" or body.same_length:
             raise ValueError(
                 "RecurrentMemoryTransformer places its memory tokens by relative positions and "
