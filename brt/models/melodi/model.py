@@ -206,8 +206,8 @@ class Melodi(TiedEmbedding, LanguageModel):
                 )
             )
         full_B = fill_B + reads_B == W
-        after = update_where(full_B, self._after_window, tuple(after))
-        return self.logits(self.final_norm(x_B1D)[:, 0]), after
+        logits_BV = self.logits(self.final_norm(x_B1D)[:, 0])
+        return logits_BV, update_where(full_B, self._after_window, tuple(after))
 
     def _after_window(self, caches):
         after = []

@@ -80,6 +80,8 @@ class TransformerXL(Body, ShowsAttention):
     Source: Transformer-XL, section 3, and the released PyTorch code.
     """
 
+    memories: nnx.List
+
     def __init__(
         self,
         rngs: nnx.Rngs,
