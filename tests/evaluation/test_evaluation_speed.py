@@ -82,13 +82,9 @@ def test_the_ratio_is_the_window_s_operations_to_a_segment_token_s(measured, ope
 
 
 def test_the_two_models_have_one_size_and_see_the_same_length(measured, monkeypatch):
-    built, bind = [], evaluation_speed._segment
+    built, scoring = [], evaluation_speed._scoring
     monkeypatch.setattr(
-        evaluation_speed, "_segment", lambda e, length: built.append(e.model) or bind(e, length)
-    )
-    window = evaluation_speed._window
-    monkeypatch.setattr(
-        evaluation_speed, "_window", lambda e, length: built.append(e.model) or window(e, length)
+        evaluation_speed, "_scoring", lambda e, *args: built.append(e.model) or scoring(e, *args)
     )
     measured("--attention_lengths=24", "--rounds=1", "--gin.TransformerXL.same_length=True")
     memory, vanilla = built
