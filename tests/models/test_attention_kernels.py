@@ -63,17 +63,19 @@ def of_blocks(heads, queries, keys, batch, blocks, dropout, dtype=np.float32):
 
 
 def outputs_and_gradients(function, heads, args):
-    """The output and the gradient of a random weighting of it by every argument but `keep`."""
+    """The outputs and the gradients of random weightings of them by every argument but `keep`."""
     *varied, keep = args.values()
-    weights = normal(np.random.default_rng(1), *args["q"].shape)
 
     def loss(*varied):
-        y = function(heads, *varied, keep).astype(jnp.float32)
-        return jnp.sum(y * weights), y
+        outputs = [y.astype(jnp.float32) for y in jax.tree.leaves(function(heads, *varied, keep))]
+        rng = np.random.default_rng(1)
+        return sum(jnp.sum(y * normal(rng, *y.shape)) for y in outputs), outputs
 
     with jax.default_matmul_precision("highest"):
-        gradients, y = jax.grad(loss, argnums=tuple(range(len(varied))), has_aux=True)(*varied)
-    return {"y": y} | dict(zip(args, gradients))
+        gradients, outputs = jax.grad(loss, argnums=tuple(range(len(varied))), has_aux=True)(
+            *varied
+        )
+    return dict(enumerate(outputs)) | dict(zip(args, gradients))
 
 
 def relative_errors(forms, heads, args, exact_args=None):
@@ -182,7 +184,8 @@ for (W, H, K), activations, dropout in itertools.product(
 
         def step(gradient, *given):
             y, backward = jax.vjp(lambda *given: function(heads, *given), *given)
-            return y, backward(gradient)[:-1]
+            gradients = jax.tree.map(lambda y: gradient[:, : y.shape[1]], y)
+            return y, backward(gradients)[:-1]
 
         jax.jit(step).lower(given[0], *given).compile()
 

@@ -7,6 +7,7 @@ import pytest
 from flax import nnx
 from tiny_models import quick_jit
 
+from brt.models.fast.norms import relu
 from brt.models.layers.norms import (
     RMSNorm,
     plain_rms_normed,
@@ -91,3 +92,9 @@ def test_of_a_norm_only_its_input_is_kept_for_the_backward_pass():
     _, back = jax.vjp(rms_normed, x_BTD, scale_D)
     large = [leaf for leaf in jax.tree.leaves(back) if getattr(leaf, "shape", ()) == x_BTD.shape]
     assert [leaf.dtype for leaf in large] == [jnp.bfloat16]
+
+
+def test_relu_and_its_gradient_are_those_of_jax():
+    x = jnp.asarray([-2.0, 0.0, 3.0, jnp.nan])
+    for function in (lambda f: f(x), lambda f: jax.grad(lambda x: jnp.sum(f(x) ** 2 + f(x)))(x)):
+        np.testing.assert_array_equal(function(relu), function(jax.nn.relu))

@@ -287,9 +287,10 @@ class RecurrentCell(LayerMemory):
             seen = BlockStates(*(jnp.moveaxis(heads_first(x_GBHSK), 0, 1) for x_GBHSK in seen))
             return (states_BSD, seen), jnp.mean(kept_G)
 
-        if tokens and states is None and not remat and self._has_kernel(blocks):
+        if tokens and not remat and self._has_kernel(blocks):
             cell = self.sizes, self.attention_gate.update, weights
-            states_BSD, states, kept = run_cell(*cell, cache.states_BSD, tokens)
+            states_BSD, computed, kept = run_cell(*cell, cache.states_BSD, tokens)
+            states = states or computed  # those that the caller has computed are the same
         elif states is None:
             inputs = cache.states_BSD, blocks
             (states_BSD, states), kept = by_data_shard(scan_blocks, weights, inputs)

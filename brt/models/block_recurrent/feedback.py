@@ -16,6 +16,7 @@ from brt.models.block_recurrent.memory import joined_states
 from brt.models.caches import WindowCache
 from brt.models.fast.attention import heads_first
 from brt.models.fast.data_shards import by_data_shard
+from brt.models.fast.kernel_attention import has_window_kernel
 from brt.models.fast.loop_weights import arrays_in_loop, in_loop, scan
 
 
@@ -61,7 +62,7 @@ def run_blocks(
     def block(weights, carry, x_BWD):
         caches, counts_B = carry
         stack = nnx.merge(graph, arrays_in_loop(weights["params"]))
-        caches = [_heads_swapped(cache) for cache in caches]
+        caches = [_carried(*pair, back=True) for pair in zip(stack, caches)]
         prepared = [
             Prepared(in_loop(bias_HWJ), matrices, lax.stop_gradient(arrays_in_loop(masks)))
             for bias_HWJ, matrices, masks in weights["prepared"]
@@ -76,7 +77,7 @@ def run_blocks(
                 x_BWD, cache, reported = layer(
                     x_BWD, cache, prepared[i], None, counts_B, feedback, states
                 )
-            after.append(_heads_swapped(cache))
+            after.append(_carried(layer, cache))
             metrics.append(reported)
         # `scan` differentiates all that it returns, and a norm has no derivative at zero.
         return (tuple(after), counts_B), (x_BWD, lax.stop_gradient(metrics))
@@ -85,9 +86,9 @@ def run_blocks(
         x_BTD, caches, counts_B = rows
         B = x_BTD.shape[0]
         x_GBWD = jnp.moveaxis(x_BTD.reshape(B, T // W, W, D), 1, 0)
-        caches = tuple(_heads_swapped(cache) for cache in caches)
+        caches = tuple(map(_carried, layers, caches))
         (caches, _), (x_GBWD, metrics) = scan(block, weights, (caches, counts_B), x_GBWD, remat)
-        caches = tuple(_heads_swapped(cache) for cache in caches)
+        caches = tuple(_carried(*pair, back=True) for pair in zip(layers, caches))
         x_BTD = jnp.moveaxis(x_GBWD, 0, 1).reshape(B, T, D)
         return (x_BTD, caches), jax.tree.map(jnp.mean, metrics)
 
@@ -96,10 +97,17 @@ def run_blocks(
     return x_BTD, caches, metrics
 
 
-def _heads_swapped(cache):
-    """Returns a cache whose window has heads first, as the loop carries it, or the other way round.
+def _carried(layer, cache, back=False):
+    """Returns a cache whose window has the form that the loop carries, or `back` from it.
 
-    Attention multiplies keys head by head: otherwise each iteration of the loop would transpose
-    them.
+    A kernel takes (B, W, A); otherwise attention multiplies keys head by head, (B, H, W, K). In
+    another form each iteration of the loop would transpose them.
     """
-    return cache._replace(window=WindowCache(*map(heads_first, cache.window)))
+
+    def change(x_BWHK):
+        if not has_window_kernel(layer.sizes, layer.window, layer.sink):
+            return heads_first(x_BWHK)
+        heads = (layer.sizes.num_heads, -1) if back else (-1,)
+        return x_BWHK.reshape(*x_BWHK.shape[:2], *heads)
+
+    return cache._replace(window=WindowCache(*map(change, cache.window)))

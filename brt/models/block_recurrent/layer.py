@@ -263,7 +263,6 @@ class Layer(nnx.Module):
             (B, T, D), the cache for the next segment, and metrics, such as state_share, the states'
             share of attention.
         """
-        W = self.window
         bias_HWJ, weights, masks = prepared or self.prepare(x_BTD.dtype, key, x_BTD.shape[1])
 
         # Queries, keys and values of all blocks at once; each block sees itself and the one before.
@@ -275,7 +274,7 @@ class Layer(nnx.Module):
                 block_pairs(cache.window.values_BWHK, tokens.values_BTHK),
             )
             inputs = heads, cache.window, tokens, blocks, bias_HWJ, masks.weights_HWJ, self.sink
-            attended_BTHK = kernels.attend_to_window(self.sizes, *inputs, self.remat_blocks)
+            attended_BTHK, window = kernels.attend_to_window(self.sizes, *inputs, self.remat_blocks)
 
         # Memories, in order. Each may add to attention, is updated with the blocks, and may offer
         # states: those from before each block, so that no block sees its own update.
@@ -307,8 +306,6 @@ class Layer(nnx.Module):
         x_BTD, shares = self.output(
             x_BTD, tokens.inputs_BTD, attended_BTHK, read_states, weights, masks.mlp_PD
         )
-        last_keys = kernels.last_keys(self.sizes, tokens, W, self.sink)
-        window = WindowCache(last_keys, tokens.values_BTHK[:, -W:])
         return x_BTD, LayerCache(window, tuple(new_memories)), metrics | shares
 
     def flops_per_token(self, feedback_size: int = 0) -> float:

@@ -17,7 +17,7 @@ from brt.models.caches import WindowCache
 from brt.models.fast import attention, cell_kernel, states_kernel, window_kernel
 from brt.models.fast import cudnn_attention as cudnn
 from brt.models.fast.kernel_parts import Heads, tile_size, upcast
-from brt.models.fast.loop_weights import uncast
+from brt.models.fast.loop_weights import arrays_uncast
 from brt.models.layers.attention import attend
 from brt.models.layers.norms import scaled_down_heads, unit_heads
 from brt.models.layers.sizes import Sizes
@@ -121,8 +121,8 @@ def attend_to_window(
     keep: jax.Array | None,
     sink_H: jax.Array | None = None,
     remat: bool = False,
-) -> jax.Array:
-    """Returns windowed self-attention, (B, T, H, K).
+) -> tuple[jax.Array, WindowCache]:
+    """Returns windowed self-attention, (B, T, H, K), and the cache of the last block.
 
     Args:
         projected: queries, keys and values of `tokens` before normalisation.
@@ -135,11 +135,13 @@ def attend_to_window(
     W = cache.keys_BWHK.shape[1]
     if not has_window_kernel(sizes, W, sink_H):
         plain = tokens.scale_H, bias, keep, sink_H
-        return _attend_in_blocks(sizes, tokens.queries_BTHK, *blocks, *plain, remat)
+        y_BTHK = _attend_in_blocks(sizes, tokens.queries_BTHK, *blocks, *plain, remat)
+        return y_BTHK, WindowCache(tokens.keys_BTHK[:, -W:], tokens.values_BTHK[:, -W:])
     q, k, v, cached_k, cached_v = map(_joined_heads, (*projected, *cache))
     heads, tables = heads_of(sizes, len(q)), (tokens.scale_H, bias, keep)
-    y_BTA = window_kernel.window_attention(heads, q, k, v, cached_k, cached_v, *tables)
-    return y_BTA.reshape(projected[0].shape)
+    y_BTA, *last_BWA = window_kernel.window_attention(heads, q, k, v, cached_k, cached_v, *tables)
+    last_BWHK = (x_BWA.reshape(cache.keys_BWHK.shape) for x_BWA in last_BWA)
+    return y_BTA.reshape(projected[0].shape), WindowCache(*last_BWHK)
 
 
 def attend_to_states(
@@ -231,15 +233,15 @@ def run_cell(
     Returns:
         The next states, each block's keys and values of the states, and the mean of keep.
     """
+    weights = arrays_uncast(weights)
     ones, gate = jnp.ones(sizes.num_heads), weights["attention_gate"]
-    matrix_DXHK, gate_XHKND = uncast(weights["heads_DXHK"]), uncast(gate["matrix_XHKND"])
     parameters = cell_kernel.CellParameters(
         weights["norm_scale_D"],
-        uncast(weights["ids_SD"]) if "ids_SD" in weights else None,
-        _joined_heads(jnp.moveaxis(matrix_DXHK, 1, 0)),
+        weights.get("ids_SD"),
+        _joined_heads(jnp.moveaxis(weights["heads_DXHK"], 1, 0)),
         weights.get("self_scale_H", ones),
         weights.get("cross_scale_H", ones),
-        gate_XHKND.reshape(2, sizes.attention_size, -1),
+        gate["matrix_XHKND"].reshape(2, sizes.attention_size, -1),
         {name: bias for name, bias in gate.items() if name != "matrix_XHKND"},
     )
 
@@ -257,14 +259,6 @@ def run_cell(
     after, k, v, kept_G = cell_kernel.run_cell(heads_of(sizes, len(states_BSD)), *inputs)
     k_BGSHK, v_BGSHK = (x.reshape(*x.shape[:3], *arrays[0].shape[2:]) for x in (k, v))
     return after, BlockStates(k_BGSHK, v_BGSHK), jnp.mean(kept_G)
-
-
-def last_keys(sizes: Sizes, tokens: LayerTokens, window: int, sink_H=None) -> jax.Array:
-    """Returns the keys of a segment's last block, normalised, (B, W, H, K)."""
-    if sizes.qk_norm and has_window_kernel(sizes, window, sink_H):
-        # Only these: a kernel normalises the keys that it reads.
-        return unit_heads(tokens.projected_keys_BTHK[:, -window:])
-    return tokens.keys_BTHK[:, -window:]
 
 
 def _joined_heads(x_BTHK):

@@ -36,11 +36,6 @@ def cast_before(x: jax.Array, dtype: DTypeLike) -> LoopWeights:
     return x if x.dtype == dtype else (x, jax.lax.stop_gradient(x).astype(dtype))
 
 
-def uncast(weights: LoopWeights) -> jax.Array:
-    """Returns the array in its own type."""
-    return weights[0] if isinstance(weights, tuple) else weights
-
-
 def in_loop(weights: LoopWeights) -> jax.Array:
     """Returns the array in the type it was cast to."""
     if isinstance(weights, _Multiplied):
@@ -51,6 +46,16 @@ def in_loop(weights: LoopWeights) -> jax.Array:
 def arrays_in_loop(weights: Any) -> Any:
     """Returns a tree of weights with `in_loop` applied to each."""
     return jax.tree.map(in_loop, weights, is_leaf=_is_pair)
+
+
+def arrays_uncast(weights: Any) -> Any:
+    """Returns a tree of weights with each array in its own type."""
+
+    def uncast(weights):
+        weights = _untapped(weights)
+        return weights[0] if _is_pair(weights) else weights
+
+    return jax.tree.map(uncast, weights, is_leaf=_is_pair)
 
 
 def product(equation: str, x: jax.Array | tuple[jax.Array, ...], weights: LoopWeights) -> jax.Array:

@@ -1,4 +1,5 @@
-"""Norms that keep one vector for the backward pass, which is written out.
+"""Norms that keep one vector for the backward pass, which is written out; a ReLU that keeps its
+result, which a product keeps as well, and no mask.
 
 Plain counterparts: `plain_rms_normed` and `plain_unit_heads` of `brt.models.layers.norms`
 (tests/models/test_norms.py). Written for the memory of an accelerator, where
@@ -93,3 +94,17 @@ def _scaled_backward(residuals, gradient_BHSK):
 
 
 scaled_unit_heads.defvjp(_scaled_forward, _scaled_backward)
+
+
+@jax.custom_vjp
+def relu(x: jax.Array) -> jax.Array:
+    """Returns what `jax.nn.relu` returns."""
+    return jax.nn.relu(x)
+
+
+def _relu_forward(x):
+    y = relu(x)
+    return y, y
+
+
+relu.defvjp(_relu_forward, lambda y, gradient: (jnp.where(y > 0, gradient, 0),))

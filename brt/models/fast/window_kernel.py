@@ -14,6 +14,7 @@ Axes as in `kernel_parts`, and C tokens of a chunk, a divisor of W    X = W + Q
 """
 
 import functools
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -60,6 +61,14 @@ def chunk_size(window: int, has_dropout: bool) -> int:
     return next(size for size in range(most, 0, -TILE) if window % size == 0)
 
 
+class Attended(NamedTuple):
+    """Attention's result, and the last block's keys, normalised, and values."""
+
+    y_BTA: jax.Array
+    last_keys_BWA: jax.Array
+    last_values_BWA: jax.Array
+
+
 def plain_window_attention(
     heads: Heads,
     q_BTA: jax.Array,
@@ -70,8 +79,8 @@ def plain_window_attention(
     scale_H: jax.Array,
     bias_HQX: jax.Array,
     keep_HWX: jax.Array | None = None,
-) -> jax.Array:
-    """Returns windowed self-attention of a segment, (B, T, A), in four plain lines a block.
+) -> Attended:
+    """Returns windowed self-attention of a segment in four plain lines a block.
 
     Args:
         q_BTA, k_BTA, v_BTA: projections, not normalised; T is a multiple of W.
@@ -104,7 +113,8 @@ def plain_window_attention(
         tiles.append(
             plain_attention(queries, keys[:, seen], values[:, seen], scale_H, bias_HQX, keep)
         )
-    return jnp.concatenate(tiles, axis=1).reshape(q_BTA.shape)
+    last_keys, last_values = (x[:, -W:].reshape(cached_k_BWA.shape) for x in (keys, values))
+    return Attended(jnp.concatenate(tiles, axis=1).reshape(q_BTA.shape), last_keys, last_values)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -118,7 +128,7 @@ def window_attention(
     scale_H: jax.Array,
     bias_HQX: jax.Array,
     keep_HWX: jax.Array | None = None,
-) -> jax.Array:
+) -> Attended:
     """Returns what `plain_window_attention` returns, by the kernel; arguments as there."""
     return _forward(
         heads, q_BTA, k_BTA, v_BTA, cached_k_BWA, cached_v_BWA, scale_H, bias_HQX, keep_HWX
@@ -126,25 +136,27 @@ def window_attention(
 
 
 _INPUTS = ("BTA", "BTA", "BTA", "BWA", "BWA", "H", "HQX", "HWX")
+_OUTPUTS = ("BTA", "BWA", "BWA")
 
 
 def _forward(heads, *inputs):
-    run = on_each_device(heads, functools.partial(_forward_call, heads), _INPUTS, ("BTA",))
-    (y,) = run(*inputs)
-    return y, (*inputs, y)
+    run = functools.partial(_forward_call, heads)
+    attended = Attended(*on_each_device(heads, run, _INPUTS, _OUTPUTS)(*inputs))
+    return attended, (*inputs, attended.y_BTA)
 
 
-def _backward(heads, saved, dy):
+def _backward(heads, saved, gradients):
     run = functools.partial(_backward_call, heads)
-    gradients = on_each_device(heads, run, (*_INPUTS, "BTA", "BTA"), _INPUTS[:7])(*saved, dy)
-    return *gradients, None
+    inputs = *_INPUTS, "BTA", *_OUTPUTS
+    return *on_each_device(heads, run, inputs, _INPUTS[:7])(*saved, *gradients), None
 
 
 def _forward_call(heads, q, k, v, cached_k, cached_v, scale_H, bias_HQX, keep_HWX):
     L, W = heads.lanes, cached_k.shape[1]
     C = chunk_size(W, keep_HWX is not None)
-    G = q.shape[1] // C
+    G, M = q.shape[1] // C, W // C
     chunk = pl.BlockSpec((1, C, L), lambda p, b, g: (b, g, p))
+    last = pl.BlockSpec((1, C, L), lambda p, b, g: (b, jnp.maximum(g - G + M, 0), p))
     inputs = [
         q,
         k,
@@ -158,48 +170,53 @@ def _forward_call(heads, q, k, v, cached_k, cached_v, scale_H, bias_HQX, keep_HW
     if keep_HWX is not None:
         inputs.append(at_least_float32(keep_HWX))
         specs.append(_keep_spec(heads, W, lambda g: g))
-    y = pl.pallas_call(
+    y, last_keys = pl.pallas_call(
         functools.partial(_forward_kernel, heads, keep_HWX is not None),
         grid=(heads.num_heads // heads.per_step, len(q), G),
         in_specs=specs,
-        out_specs=chunk,
-        out_shape=jax.ShapeDtypeStruct(q.shape, v.dtype),
+        out_specs=[chunk, last],
+        out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (v, cached_k)],
         scratch_shapes=[pltpu.VMEM((W + C, L), k.dtype), pltpu.VMEM((W + C, L), v.dtype)],
         compiler_params=COMPILER,
         interpret=interpreted(heads),
         name="window_attention_forward",
     )(*inputs)
-    return (y,)
+    return y, last_keys, v[:, -W:]
 
 
-def _backward_call(heads, q, k, v, cached_k, cached_v, scale_H, bias_HQX, keep_HWX, y, dy):
+def _backward_call(heads, q, k, v, cached_k, cached_v, scale_H, bias_HQX, keep_HWX, y, *gradients):
     L, W = heads.lanes, cached_k.shape[1]
     C = chunk_size(W, keep_HWX is not None)
     G, M = q.shape[1] // C, W // C  # chunks of the segment and of the window
 
-    # Chunks come in reverse. Keys and values run M steps ahead, until they are those of the cache.
+    # Chunks come in reverse. Keys and values of a window come M - 1 steps before its chunk, in the
+    # end those of the cache.
     def current(p, b, g):
-        return b, jnp.clip(G + M - 1 - g, 0, G - 1), p
+        return b, jnp.clip(G + M - 2 - g, 0, G - 1), p
 
     def ahead(p, b, g):
-        return b, jnp.maximum(G - 1 - g, 0), p
+        return b, jnp.maximum(G - 2 - g, 0), p
 
     def from_cache(p, b, g):
-        return b, jnp.clip(G + M - 1 - g, 0, M - 1), p
+        return b, jnp.clip(G + M - 2 - g, 0, M - 1), p
 
-    chunk, early, cached = (
-        pl.BlockSpec((1, C, L), index) for index in (current, ahead, from_cache)
+    def last(p, b, g):
+        return b, jnp.clip(2 * M - 2 - g, 0, M - 1), p
+
+    chunk, early, cached, in_last_block = (
+        pl.BlockSpec((1, C, L), index) for index in (current, ahead, from_cache, last)
     )
-    inputs = [q, k, y, dy, k, v, cached_k, cached_v]
-    inputs += [lane_scale(heads, scale_H, q.dtype), at_least_float32(bias_HQX)]
-    specs = [chunk, chunk, chunk, chunk, early, early, cached, cached, *_head_specs(heads, W)]
+    inputs = [lane_scale(heads, scale_H, q.dtype), at_least_float32(bias_HQX)]
+    inputs += [q, k, v, y, *gradients, k, v, cached_k, cached_v]
+    specs = [*_head_specs(heads, W), *[chunk] * 5, in_last_block, in_last_block]
+    specs += [early, early, cached, cached]
     if keep_HWX is not None:
         inputs.append(at_least_float32(keep_HWX))
-        specs.append(_keep_spec(heads, W, lambda g: jnp.clip(G + M - 1 - g, 0, G - 1)))
-    scale_P1L, bias = jax.ShapeDtypeStruct(inputs[8].shape, inputs[8].dtype), inputs[9]
+        specs.append(_keep_spec(heads, W, lambda g: jnp.clip(G + M - 2 - g, 0, G - 1)))
+    scale_P1L, bias = inputs[:2]
     dq, dk, dv, dcached_k, dcached_v, dscale_P1L, dbias_HQX = pl.pallas_call(
         functools.partial(_backward_kernel, heads, keep_HWX is not None),
-        grid=(heads.num_heads // heads.per_step, len(q), G + M),
+        grid=(heads.num_heads // heads.per_step, len(q), G + M - 1),
         in_specs=specs,
         out_specs=[chunk, chunk, chunk, _IN_HBM, _IN_HBM, *_head_specs(heads, W)],
         out_shape=[
@@ -278,7 +295,8 @@ def _for_each_tile(W, size, tile):
 
 
 def _forward_kernel(heads, has_keep, q, k, v, cached_k, cached_v, scale, bias, *rest):
-    keep, (y, keys, values) = (rest[0], rest[1:]) if has_keep else (None, rest)
+    keep, rest = (rest[0], rest[1:]) if has_keep else (None, rest)
+    y, last_keys, keys, values = rest
     C, masks = q.shape[1], head_masks(heads)
     W = len(keys) - C
     caches = _lanes(heads, cached_k, cached_v)  # outside `when`, for interpreted kernels
@@ -295,6 +313,7 @@ def _forward_kernel(heads, has_keep, q, k, v, cached_k, cached_v, scale, bias, *
 
     x = at_least_float32(k[0])
     keys[W:], values[W:] = (x * inverse_length(heads, x)).astype(keys.dtype), v[0]
+    last_keys[0] = keys[W:]
 
     def tile(rows, seen):
         x = at_least_float32(q[0, rows])
@@ -312,31 +331,35 @@ def _forward_kernel(heads, has_keep, q, k, v, cached_k, cached_v, scale, bias, *
     _for_each_tile(W, C, tile)
 
 
-def _backward_kernel(
-    heads, has_keep, q, k, y, dy, next_k, next_v, cached_k, cached_v, scale, bias, *rest
-):
-    keep, rest = (rest[0], rest[1:]) if has_keep else (None, rest)
+def _backward_kernel(heads, has_keep, scale, bias, q, k, v, y, dy, dlast_k, dlast_v, *rest):
+    next_k, next_v, cached_k, cached_v = rest[:4]
+    keep, rest = (rest[4], rest[5:]) if has_keep else (None, rest[4:])
     dq, dk, dv, dcached_k, dcached_v, dscale, dbias, keys, values, dkeys, dvalues = rest
     C, masks = q.shape[1], head_masks(heads)
     W = len(keys) - C
-    step, steps, ahead = pl.program_id(2), pl.num_programs(2), W // C
+    step, steps, ahead = pl.program_id(2), pl.num_programs(2), W // C - 1
     dcaches = _lanes(heads, dcached_k, dcached_v)
 
     @pl.when((pl.program_id(1) == 0) & (step == 0))
     def _():
         dscale[...], dbias[...] = jnp.zeros_like(dscale), jnp.zeros_like(dbias)
 
-    _move(keys, C, up=True)
-    _move(values, C, up=True)
+    def unit(k):
+        x = at_least_float32(k[0])
+        return (x * inverse_length(heads, x)).astype(keys.dtype)
 
-    @pl.when(step < steps - ahead)
+    for buffer in (keys, values):
+        _move(buffer.at[:W], C, up=True)
+
+    @pl.when(step < steps - ahead - 1)
     def _():
-        x = at_least_float32(next_k[0])
-        keys[:C], values[:C] = (x * inverse_length(heads, x)).astype(keys.dtype), next_v[0]
+        keys[:C], values[:C] = unit(next_k), next_v[0]
 
-    @pl.when(step >= steps - ahead)
+    @pl.when(step >= steps - ahead - 1)
     def _():
         keys[:C], values[:C] = cached_k[0], cached_v[0]
+
+    keys[W:], values[W:] = unit(k), v[0]
 
     @pl.when(step == ahead)
     def _():
@@ -375,8 +398,13 @@ def _backward_kernel(
     @pl.when(step >= ahead)
     def _():
         _for_each_tile(W, C, tile)
-        dk[0] = unit_gradient(heads, at_least_float32(k[0]), dkeys[W:]).astype(dk.dtype)
-        dv[0] = dvalues[W:].astype(dv.dtype)
+        in_last_block = (step <= 2 * ahead).astype(dkeys.dtype)
+        dunit, dvalue = (
+            sums[W:] + in_last_block * at_least_float32(dlast[0])
+            for sums, dlast in ((dkeys, dlast_k), (dvalues, dlast_v))
+        )
+        dk[0] = unit_gradient(heads, at_least_float32(k[0]), dunit).astype(dk.dtype)
+        dv[0] = dvalue.astype(dv.dtype)
 
     @pl.when(step == steps - 1)
     def _():

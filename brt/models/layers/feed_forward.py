@@ -8,6 +8,7 @@ from jax.nn.initializers import zeros
 from jax.typing import DTypeLike
 
 from brt.models.fast.loop_weights import LoopWeights, cast_before, product
+from brt.models.fast.norms import relu
 from brt.models.layers.initializers import DENSE, Initializer, parameter
 
 
@@ -46,8 +47,6 @@ class FeedForward(nnx.Module):
         h_BTF = product("BTD,DF->BTF", x_BTD, weights["hidden_DF"])
         if self.biases:
             h_BTF = h_BTF + self.hidden_bias_F[...].astype(x_BTD.dtype)
-        h_BTF = jax.nn.relu(h_BTF)
-        if drop is not None:
-            h_BTF = drop(h_BTF)
+        h_BTF = relu(h_BTF) if drop is None else drop(jax.nn.relu(h_BTF))
         y_BTD = product("BTF,FD->BTD", h_BTF, weights["output_FD"])
         return y_BTD + self.output_bias_D[...].astype(x_BTD.dtype) if self.biases else y_BTD
