@@ -15,10 +15,14 @@ import pytest
 from paths import ROOT
 
 from brt.models.fast import states_kernel, window_kernel
+from brt.models.fast.cell_kernel import CellParameters, CellTokens, run_cell
 from brt.models.fast.kernel_parts import Heads, tile_size
 from brt.models.fast.states_kernel import block_attention, plain_block_attention
 from brt.models.fast.window_kernel import plain_window_attention, window_attention
+from brt.models.layers.attention import plain_attention
+from brt.models.layers.norms import plain_rms_normed, scaled_down_heads, unit_heads
 from brt.models.layers.positions_t5 import HIDDEN
+from brt.models.layers.precision import at_least_float32
 
 
 def normal(rng, *sizes, dtype=np.float32):
@@ -62,6 +66,67 @@ def of_blocks(heads, queries, keys, batch, blocks, dropout, dtype=np.float32):
     }
 
 
+def of_cell(heads, states, window, batch, blocks, dtype=np.float32):
+    """Random arguments of a cell's loop; `keep` is None, as a cell has no dropout."""
+    rng = np.random.default_rng(0)
+    H, A = heads.num_heads, heads.num_heads * heads.head_size
+    D = 32
+    return {
+        "states": normal(rng, batch, states, D),
+        **{name: normal(rng, batch, blocks * window, A, dtype=dtype) for name in ("k", "v")},
+        **{name: normal(rng, batch, window, A, dtype=dtype) for name in ("cached_k", "cached_v")},
+        "norm_scale": normal(rng, D),
+        "ids": normal(rng, states, D),
+        "matrix": normal(rng, 4, D, A) / 8,
+        **{name: 3 * normal(rng, H) for name in ("self_scale", "cross_scale")},
+        "gate": normal(rng, 2, A, D) / 8,
+        "keep_bias": normal(rng, D),
+        "keep": None,
+    }
+
+
+def gate(states_BSD, products_BSD, biases):
+    kept = jax.nn.sigmoid(biases["keep_bias"])
+    return kept * states_BSD + (1 - kept) * at_least_float32(products_BSD), kept
+
+
+def cell(heads, states_BSD, k, v, cached_k, cached_v, *parameters):
+    *parameters, bias, _ = parameters
+    parameters = CellParameters(*parameters, {"keep_bias": bias})
+    return run_cell(heads, gate, parameters, states_BSD, CellTokens(k, v, cached_k, cached_v))
+
+
+def plain_cell(heads, states_BSD, k, v, cached_k, cached_v, norm_scale, ids, matrix, *parameters):
+    """The equations of section 3.1, block by block."""
+    self_scale, cross_scale, gate_YAE, bias, _ = parameters
+    W = cached_k.shape[1]
+
+    def split(x):
+        return x.reshape(*x.shape[:-1], heads.num_heads, heads.head_size)
+
+    def unit(x):
+        return unit_heads(split(x)) if heads.qk_norm else split(x)
+
+    def queries(x):
+        return unit(x) if heads.qk_norm else scaled_down_heads(split(x))
+
+    keys = jnp.concatenate([split(cached_k), unit(k)], axis=1)
+    values = split(jnp.concatenate([cached_v, v], axis=1))
+    seen = []
+    for start in range(0, k.shape[1], W):
+        x_BSD = plain_rms_normed(states_BSD, norm_scale) + ids
+        raw_k, own_v, q, cross_q = jnp.einsum("BSD,XDA->XBSA", x_BSD, matrix)
+        own_k, block = unit(raw_k), slice(start, start + 2 * W)
+        to_states = plain_attention(queries(q), own_k, split(own_v), self_scale)
+        to_tokens = plain_attention(queries(cross_q), keys[:, block], values[:, block], cross_scale)
+        h_YBSA = jnp.stack([to_states, to_tokens]).reshape(2, *own_v.shape)
+        products_BSD = jnp.einsum("YBSA,YAE->BSE", h_YBSA, gate_YAE)
+        states_BSD, kept = gate(states_BSD, products_BSD, {"keep_bias": bias})
+        seen.append((own_k.reshape(own_v.shape), own_v, jax.lax.stop_gradient(jnp.mean(kept))))
+    keys_values = (jnp.stack(each, axis=1) for each in [*zip(*seen)][:2])
+    return states_BSD, *keys_values, jnp.stack([kept for *_, kept in seen])
+
+
 def outputs_and_gradients(function, heads, args):
     """The outputs and the gradients of random weightings of them by every argument but `keep`."""
     *varied, keep = args.values()
@@ -91,6 +156,7 @@ def relative_errors(forms, heads, args, exact_args=None):
 
 WINDOW = plain_window_attention, window_attention
 BLOCKS = plain_block_attention, block_attention
+CELL = plain_cell, cell
 CASES = {
     "a window": (WINDOW, Heads(2, 128), of_window, (128, 2, 1, 0.0)),
     "a window with dropout": (WINDOW, Heads(2, 128), of_window, (128, 3, 2, 0.2)),
@@ -103,12 +169,15 @@ CASES = {
     "states with dropout": (BLOCKS, Heads(4, 64), of_blocks, (128, 256, 2, 3, 0.2)),
     "few states": (BLOCKS, Heads(4, 64), of_blocks, (32, 20, 2, 2, 0.1)),
     "states without unit lengths": (BLOCKS, Heads(2, 256, False), of_blocks, (128, 128, 1, 2, 0)),
+    "a cell": (CELL, Heads(2, 128), of_cell, (256, 128, 2, 2)),
+    "a cell, two heads in the lanes": (CELL, Heads(4, 64), of_cell, (20, 32, 1, 3)),
+    "a cell without unit lengths": (CELL, Heads(4, 64, False), of_cell, (128, 256, 1, 2)),
 }
 
 
 COVERED = {
     *("a window", "a window with dropout", "a window of wide heads"),
-    *("states", "states without unit lengths"),
+    *("states", "states without unit lengths", "a cell", "a cell without unit lengths"),
 }
 """Cases of features that others combine: checked with the slow tests."""
 
@@ -124,7 +193,9 @@ def test_outputs_and_all_gradients_equal_the_plain_form(name, capfd):
     assert "race" not in "".join(capfd.readouterr()).lower()
 
 
-@pytest.mark.parametrize("name", ["a window, two heads in the lanes", "states with dropout"])
+@pytest.mark.parametrize(
+    "name", ["a window, two heads in the lanes", "states with dropout", "a cell"]
+)
 def test_bfloat16_differs_by_no_more_than_its_rounding(name):
     forms, heads, make, sizes = CASES[name]
     args = make(heads, *sizes, dtype=jnp.bfloat16)

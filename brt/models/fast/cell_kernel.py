@@ -1,10 +1,11 @@
 """A recurrent cell's loop over blocks with one Pallas TPU kernel an iteration, for all heads.
 
 Plain counterpart: `RecurrentCell.step` in `loop_weights.scan`, compared in
-tests/models/test_kernel_attention.py. The kernel projects the states, normalises, and attends to
-the states and to two blocks of tokens. It reads the tokens as projected, so that no pairs of blocks
-and no heads-first copies are made, and writes what the backward pass and the tokens need
-into arrays of all blocks. Norm, gate and their gradients are XLA's.
+tests/models/test_kernel_attention.py, and alone in test_attention_kernels.py. The kernel projects
+the states, normalises, and attends to the states and to two blocks of tokens. It reads the tokens
+as projected, so that no pairs of blocks and no heads-first copies are made, and writes what the
+backward pass and the tokens need into arrays of all blocks. Norm, gate and their gradients are
+XLA's.
 
 Axes as in `kernel_parts`, and G blocks    S states    X matrices of the
 states: keys, values, queries for the states and for the tokens    Y attention to states, to tokens
