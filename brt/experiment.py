@@ -71,9 +71,9 @@ class Experiment:
         self.schedule = functools.partial(trainer.schedule, total_steps=trainer.steps)
         self.optimizer = trainer.optimizer(self.schedule)
         if trainer.plateau:
-            self.optimizer = trainer.plateau.slow(self.optimizer, self.schedule)
+            self.optimizer = trainer.plateau.wrap(self.optimizer, self.schedule)
         if trainer.average:
-            self.optimizer = trainer.average.averaging(self.optimizer)
+            self.optimizer = trainer.average.wrap(self.optimizer)
         self.train_step = make_train_step(
             self.bind,
             self.optimizer,

@@ -101,7 +101,7 @@ class PretrainedBackbone(nnx.Module):
 
     # The stack of layers.
 
-    def shared(self, entered_BTD: jax.Array, real_BT: jax.Array | None) -> Any:
+    def shared(self, inputs_BTD: jax.Array, real_BT: jax.Array | None) -> Any:
         """Returns the inputs that all layers share, computed once per window."""
         return None
 

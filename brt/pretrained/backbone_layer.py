@@ -190,11 +190,11 @@ class BackboneLayer(nnx.Module):
 
         shared: of the backbone's `shared`. keep_HTJ: multiplies the weights (dropout).
         """
-        queries_BTHK, keys = self.placed(queries_BTHK, positions_BT, seen)
+        queries_BTHK, keys = self.with_positions(queries_BTHK, positions_BT, seen)
         bias_BHTJ = self.attention_bias(queries_BTHK, seen, shared)
         return attend_to(queries_BTHK, keys, bias_BHTJ, self.score_scale, keep_HTJ)
 
-    def placed(
+    def with_positions(
         self, queries_BTHK: jax.Array, positions_BT: jax.Array, seen: Seen
     ) -> tuple[jax.Array, LayerKeys]:
         """Returns queries and keys with their positions applied, such as rotated."""
@@ -211,14 +211,14 @@ class BackboneLayer(nnx.Module):
         drop: Drop = lambda y_BTD: y_BTD,
     ) -> jax.Array:
         """Returns the layer's outputs, (B, T, D); `added_BTD` joins the output of the attention."""
-        y_BTD = self.written(attended_BTHK)
+        y_BTD = self.project_output(attended_BTHK)
         y_BTD = drop(y_BTD if added_BTD is None else y_BTD + added_BTD)
         after_BTD = constrain(self.after_attention(x_BTD + y_BTD), "BTD")
         with jax.named_scope("feed_forward"):
             y_BTD = drop(self.mlp(x_BTD if self.parallel else after_BTD))
             return constrain(self.after_mlp(after_BTD + y_BTD), "BTD")
 
-    def written(self, attended_BTHK: jax.Array) -> jax.Array:
+    def project_output(self, attended_BTHK: jax.Array) -> jax.Array:
         return linear(join_heads(attended_BTHK), self.output_AD, self.output_bias_D)
 
     def mlp(self, x_BTD: jax.Array) -> jax.Array:

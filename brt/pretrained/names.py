@@ -58,7 +58,7 @@ def matrix_tensors(disk: str, path: str, bias: str = "") -> list[Tensor]:
     return [matrix, Tensor(f"{disk}.bias", (bias,))] if bias else [matrix]
 
 
-def below(tensors: Iterable[Tensor], path: str, disk: str = "") -> list[Tensor]:
+def prefixed(tensors: Iterable[Tensor], path: str, disk: str = "") -> list[Tensor]:
     """Returns tensors with prefixes before their parameters and names on disk."""
     return [
         tensor._replace(
@@ -71,7 +71,7 @@ def below(tensors: Iterable[Tensor], path: str, disk: str = "") -> list[Tensor]:
 def layer_tensors(count: int, path: str, disk: str, tensors: Iterable[Tensor]) -> list[Tensor]:
     tensors = list(tensors)
     return [
-        tensor for i in range(count) for tensor in below(tensors, f"{path}.{i}.", f"{disk}.{i}.")
+        tensor for i in range(count) for tensor in prefixed(tensors, f"{path}.{i}.", f"{disk}.{i}.")
     ]
 
 

@@ -29,7 +29,7 @@ from brt.pretrained.encoders.heads import ClassesHead, SpansHead
 from brt.pretrained.encoders.t5 import T5
 from brt.pretrained.folder import HubFolder
 from brt.pretrained.memories.window_memory import Positions, WindowMemory, WithMemories
-from brt.pretrained.names import Names, below
+from brt.pretrained.names import Names, prefixed
 from brt.pretrained.settings import HubConfig
 from brt.token_ids import PADDING
 
@@ -326,5 +326,5 @@ def whole_names(body: Encoder, head: Any) -> Names:
     """Returns the tensors of a tree with `body` and `head`; head: a head, its class, or None."""
     names = body.names()
     of_head = head.tensors(body) if head else ()
-    tensors = below(names.tensors, "body.") + below(of_head, "head.")
+    tensors = prefixed(names.tensors, "body.") + prefixed(of_head, "head.")
     return dataclasses.replace(names, tensors=tuple(tensors))

@@ -6,7 +6,7 @@ from brt.progress import Progress
 from brt.training.checkpoints.policy import BEST_STEP, STOPPED_EARLY
 from brt.training.optimization.weight_average import evaluated_params
 from brt.training.records.run_folder import RunFolder
-from brt.training.resume import recorded_best, recorded_loss
+from brt.training.resume import best_evaluation, recorded_loss
 from brt.training.stopping import StopRequest
 from brt.training.train_step import TrainState
 
@@ -55,7 +55,7 @@ class LoopEvaluation:
         self._folder = folder
         self._stop = stop
         self._start = step
-        self.best, self.end_is_recorded = recorded_best(folder.path, step, self._trainer)
+        self.best, self.end_is_recorded = best_evaluation(folder.path, step, self._trainer)
 
     def resumed(self, state: TrainState) -> TrainState:
         """Returns the state after a pending evaluation that was recorded before a kill, if any."""

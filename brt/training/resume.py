@@ -65,7 +65,7 @@ def check_record(record: Mapping, step: int, folder: str) -> None:
 # Only process 0 needs access to the folder's records: it sends them to the others.
 
 
-def recorded_best(folder: str, step: int, trainer: Trainer) -> tuple[Best, bool]:
+def best_evaluation(folder: str, step: int, trainer: Trainer) -> tuple[Best, bool]:
     """Returns the best evaluation up to a step, and whether an early end is recorded there."""
     if not trainer.policy.keep_best:
         return Best(), False

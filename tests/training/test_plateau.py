@@ -44,7 +44,7 @@ def test_the_rate_falls_after_patience_plus_one_evaluations_without_improvement(
     losses, factor, patience
 ):
     rule = ReduceOnPlateau(factor, patience, floor=0.0)
-    state = rule.slow(optax.sgd(1.0), lambda step: jnp.float32(1.0)).init({"x": jnp.ones(3)})
+    state = rule.wrap(optax.sgd(1.0), lambda step: jnp.float32(1.0)).init({"x": jnp.ones(3)})
     for loss, scale in zip(losses, scales(losses, factor, patience), strict=True):
         state = rule.after_evaluation(state, loss)
         np.testing.assert_allclose(rule.rate(2.0, state), 2.0 * scale, rtol=1e-5)
@@ -53,7 +53,7 @@ def test_the_rate_falls_after_patience_plus_one_evaluations_without_improvement(
 @pytest.mark.parametrize(("rate", "expected"), [(1.0, 0.3), (0.5, 0.3), (0.2, 0.2), (0.0, 0.0)])
 def test_the_rate_never_falls_below_the_floor_nor_rises_above_the_schedule(rate, expected):
     rule = ReduceOnPlateau(0.5, 0, floor=0.3)
-    state = rule.slow(optax.sgd(1.0), lambda step: jnp.float32(1.0)).init({"x": jnp.ones(3)})
+    state = rule.wrap(optax.sgd(1.0), lambda step: jnp.float32(1.0)).init({"x": jnp.ones(3)})
     for _ in range(9):
         state = rule.after_evaluation(state, 1.0)
     np.testing.assert_allclose(rule.rate(jnp.float32(rate), state), expected, rtol=1e-6)
@@ -65,7 +65,7 @@ def test_updates_are_those_of_the_lower_rate():
     def schedule(step):
         return jnp.where(step == 0, 0.0, 0.1 / (1 + step))
 
-    slowed = rule.slow(adamw(schedule, weight_decay=0.1), schedule)
+    slowed = rule.wrap(adamw(schedule, weight_decay=0.1), schedule)
     halved = adamw(lambda step: schedule(step) / jnp.where(step >= 3, 2, 1), weight_decay=0.1)
     state, expected_state = slowed.init(params), halved.init(params)
     for step in range(6):

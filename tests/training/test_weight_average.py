@@ -1,4 +1,4 @@
-"""Averaged weights, against the average in plain Python, and through a resumed run."""
+"""AverageState weights, against the average in plain Python, and through a resumed run."""
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +24,7 @@ from brt.training.train_step import TrainState
 @pytest.mark.parametrize("decay", [0.5, 0.9, 0.999])
 def test_the_average_weighs_each_update_by_the_decay_to_its_age(decay):
     rng, params = np.random.default_rng(0), {"x": jnp.arange(3.0)}
-    optimizer = WeightAverage(decay).averaging(optax.sgd(0.5))
+    optimizer = WeightAverage(decay).wrap(optax.sgd(0.5))
     state, seen = optimizer.init(params), []
     for _ in range(7):
         gradients = {"x": jnp.asarray(rng.normal(size=3), jnp.float32)}
@@ -40,7 +40,7 @@ def test_the_average_weighs_each_update_by_the_decay_to_its_age(decay):
 
 def test_before_the_first_update_the_parameters_are_their_own_average():
     params = {"x": jnp.arange(3.0)}
-    state = WeightAverage().averaging(optax.sgd(0.5)).init(params)
+    state = WeightAverage().wrap(optax.sgd(0.5)).init(params)
     found = evaluated_params(TrainState(0, params, state, None))
     np.testing.assert_array_equal(found["x"], params["x"])
 

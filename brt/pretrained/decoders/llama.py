@@ -30,7 +30,7 @@ from brt.pretrained.names import Tensor, matrix_tensors, norm_tensors
 from brt.pretrained.settings import HubConfig, Misfit, hub
 
 
-def of_type(**values: Any) -> Any:
+def by_model_type(**values: Any) -> Any:
     """Returns the meaning of an absent key by `model_type`; `others` for the other types."""
     return lambda settings: values.get(settings["model_type"], values.get("others"))
 
@@ -56,19 +56,19 @@ class LlamaSettings(DecoderSettings):
     }
     activation: ClassVar[str] = "silu"
 
-    vocabulary_size: Count = hub("vocab_size", absent=of_type(qwen2=151_936, others=32_000))
+    vocabulary_size: Count = hub("vocab_size", absent=by_model_type(qwen2=151_936, others=32_000))
     num_layers: Count = hub("num_hidden_layers", absent=32)
     width: Count = hub("hidden_size", absent=4096)
     num_heads: Count = hub("num_attention_heads", absent=32)
     num_key_heads: Count | None = hub(
-        "num_key_value_heads", default=None, absent=of_type(mistral=8)
+        "num_key_value_heads", default=None, absent=by_model_type(mistral=8)
     )
     head_size: Count | None = hub("head_dim", default=None)
     feed_forward_size: Count = hub(
-        "intermediate_size", absent=of_type(llama=11_008, qwen2=22_016, mistral=14_336)
+        "intermediate_size", absent=by_model_type(llama=11_008, qwen2=22_016, mistral=14_336)
     )
     num_positions: Count = hub(
-        "max_position_embeddings", absent=of_type(llama=2048, qwen2=32_768, mistral=131_072)
+        "max_position_embeddings", absent=by_model_type(llama=2048, qwen2=32_768, mistral=131_072)
     )
     epsilon: Positive = hub("rms_norm_eps", default=1e-6)
     rotary_base: Positive = hub("rope_parameters.rope_theta", "rope_theta", default=10_000.0)

@@ -72,7 +72,7 @@ class RotaryLayer(BackboneLayer):
     rotary_base: float
     rotary_scaling: Llama3Scaling | None = None
 
-    def placed(
+    def with_positions(
         self, queries_BTHK: jax.Array, positions_BT: jax.Array, seen: Seen
     ) -> tuple[jax.Array, LayerKeys]:
         angles = frequencies(self.rotated, self.rotary_base, self.rotary_scaling)

@@ -122,11 +122,11 @@ def distance_buckets(distance: ArrayLike, buckets: int, longest: int) -> np.ndar
 class Relative(NamedTuple):
     """The inputs that all layers share.
 
-    entered_BTD, real_BT: inputs of the first layer, and whether each is a token.
+    inputs_BTD, real_BT: of the first layer, and whether each is a token.
     vectors_RD: of distances, or None. rows_TT: the row of each pair of positions.
     """
 
-    entered_BTD: jax.Array
+    inputs_BTD: jax.Array
     real_BT: Any
     vectors_RD: jax.Array | None = None
     rows_TT: np.ndarray | None = None
@@ -179,11 +179,11 @@ class Convolution(nnx.Module):
         self.norm = LayerNorm(rngs, width, epsilon=epsilon)
         self.activation = activation
 
-    def __call__(self, x_BTD: jax.Array, entered_BTD: jax.Array, real_BT: jax.Array) -> jax.Array:
-        """Returns the outputs; x and entered: outputs and inputs of the layer."""
+    def __call__(self, x_BTD: jax.Array, inputs_BTD: jax.Array, real_BT: jax.Array) -> jax.Array:
+        """Returns the outputs, from outputs and inputs of the layer."""
         matrix_DIW = self.matrix_DIW[...].astype(x_BTD.dtype)
         y_BTD = jax.lax.conv_general_dilated(
-            entered_BTD, matrix_DIW, (1,), "SAME", dimension_numbers=("NWC", "OIW", "NWC")
+            inputs_BTD, matrix_DIW, (1,), "SAME", dimension_numbers=("NWC", "OIW", "NWC")
         )
         y_BTD = y_BTD + self.bias_D[...].astype(x_BTD.dtype)
         y_BTD = jnp.where(real_BT[..., None], y_BTD, 0)
@@ -227,24 +227,24 @@ class DeBERTa(BERT):
     ) -> jax.Array:
         return super().enter(x_BTD, real_BT, types_BT) * real_BT[..., None]
 
-    def shared(self, entered_BTD: jax.Array, real_BT: jax.Array | None) -> Relative:
+    def shared(self, inputs_BTD: jax.Array, real_BT: jax.Array | None) -> Relative:
         settings = self.settings
         if not settings.terms:
-            return Relative(entered_BTD, real_BT)
+            return Relative(inputs_BTD, real_BT)
         vectors_RD = self.distances_RD[...].astype(self.dtype)
         if settings.norm_relative:
             vectors_RD = self.distances_norm(vectors_RD)
-        positions_T = np.arange(entered_BTD.shape[1])
+        positions_T = np.arange(inputs_BTD.shape[1])
         distance_TT = positions_T[:, None] - positions_T
         if settings.buckets:
             distance_TT = distance_buckets(distance_TT, settings.buckets, settings.longest_distance)
         rows_TT = np.clip(distance_TT + settings.span, 0, 2 * settings.span - 1)
-        return Relative(entered_BTD, real_BT, vectors_RD, rows_TT)
+        return Relative(inputs_BTD, real_BT, vectors_RD, rows_TT)
 
     def between(self, number: int, x_BTD: jax.Array, shared: Relative) -> jax.Array:
         if number or not self.settings.convolution:
             return x_BTD
-        return self.convolution(x_BTD, shared.entered_BTD, shared.real_BT)
+        return self.convolution(x_BTD, shared.inputs_BTD, shared.real_BT)
 
     def flops_of_layers(self, keys_seen: float) -> float:
         A, settings = self.sizes.attention_size, self.settings

@@ -27,10 +27,10 @@ from brt.pretrained.encoders.t5_layers import (
 from brt.pretrained.names import (
     Names,
     Tensor,
-    below,
     layer_tensors,
     matrix_tensors,
     norm_tensors,
+    prefixed,
 )
 from brt.pretrained.settings import HubConfig, Misfit, Settings, first_id, hub
 
@@ -126,8 +126,8 @@ class T5(Encoder):
     def leave(self, x_BTD: jax.Array) -> jax.Array:
         return self.final_norm(x_BTD)
 
-    def shared(self, entered_BTD: jax.Array, real_BT: jax.Array | None) -> jax.Array:
-        positions_T = np.arange(entered_BTD.shape[1])
+    def shared(self, inputs_BTD: jax.Array, real_BT: jax.Array | None) -> jax.Array:
+        positions_T = np.arange(inputs_BTD.shape[1])
         rows = two_sided_buckets(
             positions_T - positions_T[:, None],
             self.settings.buckets,
@@ -217,11 +217,11 @@ class T5(Encoder):
         ]
         tensors = [
             *norm_tensors("layer.0.layer_norm", "attention_norm", bias=False),
-            *below(attention, "attention.", "layer.0.SelfAttention."),
+            *prefixed(attention, "attention.", "layer.0.SelfAttention."),
         ]
         if decoder:
             tensors += norm_tensors("layer.1.layer_norm", "cross_norm", bias=False)
-            tensors += below(attention, "cross.", "layer.1.EncDecAttention.")
+            tensors += prefixed(attention, "cross.", "layer.1.EncDecAttention.")
         disk = "layer.2" if decoder else "layer.1"
         tensors += norm_tensors(f"{disk}.layer_norm", "feed_forward_norm", bias=False)
         matrices = {"wi": "hidden_DF", "wo": "output_FD"}

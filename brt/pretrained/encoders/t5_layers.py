@@ -79,7 +79,7 @@ class T5Layer(BackboneLayer):
     def attention_bias(self, queries_BTHK: jax.Array, seen: Seen, shared: Any) -> jax.Array:
         return seen.bias_BQJ[:, None] + shared
 
-    def written(self, attended_BTHK: jax.Array) -> jax.Array:
+    def project_output(self, attended_BTHK: jax.Array) -> jax.Array:
         return self.attention.output(attended_BTHK)
 
     def mlp(self, x_BTD: jax.Array) -> jax.Array:
@@ -105,7 +105,7 @@ class T5DecoderLayer(T5Layer):
         bias: attention bias among its inputs. hidden_B11J: of the encoder's outputs.
         """
         heads = self.heads(x_BTD)
-        x_BTD = x_BTD + self.written(attend_to(heads.queries_BTHK, heads.keys, bias, 1.0))
+        x_BTD = x_BTD + self.project_output(attend_to(heads.queries_BTHK, heads.keys, bias, 1.0))
         queries_BTHK = self.cross.queries(self.cross_norm(x_BTD))
         keys = self.cross.keys(encoded_BJD)
         x_BTD = x_BTD + self.cross.output(attend_to(queries_BTHK, keys, hidden_B11J, 1.0))

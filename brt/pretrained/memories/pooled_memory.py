@@ -163,18 +163,18 @@ class PooledMemory(WindowMemory):
         vectors_BMD = self.computed(self.pooled_vector(segment.summary)).astype(
             cache.vectors_BMD.dtype
         )
-        there_B = segment.summary.weight_B > 0
-        count_B = jnp.where(there_B, self.num_vectors, 0).astype(jnp.int32)
-        vectors_BMD = jnp.where(there_B[:, None, None], vectors_BMD, 0)
+        pooled_B = segment.summary.weight_B > 0
+        count_B = jnp.where(pooled_B, self.num_vectors, 0).astype(jnp.int32)
+        vectors_BMD = jnp.where(pooled_B[:, None, None], vectors_BMD, 0)
         norm = jnp.sqrt(jnp.mean(jnp.square(vectors_BMD)))
         return PooledCache(vectors_BMD, count_B), {"pooled_norm": jax.lax.stop_gradient(norm)}
 
     def pooled_vector(self, summary: PooledSums) -> jax.Array:
-        there_B1 = summary.weight_B[:, None] > 0
-        pooled_BD = jnp.where(there_B1, summary.pooled_BD, 0)
+        pooled_B1 = summary.weight_B[:, None] > 0
+        pooled_BD = jnp.where(pooled_B1, summary.pooled_BD, 0)
         if self.pooling == "max":
             return pooled_BD
-        return pooled_BD / jnp.where(there_B1, summary.weight_B[:, None], 1)
+        return pooled_BD / jnp.where(pooled_B1, summary.weight_B[:, None], 1)
 
     def computed(self, z_BD: jax.Array) -> jax.Array:
         *inner, last = self.network

@@ -12,7 +12,7 @@ from brt.data.stores.token_store import TokenStore
 from brt.storage.paths import as_path
 from brt.training.checkpoints.checkpoint import Checkpoints
 from brt.training.checkpoints.policy import recorded_best
-from brt.training.optimization.weight_average import Averaged, evaluated_params
+from brt.training.optimization.weight_average import AverageState, evaluated_params
 from brt.training.records.run_folder import read_metrics
 from brt.training.train_step import TrainState
 
@@ -59,7 +59,7 @@ def load_params(
     if not as_path(path).is_dir():
         raise FileNotFoundError(f"{folder} holds no checkpoints/ folder: has the run begun?")
     checkpoints = Checkpoints(path)
-    averaged = isinstance(abstract.optimizer, Averaged)
+    averaged = isinstance(abstract.optimizer, AverageState)
     parts = ("step", "params", "optimizer") if averaged else ("step", "params")
     by = None
     restored: tuple[TrainState, dict] | None

@@ -12,7 +12,7 @@ from brt.checks import CountFrom0, Factor, NotNegative, configurable
 from brt.training.optimization.optimizers import Schedule
 
 
-class Slowed(NamedTuple):
+class PlateauState(NamedTuple):
     """The optimizer state of a run with a plateau rule.
 
     plateau: best loss, evaluations since, and the scale of the learning rate.
@@ -41,20 +41,20 @@ class ReduceOnPlateau:
         self.floor = floor
         self._rule = optax.contrib.reduce_on_plateau(factor, patience + 1, rtol=1e-4)
 
-    def slow(
+    def wrap(
         self, optimizer: optax.GradientTransformation, schedule: Schedule
     ) -> optax.GradientTransformation:
         """Returns `optimizer`, whose updates are proportional to `schedule`, with this rule."""
 
         def init(params):
             rule = self._rule.init(jnp.float32(0))
-            return Slowed(optimizer.init(params), rule, jnp.int32(0))
+            return PlateauState(optimizer.init(params), rule, jnp.int32(0))
 
         def update(updates, state, params=None):
             updates, inner = optimizer.update(updates, state.optimizer, params)
             scale = self._scale(schedule(state.step), state)
             updates = jax.tree.map(lambda u: u * scale.astype(u.dtype), updates)
-            return updates, Slowed(inner, state.plateau, state.step + 1)
+            return updates, PlateauState(inner, state.plateau, state.step + 1)
 
         return optax.GradientTransformation(init, update)
 
@@ -62,14 +62,14 @@ class ReduceOnPlateau:
         lowest = self.floor / jnp.maximum(rate, 1e-30)
         return jnp.minimum(jnp.maximum(state.plateau.scale, lowest), 1.0)
 
-    def rate(self, rate: jax.Array, state: Slowed) -> jax.Array:
+    def rate(self, rate: jax.Array, state: PlateauState) -> jax.Array:
         return rate * self._scale(rate, state)
 
     @functools.partial(jax.jit, static_argnums=0)
     def _counted(self, plateau, loss):
         return self._rule.update({}, plateau, value=loss)[1]
 
-    def after_evaluation(self, state: Slowed, loss: float) -> Slowed:
+    def after_evaluation(self, state: PlateauState, loss: float) -> PlateauState:
         plateau = self._counted(state.plateau, np.float32(loss))
         where = jax.tree.map(lambda x: x.sharding, state.plateau)
         return state._replace(plateau=jax.device_put(plateau, where))

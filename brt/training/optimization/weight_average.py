@@ -10,7 +10,7 @@ from brt.checks import Factor, configurable
 from brt.training.train_step import TrainState
 
 
-class Averaged(NamedTuple):
+class AverageState(NamedTuple):
     """The optimizer state of a run that averages its weights.
 
     average: optax's state, which begins at zero.
@@ -38,9 +38,11 @@ class WeightAverage:
         self.decay = decay
         self._ema = optax.ema(decay)
 
-    def averaging(self, optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
+    def wrap(self, optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
         def init(params):
-            return Averaged(optimizer.init(params), self._ema.init(params), jnp.float32(self.decay))
+            return AverageState(
+                optimizer.init(params), self._ema.init(params), jnp.float32(self.decay)
+            )
 
         def update(updates, state, params=None):
             updates, inner = optimizer.update(updates, state.optimizer, params)
@@ -53,7 +55,7 @@ class WeightAverage:
 
 def evaluated_params(state: TrainState) -> Any:
     """Returns the parameters that evaluation reads: their average, if there is one."""
-    if not isinstance(state.optimizer, Averaged):
+    if not isinstance(state.optimizer, AverageState):
         return state.params
     return _average(state.optimizer.average, state.optimizer.decay, state.params)
 
