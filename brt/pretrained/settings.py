@@ -49,8 +49,8 @@ def hub(
     Args:
         names: keys, of which the first that is present counts; a dot leads into an object.
         default: without a binding and without a folder.
-        absent: where config.json has none of the keys, or null: a value, or a function of the
-            settings before this one and `model_type`. The default: `default`.
+        absent: without the keys in config.json, or with null: a value, or a function of the
+            settings before this one and `model_type`; by default `default`.
         read, write: from the value of config.json to the setting, and back; None is not written.
         written: keys that are written; by default the first without a dot.
     """

@@ -32,7 +32,7 @@ class Trainer:
     """Settings of a run.
 
     Args:
-        corpus: the data, a `Corpus` or a `Mixture` of several.
+        corpus: a `Corpus` or a `Mixture` of several.
         optimizer, schedule: by reference, `@adafactor` and `@rsqrt`.
         steps: number of updates.
         segment_length: T in tokens, a multiple of the model's cache-update interval.
@@ -42,25 +42,22 @@ class Trainer:
         reread_segments: k earlier segments that a step runs again before its one new segment, so
             that each gradient crosses k memories, at k + 1 times the cost (RMT, section 3).
         remat_segments: recompute each segment in the backward pass.
-        loss: positions of a segment that are trained on: "full", all; "half", the last half
-            (Transformer-XL, Table 5). Evaluation scores all.
+        loss: trained positions: "full"; "half", the last half of a segment (Transformer-XL, Table
+            5). Evaluation scores all.
         seed: of parameters, dropout and the order of documents.
         stream: "documents", each in one batch element; "contiguous", the corpus in as many parts as
             batch elements; "shuffled", the same in a new order every epoch; "samples" of the
-            segments of a step; "labelled" documents of at most these segments. Evaluation uses the
-            same.
+            segments of a step; "labelled" documents of at most these. Evaluation uses the same.
         mesh: (data, model) devices; -1 for the remaining ones.
         plateau: lowers the rate when the evaluation loss stops falling.
         average: evaluates an average of the weights; not with a plateau.
         clear_state: train with the state cleared at every segment.
         skip_nonfinite: skip updates that are not finite instead of stopping.
         log_every, eval_every: in steps; eval_every = 0 for no evaluation.
-        evaluation, checkpoints, labelled: settings of these; None for the defaults.
+        evaluation, checkpoints, labelled: their settings; None for the defaults.
         model: a `Model`, by reference.
 
-    Attributes:
-        rows: B, batch elements of a step.
-        policy: `checkpoints`, or the default one.
+    Attributes: rows, the batch elements B of a step; policy, that of checkpoints.
     """
 
     corpus: Corpus | Mixture = gin.REQUIRED

@@ -57,9 +57,9 @@ class ExternalMemory(LayerMemory):
         size: M in tokens, a multiple of the window; the oldest are overwritten.
         neighbours: k, slots that each query and head attends to.
         search: "exact", the k largest products; "bucketed", the k largest among the largest of each
-            group of slots whose index is equal modulo the number of groups; "dense", all slots.
-        buckets_per_neighbour: groups of the bucketed search over k. The released code has 1, which
-            finds 63 % of the k best of random keys; 4 finds 88 %.
+            group of slots (index modulo the number of groups); "dense", all slots.
+        buckets_per_neighbour: groups over k. The released code has 1, which finds 63 % of the k
+            best of random keys; 4 finds 88 %.
 
     Source: Block-Recurrent, section 4.5; Memorizing Transformers, Wu et al. 2022, arXiv:2203.08913,
     section 3.

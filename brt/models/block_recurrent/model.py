@@ -42,14 +42,13 @@ class BlockRecurrentTransformer(TiedEmbedding, Body):
         window: W in tokens, the block and the reach of attention. Segments are any multiple of it;
             XL: equal to it.
         recurrent_layers, memorizing_layers: indices of the layers with a `RecurrentCell` and with
-            an `ExternalMemory`, counted from 0, or negative from the last.
+            an `ExternalMemory`, from 0, or negative from the last.
         memories: pairs of a further memory's class and the indices of its layers, as in
             `((@MyMemory, (3, 7)),)`.
         qk_norm: queries and keys of unit length and a learned scale for each head; False: the
             scaled dot product.
-        attention_sinks: a learned score of one more key, whose value is zero, for each head of
-            windowed attention (after StreamingLLM, Xiao et al. 2023, arXiv:2309.17453, section 3.3,
-            which adds a token).
+        attention_sinks: a learned score of one more key, whose value is zero, for each head (after
+            StreamingLLM, Xiao et al. 2023, arXiv:2309.17453, section 3.3, which adds a token).
         attention_form: "plain"; "kernel", Pallas kernels; "auto", kernels on TPUs where sizes fit;
             "cudnn", for bfloat16 without dropout, not run on a GPU.
         feedback: block feedback: all other layers attend to the highest cell's states too.

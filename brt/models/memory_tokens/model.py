@@ -51,10 +51,10 @@ class RecurrentMemoryTransformer(LanguageModelWrapper, ShowsAttention):
         read_memory_from_cache: whether memory tokens see the memory of a Transformer-XL.
         initial_rows: the initial memory is S "independent" draws of N(0, 1), or S times the same
             one ("identical", the released code).
-        auxiliary_weight: of a loss by which every new memory vector predicts one special token, a
-            further entry of the vocabulary (appendix A.5).
-        allow_long_memory: whether there may be as many memory tokens as tokens in a segment, as in
-            the paper's algorithmic tasks.
+        auxiliary_weight: of a loss by which every new memory vector predicts a special token
+            (appendix A.5).
+        allow_long_memory: allow as many memory tokens as tokens in a segment, as in the paper's
+            algorithmic tasks.
 
     Source: RMT, section 3, and the released code.
     """

@@ -56,7 +56,7 @@ class TransformerXL(Body, ShowsAttention):
         vocabulary_size: V.
         num_layers, width, num_heads, head_size, feed_forward_size: n, D, H, K, F.
         memory_length: M, positions before the segment whose inputs each layer remembers; it may be
-            longer at evaluation than in training.
+            longer at evaluation.
         encoding: of positions. "relative" (this paper), "shaw" (learned for each distance and
             layer), "absolute" (sinusoids added to the embeddings, counted backwards from the
             segment's end), "learned" (vectors added to every layer's inputs, likewise).
@@ -66,8 +66,8 @@ class TransformerXL(Body, ShowsAttention):
         untie_biases: u and v for each layer instead of one pair for all.
         norm: "post" or "pre".
         cutoffs, div_val, tied, tied_projections: of the `AdaptiveEmbedding`.
-        dropout: rate on embeddings, distances, outputs of attention and MLP, hidden units, and the
-            last layer's outputs.
+        dropout: rate on embeddings, distances, outputs of attention, MLP and last layer, and hidden
+            units.
         attention_dropout: rate on attention weights.
         variational_dropout: one mask for all tokens of a segment.
         std, projection_std: of the initial values; projection_std: of the embedding's projections.

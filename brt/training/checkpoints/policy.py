@@ -38,9 +38,9 @@ class CheckpointPolicy:
     Args:
         every: steps between checkpoints.
         keep_last: the newest ones to keep.
-        keep_every: also keep every checkpoint at a multiple of this many steps, or None.
-        keep_best: also keep the checkpoint of the best evaluation in the loop, the default of
-            `brt.evaluate` and `load_run`.
+        keep_every: also keep checkpoints at multiples of this many steps, or None.
+        keep_best: also keep the checkpoint of the best evaluation, the default of `brt.evaluate`
+            and `load_run`.
         metric: scalar of the evaluation that decides, such as "recall_accuracy". None takes the
             loss, or with labelled documents the first of `OF_LABELS`.
         mode: "min" or "max", the best value; None follows the name of the metric.
