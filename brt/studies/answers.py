@@ -2,12 +2,14 @@
 
 An answer is right if each of its tokens has the highest logit after the true ones before it. The
 state is kept, cleared before every segment, or swapped with that of another document.
+`carried_bytes` is the size of the caches that a document carries from segment to segment.
 """
 
 import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from brt.data.sources.answers import Answer, Answers
@@ -62,7 +64,10 @@ class AnswerAccuracy(Study):
         for document in documents.tolist():
             correct = {state: r.document(document).correct_T for state, r in recordings.items()}
             scored += scores_of(answers[document], correct)
-        return accuracies(scored)
+        result = accuracies(scored)
+        caches = jax.tree.leaves(run.experiment.abstract_caches(1))
+        result["numbers"]["carried_bytes"] = sum(x.size * x.dtype.itemsize for x in caches)
+        return result
 
 
 def accuracies(result: list[Scored]) -> Content:
