@@ -26,6 +26,8 @@ LABELS = {
     "depth": "depth (tenths of the text)",
 }
 
+SHARE = "share of answers right"
+
 
 class Scored(NamedTuple):
     """One answer of a document, and whether it is right with each state.
@@ -83,8 +85,14 @@ def accuracies(result: list[Scored]) -> Content:
         for state in states if name != "depth" else ():
             x, y = _shares(result, state, operator.attrgetter(name))
             if len(x) > 1:
-                labels = label, "share of answers right"
-                study["series"].append(curve(f"state {state}, by {name}", x, y, *labels))
+                study["series"].append(curve(f"state {state}, by {name}", x, y, label, SHARE))
+    counts = sorted({s.facts for s in result})
+    for facts in counts if len(counts) > 1 else ():
+        own = [s for s in result if s.facts == facts]
+        x, y = _shares(own, "kept", operator.attrgetter("length"))
+        if len(x) > 1:
+            name = f"state kept, {facts} facts, by length"
+            study["series"].append(curve(name, x, y, LABELS["length"], SHARE))
     for state in states:
         for rows, columns in (("length", "depth"), ("facts", "length"), ("facts", "distance")):
             if (table := _table(result, state, rows, columns)) is None:

@@ -105,6 +105,10 @@ def test_shares_of_the_study_are_those_of_its_recordings(measured):
         found = content["arrays"][f"{state}_facts_length"]
         expected = [[np.mean(by_cell[facts, length]) for length in (32, 64)] for facts in (2, 4)]
         assert np.allclose(found, expected)
+        if state == "kept":
+            curves = {series["name"]: series["y"] for series in content["series"]}
+            for facts, row in zip((2, 4), expected):
+                assert np.allclose(curves[f"state kept, {facts} facts, by length"], row)
     assert content["numbers"]["answers"] == len(right) == 12 * 3
     names = {series["name"] for series in content["series"]}
     assert {"state kept, by length", "state swapped, by facts"} <= names

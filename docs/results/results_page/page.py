@@ -19,6 +19,7 @@ from results_page.intervals import IntervalPlot
 from results_page.learning import LearningPlot, learning_plot
 from results_page.memory_use import memory_table
 from results_page.overview import overview_plot, overview_table
+from results_page.recall_table import recall_plot, recall_table
 from results_page.study_plots import study_plots
 from results_page.systems import read_step_times, systems_table, test_table
 from results_page.tasks_table import tasks_table
@@ -60,6 +61,7 @@ def results(folder: Path) -> Results:
         system_claims and so on       verdicts on pairs of systems
         NAME, NAME_runs               improvements over the baseline; all runs
         NAME_systems, NAME_tasks      all systems; accuracies of tasks
+        NAME_recall                   recall of pairs by each memory, and its carried bytes
         NAME_excerpts                 tokens that the state improves
         NAME_learning                 improvement by training step
         NAME_distance, NAME_reach     improvement by position; cost of a reset
@@ -89,9 +91,11 @@ def results(folder: Path) -> Results:
                 gain_table(name, found) if found else None,
                 systems_table(f"{name}_systems", own, longer, times),
                 tasks_table(f"{name}_tasks", own),
+                recall_table(f"{name}_recall", own),
                 excerpts_table(f"{name}_excerpts", own),
             ]
             plots += [*study_plots(name, own), learning_plot(f"{name}_learning", found)]
+            plots.append(recall_plot(f"{name}_recall", own))
             drawn = (plot for paper in PAPERS for plot in paper_plots(paper, own))
             plots += [plot._replace(name=f"{name}_{plot.name}") for plot in drawn
                       if plot.has_measurements]  # fmt: skip

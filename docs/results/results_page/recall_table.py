@@ -1,0 +1,119 @@
+"""Recall of pairs (MQAR) by every memory, compared with the bytes that each carries."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from results_page.gain_tables import INTERVAL, NOTHING, shown
+
+from brt.reporting.collect import Group
+from brt.reporting.drawing.plots import Line, Plot
+from brt.reporting.drawing.table import Table, plain_table
+from brt.reporting.model_settings import model_name, model_setting
+
+TRAINED, PAIRS = 64, (2, 4, 8, 16)
+"""Tokens of the longest documents in training, and numbers of pairs."""
+LONGER = (1_024, 16_384, 65_536)
+"""Tokens of the longer documents of the test."""
+FACTS = 4
+"""Pairs in the longer documents that the table shows."""
+MODELS = {
+    "RecurrentMemoryTransformer": "RMT",
+    "AssociativeRecurrentMemoryTransformer": "ARMT",
+    "Melodi": "MELODI",
+}
+MEMORIES = {
+    "GatedDeltaMemory": "gated delta memory",
+    "AssociativeMemory": "associative memory",
+    "CompressiveMemory": "Compressive Transformer",
+    "ExternalMemory": "Memorizing Transformer",
+}
+
+
+class Recall(NamedTuple):
+    """A group of runs of one memory: carried bytes, and accuracies of each run."""
+
+    memory: str
+    carried_bytes: int
+    in_training: list[float]
+    by_length: list[dict[str, dict[float, float]]]
+
+    def at(self, facts: int, length: int) -> list[float]:
+        curves = (run.get(f"state kept, {facts} facts, by length", {}) for run in self.by_length)
+        return [curve[length] for curve in curves if length in curve]
+
+
+def recalls(groups: Iterable[Group]) -> list[Recall]:
+    """Returns the groups with the study `answers`, the one that carries least first."""
+    found = []
+    for group in groups:
+        studies = [run.studies["answers"] for run in group.runs if "answers" in run.studies]
+        if studies:
+            series = [
+                {s["name"]: dict(zip(s["x"], s["y"])) for s in study["series"]} for study in studies
+            ]
+            carried = int(studies[0]["numbers"]["carried_bytes"])
+            known = [e["answer_accuracy"] for e in group.evaluations("validation")]
+            found.append(Recall(memory(group.runs[0].settings), carried, known, series))
+    return sorted(found, key=lambda recall: recall.carried_bytes)
+
+
+def memory(settings: dict[str, Any]) -> str:
+    """Returns what a model carries from segment to segment."""
+    model = model_name(settings)
+    if model in MODELS:
+        return MODELS[model]
+    bound = " ".join(str(settings.get(name)) for name in settings if name.endswith("memories"))
+    bound += str(model_setting(settings, "memory", ""))
+    if model_setting(settings, "memorizing_layers", ()):
+        bound += "ExternalMemory"
+    for name, label in MEMORIES.items():
+        if name in bound:
+            return label
+    if model == "TransformerXL":
+        return "Transformer-XL"
+    if model_setting(settings, "recurrent_layers", ()):
+        feedback = ", feedback" if model_setting(settings, "feedback", False) else ""
+        return f"Rec, {settings['RecurrentCell.gate'].strip(chr(34))} gate{feedback}"
+    return "window (Slide)"
+
+
+def recall_table(name: str, groups: Iterable[Group]) -> Table | None:
+    """Returns one row a memory and size, those that carry least first."""
+    rows: list[Sequence[Any]] = []
+    for recall in recalls(groups):
+        short = [shown(recall.at(facts, TRAINED)) for facts in PAIRS]
+        long = [recall.at(FACTS, length) for length in LONGER]
+        cells = [shown(recall.in_training) if recall.in_training else NOTHING, *short]
+        cells += [shown(values) if values else NOTHING for values in long]
+        rows.append([recall.memory, f"{recall.carried_bytes:,}", *cells])
+    titles = ["memory", "bytes carried", "all", *(f"{n} pairs" for n in PAIRS),
+              *(f"{n:,} tokens" for n in LONGER)]  # fmt: skip
+    caption = (
+        "Share of queries answered with the right value. All: documents as in training, 2 to 16 "
+        f"pairs in 16 to {TRAINED} tokens; then documents of {TRAINED} tokens by their pairs, and "
+        f"longer documents with {FACTS} pairs, which training never has. Chance: 0.03. {INTERVAL}"
+    )
+    return plain_table(name, "Pairs recalled", caption, titles, rows) if rows else None
+
+
+def recall_plot(name: str, groups: Iterable[Group]) -> Plot | None:
+    """Returns the share of 16 pairs recalled against carried bytes, one mark a memory and size."""
+    facts = PAIRS[-1]
+    points: dict[str, list[tuple[int, float]]] = {}
+    for recall in recalls(groups):
+        point = recall.carried_bytes, float(np.mean(recall.at(facts, TRAINED)))
+        points.setdefault(recall.memory, []).append(point)
+    if not points:
+        return None
+    return Plot(
+        name,
+        "Pairs recalled, by carried bytes",
+        f"Share of the queries for {facts} pairs in documents of {TRAINED} tokens that are "
+        "answered with the right value. Mean over seeds.",
+        "bytes carried from segment to segment",
+        "share answered",
+        [Line(label, *zip(*own), "points") for label, own in points.items()],
+        log_x=True,
+        y_range=(0.0, 1.02),
+    )
