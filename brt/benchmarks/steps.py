@@ -142,6 +142,5 @@ def compare(
 
 
 def stem(file: str) -> str:
-    """Returns the file names of a config's parts, without folders and endings."""
     parts = config.split_files(file)
     return "+".join(os.path.splitext(os.path.basename(part))[0] for part in parts)

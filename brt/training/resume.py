@@ -66,7 +66,6 @@ def check_record(record: Mapping, step: int, folder: str) -> None:
 
 
 def best_evaluation(folder: str, step: int, trainer: Trainer) -> tuple[Best, bool]:
-    """Returns the best evaluation up to a step, and whether an early end is recorded there."""
     if not trainer.policy.keep_best:
         return Best(), False
     records = [record for record in read_metrics(folder) if record["step"] <= step]

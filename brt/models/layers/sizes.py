@@ -24,5 +24,4 @@ class Sizes:
 
     @property
     def attention_size(self) -> int:
-        """A = H * K."""
         return self.num_heads * self.head_size

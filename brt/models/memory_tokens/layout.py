@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class MemoryLayout(NamedTuple):
     """A segment with memory tokens.
 
-    num_memory: S. period: T, tokens of a segment.
+    num_memory: S. period: T, its tokens without memory tokens.
     memory_at_end: whether there are write positions.
     read_from_cache: whether memory tokens see the backbone's caches of earlier segments.
     after: tokens of a segment in front of the read positions.

@@ -197,7 +197,6 @@ class TransformerXL(Body, ShowsAttention):
 
     @property
     def remembered(self) -> int:
-        """M, vectors before the segment that each layer attends to."""
         return self.memories[0].length if self.memories else 0
 
     @jax.named_scope("memory")
@@ -207,7 +206,6 @@ class TransformerXL(Body, ShowsAttention):
         return [memory.read(cache, self.dtype).x_BMD for memory, cache in pairs]
 
     def filled(self, caches: tuple) -> jax.Array:
-        """Returns which vectors before the segment are filled, (B, M) bool."""
         return self.memories[0].read(caches[0], self.dtype).filled_BM
 
     @jax.named_scope("memory")

@@ -10,9 +10,9 @@ from flax import nnx
 
 from brt.models.axis_rules import constrain
 from brt.models.layers.dropout import independent_dropout, split_key
+from brt.models.layers.embedding import tied_logits
 from brt.models.layers.initializers import normal, parameter
 from brt.models.layers.norms import LayerNorm
-from brt.models.layers.precision import at_least_float32
 from brt.pretrained.backbone import PretrainedBackbone, Reading
 from brt.pretrained.backbone_layer import (
     NOTHING,
@@ -94,7 +94,6 @@ class Decoder(PretrainedBackbone):
 
     @property
     def num_key_heads(self) -> int:
-        """G."""
         return getattr(self.settings, "num_key_heads", self.sizes.num_heads)
 
     def build(self, rngs: nnx.Rngs) -> None:
@@ -129,11 +128,7 @@ class Decoder(PretrainedBackbone):
         return self.embedding_VD if self.settings.tied else self.head_VD
 
     def logits(self, x_BTD: jax.Array) -> jax.Array:
-        x_BTD = constrain(x_BTD, "BTD") if x_BTD.ndim == 3 else x_BTD
-        head_VD = self.head[...].astype(x_BTD.dtype)
-        return jnp.einsum(
-            "...D,VD->...V", x_BTD, head_VD, preferred_element_type=at_least_float32(x_BTD).dtype
-        )
+        return tied_logits(x_BTD, self.head[...], 1.0)
 
     def read(
         self,

@@ -14,8 +14,6 @@ from brt.token_ids import PADDING
 
 
 class HeadNames(NamedTuple):
-    """Names on disk of the two matrices of a head for classes."""
-
     dense: str
     output: str
 

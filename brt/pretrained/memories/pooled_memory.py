@@ -54,8 +54,6 @@ class PooledSums(NamedTuple):
 
 
 class PooledLayer(nnx.Module):
-    """x matrix + bias, from I to U."""
-
     def __init__(self, rngs: nnx.Rngs, inputs: int, units: int):
         # Once a window: its cost is counted by the memory.
         self.matrix_IU = parameter(rngs, DENSE, inputs, units, multiplied=False)
