@@ -178,6 +178,8 @@ class TransformerXL(Body, ShowsAttention):
     def token_losses(self, x_BTD: jax.Array, targets_BT: jax.Array) -> tuple[jax.Array, jax.Array]:
         return self.embedding.token_losses(x_BTD, targets_BT)
 
+    # Segments, their length, and the memories before them.
+
     @property
     def period(self) -> int:
         return self.segment_length
@@ -197,7 +199,7 @@ class TransformerXL(Body, ShowsAttention):
 
     @property
     def remembered(self) -> int:
-        return self.memories[0].length if self.memories else 0
+        return self.memories[0].length
 
     @jax.named_scope("memory")
     def contents(self, caches: tuple) -> list:
@@ -225,8 +227,6 @@ class TransformerXL(Body, ShowsAttention):
         if self.shared_biases:
             biases = self.content_bias_HK[...], self.position_bias_HK[...]
         return Distances(distance_C, sinusoid_CD, biases)
-
-    # Segments.
 
     def forward(
         self,
