@@ -1,6 +1,6 @@
 """The recurrent cell: the horizontal direction of a layer, from one block's states to the next's.
 
-Only this is sequential, so only this is inside the loop over blocks. Axes as in `brt.models`.
+Only this is sequential, so only this is inside the loop over blocks.
 """
 
 from typing import Annotated, Any, NamedTuple
@@ -74,8 +74,8 @@ class RecurrentCell(LayerMemory):
             3.5).
         gate_form: "paper" or "meliad", see `Gate`.
         gate_biases: "small"; "zero" and "one" are ablations (appendix B).
-        order: "parallel"; "sequential" has cross-attention after self-attention, with a gate of
-            its own, which section 3.1 reports as worse.
+        order: "parallel"; "sequential" has cross-attention, with a gate, after self-attention
+            (worse, by section 3.1).
         state_ids: add a learned vector to each state before its keys, values and queries are
             computed (section 3.2).
 
@@ -145,9 +145,8 @@ class RecurrentCell(LayerMemory):
     def prepare(self, dtype: DTypeLike) -> CellWeights:
         """Returns the parameters for the loop over blocks, matrices cast to `dtype`.
 
-        Matrices that multiply the same vectors are stacked along X: keys, values and the queries of
-        both attentions, in this order. So under a mesh their gradients are summed over the model
-        axis once.
+        Matrices that multiply the same vectors are stacked along X (keys, values, queries of both
+        attentions), so that under a mesh their gradients are summed over the model axis once.
         """
         heads = self.sizes.num_heads, self.sizes.head_size
 
@@ -275,8 +274,7 @@ class RecurrentCell(LayerMemory):
     ) -> MemoryResult:
         """Runs `step` on each block of a segment; the tokens' self-attention stays as it is.
 
-        Metrics: kept, the mean share of the states that the gates keep, and state_norm, their root
-        mean square after the segment.
+        Metrics: kept, the mean share of the states that the gates keep, and state_norm.
         """
 
         def scan_blocks(weights, inputs):

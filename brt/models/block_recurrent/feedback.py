@@ -1,7 +1,7 @@
 """Block feedback: the whole stack runs block by block, and every layer reads the state.
 
-The one model whose stack is sequential: before each block, the keys and values of the highest
-layer's states are given to all layers without states of their own, above and below.
+Before each block, the keys and values of the highest layer's states are given to all layers without
+states, above and below.
 """
 
 from collections.abc import Iterable, Sequence

@@ -1,10 +1,8 @@
 """Attention that keeps no weights for the backward pass.
 
-Plain counterpart: `brt.models.layers.attention.plain_attention` (tests/models/test_attention.py).
-A step of `configs/benchmark/slide_7l.gin` on a CPU needs 0.77 of the temporary memory, and as much
-time.
-
-Axes as in `brt.models`; heads come first.
+Plain counterpart: `brt.models.layers.attention.plain_attention` (tests/models/test_attention.py). A
+step of `configs/benchmark/slide_7l.gin` on a CPU needs 0.77 of the temporary memory, and as much
+time. Axes as in `brt.models`; heads come first.
 """
 
 import functools
@@ -29,7 +27,7 @@ def attend_by_head(
     keep_HQJ: jax.Array | None = None,
     sink_H: jax.Array | None = None,
 ) -> jax.Array:
-    """Returns what `attend` returns, of arrays whose heads come first; (..., H, Q, K).
+    """Returns `attend` of arrays whose heads come first; (..., H, Q, K).
 
     Without a scale the queries are scaled already. The backward pass computes the weights again
     from queries, keys and the softmax's log-sum-exp (Dao et al. 2022, arXiv:2205.14135, appendix
@@ -51,10 +49,7 @@ def weighted_values(
     keep_HQJ: jax.Array | None = None,
     sink_H: jax.Array | None = None,
 ) -> Softmax:
-    """Returns the values weighted by a softmax over scores, at least float32, (..., H, Q, J).
-
-    keep_HQJ: multiplies the weights, or None. sink_H: score of one more key, whose value is zero.
-    """
+    """Returns the values weighted by a softmax over scores, at least float32, (..., H, Q, J)."""
     highest_HQ = jnp.max(scores_HQJ, axis=-1)
     if sink_H is not None:
         highest_HQ = jnp.maximum(highest_HQ, sink_H[:, None])
@@ -73,8 +68,8 @@ def weighted_values(
 def _summed_as(parts_HQJ, v_HJK):
     """Returns the sums over keys of the factors of the values, in the values' type.
 
-    In a narrower type than the scores' it is a product with ones, as many columns of them as a
-    matrix unit has: for a TPU half the cost of a sum along the last axis.
+    In bfloat16 it is a product with ones, as many columns as a matrix unit has: for a TPU half the
+    cost of a sum along the last axis.
     """
     if v_HJK.dtype == parts_HQJ.dtype:
         return jnp.sum(parts_HQJ, axis=-1)
@@ -96,8 +91,7 @@ def softmax_gradients(
 ) -> tuple[jax.Array, jax.Array]:
     """Returns the gradients of the scores, in their type, and of the values, at least float32.
 
-    The arguments are those of `weighted_values`, the scores computed again, and the gradient of
-    its output.
+    Arguments are those of `weighted_values` and the gradient of its output.
     """
     weights_HQJ = jnp.exp(scores_HQJ - softmax.log_sum_HQ[..., None])
     kept_HQJ = weights_HQJ if keep_HQJ is None else weights_HQJ * keep_HQJ
@@ -113,7 +107,6 @@ def softmax_gradients(
 
 
 def product(equation: str, a: jax.Array, b: jax.Array) -> jax.Array:
-    """Returns an einsum under leading axes, at least float32."""
     of_a, of_b = equation.partition("->")[0].split(",")
     leading = a.shape[: a.ndim - len(of_a)], b.shape[: b.ndim - len(of_b)]
     equation = "..." + equation.replace(",", ",...").replace("->", "->...")
@@ -135,7 +128,7 @@ def product(equation: str, a: jax.Array, b: jax.Array) -> jax.Array:
 def transposed_product(a_HQK: jax.Array, b_HQJ: jax.Array) -> jax.Array:
     """Returns the sum over queries of b times a, (..., H, J, K), at least float32.
 
-    The small factor is transposed for the product, and the small result, instead of b.
+    The small factor and the small result are transposed, instead of b.
     """
     return jnp.swapaxes(product("HQK,HQJ->HKJ", a_HQK, b_HQJ), -1, -2)
 
@@ -194,7 +187,6 @@ def _backward(kept, gradient_HQK):
 
 
 def _sink_gradient(softmax, sink_H, gradient_HQK):
-    """Returns minus the sum over queries of the sink's weight times the mean gradient."""
     weight_HQ = jnp.exp(sink_H[:, None] - softmax.log_sum_HQ)
     products_HQK = at_least_float32(gradient_HQK) * at_least_float32(softmax.output_HQK)
     d_H = -jnp.sum(weight_HQ * jnp.sum(products_HQK, axis=-1), axis=-1)

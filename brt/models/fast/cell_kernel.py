@@ -1,11 +1,10 @@
 """A recurrent cell's loop over blocks with one Pallas TPU kernel an iteration, for all heads.
 
-Plain counterpart: `RecurrentCell.step` in `loop_weights.scan`, compared in
-tests/models/test_kernel_attention.py, and alone in test_attention_kernels.py. The kernel projects
+Plain counterpart: `RecurrentCell.step` in `loop_weights.scan`
+(tests/models/test_kernel_attention.py, and alone in test_attention_kernels.py). The kernel projects
 the states, normalises, and attends to the states and to two blocks of tokens. It reads the tokens
-as projected, so that no pairs of blocks and no heads-first copies are made, and writes what the
-backward pass and the tokens need into arrays of all blocks. Norm, gate and their gradients are
-XLA's.
+as projected, without copies of pairs of blocks or of heads, and writes arrays of all blocks for the
+backward pass and the tokens. Norm, gate and their gradients are XLA's.
 
 Axes as in `kernel_parts`, and G blocks    S states    X matrices of the
 states: keys, values, queries for the states and for the tokens    Y attention to states, to tokens
@@ -58,7 +57,7 @@ class CellTokens(NamedTuple):
 
 
 class CellParameters(NamedTuple):
-    """Parameters of the cell; scales are those of scores, ids None without."""
+    """Parameters of the cell; ids may be None."""
 
     norm_scale_D: jax.Array
     ids_SD: jax.Array | None
@@ -96,9 +95,8 @@ def run_cell(
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     """Updates the states with each block of a segment.
 
-    Returns:
-        The states after the segment; the keys, normalised, and values of the states before each
-        block, (B, G, S, A); and keep, averaged for each block, (G,), without a gradient.
+    Returns the states after the segment; keys, normalised, and values of the states before each
+    block, (B, G, S, A); and keep, averaged for each block, (G,), without a gradient.
     """
     biases = tuple(parameters.biases)
     dtype = tokens.keys_BTA.dtype

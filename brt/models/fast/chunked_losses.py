@@ -1,12 +1,11 @@
 """Token losses of an output embedding, without the logits of all tokens in memory.
 
 Plain counterpart: `brt.models.layers.losses.token_losses` of x . embedding / divisor
-(tests/models/test_chunked_losses.py). With 7 layers, d 256, V 32,000 and
-4,096 tokens, the gradient needs 1,666 MiB of temporary memory on a CPU instead of 2,412 MiB, and
-1.33 of the processor time.
+(tests/models/test_chunked_losses.py). With 7 layers, d 256, V 32,000 and 4,096 tokens, the gradient
+needs 1,666 MiB of temporary memory on a CPU instead of 2,412 MiB, and 1.33 of the processor time.
 
-Axes as in `brt.models`; M: parts of the vocabulary, one for each device of the model axis, of Y
-entries each; C: tokens of a chunk of the segment.
+M: parts of the vocabulary, one for each device of the model axis, of Y entries each; C: tokens of a
+chunk of the segment.
 """
 
 import functools
@@ -36,14 +35,10 @@ def chunked_losses(
 
     The backward pass computes the logits again, chunk by chunk. There are no forward-mode
     derivatives. Under a mesh each device computes the logits of its batch elements and its part of
-    the vocabulary, and the parts are combined at the end.
+    the vocabulary.
 
-    Args:
-        x_BTD: (B, T, D), in the type the logits are multiplied in; their sums are at least float32.
-        embedding_VD: (V, D).
-        targets_BT: (B, T) int32 in [0, V).
-        divisor: of the logits.
-        chunk: logits in memory at a time, on each device; None: `CHUNK`.
+    x_BTD: in the type of the products; sums are at least float32. targets_BT: int32 in [0, V).
+    chunk: logits in memory at a time, on each device; None: `CHUNK`.
     """
     V, D = embedding_VD.shape
     parts = model_parts(V)

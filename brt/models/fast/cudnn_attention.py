@@ -1,7 +1,6 @@
 """Attention by cuDNN, in place of `brt.models.layers.attention.attend`. Not run on a GPU.
 
-The window is in the bias: `local_window_size` of JAX's function lets a query see keys after it.
-cuDNN returns the gradient of a bias that all batch elements share, in bfloat16.
+The window is in the bias: `local_window_size` of JAX's function lets a query see later keys.
 """
 
 from typing import Literal
@@ -30,7 +29,7 @@ def cudnn_attention(
     scale_H: jax.Array | None = None,
     bias_HQJ: jax.Array | None = None,
 ) -> jax.Array:
-    """Returns what `attend` returns, of bfloat16; leading axes are a batch that shares the bias.
+    """Returns `attend` of bfloat16; leading axes are a batch that shares the bias.
 
     Without a scale the queries are scaled already.
     """

@@ -1,10 +1,9 @@
 """Runs a function on the batch elements of every data shard separately.
 
-Plain counterpart: calling the function (tests/training/test_collectives.py). For functions that
-contain a loop: the compiler would gather weights that are split over the data axis in every
-iteration, and sum their gradients over the devices in every iteration of the backward pass. Here
-each shard has a copy of the weights, gathered before the loop. For a TPU v4 slice, 11 gathers and
-8 reductions inside loops become none (docs/benchmarks/tpu_compiler.md).
+Plain counterpart: calling the function (tests/training/test_collectives.py). In a loop the compiler
+would gather weights that are split over the data axis, and sum their gradients over devices, in
+every iteration. Here each shard gathers its copy before the loop: for a TPU v4 slice, 11 gathers
+and 8 reductions inside loops become none (docs/benchmarks/tpu_compiler.md).
 """
 
 from collections.abc import Callable
@@ -30,7 +29,7 @@ def by_data_shard(
     Args:
         function: from weights and independent batch elements to a tree of arrays, batch first, and
             a tree of means over the batch.
-        weights: a tree of arrays, split over the model axis as their names say.
+        weights: a tree of arrays, split over the model axis by their names.
         rows: a tree of arrays, batch first.
     """
     mesh = jax.sharding.get_abstract_mesh()

@@ -1,6 +1,6 @@
 """Attention of a layer in one of three forms: `attend` of the blocks, Pallas kernels, or cuDNN.
 
-tests/models/test_kernel_attention.py compares them. Axes as in `brt.models`.
+tests/models/test_kernel_attention.py compares them.
 """
 
 import functools
@@ -31,7 +31,6 @@ def _mesh():
 
 
 def on_tpu() -> bool:
-    """Returns whether the function that is traced now runs on a TPU."""
     device = None if _mesh().empty else _mesh().abstract_device
     kind = jax.devices()[0].device_kind if device is None else device.device_kind
     return kind.startswith("TPU")
@@ -53,8 +52,7 @@ def heads_of(sizes: Sizes, rows: int = 1) -> Heads:
 def has_window_kernel(sizes: Sizes, window: int, sink_H: jax.Array | None = None) -> bool:
     """Returns whether a layer's self-attention is a kernel, by `sizes.attention_form`.
 
-    Raises:
-        ValueError: if the form is "kernel" and no kernel has such sizes.
+    A `ValueError` if the form is "kernel" and no kernel has such sizes.
     """
     misfit = window_kernel.misfit(heads_of(sizes), window)
     if sink_H is not None:
@@ -93,15 +91,14 @@ def _say_once(line):
 
 
 def seen_keys(sizes: Sizes, window: int, sink_H: jax.Array | None = None) -> int:
-    """Returns J, the keys of a query in the tables of `attend_to_window`.
-
-    They are those of its pair of blocks, 2W, or to a kernel those of its tile of Q queries, W + Q.
+    """Returns J, the keys of a query in the tables of `attend_to_window`: 2W, or W + Q for a
+    kernel.
     """
     return window + (tile_size(window) if has_window_kernel(sizes, window, sink_H) else window)
 
 
 def bias_of_tile(sizes: Sizes, bias_HWJ: jax.Array, sink_H: jax.Array | None = None) -> jax.Array:
-    """Returns the bias of a block and its pair of blocks as `attend_to_window` takes it.
+    """Returns the bias of a block for `attend_to_window`.
 
     For a kernel: that of the first tile, (H, Q, W + Q), which all tiles share.
     """
@@ -155,11 +152,8 @@ def attend_to_states(
 ) -> jax.Array:
     """Returns attention of the tokens of G blocks to each block's states, (B, T, H, K).
 
-    Args:
-        q_BTHK: not normalised, T = G * W.
-        k_BGSHK, v_BGSHK: keys, normalised, and values.
-        scale_H, keep_HWS: as of `attend`.
-        remat: as of `attend_to_window`.
+    Queries, T = G * W, are not normalised, keys are. scale_H, keep_HWS: as of `attend`. remat: as
+    of `attend_to_window`.
     """
     T, G, S = q_BTHK.shape[1], *k_BGSHK.shape[1:3]
     if not has_block_kernel(sizes, T // G, S):
@@ -200,10 +194,9 @@ def _has_cudnn(sizes, dtype, keep=None, sink_H=None):
 def attend_by_head(
     sizes: Sizes, q_BHQK: jax.Array, k_BHXK: jax.Array, v_BHXK: jax.Array
 ) -> jax.Array:
-    """Returns `brt.models.fast.attention.attend_by_head`, of scaled queries, by a kernel if it can,
-    or by cuDNN.
+    """Returns attention by head of scaled queries, by a kernel, by cuDNN, or in plain form.
 
-    To the kernel each head is a block of its own.
+    To the kernel each head is a block.
     """
     if _has_cudnn(sizes, q_BHQK.dtype):
         arrays = map(attention.heads_first, (q_BHQK, k_BHXK, v_BHXK))
@@ -226,12 +219,8 @@ def run_cell(
 ) -> tuple[jax.Array, BlockStates, jax.Array]:
     """Runs the blocks of a segment through a cell, with a kernel for each block.
 
-    Args:
-        update: of the cell's gate.
-        weights: `RecurrentCell.prepare`.
-
-    Returns:
-        The next states, each block's keys and values of the states, and the mean of keep.
+    update: of the cell's gate. weights: of `RecurrentCell.prepare`. Returns the next states, each
+    block's keys and values of the states, and the mean of keep.
     """
     weights = arrays_uncast(weights)
     ones, gate = jnp.ones(sizes.num_heads), weights["attention_gate"]

@@ -29,11 +29,10 @@ COMPILER = pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary", "a
 class Heads(NamedTuple):
     """Static properties of the heads of an attention kernel.
 
-    head_size: K. qk_norm: whether queries and keys have unit length; otherwise queries are divided
-        by the square root of K.
+    qk_norm: whether queries and keys have unit length; otherwise queries are divided by sqrt(K).
     interpret: runs the kernel as plain JAX, on any device; "races": reports data races too.
     mesh_axes: mesh axes that divide the batch, the heads (num_heads: those of one device) and the
-        blocks.
+    blocks.
     """
 
     num_heads: int
@@ -54,7 +53,6 @@ class Heads(NamedTuple):
 
     @property
     def factor(self) -> float:
-        """The constant factor of the queries."""
         return 1.0 if self.qk_norm else self.head_size**-0.5
 
     def misfit(self) -> str | None:
@@ -91,12 +89,9 @@ def lane_scale(heads: Heads, scale_H: jax.Array, dtype: DTypeLike) -> jax.Array:
 def on_each_device(
     heads: Heads, function: Callable[..., Any], inputs: Sequence[str], outputs: Sequence[str]
 ) -> Callable[..., Any]:
-    """Returns a function of whole arrays that runs `function` on each device's part of them.
+    """Returns a function of whole arrays that runs `function` on each device's part.
 
-    The compiler cannot divide a kernel by itself.
-
-    Args:
-        inputs, outputs: axes of the arrays, such as "BTA".
+    The compiler cannot divide a kernel by itself. inputs, outputs: axes, such as "BTA".
     """
     if jax.sharding.get_abstract_mesh().empty:
         return function
@@ -117,7 +112,6 @@ def summed_over_batch(heads: Heads, *gradients: jax.Array) -> tuple[jax.Array, .
 
 
 def interpreted(heads: Heads) -> pltpu.InterpretParams | bool:
-    """Returns the argument `interpret` of `pallas_call`."""
     if heads.interpret == "races":
         return pltpu.InterpretParams(detect_races=True)
     return bool(heads.interpret)

@@ -1,8 +1,8 @@
 """One scan over layers of the same structure, so that they are compiled once.
 
-Plain counterpart: a Python loop over the layers (tests/models/test_layer_scan.py). For the
-gradient of a Transformer-XL (d 128, T = M = 128) on a CPU, ratios to the loop: 24 layers compile in
-0.9 of the processor time and need 0.79 of the temporary memory; 12 layers 1.1 and 0.80.
+Plain counterpart: a Python loop over the layers (tests/models/test_layer_scan.py). For the gradient
+of a Transformer-XL (d 128, T = M = 128) on a CPU, ratios to the loop of processor time of compiling
+and of temporary memory: 24 layers 0.9 and 0.79; 12 layers 1.1 and 0.80.
 """
 
 import itertools
@@ -26,8 +26,8 @@ def run_layers(
 ) -> tuple[Any, list[Any]]:
     """Runs all layers in order; `fewest` (`FEWEST`) neighbours of the same structure as one scan.
 
-    step: from a layer, x and the layer's input, a tree, to the next x and the layer's output,
-    whatever the layer's number. Returns the last x and the outputs.
+    step: from a layer, x and the layer's input, a tree, to the next x and the layer's output.
+    Returns the last x and the outputs.
     """
     fewest = FEWEST if fewest is None else fewest
     kinds = [_kind(*pair) for pair in zip(layers, inputs, strict=True)]

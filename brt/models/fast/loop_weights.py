@@ -12,10 +12,9 @@ TPU v4, instead of 0.61 M and 0.53 M (docs/benchmarks/tpu_compiler.md).
 
     carry, ys = scan(step, weights, carry, xs)
 
-`jax.lax.scan` sums the gradients of bfloat16 weights over its iterations in bfloat16. Here the
-uncast array is an unused input, and its gradient is summed. For weights that `product`
-multiplies, nothing is summed in the loop at all: both factors are kept, and one product after the
-backward loop is the gradient.
+`jax.lax.scan` sums the gradients of bfloat16 weights in bfloat16. Here the uncast array is an
+unused input, whose gradient is summed. For weights that `product` multiplies, both factors are
+kept, and one product after the backward loop is the gradient.
 """
 
 from collections.abc import Callable
@@ -78,9 +77,8 @@ def scan(
 ) -> tuple[Any, Any]:
     """Folds `step(weights, carry, x)` over xs, as `jax.lax.scan`; no forward-mode derivatives.
 
-    weights: a tree of `LoopWeights`; a step passes each to `product` at most once. remat: keep
-    only the carries, and recompute each step in the backward pass, which then sums the gradients
-    of all weights.
+    weights: a tree of `LoopWeights`; a step passes each to `product` at most once. remat: keep only
+    the carries, and recompute each step in the backward pass.
     """
     weights = jax.tree.map(_untapped, weights, is_leaf=_is_pair)
     if remat:

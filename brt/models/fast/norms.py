@@ -42,10 +42,7 @@ rms_normed.defvjp(_rms_forward, _rms_backward)
 
 @jax.custom_vjp
 def unit_heads(x_BTHK: jax.Array) -> jax.Array:
-    """Returns each head's vector divided by its length, in the shape (..., K) and type of x.
-
-    Source: Block-Recurrent, section 3.2.
-    """
+    """Returns x / its length, (..., K) in the type of x. Source: Block-Recurrent, section 3.2."""
     return _unit_forward(x_BTHK)[0]
 
 

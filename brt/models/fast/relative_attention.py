@@ -2,8 +2,7 @@
 
 Plain counterpart: `plain_attend_by_distance` of `brt.models.transformer_xl.relative_attention`
 (tests/models/test_attention.py). A step of a Transformer-XL of 4 layers needs 0.80 of the peak
-memory and 0.96 of the processor time on a CPU, other changes included
-(docs/benchmarks/training.md).
+memory and 0.96 of the processor time on a CPU (docs/benchmarks/training.md).
 """
 
 import functools
@@ -36,9 +35,7 @@ def attend_by_distance(
     kept_BHTJ: jax.Array | None = None,
     rate: float = 0.0,
 ) -> jax.Array:
-    """Returns what `plain_attend_by_distance` returns; the backward pass computes the weights
-    again.
-    """
+    """Returns `plain_attend_by_distance`; the backward pass computes the weights again."""
     operands = q_BTHK, k_BJHK, v_BJHK, content_bias_HK, positions, visible_BTJ, kept_BHTJ
     return _forward(*operands, rate)[0]
 

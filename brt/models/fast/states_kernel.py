@@ -1,9 +1,8 @@
 """Attention of every block to its own keys as a Pallas TPU kernel; plain form: `plain_attention`.
 
-Used for tokens that attend to the states of their block: no bias, no mask, any number of keys.
-`tests/models/test_attention_kernels.py` compares the two, outputs and all gradients, and compiles
-the kernel for slices of TPUs. Unit lengths of queries, scale, softmax and dropout are computed in
-the chip's vector memory; no heads-first copies are made.
+For tokens that attend to the states of their block: no bias, no mask, any number of keys.
+`tests/models/test_attention_kernels.py` compares outputs and gradients, and compiles for slices of
+TPUs. Unit lengths of queries, scale, softmax and dropout stay in the chip's vector memory.
 
 Axes as in `kernel_parts`, and G blocks    Q queries and X keys of a block
 """
@@ -58,12 +57,10 @@ def plain_block_attention(
 ) -> jax.Array:
     """Returns attention of each block's queries to its keys, (B, G, Q, A).
 
-    Args:
-        q_BGQA: queries, not normalised. k_BGXA, v_BGXA: keys (normalised already) and values.
-        scale_H: factor of the scores, used through its absolute value.
-        keep_HQX: factors of the weights (dropout); no gradient reaches them.
+    Queries are not normalised, keys are. scale_H: factor of the scores, used through its absolute
+    value. keep_HQX: factors of the weights (dropout); no gradient reaches them.
 
-    Source: Block-Recurrent Transformer, section 3.2 (cross attention to the states).
+    Source: Block-Recurrent Transformer, section 3.2.
     """
 
     def split(x_BGQA):
@@ -84,7 +81,7 @@ def block_attention(
     scale_H: jax.Array,
     keep_HQX: jax.Array | None = None,
 ) -> jax.Array:
-    """Returns what `plain_block_attention` returns, by the kernel; arguments as there."""
+    """Returns `plain_block_attention`, by the kernel."""
     return _forward(heads, q_BGQA, k_BGXA, v_BGXA, scale_H, keep_HQX)[0]
 
 
