@@ -3,6 +3,7 @@
 Two layers, one of them recurrent, read four rows of 16 bytes a step.
 """
 
+import functools
 import gc
 import os
 import re
@@ -158,6 +159,9 @@ def build(path: Path, *bindings: str) -> Tiny:
     """The experiment of a gin file and bindings, its token stores prepared."""
     config.parse([str(path)], bindings)
     experiment = Experiment.from_gin()
+    # Runs that resume others in this process do not trace again.
+    experiment.jit_init = functools.cache(experiment.jit_init)
+    experiment.jit_step = functools.cache(experiment.jit_step)
     for split in LENGTHS:
         experiment.trainer.corpus.prepare(split, quiet=True)
     return Tiny(path, bindings, experiment)
