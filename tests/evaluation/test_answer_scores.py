@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 from test_studies import a_run
-from tiny_run import build, one_device, shared_programs, write_config  # noqa: F401
+from tiny_run import build, one_device, write_config
 
 from brt.data.corpus import Corpus
 from brt.data.sources.ruler import VariableTracking

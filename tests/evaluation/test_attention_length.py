@@ -8,7 +8,6 @@ from tiny_run import (
     LENGTHS,
     TXL,
     command,
-    shared_programs,  # noqa: F401
     write_config,
     write_corpus,
 )

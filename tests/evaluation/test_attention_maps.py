@@ -6,7 +6,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from tiny_run import build, one_device, shared_programs, write_config  # noqa: F401
+from tiny_run import build, one_device, write_config
 
 from brt.data.vocabularies.base import BEGIN
 from brt.evaluation.recorded_run import RecordedRun

@@ -8,13 +8,12 @@ import jax
 import numpy as np
 import pytest
 from test_studies import a_run
-from tiny_run import (  # noqa: F401
+from tiny_run import (
     PLAIN,
     build,
     command,
     contents,
     one_device,
-    shared_programs,
     train_here,
     write_config,
 )

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import jax
 import pytest
-from tiny_run import TXL, command, shared_programs, write_config  # noqa: F401
+from tiny_run import TXL, command, write_config
 
 from brt import benchmark
 from brt.benchmarks import evaluation_speed

@@ -7,12 +7,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_run import (  # noqa: F401
+from tiny_run import (
     PLAIN,
     build,
     mesh_of,
     one_device,
-    shared_programs,
     write_config,
 )
 

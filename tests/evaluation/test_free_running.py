@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from architectures import random_model
 from tiny_models import quick_jit, read_segment
-from tiny_run import build, command, mesh_of, one_device, shared_programs, train_here  # noqa: F401
+from tiny_run import build, command, mesh_of, one_device, train_here
 
 from brt import evaluate
 from brt.data.sources.algorithmic import CopyTask, ReverseTask

@@ -6,12 +6,11 @@ import jax
 import numpy as np
 import pytest
 from fabricated_recordings import fabricate
-from tiny_run import (  # noqa: F401
+from tiny_run import (
     build,
     contents,
     files_of_at_most,
     one_device,
-    shared_programs,
     write_config,
 )
 

@@ -7,11 +7,10 @@ from typing import NamedTuple
 import jax
 import numpy as np
 import pytest
-from tiny_run import (  # noqa: F401
+from tiny_run import (
     PLAIN,
     build,
     one_device,
-    shared_programs,
     write_config,
 )
 

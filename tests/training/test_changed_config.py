@@ -8,7 +8,6 @@ from tiny_run import (  # noqa: F401
     differing,
     half_read,
     one_device,
-    shared_programs,
     train_here,
     write_config,
 )

@@ -75,10 +75,10 @@ def test_the_loop_over_blocks_exchanges_nothing_over_data_and_one_sum_over_model
 @pytest.mark.parametrize(
     "name",
     [
-        *("feedback_fixed_skip", "gated_delta", "melodi", "feedback_kernel"),
+        *("feedback_fixed_skip", "gated_delta", "melodi"),
         *(
             pytest.param(name, marks=pytest.mark.slow)
-            for name in ("rec_lstm_dual", "associative_delta", "rec_kernel")
+            for name in ("rec_lstm_dual", "associative_delta", "rec_kernel", "feedback_kernel")
         ),
     ],
 )

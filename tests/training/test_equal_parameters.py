@@ -7,6 +7,7 @@ import optax
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiny_models import quick_jit
 
 from brt.models.fast.layer_scan import FEWEST
 from brt.training.optimization.equal_parameters import equal_parameters_together, norm_of_all
@@ -45,26 +46,32 @@ def layers(sizes, seed=0):
     }
 
 
+def moved(optimizer, sizes):
+    """Parameters and optimizer state after three steps."""
+    update = quick_jit(optimizer.update)
+    params = layers(sizes)
+    state = jax.jit(optimizer.init)(params)
+    for step in range(3):
+        updates, state = update(layers(sizes, seed=1 + step), state, params)
+        params = optax.apply_updates(params, updates)
+    return params, state
+
+
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("sizes", [(), (3, 6, 3, 3)], ids=str)
 def test_every_parameter_moves_as_by_itself(name, sizes):
     with jax.enable_x64(True):
         alone = OPTIMIZERS[name]()
-        together = equal_parameters_together(alone, fewest=2)
-        params = [layers(sizes), layers(sizes)]
-        states = [alone.init(params[0]), together.init(params[1])]
-        assert jax.tree.structure(states[0]) == jax.tree.structure(states[1])
-        for step in range(3):
-            gradients = layers(sizes, seed=1 + step)
-            for i, optimizer in enumerate((alone, together)):
-                updates, states[i] = optimizer.update(gradients, states[i], params[i])
-                params[i] = optax.apply_updates(params[i], updates)
+        alone, together = (
+            moved(each, sizes) for each in (alone, equal_parameters_together(alone, fewest=2))
+        )
+        assert jax.tree.structure(alone) == jax.tree.structure(together)
 
         def same(a, b):
             assert a.shape == b.shape and a.dtype == b.dtype
             np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-12)
 
-        jax.tree.map(same, (params[1], states[1]), (params[0], states[0]))
+        jax.tree.map(same, together, alone)
 
 
 MOVING = {"broadcast_in_dim", "concatenate", "dynamic_slice", "reshape", "slice", "squeeze"}

@@ -1,7 +1,7 @@
 """The longest segment that fits a budget: on made-up costs, and on tiny models."""
 
 import pytest
-from tiny_run import TXL, one_device, shared_programs, write_config  # noqa: F401
+from tiny_run import TXL, one_device, write_config
 
 from brt.benchmarks.memory_budget import longest_fitting, longest_segment, parse_bytes, step_bytes
 from brt.experiment import Configuration

@@ -28,6 +28,8 @@ BINDINGS = (
     "Trainer.plateau = @ReduceOnPlateau()",
     "ReduceOnPlateau.patience = 0",
     "rsqrt.multiplier = 4.0",
+    "BlockRecurrentTransformer.num_layers = 1",
+    "BlockRecurrentTransformer.recurrent_layers = (0,)",
 )
 
 

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 from paths import CONFIGS
-from tiny_run import command, shared_programs  # noqa: F401
+from tiny_run import command
 
 from brt import evaluate, train
 from brt.reporting.collect import collect

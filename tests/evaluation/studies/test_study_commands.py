@@ -9,12 +9,11 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from tiny_run import (  # noqa: F401
+from tiny_run import (
     PLAIN,
     build,
     command,
     contents,
-    shared_programs,
     start,
     train_here,
     write_config,

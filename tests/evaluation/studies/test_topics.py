@@ -7,11 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from stores import Ids
-from tiny_run import (  # noqa: F401
+from tiny_run import (
     PLAIN,
     build,
     command,
-    shared_programs,
     train_here,
     write_config,
 )
