@@ -1,20 +1,18 @@
 """Eight devices on one machine, so that sharding is tested everywhere; and quick compilation,
 because the models here are tiny and run once."""
 
-import atexit
 import os
-import shutil
-import tempfile
+import time
+from pathlib import Path
 
 from paths import ROOT
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-# Commands keep nothing of what they compile, but where a test says so.
-os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", "")
 os.environ.setdefault("BRT_VERIFIED", "")
-if "BRT_TEST_CACHES" not in os.environ:  # one folder for all workers
-    os.environ["BRT_TEST_CACHES"] = tempfile.mkdtemp(prefix="brt-tests-")
-    atexit.register(shutil.rmtree, os.environ["BRT_TEST_CACHES"], ignore_errors=True)
+# What is compiled, however small, is kept for other tests, processes and sessions.
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", os.path.expanduser("~/.cache/brt/tests"))
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+os.environ["JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES"] = "none"
 
 import functools
 import gc
@@ -36,6 +34,15 @@ os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *flags])
 gc.set_threshold(100_000, 20, 20)
 
 SCRIPTS = ROOT / "scripts"
+KEPT_SECONDS = 14 * 24 * 3600
+
+
+def pytest_sessionstart(session):
+    folder = os.environ["JAX_COMPILATION_CACHE_DIR"]
+    if folder and "PYTEST_XDIST_WORKER" not in os.environ:
+        for entry in Path(folder).glob("*-cache"):
+            if time.time() - entry.stat().st_mtime > KEPT_SECONDS:
+                entry.unlink()
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -27,7 +27,7 @@ def test_the_script_measures_steps_agreement_and_decoding_into_one_json_and_one_
     # A folder and an ending may stand around a name.
     line.append(f"--systems=configs/{NAMES[1]}.gin,{NAMES[0]}")
     done = subprocess.run(
-        line, env=quick_environment(tmp_path), capture_output=True, text=True, check=False
+        line, env=quick_environment(), capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(file.read_text())

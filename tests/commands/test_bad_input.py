@@ -17,7 +17,6 @@ from tiny_run import (  # noqa: F401
     contents,
     files_of_at_most,
     half_read,
-    shared_programs,
     start,
     write_config,
 )

@@ -12,7 +12,6 @@ from tiny_run import (
     PLAIN,
     command,
     one_device,
-    shared_programs,  # noqa: F401
     write_config,
 )
 

@@ -5,7 +5,7 @@ import json
 
 import pytest
 from paths import SCRIPTS
-from tiny_run import build, command, shared_programs, train_here, write_config  # noqa: F401
+from tiny_run import build, command, train_here, write_config
 
 from brt import evaluate
 

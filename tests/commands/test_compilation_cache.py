@@ -128,7 +128,7 @@ def test_jax_s_own_variable_and_an_empty_folder_leave_jax_alone(tmp_path, monkey
 def test_a_run_that_is_started_again_compiles_no_step(tmp_path):
     """The same command with another run folder, as a process of its own."""
     path = write_config(tmp_path, *PLAIN, without=("RecurrentCell",))
-    environment = quick_environment(tmp_path) | {"XDG_CACHE_HOME": str(tmp_path / "caches")}
+    environment = quick_environment() | {"XDG_CACHE_HOME": str(tmp_path / "caches")}
     del environment["JAX_COMPILATION_CACHE_DIR"]
     found = []
     kept = []

@@ -8,12 +8,11 @@ import pytest
 from absl import flags
 from safetensors.numpy import load_file
 from tiny_folders import GPT2, make_folder
-from tiny_run import (  # noqa: F401
+from tiny_run import (
     build,
     command,
     one_device,
     records,
-    shared_programs,
     write_config,
 )
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from absl import flags
-from tiny_run import build, command, shared_programs, write_config  # noqa: F401
+from tiny_run import build, command, write_config
 
 from brt import benchmark, generate
 from brt.generation import generator as generation

@@ -13,7 +13,7 @@ import time
 
 import pytest
 from paths import ROOT, SCRIPTS
-from tiny_run import build, records, shared_programs, train_here, write_config  # noqa: F401
+from tiny_run import build, records, train_here, write_config
 
 GIN = ["--gin_file=configs/quickstart.gin", '--gin.Corpus.store="gs://b/it\'s"']
 TRAINED = [*GIN, "--workdir=gs://b/run", "--allow_changes"]

@@ -7,7 +7,7 @@ import subprocess
 import jax
 import pytest
 from paths import SCRIPTS
-from tiny_run import command, shared_programs, write_config  # noqa: F401
+from tiny_run import command, write_config
 
 from brt import command_line, train
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from paths import CONFIGS
 from safetensors.numpy import load_file, save
-from tiny_run import command, shared_programs, write_config  # noqa: F401
+from tiny_run import command, write_config
 
 from brt import export, generate, train
 from brt.generation.generator import Generator

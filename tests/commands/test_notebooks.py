@@ -138,7 +138,7 @@ def executed(content, path, tmp_path):
     copy = tmp_path / path.name
     copy.write_text(json.dumps(content))
     command = "from nbclient.cli import NbClientApp; NbClientApp.launch_instance()"
-    environment = quick_environment(tmp_path.parent)
+    environment = quick_environment()
     environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), *sys.path])
     environment["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
     return copy, subprocess.run(

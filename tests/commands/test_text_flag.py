@@ -6,7 +6,6 @@ import pytest
 from tiny_run import (
     PLAIN,
     command,
-    shared_programs,  # noqa: F401
     write_config,
     write_corpus,
 )

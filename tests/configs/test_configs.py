@@ -8,7 +8,6 @@ from header_commands import COMMANDS
 from jax.sharding import AbstractMesh
 from paths import CONFIGS, ROOT
 from published_checks import position_of, read_once, settings_of
-from tiny_run import shared_programs  # noqa: F401  (rows of three corpora are one program)
 
 from brt import config
 from brt.experiment import Experiment

@@ -30,7 +30,7 @@ from architectures import (
 )
 from paths import ROOT
 from test_sharding_laws import store  # noqa: F401  (a fixture)
-from tiny_run import command, quick_environment, shared_programs, write_corpus  # noqa: F401
+from tiny_run import command, quick_environment, write_corpus
 
 from brt import evaluate, generate, train
 from brt.training.records.run_folder import read_metrics
@@ -255,7 +255,7 @@ def test_a_class_is_known_as_soon_as_its_file_lies_among_the_memories(tmp_path):
         shutil.copytree(ROOT / name, tmp_path / name)
     write_config(tmp_path)
     (tmp_path / "brt/models/block_recurrent/block_summaries.py").write_text(memory_code())
-    after = dry_run(tmp_path, quick_environment(tmp_path) | {"PYTHONPATH": ""})
+    after = dry_run(tmp_path, quick_environment() | {"PYTHONPATH": ""})
     assert "books/train" in after.stderr  # which is not there
     assert re.search(r"BlockSummaries\.num_blocks += 4", after.stdout)
 
@@ -264,7 +264,7 @@ def test_a_class_elsewhere_is_known_by_the_line_that_imports_its_module(tmp_path
     (tmp_path / "elsewhere" / "of_mine").mkdir(parents=True)
     (tmp_path / "elsewhere" / "of_mine" / "memories.py").write_text(memory_code())
     write_config(tmp_path, "import of_mine.memories\n")
-    environment = quick_environment(tmp_path)
+    environment = quick_environment()
     path = os.pathsep.join([str(tmp_path / "elsewhere"), environment["PYTHONPATH"]])
     found = dry_run(tmp_path, environment | {"PYTHONPATH": path})
     assert re.search(r"BlockSummaries\.num_blocks += 4", found.stdout)
@@ -275,7 +275,7 @@ def test_a_memory_whose_cache_cannot_be_cleared_is_refused_by_name(tmp_path):
     method = "    def clear_state(self, empty):\n        return empty\n"
     assert memory_code().count(method) == 1
     (tmp_path / "my_memories.py").write_text(memory_code().replace(method, ""))
-    refused = dry_run(tmp_path, quick_environment(tmp_path))
+    refused = dry_run(tmp_path, quick_environment())
     assert refused.returncode == 1 and "Traceback" not in refused.stderr
     assert "Error: SummaryCache has no method clear_state(empty)" in refused.stderr
 
@@ -289,7 +289,7 @@ def test_the_data_source_of_the_page_is_prepared(tmp_path):
         (tmp_path / "letters" / f"{split}.jsonl").write_text(lines)
     (shown,) = (block for block in blocks("bash").values() if "letters.gin" in block)
     command = shlex.split(shown.replace("\\\n", " "))[1:]
-    done = call(tmp_path, quick_environment(tmp_path), *command)
+    done = call(tmp_path, quick_environment(), *command)
     assert done.returncode == 0, done.stderr[-2000:]
     (documents,) = (tmp_path / "stores" / "letters" / "test").rglob("documents.jsonl")
     lines = documents.read_text().splitlines()

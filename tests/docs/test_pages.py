@@ -11,7 +11,7 @@ import sys
 import pytest
 from absl import flags
 from paths import CONFIGS, ROOT
-from tiny_run import command, quick_environment, shared_programs, write_corpus  # noqa: F401
+from tiny_run import command, quick_environment, write_corpus
 
 from brt import benchmark, config, evaluate, export, generate, prepare, report, train  # noqa: F401
 from brt.experiment import Experiment
@@ -112,7 +112,7 @@ def beside_a_run(tmp_path_factory):
 
 
 def run(folder, *arguments):
-    command, environment = [sys.executable, *map(str, arguments)], quick_environment(folder)
+    command, environment = [sys.executable, *map(str, arguments)], quick_environment()
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout

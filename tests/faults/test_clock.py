@@ -7,11 +7,10 @@ import time
 
 import pytest
 from tensorboardX.proto.event_pb2 import Event
-from tiny_run import (  # noqa: F401
+from tiny_run import (
     PLAIN,
     assert_same_run,
     build,
-    shared_programs,
     train_here,
     write_config,
 )

@@ -15,7 +15,6 @@ from tiny_run import (  # noqa: F401
     command,
     contents,
     half_read,
-    shared_programs,
     train_here,
     write_config,
 )

@@ -4,7 +4,7 @@ import gc
 import os
 
 import pytest
-from tiny_run import PLAIN, build, records, shared_programs, train_here, write_config  # noqa: F401
+from tiny_run import PLAIN, build, records, train_here, write_config
 
 EVALUATIONS = 500
 

@@ -17,7 +17,6 @@ from tiny_run import (
     build,
     command,
     contents,
-    shared_programs,  # noqa: F401
     train_here,
     write_config,
 )

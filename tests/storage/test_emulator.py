@@ -19,7 +19,6 @@ from tiny_run import (
     build,
     differing,
     records,
-    shared_programs,  # noqa: F401
     start,
     train_here,
     write_config,

@@ -70,15 +70,15 @@ def saved(folder, *steps, **policy):
     """Saves states of these steps; returns the steps that the policy keeps."""
     if not policy and not list(folder.glob("*")):
         template, kept = _template(steps)
-        shutil.copytree(template, folder, dirs_exist_ok=True)
+        shutil.copytree(template.name, folder, dirs_exist_ok=True)
         return kept
     return _save(folder, steps, **policy)
 
 
 @functools.cache
 def _template(steps):
-    folder = tempfile.mkdtemp(dir=os.environ["BRT_TEST_CACHES"])
-    return folder, _save(folder, steps)
+    folder = tempfile.TemporaryDirectory()
+    return folder, _save(folder.name, steps)
 
 
 def _save(folder, steps, **policy):

@@ -25,7 +25,6 @@ from paths import ROOT
 from tiny_models import QUICK
 
 from brt import command_line, config, evaluate, train
-from brt.compilation_cache import CompilationCache
 from brt.evaluation.evaluator import Evaluator
 from brt.experiment import Experiment
 from brt.training.loop import TrainingRun
@@ -85,14 +84,6 @@ TXL = (
 )
 """The smallest Transformer-XL; for a file without `BlockRecurrentTransformer` and `RecurrentCell`
 lines."""
-
-
-@pytest.fixture(autouse=True, scope="module")
-def shared_programs():
-    """Import it to compile each program once for all tests and workers, and for `start`."""
-    cache = CompilationCache(Path(os.environ["BRT_TEST_CACHES"]) / "brt" / "compiled")
-    yield
-    cache.close()
 
 
 @pytest.fixture
@@ -224,9 +215,7 @@ def start(module: str, *arguments, **options) -> subprocess.Popen:
     environment = {
         **os.environ,
         "XLA_FLAGS": re.sub(r"--xla_force_host_platform_device_count=\d+", "", XLA_FLAGS),
-        "XDG_CACHE_HOME": os.environ["BRT_TEST_CACHES"],
     }
-    del environment["JAX_COMPILATION_CACHE_DIR"]
     line = [sys.executable, "-m", module, *map(str, arguments)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return subprocess.Popen(line, cwd=ROOT, env=environment, **pipes, **options)
@@ -255,15 +244,12 @@ def ended(started) -> tuple[list[int], list[str]]:
     return [process.returncode for process in started], outputs
 
 
-def quick_environment(folder):
-    """One device, little optimization, and what one process compiled is there for the next."""
+def quick_environment():
+    """One device and this checkout, for a process that is started anywhere."""
     flags = os.environ["XLA_FLAGS"].replace("device_count=8", "device_count=1")
     return {
         **os.environ,
         "XLA_FLAGS": flags,
-        "JAX_PLATFORMS": "cpu",
-        "JAX_COMPILATION_CACHE_DIR": str(folder / "compiled"),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
     }
 

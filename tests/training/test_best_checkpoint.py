@@ -11,16 +11,13 @@ import jax
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_run import (  # noqa: F401
+from tiny_run import (
     PLAIN,
     assert_same_run,
     build,
     command,
     differing,
-    one_device,
     records,
-    shared_programs,
-    start,
     train_here,
     write_config,
 )

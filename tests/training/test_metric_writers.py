@@ -9,7 +9,6 @@ from tiny_run import (
     PLAIN,
     build,
     command,
-    shared_programs,  # noqa: F401
     train_here,
     write_config,
 )

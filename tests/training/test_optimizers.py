@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from tiny_run import shared_programs  # noqa: F401
 
 from brt.training.optimization.optimizers import adafactor, adamw, muon
 

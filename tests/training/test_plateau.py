@@ -7,10 +7,9 @@ import optax
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_run import (  # noqa: F401
+from tiny_run import (
     build,
     differing,
-    shared_programs,
     train_here,
     write_config,
 )

@@ -4,13 +4,12 @@ import logging
 
 import jax
 import pytest
-from tiny_run import (  # noqa: F401
+from tiny_run import (
     PLAIN,
     assert_same_run,
     build,
     mesh_of,
     records,
-    shared_programs,
     train_here,
     write_config,
 )

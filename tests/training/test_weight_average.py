@@ -5,10 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from tiny_run import (  # noqa: F401
+from tiny_run import (
     build,
     differing,
-    shared_programs,
     train_here,
     write_config,
 )

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 from stores import FIRST, RAGGED, make_store
-from tiny_run import build, one_device, shared_programs, write_config  # noqa: F401
+from tiny_run import build, one_device, write_config
 
 from brt.data.streams.shifted import ShiftedPass
 from brt.data.vocabularies.base import BEGIN
