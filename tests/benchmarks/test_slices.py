@@ -120,7 +120,7 @@ def test_the_command_compiles_the_step_for_the_devices_of_the_slice(monkeypatch,
     assert found["mesh"] == {"data": 4, "model": 1} and found["rows_per_chip"] == 1
     # Gradients of divided parameters are summed over the rows, outside of loops or inside.
     assert sum(each["bytes"] for kinds in found["collectives"].values() for each in kinds.values())
-    assert {loop["trips"] for loop in found["loops"] if loop["scope"] == "layer1/states"} == {2}
+    assert {loop["trips"] for loop in found["loops"] if loop["scope"] == "layer0/states"} == {2}
     per_chip = found["flops"]
     assert per_chip > 0 and 0 < found["hbm_bytes"] < found["hbm_available"]
 
@@ -146,7 +146,7 @@ def test_libtpu_compiles_the_step_and_estimates_every_part(name, monkeypatch, tm
     parts = found["cycles_by_part"]
     assert {"attention", "states", "feed_forward", "vocabulary", "optimizer"} <= parts.keys()
     assert parts.get("other", 0) < 0.1 * found["cycles"]
-    loops = [loop for loop in found["loops"] if loop["scope"] == "layer1/states"]
+    loops = [loop for loop in found["loops"] if loop["scope"] == "layer0/states"]
     assert {(loop["backward"], loop["trips"]) for loop in loops} == {(False, 2), (True, 2)}
 
 

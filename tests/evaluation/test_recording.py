@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from fabricated_recordings import fabricate
 from tiny_run import (
+    TWO_LAYERS,
     build,
     contents,
     files_of_at_most,
@@ -32,7 +33,7 @@ class Killed(Exception):
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     """Experiment, store, reader and parameters of a model with a state."""
-    experiment = build(write_config(tmp_path_factory.mktemp("recurrent"))).experiment
+    experiment = build(write_config(tmp_path_factory.mktemp("recurrent"), *TWO_LAYERS)).experiment
     rng, store = np.random.default_rng(0), experiment.open_store("validation")
     params = jax.tree.map(
         lambda x: jax.numpy.float32(0.5 * rng.normal(size=x.shape)), experiment.abstract_params

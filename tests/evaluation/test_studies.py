@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from tiny_run import (
     PLAIN,
+    TWO_LAYERS,
     build,
     one_device,
     write_config,
@@ -48,7 +49,7 @@ def a_run(folder, experiment):
 def recurrent(tmp_path_factory):
     folder = tmp_path_factory.mktemp("recurrent")
     with jax.set_mesh(one_device()):
-        path = write_config(folder, 'RecurrentCell.arrangement = "dual"')
+        path = write_config(folder, *TWO_LAYERS, 'RecurrentCell.arrangement = "dual"')
         yield a_run(folder, build(path).experiment)
 
 
@@ -97,6 +98,7 @@ def test_costs_are_those_of_the_recordings(recurrent):
 def test_an_external_memory_is_weighed_like_a_state_but_no_gradient_reaches_it(tmp_path):
     memory = ("ExternalMemory.size = 24", "ExternalMemory.neighbours = 3")
     lines = (
+        *TWO_LAYERS,
         "BlockRecurrentTransformer.recurrent_layers = ()",
         "BlockRecurrentTransformer.memorizing_layers = (1,)",
     )
@@ -369,6 +371,7 @@ def answering(tmp_path_factory):
     """The recurrent model on documents that ask for facts; the answers are all that is scored."""
     folder = tmp_path_factory.mktemp("answering")
     lines = (
+        *TWO_LAYERS,
         *("Corpus.source = @RecallTask()", "RecallTask.num_documents = 8"),
         *("RecallTask.num_held_out = 3", "RecallTask.document_length = 120"),
         *("RecallTask.num_facts = 2", "RecallTask.max_distance = 90"),

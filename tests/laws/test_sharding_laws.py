@@ -183,8 +183,7 @@ def test_a_state_from_a_checkpoint_continues_undisturbed(store, name, mesh_shape
 def test_two_processes_train_as_one(tmp_path):
     path = write_config(
         tmp_path,
-        *("BlockRecurrentTransformer.num_layers = 1", "Evaluation.cleared = False"),
-        *("BlockRecurrentTransformer.recurrent_layers = (0,)", f"Trainer.steps = {STEPS}"),
+        *("Evaluation.cleared = False", f"Trainer.steps = {STEPS}"),
         *("Trainer.log_every = 1", f"Trainer.eval_every = {STEPS}", "Evaluation.max_steps = 2"),
     )
     train_here(build(path), tmp_path / "one")

@@ -12,7 +12,6 @@ from tiny_run import (
     differing,
     one_device,
     records,
-    shared_programs,  # noqa: F401
     train_here,
     write_config,
 )
@@ -47,14 +46,9 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("texts")
 
 
-def small_config(folder):
-    model = "BlockRecurrentTransformer"
-    return write_config(folder, f"{model}.num_layers = 1", f"{model}.recurrent_layers = (0,)")
-
-
 @pytest.fixture(scope="module")
 def local(folder):
-    return build(small_config(folder), "CheckpointPolicy.every = 2")
+    return build(write_config(folder), "CheckpointPolicy.every = 2")
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +59,7 @@ def straight(local, folder):
 @pytest.fixture
 def tiny(folder):
     """The same experiment with its store in the bucket."""
-    path = small_config(folder)
+    path = write_config(folder)
     return build(path, "CheckpointPolicy.every = 2", f'Corpus.store = "{BUCKET}/stores"')
 
 

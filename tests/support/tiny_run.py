@@ -1,6 +1,6 @@
 """A tiny run: a ragged corpus of text files, a config of a few lines, and ways to train on it.
 
-Two layers, one of them recurrent, read four rows of 16 bytes a step.
+One recurrent layer reads four rows of 16 bytes a step.
 """
 
 import functools
@@ -55,22 +55,25 @@ Corpus.vocabulary = @ByteVocabulary()
 rsqrt.multiplier = 0.2
 rsqrt.warmup_steps = 2
 BlockRecurrentTransformer.vocabulary_size = 256
-BlockRecurrentTransformer.num_layers = 2
+BlockRecurrentTransformer.num_layers = 1
 BlockRecurrentTransformer.width = 16
 BlockRecurrentTransformer.num_heads = 2
 BlockRecurrentTransformer.head_size = 4
 BlockRecurrentTransformer.feed_forward_size = 24
 BlockRecurrentTransformer.window = 8
-BlockRecurrentTransformer.recurrent_layers = (1,)
+BlockRecurrentTransformer.recurrent_layers = (0,)
 BlockRecurrentTransformer.logits_divisor = "width"
 RecurrentCell.num_states = 5
 """
 
-PLAIN = (
-    "BlockRecurrentTransformer.recurrent_layers = ()",
-    "BlockRecurrentTransformer.num_layers = 1",
-)
+PLAIN = ("BlockRecurrentTransformer.recurrent_layers = ()",)
 """Bindings of the smallest model, without a state; for a file without `RecurrentCell` lines."""
+
+TWO_LAYERS = (
+    "BlockRecurrentTransformer.num_layers = 2",
+    "BlockRecurrentTransformer.recurrent_layers = (1,)",
+)
+"""Bindings of a model whose first layer has no state."""
 
 TXL = (
     "Trainer.model = @TransformerXL",

@@ -7,7 +7,6 @@ import pytest
 from tiny_run import (
     build,
     records,
-    shared_programs,  # noqa: F401
     train_here,
     write_config,
 )
@@ -120,7 +119,7 @@ def test_alerts_stand_in_the_records_and_change_no_other_number(
     with caplog.at_level(logging.WARNING):
         train_here(tiny, tmp_path / "run")
     assert [record["alert/dead_state"] for record in read_metrics(tmp_path / "run")] == [1.0] * 3
-    assert caplog.text.count("layer1/state_share is") == 1
+    assert caplog.text.count("layer0/state_share is") == 1
     assert records(tmp_path / "run") == records(tmp_path / "before")
 
 

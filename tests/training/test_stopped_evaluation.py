@@ -4,12 +4,11 @@ import os
 import signal
 
 import pytest
-from tiny_run import (  # noqa: F401
+from tiny_run import (
     assert_same_run,
     build,
     command,
     records,
-    shared_programs,
     train_here,
     write_config,
 )
@@ -28,8 +27,6 @@ BINDINGS = (
     "Trainer.plateau = @ReduceOnPlateau()",
     "ReduceOnPlateau.patience = 0",
     "rsqrt.multiplier = 4.0",
-    "BlockRecurrentTransformer.num_layers = 1",
-    "BlockRecurrentTransformer.recurrent_layers = (0,)",
 )
 
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from tiny_run import build, differing, leaves, shared_programs, write_config  # noqa: F401
+from tiny_run import build, differing, leaves, write_config
 
 from brt.data.streams.batch import Batch
 from brt.data.vocabularies.base import BEGIN
@@ -34,9 +34,6 @@ def tools(tmp_path_factory):
     """A model of one recurrent layer, its parameters, and rows in the middle of documents."""
     tiny = build(
         write_config(tmp_path_factory.mktemp("step")),
-        "BlockRecurrentTransformer.num_layers = 1",
-        "BlockRecurrentTransformer.recurrent_layers = (0,)",
-        "BlockRecurrentTransformer.vocabulary_size = 256",
         "BlockRecurrentTransformer.dropout = 0.3",
     )
     bind, shapes = tiny.experiment.bind, tiny.experiment.abstract_params

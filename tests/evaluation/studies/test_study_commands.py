@@ -43,7 +43,7 @@ def runs(tmp_path_factory):
         ("compare", ["--other={}/slide", "--documents=3"], ["better_top4_of", "difference_bits"]),
         ("compare", [], ["largest_difference_bits_first_segment", "worse_top40_of"]),
         ("compare", ["--gin.Compare.against='swapped'"], ["better_top4_of"]),
-        ("memory_use", [], ["cost_cleared", "cost_swapped", "layer1/half_life_tokens"]),
+        ("memory_use", [], ["cost_cleared", "cost_swapped", "layer0/half_life_tokens"]),
         ("reach", [], ["state_cost_nearest", "context_reach"]),
         ("positions", ["--other={}/slide"], ["longest", "documents"]),
     ],
