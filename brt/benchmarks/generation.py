@@ -22,17 +22,17 @@ from brt.training.train_step import read_segment
 if TYPE_CHECKING:
     from brt.experiment import Experiment
 
+WINDOWS = 5
 PARTS = 20
 
 
 def measure_generation(
-    experiment: "Experiment", positions: Sequence[int], tokens: int, windows: int = 5
+    experiment: "Experiment", positions: Sequence[int], tokens: int
 ) -> dict[str, Any]:
     """Times a model with random parameters on one document of random tokens.
 
     positions: two, rising, where streams continue from memory files.
     tokens: written by each stream, in chunks that alternate.
-    windows: how often a window is recomputed.
     """
     trainer = experiment.trainer
     model = cast(LanguageModel, experiment.bind(experiment.init_params()))
@@ -47,7 +47,7 @@ def measure_generation(
         generator.save(files[1], memory)
         figures |= _writing(generator, files, tokens)
         figures["file_bytes"] = [os.path.getsize(file) for file in files]
-    window_seconds = _window(generator, memory, windows)
+    window_seconds = _window(generator, memory)
     return figures | {
         "window_seconds": window_seconds,
         "window_to_decode": window_seconds / figures["decode_seconds"][1],
@@ -125,7 +125,7 @@ def _writing(generator, files, tokens):
     }
 
 
-def _window(generator, memory, rounds):
+def _window(generator, memory):
     model, graph = generator.model, nnx.graphdef(generator.model)
 
     @jax.jit
@@ -136,7 +136,7 @@ def _window(generator, memory, rounds):
     tokens_BW, caches = np.asarray(memory.recent_BP), model.init_caches(1)
     jax.block_until_ready(window(generator.params, tokens_BW, caches))
     seconds = []
-    for _ in range(rounds):
+    for _ in range(WINDOWS):
         begun = time.perf_counter()
         jax.block_until_ready(window(generator.params, tokens_BW, caches))
         seconds.append(time.perf_counter() - begun)

@@ -16,14 +16,10 @@ from brt.data.streams.ledger import ledger_of
 from brt.data.streams.select import STREAMS, training_stream
 from brt.data.vocabularies.base import ByteVocabulary
 
+BATCHES, ROUNDS = 200, 5
 
-def measure_store(
-    folder: str | os.PathLike,
-    rows: int,
-    segment_length: int,
-    batches: int = 200,
-    rounds: int = 5,
-) -> dict[str, dict]:
+
+def measure_store(folder: str | os.PathLike, rows: int, segment_length: int) -> dict[str, dict]:
     """Reads a token store with each stream; the fastest round counts.
 
     Returns by stream: rates of one core (padding included), with and without checksums; `padding`,
@@ -41,7 +37,7 @@ def measure_store(
         segments_B = stream.row_segments_B
         capacity = int(segments_B.sum()) * segment_length
         plain, checked = (
-            max(_rate(stream, batches, ledger) for _ in range(rounds)) for ledger in (False, True)
+            max(_rate(stream, BATCHES, ledger) for _ in range(ROUNDS)) for ledger in (False, True)
         )
         by_stream[kind] = {
             "first_batch_seconds": first,
@@ -53,7 +49,7 @@ def measure_store(
     return by_stream
 
 
-def time_input(rows: int, segment_length: int, segments_per_step: int, steps: int = 200) -> float:
+def time_input(rows: int, segment_length: int, segments_per_step: int) -> float:
     rng = np.random.default_rng(0)
     lengths = rng.integers(segment_length // 2, 40 * segment_length, 2 * rows)
     documents = (
@@ -66,7 +62,7 @@ def time_input(rows: int, segment_length: int, segments_per_step: int, steps: in
         store = TokenStore(path)
         stream = training_stream("documents", store, rows, segment_length, segments_per_step)
         stream.batch(0)
-        return _rate(stream, steps, True)
+        return _rate(stream, BATCHES, True)
 
 
 def _rate(stream, batches, ledger):

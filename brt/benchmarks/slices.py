@@ -27,6 +27,7 @@ ESTIMATES = (
     f"{kernels.NOTE}"
 )
 
+SHOWN = 0.02  # loops with this share of the cycles
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _USED = re.compile(r"Used ([\d.]+)([KMGT]?) of ([\d.]+)([KMGT]?) hbm")
 
@@ -164,7 +165,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     return "\n".join([title, *(line + note for line, note in zip(lines, notes))])
 
 
-def details(row: dict[str, Any], least: float = 0.02) -> str:
+def details(row: dict[str, Any]) -> str:
     if not row["fits"]:
         return ""
     total = max(row["cycles"], 1)
@@ -174,7 +175,7 @@ def details(row: dict[str, Any], least: float = 0.02) -> str:
     )
     lines = [row["name"], f"  cycles by part: {shares}"]
     for loop in row["loops"]:
-        if loop["cycles"] < least * total:
+        if loop["cycles"] < SHOWN * total:
             continue
         direction = "backward" if loop["backward"] else "forward"
         trips = "?" if loop["trips"] is None else loop["trips"]

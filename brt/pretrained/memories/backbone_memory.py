@@ -1,6 +1,6 @@
 """A layer memory in one layer of a pretrained backbone, whose windows or blocks are its blocks.
 
-Positions restart in every window: queries and keys have none, and earlier keys are not seen.
+Positions restart in every window, so the memory gets queries and keys without positions.
 """
 
 from collections.abc import Callable
