@@ -25,7 +25,7 @@ from brt.reporting.step_times import read_step_times
 
 MEMORIZING = (
     "BlockRecurrentTransformer.recurrent_layers = ()",
-    "BlockRecurrentTransformer.memorizing_layers = (1,)",
+    "BlockRecurrentTransformer.memorizing_layers = (0,)",
     "ExternalMemory.size = 65_536",
     "ExternalMemory.neighbours = 4",
 )

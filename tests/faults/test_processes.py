@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from absl import flags
 from absl.testing import flagsaver
-from tiny_run import ended, records, start_several, write_config
+from tiny_run import TWO_LAYERS, ended, records, start_several, write_config
 
 from brt import command_line, processes
 
@@ -146,7 +146,9 @@ def test_several_processes_stop_early_together_and_keep_the_same_best_checkpoint
     policy = ("keep_best = True", "keep_last = 1", "patience = 2")
     lines = (f"CheckpointPolicy.{setting}" for setting in policy)
     path = write_config(
-        tmp_path, *LINES, *lines, "Trainer.eval_every = 2", "rsqrt.multiplier = 4.0"
+        tmp_path,
+        *(*LINES, *lines, *TWO_LAYERS),
+        *("Trainer.eval_every = 2", "rsqrt.multiplier = 4.0"),
     )
     for said in ("Stopped early at step", "stopped early, at step"):
         statuses, outputs = ended(start_several(path, tmp_path / "run"))
