@@ -120,14 +120,6 @@ def _stored(cache, f_BTL):
     return y_BTD / (known_BT + EPSILON)[..., None], known_BT
 
 
-class _Run(NamedTuple):
-    """Inputs of the layers after reading, their outputs, and the memory's shares of the inputs."""
-
-    inputs: list[jax.Array]
-    outputs: list[jax.Array]
-    shares: list[jax.Array]
-
-
 @configurable(denylist=["rngs"])
 class AssociativeRecurrentMemoryTransformer(LanguageModelWrapper):
     """ARMT around a Transformer-XL without memory, whose settings are bound by its own name.
@@ -180,19 +172,22 @@ class AssociativeRecurrentMemoryTransformer(LanguageModelWrapper):
     ) -> tuple[jax.Array, tuple, Metrics]:
         T = x_BTD.shape[1]
         x_BXD = jnp.concatenate([x_BTD, self._memory(len(x_BTD))], axis=1)
-        run = self._run(x_BXD, caches, key=key)
-        written = self._written(caches, [y_BXD[:, T:] for y_BXD in run.outputs])
-        metrics = {f"layer{i}/memory_share": share for i, share in enumerate(run.shares)}
+        _, outputs, shares = self._run(x_BXD, caches, key=key)
+        written = self._written(caches, [y_BXD[:, T:] for y_BXD in outputs])
+        metrics = {f"layer{i}/memory_share": share for i, share in enumerate(shares)}
         last_key = None if key is None else jax.random.fold_in(key, 0)
         with jax.named_scope("vocabulary"):
-            return self.body.drops(run.outputs[-1][:, :T], last_key), written, metrics
+            return self.body.drops(outputs[-1][:, :T], last_key), written, metrics
 
     def _memory(self, rows):
         memory_SD = self.memory_SD[...].astype(self.dtype)
         return jnp.broadcast_to(memory_SD, (rows, *memory_SD.shape))
 
     def _run(self, x_BQD, caches, before=None, key=None):
-        """Runs all layers on positions after those with the inputs `before`, (B, M, D) each."""
+        """Runs all layers on positions after those with the inputs `before`, (B, M, D) each.
+
+        Returns of each layer its input with the memory, its output, and the memory's share.
+        """
         rows, Q, D = x_BQD.shape
         before = before or [jnp.zeros((rows, 0, D), x_BQD.dtype)] * len(caches)
         M = before[0].shape[1]
@@ -201,18 +196,16 @@ class AssociativeRecurrentMemoryTransformer(LanguageModelWrapper):
         keys = split_key(key, self.dropout, len(caches) + 2)
         x_BQD = self.body.drops(x_BQD, keys[-1])
         shared = self.body.distances(distances(Q, M + Q), keys[-2])
-        run = _Run([], [], [])
+        by_layer = []
         parts = zip(self.body.layers, self.associations, caches, before, strict=True)
         for i, (layer, association, cache, before_BMD) in enumerate(parts):
             with jax.named_scope(f"layer{i}"):
                 with jax.named_scope("memory"):
                     read = association.read(cache, self.dtype)
-                    x_BQD, share = association.add(read, x_BQD)
-                run.inputs.append(x_BQD)
-                run.shares.append(share)
-                x_BQD = layer(x_BQD, before_BMD, visible_BQJ, shared, keys[i])
-                run.outputs.append(x_BQD)
-        return run
+                    input_BQD, share = association.add(read, x_BQD)
+                x_BQD = layer(input_BQD, before_BMD, visible_BQJ, shared, keys[i])
+            by_layer.append((input_BQD, x_BQD, share))
+        return zip(*by_layer)
 
     def _written(self, caches, outputs):
         with jax.named_scope("memory"):
@@ -230,9 +223,9 @@ class AssociativeRecurrentMemoryTransformer(LanguageModelWrapper):
     def read_part(
         self, tokens_BT: jax.Array, caches: tuple, counts_B: jax.Array
     ) -> tuple[jax.Array, tuple]:
-        run = self._run(self.embed(tokens_BT), caches)
-        opened = self.body.open_segments(caches, self.period, run.inputs, counts_B)
-        return self.logits(run.outputs[-1]), opened
+        inputs, outputs, _ = self._run(self.embed(tokens_BT), caches)
+        opened = self.body.open_segments(caches, self.period, inputs, counts_B)
+        return self.logits(outputs[-1]), opened
 
     def decode(
         self, tokens_B: jax.Array, caches: tuple, reads_B: jax.Array | bool = True
@@ -254,8 +247,8 @@ class AssociativeRecurrentMemoryTransformer(LanguageModelWrapper):
         def finish(opened):
             before = self.end_decoding(opened)
             inputs = [cache.x_BPD for cache in opened]
-            run = self._run(self._memory(len(full_B)), before, inputs)
-            return self.begin_decoding(self._written(before, run.outputs))
+            _, outputs, _ = self._run(self._memory(len(full_B)), before, inputs)
+            return self.begin_decoding(self._written(before, outputs))
 
         return self.logits(x_BD), update_where(full_B, finish, tuple(opened))
 
