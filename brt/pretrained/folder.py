@@ -181,8 +181,8 @@ def write_folder(
     copied_from: str | None = None,
     further: Mapping[str, bytes] | None = None,
 ) -> None:
-    """Writes a folder that transformers opens: config.json, model.safetensors, tokenizer; or
-    nothing.
+    """Writes config.json, model.safetensors and tokenizer files for transformers, or no folder at
+    all.
 
     path: of a new or empty folder. copied_from: a folder whose tokenizer files are copied.
     """

@@ -51,7 +51,7 @@ def retrieved(cache: AssociativeCache, features_BTHK: jax.Array) -> jax.Array:
 class AssociativeMemory(LayerMemory):
     """Compressive memory of fixed size, mixed with attention by a learned gate for each head.
 
-    rule: "linear" adds each value to the one stored for its key; "delta" stores the difference.
+    rule: "linear" adds each value to the one stored for its key; "delta" adds their difference.
 
     Source: Infini-attention, Munkhdalai et al. 2024, arXiv:2404.07143, section 2.1.
     """

@@ -40,8 +40,7 @@ class Prepared(NamedTuple):
     """Arrays computed from a layer's parameters once per segment, outside of any loop over blocks.
 
     bias_HWJ: (H, W, 2W), relative position bias and mask of the window, or those of a kernel.
-    weights: matrices in the activations' type, by name, with the MLP's under "feed_forward" and a
-    list of those of `memories`.
+    weights: matrices in the activations' type, by name; "feed_forward" and "memories" are nested.
     """
 
     bias_HWJ: jax.Array

@@ -1,7 +1,4 @@
-"""Memory tokens around the segments of a Transformer-XL, as in the released code of RMT.
-
-Read positions see each other, write positions their whole segment. Q: query positions.
-"""
+"""Memory tokens around the segments of a Transformer-XL, as in the released code of RMT."""
 
 from typing import TYPE_CHECKING
 
