@@ -10,7 +10,7 @@ from paths import ROOT
 
 NAMES = re.findall(r"^\d+\. .*", (ROOT / "docs" / "tour.md").read_text(encoding="utf-8"), re.M)
 TOUR = [name for line in NAMES for name in re.findall(r"`(brt/[\w/]+\.py)`", line)]
-MAXIMUM = 3_151
+MAXIMUM = 3_110
 """Lines of all files together: lower this number, never raise it."""
 EXTENSIONS = ("brt.pretrained", "brt.studies", "brt.reporting", "brt.benchmarks")
 

@@ -1,10 +1,9 @@
 """Windowed self-attention as a Pallas TPU kernel; plain form: `plain_window_attention`.
 
-`tests/models/test_attention_kernels.py` compares the two, outputs and all gradients, and compiles
-the kernel for slices of TPUs. The kernel takes what the projections give, (B, T, A), and returns
-what the output projection takes. All else happens in the chip's vector memory (VMEM): unit
+`tests/models/test_attention_kernels.py` compares outputs and gradients, and compiles for slices of
+TPUs. Between the projections, (B, T, A), everything stays in the chip's vector memory (VMEM): unit
 lengths, the learned scale, softmax, dropout. A grid step is one chunk of queries of the heads that
-share 128 lanes; the W keys before the chunk stay in VMEM from the grid steps before.
+share 128 lanes; the W keys before it stay in VMEM from earlier grid steps.
 
 Compiled for v4 (8 heads of 128, W = 512, T = 4,096, bfloat16, dropout) the forward pass has 64 grid
 steps of 3,619 bundles of instructions, the backward pass 72 of 8,994: 0.44 M for each of the two
@@ -54,7 +53,7 @@ def misfit(heads: Heads, window: int) -> str | None:
 
 
 def chunk_size(window: int, has_dropout: bool) -> int:
-    """Returns C, the tokens of a grid step: what fits into 16 MiB of VMEM on every chip."""
+    """Returns C, the tokens of a grid step, which fit into 16 MiB of VMEM on every chip."""
     if window <= 512:
         return window
     most = TILE if has_dropout else 256
@@ -84,12 +83,12 @@ def plain_window_attention(
 
     Args:
         q_BTA, k_BTA, v_BTA: projections, not normalised; T is a multiple of W.
-        cached_k_BWA, cached_v_BWA: keys (normalised already) and values of the block before.
+        cached_k_BWA, cached_v_BWA: keys, normalised, and values of the block before.
         scale_H: factor of the scores, used through its absolute value.
         bias_HQX: bias of query i of a tile for key j of the W + Q that it sees, W + i - j tokens
             before it; large and negative where a key is hidden.
-        keep_HWX: factors of the attention weights (dropout), for query i of a block and the keys
-            of its tile; no gradient reaches them.
+        keep_HWX: factors of the weights (dropout), for query i of a block and the keys of its tile;
+            no gradient reaches them.
 
     Source: Block-Recurrent Transformer, section 3.2.
     """
@@ -129,7 +128,7 @@ def window_attention(
     bias_HQX: jax.Array,
     keep_HWX: jax.Array | None = None,
 ) -> Attended:
-    """Returns what `plain_window_attention` returns, by the kernel; arguments as there."""
+    """Returns `plain_window_attention`, by the kernel."""
     return _forward(
         heads, q_BTA, k_BTA, v_BTA, cached_k_BWA, cached_v_BWA, scale_H, bias_HQX, keep_HWX
     )[0]
@@ -249,7 +248,6 @@ _IN_HBM = pl.BlockSpec(memory_space=pl.ANY)
 
 
 def _head_specs(heads, W):
-    """Returns the blocks of the scales and of the bias."""
     N, Q = heads.per_step, tile_size(W)
     return (
         pl.BlockSpec((1, 1, heads.lanes), lambda p, b, g: (p, 0, 0)),
@@ -273,7 +271,7 @@ def _lanes(heads, *caches_BWA):
 
 
 def _move(reference, size, up):
-    """Moves all rows up or down by `size` of them, in parts that do not overlap."""
+    """Moves all rows up or down by `size`, in parts that do not overlap."""
     parts = range(reference.shape[0] // size - 1)
     for part in reversed(parts) if up else parts:
         low, high = pl.ds(part * size, size), pl.ds((part + 1) * size, size)
