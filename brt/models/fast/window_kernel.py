@@ -219,11 +219,8 @@ def _backward_call(heads, q, k, v, cached_k, cached_v, scale_H, bias_HQX, keep_H
         in_specs=specs,
         out_specs=[chunk, chunk, chunk, _IN_HBM, _IN_HBM, *_head_specs(heads, W)],
         out_shape=[
-            *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (q, k, v)),
-            *(
-                jax.ShapeDtypeStruct(x.shape, upcast(x.dtype))
-                for x in (cached_k, cached_v, scale_P1L, bias)
-            ),
+            jax.ShapeDtypeStruct(x.shape, x.dtype)
+            for x in (q, k, v, cached_k, cached_v, scale_P1L, bias)
         ],
         scratch_shapes=[
             pltpu.VMEM((W + C, L), dtype)
@@ -237,7 +234,6 @@ def _backward_call(heads, q, k, v, cached_k, cached_v, scale_H, bias_HQX, keep_H
     dscale_H = dscale_H * jnp.sign(scale_H) * heads.factor
     dscale_H, dbias_HQX = summed_over_batch(heads, dscale_H, dbias_HQX)
     dscale_H, dbias_HQX = dscale_H.astype(scale_H.dtype), dbias_HQX.astype(bias_HQX.dtype)
-    dcached_k, dcached_v = dcached_k.astype(k.dtype), dcached_v.astype(v.dtype)
     return dq, dk, dv, dcached_k, dcached_v, dscale_H, dbias_HQX
 
 
@@ -406,5 +402,6 @@ def _backward_kernel(heads, has_keep, scale, bias, q, k, v, y, dy, dlast_k, dlas
 
     @pl.when(step == steps - 1)
     def _():
-        for sums, gradient in zip((dkeys, dvalues), dcaches):
-            pltpu.sync_copy(sums.at[pl.ds(0, W)], gradient)
+        for sums, buffer, gradient in zip((dkeys, dvalues), (keys, values), dcaches):
+            buffer[:W] = sums[:W].astype(buffer.dtype)
+            pltpu.sync_copy(buffer.at[pl.ds(0, W)], gradient)
