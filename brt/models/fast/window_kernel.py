@@ -52,11 +52,14 @@ def misfit(heads: Heads, window: int) -> str | None:
     return heads.misfit()
 
 
-def chunk_size(window: int, has_dropout: bool) -> int:
-    """Returns C, the tokens of a grid step, which fit into 16 MiB of VMEM on every chip."""
+def chunk_size(window: int, small: bool) -> int:
+    """Returns C, the tokens of a grid step, which fit into 16 MiB of VMEM on every chip.
+
+    small: with dropout, and in the backward pass.
+    """
     if window <= 512:
         return window
-    most = TILE if has_dropout else 256
+    most = TILE if small else 256
     return next(size for size in range(most, 0, -TILE) if window % size == 0)
 
 
@@ -185,7 +188,7 @@ def _forward_call(heads, q, k, v, cached_k, cached_v, scale_H, bias_HQX, keep_HW
 
 def _backward_call(heads, q, k, v, cached_k, cached_v, scale_H, bias_HQX, keep_HWX, y, *gradients):
     L, W = heads.lanes, cached_k.shape[1]
-    C = chunk_size(W, keep_HWX is not None)
+    C = chunk_size(W, True)
     G, M = q.shape[1] // C, W // C  # chunks of the segment and of the window
 
     # Chunks come in reverse. Keys and values of a window come M - 1 steps before its chunk, in the
