@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from architectures import ARCHITECTURES, VOCABULARY, WINDOW, random_model
+from architectures import VOCABULARY, WINDOW, random_model
 from flax import nnx
 from tiny_models import quick_jit, read_segment
 from tiny_run import one_device
@@ -14,7 +14,6 @@ from brt.models.block_recurrent.feedback import run_blocks, state_source
 from brt.models.block_recurrent.layer import Layer
 
 B, W, D, A = 2, WINDOW, 12, 8
-FEEDBACK = [name for name, entry in ARCHITECTURES.items() if entry.settings.get("feedback")]
 
 
 def tokens(blocks=2, seed=0):
@@ -73,10 +72,9 @@ def test_a_lower_layer_with_a_cell_of_its_own_reads_its_own():
     assert moved(after[1].window.keys_BWHK, before[1].window.keys_BWHK) > 1e-3
 
 
-@pytest.mark.parametrize("name", ["feedback_two_cells"])
-def test_gradients_are_taken_on_a_mesh_of_one_device_as_without_a_mesh(name):
+def test_gradients_are_taken_on_a_mesh_of_one_device_as_without_a_mesh():
     """Traced only: the loop over blocks holds the loops of other layers' cells."""
-    graph, params = nnx.split(random_model(name), nnx.Param)
+    graph, params = nnx.split(random_model("feedback_two_cells"), nnx.Param)
 
     def total(params):
         model = nnx.merge(graph, params)
@@ -90,7 +88,13 @@ def test_gradients_are_taken_on_a_mesh_of_one_device_as_without_a_mesh(name):
     jax.tree.map(np.testing.assert_equal, found, without_mesh)
 
 
-@pytest.mark.parametrize("name", FEEDBACK[1:])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("feedback_two_cells", "feedback_memorizing"),
+        pytest.param("feedback_kernel", marks=pytest.mark.slow),
+    ],
+)
 def test_without_the_states_half_in_plain_layers_feedback_is_recurrence(name):
     """The same layers, not driven block by block."""
     model = random_model(name)

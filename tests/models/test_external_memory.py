@@ -83,15 +83,16 @@ def test_more_buckets_find_more_of_the_best_keys(factor, recall):
 def test_a_bucket_for_every_slot_of_a_block_reads_segments_as_blocks(written):
     options = dict(size=4 * WINDOW, neighbours=1, search="bucketed", buckets_per_neighbour=WINDOW)
     memory = memory_of(**options)
+    search, write = quick_jit(memory.search_memory), quick_jit(memory.write)
     q, k, v = tokens_of(1, written + 3 * WINDOW, seed=7)
-    cache, found = memory.write(ring(1, 4 * WINDOW), k[:, :written], v[:, :written]), []
+    cache, found = write(ring(1, 4 * WINDOW), k[:, :written], v[:, :written]), []
     scale_H = jnp.ones(H)
     own = [x[:, written:] for x in (q, k, v)]
-    whole = memory.search_memory(cache, LayerTokens(None, *own, scale_H))
+    whole = search(cache, LayerTokens(None, *own, scale_H))
     for start in range(0, 3 * WINDOW, WINDOW):
         block = [x[:, start : start + WINDOW] for x in own]
-        found.append(memory.search_memory(cache, LayerTokens(None, *block, scale_H)))
-        cache = memory.write(cache, *block[1:])
+        found.append(search(cache, LayerTokens(None, *block, scale_H)))
+        cache = write(cache, *block[1:])
     np.testing.assert_allclose(whole, np.concatenate(found, axis=1), rtol=1e-5, atol=1e-6)
 
 
@@ -124,7 +125,8 @@ def test_nothing_is_found_in_the_first_block_and_an_empty_slot_that_is_taken_cou
     memory = memory_of(size=16, neighbours=2, search=search)
     q, k, v = tokens_of(1, 2 * WINDOW, seed=5)
     scale_H = jnp.ones(H)
-    found = memory.search_memory(ring(1, 16), LayerTokens(None, q, k, v, scale_H))
+    search = quick_jit(memory.search_memory)
+    found = search(ring(1, 16), LayerTokens(None, q, k, v, scale_H))
     assert not found[:, :WINDOW].any() and np.abs(found[:, WINDOW:]).min() > 0
     # One filled slot next to an empty one: weights exp(q.k) and exp(0), values v and 0.
     lone = memory_of(window=1, size=2, neighbours=2, search="exact")
@@ -138,10 +140,8 @@ def test_nothing_is_found_in_the_first_block_and_an_empty_slot_that_is_taken_cou
 def test_the_negative_and_the_positive_scale_search_and_read_alike():
     memory = memory_of(size=16, neighbours=2)
     q, k, v = tokens_of(1, 2 * WINDOW, seed=6)
-    both = [
-        memory.search_memory(ring(1, 16), LayerTokens(None, q, k, v, s * jnp.ones(H)))
-        for s in (3.0, -3.0)
-    ]
+    search = quick_jit(memory.search_memory)
+    both = [search(ring(1, 16), LayerTokens(None, q, k, v, s * jnp.ones(H))) for s in (3.0, -3.0)]
     np.testing.assert_array_equal(*both)
 
 
