@@ -10,7 +10,7 @@ from brt.checks import Name, configurable
 from brt.data.sources.base import Source, check_source
 from brt.data.splits import check_split
 from brt.data.stores import store_cache
-from brt.data.stores.layout import vocabulary_entry
+from brt.data.stores.layout import vocabulary_entry, vocabulary_text
 from brt.data.stores.shards import ShardRunner, documents_of
 from brt.data.stores.store_writer import write_store
 from brt.data.stores.token_store import TokenStore
@@ -27,11 +27,9 @@ class Corpus:
     """Prepares and opens the token stores of a source, one per split.
 
     Args:
-        store: folder of the stores, `<store>/<split>`, on a disk or in a bucket, which is read
-            through a local copy on each host.
+        store: folder of the stores, `<store>/<split>`, on a disk or in a bucket.
         source: of the documents; only `prepare` reads it.
-        vocabulary: encodes the documents: a vocabulary or its name (`named_vocabulary`). None for
-            that of the source.
+        vocabulary: a vocabulary or its name (`named_vocabulary`). None for that of the source.
     """
 
     def __init__(
@@ -57,7 +55,6 @@ class Corpus:
 
     @property
     def vocabulary_size(self) -> int:
-        """Number of token ids; may open the vocabulary's file."""
         return self.vocabulary.size
 
     def path(self, split: str) -> AnyPath:
@@ -74,10 +71,9 @@ class Corpus:
         shard_bytes: int | None = None,
         runner: ShardRunner | None = None,
     ) -> None:
-        """Makes a split's store, unless there is one that fits; `workers` None for one per CPU.
+        """Makes a split's store, unless there is one that fits; arguments as of `write_store`.
 
-        If several processes of a host prepare at once, one works and the others wait. Other
-        arguments are as of `write_store`.
+        Of several processes of a host, one works and the others wait.
         """
         store = self.path(split)
         if not self.exists(split):
@@ -100,7 +96,7 @@ class Corpus:
         self.warn_of_changes(split)
 
     def warn_of_changes(self, split: str) -> None:
-        """Logs a warning if local files behind a store, or their number, have changed since."""
+        """Logs a warning if local files behind a store have changed since it was made."""
         # Sources that check the content refuse changed files anyway, and take long.
         # A bucket has another clock.
         folder = self.path(split)
@@ -130,8 +126,8 @@ class Corpus:
         name = type(self.source).__name__
         if theirs["fingerprint"] != ours["fingerprint"]:
             raise ValueError(
-                f"{name} makes its tokens with {_named(theirs)}, and Corpus.vocabulary is "
-                f"{_named(ours)}: bind Corpus.vocabulary = None to take the source's."
+                f"{name} makes its tokens with {vocabulary_text(theirs)}, and Corpus.vocabulary is "
+                f"{vocabulary_text(ours)}: bind Corpus.vocabulary = None to take the source's."
             )
         if runner is not None and not self.source.listed:
             raise ValueError(
@@ -157,8 +153,8 @@ class Corpus:
         configured = vocabulary_entry(self.vocabulary)
         if any(stored[name] != configured[name] for name in ("fingerprint", "size")):
             raise ValueError(
-                f"{store.folder} was made with another tokenizer, {_named(stored)}, and the "
-                f"config has {_named(configured)}: bind the one it was made with, or "
+                f"{store.folder} was made with another tokenizer, {vocabulary_text(stored)}, and "
+                f"the config has {vocabulary_text(configured)}: bind the one it was made with, or "
                 "Corpus.store to a new folder."
             )
         made = store.manifest["source"]
@@ -175,11 +171,7 @@ class Corpus:
         return store
 
 
-def _named(entry: dict) -> str:
-    return "{name} of size {size} ({fingerprint:.12})".format(**entry)
-
-
 @configurable
 def corpus_vocabulary_size() -> int:
-    """Returns the number of ids of `Corpus.vocabulary`, for `vocabulary_size` of a config."""
+    """Returns the number of ids of `Corpus.vocabulary`."""
     return Corpus().vocabulary_size

@@ -10,7 +10,7 @@ class MissingExtra(ImportError): ...
 
 
 def extra_library(module: str, user: str, extra: str) -> ModuleType:
-    """Imports a library of an extra; `user` names what needs it, for the message."""
+    """Imports a library of an extra; the error names `user`, which needs it."""
     try:
         return importlib.import_module(module)
     except ImportError as error:

@@ -11,15 +11,13 @@ from numpy.typing import ArrayLike
 
 from brt.checks import Name, Positive, configurable
 from brt.data.corpus import Corpus
-from brt.data.stores.layout import vocabulary_entry
+from brt.data.stores.layout import vocabulary_entry, vocabulary_text
 from brt.data.stores.token_store import TokenStore
 
 
 @configurable
 class Mixture:
-    """Corpora mixed by weight; used like a `Corpus`.
-
-    Training reads them by `MixtureStream`; evaluation reads every document.
+    """Corpora mixed by weight, with the interface of a `Corpus`.
 
     Args:
         corpora: with the same vocabulary.
@@ -68,10 +66,10 @@ class Mixture:
 
 
 class MixedStore:
-    """Token stores read as one, with the interface of `TokenStore`.
+    """Token stores with the interface of one `TokenStore`.
 
-    Documents are numbered through all stores; `bases` are the numbers of their first documents. The
-    manifest is that of the first store, with the counts of all.
+    Documents are numbered through all stores, from `bases` on. The manifest is that of the first
+    store, with the counts of all.
     """
 
     def __init__(
@@ -118,8 +116,6 @@ def _check_one_vocabulary(entries: Iterable[tuple[Any, dict]]) -> None:
     for folder, entry in others:
         if entry["fingerprint"] != ours["fingerprint"]:
             raise ValueError(
-                f"{folder} has vocabulary {entry['name']} of size {entry['size']} "
-                f"({entry['fingerprint']:.12}) and {first} has {ours['name']} of size "
-                f"{ours['size']} ({ours['fingerprint']:.12}): bind one vocabulary to "
-                "all that is mixed."
+                f"{folder} has vocabulary {vocabulary_text(entry)} and {first} has "
+                f"{vocabulary_text(ours)}: bind one vocabulary to all that is mixed."
             )

@@ -3,7 +3,7 @@
 import re
 
 ALLOWED = re.compile(r"\w[\w\-.\[\]:%+()]*")
-"""Letters, digits, `_`, `-`, and the characters of slices of TensorFlow Datasets: `train[:10%]`."""
+"""Also the characters of slices of TensorFlow Datasets, as in `train[:10%]`."""
 
 
 def check_split(split: str, name: str = "The name of a split,") -> str:

@@ -143,10 +143,10 @@ class SegmentReader:
         progress = Progress(label or "", steps, quiet=not label)
         pending = None
         caches = self.empty(params)
-        neighbours_B = _neighbours(stream.places(0)[0] >= 0)
+        neighbours_B = _neighbours(stream.positions(0)[0] >= 0)
         try:
             for step in range(steps):
-                documents_B, offsets_B = stream.places(step)
+                documents_B, offsets_B = stream.positions(step)
                 replaces = replaced is None or replaced(step)
                 arguments = prefetch.next(), replaces, documents_B >= 0, neighbours_B
                 caches, scores = self._step(params, caches, *arguments, state=state)

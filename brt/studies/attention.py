@@ -80,7 +80,7 @@ class Attention(Study):
         counts = np.zeros(classes)
         example = None
         for step in range(steps):
-            documents_B, offsets_B = stream.places(step)
+            documents_B, offsets_B = stream.positions(step)
             whole_B = _whole(stream, run, step, documents_B, offsets_B)
             mapped_B = whole_B if classes > 1 else whole_B & (offsets_B >= run.segment_length)
             batch = stream.batch(step)

@@ -160,7 +160,7 @@ def gates_and_gradients(
     measured = []
     try:
         for number in range(steps):
-            documents_B, offsets_B = stream.places(number)
+            documents_B, offsets_B = stream.positions(number)
             later_B = (documents_B >= 0) & (offsets_B > 0)
             caches, metrics = step(run.params, caches, prefetch.next(), later_B)
             if later_B.any():

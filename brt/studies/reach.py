@@ -197,7 +197,7 @@ class Stretches(EvaluationPass):
         self._documents = np.pad(documents, (0, absent), constant_values=-1)
         self._begins = np.pad(begins, (0, absent))
 
-    def _places(self, step, rows):
+    def _positions(self, step, rows):
         group, block = divmod(step, self.length)
         stretches = np.array(rows) + group * self.rows
         offsets_B = self._begins[stretches] + block * self.segment_length
@@ -206,7 +206,7 @@ class Stretches(EvaluationPass):
         return np.where(outside, -1, documents_B), np.maximum(offsets_B, 0)
 
     def _read(self, step, rows):
-        begins = zip(*(x.tolist() for x in self._places(step, rows)))
+        begins = zip(*(x.tolist() for x in self._positions(step, rows)))
         batch = gather(self.store, [list(begins)], self.segment_length)
         batch.starts_KB[:] |= step % self.length == 0
         return batch

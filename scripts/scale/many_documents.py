@@ -55,7 +55,7 @@ def main() -> int:
         evaluation = DocumentPass(store, ROWS, LENGTH)
         for step in range(STEPS):
             evaluation.batch(step)
-            evaluation.places(step)
+            evaluation.positions(step)
         done(f"{STEPS:,} batches of evaluation read")
     return 0
 

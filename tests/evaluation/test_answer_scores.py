@@ -33,7 +33,7 @@ def evaluated(store, rows, length, right, steps=None):
     score, sums = AnswerScore(), {"nats": 0.0}  # shared with other scores
     stream = DocumentPass(store, rows, length)
     for step in range(steps or stream.num_steps):
-        documents, offsets = stream.places(step)
+        documents, offsets = stream.positions(step)
         correct = np.array(
             [[right(d, offset + t) for t in range(length)] for d, offset in zip(documents, offsets)]
         )

@@ -176,10 +176,10 @@ def test_a_finished_row_takes_the_next_document(store_of, lengths, rows, length)
     """However the lengths differ: once a row is idle, no document is begun in another."""
     stream = DocumentPass(store_of(lengths), rows, length)
     for step in range(1, stream.num_steps):
-        documents_B, offsets_B = stream.places(step)
+        documents_B, offsets_B = stream.positions(step)
         begun_B = (documents_B >= 0) & (offsets_B == 0)
-        assert not begun_B.any() or (stream.places(step - 1)[0] >= 0).all()
-    assert (stream.places(0)[0] >= 0).sum() == min(rows, len(lengths))
+        assert not begun_B.any() or (stream.positions(step - 1)[0] >= 0).all()
+    assert (stream.positions(0)[0] >= 0).sum() == min(rows, len(lengths))
 
 
 @pytest.mark.parametrize(("rows", "length"), [(3, 24), (4, 16)])
@@ -250,7 +250,7 @@ def test_sums_depend_neither_on_rows_nor_on_segments(slide, rows, length):
 
     stream, sums, score = DocumentPass(store, rows, length), {}, TokenSums()
     for step in range(stream.num_steps):
-        documents, offsets = stream.places(step)
+        documents, offsets = stream.positions(step)
         nats = cost(documents[:, None], offsets[:, None] + np.arange(length))
         weights = stream.batch(step).weights_KBT[0]
         nats[weights == 0] = np.nan  # what a model says about padding

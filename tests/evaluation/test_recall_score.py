@@ -53,7 +53,7 @@ def scored(store, rows, length, says, segments=3):
     score, sums = RecallScore(far(store), length, segments), {}
     stream = DocumentPass(store, rows, length)
     for step in range(stream.num_steps):
-        documents, offsets = stream.places(step)
+        documents, offsets = stream.positions(step)
         correct = np.zeros((rows, length), bool)
         for b in range(rows):
             for t in range(length):

@@ -213,7 +213,7 @@ def test_a_killed_recording_goes_on_and_ends_in_the_same_bytes(
     done = np.array(begun.done_D)
 
     def counted(params, stream, *arguments, **options):
-        steps.append({int(d) for n in range(stream.num_steps) for d in stream.places(n)[0]})
+        steps.append({int(d) for n in range(stream.num_steps) for d in stream.positions(n)[0]})
         return read(params, stream, *arguments, **options)
 
     monkeypatch.setattr(reader, "read", counted)

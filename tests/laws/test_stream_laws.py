@@ -223,12 +223,12 @@ def test_a_pass_ends_with_its_last_target(entry, store_of, rows):
     stream = opened(entry, store_of, rows=rows)
     assert stream.segments_per_step == 1
     for step in range(stream.num_steps):
-        assert (stream.places(step)[0] >= 0).any()
+        assert (stream.positions(step)[0] >= 0).any()
         assert stream.batch(step).weights_KBT.any() or not entry.next_tokens
     assert stream.batch(stream.num_steps - 1).weights_KBT.any()
     for step in (stream.num_steps, stream.num_steps + 1, 10**6):
         assert not stream.batch(step).weights_KBT.any()
-        documents_B, offsets_B = stream.places(step)
+        documents_B, offsets_B = stream.positions(step)
         assert (documents_B == -1).all() and not offsets_B.any()
 
 
@@ -237,12 +237,12 @@ def test_places_say_where_each_segment_begins(entry, store_of):
     stream = opened(entry, store_of, rows=3)
     for step in steps_of(stream):
         batch = stream.batch(step)
-        documents_B, offsets_B = stream.places(step)
+        documents_B, offsets_B = stream.positions(step)
         for row, (document, offset) in enumerate(zip(documents_B, offsets_B, strict=True)):
             first = batch.targets_KBT[0, row, 0]
             assert first == (stream.store.tokens(document)[offset] if document >= 0 else 0)
             assert document >= 0 or offset == 0
-        for part, whole in zip(stream.places(step, 1, 2), (documents_B, offsets_B), strict=True):
+        for part, whole in zip(stream.positions(step, 1, 2), (documents_B, offsets_B), strict=True):
             assert part.tolist() == whole[1:].tolist()
 
 
@@ -338,7 +338,7 @@ def test_loss_weights_go_with_their_targets(entry, store_of):
 @every_stream
 def test_rows_outside_the_batch_are_refused(entry, store_of):
     stream = opened(entry, store_of)
-    for call in (stream.batch, stream.places) if entry in PASSES else (stream.batch,):
+    for call in (stream.batch, stream.positions) if entry in PASSES else (stream.batch,):
         for asked in ((-1, 0, 1), (0, -1, 1), (0, 2, 7), (0, 8, None), (0, 0, 0)):
             with pytest.raises(ValueError, match="8 rows"):
                 call(*asked)

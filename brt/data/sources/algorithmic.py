@@ -32,7 +32,7 @@ PAD, START = 0, 1
 
 @dataclass(eq=False, kw_only=True)
 class SampleTask(Source):
-    """The documents of one sample each, divided into splits.
+    """A task whose documents are single samples.
 
     Args:
         num_train, num_validation, num_test: samples of the splits.
@@ -100,7 +100,7 @@ class SampleTask(Source):
 
 
 def distinct_rows(draw: Callable[[int], np.ndarray], count: int) -> np.ndarray:
-    """Returns the first `count` different rows of what repeated calls of `draw`(rows) give."""
+    """Returns the first `count` different rows that calls of `draw(rows)` give."""
     rows = draw(count)
     while True:
         first = np.sort(np.unique(rows, axis=0, return_index=True)[1])
@@ -145,7 +145,6 @@ class CopyTask(_SequenceTask):
     """A sequence of symbols, to be written twice (Recurrent Memory Transformer, section 4).
 
     Args:
-        num_train, num_validation, num_test, padded_length, seed: as of `SampleTask`.
         length: n, symbols of the source; a model reads 3 n tokens.
         num_symbols: different symbols, without padding and start token.
     """
@@ -170,10 +169,10 @@ class ReverseTask(_SequenceTask):
 @configurable
 @dataclass(eq=False, kw_only=True)
 class AssociativeRetrieval(SampleTask):
-    """Pairs of a letter and a digit, then one of the letters, whose digit is the target.
+    """Pairs of a letter and a digit, then one letter again, whose digit is the target.
 
-    Ids: the digits 0 to 9, the start token 10, the letters 11 to 36. The letters of a sample are
-    different, and so are its digits. Other arguments are as of `SampleTask`.
+    Ids: 0 to 9 the digits, 10 the start token, 11 to 36 a to z. No letter and no digit occurs in
+    two pairs. Other arguments are as of `SampleTask`.
 
     Args:
         num_pairs: a model reads 2 num_pairs + 2 tokens.
@@ -188,7 +187,7 @@ class AssociativeRetrieval(SampleTask):
         self._define("retrieval", symbols, {"start": self.START}, 2 * self.num_pairs + 3, 1)
 
     def _sources(self, count: int) -> np.ndarray:
-        """Returns keys, values, and the index of the pair that is asked for, side by side."""
+        """Returns keys, values, and the index of the queried pair, side by side."""
         pairs = self.num_pairs
         self._check_possible(count, pairs * math.perm(26, pairs) * math.perm(10, pairs))
         random = self._random()
@@ -197,21 +196,21 @@ class AssociativeRetrieval(SampleTask):
             uniform = random.random((rows, 26 + 10 + 1))
             keys = np.argsort(uniform[:, :26], axis=1)[:, :pairs]
             values = np.argsort(uniform[:, 26:36], axis=1)[:, :pairs]
-            asked = np.floor(uniform[:, 36:] * pairs)
-            return np.concatenate([keys, values, asked], axis=1).astype(np.uint8)
+            queried = np.floor(uniform[:, 36:] * pairs)
+            return np.concatenate([keys, values, queried], axis=1).astype(np.uint8)
 
         return distinct_rows(draw, count)
 
     def _samples(self, sources: np.ndarray) -> Iterable[np.ndarray]:
         letters = sources[:, : self.num_pairs] + self.FIRST_LETTER
         values = sources[:, self.num_pairs : -1]
-        asked = sources[:, -1:].astype(int)
+        queried = sources[:, -1:].astype(int)
         return np.concatenate(
             [
                 np.stack([letters, values], axis=2).reshape(len(sources), -1),
-                np.take_along_axis(letters, asked, axis=1),
+                np.take_along_axis(letters, queried, axis=1),
                 np.full((len(sources), 1), self.START),
-                np.take_along_axis(values, asked, axis=1),
+                np.take_along_axis(values, queried, axis=1),
             ],
             axis=1,
         )

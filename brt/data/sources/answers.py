@@ -1,6 +1,6 @@
-"""Answers in a document: the tokens that are scored, and where what they need stands.
+"""Answers in a document: the scored tokens, and the statements that they depend on.
 
-A task writes them to the annotation of a document; scores and studies read them from the store.
+Tasks write them to the annotation of a document.
 """
 
 from typing import Any, NamedTuple
@@ -10,7 +10,7 @@ class Answer(NamedTuple):
     """One answer.
 
     start, stop: its tokens in the document, the first and one after the last.
-    needed: last token of the earliest statement that it depends on; None if that is the whole text.
+    needed: last token of the earliest statement that it depends on; None for the whole text.
     """
 
     start: int
@@ -26,8 +26,8 @@ class Answer(NamedTuple):
 class Answers(NamedTuple):
     """The answers of a document.
 
-    length: tokens that the document was made to fit, of `lengths` of its task.
-    facts: number of statements in it.
+    length: tokens of its cell, of `lengths` of the task.
+    facts: number of statements.
     """
 
     length: int

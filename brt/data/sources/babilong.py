@@ -1,8 +1,7 @@
 """BABILong: facts of a small world in real text, and a question about them at the end.
 
-Facts stand in order at random positions between sentences of a random passage of a token store,
-whose last sentence is cut where the length is full. The words are those of `small_world`: scores
-are not comparable with published ones.
+The facts, in order, are at random positions between sentences of a random passage of a token store.
+The words are those of `small_world`: scores are not comparable with published ones.
 
 Source: Kuratov et al. 2024, arXiv:2406.10149 (BABILong), section 2.
 """
@@ -15,9 +14,8 @@ from typing import Annotated
 import gin
 import numpy as np
 
-from brt.checks import MOST as MANY
 from brt.checks import Count, Name, OneOf, configurable
-from brt.data.sources.small_world import LEAST, MOST, story
+from brt.data.sources.small_world import FACTS, story
 from brt.data.sources.text_task import Ids, Prompt, TextTask, scattered
 from brt.data.stores.token_store import TokenStore
 from brt.data.vocabularies.base import expanded
@@ -32,35 +30,32 @@ class BabiLong(TextTask):
     """Stories of one task, hidden in text.
 
     Args:
-        num_documents, num_held_out, seed, lengths, vocabulary, text_weight: as of `TextTask`.
         background: folder of the token store of a split, with the same vocabulary, such as
-            "stores/books/{split}", on a disk or in a bucket; `~` and environment variables are
-            expanded.
+            "stores/books/{split}"; `~` and environment variables are expanded.
         task: "qa1" to "qa5".
         num_facts: sentences of a story; one number or several.
     """
 
     background: Name = gin.REQUIRED
-    task: Annotated[str, OneOf(tuple(LEAST))] = "qa1"
+    task: Annotated[str, OneOf(tuple(FACTS))] = "qa1"
     num_facts: Count | tuple[Count, ...] = 6
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._stores: dict[str, TokenStore] = {}
-        least, most = LEAST[self.task], MOST.get(self.task, MANY)
+        allowed = FACTS[self.task]
         for _, facts in self.cells:
-            if not least <= facts <= most:
+            if facts not in allowed:
                 raise ValueError(
-                    f"BabiLong.num_facts = {facts} of {self.task} must be from {least} to {most:,}."
+                    f"BabiLong.num_facts = {facts} of {self.task} must be from {allowed[0]} to "
+                    f"{allowed[-1]:,}."
                 )
 
     def prompt(self, length: int, facts: int, split: str, random: np.random.Generator) -> Prompt:
         tale = story(self.task, facts, random)
         question = f"\nQuestion: {tale.question}\nAnswer:"
         statements = [self.ids(f"{fact} ") for fact in tale.facts]
-        room = self.room(length, question, [tale.answer]) - sum(map(len, statements))
-        if room < 0:
-            raise self.too_short(length, length - room, f"{facts} facts and the question")
+        room = self.room(length, statements, question, [tale.answer], f"{facts} facts")
         filler: list[Ids] = []
         space = self.ids(" ")
         sentences = self._sentences(split, room, random)

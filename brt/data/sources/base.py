@@ -1,7 +1,6 @@
 """The base classes of all sources.
 
-A source yields whole documents in a fixed order. It opens nothing when it is made. A source of
-bytes leaves `tokens` to the vocabulary of the corpus; other sources make tokens themselves.
+A source yields whole documents in a fixed order, and opens no file when it is made.
 """
 
 import abc
@@ -21,7 +20,7 @@ class Document(NamedTuple):
 
     title: names it in messages and in the store.
     data: its bytes, or a file that is read in parts.
-    tokens: integers (tokens,), if the source makes tokens itself.
+    tokens: integers (tokens,), if the source and not the vocabulary makes them.
     weights: float32 (tokens,), the weight of each token in the loss; None for 1.
     annotation: JSON, such as a label or answers (`brt.data.sources.labelled`).
     """
@@ -37,8 +36,8 @@ class Source(abc.ABC):
     """The documents of each split: a dataclass, whose fields are its settings.
 
     Attributes:
-        vocabulary: of the tokens, if the source makes tokens itself; else None.
-        classes: names of the classes of labelled documents; None for none.
+        vocabulary: of the tokens, if the source makes them; else None.
+        classes: names of the classes of labelled documents.
         listed: whether the source is a `FileSource`.
         checks_content: whether `parts` compares whole files with the published ones.
         input_length: tokens that a model reads of a document, if all are samples of one length.
@@ -60,7 +59,7 @@ class Source(abc.ABC):
         return {name: getattr(self, name) for name in names if name != "vocabulary"}
 
     def description(self, split: str) -> dict[str, Any]:
-        """Returns what determines the documents of a split, as JSON; reads no file."""
+        """Returns the settings that determine the documents of a split, as JSON; reads no file."""
         return {"source": type(self).__name__, "split": split, **self.settings()}
 
     def count(self, split: str) -> int | None:
@@ -70,7 +69,7 @@ class Source(abc.ABC):
     def parts(self, split: str) -> list:
         """Lists the documents of a split, in order, after a check of their files.
 
-        A part stands for one document: it can be pickled, is small, and its repr identifies it.
+        A part identifies one document: it can be pickled, is small, and has a unique repr.
         """
         raise NotImplementedError
 
@@ -81,7 +80,7 @@ class Source(abc.ABC):
         raise NotImplementedError
 
     def part_bytes(self, part: Any) -> int | None:
-        """Returns the size of a part that is not whole files; None for whole files."""
+        """Returns the size of a part; None for whole files."""
         return None
 
 
@@ -93,9 +92,12 @@ class FileSource(Source):
     def documents(self, split: str) -> Iterator[Document]:
         return map(self.read, self.parts(split))
 
+    def count(self, split: str) -> int | None:
+        return len(self.parts(split))
+
 
 def check_source(source: Any, binding: str) -> None:
-    """Refuses values other than a `Source`; `binding` is for the message."""
+    """Raises if `binding` is bound to anything but a `Source`."""
     if not isinstance(source, Source):
         raise ValueError(
             f"{binding} = {source!r} is no source: bind it to one, with its brackets, such as "
@@ -111,5 +113,4 @@ def check_known_split(source: Source, split: str, known: Iterable[str]) -> None:
 
 
 def absolute(path: str) -> str:
-    """Returns an absolute path, with `~` and environment variables expanded."""
     return os.path.abspath(expanded(path))

@@ -14,7 +14,7 @@ from brt.storage.paths import file_size
 WHOLE_DOCUMENTS = 100
 """Fewer documents are cut, so that a split of one book is not empty."""
 NEAR = 100
-"""A cut moves to the next line end, if that is within this part of a document: 1 / 100."""
+"""A cut moves to the next line end within 1 / 100 of the document."""
 DEFAULT = {"train": "train[:90%]", "validation": "train[90%:95%]", "test": "train[95%:]"}
 SLICE = re.compile(r"(\w[\w\-]*)\[(\d*)%?:(\d*)%?\]")
 
@@ -93,9 +93,6 @@ class SplitByPosition(FileSource):
 
     def part_bytes(self, part: Piece) -> int:
         return self._size(part.part) * (part.end - part.start) // part.size
-
-    def count(self, split: str) -> int:
-        return len(self.parts(split))
 
     def description(self, split: str) -> dict:
         name, first, last = self._slice(split)

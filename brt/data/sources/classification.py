@@ -39,7 +39,6 @@ class LabelledTexts(LabelledSource):
     """Texts with one class or several, in files of JSON records.
 
     Args:
-        path, vocabulary, splits: as of `LabelledSource`.
         classes: all labels, by number; numbers as texts, as in ("0", "1").
         text_key, label_key: keys of a record; a text may be a list of paragraphs.
         second_key: of a second text, which follows the first and the tokenizer's separator.
@@ -178,7 +177,6 @@ class Hyperpartisan(LabelledSource):
 
 
 def divided(names: Sequence[str], seed: int) -> dict[str, list[str]]:
-    """Draws the articles of each split in the published shares."""
     order = permutation(len(names), seed, 0, 0, 6)
     numbers_of = {}
     start = 0

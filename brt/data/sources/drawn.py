@@ -47,10 +47,9 @@ class DrawnTask(Source):
 
 @dataclass(eq=False, kw_only=True)
 class GridTask(DrawnTask):
-    """A task whose documents take each length with each number of facts in turn.
+    """A task whose documents cycle through all pairs of a length and a number of facts.
 
     Args:
-        num_documents, num_held_out, seed: as of `DrawnTask`.
         lengths: of documents, in tokens; one or several.
 
     Attributes:
@@ -78,7 +77,7 @@ class GridTask(DrawnTask):
         return settings | self._grid()
 
     def too_short(self, length: int, needed: int, what: str) -> ValueError:
-        """Returns the error of a length without room for what a document must contain."""
+        """Returns the error for a length that is too small for a document."""
         return ValueError(
             f"{type(self).__name__}.lengths = {length} is too short: {what} need {needed} tokens."
         )

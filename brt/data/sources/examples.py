@@ -1,4 +1,4 @@
-"""The base of sources that read the data sets of another library: one document per example."""
+"""The base of sources that read data sets of another library: one document per example."""
 
 import abc
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ from brt.data.sources.base import Source
 from brt.data.vocabularies.base import expanded
 
 UNRECORDED = ("splits", "data_dir", "module")
-"""Settings that say only where the documents are."""
+"""Settings that only locate the documents."""
 
 
 @dataclass(eq=False)

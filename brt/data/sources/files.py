@@ -25,7 +25,6 @@ CHECKED_FIRST = 1000
 """Number of files that are checked for plain text before the first is read."""
 AGAIN = "Run the same command again when nobody writes to it any more."
 EXCLUDED = ("site-packages", "__pycache__", "test", "tests", "idlelib", "turtledemo")
-"""Folders of a tree that are left out by default."""
 HELD_OUT = Range(
     "a number above 0 and below 0.5, the share of test and of validation", 1e-9, 0.5, True
 )
@@ -48,18 +47,6 @@ class TextFiles(FileSource):
     suffix: str = ".txt"
 
     def parts(self, split: str) -> list[str]:
-        return self._files(split)
-
-    def read(self, part: str) -> Document:
-        return Document(os.path.splitext(os.path.basename(part))[0], _read(part, "TextFiles"))
-
-    def files(self, part: str) -> list[str]:
-        return [part]
-
-    def count(self, split: str) -> int:
-        return len(self._files(split))
-
-    def _files(self, split: str) -> list[str]:
         if "{split}" not in self.path and split != "train":
             warning = f"TextFiles.path = {self.path!r} has no {{split}}: its splits are equal."
             logging.log_first_n(logging.WARNING, warning, 1)
@@ -74,6 +61,12 @@ class TextFiles(FileSource):
         full = [path for path, size in sizes.items() if size > 0]
         _check_first(full, "TextFiles")
         return full
+
+    def read(self, part: str) -> Document:
+        return Document(os.path.splitext(os.path.basename(part))[0], _read(part, "TextFiles"))
+
+    def files(self, part: str) -> list[str]:
+        return [part]
 
     def _objects(self, path: RemotePath) -> dict[str, int]:
         if path.is_file():
@@ -135,7 +128,7 @@ class SourceTree(FileSource):
         suffixes: of source files.
         exclude: names of files and folders to skip at any depth, as hidden ones.
         held_out: share of the entries in test, and again in validation, at least one each.
-        header: line before each file, `{path}` in it the path in the tree; "" for none.
+        header: line before each file, with its path for `{path}`; "" for none.
     """
 
     path: Name = gin.REQUIRED
@@ -166,9 +159,6 @@ class SourceTree(FileSource):
 
     def settings(self) -> dict[str, Any]:
         return {**super().settings(), "exclude": sorted(self.exclude)}
-
-    def count(self, split: str) -> int:
-        return len(self._split(split)[1])
 
     def _split(self, split: str) -> tuple[str, dict[str, list[str]]]:
         path = sysconfig.get_path("stdlib") if self.path == "stdlib" else self.path
@@ -221,7 +211,7 @@ def _entries(folder):
 
 
 def _check_first(paths: Iterable[str], source: str) -> None:
-    """Refuses files among the first that are no plain text; in a bucket looks at one only."""
+    """Refuses files among the first that are no plain text; in a bucket checks one only."""
     for number, path in enumerate(itertools.islice(paths, CHECKED_FIRST)):
         if not is_remote(path):
             check_plain_text(FileBytes(path, AGAIN), path, source)

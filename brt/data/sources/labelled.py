@@ -134,7 +134,7 @@ def token_span(characters: np.ndarray, start: int, stop: int) -> tuple[int, int]
     """Returns the tokens of a part of a text: first, and one after the last; None for no token.
 
     Args:
-        characters: of each token, int64 (tokens, 2), as of `Vocabulary.spans`.
+        characters: int64 (tokens, 2), as of `Vocabulary.spans`.
         start, stop: of the part, in characters.
     """
     inside = np.flatnonzero((characters[:, 1] > start) & (characters[:, 0] < stop))
@@ -185,7 +185,7 @@ def paragraphs_of(record: dict[str, Any], key: str, where: str) -> str:
 
 
 def class_number(value: Any, classes: Sequence[str], where: str) -> int:
-    """Returns the number of a class; `value` is its name, or a number or truth value."""
+    """Returns the number of a class, which a file has as a name, a number or a truth value."""
     name = json.dumps(value) if isinstance(value, (bool, int)) else value
     if name not in classes:
         raise ValueError(

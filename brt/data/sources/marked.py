@@ -28,11 +28,10 @@ class MarkTask(DrawnTask):
     """Marked texts with their class, and with its name as an answer.
 
     Args:
-        num_documents, num_held_out, seed: as of `DrawnTask`.
         length: tokens of a text.
         mark_within: the mark is among this many first tokens.
         num_fillers: different filler ids.
-        opened: whether a token stands before a text, as [CLS] does; False for T5.
+        opened: whether a token comes before a text, as [CLS] does; False for T5.
     """
 
     num_documents: Count = 20_000

@@ -2,7 +2,7 @@
 
     k1 v1 k2 v2 ... kN vN  . . k2 v2 . . . . k1 v1 . .
 
-Keys are ids of the lower half of the vocabulary, values of the upper half. Queries stand at even
+Keys are ids of the lower half of the vocabulary, values of the upper half. Queries are at even
 offsets 2 g after the pairs, with a probability proportional to (g + 1)^(power - 1). Only the values
 after queries are scored. In the published task the value does not follow its query, and fillers may
 be keys.
@@ -21,7 +21,6 @@ from brt.data.sources.drawn import GridTask
 from brt.data.vocabularies.symbols import SymbolVocabulary
 
 BLANK = 0
-"""Id of the filler, unless fillers are random."""
 
 
 @configurable
@@ -30,7 +29,6 @@ class MultiQueryRecall(GridTask):
     """MQAR documents.
 
     Args:
-        num_documents, num_held_out, seed, lengths: as of `GridTask`.
         num_pairs: one number or several; a document of each length has each that fits, at four
             tokens a pair.
         vocabulary_size: keys, values and the blank together.

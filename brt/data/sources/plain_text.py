@@ -26,7 +26,7 @@ MAGIC = {
     b"\xff\xfe": ("UTF-16 text", "convert it with `iconv -f UTF-16 -t UTF-8`"),
     b"\xfe\xff": ("UTF-16 text", "convert it with `iconv -f UTF-16 -t UTF-8`"),
 }
-"""First bytes of formats, with their names and what to do; the first match counts."""
+"""First bytes of formats, with their names and advice; the first match counts."""
 
 
 class NotPlainText(ValueError): ...

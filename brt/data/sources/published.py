@@ -1,7 +1,6 @@
 """Published corpora, read from the files that their authors distribute.
 
-Each source knows the sizes of its files and refuses others: results on a file that is packed, cut
-short or preprocessed differently cannot be compared.
+Files of another size are refused: they are packed, cut short or preprocessed differently.
 """
 
 import functools
@@ -24,7 +23,6 @@ from brt.storage.regular_files import open_regular
 Item = TypeVar("Item")
 
 FILE_NAMES = {"train": "train", "validation": "valid", "test": "test"}
-"""Names of the splits in the names of files."""
 MATT_MAHONEY = "https://mattmahoney.net/dc/textdata.html ({}.zip)"
 WIKITEXT = "https://huggingface.co/datasets/Salesforce/wikitext"
 
@@ -43,7 +41,7 @@ class PublishedFiles(FileSource):
     """A source whose documents are parts of published files in a folder; one per split by default.
 
     Attributes:
-        page: where the files are.
+        page: address of the files.
         file: name of the file; `{split}` and `{form}` are replaced.
         sizes: of the splits train, validation and test, by unit.
     """
@@ -125,7 +123,7 @@ class Enwik8(_OneFile):
 @configurable
 @dataclass(eq=False)
 class Text8(_OneFile):
-    """10^8 bytes of Wikipedia in 26 letters and the space: 90M, 5M and 5M, one document each.
+    """10^8 bytes of Wikipedia in a to z and spaces: 90M, 5M and 5M, one document each.
 
     Args:
         path: the unpacked file, or the folder of `text8`.
@@ -261,7 +259,7 @@ class OneBillionWord(PublishedFiles):
 
 @functools.lru_cache
 def _counted(path: str, size: int, time: int) -> tuple[int, int]:
-    """Counts lines and words of a file; size and time are part of the key of the cache."""
+    """Counts lines and words of a file; size and time are part of the cache's key."""
     lines = words = 0
     with open_regular(path) as file:
         for line in file:
@@ -271,7 +269,7 @@ def _counted(path: str, size: int, time: int) -> tuple[int, int]:
 
 
 TITLE = re.compile(rb" = (?!= )([^\n]*)(?<! =) = \n")
-"""A line between two blank ones that begins an article."""
+"""The title line of an article, between two blank lines."""
 
 
 def _articles(path: str) -> list[Extent]:

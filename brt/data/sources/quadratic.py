@@ -24,7 +24,6 @@ from brt.data.order import permutation
 from brt.data.sources.algorithmic import PAD, START, SampleTask, distinct_rows
 
 STAGES, STAGE = 6, 30
-"""Stages of a sample, and characters of each."""
 SYMBOLS = "_>0123456789+-*/^=()xD;,"
 
 
@@ -37,7 +36,6 @@ class QuadraticEquations(SampleTask):
     a (x^2 + b x + c) with b uniform in [0, 2 max_root) and c between b^2 / 4 and max_root^2.
 
     Args:
-        num_train, num_validation, num_test, padded_length, seed: as of `SampleTask`.
         max_root, max_multiplier: largest absolute values of roots and multipliers.
         signed: multipliers may be negative, as in the paper's example but not in its text.
         rootless: share of equations without real roots, exact in every split.

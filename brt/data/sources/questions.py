@@ -16,7 +16,7 @@ from brt.data.order import permutation
 from brt.data.sources.labelled import Example, LabelledSource, class_number, records, text_of
 
 YES_NO = {"yes": 1, "no": 2}
-"""Kinds of answers that are no part of a text."""
+"""Kinds of answers that are not in the text."""
 
 
 @configurable
@@ -28,7 +28,6 @@ class Scrolls(LabelledSource):
     several answers.
 
     Args:
-        path, vocabulary, splits: as of `LabelledSource`.
         classes: all outputs, if they are the names of classes, as in ContractNLI.
     """
 
@@ -89,8 +88,8 @@ class HotpotQA(_Questions):
     """HotpotQA in its distractor setting: ten paragraphs, two of which contain the answer.
 
     Args:
-        path: of hotpot_train_v1.1.json or hotpot_dev_distractor_v1.json, with `{split}` for what
-            differs; bind `splits` to that.
+        path: of hotpot_train_v1.1.json or hotpot_dev_distractor_v1.json, with `{split}` for
+            train_v1.1 and so on, to which `splits` maps.
         vocabulary, splits: as of `LabelledSource`.
         questions: number of training questions that are drawn; None for all.
         seed: of the draw.

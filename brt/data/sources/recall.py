@@ -1,8 +1,8 @@
 """The recall task: facts are stated early in a document, and each is asked for once, much later.
 
 A fact is the tokens DEFINE key value; a question is ASK key, and the next token, the answer, is the
-value. All other tokens are filler. Without the definition an answer is a guess among num_values.
-The distance of an answer is its position minus that of the value in the definition.
+value. All other tokens are filler. The distance of an answer is its position minus that of the
+value in the definition.
 """
 
 from dataclasses import dataclass
@@ -29,7 +29,6 @@ class RecallTask(DrawnTask):
     each fact.
 
     Args:
-        num_documents, num_held_out, seed: as of `DrawnTask`.
         document_length: in tokens, or a pair (shortest, longest) to draw lengths from.
         num_facts: facts of a document.
         num_keys, num_values, num_fillers: different ids of each kind.

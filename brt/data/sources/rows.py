@@ -38,8 +38,8 @@ class RowSource(FileSource):
     Args:
         path: a file, a pattern such as `data/*.parquet`, or a folder; on disk or of any scheme that
             fsspec knows, such as `hf://datasets/OWNER/NAME`, with `{split}` for the name of the
-            split. Without it, a split of a folder is what is named after it (`train.jsonl`,
-            `train/`); other rows are all of the split "train", which `SplitByPosition` divides.
+            split. Without it, files named after a split (`train.jsonl`, `train/`) are that split;
+            other rows are all of the split "train", which `SplitByPosition` divides.
         text_key: key (column) of the text.
         title_key: key of the title; None for titles `<file>-<row>`.
         skip_empty: skips empty texts, which are otherwise an error; reads the files twice.
@@ -64,7 +64,7 @@ class RowSource(FileSource):
 
     @abc.abstractmethod
     def rows(self, file: str, first: int) -> Iterator[dict]:
-        """Yields the rows of a file from row `first` on; text and title are enough."""
+        """Yields the rows of a file from row `first` on, at least their text and title."""
 
     def parts(self, split: str) -> list[Row]:
         return [row for file in self._files(split) for row in self._parts_of(file)]
@@ -94,17 +94,14 @@ class RowSource(FileSource):
     def part_bytes(self, part: Row) -> int:
         return part.size
 
-    def count(self, split: str) -> int:
-        return len(self.parts(split))
-
     def _parts_of(self, file: str) -> Iterator[Row]:
         number = self.number_of_rows(file)
         size = file_size(file) // max(number, 1)
-        kept: Iterator[int] | range = range(number)
+        indices: Iterator[int] | range = range(number)
         if self.skip_empty:
             rows = enumerate(self.rows(file, 0))
-            kept = (index for index, row in rows if self._text(row, file, index))
-        return (Row(file, index, size) for index in kept)
+            indices = (index for index, row in rows if self._text(row, file, index))
+        return (Row(file, index, size) for index in indices)
 
     def _text(self, row: dict, file: str, number: int) -> str:
         text = row.get(self.text_key)
@@ -177,8 +174,6 @@ class JsonLines(RowSource):
 
 @dataclass(eq=False)
 class TableSource(RowSource):
-    """The rows of tables that `pyarrow` reads in batches."""
-
     @abc.abstractmethod
     def batches(self, file: IO[bytes], first: int) -> Iterator[tuple[int, Any]]:
         """Yields (number of the first row, record batch), from the one with row `first` on."""

@@ -5,8 +5,8 @@
     niah_multikey_3   the same, and NeedleInHaystack.keys = "codes"
     vt, cwe, fwe      VariableTracking, CommonWords, FrequentWords
 
-Words and sentences are made up here, and there are no worked examples, so scores are not comparable
-with published ones. Several answers have a fixed order, so that each can be scored.
+Words and sentences are made up, and there are no worked examples, so scores are not comparable with
+published ones. Several answers have a fixed order, so that each can be scored.
 
 Source: Hsieh et al. 2024, arXiv:2404.06654 (RULER), section 3 and appendix B.
 """
@@ -24,7 +24,6 @@ from brt.data.sources.text_task import Ids, Prompt, TextTask, largest, new_word,
 
 NOISE = "Rain falls on the roof. A clock ticks in the hall. We walk on, and we turn back. "
 NUMBERS = 10**6, 10**7
-"""Values of needles have seven digits."""
 
 
 @configurable
@@ -33,7 +32,6 @@ class NeedleInHaystack(TextTask):
     """One statement among others: which number has this key?
 
     Args:
-        num_documents, num_held_out, seed, lengths, vocabulary, text_weight: as of `TextTask`.
         num_needles: different keys in the noise, of which one is asked for; one number or several.
         haystack: "noise" repeats the same sentences; "needles" has needles alone, as many as fit.
         keys: "words", with numbers as values; "codes", with codes as values.
@@ -47,13 +45,11 @@ class NeedleInHaystack(TextTask):
     def prompt(self, length: int, facts: int, split: str, random: np.random.Generator) -> Prompt:
         used: set[str] = set()
         needles = [self._needle(random, used) for _ in range(facts)]
-        asked = int(random.integers(facts))
-        key, value = needles[asked]
+        queried = int(random.integers(facts))
+        key, value = needles[queried]
         question = f"\nWhich {self._kind()} has {key}?\nAnswer:"
         statements = [self._statement(*needle) for needle in needles]
-        room = self.room(length, question, [value]) - sum(map(len, statements))
-        if room < 0:
-            raise self.too_short(length, length - room, f"{facts} needles and the question")
+        room = self.room(length, statements, question, [value], f"{facts} needles")
         if self.haystack == "noise":
             noise = self.ids(NOISE)
             filler = [noise] * (room // len(noise))
@@ -65,7 +61,7 @@ class NeedleInHaystack(TextTask):
             filler.pop()
             facts += len(filler)
         parts, numbers = scattered(random, statements, filler)
-        return Prompt(parts, question, [(value, numbers[asked])], facts)
+        return Prompt(parts, question, [(value, numbers[queried])], facts)
 
     def _kind(self) -> str:
         return "number" if self.keys == "words" else "code"
@@ -90,7 +86,6 @@ class VariableTracking(TextTask):
     """Chains of assignments among noise: which variables have this value, in their order?
 
     Args:
-        num_documents, num_held_out, seed, lengths, vocabulary, text_weight: as of `TextTask`.
         num_chains: of which one is asked for; one number or several.
         num_hops: assignments of a variable to the next one, in each chain.
     """
@@ -108,22 +103,19 @@ class VariableTracking(TextTask):
         # The chains are interleaved, each in its own order.
         owners = random.permutation(np.repeat(np.arange(facts), links)).tolist()
         chains: list[list[str]] = [[] for _ in range(facts)]
-        statements, mine, asked = [], [], int(random.integers(facts))
-        for index, (owner, name) in enumerate(zip(owners, names)):
+        statements, queried = [], int(random.integers(facts))
+        for owner, name in zip(owners, names):
             chain = chains[owner]
             right = f"VAR {chain[-1]}" if chain else str(values[owner])
             statements.append(self.ids(f"VAR {name} = {right}. "))
             chain.append(name)
-            if owner == asked:
-                mine.append(index)
-        question = f"\nWhich variables have the value {values[asked]}, in order?\nAnswer:"
-        room = self.room(length, question, chains[asked]) - sum(map(len, statements))
-        if room < 0:
-            raise self.too_short(length, length - room, f"{facts} chains and the question")
+        question = f"\nWhich variables have the value {values[queried]}, in order?\nAnswer:"
+        room = self.room(length, statements, question, chains[queried], f"{facts} chains")
         noise = self.ids(NOISE)
         parts, numbers = scattered(random, statements, [noise] * (room // len(noise)))
         # A variable of the chain is known by all assignments before it.
-        answers = [(name, numbers[mine[0]]) for name in chains[asked]]
+        needed = numbers[owners.index(queried)]
+        answers = [(name, needed) for name in chains[queried]]
         return Prompt(parts, question, answers, facts * links)
 
 
@@ -133,7 +125,6 @@ class CommonWords(TextTask):
     """A numbered list of words: which occur most often, in alphabetical order?
 
     Args:
-        num_documents, num_held_out, seed, lengths, vocabulary, text_weight: as of `TextTask`.
         num_common: words that occur often; one number or several.
         common_count, other_count: how often a common word, and any other word, occurs.
     """
@@ -156,26 +147,21 @@ class CommonWords(TextTask):
         used: set[str] = set()
         common = sorted(new_word(random, used) for _ in range(facts))
         question = f"\nWhich {facts} words are most common, in alphabetical order?\nAnswer:"
-        room = self.room(length, question, common)
         words = [word for word in common for _ in range(self.common_count)]
-        room -= self._cost(words)
-        if room < 0:
-            raise self.too_short(length, length - room, f"{facts} common words and the question")
+        listed = self._listed(words)
+        room = self.room(length, listed, question, common, f"{facts} common words")
         while True:
             others = [new_word(random, used)] * self.other_count
-            room -= self._cost(others, len(words))
+            room -= sum(map(len, self._listed(others, len(words))))
             if room < 0:
                 break
             words += others
         random.shuffle(words)
-        parts = [
-            self.ids(text) for n, word in enumerate(words, 1) for text in (f"{n}.", f" {word} ")
-        ]
-        return Prompt(parts, question, [(word, None) for word in common], facts)
+        return Prompt(self._listed(words), question, [(word, None) for word in common], facts)
 
-    def _cost(self, words: list[str], before: int = 0) -> int:
+    def _listed(self, words: list[str], before: int = 0) -> list[Ids]:
         numbered = enumerate(words, before + 1)
-        return sum(len(self.ids(f"{n}.")) + len(self.ids(f" {word} ")) for n, word in numbered)
+        return [self.ids(text) for n, word in numbered for text in (f"{n}.", f" {word} ")]
 
 
 @configurable
@@ -184,7 +170,6 @@ class FrequentWords(TextTask):
     """Words with counts by a zeta law, the first of them dots: which three follow, by frequency?
 
     Args:
-        num_documents, num_held_out, seed, lengths, vocabulary, text_weight: as of `TextTask`.
         power: of the law; the word of rank k occurs in proportion to k^-power.
     """
 
@@ -198,7 +183,7 @@ class FrequentWords(TextTask):
         # No word of a lower rank occurs in a document of this length.
         ranks = facts + 2 + min(length, math.ceil(length ** (1 / self.power)))
         words = ["......", *(new_word(random, used) for _ in range(ranks - 1))]
-        room = self.room(length, question, words[1 : facts + 1])
+        room = self.room(length, [], question, words[1 : facts + 1], f"{facts} words")
         costs = np.array([len(self.ids(f"{word} ")) for word in words])
         share = np.arange(1, ranks + 1) ** -self.power
 

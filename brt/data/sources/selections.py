@@ -137,10 +137,9 @@ class FirstTokens(Transformed):
 @configurable
 @dataclass(eq=False)
 class UnwrappedLines(Transformed):
-    """Texts with one line per paragraph.
+    """Texts with one line per paragraph, so that no memory predicts line ends by counting.
 
-    In books with lines of some 70 characters a memory would predict line ends by counting. A line
-    break becomes a space, except next to an empty line or before an indented line (verse, tables).
+    A line break becomes a space, except next to an empty line or before an indented line.
     """
 
     _LINE_END = re.compile(rb"(?<=\S)[ \t]*\r?\n(?=\S)")  # inside a paragraph

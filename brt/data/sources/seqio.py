@@ -21,14 +21,12 @@ from brt.data.vocabularies.named import as_vocabulary
 class SeqioText(ExampleSource):
     """One document per example of a registered task or mixture, unshuffled and uncut.
 
-    The feature is text or token ids. For ids, `vocabulary` is the one of brt with the same ids;
-    both decode the first document as a check.
+    The feature is text or token ids. The first document checks that `vocabulary` has the same ids.
 
     Args:
         task: name of the task or mixture; `register` adds those of PG19.
         feature: the text or ids of a document; the bytes of ids are `<feature>_pretokenized`.
         module: a module to import, which registers the task (`--allow_imports`).
-        title_feature, splits, data_dir: as of `ExampleSource`.
         vocabulary: of the ids, or its name.
     """
 

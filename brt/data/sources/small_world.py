@@ -16,10 +16,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from brt.checks import MOST
+
 PEOPLE = ("Anna", "Ben", "Clara", "David")
-PLACES = ("kitchen", "garden", "office", "bedroom", "hallway", "bathroom")
+ROOMS_OF_PEOPLE = ("kitchen", "garden", "office", "bedroom", "hallway", "bathroom")
 THINGS = ("apple", "football", "milk", "book")
-ROOMS = (*PLACES, "attic", "cellar", "library", "pantry", "study", "garage")
+ROOMS = (*ROOMS_OF_PEOPLE, "attic", "cellar", "library", "pantry", "study", "garage")
 MOVES = ("went to", "moved to", "walked to", "ran to")
 TAKES = ("took", "picked up", "grabbed")
 DROPS = ("dropped", "put down", "left")
@@ -34,7 +36,7 @@ class Story(NamedTuple):
 
     facts: sentences, in order.
     answer: one word.
-    support: numbers of the facts that determine the answer, rising.
+    support: indices of the facts that determine the answer, rising.
     """
 
     facts: list[str]
@@ -43,10 +45,10 @@ class Story(NamedTuple):
     support: tuple[int, ...]
 
 
-class Place(NamedTuple):
-    """A place where a thing has been, and the facts that say so."""
+class Stay(NamedTuple):
+    """A stay of a thing in a room, and the facts that determine it."""
 
-    name: str
+    room: str
     support: tuple[int, ...]
 
 
@@ -58,23 +60,21 @@ class Giving(NamedTuple):
 
 
 class World:
-    """People who walk through places, and take, drop and give things.
-
-    Everybody is somewhere at first, but only facts tell the reader where.
+    """People who walk through rooms, and take, drop and give things.
 
     Attributes:
         facts: sentences so far.
-        moved: of each person who has moved, the number of the last move.
-        trace: places where each thing has been, as far as facts tell.
+        moved: index of the last move of each person who has moved.
+        trace: stays of each thing, as far as facts tell.
         now: the facts that tell where a thing is now.
     """
 
     def __init__(self, random: np.random.Generator):
         self._random = random
         self.facts: list[str] = []
-        self.at = {person: self._one(PLACES) for person in PEOPLE}
+        self.at = {person: self._one(ROOMS_OF_PEOPLE) for person in PEOPLE}
         self.moved: dict[str, int] = {}
-        self.trace: dict[str, list[Place]] = {thing: [] for thing in THINGS}
+        self.trace: dict[str, list[Stay]] = {thing: [] for thing in THINGS}
         self.now: dict[str, tuple[int, ...]] = {}
         self.givings: list[Giving] = []
         self._holder: dict[str, str] = {}
@@ -89,14 +89,15 @@ class World:
         getattr(self, f"_{kind}")(*self._one(events[kind]))
 
     def _possible_move(self):
-        return [(p, place) for p in PEOPLE for place in PLACES if place != self.at[p]]
+        return [(p, room) for p in PEOPLE for room in ROOMS_OF_PEOPLE if room != self.at[p]]
 
-    def _move(self, person, place):
-        self.at[person] = place
-        self.moved[person] = self._say(f"{person} {self._one(MOVES)} the {place}.")
-        for thing in self._held_by(person):
-            self.trace[thing].append(Place(place, (self._held_since[thing], self.moved[person])))
-            self.now[thing] = self.trace[thing][-1].support
+    def _move(self, person, room):
+        self.at[person] = room
+        self.moved[person] = self._say(f"{person} {self._one(MOVES)} the {room}.")
+        for thing, holder in self._holder.items():
+            if holder == person:
+                self.now[thing] = self._held_since[thing], self.moved[person]
+                self.trace[thing].append(Stay(room, self.now[thing]))
 
     def _possible_take(self):
         free = [thing for thing in THINGS if thing not in self._holder]
@@ -108,7 +109,7 @@ class World:
         if person in self.moved:
             self.now[thing] = (self.moved[person], fact)
             if not self.trace[thing]:
-                self.trace[thing].append(Place(self.at[person], self.now[thing]))
+                self.trace[thing].append(Stay(self.at[person], self.now[thing]))
 
     def _possible_drop(self):
         return [(person, thing) for thing, person in self._holder.items()]
@@ -133,9 +134,6 @@ class World:
         self._holder[thing], self._held_since[thing] = other, fact
         self.givings.append(Giving(person, thing, other, fact))
 
-    def _held_by(self, person):
-        return [thing for thing, holder in self._holder.items() if holder == person]
-
     def _say(self, sentence) -> int:
         self.facts.append(sentence)
         return len(self.facts) - 1
@@ -145,7 +143,7 @@ class World:
 
 
 def story(task: str, num_facts: int, random: np.random.Generator) -> Story:
-    """Draws a story of one task with so many facts, `LEAST` or more."""
+    """Draws a story of one task."""
     if task == "qa4":
         return _layout(num_facts, random)
     kinds, ask = TASKS[task]
@@ -165,17 +163,17 @@ def _where_is_person(world: World):
 
 def _where_is_thing(world: World):
     return [
-        (f"Where is the {thing}?", world.trace[thing][-1].name, support)
+        (f"Where is the {thing}?", world.trace[thing][-1].room, support)
         for thing, support in world.now.items()
     ]
 
 
 def _where_was_thing(world: World):
     return [
-        (f"Where was the {t} before the {now.name}?", before.name, before.support + now.support)
+        (f"Where was the {t} before the {now.room}?", before.room, before.support + now.support)
         for t, trace in world.trace.items()
         for before, now in itertools.pairwise(trace)
-        if [place.name for place in trace].count(now.name) == 1
+        if [stay.room for stay in trace].count(now.room) == 1
     ]
 
 
@@ -198,9 +196,9 @@ TASKS = {
     "qa3": (("move", "take", "drop"), _where_was_thing),
     "qa5": (("move", "take", "give", "drop"), _who_gave_what),
 }
-LEAST = {"qa1": 1, "qa2": 2, "qa3": 3, "qa4": 1, "qa5": 2}
-MOST = {"qa4": len(ROOMS) - 1}
-"""Numbers of facts that a task can have; no entry for any."""
+FACTS = {task: range(least, MOST + 1) for task, least in (("qa1", 1), ("qa2", 2), ("qa3", 3))}
+FACTS |= {"qa4": range(1, len(ROOMS)), "qa5": range(2, MOST + 1)}
+"""Numbers of facts that a story of each task can have."""
 
 
 def _layout(num_facts: int, random: np.random.Generator) -> Story:

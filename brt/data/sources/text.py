@@ -1,4 +1,4 @@
-"""Your own text, in whatever form it is: what `--text=PATH` reads."""
+"""The source of `--text=PATH`: text in any form."""
 
 import functools
 import os
@@ -23,7 +23,7 @@ HELD_OUT = re.compile(r"(^|/)(validation|valid|test)[-._/]")
 class Text(FileSource):
     """Documents of a file or folder: plain text, JSON lines, Parquet, or a saved data set.
 
-    Splits are `{split}` in the path, or what is named after them (`train/`, `test.jsonl`); without
+    Splits are `{split}` in the path, or files named after them (`train/`, `test.jsonl`); without
     either, the first 90 %, the next 5 % and the last 5 % (`SplitByPosition`).
 
     Args:

@@ -1,7 +1,6 @@
 """The base of tasks in text: a prompt, statements among filler, a question and scored answers.
 
-An answer is right if greedy decoding writes it after the true tokens before it. The parts of a
-document are encoded one by one, so that an answer begins and ends at a boundary of tokens.
+The parts of a document are encoded one by one, so that answers begin and end between tokens.
 """
 
 import abc
@@ -20,15 +19,14 @@ from brt.data.vocabularies.base import Vocabulary
 from brt.data.vocabularies.named import as_vocabulary
 
 Ids = np.ndarray
-"""Token ids of a part of a document, int32 (tokens,)."""
 
 
 class Prompt(NamedTuple):
     """A document in parts.
 
     parts: of the context, in order.
-    question: what follows the context.
-    answers: each with the number of the earliest part that it needs; None for the whole context.
+    question: follows the context.
+    answers: each with the index of the earliest part that it needs; None for the whole context.
     facts: number of statements.
     """
 
@@ -43,7 +41,6 @@ class TextTask(GridTask):
     """A task in text; documents have at most the length of their cell, and are never cut.
 
     Args:
-        num_documents, num_held_out, seed, lengths: as of `GridTask`.
         vocabulary: of the tokens, or its name; `Corpus.vocabulary` stays unbound.
         text_weight: loss weight of all tokens that are no answer.
     """
@@ -77,9 +74,14 @@ class TextTask(GridTask):
         annotation = Answers(length, prompt.facts, answers).annotation()
         return Document("", tokens=tokens, weights=weights, annotation=annotation)
 
-    def room(self, length: int, question: str, answers: list[str]) -> int:
-        """Returns the tokens that the question and its answers leave of a length."""
-        return length - sum(map(len, self._tail(question, answers)))
+    def room(
+        self, length: int, statements: list[Ids], question: str, answers: list[str], what: str
+    ) -> int:
+        """Returns the tokens left for filler; `what` names the statements in the error of none."""
+        needed = sum(map(len, (*statements, *self._tail(question, answers))))
+        if needed > length:
+            raise self.too_short(length, needed, f"{what} and the question")
+        return length - needed
 
     def ids(self, text: str) -> Ids:
         return self._encode(text)

@@ -21,7 +21,6 @@ class TfdsText(ExampleSource):
     Args:
         name: of the data set, with config and version.
         text_feature: feature with the text of a document.
-        title_feature, data_dir: as of `ExampleSource`.
         splits: from the name of a split to its name or slice in the data set, such as
             `{'validation': 'train[:1%]', 'train': 'train[1%:]'}`.
     """

@@ -1,6 +1,6 @@
 """Makes the shards of a store on Apache Beam: on this machine, or by a cluster's workers.
 
-Only the shards in the folder count, not what the job reports: it may be killed, repeat work, or
+The shards in the folder are the result, whatever the job reports: it may be killed, repeat work, or
 outlive its driver.
 """
 
@@ -27,21 +27,16 @@ from brt.storage.json_files import Fields, read_json
 from brt.storage.paths import RemotePath
 
 LOCAL_RUNNERS = ["direct", "switchingdirect", "bundlebaseddirect", "fnapi", "prism", "interactive"]
-"""Names, without "Runner", of the runners on this machine."""
+"""Runners on this machine, without "Runner"."""
 
 NOTED = Fields({"kind": str, "message": str})
-"""A note: the class of an error, and its message."""
 
 LASTING = (ValueError, FileNotFoundError, PermissionError)
 """Errors that a retry would not help: they are noted, and the job continues."""
 
 
 class JobRunner(abc.ABC):
-    """Makes shards by a job, whose workers may be anywhere.
-
-    Args:
-        name: of the runner, for messages.
-    """
+    """Makes shards by a job; `name` of the runner is for messages."""
 
     def __init__(self, name: str):
         self.name = name
@@ -109,7 +104,7 @@ class JobRunner(abc.ABC):
 
 
 class BeamRunner(JobRunner):
-    """Makes shards by a job of Apache Beam; `options` are those of a command line of Beam."""
+    """Makes shards by a job of Apache Beam with command-line `options`."""
 
     def __init__(self, name: str, options: Sequence[str] = ()):
         extra_library("apache_beam", f"--runner={name}", "beam")
@@ -165,7 +160,7 @@ _local = threading.local()
 
 
 def make_counted(run: bytes, setup: bytes) -> None:
-    """Makes one shard, on a worker; counts documents, tokens and bytes for the runner's display."""
+    """Makes one shard, on a worker, and counts its documents, tokens and bytes for the runner."""
     from apache_beam.metrics import Metrics
 
     if getattr(_local, "setup", None) != setup:
@@ -177,7 +172,7 @@ def make_counted(run: bytes, setup: bytes) -> None:
 
 
 def packed(run: Run) -> bytes:
-    """Returns a run as bytes for a worker; compression shortens paths to a sixth."""
+    """Returns a run as bytes for a worker, compressed to about a sixth."""
     return zlib.compress(pickle.dumps(run))
 
 
@@ -188,8 +183,7 @@ def maker_of(setup: bytes) -> ShardMaker:
 def make_shard(maker: ShardMaker, data: bytes) -> dict | None:
     """Makes the shard of a `packed` run, on a worker, unless it exists.
 
-    Returns its shard.json, or None if a note says why there is none. Raises an error, which is
-    noted, too, if a retry may help.
+    Returns its shard.json, or None if an error was noted. Raises, too, if a retry may help.
     """
     run: Run = pickle.loads(zlib.decompress(data))
     try:
@@ -203,7 +197,7 @@ def make_shard(maker: ShardMaker, data: bytes) -> dict | None:
 
 
 def noted(maker: ShardMaker, run: Run) -> Exception | None:
-    """Returns the error that a worker has noted of a run; None for none."""
+    """Returns the error that a worker has noted of a run, or None."""
     try:
         note = read_json(maker.folder / f"{run.key}{NOTE}", NOTED, "delete it")
     except (OSError, ValueError):

@@ -9,11 +9,9 @@ from brt.data.vocabularies.base import Vocabulary
 from brt.storage.regular_files import printable
 
 LISTED = 10
-"""Documents in the table."""
 
 COLUMNS = ("tokens", "words", "bytes", "characters")
 LISTED_FILES = 30
-"""Files with their hashes."""
 
 SHOWN = 64
 """Tokens of each end of a document."""
@@ -84,12 +82,9 @@ def _document_table(store):
 
 def _find(store, which):
     entries = list(enumerate(store.entries()))
-    for found in (
-        [e for e in entries if e[1]["title"] == which],
-        [e for e in entries if str(e[0]) == which],
-    ):
-        if found:
-            return found[0]
+    titled = [entry for entry in entries if entry[1]["title"] == which]
+    if matches := titled or [entry for entry in entries if str(entry[0]) == which]:
+        return matches[0]
     raise ValueError(
         f"{store.folder} has no document {which!r}: give a title of documents.jsonl, or a "
         f"number from 0 to {store.num_documents - 1}."

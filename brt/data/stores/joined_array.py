@@ -10,15 +10,14 @@ import numpy as np
 from brt.storage.file_parts import FileArray
 
 OPEN_FILES = 256
-"""Files of one kind that are open at once."""
 
 Numbers = np.ndarray | FileArray
 
 
 class JoinedArray:
-    """Arrays of these lengths one after another, read by slices as one array.
+    """Arrays one after another, read by slices as one array.
 
-    `array` returns the array of a number; the last `OPEN_FILES` are cached.
+    `array` opens the array of a number; the last `OPEN_FILES` are cached.
     """
 
     def __init__(self, lengths: Sequence[int], dtype: np.dtype, array: Callable[[int], Numbers]):

@@ -46,9 +46,7 @@ SHARD = Fields(
         "sizes": dict[str, ManyFrom0],
     }
 )
-"""Fields of shard.json."""
 SHARDS = [Fields({"documents": Many, "tokens": Many, "weighted": bool})]
-"""Of the manifest."""
 
 _SHARD_FILE = re.compile(rf"shard-\d{{5,}}/({'|'.join(map(re.escape, SHARD_FILES))})")
 
@@ -70,7 +68,7 @@ def files_of(manifest: Mapping) -> list[str]:
 
 
 def content_of(manifest: Mapping) -> str:
-    """Returns what identifies the tokens of a store: the sha256 of the hashes of its shards."""
+    """Returns the hash that identifies the tokens of a store: of the hashes of its shards."""
     names = (f"{shard_name(number)}/tokens.bin" for number in range(len(manifest["shards"])))
     return joint_hash(manifest["hashes"][name] for name in names)
 
@@ -94,6 +92,10 @@ def vocabulary_entry(vocabulary: Vocabulary) -> dict:
     if vocabulary.frame.before or vocabulary.frame.after:
         entry["frame"] = vocabulary.frame._asdict()
     return entry
+
+
+def vocabulary_text(entry: Mapping) -> str:
+    return "{name} of size {size} ({fingerprint:.12})".format(**entry)
 
 
 def remove_store(folder: Path) -> None:

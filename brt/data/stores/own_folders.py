@@ -1,4 +1,4 @@
-"""Folders that brt fills and removes: only those that it marked, and of these only its own files.
+"""Folders that brt fills and removes: marked ones only, and of these only its own files.
 
 A folder contains `MARK` while it grows, and a manifest when it is complete.
 """
@@ -22,7 +22,7 @@ def claim(folder: Path, is_own: bool = False) -> None:
 
 
 def remove(folder: Path, files: Iterable[str]) -> None:
-    """Removes a folder with these files, as far as they exist; nothing if there are others."""
+    """Removes a folder with these files, as far as they exist; refuses one with others."""
     files = (*files, MARK)
     strange = sorted(path.name for path in folder.iterdir() if path.name not in files)
     if strange or folder.is_symlink():

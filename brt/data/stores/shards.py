@@ -1,8 +1,8 @@
 """Divides the documents of a store into shards, and makes a shard.
 
-A shard consists of consecutive documents; its end follows from them alone. Its key identifies what
-it was made from (source, vocabulary, documents, sizes and times of their files), so a later
-preparation can use it.
+A shard consists of consecutive documents; its end follows from them alone. Its key identifies
+source, vocabulary and documents, with sizes and times of their files, so a later preparation can
+use it.
 """
 
 import functools
@@ -29,7 +29,7 @@ from brt.storage.json_files import read_json
 from brt.storage.paths import AnyPath, RemotePath, StorageError, is_remote, upload
 
 SHARD_BYTES = 2**23
-"""A shard ends when its documents have this many bytes: a few seconds of work."""
+"""Bytes of documents at which a shard ends: a few seconds of work."""
 
 SHARD_DOCUMENTS = 2**12
 """Most documents of a shard, unless the number of bytes is given."""
@@ -114,7 +114,7 @@ class ListedDocuments:
             yield _Item(part, size, identity, next(iter(files), str(part)))
 
     def check_unchanged(self) -> None:
-        """Refuses the source, naming the first file, if it has changed since it was listed."""
+        """Raises, naming the first file, if the source has changed since it was listed."""
         stamp_of = _stamps()
         for file, stamp in self._stamps.items():
             if stamp_of(file) != stamp:
@@ -125,7 +125,7 @@ class ListedDocuments:
 
 
 class StreamedDocuments:
-    """Documents that come one after another: they are read here, and workers encode them."""
+    """Documents that this process reads, and workers encode."""
 
     source = None
 
@@ -137,7 +137,7 @@ class StreamedDocuments:
         return _runs(map(_streamed, self.documents), made_with, shard_bytes)
 
     def check_unchanged(self) -> None:
-        """Refuses nothing: a stream cannot be read again."""
+        """Does nothing: a stream cannot be read again."""
 
 
 def documents_of(source: Source, split: str) -> ListedDocuments | StreamedDocuments:
@@ -155,8 +155,8 @@ def _streamed(document: Document) -> _Item:
 class ShardMaker:
     """Makes the shards of one store, in any number of processes at once.
 
-    On a disk a shard is written to a folder of its own, which then gets its name. In a bucket
-    shard.json is written last.
+    On a disk a shard is written to a temporary folder and renamed; in a bucket shard.json is
+    written last.
     """
 
     def __init__(self, folder: AnyPath, vocabulary: Vocabulary, source: Source | None):
@@ -165,7 +165,7 @@ class ShardMaker:
         self.source = source
 
     def finished(self, run: Run) -> dict | None:
-        """Returns the shard.json of a run's complete shard; None if it has to be made."""
+        """Returns the shard.json of a run's complete shard, or None."""
         path = self.folder / shard_name(run.number)
         try:
             summary = read_json(path / "shard.json", SHARD, "delete the folder")
@@ -229,7 +229,7 @@ class ShardMaker:
 
 
 class ShardRunner(Protocol):
-    """Has the shards of a store made, by processes of this machine or of others."""
+    """Makes the shards of a store in processes of this machine or of others."""
 
     def make(self, maker: ShardMaker, runs: Iterable[Run]) -> Iterator[tuple[bool, dict]]:
         """Makes the missing shards.
@@ -240,7 +240,7 @@ class ShardRunner(Protocol):
 
 
 def key_of(vocabulary: Vocabulary, source_description: dict) -> dict:
-    """Returns the part of the keys that all shards of a store have in common, as JSON."""
+    """Returns the part that the keys of all shards of a store share, as JSON."""
     return {
         "format": FORMAT,
         "vocabulary": vocabulary_entry(vocabulary),
@@ -251,7 +251,7 @@ def key_of(vocabulary: Vocabulary, source_description: dict) -> dict:
 def _stamps() -> Callable[[str], tuple[int, int]]:
     """Returns a function from a file to its size and modification time (ns); (0, -1) for none.
 
-    Of objects in a bucket the version; the listing of their folder is requested once.
+    For objects in a bucket the version; the listing of a folder is requested once.
     """
     listing = functools.cache(RemotePath.stamps)
 

@@ -1,7 +1,6 @@
 """Local copies of token stores in a bucket.
 
-A copy is named by the hash of the store's manifest, and gets its name when every file has been
-compared with its hash in the manifest.
+A copy is named by the hash of the manifest once every file has been compared with its hash there.
 """
 
 import fcntl
@@ -27,7 +26,7 @@ _chosen: list[Path] = []
 
 
 def use(folder: str | None) -> None:
-    """Sets the folder of the copies; None for the default, `~/.cache/brt/stores`."""
+    """Sets the folder of the copies; None for `~/.cache/brt/stores`."""
     _chosen[:] = [Path(folder).expanduser()] if folder else []
 
 

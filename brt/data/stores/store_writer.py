@@ -1,7 +1,4 @@
-"""Writes token stores.
-
-A store grows in its folder, shard by shard, and is complete when its manifest is written.
-"""
+"""Writes token stores, shard by shard; the manifest comes last."""
 
 import errno
 import hashlib
@@ -94,12 +91,12 @@ def write_store(
             )
         return _complete(folder, shards, vocabulary, source_description)
     except BaseException as error:
-        kept = _keep_finished(folder)
+        note = _keep_finished(folder)
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise OSError(
                 error.errno,
                 f"The disk was full before store {folder} was whole: free some space, or bind "
-                f"Corpus.store to a folder on another disk.{kept}",
+                f"Corpus.store to a folder on another disk.{note}",
             ) from error
         raise
     finally:

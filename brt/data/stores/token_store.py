@@ -1,6 +1,6 @@
 """Token stores: the documents of one split as token ids, in the files that `layout` describes.
 
-Files are read, not mapped: a file that is cut short meanwhile gives a message and not SIGBUS.
+Files are read, not mapped: one that is cut short meanwhile gives a message and not SIGBUS.
 """
 
 import os
@@ -53,7 +53,6 @@ DOCUMENT = Fields(
     {"title": str, **dict.fromkeys(("tokens", "bytes", "words", "characters"), ManyFrom0)},
     {"annotation": dict | None},
 )
-"""A line of documents.jsonl."""
 
 
 class TokenStore:
@@ -63,8 +62,8 @@ class TokenStore:
         folder: path of the store, on a disk or in a bucket.
         files: folder of its files on this disk: the store itself, or this host's copy.
         lengths_D: tokens of each document, int64 (documents,).
-        all_tokens, all_weights: ids and float32 loss weights of all documents, one after another:
-            (num_tokens,), to be sliced; no weights if they are all 1.
+        all_tokens, all_weights: ids and float32 loss weights of all documents, (num_tokens,), to be
+            sliced; no weights if they are all 1.
     """
 
     def __init__(self, folder: str | os.PathLike):

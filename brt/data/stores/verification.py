@@ -1,6 +1,6 @@
 """Compares the files of token stores with their hashes before training uses them.
 
-A host hashes a store once: sizes, times and inodes of its files are kept under
+A host hashes a store once: sizes, times and inodes of its files are recorded in
 ~/.cache/brt/verified, and the result holds while they do not change.
 """
 
@@ -21,7 +21,7 @@ from brt.storage.json_files import DamagedFile, read_json
 from brt.storage.regular_files import file_sha256
 
 KEPT = "BRT_VERIFIED"
-"""Environment variable: the folder that records which files were verified; empty for none."""
+"""Environment variable: the folder of the records of verified files; empty for none."""
 
 PIECE = 2**24
 """Weights that are checked at once."""
@@ -59,7 +59,7 @@ def verify(store: TokenStore, quiet: bool = False) -> None:
 
 
 def check_hashes(folder: Path, hashes: Mapping[str, str], advice: str, quiet: bool = False) -> None:
-    """Compares files with their sha256 (hex); `advice` is for messages."""
+    """Compares files with their sha256 (hex)."""
     size = sum(os.path.getsize(folder / name) for name in hashes)
     progress = Progress(f"verifying {folder}, MB", size // 10**6, quiet=quiet or size < SHOWN_FROM)
     done = 0

@@ -16,11 +16,11 @@ from multiprocessing import connection, get_context, parent_process
 from brt.data.stores.shards import Run, ShardMaker
 
 MAX_SENT_BYTES = 2**26
-"""Documents of a stream that are larger are encoded in this process."""
+"""Larger documents of a stream are encoded in this process."""
 
 
 class WorkerPool:
-    """Makes shards in `workers` processes; with one of them, or for one run, in this process."""
+    """Makes shards in `workers` processes; for one worker or one run, in this process."""
 
     def __init__(self, workers: int):
         self.workers = workers
@@ -66,7 +66,6 @@ def _make_here(maker: ShardMaker, runs: Iterator[Run]) -> Iterator[tuple[bool, d
 
 
 _maker: ShardMaker
-"""Of a worker."""
 
 
 def _set_up(setup: bytes) -> None:

@@ -18,14 +18,14 @@ from brt.storage.file_parts import FileBytes, pieces
 from brt.storage.paths import AnyPath, RemotePath
 
 MAX_WEIGHT = 1_000_000
-"""The largest loss weight of a token."""
 
 PIECE = 2**16
-"""Bytes of a document that are encoded at once if the vocabulary allows to cut."""
+"""Bytes of a document that are encoded at once if the vocabulary allows cuts."""
 
 WHOLE = 2**25
 """Bytes of the longest document that is encoded whole: SentencePiece needs up to 50 times as much
-memory, and a process should need at most 2 GB."""
+memory.
+"""
 
 
 class ShardWriter:
@@ -162,7 +162,7 @@ class ShardWriter:
 
 
 def misfit_of_weights(weights: np.ndarray) -> str:
-    """Returns which loss weight is out of range; an empty string if none is."""
+    """Returns which loss weight is out of range, or ""."""
     is_bad = ~((weights >= 0) & (weights <= MAX_WEIGHT))  # true for NaN, too
     if not is_bad.any():
         return ""
@@ -227,10 +227,7 @@ def document_digest(document: Document) -> bytes:
 
 
 def count_text(data: bytes | FileBytes) -> tuple[int, int]:
-    """Counts words (separated by Unicode white space) and characters, in constant memory.
-
-    Invalid UTF-8 counts as U+FFFD.
-    """
+    """Counts words (separated by Unicode white space) and characters; invalid UTF-8 as U+FFFD."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     words = characters = 0
     inside = False  # the text so far ends within a word

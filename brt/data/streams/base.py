@@ -61,9 +61,9 @@ class Stream(abc.ABC):
         return ""
 
     def batch(self, step: int, first_row: int = 0, num_rows: int | None = None) -> Batch:
-        """Reads segments step * K .. step * K + K - 1 of some rows; by default of all.
+        """Returns segments step * K .. step * K + K - 1 of some batch elements, by default all.
 
-        May be called from several threads at once.
+        Thread-safe.
         """
         return self._read(step, _row_range(step, first_row, num_rows, self.rows))
 
@@ -74,7 +74,7 @@ class Stream(abc.ABC):
 class EvaluationPass(Stream):
     """One pass over a store: a finite stream with K = 1 and `num_steps` steps.
 
-    Finished rows, and batches after the last step, are padding.
+    Finished batch elements, and batches after the last step, are padding.
     """
 
     num_steps: int
@@ -84,7 +84,7 @@ class EvaluationPass(Stream):
     ):
         super().__init__(store, rows, segment_length, 1, seed)
 
-    def places(
+    def positions(
         self, step: int, first_row: int = 0, num_rows: int | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
         """Returns the positions of the segments of `batch`, with the same arguments.
@@ -93,10 +93,10 @@ class EvaluationPass(Stream):
             documents_B: int64, the document of the segment's first target; -1 for padding.
             offsets_B: int64, the offset of that target in its document; 0 for padding.
         """
-        return self._places(step, _row_range(step, first_row, num_rows, self.rows))
+        return self._positions(step, _row_range(step, first_row, num_rows, self.rows))
 
     @abc.abstractmethod
-    def _places(self, step: int, rows: range) -> tuple[np.ndarray, np.ndarray]: ...
+    def _positions(self, step: int, rows: range) -> tuple[np.ndarray, np.ndarray]: ...
 
 
 class _WithEmptyRows(EvaluationPass):
@@ -113,11 +113,11 @@ class _WithEmptyRows(EvaluationPass):
                 whole[:, :number] = part
         return batch
 
-    def _places(self, step: int, rows: range) -> tuple[np.ndarray, np.ndarray]:
+    def _positions(self, step: int, rows: range) -> tuple[np.ndarray, np.ndarray]:
         documents_B, offsets_B = np.full(len(rows), -1), np.zeros(len(rows), np.int64)
         if number := self._inner_rows(rows):
-            places = self.inner.places(step, rows.start, number)
-            documents_B[:number], offsets_B[:number] = places
+            positions = self.inner.positions(step, rows.start, number)
+            documents_B[:number], offsets_B[:number] = positions
         return documents_B, offsets_B
 
     def _inner_rows(self, rows: range) -> int:
@@ -125,7 +125,7 @@ class _WithEmptyRows(EvaluationPass):
 
 
 def with_empty_rows(stream: EvaluationPass, rows: int) -> EvaluationPass:
-    """Returns a pass with additional rows of padding, `rows` in total."""
+    """Returns a pass with additional batch elements of padding, `rows` in total."""
     return stream if rows == stream.rows else _WithEmptyRows(stream, rows)
 
 

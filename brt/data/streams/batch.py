@@ -1,6 +1,6 @@
 """The arrays of one step, on the host.
 
-Axes of all streams: K segments of a step, B rows, T tokens of a segment, D documents of the store.
+Axes of all streams: K segments of a step, B batch elements, T tokens of a segment, D documents.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,7 +15,7 @@ from brt.token_ids import BEGIN
 
 
 class Batch(NamedTuple):
-    """K consecutive segments of B rows.
+    """K consecutive segments of B batch elements.
 
     inputs_KBT: int32; a document's first is BEGIN, padding is 0.
     targets_KBT: int32; padding is 0.
@@ -30,11 +30,9 @@ class Batch(NamedTuple):
 
 
 DTYPES = np.int32, np.int32, np.float32, np.bool_
-"""Types of a batch's arrays, on the host and on the devices."""
 
 
 def padding(segments: int, rows: int, segment_length: int) -> Batch:
-    """Returns a batch that has nothing but padding."""
     shapes = *[(segments, rows, segment_length)] * 3, (segments, rows)
     batch = Batch._make(map(np.zeros, shapes, DTYPES))
     batch.starts_KB[:] = True
@@ -43,20 +41,20 @@ def padding(segments: int, rows: int, segment_length: int) -> Batch:
 
 def gather(
     store: TokenStore | MixedStore,
-    places_KB: Sequence[Sequence[tuple[int, int]]],
+    positions_KB: Sequence[Sequence[tuple[int, int]]],
     segment_length: int,
 ) -> Batch:
     """Reads segments of documents; they end with their document.
 
     Args:
         store: of the documents.
-        places_KB: K lists of B pairs (document, offset of the segment's first target); document -1
-            is padding.
+        positions_KB: K lists of B pairs (document, offset of the segment's first target);
+            document -1 is padding.
         segment_length: T.
     """
-    batch = padding(len(places_KB), len(places_KB[0]), segment_length)
-    for k, places_B in enumerate(places_KB):
-        for b, (document, offset) in enumerate(places_B):
+    batch = padding(len(positions_KB), len(positions_KB[0]), segment_length)
+    for k, positions_B in enumerate(positions_KB):
+        for b, (document, offset) in enumerate(positions_B):
             if document < 0:
                 continue
             end = offset + segment_length
@@ -76,7 +74,7 @@ def gather(
 
 
 def document_segments(tokens: ArrayLike, segment_length: int) -> Iterator[Batch]:
-    """Cuts the tokens of one document into batches of one row, without the K axis."""
+    """Yields the tokens of one document as batches of one element, without the K axis."""
     tokens = np.asarray(tokens, np.int32)
     count = -(-len(tokens) // segment_length)
     inputs, targets = np.zeros((2, count, 1, segment_length), np.int32)

@@ -22,7 +22,7 @@ from brt.data.streams.batch import Batch, padding
 from brt.storage.file_parts import FileArray
 
 ReadTokens = Callable[[FileArray | JoinedArray, int, int], np.ndarray]
-"""Returns items start to stop, in some order of the documents, of the arrays of a store."""
+"""Returns items start to stop of an array of a store, in some order of the documents."""
 
 
 class ContiguousStream(Stream):
@@ -66,7 +66,7 @@ class ContiguousStream(Stream):
 
 
 class ContiguousPass(EvaluationPass):
-    """One pass of evaluation: no pair is dropped, and rows differ by at most one."""
+    """One pass of evaluation: no pair is dropped, and batch elements differ by at most one."""
 
     store: TokenStore
 
@@ -84,15 +84,15 @@ class ContiguousPass(EvaluationPass):
         _read_segment(batch, 0, self.store, in_order, self._cuts, rows, step)
         return batch
 
-    def _places(self, step: int, rows: range) -> tuple[np.ndarray, np.ndarray]:
+    def _positions(self, step: int, rows: range) -> tuple[np.ndarray, np.ndarray]:
         pairs_B = self._cuts[rows] + step * self.segment_length
         finished_B = pairs_B >= self._cuts[np.array(rows) + 1]
         targets_B = np.where(finished_B, 0, pairs_B + 1)
-        documents_B, offsets_B = place_in_store(self.store, targets_B)
+        documents_B, offsets_B = document_positions(self.store, targets_B)
         return np.where(finished_B, -1, documents_B), np.where(finished_B, 0, offsets_B)
 
 
-def place_in_store(
+def document_positions(
     store: TokenStore | MixedStore, positions: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns the documents, and the offsets in them, of positions (any shape) in a whole store."""
@@ -102,7 +102,6 @@ def place_in_store(
 
 
 def in_order(flat: FileArray | JoinedArray, start: int, stop: int) -> np.ndarray:
-    """Returns items in the order of the store; a `ReadTokens`."""
     return flat[start:stop]
 
 
@@ -124,7 +123,7 @@ def _shuffled(store: TokenStore, seed: int, epoch: int) -> ReadTokens:
 
 
 def _even_cuts(pairs, rows):
-    """Returns the first pair of each row, and the end of the last: int64 (rows + 1,)."""
+    """Returns the first pair of each batch element, and the end of the last: int64 (rows + 1,)."""
     return np.arange(rows + 1) * pairs // rows
 
 
@@ -141,7 +140,7 @@ def _read_segment(batch, k, store, read, cuts, rows, number):
 def read_pairs(
     batch: Batch, k: int, b: int, store: TokenStore, read: ReadTokens, start: int, stop: int
 ) -> None:
-    """Writes the pairs start ... stop - 1 to row b of segment k."""
+    """Writes the pairs start ... stop - 1 to batch element b of segment k."""
     tokens = read(store.all_tokens, start, stop + 1)
     batch.inputs_KBT[k, b, : stop - start] = tokens[:-1]
     batch.targets_KBT[k, b, : stop - start] = tokens[1:]

@@ -19,15 +19,15 @@ from brt.data.streams.batch import Batch, gather
 
 
 class WholeDocuments(Stream):
-    """A training stream whose rows read whole documents, one after another."""
+    """A training stream whose batch elements read whole documents, one after another."""
 
     def _read(self, step: int, rows: range) -> Batch:
         numbers = range(step * self.segments_per_step, (step + 1) * self.segments_per_step)
-        places = [[self._place(row, number) for row in rows] for number in numbers]
-        return gather(self.store, places, self.segment_length)
+        positions = [[self._position(row, number) for row in rows] for number in numbers]
+        return gather(self.store, positions, self.segment_length)
 
     @abc.abstractmethod
-    def _place(self, row: int, number: int) -> tuple[int, int]: ...
+    def _position(self, row: int, number: int) -> tuple[int, int]: ...
 
 
 class DocumentStream(WholeDocuments):
@@ -49,10 +49,10 @@ class DocumentStream(WholeDocuments):
         )
         self._orders = [lru_cache(1)(partial(self._order, row)) for row in range(rows)]
 
-    def _place(self, row: int, number: int) -> tuple[int, int]:
+    def _position(self, row: int, number: int) -> tuple[int, int]:
         epoch, number = divmod(number, int(self.row_segments_B[row]))
         documents, firsts = self._orders[row](epoch)
-        return _locate(documents, firsts, number, self.segment_length)
+        return locate(documents, firsts, number, self.segment_length)
 
     def _order(self, row, epoch):
         documents = self._row_documents[row]
@@ -61,7 +61,7 @@ class DocumentStream(WholeDocuments):
 
 
 def check_count(where: str, documents: int, rows: int, tokens: int) -> None:
-    """Refuses fewer documents of a store, `where`, than rows of `tokens` per step."""
+    """Raises if a store, `where`, has fewer documents than batch elements of `tokens` per step."""
     if documents < rows:
         raise ValueError(
             f"{where} has {documents} documents, too few for {rows} rows of whole documents: lower "
@@ -99,24 +99,24 @@ class DocumentPass(EvaluationPass):
         self.num_steps = max(int(firsts[-1]) for firsts in self._firsts)
 
     def _read(self, step: int, rows: range) -> Batch:
-        documents_B, offsets_B = self._places(step, rows)
-        places_B = list(zip(documents_B.tolist(), offsets_B.tolist()))
-        return gather(self.store, [places_B], self.segment_length)
+        documents_B, offsets_B = self._positions(step, rows)
+        positions_B = list(zip(documents_B.tolist(), offsets_B.tolist()))
+        return gather(self.store, [positions_B], self.segment_length)
 
-    def _places(self, step: int, rows: range) -> tuple[np.ndarray, np.ndarray]:
-        places = [
-            _locate(self._row_documents[row], self._firsts[row], step, self.segment_length)
+    def _positions(self, step: int, rows: range) -> tuple[np.ndarray, np.ndarray]:
+        positions = [
+            locate(self._row_documents[row], self._firsts[row], step, self.segment_length)
             for row in rows
         ]
-        documents_B, offsets_B = np.array(places, np.int64).reshape(-1, 2).T
+        documents_B, offsets_B = np.array(positions, np.int64).reshape(-1, 2).T
         return documents_B, offsets_B
 
 
 def assign(segments_D: np.ndarray, rows: int, order_D: np.ndarray) -> list[np.ndarray]:
     """Assigns documents to batch elements, so that all have nearly the same number of segments.
 
-    Longest first, each to the one with the fewest segments: they differ by at most the longest
-    document. `order_D`, a permutation, breaks ties. One may get no document.
+    Longest first, each to the element with the fewest segments: they differ by at most the longest
+    document. `order_D`, a permutation, breaks ties. An element may get no document.
     """
     longest_first = order_D[np.argsort(-segments_D[order_D], kind="stable")]
     row_documents: list[list[int]] = [[] for _ in range(rows)]
@@ -132,8 +132,10 @@ def _first_segments(segments):
     return np.concatenate([[0], np.cumsum(segments)])
 
 
-def _locate(documents, firsts, number, segment_length):
-    """Returns document and offset of segment `number` of a row; (-1, 0) after the last."""
+def locate(
+    documents: np.ndarray, firsts: np.ndarray, number: int, segment_length: int
+) -> tuple[int, int]:
+    """Returns document and offset of a batch element's segment `number`; (-1, 0) after the last."""
     if number >= firsts[-1]:
         return -1, 0
     index = int(firsts.searchsorted(number, "right")) - 1

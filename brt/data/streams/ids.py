@@ -1,15 +1,14 @@
-"""Refuses ids outside the vocabulary: finds a damaged store before the loss is NaN."""
+"""Refuses ids outside the vocabulary: detects a damaged store before the loss is NaN."""
 
 import numpy as np
 
 from brt.data.mixture import MixedStore
 from brt.data.stores.token_store import TokenStore
 from brt.data.streams.batch import Batch
-from brt.data.streams.contiguous import place_in_store
+from brt.data.streams.contiguous import document_positions
 from brt.token_ids import BEGIN, PADDING
 
 PIECE = 2**20
-"""Tokens of a store that are checked at once."""
 
 
 def check_ids(
@@ -48,7 +47,7 @@ def check_store(store: TokenStore | MixedStore) -> None:
 
 
 def _beyond(store: TokenStore, number: int, vocabulary: dict) -> ValueError:
-    document, offset = place_in_store(store, np.asarray(number))
+    document, offset = document_positions(store, np.asarray(number))
     token = store.all_tokens[number : number + 1][0]
     return ValueError(
         f"{store.folder} is damaged: token {offset:,} of document {document:,} has id "

@@ -36,7 +36,6 @@ ALIGNMENTS = ("right", "left", "center")
 TARGETS = {"classes": "label", "labels": "labels", "words": "words", "spans": "kind"}
 """Targets, and the annotation that each needs."""
 SPAN = 0
-"""The kind of an answer that is a part of the text."""
 
 
 @configurable
@@ -110,9 +109,9 @@ class LabelledSegments:
             raise ValueError(f"Document {title!r} of {store.folder} has no text: remove it.")
         self.questions_D = questions_D
         self.texts_D = texts_D
-        kept_D = np.minimum(texts_D, self.sizes_D * most)
-        self.counts_D = -(-kept_D // self.sizes_D)
-        self.truncated = 1 - float(kept_D.sum()) / float(texts_D.sum())
+        read_D = np.minimum(texts_D, self.sizes_D * most)
+        self.counts_D = -(-read_D // self.sizes_D)
+        self.truncated = 1 - float(read_D.sum()) / float(texts_D.sum())
 
     def _checked(self, annotations: list[dict[str, Any] | None]) -> list[dict[str, Any]]:
         targets = self.documents.targets
@@ -258,10 +257,10 @@ class LabelledPass(EvaluationPass):
                 self.segments.write(batch, 0, b, document, segment, "last")
         return batch
 
-    def _places(self, step: int, rows: range) -> tuple[np.ndarray, np.ndarray]:
-        places = []
+    def _positions(self, step: int, rows: range) -> tuple[np.ndarray, np.ndarray]:
+        positions = []
         for document, segment in (self.segment(step, row) for row in rows):
             start = self.segments.boundaries(document)[segment].start if document >= 0 else 0
-            places.append((document, start))
-        documents_B, offsets_B = np.array(places, np.int64).T
+            positions.append((document, start))
+        documents_B, offsets_B = np.array(positions, np.int64).T
         return documents_B, offsets_B

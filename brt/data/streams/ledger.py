@@ -14,11 +14,11 @@ MODULUS = 2**64
 
 
 def row_hashes(batch: Batch, step: int, first_row: int = 0) -> np.ndarray:
-    """Returns the hashes of the rows of a batch, uint64 (rows,).
+    """Returns a hash of each batch element, uint64 (rows,).
 
-    The 32-bit words of a row are multiplied by fixed random odd numbers and added modulo 2**64; the
-    sum is mixed with step and row. A difference of one word always changes the hash, several leave
-    it unchanged with probability 2**-33 at most.
+    The 32-bit words are multiplied by fixed random odd numbers and added modulo 2**64; the sum is
+    mixed with step and batch element. A difference of one word always changes the hash, several
+    leave it unchanged with probability 2**-33 at most.
     """
     rows = np.arange(first_row, first_row + batch.starts_KB.shape[1], dtype=np.uint64)
     sums_B = np.zeros(len(rows), np.uint64)
@@ -31,7 +31,7 @@ def row_hashes(batch: Batch, step: int, first_row: int = 0) -> np.ndarray:
 
 
 def ledger_of(batch: Batch, step: int, first_row: int = 0) -> int:
-    """Returns the data checksum of a batch, in [0, 2**64); arguments as of `row_hashes`."""
+    """Returns the data checksum of a batch, in [0, 2**64)."""
     return int(row_hashes(batch, step, first_row).sum(dtype=np.uint64))
 
 
@@ -42,7 +42,7 @@ def _factors(number, segments, length):
 
 
 def _mixed(x):
-    """Returns the finalizer of SplitMix64 (Steele, Lea and Flood 2014)."""
+    """The finalizer of SplitMix64 (Steele, Lea and Flood 2014)."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))

@@ -14,7 +14,7 @@ import numpy as np
 
 from brt.data.mixture import MixedStore
 from brt.data.order import permutation
-from brt.data.streams.documents import WholeDocuments, assign
+from brt.data.streams.documents import WholeDocuments, assign, locate
 
 
 class MixtureStream(WholeDocuments):
@@ -52,18 +52,16 @@ class MixtureStream(WholeDocuments):
                 schedules[row].append(schedule)
         return schedules
 
-    def _place(self, row: int, number: int) -> tuple[int, int]:
+    def _position(self, row: int, number: int) -> tuple[int, int]:
         stretch = self._stretches[row]
         if stretch is None or not stretch.firsts[0] <= number < stretch.firsts[-1]:
             # One assignment of a tuple, so that other threads see the old or the new one.
             stretch = self._stretches[row] = _find(self._schedules[row], stretch, number)
-        index = int(stretch.firsts.searchsorted(number, "right")) - 1
-        offset = (number - int(stretch.firsts[index])) * self.segment_length
-        return int(stretch.documents[index]), offset
+        return locate(stretch.documents, stretch.firsts, number, self.segment_length)
 
 
 def check_count(where: str, documents: int, rows: int) -> None:
-    """Refuses fewer documents in a store than batch elements; `where` names the store."""
+    """Raises if a store, `where`, has fewer documents than there are batch elements."""
     if documents < rows:
         raise ValueError(
             f"{where} has {documents} documents, and each of {rows} rows needs one of every store "
@@ -73,10 +71,10 @@ def check_count(where: str, documents: int, rows: int) -> None:
 
 
 class _Stretch(NamedTuple):
-    """Consecutive documents of a row.
+    """Consecutive documents of a batch element.
 
     number: of the stretch; all stretches have the same length in tokens.
-    firsts: the row's segments before each document, and at the end.
+    firsts: segments of the batch element before each document, and at the end.
     documents: in the order in which they are due.
     """
 
@@ -88,7 +86,7 @@ class _Stretch(NamedTuple):
 class _Epoch(NamedTuple):
     """The documents of a schedule in the order of one epoch.
 
-    due: tokens of the row before each is due.
+    due: tokens of the batch element before each is due.
     firsts: segments of the epoch before each, and at the end.
     documents: numbers in the store.
     """
@@ -166,7 +164,7 @@ class _Schedule:
 
 
 def _find(schedules: list[_Schedule], last: _Stretch | None, number: int) -> _Stretch:
-    """Returns the stretch of a row with segment `number`; searches from `last`."""
+    """Returns the stretch with segment `number`; searches from `last`."""
     # In this many tokens no schedule has more than one epoch.
     length = min(schedule.tokens / schedule.share for schedule in schedules)
     low = last.number if last is not None and number >= last.firsts[-1] else 0

@@ -1,4 +1,4 @@
-"""Steps that overlap: each reads previous segments again. Axes as in `batch`."""
+"""Overlapping steps: each reads previous segments again. Axes as in `batch`."""
 
 import numpy as np
 

@@ -19,9 +19,9 @@ from brt.data.streams.batch import Batch, padding
 
 
 class DocumentPerStep(Stream):
-    """A training stream that reads one document per row and step, in a new order each epoch.
+    """A training stream of one document per batch element and step, in a new order each epoch.
 
-    A step may end one epoch and begin the next; no document is dropped. Rows may exceed documents.
+    A step may end one epoch and begin the next; no document is dropped. B may exceed the documents.
     """
 
     order_key: int
@@ -67,11 +67,11 @@ class SamplePass(EvaluationPass):
         self.num_steps = -(-self.store.num_documents // self.rows) * self.segments
 
     def _read(self, step: int, rows: range) -> Batch:
-        documents_B, _ = self._places(step, rows)
+        documents_B, _ = self._positions(step, rows)
         segments = [step % self.segments]
         return _read_segments(self.store, documents_B, segments, self.segment_length)
 
-    def _places(self, step: int, rows: range) -> tuple[np.ndarray, np.ndarray]:
+    def _positions(self, step: int, rows: range) -> tuple[np.ndarray, np.ndarray]:
         number, segment = divmod(step, self.segments)
         documents_B = number * self.rows + np.array(rows, np.int64)
         documents_B[documents_B >= self.store.num_documents] = -1
@@ -91,7 +91,7 @@ def sample_length(store: TokenStore | MixedStore) -> int:
 
 
 def check_cut(length: int, segment_length: int, segments_per_step: int | None = None) -> None:
-    """Refuses K segments of T that do not divide a sample; None for any number of segments."""
+    """Raises if K segments of T do not divide a sample; K None for any number."""
     hint = "; or pad the samples, with padded_length of the task"
     if segments_per_step is None:
         if length % segment_length:

@@ -1,4 +1,4 @@
-"""Makes the streams of a configuration: for training, and its counterpart for evaluation."""
+"""Makes the streams of a configuration, for training and evaluation."""
 
 from brt.checks import check_choice
 from brt.data.mixture import MixedStore
@@ -13,8 +13,9 @@ from brt.data.streams.samples import SamplePass, SampleStream
 from brt.data.streams.shifted import ShiftedPass
 
 STREAMS = ("documents", "contiguous", "shuffled", "samples", "labelled")
-"""Documents, each read by one row; the corpus cut into rows; the same with shuffled documents;
-samples of one length, each read whole in one step; labelled documents, the same of any length."""
+"""Documents, each read by one batch element; the corpus cut into parts; the same with shuffled
+documents; samples of one length, each read whole in one step; labelled documents of any length.
+"""
 
 
 def training_stream(

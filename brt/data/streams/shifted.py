@@ -1,7 +1,8 @@
 """Evaluation by overlapping windows: a model without memory, with a full context.
 
-A window of T tokens is read with fresh memory, its last `stride` tokens are scored, and it moves by
-as many (Transformer-XL, section 3.1, Figure 1). The first window of a text is scored whole.
+A window of T tokens is read with fresh memory and its last `stride` tokens are scored; the next one
+begins `stride` tokens later (Transformer-XL, section 3.1, Figure 1). The first window of a text is
+scored whole.
 """
 
 import numpy as np
@@ -10,7 +11,7 @@ from brt.data.mixture import MixedStore
 from brt.data.stores.token_store import TokenStore
 from brt.data.streams.base import EvaluationPass
 from brt.data.streams.batch import Batch, gather, padding
-from brt.data.streams.contiguous import in_order, place_in_store, read_pairs
+from brt.data.streams.contiguous import document_positions, in_order, read_pairs
 
 
 class ShiftedPass(EvaluationPass):
@@ -46,11 +47,11 @@ class ShiftedPass(EvaluationPass):
         self._firsts = np.concatenate([[0], np.cumsum(windows)])
         self.num_steps = -(-int(self._firsts[-1]) // rows)
 
-    def _places(self, step: int, rows: range) -> tuple[np.ndarray, np.ndarray]:
+    def _positions(self, step: int, rows: range) -> tuple[np.ndarray, np.ndarray]:
         texts_B, begins_B = self._windows(step, rows)
         if self._text is None:
             return texts_B, begins_B
-        documents_B, offsets_B = place_in_store(self.store, begins_B + 1)
+        documents_B, offsets_B = document_positions(self.store, begins_B + 1)
         absent_B = texts_B < 0
         return np.where(absent_B, -1, documents_B), np.where(absent_B, 0, offsets_B)
 
@@ -70,7 +71,7 @@ class ShiftedPass(EvaluationPass):
         return batch
 
     def _windows(self, step, rows):
-        """Returns the text of each row, -1 for none, and the first pair of its window."""
+        """Returns the text of each batch element, -1 for none, and the first pair of its window."""
         numbers_B = np.array(rows) + step * self.rows
         texts_B = np.searchsorted(self._firsts, numbers_B, side="right") - 1
         begins_B = (numbers_B - self._firsts[texts_B]) * self.stride

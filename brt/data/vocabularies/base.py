@@ -36,8 +36,7 @@ class Frame(NamedTuple):
 class Vocabulary(abc.ABC):
     """Encodes the bytes of documents as token ids, and decodes ids.
 
-    Attributes:
-        is_text: whether ids represent text and not the symbols of a task.
+    is_text: whether ids represent text and not the symbols of a task.
     """
 
     is_text: bool = True
@@ -45,17 +44,16 @@ class Vocabulary(abc.ABC):
     @property
     @abc.abstractmethod
     def size(self) -> int:
-        """Number of ids, which are 0 ... size - 1. May open the vocabulary's file."""
+        """Number of ids. May open the vocabulary's file."""
 
     @property
     @abc.abstractmethod
-    def name(self) -> str:
-        """Short text for messages and manifests."""
+    def name(self) -> str: ...
 
     @property
     @abc.abstractmethod
     def fingerprint(self) -> str:
-        """sha256, in hex, of what determines the mapping. May open the vocabulary's file."""
+        """sha256, in hex, of the mapping. May open the vocabulary's file."""
 
     @property
     def special_ids(self) -> dict[str, int]:
@@ -78,7 +76,6 @@ class Vocabulary(abc.ABC):
 
     @property
     def path(self) -> str | None:
-        """Path of the vocabulary's file or folder, if it has one."""
         return None
 
     @abc.abstractmethod
@@ -89,8 +86,7 @@ class Vocabulary(abc.ABC):
         """Returns the ids of a text and their positions; None if positions are unknown.
 
         Returns:
-            int32 (tokens,), as `encode`; int64 (tokens, 2), characters of each: the first, and
-            one after the last.
+            int32 (tokens,), as `encode`; int64 (tokens, 2), first and last + 1 character of each.
         """
         return None
 
@@ -101,7 +97,7 @@ class Vocabulary(abc.ABC):
 
 @dataclass(eq=False)
 class FileVocabulary(Vocabulary):
-    """A vocabulary with a file, which is opened on first use, so that others can be configured.
+    """A vocabulary with a file, which is opened on first use.
 
     `~` and environment variables in the path are expanded.
     """
@@ -182,7 +178,6 @@ class SentencePieceVocabulary(FileVocabulary):
 
 
 def sentencepiece_model(data: bytes, path: str, advice: str) -> "SentencePieceProcessor":
-    """Returns a model from the content of its file; `path` and `advice` are for messages."""
     from sentencepiece import SentencePieceProcessor
 
     try:
@@ -269,7 +264,6 @@ def expanded(path: str) -> str:
 
 
 def read_vocabulary_file(path: str, what: str, binding: str) -> bytes:
-    """Returns the content of a vocabulary's file; `what` and `binding` are for messages."""
     try:
         with open_regular(path) as file:
             return file.read()

@@ -113,10 +113,7 @@ def count_symbols(documents: Iterable[Document], unit: str) -> np.ndarray:
 
 
 def symbol_list(counts: np.ndarray, unit: str, unknown: bool = False) -> bytes:
-    """Returns the file of a symbol vocabulary.
-
-    Symbols are sorted by decreasing count, then by code; the unknown one is last.
-    """
+    """Returns the file of a symbol vocabulary, by decreasing count, then by code; unknown last."""
     codes = np.flatnonzero(counts)
     order = codes[np.argsort(-counts[codes], kind="stable")]
     lines = [f"{_symbol(code, unit)} {counts[code]}\n" for code in order.tolist()]

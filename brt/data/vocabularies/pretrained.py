@@ -1,7 +1,7 @@
 """Vocabularies of pretrained models: byte-level BPE (GPT-2, RoBERTa) and WordPiece (BERT).
 
 The `tokenizers` library (extra `text`) encodes. No token is added around a text, and names of
-special tokens in a text are text.
+special tokens in a text are encoded as text.
 """
 
 import abc
@@ -30,7 +30,7 @@ from brt.data.vocabularies.base import (
 PART = 2**18
 """Characters that are encoded at once: the library needs about 500 bytes per token."""
 LARGEST_ID = 2**24 - 1
-"""The largest id of a token: a few bytes of a file must not ask for gigabytes of embeddings."""
+"""A file must not request gigabytes of embeddings."""
 
 
 @dataclass
@@ -39,7 +39,7 @@ class Tokenizer:
 
     encode, decode: from a text to its ids, and back, with the names of special tokens.
     spans: from a text to the same ids, and the first and last + 1 character of each.
-    digest: sha256, in hex, of what determines the ids of a text.
+    digest: sha256, in hex, of the mapping.
     may_be_cut: whether `parts` of a text may be encoded one by one.
     named: a `tokenizers.Tokenizer` to which names of special tokens in a text are tokens, if any.
     """
@@ -59,7 +59,7 @@ class Tokenizer:
 def of_library(
     plain: Any, named: Any, path: str, digest: str, special: dict[str, int], **rest: Any
 ) -> Tokenizer:
-    """Returns the functions of a `tokenizers.Tokenizer`; `path` is for messages."""
+    """Returns the functions of a `tokenizers.Tokenizer`."""
     highest = max(named.get_vocab(with_added_tokens=True).values(), default=-1)
     if not 0 <= highest <= LARGEST_ID:
         raise ValueError(
@@ -196,10 +196,6 @@ def _ids(tokenizer: Any, *names: str) -> dict[str, int]:
 
 
 def parts(text: str, size: int) -> list[str]:
-    r"""Cuts a text into parts of at least `size` characters, at boundaries of tokens of both kinds.
-
-    These are after a single `\n` between two characters that are not white space.
-    """
     cut = re.compile(r"\S\n(?=\S)")
     cuts = []
     start = 0

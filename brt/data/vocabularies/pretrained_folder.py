@@ -2,7 +2,7 @@
 
 `tokenizers` (extra `text`) reads tokenizer.json, `sentencepiece` the models of T5, DeBERTa v2 and
 v3, and Llama. Other folders have to be converted once by transformers. No file outside the folder
-is read. Names of special tokens in a text are text; the stream of labelled documents adds a frame.
+is read. Names of special tokens in a text are encoded as text.
 """
 
 import functools
@@ -46,7 +46,6 @@ SETTINGS = Fields(
         "added_tokens_decoder": dict[str, dict],
     },
 )
-"""Fields of tokenizer_config.json."""
 
 
 @configurable

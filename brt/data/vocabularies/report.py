@@ -1,4 +1,4 @@
-"""Measures a vocabulary on a text: sizes, ratios, and what survives a round trip."""
+"""Measures a vocabulary on a text: sizes, ratios, and losses of a round trip."""
 
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
@@ -7,15 +7,13 @@ from brt.data.sources.base import Document
 from brt.data.vocabularies.base import Vocabulary
 
 PROBE_WORDS = 500
-"""Most words of the test of white space."""
 SEPARATORS = {"tabs": "\t", "newlines": "\n", "double spaces": "  "}
-"""White space of that test."""
 
 
 class Report(NamedTuple):
-    """Measured on one text.
+    """Measurements on one text.
 
-    bytes, words, tokens, unknown: numbers of the text's bytes, words, token ids, and unknown ids.
+    bytes, words, tokens, unknown: numbers of bytes, words, token ids, and unknown ids.
     exact: whether decoding gives the text.
     lost: which of `SEPARATORS` decoding loses between known words.
     """
@@ -34,7 +32,7 @@ class Report(NamedTuple):
 
     @property
     def tokens_per_word(self) -> float:
-        """Mean tokens of a word; scale in the paper's Table 5."""
+        """Mean tokens of a word, as in the paper's Table 5."""
         return self.tokens / max(self.words, 1)
 
     def __str__(self) -> str:
@@ -88,7 +86,7 @@ def sample_text(documents: Iterable[Document], size: int = 2**22) -> bytes:
 
 
 def text_documents(documents: Iterable[Document]) -> Iterator[Document]:
-    """Yields documents of text, and refuses one of token ids."""
+    """Yields documents of text, and refuses token ids."""
     for document in documents:
         if document.tokens is not None:
             raise ValueError(
@@ -99,7 +97,7 @@ def text_documents(documents: Iterable[Document]) -> Iterator[Document]:
 
 
 def lost_white_space(vocabulary: Vocabulary, words: list[str]) -> list[str]:
-    """Returns which of `SEPARATORS` do not come back from between words."""
+    """Returns which of `SEPARATORS` between words a round trip loses."""
     lost = []
     for name, separator in SEPARATORS.items():
         # The line end completes the line for vocabularies with line symbols.

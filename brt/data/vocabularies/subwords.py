@@ -1,6 +1,6 @@
 """SubwordTextEncoder, the invertible subwords of Tensor2Tensor (STE in the paper's Table 5).
 
-The encoder is a deprecated part of TensorFlow Datasets (extra `data`), which only encoding imports.
+The encoder is a deprecated part of TensorFlow Datasets (extra `data`), imported when used.
 """
 
 import functools

@@ -1,6 +1,6 @@
 """Makes the file of a vocabulary from the documents of a source (`brt.prepare --train_vocabulary`).
 
-The same source and settings give the same bytes.
+The result is deterministic.
 """
 
 import abc
@@ -194,7 +194,7 @@ TRAININGS: dict[type[Vocabulary], Callable[[], VocabularyTraining]] = {
 
 
 def bound_training() -> VocabularyTraining:
-    """Returns the training, from gin, of the vocabulary of `Corpus`."""
+    """Returns the training of the vocabulary of `Corpus`."""
     try:
         vocabulary = Corpus().vocabulary
         if type(vocabulary) not in TRAININGS:
@@ -212,7 +212,7 @@ def bound_training() -> VocabularyTraining:
 def train_vocabulary(
     vocabulary: Made, training: VocabularyTraining[Made], source: Source, quiet: bool = False
 ) -> str:
-    """Writes the file of a vocabulary, which does not exist yet, and returns its path."""
+    """Writes the new file of a vocabulary, and returns its path."""
     path = vocabulary.path
     if path is None:
         raise ValueError(f"{vocabulary.name!r} has no file: bind Corpus.vocabulary to one to make.")

@@ -64,7 +64,6 @@ class WordVocabulary(FileVocabulary):
         return None if self.unknown is None else self._ids[self.unknown]
 
     def special_words(self) -> list[str]:
-        """Returns the words of the settings, which the file must list."""
         words = (self.unknown, self.before_line, self.after_line)
         return list(dict.fromkeys(word for word in words if word is not None))
 

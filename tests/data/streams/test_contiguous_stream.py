@@ -93,7 +93,7 @@ def test_a_pass_scores_every_token_but_the_first_once(store_of, lengths, rows, l
     for step in range(reader.num_steps):
         batch = reader.batch(step)
         assert batch.weights_KBT.any()
-        for row, (document, offset) in enumerate(zip(*reader.places(step))):
+        for row, (document, offset) in enumerate(zip(*reader.positions(step))):
             read = batch.weights_KBT[0, row] > 0
             targets = batch.targets_KBT[0, row][read].tolist()
             assert batch.inputs_KBT[0, row][read].tolist() == [t - 1 for t in targets]
@@ -104,4 +104,4 @@ def test_a_pass_scores_every_token_but_the_first_once(store_of, lengths, rows, l
             scored += targets
     assert sorted(scored) == list(range(1001, 1000 + store.num_tokens))
     assert not reader.batch(reader.num_steps).weights_KBT.any()
-    assert (reader.places(reader.num_steps)[0] == -1).all()
+    assert (reader.positions(reader.num_steps)[0] == -1).all()

@@ -93,7 +93,7 @@ def test_a_pass_scores_every_token_once_and_stops(store_of, lengths, rows, lengt
     scored = []
     for step in range(reader.num_steps):
         batch = reader.batch(step)
-        documents_B, offsets_B = reader.places(step)
+        documents_B, offsets_B = reader.positions(step)
         assert batch.weights_KBT.any()  # no step without a token to score
         for row, (document, offset) in enumerate(zip(documents_B, offsets_B)):
             targets = batch.targets_KBT[0, row][batch.weights_KBT[0, row] > 0]
@@ -116,7 +116,7 @@ def test_a_pass_over_chosen_documents_reads_these_and_no_others(store_of):
     read = {}
     for step in range(reader.num_steps):
         batch = reader.batch(step)
-        for row, document in enumerate(reader.places(step)[0]):
+        for row, document in enumerate(reader.positions(step)[0]):
             scored = int(batch.weights_KBT[0, row].sum())
             read[int(document)] = read.get(int(document), 0) + scored
     assert {d: n for d, n in read.items() if d >= 0} == {d: RAGGED[d] for d in (2, 5, 7)}

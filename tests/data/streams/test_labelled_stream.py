@@ -123,7 +123,7 @@ def test_evaluation_reads_every_document_once_without_empty_segments(store, rows
     asked = []
     for step in range(stream.num_steps):
         batch, last_B = stream.batch(step), stream.last_B(step)
-        documents_B, offsets_B = stream.places(step)
+        documents_B, offsets_B = stream.positions(step)
         for row in range(rows):
             ((inputs, scored, start),) = segments_of(batch._replace(), row)
             assert bool(inputs) == (documents_B[row] >= 0)

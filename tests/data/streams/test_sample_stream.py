@@ -51,7 +51,7 @@ def test_a_pass_scores_each_target_of_each_sample_exactly_once(store_of, rows, l
     reader, scored = SamplePass(store, rows, length), collections.Counter()
     for step in range(reader.num_steps):
         batch = reader.batch(step)
-        documents_B, offsets_B = reader.places(step)
+        documents_B, offsets_B = reader.positions(step)
         for row, (document, offset) in enumerate(zip(documents_B, offsets_B)):
             if document < 0:
                 assert not batch.weights_KBT[0, row].any() and batch.starts_KB[0, row]

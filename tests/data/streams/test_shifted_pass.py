@@ -42,7 +42,7 @@ def test_every_token_is_scored_once_with_the_promised_context(tmp_path, rows, st
     scored = {}
     for step in range(shifted.num_steps):
         batch = shifted.batch(step)
-        documents_B, offsets_B = shifted.places(step)
+        documents_B, offsets_B = shifted.positions(step)
         assert batch.starts_KB.all()
         for row in range(rows):
             inputs, targets, weights = (x[0, row].tolist() for x in batch[:3])
