@@ -10,7 +10,6 @@ COMMANDS = ("prepare", "train", "evaluate", "generate", "report", "export", "ben
 
 
 def main() -> None:
-    """Runs the command that the first argument names, or lists all."""
     name = sys.argv[1] if len(sys.argv) > 1 else ""
     if name in COMMANDS:
         del sys.argv[1]

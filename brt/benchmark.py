@@ -14,10 +14,10 @@
 
     python -m brt.benchmark --trace=FOLDER
 
-The forms time training steps; the input of a token store; reading and writing at two positions of a
-long document; evaluation with a memory against a window for every token. The last three run no
-step: they find the longest segments whose training step fits a memory budget, compile the step for
-a slice of TPUs with libtpu, and read the newest trace that `brt.train --profile` wrote.
+The forms time training steps; reading a token store; generation at two positions of a long
+document; evaluation with a memory and with a window for every token. The last three run no step:
+they find the longest segments whose training step fits a memory budget, compile the step for a
+slice of TPUs with libtpu, and read the newest trace that `brt.train --profile` wrote.
 
 Configs take one step in turn, so that a busy machine slows all of them alike; compare the ratios to
 the baseline, the first config unless named.
@@ -69,7 +69,6 @@ flags.DEFINE_string("json", None, "Also write the figures to this file.")
 
 
 def configured(file: str) -> Configuration:
-    """Returns a config with the bindings of this command after its own."""
     return Configuration([file], FLAGS.gin_bindings, FLAGS.gin_search_paths, FLAGS.allow_imports)
 
 

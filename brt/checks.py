@@ -27,7 +27,6 @@ SMALLEST, LARGEST = 2.0**-126, 2.0**127
 MOST = 2**31 - 1
 """The largest size or number of steps: both are int32 on the devices."""
 SHOWN = 300
-"""Characters of a value in a message."""
 
 
 class Range(NamedTuple):
@@ -54,8 +53,6 @@ class Range(NamedTuple):
 
 
 class NotEmpty:
-    """Strings that are not blank."""
-
     words = "a string that is not empty"
 
     def holds(self, value: Any) -> bool:
@@ -63,8 +60,6 @@ class NotEmpty:
 
 
 class OneOf(NamedTuple):
-    """The strings that a setting may be: `Annotated[str, OneOf(("fixed", "lstm"))]`."""
-
     choices: tuple[str, ...]
 
     @property
@@ -92,7 +87,6 @@ Count = Annotated[int, _count(1)]
 CountFrom0 = Annotated[int, _count(0)]
 CountFrom2 = Annotated[int, _count(2)]
 Symbols = Annotated[int, _count(1, 2**20)]
-"""The number of words of a task, which are all made at once."""
 Seed = Annotated[int, _count(0, 2**32 - 1)]
 Index = Annotated[int, _count(-MOST)]
 """A layer, counted from the last one where it is negative."""
@@ -243,7 +237,7 @@ def _checked(function, name, unchecked):
 def check(name: str, value: Any, declared: Any, source: str = "") -> None:
     """Refuses a value that is not of a declared type and range.
 
-    name: of the setting, such as `adamw.clip_norm`. source: where the value comes from.
+    name: of the setting, such as `adamw.clip_norm`. source: of the value.
     """
     if not allows(declared, value):
         raise ValueError(
@@ -253,17 +247,15 @@ def check(name: str, value: Any, declared: Any, source: str = "") -> None:
 
 
 def check_choice(name: str, value: Any, choices: Iterable[str]) -> None:
-    """Refuses a value that is not one of the choices."""
     check(name, value, Annotated[str, OneOf(tuple(choices))])
 
 
 def shortened(text: str, most: int = SHOWN) -> str:
-    """Returns a text without its middle, if it is long."""
     return text if len(text) <= most else f"{text[: most * 2 // 3]} ... {text[-most // 3 :]}"
 
 
 def allows(declared: Any, value: Any) -> bool:
-    """Tells whether a value, a `Reference` or `UNKNOWN` is of a declared type and in its range.
+    """Returns whether a value, a `Reference` or `UNKNOWN` is of a declared type and in its range.
 
     A bool is not a number, an int is a float, a list is a tuple. A reference has the type of its
     class or return annotation, if any. Annotations without a case here allow everything.
@@ -334,7 +326,7 @@ def _is_of(made, wanted):
 
 
 def stands_alone(declared: Any, value: Any) -> bool:
-    """Tells whether a value can be read as a tuple of one: `9` for `(9,)` of `tuple[int, ...]`."""
+    """Returns whether a value counts as a tuple of one: `9` for `(9,)` of `tuple[int, ...]`."""
     if allows(declared, value):
         return False
     origin, inner = typing.get_origin(declared), typing.get_args(declared)
@@ -344,7 +336,7 @@ def stands_alone(declared: Any, value: Any) -> bool:
 
 
 def words_for(declared: Any, value: Any) -> str:
-    """Returns what a declared type takes instead of `value`, as "a whole number or None"."""
+    """Describes the values of a declared type for a message, as "a whole number or None"."""
     origin, inner = typing.get_origin(declared), typing.get_args(declared)
     if origin is typing.Annotated:
         if isinstance(inner[1], OneOf) or allows(inner[0], value):
@@ -379,20 +371,15 @@ def _one(declared):
 
 
 def advice(declared: Any, value: Any) -> str:
-    """Returns how to write a value that is not allowed, or an empty string."""
+    """Returns how to write a value that is not allowed, or ""."""
     if isinstance(value, Reference):
         kinds = [typing.get_origin(one) for one in (declared, *typing.get_args(declared))]
         if value.called and collections.abc.Callable in kinds:
             return f": write {value.text.removesuffix('()')}, no brackets"
         return ""
-    taken = [_without_range(one) for one in (declared, *typing.get_args(declared))]
-    if isinstance(value, str) and str not in taken:
+    types_taken = [_without_ranges(one) for one in (declared, *typing.get_args(declared))]
+    if isinstance(value, str) and str not in types_taken:
         return ", without quotes"
-    if isinstance(value, float) and int in taken:
+    if isinstance(value, float) and int in types_taken:
         return ", without a point"
     return ""
-
-
-def _without_range(declared):
-    annotated = typing.get_origin(declared) is typing.Annotated
-    return typing.get_args(declared)[0] if annotated else declared

@@ -50,7 +50,6 @@ class _Folder(flags.ArgumentParser):
 
 
 def define_folder(name: str, text: str) -> None:
-    """Defines a flag that names a folder; None by default."""
     flags.DEFINE(_Folder(), name, None, text, flags.FLAGS, flags.ArgumentSerializer())
 
 
@@ -78,7 +77,6 @@ flags.DEFINE_integer("process_id", None, "Number of this process.")
 
 
 def define_topology() -> None:
-    """Defines --topology, for commands that compile a training step without its devices."""
     if "topology" not in FLAGS:
         flags.DEFINE_string(
             "topology", None, "Compile the training step for this slice of TPUs, such as v4-32."
@@ -86,7 +84,6 @@ def define_topology() -> None:
 
 
 def define_step() -> None:
-    """Defines --step, for commands that read the parameters of a run folder."""
     if "step" not in FLAGS:
         flags.DEFINE_string(
             "step",
@@ -97,7 +94,7 @@ def define_step() -> None:
 
 
 EXPLAINED = (config.ConfigError, CheckpointError, MissingExtra, OSError, ValueError)
-"""Errors whose message is written for the person at the terminal."""
+"""Errors whose message is written for users."""
 
 PACKAGE = os.path.dirname(__file__) + os.sep
 LIBRARIES = (
@@ -105,24 +102,23 @@ LIBRARIES = (
     *(sysconfig.get_path(name) + os.sep for name in ("stdlib", "purelib", "platlib")),
     "<",  # <frozen importlib._bootstrap>, <string> of a generated class
 )
-"""Beginnings of paths of brt's files, and of those of Python and installed packages."""
 
 MAY_BE_EMPTY = ("compilation_cache",)
 """Text flags for which an empty value means something."""
 
 INTERRUPTED = 130
-"""Exit status after Ctrl-C, so that a script that called the command stops too."""
+"""Exit status after Ctrl-C."""
 TERMINATED = 143
 """Exit status after SIGTERM outside of the training loop."""
 
 
 class Terminated(BaseException):
-    """SIGTERM or SIGHUP came; the message has the next thing to do."""
+    """SIGTERM or SIGHUP came; the message is advice."""
 
 
 @contextmanager
 def terminable(advice: str) -> Iterator[None]:
-    """Ends the command with the sentence `advice` where SIGTERM or SIGHUP comes inside."""
+    """Ends the command with the sentence `advice` on SIGTERM or SIGHUP."""
 
     def end(number, frame):
         raise Terminated(f"Asked to end: {advice}")
@@ -142,8 +138,6 @@ def terminable(advice: str) -> Iterator[None]:
 
 
 class _Sentences(Formatter):
-    """Shows "Warning: ..." to the person at a terminal, without the time and the line of code."""
-
     def format(self, record):
         return f"{record.levelname.capitalize()}: {super().format(record)}"
 
@@ -151,7 +145,7 @@ class _Sentences(Formatter):
 def run(main: Callable[..., Any], takes_arguments: bool = False) -> None:
     """Runs `main()` after parsing flags; `EXPLAINED` errors end in their message and status 1.
 
-    takes_arguments: call it with the words that are no flags, instead of refusing them.
+    takes_arguments: pass it the words that are no flags, instead of refusing them.
     """
 
     def explained(argv):
@@ -183,7 +177,7 @@ def run(main: Callable[..., Any], takes_arguments: bool = False) -> None:
                 traceback.print_exc()
                 processes.leave()
             logging.debug("traceback", exc_info=True)
-            lines = [*config.message(error).split("\n"), *filter(None, [_place(error)])]
+            lines = [*config.message(error).split("\n"), *filter(None, [_user_code(error)])]
             shown = "\n".join(map(printable, lines))
             say(f"\nError: {_unwritten_output(error) or shown}")
             _leave(1)
@@ -196,11 +190,11 @@ def run(main: Callable[..., Any], takes_arguments: bool = False) -> None:
             FLAGS.register_key_flag_for_module(sys.argv[0], flag)
     _hide_further_checkpoint_errors()
     for stream in (sys.stdout, sys.stderr):
-        # A terminal or a pipe in ASCII takes no é.
+        # An ASCII terminal or pipe cannot encode é.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace" if stream is sys.stdout else "backslashreplace")
     logging.set_verbosity(logging.WARNING)
-    if sys.stderr.isatty():  # a log keeps time and place
+    if sys.stderr.isatty():  # logs need time and line
         logging.get_absl_handler().setFormatter(_Sentences("%(message)s"))
     # Orbax logs whole tracebacks from its threads; `Checkpoints` has a sentence.
     logging.get_absl_logger().addFilter(
@@ -209,15 +203,15 @@ def run(main: Callable[..., Any], takes_arguments: bool = False) -> None:
     app.run(explained, flags_parser=_parsed)
 
 
-def _place(error: BaseException | None) -> str:
+def _user_code(error: BaseException | None) -> str:
     """Returns where code of the user raised an error; empty for brt and its libraries."""
     while error is not None:
         frames = [f for f in traceback.walk_tb(error.__traceback__) if not _is_library(f[0])]
         if frames and not frames[-1][0].f_code.co_filename.startswith(PACKAGE):
-            (place,) = traceback.StackSummary.extract(frames[-1:])
+            (frame,) = traceback.StackSummary.extract(frames[-1:])
             return (
-                f"It was raised by {place.name}, line {place.lineno} of {place.filename}: "
-                f"`{place.line}`. -v=1 shows the traceback."
+                f"It was raised by {frame.name}, line {frame.lineno} of {frame.filename}: "
+                f"`{frame.line}`. -v=1 shows the traceback."
             )
         error = error.__cause__
     return ""
@@ -250,7 +244,7 @@ def _open_missing_streams():
 
 
 def _unwritten_output(error):
-    """Returns a sentence if the error is that of the standard output, and closes it; or ""."""
+    """Returns a sentence for an error of the standard output, and closes it; else ""."""
     if not isinstance(error, OSError) or error.filename or not error.errno:
         return ""
     if error.strerror != os.strerror(error.errno):
@@ -258,14 +252,18 @@ def _unwritten_output(error):
     try:
         print(flush=True)
     except OSError as error:
-        # Python would write the rest again when it ends.
-        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
-        os.dup2(sys.stdout.fileno(), 1)
+        _discard_output()
         return (
             f"Cannot write to the standard output ({error.strerror}): send it elsewhere, or free "
             "some space, and run the same command again."
         )
     return ""
+
+
+def _discard_output():
+    # Python would write the rest again when it ends.
+    sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    os.dup2(sys.stdout.fileno(), 1)
 
 
 def _hide_further_checkpoint_errors():
@@ -287,10 +285,16 @@ def _leave(status: int):
 
 def _parsed(argv):
     try:
-        return FLAGS(config.split_flags(argv))
+        try:
+            return FLAGS(config.split_flags(argv))
+        finally:
+            sys.stdout.flush()  # of --help
     except (flags.Error, ValueError) as error:  # absl's own flags raise the latter
         say(f"Error: {error}")
         sys.exit(2)
+    except BrokenPipeError:
+        _discard_output()
+        sys.exit(1)
 
 
 def start() -> None:
@@ -305,7 +309,6 @@ def start() -> None:
 
 
 def gin_flags() -> list[str]:
-    """Returns the gin flags and the store cache of this command, for another command."""
     gin_lines = [
         f"--{name}={value}"
         for name in ("gin_file", "gin_bindings", "gin_search_paths")
@@ -329,7 +332,7 @@ def default_workdir(gin_files: Sequence[str]) -> str:
 
 
 def malloc_is_slow() -> bool:
-    """Tells if glibc frees a step's memory at every step (docs/benchmarks/training.md).
+    """Returns whether glibc frees a step's memory at every step (docs/benchmarks/training.md).
 
     False in notebooks, where nobody can change it before the kernel starts, and without a checkout,
     whose scripts/malloc.sh is the remedy.

@@ -1,8 +1,7 @@
 """A folder of compiled programs, so that the second start of a command compiles nothing.
 
-JAX writes the entries of its compilation cache in place, so a process that is killed meanwhile
-leaves a damaged one, which JAX never replaces. Here JAX reads and writes a folder of this process,
-and whole entries go to and from the shared folder by links.
+JAX never replaces the damaged cache entry of a process that was killed. Here JAX reads and writes a
+folder of this process, and whole entries go to and from the shared folder by links.
 """
 
 import os
@@ -15,20 +14,17 @@ import jax
 from absl import logging
 from jax.experimental.compilation_cache import compilation_cache as cache_of_jax
 
+from brt.storage.shipped import user_cache
+
 MOST_BYTES = 4 * 2**30
-"""Of the shared folder; beyond it the oldest entries go."""
 ABANDONED = 7 * 24 * 3600
-"""Seconds after which a process's folder is taken to be left by one that was killed."""
+"""Seconds after which a process's folder counts as left by one that was killed."""
 ENTRIES = f"jit_*-{'[0-9a-f]' * 64}-cache"
 PROCESS = "brt-process-"
 
 
 class CompilationCache:
-    """Sets JAX's compilation cache up; `close` restores JAX's settings.
-
-    Args:
-        folder: of the shared entries.
-    """
+    """Sets up JAX's compilation cache with entries shared in `folder`; `close` undoes it."""
 
     def __init__(self, folder: str | os.PathLike):
         self.shared = Path(folder).expanduser()
@@ -48,7 +44,7 @@ class CompilationCache:
         _configure(settings)
 
     def publish(self) -> None:
-        """Puts the programs of this process into the shared folder; when nothing is compiling."""
+        """Copies the programs of this process to the shared folder; when nothing is compiling."""
         try:
             _link_entries(self.own, self.shared)
             size = 0
@@ -60,7 +56,6 @@ class CompilationCache:
             logging.warning("Compiled programs are not kept for the next start: %s.", error)
 
     def close(self) -> None:
-        """Publishes, and removes the folder of this process."""
         self.publish()
         _configure(self._before)
         shutil.rmtree(self.own, ignore_errors=True)
@@ -96,7 +91,7 @@ def begin(folder: str | None = None) -> None:
     if folder is None:
         if "JAX_COMPILATION_CACHE_DIR" in os.environ:
             return
-        folder = os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "brt", "compiled")
+        folder = str(user_cache("compiled"))
     if folder:
         try:
             _in_use.append(CompilationCache(folder))
@@ -109,12 +104,10 @@ def begin(folder: str | None = None) -> None:
 
 
 def publish() -> None:
-    """Lets the next start find what has been compiled so far, should this process be killed."""
     for cache in _in_use:
         cache.publish()
 
 
 def end() -> None:
-    """Publishes, and leaves JAX's cache as it was before `begin`."""
     while _in_use:
         _in_use.pop().close()

@@ -35,7 +35,6 @@ RENAMED = {"LanguageModel": "BlockRecurrentTransformer"}
 LONGEST_LINE = 1_500
 """Characters of a line of a message, which may contain a value."""
 MOST_UNREAD = 20
-"""Bindings without a reader in one message."""
 
 
 class ConfigError(ValueError):
@@ -52,7 +51,6 @@ COMPLETED_BY = {
 """Macros that model configs read and data configs bind."""
 
 PAPER_WORDS = {"config": "arrangement", "configuration": "arrangement"}
-"""Parameters by the terms of the papers."""
 
 SWITCHES = {
     "RecurrentCell": "BlockRecurrentTransformer.recurrent_layers",
@@ -123,12 +121,11 @@ def parse(
 
 
 def evaluate_macros(missing: int | None = None) -> None:
-    """Binds macros to numbers that calls give now, `vocabulary_size = @corpus_vocabulary_size()`.
+    """Binds macros to the values of calls, `vocabulary_size = @corpus_vocabulary_size()`.
 
     A run folder then has the number. A call that needs a file of another machine stays.
 
-    Args:
-        missing: the number of a call whose file is yet to be made.
+    missing: the number of a call whose file is yet to be made.
     """
     for (_, selector), bound in gin.config._CONFIG.items():
         value = bound.get("value")
@@ -141,12 +138,10 @@ def evaluate_macros(missing: int | None = None) -> None:
 
 
 def split_files(joined: str | os.PathLike) -> list[str]:
-    """Returns the gin files of `SYSTEM.gin+CORPUS.gin`; a file of that very name is one."""
     return [str(joined)] if os.path.isfile(joined) else str(joined).split("+")
 
 
 def _check_passed_on():
-    """Checks the parameters of classes with **arguments, which gin does not."""
     names = _registered_names()
     for (_, selector), bound in gin.config._CONFIG.items():
         entry = gin.config._REGISTRY.get(selector)
@@ -176,7 +171,7 @@ def _explained(call, where, text="", file=None):
                 text = read_gin_text(file)
         raise ConfigError(_explain(_without_gin_lines(error), where, text)) from error
     except ModuleNotFoundError as error:
-        name = str(error).split("'")[1]  # gin hands on the message, not the attribute
+        name = str(error).split("'")[1]  # gin passes on the message only
         raise ConfigError(
             f"{where}: Python finds no module {name}: call the command in the folder that "
             "holds it, or put that folder on PYTHONPATH."
@@ -188,7 +183,7 @@ def _explained(call, where, text="", file=None):
 
 
 def _without_gin_lines(error):
-    """Returns the message of an error without the lines that gin appends to it."""
+    """Returns the message of an error without the lines that gin appends."""
     return str(error) if isinstance(error, SyntaxError) else str(error).split("\n  In ")[0]
 
 
@@ -212,7 +207,8 @@ def _explain(message, where, text):
                 f"{where}: {wanted} is called {now} now. Rename it in your config; read an earlier "
                 "run folder with the version of brt that made it."
             )
-        return f"{where}: nothing is called {wanted}.{_nearest(wanted, known_names())}"
+        register_all()
+        return f"{where}: nothing is called {wanted}.{_nearest(wanted, dict(_entries()))}"
     if "Ambiguous selector" in message:
         return (
             f"{where}: {first.strip(chr(34))} Write its module before the name; where a file has "
@@ -239,12 +235,11 @@ def _explain(message, where, text):
 
 
 def _nearest(name, candidates):
-    found = difflib.get_close_matches(name, list(candidates), n=1, cutoff=0.0)
-    return f" The nearest valid name is {found[0]}." if found else ""
+    names = difflib.get_close_matches(name, list(candidates), n=1, cutoff=0.0)
+    return f" The nearest valid name is {names[0]}." if names else ""
 
 
 def _parts(configurable, parameter) -> list[str]:
-    """Returns the default parts of a configurable that have such a parameter."""
     names = known_names()
     built = (default(f"{configurable}.{own}") for own in names.get(configurable, ()))
     parts = (part.__name__ for part in built if inspect.isclass(part) or inspect.isfunction(part))
@@ -258,15 +253,18 @@ def known_names() -> dict[str, list[str]]:
 
 
 def _registered_names():
-    names = {}
+    return {name: _bindable(entry) for name, entry in _entries("brt")}
+
+
+def _entries(package: str | None = None) -> Iterator[tuple[str, Any]]:
+    """Yields names and entries of gin's registry, of a package or of all but gin itself."""
     for selector, entry in gin.config._REGISTRY.items():  # no public listing in gin 0.5
-        if entry.module and entry.module.split(".")[0] == "brt":
-            names[selector.rsplit(".", 1)[-1]] = _bindable(entry)
-    return names
+        root = (entry.module or "").split(".")[0]
+        if root == package or (package is None and root != "gin"):
+            yield selector.rsplit(".", 1)[-1], entry
 
 
 def configurable_class(name: str) -> type | None:
-    """Returns the class that is registered by a name, or None."""
     register(name)
     entries = gin.config._REGISTRY.get_all_matches(name)
     return next((entry.wrapped for entry in entries if inspect.isclass(entry.wrapped)), None)
@@ -289,14 +287,12 @@ def declarations() -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=1)
 def _declarations(registered):
-    found = {}
-    for selector, entry in gin.config._REGISTRY.items():
-        if entry.module and entry.module.split(".")[0] == "brt":
-            parameters = parameters_of(entry)
-            for name in _bindable(entry):
-                if (declared := parameters[name].annotation) is not inspect.Parameter.empty:
-                    found[f"{selector.rsplit('.', 1)[-1]}.{name}"] = declared
-    return found
+    return {
+        f"{owner}.{name}": declared
+        for owner, entry in _entries("brt")
+        for name in _bindable(entry)
+        if (declared := parameters_of(entry)[name].annotation) is not inspect.Parameter.empty
+    }
 
 
 def as_declared(settings: dict[str, Any]) -> dict[str, Any]:
@@ -320,13 +316,11 @@ def default(name: str) -> Any:
     """
     configurable, _, parameter = name.rpartition(".")
     register(configurable)
-    for selector, entry in gin.config._REGISTRY.items():
-        if selector.rsplit(".", 1)[-1] == configurable and entry.module.startswith("brt."):
-            found = parameters_of(entry).get(parameter)
-            if found is None or found.default is inspect.Parameter.empty:
-                return gin.REQUIRED
-            return found.default
-    return gin.REQUIRED
+    entry = dict(_entries("brt")).get(configurable)
+    declared = parameters_of(entry).get(parameter) if entry else None
+    if declared is None or declared.default is inspect.Parameter.empty:
+        return gin.REQUIRED
+    return declared.default
 
 
 def read_bindings() -> dict[str, str]:
@@ -337,9 +331,8 @@ def read_bindings() -> dict[str, str]:
 def check_all_read() -> None:
     """Refuses bindings and macros that a full build has not read.
 
-    Call it once everything the experiment may use has been built. A file's bindings of a part that
-    another binding leaves out (`SWITCHES`) only cause a warning. Those of a source that a flag
-    replaces are removed.
+    A file's bindings of a part that another binding leaves out (`SWITCHES`) only cause a warning.
+    Those of a source that a flag replaces are removed.
     """
     read, bound = read_bindings(), _flatten(gin.config._CONFIG)
     used = {_binding_of(name, bound) for name in read}
@@ -352,7 +345,6 @@ def check_all_read() -> None:
 
 
 def _without_switched_off(left, read, bound):
-    """Returns the unread bindings except those of a part that is left out."""
     off: dict[str, list[str]] = {}
     for name in left:
         switch = SWITCHES.get(name.rpartition("/")[2].partition(".")[0])
@@ -399,7 +391,8 @@ def _unread(name, read):
         )
     made = {other.rpartition(".")[0].rpartition("/")[2] for other in read}
     used = configurable.rpartition("/")[2] in made
-    if parameter and configurable in known_names() and not used:
+    register_all()
+    if parameter and configurable in dict(_entries()) and not used:
         alike = [other for other in read if other.endswith(f".{parameter}")]
         advice = "Leave the binding out."
         if _is_source(configurable) and "Corpus.source" in read:
@@ -453,10 +446,7 @@ def message(error: Exception) -> str:
 
 
 def unbuildable(error: Exception) -> ConfigError | None:
-    """Returns which REQUIRED binding a failed build lacks, or whose value has a wrong type.
-
-    None for an error without a binding.
-    """
+    """Returns an error for a missing REQUIRED binding or a value of a wrong type, or None."""
     text = message(error).split("\n")[0]
     called = re.search(r"In call to configurable '(\w+)'", str(error))
     if lacking := re.fullmatch(r"(\w+)\(\) missing required arguments: (.*)", text):

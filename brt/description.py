@@ -1,4 +1,4 @@
-"""Describes a command's run in words: sizes, settings, and which data are prepared."""
+"""Describes a command's run: sizes, settings, and prepared data."""
 
 import jax
 import numpy as np
@@ -32,7 +32,6 @@ def describe(experiment: Experiment, mesh: jax.sharding.Mesh) -> str:
 
 
 def settings(experiment: Experiment) -> str:
-    """Returns every setting in force, and which data are prepared."""
     corpus = experiment.trainer.corpus
     width = max(map(len, experiment.bindings))
     lines = [f"{name:<{width}} = {value}" for name, value in sorted(experiment.bindings.items())]

@@ -8,11 +8,11 @@
 Gin files and bindings override those of the run. --step names a checkpoint that is kept; the
 default is the best one of a run that keeps it (CheckpointPolicy.keep_best), else the newest.
 Metrics are written to RUN/evaluation_SPLIT.json, those of a named step to
-RUN/evaluation_SPLIT_step_N.json, those of your own text (--text) to
-RUN/evaluation_own_text_NAME_SPLIT.json. With --record the loss of every token is kept in the run
-folder, and an evaluation that was killed continues where it stopped. With --study it answers a
-question instead: attention, attention_length, compare, continuations, memory_use, positions, reach,
-recl or topics. Settings of studies are gin bindings, such as --gin.Reach.tokens=100000.
+RUN/evaluation_SPLIT_step_N.json, those of a --text to RUN/evaluation_own_text_NAME_SPLIT.json. With
+--record the loss of every token is kept in the run folder, and an evaluation that was killed
+continues where it stopped. --study runs one of attention, attention_length, compare, continuations,
+memory_use, positions, reach, recl and topics instead. Settings of studies are gin bindings, such as
+--gin.Reach.tokens=100000.
 """
 
 import math
@@ -30,6 +30,7 @@ from brt.evaluation.recorded_run import RecordedRun
 from brt.evaluation.recording import Recording
 from brt.evaluation.replay import recorded_scalars
 from brt.experiment import Experiment
+from brt.model_folder import run_config
 from brt.storage.paths import as_path
 from brt.studies.output import table, write_study
 from brt.studies.study import Study, choose_documents, run_study, settings, studies
@@ -40,7 +41,7 @@ from brt.training.sharding import make_mesh
 FLAGS = flags.FLAGS
 command_line.define_step()
 define_text()
-flags.DEFINE_bool("record", False, "Keep every token's loss in RUN/recordings; goes on if killed.")
+flags.DEFINE_bool("record", False, "Keep every token's loss in RUN/recordings; resumes if killed.")
 STUDIES = studies()
 flags.DEFINE_enum(
     "study", None, list(STUDIES), f"Run this study instead. Its settings: {', '.join(settings())}."
@@ -52,19 +53,18 @@ flags.DEFINE_integer(
     "Documents that --record keeps or a study reads, drawn by --study_seed; all, or 5 to compare.",
     1,
 )
-flags.DEFINE_integer("study_seed", 0, "Decides what is drawn.", lower_bound=0)
+flags.DEFINE_integer("study_seed", 0, "Seed of everything that is drawn.", lower_bound=0)
 HUGE = 1e6
 """Figures from here on are shown in scientific notation if they are not whole."""
 COUNTS = ("documents", "tokens", "words", "characters", "bytes")
-"""Of the split, from its store's manifest."""
 SAMPLE = 4096
-"""Tokens of the split that its vocabulary's white space is probed with."""
+"""Tokens of the split that test the vocabulary's white space."""
 
 
 def main() -> None:
     if not FLAGS.workdir:
         raise ValueError("--workdir is missing: name the run folder to evaluate.")
-    own = own_config(FLAGS.workdir)
+    own = run_config(FLAGS.workdir)
     if not FLAGS.study and (FLAGS.other or (FLAGS.documents and not FLAGS.record)):
         raise ValueError(
             "An evaluation reads every document of one run: --other goes with --study, and "
@@ -83,14 +83,6 @@ def main() -> None:
             evaluate(experiment, mesh, FLAGS.workdir, FLAGS.record, FLAGS.documents, step)
 
 
-def own_config(workdir: str) -> str:
-    """Returns the path of a run folder's config."""
-    path = os.path.join(workdir, "config.gin")
-    if not as_path(path).is_file():
-        raise FileNotFoundError(f"{workdir} is not a run folder: it has no config.gin.")
-    return path
-
-
 def answer(
     study: Study,
     experiment: Experiment,
@@ -101,7 +93,7 @@ def answer(
 ) -> None:
     """Runs a study of a checkpoint, prints it and writes it to the run folder.
 
-    step: as `load_params` takes it; a number is of `workdir` alone, not of the other runs.
+    step: as of `load_params`; a number is of `workdir` alone, not of the other runs.
     """
     run = studied_run(study, workdir, mesh, gin_files, experiment, step)
     step = None if isinstance(step, int) else step
@@ -122,12 +114,10 @@ def studied_run(
 ) -> RecordedRun:
     """Returns a run folder; the gin files and bindings of this command override its own.
 
-    Args:
-        study: that reads the run.
-        experiment: of the run, if it is built already; without it gin is bound again.
-        step: as `load_params` takes it.
+    experiment: of the run, if it is built already; without it gin is bound again. step: as of
+    `load_params`.
     """
-    files = [own_config(workdir), *gin_files]
+    files = [run_config(workdir), *gin_files]
 
     def rebuild(further: Sequence[str] = ()) -> Experiment:
         bindings = [*FLAGS.gin_bindings, *further]
@@ -153,7 +143,7 @@ def evaluate(
     Args:
         record: keep the loss of every token.
         number: record so many documents only, and print their figures without writing them.
-        step: which checkpoint, as `load_params` takes it.
+        step: as of `load_params`.
     """
     split = experiment.evaluation.split
     is_usual = step in (None, "best")

@@ -38,7 +38,7 @@ from brt.training.sharding import AnyMesh, check_divisible, shardings
 from brt.training.train_step import TrainState, make_loss, make_train_step
 
 UNLIKE_ANY = 7919
-"""A number of rows that no other axis of a cache has."""
+"""A number of batch elements that no other axis of a cache has."""
 
 
 class Experiment:
@@ -104,7 +104,6 @@ class Experiment:
         return experiment
 
     def learning_rate(self, state: TrainState) -> jax.Array:
-        """Returns the learning rate of the next step."""
         rate = self.schedule(state.step)
         plateau = self.trainer.plateau
         return plateau.rate(rate, state.optimizer) if plateau else rate
@@ -114,18 +113,15 @@ class Experiment:
         return _merged(self._graph, params)
 
     def evaluated_model(self, segment_length: int | None = None) -> Model:
-        """Returns the evaluated model with shapes; `segment_length` is by default its own."""
         length = segment_length or self.evaluation.segment_length
         return self._evaluated.for_segments(length or self.trainer.segment_length)
 
     def bind_evaluated(self, params: Any, segment_length: int | None = None) -> Model:
-        """Returns `evaluated_model` with these parameters."""
         return _merged(nnx.graphdef(self.evaluated_model(segment_length)), params)
 
-    def init_params(self, seed: int | None = None) -> Any:
-        """Returns random parameters; `seed` defaults to the trainer's."""
-        seed = self.trainer.seed if seed is None else seed
-        return nnx.to_pure_dict(nnx.state(self.trainer.model(nnx.Rngs(seed)), nnx.Param))
+    def init_params(self) -> Any:
+        model = self.trainer.model(nnx.Rngs(self.trainer.seed))
+        return nnx.to_pure_dict(nnx.state(model, nnx.Param))
 
     def init_state(self, params: Any = None, given: Any = None) -> TrainState:
         """Returns the train state of step 0; `given` replaces some parameters.
@@ -174,17 +170,15 @@ class Experiment:
         return jax.jit(self.train_step, donate_argnums=0, out_shardings=(layout, replicated))
 
     def abstract_batch(self) -> Batch:
-        """Returns the shapes of a batch."""
         K = self.trainer.reread_segments + self.trainer.segments_per_step
         return jax.eval_shape(lambda: padding(K, self.trainer.rows, self.trainer.segment_length))
 
     def segments(self, text: str) -> Iterator[Batch]:
-        """Yields a text as segments (1, T) of one row, the last one padded with weights of 0."""
+        """Yields a text as segments (1, T), the last one padded with weights of 0."""
         tokens = self.trainer.corpus.vocabulary.encode(text.encode(), "text")
         return document_segments(tokens, self.trainer.segment_length)
 
     def check_mesh(self, mesh: AnyMesh) -> None:
-        """Refuses a mesh over which the model or the batch cannot be divided."""
         check_divisible(mesh, self.trainer.rows, self.model.divided_sizes())
 
     def open_store(self, split: str) -> TokenStore | MixedStore:
@@ -198,8 +192,6 @@ class Experiment:
 
 
 class Configuration(NamedTuple):
-    """Gin files and bindings, the arguments of `brt.config.parse`, to build an experiment from."""
-
     files: Sequence[str] = ()
     bindings: Sequence[str] = ()
     search_paths: Sequence[str] = ()

@@ -40,13 +40,10 @@ SAMPLE = (
     "The rabbit-hole went straight on like a tunnel for some way, and then dipped suddenly down. "
     'In 1865, "Alice" had 192 pages; isn\'t that a pity?'
 )
-"""A text by which two vocabularies are compared."""
 ALIKE = 0.9
-"""Share of equal ids from which on two vocabularies count as one."""
 
 
 def check_evaluation(experiment: "Experiment") -> None:
-    """Checks the settings of evaluation, and traces its step as far as shapes."""
     trainer, evaluation = experiment.trainer, experiment.evaluation
     rows, T = batch_shape(experiment)
     score = evaluation.score
@@ -78,7 +75,6 @@ def check_evaluation(experiment: "Experiment") -> None:
 
 
 def check_reader(model: Model, trainer: Trainer) -> None:
-    """Refuses labelled documents for a model that does not answer, and the reverse."""
     name = type(model).__name__
     if trainer.stream != "labelled":
         if isinstance(model, Reader):
@@ -101,7 +97,6 @@ def check_reader(model: Model, trainer: Trainer) -> None:
 
 
 def check_classes(model: Model, store: TokenStore | MixedStore) -> None:
-    """Refuses a store with another number of classes than the model has."""
     number = model.num_classes if isinstance(model, Reader) else None
     if number is None or isinstance(store, MixedStore):
         return
@@ -159,7 +154,7 @@ def warn_of_warmup(experiment: "Experiment") -> None:
 def check_size(model: Model, size: int, which: str) -> None:
     """Refuses a vocabulary (`which`, for the message) of more ids than the model has."""
     if size > model.vocabulary_size:
-        # A model around a body takes the body's.
+        # A model around a backbone takes the backbone's.
         sizes = model.divided_sizes()
         own = f"{type(model).__name__}.vocabulary_size"
         binding = next((name for name in sizes if name.endswith(".vocabulary_size")), own)
@@ -189,13 +184,13 @@ def check_folder(model: Model, corpus: Corpus | Mixture) -> None:
     if vocabulary.fingerprint == own.fingerprint:
         return
     try:
-        found = _ids(vocabulary)
+        ids = _ids(vocabulary)
     except ValueError:  # text that the vocabulary refuses
-        found = []
+        ids = []
     source = corpus.corpora[0].source
     owner = "Corpus" if source.vocabulary is None else type(source).__name__
     binding = binding_of(f"{owner}.vocabulary")
-    if difflib.SequenceMatcher(None, expected, found, autojunk=False).ratio() < ALIKE:
+    if difflib.SequenceMatcher(None, expected, ids, autojunk=False).ratio() < ALIKE:
         raise ValueError(
             f"{owner}.vocabulary = {vocabulary.name!r} gives other ids than the tokenizer of "
             f"Pretrained.folder = {path!r}, which the parameters were trained on: bind "
@@ -205,9 +200,9 @@ def check_folder(model: Model, corpus: Corpus | Mixture) -> None:
 
 
 def check_documents(experiment: "Experiment", splits: Iterable[str]) -> None:
-    """Refuses missing files, and fewer training documents than rows, before stores are made.
+    """Refuses missing files, and fewer training documents than batch elements.
 
-    Documents are counted only in stores and in sources that list their files.
+    Called before stores are made. Counts only stores and sources that list their files.
     """
     trainer = experiment.trainer
     corpus = trainer.corpus
@@ -227,7 +222,6 @@ def check_documents(experiment: "Experiment", splits: Iterable[str]) -> None:
 
 
 def _count(corpus: Corpus) -> tuple[str, int | None]:
-    """Returns the path and number of the training documents; None if counting may take long."""
     if corpus.exists("train"):
         path = corpus.path("train")
         manifest = read_json(path / "manifest.json", MANIFEST, HOW_TO_REPEAT)
@@ -242,8 +236,7 @@ def _check_files(source: Source, split: str) -> None:
     elif source.listed and not source.checks_content:
         source.count(split)
     elif isinstance(path := getattr(source, "path", None), str):
-        named = (getattr(source, "splits", None) or {}).get(split, split)
-        path = path.replace("{split}", named)
+        path = path.replace("{split}", source.original_split(split))
         if not is_remote(path) and not os.path.exists(absolute(path)):
             raise FileNotFoundError(
                 f"Nothing is at {path}: bind {type(source).__name__}.path to the documents of "

@@ -8,9 +8,8 @@ under their names there, config.json, and the tokenizer's files. The parameters 
 in brt_memory.safetensors, and the run's config is brt_memory.gin; only brt reads these.
 """
 
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 
-import jax
 import ml_dtypes
 import numpy as np
 from absl import flags
@@ -18,7 +17,7 @@ from flax import nnx
 from safetensors.numpy import save as to_bytes
 
 from brt import command_line
-from brt.model_folder import BACKBONE_GIN, BACKBONE_WEIGHTS, load_run, write_model
+from brt.model_folder import BACKBONE_GIN, BACKBONE_WEIGHTS, load_run, named_arrays, write_model
 from brt.models.model import Model
 from brt.pretrained.folder import HubFolder, write_folder
 from brt.pretrained.names import Names
@@ -63,7 +62,7 @@ class Parts(NamedTuple):
 
     written: the backbone, or the backbone with its head.
     params: its parameters, a nested dictionary, also those without a name on disk.
-    beside: nested dictionary of all parameters without a name on disk.
+    beside: all parameters without a name on disk, by their paths joined with dots.
     """
 
     written: Written
@@ -79,12 +78,12 @@ def main() -> None:
     experiment, params, step = load_run(
         FLAGS.workdir, FLAGS.gin_bindings, FLAGS.allow_imports, FLAGS.step
     )
-    if not has_backbone(experiment.model):
-        tensors = write_model(experiment, params, step, FLAGS.workdir, FLAGS.output, FLAGS.dtype)
-        print(f"Written to {FLAGS.output}: {tensors} tensors of {FLAGS.workdir} at step {step:,}.")
-        return
-    settings = (as_path(FLAGS.workdir) / "config.gin").read_text(encoding="utf-8")
-    tensors, beside = export(experiment.model, params, FLAGS.output, settings, FLAGS.dtype)
+    workdir, output, dtype = FLAGS.workdir, FLAGS.output, FLAGS.dtype
+    if has_backbone(experiment.model):
+        settings = (as_path(workdir) / "config.gin").read_text(encoding="utf-8")
+        tensors, beside = export(experiment.model, params, output, settings, dtype)
+    else:
+        tensors, beside = write_model(experiment, params, step, workdir, output, dtype), 0
     print(f"Written to {FLAGS.output}: {tensors} tensors of {FLAGS.workdir} at step {step:,}.")
     if beside:
         print(f"The parameters of its memory, {beside} tensors, are in {BACKBONE_WEIGHTS}.")
@@ -114,46 +113,31 @@ def export(
         }
         config["torch_dtype" if "torch_dtype" in config else "dtype"] = dtype
     copied_from = written.folder.path if written.folder else None
-    extra = {}
-    for path, array in jax.tree_util.tree_leaves_with_path(beside):
-        extra[".".join(str(step.key) for step in path)] = np.ascontiguousarray(array)
     further = {BACKBONE_GIN: settings.encode()}
-    if extra:
-        further[BACKBONE_WEIGHTS] = to_bytes(extra, {"format": FORMAT})
+    if beside:
+        arrays = {name: np.ascontiguousarray(array) for name, array in beside.items()}
+        further[BACKBONE_WEIGHTS] = to_bytes(arrays, {"format": FORMAT})
     write_folder(output, config, tensors, copied_from, further)
-    return len(tensors), len(extra)
+    return len(tensors), len(beside)
 
 
 def has_backbone(model: Any) -> bool:
-    """Returns whether a model is a pretrained body, or is around one."""
     return isinstance(model, Written) or (isinstance(model, HasBody) and has_backbone(model.body))
 
 
 def pretrained_parts(model: Model, params: Any) -> Parts:
     """Returns the part of a model that has names on disk, and all other parameters."""
-    written: Any = model
-    others: dict = {}
-    rest = others
+    written, prefix, everything = cast(Any, model), "", named_arrays(params)
     while not isinstance(written, Written):
         if not isinstance(written, HasBody):
             raise ValueError(
                 f"{type(model).__name__} has no pretrained body: only runs of "
                 "@PretrainedLanguageModel, @PretrainedReader, or with one inside, can be exported."
             )
-        rest |= {name: part for name, part in params.items() if name != "body"}
-        rest["body"] = {}
-        rest = rest["body"]
-        written = written.body
-        params = params["body"]
-    named = {path for tensor in written.names().tensors for path in tensor.parameters}
-    for path, array in jax.tree_util.tree_leaves_with_path(params):
-        keys = [step.key for step in path]
-        if ".".join(map(str, keys)) not in named:
-            place = rest
-            for key in keys[:-1]:
-                place = place.setdefault(key, {})
-            place[keys[-1]] = array
-    return Parts(written, params, others)
+        written, params, prefix = written.body, params["body"], f"{prefix}body."
+    on_disk = {prefix + path for t in written.names().tensors for path in t.parameters}
+    beside = {name: array for name, array in everything.items() if name not in on_disk}
+    return Parts(written, params, beside)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Writes on with a trained model, its state alive, from a prompt, a book or a saved memory.
+r"""Continues a prompt, a book or a saved memory with a trained model, whose state is kept.
 
     python -m brt.generate --workdir=runs/quickstart --prompt="def main():"
     python -m brt.generate --workdir=runs/books --prompt_file=book.txt --max_tokens=0 \
@@ -9,6 +9,7 @@
 Text goes to standard output as it is written, everything else to standard error.
 """
 
+import functools
 import json
 import math
 import os
@@ -26,10 +27,9 @@ from brt.generation.generator import Generator
 from brt.generation.memory import Memory, take_rows
 from brt.generation.sampling import Sampling, checked
 from brt.model_folder import load_run, read_model
-from brt.models.model import LanguageModel
 from brt.progress import say
 from brt.storage.file_parts import FileBytes
-from brt.storage.paths import RemotePath, as_path, is_remote
+from brt.storage.paths import file_size, is_remote
 from brt.storage.regular_files import read_bytes
 
 FLAGS = flags.FLAGS
@@ -54,7 +54,7 @@ flags.DEFINE_string("load_memory", None, "Go on from this memory, before any pro
 SHOWN = 2000
 """Last bytes of a prompt that --save_text keeps."""
 LONG = 2**20
-"""Bytes of a text beyond which it is read part by part, where its vocabulary can be."""
+"""Bytes from which a text is read in parts, if its vocabulary allows."""
 
 
 def main() -> None:
@@ -77,20 +77,13 @@ def main() -> None:
         _check_writable(FLAGS.save_memory, max(len(texts), 1) * FLAGS.samples)
 
     source = FLAGS.model or FLAGS.workdir
-    if FLAGS.model:
-        experiment, params, step = read_model(source, FLAGS.gin_bindings, FLAGS.allow_imports)
-    else:
-        experiment, params, step = load_run(
-            source, FLAGS.gin_bindings, FLAGS.allow_imports, FLAGS.step
-        )
+    load = read_model if FLAGS.model else functools.partial(load_run, step=FLAGS.step)
+    experiment, params, step = load(source, FLAGS.gin_bindings, FLAGS.allow_imports)
+    if not FLAGS.model:
         _check_vocabulary(experiment.trainer.corpus)
-    trainer = experiment.trainer
-    model = experiment.bind_evaluated(params)
-    if not isinstance(model, LanguageModel):
-        raise ValueError(f"{source} holds a {type(model).__name__}, which writes no text.")
-    generator = Generator(model, trainer.corpus.vocabulary, trainer.segment_length)
+    generator = Generator.of_experiment(experiment, params, source)
     say(f"{source} at step {step:,}")
-    # All that may be refused, before anything long is read.
+    # Everything is checked before anything long is read.
     checked(sampling, generator.vocabulary.size)
     documents: list[tuple[str, bytes | FileBytes]] = [*texts] or [("--prompt", b"")]
     by_parts = generator.vocabulary.cuts_after is not None
@@ -114,7 +107,7 @@ def main() -> None:
         memory = generator.read(tokens, memory, "reading, tokens")
     if scored is not None:
         memory = score(generator, memory, scored_T, len(scored))
-    if FLAGS.save_memory:  # at once: what was read shall survive whatever happens below
+    if FLAGS.save_memory:  # now, so that no later error loses it
         generator.save(FLAGS.save_memory, memory)
     if scored is None and FLAGS.max_tokens:
         rows = [row for row in range(len(documents)) for _ in range(FLAGS.samples)]
@@ -136,9 +129,9 @@ def write(
     sampling: Sampling,
     prompts: Sequence[bytes | FileBytes],
 ) -> Memory:
-    """Writes on; a single document to the terminal as it goes, several when they are done.
+    """Continues documents and prints them: a single one while it is written, several at the end.
 
-    prompts: what each document begins with, for a terminal and --save_text.
+    prompts: beginning of each document, for a terminal and --save_text.
     """
     rows = len(memory.position_B)
     if rows == 1 and sys.stdout.isatty():
@@ -168,7 +161,7 @@ def _end(prompt):
 
 
 def score(generator: Generator, memory: Memory, tokens: np.ndarray, size: int) -> Memory:
-    """Reads tokens of a text of `size` bytes; prints how many, bits per token and per byte."""
+    """Reads tokens of a text of `size` bytes; prints their number, bits per token and per byte."""
     texts = [tokens] * len(memory.position_B)
     memory, nats = generator.score(texts, memory, "scoring, tokens")
     for nats_T in nats:
@@ -181,7 +174,6 @@ def score(generator: Generator, memory: Memory, tokens: np.ndarray, size: int) -
 
 
 def _content(path):
-    """Returns the content of a file; of a long one what reads it part by part."""
     path = expanded(path)
     if is_remote(path):
         return read_bytes(path)
@@ -190,26 +182,24 @@ def _content(path):
 
 
 def _size(path):
-    found = as_path(expanded(path))
-    return found.size() if isinstance(found, RemotePath) else found.stat().st_size
+    return file_size(expanded(path))
 
 
 def _check_vocabulary(corpus):
     """Refuses another vocabulary than that of the run's store, if the store is on this machine."""
-    manifest, mine = corpus.corpora[0].path("train") / "manifest.json", corpus.vocabulary
+    manifest, own = corpus.corpora[0].path("train") / "manifest.json", corpus.vocabulary
     if not manifest.is_file():
         return
-    theirs = read_manifest(manifest.parent)["vocabulary"]
-    if theirs["fingerprint"] != mine.fingerprint:
+    stored = read_manifest(manifest.parent)["vocabulary"]
+    if stored["fingerprint"] != own.fingerprint:
         raise ValueError(
             f"The run's token store {manifest.parent} was made with another tokenizer, "
-            f"{theirs['name']} of size {theirs['size']}, and this is {mine.name} of size "
-            f"{mine.size}: bind Corpus.vocabulary to the one the model was trained with."
+            f"{stored['name']} of size {stored['size']}, and this is {own.name} of size "
+            f"{own.size}: bind Corpus.vocabulary to the one the model was trained with."
         )
 
 
 def _check_writable(path, rows):
-    """Refuses a memory file that cannot be written, before anything is read."""
     if rows > 1:
         raise ValueError(
             f"--save_memory keeps one document, and {rows} are asked for: give one prompt, and "

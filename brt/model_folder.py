@@ -43,6 +43,13 @@ BACKBONE_GIN, BACKBONE_WEIGHTS = "brt_memory.gin", "brt_memory.safetensors"
 HUB = "hf://"
 
 
+def run_config(folder: str) -> str:
+    path = os.path.join(folder, GIN)
+    if not as_path(path).is_file():
+        raise FileNotFoundError(f"{folder} is not a run folder: it has no {GIN}.")
+    return path
+
+
 def load_run(
     folder: str,
     bindings: Sequence[str] = (),
@@ -62,10 +69,8 @@ def load_run(
         (experiment, params, step): params a nested dictionary on the default device.
     """
     folder, step = absolute(folder), check_step(step)
-    own = os.path.join(folder, "config.gin")
-    if not as_path(own).is_file():
-        raise FileNotFoundError(f"{folder} is not a run folder: it has no config.gin.")
-    experiment = Configuration([own], bindings, allow_imports=allow_imports).experiment()
+    files = [run_config(folder)]
+    experiment = Configuration(files, bindings, allow_imports=allow_imports).experiment()
     device = SingleDeviceSharding(jax.devices()[0])
     placed = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device),
@@ -89,10 +94,12 @@ def write_model(
         experiment, params, step: as `load_run` returns them.
         workdir: the run folder, for its config and the model card.
         output: the folder, which must not exist yet or be empty.
-        dtype: in which the parameters are written.
+        dtype: of the written parameters.
     """
     of_type = ml_dtypes.finfo(dtype).dtype
-    tensors = {name: np.asarray(array).astype(of_type) for name, array in _named(params).items()}
+    tensors = {
+        name: np.asarray(array).astype(of_type) for name, array in named_arrays(params).items()
+    }
     vocabulary = experiment.trainer.corpus.vocabulary
     kinds = (kind for kind, cls in KINDS.items() if isinstance(vocabulary, cast(type, cls)))
     kind = next(kinds, None)
@@ -120,7 +127,7 @@ def write_model(
 
 
 def model_card(experiment: Experiment, step: int, workdir: str, tensors: dict) -> str:
-    """Returns the README.md of a model: what was trained on what, and what came out."""
+    """Returns the README.md of a model: data, training and evaluations."""
     trainer, run = experiment.trainer, as_path(workdir)
     data = []
     corpora: list[Corpus] = trainer.corpus.corpora
@@ -193,7 +200,7 @@ def read_model(
     own = [f"Pretrained.folder = {str(root)!r}"] if of_backbone else []
     lines = [*own, *bindings]
     experiment = Configuration([str(settings)], lines, allow_imports=allow_imports).experiment()
-    arrays = _named(experiment.model.given_parameters()) if of_backbone else {}
+    arrays = named_arrays(experiment.model.given_parameters()) if of_backbone else {}
     weights = root / (BACKBONE_WEIGHTS if of_backbone else WEIGHTS)
     if weights.is_file():
         arrays |= load_file(weights)
@@ -220,7 +227,7 @@ def read_model(
     return experiment, params, int(config.get("step", 0))
 
 
-def _named(params: Any) -> dict[str, Any]:
+def named_arrays(params: Any) -> dict[str, Any]:
     return {_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(params)}
 
 

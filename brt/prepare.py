@@ -1,11 +1,11 @@
-"""Makes token stores of the corpus of a config, or shows one.
+r"""Makes token stores of the corpus of a config, or shows one.
 
 python -m brt.prepare --gin_file=configs/quickstart.gin --splits=train,validation,test
 python -m brt.prepare --inspect=stores/quickstart/train --document=0
 
 With --train_vocabulary it makes the file of `Corpus.vocabulary` instead, and with
 --describe_vocabulary it measures the vocabulary on a sample of the first split. With
---runner the work is done on Apache Beam, whose own options stand after `--`:
+--runner the work is done on Apache Beam, whose own options follow `--`:
 
 python -m brt.prepare --gin_file=... --runner=DataflowRunner --shard_bytes=268435456 -- \
     --project=PROJECT --region=REGION --temp_location=gs://BUCKET/tmp --setup_file=./setup.py
@@ -51,7 +51,7 @@ flags.DEFINE_string(
     "runner",
     None,
     "Runner of Apache Beam that reads and encodes instead of processes of this machine, such as "
-    "DirectRunner or DataflowRunner; its options stand after `--`.",
+    "DirectRunner or DataflowRunner; its options follow `--`.",
 )
 flags.DEFINE_string("inspect", None, "Describe and verify this token store; needs no gin file.")
 flags.DEFINE_string("document", None, "Title or number of a document to show with --inspect.")
@@ -66,7 +66,7 @@ EXCLUDED = {
     "train_vocabulary": ("workers", "shard_bytes", "runner"),
     "describe_vocabulary": ("workers", "shard_bytes", "runner"),
 }
-"""Flags that mean nothing beside another one."""
+"""Flags without effect together with another one."""
 
 
 def main(arguments: Sequence[str] = ()) -> None:
@@ -75,10 +75,9 @@ def main(arguments: Sequence[str] = ()) -> None:
 
 
 def prepare(arguments: Sequence[str] = ()) -> None:
-    """Prepares, inspects, or makes a vocabulary, as the flags say.
+    """Prepares, inspects, or makes a vocabulary.
 
-    Args:
-        arguments: words of the command line that are no flags: options of Apache Beam.
+    arguments: words of the command line that are no flags: options of Apache Beam.
     """
     check_arguments(arguments)
     command_line.start()
@@ -120,7 +119,6 @@ def prepare(arguments: Sequence[str] = ()) -> None:
 
 
 def check_arguments(arguments: Sequence[str]) -> None:
-    """Refuses flags that exclude each other, and words that are no options of a runner."""
     if FLAGS.document is not None and not FLAGS.inspect:
         raise ValueError("--document shows a document of a store: give --inspect=STORE with it.")
     for mode, excluded in EXCLUDED.items():

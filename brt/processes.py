@@ -24,10 +24,7 @@ FAILED_COLLECTIVE = re.compile(
 
 
 def signals_to_end() -> tuple[int, ...]:
-    """Returns the signals that ask a process to end: SIGTERM, and SIGHUP of a closed terminal.
-
-    Without SIGHUP where it is ignored, as `nohup` has it.
-    """
+    """Returns the signals that ask a process to end; not SIGHUP where `nohup` ignores it."""
     ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     return (signal.SIGTERM,) if ignored else (signal.SIGTERM, signal.SIGHUP)
 
@@ -37,9 +34,7 @@ def join(
 ) -> None:
     """Joins the other processes, found by JAX where the coordinator is None.
 
-    Args:
-        coordinator: HOST:PORT of process 0.
-        count: of all processes. number: of this one.
+    coordinator: HOST:PORT of process 0. count: of all processes. number: of this one.
     """
     jax.distributed.initialize(
         coordinator, count, number, heartbeat_timeout_seconds=HEARTBEAT_TIMEOUT
@@ -47,12 +42,11 @@ def join(
 
 
 def is_one_of_several() -> bool:
-    """Tells if this process has joined others."""
     return jax.distributed.is_initialized()
 
 
 def is_failed_collective(error: Exception) -> bool:
-    """Tells by the status that an error begins with if other processes cannot be reached.
+    """Returns whether an error means that other processes cannot be reached, by its status.
 
     JAX raises it as JaxRuntimeError where a step is run, and as ValueError where an array is read.
     """
@@ -91,7 +85,6 @@ def check_same(about: str, values: Mapping[str, str]) -> None:
 
 
 def differences(values: Sequence[Mapping[str, str]]) -> list[str]:
-    """Returns a line for each value of a process that process 0 does not have."""
     first = values[0]
     return [
         f"{name}: {first.get(name, '(none)')} in process 0, "

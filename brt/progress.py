@@ -13,7 +13,6 @@ SECONDS = 10.0
 
 
 def say(text: str) -> None:
-    """Prints a line on stderr; nothing if that is closed, or a terminal that is gone."""
     if sys.stderr is not None:
         with contextlib.suppress(OSError):
             print(text, file=sys.stderr, flush=True)
@@ -41,7 +40,7 @@ class Progress:
     Args:
         label: of the count.
         total: None where it is not known.
-        start: how many were done before this process began.
+        start: count at the start of this process.
         quiet: show nothing, as in all processes of a run but the first.
     """
 
@@ -66,11 +65,11 @@ class Progress:
                     miniters=1,
                 )
 
-    def update(self, done: int, text: str | None = None, aside: str = "") -> None:
+    def update(self, done: int, text: str | None = None, speed: str = "") -> None:
         """Shows that `done` are done.
 
         text: printed at once where there is no live bar.
-        aside: added to the next line, when that is due.
+        speed: added to the next line.
         """
         now = time.monotonic()
         if self.first is None:  # the first may have compiled; the rate is that of the others
@@ -78,15 +77,15 @@ class Progress:
         if self.bar is not None:
             with contextlib.suppress(OSError):
                 self.bar.rate = self._rate(done, now)
-                if text is not None or aside:
-                    self.bar.set_postfix_str(text or aside, refresh=False)
+                if text is not None or speed:
+                    self.bar.set_postfix_str(text or speed, refresh=False)
                 self.bar.update(done - self.bar.n)
             return
         if self.quiet or (text is None and now - self.last < SECONDS):
             return
         self.last = now
         total = "" if self.total is None else f"/{self.total:,}"
-        parts = [f"{self.label} {done:,}{total}", text or "", aside, self._left(done, now)]
+        parts = [f"{self.label} {done:,}{total}", text or "", speed, self._left(done, now)]
         say("  ".join(part for part in parts if part))
 
     def _rate(self, done, now):
@@ -103,7 +102,6 @@ class Progress:
         return f"{seconds // 3600}:{seconds // 60 % 60:02d}:{seconds % 60:02d} left"
 
     def note(self, text: str) -> None:
-        """Prints a line of its own, above the bar."""
         if self.quiet:
             return
         if self.bar is None:
@@ -113,14 +111,12 @@ class Progress:
                 self.bar.write(text, file=sys.stderr)
 
     def close(self) -> None:
-        """Ends the live bar."""
         if self.bar is not None:
             with contextlib.suppress(OSError):
                 self.bar.close()
 
 
 def reported(documents: Iterable, label: str, total: int | None = None) -> Iterator:
-    """Passes documents on and shows how many have passed."""
     progress = Progress(label, total)
     try:
         for number, document in enumerate(documents, 1):

@@ -17,6 +17,7 @@ from typing import Any
 from absl import flags
 
 from brt import command_line
+from brt.data.stores.writer import replace_file
 from brt.reporting import page, run_tables
 from brt.reporting.archive import ENDING, unpack
 from brt.reporting.collect import collect
@@ -64,7 +65,6 @@ def main(folders: Sequence[str]) -> None:
 
 
 def local_folders(paths: Sequence[str], scratch: str) -> list[str | Path]:
-    """Returns local run folders; archives are unpacked, each below a copy of its own path."""
     folders: list[str | Path] = []
     archives: set[Path] = set()
     for number, path in enumerate(paths):
@@ -95,7 +95,6 @@ def on_disk(folder: str, scratch: str) -> str:
 
 
 def files_folder(output: str | Path) -> Path:
-    """Returns the folder of a page's figures and tables: report.html has report_files/."""
     return Path(output).with_name(Path(output).stem + "_files")
 
 
@@ -175,11 +174,11 @@ def _evaluation(runs, show):
 
 def _studies(runs, show):
     content = ""
-    found = [(run, name, study) for run in runs for name, study in run.studies.items()]
-    known = studies() if found else {}
+    entries = [(run, name, study) for run in runs for name, study in run.studies.items()]
+    known = studies() if entries else {}
     order = {kind: number for number, kind in enumerate(known)}
-    found.sort(key=lambda entry: order.get(entry[2].get("study"), len(order)))
-    for run, name, study in found:
+    entries.sort(key=lambda entry: order.get(entry[2].get("study"), len(order)))
+    for run, name, study in entries:
         kind = known.get(study.get("study"))
         title, caption = (kind.title, kind.caption) if kind else (name, "")
         content += page.study_html(f"{title}: {run.name}{compared_with(study)}", caption, study)
@@ -209,19 +208,16 @@ def _paper(things):
     shown: list[Any] = []
     folded: list[Any] = []
     for thing in things:
-        worth = thing.rows_worth_showing() if isinstance(thing, Table) else thing
-        is_shown = worth.rows if isinstance(thing, Table) else thing.has_measurements
-        (shown if is_shown else folded).append(worth if is_shown else thing)
+        reduced = thing.rows_worth_showing() if isinstance(thing, Table) else thing
+        is_shown = reduced.rows if isinstance(thing, Table) else thing.has_measurements
+        (shown if is_shown else folded).append(reduced if is_shown else thing)
     summary = "<summary>Tables and figures without a published row that was run</summary>"
     return html(shown) + (f"<details>{summary}{html(folded)}</details>" if folded else "")
 
 
 def _write(path, content):
-    """Replaces a file atomically, because the page may be open."""
     content = content.encode("utf-8", "replace") if isinstance(content, str) else content
-    new = path.with_name(path.name + ".new")
-    new.write_bytes(content)
-    os.replace(new, path)
+    replace_file(path.parent, path.name, content)
 
 
 if __name__ == "__main__":

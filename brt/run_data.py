@@ -18,7 +18,6 @@ PREPARATION_ENDED = "prepared stores are kept, and the same command prepares the
 
 
 def splits_read(experiment: Experiment) -> list[str]:
-    """Returns the splits that training reads."""
     evaluated = [experiment.evaluation.split] if experiment.trainer.eval_every else []
     return ["train", *evaluated]
 
@@ -56,7 +55,6 @@ def prepare_missing(experiment: Experiment) -> None:
 
 
 def store_contents(experiment: Experiment) -> dict[str, str]:
-    """Returns a short hash of each store, from its manifest."""
     hashes = {}
     for split in splits_read(experiment):
         for number, corpus in enumerate(experiment.trainer.corpus.corpora):

@@ -1,4 +1,4 @@
-"""--text: the bindings of a corpus of your own text, from its path alone."""
+"""--text: a corpus from the path of a text."""
 
 import os
 import re
@@ -12,7 +12,6 @@ CONFIG = "configs/corpora/own_text.gin"
 
 
 def define_text() -> None:
-    """Defines the flag, for commands that read a corpus."""
     if "text" not in FLAGS:
         flags.DEFINE_string(
             "text",
@@ -23,13 +22,12 @@ def define_text() -> None:
 
 
 def text_name(path: str) -> str:
-    """Returns the name of a text, for its stores and runs."""
     name = os.path.basename(path.replace("{split}", "").rstrip("/*"))
     return re.sub(r"[^0-9A-Za-z_-]+", "_", name) or "text"
 
 
 def text_bindings(path: str) -> list[str]:
-    """Returns what --text is short for, after the gin file `CONFIG`."""
+    """Returns the bindings of --text, after the gin file `CONFIG`."""
     bindings = [
         "Corpus.source = @Text()",
         f"Text.path = {path!r}",
@@ -41,7 +39,7 @@ def text_bindings(path: str) -> list[str]:
 
 
 def expand_text() -> None:
-    """Puts what --text is short for before the gin files and bindings of the command."""
+    """Puts the gin file and bindings of --text before those of the command."""
     path = FLAGS["text"].value if "text" in FLAGS else None
     if path:
         short = {"gin_file": [CONFIG], "gin_bindings": text_bindings(path)}

@@ -85,7 +85,6 @@ def main() -> None:
 def train(
     experiment: Experiment, mesh: jax.sharding.Mesh, profile: ProfiledSteps | None = None
 ) -> None:
-    """Trains in --workdir, from its newest checkpoint if there is one."""
     params = None
     if FLAGS.load_dir:
         # The last parameters, not their average: training continues with them.

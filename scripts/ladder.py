@@ -1,4 +1,4 @@
-"""Runs a list of experiments at one scale, on one corpus, with one budget, and writes the tables.
+r"""Runs a list of experiments at one scale, on one corpus, with one budget, and writes the tables.
 
     python scripts/ladder.py --workdir=ladder --sweep=configs/sweeps/table_1.txt --scale=small \
         --corpus=configs/corpora/text.gin --gin.TextFiles.path='"books/{split}"' \
@@ -35,6 +35,7 @@ import queue
 import shlex
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
@@ -165,9 +166,20 @@ def run_all(runs: Sequence[Run]) -> None:
         devices.put(gpus[number] if gpus else None)
     ordered = sorted(enumerate(runs, 1), key=lambda pair: pair[1][0].trained_by != pair[1][0].name)
     waves = itertools.groupby(ordered, lambda pair: pair[1][0].trained_by != pair[1][0].name)
+    failed = threading.Event()
+
+    def run_unless_failed(number: int, run: Run) -> None:
+        if failed.is_set():  # the next run may fail for the same reason
+            return
+        try:
+            run_one(run, f"{number} of {len(runs)}", devices)
+        except BaseException:
+            failed.set()
+            raise
+
     for _, wave in waves:
         with ThreadPoolExecutor(FLAGS.processes) as pool:
-            started = [pool.submit(run_one, run, f"{n} of {len(runs)}", devices) for n, run in wave]
+            started = [pool.submit(run_unless_failed, *pair) for pair in wave]
             try:
                 for one in as_completed(started):
                     one.result()

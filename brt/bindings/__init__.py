@@ -1,1 +1,1 @@
-"""What gin may bind: which files, which names, which values."""
+"""Checks of the files, names and values that gin may bind."""

@@ -1,7 +1,7 @@
 """Checks of all bindings before anything is built.
 
-A value must be of the type and in the range that its parameter declares (`brt.checks`), whether it
-is written out, comes from a macro, or from a reference.
+A value must be of the type and in the range that its parameter declares (`brt.checks`), also if it
+comes from a macro or a reference.
 """
 
 import functools
@@ -20,7 +20,6 @@ NAMES_MODULE = ("SeqioText.module",)
 MOST_VALUES = 100_000
 """Numbers, strings and brackets of one config, each macro's value counted wherever it is read."""
 DEEPEST_VALUE = 100
-"""Nested brackets and macros."""
 MOST_BUILT = 10_000
 """Configurables that a reference builds, directly and indirectly."""
 
@@ -28,11 +27,11 @@ MOST_BUILT = 10_000
 class BoundValue(NamedTuple):
     """The value of a binding.
 
-    key, parameter: of the binding, as gin has them.
+    key, parameter: of the binding in gin.
     name: of the binding, `evaluation/TransformerXL.memory_length`.
     declared: the annotation of the parameter.
     value: with macros replaced by theirs, and references by `Reference`.
-    written: as gin has it.
+    written: the value in gin.
     """
 
     key: tuple[str, str]
@@ -44,7 +43,6 @@ class BoundValue(NamedTuple):
 
 
 def bound_values() -> Iterator[BoundValue]:
-    """Yields the bindings of the parameters that configurables have."""
     expansion = Expansion(_macro, _reference)
     for (scope, selector), bound in gin.config._CONFIG.items():
         entry = gin.config._REGISTRY.get(selector)
@@ -67,7 +65,6 @@ def binding_of(name: str) -> str:
 
 
 def parameters_of(entry: Any) -> dict[str, inspect.Parameter]:
-    """Returns the parameters of a configurable of gin's registry, by name."""
     return _parameters(entry.wrapped)
 
 
@@ -98,7 +95,9 @@ def check_bound_values(allow_imports: Sequence[str] = ()) -> None:
                     f"{bound.name} = {shortened(repr(value))} must be a module's name, written out."
                 )
             check_module(value, f"{bound.name} = {shortened(repr(value))}", allow_imports)
-    _check_circles()
+    built: dict[tuple[tuple[str, ...], str], int] = {}
+    for scope, selector in list(gin.config._CONFIG):
+        _follow((tuple(scope.split("/")) if scope else (), selector), built, {})
 
 
 class Expansion:
@@ -118,7 +117,6 @@ class Expansion:
         self._left = MOST_VALUES
 
     def __call__(self, name: str, value: Any) -> Any:
-        """Returns the value of a binding with all macros replaced."""
         return self._replaced(f"{name} = {shortened(repr(value))}", value, (), 0)
 
     def _replaced(self, name, value, inside, depth):
@@ -161,29 +159,22 @@ def _reference(value):
     return value
 
 
-def _check_circles():
-    """Refuses circular references, and those that build too much."""
-    built: dict[tuple[tuple[str, ...], str], int] = {}
-    for scope, selector in list(gin.config._CONFIG):
-        _follow((tuple(scope.split("/")) if scope else (), selector), built, {})
+def _follow(node, built, path):
+    """Returns the number of configurables that one in a scope builds; refuses circles.
 
-
-def _follow(node, built, way):
-    """Returns how many configurables one in a scope builds, itself included.
-
-    built: earlier results. way: the bindings that led here, by the node that has them.
+    built: earlier results. path: the bindings that led here, by the node that has them.
     """
     if node in built:
         return built[node]
     scopes, selector = node
     count = 1
-    if len(way) > DEEPEST_VALUE:
+    if len(path) > DEEPEST_VALUE:
         raise ValueError(
-            f"{_bindings(list(way.values())[-2:])} are at the end of more than {DEEPEST_VALUE} "
+            f"{_bindings(list(path.values())[-2:])} are at the end of more than {DEEPEST_VALUE} "
             "nested references: bind fewer."
         )
     for parameter, written in gin.config._get_bindings(selector, list(scopes)).items():
-        further = {**way, node: (selector, parameter, written)}
+        further = {**path, node: (selector, parameter, written)}
         for reference in _references(written):
             child = tuple(reference.scopes) or scopes, reference.configurable.selector
             if child in further:

@@ -1,8 +1,8 @@
 """Checks the text that gin reads: regular files, and imports of allowed modules only.
 
 Gin can run any code: an `import` line runs a module, and dynamic registration calls any function
-in it. Configs come from run folders of other people, too. So every file and binding is checked here
-before gin parses the same text, without characters that end lines for some readers only.
+in it. Configs may come from run folders of other people, so every file and binding is checked here
+before gin parses the same text.
 """
 
 import contextlib
@@ -29,34 +29,30 @@ OWN = "brt"
 LARGEST_FILE = 2**20
 """Bytes of a gin file. The largest one of configs/ has 1,500."""
 MOST_FILES = 1_000
-"""Files that one config includes, counted as often as they are read."""
 DEEPEST_INCLUDE = 32
 MOST_STRINGS = 1_000
-"""Strings side by side, which gin joins one by one, each time from the first."""
+"""Adjacent strings, which gin joins in quadratic time."""
 
 REFUSED = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029"  # control characters and line separators
-    "\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff\ud800-\udfff]"  # marks of direction, half pairs
+    "\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff\ud800-\udfff]"  # bidirectional marks, surrogates
 )
 """Characters that show another text than gin parses. In a string they may be written escaped."""
 
 
 class NotAllowed(ValueError):
-    """A gin text would run code, or read a file, that nobody has allowed."""
+    """A gin text would run code, or read a file, without permission."""
 
 
 def is_allowed(module: str, allow_imports: Sequence[str]) -> bool:
-    """Tells whether a module is one of brt's, or in one of the named modules and packages."""
+    """Returns whether a module is one of brt's, or in one of the named modules and packages."""
     return any(f"{module}.".startswith(f"{name}.") for name in (OWN, *allow_imports))
 
 
 def stands_in(module: str) -> bool:
     """Imports a module of brt for a file of its name that has moved into brt since a run was made.
 
-    Only where Python finds no such file, or one of the same content.
-
-    Returns:
-        Whether there is such a module.
+    Only where Python finds no such file, or one of the same content. Returns whether it did.
     """
     if "." in module:
         return False
@@ -72,23 +68,22 @@ def stands_in(module: str) -> bool:
     if sys.modules.get(module) is not stand_in:
         if module in sys.modules:
             return False
-        found = importlib.util.find_spec(module)
-        if found is not None and not _is_copy(found, stand_in):
+        spec = importlib.util.find_spec(module)
+        if spec is not None and not _is_copy(spec, stand_in):
             return False
         sys.modules[module] = stand_in
         logging.warning("import %s: it is read as %s, which has its name.", module, name)
     return True
 
 
-def _is_copy(found, module):
+def _is_copy(spec, module):
     try:
-        return filecmp.cmp(str(found.origin), str(module.__file__), shallow=False)
+        return filecmp.cmp(str(spec.origin), str(module.__file__), shallow=False)
     except OSError:
         return False
 
 
 def check_module(module: str, what: str, allow_imports: Sequence[str]) -> None:
-    """Refuses to import a module that nobody has allowed; what: the line that imports it."""
     if not is_allowed(module, allow_imports):
         raise NotAllowed(
             f"{what} runs the code of {module}, which is no part of brt: if you trust it, add "
@@ -102,8 +97,8 @@ def gin_text(text: str, where: str = "") -> str:
     where: the file, for the message.
     """
     text = text.replace("\r\n", "\n")
-    if found := REFUSED.search(text):
-        character, line = found[0], text.count("\n", 0, found.start()) + 1
+    if match := REFUSED.search(text):
+        character, line = match[0], text.count("\n", 0, match.start()) + 1
         raise NotAllowed(
             f"{where and where + ', '}line {line} has the character U+{ord(character):04X}, which "
             f"can hide text: remove it, or write {ascii(character)[1:-1]} for it in a string."
@@ -139,8 +134,6 @@ def _parsed(text, delegate):
 
 
 class _Parser(config_parser.ConfigParser):
-    """Gin's parser, with a limit of strings that are joined."""
-
     _strings = 0
 
     def _advance_one_token(self):
@@ -219,8 +212,6 @@ def _real(path):
 
 
 class GinReader:
-    """Opens files for gin's parser, and the files that they include."""
-
     def __init__(self, allow_imports: Sequence[str] = ()):
         self.allow_imports = tuple(allow_imports)
         self._open: list[str] = []
@@ -228,7 +219,6 @@ class GinReader:
 
     @contextlib.contextmanager
     def opened(self, path: str | os.PathLike) -> Iterator[str]:
-        """Yields the text of a file while its includes are read."""
         known = _real(os.fspath(path))
         if known in self._open:
             raise NotAllowed(f"{path} includes itself: leave one of the `include` lines out.")

@@ -1,7 +1,6 @@
 """Imports the modules whose classes and functions a config names, so that gin knows them.
 
-The index from names to modules is read from the sources, so a new file in one of the packages
-needs no list.
+The index from names to modules is read from the sources.
 """
 
 import functools
@@ -26,7 +25,6 @@ REGISTERS = re.compile(r"^@(?:gin\.)?configurable|external_configurable\(", re.M
 
 @functools.cache
 def modules() -> Mapping[str, Path]:
-    """Returns the files of all modules of `PACKAGES`, by the module's name."""
     files = {}
     for package in PACKAGES:
         spec = importlib.util.find_spec(package)
@@ -55,7 +53,6 @@ def modules_by_name() -> Mapping[str, Sequence[str]]:
 
 
 def register(text: str) -> None:
-    """Imports the modules of brt whose configurables a gin text names."""
     index = modules_by_name()
     for name in {"", *re.findall(r"\w+", re.sub(r"#.*", "", text))} & index.keys():
         for module in index[name]:
@@ -64,6 +61,5 @@ def register(text: str) -> None:
 
 @functools.cache
 def register_all() -> None:
-    """Imports all modules of brt that define configurables: to list their names."""
-    for module in sorted({module for found in modules_by_name().values() for module in found}):
+    for module in sorted(set().union(*modules_by_name().values())):
         importlib.import_module(module)

@@ -1,1 +1,1 @@
-"""Where files are: the configs that brt ships, and paths on a disk or in a bucket."""
+"""Locations of files: the configs that brt ships, and paths on a disk or in a bucket."""

@@ -1,15 +1,13 @@
-"""Names the file in errors of writing; the system names none when a disk is full."""
+"""Names the file in errors of writing; the system does not when a disk is full."""
 
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-RESUMES = "run the same command again, which resumes where it stopped"
-
 
 @contextmanager
-def naming(path: str | os.PathLike, then: str = RESUMES) -> Iterator[None]:
-    """Names the file `path` in errors of the system; `then` tells what to do with space again."""
+def naming(path: str | os.PathLike) -> Iterator[None]:
+    """Names the file `path` in errors of the system."""
     try:
         yield
     except OSError as error:
@@ -18,5 +16,5 @@ def naming(path: str | os.PathLike, then: str = RESUMES) -> Iterator[None]:
         raise type(error)(
             error.errno,
             f"Cannot write {os.fspath(path)} ({error.strerror}): free some space, or check the "
-            f"permissions, and {then}.",
+            "permissions, and run the same command again, which resumes where it stopped.",
         ) from error

@@ -1,7 +1,6 @@
 """Files that are read in parts.
 
-Not by memory maps: if another process truncates the file, they end the process by SIGBUS. Here a
-missing part is an error that names the file.
+Not by memory maps, which end the process by SIGBUS if another one truncates the file.
 """
 
 import os
@@ -13,20 +12,18 @@ import numpy as np
 from brt.storage.regular_files import open_regular
 
 PIECE = 2**20
-"""Bytes that are read at once in a pass over a file."""
 SEARCHED = 2**14
-"""Bytes that are read at once in a search."""
 
 
 class CutShort(ValueError): ...
 
 
 class FileBytes:
-    """The bytes of a file; slices of it are `bytes`. Thread-safe.
+    """The bytes of a file, read by slices. Thread-safe.
 
     Args:
         path: of a regular file.
-        advice: what to do if it is cut short.
+        advice: remedy for a file that is cut short.
     """
 
     def __init__(self, path: str | os.PathLike, advice: str):
@@ -53,15 +50,11 @@ class FileBytes:
         Raises:
             CutShort: the file is too short.
         """
-        data = os.pread(self._file, size, start)
-        if len(data) == size:
-            return data
-        parts = [data]
-        left = size - len(data)
-        while left and parts[-1]:  # one call reads at most 2 GiB
-            parts.append(os.pread(self._file, left, start + size - left))
-            left -= len(parts[-1])
-        if left:
+        parts = []
+        while size and (data := os.pread(self._file, size, start)):  # at most 2 GiB
+            parts.append(data)
+            start, size = start + len(data), size - len(data)
+        if size:
             raise CutShort(
                 f"{self.path} was cut short while it was read: it had {self._size:,} bytes, and "
                 f"has {os.fstat(self._file).st_size:,} now. {self._advice}"
@@ -104,14 +97,7 @@ class FileArray:
     def __array__(self, dtype: np.dtype | None = None, copy: bool | None = None) -> np.ndarray:
         return np.array(self[:], dtype, copy=copy)
 
-    def pieces(self) -> Iterator[np.ndarray]:
-        """Yields all of it, a million bytes at a time."""
-        step = PIECE // self._itemsize
-        for start in range(0, self._count, step):
-            yield self[start : start + step]
-
 
 def pieces(data: bytes | FileBytes) -> Iterator[bytes]:
-    """Yields all bytes, a million at a time."""
     for start in range(0, len(data), PIECE):
         yield data[start : start + PIECE]

@@ -8,18 +8,13 @@ from brt.storage.paths import RemotePath, StorageError, upload
 from brt.storage.scratch import scratch_folder
 
 SECONDS = 60.0
-"""Minimal time between two automatic copies."""
 
 SHARE = 20
 """An automatic copy waits this many times the duration of the last one."""
 
 
 class GrowingFiles:
-    """A temporary local folder whose files are copied to a bucket as they grow.
-
-    Args:
-        target: folder of the copies.
-    """
+    """A temporary local folder whose files are copied to the folder `target` as they grow."""
 
     def __init__(self, target: RemotePath):
         self.target = target

@@ -1,15 +1,16 @@
-"""Reads all JSON; an error names the file, the field that its reader needs, and what to do."""
+"""Reads all JSON; an error names the file, the wrong field and the remedy."""
 
 import json
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from brt.checks import MOST, allows, words_for
 from brt.storage.regular_files import open_regular, read_bytes
 
+SURROGATE = re.compile("[\ud800-\udfff]")
 SHOWN = 60
-"""Characters of a value in a message."""
 
 
 class DamagedFile(ValueError):
@@ -33,7 +34,7 @@ def read_json(path: str | os.PathLike, expected: Any, advice: str) -> Any:
     Args:
         path: of a regular file.
         expected: its type, as of a field of `Fields`.
-        advice: what to do with a damaged file, as in "prepare it again".
+        advice: remedy for a damaged file, as in "prepare it again".
     """
     return parse_json(read_bytes(path), expected, os.fspath(path), advice)
 
@@ -58,7 +59,8 @@ def read_json_lines(path: str | os.PathLike, expected: Any, advice: str) -> Iter
 
 Shape = tuple[tuple[str, type, bool], ...]
 """Of an object of texts, nulls and integers from 0 to `MOST`: each name, the type of its value, and
-whether that is true."""
+whether that is true.
+"""
 
 
 def _shape(content: Any) -> Shape | None:
@@ -90,7 +92,7 @@ def parse_json(data: bytes | str, expected: Any, where: str, advice: str) -> Any
 
 
 def misfit(expected: Any, value: Any, name: str = "") -> str:
-    """Returns which field of a JSON value has another type; an empty string if none has.
+    """Returns which field of a JSON value has another type, or "".
 
     Args:
         expected: type, as of a field of `Fields`.
@@ -125,7 +127,7 @@ def bad_text(content: Any, nul_is_bad: bool = True) -> str:
         name, value = todo.pop()
         if isinstance(value, str):
             has_nul = nul_is_bad and "\0" in value
-            if has_nul or not _is_utf8(value):
+            if has_nul or SURROGATE.search(value):
                 what = "NUL" if has_nul else "half a character (a lone surrogate)"
                 return f"{name or 'its content'} = {value!a:.{SHOWN}} holds {what}"
         elif isinstance(value, dict):
@@ -134,14 +136,6 @@ def bad_text(content: Any, nul_is_bad: bool = True) -> str:
         elif isinstance(value, list):
             todo += [(f"{name}[{i}]", one) for i, one in enumerate(value)]
     return ""
-
-
-def _is_utf8(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _first(sentences: Iterable[str]) -> str:

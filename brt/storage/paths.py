@@ -20,13 +20,11 @@ if TYPE_CHECKING:
 SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*)://")
 
 OF_ONE_PROCESS = ("memory",)
-"""Schemes of storage that ends with the process."""
 
 VERSIONS = ("generation", "etag", "ETag", "mtime", "LastModified", "updated", "created")
 """Fields in the listings of services that change when an object is written."""
 
 _allowed: set[str] | None = None
-"""Buckets that may be reached; None for all."""
 
 
 @contextmanager
@@ -131,7 +129,7 @@ class RemotePath:
     def stamps(self) -> dict[str, tuple[int, int]]:
         """Returns size and version of each object in the folder, by its name.
 
-        For a path with `*`, of all matches by their paths. A new content has a new version.
+        For a path with `*`, of all matches by their paths. New content has a new version.
         """
         with _storage(self, "listed") as storage:
             if "*" in self._url:
@@ -245,7 +243,6 @@ def is_remote_file(path: str) -> bool:
 
 
 def upload(folder: Path, target: RemotePath, last: str | None = None) -> None:
-    """Copies all files below a folder to a bucket, those named `last` at the end."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     for file in sorted(files, key=lambda path: path.name == last):
         (target / file.relative_to(folder).as_posix()).put(file)

@@ -75,7 +75,7 @@ def check_size(path: Path, expected: int, advice: str) -> None:
 
 
 def check_inside(folder: Path, names: Iterable[str]) -> None:
-    """Refuses files of a folder that are links to files outside of it."""
+    """Refuses links to files outside of their folder."""
     root = os.path.realpath(folder)
     for name in names:
         if os.path.commonpath([root, os.path.realpath(folder / name)]) != root:

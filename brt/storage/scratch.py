@@ -1,4 +1,4 @@
-"""Temporary folders of objects."""
+"""Temporary folders."""
 
 import shutil
 import tempfile

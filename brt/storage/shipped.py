@@ -1,5 +1,6 @@
-"""What lies next to `brt/` in a checkout; a wheel has `configs/` inside (setup.py)."""
+"""Files next to `brt/` in a checkout; a wheel has `configs/` inside (setup.py)."""
 
+import os
 from pathlib import Path
 
 
@@ -14,7 +15,10 @@ def gin_folders() -> tuple[Path, Path]:
     return root, root / "configs"
 
 
+def user_cache(name: str) -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "brt" / name
+
+
 def install_command(extra: str) -> str:
-    """Returns the command that installs an extra, in a checkout or without one."""
     in_checkout = (configs_root() / "setup.py").is_file()
     return f'pip install -e ".[{extra}]"' if in_checkout else f'pip install "brt[{extra}]"'

@@ -1,5 +1,6 @@
 """Bad input: status 1, one sentence that names what to change, and nothing overwritten."""
 
+import ast
 import io
 import os
 import re
@@ -10,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 import sentencepiece
+from paths import ROOT
 from tiny_run import (  # noqa: F401
     PLAIN,
     build,
@@ -22,6 +24,7 @@ from tiny_run import (  # noqa: F401
 )
 
 from brt import command_line, evaluate, prepare, train
+from brt.__main__ import COMMANDS
 from brt.training.checkpoints.checkpoint import Checkpoints
 from brt.training.records.run_folder import read_metrics
 from brt.training.sharding import make_mesh
@@ -225,6 +228,20 @@ def test_help_lists_the_flags_that_every_command_has():
     for name in ("gin_file", "workdir", "distributed"):
         assert f"--{name}:" in shown or f"--[no]{name}:" in shown
     assert "--topology:" not in shown
+
+
+def test_help_ends_silently_if_nobody_reads_it():
+    process = start("brt.prepare", "--help")
+    process.stdout.close()
+    assert process.stderr.read() == ""
+    process.stderr.close()
+    process.wait(timeout=60)
+
+
+@pytest.mark.parametrize("command", [*COMMANDS, "../scripts/ladder"])
+def test_help_has_no_joined_lines(command):
+    text = ast.get_docstring(ast.parse((ROOT / "brt" / f"{command}.py").read_text()))
+    assert max(map(len, text.split("\n"))) <= 100
 
 
 def test_a_folder_that_is_no_run_is_named(folder, error):

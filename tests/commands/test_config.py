@@ -168,6 +168,12 @@ def test_a_misspelt_name_is_answered_with_the_nearest(line, wanted, nearest):
     assert sentence.endswith(f"The nearest valid name is {nearest}")
 
 
+def test_a_misspelt_class_of_a_user_is_answered_with_the_nearest():
+    gin.external_configurable(type("Retriever", (), {}), "OwnRetriever", module="own_retriever")
+    sentence = message(config.parse, bindings=["OwnRetreiver.depth = 2"])
+    assert sentence.endswith("The nearest valid name is OwnRetriever.")
+
+
 def test_known_names_are_the_arguments_gin_may_bind():
     names = config.known_names()
     for configurable, hidden in (

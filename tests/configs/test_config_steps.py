@@ -2,11 +2,12 @@
 
 import jax
 import pytest
+from gin_settings import read_gin_files
 from header_commands import COMMANDS
 
 from brt import config
 from brt.experiment import Experiment
-from brt.reporting.gin_text import read_gin_files, resolved
+from brt.reporting.gin_text import resolved
 from brt.reporting.model_settings import model_name
 
 SMALL = (

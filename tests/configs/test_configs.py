@@ -4,6 +4,7 @@ import re
 import shlex
 
 import pytest
+from gin_settings import read_gin_files
 from header_commands import COMMANDS
 from jax.sharding import AbstractMesh
 from paths import CONFIGS, ROOT
@@ -14,7 +15,7 @@ from brt.experiment import Experiment
 from brt.models.counts import count_parameters
 from brt.models.transformer_xl.model import evaluation_memory
 from brt.pretrained.backbone import PretrainedBackbone
-from brt.reporting.gin_text import read_gin, read_gin_files
+from brt.reporting.gin_text import read_gin
 from brt.reporting.papers.form import published_settings
 from brt.reporting.papers.reading import read_paper
 

@@ -8,13 +8,14 @@ import gin
 import numpy as np
 import pytest
 from fuzzing import Tally, spoil_file
+from gin_settings import read_gin_files
 from paths import CONFIGS
 from test_fuzz_files import both, draws
 
 from brt import config
 from brt.bindings import gin_files
 from brt.experiment import Experiment
-from brt.reporting.gin_text import Reference, read_gin, read_gin_file, read_gin_files, resolved
+from brt.reporting.gin_text import Reference, read_gin, read_gin_file, resolved
 
 BASES = (
     ("quickstart.gin",),

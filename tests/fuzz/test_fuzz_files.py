@@ -81,7 +81,7 @@ def test_a_spoilt_store_is_refused_or_gives_what_was_written(scale, tmp_path, sh
 
     def call():
         store = TokenStore(folder)
-        verify(store, quiet=True)
+        verify(store)
         check_store(store)
         describe(store)
         return content(store)
@@ -285,7 +285,7 @@ def test_spoilt_texts_are_refused_or_prepared_byte_for_byte(scale, tmp_path):
         corpus = Corpus(str(tmp_path / "stores"), source, "bytes")
         corpus.prepare("train", quiet=True, workers=1)
         store = corpus.open("train")
-        verify(store, quiet=True)
+        verify(store)
         return [bytes(store.tokens(d).astype(np.uint8)) for d in range(store.num_documents)]
 
     def right(found):

@@ -5,6 +5,7 @@ import itertools
 import json
 import shlex
 import sys
+from concurrent.futures import wait
 from pathlib import Path
 
 import pytest
@@ -96,6 +97,26 @@ def test_a_ladder_killed_anywhere_ends_in_the_same_table_and_repeats_nothing_fin
         run_script(ladder, monkeypatch, pretended([]), *flags, "--tokens=20000",
               f"--workdir={tmp_path}/whole")  # fmt: skip
     assert contents(tmp_path / "whole") == before
+
+
+def test_after_a_failed_run_no_other_run_starts(ladder, monkeypatch, tmp_path):
+    file = a_file(tmp_path, "pg19_slide_12l.gin", "pg19_slide_13l.gin")
+    flags = [f"--sweep={file}", "--scale=tiny", "--corpus=configs/corpora/text.gin"]
+    monkeypatch.setattr(ladder, "check_configs", lambda files, devices: None)  # slow
+    calls = []
+
+    def fail(*call, **_):
+        calls.append(call)
+        raise LadderError("the same reason in every run")
+
+    def late(runs):
+        wait(runs)  # the pool has had time to start the second one
+        return runs
+
+    monkeypatch.setattr(ladder, "as_completed", late)
+    with pytest.raises(LadderError, match="the same reason"):
+        run_script(ladder, monkeypatch, fail, *flags, f"--workdir={tmp_path}/runs")
+    assert len(calls) == 1
 
 
 def test_a_grid_runs_every_combination_several_at_once(ladder, monkeypatch, tmp_path):

@@ -4,12 +4,13 @@ import json
 
 import pytest
 from fabricated_runs import DIMENSIONS, ROOT
+from gin_settings import read_gin_files
 from sweeps import SCALES, LadderError, combinations, read_sweep
 
 from brt import config
 from brt.experiment import Experiment
 from brt.reporting.collect import collect
-from brt.reporting.gin_text import read_gin_files, resolved, write_gin
+from brt.reporting.gin_text import resolved, write_gin
 from brt.reporting.runs import open_runs
 
 SWEEPS = sorted((ROOT / "configs" / "sweeps").glob("*.txt"))

@@ -2,11 +2,12 @@
 
 import gin
 import pytest
+from gin_settings import read_gin_files
 from paths import ROOT
 
 from brt import config
 from brt.experiment import Experiment  # noqa: F401  (registers with gin)
-from brt.reporting.gin_text import reachable, read_gin, read_gin_files, resolved, write_gin
+from brt.reporting.gin_text import reachable, read_gin, resolved, write_gin
 
 NAMES = [
     "pg19_rec_fixed_skip.gin",

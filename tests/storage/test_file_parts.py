@@ -53,8 +53,6 @@ def test_an_array_has_the_items_of_the_file(content):
     for part in (slice(None), slice(3, 9), slice(9, 3), slice(-2, None), slice(30, 40)):
         assert found[part].dtype == found.dtype and found[part].tolist() == expected[part].tolist()
     assert np.array_equal(found, expected)
-    assert [len(piece) for piece in found.pieces()] == [3] * 6 + [2]
-    assert np.concatenate(list(found.pieces())).tolist() == expected.tolist()
 
 
 def test_a_file_that_is_cut_short_is_named_with_both_sizes_and_what_to_do(content):

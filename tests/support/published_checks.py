@@ -9,13 +9,14 @@ from typing import NamedTuple
 import gin
 import jax
 import numpy as np
+from gin_settings import read_gin_files
 from header_commands import COMMANDS
 from paths import CONFIGS
 from sweeps import SCALES, read_sweep
 
 from brt import config
 from brt.experiment import Experiment
-from brt.reporting.gin_text import read_gin, read_gin_files, resolved
+from brt.reporting.gin_text import read_gin, resolved
 from brt.reporting.paper_positions import paper_position
 from brt.reporting.papers.differences import differences
 from brt.reporting.papers.form import Row, Settings, fits, published_settings
