@@ -1,1 +1,1 @@
-"""Generation: prompts read, tokens drawn, text streamed, a document's memory kept."""
+"""Generation: reading prompts, drawing tokens, streaming text, saving a document's memory."""

@@ -12,7 +12,7 @@ from brt.models.caches import select_rows
 from brt.models.layers.losses import token_losses
 
 DRAW = -1
-"""Stands for a token that is to be drawn."""
+"""Marks a token that is to be drawn."""
 
 
 def make_decode_loop(graph: nnx.GraphDef, size: int) -> Callable:

@@ -9,13 +9,14 @@ for pieces in generator.write(memory, max_tokens=100):
 import functools
 import os
 from collections.abc import Sequence
-from typing import Self
+from typing import Any, Self
 
 import jax
 import numpy as np
 from flax import nnx
 
 from brt.data.vocabularies.base import Vocabulary, checked_ids, cut, utf8_bytes
+from brt.experiment import Experiment
 from brt.generation import memory_file
 from brt.generation.decode_loop import DRAW, make_decode_loop
 from brt.generation.memory import Memory, fresh_memory
@@ -37,27 +38,23 @@ ENCODED_TOGETHER = 2**16
 """About the bytes of a long text that are encoded at a time."""
 
 Text = str | bytes | np.ndarray | Sequence[int]
-"""A text, or its token ids."""
 Texts = Text | Sequence[Text]
-"""One for each document, or a single one."""
 Seeds = int | Sequence[int] | np.ndarray
 """One for each document, or that of the first, from which the others are counted."""
 
 
-class NonFiniteLogits(ValueError):
-    """The model's output is not a number; earlier text stays."""
+class NonFiniteLogits(ValueError): ...
 
 
 class Generator:
     """A model with its vocabulary, compiled for reading and writing.
 
-    The state of a document is a `Memory`, a value that no method changes: use it twice to continue
-    from it twice.
+    The state of a document is an immutable `Memory`: use it twice to continue from it twice.
 
     Args:
         model: with parameters, from `Experiment.bind`; on one device.
         vocabulary: of the text.
-        segment_length: tokens read at once, a multiple of the model's period; None: about 2,048.
+        segment_length: tokens read at once, a multiple of `model.period`; None: about 2,048.
         chunk: tokens written by one call of the compiled loop.
     """
 
@@ -103,6 +100,11 @@ class Generator:
         """
         load = load_run if os.path.isdir(os.path.join(folder, "checkpoints")) else read_model
         experiment, params, _ = load(folder, bindings, allow_imports)
+        return cls.of_experiment(experiment, params, folder)
+
+    @classmethod
+    def of_experiment(cls, experiment: Experiment, params: Any, folder: str) -> Self:
+        """Returns the generator of an experiment from `folder`."""
         trainer = experiment.trainer
         model = experiment.bind_evaluated(params)
         if not isinstance(model, LanguageModel):
@@ -133,9 +135,7 @@ class Generator:
     ) -> Memory:
         """Reads texts as `read` does, with a part of their tokens in memory at a time.
 
-        Args:
-            files: title and content of each.
-            memory, label: as of `read`.
+        files: title and content of each.
         """
         memory = self.begin(len(files)) if memory is None else memory
         streams = [self._encoded(data, title) for title, data in files]
@@ -188,12 +188,7 @@ class Generator:
         return memory, nats
 
     def encode(self, text: Text, title: str = "the prompt") -> np.ndarray:
-        """Returns token ids, int32 (tokens,), of a text that is to be continued.
-
-        Args:
-            text: a string, bytes, or token ids.
-            title: in errors.
-        """
+        """Returns token ids, int32 (tokens,), of a text to be continued; `title` is for errors."""
         if not isinstance(text, str | bytes):
             # Checked before the cast, which would wrap.
             return checked_ids(text, self.vocabulary.size, self.vocabulary.name).astype(np.int32)
@@ -229,15 +224,13 @@ class Generator:
         Args:
             memory: of B documents.
             max_tokens: of each.
-            sampling: how tokens are chosen.
             seed: of the first document, the others count from it; or one for each. With the
-                position in the document it decides every draw.
+                position in the document it determines every draw.
             stop: texts; a document ends where the first of them begins.
         """
         return Writing(self, memory, max_tokens, sampling, seed, stop)
 
     def not_finite(self, memory: Memory, row: int, index: int) -> NonFiniteLogits:
-        """Returns the error of logits that are not finite `index` tokens after a memory."""
         return NonFiniteLogits(
             f"The model's logits for token {int(memory.position_B[row]) + index:,} of document "
             f"{row} are not finite numbers, and say nothing: look at the parameters, or at "
@@ -248,7 +241,6 @@ class Generator:
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """The sha256 of the model, as in its memory files; computed once."""
         return memory_file.model_fingerprint(self.model)
 
     def save(self, path: str, memory: Memory) -> None:
@@ -264,8 +256,8 @@ class Writing:
 
     Attributes:
         texts: all text, B strings, without the stop sequences.
-        tokens, nats: B lists of its ids, with the token that completed a stop sequence, and of
-            their -log p under the model's own distribution.
+        tokens, nats: B lists of ids, with the token that completed a stop sequence, and of their
+            -log p under the model's own distribution.
         stopped: B bools, whether a stop sequence ended the document.
         memory: of the documents with all of `tokens`.
     """
@@ -325,33 +317,33 @@ class Writing:
         if not counts_B.any():
             raise StopIteration
         given_BC = np.full((len(counts_B), self.generator.chunk), DRAW, np.int32)
-        memory, *found = self._go_on(given_BC, counts_B)
-        tokens_BC, nats_BC, finite_BC = map(np.asarray, found)
-        pieces, kept_B = [], np.zeros_like(counts_B)
+        memory, *arrays = self._decode(given_BC, counts_B)
+        tokens_BC, nats_BC, finite_BC = map(np.asarray, arrays)
+        pieces, used_B = [], np.zeros_like(counts_B)
         for row, stream in enumerate(self._streams):
             piece = ""
-            while kept_B[row] < counts_B[row] and not stream.stopped:
-                if not finite_BC[row, kept_B[row]]:
-                    error = self.generator.not_finite(self.memory, row, kept_B[row])
+            while used_B[row] < counts_B[row] and not stream.stopped:
+                if not finite_BC[row, used_B[row]]:
+                    error = self.generator.not_finite(self.memory, row, used_B[row])
                     self._bad = self._bad or error
                     piece += stream.finish()
                     break
-                piece += stream.push(tokens_BC[row, kept_B[row]])
-                kept_B[row] += 1
-            self.tokens[row] += tokens_BC[row, : kept_B[row]].tolist()
-            self.nats[row] += nats_BC[row, : kept_B[row]].tolist()
+                piece += stream.push(tokens_BC[row, used_B[row]])
+                used_B[row] += 1
+            self.tokens[row] += tokens_BC[row, : used_B[row]].tolist()
+            self.nats[row] += nats_BC[row, : used_B[row]].tolist()
             self.stopped[row] = stream.stopped
-            self._left_B[row] = 0 if stream.stopped else self._left_B[row] - kept_B[row]
+            self._left_B[row] = 0 if stream.stopped else self._left_B[row] - used_B[row]
             if counts_B[row] and not self._left_B[row] and not stream.stopped:
                 piece += stream.finish()
             pieces.append(piece)
-        if (kept_B < counts_B).any():  # the same tokens again, up to where documents stopped
-            memory, *_ = self._go_on(tokens_BC, kept_B)
+        if (used_B < counts_B).any():  # the same tokens again, up to where documents stopped
+            memory, *_ = self._decode(tokens_BC, used_B)
         self.memory = memory
         self.texts = [text + piece for text, piece in zip(self.texts, pieces)]
         return pieces
 
-    def _go_on(self, given_BC, counts_B):
+    def _decode(self, given_BC, counts_B):
         return self.generator.decode_loop(
             self.generator.params,
             self.memory,

@@ -2,8 +2,8 @@
 
 lm_eval.simple_evaluate(model=BrtLM("runs/mine"), tasks=["lambada_openai"])
 
-A prompt of any length is read with the run's memory from its first token on; nothing is cut. Every
-context is read once, however many continuations it has.
+A prompt is read with the run's memory from its first token on; nothing is cut. Every context is
+read once, however many continuations it has.
 """
 
 import itertools
@@ -23,7 +23,6 @@ from brt.models.model import LanguageModel
 
 LM: Any = extra_library("lm_eval.api.model", "brt.generation.harness", "eval").LM
 MAX_TOKENS = 256
-"""Most tokens that are generated where a task does not say."""
 NOTHING = np.zeros(0, np.int32)
 SAMPLED = ("temperature", "top_k", "top_p")
 
@@ -56,13 +55,13 @@ class BrtLM(LM):  # type: ignore[misc]
         answers: list[Any] = [None] * len(requests)
         for contexts in self._batches(by_context):
             memory = self._read(contexts)
-            for asked in itertools.zip_longest(*(by_context[context] for context in contexts)):
-                rows = [(0, NOTHING) if each is None else each for each in asked]
+            for continuations in itertools.zip_longest(*map(by_context.__getitem__, contexts)):
+                rows = [(0, NOTHING) if each is None else each for each in continuations]
                 rows += [(0, NOTHING)] * (self.batch_size - len(rows))
                 parts = [part for _, part in rows]
                 _, nats = self.generator.score(parts, memory)
                 greedy = self._written_greedily(memory, parts)
-                for row, each in enumerate(asked):
+                for row, each in enumerate(continuations):
                     if each is not None:
                         answers[each[0]] = (-float(nats[row].sum()), greedy[row])
         return answers
@@ -70,14 +69,14 @@ class BrtLM(LM):  # type: ignore[misc]
     def loglikelihood_rolling(self, requests: Sequence[Any]) -> list[float]:
         """Returns log p of each text, from the first token on."""
         texts = [request.args[0] for request in requests]
-        found: dict[str, float] = {}
+        log_p: dict[str, float] = {}
         for batch in self._batches(dict.fromkeys(texts)):
             _, nats = self.generator.score(self._padded(batch))
-            found |= {text: -float(nats_T.sum()) for text, nats_T in zip(batch, nats)}
-        return [found[text] for text in texts]
+            log_p |= {text: -float(nats_T.sum()) for text, nats_T in zip(batch, nats)}
+        return [log_p[text] for text in texts]
 
     def generate_until(self, requests: Sequence[Any]) -> list[str]:
-        """Returns what follows each context, without the text that ends it."""
+        """Returns the continuation of each context, without the text that ends it."""
         by_settings: dict[str, list[int]] = {}
         for number, request in enumerate(requests):
             settings = json.dumps(request.args[1], sort_keys=True)
@@ -116,11 +115,10 @@ class BrtLM(LM):  # type: ignore[misc]
         return self.generator.read(self._padded(contexts))
 
     def _written_greedily(self, memory: Memory, tokens: list[np.ndarray]) -> list[bool]:
-        """Returns whether greedy decoding writes each of the tokens; stops when none can be."""
-        wanted = [each.tolist() for each in tokens]
-        writing = self.generator.write(memory, max(map(len, wanted)), GREEDY)
+        continuations = [each.tolist() for each in tokens]
+        writing = self.generator.write(memory, max(map(len, continuations)), GREEDY)
         for _ in writing:
-            pairs = zip(writing.tokens, wanted)
+            pairs = zip(writing.tokens, continuations)
             if not any(right and new[: len(right)] == right[: len(new)] for new, right in pairs):
                 break
-        return [new[: len(right)] == right for new, right in zip(writing.tokens, wanted)]
+        return [new[: len(right)] == right for new, right in zip(writing.tokens, continuations)]

@@ -14,8 +14,8 @@ from brt.token_ids import BEGIN
 class Memory(NamedTuple):
     """All that a model remembers of B documents, of a size that does not depend on their lengths.
 
-    The newest token is the model's next input: after n tokens it has had n inputs, `BEGIN` first,
-    and is n % P tokens into a period (P is `model.period`), at the end of which caches move.
+    The newest token is the model's next input: after n tokens it has had n inputs, `BEGIN` first.
+    Caches move after every P = `model.period` inputs.
 
     caches: of the model, in decoding form.
     recent_BP: (B, P) int32, the last P tokens, newest last; `BEGIN` where there are fewer.

@@ -1,7 +1,7 @@
 """A document's memory as a file: safetensors, with a description in JSON in its header.
 
-It holds the decoding form of the caches, so its size does not depend on the document's length. It
-fits the parameters and the vocabulary that it was made with.
+It contains the decoding form of the caches, so its size does not depend on the document's length.
+It fits only the parameters and the vocabulary that it was made with.
 """
 
 import contextlib
@@ -18,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.flax import save as to_bytes
 
 from brt.checks import Count
+from brt.data.stores.layout import vocabulary_entry, vocabulary_text
 from brt.data.stores.writer import replace_file
 from brt.data.vocabularies.base import Vocabulary, expanded
 from brt.generation.memory import Memory, fresh_memory
@@ -40,19 +41,18 @@ DESCRIPTION = Fields(
     },
     {"sha256": str},
 )
-"""The header of a memory file."""
 
 WITHOUT_EFFECT = ("dropout", "remat", "remat_blocks")
 """Settings of a model that do not change its outputs."""
 
 
 def model_fingerprint(model: nnx.Module) -> str:
-    """Returns the sha256, in hex, of the settings and parameters that decide a model's caches."""
+    """Returns the sha256, in hex, of all that a model's caches depend on."""
     digest = hashlib.sha256()
     for path, module in nnx.iter_modules(model):
         attributes = vars(module)
-        if dataclasses.is_dataclass(of_family := attributes.get("settings")):
-            attributes = attributes | {name: str(value) for name, value in vars(of_family).items()}
+        if dataclasses.is_dataclass(family := attributes.get("settings")):
+            attributes = attributes | {name: str(value) for name, value in vars(family).items()}
         settings = {
             name: str(value)
             for name, value in sorted(attributes.items())
@@ -70,7 +70,6 @@ def save(path: str, memory: Memory, fingerprint: str, vocabulary: Vocabulary) ->
 
     Args:
         path: of the file, on a disk or in a bucket.
-        memory: of one document.
         fingerprint: the `model_fingerprint` of its model.
         vocabulary: of the document.
     """
@@ -107,13 +106,7 @@ def save(path: str, memory: Memory, fingerprint: str, vocabulary: Vocabulary) ->
 
 
 def load(path: str, model: LanguageModel, fingerprint: str, vocabulary: Vocabulary) -> Memory:
-    """Reads the memory of one document.
-
-    Args:
-        path: of the file.
-        model, vocabulary: that it was made with.
-        fingerprint: the `model_fingerprint` of the model.
-    """
+    """Reads the memory of one document; arguments as of `save`."""
     path = expanded(path)
     try:
         check_regular(path)
@@ -144,9 +137,8 @@ def load(path: str, model: LanguageModel, fingerprint: str, vocabulary: Vocabula
     theirs = description["vocabulary"]
     if theirs["fingerprint"] != vocabulary.fingerprint:
         raise ValueError(
-            f"{path} is the memory of a text in the vocabulary {theirs['name']} of "
-            f"{theirs['size']} ids ({theirs['fingerprint']:.12}); this model reads "
-            f"{vocabulary.name} of {vocabulary.size} ids ({vocabulary.fingerprint:.12})."
+            f"{path} is the memory of a text in the vocabulary {vocabulary_text(theirs)}; this "
+            f"model reads {vocabulary_text(vocabulary_entry(vocabulary))}."
         )
     if description["model"] != fingerprint:
         raise ValueError(

@@ -1,7 +1,7 @@
 """Reading text into a memory at the speed of evaluation: by whole segments.
 
-Tokens are cut where caches move, every P tokens from the start of a document: to the end of a
-period, token by token; whole segments; whole periods; and a last, padded part of one.
+Caches move every P tokens from the start of a document, and tokens are cut there: up to the next
+multiple of P token by token; whole segments; whole multiples of P; and a last, padded part.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,7 +26,7 @@ class Prefill:
         period: P, in tokens, `model.period`.
         segment_length: N, in tokens, a multiple of P.
         decode_loop: from `make_decode_loop`, jitted.
-        chunk: C, tokens a call of it.
+        chunk: C, tokens of one call of `decode_loop`.
     """
 
     def __init__(
@@ -71,8 +71,6 @@ class Prefill:
         """Adds tokens to each document.
 
         Args:
-            params: of the model.
-            memory: of B documents.
             tokens: B arrays of ids, which may be empty.
             score: whether to compute the nats of each token.
             label: shows progress under this name.
@@ -85,8 +83,8 @@ class Prefill:
         position_B = np.asarray(memory.position_B)
         reading = _Reading(recent_BP[:, -1], tokens, score, label)
 
-        to_border_B = np.minimum(-position_B % P, reading.lengths_B)
-        while (counts_B := np.minimum(to_border_B - reading.done_B, C)).any():
+        to_boundary_B = np.minimum(-position_B % P, reading.lengths_B)
+        while (counts_B := np.minimum(to_boundary_B - reading.done_B, C)).any():
             _, given_BC = reading.next(counts_B, C)
             seeds_B = np.zeros(len(counts_B), np.uint32)
             memory, _, nats_BC, _ = self.decode_loop(
@@ -111,7 +109,7 @@ class Prefill:
                 score=score,
             )
             reading.advance(counts_B, nats_BT, caches)
-        reading.close()
+        reading.progress.close()
 
         recent = [np.append(old, new)[-P:] for old, new in zip(recent_BP, reading.tokens)]
         position_B = position_B + reading.lengths_B
@@ -120,8 +118,6 @@ class Prefill:
 
 
 class _Reading:
-    """Progress of each document on the host: the next tokens, and their nats."""
-
     def __init__(self, last_B, tokens, score, label):
         self.tokens = [np.asarray(x, np.int32) for x in tokens]
         self.lines = [np.append(last, x) for last, x in zip(last_B, self.tokens)]
@@ -159,6 +155,3 @@ class _Reading:
             for row, (count, nats_T) in enumerate(zip(counts_B, np.asarray(nats_BT))):
                 rows[row].append(nats_T[:count].astype(np.float64))
         return [np.concatenate(parts) for parts in rows]
-
-    def close(self):
-        self.progress.close()

@@ -1,7 +1,7 @@
 """From logits to the next token: greedy, temperature, top-k, top-p, repetition penalty.
 
 The functions run inside the compiled decode loop. V is the number of ids of the vocabulary; other
-letters as in `brt.models`.
+axes as in `brt.models`.
 """
 
 from typing import Annotated, NamedTuple
@@ -13,7 +13,7 @@ from brt.checks import SMALLEST, NotNegative, Positive, Range, check
 
 
 class Sampling(NamedTuple):
-    """How a token is chosen. None turns a part off; parts apply in this order.
+    """Settings of the choice of a token, applied in this order; None disables one.
 
     repetition_penalty: above 1, makes tokens of the last window less likely.
     temperature: divides the logits; 0 and None take the most likely token.
@@ -59,9 +59,7 @@ def checked(sampling: Sampling, size: int) -> Sampling:
 def penalise(logits_BV: jax.Array, recent_BR: jax.Array, penalty: jax.Array | float) -> jax.Array:
     """Divides the logits of recent tokens by `penalty`, or multiplies those below zero.
 
-    Args:
-        logits_BV: (B, V).
-        recent_BR: (B, R) int32; negative ids are ignored.
+    recent_BR: (B, R) int32; negative ids are ignored.
 
     Source: Keskar et al. 2019, arXiv:1909.05858, section 4.1.
     """
@@ -74,7 +72,6 @@ def penalise(logits_BV: jax.Array, recent_BR: jax.Array, penalty: jax.Array | fl
 
 
 def keep_top_k(sorted_BV: jax.Array, k: jax.Array | int) -> jax.Array:
-    """Returns logits in falling order with all but the first `k` at minus infinity."""
     return jnp.where(jnp.arange(sorted_BV.shape[-1]) < k, sorted_BV, -jnp.inf)
 
 

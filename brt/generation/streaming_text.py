@@ -6,10 +6,8 @@ from collections.abc import Iterable, Sequence
 from brt.data.vocabularies.base import Vocabulary
 
 UNSURE = "\ufffd"
-"""The replacement character of incomplete UTF-8."""
 
 MOST_UNSURE = 3
-"""Bytes of an incomplete character of UTF-8, at most."""
 
 CONTEXT = 32
 """Tokens that are decoded again with each new one."""
@@ -18,7 +16,7 @@ CONTEXT = 32
 class StreamingText:
     """The text of a stream of tokens of any vocabulary, as early as it is certain.
 
-    The results of `push` and `finish`, joined, are what the tokens add to the text of `before`.
+    The joined results of `push` and `finish` are the text that the tokens add to that of `before`.
 
     Args:
         vocabulary: of the tokens.
@@ -36,52 +34,52 @@ class StreamingText:
         self.stop = tuple(stop)
         self.stopped = False
         self._ids = [int(i) for i in before]
-        self._look_again = CONTEXT
+        self._limit = CONTEXT
         self._held = ""
         self._before = text = self._text()
-        self._said = _certain(text)  # characters that have been returned
+        self._returned = _certain(text)  # number of characters
         self._forget(text)
 
     def push(self, token: int) -> str:
         """Adds a token, and returns the text that becomes certain."""
         self._ids.append(int(token))
         text = self._text()
-        new = self._say(text[: _certain(text)])
+        new = self._new(text[: _certain(text)])
         self._forget(text)
         return self._until_stop(new)
 
     def finish(self) -> str:
         """Returns the rest; incomplete characters as U+FFFD."""
-        rest = self._until_stop(self._say(self._text())) + self._held
+        rest = self._until_stop(self._new(self._text())) + self._held
         self._held = ""
         return rest
 
-    def _say(self, text):
+    def _new(self, text):
         """Returns the new part of `text`, including a character that changed."""
         pairs = zip(text, self._before)
-        known = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
-        new = text[max(self._said, known) :]
-        self._said = max(self._said, len(text))
+        common = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+        new = text[max(self._returned, common) :]
+        self._returned = max(self._returned, len(text))
         return new
 
     def _text(self):
         return self.vocabulary.decode(self._ids) if self._ids else ""
 
     def _forget(self, text):
-        """Keeps the last few ids only, if all their text has been returned.
+        """Drops all but the last few ids, if all their text has been returned.
 
-        A beginning may be decoded differently (a first piece without its space), so the ids that
-        are kept must show something.
+        A beginning may be decoded differently (a first piece without its space), so the remaining
+        ids must show something.
         """
-        if len(self._ids) <= self._look_again or self._said < len(text):
+        if len(self._ids) <= self._limit or self._returned < len(text):
             return
-        kept = self._ids[-CONTEXT // 2 :]
-        shown = self.vocabulary.decode(kept)
+        recent = self._ids[-CONTEXT // 2 :]
+        shown = self.vocabulary.decode(recent)
         if shown.strip().strip(UNSURE):
-            self._ids, self._said, self._look_again = kept, len(shown), CONTEXT
+            self._ids, self._returned, self._limit = recent, len(shown), CONTEXT
             self._before = ""
         else:  # all white space
-            self._look_again = 2 * len(self._ids)
+            self._limit = 2 * len(self._ids)
 
     def _until_stop(self, new):
         self._held += new
