@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from stores import FIRST
 
 from brt.data.mixture import MixedStore
-from brt.data.streams.documents import DocumentPass
 from brt.data.streams.select import evaluation_pass, training_stream
 
 SECOND = FIRST + 10_000
@@ -153,12 +152,6 @@ TRAINING = [
 PASSES = [
     StreamUnderTest(
         "document pass", _pass("documents"), "b4f06c01ca1788be", whole_pass, seeded=False
-    ),
-    StreamUnderTest(
-        "seeded document pass",
-        lambda store, rows, length, K, seed: DocumentPass(store, rows, length, seed),
-        "af348fc01ce1c48f",
-        whole_pass,
     ),
     StreamUnderTest(
         "mixture pass",

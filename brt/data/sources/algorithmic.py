@@ -27,7 +27,6 @@ from brt.data.sources.base import Document, Source, check_known_split
 from brt.data.vocabularies.symbols import SymbolVocabulary
 
 PAD, START = 0, 1
-"""Ids of copy, reverse and the equations; their symbols follow."""
 
 
 @dataclass(eq=False, kw_only=True)

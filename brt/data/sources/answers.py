@@ -19,7 +19,6 @@ class Answer(NamedTuple):
 
     @property
     def distance(self) -> int | None:
-        """Tokens from the statement to the answer."""
         return None if self.needed is None else self.start - self.needed
 
 

@@ -53,6 +53,10 @@ class Source(abc.ABC):
     def documents(self, split: str) -> Iterator[Document]:
         """Yields the documents of a split, in the same order every time."""
 
+    def original_split(self, split: str) -> str:
+        """Returns the name of a split in a data set or path."""
+        return (getattr(self, "splits", None) or {}).get(split, split)
+
     def settings(self) -> dict[str, Any]:
         """Returns the fields that determine the documents, as JSON."""
         names = (field.name for field in dataclasses.fields(self))  # type: ignore[arg-type]

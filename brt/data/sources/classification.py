@@ -109,7 +109,7 @@ class Hyperpartisan(LabelledSource):
 
     def _of_records(self, split: str) -> list[Example]:
         path = self._file(split)
-        names = (split, self._original_split(split), *["dev"] * (split == "validation"))
+        names = (split, self.original_split(split), *["dev"] * (split == "validation"))
         examples = []
         for number, (where, record) in enumerate(records(path)):
             if "{split}" not in self.path and text_of(record, "split", where) not in names:
@@ -159,7 +159,7 @@ class Hyperpartisan(LabelledSource):
         try:
             with open_regular(path) as file:
                 lists = json.load(file)
-            key = self._original_split(split)
+            key = self.original_split(split)
             if key not in lists and split == "validation":
                 key = "dev"
             by_number = {int(name): name for name in names}

@@ -77,7 +77,6 @@ class GridTask(DrawnTask):
         return settings | self._grid()
 
     def too_short(self, length: int, needed: int, what: str) -> ValueError:
-        """Returns the error for a length that is too small for a document."""
         return ValueError(
             f"{type(self).__name__}.lengths = {length} is too short: {what} need {needed} tokens."
         )

@@ -26,7 +26,7 @@ class ExampleSource(Source):
     splits: dict[str, str] | None = field(default=None, kw_only=True)
 
     def description(self, split: str) -> dict[str, Any]:
-        settings = super().description(self._original_split(split))
+        settings = super().description(self.original_split(split))
         return {name: settings[name] for name in settings if name not in UNRECORDED}
 
     @property
@@ -35,9 +35,6 @@ class ExampleSource(Source):
 
     def _folder(self) -> str | None:
         return expanded(self.data_dir) if self.data_dir else None
-
-    def _original_split(self, split: str) -> str:
-        return (self.splits or {}).get(split, split)
 
     def _title(self, example: dict, split: str, number: int) -> str:
         if not self.title_feature:
@@ -65,6 +62,6 @@ class ExampleSource(Source):
     def _no_split(self, split: str, known: Any) -> ValueError:
         name = type(self).__name__
         return ValueError(
-            f"{self.data_set} has no split {self._original_split(split)!r}: bind {name}.splits to "
+            f"{self.data_set} has no split {self.original_split(split)!r}: bind {name}.splits to "
             f"one of {', '.join(sorted(known))}, as in {{{split!r}: 'train'}}."
         )

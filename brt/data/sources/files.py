@@ -211,7 +211,6 @@ def _entries(folder):
 
 
 def _check_first(paths: Iterable[str], source: str) -> None:
-    """Refuses files among the first that are no plain text; in a bucket checks one only."""
     for number, path in enumerate(itertools.islice(paths, CHECKED_FIRST)):
         if not is_remote(path):
             check_plain_text(FileBytes(path, AGAIN), path, source)

@@ -69,8 +69,7 @@ class LabelledSource(Source):
             )
 
     @abc.abstractmethod
-    def examples(self, split: str) -> Iterator[Example]:
-        """Yields the examples of a split, in the same order every time."""
+    def examples(self, split: str) -> Iterator[Example]: ...
 
     def settings(self) -> dict[str, Any]:
         named = {"splits": self.splits or {}, "classes": list(self.classes or ())}
@@ -116,11 +115,8 @@ class LabelledSource(Source):
         tokens = np.concatenate([question, text])
         return Document(example.name, data.encode(), tokens, annotation=annotation)
 
-    def _original_split(self, split: str) -> str:
-        return (self.splits or {}).get(split, split)
-
     def _file(self, split: str) -> str:
-        path = absolute(self.path.replace("{split}", self._original_split(split)))
+        path = absolute(self.path.replace("{split}", self.original_split(split)))
         if not os.path.isfile(path):
             name = type(self).__name__
             raise FileNotFoundError(

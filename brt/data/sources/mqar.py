@@ -76,7 +76,9 @@ class MultiQueryRecall(GridTask):
         if self.random_fillers:
             fillers = np.setdiff1d(np.arange(1, self.vocabulary_size), keys)
             tokens = random.choice(fillers, length).astype(np.int32)
-        queries = 2 * pairs + 2 * self._gaps(random, (length - 2 * pairs) // 2, pairs)
+        odds = np.arange(1, (length - 2 * pairs) // 2 + 1, dtype=float) ** (self.power - 1)
+        gaps = random.choice(len(odds), pairs, replace=False, p=odds / odds.sum())
+        queries = 2 * pairs + 2 * gaps
         for first in (2 * np.arange(pairs), queries):
             tokens[first] = keys
             tokens[first + 1] = values
@@ -88,7 +90,3 @@ class MultiQueryRecall(GridTask):
         ]
         annotation = Answers(length, pairs, sorted(answers)).annotation()
         return Document("", tokens=tokens, weights=weights, annotation=annotation)
-
-    def _gaps(self, random: np.random.Generator, slots: int, pairs: int) -> np.ndarray:
-        odds = np.arange(1, slots + 1, dtype=float) ** (self.power - 1)
-        return random.choice(slots, pairs, replace=False, p=odds / odds.sum())

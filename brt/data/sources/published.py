@@ -135,8 +135,6 @@ class Text8(_OneFile):
 
 @dataclass(eq=False)
 class _OneFilePerSplit(PublishedFiles):
-    """One file per split, whose lines and tokens (words and line ends) are counted."""
-
     form = ""
 
     def parts(self, split: str) -> list[Extent]:
@@ -269,7 +267,6 @@ def _counted(path: str, size: int, time: int) -> tuple[int, int]:
 
 
 TITLE = re.compile(rb" = (?!= )([^\n]*)(?<! =) = \n")
-"""The title line of an article, between two blank lines."""
 
 
 def _articles(path: str) -> list[Extent]:

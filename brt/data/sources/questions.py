@@ -16,7 +16,6 @@ from brt.data.order import permutation
 from brt.data.sources.labelled import Example, LabelledSource, class_number, records, text_of
 
 YES_NO = {"yes": 1, "no": 2}
-"""Kinds of answers that are not in the text."""
 
 
 @configurable
@@ -56,8 +55,6 @@ class Scrolls(LabelledSource):
 
 
 class Paragraph(NamedTuple):
-    """A part of the context of a question; `supports` if the answer follows from it."""
-
     title: str
     text: str
     supports: bool

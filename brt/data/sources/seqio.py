@@ -43,7 +43,7 @@ class SeqioText(ExampleSource):
         task = self._task(split)
         examples = task.get_dataset(
             sequence_length=None,
-            split=self._original_split(split),
+            split=self.original_split(split),
             shuffle=False,
             seed=0,
             num_epochs=1,
@@ -63,7 +63,7 @@ class SeqioText(ExampleSource):
     def count(self, split: str) -> int | None:
         task = self._task(split)
         try:
-            return task.num_input_examples(self._original_split(split))
+            return task.num_input_examples(self.original_split(split))
         except TypeError:  # a mixture with a task that does not know it
             return None
 
@@ -81,7 +81,7 @@ class SeqioText(ExampleSource):
                 f"seqio has no task or mixture {self.task!r}: bind SeqioText.task to a registered "
                 "one, and SeqioText.module to the module that registers it."
             ) from None
-        if self._original_split(split) not in task.splits:
+        if self.original_split(split) not in task.splits:
             raise self._no_split(split, task.splits)
         return task
 

@@ -46,17 +46,8 @@ class Story(NamedTuple):
 
 
 class Stay(NamedTuple):
-    """A stay of a thing in a room, and the facts that determine it."""
-
     room: str
     support: tuple[int, ...]
-
-
-class Giving(NamedTuple):
-    giver: str
-    thing: str
-    receiver: str
-    fact: int
 
 
 class World:
@@ -76,7 +67,7 @@ class World:
         self.moved: dict[str, int] = {}
         self.trace: dict[str, list[Stay]] = {thing: [] for thing in THINGS}
         self.now: dict[str, tuple[int, ...]] = {}
-        self.givings: list[Giving] = []
+        self.givings: list[tuple[str, str, str, int]] = []  # giver, thing, receiver, fact
         self._holder: dict[str, str] = {}
         self._held_since: dict[str, int] = {}
         self._left: dict[str, str] = {}
@@ -132,7 +123,7 @@ class World:
     def _give(self, person, thing, other):
         fact = self._say(f"{person} {self._one(GIVES)} the {thing} to {other}.")
         self._holder[thing], self._held_since[thing] = other, fact
-        self.givings.append(Giving(person, thing, other, fact))
+        self.givings.append((person, thing, other, fact))
 
     def _say(self, sentence) -> int:
         self.facts.append(sentence)
@@ -143,7 +134,6 @@ class World:
 
 
 def story(task: str, num_facts: int, random: np.random.Generator) -> Story:
-    """Draws a story of one task."""
     if task == "qa4":
         return _layout(num_facts, random)
     kinds, ask = TASKS[task]

@@ -83,9 +83,6 @@ class TextTask(GridTask):
             raise self.too_short(length, needed, f"{what} and the question")
         return length - needed
 
-    def ids(self, text: str) -> Ids:
-        return self._encode(text)
-
     def _tail(self, question: str, answers: list[str]) -> Iterator[Ids]:
         yield self.ids(question)
         for index, answer in enumerate(answers):
@@ -93,7 +90,8 @@ class TextTask(GridTask):
             yield self.ids("." if index == len(answers) - 1 else ",")
 
     @functools.cached_property
-    def _encode(self) -> Callable[[str], Ids]:
+    def ids(self) -> Callable[[str], Ids]:
+        """Encodes a part of a document."""
         vocabulary = as_vocabulary(self.vocabulary)
         return functools.lru_cache(2**12)(lambda text: vocabulary.encode(text.encode(), text))
 
@@ -125,11 +123,10 @@ def largest(cost: Callable[[int], int], room: int) -> int:
     return low
 
 
-def new_word(random: np.random.Generator, used: set[str], syllables: int = 3) -> str:
-    """Returns a made-up word that is not in `used`, and adds it."""
+def new_word(random: np.random.Generator, used: set[str]) -> str:
     while True:
-        consonants = random.integers(0, 16, syllables)
-        vowels = random.integers(0, 5, syllables)
+        consonants = random.integers(0, 16, 3)
+        vowels = random.integers(0, 5, 3)
         word = "".join("bdfghjklmnprstvz"[c] + "aeiou"[v] for c, v in zip(consonants, vowels))
         if word not in used:
             used.add(word)

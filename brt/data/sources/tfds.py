@@ -39,7 +39,7 @@ class TfdsText(ExampleSource):
         tfds = _library()
         # Reading one shard at a time gives the order in which the examples were written.
         examples = builder.as_dataset(
-            split=self._original_split(split),
+            split=self.original_split(split),
             shuffle_files=False,
             read_config=tfds.ReadConfig(interleave_cycle_length=1),
         )
@@ -68,7 +68,7 @@ class TfdsText(ExampleSource):
 
     def _examples_of(self, builder: Any, split: str) -> int:
         try:
-            return builder.info.splits[self._original_split(split)].num_examples
+            return builder.info.splits[self.original_split(split)].num_examples
         except (KeyError, ValueError):
             raise self._no_split(split, builder.info.splits) from None
 

@@ -27,7 +27,6 @@ from brt.storage.json_files import Fields, read_json
 from brt.storage.paths import RemotePath
 
 LOCAL_RUNNERS = ["direct", "switchingdirect", "bundlebaseddirect", "fnapi", "prism", "interactive"]
-"""Runners on this machine, without "Runner"."""
 
 NOTED = Fields({"kind": str, "message": str})
 
@@ -140,7 +139,7 @@ class BeamRunner(JobRunner):
         _ = (
             pipeline
             | "List shards" >> beam.Create(list(runs), reshuffle=False)
-            # Without it a runner may make all of them where they were listed.
+            # Otherwise a runner may fuse both steps and make all shards on one worker.
             | "Spread" >> beam.Reshuffle()
             | "Make shards" >> beam.Map(make_counted, setup)
         )
@@ -172,7 +171,6 @@ def make_counted(run: bytes, setup: bytes) -> None:
 
 
 def packed(run: Run) -> bytes:
-    """Returns a run as bytes for a worker, compressed to about a sixth."""
     return zlib.compress(pickle.dumps(run))
 
 
@@ -197,7 +195,6 @@ def make_shard(maker: ShardMaker, data: bytes) -> dict | None:
 
 
 def noted(maker: ShardMaker, run: Run) -> Exception | None:
-    """Returns the error that a worker has noted of a run, or None."""
     try:
         note = read_json(maker.folder / f"{run.key}{NOTE}", NOTED, "delete it")
     except (OSError, ValueError):

@@ -14,7 +14,6 @@ COLUMNS = ("tokens", "words", "bytes", "characters")
 LISTED_FILES = 30
 
 SHOWN = 64
-"""Tokens of each end of a document."""
 
 
 def describe(store: TokenStore) -> str:
@@ -48,10 +47,7 @@ def describe(store: TokenStore) -> str:
 def document_ends(store: TokenStore, which: str, vocabulary: Vocabulary | None) -> str:
     """Returns the first and last tokens of a document, as ids and as text, in lines.
 
-    Args:
-        store: of the document.
-        which: its title, or its number from 0.
-        vocabulary: decodes the tokens; None shows ids only.
+    which: title, or number from 0. vocabulary: decodes the tokens; None shows ids only.
     """
     number, entry = _find(store, which)
     tokens = store.tokens(number)

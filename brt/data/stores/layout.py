@@ -98,6 +98,19 @@ def vocabulary_text(entry: Mapping) -> str:
     return "{name} of size {size} ({fingerprint:.12})".format(**entry)
 
 
+def token_difference(ours: Mapping, theirs: Mapping) -> str:
+    """Returns why the tokens of two stores cannot be compared, by their manifests, or ""."""
+    if ours["content"] == theirs["content"]:
+        return ""
+    one, two = ours["vocabulary"], theirs["vocabulary"]
+    if one["fingerprint"] != two["fingerprint"]:
+        return (
+            f"have different tokenizers, {vocabulary_text(one)} and {vocabulary_text(two)}, so "
+            "their tokens cannot be compared: compare bits per byte"
+        )
+    return "hold different documents: bind Corpus.store and Evaluation.split to the same ones"
+
+
 def remove_store(folder: Path) -> None:
     for shard in folder.glob("shard-*"):
         remove(shard, SHARD_FILES)

@@ -240,7 +240,6 @@ class ShardRunner(Protocol):
 
 
 def key_of(vocabulary: Vocabulary, source_description: dict) -> dict:
-    """Returns the part that the keys of all shards of a store share, as JSON."""
     return {
         "format": FORMAT,
         "vocabulary": vocabulary_entry(vocabulary),

@@ -18,6 +18,7 @@ from brt.progress import Progress
 from brt.storage.json_files import Fields, parse_json
 from brt.storage.paths import AnyPath, RemotePath
 from brt.storage.regular_files import file_sha256
+from brt.storage.shipped import user_cache
 
 MANIFEST = "manifest.json"
 AGAIN = "prepare the store again"
@@ -31,10 +32,7 @@ def use(folder: str | None) -> None:
 
 
 def cache_folder() -> Path:
-    if _chosen:
-        return _chosen[0]
-    caches = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(caches).expanduser() / "brt" / "stores"
+    return _chosen[0] if _chosen else user_cache("stores")
 
 
 def local_copy(store: RemotePath) -> Path:
@@ -60,7 +58,6 @@ def local_copy(store: RemotePath) -> Path:
 
 
 def lock_of(store: AnyPath) -> Path:
-    """Returns the file that a process of this host locks while it prepares a store."""
     if isinstance(store, Path):
         return store.with_name(f".{store.name}.lock")
     name = hashlib.sha256(str(store).encode()).hexdigest()[:32]

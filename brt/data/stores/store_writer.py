@@ -63,7 +63,6 @@ def write_store(
     Args:
         folder: of the store, on a disk or in a bucket.
         documents: at least one; those without tokens are encoded by `vocabulary`.
-        vocabulary: of the ids.
         source_description: JSON for the manifest.
         total: number of documents if known, for the progress display, which `quiet` hides.
         workers: number of processes that encode; 1 for this process.
@@ -113,7 +112,7 @@ def _observed(made: Iterator[tuple[bool, dict]], progress: Progress) -> list[dic
         progress.start += summary["documents"] * (not is_new)
         seconds = max(time.monotonic() - progress.begun, 1e-9)
         speed = f"{(done - progress.start) / seconds:.3g} documents/s"
-        progress.update(done, aside=f"{speed}  {size / seconds / 1e6:.3g} MB/s")
+        progress.update(done, speed=f"{speed}  {size / seconds / 1e6:.3g} MB/s")
     return sorted(summaries, key=lambda summary: summary["number"])
 
 
@@ -160,9 +159,9 @@ def _lengths(shard: AnyPath) -> np.ndarray:
     return np.fromiter((line["tokens"] for line in lines), OFFSET)
 
 
-def _remove_others(folder: AnyPath, kept: Container[str]) -> None:
+def _remove_others(folder: AnyPath, complete: Container[str]) -> None:
     files = _files(folder)
-    others = [file for name, file in files.items() if is_shard_file(name) and name not in kept]
+    others = [file for name, file in files.items() if is_shard_file(name) and name not in complete]
     _remove_files([*others, folder / MARK])
     if isinstance(folder, Path):
         for shard in folder.glob("shard-*"):

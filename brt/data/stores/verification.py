@@ -19,18 +19,17 @@ from brt.data.stores.writer import misfit_of_weights
 from brt.progress import Progress
 from brt.storage.json_files import DamagedFile, read_json
 from brt.storage.regular_files import file_sha256
+from brt.storage.shipped import user_cache
 
 KEPT = "BRT_VERIFIED"
 """Environment variable: the folder of the records of verified files; empty for none."""
 
 PIECE = 2**24
-"""Weights that are checked at once."""
 
 SHOWN_FROM = 200 * 10**6
-"""Bytes from which hashing shows its progress."""
 
 
-def verify(store: TokenStore, quiet: bool = False) -> None:
+def verify(store: TokenStore) -> None:
     """Compares the files of a store with the manifest's hashes and counts, and with one another."""
     manifest = store.manifest
     where = store.folder / "manifest.json"
@@ -40,7 +39,7 @@ def verify(store: TokenStore, quiet: bool = False) -> None:
         raise _damaged(where, f"its hashes and the files of this store differ in {min(wrong)}")
     if manifest["content"] != content_of(manifest):
         raise _damaged(where, "its content is not the hash of tokens.bin")
-    check_hashes(store.files, hashes, HOW_TO_REPEAT, quiet)
+    check_hashes(store.files, hashes, HOW_TO_REPEAT)
     weights = store.all_weights
     for start in range(0, 0 if weights is None else len(weights), PIECE):
         if weights is not None and (wrong := misfit_of_weights(weights[start : start + PIECE])):
@@ -58,10 +57,9 @@ def verify(store: TokenStore, quiet: bool = False) -> None:
         raise _damaged(where, "its counts are not those of the documents")
 
 
-def check_hashes(folder: Path, hashes: Mapping[str, str], advice: str, quiet: bool = False) -> None:
-    """Compares files with their sha256 (hex)."""
+def check_hashes(folder: Path, hashes: Mapping[str, str], advice: str) -> None:
     size = sum(os.path.getsize(folder / name) for name in hashes)
-    progress = Progress(f"verifying {folder}, MB", size // 10**6, quiet=quiet or size < SHOWN_FROM)
+    progress = Progress(f"verifying {folder}, MB", size // 10**6, quiet=size < SHOWN_FROM)
     done = 0
     try:
         for name, expected in hashes.items():
@@ -80,24 +78,21 @@ def hashes_of(folder: Path, names: Iterable[str]) -> dict[str, str]:
     return {name: file_sha256(folder / name) for name in names}
 
 
-def verify_once(store: TokenStore | MixedStore, quiet: bool = False) -> None:
+def verify_once(store: TokenStore | MixedStore) -> None:
     """Verifies a store, or those of a mixture, unless this host has done so since they changed."""
     for part in store.stores if isinstance(store, MixedStore) else [store]:
         names = ("manifest.json", "offsets.npy", *part.manifest["hashes"])
-        once(part.files, names, lambda part=part: verify(part, quiet))
+        once(part.files, names, lambda part=part: verify(part))
 
 
 def once(folder: Path, names: Iterable[str], check) -> None:
     """Calls `check()` unless it has passed on this host since the files were last changed."""
-    kept = os.environ.get(KEPT)
-    if kept is None:
-        caches = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-        kept = os.path.join(os.path.expanduser(caches), "brt", "verified")
-    if not kept:
+    records = os.environ.get(KEPT, str(user_cache("verified")))
+    if not records:
         check()
         return
     folder = folder.resolve()
-    note = Path(kept) / f"{hashlib.sha256(os.fsencode(folder)).hexdigest()}.json"
+    note = Path(records) / f"{hashlib.sha256(os.fsencode(folder)).hexdigest()}.json"
     with ExitStack() as stack:
         with suppress(OSError):  # without a record the check runs again
             note.parent.mkdir(parents=True, exist_ok=True)

@@ -48,7 +48,9 @@ class WorkerPool:
             for run in runs:
                 if summary := maker.finished(run):
                     yield False, summary
-                elif maker.source is None and (run.size > MAX_SENT_BYTES or _has_tokens(run)):
+                elif maker.source is None and (
+                    run.size > MAX_SENT_BYTES or any(d.tokens is not None for d in run.documents)
+                ):
                     yield True, maker.make(run)
                 else:
                     with _main_module_hidden():
@@ -108,7 +110,3 @@ def _main_module_hidden() -> Iterator[None]:
         yield
     finally:
         sys.modules["__main__"] = main
-
-
-def _has_tokens(run: Run) -> bool:
-    return any(document.tokens is not None for document in run.documents)

@@ -51,7 +51,6 @@ class ShardWriter:
         self._files.close()
 
     def add(self, document: Document) -> None:
-        """Appends one document; refuses one that does not fit the vocabulary or the format."""
         tokens = sum(self._add_tokens(document, ids) for ids in self._encoded(document))
         if not tokens:
             raise ValueError(
@@ -170,8 +169,6 @@ def misfit_of_weights(weights: np.ndarray) -> str:
 
 
 class SyncedFiles(ExitStack):
-    """New files of a folder; a context manager that syncs and closes them."""
-
     def __init__(self, folder: Path):
         super().__init__()
         self.folder = folder
@@ -200,7 +197,6 @@ def write_json(folder: AnyPath, name: str, content: Any) -> None:
 
 
 def replace_json(folder: AnyPath, name: str, content: Any) -> None:
-    """Writes or replaces an indented JSON file atomically."""
     replace_file(folder, name, json.dumps(content, indent=2).encode() + b"\n")
 
 

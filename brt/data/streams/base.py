@@ -57,7 +57,6 @@ class Stream(abc.ABC):
 
     @property
     def note(self) -> str:
-        """A sentence about the data for the log; may be empty."""
         return ""
 
     def batch(self, step: int, first_row: int = 0, num_rows: int | None = None) -> Batch:
@@ -79,11 +78,6 @@ class EvaluationPass(Stream):
 
     num_steps: int
 
-    def __init__(
-        self, store: TokenStore | MixedStore, rows: int, segment_length: int, seed: int = 0
-    ):
-        super().__init__(store, rows, segment_length, 1, seed)
-
     def positions(
         self, step: int, first_row: int = 0, num_rows: int | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
@@ -101,7 +95,7 @@ class EvaluationPass(Stream):
 
 class _WithEmptyRows(EvaluationPass):
     def __init__(self, inner: EvaluationPass, rows: int):
-        super().__init__(inner.store, rows, inner.segment_length, inner.seed)
+        super().__init__(inner.store, rows, inner.segment_length)
         self.inner = inner
         self.num_steps = inner.num_steps
         self.targets_are_tokens = inner.targets_are_tokens
@@ -125,7 +119,6 @@ class _WithEmptyRows(EvaluationPass):
 
 
 def with_empty_rows(stream: EvaluationPass, rows: int) -> EvaluationPass:
-    """Returns a pass with additional batch elements of padding, `rows` in total."""
     return stream if rows == stream.rows else _WithEmptyRows(stream, rows)
 
 

@@ -46,11 +46,8 @@ def gather(
 ) -> Batch:
     """Reads segments of documents; they end with their document.
 
-    Args:
-        store: of the documents.
-        positions_KB: K lists of B pairs (document, offset of the segment's first target);
-            document -1 is padding.
-        segment_length: T.
+    positions_KB: K lists of B pairs (document, offset of the segment's first target); document -1
+    is padding.
     """
     batch = padding(len(positions_KB), len(positions_KB[0]), segment_length)
     for k, positions_B in enumerate(positions_KB):

@@ -61,7 +61,6 @@ class DocumentStream(WholeDocuments):
 
 
 def check_count(where: str, documents: int, rows: int, tokens: int) -> None:
-    """Raises if a store, `where`, has fewer documents than batch elements of `tokens` per step."""
     if documents < rows:
         raise ValueError(
             f"{where} has {documents} documents, too few for {rows} rows of whole documents: lower "
@@ -75,7 +74,6 @@ class DocumentPass(EvaluationPass):
 
     Args:
         store, rows, segment_length: as of `Stream`; B may exceed the documents.
-        seed: of the order in which documents are assigned; None for that of the store.
         documents: numbers of the documents to read; None for all.
     """
 
@@ -84,14 +82,11 @@ class DocumentPass(EvaluationPass):
         store: TokenStore | MixedStore,
         rows: int,
         segment_length: int,
-        seed: int | None = None,
         documents: Sequence[int] | np.ndarray | None = None,
     ):
-        super().__init__(store, rows, segment_length, seed or 0)
+        super().__init__(store, rows, segment_length)
         segments_D = -(-store.lengths_D // segment_length)
         order = np.arange(store.num_documents)
-        if seed is not None:
-            order = permutation(store.num_documents, seed, 0, 0, 1)
         if documents is not None:
             order = order[np.isin(order, documents)]
         self._row_documents = assign(segments_D, rows, order)
@@ -116,7 +111,7 @@ def assign(segments_D: np.ndarray, rows: int, order_D: np.ndarray) -> list[np.nd
     """Assigns documents to batch elements, so that all have nearly the same number of segments.
 
     Longest first, each to the element with the fewest segments: they differ by at most the longest
-    document. `order_D`, a permutation, breaks ties. An element may get no document.
+    document. `order_D`, a permutation, breaks ties.
     """
     longest_first = order_D[np.argsort(-segments_D[order_D], kind="stable")]
     row_documents: list[list[int]] = [[] for _ in range(rows)]

@@ -36,21 +36,16 @@ def check_ids(
 
 
 def check_store(store: TokenStore | MixedStore) -> None:
-    """Reads a whole store, and refuses an id outside its vocabulary."""
     for part in store.stores if isinstance(store, MixedStore) else [store]:
         vocabulary = part.manifest["vocabulary"]
         for start in range(0, part.num_tokens, PIECE):
             tokens = part.all_tokens[start : start + PIECE]
             if tokens.max() >= vocabulary["size"]:
-                number = start + int(np.argmax(tokens >= vocabulary["size"]))
-                raise _beyond(part, number, vocabulary)
-
-
-def _beyond(store: TokenStore, number: int, vocabulary: dict) -> ValueError:
-    document, offset = document_positions(store, np.asarray(number))
-    token = store.all_tokens[number : number + 1][0]
-    return ValueError(
-        f"{store.folder} is damaged: token {offset:,} of document {document:,} has id "
-        f"{token:,}, and the vocabulary of the store, {vocabulary['name']}, has "
-        f"{vocabulary['size']:,} ids. Delete the folder and prepare it again, and check the disk."
-    )
+                number = int(np.argmax(tokens >= vocabulary["size"]))
+                document, offset = document_positions(part, np.asarray(start + number))
+                raise ValueError(
+                    f"{part.folder} is damaged: token {offset:,} of document {document:,} has id "
+                    f"{tokens[number]:,}, and the vocabulary of the store, {vocabulary['name']}, "
+                    f"has {vocabulary['size']:,} ids. Delete the folder and prepare it again, and "
+                    "check the disk."
+                )

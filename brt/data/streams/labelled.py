@@ -34,7 +34,6 @@ from brt.token_ids import PADDING
 
 ALIGNMENTS = ("right", "left", "center")
 TARGETS = {"classes": "label", "labels": "labels", "words": "words", "spans": "kind"}
-"""Targets, and the annotation that each needs."""
 SPAN = 0
 
 
@@ -84,11 +83,13 @@ class LabelledSegments:
         truncated: share of the tokens that is dropped.
     """
 
-    def __init__(self, store: TokenStore, length: int, most: int, documents: LabelledDocuments):
+    def __init__(
+        self, store: TokenStore, length: int, most: int, documents: LabelledDocuments | None
+    ):
         self.store = store
         self.length = length
         self.most = most
-        self.documents = documents
+        self.documents = documents or LabelledDocuments()
         frame = store.manifest["vocabulary"].get("frame", {"before": [], "after": []})
         self._before, self._after = list(frame["before"]), list(frame["after"])
         self.annotations = self._checked(store.annotations())
@@ -194,7 +195,6 @@ class LabelledStream(DocumentPerStep):
         documents: LabelledDocuments | None = None,
     ):
         super().__init__(store, rows, segment_length, segments_per_step, seed)
-        documents = documents or LabelledDocuments()
         self.segments = LabelledSegments(store, segment_length, segments_per_step, documents)
 
     @property
@@ -229,7 +229,6 @@ class LabelledPass(EvaluationPass):
         documents: LabelledDocuments | None = None,
     ):
         super().__init__(store, rows, segment_length)
-        documents = documents or LabelledDocuments()
         self.segments = LabelledSegments(store, segment_length, segments_per_step, documents)
         counts_D = self.segments.counts_D
         self._order = [
@@ -242,12 +241,6 @@ class LabelledPass(EvaluationPass):
         """Returns the document of a batch element at a step, and its segment; or (-1, 0)."""
         order = self._order[row]
         return order[step] if step < len(order) else (-1, 0)
-
-    def last_B(self, step: int) -> np.ndarray:
-        """Returns which batch elements read the last segment of a document, bool (rows,)."""
-        segments = (self.segment(step, row) for row in range(self.rows))
-        counts_D = self.segments.counts_D
-        return np.array([d >= 0 and segment == counts_D[d] - 1 for d, segment in segments])
 
     def _read(self, step: int, rows: range) -> Batch:
         batch = _empty(1, len(rows), self.segment_length)

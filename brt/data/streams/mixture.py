@@ -61,7 +61,6 @@ class MixtureStream(WholeDocuments):
 
 
 def check_count(where: str, documents: int, rows: int) -> None:
-    """Raises if a store, `where`, has fewer documents than there are batch elements."""
     if documents < rows:
         raise ValueError(
             f"{where} has {documents} documents, and each of {rows} rows needs one of every store "
@@ -99,10 +98,9 @@ class _Epoch(NamedTuple):
 class _Schedule:
     """The documents of one store for one batch element, and when each is due, in tokens.
 
-    Args:
-        documents, lengths, segments: numbers, tokens and segments; int64 (documents,).
-        share, delay: w and b.
-        key: of the random order of each epoch.
+    documents, lengths, segments: numbers, tokens and segments; int64 (documents,).
+    share, delay: w and b.
+    key: of the random order of each epoch.
     """
 
     def __init__(
@@ -164,7 +162,6 @@ class _Schedule:
 
 
 def _find(schedules: list[_Schedule], last: _Stretch | None, number: int) -> _Stretch:
-    """Returns the stretch with segment `number`; searches from `last`."""
     # In this many tokens no schedule has more than one epoch.
     length = min(schedule.tokens / schedule.share for schedule in schedules)
     low = last.number if last is not None and number >= last.firsts[-1] else 0

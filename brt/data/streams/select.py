@@ -54,12 +54,8 @@ def evaluation_pass(
 ) -> EvaluationPass:
     """Returns one pass over a store, in its order.
 
-    Args:
-        kind: one of `STREAMS`; only "documents" reads a mixture.
-        store, rows, segment_length: as of `Stream`.
-        stride: of overlapping windows (`ShiftedPass`); None for segments.
-        segments_per_step: most segments of a labelled document.
-        labelled: settings of labelled documents.
+    kind: one of `STREAMS`; only "documents" reads a mixture. stride: of overlapping windows
+    (`ShiftedPass`). segments_per_step: most segments of a labelled document.
     """
     _check(kind, store)
     if stride is not None:

@@ -236,7 +236,6 @@ def utf8_bytes(text: str, title: str) -> bytes:
 
 
 def utf8_lines(data: bytes, title: str) -> Iterator[str]:
-    r"""Yields the lines of a UTF-8 document, each with its `\n`."""
     for line in io.BytesIO(data):
         try:
             yield line.decode("utf-8")

@@ -41,7 +41,7 @@ class Tokenizer:
     spans: from a text to the same ids, and the first and last + 1 character of each.
     digest: sha256, in hex, of the mapping.
     may_be_cut: whether `parts` of a text may be encoded one by one.
-    named: a `tokenizers.Tokenizer` to which names of special tokens in a text are tokens, if any.
+    named: a `tokenizers.Tokenizer` that encodes names of special tokens as tokens, if any.
     """
 
     encode: Callable[[str], list[int]]
@@ -59,7 +59,6 @@ class Tokenizer:
 def of_library(
     plain: Any, named: Any, path: str, digest: str, special: dict[str, int], **rest: Any
 ) -> Tokenizer:
-    """Returns the functions of a `tokenizers.Tokenizer`."""
     highest = max(named.get_vocab(with_added_tokens=True).values(), default=-1)
     if not 0 <= highest <= LARGEST_ID:
         raise ValueError(

@@ -35,7 +35,6 @@ PIECES: dict[str, tuple[str, dict[str, str]]] = {
     "spm.model": ("DebertaV2Tokenizer", {"cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}),
     "tokenizer.model": ("LlamaTokenizer", {"bos": "<s>", "eos": "</s>"}),
 }
-"""SentencePiece models: the tokenizer class of each, and its special tokens."""
 FLAGS = ("split_by_punct", "do_lower_case", "add_bos_token", "add_eos_token")
 SETTINGS = Fields(
     {},

@@ -54,7 +54,6 @@ class Report(NamedTuple):
 
 
 def report(vocabulary: Vocabulary, text: bytes) -> Report:
-    """Measures a vocabulary on UTF-8 text of at least two words."""
     ids = vocabulary.encode(text, "sample")
     words = text.decode("utf-8", errors="replace").split()
     if len(words) < 2 or not len(ids):
@@ -86,7 +85,6 @@ def sample_text(documents: Iterable[Document], size: int = 2**22) -> bytes:
 
 
 def text_documents(documents: Iterable[Document]) -> Iterator[Document]:
-    """Yields documents of text, and refuses token ids."""
     for document in documents:
         if document.tokens is not None:
             raise ValueError(

@@ -57,8 +57,7 @@ class VocabularyTraining(abc.ABC, Generic[Made]):
     splits: tuple[Name, ...]
 
     @abc.abstractmethod
-    def make(self, vocabulary: Made, documents: Iterable[Document]) -> bytes:
-        """Returns the content of the vocabulary's file, which need not exist."""
+    def make(self, vocabulary: Made, documents: Iterable[Document]) -> bytes: ...
 
 
 @configurable
@@ -194,7 +193,6 @@ TRAININGS: dict[type[Vocabulary], Callable[[], VocabularyTraining]] = {
 
 
 def bound_training() -> VocabularyTraining:
-    """Returns the training of the vocabulary of `Corpus`."""
     try:
         vocabulary = Corpus().vocabulary
         if type(vocabulary) not in TRAININGS:
@@ -212,7 +210,6 @@ def bound_training() -> VocabularyTraining:
 def train_vocabulary(
     vocabulary: Made, training: VocabularyTraining[Made], source: Source, quiet: bool = False
 ) -> str:
-    """Writes the new file of a vocabulary, and returns its path."""
     path = vocabulary.path
     if path is None:
         raise ValueError(f"{vocabulary.name!r} has no file: bind Corpus.vocabulary to one to make.")

@@ -149,15 +149,15 @@ def word_list(
             "bind it to more."
         )
     usual = [item for item in counts.items() if item[1] >= min_count and item[0] not in special]
-    kept = dict(sorted(usual, key=order)[:room])
-    left_out = len(counts.keys() - kept.keys() - set(special))
-    kept |= {word: counts[word] for word in special}
+    listed = dict(sorted(usual, key=order)[:room])
+    left_out = len(counts.keys() - listed.keys() - set(special))
+    listed |= {word: counts[word] for word in special}
     if vocabulary.unknown is not None:
-        kept[vocabulary.unknown] += counts.total() - sum(kept.values())
+        listed[vocabulary.unknown] += counts.total() - sum(listed.values())
     elif left_out:
         raise ValueError(
             f"{left_out} words would be left out: bind WordVocabulary.unknown to a word that "
             "stands for them, or WordCounting.min_count = 1 and WordCounting.max_size = None."
         )
-    lines = (f"{word} {count}\n" for word, count in sorted(kept.items(), key=order))
+    lines = (f"{word} {count}\n" for word, count in sorted(listed.items(), key=order))
     return "".join(lines).encode()

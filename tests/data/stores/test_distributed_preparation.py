@@ -57,7 +57,7 @@ def test_a_job_writes_the_bytes_of_one_process(place, remote, runner):
     assert len(encoded) == 10 or runner.workers > runner.times == 2  # nothing twice, but at once
     assert files_of(one) == files_of(job)
     assert len(store.manifest["shards"]) == 5
-    verify(store, quiet=True)
+    verify(store)
     assert not is_left(job) and not is_left(one)
 
 

@@ -203,7 +203,7 @@ def pair(tmp_path):
 
 def test_all_layouts_are_read_alike(pair):
     plain, other = pair
-    verify(other, quiet=True)
+    verify(other)
     assert list(plain.entries()) == list(other.entries())
     rng = np.random.default_rng(0)
     cuts = rng.integers(0, plain.num_tokens + 3, (200, 2)).tolist()
@@ -331,7 +331,7 @@ def test_a_manifest_that_contradicts_itself_is_refused(tmp_path, change, sentenc
     change(manifest)
     path.write_text(json.dumps(manifest))
     with pytest.raises(ValueError) as caught:
-        verify(TokenStore(store.folder), quiet=True)
+        verify(TokenStore(store.folder))
     assert str(path) in str(caught.value) and sentence in str(caught.value)
 
 

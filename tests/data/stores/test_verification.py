@@ -33,7 +33,7 @@ def refused(folder, **changes):
     if changes:
         path.write_text(json.dumps(json.loads(path.read_text()) | changes))
     with pytest.raises((OSError, ValueError)) as caught:
-        verify(TokenStore(folder), quiet=True)
+        verify(TokenStore(folder))
     sentence = str(caught.value)
     assert str(folder) in sentence and "\n" not in sentence
     return sentence
@@ -45,13 +45,13 @@ FIRST = "shard-00000"
 def test_a_flipped_bit_of_any_file_is_found(tmp_path):
     store = make_store(tmp_path / "train", LENGTHS, weighted=True, first=0, shard_bytes=1)
     assert len(store.manifest["hashes"]) == 1 + 3 * len(LENGTHS)
-    verify(store, quiet=True)
+    verify(store)
     for name in store.manifest["hashes"]:
         flip(store.folder / name)
         sentence = refused(store.folder)
         assert f"{name} is damaged" in sentence or f"{name} does not" in sentence
         flip(store.folder / name)
-    verify(store, quiet=True)
+    verify(store)
 
 
 def test_borders_of_documents_that_were_moved_are_found(store):

@@ -122,12 +122,14 @@ def test_evaluation_reads_every_document_once_without_empty_segments(store, rows
     stream = LabelledPass(store, rows, 7, 4)
     asked = []
     for step in range(stream.num_steps):
-        batch, last_B = stream.batch(step), stream.last_B(step)
+        batch = stream.batch(step)
         documents_B, offsets_B = stream.positions(step)
         for row in range(rows):
             ((inputs, scored, start),) = segments_of(batch._replace(), row)
             assert bool(inputs) == (documents_B[row] >= 0)
-            assert bool(scored) == last_B[row]
+            document, segment = stream.segment(step, row)
+            last = int(stream.segments.counts_D[document]) - 1
+            assert bool(scored) == (document >= 0 and segment == last)
             if inputs:
                 assert start == (offsets_B[row] == 0)
                 assert inputs[2] == store.tokens(documents_B[row])[offsets_B[row]]
