@@ -1,4 +1,6 @@
-"""Accuracy on tasks whose documents tell their answers (`brt.data.sources.answers`)."""
+"""Accuracy on tasks that annotate their answers (`brt.data.sources.answers`)."""
+
+import functools
 
 import numpy as np
 
@@ -9,20 +11,15 @@ from brt.evaluation.scores import Score, Store, Sums, TokenScores
 
 @configurable
 class AnswerScore(Score):
-    """Share of answers of which every token has the highest logit after the true ones before it.
+    """Share of answers that greedy decoding writes after the true tokens before them.
 
-    Greedy decoding writes exactly these. An answer that is not processed to its end, because
-    evaluation stops early, does not count.
+    An answer that is not processed to its end, because evaluation stops early, does not count.
     """
 
-    def __init__(self) -> None:
-        self._store: Store = None
-        self._answers: list[Answers] = []
-
     def add(self, sums: Sums, store: Store, segment: TokenScores) -> None:
-        answers, progress = self._of(store), sums.setdefault("answers", {})
-        places = zip(segment.documents_B.tolist(), segment.offsets_B, segment.correct_BT)
-        for document, offset, correct_T in places:
+        answers, progress = answers_of_store(store), sums.setdefault("answers", {})
+        elements = zip(segment.documents_B.tolist(), segment.offsets_B, segment.correct_BT)
+        for document, offset, correct_T in elements:
             if document < 0:
                 continue
             for number, answer in enumerate(answers[document].answers):
@@ -39,17 +36,13 @@ class AnswerScore(Score):
             return {}
         return {"answer_accuracy": float(np.mean(right)), "answers": len(right)}
 
-    def _of(self, store: Store) -> list[Answers]:
-        if store is not self._store:
-            self._store, self._answers = store, answers_of_store(store)
-        return self._answers
 
-
+@functools.lru_cache(maxsize=1)
 def answers_of_store(store: Store) -> list[Answers]:
-    found = [answers_of(annotation) for annotation in store.annotations()]
-    if None in found:
+    answers = [answers_of(annotation) for annotation in store.annotations()]
+    if None in answers:
         raise ValueError(
             f"{store.folder} has documents without answers: bind Corpus.source to a task that "
-            "tells them, such as @MultiQueryRecall(), @NeedleInHaystack() or @BabiLong()."
+            "annotates them, such as @MultiQueryRecall(), @NeedleInHaystack() or @BabiLong()."
         )
-    return [answers for answers in found if answers]
+    return [each for each in answers if each]

@@ -30,13 +30,7 @@ SHARED = ("scored_tokens", "tokens_per_word", "questions", "truncated")
 
 
 class Evaluator:
-    """Evaluates parameters on one split; of a mixture, on each corpus as well.
-
-    Args:
-        experiment: with the settings of evaluation.
-        store: the split's token store.
-        mesh: the device mesh.
-    """
+    """Evaluates parameters on one split; of a mixture, on each corpus as well."""
 
     def __init__(
         self, experiment: "Experiment", store: TokenStore | MixedStore, mesh: jax.sharding.Mesh
@@ -82,16 +76,16 @@ class Evaluator:
 
         Args:
             params: parameters on the mesh.
-            progress_label: shows progress under this name; None for silence.
+            progress_label: shows progress under this name.
             max_steps: most steps to run; scores that need whole documents are then excluded.
-            after_segment: called after each segment; an exception of it ends the evaluation.
+            after_segment: called after each segment; its exceptions end the evaluation.
         """
         rest = max_steps, after_segment
         scalars = self._pass(params, "kept", progress_label, *rest)
         if self.decoder and isinstance(self.evaluation.score, FreeRunning):
             label = progress_label and f"{progress_label}, free-running"
             samples = None
-            if max_steps and isinstance(self.stream, SamplePass):  # those that are read whole
+            if max_steps and isinstance(self.stream, SamplePass):  # whole samples
                 samples = max_steps // self.stream.segments * self.stream.rows
             score = self.evaluation.score
             scalars |= score.run(self.decoder, params, scalars["accuracy"], samples, label)
@@ -112,7 +106,6 @@ class Evaluator:
         )
 
     def add(self, sums: Sums, segment: TokenScores) -> None:
-        """Adds the scores of a segment to the sums of a pass."""
         if self.evaluation.meliad_scoring:
             not_first_T = np.arange(segment.nats_BT.shape[1]) % self.segment_length > 0
             weights_BT = segment.weights_BT * not_first_T * (segment.targets_BT != 0)
@@ -129,7 +122,7 @@ class Evaluator:
 
 
 def cleared_scalars(scalars: dict[str, float]) -> dict[str, float]:
-    """Returns scalars with the state cleared under their names, without those of the data."""
+    """Returns scalars of the cleared state under their names, without those of the data."""
     return {
         f"cleared_{name}": value
         for name, value in scalars.items()

@@ -1,4 +1,4 @@
-"""Accuracy on samples, with the model's own predictions fed back, and of whole answers.
+"""Accuracy on samples, with the model's own predictions as its inputs, and of whole answers.
 
 Source: Bulatov et al. 2022, arXiv:2207.06881, section 4 and Table 1, and the published code.
 """
@@ -16,7 +16,7 @@ from jax.sharding import NamedSharding
 from brt.checks import Count, CountFrom0, configurable
 from brt.data.stores.token_store import TokenStore
 from brt.data.streams.samples import read_samples, sample_length
-from brt.evaluation.scores import Score, Store, Sums, TokenScores
+from brt.evaluation.scores import Score, Store, Sums, TokenScores, add_share
 from brt.models.axis_rules import spec
 from brt.models.model import LanguageModel
 from brt.progress import Progress
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 @configurable
 @dataclass(eq=False)
 class FreeRunning(Score):
-    """Figures of samples beyond `accuracy`, which is teacher-forced.
+    """Metrics of samples beyond `accuracy`, which is teacher-forced.
 
     free_running_accuracy: share of correct scored tokens when each prediction is the next input.
     free_running_exact: share of samples of which all scored tokens are correct that way.
@@ -39,9 +39,8 @@ class FreeRunning(Score):
     ..._written: of tokens that are not `blank`, as the published code counts equations.
 
     Args:
-        answer: tokens at the end of what is scored; None for no such figure.
-        end: likewise.
-        blank: id that fills up what is scored; None where there is none.
+        answer, end: numbers of last scored tokens; None for no such metric.
+        blank: id that pads the scored part, if any.
     """
 
     streams = ("samples",)
@@ -74,36 +73,31 @@ class FreeRunning(Score):
         max_samples: int | None = None,
         label: str | None = None,
     ) -> dict[str, float]:
-        """Returns the free-running figures.
+        """Returns the free-running metrics.
 
         Args:
             decoder: generates the samples' scored part.
             params: parameters on the mesh.
             accuracy: teacher-forced.
             max_samples: of the split's first; None for all.
-            label: shows progress under this name; None for silence.
+            label: shows progress under this name.
         """
         sums: Sums = {}
         for targets_BS, predicted_BS in decoder.read(params, max_samples, label):
             correct_BS = targets_BS == predicted_BS
             self._count(sums, "free_running_accuracy", correct_BS, targets_BS)
-            _add(sums, "free_running_exact", correct_BS.all(axis=1))
+            add_share(sums, "free_running_exact", correct_BS.all(axis=1))
             if self.answer:
-                _add(sums, "answer_accuracy", correct_BS[:, -self.answer :].all(axis=1))
+                add_share(sums, "answer_accuracy", correct_BS[:, -self.answer :].all(axis=1))
         figures = _shares(sums)
         free = decoder.scored >= decoder.segment_length
         figures["task_accuracy"] = figures["free_running_accuracy"] if free else accuracy
         return figures | {"free_running_samples": sums["free_running_exact"][1]}
 
     def _count(self, sums, name, correct, tokens):
-        _add(sums, name, correct)
+        add_share(sums, name, correct)
         if self.blank is not None:
-            _add(sums, f"{name}_written", correct[tokens != self.blank])
-
-
-def _add(sums, name, correct):
-    right, of = sums.get(name, (0, 0))
-    sums[name] = right + int(correct.sum()), of + correct.size
+            add_share(sums, f"{name}_written", correct[tokens != self.blank])
 
 
 def _shares(sums):
@@ -115,14 +109,9 @@ class SampleDecoder:
     """A model compiled to read the unscored beginning of samples and write the rest itself.
 
     Args:
-        experiment: its parameters are an argument of `read`.
-        mesh: the device mesh.
         store: samples of one length.
         rows: B; raised to the next number that the data axis of the mesh divides.
         segment_length: T in tokens, at whose ends memory moves, also while the model writes.
-
-    Attributes:
-        scored: S, tokens of a sample that the model writes.
     """
 
     def __init__(
@@ -154,7 +143,7 @@ class SampleDecoder:
         try:
             for start in range(0, count, self.rows):
                 documents_B = np.arange(start, start + self.rows)
-                # Rows without a sample write one that another row writes as well.
+                # Elements without a sample repeat the last one.
                 tokens_BL, _ = read_samples(self.store, np.minimum(documents_B, count - 1))
 
                 def part(first, count, tokens_BL=tokens_BL):
@@ -175,10 +164,9 @@ def write(
     """Reads samples up to their scored part, which the model then writes token by token.
 
     Args:
-        model: for segments of that length.
         tokens_BL: int32 (B, L + 1), whole samples.
         first, scored: position of the first scored token, 1 or more, and their number S.
-        segment_length: T in tokens, a multiple of the model's period.
+        segment_length: T in tokens, a multiple of `model.period`.
 
     Returns:
         int32 (B, S), the most likely tokens.
@@ -203,14 +191,22 @@ def write(
     else:
         caches = model.begin_decoding(caches)
 
+    return write_greedily(model, tokens_BL[:, first - 1], caches, scored)
+
+
+def write_greedily(
+    model: LanguageModel, token_B: jax.Array, caches: tuple, length: int
+) -> jax.Array:
+    """Returns the most likely tokens after `token_B`, int32 (B, length); caches to decode with."""
+
     def step(carry, _):
         token_B, caches = carry
         logits_BV, caches = model.decode(token_B, caches)
         token_B = jnp.argmax(logits_BV, axis=-1).astype(jnp.int32)
         return (token_B, caches), token_B
 
-    _, written_SB = jax.lax.scan(step, (tokens_BL[:, first - 1], caches), length=scored)
-    return written_SB.T
+    _, written_LB = jax.lax.scan(step, (token_B, caches), length=length)
+    return written_LB.T
 
 
 @functools.lru_cache(maxsize=4)

@@ -20,16 +20,12 @@ LARGEST = 700.0
 def word_level_perplexity(bits_per_token: float, tokens: int, words: int) -> float:
     """Returns exp(L / words), with L the loss of the whole text in nats.
 
-    Args:
-        bits_per_token: mean over the tokens.
-        tokens: of the text, in the model's vocabulary; all are scored.
-        words: of the text, as its publisher counts them.
+    bits_per_token: mean over the tokens. words: as the text's publisher counts them.
     """
     return math.exp(min(bits_per_token * math.log(2) * tokens / words, LARGEST))
 
 
 def per_token(nats: float, weight: float) -> dict[str, float]:
-    """Returns loss (nats), bits per token and perplexity of a weighted number of tokens."""
     loss = nats / max(weight, 1e-6)
     return {
         "loss": loss,
@@ -39,11 +35,9 @@ def per_token(nats: float, weight: float) -> dict[str, float]:
 
 
 def per_text(nats: float, manifest: dict) -> dict[str, float]:
-    """Returns figures of a whole split that do not count tokens.
+    """Returns metrics of a whole split that do not count tokens.
 
-    Args:
-        nats: of all tokens of the split.
-        manifest: of its store, for the text's bytes, characters and words; 0 has no figure.
+    nats: of all tokens. manifest: of the store, with bytes, characters and words, 0 if unknown.
     """
     bits = nats / math.log(2)
     figures = {}
@@ -58,11 +52,9 @@ def per_text(nats: float, manifest: dict) -> dict[str, float]:
 
 
 def white_space_caveat(vocabulary: Vocabulary, tokens: np.ndarray) -> str:
-    """Returns a sentence on the white space that a vocabulary loses, if it loses any.
+    """Returns a sentence on the white space that a vocabulary loses.
 
-    Args:
-        vocabulary: of the store.
-        tokens: ids of some text of the split; a few thousand are enough.
+    tokens: a few thousand ids of the split.
     """
     words = vocabulary.decode(tokens).split()
     lost = lost_white_space(vocabulary, words) if words else []

@@ -27,10 +27,9 @@ if TYPE_CHECKING:
     from brt.experiment import Experiment
 
 STATE_ABLATIONS = ("kept", "cleared", "zeroed", "swapped")
-"""What happens to the state before a segment.
-
-cleared: replaced by the learned initial state. zeroed: by zeros. swapped: by the state of the next
-batch element, which is of another document; its own state is updated too, but not read.
+"""Replacements of the state before a segment: by the learned initial state (cleared), by zeros
+(zeroed), or by the state of the next batch element, which is of another document (swapped); its own
+state is updated too, but not read.
 """
 
 
@@ -42,11 +41,11 @@ def reading_step(
     entropy: bool = False,
     answers: bool = False,
 ) -> tuple[Callable[[Any], tuple], Callable[..., tuple[tuple, dict[str, jax.Array]]]]:
-    """Returns `init(params)`, the empty caches, and `step`, which runs one segment of every row.
+    """Returns `init(params)`, the empty caches, and `step`, which runs one segment.
 
     step(params, caches, batch, replaced, reading_B, neighbours_B, state) returns the caches after
     the segment and scores by the names of `TokenScores`; `state` is one of `STATE_ABLATIONS`.
-    The arguments are those of `SegmentReader`.
+    Arguments are those of `SegmentReader`.
     """
 
     def bind(params):
@@ -62,7 +61,7 @@ def reading_step(
         after, x_BTD, _ = read_segment(model, one, changed)
         if state == "swapped":
             after, _, _ = read_segment(model, one, caches)
-            # A row without further documents keeps its state for its neighbour.
+            # Without further documents an element keeps its state for its neighbour.
             after = select_rows(reading_B, after, caches)
         nats_BT, correct_BT = model.token_losses(x_BTD, one.targets_KBT)
         scores = {"nats_BT": nats_BT, "correct_BT": correct_BT}
@@ -78,11 +77,10 @@ def reading_step(
 class SegmentReader:
     """A model compiled for segments of one shape.
 
-    Empty rows are added where the data axis of the mesh does not divide the rows.
+    Empty batch elements are added where the data axis of the mesh does not divide them.
 
     Args:
         experiment: its parameters are an argument of `read`.
-        mesh: the device mesh.
         rows, segment_length: B and T.
         entropy: also compute the entropy of the predictions.
         answers: let the model, a `Reader`, answer after each segment.
@@ -131,10 +129,9 @@ class SegmentReader:
             params: parameters on the mesh.
             stream: with this reader's rows and segment length.
             state: one of `STATE_ABLATIONS`.
-            replaced: from the number of a step to whether the state is replaced before it; None
-                for all steps.
+            replaced: whether the state is replaced before a step; None for all steps.
             max_steps: most steps to run.
-            label: shows progress under this name; None for silence.
+            label: shows progress under this name.
         """
         steps = min(stream.num_steps, max_steps or stream.num_steps)
         rows = stream.rows
@@ -169,13 +166,13 @@ def _with_state_replaced(state, caches, empty, replaced, neighbours_B):
         "zeroed": lambda: jax.tree.map(jnp.zeros_like, caches),
         "swapped": lambda: jax.tree.map(lambda x: x[neighbours_B], caches),
     }
-    # Windows stay the row's own.
+    # Windows are not replaced.
     changed = clear_state(caches, others[state]())
     return jax.tree.map(lambda new, old: jnp.where(replaced, new, old), changed, caches)
 
 
 def _neighbours(reading_B):
-    """Returns the next row, cyclically, among those with a document; int (B,)."""
+    """Returns the next batch element, cyclically, among those with a document; int (B,)."""
     neighbours_B = np.arange(len(reading_B))
     reading = np.flatnonzero(reading_B)
     neighbours_B[reading] = np.roll(reading, -1)

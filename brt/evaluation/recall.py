@@ -1,4 +1,4 @@
-"""Accuracy on the recall corpus, by how far back the answer was given."""
+"""Accuracy on the recall corpus, by the distance of the answer."""
 
 from dataclasses import dataclass
 
@@ -6,7 +6,7 @@ import gin
 
 from brt.checks import Count, CountFrom0, configurable
 from brt.data.sources.recall import answer_distances
-from brt.evaluation.scores import Score, Store, Sums, TokenScores
+from brt.evaluation.scores import Score, Store, Sums, TokenScores, add_share
 
 
 @configurable
@@ -42,14 +42,13 @@ class RecallScore(Score):
                 ("_near", distances < self.far),
                 ("_across_segments", crossed >= self.segments),
             ):
-                right, asked = sums.get(f"recall{name}", (0, 0))
-                sums[f"recall{name}"] = right + int(correct[group].sum()), asked + int(group.sum())
+                add_share(sums, f"recall{name}", correct[group])
 
     def scalars(self, sums: Sums, store: Store, whole: bool) -> dict[str, float]:
         scalars = {}
         for name in ("", "_near", "_across_segments"):
-            right, asked = sums.get(f"recall{name}", (0, 0))
-            if asked:
-                scalars[f"recall_accuracy{name}"] = right / asked
-                scalars[f"recall_questions{name}"] = asked
+            right, questions = sums.get(f"recall{name}", (0, 0))
+            if questions:
+                scalars[f"recall_accuracy{name}"] = right / questions
+                scalars[f"recall_questions{name}"] = questions
         return scalars

@@ -1,4 +1,4 @@
-"""A run folder with parameters of a checkpoint, whose recordings are made when asked for."""
+"""A run folder with parameters of a checkpoint, which makes recordings on demand."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -28,17 +28,14 @@ class RecordedRun:
     """A run folder that `brt.evaluate --record` and the studies read documents with.
 
     Args:
-        experiment, mesh, workdir: of the run.
         rebuild: from further bindings to the experiment of the run folder with them.
-        quiet: no progress display.
         any_stream: for studies that look at segments only.
         step: as of `load_params`.
 
     Attributes:
         store, vocabulary: of the split `Evaluation.split`.
-        params, step, best_by: of the checkpoint, and the metric by which it is the best; None if it
-            was not chosen so.
-        rows, segment_length, window: B, which the mesh divides, T, and the model's period.
+        params, step, best_by: of the checkpoint; best_by is the metric of a best one, else None.
+        rows, segment_length, window: B, which the mesh divides, T, and `model.period`.
         reader: a `SegmentReader` of that shape.
         has_state: whether the model carries anything besides windows.
     """
@@ -49,7 +46,6 @@ class RecordedRun:
         mesh: jax.sharding.Mesh,
         workdir: str,
         rebuild: Callable[[Sequence[str]], "Experiment"] | None = None,
-        quiet: bool = False,
         any_stream: bool = False,
         step: int | str | None = None,
     ):
@@ -72,7 +68,7 @@ class RecordedRun:
         self.experiment = experiment
         self.mesh = mesh
         self.workdir = workdir
-        self.quiet = quiet
+        self.quiet = jax.process_index() > 0
         self.rebuild = rebuild
         self.split = experiment.evaluation.split
         self.store: Any = experiment.open_store(self.split)
@@ -90,7 +86,6 @@ class RecordedRun:
 
     @property
     def model(self) -> LanguageModel:
-        """The model as it is evaluated, with shapes instead of arrays."""
         return cast(LanguageModel, self.experiment.evaluated_model(self.segment_length))
 
     def stream(self, documents: Sequence[int] | np.ndarray) -> EvaluationPass:
@@ -102,19 +97,20 @@ class RecordedRun:
         read = evaluation_pass(kind, self.store, rows, self.segment_length)
         return with_empty_rows(read, self.rows)
 
+    def label(self, text: str) -> str | None:
+        """Returns the label of a progress display, or None to show none."""
+        return None if self.quiet else f"{self.workdir}, {text}"
+
     def folder(self, state: str) -> str:
         return os.path.join(self.workdir, "recordings", f"{check_split(self.split)}-{state}")
 
     def recording(
         self, state: str = "kept", documents: Sequence[int] | np.ndarray | None = None
     ) -> Recording:
-        """Returns a state's recording with at least the given documents; makes what is missing.
+        """Returns the recording of one of `STATE_ABLATIONS`; records missing ones of the documents.
 
-        Args:
-            state: one of `reading.STATE_ABLATIONS`.
-            documents: integers; None for all.
+        documents: integers; None for all.
         """
-        shown = jax.process_index() == 0 and not self.quiet
         return record(
             self.folder(state),
             self.reader,
@@ -125,5 +121,5 @@ class RecordedRun:
             window=self.window,
             state=state,
             documents=documents,
-            label=f"{self.workdir}, {self.split}, state {state}, segments" if shown else None,
+            label=self.label(f"{self.split}, state {state}, segments"),
         )

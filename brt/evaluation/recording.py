@@ -1,6 +1,6 @@
 """Recordings: the loss and entropy of every token of a split, on disk.
 
-    manifest.json   what was recorded, of which store, by which parameters
+    manifest.json   store, parameters and settings
     nats.bin        float32, -log p of each token; token i is token i of the store
     entropy.bin     float32, entropy of the prediction of each token, in nats
     correct.bin     uint8, 1 where the token had the highest logit
@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from brt.checks import Count, CountFrom0, Many, Name
+from brt.data.stores.layout import token_difference
 from brt.data.stores.token_store import VOCABULARY, TokenStore
 from brt.data.stores.verification import check_hashes, once
 from brt.storage.file_parts import FileArray
@@ -59,12 +60,9 @@ class DocumentScores(NamedTuple):
 class Recording:
     """A recording, open for reading.
 
-    Args:
-        folder: of one recording.
-        store: the token store it is of; None opens the one the manifest names when needed.
+    store: the token store of the recording; None opens the one the manifest names when needed.
 
     Attributes:
-        folder, manifest: a `pathlib.Path` and a dict.
         nats, entropy, correct: float32, float32 and bool (tokens,), read by parts; meaningless for
             documents that are not done.
         done_D: bool (documents,).
@@ -137,21 +135,8 @@ class Recording:
 
 
 def check_aligned(first: Recording, second: Recording) -> None:
-    ours, theirs = first.manifest["store"], second.manifest["store"]
-    if ours["content"] == theirs["content"]:
-        return
-    one, two = ours["vocabulary"], theirs["vocabulary"]
-    if one["fingerprint"] != two["fingerprint"]:
-        raise ValueError(
-            f"{first.folder} and {second.folder} have different tokenizers, {one['name']} of size "
-            f"{one['size']} and {two['name']} of size {two['size']}, so their tokens cannot be "
-            "compared: compare the runs by bits per byte instead."
-        )
-    raise ValueError(
-        f"{first.folder} is of the documents in {ours['folder']} and {second.folder} of those in "
-        f"{theirs['folder']}, which differ: bind Corpus.store and Evaluation.split to the same "
-        "ones and record again."
-    )
+    if why := token_difference(first.manifest["store"], second.manifest["store"]):
+        raise ValueError(f"{first.folder} and {second.folder} {why}, and record again.")
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:

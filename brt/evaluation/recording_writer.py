@@ -1,7 +1,7 @@
 """Makes recordings (`brt.evaluation.recording`).
 
-A document counts as done once all of it is on disk, so a recording that was killed continues with
-the others, and one of a few documents can be completed later.
+A document counts as done once all of it is on disk, so an interrupted recording continues with the
+others.
 """
 
 import hashlib
@@ -31,13 +31,12 @@ from brt.training.sharding import to_host
 
 SCORES = ("nats", "entropy", "correct")
 IDENTITY = ("step", "parameters", "state", "segment_length", "window")
-"""Entries of the manifest that decide what is recorded, besides the store's content."""
+"""Entries of the manifest that identify a recording, besides the store's content."""
 SECONDS = 300.0
-"""Least time between two copies of the files to a bucket while documents are recorded."""
 
 
 class RecordingCopy:
-    """A folder of this disk, removed with this object, for a recording in a bucket."""
+    """A temporary local folder for a recording in a bucket, removed with this object."""
 
     def __init__(self, remote: RemotePath):
         self.remote = remote
@@ -71,13 +70,12 @@ def record(
     """Records documents that are not recorded yet; all processes of a run call it together.
 
     Args:
-        folder: of the recording; one of anything else is begun from scratch.
+        folder: of the recording; another recording there is replaced.
         reader: one that gives entropies.
         params: parameters on the mesh.
-        store: of the documents.
-        run, step, window: go into the manifest.
+        run, step, window: for the manifest.
         state: one of `reading.STATE_ABLATIONS`.
-        documents: record these, integers; None for all.
+        documents: integers; None for all.
         label: shows progress.
     """
     if isinstance(store, MixedStore):
@@ -130,7 +128,7 @@ def record(
         try:
             _write(folder if writes else None, segments, store, copy)
         finally:
-            if copy and writes:  # what is done need not be done again, whatever happened
+            if copy and writes:  # finished documents are not recorded again
                 copy.publish()
     if writes:
         manifest["complete"] = bool(Recording(folder).done_D.all())
@@ -156,7 +154,7 @@ def _write(folder, segments, store, copy):
             pass
         return
     starts_D = np.cumsum(store.lengths_D) - store.lengths_D
-    # Not through maps of the files: a full disk would kill the process without a word.
+    # Memory maps would end in SIGBUS on a full disk.
     with ExitStack() as stack:
         files = {
             name: stack.enter_context(open(folder / f"{name}.bin", "r+b", buffering=0))

@@ -1,4 +1,4 @@
-"""Evaluates recordings of token scores, without a model."""
+"""Evaluates recordings, without a model."""
 
 from collections.abc import Mapping, Sequence
 
@@ -9,7 +9,6 @@ from brt.evaluation.recording import Recording
 from brt.evaluation.scores import Sums, TokenScores
 
 PIECE = 2**16
-"""Tokens of a recorded document that are scored at once, about."""
 
 
 def recorded_scalars(
@@ -21,7 +20,7 @@ def recorded_scalars(
 
     Args:
         recordings: by state; "kept", and optionally "cleared".
-        documents: only these, then without scores of the whole text; None for all.
+        documents: only these, without scores of the whole text; None for all.
     """
     scalars = _replayed(evaluator, recordings["kept"], documents)
     if "cleared" in recordings:

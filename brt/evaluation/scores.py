@@ -1,6 +1,6 @@
-"""Scores of an evaluation: sums over segments, and the scalars they end in.
+"""Scores of an evaluation: sums over segments, and the resulting scalars.
 
-`Evaluation.score` names one more than every evaluation has, such as `@RecallScore()`.
+`Evaluation.score` names an additional one, such as `@RecallScore()`.
 """
 
 from typing import Any, NamedTuple
@@ -10,18 +10,17 @@ import numpy as np
 from brt.evaluation.perplexity import per_text, per_token
 
 Sums = dict[str, Any]
-"""Sums of a score by name; a score of a mixture holds one dictionary for each store."""
 
 Store = Any
-"""A `TokenStore`, or a `MixedStore` of several."""
+"""A `TokenStore` or a `MixedStore`."""
 
 
 class TokenScores(NamedTuple):
     """The scores of one segment of every batch element, on the host.
 
-    documents_B, offsets_B: int, where the segments begin; document -1 is padding.
+    documents_B, offsets_B: int, position of the segments' first targets; document -1 is padding.
     targets_BT, weights_BT: int32 and float32, above 0 where a target is scored.
-    nats_BT: float32, -log p of each target; anything for padding.
+    nats_BT: float32, -log p of each target; arbitrary for padding.
     correct_BT: bool, whether the target had the highest logit.
     entropy_BT: float32, of the prediction in nats; if requested.
     answers_BN: answers of a `Reader` after the segment; if requested.
@@ -42,16 +41,12 @@ class TokenScores(NamedTuple):
 
 
 class Score:
-    """The base of scores.
-
-    Class attributes:
-        streams: values of `Trainer.stream` that it can score.
-    """
+    """The base of scores; `streams` are the values of `Trainer.stream` that it can score."""
 
     streams: tuple[str, ...] = ("documents",)
 
     def add(self, sums: Sums, store: Store, segment: TokenScores) -> None:
-        """Adds a segment to the sums of this score, which are changed in place; empty at first."""
+        """Adds a segment to the sums of this score, empty at first."""
         raise NotImplementedError
 
     def scalars(self, sums: Sums, store: Store, whole: bool) -> dict[str, float]:
@@ -59,8 +54,14 @@ class Score:
         raise NotImplementedError
 
 
+def add_share(sums: Sums, name: str, correct: np.ndarray) -> None:
+    """Adds the numbers of correct and of all decisions to a pair."""
+    right, count = sums.get(name, (0, 0))
+    sums[name] = right + int(correct.sum()), count + correct.size
+
+
 class TokenSums(Score):
-    """The score every evaluation has: sums over scored tokens."""
+    """The score of every evaluation: sums over scored tokens."""
 
     def add(self, sums: Sums, store: Store, segment: TokenScores) -> None:
         scored_BT = segment.weights_BT > 0

@@ -1,4 +1,4 @@
-"""Settings of an evaluation, which gin binds."""
+"""Settings of an evaluation."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,9 +27,8 @@ class Evaluation(EvaluationSettings):
         max_steps: most segments of each batch element, in the loop of a training run.
         cleared: evaluate again with the state cleared before every segment, if there is one.
         score: a further `Score`: `@RecallScore()` or, of samples, `@FreeRunning()`; or None.
-        meliad_scoring: leave out what google-research/meliad does not score: the first token of
-            each segment, and id 0. There are then no metrics of the whole text, such as bits per
-            byte.
+        meliad_scoring: score as google-research/meliad, without the first token of each segment
+            and id 0. There are then no metrics of the whole text, such as bits per byte.
         model: by reference, with the parameters of `Trainer.model`; its other settings may differ:
             `@evaluation/TransformerXL` takes bindings of that scope, such as a longer memory. None
             takes the trainer's.

@@ -1,33 +1,17 @@
-"""Kinds of tokens by where they stand: at the end of a line, between words, in a word."""
+"""Kinds of tokens: line ends, white space, beginnings and insides of words."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 
 from brt.evaluation.words import Words
 
 KINDS = ("line break", "white space", "first of a word", "inside a word", "other")
-"""A token with a line break is of the first kind, whatever else it has."""
-
-
-class KindDifference(NamedTuple):
-    """Losses of the tokens of one kind, by two recordings.
-
-    kind, tokens: one of `KINDS`, and how many.
-    bits, other_bits: mean bits per token of this kind; 0 without any.
-    contribution: to the mean difference of all tokens, in bits per token.
-    """
-
-    kind: str
-    tokens: int
-    bits: float
-    other_bits: float
-    contribution: float
+"""A token with a line break is always of the first kind."""
 
 
 def token_kinds(words: Words) -> np.ndarray:
-    """Returns the number in `KINDS` of each token of a document, int64 (tokens,)."""
+    """Returns the index in `KINDS` of each token of a document, int64 (tokens,)."""
     starts = set(words.starts.tolist())
     return np.array([_kind(words, starts, token) for token in range(len(words.texts))], np.int64)
 
@@ -48,13 +32,17 @@ def by_kind(
     others: Sequence[np.ndarray],
     kinds: Sequence[np.ndarray],
     weights: Sequence[np.ndarray],
-) -> list[KindDifference]:
+) -> dict[str, float]:
     """Sums two recordings by kind, over scored tokens.
 
     Args:
         nats, others: losses of each document times its loss weights, (tokens,).
         kinds: of each document, of `token_kinds`.
         weights: loss weights of each document.
+
+    Returns:
+        By `KIND_tokens` and so on: number of tokens, bits per token by both recordings, and the
+        contribution to the mean difference of all tokens.
     """
     kind_T, weights_T = np.concatenate(kinds), np.concatenate(weights)
     sums = [
@@ -65,5 +53,14 @@ def by_kind(
     totals = np.bincount(kind_T, weights_T, len(KINDS))
     bits, other_bits = (total / np.where(totals > 0, totals, 1.0) for total in sums)
     contribution = (sums[1] - sums[0]) / weights_T.sum()
-    rows = zip(KINDS, tokens.tolist(), bits.tolist(), other_bits.tolist(), contribution.tolist())
-    return [KindDifference(*row) for row in rows]
+    columns = {
+        "tokens": tokens,
+        "bits": bits,
+        "other_bits": other_bits,
+        "contribution_bits": contribution,
+    }
+    return {
+        f"{kind.replace(' ', '_')}_{name}": values[number].item()
+        for number, kind in enumerate(KINDS)
+        for name, values in columns.items()
+    }

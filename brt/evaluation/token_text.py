@@ -7,21 +7,18 @@ import numpy as np
 from brt.data.vocabularies.base import Vocabulary
 
 PIECE = 32
-"""Tokens that are rendered together: a token's text is found by rendering all before it again."""
+"""Tokens that are decoded together."""
 
 AROUND = 8
-"""Tokens before and after a piece that are rendered with it: a character cut in two is whole there,
-and a space that only opens a text is not lost."""
+"""Tokens on both sides that are decoded with a piece, so that characters cut in two are whole."""
 
 
 def token_texts(vocabulary: Vocabulary, tokens: np.ndarray) -> list[str]:
-    """Returns one string a token; joined they are the document as the vocabulary renders it.
+    """Returns one string a token; joined they are the document as the vocabulary decodes it.
 
     A character that several tokens share belongs to the first of them, and the others are empty.
 
-    Args:
-        vocabulary: of the tokens.
-        tokens: integers (tokens,).
+    tokens: integers (tokens,).
     """
     tokens = np.asarray(tokens)
     texts: list[str] = []

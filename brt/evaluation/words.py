@@ -1,12 +1,12 @@
-"""Words of a document, the words its tokens are parts of, and kinds of words.
+"""Words of a document, their tokens, and kinds of words.
 
 Kinds are those of the paper's qualitative study, decided by rules:
 
 - A chapter title is a word of a heading that has been read before, in a table of contents. A
   heading is a line of its own (blank lines around it, no speech) in capitals or title case, or,
   where line ends do not survive, a run of at least two words in capitals.
-- A proper name begins with a capital, has been read before, stands somewhere in the document
-  within a sentence or all in capitals, and its lower-case form stands nowhere.
+- A proper name begins with a capital, has been read before, occurs within a sentence or all in
+  capitals, and never in lower case.
 """
 
 import itertools
@@ -23,10 +23,10 @@ WORD = re.compile(r"\w+(?:['’]\w+)*")
 POSSESSIVE = re.compile(r"['’]s$")
 QUOTES = ('"', "'", "“", "‘", "«", "_'", '_"')
 SENTENCE_ENDS = ".!?:\"'“”‘’«»*_-—"
-"""Characters that may stand before a capital that is no name's."""
+"""Characters after which a capital does not mean a name."""
 HEADING_WORDS = 12
 OPENING_WORDS = 200
-"""Words of a document's beginning in which title and author stand."""
+"""Words of a document's beginning with title and author."""
 ENDING = 0.1
 """Share of a document that counts as its end."""
 
@@ -41,20 +41,20 @@ class Words:
         tokens: integers (tokens,).
 
     Attributes:
-        texts: of each token, a list of strings.
+        texts: of each token.
         text: all of them joined.
         words: the words, without a possessive 's.
-        starts: token in which each word begins, int64 (words,).
+        starts: first token of each word, int64 (words,).
     """
 
     def __init__(self, vocabulary: Vocabulary, tokens: np.ndarray):
         self.texts = token_texts(vocabulary, tokens)
         self.text = "".join(self.texts)
         self._ends_T = np.cumsum([len(text) for text in self.texts])
-        found = list(WORD.finditer(self.text))
-        self._spans = [match.span() for match in found]
+        matches = list(WORD.finditer(self.text))
+        self._spans = [match.span() for match in matches]
         self._first = [begin for begin, _ in self._spans]
-        self.words = [POSSESSIVE.sub("", match[0]) for match in found]
+        self.words = [POSSESSIVE.sub("", match[0]) for match in matches]
         self.starts = np.searchsorted(self._ends_T, self._first, side="right")
         self._numbers = defaultdict(list)
         for number, word in enumerate(self.words):
@@ -63,7 +63,7 @@ class Words:
         self._folded_ends = np.cumsum([len(word.casefold()) + 1 for word in self.words])
 
     def at(self, token: int) -> int | None:
-        """Returns the number of the last word that a token is part of; None for a token of none."""
+        """Returns the index of the last word that a token is part of, or None."""
         end = int(self._ends_T[token])
         begin = end - len(self.texts[token])
         # A token that has no text of its own shares the last character so far.
@@ -74,7 +74,7 @@ class Words:
         return number
 
     def last_seen(self, number: int) -> int | None:
-        """Returns the tokens from the beginning of the word's last occurrence to this one's."""
+        """Returns the tokens from the word's last occurrence to this one, or None."""
         numbers = self._numbers[self.words[number]]
         before = bisect_left(numbers, number) - 1
         if before < 0:
@@ -95,29 +95,29 @@ class Words:
         return OTHER
 
     def is_recalled_opening(self, number: int) -> bool:
-        """Tells whether a word near the document's end repeats its title or author.
+        """Returns whether a word near the document's end repeats its title or author.
 
-        It stands in the last tenth, and with the word before or after it, both with a capital, in
-        the first 200 words, too.
+        It is in the last tenth, and with the word before or after it, both with a capital, also in
+        the first 200 words.
         """
         if self.starts[number] < (1 - ENDING) * len(self.texts):
             return False
         opening = self.words[: min(OPENING_WORDS, max(number - 1, 0))]
         pairs = set(itertools.pairwise(opening))
-        beside = (self.words[max(number - 1, 0) : number + 1], self.words[number : number + 2])
+        neighbours = self.words[max(number - 1, 0) : number + 1], self.words[number : number + 2]
         return any(
             tuple(pair) in pairs and all(word[0].isupper() or word[0].isdigit() for word in pair)
-            for pair in beside
+            for pair in neighbours
         )
 
-    def around(self, token: int, characters: int = 100) -> tuple[str, str, str]:
-        """Returns the text before a token, of the token, and after it."""
+    def around(self, token: int) -> tuple[str, str, str]:
+        """Returns up to 100 characters before a token, its text, and as many after it."""
         end = int(self._ends_T[token])
         begin = end - len(self.texts[token])
         return (
-            self.text[max(begin - characters, 0) : begin],
+            self.text[max(begin - 100, 0) : begin],
             self.text[begin:end],
-            self.text[end : end + characters],
+            self.text[end : end + 100],
         )
 
     def _within(self, number):
@@ -135,7 +135,6 @@ class Words:
         return False
 
     def _headings(self, number):
-        """Yields the first and last words of the headings that a word is part of."""
         begin = self.text.rfind("\n", 0, self._spans[number][0]) + 1
         end = self.text.find("\n", begin)
         end = len(self.text) if end < 0 else end
@@ -156,7 +155,7 @@ class Words:
 
 
 def _blank_line(text):
-    """Tells whether at most white space lies before the second line end, or the text's end."""
+    """Returns whether at most white space lies before the second line end, or the text's end."""
     space = text[: len(text) - len(text.lstrip())]
     return not text.strip() or space.count("\n") >= 2
 

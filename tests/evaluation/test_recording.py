@@ -249,9 +249,9 @@ def test_recordings_of_other_documents_or_tokenizers_are_not_compared(
         for n, store in enumerate(stores)
     )
     check_aligned(one, one)
-    with pytest.raises(ValueError, match=r"which differ: bind Corpus\.store"):
+    with pytest.raises(ValueError, match=r"hold different documents: bind Corpus\.store"):
         check_aligned(one, two)
-    with pytest.raises(ValueError, match=r"different tokenizers, ids of size 100000 and bytes"):
+    with pytest.raises(ValueError, match=r"different tokenizers, ids of size 100000 \(.* bytes"):
         check_aligned(one, recorder())
     with pytest.raises(ValueError, match="whose tokens are not those of"):
         Recording(one.folder, stores[1])

@@ -15,7 +15,6 @@ import numpy as np
 ARTICLES = re.compile(r"\b(a|an|the)\b")
 PUNCTUATION = str.maketrans("", "", string.punctuation)
 WHOLE_ONLY = ("yes", "no", "noanswer")
-"""Answers that share no credit with any other (HotpotQA)."""
 
 
 def normalized(answer: str) -> str:
@@ -29,11 +28,9 @@ def exact_match(predicted: str, right: str) -> float:
 
 
 def answer_f1(predicted: str, right: str, whole_only: bool = False) -> float:
-    """Returns the F1 of the words of two answers, counted as often as they occur.
+    """Returns the F1 of the words of two answers, with multiplicity.
 
-    Args:
-        predicted, right: answers.
-        whole_only: yes and no match nothing but themselves, as in HotpotQA.
+    whole_only: yes and no match nothing but themselves, as in HotpotQA.
     """
     one = normalized(predicted)
     other = normalized(right)
@@ -53,7 +50,6 @@ def answer_figures(
     Args:
         predicted: the answers to one question or more.
         right: the correct answers to each question.
-        whole_only: as of `answer_f1`.
     """
     pairs = list(zip(predicted, right, strict=True))
     f1s = [max(answer_f1(answer, one, whole_only) for one in rights) for answer, rights in pairs]
@@ -74,12 +70,12 @@ class Span(NamedTuple):
 
 
 def best_span(first_T: np.ndarray, last_T: np.ndarray, allowed: slice, longest: int) -> Span | None:
-    """Returns the part of a segment with the highest sum of both scores; None if none is allowed.
+    """Returns the part of a segment with the highest sum of both scores, if one is allowed.
 
     Args:
         first_T, last_T: scores of each position as the first and as the last, (T,).
-        allowed: positions that may be in it.
-        longest: most positions of it.
+        allowed: positions that may be in the part.
+        longest: most positions.
     """
     start, stop, _ = allowed.indices(len(first_T))
     best = None

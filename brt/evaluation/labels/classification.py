@@ -1,4 +1,4 @@
-"""Figures of a classification, from how often each class was taken for each."""
+"""Metrics of a classification, from a confusion matrix."""
 
 from collections.abc import Sequence
 
@@ -6,11 +6,9 @@ import numpy as np
 
 
 def confusion(labels: np.ndarray, predicted: np.ndarray, classes: int) -> np.ndarray:
-    """Returns how often each class (rows) was taken for each (columns), int64 (C, C).
+    """Returns the confusion matrix, int64 (C true classes, C predicted classes).
 
-    Args:
-        labels, predicted: integers (documents,), numbers of classes.
-        classes: C.
+    labels, predicted: integers (documents,), numbers of classes.
     """
     pairs = np.asarray(labels, np.int64) * classes + np.asarray(predicted, np.int64)
     return np.bincount(pairs, minlength=classes * classes).reshape(classes, classes)
@@ -21,40 +19,33 @@ def class_figures(confusion_CC: np.ndarray, names: Sequence[str]) -> dict[str, f
 
     A class that is never predicted has precision 0, one without documents recall 0.
 
-    Args:
-        confusion_CC: of `confusion`, of at least one document.
-        names: of the classes.
-
     Returns:
         `accuracy`, `macro_f1` (the mean over classes), `precision/NAME`, `recall/NAME` and
-        `f1/NAME`; of two classes also `precision`, `recall` and `f1` of the second, the positive
-        one.
+        `f1/NAME`; for two classes also `precision`, `recall` and `f1` of the second.
     """
     right_C = np.diag(confusion_CC).astype(float)
     precision_C = _shares(right_C, confusion_CC.sum(axis=0))
     recall_C = _shares(right_C, confusion_CC.sum(axis=1))
     f1_C = _shares(2 * right_C, confusion_CC.sum(axis=0) + confusion_CC.sum(axis=1))
-    found = {
+    figures = {
         "accuracy": float(right_C.sum()) / float(confusion_CC.sum()),
         "macro_f1": float(f1_C.mean()),
     }
     for head, values_C in (("precision", precision_C), ("recall", recall_C), ("f1", f1_C)):
         if len(names) == 2:
-            found[head] = float(values_C[1])
-        found |= {f"{head}/{name}": float(x) for name, x in zip(names, values_C, strict=True)}
-    return found
+            figures[head] = float(values_C[1])
+        figures |= {f"{head}/{name}": float(x) for name, x in zip(names, values_C, strict=True)}
+    return figures
 
 
 def label_figures(counts_3C: np.ndarray, names: Sequence[str]) -> dict[str, float]:
     """Returns precision, recall and F1 where a document may have several classes, as shares.
 
-    Args:
-        counts_3C: int (3, C), how often each class was predicted and right, predicted, and right.
-        names: of the classes.
+    counts_3C: int (3, C): true positives, predicted, true documents of each class.
 
     Returns:
-        `micro_f1`, `micro_precision` and `micro_recall` of all decisions together, `macro_f1` (the
-        mean over classes), and `precision/NAME`, `recall/NAME` and `f1/NAME`.
+        `micro_f1`, `micro_precision` and `micro_recall` of all decisions, `macro_f1` (the mean over
+        classes), and `precision/NAME`, `recall/NAME` and `f1/NAME`.
     """
     both_C, predicted_C, right_C = counts_3C.astype(float)
     figures = {}

@@ -6,25 +6,19 @@ from typing import Any
 
 import numpy as np
 
-from brt.data.streams.labelled import SPAN, LabelledSegments
+from brt.data.streams.labelled import SPAN, Boundaries, LabelledSegments
 from brt.data.vocabularies.base import Vocabulary
 from brt.evaluation.labels.answers import answer_figures, best_span
 from brt.evaluation.labels.classification import class_figures, confusion, label_figures
 from brt.evaluation.scores import Score, Store, Sums, TokenScores
 
 KINDS = {1: "yes", 2: "no"}
-"""Answers that are no part of the text, by their kinds."""
 LONGEST_ANSWER = 30
 """Tokens of the longest part of a text that may be an answer, as is usual."""
 
 
 class LabelScore(Score):
-    """The base of scores of labelled documents.
-
-    Args:
-        segments: of the documents.
-        vocabulary: of their tokens.
-    """
+    """The base of scores of labelled documents."""
 
     streams = ("labelled",)
 
@@ -39,16 +33,21 @@ class LabelScore(Score):
                 boundaries = self.segments.boundaries(document)
                 number = [part.start for part in boundaries].index(int(segment.offsets_B[row]))
                 answers_N = segment.answers_BN[row]
-                self.add_segment(sums, document, number, len(boundaries), answers_N)
+                self.add_segment(sums, document, boundaries[number], answers_N)
+                if number == len(boundaries) - 1:
+                    self.add_last(sums, document, answers_N)
 
     def scalars(self, sums: Sums, store: Store, whole: bool) -> dict[str, float]:
         return self.figures(sums) | {"truncated": self.segments.truncated}
 
-    @abc.abstractmethod
     def add_segment(
-        self, sums: Sums, document: int, segment: int, count: int, answers_N: np.ndarray
+        self, sums: Sums, document: int, part: Boundaries, answers_N: np.ndarray
     ) -> None:
-        """Adds the answers after one of the `count` segments of a document."""
+        """Adds the answers after any segment."""
+
+    @abc.abstractmethod
+    def add_last(self, sums: Sums, document: int, answers_N: np.ndarray) -> None:
+        """Adds the answers after the last segment of a document."""
 
     @abc.abstractmethod
     def figures(self, sums: Sums) -> dict[str, float]:
@@ -59,8 +58,6 @@ class LabelScore(Score):
 
 
 class _NamedScore(LabelScore):
-    """The base of scores of classes, from the answers after the last segment."""
-
     def __init__(self, segments: LabelledSegments, vocabulary: Vocabulary):
         super().__init__(segments, vocabulary)
         labels = (annotation.get("label", 0) for annotation in segments.annotations)
@@ -73,14 +70,11 @@ class _NamedScore(LabelScore):
 class ClassScore(_NamedScore):
     """Accuracy, precision, recall and F1 of the class with the highest score."""
 
-    def add_segment(
-        self, sums: Sums, document: int, segment: int, count: int, answers_N: np.ndarray
-    ) -> None:
-        if segment == count - 1:
-            predicted = np.array([np.argmax(answers_N[: len(self.names)])])
-            labels = np.array([self.annotation(document)["label"]])
-            counts_CC = confusion(labels, predicted, len(self.names))
-            sums["confusion"] = sums.get("confusion", 0) + counts_CC
+    def add_last(self, sums: Sums, document: int, answers_N: np.ndarray) -> None:
+        predicted = np.array([np.argmax(answers_N[: len(self.names)])])
+        labels = np.array([self.annotation(document)["label"]])
+        counts_CC = confusion(labels, predicted, len(self.names))
+        sums["confusion"] = sums.get("confusion", 0) + counts_CC
 
     def figures(self, sums: Sums) -> dict[str, float]:
         return class_figures(sums["confusion"], self.names) if "confusion" in sums else {}
@@ -89,11 +83,7 @@ class ClassScore(_NamedScore):
 class LabelsScore(_NamedScore):
     """F1 of classes of which a document has several, or none: those with a positive score."""
 
-    def add_segment(
-        self, sums: Sums, document: int, segment: int, count: int, answers_N: np.ndarray
-    ) -> None:
-        if segment < count - 1:
-            return
+    def add_last(self, sums: Sums, document: int, answers_N: np.ndarray) -> None:
         predicted_C = answers_N[: len(self.names)] > 0
         right_C = np.isin(np.arange(len(self.names)), self.annotation(document)["labels"])
         counts_3C = np.stack([predicted_C & right_C, predicted_C, right_C]).astype(np.int64)
@@ -130,18 +120,16 @@ class _AnswerScore(LabelScore):
 
 
 class WordScore(_AnswerScore):
-    """Answer F1 and exact match of what the model writes after the last segment."""
+    """Answer F1 and exact match of the words that the model writes after the last segment."""
 
-    def add_segment(
-        self, sums: Sums, document: int, segment: int, count: int, answers_N: np.ndarray
-    ) -> None:
-        if segment == count - 1:
-            sums.setdefault("texts", {})[document] = self._text(answers_N.tolist())
-
-    def _text(self, ids: list[int]) -> str:
+    def add_last(self, sums: Sums, document: int, answers_N: np.ndarray) -> None:
         ends = self.vocabulary.frame.after
-        is_text = (token not in ends and 0 <= token < self.vocabulary.size for token in ids)
-        return self.vocabulary.decode(ids[: sum(itertools.takewhile(bool, is_text))])
+
+        def is_text(token: int) -> bool:
+            return token not in ends and 0 <= token < self.vocabulary.size
+
+        ids = list(itertools.takewhile(is_text, answers_N.tolist()))
+        sums.setdefault("texts", {})[document] = self.vocabulary.decode(ids)
 
     def texts(self, sums: Sums) -> dict[int, str]:
         return sums.get("texts", {})
@@ -150,37 +138,38 @@ class WordScore(_AnswerScore):
 class SpanScore(_AnswerScore):
     """Answer F1 and exact match: yes, no, or the best part of the text among all segments.
 
-    Answers hold the T scores of first positions, the T of last ones, and those of the three kinds;
+    Answers are the T scores of first positions, the T of last ones, and those of the three kinds;
     the kind is that of the last segment.
     """
 
     whole_only = True
 
     def add_segment(
-        self, sums: Sums, document: int, segment: int, count: int, answers_N: np.ndarray
+        self, sums: Sums, document: int, part: Boundaries, answers_N: np.ndarray
     ) -> None:
         T = self.segments.length
-        part = self.segments.boundaries(document)[segment]
         first = self.segments.first_position(document)
         allowed = slice(first, first + part.stop - part.start)
-        found = best_span(answers_N[:T], answers_N[T : 2 * T], allowed, LONGEST_ANSWER)
+        span = best_span(answers_N[:T], answers_N[T : 2 * T], allowed, LONGEST_ANSWER)
         best = sums.setdefault("best", {})
-        if found and (document not in best or found.score > best[document][0]):
-            start = part.start + found.first - first
-            best[document] = found.score, start, start + found.last - found.first + 1
-        if segment == count - 1:
-            sums.setdefault("kinds", {})[document] = int(np.argmax(answers_N[2 * T :]))
+        if span and (document not in best or span.score > best[document][0]):
+            start = part.start + span.first - first
+            best[document] = span.score, start, start + span.last - span.first + 1
+
+    def add_last(self, sums: Sums, document: int, answers_N: np.ndarray) -> None:
+        kind = int(np.argmax(answers_N[2 * self.segments.length :]))
+        sums.setdefault("kinds", {})[document] = kind
 
     def texts(self, sums: Sums) -> dict[int, str]:
-        found = {}
+        texts = {}
         for document, kind in sums.get("kinds", {}).items():
-            found[document] = KINDS.get(kind, "")
+            texts[document] = KINDS.get(kind, "")
             if kind == SPAN and document in sums["best"]:
                 _, start, stop = sums["best"][document]
                 question = int(self.segments.questions_D[document])
                 ids = self.segments.store.tokens(document, question + start, question + stop)
-                found[document] = self.vocabulary.decode(ids).strip()
-        return found
+                texts[document] = self.vocabulary.decode(ids).strip()
+        return texts
 
 
 def label_score(segments: LabelledSegments, vocabulary: Vocabulary) -> LabelScore:
