@@ -1,7 +1,6 @@
-"""Measures which answers are right: by length, depth, distance and number of facts.
+"""Accuracy of answers by length, depth, distance and number of facts.
 
-An answer is right if each of its tokens has the highest logit after the true ones before it. The
-state is kept, cleared before every segment, or swapped with that of another document.
+An answer is right if each of its tokens has the highest logit after the true ones before it.
 `carried_bytes` is the size of the caches that a document carries from segment to segment.
 """
 
@@ -12,13 +11,12 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from brt.data.sources.answers import Answer, Answers
+from brt.data.sources.answers import Answers
 from brt.evaluation.answers import answers_of_store
 from brt.evaluation.recorded_run import RecordedRun
 from brt.studies.study import Content, Runs, Study, add_map, content, curve
 
 DEPTHS = 10
-"""Parts of a document, by where the statement stands."""
 LABELS = {
     "length": "length, tokens",
     "facts": "facts",
@@ -32,7 +30,7 @@ SHARE = "share of answers right"
 class Scored(NamedTuple):
     """One answer of a document, and whether it is right with each state.
 
-    depth: tenth of the text before it in which its statement stands. distance: tokens from the
+    depth: tenth of the text before it that contains its statement. distance: tokens from the
     statement, rounded down to a power of two. Both None if it needs the whole text.
     """
 
@@ -52,9 +50,7 @@ class AnswerAccuracy(Study):
         "another document's. Depth 0 is the beginning of the document."
     )
 
-    def measure(
-        self, run: RecordedRun, others: Runs, documents: np.ndarray, seed: int = 0
-    ) -> Content:
+    def measure(self, run: RecordedRun, others: Runs, documents: np.ndarray, seed: int) -> Content:
         answers = answers_of_store(run.store)
         states = ["kept"]
         if run.has_state:
@@ -73,7 +69,7 @@ class AnswerAccuracy(Study):
 
 
 def accuracies(result: list[Scored]) -> Content:
-    """Returns shares of right answers, and maps of them."""
+    """Returns shares of right answers by each property, and heat maps."""
     states = list(result[0].right)
     numbers: dict[str, float] = {"answers": len(result)}
     for state in states:
@@ -119,15 +115,12 @@ def scores_of(answers: Answers, correct: dict[str, np.ndarray]) -> list[Scored]:
     for answer in answers.answers:
         span = slice(answer.start, answer.stop)
         right = {state: bool(correct_T[span].all()) for state, correct_T in correct.items()}
-        depth, distance = _place(answer)
+        depth = distance = None
+        if answer.needed is not None and answer.distance is not None:
+            depth = answer.needed * DEPTHS // answer.start
+            distance = 1 << (answer.distance.bit_length() - 1)
         scored.append(Scored(answers.length, answers.facts, depth, distance, right))
     return scored
-
-
-def _place(answer: Answer) -> tuple[int | None, int | None]:
-    if answer.needed is None or answer.distance is None:
-        return None, None
-    return answer.needed * DEPTHS // answer.start, 1 << (answer.distance.bit_length() - 1)
 
 
 def _shares(scored: list[Scored], state: str, group: Callable[[Scored], Any]):
@@ -143,7 +136,12 @@ def _table(scored: list[Scored], state: str, rows: str, columns: str):
 
     None if there is only one row and one column, or no answer has both values.
     """
-    cells, shares = _shares(scored, state, lambda s: _pair(getattr(s, rows), getattr(s, columns)))
+
+    def cell(each):
+        y, x = getattr(each, rows), getattr(each, columns)
+        return None if y is None or x is None else (y, x)
+
+    cells, shares = _shares(scored, state, cell)
     y_values = sorted({y for y, _ in cells})
     x_values = sorted({x for _, x in cells})
     if columns == "depth" and cells:
@@ -154,7 +152,3 @@ def _table(scored: list[Scored], state: str, rows: str, columns: str):
     for (y, x), share in zip(cells, shares):
         values[y_values.index(y), x_values.index(x)] = share
     return y_values, x_values, values
-
-
-def _pair(y, x):
-    return None if y is None or x is None else (y, x)

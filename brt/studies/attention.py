@@ -1,4 +1,4 @@
-"""Measures what the heads of a model attend to.
+"""Attention of the heads of a model.
 
 Without memory tokens: attention by distance (Figure 5 of the Transformer-XL paper), the widest
 heads in a random segment (Figure 6), and the softmax of single terms (Figure 7). With memory
@@ -9,6 +9,7 @@ L layers, H heads, X positions of a segment, J keys.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -39,6 +40,7 @@ NOTHING_READ = (
 
 
 @configurable
+@dataclass(eq=False)
 class Attention(Study):
     """Attention of the heads of a model.
 
@@ -56,12 +58,9 @@ class Attention(Study):
     )
     any_stream = True
 
-    def __init__(self, tokens: Count = 1_000_000):
-        self.tokens = tokens
+    tokens: Count = 1_000_000
 
-    def measure(
-        self, run: RecordedRun, others: Runs, documents: np.ndarray, seed: int = 0
-    ) -> Content:
+    def measure(self, run: RecordedRun, others: Runs, documents: np.ndarray, seed: int) -> Content:
         model, layout = run.model, None
         if isinstance(model, ShowsAttention):
             layout = model.attention_layout(run.segment_length)
@@ -119,7 +118,6 @@ def head_name(layer: int, head: int, heads: int) -> str:
 
 
 def _add_spans(study, reader, layout):
-    """Adds attention by distance; returns the widest heads of three layers."""
     means = {name: total_LHN / reader.counted for name, total_LHN in reader.spans.items()}
     for name, mean_LHN in means.items():
         layers, heads, distances = mean_LHN.shape
@@ -177,7 +175,7 @@ def _add_example(study, run, layout, widest, map_LHXJ, document, offset):
             study,
             f"wide_{layer + 1}_{head + 1}",
             map_XJ,
-            f"A wide head at a random place: {name}",
+            f"A wide head in a random segment: {name}",
             f"Each row a token of a segment of document {document}, from token {offset} on; each "
             "column what it looks at, memory left of the line. Red: the fifth of the memory with "
             "most attention.",
@@ -193,19 +191,18 @@ def _add_example(study, run, layout, widest, map_LHXJ, document, offset):
 def add_lines(study: Content, parts: Parts, maps: Sequence[np.ndarray], of_samples: bool) -> None:
     """Adds the heads that attend along lines, or to one key a row.
 
-    Args:
-        maps: means (L, H, X, J) of each segment of a sample (`of_samples`), or one of all segments.
+    maps: means (L, H, X, J) of each segment of a sample (`of_samples`), or one of all segments.
     """
 
-    def place(at: Head) -> str:
+    def name_of(at: Head) -> str:
         segment = f"segment {at.segment + 1}, " if of_samples else ""
         return segment + head_name(at.layer, at.head, maps[0].shape[1])
 
     def add(at: Head, block, caption):
         key = f"map_{at.segment + 1}_{at.layer + 1}_{at.head + 1}"
         if key not in study["arrays"]:
-            map_XJ, where = maps[at.segment][at.layer, at.head], place(at)
-            title = f"{where[:1].upper()}{where[1:]} {block}"
+            map_XJ, name = maps[at.segment][at.layer, at.head], name_of(at)
+            title = f"{name[:1].upper()}{name[1:]} {block}"
             _add_mean_map(study, key, map_XJ, title, parts, of_samples, caption)
 
     clauses = []
@@ -221,7 +218,7 @@ def add_lines(study: Content, parts: Parts, maps: Sequence[np.ndarray], of_sampl
         if line.mass >= CLEAR * line.chance:
             what = f"{'a' if line.direction == 'diagonal' else 'an'} {line.direction}"
             clauses.append(
-                f"{place(straight)} {block} along {what}: {line.mass:.3f} of its rows' attention "
+                f"{name_of(straight)} {block} along {what}: {line.mass:.3f} of its rows' attention "
                 f"({even})"
             )
             add(straight, block, f"{line.direction.capitalize()}: {line.mass:.3f}, {even}.")
@@ -232,7 +229,7 @@ def add_lines(study: Content, parts: Parts, maps: Sequence[np.ndarray], of_sampl
             )
         if on_one_key >= SHARP > line.mass:
             clauses.append(
-                f"{place(sharp)} {block} one key a row, in an order of its own: {on_one_key:.3f} "
+                f"{name_of(sharp)} {block} one key a row, in an order of its own: {on_one_key:.3f} "
                 "of each row's attention"
             )
             add(sharp, block, f"Each row's most attended key in the block: {on_one_key:.3f}.")

@@ -6,6 +6,7 @@ Source: Transformer-XL, section 1 ("about 0.1 % relative gains") and Table 5, "P
 
 import math
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -13,10 +14,10 @@ import numpy as np
 from brt.checks import Count, Name, configurable
 from brt.evaluation.reading import SegmentReader
 from brt.evaluation.recorded_run import RecordedRun
+from brt.evaluation.scores import Sums, TokenSums
 from brt.studies.study import Content, Runs, Study, content, curve
 
 THRESHOLD = 0.001
-"""Relative improvement of the perplexity below which the sweep ends."""
 
 
 class Sweep(NamedTuple):
@@ -44,6 +45,7 @@ def sweep(loss_of: Callable[[int], float], lengths: Iterable[int]) -> Sweep:
 
 
 @configurable
+@dataclass(eq=False)
 class AttentionLength(Study):
     """Evaluation with a longer and longer memory, while it helps.
 
@@ -56,26 +58,18 @@ class AttentionLength(Study):
     caption = "The same parameters, until a longer memory takes less than 0.1 % off the perplexity."
     any_stream = True
 
-    def __init__(
-        self,
-        setting: Name = "TransformerXL.memory_length",
-        step: Count = 100,
-        longest: Count = 1000,
-    ):
-        self.setting = setting
-        self.step = step
-        self.longest = longest
+    setting: Name = "TransformerXL.memory_length"
+    step: Count = 100
+    longest: Count = 1000
 
-    def measure(
-        self, run: RecordedRun, others: Runs, documents: np.ndarray, seed: int = 0
-    ) -> Content:
+    def measure(self, run: RecordedRun, others: Runs, documents: np.ndarray, seed: int) -> Content:
         binding = self.setting.removeprefix("evaluation/")
         initial, model, scope = _in_force(run, binding)
         longer = range((initial // self.step + 1) * self.step, self.longest + 1, self.step)
 
         def loss_of(length):
             lengthened = f"Evaluation.model = @{scope}/{model}", f"{scope}/{binding} = {length}"
-            assert run.rebuild is not None  # studies have it
+            assert run.rebuild is not None  # set for studies
             experiment = run.rebuild(lengthened)
             return _loss(run, experiment, run.stream(documents), f"{binding} = {length:,}")
 
@@ -123,9 +117,7 @@ def _reference(value: str | None, default: str) -> tuple[str, str]:
 
 def _loss(run, experiment, stream, label):
     reader = SegmentReader(experiment, run.mesh, run.rows, run.segment_length)
-    nats = weight = 0.0
-    for segment in reader.read(run.params, stream, label=None if run.quiet else label):
-        weights_BT = segment.weights_BT.astype(np.float64)
-        nats += float(np.where(weights_BT > 0, segment.nats_BT * weights_BT, 0.0).sum())
-        weight += float(weights_BT.sum())
-    return nats / max(weight, 1e-6)
+    sums: Sums = {}
+    for segment in reader.read(run.params, stream, label=run.label(label)):
+        TokenSums().add(sums, run.store, segment)
+    return sums["nats"] / max(sums["weight"], 1e-6)

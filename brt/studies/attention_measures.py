@@ -4,8 +4,8 @@ L layers    H heads    X queries    J keys, the queries' own at their end    N d
 M keys of memory    R, C rows and columns of a block of a map
 
 A segment's queries are [read; tokens; write], its keys [cache; read; tokens; write]. A copy in
-order is a diagonal in a block of the map, one in reverse an anti-diagonal (RMT, Figures 6, 9). A
-memory in another order shows as rows that attend to one key each, along no line.
+order is a diagonal in a block of the map, one in reverse an anti-diagonal (RMT, Figures 6, 9). In
+another order rows attend to one key each, along no line.
 """
 
 from collections.abc import Sequence
@@ -68,14 +68,14 @@ def widest_heads(mean_LHN: np.ndarray) -> list[tuple[int, int]]:
     ]
 
 
-def most_attended(weights_TJ: np.ndarray, memory: int, share: float = WIDE_SHARE) -> np.ndarray:
+def most_attended(weights_TJ: np.ndarray, memory: int) -> np.ndarray:
     """Marks those of the first `memory` keys with most attention over all queries, bool (M,).
 
     Source: Transformer-XL, Figure 6: the memory's tokens with the top 20 % of attention.
     """
     total_M = weights_TJ[:, :memory].sum(0)
     chosen_M = np.zeros(memory, bool)
-    chosen_M[np.argsort(-total_M, kind="stable")[: round(share * memory)]] = True
+    chosen_M[np.argsort(-total_M, kind="stable")[: round(WIDE_SHARE * memory)]] = True
     return chosen_M
 
 
@@ -84,7 +84,7 @@ class Line(NamedTuple):
 
     direction: "diagonal", or "anti-diagonal" where later rows attend to earlier columns.
     offset: columns to the right of the line through both corners.
-    mass: share of the rows' attention on it; chance: if the rows spread evenly over the columns.
+    mass: share of the rows' attention on the line; chance: for evenly spread attention.
     """
 
     direction: str
@@ -138,7 +138,7 @@ class Parts(NamedTuple):
         starts = np.concatenate([[0], np.cumsum(self)])
         keys = {n: slice(starts[i], starts[i + 1]) for i, n in enumerate(self._fields)}
         queries = {n: slice(k.start - self.cache, k.stop - self.cache) for n, k in keys.items()}
-        found = {
+        names = {
             "writes tokens to memory": ("write", "tokens"),
             "reads memory": ("tokens", "read"),
             "rewrites memory": ("write", "read"),
@@ -146,7 +146,7 @@ class Parts(NamedTuple):
         }
         return {
             name: (queries[rows], keys[columns])
-            for name, (rows, columns) in found.items()
+            for name, (rows, columns) in names.items()
             if getattr(self, rows) and getattr(self, columns)
         }
 
@@ -164,7 +164,7 @@ class BlockLines(NamedTuple):
 
     block: a name of `Parts.blocks`.
     straight, line: the head with most attention on one line, and the line.
-    sharp, on_one_key: the head whose rows attend most to one key, and the mean of these weights.
+    sharp, on_one_key: the head with most attention on one key a row, and its mean.
     """
 
     block: str
@@ -177,12 +177,12 @@ class BlockLines(NamedTuple):
 def find_lines(parts: Parts, maps: Sequence[np.ndarray]) -> list[BlockLines]:
     """Returns the heads of each block of the maps, N arrays (L, H, X, J) of means over samples."""
     heads = [Head(*index) for index in np.ndindex(len(maps), *maps[0].shape[:2])]
-    found = []
+    results = []
     for name, (rows, columns) in parts.blocks().items():
         blocks = {head: maps[head.segment][head.layer, head.head, rows, columns] for head in heads}
         lines = {head: best_line(block_RC) for head, block_RC in blocks.items()}
         on_one_key = {head: float(block.max(axis=1).mean()) for head, block in blocks.items()}
         straight = max(heads, key=lambda head: lines[head].mass)
         sharp = max(heads, key=lambda head: on_one_key[head])
-        found.append(BlockLines(name, straight, lines[straight], sharp, on_one_key[sharp]))
-    return found
+        results.append(BlockLines(name, straight, lines[straight], sharp, on_one_key[sharp]))
+    return results

@@ -1,4 +1,4 @@
-"""Reads segments with their attention weights, and sums these.
+"""Runs segments and sums their attention weights.
 
 L layers, H heads, X positions of a segment, J keys, N distances in tokens.
 """
@@ -43,10 +43,10 @@ class AttentionReader:
         def step(params, caches, inputs_BT, starts_B, whole_B, mapped_B):
             model = bind(params)
             caches = reset_rows(caches, model.init_caches(run.rows), starts_B)
-            found, _, after = model.attention_weights(inputs_BT, caches)
-            full_B = whole_B & found.full_B
-            maps = [jnp.einsum("BHXJ,B->HXJ", w_BHXJ, mapped_B) for w_BHXJ in found.weights]
-            spans = {} if key_XN is None else _spans(found, full_B, key_XN)
+            weights, _, after = model.attention_weights(inputs_BT, caches)
+            full_B = whole_B & weights.full_B
+            maps = [jnp.einsum("BHXJ,B->HXJ", w_BHXJ, mapped_B) for w_BHXJ in weights.weights]
+            spans = {} if key_XN is None else _spans(weights, full_B, key_XN)
             return after, full_B, jnp.stack(maps), spans
 
         self._step = jax.jit(step)
@@ -54,7 +54,7 @@ class AttentionReader:
     def read(
         self, batch: Batch, whole_B: np.ndarray, mapped_B: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Processes one segment.
+        """Runs one segment.
 
         whole_B: batch elements without padding, which count. mapped_B: their weights in the map.
 
@@ -79,7 +79,7 @@ class AttentionReader:
         return np.asarray(self._step(self.params, caches, *arguments)[2], np.float64)
 
 
-def _spans(found: AttentionWeights, full_B, key_XN):
+def _spans(weights: AttentionWeights, full_B, key_XN):
     def total(weights):
         sums = [
             jnp.einsum("BHN,B->HN", by_distance(w_BHXJ, key_XN), full_B.astype(w_BHXJ.dtype))
@@ -87,10 +87,10 @@ def _spans(found: AttentionWeights, full_B, key_XN):
         ]
         return jnp.stack(sums)
 
-    spans = {ATTENTION: total(found.weights)}
-    for name in found.terms[0]:
+    spans = {ATTENTION: total(weights.weights)}
+    for name in weights.terms[0]:
         if name != UNUSED_TERM:
-            visible_B1XJ = found.visible_BXJ[:, None]
-            alone = [jnp.where(visible_B1XJ, terms[name], -jnp.inf) for terms in found.terms]
+            visible_B1XJ = weights.visible_BXJ[:, None]
+            alone = [jnp.where(visible_B1XJ, terms[name], -jnp.inf) for terms in weights.terms]
             spans[f"term_{name}"] = total([jax.nn.softmax(term, axis=-1) for term in alone])
     return spans

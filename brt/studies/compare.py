@@ -1,6 +1,6 @@
-"""Compares the losses of two recordings token by token, and finds the largest differences.
+"""Compares the losses of two recordings token by token, and lists the largest differences.
 
-The recordings are of two models, or of one model with its state kept and with an ablation of it.
+The recordings are of two models, or of one model with its state kept and ablated.
 
 Source: Block-Recurrent, section 4.6 and appendix G.
 """
@@ -36,10 +36,9 @@ POINTS = 4000
 """Points of a curve; longer documents show the largest difference of each stretch."""
 PARTS = 16
 WHERE = ("window", "segment", "beyond", "never")
-"""Where a word was last seen: within attention, within the segment, before it, nowhere."""
+"""Last occurrence of a word: within attention, within the segment, before it, nowhere."""
 ABLATIONS = tuple(name for name in STATE_ABLATIONS if name != "kept")
 DIRECTIONS = ("better", "worse")
-"""The run predicts the token better than the other, or worse."""
 
 
 class WordOfToken(NamedTuple):
@@ -80,9 +79,7 @@ class Compare(Study):
     def against(self, others: Runs) -> str | None:
         return None if others else self._against
 
-    def measure(
-        self, run: RecordedRun, others: Runs, documents: np.ndarray, seed: int = 0
-    ) -> Content:
+    def measure(self, run: RecordedRun, others: Runs, documents: np.ndarray, seed: int) -> Content:
         if not others and not run.has_state:
             raise ValueError(
                 f"{run.workdir} has no state to compare with and without: name another run with "
@@ -116,15 +113,15 @@ def compare(
     titles = store.titles()
     top: dict[str, list[tuple[int, WordOfToken]]] = {direction: [] for direction in DIRECTIONS}
     weights = scored_weights(store, documents)
-    curves, differences, kept, others, kinds, excerpts = [], [], [], [], [], []
+    curves, differences, own_nats, other_nats, kinds, excerpts = [], [], [], [], [], []
     for document, weights_T in zip(map(int, documents), weights):
         nats_T, other_T = own.document(document).nats_T, other.document(document).nats_T
         scored_T = weights_T > 0
         difference_T = np.zeros(len(nats_T))
         np.subtract(other_T, nats_T, out=difference_T, where=scored_T, dtype=np.float64)
         differences.append(difference_T)
-        kept.append(weighted(nats_T, weights_T))
-        others.append(weighted(other_T, weights_T))
+        own_nats.append(weighted(nats_T, weights_T))
+        other_nats.append(weighted(other_T, weights_T))
         tokens = store.tokens(document)
         words = Words(vocabulary, tokens)
         kinds.append(token_kinds(words))
@@ -143,15 +140,8 @@ def compare(
                     }
                     excerpts.append({"direction": direction, **word._asdict(), **excerpt})
         curves.append(_curve(titles[document], difference_T, scored_T, segment_length))
-    numbers = _means(sum(float(x.sum()) for x in kept), differences, weights, segment_length)
-    for kind in by_kind(kept, others, kinds, weights):
-        name = kind.kind.replace(" ", "_")
-        numbers |= {
-            f"{name}_tokens": kind.tokens,
-            f"{name}_bits": kind.bits,
-            f"{name}_other_bits": kind.other_bits,
-            f"{name}_contribution_bits": kind.contribution,
-        }
+    numbers = _means(sum(float(x.sum()) for x in own_nats), differences, weights, segment_length)
+    numbers |= by_kind(own_nats, other_nats, kinds, weights)
     for direction, ranked in top.items():
         for number in (SHOWN, LOOKED_AT):
             first = [word for rank, word in ranked if rank < number]
@@ -267,11 +257,11 @@ def _by_part(differences, weights, top: list[int], segment_length):
     bits = np.round(sums / np.where(counts > 0, counts, 1.0) / LN2, 6).tolist()
     part_of = parts_of(np.array(top, int), segment_length, parts)
     number = np.bincount(part_of, minlength=parts).tolist()
-    place, name = "place in the segment", "by place in the segment"
+    position = "position in the segment"
     of = f"of the {LOOKED_AT} largest differences of each document"
     return [
-        curve(f"difference {name}", offsets, bits, place, "difference, bits per token"),
-        curve(f"top tokens {name}", offsets, number, place, of),
+        curve(f"difference by {position}", offsets, bits, position, "difference, bits per token"),
+        curve(f"top tokens by {position}", offsets, number, position, of),
     ]
 
 

@@ -82,7 +82,7 @@ def context_losses(
     # A segment is known by its first target, and a window by its first input, one token earlier.
     stretches = Stretches(run.store, rows, T, owners, begins + 1, length)
     reader = SegmentReader(run.experiment, run.mesh, rows, T)
-    label = None if run.quiet else f"{run.workdir}, contexts up to {contexts_C[-1]:,}, segments"
+    label = run.label(f"contexts up to {contexts_C[-1]:,}, segments")
     losses_CP = np.full((len(contexts_C), len(offsets_P)), np.nan)
     for step, segment in enumerate(reader.read(run.params, stretches, label=label)):
         group, number = divmod(step, length)

@@ -1,13 +1,14 @@
 """Greedy continuations of contexts, with the state kept and cleared.
 
-A context is one segment of a document; its continuation begins the next. A model without a state is
-given the last token of the context and no more.
+A context is one segment of a document; its continuation begins the next. A model without a state
+reads only the last token of the context.
 
 Source: Adding Recurrence to Pretrained Transformers, section 5.3 (Tables 4 and 5).
 """
 
 import functools
 import math
+from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
 import jax
@@ -17,6 +18,7 @@ import numpy as np
 from brt.checks import Count, configurable
 from brt.data.order import permutation
 from brt.data.stores.token_store import TokenStore
+from brt.evaluation.free_running import write_greedily
 from brt.evaluation.recorded_run import RecordedRun
 from brt.models.caches import clear_state
 from brt.models.model import LanguageModel
@@ -27,6 +29,7 @@ from brt.training.sharding import to_host
 
 
 @configurable
+@dataclass(eq=False)
 class Continuations(Study):
     """Greedy continuations of contexts, by the run and by others.
 
@@ -40,13 +43,10 @@ class Continuations(Study):
     most_others = math.inf
     any_stream = True
 
-    def __init__(self, contexts: Count = 10, written: Count = 30):
-        self.contexts = contexts
-        self.written = written
+    contexts: Count = 10
+    written: Count = 30
 
-    def measure(
-        self, run: RecordedRun, others: Runs, documents: np.ndarray, seed: int = 0
-    ) -> Content:
+    def measure(self, run: RecordedRun, others: Runs, documents: np.ndarray, seed: int) -> Content:
         T, titles = run.segment_length, run.store.titles()
         texts = continued_texts(run, others, documents, seed, self.contexts, self.written)
         passages = [
@@ -57,7 +57,7 @@ class Continuations(Study):
                 "context": texts.contexts[n],
                 "written": {name: written[n] for name, written in texts.written.items()},
             }
-            for n, (document, start) in enumerate(texts.places)
+            for n, (document, start) in enumerate(texts.positions)
         ]
         numbers = {
             "contexts": len(passages),
@@ -77,12 +77,12 @@ class Continuations(Study):
 
 
 class ContinuedTexts(NamedTuple):
-    """Contexts: their documents and first tokens, texts, and what is written after each.
+    """Contexts: their documents and first tokens, texts, and continuations.
 
     written: by "kept", "cleared" (of a run with a state), and the folders' names of other runs.
     """
 
-    places: list[tuple[int, int]]
+    positions: list[tuple[int, int]]
     contexts: list[str]
     written: dict[str, list[str]]
 
@@ -90,7 +90,6 @@ class ContinuedTexts(NamedTuple):
 def continued_texts(
     run: RecordedRun, others: Runs, documents: np.ndarray, seed: int, contexts: int, length: int
 ) -> ContinuedTexts:
-    """Draws contexts and continues each by `length` tokens, by the run and by others."""
     T = run.segment_length
     for other in others.values():
         if other.segment_length != T:
@@ -98,33 +97,33 @@ def continued_texts(
                 f"{other.workdir} reads segments of {other.segment_length} tokens and "
                 f"{run.workdir} of {T}, and a context is one: bind Evaluation.segment_length."
             )
-    places = draw_contexts(run.store, documents, T, contexts, seed)
-    tokens = [run.store.tokens(document, start, start + T) for document, start in places]
+    positions = draw_contexts(run.store, documents, T, contexts, seed)
+    tokens = [run.store.tokens(document, start, start + T) for document, start in positions]
     contexts_NT = np.stack(tokens).astype(np.int32)
     written = {"kept": _texts(run, contexts_NT, length, False)}
     if run.has_state:
         written["cleared"] = _texts(run, contexts_NT, length, True)
     for name, other in others.items():
         written[name] = _texts(other, contexts_NT, length, False)
-    return ContinuedTexts(places, list(map(run.vocabulary.decode, contexts_NT)), written)
+    return ContinuedTexts(positions, list(map(run.vocabulary.decode, contexts_NT)), written)
 
 
 def draw_contexts(
     store: TokenStore, documents: np.ndarray, length: int, number: int, seed: int
 ) -> list[tuple[int, int]]:
     """Draws disjoint whole segments, as (document, first token)."""
-    places = [
+    positions = [
         (int(document), start)
         for document in documents
         for start in range(0, int(store.lengths_D[document]) - length + 1, length)
     ]
-    if not places:
+    if not positions:
         raise ValueError(
             f"{store.folder} has no document of {length} tokens to continue: bind "
             "Evaluation.segment_length to fewer."
         )
-    order = permutation(len(places), seed, 0, 0, 8)[:number]
-    return [places[n] for n in sorted(order.tolist())]
+    order = permutation(len(positions), seed, 0, 0, 8)[:number]
+    return [positions[n] for n in sorted(order.tolist())]
 
 
 def _texts(run: RecordedRun, contexts_NT: np.ndarray, length: int, cleared: bool) -> list[str]:
@@ -151,12 +150,4 @@ def _write(run: RecordedRun, length: int, cleared: bool, params: Any, tokens_BT:
     if cleared:
         caches = clear_state(caches, empty)
 
-    def step(carry, _):
-        tokens_B, caches = carry
-        logits_BV, caches = model.decode(tokens_B, caches)
-        tokens_B = jnp.argmax(logits_BV, axis=-1).astype(jnp.int32)
-        return (tokens_B, caches), tokens_B
-
-    carry = tokens_BT[:, -1], model.begin_decoding(caches)
-    _, written_LB = jax.lax.scan(step, carry, length=length)
-    return written_LB.T
+    return write_greedily(model, tokens_BT[:, -1], model.begin_decoding(caches), length)

@@ -1,14 +1,15 @@
 """Measures whether the memory is used: the cost of ablations of the state in later segments.
 
-The state is kept; cleared before every segment, to the learned initial one; zeroed; or swapped with
-that of another document. Other measures are the states' share of attention, the half-life of a
-state by its gates, and the gradient of the loss with respect to the state.
+The state is kept, cleared before every segment, zeroed, or swapped with that of another document.
+Other measures are the states' share of attention, the half-life of a state by its gates, and the
+gradient of the loss with respect to the state.
 """
 
 import itertools
 import math
 import re
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
@@ -41,9 +42,9 @@ from brt.training.train_step import read_segment
 PERCENTILES = (10, 50, 90)
 """Of the half-lives of a state's entries with fixed gates."""
 HARDLY = 0.001
-"""Share of the bits per token below which the cost of clearing is called hardly a use."""
+"""Share of the bits per token below which a cost of clearing counts as hardly a use."""
 OWN = 0.1
-"""Least share of the cost of clearing that a state of another document costs."""
+"""Least cost of another document's state, as a share of the cost of clearing."""
 RULE = (
     "Used: clearing costs more than twice its standard error. This document's: another document's "
     f"state costs more than twice its own error, and at least {OWN:.0%} of what clearing costs."
@@ -51,6 +52,7 @@ RULE = (
 
 
 @configurable
+@dataclass(eq=False)
 class MemoryUse(Study):
     """Whether the memory is used, and whether it must be that of this document.
 
@@ -61,12 +63,9 @@ class MemoryUse(Study):
     title = "Use of the memory"
     caption = "What is lost when the state is taken away; zero in the first segment."
 
-    def __init__(self, segments: Count = 16):
-        self.segments = segments
+    segments: Count = 16
 
-    def measure(
-        self, run: RecordedRun, others: Runs, documents: np.ndarray, seed: int = 0
-    ) -> Content:
+    def measure(self, run: RecordedRun, others: Runs, documents: np.ndarray, seed: int) -> Content:
         T = run.segment_length
         if not run.has_state:
             text = f"The model has no state: it carries windows of {run.window:,} tokens."
@@ -181,8 +180,8 @@ def gates_and_gradients(
 
 
 def _layers(numbers: Mapping[str, float]) -> list[int]:
-    found = (re.match(r"layer(\d+)/", name) for name in numbers)
-    return sorted({int(match[1]) for match in found if match})
+    matches = (re.match(r"layer(\d+)/", name) for name in numbers)
+    return sorted({int(match[1]) for match in matches if match})
 
 
 def _probe(run):
@@ -198,7 +197,7 @@ def _probe(run):
             scored_BT = (one.weights_KBT > 0) & later_B[:, None]
             return jnp.where(scored_BT, nats_BT, 0.0).sum(), (after, metrics)
 
-        # A cache may count, too: whole numbers have no gradient.
+        # Caches may contain integers, which have no gradient.
         slope = jax.value_and_grad(nats, has_aux=True, allow_int=True)
         (total, (after, metrics)), slopes = slope(caches)
         rows = jnp.maximum(later_B.sum(), 1)
@@ -222,8 +221,8 @@ def _norms(tree):
     )
 
 
-def _half_life(kept):
-    return math.log(0.5) / math.log(min(max(kept, 1e-12), 1 - 1e-12))
+def _half_life(share):
+    return math.log(0.5) / math.log(min(max(share, 1e-12), 1 - 1e-12))
 
 
 def _layer_half_life(run, number, kept):

@@ -1,21 +1,20 @@
-"""Writes the file of a study, and shows it in the terminal."""
+"""Writes the file of a study, and prints it."""
 
 import io
 import math
-import os
 from pathlib import Path
 
 import numpy as np
 
-from brt.data.stores.writer import replace_json
-from brt.storage.paths import RemotePath, as_path
+from brt.data.stores.writer import replace_file, replace_json
+from brt.storage.paths import as_path
 from brt.studies.study import Content
 
 SHOWN = 300
-PLACES = {
-    "window": "within the window",
-    "segment": "within the segment",
-    "beyond": "before the segment",
+SEEN = {
+    "window": "inside the window",
+    "segment": "beyond the window, inside the segment",
+    "beyond": "beyond the segment",
 }
 
 
@@ -34,27 +33,15 @@ def write_study(content: Content) -> str:
     tables = content.pop("csv", {})
     if arrays := content.get("arrays"):
         content["arrays"] = f"{name}.npz"
-        _write_arrays(folder / content["arrays"], arrays)
+        np.savez_compressed(file := io.BytesIO(), **arrays)
+        replace_file(folder, content["arrays"], file.getvalue())
     replace_json(folder, f"{name}.json", content)
     for part, text in tables.items():
         (folder / f"{content['study']}-{part}.csv").write_text(text, encoding="utf-8")
     return str(folder / f"{name}.json")
 
 
-def _write_arrays(path, arrays):
-    if isinstance(path, RemotePath):
-        content = io.BytesIO()
-        np.savez_compressed(content, **arrays)
-        path.write_bytes(content.getvalue())
-        return
-    new = path.with_name(f"{path.name}.new")
-    with open(new, "wb") as file:
-        np.savez_compressed(file, **arrays)
-    os.replace(new, path)
-
-
 def compared_with(content: Content) -> str:
-    """Returns the end of a title, which names the other side of a comparison, or ""."""
     if other := content.get("other"):
         return f", compared with {other}"
     against = content.get("against")
@@ -85,7 +72,7 @@ def table(content: Content) -> str:
 def _excerpt(entry):
     ago, seen, word = "not seen before", entry["last_seen"], entry.get("word")
     if seen is not None:
-        ago = f"seen {seen:,} token{'s' * (seen != 1)} ago, {PLACES[entry['where']]}"
+        ago = f"seen {seen:,} token{'s' * (seen != 1)} ago, {SEEN[entry['where']]}"
     bits, other = (entry[name] / math.log(2) for name in ("nats", "other_nats"))
     of_word = f"in {word!r}, " if word and word != entry["text"].strip() else ""
     yield (

@@ -1,4 +1,4 @@
-"""Measures the loss by position: in the document, in the segment and in the block.
+"""Loss by position: in the document, in the segment and in the block.
 
 Source: Block-Recurrent, appendix H (Figure 6).
 """
@@ -38,9 +38,7 @@ class Positions(Study):
     )
     most_others = 1
 
-    def measure(
-        self, run: RecordedRun, others: Runs, documents: np.ndarray, seed: int = 0
-    ) -> Content:
+    def measure(self, run: RecordedRun, others: Runs, documents: np.ndarray, seed: int) -> Content:
         runs = {run.workdir: run, **others}
         recordings = {name: each.recording("kept", documents) for name, each in runs.items()}
         return loss_by_position(recordings, run.store, documents)
@@ -86,7 +84,7 @@ def loss_by_position(
 
 def _by_part(name, manifest, bits_T, weights_T):
     segment_length = manifest["segment_length"]
-    # A document's first tokens are dear for another reason.
+    # Tokens of the first segment cost more for lack of context.
     begin = segment_length if len(bits_T) > segment_length else 0
     for unit, length in (("segment", segment_length), ("block", manifest["window"])):
         parts = min(PARTS, length)
@@ -95,8 +93,8 @@ def _by_part(name, manifest, bits_T, weights_T):
         counts = np.bincount(part_T, weights_T[begin:], parts)
         known = np.flatnonzero(counts)
         points = (known * length // parts).tolist(), (sums[known] / counts[known]).tolist()
-        labels = f"place in the {unit}, tokens", "bits per token"
-        yield curve(f"by place in the {unit}, {name}", *points, *labels)
+        labels = f"position in the {unit}, tokens", "bits per token"
+        yield curve(f"by position in the {unit}, {name}", *points, *labels)
 
 
 def _summary(positions, cumulative, longest):

@@ -1,12 +1,13 @@
-"""Measures the effective length of the memory: the cost of a reset c tokens before a block.
+"""Effective length of the memory: the cost of a reset c tokens before a block.
 
-Blocks of W tokens are scored as recorded, and at the end of a stretch of the document that is read
-from a reset c tokens before them, c = W, 2W, 4W ... The reset is of the state, after as many blocks
-as fill the windows of all layers; or of the whole context, windows included.
+Blocks of W tokens are scored as recorded, and again after a reset c tokens before them, c = W, 2W,
+4W ... The reset is of the state, after as many blocks as fill the windows of all layers; or of the
+whole context, windows included.
 """
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -22,12 +23,12 @@ from brt.evaluation.recording import Recording
 from brt.studies.study import LN2, Content, Runs, Study, content, curve, ratio_and_error
 
 BLOCKS, TOKENS = 1000, 1_000_000
-"""Most blocks scored, and tokens read, at each distance; at least one batch."""
+"""Most blocks scored, and tokens processed, at each distance; at least one batch."""
 SHARE = 0.1
-"""Beyond the reach a reset costs at most this share of the nearest one's cost."""
 
 
 @configurable
+@dataclass(eq=False)
 class Reach(Study):
     """Effective length of the memory.
 
@@ -41,12 +42,9 @@ class Reach(Study):
         "error: where a curve meets zero the memory ends."
     )
 
-    def __init__(self, tokens: Count = TOKENS):
-        self.tokens = tokens
+    tokens: Count = TOKENS
 
-    def measure(
-        self, run: RecordedRun, others: Runs, documents: np.ndarray, seed: int = 0
-    ) -> Content:
+    def measure(self, run: RecordedRun, others: Runs, documents: np.ndarray, seed: int) -> Content:
         W, longest = run.window, int(run.store.lengths_D[documents].max())
         blocks = block_starts(run.store, documents, W, seed)
         # A block is scored that begins after the distance, at a multiple of W.
@@ -156,7 +154,7 @@ def cost_of_reset(
         stretches,
         "cleared" if probe == "state" else "kept",
         replaced=lambda step: step % length == before,
-        label=None if run.quiet else f"{label} {probe} reset {distance:,} tokens before, blocks",
+        label=run.label(f"{label} {probe} reset {distance:,} tokens before, blocks"),
     )
     extras, weights, scored = [], [], 0
     for segment in itertools.islice(segments, length - 1, None, length):
@@ -176,8 +174,8 @@ def cost_of_reset(
 class Stretches(EvaluationPass):
     """Stretches of documents, of one length in blocks, each read from empty caches.
 
-    documents, begins: document and first target of each stretch; batch elements wait where a
-        stretch begins before its document, or ends after it. length: in blocks.
+    documents, begins: document and first target of each stretch, which may begin before its
+        document or end after it. length: in blocks.
     """
 
     def __init__(

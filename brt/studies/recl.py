@@ -3,13 +3,13 @@
 M models of the group    C contexts, rising    P positions (tokens that are predicted)
 
 Losses l_i(c, t), in nats, are of model i on token t with exactly c tokens of context. A longer
-context counts where it is better than the best of all models with the shorter one, so that a model
-that is good with little context is not beaten by one that starts out worse and improves more.
+context counts where it is better than the best of all models with the shorter one.
 
 Source: Transformer-XL, section 4.3 and appendix C.
 """
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,7 @@ SHARES = (0.1, 0.5, 1.0)
 
 
 @configurable
+@dataclass(eq=False)
 class Recl(Study):
     """Relative effective context length of a group: the run and any number of others.
 
@@ -42,14 +43,11 @@ class Recl(Study):
     most_others = math.inf
     any_stream = True
 
-    def __init__(self, step: Count = 100, longest: Count = 1000, positions: Count = 1000):
-        self.step = step
-        self.longest = longest
-        self.positions = positions
+    step: Count = 100
+    longest: Count = 1000
+    positions: Count = 1000
 
-    def measure(
-        self, run: RecordedRun, others: Runs, documents: np.ndarray, seed: int = 0
-    ) -> Content:
+    def measure(self, run: RecordedRun, others: Runs, documents: np.ndarray, seed: int) -> Content:
         contexts_C = contexts(self.step, self.longest)
         owners_P, offsets_P = draw_positions(run.store, documents, contexts_C, self.positions, seed)
         group = {str(run.workdir): run, **{str(name): other for name, other in others.items()}}
@@ -144,8 +142,7 @@ def effective_context(
 ) -> tuple[int, bool]:
     """Returns the RECL, the first context whose next one improves by less than `THRESHOLD`.
 
-    In tokens, and whether the search ended by itself; if not, it is the longest context, and the
-    model may use more.
+    In tokens, and whether the search ended by itself; if not, it is the longest context.
     """
     for short in range(len(contexts_C) - 1):
         if gain(losses_MCP, model, short, short + 1, share) < THRESHOLD:

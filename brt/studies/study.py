@@ -1,7 +1,7 @@
 """Studies: questions about a run that `brt.evaluate --study=NAME` answers.
 
-A study is one file of this folder, named like the study, with one subclass of `Study`. The
-parameters of its constructor are gin bindings, such as `Reach.tokens`.
+A study is one file of this folder, named like the study, with one subclass of `Study`. Parameters
+of its constructor are gin bindings, as in `Reach.tokens`.
 """
 
 import abc
@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from brt.data.order import permutation
+from brt.data.stores.layout import token_difference
 from brt.data.stores.token_store import TokenStore
 from brt.evaluation.recorded_run import RecordedRun
 from brt.storage.paths import is_remote
@@ -23,19 +24,17 @@ from brt.storage.paths import is_remote
 Content = dict[str, Any]
 """The content of a study's file: "numbers", "series", "summary", and more of some studies."""
 Runs = Mapping[str, RecordedRun]
-"""Further runs of a study, by their folders' names."""
 LN2 = math.log(2)
 
 
 def content(numbers: dict[str, Any], series: list[dict], summary: str, **more: Any) -> Content:
-    """Returns the parts that every study has, and more."""
     return {"numbers": numbers, "series": series, "summary": summary, **more}
 
 
 def curve(
     name: str, x: Sequence, y: Sequence, x_label: str, y_label: str, **more: Any
 ) -> dict[str, Any]:
-    """Returns one of the "series"; `more` is "borders" or "errors"."""
+    """Returns one entry of "series", with "borders" or "errors" if any."""
     labels = {"x_label": x_label, "y_label": y_label}
     return {"name": name, "x": list(x), "y": list(y), **labels, **more}
 
@@ -53,9 +52,7 @@ def add_map(
 ) -> None:
     """Adds a heat map to a study's "arrays" and "maps", as `HeatMap` of the report draws it.
 
-    Args:
-        labels, ends, borders: of x and of y.
-        more: "marked" and the like.
+    labels, ends, borders: of x and of y.
     """
     study["arrays"][name] = values.astype(np.float32)
     entry: dict[str, Any] = {"array": name, "title": title, "caption": caption}
@@ -78,15 +75,13 @@ class Study(abc.ABC):
     num_documents: ClassVar[int | None] = None
 
     @abc.abstractmethod
-    def measure(
-        self, run: RecordedRun, others: Runs, documents: np.ndarray, seed: int = 0
-    ) -> Content:
+    def measure(self, run: RecordedRun, others: Runs, documents: np.ndarray, seed: int) -> Content:
         """Returns the content of the study's file.
 
         Args:
             run: the run; missing recordings are made.
             others: further runs, at most `most_others`.
-            documents: numbers of the documents to read, integers.
+            documents: integers.
             seed: of everything that is drawn.
         """
 
@@ -131,7 +126,6 @@ def run_study(
     number: int | None = None,
     seed: int = 0,
 ) -> Content:
-    """Runs a study on `number` documents (None for its default) and returns its file's content."""
     others, name = others or {}, _name(type(study))
     if len(others) > study.most_others:
         allowed = "leave --other out" if not study.most_others else "name one run with --other"
@@ -154,22 +148,13 @@ def run_study(
 
 
 def choose_documents(store: TokenStore, number: int, seed: int = 0) -> list[int]:
-    """Returns numbers of documents drawn by a seed, rising; all if there are no more."""
+    """Returns documents drawn by a seed, rising; all if there are no more."""
     return sorted(permutation(store.num_documents, seed, 0, 0, 4)[:number].tolist())
 
 
 def check_same_tokens(ours: TokenStore, theirs: TokenStore) -> None:
-    """Refuses two runs on different tokens, before either is recorded."""
-    if ours.manifest["content"] == theirs.manifest["content"]:
-        return
-    one, two = ours.manifest["vocabulary"], theirs.manifest["vocabulary"]
-    why = "hold different documents; bind Corpus.store and Evaluation.split to the same ones"
-    if one["fingerprint"] != two["fingerprint"]:
-        why = (
-            f"have different tokenizers, {one['name']} of size {one['size']} and {two['name']} of "
-            f"size {two['size']}, so their tokens cannot be compared; compare bits per byte"
-        )
-    raise ValueError(f"{ours.folder} and {theirs.folder} {why}.")
+    if why := token_difference(ours.manifest, theirs.manifest):
+        raise ValueError(f"{ours.folder} and {theirs.folder} {why}.")
 
 
 def _resolved(folder: str) -> str:
@@ -199,7 +184,7 @@ def sums_by_position(by_document: Iterable[np.ndarray], length: int) -> np.ndarr
 
 
 def parts_of(offsets_T: np.ndarray, length: int, parts: int) -> np.ndarray:
-    """Returns which of so many equal parts of a segment or block each offset is in, integers."""
+    """Returns the index of the equal part of a segment or block that contains each offset."""
     return offsets_T % length * parts // length
 
 

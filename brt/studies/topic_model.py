@@ -92,7 +92,6 @@ class TopicModel:
 
 
 def words_of(text: str) -> Counter[str]:
-    """Returns the number of occurrences of each word of a text, in lower case."""
     return Counter(WORD.findall(text.lower()))
 
 

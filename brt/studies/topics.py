@@ -1,7 +1,6 @@
-"""Measures whether continuations keep to the topics of their contexts.
+"""Compares the topics of contexts and of their continuations.
 
-A topic model of the training split gives every context and continuation a mixture of topics. Their
-divergences are compared: with the state kept and cleared, and with other runs.
+A topic model of the training split gives every context and continuation a mixture of topics.
 
 Source: Adding Recurrence to Pretrained Transformers, section 5.3.1. It leaves open the choice of
     words, the base of the divergence and the test: here those of `topic_model`, base 2, a sign
@@ -9,6 +8,7 @@ Source: Adding Recurrence to Pretrained Transformers, section 5.3.1. It leaves o
 """
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -20,11 +20,12 @@ from brt.studies.topic_model import TopicModel, divergence
 
 TOPICS = 20
 BOOKS = 5_000
-"""Topics, and training documents of the topic model, as in the paper."""
+"""Training documents of the topic model; both as in the paper."""
 WORDS = 2**20
 
 
 @configurable
+@dataclass(eq=False)
 class Topics(Study):
     """Topics of contexts, and of their continuations by the run and by others.
 
@@ -39,14 +40,11 @@ class Topics(Study):
     most_others = math.inf
     any_stream = True
 
-    def __init__(self, contexts: Count = 10, written: Count = 30, topics: Count = TOPICS):
-        self.contexts = contexts
-        self.written = written
-        self.topics = topics
+    contexts: Count = 10
+    written: Count = 30
+    topics: Count = TOPICS
 
-    def measure(
-        self, run: RecordedRun, others: Runs, documents: np.ndarray, seed: int = 0
-    ) -> Content:
+    def measure(self, run: RecordedRun, others: Runs, documents: np.ndarray, seed: int) -> Content:
         texts = continued_texts(run, others, documents, seed, self.contexts, self.written)
         store = run.experiment.open_store("train")
         count = min(store.num_documents, BOOKS)

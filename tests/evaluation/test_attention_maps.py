@@ -267,4 +267,4 @@ def test_a_model_that_shows_no_attention_is_named(xl):
 
     run.experiment = Experiment()
     with pytest.raises(ValueError, match=r"such as TransformerXL and .* holds a Other"):
-        Attention().measure(run, {}, ALL)
+        Attention().measure(run, {}, ALL, 0)

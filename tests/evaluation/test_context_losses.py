@@ -131,7 +131,7 @@ def test_recl_of_a_group_is_one_command(monkeypatch, capsys, runs):
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        (["--other={}/letters"], "have different tokenizers, bytes of size 256 and words:"),
+        (["--other={}/letters"], "have different tokenizers, bytes of size 256 ("),
         (["--other={}/one", "--gin.Recl.step=20", "--gin.Recl.longest=30"], "Recl.longest"),
         (["--other={}/one"], "Recl.longest"),
         (["--other={}/one,{}/rec"], "is the run itself"),
@@ -156,7 +156,7 @@ def test_what_is_reported_is_made_of_the_losses_of_each_model(recurrent, monkeyp
     losses = iter(rng.gamma(2.0, size=(2, 6, 9)) - 0.4 * np.arange(6)[:, None])
     kept = []
     monkeypatch.setattr(study, "context_losses", lambda *_: kept.append(next(losses)) or kept[-1])
-    found = study.Recl(7, 45, 9).measure(recurrent, {"other": recurrent}, np.arange(7))
+    found = study.Recl(7, 45, 9).measure(recurrent, {"other": recurrent}, np.arange(7), 0)
     assert found["contexts"] == CONTEXTS.tolist() and found["numbers"]["positions"] == 9
     for i, (row, curve) in enumerate(zip(found["table"], found["series"], strict=True)):
         for share in (0.1, 0.5, 1.0):

@@ -44,7 +44,7 @@ def test_curves_are_means_over_all_tokens_up_to_a_position(made, documents):
 
 
 def part_of(found, unit, name):
-    return next(c for c in found["series"] if c["name"] == f"by place in the {unit}, {name}")
+    return next(c for c in found["series"] if c["name"] == f"by position in the {unit}, {name}")
 
 
 def test_places_are_means_over_all_but_first_segments(made):

@@ -78,7 +78,7 @@ def deaf(run, folder):
 
 
 def test_costs_are_those_of_the_recordings(recurrent):
-    numbers = MemoryUse().measure(recurrent, {}, ALL)["numbers"]
+    numbers = MemoryUse().measure(recurrent, {}, ALL, 0)["numbers"]
     sums, tokens = {}, 0
     for document in ALL:
         length = int(recurrent.store.lengths_D[document])
@@ -104,7 +104,7 @@ def test_an_external_memory_is_weighed_like_a_state_but_no_gradient_reaches_it(t
     )
     path = write_config(tmp_path, *lines, *memory, without=("RecurrentCell",))
     with jax.set_mesh(one_device()):
-        found = MemoryUse().measure(a_run(tmp_path, build(path).experiment), {}, ALL)
+        found = MemoryUse().measure(a_run(tmp_path, build(path).experiment), {}, ALL, 0)
     numbers = found["numbers"]
     cleared, zeroed, swapped = (
         numbers[f"cost_{name}"] for name in ("cleared", "zeroed", "swapped")
@@ -178,7 +178,7 @@ def test_a_half_life_is_where_half_is_left(recurrent):
 
 
 def test_a_state_that_nothing_reads_is_found_out(recurrent, tmp_path):
-    found = MemoryUse().measure(deaf(recurrent, tmp_path), {}, ALL)
+    found = MemoryUse().measure(deaf(recurrent, tmp_path), {}, ALL, 0)
     numbers, sentence = found["numbers"], found["summary"]
     assert numbers["layer1/state_share"] == numbers["layer1/gradient_norm"] == 0
     assert all(abs(numbers[f"cost_{state}"]) < 1e-6 for state in ("cleared", "swapped"))
@@ -241,7 +241,7 @@ def test_zeros_of_layers_without_a_state_are_not_told():
 
 
 def test_a_model_without_a_state_says_so(slide):
-    content = MemoryUse().measure(slide, {}, ALL)
+    content = MemoryUse().measure(slide, {}, ALL, 0)
     assert "windows of 8 tokens" in content["summary"]
     assert content["numbers"] == {} and content["series"] == []
 
@@ -249,7 +249,7 @@ def test_a_model_without_a_state_says_so(slide):
 @pytest.mark.parametrize("documents", [[0], range(5)])
 def test_documents_of_one_segment_carry_nothing(recurrent, documents):
     """The first of them is of one token."""
-    sentence = MemoryUse().measure(recurrent, {}, np.array(documents))["summary"]
+    sentence = MemoryUse().measure(recurrent, {}, np.array(documents), 0)["summary"]
     assert "16 tokens" in sentence and "Evaluation.segment_length" in sentence
 
 
@@ -322,7 +322,7 @@ def test_a_distance_costs_no_more_tokens_than_allowed_but_one_batch(recurrent, t
 
 def test_a_window_reaches_as_far_as_it_is_long(slide):
     """One layer: a block that begins W tokens after a reset sees nothing of what was before."""
-    found = Reach().measure(slide, {}, ALL)
+    found = Reach().measure(slide, {}, ALL, 0)
     (curve,) = found["series"]
     assert curve["name"].endswith("context") and curve["x"] == [8, 16, 32, 64, 100]
     assert np.abs(curve["y"]).max() < 1e-5
@@ -348,7 +348,7 @@ def test_beyond_the_reach_no_reset_is_dear(costs, expected):
 
 
 def test_both_curves_end_at_the_whole_document(recurrent):
-    found = Reach().measure(recurrent, {}, ALL)
+    found = Reach().measure(recurrent, {}, ALL, 0)
     assert [s["name"] for s in found["series"]] == [
         "cost of resetting the state",
         "cost of resetting the context",
@@ -359,7 +359,7 @@ def test_both_curves_end_at_the_whole_document(recurrent):
         assert all(curve["tokens"][:-1]) and abs(curve["y"][0]) > 1e-3
     assert recurrent.experiment.model.receptive_field() == math.inf
     for short in (np.arange(5), np.array([0])):
-        sentence = Reach().measure(recurrent, {}, short)["summary"]
+        sentence = Reach().measure(recurrent, {}, short, 0)["summary"]
         assert "of 8 tokens each" in sentence
 
 
@@ -415,7 +415,7 @@ def test_a_memory_that_knows_all_answers_is_told_that_it_helps(answering, monkey
         "recording",
         lambda run, state, chosen: OfAnswers(record(run, state, chosen), store.weights, state),
     )
-    found = MemoryUse().measure(answering, {}, documents)
+    found = MemoryUse().measure(answering, {}, documents, 0)
     numbers, series = found["numbers"], found["series"]
     assert found["summary"].startswith("This document's state is used: ")
     answers = [int(np.count_nonzero(store.weights(d, T))) for d in range(3)]
@@ -469,7 +469,7 @@ def test_runs_of_other_texts_are_refused_before_they_are_read(recurrent, slide, 
     other = RecordedRun.__new__(RecordedRun)
     other.__dict__ = {**slide.__dict__, "workdir": tmp_path}
     other.store = other.experiment.open_store("test")
-    with pytest.raises(ValueError, match=r"hold different documents; bind Corpus\.store"):
+    with pytest.raises(ValueError, match=r"hold different documents: bind Corpus\.store"):
         run_study(Compare(), recurrent, {"other": other})
     other.store.manifest["vocabulary"]["fingerprint"] = "0" * 64
     with pytest.raises(ValueError, match="have different tokenizers"):
