@@ -1,1 +1,1 @@
-"""From run folders to the paper's tables, figures and one page to read them on."""
+"""Tables and figures of the papers, and one page, from run folders."""

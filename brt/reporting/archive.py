@@ -43,7 +43,7 @@ def pack(run: Path, archive: Path) -> None:
 
 
 def unpack(archive: Path, folder: Path) -> Path:
-    """Unpacks an archive into a new folder below `folder`; returns that run folder."""
+    """Unpacks an archive into a new run folder below `folder`, and returns that."""
     name = archive.name.removesuffix(ENDING)
     if name == archive.name or name in ("", ".", ".."):
         raise ValueError(f"{archive} is no archive of a run: rename it to RUN{ENDING}.")
@@ -51,7 +51,7 @@ def unpack(archive: Path, folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     with open_regular(archive) as file, tempfile.TemporaryFile(dir=folder) as content:
         try:
-            # Decompressed to its end first: the checksum stands there.
+            # Decompressed to its end first, where the checksum is.
             with gzip.GzipFile(fileobj=file) as stream:
                 while piece := stream.read(PIECE):
                     if content.tell() + len(piece) > MOST_BYTES:

@@ -15,13 +15,11 @@ from brt.reporting.papers.form import Quantity
 from brt.reporting.runs import Run
 
 PROPERTIES = ("parameters", "all_parameters", "vocabulary_size")
-"""Properties of a `Group` itself, which do not depend on seeds."""
 WITHOUT_EFFECT = ("Evaluation.split", "Evaluation.tokens_per_step", "Evaluation.max_steps")
 """Bindings of an evaluation without effect on the metrics of a whole split."""
 
 
 def given_to(evaluation: dict) -> str:
-    """Returns the gin files and bindings of an evaluation, without those that have no effect."""
     lines = map(str, evaluation.get("given", ()))
     return ", ".join(line for line in lines if not line.startswith(WITHOUT_EFFECT))
 
@@ -29,9 +27,8 @@ def given_to(evaluation: dict) -> str:
 class Group(NamedTuple):
     """Runs that differ in their seed only, at least one.
 
-    Attributes:
-        position: in the papers' tables.
-        variant: the bindings that distinguish it from others of the same position; or "".
+    position: in the papers' tables.
+    variant: the bindings that distinguish it from others of the same position; or "".
     """
 
     runs: list[Run]
@@ -49,9 +46,6 @@ class Group(NamedTuple):
     def evaluations(self, split: str | None = None) -> list[dict]:
         split = split or self.split
         return [run.evaluations[split] for run in self.runs if split in run.evaluations]
-
-    def cell(self, name: str = "bits_per_token", decimals: int | None = None) -> Cell:
-        return self.quantity(Quantity("", name, decimals))
 
     def quantity(self, quantity: Quantity) -> Cell:
         name, decimals = quantity.scalar, quantity.decimals
@@ -78,11 +72,11 @@ class Group(NamedTuple):
         if "/" in name:
             series = (run.series(name)[1] for run in self.runs)
             return [max(values) for values in series if values]
-        return [found[name] for found in self.evaluations(split) if name in found]
+        return [metrics[name] for metrics in self.evaluations(split) if name in metrics]
 
     @property
     def label(self) -> str:
-        """Label in tables that have no row for the group: `Slide:5L (5 layers, d 128)`."""
+        """Label in tables without a row for the group: `Slide:5L (5 layers, d 128)`."""
         label = " + ".join([self.position.system, *self.position.memories])
         label += f" ({self.dimensions})"
         if self.position.task:
@@ -153,7 +147,6 @@ class Group(NamedTuple):
 
 
 def collect(runs: list[Run]) -> list[Group]:
-    """Gathers runs into groups, in order."""
     gathered: dict[str, list[Run]] = {}
     for run in runs:
         identity = run.identity(), run.stands_for.get("settings")

@@ -67,13 +67,12 @@ def _curves(runs):
                     style = "points" if len(steps) < MANY_POINTS else "line"
                     lines.append(Line(text, steps, values, style))
         if lines:
-            settles = name in ("training_loss", "gradient_norm")
-            plots.append(Plot(name, title, caption, "step", label, lines, settles=settles))
+            later = name in ("training_loss", "gradient_norm")
+            plots.append(Plot(name, title, caption, "step", label, lines, fits_later=later))
     return plots
 
 
 def _short(scalar, figure):
-    """Returns the distinguishing part of a scalar's name: `layer2`, `cleared`."""
     text = scalar.split("/", 1)[1]
     for word in ("bits_per_token", "recall_accuracy", "learning_rate", "tokens_per_second", figure):
         text = text.replace(word, "")
@@ -116,7 +115,7 @@ def study_plots(run: Run, name: str) -> list[Plot]:
                 log_x=all(_spread_out(series["x"]) for series in group),
                 borders=borders,
                 second_label=beside[0][1] if beside else "",
-                settles=bool(beside),
+                fits_later=bool(beside),
             )
         )
     return plots

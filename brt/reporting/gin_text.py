@@ -3,7 +3,6 @@
 import os
 import pathlib
 import re
-from collections.abc import Iterable
 from typing import Any
 
 from gin import config_parser
@@ -17,8 +16,6 @@ ROOT = configs_root()
 
 
 class Reference(str):
-    """A configurable or a macro, as written: `@Corpus()`, `%width`."""
-
     def __repr__(self):
         return str(self)
 
@@ -47,29 +44,20 @@ def _read_gin(text, reader):
 
 
 def read_gin_file(path: str | os.PathLike) -> dict[str, Any]:
-    """Returns the bindings of a gin file, found here, next to configs/ or inside it."""
+    """Returns the bindings of a gin file in the working directory or in the search path."""
     return _read_file(path, GinReader())
 
 
 def _read_file(path, reader):
     if not is_remote(path):
-        places = (pathlib.Path(), *gin_folders())
-        found = (place / path for place in places if os.path.lexists(place / path))
-        path = next(found, ROOT / path)
+        files = (folder / path for folder in (pathlib.Path(), *gin_folders()))
+        path = next(filter(os.path.lexists, files), ROOT / path)
     with reader.opened(path) as text:
         return _read_gin(text, reader)
 
 
-def read_gin_files(paths: Iterable[str]) -> dict:
-    """Returns the bindings of several gin files; later files override earlier ones."""
-    settings: dict[str, Any] = {}
-    for path in paths:
-        settings |= read_gin_file(path)
-    return settings
-
-
 def resolved(settings: dict) -> dict:
-    """Returns the settings with macros replaced by their values, and without the macros."""
+    """Returns the settings with macros replaced by their values."""
 
     def macro(value):
         name = value[1:] if isinstance(value, Reference) and value.startswith("%") else None
@@ -84,17 +72,17 @@ def write_gin(settings: dict[str, Any]) -> str:
 
 
 def reachable(settings: dict[str, Any], name: str) -> set[str]:
-    """Returns the bindings that the value of a binding depends on, with the binding itself.
+    """Returns the names of a binding and of all that its value depends on.
 
-    `Trainer.corpus = @Corpus()` adds all `Corpus.` bindings, and those they refer to.
+    `Trainer.corpus = @Corpus()` adds all `Corpus.` bindings, and so on.
     """
-    found: set[str] = set()
+    reached: set[str] = set()
     todo = [name]
     while todo:
         name = todo.pop()
-        if name in found or name not in settings:
+        if name in reached or name not in settings:
             continue
-        found.add(name)
+        reached.add(name)
         references = re.findall(r"[@%](?:[\w/]*\.)*([\w/]+)", repr(settings[name]))
         todo += [key for key in settings if (key.rpartition(".")[0] or key) in references]
-    return found
+    return reached

@@ -1,4 +1,4 @@
-"""The beginning of a page of few runs: their main figures in large numbers, and generated text."""
+"""The cards at the top of a page of few runs: main metrics and generated text."""
 
 import json
 from html import escape
@@ -15,17 +15,16 @@ FIGURES = (
 
 
 def headline_html(runs: list[Run]) -> str:
-    """Returns a card for each run with figures of held-out text; "" for none or many runs."""
     cards = [card for run in runs if (card := _card(run))] if len(runs) <= MOST_RUNS else []
     return f'<div class="headline">{"".join(cards)}</div>\n' if cards else ""
 
 
 def _card(run):
     figures, source = _held_out(run)
-    found = [entry for entry in FIGURES if entry[0] in figures]
-    # An accuracy is of the answers alone, so the loss beside it says less.
-    accuracies = [entry for entry in found if "accuracy" in entry[0]]
-    shown = (accuracies or found)[:1]
+    known = [entry for entry in FIGURES if entry[0] in figures]
+    # An accuracy is of the answers alone, and more informative than the loss.
+    accuracies = [entry for entry in known if "accuracy" in entry[0]]
+    shown = (accuracies or known)[:1]
     numbers = ""
     for name, label, form in shown:
         pairs = [("state kept", name), ("state cleared", f"cleared_{name}")]

@@ -1,4 +1,4 @@
-"""The model that a run's settings describe, and its arguments, whatever class binds them."""
+"""The model that a run's settings describe, and its arguments."""
 
 import inspect
 from typing import Any
@@ -12,14 +12,14 @@ def model_name(settings: dict) -> str:
 
 
 def owners(settings: dict[str, Any]) -> tuple[str, ...]:
-    """Returns the classes that bind a model's arguments: itself, its bases, and its body."""
     model = model_name(settings)
     names = [model]
-    found = configurable_class(model)
+    model_class = configurable_class(model)
     body = settings.get(f"{model}.body")
-    if found is not None:
-        names += [base.__name__ for base in found.__mro__[1:] if configurable_class(base.__name__)]
-        own = inspect.signature(found.__init__)  # type: ignore[misc]  # a metaclass hides it
+    if model_class is not None:
+        bases = (base.__name__ for base in model_class.__mro__[1:])
+        names += filter(configurable_class, bases)
+        own = inspect.signature(model_class.__init__)  # type: ignore[misc]  # a metaclass hides it
         default = own.parameters.get("body")
         if body is None and default is not None:
             body = default.default.__name__

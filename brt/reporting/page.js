@@ -18,8 +18,8 @@
   const shown = (x, decimals) => x.toFixed(decimals).replace("-", "−");
   const sheet = document.styleSheets[0];
   for (let level = 1; level <= LEVELS; level++)
-    for (const [letter, colour] of [["w", "--worse"], ["b", "--better"]])
-      sheet.insertRule(`.${letter}${level} { background: color-mix(in srgb, `
+    for (const [prefix, colour] of [["w", "--worse"], ["b", "--better"]])
+      sheet.insertRule(`.${prefix}${level} { background: color-mix(in srgb, `
         + `var(${colour}) ${level * 11}%, transparent) }`);
   let doc, own = 0, minus = -1, values, chunks = [], marked = -1;
   const filling = new IntersectionObserver((entries) => {
@@ -43,14 +43,14 @@
     minus = doc.recordings.findIndex((r, n) => n !== own && r.name.endsWith("cleared"));
     marked = -1;
     choices();
-    lay();
+    layOut();
     measure();
     at("text").scrollTop = 0;
     at("text").dataset.milliseconds = Math.round(performance.now() - started);
   }
 
   // Chunks end at line ends where there are some, else at any token.
-  function lay() {
+  function layOut() {
     filling.disconnect();
     at("text").textContent = "";
     chunks = [];
@@ -59,8 +59,8 @@
       for (let i = first + CHUNK; i < last; i++)
         if (doc.text[doc.ends[i] - 1] === "\n") last = i + 1;
       const element = document.createElement("div");
-      const letters = doc.ends[last - 1] - begin(first);
-      element.style.minHeight = Math.ceil(letters / 80) * 1.7 + "rem";
+      const characters = doc.ends[last - 1] - begin(first);
+      element.style.minHeight = Math.ceil(characters / 80) * 1.7 + "rem";
       element.chunk = { element, first, last, full: false };
       chunks.push(element.chunk);
       at("text").append(element);
@@ -76,7 +76,7 @@
     for (let i = chunk.first; i < chunk.last; i++) {
       const span = document.createElement("span");
       span.textContent = doc.text.slice(begin(i), doc.ends[i]);
-      span.className = look(i);
+      span.className = classOf(i);
       span.dataset.i = i;
       parts.append(span);
     }
@@ -92,7 +92,7 @@
     chunk.full = false;
   }
 
-  function look(i) {
+  function classOf(i) {
     const most = Number(at("most").value);
     const level = Math.min(LEVELS, Math.round((Math.abs(values[i]) / most) * LEVELS));
     const border = at("borders").checked && i && i % doc.segment_length === 0;
@@ -116,7 +116,7 @@
   function paint() {
     at("most-shown").textContent = at("most").value + " bits";
     for (const chunk of chunks) if (chunk.full)
-      for (const span of chunk.element.children) span.className = look(Number(span.dataset.i));
+      for (const span of chunk.element.children) span.className = classOf(Number(span.dataset.i));
     draw();
   }
 
@@ -158,7 +158,7 @@
     order.sort((a, b) => Math.abs(values[b]) - Math.abs(values[a]));
     at("largest").replaceChildren(...order.slice(0, LISTED).map((i) => {
       const item = document.createElement("li"), button = document.createElement("button");
-      const [bits, context, mark, place] = ["b", "span", "mark", "i"].map((name) =>
+      const [bits, context, mark, position] = ["b", "span", "mark", "i"].map((name) =>
         document.createElement(name));
       const plain = (from, to) => doc.text.slice(from, to).replace(/\s/g, " ");
       bits.textContent = shown(values[i], 2);
@@ -166,15 +166,15 @@
       mark.textContent = plain(begin(i), doc.ends[i]) || "…";
       context.append(plain(Math.max(begin(i) - 14, 0), begin(i)), mark,
         plain(doc.ends[i], doc.ends[i] + 40));
-      place.textContent = i.toLocaleString("en");
-      button.append(bits, context, place);
-      button.onclick = () => go(i);
+      position.textContent = i.toLocaleString("en");
+      button.append(bits, context, position);
+      button.onclick = () => scrollToToken(i);
       item.append(button);
       return item;
     }));
   }
 
-  function go(i) {
+  function scrollToToken(i) {
     const chunk = chunks.find((c) => i < c.last);
     marked = i;
     if (!chunk.full) fill(chunk);
@@ -203,7 +203,7 @@
     at("minus").value = minus;
   }
 
-  function tell(event) {
+  function showTip(event) {
     const i = event.target.dataset && event.target.dataset.i;
     at("tip").hidden = i === undefined;
     if (i === undefined) return;
@@ -229,11 +229,11 @@
   at("document").onchange = () => open(Number(at("document").value));
   at("minus").onchange = () => { minus = Number(at("minus").value); measure(); };
   at("most").oninput = at("borders").onchange = paint;
-  at("text").onmousemove = tell;
+  at("text").onmousemove = showTip;
   at("text").onscroll = () => requestAnimationFrame(draw);
   at("text").onmouseleave = () => { at("tip").hidden = true; };
   at("map").onclick = (event) =>
-    go(Math.floor((event.offsetX / at("map").clientWidth) * doc.tokens));
+    scrollToToken(Math.floor((event.offsetX / at("map").clientWidth) * doc.tokens));
   addEventListener("resize", draw);
   open(0);
 })();

@@ -9,15 +9,11 @@ from typing import Any
 
 from brt.reporting.drawing.plots import Plot, svg
 from brt.reporting.drawing.table import Table
+from brt.studies.output import SEEN
 
 HERE = Path(__file__).parent
 
 MANY_ROWS = 40
-SEEN = {
-    "window": "inside the window",
-    "segment": "beyond the window, inside the segment",
-    "beyond": "beyond the segment",
-}
 
 
 def page(
@@ -117,7 +113,6 @@ def marked_html(texts: list[dict]) -> str:
 
 
 def excerpts_html(excerpts: list[dict]) -> str:
-    """Returns tokens with the text around them and the facts of a study."""
     return _quotes((" · ".join(_facts(excerpt)), _in_context(excerpt)) for excerpt in excerpts)
 
 

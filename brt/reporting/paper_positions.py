@@ -1,4 +1,4 @@
-"""Positions of runs in the papers' tables, read off their settings."""
+"""Positions of runs in the papers' tables, from their settings."""
 
 import re
 from typing import Any, NamedTuple
@@ -45,19 +45,6 @@ def flops_per_token(window: int, overlap: int = 0, layers: int = 12, width: int 
     Source: Adding Recurrence to Pretrained Transformers, Tables 1 and 2.
     """
     return 2 * layers * width * (12 * width + window) * window / (window - overlap)
-
-
-def visible_context(system: str, segment_length: int, memory: int, bptt_depth: int) -> int | None:
-    """Returns the tokens that a prediction may depend on in training; None where none is printed.
-
-    Source: RMT, section 5 and Figure 5a.
-    """
-    return {
-        "Baseline": segment_length,
-        "MemTr": segment_length,
-        "Tr-XL": memory + segment_length,
-        "RMT": (bptt_depth + 1) * segment_length,
-    }.get(system)
 
 
 class PaperPosition(NamedTuple):
@@ -110,7 +97,6 @@ class PaperPosition(NamedTuple):
 
     @property
     def window_length(self) -> int:
-        """Tokens of a window, with those that are read again."""
         return self.segment_length + self.overlap
 
     @property
@@ -142,7 +128,13 @@ class PaperPosition(NamedTuple):
 
     @property
     def visible_context(self) -> int | None:
-        return visible_context(self.system, self.segment_length, self.memory, self.bptt_depth)
+        """Tokens that a prediction may depend on in training (RMT, section 5 and Figure 5a)."""
+        return {
+            "Baseline": self.segment_length,
+            "MemTr": self.segment_length,
+            "Tr-XL": self.memory + self.segment_length,
+            "RMT": (self.bptt_depth + 1) * self.segment_length,
+        }.get(self.system)
 
     @property
     def vectors_shown(self) -> str:
@@ -329,7 +321,6 @@ def _corpus(run, family):
 
 
 def _vocabulary(run, settings):
-    """Returns family and size, as in Table 5 of the Block-Recurrent paper."""
     bound = settings.get("Corpus.vocabulary") or settings.get("FirstTokens.vocabulary")
     name = str(bound or "of the source")
     entries = model_setting(settings, "vocabulary_size", 0)

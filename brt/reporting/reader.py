@@ -8,6 +8,7 @@ import base64
 import numpy as np
 
 from brt import config
+from brt.data.stores.layout import token_difference
 from brt.data.stores.token_store import TokenStore
 from brt.evaluation.recording import Recording
 from brt.evaluation.words import Words
@@ -23,22 +24,24 @@ def reader_documents(
 ) -> tuple[list[dict], list[str]]:
     """Returns documents with their recordings, and sentences on what was left out.
 
-    chosen: numbers of documents; None for those that most recordings hold. Recordings of other
-    tokens than the first one's are left out.
+    chosen: numbers of documents; None for those in most recordings. Recordings of other tokens than
+    the first one's are left out.
     """
     opened, problems = _open(runs)
     if not opened:
         return [], problems
     first, base = opened[0]
     manifest = base.manifest["store"]
-    for _, recording in opened:
-        if recording.manifest["store"]["content"] != manifest["content"]:
-            problems.append(_misfit(base, recording))
-    opened = [(r, one) for r, one in opened
-              if one.manifest["store"]["content"] == manifest["content"]]  # fmt: skip
+    same = []
+    for run, recording in opened:
+        if why := token_difference(manifest, recording.manifest["store"]):
+            names = f"{base.folder} and {recording.folder}"
+            problems.append(f"{names} {why}; the reader shows the first.")
+        else:
+            same.append((run, recording))
     try:
         store = TokenStore(manifest["folder"])
-        opened = [(run, Recording(recording.folder, store)) for run, recording in opened]
+        opened = [(run, Recording(recording.folder, store)) for run, recording in same]
         vocabulary = _vocabulary(first, base)
     except (OSError, ValueError) as error:
         return [], [*problems, f"The reader has no text: {config.message(error)}"]
@@ -73,19 +76,6 @@ def _open(runs):
             except (OSError, ValueError) as error:
                 problems.append(f"A recording was left out: {error}")
     return opened, problems
-
-
-def _misfit(base, other):
-    ours, theirs = base.manifest["store"], other.manifest["store"]
-    names = [store["vocabulary"]["name"] for store in (ours, theirs)]
-    if ours["vocabulary"]["fingerprint"] != theirs["vocabulary"]["fingerprint"]:
-        why = f"have different tokenizers, {' and '.join(names)}"
-    else:
-        why = f"are of different documents, {ours['folder']} and {theirs['folder']}"
-    return (
-        f"{base.folder} and {other.folder} {why}: their tokens cannot be compared, and the reader "
-        "shows the first. Report them apart, or record both on one store."
-    )
 
 
 def _vocabulary(run, recording):

@@ -3,7 +3,6 @@
 Run folders may come from anybody: damaged files are left out of the report, with a sentence.
 """
 
-import functools
 import math
 import re
 from pathlib import Path
@@ -90,7 +89,7 @@ STUDY = Fields(
         "gains": dict[str, list[list[Finite | None]]],
     },
 )
-"""Content of studies/<name>.json, as docs/studies.md documents it."""
+"""Content of studies/<name>.json, as in docs/studies.md."""
 
 STANDS_FOR = Fields({}, {"settings": dict})
 
@@ -99,61 +98,60 @@ AGAIN = "remove the file, or have it written again"
 
 
 def read_evaluation(path: Path, problems: list[str]) -> dict[str, Any]:
-    """Returns the metrics of an evaluation; `problems` gets a sentence for each extreme number."""
-    found = _read(path, EVALUATION)
-    problems += [f"{path}: {what}" for what in replace_extremes(found).values()]
-    for name, value in found.items():
+    content = _read(path, EVALUATION)
+    problems += [f"{path}: {what}" for what in replace_extremes(content).values()]
+    for name, value in content.items():
         if name not in EVALUATION.optional and not allows(SCALAR, value):
             raise _damaged(path, f"{name} is no number")
-    if "cleared_loss" in found and "loss" not in found:
+    if "cleared_loss" in content and "loss" not in content:
         raise _damaged(path, "it has a cleared_loss and no loss")
-    return found
+    return content
 
 
 def read_study(path: Path) -> dict[str, Any]:
-    found = _read(path, STUDY)
-    if OLD_SUMMARY in found:
-        found["summary"] = found.pop(OLD_SUMMARY)
-    for number, series in enumerate(found.get("series", ())):
+    content = _read(path, STUDY)
+    if OLD_SUMMARY in content:
+        content["summary"] = content.pop(OLD_SUMMARY)
+    for number, series in enumerate(content.get("series", ())):
         errors = series.get("errors")
         if errors is not None and len(errors) != len(series["y"]):
             raise _damaged(path, f"series[{number}] has no error for each y")
-    for number, row in enumerate(found.get("table", ())):
+    for number, row in enumerate(content.get("table", ())):
         if wrong := misfit(Fields({}, dict.fromkeys(row, SCALAR)), row, f"table[{number}]"):
             raise _damaged(path, wrong)
-    if "gains" in found:
-        side = len(found.get("contexts", ()))
-        for name, lines in found["gains"].items():
+    if "gains" in content:
+        side = len(content.get("contexts", ()))
+        for name, lines in content["gains"].items():
             if not side or len(lines) != side or any(len(line) != side for line in lines):
                 raise _damaged(path, f"gains of {name!r:.60} are not one for each two contexts")
-    return found
+    return content
 
 
 def read_stands_for(path: Path) -> dict[str, Any]:
-    found = _read(path, STANDS_FOR)
-    check_settings(path, found.get("settings", {}))
-    return found
+    content = _read(path, STANDS_FOR)
+    check_settings(path, content.get("settings", {}))
+    return content
 
 
 def _read(path: Path, expected: Fields) -> dict[str, Any]:
-    found = read_json(path, expected, AGAIN)
-    if wrong := bad_text(found):
+    content = read_json(path, expected, AGAIN)
+    if wrong := bad_text(content):
         raise _damaged(path, wrong)
-    return found
+    return content
 
 
-def replace_extremes(found: dict[str, Any]) -> dict[str, str]:
+def replace_extremes(values: dict[str, Any]) -> dict[str, str]:
     """Replaces numbers that cannot be shown by NaN; returns a phrase for each by its name."""
-    numbers = {name: value for name, value in found.items() if isinstance(value, int | float)}
+    numbers = {name: value for name, value in values.items() if isinstance(value, int | float)}
     extreme = {name: value for name, value in numbers.items() if not SHOWN.holds(value)}
-    found |= dict.fromkeys(extreme, math.nan)
+    values |= dict.fromkeys(extreme, math.nan)
     words = f"counts as NaN, because it is not {Shown.words}"
     return {name: f"{name} = {value!r:.40} {words}" for name, value in extreme.items()}
 
 
 def check_settings(path: Path, settings: dict[str, Any]) -> None:
     """Refuses settings outside the declared types and ranges; unknown names are allowed."""
-    declared = _declarations()
+    declared = declarations()
     if wrong := bad_text(settings):
         raise _damaged(path, wrong)
     for name, value in settings.items():
@@ -164,11 +162,6 @@ def check_settings(path: Path, settings: dict[str, Any]) -> None:
         if not allows(expected, _known(value)):
             what = f"{name} = {value!r:.60} must be {words_for(expected, value)}"
             raise _damaged(path, what)
-
-
-@functools.cache
-def _declarations():
-    return declarations()
 
 
 def _known(value):

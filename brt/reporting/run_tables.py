@@ -61,10 +61,10 @@ def settings_that_differ(runs: list[Run]) -> list[Table]:
 
 
 def evaluations(runs: list[Run]) -> Table:
-    found = [(run, split, scalars) for run in runs for split, scalars in run.evaluations.items()]
-    shown = [entry for entry in EVALUATED if any(entry[0] in s for _, _, s in found)]
+    entries = [(run, split, scalars) for run in runs for split, scalars in run.evaluations.items()]
+    shown = [entry for entry in EVALUATED if any(entry[0] in s for _, _, s in entries)]
     rows = []
-    for run, split, scalars in found:
+    for run, split, scalars in entries:
         given, by = given_to(scalars), scalars.get("best_by")
         note = f"{run.name}, {split}: evaluated with {given}" if given else ""
         best = f"{run.name}, {split}: the best checkpoint by {by}" if by else ""
@@ -105,5 +105,5 @@ def _number(value, decimals, note=""):
     if isinstance(value, bool) or not isinstance(value, int | float):
         return Cell(str(value))
     whole = isinstance(value, int) or (decimals == 0 and float(value).is_integer())
-    whole = whole or value >= 1e6  # a perplexity, then: of bytes, by words
+    whole = whole or value >= 1e6  # a word-level perplexity of a poor model
     return Cell(f"{value:,.0f}" if whole else f"{value:,.{decimals}f}", (value,), note)

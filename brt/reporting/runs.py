@@ -25,7 +25,6 @@ STANDS_FOR_FILE = "stands_for.json"
 
 REQUIRED = ("Trainer.segment_length",)
 OF_BLOCKS = ("BlockRecurrentTransformer.num_layers", "BlockRecurrentTransformer.window")
-"""Settings that every run has, and every run of a Block-Recurrent stack."""
 
 EVALUATED_BY = ("Evaluation.segment_length", "Evaluation.stride", "Evaluation.meliad_scoring")
 """Settings of an evaluation that its metrics depend on."""
@@ -43,7 +42,7 @@ class Run:
     records: metrics.jsonl, oldest first; of a long run about `MOST_RECORDS` lines.
     settings: every value in force, `BlockRecurrentTransformer.window` to 512.
     evaluations: by split, with "uses_state" (0 or 1). studies: by the name of their file.
-    rows: study to the run's row in the table of a study of several runs.
+    rows: by study, the run's row in the table of a study of several runs.
     problems: sentences about damaged or missing files.
     """
 
@@ -85,15 +84,15 @@ class Run:
         self.problems += [f"{path}, {what}" for what in first.values()]
 
     def _read_all(self, pattern, read):
-        found = {}
+        contents = {}
         for path in sorted(self.folder.glob(pattern)):
             try:
-                found[_shown_name(path.stem)] = read(path)
+                contents[_shown_name(path.stem)] = read(path)
             except (ValueError, OSError) as error:
                 self.problems.append(
                     f"{path} was left out: it is being written, or was cut short ({error})"
                 )
-        return found
+        return contents
 
     def _read_settings(self):
         names = ("operative_config.gin", "config.gin")
@@ -128,8 +127,6 @@ class Run:
 
     @property
     def is_scaled(self) -> bool:
-        """True if the published model has other dimensions."""
-
         def listed(value):  # JSON has lists for tuples
             return list(value) if isinstance(value, tuple) else value
 
@@ -165,28 +162,28 @@ class Run:
 
     def study_number(self, study: str, name: str) -> Any:
         """Returns a number of a study (`at/450`: y of its only series at x = 450), or None."""
-        for found in self.studies.values():
-            if found.get("study") != study:
+        for content in self.studies.values():
+            if content.get("study") != study:
                 continue
-            if name in found.get("numbers", {}):
-                return found["numbers"][name]
-            if name.startswith("at/") and len(found.get("series", [])) == 1:
-                (series,) = found["series"]
+            if name in content.get("numbers", {}):
+                return content["numbers"][name]
+            if name.startswith("at/") and len(content.get("series", [])) == 1:
+                (series,) = content["series"]
                 points = dict(zip(series.get("x", []), series.get("y", [])))
                 return points.get(float(name.removeprefix("at/")))
         return self.rows.get(study, {}).get(name)
 
     def study_split(self, study: str) -> str | None:
-        found = (entry for entry in self.studies.values() if entry.get("study") == study)
-        return next((entry.get("split") for entry in found), None)
+        studies = (entry for entry in self.studies.values() if entry.get("study") == study)
+        return next((entry.get("split") for entry in studies), None)
 
     def identity(self) -> dict:
-        """Returns the settings that decide the metrics, except the seed."""
+        """Returns the settings that determine the metrics, except the seed."""
         return {
             name: repr(value)
             for name, value in self.settings.items()
             if name in ("Trainer.steps", *EVALUATED_BY)
-            or (name != "Trainer.seed" and not _is_free(name.rpartition("/")[2]))
+            or not f"{name.rpartition('/')[2]}:".startswith(("Trainer.seed:", *FREE_TO_CHANGE))
         }
 
 
@@ -194,12 +191,7 @@ def _shown_name(name):
     return os.fsencode(name).decode("utf-8", "replace")
 
 
-def _is_free(name):
-    return f"{name}:".startswith(FREE_TO_CHANGE)
-
-
 def open_runs(folders: Iterable[str | Path], allow_imports: Sequence[str] = ()) -> list[Run]:
-    """Opens the runs of a report, each with a unique name."""
     runs = [Run(folder, allow_imports) for folder in folders]
     paths = [run.folder.resolve() for run in runs]
     for path in paths:
@@ -216,7 +208,7 @@ def open_runs(folders: Iterable[str | Path], allow_imports: Sequence[str] = ()) 
 
 def _share_rows(runs):
     """Gives each run its rows in the tables of studies, in any run's folder."""
-    for study in (found for run in runs for found in run.studies.values()):
+    for study in (study for run in runs for study in run.studies.values()):
         for row in study.get("table", []):
             named = Path(str(row.get("run", "")))
             same = [r for r in runs if os.path.realpath(r.folder) == os.path.realpath(named)]

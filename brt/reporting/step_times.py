@@ -11,8 +11,6 @@ BASELINE = "Slide:13L"
 
 
 class StepTime(NamedTuple):
-    """A relative time, and a note or ""."""
-
     ratio: float
     note: str = ""
 

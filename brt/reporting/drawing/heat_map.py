@@ -1,4 +1,4 @@
-"""Heat maps, with borders and marked columns."""
+"""Heat maps of matrices."""
 
 import os
 import re
@@ -31,14 +31,13 @@ TALLEST, PER_ROW = 5.0, 0.06
 class HeatMap(NamedTuple):
     """A figure of a matrix.
 
-    Attributes:
-        values_RC: (rows, columns), the first row at the top; a negative number is an empty cell.
-        x_ends, y_ends: values of the first and the last column, and row.
-        x_borders, y_borders: numbers of columns and rows before which a line is drawn.
-        marked: numbers of the columns that are marked.
-        x_values, y_values: values of all columns, and rows; empty if they are evenly spaced.
-        most: the number with the full colour, for linear shades with numbers in the cells; 0 for
-            shades by percentile.
+    values_RC: (rows, columns), the first row at the top; a negative number is an empty cell.
+    x_ends, y_ends: values of the first and the last column, and row.
+    x_borders, y_borders: columns and rows before which a line is drawn.
+    marked: columns that are marked.
+    x_values, y_values: values of all columns, and rows; empty if they are evenly spaced.
+    most: the number with the full colour, for linear shades with numbers in the cells; 0 for
+        shades by percentile.
     """
 
     name: str
@@ -61,7 +60,6 @@ class HeatMap(NamedTuple):
         return True
 
     def as_csv(self) -> str:
-        """Returns a line for each row, which begins with the row's value."""
         x_values, y_values = self._positions()
         lines = [[f"{self.y_label} \\ {self.x_label}", *map(_short, x_values)]]
         for name, values in zip(y_values, np.asarray(self.values_RC).tolist()):
@@ -127,7 +125,7 @@ def study_maps(run: Any, name: str) -> list[HeatMap]:
         return []
     path = run.folder / "studies" / str(study.get("arrays"))
     try:
-        # NumPy leaves a damaged file that it has opened itself open.
+        # NumPy does not close a damaged file that it has opened.
         with open_regular(path) as file, np.load(file, allow_pickle=False) as content:
             arrays = {entry["array"]: content[entry["array"]] for entry in entries}
         for entry in entries:

@@ -13,10 +13,9 @@ from brt.data.extras import extra_library
 from brt.storage.csv_text import csv_text
 
 COLOURS = ("#3b7dd8", "#e0712c", "#2f9e68", "#c2468f", "#8a6fd1", "#a8862a", "#6b7a8f", "#c0392b")
-"""Colours that most colour-blind readers distinguish in this order."""
+"""Distinguished in this order by most colour-blind readers."""
 FOREGROUND = "#123457"  # replaced by the page's text colour in the SVG
 MOST_POINTS, MOST_BORDERS, MOST_TICKS, MOST_NAMED = 2000, 100, 12, 30
-"""Most points drawn of a line, borders of a plot, ticks of an axis, lines in a legend."""
 MARK, PER_SIZE = 12, 1.0
 """Area of a mark of size 0, and the addition of each unit, in square points."""
 LEGEND_LETTERS, LABEL_LETTERS = 96, 36
@@ -30,7 +29,7 @@ class Line(NamedTuple):
         "frontier" (wide steps behind the points of other lines).
     errors: standard error of each y, drawn as a band.
     sizes: numbers that the areas of the marks show.
-    colour: number of its colour; None for its number among the lines.
+    colour: index of its colour; None for its index among the lines.
     """
 
     name: str
@@ -47,7 +46,7 @@ class Plot(NamedTuple):
     """A figure.
 
     second_label: of the axis on the right, for lines `on_second_axis`.
-    settles: whether the y axis fits what comes after the first tenth of x.
+    fits_later: whether the y axis fits the values after the first tenth of x.
     """
 
     name: str
@@ -59,7 +58,7 @@ class Plot(NamedTuple):
     log_x: bool = False
     borders: tuple[float, ...] = ()
     second_label: str = ""
-    settles: bool = False
+    fits_later: bool = False
     y_range: tuple[float, float] | None = None
 
     @property
@@ -67,7 +66,6 @@ class Plot(NamedTuple):
         return any(line.style not in ("published", "frontier") for line in self.lines)
 
     def as_csv(self) -> str:
-        """Returns one row a point: line, x, y, error."""
         has_errors = any(line.errors for line in self.lines)
         lines: list[Sequence] = [["line", self.x_label, self.y_label, *["error"] * has_errors]]
         for line in self.lines:
@@ -77,7 +75,6 @@ class Plot(NamedTuple):
         return csv_text(lines)
 
     def draw(self, foreground: str) -> Any:
-        """Returns a matplotlib figure with lines and text in that colour."""
         figure = new_figure()
         axes = figure.add_subplot()
         second: Any = axes.twinx() if self.second_label else None
@@ -94,7 +91,7 @@ class Plot(NamedTuple):
             _logarithmic(axes, sorted({x for line in self.lines for x in line.x}))
         elif all(x % 1 == 0 for line in self.lines for x in line.x):
             axes.xaxis.get_major_locator().set_params(integer=True)
-        if limits := _later_range(self.lines) if self.settles else self.y_range:
+        if limits := _later_range(self.lines) if self.fits_later else self.y_range:
             axes.set_ylim(*limits)
         if second is not None:
             second.set_ylabel(textwrap.fill(self.second_label, LABEL_LETTERS))
@@ -139,7 +136,6 @@ def _theme(name, foreground):
 
 
 def new_figure(width: float = 7.2, height: float = 3.4) -> Any:
-    """Returns an empty matplotlib figure, sizes in inches."""
     figures = extra_library("matplotlib.figure", "brt.report", "report")
     return figures.Figure(figsize=(width, height), layout="constrained")
 
@@ -178,10 +174,10 @@ def _thinned(line):
     x, y = np.asarray(line.x, np.float64), np.asarray(line.y, np.float64)
     if len(x) <= MOST_POINTS:
         return x, y
-    kept, middle = [], np.nanmedian(y) if np.isfinite(y).any() else 0.0
+    indices, middle = [], np.nanmedian(y) if np.isfinite(y).any() else 0.0
     for part in np.array_split(np.arange(len(x)), MOST_POINTS):
-        kept.append(part[np.nanargmax(np.abs(np.nan_to_num(y[part], nan=middle) - middle))])
-    return x[kept], y[kept]
+        indices.append(part[np.nanargmax(np.abs(np.nan_to_num(y[part], nan=middle) - middle))])
+    return x[indices], y[indices]
 
 
 def _logarithmic(axes, x):

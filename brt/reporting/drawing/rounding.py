@@ -26,12 +26,12 @@ def mean_and_spread(values: Iterable[float]) -> tuple[float, float | None]:
     return float(known.mean()), float(known.std(ddof=1)) if len(known) > 1 else None
 
 
-def confidence_interval(values: Iterable[float], share: float = 0.95) -> tuple[float, float]:
-    """Returns the mean of two or more values and half of its interval, by Student's t."""
+def confidence_interval(values: Iterable[float]) -> tuple[float, float]:
+    """Returns the mean of two or more values and half of its 95 % interval, by Student's t."""
     from scipy.stats import t  # slow to import
 
     known = np.fromiter(values, np.float64)
-    quantile = t.ppf((1 + share) / 2, len(known) - 1)
+    quantile = t.ppf(0.975, len(known) - 1)
     return float(known.mean()), float(quantile * known.std(ddof=1) / len(known) ** 0.5)
 
 

@@ -18,9 +18,8 @@ PUBLISHED = "paper"
 class Cell(NamedTuple):
     """A cell.
 
-    Attributes:
-        values: measured numbers, one a seed; empty for published ones and labels.
-        note: footnote, such as the step of an unfinished run.
+    values: measured numbers, one a seed; empty for published ones and labels.
+    note: footnote, such as the step of an unfinished run.
     """
 
     text: str
@@ -52,20 +51,11 @@ def measured(
 
 
 class Column(NamedTuple):
-    """A column; neighbours of the same group share a heading above their own."""
-
     group: str
     title: str
 
 
 class Table(NamedTuple):
-    """A table.
-
-    Attributes:
-        name: for files, `table_1`.
-        rows: each with a cell for each column.
-    """
-
     name: str
     title: str
     caption: str
@@ -98,7 +88,6 @@ class Table(NamedTuple):
         ]
 
     def _texts(self):
-        """Returns for each column whether it holds words (left-aligned) and not numbers."""
         empty = ("", "–", NOT_RUN, NOT_EVALUATED)
         return [
             any(
@@ -123,7 +112,7 @@ class Table(NamedTuple):
         return "\n".join([f"### {self.title}", "", *shown, "", *notes, "", self.caption, ""])
 
     def as_csv(self) -> str:
-        """Returns the shown text; the values of measured cells follow in a column of their own."""
+        """Returns the shown text, with the values of measured cells in a separate column."""
         has_values = [any(row[i].values for row in self.rows) for i in range(len(self.columns))]
 
         def line(texts, values):
@@ -157,7 +146,8 @@ class Table(NamedTuple):
         for row in self.rows:
             cells = [f'<th scope="row">{escape(row[0].text)}</th>']
             for cell, kind, bar in list(zip(row, kinds, bars))[1:]:
-                state = "measured" if cell.values else "missing" if _missing(cell) else ""
+                missing = cell.text in (NOT_RUN, NOT_EVALUATED)
+                state = "measured" if cell.values else "missing" if missing else ""
                 values = " ".join(map(repr, cell.values))
                 data = f' data-values="{values}"' if cell.values else ""
                 # Numbers without an error bar leave room for one, so that points are aligned.
@@ -176,7 +166,6 @@ class Table(NamedTuple):
         )
 
     def _groups(self, kinds):
-        """Returns the row of headings that neighbouring columns share, if any."""
         spans: list[list] = []
         for column, kind in zip(self.columns, kinds):
             if spans and spans[-1][0] == column.group != "":
@@ -192,9 +181,9 @@ class Table(NamedTuple):
     def _column_classes(self):
         classes, last = [], ""
         for column, is_text in zip(self.columns, self._texts()):
-            found = ["words"] * is_text + ["first"] * (column.group != last)
+            names = ["words"] * is_text + ["first"] * (column.group != last)
             last = column.group
-            classes.append(f' class="{" ".join(found)}"' if found else "")
+            classes.append(f' class="{" ".join(names)}"' if names else "")
         return classes
 
 
@@ -208,10 +197,6 @@ def plain_table(
 
 def _bar(cell):
     return cell.text[cell.text.find(" ±") :] if " ±" in cell.text else ""
-
-
-def _missing(cell):
-    return cell.text in (NOT_RUN, NOT_EVALUATED)
 
 
 def _cell_json(cell):

@@ -27,7 +27,7 @@ OF_RULES = {
     "window_length": ("Trainer.segment_length",),
     "overlap": ("PretrainedLanguageModel.overlap",),
 }
-"""Bindings that a rule decides on by an attribute of a `PaperPosition`."""
+"""Bindings that a rule fixes by an attribute of a `PaperPosition`."""
 
 NOT_COMPARED = (
     # The system and the size of a position, which every row that is compared asks for.
@@ -70,12 +70,12 @@ def differences(
     if "steps" in decided:
         published = published | {"Trainer.steps": position.steps}
     skipped = reachable(run.settings, "Trainer.corpus")
-    # Which is named by its kind, "words:PATH", and bound by its class.
+    # A vocabulary is compared by its name and size.
     skipped |= {name for name in settings if name.partition(".")[0].endswith("Vocabulary")}
     skipped |= {name for name in settings if name.endswith(".folder")} - {FOLDER}
     skipped -= published.keys()
     skipped |= {name for attribute in decided for name in OF_RULES.get(attribute, ())}
-    found = []
+    phrases = []
     for name in dict.fromkeys([*CHOSEN, *published, *settings]):
         free = f"{name}:".startswith(NOT_COMPARED) or "/" in name
         if name in skipped or (free and name not in published):
@@ -93,8 +93,8 @@ def differences(
             skipped |= {n for n in {*published, *settings} if n.partition(".")[0] in both}
         elif name == FOLDER and value is None:
             own = " (random parameters)"
-        found.append(f"{name} = {_shown(value)}{own} for {_shown(expected)}")
-    return found
+        phrases.append(f"{name} = {_shown(value)}{own} for {_shown(expected)}")
+    return phrases
 
 
 def _with(settings, function):

@@ -84,7 +84,7 @@ def _filled(table: PaperTable, groups, rest, step_times):
 
 
 def _rest_labels(group, rest, table):
-    """Returns the labels of a run without a row, which no other of its corpus has."""
+    """Returns the labels of a run without a row, unique within its corpus."""
 
     def labels(one):
         return [one.label, *(str(getattr(one.position, name)) for name in table.rest or ())]
@@ -103,14 +103,14 @@ def _rest_labels(group, rest, table):
 
 
 def _variants(groups, measures) -> dict[str, list[Group]]:
-    """Returns the groups of a row by what distinguishes them, so that none share a cell."""
-    found: dict[str, list[Group]] = {}
+    """Returns the groups of a row by their variants, so that none share a cell."""
+    variants: dict[str, list[Group]] = {}
     for group in groups:
         variant = group.variant
-        if others := [o for o in found.get(variant, ()) if _share_a_cell(group, o, measures)]:
+        if others := [o for o in variants.get(variant, ()) if _share_a_cell(group, o, measures)]:
             variant = group.apart_from(others[0])
-        found.setdefault(variant, []).append(group)
-    return found or {"": []}
+        variants.setdefault(variant, []).append(group)
+    return variants or {"": []}
 
 
 def _share_a_cell(group, other, measures):
@@ -130,7 +130,6 @@ def _has(group, quantity):
 
 
 def _corpora(table, quantity, groups):
-    """Returns the corpora with a measured column each; [None] for one column of all."""
     if quantity.scalar in TIMES or "corpus" in table.where | quantity.where:
         return [None]
     named = {q.where.get("corpus") for q in table.quantities}
@@ -166,7 +165,6 @@ def _cells(measures, row: Row, groups, step_times, table: PaperTable | None = No
 
 
 def _compared(cell: Cell, group: Group, table: PaperTable, rule: dict) -> Cell:
-    """Adds to a cell's note the settings that differ from the published ones."""
     if not table.settings:  # nothing printed to compare with
         return cell
     expected = published_settings(table.settings, group.position)
@@ -230,8 +228,9 @@ def _plot(paper, plot: PaperPlot, groups):
     of_source = {plot.source: [pair for line in lines for pair in zip(line.x, line.y)]}
     for colour, curve in enumerate([*plot.curves, *_other_systems(plot, groups)]):
         points = _points(plot, curve, groups)
-        for series, found in points.items():
-            _, x, y, spreads, sizes = map(list, zip(*sorted(found, key=lambda point: point[:3])))
+        for series, series_points in points.items():
+            ordered = sorted(series_points, key=lambda point: point[:3])
+            _, x, y, spreads, sizes = map(list, zip(*ordered))
             lines.append(
                 Line(
                     f"{curve.name}, {series}",

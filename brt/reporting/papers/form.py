@@ -14,7 +14,7 @@ import gin
 TIMES = "step_time", "evaluation_speed"
 """Scalars of `brt.benchmark`, by system; the others are those of runs."""
 NOT_PUBLISHED = gin.REQUIRED
-"""Published value of a binding whose value is not published: no value differs from it."""
+"""An unpublished value of a binding, which equals every value."""
 
 
 def fits(position: Any, *rules: dict | None) -> bool:
@@ -88,10 +88,7 @@ class Settings(NamedTuple):
 
 
 def published_settings(settings: Iterable[Settings], position: Any) -> dict[str, Any]:
-    """Returns the bindings behind the number of a `PaperPosition`; later ones replace earlier ones.
-
-    Values that are not published are `NOT_PUBLISHED`.
-    """
+    """Returns the bindings behind a `PaperPosition`'s number; later ones replace earlier ones."""
     bindings: dict[str, Any] = {}
     for part in settings:
         if fits(position, part.when):
@@ -109,7 +106,7 @@ class PaperTable(NamedTuple):
 
     caption: ends in its position in the paper, `Source: Table 1`; the paper's title follows.
     labels: headings of the label columns.
-    where: rule for all of its rows.
+    where: rule for all rows.
     rest: attributes of a `PaperPosition` that label, after its name, a run without a row in any
         table; None in a table that does not show such runs.
     contrasts: of a second table, of differences: a question, and the first labels of two rows.
@@ -150,7 +147,7 @@ class PaperPlot(NamedTuple):
     source: of the published numbers: the paper, or its released logs.
     rest: rule for runs without a curve, which get curves by their system; None for none.
     split: of the evaluations of measured points; None for the one that tables report.
-    frontier: whether Pareto frontiers in x and y are drawn: of the published points, and of the
+    frontier: whether Pareto frontiers in x and y are drawn, of the published points and of the
         measured ones of each corpus.
     """
 
@@ -203,10 +200,7 @@ class Paper(NamedTuple):
 
 
 def number(printed: str) -> float:
-    """Returns the number of a printed cell without its error bar: `3.62 ± 0.01` is 3.62.
-
-    A unit multiplies it: `32k` is 32,000, `1.3B` 1.3e9.
-    """
+    """Returns the number of a printed cell without its error bar; `32k` is 32,000."""
     text = printed.split("±")[0].replace(",", "").strip()
     unit = {"k": 1e3, "M": 1e6, "B": 1e9}.get(text[-1:])
     return float(text[:-1]) * unit if unit else float(text)

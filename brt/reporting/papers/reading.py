@@ -213,8 +213,6 @@ def _cell(table: PaperTable, row: Row, name: str) -> Any:
 
 
 def _overlap(rule: dict, other: dict) -> bool:
-    """Returns whether two rules agree in every attribute that both name."""
-
     def values(value):
         return value if isinstance(value, set) else {value}
 
@@ -242,7 +240,7 @@ def _plot(raw, content, settings, tables) -> PaperPlot:
 def _points(points, where, tables) -> dict[str, list]:
     """Returns the points of a curve: those of a table's rows that its rule allows, in order."""
     table = tables[points["table"]]
-    found = set()
+    chosen = set()
     for row in table.rows:
         labels = dict(zip(table.labels, row.labels))
         if row.where is None or not _overlap(where, table.where | row.where):
@@ -250,8 +248,8 @@ def _points(points, where, tables) -> dict[str, list]:
         if points.get("labels", {}).items() <= labels.items():
             x = number(_cell(table, row, points["x"])) / points.get("divisor", 1)
             size = number(_cell(table, row, points["sizes"])) if "sizes" in points else 0
-            found.add((x, _cell(table, row, points["y"]), size))
-    x, y, sizes = map(list, zip(*sorted(found)))
+            chosen.add((x, _cell(table, row, points["y"]), size))
+    x, y, sizes = map(list, zip(*sorted(chosen)))
     return {"x": x, "y": y} | ({"sizes": sizes} if "sizes" in points else {})
 
 
