@@ -302,25 +302,25 @@ def _allows_each(origin, inner, value):
 
 def _allows_reference(declared, origin, inner, value):
     if origin is collections.abc.Callable:
-        return not value.called and _is_of(_made(value.named), inner[1])
+        return not value.called and _is_subclass(_result_class(value.named), inner[1])
     if not inspect.isclass(origin or declared):
         return True
-    return value.called and _is_of(_made(value.named), origin or declared)
+    return value.called and _is_subclass(_result_class(value.named), origin or declared)
 
 
-def _made(named):
+def _result_class(named):
     """Returns the class that a class or function makes; None where it is not known."""
     if inspect.isclass(named):
         return named
-    made = inspect.get_annotations(named).get("return") if inspect.isroutine(named) else None
-    return made if inspect.isclass(made) else None
+    annotation = inspect.get_annotations(named).get("return") if inspect.isroutine(named) else None
+    return annotation if inspect.isclass(annotation) else None
 
 
-def _is_of(made, wanted):
-    if made is None or not inspect.isclass(wanted):
+def _is_subclass(cls, expected):
+    if cls is None or not inspect.isclass(expected):
         return True
     try:
-        return issubclass(made, wanted)
+        return issubclass(cls, expected)
     except TypeError:  # a protocol with attributes cannot tell of a class
         return True
 

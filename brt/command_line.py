@@ -160,8 +160,8 @@ def run(main: Callable[..., Any], takes_arguments: bool = False) -> None:
         except KeyboardInterrupt:
             say("\nInterrupted.")
             _leave(INTERRUPTED)
-        except Terminated as asked:
-            say(f"\n{asked}")
+        except Terminated as signal_error:
+            say(f"\n{signal_error}")
             _leave(TERMINATED)
         except (*EXPLAINED, jax.errors.JaxRuntimeError) as error:
             reason = str(error).partition("\n")[0]

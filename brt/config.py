@@ -201,14 +201,14 @@ def _explain(message, where, text):
     if "Unable to open file" in message:
         return f"{where}: the file does not exist; {first.rstrip('.')}."
     if "No configurable matching" in message:
-        wanted = message.split("'")[1].strip("@%").split("(")[0]
-        if now := RENAMED.get(wanted.rpartition("/")[2].partition(".")[0]):
+        unknown = message.split("'")[1].strip("@%").split("(")[0]
+        if now := RENAMED.get(unknown.rpartition("/")[2].partition(".")[0]):
             return (
-                f"{where}: {wanted} is called {now} now. Rename it in your config; read an earlier "
-                "run folder with the version of brt that made it."
+                f"{where}: {unknown} is called {now} now. Rename it in your config; read an "
+                "earlier run folder with the version of brt that made it."
             )
         register_all()
-        return f"{where}: nothing is called {wanted}.{_nearest(wanted, dict(_entries()))}"
+        return f"{where}: nothing is called {unknown}.{_nearest(unknown, dict(_entries()))}"
     if "Ambiguous selector" in message:
         return (
             f"{where}: {first.strip(chr(34))} Write its module before the name; where a file has "
@@ -389,8 +389,8 @@ def _unread(name, read):
             f"The macro {name} is bound, but nothing reads it: write %{name} where its value "
             f"belongs.{_nearest(name, read)}"
         )
-    made = {other.rpartition(".")[0].rpartition("/")[2] for other in read}
-    used = configurable.rpartition("/")[2] in made
+    configurables = {other.rpartition(".")[0].rpartition("/")[2] for other in read}
+    used = configurable.rpartition("/")[2] in configurables
     register_all()
     if parameter and configurable in dict(_entries()) and not used:
         alike = [other for other in read if other.endswith(f".{parameter}")]
@@ -423,7 +423,7 @@ class _GivesDocuments(Protocol):
 def _is_source(configurable):
     entries = (entry for _, entry in gin.config._REGISTRY.items() if entry.name == configurable)
     classes = (entry.wrapped for entry in entries if inspect.isclass(entry.wrapped))
-    return any(issubclass(made, _GivesDocuments) for made in classes)
+    return any(issubclass(cls, _GivesDocuments) for cls in classes)
 
 
 def _binding_of(name, bound):

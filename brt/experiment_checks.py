@@ -151,15 +151,15 @@ def warn_of_warmup(experiment: "Experiment") -> None:
             )
 
 
-def check_size(model: Model, size: int, which: str) -> None:
-    """Refuses a vocabulary (`which`, for the message) of more ids than the model has."""
+def check_size(model: Model, size: int, subject: str) -> None:
+    """Refuses a vocabulary (`subject`, for the message) of more ids than the model has."""
     if size > model.vocabulary_size:
         # A model around a backbone takes the backbone's.
         sizes = model.divided_sizes()
         own = f"{type(model).__name__}.vocabulary_size"
         binding = next((name for name in sizes if name.endswith(".vocabulary_size")), own)
         raise ValueError(
-            f"{which} has {size} ids and the model only {model.vocabulary_size}: bind "
+            f"{subject} has {size} ids and the model only {model.vocabulary_size}: bind "
             f"{binding_of(binding.split(' - ')[0])} = {size} or more."
         )
 

@@ -115,9 +115,9 @@ def report(
     groups = collect(runs)
     shown: list[Any] = []  # tables and figures, which are written to files too
 
-    def show(*things):
-        shown.extend(things)
-        return things
+    def show(*items):
+        shown.extend(items)
+        return items
 
     tables = show(
         run_tables.overview(runs, list(map(paper_position, runs))),
@@ -134,7 +134,7 @@ def report(
     for paper in PAPERS:
         filled: tuple[Any, ...]
         filled = *paper_tables(paper, groups, step_times), *paper_plots(paper, groups)
-        if any(thing.has_measurements for thing in filled):
+        if any(item.has_measurements for item in filled):
             sections.append((paper.name, paper.title.split(",")[0], _paper(show(*filled))))
 
     texts: list[dict] = []
@@ -147,11 +147,11 @@ def report(
     title = ", ".join(run.name for run in runs) if len(runs) <= 3 else f"{len(runs)} runs"
     folder = files_folder(output)
     folder.mkdir(parents=True, exist_ok=True)
-    for thing in shown:
-        _write(folder / f"{thing.name}.csv", thing.as_csv())
-        if not isinstance(thing, Table):
-            _write(folder / f"{thing.name}.png", png(thing))
-    content = [thing.as_json() for thing in shown if isinstance(thing, Table)]
+    for item in shown:
+        _write(folder / f"{item.name}.csv", item.as_csv())
+        if not isinstance(item, Table):
+            _write(folder / f"{item.name}.png", png(item))
+    content = [item.as_json() for item in shown if isinstance(item, Table)]
     whole = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
     _write(folder / "tables.json", whole)
     _write(Path(output), page.page(title, sections, problems, texts))
@@ -197,20 +197,20 @@ def _studies(runs, show):
     return content
 
 
-def _paper(things):
+def _paper(items):
     """Returns tables and figures; those that await runs are folded."""
 
-    def html(some):
-        tables = (thing for thing in some if isinstance(thing, Table))
-        plots = [thing for thing in some if not isinstance(thing, Table)]
+    def html(these):
+        tables = (item for item in these if isinstance(item, Table))
+        plots = [item for item in these if not isinstance(item, Table)]
         return "".join(map(page.table_html, tables)) + page.plots_html(plots)
 
     shown: list[Any] = []
     folded: list[Any] = []
-    for thing in things:
-        reduced = thing.rows_worth_showing() if isinstance(thing, Table) else thing
-        is_shown = reduced.rows if isinstance(thing, Table) else thing.has_measurements
-        (shown if is_shown else folded).append(reduced if is_shown else thing)
+    for item in items:
+        reduced = item.rows_worth_showing() if isinstance(item, Table) else item
+        is_shown = reduced.rows if isinstance(item, Table) else item.has_measurements
+        (shown if is_shown else folded).append(reduced if is_shown else item)
     summary = "<summary>Tables and figures without a published row that was run</summary>"
     return html(shown) + (f"<details>{summary}{html(folded)}</details>" if folded else "")
 

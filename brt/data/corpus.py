@@ -102,12 +102,14 @@ class Corpus:
         folder = self.path(split)
         if not self.source.listed or self.source.checks_content or isinstance(folder, RemotePath):
             return
-        made = os.stat(folder / "manifest.json").st_mtime_ns
+        modified = os.stat(folder / "manifest.json").st_mtime_ns
         documents = self.open(split).num_documents
         try:
             parts = self.source.parts(split)
             files = (file for part in parts for file in self.source.files(part))
-            changed = next((f"{f} is newer" for f in files if os.stat(f).st_mtime_ns > made), None)
+            changed = next(
+                (f"{f} is newer" for f in files if os.stat(f).st_mtime_ns > modified), None
+            )
         except (OSError, ValueError):  # the source is not on this machine
             return
         if len(parts) != documents:
@@ -157,15 +159,15 @@ class Corpus:
                 f"the config has {vocabulary_text(configured)}: bind the one it was made with, or "
                 "Corpus.store to a new folder."
             )
-        made = store.manifest["source"]
-        now = json.loads(json.dumps(self.source.description(split)))  # as in a manifest
-        if changes := [key for key in sorted(made | now) if made.get(key) != now.get(key)]:
-            what = ", ".join(
-                f"{key} is {made.get(key)!r} in the store and {now.get(key)!r} in the config"
-                for key in changes
-            )
+        old = store.manifest["source"]
+        new = json.loads(json.dumps(self.source.description(split)))  # as in a manifest
+        if changes := ", ".join(
+            f"{key} is {old.get(key)!r} in the store and {new.get(key)!r} in the config"
+            for key in sorted(old | new)
+            if old.get(key) != new.get(key)
+        ):
             raise ValueError(
-                f"{store.folder} was made from another source, as {what}: restore these "
+                f"{store.folder} was made from another source, as {changes}: restore these "
                 "settings, or bind Corpus.store to a new folder."
             )
         return store

@@ -35,13 +35,13 @@ class Sweep(NamedTuple):
 
 def sweep(loss_of: Callable[[int], float], lengths: Iterable[int]) -> Sweep:
     """Tries rising lengths until one improves by less than `THRESHOLD`."""
-    tried, losses = [], []
+    swept, losses = [], []
     for length in lengths:
-        tried.append(int(length))
+        swept.append(int(length))
         losses.append(float(loss_of(int(length))))
         if len(losses) > 1 and 1 - math.exp(losses[-1] - losses[-2]) < THRESHOLD:
-            return Sweep(tried, losses, tried[-2], True)
-    return Sweep(tried, losses, tried[-1], False)
+            return Sweep(swept, losses, swept[-2], True)
+    return Sweep(swept, losses, swept[-1], False)
 
 
 @configurable

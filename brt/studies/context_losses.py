@@ -71,12 +71,12 @@ def context_losses(
     T, rows = run.segment_length, run.rows
     seen_C = np.minimum(contexts_C, own_reach(run.experiment, T))
     # By window: context, position, and index in the window, of each loss it gives.
-    wanted: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
+    losses_of_window: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
     for position, (document, offset) in enumerate(zip(owners_P.tolist(), offsets_P.tolist())):
         for context, seen in enumerate(seen_C.tolist()):
-            losses = wanted.setdefault((document, offset - seen), [])
+            losses = losses_of_window.setdefault((document, offset - seen), [])
             losses.append((context, position, seen - 1))
-    windows = sorted(wanted)
+    windows = sorted(losses_of_window)
     owners, begins = np.array(windows).T
     length = -(-int(seen_C.max()) // T)
     # A segment is known by its first target, and a window by its first input, one token earlier.
@@ -87,7 +87,7 @@ def context_losses(
     for step, segment in enumerate(reader.read(run.params, stretches, label=label)):
         group, number = divmod(step, length)
         for row, window in enumerate(windows[group * rows : (group + 1) * rows]):
-            for context, position, index in wanted[window]:
+            for context, position, index in losses_of_window[window]:
                 if index // T == number:
                     losses_CP[context, position] = segment.nats_BT[row, index % T]
     return losses_CP

@@ -65,13 +65,12 @@ class JobRunner(abc.ABC):
                 self.run_job(setup, [packed(run) for run in missing])
             except Exception as error:  # each runner has errors of its own
                 failure = error
-            made = list(threads.map(maker.finished, missing))
-            if not all(made):
-                unmade = [run for run, summary in zip(missing, made) if not summary]
-                raise self._reason(maker, unmade, failure) from failure
+            summaries = list(threads.map(maker.finished, missing))
+            if failed := [run for run, summary in zip(missing, summaries) if not summary]:
+                raise self._reason(maker, failed, failure) from failure
         if failure:
             logging.warning("The job of %s failed, and made all shards: %s", self.name, failure)
-        yield from ((True, summary) for summary in made if summary)
+        yield from ((True, summary) for summary in summaries if summary)
 
     def _reason(
         self, maker: ShardMaker, runs: Sequence[Run], failure: Exception | None

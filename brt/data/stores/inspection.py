@@ -44,12 +44,12 @@ def describe(store: TokenStore) -> str:
     return "\n".join([*lines, "", *_document_table(store)])
 
 
-def document_ends(store: TokenStore, which: str, vocabulary: Vocabulary | None) -> str:
+def document_ends(store: TokenStore, document: str, vocabulary: Vocabulary | None) -> str:
     """Returns the first and last tokens of a document, as ids and as text, in lines.
 
-    which: title, or number from 0. vocabulary: decodes the tokens; None shows ids only.
+    document: title, or number from 0. vocabulary: decodes the tokens; None shows ids only.
     """
-    number, entry = _find(store, which)
+    number, entry = _find(store, document)
     tokens = store.tokens(number)
     lines = [f"document {number}, {entry['title']!r}: {len(tokens):,} tokens"]
     ends = [("first", tokens[:SHOWN]), ("last", tokens[max(len(tokens) - SHOWN, 0) :])]
@@ -76,12 +76,12 @@ def _document_table(store):
         )
 
 
-def _find(store, which):
+def _find(store, document):
     entries = list(enumerate(store.entries()))
-    titled = [entry for entry in entries if entry[1]["title"] == which]
-    if matches := titled or [entry for entry in entries if str(entry[0]) == which]:
+    titled = [entry for entry in entries if entry[1]["title"] == document]
+    if matches := titled or [entry for entry in entries if str(entry[0]) == document]:
         return matches[0]
     raise ValueError(
-        f"{store.folder} has no document {which!r}: give a title of documents.jsonl, or a "
+        f"{store.folder} has no document {document!r}: give a title of documents.jsonl, or a "
         f"number from 0 to {store.num_documents - 1}."
     )

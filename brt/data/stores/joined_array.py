@@ -28,13 +28,13 @@ class JoinedArray:
     def __len__(self) -> int:
         return self._ends[-1]
 
-    def __getitem__(self, which: slice | int) -> np.ndarray:
-        if not isinstance(which, slice):
-            item = operator.index(which)
-            if not 0 <= item < len(self):
-                raise IndexError(f"There is no item {item} of {len(self)}.")
-            return self[item : item + 1][0]
-        start, stop, step = which.indices(len(self))
+    def __getitem__(self, index: slice | int) -> np.ndarray:
+        if not isinstance(index, slice):
+            number = operator.index(index)
+            if not 0 <= number < len(self):
+                raise IndexError(f"There is no item {number} of {len(self)}.")
+            return self[number : number + 1][0]
+        start, stop, step = index.indices(len(self))
         if step != 1:
             raise IndexError(f"Items are read one after another, and not in steps of {step}.")
         parts = []

@@ -24,11 +24,11 @@ def claim(folder: Path, is_own: bool = False) -> None:
 def remove(folder: Path, files: Iterable[str]) -> None:
     """Removes a folder with these files, as far as they exist; refuses one with others."""
     files = (*files, MARK)
-    strange = sorted(path.name for path in folder.iterdir() if path.name not in files)
-    if strange or folder.is_symlink():
-        what = f"holds {', '.join(strange[:3])}" if strange else "is a link"
+    others = sorted(path.name for path in folder.iterdir() if path.name not in files)
+    if others or folder.is_symlink():
+        reason = f"holds {', '.join(others[:3])}" if others else "is a link"
         raise ValueError(
-            f"{folder} {what}, which is not brt's to remove: move it elsewhere and run the same "
+            f"{folder} {reason}, which is not brt's to remove: move it elsewhere and run the same "
             "command again. Nothing was removed."
         )
     for name in files:

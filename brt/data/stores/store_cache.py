@@ -67,10 +67,10 @@ def lock_of(store: AnyPath) -> Path:
 def _fetch(store: RemotePath, manifest: bytes, folder: Path) -> None:
     where = str(store / MANIFEST)
     hashes = parse_json(manifest, Fields({"hashes": dict[str, str]}), where, AGAIN)["hashes"]
-    strange = sorted(n for n in hashes if n not in STORE_FILES and not is_shard_file(n))
-    if strange:
+    others = sorted(n for n in hashes if n not in STORE_FILES and not is_shard_file(n))
+    if others:
         raise ValueError(
-            f"{where} is not the manifest of a token store, as it names {strange[0]!r}: {AGAIN}."
+            f"{where} is not the manifest of a token store, as it names {others[0]!r}: {AGAIN}."
         )
     names = dict.fromkeys([*hashes, "offsets.npy"])
     sizes = {name: (store / name).size() for name in names}

@@ -102,10 +102,10 @@ def write_store(
         progress.close()
 
 
-def _observed(made: Iterator[tuple[bool, dict]], progress: Progress) -> list[dict]:
+def _observed(shards: Iterator[tuple[bool, dict]], progress: Progress) -> list[dict]:
     summaries = []
     done = size = 0
-    for is_new, summary in made:
+    for is_new, summary in shards:
         summaries.append(summary)
         done += summary["documents"]
         size += summary["bytes"] * is_new

@@ -34,8 +34,8 @@ def answer_f1(predicted: str, right: str, whole_only: bool = False) -> float:
     """
     one = normalized(predicted)
     other = normalized(right)
-    apart = whole_only and (one in WHOLE_ONLY or other in WHOLE_ONLY)
-    if apart or not one or not other:
+    compared_whole = whole_only and (one in WHOLE_ONLY or other in WHOLE_ONLY)
+    if compared_whole or not one or not other:
         return float(one == other)
     ours, theirs = one.split(), other.split()
     common = sum((Counter(ours) & Counter(theirs)).values())
@@ -52,8 +52,8 @@ def answer_figures(
         right: the correct answers to each question.
     """
     pairs = list(zip(predicted, right, strict=True))
-    f1s = [max(answer_f1(answer, one, whole_only) for one in rights) for answer, rights in pairs]
-    matches = [max(exact_match(answer, one) for one in rights) for answer, rights in pairs]
+    f1s = [max(answer_f1(answer, one, whole_only) for one in correct) for answer, correct in pairs]
+    matches = [max(exact_match(answer, one) for one in correct) for answer, correct in pairs]
     return {
         "answer_f1": float(np.mean(f1s)),
         "exact_match": float(np.mean(matches)),
