@@ -145,7 +145,7 @@ class _Sentences(Formatter):
 def run(main: Callable[..., Any], takes_arguments: bool = False) -> None:
     """Runs `main()` after parsing flags; `EXPLAINED` errors end in their message and status 1.
 
-    takes_arguments: pass it the words that are no flags, instead of refusing them.
+    takes_arguments: pass it the words that are not flags, instead of refusing them.
     """
 
     def explained(argv):
@@ -154,7 +154,9 @@ def run(main: Callable[..., Any], takes_arguments: bool = False) -> None:
             store_cache.use(FLAGS.store_cache)
             _refuse_empty_flags()
             if argv[1:] and not takes_arguments:
-                raise ValueError(f"{argv[1]!r} is no flag; bindings are written --gin.NAME=VALUE.")
+                raise ValueError(
+                    f"{argv[1]!r} is not a flag; bindings are written --gin.NAME=VALUE."
+                )
             main(*([argv[1:]] if takes_arguments else []))
             sys.stdout.flush()
         except KeyboardInterrupt:

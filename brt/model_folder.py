@@ -194,7 +194,7 @@ def read_model(
     settings = root / (BACKBONE_GIN if of_backbone else GIN)
     if not settings.is_file():
         raise FileNotFoundError(
-            f"{folder} is no folder of a model: it has no {GIN}. Write one from a run with "
+            f"{folder} is not a model folder: it has no {GIN}. Write one from a run with "
             "`python -m brt.export`."
         )
     own = [f"Pretrained.folder = {str(root)!r}"] if of_backbone else []

@@ -77,7 +77,7 @@ def main(arguments: Sequence[str] = ()) -> None:
 def prepare(arguments: Sequence[str] = ()) -> None:
     """Prepares, inspects, or makes a vocabulary.
 
-    arguments: words of the command line that are no flags: options of Apache Beam.
+    arguments: words of the command line that are not flags: options of Apache Beam.
     """
     check_arguments(arguments)
     command_line.start()
@@ -128,7 +128,7 @@ def check_arguments(arguments: Sequence[str]) -> None:
     word = next(iter(arguments), "")
     if word and (FLAGS.runner is None or not word.startswith("-")):
         raise ValueError(
-            f"{word!r} is no flag; bindings are written --gin.NAME=VALUE, and options of Apache "
+            f"{word!r} is not a flag; bindings are written --gin.NAME=VALUE, and options of Apache "
             "Beam --runner=NAME -- --NAME=VALUE."
         )
     if FLAGS.runner is not None and FLAGS.workers is not None:

@@ -86,7 +86,7 @@ def _is_copy(spec, module):
 def check_module(module: str, what: str, allow_imports: Sequence[str]) -> None:
     if not is_allowed(module, allow_imports):
         raise NotAllowed(
-            f"{what} runs the code of {module}, which is no part of brt: if you trust it, add "
+            f"{what} runs the code of {module}, which is not part of brt: if you trust it, add "
             f"--allow_imports={','.join([*allow_imports, module])}."
         )
 
@@ -198,7 +198,7 @@ def read_gin_text(path: str | os.PathLike) -> str:
     with open_regular(path) as file:
         content = file.read(LARGEST_FILE + 1)
     if len(content) > LARGEST_FILE:
-        raise NotAllowed(f"{path} has more than {LARGEST_FILE:,} bytes, and is no gin file.")
+        raise NotAllowed(f"{path} has more than {LARGEST_FILE:,} bytes, and is not a gin file.")
     try:
         return gin_text(content.decode("utf-8-sig"), path)
     except UnicodeDecodeError as error:

@@ -58,7 +58,7 @@ def batch_shape(experiment: "Experiment") -> tuple[int, int]:
     if not rows or (rest and evaluation.tokens_per_step):
         owner = "Evaluation" if evaluation.tokens_per_step else "Trainer"
         raise ValueError(
-            f"{owner}.tokens_per_step = {tokens} is no multiple of the segment length of {T} "
+            f"{owner}.tokens_per_step = {tokens} is not a multiple of the segment length of {T} "
             f"tokens: bind Evaluation.tokens_per_step = {max(rows, 1) * T}, or segment_length."
         )
     return rows, T

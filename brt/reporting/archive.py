@@ -46,7 +46,7 @@ def unpack(archive: Path, folder: Path) -> Path:
     """Unpacks an archive into a new run folder below `folder`, and returns that."""
     name = archive.name.removesuffix(ENDING)
     if name == archive.name or name in ("", ".", ".."):
-        raise ValueError(f"{archive} is no archive of a run: rename it to RUN{ENDING}.")
+        raise ValueError(f"{archive} is not the archive of a run: rename it to RUN{ENDING}.")
     run = folder / name
     folder.mkdir(parents=True, exist_ok=True)
     with open_regular(archive) as file, tempfile.TemporaryFile(dir=folder) as content:
@@ -61,7 +61,9 @@ def unpack(archive: Path, folder: Path) -> Path:
             with tarfile.open(fileobj=content, mode="r:") as tar:
                 for member in tar:
                     if not (member.isreg() or member.isdir()) or member.issparse():
-                        raise tarfile.TarError(f"{member.name!r:.60} is no file and no folder")
+                        raise tarfile.TarError(
+                            f"{member.name!r:.60} is neither a file nor a folder"
+                        )
                 tar.extractall(run, filter="data")
         except DAMAGE as error:
             raise ValueError(f"{archive} cannot be read ({error}): fetch it again.") from error

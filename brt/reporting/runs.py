@@ -107,7 +107,7 @@ class Run:
         except (SyntaxError, ValueError, KeyError, RecursionError, tokenize.TokenError) as error:
             reason = str(error).split("\n")[0][:200]
             raise ValueError(
-                f"{path} is no gin config ({reason}): copy it again, or leave the run out."
+                f"{path} is not a gin config ({reason}): copy it again, or leave the run out."
             ) from None
         check_settings(path, settings)
         of_blocks = model_name(settings) == "BlockRecurrentTransformer"

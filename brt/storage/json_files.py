@@ -102,7 +102,7 @@ def misfit(expected: Any, value: Any, name: str = "") -> str:
     called = name or "it"
     if isinstance(expected, Fields):
         if not isinstance(value, dict):
-            return f"{called} is no object with fields"
+            return f"{called} is not an object with fields"
         for field in expected.required:
             if field not in value:
                 return f"{called} has no {field!r}"
@@ -111,7 +111,7 @@ def misfit(expected: Any, value: Any, name: str = "") -> str:
         return _first(misfit(fields[field], value[field], path) for field, path in present)
     if isinstance(expected, list):
         if not isinstance(value, list):
-            return f"{called} is no list"
+            return f"{called} is not a list"
         return _first(misfit(expected[0], one, f"{name}[{i}]") for i, one in enumerate(value))
     if allows(expected, value):
         return ""

@@ -56,7 +56,9 @@ class RemotePath:
     def __init__(self, url: str | os.PathLike):
         self._url = os.fspath(url).rstrip("/")
         if not SCHEME.match(self._url):
-            raise ValueError(f"{os.fspath(url)} is no path with a scheme, such as gs://BUCKET/x.")
+            raise ValueError(
+                f"{os.fspath(url)} is not a path with a scheme, such as gs://BUCKET/x."
+            )
 
     def __str__(self) -> str:
         return self._url

@@ -148,7 +148,7 @@ def _add_spans(study, reader, layout):
     )
     if None in layout.cache_tokens:
         elsewhere = numbers["attention_on_no_single_token"] = float(1 - mean_LHN.sum(-1).mean())
-        summary += f" {elsewhere:.1%} of the attention is on keys that are no single token."
+        summary += f" {elsewhere:.1%} of the attention is on keys that are not single tokens."
     for name, at in zip(names, widest):
         numbers[f"{name}/width"] = float(width_LH[at])
         values = range(distances), mean_LHN[at].tolist()

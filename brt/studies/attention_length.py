@@ -102,8 +102,8 @@ def _in_force(run: RecordedRun, binding: str) -> tuple[int, str, str]:
     length = read.get(f"{trained_scope}/{binding}".lstrip("/"), "")
     if not length.isdigit():
         raise ValueError(
-            f"AttentionLength.setting = {binding!r} is no length that {run.workdir} reads, whose "
-            f"model is {own}: name the setting of its memory's length, if it has one."
+            f"AttentionLength.setting = {binding!r} is not a length that {run.workdir} reads, "
+            f"whose model is {own}: name the setting of its memory's length, if it has one."
         )
     return int(length), evaluated, evaluated_scope or f"{trained_scope}/evaluation".lstrip("/")
 

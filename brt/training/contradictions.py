@@ -16,8 +16,8 @@ def contradictions(trainer: "Trainer") -> Iterator[str]:
     row_tokens = trainer.segment_length * segments
     if trainer.tokens_per_step % row_tokens:
         yield (
-            f"Trainer.tokens_per_step = {trainer.tokens_per_step} is no multiple of {row_tokens}, "
-            "Trainer.segments_per_step x Trainer.segment_length: bind it to one."
+            f"Trainer.tokens_per_step = {trainer.tokens_per_step} is not a multiple of "
+            f"{row_tokens} (Trainer.segments_per_step x Trainer.segment_length): bind it to one."
         )
     if isinstance(trainer.corpus, Mixture):
         check_mixture(trainer.stream)

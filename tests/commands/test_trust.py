@@ -464,7 +464,7 @@ def test_nothing_unpickles_what_a_file_holds(here, form):
             TokenStore(store)
     put(here / "book.memory")
     vocabulary = experiment.trainer.corpus.vocabulary
-    with pytest.raises(ValueError, match=r"book\.memory is no memory file"):
+    with pytest.raises(ValueError, match=r"book\.memory is not a memory file"):
         memory_file.load(str(here / "book.memory"), experiment.model, "0", vocabulary)
     (here / "recordings").mkdir()
     put(here / "recordings" / "manifest.json")

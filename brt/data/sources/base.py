@@ -104,7 +104,7 @@ def check_source(source: Any, binding: str) -> None:
     """Raises if `binding` is bound to anything but a `Source`."""
     if not isinstance(source, Source):
         raise ValueError(
-            f"{binding} = {source!r} is no source: bind it to one, with its brackets, such as "
+            f"{binding} = {source!r} is not a source: bind it to one, with its brackets, such as "
             "@TextFiles(); a class of your own derives from brt.data.sources.base.Source."
         )
 

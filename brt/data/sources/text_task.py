@@ -42,7 +42,7 @@ class TextTask(GridTask):
 
     Args:
         vocabulary: of the tokens, or its name; `Corpus.vocabulary` stays unbound.
-        text_weight: loss weight of all tokens that are no answer.
+        text_weight: loss weight of all tokens outside the answers.
     """
 
     vocabulary: Vocabulary | str = "bytes"

@@ -118,7 +118,7 @@ class BeamRunner(JobRunner):
                 "it, as with `pip install 'apache-beam[gcp]'` for Dataflow."
             ) from None
         except (ValueError, AttributeError) as error:
-            raise ValueError(f"--runner={name} is no runner of Apache Beam: {error}") from None
+            raise ValueError(f"--runner={name} is not a runner of Apache Beam: {error}") from None
         written = io.StringIO()
         try:
             with contextlib.redirect_stderr(written):

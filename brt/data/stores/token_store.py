@@ -146,8 +146,8 @@ def read_manifest(folder: Path) -> dict:
         manifest = read_json(path, Fields({}, {"format": int}), HOW_TO_REPEAT)
     except FileNotFoundError:
         raise FileNotFoundError(
-            f"{folder} has no manifest.json, so it is no token store, or its preparation or a copy "
-            "of it was interrupted: correct the path, or prepare it again."
+            f"{folder} has no manifest.json, so it is not a token store, or its preparation or a "
+            "copy of it was interrupted: correct the path, or prepare it again."
         ) from None
     if manifest.get("format") != FORMAT:
         raise ValueError(

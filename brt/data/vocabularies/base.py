@@ -57,7 +57,7 @@ class Vocabulary(abc.ABC):
 
     @property
     def special_ids(self) -> dict[str, int]:
-        """Names and ids of the tokens that are no text, such as `<unk>`."""
+        """Names and ids of the tokens that are not text, such as `<unk>`."""
         return {}
 
     @property
@@ -202,7 +202,7 @@ def checked_ids(ids: ArrayLike, size: int, name: str) -> np.ndarray:
     flat = np.asarray(ids).reshape(-1)
     if flat.size and flat.dtype.kind not in "iu":
         raise ValueError(
-            f"Token ids of dtype {flat.dtype} are no ids of vocabulary {name!r}: give whole "
+            f"Token ids of dtype {flat.dtype} are not ids of vocabulary {name!r}: give whole "
             f"numbers from 0 to {size - 1:,}."
         )
     outside = flat[(flat < 0) | (flat >= size)]
@@ -273,7 +273,7 @@ def read_vocabulary_file(path: str, what: str, binding: str) -> bytes:
             "where the published ones are."
         ) from None
     except (IsADirectoryError, NotRegular, PermissionError) as error:
-        reason = error.strerror.lower() if error.strerror else "it is no regular file"
+        reason = error.strerror.lower() if error.strerror else "it is not a regular file"
         raise type(error)(
             f"{path} cannot be read as the {what} ({reason}): bind {binding} to a readable file."
         ) from None

@@ -94,7 +94,7 @@ class CharacterVocabulary(FileVocabulary):
                 raise ValueError
         except (IndexError, StopIteration, ValueError, OverflowError):
             raise ValueError(
-                f"{self.file} is no list of symbols, each once, as 0x20 or as U+0020: make one "
+                f"{self.file} is not a list of symbols, each once, as 0x20 or as U+0020: make one "
                 f"with `brt.prepare --train_vocabulary`, or bind {binding} to one."
             ) from None
         default = codes.index(None) if None in codes else -1

@@ -177,7 +177,7 @@ class WordPieceVocabulary(TokenizerVocabulary):
                 raise ValueError("it has no [UNK]")
         except Exception as error:  # the library raises no class of its own
             raise ValueError(
-                f"{self.file} is no WordPiece list of BERT's ({error}): bind "
+                f"{self.file} is not a WordPiece list of BERT's ({error}): bind "
                 "WordPieceVocabulary.file to one."
             ) from None
         tokenizer.normalizer = library.normalizers.BertNormalizer(lowercase=self.lower_case)

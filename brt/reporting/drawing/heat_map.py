@@ -147,7 +147,7 @@ def study_maps(run: Any, name: str) -> list[HeatMap]:
 
 def _check(array, entry):
     if array.ndim != 2 or not array.size or array.dtype.kind not in "fiu":
-        raise ValueError(f"{entry['array']} is no matrix of numbers")
+        raise ValueError(f"{entry['array']} is not a matrix of numbers")
     if not np.isfinite(array).all():
         raise ValueError(f"{entry['array']} has numbers that are not finite")
     sides = [len(entry.get(name, ())) for name in ("y_values", "x_values")]

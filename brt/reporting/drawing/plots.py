@@ -125,7 +125,7 @@ def _theme(name, foreground):
     settings = {
         "svg.fonttype": "none",
         "svg.hashsalt": name,
-        "text.parse_math": False,  # titles of documents are no formulas
+        "text.parse_math": False,  # titles of documents are not formulas
         "font.size": 10,
         "axes.spines.top": False,
         "axes.spines.right": False,
