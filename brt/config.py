@@ -158,7 +158,7 @@ def _check_passed_on():
 
 
 def _explained(call, where, text="", file=None):
-    """Calls; an error names `where` it was made: in the gin file `file`, or in `text`."""
+    """Runs `call`; its errors become `ConfigError`s with `where`, and lines of `file` or `text`."""
     try:
         call()
     except RecursionError:

@@ -142,7 +142,7 @@ def evaluate(
 
     Args:
         record: keep the loss of every token.
-        number: record so many documents only, and print their figures without writing them.
+        number: record only this many documents, and print their figures without writing them.
         step: as of `load_params`.
     """
     split = experiment.evaluation.split

@@ -66,7 +66,7 @@ class Progress:
                 )
 
     def update(self, done: int, text: str | None = None, speed: str = "") -> None:
-        """Shows that `done` are done.
+        """Shows the count `done`.
 
         text: printed at once where there is no live bar.
         speed: added to the next line.

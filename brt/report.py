@@ -109,7 +109,7 @@ def report(
 
     Args:
         step_times: of `read_step_times`, by system.
-        documents: numbers of those the reader shows; None for the first ones recorded.
+        documents: numbers of the reader's documents; None for the first ones recorded.
         reader_tokens: most tokens of the reader.
     """
     groups = collect(runs)
@@ -198,7 +198,7 @@ def _studies(runs, show):
 
 
 def _paper(items):
-    """Returns tables and figures; those that await runs are folded."""
+    """Returns tables and figures; those without measurements are folded."""
 
     def html(these):
         tables = (item for item in these if isinstance(item, Table))

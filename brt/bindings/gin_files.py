@@ -24,7 +24,7 @@ from brt.bindings.registration import modules, register
 from brt.storage.paths import is_remote
 from brt.storage.regular_files import open_regular
 
-OWN = "brt"
+PACKAGE = "brt"
 
 LARGEST_FILE = 2**20
 """Bytes of a gin file. The largest one of configs/ has 1,500."""
@@ -46,7 +46,7 @@ class NotAllowed(ValueError):
 
 def is_allowed(module: str, allow_imports: Sequence[str]) -> bool:
     """Returns whether a module is one of brt's, or in one of the named modules and packages."""
-    return any(f"{module}.".startswith(f"{name}.") for name in (OWN, *allow_imports))
+    return any(f"{module}.".startswith(f"{name}.") for name in (PACKAGE, *allow_imports))
 
 
 def stands_in(module: str) -> bool:
@@ -59,7 +59,7 @@ def stands_in(module: str) -> bool:
     own = {
         name
         for name in (*modules(), *sys.modules)
-        if re.fullmatch(rf"{OWN}(\.\w+)*\.{module}", name)
+        if re.fullmatch(rf"{PACKAGE}(\.\w+)*\.{module}", name)
     }
     if len(own) != 1:
         return False

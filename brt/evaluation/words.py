@@ -74,7 +74,7 @@ class Words:
         return number
 
     def last_seen(self, number: int) -> int | None:
-        """Returns the tokens from the word's last occurrence to this one, or None."""
+        """Returns the distance in tokens to the word's last occurrence, or None."""
         numbers = self._numbers[self.words[number]]
         before = bisect_left(numbers, number) - 1
         if before < 0:

@@ -29,13 +29,13 @@ from brt.progress import Progress
 from brt.storage.file_parts import FileBytes
 
 SEGMENT = 2048
-"""About the default segment length, in tokens."""
+"""Approximate default segment length, in tokens."""
 
 READ_TOGETHER = 2**17
-"""About the tokens of a long text that are in memory at a time."""
+"""Approximate number of tokens of a long text in memory at a time."""
 
 ENCODED_TOGETHER = 2**16
-"""About the bytes of a long text that are encoded at a time."""
+"""Approximate number of bytes of a long text encoded at a time."""
 
 Text = str | bytes | np.ndarray | Sequence[int]
 Texts = Text | Sequence[Text]

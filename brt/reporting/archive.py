@@ -10,7 +10,7 @@ from pathlib import Path
 from brt.reporting.runs import STANDS_FOR_FILE
 from brt.storage.regular_files import open_regular
 
-KEPT = (
+PATTERNS = (
     "config.gin",
     "operative_config.gin",
     "command.txt",
@@ -33,7 +33,7 @@ def pack(run: Path, archive: Path) -> None:
         raise FileNotFoundError(f"{run} is not a run folder: it has no config.gin.")
     content = io.BytesIO()
     with tarfile.open(fileobj=content, mode="w", format=tarfile.USTAR_FORMAT) as tar:
-        for path in sorted(path for pattern in KEPT for path in run.glob(pattern)):
+        for path in sorted(path for pattern in PATTERNS for path in run.glob(pattern)):
             entry = tarfile.TarInfo(path.relative_to(run).as_posix())  # no owner and no time
             entry.size = path.stat().st_size
             with path.open("rb") as file:

@@ -58,9 +58,7 @@ def read_json_lines(path: str | os.PathLike, expected: Any, advice: str) -> Iter
 
 
 Shape = tuple[tuple[str, type, bool], ...]
-"""Of an object of texts, nulls and integers from 0 to `MOST`: each name, the type of its value, and
-whether that is true.
-"""
+"""Name, type and truth value of each field, if all are texts, nulls or integers up to `MOST`."""
 
 
 def _shape(content: Any) -> Shape | None:

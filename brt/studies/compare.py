@@ -30,8 +30,8 @@ from brt.studies.study import (
     weighted,
 )
 
-SHOWN, LOOKED_AT = 4, 40
-"""Tokens of a document that are excerpted, and counted, as in the paper."""
+SHOWN, COUNTED = 4, 40
+"""Largest differences of a document that are excerpted and counted, as in the paper."""
 POINTS = 4000
 """Points of a curve; longer documents show the largest difference of each stretch."""
 PARTS = 16
@@ -104,8 +104,9 @@ def compare(
 
     Returns:
         `difference_bits` is positive where the run is better; `better_top4_recalled` and the like
-        count the first `SHOWN` and `LOOKED_AT` tokens of each document. Curves are of each document
-        (Figures 4 and 5), and by offset in a segment. Excerpts are the first `SHOWN` tokens.
+        count the `SHOWN` and `COUNTED` largest differences of each document, and excerpts are of
+        the `SHOWN` largest. Curves are of each document (Figures 4 and 5), and by offset in a
+        segment.
     """
     check_aligned(own, other)
     window = max(own.manifest["window"], other.manifest["window"])
@@ -126,7 +127,7 @@ def compare(
         words = Words(vocabulary, tokens)
         kinds.append(token_kinds(words))
         for direction, values_T in zip(DIRECTIONS, (difference_T, -difference_T)):
-            for rank, token in enumerate(largest(values_T, words, LOOKED_AT, scored_T)):
+            for rank, token in enumerate(largest(values_T, words, COUNTED, scored_T)):
                 word = describe(words, tokens, token, window, segment_length)
                 top[direction].append((rank, word))
                 if rank < SHOWN:
@@ -143,7 +144,7 @@ def compare(
     numbers = _means(sum(float(x.sum()) for x in own_nats), differences, weights, segment_length)
     numbers |= by_kind(own_nats, other_nats, kinds, weights)
     for direction, ranked in top.items():
-        for number in (SHOWN, LOOKED_AT):
+        for number in (SHOWN, COUNTED):
             first = [word for rank, word in ranked if rank < number]
             counts = _counts(first, segment_length)
             numbers |= {f"{direction}_top{number}_{name}": n for name, n in counts.items()}
@@ -258,7 +259,7 @@ def _by_part(differences, weights, top: list[int], segment_length):
     part_of = parts_of(np.array(top, int), segment_length, parts)
     number = np.bincount(part_of, minlength=parts).tolist()
     position = "position in the segment"
-    of = f"of the {LOOKED_AT} largest differences of each document"
+    of = f"of the {COUNTED} largest differences of each document"
     return [
         curve(f"difference by {position}", offsets, bits, position, "difference, bits per token"),
         curve(f"top tokens by {position}", offsets, number, position, of),

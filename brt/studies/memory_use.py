@@ -41,13 +41,14 @@ from brt.training.train_step import read_segment
 
 PERCENTILES = (10, 50, 90)
 """Of the half-lives of a state's entries with fixed gates."""
-HARDLY = 0.001
-"""Share of the bits per token below which a cost of clearing counts as hardly a use."""
-OWN = 0.1
-"""Least cost of another document's state, as a share of the cost of clearing."""
+HARDLY_USED = 0.001
+"""A cost of clearing below this share of the bits per token counts as hardly any use."""
+OWN_SHARE = 0.1
+"""Least cost of another document's state, as a share of the cost of clearing, that counts."""
 RULE = (
     "Used: clearing costs more than twice its standard error. This document's: another document's "
-    f"state costs more than twice its own error, and at least {OWN:.0%} of what clearing costs."
+    f"state costs more than twice its own error, and at least {OWN_SHARE:.0%} of what clearing "
+    "costs."
 )
 
 
@@ -267,10 +268,10 @@ def _head(numbers: Mapping[str, float]) -> str:
         return "The memory is used and does harm"
     if cost <= 2 * error:
         return "There is no sign that the memory is used"
-    hardly = ", but hardly" if cost < HARDLY * numbers["bits_kept"] else ""
+    hardly = ", but hardly" if cost < HARDLY_USED * numbers["bits_kept"] else ""
     if "cost_swapped" not in numbers:
         return f"A state is used{hardly}; whether it must be this document's was not measured"
-    if numbers["cost_swapped"] <= max(2 * numbers["cost_swapped_error"], OWN * cost):
+    if numbers["cost_swapped"] <= max(2 * numbers["cost_swapped_error"], OWN_SHARE * cost):
         return f"A state is used{hardly}, but another document's would do as well as its own"
     return f"This document's state is used{hardly}"
 

@@ -27,8 +27,8 @@ WEIGHT = np.dtype("<f4")
 OFFSET = np.dtype("<i8")
 COUNTS = ("documents", "tokens", "bytes", "words", "characters", "unknown")
 
-KEPT_FILES = ("tokens.bin", "documents.jsonl", "weights.bin")
-SHARD_FILES = (*KEPT_FILES, "shard.json")
+DATA_FILES = ("tokens.bin", "documents.jsonl", "weights.bin")
+SHARD_FILES = (*DATA_FILES, "shard.json")
 """All files of a shard; shard.json exists only until the store is complete."""
 STORE_FILES = ("manifest.json", "offsets.npy")
 
@@ -63,7 +63,7 @@ def files_of(manifest: Mapping) -> list[str]:
     return [
         f"{shard_name(number)}/{name}"
         for number, shard in enumerate(manifest["shards"])
-        for name in (KEPT_FILES if shard["weighted"] else KEPT_FILES[:2])
+        for name in (DATA_FILES if shard["weighted"] else DATA_FILES[:2])
     ]
 
 

@@ -21,7 +21,7 @@ from brt.storage.json_files import DamagedFile, read_json
 from brt.storage.regular_files import file_sha256
 from brt.storage.shipped import user_cache
 
-KEPT = "BRT_VERIFIED"
+VARIABLE = "BRT_VERIFIED"
 """Environment variable: the folder of the records of verified files; empty for none."""
 
 PIECE = 2**24
@@ -87,7 +87,7 @@ def verify_once(store: TokenStore | MixedStore) -> None:
 
 def once(folder: Path, names: Iterable[str], check) -> None:
     """Calls `check()` unless it has passed on this host since the files were last changed."""
-    records = os.environ.get(KEPT, str(user_cache("verified")))
+    records = os.environ.get(VARIABLE, str(user_cache("verified")))
     if not records:
         check()
         return

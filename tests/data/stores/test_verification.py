@@ -10,7 +10,7 @@ from tiny_run import PLAIN, build, write_config
 
 from brt.data.stores import verification
 from brt.data.stores.token_store import TokenStore
-from brt.data.stores.verification import KEPT, check_hashes, hashes_of, verify, verify_once
+from brt.data.stores.verification import VARIABLE, check_hashes, hashes_of, verify, verify_once
 from brt.storage.json_files import DamagedFile
 
 LENGTHS = (1, 7, 30, 12)
@@ -112,7 +112,7 @@ def test_training_and_evaluation_open_no_damaged_store(tmp_path):
 @pytest.fixture
 def counted(tmp_path, monkeypatch):
     """The folder of what was verified, and a list that grows when something is hashed."""
-    monkeypatch.setenv(KEPT, str(tmp_path / "kept"))
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "kept"))
     calls = []
 
     def count(*arguments, **options):
