@@ -153,21 +153,16 @@ def compare(
     return content(numbers, curves, _summary(numbers), excerpts=excerpts)
 
 
-def largest(
-    values_T: np.ndarray, words: Words, number: int, scored_T: np.ndarray | None = None
-) -> list[int]:
+def largest(values_T: np.ndarray, words: Words, number: int, scored_T: np.ndarray) -> list[int]:
     """Returns scored tokens with the largest values first, one of each occurrence of a word."""
-    chosen: list[int] = []
-    seen = set()
-    for token in np.argsort(-values_T, kind="stable").tolist():
+    chosen: dict[int, int] = {}
+    order = np.argsort(-values_T, kind="stable")
+    for token in order[scored_T[order]].tolist():
         word = words.at(token)
-        if (word is not None and word in seen) or (scored_T is not None and not scored_T[token]):
-            continue
-        seen.add(word)
-        chosen.append(token)
+        chosen.setdefault(-1 - token if word is None else word, token)
         if len(chosen) == number:
             break
-    return chosen
+    return list(chosen.values())
 
 
 def describe(

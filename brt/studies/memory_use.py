@@ -141,7 +141,7 @@ def costs(
 
 
 def gates_and_gradients(
-    run: RecordedRun, documents: np.ndarray, segments: int = 16
+    run: RecordedRun, documents: np.ndarray, segments: int
 ) -> tuple[dict[str, float], list[int]]:
     """Measures the first segments of each batch element, without documents' first ones.
 

@@ -131,7 +131,8 @@ def run_study(
         allowed = "leave --other out" if not study.most_others else "name one run with --other"
         raise ValueError(f"--study={name} cannot read {len(others)} further runs: {allowed}.")
     for other in others.values():
-        check_same_tokens(run.store, other.store)
+        if why := token_difference(run.store.manifest, other.store.manifest):
+            raise ValueError(f"{run.store.folder} and {other.store.folder} {why}.")
         if _resolved(other.workdir) == _resolved(run.workdir):
             raise ValueError(f"--other={other.workdir} is the run itself: name another one.")
     number = number or study.num_documents or run.store.num_documents
@@ -150,11 +151,6 @@ def run_study(
 def choose_documents(store: TokenStore, number: int, seed: int = 0) -> list[int]:
     """Returns documents drawn by a seed, rising; all if there are no more."""
     return sorted(permutation(store.num_documents, seed, 0, 0, 4)[:number].tolist())
-
-
-def check_same_tokens(ours: TokenStore, theirs: TokenStore) -> None:
-    if why := token_difference(ours.manifest, theirs.manifest):
-        raise ValueError(f"{ours.folder} and {theirs.folder} {why}.")
 
 
 def _resolved(folder: str) -> str:

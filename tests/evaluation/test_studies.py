@@ -116,7 +116,7 @@ def test_an_external_memory_is_weighed_like_a_state_but_no_gradient_reaches_it(t
 
 
 def test_gradients_reach_the_state_as_differences_say(recurrent):
-    numbers, carrying = gates_and_gradients(recurrent, np.array([6]))
+    numbers, carrying = gates_and_gradients(recurrent, np.array([6]), 16)
     assert carrying == [1] and all(name.startswith("layer1/") for name in numbers)
     experiment, norms, shares = recurrent.experiment, [], []
     tokens = recurrent.store.tokens(6).astype(int)
@@ -159,7 +159,7 @@ def test_gradients_reach_the_state_as_differences_say(recurrent):
 
 
 def test_a_half_life_is_where_half_is_left(recurrent):
-    numbers, _ = gates_and_gradients(recurrent, ALL)
+    numbers, _ = gates_and_gradients(recurrent, ALL, 16)
     blocks = numbers["layer1/half_life_tokens"] / W
     gates = 2  # the dual arrangement: one after attention, one after the network
     assert numbers["layer1/kept"] ** (gates * blocks) == pytest.approx(0.5)
