@@ -99,19 +99,18 @@ def parse(
     for file in (file for joined in gin_files for file in split_files(joined)):
         if not file.strip():
             raise ConfigError("A --gin_file is empty: write --gin_file=PATH.")
-        _explained(lambda file=file: gin.parse_config_file(file), f"In {file}", file=file)
+        with _explained(f"In {file}", file=file):
+            gin.parse_config_file(file)
     _bound_by_flags.clear()
     for binding in bindings:
         if not binding.strip():
             raise ConfigError("A binding is empty: write --gin.NAME=VALUE.")
-
-        def read(line=binding):
-            checked = gin_text(line)
+        with _explained(f"In the binding {shortened(repr(binding))}", binding):
+            checked = gin_text(binding)
             _bound_by_flags.update(check_statements(checked, allow_imports))
             gin.parse_config(checked)
-
-        _explained(read, f"In the binding {shortened(repr(binding))}", binding)
-    _explained(gin.finalize, "In the configuration")
+    with _explained("In the configuration"):
+        gin.finalize()
     gin.config._set_config_is_locked(False)  # modules that are imported later may register classes
     _check_passed_on()
     try:
@@ -157,10 +156,11 @@ def _check_passed_on():
             raise ConfigError(f"{entry.name} has no parameter {name}.{nearest}")
 
 
-def _explained(call, where, text="", file=None):
-    """Runs `call`; its errors become `ConfigError`s with `where`, and lines of `file` or `text`."""
+@contextlib.contextmanager
+def _explained(where, text="", file=None):
+    """Raises errors as `ConfigError`s with `where`, and lines of `file` or `text`."""
     try:
-        call()
+        yield
     except RecursionError:
         raise ConfigError(f"{where}: brackets lie too deep in one another.") from None
     except NotAllowed as error:
@@ -220,7 +220,8 @@ def _explain(message, where, text):
         own = [f"{configurable}.{name}" for entry in entries for name in _bindable(entry)]
         of_parts = [f"{part}.{parameter}" for part in _parts(configurable, parameter)]
         word = f"{configurable}.{PAPER_WORDS.get(parameter)}"
-        names = [word] if word in own else of_parts or own or known_parameters()
+        every = (f"{name}.{p}" for name, parameters in known_names().items() for p in parameters)
+        names = [word] if word in own else of_parts or own or every
         nearest = _nearest(f"{configurable}.{parameter}", names)
         return f"{where}: {configurable} has no parameter {parameter}.{nearest}"
     if "No bindings specified for" in message:
@@ -302,10 +303,6 @@ def as_declared(settings: dict[str, Any]) -> dict[str, Any]:
         name: (value,) if stands_alone(declared.get(name.rpartition("/")[2], Any), value) else value
         for name, value in settings.items()
     }
-
-
-def known_parameters() -> list[str]:
-    return [f"{name}.{p}" for name, parameters in known_names().items() for p in parameters]
 
 
 @functools.cache
