@@ -111,7 +111,7 @@ def load(path: str, model: LanguageModel, fingerprint: str, vocabulary: Vocabula
     try:
         check_regular(path)
     except FileNotFoundError:
-        raise FileNotFoundError(f"There is not a memory file {path}.") from None
+        raise FileNotFoundError(f"There is no memory file {path}.") from None
     expected = jax.eval_shape(lambda: fresh_memory(model, 1))
     shapes = {name: list(x.shape) for name, x in _named(expected).items()}
     arrays = None

@@ -115,7 +115,7 @@ def encode_little(self, text, title="the prompt", encode=Generator.encode):
         (["--samples=0"], "--samples = 0"),
         (["--samples=2", "--save_memory=x"], "--save_memory keeps one document, and 2"),
         (["--save_memory=/nowhere/x"], "there is no folder /nowhere"),
-        (["--load_memory=nothing"], "There is not a memory file nothing"),
+        (["--load_memory=nothing"], "There is no memory file nothing"),
         (["--prompt_file=nothing.txt"], "Error: nothing.txt: No such file"),
         (["--gin_file=x.gin"], "--gin_file is not read"),
         (["--gin.Corpus.vocabulary='characters:few'"], "was made with another tokenizer, bytes"),

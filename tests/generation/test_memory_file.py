@@ -83,7 +83,7 @@ def refusal(path, generator, **others):
 def test_a_file_of_another_model_or_vocabulary_is_refused(generator, path):
     assert "another model" in refusal(path, generator, model=random_model(NAME, seed=2))
     assert "another model" in refusal(path, generator, model=random_model("rec_two_layers"))
-    assert "vocabulary bytes of 17 ids" in refusal(path, generator, ids=OtherIds())
+    assert "vocabulary bytes of size 17" in refusal(path, generator, ids=OtherIds())
 
 
 def test_the_fingerprint_is_of_every_parameter_and_of_settings_that_matter():
