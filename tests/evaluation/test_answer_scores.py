@@ -113,7 +113,7 @@ def test_shares_of_the_study_are_those_of_its_recordings(measured):
     names = {series["name"] for series in content["series"]}
     assert {"state kept, by length", "state swapped, by facts"} <= names
     assert "answers" in table(content)
-    floats = 2 * 2 * 8 * (2 * 4) + 5 * 16  # two layers' keys and values of 8 tokens, and 5 states
+    floats = 2 * 8 * (2 * 4) + 5 * 16  # a layer's keys and values of 8 tokens, and 5 states
     assert content["numbers"]["carried_bytes"] == 4 * floats
 
 
