@@ -11,7 +11,7 @@ import sys
 import pytest
 from absl import flags
 from paths import CONFIGS, ROOT
-from tiny_run import command, quick_environment, write_corpus
+from tiny_run import build, command, quick_environment, write_corpus
 
 from brt import benchmark, config, evaluate, export, generate, prepare, report, train  # noqa: F401
 from brt.experiment import Experiment
@@ -103,6 +103,7 @@ def beside_a_run(tmp_path_factory):
             for name in ("width = 16", "feed_forward_size = 16", "window = 32", *LAYERS)
         )
     )
+    build(folder / "tiny.gin")  # prepares the stores, for which the command would start a process
     workdir = "--workdir=runs/quickstart"
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
@@ -118,10 +119,10 @@ def run(folder, *arguments):
     return done.stdout
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")],
-                         ids=lambda page: page.stem)  # fmt: skip
-def test_python_of_a_page_runs(page, beside_a_run):
-    run(beside_a_run, "-c", "\n".join(blocks(page, "python")))
+def test_python_of_the_pages_runs(beside_a_run):
+    texts = {page.name: "\n".join(blocks(page, "python")) for page in PAGES}
+    code = "for name, text in {}.items(): exec(compile(text, name, 'exec'), {{'__name__': name}})"
+    run(beside_a_run, "-c", code.format(texts))
 
 
 def test_the_site_builds_without_warnings(tmp_path):

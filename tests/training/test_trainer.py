@@ -126,13 +126,12 @@ def test_training_moves_every_parameter(straight, first_params):
 # Stopped, killed, evaluated.
 
 
-@pytest.mark.parametrize("stops", [(6,), (1, 10)])
-def test_a_run_that_was_stopped_ends_like_one_that_was_not(tiny, straight, tmp_path, stops):
-    for stop in stops:
+def test_a_run_that_was_stopped_ends_like_one_that_was_not(tiny, straight, tmp_path):
+    for stop in (1, 10):
         run = train_here(tiny, tmp_path, stop_after=stop)
         assert int(run.state.step) == stop == run.checkpoints.steps()[-1]
     run = train_here(tiny, tmp_path)
-    assert run.resumed and run.start == stops[-1]
+    assert run.resumed and run.start == 10
     assert_same_run(run, straight)
 
 
