@@ -69,6 +69,14 @@ def test_the_table_of_a_block_is_the_bias_of_the_W_tokens_before_each_and_hides_
     np.testing.assert_array_equal(np.moveaxis(tokens[:, :, 0], 0, 1), found)
 
 
+@pytest.mark.parametrize("queries", [128, 256])
+def test_the_table_of_the_first_queries_is_a_part_of_that_of_a_block(queries):
+    bias, scale_H = bias_and_scale(2)
+    found = bias.window_table(scale_H, 384, queries)
+    whole = bias.window_table(scale_H, 384)
+    np.testing.assert_array_equal(found, whole[:, :queries, : 384 + queries])
+
+
 def test_the_gradient_of_the_table_counts_every_use_of_a_bucket():
     W, H = 150, 2
     bias, scale_H = bias_and_scale(H)

@@ -143,8 +143,8 @@ class Layer(nnx.Module):
         masks = draw_masks(key, self.dropout, self.sizes, tokens, self.window, S, dtype, J)
         with jax.named_scope("attention"):
             scale_H = jnp.abs(self.scale("attention_scale_H"))
-            bias_HWJ = self.relative_bias.window_table(scale_H, self.window)
-            bias_HWJ = kernels.bias_of_tile(self.sizes, bias_HWJ, self.sink)
+            # To a kernel the first tile's: all tiles share it.
+            bias_HWJ = self.relative_bias.window_table(scale_H, self.window, J - self.window)
         return Prepared(bias_HWJ, weights, masks)
 
     def matrices(self, dtype: DTypeLike) -> dict[str, Any]:

@@ -97,17 +97,6 @@ def seen_keys(sizes: Sizes, window: int, sink_H: jax.Array | None = None) -> int
     return window + (tile_size(window) if has_window_kernel(sizes, window, sink_H) else window)
 
 
-def bias_of_tile(sizes: Sizes, bias_HWJ: jax.Array, sink_H: jax.Array | None = None) -> jax.Array:
-    """Returns the bias of a block for `attend_to_window`.
-
-    For a kernel: that of the first tile, (H, Q, W + Q), which all tiles share.
-    """
-    W = bias_HWJ.shape[1]
-    if not has_window_kernel(sizes, W, sink_H):
-        return bias_HWJ
-    return bias_HWJ[:, : tile_size(W), : W + tile_size(W)]
-
-
 def attend_to_window(
     sizes: Sizes,
     projected: Sequence[jax.Array],
@@ -125,7 +114,8 @@ def attend_to_window(
         projected: queries, keys and values of `tokens` before normalisation.
         cache: of the block before the segment.
         tokens, blocks: normalised.
-        bias, keep: from `bias_of_tile`, and dropout factors, (H, W, `seen_keys`).
+        bias: of a block, or for a kernel of a tile, (H, Q, `seen_keys`).
+        keep: dropout factors, (H, W, `seen_keys`).
         sink_H: as of `attend`; no kernel has one.
         remat: recompute the plain form in the backward pass; kernels always do.
     """

@@ -34,26 +34,29 @@ def t5_buckets(distance: ArrayLike, num_buckets: int = 32, max_distance: int = 1
 class WindowMask(nnx.Module):
     """The mask of a window of W tokens, for blocks of W queries and 2W keys; no bias."""
 
-    def window_table(self, scale_H: jax.Array, window: int) -> jax.Array:
+    def window_table(
+        self, scale_H: jax.Array, window: int, queries: int | None = None
+    ) -> jax.Array:
         """Returns the attention bias of a block, (H, W, 2W): the scaled bias, or `HIDDEN`.
 
         Query i of a block and key j of [previous block, block] are W + i - j tokens apart; a token
-        sees distances 1 ... W, never itself. scale_H: the factor of scores and bias.
+        sees distances 1 ... W, never itself. scale_H: the factor of scores and bias. queries: only
+        the first so many, a multiple of `TILE`, and as many keys of their block.
         """
-        W = window
+        W, N = window, queries or window
         Q = TILE if W % TILE == 0 else W
         bias_HW = self._by_distance(scale_H, W)[:, ::-1]
         # Skews the bias of each distance into the rows of the first Q queries (the Toeplitz trick),
         # so that the gradient is a sum and not a scatter.
         before, behind = (
-            jnp.full((len(bias_HW), columns), HIDDEN, bias_HW.dtype) for columns in (W - Q, W + 1)
+            jnp.full((len(bias_HW), columns), HIDDEN, bias_HW.dtype) for columns in (N - Q, N + 1)
         )
         row = jnp.concatenate([before, bias_HW, behind], axis=1)
         columns = row.shape[1] - 1
         rows_HQJ = jnp.tile(row, (1, Q))[:, : Q * columns].reshape(-1, Q, columns)
         # The next Q queries see the same, Q columns further right.
-        starts = range(W - Q, -1, -Q)
-        return jnp.concatenate([rows_HQJ[..., start : start + 2 * W] for start in starts], axis=1)
+        starts = range(N - Q, -1, -Q)
+        return jnp.concatenate([rows_HQJ[..., start : start + W + N] for start in starts], axis=1)
 
     def token_table(self, scale_H: jax.Array, window: int, fill_B: jax.Array) -> jax.Array:
         """Returns the bias of each batch element's next token while decoding, (B, H, 1, 2W).
