@@ -69,7 +69,7 @@ def check_evaluation(experiment: "Experiment") -> None:
     except (ValueError, TypeError) as error:
         reason = str(error).replace("Trainer.segment_length", "Evaluation.segment_length")
         raise ValueError(
-            f"Evaluation cannot run {rows} rows of segments of {T} tokens "
+            f"Evaluation cannot run {rows} segments of {T} tokens "
             f"(Evaluation.segment_length, Evaluation.model): {reason}"
         ) from error
 
@@ -142,12 +142,14 @@ def warn_of_warmup(experiment: "Experiment") -> None:
         if (warmup_steps or 0) >= steps:
             logging.warning(
                 "The learning rate still rises when the run ends, as %s = %s is not below "
-                "Trainer.steps = %s; it reaches %.3g. Lower %s, or raise Trainer.steps.",
+                "Trainer.steps = %s; it ends at %.3g. Bind %s = %s (a tenth of the steps), or "
+                "raise Trainer.steps.",
                 name,
                 f"{warmup_steps:,}",
                 f"{steps:,}",
                 experiment.schedule(steps),
                 name,
+                max(steps // 10, 1),
             )
 
 

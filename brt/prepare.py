@@ -110,8 +110,9 @@ def prepare(arguments: Sequence[str] = ()) -> None:
         whole.prepare(split, workers=FLAGS.workers, shard_bytes=FLAGS.shard_bytes, runner=runner)
         for corpus in whole.corpora:
             manifest = corpus.open(split).manifest
+            documents = manifest["documents"]
             print(
-                f"{corpus.path(split)}: {manifest['documents']:,} documents, "
+                f"{corpus.path(split)}: {documents:,} document{'s' * (documents != 1)}, "
                 f"{manifest['tokens']:,} tokens, {manifest['bytes']:,} bytes, "
                 f"{manifest['words']:,} words",
                 flush=True,

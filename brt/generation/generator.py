@@ -281,7 +281,7 @@ class Writing:
             seeds = [seed + row for row in range(rows)]
         if len(seeds) != rows or not all(0 <= s < 2**32 for s in seeds):
             raise ValueError(
-                f"seed = {seed}: {rows} rows need seeds from 0 to 2^32 - 1, one for each or a "
+                f"seed = {seed}: {rows} texts need seeds from 0 to 2^32 - 1, one for each or a "
                 "single one to count from."
             )
         stop = [stop] if isinstance(stop, str) else list(stop)

@@ -76,7 +76,7 @@ def save(path: str, memory: Memory, fingerprint: str, vocabulary: Vocabulary) ->
     rows = len(memory.position_B)
     if rows != 1:
         raise ValueError(
-            f"A memory file holds one document and this memory {rows}: save each of its rows "
+            f"A memory file holds one document and this memory {rows}: save each of them "
             "(brt.generation.memory.take_rows) under a name of its own."
         )
     arrays = _named(memory)

@@ -64,7 +64,7 @@ def check_divisible(mesh: AnyMesh, rows: int, model_sizes: dict[str, int]) -> No
     """
     if rows % mesh.shape["data"]:
         raise ValueError(
-            f"A batch of {rows} rows cannot be divided over {mesh.shape['data']} data-parallel "
+            f"{rows} batch elements cannot be divided over {mesh.shape['data']} data-parallel "
             "devices: change Trainer.tokens_per_step, Trainer.segment_length or Trainer.mesh."
         )
     for name, size in model_sizes.items():

@@ -130,7 +130,7 @@ def test_a_mesh_that_does_not_fit_the_slice_is_refused(monkeypatch, tmp_path, ca
     monkeypatch.setattr(topologies, "check_compiler", lambda: None)
     flags = "--topology=v4-16", f"--configs={write_config(tmp_path)}"
     assert command(monkeypatch, benchmark, *flags) == 1
-    assert "A batch of 4 rows cannot be divided over 8" in capsys.readouterr().err
+    assert "4 batch elements cannot be divided over 8" in capsys.readouterr().err
     with pytest.raises(ValueError, match=r"\(3, -1\) does not fit 8 devices"):
         make_mesh(3, -1, jax.devices()[:8])
 

@@ -1,5 +1,6 @@
 """--text: a corpus from a path alone, for every command that reads one."""
 
+import gzip
 import json
 
 import pytest
@@ -67,3 +68,9 @@ def test_folders_are_divided_by_name_or_by_position(tmp_path):
     for number in range(200):
         (deep / f"{number:03}.txt").write_text(f"{number}\n")
     assert texts(tmp_path / "plain", "validation") == [b"%d\n" % n for n in range(180, 190)]
+
+
+def test_a_folder_of_compressed_text_names_its_files(tmp_path):
+    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(b"a line of text\n"))
+    with pytest.raises(FileNotFoundError, match=r"a\.txt\.gz"):
+        texts(tmp_path, "train")

@@ -138,7 +138,7 @@ class RowSource(FileSource):
             raise FileNotFoundError(
                 f"{self.binding}.path = {self.path!r} has no files of split {split!r} that "
                 f"end in {', '.join(self.suffixes)}: bind it to a path with {{split}}, or divide "
-                "one split by @SplitByPosition()."
+                "one split by @SplitByPosition(), or leave it out of --splits."
             )
         return files
 

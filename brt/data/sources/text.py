@@ -60,6 +60,12 @@ class Text(FileSource):
             )
         inside = [file.removeprefix(folder).lstrip("/") for file in files]
         kind = next((k for k in ROWS if any(f.endswith(k.suffixes) for f in inside)), None)
+        if folder and kind is None and not any(f.endswith(self.suffix) for f in inside):
+            raise FileNotFoundError(
+                f"Text.path = {self.path!r} (--text) has no {self.suffix} files and no rows to "
+                f"read, but {inside[0]}: decompress such files, or bind Text.suffix to the ending "
+                "of plain text."
+            )
         divided = "{split}" in self.path or (folder and any(map(HELD_OUT.search, inside)))
         source: Source
         if kind is not None:

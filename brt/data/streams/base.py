@@ -127,6 +127,6 @@ def _row_range(step: int, first_row: int, num_rows: int | None, rows: int) -> ra
     if step < 0 or first_row < 0 or num_rows < 1 or first_row + num_rows > rows:
         raise ValueError(
             f"There are no {num_rows} rows from row {first_row} on at step {step}, because the "
-            f"batch has {rows} rows, and steps begin at 0: ask for others."
+            f"batch has {rows} elements, and steps begin at 0: ask for others."
         )
     return range(first_row, first_row + num_rows)

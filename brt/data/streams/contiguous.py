@@ -46,8 +46,8 @@ class ContiguousStream(Stream):
         super().__init__(store, rows, segment_length, segments_per_step, seed)
         if store.num_tokens <= rows:
             raise ValueError(
-                f"{store.folder} has {store.num_tokens} tokens, and {rows} rows need more than "
-                "that: lower the batch size (Trainer.tokens_per_step) or use more text."
+                f"{store.folder} has {store.num_tokens} tokens, and {rows} batch elements need "
+                "more than that: lower the batch size (Trainer.tokens_per_step) or use more text."
             )
         self.shuffle = shuffle
         pairs = store.num_tokens - 1

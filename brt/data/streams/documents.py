@@ -63,9 +63,9 @@ class DocumentStream(WholeDocuments):
 def check_count(where: str, documents: int, rows: int, tokens: int) -> None:
     if documents < rows:
         raise ValueError(
-            f"{where} has {documents} documents, too few for {rows} rows of whole documents: lower "
+            f"{where} has {documents} documents, too few for {rows} batch elements: lower "
             f"the batch size to at most Trainer.tokens_per_step = {documents * tokens}, use more "
-            'documents, or bind Trainer.stream = "contiguous", which cuts documents into rows.'
+            'documents, or bind Trainer.stream = "contiguous", which cuts documents.'
         )
 
 

@@ -63,9 +63,9 @@ class MixtureStream(WholeDocuments):
 def check_count(where: str, documents: int, rows: int) -> None:
     if documents < rows:
         raise ValueError(
-            f"{where} has {documents} documents, and each of {rows} rows needs one of every store "
-            "in the mixture: lower the batch size (Trainer.tokens_per_step), use more documents, "
-            "or leave it out of Mixture.corpora."
+            f"{where} has {documents} documents, and each of {rows} batch elements needs one of "
+            "every store in the mixture: lower the batch size (Trainer.tokens_per_step), use more "
+            "documents, or leave it out of Mixture.corpora."
         )
 
 
