@@ -112,7 +112,7 @@ UNFIT = {
     f"{MODEL}.feedback=True": f"{MODEL}.recurrent_layers",
     f"{MODEL}.vocabulary_size=200": "vocabulary_size = 256",
     "Trainer.tokens_per_step=72": "Trainer.tokens_per_step = 72",
-    "Trainer.tokens_per_step=1600": "100 rows",
+    "Trainer.tokens_per_step=1600": "100 batch elements",
     "Trainer.eval_every=2; Evaluation.tokens_per_step=40": "Evaluation.tokens_per_step",
     "TextFiles.suffix='.md'": "suffix",
     "Trainer.model=@Evaluation": "Trainer.model = @Evaluation",
@@ -136,7 +136,7 @@ def test_values_that_do_not_fit_together_are_named(folder, error, bindings):
 @pytest.mark.parametrize(
     ("bindings", "named"),
     [
-        ([], ["4 rows", "8 data-parallel", "Trainer.tokens_per_step"]),
+        ([], ["4 batch elements", "8 data-parallel", "Trainer.tokens_per_step"]),
         (["Trainer.mesh=(1, 8)"], ["BlockRecurrentTransformer.num_heads = 2", "8 model-parallel"]),
         (["Trainer.mesh=(3, -1)"], ["Trainer.mesh = (3, -1)", "8 devices"]),
         (["Trainer.mesh=(-1, -1)"], ["Trainer.mesh = (-1, -1)"]),
@@ -293,7 +293,7 @@ def test_fewer_documents_than_rows_are_refused_before_stores(folder, error, furt
     shutil.rmtree(folder / "stores")
     before = contents(folder)
     sentence = error(train, *flags(folder, "Trainer.tokens_per_step=160"), *further)
-    assert "9 documents" in sentence and "10 rows" in sentence
+    assert "9 documents" in sentence and "10 batch elements" in sentence
     assert "Trainer.tokens_per_step = 144" in sentence
     assert contents(folder) == before
 

@@ -340,7 +340,7 @@ def test_rows_outside_the_batch_are_refused(entry, store_of):
     stream = opened(entry, store_of)
     for call in (stream.batch, stream.positions) if entry in PASSES else (stream.batch,):
         for asked in ((-1, 0, 1), (0, -1, 1), (0, 2, 7), (0, 8, None), (0, 0, 0)):
-            with pytest.raises(ValueError, match="8 rows"):
+            with pytest.raises(ValueError, match="8 elements"):
                 call(*asked)
 
 
