@@ -99,25 +99,25 @@ def _by_seed(values: Sequence[float]) -> Cell:
 
 
 def recall_plot(name: str, groups: Iterable[Group]) -> Plot | None:
-    """Returns the share of 16 pairs recalled against carried bytes, one mark a memory and size."""
-    facts = PAIRS[-1]
-    points: dict[str, list[tuple[int, float]]] = {}
+    """Returns the share recalled against the distance, one line a memory and size."""
+    lines = []
     for recall in recalls(groups):
-        point = recall.carried_bytes, max(recall.at(facts, TRAINED), default=0.0)
-        points.setdefault(recall.memory, []).append(point)
-    if not points:
+        best = max(range(len(recall.in_training)), key=recall.in_training.__getitem__, default=0)
+        curve = recall.by_length[best].get("state kept, by distance", {})
+        label = f"{recall.memory}, {recall.carried_bytes:,} bytes"
+        lines.append(Line(label, list(curve), list(curve.values()), "points"))
+    if not lines:
         return None
     return Plot(
         name,
-        "Pairs recalled, by carried bytes",
-        f"Share of the queries for {facts} pairs in documents of {TRAINED} tokens that are "
-        "answered with the right value, by the best seed.",
-        "bytes carried from segment to segment",
+        "Pairs recalled, by distance",
+        f"Share of queries for 2 to {PAIRS[-1]} pairs that are answered with the right value, by "
+        f"the tokens since the pair (from powers of two), in documents of {TRAINED} to "
+        f"{LONGER[-1]:,} tokens. The best seed of each memory. Training has distances up to "
+        f"{TRAINED}.",
+        "distance, tokens",
         "share answered",
-        [
-            Line(label, [x for x, _ in own], [y for _, y in own], "points")
-            for label, own in points.items()
-        ],
+        lines,
         log_x=True,
         y_range=(0.0, 1.02),
     )
