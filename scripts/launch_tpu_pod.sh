@@ -171,7 +171,7 @@ while read -r path; do
             exit 1
             ;;
     esac
-    ! git check-ignore -q "$path" || echo "$path" >>"$folder/sent"
+    [ -z "$path" ] || ! git check-ignore -q "$path" || echo "$path" >>"$folder/sent"
 done < <(named "$@")
 while read -r path; do
     if [ -e "$path" ]; then
