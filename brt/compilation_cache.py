@@ -17,6 +17,8 @@ from jax.experimental.compilation_cache import compilation_cache as cache_of_jax
 from brt.storage.shipped import user_cache
 
 MOST_BYTES = 4 * 2**30
+LEAST_SECONDS = 0.2
+"""Programs that compile faster are not kept."""
 ABANDONED = 7 * 24 * 3600
 """Seconds after which a process's folder counts as left by one that was killed."""
 ENTRIES = f"jit_*-{'[0-9a-f]' * 64}-cache"
@@ -36,7 +38,7 @@ class CompilationCache:
         _link_entries(self.shared, self.own)
         settings = {
             "jax_compilation_cache_dir": str(self.own),
-            "jax_persistent_cache_min_compile_time_secs": 0.2,
+            "jax_persistent_cache_min_compile_time_secs": LEAST_SECONDS,
             # XLA's own caches are named by their folder, which would be part of an entry's key.
             "jax_persistent_cache_enable_xla_caches": "none",
         }
