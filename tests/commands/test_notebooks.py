@@ -30,6 +30,10 @@ def code_of(path):
     return ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
 
 
+def without_magics(code):
+    return re.sub(r"^(\s*)[!%].*", r"\1pass", code, flags=re.M)
+
+
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_is_stripped_and_begins_with_an_installation_in_place(path):
     content = json.loads(path.read_text(encoding="utf-8"))
@@ -42,6 +46,14 @@ def test_a_notebook_is_stripped_and_begins_with_an_installation_in_place(path):
     assert "git clone" in first and "scripts/colab/install.py" in first
     assert path.read_text(encoding="utf-8").count("https://github.com/") == 1
     assert code_of(path)[1].startswith("STEPS = ")
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_what_a_notebook_imports_of_brt_exists(path):
+    for cell in code_of(path):
+        for node in ast.walk(ast.parse(without_magics(cell))):
+            if isinstance(node, ast.ImportFrom) and node.module.startswith("brt"):
+                exec(ast.unparse(node), {})
 
 
 def test_the_notebook_of_the_page_is_up_to_date():
@@ -118,7 +130,7 @@ def test_this_python_passes_the_look_at_its_devices(capsys):
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_s_python_parses_and_its_files_and_modules_exist(path):
     for code in code_of(path):
-        ast.parse(re.sub(r"^(\s*)[!%].*", r"\1pass", code, flags=re.M))
+        ast.parse(without_magics(code))
         for module in re.findall(r"(?:python -m|from) (brt[\w.]*)", code):
             name = module.replace(".", "/")
             assert (ROOT / f"{name}.py").exists() or (ROOT / name).is_dir(), module
