@@ -19,7 +19,7 @@ from results_page.intervals import IntervalPlot
 from results_page.learning import LearningPlot, learning_plot
 from results_page.memory_use import memory_table
 from results_page.overview import overview_plot, overview_table
-from results_page.recall_table import recall_plot, recall_table
+from results_page.recall_table import recall_plots, recall_table
 from results_page.study_plots import study_plots
 from results_page.systems import read_step_times, systems_table, test_table
 from results_page.tasks_table import tasks_table
@@ -95,7 +95,7 @@ def results(folder: Path) -> Results:
                 excerpts_table(f"{name}_excerpts", own),
             ]
             plots += [*study_plots(name, own), learning_plot(f"{name}_learning", found)]
-            plots.append(recall_plot(f"{name}_recall", own))
+            plots += recall_plots(f"{name}_recall", own)
             drawn = (plot for paper in PAPERS for plot in paper_plots(paper, own))
             plots += [plot._replace(name=f"{name}_{plot.name}") for plot in drawn
                       if plot.has_measurements]  # fmt: skip

@@ -1,5 +1,7 @@
 """Recall of pairs (MQAR) by every memory, compared with the bytes that each carries."""
 
+import itertools
+import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -9,11 +11,17 @@ from brt.reporting.collect import Group
 from brt.reporting.drawing.plots import Line, Plot
 from brt.reporting.drawing.table import Cell, Table, plain_table
 from brt.reporting.model_settings import model_name, model_setting
+from brt.reporting.runs import Run
 
-TRAINED, PAIRS = 64, (2, 4, 8, 16)
-"""Tokens of the longest documents in training, and numbers of pairs."""
-LONGER = (1_024, 16_384)
+TRAINED, PAIRS = 64, 16
+"""Tokens of the longest documents in training, and most pairs of a document."""
+LONGER = (1_024, 16_384, 65_536)
 """Tokens of the longer documents of the test."""
+FAR, SHOWN = LONGER[0], 6
+"""Tokens of the documents of the plot against carried bytes, and its memories."""
+BY_LENGTH = f"state kept, {PAIRS} facts, by length"
+WINDOW = "window (Slide)"
+ANSWERED, RATE = 0.9, "0.005"
 MODELS = {
     "RecurrentMemoryTransformer": "RMT",
     "AssociativeRecurrentMemoryTransformer": "ARMT",
@@ -28,35 +36,65 @@ MEMORIES = {
 
 
 class Recall(NamedTuple):
-    """A group of runs of one memory: carried bytes, and accuracies of each run."""
+    """The runs of one memory and size: carried bytes, and accuracies of each run.
+
+    studies: of the runs that have one, the best at `FAR` first: y by x of each series.
+    """
 
     memory: str
     carried_bytes: int
     in_training: list[float]
-    by_length: list[dict[str, dict[float, float]]]
+    studies: list[dict[str, dict[float, float]]]
 
-    def at(self, facts: int, length: int) -> list[float]:
-        curves = (run.get(f"state kept, {facts} facts, by length", {}) for run in self.by_length)
+    def at(self, length: int) -> list[float]:
+        curves = (study.get(BY_LENGTH, {}) for study in self.studies)
         return [curve[length] for curve in curves if length in curve]
+
+    @property
+    def by_distance(self) -> dict[float, float]:
+        """Of the best run."""
+        return self.studies[0].get("state kept, by distance", {})
+
+    @property
+    def reach(self) -> float:
+        """The distance up to which the best run answers at least `ANSWERED`; 0 if none."""
+        near = itertools.takewhile(lambda point: point[1] >= ANSWERED, self.by_distance.items())
+        return max((distance for distance, _ in near), default=0)
 
 
 def recalls(groups: Iterable[Group]) -> list[Recall]:
-    """Returns the groups with the study `answers`, the one that carries least first."""
-    found = []
+    """Returns the memories with the study `answers`, by name and carried bytes."""
+    runs_of: dict[tuple[str, int], list[Run]] = {}
     for group in groups:
-        studies = [run.studies["answers"] for run in group.runs if "answers" in run.studies]
+        runs = [run for run in group.runs if "validation" in run.evaluations]
+        studies = [run.studies["answers"] for run in runs if "answers" in run.studies]
         if studies:
-            series = [
-                {s["name"]: dict(zip(s["x"], s["y"])) for s in study["series"]} for study in studies
-            ]
-            carried = int(studies[0]["numbers"]["carried_bytes"])
-            known = [e["answer_accuracy"] for e in group.evaluations("validation")]
-            found.append(Recall(memory(group.runs[0].settings), carried, known, series))
-    return sorted(found, key=lambda recall: recall.carried_bytes)
+            key = memory(runs[0].settings), int(studies[0]["numbers"]["carried_bytes"])
+            runs_of.setdefault(key, []).extend(runs)
+    found = []
+    for key, runs in sorted(runs_of.items()):
+        runs.sort(key=_accuracy, reverse=True)
+        series = [
+            {s["name"]: dict(zip(s["x"], s["y"])) for s in run.studies["answers"]["series"]}
+            for run in runs
+            if "answers" in run.studies
+        ]
+        series.sort(key=lambda study: study.get(BY_LENGTH, {}).get(FAR, 0.0), reverse=True)
+        found.append(Recall(*key, [_accuracy(run) for run in runs], series))
+    return found
+
+
+def _accuracy(run: Run) -> float:
+    return run.evaluations["validation"]["answer_accuracy"]
 
 
 def memory(settings: dict[str, Any]) -> str:
-    """Returns what a model carries from segment to segment."""
+    """Returns what a model carries from segment to segment, and its rate if it is another one."""
+    rate = str(settings.get("cosine.maximum", RATE))
+    return _memory(settings) + (f", rate {rate}" if rate != RATE else "")
+
+
+def _memory(settings):
     model = model_name(settings)
     if model in MODELS:
         return MODELS[model]
@@ -72,52 +110,80 @@ def memory(settings: dict[str, Any]) -> str:
     if model_setting(settings, "recurrent_layers", ()):
         feedback = ", feedback" if model_setting(settings, "feedback", False) else ""
         return f"Rec, {settings['RecurrentCell.gate'].strip(chr(34))} gate{feedback}"
-    return "window (Slide)"
+    return WINDOW
 
 
 def recall_table(name: str, groups: Iterable[Group]) -> Table | None:
-    """Returns one row a memory and size, those that carry least first."""
+    """Returns one row a memory and size."""
     rows: list[Sequence[Any]] = []
     for recall in recalls(groups):
-        by_pairs = [recall.at(facts, TRAINED) for facts in PAIRS]
-        by_length = [recall.at(PAIRS[-1], length) for length in LONGER]
-        cells = map(_by_seed, [recall.in_training, *by_pairs, *by_length])
-        rows.append([recall.memory, f"{recall.carried_bytes:,}", *cells])
-    titles = ["memory", "bytes carried", "all", *(f"{n} pairs" for n in PAIRS),
-              *(f"{n:,} tokens" for n in LONGER)]  # fmt: skip
+        cells = map(_by_run, [recall.in_training, *map(recall.at, (TRAINED, *LONGER))])
+        reach = f"{recall.reach:,.0f}"
+        rows.append([recall.memory, f"{recall.carried_bytes:,}", reach, *cells])
+    titles = ["memory", "bytes carried", "reach", "as in training",
+              *(f"{PAIRS} pairs, {n:,} tokens" for n in (TRAINED, *LONGER))]  # fmt: skip
     caption = (
-        "Share of queries answered with the right value, one number a seed. All: documents as in "
-        f"training, 2 to 16 pairs in 16 to {TRAINED} tokens; then documents of {TRAINED} tokens by "
-        f"their pairs, and longer documents, with {PAIRS[-1]} pairs, than training has. "
-        "Chance: 0.03."
+        "Share of queries answered with the right value, one number a seed, the best first. As in "
+        f"training: 2 to {PAIRS} pairs in 16 to {TRAINED} tokens. Later columns: {PAIRS} pairs, "
+        "also in longer documents than training has; not measured for every run. Reach: tokens "
+        f"since the pair (from powers of two) up to which the best run answers {ANSWERED:.0%}. "
+        f"Rate {RATE} unless given. Chance: 0.03."
     )
     return plain_table(name, "Pairs recalled", caption, titles, rows) if rows else None
 
 
-def _by_seed(values: Sequence[float]) -> Cell:
+def _by_run(values: Sequence[float]) -> Cell:
     return Cell(" / ".join(f"{value:.2f}" for value in values)) if values else NOTHING
 
 
-def recall_plot(name: str, groups: Iterable[Group]) -> Plot | None:
-    """Returns the share recalled against the distance, one line a memory and size."""
-    lines = []
+def recall_plots(name: str, groups: Iterable[Group]) -> list[Plot]:
+    """Returns the share recalled against the carried bytes, and against the distance."""
+    sizes: dict[str, list[Recall]] = {}
     for recall in recalls(groups):
-        best = max(range(len(recall.in_training)), key=recall.in_training.__getitem__, default=0)
-        curve = recall.by_length[best].get("state kept, by distance", {})
-        label = f"{recall.memory}, {recall.carried_bytes:,} bytes"
-        lines.append(Line(label, list(curve), list(curve.values()), "points"))
-    if not lines:
-        return None
-    return Plot(
-        name,
-        "Pairs recalled, by distance",
-        f"Share of queries for 2 to {PAIRS[-1]} pairs that are answered with the right value, by "
-        f"the tokens since the pair (from powers of two), in documents of {TRAINED} to "
-        f"{LONGER[-1]:,} tokens. The best seed of each memory. Training has distances up to "
-        f"{TRAINED}.",
-        "distance, tokens",
-        "share answered",
-        lines,
-        log_x=True,
-        y_range=(0.0, 1.02),
-    )
+        if recall.at(FAR):
+            sizes.setdefault(recall.memory, []).append(recall)
+    if not sizes:
+        return []
+
+    def far(recall):
+        return statistics.mean(recall.at(FAR))
+
+    best = sorted((max(some, key=far) for some in sizes.values()), key=far, reverse=True)
+    shown = best[:SHOWN] + [recall for recall in best[SHOWN:] if recall.memory == WINDOW]
+    by_bytes = [
+        Line(r.memory, [s.carried_bytes for s in sizes[r.memory]], [*map(far, sizes[r.memory])],
+             "points")
+        for r in shown
+    ]  # fmt: skip
+    by_distance = [
+        Line(f"{r.memory}, {r.carried_bytes:,} bytes", list(r.by_distance),
+             list(r.by_distance.values()), "points")
+        for r in shown
+    ]  # fmt: skip
+    which = f"The window and the {SHOWN} memories that recall most."
+    return [
+        Plot(
+            f"{name}_bytes",
+            f"Pairs recalled in {FAR:,} tokens, by carried bytes",
+            f"Share of queries for {PAIRS} pairs in documents of {FAR:,} tokens that are answered "
+            f"with the right value, mean over seeds. {which}",
+            "carried bytes",
+            "share answered",
+            by_bytes,
+            log_x=True,
+            y_range=(0.0, 1.02),
+        ),
+        Plot(
+            name,
+            "Pairs recalled, by distance",
+            f"Share of queries for 2 to {PAIRS} pairs that are answered with the right value, by "
+            f"the tokens since the pair (from powers of two), in documents from {TRAINED} tokens "
+            f"on. {which} Of each its better size, and the best run. Training has distances up to "
+            f"{TRAINED}.",
+            "distance, tokens",
+            "share answered",
+            by_distance,
+            log_x=True,
+            y_range=(0.0, 1.02),
+        ),
+    ]
