@@ -2,6 +2,7 @@
 
 import ast
 import importlib.util
+import os
 import runpy
 import sys
 from pathlib import Path
@@ -13,6 +14,8 @@ def main() -> None:
     name = sys.argv[1] if len(sys.argv) > 1 else ""
     if name in COMMANDS:
         del sys.argv[1]
+        if not sys.flags.safe_path:  # as with `python -m`: modules of the current folder are found
+            sys.path.insert(0, os.getcwd())
         runpy.run_module(f"brt.{name}", run_name="__main__", alter_sys=True)
         return
     lines = [f"  {command:<10} {_summary(command)}" for command in COMMANDS]

@@ -23,13 +23,17 @@ def splits_read(experiment: Experiment) -> list[str]:
 
 
 def check_data(experiment: Experiment) -> None:
-    """Refuses stores that neither exist nor can be prepared from the files of this machine.
+    """Refuses stores of other settings or that this machine's files cannot make.
 
     Ignores missing extras, which may be installed on the machine that prepares.
     """
     with contextlib.suppress(MissingExtra):
         check_vocabulary(experiment)
         check_documents(experiment, splits_read(experiment))
+        for corpus in experiment.trainer.corpus.corpora:
+            for split in splits_read(experiment):
+                if corpus.exists(split):
+                    corpus.open(split)
 
 
 def prepare_missing(experiment: Experiment) -> None:

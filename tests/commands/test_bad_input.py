@@ -328,9 +328,12 @@ def test_a_dry_run_without_a_published_file_fails(folder, error):
 
 @pytest.mark.parametrize("missing", ["texts", "stores"])
 def test_a_dry_run_of_what_is_prepared_or_can_be_succeeds(folder, monkeypatch, missing):
-    shutil.rmtree(folder / missing)
-    given = flags(folder, f"TextFiles.path='{folder}/texts/{{split}}'")
-    assert command(monkeypatch, train, *given, "--dry_run") == 0
+    given = [f"TextFiles.path='{folder}/texts/{{split}}'"]
+    shutil.rmtree(folder / "stores")
+    if missing == "texts":
+        assert command(monkeypatch, prepare, *flags(folder, *given, run=False)) == 0
+        shutil.rmtree(folder / "texts")
+    assert command(monkeypatch, train, *flags(folder, *given), "--dry_run") == 0
 
 
 def tokenizer(path, size=40):
@@ -353,8 +356,8 @@ def tokenizer(path, size=40):
 def test_a_store_of_another_tokenizer_is_refused(folder, error):
     pieces = tokenizer(folder / "pieces.model")
     before = contents(folder)
-    for module in (train, prepare):
-        sentence = error(module, *flags(folder, *pieces, run=module is train))
+    for module, *further in ((train,), (train, "--dry_run"), (prepare,)):
+        sentence = error(module, *flags(folder, *pieces, run=module is train), *further)
         assert "another tokenizer, bytes of size 256" in sentence
         assert "sentencepiece:pieces.model" in sentence and str(folder / "stores") in sentence
     assert contents(folder) == before

@@ -2,6 +2,7 @@
 
 import inspect
 import pydoc
+import runpy
 import subprocess
 import sys
 
@@ -10,6 +11,7 @@ from flax import nnx
 
 import brt
 from brt import BlockRecurrentTransformer, RecurrentCell
+from brt.__main__ import main
 from brt.bindings.registration import register_all
 from brt.config import known_names
 from brt.training.optimization.optimizers import adafactor
@@ -57,3 +59,13 @@ def test_the_command_runs_and_lists_the_others():
     assert wrong.returncode == 1 and "evluate" in wrong.stderr and "evaluate" in wrong.stderr
     refused = brt_command("generate", "--model=gone")
     assert refused.returncode == 1 and "gone" in refused.stderr
+
+
+def test_the_installed_command_finds_modules_of_the_current_folder(tmp_path, monkeypatch):
+    found = []
+    monkeypatch.setattr(runpy, "run_module", lambda *_, **__: found.append(list(sys.path)))
+    monkeypatch.setattr(sys, "path", [p for p in sys.path if p not in ("", str(tmp_path))])
+    monkeypatch.setattr(sys, "argv", ["brt", "train"])
+    monkeypatch.chdir(tmp_path)
+    main()
+    assert found[0][0] == str(tmp_path)

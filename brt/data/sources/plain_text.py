@@ -38,7 +38,7 @@ def check_plain_text(data: bytes | FileBytes, path: str, source: str) -> None:
         form, advice = other
         raise NotPlainText(
             f"{path} is {form}, and {source} reads plain text: {advice}, or write a "
-            "source of your own (docs/data.md)."
+            "source of your own (docs/extending.md)."
         )
 
 

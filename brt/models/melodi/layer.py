@@ -278,7 +278,7 @@ class MelodiLayer(nnx.Module):
         tokens, metrics.
         """
         W, I = self.memory.window, self.memory.increment
-        keys = [None] * 4
+        keys: list[jax.Array | None] = [None] * 4
         if masks.key is not None:
             keys = list(jax.random.split(jax.random.fold_in(masks.key, index), 4))
         normed_BSD = dropout(self.attention_norm(cache.short_BSD), self.dropout, keys[0])
