@@ -111,10 +111,11 @@ def prepare(arguments: Sequence[str] = ()) -> None:
         for corpus in whole.corpora:
             manifest = corpus.open(split).manifest
             documents = manifest["documents"]
+            # A store of ids without a text has neither bytes nor words.
+            sizes = (f", {manifest[n]:,} {n}" for n in ("bytes", "words") if manifest[n])
             print(
                 f"{corpus.path(split)}: {documents:,} document{'s' * (documents != 1)}, "
-                f"{manifest['tokens']:,} tokens, {manifest['bytes']:,} bytes, "
-                f"{manifest['words']:,} words",
+                f"{manifest['tokens']:,} tokens{''.join(sizes)}",
                 flush=True,
             )
 
