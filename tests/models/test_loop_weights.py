@@ -47,10 +47,10 @@ def values(scan, dtype):
     return quick_jit(with_gradients)(weights, carry, xs)
 
 
-@pytest.mark.parametrize("remat", [False, True])
-def test_outputs_and_gradients_are_those_of_the_plain_loop(remat):
+@pytest.mark.parametrize("options", [{}, {"remat": True}, {"unroll": 2}, {"unroll": G}], ids=str)
+def test_outputs_and_gradients_are_those_of_the_plain_loop(options):
     with jax.enable_x64(True):
-        found = values(functools.partial(scan, remat=remat), "float64")
+        found = values(functools.partial(scan, **options), "float64")
         expected = values(plain, "float64")
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         assert a.shape == b.shape and a.dtype == b.dtype

@@ -19,6 +19,10 @@ from brt.models.fast.data_shards import by_data_shard
 from brt.models.fast.kernel_attention import has_window_kernel
 from brt.models.fast.loop_weights import arrays_in_loop, in_loop, scan
 
+UNROLLED = 8
+"""Blocks of an iteration with attention in kernels: a step for a TPU v4 takes 63.6 M cycles, not
+87.3 M, and compiles twice as long (docs/benchmarks/tpu_compiler.md)."""
+
 
 def state_source(layers: Iterable[Layer]) -> int:
     """Returns the index of the layer whose states feed the others: the highest that has any."""
@@ -58,6 +62,7 @@ def run_blocks(
             prepared.append(layer.prepare(x_BTD.dtype, key, W, S))
     graph, params = nnx.split(nnx.List(layers), nnx.Param)
     weights = {"params": nnx.to_pure_dict(params), "prepared": prepared}
+    unroll = UNROLLED if all(map(_has_kernel, layers)) else 1
 
     def block(weights, carry, x_BWD):
         caches, counts_B = carry
@@ -87,7 +92,8 @@ def run_blocks(
         B = x_BTD.shape[0]
         x_GBWD = jnp.moveaxis(x_BTD.reshape(B, T // W, W, D), 1, 0)
         caches = tuple(map(_carried, layers, caches))
-        (caches, _), (x_GBWD, metrics) = scan(block, weights, (caches, counts_B), x_GBWD, remat)
+        inputs = block, weights, (caches, counts_B), x_GBWD
+        (caches, _), (x_GBWD, metrics) = scan(*inputs, remat, unroll)
         caches = tuple(_carried(*pair, back=True) for pair in zip(layers, caches))
         x_BTD = jnp.moveaxis(x_GBWD, 0, 1).reshape(B, T, D)
         return (x_BTD, caches), jax.tree.map(jnp.mean, metrics)
@@ -105,9 +111,13 @@ def _carried(layer, cache, back=False):
     """
 
     def change(x_BWHK):
-        if not has_window_kernel(layer.sizes, layer.window, layer.sink):
+        if not _has_kernel(layer):
             return heads_first(x_BWHK)
         heads = (layer.sizes.num_heads, -1) if back else (-1,)
         return x_BWHK.reshape(*x_BWHK.shape[:2], *heads)
 
     return cache._replace(window=WindowCache(*map(change, cache.window)))
+
+
+def _has_kernel(layer):
+    return has_window_kernel(layer.sizes, layer.window, layer.sink)

@@ -14,9 +14,12 @@ TPU v4, instead of 0.61 M and 0.53 M (docs/benchmarks/tpu_compiler.md).
 
 `jax.lax.scan` sums the gradients of bfloat16 weights in bfloat16. Here the uncast array is an
 unused input, whose gradient is summed. For weights that `product` multiplies, both factors are
-kept, and one product after the backward loop is the gradient.
+kept, and one product after the backward loop is the gradient; of an unrolled loop the sum of one
+product a step.
 """
 
+import functools
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -74,11 +77,13 @@ def scan(
     carry: Any,
     xs: Any,
     remat: bool = False,
+    unroll: int = 1,
 ) -> tuple[Any, Any]:
     """Folds `step(weights, carry, x)` over xs, as `jax.lax.scan`; no forward-mode derivatives.
 
     weights: a tree of `LoopWeights`; a step passes each to `product` at most once. remat: keep only
-    the carries, and recompute each step in the backward pass.
+    the carries, and recompute each step in the backward pass. unroll: steps of an iteration, as of
+    `jax.lax.scan`, without remat; if all are one, nothing that a backward pass needs is stacked.
     """
     weights = jax.tree.map(_untapped, weights, is_leaf=_is_pair)
     if remat:
@@ -106,12 +111,12 @@ def scan(
             carry, y = step(tapped, carry, x)
             return carry, (y, {i: product.x for i, product in products.items()})
 
-        carry, (ys, factors) = jax.lax.scan(tapped_step, carry, (xs, changes))
+        carry, (ys, factors) = jax.lax.scan(tapped_step, carry, (xs, changes), unroll=unroll)
         return (carry, ys), factors
 
     @jax.custom_vjp
     def run(weights, carry, xs):
-        return jax.lax.scan(lambda carry, x: step(weights, carry, x), carry, xs)
+        return jax.lax.scan(lambda carry, x: step(weights, carry, x), carry, xs, unroll=unroll)
 
     def forward(weights, carry, xs):
         changes = {i: jnp.zeros((length, *y.shape), y.dtype) for i, y in shapes.items()}
@@ -123,14 +128,14 @@ def scan(
         dweights, dchanges, dcarry, dxs = back(gradients)
         leaves, tree = jax.tree.flatten(dweights, is_leaf=_is_pair)
         for i, x in factors.items():
-            x_axes, weight_axes, y_axes = equations[i].replace("->", ",").split(",")
             uncast, *cast = leaves[i] if _is_pair(leaves[i]) else (leaves[i],)
-            total = jnp.einsum(
-                f"Z{x_axes},Z{y_axes}->{weight_axes}",
-                _stacked(x, 1),
-                dchanges[i],
-                preferred_element_type=uncast.dtype,
-            )
+            gradient = functools.partial(_weight_gradient, equations[i], uncast.dtype)
+            if unroll < length:
+                total = gradient("Z", x, dchanges[i])
+            else:  # product by product: an array of all steps' factors would be a copy of them
+                steps = range(length - 1, -1, -1)
+                pairs = (jax.tree.map(lambda x, n=n: x[n], (x, dchanges[i])) for n in steps)
+                total = functools.reduce(operator.add, (gradient("", *pair) for pair in pairs))
             leaves[i] = (uncast + total, *cast) if cast else uncast + total
         return jax.tree.unflatten(tree, leaves), dcarry, dxs
 
@@ -176,6 +181,12 @@ def _tapped(weights, changes):
     products: dict[int, _Multiplied] = {}
     tapped = [_Multiplied(leaf, changes, products, i) for i, leaf in enumerate(leaves)]
     return jax.tree.unflatten(tree, tapped), products
+
+
+def _weight_gradient(equation, dtype, steps, x, dy):
+    x_axes, weight_axes, y_axes = equation.replace("->", ",").split(",")
+    equation = f"{steps}{x_axes},{steps}{y_axes}->{weight_axes}"
+    return jnp.einsum(equation, _stacked(x, len(steps)), dy, preferred_element_type=dtype)
 
 
 def _untapped(weights):
