@@ -1,8 +1,9 @@
-"""Makes one page of run folders: curves, the paper's tables, studies, and a reader of the text.
+"""Makes one page of run folders: results, curves, studies, and a reader of the text.
 
     python -m brt.report runs/rec runs/slide -o report.html
 
-The page needs no network. Every figure and table is also written to report_files/, as PNG and CSV.
+The page needs no network. --paper and --step_times add the papers' tables.
+Every figure and table is also written to report_files/, as PNG and CSV.
 Runs may still be in training. Archives of run folders (`.tar.gz`) may be named like the folders.
 """
 
@@ -25,11 +26,11 @@ from brt.reporting.drawing.heat_map import study_maps
 from brt.reporting.drawing.plots import png
 from brt.reporting.drawing.table import Table
 from brt.reporting.figures import study_plots, training_curves
-from brt.reporting.headline import headline_html
+from brt.reporting.headline import MOST_RUNS, headline_html
 from brt.reporting.paper_positions import paper_position
 from brt.reporting.papers.fill import paper_plots, paper_tables
 from brt.reporting.papers.reading import PAPERS
-from brt.reporting.runs import Run, open_runs
+from brt.reporting.runs import Run, label_entries, open_runs
 from brt.reporting.step_times import StepTime, read_step_times
 from brt.storage.paths import RemotePath, download, is_remote, only_buckets_of
 from brt.storage.regular_files import printable
@@ -41,6 +42,7 @@ flags.DEFINE_string("output", "report.html", "The page to write.", short_name="o
 flags.DEFINE_multi_string(
     "step_times", [], "A file of `brt.benchmark --json`, for tables of times."
 )
+flags.DEFINE_bool("paper", False, "Also show published tables and figures, with these runs.")
 flags.DEFINE_list("reader_documents", None, "Numbers of the documents that the reader shows.")
 flags.DEFINE_integer("reader_tokens", 150_000, "The reader's documents hold so many together.")
 
@@ -60,7 +62,10 @@ def main(folders: Sequence[str]) -> None:
     with only_buckets_of([*folders, *FLAGS.step_times]), tempfile.TemporaryDirectory() as scratch:
         step_times = read_step_times(FLAGS.step_times)
         runs = open_runs(local_folders(folders, scratch), FLAGS.allow_imports)
-        written = report(runs, FLAGS.output, step_times, documents, FLAGS.reader_tokens)
+        label_entries(runs)
+        written = report(
+            runs, FLAGS.output, step_times, documents, FLAGS.reader_tokens, FLAGS.paper
+        )
     print(f"Written to {FLAGS.output}, with {written} files in {files_folder(FLAGS.output)}")
 
 
@@ -104,6 +109,7 @@ def report(
     step_times: dict[str, StepTime] | None = None,
     documents: list[int] | None = None,
     reader_tokens: int = 150_000,
+    paper: bool = False,
 ) -> int:
     """Writes the page and its figures and tables; returns the number of these files.
 
@@ -111,6 +117,7 @@ def report(
         step_times: of `read_step_times`, by system.
         documents: numbers of the reader's documents; None for the first ones recorded.
         reader_tokens: most tokens of the reader.
+        paper: whether published tables and figures are shown too.
     """
     groups = collect(runs)
     shown: list[Any] = []  # tables and figures, which are written to files too
@@ -124,18 +131,22 @@ def report(
         *run_tables.settings_that_differ(runs),
     )
     sections = [("runs", "Runs", "".join(map(page.folded_if_long, tables)))]
-    if headline := headline_html(runs):
+    headline = headline_html(runs)
+    if len(runs) > MOST_RUNS and any(run.evaluations for run in runs):
+        names = [group.runs[0].name.rpartition(", seed ")[0] or group.label for group in groups]
+        headline = page.table_html(*show(run_tables.entry_table(groups, names, "Experiments")))
+    if headline:
         sections.insert(0, ("results", "Results", headline))
     if curves := show(*training_curves(runs)):
         sections.append(("training", "Training", page.plots_html(curves)))
     sections.append(("evaluation", "Evaluation", _evaluation(runs, show)))
     if studies := _studies(runs, show):
         sections.append(("studies", "Studies", studies))
-    for paper in PAPERS:
+    for one in PAPERS if paper or step_times else ():
         filled: tuple[Any, ...]
-        filled = *paper_tables(paper, groups, step_times), *paper_plots(paper, groups)
+        filled = *paper_tables(one, groups, step_times), *paper_plots(one, groups)
         if any(item.has_measurements for item in filled):
-            sections.append((paper.name, paper.title.split(",")[0], _paper(show(*filled))))
+            sections.append((one.name, one.title.split(",")[0], _paper(show(*filled))))
 
     texts: list[dict] = []
     problems = [problem for run in runs for problem in run.problems]

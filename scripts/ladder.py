@@ -53,12 +53,13 @@ from brt.progress import Progress
 from brt.reporting.archive import ENDING, pack
 from brt.reporting.collect import Group, collect
 from brt.reporting.drawing.plots import Line, Plot, svg
-from brt.reporting.drawing.table import Cell, Column, Table
+from brt.reporting.drawing.table import Table
 from brt.reporting.gin_text import read_gin, read_gin_file, write_gin
 from brt.reporting.papers.fill import paper_tables
 from brt.reporting.papers.form import Quantity
 from brt.reporting.papers.reading import PAPERS
 from brt.reporting.run_files import read_evaluation
+from brt.reporting.run_tables import entry_table
 from brt.reporting.runs import STANDS_FOR_FILE, open_runs
 from brt.reporting.step_times import read_step_times
 from brt.storage.shipped import configs_root
@@ -147,7 +148,9 @@ def run_ladder() -> None:
     changes = {e.name: e.changes or "as configured" for e in entries if one}
     for table in write_tables(folder, [workdir for *_, workdir in runs], step_times, changes):
         print(f"\n{table.as_markdown()}")
-    print(f"\nWritten to {folder}/tables.md. To look at it: python -m brt.report {folder}/runs/*")
+    names = [name for name in ("tables.md", "tables.json", "sweep.svg") if (folder / name).exists()]
+    print(f"\nWritten to {folder}: {', '.join(names)}. To look at it:")
+    print(f"python -m brt.report {folder}/runs/*")
 
 
 Run = tuple[SweepEntry, Path, str, Path]
@@ -338,52 +341,48 @@ def write_tables(
     """
     times = read_step_times([str(step_times)] if step_times.exists() else [])
     groups = collect(open_runs(workdirs))
-    entries = entry_table(groups, changes)
+    names = [changes.get(entry_name(group), entry_name(group)) for group in groups]
+    entries = entry_table(groups, names, f"Entries of {FLAGS.sweep or FLAGS.grid}")
     papers = PAPERS if FLAGS.paper else ()
     tables = [table for paper in papers for table in paper_tables(paper, groups, times)]
     tables = [table for table in tables if table.has_measurements]
     with contextlib.suppress(MissingExtra):
-        write_whole(folder / "sweep.svg", svg(entry_plot(groups)))
+        write_whole(folder / "sweep.svg", svg(entry_plot(groups, names)))
     shown = "\n".join(table.as_markdown() for table in (entries, *tables))
     write_whole(folder / "tables.md", shown)
-    content = [table.as_json() for table in tables]
+    content = [table.as_json() for table in (entries, *tables)]
     write_whole(folder / "tables.json", json.dumps(content, indent=1, ensure_ascii=False))
     return [entries, *tables]
 
 
-OF_ENTRIES = (
-    Quantity("parameters, millions", "parameters", 2),
-    Quantity("bits per token", decimals=3),
-    Quantity("state cleared", "cleared_bits_per_token", 3),
-    Quantity("accuracy", "accuracy", 3),
-    Quantity("seeds", decimals=0, of="count"),
-)
-
-
-def entry_table(groups: Sequence[Group], changes: dict[str, str]) -> Table:
-    names = [entry_name(group) for group in groups]
-    cells = [[group.quantity(quantity) for group in groups] for quantity in OF_ENTRIES]
-    kept = [n for n, column in enumerate(cells) if any(cell.values for cell in column)]
-    heads = [Column("", head) for head in ("", "entry", *(OF_ENTRIES[n].head for n in kept))]
-    shown = [Cell(changes.get(name, name)) for name in names]
-    rows = [[Cell(str(i + 1)), shown[i], *(cells[n][i] for n in kept)] for i in range(len(names))]
-    title = f"Entries of {FLAGS.sweep or FLAGS.grid}"
-    caption = (
-        "Means over seeds, with deviations that are rounded up; parameters without embeddings."
-    )
-    return Table("entries", title, caption, heads, rows)
-
-
-def entry_plot(groups: Sequence[Group]) -> Plot:
+def entry_plot(groups: Sequence[Group], names: Sequence[str]) -> Plot:
+    """Returns the entries' bits per token: along the one number that a sweep varies, or apart."""
+    label, numbers = one_number(names)
+    x = numbers or list(range(1, len(groups) + 1))
     lines = []
     for name, of in (("state kept", "bits_per_token"), ("state cleared", "cleared_bits_per_token")):
-        cells = [group.quantity(Quantity(name, of)) for group in groups]
-        points = [(n, np.mean(cell.values)) for n, cell in enumerate(cells, 1) if cell.values]
+        cells = [group.quantity(Quantity(name, of)).values for group in groups]
+        points = sorted((at, np.mean(cell), error(cell)) for at, cell in zip(x, cells) if cell)
         if points:
-            x, y = zip(*points, strict=True)
-            lines.append(Line(name, x, y, "points"))
-    caption = "By the number of the entry in the table; means over seeds."
-    return Plot("sweep", "Entries", caption, "entry", "bits per token", lines)
+            places, means, errors = zip(*points, strict=True)
+            style = "points" if numbers else "marks"
+            lines.append(Line(name, places, means, style, errors=errors))
+    caption = "Means over seeds; bars are their standard errors, where there are several seeds."
+    ticks = () if numbers else tuple(names)
+    return Plot("sweep", "Entries", caption, label, "bits per token", lines, x_ticks=ticks)
+
+
+def one_number(changes: Sequence[str]) -> tuple[str, list[float]]:
+    """Returns the one setting that all entries bind to numbers, and these; or "" and none."""
+    pairs = [change.split("=", 1) for change in changes]
+    with contextlib.suppress(ValueError):
+        ((name,), values) = {pair[0] for pair in pairs}, [float(pair[-1]) for pair in pairs]
+        return name, values
+    return "", []
+
+
+def error(values: Sequence[float]) -> float:
+    return float(np.std(values, ddof=1) / len(values) ** 0.5) if len(values) > 1 else 0.0
 
 
 def entry_name(group: Group) -> str:

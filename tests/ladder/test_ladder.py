@@ -252,3 +252,9 @@ def test_a_run_is_done_where_it_ended_and_its_best_checkpoint_is_evaluated(
     found = json.dumps({"step": evaluated_step, "loss": 1.0})
     (tmp_path / "evaluation_validation.json").write_text(found)
     assert ladder.evaluated(tmp_path, entry) == done
+
+
+def test_entries_that_no_number_orders_are_separate_points_with_their_names(ladder):
+    assert ladder.one_number(["a.window=8", "a.window=16"]) == ("a.window", [8.0, 16.0])
+    assert ladder.one_number(["a.gate=fixed", "a.gate=lstm"]) == ("", [])
+    assert ladder.one_number(["a.window=8 b.c=1", "a.window=16 b.c=1"]) == ("", [])

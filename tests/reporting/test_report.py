@@ -28,7 +28,7 @@ from brt.report import files_folder, report
 from brt.reporting.drawing.plots import COLOURS, MOST_POINTS, Line, Plot, svg
 from brt.reporting.papers.reading import PAPERS
 from brt.reporting.reader import reader_documents
-from brt.reporting.runs import open_runs
+from brt.reporting.runs import STANDS_FOR_FILE, label_entries, open_runs
 
 TEXT = (
     "It was Darcy <b>&amp; Élise</b>.\n" + "Nothing much was said of it.\n" * 120 + "Darcy left.\n"
@@ -119,7 +119,7 @@ def made(tmp_path_factory):
     (runs[0] / "studies").mkdir()
     (runs[0] / "studies" / "compare.json").write_text(json.dumps(STUDY))
     output = folder / "out" / "report.html"
-    report(open_runs(runs), output)
+    report(open_runs(runs), output, paper=True)
     return output, output.read_text(), nats_T, store
 
 
@@ -181,7 +181,7 @@ def relatives(tmp_path_factory):
     gains = {name: [[0.0, 1.5], [None, 0.0]] for name in names}
     recl = {"study": "recl", "table": rows, "contexts": [100, 200], "gains": gains}
     (studies / "recl.json").write_text(json.dumps(recl))
-    report(open_runs(runs), folder / "report.html")
+    report(open_runs(runs), folder / "report.html", paper=True)
     return folder / "report.html", map_XJ
 
 
@@ -380,3 +380,22 @@ def test_in_a_browser_a_long_book_opens_at_once_and_its_buttons_work(tmp_path):
     red, green, blue = (pixels[..., i] for i in range(3))
     assert ((red > 200) & (green < 240) & (blue < 220) & (red - blue > 20)).sum() > 5_000
     assert len(np.unique(pixels.reshape(-1, 3), axis=0)) > 50
+
+
+def test_runs_of_a_ladder_are_named_by_what_differs_and_open_with_their_table(tmp_path):
+    folders = []
+    for window, seed in ((w, s) for w in (8, 16, 32, 64) for s in (0, 1)):
+        bound = f"BlockRecurrentTransformer.window = {window}"
+        name = f"quickstart-window_{window}-seed{seed}"
+        evaluations = {"validation": EVALUATION | {"bits_per_token": 2 + 1 / window + seed}}
+        folders.append(
+            make_run(tmp_path / name, "quickstart", bound, seed=seed, evaluations=evaluations)
+        )
+        (folders[-1] / STANDS_FOR_FILE).write_text('{"config": "quickstart.gin", "settings": {}}')
+    label_entries(runs := open_runs(folders))
+    assert [run.name for run in runs[:2]] == ["window=8, seed 0", "window=8, seed 1"]
+    report(runs, tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text()
+    first = page[page.index("<section") :][: page[page.index("<section") :].index("</section>")]
+    assert [f"window={window}" in first for window in (8, 16, 32, 64)] == [True] * 4
+    assert "seed 0" not in first and 'id="block_recurrent"' not in page

@@ -18,16 +18,19 @@ FOREGROUND = "#123457"  # replaced by the page's text colour in the SVG
 MOST_POINTS, MOST_BORDERS, MOST_TICKS, MOST_NAMED = 2000, 100, 12, 30
 MARK, PER_SIZE = 12, 1.0
 """Area of a mark of size 0, and the addition of each unit, in square points."""
-LEGEND_LETTERS, LABEL_LETTERS = 96, 36
-"""Characters that fit the legend above a plot, and an axis."""
+LEGEND_LETTERS, LABEL_LETTERS, TICK_LETTERS = 96, 36, 40
+"""Characters that fit the legend above a plot, an axis, and the name of a place on it."""
+SHIFT = 0.06
+LEGEND_ROWS, ROW_HEIGHT = 3, 0.2
+"""Rows of a legend that fit a plot; each further one adds so many inches to its height."""
 
 
 class Line(NamedTuple):
     """One curve.
 
-    style: "line", "points" (with marks), "stems" (a line from zero to each point), "published", or
-        "frontier" (wide steps behind the points of other lines).
-    errors: standard error of each y, drawn as a band.
+    style: "line", "points" (with marks), "marks" (alone), "stems" (a line from zero to each
+        point), "published", or "frontier" (wide steps behind the points of other lines).
+    errors: standard error of each y, drawn as a band; as bars at marks.
     sizes: numbers that the areas of the marks show.
     colour: index of its colour; None for its index among the lines.
     """
@@ -47,6 +50,7 @@ class Plot(NamedTuple):
 
     second_label: of the axis on the right, for lines `on_second_axis`.
     fits_later: whether the y axis fits the values after the first tenth of x.
+    x_ticks: names of x = 1, 2, ...; empty for numbers.
     """
 
     name: str
@@ -60,6 +64,7 @@ class Plot(NamedTuple):
     second_label: str = ""
     fits_later: bool = False
     y_range: tuple[float, float] | None = None
+    x_ticks: tuple[str, ...] = ()
 
     @property
     def has_measurements(self) -> bool:
@@ -89,6 +94,10 @@ class Plot(NamedTuple):
             axes.axhline(0, color=foreground, alpha=0.5, linewidth=0.7, zorder=0)
         if self.log_x:
             _logarithmic(axes, sorted({x for line in self.lines for x in line.x}))
+        elif self.x_ticks:
+            names = [textwrap.fill(name, TICK_LETTERS) for name in self.x_ticks]
+            axes.set_xticks(range(1, len(names) + 1), names, rotation=30, ha="right", fontsize=8)
+            axes.set_xlim(0.5, len(names) + 0.5)
         elif all(x % 1 == 0 for line in self.lines for x in line.x):
             axes.xaxis.get_major_locator().set_params(integer=True)
         if limits := _later_range(self.lines) if self.fits_later else self.y_range:
@@ -102,6 +111,8 @@ class Plot(NamedTuple):
             handles = [h for a in (axes, second) if a for h in a.get_legend_handles_labels()[0]]
             columns = LEGEND_LETTERS // (max(len(line.name) for line in self.lines) + 8)
             columns = min(max(columns, 1), len(self.lines))
+            rows = -(-len(handles) // columns)
+            figure.set_figheight(figure.get_figheight() + ROW_HEIGHT * max(rows - LEGEND_ROWS, 0))
             figure.legend(handles=handles, loc="outside upper left", ncols=columns, fontsize=9)
         return figure
 
@@ -110,12 +121,16 @@ def _draw(axes, line, number):
     x, y = _thinned(line)
     if line.style == "stems":
         x, y = np.repeat(x, 3), np.stack([0 * y, y, np.nan * y], 1).ravel()
+    if line.style == "marks":
+        x = x + SHIFT * number  # bars of the same place stand beside each other
     style = _style(line, number)
     axes.plot(x, y, label=line.name, **style)
     if line.sizes:
         areas = [MARK + PER_SIZE * size for size in line.sizes]
         axes.scatter(line.x, line.y, areas, color=style["color"], alpha=0.5)
-    if line.errors:
+    if line.errors and line.style == "marks":
+        axes.errorbar(x, y, line.errors, fmt="none", color=style["color"], capsize=3)
+    elif line.errors:
         low, high = (np.add(line.y, sign * np.array(line.errors)) for sign in (-1, 1))
         axes.fill_between(line.x, low, high, color=style["color"], alpha=0.2, linewidth=0)
 
@@ -162,11 +177,13 @@ def _style(line, number):
     styles: dict[str, dict[str, Any]] = {
         "line": {"linewidth": 1.4 if len(line.x) < 300 else 0.9},
         "stems": {"linewidth": 0.7},
+        "marks": {"linestyle": "none", "marker": "o", "markersize": 5},
         "points": {"linewidth": 1.4, "marker": "o", "markersize": 4},
         "published": {"linewidth": 1.2, "marker": "s", "markersize": 4, "linestyle": "--"},
         "frontier": {"linewidth": 6, "alpha": 0.3, "drawstyle": "steps-post", "zorder": 1},
     }
-    return {"color": colour, **styles[line.style]}
+    again = {"linestyle": ":"} if number >= len(COLOURS) and line.colour is None else {}
+    return {"color": colour, **again, **styles[line.style]}
 
 
 def _thinned(line):
