@@ -136,6 +136,10 @@ def write(
     rows = len(memory.position_B)
     if rows == 1 and sys.stdout.isatty():
         print(f"\033[2m{_end(prompts[0])}\033[22m", end="", flush=True)  # faint
+    else:
+        for prompt in dict.fromkeys(map(_end, prompts)):
+            if prompt:
+                print(f"after the prompt:\n{prompt}", file=sys.stderr, flush=True)
     begun = time.monotonic()
     writing = generator.write(memory, FLAGS.max_tokens, sampling, FLAGS.seed, FLAGS.stop)
     for pieces in writing:

@@ -22,7 +22,7 @@ echo
 echo "4 of 4: the first continues a prompt, and both become a page."
 python -m brt.generate --workdir=$text --prompt=$'class Reader:\n    """Reads a file."""\n\n    def __init__(self' \
     --max_tokens=240 --temperature=0.7 --top_p=0.9 --repetition_penalty=1.1 --save_text=$text/samples.jsonl
-python -m brt.report $text $recall -o quickstart.html
+python -m brt.report $recall $text -o quickstart.html
 python - $text $recall <<'END'
 import json, sys
 
@@ -34,9 +34,9 @@ answers = json.load(open(f"{recall}/evaluation_validation.json"))
 right, without = (100 * answers[f"{state}recall_accuracy"] for state in ("", "cleared_"))
 print(f"""
 With and without the state, on text and facts that neither model has seen:
-  Python source    {kept:.3f} bits a byte with the state kept, {cleared:.3f} with it cleared every 64 bytes
+  Python source    {kept:.3f} bits per token (a byte) with the state kept, {cleared:.3f} with it cleared every 64 bytes
   facts recalled   {right:.1f} % with the state kept, {without:.1f} % with it cleared; chance is 6.2 %
-The text model, trained for a minute, uses little of what it saw 64 bytes ago; recall needs all of it.
+Clearing the state costs the text model {(cleared - kept) / kept:.1%} more bits, and recall {right - without:.1f} points.
 """)
 END
 echo "Trained, evaluated and written in $((SECONDS - started)) s. Files:"
