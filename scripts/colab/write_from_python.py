@@ -28,6 +28,7 @@ def notebook() -> str:
     for number, text in enumerate(texts):
         is_code = text.startswith("```python\n") or 1 <= number <= 3
         source = text.removeprefix("```python\n") if is_code else LINK.sub(r"\1", text)
+        source = source.replace("runs/quickstart", "runs/notebook")
         if source.strip():
             cells.append(_cell(number, is_code, source.strip()))
     return json.dumps(other | {"cells": cells}, indent=1, ensure_ascii=False) + "\n"
