@@ -4,6 +4,7 @@ A token attends to the W tokens before it. With `reads_states` it also attends t
 the layer's memories (`memory.py`), or of another layer (block feedback). Axes as in `brt.models`.
 """
 
+import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
@@ -52,10 +53,13 @@ class Layer(nnx.Module):
     """Pre-norm attention and MLP, each with a residual (Block-Recurrent, sections 3.1 and 4.1).
 
     Args:
+        rngs: of the parameters.
+        sizes: of the layer (`brt.Sizes`).
         window: W in tokens.
         dropout: rate after the attention norm, on attention weights and after the MLP.
         memories: they add to attention in this order.
-        reads_states: attend to states even if no memory of the layer has any.
+        reads_states: build the attention to states for those of another layer (block feedback);
+            a layer whose memories have states attends to them anyway.
         remat_blocks: recompute attention and the memories' parts in the backward pass.
         sinks: a learned score of one more key, whose value is zero, for each head of windowed
             attention, so that a token need not attend to any other.
@@ -320,6 +324,10 @@ class Layer(nnx.Module):
     def reach(self) -> float:
         """Returns how many tokens before a block can influence its tokens, at most."""
         return max([self.window, *(memory.reach for memory in self.memories)])
+
+
+_parameters = [*inspect.signature(Layer.__init__).parameters.values()][1:]
+Layer.__signature__ = inspect.Signature(_parameters)  # type: ignore[attr-defined]  # a metaclass hides it
 
 
 def block_pairs(previous_BWHK: jax.Array, x_BTHK: jax.Array) -> jax.Array:
