@@ -15,12 +15,19 @@ FIGURES = (
 
 
 def headline_html(runs: list[Run]) -> str:
-    cards = [card for run in runs if (card := _card(run))] if len(runs) <= MOST_RUNS else []
-    return f'<div class="headline">{"".join(cards)}</div>\n' if cards else ""
+    """Returns the runs' cards; only those measured on the same text stand side by side."""
+    beside: dict[str, str] = {}
+    for run in runs if len(runs) <= MOST_RUNS else ():
+        figures, source = _held_out(run)
+        if card := _card(run, figures):
+            beside[source] = beside.get(source, "") + card
+    return "".join(
+        f'<p class="quiet">{escape(source)}</p><div class="headline">{cards}</div>\n'
+        for source, cards in beside.items()
+    )
 
 
-def _card(run):
-    figures, source = _held_out(run)
+def _card(run, figures):
     known = [entry for entry in FIGURES if entry[0] in figures]
     # An accuracy is of the answers alone, and more informative than the loss.
     accuracies = [entry for entry in known if "accuracy" in entry[0]]
@@ -36,18 +43,20 @@ def _card(run):
     sample = _sample(run)
     if not numbers and not sample:
         return ""
-    caption = f'<p class="quiet">{escape(source)}</p>' if numbers else ""
-    return f"<article><h3>{escape(run.name)}</h3>{numbers}{caption}{sample}</article>\n"
+    return f"<article><h3>{escape(run.name)}</h3>{numbers}{sample}</article>\n"
 
 
 def _held_out(run):
     for split in ("test", "validation"):
         if split in run.evaluations:
-            return run.evaluations[split], f"The whole {split} split."
+            return run.evaluations[split], f"The whole {split} split of {run.corpus}."
     for record in reversed(run.records):
         figures = {k.removeprefix("eval/"): v for k, v in record.items() if k.startswith("eval/")}
         if figures:
-            return figures, f"Evaluation of held-out text at step {record['step']:,}."
+            return (
+                figures,
+                f"Part of the held-out text of {run.corpus}, at step {record['step']:,}.",
+            )
     return {}, ""
 
 

@@ -9,7 +9,8 @@ from typing import Any
 
 from brt.reporting.drawing.plots import Plot, svg
 from brt.reporting.drawing.table import Table
-from brt.studies.output import SEEN
+from brt.studies.output import SEEN, visible
+from brt.studies.study import LN2
 
 HERE = Path(__file__).parent
 
@@ -128,6 +129,7 @@ def _quotes(quotes):
 def _in_context(excerpt):
     parts = (escape(str(excerpt.get(part) or "")) for part in ("before", "text", "after"))
     before, text, after = parts
+    text = text if text.strip() else visible(text)
     kind = escape(str(excerpt.get("direction", "")))
     return f'{before}<mark class="{kind}">{text}</mark>{after}'
 
@@ -140,8 +142,8 @@ def _facts(excerpt):
     if "token" in excerpt:
         yield f"token {excerpt['token']:,}"
     if "nats" in excerpt:
-        other = f" against {excerpt['other_nats']:.3f}" if "other_nats" in excerpt else ""
-        yield f"{excerpt['nats']:.3f} nats{other}"
+        other = f" against {excerpt['other_nats'] / LN2:.3f}" if "other_nats" in excerpt else ""
+        yield f"{excerpt['nats'] / LN2:.3f}{other} bits"
     if excerpt.get("kind"):
         yield str(excerpt["kind"])
     if "last_seen" in excerpt:

@@ -237,9 +237,9 @@ def _curve(title, difference_T, scored_T, segment_length):
         cuts = np.linspace(0, len(tokens), POINTS + 1).astype(int)[1:-1]
         stretches = np.split(tokens, cuts)
         tokens = np.array([part[np.argmax(np.abs(difference_T[part]))] for part in stretches])
-    nats = np.round(difference_T[tokens], 4).tolist()
+    bits = np.round(difference_T[tokens] / LN2, 4).tolist()
     borders = list(range(segment_length, len(difference_T), segment_length))
-    return curve(title, tokens.tolist(), nats, "token", "difference, nats", borders=borders)
+    return curve(title, tokens.tolist(), bits, "token", "difference, bits", borders=borders)
 
 
 def _by_part(differences, weights, top: list[int], segment_length):
@@ -273,5 +273,5 @@ def _summary(numbers: dict[str, float]) -> str:
         f"({numbers['bits_per_token']:.4f} against {numbers['other_bits_per_token']:.4f}); where "
         f"it is better most, {share(NAME)} tokens are proper names, {share(TITLE)} chapter titles, "
         f"{share('outside_window')} were seen outside the attention window or never, and "
-        f"{share('recalled')} repeat the document's title or author at its end."
+        f"{share('recalled')} stand near the document's end and repeat its title or author."
     )

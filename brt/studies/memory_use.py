@@ -45,10 +45,10 @@ HARDLY_USED = 0.001
 """A cost of clearing below this share of the bits per token counts as hardly any use."""
 OWN_SHARE = 0.1
 """Least cost of another document's state, as a share of the cost of clearing, that counts."""
-RULE = (
-    "Used: clearing costs more than twice its standard error. This document's: another document's "
-    f"state costs more than twice its own error, and at least {OWN_SHARE:.0%} of what clearing "
-    "costs."
+RULE = "Criterion for a used state: clearing costs more than twice its standard error."
+OWN_RULE = (
+    " Criterion for this document's: another document's state costs more than twice its own error, "
+    f"and at least {OWN_SHARE:.0%} of what clearing costs."
 )
 
 
@@ -259,6 +259,7 @@ def summary(numbers: Mapping[str, float], carrying: Collection[int]) -> str:
         f"{numbers['cost_cleared']:+.4f} ± {numbers['cost_cleared_error']:.4f} bits per token "
         f"(kept {numbers['bits_kept']:.4f}), {', '.join(changes)}; "
         f"{'; '.join(_of_layers(numbers, carrying)) or 'the model reports no gates'}. {RULE}"
+        f"{OWN_RULE if 'cost_swapped' in numbers else ''}"
     )
 
 

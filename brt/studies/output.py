@@ -1,6 +1,7 @@
 """Writes the file of a study, and prints it."""
 
 import io
+import itertools
 import math
 from pathlib import Path
 
@@ -10,7 +11,8 @@ from brt.data.stores.writer import replace_file, replace_json
 from brt.storage.paths import as_path
 from brt.studies.study import Content
 
-SHOWN = 300
+SHOWN, MAIN = 300, 10
+"""Letters of a context, and numbers of a study, that are printed; its file has all."""
 SEEN = {
     "window": "inside the window",
     "segment": "beyond the window, inside the segment",
@@ -50,11 +52,14 @@ def compared_with(content: Content) -> str:
 
 def table(content: Content) -> str:
     head = f"{content['study']}: {content['run']} at step {content['step']:,}, {content['split']}"
-    lines = [f"{head}{compared_with(content)}"]
-    width = max([len(name) for name in content["numbers"]], default=0)
-    for name, value in content["numbers"].items():
+    lines = [f"{head}{compared_with(content)}", "", content["summary"], ""]
+    numbers = dict(itertools.islice(content["numbers"].items(), MAIN))
+    width = max(map(len, numbers), default=0)
+    for name, value in numbers.items():
         text = f"{value:,}" if isinstance(value, int) else f"{value:,.6f}"
         lines.append(f"  {name:<{width}} {text:>16}")
+    if more := len(content["numbers"]) - len(numbers):
+        lines.append(f"  and {more} more in the study's file")
     for series in content["series"]:
         if len(series["x"]) <= 20:
             lines.append(f"  {series['name']}: {series['x_label']}, {series['y_label']}")
@@ -66,7 +71,7 @@ def table(content: Content) -> str:
         lines.append(f"    ... {' '.join(entry['context'][-SHOWN:].split())}")
         for name, text in entry["written"].items():
             lines.append(f"    {name}: {' '.join(text.split())}")
-    return "\n".join([*lines, "", content["summary"]])
+    return "\n".join(lines)
 
 
 def _excerpt(entry):
@@ -80,4 +85,10 @@ def _excerpt(entry):
         f"{entry['token']:,}, {bits:.4f} against {other:.4f} bits, "
         f"{of_word}{entry['kind']}, {ago}{', recalled' * entry['recalled']}"
     )
-    yield "    " + " ".join(f"{entry['before']}|{entry['text']}|{entry['after']}".split())
+    text = visible(entry["text"])
+    yield "    " + " ".join(f"{entry['before']}|{text}|{entry['after']}".split())
+
+
+def visible(text: str) -> str:
+    """Returns a token's text with signs for line breaks and tabs."""
+    return text.replace("\n", "↵").replace("\t", "⇥")

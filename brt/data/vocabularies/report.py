@@ -6,7 +6,7 @@ from typing import NamedTuple
 from brt.data.sources.base import Document
 from brt.data.vocabularies.base import Vocabulary
 
-PROBE_WORDS = 500
+PROBE_WORDS, SHOWN = 500, 10
 SEPARATORS = {"tabs": "\t", "newlines": "\n", "double spaces": "  "}
 
 
@@ -16,6 +16,7 @@ class Report(NamedTuple):
     bytes, words, tokens, unknown: numbers of bytes, words, token ids, and unknown ids.
     exact: whether decoding gives the text.
     lost: which of `SEPARATORS` decoding loses between known words.
+    missing: the first `SHOWN` characters of the text that decoding gives nowhere.
     """
 
     vocabulary: Vocabulary
@@ -25,6 +26,7 @@ class Report(NamedTuple):
     unknown: int
     exact: bool
     lost: list[str]
+    missing: list[str]
 
     @property
     def bytes_per_token(self) -> float:
@@ -48,9 +50,15 @@ class Report(NamedTuple):
             ("tokens per word", f"{self.tokens_per_word:.4f}"),
             ("unknown tokens", f"{self.unknown:,} ({self.unknown / self.tokens:.3%}), scored"),
             *((f"{name} survive", "no" if name in self.lost else "yes") for name in SEPARATORS),
-            ("sample comes back", "unchanged" if self.exact else "changed"),
+            ("sample comes back", "unchanged" if self.exact else f"changed: {self._reason()}"),
         ]
         return "\n".join(f"{name:<22} {value}" for name, value in rows)
+
+    def _reason(self):
+        reasons = [f"{self.unknown:,} unknown ids"] if self.unknown else []
+        if self.missing:
+            reasons.append(f"without the characters {' '.join(map(ascii, self.missing))}")
+        return ", ".join(reasons) or "white space, or the form of characters, differs"
 
 
 def report(vocabulary: Vocabulary, text: bytes) -> Report:
@@ -58,7 +66,9 @@ def report(vocabulary: Vocabulary, text: bytes) -> Report:
     words = text.decode("utf-8", errors="replace").split()
     if len(words) < 2 or not len(ids):
         raise ValueError("The sample has fewer than two words: give a longer one.")
-    exact = vocabulary.decode(ids).encode("utf-8", errors="replace") == text
+    decoded = vocabulary.decode(ids)
+    exact = decoded.encode("utf-8", errors="replace") == text
+    missing = sorted(set(text.decode("utf-8", errors="replace")) - set(decoded))
     unknown = vocabulary.unknown_id
     # The text of an unknown symbol may contain white space, as SentencePiece's does.
     probe = words[:PROBE_WORDS]
@@ -71,6 +81,7 @@ def report(vocabulary: Vocabulary, text: bytes) -> Report:
         unknown=0 if unknown is None else int((ids == unknown).sum()),
         exact=exact,
         lost=lost_white_space(vocabulary, known if len(known) > 1 else probe),
+        missing=missing[:SHOWN],
     )
 
 
