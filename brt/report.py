@@ -2,7 +2,7 @@
 
     python -m brt.report runs/rec runs/slide -o report.html
 
-The page needs no network. --paper and --step_times add the papers' tables.
+The page needs no network. --published and --step_times add the papers' tables.
 Every figure and table is also written to report_files/, as PNG and CSV.
 Runs may still be in training. Archives of run folders (`.tar.gz`) may be named like the folders.
 """
@@ -42,7 +42,7 @@ flags.DEFINE_string("output", "report.html", "The page to write.", short_name="o
 flags.DEFINE_multi_string(
     "step_times", [], "A file of `brt.benchmark --json`, for tables of times."
 )
-flags.DEFINE_bool("paper", False, "Also show published tables and figures, with these runs.")
+flags.DEFINE_bool("published", False, "Also show published tables and figures, with these runs.")
 flags.DEFINE_list("reader_documents", None, "Numbers of the documents that the reader shows.")
 flags.DEFINE_integer("reader_tokens", 150_000, "The reader's documents hold so many together.")
 
@@ -64,7 +64,7 @@ def main(folders: Sequence[str]) -> None:
         runs = open_runs(local_folders(folders, scratch), FLAGS.allow_imports)
         label_entries(runs)
         written = report(
-            runs, FLAGS.output, step_times, documents, FLAGS.reader_tokens, FLAGS.paper
+            runs, FLAGS.output, step_times, documents, FLAGS.reader_tokens, FLAGS.published
         )
     print(f"Written to {FLAGS.output}, with {written} files in {files_folder(FLAGS.output)}")
 
