@@ -20,27 +20,6 @@ if [ "$("$venv/bin/python" --version 2>/dev/null)" != "$version" ]; then
 fi
 wanted=$(cat setup.py scripts/environment.sh; echo "$1 $PWD ${OLDEST:-}")
 wanted=$(printf %s "$wanted" | cksum)
-installed='
-import importlib.metadata as metadata, json, os, pathlib, sys
-from pip._vendor.packaging.requirements import Requirement
-def check(requirement):
-    found = metadata.distribution(requirement.name)
-    assert found.version in requirement.specifier
-    for inner in map(Requirement, found.requires or ()) if requirement.extras else ():
-        if inner.marker and any(inner.marker.evaluate({"extra": e}) for e in requirement.extras):
-            check(inner)
-found = metadata.distribution("brt")
-where = json.loads(found.read_text("direct_url.json"))
-assert where["dir_info"]["editable"] and where["url"] == pathlib.Path.cwd().as_uri()
-assert os.path.getmtime(found.locate_file(found._path)) > os.path.getmtime("setup.py")
-check(Requirement("brt" + sys.argv[1]))
-print("complete")
-'
-# What `pip install -e` of this checkout has installed already is not downloaded again.
-if [ -z "${OLDEST:-}" ] && [ ! -f "$venv/brt-installed" ] &&
-    [ "$("$venv/bin/python" -c "$installed" "$1" 2>/dev/null)" = complete ]; then
-    echo "$wanted" >"$venv/brt-installed"
-fi
 if [ ! -f "$venv/brt-installed" ] || ! grep -qxF "$wanted" "$venv/brt-installed"; then
     pip=("$venv/bin/python" -m pip -q --disable-pip-version-check)
     started=$SECONDS
