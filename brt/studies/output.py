@@ -1,7 +1,6 @@
 """Writes the file of a study, and prints it."""
 
 import io
-import itertools
 import math
 from pathlib import Path
 
@@ -11,8 +10,7 @@ from brt.data.stores.writer import replace_file, replace_json
 from brt.storage.paths import as_path
 from brt.studies.study import Content
 
-SHOWN, MAIN = 300, 10
-"""Letters of a context, and numbers of a study, that are printed; its file has all."""
+SHOWN = 300
 SEEN = {
     "window": "inside the window",
     "segment": "beyond the window, inside the segment",
@@ -52,14 +50,11 @@ def compared_with(content: Content) -> str:
 
 def table(content: Content) -> str:
     head = f"{content['study']}: {content['run']} at step {content['step']:,}, {content['split']}"
-    lines = [f"{head}{compared_with(content)}", "", content["summary"], ""]
-    numbers = dict(itertools.islice(content["numbers"].items(), MAIN))
-    width = max(map(len, numbers), default=0)
-    for name, value in numbers.items():
+    lines = [f"{head}{compared_with(content)}"]
+    width = max(map(len, content["numbers"]), default=0)
+    for name, value in content["numbers"].items():
         text = f"{value:,}" if isinstance(value, int) else f"{value:,.6f}"
         lines.append(f"  {name:<{width}} {text:>16}")
-    if more := len(content["numbers"]) - len(numbers):
-        lines.append(f"  and {more} more in the study's file")
     for series in content["series"]:
         if len(series["x"]) <= 20:
             lines.append(f"  {series['name']}: {series['x_label']}, {series['y_label']}")
@@ -71,7 +66,7 @@ def table(content: Content) -> str:
         lines.append(f"    ... {' '.join(entry['context'][-SHOWN:].split())}")
         for name, text in entry["written"].items():
             lines.append(f"    {name}: {' '.join(text.split())}")
-    return "\n".join(lines)
+    return "\n".join([*lines, "", content["summary"]])
 
 
 def _excerpt(entry):

@@ -291,7 +291,7 @@ def test_the_data_source_of_the_page_is_prepared(tmp_path):
     command = shlex.split(shown.replace("\\\n", " "))[1:]
     done = call(tmp_path, quick_environment(), *command)
     assert done.returncode == 0, done.stderr[-2000:]
-    (documents,) = (tmp_path / "stores" / "letters" / "test").rglob("documents.jsonl")
+    (documents,) = (tmp_path / "stores" / "own_letters" / "test").rglob("documents.jsonl")
     lines = documents.read_text().splitlines()
     assert [json.loads(line)["title"] for line in lines] == [x["title"] for x in letters]
     assert json.loads(lines[3])["bytes"] == len(letters[3]["text"].encode())

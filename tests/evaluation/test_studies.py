@@ -226,7 +226,7 @@ def test_a_state_that_any_document_s_could_replace_is_not_its_own(swapped, error
     costs = {"cleared": (0.04, 0.01), "zeroed": (0.5, 0.01), "swapped": (swapped, error)}
     begins = "This document's state is used: cleared" if own else "A state is used, but another "
     sentence = sentence_of({}, [], **costs)
-    assert sentence.startswith(begins) and sentence.endswith(memory_report.RULE)
+    assert sentence.startswith(begins) and sentence.endswith(memory_report.OWN_RULE)
 
 
 def test_zeros_of_layers_without_a_state_are_not_told():
