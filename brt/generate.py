@@ -156,7 +156,7 @@ def write(
             for prompt, text in zip(prompts, writing.texts, strict=True):
                 file.write(json.dumps({"prompt": _end(prompt), "text": text}) + "\n")
     count = sum(map(len, writing.tokens))
-    say(f"{count:,} token{'s' * (count > 1)} in {seconds:.1f} s")
+    say(f"{count:,} token{'s' * (count != 1)} in {seconds:.1f} s")
     return writing.memory
 
 
