@@ -155,9 +155,14 @@ def configurable(made: Any = None, *, denylist: Sequence[str] = ()) -> Any:
     setattr(made, "__init__", _checked(made.__init__, name, denylist))  # noqa: B010
     registered = gin.configurable(made, denylist=denylist or None)
     registered.__init__ = _readable(registered.__init__, name)
-    parameters = [*inspect.signature(registered.__init__).parameters.values()][1:]
-    registered.__signature__ = inspect.Signature(parameters)  # a metaclass would hide it
-    return registered
+    return with_signature(registered)
+
+
+def with_signature(made: Any) -> Any:
+    """Gives a class the signature of its `__init__`, which a metaclass hides from `help`."""
+    parameters = [*inspect.signature(made.__init__).parameters.values()][1:]
+    made.__signature__ = inspect.Signature(parameters)
+    return made
 
 
 class MissingSettings(TypeError, RuntimeError):

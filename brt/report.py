@@ -109,7 +109,7 @@ def report(
     step_times: dict[str, StepTime] | None = None,
     documents: list[int] | None = None,
     reader_tokens: int = 150_000,
-    paper: bool = False,
+    published: bool = False,
 ) -> int:
     """Writes the page and its figures and tables; returns the number of these files.
 
@@ -117,7 +117,7 @@ def report(
         step_times: of `read_step_times`, by system.
         documents: numbers of the reader's documents; None for the first ones recorded.
         reader_tokens: most tokens of the reader.
-        paper: whether published tables and figures are shown too.
+        published: whether published tables and figures are shown too.
     """
     groups = collect(runs)
     shown: list[Any] = []  # tables and figures, which are written to files too
@@ -142,11 +142,11 @@ def report(
     sections.append(("evaluation", "Evaluation", _evaluation(runs, show)))
     if studies := _studies(runs, show):
         sections.append(("studies", "Studies", studies))
-    for one in PAPERS if paper or step_times else ():
+    for paper in PAPERS if published or step_times else ():
         filled: tuple[Any, ...]
-        filled = *paper_tables(one, groups, step_times), *paper_plots(one, groups)
+        filled = *paper_tables(paper, groups, step_times), *paper_plots(paper, groups)
         if any(item.has_measurements for item in filled):
-            sections.append((one.name, one.title.split(",")[0], _paper(show(*filled))))
+            sections.append((paper.name, paper.title.split(",")[0], _paper(show(*filled))))
 
     texts: list[dict] = []
     problems = [problem for run in runs for problem in run.problems]

@@ -364,9 +364,9 @@ def entry_plot(groups: Sequence[Group], names: Sequence[str]) -> Plot:
         cells = [group.quantity(Quantity(name, of)).values for group in groups]
         points = sorted((at, np.mean(cell), error(cell)) for at, cell in zip(x, cells) if cell)
         if points:
-            places, means, errors = zip(*points, strict=True)
+            positions, means, errors = zip(*points, strict=True)
             style = "points" if numbers else "marks"
-            lines.append(Line(name, places, means, style, errors=errors))
+            lines.append(Line(name, positions, means, style, errors=errors))
     caption = "Means over seeds; bars are their standard errors, where there are several seeds."
     ticks = () if numbers else tuple(names)
     return Plot("sweep", "Entries", caption, label, "bits per token", lines, x_ticks=ticks)

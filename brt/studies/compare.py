@@ -273,5 +273,5 @@ def _summary(numbers: dict[str, float]) -> str:
         f"({numbers['bits_per_token']:.4f} against {numbers['other_bits_per_token']:.4f}); where "
         f"it is better most, {share(NAME)} tokens are proper names, {share(TITLE)} chapter titles, "
         f"{share('outside_window')} were seen outside the attention window or never, and "
-        f"{share('recalled')} stand near the document's end and repeat its title or author."
+        f"{share('recalled')} are near the document's end and repeat its title or author."
     )

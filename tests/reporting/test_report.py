@@ -119,7 +119,7 @@ def made(tmp_path_factory):
     (runs[0] / "studies").mkdir()
     (runs[0] / "studies" / "compare.json").write_text(json.dumps(STUDY))
     output = folder / "out" / "report.html"
-    report(open_runs(runs), output, paper=True)
+    report(open_runs(runs), output, published=True)
     return output, output.read_text(), nats_T, store
 
 
@@ -181,7 +181,7 @@ def relatives(tmp_path_factory):
     gains = {name: [[0.0, 1.5], [None, 0.0]] for name in names}
     recl = {"study": "recl", "table": rows, "contexts": [100, 200], "gains": gains}
     (studies / "recl.json").write_text(json.dumps(recl))
-    report(open_runs(runs), folder / "report.html", paper=True)
+    report(open_runs(runs), folder / "report.html", published=True)
     return folder / "report.html", map_XJ
 
 

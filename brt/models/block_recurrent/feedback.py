@@ -21,7 +21,7 @@ from brt.models.fast.loop_weights import arrays_in_loop, in_loop, scan
 
 UNROLLED = 8
 """Blocks of an iteration with attention in kernels: a step for a TPU v4 takes 63.6 M cycles, not
-87.3 M, and compiles twice as long (docs/benchmarks/tpu_compiler.md)."""
+87.3 M, and compiles longer (docs/benchmarks/tpu_compiler.md)."""
 
 
 def state_source(layers: Iterable[Layer]) -> int:

@@ -4,7 +4,6 @@ A token attends to the W tokens before it. With `reads_states` it also attends t
 the layer's memories (`memory.py`), or of another layer (block feedback). Axes as in `brt.models`.
 """
 
-import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
@@ -13,6 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
+from brt.checks import with_signature
 from brt.models.axis_rules import constrain
 from brt.models.block_recurrent.memory import (
     BlockPairs,
@@ -49,6 +49,7 @@ class Prepared(NamedTuple):
     masks: LayerMasks
 
 
+@with_signature
 class Layer(nnx.Module):
     """Pre-norm attention and MLP, each with a residual (Block-Recurrent, sections 3.1 and 4.1).
 
@@ -324,10 +325,6 @@ class Layer(nnx.Module):
     def reach(self) -> float:
         """Returns how many tokens before a block can influence its tokens, at most."""
         return max([self.window, *(memory.reach for memory in self.memories)])
-
-
-_parameters = [*inspect.signature(Layer.__init__).parameters.values()][1:]
-Layer.__signature__ = inspect.Signature(_parameters)  # type: ignore[attr-defined]  # a metaclass hides it
 
 
 def block_pairs(previous_BWHK: jax.Array, x_BTHK: jax.Array) -> jax.Array:

@@ -19,7 +19,7 @@ MOST_POINTS, MOST_BORDERS, MOST_TICKS, MOST_NAMED = 2000, 100, 12, 30
 MARK, PER_SIZE = 12, 1.0
 """Area of a mark of size 0, and the addition of each unit, in square points."""
 LEGEND_LETTERS, LABEL_LETTERS, TICK_LETTERS = 96, 36, 40
-"""Characters that fit the legend above a plot, an axis, and the name of a place on it."""
+"""Characters that fit the legend above a plot, an axis, and the name of a tick."""
 SHIFT = 0.06
 LEGEND_ROWS, ROW_HEIGHT = 3, 0.2
 """Rows of a legend that fit a plot; each further one adds so many inches to its height."""
@@ -122,7 +122,7 @@ def _draw(axes, line, number):
     if line.style == "stems":
         x, y = np.repeat(x, 3), np.stack([0 * y, y, np.nan * y], 1).ravel()
     if line.style == "marks":
-        x = x + SHIFT * number  # bars of the same place stand beside each other
+        x = x + SHIFT * number  # bars at the same x are drawn side by side
     style = _style(line, number)
     axes.plot(x, y, label=line.name, **style)
     if line.sizes:
