@@ -1,4 +1,4 @@
-"""Kinds of tokens: line ends, white space, beginnings and insides of words."""
+"""Kinds of tokens: line ends, white space, beginnings and insides of words, repeated words."""
 
 from collections.abc import Sequence
 
@@ -25,6 +25,17 @@ def _kind(words, starts, token):
     if words.at(token) is not None:
         return 3
     return 1 if text.isspace() else 4
+
+
+def since_last_occurrence(words: Words) -> np.ndarray:
+    """Returns the tokens since the last occurrence of each token's word, float64 (tokens,).
+
+    Infinity at a word's first occurrence, nan outside of words.
+    """
+    numbers = [words.at(token) for token in range(len(words.texts))]
+    distances = [words.last_seen(number) for number in range(len(words.words))]
+    since_W = np.array([np.inf if distance is None else distance for distance in distances])
+    return np.array([np.nan if number is None else since_W[number] for number in numbers])
 
 
 def by_kind(

@@ -16,7 +16,7 @@ from brt.data.vocabularies.base import Vocabulary
 from brt.evaluation.reading import STATE_ABLATIONS
 from brt.evaluation.recorded_run import RecordedRun
 from brt.evaluation.recording import Recording, check_aligned
-from brt.evaluation.token_kinds import by_kind, token_kinds
+from brt.evaluation.token_kinds import by_kind, since_last_occurrence, token_kinds
 from brt.evaluation.words import NAME, OTHER, TITLE, Words
 from brt.studies.study import (
     LN2,
@@ -37,6 +37,8 @@ POINTS = 4000
 PARTS = 16
 WHERE = ("window", "segment", "beyond", "never")
 """Last occurrence of a word: within attention, within the segment, before it, nowhere."""
+DISTANCES = 1, 32, 100, 320, 1_000, 3_200, 10_000, 32_000, 100_000
+"""Least tokens since a word's last occurrence of each point of a curve; the last one is an end."""
 ABLATIONS = tuple(name for name in STATE_ABLATIONS if name != "kept")
 DIRECTIONS = ("better", "worse")
 
@@ -105,8 +107,8 @@ def compare(
     Returns:
         `difference_bits` is positive where the run is better; `better_top4_recalled` and the like
         count the `SHOWN` and `COUNTED` largest differences of each document, and excerpts are of
-        the `SHOWN` largest. Curves are of each document (Figures 4 and 5), and by offset in a
-        segment.
+        the `SHOWN` largest. Curves are of each document (Figures 4 and 5), by offset in a segment,
+        and of words by the tokens since their last occurrence.
     """
     check_aligned(own, other)
     window = max(own.manifest["window"], other.manifest["window"])
@@ -114,7 +116,7 @@ def compare(
     titles = store.titles()
     top: dict[str, list[tuple[int, WordOfToken]]] = {direction: [] for direction in DIRECTIONS}
     weights = scored_weights(store, documents)
-    curves, differences, own_nats, other_nats, kinds, excerpts = [], [], [], [], [], []
+    curves, differences, own_nats, other_nats, kinds, since, excerpts = [], [], [], [], [], [], []
     for document, weights_T in zip(map(int, documents), weights):
         nats_T, other_T = own.document(document).nats_T, other.document(document).nats_T
         scored_T = weights_T > 0
@@ -126,6 +128,7 @@ def compare(
         tokens = store.tokens(document)
         words = Words(vocabulary, tokens)
         kinds.append(token_kinds(words))
+        since.append(since_last_occurrence(words))
         for direction, values_T in zip(DIRECTIONS, (difference_T, -difference_T)):
             for rank, token in enumerate(largest(values_T, words, COUNTED, scored_T)):
                 word = describe(words, tokens, token, window, segment_length)
@@ -150,6 +153,7 @@ def compare(
             numbers |= {f"{direction}_top{number}_{name}": n for name, n in counts.items()}
     better = [word.token for _, word in top["better"]]
     curves += _by_part(differences, weights, better, segment_length)
+    curves += _by_distance({"run": own_nats, "compared with": other_nats}, since, weights)
     return content(numbers, curves, _summary(numbers), excerpts=excerpts)
 
 
@@ -258,6 +262,22 @@ def _by_part(differences, weights, top: list[int], segment_length):
     return [
         curve(f"difference by {position}", offsets, bits, position, "difference, bits per token"),
         curve(f"top tokens by {position}", offsets, number, position, of),
+    ]
+
+
+def _by_distance(nats: dict[str, list[np.ndarray]], since, weights):
+    since_N, weights_N = np.concatenate(since), np.concatenate(weights)
+    edges = np.array(DISTANCES, float)
+    chosen_N = (since_N >= edges[0]) & (since_N < edges[-1])
+    at_N = np.digitize(since_N[chosen_N], edges) - 1
+    totals = np.bincount(at_N, weights_N[chosen_N], len(edges) - 1)
+    kept = totals > 0
+    x = np.array(DISTANCES[:-1])[kept].tolist()
+    labels = "tokens since the word's last occurrence, at least", "bits per token of words"
+    return [
+        curve(name, x, np.round(sums[kept] / totals[kept], 6).tolist(), *labels)
+        for name, values in nats.items()
+        for sums in [np.bincount(at_N, np.concatenate(values)[chosen_N] / LN2, len(edges) - 1)]
     ]
 
 

@@ -1,5 +1,7 @@
 """The study of token differences finds what was planted: names, distances, the title at the end."""
 
+import re
+
 import numpy as np
 import pytest
 from fabricated_recordings import book_store, fabricate, planted_book
@@ -7,7 +9,7 @@ from fabricated_recordings import book_store, fabricate, planted_book
 from brt.data.vocabularies.base import ByteVocabulary
 from brt.evaluation.token_kinds import KINDS
 from brt.evaluation.words import Words
-from brt.studies.compare import compare, describe, largest
+from brt.studies.compare import DISTANCES, compare, describe, largest
 from brt.studies.study import choose_documents
 
 WINDOW, SEGMENT = 64, 512
@@ -80,6 +82,26 @@ def test_losses_by_kind_of_token_are_those_of_a_loop_over_the_text(found, record
         adds = (other_bits - bits) * len(pairs) / total
         assert found["numbers"][f"{kind}_contribution_bits"] == pytest.approx(adds)
     assert {"first_of_a_word", "inside_a_word", "white_space"} <= sums.keys()
+
+
+def test_losses_of_repeated_words_by_distance_are_those_of_a_loop_over_the_text(found, recordings):
+    sums = {name: {} for name in ("run", "compared with")}
+    for number, book in enumerate(BOOKS):
+        seen = {}
+        for match in re.finditer(r"\w+(?:'\w+)*", book.text):
+            word = re.sub("'s$", "", match[0])
+            last, seen[word] = seen.get(word), match.start()
+            if last is None:
+                continue
+            at = max(edge for edge in DISTANCES if edge <= match.start() - last)
+            for name, recording in zip(sums, recordings.values()):
+                nats = recording.document(number).nats_T[match.start() : match.end()]
+                sums[name].setdefault(at, []).extend(nats / np.log(2))
+    for name, expected in sums.items():
+        (series,) = (s for s in found["series"] if s["name"] == name)
+        assert series["x"] == sorted(expected)
+        assert series["y"] == pytest.approx([np.mean(expected[at]) for at in series["x"]], abs=1e-5)
+    assert len(series["x"]) > 4
 
 
 def beyond_window(book):
