@@ -37,8 +37,8 @@ def settings(experiment: Experiment) -> str:
     lines = [f"{name:<{width}} = {value}" for name, value in sorted(experiment.bindings.items())]
     try:
         lines += ["", f"vocabulary: {corpus.vocabulary_size:,} ids"]
-    except (OSError, ValueError, MissingExtra) as error:
-        lines += ["", f"vocabulary: {error}"]
+    except (OSError, ValueError, MissingExtra):  # `check_data` says why
+        lines += ["", "vocabulary: cannot be opened"]
     for split in dict.fromkeys(("train", experiment.evaluation.split)):
         ready = "is prepared" if corpus.exists(split) else "is to be prepared"
         lines.append(f"store of split {split}: {ready}")

@@ -62,6 +62,7 @@ from brt.reporting.run_files import read_evaluation
 from brt.reporting.run_tables import entry_table
 from brt.reporting.runs import STANDS_FOR_FILE, open_runs
 from brt.reporting.step_times import read_step_times
+from brt.run_data import check_data
 from brt.storage.shipped import configs_root
 from brt.text_flag import CONFIG, define_text, text_bindings
 from brt.training.checkpoints.policy import recorded_best, stopped_early
@@ -245,7 +246,7 @@ def device_count() -> int:
 
 
 def check_configs(files: Sequence[Path], devices: int | None) -> None:
-    """Refuses entries that cannot be trained or evaluated on so many devices (None: unknown)."""
+    """Refuses entries that cannot be trained or evaluated on so many devices (None: elsewhere)."""
     progress = Progress("checking entries", len(files))
     try:
         for number, file in enumerate(files, 1):
@@ -255,6 +256,7 @@ def check_configs(files: Sequence[Path], devices: int | None) -> None:
                 if devices:
                     mesh = abstract_mesh(*experiment.trainer.mesh, devices)
                     experiment.check_mesh(mesh)
+                    check_data(experiment)
             except ValueError as error:
                 raise LadderError(f"{file}: {error}") from error
             progress.update(number)

@@ -21,6 +21,15 @@ def a_file(folder, *lines):
     return folder / "sweep.txt"
 
 
+def text_flag(folder):
+    """Binds the corpus to a folder with texts in every split."""
+    for split in ("train", "validation"):
+        (folder / "text" / split).mkdir(parents=True)
+        for number in range(32):
+            (folder / "text" / split / f"{number}.txt").write_text("a text\n")
+    return f"--gin_bindings=TextFiles.path = '{folder}/text/{{split}}'"
+
+
 @pytest.fixture(scope="module")
 def ladder():
     path = Path(ROOT / "scripts" / "ladder.py")
@@ -121,7 +130,7 @@ def test_after_a_failed_run_no_other_run_starts(ladder, monkeypatch, tmp_path):
 
 def test_a_grid_runs_every_combination_several_at_once(ladder, monkeypatch, tmp_path):
     flags = ["--gin_file=pg19_slide_12l.gin", "--scale=tiny", "--tokens=10000", "--processes=3"]
-    flags += ["--corpus=configs/corpora/text.gin", f"--workdir={tmp_path}"]
+    flags += ["--corpus=configs/corpora/text.gin", f"--workdir={tmp_path}", text_flag(tmp_path)]
     grid = "BlockRecurrentTransformer.qk_norm=True,False Trainer.optimizer=@adamw,@adafactor"
     monkeypatch.setattr(ladder, "visible_gpus", list)
     run_script(ladder, monkeypatch, pretended(calls := []), *flags, f"--grid={grid}")
@@ -219,14 +228,19 @@ def test_entries_that_differ_in_evaluation_alone_are_trained_once(
     assert len([*runs.glob("*/evaluation_validation.json")]) == 8
 
 
-def test_entries_that_contradict_themselves_are_refused_before_the_first_of_them_trains(
+def test_entries_without_sense_or_text_are_refused_before_the_first_of_them_trains(
     ladder, monkeypatch, tmp_path
 ):
     file = a_file(tmp_path, "pg19_slide_12l.gin", "pg19_slide_12l.gin Trainer.segment_length=4160")
     flags = [f"--sweep={file}", "--scale=tiny", "--corpus=configs/corpora/text.gin"]
-    flags += ["--tokens=10000", f"--workdir={tmp_path}/ladder"]
+    flags += ["--tokens=10000", f"--workdir={tmp_path}/ladder", text_flag(tmp_path)]
     with pytest.raises(LadderError, match=r"segment_length_4160\.gin: .*segment_length"):
         run_script(ladder, monkeypatch, pretended(calls := []), *flags)
+    assert not calls
+    file.write_text("pg19_slide_12l.gin")
+    flags[-1] = "--gin_bindings=TextFiles.path = 'nowhere/{split}'"
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        run_script(ladder, monkeypatch, pretended(calls), *flags)
     assert not calls
 
 
