@@ -18,8 +18,13 @@ from brt.models.fast import states_kernel, window_kernel
 from brt.models.fast.cell_kernel import CellParameters, CellTokens, run_cell
 from brt.models.fast.kernel_parts import Heads, tile_size
 from brt.models.fast.states_kernel import block_attention, plain_block_attention
-from brt.models.fast.window_kernel import plain_window_attention, window_attention
+from brt.models.fast.window_kernel import (
+    drawn_factors,
+    plain_window_attention,
+    window_attention,
+)
 from brt.models.layers.attention import plain_attention
+from brt.models.layers.dropout import tile_dropout
 from brt.models.layers.norms import plain_rms_normed, scaled_down_heads, unit_heads
 from brt.models.layers.positions_t5 import HIDDEN
 from brt.models.layers.precision import at_least_float32
@@ -49,7 +54,9 @@ def of_window(heads, window, batch, windows, dropout, dtype=np.float32):
         **{name: normal(rng, batch, W, A, dtype=dtype) for name in ("cached_k", "cached_v")},
         "scale": 3 * normal(rng, H),
         "bias": jnp.asarray(np.where(visible, normal(rng, H, Q, X), HIDDEN), np.float32),
-        "keep": dropout_factors(rng, dropout, H, W, X),
+        "keep": dropout_factors(rng, dropout, H, W, X)
+        if W == Q
+        else tile_dropout(jax.random.key(0), dropout, H, W // Q),
     }
 
 
@@ -204,6 +211,22 @@ def test_bfloat16_differs_by_no_more_than_its_rounding(name):
     assert max(errors.values()) < 0.03, errors
 
 
+def test_a_kernel_drops_the_share_of_the_weights_that_is_the_rate():
+    def factors(seed, rate):
+        return np.asarray(drawn_factors(tile_dropout(jax.random.key(seed), rate, 4, 4), 512))
+
+    drawn = factors(0, 0.1)
+    assert drawn.shape == (4, 512, 512 + 128)
+    np.testing.assert_allclose(np.unique(drawn), [0, 1 / 0.9], rtol=1e-6)
+    assert np.all(np.abs(np.mean(drawn == 0, axis=(1, 2)) - 0.1) < 0.003)
+    assert np.array_equal(drawn, factors(0, 0.1))
+    # Neither another key nor another head or tile has the same.
+    tiles = [*factors(1, 0.1).reshape(16, -1), *drawn.reshape(16, -1)]
+    overlaps = np.corrcoef(np.asarray(tiles)) - np.eye(32)
+    assert np.max(np.abs(overlaps)) < 0.02
+    assert tile_dropout(jax.random.key(0), 0.0, 4, 4) is None
+
+
 @pytest.mark.parametrize(
     ("reason", "part"),
     [
@@ -229,6 +252,7 @@ from brt.models.fast.cell_kernel import CellParameters, CellTokens, misfit, run_
 from brt.models.fast.kernel_parts import Heads, tile_size
 from brt.models.fast.states_kernel import block_attention
 from brt.models.fast.window_kernel import window_attention
+from brt.models.layers.dropout import TileDropout
 
 device = topologies.devices_of(topologies.find(sys.argv[1]))[0]
 one = NamedSharding(Mesh(np.array([device]), ("device",)), PartitionSpec())
@@ -250,7 +274,9 @@ for (W, H, K), activations, dropout in itertools.product(
     Q = min(W, 1024)
     blocks = [of(1, 4, Q, H * K), *[of(1, 4, 512, H * K)] * 2, of(H, dtype=f32)]
     if dropout:
-        args, blocks = [*args, of(H, W, X, dtype=f32)], [*blocks, of(H, Q, 512, dtype=f32)]
+        seeds = of(H, W // tile, 2, dtype=jnp.uint32)
+        keep = of(H, W, X, dtype=f32) if W == tile else TileDropout(seeds, 0.1)
+        args, blocks = [*args, keep], [*blocks, of(H, Q, 512, dtype=f32)]
     for function, given in ((window_attention, args), (block_attention, blocks)):
 
         def step(gradient, *given):

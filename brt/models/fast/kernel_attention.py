@@ -19,6 +19,7 @@ from brt.models.fast import cudnn_attention as cudnn
 from brt.models.fast.kernel_parts import Heads, tile_size, upcast
 from brt.models.fast.loop_weights import arrays_uncast
 from brt.models.layers.attention import attend
+from brt.models.layers.dropout import TileDropout
 from brt.models.layers.norms import scaled_down_heads, unit_heads
 from brt.models.layers.sizes import Sizes
 from brt.progress import say
@@ -104,7 +105,7 @@ def attend_to_window(
     tokens: LayerTokens,
     blocks: BlockPairs,
     bias: jax.Array,
-    keep: jax.Array | None,
+    keep: jax.Array | TileDropout | None,
     sink_H: jax.Array | None = None,
     remat: bool = False,
 ) -> tuple[jax.Array, WindowCache]:
@@ -115,7 +116,7 @@ def attend_to_window(
         cache: of the block before the segment.
         tokens, blocks: normalised.
         bias: of a block, or for a kernel of a tile, (H, Q, `seen_keys`).
-        keep: dropout factors, (H, W, `seen_keys`).
+        keep: dropout factors, (H, W, `seen_keys`), or for a kernel what draws them.
         sink_H: as of `attend`; no kernel has one.
         remat: recompute the plain form in the backward pass; kernels always do.
     """

@@ -172,3 +172,15 @@ def softmax(
         scores = scores + bias
     exponentials = jnp.exp(scores - jnp.max(scores, axis=-1, keepdims=True))
     return exponentials, 1.0 / jnp.sum(exponentials, axis=-1, keepdims=True)
+
+
+def random_bits(
+    heads: Heads, first: jax.Array, second: jax.Array, shape: tuple[int, ...]
+) -> jax.Array:
+    """Returns random int32 of two int32 seeds, by the TPU's generator unless interpreted."""
+    if not heads.interpret:
+        pltpu.prng_seed(first, second)
+        return pltpu.prng_random_bits(shape)
+    seeds = jax.lax.bitcast_convert_type(jnp.stack([first, second]), jnp.uint32)
+    key = jax.random.wrap_key_data(seeds, impl="threefry2x32")
+    return jax.lax.bitcast_convert_type(jax.random.bits(key, shape), jnp.int32)

@@ -31,6 +31,7 @@ from brt.models.fast.kernel_parts import (
     lane_scale,
     on_each_device,
     only,
+    random_bits,
     softmax,
     summed_over_batch,
     tile_size,
@@ -38,6 +39,7 @@ from brt.models.fast.kernel_parts import (
     upcast,
 )
 from brt.models.layers.attention import plain_attention
+from brt.models.layers.dropout import TileDropout
 from brt.models.layers.norms import scaled_down_heads, unit_heads
 from brt.models.layers.precision import at_least_float32
 
@@ -52,14 +54,11 @@ def misfit(heads: Heads, window: int) -> str | None:
     return heads.misfit()
 
 
-def chunk_size(window: int, small: bool) -> int:
-    """Returns C, the tokens of a grid step, which fit into 16 MiB of VMEM on every chip.
-
-    small: with dropout, and in the backward pass.
-    """
+def chunk_size(window: int, backward: bool = False) -> int:
+    """Returns C, the tokens of a grid step, which fit into 16 MiB of VMEM on every chip."""
     if window <= 512:
         return window
-    most = TILE if small else 256
+    most = TILE if backward else 256
     return next(size for size in range(most, 0, -TILE) if window % size == 0)
 
 
@@ -80,7 +79,7 @@ def plain_window_attention(
     cached_v_BWA: jax.Array,
     scale_H: jax.Array,
     bias_HQX: jax.Array,
-    keep_HWX: jax.Array | None = None,
+    keep: jax.Array | TileDropout | None = None,
 ) -> Attended:
     """Returns windowed self-attention of a segment in four plain lines a block.
 
@@ -90,8 +89,8 @@ def plain_window_attention(
         scale_H: factor of the scores, used through its absolute value.
         bias_HQX: bias of query i of a tile for key j of the W + Q that it sees, W + i - j tokens
             before it; large and negative where a key is hidden.
-        keep_HWX: factors of the weights (dropout), for query i of a block and the keys of its tile;
-            no gradient reaches them.
+        keep: factors of the weights (dropout) of a window of one tile, (H, W, X), or what draws
+            those of each tile; no gradient reaches them.
 
     Source: Block-Recurrent Transformer, section 3.2.
     """
@@ -103,6 +102,7 @@ def plain_window_attention(
     q_BTHK, k_BTHK, v_BTHK = split(q_BTA), split(k_BTA), split(v_BTA)
     q_BTHK = unit_heads(q_BTHK) if heads.qk_norm else scaled_down_heads(q_BTHK)
     k_BTHK = unit_heads(k_BTHK) if heads.qk_norm else k_BTHK
+    keep_HWX = drawn_factors(keep, W) if isinstance(keep, TileDropout) else keep
     keys = jnp.concatenate([split(cached_k_BWA), k_BTHK], axis=1)
     values = jnp.concatenate([split(cached_v_BWA), v_BTHK], axis=1)
     tiles = []
@@ -110,13 +110,32 @@ def plain_window_attention(
     for start in range(0, q_BTA.shape[1], Q):
         seen = slice(start, start + W + Q)
         row = start % W
-        keep = None if keep_HWX is None else keep_HWX[:, row : row + Q]
-        queries = q_BTHK[:, start : start + Q]
-        tiles.append(
-            plain_attention(queries, keys[:, seen], values[:, seen], scale_H, bias_HQX, keep)
-        )
+        of_tile = None if keep_HWX is None else keep_HWX[:, row : row + Q]
+        queries, keys_values = q_BTHK[:, start : start + Q], (keys[:, seen], values[:, seen])
+        tiles.append(plain_attention(queries, *keys_values, scale_H, bias_HQX, of_tile))
     last_keys, last_values = (x[:, -W:].reshape(cached_k_BWA.shape) for x in (keys, values))
     return Attended(jnp.concatenate(tiles, axis=1).reshape(q_BTA.shape), last_keys, last_values)
+
+
+def drawn_factors(dropout: TileDropout, window: int) -> jax.Array:
+    """Returns the factors of the weights that an interpreted kernel draws, (H, W, X)."""
+    Q = tile_size(window)
+    interpreted = Heads(*dropout.seeds_HN2.shape[:2], interpret=True)
+
+    def of_tile(seeds_2):
+        bits_QX = random_bits(interpreted, *_signed(seeds_2), (Q, window + Q))
+        return _kept(bits_QX, dropout.rate) / (1 - dropout.rate)
+
+    factors_HNQX = jax.vmap(jax.vmap(of_tile))(dropout.seeds_HN2)
+    return factors_HNQX.reshape(len(factors_HNQX), window, -1)
+
+
+def _kept(bits, rate):
+    return bits < min(round((1 - rate) * 2**32), 2**32 - 1) - 2**31
+
+
+def _signed(seeds):
+    return jax.lax.bitcast_convert_type(seeds, jnp.int32)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -129,11 +148,11 @@ def window_attention(
     cached_v_BWA: jax.Array,
     scale_H: jax.Array,
     bias_HQX: jax.Array,
-    keep_HWX: jax.Array | None = None,
+    keep: jax.Array | TileDropout | None = None,
 ) -> Attended:
     """Returns `plain_window_attention`, by the kernel."""
     return _forward(
-        heads, q_BTA, k_BTA, v_BTA, cached_k_BWA, cached_v_BWA, scale_H, bias_HQX, keep_HWX
+        heads, q_BTA, k_BTA, v_BTA, cached_k_BWA, cached_v_BWA, scale_H, bias_HQX, keep
     )[0]
 
 
@@ -153,9 +172,9 @@ def _backward(heads, saved, gradients):
     return *on_each_device(heads, run, inputs, _INPUTS[:7])(*saved, *gradients), None
 
 
-def _forward_call(heads, q, k, v, cached_k, cached_v, scale_H, bias_HQX, keep_HWX):
+def _forward_call(heads, q, k, v, cached_k, cached_v, scale_H, bias_HQX, keep):
     L, W = heads.lanes, cached_k.shape[1]
-    C = chunk_size(W, keep_HWX is not None)
+    C = chunk_size(W)
     G, M = q.shape[1] // C, W // C
     chunk = pl.BlockSpec((1, C, L), lambda p, b, g: (b, g, p))
     last = pl.BlockSpec((1, C, L), lambda p, b, g: (b, jnp.maximum(g - G + M, 0), p))
@@ -169,57 +188,52 @@ def _forward_call(heads, q, k, v, cached_k, cached_v, scale_H, bias_HQX, keep_HW
         at_least_float32(bias_HQX),
     ]
     specs = [chunk, chunk, chunk, _IN_HBM, _IN_HBM, *_head_specs(heads, W)]
-    if keep_HWX is not None:
-        inputs.append(at_least_float32(keep_HWX))
-        specs.append(_keep_spec(heads, W, lambda g: g))
+    dropout = _Dropout(heads, keep, W)
     y, last_keys = pl.pallas_call(
-        functools.partial(_forward_kernel, heads, keep_HWX is not None),
+        functools.partial(_forward_kernel, heads, dropout),
         grid=(heads.num_heads // heads.per_step, len(q), G),
-        in_specs=specs,
+        in_specs=[*specs, *dropout.specs],
         out_specs=[chunk, last],
         out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (v, cached_k)],
         scratch_shapes=[pltpu.VMEM((W + C, L), k.dtype), pltpu.VMEM((W + C, L), v.dtype)],
         compiler_params=COMPILER,
         interpret=interpreted(heads),
         name="window_attention_forward",
-    )(*inputs)
+    )(*inputs, *dropout.inputs)
     return y, last_keys, v[:, -W:]
 
 
-def _backward_call(heads, q, k, v, cached_k, cached_v, scale_H, bias_HQX, keep_HWX, y, *gradients):
+def _backward_call(heads, q, k, v, cached_k, cached_v, scale_H, bias_HQX, keep, y, *gradients):
     L, W = heads.lanes, cached_k.shape[1]
-    C = chunk_size(W, True)
+    C = chunk_size(W, backward=True)
     G, M = q.shape[1] // C, W // C  # chunks of the segment and of the window
 
-    # Chunks come in reverse. Keys and values of a window come M - 1 steps before its chunk, in the
-    # end those of the cache.
+    # Chunks come in reverse, each with the keys and values that are W tokens before it.
     def current(p, b, g):
-        return b, jnp.clip(G + M - 2 - g, 0, G - 1), p
+        return b, G - 1 - g, p
 
-    def ahead(p, b, g):
-        return b, jnp.maximum(G - 2 - g, 0), p
+    def early(p, b, g):
+        return b, jnp.maximum(G - 1 - M - g, 0), p
 
     def from_cache(p, b, g):
-        return b, jnp.clip(G + M - 2 - g, 0, M - 1), p
+        return b, jnp.minimum(G - 1 - g, M - 1), p
 
     def last(p, b, g):
-        return b, jnp.clip(2 * M - 2 - g, 0, M - 1), p
+        return b, jnp.maximum(M - 1 - g, 0), p
 
-    chunk, early, cached, in_last_block = (
-        pl.BlockSpec((1, C, L), index) for index in (current, ahead, from_cache, last)
+    chunk, before, cached, in_last_block = (
+        pl.BlockSpec((1, C, L), index) for index in (current, early, from_cache, last)
     )
     inputs = [lane_scale(heads, scale_H, q.dtype), at_least_float32(bias_HQX)]
-    inputs += [q, k, v, y, *gradients, k, v, cached_k, cached_v]
+    inputs += [q, k, v, y, *gradients, k, v, cached_k, cached_v, k, v]
     specs = [*_head_specs(heads, W), *[chunk] * 5, in_last_block, in_last_block]
-    specs += [early, early, cached, cached]
-    if keep_HWX is not None:
-        inputs.append(at_least_float32(keep_HWX))
-        specs.append(_keep_spec(heads, W, lambda g: jnp.clip(G + M - 2 - g, 0, G - 1)))
+    specs += [before, before, cached, cached, _IN_HBM, _IN_HBM]
+    dropout = _Dropout(heads, keep, W)
     scale_P1L, bias = inputs[:2]
     dq, dk, dv, dcached_k, dcached_v, dscale_P1L, dbias_HQX = pl.pallas_call(
-        functools.partial(_backward_kernel, heads, keep_HWX is not None),
-        grid=(heads.num_heads // heads.per_step, len(q), G + M - 1),
-        in_specs=specs,
+        functools.partial(_backward_kernel, heads, dropout),
+        grid=(heads.num_heads // heads.per_step, len(q), G),
+        in_specs=[*specs, *dropout.specs],
         out_specs=[chunk, chunk, chunk, _IN_HBM, _IN_HBM, *_head_specs(heads, W)],
         out_shape=[
             jax.ShapeDtypeStruct(x.shape, x.dtype)
@@ -232,7 +246,7 @@ def _backward_call(heads, q, k, v, cached_k, cached_v, scale_H, bias_HQX, keep_H
         compiler_params=COMPILER,
         interpret=interpreted(heads),
         name="window_attention_backward",
-    )(*inputs)
+    )(*inputs, *dropout.inputs)
     dscale_H = dscale_P1L.reshape(heads.num_heads, -1).sum(axis=1)
     dscale_H = dscale_H * jnp.sign(scale_H) * heads.factor
     dscale_H, dbias_HQX = summed_over_batch(heads, dscale_H, dbias_HQX)
@@ -254,13 +268,37 @@ def _head_specs(heads, W):
     )
 
 
-def _keep_spec(heads, W, chunk_of_step):
-    """Returns the blocks of the dropout factors, which repeat after W tokens."""
-    C = chunk_size(W, True)
-    chunks, block = W // C, (heads.per_step, C, W + tile_size(W))
-    if chunks == 1:  # one buffer, since it is read again only with the next heads
-        return pl.BlockSpec(block, lambda p, b, g: (p, 0, 0), pipeline_mode=pl.Buffered(1))
-    return pl.BlockSpec(block, lambda p, b, g: (p, jax.lax.rem(chunk_of_step(g), chunks), 0))
+class _Dropout:
+    """Dropout of a kernel's weights: its inputs, and what it does to the weights of a tile."""
+
+    def __init__(self, heads, keep, W):
+        self.heads, self.tiles, self.rate = heads, W // tile_size(W), None
+        self.inputs, self.specs = [], []
+        if isinstance(keep, TileDropout):
+            self.rate, self.inputs = keep.rate, [_signed(keep.seeds_HN2).reshape(-1)]
+            self.specs = [pl.BlockSpec(memory_space=pltpu.SMEM)]
+        elif keep is not None:
+            block = heads.per_step, *keep.shape[1:]
+            self.inputs = [at_least_float32(keep)]
+            self.specs = [pl.BlockSpec(block, lambda p, b, g: (p, 0, 0))]
+
+    @property
+    def factor(self):
+        """Of the weights that `of_tile` keeps."""
+        return 1.0 if self.rate is None else 1 / (1 - self.rate)
+
+    def of_tile(self, inputs, head, tile, shape):
+        """Returns a function of weights or their gradients; `tile` counts those of a segment."""
+        if not inputs:
+            return lambda weights: weights
+        if self.rate is None:
+            return lambda weights: weights * inputs[0][head]
+        # The same seeds and shape in both passes: the same bits.
+        number = pl.program_id(0) * self.heads.per_step + head
+        start = 2 * (number * self.tiles + jax.lax.rem(tile, self.tiles))
+        seeds = inputs[0][start], inputs[0][start + 1]
+        kept = _kept(random_bits(self.heads, *seeds, shape), self.rate)
+        return lambda weights: jnp.where(kept, weights, 0.0)
 
 
 def _lanes(heads, *caches_BWA):
@@ -281,19 +319,18 @@ def _move(reference, size, up):
 
 
 def _for_each_tile(W, size, tile):
-    """Calls `tile(rows, seen)` for each tile of a chunk: its queries, and the keys they see."""
+    """Calls `tile(number, rows, seen)` for each tile of a chunk: its queries, the keys they see."""
     Q = tile_size(W)
 
     def call(number, _):
         start = pl.multiple_of(number * Q, Q)
-        tile(pl.ds(start, Q), pl.ds(start, W + Q))
+        tile(number, pl.ds(start, Q), pl.ds(start, W + Q))
 
     jax.lax.fori_loop(0, size // Q, call, None, unroll=True)
 
 
-def _forward_kernel(heads, has_keep, q, k, v, cached_k, cached_v, scale, bias, *rest):
-    keep, rest = (rest[0], rest[1:]) if has_keep else (None, rest)
-    y, last_keys, keys, values = rest
+def _forward_kernel(heads, dropout, q, k, v, cached_k, cached_v, scale, bias, *rest):
+    *keep, y, last_keys, keys, values = rest
     C, masks = q.shape[1], head_masks(heads)
     W = len(keys) - C
     caches = _lanes(heads, cached_k, cached_v)  # outside `when`, for interpreted kernels
@@ -311,79 +348,87 @@ def _forward_kernel(heads, has_keep, q, k, v, cached_k, cached_v, scale, bias, *
     x = at_least_float32(k[0])
     keys[W:], values[W:] = (x * inverse_length(heads, x)).astype(keys.dtype), v[0]
     last_keys[0] = keys[W:]
+    first = pl.program_id(2) * (C // tile_size(W))
 
-    def tile(rows, seen):
+    def tile(number, rows, seen):
         x = at_least_float32(q[0, rows])
         queries = x * inverse_length(heads, x) * scale[0]
         total = jnp.zeros_like(x)
         for head, mask in enumerate(masks):
             own = only(queries, mask).astype(q.dtype)
             weights, inverse = softmax(own, keys[seen], bias[head])
-            if keep is not None:
-                weights = weights * keep[head, rows]
-            one = dot(weights.astype(v.dtype), values[seen], (1, 0)) * inverse
+            dropped = dropout.of_tile(keep, head, first + number, weights.shape)
+            one = dot(dropped(weights).astype(v.dtype), values[seen], (1, 0))
+            one = one * (inverse * dropout.factor)
             total = total + only(one, mask)
         y[0, rows] = total.astype(y.dtype)
 
     _for_each_tile(W, C, tile)
 
 
-def _backward_kernel(heads, has_keep, scale, bias, q, k, v, y, dy, dlast_k, dlast_v, *rest):
-    next_k, next_v, cached_k, cached_v = rest[:4]
-    keep, rest = (rest[4], rest[5:]) if has_keep else (None, rest[4:])
-    dq, dk, dv, dcached_k, dcached_v, dscale, dbias, keys, values, dkeys, dvalues = rest
+def _backward_kernel(heads, dropout, scale, bias, q, k, v, y, dy, dlast_k, dlast_v, *rest):
+    early_k, early_v, cached_k, cached_v, all_k, all_v = rest[:6]
+    *keep, dq, dk, dv, dcached_k, dcached_v, dscale, dbias, keys, values, dkeys, dvalues = rest[6:]
     C, masks = q.shape[1], head_masks(heads)
     W = len(keys) - C
-    step, steps, ahead = pl.program_id(2), pl.num_programs(2), W // C - 1
+    step, steps, chunks = pl.program_id(2), pl.num_programs(2), W // C
     dcaches = _lanes(heads, dcached_k, dcached_v)
+    in_hbm = [x.at[steps * C - W : (steps - 1) * C] for x in _lanes(heads, all_k, all_v)]
 
     @pl.when((pl.program_id(1) == 0) & (step == 0))
     def _():
         dscale[...], dbias[...] = jnp.zeros_like(dscale), jnp.zeros_like(dbias)
 
     def unit(k):
-        x = at_least_float32(k[0])
+        x = at_least_float32(k)
         return (x * inverse_length(heads, x)).astype(keys.dtype)
 
-    for buffer in (keys, values):
-        _move(buffer.at[:W], C, up=True)
-
-    @pl.when(step < steps - ahead - 1)
+    @pl.when(step == 0)
     def _():
-        keys[:C], values[:C] = unit(next_k), next_v[0]
+        dkeys[...], dvalues[...] = jnp.zeros_like(dkeys), jnp.zeros_like(dvalues)
+        if chunks > 1:
+            for x, buffer in zip(in_hbm, (keys, values)):
+                pltpu.sync_copy(x, buffer.at[C:W])
 
-    @pl.when(step >= steps - ahead - 1)
+            def normalise(part, _):
+                rows = pl.ds(pl.multiple_of(part * C, C), C)
+                keys[rows] = unit(keys[rows])
+
+            jax.lax.fori_loop(1, chunks, normalise, None)
+
+    @pl.when(step > 0)
+    def _():
+        for buffer in (keys.at[:W], values.at[:W], dkeys, dvalues):
+            _move(buffer, C, up=True)
+        for sums in (dkeys, dvalues):
+            sums[:C] = jnp.zeros_like(sums[:C])
+
+    @pl.when(step < steps - chunks)
+    def _():
+        keys[:C], values[:C] = unit(early_k[0]), early_v[0]
+
+    @pl.when(step >= steps - chunks)
     def _():
         keys[:C], values[:C] = cached_k[0], cached_v[0]
 
-    keys[W:], values[W:] = unit(k), v[0]
+    keys[W:], values[W:] = unit(k[0]), v[0]
+    first = (steps - 1 - step) * (C // tile_size(W))
 
-    @pl.when(step == ahead)
-    def _():
-        dkeys[...], dvalues[...] = jnp.zeros_like(dkeys), jnp.zeros_like(dvalues)
-
-    @pl.when(step > ahead)
-    def _():
-        for sums in (dkeys, dvalues):
-            _move(sums, C, up=True)
-            sums[:C] = jnp.zeros_like(sums[:C])
-
-    def tile(rows, seen):
+    def tile(number, rows, seen):
         x, gradient = at_least_float32(q[0, rows]), at_least_float32(dy[0, rows])
         unit = x * inverse_length(heads, x)
         queries = unit * scale[0]
         along_y = gradient * at_least_float32(y[0, rows])
         dqueries = jnp.zeros_like(x)
         for head, mask in enumerate(masks):
-            own, dy_own = (only(part, mask).astype(q.dtype) for part in (queries, gradient))
+            own = only(queries, mask).astype(q.dtype)
+            dy_own = only(gradient * dropout.factor, mask).astype(q.dtype)
             exponentials, inverse = softmax(own, keys[seen], bias[head])
             weights = exponentials * inverse
             mean = jnp.sum(only(along_y, mask), axis=-1, keepdims=True)
-            dweights = dot(dy_own, values[seen], (1, 1))
-            kept = weights
-            if keep is not None:
-                kept, dweights = weights * keep[head, rows], dweights * keep[head, rows]
-            dvalues[seen] += dot(kept.astype(dy_own.dtype), dy_own, (0, 0))
+            dropped = dropout.of_tile(keep, head, first + number, weights.shape)
+            dweights = dropped(dot(dy_own, values[seen], (1, 1)))
+            dvalues[seen] += dot(dropped(weights).astype(dy_own.dtype), dy_own, (0, 0))
             dscores = weights * (dweights - mean)
             dbias[head] += dscores
             dscores = dscores.astype(q.dtype)
@@ -392,16 +437,14 @@ def _backward_kernel(heads, has_keep, scale, bias, q, k, v, y, dy, dlast_k, dlas
         dscale[0] += jnp.sum(dqueries * unit, axis=0, keepdims=True)
         dq[0, rows] = unit_gradient(heads, x, dqueries * scale[0]).astype(dq.dtype)
 
-    @pl.when(step >= ahead)
-    def _():
-        _for_each_tile(W, C, tile)
-        in_last_block = (step <= 2 * ahead).astype(dkeys.dtype)
-        dunit, dvalue = (
-            sums[W:] + in_last_block * at_least_float32(dlast[0])
-            for sums, dlast in ((dkeys, dlast_k), (dvalues, dlast_v))
-        )
-        dk[0] = unit_gradient(heads, at_least_float32(k[0]), dunit).astype(dk.dtype)
-        dv[0] = dvalue.astype(dv.dtype)
+    _for_each_tile(W, C, tile)
+    in_last_block = (step < chunks).astype(dkeys.dtype)
+    dunit, dvalue = (
+        sums[W:] + in_last_block * at_least_float32(dlast[0])
+        for sums, dlast in ((dkeys, dlast_k), (dvalues, dlast_v))
+    )
+    dk[0] = unit_gradient(heads, at_least_float32(k[0]), dunit).astype(dk.dtype)
+    dv[0] = dvalue.astype(dv.dtype)
 
     @pl.when(step == steps - 1)
     def _():

@@ -1,5 +1,6 @@
 """Dropout masks, shared along the axes along which the published models share them."""
 
+import dataclasses
 from typing import NamedTuple
 
 import jax
@@ -11,6 +12,20 @@ from brt.models.layers.sizes import Sizes
 PERIOD = 128
 
 
+@dataclasses.dataclass(frozen=True)
+class TileDropout:
+    """Dropout of attention weights in a kernel, which draws the factors of a tile of queries.
+
+    seeds_HN2: (H, N, 2) uint32, for each head and each of the N tiles of a window.
+    """
+
+    seeds_HN2: jax.Array
+    rate: float
+
+
+jax.tree_util.register_dataclass(TileDropout, ["seeds_HN2"], ["rate"])
+
+
 class LayerMasks(NamedTuple):
     """The dropout masks of a layer, the same for all batch elements and blocks; None: no dropout.
 
@@ -19,7 +34,7 @@ class LayerMasks(NamedTuple):
     """
 
     normed_PD: jax.Array | None = None
-    weights_HWJ: jax.Array | None = None
+    weights_HWJ: jax.Array | TileDropout | None = None
     state_weights_HWS: jax.Array | None = None
     mlp_PD: jax.Array | None = None
 
@@ -36,7 +51,8 @@ def draw_masks(
 ) -> LayerMasks:
     """Draws the masks of a layer; none without a key.
 
-    num_states: S, or None. keys: J of the window's weights, by default 2W.
+    num_states: S, or None. keys: J of the window's weights, by default 2W; if fewer, a kernel draws
+    the factors of each tile of J - W queries.
     """
     if key is None:
         return LayerMasks()
@@ -48,12 +64,19 @@ def draw_masks(
 
     with jax.named_scope("attention"):
         normed_PD = repeated_mask(normed_key, rate, tokens, D, dtype)
-        weights_HWJ = of_weights(weights_key, keys or 2 * window)
+        if keys is None or keys == 2 * window:
+            weights_HWJ = of_weights(weights_key, 2 * window)
+        else:
+            weights_HWJ = tile_dropout(weights_key, rate, H, window // (keys - window))
     with jax.named_scope("states"):
         state_weights_HWS = None if num_states is None else of_weights(states_key, num_states)
     with jax.named_scope("feed_forward"):
         mlp_PD = repeated_mask(mlp_key, rate, tokens, D, dtype)
     return LayerMasks(normed_PD, weights_HWJ, state_weights_HWS, mlp_PD)
+
+
+def tile_dropout(key: jax.Array, rate: float, num_heads: int, tiles: int) -> TileDropout | None:
+    return TileDropout(jax.random.bits(key, (num_heads, tiles, 2)), rate) if rate else None
 
 
 def split_key(key: jax.Array | None, rate: float, number: int) -> list[jax.Array | None]:
