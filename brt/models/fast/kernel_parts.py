@@ -146,11 +146,13 @@ def inverse_length(heads: Heads, x: jax.Array) -> jax.Array:
     return jax.lax.rsqrt(sum_of_heads(heads, x * x) + EPSILON)
 
 
-def unit_gradient(heads: Heads, x: jax.Array, dunit: jax.Array) -> jax.Array:
-    """Returns the gradient of x from that of x divided by its length."""
+def unit_gradient(
+    heads: Heads, x: jax.Array, dunit: jax.Array, factor: jax.Array | None = None
+) -> jax.Array:
+    """Returns the gradient of x from that of x divided by its length; factor: `inverse_length`."""
     if not heads.qk_norm:
         return dunit
-    factor = inverse_length(heads, x)
+    factor = inverse_length(heads, x) if factor is None else factor
     unit = x * factor
     return factor * (dunit - unit * sum_of_heads(heads, dunit * unit))
 
@@ -174,13 +176,19 @@ def softmax(
     return exponentials, 1.0 / jnp.sum(exponentials, axis=-1, keepdims=True)
 
 
-def random_bits(
-    heads: Heads, first: jax.Array, second: jax.Array, shape: tuple[int, ...]
-) -> jax.Array:
-    """Returns random int32 of two int32 seeds, by the TPU's generator unless interpreted."""
+def random_tiles(heads: Heads, first: jax.Array, second: jax.Array) -> Callable[[int], jax.Array]:
+    """Returns a function that draws the int32 bits of a number of (TILE, TILE), called in order.
+
+    They are those of the TPU's generator with two int32 seeds, unless interpreted.
+    """
     if not heads.interpret:
         pltpu.prng_seed(first, second)
-        return pltpu.prng_random_bits(shape)
+        return lambda number: pltpu.prng_random_bits((TILE, TILE))
     seeds = jax.lax.bitcast_convert_type(jnp.stack([first, second]), jnp.uint32)
     key = jax.random.wrap_key_data(seeds, impl="threefry2x32")
-    return jax.lax.bitcast_convert_type(jax.random.bits(key, shape), jnp.int32)
+
+    def draw(number):
+        bits = jax.random.bits(jax.random.fold_in(key, number), (TILE, TILE))
+        return jax.lax.bitcast_convert_type(bits, jnp.int32)
+
+    return draw

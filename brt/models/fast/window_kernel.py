@@ -5,8 +5,12 @@ TPUs. Between the projections, (B, T, A), everything stays in the chip's vector 
 lengths, the learned scale, softmax, dropout. A grid step is one chunk of queries of the heads that
 share 128 lanes; the W keys before it stay in VMEM from earlier grid steps.
 
+Scores are transposed: keys along the first axis. What a query has once (maximum, sum, log-sum-exp)
+is then a row, one vector register for 128 queries instead of 16. A block of Q keys and Q queries
+goes from its scores to its gradients in registers, by the log-sum-exp of the forward pass.
+
 Compiled for v4 (8 heads of 128, W = 512, T = 4,096, bfloat16, dropout) the forward pass has 64 grid
-steps of 3,631 bundles of instructions, the backward pass 64 of 9,807: 0.43 M for each of the two
+steps of 4,368 bundles of instructions, the backward pass 64 of 8,261: 0.40 M for each of the two
 cores. Bundles do not show waiting for memory; no TPU has run it.
 
 Axes as in `kernel_parts`, and C tokens of a chunk, a divisor of W    X = W + Q
@@ -31,8 +35,7 @@ from brt.models.fast.kernel_parts import (
     lane_scale,
     on_each_device,
     only,
-    random_bits,
-    softmax,
+    random_tiles,
     summed_over_batch,
     tile_size,
     unit_gradient,
@@ -45,6 +48,8 @@ from brt.models.layers.precision import at_least_float32
 
 ROWS = 16
 """Of a vector register of bfloat16."""
+CHUNK = 256
+"""Most tokens of a grid step where the window is longer than two."""
 
 
 def misfit(heads: Heads, window: int) -> str | None:
@@ -54,12 +59,11 @@ def misfit(heads: Heads, window: int) -> str | None:
     return heads.misfit()
 
 
-def chunk_size(window: int, backward: bool = False) -> int:
+def chunk_size(window: int) -> int:
     """Returns C, the tokens of a grid step, which fit into 16 MiB of VMEM on every chip."""
-    if window <= 512:
+    if window <= 2 * CHUNK:
         return window
-    most = TILE if backward else 256
-    return next(size for size in range(most, 0, -TILE) if window % size == 0)
+    return next(size for size in range(CHUNK, 0, -TILE) if window % size == 0)
 
 
 class Attended(NamedTuple):
@@ -110,9 +114,9 @@ def plain_window_attention(
     for start in range(0, q_BTA.shape[1], Q):
         seen = slice(start, start + W + Q)
         row = start % W
-        of_tile = None if keep_HWX is None else keep_HWX[:, row : row + Q]
-        queries, keys_values = q_BTHK[:, start : start + Q], (keys[:, seen], values[:, seen])
-        tiles.append(plain_attention(queries, *keys_values, scale_H, bias_HQX, of_tile))
+        factors = None if keep_HWX is None else keep_HWX[:, row : row + Q]
+        parts = q_BTHK[:, start : start + Q], keys[:, seen], values[:, seen]
+        tiles.append(plain_attention(*parts, scale_H, bias_HQX, factors))
     last_keys, last_values = (x[:, -W:].reshape(cached_k_BWA.shape) for x in (keys, values))
     return Attended(jnp.concatenate(tiles, axis=1).reshape(q_BTA.shape), last_keys, last_values)
 
@@ -120,10 +124,11 @@ def plain_window_attention(
 def drawn_factors(dropout: TileDropout, window: int) -> jax.Array:
     """Returns the factors of the weights that an interpreted kernel draws, (H, W, X)."""
     Q = tile_size(window)
-    interpreted = Heads(*dropout.seeds_HN2.shape[:2], interpret=True)
+    interpreted = Heads(len(dropout.seeds_HN2), TILE, interpret=True)
 
     def of_tile(seeds_2):
-        bits_QX = random_bits(interpreted, *_signed(seeds_2), (Q, window + Q))
+        bits = random_tiles(interpreted, *_signed(seeds_2))
+        bits_QX = jnp.concatenate([bits(block).T for block in range(window // Q + 1)], axis=1)
         return _kept(bits_QX, dropout.rate) / (1 - dropout.rate)
 
     factors_HNQX = jax.vmap(jax.vmap(of_tile))(dropout.seeds_HN2)
@@ -158,17 +163,20 @@ def window_attention(
 
 _INPUTS = ("BTA", "BTA", "BTA", "BWA", "BWA", "H", "HQX", "HWX")
 _OUTPUTS = ("BTA", "BWA", "BWA")
+_LOG_SUM = "BHTNC"
 
 
 def _forward(heads, *inputs):
     run = functools.partial(_forward_call, heads)
-    attended = Attended(*on_each_device(heads, run, _INPUTS, _OUTPUTS)(*inputs))
-    return attended, (*inputs, attended.y_BTA)
+    outputs = *_OUTPUTS, _LOG_SUM
+    *attended, log_sum = on_each_device(heads, run, _INPUTS, outputs)(*inputs)
+    attended = Attended(*attended)
+    return attended, (*inputs, log_sum, attended.y_BTA)
 
 
 def _backward(heads, saved, gradients):
     run = functools.partial(_backward_call, heads)
-    inputs = *_INPUTS, "BTA", *_OUTPUTS
+    inputs = *_INPUTS, _LOG_SUM, "BTA", *_OUTPUTS
     return *on_each_device(heads, run, inputs, _INPUTS[:7])(*saved, *gradients), None
 
 
@@ -178,34 +186,32 @@ def _forward_call(heads, q, k, v, cached_k, cached_v, scale_H, bias_HQX, keep):
     G, M = q.shape[1] // C, W // C
     chunk = pl.BlockSpec((1, C, L), lambda p, b, g: (b, g, p))
     last = pl.BlockSpec((1, C, L), lambda p, b, g: (b, jnp.maximum(g - G + M, 0), p))
-    inputs = [
-        q,
-        k,
-        v,
-        cached_k,
-        cached_v,
-        lane_scale(heads, scale_H, q.dtype),
-        at_least_float32(bias_HQX),
-    ]
+    inputs = [q, k, v, cached_k, cached_v, *_tables(heads, scale_H, bias_HQX, q.dtype)]
     specs = [chunk, chunk, chunk, _IN_HBM, _IN_HBM, *_head_specs(heads, W)]
     dropout = _Dropout(heads, keep, W)
-    y, last_keys = pl.pallas_call(
+    P, N = heads.num_heads // heads.per_step, heads.per_step
+    y, last_keys, log_sum = pl.pallas_call(
         functools.partial(_forward_kernel, heads, dropout),
-        grid=(heads.num_heads // heads.per_step, len(q), G),
+        grid=(P, len(q), G),
         in_specs=[*specs, *dropout.specs],
-        out_specs=[chunk, last],
-        out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (v, cached_k)],
+        out_specs=[chunk, last, _log_sum_spec(N, C, lambda g: g)],
+        out_shape=[
+            *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (v, cached_k)),
+            jax.ShapeDtypeStruct((len(q), P, G, N, C), upcast(q.dtype)),
+        ],
         scratch_shapes=[pltpu.VMEM((W + C, L), k.dtype), pltpu.VMEM((W + C, L), v.dtype)],
         compiler_params=COMPILER,
         interpret=interpreted(heads),
         name="window_attention_forward",
     )(*inputs, *dropout.inputs)
-    return y, last_keys, v[:, -W:]
+    return y, last_keys, v[:, -W:], log_sum
 
 
-def _backward_call(heads, q, k, v, cached_k, cached_v, scale_H, bias_HQX, keep, y, *gradients):
+def _backward_call(
+    heads, q, k, v, cached_k, cached_v, scale_H, bias_HQX, keep, log_sum, y, *gradients
+):
     L, W = heads.lanes, cached_k.shape[1]
-    C = chunk_size(W, backward=True)
+    C = chunk_size(W)
     G, M = q.shape[1] // C, W // C  # chunks of the segment and of the window
 
     # Chunks come in reverse, each with the keys and values that are W tokens before it.
@@ -224,20 +230,19 @@ def _backward_call(heads, q, k, v, cached_k, cached_v, scale_H, bias_HQX, keep, 
     chunk, before, cached, in_last_block = (
         pl.BlockSpec((1, C, L), index) for index in (current, early, from_cache, last)
     )
-    inputs = [lane_scale(heads, scale_H, q.dtype), at_least_float32(bias_HQX)]
-    inputs += [q, k, v, y, *gradients, k, v, cached_k, cached_v, k, v]
-    specs = [*_head_specs(heads, W), *[chunk] * 5, in_last_block, in_last_block]
+    tables = _tables(heads, scale_H, bias_HQX, q.dtype)
+    inputs = [*tables, log_sum, q, k, y, *gradients, k, v, cached_k, cached_v, k, v]
+    log_sum_spec = _log_sum_spec(heads.per_step, C, lambda g: G - 1 - g)
+    specs = [*_head_specs(heads, W), log_sum_spec, *[chunk] * 4, in_last_block, in_last_block]
     specs += [before, before, cached, cached, _IN_HBM, _IN_HBM]
     dropout = _Dropout(heads, keep, W)
-    scale_P1L, bias = inputs[:2]
-    dq, dk, dv, dcached_k, dcached_v, dscale_P1L, dbias_HQX = pl.pallas_call(
+    dq, dk, dv, dcached_k, dcached_v, dscale_P1L, dbias_HXQ = pl.pallas_call(
         functools.partial(_backward_kernel, heads, dropout),
         grid=(heads.num_heads // heads.per_step, len(q), G),
         in_specs=[*specs, *dropout.specs],
         out_specs=[chunk, chunk, chunk, _IN_HBM, _IN_HBM, *_head_specs(heads, W)],
         out_shape=[
-            jax.ShapeDtypeStruct(x.shape, x.dtype)
-            for x in (q, k, v, cached_k, cached_v, scale_P1L, bias)
+            jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (q, k, v, cached_k, cached_v, *tables)
         ],
         scratch_shapes=[
             pltpu.VMEM((W + C, L), dtype)
@@ -249,27 +254,41 @@ def _backward_call(heads, q, k, v, cached_k, cached_v, scale_H, bias_HQX, keep, 
     )(*inputs, *dropout.inputs)
     dscale_H = dscale_P1L.reshape(heads.num_heads, -1).sum(axis=1)
     dscale_H = dscale_H * jnp.sign(scale_H) * heads.factor
-    dscale_H, dbias_HQX = summed_over_batch(heads, dscale_H, dbias_HQX)
-    dscale_H, dbias_HQX = dscale_H.astype(scale_H.dtype), dbias_HQX.astype(bias_HQX.dtype)
+    dscale_H, dbias_HXQ = summed_over_batch(heads, dscale_H, dbias_HXQ)
+    dscale_H = dscale_H.astype(scale_H.dtype)
+    dbias_HQX = _transposed(dbias_HXQ).astype(bias_HQX.dtype)
     return dq, dk, dv, dcached_k, dcached_v, dscale_H, dbias_HQX
 
 
 window_attention.defvjp(_forward, _backward)
 
 _IN_HBM = pl.BlockSpec(memory_space=pl.ANY)
-"""For the cache, which is copied once for each batch element."""
+"""For what is copied once for each batch element."""
+
+
+def _tables(heads, scale_H, bias_HQX, dtype):
+    return lane_scale(heads, scale_H, dtype), _transposed(at_least_float32(bias_HQX))
 
 
 def _head_specs(heads, W):
     N, Q = heads.per_step, tile_size(W)
     return (
         pl.BlockSpec((1, 1, heads.lanes), lambda p, b, g: (p, 0, 0)),
-        pl.BlockSpec((N, Q, W + Q), lambda p, b, g: (p, 0, 0), pipeline_mode=pl.Buffered(1)),
+        pl.BlockSpec((N, W + Q, Q), lambda p, b, g: (p, 0, 0), pipeline_mode=pl.Buffered(1)),
     )
 
 
+def _log_sum_spec(N, C, chunk_of_step):
+    """Returns the blocks of the softmax's log-sum-exp, (B, P, G, N, C)."""
+    return pl.BlockSpec((1, 1, 1, N, C), lambda p, b, g: (b, p, chunk_of_step(g), 0, 0))
+
+
+def _transposed(x_HQX):
+    return jnp.swapaxes(x_HQX, 1, 2)
+
+
 class _Dropout:
-    """Dropout of a kernel's weights: its inputs, and what it does to the weights of a tile."""
+    """Dropout in a kernel: its inputs, and what it does to transposed weights."""
 
     def __init__(self, heads, keep, W):
         self.heads, self.tiles, self.rate = heads, W // tile_size(W), None
@@ -278,27 +297,34 @@ class _Dropout:
             self.rate, self.inputs = keep.rate, [_signed(keep.seeds_HN2).reshape(-1)]
             self.specs = [pl.BlockSpec(memory_space=pltpu.SMEM)]
         elif keep is not None:
-            block = heads.per_step, *keep.shape[1:]
-            self.inputs = [at_least_float32(keep)]
-            self.specs = [pl.BlockSpec(block, lambda p, b, g: (p, 0, 0))]
+            blocks = at_least_float32(keep).reshape(*keep.shape[:2], -1, W)
+            self.inputs = [jnp.moveaxis(blocks, 1, 3)]
+            size = heads.per_step, *self.inputs[0].shape[1:]
+            self.specs = [pl.BlockSpec(size, lambda p, b, g: (p, 0, 0, 0))]
 
     @property
     def factor(self):
         """Of the weights that `of_tile` keeps."""
         return 1.0 if self.rate is None else 1 / (1 - self.rate)
 
-    def of_tile(self, inputs, head, tile, shape):
-        """Returns a function of weights or their gradients; `tile` counts those of a segment."""
+    def of_tile(self, inputs, head, tile):
+        """Returns a function of a block's number, which returns what drops the block's weights.
+
+        It is called for one block of keys after the other. tile: number in the segment.
+        """
         if not inputs:
-            return lambda weights: weights
+            return lambda block: lambda weights: weights
         if self.rate is None:
-            return lambda weights: weights * inputs[0][head]
-        # The same seeds and shape in both passes: the same bits.
+            return lambda block: lambda weights: weights * inputs[0][head, block]
         number = pl.program_id(0) * self.heads.per_step + head
         start = 2 * (number * self.tiles + jax.lax.rem(tile, self.tiles))
-        seeds = inputs[0][start], inputs[0][start + 1]
-        kept = _kept(random_bits(self.heads, *seeds, shape), self.rate)
-        return lambda weights: jnp.where(kept, weights, 0.0)
+        bits = random_tiles(self.heads, inputs[0][start], inputs[0][start + 1])
+
+        def of_block(block):
+            kept = _kept(bits(block), self.rate)
+            return lambda weights: jnp.where(kept, weights, 0.0)
+
+        return of_block
 
 
 def _lanes(heads, *caches_BWA):
@@ -318,19 +344,25 @@ def _move(reference, size, up):
             reference[low] = reference[high]
 
 
-def _for_each_tile(W, size, tile):
-    """Calls `tile(number, rows, seen)` for each tile of a chunk: its queries, the keys they see."""
+def _for_each_tile(W, C, tile):
+    """Calls `tile(number, rows, blocks)` for each tile of a chunk.
+
+    rows: its queries. blocks: the keys they see, Q at a time, with their part of the bias.
+    """
     Q = tile_size(W)
+    for number in range(C // Q):
+        seen = range(W // Q + 1)
+        blocks = [(pl.ds((number + i) * Q, Q), pl.ds(i * Q, Q)) for i in seen]
+        tile(number, pl.ds(number * Q, Q), blocks)
 
-    def call(number, _):
-        start = pl.multiple_of(number * Q, Q)
-        tile(number, pl.ds(start, Q), pl.ds(start, W + Q))
 
-    jax.lax.fori_loop(0, size // Q, call, None, unroll=True)
+def _rows(reduce, x):
+    """Returns a reduction of x along its first axis to the rows of a vector register."""
+    return reduce(x.reshape(-1, 8, x.shape[1]), axis=0) if len(x) % 8 == 0 else x
 
 
 def _forward_kernel(heads, dropout, q, k, v, cached_k, cached_v, scale, bias, *rest):
-    *keep, y, last_keys, keys, values = rest
+    *keep, y, last_keys, log_sum, keys, values = rest
     C, masks = q.shape[1], head_masks(heads)
     W = len(keys) - C
     caches = _lanes(heads, cached_k, cached_v)  # outside `when`, for interpreted kernels
@@ -350,30 +382,38 @@ def _forward_kernel(heads, dropout, q, k, v, cached_k, cached_v, scale, bias, *r
     last_keys[0] = keys[W:]
     first = pl.program_id(2) * (C // tile_size(W))
 
-    def tile(number, rows, seen):
+    def tile(number, rows, blocks):
         x = at_least_float32(q[0, rows])
         queries = x * inverse_length(heads, x) * scale[0]
         total = jnp.zeros_like(x)
         for head, mask in enumerate(masks):
             own = only(queries, mask).astype(q.dtype)
-            weights, inverse = softmax(own, keys[seen], bias[head])
-            dropped = dropout.of_tile(keep, head, first + number, weights.shape)
-            one = dot(dropped(weights).astype(v.dtype), values[seen], (1, 0))
-            one = one * (inverse * dropout.factor)
-            total = total + only(one, mask)
+            scores = [dot(keys[seen], own, (1, 1)) + bias[head, part] for seen, part in blocks]
+            highest = functools.reduce(jnp.maximum, (_rows(jnp.max, x) for x in scores))
+            highest = jnp.max(highest, axis=0, keepdims=True)
+            sums = products = jnp.zeros((), x.dtype)
+            of_block = dropout.of_tile(keep, head, first + number)
+            for i, (seen, _) in enumerate(blocks):
+                weights = jnp.exp(scores[i] - highest)
+                sums = sums + _rows(jnp.sum, weights)
+                weights = of_block(i)(weights)
+                products = products + dot(values[seen], weights.astype(v.dtype), (0, 0))
+            sums = jnp.sum(sums, axis=0, keepdims=True)
+            total = total + only((products * (dropout.factor / sums)).T, mask)
+            log_sum[0, 0, 0, pl.ds(head, 1), rows] = highest + jnp.log(sums)
         y[0, rows] = total.astype(y.dtype)
 
     _for_each_tile(W, C, tile)
 
 
-def _backward_kernel(heads, dropout, scale, bias, q, k, v, y, dy, dlast_k, dlast_v, *rest):
-    early_k, early_v, cached_k, cached_v, all_k, all_v = rest[:6]
-    *keep, dq, dk, dv, dcached_k, dcached_v, dscale, dbias, keys, values, dkeys, dvalues = rest[6:]
+def _backward_kernel(heads, dropout, scale, bias, log_sum, q, k, y, dy, *rest):
+    dlast_k, dlast_v, early_k, early_v, cached_k, cached_v, all_k, all_v = rest[:8]
+    *keep, dq, dk, dv, dcached_k, dcached_v, dscale, dbias, keys, values, dkeys, dvalues = rest[8:]
     C, masks = q.shape[1], head_masks(heads)
     W = len(keys) - C
     step, steps, chunks = pl.program_id(2), pl.num_programs(2), W // C
     dcaches = _lanes(heads, dcached_k, dcached_v)
-    in_hbm = [x.at[steps * C - W : (steps - 1) * C] for x in _lanes(heads, all_k, all_v)]
+    last_block = [x.at[steps * C - W : steps * C] for x in _lanes(heads, all_k, all_v)]
 
     @pl.when((pl.program_id(1) == 0) & (step == 0))
     def _():
@@ -386,19 +426,18 @@ def _backward_kernel(heads, dropout, scale, bias, q, k, v, y, dy, dlast_k, dlast
     @pl.when(step == 0)
     def _():
         dkeys[...], dvalues[...] = jnp.zeros_like(dkeys), jnp.zeros_like(dvalues)
-        if chunks > 1:
-            for x, buffer in zip(in_hbm, (keys, values)):
-                pltpu.sync_copy(x, buffer.at[C:W])
+        for x, buffer in zip(last_block, (keys, values)):
+            pltpu.sync_copy(x, buffer.at[C:])
 
-            def normalise(part, _):
-                rows = pl.ds(pl.multiple_of(part * C, C), C)
-                keys[rows] = unit(keys[rows])
+        def normalise(part, _):
+            rows = pl.ds(pl.multiple_of(part * C, C), C)
+            keys[rows] = unit(keys[rows])
 
-            jax.lax.fori_loop(1, chunks, normalise, None)
+        jax.lax.fori_loop(1, chunks + 1, normalise, None)
 
     @pl.when(step > 0)
     def _():
-        for buffer in (keys.at[:W], values.at[:W], dkeys, dvalues):
+        for buffer in (keys, values, dkeys, dvalues):
             _move(buffer, C, up=True)
         for sums in (dkeys, dvalues):
             sums[:C] = jnp.zeros_like(sums[:C])
@@ -411,31 +450,37 @@ def _backward_kernel(heads, dropout, scale, bias, q, k, v, y, dy, dlast_k, dlast
     def _():
         keys[:C], values[:C] = cached_k[0], cached_v[0]
 
-    keys[W:], values[W:] = unit(k[0]), v[0]
     first = (steps - 1 - step) * (C // tile_size(W))
 
-    def tile(number, rows, seen):
+    def tile(number, rows, blocks):
         x, gradient = at_least_float32(q[0, rows]), at_least_float32(dy[0, rows])
-        unit = x * inverse_length(heads, x)
+        factor = inverse_length(heads, x)
+        unit = x * factor
         queries = unit * scale[0]
-        along_y = gradient * at_least_float32(y[0, rows])
+        along_y = (gradient * at_least_float32(y[0, rows])).T
         dqueries = jnp.zeros_like(x)
         for head, mask in enumerate(masks):
             own = only(queries, mask).astype(q.dtype)
             dy_own = only(gradient * dropout.factor, mask).astype(q.dtype)
-            exponentials, inverse = softmax(own, keys[seen], bias[head])
-            weights = exponentials * inverse
-            mean = jnp.sum(only(along_y, mask), axis=-1, keepdims=True)
-            dropped = dropout.of_tile(keep, head, first + number, weights.shape)
-            dweights = dropped(dot(dy_own, values[seen], (1, 1)))
-            dvalues[seen] += dot(dropped(weights).astype(dy_own.dtype), dy_own, (0, 0))
-            dscores = weights * (dweights - mean)
-            dbias[head] += dscores
-            dscores = dscores.astype(q.dtype)
-            dqueries = dqueries + only(dot(dscores, keys[seen], (1, 0)), mask)
-            dkeys[seen] += dot(dscores, own, (0, 0))
+            own_rows = slice(head * heads.head_size, (head + 1) * heads.head_size)
+            mean = jnp.sum(along_y[own_rows], axis=0, keepdims=True)
+            log_sum_1Q = log_sum[0, 0, 0, pl.ds(head, 1), rows]
+            products = jnp.zeros((), x.dtype)
+            of_block = dropout.of_tile(keep, head, first + number)
+            for i, (seen, part) in enumerate(blocks):
+                dropped = of_block(i)
+                scores = dot(keys[seen], own, (1, 1)) + bias[head, part]
+                weights = jnp.exp(scores - log_sum_1Q)
+                dweights = dropped(dot(values[seen], dy_own, (1, 1)))
+                dvalues[seen] += dot(dropped(weights).astype(q.dtype), dy_own, (1, 0))
+                dscores = weights * (dweights - mean)
+                dbias[head, part] += dscores
+                dscores = dscores.astype(q.dtype)
+                dkeys[seen] += dot(dscores, own, (1, 0))
+                products = products + dot(keys[seen], dscores, (0, 0))
+            dqueries = dqueries + only(products.T, mask)
         dscale[0] += jnp.sum(dqueries * unit, axis=0, keepdims=True)
-        dq[0, rows] = unit_gradient(heads, x, dqueries * scale[0]).astype(dq.dtype)
+        dq[0, rows] = unit_gradient(heads, x, dqueries * scale[0], factor).astype(dq.dtype)
 
     _for_each_tile(W, C, tile)
     in_last_block = (step < chunks).astype(dkeys.dtype)
