@@ -71,7 +71,12 @@ def check(file: str, attention_form: str = "auto") -> bool:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("files", nargs="+", metavar="FILE")
-    parser.add_argument("--attention_form", choices=FORMS, default="auto", help="of meliad's files")
+    parser.add_argument(
+        "--attention_form",
+        choices=FORMS,
+        default="auto",
+        help="of meliad's and txl's files",
+    )
     jax.config.update("jax_default_matmul_precision", "highest")
     print(f"Tolerances: logits and caches {OUTPUTS:.0e}, gradients {GRADIENTS:.0e} relative;")
     print("of pretrained models relative to the largest entry, as their README.md says.")

@@ -102,13 +102,17 @@ def gradient_error(
     return np.max(errors)
 
 
-def errors(recording: Mapping[str, Any]) -> dict:
-    search = "exact" if "exact" in recording["file"] else "bucketed"
-    model = meliad_checkpoint.load_recording(recording, search)
+def set_attention_form(model: nnx.Module, recording: Mapping[str, Any]) -> None:
     for _, module in nnx.iter_graph(model):
         if isinstance(getattr(module, "sizes", None), Sizes):
             form = recording.get("attention_form", "auto")
             module.sizes = dataclasses.replace(module.sizes, attention_form=form)
+
+
+def errors(recording: Mapping[str, Any]) -> dict:
+    search = "exact" if "exact" in recording["file"] else "bucketed"
+    model = meliad_checkpoint.load_recording(recording, search)
+    set_attention_form(model, recording)
     logits, caches = replay(recording, model)
     found = {
         "logits": np.abs(logits - recording["logits"]).max(),

@@ -17,6 +17,7 @@ from brt.models.checkpoints import transformer_xl as txl_checkpoint
 from brt.models.checkpoints.transformer_xl import Source
 from brt.models.memory_tokens.model import RecurrentMemoryTransformer
 from brt.models.transformer_xl.model import TransformerXL
+from recordings.meliad import set_attention_form
 
 
 def rows_first(x_TB: np.ndarray) -> np.ndarray:
@@ -116,6 +117,7 @@ def gradient_error(
 
 def errors(recording: Mapping[str, Any]) -> dict:
     model = txl_checkpoint.load_recording(recording)
+    set_attention_form(model, recording)
     outputs, logits, losses, caches = replay(recording, model)
     found = {}
     for name, values in (("hidden", outputs), ("logits", logits), ("loss", losses)):

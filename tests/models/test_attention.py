@@ -13,7 +13,6 @@ from brt.models.block_recurrent import cell as recurrent_cell
 from brt.models.block_recurrent import external_memory
 from brt.models.fast import kernel_attention
 from brt.models.fast.attention import heads_first, product
-from brt.models.fast.relative_attention import attend_by_distance
 from brt.models.layers.attention import attend, plain_attention
 from brt.models.layers.positions_t5 import HIDDEN
 from brt.models.transformer_xl import layer as transformer_xl_layer
@@ -191,7 +190,7 @@ def plain_by_head(q_HQK, k_HJK, v_HJK):
 def test_every_model_has_the_losses_and_gradients_of_the_plain_form(name, monkeypatch):
     assert all(module.attend is attend for module in ATTEND)
     assert recurrent_cell.attend_by_head is kernel_attention.attend_by_head
-    assert transformer_xl_layer.attend_by_distance is attend_by_distance
+    assert transformer_xl_layer.attend_by_distance is kernel_attention.attend_by_distance
     with jax.enable_x64(True):
         model = random_model(name, dtype="float64", dropout=0.3, **EVERY_KIND.get(name, {}))
         graph, params = nnx.split(model)
@@ -218,7 +217,8 @@ def test_every_model_has_the_losses_and_gradients_of_the_plain_form(name, monkey
         for module in ATTEND:
             monkeypatch.setattr(module, "attend", plain_attention)
         monkeypatch.setattr(kernel_attention.attention, "attend_by_head", plain_by_head)
-        monkeypatch.setattr(transformer_xl_layer, "attend_by_distance", plain_attend_by_distance)
+        module = kernel_attention.relative_attention
+        monkeypatch.setattr(module, "attend_by_distance", plain_attend_by_distance)
         expected = values()
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         scale = max(1.0, np.abs(b).max())

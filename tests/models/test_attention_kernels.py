@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from paths import ROOT
 
-from brt.models.fast import states_kernel, window_kernel
+from brt.models.fast import relative_kernel, states_kernel, window_kernel
 from brt.models.fast.cell_kernel import CellParameters, CellTokens, run_cell
 from brt.models.fast.kernel_parts import Heads, tile_size
 from brt.models.fast.states_kernel import block_attention, plain_block_attention
@@ -28,6 +28,11 @@ from brt.models.layers.dropout import tile_dropout
 from brt.models.layers.norms import plain_rms_normed, scaled_down_heads, unit_heads
 from brt.models.layers.positions_t5 import HIDDEN
 from brt.models.layers.precision import at_least_float32
+from brt.models.transformer_xl.relative_attention import (
+    Positions,
+    distances,
+    plain_attend_by_distance,
+)
 
 
 def normal(rng, *sizes, dtype=np.float32):
@@ -90,6 +95,42 @@ def of_cell(heads, states, window, batch, blocks, dtype=np.float32):
         "keep_bias": normal(rng, D),
         "keep": None,
     }
+
+
+DROPPED = 0.25
+
+
+def of_distances(heads, queries, keys, batch, future, dropout, dtype=np.float32):
+    """Random arguments of relative attention; `keep` has the visible keys and the kept weights.
+
+    future: whether queries see keys behind them, as memory tokens do.
+    """
+    rng = np.random.default_rng(0)
+    H, K, T, J = heads.num_heads, heads.head_size, queries, keys
+    C = len(distances(T, J, future))
+    visible = rng.random((batch, T, J)) < 0.7
+    query, key = np.mgrid[:T, :J]
+    if not future:
+        visible &= key <= J - T + query
+    visible |= key == J - T + query
+    kept = jnp.asarray(rng.random((batch, H, T, J)) >= DROPPED) if dropout else None
+    return {
+        "q": normal(rng, batch, T, H, K, dtype=dtype),
+        **{name: normal(rng, batch, J, H, K, dtype=dtype) for name in "kv"},
+        "content_bias": normal(rng, H, K),
+        "position_keys": normal(rng, C, H, K, dtype=dtype),
+        "position_bias": normal(rng, C, H, dtype=dtype),
+        "keep": (jnp.asarray(visible), kept),
+    }
+
+
+def relative(heads, q, k, v, u, keys, bias, keep):
+    positions = Positions(keys, bias)
+    return relative_kernel.attend_by_distance(heads, q, k, v, u, positions, *keep, DROPPED)
+
+
+def plain_relative(heads, q, k, v, u, keys, bias, keep):
+    return plain_attend_by_distance(q, k, v, u, Positions(keys, bias), *keep, DROPPED)
 
 
 def gate(states_BSD, products_BSD, biases):
@@ -164,6 +205,7 @@ def relative_errors(forms, heads, args, exact_args=None):
 WINDOW = plain_window_attention, window_attention
 BLOCKS = plain_block_attention, block_attention
 CELL = plain_cell, cell
+DISTANCES = plain_relative, relative
 CASES = {
     "a window": (WINDOW, Heads(2, 128), of_window, (128, 2, 1, 0.0)),
     "a window with dropout": (WINDOW, Heads(2, 128), of_window, (128, 3, 2, 0.2)),
@@ -179,12 +221,30 @@ CASES = {
     "a cell": (CELL, Heads(2, 128), of_cell, (256, 128, 2, 2)),
     "a cell, two heads in the lanes": (CELL, Heads(4, 64), of_cell, (20, 32, 1, 3)),
     "a cell without unit lengths": (CELL, Heads(4, 64, False), of_cell, (128, 256, 1, 2)),
+    "distances": (DISTANCES, Heads(4, 64, False), of_distances, (40, 77, 3, False, True)),
+    "distances of keys behind": (
+        *(DISTANCES, Heads(2, 128, False), of_distances),
+        (168, 200, 1, True, False),
+    ),
+    "distances, several tiles": (
+        *(DISTANCES, Heads(1, 128, False), of_distances),
+        (150, 300, 2, False, True),
+    ),
+    "distances without a memory": (
+        *(DISTANCES, Heads(4, 32, False), of_distances),
+        (64, 64, 1, False, False),
+    ),
+    "distances of wide heads": (
+        *(DISTANCES, Heads(1, 256, False), of_distances),
+        (128, 256, 2, True, True),
+    ),
 }
 
 
 COVERED = {
     *("a window", "a window with dropout", "a window of wide heads"),
     *("states", "states without unit lengths", "a cell", "a cell without unit lengths"),
+    *("distances without a memory", "distances of wide heads"),
 }
 """Cases of features that others combine: checked with the slow tests."""
 
@@ -201,12 +261,16 @@ def test_outputs_and_all_gradients_equal_the_plain_form(name, capfd):
 
 
 @pytest.mark.parametrize(
-    "name", ["a window, two heads in the lanes", "states with dropout", "a cell"]
+    "name", ["a window, two heads in the lanes", "states with dropout", "a cell", "distances"]
 )
 def test_bfloat16_differs_by_no_more_than_its_rounding(name):
     forms, heads, make, sizes = CASES[name]
     args = make(heads, *sizes, dtype=jnp.bfloat16)
-    exact = {part: None if x is None else x.astype(jnp.float32) for part, x in args.items()}
+
+    def exactly(x):
+        return x.astype(jnp.float32) if x.dtype == jnp.bfloat16 else x
+
+    exact = {part: jax.tree.map(exactly, x) for part, x in args.items()}
     errors = relative_errors(forms, heads, args, exact)
     assert max(errors.values()) < 0.03, errors
 
@@ -237,6 +301,8 @@ def test_a_kernel_drops_the_share_of_the_weights_that_is_the_rate():
         (states_kernel.misfit(Heads(3, 64), 128, 128), "num_heads = 3"),
         (states_kernel.misfit(Heads(2, 64), 128, 200), "200 keys"),
         (states_kernel.misfit(Heads(2, 64), 2048, 128), "2048 queries"),
+        (relative_kernel.misfit(Heads(10, 41), 300), "head_size = 41"),
+        (relative_kernel.misfit(Heads(16, 64), 1025), "1025 keys"),
     ],
 )
 def test_a_shape_that_does_not_fit_is_named(reason, part):
@@ -250,9 +316,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from brt.benchmarks import topologies
 from brt.models.fast.cell_kernel import CellParameters, CellTokens, misfit, run_cell
 from brt.models.fast.kernel_parts import Heads, tile_size
+from brt.models.fast.relative_kernel import attend_by_distance
 from brt.models.fast.states_kernel import block_attention
 from brt.models.fast.window_kernel import window_attention
 from brt.models.layers.dropout import TileDropout
+from brt.models.transformer_xl.relative_attention import Positions, distances
 
 device = topologies.devices_of(topologies.find(sys.argv[1]))[0]
 one = NamedSharding(Mesh(np.array([device]), ("device",)), PartitionSpec())
@@ -305,6 +373,27 @@ for (S, W, H, K), activations in itertools.product(
         return backward(y)
 
     jax.jit(step).lower(parameters, of(1, S, D, dtype=jnp.float32), tokens).compile()
+
+for (T, J, H, K, future), activations, dropout in [
+    ((384, 768, 16, 64, False), jnp.bfloat16, True),
+    ((384, 768, 16, 64, False), jnp.float32, True),
+    ((168, 168, 8, 64, True), jnp.bfloat16, True),
+    ((1024, 1024, 2, 128, False), jnp.float32, True),
+    ((512, 1024, 2, 64, True), jnp.float32, True),
+]:
+    B, C = 2, len(distances(T, J, future))
+    positions = Positions(of(C, H, K), of(C, H))
+    masks = of(B, T, J, dtype=bool), of(B, H, T, J, dtype=bool) if dropout else None
+    q, k, u = of(B, T, H, K), of(B, J, H, K), of(H, K, dtype=jnp.float32)
+
+    def step(dy, masks, *given):
+        def attend(*given):
+            return attend_by_distance(Heads(H, K, False), *given, *masks, 0.2)
+
+        y, backward = jax.vjp(attend, *given)
+        return y, backward(dy)
+
+    jax.jit(step).lower(q, masks, q, k, k, u, positions).compile()
 """
 
 

@@ -71,6 +71,7 @@ def assert_close(computed, expected):
         ("rec_kernel", {}),
         pytest.param("feedback_kernel", {}, marks=pytest.mark.slow),  # on a mesh below
         pytest.param("rec_kernel", dict(qk_norm=False), marks=pytest.mark.slow),
+        ("txl_kernel", dict(attention_dropout=0.2)),
     ],
 )
 def test_outputs_caches_and_gradients_equal_the_plain_form(name, settings):
@@ -83,6 +84,8 @@ def test_outputs_caches_and_gradients_equal_the_plain_form(name, settings):
         ("feedback_kernel", 4),
         pytest.param("rec_kernel", 4, marks=pytest.mark.slow),
         pytest.param("rec_kernel", 3, marks=pytest.mark.slow),
+        pytest.param("txl_kernel", 4, marks=pytest.mark.slow),
+        pytest.param("txl_kernel", 3, marks=pytest.mark.slow),
     ],
 )
 def test_a_mesh_changes_no_output_and_no_gradient(name, rows):
@@ -114,6 +117,22 @@ def test_a_kernel_that_is_insisted_on_and_does_not_fit_is_refused():
         kernel_attention.has_window_kernel(sizes, 200)
     with pytest.raises(ValueError, match="attention_sinks"):
         kernel_attention.has_window_kernel(sizes, 512, jnp.zeros(8))
+    with pytest.raises(ValueError, match=r"TransformerXL\.attention_form.*2000 keys"):
+        kernel_attention.has_relative_kernel(sizes, 512, 2000)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "part"),
+    [
+        ("txl_kernel", dict(encoding="absolute"), "encoding"),
+        ("rmt_kernel", dict(published_artefacts=True), "published_artefacts"),
+    ],
+)
+def test_relative_attention_without_its_distances_is_refused(name, settings, part):
+    model = random_model(name, **settings)
+    x_BTD, caches = model.embed(np.zeros((2, W), np.int32)), model.init_caches(2)
+    with pytest.raises(ValueError, match=part):
+        jax.eval_shape(lambda: model.stack(x_BTD, caches, None)[0])
 
 
 @pytest.fixture

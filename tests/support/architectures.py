@@ -279,9 +279,13 @@ ARCHITECTURES: dict[str, Architecture] = {
     "txl_shaw": transformer_xl(
         dict(attn_type=1), memory_length=3, encoding="shaw", position_rows=7
     ),
+    "txl_kernel": transformer_xl(
+        dict(clamp_len=4), memory_length=5, clamp_length=4, attention_form="kernel"
+    ),
     "rmt": around_transformer_xl(num_memory=3, memory_length=0),
     "rmt_txl": around_transformer_xl(num_memory=2, memory_length=5),
     "memtr_txl": around_transformer_xl(num_memory=2, memory_length=5, memory_at_end=False),
+    "rmt_kernel": around_transformer_xl(num_memory=2, memory_length=5, attention_form="kernel"),
     "armt": associative_tokens(num_memory=3, key_size=5),
     "rmt_slide": around_blocks(num_memory=2),
     "rmt_rec": around_blocks(2, True, recurrent_layers=(1,), gate="fixed", arrangement="skip"),
@@ -315,6 +319,7 @@ VARIANTS = (
     *("txl_same_length", "compressive_mean", "qrnn"),
     *("rec_without_ids", "rec_without_qk_norm", "memorizing_without_qk_norm"),
     *("llama_pooled", "gpt2", "gpt2_pooled", "llama_slide", "rec_kernel", "feedback_kernel"),
+    *("txl_kernel", "rmt_kernel"),
 )
 """Architectures whose caches and parameters all occur in others: their logits are compared with
 their references in every run of the tests, the laws are checked on them with the slow tests."""

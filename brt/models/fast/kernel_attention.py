@@ -14,7 +14,14 @@ from jax.typing import DTypeLike
 from brt.models.axis_rules import in_one_data_shard
 from brt.models.block_recurrent.memory import BlockPairs, BlockStates, LayerTokens
 from brt.models.caches import WindowCache
-from brt.models.fast import attention, cell_kernel, states_kernel, window_kernel
+from brt.models.fast import (
+    attention,
+    cell_kernel,
+    relative_attention,
+    relative_kernel,
+    states_kernel,
+    window_kernel,
+)
 from brt.models.fast import cudnn_attention as cudnn
 from brt.models.fast.kernel_parts import Heads, tile_size, upcast
 from brt.models.fast.loop_weights import arrays_uncast
@@ -22,9 +29,11 @@ from brt.models.layers.attention import attend
 from brt.models.layers.dropout import TileDropout
 from brt.models.layers.norms import scaled_down_heads, unit_heads
 from brt.models.layers.sizes import Sizes
+from brt.models.transformer_xl.relative_attention import Positions
 from brt.progress import say
 
 BINDING = "BlockRecurrentTransformer.attention_form"
+RELATIVE_BINDING = "TransformerXL.attention_form"
 
 
 def _mesh():
@@ -75,10 +84,17 @@ def has_cell_kernel(sizes: Sizes, states: int, window: int, dtype: DTypeLike) ->
     return _has_kernel(sizes, f"a cell of {states} states and blocks of {window} tokens", misfit)
 
 
-def _has_kernel(sizes, what, misfit):
+def has_relative_kernel(sizes: Sizes, queries: int, keys: int, misfit: str | None = None) -> bool:
+    """Returns whether relative attention is a kernel; misfit: why it cannot be one, or None."""
+    misfit = misfit or relative_kernel.misfit(heads_of(sizes), keys)
+    what = f"{queries} queries and {keys} keys by distance"
+    return _has_kernel(sizes, what, misfit, RELATIVE_BINDING)
+
+
+def _has_kernel(sizes, what, misfit, binding=BINDING):
     form = sizes.attention_form
     if form == "kernel" and misfit:
-        raise ValueError(f'{BINDING} = "kernel", for {what}: {misfit}. Use "auto" or "plain".')
+        raise ValueError(f'{binding} = "kernel", for {what}: {misfit}. Use "auto" or "plain".')
     if form in ("plain", "cudnn") or not (form == "kernel" or on_tpu()):
         return False
     reason = f"plain form, because {misfit}" if misfit else "Pallas kernel"
@@ -199,6 +215,30 @@ def attend_by_head(
     one = heads._replace(num_heads=1, qk_norm=False, mesh_axes=axes)
     unscaled = jnp.full(1, 1 / one.factor, upcast(q_BHQK.dtype))
     return states_kernel.block_attention(one, q_BHQK, k_BHXK, v_BHXK, unscaled)
+
+
+def attend_by_distance(
+    sizes: Sizes,
+    q_BTHK: jax.Array,
+    k_BJHK: jax.Array,
+    v_BJHK: jax.Array,
+    content_bias_HK: jax.Array | None,
+    positions: Positions | None,
+    visible_BTJ: jax.Array,
+    kept_BHTJ: jax.Array | None = None,
+    rate: float = 0.0,
+    misfit: str | None = None,
+) -> jax.Array:
+    """Returns relative attention, (B, T, H, K), by a kernel or in plain form.
+
+    Arguments as of `plain_attend_by_distance`; misfit: as of `has_relative_kernel`.
+    """
+    arrays: Any = (q_BTHK, k_BJHK, v_BJHK, content_bias_HK, positions, visible_BTJ, kept_BHTJ, rate)
+    if positions is None:
+        misfit = "the encoding has no scores by distance"
+    if has_relative_kernel(sizes, q_BTHK.shape[1], k_BJHK.shape[1], misfit):
+        return relative_kernel.attend_by_distance(heads_of(sizes, len(q_BTHK)), *arrays)
+    return relative_attention.attend_by_distance(*arrays)
 
 
 def run_cell(

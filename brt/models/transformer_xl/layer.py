@@ -12,7 +12,7 @@ from flax import nnx
 from jax.nn.initializers import zeros
 
 from brt.models.axis_rules import constrain
-from brt.models.fast.relative_attention import attend_by_distance
+from brt.models.fast.kernel_attention import attend_by_distance
 from brt.models.layers.dropout import independent_dropout
 from brt.models.layers.feed_forward import FeedForward
 from brt.models.layers.initializers import normal, parameter
@@ -50,12 +50,13 @@ class Distances(NamedTuple):
     """The distances between queries and keys, the same in all layers.
 
     distance_C: (C,) int. sinusoid_CD: their encodings, for "relative". biases: u and v of all
-    layers, (H, K) each; None where a layer has its own.
+    layers, (H, K) each; None where a layer has its own. misfit: why no kernel computes them.
     """
 
     distance_C: jax.Array
     sinusoid_CD: jax.Array | None = None
     biases: tuple[jax.Array, jax.Array] | None = None
+    misfit: str | None = None
 
 
 class LayerAttention(NamedTuple):
@@ -91,6 +92,7 @@ class TransformerXLLayer(nnx.Module):
     ):
         D, H, K, A = sizes.width, sizes.num_heads, sizes.head_size, sizes.attention_size
         R = position_rows
+        self.sizes = sizes
         self.num_heads = H
         self.head_size = K
         self.encoding = encoding
@@ -178,9 +180,8 @@ class TransformerXLLayer(nnx.Module):
                 shape = B, H, T, k_BJHK.shape[1]
                 kept_BHTJ = jax.random.bernoulli(weights_key, 1.0 - rate, shape)
             u_HK, _ = self._biases(distances)
-            y_BTHK = attend_by_distance(
-                q_BTHK, k_BJHK, v_BJHK, u_HK, positions, visible_BTJ, kept_BHTJ, rate
-            )
+            arrays = q_BTHK, k_BJHK, v_BJHK, u_HK, positions, visible_BTJ, kept_BHTJ
+            y_BTHK = attend_by_distance(self.sizes, *arrays, rate, distances.misfit)
         return self._finish(x_BTD, y_BTHK, *other_keys)
 
     def show(

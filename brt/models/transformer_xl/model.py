@@ -46,6 +46,7 @@ from brt.models.transformer_xl.layer import (
 from brt.models.transformer_xl.relative_attention import distances
 
 REMATS = ("none", "layer")
+ATTENTION_FORMS = ("auto", "plain", "kernel")
 
 
 @configurable(denylist=["rngs", "special_tokens", "published_artefacts"])
@@ -74,6 +75,8 @@ class TransformerXL(Body, ShowsAttention):
         activation_dtype: "float32" or "bfloat16"; parameters stay float32.
         remat: "none", or "layer" to recompute each layer in the backward pass.
         memory: builds the memory of a layer's inputs, a `HiddenMemory`.
+        attention_form: "plain"; "kernel", a Pallas kernel, for encodings "relative" and "shaw";
+            "auto", the kernel on TPUs where sizes fit.
         special_tokens: further entries of the vocabulary, which no text contains.
         published_artefacts: reproduces artefacts of the released code.
 
@@ -110,11 +113,12 @@ class TransformerXL(Body, ShowsAttention):
         activation_dtype: Annotated[str, OneOf(DTYPES)] = "float32",
         remat: Annotated[str, OneOf(REMATS)] = "none",
         memory: Callable[..., HiddenMemory] = HiddenMemory,
+        attention_form: Annotated[str, OneOf(ATTENTION_FORMS)] = "auto",
         special_tokens: int = 0,
         published_artefacts: bool = False,
     ):
         self._check(width, encoding, position_rows, same_length, memory_length)
-        sizes = Sizes(width, num_heads, head_size, feed_forward_size)
+        sizes = Sizes(width, num_heads, head_size, feed_forward_size, False, attention_form)
         self.sizes, self.width, self.vocabulary_size = sizes, width, vocabulary_size
         self.memory_length, self.encoding = memory_length, encoding
         self.same_length, self.clamp_length = same_length, clamp_length
@@ -251,10 +255,11 @@ class TransformerXL(Body, ShowsAttention):
             if self.encoding == "absolute":
                 x_BTD = x_BTD + self._sinusoid(backwards_T)
             x_BTD = self.drops(x_BTD, first_key)
-            distance_C = distances(
-                T, contents[0].shape[1] + T, future and not self.published_artefacts
-            )
+            wrapped = future and self.published_artefacts
+            distance_C = distances(T, contents[0].shape[1] + T, future and not wrapped)
             shared = self.distances(distance_C, distance_key)
+            if wrapped:
+                shared = shared._replace(misfit="published_artefacts take wrong distances")
 
         def run(layer, x_BTD, memory_BMD, visible_BTJ, layer_key):
             return layer(x_BTD, memory_BMD, visible_BTJ, shared, layer_key)
