@@ -90,15 +90,18 @@ def test_bits(run: Run) -> float | None:
     return bits(run, split=TEST)
 
 
-def fresh_bits(run: Run) -> float | None:
-    """Returns the mean bits per byte of the batches of the last fifth of training.
+def fresh_bits(run: Run, end: float = 1.0) -> float | None:
+    """Returns the mean bits per byte of the batches of a fifth of training, the last one.
 
     A batch is scored before its update and no text is read twice, so the text is unseen, and the
     states are those of training. Bytes per token are those of the validation split.
+
+    end: share of the steps at which the fifth ends.
     """
-    end = run.settings.get("Trainer.steps", 0)
+    last = end * run.settings.get("Trainer.steps", 0)
+    first = last - FRESH * run.settings.get("Trainer.steps", 0)
     steps, values = run.series("train/bits_per_token")
-    late = [value for step, value in zip(steps, values) if step > (1 - FRESH) * end]
+    late = [value for step, value in zip(steps, values) if first < step <= last]
     found = run.evaluations.get(SPLIT, {})
     if not late:
         return None

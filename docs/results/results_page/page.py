@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from results_page.claims import claims_tables
 from results_page.excerpts import excerpts_table, kinds_table
+from results_page.files_tables import files_plots, files_tables
 from results_page.front import front_table
 from results_page.gain_tables import gain_table, runs_table
 from results_page.gains import Gain, gains
@@ -59,6 +60,7 @@ def results(folder: Path) -> Results:
         front, overview               the first table; all comparisons of several seeds
         test, kinds, memory           test splits; improvement by kind of byte; ablations
         system_claims and so on       verdicts on pairs of systems
+        files_rates and so on         the experiment on files as documents, and its rules
         NAME, NAME_runs               improvements over the baseline; all runs
         NAME_systems, NAME_tasks      all systems; accuracies of tasks
         NAME_recall                   recall of pairs by each memory, and its carried bytes
@@ -82,8 +84,8 @@ def results(folder: Path) -> Results:
         times = read_step_times(folder.parent / STEP_TIMES)
         tables += [overview_table(everything), test_table("test", groups),
                    kinds_table("kinds", every), memory_table("memory", every),
-                   *claims_tables(groups)]  # fmt: skip
-        plots.append(overview_plot(everything))
+                   *claims_tables(groups), *files_tables(groups, times)]  # fmt: skip
+        plots += [overview_plot(everything), *files_plots(groups, times)]
         for name, own in groups.items():
             found, longer = _gains(own, everything), groups.get(f"{name}{TIME}", [])
             tables += [

@@ -91,10 +91,11 @@ def _accuracy(run: Run) -> float:
 def memory(settings: dict[str, Any]) -> str:
     """Returns what a model carries from segment to segment, and its rate if it is another one."""
     rate = str(settings.get("cosine.maximum", RATE))
-    return _memory(settings) + (f", rate {rate}" if rate != RATE else "")
+    return memory_name(settings) + (f", rate {rate}" if rate != RATE else "")
 
 
-def _memory(settings):
+def memory_name(settings: dict[str, Any]) -> str:
+    """Returns what a model carries from segment to segment."""
     model = model_name(settings)
     if model in MODELS:
         return MODELS[model]

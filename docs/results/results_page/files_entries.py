@@ -1,0 +1,86 @@
+"""Runs of the experiment "files as documents" (plan.md), by memory and window."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from results_page.gain_tables import NOTHING
+from results_page.gains import known
+from results_page.recall_table import WINDOW, memory_name
+from results_page.significance import holm, p_value
+from results_page.systems import StepTimes
+
+from brt.reporting.collect import Group
+from brt.reporting.model_settings import model_setting
+from brt.reporting.runs import Run
+
+RATES, WINDOWS, TIME = "files_rates", "files_windows", "files_time"
+"""Ladders of its three parts."""
+BYTES = 4
+"""Of a float32."""
+NAMES = "bits per token of words"
+"""Label of the curves of `--study=compare` by the distance of a word's last occurrence."""
+
+
+class Entry(NamedTuple):
+    """Runs of one memory (or `WINDOW`) and window length."""
+
+    memory: str
+    window: int
+    group: Group
+
+
+def entries_of(groups: Sequence[Group]) -> list[Entry]:
+    """Returns the evaluated groups by window, the plain stacks first."""
+    found = []
+    for group in groups:
+        settings = group.runs[0].settings
+        if known(group):
+            found.append(Entry(memory_name(settings), model_setting(settings, "window"), group))
+    return sorted(found, key=lambda entry: (entry.window, entry.memory != WINDOW, entry.memory))
+
+
+def plain_stacks(entries: Sequence[Entry]) -> dict[int, Group]:
+    return {entry.window: entry.group for entry in entries if entry.memory == WINDOW}
+
+
+def memories_at(entries: Sequence[Entry], window: int) -> list[Entry]:
+    return [entry for entry in entries if entry.window == window and entry.memory != WINDOW]
+
+
+def corrected_p(gained: Sequence[Sequence[float]]) -> dict[int, float]:
+    """Returns Holm's p of each comparison of at least three seeds, by its index."""
+    tested = [number for number, values in enumerate(gained) if len(values) > 2]
+    return dict(zip(tested, holm([p_value(gained[number]) for number in tested])))
+
+
+def step_time(entry: Entry, times: StepTimes) -> float | None:
+    measured, _ = times.by_system.get((WINDOWS, entry.memory, str(entry.window)), (NOTHING, None))
+    return None if measured.text == NOTHING.text else float(measured.text)
+
+
+def carried_bytes(entry: Entry) -> int:
+    settings = entry.group.runs[0].settings
+    layers, heads, size = (model_setting(settings, name)
+                           for name in ("num_layers", "num_heads", "head_size"))  # fmt: skip
+    numbers = 2 * layers * entry.window * heads * size
+    if "GatedDeltaMemory" in str(model_setting(settings, "memories", ())):
+        numbers += heads * size**2
+    elif model_setting(settings, "recurrent_layers", ()):
+        numbers += settings["RecurrentCell.num_states"] * model_setting(settings, "width")
+    return BYTES * numbers
+
+
+def names_loss(run: Run) -> dict[float, float]:
+    """Returns a run's loss on words by the distance of their last occurrence; empty if unknown."""
+    for study in run.studies.values():
+        for series in study.get("series", ()):
+            if series["y_label"] == NAMES and series["name"] == "run":
+                return dict(zip(series["x"], series["y"]))
+    return {}
+
+
+def mean_names_loss(group: Group) -> dict[float, float]:
+    curves = [curve for run in group.runs if (curve := names_loss(run))]
+    shared = sorted(set.intersection(*map(set, curves))) if curves else []
+    return {at: float(np.mean([curve[at] for curve in curves])) for at in shared}

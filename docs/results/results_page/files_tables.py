@@ -1,0 +1,129 @@
+"""Tables and figures of the experiment "files as documents" (plan.md)."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from results_page.files_entries import (
+    RATES,
+    TIME,
+    WINDOWS,
+    Entry,
+    carried_bytes,
+    corrected_p,
+    entries_of,
+    mean_names_loss,
+    plain_stacks,
+    step_time,
+)
+from results_page.files_rules import rules_table
+from results_page.gain_tables import INTERVAL, NOTHING, shown
+from results_page.gains import SPLIT, TEST, fresh_bits, known, paired
+from results_page.recall_table import WINDOW
+from results_page.systems import StepTimes
+
+from brt.reporting.collect import Group
+from brt.reporting.drawing.plots import Line, Plot
+from brt.reporting.drawing.table import Cell, Table, plain_table
+
+
+def files_tables(ladders: Mapping[str, Sequence[Group]], times: StepTimes) -> list[Table]:
+    """Returns `files_rates`, `files_windows` and `files_rules`, as far as the runs are there."""
+    entries = entries_of(ladders.get(WINDOWS, ()))
+    rates = entries_of(ladders.get(RATES, ()))
+    longer = next(iter(ladders.get(TIME, ())), None)
+    tables = []
+    if rates:
+        tables.append(_rates_table(rates))
+    if entries:
+        tables += [
+            _windows_table(entries, longer, times),
+            rules_table(rates, entries, longer, times),
+        ]
+    return tables
+
+
+def files_plots(ladders: Mapping[str, Sequence[Group]], times: StepTimes) -> list[Plot]:
+    """Returns bits against step time, and losses of names by the distance of the last one."""
+    entries = entries_of(ladders.get(WINDOWS, ()))
+    by_memory: dict[str, list[tuple[float, float]]] = {}
+    for entry in entries:
+        if (time := step_time(entry, times)) is not None:
+            bits = float(np.mean(known(entry.group)))
+            by_memory.setdefault(entry.memory, []).append((time, bits))
+    names = [
+        Line(f"{entry.memory}, W = {entry.window}", list(curve), [*curve.values()], "points")
+        for entry in entries
+        if (curve := mean_names_loss(entry.group))
+    ]
+    time_lines = [
+        Line(memory, *map(list, zip(*sorted(points))), "points")
+        for memory, points in by_memory.items()
+    ]
+    plots = [
+        Plot(
+            "files_time",
+            "Bits per byte against step time",
+            f"Mean of the seeds on {SPLIT}, for windows of 8, 32 and 128 bytes from left to right. "
+            "Step time: one core, relative to Slide with W = 8.",
+            "step time",
+            "bits per byte",
+            time_lines,
+        ),
+        Plot(
+            "files_names",
+            "Loss on words, by the distance of their last occurrence",
+            f"Bits per byte of words that occurred before in the document, on {SPLIT}, by the "
+            "least number of bytes since then. Mean of the seeds.",
+            "bytes since the word's last occurrence, at least",
+            "bits per byte of words",
+            names,
+            log_x=True,
+        ),
+    ]
+    return [plot for plot in plots if plot.lines]
+
+
+def _rates_table(entries: Sequence[Entry]) -> Table:
+    rows = []
+    for entry in entries:
+        settings = entry.group.runs[0].settings
+        optimizer, rate = _optimizer(settings), settings["cosine.maximum"]
+        rows.append((entry.memory != WINDOW, entry.memory, optimizer, rate,
+                     shown(known(entry.group))))  # fmt: skip
+    rows.sort(key=lambda row: row[:-1])
+    titles = "memory", "optimizer", "rate", "bits per byte"
+    caption = f"Bits per byte on {SPLIT} after 600 steps of 2,048 bytes, W = 8, one seed."
+    return plain_table(RATES, "Rates", caption, titles, [row[1:] for row in rows])
+
+
+def _optimizer(settings):
+    return str(settings["Trainer.optimizer"]).strip("@()")
+
+
+def _windows_table(entries: Sequence[Entry], longer: Group | None, times: StepTimes) -> Table:
+    plain = plain_stacks(entries)
+    gained = [paired(e.group, plain[e.window]) if e.memory != WINDOW else () for e in entries]
+    corrected = corrected_p(gained)
+    rows = []
+    for number, entry in enumerate(entries):
+        slide = plain[entry.window]
+        fresh = paired(entry.group, slide, fresh_bits) if entry.memory != WINDOW else ()
+        p = Cell(f"{corrected[number]:.3f}") if number in corrected else NOTHING
+        time = step_time(entry, times)
+        rows.append([entry.memory, entry.window, len(known(entry.group)), shown(known(entry.group)),
+                     shown(gained[number]), p, shown(fresh), shown(known(entry.group, split=TEST)),
+                     NOTHING if time is None else Cell(f"{time:.2f}"),
+                     f"{carried_bytes(entry):,}"])  # fmt: skip
+    if longer:
+        kept, test = known(longer), known(longer, split=TEST)
+        rows.append([f"{WINDOW}, longer", min(plain), len(kept), shown(kept), *[NOTHING] * 3,
+                     shown(test), *[NOTHING] * 2])  # fmt: skip
+    titles = ("memory", "W", "seeds", "bits per byte", "improvement", "p, Holm", "on fresh text",
+              "test split", "step time", "bytes carried")  # fmt: skip
+    caption = (
+        f"Bits per byte on {SPLIT}, documents read from their start. Improvement: over the plain "
+        f"stack with the same W, seed by seed. {INTERVAL} p: two-sided paired t-test, corrected "
+        "by Holm's method for all improvements. Step time: one core, relative to the first row. "
+        "Longer: for 1.2 times the tokens."
+    )
+    return plain_table(WINDOWS, "Windows and memories", caption, titles, rows)
