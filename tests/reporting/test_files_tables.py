@@ -102,7 +102,7 @@ def test_rules_stand_and_fail_by_the_numbers(tmp_path):
     assert f.count("yes") == 2
     assert e.count(LABELS["delta"]) == 2 and "not decided" not in e
     assert f"{LABELS['delta']}, W = 8 and {LABELS['delta']}, W = 32;" in g
-    row = next(r for r in tables["files_windows"].rows
+    row = next(r for r in tables["files_by_window"].rows
                if (r[0].text, r[1].text) == (LABELS["delta"], "8"))  # fmt: skip
     assert row[4].values == pytest.approx((0.202, 0.2, 0.198))
     assert row[6].values == pytest.approx((0.2, 0.2, 0.2))

@@ -27,7 +27,7 @@ from brt.reporting.drawing.table import Cell, Table, plain_table
 
 
 def files_tables(ladders: Mapping[str, Sequence[Group]], times: StepTimes) -> list[Table]:
-    """Returns `files_rates`, `files_windows` and `files_rules`, as far as the runs are there."""
+    """Returns `files_by_rate`, `files_by_window`, `files_rules`, as far as the runs are there."""
     entries = entries_of(ladders.get(WINDOWS, ()))
     rates = entries_of(ladders.get(RATES, ()))
     longer = next(iter(ladders.get(TIME, ())), None)
@@ -93,7 +93,7 @@ def _rates_table(entries: Sequence[Entry]) -> Table:
     rows.sort(key=lambda row: row[:-1])
     titles = "memory", "optimizer", "rate", "bits per byte"
     caption = f"Bits per byte on {SPLIT} after 600 steps of 2,048 bytes, W = 8, one seed."
-    return plain_table(RATES, "Rates", caption, titles, [row[1:] for row in rows])
+    return plain_table("files_by_rate", "Rates", caption, titles, [row[1:] for row in rows])
 
 
 def _optimizer(settings):
@@ -126,4 +126,4 @@ def _windows_table(entries: Sequence[Entry], longer: Group | None, times: StepTi
         "by Holm's method for all improvements. Step time: one core, relative to the first row. "
         "Longer: for 1.2 times the tokens."
     )
-    return plain_table(WINDOWS, "Windows and memories", caption, titles, rows)
+    return plain_table("files_by_window", "Windows and memories", caption, titles, rows)

@@ -60,7 +60,7 @@ def results(folder: Path) -> Results:
         front, overview               the first table; all comparisons of several seeds
         test, kinds, memory           test splits; improvement by kind of byte; ablations
         system_claims and so on       verdicts on pairs of systems
-        files_rates and so on         the experiment on files as documents, and its rules
+        files_by_rate and so on       the experiment on files as documents, and its rules
         NAME, NAME_runs               improvements over the baseline; all runs
         NAME_systems, NAME_tasks      all systems; accuracies of tasks
         NAME_recall                   recall of pairs by each memory, and its carried bytes
