@@ -151,17 +151,17 @@ class RecurrentCell(LayerMemory):
         heads = self.sizes.num_heads, self.sizes.head_size
 
         def stacked(*matrices):
-            stacked_DXA = jnp.stack([matrix[...] for matrix in matrices], axis=1)
-            return cast_before(stacked_DXA.reshape(*stacked_DXA.shape[:2], *heads), dtype)
+            stacked_XDA = jnp.stack([matrix[...] for matrix in matrices])
+            return cast_before(stacked_XDA.reshape(*stacked_XDA.shape[:2], *heads), dtype)
 
         matrices = [self.keys_DA, self.values_DA, self.queries_DA]
         weights: CellWeights = {"norm_scale_D": self.norm.scale_D[...]}
         if self.order == "sequential":
-            weights["cross_queries_DXHK"] = stacked(self.cross_queries_DA)
+            weights["cross_queries_XDHK"] = stacked(self.cross_queries_DA)
             weights["cross_norm_scale_D"] = self.cross_norm.scale_D[...]
         else:
             matrices.append(self.cross_queries_DA)
-        weights["heads_DXHK"] = stacked(*matrices)
+        weights["heads_XDHK"] = stacked(*matrices)
         if hasattr(self, "state_ids_SD"):
             weights["ids_SD"] = cast_before(self.state_ids_SD[...], dtype)
         if self.sizes.qk_norm:
@@ -184,7 +184,7 @@ class RecurrentCell(LayerMemory):
         self, states_BSD: jax.Array, dtype: DTypeLike, weights: CellWeights
     ) -> KeysValues:
         """Returns keys and values of states, each (B, H, S, K) of `dtype`."""
-        matrices = in_loop(weights["heads_DXHK"])[:, :2]
+        matrices = in_loop(weights["heads_XDHK"])[:2]
         k_BHSK, v_BHSK = _heads(states_BSD, weights["norm_scale_D"], weights, matrices, dtype)
         return self._keys(k_BHSK), v_BHSK
 
@@ -215,12 +215,12 @@ class RecurrentCell(LayerMemory):
             The next states, (B, S, D); the states' keys and values, and the mean of keep.
         """
         dtype, norm_scale_D = tokens[0].dtype, weights["norm_scale_D"]
-        heads = weights["heads_DXHK"]
+        heads = weights["heads_XDHK"]
         if state_keys_values is None:
             k_BHSK, v_BHSK, *queries = _heads(states_BSD, norm_scale_D, weights, heads, dtype)
             state_keys_values = self._keys(k_BHSK), v_BHSK
         else:
-            queries = _heads(states_BSD, norm_scale_D, weights, in_loop(heads)[:, 2:], dtype)
+            queries = _heads(states_BSD, norm_scale_D, weights, in_loop(heads)[2:], dtype)
         kept = []
 
         def gated(gate, states_BSD, h, gate_weights):
@@ -233,7 +233,7 @@ class RecurrentCell(LayerMemory):
         to_states_BHSK = attend_by_head(self.sizes, q_BHSK, *state_keys_values)
         if self.order == "sequential":
             states_BSD = gated(self.self_gate, states_BSD, to_states_BHSK, weights["self_gate"])
-            scale_D, cross = weights["cross_norm_scale_D"], weights["cross_queries_DXHK"]
+            scale_D, cross = weights["cross_norm_scale_D"], weights["cross_queries_XDHK"]
             queries = _heads(states_BSD, scale_D, weights, cross, dtype)
         q_BHSK = self._queries(queries[-1], weights.get("cross_scale_H"))
         to_tokens_BHSK = attend_by_head(self.sizes, q_BHSK, *tokens)
@@ -329,10 +329,10 @@ class RecurrentCell(LayerMemory):
         return block / window
 
 
-def _heads(states_BSD, norm_scale_D, weights, matrices_DXHK, dtype):
+def _heads(states_BSD, norm_scale_D, weights, matrices_XDHK, dtype):
     """Returns the products of normalised states, with ids, with each matrix, (B, H, S, K)."""
     x_BSD = norms.rms_normed(states_BSD, in_loop(norm_scale_D)).astype(dtype)
     if "ids_SD" in weights:
         x_BSD = x_BSD + in_loop(weights["ids_SD"])
-    x_XBHSK = product("BSD,DXHK->XBHSK", x_BSD, matrices_DXHK)
+    x_XBHSK = product("BSD,XDHK->XBHSK", x_BSD, matrices_XDHK)
     return [x_BHSK[0] for x_BHSK in jnp.split(x_XBHSK, len(x_XBHSK))]

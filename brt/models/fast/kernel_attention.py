@@ -258,7 +258,7 @@ def run_cell(
     parameters = cell_kernel.CellParameters(
         weights["norm_scale_D"],
         weights.get("ids_SD"),
-        _joined_heads(jnp.moveaxis(weights["heads_DXHK"], 1, 0)),
+        _joined_heads(weights["heads_XDHK"]),
         weights.get("self_scale_H", ones),
         weights.get("cross_scale_H", ones),
         gate["matrix_XHKND"].reshape(2, sizes.attention_size, -1),
