@@ -12,7 +12,7 @@ from flax import nnx
 from jax import lax
 
 from brt.models.block_recurrent.layer import Layer, Prepared
-from brt.models.block_recurrent.memory import joined_states
+from brt.models.block_recurrent.memory import BlockStates, joined_states
 from brt.models.caches import WindowCache
 from brt.models.fast.attention import heads_first
 from brt.models.fast.data_shards import by_data_shard
@@ -44,11 +44,12 @@ def run_blocks(
         x_BTD: (B, T, D) activations of the segment, T a multiple of W.
         caches: one segment-form cache per layer.
         keys: of each layer's dropout; its masks are the same for all blocks.
-        remat: recompute each block in the backward pass.
+        remat: recompute each block, and each layer above the loop, in the backward pass.
         counts_B: (B,) int32, tokens that are not padding (one block); None: all.
 
     Returns:
-        (B, T, D), the caches after the segment, and each layer's metrics, averaged over blocks.
+        (B, T, D), the caches after the segment, and each layer's metrics, averaged over the blocks
+        of the loop.
 
     Source: Block-Recurrent, section 4.4 and appendix E.
     """
@@ -60,47 +61,59 @@ def run_blocks(
     for i, (layer, key) in enumerate(zip(layers, keys)):
         with jax.named_scope(f"layer{i}"):
             prepared.append(layer.prepare(x_BTD.dtype, key, W, S))
-    graph, params = nnx.split(nnx.List(layers), nnx.Param)
-    weights = {"params": nnx.to_pure_dict(params), "prepared": prepared}
-    unroll = UNROLLED if all(map(_has_kernel, layers)) else 1
+    lower = layers[: source + 1]
+    graph, params = nnx.split(nnx.List(lower), nnx.Param)
+    weights = {"params": nnx.to_pure_dict(params), "prepared": prepared[: source + 1]}
+    unroll = UNROLLED if all(map(_has_kernel, lower)) else 1
 
     def block(weights, carry, x_BWD):
         caches, counts_B = carry
         stack = nnx.merge(graph, arrays_in_loop(weights["params"]))
         caches = [_carried(*pair, back=True) for pair in zip(stack, caches)]
-        prepared = [
+        cast = [
             Prepared(in_loop(bias_HWJ), matrices, lax.stop_gradient(arrays_in_loop(masks)))
             for bias_HWJ, matrices, masks in weights["prepared"]
         ]
         with jax.named_scope(f"layer{source}"):
-            current = stack[source].current_states(caches[source], x_BWD.dtype, prepared[source])
+            current = stack[source].current_states(caches[source], x_BWD.dtype, cast[source])
         feedback = joined_states(current)
         after, metrics = [], []
         for i, (layer, cache) in enumerate(zip(stack, caches, strict=True)):
             with jax.named_scope(f"layer{i}"):
                 states = current if i == source else None
                 x_BWD, cache, reported = layer(
-                    x_BWD, cache, prepared[i], None, counts_B, feedback, states
+                    x_BWD, cache, cast[i], None, counts_B, feedback, states
                 )
             after.append(_carried(layer, cache))
             metrics.append(reported)
         # `scan` differentiates all that it returns, and a norm has no derivative at zero.
-        return (tuple(after), counts_B), (x_BWD, lax.stop_gradient(metrics))
+        states_BSA = [x_B1SHK.reshape(len(x_BWD), S, -1) for x_B1SHK in feedback]
+        return (tuple(after), counts_B), (x_BWD, states_BSA, lax.stop_gradient(metrics))
 
     def scan_blocks(weights, rows):
         x_BTD, caches, counts_B = rows
         B = x_BTD.shape[0]
         x_GBWD = jnp.moveaxis(x_BTD.reshape(B, T // W, W, D), 1, 0)
-        caches = tuple(map(_carried, layers, caches))
+        caches = tuple(map(_carried, lower, caches))
         inputs = block, weights, (caches, counts_B), x_GBWD
-        (caches, _), (x_GBWD, metrics) = scan(*inputs, remat, unroll)
-        caches = tuple(_carried(*pair, back=True) for pair in zip(layers, caches))
-        x_BTD = jnp.moveaxis(x_GBWD, 0, 1).reshape(B, T, D)
-        return (x_BTD, caches), jax.tree.map(jnp.mean, metrics)
+        (caches, _), (x_GBWD, states, metrics) = scan(*inputs, remat, unroll)
+        caches = tuple(_carried(*pair, back=True) for pair in zip(lower, caches))
+        x_BGWD, *states = (jnp.moveaxis(x, 0, 1) for x in (x_GBWD, *states))
+        return (x_BGWD.reshape(x_BTD.shape), states, caches), jax.tree.map(jnp.mean, metrics)
 
-    rows = x_BTD, tuple(caches), counts_B
-    (x_BTD, caches), metrics = by_data_shard(scan_blocks, weights, rows)
-    return x_BTD, caches, metrics
+    rows = x_BTD, tuple(caches[: source + 1]), counts_B
+    (x_BTD, states, after), metrics = by_data_shard(scan_blocks, weights, rows)
+
+    # No block waits for the layers above: each runs on the whole segment.
+    run = jax.checkpoint(Layer.__call__, static_argnums=0) if remat else Layer.__call__
+    H = layers[source].sizes.num_heads
+    states = BlockStates(*(x_BGSA.reshape(*x_BGSA.shape[:3], H, -1) for x_BGSA in states))
+    for i, layer in enumerate(layers[source + 1 :], source + 1):
+        with jax.named_scope(f"layer{i}"):
+            inputs = x_BTD, caches[i], prepared[i], None, counts_B, states
+            x_BTD, cache, reported = run(layer, *inputs)
+        after, metrics = (*after, cache), [*metrics, reported]
+    return x_BTD, after, metrics
 
 
 def _carried(layer, cache, back=False):
