@@ -9,6 +9,7 @@ import pytest
 from tiny_models import quick_jit
 
 from brt.models.fast.loop_weights import cast_before, in_loop, product, scan
+from brt.models.fast.product_sum import fits, kernel_product_sum, plain_product_sum
 
 G, B, S, D, A = 5, 2, 3, 4, 6
 
@@ -89,3 +90,15 @@ def test_weights_are_multiplied_once_in_a_turn():
 
     with pytest.raises(ValueError, match="twice"):
         jax.grad(lambda x: scan(twice, jnp.eye(3), x, jnp.arange(4))[0].sum())(jnp.ones((2, 3)))
+
+
+def test_the_kernel_sums_products_as_the_plain_form_does():
+    """Two grid steps along each axis."""
+    rng = np.random.default_rng(0)
+    xs, ys = (
+        [jnp.asarray(rng.normal(size=(512, 1024)), jnp.bfloat16) for _ in range(8)] for _ in "xy"
+    )
+    assert fits(xs, ys, (1, 2)) and not fits(xs, ys, (4, 1)) and not fits(xs[:1], ys[:1], (1, 1))
+    found = kernel_product_sum(xs, ys, interpret=True)
+    expected = plain_product_sum("RM,RN->MN", list(zip(xs, ys)), jnp.float32)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6 * np.abs(expected).max())

@@ -23,7 +23,7 @@ from brt.models.fast import (
     window_kernel,
 )
 from brt.models.fast import cudnn_attention as cudnn
-from brt.models.fast.kernel_parts import Heads, tile_size, upcast
+from brt.models.fast.kernel_parts import Heads, on_tpu, tile_size, upcast
 from brt.models.fast.loop_weights import arrays_uncast
 from brt.models.layers.attention import attend
 from brt.models.layers.dropout import TileDropout
@@ -38,12 +38,6 @@ RELATIVE_BINDING = "TransformerXL.attention_form"
 
 def _mesh():
     return jax.sharding.get_abstract_mesh()
-
-
-def on_tpu() -> bool:
-    device = None if _mesh().empty else _mesh().abstract_device
-    kind = jax.devices()[0].device_kind if device is None else device.device_kind
-    return kind.startswith("TPU")
 
 
 def heads_of(sizes: Sizes, rows: int = 1) -> Heads:

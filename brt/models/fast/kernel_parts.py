@@ -70,6 +70,13 @@ class Heads(NamedTuple):
         return None
 
 
+def on_tpu() -> bool:
+    mesh = jax.sharding.get_abstract_mesh()
+    device = None if mesh.empty else mesh.abstract_device
+    kind = jax.devices()[0].device_kind if device is None else device.device_kind
+    return kind.startswith("TPU")
+
+
 def tile_size(size: int) -> int:
     """Returns the queries of a tile, of a window or block of `size` tokens."""
     return TILE if size % TILE == 0 else size

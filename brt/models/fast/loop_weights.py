@@ -18,8 +18,6 @@ kept, and one product after the backward loop is the gradient; of an unrolled lo
 product a step.
 """
 
-import functools
-import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -28,6 +26,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from brt.models.axis_rules import in_this_context
+from brt.models.fast.product_sum import product_sum
 
 LoopWeights = jax.Array | tuple[jax.Array, jax.Array]
 """An array, or the array in its own type and its cast."""
@@ -129,13 +128,12 @@ def scan(
         leaves, tree = jax.tree.flatten(dweights, is_leaf=_is_pair)
         for i, x in factors.items():
             uncast, *cast = leaves[i] if _is_pair(leaves[i]) else (leaves[i],)
-            gradient = functools.partial(_weight_gradient, equations[i], uncast.dtype)
+            pair = x, dchanges[i]
             if unroll < length:
-                total = gradient("Z", x, dchanges[i])
-            else:  # product by product: an array of all steps' factors would be a copy of them
-                steps = range(length - 1, -1, -1)
-                pairs = (jax.tree.map(lambda x, n=n: x[n], (x, dchanges[i])) for n in steps)
-                total = functools.reduce(operator.add, (gradient("", *pair) for pair in pairs))
+                total = _weight_gradient(equations[i], uncast.dtype, "Z", [pair])
+            else:  # an array of all steps' factors would be a copy of them
+                pairs = [jax.tree.map(lambda x, n=n: x[n], pair) for n in range(length)]
+                total = _weight_gradient(equations[i], uncast.dtype, "", pairs)
             leaves[i] = (uncast + total, *cast) if cast else uncast + total
         return jax.tree.unflatten(tree, leaves), dcarry, dxs
 
@@ -183,10 +181,11 @@ def _tapped(weights, changes):
     return jax.tree.unflatten(tree, tapped), products
 
 
-def _weight_gradient(equation, dtype, steps, x, dy):
+def _weight_gradient(equation, dtype, steps, pairs):
     x_axes, weight_axes, y_axes = equation.replace("->", ",").split(",")
     equation = f"{steps}{x_axes},{steps}{y_axes}->{weight_axes}"
-    return jnp.einsum(equation, _stacked(x, len(steps)), dy, preferred_element_type=dtype)
+    pairs = [(_stacked(x, len(steps)), dy) for x, dy in pairs]
+    return product_sum(equation, pairs, dtype)
 
 
 def _untapped(weights):
