@@ -5,6 +5,7 @@ states, above and below.
 """
 
 from collections.abc import Iterable, Sequence
+from typing import cast
 
 import jax
 import jax.numpy as jnp
@@ -66,29 +67,34 @@ def run_blocks(
     weights = {"params": nnx.to_pure_dict(params), "prepared": prepared[: source + 1]}
     unroll = UNROLLED if all(map(_has_kernel, lower)) else 1
 
+    def by_head(states):
+        H = layers[source].sizes.num_heads
+        return BlockStates(*(x_BGSA.reshape(*x_BGSA.shape[:3], H, -1) for x_BGSA in states))
+
     def block(weights, carry, x_BWD):
         caches, counts_B = carry
         stack = nnx.merge(graph, arrays_in_loop(weights["params"]))
         caches = [_carried(*pair, back=True) for pair in zip(stack, caches)]
-        cast = [
+        prepared = [
             Prepared(in_loop(bias_HWJ), matrices, lax.stop_gradient(arrays_in_loop(masks)))
             for bias_HWJ, matrices, masks in weights["prepared"]
         ]
         with jax.named_scope(f"layer{source}"):
-            current = stack[source].current_states(caches[source], x_BWD.dtype, cast[source])
-        feedback = joined_states(current)
+            current = stack[source].current_states(caches[source], x_BWD.dtype, prepared[source])
+        # The form of kernels: gradients of all layers are added up in it.
+        offered = cast(BlockStates, joined_states(current))
+        feedback = [x_B1SHK.reshape(len(x_BWD), 1, S, -1) for x_B1SHK in offered]
         after, metrics = [], []
         for i, (layer, cache) in enumerate(zip(stack, caches, strict=True)):
             with jax.named_scope(f"layer{i}"):
                 states = current if i == source else None
                 x_BWD, cache, reported = layer(
-                    x_BWD, cache, cast[i], None, counts_B, feedback, states
+                    x_BWD, cache, prepared[i], None, counts_B, by_head(feedback), states
                 )
             after.append(_carried(layer, cache))
             metrics.append(reported)
         # `scan` differentiates all that it returns, and a norm has no derivative at zero.
-        states_BSA = [x_B1SHK.reshape(len(x_BWD), S, -1) for x_B1SHK in feedback]
-        return (tuple(after), counts_B), (x_BWD, states_BSA, lax.stop_gradient(metrics))
+        return (tuple(after), counts_B), (x_BWD, feedback, lax.stop_gradient(metrics))
 
     def scan_blocks(weights, rows):
         x_BTD, caches, counts_B = rows
@@ -98,7 +104,7 @@ def run_blocks(
         inputs = block, weights, (caches, counts_B), x_GBWD
         (caches, _), (x_GBWD, states, metrics) = scan(*inputs, remat, unroll)
         caches = tuple(_carried(*pair, back=True) for pair in zip(lower, caches))
-        x_BGWD, *states = (jnp.moveaxis(x, 0, 1) for x in (x_GBWD, *states))
+        x_BGWD, *states = (jnp.moveaxis(x, 0, 1) for x in (x_GBWD, *(x[:, :, 0] for x in states)))
         return (x_BGWD.reshape(x_BTD.shape), states, caches), jax.tree.map(jnp.mean, metrics)
 
     rows = x_BTD, tuple(caches[: source + 1]), counts_B
@@ -106,11 +112,9 @@ def run_blocks(
 
     # No block waits for the layers above: each runs on the whole segment.
     run = jax.checkpoint(Layer.__call__, static_argnums=0) if remat else Layer.__call__
-    H = layers[source].sizes.num_heads
-    states = BlockStates(*(x_BGSA.reshape(*x_BGSA.shape[:3], H, -1) for x_BGSA in states))
     for i, layer in enumerate(layers[source + 1 :], source + 1):
         with jax.named_scope(f"layer{i}"):
-            inputs = x_BTD, caches[i], prepared[i], None, counts_B, states
+            inputs = x_BTD, caches[i], prepared[i], None, counts_B, by_head(states)
             x_BTD, cache, reported = run(layer, *inputs)
         after, metrics = (*after, cache), [*metrics, reported]
     return x_BTD, after, metrics
