@@ -62,10 +62,12 @@ def run_blocks(
     for i, (layer, key) in enumerate(zip(layers, keys)):
         with jax.named_scope(f"layer{i}"):
             prepared.append(layer.prepare(x_BTD.dtype, key, W, S))
-    lower = layers[: source + 1]
+    # No block waits for the layers above the states. With kernels these run on whole segments.
+    has_kernels = all(map(_has_kernel, layers))
+    unroll, looped = (UNROLLED, source + 1) if has_kernels else (1, len(layers))
+    lower = layers[:looped]
     graph, params = nnx.split(nnx.List(lower), nnx.Param)
-    weights = {"params": nnx.to_pure_dict(params), "prepared": prepared[: source + 1]}
-    unroll = UNROLLED if all(map(_has_kernel, lower)) else 1
+    weights = {"params": nnx.to_pure_dict(params), "prepared": prepared[:looped]}
 
     def by_head(states):
         H = layers[source].sizes.num_heads
@@ -93,8 +95,9 @@ def run_blocks(
                 )
             after.append(_carried(layer, cache))
             metrics.append(reported)
+        states = feedback if looped < len(layers) else []
         # `scan` differentiates all that it returns, and a norm has no derivative at zero.
-        return (tuple(after), counts_B), (x_BWD, feedback, lax.stop_gradient(metrics))
+        return (tuple(after), counts_B), (x_BWD, states, lax.stop_gradient(metrics))
 
     def scan_blocks(weights, rows):
         x_BTD, caches, counts_B = rows
@@ -104,15 +107,14 @@ def run_blocks(
         inputs = block, weights, (caches, counts_B), x_GBWD
         (caches, _), (x_GBWD, states, metrics) = scan(*inputs, remat, unroll)
         caches = tuple(_carried(*pair, back=True) for pair in zip(lower, caches))
-        x_BGWD, *states = (jnp.moveaxis(x, 0, 1) for x in (x_GBWD, *(x[:, :, 0] for x in states)))
-        return (x_BGWD.reshape(x_BTD.shape), states, caches), jax.tree.map(jnp.mean, metrics)
+        x_BTD = jnp.moveaxis(x_GBWD, 0, 1).reshape(B, T, D)
+        states = [jnp.moveaxis(x_GB1SA[:, :, 0], 0, 1) for x_GB1SA in states]
+        return (x_BTD, states, caches), jax.tree.map(jnp.mean, metrics)
 
-    rows = x_BTD, tuple(caches[: source + 1]), counts_B
+    rows = x_BTD, tuple(caches[:looped]), counts_B
     (x_BTD, states, after), metrics = by_data_shard(scan_blocks, weights, rows)
-
-    # No block waits for the layers above: each runs on the whole segment.
     run = jax.checkpoint(Layer.__call__, static_argnums=0) if remat else Layer.__call__
-    for i, layer in enumerate(layers[source + 1 :], source + 1):
+    for i, layer in enumerate(layers[looped:], looped):
         with jax.named_scope(f"layer{i}"):
             inputs = x_BTD, caches[i], prepared[i], None, counts_B, by_head(states)
             x_BTD, cache, reported = run(layer, *inputs)
