@@ -95,9 +95,9 @@ def run_blocks(
                 )
             after.append(_carried(layer, cache))
             metrics.append(reported)
-        states = feedback if looped < len(layers) else []
+        above = feedback if looped < len(layers) else []
         # `scan` differentiates all that it returns, and a norm has no derivative at zero.
-        return (tuple(after), counts_B), (x_BWD, states, lax.stop_gradient(metrics))
+        return (tuple(after), counts_B), (x_BWD, above, lax.stop_gradient(metrics))
 
     def scan_blocks(weights, rows):
         x_BTD, caches, counts_B = rows
