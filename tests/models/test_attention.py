@@ -11,7 +11,7 @@ from tiny_models import quick_jit
 
 from brt.models.block_recurrent import cell as recurrent_cell
 from brt.models.block_recurrent import external_memory
-from brt.models.fast import kernel_attention
+from brt.models.fast import kernel_attention, relative_form
 from brt.models.fast.attention import heads_first, product
 from brt.models.layers.attention import attend, plain_attention
 from brt.models.layers.positions_t5 import HIDDEN
@@ -190,7 +190,7 @@ def plain_by_head(q_HQK, k_HJK, v_HJK):
 def test_every_model_has_the_losses_and_gradients_of_the_plain_form(name, monkeypatch):
     assert all(module.attend is attend for module in ATTEND)
     assert recurrent_cell.attend_by_head is kernel_attention.attend_by_head
-    assert transformer_xl_layer.attend_by_distance is kernel_attention.attend_by_distance
+    assert transformer_xl_layer.attend_by_distance is relative_form.attend_by_distance
     with jax.enable_x64(True):
         model = random_model(name, dtype="float64", dropout=0.3, **EVERY_KIND.get(name, {}))
         graph, params = nnx.split(model)
@@ -217,7 +217,7 @@ def test_every_model_has_the_losses_and_gradients_of_the_plain_form(name, monkey
         for module in ATTEND:
             monkeypatch.setattr(module, "attend", plain_attention)
         monkeypatch.setattr(kernel_attention.attention, "attend_by_head", plain_by_head)
-        module = kernel_attention.relative_attention
+        module = relative_form.relative_attention
         monkeypatch.setattr(module, "attend_by_distance", plain_attend_by_distance)
         expected = values()
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):

@@ -10,7 +10,7 @@ from architectures import random_model
 from flax import nnx
 from tiny_models import quick_jit
 
-from brt.models.fast import cudnn_attention, kernel_attention
+from brt.models.fast import cudnn_attention, kernel_attention, relative_form
 from brt.models.layers.attention import attend
 from brt.models.layers.positions_t5 import HIDDEN
 from brt.models.layers.sizes import Sizes
@@ -118,7 +118,7 @@ def test_a_kernel_that_is_insisted_on_and_does_not_fit_is_refused():
     with pytest.raises(ValueError, match="attention_sinks"):
         kernel_attention.has_window_kernel(sizes, 512, jnp.zeros(8))
     with pytest.raises(ValueError, match=r"TransformerXL\.attention_form.*2000 keys"):
-        kernel_attention.has_relative_kernel(sizes, 512, 2000)
+        relative_form.has_relative_kernel(sizes, 512, 2000)
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,6 @@ from brt.models.caches import WindowCache
 from brt.models.fast import (
     attention,
     cell_kernel,
-    relative_attention,
-    relative_kernel,
     states_kernel,
     window_kernel,
 )
@@ -29,11 +27,9 @@ from brt.models.layers.attention import attend
 from brt.models.layers.dropout import TileDropout
 from brt.models.layers.norms import scaled_down_heads, unit_heads
 from brt.models.layers.sizes import Sizes
-from brt.models.transformer_xl.relative_attention import Positions
 from brt.progress import say
 
 BINDING = "BlockRecurrentTransformer.attention_form"
-RELATIVE_BINDING = "TransformerXL.attention_form"
 
 
 def _mesh():
@@ -61,13 +57,13 @@ def has_window_kernel(sizes: Sizes, window: int, sink_H: jax.Array | None = None
     misfit = window_kernel.misfit(heads_of(sizes), window)
     if sink_H is not None:
         misfit = "BlockRecurrentTransformer.attention_sinks = True has no kernel"
-    return _has_kernel(sizes, f"a window of {window} tokens", misfit)
+    return has_kernel(sizes, f"a window of {window} tokens", misfit)
 
 
 def has_block_kernel(sizes: Sizes, queries: int, keys: int) -> bool:
     """Returns whether attention of each block's queries to its own keys is a kernel."""
     misfit = states_kernel.misfit(heads_of(sizes), queries, keys)
-    return _has_kernel(sizes, f"{queries} queries and {keys} keys of a block", misfit)
+    return has_kernel(sizes, f"{queries} queries and {keys} keys of a block", misfit)
 
 
 def has_cell_kernel(sizes: Sizes, states: int, window: int, dtype: DTypeLike) -> bool:
@@ -75,17 +71,11 @@ def has_cell_kernel(sizes: Sizes, states: int, window: int, dtype: DTypeLike) ->
     misfit = cell_kernel.misfit(heads_of(sizes), states, window, sizes.width, dtype)
     if misfit and sizes.attention_form == "kernel":
         return False
-    return _has_kernel(sizes, f"a cell of {states} states and blocks of {window} tokens", misfit)
+    return has_kernel(sizes, f"a cell of {states} states and blocks of {window} tokens", misfit)
 
 
-def has_relative_kernel(sizes: Sizes, queries: int, keys: int, misfit: str | None = None) -> bool:
-    """Returns whether relative attention is a kernel; misfit: why it cannot be one, or None."""
-    misfit = misfit or relative_kernel.misfit(heads_of(sizes), keys)
-    what = f"{queries} queries and {keys} keys by distance"
-    return _has_kernel(sizes, what, misfit, RELATIVE_BINDING)
-
-
-def _has_kernel(sizes, what, misfit, binding=BINDING):
+def has_kernel(sizes: Sizes, what: str, misfit: str | None, binding: str = BINDING) -> bool:
+    """Returns whether `what` is a kernel, and says so once; misfit: why it cannot be one."""
     form = sizes.attention_form
     if form == "kernel" and misfit:
         raise ValueError(f'{binding} = "kernel", for {what}: {misfit}. Use "auto" or "plain".')
@@ -209,30 +199,6 @@ def attend_by_head(
     one = heads._replace(num_heads=1, qk_norm=False, mesh_axes=axes)
     unscaled = jnp.full(1, 1 / one.factor, upcast(q_BHQK.dtype))
     return states_kernel.block_attention(one, q_BHQK, k_BHXK, v_BHXK, unscaled)
-
-
-def attend_by_distance(
-    sizes: Sizes,
-    q_BTHK: jax.Array,
-    k_BJHK: jax.Array,
-    v_BJHK: jax.Array,
-    content_bias_HK: jax.Array | None,
-    positions: Positions | None,
-    visible_BTJ: jax.Array,
-    kept_BHTJ: jax.Array | None = None,
-    rate: float = 0.0,
-    misfit: str | None = None,
-) -> jax.Array:
-    """Returns relative attention, (B, T, H, K), by a kernel or in plain form.
-
-    Arguments as of `plain_attend_by_distance`; misfit: as of `has_relative_kernel`.
-    """
-    arrays: Any = (q_BTHK, k_BJHK, v_BJHK, content_bias_HK, positions, visible_BTJ, kept_BHTJ, rate)
-    if positions is None:
-        misfit = "the encoding has no scores by distance"
-    if has_relative_kernel(sizes, q_BTHK.shape[1], k_BJHK.shape[1], misfit):
-        return relative_kernel.attend_by_distance(heads_of(sizes, len(q_BTHK)), *arrays)
-    return relative_attention.attend_by_distance(*arrays)
 
 
 def run_cell(
