@@ -190,7 +190,7 @@ def plain_by_head(q_HQK, k_HJK, v_HJK):
 def test_every_model_has_the_losses_and_gradients_of_the_plain_form(name, monkeypatch):
     assert all(module.attend is attend for module in ATTEND)
     assert recurrent_cell.attend_by_head is kernel_attention.attend_by_head
-    assert transformer_xl_layer.attend_by_distance is relative_form.attend_by_distance
+    assert transformer_xl_layer.form_by_distance is relative_form.form_by_distance
     with jax.enable_x64(True):
         model = random_model(name, dtype="float64", dropout=0.3, **EVERY_KIND.get(name, {}))
         graph, params = nnx.split(model)

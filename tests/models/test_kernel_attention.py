@@ -21,6 +21,8 @@ W = 4
 
 SMALL = dict(num_layers=2, dropout=0.2)
 """A layer without states and a layer with states, as interpreted kernels compile slowly."""
+FEEDBACK = dict(num_layers=3)
+"""A layer above the states too, which with kernels runs outside the loop over blocks."""
 
 
 @functools.partial(quick_jit, static_argnums=0)
@@ -47,7 +49,7 @@ def outputs_and_gradients(graph, params, tokens_SBT):
 
 
 def run(name, form, mesh_shape=None, rows=4, **settings):
-    model = random_model(name, attention_form=form, **SMALL, **settings)
+    model = random_model(name, attention_form=form, **{**SMALL, **settings})
     tokens_SBT = np.random.default_rng(0).integers(0, 17, (2, rows, 3 * W)).astype(np.int32)
     graph, params = nnx.split(model, nnx.Param)
     if mesh_shape is None:
@@ -69,7 +71,7 @@ def assert_close(computed, expected):
     ("name", "settings"),
     [
         ("rec_kernel", {}),
-        pytest.param("feedback_kernel", {}, marks=pytest.mark.slow),  # on a mesh below
+        pytest.param("feedback_kernel", FEEDBACK, marks=pytest.mark.slow),  # on a mesh below
         pytest.param("rec_kernel", dict(qk_norm=False), marks=pytest.mark.slow),
         ("txl_kernel", dict(attention_dropout=0.2)),
     ],
@@ -89,7 +91,9 @@ def test_outputs_caches_and_gradients_equal_the_plain_form(name, settings):
     ],
 )
 def test_a_mesh_changes_no_output_and_no_gradient(name, rows):
-    assert_close(run(name, "kernel", (2, 2), rows), run(name, "plain", None, rows))
+    settings = FEEDBACK if name == "feedback_kernel" else {}
+    on_mesh = run(name, "kernel", (2, 2), rows, **settings)
+    assert_close(on_mesh, run(name, "plain", None, rows, **settings))
 
 
 def test_auto_is_plain_without_a_tpu():
@@ -118,7 +122,7 @@ def test_a_kernel_that_is_insisted_on_and_does_not_fit_is_refused():
     with pytest.raises(ValueError, match="attention_sinks"):
         kernel_attention.has_window_kernel(sizes, 512, jnp.zeros(8))
     with pytest.raises(ValueError, match=r"TransformerXL\.attention_form.*2000 keys"):
-        relative_form.has_relative_kernel(sizes, 512, 2000)
+        relative_form.form_by_distance(sizes, 1, 512, 2000, None)
 
 
 @pytest.mark.parametrize(

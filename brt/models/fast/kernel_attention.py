@@ -14,12 +14,7 @@ from jax.typing import DTypeLike
 from brt.models.axis_rules import in_one_data_shard
 from brt.models.block_recurrent.memory import BlockPairs, BlockStates, LayerTokens
 from brt.models.caches import WindowCache
-from brt.models.fast import (
-    attention,
-    cell_kernel,
-    states_kernel,
-    window_kernel,
-)
+from brt.models.fast import attention, cell_kernel, states_kernel, window_kernel
 from brt.models.fast import cudnn_attention as cudnn
 from brt.models.fast.kernel_parts import Heads, on_tpu, tile_size, upcast
 from brt.models.fast.loop_weights import arrays_uncast

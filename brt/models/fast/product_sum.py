@@ -28,7 +28,10 @@ COMPILER = pltpu.CompilerParams(dimension_semantics=("parallel", "parallel", "ar
 
 
 def product_sum(equation: str, pairs: Sequence[tuple[Any, Any]], dtype: DTypeLike) -> jax.Array:
-    """Returns `plain_product_sum`, on a TPU by the kernel if it fits."""
+    """Returns `plain_product_sum`, of several pairs on a TPU by the kernel if it fits.
+
+    Only loops with attention in kernels are unrolled and have several: the plain form has none.
+    """
     x_axes, y_axes, axes = equation.replace("->", ",").split(",")
     is_product = x_axes[:-1] == y_axes[:-1] and axes == x_axes[-1] + y_axes[-1]
     if not (on_tpu() and is_product and dtype == F32):
@@ -54,11 +57,11 @@ def plain_product_sum(equation, pairs, dtype):
 
 
 def fits(xs: Sequence[jax.Array], ys: Sequence[jax.Array], parts: Sequence[int]) -> bool:
-    """Returns whether the kernel can multiply the matrices, divided into parts along columns."""
+    """Returns whether the kernel gains with these matrices, divided into parts along columns."""
     columns = (x.shape[1] / n for x, n in zip((xs[0], ys[0]), parts))
     in_bfloat16 = {x.dtype for x in (*xs, *ys)} == {jnp.dtype("bfloat16")}
     rows = len(xs[0]) % (ROWS // len(xs)) == 0
-    return in_bfloat16 and rows and not any(size % COLUMNS for size in columns)
+    return len(xs) > 1 and in_bfloat16 and rows and not any(size % COLUMNS for size in columns)
 
 
 def kernel_product_sum(

@@ -12,7 +12,7 @@ from flax import nnx
 from jax.nn.initializers import zeros
 
 from brt.models.axis_rules import constrain
-from brt.models.fast.relative_form import attend_by_distance
+from brt.models.fast.relative_form import form_by_distance
 from brt.models.layers.dropout import independent_dropout
 from brt.models.layers.feed_forward import FeedForward
 from brt.models.layers.initializers import normal, parameter
@@ -173,15 +173,15 @@ class TransformerXLLayer(nnx.Module):
         with jax.named_scope("attention"):
             positions = self.positions(distances)
             q_BTHK, k_BJHK, v_BJHK = self._queries_keys_values(x_BTD, memory_BMD)
-            B, T, H, _ = q_BTHK.shape
+            (B, T, H, _), J = q_BTHK.shape, k_BJHK.shape[1]
             rate = self.drops.attention
             kept_BHTJ = None
             if weights_key is not None and rate:
-                shape = B, H, T, k_BJHK.shape[1]
-                kept_BHTJ = jax.random.bernoulli(weights_key, 1.0 - rate, shape)
+                kept_BHTJ = jax.random.bernoulli(weights_key, 1.0 - rate, (B, H, T, J))
             u_HK, _ = self._biases(distances)
-            arrays = q_BTHK, k_BJHK, v_BJHK, u_HK, positions, visible_BTJ, kept_BHTJ
-            y_BTHK = attend_by_distance(self.sizes, *arrays, rate, distances.misfit)
+            misfit = distances.misfit if positions else "the encoding has no scores by distance"
+            attend = form_by_distance(self.sizes, B, T, J, misfit)
+            y_BTHK = attend(q_BTHK, k_BJHK, v_BJHK, u_HK, positions, visible_BTJ, kept_BHTJ, rate)
         return self._finish(x_BTD, y_BTHK, *other_keys)
 
     def show(

@@ -1,4 +1,4 @@
-"""What the rules of the experiment "files as documents" (plan.md) decide."""
+"""Decisions by the rules of the experiment "files as documents" (plan.md)."""
 
 import functools
 from collections.abc import Sequence

@@ -17,7 +17,7 @@ from results_page.files_entries import (
 )
 from results_page.files_rules import rules_table
 from results_page.gain_tables import INTERVAL, NOTHING, shown
-from results_page.gains import SPLIT, TEST, fresh_bits, known, paired
+from results_page.gains import SPLIT, TEST, fresh_bits, known, paired, regime
 from results_page.recall_table import WINDOW
 from results_page.systems import StepTimes
 
@@ -92,7 +92,11 @@ def _rates_table(entries: Sequence[Entry]) -> Table:
                      shown(known(entry.group))))  # fmt: skip
     rows.sort(key=lambda row: row[:-1])
     titles = "memory", "optimizer", "rate", "bits per byte"
-    caption = f"Bits per byte on {SPLIT} after 600 steps of 2,048 bytes, W = 8, one seed."
+    shared = regime(entries[0].group)
+    caption = (
+        f"Bits per byte on {SPLIT} after {shared.steps:,} steps of {shared.tokens_per_step:,} "
+        f"bytes, W = {shared.window}, one seed."
+    )
     return plain_table("files_by_rate", "Rates", caption, titles, [row[1:] for row in rows])
 
 
@@ -123,7 +127,7 @@ def _windows_table(entries: Sequence[Entry], longer: Group | None, times: StepTi
     caption = (
         f"Bits per byte on {SPLIT}, documents read from their start. Improvement: over the plain "
         f"stack with the same W, seed by seed. {INTERVAL} p: two-sided paired t-test, corrected "
-        "by Holm's method for all improvements. Step time: one core, relative to the first row. "
-        "Longer: for 1.2 times the tokens."
+        "by Holm's method for all improvements. Step time: one core, relative to the first row."
     )
+    caption += " Longer: for 1.2 times the tokens." if longer else ""
     return plain_table("files_by_window", "Windows and memories", caption, titles, rows)
