@@ -45,19 +45,18 @@ def files_tables(ladders: Mapping[str, Sequence[Group]], times: StepTimes) -> li
 def files_plots(ladders: Mapping[str, Sequence[Group]], times: StepTimes) -> list[Plot]:
     """Returns bits against step time, and losses of names by the distance of the last one."""
     entries = entries_of(ladders.get(WINDOWS, ()))
-    by_memory: dict[str, list[tuple[float, float]]] = {}
+    by_memory: dict[str, dict[float, float]] = {}
     for entry in entries:
         if (time := step_time(entry, times)) is not None:
-            bits = float(np.mean(known(entry.group)))
-            by_memory.setdefault(entry.memory, []).append((time, bits))
+            by_memory.setdefault(entry.memory, {})[time] = float(np.mean(known(entry.group)))
     names = [
         Line(f"{entry.memory}, W = {entry.window}", list(curve), [*curve.values()], "points")
         for entry in entries
         if (curve := mean_names_loss(entry.group))
     ]
     time_lines = [
-        Line(memory, *map(list, zip(*sorted(points))), "points")
-        for memory, points in by_memory.items()
+        Line(memory, sorted(by_window), [by_window[time] for time in sorted(by_window)], "points")
+        for memory, by_window in by_memory.items()
     ]
     plots = [
         Plot(
