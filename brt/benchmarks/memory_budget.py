@@ -40,7 +40,11 @@ def parse_bytes(text: str) -> int:
 
 
 def longest_fitting(bytes_of: Callable[[int], int], budget: int, interval: int) -> LongestFitting:
-    """Finds the longest multiple of `interval` tokens that fits: doubles, then bisects."""
+    """Finds the longest multiple of `interval` tokens that fits.
+
+    A line through the bytes of one and two intervals says where to begin; from there the steps
+    double until the limit lies between two lengths, and halve until these are neighbours.
+    """
     tried: dict[int, int] = {}
 
     def fits(number):
@@ -48,15 +52,24 @@ def longest_fitting(bytes_of: Callable[[int], int], budget: int, interval: int) 
         tried[length] = bytes_of(length)
         return tried[length] <= budget
 
-    short = 0
-    long = 1
-    while fits(long):
-        if long >= MOST_STEPS:
-            raise ValueError(f"{long * interval:,} tokens fit, and more: the budget is no limit.")
-        short, long = long, 2 * long
+    if not fits(1):
+        return LongestFitting(0, tried)
+    short, long = 1, MOST_STEPS
+    number, step = 2, 1
     while long - short > 1:
-        middle = (short + long) // 2
-        short, long = (middle, long) if fits(middle) else (short, middle)
+        if fits(number):
+            short, next_number = number, number + step
+        else:
+            long, next_number = number, number - step
+        if number == 2:
+            per_interval = max(1, tried[2 * interval] - tried[interval])
+            more = max(1, (budget - tried[2 * interval]) // per_interval)
+            next_number = min(2 + more, MOST_STEPS - 1)
+        else:
+            step *= 2
+        number = next_number if short < next_number < long else (short + long) // 2
+    if long == MOST_STEPS:
+        raise ValueError(f"{short * interval:,} tokens fit, and more: the budget is no limit.")
     return LongestFitting(short * interval, dict(sorted(tried.items())))
 
 

@@ -27,6 +27,17 @@ def test_what_is_found_fits_and_one_period_more_does_not(budget, period):
     assert len(found.tried) <= 2 * max(length // period, 1).bit_length() + 2
 
 
+@pytest.mark.parametrize("curve", [1.0, 0.9, 1.1])
+@pytest.mark.parametrize("fitting", [1, 2, 3, 4, 9, 28, 1000])
+def test_costs_near_a_line_need_few_tries(curve, fitting):
+    def bytes_of(length):
+        return int(1_000 + 100_000 * length**curve)
+
+    found = longest_fitting(bytes_of, bytes_of(fitting), 1)
+    assert found.segment_length == fitting
+    assert len(found.tried) <= (4 if curve == 1.0 else 2 * fitting.bit_length() + 2)
+
+
 @pytest.mark.parametrize(
     ("text", "size"),
     [("16GiB", 16 * 2**30), ("900 MB", 900_000_000), ("1.5KiB", 1536), ("2e9", 2_000_000_000)],
@@ -73,4 +84,4 @@ def test_lengths_are_multiples_of_a_window(tmp_path, monkeypatch):
     tokens = "brt.benchmarks.memory_budget.step_bytes"
     monkeypatch.setattr(tokens, lambda experiment: experiment.trainer.tokens_per_step)
     found = longest_segment(Configuration([str(path)]).experiment, 4 * 64, report=lambda line: None)
-    assert found == (60, {length: 4 * length for length in (12, 24, 48, 60, 72, 96)})
+    assert found == (60, {length: 4 * length for length in (12, 24, 60, 72)})
