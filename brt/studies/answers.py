@@ -1,7 +1,8 @@
 """Accuracy of answers by length, depth, distance and number of facts.
 
 An answer is right if each of its tokens has the highest logit after the true ones before it.
-`carried_bytes` is the size of the caches that a document carries from segment to segment.
+`text_bits_per_token` is the loss on the scored tokens outside of answers, with the state kept, and
+`carried_bytes` the size of the caches that a document carries from segment to segment.
 """
 
 import operator
@@ -58,11 +59,18 @@ class AnswerAccuracy(Study):
             if min(len(documents), run.rows) > 1:
                 states.append("swapped")
         recordings = {state: run.recording(state, documents) for state in states}
-        scored = []
+        scored, text_nats = [], []
         for document in documents.tolist():
-            correct = {state: r.document(document).correct_T for state, r in recordings.items()}
+            scores = {state: r.document(document) for state, r in recordings.items()}
+            correct = {state: each.correct_T for state, each in scores.items()}
             scored += scores_of(answers[document], correct)
+            is_text_T = run.store.weights(document) > 0
+            for answer in answers[document].answers:
+                is_text_T[answer.start : answer.stop] = False
+            text_nats.append(scores["kept"].nats_T[is_text_T])
         result = accuracies(scored)
+        if (nats := np.concatenate(text_nats)).size:
+            result["numbers"]["text_bits_per_token"] = float(nats.mean() / np.log(2))
         caches = jax.tree.leaves(run.experiment.abstract_caches(1))
         result["numbers"]["carried_bytes"] = sum(x.size * x.dtype.itemsize for x in caches)
         return result

@@ -1,5 +1,6 @@
 """Scores, studies and maps of answers, against loops over the annotations."""
 
+import contextlib
 from pathlib import Path
 
 import jax
@@ -73,22 +74,44 @@ def test_answers_that_are_not_read_to_their_end_do_not_count(store):
     assert evaluated(store, 1, 20, lambda d, t: True, steps=1) == {}
 
 
-@pytest.fixture(scope="module")
-def measured(tmp_path_factory):
-    """The study of an untrained model on MQAR, by run and content."""
-    folder = tmp_path_factory.mktemp("mqar")
-    lines = (
-        *("Corpus.source = @MultiQueryRecall()", "MultiQueryRecall.num_documents = 8"),
-        *("MultiQueryRecall.num_held_out = 12", "MultiQueryRecall.lengths = (32, 64)"),
-        *("MultiQueryRecall.num_pairs = (2, 4)", "MultiQueryRecall.vocabulary_size = 16"),
-        "BlockRecurrentTransformer.vocabulary_size = 16",
-    )
+@contextlib.contextmanager
+def studied(folder, *lines):
+    """The study of an untrained model on a task, by run and content."""
     path = write_config(folder, *lines, without=("Corpus.source", "Corpus.vocabulary"))
     text = path.read_text().split("\n")
     path.write_text("\n".join(line for line in text if not line.startswith("TextFiles")))
     with jax.set_mesh(one_device()):
         run = a_run(folder, build(path).experiment)
         yield run, run_study(AnswerAccuracy(), run)
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    lines = (
+        *("Corpus.source = @MultiQueryRecall()", "MultiQueryRecall.num_documents = 8"),
+        *("MultiQueryRecall.num_held_out = 12", "MultiQueryRecall.lengths = (32, 64)"),
+        *("MultiQueryRecall.num_pairs = (2, 4)", "MultiQueryRecall.vocabulary_size = 16"),
+        "BlockRecurrentTransformer.vocabulary_size = 16",
+    )
+    with studied(tmp_path_factory.mktemp("mqar"), *lines) as result:
+        yield result
+
+
+def test_the_loss_on_text_leaves_out_answers(measured, tmp_path):
+    lines = (
+        *("Corpus.source = @VariableTracking()", "VariableTracking.num_documents = 2"),
+        *("VariableTracking.num_held_out = 3", "VariableTracking.lengths = (300,)"),
+        *("VariableTracking.num_hops = 2", "VariableTracking.text_weight = 0.1"),
+    )
+    with studied(tmp_path, *lines) as (run, content):
+        recording, bits, count = run.recording("kept"), 0.0, 0
+        for number, document in enumerate(answers_of_store(run.store)):
+            answered = {at for a in document.answers for at in range(a.start, a.stop)}
+            for at, nats in enumerate(recording.document(number).nats_T):
+                if at not in answered:
+                    bits, count = bits + nats / np.log(2), count + 1
+    assert content["numbers"]["text_bits_per_token"] == pytest.approx(bits / count)
+    assert "text_bits_per_token" not in measured[1]["numbers"]  # all text has weight 0
 
 
 def test_shares_of_the_study_are_those_of_its_recordings(measured):
