@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from results_page.claims import claims_tables
 from results_page.excerpts import excerpts_table, kinds_table
+from results_page.facts_table import facts_plot, facts_table
 from results_page.files_tables import files_plots, files_tables
 from results_page.front import front_table
 from results_page.gain_tables import gain_table, runs_table
@@ -64,6 +65,7 @@ def results(folder: Path) -> Results:
         NAME, NAME_runs               improvements over the baseline; all runs
         NAME_systems, NAME_tasks      all systems; accuracies of tasks
         NAME_recall                   recall of pairs by each memory, and its carried bytes
+        NAME_facts                    answers about facts in text by each memory
         NAME_excerpts                 tokens that the state improves
         NAME_learning                 improvement by training step
         NAME_distance, NAME_reach     improvement by position; cost of a reset
@@ -94,10 +96,11 @@ def results(folder: Path) -> Results:
                 systems_table(f"{name}_systems", own, longer, times),
                 tasks_table(f"{name}_tasks", own),
                 recall_table(f"{name}_recall", own),
+                facts_table(f"{name}_facts", own),
                 excerpts_table(f"{name}_excerpts", own),
             ]
             plots += [*study_plots(name, own), learning_plot(f"{name}_learning", found)]
-            plots += recall_plots(f"{name}_recall", own)
+            plots += [*recall_plots(f"{name}_recall", own), facts_plot(f"{name}_facts", own)]
             drawn = (plot for paper in PAPERS for plot in paper_plots(paper, own))
             plots += [plot._replace(name=f"{name}_{plot.name}") for plot in drawn
                       if plot.has_measurements]  # fmt: skip

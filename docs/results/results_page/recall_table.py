@@ -2,7 +2,7 @@
 
 import itertools
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from results_page.gain_tables import NOTHING
@@ -39,12 +39,14 @@ class Recall(NamedTuple):
     """The runs of one memory and size: carried bytes, and accuracies of each run.
 
     studies: of the runs that have one, the best at `FAR` first: y by x of each series.
+    numbers: of the same studies, the best run of training first.
     """
 
     memory: str
     carried_bytes: int
     in_training: list[float]
     studies: list[dict[str, dict[float, float]]]
+    numbers: list[dict[str, float]]
 
     def at(self, length: int) -> list[float]:
         curves = (study.get(BY_LENGTH, {}) for study in self.studies)
@@ -62,36 +64,38 @@ class Recall(NamedTuple):
         return max((distance for distance, _ in near), default=0)
 
 
-def recalls(groups: Iterable[Group]) -> list[Recall]:
+def memory(settings: dict[str, Any]) -> str:
+    """Returns what a model carries from segment to segment, and its rate if it is another one."""
+    rate = str(settings.get("cosine.maximum", RATE))
+    return memory_name(settings) + (f", rate {rate}" if rate != RATE else "")
+
+
+def recalls(
+    groups: Iterable[Group], named: Callable[[dict[str, Any]], str] = memory
+) -> list[Recall]:
     """Returns the memories with the study `answers`, by name and carried bytes."""
     runs_of: dict[tuple[str, int], list[Run]] = {}
     for group in groups:
         runs = [run for run in group.runs if "validation" in run.evaluations]
         studies = [run.studies["answers"] for run in runs if "answers" in run.studies]
         if studies:
-            key = memory(runs[0].settings), int(studies[0]["numbers"]["carried_bytes"])
+            key = named(runs[0].settings), int(studies[0]["numbers"]["carried_bytes"])
             runs_of.setdefault(key, []).extend(runs)
     found = []
     for key, runs in sorted(runs_of.items()):
         runs.sort(key=_accuracy, reverse=True)
+        studies = [run.studies["answers"] for run in runs if "answers" in run.studies]
         series = [
-            {s["name"]: dict(zip(s["x"], s["y"])) for s in run.studies["answers"]["series"]}
-            for run in runs
-            if "answers" in run.studies
+            {s["name"]: dict(zip(s["x"], s["y"])) for s in study["series"]} for study in studies
         ]
         series.sort(key=lambda study: study.get(BY_LENGTH, {}).get(FAR, 0.0), reverse=True)
-        found.append(Recall(*key, [_accuracy(run) for run in runs], series))
+        numbers = [study["numbers"] for study in studies]
+        found.append(Recall(*key, [_accuracy(run) for run in runs], series, numbers))
     return found
 
 
 def _accuracy(run: Run) -> float:
     return run.evaluations["validation"]["answer_accuracy"]
-
-
-def memory(settings: dict[str, Any]) -> str:
-    """Returns what a model carries from segment to segment, and its rate if it is another one."""
-    rate = str(settings.get("cosine.maximum", RATE))
-    return memory_name(settings) + (f", rate {rate}" if rate != RATE else "")
 
 
 def memory_name(settings: dict[str, Any]) -> str:
@@ -118,7 +122,7 @@ def recall_table(name: str, groups: Iterable[Group]) -> Table | None:
     """Returns one row a memory and size."""
     rows: list[Sequence[Any]] = []
     for recall in recalls(groups):
-        cells = map(_by_run, [recall.in_training, *map(recall.at, (TRAINED, *LONGER))])
+        cells = map(by_run, [recall.in_training, *map(recall.at, (TRAINED, *LONGER))])
         reach = f"{recall.reach:,.0f}"
         rows.append([recall.memory, f"{recall.carried_bytes:,}", reach, *cells])
     titles = ["memory", "bytes carried", "reach", "as in training",
@@ -133,7 +137,7 @@ def recall_table(name: str, groups: Iterable[Group]) -> Table | None:
     return plain_table(name, "Pairs recalled", caption, titles, rows) if rows else None
 
 
-def _by_run(values: Sequence[float]) -> Cell:
+def by_run(values: Sequence[float]) -> Cell:
     return Cell(" / ".join(f"{value:.2f}" for value in values)) if values else NOTHING
 
 

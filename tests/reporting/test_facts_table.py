@@ -1,0 +1,66 @@
+"""The table and figure of facts in text show the numbers of the runs' studies."""
+
+import json
+
+import pytest
+from fabricated_runs import make_run
+
+pytest.importorskip("matplotlib", reason='the page needs pip install -e ".[report]"')
+
+from results_page.facts_table import facts_plot, facts_table
+
+from brt.reporting.collect import collect
+from brt.reporting.runs import open_runs
+
+DELTA = "BlockRecurrentTransformer.memories = ((@GatedDeltaMemory, (4,)),)"
+
+
+def study(run, shares, bits):
+    """Writes a study of shares by length, the same shares by half the length as distance."""
+    series = [
+        {"name": f"state kept, by {by}", "x": [x // part for x in shares], "y": [*shares.values()]}
+        | {"x_label": "", "y_label": ""}
+        for by, part in (("length", 1), ("distance", 2))
+    ]
+    numbers = {"carried_bytes": 640, "accuracy_cleared": 0.2}
+    numbers |= {} if bits is None else {"text_bits_per_token": bits}
+    (run / "studies").mkdir()
+    content = {"study": "answers", "numbers": numbers, "series": series}
+    (run / "studies" / "answers.json").write_text(json.dumps(content))
+    return run
+
+
+def groups_of(folder, bits):
+    runs = []
+    for seed, (bindings, shares) in enumerate(
+        [((), {64: 0.3, 512: 0.1}), ((DELTA,), {64: 0.9, 512: 0.8}), ((DELTA,), {64: 0.7})]
+    ):
+        scores = {"validation": {"bits_per_byte": 1.0, "answer_accuracy": 0.5 + seed / 10}}
+        name = "small/map_slide+corpora/text"
+        run = make_run(folder / str(seed), name, *bindings, seed=seed, evaluations=scores)
+        runs.append(study(run, shares, bits))
+    return collect(open_runs(runs))
+
+
+def test_each_memory_has_its_shares_by_length_and_its_loss_on_text(tmp_path):
+    table = facts_table("babilong_facts", groups_of(tmp_path, 3.25))
+    by_title = [dict(zip(table.heads(), (cell.text for cell in row))) for row in table.rows]
+    rows = {row["memory"]: row for row in by_title}
+    delta, window = rows["gated delta memory"], rows["window (Slide)"]
+    assert delta["as in training"] == "0.70 / 0.60"
+    assert (delta["64 pieces"], delta["512 pieces"]) == ("0.70 / 0.90", "0.80")
+    assert (window["64 pieces"], window["512 pieces"]) == ("0.30", "0.10")
+    assert window["state cleared"] == "0.20" and window["bits per piece of text"] == "3.25"
+    assert delta["bytes carried"] == "640"
+
+
+def test_the_figure_has_means_at_the_distances_that_all_runs_have(tmp_path):
+    plot = facts_plot("babilong_facts", groups_of(tmp_path, 3.25))
+    lines = {line.name: (list(line.x), list(line.y)) for line in plot.lines}
+    assert lines["window (Slide)"] == ([32, 256], [0.3, 0.1])
+    assert lines["gated delta memory"] == ([32], [pytest.approx(0.8)])
+
+
+def test_tasks_whose_text_is_not_scored_have_neither(tmp_path):
+    groups = groups_of(tmp_path, None)
+    assert facts_table("mqar_facts", groups) is None and facts_plot("mqar_facts", groups) is None
