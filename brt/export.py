@@ -17,11 +17,12 @@ from flax import nnx
 from safetensors.numpy import save as to_bytes
 
 from brt import command_line
-from brt.model_folder import BACKBONE_GIN, BACKBONE_WEIGHTS, load_run, named_arrays, write_model
+from brt.model_folder import BACKBONE_GIN, BACKBONE_WEIGHTS, load_run, write_model
 from brt.models.model import Model
 from brt.pretrained.folder import HubFolder, write_folder
 from brt.pretrained.names import Names
 from brt.storage.paths import as_path
+from brt.training.checkpoints.parameters import named_arrays
 
 FLAGS = flags.FLAGS
 command_line.define_step()

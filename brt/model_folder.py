@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import jax
-import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 from jax.sharding import SingleDeviceSharding
@@ -36,9 +35,16 @@ from brt.pretrained.folder import write_folder
 from brt.storage.json_files import read_json
 from brt.storage.paths import absolute, as_path
 from brt.storage.shipped import gin_folders
-from brt.training.checkpoints.parameters import check_step, load_params
+from brt.training.checkpoints.parameters import (
+    HEAD,
+    WEIGHTS,
+    check_step,
+    from_named_arrays,
+    load_params,
+    named_arrays,
+)
 
-GIN, WEIGHTS, CARD = "config.gin", "model.safetensors", "README.md"
+GIN, CARD = "config.gin", "README.md"
 BACKBONE_GIN, BACKBONE_WEIGHTS = "brt_memory.gin", "brt_memory.safetensors"
 HUB = "hf://"
 
@@ -175,6 +181,7 @@ tags: [brt, jax, recurrent-memory, text-generation]
 
 ```
 python -m brt.generate --model=THIS_FOLDER {prompt}
+python -m brt.evaluate --workdir=THIS_FOLDER
 ```
 """
 
@@ -205,17 +212,8 @@ def read_model(
     if weights.is_file():
         arrays |= load_file(weights)
 
-    def parameter(path, shape):
-        name = _name(path)
-        if name not in arrays or arrays[name].shape != shape.shape:
-            raise ValueError(
-                f"{root} has no parameter {name} of shape {shape.shape}, which {settings.name} "
-                "describes: copy the whole folder again."
-            )
-        return jnp.asarray(arrays[name], shape.dtype)
-
-    params = jax.tree_util.tree_map_with_path(parameter, experiment.abstract_params)
-    config = read_json(root / "config.json", dict[str, Any], "copy the folder again")
+    params = from_named_arrays(experiment.abstract_params, arrays, root)
+    config = read_json(root / HEAD, dict[str, Any], "copy the folder again")
     if kind := config.get("vocabulary", {}).get("kind"):
         vocabulary = KINDS[kind](str(root / config["vocabulary"]["file"]))
         if vocabulary.fingerprint != config["vocabulary"]["fingerprint"]:
@@ -225,14 +223,6 @@ def read_model(
         for corpus in experiment.trainer.corpus.corpora:
             corpus.vocabulary = vocabulary
     return experiment, params, int(config.get("step", 0))
-
-
-def named_arrays(params: Any) -> dict[str, Any]:
-    return {_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(params)}
-
-
-def _name(path) -> str:
-    return ".".join(str(step.key) for step in path)
 
 
 def _local(folder: str) -> Path:

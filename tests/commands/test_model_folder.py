@@ -1,6 +1,7 @@
 """Models as folders: exported, read on another day, and the same text comes out."""
 
 import hashlib
+import json
 import os
 import shutil
 
@@ -11,7 +12,7 @@ from paths import CONFIGS
 from safetensors.numpy import load_file, save
 from tiny_run import command, write_config
 
-from brt import export, generate, train
+from brt import evaluate, export, generate, train
 from brt.generation.generator import Generator
 from brt.generation.sampling import Sampling
 from brt.model_folder import load_run, read_model
@@ -54,6 +55,22 @@ def test_generate_reads_a_folder(run, monkeypatch, capfd):
     assert outputs[0] == outputs[1]
     assert command(monkeypatch, generate, f"--workdir={run}/run", f"--model={run}/out") == 1
     assert command(monkeypatch, generate, f"--model={run}/run") == 1
+
+
+def test_evaluation_and_studies_read_a_folder(run, tmp_path, monkeypatch, capfd):
+    figures = []
+    for name in ("run", "out"):
+        copy = f"--workdir={shutil.copytree(run / name, tmp_path / name)}"
+        assert command(monkeypatch, evaluate, copy) == 0
+        assert command(monkeypatch, evaluate, copy, "--study=positions", "--documents=2") == 0
+        study = json.loads((tmp_path / name / "studies/positions.json").read_text())
+        figures.append(json.loads((tmp_path / name / "evaluation_validation.json").read_text()))
+        figures[-1] |= {"curves": [series["y"] for series in study["series"]]}
+    assert figures[0] == figures[1] and figures[0]["curves"]
+    assert command(monkeypatch, evaluate, copy, "--step=7") == 1
+    other = "--gin.Corpus.vocabulary='bytes'", f"--gin.Corpus.store='{tmp_path}/other'"
+    assert command(monkeypatch, evaluate, copy, *other) == 1
+    assert "step 6 alone, not 7" in capfd.readouterr().err
 
 
 def test_a_folder_without_a_parameter_is_refused(run, tmp_path):

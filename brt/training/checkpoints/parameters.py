@@ -1,4 +1,4 @@
-"""Reads the parameters of a run folder from one of its checkpoints."""
+"""Reads parameters: of a run folder from one of its checkpoints, or of a model folder."""
 
 import os
 import re
@@ -6,15 +6,21 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+import numpy as np
+from safetensors.numpy import load
 
 from brt.data.mixture import MixedStore
 from brt.data.stores.token_store import TokenStore
+from brt.storage.json_files import read_json
 from brt.storage.paths import as_path
 from brt.training.checkpoints.checkpoint import Checkpoints
 from brt.training.checkpoints.policy import recorded_best
 from brt.training.optimization.weight_average import AverageState, evaluated_params
 from brt.training.records.run_folder import read_metrics
 from brt.training.train_step import TrainState
+
+WEIGHTS, HEAD = "model.safetensors", "config.json"
+"""Files of a model folder (`brt.model_folder`)."""
 
 
 def check_vocabulary(record: dict, store: TokenStore | MixedStore) -> None:
@@ -42,7 +48,7 @@ def check_step(step: int | str | None) -> int | str | None:
 def load_params(
     folder: str, abstract: TrainState, step: int | str | None = None
 ) -> tuple[TrainState, dict]:
-    """Reads step and parameters of one checkpoint of a run folder.
+    """Reads step and parameters of one checkpoint of a run folder, or of a model folder.
 
     Args:
         abstract: shapes and shardings to read into.
@@ -55,6 +61,8 @@ def load_params(
         "best_by".
     """
     step = check_step(step)
+    if (as_path(folder) / WEIGHTS).is_file():
+        return _of_model_folder(folder, abstract, step)
     path = os.path.join(folder, "checkpoints")
     if not as_path(path).is_dir():
         raise FileNotFoundError(f"{folder} holds no checkpoints/ folder: has the run begun?")
@@ -86,6 +94,36 @@ def load_params(
     return state._replace(params=evaluated_params(state), optimizer=None), record
 
 
+def _of_model_folder(folder, abstract, step):
+    head = read_json(as_path(folder) / HEAD, dict[str, Any], "copy the folder again")
+    if isinstance(step, int) and step != head.get("step"):
+        raise ValueError(f"{folder} holds the model of step {head.get('step')} alone, not {step}.")
+    arrays = load((as_path(folder) / WEIGHTS).read_bytes())
+    params = from_named_arrays(abstract.params, arrays, folder)
+    vocabulary = head.get("vocabulary", {}) | {"name": "of " + folder, "size": head["vocab_size"]}
+    record = {"vocabulary": vocabulary} if "fingerprint" in vocabulary else {}
+    return abstract._replace(step=head.get("step", 0), params=params, optimizer=None), record
+
+
+def named_arrays(params: Any) -> dict[str, Any]:
+    return {_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(params)}
+
+
+def from_named_arrays(abstract: Any, arrays: Mapping[str, Any], folder: Any) -> Any:
+    """Returns arrays as a tree of parameters, with its dtypes and shardings."""
+
+    def parameter(path, shape):
+        name = _name(path)
+        if name not in arrays or arrays[name].shape != shape.shape:
+            raise ValueError(
+                f"{folder} has no parameter {name} of shape {shape.shape}, which its config "
+                "describes: copy the whole folder again."
+            )
+        return jax.device_put(np.asarray(arrays[name]).astype(shape.dtype), shape.sharding)
+
+    return jax.tree_util.tree_map_with_path(parameter, abstract)
+
+
 def merged(params: Any, replacements: Mapping) -> Any:
     flat, structure = jax.tree_util.tree_flatten_with_path(params)
     leaves_of_replacements = jax.tree_util.tree_leaves_with_path(replacements)
@@ -94,7 +132,7 @@ def merged(params: Any, replacements: Mapping) -> Any:
     for path, old in flat:
         new = left.pop(_keys(path), None)
         if new is not None and new.shape != old.shape:
-            name = ".".join(_keys(path))
+            name = _name(path)
             raise ValueError(f"The parameter {name} is {old.shape} and {new.shape} was given.")
         leaves.append(old if new is None else new)
     if left:
@@ -104,3 +142,7 @@ def merged(params: Any, replacements: Mapping) -> Any:
 
 def _keys(path):
     return tuple(str(step.key) for step in path)
+
+
+def _name(path):
+    return ".".join(_keys(path))
