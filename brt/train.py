@@ -28,7 +28,7 @@ from brt.training.sharding import make_mesh
 FLAGS = flags.FLAGS
 define_text()
 command_line.define_topology()
-command_line.define_folder("load_dir", "Begin with the parameters of this run folder.")
+command_line.define_folder("load_dir", "Begin with the parameters of this run or model folder.")
 flags.DEFINE_bool(
     "eval_only", False, "Evaluate the run of this command, with its gin flags repeated, and stop."
 )
