@@ -47,9 +47,7 @@ def trace_step(experiment: Experiment, mesh: jax.sharding.Mesh) -> jax.stages.Tr
         return experiment.jit_step(mesh).trace(experiment.abstract_state(mesh), batch)
 
 
-def measure(
-    experiment: Experiment, topology: Topology, count_kernels: bool = True
-) -> dict[str, Any]:
+def measure(experiment: Experiment, topology: Topology) -> dict[str, Any]:
     """Compiles the training step of an experiment for a slice, and its Pallas kernels alone.
 
     Returns figures of one chip and one step, for JSON. A step that does not fit (`fits`) has only
@@ -78,7 +76,7 @@ def measure(
         need = float(used[1]) * _UNITS[used[2]]
         return figures | {"fits": False, "hbm_bytes": int(need)} | _seconds(begun)
     figures |= _seconds(begun)
-    bundles = kernels.kernel_cycles(traced.jaxpr, topology) if count_kernels else {}
+    bundles = kernels.kernel_cycles(traced.jaxpr, topology)
     return figures | {"fits": True} | step_figures(compiled, figures["flops"], topology, bundles)
 
 
@@ -204,19 +202,28 @@ def dry_run(name: str) -> Experiment:
     return experiment
 
 
-def largest_batch(configuration: Configuration, topology: Topology) -> memory_budget.LongestFitting:
-    """Returns the most batch elements per chip whose step fits, by compiling."""
+def largest_batch(
+    configuration: Configuration, topology: Topology, known: dict[str, Any]
+) -> dict[str, Any]:
+    """Returns the figures of the step with the most batch elements per chip, by compiling.
+
+    known: figures of one batch size.
+    """
     trainer = configuration.experiment().trainer
     tokens = trainer.tokens_per_step // trainer.rows
     groups = slice_mesh(configuration.experiment(), topology).shape["data"]
+    tried: dict[float, dict[str, Any]] = {known["rows_per_chip"]: known}
 
     def bytes_of(rows):
-        bindings = [f"Trainer.tokens_per_step = {rows * groups * tokens}"]
-        figures = measure(configuration.experiment(bindings), topology, count_kernels=False)
+        if rows not in tried:
+            bindings = [f"Trainer.tokens_per_step = {rows * groups * tokens}"]
+            tried[rows] = measure(configuration.experiment(bindings), topology)
+        figures = tried[rows]
         print(f"{rows:>6} batch elements a chip: {figures['hbm_bytes'] / GIB:.2f} GiB", flush=True)
         return figures["hbm_bytes"] if figures["fits"] else topology.chip.hbm_bytes + 1
 
-    return memory_budget.longest_fitting(bytes_of, topology.chip.hbm_bytes, 1)
+    found = memory_budget.longest_fitting(bytes_of, topology.chip.hbm_bytes, 1).segment_length
+    return tried[max(found, 1)]
 
 
 def show(
@@ -227,7 +234,7 @@ def show(
 ) -> dict[str, Any]:
     """Prints and returns the figures of each config's step on a slice.
 
-    largest: also the largest batch that fits.
+    largest: also a row for the largest batch that fits.
     """
     topology = topologies.find(name)
     topologies.check_compiler()
@@ -241,7 +248,8 @@ def show(
         figures = measure(experiment, topology)
         rows.append({"name": stem(file), "system": system, "size": size} | figures)
         if largest:
-            rows[-1]["largest_batch"] = largest_batch(configuration, topology).segment_length
+            most = largest_batch(configuration, topology, rows[-1])
+            rows.append(rows[-1] | most | {"name": f"{stem(file)}, largest batch"})
     baseline = baseline or rows[0]["name"]
     rows = with_ratios(rows, baseline)
     chip = topology.chip

@@ -1,5 +1,6 @@
 """Figures of a slice's compiler for a training step: names, values, commands that print them."""
 
+import importlib.util
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -49,7 +50,12 @@ def test_a_mistyped_slice_is_answered_with_the_nearest_and_the_list(name, near):
 
 
 def test_without_libtpu_one_sentence_says_how_to_install_it(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(topologies.importlib.util, "find_spec", lambda name: None)
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util,
+        "find_spec",
+        lambda name, *package: None if name == "libtpu" else find_spec(name, *package),
+    )
     file = write_config(tmp_path)
     assert command(monkeypatch, benchmark, "--topology=v4-32", f"--configs={file}") == 1
     assert command(monkeypatch, train, "--topology=v4-32", f"--gin_file={file}", "--dry_run") == 1
@@ -150,18 +156,21 @@ def test_libtpu_compiles_the_step_and_estimates_every_part(name, monkeypatch, tm
     assert {(loop["backward"], loop["trips"]) for loop in loops} == {(False, 2), (True, 2)}
 
 
-def test_the_largest_batch_that_fits_is_bisected(monkeypatch, tmp_path):
-    def measure(experiment, topology, count_kernels):
+def test_the_largest_batch_that_fits_is_found_by_compiling(monkeypatch, tmp_path):
+    def measure(experiment, topology):
         tried.append(experiment.trainer.rows // 4)
-        need = tried[-1] * 5 * topologies.GIB
-        return {"fits": need <= 32 * topologies.GIB, "hbm_bytes": need}
+        return figures_of(tried[-1])
 
-    tried = []
+    def figures_of(rows):
+        need = rows * 5 * topologies.GIB
+        return {"fits": need <= 32 * topologies.GIB, "hbm_bytes": need, "rows_per_chip": rows}
+
+    tried: list[int] = []
     monkeypatch.setattr(slices, "devices_of", lambda topology: jax.devices()[:4])
     monkeypatch.setattr(slices, "measure", measure)
     configuration = Configuration([str(write_config(tmp_path))], [])
-    found = slices.largest_batch(configuration, topologies.find("v4-8"))
-    assert found.segment_length == 6 and tried == [1, 2, 4, 8, 6, 7]
+    found = slices.largest_batch(configuration, topologies.find("v4-8"), figures_of(1))
+    assert found == figures_of(6) and tried == [2, 6, 7]
 
 
 def test_kernels_are_counted_by_their_loops():
