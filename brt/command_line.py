@@ -297,6 +297,8 @@ def _parsed(argv):
     except BrokenPipeError:
         _discard_output()
         sys.exit(1)
+    except SystemExit:  # absl ends with 1 after --help
+        sys.exit(0)
 
 
 def start() -> None:

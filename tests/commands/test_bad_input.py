@@ -224,7 +224,9 @@ def test_a_flag_that_would_be_ignored_is_refused(folder, error, given, named):
 
 def test_help_lists_the_flags_that_every_command_has():
     """In a process of its own: flags of all commands that are imported are shown together."""
-    shown, _ = start("brt.prepare", "--help").communicate(timeout=60)
+    process = start("brt.prepare", "--help")
+    shown, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
     for name in ("gin_file", "workdir", "distributed"):
         assert f"--{name}:" in shown or f"--[no]{name}:" in shown
     assert "--topology:" not in shown
