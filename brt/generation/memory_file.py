@@ -8,8 +8,6 @@ import contextlib
 import dataclasses
 import hashlib
 import json
-import tempfile
-from pathlib import Path
 
 import jax
 import numpy as np
@@ -24,7 +22,7 @@ from brt.data.vocabularies.base import Vocabulary, expanded
 from brt.generation.memory import Memory, fresh_memory
 from brt.models.model import LanguageModel
 from brt.storage.json_files import Fields, parse_json
-from brt.storage.paths import RemotePath, as_path, is_remote
+from brt.storage.paths import as_path, on_disk
 from brt.storage.regular_files import check_regular
 
 FORMAT = "brt document memory 1"
@@ -116,7 +114,7 @@ def load(path: str, model: LanguageModel, fingerprint: str, vocabulary: Vocabula
     shapes = {name: list(x.shape) for name, x in _named(expected).items()}
     arrays = None
     try:
-        with _on_disk(path) as name, safe_open(name, "flax") as file:
+        with on_disk(path) as name, safe_open(name, "flax") as file:
             metadata = file.metadata() or {}
             names = list(file.keys())
             # Other shapes are refused below; they may be too large to read.
@@ -153,17 +151,6 @@ def load(path: str, model: LanguageModel, fingerprint: str, vocabulary: Vocabula
             f"perhaps: {AGAIN}."
         )
     return jax.tree.unflatten(jax.tree.structure(expected), [arrays[name] for name in shapes])
-
-
-@contextlib.contextmanager
-def _on_disk(path):
-    if not is_remote(path):
-        yield path
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        copy = Path(folder, "memory")
-        RemotePath(path).fetch(copy)
-        yield str(copy)
 
 
 def _no_memory_file(path, why):

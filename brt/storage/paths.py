@@ -7,6 +7,7 @@
 import hashlib
 import os
 import re
+import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -242,6 +243,18 @@ def folder_of(text: str) -> str:
 
 def is_remote_file(path: str) -> bool:
     return is_remote(path) and RemotePath(path).is_file()
+
+
+@contextmanager
+def on_disk(path: str | os.PathLike) -> Iterator[str]:
+    """Yields the path of a local file, or of a copy of a remote one that is deleted afterwards."""
+    if not is_remote(path):
+        yield os.fspath(path)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder, "file")
+        RemotePath(os.fspath(path)).fetch(copy)
+        yield str(copy)
 
 
 def upload(folder: Path, target: RemotePath, last: str | None = None) -> None:

@@ -73,6 +73,17 @@ def test_evaluation_and_studies_read_a_folder(run, tmp_path, monkeypatch, capfd)
     assert "step 6 alone, not 7" in capfd.readouterr().err
 
 
+def test_parameters_in_bfloat16_are_read_as_the_nearest_of_the_run(run, tmp_path, monkeypatch):
+    folder = tmp_path / "half"
+    flags = f"--workdir={run}/run", f"--output={folder}", "--dtype=bfloat16"
+    assert not command(monkeypatch, export, *flags)
+    _, params, _ = load_run(str(run / "run"))
+    for load in (read_model, load_run):
+        for name, array in _leaves(load(str(folder))[1]).items():
+            assert array.dtype == np.float32
+            np.testing.assert_allclose(array, _leaves(params)[name], rtol=2**-8)
+
+
 def test_a_folder_without_a_parameter_is_refused(run, tmp_path):
     for name in os.listdir(run / "out"):
         (tmp_path / name).write_bytes((run / "out" / name).read_bytes())

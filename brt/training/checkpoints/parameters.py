@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+import ml_dtypes  # noqa: F401  # NumPy knows bfloat16 by it
 import numpy as np
-from safetensors.numpy import load
+from safetensors.numpy import load_file
 
 from brt.data.mixture import MixedStore
 from brt.data.stores.token_store import TokenStore
 from brt.storage.json_files import read_json
-from brt.storage.paths import as_path
+from brt.storage.paths import as_path, on_disk
 from brt.training.checkpoints.checkpoint import Checkpoints
 from brt.training.checkpoints.policy import recorded_best
 from brt.training.optimization.weight_average import AverageState, evaluated_params
@@ -98,8 +99,8 @@ def _of_model_folder(folder, abstract, step):
     head = read_json(as_path(folder) / HEAD, dict[str, Any], "copy the folder again")
     if isinstance(step, int) and step != head.get("step"):
         raise ValueError(f"{folder} holds the model of step {head.get('step')} alone, not {step}.")
-    arrays = load((as_path(folder) / WEIGHTS).read_bytes())
-    params = from_named_arrays(abstract.params, arrays, folder)
+    with on_disk(os.path.join(folder, WEIGHTS)) as file:
+        params = from_named_arrays(abstract.params, load_file(file), folder)
     vocabulary = head.get("vocabulary", {}) | {"name": "of " + folder, "size": head["vocab_size"]}
     record = {"vocabulary": vocabulary} if "fingerprint" in vocabulary else {}
     return abstract._replace(step=head.get("step", 0), params=params, optimizer=None), record
