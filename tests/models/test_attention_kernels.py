@@ -16,13 +16,9 @@ from paths import ROOT
 
 from brt.models.fast import relative_kernel, states_kernel, window_kernel
 from brt.models.fast.cell_kernel import CellParameters, CellTokens, run_cell
-from brt.models.fast.kernel_parts import Heads, tile_size
+from brt.models.fast.kernel_parts import TILE, Heads, drawn_factors, tile_size
 from brt.models.fast.states_kernel import block_attention, plain_block_attention
-from brt.models.fast.window_kernel import (
-    drawn_factors,
-    plain_window_attention,
-    window_attention,
-)
+from brt.models.fast.window_kernel import plain_window_attention, window_attention
 from brt.models.layers.attention import plain_attention
 from brt.models.layers.dropout import tile_dropout
 from brt.models.layers.norms import plain_rms_normed, scaled_down_heads, unit_heads
@@ -74,11 +70,13 @@ def of_blocks(heads, queries, keys, batch, blocks, dropout, dtype=np.float32):
         "k": normal(rng, batch, blocks, keys, A, dtype=dtype),
         "v": normal(rng, batch, blocks, keys, A, dtype=dtype),
         "scale": 3 * normal(rng, H),
-        "keep": dropout_factors(rng, dropout, H, queries, keys),
+        "keep": dropout_factors(rng, dropout, H, queries, keys)
+        if queries % TILE or keys % TILE
+        else tile_dropout(jax.random.key(0), dropout, H, queries // TILE),
     }
 
 
-def of_cell(heads, states, window, batch, blocks, dtype=np.float32):
+def of_cell(heads, states, window, batch, blocks, products=1, dtype=np.float32):
     """Random arguments of a cell's loop; `keep` is None, as a cell has no dropout."""
     rng = np.random.default_rng(0)
     H, A = heads.num_heads, heads.num_heads * heads.head_size
@@ -91,7 +89,7 @@ def of_cell(heads, states, window, batch, blocks, dtype=np.float32):
         "ids": normal(rng, states, D),
         "matrix": normal(rng, 4, D, A) / 8,
         **{name: 3 * normal(rng, H) for name in ("self_scale", "cross_scale")},
-        "gate": normal(rng, 2, A, D) / 8,
+        "gate": normal(rng, 2, A, products * D) / 8,
         "keep_bias": normal(rng, D),
         "keep": None,
     }
@@ -133,9 +131,10 @@ def plain_relative(heads, q, k, v, u, keys, bias, keep):
     return plain_attend_by_distance(q, k, v, u, Positions(keys, bias), *keep, DROPPED)
 
 
-def gate(states_BSD, products_BSD, biases):
-    kept = jax.nn.sigmoid(biases["keep_bias"])
-    return kept * states_BSD + (1 - kept) * at_least_float32(products_BSD), kept
+def gate(states_BSD, products, biases):
+    """A fixed gate of one product, or one that depends on the second."""
+    kept = jax.nn.sigmoid(sum(map(at_least_float32, products[1:]), biases["keep_bias"]))
+    return kept * states_BSD + (1 - kept) * at_least_float32(products[0]), kept
 
 
 def cell(heads, states_BSD, k, v, cached_k, cached_v, *parameters):
@@ -168,8 +167,9 @@ def plain_cell(heads, states_BSD, k, v, cached_k, cached_v, norm_scale, ids, mat
         to_states = plain_attention(queries(q), own_k, split(own_v), self_scale)
         to_tokens = plain_attention(queries(cross_q), keys[:, block], values[:, block], cross_scale)
         h_YBSA = jnp.stack([to_states, to_tokens]).reshape(2, *own_v.shape)
-        products_BSD = jnp.einsum("YBSA,YAE->BSE", h_YBSA, gate_YAE)
-        states_BSD, kept = gate(states_BSD, products_BSD, {"keep_bias": bias})
+        products_BSE = jnp.einsum("YBSA,YAE->BSE", h_YBSA, gate_YAE)
+        products = jnp.split(products_BSE, products_BSE.shape[-1] // states_BSD.shape[-1], axis=-1)
+        states_BSD, kept = gate(states_BSD, products, {"keep_bias": bias})
         seen.append((own_k.reshape(own_v.shape), own_v, jax.lax.stop_gradient(jnp.mean(kept))))
     keys_values = (jnp.stack(each, axis=1) for each in [*zip(*seen)][:2])
     return states_BSD, *keys_values, jnp.stack([kept for *_, kept in seen])
@@ -215,11 +215,11 @@ CASES = {
     "a window of several chunks": (WINDOW, Heads(1, 128), of_window, (1024, 1, 2, 0.1)),
     "a short window": (WINDOW, Heads(2, 64), of_window, (32, 2, 2, 0.1)),
     "states": (BLOCKS, Heads(2, 128), of_blocks, (256, 128, 3, 2, 0.0)),
-    "states with dropout": (BLOCKS, Heads(4, 64), of_blocks, (128, 256, 2, 3, 0.2)),
+    "states with dropout": (BLOCKS, Heads(4, 64), of_blocks, (256, 256, 2, 2, 0.2)),
     "few states": (BLOCKS, Heads(4, 64), of_blocks, (32, 20, 2, 2, 0.1)),
     "states without unit lengths": (BLOCKS, Heads(2, 256, False), of_blocks, (128, 128, 1, 2, 0)),
     "a cell": (CELL, Heads(2, 128), of_cell, (256, 128, 2, 2)),
-    "a cell, two heads in the lanes": (CELL, Heads(4, 64), of_cell, (20, 32, 1, 3)),
+    "a cell, two heads in the lanes": (CELL, Heads(4, 64), of_cell, (20, 32, 1, 3, 2)),
     "a cell without unit lengths": (CELL, Heads(4, 64, False), of_cell, (128, 256, 1, 2)),
     "distances": (DISTANCES, Heads(4, 64, False), of_distances, (40, 77, 3, False, True)),
     "distances of keys behind": (
@@ -277,7 +277,7 @@ def test_bfloat16_differs_by_no_more_than_its_rounding(name):
 
 def test_a_kernel_drops_the_share_of_the_weights_that_is_the_rate():
     def factors(seed, rate):
-        return np.asarray(drawn_factors(tile_dropout(jax.random.key(seed), rate, 4, 4), 512))
+        return np.asarray(drawn_factors(tile_dropout(jax.random.key(seed), rate, 4, 4), 5))
 
     drawn = factors(0, 0.1)
     assert drawn.shape == (4, 512, 512 + 128)
@@ -320,6 +320,7 @@ from brt.models.fast.relative_kernel import attend_by_distance
 from brt.models.fast.states_kernel import block_attention
 from brt.models.fast.window_kernel import window_attention
 from brt.models.layers.dropout import TileDropout
+from brt.models.layers.precision import at_least_float32
 from brt.models.transformer_xl.relative_attention import Positions, distances
 
 device = topologies.devices_of(topologies.find(sys.argv[1]))[0]
@@ -344,7 +345,9 @@ for (W, H, K), activations, dropout in itertools.product(
     if dropout:
         seeds = of(H, W // tile, 2, dtype=jnp.uint32)
         keep = of(H, W, X, dtype=f32) if W == tile else TileDropout(seeds, 0.1)
-        args, blocks = [*args, keep], [*blocks, of(H, Q, 512, dtype=f32)]
+        args = [*args, keep]
+        seeds = of(H, Q // 128, 2, dtype=jnp.uint32)
+        blocks.append(TileDropout(seeds, 0.1) if Q >= 128 else of(H, Q, 512, dtype=f32))
     for function, given in ((window_attention, args), (block_attention, blocks)):
 
         def step(gradient, *given):
@@ -358,15 +361,17 @@ for (S, W, H, K), activations in itertools.product(
     [(512, 512, 8, 128), (256, 256, 8, 128), (128, 256, 4, 64)], [jnp.bfloat16, jnp.float32]
 ):
     heads, A = Heads(H, K), H * K
-    D = A
+    D, N = A, 3 if W < 512 else 1
     if misfit(heads, S, W, D, activations):
         continue
-    sizes = (D,), (S, D), (4, D, A), (H,), (H,), (2, A, D)
-    parameters = CellParameters(*(of(*size, dtype=jnp.float32) for size in sizes), {})
+    sizes = (D,), (S, D), (4, D, A), (H,), (H,), (2, A, N * D), (D,)
+    *arrays, keep = (of(*size, dtype=jnp.float32) for size in sizes)
+    parameters = CellParameters(*arrays, {"keep": keep})
     tokens = CellTokens(*[of(1, 2 * W, A)] * 2, *[of(1, W, A)] * 2)
 
     def update(states, products, biases):
-        return 0.5 * states + products, jnp.ones(())
+        keep = biases["keep"]
+        return keep * states + sum(map(at_least_float32, products)), keep
 
     def step(*given):
         y, backward = jax.vjp(lambda *given: run_cell(heads, update, *given), *given)

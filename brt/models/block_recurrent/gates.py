@@ -1,6 +1,7 @@
 """Gates, which update a recurrent state with the results of its attention."""
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -118,14 +119,14 @@ class Gate(nnx.Module):
         h: with the axes of the equation; a tuple of arrays is stacked along a first axis.
         """
         projected_BSND = product(self.source.equation, h, weights[self.source.stacked])
-        return self.update(states_BSD, projected_BSND, weights)
+        products = jnp.unstack(projected_BSND, axis=2)
+        return self.update(states_BSD, products, weights)
 
     def update(
-        self, states_BSD: jax.Array, projected_BSND: jax.Array, weights: GateWeights
+        self, states_BSD: jax.Array, products: Sequence[jax.Array], weights: GateWeights
     ) -> tuple[jax.Array, jax.Array]:
-        """Returns the result of a call, from the product of h and the matrices."""
-        projected_BSND = at_least_float32(projected_BSND)
-        z_BSD = projected_BSND[:, :, 0]
+        """Returns the result of a call, from the products of h and each matrix, (B, S, D)."""
+        z_BSD, *products = map(at_least_float32, products)
         if self.candidate_bias_D is not None:
             z_BSD = z_BSD + in_loop(weights["candidate_bias_D"])
         if self.squash:
@@ -134,8 +135,9 @@ class Gate(nnx.Module):
             keep = jax.nn.sigmoid(in_loop(weights["keep_bias_D"]))
             take = 1.0 - keep
         else:
-            input_BSD = projected_BSND[:, :, 1] + in_loop(weights["input_bias_D"])
-            forget_BSD = projected_BSND[:, :, 2] + in_loop(weights["forget_bias_D"])
+            input_BSD, forget_BSD = products
+            input_BSD = input_BSD + in_loop(weights["input_bias_D"])
+            forget_BSD = forget_BSD + in_loop(weights["forget_bias_D"])
             keep = jax.nn.sigmoid(forget_BSD + self.constant)
             take = jax.nn.sigmoid(input_BSD - self.constant)
         return keep * states_BSD + take * z_BSD, keep

@@ -145,7 +145,8 @@ class Layer(nnx.Module):
             weights["memories"] = [memory.prepare(dtype) for memory in self.memories]
         S = (self.num_states or feedback_size) if self.reads_states else None
         J = kernels.seen_keys(self.sizes, self.window, self.sink)
-        masks = draw_masks(key, self.dropout, self.sizes, tokens, self.window, S, dtype, J)
+        tiled = S is not None and kernels.draws_states_dropout(self.sizes, self.window, S)
+        masks = draw_masks(key, self.dropout, self.sizes, tokens, self.window, S, dtype, J, tiled)
         with jax.named_scope("attention"):
             scale_H = jnp.abs(self.scale("attention_scale_H"))
             # To a kernel the first tile's: all tiles share it.
@@ -303,8 +304,8 @@ class Layer(nnx.Module):
 
         def read_states(q_BTHK):
             k_BGSHK, v_BGSHK = cast(BlockStates, joined_states(all_states) or feedback_states)
-            scale_H, keep_HWS = self.scale("cross_scale_H"), masks.state_weights_HWS
-            inputs = q_BTHK, k_BGSHK, v_BGSHK, scale_H, keep_HWS
+            scale_H, keep = self.scale("cross_scale_H"), masks.state_weights_HWS
+            inputs = q_BTHK, k_BGSHK, v_BGSHK, scale_H, keep
             return kernels.attend_to_states(self.sizes, *inputs, self.remat_blocks)
 
         x_BTD, shares = self.output(

@@ -4,7 +4,8 @@ Plain counterpart: `RecurrentCell.step` in `loop_weights.scan`
 (tests/models/test_kernel_attention.py, and alone in test_attention_kernels.py). The kernel projects
 the states, normalises, and attends to the states and to two blocks of tokens. It reads the tokens
 as projected, without copies of pairs of blocks or of heads, and writes arrays of all blocks for the
-backward pass and the tokens. Norm, gate and their gradients are XLA's.
+backward pass and the tokens. Norm and gate have kernels of their own (`update_kernel`), the gate's
+products are XLA's.
 
 Axes as in `kernel_parts`, and G blocks    S states    X matrices of the
 states: keys, values, queries for the states and for the tokens    Y attention to states, to tokens
@@ -12,7 +13,6 @@ E = N * D, features of the gate's N products
 """
 
 import functools
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -21,6 +21,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jax.typing import DTypeLike
 
+from brt.models.fast import update_kernel
 from brt.models.fast.kernel_parts import (
     TILE,
     Heads,
@@ -37,7 +38,6 @@ from brt.models.fast.kernel_parts import (
     unit_gradient,
     upcast,
 )
-from brt.models.fast.norms import rms_normed
 from brt.models.layers.precision import at_least_float32
 
 IN_ORDER = pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary"))
@@ -68,10 +68,6 @@ class CellParameters(NamedTuple):
     biases: dict[str, jax.Array]
 
 
-Update = Callable[[jax.Array, jax.Array, dict[str, jax.Array]], tuple[jax.Array, jax.Array]]
-"""From states, products of the gate (B, S, E) and its biases to the next states, and keep."""
-
-
 def misfit(heads: Heads, states: int, window: int, width: int, dtype: DTypeLike) -> str | None:
     """Returns why the kernel cannot compute a cell, or None."""
     most = 2 * MOST // jnp.dtype(dtype).itemsize
@@ -88,7 +84,7 @@ _TOKENS = "BTA", "BTA", "BWA", "BWA"
 
 def run_cell(
     heads: Heads,
-    update: Update,
+    update: update_kernel.Update,
     parameters: CellParameters,
     states_BSD: jax.Array,
     tokens: CellTokens,
@@ -102,7 +98,7 @@ def run_cell(
     dtype = tokens.keys_BTA.dtype
     per_device = functools.partial(on_each_device, heads)
     inputs = ("D", "SD", "XDA", "H", "H", "YAE", *["D"] * len(biases))
-    residuals = ("GBSD", "GBSE", "GBXSA", "BGSA", "BGSA", "GBYSA")
+    residuals = ("GBSD", "GBSD", "GBSE", "GBXSA", "BGSA", "BGSA", "GBYSA")
 
     def flat(parameters):
         ids_SD = parameters.ids_SD
@@ -122,7 +118,7 @@ def run_cell(
             ("BSD", "G", *residuals),
         )
         states, keep_G, *saved = run(*flat(parameters), states_BSD, *tokens)
-        return (states, saved[3], saved[4], keep_G), (parameters, tokens, saved)
+        return (states, saved[4], saved[5], keep_G), (parameters, tokens, saved)
 
     def backward(kept, gradients):
         parameters, tokens, saved = kept
@@ -137,8 +133,7 @@ def run_cell(
             rest[4:10],
             rest[10:],
         )
-        states_GBSD, h_GBYSA = saved[0], saved[5]
-        x_GBSD = _normed(states_GBSD, *flat(parameters)[:2])
+        x_GBSD, h_GBYSA = saved[1], saved[6]
         exact = functools.partial(jnp.einsum, preferred_element_type=upcast(dtype))
         dparameters = CellParameters(
             dnorm,
@@ -160,22 +155,15 @@ def run_cell(
     return run(parameters, states_BSD, tokens)
 
 
-def _normed(states_BSD, scale_D, ids_SD):
-    return rms_normed(states_BSD, scale_D).astype(ids_SD.dtype) + ids_SD
-
-
 def _sum_over_heads(heads, x):
     axis = heads.mesh_axes[1]
     return jax.lax.psum(x, axis) if axis else x
 
 
-def _store(stacked, x, g):
-    return jax.lax.dynamic_update_index_in_dim(stacked, x, g, 0)
-
-
-def _empty(sizes, x):
-    """Returns memory for arrays like x of all blocks: written before it is read."""
-    return jax.lax.empty((*sizes, *x.shape), x.dtype)
+def _scales(heads, scales, dtype):
+    """Returns `lane_scale` of each; with the barrier XLA does not compute them in the loop."""
+    lanes = [lane_scale(heads, scale_H, dtype) for scale_H in scales]
+    return jax.lax.optimization_barrier(lanes)
 
 
 def _forward(heads, update, names, scale_D, ids_SD, matrix, self_H, cross_H, gate, *rest):
@@ -183,81 +171,80 @@ def _forward(heads, update, names, scale_D, ids_SD, matrix, self_H, cross_H, gat
     states_BSD, *tokens = rest[len(names) :]
     (B, T, A), W, S = tokens[0].shape, tokens[2].shape[1], states_BSD.shape[1]
     G, dtype = T // W, tokens[0].dtype
-    scales = [lane_scale(heads, scale_H, dtype) for scale_H in (self_H, cross_H)]
+    scales = _scales(heads, (self_H, cross_H), dtype)
 
     def step(carry, g):
-        states_BSD, states_GBSD, products_GBSE, *buffers = carry
-        x_BSD = _normed(states_BSD, scale_D, ids_SD)
-        buffers = _forward_call(heads, g, x_BSD, matrix, *scales, *tokens, *buffers)
+        states_BSD, states, x, products, keep, *buffers = carry
+        states, x = update_kernel.normed(heads, g, states_BSD, scale_D, ids_SD, states, x)
+        buffers = _forward_call(heads, g, x, matrix, *scales, *tokens, *buffers)
         h_BYSA = jax.lax.dynamic_index_in_dim(buffers[3], g, 0, keepdims=False)
         products_BSE = _sum_over_heads(heads, jnp.einsum("BYSA,YAE->BSE", h_BYSA, gate))
-        after_BSD, keep = update(states_BSD, products_BSE, biases)
-        saved = _store(states_GBSD, states_BSD, g), _store(products_GBSE, products_BSE, g)
-        return (after_BSD, *saved, *buffers), jnp.mean(keep)
+        inputs = states_BSD, products_BSE, biases, products, keep
+        products, keep, states_BSD = update_kernel.updated(heads, update, g, *inputs)
+        return (states_BSD, states, x, products, keep, *buffers), None
 
-    shapes = (G, B, S, gate.shape[2]), (G, B, 4, S, A), (B, G, S, A), (B, G, S, A), (G, B, 2, S, A)
-    buffers = [jax.lax.empty(shape, dtype) for shape in shapes]
-    carry = states_BSD, _empty((G,), states_BSD), *buffers
-    (states_BSD, *saved), keep_G = jax.lax.scan(step, carry, jnp.arange(G))
+    keep_BI1D = update_kernel.sum_per_tile(states_BSD, 1)
+    shapes = (G, B, 4, S, A), (B, G, S, A), (B, G, S, A), (G, B, 2, S, A)
+    buffers = [
+        jax.lax.empty((G, *states_BSD.shape), states_BSD.dtype),
+        jax.lax.empty((G, *states_BSD.shape), dtype),
+        jax.lax.empty((G, B, S, gate.shape[2]), dtype),
+        jax.lax.empty((G, *keep_BI1D.shape), keep_BI1D.dtype),
+        *(jax.lax.empty(shape, dtype) for shape in shapes),
+    ]
+    carry, _ = jax.lax.scan(step, (states_BSD, *buffers), jnp.arange(G))
+    states_BSD, states_GBSD, x_GBSD, products_GBSE, keep_GBI1D, *saved = carry
+    keep_G = jnp.mean(keep_GBI1D, axis=(1, 2, 3, 4))
     (keep_G,) = summed_over_batch(heads, keep_G)
     if heads.mesh_axes[0]:
         keep_G = keep_G / jax.lax.axis_size(heads.mesh_axes[0])
-    return states_BSD, keep_G, *saved
-
-
-class _Sums(NamedTuple):
-    """Gradients of parameters, added up over blocks; scales of both attentions by lane."""
-
-    scale_D: jax.Array
-    ids_SD: jax.Array
-    lanes_BPYL: jax.Array
-    biases: dict[str, jax.Array]
+    return states_BSD, keep_G, states_GBSD, x_GBSD, products_GBSE, *saved
 
 
 def _backward(heads, update, names, scale_D, ids_SD, matrix, self_H, cross_H, gate, *rest):
     biases, rest = dict(zip(names, rest)), rest[len(names) :]
-    tokens, (states_GBSD, products_GBSE, *saved), gradients = rest[:4], rest[4:10], rest[10:]
+    tokens, (states_GBSD, _, products_GBSE, *saved) = rest[:4], rest[4:11]
+    gradients = rest[11:]
     dstates_BSD, *dkeys_values = gradients
     dtype = tokens[0].dtype
     kind = upcast(dtype)
-    scales = [lane_scale(heads, scale_H, dtype) for scale_H in (self_H, cross_H)]
+    scales = _scales(heads, (self_H, cross_H), dtype)
 
-    def normed(states_BSD, scale_D):
-        return _normed(states_BSD, scale_D, ids_SD)
-
-    def step(carry, inputs):
-        dstates_BSD, sums, dproducts_GBSE, *written = carry
-        g, states_BSD, products_BSE = inputs
-        back = jax.vjp(lambda *x: update(*x)[0], states_BSD, products_BSE, biases)[1]
-        dstates_BSD, dproducts_BSE, dbiases = back(dstates_BSD)
+    def step(carry, g):
+        dstates, dids, dscale, dbiases, dproducts, *written = carry
+        inputs = dstates, states_GBSD, products_GBSE, biases, dproducts, dbiases
+        gradients = update_kernel.update_gradients(heads, update, g, *inputs)
+        dproducts, dbiases, dstates = gradients
+        dproducts_BSE = jax.lax.dynamic_index_in_dim(dproducts, g, 0, keepdims=False)
         dh_BYSA = jnp.einsum("BSE,YAE->BYSA", dproducts_BSE, gate)
         inputs = *scales, *tokens, *saved, dh_BYSA, *dkeys_values, *written
-        *written, dlanes = _backward_call(heads, g, *inputs)
-        dheads_BXSA = jax.lax.dynamic_index_in_dim(written[2], g, 0, keepdims=False)
+        written = _backward_call(heads, g, *inputs)
+        dheads_BXSA = jax.lax.dynamic_index_in_dim(written[3], g, 0, keepdims=False)
         dx_BSD = _sum_over_heads(heads, jnp.einsum("BXSA,XDA->BSD", dheads_BXSA, matrix))
-        back = jax.vjp(normed, states_BSD, scale_D)[1]
-        added_BSD, dscale_D = back(dx_BSD)
-        added = _Sums(dscale_D, jnp.sum(dx_BSD.astype(kind), axis=0), dlanes, dbiases)
-        sums = jax.tree.map(jnp.add, sums, added)
-        dproducts_GBSE = _store(dproducts_GBSE, dproducts_BSE, g)
-        return (dstates_BSD + added_BSD, sums, dproducts_GBSE, *written), None
+        inputs = dx_BSD, states_GBSD, scale_D, dstates, dids, dscale
+        sums = update_kernel.norm_gradients(heads, g, *inputs)
+        return (*sums, dbiases, dproducts, *written), None
 
+    parts = heads.num_heads // heads.per_step
+    sums = [
+        jnp.zeros(dstates_BSD.shape, kind),
+        update_kernel.sum_per_tile(dstates_BSD, 1),
+        update_kernel.sum_per_tile(dstates_BSD, len(biases)),
+    ]
+    lanes_BPYL = jnp.zeros((len(dstates_BSD), parts, 2, heads.lanes), kind)
     pending = [jnp.zeros(x.shape, kind) for x in tokens[2:]]
     buffers = [jax.lax.empty(x.shape, dtype) for x in (saved[0], *tokens[:2])]
-    parts = heads.num_heads // heads.per_step
-    lanes_BPYL = jnp.zeros((len(dstates_BSD), parts, 2, heads.lanes), kind)
-    zeros = jax.tree.map(jnp.zeros_like, (scale_D, ids_SD.astype(kind), lanes_BPYL, biases))
-    carry = dstates_BSD, _Sums(*zeros), _empty((), products_GBSE), *pending, *buffers
-    by_block = jnp.arange(len(states_GBSD)), states_GBSD, products_GBSE
-    carry, _ = jax.lax.scan(step, carry, by_block, reverse=True)
-    dstates_BSD, sums, dproducts_GBSE, *pending_and_buffers = carry
-    dcached, (dheads_GBXSA, *dtokens) = pending_and_buffers[:2], pending_and_buffers[2:]
-    dcached = [x.astype(dtype) for x in dcached]
-    lanes_YPL = jnp.swapaxes(sums.lanes_BPYL.sum(axis=0), 0, 1)
+    dproducts_GBSE = jax.lax.empty(products_GBSE.shape, dtype)
+    carry = dstates_BSD, *sums, dproducts_GBSE, lanes_BPYL, *pending, *buffers
+    carry, _ = jax.lax.scan(step, carry, jnp.arange(len(states_GBSD)), reverse=True)
+    dstates_BSD, dids_BSD, dscale_BI1D, dbiases_BIZD, dproducts_GBSE, lanes_BPYL, *rest = carry
+    dcached, (dheads_GBXSA, *dtokens) = [x.astype(dtype) for x in rest[:2]], rest[2:]
+    lanes_YPL = jnp.swapaxes(lanes_BPYL.sum(axis=0), 0, 1)
     dscales_YH = lanes_YPL.reshape(2, heads.num_heads, -1).sum(axis=-1) * heads.factor
     dself_H, dcross_H = dscales_YH[0] * jnp.sign(self_H), dscales_YH[1] * jnp.sign(cross_H)
-    summed = sums.scale_D, sums.ids_SD, dself_H, dcross_H, *sums.biases.values()
-    summed = summed_over_batch(heads, *summed)
+    dbiases_ZD = dbiases_BIZD.sum(axis=(0, 1))
+    summed = dscale_BI1D.sum(axis=(0, 1, 2)), dids_BSD.sum(axis=0), dself_H, dcross_H
+    summed = summed_over_batch(heads, *summed, *dbiases_ZD)
     return dstates_BSD, *dtokens, *dcached, dheads_GBXSA, dproducts_GBSE, *summed
 
 
@@ -267,7 +254,7 @@ def _backward(heads, update, names, scale_D, ids_SD, matrix, self_H, cross_H, ga
 def _specs(heads, W, S):
     L = heads.lanes
     return {
-        "x": lambda D: pl.BlockSpec((1, S, D), lambda p, b, g: (b, 0, 0)),
+        "x": lambda D: pl.BlockSpec((1, 1, S, D), lambda p, b, g: (g[0], b, 0, 0)),
         "matrix": lambda D: pl.BlockSpec((4, D, L), lambda p, b, g: (0, 0, p)),
         "scale": pl.BlockSpec((1, 1, L), lambda p, b, g: (p, 0, 0)),
         "tokens": pl.BlockSpec((1, W, L), lambda p, b, g: (b, g[0], p)),
@@ -328,21 +315,19 @@ def _forward_call(heads, g, x, matrix, self_scale, cross_scale, k, v, cached_k, 
 def _backward_call(
     heads, g, self_scale, cross_scale, k, v, cached_k, cached_v, raw, keys, values, h, *rest
 ):
-    dh, dkeys, dvalues, *pending_and_buffers = rest
+    dh, dkeys, dvalues, *written = rest
     inputs = [self_scale, cross_scale, k, v, k, v, cached_k, cached_v, raw, keys, values, h]
-    inputs += [dh, dkeys, dvalues, *pending_and_buffers]
+    inputs += [dh, dkeys, dvalues, *written]
     specs = ["scale", "scale", *_TOKEN_SPECS, "heads", "states", "states", "h"]
-    specs += ["dh", "states", "states", "cached", "cached", *["unused"] * 3]
-    B, W, S, L = len(k), cached_k.shape[1], keys.shape[2], heads.lanes
+    specs += ["dh", "states", "states", "dscales", "cached", "cached", *["unused"] * 3]
+    W, S, L = cached_k.shape[1], keys.shape[2], heads.lanes
     kind = upcast(k.dtype)
     shapes = [2 * W, 2 * W, S, S]
     scratch = [pltpu.VMEM((2 * W, L), k.dtype)] * 2
     scratch += [pltpu.VMEM((size, L), kind) for size in shapes]
-    outputs = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in pending_and_buffers]
-    parts = heads.num_heads // heads.per_step
-    outputs.append(jax.ShapeDtypeStruct((B, parts, 2, L), kind))
-    out_specs = ["cached", "cached", "heads", "tokens", "tokens", "dscales"]
-    aliases = {len(inputs) - 5 + i: i for i in range(5)}
+    outputs = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in written]
+    out_specs = ["dscales", "cached", "cached", "heads", "tokens", "tokens"]
+    aliases = {len(inputs) - 6 + i: i for i in range(6)}
     return _call(
         *(heads, _backward_kernel, g, inputs, specs, outputs, out_specs, scratch, aliases),
         "cell_backward",
@@ -385,7 +370,7 @@ def _forward_kernel(heads, g, x, matrix, self_scale, cross_scale, *refs):
     tokens, (raw, keys, values, h, token_keys, token_values) = refs[:6], refs[10:]
     _load_tokens(heads, g, tokens, token_keys, token_values)
     for i in range(4):
-        raw[0, 0, i] = dot(x[0], matrix[i], (1, 0)).astype(raw.dtype)
+        raw[0, 0, i] = dot(x[0, 0], matrix[i], (1, 0)).astype(raw.dtype)
     k = at_least_float32(raw[0, 0, 0])
     keys[0, 0] = (k * inverse_length(heads, k)).astype(keys.dtype)
     values[0, 0] = raw[0, 0, 1]
@@ -404,19 +389,19 @@ def _forward_kernel(heads, g, x, matrix, self_scale, cross_scale, *refs):
                 total = total + only(dot(weights.astype(v.dtype), v, (1, 0)) * inverse, mask)
             h[0, 0, i, rows] = total.astype(h.dtype)
 
-    _for_each_tile(x.shape[1], tile)
+    _for_each_tile(x.shape[2], tile)
 
 
 def _backward_kernel(heads, g, self_scale, cross_scale, *refs):
-    tokens, (raw, keys, values, h, dh, dk, dv, pending_k, pending_v) = refs[:6], refs[6:15]
-    new_pending_k, new_pending_v, draw, dk_tokens, dv_tokens, dscales = refs[18:24]
-    token_keys, token_values, dtoken_keys, dtoken_values, dkeys, dvalues = refs[24:]
+    tokens, (raw, keys, values, h, dh, dk, dv, sums, pending_k, pending_v) = refs[:6], refs[6:16]
+    dscales, new_pending_k, new_pending_v, draw, dk_tokens, dv_tokens = refs[19:25]
+    token_keys, token_values, dtoken_keys, dtoken_values, dkeys, dvalues = refs[25:]
     W = tokens[0].shape[1]
     _load_tokens(heads, g, tokens, token_keys, token_values)
-    for sums, start in ((dtoken_keys, pending_k[0]), (dtoken_values, pending_v[0])):
-        sums[:W], sums[W:] = jnp.zeros_like(start), start
+    for total, start in ((dtoken_keys, pending_k[0]), (dtoken_values, pending_v[0])):
+        total[:W], total[W:] = jnp.zeros_like(start), start
     dkeys[...], dvalues[...] = at_least_float32(dk[0, 0]), at_least_float32(dv[0, 0])
-    dscales[...] = jnp.zeros_like(dscales)
+    dscales[...] = sums[...]
 
     def tile(rows):
         attentions = (

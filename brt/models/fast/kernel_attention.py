@@ -16,7 +16,7 @@ from brt.models.block_recurrent.memory import BlockPairs, BlockStates, LayerToke
 from brt.models.caches import WindowCache
 from brt.models.fast import attention, cell_kernel, states_kernel, window_kernel
 from brt.models.fast import cudnn_attention as cudnn
-from brt.models.fast.kernel_parts import Heads, on_tpu, tile_size, upcast
+from brt.models.fast.kernel_parts import TILE, Heads, on_tpu, tile_size, upcast
 from brt.models.fast.loop_weights import arrays_uncast
 from brt.models.layers.attention import attend
 from brt.models.layers.dropout import TileDropout
@@ -59,6 +59,11 @@ def has_block_kernel(sizes: Sizes, queries: int, keys: int) -> bool:
     """Returns whether attention of each block's queries to its own keys is a kernel."""
     misfit = states_kernel.misfit(heads_of(sizes), queries, keys)
     return has_kernel(sizes, f"{queries} queries and {keys} keys of a block", misfit)
+
+
+def draws_states_dropout(sizes: Sizes, queries: int, keys: int) -> bool:
+    """Returns whether that kernel draws the dropout of its weights itself."""
+    return has_block_kernel(sizes, queries, keys) and not (queries % TILE or keys % TILE)
 
 
 def has_cell_kernel(sizes: Sizes, states: int, window: int, dtype: DTypeLike) -> bool:
@@ -133,23 +138,23 @@ def attend_to_states(
     k_BGSHK: jax.Array,
     v_BGSHK: jax.Array,
     scale_H: jax.Array,
-    keep_HWS: jax.Array | None,
+    keep: jax.Array | TileDropout | None,
     remat: bool = False,
 ) -> jax.Array:
     """Returns attention of the tokens of G blocks to each block's states, (B, T, H, K).
 
-    Queries, T = G * W, are not normalised, keys are. scale_H, keep_HWS: as of `attend`. remat: as
-    of `attend_to_window`.
+    Queries, T = G * W, are not normalised, keys are. scale_H: as of `attend`. keep: dropout
+    factors, (H, W, S), or for a kernel what draws them. remat: as of `attend_to_window`.
     """
     T, G, S = q_BTHK.shape[1], *k_BGSHK.shape[1:3]
     if not has_block_kernel(sizes, T // G, S):
         q_BTHK = unit_heads(q_BTHK) if sizes.qk_norm else scaled_down_heads(q_BTHK)
-        arrays = q_BTHK, k_BGSHK, v_BGSHK, scale_H, None, keep_HWS, None
+        arrays = q_BTHK, k_BGSHK, v_BGSHK, scale_H, None, keep, None
         return _attend_in_blocks(sizes, *arrays, remat)
     heads = heads_of(sizes, len(q_BTHK))
     k_BGSA, v_BGSA = _joined_heads(k_BGSHK), _joined_heads(v_BGSHK)
     q_BGWA = q_BTHK.reshape(*k_BGSA.shape[:2], T // G, k_BGSA.shape[-1])
-    y_BGWA = states_kernel.block_attention(heads, q_BGWA, k_BGSA, v_BGSA, scale_H, keep_HWS)
+    y_BGWA = states_kernel.block_attention(heads, q_BGWA, k_BGSA, v_BGSA, scale_H, keep)
     return y_BGWA.reshape(q_BTHK.shape)
 
 
@@ -220,13 +225,9 @@ def run_cell(
         {name: bias for name, bias in gate.items() if name != "matrix_XHKND"},
     )
 
-    def update_flat(states_BSD, products_BSE, biases):
-        products_BSND = products_BSE.reshape(*states_BSD.shape[:2], -1, sizes.width)
-        return update(states_BSD, products_BSND, biases)
-
     arrays = tokens.projected_keys_BTHK, tokens.values_BTHK, *tokens.window
     inputs = (
-        update_flat,
+        update,
         parameters,
         states_BSD,
         cell_kernel.CellTokens(*map(_joined_heads, arrays)),

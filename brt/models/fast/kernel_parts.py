@@ -15,6 +15,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import PartitionSpec
 from jax.typing import DTypeLike
 
+from brt.models.layers.dropout import TileDropout
 from brt.models.layers.norms import EPSILON
 
 TILE = 128
@@ -181,6 +182,40 @@ def softmax(
         scores = scores + bias
     exponentials = jnp.exp(scores - jnp.max(scores, axis=-1, keepdims=True))
     return exponentials, 1.0 / jnp.sum(exponentials, axis=-1, keepdims=True)
+
+
+def drawn_factors(dropout: TileDropout, blocks: int, by_keys: bool = False) -> jax.Array:
+    """Returns the factors of the weights that an interpreted kernel draws, (H, N * TILE, X).
+
+    blocks: of TILE keys, X = blocks * TILE. by_keys: the kernel's tiles have keys first.
+    """
+    interpreted = Heads(len(dropout.seeds_HN2), TILE, interpret=True)
+
+    def of_tile(seeds_2):
+        kept = kept_tiles(interpreted, dropout.rate, seeds_2, 0)
+        tiles = (kept(block).T if by_keys else kept(block) for block in range(blocks))
+        return jnp.concatenate([*tiles], axis=1) / (1 - dropout.rate)
+
+    seeds_HN2 = seed_numbers(dropout).reshape(dropout.seeds_HN2.shape)
+    factors_HNQX = jax.vmap(jax.vmap(of_tile))(seeds_HN2)
+    return factors_HNQX.reshape(len(factors_HNQX), -1, blocks * TILE)
+
+
+def seed_numbers(dropout: TileDropout) -> jax.Array:
+    """Returns int32 seeds for `kept_tiles`, two for each tile of each head."""
+    return jax.lax.bitcast_convert_type(dropout.seeds_HN2, jnp.int32).reshape(-1)
+
+
+def kept_tiles(
+    heads: Heads, rate: float, seeds: jax.Array, number: int | jax.Array
+) -> Callable[[int], jax.Array]:
+    """Returns a function that draws which weights of block after block are kept, (TILE, TILE).
+
+    number: of the tile of queries, over all heads.
+    """
+    bits = random_tiles(heads, seeds[2 * number], seeds[2 * number + 1])
+    most = min(round((1 - rate) * 2**32), 2**32 - 1) - 2**31
+    return lambda block: bits(block) < most
 
 
 def random_tiles(heads: Heads, first: jax.Array, second: jax.Array) -> Callable[[int], jax.Array]:

@@ -18,16 +18,16 @@ EPSILON = 1e-6
 @jax.custom_vjp
 def rms_normed(x_BTD: jax.Array, scale_D: jax.Array) -> jax.Array:
     """Returns x / rms(x) * scale, (..., D) in the type of x."""
-    return _rms_forward(x_BTD, scale_D)[0]
+    return rms_forward(x_BTD, scale_D)[0]
 
 
-def _rms_forward(x_BTD, scale_D):
+def rms_forward(x_BTD, scale_D):
     x = at_least_float32(x_BTD)
     factor_BT1 = jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + EPSILON)
     return (x * factor_BT1 * scale_D).astype(x_BTD.dtype), (x_BTD, scale_D, factor_BT1)
 
 
-def _rms_backward(residuals, gradient_BTD):
+def rms_backward(residuals, gradient_BTD):
     x_BTD, scale_D, factor_BT1 = residuals
     gradient = at_least_float32(gradient_BTD)
     normed = at_least_float32(x_BTD) * factor_BT1
@@ -37,7 +37,7 @@ def _rms_backward(residuals, gradient_BTD):
     return dx.astype(x_BTD.dtype), dscale_D.astype(scale_D.dtype)
 
 
-rms_normed.defvjp(_rms_forward, _rms_backward)
+rms_normed.defvjp(rms_forward, rms_backward)
 
 
 @jax.custom_vjp

@@ -18,12 +18,15 @@ from brt.models.fast.kernel_parts import (
     TILE,
     Heads,
     dot,
+    drawn_factors,
     head_masks,
     interpreted,
     inverse_length,
+    kept_tiles,
     lane_scale,
     on_each_device,
     only,
+    seed_numbers,
     softmax,
     summed_over_batch,
     tile_size,
@@ -31,6 +34,7 @@ from brt.models.fast.kernel_parts import (
     upcast,
 )
 from brt.models.layers.attention import plain_attention
+from brt.models.layers.dropout import TileDropout
 from brt.models.layers.norms import scaled_down_heads, unit_heads
 from brt.models.layers.precision import at_least_float32
 
@@ -53,12 +57,13 @@ def plain_block_attention(
     k_BGXA: jax.Array,
     v_BGXA: jax.Array,
     scale_H: jax.Array,
-    keep_HQX: jax.Array | None = None,
+    keep: jax.Array | TileDropout | None = None,
 ) -> jax.Array:
     """Returns attention of each block's queries to its keys, (B, G, Q, A).
 
     Queries are not normalised, keys are. scale_H: factor of the scores, used through its absolute
-    value. keep_HQX: factors of the weights (dropout); no gradient reaches them.
+    value. keep: factors of the weights (dropout), (H, Q, X), or what draws them for tiles of
+    queries and keys; no gradient reaches them.
 
     Source: Block-Recurrent Transformer, section 3.2.
     """
@@ -68,7 +73,9 @@ def plain_block_attention(
 
     q_BGQHK = split(q_BGQA)
     q_BGQHK = unit_heads(q_BGQHK) if heads.qk_norm else scaled_down_heads(q_BGQHK)
-    y = plain_attention(q_BGQHK, split(k_BGXA), split(v_BGXA), scale_H, None, keep_HQX)
+    if isinstance(keep, TileDropout):
+        keep = drawn_factors(keep, k_BGXA.shape[2] // TILE)
+    y = plain_attention(q_BGQHK, split(k_BGXA), split(v_BGXA), scale_H, None, keep)
     return y.reshape(q_BGQA.shape)
 
 
@@ -79,10 +86,10 @@ def block_attention(
     k_BGXA: jax.Array,
     v_BGXA: jax.Array,
     scale_H: jax.Array,
-    keep_HQX: jax.Array | None = None,
+    keep: jax.Array | TileDropout | None = None,
 ) -> jax.Array:
     """Returns `plain_block_attention`, by the kernel."""
-    return _forward(heads, q_BGQA, k_BGXA, v_BGXA, scale_H, keep_HQX)[0]
+    return _forward(heads, q_BGQA, k_BGXA, v_BGXA, scale_H, keep)[0]
 
 
 def _specs(heads, q, k):
@@ -97,9 +104,10 @@ def _specs(heads, q, k):
         "keys": pl.BlockSpec((1, 1, X, L), of_block),
         "scale": pl.BlockSpec((1, 1, L), lambda p, b, g: (p, 0, 0)),
         "scale_gradient": pl.BlockSpec((1, 1, 1, 1, L), lambda p, b, g: (p, b, g, 0, 0)),
-        "keep": pl.BlockSpec(
+        "factors": pl.BlockSpec(
             (heads.per_step, Q, X), lambda p, b, g: (p, 0, 0), pipeline_mode=pl.Buffered(1)
         ),
+        "seeds": pl.BlockSpec(memory_space=pltpu.SMEM),
     }
     return (heads.num_heads // heads.per_step, *q.shape[:2]), specs
 
@@ -119,14 +127,14 @@ def _backward(heads, saved, dy):
     return *gradients, None
 
 
-def _forward_call(heads, q, k, v, scale_H, keep_HQX):
+def _forward_call(heads, q, k, v, scale_H, keep):
     grid, specs = _specs(heads, q, k)
     inputs = [q, k, v, lane_scale(heads, scale_H, q.dtype)]
     names = ["queries", "keys", "keys", "scale"]
-    if keep_HQX is not None:
-        inputs, names = [*inputs, at_least_float32(keep_HQX)], [*names, "keep"]
+    dropout = _Dropout(heads, keep)
+    inputs, names = [*inputs, *dropout.inputs], [*names, *dropout.names]
     y = pl.pallas_call(
-        functools.partial(_forward_kernel, heads, keep_HQX is not None),
+        functools.partial(_forward_kernel, heads, dropout),
         grid=grid,
         in_specs=[specs[name] for name in names],
         out_specs=specs["queries"],
@@ -138,16 +146,16 @@ def _forward_call(heads, q, k, v, scale_H, keep_HQX):
     return (y,)
 
 
-def _backward_call(heads, q, k, v, scale_H, keep_HQX, y, dy):
+def _backward_call(heads, q, k, v, scale_H, keep, y, dy):
     grid, specs = _specs(heads, q, k)
     scale_P1L = lane_scale(heads, scale_H, q.dtype)
     dscale_PBG1L = jax.ShapeDtypeStruct((*grid, 1, heads.lanes), scale_P1L.dtype)
     inputs = [q, k, v, y, dy, scale_P1L]
     names = ["queries", "keys", "keys", "queries", "queries", "scale"]
-    if keep_HQX is not None:
-        inputs, names = [*inputs, at_least_float32(keep_HQX)], [*names, "keep"]
+    dropout = _Dropout(heads, keep)
+    inputs, names = [*inputs, *dropout.inputs], [*names, *dropout.names]
     dq, dk, dv, dscale_PBG1L = pl.pallas_call(
-        functools.partial(_backward_kernel, heads, keep_HQX is not None),
+        functools.partial(_backward_kernel, heads, dropout),
         grid=grid,
         in_specs=[specs[name] for name in names],
         out_specs=[specs[name] for name in ("queries", "keys", "keys", "scale_gradient")],
@@ -165,56 +173,80 @@ def _backward_call(heads, q, k, v, scale_H, keep_HQX, y, dy):
 block_attention.defvjp(_forward, _backward)
 
 
+class _Dropout:
+    """Dropout in a kernel: its inputs, with the names of their blocks, and what it does."""
+
+    def __init__(self, heads, keep):
+        self.heads, self.rate, self.inputs, self.names = heads, None, [], []
+        if isinstance(keep, TileDropout):
+            self.rate, self.tiles = keep.rate, keep.seeds_HN2.shape[1]
+            self.inputs, self.names = [seed_numbers(keep)], ["seeds"]
+        elif keep is not None:
+            self.inputs, self.names = [at_least_float32(keep)], ["factors"]
+
+    @property
+    def factor(self):
+        """Of the weights that are kept by `of_tile`."""
+        return 1.0 if self.rate is None else 1 / (1 - self.rate)
+
+    def of_tile(self, inputs, head, number, rows, keys):
+        """Returns a function that drops weights, (Q, X), of a tile of queries."""
+        if not inputs:
+            return lambda weights: weights
+        if self.rate is None:
+            return lambda weights: weights * inputs[0][head, rows]
+        number = (pl.program_id(0) * self.heads.per_step + head) * self.tiles + number
+        kept = kept_tiles(self.heads, self.rate, inputs[0], number)
+        mask = jnp.concatenate([kept(block) for block in range(keys // TILE)], axis=1)
+        return lambda weights: jnp.where(mask, weights, 0.0)
+
+
 def _for_each_tile(size, tile):
     Q = tile_size(size)
 
     def call(number, _):
-        tile(pl.ds(pl.multiple_of(number * Q, Q), Q))
+        tile(number, pl.ds(pl.multiple_of(number * Q, Q), Q))
 
     jax.lax.fori_loop(0, size // Q, call, None, unroll=True)
 
 
-def _forward_kernel(heads, has_keep, q, k, v, scale, *rest):
-    keep, y = rest if has_keep else (None, *rest)
+def _forward_kernel(heads, dropout, q, k, v, scale, *rest):
+    *keep, y = rest
 
-    def tile(rows):
+    def tile(number, rows):
         x = at_least_float32(q[0, 0, rows])
         queries = x * inverse_length(heads, x) * scale[0]
         total = jnp.zeros_like(x)
         for head, mask in enumerate(head_masks(heads)):
             weights, inverse = softmax(only(queries, mask).astype(q.dtype), k[0, 0])
-            if keep is not None:
-                weights = weights * keep[head, rows]
-            one = dot(weights.astype(v.dtype), v[0, 0], (1, 0)) * inverse
+            weights = dropout.of_tile(keep, head, number, rows, k.shape[2])(weights)
+            one = dot(weights.astype(v.dtype), v[0, 0], (1, 0)) * (inverse * dropout.factor)
             total = total + only(one, mask)
         y[0, 0, rows] = total.astype(y.dtype)
 
     _for_each_tile(q.shape[2], tile)
 
 
-def _backward_kernel(heads, has_keep, q, k, v, y, dy, scale, *rest):
-    keep, rest = (rest[0], rest[1:]) if has_keep else (None, rest)
-    dq, dk, dv, dscale, dkeys, dvalues = rest
-
+def _backward_kernel(heads, dropout, q, k, v, y, dy, scale, *rest):
+    *keep, dq, dk, dv, dscale, dkeys, dvalues = rest
     for sums in (dscale, dkeys, dvalues):
         sums[...] = jnp.zeros_like(sums)
 
-    def tile(rows):
+    def tile(number, rows):
         x, gradient = at_least_float32(q[0, 0, rows]), at_least_float32(dy[0, 0, rows])
         unit = x * inverse_length(heads, x)
         queries = unit * scale[0]
         along_y = gradient * at_least_float32(y[0, 0, rows])
+        gradient = gradient * dropout.factor
         dqueries = jnp.zeros_like(x)
         for head, mask in enumerate(head_masks(heads)):
             own, dy_own = (only(part, mask).astype(q.dtype) for part in (queries, gradient))
             exponentials, inverse = softmax(own, k[0, 0])
             weights = exponentials * inverse
             mean = jnp.sum(only(along_y, mask), axis=-1, keepdims=True)
-            dweights = dot(dy_own, v[0, 0], (1, 1))
-            kept = weights
-            if keep is not None:
-                kept, dweights = weights * keep[head, rows], dweights * keep[head, rows]
-            dvalues[...] += dot(kept.astype(dy_own.dtype), dy_own, (0, 0))
+            dropped = dropout.of_tile(keep, head, number, rows, k.shape[2])
+            dvalues[...] += dot(dropped(weights).astype(dy_own.dtype), dy_own, (0, 0))
+            dweights = dropped(dot(dy_own, v[0, 0], (1, 1)))
             dscores = (weights * (dweights - mean)).astype(q.dtype)
             dqueries = dqueries + only(dot(dscores, k[0, 0], (1, 0)), mask)
             dkeys[...] += dot(dscores, own, (0, 0))

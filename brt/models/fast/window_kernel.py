@@ -29,13 +29,15 @@ from brt.models.fast.kernel_parts import (
     TILE,
     Heads,
     dot,
+    drawn_factors,
     head_masks,
     interpreted,
     inverse_length,
+    kept_tiles,
     lane_scale,
     on_each_device,
     only,
-    random_tiles,
+    seed_numbers,
     summed_over_batch,
     tile_size,
     unit_gradient,
@@ -106,7 +108,9 @@ def plain_window_attention(
     q_BTHK, k_BTHK, v_BTHK = split(q_BTA), split(k_BTA), split(v_BTA)
     q_BTHK = unit_heads(q_BTHK) if heads.qk_norm else scaled_down_heads(q_BTHK)
     k_BTHK = unit_heads(k_BTHK) if heads.qk_norm else k_BTHK
-    keep_HWX = drawn_factors(keep, W) if isinstance(keep, TileDropout) else keep
+    keep_HWX = keep
+    if isinstance(keep, TileDropout):
+        keep_HWX = drawn_factors(keep, W // TILE + 1, by_keys=True)
     keys = jnp.concatenate([split(cached_k_BWA), k_BTHK], axis=1)
     values = jnp.concatenate([split(cached_v_BWA), v_BTHK], axis=1)
     tiles = []
@@ -119,28 +123,6 @@ def plain_window_attention(
         tiles.append(plain_attention(*parts, scale_H, bias_HQX, factors))
     last_keys, last_values = (x[:, -W:].reshape(cached_k_BWA.shape) for x in (keys, values))
     return Attended(jnp.concatenate(tiles, axis=1).reshape(q_BTA.shape), last_keys, last_values)
-
-
-def drawn_factors(dropout: TileDropout, window: int) -> jax.Array:
-    """Returns the factors of the weights that an interpreted kernel draws, (H, W, X)."""
-    Q = tile_size(window)
-    interpreted = Heads(len(dropout.seeds_HN2), TILE, interpret=True)
-
-    def of_tile(seeds_2):
-        bits = random_tiles(interpreted, *_signed(seeds_2))
-        bits_QX = jnp.concatenate([bits(block).T for block in range(window // Q + 1)], axis=1)
-        return _kept(bits_QX, dropout.rate) / (1 - dropout.rate)
-
-    factors_HNQX = jax.vmap(jax.vmap(of_tile))(dropout.seeds_HN2)
-    return factors_HNQX.reshape(len(factors_HNQX), window, -1)
-
-
-def _kept(bits, rate):
-    return bits < min(round((1 - rate) * 2**32), 2**32 - 1) - 2**31
-
-
-def _signed(seeds):
-    return jax.lax.bitcast_convert_type(seeds, jnp.int32)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -294,7 +276,7 @@ class _Dropout:
         self.heads, self.tiles, self.rate = heads, W // tile_size(W), None
         self.inputs, self.specs = [], []
         if isinstance(keep, TileDropout):
-            self.rate, self.inputs = keep.rate, [_signed(keep.seeds_HN2).reshape(-1)]
+            self.rate, self.inputs = keep.rate, [seed_numbers(keep)]
             self.specs = [pl.BlockSpec(memory_space=pltpu.SMEM)]
         elif keep is not None:
             blocks = at_least_float32(keep).reshape(*keep.shape[:2], -1, W)
@@ -317,12 +299,12 @@ class _Dropout:
         if self.rate is None:
             return lambda block: lambda weights: weights * inputs[0][head, block]
         number = pl.program_id(0) * self.heads.per_step + head
-        start = 2 * (number * self.tiles + jax.lax.rem(tile, self.tiles))
-        bits = random_tiles(self.heads, inputs[0][start], inputs[0][start + 1])
+        number = number * self.tiles + jax.lax.rem(tile, self.tiles)
+        kept = kept_tiles(self.heads, self.rate, inputs[0], number)
 
         def of_block(block):
-            kept = _kept(bits(block), self.rate)
-            return lambda weights: jnp.where(kept, weights, 0.0)
+            mask = kept(block)
+            return lambda weights: jnp.where(mask, weights, 0.0)
 
         return of_block
 

@@ -30,12 +30,12 @@ class LayerMasks(NamedTuple):
     """The dropout masks of a layer, the same for all batch elements and blocks; None: no dropout.
 
     normed_PD, mlp_PD: of the outputs of attention norm and MLP, repeated along the tokens.
-    weights_HWJ, state_weights_HWS: of attention weights, at least float32.
+    weights_HWJ, state_weights_HWS: of attention weights, at least float32, or what draws them.
     """
 
     normed_PD: jax.Array | None = None
     weights_HWJ: jax.Array | TileDropout | None = None
-    state_weights_HWS: jax.Array | None = None
+    state_weights_HWS: jax.Array | TileDropout | None = None
     mlp_PD: jax.Array | None = None
 
 
@@ -48,11 +48,12 @@ def draw_masks(
     num_states: int | None,
     dtype: DTypeLike,
     keys: int | None = None,
+    tiled_states: bool = False,
 ) -> LayerMasks:
     """Draws the masks of a layer; none without a key.
 
     num_states: S, or None. keys: J of the window's weights, by default 2W; if fewer, a kernel draws
-    the factors of each tile of J - W queries.
+    the factors of each tile of J - W queries. tiled_states: a kernel draws those of the states'.
     """
     if key is None:
         return LayerMasks()
@@ -69,7 +70,12 @@ def draw_masks(
         else:
             weights_HWJ = tile_dropout(weights_key, rate, H, window // (keys - window))
     with jax.named_scope("states"):
-        state_weights_HWS = None if num_states is None else of_weights(states_key, num_states)
+        if num_states is None:
+            state_weights_HWS = None
+        elif tiled_states:
+            state_weights_HWS = tile_dropout(states_key, rate, H, window // PERIOD)
+        else:
+            state_weights_HWS = of_weights(states_key, num_states)
     with jax.named_scope("feed_forward"):
         mlp_PD = repeated_mask(mlp_key, rate, tokens, D, dtype)
     return LayerMasks(normed_PD, weights_HWJ, state_weights_HWS, mlp_PD)

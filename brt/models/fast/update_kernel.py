@@ -1,0 +1,199 @@
+"""Norm and gate of a recurrent cell's block as Pallas TPU kernels, by rows of the states.
+
+Plain counterparts: `rms_normed`, and the `update` of a gate
+(tests/models/test_attention_kernels.py). XLA makes passes of their own for sums, for gradients of
+biases, and for the arrays of all blocks that the backward pass needs. Here each array is read and
+written once (docs/benchmarks/tpu_compiler.md has the counts).
+
+Axes as in `cell_kernel`, and I tiles of states    N products of the gate    Z biases of the gate
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from brt.models.fast.kernel_parts import Heads, interpreted, tile_size, upcast
+from brt.models.fast.norms import rms_backward, rms_forward
+from brt.models.layers.precision import at_least_float32
+
+PARALLEL = pltpu.CompilerParams(dimension_semantics=("parallel", "parallel"))
+
+Biases = dict[str, jax.Array]
+Update = Callable[[jax.Array, Sequence[jax.Array], Biases], tuple[jax.Array, jax.Array]]
+"""From states, N products of the gate, each of the states' shape, and biases to the next states,
+and keep; number by number."""
+
+
+def sum_per_tile(states_BSD: jax.Array, rows: int) -> jax.Array:
+    """Returns zeros to add sums over states to, (B, I, rows, D)."""
+    B, S, D = states_BSD.shape
+    return jnp.zeros((B, S // tile_size(S), rows, D), upcast(states_BSD.dtype))
+
+
+def normed(
+    heads: Heads,
+    g: jax.Array,
+    states_BSD: jax.Array,
+    scale_D: jax.Array,
+    ids_SD: jax.Array,
+    states_GBSD: jax.Array,
+    x_GBSD: jax.Array,
+) -> Sequence[jax.Array]:
+    """Stores the states of block g, and their norms with ids, in the two last arrays."""
+    inputs = (states_BSD, "states"), (scale_D[None], "shared"), (ids_SD, "ids")
+    stored = (states_GBSD, "block"), (x_GBSD, "block")
+    return _call(heads, _normed, g, inputs, stored, (), "cell_norm_forward")
+
+
+def _normed(states, scale, ids, kept, x):
+    kept[0, 0] = states[0]
+    x[0, 0] = rms_forward(states[0], scale[...])[0].astype(x.dtype) + ids[...]
+
+
+def norm_gradients(
+    heads: Heads,
+    g: jax.Array,
+    dx_BSD: jax.Array,
+    states_GBSD: jax.Array,
+    scale_D: jax.Array,
+    dstates_BSD: jax.Array,
+    dids_BSD: jax.Array,
+    dscale_BI1D: jax.Array,
+) -> Sequence[jax.Array]:
+    """Adds the gradients of what `normed` had to the three last arrays; dx_BSD: of its result."""
+    inputs = (dx_BSD, "states"), (states_GBSD, "block"), (scale_D[None], "shared")
+    sums = (dstates_BSD, "states"), (dids_BSD, "states"), (dscale_BI1D, "tile")
+    return _call(heads, _norm_gradients, g, inputs, (), sums, "cell_norm_backward")
+
+
+def _norm_gradients(dx, states, scale, *refs):
+    dstates, dids, dscale, new_dstates, new_dids, new_dscale = refs
+    gradient = at_least_float32(dx[0])
+    saved = rms_forward(states[0, 0], scale[...])[1]
+    added, added_scale = rms_backward(saved, gradient.astype(states.dtype))
+    new_dstates[0] = dstates[0] + added
+    new_dids[0] = dids[0] + gradient
+    new_dscale[0, 0] = dscale[0, 0] + added_scale[None]
+
+
+def updated(
+    heads: Heads,
+    update: Update,
+    g: jax.Array,
+    states_BSD: jax.Array,
+    products_BSE: jax.Array,
+    biases: Biases,
+    products_GBSE: jax.Array,
+    keep_GBI1D: jax.Array,
+) -> Sequence[jax.Array]:
+    """Stores the products of block g and the mean of keep in each tile, and updates the states."""
+    inputs = (products_BSE, "states"), *_shared(biases)
+    stored = (products_GBSE, "block"), (keep_GBI1D, "tile of a block")
+    kernel = functools.partial(_updated, update, tuple(biases))
+    changed = ((states_BSD, "states"),)
+    return _call(heads, kernel, g, inputs, stored, changed, "cell_gate_forward")
+
+
+def _updated(update, names, products, *refs):
+    *biases, states, kept_products, kept, after = refs
+    arrays = _arrays(states[0], products[0], names, biases)
+    after[0], keep = update(*arrays)
+    kept_products[0, 0] = products[0]
+    kept[0, 0, 0] = jnp.mean(keep, axis=0, keepdims=True)
+
+
+def update_gradients(
+    heads: Heads,
+    update: Update,
+    g: jax.Array,
+    dafter_BSD: jax.Array,
+    states_GBSD: jax.Array,
+    products_GBSE: jax.Array,
+    biases: Biases,
+    dproducts_GBSE: jax.Array,
+    dbiases_BIZD: jax.Array,
+) -> Sequence[jax.Array]:
+    """Stores the gradient of the products of block g, adds those of biases, and changes dafter_BSD,
+    of the states that `updated` returned, to that of the states before.
+    """
+    inputs = (states_GBSD, "block"), (products_GBSE, "block"), *_shared(biases)
+    stored, changed = ((dproducts_GBSE, "block"),), ((dbiases_BIZD, "tile"), (dafter_BSD, "states"))
+    kernel = functools.partial(_update_gradients, update, tuple(biases))
+    return _call(heads, kernel, g, inputs, stored, changed, "cell_gate_backward")
+
+
+def _update_gradients(update, names, states, products, *refs):
+    *biases, dbiases, dafter, dproducts, new_dbiases, dstates = refs
+    arrays = _arrays(states[0, 0], products[0, 0], names, biases)
+    back = jax.vjp(lambda *arrays: update(*arrays)[0], *arrays)[1]
+    dstates[0], each, added = back(dafter[0])
+    D = states.shape[-1]
+    for n, gradient in enumerate(each):
+        dproducts[0, 0, :, n * D : (n + 1) * D] = gradient
+    for z, name in enumerate(names):
+        new_dbiases[0, 0, z : z + 1] = dbiases[0, 0, z : z + 1] + added[name]
+
+
+def _arrays(states, products, names, biases):
+    """Returns the arguments of an update, of a tile."""
+    D = states.shape[-1]
+    split = [products[:, n : n + D] for n in range(0, products.shape[-1], D)]
+    return states, split, {name: bias[...] for name, bias in zip(names, biases)}
+
+
+def _shared(biases):
+    return ((bias_D[None], "shared") for bias_D in biases.values())
+
+
+def _spec(name, shape, R):
+    *_, rows, D = shape
+    return {
+        "states": lambda: pl.BlockSpec((1, R, D), lambda b, i, g: (b, i, 0)),
+        "block": lambda: pl.BlockSpec((1, 1, R, D), lambda b, i, g: (g[0], b, i, 0)),
+        "ids": lambda: pl.BlockSpec((R, D), lambda b, i, g: (i, 0)),
+        "shared": lambda: pl.BlockSpec((1, D), lambda b, i, g: (0, 0)),
+        "tile": lambda: pl.BlockSpec((1, 1, rows, D), lambda b, i, g: (b, i, 0, 0)),
+        "tile of a block": lambda: pl.BlockSpec(
+            (1, 1, 1, rows, D), lambda b, i, g: (g[0], b, i, 0, 0)
+        ),
+    }[name]()
+
+
+def _call(heads, kernel, g, inputs, stored, changed, name):
+    """Calls a kernel for each tile of the states of block g; returns all `stored` and `changed`.
+
+    stored: arrays that it writes without reading them. The kernel gets inputs and `changed`, and
+    then what it writes.
+    """
+    (B, S) = next(x.shape[:2] for x, blocks in (*inputs, *changed) if blocks == "states")
+    R, first = tile_size(S), 1 + len(inputs)
+    skipped = slice(first, first + len(stored))
+
+    def call(*refs):
+        refs = list(refs)
+        del refs[skipped]
+        kernel(*refs[1:])
+
+    def specs(arrays):
+        return [_spec(blocks, x.shape, R) for x, blocks in arrays]
+
+    unread = [pl.BlockSpec(memory_space=pl.ANY)] * len(stored)
+    written = *stored, *changed
+    return pl.pallas_call(
+        call,
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=1,
+            grid=(B, S // R),
+            in_specs=[*specs(inputs), *unread, *specs(changed)],
+            out_specs=specs(written),
+        ),
+        out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x, _ in written],
+        input_output_aliases={first + i: i for i in range(len(written))},
+        compiler_params=PARALLEL,
+        interpret=interpreted(heads),
+        name=name,
+    )(g.reshape(1).astype(jnp.int32), *(x for x, _ in (*inputs, *written)))
