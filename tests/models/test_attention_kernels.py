@@ -3,6 +3,7 @@
 With libtpu installed the kernels are compiled for slices of four kinds of TPU as well.
 """
 
+import functools
 import importlib.util
 import os
 import subprocess
@@ -17,6 +18,7 @@ from paths import ROOT
 from brt.models.fast import relative_kernel, states_kernel, window_kernel
 from brt.models.fast.cell_kernel import CellParameters, CellTokens, run_cell
 from brt.models.fast.kernel_parts import TILE, Heads, drawn_factors, tile_size
+from brt.models.fast.projection_kernel import plain_projections, projections
 from brt.models.fast.states_kernel import block_attention, plain_block_attention
 from brt.models.fast.window_kernel import plain_window_attention, window_attention
 from brt.models.layers.attention import plain_attention
@@ -93,6 +95,31 @@ def of_cell(heads, states, window, batch, blocks, products=1, dtype=np.float32):
         "keep_bias": normal(rng, D),
         "keep": None,
     }
+
+
+def of_projections(heads, tokens, width, batch, dropout, dtype=np.float32):
+    """Random arguments of a layer's norm and three projections."""
+    rng = np.random.default_rng(0)
+    A = heads.num_heads * heads.head_size
+    return {
+        "x": normal(rng, batch, tokens, width, dtype=dtype),
+        "scale": normal(rng, width),
+        **{name: normal(rng, width, A, dtype=dtype) for name in "qkv"},
+        "keep": dropout_factors(rng, dropout, TILE, width),
+    }
+
+
+def projected(function, x, scale, q, k, v, keep):
+    keep = None if keep is None else keep.astype(x.dtype)
+    return function(x, scale, keep, [q, k, v])[1:]
+
+
+def kernel_projected(heads, *args):
+    return projected(functools.partial(projections, heads), *args)
+
+
+def plain_projected(heads, *args):
+    return projected(plain_projections, *args)
 
 
 DROPPED = 0.25
@@ -205,6 +232,7 @@ def relative_errors(forms, heads, args, exact_args=None):
 WINDOW = plain_window_attention, window_attention
 BLOCKS = plain_block_attention, block_attention
 CELL = plain_cell, cell
+PROJECTIONS = plain_projected, kernel_projected
 DISTANCES = plain_relative, relative
 CASES = {
     "a window": (WINDOW, Heads(2, 128), of_window, (128, 2, 1, 0.0)),
@@ -221,6 +249,8 @@ CASES = {
     "a cell": (CELL, Heads(2, 128), of_cell, (256, 128, 2, 2)),
     "a cell, two heads in the lanes": (CELL, Heads(4, 64), of_cell, (20, 32, 1, 3, 2)),
     "a cell without unit lengths": (CELL, Heads(4, 64, False), of_cell, (128, 256, 1, 2)),
+    "projections": (PROJECTIONS, Heads(2, 128), of_projections, (512, 256, 3, 0.2)),
+    "projections without dropout": (PROJECTIONS, Heads(4, 128), of_projections, (256, 512, 1, 0)),
     "distances": (DISTANCES, Heads(4, 64, False), of_distances, (40, 77, 3, False, True)),
     "distances of keys behind": (
         *(DISTANCES, Heads(2, 128, False), of_distances),
@@ -261,7 +291,14 @@ def test_outputs_and_all_gradients_equal_the_plain_form(name, capfd):
 
 
 @pytest.mark.parametrize(
-    "name", ["a window, two heads in the lanes", "states with dropout", "a cell", "distances"]
+    "name",
+    [
+        "a window, two heads in the lanes",
+        "states with dropout",
+        "a cell",
+        "projections",
+        "distances",
+    ],
 )
 def test_bfloat16_differs_by_no_more_than_its_rounding(name):
     forms, heads, make, sizes = CASES[name]
@@ -317,6 +354,7 @@ from brt.benchmarks import topologies
 from brt.models.fast.cell_kernel import CellParameters, CellTokens, misfit, run_cell
 from brt.models.fast.kernel_parts import Heads, tile_size
 from brt.models.fast.relative_kernel import attend_by_distance
+from brt.models.fast.projection_kernel import projections
 from brt.models.fast.states_kernel import block_attention
 from brt.models.fast.window_kernel import window_attention
 from brt.models.layers.dropout import TileDropout
@@ -378,6 +416,23 @@ for (S, W, H, K), activations in itertools.product(
         return backward(y)
 
     jax.jit(step).lower(parameters, of(1, S, D, dtype=jnp.float32), tokens).compile()
+
+for (T, D, A, N), activations in [
+    *[((T, 1024, 1024, 4), jnp.bfloat16) for T in (256, 4096)],
+    ((512, 2048, 512, 4), jnp.bfloat16),
+    ((512, 512, 1024, 4), jnp.float32),
+    ((512, 2048, 256, 4), jnp.float32),
+]:
+    x, scale, mask = of(2, T, D), of(D, dtype=jnp.float32), of(128, D)
+
+    def step(dys, x, scale, mask, *matrices):
+        def project(x, scale, *matrices):
+            return projections(Heads(A // 64, 64), x, scale, mask, matrices)[1:]
+
+        ys, backward = jax.vjp(project, x, scale, *matrices)
+        return ys, backward(dys)
+
+    jax.jit(step).lower([of(2, T, A)] * N, x, scale, mask, *[of(D, A)] * N).compile()
 
 for (T, J, H, K, future), activations, dropout in [
     ((384, 768, 16, 64, False), jnp.bfloat16, True),

@@ -71,7 +71,7 @@ def decode(
         (B, D) and the cache after the token.
     """
     x_B1D, weights = x_BD[:, None], layer.matrices(x_BD.dtype)
-    token, _ = layer.project(x_B1D, weights)
+    token, _, cross_B1HK = layer.project(x_B1D, weights)
     with jax.named_scope("attention"):
         k_BHK, v_BHK = token.keys_BTHK[:, 0], token.values_BTHK[:, 0]
         window = write_token(cache.window, k_BHK, v_BHK, reads_B)
@@ -92,7 +92,7 @@ def decode(
         k_BSHK, v_BSHK = (x_BGSHK[:, 0] for x_BGSHK in states)
         return attend(layer.scaled(q_B1HK), k_BSHK, v_BSHK, layer.scale("cross_scale_H"))
 
-    x_B1D, _ = layer.output(x_B1D, token.inputs_BTD, attended_B1HK, read_states, weights)
+    x_B1D, _ = layer.output(x_B1D, cross_B1HK, attended_B1HK, read_states, weights)
     blocks = BlockPairs(window.keys_BJHK[:, None], window.values_BJHK[:, None])
     full_B = completes_block(window, reads_B)
 

@@ -35,6 +35,7 @@ from brt.models.layers.sizes import Sizes
 from brt.models.model import Metrics
 
 QUERIES_KEYS_VALUES = "queries_DA", "keys_DA", "values_DA"
+CROSS_QUERIES = "cross_queries_DA"
 
 
 class Prepared(NamedTuple):
@@ -157,7 +158,7 @@ class Layer(nnx.Module):
         A = self.sizes.attention_size
         matrices = {name: getattr(self, name)[...] for name in QUERIES_KEYS_VALUES}
         if self.reads_states:
-            matrices["cross_queries_DA"] = self.cross_queries_DA[...]
+            matrices[CROSS_QUERIES] = self.cross_queries_DA[...]
             matrices["output_AD"] = self.output_CD[...][:A]
             matrices["states_output_AD"] = self.output_CD[...][A:]
         else:
@@ -187,7 +188,9 @@ class Layer(nnx.Module):
     # Steps that a segment and a decoded token (`decoding.py`) share.
 
     def _heads(self, x_BTD, matrix_DA: LoopWeights):
-        x_BTA = product("BTD,DA->BTA", x_BTD, matrix_DA)
+        return self._split(product("BTD,DA->BTA", x_BTD, matrix_DA))
+
+    def _split(self, x_BTA):
         return constrain(x_BTA.reshape(*x_BTA.shape[:2], self.sizes.num_heads, -1), "BTHK")
 
     def scaled(self, q_BTHK: jax.Array) -> jax.Array:
@@ -201,20 +204,30 @@ class Layer(nnx.Module):
         weights: dict[str, Any],
         mask_PD: jax.Array | None = None,
         counts_B: jax.Array | None = None,
-    ) -> tuple[LayerTokens, list[jax.Array]]:
-        """Returns the tokens, and their queries, keys and values before normalisation."""
+    ) -> tuple[LayerTokens, list[jax.Array], jax.Array | None]:
+        """Returns the tokens; their queries, keys and values before normalisation; and, if known,
+        their queries for states.
+        """
         normed_BTD = dropped(self.attention_norm(x_BTD), mask_PD)
-        heads = [self._heads(normed_BTD, weights[name]) for name in QUERIES_KEYS_VALUES]
+        names, cross = QUERIES_KEYS_VALUES, self.reads_states and not self.sequential
+        names = (*names, CROSS_QUERIES) if cross else names
+        if kernels.has_projection_kernel(self.sizes, x_BTD, mask_PD, len(names)):
+            inputs = x_BTD, self.attention_norm.scale_D[...], mask_PD
+            projected = kernels.projected(self.sizes, *inputs, [weights[name] for name in names])
+            heads = [self._split(y_BTA) for y_BTA in projected]
+        else:
+            heads = [self._heads(normed_BTD, weights[name]) for name in names]
+        heads, cross_BTHK = heads[:3], heads[3] if cross else None
         q_BTHK, k_BTHK, v_BTHK = heads
         k_BTHK = unit_heads(k_BTHK) if self.sizes.qk_norm else k_BTHK
         scale_H = self.scale("attention_scale_H")
         tokens = LayerTokens(normed_BTD, self.scaled(q_BTHK), k_BTHK, v_BTHK, scale_H, counts_B)
-        return tokens, heads
+        return tokens, heads, cross_BTHK
 
     def output(
         self,
         x_BTD: jax.Array,
-        normed_BTD: jax.Array,
+        cross_BTHK: jax.Array | None,
         attended_BTHK: jax.Array,
         read_states: Callable[[jax.Array], jax.Array],
         weights: dict[str, Any],
@@ -229,10 +242,10 @@ class Layer(nnx.Module):
             added_BTD = from_tokens_BTD = project(attended_BTHK, weights["output_AD"])
         if self.reads_states:
             with jax.named_scope("states"):
-                if self.sequential:
+                if cross_BTHK is None:
                     normed_BTD = self.cross_norm(x_BTD + from_tokens_BTD)
-                q_BTHK = self._heads(normed_BTD, weights["cross_queries_DA"])
-                from_states_BTD = project(read_states(q_BTHK), weights["states_output_AD"])
+                    cross_BTHK = self._heads(normed_BTD, weights[CROSS_QUERIES])
+                from_states_BTD = project(read_states(cross_BTHK), weights["states_output_AD"])
                 added_BTD = from_tokens_BTD + from_states_BTD
                 metrics["state_share"] = share_of_norm(from_states_BTD, from_tokens_BTD)
         x_BTD = x_BTD + added_BTD
@@ -271,7 +284,7 @@ class Layer(nnx.Module):
         bias_HWJ, weights, masks = prepared or self.prepare(x_BTD.dtype, key, x_BTD.shape[1])
 
         # Queries, keys and values of all blocks at once; each block sees itself and the one before.
-        tokens, heads = self.project(x_BTD, weights, masks.normed_PD, counts_B)
+        tokens, heads, cross_BTHK = self.project(x_BTD, weights, masks.normed_PD, counts_B)
         tokens = tokens._replace(projected_keys_BTHK=heads[1], window=cache.window)
         with jax.named_scope("attention"):
             blocks = BlockPairs(
@@ -309,7 +322,7 @@ class Layer(nnx.Module):
             return kernels.attend_to_states(self.sizes, *inputs, self.remat_blocks)
 
         x_BTD, shares = self.output(
-            x_BTD, tokens.inputs_BTD, attended_BTHK, read_states, weights, masks.mlp_PD
+            x_BTD, cross_BTHK, attended_BTHK, read_states, weights, masks.mlp_PD
         )
         return x_BTD, LayerCache(window, tuple(new_memories)), metrics | shares
 

@@ -14,12 +14,18 @@ from jax.typing import DTypeLike
 from brt.models.axis_rules import in_one_data_shard
 from brt.models.block_recurrent.memory import BlockPairs, BlockStates, LayerTokens
 from brt.models.caches import WindowCache
-from brt.models.fast import attention, cell_kernel, states_kernel, window_kernel
+from brt.models.fast import (
+    attention,
+    cell_kernel,
+    projection_kernel,
+    states_kernel,
+    window_kernel,
+)
 from brt.models.fast import cudnn_attention as cudnn
 from brt.models.fast.kernel_parts import TILE, Heads, on_tpu, tile_size, upcast
-from brt.models.fast.loop_weights import arrays_uncast
+from brt.models.fast.loop_weights import LoopWeights, arrays_uncast, products
 from brt.models.layers.attention import attend
-from brt.models.layers.dropout import TileDropout
+from brt.models.layers.dropout import PERIOD, TileDropout
 from brt.models.layers.norms import scaled_down_heads, unit_heads
 from brt.models.layers.sizes import Sizes
 from brt.progress import say
@@ -89,6 +95,34 @@ def has_kernel(sizes: Sizes, what: str, misfit: str | None, binding: str = BINDI
 @functools.cache
 def _say_once(line):
     say(line)
+
+
+def has_projection_kernel(
+    sizes: Sizes, x_BTD: jax.Array, mask_PD: jax.Array | None, matrices: int
+) -> bool:
+    """Returns whether a layer's norm and projections are a kernel."""
+    T, heads = x_BTD.shape[1], heads_of(sizes)
+    misfit = projection_kernel.misfit(heads, T, sizes.width, matrices, x_BTD.dtype)
+    if not _mesh().empty and _mesh().shape["model"] > 1:
+        misfit = "the model axis divides the matrices"
+    if mask_PD is not None and PERIOD % len(mask_PD):
+        misfit = f"the dropout mask repeats every {len(mask_PD)} tokens"
+    if misfit and sizes.attention_form == "kernel":
+        return False
+    return has_kernel(sizes, f"{matrices} projections of {T} tokens", misfit)
+
+
+def projected(
+    sizes: Sizes,
+    x_BTD: jax.Array,
+    scale_D: jax.Array,
+    mask_PD: jax.Array | None,
+    weights: Sequence[LoopWeights],
+) -> list[jax.Array]:
+    """Returns the products of normalised activations, with dropout, by that kernel, (B, T, A)."""
+    heads = heads_of(sizes, len(x_BTD))
+    compute = functools.partial(projection_kernel.projections, heads, x_BTD, scale_D, mask_PD)
+    return products("BTD,DA->BTA", compute, weights)
 
 
 def seen_keys(sizes: Sizes, window: int, sink_H: jax.Array | None = None) -> int:

@@ -18,7 +18,7 @@ kept, and one product after the backward loop is the gradient; of an unrolled lo
 product a step.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -68,6 +68,20 @@ def product(equation: str, x: jax.Array | tuple[jax.Array, ...], weights: LoopWe
     if isinstance(weights, _Multiplied):
         return weights.product(equation, x)
     return jnp.einsum(equation, _stacked(x, 0), in_loop(weights))
+
+
+def products(
+    equation: str, compute: Callable[[list[jax.Array]], Sequence[jax.Array]], weights: Any
+) -> list[jax.Array]:
+    """Returns what `compute` returns of the matrices in the activations' type.
+
+    compute: returns the activations x and the product of each matrix, the einsum of x and it.
+    """
+    stopped = jax.lax.stop_gradient
+    matrices = [stopped(in_loop(x)) if isinstance(x, _Multiplied) else in_loop(x) for x in weights]
+    x, *ys = compute(matrices)
+    pairs = zip(weights, ys, strict=True)
+    return [w.recorded(equation, x, y) if isinstance(w, _Multiplied) else y for w, y in pairs]
 
 
 def scan(
@@ -162,13 +176,15 @@ class _Multiplied:
         self._index = index
 
     def product(self, equation, x):
+        weights = jax.lax.stop_gradient(in_loop(self.weights))
+        return self.recorded(equation, x, jnp.einsum(equation, _stacked(x, 0), weights))
+
+    def recorded(self, equation, x, output):
+        """Returns the output, the product of x and the weights, with its change."""
         if self._index in self._products:
             raise ValueError(f"Weights are multiplied twice in one step of a loop: {equation}.")
         self._products[self._index] = self
-        self.equation, self.x = equation, x
-        self.output = jnp.einsum(
-            equation, _stacked(x, 0), jax.lax.stop_gradient(in_loop(self.weights))
-        )
+        self.equation, self.x, self.output = equation, x, output
         if self.changes is None:
             return self.output
         return _changed(self.output, self.changes[self._index])
