@@ -18,6 +18,7 @@ from paths import ROOT
 from brt.models.fast import relative_kernel, states_kernel, window_kernel
 from brt.models.fast.cell_kernel import CellParameters, CellTokens, run_cell
 from brt.models.fast.kernel_parts import TILE, Heads, drawn_factors, tile_size
+from brt.models.fast.output_kernel import outputs, plain_outputs
 from brt.models.fast.projection_kernel import plain_projections, projections
 from brt.models.fast.states_kernel import block_attention, plain_block_attention
 from brt.models.fast.window_kernel import plain_window_attention, window_attention
@@ -120,6 +121,31 @@ def kernel_projected(heads, *args):
 
 def plain_projected(heads, *args):
     return projected(plain_projections, *args)
+
+
+def of_outputs(heads, tokens, width, batch, dtype=np.float32):
+    """Random arguments of two output projections."""
+    rng = np.random.default_rng(0)
+    A = heads.num_heads * heads.head_size
+    return {
+        "x": normal(rng, batch, tokens, width, dtype=dtype),
+        **{name: normal(rng, batch, tokens, A, dtype=dtype) for name in ("tokens", "states")},
+        **{name: normal(rng, A, width, dtype=dtype) for name in ("matrix", "states_matrix")},
+        "keep": None,
+    }
+
+
+def added(function, x, tokens, states, matrix, states_matrix, _):
+    y, *squares = function(x, [tokens, states], [matrix, states_matrix])
+    return [y, *map(jax.lax.stop_gradient, squares)]
+
+
+def kernel_added(heads, *args):
+    return added(functools.partial(outputs, heads), *args)
+
+
+def plain_added(heads, *args):
+    return added(plain_outputs, *args)
 
 
 DROPPED = 0.25
@@ -233,6 +259,7 @@ WINDOW = plain_window_attention, window_attention
 BLOCKS = plain_block_attention, block_attention
 CELL = plain_cell, cell
 PROJECTIONS = plain_projected, kernel_projected
+OUTPUTS = plain_added, kernel_added
 DISTANCES = plain_relative, relative
 CASES = {
     "a window": (WINDOW, Heads(2, 128), of_window, (128, 2, 1, 0.0)),
@@ -251,6 +278,7 @@ CASES = {
     "a cell without unit lengths": (CELL, Heads(4, 64, False), of_cell, (128, 256, 1, 2)),
     "projections": (PROJECTIONS, Heads(2, 128), of_projections, (512, 256, 3, 0.2)),
     "projections without dropout": (PROJECTIONS, Heads(4, 128), of_projections, (256, 512, 1, 0)),
+    "two outputs": (OUTPUTS, Heads(2, 128), of_outputs, (512, 256, 3)),
     "distances": (DISTANCES, Heads(4, 64, False), of_distances, (40, 77, 3, False, True)),
     "distances of keys behind": (
         *(DISTANCES, Heads(2, 128, False), of_distances),
@@ -297,6 +325,7 @@ def test_outputs_and_all_gradients_equal_the_plain_form(name, capfd):
         "states with dropout",
         "a cell",
         "projections",
+        "two outputs",
         "distances",
     ],
 )
@@ -354,6 +383,7 @@ from brt.benchmarks import topologies
 from brt.models.fast.cell_kernel import CellParameters, CellTokens, misfit, run_cell
 from brt.models.fast.kernel_parts import Heads, tile_size
 from brt.models.fast.relative_kernel import attend_by_distance
+from brt.models.fast.output_kernel import outputs
 from brt.models.fast.projection_kernel import projections
 from brt.models.fast.states_kernel import block_attention
 from brt.models.fast.window_kernel import window_attention
@@ -433,6 +463,15 @@ for (T, D, A, N), activations in [
         return ys, backward(dys)
 
     jax.jit(step).lower([of(2, T, A)] * N, x, scale, mask, *[of(D, A)] * N).compile()
+
+    def step(dy, *given):
+        def add(*given):
+            return outputs(Heads(A // 64, 64), *given)[0]
+
+        y, backward = jax.vjp(add, *given)
+        return y, backward(dy)
+
+    jax.jit(step).lower(x, x, [of(2, T, A)] * 2, [of(A, D)] * 2).compile()
 
 for (T, J, H, K, future), activations, dropout in [
     ((384, 768, 16, 64, False), jnp.bfloat16, True),

@@ -29,7 +29,13 @@ from brt.models.fast.loop_weights import LoopWeights, cast_before, product
 from brt.models.layers.dropout import LayerMasks, draw_masks, dropped
 from brt.models.layers.feed_forward import FeedForward
 from brt.models.layers.initializers import DENSE, parameter
-from brt.models.layers.norms import RMSNorm, scaled_down_heads, share_of_norm, unit_heads
+from brt.models.layers.norms import (
+    RMSNorm,
+    scaled_down_heads,
+    share_of_norm,
+    share_of_squares,
+    unit_heads,
+)
 from brt.models.layers.positions_t5 import RelativeBias, WindowMask
 from brt.models.layers.sizes import Sizes
 from brt.models.model import Metrics
@@ -211,7 +217,7 @@ class Layer(nnx.Module):
         normed_BTD = dropped(self.attention_norm(x_BTD), mask_PD)
         names, cross = QUERIES_KEYS_VALUES, self.reads_states and not self.sequential
         names = (*names, CROSS_QUERIES) if cross else names
-        if kernels.has_projection_kernel(self.sizes, x_BTD, mask_PD, len(names)):
+        if kernels.has_projection_kernel(self.sizes, x_BTD, len(names), mask_PD):
             inputs = x_BTD, self.attention_norm.scale_D[...], mask_PD
             projected = kernels.projected(self.sizes, *inputs, [weights[name] for name in names])
             heads = [self._split(y_BTA) for y_BTA in projected]
@@ -238,17 +244,31 @@ class Layer(nnx.Module):
         def project(y_BTHK, matrix_AD):
             return product("BTA,AD->BTD", y_BTHK.reshape(*x_BTD.shape[:2], -1), matrix_AD)
 
-        with jax.named_scope("attention"):
-            added_BTD = from_tokens_BTD = project(attended_BTHK, weights["output_AD"])
-        if self.reads_states:
+        attended, names = [attended_BTHK], ["output_AD"]
+        if cross_BTHK is not None:
             with jax.named_scope("states"):
-                if cross_BTHK is None:
-                    normed_BTD = self.cross_norm(x_BTD + from_tokens_BTD)
-                    cross_BTHK = self._heads(normed_BTD, weights[CROSS_QUERIES])
-                from_states_BTD = project(read_states(cross_BTHK), weights["states_output_AD"])
-                added_BTD = from_tokens_BTD + from_states_BTD
-                metrics["state_share"] = share_of_norm(from_states_BTD, from_tokens_BTD)
-        x_BTD = x_BTD + added_BTD
+                attended.append(read_states(cross_BTHK))
+                names.append("states_output_AD")
+        in_kernel = kernels.has_projection_kernel(self.sizes, x_BTD, len(names))
+        if in_kernel and not self.sequential:
+            with jax.named_scope("attention"):
+                inputs = x_BTD, attended, [weights[name] for name in names]
+                x_BTD, *squares = kernels.outputs(self.sizes, *inputs)
+            if self.reads_states:
+                metrics["state_share"] = share_of_squares(*reversed(squares))
+        else:
+            with jax.named_scope("attention"):
+                added_BTD = from_tokens_BTD = project(attended_BTHK, weights["output_AD"])
+            if self.reads_states:
+                with jax.named_scope("states"):
+                    if self.sequential:
+                        normed_BTD = self.cross_norm(x_BTD + from_tokens_BTD)
+                        cross_BTHK = self._heads(normed_BTD, weights[CROSS_QUERIES])
+                        attended.append(read_states(cross_BTHK))
+                    from_states_BTD = project(attended[1], weights["states_output_AD"])
+                    added_BTD = from_tokens_BTD + from_states_BTD
+                    metrics["state_share"] = share_of_norm(from_states_BTD, from_tokens_BTD)
+            x_BTD = x_BTD + added_BTD
         with jax.named_scope("feed_forward"):
             normed_BTD = self.feed_forward_norm(x_BTD)
             mlp_BTD = self.feed_forward(normed_BTD, weights=weights["feed_forward"])

@@ -17,13 +17,14 @@ from brt.models.caches import WindowCache
 from brt.models.fast import (
     attention,
     cell_kernel,
+    output_kernel,
     projection_kernel,
     states_kernel,
     window_kernel,
 )
 from brt.models.fast import cudnn_attention as cudnn
 from brt.models.fast.kernel_parts import TILE, Heads, on_tpu, tile_size, upcast
-from brt.models.fast.loop_weights import LoopWeights, arrays_uncast, products
+from brt.models.fast.loop_weights import LoopWeights, added_products, arrays_uncast, products
 from brt.models.layers.attention import attend
 from brt.models.layers.dropout import PERIOD, TileDropout
 from brt.models.layers.norms import scaled_down_heads, unit_heads
@@ -98,9 +99,9 @@ def _say_once(line):
 
 
 def has_projection_kernel(
-    sizes: Sizes, x_BTD: jax.Array, mask_PD: jax.Array | None, matrices: int
+    sizes: Sizes, x_BTD: jax.Array, matrices: int, mask_PD: jax.Array | None = None
 ) -> bool:
-    """Returns whether a layer's norm and projections are a kernel."""
+    """Returns whether projections of a layer's inputs, and of its attentions, are kernels."""
     T, heads = x_BTD.shape[1], heads_of(sizes)
     misfit = projection_kernel.misfit(heads, T, sizes.width, matrices, x_BTD.dtype)
     if not _mesh().empty and _mesh().shape["model"] > 1:
@@ -119,10 +120,18 @@ def projected(
     mask_PD: jax.Array | None,
     weights: Sequence[LoopWeights],
 ) -> list[jax.Array]:
-    """Returns the products of normalised activations, with dropout, by that kernel, (B, T, A)."""
+    """Returns the products of normalised activations, with dropout, by a kernel, (B, T, A)."""
     heads = heads_of(sizes, len(x_BTD))
     compute = functools.partial(projection_kernel.projections, heads, x_BTD, scale_D, mask_PD)
     return products("BTD,DA->BTA", compute, weights)
+
+
+def outputs(
+    sizes: Sizes, x_BTD: jax.Array, attended: Sequence[jax.Array], weights: Sequence[LoopWeights]
+) -> list[jax.Array]:
+    """Returns `output_kernel.plain_outputs` of attended_BTHK, by a kernel."""
+    compute = functools.partial(output_kernel.outputs, heads_of(sizes, len(x_BTD)), x_BTD)
+    return added_products("BTA,AD->BTD", compute, [*map(_joined_heads, attended)], weights)
 
 
 def seen_keys(sizes: Sizes, window: int, sink_H: jax.Array | None = None) -> int:

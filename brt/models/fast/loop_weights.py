@@ -77,11 +77,34 @@ def products(
 
     compute: returns the activations x and the product of each matrix, the einsum of x and it.
     """
-    stopped = jax.lax.stop_gradient
-    matrices = [stopped(in_loop(x)) if isinstance(x, _Multiplied) else in_loop(x) for x in weights]
-    x, *ys = compute(matrices)
-    pairs = zip(weights, ys, strict=True)
-    return [w.recorded(equation, x, y) if isinstance(w, _Multiplied) else y for w, y in pairs]
+    x, *ys = compute([*map(_constant, weights)])
+    return [_recorded(w, equation, x, y) for w, y in zip(weights, ys, strict=True)]
+
+
+def added_products(
+    equation: str,
+    compute: Callable[..., Sequence[jax.Array]],
+    xs: Sequence[jax.Array],
+    weights: Any,
+) -> list[jax.Array]:
+    """Returns what `compute` returns of activations and matrices in their type.
+
+    compute: its first result has the sum of all products, the einsums of each x and its matrix.
+    """
+    y, *rest = compute([*xs], [*map(_constant, weights)])
+    for x, w in zip(xs, weights, strict=True):
+        y = _recorded(w, equation, x, y)
+    return [y, *rest]
+
+
+def _constant(weights):
+    """Returns a matrix whose gradient, if its product is recorded, is not that of the product."""
+    matrix = in_loop(weights)
+    return jax.lax.stop_gradient(matrix) if isinstance(weights, _Multiplied) else matrix
+
+
+def _recorded(weights, equation, x, y):
+    return weights.recorded(equation, x, y) if isinstance(weights, _Multiplied) else y
 
 
 def scan(

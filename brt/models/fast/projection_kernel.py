@@ -29,8 +29,10 @@ from brt.models.fast.norms import rms_backward, rms_forward, rms_normed
 from brt.models.layers.dropout import dropped
 from brt.models.layers.precision import at_least_float32
 
-ROWS = 256, 128
-"""Tokens of a tile, forward and backward."""
+ROWS = 256
+"""Tokens of a tile."""
+ROWS_BACKWARD = 128
+"""With all matrices and the norm's gradient in VMEM."""
 PARTS = 2
 """Of the columns of each matrix, forward: a core of a chip needs only its own."""
 MOST = 8 * 2**20
@@ -43,8 +45,8 @@ def misfit(heads: Heads, tokens: int, width: int, matrices: int, dtype: DTypeLik
     """Returns why the kernel cannot compute these projections, or None."""
     columns = heads.num_heads * heads.head_size
     unit = PARTS * (1 if heads.interpret else LANES)
-    if tokens % max(ROWS) and not heads.interpret:
-        return f"{tokens} tokens are not a multiple of {max(ROWS)}"
+    if tokens % ROWS and not heads.interpret:
+        return f"{tokens} tokens are not a multiple of {ROWS}"
     if width % unit or columns % unit or width > WIDEST:
         return f"width = {width} or {columns} columns are not a multiple of {unit} up to {WIDEST}"
     size = matrices * width * columns * jnp.dtype(dtype).itemsize
@@ -100,7 +102,7 @@ projections.defvjp(_forward, _backward)
 
 def _forward_call(heads, x, scale_D, mask_PD, matrices):
     B, T, D = x.shape
-    A, R = matrices[0].shape[1], _tile(T, ROWS[0])
+    A, R = matrices[0].shape[1], tile_of(T, ROWS)
     masks = [] if mask_PD is None else [mask_PD]
     once = pl.Buffered(1)
 
@@ -132,7 +134,7 @@ def _forward_call(heads, x, scale_D, mask_PD, matrices):
     )(x, scale_D[None], *matrices, *masks)
 
 
-def _tile(tokens, rows):
+def tile_of(tokens: int, rows: int) -> int:
     return rows if tokens % rows == 0 else tokens  # interpreted
 
 
@@ -157,7 +159,7 @@ def _forward_kernel(number, x, scale, *refs):
 
 def _backward_call(heads, x, scale_D, mask_PD, matrices, gradients):
     B, T, D = x.shape
-    A, R = matrices[0].shape[1], _tile(T, ROWS[1])
+    A, R = matrices[0].shape[1], tile_of(T, ROWS_BACKWARD)
     masks = [] if mask_PD is None else [mask_PD]
     once = pl.Buffered(1)
 
