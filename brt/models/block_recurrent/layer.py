@@ -249,13 +249,12 @@ class Layer(nnx.Module):
             with jax.named_scope("states"):
                 attended.append(read_states(cross_BTHK))
                 names.append("states_output_AD")
-        in_kernel = kernels.has_projection_kernel(self.sizes, x_BTD, len(names))
-        if in_kernel and not self.sequential:
-            with jax.named_scope("attention"):
+        in_kernel = len(names) > 1 and kernels.has_projection_kernel(self.sizes, x_BTD, len(names))
+        if in_kernel:
+            with jax.named_scope("states"):
                 inputs = x_BTD, attended, [weights[name] for name in names]
-                x_BTD, *squares = kernels.outputs(self.sizes, *inputs)
-            if self.reads_states:
-                metrics["state_share"] = share_of_squares(*reversed(squares))
+                x_BTD, of_tokens, of_states = kernels.outputs(self.sizes, *inputs)
+                metrics["state_share"] = share_of_squares(of_states, of_tokens)
         else:
             with jax.named_scope("attention"):
                 added_BTD = from_tokens_BTD = project(attended_BTHK, weights["output_AD"])
@@ -312,7 +311,9 @@ class Layer(nnx.Module):
                 block_pairs(cache.window.values_BWHK, tokens.values_BTHK),
             )
             inputs = heads, cache.window, tokens, blocks, bias_HWJ, masks.weights_HWJ, self.sink
-            attended_BTHK, window = kernels.attend_to_window(self.sizes, *inputs, self.remat_blocks)
+            attended_BTHK, window, tokens = kernels.attend_to_window(
+                self.sizes, *inputs, in_cell=self.num_states > 0, remat=self.remat_blocks
+            )
 
         # Memories, in order. Each may add to attention, is updated with the blocks, and may offer
         # states: those from before each block, so that no block sees its own update.

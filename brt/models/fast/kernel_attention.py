@@ -150,9 +150,11 @@ def attend_to_window(
     bias: jax.Array,
     keep: jax.Array | TileDropout | None,
     sink_H: jax.Array | None = None,
+    in_cell: bool = False,
     remat: bool = False,
-) -> tuple[jax.Array, WindowCache]:
-    """Returns windowed self-attention, (B, T, H, K), and the cache of the last block.
+) -> tuple[jax.Array, WindowCache, LayerTokens]:
+    """Returns windowed self-attention, (B, T, H, K), the cache of the last block, and the tokens
+    for a cell.
 
     Args:
         projected: queries, keys and values of `tokens` before normalisation.
@@ -161,18 +163,25 @@ def attend_to_window(
         bias: of a block, or for a kernel of a tile, (H, Q, `seen_keys`).
         keep: dropout factors, (H, W, `seen_keys`), or for a kernel what draws them.
         sink_H: as of `attend`; no kernel has one.
+        in_cell: whether a cell attends to the tokens as well.
         remat: recompute the plain form in the backward pass; kernels always do.
     """
     W = cache.keys_BWHK.shape[1]
     if not has_window_kernel(sizes, W, sink_H):
         plain = tokens.scale_H, bias, keep, sink_H
         y_BTHK = _attend_in_blocks(sizes, tokens.queries_BTHK, *blocks, *plain, remat)
-        return y_BTHK, WindowCache(tokens.keys_BTHK[:, -W:], tokens.values_BTHK[:, -W:])
+        return y_BTHK, WindowCache(tokens.keys_BTHK[:, -W:], tokens.values_BTHK[:, -W:]), tokens
     q, k, v, cached_k, cached_v = map(_joined_heads, (*projected, *cache))
     heads, tables = heads_of(sizes, len(q)), (tokens.scale_H, bias, keep)
-    y_BTA, *last_BWA = window_kernel.window_attention(heads, q, k, v, cached_k, cached_v, *tables)
+    inputs = heads, q, k, v, cached_k, cached_v, *tables
+    if in_cell:
+        (y_BTA, *last_BWA), *used = window_kernel.attention_and_tokens(*inputs)
+        k_BTHK, v_BTHK = (x_BTA.reshape(projected[0].shape) for x_BTA in used)
+        tokens = tokens._replace(projected_keys_BTHK=k_BTHK, values_BTHK=v_BTHK)
+    else:
+        y_BTA, *last_BWA = window_kernel.window_attention(*inputs)
     last_BWHK = (x_BWA.reshape(cache.keys_BWHK.shape) for x_BWA in last_BWA)
-    return y_BTA.reshape(projected[0].shape), WindowCache(*last_BWHK)
+    return y_BTA.reshape(projected[0].shape), WindowCache(*last_BWHK), tokens
 
 
 def attend_to_states(

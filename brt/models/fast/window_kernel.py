@@ -17,7 +17,7 @@ Axes as in `kernel_parts`, and C tokens of a chunk, a divisor of W    X = W + Q
 """
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -158,8 +158,30 @@ def _forward(heads, *inputs):
 
 def _backward(heads, saved, gradients):
     run = functools.partial(_backward_call, heads)
-    inputs = *_INPUTS, _LOG_SUM, "BTA", *_OUTPUTS
+    inputs = *_INPUTS, _LOG_SUM, "BTA", *_OUTPUTS, *["BTA"] * (len(gradients) - len(_OUTPUTS))
     return *on_each_device(heads, run, inputs, _INPUTS[:7])(*saved, *gradients), None
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def attention_and_tokens(heads: Heads, *inputs: Any) -> tuple[Attended, jax.Array, jax.Array]:
+    """Returns `window_attention` of the inputs, and k_BTA and v_BTA as they are.
+
+    The kernel adds the gradients of these two to its own; XLA would take two passes.
+    """
+    return _forward(heads, *inputs)[0], *inputs[1:3]
+
+
+def _forward_and_tokens(heads, *inputs):
+    attended, saved = _forward(heads, *inputs)
+    return (attended, *inputs[1:3]), saved
+
+
+def _backward_and_tokens(heads, saved, gradients):
+    attended, *tokens = gradients
+    return _backward(heads, saved, (*attended, *tokens))
+
+
+attention_and_tokens.defvjp(_forward_and_tokens, _backward_and_tokens)
 
 
 def _forward_call(heads, q, k, v, cached_k, cached_v, scale_H, bias_HQX, keep):
@@ -213,13 +235,15 @@ def _backward_call(
         pl.BlockSpec((1, C, L), index) for index in (current, early, from_cache, last)
     )
     tables = _tables(heads, scale_H, bias_HQX, q.dtype)
+    gradients, tokens = gradients[:3], gradients[3:]
     inputs = [*tables, log_sum, q, k, y, *gradients, k, v, cached_k, cached_v, k, v]
     log_sum_spec = _log_sum_spec(heads.per_step, C, lambda g: G - 1 - g)
     specs = [*_head_specs(heads, W), log_sum_spec, *[chunk] * 4, in_last_block, in_last_block]
     specs += [before, before, cached, cached, _IN_HBM, _IN_HBM]
+    specs += [chunk] * len(tokens)
     dropout = _Dropout(heads, keep, W)
     dq, dk, dv, dcached_k, dcached_v, dscale_P1L, dbias_HXQ = pl.pallas_call(
-        functools.partial(_backward_kernel, heads, dropout),
+        functools.partial(_backward_kernel, heads, dropout, len(tokens)),
         grid=(heads.num_heads // heads.per_step, len(q), G),
         in_specs=[*specs, *dropout.specs],
         out_specs=[chunk, chunk, chunk, _IN_HBM, _IN_HBM, *_head_specs(heads, W)],
@@ -233,7 +257,7 @@ def _backward_call(
         compiler_params=COMPILER,
         interpret=interpreted(heads),
         name="window_attention_backward",
-    )(*inputs, *dropout.inputs)
+    )(*inputs, *tokens, *dropout.inputs)
     dscale_H = dscale_P1L.reshape(heads.num_heads, -1).sum(axis=1)
     dscale_H = dscale_H * jnp.sign(scale_H) * heads.factor
     dscale_H, dbias_HXQ = summed_over_batch(heads, dscale_H, dbias_HXQ)
@@ -388,8 +412,9 @@ def _forward_kernel(heads, dropout, q, k, v, cached_k, cached_v, scale, bias, *r
     _for_each_tile(W, C, tile)
 
 
-def _backward_kernel(heads, dropout, scale, bias, log_sum, q, k, y, dy, *rest):
+def _backward_kernel(heads, dropout, tokens, scale, bias, log_sum, q, k, y, dy, *rest):
     dlast_k, dlast_v, early_k, early_v, cached_k, cached_v, all_k, all_v = rest[:8]
+    tokens, rest = rest[8 : 8 + tokens], (*rest[:8], *rest[8 + tokens :])
     *keep, dq, dk, dv, dcached_k, dcached_v, dscale, dbias, keys, values, dkeys, dvalues = rest[8:]
     C, masks = q.shape[1], head_masks(heads)
     W = len(keys) - C
@@ -470,8 +495,10 @@ def _backward_kernel(heads, dropout, scale, bias, log_sum, q, k, y, dy, *rest):
         sums[W:] + in_last_block * at_least_float32(dlast[0])
         for sums, dlast in ((dkeys, dlast_k), (dvalues, dlast_v))
     )
-    dk[0] = unit_gradient(heads, at_least_float32(k[0]), dunit).astype(dk.dtype)
-    dv[0] = dvalue.astype(dv.dtype)
+    gradients = unit_gradient(heads, at_least_float32(k[0]), dunit), dvalue
+    if tokens:
+        gradients = tuple(x + at_least_float32(y[0]) for x, y in zip(gradients, tokens))
+    dk[0], dv[0] = (x.astype(dk.dtype) for x in gradients)
 
     @pl.when(step == steps - 1)
     def _():
