@@ -210,8 +210,13 @@ def _backward(heads, update, names, scale_D, ids_SD, matrix, self_H, cross_H, ga
     kind = upcast(dtype)
     scales = _scales(heads, (self_H, cross_H), dtype)
 
+    # The kernel of the norm computes this product as well, unless devices have parts of it.
+    axis = heads.mesh_axes[1]
+    separate = matrix.size * matrix.dtype.itemsize > update_kernel.MOST
+    separate = separate or (axis is not None and jax.lax.axis_size(axis) > 1)
+
     def step(carry, g):
-        dstates, dids, dscale, dbiases, dproducts, *written = carry
+        dstates, dscale, all_dx, dbiases, dproducts, *written = carry
         inputs = dstates, states_GBSD, products_GBSE, biases, dproducts, dbiases
         gradients = update_kernel.update_gradients(heads, update, g, *inputs)
         dproducts, dbiases, dstates = gradients
@@ -219,16 +224,19 @@ def _backward(heads, update, names, scale_D, ids_SD, matrix, self_H, cross_H, ga
         dh_BYSA = jnp.einsum("BSE,YAE->BYSA", dproducts_BSE, gate)
         inputs = *scales, *tokens, *saved, dh_BYSA, *dkeys_values, *written
         written = _backward_call(heads, g, *inputs)
-        dheads_BXSA = jax.lax.dynamic_index_in_dim(written[3], g, 0, keepdims=False)
-        dx_BSD = _sum_over_heads(heads, jnp.einsum("BXSA,XDA->BSD", dheads_BXSA, matrix))
-        inputs = dx_BSD, states_GBSD, scale_D, dstates, dids, dscale
-        sums = update_kernel.norm_gradients(heads, g, *inputs)
-        return (*sums, dbiases, dproducts, *written), None
+        dx = [written[3], matrix]
+        if separate:
+            dheads_BXSA = jax.lax.dynamic_index_in_dim(written[3], g, 0, keepdims=False)
+            dx_BSD = jnp.einsum("BXSA,XDA->BSD", dheads_BXSA, matrix)
+            dx = [_sum_over_heads(heads, dx_BSD)]
+        inputs = dx, states_GBSD, scale_D, dstates, all_dx, dscale
+        all_dx, *sums = update_kernel.norm_gradients(heads, g, *inputs)
+        return (*sums, all_dx, dbiases, dproducts, *written), None
 
     parts = heads.num_heads // heads.per_step
     sums = [
-        jnp.zeros(dstates_BSD.shape, kind),
         update_kernel.sum_per_tile(dstates_BSD, 1),
+        jax.lax.empty(states_GBSD.shape, dtype),
         update_kernel.sum_per_tile(dstates_BSD, len(biases)),
     ]
     lanes_BPYL = jnp.zeros((len(dstates_BSD), parts, 2, heads.lanes), kind)
@@ -237,13 +245,14 @@ def _backward(heads, update, names, scale_D, ids_SD, matrix, self_H, cross_H, ga
     dproducts_GBSE = jax.lax.empty(products_GBSE.shape, dtype)
     carry = dstates_BSD, *sums, dproducts_GBSE, lanes_BPYL, *pending, *buffers
     carry, _ = jax.lax.scan(step, carry, jnp.arange(len(states_GBSD)), reverse=True)
-    dstates_BSD, dids_BSD, dscale_BI1D, dbiases_BIZD, dproducts_GBSE, lanes_BPYL, *rest = carry
+    dstates_BSD, dscale_BI1D, dx_GBSD, dbiases_BIZD, dproducts_GBSE, lanes_BPYL, *rest = carry
     dcached, (dheads_GBXSA, *dtokens) = [x.astype(dtype) for x in rest[:2]], rest[2:]
     lanes_YPL = jnp.swapaxes(lanes_BPYL.sum(axis=0), 0, 1)
     dscales_YH = lanes_YPL.reshape(2, heads.num_heads, -1).sum(axis=-1) * heads.factor
     dself_H, dcross_H = dscales_YH[0] * jnp.sign(self_H), dscales_YH[1] * jnp.sign(cross_H)
+    dids_SD = dx_GBSD.sum(axis=(0, 1), dtype=kind)
     dbiases_ZD = dbiases_BIZD.sum(axis=(0, 1))
-    summed = dscale_BI1D.sum(axis=(0, 1, 2)), dids_BSD.sum(axis=0), dself_H, dcross_H
+    summed = dscale_BI1D.sum(axis=(0, 1, 2)), dids_SD, dself_H, dcross_H
     summed = summed_over_batch(heads, *summed, *dbiases_ZD)
     return dstates_BSD, *dtokens, *dcached, dheads_GBXSA, dproducts_GBSE, *summed
 

@@ -16,11 +16,13 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from brt.models.fast.kernel_parts import Heads, interpreted, tile_size, upcast
+from brt.models.fast.kernel_parts import Heads, dot, interpreted, tile_size, upcast
 from brt.models.fast.norms import rms_backward, rms_forward
-from brt.models.layers.precision import at_least_float32
 
 PARALLEL = pltpu.CompilerParams(dimension_semantics=("parallel", "parallel"))
+
+MOST = 8 * 2**20
+"""Bytes of matrices that fit into 16 MiB of VMEM with the rest."""
 
 Biases = dict[str, jax.Array]
 Update = Callable[[jax.Array, Sequence[jax.Array], Biases], tuple[jax.Array, jax.Array]]
@@ -57,26 +59,37 @@ def _normed(states, scale, ids, kept, x):
 def norm_gradients(
     heads: Heads,
     g: jax.Array,
-    dx_BSD: jax.Array,
+    dx: Sequence[jax.Array],
     states_GBSD: jax.Array,
     scale_D: jax.Array,
     dstates_BSD: jax.Array,
-    dids_BSD: jax.Array,
+    dx_GBSD: jax.Array,
     dscale_BI1D: jax.Array,
 ) -> Sequence[jax.Array]:
-    """Adds the gradients of what `normed` had to the three last arrays; dx_BSD: of its result."""
-    inputs = (dx_BSD, "states"), (states_GBSD, "block"), (scale_D[None], "shared")
-    sums = (dstates_BSD, "states"), (dids_BSD, "states"), (dscale_BI1D, "tile")
-    return _call(heads, _norm_gradients, g, inputs, (), sums, "cell_norm_backward")
+    """Adds the gradients of the states and the scale, and stores that of the result, of block g.
+
+    dx: the gradient of the result, (B, S, D), or the two factors whose product it is: of all heads,
+    (G, B, X, S, A), and the matrices (X, D, A).
+    """
+    kinds = ("states",) if len(dx) == 1 else ("block of heads", "matrices")
+    inputs = *zip(dx, kinds), (states_GBSD, "block"), (scale_D[None], "shared")
+    stored, sums = ((dx_GBSD, "block"),), ((dstates_BSD, "states"), (dscale_BI1D, "tile"))
+    kernel = functools.partial(_norm_gradients, len(dx))
+    return _call(heads, kernel, g, inputs, stored, sums, "cell_norm_backward")
 
 
-def _norm_gradients(dx, states, scale, *refs):
-    dstates, dids, dscale, new_dstates, new_dids, new_dscale = refs
-    gradient = at_least_float32(dx[0])
+def _norm_gradients(number, *refs):
+    dx, (states, scale, *refs) = refs[:number], refs[number:]
+    dstates, dscale, kept, new_dstates, new_dscale = refs
+    if number == 1:
+        gradient = dx[0][0]
+    else:
+        heads, matrices = dx
+        products = (dot(heads[0, 0, x], matrices[x], (1, 1)) for x in range(len(matrices)))
+        gradient = functools.reduce(jnp.add, products).astype(kept.dtype)
     saved = rms_forward(states[0, 0], scale[...])[1]
     added, added_scale = rms_backward(saved, gradient.astype(states.dtype))
-    new_dstates[0] = dstates[0] + added
-    new_dids[0] = dids[0] + gradient
+    kept[0, 0], new_dstates[0] = gradient, dstates[0] + added
     new_dscale[0, 0] = dscale[0, 0] + added_scale[None]
 
 
@@ -154,6 +167,12 @@ def _spec(name, shape, R):
     return {
         "states": lambda: pl.BlockSpec((1, R, D), lambda b, i, g: (b, i, 0)),
         "block": lambda: pl.BlockSpec((1, 1, R, D), lambda b, i, g: (g[0], b, i, 0)),
+        "block of heads": lambda: pl.BlockSpec(
+            (1, 1, shape[2], R, D), lambda b, i, g: (g[0], b, 0, i, 0)
+        ),
+        "matrices": lambda: pl.BlockSpec(
+            shape, lambda b, i, g: (0, 0, 0), pipeline_mode=pl.Buffered(1)
+        ),
         "ids": lambda: pl.BlockSpec((R, D), lambda b, i, g: (i, 0)),
         "shared": lambda: pl.BlockSpec((1, D), lambda b, i, g: (0, 0)),
         "tile": lambda: pl.BlockSpec((1, 1, rows, D), lambda b, i, g: (b, i, 0, 0)),
