@@ -215,8 +215,8 @@ class Layer(nnx.Module):
         their queries for states.
         """
         normed_BTD = dropped(self.attention_norm(x_BTD), mask_PD)
-        names, cross = QUERIES_KEYS_VALUES, self.reads_states and not self.sequential
-        names = (*names, CROSS_QUERIES) if cross else names
+        cross = self.reads_states and not self.sequential
+        names = [*QUERIES_KEYS_VALUES, *([CROSS_QUERIES] if cross else [])]
         if kernels.has_projection_kernel(self.sizes, x_BTD, len(names), mask_PD):
             inputs = x_BTD, self.attention_norm.scale_D[...], mask_PD
             projected = kernels.projected(self.sizes, *inputs, [weights[name] for name in names])

@@ -13,7 +13,7 @@ E = N * D, features of the gate's N products
 """
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -217,19 +217,19 @@ def _backward(heads, update, names, scale_D, ids_SD, matrix, self_H, cross_H, ga
 
     def step(carry, g):
         dstates, dscale, all_dx, dbiases, dproducts, *written = carry
-        inputs = dstates, states_GBSD, products_GBSE, biases, dproducts, dbiases
-        gradients = update_kernel.update_gradients(heads, update, g, *inputs)
-        dproducts, dbiases, dstates = gradients
+        gated = dstates, states_GBSD, products_GBSE, biases, dproducts, dbiases
+        changed = update_kernel.update_gradients(heads, update, g, *gated)
+        dproducts, dbiases, dstates = changed
         dproducts_BSE = jax.lax.dynamic_index_in_dim(dproducts, g, 0, keepdims=False)
         dh_BYSA = jnp.einsum("BSE,YAE->BYSA", dproducts_BSE, gate)
-        inputs = *scales, *tokens, *saved, dh_BYSA, *dkeys_values, *written
+        inputs: list[Any] = [*scales, *tokens, *saved, dh_BYSA, *dkeys_values, *written]
         written = _backward_call(heads, g, *inputs)
         dx = [written[3], matrix]
         if separate:
             dheads_BXSA = jax.lax.dynamic_index_in_dim(written[3], g, 0, keepdims=False)
             dx_BSD = jnp.einsum("BXSA,XDA->BSD", dheads_BXSA, matrix)
             dx = [_sum_over_heads(heads, dx_BSD)]
-        inputs = dx, states_GBSD, scale_D, dstates, all_dx, dscale
+        inputs = [dx, states_GBSD, scale_D, dstates, all_dx, dscale]
         all_dx, *sums = update_kernel.norm_gradients(heads, g, *inputs)
         return (*sums, all_dx, dbiases, dproducts, *written), None
 
@@ -243,17 +243,17 @@ def _backward(heads, update, names, scale_D, ids_SD, matrix, self_H, cross_H, ga
     pending = [jnp.zeros(x.shape, kind) for x in tokens[2:]]
     buffers = [jax.lax.empty(x.shape, dtype) for x in (saved[0], *tokens[:2])]
     dproducts_GBSE = jax.lax.empty(products_GBSE.shape, dtype)
-    carry = dstates_BSD, *sums, dproducts_GBSE, lanes_BPYL, *pending, *buffers
+    carry = (dstates_BSD, *sums, dproducts_GBSE, lanes_BPYL, *pending, *buffers)
     carry, _ = jax.lax.scan(step, carry, jnp.arange(len(states_GBSD)), reverse=True)
-    dstates_BSD, dscale_BI1D, dx_GBSD, dbiases_BIZD, dproducts_GBSE, lanes_BPYL, *rest = carry
-    dcached, (dheads_GBXSA, *dtokens) = [x.astype(dtype) for x in rest[:2]], rest[2:]
+    dstates_BSD, dscale_BI1D, dx_GBSD, dbiases_BIZD, dproducts_GBSE, lanes_BPYL, *last = carry
+    dcached, (dheads_GBXSA, *dtokens) = [x.astype(dtype) for x in last[:2]], last[2:]
     lanes_YPL = jnp.swapaxes(lanes_BPYL.sum(axis=0), 0, 1)
     dscales_YH = lanes_YPL.reshape(2, heads.num_heads, -1).sum(axis=-1) * heads.factor
     dself_H, dcross_H = dscales_YH[0] * jnp.sign(self_H), dscales_YH[1] * jnp.sign(cross_H)
     dids_SD = dx_GBSD.sum(axis=(0, 1), dtype=kind)
     dbiases_ZD = dbiases_BIZD.sum(axis=(0, 1))
-    summed = dscale_BI1D.sum(axis=(0, 1, 2)), dids_SD, dself_H, dcross_H
-    summed = summed_over_batch(heads, *summed, *dbiases_ZD)
+    dscale_D = dscale_BI1D.sum(axis=(0, 1, 2))
+    summed = summed_over_batch(heads, dscale_D, dids_SD, dself_H, dcross_H, *dbiases_ZD)
     return dstates_BSD, *dtokens, *dcached, dheads_GBXSA, dproducts_GBSE, *summed
 
 

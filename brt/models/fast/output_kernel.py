@@ -44,9 +44,9 @@ def outputs(
 
 
 def _forward(heads, x_BTD, attended, matrices):
-    run = functools.partial(_forward_call, heads)
+    call = functools.partial(_forward_call, heads)
     results = "BTD", *["BI1D"] * len(matrices)
-    run = on_each_device(heads, run, ("BTD", "BTA", "AD"), results)
+    run = on_each_device(heads, call, ("BTD", "BTA", "AD"), results)
     y_BTD, *squares = run(x_BTD, list(attended), list(matrices))
     return [y_BTD, *map(jnp.sum, squares)], (list(attended), list(matrices))
 
@@ -54,8 +54,8 @@ def _forward(heads, x_BTD, attended, matrices):
 def _backward(heads, saved, gradients):
     attended, matrices = saved
     dy_BTD = gradients[0]
-    run = functools.partial(_backward_call, heads)
-    run = on_each_device(heads, run, ("BTD", "AD"), ["BTA"] * len(matrices))
+    call = functools.partial(_backward_call, heads)
+    run = on_each_device(heads, call, ("BTD", "AD"), ["BTA"] * len(matrices))
     dattended = run(dy_BTD, matrices)
     dmatrices = [jnp.einsum("BTA,BTD->AD", y_BTA, dy_BTD) for y_BTA in attended]
     return dy_BTD, list(dattended), dmatrices

@@ -90,8 +90,8 @@ def _forward(heads, x_BTD, scale_D, mask_PD, matrices):
 def _backward(heads, saved, gradients):
     *inputs, normed_BTD = saved
     _, *gradients = gradients
-    run = functools.partial(_backward_call, heads)
-    run = on_each_device(heads, run, (*_INPUTS, "BTA"), ("BTD", "D"))
+    call = functools.partial(_backward_call, heads)
+    run = on_each_device(heads, call, (*_INPUTS, "BTA"), ("BTD", "D"))
     dx_BTD, dscale_D = run(*inputs, gradients)
     dmatrices = [jnp.einsum("BTD,BTA->DA", normed_BTD, dy_BTA) for dy_BTA in gradients]
     return dx_BTD, dscale_D, None, dmatrices

@@ -79,8 +79,8 @@ def norm_gradients(
 
 
 def _norm_gradients(number, *refs):
-    dx, (states, scale, *refs) = refs[:number], refs[number:]
-    dstates, dscale, kept, new_dstates, new_dscale = refs
+    dx, others = refs[:number], refs[number:]
+    states, scale, dstates, dscale, kept, new_dstates, new_dscale = others
     if number == 1:
         gradient = dx[0][0]
     else:
@@ -193,9 +193,7 @@ def _call(heads, kernel, g, inputs, stored, changed, name):
     skipped = slice(first, first + len(stored))
 
     def call(*refs):
-        refs = list(refs)
-        del refs[skipped]
-        kernel(*refs[1:])
+        kernel(*refs[1 : skipped.start], *refs[skipped.stop :])
 
     def specs(arrays):
         return [_spec(blocks, x.shape, R) for x, blocks in arrays]

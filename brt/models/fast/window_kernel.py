@@ -108,9 +108,8 @@ def plain_window_attention(
     q_BTHK, k_BTHK, v_BTHK = split(q_BTA), split(k_BTA), split(v_BTA)
     q_BTHK = unit_heads(q_BTHK) if heads.qk_norm else scaled_down_heads(q_BTHK)
     k_BTHK = unit_heads(k_BTHK) if heads.qk_norm else k_BTHK
-    keep_HWX = keep
     if isinstance(keep, TileDropout):
-        keep_HWX = drawn_factors(keep, W // TILE + 1, by_keys=True)
+        keep = drawn_factors(keep, W // TILE + 1, by_keys=True)
     keys = jnp.concatenate([split(cached_k_BWA), k_BTHK], axis=1)
     values = jnp.concatenate([split(cached_v_BWA), v_BTHK], axis=1)
     tiles = []
@@ -118,7 +117,7 @@ def plain_window_attention(
     for start in range(0, q_BTA.shape[1], Q):
         seen = slice(start, start + W + Q)
         row = start % W
-        factors = None if keep_HWX is None else keep_HWX[:, row : row + Q]
+        factors = None if keep is None else keep[:, row : row + Q]
         parts = q_BTHK[:, start : start + Q], keys[:, seen], values[:, seen]
         tiles.append(plain_attention(*parts, scale_H, bias_HQX, factors))
     last_keys, last_values = (x[:, -W:].reshape(cached_k_BWA.shape) for x in (keys, values))
