@@ -210,18 +210,22 @@ def _backward(heads, update, names, scale_D, ids_SD, matrix, self_H, cross_H, ga
     kind = upcast(dtype)
     scales = _scales(heads, (self_H, cross_H), dtype)
 
-    # The kernel of the norm computes this product as well, unless devices have parts of it.
+    # The kernels of norm and gate compute these products, unless devices have parts of a sum.
     axis = heads.mesh_axes[1]
     separate = matrix.size * matrix.dtype.itemsize > update_kernel.MOST
     separate = separate or (axis is not None and jax.lax.axis_size(axis) > 1)
+    gate_is_separate = gate.size * gate.dtype.itemsize > update_kernel.MOST_OF_GATE
 
     def step(carry, g):
-        dstates, dscale, all_dx, dbiases, dproducts, *written = carry
-        gated = dstates, states_GBSD, products_GBSE, biases, dproducts, dbiases
-        changed = update_kernel.update_gradients(heads, update, g, *gated)
-        dproducts, dbiases, dstates = changed
-        dproducts_BSE = jax.lax.dynamic_index_in_dim(dproducts, g, 0, keepdims=False)
-        dh_BYSA = jnp.einsum("BSE,YAE->BYSA", dproducts_BSE, gate)
+        dstates, dscale, all_dx, dbiases, dproducts, dh_BYSA, *written = carry
+        gated = dstates, states_GBSD, products_GBSE, biases, dproducts, dbiases, gate
+        to_write = None if gate_is_separate else dh_BYSA
+        changed = update_kernel.update_gradients(heads, update, g, *gated, to_write)
+        dproducts, *dh, dbiases, dstates = changed
+        if gate_is_separate:
+            dproducts_BSE = jax.lax.dynamic_index_in_dim(dproducts, g, 0, keepdims=False)
+            dh = [jnp.einsum("BSE,YAE->BYSA", dproducts_BSE, gate)]
+        (dh_BYSA,) = dh
         inputs: list[Any] = [*scales, *tokens, *saved, dh_BYSA, *dkeys_values, *written]
         written = _backward_call(heads, g, *inputs)
         dx = [written[3], matrix]
@@ -231,7 +235,7 @@ def _backward(heads, update, names, scale_D, ids_SD, matrix, self_H, cross_H, ga
             dx = [_sum_over_heads(heads, dx_BSD)]
         inputs = [dx, states_GBSD, scale_D, dstates, all_dx, dscale]
         all_dx, *sums = update_kernel.norm_gradients(heads, g, *inputs)
-        return (*sums, all_dx, dbiases, dproducts, *written), None
+        return (*sums, all_dx, dbiases, dproducts, dh_BYSA, *written), None
 
     parts = heads.num_heads // heads.per_step
     sums = [
@@ -243,9 +247,10 @@ def _backward(heads, update, names, scale_D, ids_SD, matrix, self_H, cross_H, ga
     pending = [jnp.zeros(x.shape, kind) for x in tokens[2:]]
     buffers = [jax.lax.empty(x.shape, dtype) for x in (saved[0], *tokens[:2])]
     dproducts_GBSE = jax.lax.empty(products_GBSE.shape, dtype)
-    carry = (dstates_BSD, *sums, dproducts_GBSE, lanes_BPYL, *pending, *buffers)
+    dh_BYSA = jax.lax.empty(saved[3].shape[1:], dtype)
+    carry = (dstates_BSD, *sums, dproducts_GBSE, dh_BYSA, lanes_BPYL, *pending, *buffers)
     carry, _ = jax.lax.scan(step, carry, jnp.arange(len(states_GBSD)), reverse=True)
-    dstates_BSD, dscale_BI1D, dx_GBSD, dbiases_BIZD, dproducts_GBSE, lanes_BPYL, *last = carry
+    dstates_BSD, dscale_BI1D, dx_GBSD, dbiases_BIZD, dproducts_GBSE, _, lanes_BPYL, *last = carry
     dcached, (dheads_GBXSA, *dtokens) = [x.astype(dtype) for x in last[:2]], last[2:]
     lanes_YPL = jnp.swapaxes(lanes_BPYL.sum(axis=0), 0, 1)
     dscales_YH = lanes_YPL.reshape(2, heads.num_heads, -1).sum(axis=-1) * heads.factor

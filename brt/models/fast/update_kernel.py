@@ -22,7 +22,8 @@ from brt.models.fast.norms import rms_backward, rms_forward
 PARALLEL = pltpu.CompilerParams(dimension_semantics=("parallel", "parallel"))
 
 MOST = 8 * 2**20
-"""Bytes of matrices that fit into 16 MiB of VMEM with the rest."""
+"""Bytes of matrices that fit into 16 MiB of VMEM with the rest, for the norm."""
+MOST_OF_GATE = 4 * 2**20
 
 Biases = dict[str, jax.Array]
 Update = Callable[[jax.Array, Sequence[jax.Array], Biases], tuple[jax.Array, jax.Array]]
@@ -129,26 +130,36 @@ def update_gradients(
     biases: Biases,
     dproducts_GBSE: jax.Array,
     dbiases_BIZD: jax.Array,
+    matrices_YAE: jax.Array,
+    dh_BYSA: jax.Array | None,
 ) -> Sequence[jax.Array]:
     """Stores the gradient of the products of block g, adds those of biases, and changes dafter_BSD,
     of the states that `updated` returned, to that of the states before.
+
+    dh_BYSA: what to overwrite with the gradient of the attentions, (B, Y, S, A), or None.
     """
-    inputs = (states_GBSD, "block"), (products_GBSE, "block"), *_shared(biases)
-    stored, changed = ((dproducts_GBSE, "block"),), ((dbiases_BIZD, "tile"), (dafter_BSD, "states"))
-    kernel = functools.partial(_update_gradients, update, tuple(biases))
+    inputs = [(states_GBSD, "block"), (products_GBSE, "block"), *_shared(biases)]
+    stored, changed = [(dproducts_GBSE, "block")], ((dbiases_BIZD, "tile"), (dafter_BSD, "states"))
+    if dh_BYSA is not None:
+        inputs.append((matrices_YAE, "matrices"))
+        stored.append((dh_BYSA, "attentions"))
+    kernel = functools.partial(_update_gradients, update, tuple(biases), dh_BYSA is not None)
     return _call(heads, kernel, g, inputs, stored, changed, "cell_gate_backward")
 
 
-def _update_gradients(update, names, states, products, *refs):
-    *biases, dbiases, dafter, dproducts, new_dbiases, dstates = refs
+def _update_gradients(update, names, has_product, states, products, *refs):
+    biases, refs = refs[: len(names)], refs[len(names) :]
+    matrices, refs = (refs[0], refs[1:]) if has_product else (None, refs)
+    dbiases, dafter, dproducts, *dh, new_dbiases, dstates = refs
     arrays = _arrays(states[0, 0], products[0, 0], names, biases)
     back = jax.vjp(lambda *arrays: update(*arrays)[0], *arrays)[1]
     dstates[0], each, added = back(dafter[0])
-    D = states.shape[-1]
-    for n, gradient in enumerate(each):
-        dproducts[0, 0, :, n * D : (n + 1) * D] = gradient
+    gradient = jnp.concatenate(each, axis=-1)
+    dproducts[0, 0] = gradient
     for z, name in enumerate(names):
         new_dbiases[0, 0, z : z + 1] = dbiases[0, 0, z : z + 1] + added[name]
+    for y in range(len(matrices) if has_product else 0):
+        dh[0][0, y] = dot(gradient, matrices[y], (1, 1)).astype(dh[0].dtype)
 
 
 def _arrays(states, products, names, biases):
@@ -170,6 +181,7 @@ def _spec(name, shape, R):
         "block of heads": lambda: pl.BlockSpec(
             (1, 1, shape[2], R, D), lambda b, i, g: (g[0], b, 0, i, 0)
         ),
+        "attentions": lambda: pl.BlockSpec((1, shape[1], R, D), lambda b, i, g: (b, 0, i, 0)),
         "matrices": lambda: pl.BlockSpec(
             shape, lambda b, i, g: (0, 0, 0), pipeline_mode=pl.Buffered(1)
         ),
