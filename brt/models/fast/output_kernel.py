@@ -37,7 +37,7 @@ def plain_outputs(
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def outputs(
-    heads: Heads, x_BTD: jax.Array, attended: Sequence[jax.Array], matrices: Sequence[jax.Array]
+    heads: Heads, x_BTD: jax.Array, attended: list[jax.Array], matrices: list[jax.Array]
 ) -> list[jax.Array]:
     """Returns `plain_outputs`, by the kernel; no gradient passes through the sums of squares."""
     return _forward(heads, x_BTD, attended, matrices)[0]

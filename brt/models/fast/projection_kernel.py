@@ -37,7 +37,7 @@ PARTS = 2
 """Of the columns of each matrix, forward: a core of a chip needs only its own."""
 MOST = 8 * 2**20
 """Bytes of all matrices that fit into 16 MiB of VMEM, backward."""
-WIDEST = 2048
+WIDEST = 1024
 """Features of the inputs that fit."""
 
 
@@ -70,7 +70,7 @@ def projections(
     x_BTD: jax.Array,
     scale_D: jax.Array,
     mask_PD: jax.Array | None,
-    matrices: Sequence[jax.Array],
+    matrices: list[jax.Array],
 ) -> list[jax.Array]:
     """Returns `plain_projections`, by the kernel; no gradient passes through the normalised x."""
     return _forward(heads, x_BTD, scale_D, mask_PD, matrices)[0]

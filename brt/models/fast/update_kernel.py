@@ -149,7 +149,7 @@ def update_gradients(
 
 def _update_gradients(update, names, has_product, states, products, *refs):
     biases, refs = refs[: len(names)], refs[len(names) :]
-    matrices, refs = (refs[0], refs[1:]) if has_product else (None, refs)
+    gate, refs = refs[:has_product], refs[has_product:]
     dbiases, dafter, dproducts, *dh, new_dbiases, dstates = refs
     arrays = _arrays(states[0, 0], products[0, 0], names, biases)
     back = jax.vjp(lambda *arrays: update(*arrays)[0], *arrays)[1]
@@ -158,8 +158,9 @@ def _update_gradients(update, names, has_product, states, products, *refs):
     dproducts[0, 0] = gradient
     for z, name in enumerate(names):
         new_dbiases[0, 0, z : z + 1] = dbiases[0, 0, z : z + 1] + added[name]
-    for y in range(len(matrices) if has_product else 0):
-        dh[0][0, y] = dot(gradient, matrices[y], (1, 1)).astype(dh[0].dtype)
+    for matrices, written in zip(gate, dh):
+        for y in range(len(matrices)):
+            written[0, y] = dot(gradient, matrices[y], (1, 1)).astype(written.dtype)
 
 
 def _arrays(states, products, names, biases):
