@@ -4,8 +4,8 @@ Plain counterpart: `RecurrentCell.step` in `loop_weights.scan`
 (tests/models/test_kernel_attention.py, and alone in test_attention_kernels.py). The kernel projects
 the states, normalises, and attends to the states and to two blocks of tokens. It reads the tokens
 as projected, without copies of pairs of blocks or of heads, and writes arrays of all blocks for the
-backward pass and the tokens. Norm and gate have kernels of their own (`update_kernel`), the gate's
-products are XLA's.
+backward pass and the tokens. Norm and gate have kernels of their own (`update_kernel`); the product
+before the gate is XLA's.
 
 Axes as in `kernel_parts`, and G blocks    S states    X matrices of the
 states: keys, values, queries for the states and for the tokens    Y attention to states, to tokens
