@@ -9,6 +9,7 @@ pytest.importorskip("matplotlib", reason='the page needs pip install -e ".[repor
 
 from results_page.files_entries import NAMES
 from results_page.files_tables import files_plots, files_tables
+from results_page.front import front_table
 from results_page.systems import read_step_times
 
 from brt.reporting.collect import collect
@@ -104,10 +105,10 @@ def test_rules_stand_and_fail_by_the_numbers(tmp_path):
     assert f"{LABELS['delta']}, W = 8 and {LABELS['delta']}, W = 32;" in g
     row = next(r for r in tables["files_by_window"].rows
                if (r[0].text, r[1].text) == (LABELS["delta"], "8"))  # fmt: skip
-    assert row[4].values == pytest.approx((0.202, 0.2, 0.198))
-    assert row[6].values == pytest.approx((0.2, 0.2, 0.2))
+    assert row[5].values == pytest.approx((0.202, 0.2, 0.198))
+    assert row[7].values == pytest.approx((0.2, 0.2, 0.2))
     width, layers, heads, size = 96, 7, 4, 24
-    assert row[9].text == f"{4 * (2 * layers * 8 * width + heads * size**2):,}"
+    assert row[10].text == f"{4 * (2 * layers * 8 * width + heads * size**2):,}"
 
 
 def test_what_does_not_pay_is_said_to_fail(tmp_path):
@@ -120,3 +121,27 @@ def test_what_does_not_pay_is_said_to_fail(tmp_path):
     assert "**fails**" in b and "**fails**" in c and d.count("**no**") == 2
     assert f"{LABELS['rec']}: **no**" in f and f"{LABELS['delta']}: yes" in f
     assert "not claimed" in g and e.count(f": {LABELS['delta']} (") == 2
+
+
+def test_the_front_table_compares_memories_and_compressors(tmp_path):
+    runs = [*runs_of(tmp_path, "window", 8, 2.5), *runs_of(tmp_path, "delta", 8, 2.25)]
+    longer = collect(open_runs(runs_of(tmp_path / "longer", "window", 8, 2.375)))
+    (tmp_path / "times.csv").write_text(
+        "ladder,system,window,ratio,paper\nfiles_windows,gated delta memory,8,1.5,\n"
+    )
+    (tmp_path / "packed.csv").write_text(
+        "text,method,bits per byte\ntext_bytes,gzip -9,3.1\nb,xz -9,2\n"
+    )
+    ladders = {"files_windows": collect(open_runs(runs)), "files_time": longer}
+    times = read_step_times(tmp_path / "times.csv")
+    table = front_table(ladders, times, tmp_path / "packed.csv")
+    rows = [[cell.text.split(" ±")[0] for cell in row] for row in table.rows]
+    layers, numbers = 7, 2 * 8 * 96
+    assert rows == [
+        ["window (Slide), W = 8", "2.500", "–", "–", f"{4 * layers * numbers:,}"],
+        ["gated delta memory, W = 8", "2.250", "0.250", "1.50",
+         f"{4 * (layers * numbers + 4 * 24**2):,}"],
+        ["window (Slide), W = 8, 1.2 times the steps", "2.375", "0.125", "–", "–"],
+        ["gzip -9", "3.1", "–", "–", "–"],
+    ]  # fmt: skip
+    assert front_table({}, times, tmp_path / "packed.csv") is None

@@ -9,14 +9,13 @@ from fabricated_runs import make_run
 
 pytest.importorskip("matplotlib", reason='the page needs pip install -e ".[report]"')
 
-from results_page.front import front_table
 from results_page.gain_tables import gain_table
 from results_page.gains import fresh_bits, gains
 from results_page.learning import learning_plot
 from results_page.overview import DEPENDS, overview_plot, overview_table
 from results_page.page import fill, results
 from results_page.significance import holm
-from results_page.systems import StepTimes, read_step_times, systems_table
+from results_page.systems import StepTimes, systems_table
 
 from brt.reporting.archive import pack, unpack
 from brt.reporting.collect import collect
@@ -110,23 +109,6 @@ def test_fresh_text_is_the_last_fifth_of_training_seed_by_seed(tmp_path):
 def test_holm_multiplies_the_smallest_p_by_the_number_of_tests():
     assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
     assert holm([0.6, 0.7]) == [1.0, 1.0] and holm([]) == []
-
-
-def test_the_front_table_has_carried_bytes_step_times_and_compressors(tmp_path):
-    runs = [a_run(tmp_path / "rec", "map_rec", 2.25), a_run(tmp_path / "slide", "map_slide", 2.5)]
-    longer = collect(open_runs([a_run(tmp_path / "longer", "map_slide", 2.375)]))
-    (tmp_path / "times.csv").write_text("ladder,system,window,ratio,paper\na,Slide,8,1.5,\n")
-    (tmp_path / "packed.csv").write_text(
-        "text,method,bits per byte\ntext_bytes,gzip -9,3.1\nb,xz -9,2\n"
-    )
-    found = gains(collect(open_runs(runs)))
-    times = read_step_times(tmp_path / "times.csv")
-    table = front_table("front", "a", found, longer, times, tmp_path / "packed.csv")
-    assert [[cell.text for cell in row] for row in table.rows] == [
-        ["Slide, W = 8", "2.500", "2.375", "–", f"{7 * 2 * 8 * 96 * 4:,}"],
-        ["Rec, fixed gate, W = 8", "2.250", "2.250", "–", f"{(6 * 2 * 8 + 8) * 96 * 4:,}"],
-        ["gzip -9", "3.1", "–", "–", "–"],
-    ]
 
 
 def test_the_overview_names_the_better_side_only_where_both_losses_agree(tmp_path):

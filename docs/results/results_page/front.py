@@ -1,76 +1,63 @@
-"""The first table of the page: windows, states and compressors on one text."""
+"""The first table of the page: windows, memories and compressors on files of Python."""
 
 import csv
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from results_page.files_entries import (
+    TIME,
+    WINDOWS,
+    carried_bytes,
+    entries_of,
+    plain_stacks,
+    step_time,
+)
 from results_page.gain_tables import INTERVAL, NOTHING, shown
-from results_page.gains import Gain, known, num_states
-from results_page.overview import GATES
+from results_page.gains import known, paired, regime
+from results_page.recall_table import WINDOW
 from results_page.systems import StepTimes
 
 from brt.reporting.collect import Group
 from brt.reporting.drawing.table import Cell, Table, plain_table
-from brt.reporting.model_settings import model_setting
 
-BYTES = 4
-"""Of a float32."""
 METHODS = ("gzip -9", "xz -9", "4-gram")
 """Compressors that are shown."""
 
 
 def front_table(
-    name: str,
-    ladder: str,
-    found: Sequence[Gain],
-    longer: Sequence[Group],
-    times: StepTimes,
-    compressors: Path,
+    ladders: Mapping[str, Sequence[Group]], times: StepTimes, compressors: Path
 ) -> Table | None:
-    """Returns plain stacks by window, recurrent ones of the shortest window, and compressors.
+    """Returns the memories of "files as documents" by window, and compressors.
 
-    Args:
-        ladder: of the comparisons `found`, by which step times are looked up.
-        longer: runs of the plain stack for as long a time as a recurrent one takes.
-        compressors: CSV file with their bits per byte.
+    compressors: CSV file with their bits per byte.
     """
-    plain = {gain.regime.window or 0: gain.plain for gain in found if gain.plain}
-    if not plain:
+    entries = entries_of(ladders.get(WINDOWS, ()))
+    if not entries:
         return None
-    shortest = min(plain)
+    plain = plain_stacks(entries)
     rows = []
-    for window, group in sorted(plain.items()):
-        equal = longer[0] if longer and window == shortest else None
-        rows.append(_row(f"Slide, W = {window}", group, equal, ladder, times))
-    for gain in found:
-        if gain.regime.window == shortest and gain.recurrent.position.system in GATES:
-            gate = GATES[gain.recurrent.position.system]
-            label = f"Rec, {gate} gate, W = {shortest}"
-            rows.append(_row(label, gain.recurrent, gain.recurrent, ladder, times))
+    for entry in entries:
+        gained = paired(entry.group, plain[entry.window]) if entry.memory != WINDOW else ()
+        time = step_time(entry, times)
+        rows.append([f"{entry.memory}, W = {entry.window}", shown(known(entry.group)),
+                     shown(gained), NOTHING if time is None else Cell(f"{time:.2f}"),
+                     f"{carried_bytes(entry):,}"])  # fmt: skip
+    if longer := next(iter(ladders.get(TIME, ())), None):
+        gained = paired(longer, plain[min(plain)])
+        rows.append([f"{WINDOW}, W = {min(plain)}, 1.2 times the steps", shown(known(longer)),
+                     shown(gained), *[NOTHING] * 2])  # fmt: skip
     if compressors.is_file():
+        corpus = regime(entries[0].group).corpus
         with compressors.open(encoding="utf-8", newline="") as file:
-            own = [row for row in csv.DictReader(file) if row["text"] == found[0].regime.corpus]
-        rows += [[row["method"], Cell(row["bits per byte"]), *[NOTHING] * 3]
-                 for row in own if row["method"] in METHODS]  # fmt: skip
-    titles = ("system", "bits per byte", "at equal time", "step time", "bytes carried")
+            rows += [[row["method"], Cell(row["bits per byte"]), *[NOTHING] * 3]
+                     for row in csv.DictReader(file)
+                     if row["text"] == corpus and row["method"] in METHODS]  # fmt: skip
+    seeds = max(len(known(entry.group)) for entry in entries)
+    titles = ("memory", "bits per byte", "improvement", "step time", "bytes carried")
     caption = (
-        f"Validation, less is better; three seeds, W = {max(plain)} one. {INTERVAL} Equal time: "
-        f"Slide, W = {shortest}, for 1.21 times the steps, longer than Rec takes. Step time: one "
-        "core, relative to the first row. Bytes carried: keys and values of windows, and states. "
-        "4-gram: of as much training text."
+        f"Validation, each file read from its start, less is better; {seeds} seeds. Improvement: "
+        f"over the plain stack with the same W, seed by seed. {INTERVAL} Step time: one core, "
+        "relative to the first row. Bytes carried: keys and values of windows, and memories. "
+        "gzip, xz: each file by itself. 4-gram: of as much training text."
     )
-    return plain_table(name, "Windows, states and compressors", caption, titles, rows)
-
-
-def _row(label, group, equal, ladder, times):
-    settings = group.runs[0].settings
-    layers, width, window = (model_setting(settings, name)
-                             for name in ("num_layers", "width", "window"))  # fmt: skip
-    carried = BYTES * width * (2 * layers * window + num_states(group))
-    return [
-        label,
-        shown(known(group)),
-        shown(known(equal)) if equal else NOTHING,
-        times.of(ladder, group)[0],
-        f"{carried:,}",
-    ]
+    return plain_table("front", "Windows, memories and compressors", caption, titles, rows)

@@ -41,8 +41,6 @@ STEP_TIMES, COMPRESSORS = "step_times.csv", "baselines.csv"
 """Files beside runs/ with measurements that are in no archive."""
 TIME = "_time"
 """Ending of the ladder with the baseline of another, trained for as long a time."""
-FRONT = "short_window"
-"""Ladder of the first table."""
 
 
 class Results(NamedTuple):
@@ -104,11 +102,7 @@ def results(folder: Path) -> Results:
             drawn = (plot for paper in PAPERS for plot in paper_plots(paper, own))
             plots += [plot._replace(name=f"{name}_{plot.name}") for plot in drawn
                       if plot.has_measurements]  # fmt: skip
-        if FRONT in groups:
-            longer = groups.get(f"small{TIME}", [])
-            compressors = folder.parent / COMPRESSORS
-            found = _gains(groups[FRONT], everything)
-            tables.append(front_table("front", FRONT, found, longer, times, compressors))
+        tables.append(front_table(groups, times, folder.parent / COMPRESSORS))
         problems = [problem for group in every for run in group.runs for problem in run.problems]
     return Results(
         {table.name: table for table in tables if table},
