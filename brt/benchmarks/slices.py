@@ -29,7 +29,8 @@ ESTIMATES = (
 
 SHOWN = 0.02  # loops with this share of the cycles
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-_USED = re.compile(r"Used ([\d.]+)([KMGT]?) of ([\d.]+)([KMGT]?) hbm")
+_USED = re.compile(r"(?:Used |HLO temporaries \()([\d.]+)([KMGT]?)\)? (?:of|exceeds)")
+"""How much a step that does not fit needs, in either of the compiler's two sentences."""
 
 
 def slice_mesh(experiment: Experiment, topology: Topology) -> jax.sharding.Mesh:

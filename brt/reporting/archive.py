@@ -32,7 +32,7 @@ def pack(run: Path, archive: Path) -> None:
     if not (run / "config.gin").is_file():
         raise FileNotFoundError(f"{run} is not a run folder: it has no config.gin.")
     content = io.BytesIO()
-    with tarfile.open(fileobj=content, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+    with tarfile.open(fileobj=content, mode="w", format=tarfile.PAX_FORMAT) as tar:
         for path in sorted(path for pattern in PATTERNS for path in run.glob(pattern)):
             entry = tarfile.TarInfo(path.relative_to(run).as_posix())  # no owner and no time
             entry.size = path.stat().st_size

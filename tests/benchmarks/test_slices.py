@@ -92,8 +92,18 @@ def test_time_and_share_of_peak_follow_from_cycles_and_the_chip():
     assert with_kernels["cycles"] == CYCLES + 1024 and with_kernels["kernel_cycles"] == 1024
 
 
-def test_a_step_that_does_not_fit_is_told_with_what_it_needs(monkeypatch, tmp_path, capsys):
-    error = RuntimeError("RESOURCE_EXHAUSTED: Ran out of memory. Used 40.25G of 31.25G hbm. More.")
+@pytest.mark.parametrize(
+    "sentence",
+    [
+        "Ran out of memory. Used 40.25G of 31.25G hbm. More.",
+        "Ran out of memory on HBM, the total memory required for HLO temporaries (40.25G) exceeds "
+        "available HBM (30.75G).",
+    ],
+)
+def test_a_step_that_does_not_fit_is_told_with_what_it_needs(
+    monkeypatch, tmp_path, capsys, sentence
+):
+    error = RuntimeError(f"RESOURCE_EXHAUSTED: {sentence}")
 
     def trace_step(experiment, mesh):
         raise error

@@ -182,6 +182,8 @@ def test_an_archive_holds_all_records_and_nothing_learned_and_equal_ones_are_equ
     run = a_run(tmp_path / "run", "map_rec", 2.0, cleared=2.5, config="small/map_rec.gin")
     (run / "studies").mkdir()
     (run / "studies" / "reach.json").write_text('{"study": "reach"}')
+    long = f"compare-{'w' * 200}.json"
+    (run / "studies" / long).write_text('{"study": "compare"}')
     (run / "checkpoints").mkdir()
     (run / "checkpoints" / "params").write_bytes(b"learned")
     pack(run, tmp_path / "one.tar.gz")
@@ -193,7 +195,7 @@ def test_an_archive_holds_all_records_and_nothing_learned_and_equal_ones_are_equ
     kept = {path.relative_to(again): path for path in again.rglob("*") if path.is_file()}
     assert {str(name) for name in kept} == {
         "config.gin", "operative_config.gin", "metrics.jsonl", "stands_for.json",
-        "evaluation_validation.json", "studies/reach.json",
+        "evaluation_validation.json", "studies/reach.json", f"studies/{long}",
     }  # fmt: skip
     assert all(path.read_bytes() == (run / name).read_bytes() for name, path in kept.items())
 

@@ -55,14 +55,14 @@ def files_plots(ladders: Mapping[str, Sequence[Group]], times: StepTimes) -> lis
         if (curve := mean_names_loss(entry.group))
     ]
     time_lines = [
-        Line(memory, sorted(by_window), [by_window[time] for time in sorted(by_window)], "points")
+        Line(memory, list(by_window), list(by_window.values()), "points")
         for memory, by_window in by_memory.items()
     ]
     plots = [
         Plot(
             "files_time",
             "Bits per byte against step time",
-            f"Mean of the seeds on {SPLIT}, for windows of 8, 32 and 128 bytes from left to right. "
+            f"Mean of the seeds on {SPLIT}, for windows of 8, 32 and 128 bytes along each line. "
             "Step time: one core, relative to Slide with W = 8.",
             "step time",
             "bits per byte",
