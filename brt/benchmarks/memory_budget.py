@@ -42,8 +42,8 @@ def parse_bytes(text: str) -> int:
 def longest_fitting(bytes_of: Callable[[int], int], budget: int, interval: int) -> LongestFitting:
     """Finds the longest multiple of `interval` tokens that fits.
 
-    A line through the bytes of one and two intervals says where to begin; from there the steps
-    double until the limit lies between two lengths, and halve until these are neighbours.
+    The search begins where a line through the bytes of one and two intervals meets the budget;
+    its steps double until the limit lies between two lengths, and halve until these are neighbours.
     """
     tried: dict[int, int] = {}
 

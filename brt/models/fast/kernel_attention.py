@@ -82,7 +82,7 @@ def has_cell_kernel(sizes: Sizes, states: int, window: int, dtype: DTypeLike) ->
 
 
 def has_kernel(sizes: Sizes, what: str, misfit: str | None, binding: str = BINDING) -> bool:
-    """Returns whether `what` is a kernel, and says so once; misfit: why it cannot be one."""
+    """Returns whether `what` is a kernel, and logs it once; misfit: why it cannot be one."""
     form = sizes.attention_form
     if form == "kernel" and misfit:
         raise ValueError(f'{binding} = "kernel", for {what}: {misfit}. Use "auto" or "plain".')

@@ -126,9 +126,9 @@ def _windows_table(entries: Sequence[Entry], longer: Group | None, times: StepTi
     titles = ("memory", "W", "seeds", "bits per byte", "cleared", "improvement", "p, Holm",
               "on fresh text", "test split", "step time", "bytes carried")  # fmt: skip
     caption = (
-        f"Bits per byte on {SPLIT}, documents read from their start; cleared: windows and states "
-        "emptied before every segment. Improvement: over the plain stack with the same W, seed by "
-        f"seed. {INTERVAL} p: two-sided paired t-test, corrected "
+        f"Bits per byte on {SPLIT}, documents read from their start; cleared: the memory "
+        "emptied before every segment, windows kept. Improvement: over the plain stack with the "
+        f"same W, seed by seed. {INTERVAL} p: two-sided paired t-test, corrected "
         "by Holm's method for all improvements. Step time: one core, relative to the first row."
     )
     caption += " Longer: for 1.2 times the tokens." if longer else ""
