@@ -4,7 +4,8 @@ import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from results_page.recall_table import Recall, by_run, memory_name, recalls
+from results_page.memory_names import memory_name
+from results_page.recall_table import Recall, by_run, recalls
 
 from brt.reporting.collect import Group
 from brt.reporting.drawing.plots import Line, Plot

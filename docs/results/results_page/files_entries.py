@@ -1,12 +1,12 @@
 """Runs of the experiment "files as documents" (plan.md), by memory and window."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from results_page.gain_tables import NOTHING
-from results_page.gains import known
-from results_page.recall_table import WINDOW, memory_name
+from results_page.gains import known, regime
+from results_page.memory_names import WINDOW, memory_name
 from results_page.significance import holm, p_value
 from results_page.systems import StepTimes
 
@@ -14,8 +14,8 @@ from brt.reporting.collect import Group
 from brt.reporting.model_settings import model_setting
 from brt.reporting.runs import Run
 
-RATES, WINDOWS, TIME = "files_rates", "files_windows", "files_time"
-"""Ladders of its three parts."""
+RATES, WINDOWS, TIME, LONG = "files_rates", "files_windows", "files_time", "files_long"
+"""Ladders of its parts."""
 BYTES = 4
 """Of a float32."""
 NAMES = "bits per token of words"
@@ -38,6 +38,16 @@ def entries_of(groups: Sequence[Group]) -> list[Entry]:
         if known(group):
             found.append(Entry(memory_name(settings), model_setting(settings, "window"), group))
     return sorted(found, key=lambda entry: (entry.window, entry.memory != WINDOW, entry.memory))
+
+
+def longer_entries(ladders: Mapping[str, Sequence[Group]]) -> list[tuple[str, Entry]]:
+    """Returns the entries that were trained for longer, each with a label that says by how much."""
+    usual = regime(ladders[WINDOWS][0]).steps
+    found = []
+    for entry in entries_of([*ladders.get(TIME, ()), *ladders.get(LONG, ())]):
+        label = f"{regime(entry.group).steps / usual:g} times the steps"
+        found.append((label + ", one seed" * (len(known(entry.group)) == 1), entry))
+    return found
 
 
 def plain_stacks(entries: Sequence[Entry]) -> dict[int, Group]:

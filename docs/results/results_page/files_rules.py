@@ -15,7 +15,7 @@ from results_page.files_entries import (
 )
 from results_page.gain_tables import shown
 from results_page.gains import fresh_bits, known, paired, pairs
-from results_page.recall_table import WINDOW
+from results_page.memory_names import WINDOW
 from results_page.systems import StepTimes
 
 from brt.reporting.collect import Group

@@ -11,6 +11,7 @@ from results_page.files_entries import (
     carried_bytes,
     corrected_p,
     entries_of,
+    longer_entries,
     mean_names_loss,
     plain_stacks,
     step_time,
@@ -18,7 +19,7 @@ from results_page.files_entries import (
 from results_page.files_rules import rules_table
 from results_page.gain_tables import INTERVAL, NOTHING, shown
 from results_page.gains import SPLIT, TEST, fresh_bits, known, paired, regime
-from results_page.recall_table import WINDOW
+from results_page.memory_names import WINDOW
 from results_page.systems import StepTimes
 
 from brt.reporting.collect import Group
@@ -30,14 +31,14 @@ def files_tables(ladders: Mapping[str, Sequence[Group]], times: StepTimes) -> li
     """Returns `files_by_rate`, `files_by_window`, `files_rules`, as far as the runs are there."""
     entries = entries_of(ladders.get(WINDOWS, ()))
     rates = entries_of(ladders.get(RATES, ()))
-    longer = next(iter(ladders.get(TIME, ())), None)
     tables = []
     if rates:
         tables.append(_rates_table(rates))
     if entries:
+        slide_for_longer = next(iter(ladders.get(TIME, ())), None)
         tables += [
-            _windows_table(entries, longer, times),
-            rules_table(rates, entries, longer, times),
+            _windows_table(entries, longer_entries(ladders), times),
+            rules_table(rates, entries, slide_for_longer, times),
         ]
     return tables
 
@@ -103,7 +104,9 @@ def _optimizer(settings):
     return str(settings["Trainer.optimizer"]).strip("@()")
 
 
-def _windows_table(entries: Sequence[Entry], longer: Group | None, times: StepTimes) -> Table:
+def _windows_table(
+    entries: Sequence[Entry], longer: Sequence[tuple[str, Entry]], times: StepTimes
+) -> Table:
     plain = plain_stacks(entries)
     gained = [paired(e.group, plain[e.window]) if e.memory != WINDOW else () for e in entries]
     corrected = corrected_p(gained)
@@ -118,10 +121,10 @@ def _windows_table(entries: Sequence[Entry], longer: Group | None, times: StepTi
                      shown(known(entry.group, split=TEST)),
                      NOTHING if time is None else Cell(f"{time:.2f}"),
                      f"{carried_bytes(entry):,}"])  # fmt: skip
-    if longer:
-        kept, test = known(longer), known(longer, split=TEST)
-        cleared = shown(known(longer, "cleared_"))
-        rows.append([f"{WINDOW}, longer", min(plain), len(kept), shown(kept), cleared,
+    for label, (memory, window, group) in longer:
+        kept, test = known(group), known(group, split=TEST)
+        cleared = shown(known(group, "cleared_"))
+        rows.append([f"{memory}, {label}", window, len(kept), shown(kept), cleared,
                      *[NOTHING] * 3, shown(test), *[NOTHING] * 2])  # fmt: skip
     titles = ("memory", "W", "seeds", "bits per byte", "cleared", "improvement", "p, Holm",
               "on fresh text", "test split", "step time", "bytes carried")  # fmt: skip
@@ -131,5 +134,4 @@ def _windows_table(entries: Sequence[Entry], longer: Group | None, times: StepTi
         f"same W, seed by seed. {INTERVAL} p: two-sided paired t-test, corrected "
         "by Holm's method for all improvements. Step time: one core, relative to the first row."
     )
-    caption += " Longer: for 1.2 times the tokens." if longer else ""
     return plain_table("files_by_window", "Windows and memories", caption, titles, rows)

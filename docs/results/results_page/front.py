@@ -5,16 +5,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from results_page.files_entries import (
-    TIME,
     WINDOWS,
     carried_bytes,
     entries_of,
+    longer_entries,
     plain_stacks,
     step_time,
 )
 from results_page.gain_tables import INTERVAL, NOTHING, shown
 from results_page.gains import known, paired, regime
-from results_page.recall_table import WINDOW
+from results_page.memory_names import WINDOW
 from results_page.systems import StepTimes
 
 from brt.reporting.collect import Group
@@ -42,9 +42,9 @@ def front_table(
         rows.append([f"{entry.memory}, W = {entry.window}", shown(known(entry.group)),
                      shown(gained), NOTHING if time is None else Cell(f"{time:.2f}"),
                      f"{carried_bytes(entry):,}"])  # fmt: skip
-    if longer := next(iter(ladders.get(TIME, ())), None):
-        gained = paired(longer, plain[min(plain)])
-        rows.append([f"{WINDOW}, W = {min(plain)}, 1.2 times the steps", shown(known(longer)),
+    for label, (memory, window, group) in longer_entries(ladders):
+        gained = paired(group, plain[window]) if memory == WINDOW else ()
+        rows.append([f"{memory}, W = {window}, {label}", shown(known(group)),
                      shown(gained), *[NOTHING] * 2])  # fmt: skip
     if compressors.is_file():
         corpus = regime(entries[0].group).corpus

@@ -4,11 +4,12 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from results_page.gains import SPLIT, Gain, in_training, known, num_states, regime
+from results_page.memory_names import memory_name
 
 from brt.reporting.collect import Group
 from brt.reporting.drawing.rounding import confidence_interval
 from brt.reporting.drawing.table import Cell, Table, plain_table
-from brt.reporting.model_settings import model_setting
+from brt.reporting.model_settings import model_name, model_setting
 
 NOTHING = Cell("–")
 INTERVAL = "± is half of the 95 % interval over seeds (Student's t)."
@@ -18,6 +19,7 @@ TEXTS = {
     "latex": "LaTeX",
     "books_unwrapped": "books",
     "books_small": "books, lines wrapped",
+    "unwrapped_bytes": "books",
 }
 """Names of the corpora, in the order of the tables."""
 USUAL = {
@@ -95,7 +97,7 @@ def system(group: Group) -> str:
 
     A scaled model has the published name: `Slide:13L`. Other differences are appended.
     """
-    name, layers = group.position.system, f":{group.position.layers}L"
+    name, layers = _name(group), f":{group.position.layers}L"
     if group.position.layers == model_setting(group.runs[0].settings, "num_layers"):
         name += "" if name.endswith(layers) else layers
         found = group.runs[0].settings.get("BlockRecurrentTransformer.recurrent_layers", ())
@@ -108,6 +110,11 @@ def system(group: Group) -> str:
     return name
 
 
+def _name(group):
+    settings, name = group.runs[0].settings, group.position.system
+    return memory_name(settings) if name == model_name(settings) else name
+
+
 def text(corpus: str) -> str:
     """Returns a corpus's name in tables."""
     return TEXTS.get(corpus, corpus)
@@ -118,7 +125,7 @@ def described(group: Group) -> str:
     own = regime(group)
     return (
         f"{text(own.corpus)}, W {own.window}, N {own.segment_length}, {own.steps:,} steps, "
-        f"{group.position.system}"
+        f"{_name(group)}"
     )
 
 

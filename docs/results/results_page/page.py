@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from results_page import files_entries
 from results_page.claims import claims_tables
 from results_page.excerpts import excerpts_table, kinds_table
 from results_page.facts_table import facts_plot, facts_table
@@ -82,7 +83,13 @@ def results(folder: Path) -> Results:
         every = [group for some in groups.values() for group in some]
         everything = gains(every)
         times = read_step_times(folder.parent / STEP_TIMES)
-        tables += [overview_table(everything), test_table("test", groups),
+        # The experiment on files has a table with its test split by window.
+        others = {
+            name: own
+            for name, own in groups.items()
+            if name not in (files_entries.WINDOWS, files_entries.TIME)
+        }
+        tables += [overview_table(everything), test_table("test", others),
                    kinds_table("kinds", every), memory_table("memory", every),
                    *claims_tables(groups), *files_tables(groups, times)]  # fmt: skip
         plots += [overview_plot(everything), *files_plots(groups, times)]

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from results_page.gain_tables import NOTHING
+from results_page.memory_names import WINDOW, memory_name
 
 from brt.reporting.collect import Group
 from brt.reporting.drawing.plots import Line, Plot
 from brt.reporting.drawing.table import Cell, Table, plain_table
-from brt.reporting.model_settings import model_name, model_setting
 from brt.reporting.runs import Run
 
 TRAINED, PAIRS = 64, 16
@@ -20,19 +20,7 @@ LONGER = (1_024, 16_384, 65_536)
 FAR, SHOWN = LONGER[0], 6
 """Tokens of the documents of the plot against carried bytes, and its memories."""
 BY_LENGTH = f"state kept, {PAIRS} facts, by length"
-WINDOW = "window (Slide)"
 ANSWERED, RATE = 0.9, "0.005"
-MODELS = {
-    "RecurrentMemoryTransformer": "RMT",
-    "AssociativeRecurrentMemoryTransformer": "ARMT",
-    "Melodi": "MELODI",
-}
-MEMORIES = {
-    "GatedDeltaMemory": "gated delta memory",
-    "AssociativeMemory": "associative memory",
-    "CompressiveMemory": "Compressive Transformer",
-    "ExternalMemory": "Memorizing Transformer",
-}
 
 
 class Recall(NamedTuple):
@@ -96,26 +84,6 @@ def recalls(
 
 def _accuracy(run: Run) -> float:
     return run.evaluations["validation"]["answer_accuracy"]
-
-
-def memory_name(settings: dict[str, Any]) -> str:
-    """Returns what a model carries from segment to segment."""
-    model = model_name(settings)
-    if model in MODELS:
-        return MODELS[model]
-    bound = " ".join(str(settings.get(name)) for name in settings if name.endswith("memories"))
-    bound += str(model_setting(settings, "memory", ""))
-    if model_setting(settings, "memorizing_layers", ()):
-        bound += "ExternalMemory"
-    for name, label in MEMORIES.items():
-        if name in bound:
-            return label
-    if model == "TransformerXL":
-        return "Transformer-XL"
-    if model_setting(settings, "recurrent_layers", ()):
-        feedback = ", feedback" if model_setting(settings, "feedback", False) else ""
-        return f"Rec, {settings['RecurrentCell.gate'].strip(chr(34))} gate{feedback}"
-    return WINDOW
 
 
 def recall_table(name: str, groups: Iterable[Group]) -> Table | None:
