@@ -15,13 +15,15 @@ import numpy as np
 import pytest
 from paths import ROOT
 
-from brt.models.fast import relative_kernel, states_kernel, window_kernel
-from brt.models.fast.cell_kernel import CellParameters, CellTokens, run_cell
-from brt.models.fast.kernel_parts import TILE, Heads, drawn_factors, tile_size
-from brt.models.fast.output_kernel import outputs, plain_outputs
-from brt.models.fast.projection_kernel import plain_projections, projections
-from brt.models.fast.states_kernel import block_attention, plain_block_attention
-from brt.models.fast.window_kernel import plain_window_attention, window_attention
+from brt.models.fast.kernels import relative as relative_kernel
+from brt.models.fast.kernels import states as states_kernel
+from brt.models.fast.kernels import window as window_kernel
+from brt.models.fast.kernels.cell import CellParameters, CellTokens, run_cell
+from brt.models.fast.kernels.output import outputs, plain_outputs
+from brt.models.fast.kernels.parts import TILE, Heads, drawn_factors, tile_size
+from brt.models.fast.kernels.projection import plain_projections, projections
+from brt.models.fast.kernels.states import block_attention, plain_block_attention
+from brt.models.fast.kernels.window import plain_window_attention, window_attention
 from brt.models.layers.attention import plain_attention
 from brt.models.layers.dropout import tile_dropout
 from brt.models.layers.norms import plain_rms_normed, scaled_down_heads, unit_heads
@@ -380,13 +382,13 @@ import itertools, sys
 import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from brt.benchmarks import topologies
-from brt.models.fast.cell_kernel import CellParameters, CellTokens, misfit, run_cell
-from brt.models.fast.kernel_parts import Heads, tile_size
-from brt.models.fast.relative_kernel import attend_by_distance
-from brt.models.fast.output_kernel import outputs
-from brt.models.fast.projection_kernel import projections
-from brt.models.fast.states_kernel import block_attention
-from brt.models.fast.window_kernel import window_attention
+from brt.models.fast.kernels.cell import CellParameters, CellTokens, misfit, run_cell
+from brt.models.fast.kernels.parts import Heads, tile_size
+from brt.models.fast.kernels.relative import attend_by_distance
+from brt.models.fast.kernels.output import outputs
+from brt.models.fast.kernels.projection import projections
+from brt.models.fast.kernels.states import block_attention
+from brt.models.fast.kernels.window import window_attention
 from brt.models.layers.dropout import TileDropout
 from brt.models.layers.precision import at_least_float32
 from brt.models.transformer_xl.relative_attention import Positions, distances

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from tiny_models import quick_jit
 
+from brt.models.fast.kernels.product_sum import fits, kernel_product_sum, plain_product_sum
 from brt.models.fast.loop_weights import cast_before, in_loop, product, scan
-from brt.models.fast.product_sum import fits, kernel_product_sum, plain_product_sum
 
 G, B, S, D, A = 5, 2, 3, 4, 6
 

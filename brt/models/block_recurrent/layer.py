@@ -25,6 +25,7 @@ from brt.models.caches import LayerCache, WindowCache
 from brt.models.contract import check_names, check_states, checked_result
 from brt.models.counts import matrix_size
 from brt.models.fast import kernel_attention as kernels
+from brt.models.fast.layer_products import Attended, add_attended, project
 from brt.models.fast.loop_weights import LoopWeights, cast_before, product
 from brt.models.layers.dropout import LayerMasks, draw_masks, dropped
 from brt.models.layers.feed_forward import FeedForward
@@ -32,8 +33,6 @@ from brt.models.layers.initializers import DENSE, parameter
 from brt.models.layers.norms import (
     RMSNorm,
     scaled_down_heads,
-    share_of_norm,
-    share_of_squares,
     unit_heads,
 )
 from brt.models.layers.positions_t5 import RelativeBias, WindowMask
@@ -214,15 +213,11 @@ class Layer(nnx.Module):
         """Returns the tokens; their queries, keys and values before normalisation; and, if known,
         their queries for states.
         """
-        normed_BTD = dropped(self.attention_norm(x_BTD), mask_PD)
         cross = self.reads_states and not self.sequential
         names = [*QUERIES_KEYS_VALUES, *([CROSS_QUERIES] if cross else [])]
-        if kernels.has_projection_kernel(self.sizes, x_BTD, len(names), mask_PD):
-            inputs = x_BTD, self.attention_norm.scale_D[...], mask_PD
-            projected = kernels.projected(self.sizes, *inputs, [weights[name] for name in names])
-            heads = [self._split(y_BTA) for y_BTA in projected]
-        else:
-            heads = [self._heads(normed_BTD, weights[name]) for name in names]
+        matrices = [weights[name] for name in names]
+        projected = project(self.sizes, self.attention_norm, x_BTD, mask_PD, matrices)
+        normed_BTD, heads = projected[0], [self._split(y_BTA) for y_BTA in projected[1]]
         heads, cross_BTHK = heads[:3], heads[3] if cross else None
         q_BTHK, k_BTHK, v_BTHK = heads
         k_BTHK = unit_heads(k_BTHK) if self.sizes.qk_norm else k_BTHK
@@ -239,35 +234,18 @@ class Layer(nnx.Module):
         weights: dict[str, Any],
         mlp_mask_PD: jax.Array | None = None,
     ) -> tuple[jax.Array, Metrics]:
-        metrics: Metrics = {}
+        def read_after_tokens(x_BTD):
+            return read_states(self._heads(self.cross_norm(x_BTD), weights[CROSS_QUERIES]))
 
-        def project(y_BTHK, matrix_AD):
-            return product("BTA,AD->BTD", y_BTHK.reshape(*x_BTD.shape[:2], -1), matrix_AD)
-
-        attended, names = [attended_BTHK], ["output_AD"]
-        if cross_BTHK is not None:
+        attended: list[Attended] = [attended_BTHK]
+        if self.sequential:
+            attended.append(read_after_tokens)
+        elif cross_BTHK is not None:
             with jax.named_scope("states"):
                 attended.append(read_states(cross_BTHK))
-                names.append("states_output_AD")
-        in_kernel = len(names) > 1 and kernels.has_projection_kernel(self.sizes, x_BTD, len(names))
-        if in_kernel:
-            with jax.named_scope("states"):
-                inputs = x_BTD, attended, [weights[name] for name in names]
-                x_BTD, of_tokens, of_states = kernels.outputs(self.sizes, *inputs)
-                metrics["state_share"] = share_of_squares(of_states, of_tokens)
-        else:
-            with jax.named_scope("attention"):
-                added_BTD = from_tokens_BTD = project(attended_BTHK, weights["output_AD"])
-            if self.reads_states:
-                with jax.named_scope("states"):
-                    if self.sequential:
-                        normed_BTD = self.cross_norm(x_BTD + from_tokens_BTD)
-                        cross_BTHK = self._heads(normed_BTD, weights[CROSS_QUERIES])
-                        attended.append(read_states(cross_BTHK))
-                    from_states_BTD = project(attended[1], weights["states_output_AD"])
-                    added_BTD = from_tokens_BTD + from_states_BTD
-                    metrics["state_share"] = share_of_norm(from_states_BTD, from_tokens_BTD)
-            x_BTD = x_BTD + added_BTD
+        matrices = [weights[name] for name in ("output_AD", "states_output_AD")[: len(attended)]]
+        x_BTD, state_share = add_attended(self.sizes, x_BTD, attended, matrices)
+        metrics = {} if state_share is None else {"state_share": state_share}
         with jax.named_scope("feed_forward"):
             normed_BTD = self.feed_forward_norm(x_BTD)
             mlp_BTD = self.feed_forward(normed_BTD, weights=weights["feed_forward"])

@@ -14,19 +14,15 @@ from jax.typing import DTypeLike
 from brt.models.axis_rules import in_one_data_shard
 from brt.models.block_recurrent.memory import BlockPairs, BlockStates, LayerTokens
 from brt.models.caches import WindowCache
-from brt.models.fast import (
-    attention,
-    cell_kernel,
-    output_kernel,
-    projection_kernel,
-    states_kernel,
-    window_kernel,
-)
+from brt.models.fast import attention
 from brt.models.fast import cudnn_attention as cudnn
-from brt.models.fast.kernel_parts import TILE, Heads, on_tpu, tile_size, upcast
-from brt.models.fast.loop_weights import LoopWeights, added_products, arrays_uncast, products
+from brt.models.fast.kernels import cell as cell_kernel
+from brt.models.fast.kernels import states as states_kernel
+from brt.models.fast.kernels import window as window_kernel
+from brt.models.fast.kernels.parts import TILE, Heads, on_tpu, tile_size, upcast
+from brt.models.fast.loop_weights import arrays_uncast
 from brt.models.layers.attention import attend
-from brt.models.layers.dropout import PERIOD, TileDropout
+from brt.models.layers.dropout import TileDropout
 from brt.models.layers.norms import scaled_down_heads, unit_heads
 from brt.models.layers.sizes import Sizes
 from brt.progress import say
@@ -34,15 +30,15 @@ from brt.progress import say
 BINDING = "BlockRecurrentTransformer.attention_form"
 
 
-def _mesh():
+def mesh():
     return jax.sharding.get_abstract_mesh()
 
 
 def heads_of(sizes: Sizes, rows: int = 1) -> Heads:
     """Returns the heads of one device, for a batch of `rows`."""
     H, batch_axis, head_axis = sizes.num_heads, None, None
-    if not _mesh().empty:
-        shape = _mesh().shape
+    if not mesh().empty:
+        shape = mesh().shape
         if H % shape["model"] == 0:
             H, head_axis = H // shape["model"], "model"
         if rows % shape["data"] == 0 and not in_one_data_shard():
@@ -98,42 +94,6 @@ def _say_once(line):
     say(line)
 
 
-def has_projection_kernel(
-    sizes: Sizes, x_BTD: jax.Array, matrices: int, mask_PD: jax.Array | None = None
-) -> bool:
-    """Returns whether projections of a layer's inputs, and of its attentions, are kernels."""
-    T, heads = x_BTD.shape[1], heads_of(sizes)
-    misfit = projection_kernel.misfit(heads, T, sizes.width, matrices, x_BTD.dtype)
-    if not _mesh().empty and _mesh().shape["model"] > 1:
-        misfit = "the model axis divides the matrices"
-    if mask_PD is not None and PERIOD % len(mask_PD):
-        misfit = f"the dropout mask repeats every {len(mask_PD)} tokens"
-    if misfit and sizes.attention_form == "kernel":
-        return False
-    return has_kernel(sizes, f"{matrices} projections of {T} tokens", misfit)
-
-
-def projected(
-    sizes: Sizes,
-    x_BTD: jax.Array,
-    scale_D: jax.Array,
-    mask_PD: jax.Array | None,
-    weights: Sequence[LoopWeights],
-) -> list[jax.Array]:
-    """Returns the products of normalised activations, with dropout, by a kernel, (B, T, A)."""
-    heads = heads_of(sizes, len(x_BTD))
-    compute = functools.partial(projection_kernel.projections, heads, x_BTD, scale_D, mask_PD)
-    return products("BTD,DA->BTA", compute, weights)
-
-
-def outputs(
-    sizes: Sizes, x_BTD: jax.Array, attended: Sequence[jax.Array], weights: Sequence[LoopWeights]
-) -> list[jax.Array]:
-    """Returns `output_kernel.plain_outputs` of attended_BTHK, by a kernel."""
-    compute = functools.partial(output_kernel.outputs, heads_of(sizes, len(x_BTD)), x_BTD)
-    return added_products("BTA,AD->BTD", compute, [*map(_joined_heads, attended)], weights)
-
-
 def seen_keys(sizes: Sizes, window: int, sink_H: jax.Array | None = None) -> int:
     """Returns J, the keys of a query in the tables of `attend_to_window`: 2W, or W + Q for a
     kernel.
@@ -171,7 +131,7 @@ def attend_to_window(
         plain = tokens.scale_H, bias, keep, sink_H
         y_BTHK = _attend_in_blocks(sizes, tokens.queries_BTHK, *blocks, *plain, remat)
         return y_BTHK, WindowCache(tokens.keys_BTHK[:, -W:], tokens.values_BTHK[:, -W:]), tokens
-    q, k, v, cached_k, cached_v = map(_joined_heads, (*projected, *cache))
+    q, k, v, cached_k, cached_v = map(joined_heads, (*projected, *cache))
     heads, tables = heads_of(sizes, len(q)), (tokens.scale_H, bias, keep)
     inputs = heads, q, k, v, cached_k, cached_v, *tables
     if in_cell:
@@ -204,7 +164,7 @@ def attend_to_states(
         arrays = q_BTHK, k_BGSHK, v_BGSHK, scale_H, None, keep, None
         return _attend_in_blocks(sizes, *arrays, remat)
     heads = heads_of(sizes, len(q_BTHK))
-    k_BGSA, v_BGSA = _joined_heads(k_BGSHK), _joined_heads(v_BGSHK)
+    k_BGSA, v_BGSA = joined_heads(k_BGSHK), joined_heads(v_BGSHK)
     q_BGWA = q_BTHK.reshape(*k_BGSA.shape[:2], T // G, k_BGSA.shape[-1])
     y_BGWA = states_kernel.block_attention(heads, q_BGWA, k_BGSA, v_BGSA, scale_H, keep)
     return y_BGWA.reshape(q_BTHK.shape)
@@ -270,7 +230,7 @@ def run_cell(
     parameters = cell_kernel.CellParameters(
         weights["norm_scale_D"],
         weights.get("ids_SD"),
-        _joined_heads(weights["heads_XDHK"]),
+        joined_heads(weights["heads_XDHK"]),
         weights.get("self_scale_H", ones),
         weights.get("cross_scale_H", ones),
         gate["matrix_XHKND"].reshape(2, sizes.attention_size, -1),
@@ -282,12 +242,12 @@ def run_cell(
         update,
         parameters,
         states_BSD,
-        cell_kernel.CellTokens(*map(_joined_heads, arrays)),
+        cell_kernel.CellTokens(*map(joined_heads, arrays)),
     )
     after, k, v, kept_G = cell_kernel.run_cell(heads_of(sizes, len(states_BSD)), *inputs)
     k_BGSHK, v_BGSHK = (x.reshape(*x.shape[:3], *arrays[0].shape[2:]) for x in (k, v))
     return after, BlockStates(k_BGSHK, v_BGSHK), jnp.mean(kept_G)
 
 
-def _joined_heads(x_BTHK):
+def joined_heads(x_BTHK):
     return x_BTHK.reshape(*x_BTHK.shape[:-2], -1)

@@ -26,7 +26,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from brt.models.axis_rules import in_this_context
-from brt.models.fast.product_sum import product_sum
+from brt.models.fast.kernels.product_sum import product_sum
 
 LoopWeights = jax.Array | tuple[jax.Array, jax.Array]
 """An array, or the array in its own type and its cast."""

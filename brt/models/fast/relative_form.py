@@ -5,8 +5,9 @@ from collections.abc import Callable
 
 import jax
 
-from brt.models.fast import relative_attention, relative_kernel
+from brt.models.fast import relative_attention
 from brt.models.fast.kernel_attention import has_kernel, heads_of
+from brt.models.fast.kernels import relative as relative_kernel
 from brt.models.layers.sizes import Sizes
 
 BINDING = "TransformerXL.attention_form"

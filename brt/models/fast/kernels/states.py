@@ -4,7 +4,7 @@ For tokens that attend to the states of their block: no bias, no mask, any numbe
 `tests/models/test_attention_kernels.py` compares outputs and gradients, and compiles for slices of
 TPUs. Unit lengths of queries, scale, softmax and dropout stay in the chip's vector memory.
 
-Axes as in `kernel_parts`, and G blocks    Q queries and X keys of a block
+Axes as in `parts`, and G blocks    Q queries and X keys of a block
 """
 
 import functools
@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from brt.models.fast.kernel_parts import (
+from brt.models.fast.kernels.parts import (
     TILE,
     Heads,
     dot,

@@ -4,10 +4,10 @@ Plain counterpart: `RecurrentCell.step` in `loop_weights.scan`
 (tests/models/test_kernel_attention.py, and alone in test_attention_kernels.py). The kernel projects
 the states, normalises, and attends to the states and to two blocks of tokens. It reads the tokens
 as projected, without copies of pairs of blocks or of heads, and writes arrays of all blocks for the
-backward pass and the tokens. Norm and gate have kernels of their own (`update_kernel`); the product
+backward pass and the tokens. Norm and gate have kernels of their own (`update`); the product
 before the gate is XLA's.
 
-Axes as in `kernel_parts`, and G blocks    S states    X matrices of the
+Axes as in `parts`, and G blocks    S states    X matrices of the
 states: keys, values, queries for the states and for the tokens    Y attention to states, to tokens
 E = N * D, features of the gate's N products
 """
@@ -21,8 +21,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jax.typing import DTypeLike
 
-from brt.models.fast import update_kernel
-from brt.models.fast.kernel_parts import (
+from brt.models.fast.kernels import update as update_kernel
+from brt.models.fast.kernels.parts import (
     TILE,
     Heads,
     dot,

@@ -5,7 +5,7 @@ Plain counterparts: `rms_normed`, and the `update` of a gate
 biases, and for the arrays of all blocks that the backward pass needs. Here each array is read and
 written once (docs/benchmarks/tpu_compiler.md has the counts).
 
-Axes as in `cell_kernel`, and I tiles of states    N products of the gate    Z biases of the gate
+Axes as in `cell`, and I tiles of states    N products of the gate    Z biases of the gate
 """
 
 import functools
@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from brt.models.fast.kernel_parts import Heads, dot, interpreted, tile_size, upcast
+from brt.models.fast.kernels.parts import Heads, dot, interpreted, tile_size, upcast
 from brt.models.fast.norms import rms_backward, rms_forward
 
 PARALLEL = pltpu.CompilerParams(dimension_semantics=("parallel", "parallel"))

@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec
 from jax.typing import DTypeLike
 
 from brt.models.axis_rules import RULES
-from brt.models.fast.kernel_parts import F32, dot, on_tpu
+from brt.models.fast.kernels.parts import F32, dot, on_tpu
 
 COLUMNS = 512
 """Of each matrix in a grid step."""

@@ -7,7 +7,7 @@ registers: row i moves left by Q - 1 - i lanes. Compiled for v4, a layer of `wt1
 of the cycles of the plain form, without dropout 0.32 (docs/benchmarks/tpu_compiler.md). No TPU has
 run it.
 
-Axes as in `kernel_parts`, and J keys    C distances, J - 1 first    G tiles
+Axes as in `parts`, and J keys    C distances, J - 1 first    G tiles
 W distances of a tile    P, N: heads = P * N
 """
 
@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from brt.models.fast.kernel_parts import (
+from brt.models.fast.kernels.parts import (
     COMPILER,
     LANES,
     TILE,

@@ -4,7 +4,7 @@ Plain counterpart: `plain_projections` (tests/models/test_attention_kernels.py).
 for the norm and one for each product, and reads and writes the sum of the products' gradients
 (docs/benchmarks/tpu_compiler.md has the counts). Gradients of the matrices are XLA's.
 
-Axes as in `kernel_parts`, and P tokens after which the dropout mask repeats    I tiles of tokens
+Axes as in `parts`, and P tokens after which the dropout mask repeats    I tiles of tokens
 """
 
 import functools
@@ -16,7 +16,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jax.typing import DTypeLike
 
-from brt.models.fast.kernel_parts import (
+from brt.models.fast.kernels.parts import (
     LANES,
     Heads,
     dot,

@@ -5,7 +5,7 @@ each product, for their sum and for the sums of squares of a metric
 (docs/benchmarks/tpu_compiler.md has the counts). Gradients of the matrices are XLA's, and so is the
 only product of a layer without states, which is as fast.
 
-Axes as in `kernel_parts`, and I tiles of tokens
+Axes as in `parts`, and I tiles of tokens
 """
 
 import functools
@@ -16,8 +16,8 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from brt.models.fast.kernel_parts import Heads, dot, interpreted, on_each_device, upcast
-from brt.models.fast.projection_kernel import PARTS, ROWS, tile_of
+from brt.models.fast.kernels.parts import Heads, dot, interpreted, on_each_device, upcast
+from brt.models.fast.kernels.projection import PARTS, ROWS, tile_of
 from brt.models.layers.precision import at_least_float32
 
 COMPILER = pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary", "arbitrary"))

@@ -1,0 +1,1 @@
+"""Pallas kernels for TPUs, each with its plain form; `parts` has what they share."""
