@@ -16,6 +16,7 @@ import hashlib
 import json
 import os
 import re
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -156,7 +157,8 @@ def model_card(experiment: Experiment, step: int, workdir: str, tensors: dict) -
         rows.append((f"evaluation, {figures['split']}", f"step {figures['step']:,}: {text}"))
     command = run / "command.txt"
     if command.is_file():
-        rows.append(("command", f"`{command.read_text(encoding='utf-8').strip()}`"))
+        _, *words = shlex.split(command.read_text(encoding="utf-8"))  # the interpreter's path first
+        rows.append(("command", f"`python {shlex.join(words)}`"))
     rows.append(("sha256 of the tensors", hashlib.sha256(save(tensors)).hexdigest()))
     prompt = '--prompt="Once upon a time"' if trainer.corpus.vocabulary.is_text else "--prompt=..."
     settings = (run / GIN).read_text(encoding="utf-8")
