@@ -19,6 +19,7 @@ PATTERNS = (
     STANDS_FOR_FILE,
     "evaluation_*.json",
     "studies/*.json",
+    "studies/answers.npz",  # small, unlike the arrays of other studies
 )
 ENDING = ".tar.gz"
 

@@ -2,12 +2,13 @@
 
 import json
 
+import numpy as np
 import pytest
 from fabricated_runs import make_run
 
 pytest.importorskip("matplotlib", reason='the page needs pip install -e ".[report]"')
 
-from results_page.facts_table import facts_plot, facts_table
+from results_page.facts_table import BY_DEPTH, facts_map, facts_plot, facts_table
 
 from brt.reporting.collect import collect
 from brt.reporting.runs import open_runs
@@ -22,10 +23,16 @@ def study(run, shares, bits):
         | {"x_label": "", "y_label": ""}
         for by, part in (("length", 1), ("distance", 2))
     ]
-    numbers = {"carried_bytes": 640, "accuracy_cleared": 0.2}
+    numbers = {"carried_bytes": 640, "accuracy_cleared": 0.2, "accuracy_kept": max(shares.values())}
     numbers |= {} if bits is None else {"text_bits_per_token": bits}
     (run / "studies").mkdir()
-    content = {"study": "answers", "numbers": numbers, "series": series}
+    titles = {"cleared": "Answers by length and depth, state cleared", "kept": BY_DEPTH}
+    np.savez(run / "studies" / "answers.npz", cleared=[[0.0]], kept=[[*shares.values()]])
+    ends = {"x_label": "", "y_label": "", "x_ends": [0, 9], "y_ends": [1, 1]}
+    ends |= {"x_borders": [], "y_borders": []}
+    maps = [ends | {"array": name, "title": title, "caption": ""} for name, title in titles.items()]
+    content = {"study": "answers", "numbers": numbers, "series": series, "maps": maps}
+    content["arrays"] = "answers.npz"
     (run / "studies" / "answers.json").write_text(json.dumps(content))
     return run
 
@@ -61,6 +68,12 @@ def test_the_figure_has_means_at_the_distances_that_all_runs_have(tmp_path):
     assert lines["gated delta memory"] == ([32], [pytest.approx(0.8)])
 
 
-def test_tasks_whose_text_is_not_scored_have_neither(tmp_path):
+def test_the_map_is_that_of_the_run_with_the_most_right_answers(tmp_path):
+    shown = facts_map("babilong_facts_map", groups_of(tmp_path, 3.25))
+    assert np.array_equal(shown.values_RC, [[0.9, 0.8]])
+    assert shown.name == "babilong_facts_map" and "gated delta memory" in shown.caption
+
+
+def test_tasks_whose_text_is_not_scored_have_none(tmp_path):
     groups = groups_of(tmp_path, None)
     assert facts_table("mqar_facts", groups) is None and facts_plot("mqar_facts", groups) is None

@@ -8,11 +8,14 @@ from results_page.memory_names import memory_name
 from results_page.recall_table import Recall, by_run, recalls
 
 from brt.reporting.collect import Group
+from brt.reporting.drawing.heat_map import HeatMap, study_maps
 from brt.reporting.drawing.plots import Line, Plot
 from brt.reporting.drawing.table import Table, plain_table
 
 BY_LENGTH, BY_DISTANCE = "state kept, by length", "state kept, by distance"
 TEXT = "text_bits_per_token"
+BY_DEPTH = "Answers by length and depth, state kept"
+"""Title of a map of the study `answers`."""
 
 
 def facts_table(name: str, groups: Iterable[Group]) -> Table | None:
@@ -58,6 +61,25 @@ def facts_plot(name: str, groups: Iterable[Group]) -> Plot | None:
         log_x=True,
         y_range=(0.0, 1.02),
     )
+
+
+def facts_map(name: str, groups: Iterable[Group]) -> HeatMap | None:
+    """Returns right answers by length and depth, of the run with the most of them."""
+    runs = {
+        run.studies["answers"]["numbers"]["accuracy_kept"]: run
+        for group in groups
+        for run in group.runs
+        if TEXT in run.studies.get("answers", {}).get("numbers", {})
+    }
+    if not runs:
+        return None
+    best = runs[max(runs)]
+    caption = (
+        f"{memory_name(best.settings)}, one run: share of questions answered with the right word, "
+        "by the length of the document and the place of the fact. White: none, or no question."
+    )
+    maps = (each for each in study_maps(best, "answers") if each.title == BY_DEPTH)
+    return next((each._replace(name=name, caption=caption) for each in maps), None)
 
 
 def _with_text(groups: Iterable[Group]) -> list[Recall]:

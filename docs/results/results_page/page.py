@@ -13,7 +13,7 @@ from typing import NamedTuple
 from results_page import files_entries
 from results_page.claims import claims_tables
 from results_page.excerpts import excerpts_table, kinds_table
-from results_page.facts_table import facts_plot, facts_table
+from results_page.facts_table import facts_map, facts_plot, facts_table
 from results_page.files_tables import files_plots, files_tables
 from results_page.front import front_table
 from results_page.gain_tables import gain_table, runs_table
@@ -29,6 +29,7 @@ from results_page.tasks_table import tasks_table
 
 from brt.reporting.archive import ENDING, unpack
 from brt.reporting.collect import Group, collect
+from brt.reporting.drawing.heat_map import HeatMap
 from brt.reporting.drawing.plots import Plot, png
 from brt.reporting.drawing.table import Table
 from brt.reporting.papers.fill import paper_plots
@@ -48,7 +49,7 @@ class Results(NamedTuple):
     """Tables and figures by name, and sentences about damaged files."""
 
     tables: dict[str, Table]
-    plots: dict[str, Plot | IntervalPlot | LearningPlot]
+    plots: dict[str, Plot | HeatMap | IntervalPlot | LearningPlot]
     problems: list[str]
 
 
@@ -64,14 +65,14 @@ def results(folder: Path) -> Results:
         NAME, NAME_runs               improvements over the baseline; all runs
         NAME_systems, NAME_tasks      all systems; accuracies of tasks
         NAME_recall                   recall of pairs by each memory, and its carried bytes
-        NAME_facts                    answers about facts in text by each memory
+        NAME_facts, NAME_facts_map    answers about facts in text by each memory, and by depth
         NAME_excerpts                 tokens that the state improves
         NAME_learning                 improvement by training step
         NAME_distance, NAME_reach     improvement by position; cost of a reset
         NAME_rmt_figure_3a and so on  the papers' figures
     """
     tables: list[Table | None] = []
-    plots: list[Plot | IntervalPlot | LearningPlot | None] = []
+    plots: list[Plot | HeatMap | IntervalPlot | LearningPlot | None] = []
     with tempfile.TemporaryDirectory() as scratch:
         ladders: dict[str, list[Path]] = {}
         for archive in sorted(folder.glob(f"*/*{ENDING}")):
@@ -105,7 +106,8 @@ def results(folder: Path) -> Results:
                 excerpts_table(f"{name}_excerpts", own),
             ]
             plots += [*study_plots(name, own), learning_plot(f"{name}_learning", found)]
-            plots += [*recall_plots(f"{name}_recall", own), facts_plot(f"{name}_facts", own)]
+            plots += [*recall_plots(f"{name}_recall", own), facts_plot(f"{name}_facts", own),
+                      facts_map(f"{name}_facts_map", own)]  # fmt: skip
             drawn = (plot for paper in PAPERS for plot in paper_plots(paper, own))
             plots += [plot._replace(name=f"{name}_{plot.name}") for plot in drawn
                       if plot.has_measurements]  # fmt: skip
