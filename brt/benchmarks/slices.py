@@ -220,7 +220,9 @@ def largest_batch(
             bindings = [f"Trainer.tokens_per_step = {rows * groups * tokens}"]
             tried[rows] = measure(configuration.experiment(bindings), topology)
         figures = tried[rows]
-        print(f"{rows:>6} batch elements a chip: {figures['hbm_bytes'] / GIB:.2f} GiB", flush=True)
+        need = f"{figures['hbm_bytes'] / GIB:.2f} GiB"
+        verdict = "" if figures["fits"] else ", does not fit"
+        print(f"{rows:>6} batch elements a chip: {need}{verdict}", flush=True)
         return figures["hbm_bytes"] if figures["fits"] else topology.chip.hbm_bytes + 1
 
     found = memory_budget.longest_fitting(bytes_of, topology.chip.hbm_bytes, 1).segment_length
