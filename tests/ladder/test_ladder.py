@@ -3,6 +3,7 @@
 import importlib.util
 import itertools
 import json
+import os
 import shlex
 import sys
 from concurrent.futures import wait
@@ -43,12 +44,17 @@ class Killed(BaseException):
     """A kill, as the ladder sees it."""
 
 
-def pretended(calls, kill_at=None):
-    """Stands for `brt.train` and `brt.evaluate`; dies before call number `kill_at`."""
+def pretended(calls, kill_at=None, gpus=None):
+    """Stands for `brt.train` and `brt.evaluate`; dies before call number `kill_at`.
 
-    def command(module, *arguments, **_):
+    gpus: a list for the GPU of each call.
+    """
+
+    def command(module, *arguments, gpu=None, **_):
         if len(calls) == kill_at:
             raise Killed
+        if gpus is not None:
+            gpus.append(gpu)
         calls.append((module, *arguments))
         given = dict(a.removeprefix("--").split("=", 1) for a in arguments)
         workdir = Path(given["workdir"])
@@ -132,9 +138,13 @@ def test_a_grid_runs_every_combination_several_at_once(ladder, monkeypatch, tmp_
     flags = ["--gin_file=pg19_slide_12l.gin", "--scale=tiny", "--tokens=10000", "--processes=3"]
     flags += ["--corpus=configs/corpora/text.gin", f"--workdir={tmp_path}", text_flag(tmp_path)]
     grid = "BlockRecurrentTransformer.qk_norm=True,False Trainer.optimizer=@adamw,@adafactor"
-    monkeypatch.setattr(ladder, "visible_gpus", list)
-    run_script(ladder, monkeypatch, pretended(calls := []), *flags, f"--grid={grid}")
-    assert len(calls) == 8
+    monkeypatch.setattr(ladder, "visible_gpus", lambda: ["3", "5"])
+    monkeypatch.delenv("XLA_PYTHON_CLIENT_PREALLOCATE", raising=False)
+    run_script(
+        ladder, monkeypatch, pretended(calls := [], gpus=(gpus := [])), *flags, f"--grid={grid}"
+    )
+    assert len(calls) == 8 and {*gpus} == {"3", "5"}
+    assert os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] == "false"  # three runs on two GPUs
     trained = [
         (read["BlockRecurrentTransformer.qk_norm"], str(read["Trainer.optimizer"]))
         for read in map(read_gin_file, tmp_path.glob("runs/*/config.gin"))
