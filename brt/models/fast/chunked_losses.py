@@ -3,6 +3,7 @@
 Plain counterpart: `brt.models.layers.losses.token_losses` of x . embedding / divisor
 (tests/models/test_chunked_losses.py). With 7 layers, d 256, V 32,000 and 4,096 tokens, the gradient
 needs 1,666 MiB of temporary memory on a CPU instead of 2,412 MiB, and 1.33 of the processor time.
+On TPUs see docs/benchmarks/tpu_compiler.md.
 
 M: parts of the vocabulary, one for each device of the model axis, of Y entries each; C: tokens of a
 chunk of the segment.
@@ -47,8 +48,10 @@ def chunked_losses(
     def chunked(weights, rows):
         x_BTD, targets_BT = rows
         B, T, _ = x_BTD.shape
-        number = max(math.ceil(B * T * (V // parts) / chunk), 1)
-        return _parts(x_BTD, weights["embedding_VYD"], targets_BT, divisor, min(number, T)), ()
+        number = min(max(math.ceil(B * T * (V // parts) / chunk), 1), T)
+        # Without padding, if that takes less than twice as many.
+        number = next((n for n in range(number, 2 * number) if T % n == 0), number)
+        return _parts(x_BTD, weights["embedding_VYD"], targets_BT, divisor, number), ()
 
     # The gradient is summed in the type of the matrix.
     embedding_MYD = cast_before(embedding_VD.reshape(parts, V // parts, D), x_BTD.dtype)
@@ -98,7 +101,8 @@ def _backward(divisor, number, residuals, gradients):
         d_BCMY = jnp.exp(logits_BCMY - log_sum_BCM[..., None]) * dlog_sum_BCM[..., None]
         is_target_BCMY = entries_MY == targets_BC[..., None, None]
         d_BCMY = d_BCMY + jnp.where(is_target_BCMY, dchosen_BCM[..., None], 0)
-        d_BCMY = (d_BCMY / divisor).astype(x_BCD.dtype)
+        # Behind a barrier, or XLA computes it once for each product where memory is scarce.
+        d_BCMY = jax.lax.optimization_barrier((d_BCMY / divisor).astype(x_BCD.dtype))
         dembedding_MYD += jnp.einsum(
             "BCMY,BCD->MYD", d_BCMY, x_BCD, preferred_element_type=dembedding_MYD.dtype
         )
