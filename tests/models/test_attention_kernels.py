@@ -153,6 +153,12 @@ def plain_added(heads, *args):
 DROPPED = 0.25
 
 
+def of_keys(*sizes, dtype=np.float32):
+    """As `of_distances`, without distances and the bias of content."""
+    args = of_distances(*sizes, dtype=dtype)
+    return args | dict.fromkeys(("content_bias", "position_keys", "position_bias"))
+
+
 def of_distances(heads, queries, keys, batch, future, dropout, dtype=np.float32):
     """Random arguments of relative attention; `keep` has the visible keys and the kept weights.
 
@@ -178,12 +184,13 @@ def of_distances(heads, queries, keys, batch, future, dropout, dtype=np.float32)
 
 
 def relative(heads, q, k, v, u, keys, bias, keep):
-    positions = Positions(keys, bias)
+    positions = None if keys is None else Positions(keys, bias)
     return relative_kernel.attend_by_distance(heads, q, k, v, u, positions, *keep, DROPPED)
 
 
 def plain_relative(heads, q, k, v, u, keys, bias, keep):
-    return plain_attend_by_distance(q, k, v, u, Positions(keys, bias), *keep, DROPPED)
+    positions = None if keys is None else Positions(keys, bias)
+    return plain_attend_by_distance(q, k, v, u, positions, *keep, DROPPED)
 
 
 def gate(states_BSD, products, biases):
@@ -243,7 +250,8 @@ def outputs_and_gradients(function, heads, args):
         gradients, outputs = jax.grad(loss, argnums=tuple(range(len(varied))), has_aux=True)(
             *varied
         )
-    return dict(enumerate(outputs)) | dict(zip(args, gradients))
+    of_arguments = {name: x for name, x in zip(args, gradients) if x is not None}
+    return dict(enumerate(outputs)) | of_arguments
 
 
 def relative_errors(forms, heads, args, exact_args=None):
@@ -293,6 +301,11 @@ CASES = {
     "distances without a memory": (
         *(DISTANCES, Heads(4, 32, False), of_distances),
         (64, 64, 1, False, False),
+    ),
+    "no distances": (DISTANCES, Heads(4, 64, False), of_keys, (40, 77, 3, True, True)),
+    "no distances, several tiles": (
+        *(DISTANCES, Heads(1, 128, False), of_keys),
+        (150, 300, 2, False, False),
     ),
     "distances of wide heads": (
         *(DISTANCES, Heads(1, 256, False), of_distances),
@@ -478,11 +491,12 @@ for (T, J, H, K, future), activations, dropout in [
     ((384, 768, 16, 64, False), jnp.bfloat16, True),
     ((384, 768, 16, 64, False), jnp.float32, True),
     ((168, 168, 8, 64, True), jnp.bfloat16, True),
+    ((384, 768, 16, 64, None), jnp.bfloat16, True),
     ((1024, 1024, 2, 128, False), jnp.float32, True),
     ((512, 1024, 2, 64, True), jnp.float32, True),
 ]:
     B, C = 2, len(distances(T, J, future))
-    positions = Positions(of(C, H, K), of(C, H))
+    positions = None if future is None else Positions(of(C, H, K), of(C, H))
     masks = of(B, T, J, dtype=bool), of(B, H, T, J, dtype=bool) if dropout else None
     q, k, u = of(B, T, H, K), of(B, J, H, K), of(H, K, dtype=jnp.float32)
 

@@ -179,8 +179,7 @@ class TransformerXLLayer(nnx.Module):
             if weights_key is not None and rate:
                 kept_BHTJ = jax.random.bernoulli(weights_key, 1.0 - rate, (B, H, T, J))
             u_HK, _ = self._biases(distances)
-            misfit = distances.misfit if positions else "the encoding has no scores by distance"
-            attend = form_by_distance(self.sizes, B, T, J, misfit)
+            attend = form_by_distance(self.sizes, B, T, J, distances.misfit)
             y_BTHK = attend(q_BTHK, k_BJHK, v_BJHK, u_HK, positions, visible_BTJ, kept_BHTJ, rate)
         return self._finish(x_BTD, y_BTHK, *other_keys)
 

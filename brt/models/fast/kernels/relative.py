@@ -52,7 +52,7 @@ class Plan(NamedTuple):
     """Static properties of an attention: T queries at the end of J keys, in whole registers.
 
     Queries are padded in front, keys and distances behind. causal: whether no query sees keys
-    behind it. rate: of dropout.
+    behind it. rate: of dropout. positions: whether scores depend on distances.
     """
 
     heads: Heads
@@ -60,6 +60,7 @@ class Plan(NamedTuple):
     keys: int
     causal: bool
     rate: float
+    positions: bool
 
     @property
     def tile(self) -> int:
@@ -77,15 +78,18 @@ class Plan(NamedTuple):
     @property
     def width(self) -> int:
         """W; causal: distances beyond are those of hidden keys."""
+        if not self.positions:
+            return LANES
         return self.columns + (0 if self.causal else LANES)
 
     @property
     def distances(self) -> int:
-        return self.rows - self.tile + self.width
+        return self.rows - self.tile + self.width if self.positions else LANES
 
     def bands(self, bias_HC: jax.Array) -> jax.Array:
         """Returns the entries of each tile's distances, (P, G, N, W)."""
-        starts = range(self.rows - self.tile, -1, -self.tile)
+        starts = [*range(self.rows - self.tile, -1, -self.tile)]
+        starts = starts if self.positions else [0] * len(starts)
         bands_HGW = jnp.stack([bias_HC[:, x : x + self.width] for x in starts], axis=1)
         parts = bands_HGW.reshape(-1, self.heads.per_step, len(starts), self.width)
         return jnp.swapaxes(parts, 1, 2)
@@ -100,19 +104,26 @@ def attend_by_distance(
     q_BTHK: jax.Array,
     k_BJHK: jax.Array,
     v_BJHK: jax.Array,
-    content_bias_HK: jax.Array,
-    positions: Positions,
+    content_bias_HK: jax.Array | None,
+    positions: Positions | None,
     visible_BTJ: jax.Array,
     kept_BHTJ: jax.Array | None = None,
     rate: float = 0.0,
 ) -> jax.Array:
     """Returns `plain_attend_by_distance`, by the kernel.
 
-    With positions of `distances(T, J)` and not of `distances(T, J, future=True)`, no query may see
-    keys behind it.
+    Without positions and a bias, scores are products of queries and keys. With positions of
+    `distances(T, J)` and not of `distances(T, J, future=True)`, no query may see keys behind it.
     """
-    T, J, C = q_BTHK.shape[1], k_BJHK.shape[1], len(positions.bias_CH)
-    plan = Plan(heads, T, J, C == J, rate if kept_BHTJ is not None else 0.0)
+    (T, *head), J = q_BTHK.shape[1:], k_BJHK.shape[1]
+    used = rate if kept_BHTJ is not None else 0.0
+    if positions is None:
+        plan = Plan(heads, T, J, True, used, positions=False)
+        positions = Positions(*(jnp.zeros((LANES, *n), q_BTHK.dtype) for n in (head, head[:1])))
+    else:
+        plan = Plan(heads, T, J, len(positions.bias_CH) == J, used, positions=True)
+    if content_bias_HK is None:
+        content_bias_HK = jnp.zeros(head, q_BTHK.dtype)
     queries, keys = (plan.rows - T, 0), (0, plan.columns - J)
     if kept_BHTJ is not None:
         kept_BHTJ = jnp.pad(kept_BHTJ.astype(jnp.int8), ((0, 0), (0, 0), queries, keys))
@@ -120,7 +131,7 @@ def attend_by_distance(
     def joined(x_BTHK, padding):
         return jnp.pad(x_BTHK.reshape(*x_BTHK.shape[:-2], -1), ((0, 0), padding, (0, 0)))
 
-    behind = (0, plan.distances - C)
+    behind = (0, plan.distances - len(positions.bias_CH))
     y_BTA = _attend(
         plan,
         joined(q_BTHK, queries),
@@ -257,6 +268,8 @@ def _band(plan):
 
 def _position_scores(plan, position, keys, bias_1W, visible):
     """Returns the scores of a head that depend on distances, for each query and key."""
+    if not plan.positions:
+        return jnp.where(visible, 0.0, HIDDEN).astype(bias_1W.dtype)
     scores = dot(position, keys[_band(plan)], (1, 1)) + bias_1W * plan.heads.factor
     return jnp.where(visible, skewed(scores, plan.columns), HIDDEN)
 
@@ -324,11 +337,12 @@ def _backward_kernel(plan, y, dy, q, k, v, u, keys, bias, visible, *rest):
         by_key = dscores.astype(q.dtype)
         dcontent = dcontent + only(dot(by_key, k[0], (1, 0)), mask)
         dk_sum[...] += dot(by_key, own, (0, 0))
-        dscores = skewed(dscores, plan.width, back=True)
-        dbias[0, tile, one_head] += plan.heads.factor * jnp.sum(dscores, axis=0, keepdims=True)
-        by_distance = dscores.astype(q.dtype)
-        dposition = dposition + only(dot(by_distance, keys[band], (1, 0)), mask)
-        dkeys[band] += dot(by_distance, own_position, (0, 0))
+        if plan.positions:
+            dscores = skewed(dscores, plan.width, back=True)
+            dbias[0, tile, one_head] += plan.heads.factor * jnp.sum(dscores, axis=0, keepdims=True)
+            by_distance = dscores.astype(q.dtype)
+            dposition = dposition + only(dot(by_distance, keys[band], (1, 0)), mask)
+            dkeys[band] += dot(by_distance, own_position, (0, 0))
     dcontent, dposition = dcontent * plan.heads.factor, dposition * plan.heads.factor
     du[...] += jnp.sum(dcontent, axis=0, keepdims=True)
     dq[0] = (dcontent + dposition).astype(dq.dtype)
