@@ -11,7 +11,7 @@ A line of a sweep has configs joined by `+`, and bindings without spaces:
 `systems/rec_fixed_skip.gin+recipes/arxiv.gin RecurrentCell.num_states=128`; several values of a
 binding, separated by commas, are a grid. --processes runs so many at once, spread over the GPUs;
 several on one GPU are for small models and CUDA's multi-process service (eight models of 28 million
-parameters took three times as long as one after the other). --paper adds the published tables that
+parameters took 2.7 times as long as one after the other). --paper adds the published tables that
 have a row for these runs. --scale divides the model's dimensions, --corpus replaces the config's
 corpus, and each run trains on --tokens (twice as many if its line binds twice the steps), or for
 its own steps. A warm-up longer than the run becomes a tenth of it, with a note. Lines that differ
@@ -37,7 +37,7 @@ import shlex
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
@@ -161,12 +161,12 @@ Run = tuple[SweepEntry, Path, str, Path]
 
 def run_all(runs: Sequence[Run]) -> None:
     """Runs what is unfinished, --processes at a time: those that train, then their evaluations."""
-    devices: queue.Queue[str | None] = queue.Queue()
+    devices: queue.Queue[dict[str, str]] = queue.Queue()
     gpus = visible_gpus() if FLAGS.processes > 1 else []
-    if 0 < len(gpus) < FLAGS.processes:  # JAX would give all of a GPU's memory to the first
-        os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-    for number in range(FLAGS.processes):
-        devices.put(gpus[number % len(gpus)] if gpus else None)
+    # On a shared GPU JAX would give all memory to the first run.
+    shared = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"} if len(gpus) < FLAGS.processes else {}
+    for gpu in itertools.islice(itertools.cycle(gpus or [None]), FLAGS.processes):
+        devices.put(shared | {"CUDA_VISIBLE_DEVICES": gpu} if gpu else {})
     ordered = sorted(enumerate(runs, 1), key=lambda pair: pair[1][0].trained_by != pair[1][0].name)
     waves = itertools.groupby(ordered, lambda pair: pair[1][0].trained_by != pair[1][0].name)
     failed = threading.Event()
@@ -190,21 +190,21 @@ def run_all(runs: Sequence[Run]) -> None:
                 pool.shutdown(cancel_futures=True)
 
 
-def run_one(run: Run, number: str, devices: queue.Queue[str | None]) -> None:
+def run_one(run: Run, number: str, devices: queue.Queue[dict[str, str]]) -> None:
     """Trains and evaluates a run; of several at once the output goes to log.txt of its folder."""
     entry, file, seed, workdir = run
     print(f"[{number}] {entry.name}, seed {seed}", flush=True)
     if not evaluated(workdir, entry):
         begin(workdir, entry, seed)
-        gpu = devices.get()
+        variables = devices.get()
         try:
             for module, *arguments in commands(file, seed, workdir):
                 if FLAGS.processes == 1:
                     command(module, *arguments)
                 else:
-                    command(module, *arguments, log=workdir / "log.txt", gpu=gpu)
+                    command(module, *arguments, log=workdir / "log.txt", variables=variables)
         finally:
-            devices.put(gpu)
+            devices.put(variables)
     if FLAGS.archive:
         pack(workdir, Path(FLAGS.archive) / f"{workdir.name}{ENDING}")
 
@@ -315,13 +315,18 @@ def shell_line(commands_of_run: Sequence[Sequence[str]]) -> str:
     return " && ".join(map(shlex.join, [["cd", os.getcwd()], *words]))
 
 
-def command(module: str, *arguments: str, log: Path | None = None, gpu: str | None = None) -> None:
+def command(
+    module: str,
+    *arguments: str,
+    log: Path | None = None,
+    variables: Mapping[str, str] | None = None,
+) -> None:
     """Runs a command of brt and raises if it fails.
 
-    log: a file that the output is added to; gpu: number of the only GPU that it uses.
+    log: a file that the output is added to. variables: of the environment, besides the own ones.
     """
     line = [sys.executable, "-m", module, *arguments]
-    environment = os.environ | ({"CUDA_VISIBLE_DEVICES": gpu} if gpu else {})
+    environment = os.environ | (variables or {})
     with open(log, "a", encoding="utf-8") if log else contextlib.nullcontext() as output:
         status = subprocess.run(
             line, check=False, env=environment, stdout=output, stderr=output

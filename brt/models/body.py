@@ -1,12 +1,14 @@
 """The interface of a backbone that memory tokens can be put around."""
 
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import jax
 
 from brt.models.contract import check_decoding_form
-from brt.models.memory_tokens.layout import MemoryLayout, MemoryTokens
 from brt.models.model import LanguageModel
+
+if TYPE_CHECKING:
+    from brt.models.memory_tokens.layout import MemoryLayout, MemoryTokens
 
 
 class Body(LanguageModel):
@@ -44,9 +46,9 @@ class Body(LanguageModel):
         y_BD, caches = self.decode_embedded(self.embed(tokens_B[:, None])[:, 0], caches, reads_B)
         return self.logits(y_BD), caches
 
-    def for_memory_tokens(self, layout: MemoryLayout) -> Self:
+    def for_memory_tokens(self, layout: "MemoryLayout") -> Self:
         return self.for_segments(layout.positions)
 
-    def memory_tokens(self, layout: MemoryLayout) -> MemoryTokens:
+    def memory_tokens(self, layout: "MemoryLayout") -> "MemoryTokens":
         """Returns the memory tokens around segments; a `ValueError` if the layout does not fit."""
-        return MemoryTokens(self, layout)
+        return layout.around(self)

@@ -219,7 +219,7 @@ print(*(name for name in sys.modules if name.startswith("brt.")))
     command = [sys.executable, "-c", code]
     printed = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT).stdout
     loaded = set(printed.split())
-    assert "brt.models.block_recurrent.cell" in loaded and len(loaded) < 180
+    assert "brt.models.block_recurrent.cell" in loaded and len(loaded) < 170
     for prefix in (
         "studies",
         "reporting",

@@ -3,7 +3,6 @@
 import importlib.util
 import itertools
 import json
-import os
 import shlex
 import sys
 from concurrent.futures import wait
@@ -44,17 +43,17 @@ class Killed(BaseException):
     """A kill, as the ladder sees it."""
 
 
-def pretended(calls, kill_at=None, gpus=None):
+def pretended(calls, kill_at=None, environments=None):
     """Stands for `brt.train` and `brt.evaluate`; dies before call number `kill_at`.
 
-    gpus: a list for the GPU of each call.
+    environments: a list for the variables of each call.
     """
 
-    def command(module, *arguments, gpu=None, **_):
+    def command(module, *arguments, variables=None, **_):
         if len(calls) == kill_at:
             raise Killed
-        if gpus is not None:
-            gpus.append(gpu)
+        if environments is not None:
+            environments.append(variables)
         calls.append((module, *arguments))
         given = dict(a.removeprefix("--").split("=", 1) for a in arguments)
         workdir = Path(given["workdir"])
@@ -139,12 +138,13 @@ def test_a_grid_runs_every_combination_several_at_once(ladder, monkeypatch, tmp_
     flags += ["--corpus=configs/corpora/text.gin", f"--workdir={tmp_path}", text_flag(tmp_path)]
     grid = "BlockRecurrentTransformer.qk_norm=True,False Trainer.optimizer=@adamw,@adafactor"
     monkeypatch.setattr(ladder, "visible_gpus", lambda: ["3", "5"])
-    monkeypatch.delenv("XLA_PYTHON_CLIENT_PREALLOCATE", raising=False)
-    run_script(
-        ladder, monkeypatch, pretended(calls := [], gpus=(gpus := [])), *flags, f"--grid={grid}"
-    )
-    assert len(calls) == 8 and {*gpus} == {"3", "5"}
-    assert os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] == "false"  # three runs on two GPUs
+    calls, environments = [], []
+    of_runs = pretended(calls, environments=environments)
+    run_script(ladder, monkeypatch, of_runs, *flags, f"--grid={grid}")
+    assert len(calls) == 8
+    assert {e["CUDA_VISIBLE_DEVICES"] for e in environments} == {"3", "5"}
+    # Three runs share two GPUs.
+    assert all(e["XLA_PYTHON_CLIENT_PREALLOCATE"] == "false" for e in environments)
     trained = [
         (read["BlockRecurrentTransformer.qk_norm"], str(read["Trainer.optimizer"]))
         for read in map(read_gin_file, tmp_path.glob("runs/*/config.gin"))

@@ -1,19 +1,11 @@
-"""The Pallas kernels of attention against their plain forms, in interpret mode.
-
-With libtpu installed the kernels are compiled for slices of four kinds of TPU as well.
-"""
+"""The Pallas kernels of attention against their plain forms, in interpret mode."""
 
 import functools
-import importlib.util
-import os
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from paths import ROOT
 
 from brt.models.fast.kernels import relative as relative_kernel
 from brt.models.fast.kernels import states as states_kernel
@@ -388,133 +380,3 @@ def test_a_kernel_drops_the_share_of_the_weights_that_is_the_rate():
 )
 def test_a_shape_that_does_not_fit_is_named(reason, part):
     assert part in reason
-
-
-COMPILE = """
-import itertools, sys
-import jax, jax.numpy as jnp, numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from brt.benchmarks import topologies
-from brt.models.fast.kernels.cell import CellParameters, CellTokens, misfit, run_cell
-from brt.models.fast.kernels.parts import Heads, tile_size
-from brt.models.fast.kernels.relative import attend_by_distance
-from brt.models.fast.kernels.output import outputs
-from brt.models.fast.kernels.projection import projections
-from brt.models.fast.kernels.states import block_attention
-from brt.models.fast.kernels.window import window_attention
-from brt.models.layers.dropout import TileDropout
-from brt.models.layers.precision import at_least_float32
-from brt.models.transformer_xl.relative_attention import Positions, distances
-
-device = topologies.devices_of(topologies.find(sys.argv[1]))[0]
-one = NamedSharding(Mesh(np.array([device]), ("device",)), PartitionSpec())
-
-def of(*sizes, dtype=None):
-    return jax.ShapeDtypeStruct(sizes, dtype or activations, sharding=one)
-
-
-for (W, H, K), activations, dropout in itertools.product(
-    [(32, 2, 64), (128, 16, 64), (512, 8, 128), (2048, 8, 128)],
-    [jnp.bfloat16, jnp.float32],
-    [False, True],
-):
-    heads, tile = Heads(H, K), tile_size(W)
-    X = W + tile
-
-    q, cache, f32 = of(1, 4096, H * K), of(1, W, H * K), jnp.float32
-    args = [q, q, q, cache, cache, of(H, dtype=f32), of(H, tile, X, dtype=f32)]
-    Q = min(W, 1024)
-    blocks = [of(1, 4, Q, H * K), *[of(1, 4, 512, H * K)] * 2, of(H, dtype=f32)]
-    if dropout:
-        seeds = of(H, W // tile, 2, dtype=jnp.uint32)
-        keep = of(H, W, X, dtype=f32) if W == tile else TileDropout(seeds, 0.1)
-        args = [*args, keep]
-        seeds = of(H, Q // 128, 2, dtype=jnp.uint32)
-        blocks.append(TileDropout(seeds, 0.1) if Q >= 128 else of(H, Q, 512, dtype=f32))
-    for function, given in ((window_attention, args), (block_attention, blocks)):
-
-        def step(gradient, *given):
-            y, backward = jax.vjp(lambda *given: function(heads, *given), *given)
-            gradients = jax.tree.map(lambda y: gradient[:, : y.shape[1]], y)
-            return y, backward(gradients)[:-1]
-
-        jax.jit(step).lower(given[0], *given).compile()
-
-for (S, W, H, K), activations in itertools.product(
-    [(512, 512, 8, 128), (256, 256, 8, 128), (128, 256, 4, 64)], [jnp.bfloat16, jnp.float32]
-):
-    heads, A = Heads(H, K), H * K
-    D, N = A, 3 if W < 512 else 1
-    if misfit(heads, S, W, D, activations):
-        continue
-    sizes = (D,), (S, D), (4, D, A), (H,), (H,), (2, A, N * D), (D,)
-    *arrays, keep = (of(*size, dtype=jnp.float32) for size in sizes)
-    parameters = CellParameters(*arrays, {"keep": keep})
-    tokens = CellTokens(*[of(1, 2 * W, A)] * 2, *[of(1, W, A)] * 2)
-
-    def update(states, products, biases):
-        keep = biases["keep"]
-        return keep * states + sum(map(at_least_float32, products)), keep
-
-    def step(*given):
-        y, backward = jax.vjp(lambda *given: run_cell(heads, update, *given), *given)
-        return backward(y)
-
-    jax.jit(step).lower(parameters, of(1, S, D, dtype=jnp.float32), tokens).compile()
-
-for (T, D, A, N), activations in [
-    *[((T, 1024, 1024, 4), jnp.bfloat16) for T in (256, 4096)],
-    ((512, 1024, 512, 4), jnp.float32),
-    ((512, 512, 1024, 4), jnp.float32),
-]:
-    x, scale, mask = of(2, T, D), of(D, dtype=jnp.float32), of(128, D)
-
-    def step(dys, x, scale, mask, *matrices):
-        def project(x, scale, *matrices):
-            return projections(Heads(A // 64, 64), x, scale, mask, [*matrices])[1:]
-
-        ys, backward = jax.vjp(project, x, scale, *matrices)
-        return ys, backward(dys)
-
-    jax.jit(step).lower([of(2, T, A)] * N, x, scale, mask, *[of(D, A)] * N).compile()
-
-    def step(dy, *given):
-        def add(*given):
-            return outputs(Heads(A // 64, 64), *given)[0]
-
-        y, backward = jax.vjp(add, *given)
-        return y, backward(dy)
-
-    jax.jit(step).lower(x, x, [of(2, T, A)] * 2, [of(A, D)] * 2).compile()
-
-for (T, J, H, K, future), activations, dropout in [
-    ((384, 768, 16, 64, False), jnp.bfloat16, True),
-    ((384, 768, 16, 64, False), jnp.float32, True),
-    ((168, 168, 8, 64, True), jnp.bfloat16, True),
-    ((384, 768, 16, 64, None), jnp.bfloat16, True),
-    ((1024, 1024, 2, 128, False), jnp.float32, True),
-    ((512, 1024, 2, 64, True), jnp.float32, True),
-]:
-    B, C = 2, len(distances(T, J, future))
-    positions = None if future is None else Positions(of(C, H, K), of(C, H))
-    masks = of(B, T, J, dtype=bool), of(B, H, T, J, dtype=bool) if dropout else None
-    q, k, u = of(B, T, H, K), of(B, J, H, K), of(H, K, dtype=jnp.float32)
-
-    def step(dy, masks, *given):
-        def attend(*given):
-            return attend_by_distance(Heads(H, K, False), *given, *masks, 0.2)
-
-        y, backward = jax.vjp(attend, *given)
-        return y, backward(dy)
-
-    jax.jit(step).lower(q, masks, q, k, k, u, positions).compile()
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not importlib.util.find_spec("libtpu"), reason="libtpu is not installed")
-@pytest.mark.parametrize("slice_name", ["v4-8", "v5e-4", "v5p-8", "v6e-4"])
-def test_it_compiles_for_tpus(slice_name):
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", COMPILE, slice_name]
-    subprocess.run(command, env=environment, check=True, timeout=600)

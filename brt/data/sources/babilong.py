@@ -1,7 +1,8 @@
 """BABILong: facts of a small world in real text, and a question about them at the end.
 
 The facts, in order, are at random positions between sentences of a random passage of a token store.
-In documents of one length all answers begin at the same token, so that their place tells nothing.
+In documents of one length all answers begin at the same token: otherwise a model that knows its
+position in a segment would know how many tokens an answer has.
 The words are those of `small_world`: scores are not comparable with published ones.
 
 Source: Kuratov et al. 2024, arXiv:2406.10149 (BABILong), section 2.
@@ -53,7 +54,7 @@ class BabiLong(TextTask):
                 )
 
     def description(self, split: str) -> dict[str, Any]:
-        # Stores of before, whose answers' places told their lengths, are refused.
+        # Refuses stores of a version in which the answer's length determined where it begins.
         return super().description(split) | {"answers_begin": "at one token"}
 
     def prompt(self, length: int, facts: int, split: str, random: np.random.Generator) -> Prompt:

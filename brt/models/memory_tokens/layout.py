@@ -52,6 +52,10 @@ class MemoryLayout(NamedTuple):
         memory_BSD = y_BXD[:, end:] if self.memory_at_end else y_BXD[:, first : first + S]
         return jnp.concatenate([y_BXD[:, :first], y_BXD[:, first + S : end]], axis=1), memory_BSD
 
+    def around(self, body: "Body") -> "MemoryTokens":
+        """Returns the memory tokens of a backbone that has no form of its own."""
+        return MemoryTokens(body, self)
+
 
 class MemoryTokens:
     """Runs a backbone on segments with memory tokens: here as positions of a causal backbone.

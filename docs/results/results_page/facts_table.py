@@ -64,7 +64,7 @@ def facts_plot(name: str, groups: Iterable[Group]) -> Plot | None:
 
 
 def facts_map(name: str, groups: Iterable[Group]) -> HeatMap | None:
-    """Returns right answers by length and depth, of the run with the most of them."""
+    """Returns the share of right answers by length and depth, of the run with the largest share."""
     runs = {
         run.studies["answers"]["numbers"]["accuracy_kept"]: run
         for group in groups
@@ -76,7 +76,8 @@ def facts_map(name: str, groups: Iterable[Group]) -> HeatMap | None:
     best = runs[max(runs)]
     caption = (
         f"{memory_name(best.settings)}, one run: share of questions answered with the right word, "
-        "by the length of the document and the place of the fact. White: none, or no question."
+        "by the length of the document and the position of the fact in it. "
+        "White: none is right, or no question."
     )
     maps = (each for each in study_maps(best, "answers") if each.title == BY_DEPTH)
     return next((each._replace(name=name, caption=caption) for each in maps), None)

@@ -1,10 +1,10 @@
 """Windowed self-attention as a Pallas TPU kernel; plain form: `plain_window_attention`.
 
-`tests/models/test_attention_kernels.py` compares outputs and gradients, and compiles for slices of
-TPUs. Between the projections, (B, T, A), everything stays in the chip's vector memory (VMEM): unit
-lengths, the learned scale, softmax, dropout. A grid step is one chunk of queries of the heads that
-share 128 lanes; the W keys before it stay in VMEM from earlier grid steps.
-`window_bodies` has what a grid step computes.
+tests/models/test_attention_kernels.py compares outputs and gradients, and
+test_kernel_compilation.py compiles for slices of TPUs. Between the projections, (B, T, A),
+everything stays in the chip's vector memory (VMEM): unit lengths, the learned scale, softmax,
+dropout. A grid step, in `window_bodies`, is one chunk of queries of the heads that share 128 lanes;
+the W keys before it stay in VMEM from earlier grid steps.
 
 Compiled for v4 (8 heads of 128, W = 512, T = 4,096, bfloat16, dropout) the forward pass has 64 grid
 steps of 4,368 bundles of instructions, the backward pass 64 of 8,261: 0.40 M for each of the two

@@ -1,6 +1,6 @@
-"""What a grid step of windowed self-attention (`window`) computes: one chunk of queries.
+"""The computation of a grid step of windowed self-attention (`window`): one chunk of queries.
 
-Scores are transposed: keys along the first axis. What a query has once (maximum, sum, log-sum-exp)
+Scores are transposed: keys along the first axis. A quantity of a query (maximum, sum, log-sum-exp)
 is then a row, one vector register for 128 queries instead of 16. A block of Q keys and Q queries
 goes from its scores to its gradients in registers, by the log-sum-exp of the forward pass.
 """
