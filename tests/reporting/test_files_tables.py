@@ -10,6 +10,7 @@ pytest.importorskip("matplotlib", reason='the page needs pip install -e ".[repor
 from results_page.files_entries import NAMES
 from results_page.files_tables import files_plots, files_tables
 from results_page.front import front_table
+from results_page.names_table import names_table
 from results_page.systems import read_step_times
 
 from brt.reporting.collect import collect
@@ -149,3 +150,25 @@ def test_the_front_table_compares_memories_and_compressors(tmp_path):
         ["gzip -9", "3.1", "–", "–", "–"],
     ]  # fmt: skip
     assert front_table({}, times, tmp_path / "packed.csv") is None
+
+
+def test_names_from_far_back_are_compared_with_a_longer_window(tmp_path):
+    stacks = {(8, 2.5): 3.5, (32, 2.4): 3.0}
+    runs = [run for (window, bits), names in stacks.items()
+            for run in runs_of(tmp_path, "window", window, bits, names=names)]  # fmt: skip
+    runs += runs_of(tmp_path, "delta", 8, 2.25, names=2.5)
+    one = runs_of(tmp_path / "others", "rec", 8, 2.3, names=3.25)[:1]
+    ladders = {"files_windows": runs, "files_memories": one}
+    table = names_table({name: collect(open_runs(found)) for name, found in ladders.items()})
+    rows = {row[0].text: row for row in table.rows}
+    assert list(rows) == [
+        "window (Slide), W = 32",
+        LABELS["delta"],
+        LABELS["rec"],
+        "window (Slide)",
+    ]
+    far = {name: row[-1].values for name, row in rows.items()}
+    assert far[LABELS["delta"]] == pytest.approx((0.5, 0.5, 0.5))
+    assert far[LABELS["rec"]] == pytest.approx((-0.25,))
+    assert rows[LABELS["delta"]][4].text == "1.000"
+    assert names_table({"files_memories": collect(open_runs(one))}) is None

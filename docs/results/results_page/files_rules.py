@@ -9,13 +9,13 @@ from results_page.files_entries import (
     corrected_p,
     mean_names_loss,
     memories_at,
-    names_loss,
     plain_stacks,
     step_time,
 )
 from results_page.gain_tables import shown
-from results_page.gains import fresh_bits, known, paired, pairs
+from results_page.gains import fresh_bits, known, paired
 from results_page.memory_names import WINDOW
+from results_page.names_table import NAMES_WINDOW, far_improvements
 from results_page.systems import StepTimes
 
 from brt.reporting.collect import Group
@@ -26,10 +26,6 @@ LEAST_RATE_GAIN, NOTHING_GAINED, SURE = 0.02, 0.01, 0.05
 """Of rules (a) and (d), bits per byte; and the largest p that counts."""
 MIDDLE = 0.4
 """Share of the steps at which the earlier fifth of rule (c) ends."""
-FAR = 320
-"""Least bytes since a name's last occurrence in rule (g)."""
-NAMES_WINDOW = 32
-"""W of the plain stack that rule (g) compares with."""
 
 
 def rules_table(
@@ -151,11 +147,7 @@ def _names_rule(entries: Sequence[Entry]) -> str:
     for entry in entries:
         if entry.memory == WINDOW:
             continue
-        both = [(names_loss(run), names_loss(plain)) for run, plain in pairs(entry.group, slide)]
-        values = [
-            float(np.mean([its[at] - own[at] for at in own if at >= FAR and at in its]))
-            for own, its in both if own and its
-        ]  # fmt: skip
+        values = far_improvements(entry.group, slide)
         if len(values) < 2:
             continue
         mean, half = confidence_interval(values)

@@ -21,6 +21,7 @@ from results_page.gains import Gain, gains
 from results_page.intervals import IntervalPlot
 from results_page.learning import LearningPlot, learning_plot
 from results_page.memory_use import memory_table
+from results_page.names_table import names_table
 from results_page.overview import overview_plot, overview_table
 from results_page.recall_table import recall_plots, recall_table
 from results_page.study_plots import study_plots
@@ -62,6 +63,7 @@ def results(folder: Path) -> Results:
         test, kinds, memory           test splits; improvement by kind of byte; ablations
         system_claims and so on       verdicts on pairs of systems
         files_by_rate and so on       the experiment on files as documents, and its rules
+        files_far_names               loss on names from far back, of every memory
         NAME, NAME_runs               improvements over the baseline; all runs
         NAME_systems, NAME_tasks      all systems; accuracies of tasks
         NAME_recall                   recall of pairs by each memory, and its carried bytes
@@ -92,7 +94,8 @@ def results(folder: Path) -> Results:
         }
         tables += [overview_table(everything), test_table("test", others),
                    kinds_table("kinds", every), memory_table("memory", every),
-                   *claims_tables(groups), *files_tables(groups, times)]  # fmt: skip
+                   *claims_tables(groups), *files_tables(groups, times),
+                   names_table(groups)]  # fmt: skip
         plots += [overview_plot(everything), *files_plots(groups, times)]
         for name, own in groups.items():
             found, longer = _gains(own, everything), groups.get(f"{name}{TIME}", [])

@@ -1,0 +1,64 @@
+"""Loss on names from far back, of every memory (part of the experiment on files, plan.md)."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from results_page.files_entries import WINDOWS, Entry, entries_of, mean_names_loss, names_loss
+from results_page.gain_tables import NOTHING, shown
+from results_page.gains import SPLIT, known, pairs
+from results_page.memory_names import WINDOW
+
+from brt.reporting.collect import Group
+from brt.reporting.drawing.table import Cell, Table, plain_table
+
+OTHERS = "files_memories", "files_bodies"
+"""Ladders of the memories that the plan's rules do not decide on."""
+FAR = 320
+"""Least bytes since a name's last occurrence in rule (g)."""
+NAMES_WINDOW = 32
+"""W of the plain stack that memories are compared with."""
+SHOWN = 32, 320, 3_200, 32_000
+"""Distances of the table, bytes."""
+
+
+def names_table(ladders: Mapping[str, Sequence[Group]]) -> Table | None:
+    """Returns one row a memory with its shortest window, best first, and the longer plain stack."""
+    entries = entries_of(ladders.get(WINDOWS, ()))
+    slide = next((e for e in entries if (e.memory, e.window) == (WINDOW, NAMES_WINDOW)), None)
+    shortest = min((entry.window for entry in entries), default=0)
+    entries = [entry for entry in entries if entry.window == shortest]
+    entries += [entry for name in OTHERS for entry in entries_of(ladders.get(name, ()))]
+    entries = [entry for entry in entries if mean_names_loss(entry.group)]
+    if slide is None or not mean_names_loss(slide.group) or not entries:
+        return None
+    entries.sort(key=lambda entry: float(np.mean(known(entry.group))))
+    rows = [_row(slide, slide), *(_row(entry, slide) for entry in entries)]
+    names = [f"names, {at:,} bytes" for at in SHOWN]
+    below = f"below the first from {FAR} bytes"
+    titles = ["memory", "seeds", "bits per byte", "cleared", *names, below]
+    caption = (
+        f"Bits per byte on {SPLIT}, documents read from their start, W = {shortest} but in the "
+        "first row. Names: words that occurred before in the document, by the least number of "
+        "bytes since then. Last column: improvement over the first row, of the same seed. Two "
+        "memories have five seeds and their best rate, the others one seed and one rate."
+    )
+    return plain_table("files_far_names", "Names from far back", caption, titles, rows)
+
+
+def _row(entry: Entry, slide: Entry):
+    by_distance = mean_names_loss(entry.group)
+    names = [Cell(f"{by_distance[at]:.3f}") if at in by_distance else NOTHING for at in SHOWN]
+    label = f"{entry.memory}, W = {NAMES_WINDOW}" if entry is slide else entry.memory
+    gained = () if entry is slide else far_improvements(entry.group, slide.group)
+    return [label, len(known(entry.group)), shown(known(entry.group)),
+            shown(known(entry.group, "cleared_")), *names, shown(gained)]  # fmt: skip
+
+
+def far_improvements(group: Group, plain: Group) -> list[float]:
+    """Returns by how much each run is below the plain one on names from far back, bits per byte."""
+    both = [(names_loss(run), names_loss(other)) for run, other in pairs(group, plain)]
+    return [
+        float(np.mean([its[at] - own[at] for at in own if at >= FAR and at in its]))
+        for own, its in both
+        if own and its
+    ]
