@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any, NamedTuple
 
 import gin
@@ -34,7 +35,7 @@ class SplitByPosition(FileSource):
     """Slices of a split as splits, such as the last tenth of one large file.
 
     From 100 documents on a slice has whole documents; with fewer it is a part of all bytes, cut at
-    line ends. A slice can also be named as the split itself, `train[:10%]`.
+    line ends. A part of a split can be named as a split itself, `validation[:10%]`.
 
     Args:
         source: the inner source, which lists its documents.
@@ -57,10 +58,10 @@ class SplitByPosition(FileSource):
         name, first, last = self._slice(split)
         parts = self.source.parts(name)
         if len(parts) >= WHOLE_DOCUMENTS:
-            start, end = (len(parts) * percent // 100 for percent in (first, last))
+            start, end = (int(len(parts) * share) for share in (first, last))
             return [Piece(part, 0, 1, 1) for part in parts[start:end]]
         sizes = [self._size(part) for part in parts]
-        start, end = (sum(sizes) * percent // 100 for percent in (first, last))
+        start, end = (int(sum(sizes) * share) for share in (first, last))
         pieces = []
         for part, size in zip(parts, sizes, strict=True):
             if max(start, 0) < min(end, size):
@@ -96,23 +97,37 @@ class SplitByPosition(FileSource):
 
     def description(self, split: str) -> dict:
         name, first, last = self._slice(split)
-        return {**self.source.description(name), "split": split, "percent": [first, last]}
+        percent = [float(100 * share) for share in (first, last)]
+        percent = [int(number) if number.is_integer() else number for number in percent]
+        return {**self.source.description(name), "split": split, "percent": percent}
 
     def _size(self, part: Any) -> int:
         size = self.source.part_bytes(part)
         return sum(map(file_size, self.source.files(part))) if size is None else size
 
-    def _slice(self, split: str) -> tuple[str, int, int]:
+    def _slice(self, split: str) -> tuple[str, Fraction, Fraction]:
+        """Returns the split of `source`, and the shares of it at which a slice starts and ends."""
         splits = self.splits or DEFAULT
-        matched = SLICE.fullmatch(splits.get(split, split))
-        name, first, last = matched.groups() if matched else (split, "", "")
-        start, end = int(first or 0), int(last or 100)
-        if not matched or not 0 <= start < end <= 100:
+        slices = {name: found for name, text in splits.items() if (found := _parsed(text))}
+        if split in slices:
+            return slices[split]
+        inner = _parsed(split)
+        known = slices | {name: (name, Fraction(0), Fraction(1)) for name, *_ in slices.values()
+                          if name not in splits}  # fmt: skip
+        if inner is None or inner[0] not in known:
             raise ValueError(
                 f"SplitByPosition.splits has no slice {split!r}: write one such as "
                 f"{{{split!r}: 'train[90%:]'}}; it has {', '.join(splits)}."
             )
-        return name, start, end
+        name, start, end = known[inner[0]]
+        return name, start + (end - start) * inner[1], start + (end - start) * inner[2]
+
+
+def _parsed(text: str) -> tuple[str, Fraction, Fraction] | None:
+    if not (matched := SLICE.fullmatch(text)):
+        return None
+    start, end = Fraction(matched[2] or "0") / 100, Fraction(matched[3] or "100") / 100
+    return (matched[1], start, end) if start < end <= 1 else None
 
 
 def _line_start(data: bytes | FileBytes, position: int) -> int:

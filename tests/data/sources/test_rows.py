@@ -174,3 +174,8 @@ def test_many_documents_stay_whole(tmp_path):
     splits = [texts_of(source, split) for split in ("train", "validation", "test")]
     assert [len(split) for split in splits] == [180, 10, 10]
     assert list(itertools.chain(*splits)) == [f"{n}" for n in range(200)]
+    assert texts_of(source, "validation[:50%]") == splits[1][:5]
+    assert texts_of(source, "train[50%:]") == splits[0][90:]
+    assert source.description("test[:50%]")["percent"] == [95, 97.5]
+    with pytest.raises(ValueError, match="has no slice 'dev"):
+        texts_of(source, "dev[:50%]")
