@@ -19,7 +19,7 @@ from checkpoints import (
 )
 from tiny_run import differing, files_of_at_most, half_read, leaves, mesh_of  # noqa: F401
 
-from brt.training.checkpoints.checkpoint import CheckpointError, Checkpoints
+from brt.training.checkpoints.checkpoint import CheckpointError, Checkpoints, OtherModel
 from brt.training.checkpoints.fingerprints import fingerprints
 
 pytestmark = [
@@ -169,10 +169,16 @@ def test_an_unfinished_checkpoint_is_ignored(tmp_path):
         assert checkpoints.steps() == [2, 4]
 
 
-def test_a_checkpoint_of_another_model_is_an_error(tmp_path):
+def test_a_checkpoint_of_another_model_is_named_and_not_called_damaged(tmp_path, caplog):
     saved(tmp_path, 2)
-    with pytest.raises(CheckpointError, match=r"\[2\].* cannot be read into|can be read into"):
-        restored(tmp_path, make_state(width=24))
+    less = make_state()._replace(params={})
+    for state, part in ((make_state(width=24), r"\(8, 5, 24\)"), (less, r"\.params.* alone")):
+        with pytest.raises(OtherModel, match=part) as caught:
+            restored(tmp_path, state)
+        assert str(tmp_path) in str(caught.value) and "damaged" not in str(caught.value)
+        with opened(tmp_path) as checkpoints, pytest.raises(OtherModel, match=part):
+            checkpoints.restore(2, abstract(state))
+    assert not caplog.text
     assert not differing(restored(tmp_path)[0], make_state(2))
 
 

@@ -62,6 +62,10 @@ class CheckpointError(RuntimeError):
     """A checkpoint cannot be read or written; the message names it and the reason."""
 
 
+class OtherModel(CheckpointError):
+    """A whole checkpoint that has other arrays than the model or optimizer of the config."""
+
+
 class Checkpoints:
     """The checkpoints of one folder.
 
@@ -156,7 +160,7 @@ class Checkpoints:
         """Returns state and record of the newest valid checkpoint; None if there is none at all.
 
         Damaged and misnamed ones are skipped with a warning; `CheckpointError` if none is valid, or
-        one could not be read for a transient reason.
+        one is of another model or could not be read for a transient reason.
 
         abstract: shapes, types and shardings. parts: fields of the state to read; others are None.
         """
@@ -167,12 +171,14 @@ class Checkpoints:
                 continue
             try:
                 return self._restore(step, abstract, parts)
+            except OtherModel:
+                raise
             except Exception as error:  # a damaged file shows itself in many ways
                 self._skip(step, error)
         if steps:
             raise CheckpointError(
-                f"None of the checkpoints {steps} in {self.folder} can be read into this model. "
-                "If the config is right, remove the damaged ones or start in a new --workdir."
+                f"None of the checkpoints {steps} in {self.folder} can be read: start in a new "
+                "--workdir."
             )
         return None
 
@@ -190,25 +196,27 @@ class Checkpoints:
             if (held := self._step_held(step)) != step:
                 raise CheckpointError(f"it holds step {held}")
             return self._restore(step, abstract, parts)
+        except OtherModel:
+            raise
         except Exception as error:  # a damaged file shows itself in many ways
             self._refuse_transient(step, error)
             raise CheckpointError(
-                f"Checkpoint {step} in {self.folder} is damaged, or is of another model: "
-                f"{first_line(error)}. Other steps: {others}."
+                f"Checkpoint {step} in {self.folder} is damaged: {first_line(error)}. Other "
+                f"steps: {others}."
             ) from error
 
     def _restore(self, step, abstract, parts):
         ocp = self._ocp
-        self._fetch(step)
+        record = self.record(step)
+        self._check_names(step, record, abstract, parts)
         shapes = {name: part for name, part in _parts(abstract).items() if name in parts}
-        restored = self._manager.restore(
-            step,
-            args=ocp.args.Composite(
-                **{name: ocp.args.StandardRestore(part) for name, part in shapes.items()},
-                record=ocp.args.JsonRestore(),
-            ),
-        )
-        record = _checked(restored["record"])
+        args = {name: ocp.args.StandardRestore(part) for name, part in shapes.items()}
+        try:
+            restored = self._manager.restore(step, args=ocp.args.Composite(**args))
+        except ValueError as error:
+            if "the stored shape" not in str(error):
+                raise
+            raise self._other_model(step, first_line(error).split(". ")[0]) from error
         state = TrainState._make(
             jax.tree.map(_as_abstract, restored[name][name], getattr(abstract, name))
             if name in parts
@@ -220,6 +228,21 @@ class Checkpoints:
         if bad:
             raise CheckpointError(f"the contents of {bad[:3]} are not what was written")
         return state, record
+
+    def _check_names(self, step, record, abstract, parts):
+        begins = tuple(f".{part}" for part in parts)
+        saved = {name for name in record["fingerprints"] if name.startswith(begins)}
+        paths = (path for path, _ in jax.tree_util.tree_leaves_with_path(abstract))
+        expected = {name for name in map(jax.tree_util.keystr, paths) if name.startswith(begins)}
+        if odd := sorted(saved ^ expected):
+            where = "the checkpoint" if odd[0] in saved else "the model or optimizer"
+            raise self._other_model(step, f"{odd[0]} is in {where} alone ({len(odd)} such arrays)")
+
+    def _other_model(self, step, reason):
+        return OtherModel(
+            f"Checkpoint {step} in {self.folder} has other arrays than this config: {reason}. Bind "
+            "what the run's config.gin binds, or start in a new --workdir."
+        )
 
     def _fetch(self, step):
         """Copies a checkpoint to this disk where Orbax reads no other."""
