@@ -45,7 +45,8 @@ class ConfigError(ValueError):
 
 
 COMPLETED_BY = {
-    "vocabulary_size": "your text, --text=PATH, or a corpus, --gin_file=configs/corpora/text.gin",
+    "vocabulary_size": "a corpus, such as --gin_file=configs/corpora/text.gin (to a config of "
+    "brt.benchmark: CONFIG+configs/corpora/text.gin), or your text, --text=PATH",
     "segment_length": "an algorithmic task, as in --gin_file=configs/tasks/copy.gin",
 }
 """Macros that model configs read and data configs bind."""
@@ -227,10 +228,7 @@ def _explain(message, where, text):
     if "No bindings specified for" in message:
         macro = message.split("'")[1].removesuffix("/gin.macro")
         if macro in COMPLETED_BY:
-            return (
-                f"{where}: %{macro} has no value. Add {COMPLETED_BY[macro]}, or bind {macro} = "
-                "NUMBER."
-            )
+            return f"{where}: %{macro} has no value. Add {COMPLETED_BY[macro]}."
         return f"{where}: the macro {macro} has no value; add a line {macro} = ... ."
     return f"{where}: {message.strip()}"
 

@@ -31,6 +31,7 @@ from brt.evaluation.recording import Recording
 from brt.evaluation.replay import recorded_scalars
 from brt.experiment import Experiment
 from brt.model_folder import run_config
+from brt.progress import say
 from brt.storage.paths import as_path
 from brt.studies.output import table, write_study
 from brt.studies.study import Study, choose_documents, run_study, settings, studies
@@ -74,6 +75,8 @@ def main() -> None:
     FLAGS.gin_file = [own, *given]  # type: ignore[assignment]  # absl names no types
     command_line.start()
     study = STUDIES[FLAGS.study]() if FLAGS.study else None
+    if any("Evaluation.max_steps" in line for line in FLAGS.gin_bindings or ()):
+        say("Evaluation.max_steps is of evaluations in training: this one reads the whole split.")
     experiment = Experiment.from_gin()
     mesh = make_mesh(*experiment.trainer.mesh)
     with jax.set_mesh(mesh):

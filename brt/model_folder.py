@@ -53,7 +53,7 @@ HUB = "hf://"
 def run_config(folder: str) -> str:
     path = os.path.join(folder, GIN)
     if not as_path(path).is_file():
-        raise FileNotFoundError(f"{folder} is not a run folder: it has no {GIN}.")
+        raise FileNotFoundError(f"{folder} is not a run folder or a model folder: it has no {GIN}.")
     return path
 
 

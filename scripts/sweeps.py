@@ -179,10 +179,7 @@ def combinations(line: str) -> list[str]:
     for word in words[1:]:
         name, equals, values = word.partition("=")
         pieces = _values(values) if equals else [""]
-        several = len(pieces) > 1
-        choices.append(
-            [f"{name}={_quoted(v) if several else v}" if equals else word for v in pieces]
-        )
+        choices.append([f"{name}={_quoted(v)}" if equals else word for v in pieces])
     return (
         [" ".join([words[0], *chosen]) for chosen in itertools.product(*choices)] if words else []
     )

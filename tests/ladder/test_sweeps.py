@@ -193,6 +193,7 @@ def test_commas_inside_brackets_and_quotes_separate_no_values():
         for memories in ("((@A,(0,1)),)", "()")
         for gate in ("fixed", "lstm")
     ]
+    assert combinations("a.gin M.gate=fixed M.remat=True") == ['a.gin M.gate="fixed" M.remat=True']
 
 
 @pytest.mark.parametrize(
