@@ -7,6 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from brt.models.fast.kernels import cell as cell_kernel
+from brt.models.fast.kernels import projection as projection_kernel
 from brt.models.fast.kernels import relative as relative_kernel
 from brt.models.fast.kernels import states as states_kernel
 from brt.models.fast.kernels import window as window_kernel
@@ -26,6 +28,8 @@ from brt.models.transformer_xl.relative_attention import (
     distances,
     plain_attend_by_distance,
 )
+
+BF16, F32 = jnp.bfloat16, jnp.float32
 
 
 def normal(rng, *sizes, dtype=np.float32):
@@ -246,11 +250,11 @@ def outputs_and_gradients(function, heads, args):
     return dict(enumerate(outputs)) | of_arguments
 
 
-def relative_errors(forms, heads, args, exact_args=None):
+def relative_errors(forms, heads, args, exact_args=None, interpret="races"):
     """The largest error of each output and gradient, relative to its largest entry."""
     plain, kernel = forms
     expected = outputs_and_gradients(plain, heads, exact_args or args)
-    computed = outputs_and_gradients(kernel, heads._replace(interpret="races"), args)
+    computed = outputs_and_gradients(kernel, heads._replace(interpret=interpret), args)
     return {
         part: float(np.max(np.abs(computed[part].astype(jnp.float32) - x)) / np.max(np.abs(x)))
         for part, x in expected.items()
@@ -344,7 +348,7 @@ def test_bfloat16_differs_by_no_more_than_its_rounding(name):
         return x.astype(jnp.float32) if x.dtype == jnp.bfloat16 else x
 
     exact = {part: jax.tree.map(exactly, x) for part, x in args.items()}
-    errors = relative_errors(forms, heads, args, exact)
+    errors = relative_errors(forms, heads, args, exact, interpret=True)  # as in models
     assert max(errors.values()) < 0.03, errors
 
 
@@ -367,16 +371,61 @@ def test_a_kernel_drops_the_share_of_the_weights_that_is_the_rate():
 @pytest.mark.parametrize(
     ("reason", "part"),
     [
-        (window_kernel.misfit(Heads(2, 128), 192), "window = 192"),
-        (window_kernel.misfit(Heads(2, 128), 24), "window = 24"),
-        (window_kernel.misfit(Heads(2, 96), 128), "head_size = 96"),
-        (window_kernel.misfit(Heads(2, 32), 128), "2 heads of 32"),
+        (window_kernel.misfit(Heads(2, 128), 192, BF16), "window = 192"),
+        (window_kernel.misfit(Heads(2, 128), 24, BF16), "window = 24"),
+        (window_kernel.misfit(Heads(2, 96), 128, BF16), "head_size = 96"),
+        (window_kernel.misfit(Heads(2, 32), 128, BF16), "2 heads of 32"),
+        (window_kernel.misfit(Heads(64, 16), 512, BF16), "VMEM"),
+        (window_kernel.misfit(Heads(8, 128), 8192, BF16), "VMEM"),
+        (window_kernel.misfit(Heads(8, 128), 4096, F32), "VMEM"),
+        (window_kernel.misfit(Heads(2, 512), 128, BF16), "head_size = 512"),
         (states_kernel.misfit(Heads(3, 64), 128, 128), "num_heads = 3"),
         (states_kernel.misfit(Heads(2, 64), 128, 200), "200 keys"),
         (states_kernel.misfit(Heads(2, 64), 2048, 128), "2048 queries"),
         (relative_kernel.misfit(Heads(10, 41), 300), "head_size = 41"),
         (relative_kernel.misfit(Heads(16, 64), 1025), "1025 keys"),
+        (relative_kernel.misfit(Heads(4, 256), 1024), "1024 keys"),
+        (cell_kernel.misfit(Heads(8, 128), 1024, 512, 1024, BF16), "1024 states"),
+        (cell_kernel.misfit(Heads(8, 128), 512, 512, 1024, F32), "512 states"),
+        (cell_kernel.misfit(Heads(4, 256), 512, 512, 1024, BF16), "512 states"),
+        (cell_kernel.misfit(Heads(8, 128), 512, 100, 1024, BF16), "100 tokens"),
+        (cell_kernel.misfit(Heads(8, 128), 512, 512, 2048, BF16), "1024 features"),
+        (projection_kernel.misfit(Heads(8, 128), 200, 1024, 4, BF16), "200 tokens"),
+        (projection_kernel.misfit(Heads(8, 128), 512, 1024, 4, F32), "matrices"),
+        (projection_kernel.misfit(Heads(64, 128), 512, 256, 2, BF16), "matrices"),
+        (projection_kernel.misfit(Heads(16, 128), 512, 2048, 1, BF16), "width = 2048"),
     ],
 )
 def test_a_shape_that_does_not_fit_is_named(reason, part):
     assert part in reason
+
+
+def test_the_published_sizes_fit():
+    heads, S, W, D = Heads(8, 128), 512, 512, 1024
+    misfits = [
+        *(window_kernel.misfit(heads, size, BF16) for size in (128, 512, 2048)),
+        window_kernel.misfit(Heads(8, 64), W, F32),
+        states_kernel.misfit(heads, W, S),
+        cell_kernel.misfit(heads, S, W, D, BF16),
+        projection_kernel.misfit(heads, 4096, D, 4, BF16),
+        relative_kernel.misfit(Heads(16, 64), 768),
+    ]
+    assert not any(misfits), misfits
+
+
+def test_the_order_of_a_cells_biases_does_not_matter():
+    heads = Heads(2, 4, interpret=True)
+    *arrays, keep_bias, _ = of_cell(heads, 3, 4, 1, 2).values()
+    states, k, v, cached_k, cached_v, norm, ids, matrix, own, cross, product = arrays
+    biases = {"zero": jnp.zeros_like(keep_bias), "keep_bias": keep_bias}
+
+    def update(states_BSD, products, biases):
+        states_BSD, kept = gate(states_BSD, products, {"keep_bias": biases["keep_bias"]})
+        return states_BSD + biases["zero"], kept
+
+    def run(biases):
+        parameters = CellParameters(norm, ids, matrix, own, cross, product, biases)
+        return run_cell(heads, update, parameters, states, CellTokens(k, v, cached_k, cached_v))
+
+    for x, y in zip(run(biases), run(dict(reversed(biases.items())))):
+        np.testing.assert_array_equal(x, y)

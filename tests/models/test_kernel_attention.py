@@ -10,13 +10,17 @@ from architectures import random_model
 from flax import nnx
 from tiny_models import quick_jit
 
-from brt.models.fast import cudnn_attention, kernel_attention, relative_form
+from brt.models.fast import cudnn_attention, kernel_attention, layer_products, relative_form
+from brt.models.fast.kernels import states as states_kernel
+from brt.models.fast.kernels import window as window_kernel
 from brt.models.layers.attention import attend
 from brt.models.layers.positions_t5 import HIDDEN
 from brt.models.layers.sizes import Sizes
 from brt.training.sharding import make_mesh, shardings
 
 W = 4
+BF16 = jnp.bfloat16
+KERNEL, PLAIN = (Sizes(1, 8, 128, 1, attention_form=form) for form in ("kernel", "plain"))
 
 
 SMALL = dict(num_layers=2, dropout=0.2)
@@ -98,32 +102,72 @@ def test_a_mesh_changes_no_output_and_no_gradient(name, rows):
 
 
 def test_auto_is_plain_without_a_tpu():
-    assert not kernel_attention.has_window_kernel(Sizes(1, 8, 128, 1), 512)
-    assert kernel_attention.has_window_kernel(Sizes(1, 8, 128, 1, attention_form="kernel"), 512)
-    assert not kernel_attention.has_window_kernel(Sizes(1, 8, 128, 1, attention_form="plain"), 512)
+    assert not kernel_attention.has_window_kernel(Sizes(1, 8, 128, 1), 512, BF16)
+    assert kernel_attention.has_window_kernel(KERNEL, 512, BF16)
+    assert not kernel_attention.has_window_kernel(PLAIN, 512, BF16)
 
 
 def test_on_a_tpu_auto_is_a_kernel_where_the_sizes_fit_and_says_so(monkeypatch, capsys):
     monkeypatch.setattr(kernel_attention, "on_tpu", lambda: True)
     kernel_attention._say_once.cache_clear()
     for _ in range(2):
-        assert kernel_attention.has_window_kernel(Sizes(1, 8, 128, 1), 512)
+        assert kernel_attention.has_window_kernel(Sizes(1, 8, 128, 1), 512, BF16)
         assert not kernel_attention.has_block_kernel(Sizes(1, 8, 96, 1), 512, 512)
     first, second = capsys.readouterr().err.splitlines()
-    assert "512" in first and "kernel" in first
+    assert "512" in first and "Pallas" in first and "interpreted" not in first
     assert "head_size = 96" in second
 
 
+def test_a_kernel_that_is_interpreted_says_so(capsys):
+    kernel_attention._say_once.cache_clear()
+    assert kernel_attention.has_window_kernel(KERNEL, 384, BF16)
+    assert "interpreted" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("form", ["auto", "kernel"])
+def test_parts_of_a_layer_that_stay_plain_say_why(form, monkeypatch, capsys):
+    """Where the binding insists on kernels too: these have no kernel for every size."""
+    monkeypatch.setattr(kernel_attention, "on_tpu", lambda: True)
+    kernel_attention._say_once.cache_clear()
+    sizes = Sizes(2048, 8, 128, 1, attention_form=form)
+    assert not kernel_attention.has_cell_kernel(sizes, 100, 512, BF16)
+    assert not kernel_attention.has_cell_kernel(sizes, 128, 512, BF16, "an arrangement")
+    x_BTD = jnp.zeros((1, 512, 2048), BF16)
+    assert not layer_products._has_kernels(sizes, x_BTD, 3)
+    states, arrangement, width = capsys.readouterr().err.splitlines()
+    assert "2048" not in arrangement and "an arrangement" in arrangement
+    assert "1024 features" in states and "2048" in width
+
+
+def test_a_model_draws_the_dropout_of_whole_tiles_in_its_kernels(monkeypatch):
+    """Against the kernels' plain forms, with what the kernels draw, for several tiles."""
+    window, settings = (
+        256,
+        dict(num_layers=1, recurrent_layers=(0,), window=256, num_states=128, dropout=0.2),
+    )
+    graph, params = nnx.split(random_model("rec_kernel", **settings), nnx.Param)
+    tokens_SBT = np.random.default_rng(0).integers(0, 17, (1, 1, 2 * window)).astype(np.int32)
+    computed = outputs_and_gradients(graph, params, tokens_SBT)
+    plain = window_kernel.plain_window_attention
+    monkeypatch.setattr(window_kernel, "window_attention", plain)
+    monkeypatch.setattr(
+        *(window_kernel, "attention_and_tokens"),
+        lambda heads, *inputs: (plain(heads, *inputs), *inputs[1:3]),
+    )
+    monkeypatch.setattr(states_kernel, "block_attention", states_kernel.plain_block_attention)
+    expected = outputs_and_gradients.__wrapped__(graph, params, tokens_SBT)
+    assert_close(computed, expected)
+
+
 def test_a_kernel_that_is_insisted_on_and_does_not_fit_is_refused():
-    sizes = Sizes(1, 8, 128, 1, attention_form="kernel")
     with pytest.raises(
         ValueError, match=r"BlockRecurrentTransformer\.attention_form.*window = 200"
     ):
-        kernel_attention.has_window_kernel(sizes, 200)
+        kernel_attention.has_window_kernel(KERNEL, 200, BF16)
     with pytest.raises(ValueError, match="attention_sinks"):
-        kernel_attention.has_window_kernel(sizes, 512, jnp.zeros(8))
+        kernel_attention.has_window_kernel(KERNEL, 512, BF16, sinks=True)
     with pytest.raises(ValueError, match=r"TransformerXL\.attention_form.*2000 keys"):
-        relative_form.form_by_distance(sizes, 1, 512, 2000, None)
+        relative_form.form_by_distance(KERNEL, 1, 512, 2000, None)
 
 
 def test_relative_attention_without_its_distances_is_refused():
@@ -192,3 +236,12 @@ def test_every_attention_of_a_model_is_cudnns_by_the_binding(calls_of_cudnn):
 )
 def test_cudnn_refuses_what_it_cannot_compute(dtype, has_dropout, has_sink, part):
     assert part in cudnn_attention.misfit(jnp.dtype(dtype), has_dropout, has_sink)
+
+
+def test_cudnn_is_refused_where_there_is_no_gpu(monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: "cpu")
+    settings = dict(attention_form="cudnn", activation_dtype="bfloat16", dropout=0.0)
+    model = random_model("rec_fixed_skip", **settings)
+    x_BTD = model.embed(np.zeros((1, W), np.int32))
+    with pytest.raises(ValueError, match="needs an NVIDIA GPU"):
+        jax.eval_shape(lambda: model.stack(x_BTD, model.init_caches(1), None)[0])

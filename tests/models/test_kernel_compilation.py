@@ -13,13 +13,12 @@ import itertools, sys
 import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from brt.benchmarks import topologies
+from brt.models.fast.kernels import states, window
 from brt.models.fast.kernels.cell import CellParameters, CellTokens, misfit, run_cell
 from brt.models.fast.kernels.parts import Heads, tile_size
 from brt.models.fast.kernels.relative import attend_by_distance
 from brt.models.fast.kernels.output import outputs
 from brt.models.fast.kernels.projection import projections
-from brt.models.fast.kernels.states import block_attention
-from brt.models.fast.kernels.window import window_attention
 from brt.models.layers.dropout import TileDropout
 from brt.models.layers.precision import at_least_float32
 from brt.models.transformer_xl.relative_attention import Positions, distances
@@ -31,36 +30,47 @@ def of(*sizes, dtype=None):
     return jax.ShapeDtypeStruct(sizes, dtype or activations, sharding=one)
 
 
-for (W, H, K), activations, dropout in itertools.product(
-    [(32, 2, 64), (128, 16, 64), (512, 8, 128), (2048, 8, 128)],
-    [jnp.bfloat16, jnp.float32],
-    [False, True],
-):
-    heads, tile = Heads(H, K), tile_size(W)
-    X = W + tile
+def compile_attention(function, heads, given):
+    def step(gradient, *given):
+        y, backward = jax.vjp(lambda *given: function(heads, *given), *given)
+        gradients = jax.tree.map(lambda y: gradient[:, : y.shape[1]], y)
+        return y, backward(gradients)[:-1]
 
-    q, cache, f32 = of(1, 4096, H * K), of(1, W, H * K), jnp.float32
+    jax.jit(step).lower(given[0], *given).compile()
+
+
+f32 = jnp.float32
+WINDOWS = [(32, 2, 64), (128, 16, 64), (256, 8, 16), (512, 8, 128), (1024, 4, 64), (2048, 8, 128),
+           (4096, 8, 128)]
+for (W, H, K), activations, dropout in [
+    *itertools.product(WINDOWS, [jnp.bfloat16, jnp.float32], [True]),
+    ((512, 8, 128), jnp.bfloat16, False),
+]:
+    heads, tile = Heads(H, K), tile_size(W)
+    if window.misfit(heads, W, activations):
+        continue
+    X = W + tile
+    q, cache = of(1, 2 * W, H * K), of(1, W, H * K)
     args = [q, q, q, cache, cache, of(H, dtype=f32), of(H, tile, X, dtype=f32)]
-    Q = min(W, 1024)
-    blocks = [of(1, 4, Q, H * K), *[of(1, 4, 512, H * K)] * 2, of(H, dtype=f32)]
     if dropout:
         seeds = of(H, W // tile, 2, dtype=jnp.uint32)
-        keep = of(H, W, X, dtype=f32) if W == tile else TileDropout(seeds, 0.1)
-        args = [*args, keep]
-        seeds = of(H, Q // 128, 2, dtype=jnp.uint32)
-        blocks.append(TileDropout(seeds, 0.1) if Q >= 128 else of(H, Q, 512, dtype=f32))
-    for function, given in ((window_attention, args), (block_attention, blocks)):
+        args.append(of(H, W, X, dtype=f32) if W == tile else TileDropout(seeds, 0.1))
+    compile_attention(window.window_attention, heads, args)
 
-        def step(gradient, *given):
-            y, backward = jax.vjp(lambda *given: function(heads, *given), *given)
-            gradients = jax.tree.map(lambda y: gradient[:, : y.shape[1]], y)
-            return y, backward(gradients)[:-1]
+BLOCKS = [(32, 512, 2, 64), (512, 512, 8, 128), (1024, 512, 4, 64), (512, 512, 8, 16),
+          (512, 512, 4, 256), (1024, 1024, 8, 128)]
+for (Q, X, H, K), activations in itertools.product(BLOCKS, [jnp.bfloat16, jnp.float32]):
+    heads = Heads(H, K)
+    if states.misfit(heads, Q, X):
+        continue
+    seeds = of(H, Q // 128, 2, dtype=jnp.uint32)
+    keep = TileDropout(seeds, 0.1) if Q >= 128 else of(H, Q, X, dtype=f32)
+    args = [of(1, 4, Q, H * K), *[of(1, 4, X, H * K)] * 2, of(H, dtype=f32)]
+    compile_attention(states.block_attention, heads, [*args, keep])
 
-        jax.jit(step).lower(given[0], *given).compile()
-
-for (S, W, H, K), activations in itertools.product(
-    [(512, 512, 8, 128), (256, 256, 8, 128), (128, 256, 4, 64)], [jnp.bfloat16, jnp.float32]
-):
+CELLS = [(512, 512, 8, 128), (256, 256, 8, 128), (128, 256, 4, 64), (256, 256, 16, 16),
+         (256, 256, 2, 256), (512, 16, 4, 128)]
+for (S, W, H, K), activations in itertools.product(CELLS, [jnp.bfloat16, jnp.float32]):
     heads, A = Heads(H, K), H * K
     D, N = A, 3 if W < 512 else 1
     if misfit(heads, S, W, D, activations):
@@ -84,6 +94,7 @@ for (T, D, A, N), activations in [
     *[((T, 1024, 1024, 4), jnp.bfloat16) for T in (256, 4096)],
     ((512, 1024, 512, 4), jnp.float32),
     ((512, 512, 1024, 4), jnp.float32),
+    ((512, 256, 4096, 2), jnp.bfloat16),
 ]:
     x, scale, mask = of(2, T, D), of(D, dtype=jnp.float32), of(128, D)
 
@@ -112,6 +123,8 @@ for (T, J, H, K, future), activations, dropout in [
     ((384, 768, 16, 64, None), jnp.bfloat16, True),
     ((1024, 1024, 2, 128, False), jnp.float32, True),
     ((512, 1024, 2, 64, True), jnp.float32, True),
+    ((512, 512, 2, 256, False), jnp.float32, True),
+    ((512, 512, 16, 16, False), jnp.float32, True),
 ]:
     B, C = 2, len(distances(T, J, future))
     positions = None if future is None else Positions(of(C, H, K), of(C, H))
@@ -135,4 +148,4 @@ for (T, J, H, K, future), activations, dropout in [
 def test_it_compiles_for_tpus(slice_name):
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", COMPILE, slice_name]
-    subprocess.run(command, env=environment, check=True, timeout=600)
+    subprocess.run(command, env=environment, check=True, timeout=1800)

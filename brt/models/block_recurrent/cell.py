@@ -285,7 +285,7 @@ class RecurrentCell(LayerMemory):
             seen = BlockStates(*(jnp.moveaxis(heads_first(x_GBHSK), 0, 1) for x_GBHSK in seen))
             return (states_BSD, seen), jnp.mean(kept_G)
 
-        if tokens and not remat and self._has_kernel(blocks):
+        if tokens and self._has_kernel(blocks, remat):
             cell = self.sizes, self.attention_gate.update, weights
             states_BSD, computed, kept = run_cell(*cell, cache.states_BSD, tokens)
             states = states or computed  # those that the caller has computed are the same
@@ -299,11 +299,12 @@ class RecurrentCell(LayerMemory):
         metrics = {"kept": kept, "state_norm": jnp.sqrt(jnp.mean(jnp.square(states_BSD)))}
         return MemoryResult(attended_BTHK, StateCache(states_BSD), states, metrics)
 
-    def _has_kernel(self, blocks):
+    def _has_kernel(self, blocks, remat):
+        misfit = "it is computed again in the backward pass (remat)" if remat else None
         if self.order == "sequential" or self.arrangement != "skip":
-            return False
+            misfit = f'its arrangement is "{self.arrangement}", its order "{self.order}"'
         W, dtype = blocks.keys_BGJHK.shape[2] // 2, blocks.keys_BGJHK.dtype
-        return has_cell_kernel(self.sizes, self.num_states, W, dtype)
+        return has_cell_kernel(self.sizes, self.num_states, W, dtype, misfit)
 
     def begin_decoding(self, cache: StateCache, dtype: DTypeLike) -> DecodingStates:
         keys_values = self.keys_values(cache.states_BSD, dtype, self.prepare(dtype))

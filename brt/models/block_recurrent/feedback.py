@@ -63,7 +63,7 @@ def run_blocks(
         with jax.named_scope(f"layer{i}"):
             prepared.append(layer.prepare(x_BTD.dtype, key, W, S))
     # No block waits for the layers above the states. With kernels these run on whole segments.
-    has_kernels = all(map(_has_kernel, layers))
+    has_kernels = all(_has_kernel(layer, x_BTD.dtype) for layer in layers)
     unroll, looped = (UNROLLED, source + 1) if has_kernels else (1, len(layers))
     lower = layers[:looped]
     graph, params = nnx.split(nnx.List(lower), nnx.Param)
@@ -130,7 +130,7 @@ def _carried(layer, cache, back=False):
     """
 
     def change(x_BWHK):
-        if not _has_kernel(layer):
+        if not _has_kernel(layer, x_BWHK.dtype):
             return heads_first(x_BWHK)
         heads = (layer.sizes.num_heads, -1) if back else (-1,)
         return x_BWHK.reshape(*x_BWHK.shape[:2], *heads)
@@ -138,5 +138,5 @@ def _carried(layer, cache, back=False):
     return cache._replace(window=WindowCache(*map(change, cache.window)))
 
 
-def _has_kernel(layer):
-    return has_window_kernel(layer.sizes, layer.window, layer.sink)
+def _has_kernel(layer, dtype):
+    return has_window_kernel(layer.sizes, layer.window, dtype, layer.sinks)

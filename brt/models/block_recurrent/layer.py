@@ -150,7 +150,7 @@ class Layer(nnx.Module):
         with jax.named_scope("states"):
             weights["memories"] = [memory.prepare(dtype) for memory in self.memories]
         S = (self.num_states or feedback_size) if self.reads_states else None
-        J = kernels.seen_keys(self.sizes, self.window, self.sink)
+        J = kernels.seen_keys(self.sizes, self.window, dtype, self.sinks)
         tiled = S is not None and kernels.draws_states_dropout(self.sizes, self.window, S)
         masks = draw_masks(key, self.dropout, self.sizes, tokens, self.window, S, dtype, J, tiled)
         with jax.named_scope("attention"):

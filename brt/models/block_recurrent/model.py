@@ -49,8 +49,9 @@ class BlockRecurrentTransformer(TiedEmbedding, Body):
             scaled dot product.
         attention_sinks: a learned score of one more key, whose value is zero, for each head (after
             StreamingLLM, Xiao et al. 2023, arXiv:2309.17453, section 3.3, which adds a token).
-        attention_form: "plain"; "kernel", Pallas kernels; "auto", kernels on TPUs where sizes fit;
-            "cudnn", on GPUs, for bfloat16 without dropout.
+        attention_form: "plain"; "kernel", Pallas kernels for attention, and for projections and
+            cells where sizes fit; "auto", kernels on TPUs where sizes fit; "cudnn", on GPUs, for
+            bfloat16 without dropout.
         feedback: block feedback: all other layers attend to the highest cell's states too.
         dropout: rate, where the published model has dropout.
         logits_divisor: logits are divided by the root of V ("vocabulary") or D ("width").

@@ -19,10 +19,14 @@ IMPLEMENTATION: Literal["cudnn", "xla"] = "cudnn"
 def misfit(dtype: jax.typing.DTypeLike, has_dropout: bool, has_sink: bool) -> str | None:
     """Returns why cuDNN cannot compute this attention, or None."""
     if dtype != jnp.bfloat16:
-        return f'activation_dtype = "{dtype}" is not "bfloat16"'
+        return f'activation_dtype must be "bfloat16", not "{dtype}"'
     if has_dropout:
         return "dropout must be 0"
-    return "attention_sinks must be False" if has_sink else None
+    if has_sink:
+        return "attention_sinks must be False"
+    if IMPLEMENTATION == "cudnn" and jax.default_backend() != "gpu":
+        return "it needs an NVIDIA GPU"
+    return None
 
 
 def cudnn_attention(

@@ -1,9 +1,10 @@
 """Runs a function on the batch elements of every data shard separately.
 
-Plain counterpart: calling the function (tests/training/test_collectives.py). In a loop the compiler
-would gather weights that are split over the data axis, and sum their gradients over devices, in
-every iteration. Here each shard gathers its copy before the loop: for a TPU v4 slice, 11 gathers
-and 8 reductions inside loops become none (docs/benchmarks/tpu_compiler.md).
+Plain counterpart: calling the function (tests/laws/test_sharding_laws.py compares a mesh with one
+device). In a loop the compiler would gather weights that are split over the data axis, and sum
+their gradients over devices, in every iteration. Here each shard gathers its copy before the loop:
+for a TPU v4 slice, 11 gathers and 8 reductions inside loops become none
+(tests/training/test_collectives.py counts them).
 """
 
 from collections.abc import Callable

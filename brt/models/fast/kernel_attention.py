@@ -19,26 +19,23 @@ from brt.models.fast import cudnn_attention as cudnn
 from brt.models.fast.kernels import cell as cell_kernel
 from brt.models.fast.kernels import states as states_kernel
 from brt.models.fast.kernels import window as window_kernel
-from brt.models.fast.kernels.parts import TILE, Heads, on_tpu, tile_size, upcast
+from brt.models.fast.kernels.parts import Heads, on_tpu, upcast
 from brt.models.fast.loop_weights import arrays_uncast
 from brt.models.layers.attention import attend
 from brt.models.layers.dropout import TileDropout
 from brt.models.layers.norms import scaled_down_heads, unit_heads
-from brt.models.layers.sizes import Sizes
+from brt.models.layers.sizes import TILE, Sizes, tile_size
 from brt.progress import say
 
 BINDING = "BlockRecurrentTransformer.attention_form"
 
 
-def mesh():
-    return jax.sharding.get_abstract_mesh()
-
-
 def heads_of(sizes: Sizes, rows: int = 1) -> Heads:
     """Returns the heads of one device, for a batch of `rows`."""
     H, batch_axis, head_axis = sizes.num_heads, None, None
-    if not mesh().empty:
-        shape = mesh().shape
+    mesh = jax.sharding.get_abstract_mesh()
+    if not mesh.empty:
+        shape = mesh.shape
         if H % shape["model"] == 0:
             H, head_axis = H // shape["model"], "model"
         if rows % shape["data"] == 0 and not in_one_data_shard():
@@ -47,21 +44,24 @@ def heads_of(sizes: Sizes, rows: int = 1) -> Heads:
     return Heads(H, sizes.head_size, sizes.qk_norm, not on_tpu(), axes)
 
 
-def has_window_kernel(sizes: Sizes, window: int, sink_H: jax.Array | None = None) -> bool:
+def has_window_kernel(sizes: Sizes, window: int, dtype: DTypeLike, sinks: bool = False) -> bool:
     """Returns whether a layer's self-attention is a kernel, by `sizes.attention_form`.
 
     A `ValueError` if the form is "kernel" and no kernel has such sizes.
     """
-    misfit = window_kernel.misfit(heads_of(sizes), window)
-    if sink_H is not None:
+    misfit = window_kernel.misfit(heads_of(sizes), window, dtype)
+    if sinks:
         misfit = "BlockRecurrentTransformer.attention_sinks = True has no kernel"
-    return has_kernel(sizes, f"a window of {window} tokens", misfit)
+    return has_kernel(sizes, f"Attention, a window of {window} tokens", misfit)
 
 
 def has_block_kernel(sizes: Sizes, queries: int, keys: int) -> bool:
-    """Returns whether attention of each block's queries to its own keys is a kernel."""
+    """Returns whether attention of each block's queries to its own keys is a kernel.
+
+    A `ValueError` as of `has_window_kernel`.
+    """
     misfit = states_kernel.misfit(heads_of(sizes), queries, keys)
-    return has_kernel(sizes, f"{queries} queries and {keys} keys of a block", misfit)
+    return has_kernel(sizes, f"Attention, {queries} queries and {keys} keys of a block", misfit)
 
 
 def draws_states_dropout(sizes: Sizes, queries: int, keys: int) -> bool:
@@ -69,23 +69,33 @@ def draws_states_dropout(sizes: Sizes, queries: int, keys: int) -> bool:
     return has_block_kernel(sizes, queries, keys) and not (queries % TILE or keys % TILE)
 
 
-def has_cell_kernel(sizes: Sizes, states: int, window: int, dtype: DTypeLike) -> bool:
-    """Returns whether a cell's loop has one kernel; otherwise its attentions are chosen alone."""
-    misfit = cell_kernel.misfit(heads_of(sizes), states, window, sizes.width, dtype)
-    if misfit and sizes.attention_form == "kernel":
-        return False
-    return has_kernel(sizes, f"a cell of {states} states and blocks of {window} tokens", misfit)
+def has_cell_kernel(
+    sizes: Sizes, states: int, window: int, dtype: DTypeLike, misfit: str | None = None
+) -> bool:
+    """Returns whether a cell's step is one kernel; otherwise its attentions are chosen alone.
+
+    misfit: why it cannot be one, beside its sizes.
+    """
+    misfit = misfit or cell_kernel.misfit(heads_of(sizes), states, window, sizes.width, dtype)
+    what = f"Step of a cell, {states} states and blocks of {window} tokens"
+    return has_kernel(sizes, what, misfit, required=False)
 
 
-def has_kernel(sizes: Sizes, what: str, misfit: str | None, binding: str = BINDING) -> bool:
-    """Returns whether `what` is a kernel, and logs it once; misfit: why it cannot be one."""
+def has_kernel(
+    sizes: Sizes, what: str, misfit: str | None, binding: str = BINDING, required: bool = True
+) -> bool:
+    """Returns whether `what` is a kernel, and logs it once.
+
+    misfit: why it cannot be one: a `ValueError` if the form is "kernel" and `required`.
+    """
     form = sizes.attention_form
-    if form == "kernel" and misfit:
-        raise ValueError(f'{binding} = "kernel", for {what}: {misfit}. Use "auto" or "plain".')
+    if form == "kernel" and misfit and required:
+        raise ValueError(f'{binding} = "kernel": {what}: {misfit}. Use "auto" or "plain".')
     if form in ("plain", "cudnn") or not (form == "kernel" or on_tpu()):
         return False
-    reason = f"plain form, because {misfit}" if misfit else "Pallas kernel"
-    _say_once(f"Attention, {what}, {sizes.num_heads} heads of {sizes.head_size}: {reason}")
+    kernel = "a Pallas kernel" if on_tpu() else "a Pallas kernel, interpreted (slow)"
+    found = f"no kernel, because {misfit}" if misfit else kernel
+    _say_once(f"{what}, {sizes.num_heads} heads of {sizes.head_size}: {found}")
     return not misfit
 
 
@@ -94,11 +104,12 @@ def _say_once(line):
     say(line)
 
 
-def seen_keys(sizes: Sizes, window: int, sink_H: jax.Array | None = None) -> int:
+def seen_keys(sizes: Sizes, window: int, dtype: DTypeLike, sinks: bool = False) -> int:
     """Returns J, the keys of a query in the tables of `attend_to_window`: 2W, or W + Q for a
     kernel.
     """
-    return window + (tile_size(window) if has_window_kernel(sizes, window, sink_H) else window)
+    has_tiles = has_window_kernel(sizes, window, dtype, sinks)
+    return window + (tile_size(window) if has_tiles else window)
 
 
 def attend_to_window(
@@ -127,7 +138,7 @@ def attend_to_window(
         remat: recompute the plain form in the backward pass; kernels always do.
     """
     W = cache.keys_BWHK.shape[1]
-    if not has_window_kernel(sizes, W, sink_H):
+    if not has_window_kernel(sizes, W, cache.keys_BWHK.dtype, sink_H is not None):
         plain = tokens.scale_H, bias, keep, sink_H
         y_BTHK = _attend_in_blocks(sizes, tokens.queries_BTHK, *blocks, *plain, remat)
         return y_BTHK, WindowCache(tokens.keys_BTHK[:, -W:], tokens.values_BTHK[:, -W:]), tokens
@@ -189,7 +200,7 @@ def _has_cudnn(sizes, dtype, keep=None, sink_H=None):
         return False
     misfit = cudnn.misfit(dtype, keep is not None, sink_H is not None)
     if misfit:
-        raise ValueError(f'{BINDING} = "cudnn": BlockRecurrentTransformer.{misfit}. Use "plain".')
+        raise ValueError(f'{BINDING} = "cudnn": {misfit}. Or use "plain".')
     _say_once(f"Attention, {sizes.num_heads} heads of {sizes.head_size}: cuDNN")
     return True
 
@@ -222,8 +233,8 @@ def run_cell(
 ) -> tuple[jax.Array, BlockStates, jax.Array]:
     """Runs the blocks of a segment through a cell, with a kernel for each block.
 
-    update: of the cell's gate. weights: of `RecurrentCell.prepare`. Returns the next states, each
-    block's keys and values of the states, and the mean of keep.
+    update: of the cell's gate. weights: of `RecurrentCell.prepare`. Returns the next states, (B, S,
+    D), each block's keys and values of the states, and the mean of keep.
     """
     weights = arrays_uncast(weights)
     ones, gate = jnp.ones(sizes.num_heads), weights["attention_gate"]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import jax
 
-from brt.models.fast.kernel_attention import has_kernel, heads_of, joined_heads, mesh
+from brt.models.fast.kernel_attention import has_kernel, heads_of, joined_heads
 from brt.models.fast.kernels import output as output_kernel
 from brt.models.fast.kernels import projection as projection_kernel
 from brt.models.fast.loop_weights import LoopWeights, added_products, product, products
@@ -18,7 +18,7 @@ from brt.models.layers.norms import RMSNorm, share_of_norm, share_of_squares
 from brt.models.layers.sizes import Sizes
 
 Attended = jax.Array | Callable[[jax.Array], jax.Array]
-"""Attention, (B, T, H, K), or what returns it for activations that have that to tokens added."""
+"""Attention, (B, T, H, K), or a function of x_BTD after attention to tokens that returns it."""
 
 
 @jax.named_scope("attention")
@@ -29,7 +29,11 @@ def project(
     mask_PD: jax.Array | None,
     weights: Sequence[LoopWeights],
 ) -> tuple[jax.Array, list[jax.Array]]:
-    """Returns normalised activations after dropout, and their products with matrices, (B, T, A)."""
+    """Returns normalised activations after dropout, (B, T, D), and their products with matrices,
+    (B, T, A).
+
+    mask_PD: of the dropout, repeated along the tokens. weights: matrices (D, A).
+    """
     normed_BTD = dropped(norm(x_BTD), mask_PD)
     if not _has_kernels(sizes, x_BTD, len(weights), mask_PD):
         return normed_BTD, [product("BTD,DA->BTA", normed_BTD, matrix) for matrix in weights]
@@ -67,10 +71,9 @@ def add_attended(
 def _has_kernels(sizes, x_BTD, matrices, mask_PD=None):
     T, heads = x_BTD.shape[1], heads_of(sizes)
     misfit = projection_kernel.misfit(heads, T, sizes.width, matrices, x_BTD.dtype)
-    if not mesh().empty and mesh().shape["model"] > 1:
+    mesh = jax.sharding.get_abstract_mesh()
+    if not mesh.empty and mesh.shape["model"] > 1:
         misfit = "the model axis divides the matrices"
-    if mask_PD is not None and PERIOD % len(mask_PD):
+    if mask_PD is not None and (PERIOD % len(mask_PD) or T % len(mask_PD)):
         misfit = f"the dropout mask repeats every {len(mask_PD)} tokens"
-    if misfit and sizes.attention_form == "kernel":
-        return False
-    return has_kernel(sizes, f"{matrices} projections of {T} tokens", misfit)
+    return has_kernel(sizes, f"{matrices} projections of {T} tokens", misfit, required=False)

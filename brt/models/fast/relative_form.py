@@ -21,7 +21,7 @@ def form_by_distance(
     misfit: why it cannot be the kernel, or None.
     """
     misfit = misfit or relative_kernel.misfit(heads_of(sizes), keys)
-    what = f"{queries} queries and {keys} keys by distance"
+    what = f"Attention, {queries} queries and {keys} keys by distance"
     if has_kernel(sizes, what, misfit, BINDING):
         return functools.partial(relative_kernel.attend_by_distance, heads_of(sizes, rows))
     return relative_attention.attend_by_distance

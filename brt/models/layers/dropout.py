@@ -7,9 +7,10 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from brt.models.layers.sizes import Sizes
+from brt.models.layers.sizes import TILE, Sizes
 
 PERIOD = 128
+"""Tokens after which a mask repeats, as in the released code."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +74,7 @@ def draw_masks(
         if num_states is None:
             state_weights_HWS = None
         elif tiled_states:
-            state_weights_HWS = tile_dropout(states_key, rate, H, window // PERIOD)
+            state_weights_HWS = tile_dropout(states_key, rate, H, window // TILE)
         else:
             state_weights_HWS = of_weights(states_key, num_states)
     with jax.named_scope("feed_forward"):

@@ -8,11 +8,9 @@ from numpy.typing import ArrayLike
 
 from brt.checks import Count, configurable
 from brt.models.layers.initializers import normal, parameter
+from brt.models.layers.sizes import tile_size
 
 HIDDEN = -1e6
-
-TILE = 128
-"""Columns of a TPU tile: the parts of a bias begin at multiples."""
 
 
 def t5_buckets(distance: ArrayLike, num_buckets: int = 32, max_distance: int = 128) -> np.ndarray:
@@ -44,7 +42,7 @@ class WindowMask(nnx.Module):
         the first so many, a multiple of `TILE`, and as many keys of their block.
         """
         W, N = window, queries or window
-        Q = TILE if W % TILE == 0 else W
+        Q = tile_size(W)
         bias_HW = self._by_distance(scale_H, W)[:, ::-1]
         # Skews the bias of each distance into the rows of the first Q queries (the Toeplitz trick),
         # so that the gradient is a sum and not a scatter.

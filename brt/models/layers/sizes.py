@@ -25,3 +25,12 @@ class Sizes:
     @property
     def attention_size(self) -> int:
         return self.num_heads * self.head_size
+
+
+TILE = 128
+"""Queries of a tile of attention, and columns of a TPU's registers."""
+
+
+def tile_size(size: int) -> int:
+    """Returns the queries of a tile, of a window or block of `size` tokens."""
+    return TILE if size % TILE == 0 else size

@@ -75,8 +75,8 @@ class TransformerXL(Body, ShowsAttention):
         activation_dtype: "float32" or "bfloat16"; parameters stay float32.
         remat: "none", or "layer" to recompute each layer in the backward pass.
         memory: builds the memory of a layer's inputs, a `HiddenMemory`.
-        attention_form: "plain"; "kernel", a Pallas kernel, for encodings "relative" and "shaw";
-            "auto", the kernel on TPUs where sizes fit.
+        attention_form: "plain"; "kernel", a Pallas kernel; "auto", the kernel on TPUs where sizes
+            fit.
         special_tokens: further entries of the vocabulary, which no text contains.
         published_artefacts: reproduces artefacts of the released code.
 

@@ -22,8 +22,8 @@ from jax.typing import DTypeLike
 from brt.models.fast.kernels import cell_block
 from brt.models.fast.kernels import update as update_kernel
 from brt.models.fast.kernels.parts import (
-    TILE,
     Heads,
+    block_misfit,
     lane_scale,
     on_each_device,
     summed_over_batch,
@@ -31,7 +31,9 @@ from brt.models.fast.kernels.parts import (
 )
 
 MOST = 512
-"""States, and tokens of a block, that fit into 16 MiB of VMEM, in bfloat16."""
+"""States, and tokens of a block, that fit into VMEM in bfloat16, with heads of 64 or 128."""
+ROWS = 16
+"""Of a vector register of bfloat16."""
 WIDEST = 1024
 """Features of the states that fit."""
 
@@ -59,13 +61,13 @@ class CellParameters(NamedTuple):
 
 def misfit(heads: Heads, states: int, window: int, width: int, dtype: DTypeLike) -> str | None:
     """Returns why the kernel cannot compute a cell, or None."""
-    most = 2 * MOST // jnp.dtype(dtype).itemsize
-    for size, name in ((states, "states"), (window, "tokens of a block")):
-        if size > most or (size % TILE and size > TILE):
-            return f"{size} {name} of {dtype} are not a multiple of {TILE} up to {most}"
+    most = heads.fitting(2 * MOST // jnp.dtype(dtype).itemsize)
+    wrong = block_misfit(states, most, "states") or block_misfit(window, most, "tokens of a block")
+    if window % ROWS and not heads.interpret:
+        wrong = f"{window} tokens of a block are not a multiple of {ROWS}"
     if width > WIDEST:
-        return f"states of more than {WIDEST} features"
-    return heads.misfit()
+        wrong = f"states have more than {WIDEST} features"
+    return wrong or heads.misfit()
 
 
 _TOKENS = "BTA", "BTA", "BWA", "BWA"
@@ -83,7 +85,7 @@ def run_cell(
     Returns the states after the segment; keys, normalised, and values of the states before each
     block, (B, G, S, A); and keep, averaged for each block, (G,), without a gradient.
     """
-    biases = tuple(parameters.biases)
+    biases = tuple(sorted(parameters.biases))
     dtype = tokens.keys_BTA.dtype
     per_device = functools.partial(on_each_device, heads)
     inputs = ("D", "SD", "XDA", "H", "H", "YAE", *["D"] * len(biases))
@@ -98,7 +100,7 @@ def run_cell(
             matrix_XDA=parameters.matrix_XDA.astype(dtype),
             gate_YAE=parameters.gate_YAE.astype(dtype),
         )
-        return (*arrays[:-1], *parameters.biases.values())
+        return (*arrays[:-1], *(parameters.biases[name] for name in biases))
 
     def forward(parameters, states_BSD, tokens):
         run = per_device(

@@ -13,12 +13,12 @@ from jax.experimental.pallas import tpu as pltpu
 
 from brt.models.fast.kernels.parts import (
     dot,
+    for_each_tile,
     head_masks,
     interpreted,
     inverse_length,
     only,
     softmax,
-    tile_size,
     unit_gradient,
     upcast,
 )
@@ -113,15 +113,6 @@ def backward(
 # The kernels.
 
 
-def _for_each_tile(size, tile):
-    Q = tile_size(size)
-
-    def call(number, _):
-        tile(pl.ds(pl.multiple_of(number * Q, Q), Q))
-
-    jax.lax.fori_loop(0, size // Q, call, None, unroll=True)
-
-
 def _load_tokens(heads, g, tokens, keys, values):
     """Fills the keys, normalised, and values of the block before and this one."""
     k, v, before_k, before_v, cached_k, cached_v = tokens
@@ -151,7 +142,7 @@ def _forward_kernel(heads, g, x, matrix, self_scale, cross_scale, *refs):
     keys[0, 0] = (k * inverse_length(heads, k)).astype(keys.dtype)
     values[0, 0] = raw[0, 0, 1]
 
-    def tile(rows):
+    def tile(_, rows):
         attentions = (
             (self_scale, keys[0, 0], values[0, 0]),
             (cross_scale, token_keys[...], token_values[...]),
@@ -165,7 +156,7 @@ def _forward_kernel(heads, g, x, matrix, self_scale, cross_scale, *refs):
                 total = total + only(dot(weights.astype(v.dtype), v, (1, 0)) * inverse, mask)
             h[0, 0, i, rows] = total.astype(h.dtype)
 
-    _for_each_tile(x.shape[2], tile)
+    for_each_tile(x.shape[2], tile)
 
 
 def _backward_kernel(heads, g, self_scale, cross_scale, *refs):
@@ -179,7 +170,7 @@ def _backward_kernel(heads, g, self_scale, cross_scale, *refs):
     dkeys[...], dvalues[...] = at_least_float32(dk[0, 0]), at_least_float32(dv[0, 0])
     dscales[...] = sums[...]
 
-    def tile(rows):
+    def tile(_, rows):
         attentions = (
             (self_scale, keys[0, 0], values[0, 0], dkeys, dvalues),
             (cross_scale, token_keys[...], token_values[...], dtoken_keys, dtoken_values),
@@ -204,7 +195,7 @@ def _backward_kernel(heads, g, self_scale, cross_scale, *refs):
             dq = unit_gradient(heads, q, dqueries * scale[0])
             draw[0, 0, 2 + i, rows] = dq.astype(draw.dtype)
 
-    _for_each_tile(keys.shape[2], tile)
+    for_each_tile(keys.shape[2], tile)
     k = at_least_float32(raw[0, 0, 0])
     draw[0, 0, 0] = unit_gradient(heads, k, dkeys[...]).astype(draw.dtype)
     draw[0, 0, 1] = dvalues[...].astype(draw.dtype)

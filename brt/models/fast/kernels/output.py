@@ -14,14 +14,17 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import tpu as pltpu
 
-from brt.models.fast.kernels.parts import Heads, dot, interpreted, on_each_device, upcast
+from brt.models.fast.kernels.parts import (
+    COMPILER,
+    Heads,
+    dot,
+    interpreted,
+    on_each_device,
+    upcast,
+)
 from brt.models.fast.kernels.projection import PARTS, ROWS, tile_of
 from brt.models.layers.precision import at_least_float32
-
-COMPILER = pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary", "arbitrary"))
-"""The parts of the columns are independent, so that a core of a chip needs only its own."""
 
 
 def plain_outputs(

@@ -11,20 +11,23 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import PartitionSpec
 from jax.typing import DTypeLike
 
 from brt.models.layers.dropout import TileDropout
 from brt.models.layers.norms import EPSILON
+from brt.models.layers.sizes import TILE, tile_size
 
-TILE = 128
-"""Queries of a tile."""
 LANES = 128
 """Of a vector register."""
+LEAST, WIDEST = 16, 256
+"""Sizes of heads whose kernels were compiled for TPUs."""
 F32 = jnp.float32
 COMPILER = pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary", "arbitrary"))
-"""Heads are independent; the rest is in order, because gradients are added up."""
+"""Heads, or parts of columns, are independent, and each core of a chip loads its own; the rest is
+in order, because gradients are added up."""
 
 
 class Heads(NamedTuple):
@@ -56,8 +59,14 @@ class Heads(NamedTuple):
     def factor(self) -> float:
         return 1.0 if self.qk_norm else self.head_size**-0.5
 
+    def fitting(self, most: int) -> int:
+        """Returns how many queries or keys fit into VMEM, if `most` do with heads of 64 or 128."""
+        return most * LANES // max(LANES, self.lanes) // (1 if self.per_step <= 2 else 2)
+
     def misfit(self) -> str | None:
         """Returns why no kernel can compute these heads, or None."""
+        if not (self.interpret or LEAST <= self.head_size <= WIDEST):
+            return f"head_size = {self.head_size} is not between {LEAST} and {WIDEST}"
         if self.num_heads * self.head_size < LANES:  # interpreted, it is computed all the same
             few = f"{self.num_heads} heads of {self.head_size} are less than {LANES} lanes"
             return None if self.interpret else few
@@ -78,9 +87,23 @@ def on_tpu() -> bool:
     return kind.startswith("TPU")
 
 
-def tile_size(size: int) -> int:
-    """Returns the queries of a tile, of a window or block of `size` tokens."""
-    return TILE if size % TILE == 0 else size
+def block_misfit(size: int, most: int, what: str) -> str | None:
+    """Returns why a kernel cannot have blocks of `size` queries or keys, or None."""
+    if size > most:
+        return f"{size} {what} are more than {most}"
+    if size > TILE and size % TILE:
+        return f"{size} {what} are more than {TILE} and not a multiple of it"
+    return None
+
+
+def for_each_tile(size: int, tile: Callable[[int | jax.Array, Any], None]) -> None:
+    """Calls `tile` in a kernel with the number and the rows of each tile of `size` rows."""
+    Q = tile_size(size)
+
+    def call(number, _):
+        tile(number, pl.ds(pl.multiple_of(number * Q, Q), Q))
+
+    jax.lax.fori_loop(0, size // Q, call, None, unroll=True)
 
 
 def upcast(dtype: DTypeLike) -> Any:

@@ -17,6 +17,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.typing import DTypeLike
 
 from brt.models.fast.kernels.parts import (
+    COMPILER,
     LANES,
     Heads,
     dot,
@@ -35,8 +36,8 @@ ROWS_BACKWARD = 128
 """With all matrices and the norm's gradient in VMEM."""
 PARTS = 2
 """Of the columns of each matrix, forward: a core of a chip needs only its own."""
-MOST = 8 * 2**20
-"""Bytes of all matrices that fit into 16 MiB of VMEM, backward."""
+MOST = 10 * 2**20
+"""Bytes of all matrices and of two tiles of their products that fit into 16 MiB of VMEM."""
 WIDEST = 1024
 """Features of the inputs that fit."""
 
@@ -47,10 +48,12 @@ def misfit(heads: Heads, tokens: int, width: int, matrices: int, dtype: DTypeLik
     unit = PARTS * (1 if heads.interpret else LANES)
     if tokens % ROWS and not heads.interpret:
         return f"{tokens} tokens are not a multiple of {ROWS}"
-    if width % unit or columns % unit or width > WIDEST:
-        return f"width = {width} or {columns} columns are not a multiple of {unit} up to {WIDEST}"
-    size = matrices * width * columns * jnp.dtype(dtype).itemsize
-    return f"matrices have {size:,} bytes, more than {MOST:,}" if size > MOST else None
+    if width % unit or columns % unit:
+        return f"width = {width} or {columns} columns are not a multiple of {unit}"
+    if width > WIDEST:
+        return f"width = {width} is more than {WIDEST}"
+    size = matrices * (width + 2 * ROWS_BACKWARD) * columns * jnp.dtype(dtype).itemsize
+    return f"{size:,} bytes of matrices and tiles are more than {MOST:,}" if size > MOST else None
 
 
 def plain_projections(
@@ -126,9 +129,7 @@ def _forward_call(heads, x, scale_D, mask_PD, matrices):
             jax.ShapeDtypeStruct((B, T, columns), x.dtype) for columns in (D, *[A] * len(matrices))
         ],
         scratch_shapes=[pltpu.VMEM((R, D), x.dtype)],
-        compiler_params=pltpu.CompilerParams(
-            dimension_semantics=("parallel", "arbitrary", "arbitrary")
-        ),
+        compiler_params=COMPILER,
         interpret=interpreted(heads),
         name="projections_forward",
     )(x, scale_D[None], *matrices, *masks)

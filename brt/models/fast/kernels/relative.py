@@ -40,12 +40,13 @@ from brt.models.transformer_xl.relative_attention import Positions
 ROWS = 32
 """Of a vector register of int8."""
 MOST = 1024
-"""Keys that fit into 16 MiB of VMEM."""
+"""Keys that fit into 16 MiB of VMEM, with heads of 64 or 128."""
 
 
 def misfit(heads: Heads, keys: int) -> str | None:
     """Returns why the kernel cannot compute this attention, or None."""
-    return f"{keys} keys are more than {MOST}" if keys > MOST else heads.misfit()
+    most = heads.fitting(MOST)
+    return f"{keys} keys are more than {most}" if keys > most else heads.misfit()
 
 
 class Plan(NamedTuple):

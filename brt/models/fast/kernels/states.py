@@ -16,10 +16,11 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from brt.models.fast.kernels.parts import (
-    TILE,
     Heads,
+    block_misfit,
     dot,
     drawn_factors,
+    for_each_tile,
     head_masks,
     interpreted,
     inverse_length,
@@ -30,7 +31,6 @@ from brt.models.fast.kernels.parts import (
     seed_numbers,
     softmax,
     summed_over_batch,
-    tile_size,
     unit_gradient,
     upcast,
 )
@@ -38,18 +38,18 @@ from brt.models.layers.attention import plain_attention
 from brt.models.layers.dropout import TileDropout
 from brt.models.layers.norms import scaled_down_heads, unit_heads
 from brt.models.layers.precision import at_least_float32
+from brt.models.layers.sizes import TILE
 
 PARALLEL = pltpu.CompilerParams(dimension_semantics=("parallel", "parallel", "parallel"))
 MOST = 1024
-"""Queries and keys of a block that fit into 16 MiB of VMEM."""
+"""Queries and keys of a block that fit into 16 MiB of VMEM, with heads of 64 or 128."""
 
 
 def misfit(heads: Heads, queries: int, keys: int) -> str | None:
     """Returns why the kernel cannot compute this attention, or None."""
-    for size, name in ((queries, "queries"), (keys, "keys")):
-        if size > MOST or (size % TILE and size > TILE):
-            return f"{size} {name} of a block are not a multiple of {TILE} up to {MOST}"
-    return heads.misfit()
+    most = heads.fitting(MOST)
+    wrong = block_misfit(queries, most, "queries") or block_misfit(keys, most, "keys")
+    return wrong or heads.misfit()
 
 
 def plain_block_attention(
@@ -190,29 +190,24 @@ class _Dropout:
         """Of the weights that are kept by `of_tile`."""
         return 1.0 if self.rate is None else 1 / (1 - self.rate)
 
-    def of_tile(self, inputs, head, number, rows, keys):
-        """Returns a function that drops weights, (Q, X), of a tile of queries."""
+    def of_tile(self, inputs, first_head, head, number, rows, keys):
+        """Returns a function that drops weights, (Q, X), of a tile of queries.
+
+        first_head: of the grid step. head: counted from it.
+        """
         if not inputs:
             return lambda weights: weights
         if self.rate is None:
             return lambda weights: weights * inputs[0][head, rows]
-        number = (pl.program_id(0) * self.heads.per_step + head) * self.tiles + number
+        number = (first_head + head) * self.tiles + number
         kept = kept_tiles(self.heads, self.rate, inputs[0], number)
         mask = jnp.concatenate([kept(block) for block in range(keys // TILE)], axis=1)
         return lambda weights: jnp.where(mask, weights, 0.0)
 
 
-def _for_each_tile(size, tile):
-    Q = tile_size(size)
-
-    def call(number, _):
-        tile(number, pl.ds(pl.multiple_of(number * Q, Q), Q))
-
-    jax.lax.fori_loop(0, size // Q, call, None, unroll=True)
-
-
 def _forward_kernel(heads, dropout, q, k, v, scale, *rest):
     *keep, y = rest
+    first_head = pl.program_id(0) * heads.per_step
 
     def tile(number, rows):
         x = at_least_float32(q[0, 0, rows])
@@ -220,16 +215,18 @@ def _forward_kernel(heads, dropout, q, k, v, scale, *rest):
         total = jnp.zeros_like(x)
         for head, mask in enumerate(head_masks(heads)):
             weights, inverse = softmax(only(queries, mask).astype(q.dtype), k[0, 0])
-            weights = dropout.of_tile(keep, head, number, rows, k.shape[2])(weights)
+            dropped = dropout.of_tile(keep, first_head, head, number, rows, k.shape[2])
+            weights = dropped(weights)
             one = dot(weights.astype(v.dtype), v[0, 0], (1, 0)) * (inverse * dropout.factor)
             total = total + only(one, mask)
         y[0, 0, rows] = total.astype(y.dtype)
 
-    _for_each_tile(q.shape[2], tile)
+    for_each_tile(q.shape[2], tile)
 
 
 def _backward_kernel(heads, dropout, q, k, v, y, dy, scale, *rest):
     *keep, dq, dk, dv, dscale, dkeys, dvalues = rest
+    first_head = pl.program_id(0) * heads.per_step
     for sums in (dscale, dkeys, dvalues):
         sums[...] = jnp.zeros_like(sums)
 
@@ -245,7 +242,7 @@ def _backward_kernel(heads, dropout, q, k, v, y, dy, scale, *rest):
             exponentials, inverse = softmax(own, k[0, 0])
             weights = exponentials * inverse
             mean = jnp.sum(only(along_y, mask), axis=-1, keepdims=True)
-            dropped = dropout.of_tile(keep, head, number, rows, k.shape[2])
+            dropped = dropout.of_tile(keep, first_head, head, number, rows, k.shape[2])
             dvalues[...] += dot(dropped(weights).astype(dy_own.dtype), dy_own, (0, 0))
             dweights = dropped(dot(dy_own, v[0, 0], (1, 1)))
             dscores = (weights * (dweights - mean)).astype(q.dtype)
@@ -254,5 +251,5 @@ def _backward_kernel(heads, dropout, q, k, v, y, dy, scale, *rest):
         dscale[0, 0, 0] += jnp.sum(dqueries * unit, axis=0, keepdims=True)
         dq[0, 0, rows] = unit_gradient(heads, x, dqueries * scale[0]).astype(dq.dtype)
 
-    _for_each_tile(q.shape[2], tile)
+    for_each_tile(q.shape[2], tile)
     dk[0, 0], dv[0, 0] = dkeys[...].astype(dk.dtype), dvalues[...].astype(dv.dtype)

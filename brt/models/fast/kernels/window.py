@@ -20,11 +20,11 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
+from jax.typing import DTypeLike
 
 from brt.models.fast.kernels import window_bodies
 from brt.models.fast.kernels.parts import (
     COMPILER,
-    TILE,
     Heads,
     drawn_factors,
     interpreted,
@@ -33,29 +33,37 @@ from brt.models.fast.kernels.parts import (
     on_each_device,
     seed_numbers,
     summed_over_batch,
-    tile_size,
     upcast,
 )
 from brt.models.layers.attention import plain_attention
 from brt.models.layers.dropout import TileDropout
 from brt.models.layers.norms import scaled_down_heads, unit_heads
 from brt.models.layers.precision import at_least_float32
+from brt.models.layers.sizes import TILE, tile_size
 
 ROWS = 16
 """Of a vector register of bfloat16."""
 CHUNK = 256
 """Most tokens of a grid step where the window is longer than two."""
+MOST_BYTES, MOST_HEADS = 2**20, 2
+"""Of a grid step, where a window is longer than a chunk: bytes of its keys once for each head, and
+heads, that fit into 16 MiB of VMEM."""
 
 
-def misfit(heads: Heads, window: int) -> str | None:
+def misfit(heads: Heads, window: int, dtype: DTypeLike) -> str | None:
     """Returns why the kernel cannot compute this attention, or None."""
     if window % TILE and (window > TILE or (window % ROWS and not heads.interpret)):
-        return f"window = {window} is not a multiple of {TILE}, and below of {ROWS}"
+        return f"window = {window} is neither a multiple of {TILE} nor, below it, of {ROWS}"
+    N, size = heads.per_step, jnp.dtype(dtype).itemsize
+    is_large = window * heads.lanes * N * size > MOST_BYTES or N > MOST_HEADS
+    if is_large and window > CHUNK and not heads.interpret:
+        what = f"window = {window} with heads of {heads.head_size} in {jnp.dtype(dtype)}"
+        return f"{what} does not fit into VMEM"
     return heads.misfit()
 
 
 def chunk_size(window: int) -> int:
-    """Returns C, the tokens of a grid step, which fit into 16 MiB of VMEM on every chip."""
+    """Returns C, the tokens of a grid step."""
     if window <= 2 * CHUNK:
         return window
     return next(size for size in range(CHUNK, 0, -TILE) if window % size == 0)
@@ -80,7 +88,7 @@ def plain_window_attention(
     bias_HQX: jax.Array,
     keep: jax.Array | TileDropout | None = None,
 ) -> Attended:
-    """Returns windowed self-attention of a segment in four plain lines a block.
+    """Returns windowed self-attention of a segment block by block.
 
     Args:
         q_BTA, k_BTA, v_BTA: projections, not normalised; T is a multiple of W.
