@@ -335,16 +335,17 @@ def default_workdir(gin_files: Sequence[str]) -> str:
     return os.path.join("runs", "-".join(names))
 
 
-def malloc_is_slow() -> bool:
-    """Returns whether glibc frees a step's memory at every step (docs/benchmarks/training.md).
+def malloc_remedy() -> str | None:
+    """Returns the path of scripts/malloc.sh if glibc frees a step's memory at every step.
 
-    False in notebooks, where nobody can change it before the kernel starts, and without a checkout,
-    whose scripts/malloc.sh is the remedy.
+    None in notebooks, where nobody can change it before the kernel starts, and without a checkout.
+    docs/benchmarks/training.md has the measurement.
     """
-    return (
+    script = configs_root() / "scripts" / "malloc.sh"
+    is_slow = (
         jax.default_backend() == "cpu"
-        and (configs_root() / "scripts" / "malloc.sh").is_file()
         and platform.libc_ver()[0] == "glibc"
         and "glibc.malloc." not in os.environ.get("GLIBC_TUNABLES", "")
         and "JPY_PARENT_PID" not in os.environ
     )
+    return os.path.relpath(script) if is_slow and script.is_file() else None

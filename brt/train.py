@@ -102,8 +102,8 @@ def train(
             resumed = f"Resuming in {FLAGS.workdir} from step {run.start:,}."
             print(run.end if run.done else resumed, flush=True)
         if not run.done:
-            if is_first and command_line.malloc_is_slow():
-                say("Steps on a CPU can be 1.5 times as fast: source scripts/malloc.sh before.")
+            if is_first and (script := command_line.malloc_remedy()):
+                say(f"Steps on a CPU can be 1.5 times as fast: source {script} before.")
             run.folder.describe(text)
             run.run()
         run.close()
