@@ -4,7 +4,7 @@
 
 The page needs no network. --published and --step_times add the papers' tables.
 Every figure and table is also written to report_files/, as PNG and CSV.
-Runs may still be in training. Archives of run folders (`.tar.gz`) may be named like the folders.
+Runs may still be in training. Archives of run folders (`.tar.bz2`) may be named like the folders.
 """
 
 import json

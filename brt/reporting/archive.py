@@ -1,10 +1,9 @@
 """Archives of run folders: settings and records, without checkpoints."""
 
-import gzip
+import bz2
 import io
 import tarfile
 import tempfile
-import zlib
 from pathlib import Path
 
 from brt.reporting.runs import STANDS_FOR_FILE
@@ -21,15 +20,15 @@ PATTERNS = (
     "studies/*.json",
     "studies/answers.npz",  # small, unlike the arrays of other studies
 )
-ENDING = ".tar.gz"
+ENDING = ".tar.bz2"
 
 MOST_BYTES = 2**30
 PIECE = 2**20
-DAMAGE = (tarfile.TarError, OSError, EOFError, zlib.error, ValueError, RecursionError)
+DAMAGE = (tarfile.TarError, OSError, EOFError, ValueError, RecursionError)
 
 
 def pack(run: Path, archive: Path) -> None:
-    """Writes a run folder's records as NAME.tar.gz; equal records give equal bytes."""
+    """Writes a run folder's records as NAME.tar.bz2; equal records give equal bytes."""
     if not (run / "config.gin").is_file():
         raise FileNotFoundError(f"{run} is not a run folder: it has no config.gin.")
     content = io.BytesIO()
@@ -40,7 +39,7 @@ def pack(run: Path, archive: Path) -> None:
             with path.open("rb") as file:
                 tar.addfile(entry, file)
     archive.parent.mkdir(parents=True, exist_ok=True)
-    archive.write_bytes(gzip.compress(content.getvalue(), 9, mtime=0))
+    archive.write_bytes(bz2.compress(content.getvalue()))
 
 
 def unpack(archive: Path, folder: Path) -> Path:
@@ -53,7 +52,7 @@ def unpack(archive: Path, folder: Path) -> Path:
     with open_regular(archive) as file, tempfile.TemporaryFile(dir=folder) as content:
         try:
             # Decompressed to its end first, where the checksum is.
-            with gzip.GzipFile(fileobj=file) as stream:
+            with bz2.BZ2File(file) as stream:
                 while piece := stream.read(PIECE):
                     if content.tell() + len(piece) > MOST_BYTES:
                         raise tarfile.TarError(f"it holds more than {MOST_BYTES:,} bytes")

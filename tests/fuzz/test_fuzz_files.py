@@ -1,6 +1,6 @@
 """Spoilt files: stores, checkpoints, memory files, recordings, vocabularies, texts, run folders."""
 
-import gzip
+import bz2
 import importlib.util
 import json
 import shutil
@@ -363,15 +363,15 @@ def test_a_spoilt_run_folder_is_reported_or_refused(scale, tmp_path, monkeypatch
 # Archives: small files that would fill memory, the disk, or the stack.
 
 
-def gzipped_zeros(path):
-    with gzip.open(path, "wb") as file:
+def packed_zeros(path):
+    with bz2.open(path, "wb") as file:
         for _ in range(66):
             file.write(bytes(2**20))
 
 
 def tarred(*members):
     def write(path):
-        with tarfile.open(path, "w:gz", format=tarfile.PAX_FORMAT) as tar:
+        with tarfile.open(path, "w:bz2", format=tarfile.PAX_FORMAT) as tar:
             for name, fields in members:
                 member = tarfile.TarInfo(name)
                 for field, value in fields.items():
@@ -382,7 +382,7 @@ def tarred(*members):
 
 
 ARCHIVES = {
-    "zeros": gzipped_zeros,
+    "zeros": packed_zeros,
     "a deep path": tarred(("/".join("a" * 2_000), {})),
     "a sparse file": tarred(
         ("a", {"pax_headers": {"GNU.sparse.size": str(2**50), "GNU.sparse.map": "0,0"}})
@@ -393,7 +393,7 @@ ARCHIVES = {
 @pytest.mark.parametrize("kind", ARCHIVES)
 def test_an_archive_that_grows_is_refused(kind, tmp_path, monkeypatch):
     monkeypatch.setattr(archive, "MOST_BYTES", 2**26)
-    tally, path, out = Tally("archives"), tmp_path / "run.tar.gz", tmp_path / "out"
+    tally, path, out = Tally("archives"), tmp_path / "run.tar.bz2", tmp_path / "out"
     ARCHIVES[kind](path)
     tracemalloc.start()
     tally.judge(kind, lambda: archive.unpack(path, out), lambda found: False, [path])
@@ -405,10 +405,10 @@ def test_an_archive_that_grows_is_refused(kind, tmp_path, monkeypatch):
 
 @both
 def test_a_spoilt_archive_is_refused_or_gives_what_was_packed(scale, tmp_path):
-    tally, path, out = Tally("spoilt archives"), tmp_path / "run.tar.gz", tmp_path / "out"
+    tally, path, out = Tally("spoilt archives"), tmp_path / "run.tar.bz2", tmp_path / "out"
     run = make_run(tmp_path / "run", "small/rec_fixed_skip+corpora/text", evaluations={"test": 2.0})
     archive.pack(run, path)
-    content = gzip.decompress(path.read_bytes())
+    content = bz2.decompress(path.read_bytes())
     ways = [way for name, way in CONTENTS.items() if name != "in UTF-16"]
 
     def call():
@@ -423,10 +423,10 @@ def test_a_spoilt_archive_is_refused_or_gives_what_was_packed(scale, tmp_path):
             for place in rng.integers(0, 512, size=int(rng.integers(1, 6))):  # the first header
                 spoilt[place] = int(rng.integers(256))
             spoilt[148:156] = b"%06o\0 " % (sum(spoilt[:148]) + 256 + sum(spoilt[156:512]))
-        path.write_bytes(gzip.compress(bytes(spoilt), 1))
+        path.write_bytes(bz2.compress(bytes(spoilt), 1))
         tally.judge(f"{number}", call, lambda found: isinstance(found, set), [path])
     tally.check()
-    assert {file.name for file in tmp_path.iterdir()} <= {"run", "run.tar.gz", "out"}
+    assert {file.name for file in tmp_path.iterdir()} <= {"run", "run.tar.bz2", "out"}
 
 
 # Tokenizers: ids that a list of all ids has no room for.

@@ -190,7 +190,7 @@ def test_a_command_is_printed_for_each_missing_run_and_what_they_left_is_collect
     run_script(ladder, monkeypatch, pretended(calls := []), *collect_all)
     assert not calls and "pg19_slide_13l, seed 0" in capsys.readouterr().err
     assert [path.name for path in (tmp_path / "archives").iterdir()] == [
-        "pg19_slide_12l-seed3.tar.gz"
+        "pg19_slide_12l-seed3.tar.bz2"
     ]
     for line in lines():
         carry_out(line)

@@ -202,13 +202,13 @@ def test_numbers_of_a_csv_stay_numbers():
 
 def packed(path, *members):
     """An archive of empty members, each a name or a `tarfile.TarInfo`."""
-    with tarfile.open(path, "w:gz", format=tarfile.PAX_FORMAT) as tar:
+    with tarfile.open(path, "w:bz2", format=tarfile.PAX_FORMAT) as tar:
         for member in members:
             tar.addfile(tarfile.TarInfo(member) if isinstance(member, str) else member)
     return path
 
 
-@pytest.mark.parametrize("name", ["...tar.gz", "run.tar"])
+@pytest.mark.parametrize("name", ["...tar.bz2", "run.tar"])
 def test_an_archive_whose_name_names_no_folder_is_refused(tmp_path, name):
     scratch = tmp_path / "above" / "scratch"
     with pytest.raises(ValueError, match="is not the archive of a run: rename it"):
@@ -221,14 +221,14 @@ def test_archives_of_one_name_are_told_apart_by_their_folders(tmp_path):
     (tmp_path / "c").mkdir()
     for parent in ("a", "b"):
         run = make_run(tmp_path / parent / "run", "small/rec_fixed_skip+corpora/text")
-        archive.pack(run, tmp_path / parent / "run.tar.gz")
-        paths.append(f"{tmp_path}/c/../{parent}/run.tar.gz")
+        archive.pack(run, tmp_path / parent / "run.tar.bz2")
+        paths.append(f"{tmp_path}/c/../{parent}/run.tar.bz2")
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     runs = open_runs(local_folders(paths, str(scratch)))
     assert [run.name for run in runs] == ["a/run", "b/run"]
     assert all(scratch in run.folder.resolve().parents for run in runs)
-    with pytest.raises(ValueError, match=r"a/run\.tar\.gz is named twice"):
+    with pytest.raises(ValueError, match=r"a/run\.tar\.bz2 is named twice"):
         local_folders([paths[0], paths[1], paths[0]], str(tmp_path / "again"))
 
 
@@ -248,7 +248,7 @@ def member(name, **fields):
     ],
 )
 def test_an_archive_gives_files_and_folders_of_its_own_only(tmp_path, planted):
-    path = packed(tmp_path / "run.tar.gz", planted)
-    with pytest.raises(ValueError, match=r"run\.tar\.gz"):
+    path = packed(tmp_path / "run.tar.bz2", planted)
+    with pytest.raises(ValueError, match=r"run\.tar\.bz2"):
         archive.unpack(path, tmp_path / "out")
     assert not list(tmp_path.rglob("*planted"))

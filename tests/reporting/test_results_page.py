@@ -186,12 +186,12 @@ def test_an_archive_holds_all_records_and_nothing_learned_and_equal_ones_are_equ
     (run / "studies" / long).write_text('{"study": "compare"}')
     (run / "checkpoints").mkdir()
     (run / "checkpoints" / "params").write_bytes(b"learned")
-    pack(run, tmp_path / "one.tar.gz")
+    pack(run, tmp_path / "one.tar.bz2")
     (run / "checkpoints" / "params").write_bytes(b"learned more")
     (run / "metrics.jsonl").touch()
-    pack(run, tmp_path / "two.tar.gz")
-    assert (tmp_path / "one.tar.gz").read_bytes() == (tmp_path / "two.tar.gz").read_bytes()
-    again = unpack(tmp_path / "one.tar.gz", tmp_path / "out")
+    pack(run, tmp_path / "two.tar.bz2")
+    assert (tmp_path / "one.tar.bz2").read_bytes() == (tmp_path / "two.tar.bz2").read_bytes()
+    again = unpack(tmp_path / "one.tar.bz2", tmp_path / "out")
     kept = {path.relative_to(again): path for path in again.rglob("*") if path.is_file()}
     assert {str(name) for name in kept} == {
         "config.gin", "operative_config.gin", "metrics.jsonl", "stands_for.json",
@@ -202,7 +202,7 @@ def test_an_archive_holds_all_records_and_nothing_learned_and_equal_ones_are_equ
 
 def test_a_mark_is_filled_with_its_table_or_says_that_nothing_was_run(tmp_path):
     run = a_run(tmp_path / "run", "map_rec", 2.0)
-    pack(run, tmp_path / "runs" / "map_steps" / "run.tar.gz")
+    pack(run, tmp_path / "runs" / "map_steps" / "run.tar.bz2")
     found = results(tmp_path / "runs")
     marks = [f"<!-- table {name} -->\nold\n<!-- end -->\n" for name in ("map_steps", "map_window")]
     text = fill("Words.\n".join(marks), found)
@@ -229,7 +229,7 @@ def test_excerpts_show_the_tokens_that_the_state_helps_as_plain_text(tmp_path):
     (run / "studies" / "compare-cleared.json").write_text(
         json.dumps({"study": "compare", "excerpts": [excerpt, broken, worse]})
     )
-    pack(run, tmp_path / "runs" / "map_window" / "run.tar.gz")
+    pack(run, tmp_path / "runs" / "map_window" / "run.tar.bz2")
     found = results(tmp_path / "runs").tables["map_window_excerpts"].as_markdown()
     (row,) = [line for line in found.splitlines() if "Ishmael" in line]
     assert [cell.strip() for cell in re.split(r"(?<!\\)\|", row)[1:-1]] == [
