@@ -168,7 +168,9 @@ def test_names_from_far_back_are_compared_with_a_longer_window(tmp_path):
         "window (Slide)",
     ]
     far = {name: row[-1].values for name, row in rows.items()}
-    assert far[LABELS["delta"]] == pytest.approx((0.5, 0.5, 0.5))
+    assert far[LABELS["delta"]] == pytest.approx((0.5,))  # of the seed that all have
     assert far[LABELS["rec"]] == pytest.approx((-0.25,))
-    assert rows[LABELS["delta"]][4].text == "1.000"
-    assert names_table({"files_memories": collect(open_runs(one))}) is None
+    assert rows[LABELS["delta"]][3].text == "1.000"
+    assert rows[LABELS["delta"]][1].values == pytest.approx((2.246,))
+    for ladder in ladders:
+        assert names_table({ladder: collect(open_runs(ladders[ladder]))}) is None

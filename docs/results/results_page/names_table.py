@@ -1,6 +1,6 @@
 """Loss on names from far back, of every memory (part of the experiment on files, plan.md)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 
 import numpy as np
 from results_page.files_entries import WINDOWS, Entry, entries_of, mean_names_loss, names_loss
@@ -22,27 +22,36 @@ SHOWN = 32, 320, 3_200, 32_000
 
 
 def names_table(ladders: Mapping[str, Sequence[Group]]) -> Table | None:
-    """Returns one row a memory with its shortest window, best first, and the longer plain stack."""
-    entries = entries_of(ladders.get(WINDOWS, ()))
-    slide = next((e for e in entries if (e.memory, e.window) == (WINDOW, NAMES_WINDOW)), None)
-    shortest = min((entry.window for entry in entries), default=0)
-    entries = [entry for entry in entries if entry.window == shortest]
-    entries += [entry for name in OTHERS for entry in entries_of(ladders.get(name, ()))]
+    """Returns one row a memory with its shortest window, best first, and the longer plain stack.
+
+    Of the seeds that all have; None without the ladders `OTHERS`.
+    """
+    others = [entry for name in OTHERS for entry in entries_of(ladders.get(name, ()))]
+    seeds = {run.settings.get("Trainer.seed", 0) for entry in others for run in entry.group.runs}
+    entries = [_of_seeds(entry, seeds) for entry in entries_of(ladders.get(WINDOWS, ()))]
     entries = [entry for entry in entries if mean_names_loss(entry.group)]
-    if slide is None or not mean_names_loss(slide.group) or not entries:
+    slide = next((e for e in entries if (e.memory, e.window) == (WINDOW, NAMES_WINDOW)), None)
+    if slide is None or not others:
         return None
+    shortest = min(entry.window for entry in entries)
+    entries = [*others, *(entry for entry in entries if entry.window == shortest)]
     entries.sort(key=lambda entry: float(np.mean(known(entry.group))))
     rows = [_row(slide, slide), *(_row(entry, slide) for entry in entries)]
     names = [f"names, {at:,} bytes" for at in SHOWN]
     below = f"below the first from {FAR} bytes"
-    titles = ["memory", "seeds", "bits per byte", "cleared", *names, below]
+    titles = ["memory", "bits per byte", "cleared", *names, below]
     caption = (
         f"Bits per byte on {SPLIT}, documents read from their start, W = {shortest} but in the "
-        "first row. Names: words that occurred before in the document, by the least number of "
-        "bytes since then. Last column: improvement over the first row, of the same seed. Two "
-        "memories have five seeds and their best rate, the others one seed and one rate."
+        f"first row; seed {' and '.join(map(str, sorted(seeds)))}. Names: words that "
+        "occurred before in the document, by the least number of bytes since then. Last column: "
+        "improvement over the first row."
     )
     return plain_table("files_far_names", "Names from far back", caption, titles, rows)
+
+
+def _of_seeds(entry: Entry, seeds: Container[int]) -> Entry:
+    runs = [run for run in entry.group.runs if run.settings.get("Trainer.seed", 0) in seeds]
+    return entry._replace(group=entry.group._replace(runs=runs))
 
 
 def _row(entry: Entry, slide: Entry):
@@ -50,7 +59,7 @@ def _row(entry: Entry, slide: Entry):
     names = [Cell(f"{by_distance[at]:.3f}") if at in by_distance else NOTHING for at in SHOWN]
     label = f"{entry.memory}, W = {NAMES_WINDOW}" if entry is slide else entry.memory
     gained = () if entry is slide else far_improvements(entry.group, slide.group)
-    return [label, len(known(entry.group)), shown(known(entry.group)),
+    return [label, shown(known(entry.group)),
             shown(known(entry.group, "cleared_")), *names, shown(gained)]  # fmt: skip
 
 

@@ -21,7 +21,7 @@ from results_page.gains import Gain, gains
 from results_page.intervals import IntervalPlot
 from results_page.learning import LearningPlot, learning_plot
 from results_page.memory_use import memory_table
-from results_page.names_table import names_table
+from results_page.names_table import OTHERS, names_table
 from results_page.overview import overview_plot, overview_table
 from results_page.recall_table import recall_plots, recall_table
 from results_page.study_plots import study_plots
@@ -92,8 +92,9 @@ def results(folder: Path) -> Results:
             for name, own in groups.items()
             if name not in (files_entries.WINDOWS, files_entries.TIME)
         }
+        pairs = [group for name, own in groups.items() if name not in OTHERS for group in own]
         tables += [overview_table(everything), test_table("test", others),
-                   kinds_table("kinds", every), memory_table("memory", every),
+                   kinds_table("kinds", pairs), memory_table("memory", every),
                    *claims_tables(groups), *files_tables(groups, times),
                    names_table(groups)]  # fmt: skip
         plots += [overview_plot(everything), *files_plots(groups, times)]
