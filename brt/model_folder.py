@@ -202,9 +202,13 @@ def read_model(
     of_backbone = (root / BACKBONE_GIN).is_file()
     settings = root / (BACKBONE_GIN if of_backbone else GIN)
     if not settings.is_file():
+        found = f"it has no {GIN}" if root.is_dir() else "there is no such folder"
+        shipped = {
+            f"trained/{p.parent.name}" for r in gin_folders() for p in r.glob("trained/*/*.gin")
+        }
         raise FileNotFoundError(
-            f"{folder} is not a model folder: it has no {GIN}. Write one from a run with "
-            "`python -m brt.export`."
+            f"{folder} is not a model folder: {found}. Write one from a run with `python -m "
+            f"brt.export`, or take one of brt's: {', '.join(sorted(shipped))}."
         )
     own = [f"Pretrained.folder = {str(root)!r}"] if of_backbone else []
     lines = [*own, *bindings]
