@@ -135,6 +135,11 @@ def test_shipped_models_are_small():
     assert sum(file.stat().st_size for file in (CONFIGS / "trained").rglob("*")) < 4 * 2**20
 
 
+def test_a_wrong_name_is_refused_with_the_models_that_come_with_brt():
+    with pytest.raises(FileNotFoundError, match=r"trained/recal is.*trained/recall, trained/text"):
+        Generator.from_folder("trained/recal")
+
+
 def test_the_shipped_recall_model_remembers_beyond_its_window():
     generator = Generator.from_folder("trained/recall")
     values = [f"v{n}" for n in range(16)]
