@@ -111,7 +111,7 @@ COLUMNS = (
     Column("peak_bytes", "peak MiB", "{:,.0f}", 2**20),
     Column("flops_per_token", "MFLOP/token", "{:,.1f}", 1e6),
     Column("mfu", "MFU", "{:.1%}"),
-    Column("input_times_faster", "input x", "{:,.0f}"),
+    Column("input_times_faster", "data x", "{:,.0f}"),
 )
 
 
@@ -133,7 +133,8 @@ def compare(
     device = jax.devices()[0].device_kind
     print(
         f"\n{jax.device_count()} x {device}, {budgets.pop():,} tokens per step, median of "
-        f"{rounds} interleaved steps, ratio to {baseline}"
+        f"{rounds} interleaved steps, ratio to {baseline}; data x: batches are read so many times "
+        "as fast as they are trained on"
     )
     columns = [column for column in COLUMNS if column.key in rows[0]]
     print("\n".join(aligned(rows, columns)))
