@@ -23,7 +23,7 @@ NAMES = "bits per token of words"
 
 
 class Entry(NamedTuple):
-    """Runs of one memory (or `WINDOW`) and window length."""
+    """Runs of one memory (or `WINDOW`) and window length; 0 of a model without windows."""
 
     memory: str
     window: int
@@ -36,7 +36,8 @@ def entries_of(groups: Sequence[Group]) -> list[Entry]:
     for group in groups:
         settings = group.runs[0].settings
         if known(group):
-            found.append(Entry(memory_name(settings), model_setting(settings, "window"), group))
+            window = model_setting(settings, "window") or 0
+            found.append(Entry(memory_name(settings), window, group))
     return sorted(found, key=lambda entry: (entry.window, entry.memory != WINDOW, entry.memory))
 
 
