@@ -152,6 +152,39 @@ def test_the_front_table_compares_memories_and_compressors(tmp_path):
     assert front_table({}, times, tmp_path / "packed.csv") is None
 
 
+def test_memories_are_compared_with_the_plain_stack_at_its_better_rate(tmp_path):
+    runs = [*runs_of(tmp_path, "window", 8, 2.5), *runs_of(tmp_path, "delta", 8, 2.25)]
+    slower = [*runs_of(tmp_path, "window", 8, 2.375, rate=0.002),
+              *runs_of(tmp_path, "rec", 8, 2.4375, rate=0.002)]  # fmt: skip
+    (tmp_path / "times.csv").write_text("ladder,system,window,ratio,paper\n")
+    times = read_step_times(tmp_path / "times.csv")
+    ladders = {
+        "files_windows": collect(open_runs(runs)),
+        "files_slower": collect(open_runs(slower)),
+    }
+    (table,) = (t for t in files_tables(ladders, times) if t.name == "files_at_half_the_rate")
+    rows = [[cell.text.split(" ±")[0] for cell in row] for row in table.rows]
+    window, rec, delta = "window (Slide)", LABELS["rec"], LABELS["delta"]
+    assert rows == [
+        [window, "8", "0.002", "2.375", "0.125", "–"],
+        [window, "8", "0.004", "2.500", "–", "-0.125"],
+        [rec, "8", "0.002", "2.438", "0.062", "-0.062"],
+        [delta, "8", "0.004", "2.250", "0.250", "0.125"],
+    ]
+    front = front_table(ladders, times, tmp_path / "none.csv")
+    gained = {row[0].text: row[2].text.split(" ±")[0] for row in front.rows}
+    assert gained == {
+        f"{window}, W = 8": "-0.125",
+        f"{delta}, W = 8": "0.125",
+        f"{window}, W = 8, rate 0.002": "–",
+        f"{rec}, W = 8, rate 0.002": "-0.062",
+    }
+    # Not with fewer seeds.
+    ladders["files_slower"] = collect(open_runs(slower[:2]))
+    front = front_table(ladders, times, tmp_path / "none.csv")
+    assert front.rows[1][2].text.startswith("0.250")
+
+
 def test_names_from_far_back_are_compared_with_a_longer_window(tmp_path):
     stacks = {(8, 2.5): 3.5, (32, 2.4): 3.0}
     runs = [run for (window, bits), names in stacks.items()

@@ -16,6 +16,8 @@ from brt.reporting.runs import Run
 
 RATES, WINDOWS, TIME, LONG = "files_rates", "files_windows", "files_time", "files_long"
 """Ladders of its parts."""
+SLOWER = "files_slower"
+"""Ladder with half the rate."""
 BYTES = 4
 """Of a float32."""
 NAMES = "bits per token of words"
@@ -41,14 +43,20 @@ def entries_of(groups: Sequence[Group]) -> list[Entry]:
     return sorted(found, key=lambda entry: (entry.window, entry.memory != WINDOW, entry.memory))
 
 
-def longer_entries(ladders: Mapping[str, Sequence[Group]]) -> list[tuple[str, Entry]]:
-    """Returns the entries that were trained for longer, each with a label that says by how much."""
+def other_entries(ladders: Mapping[str, Sequence[Group]]) -> list[tuple[str, Entry]]:
+    """Returns the entries with another length of training or rate, and a label that says which."""
     usual = regime(ladders[WINDOWS][0]).steps
     found = []
-    for entry in entries_of([*ladders.get(TIME, ()), *ladders.get(LONG, ())]):
-        label = f"{regime(entry.group).steps / usual:g} times the steps"
-        found.append((label + ", one seed" * (len(known(entry.group)) == 1), entry))
+    for ladder in (SLOWER, TIME, LONG):
+        for entry in entries_of(ladders.get(ladder, ())):
+            label = f"{regime(entry.group).steps / usual:g} times the steps"
+            label = f"rate {rate(entry):g}" if ladder == SLOWER else label
+            found.append((label + ", one seed" * (len(known(entry.group)) == 1), entry))
     return found
+
+
+def rate(entry: Entry) -> float:
+    return entry.group.runs[0].settings["cosine.maximum"]
 
 
 def plain_stacks(entries: Sequence[Entry]) -> dict[int, Group]:

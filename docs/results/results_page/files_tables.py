@@ -5,15 +5,17 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from results_page.files_entries import (
     RATES,
+    SLOWER,
     TIME,
     WINDOWS,
     Entry,
     carried_bytes,
     corrected_p,
     entries_of,
-    longer_entries,
     mean_names_loss,
+    other_entries,
     plain_stacks,
+    rate,
     step_time,
 )
 from results_page.files_rules import rules_table
@@ -28,7 +30,9 @@ from brt.reporting.drawing.table import Cell, Table, plain_table
 
 
 def files_tables(ladders: Mapping[str, Sequence[Group]], times: StepTimes) -> list[Table]:
-    """Returns `files_by_rate`, `files_by_window`, `files_rules`, as far as the runs are there."""
+    """Returns `files_by_rate`, `files_by_window`, `files_rules`, `files_at_half_the_rate`, as far
+    as the runs are there.
+    """
     entries = entries_of(ladders.get(WINDOWS, ()))
     rates = entries_of(ladders.get(RATES, ()))
     tables = []
@@ -37,9 +41,11 @@ def files_tables(ladders: Mapping[str, Sequence[Group]], times: StepTimes) -> li
     if entries:
         slide_for_longer = next(iter(ladders.get(TIME, ())), None)
         tables += [
-            _windows_table(entries, longer_entries(ladders), times),
+            _windows_table(entries, other_entries(ladders), times),
             rules_table(rates, entries, slide_for_longer, times),
         ]
+    if slower := entries_of(ladders.get(SLOWER, ())):
+        tables.append(_slower_table(entries, slower))
     return tables
 
 
@@ -102,6 +108,26 @@ def _rates_table(entries: Sequence[Entry]) -> Table:
 
 def _optimizer(settings):
     return str(settings["Trainer.optimizer"]).strip("@()")
+
+
+def _slower_table(entries: Sequence[Entry], slower: Sequence[Entry]) -> Table:
+    """Returns every memory at the windows of `slower`, compared with plain stacks of both rates."""
+    plain, plain_slower = plain_stacks(entries), plain_stacks(slower)
+    rows = []
+    for entry in (*entries, *slower):
+        if entry.window in plain_slower:
+            stacks = [stacks[entry.window] for stacks in (plain, plain_slower)]
+            gained = (paired(entry.group, s) if s is not entry.group else () for s in stacks)
+            values = shown(known(entry.group)), *map(shown, gained)
+            rows.append((entry.window, entry.memory != WINDOW, entry.memory, rate(entry), values))
+    rows.sort(key=lambda row: row[:-1])
+    first, second = (f"{rate(next(e for e in some if e.memory == WINDOW)):g}"
+                     for some in (entries, slower))  # fmt: skip
+    titles = ("memory", "W", "rate", "bits per byte", f"below Slide, rate {first}",
+              f"below Slide, rate {second}")  # fmt: skip
+    caption = f"Bits per byte on {SPLIT}, and improvement over the plain stack, by seed. {INTERVAL}"
+    cells = [(name, W, f"{rate:g}", *values) for W, _, name, rate, values in rows]
+    return plain_table("files_at_half_the_rate", "Half the rate", caption, titles, cells)
 
 
 def _windows_table(
