@@ -56,6 +56,10 @@ def files_plots(ladders: Mapping[str, Sequence[Group]], times: StepTimes) -> lis
     for entry in entries:
         if (time := step_time(entry, times)) is not None:
             by_memory.setdefault(entry.memory, {})[time] = float(np.mean(known(entry.group)))
+    for entry in entries_of(ladders.get(SLOWER, ())):
+        if (time := step_time(entry, times)) is not None:
+            label = f"{entry.memory}, rate {rate(entry):g}"
+            by_memory.setdefault(label, {})[time] = float(np.mean(known(entry.group)))
     names = [
         Line(f"{entry.memory}, W = {entry.window}", list(curve), [*curve.values()], "points")
         for entry in entries
@@ -69,7 +73,8 @@ def files_plots(ladders: Mapping[str, Sequence[Group]], times: StepTimes) -> lis
         Plot(
             "files_time",
             "Bits per byte against step time",
-            f"Mean of the seeds on {SPLIT}, for windows of 8, 32 and 128 bytes along each line. "
+            f"Mean of the seeds on {SPLIT}, for windows of 8, 32 and 128 bytes along each line, "
+            "of which half the rate has one or two. "
             "Step time: one core, relative to Slide with W = 8.",
             "step time",
             "bits per byte",

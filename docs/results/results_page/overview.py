@@ -30,7 +30,8 @@ class Comparison(NamedTuple):
 def comparisons(found: Iterable[Gain]) -> list[Comparison]:
     """Returns the comparisons of at least `FEWEST_SEEDS` seeds with the usual gates and memories.
 
-    Each regime, number of states and gate occurs once, from the ladder with the most seeds.
+    Each regime, number of states and gate occurs once, from the ladder with the most seeds, and of
+    these the best.
     """
     kept: dict[tuple, Comparison] = {}
     texts = list(TEXTS)
@@ -47,9 +48,13 @@ def comparisons(found: Iterable[Gain]) -> list[Comparison]:
         place = f"{text(own.corpus)}, W {own.window}, N {own.segment_length}"
         place += "" if own.optimizer == "adamw" else f", {own.optimizer.capitalize()}"
         place += "" if states == 8 else f", S {states}"
-        if order not in kept or len(gain.gains) > len(kept[order].gain.gains):
+        if order not in kept or _rank(gain) > _rank(kept[order].gain):
             kept[order] = Comparison(gate, place, gain)
     return [kept[order] for order in sorted(kept)]
+
+
+def _rank(gain):
+    return len(gain.gains), -sum(known(gain.recurrent))
 
 
 def verdict(values: Sequence[float]) -> str:
