@@ -16,7 +16,7 @@ from brt.reporting.runs import Run
 
 RATES, WINDOWS, TIME, LONG = "files_rates", "files_windows", "files_time", "files_long"
 """Ladders of its parts."""
-SLOWER = "files_slower"
+HALF_RATE = "files_half_rate"
 """Ladder with half the rate."""
 BYTES = 4
 """Of a float32."""
@@ -47,10 +47,10 @@ def other_entries(ladders: Mapping[str, Sequence[Group]]) -> list[tuple[str, Ent
     """Returns the entries with another length of training or rate, and a label that says which."""
     usual = regime(ladders[WINDOWS][0]).steps
     found = []
-    for ladder in (SLOWER, TIME, LONG):
+    for ladder in (HALF_RATE, TIME, LONG):
         for entry in entries_of(ladders.get(ladder, ())):
             label = f"{regime(entry.group).steps / usual:g} times the steps"
-            label = f"rate {rate(entry):g}" if ladder == SLOWER else label
+            label = f"rate {rate(entry):g}" if ladder == HALF_RATE else label
             found.append((label + ", one seed" * (len(known(entry.group)) == 1), entry))
     return found
 

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 from results_page.files_entries import (
+    HALF_RATE,
     RATES,
-    SLOWER,
     TIME,
     WINDOWS,
     Entry,
@@ -44,8 +44,8 @@ def files_tables(ladders: Mapping[str, Sequence[Group]], times: StepTimes) -> li
             _windows_table(entries, other_entries(ladders), times),
             rules_table(rates, entries, slide_for_longer, times),
         ]
-    if slower := entries_of(ladders.get(SLOWER, ())):
-        tables.append(_slower_table(entries, slower))
+    if slower := entries_of(ladders.get(HALF_RATE, ())):
+        tables.append(_half_rate_table(entries, slower))
     return tables
 
 
@@ -56,7 +56,7 @@ def files_plots(ladders: Mapping[str, Sequence[Group]], times: StepTimes) -> lis
     for entry in entries:
         if (time := step_time(entry, times)) is not None:
             by_memory.setdefault(entry.memory, {})[time] = float(np.mean(known(entry.group)))
-    for entry in entries_of(ladders.get(SLOWER, ())):
+    for entry in entries_of(ladders.get(HALF_RATE, ())):
         if (time := step_time(entry, times)) is not None:
             label = f"{entry.memory}, rate {rate(entry):g}"
             by_memory.setdefault(label, {})[time] = float(np.mean(known(entry.group)))
@@ -115,22 +115,29 @@ def _optimizer(settings):
     return str(settings["Trainer.optimizer"]).strip("@()")
 
 
-def _slower_table(entries: Sequence[Entry], slower: Sequence[Entry]) -> Table:
-    """Returns every memory at the windows of `slower`, compared with plain stacks of both rates."""
-    plain, plain_slower = plain_stacks(entries), plain_stacks(slower)
+def _half_rate_table(entries: Sequence[Entry], half: Sequence[Entry]) -> Table:
+    """Returns every memory at the windows of `half`, compared with plain stacks of both rates and
+    with the longest window at half the rate.
+    """
+    plain, plain_half = plain_stacks(entries), plain_stacks(half)
+    longest = max(plain_half)
     rows = []
-    for entry in (*entries, *slower):
-        if entry.window in plain_slower:
-            stacks = [stacks[entry.window] for stacks in (plain, plain_slower)]
+    for entry in (*entries, *half):
+        if entry.window in plain_half:
+            stacks = plain[entry.window], plain_half[entry.window], plain_half[longest]
             gained = (paired(entry.group, s) if s is not entry.group else () for s in stacks)
-            values = shown(known(entry.group)), *map(shown, gained)
+            values = (shown(known(entry.group)), shown(known(entry.group, "cleared_")),
+                      *map(shown, gained))  # fmt: skip
             rows.append((entry.window, entry.memory != WINDOW, entry.memory, rate(entry), values))
     rows.sort(key=lambda row: row[:-1])
-    first, second = (f"{rate(next(e for e in some if e.memory == WINDOW)):g}"
-                     for some in (entries, slower))  # fmt: skip
-    titles = ("memory", "W", "rate", "bits per byte", f"below Slide, rate {first}",
-              f"below Slide, rate {second}")  # fmt: skip
-    caption = f"Bits per byte on {SPLIT}, and improvement over the plain stack, by seed. {INTERVAL}"
+    first, second = (f"rate {rate(next(e for e in some if e.memory == WINDOW)):g}"
+                     for some in (entries, half))  # fmt: skip
+    titles = ("memory", "W", "rate", "bits per byte", "cleared", f"below Slide, {first}",
+              f"below Slide, {second}", f"below Slide, W = {longest}, {second}")  # fmt: skip
+    caption = (
+        f"Bits per byte on {SPLIT}; cleared: the memory emptied before every segment. Below Slide: "
+        f"improvement over the plain stack, with the same W unless given, by seed. {INTERVAL}"
+    )
     cells = [(name, W, f"{rate:g}", *values) for W, _, name, rate, values in rows]
     return plain_table("files_at_half_the_rate", "Half the rate", caption, titles, cells)
 

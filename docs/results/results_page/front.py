@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 from results_page.files_entries import (
-    SLOWER,
+    HALF_RATE,
     WINDOWS,
     Entry,
     carried_bytes,
@@ -37,7 +37,7 @@ def front_table(
     entries = entries_of(ladders.get(WINDOWS, ()))
     if not entries:
         return None
-    plain = better_stacks(entries, entries_of(ladders.get(SLOWER, ())))
+    plain = better_stacks(entries, entries_of(ladders.get(HALF_RATE, ())))
     rows = []
     for entry in entries:
         baseline = plain[entry.window]

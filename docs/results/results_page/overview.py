@@ -54,7 +54,8 @@ def comparisons(found: Iterable[Gain]) -> list[Comparison]:
 
 
 def _rank(gain):
-    return len(gain.gains), -sum(known(gain.recurrent))
+    values = known(gain.recurrent)
+    return len(gain.gains), -sum(values) / len(values)
 
 
 def verdict(values: Sequence[float]) -> str:

@@ -17,7 +17,7 @@ from results_page.facts_table import facts_map, facts_plot, facts_table
 from results_page.files_tables import files_plots, files_tables
 from results_page.front import front_table
 from results_page.gain_tables import gain_table, runs_table
-from results_page.gains import Gain, gains, regime
+from results_page.gains import Gain, gains
 from results_page.intervals import IntervalPlot
 from results_page.learning import LearningPlot, learning_plot
 from results_page.memory_use import memory_table
@@ -84,9 +84,9 @@ def results(folder: Path) -> Results:
             raise ValueError(f"There is no NAME/RUN{ENDING} below {folder}: nothing was written.")
         groups = {name: collect(open_runs(runs)) for name, runs in ladders.items()}
         every = [group for some in groups.values() for group in some]
-        slower = with_both_sides(groups.get(files_entries.SLOWER, ()))
-        everything = gains([group for name, own in groups.items() for group in own
-                            if name != files_entries.SLOWER or group in slower])  # fmt: skip
+        half_rate = groups.get(files_entries.HALF_RATE, ())
+        everything = gains([group for group in every if group not in half_rate])
+        everything += gains(half_rate)  # both sides have the same rate
         times = read_step_times(folder.parent / STEP_TIMES)
         # The experiment on files has a table with its test split by window.
         others = {
@@ -124,12 +124,6 @@ def results(folder: Path) -> Results:
         {plot.name: plot for plot in plots if plot},
         problems,
     )
-
-
-def with_both_sides(groups: Sequence[Group]) -> list[Group]:
-    """Returns the groups of regimes in which a recurrent stack was trained too."""
-    recurrent = {regime(group) for group in groups if group.position.states}
-    return [group for group in groups if regime(group) in recurrent]
 
 
 def _gains(own: Sequence[Group], everything: Sequence[Gain]) -> list[Gain]:
