@@ -1,6 +1,7 @@
 """Free-running accuracy: an oracle is perfect, one that is a token off is at chance, and a model
 that writes reads what it would have read in whole segments."""
 
+import json
 import math
 import types
 from typing import NamedTuple
@@ -239,7 +240,9 @@ def tiny(tmp_path_factory):
     return build(folder / "copy.gin")
 
 
-def test_a_run_on_samples_reports_both_accuracies_and_can_be_resumed(tiny, tmp_path, monkeypatch):
+def test_a_run_on_samples_reports_both_accuracies_and_can_be_resumed(
+    tiny, tmp_path, monkeypatch, capsys
+):
     train_here(tiny, tmp_path / "whole")
     train_here(tiny, tmp_path / "cut", stop_after=2)
     train_here(tiny, tmp_path / "cut")
@@ -259,3 +262,11 @@ def test_a_run_on_samples_reports_both_accuracies_and_can_be_resumed(tiny, tmp_p
     assert last["eval/task_accuracy"] == last["eval/free_running_accuracy"]
     split = '--gin.Evaluation.split="test"'
     assert not command(monkeypatch, evaluate, f"--workdir={tmp_path / 'whole'}", split)
+    assert "max_steps" not in capsys.readouterr().err
+    # A bound of evaluations in training changes nothing, which the command reports.
+    path = tmp_path / "whole" / "evaluation_test.json"
+    tokens = json.loads(path.read_text())["scored_tokens"]
+    bound = "--gin.Evaluation.max_steps=1"
+    assert not command(monkeypatch, evaluate, f"--workdir={tmp_path / 'whole'}", split, bound)
+    assert "Evaluation.max_steps" in capsys.readouterr().err
+    assert json.loads(path.read_text())["scored_tokens"] == tokens
