@@ -53,7 +53,15 @@ HUB = "hf://"
 def run_config(folder: str) -> str:
     path = os.path.join(folder, GIN)
     if not as_path(path).is_file():
-        raise FileNotFoundError(f"{folder} is not a run folder or a model folder: it has no {GIN}.")
+        copied = next(
+            (root / folder for root in gin_folders() if (root / folder / GIN).is_file()), ""
+        )
+        advice = f" brt's own is in {copied}: copy it, since results are written there." * bool(
+            copied
+        )
+        raise FileNotFoundError(
+            f"{folder} is not a run folder or a model folder: it has no {GIN}.{advice}"
+        )
     return path
 
 

@@ -15,7 +15,7 @@ from tiny_run import command, write_config
 from brt import evaluate, export, generate, train
 from brt.generation.generator import Generator
 from brt.generation.sampling import Sampling
-from brt.model_folder import load_run, read_model
+from brt.model_folder import load_run, read_model, run_config
 
 
 @pytest.fixture(scope="module")
@@ -138,6 +138,13 @@ def test_shipped_models_are_small():
 def test_a_wrong_name_is_refused_with_the_models_that_come_with_brt():
     with pytest.raises(FileNotFoundError, match=r"trained/recal is.*trained/recall, trained/text"):
         Generator.from_folder("trained/recal")
+
+
+def test_evaluation_names_the_folder_of_a_shipped_model(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(FileNotFoundError) as refused:
+        run_config("trained/recall")
+    assert str(CONFIGS / "trained/recall") in str(refused.value)
 
 
 def test_the_shipped_recall_model_remembers_beyond_its_window():

@@ -84,7 +84,7 @@ def facts_map(name: str, groups: Iterable[Group]) -> HeatMap | None:
 
 
 def _with_text(groups: Iterable[Group]) -> list[Recall]:
-    return [each for each in recalls(groups, memory_name) if any(TEXT in n for n in each.numbers)]
+    return [each for each in recalls(groups) if any(TEXT in n for n in each.numbers)]
 
 
 def _curves(recall: Recall, name: str) -> list[dict[float, float]]:

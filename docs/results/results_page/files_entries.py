@@ -1,6 +1,6 @@
 """Runs of the experiment "files as documents" (plan.md), by memory and window."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -16,8 +16,8 @@ from brt.reporting.runs import Run
 
 RATES, WINDOWS, TIME, LONG = "files_rates", "files_windows", "files_time", "files_long"
 """Ladders of its parts."""
-HALF_RATE = "files_half_rate"
-"""Ladder with half the rate."""
+HALF_RATE, OTHER_RATES = "files_half_rate", "files_other_rates"
+"""Ladders with other rates, after the plan; the second one of some memories and seeds."""
 BYTES = 4
 """Of a float32."""
 NAMES = "bits per token of words"
@@ -43,20 +43,56 @@ def entries_of(groups: Sequence[Group]) -> list[Entry]:
     return sorted(found, key=lambda entry: (entry.window, entry.memory != WINDOW, entry.memory))
 
 
-def other_entries(ladders: Mapping[str, Sequence[Group]]) -> list[tuple[str, Entry]]:
-    """Returns the entries with another length of training or rate, and a label that says which."""
-    usual = regime(ladders[WINDOWS][0]).steps
+class Comparison(NamedTuple):
+    """Every memory and window at one choice of rates, and the plain stack trained for longer."""
+
+    entries: list[Entry]
+    longer: Entry | None
+
+
+def comparisons_of(ladders: Mapping[str, Sequence[Group]]) -> list[Comparison]:
+    """Returns the comparison with the planned rates, and the one with the better of two rates.
+
+    The better one needs all seeds. Both are the same without the ladder `HALF_RATE`.
+    """
+    planned = entries_of(ladders.get(WINDOWS, ()))
+    half = {entry[:2]: entry for entry in entries_of(ladders.get(HALF_RATE, ()))}
+    better = [_better(entry, half.get(entry[:2], entry)) for entry in planned]
+    longer = entries_of(ladders.get(TIME, ()))
     found = []
-    for ladder in (HALF_RATE, TIME, LONG):
-        for entry in entries_of(ladders.get(ladder, ())):
-            label = f"{regime(entry.group).steps / usual:g} times the steps"
-            label = f"rate {rate(entry):g}" if ladder == HALF_RATE else label
-            found.append((label + ", one seed" * (len(known(entry.group)) == 1), entry))
+    for entries in (planned, better) if planned else ():
+        shortest = plain_stacks(entries)[entries[0].window]
+        own = (one for one in longer if rate(one.group) == rate(shortest))
+        found.append(Comparison(entries, next(own, None)))
     return found
 
 
-def rate(entry: Entry) -> float:
-    return entry.group.runs[0].settings["cosine.maximum"]
+def _better(entry: Entry, other: Entry) -> Entry:
+    bits, others = known(entry.group), known(other.group)
+    is_complete = len(others) == len(bits)
+    return other if is_complete and np.mean(others) < np.mean(bits) else entry
+
+
+def longer_entries(
+    comparison: Comparison, ladders: Mapping[str, Sequence[Group]]
+) -> list[tuple[str, Entry]]:
+    """Returns the entries that were trained for longer, and a label that says for how long."""
+    usual = regime(comparison.entries[0].group).steps
+    longer = [comparison.longer] if comparison.longer else []
+    found = []
+    for entry in (*longer, *entries_of(ladders.get(LONG, ()))):
+        label = f"{regime(entry.group).steps / usual:g} times the steps"
+        found.append((label + ", one seed" * (len(known(entry.group)) == 1), entry))
+    return found
+
+
+def rate(group: Group) -> float:
+    return group.runs[0].settings["cosine.maximum"]
+
+
+def of_seeds(group: Group, seeds: Container[int]) -> Group:
+    runs = [run for run in group.runs if run.settings.get("Trainer.seed", 0) in seeds]
+    return group._replace(runs=runs)
 
 
 def plain_stacks(entries: Sequence[Entry]) -> dict[int, Group]:

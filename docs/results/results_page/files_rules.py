@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from results_page.files_entries import (
+    Comparison,
     Entry,
     corrected_p,
     mean_names_loss,
@@ -29,22 +30,32 @@ MIDDLE = 0.4
 
 
 def rules_table(
-    rates: Sequence[Entry], entries: Sequence[Entry], longer: Group | None, times: StepTimes
+    rates: Sequence[Entry], planned: Comparison, better: Comparison, times: StepTimes
 ) -> Table:
-    """Returns one row a rule, and what it decides."""
-    rules = [
-        ("(a) Is it the rate?", _rate_rule(rates)),
-        ("(b) Does a memory pay at W = 8?", _time_rule(entries, longer)),
-        ("(c) Does it grow with training?", _growth_rule(entries)),
-        *((f"(d) Does it pay at W = {window}?", _window_rule(entries, window))
-          for window in sorted(plain_stacks(entries))[1:]),
-        ("(e) Which memory?", _memory_rule(entries)),
-        ("(f) Is it a cheaper window?", _frontier_rule(entries, times)),
-        ("(g) Names from far back", _names_rule(entries)),
-    ]  # fmt: skip
-    rows = [[question, answer or "not run"] for question, answer in rules]
+    """Returns one row a rule, and what it decides with the planned and with the better rates."""
+    rows: list[list[str]] = [["(a) Is it the rate?", _rate_rule(rates) or "not run", "–"]]
+    columns = [_decided(comparison, times) for comparison in (planned, better)]
+    rows += [
+        [question, *(answers[question] or "not run" for answers in columns)]
+        for question in columns[0]
+    ]
     caption = "The rules were written down before the runs ([plan](plan.md))."
-    return plain_table("files_rules", "Rules", caption, ("question", "answer"), rows)
+    titles = ("question", "planned rates", "better rates")
+    return plain_table("files_rules", "Rules", caption, titles, rows)
+
+
+def _decided(comparison: Comparison, times: StepTimes) -> dict[str, str]:
+    entries = comparison.entries
+    longer = comparison.longer.group if comparison.longer else None
+    return {
+        "(b) Does a memory pay at W = 8?": _time_rule(entries, longer),
+        "(c) Does it grow with training?": _growth_rule(entries),
+        **{f"(d) Does it pay at W = {window}?": _window_rule(entries, window)
+           for window in sorted(plain_stacks(entries))[1:]},
+        "(e) Which memory?": _memory_rule(entries),
+        "(f) Is it a cheaper window?": _frontier_rule(entries, times),
+        "(g) Names from far back": _names_rule(entries),
+    }  # fmt: skip
 
 
 def _rate_rule(rates: Sequence[Entry]) -> str:

@@ -5,15 +5,18 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from results_page.files_entries import (
     HALF_RATE,
+    OTHER_RATES,
     RATES,
-    TIME,
     WINDOWS,
+    Comparison,
     Entry,
     carried_bytes,
+    comparisons_of,
     corrected_p,
     entries_of,
+    longer_entries,
     mean_names_loss,
-    other_entries,
+    of_seeds,
     plain_stacks,
     rate,
     step_time,
@@ -30,36 +33,32 @@ from brt.reporting.drawing.table import Cell, Table, plain_table
 
 
 def files_tables(ladders: Mapping[str, Sequence[Group]], times: StepTimes) -> list[Table]:
-    """Returns `files_by_rate`, `files_by_window`, `files_rules`, `files_at_half_the_rate`, as far
-    as the runs are there.
+    """Returns `files_by_rate`, `files_by_window`, `files_as_planned`, `files_rules`,
+    `files_rate_after_training`, as far as the runs are there.
     """
-    entries = entries_of(ladders.get(WINDOWS, ()))
     rates = entries_of(ladders.get(RATES, ()))
-    tables = []
-    if rates:
-        tables.append(_rates_table(rates))
-    if entries:
-        slide_for_longer = next(iter(ladders.get(TIME, ())), None)
+    tables = [_rates_table(rates)] if rates else []
+    if found := comparisons_of(ladders):
+        planned, better = found
         tables += [
-            _windows_table(entries, other_entries(ladders), times),
-            rules_table(rates, entries, slide_for_longer, times),
+            _windows_table("files_by_window", better, ladders, times),
+            _windows_table("files_as_planned", planned, ladders, times),
+            rules_table(rates, planned, better, times),
         ]
-    if slower := entries_of(ladders.get(HALF_RATE, ())):
-        tables.append(_half_rate_table(entries, slower))
+        if OTHER_RATES in ladders:
+            every = (ladders.get(name, ()) for name in (WINDOWS, HALF_RATE, OTHER_RATES))
+            tables.append(_trained_rates_table([e for own in every for e in entries_of(own)]))
     return tables
 
 
 def files_plots(ladders: Mapping[str, Sequence[Group]], times: StepTimes) -> list[Plot]:
     """Returns bits against step time, and losses of names by the distance of the last one."""
-    entries = entries_of(ladders.get(WINDOWS, ()))
+    found = comparisons_of(ladders)
+    entries = found[1].entries if found else []
     by_memory: dict[str, dict[float, float]] = {}
     for entry in entries:
         if (time := step_time(entry, times)) is not None:
             by_memory.setdefault(entry.memory, {})[time] = float(np.mean(known(entry.group)))
-    for entry in entries_of(ladders.get(HALF_RATE, ())):
-        if (time := step_time(entry, times)) is not None:
-            label = f"{entry.memory}, rate {rate(entry):g}"
-            by_memory.setdefault(label, {})[time] = float(np.mean(known(entry.group)))
     names = [
         Line(f"{entry.memory}, W = {entry.window}", list(curve), [*curve.values()], "points")
         for entry in entries
@@ -73,8 +72,7 @@ def files_plots(ladders: Mapping[str, Sequence[Group]], times: StepTimes) -> lis
         Plot(
             "files_time",
             "Bits per byte against step time",
-            f"Mean of the seeds on {SPLIT}, for windows of 8, 32 and 128 bytes along each line, "
-            "of which half the rate has one or two. "
+            f"Mean of the seeds on {SPLIT}, for windows of 8, 32 and 128 bytes along each line. "
             "Step time: one core, relative to Slide with W = 8.",
             "step time",
             "bits per byte",
@@ -98,8 +96,8 @@ def _rates_table(entries: Sequence[Entry]) -> Table:
     rows = []
     for entry in entries:
         settings = entry.group.runs[0].settings
-        optimizer, rate = _optimizer(settings), settings["cosine.maximum"]
-        rows.append((entry.memory != WINDOW, entry.memory, optimizer, rate,
+        optimizer = str(settings["Trainer.optimizer"]).strip("@()")
+        rows.append((entry.memory != WINDOW, entry.memory, optimizer, rate(entry.group),
                      shown(known(entry.group))))  # fmt: skip
     rows.sort(key=lambda row: row[:-1])
     titles = "memory", "optimizer", "rate", "bits per byte"
@@ -111,40 +109,33 @@ def _rates_table(entries: Sequence[Entry]) -> Table:
     return plain_table("files_by_rate", "Rates", caption, titles, [row[1:] for row in rows])
 
 
-def _optimizer(settings):
-    return str(settings["Trainer.optimizer"]).strip("@()")
-
-
-def _half_rate_table(entries: Sequence[Entry], half: Sequence[Entry]) -> Table:
-    """Returns every memory at the windows of `half`, compared with plain stacks of both rates and
-    with the longest window at half the rate.
-    """
-    plain, plain_half = plain_stacks(entries), plain_stacks(half)
-    longest = max(plain_half)
+def _trained_rates_table(entries: Sequence[Entry]) -> Table:
+    """Returns the loss of each memory by its rate, at the shortest window and the shared seeds."""
+    shortest = min(entry.window for entry in entries)
+    found: dict[str, dict[float, Group]] = {}
+    for entry in entries:
+        if entry.window == shortest:
+            found.setdefault(entry.memory, {})[rate(entry.group)] = entry.group
+    every = [group for groups in found.values() for group in groups.values()]
+    seeds = set.intersection(*({r.settings["Trainer.seed"] for r in g.runs} for g in every))
+    rates = sorted({rate for groups in found.values() for rate in groups})
     rows = []
-    for entry in (*entries, *half):
-        if entry.window in plain_half:
-            stacks = plain[entry.window], plain_half[entry.window], plain_half[longest]
-            gained = (paired(entry.group, s) if s is not entry.group else () for s in stacks)
-            values = (shown(known(entry.group)), shown(known(entry.group, "cleared_")),
-                      *map(shown, gained))  # fmt: skip
-            rows.append((entry.window, entry.memory != WINDOW, entry.memory, rate(entry), values))
-    rows.sort(key=lambda row: row[:-1])
-    first, second = (f"rate {rate(next(e for e in some if e.memory == WINDOW)):g}"
-                     for some in (entries, half))  # fmt: skip
-    titles = ("memory", "W", "rate", "bits per byte", "cleared", f"below Slide, {first}",
-              f"below Slide, {second}", f"below Slide, W = {longest}, {second}")  # fmt: skip
+    for memory, groups in found.items():
+        bits = {r: known(of_seeds(group, seeds)) for r, group in groups.items()}
+        cells = [Cell(f"{np.mean(bits[r]):.3f}") if r in bits else NOTHING for r in rates]
+        rows.append([memory, *cells])
     caption = (
-        f"Bits per byte on {SPLIT}; cleared: the memory emptied before every segment. Below Slide: "
-        f"improvement over the plain stack, with the same W unless given, by seed. {INTERVAL}"
+        f"Bits per byte on {SPLIT} after training, W = {shortest}: means of the seeds "
+        f"{' and '.join(map(str, sorted(seeds)))}."
     )
-    cells = [(name, W, f"{rate:g}", *values) for W, _, name, rate, values in rows]
-    return plain_table("files_at_half_the_rate", "Half the rate", caption, titles, cells)
+    titles = ("memory", *(f"rate {rate:g}" for rate in rates))
+    return plain_table("files_rate_after_training", "Rates after training", caption, titles, rows)
 
 
 def _windows_table(
-    entries: Sequence[Entry], longer: Sequence[tuple[str, Entry]], times: StepTimes
+    name: str, comparison: Comparison, ladders: Mapping[str, Sequence[Group]], times: StepTimes
 ) -> Table:
+    entries = comparison.entries
     plain = plain_stacks(entries)
     gained = [paired(e.group, plain[e.window]) if e.memory != WINDOW else () for e in entries]
     corrected = corrected_p(gained)
@@ -154,22 +145,24 @@ def _windows_table(
         fresh = paired(entry.group, slide, fresh_bits) if entry.memory != WINDOW else ()
         p = Cell(f"{corrected[number]:.3f}") if number in corrected else NOTHING
         time = step_time(entry, times)
-        rows.append([entry.memory, entry.window, len(known(entry.group)), shown(known(entry.group)),
-                     shown(known(entry.group, "cleared_")), shown(gained[number]), p, shown(fresh),
+        kept, cleared = known(entry.group), known(entry.group, "cleared_")
+        rows.append([entry.memory, entry.window, f"{rate(entry.group):g}", shown(kept),
+                     shown(cleared), shown(gained[number]), p, shown(fresh),
                      shown(known(entry.group, split=TEST)),
                      NOTHING if time is None else Cell(f"{time:.2f}"),
                      f"{carried_bytes(entry):,}"])  # fmt: skip
-    for label, (memory, window, group) in longer:
+    for label, (memory, window, group) in longer_entries(comparison, ladders):
         kept, test = known(group), known(group, split=TEST)
-        cleared = shown(known(group, "cleared_"))
-        rows.append([f"{memory}, {label}", window, len(kept), shown(kept), cleared,
+        cleared = known(group, "cleared_")
+        rows.append([f"{memory}, {label}", window, f"{rate(group):g}", shown(kept), shown(cleared),
                      *[NOTHING] * 3, shown(test), *[NOTHING] * 2])  # fmt: skip
-    titles = ("memory", "W", "seeds", "bits per byte", "cleared", "improvement", "p, Holm",
+    titles = ("memory", "W", "rate", "bits per byte", "cleared", "improvement", "p, Holm",
               "on fresh text", "test split", "step time", "bytes carried")  # fmt: skip
+    seeds = max(len(known(entry.group)) for entry in entries)
     caption = (
-        f"Bits per byte on {SPLIT}, documents read from their start; cleared: the memory "
-        "emptied before every segment, windows kept. Improvement: over the plain stack with the "
-        f"same W, seed by seed. {INTERVAL} p: two-sided paired t-test, corrected "
+        f"Bits per byte on {SPLIT}, {seeds} seeds, documents read from their start; cleared: the "
+        "memory emptied before every segment, windows kept. Improvement: over the plain stack with "
+        f"the same W, seed by seed. {INTERVAL} p: two-sided paired t-test, corrected "
         "by Holm's method for all improvements. Step time: one core, relative to the first row."
     )
-    return plain_table("files_by_window", "Windows and memories", caption, titles, rows)
+    return plain_table(name, "Windows and memories", caption, titles, rows)

@@ -4,14 +4,10 @@ import csv
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import numpy as np
 from results_page.files_entries import (
-    HALF_RATE,
-    WINDOWS,
-    Entry,
     carried_bytes,
-    entries_of,
-    other_entries,
+    comparisons_of,
+    longer_entries,
     plain_stacks,
     step_time,
 )
@@ -34,22 +30,20 @@ def front_table(
 
     compressors: CSV file with their bits per byte.
     """
-    entries = entries_of(ladders.get(WINDOWS, ()))
-    if not entries:
+    found = comparisons_of(ladders)
+    if not found:
         return None
-    plain = better_stacks(entries, entries_of(ladders.get(HALF_RATE, ())))
+    _, better = found
+    entries, plain = better.entries, plain_stacks(better.entries)
     rows = []
     for entry in entries:
-        baseline = plain[entry.window]
-        gained = paired(entry.group, baseline) if entry.group is not baseline else ()
+        gained = paired(entry.group, plain[entry.window]) if entry.memory != WINDOW else ()
         time = step_time(entry, times)
         rows.append([f"{entry.memory}, W = {entry.window}", shown(known(entry.group)),
                      shown(gained), NOTHING if time is None else Cell(f"{time:.2f}"),
                      f"{carried_bytes(entry):,}"])  # fmt: skip
-    for label, (memory, window, group) in other_entries(ladders):
-        as_long = regime(group).steps == regime(entries[0].group).steps
-        is_compared = group is not plain[window] and (memory == WINDOW or as_long)
-        gained = paired(group, plain[window]) if is_compared else ()
+    for label, (memory, window, group) in longer_entries(better, ladders):
+        gained = paired(group, plain[window]) if memory == WINDOW else ()
         rows.append([f"{memory}, W = {window}, {label}", shown(known(group)),
                      shown(gained), *[NOTHING] * 2])  # fmt: skip
     if compressors.is_file():
@@ -62,20 +56,8 @@ def front_table(
     titles = ("memory", "bits per byte", "improvement", "step time", "bytes carried")
     caption = (
         f"Validation, each file read from its start, less is better; {seeds} seeds. Improvement: "
-        "over the plain stack with the same W, at the better rate if it has two rows, seed by "
-        "seed; rates are 0.1, of the gated delta memory 0.05, unless given. "
-        f"{INTERVAL} Step time: one core, relative to the first row. Bytes carried: keys and "
-        "values of windows, and memories. gzip, xz: each file by itself. 4-gram: of as much "
-        "training text."
+        f"over the plain stack with the same W, seed by seed. {INTERVAL} Step time: one core, "
+        "relative to the first row. Bytes carried: keys and values of windows, and memories. "
+        "gzip, xz: each file by itself. 4-gram: of as much training text."
     )
     return plain_table("front", "Windows, memories and compressors", caption, titles, rows)
-
-
-def better_stacks(entries: Sequence[Entry], slower: Sequence[Entry]) -> dict[int, Group]:
-    """Returns the plain stacks by window, at half the rate if that is better and has all seeds."""
-    plain = plain_stacks(entries)
-    for window, group in plain_stacks(slower).items():
-        bits, usual = known(group), known(plain[window])
-        if len(bits) == len(usual) and np.mean(bits) < np.mean(usual):
-            plain[window] = group
-    return plain

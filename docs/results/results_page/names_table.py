@@ -1,9 +1,16 @@
 """Loss on names from far back, of every memory (part of the experiment on files, plan.md)."""
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
-from results_page.files_entries import WINDOWS, Entry, entries_of, mean_names_loss, names_loss
+from results_page.files_entries import (
+    Entry,
+    comparisons_of,
+    entries_of,
+    mean_names_loss,
+    names_loss,
+    of_seeds,
+)
 from results_page.gain_tables import NOTHING, shown
 from results_page.gains import SPLIT, known, pairs
 from results_page.memory_names import WINDOW
@@ -28,7 +35,9 @@ def names_table(ladders: Mapping[str, Sequence[Group]]) -> Table | None:
     """
     others = [entry for name in OTHERS for entry in entries_of(ladders.get(name, ()))]
     seeds = {run.settings.get("Trainer.seed", 0) for entry in others for run in entry.group.runs}
-    entries = [_of_seeds(entry, seeds) for entry in entries_of(ladders.get(WINDOWS, ()))]
+    found = comparisons_of(ladders)
+    better = found[1].entries if found else ()
+    entries = [entry._replace(group=of_seeds(entry.group, seeds)) for entry in better]
     entries = [entry for entry in entries if mean_names_loss(entry.group)]
     slide = next((e for e in entries if (e.memory, e.window) == (WINDOW, NAMES_WINDOW)), None)
     if slide is None or not others:
@@ -48,11 +57,6 @@ def names_table(ladders: Mapping[str, Sequence[Group]]) -> Table | None:
         "reads 0.8 % more text in as many steps."
     )
     return plain_table("files_far_names", "Names from far back", caption, titles, rows)
-
-
-def _of_seeds(entry: Entry, seeds: Container[int]) -> Entry:
-    runs = [run for run in entry.group.runs if run.settings.get("Trainer.seed", 0) in seeds]
-    return entry._replace(group=entry.group._replace(runs=runs))
 
 
 def _row(entry: Entry, slide: Entry):

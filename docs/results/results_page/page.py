@@ -23,7 +23,7 @@ from results_page.learning import LearningPlot, learning_plot
 from results_page.memory_use import memory_table
 from results_page.names_table import OTHERS, names_table
 from results_page.overview import overview_plot, overview_table
-from results_page.recall_table import recall_plots, recall_table
+from results_page.recall_table import rates_table, recall_plots, recall_table
 from results_page.study_plots import study_plots
 from results_page.systems import read_step_times, systems_table, test_table
 from results_page.tasks_table import tasks_table
@@ -66,7 +66,7 @@ def results(folder: Path) -> Results:
         files_far_names               loss on names from far back, of every memory
         NAME, NAME_runs               improvements over the baseline; all runs
         NAME_systems, NAME_tasks      all systems; accuracies of tasks
-        NAME_recall                   recall of pairs by each memory, and its carried bytes
+        NAME_recall, NAME_rates       recall of pairs by each memory; the search of its rate
         NAME_facts, NAME_facts_map    answers about facts in text by each memory, and by depth
         NAME_excerpts                 tokens that the state improves
         NAME_learning                 improvement by training step
@@ -84,16 +84,13 @@ def results(folder: Path) -> Results:
             raise ValueError(f"There is no NAME/RUN{ENDING} below {folder}: nothing was written.")
         groups = {name: collect(open_runs(runs)) for name, runs in ladders.items()}
         every = [group for some in groups.values() for group in some]
-        half_rate = groups.get(files_entries.HALF_RATE, ())
-        everything = gains([group for group in every if group not in half_rate])
-        everything += gains(half_rate)  # both sides have the same rate
+        half_rate = groups.get(files_entries.HALF_RATE, ())  # compared with itself
+        apart = [*half_rate, *groups.get(files_entries.OTHER_RATES, ())]
+        everything = gains([group for group in every if group not in apart]) + gains(half_rate)
         times = read_step_times(folder.parent / STEP_TIMES)
-        # The experiment on files has a table with its test split by window.
-        others = {
-            name: own
-            for name, own in groups.items()
-            if name not in (files_entries.WINDOWS, files_entries.TIME)
-        }
+        # The experiment on files has tables of its own with its test split.
+        by_window = files_entries.WINDOWS, files_entries.HALF_RATE, files_entries.TIME
+        others = {name: own for name, own in groups.items() if name not in by_window}
         pairs = [group for name, own in groups.items() if name not in OTHERS for group in own]
         tables += [overview_table(everything), test_table("test", others),
                    kinds_table("kinds", pairs), memory_table("memory", every),
@@ -108,6 +105,7 @@ def results(folder: Path) -> Results:
                 systems_table(f"{name}_systems", own, longer, times),
                 tasks_table(f"{name}_tasks", own),
                 recall_table(f"{name}_recall", own),
+                rates_table(f"{name}_rates", own),
                 facts_table(f"{name}_facts", own),
                 excerpts_table(f"{name}_excerpts", own),
             ]

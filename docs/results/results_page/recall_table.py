@@ -2,7 +2,7 @@
 
 import itertools
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from results_page.gain_tables import NOTHING
@@ -20,11 +20,14 @@ LONGER = (1_024, 16_384, 65_536)
 FAR, SHOWN = LONGER[0], 6
 """Tokens of the documents of the plot against carried bytes, and its memories."""
 BY_LENGTH = f"state kept, {PAIRS} facts, by length"
-ANSWERED, RATE = 0.9, "0.005"
+ANSWERED = 0.9
+RATE = "cosine.maximum"
+TRAINING = "Trainer.", "CheckpointPolicy.", "Corpus.", "Evaluation.", "cosine."
+"""Beginnings of settings that are not the model's."""
 
 
 class Recall(NamedTuple):
-    """The runs of one memory and size: carried bytes, and accuracies of each run.
+    """The runs of one memory and size: carried bytes, rate, and accuracies of each run.
 
     studies: of the runs that have one, the best at `FAR` first: y by x of each series.
     numbers: of the same studies, the best run of training first.
@@ -32,6 +35,7 @@ class Recall(NamedTuple):
 
     memory: str
     carried_bytes: int
+    rate: float
     in_training: list[float]
     studies: list[dict[str, dict[float, float]]]
     numbers: list[dict[str, float]]
@@ -52,34 +56,69 @@ class Recall(NamedTuple):
         return max((distance for distance, _ in near), default=0)
 
 
-def memory(settings: dict[str, Any]) -> str:
-    """Returns what a model carries from segment to segment, and its rate if it is another one."""
-    rate = str(settings.get("cosine.maximum", RATE))
-    return memory_name(settings) + (f", rate {rate}" if rate != RATE else "")
+def searches(groups: Iterable[Group]) -> dict[str, dict[float, Run]]:
+    """Returns the search of each memory's rate: runs with one seed and size, by rate.
+
+    The seed is the first one, the size the one with the most rates. A memory with one rate has no
+    search.
+    """
+    found: dict[str, dict[float, Run]] = {}
+    for (name, *_), runs in _by_model(groups).items():
+        first = min(map(_seed, runs))
+        by_rate = {_rate(run): run for run in runs if _seed(run) == first}
+        if len(by_rate) > max(1, len(found.get(name, ()))):
+            found[name] = dict(sorted(by_rate.items()))
+    return found
 
 
-def recalls(
-    groups: Iterable[Group], named: Callable[[dict[str, Any]], str] = memory
-) -> list[Recall]:
-    """Returns the memories with the study `answers`, by name and carried bytes."""
-    runs_of: dict[tuple[str, int], list[Run]] = {}
-    for group in groups:
-        runs = [run for run in group.runs if "validation" in run.evaluations]
-        studies = [run.studies["answers"] for run in runs if "answers" in run.studies]
-        if studies:
-            key = named(runs[0].settings), int(studies[0]["numbers"]["carried_bytes"])
-            runs_of.setdefault(key, []).extend(runs)
+def chosen_rate(search: Mapping[float, Run]) -> float:
+    """Returns the rate with the lowest loss on validation."""
+    return min(search, key=lambda rate: search[rate].evaluations["validation"]["loss"])
+
+
+def recalls(groups: Iterable[Group]) -> list[Recall]:
+    """Returns the memories with the study `answers`, by name and carried bytes.
+
+    Of a memory with a search of its rate, the runs with the chosen one.
+    """
+    groups = list(groups)
+    chosen = {name: chosen_rate(search) for name, search in searches(groups).items()}
     found = []
-    for key, runs in sorted(runs_of.items()):
+    for (name, *_), all_runs in _by_model(groups).items():
+        runs = [run for run in all_runs if _rate(run) == chosen.get(name, _rate(run))]
         runs.sort(key=_accuracy, reverse=True)
         studies = [run.studies["answers"] for run in runs if "answers" in run.studies]
+        if not studies:
+            continue
         series = [
             {s["name"]: dict(zip(s["x"], s["y"])) for s in study["series"]} for study in studies
         ]
         series.sort(key=lambda study: study.get(BY_LENGTH, {}).get(FAR, 0.0), reverse=True)
         numbers = [study["numbers"] for study in studies]
-        found.append(Recall(*key, [_accuracy(run) for run in runs], series, numbers))
+        in_training = [_accuracy(run) for run in runs]
+        size = int(numbers[0]["carried_bytes"])
+        found.append(Recall(name, size, _rate(runs[0]), in_training, series, numbers))
+    return sorted(found, key=lambda recall: recall[:2])
+
+
+def _by_model(groups: Iterable[Group]) -> dict[tuple, list[Run]]:
+    """Returns the runs with evaluated answers by their memory and the settings of their model."""
+    found: dict[tuple, list[Run]] = {}
+    for run in (run for group in groups for run in group.runs):
+        if "answer_accuracy" not in run.evaluations.get("validation", {}):
+            continue
+        model = [(name, str(value)) for name, value in sorted(run.settings.items())
+                 if not name.startswith(TRAINING)]  # fmt: skip
+        found.setdefault((memory_name(run.settings), *model), []).append(run)
     return found
+
+
+def _rate(run: Run) -> float:
+    return run.settings.get(RATE, 0.0)
+
+
+def _seed(run: Run) -> int:
+    return run.settings.get("Trainer.seed", 0)
 
 
 def _accuracy(run: Run) -> float:
@@ -92,17 +131,34 @@ def recall_table(name: str, groups: Iterable[Group]) -> Table | None:
     for recall in recalls(groups):
         cells = map(by_run, [recall.in_training, *map(recall.at, (TRAINED, *LONGER))])
         reach = f"{recall.reach:,.0f}"
-        rows.append([recall.memory, f"{recall.carried_bytes:,}", reach, *cells])
-    titles = ["memory", "bytes carried", "reach", "as in training",
+        rows.append([recall.memory, f"{recall.carried_bytes:,}", f"{recall.rate:g}", reach, *cells])
+    titles = ["memory", "bytes carried", "rate", "reach", "as in training",
               *(f"{PAIRS} pairs, {n:,} tokens" for n in (TRAINED, *LONGER))]  # fmt: skip
     caption = (
         "Share of queries answered with the right value, one number a seed, the best first. As in "
         f"training: 2 to {PAIRS} pairs in 16 to {TRAINED} tokens. Later columns: {PAIRS} pairs, "
         "also in longer documents than training has; not measured for every run. Reach: tokens "
         f"since the pair (from powers of two) up to which the best run answers {ANSWERED:.0%}. "
-        f"Rate {RATE} unless given. Chance: 0.03."
+        "Chance: 0.03."
     )
     return plain_table(name, "Pairs recalled", caption, titles, rows) if rows else None
+
+
+def rates_table(name: str, groups: Iterable[Group]) -> Table | None:
+    """Returns one row a memory: the share answered with each rate of its search."""
+    found = dict(sorted(searches(groups).items()))
+    rates = sorted({rate for search in found.values() for rate in search})
+    rows: list[Sequence[Any]] = []
+    for memory, search in found.items():
+        best = chosen_rate(search)
+        cells = [Cell(f"{_accuracy(search[r]):.2f}") if r in search else NOTHING for r in rates]
+        rows.append([memory, *cells, f"{best:g}"])
+    titles = ["memory", *(f"rate {rate:g}" for rate in rates), "chosen"]
+    caption = (
+        "Share of queries answered with the right value, as in training; smaller size, one seed. "
+        "Chosen: the rate with the lowest loss."
+    )
+    return plain_table(name, "Rates", caption, titles, rows) if rows else None
 
 
 def by_run(values: Sequence[float]) -> Cell:
