@@ -2,6 +2,7 @@
 
 import bz2
 import io
+import json
 import tarfile
 import tempfile
 from pathlib import Path
@@ -21,6 +22,8 @@ PATTERNS = (
     "studies/answers.npz",  # small, unlike the arrays of other studies
 )
 ENDING = ".tar.bz2"
+METRICS, DIGITS = "metrics.jsonl", 7
+"""File whose numbers are rounded to so many digits: those of a float32."""
 
 MOST_BYTES = 2**30
 PIECE = 2**20
@@ -28,18 +31,36 @@ DAMAGE = (tarfile.TarError, OSError, EOFError, ValueError, RecursionError)
 
 
 def pack(run: Path, archive: Path) -> None:
-    """Writes a run folder's records as NAME.tar.bz2; equal records give equal bytes."""
+    """Writes a run folder's records as NAME.tar.bz2; equal records give equal bytes.
+
+    Numbers of metrics.jsonl have seven digits.
+    """
     if not (run / "config.gin").is_file():
         raise FileNotFoundError(f"{run} is not a run folder: it has no config.gin.")
     content = io.BytesIO()
     with tarfile.open(fileobj=content, mode="w", format=tarfile.PAX_FORMAT) as tar:
         for path in sorted(path for pattern in PATTERNS for path in run.glob(pattern)):
             entry = tarfile.TarInfo(path.relative_to(run).as_posix())  # no owner and no time
-            entry.size = path.stat().st_size
-            with path.open("rb") as file:
-                tar.addfile(entry, file)
+            data = _rounded(path.read_bytes()) if path.name == METRICS else path.read_bytes()
+            entry.size = len(data)
+            tar.addfile(entry, io.BytesIO(data))
     archive.parent.mkdir(parents=True, exist_ok=True)
     archive.write_bytes(bz2.compress(content.getvalue()))
+
+
+def _rounded(lines: bytes) -> bytes:
+    return b"".join(map(_rounded_line, lines.splitlines(keepends=True)))
+
+
+def _rounded_line(line: bytes) -> bytes:
+    try:
+        return json.dumps(json.loads(line, parse_float=_short)).encode() + b"\n"
+    except ValueError:  # of a run that was killed
+        return line
+
+
+def _short(number: str) -> float:
+    return float(f"{float(number):.{DIGITS}g}")
 
 
 def unpack(archive: Path, folder: Path) -> Path:

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from pathlib import Path
 
 import pytest
 from fabricated_runs import make_run
@@ -186,6 +187,11 @@ def test_an_archive_holds_all_records_and_nothing_learned_and_equal_ones_are_equ
     (run / "studies" / long).write_text('{"study": "compare"}')
     (run / "checkpoints").mkdir()
     (run / "checkpoints" / "params").write_bytes(b"learned")
+    whole = (run / "metrics.jsonl").read_bytes()
+    cut_off = b'{"step": 9, "train/lo'
+    (run / "metrics.jsonl").write_bytes(
+        whole + b'{"step": 8, "train/loss": 12.345678901234567, "x": NaN}\n' + cut_off
+    )
     pack(run, tmp_path / "one.tar.bz2")
     (run / "checkpoints" / "params").write_bytes(b"learned more")
     (run / "metrics.jsonl").touch()
@@ -197,6 +203,9 @@ def test_an_archive_holds_all_records_and_nothing_learned_and_equal_ones_are_equ
         "config.gin", "operative_config.gin", "metrics.jsonl", "stands_for.json",
         "evaluation_validation.json", "studies/reach.json", f"studies/{long}",
     }  # fmt: skip
+    metrics = kept.pop(Path("metrics.jsonl")).read_bytes()
+    rounded = b'{"step": 8, "train/loss": 12.34568, "x": NaN}\n'
+    assert metrics == whole + rounded + cut_off
     assert all(path.read_bytes() == (run / name).read_bytes() for name, path in kept.items())
 
 

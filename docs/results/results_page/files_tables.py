@@ -41,8 +41,8 @@ def files_tables(ladders: Mapping[str, Sequence[Group]], times: StepTimes) -> li
     if found := comparisons_of(ladders):
         planned, better = found
         tables += [
-            _windows_table("files_by_window", better, ladders, times),
-            _windows_table("files_as_planned", planned, ladders, times),
+            _windows_table("files_by_window", better, longer_entries(better, ladders), times),
+            _windows_table("files_as_planned", planned, longer_entries(planned, {}), times),
             rules_table(rates, planned, better, times),
         ]
         if OTHER_RATES in ladders:
@@ -125,15 +125,15 @@ def _trained_rates_table(entries: Sequence[Entry]) -> Table:
         cells = [Cell(f"{np.mean(bits[r]):.3f}") if r in bits else NOTHING for r in rates]
         rows.append([memory, *cells])
     caption = (
-        f"Bits per byte on {SPLIT} after training, W = {shortest}: means of the seeds "
-        f"{' and '.join(map(str, sorted(seeds)))}."
+        f"Bits per byte on {SPLIT} after training, W = {shortest}, mean over the seeds that all "
+        f"have: {', '.join(map(str, sorted(seeds)))}."
     )
     titles = ("memory", *(f"rate {rate:g}" for rate in rates))
     return plain_table("files_rate_after_training", "Rates after training", caption, titles, rows)
 
 
 def _windows_table(
-    name: str, comparison: Comparison, ladders: Mapping[str, Sequence[Group]], times: StepTimes
+    name: str, comparison: Comparison, longer: Sequence[tuple[str, Entry]], times: StepTimes
 ) -> Table:
     entries = comparison.entries
     plain = plain_stacks(entries)
@@ -151,7 +151,7 @@ def _windows_table(
                      shown(known(entry.group, split=TEST)),
                      NOTHING if time is None else Cell(f"{time:.2f}"),
                      f"{carried_bytes(entry):,}"])  # fmt: skip
-    for label, (memory, window, group) in longer_entries(comparison, ladders):
+    for label, (memory, window, group) in longer:
         kept, test = known(group), known(group, split=TEST)
         cleared = known(group, "cleared_")
         rows.append([f"{memory}, {label}", window, f"{rate(group):g}", shown(kept), shown(cleared),

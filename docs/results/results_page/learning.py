@@ -74,9 +74,11 @@ def learning_plot(name: str, found: Iterable[Gain]) -> LearningPlot | None:
     curves = [curve for gain in found if (curve := _curve(gain))]
     if not curves:
         return None
+    seeds = max(curve.seeds for curve in curves)
     caption = (
         "Improvement of a recurrent stack over one more layer with the same window, on fresh "
-        "training text: mean of a fifth of training up to each step, 95 % interval of three seeds."
+        "training text: mean of a fifth of training up to each step, 95 % interval of "
+        f"{seeds} seeds."
     )
     curves.sort(key=lambda curve: (curve.gate, curve.window))
     return LearningPlot(name, "Improvement while training", caption, curves)

@@ -76,10 +76,10 @@ def overview_table(found: Iterable[Gain]) -> Table | None:
     titles = ("text, window, segment", "gate", "one more layer", "recurrent", "improvement",
               "on fresh text", "better")  # fmt: skip
     caption = (
-        f"Bits per byte on {SPLIT}, {FEWEST_SEEDS} seeds. Improvement: of the recurrent stack over "
-        "a plain one with one more layer, after the same tokens in the same order. On fresh text: "
-        f"the same of the batches of the last fifth of training. {INTERVAL} Better: the side that "
-        f'both intervals are on; "{DEPENDS}" where the two losses disagree.'
+        f"Bits per byte on {SPLIT}, at least {FEWEST_SEEDS} seeds. Improvement: of the recurrent "
+        "stack over a plain one with one more layer, after the same tokens in the same order. On "
+        f"fresh text: the same of the batches of the last fifth of training. {INTERVAL} Better: "
+        f'the side that both intervals are on; "{DEPENDS}" where the two losses disagree.'
     )
     return plain_table(NAME, "Where recurrence pays", caption, titles, rows) if rows else None
 
@@ -97,8 +97,8 @@ def overview_plot(found: Iterable[Gain]) -> IntervalPlot | None:
     return IntervalPlot(
         NAME,
         "Where recurrence pays",
-        f"The improvements of the table: mean and 95 % interval of {FEWEST_SEEDS} seeds, which are "
-        "the small dots.",
+        "The improvements of the table: mean and 95 % interval of the seeds, which are the small "
+        "dots.",
         "improvement over one more layer, bits per byte",
         means,
     )

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from results_page.gain_tables import NOTHING
 from results_page.memory_names import WINDOW, memory_name
 
+from brt.config import default
 from brt.reporting.collect import Group
 from brt.reporting.drawing.plots import Line, Plot
 from brt.reporting.drawing.table import Cell, Table, plain_table
@@ -15,7 +16,7 @@ from brt.reporting.runs import Run
 
 TRAINED, PAIRS = 64, 16
 """Tokens of the longest documents in training, and most pairs of a document."""
-LONGER = (1_024, 16_384, 65_536)
+LONGER = (1_024, 16_384)
 """Tokens of the longer documents of the test."""
 FAR, SHOWN = LONGER[0], 6
 """Tokens of the documents of the plot against carried bytes, and its memories."""
@@ -27,7 +28,7 @@ TRAINING = "Trainer.", "CheckpointPolicy.", "Corpus.", "Evaluation.", "cosine."
 
 
 class Recall(NamedTuple):
-    """The runs of one memory and size: carried bytes, rate, and accuracies of each run.
+    """The runs of one memory and size: carried bytes, and accuracies of each run.
 
     studies: of the runs that have one, the best at `FAR` first: y by x of each series.
     numbers: of the same studies, the best run of training first.
@@ -35,7 +36,6 @@ class Recall(NamedTuple):
 
     memory: str
     carried_bytes: int
-    rate: float
     in_training: list[float]
     studies: list[dict[str, dict[float, float]]]
     numbers: list[dict[str, float]]
@@ -97,7 +97,7 @@ def recalls(groups: Iterable[Group]) -> list[Recall]:
         numbers = [study["numbers"] for study in studies]
         in_training = [_accuracy(run) for run in runs]
         size = int(numbers[0]["carried_bytes"])
-        found.append(Recall(name, size, _rate(runs[0]), in_training, series, numbers))
+        found.append(Recall(name, size, in_training, series, numbers))
     return sorted(found, key=lambda recall: recall[:2])
 
 
@@ -108,7 +108,7 @@ def _by_model(groups: Iterable[Group]) -> dict[tuple, list[Run]]:
         if "answer_accuracy" not in run.evaluations.get("validation", {}):
             continue
         model = [(name, str(value)) for name, value in sorted(run.settings.items())
-                 if not name.startswith(TRAINING)]  # fmt: skip
+                 if not name.startswith(TRAINING) and value != default(name)]  # fmt: skip
         found.setdefault((memory_name(run.settings), *model), []).append(run)
     return found
 
@@ -131,8 +131,8 @@ def recall_table(name: str, groups: Iterable[Group]) -> Table | None:
     for recall in recalls(groups):
         cells = map(by_run, [recall.in_training, *map(recall.at, (TRAINED, *LONGER))])
         reach = f"{recall.reach:,.0f}"
-        rows.append([recall.memory, f"{recall.carried_bytes:,}", f"{recall.rate:g}", reach, *cells])
-    titles = ["memory", "bytes carried", "rate", "reach", "as in training",
+        rows.append([recall.memory, f"{recall.carried_bytes:,}", reach, *cells])
+    titles = ["memory", "bytes carried", "reach", "as in training",
               *(f"{PAIRS} pairs, {n:,} tokens" for n in (TRAINED, *LONGER))]  # fmt: skip
     caption = (
         "Share of queries answered with the right value, one number a seed, the best first. As in "
