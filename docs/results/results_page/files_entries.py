@@ -14,6 +14,7 @@ from brt.reporting.collect import Group
 from brt.reporting.model_settings import model_setting
 from brt.reporting.runs import Run
 
+PREFIX = "files_"
 RATES, WINDOWS, TIME, LONG = "files_rates", "files_windows", "files_time", "files_long"
 """Ladders of its parts."""
 HALF_RATE, OTHER_RATES = "files_half_rate", "files_other_rates"

@@ -21,7 +21,7 @@ from results_page.gains import Gain, gains
 from results_page.intervals import IntervalPlot
 from results_page.learning import LearningPlot, learning_plot
 from results_page.memory_use import memory_table
-from results_page.names_table import OTHERS, names_table
+from results_page.names_table import names_table
 from results_page.overview import overview_plot, overview_table
 from results_page.recall_table import rates_table, recall_plots, recall_table
 from results_page.study_plots import study_plots
@@ -91,7 +91,9 @@ def results(folder: Path) -> Results:
         # The experiment on files has tables of its own with its test split.
         by_window = files_entries.WINDOWS, files_entries.HALF_RATE, files_entries.TIME
         others = {name: own for name, own in groups.items() if name not in by_window}
-        pairs = [group for name, own in groups.items() if name not in OTHERS for group in own]
+        # Studies on files compare with a longer window, not with the baseline.
+        of_files = {name for name in groups if name.startswith(files_entries.PREFIX)}
+        pairs = [group for name, own in groups.items() if name not in of_files for group in own]
         tables += [overview_table(everything), test_table("test", others),
                    kinds_table("kinds", pairs), memory_table("memory", every),
                    *claims_tables(groups), *files_tables(groups, times),
