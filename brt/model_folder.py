@@ -53,12 +53,8 @@ HUB = "hf://"
 def run_config(folder: str) -> str:
     path = os.path.join(folder, GIN)
     if not as_path(path).is_file():
-        copied = next(
-            (root / folder for root in gin_folders() if (root / folder / GIN).is_file()), ""
-        )
-        advice = f" brt's own is in {copied}: copy it, since results are written there." * bool(
-            copied
-        )
+        own = [root / folder for root in gin_folders() if (root / folder / GIN).is_file()]
+        advice = f" brt's own is {own[0]}: name a copy of it, to write results into." if own else ""
         raise FileNotFoundError(
             f"{folder} is not a run folder or a model folder: it has no {GIN}.{advice}"
         )

@@ -10,20 +10,20 @@ from pathlib import Path
 from brt.reporting.runs import STANDS_FOR_FILE
 from brt.storage.regular_files import open_regular
 
+METRICS, DIGITS = "metrics.jsonl", 7
+"""File whose numbers are rounded to so many digits: those of a float32."""
 PATTERNS = (
     "config.gin",
     "operative_config.gin",
     "command.txt",
     "environment.json",
-    "metrics.jsonl",
+    METRICS,
     STANDS_FOR_FILE,
     "evaluation_*.json",
     "studies/*.json",
     "studies/answers.npz",  # small, unlike the arrays of other studies
 )
 ENDING = ".tar.bz2"
-METRICS, DIGITS = "metrics.jsonl", 7
-"""File whose numbers are rounded to so many digits: those of a float32."""
 
 MOST_BYTES = 2**30
 PIECE = 2**20
@@ -33,7 +33,7 @@ DAMAGE = (tarfile.TarError, OSError, EOFError, ValueError, RecursionError)
 def pack(run: Path, archive: Path) -> None:
     """Writes a run folder's records as NAME.tar.bz2; equal records give equal bytes.
 
-    Numbers of metrics.jsonl have seven digits.
+    Numbers of metrics are rounded to `DIGITS`.
     """
     if not (run / "config.gin").is_file():
         raise FileNotFoundError(f"{run} is not a run folder: it has no config.gin.")

@@ -15,8 +15,9 @@ from brt.reporting.model_settings import model_setting
 from brt.reporting.runs import Run
 
 PREFIX = "files_"
+"""Beginning of its ladders' names."""
 RATES, WINDOWS, TIME, LONG = "files_rates", "files_windows", "files_time", "files_long"
-"""Ladders of its parts."""
+"""Ladders of the plan's parts."""
 HALF_RATE, OTHER_RATES = "files_half_rate", "files_other_rates"
 """Ladders with other rates, after the plan; the second one of some memories and seeds."""
 BYTES = 4
@@ -51,37 +52,40 @@ class Comparison(NamedTuple):
     longer: Entry | None
 
 
-def comparisons_of(ladders: Mapping[str, Sequence[Group]]) -> list[Comparison]:
-    """Returns the comparison with the planned rates, and the one with the better of two rates.
+def planned_rates(ladders: Mapping[str, Sequence[Group]]) -> Comparison:
+    """Returns the comparison of the plan; without entries before its runs."""
+    return _comparison(entries_of(ladders.get(WINDOWS, ())), ladders)
 
-    The better one needs all seeds. Both are the same without the ladder `HALF_RATE`.
-    """
-    planned = entries_of(ladders.get(WINDOWS, ()))
+
+def better_rates(ladders: Mapping[str, Sequence[Group]]) -> Comparison:
+    """Returns each memory and window at the better of two rates, of those with all seeds."""
     half = {entry[:2]: entry for entry in entries_of(ladders.get(HALF_RATE, ()))}
-    better = [_better(entry, half.get(entry[:2], entry)) for entry in planned]
-    longer = entries_of(ladders.get(TIME, ()))
-    found = []
-    for entries in (planned, better) if planned else ():
-        shortest = plain_stacks(entries)[entries[0].window]
-        own = (one for one in longer if rate(one.group) == rate(shortest))
-        found.append(Comparison(entries, next(own, None)))
-    return found
+    planned = planned_rates(ladders).entries
+    return _comparison([_better(entry, half.get(entry[:2], entry)) for entry in planned], ladders)
 
 
-def _better(entry: Entry, other: Entry) -> Entry:
+def _comparison(entries, ladders):
+    plain = next((entry for entry in entries if entry.memory == WINDOW), None)
+    longer = (one for one in entries_of(ladders.get(TIME, ()))
+              if plain and rate(one.group) == rate(plain.group))  # fmt: skip
+    return Comparison(entries, next(longer, None))
+
+
+def _better(entry, other):
     bits, others = known(entry.group), known(other.group)
     is_complete = len(others) == len(bits)
     return other if is_complete and np.mean(others) < np.mean(bits) else entry
 
 
-def longer_entries(
-    comparison: Comparison, ladders: Mapping[str, Sequence[Group]]
-) -> list[tuple[str, Entry]]:
-    """Returns the entries that were trained for longer, and a label that says for how long."""
+def longer_entries(comparison: Comparison, long: Sequence[Group] = ()) -> list[tuple[str, Entry]]:
+    """Returns the entries that were trained for longer, and a label that says for how long.
+
+    long: further groups.
+    """
     usual = regime(comparison.entries[0].group).steps
     longer = [comparison.longer] if comparison.longer else []
     found = []
-    for entry in (*longer, *entries_of(ladders.get(LONG, ()))):
+    for entry in (*longer, *entries_of(long)):
         label = f"{regime(entry.group).steps / usual:g} times the steps"
         found.append((label + ", one seed" * (len(known(entry.group)) == 1), entry))
     return found

@@ -5,19 +5,21 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from results_page.files_entries import (
     HALF_RATE,
+    LONG,
     OTHER_RATES,
     RATES,
     WINDOWS,
     Comparison,
     Entry,
+    better_rates,
     carried_bytes,
-    comparisons_of,
     corrected_p,
     entries_of,
     longer_entries,
     mean_names_loss,
     of_seeds,
     plain_stacks,
+    planned_rates,
     rate,
     step_time,
 )
@@ -38,11 +40,12 @@ def files_tables(ladders: Mapping[str, Sequence[Group]], times: StepTimes) -> li
     """
     rates = entries_of(ladders.get(RATES, ()))
     tables = [_rates_table(rates)] if rates else []
-    if found := comparisons_of(ladders):
-        planned, better = found
+    planned, better = planned_rates(ladders), better_rates(ladders)
+    if planned.entries:
+        longer = longer_entries(better, ladders.get(LONG, ()))
         tables += [
-            _windows_table("files_by_window", better, longer_entries(better, ladders), times),
-            _windows_table("files_as_planned", planned, longer_entries(planned, {}), times),
+            _windows_table("files_by_window", better, longer, times),
+            _windows_table("files_as_planned", planned, longer_entries(planned), times),
             rules_table(rates, planned, better, times),
         ]
         if OTHER_RATES in ladders:
@@ -53,8 +56,7 @@ def files_tables(ladders: Mapping[str, Sequence[Group]], times: StepTimes) -> li
 
 def files_plots(ladders: Mapping[str, Sequence[Group]], times: StepTimes) -> list[Plot]:
     """Returns bits against step time, and losses of names by the distance of the last one."""
-    found = comparisons_of(ladders)
-    entries = found[1].entries if found else []
+    entries = better_rates(ladders).entries
     by_memory: dict[str, dict[float, float]] = {}
     for entry in entries:
         if (time := step_time(entry, times)) is not None:

@@ -5,8 +5,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from results_page.files_entries import (
+    LONG,
+    better_rates,
     carried_bytes,
-    comparisons_of,
     longer_entries,
     plain_stacks,
     step_time,
@@ -30,10 +31,9 @@ def front_table(
 
     compressors: CSV file with their bits per byte.
     """
-    found = comparisons_of(ladders)
-    if not found:
+    better = better_rates(ladders)
+    if not better.entries:
         return None
-    _, better = found
     entries, plain = better.entries, plain_stacks(better.entries)
     rows = []
     for entry in entries:
@@ -42,7 +42,7 @@ def front_table(
         rows.append([f"{entry.memory}, W = {entry.window}", shown(known(entry.group)),
                      shown(gained), NOTHING if time is None else Cell(f"{time:.2f}"),
                      f"{carried_bytes(entry):,}"])  # fmt: skip
-    for label, (memory, window, group) in longer_entries(better, ladders):
+    for label, (memory, window, group) in longer_entries(better, ladders.get(LONG, ())):
         gained = paired(group, plain[window]) if memory == WINDOW else ()
         rows.append([f"{memory}, W = {window}, {label}", shown(known(group)),
                      shown(gained), *[NOTHING] * 2])  # fmt: skip

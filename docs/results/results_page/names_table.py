@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from results_page.files_entries import (
     Entry,
-    comparisons_of,
+    better_rates,
     entries_of,
     mean_names_loss,
     names_loss,
@@ -35,8 +35,7 @@ def names_table(ladders: Mapping[str, Sequence[Group]]) -> Table | None:
     """
     others = [entry for name in OTHERS for entry in entries_of(ladders.get(name, ()))]
     seeds = {run.settings.get("Trainer.seed", 0) for entry in others for run in entry.group.runs}
-    found = comparisons_of(ladders)
-    better = found[1].entries if found else ()
+    better = better_rates(ladders).entries
     entries = [entry._replace(group=of_seeds(entry.group, seeds)) for entry in better]
     entries = [entry for entry in entries if mean_names_loss(entry.group)]
     slide = next((e for e in entries if (e.memory, e.window) == (WINDOW, NAMES_WINDOW)), None)
