@@ -18,6 +18,7 @@ import jax
 from absl import app, flags, logging
 
 from brt import compilation_cache, config, processes
+from brt.bindings.errors import message
 from brt.data.corpus import StoreMissing  # noqa: F401  (an OSError with a message of its own)
 from brt.data.extras import MissingExtra
 from brt.data.stores import store_cache
@@ -179,7 +180,7 @@ def run(main: Callable[..., Any], takes_arguments: bool = False) -> None:
                 traceback.print_exc()
                 processes.leave()
             logging.debug("traceback", exc_info=True)
-            lines = [*config.message(error).split("\n"), *filter(None, [_user_code(error)])]
+            lines = [*message(error).split("\n"), *filter(None, [_user_code(error)])]
             shown = "\n".join(map(printable, lines))
             say(f"\nError: {_unwritten_output(error) or shown}")
             _leave(1)

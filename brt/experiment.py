@@ -18,6 +18,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jax.tree_util import tree_leaves_with_path
 
 from brt import config
+from brt.bindings.errors import unbuildable
+from brt.bindings.reading import check_all_read, read_bindings
 from brt.data.mixture import MixedStore
 from brt.data.stores.token_store import TokenStore
 from brt.data.stores.verification import verify_once
@@ -96,11 +98,11 @@ class Experiment:
             jax.eval_shape(experiment.schedule, state.step)
             check_evaluation(experiment)
         except (RuntimeError, TypeError) as error:
-            if explained := config.unbuildable(error):
+            if explained := unbuildable(error):
                 raise explained from error
             raise
-        config.check_all_read()
-        experiment.bindings = config.read_bindings()
+        check_all_read()
+        experiment.bindings = read_bindings()
         return experiment
 
     def learning_rate(self, state: TrainState) -> jax.Array:

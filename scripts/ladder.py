@@ -47,7 +47,7 @@ from sweeps import SCALES, LadderError, SweepEntry, read_sweep
 
 from brt import command_line, config
 from brt.benchmarks.topologies import use_no_device
-from brt.config import differences
+from brt.bindings.reading import differences
 from brt.data.extras import MissingExtra
 from brt.experiment import Experiment
 from brt.progress import Progress

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from brt.config import as_declared, split_files
+from brt.bindings.registry import as_declared
+from brt.config import split_files
 from brt.data.vocabularies.named import named_vocabulary
 from brt.reporting.gin_text import (
     ROOT,

@@ -4,7 +4,7 @@ import json
 import math
 from typing import Any, NamedTuple
 
-from brt import config
+from brt.bindings.reading import differences
 from brt.experiment import Experiment
 from brt.models.counts import count_parameters
 from brt.reporting.drawing.rounding import mean_and_spread
@@ -162,5 +162,5 @@ def _variant(group, groups):
 
 
 def _apart(own, other):
-    names = (line.split(": ")[0] for line in config.differences(other, own))
+    names = (line.split(": ")[0] for line in differences(other, own))
     return ", ".join(f"{name} = {own.get(name, 'not bound')}" for name in names)

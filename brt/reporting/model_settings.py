@@ -3,7 +3,7 @@
 import inspect
 from typing import Any
 
-from brt.config import configurable_class
+from brt.bindings.registry import configurable_class
 
 
 def model_name(settings: dict) -> str:

@@ -7,7 +7,7 @@ import base64
 
 import numpy as np
 
-from brt import config
+from brt.bindings.errors import message
 from brt.data.stores.layout import token_difference
 from brt.data.stores.token_store import TokenStore
 from brt.evaluation.recording import Recording
@@ -44,7 +44,7 @@ def reader_documents(
         opened = [(run, Recording(recording.folder, store)) for run, recording in same]
         vocabulary = _vocabulary(first, base)
     except (OSError, ValueError) as error:
-        return [], [*problems, f"The reader has no text: {config.message(error)}"]
+        return [], [*problems, f"The reader has no text: {message(error)}"]
     held_D = np.sum([recording.done_D for _, recording in opened], axis=0)
     # Those that most recordings hold come first: a study may have recorded only some.
     numbers = np.argsort(-held_D, kind="stable")[: np.count_nonzero(held_D)].tolist()

@@ -8,8 +8,8 @@ import re
 from pathlib import Path
 from typing import Annotated, Any
 
+from brt.bindings.registry import declarations
 from brt.checks import LARGEST, UNKNOWN, CountFrom0, Finite, ManyFrom0, allows, words_for
-from brt.config import declarations
 from brt.reporting.gin_text import Reference
 from brt.storage.json_files import DamagedFile, Fields, bad_text, misfit, read_json
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import numpy as np
 from jax.experimental import multihost_utils
 
-from brt import config
+from brt.bindings.reading import differences
 from brt.training.checkpoints.checkpoint import CheckpointError, Checkpoints
 from brt.training.checkpoints.policy import Best, stopped_early
 from brt.training.records.run_folder import read_metrics
@@ -33,7 +33,7 @@ def check_bindings(
         free = tuple(name for name in free if not name.startswith(("Trainer.eval", "Evaluation.")))
     changed = [
         line
-        for line in config.differences(_recorded_bindings(checkpoints) or bindings, bindings)
+        for line in differences(_recorded_bindings(checkpoints) or bindings, bindings)
         if not f"{line.partition(':')[0].rpartition('/')[2]}:".startswith(free)
     ]
     if changed:

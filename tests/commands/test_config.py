@@ -10,7 +10,9 @@ from paths import ROOT
 from tiny_run import PLAIN, write_config
 
 from brt import config
-from brt.bindings import registration
+from brt.bindings import reading, registration
+from brt.bindings.reading import differences, read_bindings
+from brt.bindings.registry import known_names
 from brt.config import ConfigError
 from brt.experiment import Experiment
 from brt.experiment_checks import warn_of_warmup
@@ -79,7 +81,9 @@ CELL = (f"{LAYERS} = (0,)", "RecurrentCell.gate = 'lstm'", "S = 3", "RecurrentCe
 def test_a_cell_that_is_switched_off_leaves_its_bindings_unread(folder, monkeypatch):
     """By a binding; in the `config.gin` of that run; and in the one file that a sweep writes."""
     warned = []
-    monkeypatch.setattr(config.logging, "warning", lambda text, *words: warned.append(text % words))
+    monkeypatch.setattr(
+        reading.logging, "warning", lambda text, *words: warned.append(text % words)
+    )
     path = plain_config(folder, *CELL)
     assert built(path).model.layers[0].num_states == 3 and not warned
     experiment = built(path, OFF)
@@ -144,7 +148,7 @@ def test_a_binding_that_only_scopes_read_counts_as_read(folder):
 def test_nothing_is_left_of_the_configuration_before(folder):
     built(plain_config(folder))
     config.parse(bindings=["Trainer.steps = 3"])
-    assert config.read_bindings() == {}
+    assert read_bindings() == {}
     with pytest.raises(ConfigError, match="corpus"):
         Experiment.from_gin()
 
@@ -175,7 +179,7 @@ def test_a_misspelt_class_of_a_user_is_answered_with_the_nearest():
 
 
 def test_known_names_are_the_arguments_gin_may_bind():
-    names = config.known_names()
+    names = known_names()
     for configurable, hidden in (
         (BlockRecurrentTransformer, {"rngs", "cell"}),
         (RecurrentCell, {"rngs"}),
@@ -188,7 +192,7 @@ def test_known_names_are_the_arguments_gin_may_bind():
 
 
 def test_every_configurable_can_be_named_in_a_config():
-    names = sorted(config.known_names())
+    names = sorted(known_names())
     assert len(names) > 50
     config.parse(bindings=[f"NAMED_{number} = @{name}" for number, name in enumerate(names)])
 
@@ -196,16 +200,17 @@ def test_every_configurable_can_be_named_in_a_config():
 def test_modules_can_be_imported_after_a_config_was_parsed():
     code = """
 from brt import config
+from brt.bindings.registry import known_names
 config.parse(["configs/quickstart.gin"])
 import brt.pretrained.encoders.bert
-config.known_names()
+known_names()
 """
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
 
 
 def test_the_index_of_the_sources_is_what_gin_knows():
     index = registration.modules_by_name()
-    assert {name for name in index if name} == config.known_names().keys()
+    assert {name for name in index if name} == known_names().keys()
 
 
 def test_parsing_imports_only_what_the_config_names():
@@ -219,7 +224,7 @@ print(*(name for name in sys.modules if name.startswith("brt.")))
     command = [sys.executable, "-c", code]
     printed = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT).stdout
     loaded = set(printed.split())
-    assert "brt.models.block_recurrent.cell" in loaded and len(loaded) < 170
+    assert "brt.models.block_recurrent.cell" in loaded and len(loaded) < 180
     for prefix in (
         "studies",
         "reporting",
@@ -348,18 +353,18 @@ def test_a_warm_up_as_long_as_the_run_is_warned_of(folder, monkeypatch):
 def test_differences_name_each_binding_once_in_order():
     old = {"b.x": "1", "a.x": "'fixed'", "c.x": "None", "same.x": "3"}
     new = {"b.x": "2", "a.x": "'fixed'", "d.x": "True", "same.x": "3"}
-    assert config.differences(old, new) == [
+    assert differences(old, new) == [
         "b.x: 1 -> 2",
         "c.x: None -> (not bound)",
         "d.x: (not bound) -> True",
     ]
-    assert config.differences(old, dict(reversed(old.items()))) == []
+    assert differences(old, dict(reversed(old.items()))) == []
 
 
 def test_a_parameter_that_is_new_and_at_its_default_is_no_difference():
-    assert config.differences({}, {"RecurrentCell.state_ids": "True"}) == []
+    assert differences({}, {"RecurrentCell.state_ids": "True"}) == []
     lines = ["RecurrentCell.state_ids: (not bound) -> False"]
-    assert config.differences({}, {"RecurrentCell.state_ids": "False"}) == lines
+    assert differences({}, {"RecurrentCell.state_ids": "False"}) == lines
 
 
 def test_a_name_of_an_earlier_version_is_told_what_it_is_called_now(tmp_path):

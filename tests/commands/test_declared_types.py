@@ -11,6 +11,7 @@ from tiny_run import write_config
 from brt import config
 from brt.bindings.bound_values import bound_values, parameters_of
 from brt.bindings.registration import register_all
+from brt.bindings.registry import as_declared
 from brt.checks import MISFIT, PLAIN, UNKNOWN, OneOf, Range, allows
 from brt.config import ConfigError
 from brt.experiment import Experiment
@@ -150,7 +151,7 @@ def test_a_value_alone_stands_for_a_tuple_of_it(lines, expected):
         assert value == expected and type(value) is type(expected)
         config.parse(bindings=[again])
     settings = resolved(read_gin("\n".join(lines)))
-    assert config.as_declared(settings) == {name: expected}
+    assert as_declared(settings) == {name: expected}
 
 
 @pytest.mark.parametrize(

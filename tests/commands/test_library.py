@@ -13,7 +13,7 @@ import brt
 from brt import BlockRecurrentTransformer, RecurrentCell
 from brt.__main__ import main
 from brt.bindings.registration import register_all
-from brt.config import known_names
+from brt.bindings.registry import known_names
 from brt.training.optimization.optimizers import adafactor
 
 

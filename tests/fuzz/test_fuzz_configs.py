@@ -14,6 +14,7 @@ from test_fuzz_files import both, draws
 
 from brt import config
 from brt.bindings import gin_files
+from brt.bindings.reading import differences, flatten
 from brt.experiment import Experiment
 from brt.reporting.gin_text import Reference, read_gin, read_gin_file, resolved
 
@@ -269,7 +270,7 @@ def test_what_is_checked_of_a_gin_text_is_what_gin_does(scale, tmp_path, monkeyp
                 read_gin_file("own.gin") if "gin_files" in given else read_gin(content.decode())
             )
             read = {name: repr(value) for name, value in settings.items()}
-            wrong += config.differences(read, config._flatten(gin.config._CONFIG))
+            wrong += differences(read, flatten(gin.config._CONFIG))
         tally.update(texts=1, refused=refused, import_something=bool(done), different=bool(wrong))
         if wrong:
             different.append(f"{number}: {given} {content!r}: {wrong}")

@@ -25,6 +25,8 @@ def run_of(folder, bindings, rate, seed, loss, right, study=None, carried=640):
     if study:
         series = [{"name": "state kept, by distance", "x": [*study], "y": [*study.values()]}]
         series.append(series[0] | {"name": "state kept, 16 facts, by length"})
+        fewer = [min(1.0, 2 * share) for share in study.values()]
+        series.append(series[0] | {"name": "state kept, 2 facts, by length", "y": fewer})
         series = [each | {"x_label": "", "y_label": ""} for each in series]
         content = {"study": "answers", "numbers": {"carried_bytes": carried}, "series": series}
         (run / "studies").mkdir()
@@ -72,11 +74,11 @@ def test_a_rate_is_chosen_by_the_loss_of_the_first_seed(groups):
 def test_memories_and_sizes_have_all_seeds_of_the_chosen_rate(groups):
     table = recall_table("recall", groups)
     rows = [dict(zip(table.heads(), (cell.text for cell in row))) for row in table.rows]
-    titles = "memory", "bytes carried", "reach", "as in training", "16 pairs, 1,024 tokens"
+    titles = "memory", "bytes carried", "pairs", "reach", "as in training", "16 pairs, 1,024 tokens"
     assert [[row[title] for title in titles] for row in rows] == [
-        ["gated delta memory", "640", "1,024", "0.95 / 0.90 / 0.50", "0.90 / 0.25"],
-        ["window (Slide)", "640", "0", "0.50 / 0.50", "0.25"],
-        ["window (Slide)", "1,280", "0", "0.75", "0.50"],
+        ["gated delta memory", "640", "16", "1,024", "0.95 / 0.90 / 0.50", "0.90 / 0.25"],
+        ["window (Slide)", "640", "2", "0", "0.50 / 0.50", "0.25"],
+        ["window (Slide)", "1,280", "2", "0", "0.75", "0.50"],
     ]
     by_bytes, by_distance = recall_plots("recall", groups)
     points = {line.name: (list(line.x), list(line.y)) for line in by_bytes.lines}

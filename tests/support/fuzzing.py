@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from absl import logging
 
-from brt import config
+from brt.bindings.errors import message
 from brt.command_line import EXPLAINED
 
 SECONDS = 90
@@ -78,7 +78,7 @@ def outcome(call, right, culprits):
     except Hang:
         return "hang", f"over {SECONDS} s"
     except EXPLAINED as error:
-        text = config.message(error)
+        text = message(error)
         named = any(str(culprit) in text for culprit in culprits)
         written = text and "Traceback" not in text and text.count("\n") <= 12
         return ("sentence" if named and written else "unclear"), f"{type(error).__name__}: {text}"

@@ -15,6 +15,7 @@ from paths import CONFIGS
 from sweeps import SCALES, read_sweep
 
 from brt import config
+from brt.bindings.reading import check_all_read, read_bindings
 from brt.experiment import Experiment
 from brt.reporting.gin_text import read_gin, resolved
 from brt.reporting.paper_positions import paper_position
@@ -179,8 +180,8 @@ def read(files: tuple[str, ...], bindings: tuple[str, ...] = ()) -> Read:
     config.parse(files, bindings)
     experiment = Experiment(Trainer())
     jax.eval_shape(experiment.schedule, jax.ShapeDtypeStruct((), np.int32))
-    config.check_all_read()
-    texts = config.read_bindings()
+    check_all_read()
+    texts = read_bindings()
     macros = {name: text for name, text in texts.items() if "." not in name}
     found = Read(
         {

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Generic, TypeVar
 import gin
 import numpy as np
 
-from brt import config
+from brt.bindings.errors import unbuildable
 from brt.checks import Count, Name, OneOf, Seed, configurable
 from brt.data.corpus import Corpus
 from brt.data.sources.base import Document, Source
@@ -202,7 +202,7 @@ def bound_training() -> VocabularyTraining:
             )
         return TRAININGS[type(vocabulary)]()
     except (RuntimeError, TypeError) as error:
-        if explained := config.unbuildable(error):
+        if explained := unbuildable(error):
             raise explained from error
         raise
 

@@ -6,7 +6,7 @@ The settings of a published number are those of its paper, and otherwise brt's d
 from collections.abc import Collection
 from pathlib import PurePath
 
-from brt import config
+from brt.bindings.registry import default
 from brt.reporting.gin_text import Reference, reachable
 from brt.reporting.model_settings import model_setting, owners
 from brt.reporting.paper_positions import PaperPosition
@@ -104,7 +104,7 @@ def _with(settings, function):
 
 
 def _default(name):
-    return NOT_PUBLISHED if "." not in name else config.default(name)
+    return NOT_PUBLISHED if "." not in name else default(name)
 
 
 def _shown(value):

@@ -1,6 +1,7 @@
 """Recall of pairs (MQAR) by every memory, compared with the bytes that each carries."""
 
 import itertools
+import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -8,19 +9,15 @@ from typing import Any, NamedTuple
 from results_page.gain_tables import NOTHING
 from results_page.memory_names import WINDOW, memory_name
 
-from brt.config import default
+from brt.bindings.registry import default
 from brt.reporting.collect import Group
 from brt.reporting.drawing.plots import Line, Plot
 from brt.reporting.drawing.table import Cell, Table, plain_table
 from brt.reporting.runs import Run
 
-TRAINED, PAIRS = 64, 16
-"""Tokens of the longest documents in training, and most pairs of a document."""
-LONGER = (1_024, 16_384)
-"""Tokens of the longer documents of the test."""
-FAR, SHOWN = LONGER[0], 6
-"""Tokens of the documents of the plot against carried bytes, and its memories."""
-BY_LENGTH = f"state kept, {PAIRS} facts, by length"
+SHOWN = 6
+"""Memories of a plot, without the window."""
+OF_PAIRS = re.compile(r"state kept, (\d+) facts, by length")
 ANSWERED = 0.9
 RATE = "cosine.maximum"
 TRAINING = "Trainer.", "CheckpointPolicy.", "Corpus.", "Evaluation.", "cosine."
@@ -30,7 +27,7 @@ TRAINING = "Trainer.", "CheckpointPolicy.", "Corpus.", "Evaluation.", "cosine."
 class Recall(NamedTuple):
     """The runs of one memory and size: carried bytes, and accuracies of each run.
 
-    studies: of the runs that have one, the best at `FAR` first: y by x of each series.
+    studies: of the runs that have one, the best with most pairs first: y by x of each series.
     numbers: of the same studies, the best run of training first.
     """
 
@@ -40,8 +37,9 @@ class Recall(NamedTuple):
     studies: list[dict[str, dict[float, float]]]
     numbers: list[dict[str, float]]
 
-    def at(self, length: int) -> list[float]:
-        curves = (study.get(BY_LENGTH, {}) for study in self.studies)
+    def at(self, pairs: int, length: float) -> list[float]:
+        """Returns the share answered of so many pairs in documents of a length, of each run."""
+        curves = (_by_length(study).get(pairs, {}) for study in self.studies)
         return [curve[length] for curve in curves if length in curve]
 
     @property
@@ -54,6 +52,38 @@ class Recall(NamedTuple):
         """The distance up to which the best run answers at least `ANSWERED`; 0 if none."""
         near = itertools.takewhile(lambda point: point[1] >= ANSWERED, self.by_distance.items())
         return max((distance for distance, _ in near), default=0)
+
+    def held(self, length: float) -> int:
+        """The most pairs of which the best run answers `ANSWERED` in documents of a length."""
+        curves = sorted(_by_length(self.studies[0]).items())
+        enough = itertools.takewhile(lambda curve: curve[1].get(length, 0) >= ANSWERED, curves)
+        return max((pairs for pairs, _ in enough), default=0)
+
+
+class Cells(NamedTuple):
+    """What the studies of some memories have: numbers of pairs, and lengths with most of them."""
+
+    pairs: list[int]
+    lengths: list[float]
+
+    @property
+    def far(self) -> tuple[int, float]:
+        """Most pairs, and the second length."""
+        return self.pairs[-1], self.lengths[:2][-1]
+
+
+def _by_length(study: Mapping[str, dict[float, float]]) -> dict[int, dict[float, float]]:
+    """Returns the share answered by length, for each number of pairs."""
+    named = ((OF_PAIRS.fullmatch(name), curve) for name, curve in study.items())
+    return {int(match[1]): curve for match, curve in named if match}
+
+
+def _cells(found: Iterable[Recall]) -> Cells | None:
+    curves = [_by_length(study) for recall in found for study in recall.studies]
+    pairs = sorted(set().union(*curves))
+    if not pairs:
+        return None
+    return Cells(pairs, sorted(set().union(*(curve.get(pairs[-1], {}) for curve in curves))))
 
 
 def searches(groups: Iterable[Group]) -> dict[str, dict[float, Run]]:
@@ -93,12 +123,18 @@ def recalls(groups: Iterable[Group]) -> list[Recall]:
         series = [
             {s["name"]: dict(zip(s["x"], s["y"])) for s in study["series"]} for study in studies
         ]
-        series.sort(key=lambda study: study.get(BY_LENGTH, {}).get(FAR, 0.0), reverse=True)
+        series.sort(key=_most_pairs, reverse=True)
         numbers = [study["numbers"] for study in studies]
         in_training = [_accuracy(run) for run in runs]
         size = int(numbers[0]["carried_bytes"])
         found.append(Recall(name, size, in_training, series, numbers))
     return sorted(found, key=lambda recall: recall[:2])
+
+
+def _most_pairs(study):
+    """Returns the share answered of most pairs in documents of the second length."""
+    curves = sorted(_by_length(study).items())
+    return [share for _, share in sorted(curves[-1][1].items())][:2][-1:] if curves else []
 
 
 def _by_model(groups: Iterable[Group]) -> dict[tuple, list[Run]]:
@@ -127,21 +163,27 @@ def _accuracy(run: Run) -> float:
 
 def recall_table(name: str, groups: Iterable[Group]) -> Table | None:
     """Returns one row a memory and size."""
+    found = recalls(groups)
+    cells = _cells(found)
+    if not cells:
+        return None
+    most, trained = cells.pairs[-1], cells.lengths[0]
     rows: list[Sequence[Any]] = []
-    for recall in recalls(groups):
-        cells = map(by_run, [recall.in_training, *map(recall.at, (TRAINED, *LONGER))])
-        reach = f"{recall.reach:,.0f}"
-        rows.append([recall.memory, f"{recall.carried_bytes:,}", reach, *cells])
-    titles = ["memory", "bytes carried", "reach", "as in training",
-              *(f"{PAIRS} pairs, {n:,} tokens" for n in (TRAINED, *LONGER))]  # fmt: skip
+    for recall in found:
+        shares = [recall.in_training, *(recall.at(most, length) for length in cells.lengths)]
+        start = recall.memory, f"{recall.carried_bytes:,}", str(recall.held(trained))
+        rows.append([*start, f"{recall.reach:,.0f}", *map(by_run, shares)])
+    titles = ["memory", "bytes carried", "pairs", "reach", "as in training",
+              *(f"{most} pairs, {length:,.0f} tokens" for length in cells.lengths)]  # fmt: skip
     caption = (
         "Share of queries answered with the right value, one number a seed, the best first. As in "
-        f"training: 2 to {PAIRS} pairs in 16 to {TRAINED} tokens. Later columns: {PAIRS} pairs, "
-        "also in longer documents than training has; not measured for every run. Reach: tokens "
-        f"since the pair (from powers of two) up to which the best run answers {ANSWERED:.0%}. "
-        "Chance: 0.03."
+        f"training: {cells.pairs[0]} to {most} pairs in at most {trained:,.0f} tokens. Later "
+        f"columns: {most} pairs, also in longer documents than training has; not measured for "
+        f"every run. Pairs: the most of which the best run answers {ANSWERED:.0%} in documents of "
+        f"{trained:,.0f} tokens. Reach: tokens since the pair (from powers of two) up to which it "
+        f"answers {ANSWERED:.0%}."
     )
-    return plain_table(name, "Pairs recalled", caption, titles, rows) if rows else None
+    return plain_table(name, "Pairs recalled", caption, titles, rows)
 
 
 def rates_table(name: str, groups: Iterable[Group]) -> Table | None:
@@ -167,15 +209,17 @@ def by_run(values: Sequence[float]) -> Cell:
 
 def recall_plots(name: str, groups: Iterable[Group]) -> list[Plot]:
     """Returns the share recalled against the carried bytes, and against the distance."""
-    sizes: dict[str, list[Recall]] = {}
-    for recall in recalls(groups):
-        if recall.at(FAR):
-            sizes.setdefault(recall.memory, []).append(recall)
-    if not sizes:
+    found = recalls(groups)
+    cells = _cells(found)
+    if not cells:
         return []
+    sizes: dict[str, list[Recall]] = {}
+    for recall in found:
+        if recall.at(*cells.far):
+            sizes.setdefault(recall.memory, []).append(recall)
 
     def far(recall):
-        return statistics.mean(recall.at(FAR))
+        return statistics.mean(recall.at(*cells.far))
 
     best = sorted((max(some, key=far) for some in sizes.values()), key=far, reverse=True)
     shown = best[:SHOWN] + [recall for recall in best[SHOWN:] if recall.memory == WINDOW]
@@ -193,9 +237,9 @@ def recall_plots(name: str, groups: Iterable[Group]) -> list[Plot]:
     return [
         Plot(
             f"{name}_bytes",
-            f"Pairs recalled in {FAR:,} tokens, by carried bytes",
-            f"Share of queries for {PAIRS} pairs in documents of {FAR:,} tokens that are answered "
-            f"with the right value, mean over seeds. {which}",
+            f"Pairs recalled in {cells.far[1]:,.0f} tokens, by carried bytes",
+            f"Share of queries for {cells.far[0]} pairs in documents of {cells.far[1]:,.0f} tokens "
+            f"that are answered with the right value, mean over seeds. {which}",
             "carried bytes",
             "share answered",
             by_bytes,
@@ -205,10 +249,10 @@ def recall_plots(name: str, groups: Iterable[Group]) -> list[Plot]:
         Plot(
             name,
             "Pairs recalled, by distance",
-            f"Share of queries for 2 to {PAIRS} pairs that are answered with the right value, by "
-            f"the tokens since the pair (from powers of two), in documents from {TRAINED} tokens "
-            f"on. {which} Of each its better size, and the best run. Training has distances up to "
-            f"{TRAINED}.",
+            f"Share of queries for {cells.pairs[0]} to {cells.pairs[-1]} pairs that are answered "
+            "with the right value, by the tokens since the pair (from powers of two), in documents "
+            f"from {cells.lengths[0]:,.0f} tokens on, the longest of training. {which} Of each its "
+            "better size, and the best run.",
             "distance, tokens",
             "share answered",
             by_distance,

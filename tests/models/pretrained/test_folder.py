@@ -15,7 +15,7 @@ from tiny_folders import GPT2 as CONFIG
 from tiny_folders import make_folder, random_tensors
 from tiny_models import parameters
 
-from brt.config import message
+from brt.bindings.errors import message
 from brt.pretrained.decoders.gpt2 import GPT2
 from brt.pretrained.folder import HubFolder, write_folder
 from brt.training.checkpoints.parameters import merged

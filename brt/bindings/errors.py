@@ -1,0 +1,151 @@
+"""Errors of configs: what is wrong, and the nearest name or the remedy, in place of gin's words."""
+
+import contextlib
+import difflib
+import inspect
+import os
+import re
+
+import gin
+
+from brt.bindings.gin_files import NotAllowed, read_gin_text
+from brt.bindings.registration import register_all
+from brt.bindings.registry import bindable, default, entries, known_names
+from brt.checks import shortened
+
+RENAMED = {"LanguageModel": "BlockRecurrentTransformer"}
+"""Names in configs and run folders of earlier versions."""
+LONGEST_LINE = 1_500
+"""Characters of a line of a message, which may contain a value."""
+COMPLETED_BY = {
+    "vocabulary_size": "a corpus, such as --gin_file=configs/corpora/text.gin (to a config of "
+    "brt.benchmark: CONFIG+configs/corpora/text.gin), or your text, --text=PATH",
+    "segment_length": "an algorithmic task, as in --gin_file=configs/tasks/copy.gin",
+}
+"""Macros that model configs read and data configs bind."""
+
+PAPER_WORDS = {"config": "arrangement", "configuration": "arrangement"}
+
+
+class ConfigError(ValueError):
+    """A gin file or binding is wrong; the message names it and the remedy."""
+
+    def __init__(self, message: str):
+        super().__init__("\n".join(shortened(x, LONGEST_LINE) for x in message.split("\n")))
+
+
+@contextlib.contextmanager
+def explained(where, text="", file=None):
+    """Raises errors as `ConfigError`s with `where`, and lines of `file` or `text`."""
+    try:
+        yield
+    except RecursionError:
+        raise ConfigError(f"{where}: brackets lie too deep in one another.") from None
+    except NotAllowed as error:
+        raise ConfigError(f"{where}: {_without_gin_lines(error)}") from None
+    except (SyntaxError, ValueError, TypeError, OSError, RuntimeError) as error:
+        if file and isinstance(error, SyntaxError | ValueError):
+            with contextlib.suppress(OSError, ValueError):
+                text = read_gin_text(file)
+        raise ConfigError(_explain(_without_gin_lines(error), where, text)) from error
+    except ModuleNotFoundError as error:
+        name = str(error).split("'")[1]  # gin passes on the message only
+        raise ConfigError(
+            f"{where}: Python finds no module {name}: call the command in the folder that "
+            "holds it, or put that folder on PYTHONPATH."
+        ) from error
+    except ImportError as error:
+        raise ConfigError(f"{where}: {str(error).strip()}.") from error
+    except Exception as error:  # tokenize errors share no better base class
+        raise ConfigError(f"{where}: {error}. Is a bracket or a quote left open?") from error
+
+
+def _without_gin_lines(error):
+    """Returns the message of an error without the lines that gin appends."""
+    return str(error) if isinstance(error, SyntaxError) else str(error).split("\n  In ")[0]
+
+
+def _explain(message, where, text):
+    first = message.strip().split("\n")[0]
+    if "malformed node" in message or "Unable to parse value" in message:
+        number = re.search(r"line (\d+)\)", message.split("malformed node")[-1].split("\n")[-1])
+        lines = text.split("\n")
+        line = lines[int(number[1]) - 1] if number and int(number[1]) <= len(lines) else "NAME ="
+        name, _, value = (shortened(part.strip()) for part in line.partition("="))
+        return (
+            f"{where}: {value} is not a gin value. If it is meant as a string, quote it: "
+            f'{name} = "{value}", on a command line --gin.{name}=\'"{value}"\'.'
+        )
+    if "Unable to open file" in message:
+        return f"{where}: the file does not exist; {first.rstrip('.')}."
+    if "No configurable matching" in message:
+        unknown = message.split("'")[1].strip("@%").split("(")[0]
+        if now := RENAMED.get(unknown.rpartition("/")[2].partition(".")[0]):
+            return (
+                f"{where}: {unknown} is called {now} now. Rename it in your config; read an "
+                "earlier run folder with the version of brt that made it."
+            )
+        register_all()
+        return f"{where}: nothing is called {unknown}.{nearest(unknown, dict(entries()))}"
+    if "Ambiguous selector" in message:
+        return (
+            f"{where}: {first.strip(chr(34))} Write its module before the name; where a file has "
+            "moved into brt, remove the old one."
+        )
+    if "doesn't have a parameter named" in message:
+        configurable, parameter = message.split("'")[1], message.split("named '")[1].split("'")[0]
+        own_entries = (e for _, e in gin.config._REGISTRY.items() if e.name == configurable)
+        own = [f"{configurable}.{name}" for entry in own_entries for name in bindable(entry)]
+        of_parts = [f"{part}.{parameter}" for part in _parts(configurable, parameter)]
+        word = f"{configurable}.{PAPER_WORDS.get(parameter)}"
+        every = (f"{name}.{p}" for name, parameters in known_names().items() for p in parameters)
+        names = [word] if word in own else of_parts or own or every
+        advice = nearest(f"{configurable}.{parameter}", names)
+        return f"{where}: {configurable} has no parameter {parameter}.{advice}"
+    if "No bindings specified for" in message:
+        macro = message.split("'")[1].removesuffix("/gin.macro")
+        if macro in COMPLETED_BY:
+            return f"{where}: %{macro} has no value. Add {COMPLETED_BY[macro]}."
+        return f"{where}: the macro {macro} has no value; add a line {macro} = ... ."
+    return f"{where}: {message.strip()}"
+
+
+def nearest(name, candidates):
+    names = difflib.get_close_matches(name, list(candidates), n=1, cutoff=0.0)
+    return f" The nearest valid name is {names[0]}." if names else ""
+
+
+def _parts(configurable, parameter) -> list[str]:
+    names = known_names()
+    built = (default(f"{configurable}.{own}") for own in names.get(configurable, ()))
+    parts = (part.__name__ for part in built if inspect.isclass(part) or inspect.isfunction(part))
+    return [part for part in parts if parameter in names.get(part, ())]
+
+
+def message(error: Exception) -> str:
+    """Returns the message of an error without its number and gin's list of calls."""
+    text = str(error)
+    if isinstance(error, OSError) and error.strerror:
+        text = error.strerror
+        if error.filename is not None:
+            text = f"{os.fsdecode(error.filename)}: {text}"
+    lines = text.split("\n  In call to configurable")[0].strip().split("\n")
+    return "\n".join(shortened(line, LONGEST_LINE) for line in lines)
+
+
+def unbuildable(error: Exception) -> ConfigError | None:
+    """Returns an error for a missing REQUIRED binding or a value of a wrong type, or None."""
+    text = message(error).split("\n")[0]
+    called = re.search(r"In call to configurable '(\w+)'", str(error))
+    if lacking := re.fullmatch(r"(\w+)\(\) missing required arguments: (.*)", text):
+        names = ", ".join(f"{lacking[1]}.{name}" for name in re.findall(r"\w+", lacking[2]))
+        model = " The model config is missing: pass one, as in --gin_file=configs/quickstart.gin."
+        return ConfigError(
+            f"Nothing binds {names}: bind it in a gin file or by --gin.NAME=VALUE."
+            f"{model if 'Trainer.optimizer' in names else ''}"
+        )
+    if called and re.search(r"missing \d+ required positional arguments?: 'rngs'", text):
+        return ConfigError(f"@{called[1]}() is built too early: write @{called[1]}, no brackets.")
+    if isinstance(error, TypeError) and called:
+        return ConfigError(f"A binding of {called[1]} has a value of a wrong type: {text}")
+    return None

@@ -1,0 +1,168 @@
+"""Bindings that were read, and those that nothing reads."""
+
+import inspect
+import re
+from collections.abc import Iterator
+from typing import Any, Protocol, runtime_checkable
+
+import gin
+from absl import logging
+
+from brt.bindings.errors import ConfigError, nearest
+from brt.bindings.registration import register_all
+from brt.bindings.registry import default, entries
+
+MOST_UNREAD = 20
+SWITCHES = {
+    "RecurrentCell": "BlockRecurrentTransformer.recurrent_layers",
+    "ExternalMemory": "BlockRecurrentTransformer.memorizing_layers",
+    "ReduceOnPlateau": "Trainer.plateau",
+    "WeightAverage": "Trainer.average",
+}
+"""Bindings that leave out a part of a model or of training if they are `()` or None."""
+
+bound_by_flags: set[str] = set()
+"""Names that the binding lines of the last `brt.config.parse` bind, not its files."""
+
+
+def read_bindings() -> dict[str, str]:
+    """Returns everything read so far, bound or default: `RecurrentCell.gate` to `'fixed'`."""
+    return flatten(gin.config._OPERATIVE_CONFIG)
+
+
+def flatten(bindings):
+    flat = {}
+    for (scope, selector), parameters in bindings.items():
+        name = selector.rsplit(".", 1)[-1]
+        for parameter, value in parameters.items():
+            if selector == "gin.macro":
+                flat[scope] = repr(value)
+            else:
+                flat[f"{scope}/{name}.{parameter}" if scope else f"{name}.{parameter}"] = repr(
+                    value
+                )
+    return flat
+
+
+def differences(old: dict[str, str], new: dict[str, str]) -> list[str]:
+    """Returns a line for each binding that differs: `RecurrentCell.gate: 'fixed' -> 'lstm'`.
+
+    A binding of only one side, whose version may have a further parameter, is compared with its
+    default.
+    """
+    return [
+        f"{name}: {old.get(name, '(not bound)')} -> {new.get(name, '(not bound)')}"
+        for name in sorted(old.keys() | new.keys())
+        if old.get(name, _default_text(name)) != new.get(name, _default_text(name))
+    ]
+
+
+def _default_text(name):
+    value = default(name.rpartition("/")[2])
+    return None if value is gin.REQUIRED else repr(value)
+
+
+def check_all_read() -> None:
+    """Refuses bindings and macros that a full build has not read.
+
+    A file's bindings of a part that another binding leaves out (`SWITCHES`) only cause a warning.
+    Those of a source that a flag replaces are removed.
+    """
+    read, bound = read_bindings(), flatten(gin.config._CONFIG)
+    used = {_binding_of(name, bound) for name in read}
+    left = _without_switched_off([name for name in bound if name not in used], read, bound)
+    if left:
+        sentences = [_unread(name, read) for name in left[:MOST_UNREAD]]
+        if more := len(left) - len(sentences):
+            sentences.append(f"Nothing reads {more:,} more bindings either.")
+        raise ConfigError("\n".join(sentences))
+
+
+def _without_switched_off(left, read, bound):
+    off: dict[str, list[str]] = {}
+    for name in left:
+        switch = SWITCHES.get(name.rpartition("/")[2].partition(".")[0])
+        if (
+            switch
+            and switch in read
+            and bound.get(switch) in ("()", "[]", "None")
+            and name not in bound_by_flags
+        ):
+            off.setdefault(switch, []).append(name)
+    for switch, names in off.items():
+        logging.warning("%s = %s: %s not used.", switch, bound[switch], ", ".join(names))
+    passed = {name for names in off.values() for name in names}
+    replaced: set[str] = set()
+    if "Corpus.source" in bound_by_flags:  # it replaces the source of a file, with its bindings
+        sources = (name for name in left if _is_source(name.partition(".")[0]))
+        replaced.update(name for name in sources if name not in bound_by_flags)
+    passed, replaced = (_with_macros(names, bound) & {*left} for names in (passed, replaced))
+    _unbind(replaced)  # a run folder, written from gin's bindings, has no flags that replace them
+    return [name for name in left if name not in passed | replaced]
+
+
+def _with_macros(names, bound):
+    macros = {macro for name in names for macro in re.findall(r"%([\w./]+)", bound[name])}
+    return names | (macros - bound_by_flags)
+
+
+def _unbind(names):
+    for key, parameters in list(gin.config._CONFIG.items()):
+        for parameter in list(parameters):
+            if flatten({key: {parameter: None}}).keys() <= names:
+                del parameters[parameter]
+        if not parameters:
+            del gin.config._CONFIG[key]
+
+
+def _unread(name, read):
+    """Returns why nothing reads a binding: its part is not used, or a name is wrong."""
+    configurable, _, parameter = name.rpartition(".")
+    if not configurable:
+        return (
+            f"The macro {name} is bound, but nothing reads it: write %{name} where its value "
+            f"belongs.{nearest(name, read)}"
+        )
+    configurables = {other.rpartition(".")[0].rpartition("/")[2] for other in read}
+    used = configurable.rpartition("/")[2] in configurables
+    register_all()
+    if parameter and configurable in dict(entries()) and not used:
+        alike = [other for other in read if other.endswith(f".{parameter}")]
+        advice = "Leave the binding out."
+        if _is_source(configurable) and "Corpus.source" in read:
+            advice = (
+                "Leave the binding out, or give one data config after a model config, as in "
+                "--gin_file=configs/systems/xl_512.gin --gin_file=configs/corpora/text.gin."
+            )
+        return (
+            f"{name} is bound, but nothing reads it: nothing here uses {configurable}. "
+            f"{advice}{nearest(name, alike)}"
+        )
+    scope, _, rest = name.rpartition("/")
+    if scope == "evaluation" and rest in read:
+        return (
+            f"{name} is bound, but nothing reads it: bind Evaluation.model to the model of "
+            "Trainer.model in that scope, as in Evaluation.model = @evaluation/TransformerXL."
+        )
+    return f"{name} is bound, but nothing reads it.{nearest(name, read)}"
+
+
+@runtime_checkable
+class _GivesDocuments(Protocol):
+    """A `brt.data.sources.base.Source`, which this module may not import."""
+
+    def documents(self, split: str) -> Iterator[Any]: ...
+
+
+def _is_source(configurable):
+    named = (entry for _, entry in gin.config._REGISTRY.items() if entry.name == configurable)
+    classes = (entry.wrapped for entry in named if inspect.isclass(entry.wrapped))
+    return any(issubclass(cls, _GivesDocuments) for cls in classes)
+
+
+def _binding_of(name, bound):
+    """Returns the binding of a value read as `a/b/Corpus.store`: of the longest scope bound."""
+    scope, _, parameter = name.rpartition("/")
+    parts = scope.split("/") if scope else []
+    candidates = ("/".join([*parts[:n], parameter]) for n in range(len(parts), -1, -1))
+    return next((candidate for candidate in candidates if candidate in bound), None)
