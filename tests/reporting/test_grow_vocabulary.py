@@ -12,7 +12,8 @@ SWEEPS = "docs/results/sweeps"
 
 def experiment(model, symbols):
     files = [model, f"{SWEEPS}/mqar_64.gin"]
-    return Configuration(files, [f"vocabulary_size = {symbols}"]).experiment()
+    bindings = [f"vocabulary_size = {symbols}", f"Trainer.seed = {symbols}"]
+    return Configuration(files, bindings).experiment()
 
 
 def logits(built, params, tokens_BT):
