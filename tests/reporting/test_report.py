@@ -399,3 +399,14 @@ def test_runs_of_a_ladder_are_named_by_what_differs_and_open_with_their_table(tm
     first = page[page.index("<section") :][: page[page.index("<section") :].index("</section>")]
     assert [f"window={window}" in first for window in (8, 16, 32, 64)] == [True] * 4
     assert 'id="block_recurrent"' not in page
+
+
+@pytest.mark.parametrize("x", [(16384, 32768, 32776, 99840), (4104, 16392, 16400, 99840)])
+def test_a_logarithmic_axis_has_more_than_one_number(x):
+    axes = (
+        Plot("n", "t", "c", "x", "y", [Line("a", x, (1, 2, 3, 4), "points")], log_x=True)
+        .draw("k")
+        .axes[0]
+    )
+    low, high = axes.get_xlim()
+    assert sum(low <= tick <= high for tick in axes.get_xticks()) > 1

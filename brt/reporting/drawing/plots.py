@@ -205,6 +205,8 @@ def _thinned(line):
 def _logarithmic(axes, x):
     axes.set_xscale("log")
     if len(x) > MOST_TICKS or min(b / a for a, b in itertools.pairwise([*x, x[-1] * 2])) < 1.15:
+        if x[-1] < 100 * x[0]:  # fewer than two powers of ten may lie between
+            axes.xaxis.get_major_locator().set_params(subs=(1, 2, 5))
         axes.xaxis.set_major_formatter(lambda value, _: _plain(value))
     else:
         axes.set_xticks(x, map(_plain, x))
