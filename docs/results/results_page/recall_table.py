@@ -55,9 +55,8 @@ class Recall(NamedTuple):
 
     def held(self, length: float) -> int:
         """The most pairs of which the best run answers `ANSWERED` in documents of a length."""
-        curves = sorted(_by_length(self.studies[0]).items())
-        enough = itertools.takewhile(lambda curve: curve[1].get(length, 0) >= ANSWERED, curves)
-        return max((pairs for pairs, _ in enough), default=0)
+        curves = _by_length(self.studies[0]).items()
+        return max((n for n, curve in curves if curve.get(length, 0) >= ANSWERED), default=0)
 
 
 class Cells(NamedTuple):
