@@ -179,8 +179,8 @@ def recall_table(name: str, groups: Iterable[Group]) -> Table | None:
         f"training: {cells.pairs[0]} to {most} pairs in at most {trained:,.0f} tokens. Later "
         f"columns: {most} pairs, also in longer documents than training has; not measured for "
         f"every run. Pairs: the most of which the best run answers {ANSWERED:.0%} in documents of "
-        f"{trained:,.0f} tokens. Reach: tokens since the pair (from powers of two) up to which it "
-        f"answers {ANSWERED:.0%}."
+        f"{trained:,.0f} tokens. Reach: tokens since the pair up to which it answers "
+        f"{ANSWERED:.0%} of all queries; 32 stands for 32 to 63 tokens, and so on."
     )
     return plain_table(name, "Pairs recalled", caption, titles, rows)
 
@@ -249,9 +249,9 @@ def recall_plots(name: str, groups: Iterable[Group]) -> list[Plot]:
             name,
             "Pairs recalled, by distance",
             f"Share of queries for {cells.pairs[0]} to {cells.pairs[-1]} pairs that are answered "
-            "with the right value, by the tokens since the pair (from powers of two), in documents "
-            f"from {cells.lengths[0]:,.0f} tokens on, the longest of training. {which} Of each its "
-            "better size, and the best run.",
+            "with the right value, by the tokens since the pair (32 stands for 32 to 63), in "
+            f"documents of {cells.lengths[0]:,.0f} tokens, the longest of training, and more. "
+            f"{which} Of each its better size, and the best run.",
             "distance, tokens",
             "share answered",
             by_distance,
