@@ -1,4 +1,4 @@
-"""Errors of configs: what is wrong, and the nearest name or the remedy, in place of gin's words."""
+"""Errors of configs: name the mistake, and the nearest valid name or the remedy."""
 
 import contextlib
 import difflib

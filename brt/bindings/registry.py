@@ -1,4 +1,4 @@
-"""What gin may bind: brt's configurables, their parameters, annotations and defaults."""
+"""Lists brt's configurables and the parameters that gin may bind, with types and defaults."""
 
 import functools
 import inspect

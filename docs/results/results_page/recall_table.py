@@ -60,7 +60,7 @@ class Recall(NamedTuple):
 
 
 class Cells(NamedTuple):
-    """What the studies of some memories have: numbers of pairs, and lengths with most of them."""
+    """Numbers of pairs in the studies of all memories, and document lengths with most pairs."""
 
     pairs: list[int]
     lengths: list[float]
@@ -180,7 +180,7 @@ def recall_table(name: str, groups: Iterable[Group]) -> Table | None:
         f"columns: {most} pairs, also in longer documents than training has; not measured for "
         f"every run. Pairs: the most of which the best run answers {ANSWERED:.0%} in documents of "
         f"{trained:,.0f} tokens. Reach: tokens since the pair up to which it answers "
-        f"{ANSWERED:.0%} of all queries; 32 stands for 32 to 63 tokens, and so on."
+        f"{ANSWERED:.0%} of all queries; 32 means 32 to 63 tokens, and so on."
     )
     return plain_table(name, "Pairs recalled", caption, titles, rows)
 
@@ -249,7 +249,7 @@ def recall_plots(name: str, groups: Iterable[Group]) -> list[Plot]:
             name,
             "Pairs recalled, by distance",
             f"Share of queries for {cells.pairs[0]} to {cells.pairs[-1]} pairs that are answered "
-            "with the right value, by the tokens since the pair (32 stands for 32 to 63), in "
+            "with the right value, by the tokens since the pair (32 means 32 to 63), in "
             f"documents of {cells.lengths[0]:,.0f} tokens, the longest of training, and more. "
             f"{which} Of each its better size, and the best run.",
             "distance, tokens",
