@@ -70,7 +70,8 @@ class Association(SegmentMemory[jax.Array]):
     update: A + sum_s b_s f_s (W_v m_s - A^T f_s / (z . f_s))^T,  z + sum_s g_s f_s,
             with f_s = f(W_k m_s), b_s = sigmoid(w_b m_s + c), g_s = clip(1 - z . f_s, 0, 1)
 
-    g keeps z from counting a key again; no gradient flows through it.
+    g keeps z from counting a key again; no gradient flows through it. The released code also
+    subtracts `EPSILON` from g, but not in the first segment.
 
     Source: Rodkin et al. 2024, arXiv:2407.04841, section 2, and the released code.
     """

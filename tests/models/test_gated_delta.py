@@ -1,0 +1,53 @@
+"""The gated delta rule against a recording of the one in Transformers.
+
+`recordings/gated_delta_rule.npz` has inputs, outputs and gradients of transformers 5.24.0's
+`torch_recurrent_gated_delta_rule` (of Qwen3-Next), token by token in float32, which makes queries
+and keys of unit length and divides queries by the root of their size K.
+"""
+
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from brt.models.block_recurrent.gated_delta import delta_block
+from brt.models.layers.norms import unit_heads
+
+INPUTS = "queries", "keys", "values", "log_decays", "steps"
+
+
+@pytest.fixture(scope="module")
+def recording():
+    with np.load(Path(__file__).parent / "recordings" / "gated_delta_rule.npz") as archive:
+        return dict(archive)
+
+
+def run(matrix_BHKK, inputs, weights_BTHK, window):
+    q_BTHK, k_BTHK, *others = inputs
+    size = q_BTHK.shape[-1] ** 0.5
+    inputs = unit_heads(q_BTHK) / size, unit_heads(k_BTHK), *others
+    read = []
+    for start in range(0, q_BTHK.shape[1], window):
+        block = [x[:, start : start + window] for x in inputs]
+        matrix_BHKK, read_BWHK = delta_block(matrix_BHKK, tuple(block))
+        read.append(read_BWHK)
+    read_BTHK = jnp.concatenate(read, axis=1)
+    loss = jnp.sum(read_BTHK * weights_BTHK) + jnp.sum(jnp.square(matrix_BHKK))
+    return loss, (read_BTHK, matrix_BHKK)
+
+
+@pytest.mark.parametrize("window", [1, 8, 24])
+def test_values_read_and_gradients_are_those_of_transformers(recording, window):
+    inputs = [jnp.asarray(recording[name]) for name in INPUTS]
+    both = jax.value_and_grad(run, argnums=(0, 1), has_aux=True)
+    with jax.default_matmul_precision("highest"):
+        (_, (read, after)), (before_grad, grads) = both(
+            jnp.asarray(recording["before"]), inputs, recording["weights"], window
+        )
+    found = {"read": read, "after": after, "grads/before": before_grad}
+    found |= {f"grads/{name}": grad for name, grad in zip(INPUTS, grads, strict=True)}
+    for name, ours in found.items():
+        largest = np.abs(recording[name]).max()
+        np.testing.assert_allclose(ours, recording[name], rtol=0, atol=1e-5 * largest, err_msg=name)
