@@ -233,6 +233,7 @@ def recall_plots(name: str, groups: Iterable[Group]) -> list[Plot]:
         for r in shown
     ]  # fmt: skip
     which = f"The window and the {SHOWN} memories that recall most."
+    of_each = "its better size, and " if any(len(some) > 1 for some in sizes.values()) else ""
     return [
         Plot(
             f"{name}_bytes",
@@ -251,7 +252,7 @@ def recall_plots(name: str, groups: Iterable[Group]) -> list[Plot]:
             f"Share of queries for {cells.pairs[0]} to {cells.pairs[-1]} pairs that are answered "
             "with the right value, by the tokens since the pair (32 means 32 to 63), in "
             f"documents of {cells.lengths[0]:,.0f} tokens, the longest of training, and more. "
-            f"{which} Of each its better size, and the best run.",
+            f"{which} Of each {of_each}the best run.",
             "distance, tokens",
             "share answered",
             by_distance,
