@@ -1,6 +1,7 @@
 """Writes the file of a study, and prints it."""
 
 import io
+import json
 import math
 from pathlib import Path
 
@@ -22,13 +23,14 @@ def write_study(content: Content) -> str:
     """Writes a study to its run folder and returns the file's path.
 
     The file is `RUN/studies/<study>.json`, or `<study>-<compared with>.json`. Arrays go to an .npz
-    next to it and tables to CSV files.
+    next to it and tables to CSV files. A file of another store is kept under the store's name.
     """
     folder = as_path(content["run"]) / "studies"
     folder.mkdir(exist_ok=True)
     other = Path(content["other"]).resolve().name if "other" in content else None
     other = other or content.get("against")
     name = f"{content['study']}-{other}" if other else content["study"]
+    _keep_other_store(folder, name, content.get("store"))
     content = dict(content)
     tables = content.pop("csv", {})
     if arrays := content.get("arrays"):
@@ -39,6 +41,20 @@ def write_study(content: Content) -> str:
     for part, text in tables.items():
         (folder / f"{content['study']}-{part}.csv").write_text(text, encoding="utf-8")
     return str(folder / f"{name}.json")
+
+
+def _keep_other_store(folder, name, store):
+    """Renames an earlier file of another store to `<name>-<that store>.json`."""
+    if not (folder / f"{name}.json").exists():
+        return
+    earlier = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
+    if earlier.get("store", store) == store:
+        return
+    kept = f"{name}-{Path(earlier['store']).parent.name}"
+    if "arrays" in earlier:
+        (folder / earlier["arrays"]).rename(folder / f"{kept}.npz")
+        earlier["arrays"] = f"{kept}.npz"
+    replace_json(folder, f"{kept}.json", earlier)
 
 
 def compared_with(content: Content) -> str:

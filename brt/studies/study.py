@@ -138,6 +138,7 @@ def run_study(
     number = number or study.num_documents or run.store.num_documents
     documents = np.array(choose_documents(run.store, number, seed))
     head: Content = {"study": name, "run": str(run.workdir), "step": run.step, "split": run.split}
+    head["store"] = str(run.store.folder)
     if study.most_others > 1:
         head["others"] = list(map(str, others))
     elif others:

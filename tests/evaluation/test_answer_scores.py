@@ -152,6 +152,20 @@ def test_an_oracle_has_all_answers_right_at_every_length_and_depth(measured):
         assert set(values.ravel().tolist()) <= {-1.0, float(name.startswith("kept"))}
 
 
+def test_a_study_of_another_store_keeps_the_earlier_one(measured, tmp_path):
+    _, content = measured
+    short = content | {"run": str(tmp_path), "store": "stores/short/test", "step": 1}
+    long = short | {"store": "stores/long/test", "step": 2}
+    for each in (short, long, long):
+        write_study(each)
+    studies = tmp_path / "studies"
+    assert {path.name for path in studies.iterdir()} == {
+        f"{name}.{ending}" for name in ("answers", "answers-short") for ending in ("json", "npz")
+    }
+    kept, newest = read_study(studies / "answers-short.json"), read_study(studies / "answers.json")
+    assert (kept["step"], newest["step"]) == (1, 2) and kept["arrays"] == "answers-short.npz"
+
+
 def test_maps_have_the_values_of_their_rows_and_columns(measured, tmp_path):
     _, content = measured
     study = read_study(Path(write_study({**content, "run": str(tmp_path)})))

@@ -25,7 +25,7 @@ from results_page.files_entries import (
 )
 from results_page.files_rules import rules_table
 from results_page.gain_tables import INTERVAL, NOTHING, shown
-from results_page.gains import SPLIT, TEST, fresh_bits, known, paired, regime
+from results_page.gains import SPLIT, TEST, fresh_bits, known, paired, regime, test_bits
 from results_page.memory_names import WINDOW
 from results_page.systems import StepTimes
 
@@ -144,22 +144,26 @@ def _windows_table(
     rows = []
     for number, entry in enumerate(entries):
         slide = plain[entry.window]
-        fresh = paired(entry.group, slide, fresh_bits) if entry.memory != WINDOW else ()
+        fresh, gained_on_test = (
+            paired(entry.group, slide, measure) if entry.memory != WINDOW else ()
+            for measure in (fresh_bits, test_bits)
+        )
         p = Cell(f"{corrected[number]:.3f}") if number in corrected else NOTHING
         time = step_time(entry, times)
         kept, cleared = known(entry.group), known(entry.group, "cleared_")
         rows.append([entry.memory, entry.window, f"{rate(entry.group):g}", shown(kept),
                      shown(cleared), shown(gained[number]), p, shown(fresh),
-                     shown(known(entry.group, split=TEST)),
+                     shown(known(entry.group, split=TEST)), shown(gained_on_test),
                      NOTHING if time is None else Cell(f"{time:.2f}"),
                      f"{carried_bytes(entry):,}"])  # fmt: skip
     for label, (memory, window, group) in longer:
         kept, test = known(group), known(group, split=TEST)
         cleared = known(group, "cleared_")
         rows.append([f"{memory}, {label}", window, f"{rate(group):g}", shown(kept), shown(cleared),
-                     *[NOTHING] * 3, shown(test), *[NOTHING] * 2])  # fmt: skip
+                     *[NOTHING] * 3, shown(test), *[NOTHING] * 3])  # fmt: skip
     titles = ("memory", "W", "rate", "bits per byte", "cleared", "improvement", "p, Holm",
-              "on fresh text", "test split", "step time", "bytes carried")  # fmt: skip
+              "on fresh text", "test split", "on test split", "step time",
+              "bytes carried")  # fmt: skip
     seeds = max(len(known(entry.group)) for entry in entries)
     caption = (
         f"Bits per byte on {SPLIT}, {seeds} seeds, documents read from their start; cleared: the "

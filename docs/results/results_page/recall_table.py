@@ -17,6 +17,7 @@ from brt.reporting.runs import Run
 
 SHOWN = 6
 """Memories of a plot, without the window."""
+BY_DISTANCE = "state kept, by distance"
 OF_PAIRS = re.compile(r"state kept, (\d+) facts, by length")
 ANSWERED = 0.9
 RATE = "cosine.maximum"
@@ -45,7 +46,12 @@ class Recall(NamedTuple):
     @property
     def by_distance(self) -> dict[float, float]:
         """Of the best run."""
-        return self.studies[0].get("state kept, by distance", {})
+        return self.studies[0].get(BY_DISTANCE, {})
+
+    def back(self, distance: float) -> list[float]:
+        """Returns the share answered of pairs so many tokens back, of each run."""
+        curves = (study.get(BY_DISTANCE, {}) for study in self.studies)
+        return [curve[distance] for curve in curves if distance in curve]
 
     @property
     def reach(self) -> float:
@@ -69,6 +75,11 @@ class Cells(NamedTuple):
     def far(self) -> tuple[int, float]:
         """Most pairs, and the second length."""
         return self.pairs[-1], self.lengths[:2][-1]
+
+    @property
+    def distances(self) -> list[float]:
+        """A quarter of the lengths that are longer than those of training."""
+        return [length / 4 for length in self.lengths[1:3]]
 
 
 def _by_length(study: Mapping[str, dict[float, float]]) -> dict[int, dict[float, float]]:
@@ -170,15 +181,19 @@ def recall_table(name: str, groups: Iterable[Group]) -> Table | None:
     rows: list[Sequence[Any]] = []
     for recall in found:
         shares = [recall.in_training, *(recall.at(most, length) for length in cells.lengths)]
+        shares += map(recall.back, cells.distances)
         start = recall.memory, f"{recall.carried_bytes:,}", str(recall.held(trained))
         rows.append([*start, f"{recall.reach:,.0f}", *map(by_run, shares)])
     titles = ["memory", "bytes carried", "pairs", "reach", "as in training",
-              *(f"{most} pairs, {length:,.0f} tokens" for length in cells.lengths)]  # fmt: skip
+              *(f"{most} pairs, {length:,.0f} tokens" for length in cells.lengths),
+              *(f"{distance:,.0f} tokens back" for distance in cells.distances)]  # fmt: skip
     caption = (
         "Share of queries answered with the right value, one number a seed, the best first. As in "
         f"training: {cells.pairs[0]} to {most} pairs in at most {trained:,.0f} tokens. Later "
         f"columns: {most} pairs, also in longer documents than training has; not measured for "
-        f"every run. Pairs: the most of which the best run answers {ANSWERED:.0%} in documents of "
+        "every run. Most queries follow their pair soon; the last columns are of those for any "
+        "number of pairs so many to twice so many tokens after it. Pairs: the most of which the "
+        f"best run answers {ANSWERED:.0%} in documents of "
         f"{trained:,.0f} tokens. Reach: tokens since the pair up to which it answers "
         f"{ANSWERED:.0%} of all queries; 32 means 32 to 63 tokens, and so on."
     )
