@@ -44,7 +44,8 @@ def runs_of(folder, memory, window, bits, early=2.5, late=2.0, names=None, rate=
             f"cosine.maximum = {rate}",
             f"Trainer.steps = {steps}",
             seed=seed,
-            evaluations={"validation": {"bits_per_byte": bits + noise}},
+            evaluations={"validation": {"bits_per_byte": bits + noise},
+                         "test": {"bits_per_byte": 2 * bits + noise}},
             records=[
                 {"step": step, "train/bits_per_token": early if step < 1500 else late,
                  "data/ledger": f"{seed}{step}"}
@@ -109,8 +110,9 @@ def test_rules_stand_and_fail_by_the_numbers(tmp_path):
                if (r[0].text, r[1].text) == (LABELS["delta"], "8"))  # fmt: skip
     assert row[5].values == pytest.approx((0.202, 0.2, 0.198))
     assert row[7].values == pytest.approx((0.2, 0.2, 0.2))
+    assert row[9].values == pytest.approx((0.402, 0.4, 0.398))
     width, layers, heads, size = 96, 7, 4, 24
-    assert row[10].text == f"{4 * (2 * layers * 8 * width + heads * size**2):,}"
+    assert row[11].text == f"{4 * (2 * layers * 8 * width + heads * size**2):,}"
 
 
 def test_what_does_not_pay_is_said_to_fail(tmp_path):
