@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from brt.models.block_recurrent.gated_delta import delta_block
+from brt.models.block_recurrent.gated_delta import delta_block, inverse_of_unit_lower
 from brt.models.layers.norms import unit_heads
 
 INPUTS = "queries", "keys", "values", "log_decays", "steps"
@@ -51,3 +51,12 @@ def test_values_read_and_gradients_are_those_of_transformers(recording, window):
     for name, ours in found.items():
         largest = np.abs(recording[name]).max()
         np.testing.assert_allclose(ours, recording[name], rtol=0, atol=1e-5 * largest, err_msg=name)
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 16, 100])
+def test_the_inverse_of_unit_lower_matrices_is_that_of_numpy(size):
+    x = np.random.default_rng(size).uniform(-1, 1, (2, 1, 3, size, size)) * 0.3
+    with jax.default_matmul_precision("highest"):
+        found = inverse_of_unit_lower(jnp.asarray(x, jnp.float32))
+    expected = np.linalg.inv(np.tril(x, -1) + np.eye(size))
+    np.testing.assert_allclose(found, expected, atol=1e-5 * np.abs(expected).max())

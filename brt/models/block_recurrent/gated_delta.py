@@ -105,10 +105,11 @@ class GatedDeltaMemory(LayerMemory):
         return mixed_B1HK, select_rows(reads_B, after, cache)
 
     def flops_per_token(self, window: int) -> float:
-        """Counts three products with the matrix, three within the block, and the system."""
+        """Counts three products with the matrix, four within the block, and the inverse."""
         A, K = self.sizes.attention_size, self.sizes.head_size
         gates = 4 * self.sizes.width * self.sizes.num_heads
-        return gates + 6.0 * A * K + 7.0 * A * window
+        inverse = self.sizes.num_heads * window**2 * 2 / 3
+        return gates + 6.0 * A * K + 8.0 * A * window + inverse
 
 
 def delta_block(
@@ -132,9 +133,7 @@ def delta_block(
     system_BHWJ = step_BHW[..., None] * decay_BHWJ * products_BHWJ
     old_BHWK = since_BHW1 * jnp.einsum("BWHK,BHKV->BHWV", k_BWHK, matrix_BHKK)
     new_BHWK = step_BHW[..., None] * (jnp.moveaxis(v_BWHK, 1, 2) - old_BHWK)
-    stored_BHWK = jax.scipy.linalg.solve_triangular(
-        jnp.tril(system_BHWJ, -1), new_BHWK, lower=True, unit_diagonal=True
-    )
+    stored_BHWK = inverse_of_unit_lower(system_BHWJ[:, :, None])[:, :, 0] @ new_BHWK
     scores_BHWJ = decay_BHWJ * jnp.einsum("BWHK,BJHK->BHWJ", q_BWHK, k_BWHK)
     read_BHWK = since_BHW1 * jnp.einsum("BWHK,BHKV->BHWV", q_BWHK, matrix_BHKK)
     read_BHWK = read_BHWK + scores_BHWJ @ stored_BHWK
@@ -143,3 +142,25 @@ def delta_block(
         "BWHK,BHW,BHWV->BHKV", k_BWHK, last_BHW, stored_BHWK
     )
     return matrix_BHKK, jnp.moveaxis(read_BHWK, 1, 2)
+
+
+def inverse_of_unit_lower(x_BHNWW: jax.Array) -> jax.Array:
+    """Returns inverses of I + L; L is the part of `x_BHNWW` (B, H, N, W, W) below its diagonal.
+
+        [[A, 0], [C, D]]^-1 = [[A^-1, 0], [-D^-1 C A^-1, D^-1]]
+
+    Only products of matrices: on CPUs of several cores jax 0.10's `solve_triangular` can hang, when
+    solves of one step wait for the threads that the others hold.
+    """
+    W = x_BHNWW.shape[-1]
+    if W == 1:
+        return jnp.ones_like(x_BHNWW)
+    if W % 2:
+        x_BHNWW = jnp.pad(x_BHNWW, [(0, 0)] * 3 + [(0, 1)] * 2)
+    half = x_BHNWW.shape[-1] // 2
+    diagonal = [x_BHNWW[..., :half, :half], x_BHNWW[..., half:, half:]]
+    inverses = inverse_of_unit_lower(jnp.concatenate(diagonal, axis=2))
+    a, d = jnp.split(inverses, 2, axis=2)
+    left = jnp.concatenate([a, -d @ x_BHNWW[..., half:, :half] @ a], axis=-2)
+    right = jnp.concatenate([jnp.zeros_like(d), d], axis=-2)
+    return jnp.concatenate([left, right], axis=-1)[..., :W, :W]
