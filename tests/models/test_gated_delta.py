@@ -5,6 +5,8 @@
 and keys of unit length and divides queries by the root of their size K.
 """
 
+import subprocess
+import sys
 from pathlib import Path
 
 import jax
@@ -60,3 +62,20 @@ def test_the_inverse_of_unit_lower_matrices_is_that_of_numpy(size):
         found = inverse_of_unit_lower(jnp.asarray(x, jnp.float32))
     expected = np.linalg.inv(np.tril(x, -1) + np.eye(size))
     np.testing.assert_allclose(found, expected, atol=1e-5 * np.abs(expected).max())
+
+
+SOLVES = """
+import jax, jax.numpy as jnp
+from brt.models.block_recurrent.gated_delta import delta_block
+q = jax.random.normal(jax.random.key(0), (64, 16, 4, 16))
+inputs = q, q / 4, q, -jnp.ones(q.shape[:3]), jnp.ones(q.shape[:3]) / 2
+grad = jax.grad(lambda m: sum(jnp.sum(x**2) for x in delta_block(m, inputs)))
+step = jax.jit(lambda m: [grad(m + i) for i in range(4)])
+for _ in range(20):
+    jax.block_until_ready(step(jnp.zeros((64, 4, 16, 16))))
+"""
+
+
+def test_independent_solves_of_one_step_end():
+    # In a process of its own: with batched triangular solves it never ended on two cores.
+    subprocess.run([sys.executable, "-c", SOLVES], check=True, timeout=120)
