@@ -176,13 +176,15 @@ def vocabulary_of(store: TokenStore) -> Vocabulary | None:
         with nullcontext() if bound else only_buckets_of([]):
             fingerprint = vocabulary.fingerprint
     except (OSError, ValueError) as error:
-        fingerprint = f"not available: {error}"
+        # The vocabulary of a task's source has no name of its own.
+        is_nameless = not bound and not file and isinstance(error, ValueError)
+        fingerprint = "unknown without a config" if is_nameless else f"not available: {error}"
     if fingerprint == entry["fingerprint"]:
         return vocabulary
     sentence = (
         f"ids only: the store was made with {entry['name']} ({entry['fingerprint']:.12}), and the "
-        f"vocabulary here is {fingerprint}. To see text, give the --gin_file the store was made "
-        "with."
+        f"vocabulary here is {fingerprint.rstrip('.')}. To see text, give the --gin_file the store "
+        "was made with."
     )
     print(printable(sentence))
     return None

@@ -87,13 +87,13 @@ def accuracies(result: list[Scored]) -> Content:
     study = content(numbers, [], summary, arrays={}, maps=[])
     for name, label in LABELS.items():
         for state in states if name != "depth" else ():
-            x, y = _shares(result, state, operator.attrgetter(name))
+            x, y, _ = _shares(result, state, operator.attrgetter(name))
             if len(x) > 1:
                 study["series"].append(curve(f"state {state}, by {name}", x, y, label, SHARE))
     counts = sorted({s.facts for s in result})
     for facts in counts if len(counts) > 1 else ():
         own = [s for s in result if s.facts == facts]
-        x, y = _shares(own, "kept", operator.attrgetter("length"))
+        x, y, _ = _shares(own, "kept", operator.attrgetter("length"))
         if len(x) > 1:
             name = f"state kept, {facts} facts, by length"
             study["series"].append(curve(name, x, y, LABELS["length"], SHARE))
@@ -101,13 +101,14 @@ def accuracies(result: list[Scored]) -> Content:
         for rows, columns in (("length", "depth"), ("facts", "length"), ("facts", "distance")):
             if (table := _table(result, state, rows, columns)) is None:
                 continue
-            y_values, x_values, values = table
+            y_values, x_values, values, (fewest, most) = table
             add_map(
                 study,
                 f"{state}_{rows}_{columns}",
                 values,
                 f"Answers by {rows} and {columns}, state {state}",
-                "Share of answers right; empty cells have no answer.",
+                f"Share of answers right, of {fewest:,} to {most:,} in a cell; a cell without a "
+                "number has no answer.",
                 (LABELS[columns], LABELS[rows]),
                 ([x_values[0], x_values[-1]], [y_values[0], y_values[-1]]),
                 x_values=x_values,
@@ -136,20 +137,23 @@ def _shares(scored: list[Scored], state: str, group: Callable[[Scored], Any]):
     for each in scored:
         if (key := group(each)) is not None:
             groups.setdefault(key, []).append(each.right[state])
-    return sorted(groups), [float(np.mean(groups[key])) for key in sorted(groups)]
+    keys = sorted(groups)
+    counts = [len(groups[key]) for key in keys]
+    return keys, [float(np.mean(groups[key])) for key in keys], counts
 
 
 def _table(scored: list[Scored], state: str, rows: str, columns: str):
-    """Returns values of rows and columns, and shares (rows, columns), -1 without answers.
+    """Returns values of rows and columns, shares (rows, columns), and fewest and most answers.
 
-    None if there is only one row and one column, or no answer has both values.
+    A share without answers is -1. None if there is only one row and one column, or no answer has
+    both values.
     """
 
     def cell(each):
         y, x = getattr(each, rows), getattr(each, columns)
         return None if y is None or x is None else (y, x)
 
-    cells, shares = _shares(scored, state, cell)
+    cells, shares, counts = _shares(scored, state, cell)
     y_values = sorted({y for y, _ in cells})
     x_values = sorted({x for _, x in cells})
     if columns == "depth" and cells:
@@ -159,4 +163,4 @@ def _table(scored: list[Scored], state: str, rows: str, columns: str):
     values = np.full((len(y_values), len(x_values)), -1.0, np.float32)
     for (y, x), share in zip(cells, shares):
         values[y_values.index(y), x_values.index(x)] = share
-    return y_values, x_values, values
+    return y_values, x_values, values, (min(counts), max(counts))

@@ -1,6 +1,7 @@
 """Scores, studies and maps of answers, against loops over the annotations."""
 
 import contextlib
+import re
 from pathlib import Path
 
 import jax
@@ -128,6 +129,9 @@ def test_shares_of_the_study_are_those_of_its_recordings(measured):
         found = content["arrays"][f"{state}_facts_length"]
         expected = [[np.mean(by_cell[facts, length]) for length in (32, 64)] for facts in (2, 4)]
         assert np.allclose(found, expected)
+        (drawn,) = [each for each in content["maps"] if each["array"] == f"{state}_facts_length"]
+        sizes = [len(hits) for hits in by_cell.values()]
+        assert [int(n) for n in re.findall(r"\d+", drawn["caption"])] == [min(sizes), max(sizes)]
         if state == "kept":
             curves = {series["name"]: series["y"] for series in content["series"]}
             for facts, row in zip((2, 4), expected):

@@ -223,7 +223,9 @@ def test_maps_gains_and_marked_text_of_studies_are_on_the_page(relatives):
     output, map_XJ = relatives
     page, files = output.read_text(), files_folder(output)
     assert "A &lt;wide&gt; head" in page and "It &lt;was&gt; <mark>Darcy</mark>" in page
-    rows = [line.split(",") for line in (files / "attention_xl_map_1.csv").read_text().split()[1:]]
+    rows = [
+        line.split(",") for line in (files / "attention_xl_map_1_wide.csv").read_text().split()[1:]
+    ]
     found = np.array([[float(x) for x in row[-12:]] for row in rows[-8:]])
     assert np.allclose(found, map_XJ, atol=1e-5)
     assert "300 or more" in page and (files / "recl_xl_gains_2.png").exists()

@@ -141,7 +141,8 @@ def study_maps(run: Any, name: str) -> list[HeatMap]:
             if key in ENTRIES
         }
         values_RC = arrays[entry["array"]]
-        maps.append(HeatMap(name=f"{label}_map_{number}", values_RC=values_RC, **fields))
+        part = re.sub(r"\W+", "_", f"{entry['array']:.40}")
+        maps.append(HeatMap(name=f"{label}_map_{number}_{part}", values_RC=values_RC, **fields))
     return maps
 
 
