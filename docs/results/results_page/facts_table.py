@@ -76,8 +76,8 @@ def facts_map(name: str, groups: Iterable[Group]) -> HeatMap | None:
     best = runs[max(runs)]
     caption = (
         f"{memory_name(best.settings)}, one run: share of questions answered with the right word, "
-        "by the length of the document and the position of the fact in it. "
-        "White: none is right, or no question."
+        "by the length of the document in pieces and the position of the fact in it. "
+        "A cell without a number has no question."
     )
     maps = (each for each in study_maps(best, "answers") if each.title == BY_DEPTH)
     return next((each._replace(name=name, caption=caption) for each in maps), None)
