@@ -95,7 +95,8 @@ def claims_tables(ladders: Mapping[str, Sequence[Group]]) -> list[Table]:
 _TITLES = "claim", "improvement", "on fresh text", "verdict"
 _CAPTION = (
     f"Bits per byte on validation, three seeds. {INTERVAL} Yes and no: both intervals are on that "
-    f'side of zero; else "{DEPENDS}" where the two losses disagree.'
+    f'side of zero; where the two losses disagree "{DEPENDS}", or "{DISAGREE}" if neither carries '
+    "a state."
 )
 
 

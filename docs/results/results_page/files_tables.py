@@ -84,7 +84,7 @@ def files_plots(ladders: Mapping[str, Sequence[Group]], times: StepTimes) -> lis
             "files_names",
             "Loss on words, by the distance of their last occurrence",
             f"Bits per byte of words that occurred before in the document, on {SPLIT}, by the "
-            "least number of bytes since then. Mean of the seeds.",
+            "bytes since then (320: 320 to 999, and so on). Mean of the seeds.",
             "bytes since the word's last occurrence, at least",
             "bits per byte of words",
             names,
