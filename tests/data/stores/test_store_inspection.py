@@ -3,9 +3,12 @@
 import json
 
 import pytest
+from tiny_run import command
 
+from brt import prepare
 from brt.data.corpus import Corpus
 from brt.data.sources.files import TextFiles
+from brt.data.sources.mqar import MultiQueryRecall
 from brt.data.stores.inspection import LISTED, describe, document_ends
 
 
@@ -60,3 +63,24 @@ def test_titles_of_others_change_nothing_on_a_terminal(store):
     assert all(c.isprintable() or c == "\n" for c in shown) and "é" in shown
     assert "\\x1b[2Jx" in shown and "\\ud800x" in shown and "a\\nverified: b" in shown
     assert all(c.isprintable() or c == "\n" for c in document_ends(store, "0", None))
+
+
+def test_documents_of_a_task_are_shown_as_symbols_only_with_its_config(
+    tmp_path, monkeypatch, capsys
+):
+    settings = {"lengths": (8,), "num_pairs": (2,), "vocabulary_size": 16}
+    task = MultiQueryRecall(num_documents=1, num_held_out=1, **settings)
+    corpus = Corpus(str(tmp_path / "stores"), task)
+    corpus.prepare("train", quiet=True)
+    store = corpus.open("train")
+    decoded = repr(task.vocabulary.decode(store.tokens(0)))
+    config = tmp_path / "task.gin"
+    bound = [f"MultiQueryRecall.{name} = {value}" for name, value in settings.items()]
+    place = f"Corpus.store = {str(tmp_path / 'stores')!r}"
+    config.write_text("\n".join(["Corpus.source = @MultiQueryRecall()", place, *bound]))
+    shown = []
+    for given in ((), (f"--gin_file={config}",)):
+        flags = f"--inspect={store.folder}", "--document=0", *given
+        assert command(monkeypatch, prepare, *flags) == 0
+        shown.append(decoded in capsys.readouterr().out)
+    assert shown == [False, True]
