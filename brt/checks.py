@@ -33,21 +33,19 @@ class Range(NamedTuple):
     """Numbers from `low` to `high`.
 
     words: complete the sentence "... must be".
-    below: `high` itself is excluded.
     whole: whole numbers only, such as 3 or 3.0.
     """
 
     words: str
     low: float
     high: float = LARGEST
-    below: bool = False
     whole: bool = False
 
     def holds(self, value: Any) -> bool:
         if not isinstance(value, numbers.Real) or isinstance(value, bool):
             return False
         number: Any = value
-        if not self.low <= number <= self.high or (self.below and number == self.high):
+        if not self.low <= number <= self.high:
             return False
         return not self.whole or number == int(number)
 
@@ -77,9 +75,11 @@ def _count(low: int, high: int = MOST) -> Range:
 Positive = Annotated[float, Range("a finite number above 0", SMALLEST)]
 NotNegative = Annotated[float, Range("a finite number, 0 or above", 0)]
 Finite = Annotated[float, Range("a finite number", -LARGEST)]
-Share = Annotated[float, Range("a number from 0 to below 1", 0, 1, below=True)]
+BELOW_1 = 1 - 2.0**-24
+"""The largest number that is not 1 in float32."""
+Share = Annotated[float, Range("a number from 0 to below 1 (in float32)", 0, BELOW_1)]
 """A momentum, the decay of a moment, a rate of dropout."""
-Factor = Annotated[float, Range("a number above 0 and below 1", SMALLEST, 1, below=True)]
+Factor = Annotated[float, Range("a number above 0 and below 1 (in float32)", SMALLEST, BELOW_1)]
 Part = Annotated[float, Range("a number from 0 to 1", 0, 1)]
 WholeNumber = Annotated[float, Range(f"a whole number from 0 to {MOST:,}", 0, MOST, whole=True)]
 """Whole, and written with or without a point: 1000, 1e3."""

@@ -114,9 +114,13 @@ class Experiment:
         """Returns the model with these parameters, a nested dictionary of arrays."""
         return _merged(self._graph, params)
 
+    @property
+    def evaluated_length(self) -> int:
+        """The tokens of a segment in evaluation and generation."""
+        return self.evaluation.segment_length or self.trainer.segment_length
+
     def evaluated_model(self, segment_length: int | None = None) -> Model:
-        length = segment_length or self.evaluation.segment_length
-        return self._evaluated.for_segments(length or self.trainer.segment_length)
+        return self._evaluated.for_segments(segment_length or self.evaluated_length)
 
     def bind_evaluated(self, params: Any, segment_length: int | None = None) -> Model:
         return _merged(nnx.graphdef(self.evaluated_model(segment_length)), params)

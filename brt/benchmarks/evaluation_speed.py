@@ -59,7 +59,7 @@ def measure(
 
 def _measure(build, length, rounds):
     with_memory = build([f"TransformerXL.memory_length = {length}"])
-    segment_length = with_memory.evaluation.segment_length or with_memory.trainer.segment_length
+    segment_length = with_memory.evaluated_length
     vanilla = [
         "TransformerXL.memory_length = 0",
         "TransformerXL.same_length = False",

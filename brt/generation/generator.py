@@ -109,7 +109,7 @@ class Generator:
         model = experiment.bind_evaluated(params)
         if not isinstance(model, LanguageModel):
             raise ValueError(f"{folder} holds a {type(model).__name__}, which writes no text.")
-        return cls(model, trainer.corpus.vocabulary, trainer.segment_length)
+        return cls(model, trainer.corpus.vocabulary, experiment.evaluated_length)
 
     # Reading.
 

@@ -29,8 +29,7 @@ def check_caches(shapes: tuple, rows: int) -> None:
     for cache in shapes:
         for part in (*getattr(cache, "memories", ()), cache):
             name = type(part).__name__
-            if not hasattr(part, "_fields"):
-                raise ValueError(f"{name} is carried as a cache: make it a typing.NamedTuple.")
+            check_named(name, part)
             if not hasattr(part, "clear_state"):
                 raise ValueError(
                     f"{name} has no method clear_state(empty): return `empty` to forget all where "
@@ -44,6 +43,11 @@ def check_caches(shapes: tuple, rows: int) -> None:
                         "batch elements: the batch is the first axis of every field, and its name "
                         "ends in the names of its axes, such as keys_BWHK or count_B."
                     )
+
+
+def check_named(owner: str, cache: Any) -> None:
+    if not hasattr(cache, "_fields"):
+        raise ValueError(f"{owner} is carried as a cache: make it a typing.NamedTuple of arrays.")
 
 
 def check_segment(model: str, window: int, x_BTD: jax.Array, caches: tuple) -> None:
@@ -102,6 +106,17 @@ def check_names(memories: Iterable[Any], parts: Iterable[str]) -> None:
         taken.add(name)
 
 
+def checked_segment(memory: Any, attended_BTHK: jax.Array, cache: Any, result: Any) -> Any:
+    """Returns the result of a memory's `__call__`, a `MemoryResult`; refuses another form."""
+    owner = f"{type(memory).__name__}.__call__"
+    if not isinstance(result, tuple) or len(result) != 4:
+        raise ValueError(f"{owner} returns {_kind(result)}, and must return a MemoryResult.")
+    attended, after, states, metrics = result
+    checked_result(memory, "__call__", (attended_BTHK, cache), ((attended, after), metrics))
+    check_states(memory, states)
+    return result
+
+
 def check_states(memory: Any, states: Any) -> None:
     number = 0 if states is None else states.keys_BGSHK.shape[2]
     if number != memory.num_states:
@@ -127,9 +142,15 @@ def check_form(owner: str, expected: Any, value: Any) -> None:
     for path in old.keys() | new.keys():
         if old.get(path) != new.get(path):
             raise ValueError(
-                f"{owner} returns {type(value).__name__}{path} of {new.get(path, 'no array')}, and "
-                f"must return {type(expected).__name__}{path} of {old.get(path, 'no array')}."
+                f"{owner} returns {_kind(value)}{path} of {new.get(path, 'no array')}, and "
+                f"must return {_kind(expected)}{path} of {old.get(path, 'no array')}."
             )
+
+
+def _kind(value):
+    if isinstance(value, tuple) and not hasattr(value, "_fields"):
+        return f"a tuple of {len(value)}"
+    return "an array" if isinstance(value, jax.Array | np.ndarray) else type(value).__name__
 
 
 def _form(tree):

@@ -115,7 +115,8 @@ class PretrainedLanguageModel(WithMemories, DecoderModel):
         x_BJD = jnp.concatenate([overlap.x_BOD, x_BTD], axis=1)
         reading = self._run(x_BJD, at, self.reads(memories), key)
         summaries = self.summaries(reading, at.positions())
-        memories, metrics = self.updated(memories, summaries, self._new(reading.keys))
+        new = self._new(reading.keys)
+        memories, metrics = self.updated(memories, summaries, new, reading.kept)
         count_B = jnp.minimum(overlap.count_B + T, self.overlap)
         newest = OverlapCache(x_BJD[:, T:], count_B)
         return reading.outputs[-1][:, self.overlap :], (newest, *memories), metrics

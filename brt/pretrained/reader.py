@@ -209,7 +209,7 @@ class PretrainedReader(WithMemories, Reader[Embedded, Outputs]):
             tokens, metrics = self.memory.update(tokens, memory_BSD)
             after.append(tokens)
         summaries = self.summaries(reading, Positions(real_BX, jnp.zeros_like(real_BX)))
-        others, memory_metrics = self.updated(others, summaries, reading.keys)
+        others, memory_metrics = self.updated(others, summaries, reading.keys, reading.kept)
         first_BD = jnp.maximum(highest.first_BD, at_least_float32(y_BTD[:, 0]))
         highest = HighestCache(first_BD.astype(highest.first_BD.dtype))
         first_BD = first_BD.astype(y_BTD.dtype)

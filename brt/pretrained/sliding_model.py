@@ -103,7 +103,7 @@ class SlidingLanguageModel(DecoderModel):
             )
         self.has_cell = cell is not None
         if cell is not None:
-            self.cell = cell(rngs, self.body)
+            self.cell = cell(rngs, self.body, window=window)
         self.window = window
 
     @property

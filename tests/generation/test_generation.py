@@ -9,8 +9,11 @@ import numpy as np
 import pytest
 from architectures import SEGMENT, VOCABULARY, WINDOW, random_model
 from tiny_models import read_segment
+from tiny_run import TXL, write_config
 
+from brt import config
 from brt.data.vocabularies.base import BEGIN, ByteVocabulary
+from brt.experiment import Experiment
 from brt.generation.generator import Generator, NonFiniteLogits
 from brt.generation.memory import take_rows
 from brt.generation.sampling import Sampling
@@ -103,6 +106,25 @@ def test_a_text_read_in_parts_is_the_text_read_at_once(name):
     np.testing.assert_allclose(np.concatenate(parts), nats_T, atol=1e-9)
     # What is beyond the fill was padding of a segment in one, and never there in the other.
     assert_close(generator_of(name, SEGMENT).read([text]), whole)
+
+
+@pytest.mark.parametrize("length", [4, 8, 32])
+def test_generation_reads_in_the_segments_of_evaluation(tmp_path, length):
+    """Read at once and read in pieces are the same, whatever the trainer's segments."""
+    others = "BlockRecurrentTransformer", "RecurrentCell"
+    lines = *TXL, f"Evaluation.segment_length = {length}"
+    config.parse([str(write_config(tmp_path, *lines, without=others))])
+    experiment = Experiment.from_gin()
+    assert experiment.trainer.segment_length == 16
+    params = jax.tree.map(lambda x: 3 * x, experiment.init_params())
+    generator = Generator.of_experiment(experiment, params, "here")
+    text = np.random.default_rng(0).integers(97, 122, 40)
+    _, (once,) = generator.score([text])
+    memory, parts = None, []
+    for part in np.split(text, [3, 5, 21, 22]):
+        memory, (nats,) = generator.score([part], memory)
+        parts.append(nats)
+    np.testing.assert_allclose(np.concatenate(parts), once, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", SOME)

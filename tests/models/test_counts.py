@@ -14,8 +14,12 @@ from brt.models.block_recurrent.model import BlockRecurrentTransformer
 from brt.models.counts import ParameterCounts, count_parameters
 from brt.models.layers.initializers import DENSE, parameter
 from brt.models.layers.norms import RMSNorm
+from brt.models.layers.sizes import Sizes
 from brt.models.melodi.model import Melodi
 from brt.models.memory_tokens.model import RecurrentMemoryTransformer
+from brt.models.transformer_xl.compressive_memory import CompressiveMemory
+from brt.models.transformer_xl.hidden_memory import LayerSegment
+from brt.models.transformer_xl.layer import TransformerXLLayer
 
 every_architecture = pytest.mark.parametrize("name", ARCHITECTURES)
 
@@ -229,3 +233,25 @@ def test_operations_are_those_the_compiler_counts(name):
     counted = run.lower(params, tokens, caches).cost_analysis()["flops"] / T
     hidden = LAYERS * 4 * H * K * W * W / T
     assert 1.0 < counted / (model.flops_per_token() + hidden) < 1.02
+
+
+def test_operations_of_a_compressive_memory_are_those_the_compiler_counts():
+    """Its metric, the reconstruction loss, is among the results, as in a training step."""
+    D, H, K, T = 256, 4, 64, 128
+    sizes = Sizes(D, H, K, 4 * D)
+    memory = nnx.eval_shape(
+        lambda: CompressiveMemory(
+            OneKey(), sizes, T, compressed=T, rate=4, compression="convolution"
+        )
+    )
+    layer = nnx.eval_shape(lambda: TransformerXLLayer(OneKey(), sizes))
+    graph, params = nnx.split((memory, layer))
+
+    def update(params, x_BTD):
+        memory, layer = nnx.merge(graph, params)
+        cache = memory.init_cache(1, "float32")
+        return memory.update(cache, LayerSegment(x_BTD, layer))
+
+    x_BTD = jax.ShapeDtypeStruct((1, T, D), "float32")
+    counted = jax.jit(update).lower(params, x_BTD).compile().cost_analysis()["flops"]
+    assert 1.0 < counted / memory.flops_per_segment(T) < 1.05

@@ -235,14 +235,64 @@ def test_a_memory_with_states_needs_their_number():
             "__call__",
             lambda cache: MemoryResult(jnp.zeros((B, W, H, K)), cache.unused_BN, None, {}),
         ),
+        ("__call__", lambda cache: (jnp.zeros((B, W, H, K)), cache)),
+        ("__call__", lambda cache: cache.unused_BN),
     ],
 )
 def test_a_memory_method_that_returns_something_else_is_named(method, result):
-    wrong = type("Wrong", (Still,), {method: lambda self, cache, *_: result(cache)})
+    right = {"update": lambda self, cache, *_: (cache, {})}
+    wrong = type("Wrong", (Still,), right | {method: lambda self, cache, *_: result(cache)})
     memory = wrong(OneKey(), draw(1, H, K), draw(1, H, K), "one")
     layer = Layer(OneKey(), Sizes(D, H, K, F), W, memories=(memory,))
     with pytest.raises(ValueError, match=rf"Wrong\.{method} "):
         read(layer, draw(B, W, D))
+
+
+def test_a_result_of_init_cache_that_is_an_array_is_named():
+    class Wrong(Still):
+        def init_cache(self, rows, dtype):
+            return jnp.zeros((rows, 3))
+
+    memory = Wrong(OneKey(), draw(1, H, K), draw(1, H, K), "one")
+    layer = Layer(OneKey(), Sizes(D, H, K, F), W, memories=(memory,))
+    with pytest.raises(ValueError, match=r"Wrong\.init_cache"):
+        layer.init_cache(B, "float32")
+
+
+def method(*args):
+    raise AssertionError("never called")
+
+
+@pytest.mark.parametrize(
+    ("methods", "missing"),
+    [
+        (dict(moves_in_blocks=True), "moves_in_blocks"),
+        (dict(moves_in_blocks=True, __call__=method), "decode"),
+        (dict(moves_in_blocks=True, decode=method), "__call__"),
+        (dict(decode=method), "moves_in_blocks = True"),
+        (dict(decode=method, update=method), "moves_in_blocks = True"),
+        (dict(__call__=method), "update_after_block"),
+    ],
+)
+def test_a_memory_that_decodes_differently_is_refused(methods, missing):
+    memory = type("Wrong", (Still,), methods)(OneKey(), draw(1, H, K), draw(1, H, K), "one")
+    with pytest.raises(ValueError, match=rf"Wrong\..*{missing}"):
+        Layer(OneKey(), Sizes(D, H, K, F), W, memories=(memory,))
+
+
+@pytest.mark.parametrize(
+    "methods",
+    [
+        dict(update=method),
+        dict(__call__=method, update=method),
+        dict(__call__=method, update_after_block=method),
+        dict(decode=method, update_after_block=method),
+        dict(moves_in_blocks=True, __call__=method, decode=method),
+    ],
+)
+def test_a_memory_with_one_meaning_is_accepted(methods):
+    memory = type("Right", (Still,), methods)(OneKey(), draw(1, H, K), draw(1, H, K), "one")
+    assert Layer(OneKey(), Sizes(D, H, K, F), W, memories=(memory,)).memories == (memory,)
 
 
 def test_metrics_of_one_name_get_the_names_of_their_memories():

@@ -37,6 +37,31 @@ def test_the_average_weighs_each_update_by_the_decay_to_its_age(decay):
         np.testing.assert_allclose(found, expected, rtol=2e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("decay", [0.9, 0.999, 0.9999, 0.99999, 0.999999, 0.9999999])
+def test_the_average_of_constant_parameters_is_these(decay):
+    params = {"x": jnp.array([1.0, -3.0])}
+    optimizer = WeightAverage(decay).wrap(optax.set_to_zero())
+
+    @jax.jit
+    def advance(state, steps):
+        def update(_, state):
+            return optimizer.update(params, state, params)[1]
+
+        return jax.lax.fori_loop(0, steps, update, state)
+
+    state = optimizer.init(params)
+    for steps in (1, 9, 290):
+        state = advance(state, steps)
+        found = evaluated_params(TrainState(0, params, state, None))["x"]
+        np.testing.assert_allclose(found, params["x"], rtol=2e-5)
+
+
+@pytest.mark.parametrize("decay", [1.0, 0.99999998])
+def test_a_decay_that_is_1_in_float32_is_refused(decay):
+    with pytest.raises(ValueError, match=r"WeightAverage\.decay"):
+        WeightAverage(decay)
+
+
 def test_before_the_first_update_the_parameters_are_their_own_average():
     params = {"x": jnp.arange(3.0)}
     state = WeightAverage().wrap(optax.sgd(0.5)).init(params)

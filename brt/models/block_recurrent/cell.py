@@ -28,6 +28,7 @@ from brt.models.fast.loop_weights import cast_before, in_loop, product, scan
 from brt.models.layers import norms
 from brt.models.layers.initializers import DENSE, normal, parameter
 from brt.models.layers.sizes import Sizes
+from brt.models.model import Metrics
 
 ARRANGEMENTS = ("dual", "single", "skip")
 ORDERS = ("parallel", "sequential")
@@ -298,6 +299,15 @@ class RecurrentCell(LayerMemory):
             states_BSD, (_, kept) = step(weights, cache.states_BSD, *pairs)
         metrics = {"kept": kept, "state_norm": jnp.sqrt(jnp.mean(jnp.square(states_BSD)))}
         return MemoryResult(attended_BTHK, StateCache(states_BSD), states, metrics)
+
+    def update(
+        self, cache: StateCache, k_BWHK: jax.Array, v_BWHK: jax.Array, weights: CellWeights
+    ) -> tuple[StateCache, Metrics]:
+        """Runs `step` on one block, whose keys alone the states see."""
+        blocks = BlockPairs(k_BWHK[:, None], v_BWHK[:, None])
+        states = self.states(cache, k_BWHK.dtype, weights)
+        after = self(cache, None, blocks, None, weights, states)
+        return after.cache, after.metrics
 
     def _has_kernel(self, blocks, remat):
         misfit = "it is computed again in the backward pass (remat)" if remat else None

@@ -29,6 +29,10 @@ from brt.models.layers.precision import at_least_float32
 from brt.models.layers.sizes import Sizes
 
 SEARCHES = ("exact", "bucketed", "dense")
+WINDOWS = (
+    "the window in tokens (BlockRecurrentTransformer.window or SlidingLanguageModel.window; around "
+    "windows of a pretrained backbone, its positions)"
+)
 
 
 class RingCache(NamedTuple):
@@ -80,8 +84,8 @@ class ExternalMemory(LayerMemory):
     ):
         if size < window or size % window:
             raise ValueError(
-                f"ExternalMemory.size = {size} must be a multiple of "
-                f"BlockRecurrentTransformer.window = {window}: whole blocks are written."
+                f"ExternalMemory.size = {size} must be a multiple of {window}, {WINDOWS}: whole "
+                "blocks are written."
             )
         if search != "dense" and neighbours > size:
             raise ValueError(
@@ -91,8 +95,7 @@ class ExternalMemory(LayerMemory):
         buckets = neighbours * buckets_per_neighbour
         if search == "bucketed" and window % buckets:
             raise ValueError(
-                f"ExternalMemory.neighbours = {neighbours} must divide "
-                f"BlockRecurrentTransformer.window = {window} where "
+                f"ExternalMemory.neighbours = {neighbours} must divide {window}, {WINDOWS}, where "
                 'ExternalMemory.search = "bucketed", and so must its product with '
                 f"ExternalMemory.buckets_per_neighbour = {buckets_per_neighbour}."
             )

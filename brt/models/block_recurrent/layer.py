@@ -19,10 +19,11 @@ from brt.models.block_recurrent.memory import (
     BlockStates,
     LayerMemory,
     LayerTokens,
+    check_methods,
     joined_states,
 )
 from brt.models.caches import LayerCache, WindowCache
-from brt.models.contract import check_names, check_states, checked_result
+from brt.models.contract import check_named, check_names, checked_segment
 from brt.models.counts import matrix_size
 from brt.models.fast import kernel_attention as kernels
 from brt.models.fast.layer_products import Attended, add_attended, project
@@ -37,7 +38,7 @@ from brt.models.layers.norms import (
 )
 from brt.models.layers.positions_t5 import RelativeBias, WindowMask
 from brt.models.layers.sizes import Sizes
-from brt.models.model import Metrics
+from brt.models.model import Metrics, joined_metrics
 
 QUERIES_KEYS_VALUES = "queries_DA", "keys_DA", "values_DA"
 CROSS_QUERIES = "cross_queries_DA"
@@ -116,6 +117,7 @@ class Layer(nnx.Module):
         check_names(memories, dir(self))
         self.memory_names = tuple(memory.name for memory in memories)
         for memory in memories:
+            check_methods(memory)
             setattr(self, memory.name, memory)
 
     @property
@@ -128,7 +130,10 @@ class Layer(nnx.Module):
         """Returns the cache of `rows` new documents; an empty window is visible zeros."""
         shape = rows, self.window, self.sizes.num_heads, self.sizes.head_size
         window = WindowCache(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
-        return LayerCache(window, tuple(m.init_cache(rows, dtype) for m in self.memories))
+        memories = tuple(memory.init_cache(rows, dtype) for memory in self.memories)
+        for memory, cache in zip(self.memories, memories, strict=True):
+            check_named(f"The result of {type(memory).__name__}.init_cache", cache)
+        return LayerCache(window, memories)
 
     def _with(self, *by_memory):
         return zip(self.memories, *by_memory, strict=True)
@@ -302,17 +307,14 @@ class Layer(nnx.Module):
             cache.memories, weights["memories"], current_states
         ):
             with jax.named_scope("states" if memory.num_states else "memory"):
-                before = attended_BTHK, old
-                attended_BTHK, new, states, reported = memory(
-                    old, tokens, blocks, attended_BTHK, prepared_weights, known, self.remat_blocks
-                )
-            checked_result(memory, "__call__", before, ((attended_BTHK, new), reported))
-            check_states(memory, states)
+                inputs = attended_BTHK, prepared_weights, known, self.remat_blocks
+                result = memory(old, tokens, blocks, *inputs)
+            attended_BTHK, new, states, reported = checked_segment(
+                memory, attended_BTHK, old, result
+            )
             new_memories.append(new)
             all_states.append(states)
-            # A name that is taken becomes `<name of the memory>/<name>`.
-            taken = {*metrics, "state_share"}
-            metrics |= {f"{memory.name}/{n}" if n in taken else n: x for n, x in reported.items()}
+            metrics = joined_metrics(metrics, memory.name, reported)
 
         def read_states(q_BTHK):
             k_BGSHK, v_BGSHK = cast(BlockStates, joined_states(all_states) or feedback_states)

@@ -81,6 +81,11 @@ class RelativeBias(WindowMask):
     def __init__(
         self, rngs: nnx.Rngs, num_heads: Count, num_buckets: Count = 32, max_distance: Count = 128
     ):
+        if not 1 <= num_buckets // 2 < max_distance:  # or buckets would not grow with distance
+            raise ValueError(
+                f"RelativeBias.num_buckets = {num_buckets} must be 2 or more, and half of it below "
+                f"RelativeBias.max_distance = {max_distance}."
+            )
         self.max_distance = max_distance
         self.table_HR = parameter(
             rngs, normal(num_buckets**-0.5), num_heads, num_buckets, multiplied=False

@@ -74,6 +74,7 @@ class CompressiveMemory(HiddenMemory):
                 f"{length}."
             )
         super().__init__(rngs, sizes, length)
+        self.attention_size = sizes.attention_size
         self.compressed = compressed
         self.length = compressed + length
         self.reach = compressed * rate + length
@@ -169,4 +170,9 @@ class CompressiveMemory(HiddenMemory):
         return (error_B * counts_B).sum() / jnp.maximum(counts_B.sum(), 1)
 
     def flops_per_segment(self, positions: int) -> float:
-        return 2.0 * self.width**2 * positions if self.compression == "convolution" else 0.0
+        """Counts a convolution, and the attention to T inputs and to T / c vectors of its loss."""
+        if self.compression != "convolution":
+            return 0.0
+        D, A, T = self.width, self.attention_size, positions
+        attended = T + T / self.rate
+        return 2.0 * D**2 * T + 2 * D * A * T + 4 * (D + T) * A * attended

@@ -24,7 +24,7 @@ from brt.pretrained.backbone_layer import STD, Seen, linear, split_heads
 from brt.pretrained.encoders.bert import BERT, BertLayer, BertSettings
 from brt.pretrained.encoders.encoder import HeadNames
 from brt.pretrained.names import Names, Tensor, matrix_tensors, norm_tensors
-from brt.pretrained.settings import HubConfig, hub
+from brt.pretrained.settings import HubConfig, Misfit, hub
 
 TERMS = ("c2p", "p2c")
 """Terms of the scores besides content to content: content to position, and the reverse."""
@@ -94,9 +94,12 @@ class DebertaSettings(BertSettings):
             settings["terms"] = ()
 
     def resolved(self) -> Self:
+        longest = self.longest_distance or self.num_positions
+        if self.buckets and not 1 <= self.buckets // 2 < longest - 1:
+            raise Misfit("buckets", f"must be 2 or more, and half of it below {longest} - 1")
         return dataclasses.replace(
             super().resolved(),
-            longest_distance=self.longest_distance or self.num_positions,
+            longest_distance=longest,
             terms=tuple(sorted(self.terms)),
         )
 

@@ -84,6 +84,8 @@ class T5Settings(Settings):
     def resolved(self) -> Self:
         if self.buckets % 4:
             raise Misfit("buckets", "is not divided by 4")
+        if self.longest_distance <= self.buckets // 2:
+            raise Misfit("longest_distance", f"is not above half of {self.buckets} buckets")
         decoder_layers = self.num_decoder_layers or self.num_layers
         return dataclasses.replace(super().resolved(), num_decoder_layers=decoder_layers)
 

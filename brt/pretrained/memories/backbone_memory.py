@@ -14,7 +14,12 @@ from jax.nn.initializers import ones, zeros
 from jax.typing import DTypeLike
 
 from brt.checks import Index, configurable
-from brt.models.block_recurrent.memory import BlockStates, LayerMemory, LayerTokens
+from brt.models.block_recurrent.memory import (
+    BlockStates,
+    LayerMemory,
+    LayerTokens,
+    check_methods,
+)
 from brt.models.contract import layer_indices
 from brt.models.layers.attention import attend
 from brt.models.layers.initializers import DENSE, parameter
@@ -39,15 +44,16 @@ class StateKeys(NamedTuple):
     values_BSHK: jax.Array
 
 
-@configurable(denylist=["rngs", "body"])
+@configurable(denylist=["rngs", "body", "window"])
 class BackboneMemory(WindowMemory):
-    """A `LayerMemory` at one layer of a backbone, updated after each window.
+    """A `LayerMemory` at one layer of a backbone, updated after each window or block.
 
     The output matrix of the attention to its states begins at zero.
 
     Args:
         memory: builds the memory, as for a layer of the Block-Recurrent stack.
         layer: the layer, counted from 0, or negative from the last.
+        window: W of blocks of a sliding window; None: windows of any length.
     """
 
     memory: LayerMemory
@@ -58,13 +64,16 @@ class BackboneMemory(WindowMemory):
         body: PretrainedBackbone,
         memory: Callable[..., LayerMemory] = gin.REQUIRED,
         layer: Index = -1,
+        window: int | None = None,
     ):
         (index,) = layer_indices("BackboneMemory.layer", layer, len(body.layers))
-        self.memory = memory(rngs, body.sizes, body.num_positions)
-        if self.memory.moves_in_blocks:
+        self.memory = memory(rngs, body.sizes, window or body.num_positions)
+        check_methods(self.memory)
+        if self.memory.moves_in_blocks or type(self.memory).update is LayerMemory.update:
             raise ValueError(
-                f"BackboneMemory.memory = {type(self.memory).__name__} changes with every token; "
-                "a backbone's memories change after a window."
+                f"BackboneMemory.memory = {type(self.memory).__name__} has no update(cache, keys, "
+                "values, weights), and a backbone's memories change after a window or block: "
+                "define it, or write a WindowMemory."
             )
         self.name = self.memory.name
         self.attach(rngs, body, index, self.memory.num_states)
@@ -90,12 +99,13 @@ class BackboneMemory(WindowMemory):
 
     def attend(
         self, cache: Any, read: Any, layer: int, heads: Heads, attended_BTHK: jax.Array
-    ) -> tuple[jax.Array, jax.Array | None]:
+    ) -> tuple[jax.Array, jax.Array | None, Metrics]:
         if layer != self.index:
-            return attended_BTHK, None
+            return attended_BTHK, None, {}
         weights = self.memory.prepare(attended_BTHK.dtype)
-        attended_BTHK, _ = self.memory.read(cache, self.tokens(heads), attended_BTHK, weights)
-        return attended_BTHK, read and self.read_states(heads.normed_BTD, read)
+        attended_BTHK, metrics = self.memory.read(cache, self.tokens(heads), attended_BTHK, weights)
+        added_BTD = read and self.read_states(heads.normed_BTD, read)
+        return attended_BTHK, added_BTD, jax.lax.stop_gradient(metrics)
 
     def tokens(self, heads: Heads) -> LayerTokens:
         queries_BTHK, scale_H = unit_heads(heads.queries_BTHK), jnp.ones(self.sizes.num_heads)

@@ -8,22 +8,21 @@ from collections.abc import Callable
 from flax import nnx
 
 from brt.checks import Index, configurable
-from brt.models.block_recurrent.cell import RecurrentCell, StateCache
-from brt.models.block_recurrent.memory import BlockPairs
+from brt.models.block_recurrent.cell import RecurrentCell
 from brt.models.counts import matrix_size
-from brt.models.model import Metrics
 from brt.pretrained.backbone import PretrainedBackbone
 from brt.pretrained.memories.backbone_memory import BackboneMemory
-from brt.pretrained.memories.window_memory import Window, check_layer
+from brt.pretrained.memories.window_memory import check_layer
 
 
-@configurable(denylist=["rngs", "body"])
+@configurable(denylist=["rngs", "body", "window"])
 class CellMemory(BackboneMemory):
     """State vectors that the tokens of a layer attend to, and that attend to its tokens.
 
     Args:
         layer: counted from 1; None: at two thirds of the depth.
         cell: builds the `RecurrentCell`.
+        window: as of `BackboneMemory`.
     """
 
     name = "cell"
@@ -34,24 +33,16 @@ class CellMemory(BackboneMemory):
         body: PretrainedBackbone,
         layer: Index | None = None,
         cell: Callable[..., RecurrentCell] = RecurrentCell,
+        window: int | None = None,
     ):
         check_layer(self, layer, body)
         layer = layer or max(round(len(body.layers) * 2 / 3), 1)
-        self.cell = cell(rngs, body.sizes, body.num_positions)
+        self.cell = cell(rngs, body.sizes, window or body.num_positions)
         self.attach(rngs, body, layer - 1, self.cell.num_states)
 
     @property
     def memory(self) -> RecurrentCell:  # type: ignore[override]
         return self.cell
-
-    def update(self, cache: StateCache, segment: Window) -> tuple[StateCache, Metrics]:
-        token_keys = self.token_keys(segment.keys[self.index])
-        blocks = BlockPairs(*(x_BTHK[:, None] for x_BTHK in token_keys))
-        dtype = token_keys.keys_BJGK.dtype
-        weights = self.cell.prepare(dtype)
-        states = self.cell.states(cache, dtype, weights)
-        _, cache, _, metrics = self.cell(cache, None, blocks, None, weights, states)
-        return cache, self.with_output_norm(metrics)
 
     def flops_per_segment(self, positions: int) -> float:
         S, A = self.num_states, self.sizes.attention_size

@@ -10,7 +10,7 @@ import optax
 from flax import nnx
 from jax.typing import DTypeLike
 
-from brt.models.model import Metrics
+from brt.models.model import Metrics, joined_metrics
 from brt.models.segment_memory import MemoryVectors, SegmentMemory
 from brt.models.wrapper import Wrapper
 from brt.pretrained.backbone import PretrainedBackbone, Reading
@@ -47,9 +47,11 @@ class WindowMemory(SegmentMemory[Window]):
 
     def attend(
         self, cache: Any, read: Any, layer: int, heads: Heads, attended_BTHK: jax.Array
-    ) -> tuple[jax.Array, jax.Array | None]:
-        """Returns attention with the memory's part, and (B, T, D) or None to add to its output."""
-        return attended_BTHK, None
+    ) -> tuple[jax.Array, jax.Array | None, Metrics]:
+        """Returns attention with the memory's part, (B, T, D) or None to add to its output, and
+        scalar metrics.
+        """
+        return attended_BTHK, None, {}
 
     def summary(self, outputs: Sequence[jax.Array], positions: Positions) -> Any:
         """Returns what `update` needs of positions, a named tuple or ().
@@ -113,11 +115,14 @@ class WindowReads(Reads):
     def read(
         self, layer: int, heads: Heads, attended_BTHK: jax.Array
     ) -> tuple[jax.Array, jax.Array | None, Any]:
-        added = []
+        """Returns as `Reads.read`; the third result is the metrics of each memory, by its name."""
+        added, reported = [], {}
         for memory, cache, read in self.memories:
-            attended_BTHK, added_BTD = memory.attend(cache, read, layer, heads, attended_BTHK)
+            attended_BTHK, added_BTD, reported[memory.name] = memory.attend(
+                *(cache, read, layer, heads, attended_BTHK)
+            )
             added += [] if added_BTD is None else [added_BTD]
-        return attended_BTHK, functools.reduce(jnp.add, added) if added else None, ()
+        return attended_BTHK, functools.reduce(jnp.add, added) if added else None, reported
 
 
 class WithMemories(Wrapper):
@@ -149,14 +154,20 @@ class WithMemories(Wrapper):
 
     @jax.named_scope("memory")
     def updated(
-        self, caches: Sequence[Any], summaries: Sequence[Any], keys: Sequence[LayerKeys]
+        self,
+        caches: Sequence[Any],
+        summaries: Sequence[Any],
+        keys: Sequence[LayerKeys],
+        read: Sequence[dict[str, Metrics]] = (),
     ) -> tuple[list[Any], Metrics]:
+        """Returns the caches after a window, and all metrics; read: those of `WindowReads.read`."""
         after = []
         metrics: Metrics = {}
         for memory, cache, summary in zip(self.memories, caches, summaries, strict=True):
             cache, reported = memory.update(cache, Window(summary, keys))
             after.append(cache)
-            metrics |= reported
+            for of_layer in (*read, {memory.name: reported}):
+                metrics = joined_metrics(metrics, memory.name, of_layer.get(memory.name, {}))
         return after, metrics
 
     def gradient_metrics(self, grads: dict) -> Metrics:

@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from brt.checks import Factor, configurable
@@ -35,13 +36,14 @@ class WeightAverage:
     """
 
     def __init__(self, decay: Factor = 0.999):
-        self.decay = decay
-        self._ema = optax.ema(decay)
+        self.decay = np.float32(decay)
+        # One rounding of d in all places, or the weights 1 - d do not sum to 1 - d^t.
+        self._ema = optax.ema(self.decay)
 
     def wrap(self, optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
         def init(params):
             return AverageState(
-                optimizer.init(params), self._ema.init(params), jnp.float32(self.decay)
+                optimizer.init(params), self._ema.init(params), jnp.asarray(self.decay)
             )
 
         def update(updates, state, params=None):
@@ -62,5 +64,8 @@ def evaluated_params(state: TrainState) -> Any:
 
 @jax.jit
 def _average(sums, decay, params):
-    average = optax.tree.bias_correction(sums.ema, decay, jnp.maximum(sums.count, 1))
-    return jax.tree.map(lambda x, last: jnp.where(sums.count > 0, x, last), average, params)
+    # The sum of the weights, 1 - d^t, without the cancellation.
+    total = -jnp.expm1(jnp.maximum(sums.count, 1) * jnp.log1p(decay - 1))
+    return jax.tree.map(
+        lambda x, last: jnp.where(sums.count > 0, x / total, last), sums.ema, params
+    )

@@ -13,6 +13,7 @@ from tiny_models import OneKey, cast, quick_jit, randomised
 
 from brt.models.block_recurrent.associative_memory import AssociativeMemory
 from brt.models.block_recurrent.cell import RecurrentCell
+from brt.models.block_recurrent.external_memory import ExternalMemory
 from brt.pretrained.backbone_layer import HIDDEN, Seen
 from brt.pretrained.decoders.gpt2 import GPT2
 from brt.pretrained.decoders.llama import Llama
@@ -23,6 +24,20 @@ from brt.pretrained.sliding_model import SlidingLanguageModel
 BODY = functools.partial(Llama, **LLAMA_SIZES)
 CELL = functools.partial(CellMemory, cell=functools.partial(RecurrentCell, num_states=3))
 ASSOCIATIVE = functools.partial(BackboneMemory, memory=AssociativeMemory, layer=1)
+EXTERNAL = functools.partial(
+    BackboneMemory,
+    memory=functools.partial(ExternalMemory, size=2 * WINDOW, neighbours=3),
+    layer=1,
+)
+RECURRENT = functools.partial(
+    BackboneMemory, memory=functools.partial(RecurrentCell, num_states=3), layer=1
+)
+MEMORIES = {
+    "cell": CELL,
+    "associative": ASSOCIATIVE,
+    "external": EXTERNAL,
+    "recurrent": RECURRENT,
+}
 
 
 def model_of(window=WINDOW, cell=None, body=BODY):
@@ -74,8 +89,9 @@ def test_every_token_sees_its_window_and_a_cell_begins_as_nothing():
     np.testing.assert_allclose(found, whole, rtol=0, atol=1e-9 * np.abs(whole).max())
 
 
-@pytest.mark.parametrize("memory", [CELL, ASSOCIATIVE], ids=["cell", "associative"])
-def test_neither_a_cut_between_blocks_nor_decoding_changes_anything(memory):
+@pytest.mark.parametrize("name", MEMORIES)
+def test_neither_a_cut_between_blocks_nor_decoding_changes_anything(name):
+    memory = MEMORIES[name]
     rng = np.random.default_rng(1)
     tokens_BT = jnp.asarray(rng.integers(0, VOCABULARY, (2, 3 * WINDOW)), jnp.int32)
     with jax.enable_x64(True):
@@ -93,9 +109,11 @@ def test_neither_a_cut_between_blocks_nor_decoding_changes_anything(memory):
             tokens.append(logits_BV)
     for found in (np.concatenate([first, second], axis=1), np.stack(tokens, axis=1)):
         np.testing.assert_allclose(found, whole, rtol=0, atol=1e-9 * np.abs(whole).max())
-    for one, two, before in zip(after[-1], again[-1], caches[-1], strict=True):
+    decoded = model.end_decoding(decoding)
+    for one, two, three, before in zip(after[-1], again[-1], decoded[-1], caches[-1], strict=True):
         assert np.abs(one - before).max() > 1e-3
         np.testing.assert_allclose(two, one, rtol=0, atol=1e-9)
+        np.testing.assert_allclose(three, one, rtol=0, atol=1e-9)
 
 
 @pytest.mark.slow
@@ -127,6 +145,10 @@ def test_remat_and_dropout_leave_the_states_as_they_are():
             r"SlidingLanguageModel\.window = 21 must lie between 1 and 20",
         ),
         (lambda: model_of(window=0), r"window = 0"),
+        (
+            lambda: model_of(window=3, cell=EXTERNAL),
+            r"ExternalMemory\.size = 8 must be a multiple of 3, .*SlidingLanguageModel\.window",
+        ),
         (
             lambda: model_of(body=functools.partial(GPT2, **GPT2_SIZES)),
             r"a decoder with rotary positions, such as @Llama, and GPT2 is none",

@@ -11,10 +11,14 @@ from flax import nnx
 from pretrained_architectures import GPT2_SIZES, pooled
 from tiny_models import OneKey, cast, parameters, plain, quick_jit, randomised
 
+from brt.models.block_recurrent.associative_memory import AssociativeMemory
 from brt.models.block_recurrent.cell import RecurrentCell
+from brt.models.block_recurrent.gated_delta import GatedDeltaMemory
+from brt.models.block_recurrent.memory import LayerMemory
 from brt.models.memory_tokens.model import RecurrentMemoryTransformer
 from brt.pretrained.decoders.gpt2 import GPT2
 from brt.pretrained.language_model import PretrainedLanguageModel
+from brt.pretrained.memories.backbone_memory import BackboneMemory
 from brt.pretrained.memories.cell_memory import CellMemory
 from brt.pretrained.memories.pooled_memory import PooledMemory
 from brt.pretrained.memories.window_memory import Positions, Window
@@ -138,6 +142,65 @@ def around(num_memory, overlap=0, **settings):
     body = functools.partial(PretrainedLanguageModel, body=BODY, overlap=overlap)
     settings = dict(num_memory=num_memory, allow_long_memory=True) | settings
     return RecurrentMemoryTransformer(OneKey(), body=body, **settings).for_segments(SEGMENT)
+
+
+def test_a_cell_in_a_backbone_memory_is_a_cell_memory():
+    """The same parameters give the same logits, which depend on earlier windows."""
+    pairs = (
+        (functools.partial(CellMemory, layer=2, cell=SMALL_CELL),),
+        (functools.partial(BackboneMemory, memory=SMALL_CELL, layer=1),),
+    )
+    with jax.enable_x64(True):
+        first, second = (with_memories(memories) for memories in pairs)
+        first = cast(randomised(first, 5), "float64")
+        second.body = first.body
+        second.memories[0].memory = first.memories[0].cell
+        for name in ("cross_queries_DA", "cross_scale_H", "cross_output_AD"):
+            setattr(second.memories[0], name, getattr(first.memories[0], name))
+        tokens_KBT = tokens(3)
+        expected, found = windows(first, tokens_KBT), windows(second, tokens_KBT)
+        (fresh,) = windows(second, tokens_KBT[2:])
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
+    assert np.abs(fresh - found[2]).max() > 1e-2
+
+
+class Reads(AssociativeMemory):
+    update = LayerMemory.update
+
+
+@pytest.mark.parametrize("memory", [Reads, GatedDeltaMemory])
+def test_a_memory_that_no_window_would_change_is_refused(memory):
+    build = functools.partial(model_of, (functools.partial(BackboneMemory, memory=memory),))
+    with pytest.raises(ValueError, match=rf"BackboneMemory\.memory = {memory.__name__} "):
+        nnx.eval_shape(build)
+
+
+class Told(BackboneMemory):
+    """An associative memory of another name, which adds to the loss."""
+
+    def __init__(self, rngs, body, name="told"):
+        super().__init__(rngs, body, memory=AssociativeMemory, layer=0)
+        self.name = name
+
+    def update(self, cache, segment):
+        cache, metrics = super().update(cache, segment)
+        return cache, metrics | {"added_nats": jnp.ones(()), "same": jnp.ones(())}
+
+
+def test_metrics_of_all_memories_of_a_backbone_are_reported():
+    """Those of reading and updating; of one name each, and what is added to the loss summed."""
+    model = model_of(tuple(functools.partial(Told, name=name) for name in ("one", "two")))
+    graph, params = nnx.split(model, nnx.Param)
+
+    def stack(params, tokens_BT):
+        model = nnx.merge(graph, params)
+        return model.stack(model.embed(tokens_BT), model.init_caches(ROWS))[2]
+
+    metrics = quick_jit(stack)(params, tokens(1)[0])
+    assert metrics.keys() == {
+        *("memory_share", "two/memory_share", "same", "two/same", "added_nats")
+    }
+    assert metrics["added_nats"] == 2
 
 
 def test_operations_by_hand():
