@@ -33,19 +33,21 @@ class Range(NamedTuple):
     """Numbers from `low` to `high`.
 
     words: complete the sentence "... must be".
+    below: `high` itself is excluded.
     whole: whole numbers only, such as 3 or 3.0.
     """
 
     words: str
     low: float
     high: float = LARGEST
+    below: bool = False
     whole: bool = False
 
     def holds(self, value: Any) -> bool:
         if not isinstance(value, numbers.Real) or isinstance(value, bool):
             return False
         number: Any = value
-        if not self.low <= number <= self.high:
+        if not self.low <= number <= self.high or (self.below and number == self.high):
             return False
         return not self.whole or number == int(number)
 
@@ -284,7 +286,7 @@ def allows(declared: Any, value: Any) -> bool:
             allows(inner[0], key) and allows(inner[1], one) for key, one in value.items()
         )
     if origin is collections.abc.Callable:
-        return not isinstance(value, PLAIN)
+        return makes(value, inner[1])
     if declared in (None, type(None)):
         return value is None
     if declared in (int, float):
@@ -295,6 +297,11 @@ def allows(declared: Any, value: Any) -> bool:
     if inspect.isclass(declared):
         return isinstance(value, declared) if declared in PLAIN else not isinstance(value, PLAIN)
     return True
+
+
+def makes(value: Any, expected: Any) -> bool:
+    """Returns whether a value can be called, and makes an `expected` as far as that is known."""
+    return callable(value) and _is_subclass(_result_class(value), expected)
 
 
 def _allows_each(origin, inner, value):
@@ -315,6 +322,8 @@ def _allows_reference(declared, origin, inner, value):
 
 def _result_class(named):
     """Returns the class that a class or function makes; None where it is not known."""
+    while isinstance(named, functools.partial):
+        named = named.func
     if inspect.isclass(named):
         return named
     annotation = inspect.get_annotations(named).get("return") if inspect.isroutine(named) else None

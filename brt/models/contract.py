@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from brt.checks import makes
 from brt.models.model import Metrics
 
 
@@ -85,9 +86,9 @@ def layer_indices(binding: str, layers: int | Iterable[int], num_layers: int) ->
     return {index % num_layers for index in layers}
 
 
-def check_memory_pairs(memories: Iterable[Any]) -> None:
+def check_memory_pairs(memories: Iterable[Any], kind: type) -> None:
     for pair in memories:
-        if not (isinstance(pair, list | tuple) and len(pair) == 2 and callable(pair[0])):
+        if not (isinstance(pair, list | tuple) and len(pair) == 2 and makes(pair[0], kind)):
             raise ValueError(
                 f"BlockRecurrentTransformer.memories = {memories!r} must hold pairs of a memory "
                 "and indices of layers: write ((@MyMemory, (3, 7)),), without () after the name."

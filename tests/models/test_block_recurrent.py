@@ -23,6 +23,7 @@ from brt.models.block_recurrent.external_memory import ExternalMemory
 from brt.models.block_recurrent.memory import LayerMemory
 from brt.models.block_recurrent.model import REMATS, BlockRecurrentTransformer
 from brt.models.layers.sizes import Sizes
+from brt.models.transformer_xl.hidden_memory import HiddenMemory
 
 B, D, W = 2, 12, WINDOW
 
@@ -235,7 +236,10 @@ def test_bfloat16_activations_give_nearly_the_logits_of_float32(name):
     assert sum(len(cache.memories) for cache in caches) == 1
 
 
-@pytest.mark.parametrize("memories", [(RecurrentCell, (2,)), ((RecurrentCell, (1,), 2),), (3,)])
+@pytest.mark.parametrize(
+    "memories",
+    [(RecurrentCell, (2,)), ((RecurrentCell, (1,), 2),), (3,), ((HiddenMemory, (1,)),)],
+)
 def test_memories_that_are_no_pairs_are_refused_with_the_right_form(memories):
     with pytest.raises(ValueError, match=r"memories = .*\(\(@MyMemory, \(3, 7\)\),\)"):
         abstract("slide", memories=memories)

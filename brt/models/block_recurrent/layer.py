@@ -307,8 +307,9 @@ class Layer(nnx.Module):
             cache.memories, weights["memories"], current_states
         ):
             with jax.named_scope("states" if memory.num_states else "memory"):
-                inputs = attended_BTHK, prepared_weights, known, self.remat_blocks
-                result = memory(old, tokens, blocks, *inputs)
+                result = memory(
+                    old, tokens, blocks, attended_BTHK, prepared_weights, known, self.remat_blocks
+                )
             attended_BTHK, new, states, reported = checked_segment(
                 memory, attended_BTHK, old, result
             )

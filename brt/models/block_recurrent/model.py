@@ -90,7 +90,7 @@ class BlockRecurrentTransformer(TiedEmbedding, Body):
         memory: Callable[..., LayerMemory] = ExternalMemory,
         special_tokens: int = 0,
     ):
-        check_memory_pairs(memories)
+        check_memory_pairs(memories, LayerMemory)
         sizes = Sizes(width, num_heads, head_size, feed_forward_size, qk_norm, attention_form)
         assigned = [
             (build, layer_indices(f"BlockRecurrentTransformer.{name}", at, num_layers))

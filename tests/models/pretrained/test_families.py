@@ -129,6 +129,9 @@ REFUSED = [
     ("t5 1.0", dict(feed_forward_proj="gated-relu"), ""),
     ("t5 1.0", dict(is_encoder_decoder=False), ""),
     ("t5 1.0", dict(relative_attention_num_buckets=6), ""),
+    ("t5 1.0", dict(relative_attention_max_distance=4), ""),
+    ("deberta 3", dict(position_buckets=1), ""),
+    ("deberta 3", dict(position_buckets=64), ""),
 ]
 
 

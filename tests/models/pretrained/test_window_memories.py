@@ -175,6 +175,19 @@ def test_a_memory_that_no_window_would_change_is_refused(memory):
         nnx.eval_shape(build)
 
 
+@pytest.mark.parametrize(
+    ("binding", "build"),
+    [
+        ("BackboneMemory.memory", functools.partial(BackboneMemory, memory=PooledMemory)),
+        ("CellMemory.cell", functools.partial(CellMemory, cell=GatedDeltaMemory)),
+        ("PretrainedLanguageModel.memories", SMALL_CELL),
+    ],
+)
+def test_a_part_of_another_kind_is_refused_by_its_argument(binding, build):
+    with pytest.raises(ValueError, match=rf"^{binding} = "):
+        nnx.eval_shape(lambda: model_of((build,)))
+
+
 class Told(BackboneMemory):
     """An associative memory of another name, which adds to the loss."""
 
