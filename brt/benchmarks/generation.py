@@ -4,17 +4,15 @@ import os
 import tempfile
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 from flax import nnx
 
-from brt.data.vocabularies.base import Vocabulary
 from brt.experiment import Configuration
 from brt.generation.generator import Generator
 from brt.generation.sampling import Sampling
-from brt.models.model import LanguageModel
 from brt.progress import Progress
 from brt.token_ids import BEGIN
 from brt.training.train_step import read_segment
@@ -34,16 +32,14 @@ def measure_generation(
     positions: two, rising, where streams continue from memory files.
     tokens: written by each stream, in chunks that alternate.
     """
-    trainer = experiment.trainer
-    model = cast(LanguageModel, experiment.bind(experiment.init_params()))
-    vocabulary = cast(Vocabulary, trainer.corpus.vocabulary)
-    generator = Generator(model, vocabulary, trainer.segment_length)
+    length = experiment.evaluated_length
+    generator = Generator.of_experiment(experiment, experiment.init_params(), "The config")
     book = np.random.default_rng(0).integers(0, generator.vocabulary.size, positions[1])
     with tempfile.TemporaryDirectory() as folder:
         files = [os.path.join(folder, str(position)) for position in positions]
         memory = generator.read([book[: positions[0]]])
         generator.save(files[0], memory)
-        figures, memory = _reading(generator, trainer.segment_length, memory, book[positions[0] :])
+        figures, memory = _reading(generator, length, memory, book[positions[0] :])
         generator.save(files[1], memory)
         figures |= _writing(generator, files, tokens)
         figures["file_bytes"] = [os.path.getsize(file) for file in files]
@@ -150,7 +146,7 @@ def show(configuration: Configuration, positions: Sequence[int], tokens: int) ->
             f"--positions = {positions} must be two rising numbers, and --written = {tokens} at "
             "least 1."
         )
-    if positions[1] - positions[0] < 2 * experiment.trainer.segment_length:
+    if positions[1] - positions[0] < 2 * experiment.evaluated_length:
         raise ValueError("--positions must lie two segments apart or more, to time reading.")
     figures = measure_generation(experiment, positions, tokens)
     load = os.getloadavg()[0]
