@@ -1,11 +1,12 @@
 """The device mesh, and the sharding of trees of arrays."""
 
+import collections
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
-from jax.experimental import multihost_utils
+from jax.experimental import mesh_utils, multihost_utils
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 
@@ -19,27 +20,52 @@ def make_mesh(
 ) -> jax.sharding.Mesh:
     """Returns a (data, model) mesh of all processes' devices; -1 takes the remaining ones.
 
+    A slice is a set of devices with fast links: one of TPUs, or the GPUs of a node. The data axis
+    crosses slices, and the model axis stays inside of each.
+
     devices: others, such as those of a slice to compile for.
     """
-    count = jax.device_count() if devices is None else len(devices)
-    axes = AxisType.Auto, AxisType.Auto
-    return jax.make_mesh(_shape(data, model, count), ("data", "model"), axes, devices=devices)
+    devices = jax.devices() if devices is None else devices
+    sizes = collections.Counter(getattr(device, "slice_index", 0) for device in devices)
+    shape = _shape(data, model, len(devices), [sizes[index] for index in sorted(sizes)])
+    # Where a dimension of a slice of TPUs has another size, it is split between both axes.
+    options: dict[str, Any] = {"devices": devices, "allow_split_physical_axes": True}
+    if len(sizes) == 1:  # some devices have no `slice_index` then
+        grid = mesh_utils.create_device_mesh(shape, **options)
+    else:
+        in_slice = shape[0] // len(sizes), shape[1]
+        grid = mesh_utils.create_hybrid_device_mesh(in_slice, (len(sizes), 1), **options)
+    return jax.sharding.Mesh(grid, ("data", "model"), (AxisType.Auto, AxisType.Auto))
 
 
-def abstract_mesh(data: int, model: int, count: int) -> jax.sharding.AbstractMesh:
-    return jax.sharding.AbstractMesh(_shape(data, model, count), ("data", "model"))
+def abstract_mesh(data: int, model: int, count: int, slices: int = 1) -> jax.sharding.AbstractMesh:
+    """Returns the mesh of so many devices in equal slices, as `make_mesh`, without devices."""
+    shape = _shape(data, model, count, [count // slices] * slices)
+    return jax.sharding.AbstractMesh(shape, ("data", "model"))
 
 
-def _shape(data, model, count):
+def _shape(data, model, count, slices):
+    asked = f"Trainer.mesh = {(data, model)}"
     shape = [data, model]
     if shape.count(-1) == 2 or any(n == 0 or n < -1 for n in shape):
-        raise ValueError(f"Trainer.mesh = {(data, model)}: use positive numbers, at most one -1.")
+        raise ValueError(f"{asked}: use positive numbers, at most one -1.")
     if -1 in shape:
         shape[shape.index(-1)] = max(count // -int(np.prod(shape)), 1)
     if np.prod(shape) != count:
         raise ValueError(
-            f"Trainer.mesh = {(data, model)} does not fit {count} devices: "
+            f"{asked} does not fit {count} devices: "
             "data x model must be their number (-1 takes what is left)."
+        )
+    if len(set(slices)) > 1:
+        raise ValueError(
+            f"{asked}: the {count} devices are in slices or nodes of {', '.join(map(str, slices))} "
+            "devices: use slices and nodes of one size."
+        )
+    if slices[0] % shape[1]:
+        raise ValueError(
+            f"{asked}: {shape[1]} model-parallel devices do not divide the {slices[0]} devices of "
+            f"a slice or node ({len(slices)} in all), and must be in one: use a divisor of "
+            f"{slices[0]} as the second number."
         )
     return tuple(shape)
 

@@ -1,0 +1,157 @@
+"""The mesh of devices in several slices: the devices of its rows and columns, and training."""
+
+import dataclasses
+import itertools
+import re
+
+import jax
+import numpy as np
+import pytest
+from paths import ROOT
+from tiny_run import build, ended, records, start_several, train_here, write_config
+
+from brt.training.sharding import abstract_mesh, make_mesh, owned_rows, put_rows
+
+DISTINCT_SLICES = """\
+from jaxlib._jax import Device
+
+Device.slice_index = property(lambda device: device.process_index)
+"""
+"""A `sitecustomize` with which each process of a run on CPUs is a slice."""
+
+
+@dataclasses.dataclass(frozen=True)
+class StandIn:
+    """What JAX reads of a device when it makes a mesh."""
+
+    id: int
+    slice_index: int
+    platform: str = "gpu"
+    device_kind: str = "NVIDIA H100 80GB HBM3"
+    coords: tuple[int, int, int] = (0, 0, 0)
+    core_on_chip: int = 0
+
+    @property
+    def process_index(self):
+        return self.slice_index
+
+
+def gpus(*nodes):
+    """Stand-ins for the GPUs of nodes with so many each."""
+    slices = [node for node, count in enumerate(nodes) for _ in range(count)]
+    return [StandIn(number, node) for number, node in enumerate(slices)]
+
+
+def tpus(slices, shape, kind="TPU v5 lite"):
+    """Stand-ins for slices of TPUs of a shape (x, y)."""
+    coords = [(x, y, 0) for y in range(shape[1]) for x in range(shape[0])]
+    return [
+        StandIn(index * len(coords) + number, index, "tpu", kind, at)
+        for index in range(slices)
+        for number, at in enumerate(coords)
+    ]
+
+
+def slices_of(mesh):
+    return np.vectorize(lambda device: device.slice_index)(mesh.devices)
+
+
+@pytest.mark.parametrize(
+    ("asked", "shape"), [((-1, 1), (16, 1)), ((-1, 4), (4, 4)), ((2, 8), (2, 8)), ((2, -1), (2, 8))]
+)
+@pytest.mark.parametrize("order", [1, -1])
+def test_the_model_axis_stays_in_a_node_and_data_crosses_nodes(asked, shape, order):
+    mesh = make_mesh(*asked, gpus(8, 8)[::order])
+    assert mesh.devices.shape == shape and mesh.axis_names == ("data", "model")
+    assert [device.id for device in mesh.devices.flat] == list(range(16))
+    found = slices_of(mesh)
+    assert (found == found[:, :1]).all()  # a row has devices of one node
+    half = shape[0] // 2
+    assert (found[:half] == 0).all() and (found[half:] == 1).all()
+
+
+@pytest.mark.parametrize("model", [1, 2, 4])
+def test_slices_of_tpus_keep_their_neighbours_in_the_model_axis(model):
+    mesh = make_mesh(-1, model, tpus(2, (2, 2)))
+    assert mesh.devices.shape == (8 // model, model)
+    assert len(set(mesh.devices.flat)) == 8
+    found = slices_of(mesh)
+    assert (found == found[:, :1]).all() and (found[:, 0] == np.sort(found[:, 0])).all()
+    for row in mesh.devices:
+        for one, other in itertools.pairwise(row):  # one link apart
+            assert sum(abs(a - b) for a, b in zip(one.coords, other.coords)) == 1
+
+
+@pytest.mark.parametrize("slices", [1, 2])
+def test_a_dimension_of_a_slice_may_be_split_between_both_axes(slices):
+    mesh = make_mesh(-1, 2, tpus(slices, (4, 4), "TPU v6 lite"))
+    assert mesh.devices.shape == (8 * slices, 2)
+    assert len(set(mesh.devices.flat)) == 16 * slices
+
+
+@pytest.mark.parametrize(
+    ("devices", "asked"),
+    [
+        (gpus(8, 8), (1, 16)),
+        (gpus(8, 8), (1, -1)),
+        (gpus(6, 6), (3, 4)),
+        (gpus(8, 8, 8), (2, 12)),
+        (tpus(2, (2, 2)), (1, 8)),
+        (gpus(8, 4), (-1, 1)),
+        (gpus(8, 7), (5, 3)),
+        (gpus(8, 8), (8, 1)),
+    ],
+)
+def test_a_mesh_that_slices_cannot_have_is_refused(devices, asked):
+    with pytest.raises(ValueError, match=r"Trainer\.mesh = \("):
+        make_mesh(*asked, devices)
+
+
+def test_a_mesh_without_devices_has_the_same_shape_or_is_refused():
+    assert dict(abstract_mesh(-1, 4, 16, 2).shape) == dict(make_mesh(-1, 4, gpus(8, 8)).shape)
+    assert dict(abstract_mesh(-1, 16, 16).shape) == {"data": 1, "model": 16}
+    with pytest.raises(ValueError, match=r"Trainer\.mesh = \(1, 16\)"):
+        abstract_mesh(1, 16, 16, 2)
+
+
+@pytest.mark.parametrize("asked", [(-1, 1), (-1, 4), (2, 8)])
+def test_each_process_owns_the_rows_of_its_node(monkeypatch, asked):
+    mesh = make_mesh(*asked, gpus(8, 8))
+    owned = []
+    for process in range(2):
+        monkeypatch.setattr(jax, "process_index", lambda of=process: of)
+        owned.append(
+            [n for first, count in owned_rows(mesh, 32) for n in range(first, first + count)]
+        )
+    assert owned == [list(range(16)), list(range(16, 32))]
+
+
+@pytest.mark.skipif(jax.device_count() != 8, reason="needs eight devices")
+def test_rows_reach_the_devices_of_their_slice(monkeypatch):
+    device = type(jax.devices()[0])
+    monkeypatch.setattr(device, "slice_index", property(lambda d: d.id % 2), raising=False)
+    mesh = make_mesh(4, 2)
+    assert (slices_of(mesh) == [[0, 0], [0, 0], [1, 1], [1, 1]]).all()
+    expected = np.arange(16, dtype=np.int32).reshape(8, 2)
+    rows = put_rows(mesh, (8, 2), np.int32, "BT", lambda first, n: expected[first : first + n])
+    np.testing.assert_array_equal(rows, expected)
+    for shard in rows.addressable_shards:
+        assert shard.index[0].start // 4 == shard.device.slice_index
+
+
+def test_two_processes_in_two_slices_train_as_one(tmp_path, monkeypatch):
+    lines = ("Trainer.steps = 3", "Trainer.log_every = 1", "Trainer.mesh = (-1, 2)")
+    path = write_config(tmp_path, *lines, "CheckpointPolicy.every = 100")
+    alone = train_here(build(path), tmp_path / "alone")  # on one device
+    monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "2")
+    (tmp_path / "sitecustomize.py").write_text(DISTINCT_SLICES)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}")
+    statuses, outputs = ended(start_several(path, tmp_path / "run"))
+    assert statuses == [0, 0], outputs
+    assert re.search(r"devices, data x model +2 x 2\n", outputs[0])
+    found, expected = (
+        [record["train/loss"] for record in records(folder)]
+        for folder in (tmp_path / "run", alone.folder.path)
+    )
+    assert len(found) == 3
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
