@@ -16,6 +16,8 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+from brt import slurm
+
 HEARTBEAT_TIMEOUT = 60
 """Seconds without a heartbeat after which a process counts as lost."""
 FAILED_COLLECTIVE = re.compile(
@@ -36,9 +38,11 @@ def join(
 
     coordinator: HOST:PORT of process 0. count: of all processes. number: of this one.
     """
+    gpus = slurm.gpus_of_task(os.environ)
     jax.distributed.initialize(
-        coordinator, count, number, heartbeat_timeout_seconds=HEARTBEAT_TIMEOUT
+        *(coordinator, count, number, gpus), heartbeat_timeout_seconds=HEARTBEAT_TIMEOUT
     )
+    slurm.check_gpus(gpus)
 
 
 def is_one_of_several() -> bool:

@@ -10,7 +10,7 @@ LAYERS = (
     ("brt",),
     ("brt.storage", "brt.bindings"),
     ("brt.bindings.registration", "brt.storage.regular_files"),
-    ("brt.checks", "brt.storage.file_parts"),
+    ("brt.checks", "brt.slurm", "brt.storage.file_parts"),
     (
         *("brt.bindings.gin_files",),
         *("brt.compilation_cache", "brt.progress"),

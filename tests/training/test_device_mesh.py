@@ -1,12 +1,12 @@
 """The mesh of devices in several slices: the devices of its rows and columns, and training."""
 
-import dataclasses
 import itertools
 import re
 
 import jax
 import numpy as np
 import pytest
+from devices import gpus, tpus
 from paths import ROOT
 from tiny_run import build, ended, records, start_several, train_here, write_config
 
@@ -18,38 +18,6 @@ from jaxlib._jax import Device
 Device.slice_index = property(lambda device: device.process_index)
 """
 """A `sitecustomize` with which each process of a run on CPUs is a slice."""
-
-
-@dataclasses.dataclass(frozen=True)
-class StandIn:
-    """What JAX reads of a device when it makes a mesh."""
-
-    id: int
-    slice_index: int
-    platform: str = "gpu"
-    device_kind: str = "NVIDIA H100 80GB HBM3"
-    coords: tuple[int, int, int] = (0, 0, 0)
-    core_on_chip: int = 0
-
-    @property
-    def process_index(self):
-        return self.slice_index
-
-
-def gpus(*nodes):
-    """Stand-ins for the GPUs of nodes with so many each."""
-    slices = [node for node, count in enumerate(nodes) for _ in range(count)]
-    return [StandIn(number, node) for number, node in enumerate(slices)]
-
-
-def tpus(slices, shape, kind="TPU v5 lite"):
-    """Stand-ins for slices of TPUs of a shape (x, y)."""
-    coords = [(x, y, 0) for y in range(shape[1]) for x in range(shape[0])]
-    return [
-        StandIn(index * len(coords) + number, index, "tpu", kind, at)
-        for index in range(slices)
-        for number, at in enumerate(coords)
-    ]
 
 
 def slices_of(mesh):
