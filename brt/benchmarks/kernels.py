@@ -50,7 +50,7 @@ def kernel_cycles(jaxpr: Any, topology: Topology) -> dict[str, int]:
         key = f"{equation.params['name']} {shapes}"
         runs[key] += times
         equations[key] = equation
-    cores = topology.chip.cores_in_name
+    cores = topology.chip.cores // topology.chip.devices  # of a device, which share the grid
     return {
         key: times
         * math.prod(equation.params["grid_mapping"].grid)

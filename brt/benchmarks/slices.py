@@ -133,7 +133,7 @@ def with_ratios(rows: Sequence[dict[str, Any]], baseline: str) -> list[dict[str,
 
 
 def line(row: dict[str, Any], topology: Topology) -> str:
-    needed = f"{row['hbm_bytes'] / GIB:.2f} of {row['hbm_available'] / GIB:g} GiB of HBM a chip"
+    needed = f"{row['hbm_bytes'] / GIB:.2f} of {row['hbm_available'] / GIB:g} GiB of HBM a device"
     if not row["fits"]:
         return f"{topology.friendly} ({topology.name}): does not fit, {needed}"
     return (
@@ -147,7 +147,7 @@ COLUMNS = (
     Column("ratio", "ratio", "{:.3f}"),
     Column("hbm_bytes", "HBM GiB", "{:.2f}", GIB),
     Column("hbm_available", "of GiB", "{:g}", GIB),
-    Column("rows_per_chip", "rows/chip", "{:g}"),
+    Column("rows_per_chip", "rows/device", "{:g}"),
     Column("cycles", "M cycles", "{:.2f}", 1e6),
     Column("kernel_cycles", "in kernels", "{:.2f}", 1e6),
     Column("milliseconds", "ms", "{:.1f}"),
@@ -222,7 +222,7 @@ def largest_batch(
         figures = tried[rows]
         need = f"{figures['hbm_bytes'] / GIB:.2f} GiB"
         verdict = "" if figures["fits"] else ", does not fit"
-        print(f"{rows:>6} batch elements a chip: {need}{verdict}", flush=True)
+        print(f"{rows:>6} batch elements a device: {need}{verdict}", flush=True)
         return figures["hbm_bytes"] if figures["fits"] else topology.chip.hbm_bytes + 1
 
     found = memory_budget.longest_fitting(bytes_of, topology.chip.hbm_bytes, 1).segment_length
@@ -257,7 +257,7 @@ def show(
     rows = with_ratios(rows, baseline)
     chip = topology.chip
     print(
-        f"\n{topology.friendly} ({topology.name}): {topology.chips} chips of "
+        f"\n{topology.friendly} ({topology.name}): {topology.devices} devices of "
         f"{chip.hbm_bytes / GIB:g} GiB and {chip.peak_flops / 1e12:g} TFLOP/s (bfloat16), "
         f"{chip.clock / 1e9:g} GHz\n{ESTIMATES} Ratio to {baseline}."
     )

@@ -19,49 +19,87 @@ GIB = 2**30
 class Chip(NamedTuple):
     """A kind of chip, from its data sheet.
 
-    peak_flops: dense bfloat16 operations per second.
+    hbm_bytes: of one device of JAX: a chip, or one of its cores where `devices` is 2.
+    peak_flops: dense bfloat16 operations per second of a device.
     clock: cycles per second of the matrix units (peak divided by their number).
-    cores_in_name: how many of the 32 in v4-32 are one chip.
+    cores: of a chip, where names count cores: v4-32 has 16 chips. 1 where they count chips.
+    devices: of a chip.
     """
 
     hbm_bytes: int
     peak_flops: float
     clock: float
-    cores_in_name: int
+    cores: int
+    devices: int = 1
 
 
 CHIPS = {
+    "v2": Chip(8 * GIB, 22.5e12, 0.70e9, 2, devices=2),
+    "v3": Chip(16 * GIB, 61.5e12, 0.94e9, 2, devices=2),
     "v4": Chip(32 * GIB, 275e12, 1.05e9, 2),
     "v5e": Chip(16 * GIB, 197e12, 1.50e9, 1),
     "v5p": Chip(95 * GIB, 459e12, 1.75e9, 2),
     "v6e": Chip(32 * GIB, 918e12, 1.75e9, 1),
 }
-CUBES = ("2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4", "4x4x8", "4x8x8", "8x8x8")
-SQUARES = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
-SHAPES = {"v4": CUBES, "v5e": SQUARES, "v5p": CUBES, "v6e": SQUARES}
-"""Shapes of slices: chips along each axis, the smallest first."""
 
-_OWN = re.compile(r"(v\d+\w*):(\d+(?:x\d+)*)")
+
+def _cubes(most: int) -> list[str]:
+    """Returns the shapes of slices of parts of a cube of 4 x 4 x 4 chips, and of up to `most`."""
+    shapes = ["2x2x1", "2x2x2", "2x2x4", "2x4x4"]
+    for number in range(1, most + 1):
+        sides = (
+            (a, b, number // (a * b))
+            for a in range(1, number + 1)
+            for b in range(a, number // a + 1)
+            if number % (a * b) == 0
+        )
+        compact = sorted(min(sides, key=sum))
+        shapes.append("x".join(str(4 * side) for side in compact))
+    return shapes
+
+
+SQUARES = ["1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16"]
+SHAPES = {
+    "v2": ["2x2", "4x4", "8x8", "8x16", "16x16"],
+    "v3": ["2x2", "4x4", "4x8", "8x8", "8x16", "16x16", "16x32", "32x32"],
+    "v4": _cubes(32),
+    "v5e": SQUARES,
+    "v5p": _cubes(140),
+    "v6e": SQUARES,
+}
+"""Shapes of slices, chips along each axis, the smallest first: the accelerator types of gcloud."""
+
+_NAME = re.compile(r"(?:(\d+)x)?(v\d+[a-z]*)([-:])(\d+(?:x\d+)*)")
 
 
 class Topology(NamedTuple):
-    """A slice: a kind of CHIPS, and its shape, such as "2x2x4"."""
+    """Slices of a kind of CHIPS with the same shape, such as "2x2x4"."""
 
     kind: str
     shape: str
+    slices: int = 1
 
     @property
     def name(self) -> str:
-        return f"{self.kind}:{self.shape}"
+        return f"{self._prefix}{self.kind}:{self.shape}"
 
     @property
     def chips(self) -> int:
+        """The number of chips of a slice."""
         return math.prod(map(int, self.shape.split("x")))
 
     @property
     def friendly(self) -> str:
-        """The rental name, such as "v4-32"."""
-        return f"{self.kind}-{self.chips * CHIPS[self.kind].cores_in_name}"
+        """The rental name, such as "v4-32", without gcloud's "litepod" (v5litepod-16 is v5e-16)."""
+        return f"{self._prefix}{self.kind}-{self.chips * CHIPS[self.kind].cores}"
+
+    @property
+    def _prefix(self) -> str:
+        return f"{self.slices}x" if self.slices > 1 else ""
+
+    @property
+    def devices(self) -> int:
+        return self.slices * self.chips * self.chip.devices
 
     @property
     def chip(self) -> Chip:
@@ -76,18 +114,31 @@ KNOWN = {
 
 
 def find(name: str) -> Topology:
-    """Returns the slice with a rental name (v4-32) or libtpu's name (v4:2x2x4)."""
-    asked = name.strip().lower()
-    if asked in KNOWN:
-        return KNOWN[asked]
-    own = _OWN.fullmatch(asked)
-    if own and own[1] in CHIPS and own[2].count("x") == SHAPES[own[1]][0].count("x"):
-        return Topology(own[1], own[2])
-    names = [*KNOWN, *(topology.name for topology in KNOWN.values())]
-    near = difflib.get_close_matches(asked, names, 1)
+    """Returns slices by gcloud's name (v4-32, v5litepod-16) or libtpu's (v4:2x2x4).
+
+    2xv4-32 are two slices.
+    """
+    asked = name.strip().lower().replace("v5litepod", "v5e")
+    if parts := _NAME.fullmatch(asked):
+        slices, kind, mark, size = parts.groups()
+        topology = KNOWN.get(f"{kind}-{size}")
+        if mark == ":" and kind in SHAPES and size.count("x") == SHAPES[kind][0].count("x"):
+            topology = Topology(kind, size)
+        if topology and topology.chips and slices != "0":
+            return topology._replace(slices=int(slices or 1))
+    listed = [
+        topology
+        for topology in KNOWN.values()
+        if topology.shape in (*SHAPES[topology.kind][:8], SHAPES[topology.kind][-1])
+    ]
+    names = [topology.friendly for topology in listed]
+    near = difflib.get_close_matches(asked, [*names, *(topology.name for topology in listed)], 1)
     meant = f" Did you mean {near[0]}?" if near else ""
-    listed = "; ".join(f"{topology.friendly} ({topology.name})" for topology in KNOWN.values())
-    raise ValueError(f"--topology = {name} is no slice of TPUs.{meant} There are: {listed}.")
+    raise ValueError(
+        f"--topology = {name} is no slice of TPUs.{meant} There are: {', '.join(names)}, and more "
+        "multiples of v4-128 and v5p-128. v5litepod-16 is v5e-16, and 2xv4-32 are two slices of "
+        "v4-32. Other shapes are named by their chips, as v4:2x2x4."
+    )
 
 
 def check_compiler() -> None:
@@ -99,26 +150,25 @@ def check_compiler() -> None:
 
 
 def devices_of(topology: Topology) -> Sequence[Any]:
-    """Returns the chips of a slice as devices, and sets the environment that libtpu needs.
+    """Returns the devices of slices, and sets the environment that libtpu needs.
 
-    The two cores of a v4 or v5p chip are one device.
+    The two cores of a v4 or v5p chip are one device, those of a v2 or v3 chip are two.
     """
     check_compiler()
     os.environ |= {
         "TPU_SKIP_MDS_QUERY": "1",
-        "TPU_ACCELERATOR_TYPE": topology.friendly,
+        "TPU_ACCELERATOR_TYPE": topology._replace(slices=1).friendly,
         "TPU_WORKER_HOSTNAMES": "localhost",
         "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # other processes may compile, too
     }
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = {"num_slices": topology.slices}
     if topology.kind == "v4":
-        options = {"chip_config_name": "megacore", "chips_per_host_bounds": (2, 2, 1)}
-        options["num_slices"] = 1
+        options |= {"chip_config_name": "megacore", "chips_per_host_bounds": (2, 2, 1)}
     elif topology.chips == 1:
-        options = {"chips_per_host_bounds": (1, 1, 1)}
+        options |= {"chips_per_host_bounds": (1, 1, 1)}
     try:
         return topologies.get_topology_desc(
-            platform="tpu", topology_name=topology.name, **options
+            platform="tpu", topology_name=f"{topology.kind}:{topology.shape}", **options
         ).devices
     except (RuntimeError, ValueError) as error:
         raise ValueError(

@@ -20,33 +20,69 @@ CYCLES = 8400 + 42 + 300 + 200 + 20
 """Of that program, counted by hand."""
 
 
+SIZES = {
+    "v2": (8, 32, 128, 256, 512),
+    "v3": (8, 32, 64, 128, 256, 512, 1024, 2048),
+    "v4": (8, 16, 32, 64, *range(128, 4097, 128)),
+    "v5litepod": (1, 4, 8, 16, 32, 64, 128, 256),
+    "v5p": (8, 16, 32, 64, *range(128, 12289, 128)),
+    "v6e": (1, 4, 8, 16, 32, 64, 128, 256),
+}
+"""Numbers in gcloud's accelerator types: of cores, and of chips for v5litepod and v6e."""
+
+
+@pytest.mark.parametrize("kind", SIZES)
+def test_every_type_of_gcloud_is_a_slice_of_that_many_chips(kind):
+    for size in SIZES[kind]:
+        found = topologies.find(f"{kind}-{size}")
+        assert found.chips == size // (1 if kind in ("v5litepod", "v6e") else 2)
+        assert found.devices == (size if kind in ("v2", "v3") else found.chips)
+        assert topologies.find(found.name) == topologies.find(found.friendly) == found
+
+
 @pytest.mark.parametrize(
-    ("name", "own", "chips"),
+    ("name", "own", "devices"),
     [
+        ("v2-8", "v2:2x2", 8),
+        ("v3-2048", "v3:32x32", 2048),
         ("v4-8", "v4:2x2x1", 4),
         ("v4-32", "v4:2x2x4", 16),
+        ("v4-384", "v4:4x4x12", 192),
         ("v5e-16", "v5e:4x4", 16),
+        ("v5litepod-1", "v5e:1x1", 1),
+        ("v5litepod-64", "v5e:8x8", 64),
+        ("V5LitePod-256 ", "v5e:16x16", 256),
         ("v5p-8", "v5p:2x2x1", 4),
-        ("v6e-16", "v6e:4x4", 16),
+        ("v5p-2304", "v5p:8x12x12", 1152),
+        ("v5p-12288", "v5p:16x16x24", 6144),
         ("V6E-16", "v6e:4x4", 16),
+        ("2xv5litepod-256", "2xv5e:16x16", 512),
+        ("3xv4:2x2x4", "3xv4:2x2x4", 48),
     ],
 )
-def test_a_slice_is_found_by_either_name(name, own, chips):
+def test_a_slice_has_the_shape_and_the_devices_that_jax_names(name, own, devices):
     found = topologies.find(name)
-    assert (found.name, found.friendly, found.chips) == (own, name.lower(), chips)
-    assert topologies.find(own) == found
+    assert (found.name, found.devices) == (own, devices)
 
 
 @pytest.mark.parametrize(
     ("name", "near"),
-    [("v4-33", "v4-32"), ("v5e16", "v5e-16"), ("v4:2x2", "v4:2x2x"), ("v6e:4x4x1", "v6e:4x4")],
+    [
+        ("v4-33", "v4-32"),
+        ("v5e16", "v5e-16"),
+        ("v5litepod-2", "v5e-"),
+        ("v4:2x2", "v4:2x2x"),
+        ("v6e:4x4x1", "v6e:4x4"),
+        ("v4:0x2x2", "v4:2x2x"),
+        ("0xv4-8", "v4-8"),
+    ],
 )
 def test_a_mistyped_slice_is_answered_with_the_nearest_and_the_list(name, near):
     with pytest.raises(ValueError, match="is no slice of TPUs") as error:
         topologies.find(name)
     message = str(error.value)
     assert f"Did you mean {near}" in message
-    assert all(known in message for known in ("v4-32 (v4:2x2x4)", "v5e-16 (v5e:4x4)", "v5p-8"))
+    assert all(known in message for known in ("v4-32", "v5litepod-16", "v5p-8", "v6e-256"))
 
 
 def test_without_libtpu_one_sentence_says_how_to_install_it(monkeypatch, tmp_path, capsys):
@@ -130,7 +166,7 @@ def test_the_command_compiles_the_step_for_the_devices_of_the_slice(monkeypatch,
     flags = "--topology=v4-8", f"--configs={file}", f"--json={written}"
     assert not command(monkeypatch, benchmark, *flags)
     shown = capsys.readouterr().out
-    assert "v4-8 (v4:2x2x1): 4 chips of 32 GiB" in shown
+    assert "v4-8 (v4:2x2x1): 4 devices of 32 GiB" in shown
     assert "the compiler's estimates: nothing was run" in shown
     content = json.loads(written.read_text())
     (found,) = content["slices"]
