@@ -14,19 +14,16 @@ import pytest
 from architectures import (
     ARCHITECTURES,
     QUICK_PRETRAINED,
-    SEGMENT,
-    VOCABULARY,
     WINDOW,
     kinds,
     random_model,
-    segment_length,
 )
 from flax import nnx
 from ragged import Ragged, ragged_segments
 from tiny_models import quick_jit
 
 from brt.data.vocabularies.base import BEGIN
-from brt.models.caches import clear_state, reset_rows
+from brt.models.caches import LayerCache, clear_state, reset_rows, with_state
 
 QUICK = (*QUICK_PRETRAINED, "memorizing_dense")
 """Architectures that decode in a way of their own, though their caches occur in others."""
@@ -56,9 +53,14 @@ def wide_types():
 
 
 class Tiny:
-    """A tiny model with its forward passes compiled, and its empty caches in both forms."""
+    """A tiny model with its forward passes compiled, and its empty caches in both forms.
+
+    sizes: its window, the tokens of a segment, and its vocabulary.
+    """
 
     def __init__(self, name, dtype):
+        entry = ARCHITECTURES[name]
+        self.sizes = entry.window, entry.segment, entry.vocabulary
         self.model = random_model(name, dtype=dtype)
         graph, params = nnx.split(self.model, nnx.Param)
 
@@ -70,7 +72,10 @@ class Tiny:
         self.part = compiled(lambda model, *arrays: model.read_part(*arrays))
         self.caches = functools.cache(self.model.init_caches)
         self.empty = self.caches(ROWS)
-        self.decoding = self.model.begin_decoding(self.empty)
+
+    @functools.cached_property
+    def decoding(self):
+        return self.model.begin_decoding(self.empty)
 
 
 two_types = functools.lru_cache(maxsize=4)(Tiny)
@@ -98,6 +103,13 @@ def segment_pass(tiny, tokens, starts):
     return np.concatenate(logits, axis=1), caches
 
 
+def drawn_segments(tiny, segments, seed):
+    """Random tokens, (segments, ROWS, tokens of a segment)."""
+    _, length, vocabulary = tiny.sizes
+    rng = np.random.default_rng(seed)
+    return rng.integers(0, vocabulary, (segments, ROWS, length)).astype(np.int32)
+
+
 def recut(ragged, length):
     """The same rows in segments of another length, a divisor of theirs."""
     steps, rows, whole = ragged.tokens.shape
@@ -120,11 +132,12 @@ def leaves_close(found, expected, tolerance):
 @every_cuttable
 def test_cutting_a_document_at_block_borders_changes_no_logit_and_no_cache(name, dtype, tolerance):
     model = tiny(name, dtype)
+    W, N, V = model.sizes
     # Four blocks or two; and two or one, in the type whose programs are compiled in any case.
-    longer, shorter = (4, 2) if dtype == "float64" else (2, 1)
-    ragged = ragged_segments(WINDOW, longer * WINDOW, VOCABULARY, ROWS, seed=2)
+    longer, shorter = (2 * N, N) if dtype == "float64" else (N, W)
+    ragged = ragged_segments(W, longer, V, ROWS, seed=2)
     whole, whole_caches = segment_pass(model, ragged.tokens, ragged.starts)
-    parts, caches = segment_pass(model, *recut(ragged, shorter * WINDOW))
+    parts, caches = segment_pass(model, *recut(ragged, shorter))
     np.testing.assert_allclose(parts, whole, rtol=0, atol=tolerance * largest(whole))
     leaves_close(caches, whole_caches, tolerance)
 
@@ -132,11 +145,12 @@ def test_cutting_a_document_at_block_borders_changes_no_logit_and_no_cache(name,
 @every_type
 def test_decoding_token_by_token_is_the_segment_pass(name, dtype, tolerance):
     model = tiny(name, dtype)
-    ragged = ragged_segments(WINDOW, SEGMENT, VOCABULARY, ROWS, seed=3)
+    W, N, V = model.sizes
+    ragged = ragged_segments(W, N, V, ROWS, seed=3)
     expected, caches = segment_pass(model, ragged.tokens, ragged.starts)
     decoding, found = model.decoding, []
     for tokens_BT, starts_B in zip(ragged.tokens, ragged.starts, strict=True):
-        for t in range(SEGMENT):
+        for t in range(N):
             logits_BV, decoding = model.token(tokens_BT[:, t], decoding, starts_B & (t == 0), ALL)
             found.append(np.asarray(logits_BV))
     tolerance *= largest(expected)
@@ -149,8 +163,9 @@ def test_rows_decode_at_their_own_pace_and_documents_may_end_mid_block(name):
     # Row r begins a new document after lengths[r] tokens, wherever in a block that is: the
     # memory of the first must leave no trace, whatever the other rows do meanwhile.
     model, rng = tiny(name), np.random.default_rng(4)
-    lengths, total = np.array([1, WINDOW + 1, 2 * WINDOW - 1]), 4 * WINDOW
-    tokens = rng.integers(0, VOCABULARY, (ROWS, total)).astype(np.int32)
+    W, N, V = model.sizes
+    lengths, total = np.array([1, W + 1, 2 * W - 1]), -(-4 * W // N) * N
+    tokens = rng.integers(0, V, (ROWS, total)).astype(np.int32)
     tokens[:, 0] = BEGIN
     tokens[np.arange(ROWS), lengths] = BEGIN
 
@@ -165,7 +180,7 @@ def test_rows_decode_at_their_own_pace_and_documents_may_end_mid_block(name):
         alone[1, row, : total - length] = tokens[row, length:]
     both = np.ones((1, ROWS), bool)
     whole = (Ragged(alone[i : i + 1], both, None) for i in range(2))
-    first, second = (segment_pass(model, *recut(ragged, SEGMENT))[0] for ragged in whole)
+    first, second = (segment_pass(model, *recut(ragged, N))[0] for ragged in whole)
     for row, length in enumerate(lengths):
         np.testing.assert_allclose(found[row, :length], first[row, :length], rtol=0, atol=1e-9)
         rest = second[row, : total - length]
@@ -175,15 +190,15 @@ def test_rows_decode_at_their_own_pace_and_documents_may_end_mid_block(name):
 @every_architecture
 def test_the_beginning_of_a_block_read_at_once_is_read_token_by_token(name):
     model, rng = tiny(name), np.random.default_rng(14)
-    P = model.model.period
-    tokens = rng.integers(0, VOCABULARY, (ROWS, SEGMENT + P)).astype(np.int32)
-    _, caches = model.segment(tokens[:, :SEGMENT], model.empty, NONE)
+    (_, N, V), P = model.sizes, model.model.period
+    tokens = rng.integers(0, V, (ROWS, N + P)).astype(np.int32)
+    _, caches = model.segment(tokens[:, :N], model.empty, NONE)
     counts_B = np.minimum([0, 1, P - 1], P - 1).astype(np.int32)
-    found, after = model.part(tokens[:, SEGMENT:], caches, counts_B)
+    found, after = model.part(tokens[:, N:], caches, counts_B)
     decoding = model.model.begin_decoding(caches)
     for t in range(P - 1):
         reads_B = t < counts_B
-        logits_BV, decoding = model.token(tokens[:, SEGMENT + t], decoding, NONE, reads_B)
+        logits_BV, decoding = model.token(tokens[:, N + t], decoding, NONE, reads_B)
         expected = np.asarray(logits_BV)[reads_B]
         np.testing.assert_allclose(found[reads_B, t], expected, rtol=0, atol=1e-9)
     leaves_close(after, decoding, 1e-9)
@@ -195,8 +210,9 @@ def test_a_row_holds_still_while_others_decode(name):
     caches = free = model.decoding
     rng, others = np.random.default_rng(5), np.array([False, True, True])
     before = jax.tree.map(lambda x: np.asarray(x[0]), caches)
-    for _ in range(WINDOW + 1):
-        tokens_B = rng.integers(0, VOCABULARY, ROWS).astype(np.int32)
+    W, _, V = model.sizes
+    for _ in range(W + 1):
+        tokens_B = rng.integers(0, V, ROWS).astype(np.int32)
         _, free = model.token(tokens_B, free, NONE, ALL)
         _, caches = model.token(tokens_B, caches, NONE, others)
     jax.tree.map(lambda x, y: np.testing.assert_array_equal(x[0], y), caches, before)
@@ -205,10 +221,11 @@ def test_a_row_holds_still_while_others_decode(name):
 
 @every_architecture
 def test_rows_are_strangers(name):
-    model, length = tiny(name), segment_length(name)
-    ragged = ragged_segments(WINDOW, length, VOCABULARY, ROWS, seed=6)
+    model = tiny(name)
+    ragged = ragged_segments(*model.sizes, ROWS, seed=6)
     other = ragged._replace(tokens=ragged.tokens.copy(), starts=ragged.starts.copy())
-    other.tokens[:, 1] = np.random.default_rng(7).integers(0, VOCABULARY, other.tokens[:, 1].shape)
+    shape, vocabulary = other.tokens[:, 1].shape, model.sizes[2]
+    other.tokens[:, 1] = np.random.default_rng(7).integers(0, vocabulary, shape)
     other.starts[:, 1] ^= True
     found, caches = segment_pass(model, ragged.tokens, ragged.starts)
     changed, other_caches = segment_pass(model, other.tokens, other.starts)
@@ -221,9 +238,9 @@ def test_rows_are_strangers(name):
 
 @every_architecture
 def test_a_cache_that_has_seen_padding_is_never_read(name):
-    model, length = tiny(name), segment_length(name)
-    ragged = ragged_segments(WINDOW, length, VOCABULARY, ROWS, seed=8)
-    noise = np.random.default_rng(9).integers(0, VOCABULARY, ragged.tokens.shape)
+    model = tiny(name)
+    ragged = ragged_segments(*model.sizes, ROWS, seed=8)
+    noise = np.random.default_rng(9).integers(0, model.sizes[2], ragged.tokens.shape)
     noisy = np.where(ragged.valid, ragged.tokens, noise).astype(np.int32)
     assert not np.array_equal(noisy, ragged.tokens)
     found, _ = segment_pass(model, ragged.tokens, ragged.starts)
@@ -234,13 +251,12 @@ def test_a_cache_that_has_seen_padding_is_never_read(name):
 
 @every_architecture
 def test_a_row_that_starts_a_document_is_a_fresh_model(name):
-    model, length = tiny(name), segment_length(name)
-    rng = np.random.default_rng(10)
-    tokens = rng.integers(0, VOCABULARY, (3, ROWS, length)).astype(np.int32)
+    model = tiny(name)
+    tokens = drawn_segments(model, 3, seed=10)
     tokens[2, 1, 0] = BEGIN
     used, _ = segment_pass(model, tokens, np.array([[False] * 3] * 2 + [[False, True, False]]))
     fresh, _ = segment_pass(model, tokens[2:], np.array([[True] * 3]))
-    np.testing.assert_array_equal(used[1, 2 * length :], fresh[1])
+    np.testing.assert_array_equal(used[1, 2 * tokens.shape[2] :], fresh[1])
 
 
 @every_architecture
@@ -279,18 +295,18 @@ def test_what_carries_a_state_sees_infinitely_far_and_nothing_else_does(name):
     model = tiny(name)
     reach = model.model.receptive_field()
     # Beyond the receptive field nothing of a document is left, however many segments it has.
-    length, segments = segment_length(name), 12
-    rng = np.random.default_rng(15)
-    tokens = rng.integers(0, VOCABULARY, (segments, ROWS, length)).astype(np.int32)
+    tokens = drawn_segments(model, 12, seed=15)
+    segments, _, length = tokens.shape
     other = tokens.copy()
-    other[0, :, 1] = (other[0, :, 1] + 1) % VOCABULARY
+    at = min(1, length - 1)
+    other[0, :, at] = (other[0, :, at] + 1) % model.sizes[2]
     starts = np.zeros((segments, ROWS), bool)
     starts[0] = True
     found, changed = (segment_pass(model, x, starts)[0] for x in (tokens, other))
     differs = np.abs(found - changed).max(axis=(0, 2)) > 0
     last = differs.nonzero()[0].max()
     if reach < math.inf:
-        assert last <= 1 + reach
+        assert last <= at + reach
     else:
         assert last >= (segments - 1) * length
 
@@ -311,9 +327,8 @@ def test_the_receptive_field_is_exactly_n_windows():
 @every_architecture
 def test_clearing_the_state_at_each_segment_spares_the_first_segment_and_the_windows(name):
     model = tiny(name)
-    rng = np.random.default_rng(13)
     # Some memories hold something after several segments only.
-    tokens = rng.integers(0, VOCABULARY, (5, ROWS, SEGMENT)).astype(np.int32)
+    tokens = drawn_segments(model, 5, seed=13)
     empty, read = model.empty, model.segment
     first, kept = read(tokens[0], empty, NONE)
     again, _ = read(tokens[0], clear_state(empty, empty), NONE)
@@ -328,9 +343,9 @@ def test_clearing_the_state_at_each_segment_spares_the_first_segment_and_the_win
 @every_architecture
 def test_clearing_the_state_keeps_what_windows_hold_and_nothing_else(name):
     model = tiny(name)
-    tokens = np.random.default_rng(16).integers(0, VOCABULARY, (5, ROWS, SEGMENT)).astype(np.int32)
+    tokens = drawn_segments(model, 5, seed=16)
     other = tokens.copy()
-    other[-2, :, -1] = (other[-2, :, -1] + 1) % VOCABULARY
+    other[-2, :, -1] = (other[-2, :, -1] + 1) % model.sizes[2]
     found = []
     for read_before in (tokens, other):
         caches = model.empty
@@ -340,3 +355,43 @@ def test_clearing_the_state_keeps_what_windows_hold_and_nothing_else(name):
     # The last token of a period sees farthest through windows: beyond its own period, or not.
     kept = model.model.windows_reach() >= model.model.period
     assert np.array_equal(*found) is not kept
+
+
+def states_of(caches):
+    """The address and the value of every state in caches of the segment form."""
+    for i in with_state(caches):
+        if not isinstance(caches[i], LayerCache):
+            yield (i,), caches[i]
+            continue
+        for j, memory in enumerate(caches[i].memories):
+            yield (i, j), memory
+
+
+def with_one_cleared(caches, empty, address):
+    """The caches, one state of which is cleared."""
+    i, *inside = address
+    cleared = caches[i].clear_state(empty[i])
+    if inside:
+        memories = list(caches[i].memories)
+        memories[inside[0]] = cleared.memories[inside[0]]
+        cleared = caches[i]._replace(memories=tuple(memories))
+    return (*caches[:i], cleared, *caches[i + 1 :])
+
+
+def same(a, b):
+    return all(map(np.array_equal, jax.tree.leaves(a), jax.tree.leaves(b)))
+
+
+@every_architecture
+def test_each_state_changes_with_a_segment_and_changes_the_next(name):
+    model = tiny(name)
+    *first, last, new = drawn_segments(model, 7, seed=17)
+    before = model.empty
+    for tokens_BT in first:
+        _, before = model.segment(tokens_BT, before, NONE)
+    _, caches = model.segment(last, before, NONE)
+    logits, _ = model.segment(new, caches, NONE)
+    for (address, state), (_, old) in zip(states_of(caches), states_of(before), strict=True):
+        assert not same(state, old), f"state {address} does not change"
+        without, _ = model.segment(new, with_one_cleared(caches, model.empty, address), NONE)
+        assert not np.array_equal(logits, without), f"state {address} changes nothing"

@@ -31,9 +31,11 @@ class Architecture:
         build: from `rngs` and overrides of its settings to a model, for segments of any length.
         reference: from a nested dictionary of float64 NumPy parameters to a reader of documents
             in plain loops: `begin()` is the memory of a document, and `read(tokens_T, memory)`
-            returns logits (T, V) and the memory after the segment.
+            returns logits (T, V) and the memory after the segment. None for a drawn model.
         settings: arguments of the model, for tests of one architecture.
         segment: tokens of a segment it is fed; the law of cuts takes others.
+        window: of which a segment has one or several; documents of awkward lengths follow from it.
+        vocabulary: ids that it is fed.
         cut_invariant: whether cutting a document at block borders changes nothing.
         cleared: indices of the caches that clearing the state changes.
         within: whether, inside a segment of four blocks, a token sees all blocks before its own,
@@ -43,9 +45,11 @@ class Architecture:
     """
 
     build: Callable
-    reference: Callable
+    reference: Callable | None
     settings: dict = field(default_factory=dict)
     segment: int = SEGMENT
+    window: int = WINDOW
+    vocabulary: int = VOCABULARY
     cut_invariant: bool = False
     cleared: tuple[int, ...] = ()
     within: bool = False

@@ -17,6 +17,7 @@ import rmt_numpy
 import txl_numpy
 from architecture import DIVISIBLE, OF_RMT, SEGMENT, SIZES, STATES, VOCABULARY, WINDOW, Architecture
 from associative_numpy import AssociativeReader, GatedDeltaReader
+from drawn_pretrained import draw
 from flax import nnx
 from pretrained_architectures import PRETRAINED
 from tiny_models import OneKey, cast, randomised
@@ -233,7 +234,14 @@ def _memorizing(search, neighbours, layers=(1,), **others):
     return block_recurrent(memorizing_layers=layers, search=search, neighbours=neighbours, **others)
 
 
-ARCHITECTURES: dict[str, Architecture] = {
+class Architectures(dict[str, Architecture]):
+    """By name; "drawn 7" is the one that is drawn from the seed 7."""
+
+    def __missing__(self, name):
+        return draw(int(name.removeprefix("drawn "))).architecture()
+
+
+ARCHITECTURES = Architectures({
     "xl": block_recurrent(segment=WINDOW),
     "slide": block_recurrent(),
     "slide_sinks": block_recurrent(attention_sinks=True),
@@ -309,7 +317,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         *(recurrent_networks_numpy.qrnn_token, recurrent_networks_numpy.qrnn_state),
         **dict(cutoffs=(5, 11), div_val=2, tied=False),
     ),
-}
+})  # fmt: skip
 
 VARIANTS = (
     *("slide", "rec_fixed_skip", "rec_lstm_single", "rec_lstm_skip", "rec_two_layers"),
