@@ -96,6 +96,13 @@ def nothing_is_seen_from_beyond_the_receptive_field(name):
         laws.test_what_carries_a_state_sees_infinitely_far_and_nothing_else_does(name)
 
 
+def clearing_keeps_what_windows_hold(name):
+    # States of a sliding window also attend to the keys before their block, which clearing keeps.
+    model = laws.tiny(name).model
+    if model.windows_reach() >= model.period or model.receptive_field() < np.inf:
+        laws.test_clearing_the_state_keeps_what_windows_hold_and_nothing_else(name)
+
+
 def cuts_change_nothing(name):
     if ARCHITECTURES[name].cut_invariant:
         laws.test_cutting_a_document_at_block_borders_changes_no_logit_and_no_cache(
@@ -181,7 +188,7 @@ OF_LANGUAGE_MODELS = {
     "padding": laws.test_a_cache_that_has_seen_padding_is_never_read,
     "causality": no_logit_depends_on_a_later_token,
     "reach": nothing_is_seen_from_beyond_the_receptive_field,
-    "windows kept": laws.test_clearing_the_state_keeps_what_windows_hold_and_nothing_else,
+    "windows kept": clearing_keeps_what_windows_hold,
     "decoding": decoding_is_the_segment_pass,
     "own pace": laws.test_rows_decode_at_their_own_pace_and_documents_may_end_mid_block,
     "holding still": laws.test_a_row_holds_still_while_others_decode,
@@ -252,7 +259,7 @@ def test_a_drawn_model_keeps_its_laws(seed):
         line |= dict(seconds=round(time.monotonic() - begun, 2))
         with open(LOG, "a", encoding="utf-8") as log:
             log.write(json.dumps(line) + "\n")
-    if seed % 20 == 19:
+    if seed % 20 > 17:
         jax.clear_caches()
     broken = {law: what for law, what in found.items() if what != "kept" and law != "refused"}
     assert not broken, f"{told(drawn.build)}, segments of {drawn.segment}: {broken}"

@@ -181,7 +181,8 @@ ENCODERS = (BERT, RoBERTa, DeBERTa, T5)
 
 
 def reader(dice, turn):
-    segment, num_memory = dice.whole(1, 16), dice.choice(0, dice.whole(1, 4))
+    # Room for all targets: classes, or the three kinds of spans.
+    segment, num_memory = dice.whole(5, 16), dice.choice(0, dice.whole(1, 4))
     kind, layers, heads = ENCODERS[turn % 4], dice.layers(), dice.divided(1, 6)
     settings = dict(
         vocabulary_size=dice.vocabulary(),
@@ -218,7 +219,7 @@ def reader(dice, turn):
         body=functools.partial(kind, **settings),
         targets="words" if kind is T5 else dice.choice("classes", "labels", "spans"),
         classes=dice.whole(2, 5),
-        words=dice.whole(1, min(3, segment)),
+        words=dice.whole(1, 3),
         num_memory=num_memory,
         memories=(pooled(dice, layers),) if with_vectors else (),
     )
