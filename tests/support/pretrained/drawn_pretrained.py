@@ -196,7 +196,7 @@ def reader(dice, turn):
             width=dice.divided(5, 20),
             head_size=dice.whole(1, 6),
             buckets=dice.choice(4, 8, 12),
-            longest_distance=dice.whole(6, 20),
+            longest_distance=dice.whole(7, 20),
             network=dice.choice("relu", "gated-gelu"),
             tied=dice.chance(0.5),
         )
@@ -206,7 +206,7 @@ def reader(dice, turn):
         settings |= dict(num_positions=positions, width=heads * dice.whole(1, 6))
     if kind is DeBERTa:
         settings |= dict(
-            longest_distance=dice.whole(1, 12),
+            longest_distance=dice.whole(4, 12),
             buckets=dice.choice(0, 4),
             shared_keys=dice.chance(0.5),
             convolution=dice.choice(0, 3),
