@@ -21,6 +21,7 @@ from absl import logging
 from gin import config_parser
 
 from brt.bindings.registration import modules, register
+from brt.checks import shortened
 from brt.storage.paths import is_remote
 from brt.storage.regular_files import open_regular
 
@@ -29,7 +30,11 @@ PACKAGE = "brt"
 LARGEST_FILE = 2**20
 """Bytes of a gin file. The largest one of configs/ has 1,500."""
 MOST_FILES = 1_000
+MOST_LINES = 10_000
+"""Of all files together, and so of their statements, which gin parses slowly."""
 DEEPEST_INCLUDE = 32
+DEEPEST_SCOPE = 32
+"""Scopes of a name, `a/b/NAME`: gin's time and memory grow with their square."""
 MOST_STRINGS = 1_000
 """Adjacent strings, which gin joins in quadratic time."""
 
@@ -148,6 +153,16 @@ class _Parser(config_parser.ConfigParser):
         elif self.current_token.type not in (tokenize.NL, tokenize.COMMENT):
             self._strings = 0
 
+    def _parse_selector(self, *args, **kwargs):
+        line = self.current_token.start[0]
+        selector = super()._parse_selector(*args, **kwargs)
+        if selector.count("/") > DEEPEST_SCOPE:
+            raise NotAllowed(
+                f"line {line} has a name in more than {DEEPEST_SCOPE} scopes, "
+                f"{shortened(selector, 60)}: use fewer."
+            )
+        return selector
+
 
 def check_statements(text: str, allow_imports: Sequence[str]) -> list[str]:
     """Refuses imports that are not allowed; returns the names that a text of `gin_text` binds.
@@ -216,6 +231,7 @@ class GinReader:
         self.allow_imports = tuple(allow_imports)
         self._open: list[str] = []
         self._read = 0
+        self._lines = 0
 
     @contextlib.contextmanager
     def opened(self, path: str | os.PathLike) -> Iterator[str]:
@@ -235,6 +251,11 @@ class GinReader:
                 "fewer files."
             )
         text = read_gin_text(path)
+        self._lines += text.count("\n")
+        if self._lines > MOST_LINES:
+            raise NotAllowed(
+                f"{path} brings the config to more than {MOST_LINES:,} lines: bind fewer values."
+            )
         self._open.append(known)
         try:
             yield text

@@ -301,6 +301,16 @@ BOMBS = {
     "a long string": f"TextFiles.path = '{'x' * 10**7}'",
     "a file that includes itself": {0: "include '0.gin'\n" * 2},
     "two includes in each file": {n: f"include '{n + 1}.gin'\n" * 2 for n in range(40)} | {40: ""},
+    "scopes in a binding": "a/" * 100_000 + "TextFiles.path = 'x'",
+    "scopes in a reference": "Trainer.corpus = @" + "a/" * 100_000 + "Corpus()",
+    "scopes in a macro": "TextFiles.path = %" + "a/" * 100_000 + "b",
+    "a name bound again and again": "TextFiles.path = 'x'\n" * 40_000,
+    "a parameter bound again and again": "TextFiles:\n" + "  path = 'x'\n" * 60_000,
+    "many names": "".join(f"a{n} = 1\n" for n in range(90_000)),
+    "many names in many files": {
+        0: "".join(f"include '{n}.gin'\n" for n in range(1, 40)),
+        **{n: "".join(f"a{n}_{k} = 1\n" for k in range(2_000)) for n in range(1, 40)},
+    },
     "a chain of files": {n: f"include '{n + 1}.gin'" for n in range(3000)} | {3000: ""},
 }
 HARMLESS_TO_READ = ("macros that nothing reads", "references")
@@ -319,7 +329,7 @@ def test_a_small_text_that_stands_for_much_is_refused_at_once(kind, tmp_path, mo
     tally.judge("bound", lambda: config.parse(["0.gin"]), lambda _: False, culprits)
     harmless = kind in HARMLESS_TO_READ
     read = lambda: resolved(read_gin_file("0.gin"))  # noqa: E731
-    tally.judge("read", read, lambda _: harmless, [*culprits, "brackets", "strings"])
+    tally.judge("read", read, lambda _: harmless, [*culprits, "brackets", "strings", "scopes"])
     gin.clear_config()
     tally.check()
     assert time.process_time() - begun < 10
