@@ -1,6 +1,7 @@
 """Sources of rows: JSON lines, Parquet tables and saved data sets of Hugging Face `datasets`."""
 
 import abc
+import contextlib
 import glob
 import gzip
 import io
@@ -14,8 +15,8 @@ from typing import IO, Any, ClassVar, NamedTuple
 
 import gin
 
-from brt.checks import Name, configurable
-from brt.data.extras import extra_library
+from brt.checks import Name, configurable, shortened
+from brt.data.extras import MissingExtra, extra_library
 from brt.data.sources.base import Document, FileSource, absolute
 from brt.storage.paths import RemotePath, file_size, is_remote
 from brt.storage.regular_files import open_regular
@@ -157,8 +158,10 @@ class JsonLines(RowSource):
         for number, line in itertools.islice(enumerate(self._lines(file)), first, None):
             try:
                 row = json.loads(line)
-            except ValueError as error:
-                raise ValueError(f"Row {number} of {file} is not JSON ({error}).") from None
+            except (ValueError, RecursionError) as error:
+                raise ValueError(
+                    f"Row {number} of {file} is not JSON ({error}): correct or remove it."
+                ) from None
             if not isinstance(row, dict):
                 raise ValueError(f"Row {number} of {file} is not a JSON object with keys.")
             yield row
@@ -179,15 +182,17 @@ class TableSource(RowSource):
         """Yields (number of the first row, record batch), from the one with row `first` on."""
 
     def rows(self, file: str, first: int) -> Iterator[dict]:
-        arrow = extra_library("pyarrow", type(self).__name__, "tables")
-        with open_regular(file) as raw:
-            try:
-                for start, batch in self.batches(raw, first):
-                    names = [n for n in (self.text_key, self.title_key) if n in batch.schema.names]
-                    columns = batch.select(names) if self.text_key in names else batch
-                    yield from columns.slice(max(first - start, 0)).to_pylist()
-            except (arrow.ArrowException, OSError) as error:
-                raise ValueError(f"{file} cannot be read ({error}): copy it again.") from error
+        with open_regular(file) as raw, _explained(file):
+            for start, batch in self.batches(raw, first):
+                names = [n for n in (self.text_key, self.title_key) if n in batch.schema.names]
+                if twice := [name for name in names if batch.schema.names.count(name) > 1]:
+                    raise ValueError(
+                        f"{file} has several columns {twice[0]!r}: rename all but one, or bind "
+                        f"{self.binding}.text_key or .title_key to another column."
+                    )
+                columns = batch.select(names) if self.text_key in names else batch
+                columns.validate(full=True)  # damaged offsets would end the process
+                yield from columns.slice(max(first - start, 0)).to_pylist()
 
 
 @configurable
@@ -198,11 +203,11 @@ class Parquet(TableSource):
     suffixes = (".parquet",)
 
     def number_of_rows(self, file: str) -> int:
-        with open_regular(file) as raw:
-            return self._open(raw, file).metadata.num_rows
+        with open_regular(file) as raw, _explained(file):
+            return self._open(raw).metadata.num_rows
 
     def batches(self, file: IO[bytes], first: int) -> Iterator[tuple[int, Any]]:
-        table = self._open(file, getattr(file, "name", "the file"))
+        table = self._open(file)
         names = [n for n in (self.text_key, self.title_key) if n in table.schema_arrow.names]
         columns = names if self.text_key in names else None
         start = 0
@@ -214,12 +219,8 @@ class Parquet(TableSource):
                     start += batch.num_rows
             start = end
 
-    def _open(self, raw: IO[bytes], file: str) -> Any:
-        arrow = extra_library("pyarrow", "Parquet", "tables")
-        try:
-            return extra_library("pyarrow.parquet", "Parquet", "tables").ParquetFile(raw)
-        except (arrow.ArrowException, OSError) as error:
-            raise ValueError(f"{file} is not a Parquet table ({error}).") from error
+    def _open(self, raw: IO[bytes]) -> Any:
+        return extra_library("pyarrow.parquet", "Parquet", "tables").ParquetFile(raw)
 
 
 @configurable
@@ -230,7 +231,7 @@ class SavedDataset(TableSource):
     suffixes = (".arrow",)
 
     def number_of_rows(self, file: str) -> int:
-        with open_regular(file) as raw:
+        with open_regular(file) as raw, _explained(file):
             return sum(batch.num_rows for _, batch in self.batches(raw, 0))
 
     def batches(self, file: IO[bytes], first: int) -> Iterator[tuple[int, Any]]:
@@ -239,6 +240,21 @@ class SavedDataset(TableSource):
             if start + batch.num_rows > first:
                 yield start, batch
             start += batch.num_rows
+
+
+@contextlib.contextmanager
+def _explained(file: str) -> Iterator[None]:
+    """Raises errors of the library of tables, whatever their types, as one that names the file."""
+    try:
+        yield
+    except MissingExtra:
+        raise
+    except Exception as error:
+        if file in str(error):
+            raise
+        raise ValueError(
+            f"{file} is damaged, or no table ({shortened(str(error))}): copy it again."
+        ) from error
 
 
 def listed(path: str, suffixes: tuple[str, ...]) -> tuple[str, list[str]]:

@@ -4,6 +4,8 @@ import gzip
 import itertools
 import json
 import pickle
+import subprocess
+import sys
 
 import fsspec
 import pytest
@@ -114,7 +116,11 @@ def test_files_of_another_storage_are_read_alike(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "bad", ['{"other": "x"}', '{"text": 3}', '["x"]', '{"text": ', '{"text": ""}']
+    "bad",
+    [
+        *('{"other": "x"}', '{"text": 3}', '["x"]', '{"text": ', '{"text": ""}'),
+        pytest.param('{"text": ' + "[" * 100_000 + "]" * 100_000 + "}", id="deep"),
+    ],
 )
 def test_a_row_without_a_text_is_named(tmp_path, bad):
     path = tmp_path / "a.jsonl"
@@ -132,6 +138,53 @@ def test_empty_texts_are_skipped_on_demand(tmp_path):
         Parquet(str(tmp_path / "a.parquet"), skip_empty=True),
     ):
         assert texts_of(source) == ["a", "b", "c"]
+
+
+# Damaged tables
+
+KINDS = {
+    "strings": lambda texts: pa.array(texts),
+    "large strings": lambda texts: pa.array(texts, pa.large_string()),
+    "a dictionary": lambda texts: pa.array(texts).dictionary_encode(),
+}
+READ_OR_REFUSED = """
+import sys, pathlib, numpy as np
+from brt.data.sources.rows import SavedDataset
+
+content, path = pathlib.Path(sys.argv[1]).read_bytes(), sys.argv[1] + ".arrow"
+refused = 0
+for seed in range(150):
+    rng, damaged = np.random.default_rng(seed), bytearray(content)
+    for at in rng.integers(len(content), size=3):
+        damaged[at] ^= 1 << int(rng.integers(8))
+    pathlib.Path(path).write_bytes(damaged)
+    try:
+        for document in SavedDataset(path).documents("train"):
+            assert document.data
+    except ValueError as error:
+        assert path in str(error), error
+        refused += 1
+assert 30 < refused < 150, refused
+"""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_flipped_bits_of_an_arrow_file_are_refused_or_read(kind, tmp_path):
+    """In a process of its own, which columns that are not validated end."""
+    saved = pa.table({"id": list(range(23)), "text": KINDS[kind](TEXTS)})
+    with pa.ipc.new_stream(str(tmp_path / "saved"), saved.schema) as out:
+        out.write_table(saved, max_chunksize=8)
+    command = [sys.executable, "-c", READ_OR_REFUSED, str(tmp_path / "saved")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_two_columns_of_the_texts_name_are_refused(tmp_path):
+    columns = [pa.array(["a"]), pa.array(["b"])]
+    path = tmp_path / "a.parquet"
+    parquet.write_table(pa.Table.from_arrays(columns, names=["text", "text"]), path)
+    with pytest.raises(ValueError, match="a.parquet.*'text'"):
+        texts_of(Parquet(str(path)))
 
 
 # Splits by position
