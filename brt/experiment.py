@@ -23,7 +23,7 @@ from brt.bindings.reading import check_all_read, read_bindings
 from brt.data.mixture import MixedStore
 from brt.data.stores.token_store import TokenStore
 from brt.data.stores.verification import verify_once
-from brt.data.streams.batch import Batch, document_segments, padding
+from brt.data.streams.batch import Batch, abstract_batch, document_segments
 from brt.evaluation.settings import Evaluation
 from brt.experiment_checks import (
     check_classes,
@@ -177,7 +177,7 @@ class Experiment:
 
     def abstract_batch(self) -> Batch:
         K = self.trainer.reread_segments + self.trainer.segments_per_step
-        return jax.eval_shape(lambda: padding(K, self.trainer.rows, self.trainer.segment_length))
+        return abstract_batch(K, self.trainer.rows, self.trainer.segment_length)
 
     def segments(self, text: str) -> Iterator[Batch]:
         """Yields a text as segments (1, T), the last one padded with weights of 0."""

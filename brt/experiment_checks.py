@@ -17,7 +17,7 @@ from brt.data.mixture import MixedStore, Mixture
 from brt.data.sources.base import Source, absolute
 from brt.data.stores.token_store import HOW_TO_REPEAT, MANIFEST, TokenStore
 from brt.data.streams import documents, mixture
-from brt.data.streams.batch import padding
+from brt.data.streams.batch import abstract_batch
 from brt.data.streams.labelled import LabelledDocuments
 from brt.data.streams.samples import check_cut
 from brt.data.streams.select import check_stride
@@ -60,7 +60,7 @@ def check_evaluation(experiment: "Experiment") -> None:
     try:
         init, step = reading_step(experiment, rows, T, answers=trainer.stream == "labelled")
         caches = jax.eval_shape(init, experiment.abstract_params)
-        batch = jax.eval_shape(lambda: padding(1, rows, T))
+        batch = abstract_batch(1, rows, T)
         jax.eval_shape(
             functools.partial(step, state="cleared"),
             *(experiment.abstract_params, caches, batch, True),
@@ -129,6 +129,21 @@ def check_vocabulary(experiment: "Experiment") -> None:
     check_folder(experiment.model, corpus)
     vocabulary = corpus.vocabulary
     check_size(experiment.model, vocabulary.size, f"The vocabulary {vocabulary.name}")
+
+
+def check_memory(experiment: "Experiment") -> None:
+    """Refuses a step whose arrays are larger than this machine's memory; for one CPU process."""
+    if jax.default_backend() != "cpu" or jax.process_count() > 1:
+        return
+    arrays = jax.tree.leaves((experiment.abstract_state(), experiment.abstract_batch()))
+    needed = sum(x.size * x.dtype.itemsize for x in arrays)
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > memory:
+        raise ValueError(
+            f"Trainer.tokens_per_step = {experiment.trainer.tokens_per_step:,} needs at least "
+            f"{needed:,} bytes for the batch, the caches and the parameters of a step, and this "
+            f"machine has {memory:,}: bind it to less, or choose a smaller model."
+        )
 
 
 def warn_of_warmup(experiment: "Experiment") -> None:

@@ -5,12 +5,14 @@ import hashlib
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import jax
 from jax.experimental import multihost_utils
 
 from brt import command_line
 from brt.data.extras import MissingExtra
+from brt.data.stores.own_folders import check_claimable
 from brt.experiment import Experiment
 from brt.experiment_checks import check_documents, check_vocabulary
 
@@ -34,6 +36,8 @@ def check_data(experiment: Experiment) -> None:
             for split in splits_read(experiment):
                 if corpus.exists(split):
                     corpus.open(split)
+                elif isinstance(folder := corpus.path(split), Path):
+                    check_claimable(folder)
 
 
 def prepare_missing(experiment: Experiment) -> None:

@@ -14,7 +14,7 @@ from brt import command_line, processes
 from brt.description import describe, settings
 from brt.evaluation.evaluator import Evaluator
 from brt.experiment import Experiment
-from brt.experiment_checks import warn_of_warmup
+from brt.experiment_checks import check_memory, warn_of_warmup
 from brt.progress import say
 from brt.run_data import check_data, prepare_missing, store_contents
 from brt.text_flag import define_text
@@ -60,6 +60,7 @@ def main() -> None:
     experiment.check_mesh(mesh)
     is_first = jax.process_index() == 0
     if not FLAGS.eval_only:
+        check_memory(experiment)
         warn_of_warmup(experiment)
     with jax.set_mesh(mesh):
         if is_first:

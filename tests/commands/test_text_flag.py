@@ -1,6 +1,7 @@
 """--text: a corpus from a path alone, for every command that reads one."""
 
 import gzip
+import itertools
 import json
 
 import pytest
@@ -68,6 +69,53 @@ def test_folders_are_divided_by_name_or_by_position(tmp_path):
     for number in range(200):
         (deep / f"{number:03}.txt").write_text(f"{number}\n")
     assert texts(tmp_path / "plain", "validation") == [b"%d\n" % n for n in range(180, 190)]
+
+
+@pytest.mark.parametrize(
+    "names", [("test-driven", "a"), ("test_a", "test_b"), ("valid.x",), ("train-of-thought", "b")]
+)
+@pytest.mark.parametrize("ending", [".txt", ".jsonl"])
+def test_titles_that_begin_like_a_split_divide_nothing(names, ending, tmp_path):
+    for name in names:
+        text = "a line of text\n" * 100
+        content = text if ending == ".txt" else json.dumps({"text": text})
+        (tmp_path / f"{name}{ending}").write_text(content)
+    splits = [texts(tmp_path, split) for split in ("train", "validation", "test")]
+    assert len(b"".join(itertools.chain(*splits))) == 1500 * len(names)
+    assert all(splits)
+
+
+@pytest.mark.parametrize("form", ["{}.txt", "{}/a.txt", "{}.jsonl", "{}/a.jsonl"])
+@pytest.mark.parametrize("validation", ["valid", "validation"])
+def test_files_and_folders_named_after_splits_divide(form, validation, tmp_path):
+    for name, split in (("train", "train"), (validation, "validation"), ("test", "test")):
+        file = tmp_path / form.format(name)
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(split if form.endswith("txt") else json.dumps({"text": split}))
+    for split in ("train", "validation", "test"):
+        assert texts(tmp_path, split) == [split.encode()]
+
+
+@pytest.mark.parametrize("store", ["/dev/null/x", "file/x", "foreign"])
+def test_a_dry_run_refuses_a_store_that_cannot_be_made(store, config, tmp_path, monkeypatch, capfd):
+    (tmp_path / "file").write_text("x")
+    foreign = tmp_path / "foreign" / "train"
+    foreign.mkdir(parents=True)
+    (foreign / "a").write_text("x")
+    flags = [f"--gin_file={config}", "--dry_run", "--text=texts", f"--gin.Corpus.store={store!r}"]
+    assert command(monkeypatch, train, *flags) == 1
+    assert store in capfd.readouterr().err
+
+
+def test_a_step_larger_than_the_memory_is_refused(config, monkeypatch, capfd):
+    flags = [
+        f"--gin_file={config}",
+        "--text=texts",
+        "--dry_run",
+        "--gin.Trainer.tokens_per_step=2000000000",
+    ]
+    assert command(monkeypatch, train, *flags) == 1
+    assert "Trainer.tokens_per_step" in capfd.readouterr().err
 
 
 def test_a_folder_of_compressed_text_names_its_files(tmp_path):

@@ -55,6 +55,8 @@ class RowSource(FileSource):
     def __post_init__(self) -> None:
         self.binding = type(self).__name__
         """The class whose bindings messages name."""
+        self.by_name = True
+        """Whether names of files decide their splits."""
         self._rows_after: tuple[Row | None, Iterator[dict]] = (None, iter(()))
 
     def __getstate__(self) -> dict:
@@ -128,7 +130,7 @@ class RowSource(FileSource):
     def _files(self, split: str) -> list[str]:
         path = self.path.replace("{split}", split)
         folder, files = listed(path, self.suffixes)
-        if folder and "{split}" not in self.path:
+        if folder and self.by_name and "{split}" not in self.path:
             named = re.compile(rf"(^|/){re.escape(split)}[-._/]")
             of_split = [f for f in files if named.search(f.removeprefix(folder).lstrip("/"))]
             if of_split or split != "train":

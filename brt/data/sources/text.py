@@ -13,9 +13,10 @@ from brt.data.sources.base import Document, FileSource, Source
 from brt.data.sources.by_position import SplitByPosition
 from brt.data.sources.files import TextFiles
 from brt.data.sources.rows import JsonLines, Parquet, RowSource, SavedDataset, listed
+from brt.progress import say
 
 ROWS: tuple[type[RowSource], ...] = (SavedDataset, Parquet, JsonLines)
-HELD_OUT = re.compile(r"(^|/)(validation|valid|test)[-._/]")
+NAMED = re.compile(r"(?:^|/)(train|validation|valid|test)[-._/]")
 
 
 @configurable
@@ -23,8 +24,9 @@ HELD_OUT = re.compile(r"(^|/)(validation|valid|test)[-._/]")
 class Text(FileSource):
     """Documents of a file or folder: plain text, JSON lines, Parquet, or a saved data set.
 
-    Splits are `{split}` in the path, or files named after them (`train/`, `test.jsonl`); without
-    either, the first 90 %, the next 5 % and the last 5 % (`SplitByPosition`).
+    Splits are `{split}` in the path, or files named after train and another split (`train/` and
+    `test/`, `train.jsonl` and `valid.jsonl`); without either, the first 90 %, the next 5 % and the
+    last 5 % (`SplitByPosition`).
 
     Args:
         path: of a file, or of a folder with any subfolders; on disk or in a bucket.
@@ -37,7 +39,8 @@ class Text(FileSource):
     suffix: str = ".txt"
 
     def parts(self, split: str) -> list:
-        return self._source.parts(split)
+        source, names = self._divided
+        return source.parts(names.get(split, split))
 
     def read(self, part: Any) -> Document:
         return self._source.read(part)
@@ -49,10 +52,16 @@ class Text(FileSource):
         return self._source.part_bytes(part)
 
     def count(self, split: str) -> int | None:
-        return self._source.count(split)
+        source, names = self._divided
+        return source.count(names.get(split, split))
+
+    @property
+    def _source(self) -> Source:
+        return self._divided[0]
 
     @functools.cached_property
-    def _source(self) -> Source:
+    def _divided(self) -> tuple[Source, dict[str, str]]:
+        """The source, and other names that its splits have."""
         folder, files = listed(self.path.replace("{split}", "*"), ("",))
         if not files:
             raise FileNotFoundError(
@@ -66,14 +75,25 @@ class Text(FileSource):
                 f"read, but {inside[0]}: decompress such files, or bind Text.suffix to the ending "
                 "of plain text."
             )
-        divided = "{split}" in self.path or (folder and any(map(HELD_OUT.search, inside)))
+        found = {matched[1] for file in inside for matched in NAMED.finditer(file)}
+        named = bool(folder) and "train" in found and len(found) > 1
+        names = {"validation": "valid"} if named and not {"validation"} & found else {}
         source: Source
         if kind is not None:
             rows = source = kind(self.path, self.text_key)
             rows.binding = "Text"
-        elif folder and divided:
-            source = TextFiles(os.path.join(self.path, "{split}"), suffix=self.suffix)
+            rows.by_name = named
+        elif named and "{split}" not in self.path:
+            in_folders = any(file.startswith("train/") for file in inside)
+            ending = "" if in_folders else self.suffix
+            source = TextFiles(os.path.join(self.path, "{split}" + ending), suffix=self.suffix)
         else:
             pattern = os.path.join(self.path, f"**/*{self.suffix}")
             source = TextFiles(pattern if folder else self.path, suffix=self.suffix)
-        return source if divided else SplitByPosition(source)
+        if "{split}" in self.path:
+            return source, {}
+        if named:
+            say(f"{self.path} is divided by its names of splits: {', '.join(sorted(found))}.")
+            return source, names
+        say(f"{self.path} is cut into train (90 %), validation (5 %) and test (5 %).")
+        return SplitByPosition(source), {}

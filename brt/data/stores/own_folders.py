@@ -3,21 +3,39 @@
 A folder contains `MARK` while it grows, and a manifest when it is complete.
 """
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
 MARK = ".made_by_brt"
 
 
+def check_claimable(folder: Path) -> None:
+    """Refuses a folder that `claim` could not make or take; writes nothing."""
+    nearest = next(path for path in (folder, *folder.absolute().parents) if os.path.lexists(path))
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+        what = "cannot be written to" if nearest.is_dir() else "is not a folder"
+        raise ValueError(
+            f"The token store {folder} cannot be made, as {nearest} {what}: bind Corpus.store to a "
+            "folder that can be written."
+        )
+    if nearest == folder and not (folder / MARK).is_file() and any(folder.iterdir()):
+        raise _foreign(folder)
+
+
+def _foreign(folder):
+    return ValueError(
+        f"{folder} is where brt would write, and contains files that it did not make (it has "
+        f"no {MARK}): move it elsewhere, or delete it if nobody needs it, and run the same "
+        "command again. Nothing was removed."
+    )
+
+
 def claim(folder: Path, is_own: bool = False) -> None:
     """Makes and marks a folder, or continues with one that is marked, empty or `is_own`."""
     folder.mkdir(parents=True, exist_ok=True)
     if not is_own and not (folder / MARK).is_file() and any(folder.iterdir()):
-        raise ValueError(
-            f"{folder} is where brt would write, and contains files that it did not make (it has "
-            f"no {MARK}): move it elsewhere, or delete it if nobody needs it, and run the same "
-            "command again. Nothing was removed."
-        )
+        raise _foreign(folder)
     (folder / MARK).touch()
 
 

@@ -183,7 +183,7 @@ def test_two_columns_of_the_texts_name_are_refused(tmp_path):
     columns = [pa.array(["a"]), pa.array(["b"])]
     path = tmp_path / "a.parquet"
     parquet.write_table(pa.Table.from_arrays(columns, names=["text", "text"]), path)
-    with pytest.raises(ValueError, match="a.parquet.*'text'"):
+    with pytest.raises(ValueError, match=r"a\.parquet.*'text'"):
         texts_of(Parquet(str(path)))
 
 
