@@ -30,7 +30,7 @@ from brt.evaluation.recorded_run import RecordedRun
 from brt.evaluation.recording import Recording
 from brt.evaluation.replay import recorded_scalars
 from brt.experiment import Experiment
-from brt.model_folder import run_config
+from brt.model_folder import run_config, use_vocabulary
 from brt.progress import say
 from brt.storage.paths import as_path
 from brt.studies.output import table, write_study
@@ -77,7 +77,7 @@ def main() -> None:
     study = STUDIES[FLAGS.study]() if FLAGS.study else None
     if any("Evaluation.max_steps" in line for line in FLAGS.gin_bindings or ()):
         say("Evaluation.max_steps is of evaluations in training: this one reads the whole split.")
-    experiment = Experiment.from_gin()
+    experiment = use_vocabulary(Experiment.from_gin(), FLAGS.workdir)
     mesh = make_mesh(*experiment.trainer.mesh)
     with jax.set_mesh(mesh):
         if study:
@@ -126,7 +126,7 @@ def studied_run(
         bindings = [*FLAGS.gin_bindings, *further]
         config.parse(files, bindings, FLAGS.gin_search_paths, FLAGS.allow_imports)
         type(study)()  # reads its own bindings: unread ones are refused
-        return Experiment.from_gin()
+        return use_vocabulary(Experiment.from_gin(), workdir)
 
     experiment = experiment or rebuild()
     experiment.trainer.corpus.prepare(experiment.evaluation.split)

@@ -17,7 +17,14 @@ from flax import nnx
 from safetensors.numpy import save as to_bytes
 
 from brt import command_line
-from brt.model_folder import BACKBONE_GIN, BACKBONE_WEIGHTS, load_run, write_model
+from brt.model_folder import (
+    BACKBONE_GIN,
+    BACKBONE_WEIGHTS,
+    load_run,
+    own_modules,
+    run_config,
+    write_model,
+)
 from brt.models.model import Model
 from brt.pretrained.folder import HubFolder, write_folder
 from brt.pretrained.names import Names
@@ -76,18 +83,22 @@ def main() -> None:
         raise ValueError("--workdir is missing: name the run folder whose model is to be written.")
     if not FLAGS["output"].present or not FLAGS.output:
         raise ValueError("--output is missing: name the folder to write.")
+    settings = as_path(run_config(FLAGS.workdir)).read_text(encoding="utf-8")
     experiment, params, step = load_run(
         FLAGS.workdir, FLAGS.gin_bindings, FLAGS.allow_imports, FLAGS.step
     )
     workdir, output, dtype = FLAGS.workdir, FLAGS.output, FLAGS.dtype
     if has_backbone(experiment.model):
-        settings = (as_path(workdir) / "config.gin").read_text(encoding="utf-8")
         tensors, beside = export(experiment.model, params, output, settings, dtype)
     else:
         tensors, beside = write_model(experiment, params, step, workdir, output, dtype), 0
     print(f"Written to {FLAGS.output}: {tensors} tensors of {FLAGS.workdir} at step {step:,}.")
     if beside:
         print(f"The parameters of its memory, {beside} tensors, are in {BACKBONE_WEIGHTS}.")
+    if modules := ", ".join(own_modules(settings)):
+        print(
+            f"Its config imports {modules}, which is not in the folder: pass the code on with it."
+        )
 
 
 def export(

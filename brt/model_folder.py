@@ -28,6 +28,7 @@ from jax.sharding import SingleDeviceSharding
 from safetensors.numpy import load_file, save
 
 import brt
+from brt.bindings.reading import bound_by_flags
 from brt.data.corpus import Corpus
 from brt.data.extras import extra_library
 from brt.data.vocabularies.named import KINDS
@@ -54,7 +55,17 @@ def run_config(folder: str) -> str:
     path = os.path.join(folder, GIN)
     if not as_path(path).is_file():
         own = [root / folder for root in gin_folders() if (root / folder / GIN).is_file()]
-        advice = f" brt's own is {own[0]}: name a copy of it, to write results into." if own else ""
+        copy, advice = os.path.basename(os.path.normpath(folder)), ""
+        if own:
+            advice = (
+                f" The model that comes with brt is {own[0]}, and results are written beside a "
+                f"model: copy it (`cp -r {own[0]} {copy}`) and pass --workdir={copy}."
+            )
+        elif (as_path(folder) / BACKBONE_GIN).is_file():
+            advice = (
+                " It is a backbone that brt.export wrote: `python -m brt.generate --model="
+                f"{folder} --score=FILE` evaluates it; brt.evaluate reads the run."
+            )
         raise FileNotFoundError(
             f"{folder} is not a run folder or a model folder: it has no {GIN}.{advice}"
         )
@@ -82,6 +93,7 @@ def load_run(
     folder, step = absolute(folder), check_step(step)
     files = [run_config(folder)]
     experiment = Configuration(files, bindings, allow_imports=allow_imports).experiment()
+    use_vocabulary(experiment, folder)
     device = SingleDeviceSharding(jax.devices()[0])
     placed = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device),
@@ -164,13 +176,23 @@ def model_card(experiment: Experiment, step: int, workdir: str, tensors: dict) -
         _, *words = shlex.split(command.read_text(encoding="utf-8"))  # the interpreter's path first
         rows.append(("command", f"`python {shlex.join(words)}`"))
     rows.append(("sha256 of the tensors", hashlib.sha256(save(tensors)).hexdigest()))
-    prompt = '--prompt="Once upon a time"' if trainer.corpus.vocabulary.is_text else "--prompt=..."
-    settings = (run / GIN).read_text(encoding="utf-8")
-    own_code = re.findall(r"^import (?!brt\b)([\w.]+)", settings, re.M)
-    if own_code:
-        prompt += f" --allow_imports={','.join(own_code)}"
+    is_text = trainer.corpus.vocabulary.is_text
+    prompt, text, note = '--prompt="Once upon a time"' if is_text else "--prompt=...", "", ""
+    if is_text and all(corpus.source.vocabulary is None for corpus in corpora):
+        text = " --text=YOUR_TEXT"
+        note = (
+            "\nWithout `--text` an evaluation reads the data of the run, which is not in this "
+            f"folder: `{'`, `'.join(str(corpus.store) for corpus in corpora)}`.\n"
+        )
+    imports = ""
+    if own_code := own_modules((run / GIN).read_text(encoding="utf-8")):
+        imports = f" --allow_imports={','.join(own_code)}"
+        note += (
+            f"\nThe model needs Python code that is not in this folder: `{'`, `'.join(own_code)}`. "
+            "Put it into the working directory or on `PYTHONPATH`.\n"
+        )
     table = "\n".join(f"| {name} | {value.replace('|', '&#124;')} |" for name, value in rows)
-    return CARD_TEXT.format(table=table, prompt=prompt)
+    return CARD_TEXT.format(table=table, prompt=prompt, text=text, imports=imports, note=note)
 
 
 FIGURES = ("bits_per_byte", "bits_per_token", "word_level_perplexity", "recall_accuracy")
@@ -186,10 +208,10 @@ tags: [brt, jax, recurrent-memory, text-generation]
 {table}
 
 ```
-python -m brt.generate --model=THIS_FOLDER {prompt}
-python -m brt.evaluate --workdir=THIS_FOLDER
+python -m brt.generate --model=THIS_FOLDER {prompt}{imports}
+python -m brt.evaluate --workdir=THIS_FOLDER{text}{imports}
 ```
-"""
+{note}"""
 
 
 def read_model(
@@ -224,15 +246,38 @@ def read_model(
 
     params = from_named_arrays(experiment.abstract_params, arrays, root)
     config = read_json(root / HEAD, dict[str, Any], "copy the folder again")
-    if kind := config.get("vocabulary", {}).get("kind"):
-        vocabulary = KINDS[kind](str(root / config["vocabulary"]["file"]))
-        if vocabulary.fingerprint != config["vocabulary"]["fingerprint"]:
+    use_vocabulary(experiment, str(root))
+    return experiment, params, int(config.get("step", 0))
+
+
+def use_vocabulary(experiment: Experiment, folder: str) -> Experiment:
+    """Gives an experiment the vocabulary of a model folder; nothing changes for a run folder.
+
+    The folder's config.gin names the vocabulary's files on the machine that wrote it. A binding of
+    a flag stays in force.
+    """
+    if not (as_path(folder) / WEIGHTS).is_file():
+        return experiment
+    saved = read_json(as_path(folder) / HEAD, dict[str, Any], "copy the folder again")
+    saved = saved.get("vocabulary", {})
+    if kind := saved.get("kind"):
+        vocabulary = KINDS[kind](os.path.join(folder, saved["file"]))
+        if "Corpus.vocabulary" in bound_by_flags:
+            vocabulary = experiment.trainer.corpus.vocabulary
+        if vocabulary.fingerprint != saved["fingerprint"]:
             raise ValueError(
-                f"{vocabulary.name} in {root} is not the one the model was trained on."
+                f"{vocabulary.name} is not the vocabulary that the model in {folder} was trained "
+                "with: copy the folder again, or leave out the binding of Corpus.vocabulary."
             )
         for corpus in experiment.trainer.corpus.corpora:
             corpus.vocabulary = vocabulary
-    return experiment, params, int(config.get("step", 0))
+    return experiment
+
+
+def own_modules(settings: str) -> list[str]:
+    """Returns the modules and packages outside brt that a run's config imports."""
+    found = re.findall(r"^(?:import|from) +([\w.]+)", settings, re.M)
+    return [name for name in found if name.partition(".")[0] != "brt"]
 
 
 def _local(folder: str) -> Path:

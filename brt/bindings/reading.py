@@ -20,6 +20,8 @@ SWITCHES = {
     "WeightAverage": "Trainer.average",
 }
 """Bindings that leave out a part of a model or of training if they are `()` or None."""
+VOCABULARY_SIZE = "vocabulary_size"
+"""The macro that the data config of --text binds."""
 
 bound_by_flags: set[str] = set()
 """Names that the binding lines of the last `brt.config.parse` bind, not its files."""
@@ -66,7 +68,8 @@ def check_all_read() -> None:
     """Refuses bindings and macros that a full build has not read.
 
     A file's bindings of a part that another binding leaves out (`SWITCHES`) only cause a warning.
-    Those of a source that a flag replaces are removed.
+    Those of a source that a flag replaces are removed, and the size of its vocabulary, which a
+    model config may bind itself.
     """
     read, bound = read_bindings(), flatten(gin.config._CONFIG)
     used = {_binding_of(name, bound) for name in read}
@@ -94,7 +97,7 @@ def _without_switched_off(left, read, bound):
     passed = {name for names in off.values() for name in names}
     replaced: set[str] = set()
     if "Corpus.source" in bound_by_flags:  # it replaces the source of a file, with its bindings
-        sources = (name for name in left if _is_source(name.partition(".")[0]))
+        sources = (n for n in left if n == VOCABULARY_SIZE or _is_source(n.partition(".")[0]))
         replaced.update(name for name in sources if name not in bound_by_flags)
     passed, replaced = (_with_macros(names, bound) & {*left} for names in (passed, replaced))
     _unbind(replaced)  # a run folder, written from gin's bindings, has no flags that replace them

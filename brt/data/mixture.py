@@ -13,6 +13,7 @@ from brt.checks import Name, Positive, configurable
 from brt.data.corpus import Corpus
 from brt.data.stores.layout import vocabulary_entry, vocabulary_text
 from brt.data.stores.token_store import TokenStore
+from brt.data.vocabularies.base import Vocabulary
 
 
 @configurable
@@ -45,7 +46,10 @@ class Mixture:
             )
         self.corpora = list(corpora)
         self.weights = [weight / math.fsum(weights) for weight in weights]
-        self.vocabulary = corpora[0].vocabulary
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        return self.corpora[0].vocabulary
 
     @property
     def vocabulary_size(self) -> int:

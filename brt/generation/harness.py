@@ -31,15 +31,22 @@ class BrtLM(LM):  # type: ignore[misc]
     """Answers the requests of the harness.
 
     Args:
-        run: a run folder, or a `Generator`.
+        run: a run folder, or a `Generator` (`Generator.from_folder` of an exported model).
         batch_size: contexts that are read at once.
-        step: checkpoint, as `brt.generate --step`; None for the newest.
+        step: checkpoint, as of `load_run`.
+        allow_imports: modules outside brt that the run's config may import.
     """
 
-    def __init__(self, run: str | Generator, batch_size: int = 8, step: int | str | None = None):
+    def __init__(
+        self,
+        run: str | Generator,
+        batch_size: int = 8,
+        step: int | str | None = None,
+        allow_imports: Sequence[str] = (),
+    ):
         super().__init__()
         if not isinstance(run, Generator):
-            experiment, params, _ = load_run(run, step=step)
+            experiment, params, _ = load_run(run, allow_imports=allow_imports, step=step)
             model = cast(LanguageModel, experiment.bind(params))
             run = Generator(model, cast(Vocabulary, experiment.trainer.corpus.vocabulary))
         self.generator = run

@@ -3,7 +3,9 @@
 import hashlib
 import json
 import os
+import shlex
 import shutil
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -73,6 +75,54 @@ def test_evaluation_and_studies_read_a_folder(run, tmp_path, monkeypatch, capfd)
     assert "step 6 alone, not 7" in capfd.readouterr().err
 
 
+@pytest.fixture
+def moved(run, tmp_path, monkeypatch):
+    """The exported folder in another place, without the vocabulary file that config.gin names."""
+    shutil.copytree(run / "out", tmp_path / "shared")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "mine.txt").write_text("the tea\nthen the ant\n" * 40)
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    (run / "words.txt").rename(run / "gone.txt")
+    yield "../shared"
+    (run / "gone.txt").rename(run / "words.txt")
+
+
+def card_command(folder, name):
+    """Returns the arguments after the command that the model card shows for `name`."""
+    lines = (Path(folder) / "README.md").read_text().splitlines()
+    (line,) = (line for line in lines if line.startswith(f"python -m brt.{name} "))
+    line = line.replace("THIS_FOLDER", folder).replace("YOUR_TEXT", "mine.txt")
+    return shlex.split(line)[3:]
+
+
+@pytest.mark.parametrize("text", [True, False])
+@pytest.mark.parametrize("further", [[], ["--study=positions", "--documents=1"]])
+def test_a_moved_folder_evaluates_as_its_card_says(moved, monkeypatch, text, further):
+    flags = [f for f in card_command(moved, "evaluate") if text or not f.startswith("--text")]
+    if text and further:
+        flags.append("--gin.Trainer.stream='documents'")
+    assert command(monkeypatch, evaluate, *flags, *further) == 0
+    assert command(monkeypatch, generate, *card_command(moved, "generate"), "--max_tokens=2") == 0
+    assert load_run(moved)[0].trainer.corpus.vocabulary.size == 5
+
+
+def test_a_moved_folder_of_a_mixture_has_its_vocabulary(moved):
+    lines = [
+        "Trainer.corpus = @Mixture()",
+        "Mixture.corpora = [@Corpus(), @Corpus()]",
+        "Mixture.weights = [1, 1]",
+    ]
+    experiment, _, _ = read_model(moved, lines)
+    assert experiment.trainer.corpus.vocabulary.size == 5
+
+
+def test_another_vocabulary_than_the_folder_s_is_refused(moved, capfd, monkeypatch):
+    other = "--gin.Corpus.vocabulary='bytes'"
+    for name, module in {"evaluate": evaluate, "generate": generate}.items():
+        assert command(monkeypatch, module, *card_command(moved, name), other) == 1
+        assert "Corpus.vocabulary" in capfd.readouterr().err
+
+
 def test_parameters_in_bfloat16_are_read_as_the_nearest_of_the_run(run, tmp_path, monkeypatch):
     folder = tmp_path / "half"
     flags = f"--workdir={run}/run", f"--output={folder}", "--dtype=bfloat16"
@@ -105,6 +155,23 @@ def test_code_outside_brt_that_a_model_imports_is_allowed_by_name(run, tmp_path,
     Generator.from_folder(str(model), allow_imports=["own_memories"])
     flags = f"--model={model}", "--prompt=the", "--max_tokens=1"
     assert command(monkeypatch, generate, *flags, "--allow_imports=own_memories") == 0
+
+
+@pytest.mark.parametrize("line", ["import own_memory", "from own_memory import layers"])
+def test_the_card_s_commands_allow_the_code_that_it_needs(run, tmp_path, monkeypatch, line):
+    (tmp_path / "own_memory").mkdir()
+    for name in ("__init__", "layers"):
+        (tmp_path / "own_memory" / f"{name}.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    shutil.copytree(run / "run", "own_run")
+    settings = Path("own_run/config.gin").read_text()
+    Path("own_run/config.gin").write_text(f"{line}\n{settings}")
+    allowed = "--allow_imports=own_memory"
+    assert not command(monkeypatch, export, "--workdir=own_run", "--output=out", allowed)
+    (tmp_path / "mine.txt").write_text("the tea\n" * 90)
+    for name, module in {"evaluate": evaluate, "generate": generate}.items():
+        assert command(monkeypatch, module, *card_command("out", name)) == 0
 
 
 def _text(folder):

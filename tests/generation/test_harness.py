@@ -3,6 +3,7 @@
 import importlib
 import importlib.util
 import json
+import shutil
 import sys
 import types
 from typing import Any, NamedTuple
@@ -10,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 from architectures import WINDOW, random_model
+from paths import CONFIGS
 from test_generation import Ids
 
 from brt.generation.generator import Generator
@@ -42,6 +44,17 @@ def harness():
 def lm(harness):
     model = random_model("rec_two_layers")
     return harness.BrtLM(Generator(model, Ids(), WINDOW, chunk=3), batch_size=3)
+
+
+def test_a_run_with_own_code_is_read_where_it_is_allowed(harness, tmp_path, monkeypatch):
+    (tmp_path / "own_code.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    folder = tmp_path / "run"
+    shutil.copytree(CONFIGS / "trained" / "recall", folder)
+    (folder / "config.gin").write_text("import own_code\n" + (folder / "config.gin").read_text())
+    with pytest.raises(ValueError, match="own_code"):
+        harness.BrtLM(str(folder))
+    harness.BrtLM(str(folder), allow_imports=["own_code"])
 
 
 def text(seed, length):
