@@ -7,7 +7,7 @@ import runpy
 import sys
 from pathlib import Path
 
-COMMANDS = ("prepare", "train", "evaluate", "generate", "report", "export", "benchmark")
+COMMANDS = ("prepare", "train", "evaluate", "generate", "sweep", "report", "export", "benchmark")
 
 
 def main() -> None:

@@ -1,6 +1,7 @@
 """Makes one page of run folders: results, curves, studies, and a reader of the text.
 
-    python -m brt.report runs/rec runs/slide -o report.html
+    brt report runs/rec runs/slide -o report.html
+    brt report sweeps/gates                         # a folder of `brt sweep`
 
 The page needs no network. --published and --step_times add the papers' tables.
 Every figure and table is also written to report_files/, as PNG and CSV.
@@ -32,6 +33,16 @@ from brt.reporting.papers.fill import paper_plots, paper_tables
 from brt.reporting.papers.reading import PAPERS
 from brt.reporting.runs import Run, label_entries, open_runs
 from brt.reporting.step_times import StepTime, read_step_times
+from brt.reporting.sweep_folder import (
+    Entry,
+    Sweep,
+    entries_of,
+    is_sweep_folder,
+    read_sweep,
+    run_folders,
+    sweep_of_runs,
+)
+from brt.reporting.sweep_tables import entry_plot, entry_table
 from brt.storage.paths import RemotePath, download, is_remote, only_buckets_of
 from brt.storage.regular_files import printable
 from brt.studies.output import compared_with
@@ -61,12 +72,32 @@ def main(folders: Sequence[str]) -> None:
         documents = list(map(int, documents))
     with only_buckets_of([*folders, *FLAGS.step_times]), tempfile.TemporaryDirectory() as scratch:
         step_times = read_step_times(FLAGS.step_times)
-        runs = open_runs(local_folders(folders, scratch), FLAGS.allow_imports)
+        paths, sweep, notes = expanded(folders)
+        runs = open_runs(local_folders(paths, scratch), FLAGS.allow_imports)
+        runs[0].problems += notes
         label_entries(runs)
         written = report(
-            runs, FLAGS.output, step_times, documents, FLAGS.reader_tokens, FLAGS.published
+            runs, FLAGS.output, step_times, documents, FLAGS.reader_tokens, FLAGS.published, sweep
         )
     print(f"Written to {FLAGS.output}, with {written} files in {files_folder(FLAGS.output)}")
+
+
+def expanded(paths: Sequence[str]) -> tuple[list[str], Sweep | None, list[str]]:
+    """Returns the run folders of paths that may be sweeps.
+
+    Also the sweep that all of them are runs of, or None, and sentences on runs that did not begin.
+    """
+    folders: list[str] = []
+    notes: list[str] = []
+    for path in paths:
+        if is_remote(path) or path.endswith(ENDING) or not is_sweep_folder(path):
+            folders.append(path)
+            continue
+        found, waiting = run_folders(Path(path), read_sweep(Path(path)))
+        folders += map(str, found)
+        notes += waiting
+    folder = None if any(map(is_remote, folders)) else sweep_of_runs(folders)
+    return folders, read_sweep(folder) if folder else None, notes
 
 
 def local_folders(paths: Sequence[str], scratch: str) -> list[str | Path]:
@@ -110,6 +141,7 @@ def report(
     documents: list[int] | None = None,
     reader_tokens: int = 150_000,
     published: bool = False,
+    sweep: Sweep | None = None,
 ) -> int:
     """Writes the page and its figures and tables; returns the number of these files.
 
@@ -118,28 +150,31 @@ def report(
         documents: numbers of the reader's documents; None for the first ones recorded.
         reader_tokens: most tokens of the reader.
         published: whether published tables and figures are shown too.
+        sweep: that all runs are of; the page begins with its table and figure.
     """
     groups = collect(runs)
+    entries = entries_of(runs, sweep) if sweep else []
     shown: list[Any] = []  # tables and figures, which are written to files too
 
     def show(*items):
         shown.extend(items)
         return items
 
+    headline = _sweep(entries, sweep, show) if sweep else headline_html(runs)
+    if not sweep and len(runs) > MOST_RUNS and any(run.evaluations for run in runs):
+        names = [group.runs[0].name.rpartition(", seed ")[0] or group.label for group in groups]
+        of_groups = [Entry(name, group.runs) for name, group in zip(names, groups)]
+        headline = page.table_html(*show(entry_table(of_groups, "Experiments")))
+    sections = [("results", "Results", headline)] if headline else []
     tables = show(
         run_tables.overview(runs, list(map(paper_position, runs))),
-        *run_tables.settings_that_differ(runs),
+        *run_tables.settings_that_differ([entry.runs[0] for entry in entries] or runs),
     )
-    sections = [("runs", "Runs", "".join(map(page.folded_if_long, tables)))]
-    headline = headline_html(runs)
-    if len(runs) > MOST_RUNS and any(run.evaluations for run in runs):
-        names = [group.runs[0].name.rpartition(", seed ")[0] or group.label for group in groups]
-        headline = page.table_html(*show(run_tables.entry_table(groups, names, "Experiments")))
-    if headline:
-        sections.insert(0, ("results", "Results", headline))
-    if curves := show(*training_curves(runs)):
+    of_runs = ("runs", "Runs", "".join(map(page.folded_if_long, tables)))
+    if curves := show(*training_curves(runs, entries)):
         sections.append(("training", "Training", page.plots_html(curves)))
     sections.append(("evaluation", "Evaluation", _evaluation(runs, show)))
+    sections.insert(len(sections) if sweep else bool(headline), of_runs)
     if studies := _studies(runs, show):
         sections.append(("studies", "Studies", studies))
     for paper in PAPERS if published or step_times else ():
@@ -156,6 +191,8 @@ def report(
         texts, more = reader_documents(runs, documents, reader_tokens)
         problems += more
     title = ", ".join(run.name for run in runs) if len(runs) <= 3 else f"{len(runs)} runs"
+    if sweep:
+        title = f"{len(entries)} entries, {len(runs)} runs"
     folder = files_folder(output)
     folder.mkdir(parents=True, exist_ok=True)
     for item in shown:
@@ -169,6 +206,14 @@ def report(
     for problem in problems:
         print(f"Note: {printable(problem)}")
     return 2 * len(shown) - len(content) + 1
+
+
+def _sweep(entries, sweep, show):
+    """Returns the table of a sweep and its figure."""
+    if not any(run.evaluations for entry in entries for run in entry.runs):
+        return ""
+    (table,) = show(entry_table(entries, sweep.title, sweep.split))
+    return page.table_html(table) + page.plots_html(show(entry_plot(entries, sweep.split)))
 
 
 def _evaluation(runs, show):

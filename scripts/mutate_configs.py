@@ -36,9 +36,9 @@ from published_checks import (  # noqa: E402
     position_of,
     row_problems,
 )
-from sweeps import LadderError  # noqa: E402
 
 from brt.progress import Progress  # noqa: E402
+from brt.sweeps.scales import SweepError  # noqa: E402
 
 OWN = (
     *("Trainer.log_every", "Trainer.remat_segments", "CheckpointPolicy.every"),
@@ -182,7 +182,7 @@ def judged(folder: Path, reader: str | tuple[str, int]) -> str | None:
             problems = row_problems(entry, sweep)
             if position_of(entry.settings)[1] != original_positions(sweep)[number]:
                 problems = ["it stands for another row or point"]
-    except (ValueError, TypeError, LadderError, OSError) as error:
+    except (ValueError, TypeError, SweepError, OSError) as error:
         return f"refused: {str(error).splitlines()[0]}"
     return f"differs: {problems[0]}" if problems else None
 

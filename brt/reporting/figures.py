@@ -1,9 +1,11 @@
 """Figures of runs: curves of training, and the series of studies."""
 
 import re
+from collections.abc import Sequence
 
 from brt.reporting.drawing.plots import Line, Plot
 from brt.reporting.runs import Run
+from brt.reporting.sweep_folder import Entry
 
 MANY_POINTS = 30
 STEADY = "The axis fits what follows the first tenth of the run."
@@ -13,12 +15,12 @@ CURVES = (
      f"the training text is easier, or learned by heart. {STEADY}"),
     ("evaluation_loss", "Loss on held-out text", "bits per token",
      r"eval/(cleared_)?bits_per_token",
-     "Evaluations during training, of a part of the split. `cleared` repeats each with the state "
+     "Evaluations during training, of a part of the split. Dashed lines repeat each with the state "
      "cleared at every segment: the difference is the cost of clearing it."),
     ("recall", "Recall", "accuracy",
      r"eval/(cleared_)?(recall_accuracy(_near|_across_segments)?|answer_accuracy)",
-     "Share of questions answered right. `recall_accuracy` is of facts farther back than attention "
-     "reaches."),
+     "Share of questions answered right. `recall accuracy` is of facts farther back than attention "
+     "reaches; dashed lines have the state cleared."),
     ("kept", "Gates: share of the state kept at a block boundary", "kept", r"train/layer\d+/kept",
      "Near 1 the state changes slowly and remembers for long, near 0 it is overwritten."),
     ("state_share", "Share of attention's output that comes from the states, or from the memory",
@@ -37,45 +39,124 @@ CURVES = (
 """Name, title, axis label, scalars and caption of each figure."""
 
 
-def training_curves(runs: list[Run]) -> list[Plot]:
-    """Returns the curves for which some run has numbers; runs of one corpus share a plot."""
+def training_curves(runs: list[Run], entries: Sequence[Entry] = ()) -> list[Plot]:
+    """Returns the curves for which some run has numbers; runs of one corpus share a plot.
+
+    entries: of a sweep: each has one colour, and each metric its own plot.
+    """
     tasks: dict[str, list[Run]] = {}
     for run in runs:
         tasks.setdefault(str(run.settings.get("Corpus.store")), []).append(run)
     if len(tasks) == 1:
-        return _curves(runs)
+        return _curves(runs, entries)
     return [
         plot._replace(
             name=f"{plot.name}_{number}",
-            title=f"{plot.title}: {', '.join(run.name for run in members)}",
+            title=f"{plot.title}: {_named(members, entries)}",
         )
         for number, members in enumerate(tasks.values(), 1)
-        for plot in _curves(members)
+        for plot in _curves(members, entries)
     ]
 
 
-def _curves(runs):
+def _named(runs, entries):
+    labels = [entry.label for entry in entries if any(run in runs for run in entry.runs)]
+    return ", ".join(labels or [run.name for run in runs])
+
+
+def _curves(runs, entries):
     plots = []
     for name, title, label, pattern, caption in CURVES:
-        lines = []
-        for run in runs:
-            scalars = {scalar for record in run.records for scalar in record}
-            for scalar in sorted(s for s in scalars if re.fullmatch(pattern, s)):
-                steps, values = run.series(scalar)
-                if steps:
-                    text = f"{run.name} {_short(scalar, name)}".strip()
-                    style = "points" if len(steps) < MANY_POINTS else "line"
-                    lines.append(Line(text, steps, values, style))
-        if lines:
-            later = name in ("training_loss", "gradient_norm")
-            plots.append(Plot(name, title, caption, "step", label, lines, fits_later=later))
+        lines: dict[str, list[Line]] = {}
+        scalars = {
+            scalar
+            for run in runs
+            for record in run.records
+            for scalar in record
+            if re.fullmatch(pattern, scalar) and run.series(scalar)[0]
+        }
+        ordered = sorted(scalars, key=lambda scalar: (_kept(scalar), scalar != _kept(scalar)))
+        for scalar in ordered:
+            metric = _words(_kept(scalar), name)
+            lines.setdefault(metric if entries else "", []).extend(
+                _lines_of_entries(scalar, entries, scalars)
+                if entries
+                else _lines_of_runs(scalar, runs, scalars, metric)
+            )
+        later = name in ("training_loss", "gradient_norm")
+        for metric, shown in lines.items():
+            several = len(lines) > 1
+            plot = Plot(name, title, caption, "step", label, shown, fits_later=later)
+            part = metric or label
+            plots.append(
+                plot._replace(
+                    name=re.sub(r"\W+", "_", f"{name}_{part}"),
+                    title=f"{title}: {part}",
+                    caption="" if plots and plots[-1].caption == caption else caption,
+                )
+                if several
+                else plot
+            )
     return plots
 
 
-def _short(scalar, figure):
+def _lines_of_runs(scalar, runs, scalars, metric):
+    """Returns a line for each run, in one colour for a run's metric, dashed if it is cleared."""
+    metrics = list(dict.fromkeys(map(_kept, sorted(scalars))))
+    lines = []
+    for number, run in enumerate(runs):
+        steps, values = run.series(scalar)
+        if steps:
+            words = [run.name] * (len(runs) > 1) + [metric, _state(scalar, scalars)]
+            colour = number * len(metrics) + metrics.index(_kept(scalar))
+            name = ", ".join(filter(None, words)) or run.name
+            lines.append(_curve(name, steps, values, scalar)._replace(colour=colour))
+    return lines
+
+
+def _lines_of_entries(scalar, entries, scalars):
+    """Returns thin lines for the seeds of each entry, which share its colour and its legend."""
+    lines = []
+    for number, entry in enumerate(entries):
+        of_seeds = [(run, *run.series(scalar)) for run in entry.runs]
+        of_seeds = [(run, steps, values) for run, steps, values in of_seeds if steps]
+        for seed, (run, steps, values) in enumerate(of_seeds):
+            state = _state(scalar, scalars)
+            name, legend = (", ".join(filter(None, [n, state])) for n in (run.name, entry.label))
+            line = _curve(name, steps, values, scalar)
+            lines.append(
+                line._replace(
+                    colour=number,
+                    legend="" if seed else legend,
+                    is_thin=len(of_seeds) > 1,
+                )
+            )
+    return lines
+
+
+def _curve(name, steps, values, scalar):
+    style = "points" if len(steps) < MANY_POINTS else "line"
+    return Line(name, steps, values, style, is_dashed=scalar != _kept(scalar))
+
+
+def _kept(scalar):
+    return scalar.replace("cleared_", "")
+
+
+def _state(scalar, scalars):
+    """Returns `state kept` or `state cleared` for a metric that was measured with both."""
+    if scalar != _kept(scalar):
+        return "state cleared"
+    both = {one for one in scalars if _kept(one) == scalar} - {scalar}
+    return "state kept" if both else ""
+
+
+def _words(scalar, figure):
     text = scalar.split("/", 1)[1]
-    for word in ("bits_per_token", "recall_accuracy", "learning_rate", "tokens_per_second", figure):
-        text = text.replace(word, "")
+    if figure != "recall":  # whose lines are accuracies of several kinds of questions
+        shown = "bits_per_token", "learning_rate", "tokens_per_second", figure
+        for word in shown:
+            text = text.replace(word, "")
     return text.strip("_/").replace("_", " ").replace("/", " ")
 
 

@@ -1,12 +1,9 @@
 """Tables of runs, of their evaluations, and of the numbers of studies."""
 
-from collections.abc import Sequence
-
-from brt.reporting.collect import Group, given_to
-from brt.reporting.drawing.table import Cell, Column, Table, plain_table
+from brt.reporting.collect import given_to
+from brt.reporting.drawing.table import Cell, Table, plain_table
 from brt.reporting.model_settings import model_setting
 from brt.reporting.paper_positions import PaperPosition
-from brt.reporting.papers.form import Quantity
 from brt.reporting.runs import Run
 
 EVALUATED = (
@@ -23,32 +20,8 @@ EVALUATED = (
     ("cleared_recall_accuracy", "recall, state cleared", 3),
     ("scored_tokens", "tokens scored", 0),
 )
-
-OF_ENTRIES = (
-    Quantity("parameters, millions", "parameters", 2),
-    Quantity("bits per token", decimals=3),
-    Quantity("state cleared", "cleared_bits_per_token", 3),
-    Quantity("accuracy", "accuracy", 3),
-    Quantity("seeds", decimals=0, of="count"),
-)
-
-
-def entry_table(groups: Sequence[Group], names: Sequence[str], title: str) -> Table:
-    """Returns one row for each group: an experiment, over its seeds."""
-    cells = [[group.quantity(quantity) for group in groups] for quantity in OF_ENTRIES]
-    kept = [n for n, column in enumerate(cells) if any(cell.values for cell in column)]
-    heads = [Column("", head) for head in ("", "entry", *(OF_ENTRIES[n].head for n in kept))]
-    rows = [
-        [Cell(str(i + 1)), Cell(name), *(cells[n][i] for n in kept)] for i, name in enumerate(names)
-    ]
-    if len({(group.split, group.runs[0].corpus) for group in groups}) > 1:
-        heads.append(Column("", "text"))
-        for row, group in zip(rows, groups):
-            row.append(Cell(f"{group.runs[0].corpus}, {group.split}"))
-    caption = (
-        "Means over seeds, with deviations that are rounded up; parameters without embeddings."
-    )
-    return Table("entries", title, caption, heads, rows)
+HUGE = 1e6
+"""From here on, a number that is not a count has an exponent: a perplexity of a poor model."""
 
 
 def overview(runs: list[Run], positions: list[PaperPosition]) -> Table:
@@ -133,6 +106,7 @@ def _number(value, decimals, note=""):
         return Cell("–")
     if isinstance(value, bool) or not isinstance(value, int | float):
         return Cell(str(value))
+    if abs(value) >= HUGE and not isinstance(value, int):
+        return Cell(f"{value:.2e}", (value,), note)
     whole = isinstance(value, int) or (decimals == 0 and float(value).is_integer())
-    whole = whole or value >= 1e6  # a word-level perplexity of a poor model
     return Cell(f"{value:,.0f}" if whole else f"{value:,.{decimals}f}", (value,), note)

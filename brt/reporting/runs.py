@@ -31,7 +31,7 @@ EVALUATED_BY = ("Evaluation.segment_length", "Evaluation.stride", "Evaluation.me
 
 MOST_RECORDS = 20_000
 MOST_NAMED = 3
-"""Settings that a run of a ladder is named by, at most."""
+"""Settings that a run of a sweep is named by, at most."""
 
 SHARE = 0.01
 """Least relative cost of clearing a state that counts as used."""
@@ -209,23 +209,34 @@ def open_runs(folders: Iterable[str | Path], allow_imports: Sequence[str] = ()) 
 
 
 def label_entries(runs: Sequence[Run]) -> None:
-    """Names the runs of a ladder by what distinguishes them: `window=8, seed 0`."""
+    """Names the runs of sweeps by what distinguishes them: `window=8, seed 0`."""
     if len(runs) < 2 or not all(run.stands_for for run in runs):
         return
     settings = [run.identity() for run in runs]
     names = dict.fromkeys(name for bound in settings for name in bound)
     differ = [name for name in names if len({bound.get(name) for bound in settings}) > 1]
-    if len(differ) > MOST_NAMED:
-        return  # entries of different configs
-    last = [name.rpartition(".")[2] for name in differ]
-    short = last if len(set(last)) == len(last) else differ
-    labels = []
-    for run, bound in zip(runs, settings):
-        parts = [f"{s}={bound.get(name, '–')}".replace("'", "") for s, name in zip(short, differ)]
-        labels.append(", ".join([*parts, f"seed {run.settings.get('Trainer.seed', 0)}"]))
-    if len(set(labels)) == len(runs):
-        for run, label in zip(runs, labels):
-            run.name = _shown_name(label)
+    # Without a recurrent layer, say, no run binds the settings of its cell.
+    of_all = [name for name in differ if all(name in bound for bound in settings)]
+    for named in (of_all, differ):
+        labels = _labels(runs, settings, named)
+        if len(named) <= MOST_NAMED and len(set(labels)) == len(runs):
+            for run, label in zip(runs, labels):
+                run.name = _shown_name(label)
+            return
+
+
+def _labels(runs, settings, names):
+    last = [name.rpartition(".")[2] for name in names]
+    short = last if len(set(last)) == len(last) else names
+    return [
+        ", ".join(
+            [
+                *(f"{s}={bound.get(n, '–')}".replace("'", "") for s, n in zip(short, names)),
+                f"seed {run.settings.get('Trainer.seed', 0)}",
+            ]
+        )
+        for run, bound in zip(runs, settings)
+    ]
 
 
 def _share_rows(runs):

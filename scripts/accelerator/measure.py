@@ -14,9 +14,9 @@ from absl import flags
 from accelerator import agreement, decoding
 from accelerator import systems as rows_of_table
 from accelerator.systems import BASELINE, System, Timed, out_of_memory, time_step
-from sweeps import SCALES, Scale
 
 from brt import command_line
+from brt.sweeps.scales import SCALES, Scale
 from brt.training.records.metrics import device_peak
 
 FLAGS = flags.FLAGS

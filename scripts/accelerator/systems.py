@@ -7,11 +7,12 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
-from sweeps import Scale, read_sweep
 
 from brt.benchmarks.random_inputs import random_batch, random_state
 from brt.experiment import Configuration, Experiment
 from brt.reporting.gin_text import ROOT, write_gin
+from brt.sweeps.entries import read_sweep
+from brt.sweeps.scales import Scale
 from brt.training.records.metrics import compiled_bytes
 from brt.training.sharding import make_mesh, shardings
 

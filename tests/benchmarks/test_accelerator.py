@@ -11,10 +11,10 @@ import pytest
 from accelerator import agreement, systems
 from accelerator import measure as accelerator
 from paths import ROOT
-from sweeps import SCALES
 from tiny_run import quick_environment
 
 from brt.reporting.papers.reading import read_paper
+from brt.sweeps.scales import SCALES
 
 TINY = ("BlockRecurrentTransformer.vocabulary_size = 64",)
 NAMES = "pg19_slide_13l", "pg19_rec_fixed_skip"

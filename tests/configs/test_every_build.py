@@ -7,12 +7,13 @@ import pytest
 from header_commands import COMMANDS, FURTHER
 from paths import CONFIGS
 from published_checks import read_once
-from sweeps import SCALES, read_sweep
 
 from brt import config
 from brt.evaluation.settings import batch_shape
 from brt.experiment import Experiment
 from brt.reporting.gin_text import write_gin
+from brt.sweeps.entries import read_sweep
+from brt.sweeps.scales import SCALES
 from brt.training.sharding import abstract_mesh, make_mesh
 
 DEVICES = 1, 4, 8

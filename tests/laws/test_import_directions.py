@@ -32,9 +32,11 @@ LAYERS = (
     ("brt.studies",),
     ("brt.reporting",),
     ("brt.benchmarks",),
+    ("brt.sweeps",),
     ("brt.command_line",),
     ("brt.run_data",),
     ("brt.benchmark", "brt.evaluate", "brt.export", "brt.generate", "brt.prepare", "brt.report"),
+    ("brt.sweep",),
     ("brt.train", "brt.__main__"),
 )
 """From the bottom. A module imports its own package and those of layers below, and neither its

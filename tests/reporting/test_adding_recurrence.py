@@ -7,7 +7,6 @@ import pytest
 from fabricated_runs import ROOT
 from flax import nnx
 from stores import make_store
-from sweeps import SCALES, read_sweep
 from tiny_models import OneKey
 
 from brt.data.streams.shifted import ShiftedPass
@@ -19,6 +18,8 @@ from brt.reporting.paper_positions import flops_per_token
 from brt.reporting.papers.fill import frontier, paper_plots
 from brt.reporting.papers.reading import read_paper
 from brt.reporting.runs import open_runs
+from brt.sweeps.entries import read_sweep
+from brt.sweeps.scales import SCALES
 
 ADDING_RECURRENCE = read_paper("adding_recurrence")
 FLOPS = {row.where["evaluation_overlap"]: float(row.labels[1])

@@ -11,13 +11,14 @@ import pytest
 from fabricated_runs import make_run
 from paths import ROOT
 from published_checks import read
-from sweeps import SCALES, read_sweep
 
 from brt.reporting.collect import Group, collect
 from brt.reporting.gin_text import read_gin_file, write_gin
 from brt.reporting.papers.fill import paper_tables
 from brt.reporting.papers.reading import read_paper
 from brt.reporting.runs import open_runs
+from brt.sweeps.entries import read_sweep
+from brt.sweeps.scales import SCALES
 
 ADDING_RECURRENCE, BLOCK_RECURRENT = map(read_paper, ("adding_recurrence", "block_recurrent"))
 RECURRENT_MEMORY, TRANSFORMER_XL = map(read_paper, ("recurrent_memory", "transformer_xl"))

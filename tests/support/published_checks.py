@@ -12,7 +12,6 @@ import numpy as np
 from gin_settings import read_gin_files
 from header_commands import COMMANDS
 from paths import CONFIGS
-from sweeps import SCALES, read_sweep
 
 from brt import config
 from brt.bindings.reading import check_all_read, read_bindings
@@ -22,6 +21,8 @@ from brt.reporting.paper_positions import paper_position
 from brt.reporting.papers.differences import differences
 from brt.reporting.papers.form import Row, Settings, fits, published_settings
 from brt.reporting.papers.reading import PAPERS, read_paper
+from brt.sweeps.entries import read_sweep
+from brt.sweeps.scales import SCALES
 from brt.training.settings import Trainer
 
 PUBLISHED = ("pg19_", "transformer_xl/", "rmt/", "readers/", "pretrained/gpt2.gin",

@@ -18,8 +18,10 @@ FOREGROUND = "#123457"  # replaced by the page's text colour in the SVG
 MOST_POINTS, MOST_BORDERS, MOST_TICKS, MOST_NAMED = 2000, 100, 12, 30
 MARK, PER_SIZE = 12, 1.0
 """Area of a mark of size 0, and the addition of each unit, in square points."""
-LEGEND_LETTERS, LABEL_LETTERS, TICK_LETTERS = 96, 36, 40
-"""Characters that fit the legend above a plot, an axis, and the name of a tick."""
+LEGEND_LETTERS, LABEL_LETTERS, TICK_LETTERS = 96, 36, 28
+"""Characters that fit the legend above a plot, an axis, and the name of a row."""
+NO_LEGEND = "_nolegend_"
+"""Label of a line that matplotlib leaves out of a legend."""
 SHIFT = 0.06
 LEGEND_ROWS, ROW_HEIGHT = 3, 0.2
 """Rows of a legend that fit a plot; each further one adds so many inches to its height."""
@@ -28,11 +30,14 @@ LEGEND_ROWS, ROW_HEIGHT = 3, 0.2
 class Line(NamedTuple):
     """One curve.
 
-    style: "line", "points" (with marks), "marks" (alone), "stems" (a line from zero to each
-        point), "published", or "frontier" (wide steps behind the points of other lines).
+    style: "line", "points" (with marks), "marks" (alone), "dots" (small marks), "stems" (a line
+        from zero to each point), "published", or "frontier" (wide steps behind the points of other
+        lines).
     errors: standard error of each y, drawn as a band; as bars at marks.
     sizes: numbers that the areas of the marks show.
     colour: index of its colour; None for its index among the lines.
+    legend: its name in the legend; None for `name`, "" for none.
+    is_dashed, is_thin: of one measure with the state cleared; of one of several seeds.
     """
 
     name: str
@@ -43,6 +48,13 @@ class Line(NamedTuple):
     errors: Sequence[float] | None = None
     sizes: Sequence[float] | None = None
     colour: int | None = None
+    legend: str | None = None
+    is_dashed: bool = False
+    is_thin: bool = False
+
+    @property
+    def shown(self) -> str:
+        return self.name if self.legend is None else self.legend
 
 
 class Plot(NamedTuple):
@@ -50,7 +62,8 @@ class Plot(NamedTuple):
 
     second_label: of the axis on the right, for lines `on_second_axis`.
     fits_later: whether the y axis fits the values after the first tenth of x.
-    x_ticks: names of x = 1, 2, ...; empty for numbers.
+    rows: names of x = 1, 2, ..., which are drawn from top to bottom, with y along the horizontal
+        axis; empty for numbers.
     """
 
     name: str
@@ -64,7 +77,7 @@ class Plot(NamedTuple):
     second_label: str = ""
     fits_later: bool = False
     y_range: tuple[float, float] | None = None
-    x_ticks: tuple[str, ...] = ()
+    rows: tuple[str, ...] = ()
 
     @property
     def has_measurements(self) -> bool:
@@ -80,6 +93,8 @@ class Plot(NamedTuple):
         return csv_text(lines)
 
     def draw(self, foreground: str) -> Any:
+        if self.rows:
+            return self._draw_rows(foreground)
         figure = new_figure()
         axes = figure.add_subplot()
         second: Any = axes.twinx() if self.second_label else None
@@ -94,10 +109,6 @@ class Plot(NamedTuple):
             axes.axhline(0, color=foreground, alpha=0.5, linewidth=0.7, zorder=0)
         if self.log_x:
             _logarithmic(axes, sorted({x for line in self.lines for x in line.x}))
-        elif self.x_ticks:
-            names = [textwrap.fill(name, TICK_LETTERS) for name in self.x_ticks]
-            axes.set_xticks(range(1, len(names) + 1), names, rotation=30, ha="right", fontsize=8)
-            axes.set_xlim(0.5, len(names) + 0.5)
         elif all(x % 1 == 0 for line in self.lines for x in line.x):
             axes.xaxis.get_major_locator().set_params(integer=True)
         if limits := _later_range(self.lines) if self.fits_later else self.y_range:
@@ -107,14 +118,39 @@ class Plot(NamedTuple):
             second.spines["right"].set_visible(True)
             if all(y % 1 == 0 for line in self.lines if line.on_second_axis for y in line.y):
                 second.yaxis.get_major_locator().set_params(integer=True)
-        if 1 < len(self.lines) <= MOST_NAMED:
-            handles = [h for a in (axes, second) if a for h in a.get_legend_handles_labels()[0]]
-            columns = LEGEND_LETTERS // (max(len(line.name) for line in self.lines) + 8)
-            columns = min(max(columns, 1), len(self.lines))
-            rows = -(-len(handles) // columns)
-            figure.set_figheight(figure.get_figheight() + ROW_HEIGHT * max(rows - LEGEND_ROWS, 0))
-            figure.legend(handles=handles, loc="outside upper left", ncols=columns, fontsize=9)
+        self._add_legend(figure, [axes, second] if second else [axes])
         return figure
+
+    def _draw_rows(self, foreground):
+        height = 1.1 + ROW_HEIGHT * sum(1.6 + name.count("\n") for name in self._names())
+        figure = new_figure(height=height)
+        axes = figure.add_subplot()
+        for number, line in enumerate(self.lines):
+            style = _style(line, number)
+            # Points of one row are drawn below each other.
+            colour = number if line.colour is None else line.colour
+            rows = np.asarray(line.x, np.float64) + SHIFT * (2 * colour - 1)
+            axes.plot(line.y, rows, label=line.shown or NO_LEGEND, **style)
+        axes.set_yticks(range(1, len(self.rows) + 1), self._names())
+        axes.set_ylim(len(self.rows) + 0.5, 0.5)
+        axes.set_xlabel(self.y_label)
+        axes.grid(color=foreground, alpha=0.12, linewidth=0.6)
+        self._add_legend(figure, [axes])
+        return figure
+
+    def _names(self):
+        return [textwrap.fill(name, TICK_LETTERS) for name in self.rows]
+
+    def _add_legend(self, figure, axes):
+        shown = [line.shown for line in self.lines if line.shown]
+        if not 1 < len(shown) <= MOST_NAMED:
+            return
+        handles = [h for one in axes for h in one.get_legend_handles_labels()[0]]
+        columns = LEGEND_LETTERS // (max(map(len, shown)) + 8)
+        columns = min(max(columns, 1), len(shown))
+        rows = -(-len(handles) // columns)
+        figure.set_figheight(figure.get_figheight() + ROW_HEIGHT * max(rows - LEGEND_ROWS, 0))
+        figure.legend(handles=handles, loc="outside upper left", ncols=columns, fontsize=9)
 
 
 def _draw(axes, line, number):
@@ -124,7 +160,7 @@ def _draw(axes, line, number):
     if line.style == "marks":
         x = x + SHIFT * number  # bars at the same x are drawn side by side
     style = _style(line, number)
-    axes.plot(x, y, label=line.name, **style)
+    axes.plot(x, y, label=line.shown or NO_LEGEND, **style)
     if line.sizes:
         areas = [MARK + PER_SIZE * size for size in line.sizes]
         axes.scatter(line.x, line.y, areas, color=style["color"], alpha=0.5)
@@ -183,12 +219,18 @@ def _style(line, number):
         "line": {"linewidth": 1.4 if len(line.x) < 300 else 0.9},
         "stems": {"linewidth": 0.7},
         "marks": {"linestyle": "none", "marker": "o", "markersize": 5},
+        "dots": {"linestyle": "none", "marker": "o", "markersize": 2.5, "alpha": 0.6},
         "points": {"linewidth": 1.4, "marker": "o", "markersize": 4},
         "published": {"linewidth": 1.2, "marker": "s", "markersize": 4, "linestyle": "--"},
         "frontier": {"linewidth": 6, "alpha": 0.3, "drawstyle": "steps-post", "zorder": 1},
     }
     again = {"linestyle": ":"} if number >= len(COLOURS) and line.colour is None else {}
-    return {"color": colour, **again, **styles[line.style]}
+    style = {"color": colour, **again, **styles[line.style]}
+    if line.is_dashed:
+        style["linestyle"] = "--"
+    if line.is_thin:
+        style |= {"linewidth": 0.8, "alpha": 0.8, "markersize": 2.5}
+    return style
 
 
 def _thinned(line):

@@ -1,17 +1,19 @@
-"""Entries of a ladder are the paper's experiments, made smaller alike, on one corpus and budget."""
+"""Entries of a sweep are the paper's experiments, made smaller alike, on one corpus and budget."""
 
 import json
 
 import pytest
 from fabricated_runs import DIMENSIONS, ROOT
 from gin_settings import read_gin_files
-from sweeps import SCALES, LadderError, combinations, read_sweep
 
 from brt import config
 from brt.experiment import Experiment
 from brt.reporting.collect import collect
 from brt.reporting.gin_text import resolved, write_gin
 from brt.reporting.runs import open_runs
+from brt.sweeps.entries import combinations, read_sweep
+from brt.sweeps.labels import short_labels
+from brt.sweeps.scales import SCALES, SweepError
 
 SWEEPS = sorted((ROOT / "configs" / "sweeps").glob("*.txt"))
 
@@ -181,8 +183,8 @@ def test_bindings_of_a_entry_and_of_the_command_are_in_force(tmp_path):
         (["pg19_slide_12l.gin Trainer.seed=1 Trainer.seed=2"], "Trainer.seed"),
     ],
 )
-def test_a_ladder_that_cannot_be_run_says_why(tmp_path, lines, message):
-    with pytest.raises(LadderError, match=message):
+def test_a_sweep_that_cannot_be_run_says_why(tmp_path, lines, message):
+    with pytest.raises(SweepError, match=message):
         entries_of(a_file(tmp_path, *lines))
 
 
@@ -212,9 +214,122 @@ def test_a_warm_up_ends_before_the_run_does(tmp_path, bound, tokens, expected):
     (entry,) = read_sweep(file, scale, "configs/corpora/text.gin", bound, tokens, 1024)
     assert entry.settings["Trainer.steps"] == -(-tokens // 1024)
     assert entry.settings.get("rsqrt.warmup_steps") == expected
-    assert ("rsqrt.warmup_steps" in entry.note) == (not bound and expected is not None)
+    assert ("rsqrt.warmup_steps" in "".join(entry.notes)) == (not bound and expected is not None)
 
 
 def test_a_budget_is_given_in_tokens_or_in_steps(tmp_path):
-    with pytest.raises(LadderError, match="both say how long a run trains"):
+    with pytest.raises(SweepError, match="both say how long a run trains"):
         entries_of(a_file(tmp_path, "pg19_slide_12l.gin"), bindings=["Trainer.steps = 7"])
+
+
+@pytest.mark.parametrize("scale", ["small", "short", "tiny"])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("Trainer.tokens_per_step", 512),
+        ("Trainer.segment_length", 256),
+        ("BlockRecurrentTransformer.window", 64),
+        ("BlockRecurrentTransformer.num_layers", 3),
+        ("RecurrentCell.num_states", 8),
+        ("Evaluation.tokens_per_step", 640),
+        ("Evaluation.segment_length", 128),
+        ("Trainer.eval_every", 3),
+        ("CheckpointPolicy.every", 7),
+        ("Trainer.segments_per_step", 2),
+    ],
+)
+def test_no_scale_divides_a_binding_of_the_command(tmp_path, scale, name, value):
+    file = a_file(tmp_path, "pg19_rec_fixed_skip.gin", "pg19_slide_13l.gin")
+    entries = entries_of(file, scale, bindings=[f"{name} = {value}"])
+    for settings in (entry.settings for entry in entries):
+        assert settings[name] == value
+        size = settings["Trainer.tokens_per_step"]
+        assert settings["Trainer.steps"] == -(-10_000 // size)
+    assert entries[0].paper["settings"].get(name) != value
+
+
+def test_no_scale_divides_what_a_macro_of_the_command_binds(tmp_path):
+    lines = "Trainer.segment_length = %length\nTrainer.tokens_per_step = %size\n"
+    head = 'include "configs/pg19_rec_fixed_skip.gin"\n'
+    (tmp_path / "own.gin").write_text(f"{head}length = 4096\nsize = 131072\n{lines}")
+    (entry,) = entries_of(a_file(tmp_path, "own.gin"), bindings=["length = 64", "size = 512"])
+    assert entry.settings["Trainer.segment_length"] == 64
+    assert entry.settings["Trainer.tokens_per_step"] == 512
+    assert entry.settings["Trainer.steps"] == 20
+
+
+def a_grid(bindings, *common, scale="small", **options):
+    line = f"pg19_rec_fixed_skip.gin {bindings}"
+    return entries_of("--grid", scale, bindings=common, lines=[line], **options)
+
+
+def test_a_grid_of_batch_sizes_has_one_budget():
+    entries = a_grid("Trainer.tokens_per_step=4096,8192")
+    found = [[e.settings[f"Trainer.{n}"] for n in ("tokens_per_step", "steps")] for e in entries]
+    assert found == [[512, 20], [1024, 10]]
+
+
+def test_settings_of_an_entry_stay_where_a_budget_sets_them(tmp_path):
+    file = a_file(tmp_path, "pg19_slide_12l.gin Trainer.eval_every=3 CheckpointPolicy.every=4")
+    (entry,) = entries_of(file)
+    assert entry.settings["Trainer.eval_every"] == 3
+    assert entry.settings["CheckpointPolicy.every"] == 4
+
+
+@pytest.mark.parametrize(
+    ("grid", "common"),
+    [
+        ("Trainer.segment_length=512,1024", "Trainer.segment_length = 64"),
+        ("RecurrentCell.gate=fixed,lstm", "RecurrentCell.gate = 'lstm'"),
+    ],
+)
+def test_a_grid_that_the_command_overrides_is_refused(grid, common):
+    with pytest.raises(SweepError, match=grid.split("=")[0]):
+        a_grid(grid, common)
+
+
+def test_a_batch_size_is_given_once():
+    with pytest.raises(SweepError, match="--tokens_per_step"):
+        a_grid("RecurrentCell.gate=lstm", "Trainer.tokens_per_step = 512", tokens_per_step=256)
+
+
+NONE = "BlockRecurrentTransformer.recurrent_layers=()"
+
+
+def test_an_empty_value_is_seen_in_the_name_of_a_run():
+    plain, recurrent = (entry.name for entry in a_grid(f"{NONE},(8,)"))
+    assert not plain.endswith("recurrent_layers") and recurrent.endswith("recurrent_layers_8")
+
+
+def test_a_sweep_begun_under_the_former_names_keeps_them():
+    former = "pg19_rec_fixed_skip-BlockRecurrentTransformer.recurrent_layers"
+    entries = a_grid(f"{NONE},(8,)", begun={former})
+    assert [entry.name for entry in entries] == [former, f"{former}_8"]
+    assert entries[0].trained_by == former
+
+
+@pytest.mark.parametrize(
+    ("lines", "labels"),
+    [
+        (
+            ["a.gin M.gate=fixed M.size=1", "a.gin M.gate=lstm M.size=1"],
+            ["gate=fixed", "gate=lstm"],
+        ),
+        (["a.gin", "a.gin M.layers=()"], ["as configured", "layers=()"]),
+        (["a.gin M.size=1 N.size=2", "a.gin"], ["M.size=1, N.size=2", "as configured"]),
+        (["s/a.gin+c.gin", "s/b.gin+c.gin M.x=1"], ["s/a", "s/b, x=1"]),
+        (["a.gin Evaluation.length=3", "a.gin"], ["Evaluation.length=3", "as configured"]),
+        (["a.gin M.x='y'"], ["a, x=y"]),
+    ],
+)
+def test_labels_hide_what_all_entries_share(lines, labels):
+    assert short_labels([(line.split()[0], line.split()[1:]) for line in lines]) == labels
+
+
+def test_lists_and_corpora_of_brt_are_found_from_any_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("configs/sweeps/recurrent_layers.txt", "sweeps/recurrent_layers.txt"):
+        entries = entries_of(name, "short", corpus="configs/corpora/text.gin")
+        assert len(entries) == 5 and entries[0].settings["TextFiles.path"] == "text/{split}"
+    with pytest.raises(SweepError, match=r"sweeps/none\.txt"):
+        entries_of("sweeps/none.txt")

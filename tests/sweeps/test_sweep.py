@@ -1,6 +1,5 @@
-"""The ladder runs every entry of a sweep once, whatever stops it, and ends in the tables."""
+"""A sweep runs every entry of a sweep once, whatever stops it, and ends in the tables."""
 
-import importlib.util
 import itertools
 import json
 import shlex
@@ -9,11 +8,15 @@ from concurrent.futures import wait
 from pathlib import Path
 
 import pytest
-from fabricated_runs import ROOT
-from sweeps import LadderError, SweepEntry
 from tiny_run import contents
 
+from brt import sweep
 from brt.reporting.gin_text import read_gin_file, write_gin
+from brt.reporting.sweep_tables import one_number
+from brt.sweeps import running
+from brt.sweeps.entries import SweepEntry
+from brt.sweeps.running import evaluated
+from brt.sweeps.scales import SweepError
 
 
 def a_file(folder, *lines):
@@ -30,17 +33,8 @@ def text_flag(folder):
     return f"--gin_bindings=TextFiles.path = '{folder}/text/{{split}}'"
 
 
-@pytest.fixture(scope="module")
-def ladder():
-    path = Path(ROOT / "scripts" / "ladder.py")
-    spec = importlib.util.spec_from_file_location("ladder_script", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 class Killed(BaseException):
-    """A kill, as the ladder sees it."""
+    """A kill, as the sweep sees it."""
 
 
 def pretended(calls, kill_at=None, environments=None):
@@ -71,32 +65,32 @@ def pretended(calls, kill_at=None, environments=None):
     return command
 
 
-def run_script(ladder, monkeypatch, command, *arguments):
+def run_script(monkeypatch, command, *arguments):
     names = [*(a.removeprefix("--").split("=")[0] for a in arguments)]
     own = ("workdir", "sweep", "scale", "corpus", "tokens", "seeds", "print_commands", "collect")
     for name in (*own, "archive", "gin_bindings", "gin_file", "grid", "processes", "paper"):
-        ladder.FLAGS[name].unparse()
-    assert set(names) <= set(ladder.FLAGS)
-    ladder.FLAGS(["ladder.py", *arguments])
-    monkeypatch.setattr(ladder, "command", command)
-    ladder.run_ladder()
+        sweep.FLAGS[name].unparse()
+    assert set(names) <= set(sweep.FLAGS)
+    sweep.FLAGS(["sweep", *arguments])
+    monkeypatch.setattr(running, "command", command)
+    sweep.main()
 
 
-def test_a_ladder_killed_anywhere_ends_in_the_same_table_and_repeats_nothing_finished(
-    ladder, monkeypatch, tmp_path, capsys
+def test_a_sweep_killed_anywhere_ends_in_the_same_table_and_repeats_nothing_finished(
+    monkeypatch, tmp_path, capsys
 ):
     file = a_file(tmp_path, "pg19_slide_12l.gin", "pg19_slide_13l.gin")
     flags = [f"--sweep={file}", "--scale=tiny", "--corpus=configs/corpora/text.gin"]
     flags += ["--tokens=10000", "--seeds=0,3"]
-    monkeypatch.setattr(ladder, "check_configs", lambda files, devices: None)  # slow, 18 times
+    monkeypatch.setattr(sweep, "check_configs", lambda files, devices: None)  # slow, 18 times
 
     def go(name, calls, kill_at=None):
         command = pretended(calls, kill_at)
-        run_script(ladder, monkeypatch, command, *flags, f"--workdir={tmp_path}/{name}")
+        run_script(monkeypatch, command, *flags, f"--workdir={tmp_path}/{name}")
         return (tmp_path / name / "tables.md").read_text()
 
     whole = go("whole", calls := [])
-    assert len(calls) == 8 and "2.002 ± 0.003" in whole and "3.002 ± 0.003" in whole
+    assert len(calls) == 8 and "2.002 ± 0.020" in whole and "+1.000 ± 0.000" in whole
     for kill_at in (1, 6):  # between a training and its evaluation, and between two runs
         done = []
         with pytest.raises(Killed):
@@ -107,40 +101,40 @@ def test_a_ladder_killed_anywhere_ends_in_the_same_table_and_repeats_nothing_fin
     assert go("whole", calls := []) == whole and not calls
     capsys.readouterr()
     before = contents(tmp_path / "whole")
-    with pytest.raises(LadderError, match=r"(?s)another ladder.*\nTrainer\.steps: \d+ -> "):
-        run_script(ladder, monkeypatch, pretended([]), *flags, "--tokens=20000",
+    with pytest.raises(SweepError, match=r"(?s)another sweep.*\nTrainer\.steps: \d+ -> "):
+        run_script(monkeypatch, pretended([]), *flags, "--tokens=20000",
               f"--workdir={tmp_path}/whole")  # fmt: skip
     assert contents(tmp_path / "whole") == before
 
 
-def test_after_a_failed_run_no_other_run_starts(ladder, monkeypatch, tmp_path):
+def test_after_a_failed_run_no_other_run_starts(monkeypatch, tmp_path):
     file = a_file(tmp_path, "pg19_slide_12l.gin", "pg19_slide_13l.gin")
     flags = [f"--sweep={file}", "--scale=tiny", "--corpus=configs/corpora/text.gin"]
-    monkeypatch.setattr(ladder, "check_configs", lambda files, devices: None)  # slow
+    monkeypatch.setattr(sweep, "check_configs", lambda files, devices: None)  # slow
     calls = []
 
     def fail(*call, **_):
         calls.append(call)
-        raise LadderError("the same reason in every run")
+        raise SweepError("the same reason in every run")
 
     def late(runs):
         wait(runs)  # the pool has had time to start the second one
         return runs
 
-    monkeypatch.setattr(ladder, "as_completed", late)
-    with pytest.raises(LadderError, match="the same reason"):
-        run_script(ladder, monkeypatch, fail, *flags, f"--workdir={tmp_path}/runs")
+    monkeypatch.setattr(running, "as_completed", late)
+    with pytest.raises(SweepError, match="the same reason"):
+        run_script(monkeypatch, fail, *flags, f"--workdir={tmp_path}/runs")
     assert len(calls) == 1
 
 
-def test_a_grid_runs_every_combination_several_at_once(ladder, monkeypatch, tmp_path):
+def test_a_grid_runs_every_combination_several_at_once(monkeypatch, tmp_path):
     flags = ["--gin_file=pg19_slide_12l.gin", "--scale=tiny", "--tokens=10000", "--processes=3"]
     flags += ["--corpus=configs/corpora/text.gin", f"--workdir={tmp_path}", text_flag(tmp_path)]
     grid = "BlockRecurrentTransformer.qk_norm=True,False Trainer.optimizer=@adamw,@adafactor"
-    monkeypatch.setattr(ladder, "visible_gpus", lambda: ["3", "5"])
+    monkeypatch.setattr(running, "visible_gpus", lambda: ["3", "5"])
     calls, environments = [], []
     of_runs = pretended(calls, environments=environments)
-    run_script(ladder, monkeypatch, of_runs, *flags, f"--grid={grid}")
+    run_script(monkeypatch, of_runs, *flags, f"--grid={grid}")
     assert len(calls) == 8
     assert {e["CUDA_VISIBLE_DEVICES"] for e in environments} == {"3", "5"}
     # Three runs share two GPUs.
@@ -151,25 +145,25 @@ def test_a_grid_runs_every_combination_several_at_once(ladder, monkeypatch, tmp_
     ]
     assert sorted(trained) == sorted(itertools.product((True, False), ("@adafactor", "@adamw")))
     table = (tmp_path / "tables.md").read_text()
-    assert "qk_norm=False Trainer.optimizer=@adamw" in table
+    assert "qk_norm=False, optimizer=@adamw" in table
     assert "<svg" in (tmp_path / "sweep.svg").read_text()
 
 
 def test_a_command_is_printed_for_each_missing_run_and_what_they_left_is_collected(
-    ladder, monkeypatch, tmp_path, capsys
+    monkeypatch, tmp_path, capsys
 ):
     file = a_file(tmp_path, "pg19_slide_12l.gin", "pg19_slide_13l.gin")
     flags = [f"--sweep={file}", "--scale=tiny", "--corpus=configs/corpora/text.gin"]
     flags += ["--tokens=10000", "--seeds=0,3"]
-    monkeypatch.setattr(ladder, "check_configs", lambda files, devices: None)  # slow
-    run_script(ladder, monkeypatch, pretended([]), *flags, f"--workdir={tmp_path}/one_by_one")
+    monkeypatch.setattr(sweep, "check_configs", lambda files, devices: None)  # slow
+    run_script(monkeypatch, pretended([]), *flags, f"--workdir={tmp_path}/one_by_one")
     whole = (tmp_path / "one_by_one" / "tables.md").read_text()
     # A name that the shell would take apart.
     flags += [f"--workdir={tmp_path}/two words"]
     capsys.readouterr()
 
     def lines():
-        run_script(ladder, monkeypatch, pretended(calls := []), *flags, "--print_commands")
+        run_script(monkeypatch, pretended(calls := []), *flags, "--print_commands")
         assert not calls
         return capsys.readouterr().out.splitlines()
 
@@ -187,7 +181,7 @@ def test_a_command_is_printed_for_each_missing_run_and_what_they_left_is_collect
     assert lines() == [printed[0], printed[1], printed[3]]
 
     collect_all = (*flags, "--collect", f"--archive={tmp_path}/archives")
-    run_script(ladder, monkeypatch, pretended(calls := []), *collect_all)
+    run_script(monkeypatch, pretended(calls := []), *collect_all)
     assert not calls and "pg19_slide_13l, seed 0" in capsys.readouterr().err
     assert [path.name for path in (tmp_path / "archives").iterdir()] == [
         "pg19_slide_12l-seed3.tar.bz2"
@@ -195,37 +189,35 @@ def test_a_command_is_printed_for_each_missing_run_and_what_they_left_is_collect
     for line in lines():
         carry_out(line)
     assert lines() == []
-    run_script(ladder, monkeypatch, pretended(calls := []), *collect_all)
+    run_script(monkeypatch, pretended(calls := []), *collect_all)
     assert not calls and (tmp_path / "two words" / "tables.md").read_text() == whole
-    with pytest.raises(LadderError, match="give one"):
-        run_script(ladder, monkeypatch, pretended([]), *flags, "--print_commands", "--collect")
+    with pytest.raises(SweepError, match="give one"):
+        run_script(monkeypatch, pretended([]), *flags, "--print_commands", "--collect")
 
 
 def written(folder):
-    """Configs of a ladder in the order of its entries."""
+    """Configs of a sweep in the order of its entries."""
     return sorted((folder / "configs").iterdir(), key=lambda path: path.stat().st_mtime_ns)
 
 
-def test_entries_that_differ_in_evaluation_alone_are_trained_once(
-    ladder, monkeypatch, tmp_path, capsys
-):
+def test_entries_that_differ_in_evaluation_alone_are_trained_once(monkeypatch, tmp_path, capsys):
     slide, longer = "pg19_slide_12l.gin", "Evaluation.segment_length=128"
     scoped = "Evaluation.model=@evaluation/BlockRecurrentTransformer"
     same = f"{scoped} evaluation/BlockRecurrentTransformer.window=8"
     other = "BlockRecurrentTransformer.recurrent_layers=()"
     file = a_file(tmp_path, slide, f"{slide} {longer}", f"{slide} {same}", f"{slide} {other}")
     flags = [f"--sweep={file}", "--scale=tiny", "--corpus=configs/corpora/text.gin"]
-    flags += ["--tokens=10000", "--seeds=0,3", f"--workdir={tmp_path}/ladder"]
-    monkeypatch.setattr(ladder, "check_configs", lambda files, devices: None)
-    run_script(ladder, monkeypatch, pretended([]), *flags, "--print_commands")
+    flags += ["--tokens=10000", "--seeds=0,3", f"--workdir={tmp_path}/sweep"]
+    monkeypatch.setattr(sweep, "check_configs", lambda files, devices: None)
+    run_script(monkeypatch, pretended([]), *flags, "--print_commands")
     lines = capsys.readouterr().out.splitlines()
     assert [line.count("brt.train") for line in lines] == [1] * 4
     assert [line.count("brt.evaluate") for line in lines] == [3, 1] * 2
     with pytest.raises(Killed):
-        run_script(ladder, monkeypatch, pretended([], kill_at=3), *flags)
-    run_script(ladder, monkeypatch, pretended(calls := []), *flags)
+        run_script(monkeypatch, pretended([], kill_at=3), *flags)
+    run_script(monkeypatch, pretended(calls := []), *flags)
     assert [module for module, *_ in calls].count("brt.train") == 3  # one more before the kill
-    runs = tmp_path / "ladder" / "runs"
+    runs = tmp_path / "sweep" / "runs"
     evaluated = runs / "pg19_slide_12l-Evaluation.segment_length_128-seed3"
     (runs / "pg19_slide_12l-seed3" / "checkpoints").mkdir()
     assert (evaluated / "checkpoints").resolve().parent.name == "pg19_slide_12l-seed3"
@@ -233,24 +225,29 @@ def test_entries_that_differ_in_evaluation_alone_are_trained_once(
     assert settings["Evaluation.segment_length"] == 128 and settings["Trainer.seed"] == 3
     lines = capsys.readouterr().out.split("Entries of ")[1].splitlines()
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if "|" in line]
-    assert [row[1] for row in rows[2:]] == ["as configured", longer, f"{same}", other]
+    assert [row[1] for row in rows[2:]] == [
+        "as configured",
+        longer,
+        same.replace(" ", ", "),
+        other.split(".")[1],
+    ]
     assert rows[0][-1] == "seeds" and {row[-1] for row in rows[2:]} == {"2"}
     assert len([*runs.glob("*/evaluation_validation.json")]) == 8
 
 
 def test_entries_without_sense_or_text_are_refused_before_the_first_of_them_trains(
-    ladder, monkeypatch, tmp_path
+    monkeypatch, tmp_path
 ):
     file = a_file(tmp_path, "pg19_slide_12l.gin", "pg19_slide_12l.gin Trainer.segment_length=4160")
     flags = [f"--sweep={file}", "--scale=tiny", "--corpus=configs/corpora/text.gin"]
-    flags += ["--tokens=10000", f"--workdir={tmp_path}/ladder", text_flag(tmp_path)]
-    with pytest.raises(LadderError, match=r"segment_length_4160\.gin: .*segment_length"):
-        run_script(ladder, monkeypatch, pretended(calls := []), *flags)
+    flags += ["--tokens=10000", f"--workdir={tmp_path}/sweep", text_flag(tmp_path)]
+    with pytest.raises(SweepError, match=r"segment_length_4160\.gin: .*segment_length"):
+        run_script(monkeypatch, pretended(calls := []), *flags)
     assert not calls
     file.write_text("pg19_slide_12l.gin")
     flags[-1] = "--gin_bindings=TextFiles.path = 'nowhere/{split}'"
     with pytest.raises(FileNotFoundError, match="nowhere"):
-        run_script(ladder, monkeypatch, pretended(calls), *flags)
+        run_script(monkeypatch, pretended(calls), *flags)
     assert not calls
 
 
@@ -267,18 +264,17 @@ def test_entries_without_sense_or_text_are_refused_before_the_first_of_them_trai
     ],
 )
 def test_a_run_is_done_where_it_ended_and_its_best_checkpoint_is_evaluated(
-    ladder, tmp_path, evaluated_step, records, done
+    tmp_path, evaluated_step, records, done
 ):
-    ladder.FLAGS(["ladder.py"])
     entry = SweepEntry("run", {"Trainer.steps": 16}, {})
     lines = (json.dumps(record) + "\n" for record in records)
     (tmp_path / "metrics.jsonl").write_text("".join(lines))
     found = json.dumps({"step": evaluated_step, "loss": 1.0})
     (tmp_path / "evaluation_validation.json").write_text(found)
-    assert ladder.evaluated(tmp_path, entry) == done
+    assert evaluated(tmp_path, entry, "validation") == done
 
 
-def test_entries_that_no_number_orders_are_separate_points_with_their_names(ladder):
-    assert ladder.one_number(["a.window=8", "a.window=16"]) == ("a.window", [8.0, 16.0])
-    assert ladder.one_number(["a.gate=fixed", "a.gate=lstm"]) == ("", [])
-    assert ladder.one_number(["a.window=8 b.c=1", "a.window=16 b.c=1"]) == ("", [])
+def test_entries_that_no_number_orders_are_separate_points_with_their_names():
+    assert one_number(["a.window=8", "a.window=16"]) == ("a.window", [8.0, 16.0])
+    assert one_number(["a.gate=fixed", "a.gate=lstm"]) == ("", [])
+    assert one_number(["a.window=8 b.c=1", "a.window=16 b.c=1"]) == ("", [])

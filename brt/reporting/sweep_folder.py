@@ -1,0 +1,124 @@
+"""The folder of a sweep: its runs by entry, in the order of the sweep."""
+
+import glob
+import json
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from brt.reporting.runs import Run
+from brt.storage.json_files import Fields, bad_text, read_json
+
+SWEEP_FILE = "sweep.json"
+"""Title, split and entries of a sweep; folders of brt 0.1.0 have none."""
+RUNS, CONFIGS = "runs", "configs"
+SEED = "-seed"
+"""Between the name of an entry and a seed in the name of a run folder."""
+
+FIELDS = Fields({"title": str, "split": str, "entries": [Fields({"name": str, "label": str})]}, {})
+AGAIN = "have the same `brt sweep` command write it again"
+
+
+class Sweep(NamedTuple):
+    """A sweep as its folder describes it.
+
+    title: the list or the grid.
+    split: on which runs are evaluated; None for the one that tables report.
+    labels: of each entry, by its name.
+    """
+
+    title: str
+    split: str | None
+    labels: dict[str, str]
+
+
+class Entry(NamedTuple):
+    """An entry of a sweep and its runs, which differ in their seed."""
+
+    label: str
+    runs: list[Run]
+
+
+def sweep_json(sweep: Sweep) -> bytes:
+    entries = [{"name": name, "label": label} for name, label in sweep.labels.items()]
+    content = {"title": sweep.title, "split": sweep.split, "entries": entries}
+    return json.dumps(content, indent=1, ensure_ascii=False).encode()
+
+
+def is_sweep_folder(path: str | Path) -> bool:
+    """Returns whether a folder holds a sweep rather than a run."""
+    folder = Path(path)
+    if (folder / "config.gin").exists():
+        return False
+    return (folder / SWEEP_FILE).is_file() or (
+        (folder / RUNS).is_dir() and (folder / CONFIGS).is_dir()
+    )
+
+
+def sweep_of_runs(folders: Sequence[str | Path]) -> Path | None:
+    """Returns the sweep folder of which all these run folders are, or None."""
+    above = {Path(os.path.abspath(folder)).parent for folder in folders}
+    if len(above) != 1 or (runs := above.pop()).name != RUNS:
+        return None
+    return runs.parent if is_sweep_folder(runs.parent) else None
+
+
+def read_sweep(folder: Path) -> Sweep:
+    """Returns what a folder says of its sweep; names of configs are the labels of an old one."""
+    path = folder / SWEEP_FILE
+    if path.is_file():
+        content = read_json(path, FIELDS, AGAIN)
+        if wrong := bad_text(content):
+            raise ValueError(f"{path} is damaged, as {wrong}: {AGAIN}.")
+        labels = {entry["name"]: entry["label"] for entry in content["entries"]}
+        if outside := [name for name in labels if name != os.path.basename(name)]:
+            raise ValueError(
+                f"{path} is damaged, as {outside[0]!r:.60} is no name of a run: {AGAIN}."
+            )
+        return Sweep(content["title"], content["split"], labels)
+    # Each start of a sweep has written all configs in the order of its entries.
+    files = sorted((folder / CONFIGS).glob("*.gin"), key=lambda file: file.stat().st_mtime_ns)
+    return Sweep(folder.name, None, {file.stem: file.stem for file in files})
+
+
+def run_folders(folder: Path, sweep: Sweep) -> tuple[list[Path], list[str]]:
+    """Returns the run folders of a sweep that have begun, and sentences on those that have not."""
+    found, waiting = [], []
+    for name in sweep.labels:
+        for path in sorted((folder / RUNS).glob(f"{glob.escape(name)}{SEED}*")):
+            if path.name.rpartition(SEED)[0] != name:
+                continue
+            if (path / "config.gin").is_file():
+                found.append(path)
+            else:
+                waiting.append(path.name)
+    if not found:
+        raise FileNotFoundError(
+            f"{folder} is a sweep of which no run has begun: start it with `brt sweep` first."
+        )
+    notes = [f"{len(waiting)} runs of {folder} have not begun: {', '.join(waiting)}"]
+    return found, notes if waiting else []
+
+
+def entries_of(runs: Iterable[Run], sweep: Sweep) -> list[Entry]:
+    """Returns the entries that have runs, in order; names the runs by label and seed."""
+    by_name: dict[str, list[Run]] = {name: [] for name in sweep.labels}
+    for run in runs:
+        name = run.folder.name.rpartition(SEED)[0]
+        by_name.setdefault(name, []).append(run)
+    entries = []
+    for name, members in by_name.items():
+        label = sweep.labels.get(name, name)
+        if label == name and members:  # of an old folder
+            label = members[0].name.rpartition(", seed ")[0] or name
+        members.sort(key=lambda run: seed_of(run))
+        for run in members:
+            run.name = f"{label}, seed {seed_of(run)}"
+        if members:
+            entries.append(Entry(label, members))
+    return entries
+
+
+def seed_of(run: Run) -> Any:
+    return run.settings.get("Trainer.seed", 0)

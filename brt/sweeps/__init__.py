@@ -1,0 +1,1 @@
+"""Lists of experiments with one budget: entries, scales and their runs."""

@@ -1,0 +1,275 @@
+"""Entries: experiments of configs/, made smaller alike, on another corpus, with an equal budget."""
+
+import inspect
+import itertools
+import os
+import re
+from collections.abc import Container, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from brt.bindings.registry import as_declared
+from brt.config import split_files
+from brt.reporting.gin_text import (
+    reachable,
+    read_gin,
+    read_gin_file,
+    resolved,
+    write_gin,
+)
+from brt.storage.shipped import gin_folders
+from brt.sweeps.labels import file_name, short_labels
+from brt.sweeps.scales import STANDS_FOR, Scale, SweepError, scaled, with_corpus
+from brt.training.optimization import schedules
+
+SIZE, STEPS = "Trainer.tokens_per_step", "Trainer.steps"
+
+
+class SweepEntry(NamedTuple):
+    """One experiment of a sweep.
+
+    Attributes:
+        name: of its config and its runs.
+        settings: every binding of it.
+        paper: content of stands_for.json: the config, and the settings it stands for in the tables.
+        trained_by: name of the first entry that is trained alike, whose parameters it evaluates.
+        notes: sentences on what was changed besides.
+        label: what distinguishes it from the other entries.
+    """
+
+    name: str
+    settings: dict
+    paper: dict
+    trained_by: str = ""
+    notes: Sequence[str] = ()
+    label: str = ""
+
+
+def find_file(name: str, path: str | Path = "") -> Path:
+    """Returns a file that is looked up as --gin_file is, and first beside the list that names it.
+
+    path: of the list; empty for none.
+    """
+    folders = [Path(), *gin_folders()]
+    if path:
+        folders.insert(0, Path(path).parent)
+    found = next((f / name for f in folders if os.path.isfile(f / name)), None)
+    if not found:
+        raise SweepError(
+            f"{path} names {name}, which is neither beside it nor in configs/."
+            if path
+            else f"There is no file {name}, neither here nor among the configs of brt "
+            f"({gin_folders()[1]}): name a file with one config and its bindings a line."
+        )
+    return found
+
+
+def read_sweep(
+    path: str | Path,
+    scale: Scale,
+    corpus: str | None,
+    bindings: Sequence[str],
+    tokens: int | None,
+    tokens_per_step: int | None = None,
+    lines: Sequence[str] | None = None,
+    begun: Container[str] = (),
+) -> list[SweepEntry]:
+    """Returns the entries of a file, one a line: gin files joined by `+`, and bindings after them.
+
+    A binding with several values, `RecurrentCell.gate=fixed,lstm`, makes an entry of each; several
+    such bindings, of each combination.
+
+    Args:
+        path: of the file, looked up here and in configs/; gin files are also looked up beside it.
+        scale: of the models; bindings of entries are those of the published size.
+        corpus: a gin file whose bindings replace all that belongs to the configs' corpus, or None;
+            an entry's own bindings come after it.
+        bindings: gin lines for all entries, which no scale divides.
+        tokens: that each run trains on, rounded up to whole steps, and as many times more as an
+            entry binds more Trainer.steps than its config; a warm-up that would last as long, or
+            longer, lasts for a tenth of the steps instead. None for the steps of each entry's own
+            config, their size, and what is done every so many of them.
+        tokens_per_step: of every run; None for the first entry's at this scale, or an entry's own
+            in `lines`.
+        lines: in place of those of the file: a grid.
+        begun: names of entries that were begun before.
+    """
+    entries, common = [], as_declared(read_gin("\n".join(bindings)))
+    if tokens_per_step and SIZE in common:
+        raise SweepError(
+            f"--tokens_per_step and a binding of {SIZE} both say how large a step is: give one."
+        )
+    is_grid = lines is not None
+    if lines is None:
+        path = find_file(os.fspath(path))
+        lines = path.read_text(encoding="utf-8").splitlines()
+    size_of_all = tokens_per_step
+    named: list[tuple[str, list[str]]] = []
+    for line in itertools.chain.from_iterable(map(combinations, lines)):
+        config, *own = line.split()
+        bound, settings = _own(own, line, path), _read(config, path)
+        # An entry of twice its config's steps stays twice as long.
+        usual = settings.get(STEPS, 1)
+        longer = bound.get(STEPS, usual) / usual
+        # A macro's value moves to where it is read: tables look for it there.
+        macros = {name: value for name, value in (bound | common).items() if "." not in name}
+        undivided = _of_command(settings | bound, common)
+        if tokens is not None and STEPS in undivided:
+            raise SweepError(
+                f"--tokens and a binding of {STEPS} both say how long a run trains: give one."
+            )
+        settings = as_declared(resolved(settings | bound | macros))
+        paper = {name: settings[name] for name in STANDS_FOR if name in settings}
+        settings |= scaled(settings, scale)
+        if corpus:
+            settings = with_corpus(settings, read_gin_file(corpus) | macros | common)
+        # An entry's own vocabulary, say, is not the corpus's; what is scaled stays scaled.
+        further = {n: value for n, value in bound.items() if n not in (*STANDS_FOR, *macros)}
+        settings |= further | {n: value for n, value in common.items() if n not in macros}
+        settings |= undivided
+        if SIZE not in undivided:
+            settings[SIZE] //= 1 if "TransformerXL.width" in settings else scale.lengths
+        notes = []
+        if tokens is None:
+            settings[SIZE] = tokens_per_step or settings[SIZE]
+        else:
+            own_size = settings[SIZE]
+            if not (is_grid and SIZE in bound) or tokens_per_step:
+                size_of_all = settings[SIZE] = size_of_all or own_size
+            if SIZE in bound and settings[SIZE] != own_size and not tokens_per_step:
+                notes.append(
+                    f"{line}: {SIZE} = {settings[SIZE]:,}, as in the first entry, so that all have "
+                    "the same batch size."
+                )
+            steps = settings[STEPS] = -(-int(tokens * longer) // settings[SIZE])
+            ramp = _warmup(settings, steps, bound | common)
+            often = _often(steps)
+            settings |= {n: value for n, value in often.items() if n not in bound} | ramp
+            notes += [
+                f"{config}: {name} = {value:,}, a tenth of {steps:,} steps: as configured, the "
+                "rate would still rise when the run ends."
+                for name, value in ramp.items()
+            ]
+        last = {name: value for name, value in common.items() if name not in macros}
+        settings = resolved(settings | last | macros)
+        named.append((config, own))
+        stands_for = {"config": config, "settings": paper}
+        entries.append(SweepEntry(file_name(config, own, begun), settings, stands_for, notes=notes))
+    if not entries:
+        raise SweepError(f"{path} names no config: write one a line, pg19_rec_fixed_skip.gin.")
+    names = [entry.name for entry in entries]
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise SweepError(
+            f"{path} names {', '.join(sorted(twice))} twice; an entry needs one line, and a name "
+            "that differs from others in letters or digits."
+        )
+    first: dict[str, str] = {}
+    if is_grid:
+        _refuse_equal(entries, named)
+    return [
+        entry._replace(
+            trained_by=first.setdefault(write_gin(_trained(entry.settings)), entry.name),
+            label=label,
+        )
+        for entry, label in zip(entries, short_labels(named))
+    ]
+
+
+def _of_command(settings, common):
+    """Returns the settings that a scale divides and the command binds, directly or by a macro."""
+    both = settings | common
+    values = as_declared(resolved(both))
+    names = (name for name in (*STANDS_FOR, SIZE) if name in both)
+    return {name: values[name] for name in names if reachable(both, name) & common.keys()}
+
+
+def _refuse_equal(entries, named):
+    """Refuses a grid of which a binding of the command hides the differences."""
+    seen: dict[str, str] = {}
+    for entry, (_, changes) in zip(entries, named):
+        own = " ".join(changes)
+        other = seen.setdefault(write_gin(dict(sorted(entry.settings.items()))), own)
+        if other != own:
+            raise SweepError(
+                f"{other} and {own} of --grid give the same experiment: a flag or binding of the "
+                "command, which comes last, or --scale hides the difference. Leave one out."
+            )
+
+
+def combinations(line: str) -> list[str]:
+    """Returns the lines that a line with bindings of several values stands for; none if empty."""
+    words = line.split("#")[0].split()
+    choices = []
+    for word in words[1:]:
+        name, equals, values = word.partition("=")
+        pieces = _values(values) if equals else [""]
+        choices.append([f"{name}={_quoted(v)}" if equals else word for v in pieces])
+    return (
+        [" ".join([words[0], *chosen]) for chosen in itertools.product(*choices)] if words else []
+    )
+
+
+SEPARATE = re.compile(r"""("[^"]*"|'[^']*'|[(\[{]|[)\]}]|,)""")
+
+
+def _values(text: str) -> list[str]:
+    """Splits values at the commas outside of quotes and brackets."""
+    pieces, depth = [""], 0
+    for part in SEPARATE.split(text):
+        depth += (part in ("(", "[", "{")) - (part in (")", "]", "}"))
+        if part == "," and not depth:
+            pieces.append("")
+        else:
+            pieces[-1] += part
+    return pieces
+
+
+def _quoted(value):
+    plain = re.fullmatch(r"[A-Za-z_]\w*", value) and value not in ("True", "False", "None")
+    return f'"{value}"' if plain else value
+
+
+def _trained(settings):
+    # Without what evaluation alone reads; a plateau follows the evaluation.
+    if settings.get("Trainer.plateau"):
+        return settings
+    evaluation = [name for name in settings if name.startswith("Evaluation.")]
+    read = set().union(*(reachable(settings, name) for name in evaluation))
+    alone = {name for name in read if name in evaluation or "/" in name}
+    return {name: settings[name] for name in sorted(settings.keys() - alone)}
+
+
+def _own(words, line, path):
+    try:
+        found = as_declared(read_gin("\n".join(words)))
+    except SyntaxError as error:
+        raise SweepError(
+            f"{path}: {line.strip()!r} is not a config and bindings NAME=VALUE without spaces."
+        ) from error
+    if len(found) < len(words):
+        raise SweepError(f"{path}: {line.strip()!r} binds one name twice: leave one out.")
+    return found
+
+
+def _often(steps):
+    """Curves of fifty points, and at most a tenth of a run to repeat after a kill."""
+    often = {"log_every": 50, "eval_every": 5}
+    found = {f"Trainer.{name}": max(steps // parts, 1) for name, parts in often.items()}
+    return found | {"CheckpointPolicy.every": max(steps // 10, 1)}
+
+
+def _warmup(settings, steps, own):
+    """Returns a shorter warm-up where the run would end before it; `own` bindings stay."""
+    schedule = str(settings.get("Trainer.schedule", "")).strip("@()").rpartition("/")[2]
+    name, function = f"{schedule}.warmup_steps", getattr(schedules, schedule, None)
+    if function is None or name in own:
+        return {}
+    usual = inspect.signature(function).parameters["warmup_steps"].default
+    return {name: steps // 10} if (settings.get(name, usual) or 0) >= steps else {}
+
+
+def _read(config, path):
+    settings: dict[str, Any] = {}
+    for file in split_files(config):
+        settings |= read_gin_file(find_file(file, path))
+    return settings

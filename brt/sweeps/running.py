@@ -1,0 +1,209 @@
+"""Runs of a sweep: processes that train and evaluate, several at once, over the GPUs."""
+
+import contextlib
+import itertools
+import json
+import os
+import queue
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+from typing import NamedTuple
+
+from brt.data.stores.writer import replace_file
+from brt.reporting.archive import ENDING, pack
+from brt.reporting.gin_text import write_gin
+from brt.reporting.run_files import read_evaluation
+from brt.reporting.runs import STANDS_FOR_FILE
+from brt.reporting.sweep_folder import RUNS, SEED
+from brt.sweeps.entries import SweepEntry
+from brt.sweeps.scales import SweepError
+from brt.training.checkpoints.policy import recorded_best, stopped_early
+from brt.training.records.run_folder import read_metrics
+
+CHECKPOINTS = "checkpoints"
+"""Folder of a run that holds its checkpoints."""
+INTERRUPTED = 130
+"""Exit status of a command after Ctrl-C."""
+
+
+class SweepRun(NamedTuple):
+    """A run of an entry.
+
+    config: gin file of the entry. split: that is evaluated in the end.
+    """
+
+    entry: SweepEntry
+    config: Path
+    seed: str
+    workdir: Path
+    split: str
+
+    def evaluated(self) -> bool:
+        """Returns whether the run has ended and its checkpoint has been evaluated."""
+        return evaluated(self.workdir, self.entry, self.split)
+
+    def begin(self) -> None:
+        """Makes the run folder; an entry that another one trains gets a link to its checkpoints."""
+        self.workdir.mkdir(parents=True, exist_ok=True)
+        stands_for = json.dumps(self.entry.paper, indent=1)
+        replace_file(self.workdir, STANDS_FOR_FILE, stands_for.encode())
+        is_trained = self.entry.trained_by == self.entry.name
+        if not is_trained and not os.path.lexists(self.workdir / CHECKPOINTS):
+            other = Path("..", f"{self.entry.trained_by}{SEED}{self.seed}")
+            for name in (CHECKPOINTS, "metrics.jsonl"):
+                (self.workdir / name).symlink_to(other / name)
+        if (self.workdir / CHECKPOINTS).is_symlink():
+            text = write_gin(self.entry.settings | {"Trainer.seed": int(self.seed)})
+            replace_file(self.workdir, "config.gin", text.encode())
+
+    def commands(self) -> list[list[str]]:
+        """Returns modules and flags: training (if the run trains) and evaluation."""
+        train = [
+            f"--gin_file={self.config}",
+            f"--workdir={self.workdir}",
+            f"--gin.Trainer.seed={self.seed}",
+        ]
+        split = f'--gin.Evaluation.split="{self.split}"'
+        evaluate = ["brt.evaluate", f"--workdir={self.workdir}", split]
+        if (self.workdir / CHECKPOINTS).is_symlink():
+            return [evaluate]
+        return [["brt.train", *train], evaluate]
+
+
+def runs_of(
+    folder: Path, entries: Sequence[SweepEntry], files: Sequence[Path], seeds: Sequence[str], split
+) -> list[SweepRun]:
+    """Returns the runs seed by seed, so that a table stands early."""
+    return [
+        SweepRun(entry, file, seed, folder / RUNS / f"{entry.name}{SEED}{seed}", split)
+        for seed in seeds
+        for entry, file in zip(entries, files)
+    ]
+
+
+def run_all(runs: Sequence[SweepRun], processes: int, archive: str | None) -> None:
+    """Runs what is unfinished, `processes` at a time: those that train, then their evaluations."""
+    devices: queue.Queue[dict[str, str]] = queue.Queue()
+    gpus = visible_gpus() if processes > 1 else []
+    # On a shared GPU JAX would give all memory to the first run.
+    shared = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"} if len(gpus) < processes else {}
+    for gpu in itertools.islice(itertools.cycle(gpus or [None]), processes):
+        devices.put(shared | {"CUDA_VISIBLE_DEVICES": gpu} if gpu else {})
+    ordered = sorted(enumerate(runs, 1), key=lambda pair: _is_trained_by_another(pair[1]))
+    waves = itertools.groupby(ordered, lambda pair: _is_trained_by_another(pair[1]))
+    failed = threading.Event()
+
+    def run_unless_failed(number: int, run: SweepRun) -> None:
+        if failed.is_set():  # the next run may fail for the same reason
+            return
+        try:
+            _run_one(run, f"{number} of {len(runs)}", devices, with_log=processes > 1)
+            if archive:
+                pack(run.workdir, Path(archive) / f"{run.workdir.name}{ENDING}")
+        except BaseException:
+            failed.set()
+            raise
+
+    for _, wave in waves:
+        with ThreadPoolExecutor(processes) as pool:
+            started = [pool.submit(run_unless_failed, *pair) for pair in wave]
+            try:
+                for one in as_completed(started):
+                    one.result()
+            finally:
+                pool.shutdown(cancel_futures=True)
+
+
+def _is_trained_by_another(run):
+    return run.entry.trained_by != run.entry.name
+
+
+def _run_one(run, number, devices, with_log):
+    """Trains and evaluates a run; of several at once the output goes to log.txt of its folder."""
+    print(f"[{number}] {run.entry.name}, seed {run.seed}", flush=True)
+    if run.evaluated():
+        return
+    run.begin()
+    variables = devices.get()
+    try:
+        for module, *arguments in run.commands():
+            if with_log:
+                command(module, *arguments, log=run.workdir / "log.txt", variables=variables)
+            else:
+                command(module, *arguments)
+    finally:
+        devices.put(variables)
+
+
+def visible_gpus() -> list[str]:
+    """Returns the numbers of the GPUs that a run may use; none on other machines."""
+    ask = "import jax; print(*[d.id for d in jax.devices() if d.platform == 'gpu'])"
+    found = subprocess.run(
+        [sys.executable, "-c", ask], stdout=subprocess.PIPE, check=True, text=True
+    )
+    allowed = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    names = allowed.split(",") if allowed else None
+    return [names[int(n)] if names else n for n in found.stdout.split()]
+
+
+def device_count() -> int:
+    ask = "import jax; print(jax.device_count())"
+    found = subprocess.run([sys.executable, "-c", ask], stdout=subprocess.PIPE, check=True)
+    return int(found.stdout.split()[-1])
+
+
+def evaluated(workdir: Path, entry: SweepEntry, split: str) -> bool:
+    """Returns whether a run has ended and its checkpoint has been evaluated on a split."""
+    try:
+        step = read_evaluation(workdir / f"evaluation_{split}.json", []).get("step", -1)
+    except (OSError, ValueError):
+        return False
+    if step >= entry.settings["Trainer.steps"]:
+        return True
+    records = read_metrics(str(workdir))
+    last = max((record["step"] for record in records), default=-1)
+    ended = stopped_early(records) or last >= entry.settings["Trainer.steps"]
+    best, _ = recorded_best(records) or (last, None)
+    return ended and step == best
+
+
+def shell_line(commands_of_run: Sequence[Sequence[str]]) -> str:
+    words = [[sys.executable, "-m", *command_of_run] for command_of_run in commands_of_run]
+    return " && ".join(map(shlex.join, [["cd", os.getcwd()], *words]))
+
+
+def command(
+    module: str,
+    *arguments: str,
+    log: Path | None = None,
+    variables: Mapping[str, str] | None = None,
+) -> None:
+    """Runs a command of brt and raises if it fails.
+
+    log: a file that the output is added to. variables: of the environment, besides the own ones.
+    """
+    line = [sys.executable, "-m", module, *arguments]
+    environment = os.environ | (variables or {})
+    with open(log, "a", encoding="utf-8") if log else contextlib.nullcontext() as output:
+        status = subprocess.run(
+            line, check=False, env=environment, stdout=output, stderr=output
+        ).returncode
+    if status:
+        raise SweepError(
+            f"{module} {_ended(status)}; the reason is in {log or 'the lines above'}. Once it is "
+            "gone, the same command continues."
+        )
+
+
+def _ended(status: int) -> str:
+    if status == INTERRUPTED:
+        return "was interrupted"
+    if status < 0:
+        return f"was ended by {signal.Signals(-status).name}"
+    return f"ended with status {status}"
