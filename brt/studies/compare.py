@@ -5,7 +5,7 @@ The recordings are of two models, or of one model with its state kept and ablate
 Source: Block-Recurrent, section 4.6 and appendix G.
 """
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Annotated, NamedTuple
 
 import numpy as np
@@ -16,13 +16,14 @@ from brt.data.vocabularies.base import Vocabulary
 from brt.evaluation.reading import STATE_ABLATIONS
 from brt.evaluation.recorded_run import RecordedRun
 from brt.evaluation.recording import Recording, check_aligned
-from brt.evaluation.token_kinds import by_kind, since_last_occurrence, token_kinds
+from brt.evaluation.token_kinds import KINDS, by_kind, since_last_occurrence, token_kinds
 from brt.evaluation.words import NAME, OTHER, TITLE, Words
 from brt.studies.study import (
     LN2,
     Content,
     Runs,
     Study,
+    choose_documents,
     content,
     curve,
     parts_of,
@@ -32,6 +33,8 @@ from brt.studies.study import (
 
 SHOWN, COUNTED = 4, 40
 """Largest differences of a document that are excerpted and counted, as in the paper."""
+DRAWN = 5
+"""Documents with a curve and excerpts, as in the paper; numbers are of all that are read."""
 POINTS = 4000
 """Points of a curve; longer documents show the largest difference of each stretch."""
 PARTS = 16
@@ -73,7 +76,6 @@ class Compare(Study):
         "is drawn. Thin lines are segment boundaries, where they can be distinguished."
     )
     most_others = 1
-    num_documents = 5  # the paper's number
 
     def __init__(self, against: Annotated[str, OneOf(ABLATIONS)] = "cleared"):
         self._against = against
@@ -92,7 +94,8 @@ class Compare(Study):
             (other,) = (each.recording("kept", documents) for each in others.values())
         else:
             other = run.recording(self._against, documents)
-        return compare(kept, other, run.store, run.vocabulary, documents)
+        drawn = choose_documents(run.store, DRAWN, seed)
+        return compare(kept, other, run.store, run.vocabulary, documents, drawn)
 
 
 def compare(
@@ -101,14 +104,19 @@ def compare(
     store: TokenStore,
     vocabulary: Vocabulary,
     documents: Sequence[int] | np.ndarray,
+    drawn: Container[int] | None = None,
 ) -> Content:
     """Compares two aligned recordings of a store; differences are other's nats minus own's.
+
+    Args:
+        drawn: the documents with curves and excerpts; None for all.
 
     Returns:
         `difference_bits` is positive where the run is better; `better_top4_recalled` and the like
         count the `SHOWN` and `COUNTED` largest differences of each document, and excerpts are of
         the `SHOWN` largest. Curves are of each document (Figures 4 and 5), by offset in a segment,
-        and of words by the tokens since their last occurrence.
+        and of words by the tokens since their last occurrence, with the number of words and of
+        their tokens.
     """
     check_aligned(own, other)
     window = max(own.manifest["window"], other.manifest["window"])
@@ -119,7 +127,7 @@ def compare(
     curves, differences, own_nats, other_nats, kinds, since, excerpts = [], [], [], [], [], [], []
     for document, weights_T in zip(map(int, documents), weights):
         nats_T, other_T = own.document(document).nats_T, other.document(document).nats_T
-        scored_T = weights_T > 0
+        scored_T, is_drawn = weights_T > 0, drawn is None or document in drawn
         difference_T = np.zeros(len(nats_T))
         np.subtract(other_T, nats_T, out=difference_T, where=scored_T, dtype=np.float64)
         differences.append(difference_T)
@@ -133,7 +141,7 @@ def compare(
             for rank, token in enumerate(largest(values_T, words, COUNTED, scored_T)):
                 word = describe(words, tokens, token, window, segment_length)
                 top[direction].append((rank, word))
-                if rank < SHOWN:
+                if rank < SHOWN and is_drawn:
                     excerpt = {
                         "rank": rank,
                         "nats": float(nats_T[token]),
@@ -143,7 +151,8 @@ def compare(
                         **dict(zip(("before", "text", "after"), words.around(token))),
                     }
                     excerpts.append({"direction": direction, **word._asdict(), **excerpt})
-        curves.append(_curve(titles[document], difference_T, scored_T, segment_length))
+        if is_drawn:
+            curves.append(_curve(titles[document], difference_T, scored_T, segment_length))
     numbers = _means(sum(float(x.sum()) for x in own_nats), differences, weights, segment_length)
     numbers |= by_kind(own_nats, other_nats, kinds, weights)
     for direction, ranked in top.items():
@@ -153,7 +162,8 @@ def compare(
             numbers |= {f"{direction}_top{number}_{name}": n for name, n in counts.items()}
     better = [word.token for _, word in top["better"]]
     curves += _by_part(differences, weights, better, segment_length)
-    curves += _by_distance({"run": own_nats, "compared with": other_nats}, since, weights)
+    both = {"run": own_nats, "compared with": other_nats}
+    curves += _by_distance(both, since, kinds, weights)
     return content(numbers, curves, _summary(numbers), excerpts=excerpts)
 
 
@@ -265,19 +275,24 @@ def _by_part(differences, weights, top: list[int], segment_length):
     ]
 
 
-def _by_distance(nats: dict[str, list[np.ndarray]], since, weights):
-    since_N, weights_N = np.concatenate(since), np.concatenate(weights)
+def _by_distance(nats: dict[str, list[np.ndarray]], since, kinds, weights):
+    since_N, weights_N, kinds_N = map(np.concatenate, (since, weights, kinds))
     edges = np.array(DISTANCES, float)
-    chosen_N = (since_N >= edges[0]) & (since_N < edges[-1])
-    at_N = np.digitize(since_N[chosen_N], edges) - 1
-    totals = np.bincount(at_N, weights_N[chosen_N], len(edges) - 1)
+    chosen_N = (since_N >= edges[0]) & (since_N < edges[-1]) & (weights_N > 0)
+    at_N, bins = np.digitize(since_N[chosen_N], edges) - 1, len(edges) - 1
+    totals = np.bincount(at_N, weights_N[chosen_N], bins)
+    is_start_N = kinds_N[chosen_N] == KINDS.index("first of a word")
     kept = totals > 0
     x = np.array(DISTANCES[:-1])[kept].tolist()
     labels = "tokens since the word's last occurrence, at least", "bits per token of words"
+    counts = {
+        "words": np.bincount(at_N[is_start_N], minlength=bins)[kept].tolist(),
+        "tokens": np.bincount(at_N, minlength=bins)[kept].tolist(),
+    }
     return [
-        curve(name, x, np.round(sums[kept] / totals[kept], 6).tolist(), *labels)
+        curve(name, x, np.round(sums[kept] / totals[kept], 6).tolist(), *labels, **counts)
         for name, values in nats.items()
-        for sums in [np.bincount(at_N, np.concatenate(values)[chosen_N] / LN2, len(edges) - 1)]
+        for sums in [np.bincount(at_N, np.concatenate(values)[chosen_N] / LN2, bins)]
     ]
 
 

@@ -1,6 +1,7 @@
 """The study of token differences finds what was planted: names, distances, the title at the end."""
 
 import re
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -85,7 +86,7 @@ def test_losses_by_kind_of_token_are_those_of_a_loop_over_the_text(found, record
 
 
 def test_losses_of_repeated_words_by_distance_are_those_of_a_loop_over_the_text(found, recordings):
-    sums = {name: {} for name in ("run", "compared with")}
+    sums, words = {name: {} for name in ("run", "compared with")}, Counter()
     for number, book in enumerate(BOOKS):
         seen = {}
         for match in re.finditer(r"\w+(?:'\w+)*", book.text):
@@ -94,6 +95,7 @@ def test_losses_of_repeated_words_by_distance_are_those_of_a_loop_over_the_text(
             if last is None:
                 continue
             at = max(edge for edge in DISTANCES if edge <= match.start() - last)
+            words[at] += 1
             for name, recording in zip(sums, recordings.values()):
                 nats = recording.document(number).nats_T[match.start() : match.end()]
                 sums[name].setdefault(at, []).extend(nats / np.log(2))
@@ -101,6 +103,8 @@ def test_losses_of_repeated_words_by_distance_are_those_of_a_loop_over_the_text(
         (series,) = (s for s in found["series"] if s["name"] == name)
         assert series["x"] == sorted(expected)
         assert series["y"] == pytest.approx([np.mean(expected[at]) for at in series["x"]], abs=1e-5)
+        assert series["words"] == [words[at] for at in series["x"]]
+        assert series["tokens"] == [len(expected[at]) for at in series["x"]]
     assert len(series["x"]) > 4
 
 
@@ -206,6 +210,14 @@ def test_curves_hold_every_document_with_its_borders(found, recordings):
         assert np.allclose(curve["y"], (other - own)[curve["x"]] / np.log(2), atol=1e-4)
         assert curve["borders"] == list(range(SEGMENT, len(book.text), SEGMENT))
         assert int(np.argmax(other - own)) in curve["x"]
+
+
+def test_numbers_are_of_all_documents_curves_of_the_drawn(found, recordings, store):
+    some = compare(*recordings.values(), store, ByteVocabulary(), range(len(BOOKS)), [1])
+    assert some["numbers"] == found["numbers"] and some["summary"] == found["summary"]
+    assert {entry["document"] for entry in some["excerpts"]} == {1}
+    every, first = len(BOOKS), found["series"][1]
+    assert some["series"] == [first, *found["series"][every:]]
 
 
 def test_documents_of_one_token_are_compared(tmp_path):

@@ -136,7 +136,7 @@ def test_some_documents_are_recorded_and_the_rest_later(monkeypatch, capsys, run
 
 
 def test_each_run_of_a_comparison_has_the_loss_of_its_own_evaluation(monkeypatch, runs):
-    flags = "--study=compare", f"--other={runs}/slide", "--documents=7"
+    flags = "--study=compare", f"--other={runs}/slide"  # of all documents
     assert not command(monkeypatch, evaluate, f"--workdir={runs}/rec", *flags)
     found = json.loads((runs / "rec" / "studies" / "compare-slide.json").read_text())["numbers"]
     for name, key in (("rec", "bits_per_token"), ("slide", "other_bits_per_token")):
