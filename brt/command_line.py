@@ -24,8 +24,8 @@ from brt.data.extras import MissingExtra
 from brt.data.stores import store_cache
 from brt.progress import say
 from brt.storage.paths import folder_of
-from brt.storage.regular_files import printable
 from brt.storage.shipped import configs_root
+from brt.terminal import guard_streams, printable
 from brt.text_flag import define_text, expand_text, text_name
 from brt.training.checkpoints.checkpoint import CheckpointError
 
@@ -192,12 +192,14 @@ def run(main: Callable[..., Any], takes_arguments: bool = False) -> None:
         for flag in FLAGS.get_key_flags_for_module(module):
             FLAGS.register_key_flag_for_module(sys.argv[0], flag)
     _hide_further_checkpoint_errors()
+    guard_streams()
     for stream in (sys.stdout, sys.stderr):
         # An ASCII terminal or pipe cannot encode é.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace" if stream is sys.stdout else "backslashreplace")
     logging.set_verbosity(logging.WARNING)
     if sys.stderr.isatty():  # logs need time and line
+        logging.get_absl_handler().python_handler.setStream(sys.stderr)
         logging.get_absl_handler().setFormatter(_Sentences("%(message)s"))
     # Orbax logs whole tracebacks from its threads; `Checkpoints` has a sentence.
     logging.get_absl_logger().addFilter(

@@ -14,6 +14,7 @@ import jax
 from absl import logging
 from jax.experimental.compilation_cache import compilation_cache as cache_of_jax
 
+from brt.storage.replaced_files import replace_file
 from brt.storage.shipped import user_cache
 
 MOST_BYTES = 4 * 2**30
@@ -77,9 +78,7 @@ def _link_entries(source, target):
         except (FileExistsError, FileNotFoundError):  # another process put it there, or made room
             pass
         except OSError:  # a file system without links
-            copy = name.with_name(f"{name.name}.{os.getpid()}")
-            shutil.copyfile(entry, copy)
-            os.replace(copy, name)
+            replace_file(target, entry.name, entry.read_bytes())
 
 
 _in_use: list[CompilationCache] = []

@@ -23,7 +23,6 @@ import jax
 from absl import flags
 
 from brt import command_line, config
-from brt.data.stores.writer import replace_json
 from brt.evaluation.evaluator import Evaluator
 from brt.evaluation.perplexity import white_space_caveat
 from brt.evaluation.recorded_run import RecordedRun
@@ -33,6 +32,7 @@ from brt.experiment import Experiment
 from brt.model_folder import run_config, use_vocabulary
 from brt.progress import say
 from brt.storage.paths import as_path
+from brt.storage.replaced_files import replace_json
 from brt.studies.output import table, write_study
 from brt.studies.study import Study, choose_documents, run_study, settings, studies
 from brt.text_flag import define_text, text_name

@@ -30,7 +30,8 @@ from brt.model_folder import load_run, read_model
 from brt.progress import say
 from brt.storage.file_parts import FileBytes
 from brt.storage.paths import file_size, is_remote
-from brt.storage.regular_files import read_bytes
+from brt.storage.regular_files import check_replaceable, read_bytes
+from brt.terminal import plain
 
 FLAGS = flags.FLAGS
 command_line.define_step()
@@ -135,7 +136,9 @@ def write(
     """
     rows = len(memory.position_B)
     if rows == 1 and sys.stdout.isatty():
-        print(f"\033[2m{_end(prompts[0])}\033[22m", end="", flush=True)  # faint
+        _draw("\033[2m")  # faint
+        print(_end(prompts[0]), end="", flush=True)
+        _draw("\033[22m")
     else:
         for prompt in dict.fromkeys(map(_end, prompts)):
             if prompt:
@@ -158,6 +161,10 @@ def write(
     count = sum(map(len, writing.tokens))
     say(f"{count:,} token{'s' * (count != 1)} in {seconds:.1f} s")
     return writing.memory
+
+
+def _draw(code):
+    print(code, end="", file=plain(sys.stdout), flush=True)
 
 
 def _end(prompt):
@@ -214,7 +221,8 @@ def _check_writable(path, rows):
     folder = os.path.dirname(os.path.abspath(expanded(path)))
     if not os.path.isdir(folder):
         raise FileNotFoundError(f"--save_memory={path}: there is no folder {folder}.")
-    if os.path.isdir(expanded(path)) or not os.access(folder, os.W_OK):
+    check_replaceable(expanded(path))
+    if not os.access(folder, os.W_OK):
         raise PermissionError(f"--save_memory={path} cannot be written: name a file elsewhere.")
 
 

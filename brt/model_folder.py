@@ -13,7 +13,6 @@ what brt adds in brt_memory.safetensors and brt_memory.gin. No code of a folder 
 """
 
 import hashlib
-import json
 import os
 import re
 import shlex
@@ -25,26 +24,31 @@ import jax
 import ml_dtypes
 import numpy as np
 from jax.sharding import SingleDeviceSharding
-from safetensors.numpy import load_file, save
+from safetensors.numpy import save
 
 import brt
 from brt.bindings.reading import bound_by_flags
+from brt.checks import ManyFrom0
 from brt.data.corpus import Corpus
 from brt.data.extras import extra_library
 from brt.data.vocabularies.named import KINDS
 from brt.experiment import Configuration, Experiment
 from brt.pretrained.folder import write_folder
-from brt.storage.json_files import read_json
+from brt.storage.json_files import Fields, read_json
 from brt.storage.paths import absolute, as_path
+from brt.storage.regular_files import check_links, read_text
 from brt.storage.shipped import gin_folders
+from brt.terminal import printable
 from brt.training.checkpoints.parameters import (
-    HEAD,
     WEIGHTS,
     check_step,
     from_named_arrays,
     load_params,
     named_arrays,
+    read_arrays,
+    read_head,
 )
+from brt.training.records.run_folder import check_run_folder
 
 GIN, CARD = "config.gin", "README.md"
 BACKBONE_GIN, BACKBONE_WEIGHTS = "brt_memory.gin", "brt_memory.safetensors"
@@ -69,6 +73,7 @@ def run_config(folder: str) -> str:
         raise FileNotFoundError(
             f"{folder} is not a run folder or a model folder: it has no {GIN}.{advice}"
         )
+    check_run_folder(folder)
     return path
 
 
@@ -167,13 +172,16 @@ def model_card(experiment: Experiment, step: int, workdir: str, tensors: dict) -
         ("trained", f"{step:,} steps, {step * trainer.tokens_per_step:,} tokens"),
     ]
     for file in sorted(run.glob("evaluation_*.json")) if isinstance(run, Path) else ():
-        figures = json.loads(file.read_text())
+        figures = read_json(file, EVALUATION, "remove the file, or evaluate the run again")
         names = [name for name in FIGURES if name in figures]
         text = ", ".join(f"{name} {figures[name]:.4f}" for name in names)
         rows.append((f"evaluation, {figures['split']}", f"step {figures['step']:,}: {text}"))
     command = run / "command.txt"
     if command.is_file():
-        _, *words = shlex.split(command.read_text(encoding="utf-8"))  # the interpreter's path first
+        try:
+            _, *words = shlex.split(read_text(command))  # the interpreter's path first
+        except ValueError as error:
+            raise ValueError(f"{command} holds no command ({error}): remove it.") from None
         rows.append(("command", f"`python {shlex.join(words)}`"))
     rows.append(("sha256 of the tensors", hashlib.sha256(save(tensors)).hexdigest()))
     is_text = trainer.corpus.vocabulary.is_text
@@ -191,11 +199,14 @@ def model_card(experiment: Experiment, step: int, workdir: str, tensors: dict) -
             f"\nThe model needs Python code that is not in this folder: `{'`, `'.join(own_code)}`. "
             "Put it into the working directory or on `PYTHONPATH`.\n"
         )
-    table = "\n".join(f"| {name} | {value.replace('|', '&#124;')} |" for name, value in rows)
+    table = "\n".join(
+        f"| {name} | {printable(value).replace('|', '&#124;')} |" for name, value in rows
+    )
     return CARD_TEXT.format(table=table, prompt=prompt, text=text, imports=imports, note=note)
 
 
 FIGURES = ("bits_per_byte", "bits_per_token", "word_level_perplexity", "recall_accuracy")
+EVALUATION = Fields({"split": str, "step": ManyFrom0}, dict.fromkeys(FIGURES, float))
 CARD_TEXT = """---
 library_name: brt
 tags: [brt, jax, recurrent-memory, text-generation]
@@ -236,18 +247,19 @@ def read_model(
             f"{folder} is not a model folder: {found}. Write one from a run with `python -m "
             f"brt.export`, or take one of brt's: {', '.join(sorted(shipped))}."
         )
+    check_links(root, root.parents[1] if folder.startswith(HUB) else None)
+    head = read_head(root)
     own = [f"Pretrained.folder = {str(root)!r}"] if of_backbone else []
     lines = [*own, *bindings]
     experiment = Configuration([str(settings)], lines, allow_imports=allow_imports).experiment()
     arrays = named_arrays(experiment.model.given_parameters()) if of_backbone else {}
     weights = root / (BACKBONE_WEIGHTS if of_backbone else WEIGHTS)
-    if weights.is_file():
-        arrays |= load_file(weights)
-
-    params = from_named_arrays(experiment.abstract_params, arrays, root)
-    config = read_json(root / HEAD, dict[str, Any], "copy the folder again")
+    abstract = experiment.abstract_params
+    if not of_backbone or weights.exists():  # a backbone without a memory has no such file
+        arrays |= read_arrays(weights, abstract, root, head.get("torch_dtype"))
+    params = from_named_arrays(abstract, arrays, root)
     use_vocabulary(experiment, str(root))
-    return experiment, params, int(config.get("step", 0))
+    return experiment, params, head.get("step", 0)
 
 
 def use_vocabulary(experiment: Experiment, folder: str) -> Experiment:
@@ -258,13 +270,12 @@ def use_vocabulary(experiment: Experiment, folder: str) -> Experiment:
     """
     if not (as_path(folder) / WEIGHTS).is_file():
         return experiment
-    saved = read_json(as_path(folder) / HEAD, dict[str, Any], "copy the folder again")
-    saved = saved.get("vocabulary", {})
-    if kind := saved.get("kind"):
-        vocabulary = KINDS[kind](os.path.join(folder, saved["file"]))
+    entry = read_head(folder).get("vocabulary", {})
+    if kind := entry.get("kind"):
+        vocabulary = KINDS[kind](os.path.join(folder, entry["file"]))
         if "Corpus.vocabulary" in bound_by_flags:
             vocabulary = experiment.trainer.corpus.vocabulary
-        if vocabulary.fingerprint != saved["fingerprint"]:
+        if vocabulary.fingerprint != entry["fingerprint"]:
             raise ValueError(
                 f"{vocabulary.name} is not the vocabulary that the model in {folder} was trained "
                 "with: copy the folder again, or leave out the binding of Corpus.vocabulary."

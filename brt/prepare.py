@@ -32,7 +32,7 @@ from brt.data.vocabularies.training import VocabularyTraining, bound_training, t
 from brt.experiment import Experiment
 from brt.experiment_checks import check_vocabulary
 from brt.storage.paths import only_buckets_of
-from brt.storage.regular_files import printable
+from brt.terminal import printable
 from brt.text_flag import define_text
 
 FLAGS = flags.FLAGS

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Iterator
 
 from tqdm import tqdm
 
+from brt.terminal import plain, printable, shown
+
 SECONDS = 10.0
 """Least time between plain lines, so that the log of a batch job stays short."""
 
@@ -57,7 +59,8 @@ class Progress:
                 # A notebook keeps every state of the bar.
                 seconds = SECONDS if "JPY_PARENT_PID" in os.environ else 0.1
                 self.bar = _Bar(
-                    desc=label,
+                    desc=printable(label),
+                    file=plain(sys.stderr),
                     total=total,
                     initial=start,
                     dynamic_ncols=True,
@@ -108,7 +111,7 @@ class Progress:
             say(text)
         else:
             with contextlib.suppress(OSError):
-                self.bar.write(text, file=sys.stderr)
+                self.bar.write(shown(text), file=self.bar.fp)
 
     def close(self) -> None:
         if self.bar is not None:

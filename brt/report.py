@@ -19,7 +19,6 @@ from typing import Any
 from absl import flags
 
 from brt import command_line
-from brt.data.stores.writer import replace_file
 from brt.reporting import page, run_tables
 from brt.reporting.archive import ENDING, unpack
 from brt.reporting.collect import collect
@@ -44,9 +43,11 @@ from brt.reporting.sweep_folder import (
 )
 from brt.reporting.sweep_tables import entry_plot, entry_table
 from brt.storage.paths import RemotePath, download, is_remote, only_buckets_of
-from brt.storage.regular_files import printable
+from brt.storage.regular_files import check_inside
+from brt.storage.replaced_files import replace_file
 from brt.studies.output import compared_with
 from brt.studies.study import studies
+from brt.terminal import printable
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string("output", "report.html", "The page to write.", short_name="o")
@@ -194,6 +195,7 @@ def report(
     if sweep:
         title = f"{len(entries)} entries, {len(runs)} runs"
     folder = files_folder(output)
+    check_inside(folder.parent, [folder.name])
     folder.mkdir(parents=True, exist_ok=True)
     for item in shown:
         _write(folder / f"{item.name}.csv", item.as_csv())

@@ -41,7 +41,6 @@ from brt import command_line, config
 from brt.benchmarks.topologies import use_no_device
 from brt.bindings.reading import differences
 from brt.data.extras import MissingExtra
-from brt.data.stores.writer import replace_file
 from brt.experiment import Experiment
 from brt.progress import Progress
 from brt.reporting.collect import collect
@@ -63,6 +62,7 @@ from brt.reporting.sweep_folder import (
 )
 from brt.reporting.sweep_tables import entry_plot, entry_table
 from brt.run_data import check_data
+from brt.storage.replaced_files import replace_file
 from brt.storage.shipped import configs_root
 from brt.sweeps.entries import SweepEntry, read_sweep
 from brt.sweeps.running import SweepRun, command, device_count, run_all, runs_of, shell_line

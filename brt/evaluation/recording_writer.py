@@ -20,12 +20,12 @@ from brt.data.mixture import MixedStore
 from brt.data.stores.own_folders import MARK, claim, remove
 from brt.data.stores.token_store import TokenStore
 from brt.data.stores.verification import hashes_of
-from brt.data.stores.writer import replace_json, write_json
 from brt.data.streams.documents import DocumentPass
 from brt.evaluation.reading import SegmentReader
 from brt.evaluation.recording import FILES, FORMAT, NAMES, Recording, read_manifest
 from brt.storage.failed_writes import naming
 from brt.storage.paths import RemotePath, download, is_remote, upload
+from brt.storage.replaced_files import new_file, replace_json
 from brt.storage.scratch import scratch_folder
 from brt.training.sharding import to_host
 
@@ -206,7 +206,7 @@ def _sync(file):
 
 
 def _begin(folder, manifest):
-    names = (*NAMES, "manifest.json.new", "manifest.json")
+    names = (*NAMES, "manifest.json")
     if folder.exists():
         if not _is_recording(folder) and not (folder.is_dir() and not any(folder.iterdir())):
             raise ValueError(
@@ -222,9 +222,9 @@ def _begin(folder, manifest):
     with naming(partial):
         for name, dtype in FILES.items():
             count = manifest["documents" if name == "done" else "tokens"]
-            with open(partial / f"{name}.bin", "wb") as file:
+            with new_file(partial / f"{name}.bin") as file:
                 file.truncate(count * dtype.itemsize)
-        write_json(partial, "manifest.json", manifest)
+        replace_json(partial, "manifest.json", manifest)
     (partial / MARK).unlink()
     os.replace(partial, folder)
 

@@ -4,7 +4,6 @@ It contains the decoding form of the caches, so its size does not depend on the 
 It fits only the parameters and the vocabulary that it was made with.
 """
 
-import contextlib
 import dataclasses
 import hashlib
 import json
@@ -17,13 +16,13 @@ from safetensors.flax import save as to_bytes
 
 from brt.checks import Count
 from brt.data.stores.layout import vocabulary_entry, vocabulary_text
-from brt.data.stores.writer import replace_file
 from brt.data.vocabularies.base import Vocabulary, expanded
 from brt.generation.memory import Memory, fresh_memory
 from brt.models.model import LanguageModel
 from brt.storage.json_files import Fields, parse_json
 from brt.storage.paths import as_path, on_disk
 from brt.storage.regular_files import check_regular
+from brt.storage.replaced_files import replace_file
 
 FORMAT = "brt document memory 1"
 AGAIN = "write it again with --save_memory"
@@ -94,8 +93,6 @@ def save(path: str, memory: Memory, fingerprint: str, vocabulary: Vocabulary) ->
     try:
         replace_file(target.parent, target.name, content)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            (target.parent / f"{target.name}.new").unlink(missing_ok=True)
         if error.errno is None:
             raise
         raise type(error)(

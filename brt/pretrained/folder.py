@@ -9,16 +9,19 @@ import json
 import os
 import shutil
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any
 
-import ml_dtypes
 import numpy as np
-from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from brt.storage.json_files import Fields, read_json
 from brt.storage.paths import folder_of, is_remote
+from brt.storage.tensor_files import TensorInfo, read_tensor, tensor_infos
 
 CONFIG = "config.json"
+JSON_BYTES = 2**26
+"""Bytes of the largest JSON file; an index has about 100 a tensor."""
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 OTHER_WEIGHTS = (".bin", ".h5", ".msgpack", ".ckpt.index", ".gguf")
@@ -28,20 +31,6 @@ TOKENIZER_FILES = (
     "generation_config.json",
 )
 """Files that are copied next to written weights."""
-FLOATS = {
-    "F64": np.dtype("float64"),
-    "F32": np.dtype("float32"),
-    "F16": np.dtype("float16"),
-    "BF16": np.dtype(ml_dtypes.bfloat16),
-}
-
-
-class TensorInfo(NamedTuple):
-    """A tensor of a file, not read: its file, its safetensors type, its shape."""
-
-    file: str
-    dtype: str
-    shape: tuple[int, ...]
 
 
 class HubFolder:
@@ -58,7 +47,7 @@ class HubFolder:
             raise FileNotFoundError(
                 f"{self.path} has no {CONFIG}: name a folder in the format of the Hugging Face Hub."
             )
-        self.config: dict[str, Any] = self._read_json(CONFIG)
+        self.config: dict[str, Any] = self._read_json(CONFIG, dict[str, Any])
         if self.config.get("auto_map") is not None:
             raise ValueError(
                 f"{self.file(CONFIG)}: auto_map names code in the folder that computes the model. "
@@ -89,16 +78,8 @@ class HubFolder:
             raise ValueError(f"{path} is missing, or is no plain file: copy the whole folder.")
         return path
 
-    def _read_json(self, name):
-        path = self._checked(name)
-        try:
-            with open(path, encoding="utf-8") as file:
-                content = json.load(file)
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"{path} is no valid JSON ({error}): copy it again.") from None
-        if not isinstance(content, dict):
-            raise ValueError(f"{path} holds no JSON object: copy it again.")
-        return content
+    def _read_json(self, name, expected):
+        return read_json(self._checked(name), expected, "copy it again", JSON_BYTES)
 
     @functools.cached_property
     def tensors(self) -> dict[str, TensorInfo]:
@@ -107,9 +88,8 @@ class HubFolder:
             return self._header(WEIGHTS)
         if not os.path.lexists(self.file(INDEX)):
             raise ValueError(self._no_weights())
-        index = self._read_json(INDEX).get("weight_map")
-        if not isinstance(index, dict) or not all(isinstance(f, str) for f in index.values()):
-            raise ValueError(f"{self.file(INDEX)} has no weight_map to files: copy it again.")
+        fields = Fields({"weight_map": dict[str, str]})
+        index = self._read_json(INDEX, fields)["weight_map"]
         tensors: dict[str, TensorInfo] = {}
         for name in sorted(set(index.values())):
             header = self._header(name)
@@ -126,18 +106,7 @@ class HubFolder:
         return tensors
 
     def _header(self, name):
-        path = self._checked(name)
-        try:
-            with safe_open(path, "numpy") as file:
-                slices = {key: file.get_slice(key) for key in file.keys()}  # noqa: SIM118
-                return {
-                    key: TensorInfo(name, str(part.get_dtype()), tuple(part.get_shape()))
-                    for key, part in slices.items()
-                }
-        except (SafetensorError, OSError, ValueError, OverflowError) as error:
-            raise ValueError(
-                f"{path} is no safetensors file, or only a part of one ({error}): copy it again."
-            ) from None
+        return tensor_infos(self._checked(name))
 
     def _no_weights(self):
         files = sorted(os.listdir(self.path))
@@ -153,25 +122,7 @@ class HubFolder:
         finite.
         """
         info = self.tensors[name]
-        if info.dtype not in FLOATS:
-            raise ValueError(
-                f"{self.file(info.file)}: {name} is of type {info.dtype}; brt reads "
-                f"{', '.join(FLOATS)}."
-            )
-        try:
-            with safe_open(self._checked(info.file), "numpy") as file:
-                array = file.get_tensor(name)
-        except (SafetensorError, OSError) as error:
-            raise ValueError(f"{self.file(info.file)} cannot be read ({error}).") from None
-        if array.dtype != FLOATS[info.dtype]:
-            array = array.view(FLOATS[info.dtype])
-        array = array.astype(np.float32)
-        if not np.isfinite(array).all():
-            raise ValueError(
-                f"{self.file(info.file)}: {name} holds values that are not finite (in "
-                f"{np.count_nonzero(~np.isfinite(array))} of {array.size} places)."
-            )
-        return array
+        return read_tensor(self._checked(info.file), name, info)
 
 
 def write_folder(
@@ -195,8 +146,8 @@ def write_folder(
     growing = f"{path}.growing-{os.getpid()}"
     os.makedirs(growing)
     try:
-        with open(os.path.join(growing, CONFIG), "w", encoding="utf-8") as file:
-            file.write(json.dumps(dict(config), indent=2, sort_keys=True) + "\n")
+        text = json.dumps(dict(config), indent=2, sort_keys=True) + "\n"
+        Path(growing, CONFIG).write_text(text, encoding="utf-8")
         contiguous = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
         save_file(contiguous, os.path.join(growing, WEIGHTS), metadata={"format": "pt"})
         # The library lets only the owner read it; every other file has the mode of the umask.
@@ -206,8 +157,7 @@ def write_folder(
             if os.path.isfile(source):
                 shutil.copyfile(source, os.path.join(growing, name))
         for name, content in (further or {}).items():
-            with open(os.path.join(growing, name), "wb") as file:
-                file.write(content)
+            Path(growing, name).write_bytes(content)
         with contextlib.suppress(FileNotFoundError):
             os.rmdir(path)
         os.rename(growing, path)

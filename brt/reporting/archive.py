@@ -9,6 +9,8 @@ from pathlib import Path
 
 from brt.reporting.runs import STANDS_FOR_FILE
 from brt.storage.regular_files import open_regular
+from brt.storage.replaced_files import replace_file
+from brt.training.records.run_folder import check_run_folder
 
 METRICS, DIGITS = "metrics.jsonl", 7
 """File whose numbers are rounded to so many digits: those of a float32."""
@@ -37,6 +39,7 @@ def pack(run: Path, archive: Path) -> None:
     """
     if not (run / "config.gin").is_file():
         raise FileNotFoundError(f"{run} is not a run folder: it has no config.gin.")
+    check_run_folder(run)
     content = io.BytesIO()
     with tarfile.open(fileobj=content, mode="w", format=tarfile.PAX_FORMAT) as tar:
         for path in sorted(path for pattern in PATTERNS for path in run.glob(pattern)):
@@ -45,7 +48,7 @@ def pack(run: Path, archive: Path) -> None:
             entry.size = len(data)
             tar.addfile(entry, io.BytesIO(data))
     archive.parent.mkdir(parents=True, exist_ok=True)
-    archive.write_bytes(bz2.compress(content.getvalue()))
+    replace_file(archive.parent, archive.name, bz2.compress(content.getvalue()))
 
 
 def _rounded(lines: bytes) -> bytes:

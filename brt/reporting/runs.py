@@ -17,7 +17,7 @@ from brt.reporting.run_files import (
     replace_extremes,
 )
 from brt.training.checkpoints.policy import stopped_early
-from brt.training.records.run_folder import read_metrics
+from brt.training.records.run_folder import check_run_folder, read_metrics
 from brt.training.resume import FREE_TO_CHANGE
 
 STANDS_FOR_FILE = "stands_for.json"
@@ -55,6 +55,7 @@ class Run:
             raise FileNotFoundError(
                 f"There is no run folder at {folder}: name folders of `brt.train`."
             )
+        check_run_folder(self.folder)
         self.name = _shown_name(self.folder.resolve().name)
         self.problems: list[str] = []
         self.settings = self._read_settings()

@@ -11,6 +11,7 @@ from brt.storage.regular_files import open_regular, read_bytes
 
 SURROGATE = re.compile("[\ud800-\udfff]")
 SHOWN = 60
+MOST_BYTES = 2**28
 
 
 class DamagedFile(ValueError):
@@ -28,15 +29,17 @@ class Fields(NamedTuple):
     optional: Mapping[str, Any] = {}
 
 
-def read_json(path: str | os.PathLike, expected: Any, advice: str) -> Any:
-    """Returns the content of a JSON file, or raises `DamagedFile`.
+def read_json(path: str | os.PathLike, expected: Any, advice: str, most: int = MOST_BYTES) -> Any:
+    """Returns the content of a JSON file, or raises `DamagedFile`, also for a field that is twice.
 
     Args:
         path: of a regular file.
         expected: its type, as of a field of `Fields`.
         advice: remedy for a damaged file, as in "prepare it again".
+        most: bytes of the largest file on a disk that is read.
     """
-    return parse_json(read_bytes(path), expected, os.fspath(path), advice)
+    data = read_bytes(path, most)
+    return parse_json(data, expected, os.fspath(path), advice, _unique)
 
 
 def read_json_lines(path: str | os.PathLike, expected: Any, advice: str) -> Iterator[Any]:
@@ -73,10 +76,22 @@ def _shape(content: Any) -> Shape | None:
     return tuple(shape)
 
 
-def parse_json(data: bytes | str, expected: Any, where: str, advice: str) -> Any:
-    """Returns the content of a JSON text from `where`; other arguments as of `read_json`."""
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"{twice!a:.{SHOWN}} is in it twice")
+    return content
+
+
+def parse_json(data: bytes | str, expected: Any, where: str, advice: str, hook: Any = None) -> Any:
+    """Returns the content of a JSON text from `where`; other arguments as of `read_json`.
+
+    hook: makes the value of an object from its pairs.
+    """
     try:
-        content = json.loads(data)
+        content = json.loads(data, object_pairs_hook=hook)
         wrong = misfit(expected, content)
     except UnicodeDecodeError:
         wrong = "it is not UTF-8 text"

@@ -1,14 +1,19 @@
 """Reads regular files only: a FIFO would block, and a device never end."""
 
+import contextlib
 import errno
 import hashlib
 import os
+import re
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from brt.storage.paths import RemotePath, is_remote
+from brt.storage.paths import AnyPath, RemotePath, is_remote
+
+MOST_BYTES = 2**31
+"""Bytes of a file that is read whole; a sparse file may have any number."""
 
 KINDS = {
     stat.S_IFDIR: "a folder",
@@ -19,17 +24,14 @@ KINDS = {
 }
 
 
-def printable(text: str) -> str:
-    """Returns a text for a terminal, with control characters escaped."""
-    shown = (c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-    return "".join(shown)
-
-
 class NotRegular(OSError): ...
 
 
-def open_regular(path: str | os.PathLike) -> BinaryIO:
-    """Opens a regular file or an object of a bucket; follows links."""
+def open_regular(path: str | os.PathLike, most: int | None = None) -> BinaryIO:
+    """Opens a regular file or an object of a bucket; follows links.
+
+    most: bytes of the largest file on a disk that is not refused.
+    """
     if is_remote(path):
         return cast(BinaryIO, RemotePath(path).open("rb"))
     # Without O_NONBLOCK the call waits for a writer of a FIFO.
@@ -39,10 +41,17 @@ def open_regular(path: str | os.PathLike) -> BinaryIO:
         if error.errno == errno.ENXIO:  # a socket
             raise _not_regular(path, stat.S_IFSOCK) from None
         raise
-    kind = stat.S_IFMT(os.fstat(descriptor).st_mode)
+    status = os.fstat(descriptor)
+    kind = stat.S_IFMT(status.st_mode)
     if kind != stat.S_IFREG:
         os.close(descriptor)
         raise _not_regular(path, kind)
+    if most is not None and status.st_size > most:
+        os.close(descriptor)
+        raise ValueError(
+            f"{os.fspath(path)} has {status.st_size:,} bytes, and such a file at most {most:,}: "
+            "correct the path, or copy the file again."
+        )
     return os.fdopen(descriptor, "rb")
 
 
@@ -74,21 +83,69 @@ def check_size(path: Path, expected: int, advice: str) -> None:
         )
 
 
-def check_inside(folder: Path, names: Iterable[str]) -> None:
+def check_replaceable(path: str | os.PathLike) -> None:
+    """Refuses a path of a folder, device, FIFO or socket, or a link to one of these."""
+    try:
+        kind = stat.S_IFMT(os.stat(path).st_mode)
+    except OSError:  # nothing is there, or writing has an error of its own
+        return
+    if kind != stat.S_IFREG:
+        raise _not_regular(path, kind)
+
+
+def check_inside(folder: str | os.PathLike, names: Iterable[str]) -> None:
     """Refuses links to files outside of their folder."""
-    root = os.path.realpath(folder)
-    for name in names:
-        if os.path.commonpath([root, os.path.realpath(folder / name)]) != root:
+    _check_inside(os.path.realpath(folder), (os.path.join(folder, name) for name in names))
+
+
+def check_links(
+    folder: AnyPath, root: str | os.PathLike | None = None, siblings: Iterable[str] = ()
+) -> None:
+    """Refuses links, anywhere in a folder, that lead out of it; the folder may be one itself.
+
+    root: the folder in which they stay; None for `folder`. siblings: names in the folder that may
+    be links to the same name in a folder next to it, as `../other/NAME`.
+    """
+    if isinstance(folder, RemotePath):
+        return
+    allowed = {os.path.join(folder, name) for name in siblings if _is_sibling(folder, name)}
+    links = (link for link in _links(folder) if link not in allowed)
+    _check_inside(os.path.realpath(root or folder), links)
+
+
+def _is_sibling(folder, name):
+    path = os.path.join(folder, name)
+    if not os.path.islink(path) or not re.fullmatch(r"\.\./[^/]+/" + name, os.readlink(path)):
+        return False
+    beside = os.path.dirname(os.path.realpath(folder))
+    return os.path.dirname(os.path.dirname(os.path.realpath(path))) == beside
+
+
+def _check_inside(root, paths):
+    for path in paths:
+        if os.path.commonpath([root, os.path.realpath(path)]) != root:
             raise ValueError(
-                f"{folder / name} is a link to a file outside of {folder}: copy the folder with "
-                "its files, as cp -rL does."
+                f"{path} is a link to a file outside of {os.path.dirname(path)}: remove it, or "
+                "copy the folder with its files, as cp -rL does."
             )
 
 
-def read_bytes(path: str | os.PathLike) -> bytes:
+def _links(folder: str | os.PathLike) -> Iterator[str]:
+    folders = [os.fspath(folder)]
+    while folders:
+        # Other processes may remove what is in the folder meanwhile.
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            for entry in os.scandir(folders.pop()):
+                if entry.is_symlink():
+                    yield entry.path
+                elif entry.is_dir(follow_symlinks=False):
+                    folders.append(entry.path)
+
+
+def read_bytes(path: str | os.PathLike, most: int = MOST_BYTES) -> bytes:
     if is_remote(path):
         return RemotePath(path).read_bytes()
-    with open_regular(path) as file:
+    with open_regular(path, most) as file:
         return file.read()
 
 

@@ -1,14 +1,16 @@
 """Writes the file of a study, and prints it."""
 
 import io
-import json
 import math
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 
-from brt.data.stores.writer import replace_file, replace_json
+from brt.checks import OneOf
+from brt.storage.json_files import DamagedFile, Fields, read_json
 from brt.storage.paths import as_path
+from brt.storage.replaced_files import replace_file, replace_json
 from brt.studies.study import Content
 
 SHOWN = 300
@@ -39,7 +41,7 @@ def write_study(content: Content) -> str:
         replace_file(folder, content["arrays"], file.getvalue())
     replace_json(folder, f"{name}.json", content)
     for part, text in tables.items():
-        (folder / f"{content['study']}-{part}.csv").write_text(text, encoding="utf-8")
+        replace_file(folder, f"{content['study']}-{part}.csv", text.encode())
     return str(folder / f"{name}.json")
 
 
@@ -47,7 +49,11 @@ def _keep_other_store(folder, name, store):
     """Renames an earlier file of another store to `<name>-<that store>.json`."""
     if not (folder / f"{name}.json").exists():
         return
-    earlier = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
+    form = Fields({}, {"store": str, "arrays": Annotated[str, OneOf((f"{name}.npz",))]})
+    try:
+        earlier = read_json(folder / f"{name}.json", form, "it is replaced")
+    except DamagedFile:
+        return
     if earlier.get("store", store) == store:
         return
     kept = f"{name}-{Path(earlier['store']).parent.name}"

@@ -15,12 +15,12 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import NamedTuple
 
-from brt.data.stores.writer import replace_file
 from brt.reporting.archive import ENDING, pack
 from brt.reporting.gin_text import write_gin
 from brt.reporting.run_files import read_evaluation
 from brt.reporting.runs import STANDS_FOR_FILE
 from brt.reporting.sweep_folder import RUNS, SEED
+from brt.storage.replaced_files import replace_file
 from brt.sweeps.entries import SweepEntry
 from brt.sweeps.scales import SweepError
 from brt.training.checkpoints.policy import recorded_best, stopped_early

@@ -18,7 +18,7 @@ from brt.training.profiling import ProfiledSteps, Profiler
 from brt.training.records.alerts import Alerts, StallWatch
 from brt.training.records.metric_writers import USUAL
 from brt.training.records.metrics import Interval, StepTimer, peak_bytes, shown, speed
-from brt.training.records.run_folder import RunFolder
+from brt.training.records.run_folder import CHECKPOINTS, RunFolder
 from brt.training.resume import check_bindings, check_record
 from brt.training.sharding import sum_over_processes
 from brt.training.stopping import StopRequest
@@ -72,7 +72,7 @@ class TrainingRun:
         self._ledger = 0
         self.folder = RunFolder(workdir, jax.process_index() == 0, metrics)
         try:
-            self.checkpoints = Checkpoints(self.folder.file("checkpoints"), trainer.policy)
+            self.checkpoints = Checkpoints(self.folder.file(CHECKPOINTS), trainer.policy)
             if not allow_changes:
                 check_bindings(self.checkpoints, experiment.bindings, trainer, self.folder.path)
             self._restore(params, evaluator)

@@ -9,9 +9,12 @@ import gzip
 import os
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+
+from brt.storage.replaced_files import replace_file
 
 STEP_TEXT = "step.hlo.txt.gz"
 
@@ -72,8 +75,8 @@ class Profiler:
         folder = newest_trace(self.folder)
         lower = getattr(step_function, "lower", None)
         if jax.process_index() == 0 and lower is not None:
-            with gzip.open(os.path.join(folder, STEP_TEXT), "wt", encoding="utf-8") as file:
-                file.write(lower(state, batch).compile().as_text())
+            text = lower(state, batch).compile().as_text()
+            replace_file(Path(folder), STEP_TEXT, gzip.compress(text.encode()))
         return folder
 
     def close(self) -> None:

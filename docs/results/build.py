@@ -11,7 +11,7 @@ from pathlib import Path
 
 from results_page.page import write_results
 
-from brt.storage.regular_files import printable
+from brt.terminal import printable
 
 
 def main() -> None:

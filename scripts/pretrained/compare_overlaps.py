@@ -19,11 +19,11 @@ from pathlib import Path
 import jax
 from jax.sharding import AxisType
 
-from brt.data.stores.writer import replace_json
 from brt.evaluation.evaluator import Evaluator
 from brt.model_folder import load_run
 from brt.pretrained.language_model import PretrainedLanguageModel
 from brt.reporting.drawing.rounding import confidence_interval
+from brt.storage.replaced_files import replace_json
 
 PERPLEXITY = "word_level_perplexity"
 

@@ -10,7 +10,10 @@ LAYERS = (
     ("brt",),
     ("brt.storage", "brt.bindings"),
     ("brt.bindings.registration", "brt.storage.regular_files"),
-    ("brt.checks", "brt.slurm", "brt.storage.file_parts"),
+    (
+        *("brt.checks", "brt.slurm", "brt.terminal"),
+        *("brt.storage.file_parts", "brt.storage.replaced_files", "brt.storage.tensor_files"),
+    ),
     (
         *("brt.bindings.gin_files",),
         *("brt.compilation_cache", "brt.progress"),

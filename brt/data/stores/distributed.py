@@ -22,9 +22,9 @@ from brt.data.stores.layout import NOTE, REQUESTS
 from brt.data.stores.own_folders import MARK
 from brt.data.stores.shards import Run, ShardMaker
 from brt.data.stores.worker_pool import pickled
-from brt.data.stores.writer import replace_json
 from brt.storage.json_files import Fields, read_json
 from brt.storage.paths import RemotePath
+from brt.storage.replaced_files import replace_json
 
 LOCAL_RUNNERS = ["direct", "switchingdirect", "bundlebaseddirect", "fnapi", "prism", "interactive"]
 

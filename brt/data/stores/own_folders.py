@@ -7,6 +7,8 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from brt.storage.replaced_files import LEFT, lock_file
+
 MARK = ".made_by_brt"
 
 
@@ -33,22 +35,32 @@ def _foreign(folder):
 
 def claim(folder: Path, is_own: bool = False) -> None:
     """Makes and marks a folder, or continues with one that is marked, empty or `is_own`."""
+    _refuse_link(folder)
     folder.mkdir(parents=True, exist_ok=True)
     if not is_own and not (folder / MARK).is_file() and any(folder.iterdir()):
         raise _foreign(folder)
-    (folder / MARK).touch()
+    os.close(lock_file(folder / MARK))
 
 
 def remove(folder: Path, files: Iterable[str]) -> None:
     """Removes a folder with these files, as far as they exist; refuses one with others."""
-    files = (*files, MARK)
-    others = sorted(path.name for path in folder.iterdir() if path.name not in files)
-    if others or folder.is_symlink():
-        reason = f"holds {', '.join(others[:3])}" if others else "is a link"
-        raise ValueError(
-            f"{folder} {reason}, which is not brt's to remove: move it elsewhere and run the same "
-            "command again. Nothing was removed."
-        )
+    _refuse_link(folder)
+    names = [path.name for path in folder.iterdir()]
+    files = [*files, MARK, *filter(LEFT.fullmatch, names)]
+    if others := sorted({*names} - {*files}):
+        raise _not_own(folder, f"holds {', '.join(others[:3])}")
     for name in files:
         (folder / name).unlink(missing_ok=True)
     folder.rmdir()
+
+
+def _refuse_link(folder):
+    if folder.is_symlink():
+        raise _not_own(folder, "is a link")
+
+
+def _not_own(folder, reason):
+    return ValueError(
+        f"{folder} {reason}, which is not brt's to remove: move it elsewhere and run the same "
+        "command again. Nothing was removed."
+    )

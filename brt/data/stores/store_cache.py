@@ -18,6 +18,7 @@ from brt.progress import Progress
 from brt.storage.json_files import Fields, parse_json
 from brt.storage.paths import AnyPath, RemotePath
 from brt.storage.regular_files import file_sha256
+from brt.storage.replaced_files import lock_file, replace_file
 from brt.storage.shipped import user_cache
 
 MANIFEST = "manifest.json"
@@ -96,17 +97,20 @@ def _fetch(store: RemotePath, manifest: bytes, folder: Path) -> None:
         done += sizes[name]
         progress.update(done // 10**6)
     progress.close()
-    (folder / MANIFEST).write_bytes(manifest)
+    replace_file(folder, MANIFEST, manifest)
 
 
 @contextmanager
 def one_at_a_time(path: Path) -> Iterator[None]:
     """Holds a lock that ends with the process; the empty file remains."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "wb") as file:
+    file = lock_file(path)
+    try:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             logging.info("another process is at work on %s; waiting for it", path.parent)
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
+    finally:
+        os.close(file)

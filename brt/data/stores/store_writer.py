@@ -38,11 +38,11 @@ from brt.data.stores.shards import (
     key_of,
 )
 from brt.data.stores.worker_pool import WorkerPool
-from brt.data.stores.writer import replace_json, write_file
 from brt.data.vocabularies.base import Vocabulary
 from brt.progress import Progress
 from brt.storage.json_files import Fields, read_json_lines
 from brt.storage.paths import AnyPath, RemotePath, as_path
+from brt.storage.replaced_files import LEFT, replace_file, replace_json
 
 
 def write_store(
@@ -124,7 +124,7 @@ def _complete(
         lengths = list(threads.map(lambda name: _lengths(folder / name), names))
     buffer = io.BytesIO()
     np.save(buffer, np.cumsum(np.concatenate([[0], *lengths]), dtype=OFFSET))
-    write_file(folder, "offsets.npy", buffer.getvalue())
+    replace_file(folder, "offsets.npy", buffer.getvalue())
     hashes = {"offsets.npy": hashlib.sha256(buffer.getvalue()).hexdigest()}
     for name, shard in zip(names, shards):
         hashes |= {f"{name}/{file}": digest for file, digest in shard["hashes"].items()}
@@ -162,6 +162,7 @@ def _lengths(shard: AnyPath) -> np.ndarray:
 def _remove_others(folder: AnyPath, complete: Container[str]) -> None:
     files = _files(folder)
     others = [file for name, file in files.items() if is_shard_file(name) and name not in complete]
+    others += [file for name, file in files.items() if LEFT.fullmatch(name)]
     _remove_files([*others, folder / MARK])
     if isinstance(folder, Path):
         for shard in folder.glob("shard-*"):
@@ -172,7 +173,11 @@ def _remove_others(folder: AnyPath, complete: Container[str]) -> None:
 def _remove_unfinished(folder: AnyPath) -> int:
     """Removes unfinished shards and notes of errors; returns the number of finished shards."""
     files = _files(folder)
-    _remove_files([file for name, file in files.items() if NOTE in name and "/" not in name])
+    _remove_files(
+        file
+        for name, file in files.items()
+        if (NOTE in name and "/" not in name) or LEFT.fullmatch(name)
+    )
     for path in folder.glob("*.growing") if isinstance(folder, Path) else ():
         with suppress(OSError, ValueError):  # a worker that outlives its driver may write to it
             remove(path, SHARD_FILES)
@@ -195,7 +200,7 @@ def _files(folder: AnyPath) -> dict[str, AnyPath]:
     return {file.relative_to(folder).as_posix(): file for file in files}
 
 
-def _remove_files(files: Sequence[AnyPath]) -> None:
+def _remove_files(files: Iterable[AnyPath]) -> None:
     with ThreadPoolExecutor(REQUESTS) as threads:
         list(threads.map(lambda file: file.unlink(missing_ok=True), files))
 

@@ -6,7 +6,6 @@ A host hashes a store once: sizes, times and inodes of its files are recorded in
 
 import fcntl
 import hashlib
-import json
 import os
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack, suppress
@@ -19,6 +18,7 @@ from brt.data.stores.writer import misfit_of_weights
 from brt.progress import Progress
 from brt.storage.json_files import DamagedFile, read_json
 from brt.storage.regular_files import file_sha256
+from brt.storage.replaced_files import lock_file, replace_json
 from brt.storage.shipped import user_cache
 
 VARIABLE = "BRT_VERIFIED"
@@ -96,7 +96,8 @@ def once(folder: Path, names: Iterable[str], check) -> None:
     with ExitStack() as stack:
         with suppress(OSError):  # without a record the check runs again
             note.parent.mkdir(parents=True, exist_ok=True)
-            lock = stack.enter_context(open(f"{note}.lock", "wb"))
+            lock = lock_file(f"{note}.lock")
+            stack.callback(os.close, lock)
             fcntl.flock(lock, fcntl.LOCK_EX)  # one of several processes checks
         state = _state(folder, names)
         with suppress(OSError, ValueError):
@@ -105,9 +106,7 @@ def once(folder: Path, names: Iterable[str], check) -> None:
         check()
         if _state(folder, names) == state:  # unchanged meanwhile
             with suppress(OSError):
-                new = note.with_suffix(f".{os.getpid()}.new")
-                new.write_text(json.dumps(state), encoding="utf-8")
-                os.replace(new, note)
+                replace_json(note.parent, note.name, state)
 
 
 def _state(folder, names):

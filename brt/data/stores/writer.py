@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -15,7 +14,7 @@ from brt.data.sources.base import Document
 from brt.data.stores.layout import COUNTS, DTYPES, OFFSET, WEIGHT, dtype_name
 from brt.data.vocabularies.base import Vocabulary, cut
 from brt.storage.file_parts import FileBytes, pieces
-from brt.storage.paths import AnyPath, RemotePath
+from brt.storage.replaced_files import new_file, replace_json, sync
 
 MAX_WEIGHT = 1_000_000
 
@@ -40,7 +39,7 @@ class ShardWriter:
         self.counts = dict.fromkeys(COUNTS, 0)
         self.hashes: dict[str, hashlib._Hash] = {}
         self._source = hashlib.sha256()
-        self._files = SyncedFiles(folder)
+        self._files = ExitStack()
 
     def __enter__(self) -> "ShardWriter":
         self._tokens = self._new("tokens.bin")
@@ -81,11 +80,12 @@ class ShardWriter:
             "hashes": {name: digest.hexdigest() for name, digest in self.hashes.items()},
             "sizes": {name: os.path.getsize(self.folder / name) for name in sorted(self.hashes)},
         }
-        write_json(self.folder, "shard.json", summary)
+        replace_json(self.folder, "shard.json", summary)
         return summary
 
     def _new(self, name: str) -> Callable[[bytes], None]:
-        file = self._files.new(name)
+        file = self._files.enter_context(new_file(self.folder / name))
+        self._files.callback(sync, file)
         digest = hashlib.sha256()
         self.hashes[name] = digest
 
@@ -166,47 +166,6 @@ def misfit_of_weights(weights: np.ndarray) -> str:
     if not is_bad.any():
         return ""
     return f"one is {weights[is_bad][0]:g}, and they must be from 0 to {MAX_WEIGHT:,}"
-
-
-class SyncedFiles(ExitStack):
-    def __init__(self, folder: Path):
-        super().__init__()
-        self.folder = folder
-
-    def new(self, name: str) -> BinaryIO:
-        file = self.enter_context((self.folder / name).open("wb"))
-        self.callback(_sync, file)
-        return file
-
-
-def _sync(file: BinaryIO) -> None:
-    file.flush()
-    os.fsync(file.fileno())
-
-
-def write_file(folder: AnyPath, name: str, data: bytes) -> None:
-    if isinstance(folder, RemotePath):
-        (folder / name).write_bytes(data)
-        return
-    with SyncedFiles(folder) as files:
-        files.new(name).write(data)
-
-
-def write_json(folder: AnyPath, name: str, content: Any) -> None:
-    write_file(folder, name, json.dumps(content, indent=2).encode() + b"\n")
-
-
-def replace_json(folder: AnyPath, name: str, content: Any) -> None:
-    replace_file(folder, name, json.dumps(content, indent=2).encode() + b"\n")
-
-
-def replace_file(folder: AnyPath, name: str, data: bytes) -> None:
-    """Writes or replaces a file atomically."""
-    if isinstance(folder, RemotePath):
-        write_file(folder, name, data)
-    else:
-        write_file(folder, f"{name}.new", data)
-        os.replace(folder / f"{name}.new", folder / name)
 
 
 def document_digest(document: Document) -> bytes:

@@ -7,6 +7,7 @@ import abc
 import io
 import math
 import os
+import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,13 +20,14 @@ from brt.bindings.errors import unbuildable
 from brt.checks import Count, Name, OneOf, Seed, configurable
 from brt.data.corpus import Corpus
 from brt.data.sources.base import Document, Source
-from brt.data.stores.writer import replace_file
 from brt.data.vocabularies.base import SentencePieceVocabulary, Vocabulary, utf8_text
 from brt.data.vocabularies.characters import CharacterVocabulary, count_symbols, symbol_list
 from brt.data.vocabularies.report import text_documents
 from brt.data.vocabularies.subwords import SUFFIX, SubwordVocabulary, encoder_class
 from brt.data.vocabularies.words import WordVocabulary, count_words, word_list
 from brt.progress import reported, say
+from brt.storage.regular_files import read_bytes
+from brt.storage.replaced_files import replace_file
 
 Made = TypeVar("Made", bound=Vocabulary)
 
@@ -176,12 +178,9 @@ class SubwordTraining(VocabularyTraining[SubwordVocabulary]):
         encoder = encoder_class().build_from_corpus(
             texts, target_vocab_size=self.size, max_corpus_chars=self.max_characters
         )
-        encoder.save_to_file(partial := vocabulary.file.removesuffix(SUFFIX) + ".partial")
-        try:
-            with open(partial + SUFFIX, "rb") as file:
-                return file.read()
-        finally:
-            os.remove(partial + SUFFIX)
+        with tempfile.TemporaryDirectory() as folder:
+            encoder.save_to_file(os.path.join(folder, "made"))
+            return read_bytes(os.path.join(folder, "made" + SUFFIX))
 
 
 TRAININGS: dict[type[Vocabulary], Callable[[], VocabularyTraining]] = {

@@ -3,25 +3,55 @@
 import os
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import jax
-import ml_dtypes  # noqa: F401  # NumPy knows bfloat16 by it
 import numpy as np
-from safetensors.numpy import load_file
 
+from brt.checks import Count, ManyFrom0, OneOf
 from brt.data.mixture import MixedStore
 from brt.data.stores.token_store import TokenStore
-from brt.storage.json_files import read_json
+from brt.data.vocabularies.named import KINDS
+from brt.storage.json_files import DamagedFile, Fields, misfit, read_json
 from brt.storage.paths import as_path, on_disk
+from brt.storage.tensor_files import read_tensor, tensor_infos
 from brt.training.checkpoints.checkpoint import Checkpoints
 from brt.training.checkpoints.policy import recorded_best
 from brt.training.optimization.weight_average import AverageState, evaluated_params
-from brt.training.records.run_folder import read_metrics
+from brt.training.records.run_folder import CHECKPOINTS, check_run_folder, read_metrics
 from brt.training.train_step import TrainState
 
 WEIGHTS, HEAD = "model.safetensors", "config.json"
 """Files of a model folder (`brt.model_folder`)."""
+
+FILE_TYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
+"""Types of parameters, as config.json and the file of the parameters name them."""
+
+
+class NameInFolder:
+    words = "the name of a file in the folder"
+
+    def holds(self, value: Any) -> bool:
+        return value != ".." and "/" not in value and "\0" not in value
+
+
+VOCABULARY = Fields(
+    {
+        "kind": Annotated[str, OneOf(tuple(KINDS))] | None,
+        "file": Annotated[str, NameInFolder()],
+        "fingerprint": str,
+    }
+)
+HEAD_FIELDS = Fields(
+    {
+        "step": ManyFrom0,
+        "torch_dtype": Annotated[str, OneOf(tuple(FILE_TYPES))],
+        "vocab_size": Count,
+        "vocabulary": VOCABULARY,
+    }
+)
+"""Fields of config.json that brt reads."""
+HEAD_BYTES = 2**20
 
 
 def check_vocabulary(record: dict, store: TokenStore | MixedStore) -> None:
@@ -62,9 +92,10 @@ def load_params(
         "best_by".
     """
     step = check_step(step)
+    check_run_folder(folder)
     if (as_path(folder) / WEIGHTS).is_file():
         return _of_model_folder(folder, abstract, step)
-    path = os.path.join(folder, "checkpoints")
+    path = os.path.join(folder, CHECKPOINTS)
     if not as_path(path).is_dir():
         raise FileNotFoundError(f"{folder} holds no checkpoints/ folder: has the run begun?")
     checkpoints = Checkpoints(path)
@@ -96,14 +127,51 @@ def load_params(
 
 
 def _of_model_folder(folder, abstract, step):
-    head = read_json(as_path(folder) / HEAD, dict[str, Any], "copy the folder again")
+    head = read_head(folder)
     if isinstance(step, int) and step != head.get("step"):
         raise ValueError(f"{folder} holds the model of step {head.get('step')} alone, not {step}.")
     with on_disk(os.path.join(folder, WEIGHTS)) as file:
-        params = from_named_arrays(abstract.params, load_file(file), folder)
-    vocabulary = head.get("vocabulary", {}) | {"name": "of " + folder, "size": head["vocab_size"]}
-    record = {"vocabulary": vocabulary} if "fingerprint" in vocabulary else {}
+        arrays = read_arrays(file, abstract.params, folder, head.get("torch_dtype"))
+    params = from_named_arrays(abstract.params, arrays, folder)
+    record = {}
+    if "vocabulary" in head:
+        own = {"name": f"of {folder}", "size": head["vocab_size"]}
+        record = {"vocabulary": head["vocabulary"] | own}
     return abstract._replace(step=head.get("step", 0), params=params, optimizer=None), record
+
+
+def read_head(folder: str | os.PathLike) -> dict[str, Any]:
+    """Returns the config.json of a model folder, or nothing of a pretrained backbone's."""
+    path, again = as_path(folder) / HEAD, "copy the folder again"
+    head = read_json(path, Fields({"model_type": str}), again, HEAD_BYTES)
+    if head["model_type"] != "brt":
+        return {}
+    if wrong := misfit(HEAD_FIELDS, head):
+        raise DamagedFile(f"{path} is damaged, as {wrong}: {again}.")
+    return head
+
+
+def read_arrays(
+    path: str | os.PathLike, abstract: Any, folder: Any, dtype: str | None = None
+) -> dict[str, np.ndarray]:
+    """Returns the tensors of a file, all of which a tree of parameters has, with these shapes.
+
+    dtype: of all tensors in the file, a key of `FILE_TYPES`; None for any.
+    """
+    shapes = {name: leaf.shape for name, leaf in named_arrays(abstract).items()}
+    infos = tensor_infos(path)
+    for name, info in infos.items():
+        if shapes.get(name) != info.shape:
+            raise ValueError(
+                f"{folder} has a parameter {name!a} of shape {info.shape}, and its config "
+                f"describes {shapes.get(name, 'none')}: copy the whole folder again."
+            )
+        if dtype and info.dtype != FILE_TYPES[dtype]:
+            raise ValueError(
+                f"{folder} has a parameter {name} of type {info.dtype}, and torch_dtype in {HEAD} "
+                f"is {dtype}: copy the whole folder again."
+            )
+    return {name: read_tensor(path, name, info) for name, info in infos.items()}
 
 
 def named_arrays(params: Any) -> dict[str, Any]:

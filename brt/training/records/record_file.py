@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Mapping
-from typing import BinaryIO
+from io import FileIO
 
 from brt.storage.failed_writes import naming
 
@@ -18,7 +18,8 @@ class RecordFile:
     def __init__(self, path: str):
         self.path = path
         with naming(path):
-            self._file: BinaryIO = open(path, "ab", buffering=0)  # noqa: SIM115
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+            self._file: FileIO = os.fdopen(os.open(path, flags, 0o666), "ab", buffering=0)
         self._end = self._file.tell()
 
     def append(self, record: Mapping[str, float | str]) -> None:

@@ -21,7 +21,8 @@ from absl import logging
 from brt.storage.failed_writes import naming
 from brt.storage.growing import GrowingFiles
 from brt.storage.paths import RemotePath, absolute, as_path, is_remote
-from brt.storage.regular_files import open_regular, read_bytes
+from brt.storage.regular_files import MOST_BYTES, check_links, open_regular, read_bytes
+from brt.storage.replaced_files import replace_file, replace_text, replacing
 from brt.training.records.event_files import EventFile
 from brt.training.records.metric_writers import USUAL, Wandb
 from brt.training.records.record_file import RecordFile, record_of
@@ -29,6 +30,7 @@ from brt.training.records.run_lock import RunLock
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "gin-config", "numpy", "brt")
 METRICS = "metrics.jsonl"
+CHECKPOINTS = "checkpoints"
 EVALUATION = b'"eval/'
 """Text in the lines of evaluations."""
 
@@ -59,7 +61,9 @@ class RunFolder:
 
     def _locked(self):
         try:
-            as_path(self.path).mkdir(parents=True, exist_ok=True)
+            folder = as_path(self.path)
+            folder.mkdir(parents=True, exist_ok=True)
+            check_links(folder)
             return RunLock(self.path)
         except OSError as error:
             if error.strerror is None:  # it has a sentence already
@@ -104,9 +108,7 @@ class RunFolder:
             path.write_text(text)
             return
         with naming(path):
-            new = path.with_name(f"{name}.new")
-            new.write_text(text, encoding="utf-8")
-            os.replace(new, path)
+            replace_text(path, text)
 
     def open_metrics(self, step: int, settings: Mapping[str, str] | None = None) -> str | None:
         """Opens the records for writing after `step`, and drops those of later steps.
@@ -147,17 +149,18 @@ class RunFolder:
             return
         kept = os.path.join(self.on_disk, METRICS)
         is_damaged = False
-        with naming(kept), open_regular(path) as old, open(f"{kept}.new", "wb") as new:
+        with naming(kept), open_regular(path, MOST_BYTES) as old, replacing(kept) as new:
             for line in old:
                 record = record_of(line)
                 if record is None:
                     is_damaged |= line.endswith(b"\n") and bool(line.strip())
                 elif record["step"] <= step:
                     new.write(line.rstrip(b"\n") + b"\n")
-        if is_damaged:
-            copy = self._copy_records()
-            logging.warning("%s has damaged lines. The file as it was is kept as %s.", path, copy)
-        os.replace(f"{kept}.new", kept)
+            if is_damaged:
+                copy = self._copy_records()
+                logging.warning(
+                    "%s has damaged lines. The file as it was is kept as %s.", path, copy
+                )
         if self._growing:
             self._growing.copy()
 
@@ -169,7 +172,7 @@ class RunFolder:
         paths = (as_path(self.file(f"metrics.{number}.jsonl")) for number in itertools.count(1))
         copy = next(path for path in paths if not path.exists())
         with naming(copy):
-            copy.write_bytes(read_bytes(self.file(METRICS)))
+            replace_file(copy.parent, copy.name, read_bytes(self.file(METRICS)))
         return str(copy)
 
     def record(self, step: int, scalars: dict[str, float | str]) -> None:
@@ -224,6 +227,15 @@ class RunFolder:
                 self.sync()
             finally:
                 self._metrics, self._writers = None, []
+
+
+def check_run_folder(path: str | os.PathLike) -> None:
+    """Refuses links that lead out of a run folder before anything is read or written in it.
+
+    Checkpoints and metrics may be those of the run next to it, as scripts/ladder.py links them
+    where one model is evaluated with several settings.
+    """
+    check_links(as_path(path), siblings=(CHECKPOINTS, METRICS))
 
 
 def read_metrics(

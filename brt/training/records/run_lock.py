@@ -23,6 +23,7 @@ from brt.checks import ManyFrom0
 from brt.storage.json_files import Fields, misfit
 from brt.storage.paths import as_path, is_remote
 from brt.storage.regular_files import open_regular
+from brt.storage.replaced_files import lock_file
 
 NAME = ".brt_lock"
 HEARTBEAT = 20.0
@@ -94,9 +95,8 @@ class RunLock:
             self._file = None
 
     def _open(self):
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         for _ in range(TRIES):
-            file = os.open(self.path, flags, 0o666)
+            file = lock_file(self.path)
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 self._excludes = True
@@ -110,7 +110,7 @@ class RunLock:
                     break
             os.close(file)
         else:
-            file = os.open(self.path, flags, 0o666)
+            file = lock_file(self.path)
         return file
 
     def _take(self):
