@@ -192,11 +192,11 @@ def run(main: Callable[..., Any], takes_arguments: bool = False) -> None:
         for flag in FLAGS.get_key_flags_for_module(module):
             FLAGS.register_key_flag_for_module(sys.argv[0], flag)
     _hide_further_checkpoint_errors()
-    guard_streams()
     for stream in (sys.stdout, sys.stderr):
         # An ASCII terminal or pipe cannot encode é.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace" if stream is sys.stdout else "backslashreplace")
+    guard_streams()
     logging.set_verbosity(logging.WARNING)
     if sys.stderr.isatty():  # logs need time and line
         logging.get_absl_handler().python_handler.setStream(sys.stderr)

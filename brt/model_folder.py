@@ -178,8 +178,9 @@ def model_card(experiment: Experiment, step: int, workdir: str, tensors: dict) -
         rows.append((f"evaluation, {figures['split']}", f"step {figures['step']:,}: {text}"))
     command = run / "command.txt"
     if command.is_file():
+        line = read_text(command)
         try:
-            _, *words = shlex.split(read_text(command))  # the interpreter's path first
+            _, *words = shlex.split(line)  # the interpreter's path first
         except ValueError as error:
             raise ValueError(f"{command} holds no command ({error}): remove it.") from None
         rows.append(("command", f"`python {shlex.join(words)}`"))
@@ -248,7 +249,7 @@ def read_model(
             f"brt.export`, or take one of brt's: {', '.join(sorted(shipped))}."
         )
     check_links(root, root.parents[1] if folder.startswith(HUB) else None)
-    head = read_head(root)
+    head = {} if of_backbone else read_head(root)
     own = [f"Pretrained.folder = {str(root)!r}"] if of_backbone else []
     lines = [*own, *bindings]
     experiment = Configuration([str(settings)], lines, allow_imports=allow_imports).experiment()

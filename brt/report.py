@@ -43,7 +43,6 @@ from brt.reporting.sweep_folder import (
 )
 from brt.reporting.sweep_tables import entry_plot, entry_table
 from brt.storage.paths import RemotePath, download, is_remote, only_buckets_of
-from brt.storage.regular_files import check_inside
 from brt.storage.replaced_files import replace_file
 from brt.studies.output import compared_with
 from brt.studies.study import studies
@@ -195,7 +194,8 @@ def report(
     if sweep:
         title = f"{len(entries)} entries, {len(runs)} runs"
     folder = files_folder(output)
-    check_inside(folder.parent, [folder.name])
+    if folder.is_symlink():
+        raise ValueError(f"{folder} is a link: remove it, or give another --output.")
     folder.mkdir(parents=True, exist_ok=True)
     for item in shown:
         _write(folder / f"{item.name}.csv", item.as_csv())

@@ -3,10 +3,10 @@ r"""Shows texts of others on a terminal, which control characters would command.
 Such a text could set the window's title, clear the screen or fill the clipboard.
 """
 
-import io
 import re
 import sys
-from typing import TextIO
+from collections.abc import Iterable
+from typing import Any, TextIO
 
 CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 """All controls but line feed and tab; and those that reverse or isolate what follows."""
@@ -26,27 +26,33 @@ def _escape(character):
     return character.encode("unicode_escape").decode()
 
 
-class Terminal(io.TextIOWrapper):
-    """A stream to a terminal that shows control characters as escapes.
+class Terminal:
+    """A text stream to a terminal that shows control characters as escapes.
 
-    plain: the same stream without escapes, for what brt itself draws.
+    plain: the stream without escapes, for what brt itself draws.
     """
 
-    def __init__(self, plain: io.TextIOWrapper):
-        super().__init__(plain.buffer, plain.encoding, plain.errors, write_through=True)
+    def __init__(self, plain: TextIO):
         self.plain = plain
 
     def write(self, text: str) -> int:
-        super().write(shown(text))
+        self.plain.write(shown(text))
         return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.plain, name)
 
 
 def guard_streams() -> None:
     """Makes standard output and error a `Terminal` each, where they are terminals."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
-        if isinstance(stream, io.TextIOWrapper) and stream.isatty():
-            setattr(sys, name, stream if isinstance(stream, Terminal) else Terminal(stream))
+        if stream.isatty() and not isinstance(stream, Terminal):
+            setattr(sys, name, Terminal(stream))
 
 
 def plain(stream: TextIO) -> TextIO:

@@ -1,6 +1,5 @@
 """Reads regular files only: a FIFO would block, and a device never end."""
 
-import contextlib
 import errno
 import hashlib
 import os
@@ -133,13 +132,13 @@ def _check_inside(root, paths):
 def _links(folder: str | os.PathLike) -> Iterator[str]:
     folders = [os.fspath(folder)]
     while folders:
-        # Other processes may remove what is in the folder meanwhile.
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            for entry in os.scandir(folders.pop()):
-                if entry.is_symlink():
-                    yield entry.path
-                elif entry.is_dir(follow_symlinks=False):
-                    folders.append(entry.path)
+        try:
+            with os.scandir(folders.pop()) as entries:
+                found = list(entries)
+        except (FileNotFoundError, NotADirectoryError):  # another process may have removed it
+            continue
+        yield from (entry.path for entry in found if entry.is_symlink())
+        folders += [entry.path for entry in found if entry.is_dir(follow_symlinks=False)]
 
 
 def read_bytes(path: str | os.PathLike, most: int = MOST_BYTES) -> bytes:

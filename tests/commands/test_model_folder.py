@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import os
 import shlex
 import shutil
@@ -10,6 +11,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from fuzzing import change_header
 from paths import CONFIGS
 from safetensors.numpy import load_file, save
 from tiny_run import command, write_config
@@ -17,7 +19,7 @@ from tiny_run import command, write_config
 from brt import evaluate, export, generate, train
 from brt.generation.generator import Generator
 from brt.generation.sampling import Sampling
-from brt.model_folder import load_run, read_model, run_config
+from brt.model_folder import load_run, read_model, run_config, write_model
 
 
 @pytest.fixture(scope="module")
@@ -141,6 +143,113 @@ def test_a_folder_without_a_parameter_is_refused(run, tmp_path):
     (tmp_path / "config.gin").write_text(settings + "\nRecurrentCell.num_states = 6\n")
     with pytest.raises(ValueError, match=r"parameter .*\(6, "):
         read_model(str(tmp_path))
+
+
+HEADS = {
+    "a step that is not a number": ("step", math.nan),
+    "an infinite step": ("step", math.inf),
+    "no step": ("step", None),
+    "a step as text": ("step", "6"),
+    "another model": ("model_type", "gpt2"),
+    "another type of parameters": ("torch_dtype", "float16"),
+    "a size of 0": ("vocab_size", 0),
+    "a vocabulary that is a list": ("vocabulary", []),
+    "a vocabulary of no kind": ("vocabulary", {"kind": "x", "file": "", "fingerprint": ""}),
+    "a file elsewhere": ("vocabulary", {"kind": "words", "file": "../x", "fingerprint": ""}),
+}
+
+
+@pytest.mark.parametrize("kind", HEADS)
+@pytest.mark.parametrize("is_missing", [False, True])
+def test_a_damaged_field_of_a_model_folder_is_named(run, tmp_path, kind, is_missing):
+    name, value = HEADS[kind]
+    model = shutil.copytree(run / "out", tmp_path / "model")
+    head = json.loads((model / "config.json").read_text()) | {name: value}
+    if is_missing:
+        del head[name]
+    (model / "config.json").write_text(json.dumps(head))
+    for load in (lambda: read_model(str(model)), lambda: load_run(str(model))):
+        with pytest.raises(ValueError, match=f"config.json.*{name}"):
+            load()
+
+
+SPOILT = {
+    "a deep one": lambda file: file.write_text('{"a":' * 10_000),
+    "a field twice": lambda file: file.write_text('{"step": 1, "step": 2}'),
+    "a sparse one": lambda file: os.truncate(file, 40 * 2**30),
+    "a FIFO": lambda file: [file.unlink(), os.mkfifo(file)],
+}
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+@pytest.mark.parametrize("kind", SPOILT)
+def test_a_damaged_file_of_a_model_folder_is_named(run, tmp_path, kind, name):
+    model = shutil.copytree(run / "out", tmp_path / "model")
+    SPOILT[kind](model / name)
+    with pytest.raises((ValueError, OSError), match=name):
+        read_model(str(model))
+
+
+HEADERS = {
+    "integers": lambda entry, shape: entry | {"dtype": "I32"},
+    "another shape": lambda entry, shape: entry | {"shape": [*shape, 1]},
+    "a negative size": lambda entry, shape: entry | {"shape": [-1]},
+    "a size beyond 64 bits": lambda entry, shape: entry | {"shape": [2**63, 2**63]},
+    "overlapping offsets": lambda entry, shape: entry | {"data_offsets": [4, 8]},
+    "no shape": lambda entry, shape: {"dtype": "F32"},
+}
+
+
+@pytest.mark.parametrize("kind", HEADERS)
+def test_a_damaged_header_of_parameters_is_named(run, tmp_path, kind):
+    model = shutil.copytree(run / "out", tmp_path / "model")
+    change_header(model / "model.safetensors", HEADERS[kind])
+    with pytest.raises(ValueError, match=str(model)):
+        read_model(str(model))
+
+
+def test_parameters_that_declare_more_than_memory_holds_are_refused(run, tmp_path):
+    model = shutil.copytree(run / "out", tmp_path / "model")
+    size = 10**10
+    entry = {"dtype": "F32", "shape": [size], "data_offsets": [0, 4 * size]}
+    header = json.dumps({"begin_D": entry}).encode()
+    (model / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    os.truncate(model / "model.safetensors", 8 + len(header) + 4 * size)
+    with pytest.raises(ValueError, match=r"begin_D.*10000000000"):
+        read_model(str(model))
+
+
+def test_a_parameter_that_no_layer_has_is_refused(run, tmp_path):
+    model = shutil.copytree(run / "out", tmp_path / "model")
+    tensors = load_file(model / "model.safetensors") | {"layers.9.x": np.zeros(3, np.float32)}
+    (model / "model.safetensors").write_bytes(save(tensors))
+    with pytest.raises(ValueError, match=r"layers\.9\.x"):
+        read_model(str(model))
+
+
+RECORDS = {
+    "evaluation_test.json": '{"split": "test", "step": 1, "bits_per_byte": "x"}',
+    "evaluation_own.json": "[" * 100_000,
+    "command.txt": "python 'x",
+}
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_a_damaged_record_that_a_card_would_show_is_named(run, tmp_path, name):
+    copy = shutil.copytree(run / "run", tmp_path / "run")
+    (copy / name).write_text(RECORDS[name])
+    experiment, params, step = load_run(str(copy))
+    with pytest.raises(ValueError, match=name):
+        write_model(experiment, params, step, str(copy), str(tmp_path / "out"))
+
+
+def test_a_card_shows_a_command_on_one_line(run, tmp_path):
+    copy = shutil.copytree(run / "run", tmp_path / "run")
+    (copy / "command.txt").write_text("python 'a\n## b\x1b[2J'")
+    experiment, params, step = load_run(str(copy))
+    write_model(experiment, params, step, str(copy), str(tmp_path / "out"))
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "\n## b" not in card and "\x1b" not in card
 
 
 def test_code_outside_brt_that_a_model_imports_is_allowed_by_name(run, tmp_path, monkeypatch):

@@ -17,7 +17,7 @@ import pytest
 import stores
 from fabricated_runs import add_recording, make_run, make_store
 from paths import ROOT
-from tiny_run import PLAIN, command, write_config
+from tiny_run import PLAIN, command, contents, write_config
 
 from brt import benchmark, config, evaluate, export, generate, prepare, report, train
 from brt.config import ConfigError
@@ -25,11 +25,15 @@ from brt.data.stores.token_store import TokenStore
 from brt.data.vocabularies.named import named_vocabulary
 from brt.evaluation.recording import Recording
 from brt.generation import memory_file
-from brt.model_folder import load_run
+from brt.model_folder import load_run, read_model, run_config
+from brt.reporting.archive import pack
 from brt.reporting.collect import collect
 from brt.reporting.gin_text import read_gin, read_gin_file
 from brt.reporting.runs import open_runs
 from brt.storage.paths import RemotePath
+from brt.studies.output import write_study
+from brt.training.checkpoints.parameters import load_params
+from brt.training.records.run_folder import RunFolder
 
 MARK = "IT_RAN"
 
@@ -426,6 +430,96 @@ def test_no_file_of_a_recording_leads_out_of_its_folder(here):
             Recording(folder)
         (folder / name).unlink()
         (here / name).rename(folder / name)
+
+
+LINKS = (
+    *("metrics.jsonl", "metrics.1.jsonl", "config.gin.new", "evaluation_test.json", ".brt_lock"),
+    *("events.out.tfevents.9999999999.a", "checkpoints", "checkpoints/6", "checkpoints/aside"),
+    *("checkpoints/6/params/d/a", "recordings", "recordings/test-kept", "studies", "plugins"),
+)
+OPENED = {
+    "train": lambda folder: RunFolder(str(folder)).close(),
+    "evaluate": lambda folder: run_config(str(folder)),
+    "load": lambda folder: load_params(str(folder), None),
+    "report": lambda folder: open_runs([folder]),
+    "archive": lambda folder: pack(folder, folder.parent / "run.tar.bz2"),
+}
+
+
+@pytest.fixture
+def run(here):
+    return make_run(here / "run", "small/rec_fixed_skip+corpora/text", records=[{"step": 1}])
+
+
+@pytest.mark.parametrize("name", LINKS)
+def test_a_link_out_of_a_run_folder_is_refused_by_name(here, run, name):
+    (here / "precious").mkdir()
+    (here / "precious" / "thesis.txt").write_text("years of work")
+    target = here / ("precious" if "." not in name else "precious/thesis.txt")
+    (run / name).parent.mkdir(parents=True, exist_ok=True)
+    (run / name).unlink(missing_ok=True)
+    (run / name).symlink_to(target)
+    before = contents(here / "precious")
+    for opened in OPENED.values():
+        with pytest.raises(ValueError, match=f"{re.escape(str(run / name))} is a link"):
+            opened(run)
+    assert contents(here / "precious") == before and os.listdir(here / "precious") == ["thesis.txt"]
+
+
+@pytest.mark.parametrize("opened", ["train", "evaluate", "report", "archive"])
+def test_a_run_folder_may_be_a_link_and_hold_links_inside(here, run, opened):
+    (here / "link").symlink_to(run)
+    (run / "wandb" / "run-1").mkdir(parents=True)
+    (run / "wandb" / "latest").symlink_to("run-1")
+    OPENED[opened](here / "link")
+
+
+def test_checkpoints_of_the_run_next_to_it_are_read_and_not_written(here, run):
+    shutil.copytree(run, here / "other")
+    (here / "other" / "checkpoints").mkdir()
+    for name in ("checkpoints", "metrics.jsonl"):
+        (run / name).unlink(missing_ok=True)
+        (run / name).symlink_to(f"../other/{name}")
+    for name in ("evaluate", "report", "archive"):
+        OPENED[name](run)
+    with pytest.raises(ValueError, match="is a link"):
+        OPENED["train"](run)
+
+
+def test_a_link_out_of_a_model_folder_is_refused_by_name(here):
+    for name in ("config.json", "model.safetensors", "README.md"):
+        model = shutil.copytree(ROOT / "configs/trained/recall", here / name.partition(".")[0])
+        (model / name).rename(here / name)
+        (model / name).symlink_to(here / name)
+        with pytest.raises(ValueError, match=f"{name} is a link"):
+            read_model(str(model))
+
+
+def test_a_study_moves_no_file_that_an_earlier_one_names(here):
+    (here / "thesis.txt").write_text("years of work")
+    (here / "run" / "studies").mkdir(parents=True)
+    earlier = {"store": "a/train", "arrays": str(here / "thesis.txt")}
+    (here / "run" / "studies" / "reach.json").write_text(json.dumps(earlier))
+    write_study({"study": "reach", "run": str(here / "run"), "store": "b/train", "arrays": {}})
+    assert (here / "thesis.txt").read_text() == "years of work"
+
+
+def test_files_of_a_report_are_not_written_through_a_link(here, run):
+    (here / "precious").mkdir()
+    (here / "page_files").symlink_to(here / "precious")
+    with pytest.raises(ValueError, match="page_files is a link"):
+        report.report(open_runs([run]), here / "page.html")
+    assert not os.listdir(here / "precious")
+
+
+@pytest.mark.parametrize("kind", ["FIFO", "device"])
+def test_a_memory_is_saved_over_regular_files_only(here, kind):
+    if kind == "FIFO":
+        os.mkfifo(here / "memory")
+    else:
+        (here / "memory").symlink_to("/dev/null")
+    with pytest.raises(OSError, match=kind):
+        generate._check_writable(str(here / "memory"), 1)
 
 
 # Files of arrays.

@@ -7,6 +7,7 @@ import shutil
 import tarfile
 import tracemalloc
 
+import gin
 import jax
 import numpy as np
 import pytest
@@ -16,9 +17,11 @@ from checkpoints import abstract, make_state, opened, saved
 from fabricated_recordings import fabricate
 from fabricated_runs import make_run
 from fuzzing import CONTENTS, Tally, same_arrays, spoil_file, spoil_json
+from paths import ROOT
 from stores import make_store
 from tiny_run import differing, half_read  # noqa: F401
 
+from brt import config
 from brt.data.corpus import Corpus
 from brt.data.sources.files import SourceTree, TextFiles
 from brt.data.stores.inspection import describe
@@ -29,9 +32,11 @@ from brt.data.vocabularies.base import ByteVocabulary
 from brt.data.vocabularies.named import as_vocabulary
 from brt.evaluation.recording import NAMES, Recording
 from brt.generation.generator import Generator
+from brt.model_folder import read_model
 from brt.report import report
 from brt.reporting import archive
 from brt.reporting.runs import open_runs
+from brt.training.checkpoints.parameters import load_params
 from brt.training.records.run_folder import RunFolder, read_metrics
 
 both = pytest.mark.parametrize(
@@ -150,6 +155,57 @@ def test_a_spoilt_memory_file_is_refused_or_holds_what_was_saved(scale, tmp_path
         path.write_bytes(content)
         what = spoil_file(rng, path)
         tally.judge(f"{number}: {what}", lambda: generator.load(path), right, [path])
+    tally.check()
+
+
+# Model folders.
+
+
+def spoil_header(rng, path):
+    """Changes bytes of the header of a safetensors file, or a value in it; returns which."""
+    content = path.read_bytes()
+    size = int.from_bytes(content[:8], "little")
+    if rng.random() < 0.4:
+        spoilt, places = bytearray(content), rng.integers(8 + size, size=int(rng.integers(1, 4)))
+        for place in places:
+            spoilt[place] = int(rng.integers(256))
+        path.write_bytes(spoilt)
+        return f"header bytes {places.tolist()}"
+    header = path.with_name("header.json")
+    header.write_bytes(content[8 : 8 + size])
+    what = spoil_json(rng, header)
+    text = header.read_bytes()
+    header.unlink()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + content[8 + size :])
+    return what
+
+
+@both
+def test_a_spoilt_model_folder_is_refused_or_gives_its_parameters(scale, tmp_path):
+    tally, base = Tally("model folders"), ROOT / "configs/trained/recall"
+    experiment, params, _ = read_model(str(base))
+    config.parse([str(base / "config.gin")])
+    shapes = experiment.abstract_state()
+
+    def call():
+        return load_params(str(folder), shapes)[0]
+
+    def right(state):
+        finite = all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.params))
+        # A folder has no hash of its parameters.
+        return finite and (what in CONTENTS or not differing(state.params, params))
+
+    for number, rng in draws(14, (60, 1_000)[scale]):
+        folder = fresh(tmp_path / "model", base)
+        weights, way = folder / "model.safetensors", rng.random()
+        if way < 0.4:
+            what = f"config.json {spoil_json(rng, folder / 'config.json')}"
+        elif way < 0.8:
+            what = f"header {spoil_header(rng, weights)}"
+        else:
+            what = spoil_file(rng, weights if way < 0.9 else folder / "config.json")
+        tally.judge(f"{number}: {what}", call, right, [folder])
+    gin.clear_config()
     tally.check()
 
 

@@ -12,7 +12,7 @@ from brt.checks import Count, ManyFrom0, OneOf
 from brt.data.mixture import MixedStore
 from brt.data.stores.token_store import TokenStore
 from brt.data.vocabularies.named import KINDS
-from brt.storage.json_files import DamagedFile, Fields, misfit, read_json
+from brt.storage.json_files import Fields, read_json
 from brt.storage.paths import as_path, on_disk
 from brt.storage.tensor_files import read_tensor, tensor_infos
 from brt.training.checkpoints.checkpoint import Checkpoints
@@ -44,6 +44,7 @@ VOCABULARY = Fields(
 )
 HEAD_FIELDS = Fields(
     {
+        "model_type": Annotated[str, OneOf(("brt",))],
         "step": ManyFrom0,
         "torch_dtype": Annotated[str, OneOf(tuple(FILE_TYPES))],
         "vocab_size": Count,
@@ -128,27 +129,19 @@ def load_params(
 
 def _of_model_folder(folder, abstract, step):
     head = read_head(folder)
-    if isinstance(step, int) and step != head.get("step"):
-        raise ValueError(f"{folder} holds the model of step {head.get('step')} alone, not {step}.")
+    if isinstance(step, int) and step != head["step"]:
+        raise ValueError(f"{folder} holds the model of step {head['step']} alone, not {step}.")
     with on_disk(os.path.join(folder, WEIGHTS)) as file:
-        arrays = read_arrays(file, abstract.params, folder, head.get("torch_dtype"))
+        arrays = read_arrays(file, abstract.params, folder, head["torch_dtype"])
     params = from_named_arrays(abstract.params, arrays, folder)
-    record = {}
-    if "vocabulary" in head:
-        own = {"name": f"of {folder}", "size": head["vocab_size"]}
-        record = {"vocabulary": head["vocabulary"] | own}
-    return abstract._replace(step=head.get("step", 0), params=params, optimizer=None), record
+    vocabulary = head["vocabulary"] | {"name": f"of {folder}", "size": head["vocab_size"]}
+    state = abstract._replace(step=head["step"], params=params, optimizer=None)
+    return state, {"vocabulary": vocabulary}
 
 
 def read_head(folder: str | os.PathLike) -> dict[str, Any]:
-    """Returns the config.json of a model folder, or nothing of a pretrained backbone's."""
-    path, again = as_path(folder) / HEAD, "copy the folder again"
-    head = read_json(path, Fields({"model_type": str}), again, HEAD_BYTES)
-    if head["model_type"] != "brt":
-        return {}
-    if wrong := misfit(HEAD_FIELDS, head):
-        raise DamagedFile(f"{path} is damaged, as {wrong}: {again}.")
-    return head
+    """Returns the config.json of a model folder."""
+    return read_json(as_path(folder) / HEAD, HEAD_FIELDS, "copy the folder again", HEAD_BYTES)
 
 
 def read_arrays(
@@ -168,8 +161,8 @@ def read_arrays(
             )
         if dtype and info.dtype != FILE_TYPES[dtype]:
             raise ValueError(
-                f"{folder} has a parameter {name} of type {info.dtype}, and torch_dtype in {HEAD} "
-                f"is {dtype}: copy the whole folder again."
+                f"{folder}/{HEAD}: torch_dtype = {dtype!r}, and {name} in {os.path.basename(path)} "
+                f"is of type {info.dtype}: copy the whole folder again."
             )
     return {name: read_tensor(path, name, info) for name, info in infos.items()}
 

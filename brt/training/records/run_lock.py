@@ -22,7 +22,7 @@ from absl import logging
 from brt.checks import ManyFrom0
 from brt.storage.json_files import Fields, misfit
 from brt.storage.paths import as_path, is_remote
-from brt.storage.regular_files import open_regular
+from brt.storage.regular_files import check_replaceable, open_regular
 from brt.storage.replaced_files import lock_file
 
 NAME = ".brt_lock"
@@ -95,6 +95,7 @@ class RunLock:
             self._file = None
 
     def _open(self):
+        check_replaceable(self.path)
         for _ in range(TRIES):
             file = lock_file(self.path)
             try:
