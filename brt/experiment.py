@@ -23,9 +23,10 @@ from brt.bindings.reading import check_all_read, read_bindings
 from brt.data.mixture import MixedStore
 from brt.data.stores.token_store import TokenStore
 from brt.data.stores.verification import verify_once
-from brt.data.streams.batch import Batch, abstract_batch, document_segments
+from brt.data.streams.batch import Batch, document_segments
 from brt.evaluation.settings import Evaluation
 from brt.experiment_checks import (
+    abstract_batch,
     check_classes,
     check_evaluation,
     check_reader,

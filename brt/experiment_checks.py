@@ -17,7 +17,7 @@ from brt.data.mixture import MixedStore, Mixture
 from brt.data.sources.base import Source, absolute
 from brt.data.stores.token_store import HOW_TO_REPEAT, MANIFEST, TokenStore
 from brt.data.streams import documents, mixture
-from brt.data.streams.batch import abstract_batch
+from brt.data.streams.batch import DTYPES, Batch
 from brt.data.streams.labelled import LabelledDocuments
 from brt.data.streams.samples import check_cut
 from brt.data.streams.select import check_stride
@@ -129,6 +129,12 @@ def check_vocabulary(experiment: "Experiment") -> None:
     check_folder(experiment.model, corpus)
     vocabulary = corpus.vocabulary
     check_size(experiment.model, vocabulary.size, f"The vocabulary {vocabulary.name}")
+
+
+def abstract_batch(segments: int, rows: int, segment_length: int) -> Batch:
+    """Returns the shapes of a batch, and allocates nothing."""
+    shapes = *[(segments, rows, segment_length)] * 3, (segments, rows)
+    return Batch._make(map(jax.ShapeDtypeStruct, shapes, DTYPES))
 
 
 def check_memory(experiment: "Experiment") -> None:

@@ -1,6 +1,5 @@
 """The token stores of a training run: checked, prepared, and compared between processes."""
 
-import contextlib
 import hashlib
 import json
 import subprocess
@@ -8,6 +7,7 @@ import sys
 from pathlib import Path
 
 import jax
+from absl import logging
 from jax.experimental import multihost_utils
 
 from brt import command_line
@@ -27,9 +27,9 @@ def splits_read(experiment: Experiment) -> list[str]:
 def check_data(experiment: Experiment) -> None:
     """Refuses stores of other settings or that this machine's files cannot make.
 
-    Ignores missing extras, which may be installed on the machine that prepares.
+    Only warns of missing extras, which may be installed on the machine that prepares.
     """
-    with contextlib.suppress(MissingExtra):
+    try:
         check_vocabulary(experiment)
         check_documents(experiment, splits_read(experiment))
         for corpus in experiment.trainer.corpus.corpora:
@@ -38,6 +38,8 @@ def check_data(experiment: Experiment) -> None:
                     corpus.open(split)
                 elif isinstance(folder := corpus.path(split), Path):
                     check_claimable(folder)
+    except MissingExtra as error:
+        logging.warning("The stores cannot be prepared on this machine: %s", error)
 
 
 def prepare_missing(experiment: Experiment) -> None:

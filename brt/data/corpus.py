@@ -1,5 +1,6 @@
 """A corpus: a source, its vocabulary, and the folder of its token stores."""
 
+import hashlib
 import json
 import os
 
@@ -16,7 +17,10 @@ from brt.data.stores.store_writer import write_store
 from brt.data.stores.token_store import TokenStore
 from brt.data.vocabularies.base import Vocabulary
 from brt.data.vocabularies.named import as_vocabulary
-from brt.storage.paths import AnyPath, RemotePath, as_path
+from brt.storage.paths import AnyPath, RemotePath, as_path, file_size
+
+FILES = "files"
+"""Key of a store's source: the sha256 of the names and sizes of its files."""
 
 
 class StoreMissing(FileNotFoundError): ...
@@ -85,7 +89,7 @@ class Corpus:
                         store,
                         documents_of(self.source, split),
                         self.vocabulary,
-                        self.source.description(split),
+                        self._described(split),
                         quiet=quiet,
                         workers=len(os.sched_getaffinity(0)) if workers is None else workers,
                         shard_bytes=shard_bytes,
@@ -121,6 +125,24 @@ class Corpus:
                 self.path(split),
                 changed,
             )
+
+    def _described(self, split: str) -> dict:
+        """Returns the source's description, with the files by which other paths are known."""
+        description = self.source.description(split)
+        if self.source.listed and isinstance(description.get("path"), str):
+            return {**description, FILES: self._files(split)}
+        return description
+
+    def _files(self, split: str) -> str:
+        files = {file for part in self.source.parts(split) for file in self.source.files(part)}
+        entries = sorted((os.path.basename(file), file_size(file)) for file in files)
+        return hashlib.sha256(json.dumps(entries).encode()).hexdigest()
+
+    def _has_files(self, split: str, files: str) -> bool:
+        try:
+            return self.source.listed and self._files(split) == files
+        except (OSError, ValueError):  # the source is not on this machine
+            return False
 
     def _check_source(self, runner: ShardRunner | None) -> None:
         ours = vocabulary_entry(self.vocabulary)  # fails before any work
@@ -159,8 +181,11 @@ class Corpus:
                 f"the config has {vocabulary_text(configured)}: bind the one it was made with, or "
                 "Corpus.store to a new folder."
             )
-        old = store.manifest["source"]
+        old = dict(store.manifest["source"])
         new = json.loads(json.dumps(self.source.description(split)))  # as in a manifest
+        files = old.pop(FILES, None)
+        if files and old.get("path") != new.get("path") and self._has_files(split, files):
+            old["path"] = new.get("path")
         if changes := ", ".join(
             f"{key} is {old.get(key)!r} in the store and {new.get(key)!r} in the config"
             for key in sorted(old | new)

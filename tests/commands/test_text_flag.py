@@ -3,6 +3,7 @@
 import gzip
 import itertools
 import json
+import sys
 
 import pytest
 from tiny_run import (
@@ -105,6 +106,15 @@ def test_a_dry_run_refuses_a_store_that_cannot_be_made(store, config, tmp_path, 
     flags = [f"--gin_file={config}", "--dry_run", "--text=texts", f"--gin.Corpus.store={store!r}"]
     assert command(monkeypatch, train, *flags) == 1
     assert store in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl.zst", "rows.parquet"])
+def test_a_dry_run_warns_of_a_missing_extra(name, config, tmp_path, monkeypatch, caplog):
+    (tmp_path / name).write_bytes(b"\x28\xb5\x2f\xfd rows")
+    for module in ("zstandard", "pyarrow"):
+        monkeypatch.setitem(sys.modules, module, None)
+    assert command(monkeypatch, train, f"--gin_file={config}", f"--text={name}", "--dry_run") == 0
+    assert "tables" in caplog.text
 
 
 def test_a_step_larger_than_the_memory_is_refused(config, monkeypatch, capfd):

@@ -6,7 +6,6 @@ Axes of all streams: K segments of a step, B batch elements, T tokens of a segme
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-import jax
 import numpy as np
 from numpy.typing import ArrayLike
 
@@ -34,16 +33,10 @@ DTYPES = np.int32, np.int32, np.float32, np.bool_
 
 
 def padding(segments: int, rows: int, segment_length: int) -> Batch:
-    shapes = abstract_batch(segments, rows, segment_length)
-    batch = Batch._make(np.zeros(x.shape, x.dtype) for x in shapes)
+    shapes = *[(segments, rows, segment_length)] * 3, (segments, rows)
+    batch = Batch._make(map(np.zeros, shapes, DTYPES))
     batch.starts_KB[:] = True
     return batch
-
-
-def abstract_batch(segments: int, rows: int, segment_length: int) -> Batch:
-    """Returns the shapes of a batch, and allocates nothing."""
-    shapes = *[(segments, rows, segment_length)] * 3, (segments, rows)
-    return Batch._make(map(jax.ShapeDtypeStruct, shapes, DTYPES))
 
 
 def gather(

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from brt.data.sources.base import Document
-from brt.data.vocabularies.base import Vocabulary
+from brt.data.vocabularies.base import SentencePieceVocabulary, Vocabulary
 
 PROBE_WORDS, SHOWN = 500, 10
 SEPARATORS = {"tabs": "\t", "newlines": "\n", "double spaces": "  "}
@@ -58,6 +58,11 @@ class Report(NamedTuple):
         reasons = [f"{self.unknown:,} unknown ids"] if self.unknown else []
         if self.missing:
             reasons.append(f"without the characters {' '.join(map(ascii, self.missing))}")
+            if isinstance(self.vocabulary, SentencePieceVocabulary):
+                reasons.append(
+                    "which training with SentencePieceTraining.options = "
+                    "{'character_coverage': 1.0} keeps"
+                )
         return ", ".join(reasons) or "white space, or the form of characters, differs"
 
 

@@ -82,6 +82,24 @@ def test_a_store_of_another_source_is_refused_saying_what_changed(tmp_path, meth
     assert "a is" not in sentence
 
 
+def test_a_store_knows_its_texts_by_name_and_size_not_by_path(tmp_path, monkeypatch):
+    for folder, text in (("a", "one text"), ("b/c", "same size"[:8]), ("d", "another size")):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "x.txt").write_text(text)
+    (tmp_path / "a" / "y.txt").write_text("one text")
+    monkeypatch.chdir(tmp_path)
+
+    def corpus(path):
+        return Corpus("stores", TextFiles(path), "bytes")
+
+    corpus("a/x.txt").prepare("train", quiet=True)
+    for path in ("a/x.txt", "./a/x.txt", str(tmp_path / "a/x.txt"), "b/c/x.txt"):
+        assert corpus(path).open("train").num_documents == 1
+    for path in ("d/x.txt", "a/y.txt", "a", "gone/x.txt"):
+        with pytest.raises(ValueError, match=path):
+            corpus(path).open("train")
+
+
 def test_a_store_opens_where_its_source_is_gone(tmp_path):
     (tmp_path / "books").mkdir()
     for n in range(3):
