@@ -16,7 +16,7 @@ import numbers
 import types
 import typing
 from collections.abc import Callable, Iterable, Sequence
-from typing import Annotated, Any, NamedTuple, TypeVar, overload
+from typing import Annotated, Any, NamedTuple, TypeVar, cast, overload
 
 import gin
 
@@ -101,6 +101,7 @@ Name = Annotated[str, NotEmpty()]
 
 PLAIN = (bool, int, float, complex, str, bytes, tuple, list, set, dict, type(None))
 """Types of the values that can be written in a gin file."""
+BY_REFERENCE = ", which a reference gives: @NAME()"
 UNKNOWN = object()
 """A value that is known only later."""
 MISFIT = 0j
@@ -158,6 +159,24 @@ def configurable(made: Any = None, *, denylist: Sequence[str] = ()) -> Any:
     registered = gin.configurable(made, denylist=denylist or None)
     registered.__init__ = _readable(registered.__init__, name)
     return with_signature(registered)
+
+
+def checked_arguments(function: Made) -> Made:
+    """Checks the arguments of every call, as `configurable` does, of what gin does not know."""
+    name = getattr(function, "__qualname__", "").removesuffix(".__init__")
+    checked = _checked(function, name, ())
+
+    @functools.wraps(checked)
+    def call(*args, **kwargs):
+        try:
+            return checked(*args, **kwargs)
+        except ValueError as error:
+            text = str(error)
+            if not text.startswith(f"{name}."):
+                raise
+            raise type(error)(text.replace(BY_REFERENCE, "")) from None
+
+    return cast(Made, call)
 
 
 def with_signature(made: Any) -> Any:
@@ -295,13 +314,19 @@ def allows(declared: Any, value: Any) -> bool:
     if declared in (tuple, list):
         return isinstance(value, tuple | list)
     if inspect.isclass(declared):
-        return isinstance(value, declared) if declared in PLAIN else not isinstance(value, PLAIN)
+        is_one = isinstance(value, declared) if declared in PLAIN or _is_named(declared) else False
+        return is_one or (declared not in PLAIN and not isinstance(value, PLAIN))
     return True
 
 
 def makes(value: Any, expected: Any) -> bool:
     """Returns whether a value can be called, and makes an `expected` as far as that is known."""
     return callable(value) and _is_subclass(_result_class(value), expected)
+
+
+def _is_named(cls):
+    """Returns whether a class is of named tuples, which are tuples and yet no plain values."""
+    return issubclass(cls, tuple) and hasattr(cls, "_fields")
 
 
 def _allows_each(origin, inner, value):
@@ -370,7 +395,7 @@ def words_for(declared: Any, value: Any) -> str:
         return f"a tuple of {len(inner)}: {words}"
     if declared in WORDS:
         return WORDS[declared]
-    return f"{_one(declared)}, which a reference gives: @NAME()"
+    return f"{_one(declared)}{BY_REFERENCE}"
 
 
 def _of_each(declared, value):

@@ -15,6 +15,7 @@ import jax
 import numpy as np
 from flax import nnx
 
+from brt.checks import CountFrom0, checked_arguments
 from brt.data.vocabularies.base import Vocabulary, checked_ids, cut, utf8_bytes
 from brt.experiment import Experiment
 from brt.generation import memory_file
@@ -58,6 +59,7 @@ class Generator:
         chunk: tokens written by one call of the compiled loop.
     """
 
+    @checked_arguments
     def __init__(
         self,
         model: LanguageModel,
@@ -113,9 +115,11 @@ class Generator:
 
     # Reading.
 
-    def begin(self, rows: int = 1) -> Memory:
+    @checked_arguments
+    def begin(self, rows: CountFrom0 = 1) -> Memory:
         return jax.device_put(fresh_memory(self.model, rows), self.device)
 
+    @checked_arguments
     def read(self, texts: Texts, memory: Memory | None = None, label: str | None = None) -> Memory:
         """Reads texts of any length, whole segments at a time.
 
@@ -171,6 +175,7 @@ class Generator:
             encode = self.encode if start + len(part) == len(data) else self.vocabulary.encode
             yield np.asarray(encode(part, title), np.int32)
 
+    @checked_arguments
     def score(
         self, texts: Texts, memory: Memory | None = None, label: str | None = None
     ) -> tuple[Memory, list[np.ndarray]]:
@@ -211,6 +216,7 @@ class Generator:
 
     # Writing.
 
+    @checked_arguments
     def write(
         self,
         memory: Memory,
@@ -243,11 +249,13 @@ class Generator:
     def fingerprint(self) -> str:
         return memory_file.model_fingerprint(self.model)
 
-    def save(self, path: str, memory: Memory) -> None:
-        memory_file.save(path, memory, self.fingerprint, self.vocabulary)
+    @checked_arguments
+    def save(self, path: str | os.PathLike, memory: Memory) -> None:
+        memory_file.save(os.fspath(path), memory, self.fingerprint, self.vocabulary)
 
-    def load(self, path: str) -> Memory:
-        memory = memory_file.load(path, self.model, self.fingerprint, self.vocabulary)
+    @checked_arguments
+    def load(self, path: str | os.PathLike) -> Memory:
+        memory = memory_file.load(os.fspath(path), self.model, self.fingerprint, self.vocabulary)
         return jax.device_put(memory, self.device)
 
 

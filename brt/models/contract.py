@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from brt.checks import makes
+from brt.checks import makes, shortened
 from brt.models.model import Metrics
 
 
@@ -52,6 +52,11 @@ def check_named(owner: str, cache: Any) -> None:
 
 
 def check_segment(model: str, window: int, x_BTD: jax.Array, caches: tuple) -> None:
+    if not isinstance(caches, tuple) or not all(hasattr(c, "clear_state") for c in caches):
+        raise TypeError(
+            f"caches of {model} must be those that init_caches or the segment before returned, "
+            f"and not {shortened(repr(jax.tree.map(type, caches)), 80)}."
+        )
     rows, T = x_BTD.shape[:2]
     if window > T or T % window:
         raise ValueError(
@@ -63,6 +68,14 @@ def check_segment(model: str, window: int, x_BTD: jax.Array, caches: tuple) -> N
         raise ValueError(
             f"{rows} batch elements, but caches of {sorted(cached)}: take them from init_caches "
             "for as many, or from the segment before."
+        )
+
+
+def check_number(caches: tuple, layers: int) -> None:
+    if len(caches) != layers:
+        raise ValueError(
+            f"caches has {len(caches)} entries, and the model {layers} layers: take them from its "
+            "init_caches."
         )
 
 

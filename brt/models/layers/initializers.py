@@ -39,5 +39,8 @@ def parameter(
         multiplied: whether every token is multiplied with it. None: if it is a matrix.
     """
     multiplied = len(shape) == 2 if multiplied is None else multiplied
-    value = initializer(rngs.params(), shape, "float32")
+    draw = getattr(rngs, "params", None)
+    if draw is None:
+        raise TypeError("rngs gives no keys of parameters: pass nnx.Rngs(SEED).")
+    value = initializer(draw(), shape, "float32")
     return nnx.Param(value, purpose=purpose, multiplied=multiplied)
