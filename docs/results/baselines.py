@@ -1,22 +1,71 @@
-"""Prints bits per byte of compressors and of an n-gram on a folder of text files, as CSV.
+"""Prints bits per byte of compressors and of n-grams on a folder of text files, as CSV.
 
     python docs/results/baselines.py code    # code/train/*.txt, code/validation/*.txt
 
-gzip, xz and deflate compress each document of the validation split by itself. The n-gram
-interpolates orders 0 to 4 (Witten-Bell) and counts 16 stretches of 192,000 bytes of the training
-split, at equal distances: as many bytes as a run of 3,000 steps reads.
+gzip, xz and deflate compress each document of the validation split by itself. An n-gram
+interpolates orders 0 to n (Witten-Bell) and counts 16 stretches of 192,000 bytes of the training
+split, at equal distances: as many bytes as a run of 3,000 steps reads. "Counting" n-grams also
+count the bytes of a document after predicting them, and drop these counts at its end.
 """
 
+import functools
 import gzip
 import lzma
 import math
 import sys
 import zlib
-from collections import defaultdict
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-ORDER, STRETCHES, STRETCH = 4, 16, 192_000
+STRETCHES, STRETCH = 16, 192_000
 WINDOWS = {9: "512 B", 11: "2 kB", 13: "8 kB"}
+FIXED, COUNTING = (4,), (4, 6)
+"""Orders of the n-grams without and with counts of the document."""
+
+
+class Ngram:
+    """Probabilities of bytes by how often they followed the last `order` bytes or fewer."""
+
+    def __init__(self, order: int, stretches: list[bytes]):
+        self._order = order
+        self._counts: defaultdict[bytes, Counter[int]] = defaultdict(Counter)
+        self._totals: Counter[bytes] = Counter()
+        for stretch in stretches:
+            for end in range(order, len(stretch)):
+                self._add(stretch, end)
+
+    def bits(self, text: bytes, counting: bool = False) -> float:
+        """Returns the bits of a document; counting: whether its own bytes count as it proceeds."""
+        found = 0.0
+        for end in range(len(text)):
+            found -= math.log2(self._probability(text, end))
+            if counting:
+                self._add(text, end)
+        if counting:
+            for end in range(len(text)):
+                self._add(text, end, -1)
+        return found
+
+    def _probability(self, text: bytes, end: int) -> float:
+        probability = 1 / 256
+        for context in self._contexts(text, end):
+            if not (total := self._totals.get(context, 0)):
+                break
+            seen = self._counts[context]
+            probability = (seen.get(text[end], 0) + len(seen) * probability) / (total + len(seen))
+        return probability
+
+    def _add(self, text: bytes, end: int, times: int = 1) -> None:
+        for context in self._contexts(text, end):
+            seen = self._counts[context]
+            seen[text[end]] += times
+            self._totals[context] += times
+            if not seen[text[end]]:
+                del seen[text[end]]
+
+    def _contexts(self, text: bytes, end: int) -> Iterator[bytes]:
+        return (text[end - order : end] for order in range(min(self._order, end) + 1))
 
 
 def main() -> None:
@@ -25,47 +74,29 @@ def main() -> None:
         [file.read_bytes() for file in sorted((folder / split).glob("*.txt"))]
         for split in ("train", "validation")
     )
-    methods = {
-        "gzip -9": lambda text: 8 * len(gzip.compress(text)),
-        "xz -9": lambda text: 8 * len(lzma.compress(text, preset=9)),
-        f"{ORDER}-gram": _ngram(b"".join(train)),
-    }
-    for wbits, size in WINDOWS.items():
-        methods[f"deflate, window {size}"] = lambda text, wbits=wbits: _deflated(text, wbits)
     total = sum(map(len, validation))
-    for name, bits in methods.items():
+    for name, bits in _methods(b"".join(train)):
         print(f'{folder.name},"{name}",{sum(map(bits, validation)) / total:.3f}', flush=True)
 
 
-def _deflated(text, wbits):
+def _methods(train: bytes) -> Iterator[tuple[str, Callable[[bytes], float]]]:
+    yield "gzip -9", lambda text: 8 * len(gzip.compress(text))
+    yield "xz -9", lambda text: 8 * len(lzma.compress(text, preset=9))
+    row = len(train) // STRETCHES
+    stretches = [train[start : start + STRETCH] for start in range(0, row * STRETCHES, row)]
+    for order in sorted({*FIXED, *COUNTING}):
+        ngram = Ngram(order, stretches)
+        if order in FIXED:
+            yield f"{order}-gram", ngram.bits
+        if order in COUNTING:
+            yield f"{order}-gram, counting", functools.partial(ngram.bits, counting=True)
+    for wbits, size in WINDOWS.items():
+        yield f"deflate, window {size}", functools.partial(_deflated, wbits)
+
+
+def _deflated(wbits: int, text: bytes) -> int:
     compressor = zlib.compressobj(9, zlib.DEFLATED, wbits)
     return 8 * len(compressor.compress(text) + compressor.flush())
-
-
-def _ngram(train):
-    counts: defaultdict[bytes, defaultdict[int, int]] = defaultdict(lambda: defaultdict(int))
-    row = len(train) // STRETCHES
-    for start in range(0, row * STRETCHES, row):
-        stretch = train[start : start + STRETCH]
-        for end in range(ORDER, len(stretch)):
-            for order in range(ORDER + 1):
-                counts[stretch[end - order : end]][stretch[end]] += 1
-    totals = {context: sum(seen.values()) for context, seen in counts.items()}
-
-    def bits(text):
-        found = 0.0
-        for end, byte in enumerate(text):
-            probability = 1 / 256
-            for order in range(min(ORDER, end) + 1):
-                context = text[end - order : end]
-                if context not in totals:
-                    break
-                seen, total = counts[context], totals[context]
-                probability = (seen.get(byte, 0) + len(seen) * probability) / (total + len(seen))
-            found -= math.log2(probability)
-        return found
-
-    return bits
 
 
 if __name__ == "__main__":

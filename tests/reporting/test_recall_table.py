@@ -1,14 +1,18 @@
 """The tables of recall of pairs show each memory at the rate that its search chooses."""
 
 import json
+import math
+from collections import Counter
 
 import pytest
 from fabricated_runs import make_run
 
 pytest.importorskip("matplotlib", reason='the page needs pip install -e ".[report]"')
 
-from results_page.recall_table import rates_table, recall_plots, recall_table
+from results_page.recall_runs import recalls
+from results_page.recall_table import best_table, rates_table, recall_plots, recall_table
 
+from brt.data.sources.mqar import MultiQueryRecall
 from brt.reporting.collect import collect
 from brt.reporting.runs import open_runs
 
@@ -83,21 +87,45 @@ def test_memories_and_sizes_have_all_seeds_of_the_chosen_rate(groups):
     titles = ["memory", "bytes carried", "pairs", "reach", "as in training"]
     titles += ["16 pairs, 1,024 tokens", "256 tokens back"]
     assert [[row[title] for title in titles] for row in rows] == [
-        ["gated delta memory", "640", "16", "1,024", "0.95 / 0.90 / 0.50", "0.90 / 0.25",
-         "0.94 / 0.75"],
-        ["window (Slide)", "640", "2", "0", "0.50 / 0.50", "0.25", "0.38"],
+        ["gated delta memory", "640", "16", "1,024", "0.90 / 0.95 / 0.50", "0.90 / 0.25 / –",
+         "0.94 / 0.75 / –"],
+        ["window (Slide)", "640", "2", "0", "0.50 / 0.50", "– / 0.25", "– / 0.38"],
         ["window (Slide)", "1,280", "2", "0", "0.75", "0.50", "–"],
     ]  # fmt: skip
-    by_bytes, by_distance = recall_plots("recall", groups)
+    by_distance, by_bytes = recall_plots("recall", groups)
     points = {line.name: (list(line.x), list(line.y)) for line in by_bytes.lines}
     assert points["gated delta memory"] == ([640], [pytest.approx(0.575)])
     assert points["window (Slide)"] == ([640, 1280], [0.25, 0.5])
-    assert by_distance.lines[0].name == "gated delta memory, 640 bytes"
+    line = by_distance.lines[0]
+    assert line.name == "gated delta memory, 640 bytes"
+    assert list(line.y) == pytest.approx([0.9375, 0.84375, 0.575])  # of two runs
+    assert line.errors is None  # three were trained
 
 
-def test_runs_without_answers_have_none(tmp_path):
-    run = make_run(tmp_path / "run", "small/map_slide+corpora/text",
-                   evaluations={"validation": {"loss": 1.0}})  # fmt: skip
-    found = collect(open_runs([run]))
-    assert recall_table("recall", found) is None and rates_table("rates", found) is None
-    assert recall_plots("recall", found) == []
+def test_the_short_table_has_the_better_size_of_each_memory(groups):
+    rows = [[cell.text for cell in row] for row in best_table("best", groups).rows]
+    assert rows == [
+        ["window (Slide)", "1,280", "0.75", "0.50", "–"],
+        ["gated delta memory", "640", "0.95 / 0.93 / –", "0.90 / 0.25 / –", "0.94 / 0.75 / –"],
+    ]  # fmt: skip
+
+
+def test_shares_far_back_have_the_number_of_their_queries(tmp_path):
+    task = {"lengths": (32, 128), "num_pairs": (2, 4), "vocabulary_size": 12, "num_documents": 9}
+    lines = [f"MultiQueryRecall.{name} = {value}" for name, value in task.items()]
+    run = run_of(tmp_path, (DELTA, *lines), 0.002, 0, 0.25, 0.9, {32: 0.95, 128: 0.9})
+    file = run / "studies" / "answers.json"
+    study = json.loads(file.read_text())
+    study["series"].append(study["series"][-1] | {"name": "state kept, by length", "x": [32, 128]})
+    file.write_text(json.dumps(study | {"documents": [1, 2, 3, 5]}))
+    groups = collect(open_runs([run]))
+    (recall,) = recalls(groups)
+    expected = Counter()
+    source = MultiQueryRecall(**task | {"num_held_out": 6})
+    for number, document in enumerate(source.documents("validation")):
+        for start, _, needed in document.annotation["answers"] if number in (1, 2, 3, 5) else ():
+            expected[2 ** int(math.log2(start - needed))] += 1
+    assert recall.counts == [expected] and expected[32] > 0
+    table = recall_table("recall", groups)
+    cells = dict(zip(table.heads(), (cell.text for cell in table.rows[0])))
+    assert cells["32 tokens back"] == f"0.95 ({expected[32]})"

@@ -11,7 +11,7 @@ from fabricated_runs import make_run
 pytest.importorskip("matplotlib", reason='the page needs pip install -e ".[report]"')
 
 from results_page.gain_tables import gain_table
-from results_page.gains import fresh_bits, gains
+from results_page.gains import fresh_bits, gains, gradient_tokens
 from results_page.learning import learning_plot
 from results_page.overview import DEPENDS, overview_plot, overview_table
 from results_page.page import fill, results
@@ -141,6 +141,8 @@ def test_the_overview_names_the_better_side_only_where_both_losses_agree(tmp_pat
         ["LSTM", f"0.000 ± {4.3027 * 0.25 / math.sqrt(3):.3f}", "0.190 ± 0.025", DEPENDS],
         ["fixed", "-0.125 ± 0.025", "-0.110 ± 0.025", "one more layer"],
     ]
+    caption = overview_table(found).caption
+    assert "2 of 3 survive on validation" in caption and "3 of 3 survive on fresh" in caption
     plot = overview_plot(found)
     assert [(mean.place, mean.series) for mean in plot.means[:2]] == [
         ("text_bytes, W 8, N 256, fixed", "validation"),
@@ -149,6 +151,20 @@ def test_the_overview_names_the_better_side_only_where_both_losses_agree(tmp_pat
     assert f"{plot.means[0].mean:.3f} ± {plot.means[0].half:.3f}" == rows[0][4]
     assert png(plot) and plot.as_csv().count("\n") == 7
     assert overview_table(found[:0]) is None and overview_plot(found[:0]) is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "tokens"),
+    [
+        ({}, 64),
+        ({"segments_per_step": 8}, 512),
+        ({"segments_per_step": 8, "bptt_depth": 3}, 256),
+        ({"segments_per_step": 2, "bptt_depth": 3}, 128),
+    ],
+)
+def test_gradients_cross_the_segments_of_a_step_to_a_depth(settings, tokens):
+    named = {f"Trainer.{name}": value for name, value in settings.items()}
+    assert gradient_tokens({"Trainer.segment_length": 64, **named}) == tokens
 
 
 def test_a_run_that_was_evaluated_before_its_last_step_is_in_no_gain(tmp_path):

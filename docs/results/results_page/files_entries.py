@@ -5,25 +5,24 @@ from typing import NamedTuple
 
 import numpy as np
 from results_page.gain_tables import NOTHING
-from results_page.gains import known, regime
+from results_page.gains import known, paired, regime
 from results_page.memory_names import WINDOW, memory_name
 from results_page.significance import holm, p_value
 from results_page.systems import StepTimes
 
 from brt.reporting.collect import Group
 from brt.reporting.model_settings import model_setting
-from brt.reporting.runs import Run
 
 PREFIX = "files_"
 """Beginning of its ladders' names."""
 RATES, WINDOWS, TIME, LONG = "files_rates", "files_windows", "files_time", "files_long"
 """Ladders of the plan's parts."""
+CONFIRMATION = "files_confirmation"
+"""Ladder of a seed that took no part in the choice of rates."""
 HALF_RATE, OTHER_RATES = "files_half_rate", "files_other_rates"
 """Ladders with other rates, after the plan; the second one of some memories and seeds."""
 BYTES = 4
 """Of a float32."""
-NAMES = "bits per token of words"
-"""Label of the curves of `--study=compare` by the distance of a word's last occurrence."""
 
 
 class Entry(NamedTuple):
@@ -108,6 +107,13 @@ def memories_at(entries: Sequence[Entry], window: int) -> list[Entry]:
     return [entry for entry in entries if entry.window == window and entry.memory != WINDOW]
 
 
+def improvements(entries: Sequence[Entry]) -> list[tuple[float, ...]]:
+    """Returns the improvement of each memory over the plain stack with its window, by seed."""
+    plain = plain_stacks(entries)
+    return [paired(entry.group, plain[entry.window]) if entry.memory != WINDOW else ()
+            for entry in entries]  # fmt: skip
+
+
 def corrected_p(gained: Sequence[Sequence[float]]) -> dict[int, float]:
     """Returns Holm's p of each comparison of at least three seeds, by its index."""
     tested = [number for number, values in enumerate(gained) if len(values) > 2]
@@ -129,18 +135,3 @@ def carried_bytes(entry: Entry) -> int:
     elif model_setting(settings, "recurrent_layers", ()):
         numbers += settings["RecurrentCell.num_states"] * model_setting(settings, "width")
     return BYTES * numbers
-
-
-def names_loss(run: Run) -> dict[float, float]:
-    """Returns a run's loss on words by the distance of their last occurrence; empty if unknown."""
-    for study in run.studies.values():
-        for series in study.get("series", ()):
-            if series["y_label"] == NAMES and series["name"] == "run":
-                return dict(zip(series["x"], series["y"]))
-    return {}
-
-
-def mean_names_loss(group: Group) -> dict[float, float]:
-    curves = [curve for run in group.runs if (curve := names_loss(run))]
-    shared = sorted(set.intersection(*map(set, curves))) if curves else []
-    return {at: float(np.mean([curve[at] for curve in curves])) for at in shared}

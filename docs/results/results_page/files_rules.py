@@ -8,15 +8,13 @@ from results_page.files_entries import (
     Comparison,
     Entry,
     corrected_p,
-    mean_names_loss,
     memories_at,
     plain_stacks,
     step_time,
 )
 from results_page.gain_tables import shown
-from results_page.gains import fresh_bits, known, paired
+from results_page.gains import SPLIT, fresh_bits, known, paired
 from results_page.memory_names import WINDOW
-from results_page.names_table import NAMES_WINDOW, far_improvements
 from results_page.systems import StepTimes
 
 from brt.reporting.collect import Group
@@ -152,21 +150,14 @@ def _frontier_rule(entries: Sequence[Entry], times: StepTimes) -> str:
 
 
 def _names_rule(entries: Sequence[Entry]) -> str:
-    slide, found, stands = plain_stacks(entries).get(NAMES_WINDOW), [], []
-    if slide is None or not mean_names_loss(slide):
+    """Returns why the rule decides nothing: the runs kept no parameters for another study."""
+    studies = [study for entry in entries for run in entry.group.runs
+               for study in run.studies.values() if study.get("study") == "compare"]  # fmt: skip
+    if not studies:
         return ""
-    for entry in entries:
-        if entry.memory == WINDOW:
-            continue
-        values = far_improvements(entry.group, slide)
-        if len(values) < 2:
-            continue
-        mean, half = confidence_interval(values)
-        label = f"{entry.memory}, W = {entry.window}"
-        stands += [label] if mean > half else []
-        found.append(f"{label}: {shown(values).text}")
-    verdict = _listed(stands, "better there:", "**long memory on text is not claimed**")
-    return f"{verdict}; below Slide with W = {NAMES_WINDOW} by {', '.join(found)}"
+    read = min(len(study["documents"]) for study in studies)
+    every = max(run.evaluations[SPLIT]["documents"] for run in entries[0].group.runs)
+    return f"not decided: the studies read {read} of {every} documents" if read < every else ""
 
 
 def _listed(names: Sequence[str], before: str, otherwise: str) -> str:

@@ -129,6 +129,10 @@ def described(group: Group) -> str:
     )
 
 
+def probability(value: float | None) -> Cell:
+    return NOTHING if value is None else Cell(f"{value:.3f}")
+
+
 def shown(values: Sequence[float]) -> Cell:
     """Returns the mean of values and half of its interval; a dash for none."""
     if not values:

@@ -3,8 +3,8 @@
 A pair is a recurrent run and a plain one with the same seed and the same data checksum.
 """
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -66,6 +66,14 @@ def regime(group: Group) -> Regime:
         settings.get("Trainer.tokens_per_step", 0),
         settings.get("Trainer.steps", 0),
     )
+
+
+def gradient_tokens(settings: Mapping[str, Any]) -> int:
+    """Returns the tokens of a batch element that the gradients of one step cross."""
+    segments = settings.get("Trainer.segments_per_step", 1)
+    depth = settings.get("Trainer.bptt_depth")  # memories crossed; None for all of a step
+    crossed = segments if depth is None else min(segments, depth + 1)
+    return settings["Trainer.segment_length"] * crossed
 
 
 def num_states(group: Group) -> int:

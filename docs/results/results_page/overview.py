@@ -4,14 +4,16 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from results_page.gain_tables import INTERVAL, TEXTS, USUAL, shown, text
-from results_page.gains import SPLIT, Gain, known, num_states
+from results_page.gains import SPLIT, Gain, gradient_tokens, known, num_states
 from results_page.intervals import IntervalPlot, Mean
+from results_page.significance import holm, p_value
 
 from brt.reporting.drawing.rounding import confidence_interval
 from brt.reporting.drawing.table import Table, plain_table
 
 NAME = "overview"
-FEWEST_SEEDS = 3
+FEWEST_SEEDS, SURE = 3, 0.05
+"""Seeds of a comparison, and the largest corrected p that counts."""
 GATES = {"Rec:fixed:skip": "fixed", "Rec:lstm:skip": "LSTM"}
 """Systems that are shown."""
 BETTER, WORSE, NEITHER = "recurrence", "one more layer", "not distinguishable"
@@ -67,7 +69,8 @@ def verdict(values: Sequence[float]) -> str:
 def overview_table(found: Iterable[Gain]) -> Table | None:
     """Returns one row a comparison, with both losses and the better side; None without any."""
     rows = []
-    for gate, place, gain in comparisons(found):
+    compared = comparisons(found)
+    for gate, place, gain in compared:
         better = verdict(gain.gains)
         if gain.fresh and verdict(gain.fresh) != better:
             better = DEPENDS
@@ -79,9 +82,29 @@ def overview_table(found: Iterable[Gain]) -> Table | None:
         f"Bits per byte on {SPLIT}, at least {FEWEST_SEEDS} seeds. Improvement: of the recurrent "
         "stack over a plain one with one more layer, after the same tokens in the same order. On "
         f"fresh text: the same of the batches of the last fifth of training. {INTERVAL} Better: "
-        f'the side that both intervals are on; "{DEPENDS}" where the two losses disagree.'
+        f'the side that both intervals are on, not corrected for {len(rows)} rows; "{DEPENDS}" '
+        f"where the two losses disagree. By Holm's method {_surviving(compared)}. Gradients cross "
+        f"one segment, N {_lengths(compared)} bytes or pieces."
     )
     return plain_table(NAME, "Where recurrence pays", caption, titles, rows) if rows else None
+
+
+def _surviving(compared: Sequence[Comparison]) -> str:
+    """Returns how many rows Holm's method leaves on each loss, in words."""
+    found = []
+    for loss, values in ((f"on {SPLIT}", [each.gain.gains for each in compared]),
+                         ("on fresh text", [each.gain.fresh for each in compared])):  # fmt: skip
+        p = holm([p_value(some) for some in values if len(some) >= FEWEST_SEEDS])
+        survive = sum(value < SURE for value in p)
+        found.append(f"{survive} of {len(p)} survive {loss} (smallest p {min(p, default=1.0):.3f})")
+    return ", ".join(found)
+
+
+def _lengths(compared: Sequence[Comparison]) -> str:
+    depths = {
+        gradient_tokens(run.settings) for each in compared for run in each.gain.recurrent.runs
+    }
+    return " or ".join(map(str, sorted(depths)))
 
 
 def overview_plot(found: Iterable[Gain]) -> IntervalPlot | None:

@@ -14,19 +14,20 @@ from results_page import files_entries
 from results_page.claims import claims_tables
 from results_page.excerpts import excerpts_table, kinds_table
 from results_page.facts_table import facts_map, facts_plot, facts_table
-from results_page.files_tables import files_plots, files_tables
-from results_page.front import front_table
+from results_page.files_tables import files_tables
+from results_page.front import front_table, improvements_plot
 from results_page.gain_tables import gain_table, runs_table
 from results_page.gains import Gain, gains
 from results_page.intervals import IntervalPlot
 from results_page.learning import LearningPlot, learning_plot
 from results_page.memory_use import memory_table
-from results_page.names_table import names_table
+from results_page.names_table import memories_table, names_plot, names_table
 from results_page.overview import overview_plot, overview_table
-from results_page.recall_table import rates_table, recall_plots, recall_table
+from results_page.recall_table import best_table, rates_table, recall_plots, recall_table
 from results_page.study_plots import study_plots
 from results_page.systems import read_step_times, systems_table, test_table
 from results_page.tasks_table import tasks_table
+from results_page.training_data import checksums_table, gradients_table
 
 from brt.reporting.archive import ENDING, unpack
 from brt.reporting.collect import Group, collect
@@ -60,13 +61,16 @@ def results(folder: Path) -> Results:
     Each folder NAME is a ladder; plain runs serve all ladders. Names of tables and figures:
 
         front, overview               the first table; all comparisons of several seeds
+        gradients, files_checksums    tokens that gradients cross; data checksums of runs on files
         test, kinds, memory           test splits; improvement by kind of byte; ablations
         system_claims and so on       verdicts on pairs of systems
         files_by_rate and so on       the experiment on files as documents, and its rules
-        files_far_names               loss on names from far back, of every memory
+        files_across, files_confirmed comparisons of different windows; of different seeds
+        files_names, every_memory     loss on names from far back; all memories, one seed
         NAME, NAME_runs               improvements over the baseline; all runs
         NAME_systems, NAME_tasks      all systems; accuracies of tasks
-        NAME_recall, NAME_rates       recall of pairs by each memory; the search of its rate
+        NAME_recall, NAME_best        recall of pairs by each memory; by those of the figure
+        NAME_rates                    the search of its rate
         NAME_facts, NAME_facts_map    answers about facts in text by each memory, and by depth
         NAME_excerpts                 tokens that the state improves
         NAME_learning                 improvement by training step
@@ -89,7 +93,8 @@ def results(folder: Path) -> Results:
         everything = gains([group for group in every if group not in apart]) + gains(half_rate)
         times = read_step_times(folder.parent / STEP_TIMES)
         # The experiment on files has tables of its own with its test split.
-        by_window = files_entries.WINDOWS, files_entries.HALF_RATE, files_entries.TIME
+        by_window = (files_entries.WINDOWS, files_entries.HALF_RATE, files_entries.TIME,
+                     files_entries.CONFIRMATION)  # fmt: skip
         others = {name: own for name, own in groups.items() if name not in by_window}
         # Studies on files compare with a longer window, not with the baseline.
         of_files = {name for name in groups if name.startswith(files_entries.PREFIX)}
@@ -97,8 +102,10 @@ def results(folder: Path) -> Results:
         tables += [overview_table(everything), test_table("test", others),
                    kinds_table("kinds", pairs), memory_table("memory", every),
                    *claims_tables(groups), *files_tables(groups, times),
-                   names_table(groups)]  # fmt: skip
-        plots += [overview_plot(everything), *files_plots(groups, times)]
+                   names_table(groups), memories_table(groups), gradients_table(groups),
+                   checksums_table(groups)]  # fmt: skip
+        better = files_entries.better_rates(groups)
+        plots += [overview_plot(everything), improvements_plot(better), names_plot(groups)]
         for name, own in groups.items():
             found, longer = _gains(own, everything), groups.get(f"{name}{TIME}", [])
             tables += [
@@ -107,6 +114,7 @@ def results(folder: Path) -> Results:
                 systems_table(f"{name}_systems", own, longer, times),
                 tasks_table(f"{name}_tasks", own),
                 recall_table(f"{name}_recall", own),
+                best_table(f"{name}_best", own),
                 rates_table(f"{name}_rates", own),
                 facts_table(f"{name}_facts", own),
                 excerpts_table(f"{name}_excerpts", own),
