@@ -137,9 +137,10 @@ class MemoryTokens:
             x_BWD, first = inputs
             within_B = S + counts_B - first
             here_B = (within_B >= 0) & (within_B < W)
-            y_BWD, part = self.body.read_part_embedded(x_BWD, caches, jnp.clip(within_B, 0, W - 1))
-            _, after, _ = self.body.stack(x_BWD, caches)
-            return (after, select_rows(here_B, part, decoding)), y_BWD
+            y_BWD, after, _ = self.body.stack(x_BWD, caches)
+            part = self.body.read_part_embedded(x_BWD, caches, jnp.clip(within_B, 0, W - 1))
+            y_BWD, decoding = select_rows(here_B, part, (y_BWD, decoding))
+            return (after, decoding), y_BWD
 
         firsts = W * jnp.arange(len(x_GBWD), dtype=jnp.int32)
         carry = caches, self.begin_decoding(caches)
