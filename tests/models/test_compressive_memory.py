@@ -129,3 +129,9 @@ def test_what_does_not_fit_is_refused_by_name(settings, message):
         build("compressive_mean", memory=functools.partial(
             CompressiveMemory, **dict(compressed=5, rate=2) | settings
         ))  # fmt: skip
+
+
+def test_compressed_vectors_that_same_length_would_hide_are_refused():
+    memory = functools.partial(CompressiveMemory, compressed=2, rate=2)
+    with pytest.raises(ValueError, match=r"TransformerXL\.same_length = True .*CompressiveMemory"):
+        ARCHITECTURES["txl_same_length"].build(OneKey(), memory=memory, memory_length=6)

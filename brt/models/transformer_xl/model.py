@@ -156,6 +156,11 @@ class TransformerXL(Body, ShowsAttention):
         )
         self.layers = nnx.List(layer(rngs, sizes) for _ in range(num_layers))
         self.memories = nnx.List(memory(rngs, sizes, memory_length) for _ in range(num_layers))
+        if same_length and self.remembered > memory_length:
+            raise ValueError(
+                "TransformerXL.same_length = True lets a query see the last keys only, which hides "
+                f"vectors of {type(self.memories[0]).__name__}: bind same_length = False."
+            )
 
     def _check(self, width, encoding, position_rows, same_length, memory_length):
         if width % 2:
