@@ -6,9 +6,10 @@ import numpy as np
 from brt.data.extras import MissingExtra
 from brt.experiment import Experiment
 from brt.models.counts import count_parameters
+from brt.training.sharding import AnyMesh
 
 
-def describe(experiment: Experiment, mesh: jax.sharding.Mesh) -> str:
+def describe(experiment: Experiment, mesh: AnyMesh) -> str:
     """Returns parameters, operations, bytes per device and tokens per step, as aligned lines."""
     counts = count_parameters(experiment.model)
     state = experiment.abstract_state(mesh)

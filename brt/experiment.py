@@ -151,7 +151,7 @@ class Experiment:
         # Cached: with many layers tracing takes a good part of a start.
         return jax.eval_shape(self.init_state, self.abstract_params)
 
-    def abstract_state(self, mesh: jax.sharding.Mesh | None = None) -> TrainState:
+    def abstract_state(self, mesh: AnyMesh | None = None) -> TrainState:
         """Returns the shapes of the train state, with shardings if there is a mesh."""
         state = self._abstract_state
         if mesh is None:

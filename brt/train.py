@@ -3,6 +3,7 @@
 python -m brt.train --gin_file=configs/quickstart.gin --workdir=runs/quickstart
 """
 
+import re
 import signal
 import sys
 
@@ -23,7 +24,7 @@ from brt.training.loop import TrainingRun
 from brt.training.profiling import ProfiledSteps, parse_steps
 from brt.training.records.metric_writers import USUAL, check_kinds
 from brt.training.records.run_folder import code_hash, versions
-from brt.training.sharding import make_mesh
+from brt.training.sharding import AnyMesh, abstract_mesh, make_mesh
 
 FLAGS = flags.FLAGS
 define_text()
@@ -33,6 +34,12 @@ flags.DEFINE_bool(
     "eval_only", False, "Evaluate the run of this command, with its gin flags repeated, and stop."
 )
 flags.DEFINE_bool("dry_run", False, "Build the shapes, print what would run, and stop.")
+flags.DEFINE_string(
+    "devices",
+    None,
+    "N, or NODESxN as 2x8: with --dry_run, check the mesh for so many devices without having them; "
+    "without, refuse to run with another number.",
+)
 flags.DEFINE_bool(
     "allow_changes", False, "Resume although the bindings differ from the run folder's."
 )
@@ -46,6 +53,12 @@ def main() -> None:
     command_line.start()
     profile = parse_steps(FLAGS.profile) if FLAGS.profile else None
     check_kinds(tuple(FLAGS.metrics))
+    if FLAGS.devices:
+        parse_devices(FLAGS.devices)
+        if FLAGS.topology:
+            raise ValueError("--devices and --topology both name what is planned: give one.")
+        if FLAGS.dry_run:
+            jax.config.update("jax_platforms", "cpu")  # no GPU of this machine is needed
     if FLAGS.topology:
         if not FLAGS.dry_run:
             raise ValueError("--topology compiles and trains nothing: give --dry_run with it.")
@@ -56,20 +69,20 @@ def main() -> None:
     packages = {f"version of {name}": str(version) for name, version in versions().items()}
     start = experiment.bindings | packages | {"hash of brt's code": code_hash()}
     processes.check_same("bindings and versions", start)
-    mesh = make_mesh(*experiment.trainer.mesh)
+    mesh = asked_mesh(experiment)
     experiment.check_mesh(mesh)
     is_first = jax.process_index() == 0
     if not FLAGS.eval_only:
         check_memory(experiment)
         warn_of_warmup(experiment)
-    with jax.set_mesh(mesh):
+    if is_first:
+        print(describe(experiment, mesh), flush=True)
+    if FLAGS.dry_run or isinstance(mesh, jax.sharding.AbstractMesh):  # of --dry_run only
         if is_first:
-            print(describe(experiment, mesh), flush=True)
-        if FLAGS.dry_run:
-            if is_first:
-                print(settings(experiment), flush=True)
-                check_data(experiment)
-            return
+            print(settings(experiment), flush=True)
+            check_data(experiment)
+        return
+    with jax.set_mesh(mesh):
         if FLAGS.workdir is None:
             FLAGS.workdir = command_line.default_workdir(FLAGS.gin_file)  # type: ignore[assignment]
             if is_first:
@@ -81,6 +94,30 @@ def main() -> None:
         prepare_missing(experiment)
         processes.check_same("token stores", store_contents(experiment))
         train(experiment, mesh, profile)
+
+
+def parse_devices(text: str) -> tuple[int, int]:
+    """Returns the numbers of devices, in all, and of slices or nodes."""
+    parts = re.fullmatch(r"(?:([1-9]\d*)x)?([1-9]\d*)", text)
+    if not parts:
+        raise ValueError(f"--devices = {text}: write a number, or nodes x devices, such as 2x8.")
+    nodes = int(parts[1] or 1)
+    return nodes * int(parts[2]), nodes
+
+
+def asked_mesh(experiment: Experiment) -> AnyMesh:
+    """Returns the mesh of all devices; for --dry_run, of --devices without having them."""
+    sides = experiment.trainer.mesh
+    if FLAGS.devices:
+        count, nodes = parse_devices(FLAGS.devices)
+        if FLAGS.dry_run:
+            return abstract_mesh(*sides, count, nodes)
+        if count != jax.device_count():
+            raise ValueError(
+                f"--devices = {FLAGS.devices}, and JAX found {jax.device_count()} x "
+                f"{jax.devices()[0].device_kind}: check the job's nodes and drivers, or the flag."
+            )
+    return make_mesh(*sides)
 
 
 def train(

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Trains on a Slurm cluster, from nothing: installs brt, says what would run, has one job prepare the
-# token stores, and after it one train, which is queued again by itself until the run is done:
+# Trains on a Slurm cluster, from nothing: installs brt, says what would run on the nodes and GPUs that
+# are asked for, has one job prepare the token stores, and after it one train, which is queued again by
+# itself until the run is done:
 #   scripts/launch_slurm.sh --nodes=2 --gpus-per-node=8 --time=12:00:00 -- \
 #       --gin_file=configs/pg19_rec_fixed_skip.gin --workdir=/shared/runs/rec
 # What follows `--` is for brt.train; what stands before it is for sbatch (--cpus-per-task is 8 if it
@@ -71,8 +72,20 @@ if [ -z "${PYTHON:-}" ] && [ ! -x .venv/bin/python ]; then
     run python3 -m venv .venv
     run .venv/bin/pip install -q -e ".[$extras]"
 fi
-# On one device of this machine.
-run "$python" -m brt.train --dry_run ${described[@]+"${described[@]}"} "--gin.Trainer.mesh=(-1, 1)"
+# For the nodes and GPUs that are asked for; for one device where the options do not name them so.
+asked=" ${options[*]-} " nodes=1 gpus='' type='[[:alpha:]][^:, ]*:'
+if [[ $asked =~ \ (--nodes[= ]|-N\ ?)([^ ]+)\  ]]; then
+    nodes=${BASH_REMATCH[2]}
+fi
+if [[ $asked =~ \ (--gpus-per-node[= ]|--gres[= ]gpu:)($type)?([0-9]+)\  ]]; then
+    gpus=${BASH_REMATCH[3]}
+fi
+if [[ -n $gpus && $nodes =~ ^[0-9]+$ && ! $asked =~ \ (--ntasks[= ]|-n|--nodelist|-w) ]]; then
+    plan=--devices=${nodes}x$gpus
+else
+    plan="--gin.Trainer.mesh=(-1, 1)"
+fi
+run "$python" -m brt.train --dry_run ${described[@]+"${described[@]}"} "$plan"
 prepared=$(run sbatch --parsable --cpus-per-task=8 ${preparing[@]+"${preparing[@]}"} \
     ${alone[@]+"${alone[@]}"} --job-name=brt-prepare --nodes=1 --ntasks=1 scripts/slurm_job.sh \
     brt.prepare --splits="$splits" ${described[@]+"${described[@]}"})

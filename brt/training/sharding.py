@@ -70,7 +70,7 @@ def _shape(data, model, count, slices):
     return tuple(shape)
 
 
-def shardings(tree: Any, mesh: jax.sharding.Mesh) -> Any:
+def shardings(tree: Any, mesh: AnyMesh) -> Any:
     """Returns a `NamedSharding` for each array of a tree, by `brt.models.axis_rules.named_spec`."""
 
     def sharding(path, leaf):

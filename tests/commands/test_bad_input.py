@@ -149,6 +149,42 @@ def test_a_mesh_that_does_not_fit_is_named(folder, error, bindings, named):
     assert not (folder / "run").exists()
 
 
+@pytest.mark.parametrize(
+    ("devices", "mesh", "named"),
+    [
+        ("8", "(-1, 1)", ["4 batch elements", "8 data-parallel"]),
+        ("2x4", "(-1, 4)", ["BlockRecurrentTransformer.num_heads = 2", "4 model-parallel"]),
+        ("2x4", "(1, 8)", ["Trainer.mesh = (1, 8)", "4 devices"]),
+        ("16", "(3, -1)", ["Trainer.mesh = (3, -1)", "16 devices"]),
+        ("2x", "(-1, 1)", ["--devices = 2x"]),
+        ("0", "(-1, 1)", ["--devices = 0"]),
+    ],
+)
+def test_a_dry_run_names_what_does_not_fit_devices_of_elsewhere(
+    folder, error, devices, mesh, named
+):
+    given = f"--devices={devices}", "--dry_run", f"--gin.Trainer.mesh={mesh}"
+    sentence = error(train, *flags(folder), *given)
+    assert all(name in sentence for name in named), sentence
+
+
+@pytest.mark.parametrize(
+    ("devices", "mesh", "shape"), [("4", "(-1, 1)", "4 x 1"), ("2x4", "(-1, 2)", "4 x 2")]
+)
+def test_a_dry_run_shows_the_mesh_of_devices_of_elsewhere(
+    folder, monkeypatch, capsys, devices, mesh, shape
+):
+    given = f"--devices={devices}", "--dry_run", f"--gin.Trainer.mesh={mesh}"
+    assert command(monkeypatch, train, *flags(folder), *given) == 0
+    assert re.search(f"devices, data x model +{shape}\n", capsys.readouterr().out)
+    assert not (folder / "run").exists()
+
+
+def test_a_run_on_another_number_of_devices_than_named_is_refused(folder, error):
+    sentence = error(train, *flags(folder), f"--devices={jax.device_count() + 1}")
+    assert "--devices = " in sentence and not (folder / "run").exists()
+
+
 # Splits.
 
 

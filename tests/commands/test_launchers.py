@@ -344,7 +344,7 @@ def test_a_job_prepares_and_another_trains_after_it(stand_in, tmp_path, monkeypa
     done = launch("launch_slurm.sh", *OPTIONS, "--splits=train", "--", *SHARED)
     assert done.returncode == 0, done.stderr
     plan, prepare, train = calls(tmp_path)
-    assert plan[1:] == ["-m", "brt.train", "--dry_run", *GIN, "--gin.Trainer.mesh=(-1, 1)"]
+    assert plan[1:] == ["-m", "brt.train", "--dry_run", *GIN, "--devices=2x8"]
     job = prepare.index("scripts/slurm_job.sh")
     assert prepare[job + 1 :] == ["brt.prepare", "--splits=train", *GIN]
     assert {"--parsable", "--time=12:00:00", "--nodes=1"} <= set(prepare[:job])
@@ -354,6 +354,28 @@ def test_a_job_prepares_and_another_trains_after_it(stand_in, tmp_path, monkeypa
     assert train[job + 1 :] == ["brt.train", "--distributed", *SHARED]
     assert {*OPTIONS, "--requeue", "--dependency=afterok:4711"} <= set(train[:job])
     assert "--signal=B:TERM@120" in train and "--ntasks-per-node=1" in train
+
+
+@pytest.mark.parametrize(
+    ("options", "devices"),
+    [
+        ("--nodes=2 --gpus-per-node=8", "2x8"),
+        ("-N 4 --gres=gpu:h100:4", "4x4"),
+        ("-N2 --gres gpu:2 --time=1", "2x2"),
+        ("--nodes 2 --gpus-per-node a100:8", "2x8"),
+        ("--gpus-per-node=8", "1x8"),
+        ("--nodes=2-4 --gpus-per-node=8", None),
+        ("--nodelist=n[1-2] --gpus-per-node=8", None),
+        ("-n 4 --gres=gpu:4", None),
+        ("--nodes=2 --gpus=16", None),
+        ("--time=1", None),
+        ("", None),
+    ],
+)
+def test_a_job_is_planned_for_the_nodes_and_gpus_that_its_options_name(options, devices):
+    done = launch("launch_slurm.sh", "--dry", *options.split(), "--", *SHARED)
+    (plan,) = (line for line in map(shlex.split, done.stdout.splitlines()) if "--dry_run" in line)
+    assert plan[-1] == (f"--devices={devices}" if devices else "--gin.Trainer.mesh=(-1, 1)")
 
 
 def test_preparation_asks_for_no_gpu_however_it_is_written(stand_in, tmp_path, monkeypatch):

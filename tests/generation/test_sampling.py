@@ -68,13 +68,29 @@ def by_hand(logits_V, temperature=1.0, top_k=V, top_p=1.0, penalty=1.0, recent=(
     ],
 )
 def test_draws_follow_the_distribution(settings):
-    recent = (-1, 1, 5, 5) if "penalty" in settings else (-1,)
-    expected = by_hand(LOGITS, recent=recent, **settings)
+    check_draws(settings, LOGITS, (-1, 1, 5, 5) if "penalty" in settings else (-1,))
+
+
+def check_draws(settings, logits_V, recent):
+    expected = by_hand(logits_V, recent=recent, **settings)
     options = {"repetition_penalty" if k == "penalty" else k: v for k, v in settings.items()}
-    found = many(Sampling(**options), recent=recent)
+    found = many(Sampling(**options), logits_V, recent)
     deviation = np.sqrt(expected * (1 - expected) / DRAWS)
     assert (np.abs(found - expected) <= 4.5 * deviation).all(), (found, expected)
     assert not found[expected == 0].any()
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_draws_follow_a_distribution_drawn_with_its_settings(seed):
+    rng = np.random.default_rng(seed)
+    settings = {
+        "temperature": rng.uniform(0.3, 3),
+        "top_k": int(rng.integers(1, V + 1)),
+        "top_p": rng.uniform(0.05, 1),
+        "penalty": rng.uniform(0.5, 3),
+    }
+    settings = {name: value for name, value in settings.items() if rng.random() < 0.6}
+    check_draws(settings, rng.uniform(0.3, 4) * rng.normal(size=V), rng.integers(-1, V, 4))
 
 
 def test_temperature_zero_is_the_most_likely_token_whatever_else_is_asked():
