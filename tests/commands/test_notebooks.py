@@ -44,7 +44,7 @@ def test_a_notebook_is_stripped_and_begins_with_an_installation_in_place(path):
     first = code_of(path)[0]
     assert first == code_of(NOTEBOOKS[0])[0]
     assert "git clone" in first and "scripts/colab/install.py" in first
-    assert path.read_text(encoding="utf-8").count("https://github.com/") == 1
+    assert "OWNER" not in first
     assert code_of(path)[1].startswith("STEPS = ")
 
 
@@ -142,7 +142,7 @@ def executed(content, path, tmp_path):
     """Runs a notebook in a folder with configs/ and scripts/, without installing anything."""
     pytest.importorskip("nbclient", reason='notebooks need pip install -e ".[report,notebooks]"')
     pytest.importorskip("ipykernel", reason='notebooks need pip install -e ".[report,notebooks]"')
-    for name in ("configs", "scripts"):
+    for name in ("brt", "configs", "scripts", "setup.py"):
         (tmp_path / name).symlink_to(ROOT / name)
     first = next(cell for cell in content["cells"] if cell["cell_type"] == "code")
     code = "".join(first["source"]).replace('["install"]', '["stop_at_failures"]')
@@ -160,6 +160,17 @@ def executed(content, path, tmp_path):
         capture_output=True,
         text=True,
     )
+
+
+def test_a_notebook_elsewhere_takes_a_folder_or_says_what_it_needs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, installed = without_magics(code_of(NOTEBOOKS[0])[0]), []
+    with pytest.raises(SystemExit, match="SOURCE"):
+        exec(code, {})
+    install = {"install": lambda shell: installed.append(os.getcwd())}
+    monkeypatch.setattr(runpy, "run_path", lambda path: install)
+    exec(code.replace('SOURCE = ""', f"SOURCE = {str(ROOT)!r}"), {"get_ipython": dict})
+    assert installed == [str(ROOT)]
 
 
 def test_a_failing_cell_stops_a_notebook_with_a_sentence(tmp_path):

@@ -132,6 +132,18 @@ def test_the_command_of_a_config_builds_reads_every_binding_and_has_the_publishe
         assert sum(counts) / 1e6 == pytest.approx(millions, abs=0.1)
 
 
+@pytest.mark.parametrize("window", range(200, 601, 100))
+@pytest.mark.parametrize("name", ["gpt2", "gpt2_pooled"])
+def test_a_published_window_takes_one_override(name, window):
+    trainer = built(
+        f"pretrained/{name}.gin",
+        f"Trainer.segment_length = {window}",
+        "GPT2.num_layers = 2",  # builds faster
+    ).trainer
+    tokens = trainer.steps * trainer.rows * trainer.segments_per_step * trainer.segment_length
+    assert tokens == pytest.approx(236.4e6, rel=1e-3)  # two epochs
+
+
 def test_every_config_that_is_an_experiment_or_a_system_has_its_command():
     expected = {p.name for p in CONFIGS.glob("*.gin")}
     for folder in SYSTEMS:
