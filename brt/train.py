@@ -3,7 +3,6 @@
 python -m brt.train --gin_file=configs/quickstart.gin --workdir=runs/quickstart
 """
 
-import re
 import signal
 import sys
 
@@ -24,7 +23,7 @@ from brt.training.loop import TrainingRun
 from brt.training.profiling import ProfiledSteps, parse_steps
 from brt.training.records.metric_writers import USUAL, check_kinds
 from brt.training.records.run_folder import code_hash, versions
-from brt.training.sharding import AnyMesh, abstract_mesh, make_mesh
+from brt.training.sharding import asked_mesh
 
 FLAGS = flags.FLAGS
 define_text()
@@ -35,10 +34,7 @@ flags.DEFINE_bool(
 )
 flags.DEFINE_bool("dry_run", False, "Build the shapes, print what would run, and stop.")
 flags.DEFINE_string(
-    "devices",
-    None,
-    "N, or NODESxN as 2x8: with --dry_run, check the mesh for so many devices without having them; "
-    "without, refuse to run with another number.",
+    "devices", None, "N or NODESxN: refuse other devices, or with --dry_run plan for so many."
 )
 flags.DEFINE_bool(
     "allow_changes", False, "Resume although the bindings differ from the run folder's."
@@ -53,15 +49,11 @@ def main() -> None:
     command_line.start()
     profile = parse_steps(FLAGS.profile) if FLAGS.profile else None
     check_kinds(tuple(FLAGS.metrics))
-    if FLAGS.devices:
-        parse_devices(FLAGS.devices)
-        if FLAGS.topology:
-            raise ValueError("--devices and --topology both name what is planned: give one.")
-        if FLAGS.dry_run:
-            jax.config.update("jax_platforms", "cpu")  # no GPU of this machine is needed
+    if FLAGS.devices and FLAGS.dry_run:
+        jax.config.update("jax_platforms", "cpu")  # no GPU of this machine is needed
     if FLAGS.topology:
-        if not FLAGS.dry_run:
-            raise ValueError("--topology compiles and trains nothing: give --dry_run with it.")
+        if FLAGS.devices or not FLAGS.dry_run:
+            raise ValueError("--topology compiles only: give --dry_run with it, and no --devices.")
         from brt.benchmarks.slices import dry_run  # only here: training needs no compiler's tools
 
         return check_data(dry_run(FLAGS.topology))
@@ -69,7 +61,7 @@ def main() -> None:
     packages = {f"version of {name}": str(version) for name, version in versions().items()}
     start = experiment.bindings | packages | {"hash of brt's code": code_hash()}
     processes.check_same("bindings and versions", start)
-    mesh = asked_mesh(experiment)
+    mesh = asked_mesh(*experiment.trainer.mesh, FLAGS.devices, FLAGS.dry_run)
     experiment.check_mesh(mesh)
     is_first = jax.process_index() == 0
     if not FLAGS.eval_only:
@@ -94,30 +86,6 @@ def main() -> None:
         prepare_missing(experiment)
         processes.check_same("token stores", store_contents(experiment))
         train(experiment, mesh, profile)
-
-
-def parse_devices(text: str) -> tuple[int, int]:
-    """Returns the numbers of devices, in all, and of slices or nodes."""
-    parts = re.fullmatch(r"(?:([1-9]\d*)x)?([1-9]\d*)", text)
-    if not parts:
-        raise ValueError(f"--devices = {text}: write a number, or nodes x devices, such as 2x8.")
-    nodes = int(parts[1] or 1)
-    return nodes * int(parts[2]), nodes
-
-
-def asked_mesh(experiment: Experiment) -> AnyMesh:
-    """Returns the mesh of all devices; for --dry_run, of --devices without having them."""
-    sides = experiment.trainer.mesh
-    if FLAGS.devices:
-        count, nodes = parse_devices(FLAGS.devices)
-        if FLAGS.dry_run:
-            return abstract_mesh(*sides, count, nodes)
-        if count != jax.device_count():
-            raise ValueError(
-                f"--devices = {FLAGS.devices}, and JAX found {jax.device_count()} x "
-                f"{jax.devices()[0].device_kind}: check the job's nodes and drivers, or the flag."
-            )
-    return make_mesh(*sides)
 
 
 def train(

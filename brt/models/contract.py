@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.typing import DTypeLike
 
 from brt.checks import makes, shortened
 from brt.models.model import Metrics
@@ -46,9 +47,27 @@ def check_caches(shapes: tuple, rows: int) -> None:
                     )
 
 
+def joined_metrics(metrics: Metrics, name: str, reported: Metrics) -> Metrics:
+    """Returns the metrics with those of one more memory, whose name is given.
+
+    A metric whose name is taken becomes `<name>/<metric>`; `added_nats`, of the loss, are summed.
+    """
+    taken = {*metrics, "state_share"}  # the layer's own
+    joined = metrics | {f"{name}/{n}" if n in taken else n: x for n, x in reported.items()}
+    if "added_nats" in metrics and "added_nats" in reported:
+        joined["added_nats"] = metrics["added_nats"] + joined.pop(f"{name}/added_nats")
+    return joined
+
+
 def check_named(owner: str, cache: Any) -> None:
     if not hasattr(cache, "_fields"):
         raise ValueError(f"{owner} is carried as a cache: make it a typing.NamedTuple of arrays.")
+
+
+def empty_cache(memory: Any, rows: int, dtype: DTypeLike) -> Any:
+    cache = memory.init_cache(rows, dtype)
+    check_named(f"The result of {type(memory).__name__}.init_cache", cache)
+    return cache
 
 
 def check_segment(model: str, window: int, x_BTD: jax.Array, caches: tuple) -> None:
@@ -108,7 +127,8 @@ def check_memory_pairs(memories: Iterable[Any], kind: type) -> None:
             )
 
 
-def check_names(memories: Iterable[Any], parts: Iterable[str]) -> None:
+def check_memories(memories: Iterable[Any], parts: Iterable[str], base: type) -> None:
+    """Refuses memories of a layer by their names and methods; base: as of `check_methods`."""
     taken = set(parts)
     for memory in memories:
         name = getattr(memory, "name", "")
@@ -118,6 +138,36 @@ def check_names(memories: Iterable[Any], parts: Iterable[str]) -> None:
                 "layer's other memories and parts: it names parameters and metrics."
             )
         taken.add(name)
+        check_methods(memory, base)
+
+
+def check_methods(memory: Any, base: type) -> None:
+    """Refuses a layer memory whose cache would change differently in segments and while decoding.
+
+    base: `LayerMemory`, whose methods are the defaults.
+    """
+
+    def defines(name):
+        return getattr(type(memory), name) is not getattr(base, name)
+
+    name = type(memory).__name__
+    if memory.moves_in_blocks and not (defines("__call__") and defines("decode")):
+        raise ValueError(
+            f"{name}.moves_in_blocks = True says that its cache changes with every token: define "
+            "__call__ and decode, or leave the attribute out and define update."
+        )
+    if memory.moves_in_blocks or defines("update_after_block"):
+        return
+    if defines("decode"):
+        raise ValueError(
+            f"{name}.decode may change the cache inside a block: set {name}.moves_in_blocks = True,"
+            " or define update_after_block."
+        )
+    if defines("__call__") and not defines("update"):
+        raise ValueError(
+            f"{name}.__call__ processes segments, and decoding would never change the cache: "
+            "define update, update_after_block, or decode with moves_in_blocks = True."
+        )
 
 
 def checked_segment(memory: Any, attended_BTHK: jax.Array, cache: Any, result: Any) -> Any:

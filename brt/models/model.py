@@ -14,18 +14,6 @@ Outputs = TypeVar("Outputs")
 Metrics = dict[str, jax.Array]
 
 
-def joined_metrics(metrics: Metrics, name: str, reported: Metrics) -> Metrics:
-    """Returns the metrics with those of one more memory, whose name is given.
-
-    A metric whose name is taken becomes `<name>/<metric>`; `added_nats`, of the loss, are summed.
-    """
-    taken = {*metrics, "state_share"}  # the layer's own
-    joined = metrics | {f"{name}/{n}" if n in taken else n: x for n, x in reported.items()}
-    if "added_nats" in metrics and "added_nats" in reported:
-        joined["added_nats"] = metrics["added_nats"] + joined.pop(f"{name}/added_nats")
-    return joined
-
-
 """Scalars by name."""
 
 

@@ -1,6 +1,7 @@
 """The device mesh, and the sharding of trees of arrays."""
 
 import collections
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -42,6 +43,28 @@ def abstract_mesh(data: int, model: int, count: int, slices: int = 1) -> jax.sha
     """Returns the mesh of so many devices in equal slices, as `make_mesh`, without devices."""
     shape = _shape(data, model, count, [count // slices] * slices)
     return jax.sharding.AbstractMesh(shape, ("data", "model"))
+
+
+def asked_mesh(data: int, model: int, devices: str | None, planned: bool) -> AnyMesh:
+    """Returns the mesh of all devices, or a planned one, for which no devices are needed.
+
+    devices: their number, N or NODESxN, of `brt.train --devices`; None: not named.
+    """
+    if not devices:
+        return make_mesh(data, model)
+    parts = re.fullmatch(r"(?:([1-9]\d*)x)?([1-9]\d*)", devices)
+    if not parts:
+        raise ValueError(f"--devices = {devices}: write a number, or nodes x devices, such as 2x8.")
+    nodes = int(parts[1] or 1)
+    count = nodes * int(parts[2])
+    if planned:
+        return abstract_mesh(data, model, count, nodes)
+    if count != jax.device_count():
+        raise ValueError(
+            f"--devices = {devices}, and JAX found {jax.device_count()} x "
+            f"{jax.devices()[0].device_kind}: check the job's nodes and drivers, or the flag."
+        )
+    return make_mesh(data, model)
 
 
 def _shape(data, model, count, slices):

@@ -303,11 +303,10 @@ class RecurrentCell(LayerMemory):
     def update(
         self, cache: StateCache, k_BWHK: jax.Array, v_BWHK: jax.Array, weights: CellWeights
     ) -> tuple[StateCache, Metrics]:
-        """Runs `step` on one block, whose keys alone the states see."""
-        blocks = BlockPairs(k_BWHK[:, None], v_BWHK[:, None])
         states = self.states(cache, k_BWHK.dtype, weights)
-        after = self(cache, None, blocks, None, weights, states)
-        return after.cache, after.metrics
+        blocks = BlockPairs(k_BWHK[:, None], v_BWHK[:, None])  # of these tokens alone
+        _, cache, _, metrics = self(cache, None, blocks, None, weights, states)
+        return cache, metrics
 
     def _has_kernel(self, blocks, remat):
         misfit = "it is computed again in the backward pass (remat)" if remat else None

@@ -19,11 +19,10 @@ from brt.models.block_recurrent.memory import (
     BlockStates,
     LayerMemory,
     LayerTokens,
-    check_methods,
     joined_states,
 )
 from brt.models.caches import LayerCache, WindowCache
-from brt.models.contract import check_named, check_names, checked_segment
+from brt.models.contract import check_memories, checked_segment, empty_cache, joined_metrics
 from brt.models.counts import matrix_size
 from brt.models.fast import kernel_attention as kernels
 from brt.models.fast.layer_products import Attended, add_attended, project
@@ -38,7 +37,7 @@ from brt.models.layers.norms import (
 )
 from brt.models.layers.positions_t5 import RelativeBias, WindowMask
 from brt.models.layers.sizes import Sizes
-from brt.models.model import Metrics, joined_metrics
+from brt.models.model import Metrics
 
 QUERIES_KEYS_VALUES = "queries_DA", "keys_DA", "values_DA"
 CROSS_QUERIES = "cross_queries_DA"
@@ -114,10 +113,9 @@ class Layer(nnx.Module):
             self.cross_norm = RMSNorm(rngs, D, purpose="recurrence")
         self.feed_forward_norm = RMSNorm(rngs, D)
         self.feed_forward = FeedForward(rngs, D, sizes.feed_forward_size)
-        check_names(memories, dir(self))
+        check_memories(memories, dir(self), LayerMemory)
         self.memory_names = tuple(memory.name for memory in memories)
         for memory in memories:
-            check_methods(memory)
             setattr(self, memory.name, memory)
 
     @property
@@ -130,10 +128,7 @@ class Layer(nnx.Module):
         """Returns the cache of `rows` new documents; an empty window is visible zeros."""
         shape = rows, self.window, self.sizes.num_heads, self.sizes.head_size
         window = WindowCache(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
-        memories = tuple(memory.init_cache(rows, dtype) for memory in self.memories)
-        for memory, cache in zip(self.memories, memories, strict=True):
-            check_named(f"The result of {type(memory).__name__}.init_cache", cache)
-        return LayerCache(window, memories)
+        return LayerCache(window, tuple(empty_cache(m, rows, dtype) for m in self.memories))
 
     def _with(self, *by_memory):
         return zip(self.memories, *by_memory, strict=True)

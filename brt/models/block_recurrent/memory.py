@@ -211,29 +211,3 @@ class LayerMemory(nnx.Module):
     def flops_per_token(self, window: int) -> float:
         """Returns a token's operations, without the attention to states that the layer counts."""
         return 0.0
-
-
-def check_methods(memory: LayerMemory) -> None:
-    """Refuses a memory whose cache would change differently in segments and while decoding."""
-
-    def defines(name):
-        return getattr(type(memory), name) is not getattr(LayerMemory, name)
-
-    name = type(memory).__name__
-    if memory.moves_in_blocks and not (defines("__call__") and defines("decode")):
-        raise ValueError(
-            f"{name}.moves_in_blocks = True says that its cache changes with every token: define "
-            "__call__ and decode, or leave the attribute out and define update."
-        )
-    if memory.moves_in_blocks or defines("update_after_block"):
-        return
-    if defines("decode"):
-        raise ValueError(
-            f"{name}.decode may change the cache inside a block: set {name}.moves_in_blocks = True,"
-            " or define update_after_block."
-        )
-    if defines("__call__") and not defines("update"):
-        raise ValueError(
-            f"{name}.__call__ processes segments, and decoding would never change the cache: "
-            "define update, update_after_block, or decode with moves_in_blocks = True."
-        )

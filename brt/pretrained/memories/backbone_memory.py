@@ -18,9 +18,8 @@ from brt.models.block_recurrent.memory import (
     BlockStates,
     LayerMemory,
     LayerTokens,
-    check_methods,
 )
-from brt.models.contract import layer_indices
+from brt.models.contract import check_methods, layer_indices
 from brt.models.layers.attention import attend
 from brt.models.layers.initializers import DENSE, parameter
 from brt.models.layers.norms import unit_heads
@@ -68,7 +67,7 @@ class BackboneMemory(WindowMemory):
     ):
         (index,) = layer_indices("BackboneMemory.layer", layer, len(body.layers))
         self.memory = memory(rngs, body.sizes, window or body.num_positions)
-        check_methods(self.memory)
+        check_methods(self.memory, LayerMemory)
         if self.memory.moves_in_blocks or type(self.memory).update is LayerMemory.update:
             raise ValueError(
                 f"BackboneMemory.memory = {type(self.memory).__name__} has no update(cache, keys, "

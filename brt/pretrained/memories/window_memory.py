@@ -10,7 +10,8 @@ import optax
 from flax import nnx
 from jax.typing import DTypeLike
 
-from brt.models.model import Metrics, joined_metrics
+from brt.models.contract import joined_metrics
+from brt.models.model import Metrics
 from brt.models.segment_memory import MemoryVectors, SegmentMemory
 from brt.models.wrapper import Wrapper
 from brt.pretrained.backbone import PretrainedBackbone, Reading
