@@ -97,7 +97,8 @@ def expanded(paths: Sequence[str]) -> tuple[list[str], Sweep | None, list[str]]:
         folders += map(str, found)
         notes += waiting
     folder = None if any(map(is_remote, folders)) else sweep_of_runs(folders)
-    return folders, read_sweep(folder) if folder else None, notes
+    sweep = read_sweep(folder) if folder and len(folders) > 1 else None
+    return folders, sweep, notes
 
 
 def local_folders(paths: Sequence[str], scratch: str) -> list[str | Path]:
@@ -168,12 +169,17 @@ def report(
     sections = [("results", "Results", headline)] if headline else []
     tables = show(
         run_tables.overview(runs, list(map(paper_position, runs))),
-        *run_tables.settings_that_differ([entry.runs[0] for entry in entries] or runs),
+        *run_tables.settings_that_differ(
+            [entry.runs[0] for entry in entries] or runs, [entry.label for entry in entries]
+        ),
     )
     of_runs = ("runs", "Runs", "".join(map(page.folded_if_long, tables)))
     if curves := show(*training_curves(runs, entries)):
         sections.append(("training", "Training", page.plots_html(curves)))
-    sections.append(("evaluation", "Evaluation", _evaluation(runs, show)))
+    evaluation = _evaluation(runs, show)
+    if sweep:  # whose own table has the means
+        evaluation = page.folded(len(runs), "run", evaluation)
+    sections.append(("evaluation", "Evaluation", evaluation))
     sections.insert(len(sections) if sweep else bool(headline), of_runs)
     if studies := _studies(runs, show):
         sections.append(("studies", "Studies", studies))
@@ -192,7 +198,7 @@ def report(
         problems += more
     title = ", ".join(run.name for run in runs) if len(runs) <= 3 else f"{len(runs)} runs"
     if sweep:
-        title = f"{len(entries)} entries, {len(runs)} runs"
+        title = f"Sweep of {len(entries)} entries, {len(runs)} runs"
     folder = files_folder(output)
     if folder.is_symlink():
         raise ValueError(f"{folder} is a link: remove it, or give another --output.")

@@ -65,7 +65,7 @@ def _named(runs, entries):
 
 
 def _curves(runs, entries):
-    plots = []
+    plots: list[Plot] = []
     for name, title, label, pattern, caption in CURVES:
         lines: dict[str, list[Line]] = {}
         scalars = {
@@ -121,13 +121,12 @@ def _lines_of_entries(scalar, entries, scalars):
         of_seeds = [(run, *run.series(scalar)) for run in entry.runs]
         of_seeds = [(run, steps, values) for run, steps, values in of_seeds if steps]
         for seed, (run, steps, values) in enumerate(of_seeds):
-            state = _state(scalar, scalars)
-            name, legend = (", ".join(filter(None, [n, state])) for n in (run.name, entry.label))
+            name = ", ".join(filter(None, [run.name, _state(scalar, scalars)]))
             line = _curve(name, steps, values, scalar)
             lines.append(
                 line._replace(
                     colour=number,
-                    legend="" if seed else legend,
+                    legend="" if seed or line.is_dashed else entry.label,
                     is_thin=len(of_seeds) > 1,
                 )
             )

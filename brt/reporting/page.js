@@ -104,7 +104,8 @@
     const bits = doc.recordings[own].bits;
     values = minus < 0 ? bits : bits.map((x, i) => x - doc.recordings[minus].bits[i]);
     const mean = values.reduce((sum, x) => sum + x, 0) / Math.max(doc.scored, 1);
-    at("mean").textContent = `mean ${minus < 0 ? "" : "difference "}${shown(mean, 4)} bits`;
+    at("mean").textContent = `mean ${minus < 0 ? "" : "difference "}${shown(mean, 4)} bits `
+      + `a token, over ${doc.scored.toLocaleString("en")} tokens`;
     at("key").textContent = minus < 0 ? "the deeper, the more surprised"
       : "blue: the first predicts better, orange: the second";
     const sizes = values.map(Math.abs).sort();
@@ -114,7 +115,8 @@
   }
 
   function paint() {
-    at("most-shown").textContent = at("most").value + " bits";
+    at("most-shown").textContent = at("most").value
+      + (minus < 0 ? " bits for a token, or more" : " bits of difference at a token, or more");
     for (const chunk of chunks) if (chunk.full)
       for (const span of chunk.element.children) span.className = classOf(Number(span.dataset.i));
     draw();

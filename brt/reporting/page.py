@@ -84,12 +84,16 @@ def _details(summary, content):
 
 def plots_html(plots: list[Plot]) -> str:
     figures = "".join(
-        f'<figure id="{escape(plot.name)}"><h3>{escape(plot.title)}</h3>{svg(plot)}'
+        f'<figure id="{escape(plot.name)}"{_kind(plot)}><h3>{escape(plot.title)}</h3>{svg(plot)}'
         + (f"<figcaption>{_prose(plot.caption)}</figcaption>" if plot.caption else "")
         + "</figure>\n"
         for plot in plots
     )
     return f'<div class="plots">\n{figures}</div>\n' if plots else ""
+
+
+def _kind(plot):
+    return ' class="rows"' if getattr(plot, "rows", ()) else ""
 
 
 def study_html(heading: str, caption: str, study: dict[str, Any]) -> str:

@@ -1,5 +1,7 @@
 """Tables of runs, of their evaluations, and of the numbers of studies."""
 
+from collections.abc import Sequence
+
 from brt.reporting.collect import given_to
 from brt.reporting.drawing.table import Cell, Table, plain_table
 from brt.reporting.model_settings import model_setting
@@ -44,7 +46,8 @@ def overview(runs: list[Run], positions: list[PaperPosition]) -> Table:
     return plain_table("overview", "What was run", caption, titles, rows)
 
 
-def settings_that_differ(runs: list[Run]) -> list[Table]:
+def settings_that_differ(runs: list[Run], names: Sequence[str] = ()) -> list[Table]:
+    """Returns a table with a column for each run, under its name, or under one of `names`."""
     settings = [
         run.identity() | {"Trainer.seed": run.settings.get("Trainer.seed", 0)} for run in runs
     ]
@@ -57,7 +60,7 @@ def settings_that_differ(runs: list[Run]) -> list[Table]:
         "What may explain a difference between these runs: two losses compare two architectures "
         "only where optimizer, schedule, batch, budget and vocabulary are the same."
     )
-    titles = "binding", *(run.name for run in runs)
+    titles = "binding", *(names or [run.name for run in runs])
     table = plain_table("settings", "Settings in which they differ", caption, titles, rows)
     return [table] if rows else []
 

@@ -40,8 +40,7 @@ def entry_table(entries: Sequence[Entry], title: str, split: str | None = None) 
     """
     groups = [Group(entry.runs, paper_position(entry.runs[0]), "") for entry in entries]
     splits = [split or group.split for group in groups]
-    parameters = Quantity("parameters, millions", "parameters", 2)
-    columns = [("parameters, millions", [group.quantity(parameters) for group in groups])]
+    columns = []
     for head, name in COMPARED:
         cells = [_mean(group, name, of) for group, of in zip(groups, splits)]
         if any(cell.values for cell in cells):
@@ -50,6 +49,8 @@ def entry_table(entries: Sequence[Entry], title: str, split: str | None = None) 
     if len(entries) > 1 and measured:
         columns.append(("difference from 1", _differences(groups, splits, measured[0])))
     columns.append(("seeds", [_seeds(group, of) for group, of in zip(groups, splits)]))
+    parameters = Quantity("parameters, millions", "parameters", 2)
+    columns.append((parameters.head, [group.quantity(parameters) for group in groups]))
     if len({(of, group.runs[0].corpus) for group, of in zip(groups, splits)}) > 1:
         texts = [Cell(f"{group.runs[0].corpus}, {of}") for group, of in zip(groups, splits)]
         columns.append(("text", texts))
@@ -74,7 +75,9 @@ def _seeds(group: Group, split: str) -> Cell:
 
 def _mean(group: Group, name: str, split: str) -> Cell:
     cell = group.quantity(Quantity(name, name, DECIMALS, split=split))
-    return cell._replace(text=with_interval(cell.values)) if cell.values else cell
+    if cell.values:
+        return cell._replace(text=with_interval(cell.values))
+    return Cell("–") if group.evaluations(split) else cell  # a model without a state, say
 
 
 def with_interval(values: Sequence[float], sign: str = "") -> str:

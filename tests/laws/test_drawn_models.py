@@ -28,6 +28,8 @@ from brt.token_ids import PADDING
 from brt.training.sharding import check_divisible, shardings
 
 QUICK, SLOW = 40, 400
+FOUND = 49, 63
+"""Seeds that found a defect once: the beginning of a segment with memory tokens around blocks."""
 REFUSED = 0.1
 """Of all draws, at most."""
 LOG = os.environ.get("DRAWN_LOG")
@@ -243,7 +245,7 @@ def left(log):
     known = done(log)
     slow = () if "DRAWN_SEEDS" in os.environ else (pytest.mark.slow,)
     return [
-        pytest.param(seed, marks=slow if seed >= QUICK else ())
+        pytest.param(seed, marks=slow if seed >= QUICK and seed not in FOUND else ())
         for seed in SEEDS
         if seed not in known
     ]

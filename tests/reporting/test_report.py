@@ -370,7 +370,8 @@ def test_in_a_browser_a_long_book_opens_at_once_and_its_buttons_work(tmp_path):
     image = open_page(f"file://{tmp_path}/report.html#reader", tmp_path / "opened").image
     dom = open_page(f"file://{tmp_path}/pressed.html", tmp_path / "pressed").dom
     body = dict(re.findall(r'data-(\w+)="([^"]*)"', re.search("<body[^>]*>", dom)[0]))
-    assert body["difference"] == "mean difference 1.0001 bits"
+    counted = f"mean difference 1.0001 bits a token, over {store.num_tokens:,} tokens"
+    assert body["difference"] == counted
     assert body["found"] == "77777" and body["visible"] == "true"
     assert "bits  (entropy" in body["tip"] and "token" in body["tip"]
     assert 0 < dom.count('data-i="') < 20_000  # of more than 100,000

@@ -20,6 +20,8 @@ MARK, PER_SIZE = 12, 1.0
 """Area of a mark of size 0, and the addition of each unit, in square points."""
 LEGEND_LETTERS, LABEL_LETTERS, TICK_LETTERS = 96, 36, 28
 """Characters that fit the legend above a plot, an axis, and the name of a row."""
+ROWS_WIDTH = 5.2
+"""Inches of a figure of rows, whose names are then readable on a phone."""
 NO_LEGEND = "_nolegend_"
 """Label of a line that matplotlib leaves out of a legend."""
 SHIFT = 0.06
@@ -123,7 +125,7 @@ class Plot(NamedTuple):
 
     def _draw_rows(self, foreground):
         height = 1.1 + ROW_HEIGHT * sum(1.6 + name.count("\n") for name in self._names())
-        figure = new_figure(height=height)
+        figure = new_figure(ROWS_WIDTH, height)
         axes = figure.add_subplot()
         for number, line in enumerate(self.lines):
             style = _style(line, number)
@@ -224,10 +226,10 @@ def _style(line, number):
         "published": {"linewidth": 1.2, "marker": "s", "markersize": 4, "linestyle": "--"},
         "frontier": {"linewidth": 6, "alpha": 0.3, "drawstyle": "steps-post", "zorder": 1},
     }
-    again = {"linestyle": ":"} if number >= len(COLOURS) and line.colour is None else {}
-    style = {"color": colour, **again, **styles[line.style]}
+    again = (number if line.colour is None else line.colour) >= len(COLOURS)
+    style = {"color": colour, "linestyle": ":" if again else "-", **styles[line.style]}
     if line.is_dashed:
-        style["linestyle"] = "--"
+        style["linestyle"] = "-." if again else "--"
     if line.is_thin:
         style |= {"linewidth": 0.8, "alpha": 0.8, "markersize": 2.5}
     return style

@@ -11,6 +11,8 @@ from brt.storage.csv_text import csv_text
 
 NOT_RUN = "not run"
 NOT_EVALUATED = "not evaluated"
+LONG = 16
+"""Characters of a text above which it may be broken anywhere."""
 PUBLISHED = "paper"
 """Title of a column of published numbers."""
 
@@ -142,9 +144,10 @@ class Table(NamedTuple):
             for column, kind in zip(self.columns, kinds)
         )
         body = []
+        first = ' class="long"' if "long" in kinds[0] else ""
         bars = [max(map(_bar, cells), key=len) for cells in zip(*self.rows)]
         for row in self.rows:
-            cells = [f'<th scope="row">{escape(row[0].text)}</th>']
+            cells = [f'<th scope="row"{first}>{escape(row[0].text)}</th>']
             for cell, kind, bar in list(zip(row, kinds, bars))[1:]:
                 missing = cell.text in (NOT_RUN, NOT_EVALUATED)
                 state = "measured" if cell.values else "missing" if missing else ""
@@ -180,8 +183,9 @@ class Table(NamedTuple):
 
     def _column_classes(self):
         classes, last = [], ""
-        for column, is_text in zip(self.columns, self._texts()):
-            names = ["words"] * is_text + ["first"] * (column.group != last)
+        for i, (column, is_text) in enumerate(zip(self.columns, self._texts())):
+            is_long = is_text and any(len(row[i].text) > LONG for row in self.rows)
+            names = ["words"] * is_text + ["long"] * is_long + ["first"] * (column.group != last)
             last = column.group
             classes.append(f' class="{" ".join(names)}"' if names else "")
         return classes
