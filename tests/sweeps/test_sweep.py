@@ -12,7 +12,6 @@ from tiny_run import contents
 
 from brt import sweep
 from brt.reporting.gin_text import read_gin_file, write_gin
-from brt.reporting.sweep_tables import one_number
 from brt.sweeps import running
 from brt.sweeps.entries import SweepEntry
 from brt.sweeps.running import evaluated
@@ -272,9 +271,3 @@ def test_a_run_is_done_where_it_ended_and_its_best_checkpoint_is_evaluated(
     found = json.dumps({"step": evaluated_step, "loss": 1.0})
     (tmp_path / "evaluation_validation.json").write_text(found)
     assert evaluated(tmp_path, entry, "validation") == done
-
-
-def test_entries_that_no_number_orders_are_separate_points_with_their_names():
-    assert one_number(["a.window=8", "a.window=16"]) == ("a.window", [8.0, 16.0])
-    assert one_number(["a.gate=fixed", "a.gate=lstm"]) == ("", [])
-    assert one_number(["a.window=8 b.c=1", "a.window=16 b.c=1"]) == ("", [])

@@ -1,0 +1,191 @@
+"""The report of a sweep: means, differences paired by seed, and one colour for each entry."""
+
+import json
+
+import pytest
+from browser import open_page
+from fabricated_runs import make_run
+
+pytest.importorskip("matplotlib", reason='the report needs pip install -e ".[report]"')
+
+from brt import report as command
+from brt.report import expanded, report
+from brt.reporting.drawing.rounding import confidence_interval
+from brt.reporting.figures import training_curves
+from brt.reporting.runs import label_entries, open_runs
+from brt.reporting.sweep_folder import (
+    SWEEP_FILE,
+    Sweep,
+    entries_of,
+    read_sweep,
+    run_folders,
+    sweep_json,
+)
+from brt.reporting.sweep_tables import entry_plot, entry_table, one_number, paired
+
+NONE, ONE = "recurrent_layers=()", "recurrent_layers=(1,)"
+BITS = {NONE: {0: 4.25, 1: 4.5, 2: 4.0}, ONE: {0: 4.125, 1: 4.4375, 3: 1.0}}
+
+
+def records(value, *names):
+    return [{"step": step, **dict.fromkeys(names, value)} for step in (10, 20)]
+
+
+def a_sweep(folder, bits=BITS, scalars=("train/bits_per_token",), with_file=True):
+    """A sweep of entries with bits per token by label and seed."""
+    labels = {}
+    (folder / "configs").mkdir(parents=True)
+    for label, by_seed in bits.items():
+        binding = f"BlockRecurrentTransformer.{label}"
+        name = f"quickstart-{binding}".replace("=()", "_empty").replace("=(1,)", "_1")
+        labels[name] = label
+        (folder / "configs" / f"{name}.gin").write_text(f"{binding}\n")
+        for seed, value in by_seed.items():
+            make_run(
+                folder / "runs" / f"{name}-seed{seed}",
+                "quickstart",
+                binding,
+                seed=seed,
+                evaluations={"validation": value},
+                records=records(value, *scalars),
+                config="quickstart.gin",
+                settings={},
+            )
+    if with_file:
+        sweep = Sweep("Entries of a grid", "validation", labels)
+        (folder / SWEEP_FILE).write_bytes(sweep_json(sweep))
+    return folder
+
+
+def opened(folder):
+    sweep = read_sweep(folder)
+    runs = open_runs(run_folders(folder, sweep)[0])
+    return runs, entries_of(runs, sweep), sweep
+
+
+def test_differences_are_those_of_runs_with_the_same_seed(tmp_path):
+    _, entries, sweep = opened(a_sweep(tmp_path / "sweep"))
+    first, second = (entry.runs for entry in entries)
+    assert paired(second, first, "bits_per_token", "validation") == (-0.125, -0.0625)
+    table = entry_table(entries, sweep.title, sweep.split)
+    (at,) = [i for i, head in enumerate(table.heads()) if "difference" in head]
+    cells = [row[at] for row in table.rows]
+    assert not cells[0].values and cells[1].values == (-0.125, -0.0625)
+    assert "2 pairs" in cells[1].note  # of three runs
+    mean, half = confidence_interval(cells[1].values)
+    shown, bar = cells[1].text.replace("−", "-").split(" ± ")
+    assert float(shown) == pytest.approx(mean, abs=6e-4)
+    assert half <= float(bar) <= half + 1e-3
+
+
+def test_a_single_seed_has_a_difference_without_an_interval(tmp_path):
+    _, entries, _ = opened(a_sweep(tmp_path / "sweep", {NONE: {0: 4.25}, ONE: {0: 4.125}}))
+    shown = " ".join(cell.text for row in entry_table(entries, "t").rows for cell in row)
+    assert "−0.125" in shown and "±" not in shown
+
+
+def test_runs_on_other_texts_are_not_subtracted(tmp_path):
+    runs = [
+        make_run(tmp_path / name, "quickstart", f'Corpus.store = "{name}"', evaluations={"test": 1})
+        for name in ("a", "b")
+    ]
+    one, other = open_runs(runs)
+    assert paired([one], [other], "bits_per_token", "test") == ()
+    assert paired([one], [one], "bits_per_token", "test") == (0,)
+
+
+@pytest.mark.parametrize("with_file", [True, False])
+def test_seeds_share_the_colour_and_the_legend_of_their_entry(tmp_path, with_file):
+    scalars = "eval/bits_per_token", "eval/cleared_bits_per_token"
+    folder = a_sweep(tmp_path / "sweep", scalars=scalars, with_file=with_file)
+    sweep = read_sweep(folder)
+    runs = open_runs(run_folders(folder, sweep)[0])
+    label_entries(runs)
+    (plot,) = training_curves(runs, entries_of(runs, sweep))
+    assert [line.shown for line in plot.lines if line.shown] == [NONE, ONE]
+    assert len(plot.lines) == 12 and len({line.name for line in plot.lines}) == 12
+    for line in plot.lines:
+        assert line.colour == (NONE not in line.name)
+        assert line.is_thin and line.is_dashed == ("cleared" in line.name)
+
+
+def test_each_metric_of_a_sweep_has_a_figure(tmp_path):
+    scalars = "eval/recall_accuracy", "eval/recall_accuracy_near", "eval/cleared_recall_accuracy"
+    runs, entries, _ = opened(a_sweep(tmp_path / "sweep", scalars=scalars))
+    plots = training_curves(runs, entries)
+    assert len({plot.name for plot in plots}) == len({plot.title for plot in plots}) == 2
+    assert sorted(len(plot.lines) for plot in plots) == [6, 12]
+
+
+def test_questions_of_one_run_have_a_colour_each_and_dashes_if_cleared(tmp_path):
+    scalars = [f"eval/{c}{n}_accuracy" for c in ("", "cleared_") for n in ("answer", "recall")]
+    (run,) = open_runs([make_run(tmp_path / "run", "quickstart", records=records(0.5, *scalars))])
+    (plot,) = training_curves([run])
+    found = {line.name: (line.colour, line.is_dashed) for line in plot.lines}
+    assert not any("run" in name for name in found)
+    assert list(found.values()) == [(0, False), (0, True), (1, False), (1, True)]
+    assert [("cleared" in name, "answer" in name) for name in found] == [
+        (dashed, not colour) for colour, dashed in found.values()
+    ]
+
+
+def test_a_sweep_folder_gives_its_page_and_so_do_its_runs(tmp_path):
+    folder = a_sweep(tmp_path / "sweep")
+    (folder / "runs" / "quickstart-BlockRecurrentTransformer.recurrent_layers_1-seed9").mkdir()
+    paths, sweep, (note,) = expanded([str(folder)])
+    assert len(paths) == 6 and "recurrent_layers_1-seed9" in note
+    assert expanded(paths)[1] == sweep == read_sweep(folder)
+    assert expanded(paths[:1])[1] is None
+    other = make_run(tmp_path / "other", "quickstart")
+    assert expanded([str(folder), str(other)])[1] is None
+    command.FLAGS(["report", f"--output={tmp_path}/page.html"])
+    command.main([str(folder)])
+    page = (tmp_path / "page.html").read_text()
+    order = [
+        page.index(f'id="{name}"') for name in ("entries", "sweep", "training_loss", "overview")
+    ]
+    assert order == sorted(order)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", SWEEP_FILE),
+        ({"title": "t", "split": "test", "entries": [{"name": "../x", "label": "x"}]}, "x"),
+        ({"title": "t", "split": "test", "entries": 3}, "entries"),
+        ({"title": "t", "split": "test", "entries": []}, "no run"),
+    ],
+)
+def test_a_damaged_sweep_is_refused_in_a_sentence(tmp_path, content, message):
+    folder = a_sweep(tmp_path / "sweep")
+    text = content if isinstance(content, str) else json.dumps(content)
+    (folder / SWEEP_FILE).write_text(text)
+    with pytest.raises((ValueError, OSError), match=message):
+        expanded([str(folder)])
+
+
+def test_entries_that_no_number_orders_are_rows(tmp_path):
+    _, entries, _ = opened(a_sweep(tmp_path / "sweep"))
+    assert entry_plot(entries).rows == (NONE, ONE)
+    assert one_number(["window=8", "window=16"]) == ("window", [8.0, 16.0])
+    assert one_number(["gate=fixed", "gate=lstm"]) == ("", [])
+    assert one_number(["window=8, c=1", "window=16, c=1"]) == ("", [])
+
+
+WIDTH = """<script>addEventListener("load", () => {
+  const root = document.documentElement;
+  document.body.dataset.scrolls = root.scrollWidth > root.clientWidth;
+});</script>"""
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("named", ["sweep", "runs"])
+def test_a_page_with_long_names_never_scrolls_sideways(tmp_path, width, named):
+    runs, _, sweep = opened(a_sweep(tmp_path / "sweep"))
+    for number, run in enumerate(runs):
+        run.name = f"{'NoBreak' * 12}{number}"
+    report(runs, tmp_path / "page.html", sweep=sweep if named == "sweep" else None)
+    page = (tmp_path / "page.html").read_text()
+    (tmp_path / "page.html").write_text(page.replace("</body>", WIDTH + "</body>"))
+    dom = open_page(f"file://{tmp_path}/page.html", tmp_path / "opened", width=width).dom
+    assert 'data-scrolls="false"' in dom
