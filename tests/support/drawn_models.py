@@ -143,13 +143,13 @@ def attention_sizes(dice):
     )
 
 
-def layer_memory(dice, kind, window, num_states=None):
-    """A layer memory of that class."""
+def layer_memory(dice, kind, window, least=1):
+    """A layer memory of that class; least: windows that an external one holds."""
     if kind is RecurrentCell:
         arrangement = dice.choice("dual", "single", "skip")
         return functools.partial(
             kind,
-            num_states=num_states or dice.whole(1, 40),
+            num_states=dice.whole(1, 40),
             gate=dice.choice("fixed", "lstm"),
             arrangement=arrangement,
             gate_form=dice.choice("paper", "meliad"),
@@ -158,7 +158,7 @@ def layer_memory(dice, kind, window, num_states=None):
             state_ids=dice.chance(0.7),
         )
     if kind is ExternalMemory:
-        size = window * dice.whole(1, 6)
+        size = window * max(least, dice.whole(1, 6))
         search = dice.choice("exact", "bucketed", "dense")
         divisors = [n for n in range(1, window + 1) if window % n == 0]
         neighbours = dice.choice(*divisors) if search == "bucketed" else dice.whole(1, size)
@@ -168,7 +168,7 @@ def layer_memory(dice, kind, window, num_states=None):
     return functools.partial(kind)
 
 
-def stack(dice, must, window, **settings):
+def stack(dice, must, window, least=1, **settings):
     """A Block-Recurrent stack that has a layer memory of the class `must`, and perhaps others."""
     layers = dice.layers()
     others = dice.several(*LAYER_MEMORIES) if dice.chance(0.5) else ()
@@ -176,7 +176,7 @@ def stack(dice, must, window, **settings):
     at = {kind: dice.indices(layers) for kind in kinds}
     memories = []
     for kind, indices in at.items():
-        built = layer_memory(dice, kind, window)
+        built = layer_memory(dice, kind, window, least)
         if kind is RecurrentCell and dice.chance(0.5):
             settings |= dict(cell=built, recurrent_layers=indices)
         elif kind is ExternalMemory and dice.chance(0.5):
@@ -310,6 +310,10 @@ def around(dice, body, num_memory, at_end=True, special=True, **settings):
     )
 
 
+BEHIND = 6
+"""Windows of an external memory that the tokens behind the memory tokens still see."""
+
+
 def fitting(dice, window, at_end):
     """Memory tokens and tokens of a segment that together are whole windows."""
     num_memory = dice.whole(1, 5)
@@ -338,7 +342,7 @@ def memory_tokens(dice, turn):
 def memory_tokens_around_blocks(dice, turn):
     at_end, window = dice.chance(0.7), dice.whole(1, 12)
     num_memory, segment = fitting(dice, window, at_end)
-    body = stack(dice, LAYER_MEMORIES[turn % len(LAYER_MEMORIES)], window)
+    body = stack(dice, LAYER_MEMORIES[turn % len(LAYER_MEMORIES)], window, BEHIND)
     return Drawn(around(dice, body, num_memory, at_end), segment, segment)
 
 
@@ -347,7 +351,8 @@ def associative_tokens(dice, turn):
     build = functools.partial(
         AssociativeRecurrentMemoryTransformer,
         num_memory=dice.whole(1, 6),
-        key_size=dice.whole(1, 8),
+        # Of shorter keys the features, which are sparse, may meet those of no query.
+        key_size=dice.whole(12, 16),
         body=transformer_xl_body(dice, 0),
     )
     return Drawn(build, segment, segment)

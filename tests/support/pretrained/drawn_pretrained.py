@@ -3,6 +3,7 @@
 import functools
 
 from drawn_models import (
+    BEHIND,
     LAYER_MEMORIES,
     Dice,
     Drawn,
@@ -34,10 +35,14 @@ from brt.pretrained.memories.pooled_memory import FinalLayerMemory, PooledMemory
 from brt.pretrained.reader import PretrainedReader
 from brt.pretrained.sliding_model import SlidingLanguageModel
 
+NORMALISED = 4
+"""Least width whose norm over features leaves more than signs."""
+
 
 def decoder(dice, kind, positions, layers):
     """A decoder with so many positions."""
     heads, head_size = dice.divided(1, 8), dice.whole(1, 6)
+    head_size = max(head_size, -(-NORMALISED // heads))
     settings = dict(
         vocabulary_size=dice.vocabulary(),
         num_layers=layers,
@@ -96,13 +101,13 @@ def pooled(dice, layers):
     )
 
 
-def at_a_layer(dice, kind, window, layers):
+def at_a_layer(dice, kind, window, layers, least=1):
     """A layer memory of that class in `BackboneMemory`, or a cell in `CellMemory`."""
     if kind is CellMemory:
         cell = layer_memory(dice, RecurrentCell, window)
         return functools.partial(kind, cell=cell, layer=dice.choice(None, dice.whole(1, layers)))
     (layer,) = dice.indices(layers)[:1]
-    memory = layer_memory(dice, kind, window)
+    memory = layer_memory(dice, kind, window, least)
     return functools.partial(BackboneMemory, memory=memory, layer=layer)
 
 
@@ -142,10 +147,9 @@ def windows(dice, turn):
     return Drawn(windows_of(dice, kind, segment, overlap, kinds), segment, segment)
 
 
-def sliding_of(dice, kind, window, memory_kind):
+def sliding_of(dice, kind, window, memory_kind, least=1):
     layers = dice.layers()
-    cell = at_a_layer(dice, memory_kind, window, layers) if memory_kind else None
-    # D2: the window is not the body's positions.
+    cell = at_a_layer(dice, memory_kind, window, layers, least) if memory_kind else None
     positions = 2 * window + dice.choice(0, dice.whole(1, 10))
     return functools.partial(
         SlidingLanguageModel,
@@ -168,7 +172,7 @@ def memory_tokens_around_pretrained(dice, turn):
     if turn % 2:
         window = dice.whole(1, 10)
         num_memory, segment = fitting(dice, window, at_end)
-        body = sliding_of(dice, dice.choice(Llama, GPTNeoX), window, memory)
+        body = sliding_of(dice, dice.choice(Llama, GPTNeoX), window, memory, BEHIND)
     else:
         num_memory, segment = dice.whole(1, 4), dice.whole(1, 16)
         positions = segment + num_memory * (1 + at_end)
@@ -203,7 +207,9 @@ def reader(dice, turn):
     else:
         positions = segment + num_memory + dice.choice(0, dice.whole(1, 10))
         positions += 2 if kind is RoBERTa else 0
-        settings |= dict(num_positions=positions, width=heads * dice.whole(1, 6))
+        settings |= dict(
+            num_positions=positions, width=heads * max(dice.whole(1, 6), -(-NORMALISED // heads))
+        )
     if kind is DeBERTa:
         settings |= dict(
             longest_distance=dice.whole(4, 12),
