@@ -13,7 +13,7 @@
 # One process a node, with every GPU of it; preparation takes one node and no GPU. Uses .venv, which
 # is made if it is not there, or the Python named by PYTHON. scripts/slurm_job.sh is what runs on the
 # nodes.
-# It was tested against stand-ins of sbatch and srun, and not on a cluster.
+# It was tested against stand-ins of sbatch and srun, and with Slurm on one machine, without GPUs.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/malloc.sh

@@ -15,6 +15,8 @@ import pytest
 from paths import ROOT, SCRIPTS
 from tiny_run import build, records, train_here, write_config
 
+from brt.benchmarks import topologies
+
 GIN = ["--gin_file=configs/quickstart.gin", '--gin.Corpus.store="gs://b/it\'s"']
 TRAINED = [*GIN, "--workdir=gs://b/run", "--allow_changes"]
 TPU = ["--name=pod", "--zone=us-central2-b", "--type=v4-32", "--every=0"]
@@ -253,6 +255,16 @@ def test_the_dry_mode_of_a_pod_prints_every_command_and_runs_none(stand_in, tmp_
     ]
     assert lines[1][:2] == ["git", "archive"]
     assert shlex.split(lines[6][-2].removeprefix("--command="))[-len(TRAINED) :] == TRAINED
+
+
+@pytest.mark.parametrize("kind", ["v2-32", "v3-32", "v4-32", "v5litepod-64", "v5p-64", "v6e-64"])
+def test_the_plan_of_a_pod_knows_the_type_that_is_asked_of_gcloud(kind):
+    done = launch("launch_tpu_pod.sh", *TPU, f"--type={kind}", "--dry", "--", *TRAINED)
+    lines = [shlex.split(line) for line in done.stdout.splitlines()]
+    (plan,) = (line for line in lines if "--dry_run" in line)
+    assert f"--accelerator-type={kind}" in next(line for line in lines if "create" in line)
+    (asked,) = (word.partition("=")[2] for word in plan if word.startswith("--topology="))
+    assert topologies.find(asked).chips
 
 
 def sent(tmp_path):
