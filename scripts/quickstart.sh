@@ -22,7 +22,7 @@ echo
 echo "4 of 4: the first continues a prompt, and both become a page."
 python -m brt.generate --workdir=$text --prompt=$'class Reader:\n    """Reads a file."""\n\n    def __init__(self' \
     --max_tokens=240 --stop="                        " --temperature=0.7 --top_p=0.9 --repetition_penalty=1.1 \
-    --save_text=$text/samples.jsonl  # stops at a line that is only indented
+    --save_text=$text/samples.jsonl  # until a line of nothing but indentation
 python -m brt.report $recall $text -o quickstart.html
 python - $text $recall <<'END'
 import json, sys
