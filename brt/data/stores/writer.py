@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
+from absl import logging
 
 from brt.data.sources.base import Document
 from brt.data.stores.layout import COUNTS, DTYPES, OFFSET, WEIGHT, dtype_name
@@ -20,6 +21,9 @@ MAX_WEIGHT = 1_000_000
 
 PIECE = 2**16
 """Bytes of a document that are encoded at once if the vocabulary allows cuts."""
+
+NOT_UTF8 = 10
+"""Warnings of texts that are not UTF-8 in one process."""
 
 WHOLE = 2**25
 """Bytes of the longest document that is encoded whole: SentencePiece needs up to 50 times as much
@@ -58,6 +62,13 @@ class ShardWriter:
             )
         self._add_weights(document, tokens)
         words, characters = count_text(document.data)
+        if document.tokens is None and (wrong := first_misfit_of_utf8(document.data)) is not None:
+            logging.log_first_n(
+                logging.WARNING,
+                "%s is not UTF-8 (its byte %d begins no character): its bytes are kept as they "
+                "are, and generated text may show others for them.",
+                *(NOT_UTF8, document.title, wrong),
+            )
         counts = {"tokens": tokens, "bytes": len(document.data)}
         counts |= {"words": words, "characters": characters}
         line = {"title": document.title, **counts}
@@ -179,6 +190,18 @@ def document_digest(document: Document) -> bytes:
     if document.annotation is not None:
         digest.update(json.dumps(document.annotation, sort_keys=True).encode())
     return digest.digest()
+
+
+def first_misfit_of_utf8(data: bytes | FileBytes) -> int | None:
+    """Returns the position of the first byte that is not part of UTF-8 text, or None."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    for start in range(0, len(data), PIECE):
+        before = start - len(decoder.getstate()[0])  # where a cut character begins
+        try:
+            decoder.decode(data[start : start + PIECE], final=start + PIECE >= len(data))
+        except UnicodeDecodeError as error:
+            return before + error.start
+    return None
 
 
 def count_text(data: bytes | FileBytes) -> tuple[int, int]:

@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import random
+import re
 
 import numpy as np
 import pytest
@@ -119,6 +120,31 @@ def test_words_are_separated_by_any_white_space(tmp_path, monkeypatch, piece):
     assert manifest["characters"] == sum(len(text) for text in texts)
     broken = write(tmp_path / "test", [Document("a", b"not\xff utf8\xc3")])
     assert (broken["words"], broken["characters"]) == (2, 10)
+
+
+@pytest.mark.parametrize("piece", [1, 3, 2**16])
+def test_a_text_that_is_not_utf8_is_kept_with_a_warning(tmp_path, monkeypatch, caplog, piece):
+    monkeypatch.setattr(writer, "PIECE", piece)
+    monkeypatch.setattr(writer, "NOT_UTF8", 10**6)
+    texts = {
+        "right": "Grüße, 世界 😀".encode(),
+        "latin": "Grüße".encode("latin-1"),
+        "cut": "世界 😀".encode()[:-1],
+        "lone": b"ab\x80",
+    }
+    documents = [Document(title, text) for title, text in texts.items()]
+    with caplog.at_level("WARNING"):
+        write(tmp_path / "train", documents)
+    found = [re.match(r"(\w+) is not UTF-8 .its byte (\d+)", m).groups() for m in caplog.messages]
+    places = {}
+    for title, text in texts.items():
+        try:
+            text.decode()
+        except UnicodeDecodeError as error:
+            places[title] = str(error.start)
+    assert dict(found) == places and places.keys() == {"latin", "cut", "lone"}
+    store = TokenStore(tmp_path / "train")
+    assert [store.tokens(i).tolist() for i in range(4)] == [list(text) for text in texts.values()]
 
 
 @pytest.mark.parametrize("kind", ["bytes", "words", "b", "c"])
