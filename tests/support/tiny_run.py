@@ -24,9 +24,10 @@ from jax.sharding import AxisType
 from paths import ROOT
 from tiny_models import QUICK
 
-from brt import command_line, config, evaluate, train
+from brt import command_line, config, evaluate
 from brt.evaluation.evaluator import Evaluator
 from brt.experiment import Experiment
+from brt.training import sharding
 from brt.training.loop import TrainingRun
 from brt.training.records.run_folder import read_metrics
 
@@ -204,7 +205,7 @@ def command(monkeypatch, module, *arguments, mesh=None, takes_arguments=False) -
     """
     for name in flags.FLAGS:
         flags.FLAGS[name].unparse()
-    for place in (train, evaluate):
+    for place in (sharding, evaluate):
         monkeypatch.setattr(place, "make_mesh", mesh or (lambda data, model: one_device()))
     monkeypatch.setattr(sys, "argv", [module.__name__, *map(str, arguments)])
     try:
