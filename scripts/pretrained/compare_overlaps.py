@@ -1,6 +1,7 @@
-"""Sets runs of pretrained models side by side: perplexity per word against FLOPs per token.
+r"""Sets runs of pretrained models side by side: perplexity per word against FLOPs per token.
 
-    python scripts/pretrained/compare_overlaps.py ladder/runs/* --overlaps=0,2,4,8,16 [--split=test]
+    python scripts/pretrained/compare_overlaps.py sweeps/pretrained/runs/* \
+        --overlaps=0,2,4,8,16 [--split=test]
 
 Runs without a memory are evaluated at every overlap, with segments that much shorter, so that
 windows stay as long; the others as they were trained, with their memory kept and cleared. Runs

@@ -276,7 +276,7 @@ def test_help_ends_silently_if_nobody_reads_it():
     process.wait(timeout=60)
 
 
-@pytest.mark.parametrize("command", [*COMMANDS, "../scripts/ladder"])
+@pytest.mark.parametrize("command", COMMANDS)
 def test_help_has_no_joined_lines(command):
     text = ast.get_docstring(ast.parse((ROOT / "brt" / f"{command}.py").read_text()))
     assert max(map(len, text.split("\n"))) <= 100

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from brt.reporting.drawing.rounding import mean_and_spread, rounded, three_digits, with_error_bar
+from brt.reporting.run_tables import numbers_table
 
 
 def test_the_paper_s_own_example_is_rounded_up():
@@ -37,3 +38,17 @@ def test_a_single_run_has_no_error_bar():
 )
 def test_three_digits_are_what_the_paper_prints(value, printed):
     assert rounded(value, three_digits(value)) == printed
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (3296311706628615.0, "3.30e+15"),
+        (1e6, "1.00e+06"),
+        (999_999.5, "999,999.50"),
+        (10**7, "10,000,000"),
+    ],
+)
+def test_a_huge_number_that_is_no_count_has_an_exponent(value, text):
+    (row,) = numbers_table("n", {"perplexity": value}).rows
+    assert row[1].text.rstrip("0") == text.rstrip("0")

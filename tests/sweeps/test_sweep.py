@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tiny_run import contents
 
-from brt import sweep
+from brt import command_line, sweep
 from brt.reporting.gin_text import read_gin_file, write_gin
 from brt.sweeps import running
 from brt.sweeps.entries import SweepEntry
@@ -230,7 +230,8 @@ def test_entries_that_differ_in_evaluation_alone_are_trained_once(monkeypatch, t
         same.replace(" ", ", "),
         other.split(".")[1],
     ]
-    assert rows[0][-1] == "seeds" and {row[-1] for row in rows[2:]} == {"2"}
+    (at,) = [i for i, head in enumerate(rows[0]) if head == "seeds"]
+    assert {row[at] for row in rows[2:]} == {"2"}
     assert len([*runs.glob("*/evaluation_validation.json")]) == 8
 
 
@@ -271,3 +272,19 @@ def test_a_run_is_done_where_it_ended_and_its_best_checkpoint_is_evaluated(
     found = json.dumps({"step": evaluated_step, "loss": 1.0})
     (tmp_path / "evaluation_validation.json").write_text(found)
     assert evaluated(tmp_path, entry, "validation") == done
+
+
+def test_an_error_of_a_sweep_shows_no_line_of_brt(monkeypatch, tmp_path):
+    with pytest.raises(SweepError, match="none") as caught:
+        run_script(monkeypatch, pretended([]), "--sweep=none.txt", f"--workdir={tmp_path}/sweep")
+    assert not command_line._user_code(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("status", "words"), [(1, "status 1"), (130, "interrupted"), (-9, "SIGKILL")]
+)
+def test_how_a_command_of_a_run_ended_is_said(monkeypatch, status, words):
+    done = running.subprocess.CompletedProcess([], status)
+    monkeypatch.setattr(running.subprocess, "run", lambda *_, **__: done)
+    with pytest.raises(SweepError, match=words):
+        running.command("brt.train")
