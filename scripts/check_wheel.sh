@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Uses an installed brt as a new user would, in an empty folder: generates with a model that comes
-# with it, trains on .jsonl.zst and on Parquet, exports, and generates the same text twice.
+# with it, trains on .jsonl.zst and on Parquet, lists the runs of a sweep, exports, and generates the
+# same text twice.
 #   python -m venv fresh && fresh/bin/pip install "$(echo dist/*.whl)[tables]"
 #   bash scripts/check_wheel.sh fresh/bin/python
 set -euo pipefail
@@ -32,6 +33,9 @@ small=(--gin.Trainer.{steps=3,eval_every=0,tokens_per_step=1024,segment_length=1
 for data in lines.jsonl.zst tables; do
     "$brt" train --gin_file=small/rec_fixed_skip.gin --text=$data --workdir="runs/$data" "${small[@]}"
 done
+"$brt" sweep --workdir=sweep --sweep=configs/sweeps/table_1.txt --scale=tiny --text=tables --tokens=1e4 \
+    --print_commands >commands.txt
+test "$(wc -l <commands.txt)" = 14
 "$brt" export --workdir=runs/tables --output=exported
 for source in workdir=runs/tables model=exported; do
     "$brt" generate --$source --prompt="Document 7" --max_tokens=30 --seed=1 >"${source%%=*}.txt"
