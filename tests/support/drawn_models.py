@@ -351,8 +351,7 @@ def associative_tokens(dice, turn):
     build = functools.partial(
         AssociativeRecurrentMemoryTransformer,
         num_memory=dice.whole(1, 6),
-        # Of shorter keys the features, which are sparse, may meet those of no query.
-        key_size=dice.whole(12, 16),
+        key_size=dice.whole(1, 16),
         body=transformer_xl_body(dice, 0),
     )
     return Drawn(build, segment, segment)
