@@ -174,7 +174,8 @@ def model_card(experiment: Experiment, step: int, workdir: str, tensors: dict) -
     for file in sorted(run.glob("evaluation_*.json")) if isinstance(run, Path) else ():
         figures = read_json(file, EVALUATION, "remove the file, or evaluate the run again")
         names = [name for name in FIGURES if name in figures]
-        text = ", ".join(f"{name} {figures[name]:.4f}" for name in names)
+        forms = {name: ".4f" if figures[name] < 1e6 else ".2e" for name in names}
+        text = ", ".join(f"{name} {figures[name]:{form}}" for name, form in forms.items())
         rows.append((f"evaluation, {figures['split']}", f"step {figures['step']:,}: {text}"))
     command = run / "command.txt"
     if command.is_file():
