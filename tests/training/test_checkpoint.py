@@ -157,6 +157,13 @@ def test_when_all_are_damaged_the_error_lists_them_and_deletes_nothing(tmp_path)
     assert (tmp_path / "2" / "params").exists() and (tmp_path / "4" / "params").exists()
 
 
+@pytest.mark.parametrize("content", ["3", '{"commit_timestamp_nsecs": 1e300}', '{"a": 1}', "x"])
+def test_a_damaged_time_of_a_checkpoint_does_not_matter(tmp_path, content):
+    saved(tmp_path, 2, 4)
+    (tmp_path / "4" / "_CHECKPOINT_METADATA").write_text(content)
+    assert not differing(restored(tmp_path)[0], make_state(4))
+
+
 def test_an_unfinished_checkpoint_is_ignored(tmp_path):
     saved(tmp_path, 2, 4)
     (tmp_path / "4").rename(tmp_path / "4.orbax-checkpoint-tmp-1700000000000000")

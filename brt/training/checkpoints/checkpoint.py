@@ -7,9 +7,11 @@ one quarantines it.
 """
 
 import copy
+import datetime
 import itertools
 import os
 import re
+import types
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -94,6 +96,7 @@ class Checkpoints:
             str(self._mirror.folder) if self._mirror else self.folder,
             options=ocp.CheckpointManagerOptions(
                 preservation_policy=self._retention,
+                step_name_format=_timeless_names(ocp.step),
                 enable_async_checkpointing=True,
             ),
         )
@@ -339,6 +342,26 @@ class Checkpoints:
     def close(self) -> None:
         self.wait()
         self._manager.close()
+
+
+def _timeless_names(step: Any) -> Any:
+    """Returns Orbax's names of steps, without the times of checkpoints.
+
+    Orbax would read these at the start, and no checkpoint could be opened if one file is damaged.
+    """
+
+    class Timeless(step.Metadata):
+        commit_timestamp = datetime.datetime.min
+
+    def timeless(found):
+        return Timeless(found.step, found.path)
+
+    names = step.standard_name_format()
+    return types.SimpleNamespace(
+        build_name=names.build_name,
+        find_all=lambda folder: map(timeless, names.find_all(folder)),
+        find_step=lambda folder, step: timeless(names.find_step(folder, step)),
+    )
 
 
 class _Retention:
