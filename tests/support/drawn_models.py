@@ -270,8 +270,7 @@ ENCODINGS = ("relative", "relative", "shaw", "absolute", "learned")
 
 def transformer_xl(dice, turn):
     window, segment = dice.blocks(20)
-    memory_length = dice.choice(0, dice.whole(1, 40))
-    same_length = memory_length > 0 and dice.chance(0.5)
+    memory_length, same_length = dice.whole(1, 40) if turn % 4 else 0, turn % 4 > 1
     build = transformer_xl_body(dice, memory_length, ENCODINGS, same_length=same_length)
     invariant = same_length and build.keywords["encoding"] in ("relative", "shaw")
     return Drawn(build, segment, window, invariant)
