@@ -10,14 +10,15 @@ case ${1:-} in
     --slow) selected=(); shift ;;
     --smoke)
         extras="[dev]"
+        equations=tests/laws/test_references.py::test_every_logit_follows_from_the_equations
         law=tests/laws/test_laws.py::test_
         selected+=(
             tests/models/test_gates.py tests/models/test_recurrent_cell.py tests/training/test_schedules.py
             tests/generation/test_sampling.py tests/evaluation/test_perplexity.py tests/data/streams
             tests/laws/test_import_directions.py tests/laws/test_tour.py
-            tests/laws/test_references.py::test_every_logit_follows_from_the_equations[rec_{fixed_skip,lstm_dual}]
-            ${law}decoding_token_by_token_is_the_segment_pass[rec_lstm_dual-float64-1e-09]
-            ${law}rows_decode_at_their_own_pace_and_documents_may_end_mid_block[rec_lstm_dual]
+            "${equations}[rec_fixed_skip]" "${equations}[rec_lstm_dual]"
+            "${law}decoding_token_by_token_is_the_segment_pass[rec_lstm_dual-float64-1e-09]"
+            "${law}rows_decode_at_their_own_pace_and_documents_may_end_mid_block[rec_lstm_dual]"
         )
         shift
         ;;

@@ -197,7 +197,7 @@ def test_a_killed_recording_goes_on_and_ends_in_the_same_bytes(
     made, recorder, tmp_path, monkeypatch, stop
 ):
     reader, read = made[2], made[2].read
-    steps = []
+    whole, steps = recorder(), []
 
     def killed(*arguments, **options):
         for number, segment in enumerate(read(*arguments, **options)):
@@ -219,7 +219,6 @@ def test_a_killed_recording_goes_on_and_ends_in_the_same_bytes(
     monkeypatch.setattr(reader, "read", counted)
     finished = recorder(at=tmp_path / "r")
     assert steps[0] - {-1} == set(np.flatnonzero(~done))
-    whole = recorder()
     for name in ("nats", "entropy", "correct", "done"):
         ours, theirs = (r.folder / f"{name}.bin" for r in (finished, whole))
         assert ours.read_bytes() == theirs.read_bytes()
@@ -300,13 +299,19 @@ def test_a_loss_that_is_not_finite_is_named_and_the_documents_before_it_stay(
 def test_a_kill_while_the_manifest_is_replaced_loses_nothing(recorder, tmp_path, monkeypatch):
     """The manifest is written once more at the end, when everything else is on disk."""
 
+    written, replace_json = [], recording_writer.replace_json
+
     def killed(folder, name, content):
-        (folder / f"{name}.new").write_text('{"format": 1, "st')
-        raise Killed
+        written.append(content["complete"])
+        if len(written) == 2:
+            (folder / ".brt-0123456789abcdef.new").write_text('{"format": 1, "st')
+            raise Killed
+        replace_json(folder, name, content)
 
     monkeypatch.setattr(recording_writer, "replace_json", killed)
     with pytest.raises(Killed):
         recorder(at=tmp_path / "r")
+    assert written == [False, True]
     monkeypatch.undo()
     monkeypatch.setattr(recording_writer, "_begin", None)  # nothing is begun anew
     assert recorder(at=tmp_path / "r").manifest["complete"]
@@ -343,7 +348,7 @@ def test_what_somebody_put_into_a_recording_is_not_removed_with_it(made, recorde
     assert not list(tmp_path.rglob(".*"))
 
 
-@pytest.mark.parametrize("killed_by", ["write_json", "os.replace"])
+@pytest.mark.parametrize("killed_by", ["replace_json", "os.replace"])
 def test_a_kill_while_a_recording_begins_is_made_good(recorder, tmp_path, monkeypatch, killed_by):
     def killed(*_):
         raise Killed

@@ -18,7 +18,7 @@ CHECKED = {
     "block_recurrent": "e2995b4ab292dcd6",
     "transformer_xl": "6db03fb798c2b543",
     "recurrent_memory": "ab38554e26715beb",
-    "adding_recurrence": "14e509aa77d09420",
+    "adding_recurrence": "c56dfc93bd0a738e",
 }
 """First digits of the SHA-256 of the printed rows: a number changes only on purpose."""
 

@@ -375,7 +375,7 @@ def test_settings_that_cannot_be_are_refused(wrong, named):
 def test_a_best_without_evaluations_is_refused():
     with pytest.raises(ValueError, match=r"keep_best.*Trainer\.eval_every"):
         policy = CheckpointPolicy(keep_best=True)
-        Trainer(object(), object, object, 1, 8, 8, checkpoints=policy, eval_every=0)
+        Trainer(object(), print, print, 1, 8, 8, checkpoints=policy, eval_every=0)
 
 
 def test_a_metric_that_is_not_there_costs_no_step(config, tiny, straight, tmp_path):

@@ -105,4 +105,4 @@ def test_a_run_halves_its_rate_and_a_resumed_one_halves_it_at_the_same_steps(tmp
 
 def test_a_plateau_without_evaluations_is_refused():
     with pytest.raises(ValueError, match=r"Trainer\.eval_every"):
-        Trainer(object(), object, object, 1, 8, 8, plateau=ReduceOnPlateau(), eval_every=0)
+        Trainer(object(), print, print, 1, 8, 8, plateau=ReduceOnPlateau(), eval_every=0)

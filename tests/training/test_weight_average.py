@@ -103,4 +103,4 @@ def test_a_run_evaluates_the_average_and_a_resumed_one_the_same(tmp_path):
 def test_a_plateau_beside_an_average_is_refused():
     both = {"plateau": ReduceOnPlateau(), "average": WeightAverage()}
     with pytest.raises(ValueError, match=r"Trainer\.plateau and Trainer\.average"):
-        Trainer(object(), object, object, 1, 8, 8, **both)
+        Trainer(object(), print, print, 1, 8, 8, **both)

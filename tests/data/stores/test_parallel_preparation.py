@@ -49,11 +49,12 @@ def test_workers_write_the_store_of_one_process_and_know_nothing_of_its_modules(
 def test_a_stream_gives_the_same_store_as_the_list(place, workers):
     source = TextFiles(str(place / "text"))
     store = made(place, vocabulary=ByteVocabulary())
+    files = store.open("train").manifest["source"]["files"]
     write_store(
         place / "streamed" / "train",
         source.documents("train"),
         ByteVocabulary(),
-        source.description("train"),
+        {**source.description("train"), "files": files},
         quiet=True,
         workers=workers,
     )
