@@ -126,7 +126,11 @@ class PooledMemory(WindowMemory):
         if self.pooled == "unrepeated":
             pooled_BT = pooled_BT & ~positions.again_BT
         if self.pooling == "max":
-            highest_BD = jnp.where(pooled_BT[..., None], mixed_BTD, LOWEST).max(axis=1)
+            pooled_BTD = jnp.where(pooled_BT[..., None], mixed_BTD, LOWEST)
+            # By its index: the gradient of `max` is lost where XLA computes x again, rounded
+            # differently, as on a mesh.
+            index_B1D = pooled_BTD.argmax(axis=1, keepdims=True)
+            highest_BD = jnp.take_along_axis(pooled_BTD, index_B1D, axis=1)[:, 0]
             count_B = pooled_BT.sum(axis=1).astype(mixed_BTD.dtype)
             return PooledSums(highest_BD, count_B, jnp.zeros_like(count_B))
         scores_BT = jnp.zeros(pooled_BT.shape, mixed_BTD.dtype)
