@@ -104,8 +104,8 @@ def nothing_is_seen_from_beyond_the_receptive_field(name):
 
 def clearing_keeps_what_windows_hold(name):
     # States of a sliding window also attend to the keys before their block, which clearing keeps.
-    # And memory tokens stand between tokens, so that windows reach fewer of these. With `same_length`
-    # the first token of a segment sees as many before it as the last.
+    # And memory tokens stand between tokens, so that windows reach fewer of these. With
+    # `same_length` the first token of a segment sees as many before it as the last.
     model = laws.tiny(name).model
     if isinstance(model, RecurrentMemoryTransformer) or getattr(model, "same_length", False):
         return
