@@ -8,6 +8,7 @@ import sys
 from contextlib import contextmanager
 
 import pytest
+from absl import logging
 from test_generate_command import run  # noqa: F401
 from tiny_run import command
 
@@ -35,6 +36,9 @@ def terminal():
     with open(theirs, "w", encoding="utf-8") as stream, pytest.MonkeyPatch.context() as patch:
         for name in ("stdout", "stderr"):
             patch.setattr(sys, name, stream)
+        logs = logging.get_absl_handler().python_handler
+        for name in ("stream", "formatter"):  # a command sets them, for good, on a terminal
+            patch.setattr(logs, name, getattr(logs, name))
 
         def read():
             stream.flush()
