@@ -14,7 +14,7 @@ __version__ = "0.1.0"
 _MODULES = {
     "BlockRecurrentTransformer": "brt.models.block_recurrent.model",
     "Layer": "brt.models.block_recurrent.layer",
-    "Sizes": "brt.models.layers.sizes",
+    "Sizes": "brt.models.sizes",
     "RecurrentCell": "brt.models.block_recurrent.cell",
     "LayerMemory": "brt.models.block_recurrent.memory",
     "TransformerXL": "brt.models.transformer_xl.model",

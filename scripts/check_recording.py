@@ -18,7 +18,7 @@ import jax
 import numpy as np
 from recordings import hub_tokenizers, meliad, melodi, pretrained, rmt, tables, txl
 
-from brt.models.layers.sizes import FORMS
+from brt.models.sizes import FORMS
 
 OUTPUTS = 2e-5
 """Tolerance of logits, losses and caches, absolute."""

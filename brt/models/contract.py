@@ -151,22 +151,15 @@ def check_methods(memory: Any, base: type) -> None:
         return getattr(type(memory), name) is not getattr(base, name)
 
     name = type(memory).__name__
-    if memory.moves_in_blocks and not (defines("__call__") and defines("decode")):
-        raise ValueError(
-            f"{name}.moves_in_blocks = True says that its cache changes with every token: define "
-            "__call__ and decode, or leave the attribute out and define update."
-        )
-    if memory.moves_in_blocks or defines("update_after_block"):
-        return
-    if defines("decode"):
-        raise ValueError(
-            f"{name}.decode may change the cache inside a block: set {name}.moves_in_blocks = True,"
-            " or define update_after_block."
-        )
-    if defines("__call__") and not defines("update"):
+    if defines("__call__") and not (defines("update") or defines("update_after_block")):
         raise ValueError(
             f"{name}.__call__ processes segments, and decoding would never change the cache: "
-            "define update, update_after_block, or decode with moves_in_blocks = True."
+            "define update, or let it be a TokenMemory and define run."
+        )
+    if defines("decode") and not defines("update_after_block"):
+        raise ValueError(
+            f"{name}.decode may change the cache inside a block: define update_after_block too, or "
+            "let it be a TokenMemory and define run."
         )
 
 

@@ -11,8 +11,8 @@ import numpy as np
 from flax import nnx
 
 from brt.models.counts import matrix_size
-from brt.models.layers.dropout import keep_mask
-from brt.models.layers.sizes import Sizes
+from brt.models.ops import keep_mask
+from brt.models.sizes import Sizes
 from brt.pretrained.backbone_layer import BackboneLayer, LayerKeys, Reads, Seen, drops
 from brt.pretrained.names import Names
 from brt.pretrained.settings import Settings, resolve_settings

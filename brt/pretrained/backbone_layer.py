@@ -12,12 +12,12 @@ from flax import nnx
 from jax.nn.initializers import ones, zeros
 
 from brt.models.axis_rules import constrain
-from brt.models.layers.attention import attend
+from brt.models.fast.attention import attend
 from brt.models.layers.dropout import independent_dropout
 from brt.models.layers.initializers import normal, parameter
 from brt.models.layers.norms import LayerNorm
-from brt.models.layers.precision import at_least_float32
-from brt.models.layers.sizes import Sizes
+from brt.models.precision import at_least_float32
+from brt.models.sizes import Sizes
 from brt.pretrained.activations import ACTIVATIONS
 from brt.pretrained.settings import Settings
 

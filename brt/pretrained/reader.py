@@ -17,10 +17,10 @@ from flax import nnx
 from brt.checks import Count, CountFrom0, CountFrom2, OneOf, configurable
 from brt.models.layers.initializers import normal, parameter
 from brt.models.layers.losses import token_losses
-from brt.models.layers.precision import at_least_float32
 from brt.models.memory_tokens.layout import MemoryLayout
 from brt.models.memory_tokens.memory import TokenMemory
 from brt.models.model import Metrics
+from brt.models.precision import at_least_float32
 from brt.models.reader import Reader
 from brt.pretrained.decoder_model import warn_of_random_parameters
 from brt.pretrained.encoders.bert import BERT

@@ -14,8 +14,8 @@ import numpy as np
 
 from brt.bindings.bound_values import binding_of
 from brt.checks import OneOf, Share, check
-from brt.models.layers.sizes import Sizes
 from brt.models.model import DTYPES
+from brt.models.sizes import Sizes
 from brt.pretrained.folder import CONFIG, HubFolder
 
 REQUIRED: Any = object()

@@ -17,8 +17,7 @@ import optax
 from flax import nnx
 
 from brt.checks import Count, configurable
-from brt.models.block_recurrent.layer import block_pairs
-from brt.models.block_recurrent.memory import BlockPairs
+from brt.models.block_recurrent.memory import KeysValues
 from brt.models.caches import LayerCache, WindowCache
 from brt.models.decoding_window import (
     advance,
@@ -27,6 +26,7 @@ from brt.models.decoding_window import (
     last_block,
     write_token,
 )
+from brt.models.ops import block_pairs
 from brt.pretrained.backbone_layer import (
     NOTHING,
     Heads,
@@ -150,11 +150,10 @@ class SlidingLanguageModel(DecoderModel):
 
         def read(heads, attended_BTHK):
             memory, (cache,) = self.cell, states
-            keys = memory.token_keys(pairs(memory.index, heads.keys))
-            blocks = BlockPairs(*(x_XJHK.reshape(rows, n, *x_XJHK.shape[1:]) for x_XJHK in keys))
+            window = WindowCache(*memory.token_keys(LayerKeys(*windows[memory.index].window)))
             weights = memory.memory.prepare(attended_BTHK.dtype)
             attended_BTHK, cache, seen, metrics = memory.memory(
-                cache, memory.tokens(heads), blocks, attended_BTHK, weights
+                cache, memory.tokens(heads), window, attended_BTHK, weights
             )
             added_BTD = None
             if seen is not None:
@@ -249,10 +248,11 @@ class SlidingLanguageModel(DecoderModel):
 
     def _updated(self, cache, window, full_B):
         keys = self.cell.token_keys(LayerKeys(window.keys_BJHK, window.values_BJHK))
-        blocks = BlockPairs(*(x_BJHK[:, None] for x_BJHK in keys))
+        before = WindowCache(*(x_BJHK[:, : self.window] for x_BJHK in keys))
+        block = KeysValues(*(x_BJHK[:, self.window :] for x_BJHK in keys))
 
         def update(cache):
-            return self.cell.memory.update_after_block(cache, blocks, full_B)
+            return self.cell.memory.update_after_block(cache, before, block, full_B)
 
         return jax.lax.cond(jnp.any(full_B), update, lambda cache: cache, cache)
 

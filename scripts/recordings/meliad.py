@@ -20,8 +20,8 @@ from brt.models.block_recurrent.external_memory import RingCache
 from brt.models.block_recurrent.model import BlockRecurrentTransformer
 from brt.models.caches import reset_rows
 from brt.models.checkpoints import meliad as meliad_checkpoint
-from brt.models.layers.sizes import Sizes
 from brt.models.model import LanguageModel
+from brt.models.sizes import Sizes
 
 
 def replay(recording: Mapping[str, Any], model: LanguageModel) -> tuple[np.ndarray, list[tuple]]:

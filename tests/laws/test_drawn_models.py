@@ -230,8 +230,7 @@ def calls(seed, drawn, model):
     turn, number = divmod(seed, len(FAMILIES))
     if turn % len(FAMILIES) == number:  # one of each round, of all families in turn
         found["mesh"] = functools.partial(a_mesh_changes_no_loss_and_no_gradient, seed)
-    sinks = draw(seed, KERNEL_PARTS).build.keywords.get("attention_sinks")  # no kernel has them
-    if drawn.family in KERNELS and not sinks and turn % 6 == number % 6:
+    if drawn.family in KERNELS and turn % 6 == number % 6:
         found["kernels"] = functools.partial(kernels_compute_the_plain_form, seed)
     return found
 

@@ -9,12 +9,12 @@ from architectures import ARCHITECTURES, random_model, segment_length
 from flax import nnx
 from tiny_models import quick_jit
 
-from brt.models.block_recurrent import cell as recurrent_cell
+from brt.models import ops
 from brt.models.block_recurrent import external_memory
-from brt.models.fast import kernel_attention, relative_form
-from brt.models.fast.attention import heads_first, product
-from brt.models.layers.attention import attend, plain_attention
-from brt.models.layers.positions_t5 import HIDDEN
+from brt.models.fast import relative_form, table
+from brt.models.fast.attention import attend, product
+from brt.models.melodi import layer as melodi_layer
+from brt.models.ops import HIDDEN
 from brt.models.transformer_xl import layer as transformer_xl_layer
 from brt.models.transformer_xl.relative_attention import plain_attend_by_distance
 from brt.pretrained import backbone_layer as pretrained_layer
@@ -77,16 +77,6 @@ def test_a_hidden_key_has_no_part_at_all():
     np.testing.assert_array_equal(attend(q, k, v, scale_H, table_HQJ), found)
 
 
-def test_a_sink_is_one_more_key_with_a_value_of_zero():
-    q, k, v, scale_H, table_HQJ, _ = draw(*SHAPES[1])
-    sink_H = np.array([-0.4, 1.5])
-    found = attend(q, k, v, scale_H, table_HQJ, None, sink_H)
-    k, v = (np.concatenate([x, 0 * x[:, :1]], axis=1) for x in (k, v))
-    column_HQ1 = np.broadcast_to(sink_H[:, None, None], (*table_HQJ.shape[:2], 1))
-    table_HQJ = np.concatenate([table_HQJ, column_HQ1], axis=2)
-    np.testing.assert_allclose(found, plain(q, k, v, scale_H, table_HQJ), rtol=1e-4, atol=1e-5)
-
-
 def test_gradients_are_those_of_finite_differences():
     with jax.enable_x64(True):
         *inputs, keep_HQJ = draw((2,), 2, 3, 2, 2)
@@ -116,8 +106,8 @@ LEADING = [  # axes of the queries, of keys and values, of the table
 
 
 @pytest.mark.parametrize("table_shape", [None, (2, 4, 6), (2, 1, 6), (1, 1, 1)], ids=str)
-@pytest.mark.parametrize("dropped, sinks", [(False, False), (True, True)])
-def test_outputs_and_gradients_are_those_of_the_plain_form(table_shape, dropped, sinks):
+@pytest.mark.parametrize("dropped", [False, True])
+def test_outputs_and_gradients_are_those_of_the_plain_form(table_shape, dropped):
     Q, J, H, K = 4, 6, 2, 5
     rng = np.random.default_rng(4)
     keep_HQJ = (rng.random((H, Q, J)) > 0.3) * 2.0 if dropped else None
@@ -131,19 +121,17 @@ def test_outputs_and_gradients_are_those_of_the_plain_form(table_shape, dropped,
         ]
         if table_shape is not None:
             inputs.append(rng.normal(size=(*of_table, *table_shape)))
-        if sinks:
-            inputs.append(rng.normal(size=H))
         cases.append((inputs, rng.normal(size=inputs[0].shape)))
 
     @quick_jit
     def values(cases):  # of both forms, compiled together
         def total(inputs, weights, form):
             table = inputs[4] if table_shape is not None else None
-            read = form(*inputs[:4], table, keep_HQJ, inputs[-1] if sinks else None)
+            read = form(*inputs[:4], table, keep_HQJ)
             return jnp.sum(weights * read), read
 
         of = jax.value_and_grad(total, has_aux=True)
-        return [[of(*case, form) for case in cases] for form in (attend, plain_attention)]
+        return [[of(*case, form) for case in cases] for form in (attend, ops.attention)]
 
     with jax.enable_x64(True):
         found, expected = values(cases)
@@ -160,7 +148,7 @@ def test_weights_are_not_kept_for_the_backward_pass():
         return [leaf.shape for leaf in jax.tree.leaves(back) if hasattr(leaf, "shape")]
 
     weights = (2, 3, 1, 4, 8)
-    assert weights in kept(plain_attention)
+    assert weights in kept(ops.attention)
     assert weights not in kept(attend)
 
 
@@ -178,19 +166,22 @@ ATTENDING = [
 ]
 
 
-ATTEND = (kernel_attention, external_memory, pretrained_layer, backbone_memory)
-"""Modules that call `attend`."""
+ATTEND = (external_memory, melodi_layer, pretrained_layer, backbone_memory)
+"""Modules that call `attend`, beside the table."""
 
 
-def plain_by_head(q_HQK, k_HJK, v_HJK):
-    scale_H = jnp.ones(q_HQK.shape[-3])
-    return heads_first(plain_attention(*map(heads_first, (q_HQK, k_HJK, v_HJK)), scale_H))
+def plain_layer_ops(*_):
+    plain = (getattr(ops, name) for name in ops.LayerOps._fields)
+    return ops.LayerOps(*plain)
+
+
+def plain_cell_ops(*_):
+    return ops.CellOps(ops.attention_by_head, ops.scan_blocks)
 
 
 @pytest.mark.parametrize("name", ATTENDING)
 def test_every_model_has_the_losses_and_gradients_of_the_plain_form(name, monkeypatch):
     assert all(module.attend is attend for module in ATTEND)
-    assert recurrent_cell.attend_by_head is kernel_attention.attend_by_head
     assert transformer_xl_layer.form_by_distance is relative_form.form_by_distance
     with jax.enable_x64(True):
         model = random_model(name, dtype="float64", dropout=0.3, **EVERY_KIND.get(name, {}))
@@ -216,8 +207,9 @@ def test_every_model_has_the_losses_and_gradients_of_the_plain_form(name, monkey
 
         found = values()
         for module in ATTEND:
-            monkeypatch.setattr(module, "attend", plain_attention)
-        monkeypatch.setattr(kernel_attention.attention, "attend_by_head", plain_by_head)
+            monkeypatch.setattr(module, "attend", ops.attention)
+        monkeypatch.setattr(table, "layer_ops", plain_layer_ops)
+        monkeypatch.setattr(table, "cell_ops", plain_cell_ops)
         module = relative_form.relative_attention
         monkeypatch.setattr(module, "attend_by_distance", plain_attend_by_distance)
         expected = values()

@@ -1,28 +1,20 @@
 """The Pallas kernels of attention against their plain forms, in interpret mode."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from brt.models.fast.kernels import cell as cell_kernel
-from brt.models.fast.kernels import projection as projection_kernel
 from brt.models.fast.kernels import relative as relative_kernel
 from brt.models.fast.kernels import states as states_kernel
 from brt.models.fast.kernels import window as window_kernel
 from brt.models.fast.kernels.cell import CellParameters, CellTokens, run_cell
-from brt.models.fast.kernels.output import outputs, plain_outputs
-from brt.models.fast.kernels.parts import TILE, Heads, drawn_factors, tile_size
-from brt.models.fast.kernels.projection import plain_projections, projections
+from brt.models.fast.kernels.parts import TILE, Heads, drawn_factors, tile_dropout, tile_size
 from brt.models.fast.kernels.states import block_attention, plain_block_attention
 from brt.models.fast.kernels.window import plain_window_attention, window_attention
-from brt.models.layers.attention import plain_attention
-from brt.models.layers.dropout import tile_dropout
-from brt.models.layers.norms import plain_rms_normed, scaled_down_heads, unit_heads
-from brt.models.layers.positions_t5 import HIDDEN
-from brt.models.layers.precision import at_least_float32
+from brt.models.ops import HIDDEN, attention, rms_normed, scaled_down_heads, unit_heads
+from brt.models.precision import at_least_float32
 from brt.models.transformer_xl.relative_attention import (
     Positions,
     distances,
@@ -82,10 +74,15 @@ def of_cell(heads, states, window, batch, blocks, products=1, dtype=np.float32):
     rng = np.random.default_rng(0)
     H, A = heads.num_heads, heads.num_heads * heads.head_size
     D = 32
+    k, v = (normal(rng, batch, blocks * window, A, dtype=dtype) for _ in "kv")
+    cached_k, cached_v = (normal(rng, batch, window, A, dtype=dtype) for _ in "kv")
+    if heads.qk_norm:
+        k, cached_k = (
+            unit_heads(x.reshape(*x.shape[:2], H, -1)).reshape(x.shape) for x in (k, cached_k)
+        )
     return {
         "states": normal(rng, batch, states, D),
-        **{name: normal(rng, batch, blocks * window, A, dtype=dtype) for name in ("k", "v")},
-        **{name: normal(rng, batch, window, A, dtype=dtype) for name in ("cached_k", "cached_v")},
+        **dict(k=k, v=v, cached_k=cached_k, cached_v=cached_v),
         "norm_scale": normal(rng, D),
         "ids": normal(rng, states, D),
         "matrix": normal(rng, 4, D, A) / 8,
@@ -94,56 +91,6 @@ def of_cell(heads, states, window, batch, blocks, products=1, dtype=np.float32):
         "keep_bias": normal(rng, D),
         "keep": None,
     }
-
-
-def of_projections(heads, tokens, width, batch, dropout, dtype=np.float32):
-    """Random arguments of a layer's norm and three projections."""
-    rng = np.random.default_rng(0)
-    A = heads.num_heads * heads.head_size
-    return {
-        "x": normal(rng, batch, tokens, width, dtype=dtype),
-        "scale": normal(rng, width),
-        **{name: normal(rng, width, A, dtype=dtype) for name in "qkv"},
-        "keep": dropout_factors(rng, dropout, TILE, width),
-    }
-
-
-def projected(function, x, scale, q, k, v, keep):
-    keep = None if keep is None else keep.astype(x.dtype)
-    return function(x, scale, keep, [q, k, v])[1:]
-
-
-def kernel_projected(heads, *args):
-    return projected(functools.partial(projections, heads), *args)
-
-
-def plain_projected(heads, *args):
-    return projected(plain_projections, *args)
-
-
-def of_outputs(heads, tokens, width, batch, dtype=np.float32):
-    """Random arguments of two output projections."""
-    rng = np.random.default_rng(0)
-    A = heads.num_heads * heads.head_size
-    return {
-        "x": normal(rng, batch, tokens, width, dtype=dtype),
-        **{name: normal(rng, batch, tokens, A, dtype=dtype) for name in ("tokens", "states")},
-        **{name: normal(rng, A, width, dtype=dtype) for name in ("matrix", "states_matrix")},
-        "keep": None,
-    }
-
-
-def added(function, x, tokens, states, matrix, states_matrix, _):
-    y, *squares = function(x, [tokens, states], [matrix, states_matrix])
-    return [y, *map(jax.lax.stop_gradient, squares)]
-
-
-def kernel_added(heads, *args):
-    return added(functools.partial(outputs, heads), *args)
-
-
-def plain_added(heads, *args):
-    return added(plain_outputs, *args)
 
 
 DROPPED = 0.25
@@ -189,8 +136,10 @@ def plain_relative(heads, q, k, v, u, keys, bias, keep):
     return plain_attend_by_distance(q, k, v, u, positions, *keep, DROPPED)
 
 
-def gate(states_BSD, products, biases):
+def gate(states_BSD, products_BSE, biases):
     """A fixed gate of one product, or one that depends on the second."""
+    D = states_BSD.shape[-1]
+    products = [products_BSE[..., i : i + D] for i in range(0, products_BSE.shape[-1], D)]
     kept = jax.nn.sigmoid(sum(map(at_least_float32, products[1:]), biases["keep_bias"]))
     return kept * states_BSD + (1 - kept) * at_least_float32(products[0]), kept
 
@@ -215,19 +164,18 @@ def plain_cell(heads, states_BSD, k, v, cached_k, cached_v, norm_scale, ids, mat
     def queries(x):
         return unit(x) if heads.qk_norm else scaled_down_heads(split(x))
 
-    keys = jnp.concatenate([split(cached_k), unit(k)], axis=1)
+    keys = split(jnp.concatenate([cached_k, k], axis=1))
     values = split(jnp.concatenate([cached_v, v], axis=1))
     seen = []
     for start in range(0, k.shape[1], W):
-        x_BSD = plain_rms_normed(states_BSD, norm_scale) + ids
+        x_BSD = rms_normed(states_BSD, norm_scale) + ids
         raw_k, own_v, q, cross_q = jnp.einsum("BSD,XDA->XBSA", x_BSD, matrix)
         own_k, block = unit(raw_k), slice(start, start + 2 * W)
-        to_states = plain_attention(queries(q), own_k, split(own_v), self_scale)
-        to_tokens = plain_attention(queries(cross_q), keys[:, block], values[:, block], cross_scale)
+        to_states = attention(queries(q), own_k, split(own_v), self_scale)
+        to_tokens = attention(queries(cross_q), keys[:, block], values[:, block], cross_scale)
         h_YBSA = jnp.stack([to_states, to_tokens]).reshape(2, *own_v.shape)
         products_BSE = jnp.einsum("YBSA,YAE->BSE", h_YBSA, gate_YAE)
-        products = jnp.split(products_BSE, products_BSE.shape[-1] // states_BSD.shape[-1], axis=-1)
-        states_BSD, kept = gate(states_BSD, products, {"keep_bias": bias})
+        states_BSD, kept = gate(states_BSD, products_BSE, {"keep_bias": bias})
         seen.append((own_k.reshape(own_v.shape), own_v, jax.lax.stop_gradient(jnp.mean(kept))))
     keys_values = (jnp.stack(each, axis=1) for each in [*zip(*seen)][:2])
     return states_BSD, *keys_values, jnp.stack([kept for *_, kept in seen])
@@ -261,19 +209,23 @@ def relative_errors(forms, heads, args, exact_args=None, interpret="races"):
     }
 
 
-WINDOW = plain_window_attention, window_attention
+def of_form(function, with_keys):
+    return lambda heads, *args: function(heads, with_keys, *args)
+
+
+FORMS = plain_window_attention, window_attention
+WINDOW, KEYS = ([of_form(each, with_keys) for each in FORMS] for with_keys in (False, True))
 BLOCKS = plain_block_attention, block_attention
 CELL = plain_cell, cell
-PROJECTIONS = plain_projected, kernel_projected
-OUTPUTS = plain_added, kernel_added
 DISTANCES = plain_relative, relative
 CASES = {
     "a window": (WINDOW, Heads(2, 128), of_window, (128, 2, 1, 0.0)),
     "a window with dropout": (WINDOW, Heads(2, 128), of_window, (128, 3, 2, 0.2)),
     "a window, two heads in the lanes": (WINDOW, Heads(4, 64), of_window, (128, 1, 3, 0.1)),
-    "a window without unit lengths": (WINDOW, Heads(4, 32, False), of_window, (256, 2, 2, 0.1)),
+    "a window without unit lengths": (KEYS, Heads(4, 32, False), of_window, (256, 2, 2, 0.1)),
     "a window of wide heads": (WINDOW, Heads(2, 256), of_window, (128, 2, 2, 0.0)),
-    "a window of several chunks": (WINDOW, Heads(1, 128), of_window, (1024, 1, 2, 0.1)),
+    "a window and its keys": (KEYS, Heads(4, 64), of_window, (128, 2, 2, 0.1)),
+    "a window of several chunks": (KEYS, Heads(1, 128), of_window, (1024, 1, 2, 0.1)),
     "a short window": (WINDOW, Heads(2, 64), of_window, (32, 2, 2, 0.1)),
     "states": (BLOCKS, Heads(2, 128), of_blocks, (256, 128, 3, 2, 0.0)),
     "states with dropout": (BLOCKS, Heads(4, 64), of_blocks, (256, 256, 2, 2, 0.2)),
@@ -282,9 +234,6 @@ CASES = {
     "a cell": (CELL, Heads(2, 128), of_cell, (256, 128, 2, 2)),
     "a cell, two heads in the lanes": (CELL, Heads(4, 64), of_cell, (20, 32, 1, 3, 2)),
     "a cell without unit lengths": (CELL, Heads(4, 64, False), of_cell, (128, 256, 1, 2)),
-    "projections": (PROJECTIONS, Heads(2, 128), of_projections, (512, 256, 3, 0.2)),
-    "projections without dropout": (PROJECTIONS, Heads(4, 128), of_projections, (256, 512, 1, 0)),
-    "two outputs": (OUTPUTS, Heads(2, 128), of_outputs, (512, 256, 3)),
     "distances": (DISTANCES, Heads(4, 64, False), of_distances, (40, 77, 3, False, True)),
     "distances of keys behind": (
         *(DISTANCES, Heads(2, 128, False), of_distances),
@@ -335,8 +284,6 @@ def test_outputs_and_all_gradients_equal_the_plain_form(name, capfd):
         "a window, two heads in the lanes",
         "states with dropout",
         "a cell",
-        "projections",
-        "two outputs",
         "distances",
     ],
 )
@@ -390,10 +337,6 @@ def test_a_kernel_drops_the_share_of_the_weights_that_is_the_rate():
         (cell_kernel.misfit(Heads(4, 256), 512, 512, 1024, BF16), "512 states"),
         (cell_kernel.misfit(Heads(8, 128), 512, 100, 1024, BF16), "100 tokens"),
         (cell_kernel.misfit(Heads(8, 128), 512, 512, 2048, BF16), "1024 features"),
-        (projection_kernel.misfit(Heads(8, 128), 200, 1024, 4, BF16), "200 tokens"),
-        (projection_kernel.misfit(Heads(8, 128), 512, 1024, 4, F32), "matrices"),
-        (projection_kernel.misfit(Heads(64, 128), 512, 256, 2, BF16), "matrices"),
-        (projection_kernel.misfit(Heads(16, 128), 512, 2048, 1, BF16), "width = 2048"),
     ],
 )
 def test_a_shape_that_does_not_fit_is_named(reason, part):
@@ -407,7 +350,6 @@ def test_the_published_sizes_fit():
         window_kernel.misfit(Heads(8, 64), W, F32),
         states_kernel.misfit(heads, W, S),
         cell_kernel.misfit(heads, S, W, D, BF16),
-        projection_kernel.misfit(heads, 4096, D, 4, BF16),
         relative_kernel.misfit(Heads(16, 64), 768),
     ]
     assert not any(misfits), misfits

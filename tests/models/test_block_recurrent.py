@@ -22,7 +22,7 @@ from brt.models.block_recurrent.cell import RecurrentCell, StateCache
 from brt.models.block_recurrent.external_memory import ExternalMemory
 from brt.models.block_recurrent.memory import LayerMemory
 from brt.models.block_recurrent.model import REMATS, BlockRecurrentTransformer
-from brt.models.layers.sizes import Sizes
+from brt.models.sizes import Sizes
 from brt.models.transformer_xl.hidden_memory import HiddenMemory
 
 B, D, W = 2, 12, WINDOW

@@ -24,7 +24,6 @@ from brt.models.decoding_window import (
     last_block,
     write_token,
 )
-from brt.models.fast.attention import heads_first
 
 B, W, H, K, D = 3, WINDOW, 2, 4, 12
 
@@ -140,10 +139,8 @@ def test_at_a_block_border_the_decoding_form_is_the_segment_form(name):
                 assert_same(memory, whole)  # the same in both forms
                 continue
             assert isinstance(memory, DecodingStates)
-            keys_values = layer.cell.keys_values(
-                whole.states_BSD, jnp.float32, layer.cell.prepare(jnp.float32)
-            )
-            expected = map(heads_first, keys_values)
+            weights = layer.cell.prepare(jnp.float32)
+            expected = (x[:, 0] for x in layer.cell.states(whole, jnp.float32, weights))
             assert_same(tuple(memory), (whole.states_BSD, *expected))
         window = cache.window
         assert isinstance(window, DecodingWindow)

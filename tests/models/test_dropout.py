@@ -8,11 +8,11 @@ from architectures import random_model
 from flax import nnx
 from tiny_models import OneKey, parameters, quick_jit, randomised
 
-import brt.models.fast.kernel_attention
+import brt.models.fast.attention
 from brt.models.block_recurrent.layer import Layer
-from brt.models.layers.attention import attend
+from brt.models.fast.attention import attend
 from brt.models.layers.dropout import dropout
-from brt.models.layers.sizes import Sizes
+from brt.models.sizes import Sizes
 
 KEY = jax.random.key(7)
 PERIOD = 128
@@ -115,11 +115,11 @@ def test_attention_weights_are_dropped_alike_in_all_rows():
 def test_rows_and_blocks_share_one_mask_of_the_weights(monkeypatch):
     masks = []
 
-    def spy(q, k, v, scale_H, table=None, keep=None, sink_H=None):
+    def spy(q, k, v, scale_H, table=None, keep=None):
         masks.append((q.shape[:-3], keep.shape))
-        return attend(q, k, v, scale_H, table, keep, sink_H)
+        return attend(q, k, v, scale_H, table, keep)
 
-    monkeypatch.setattr(brt.models.fast.kernel_attention, "attend", spy)
+    monkeypatch.setattr(brt.models.fast.attention, "attend", spy)
     model = random_model("rec_fixed_skip", dropout=0.5, num_layers=1, recurrent_layers=(0,))
     jax.eval_shape(model, jnp.arange(16).reshape(2, 8), model.init_caches(2), KEY)
     # Leading axes of rows and blocks, which neither mask has: tokens to tokens, to states.

@@ -14,7 +14,7 @@ from tiny_models import OneKey, parameters, quick_jit, read_segment
 
 from brt.models.block_recurrent.external_memory import ExternalMemory, RingCache
 from brt.models.block_recurrent.memory import LayerTokens
-from brt.models.layers.sizes import Sizes
+from brt.models.sizes import Sizes
 
 H, K = 2, 4
 

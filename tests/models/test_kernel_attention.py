@@ -10,12 +10,12 @@ from architectures import random_model
 from flax import nnx
 from tiny_models import quick_jit
 
-from brt.models.fast import cudnn_attention, kernel_attention, layer_products, relative_form
+from brt.models.fast import cudnn_attention, kernel_forms, relative_form, table
+from brt.models.fast.attention import attend
 from brt.models.fast.kernels import states as states_kernel
 from brt.models.fast.kernels import window as window_kernel
-from brt.models.layers.attention import attend
-from brt.models.layers.positions_t5 import HIDDEN
-from brt.models.layers.sizes import Sizes
+from brt.models.ops import HIDDEN
+from brt.models.sizes import Sizes
 from brt.training.sharding import make_mesh, shardings
 
 W = 4
@@ -101,42 +101,58 @@ def test_a_mesh_changes_no_output_and_no_gradient(name, rows):
     assert_close(on_mesh, run(name, "plain", None, rows, **settings))
 
 
+def has_window_kernel(sizes, window=512):
+    chosen = table.layer_ops(sizes, window, 0, BF16, False).window_attention
+    return chosen.func is kernel_forms.window_attention
+
+
 def test_auto_is_plain_without_a_tpu():
-    assert not kernel_attention.has_window_kernel(Sizes(1, 8, 128, 1), 512, BF16)
-    assert kernel_attention.has_window_kernel(KERNEL, 512, BF16)
-    assert not kernel_attention.has_window_kernel(PLAIN, 512, BF16)
+    assert not has_window_kernel(Sizes(1, 8, 128, 1))
+    assert has_window_kernel(KERNEL)
+    assert not has_window_kernel(PLAIN)
 
 
-def test_on_a_tpu_auto_is_a_kernel_where_the_sizes_fit_and_says_so(monkeypatch, capsys):
-    monkeypatch.setattr(kernel_attention, "on_tpu", lambda: True)
-    kernel_attention._say_once.cache_clear()
+@pytest.fixture
+def on_tpu(monkeypatch):
+    for module in (table, kernel_forms):
+        monkeypatch.setattr(module, "on_tpu", lambda: True)
+    table._say_once.cache_clear()
+
+
+@pytest.mark.usefixtures("on_tpu")
+def test_on_a_tpu_auto_is_a_kernel_where_the_sizes_fit_and_says_so(capsys):
     for _ in range(2):
-        assert kernel_attention.has_window_kernel(Sizes(1, 8, 128, 1), 512, BF16)
-        assert not kernel_attention.has_block_kernel(Sizes(1, 8, 96, 1), 512, 512)
-    first, second = capsys.readouterr().err.splitlines()
-    assert "512" in first and "Pallas" in first and "interpreted" not in first
-    assert "head_size = 96" in second
+        assert has_window_kernel(Sizes(1, 8, 128, 1))
+    chosen = table.layer_ops(Sizes(1, 8, 128, 1), 512, 100, BF16, False)
+    assert chosen.attention_to_states is kernel_forms.attention_to_states
+    chosen = table.layer_ops(Sizes(1, 8, 96, 1), 512, 512, BF16, False)
+    assert chosen.attention_to_states is not kernel_forms.attention_to_states
+    window, states, *wide = capsys.readouterr().err.splitlines()
+    assert "512" in window and "Pallas" in window and "interpreted" not in window
+    assert "100 keys" in states and "Pallas" in states
+    assert len(wide) == 2 and all("head_size = 96" in line for line in wide)
 
 
 def test_a_kernel_that_is_interpreted_says_so(capsys):
-    kernel_attention._say_once.cache_clear()
-    assert kernel_attention.has_window_kernel(KERNEL, 384, BF16)
+    table._say_once.cache_clear()
+    assert has_window_kernel(KERNEL, 384)
     assert "interpreted" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("on_tpu")
 @pytest.mark.parametrize("form", ["auto", "kernel"])
-def test_parts_of_a_layer_that_stay_plain_say_why(form, monkeypatch, capsys):
-    """Where the binding insists on kernels too: these have no kernel for every size."""
-    monkeypatch.setattr(kernel_attention, "on_tpu", lambda: True)
-    kernel_attention._say_once.cache_clear()
+def test_a_cell_that_stays_plain_says_why(form, capsys):
+    """Where the binding insists on kernels too: its loop has none for every size."""
     sizes = Sizes(2048, 8, 128, 1, attention_form=form)
-    assert not kernel_attention.has_cell_kernel(sizes, 100, 512, BF16)
-    assert not kernel_attention.has_cell_kernel(sizes, 128, 512, BF16, "an arrangement")
-    x_BTD = jnp.zeros((1, 512, 2048), BF16)
-    assert not layer_products._has_kernels(sizes, x_BTD, 3)
-    states, arrangement, width = capsys.readouterr().err.splitlines()
-    assert "2048" not in arrangement and "an arrangement" in arrangement
-    assert "1024 features" in states and "2048" in width
+    gate = object()
+    for states, only_gate, remat in ((128, gate, False), (128, None, False), (128, gate, True)):
+        chosen = table.cell_ops(sizes, 512, states, BF16, only_gate, remat)
+        assert not isinstance(chosen.scan_blocks, functools.partial)
+        assert chosen.attention_by_head is kernel_forms.attention_by_head
+    lines = [line for line in capsys.readouterr().err.splitlines() if "cell" in line]
+    assert [part in line for part, line in zip(("1024 features", "gates", "remat"), lines)] == [
+        *[True] * 3
+    ]
 
 
 def test_a_model_draws_the_dropout_of_whole_tiles_in_its_kernels(monkeypatch):
@@ -150,10 +166,6 @@ def test_a_model_draws_the_dropout_of_whole_tiles_in_its_kernels(monkeypatch):
     computed = outputs_and_gradients(graph, params, tokens_SBT)
     plain = window_kernel.plain_window_attention
     monkeypatch.setattr(window_kernel, "window_attention", plain)
-    monkeypatch.setattr(
-        *(window_kernel, "attention_and_tokens"),
-        lambda heads, *inputs: (plain(heads, *inputs), *inputs[1:3]),
-    )
     monkeypatch.setattr(states_kernel, "block_attention", states_kernel.plain_block_attention)
     expected = outputs_and_gradients.__wrapped__(graph, params, tokens_SBT)
     assert_close(computed, expected)
@@ -163,9 +175,7 @@ def test_a_kernel_that_is_insisted_on_and_does_not_fit_is_refused():
     with pytest.raises(
         ValueError, match=r"BlockRecurrentTransformer\.attention_form.*window = 200"
     ):
-        kernel_attention.has_window_kernel(KERNEL, 200, BF16)
-    with pytest.raises(ValueError, match="attention_sinks"):
-        kernel_attention.has_window_kernel(KERNEL, 512, BF16, sinks=True)
+        table.layer_ops(KERNEL, 200, 0, BF16, False)
     with pytest.raises(ValueError, match=r"TransformerXL\.attention_form.*2000 keys"):
         relative_form.form_by_distance(KERNEL, 1, 512, 2000, None)
 
@@ -227,15 +237,20 @@ def test_every_attention_of_a_model_is_cudnns_by_the_binding(calls_of_cudnn):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "has_dropout", "has_sink", "part"),
-    [
-        ("float32", False, False, "activation_dtype"),
-        ("bfloat16", True, False, "dropout"),
-        ("bfloat16", False, True, "attention_sinks"),
-    ],
+    ("dtype", "has_dropout", "part"),
+    [("float32", False, "activation_dtype"), ("bfloat16", True, "dropout")],
 )
-def test_cudnn_refuses_what_it_cannot_compute(dtype, has_dropout, has_sink, part):
-    assert part in cudnn_attention.misfit(jnp.dtype(dtype), has_dropout, has_sink)
+def test_cudnn_refuses_what_it_cannot_compute(dtype, has_dropout, part):
+    assert part in cudnn_attention.misfit(jnp.dtype(dtype), has_dropout)
+
+
+def test_cudnn_refuses_dropout_in_training_alone(calls_of_cudnn):
+    settings = dict(attention_form="cudnn", activation_dtype="bfloat16", dropout=0.1)
+    model = random_model("slide", **settings)
+    x_BTD, caches = model.embed(np.zeros((1, W), np.int32)), model.init_caches(1)
+    jax.eval_shape(lambda: model.stack(x_BTD, caches, None)[0])
+    with pytest.raises(ValueError, match="dropout must be 0"):
+        jax.eval_shape(lambda: model.stack(x_BTD, caches, jax.random.key(0))[0])
 
 
 def test_cudnn_is_refused_where_there_is_no_gpu(monkeypatch):

@@ -9,18 +9,15 @@ import pytest
 from paths import ROOT
 
 COMPILE = """
-import itertools, sys
+import functools, itertools, sys
 import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from brt.benchmarks import topologies
 from brt.models.fast.kernels import states, window
 from brt.models.fast.kernels.cell import CellParameters, CellTokens, misfit, run_cell
-from brt.models.fast.kernels.parts import Heads, tile_size
+from brt.models.fast.kernels.parts import Heads, TileDropout, tile_size
 from brt.models.fast.kernels.relative import attend_by_distance
-from brt.models.fast.kernels.output import outputs
-from brt.models.fast.kernels.projection import projections
-from brt.models.layers.dropout import TileDropout
-from brt.models.layers.precision import at_least_float32
+from brt.models.precision import at_least_float32
 from brt.models.transformer_xl.relative_attention import Positions, distances
 
 device = topologies.devices_of(topologies.find(sys.argv[1]))[0]
@@ -30,9 +27,9 @@ def of(*sizes, dtype=None):
     return jax.ShapeDtypeStruct(sizes, dtype or activations, sharding=one)
 
 
-def compile_attention(function, heads, given):
+def compile_attention(function, given):
     def step(gradient, *given):
-        y, backward = jax.vjp(lambda *given: function(heads, *given), *given)
+        y, backward = jax.vjp(function, *given)
         gradients = jax.tree.map(lambda y: gradient[:, : y.shape[1]], y)
         return y, backward(gradients)[:-1]
 
@@ -55,7 +52,8 @@ for (W, H, K), activations, dropout in [
     if dropout:
         seeds = of(H, W // tile, 2, dtype=jnp.uint32)
         args.append(of(H, W, X, dtype=f32) if W == tile else TileDropout(seeds, 0.1))
-    compile_attention(window.window_attention, heads, args)
+    for with_keys in (False, True):
+        compile_attention(functools.partial(window.window_attention, heads, with_keys), args)
 
 BLOCKS = [(32, 512, 2, 64), (512, 512, 8, 128), (1024, 512, 4, 64), (512, 512, 8, 16),
           (512, 512, 4, 256), (1024, 1024, 8, 128)]
@@ -66,7 +64,7 @@ for (Q, X, H, K), activations in itertools.product(BLOCKS, [jnp.bfloat16, jnp.fl
     seeds = of(H, Q // 128, 2, dtype=jnp.uint32)
     keep = TileDropout(seeds, 0.1) if Q >= 128 else of(H, Q, X, dtype=f32)
     args = [of(1, 4, Q, H * K), *[of(1, 4, X, H * K)] * 2, of(H, dtype=f32)]
-    compile_attention(states.block_attention, heads, [*args, keep])
+    compile_attention(functools.partial(states.block_attention, heads), [*args, keep])
 
 CELLS = [(512, 512, 8, 128), (256, 256, 8, 128), (128, 256, 4, 64), (256, 256, 16, 16),
          (256, 256, 2, 256), (512, 16, 4, 128)]
@@ -82,39 +80,14 @@ for (S, W, H, K), activations in itertools.product(CELLS, [jnp.bfloat16, jnp.flo
 
     def update(states, products, biases):
         keep = biases["keep"]
-        return keep * states + sum(map(at_least_float32, products)), keep
+        parts = jnp.split(at_least_float32(products), products.shape[-1] // states.shape[-1], -1)
+        return keep * states + sum(parts), keep
 
     def step(*given):
         y, backward = jax.vjp(lambda *given: run_cell(heads, update, *given), *given)
         return backward(y)
 
     jax.jit(step).lower(parameters, of(1, S, D, dtype=jnp.float32), tokens).compile()
-
-for (T, D, A, N), activations in [
-    *[((T, 1024, 1024, 4), jnp.bfloat16) for T in (256, 4096)],
-    ((512, 1024, 512, 4), jnp.float32),
-    ((512, 512, 1024, 4), jnp.float32),
-    ((512, 256, 4096, 2), jnp.bfloat16),
-]:
-    x, scale, mask = of(2, T, D), of(D, dtype=jnp.float32), of(128, D)
-
-    def step(dys, x, scale, mask, *matrices):
-        def project(x, scale, *matrices):
-            return projections(Heads(A // 64, 64), x, scale, mask, [*matrices])[1:]
-
-        ys, backward = jax.vjp(project, x, scale, *matrices)
-        return ys, backward(dys)
-
-    jax.jit(step).lower([of(2, T, A)] * N, x, scale, mask, *[of(D, A)] * N).compile()
-
-    def step(dy, *given):
-        def add(*given):
-            return outputs(Heads(A // 64, 64), *given)[0]
-
-        y, backward = jax.vjp(add, *given)
-        return y, backward(dy)
-
-    jax.jit(step).lower(x, x, [of(2, T, A)] * 2, [of(A, D)] * 2).compile()
 
 for (T, J, H, K, future), activations, dropout in [
     ((384, 768, 16, 64, False), jnp.bfloat16, True),

@@ -7,16 +7,10 @@ import pytest
 from flax import nnx
 from tiny_models import quick_jit
 
-from brt.models.fast.norms import relu
-from brt.models.layers.norms import (
-    RMSNorm,
-    plain_rms_normed,
-    plain_unit_heads,
-    rms_normed,
-    scaled_unit_heads,
-    unit_heads,
-)
-from brt.models.layers.precision import at_least_float32
+from brt.models import ops
+from brt.models.fast.norms import relu, rms_normed, scaled_unit_heads, unit_heads
+from brt.models.layers.norms import RMSNorm
+from brt.models.precision import at_least_float32
 
 
 def draw(shape, size=3.0, offset=5.0):
@@ -51,9 +45,9 @@ def test_wide_never_narrows():
 @pytest.mark.parametrize(
     ("fast", "plain", "axis"),
     [
-        (rms_normed, plain_rms_normed, -1),
-        (lambda x, scale: unit_heads(x), lambda x, scale: plain_unit_heads(x), 1),
-        (scaled_unit_heads, plain_unit_heads, 1),
+        (rms_normed, ops.rms_normed, -1),
+        (lambda x, scale: unit_heads(x), lambda x, scale: ops.unit_heads(x), 1),
+        (scaled_unit_heads, ops.scaled_unit_heads, 1),
     ],
     ids=["rms_normed", "unit_heads", "scaled_unit_heads"],
 )

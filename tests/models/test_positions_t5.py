@@ -7,7 +7,8 @@ import pytest
 from flax import nnx
 from tiny_models import OneKey, quick_jit
 
-from brt.models.layers.positions_t5 import HIDDEN, RelativeBias, t5_buckets
+from brt.models.layers.positions_t5 import RelativeBias, t5_buckets
+from brt.models.ops import HIDDEN, window_table
 
 
 def exact_bucket(distance, num_buckets, max_distance):
@@ -59,7 +60,7 @@ def test_the_table_of_a_block_is_the_bias_of_the_W_tokens_before_each_and_hides_
     window, heads
 ):
     bias, scale_H = bias_and_scale(heads)
-    found = quick_jit(lambda scale_H: bias.window_table(scale_H, window))(scale_H)
+    found = quick_jit(lambda scale_H: window_table(bias.by_distance(scale_H, window)))(scale_H)
     np.testing.assert_array_equal(found, plain_table(bias, scale_H, window))
     assert ((np.asarray(found) != HIDDEN).sum(axis=-1) == window).all()
     # While decoding a token sees the row of its position in the block.
@@ -72,8 +73,8 @@ def test_the_table_of_a_block_is_the_bias_of_the_W_tokens_before_each_and_hides_
 @pytest.mark.parametrize("queries", [128, 256])
 def test_the_table_of_the_first_queries_is_a_part_of_that_of_a_block(queries):
     bias, scale_H = bias_and_scale(2)
-    found = bias.window_table(scale_H, 384, queries)
-    whole = bias.window_table(scale_H, 384)
+    bias_HW = bias.by_distance(scale_H, 384)
+    found, whole = window_table(bias_HW, queries), window_table(bias_HW)
     np.testing.assert_array_equal(found, whole[:, :queries, : 384 + queries])
 
 
@@ -85,7 +86,7 @@ def test_the_gradient_of_the_table_counts_every_use_of_a_bucket():
     def loss(table_HR):
         graph, _ = nnx.split(bias)
         changed = nnx.merge(graph, nnx.State({"table_HR": nnx.Param(table_HR)}))
-        return jnp.sum(changed.window_table(scale_H, W) * weights)
+        return jnp.sum(window_table(changed.by_distance(scale_H, W)) * weights)
 
     found = quick_jit(jax.grad(loss))(bias.table_HR[...])
     expected = np.zeros((H, 32))

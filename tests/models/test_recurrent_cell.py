@@ -11,12 +11,19 @@ from architectures import random_model
 from flax import nnx
 from tiny_models import OneKey, parameters, quick_jit
 
-from brt.models.block_recurrent.cell import ARRANGEMENTS, RecurrentCell, StateCache
+from brt.models.block_recurrent.cell import (
+    ARRANGEMENTS,
+    ByHead,
+    CellCarry,
+    RecurrentCell,
+    StateCache,
+)
 from brt.models.block_recurrent.gates import KINDS
-from brt.models.block_recurrent.memory import BlockPairs, BlockStates
-from brt.models.fast.attention import heads_first
-from brt.models.layers.norms import unit_heads
-from brt.models.layers.sizes import Sizes
+from brt.models.block_recurrent.memory import LayerTokens
+from brt.models.caches import WindowCache
+from brt.models.fast.norms import unit_heads
+from brt.models.ops import heads_first
+from brt.models.sizes import Sizes
 
 D, H, K, F, S, W, B = 12, 2, 4, 10, 3, 4, 2
 A = H * K
@@ -40,17 +47,23 @@ def draw(*shape, seed=0):
     return jnp.asarray(np.random.default_rng((seed, *shape)).normal(size=shape), jnp.float32)
 
 
-def tokens(blocks=None):
-    """Keys, of unit length, and values of two blocks of tokens."""
-    lead = (B,) if blocks is None else (B, blocks)
-    return unit_heads(draw(*lead, 2 * W, H, K, seed=1)), draw(*lead, 2 * W, H, K, seed=2)
+def tokens(blocks=2):
+    """Keys, of unit length, and values of blocks of tokens."""
+    return unit_heads(draw(B, blocks * W, H, K, seed=1)), draw(B, blocks * W, H, K, seed=2)
+
+
+def by_block(k_BJHK, v_BJHK):
+    """Keys and values of each block of W tokens, with heads first."""
+    parts = (jnp.split(heads_first(x), x.shape[1] // W, axis=2) for x in (k_BJHK, v_BJHK))
+    return [ByHead(*block) for block in zip(*parts, strict=True)]
 
 
 @quick_jit
 def step(graph_and_params, states_BSD, k_BJHK, v_BJHK):
     cell = nnx.merge(*graph_and_params)
-    weights = cell.prepare(jnp.float32)
-    return cell.step(weights, states_BSD, (heads_first(k_BJHK), heads_first(v_BJHK)))[0]
+    before, block = by_block(k_BJHK, v_BJHK)
+    carry = CellCarry(states_BSD, before)
+    return cell.step(cell.prepare(jnp.float32), carry, block)[0].states_BSD
 
 
 def next_states(cell, states_BSD, k_BJHK, v_BJHK):
@@ -156,36 +169,37 @@ def test_sequential_attention_reads_the_tokens_with_states_that_have_read_one_an
 # Over blocks
 
 
+def on_segment(cell, blocks, known=None):
+    """The cell on a segment of so many blocks after one, and its inputs."""
+    k_BTHK, v_BTHK = tokens(blocks + 1)
+    window = WindowCache(k_BTHK[:, :W], v_BTHK[:, :W])
+    read = LayerTokens(None, None, k_BTHK[:, W:], v_BTHK[:, W:], None)
+    cache, weights = StateCache(draw(B, S, D)), cell.prepare(jnp.float32)
+    states = cell.states(cache, jnp.float32, weights) if known else None
+    return quick_jit(cell)(cache, read, window, None, weights, states)
+
+
 @pytest.mark.parametrize("settings", [ALL[0], ALL[5], ALL[6]], ids=lambda s: "-".join(s.values()))
 def test_the_loop_over_blocks_is_one_step_after_another(settings):
-    cell, blocks = random_cell(**settings), BlockPairs(*tokens(blocks=3))
-    weights = cell.prepare(jnp.float32)
-    cache = StateCache(draw(B, S, D))
-    _, last, seen, metrics = quick_jit(cell)(cache, None, blocks, None, weights)
-    states_BSD, shares, one_step = draw(B, S, D), [], quick_jit(cell.step)
-    read_states = quick_jit(lambda states_BSD: cell.keys_values(states_BSD, jnp.float32, weights))
-    for g in range(3):
+    cell = random_cell(**settings)
+    _, last, seen, metrics = on_segment(cell, 3)
+    weights, shares, one_step = cell.prepare(jnp.float32), [], quick_jit(cell.step)
+    before, *blocks = by_block(*tokens(4))
+    carry = CellCarry(draw(B, S, D), before)
+    for g, block in enumerate(blocks):
         # Tokens see the states from before their block.
-        keys_values = read_states(states_BSD)
-        for found, expected in zip(seen, keys_values, strict=True):
-            np.testing.assert_allclose(found[:, g], heads_first(expected), atol=1e-5)
-        read = tuple(heads_first(x_BGJHK[:, g]) for x_BGJHK in blocks)
-        states_BSD, (_, share) = one_step(weights, states_BSD, read, keys_values)
-        shares.append(share)
-    np.testing.assert_allclose(last.states_BSD, states_BSD, rtol=1e-5, atol=1e-5)
+        expected = cell.states(StateCache(carry.states_BSD), jnp.float32, weights)
+        for x_BGSHK, y_B1SHK in zip(seen, expected, strict=True):
+            np.testing.assert_allclose(x_BGSHK[:, g], y_B1SHK[:, 0], atol=1e-5)
+        carry, _, reported = one_step(weights, carry, block)
+        shares.append(reported["kept"])
+    np.testing.assert_allclose(last.states_BSD, carry.states_BSD, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(metrics["kept"], np.mean(shares), rtol=1e-5)
 
 
 def test_one_block_whose_states_are_known_gives_what_the_loop_gives():
-    cell, blocks = random_cell(gate="lstm"), BlockPairs(*tokens(blocks=1))
-    cache = StateCache(draw(B, S, D))
-    weights = cell.prepare(jnp.float32)
-    known = cell.states(cache, jnp.float32, weights)
-    keys_values = cell.keys_values(cache.states_BSD, jnp.float32, weights)
-    expected = (heads_first(x_BHSK)[:, None] for x_BHSK in keys_values)
-    jax.tree.map(np.testing.assert_array_equal, known, BlockStates(*expected))
-    found = quick_jit(cell)(cache, None, blocks, None, weights, known)
-    loop = quick_jit(cell)(cache, None, blocks, None, weights)
+    cell = random_cell(gate="lstm")
+    found, loop = on_segment(cell, 1, known=True), on_segment(cell, 1)
     for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(loop), strict=True):
         np.testing.assert_allclose(x, y, rtol=1e-6, atol=1e-6)
 
@@ -194,10 +208,10 @@ def test_the_share_kept_is_that_of_the_gates():
     cell = random_cell(gate="fixed", arrangement="dual")
     cell.attention_gate.keep_bias_D[...] = jnp.full(D, np.log(3.0))  # keeps 3/4
     cell.feed_forward_gate.keep_bias_D[...] = jnp.full(D, 0.0)  # keeps 1/2
-    states_BSD = draw(B, S, D)
-    weights = cell.prepare(jnp.float32)
-    _, (_, kept) = cell.step(weights, states_BSD, tuple(map(heads_first, tokens())))
-    np.testing.assert_allclose(kept, 5 / 8, rtol=1e-6)
+    before, block = by_block(*tokens())
+    carry = CellCarry(draw(B, S, D), before)
+    metrics = cell.step(cell.prepare(jnp.float32), carry, block)[2]
+    np.testing.assert_allclose(metrics["kept"], 5 / 8, rtol=1e-6)
 
 
 # What it begins with, and what it refuses

@@ -271,9 +271,8 @@ def windowed_attention(layer, settings, Q_WHK, K_XHK, V_XHK):
             bias_N = 0  # for a memorizing layer (code)
             if "relative_bias" in layer:
                 bias_N = layer["relative_bias"]["table_HR"][h, buckets]  # section 3.2
-            sink = layer["sink_H"][h] if "sink_H" in layer else -1000
             seen_heads = K_XHK[seen, h], V_XHK[seen, h]
-            attended_WHK[i, h] = attend(Q_WHK[i, h], *seen_heads, scale, bias_N, sink)
+            attended_WHK[i, h] = attend(Q_WHK[i, h], *seen_heads, scale, bias_N)
     return attended_WHK.reshape(W, -1)
 
 
@@ -286,7 +285,7 @@ def full_attention(Q_MHK, K_NHK, V_NHK, scale_H):
     return attended_MHK.reshape(len(Q_MHK), -1)
 
 
-def attend(Q_K, K_NK, V_NK, scale, bias_N, sink=-1000):
+def attend(Q_K, K_NK, V_NK, scale, bias_N):
     """One query of one head: (K,). The bias is scaled too; the scale's sign is dropped (code).
 
     Without a scale, the plain scaled dot product.
@@ -295,10 +294,10 @@ def attend(Q_K, K_NK, V_NK, scale, bias_N, sink=-1000):
         scores_N = K_NK @ Q_K / np.sqrt(len(Q_K)) + bias_N
     else:
         scores_N = (K_NK @ Q_K + bias_N) * abs(scale)
-    # A softmax with one more place, of score -1000 (code) or a sink's, and value zero.
-    peak = max(scores_N.max(), sink)
+    # A softmax with one more place, of score -1000 and value zero (code).
+    peak = max(scores_N.max(), -1000)
     weights_N = np.exp(scores_N - peak)
-    return weights_N @ V_NK / (weights_N.sum() + np.exp(sink - peak))
+    return weights_N @ V_NK / (weights_N.sum() + np.exp(-1000 - peak))
 
 
 def bucket(distance):

@@ -244,7 +244,6 @@ class Architectures(dict[str, Architecture]):
 ARCHITECTURES = Architectures({
     "xl": block_recurrent(segment=WINDOW),
     "slide": block_recurrent(),
-    "slide_sinks": block_recurrent(attention_sinks=True),
     "rec_fixed_dual": _rec("fixed", "dual"),
     "rec_fixed_single": _rec("fixed", "single"),
     "rec_fixed_skip": _rec("fixed", "skip"),

@@ -9,14 +9,15 @@ from jax.typing import DTypeLike
 
 from brt.checks import OneOf, configurable
 from brt.models.block_recurrent.memory import (
+    KeysValues,
     LayerMemory,
     LayerTokens,
     Metrics,
     mix_with_attention,
 )
 from brt.models.layers.initializers import parameter
-from brt.models.layers.precision import at_least_float32
-from brt.models.layers.sizes import Sizes
+from brt.models.precision import at_least_float32
+from brt.models.sizes import Sizes
 
 RULES = ("linear", "delta")
 
@@ -85,9 +86,9 @@ class AssociativeMemory(LayerMemory):
         return mix_with_attention(self.mix_H[...], attended_BTHK, memory_BTHK)
 
     def update(
-        self, cache: AssociativeCache, k_BWHK: jax.Array, v_BWHK: jax.Array, weights: None
+        self, cache: AssociativeCache, taken: KeysValues, weights: None
     ) -> tuple[AssociativeCache, Metrics]:
-        features_BWHK, new_BWHK = features(k_BWHK), at_least_float32(v_BWHK)
+        features_BWHK, new_BWHK = features(taken.keys_BTHK), at_least_float32(taken.values_BTHK)
         if self.rule == "delta":
             new_BWHK = new_BWHK - retrieved(cache, features_BWHK)
         matrix_BHKK = cache.matrix_BHKK + jnp.einsum("BWHK,BWHV->BHKV", features_BWHK, new_BWHK)

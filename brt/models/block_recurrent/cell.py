@@ -3,7 +3,7 @@
 Only this is sequential, so only this is inside the loop over blocks.
 """
 
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,30 +13,60 @@ from jax.typing import DTypeLike
 from brt.checks import Count, OneOf, configurable
 from brt.models.block_recurrent import gates
 from brt.models.block_recurrent.memory import (
-    BlockPairs,
     BlockStates,
+    KeysValues,
     LayerMemory,
     LayerTokens,
     MemoryResult,
 )
-from brt.models.caches import select_rows
+from brt.models.caches import WindowCache, select_rows
 from brt.models.counts import matrix_size
-from brt.models.fast.attention import heads_first
-from brt.models.fast.data_shards import by_data_shard
-from brt.models.fast.kernel_attention import attend_by_head, has_cell_kernel, run_cell
-from brt.models.fast.loop_weights import cast_before, in_loop, product, scan
-from brt.models.layers import norms
+from brt.models.fast import table
+from brt.models.fast.norms import rms_normed, scaled_unit_heads, unit_heads
 from brt.models.layers.initializers import DENSE, normal, parameter
-from brt.models.layers.sizes import Sizes
+from brt.models.layers.norms import RMSNorm
 from brt.models.model import Metrics
+from brt.models.ops import CellOps, Matrix, heads_first, in_blocks, scaled_down_heads
+from brt.models.sizes import Sizes
 
 ARRANGEMENTS = ("dual", "single", "skip")
 ORDERS = ("parallel", "sequential")
 
-CellWeights = dict[str, Any]
-"""Of `RecurrentCell.prepare`: arrays and `LoopWeights`, named by their shapes, and gates'."""
-KeysValues = tuple[jax.Array, ...]
-"""Keys and values with heads first, (B, H, S, K) of states or (B, H, 2W, K) of tokens."""
+
+class CellWeights(NamedTuple):
+    """The parameters of a cell for its loop over blocks; None: the cell has none.
+
+    Matrices that multiply the same vectors are stacked along X, keys and values, and queries for
+    the states and for the tokens: under a mesh their gradients are summed over the model axis once.
+    Gates by their names.
+    """
+
+    norm_scale_D: jax.Array
+    keys_values_XDHK: Matrix
+    queries_XDHK: Matrix
+    gates: dict[str, gates.GateWeights]
+    ids_SD: jax.Array | None = None
+    self_scale_H: jax.Array | None = None
+    cross_scale_H: jax.Array | None = None
+    cross_norm_scale_D: jax.Array | None = None
+    cross_queries_XDHK: Matrix | None = None
+    feed_forward_norm_scale_D: jax.Array | None = None
+    hidden_DF: Matrix | None = None
+    hidden_XHKF: Matrix | None = None
+
+
+class ByHead(NamedTuple):
+    """Keys and values with heads first, of states or tokens."""
+
+    keys_BHJK: jax.Array
+    values_BHJK: jax.Array
+
+
+class CellCarry(NamedTuple):
+    """What a cell carries from block to block: its states, and the tokens of the block before."""
+
+    states_BSD: jax.Array
+    before: ByHead
 
 
 class StateCache(NamedTuple):
@@ -105,13 +135,13 @@ class RecurrentCell(LayerMemory):
             )
         D, A, F = sizes.width, sizes.attention_size, sizes.feed_forward_size
         heads = sizes.num_heads, sizes.head_size
-        self.sizes, self.num_states = sizes, num_states
+        self.sizes, self.window, self.num_states = sizes, window, num_states
         self.arrangement, self.order = arrangement, order
         self.reads_after_tokens = order == "sequential"
         self.initial_states_SD = parameter(rngs, normal(0.1), num_states, D, multiplied=False)
         if state_ids:
             self.state_ids_SD = parameter(rngs, normal(1.0), num_states, D, multiplied=False)
-        self.norm = norms.RMSNorm(rngs, D)
+        self.norm = RMSNorm(rngs, D)
         self.queries_DA = parameter(rngs, DENSE, D, A)
         self.keys_DA = parameter(rngs, DENSE, D, A)
         self.values_DA = parameter(rngs, DENSE, D, A)
@@ -128,11 +158,11 @@ class RecurrentCell(LayerMemory):
         if order == "sequential":
             self.self_gate = make_gate(gates.ONE_ATTENTION, *heads)
             self.cross_gate = make_gate(gates.ONE_ATTENTION, *heads)
-            self.cross_norm = norms.RMSNorm(rngs, D)
+            self.cross_norm = RMSNorm(rngs, D)
         elif arrangement != "single":
             self.attention_gate = make_gate(gates.BOTH_ATTENTIONS, 2, *heads)
         if arrangement == "dual":
-            self.feed_forward_norm = norms.RMSNorm(rngs, D)
+            self.feed_forward_norm = RMSNorm(rngs, D)
             self.hidden_DF = parameter(rngs, DENSE, D, F)
         elif arrangement == "single":
             self.hidden_CF = parameter(rngs, DENSE, 2 * A, F)
@@ -143,132 +173,136 @@ class RecurrentCell(LayerMemory):
         initial_SD = self.initial_states_SD[...]
         return StateCache(jnp.broadcast_to(initial_SD, (rows, *initial_SD.shape)))
 
-    def prepare(self, dtype: DTypeLike) -> CellWeights:
-        """Returns the parameters for the loop over blocks, matrices cast to `dtype`.
+    def prepare(self, dtype: DTypeLike, key: jax.Array | None = None) -> CellWeights:
+        """Returns the parameters for the loop over blocks; `dtype` is that of the activations."""
+        D, H, K = self.sizes.width, self.sizes.num_heads, self.sizes.head_size
 
-        Matrices that multiply the same vectors are stacked along X (keys, values, queries of both
-        attentions), so that under a mesh their gradients are summed over the model axis once.
-        """
-        heads = self.sizes.num_heads, self.sizes.head_size
+        def by_head(*matrices):
+            return Matrix(jnp.stack([x[...].reshape(D, H, K) for x in matrices]), dtype)
 
-        def stacked(*matrices):
-            stacked_XDA = jnp.stack([matrix[...] for matrix in matrices])
-            return cast_before(stacked_XDA.reshape(*stacked_XDA.shape[:2], *heads), dtype)
+        def value(name):
+            parameter = getattr(self, name, None)
+            return None if parameter is None else parameter[...]
 
-        matrices = [self.keys_DA, self.values_DA, self.queries_DA]
-        weights: CellWeights = {"norm_scale_D": self.norm.scale_D[...]}
-        if self.order == "sequential":
-            weights["cross_queries_XDHK"] = stacked(self.cross_queries_DA)
-            weights["cross_norm_scale_D"] = self.cross_norm.scale_D[...]
-        else:
-            matrices.append(self.cross_queries_DA)
-        weights["heads_XDHK"] = stacked(*matrices)
-        if hasattr(self, "state_ids_SD"):
-            weights["ids_SD"] = cast_before(self.state_ids_SD[...], dtype)
-        if self.sizes.qk_norm:
-            weights["self_scale_H"] = self.attention_scale_H[...]
-            weights["cross_scale_H"] = self.cross_scale_H[...]
-        if self.arrangement == "dual":
-            weights["feed_forward_norm_scale_D"] = self.feed_forward_norm.scale_D[...]
-            weights["hidden_DF"] = cast_before(self.hidden_DF[...], dtype)
-        elif self.arrangement == "single":
-            hidden_XHKF = self.hidden_CF[...].reshape(2, *heads, -1)
-            weights["hidden_XHKF"] = cast_before(hidden_XHKF, dtype)
-        for name in ("self_gate", "cross_gate", "attention_gate", "feed_forward_gate"):
-            if gate := getattr(self, name, None):
-                weights[name] = gate.weights(dtype)
-        return weights
+        sequential = self.order == "sequential"
+        queries = [self.queries_DA] if sequential else [self.queries_DA, self.cross_queries_DA]
+        hidden = value("hidden_DF"), value("hidden_CF")
+        gates = ("self_gate", "cross_gate", "attention_gate", "feed_forward_gate")
+        return CellWeights(
+            norm_scale_D=self.norm.scale_D[...],
+            keys_values_XDHK=by_head(self.keys_DA, self.values_DA),
+            queries_XDHK=by_head(*queries),
+            gates={n: getattr(self, n).weights(dtype) for n in gates if hasattr(self, n)},
+            ids_SD=value("state_ids_SD"),
+            self_scale_H=value("attention_scale_H"),
+            cross_scale_H=value("cross_scale_H"),
+            cross_norm_scale_D=self.cross_norm.scale_D[...] if sequential else None,
+            cross_queries_XDHK=by_head(self.cross_queries_DA) if sequential else None,
+            feed_forward_norm_scale_D=(
+                self.feed_forward_norm.scale_D[...] if self.arrangement == "dual" else None
+            ),
+            hidden_DF=None if hidden[0] is None else Matrix(hidden[0], dtype),
+            hidden_XHKF=(
+                None if hidden[1] is None else Matrix(hidden[1].reshape(2, H, K, -1), dtype)
+            ),
+        )
+
+    def ops(self, dtype: DTypeLike, remat: bool = False) -> CellOps:
+        """Returns the forms of the cell's operations, for activations of `dtype`."""
+        one_gate = self.order == "parallel" and self.arrangement == "skip"
+        gate = self.attention_gate if one_gate else None
+        return table.cell_ops(self.sizes, self.window, self.num_states, dtype, gate, remat)
 
     # One block.
 
-    def keys_values(
-        self, states_BSD: jax.Array, dtype: DTypeLike, weights: CellWeights
-    ) -> KeysValues:
-        """Returns keys and values of states, each (B, H, S, K) of `dtype`."""
-        matrices = in_loop(weights["heads_XDHK"])[:2]
-        k_BHSK, v_BHSK = _heads(states_BSD, weights["norm_scale_D"], weights, matrices, dtype)
-        return self._keys(k_BHSK), v_BHSK
+    def _normed(self, states_BSD, scale_D, weights):
+        dtype = weights.keys_values_XDHK.dtype
+        x_BSD = rms_normed(states_BSD, scale_D).astype(dtype)
+        return x_BSD if weights.ids_SD is None else x_BSD + weights.ids_SD.astype(dtype)
 
-    def _keys(self, k_BHSK):
-        return norms.unit_heads(k_BHSK) if self.sizes.qk_norm else k_BHSK
+    def keys_values(self, x_BSD: jax.Array, weights: CellWeights) -> ByHead:
+        """Returns keys and values of normalised states, each (B, H, S, K)."""
+        k_BHSK, v_BHSK = jnp.unstack(weights.keys_values_XDHK("BSD,XDHK->XBHSK", x_BSD))
+        return ByHead(unit_heads(k_BHSK) if self.sizes.qk_norm else k_BHSK, v_BHSK)
 
     def _queries(self, q_BHSK, scale_H):
-        if not self.sizes.qk_norm:
-            return norms.scaled_down_heads(q_BHSK)
-        return norms.scaled_unit_heads(q_BHSK, in_loop(scale_H))
+        if scale_H is None:
+            return scaled_down_heads(q_BHSK)
+        return scaled_unit_heads(q_BHSK, scale_H)
 
     def step(
         self,
         weights: CellWeights,
-        states_BSD: jax.Array,
-        tokens: KeysValues,
-        state_keys_values: KeysValues | None = None,
-    ) -> tuple[jax.Array, tuple[KeysValues, jax.Array]]:
+        carry: CellCarry,
+        block: ByHead,
+        of_states: ByHead | None = None,
+    ) -> tuple[CellCarry, ByHead, Metrics]:
         """Updates the states with one block: they attend to themselves and to the tokens.
 
         Args:
-            weights: `prepare(dtype)` with the type of the tokens' keys.
-            states_BSD: (B, S, D), the states before this block.
-            tokens: of the previous block and this one, all visible.
-            state_keys_values: `keys_values` of the states; None: computed here.
+            weights: of `prepare`.
+            carry: the states before this block, and the block before; both blocks are visible.
+            block: this block's tokens, (B, H, W, K).
+            of_states: `keys_values` of the states; None: computed here.
 
         Returns:
-            The next states, (B, S, D); the states' keys and values, and the mean of keep.
+            The next carry; keys and values of the states; and kept, the mean of the gates' keep.
         """
-        dtype, norm_scale_D = tokens[0].dtype, weights["norm_scale_D"]
-        heads = weights["heads_XDHK"]
-        if state_keys_values is None:
-            k_BHSK, v_BHSK, *queries = _heads(states_BSD, norm_scale_D, weights, heads, dtype)
-            state_keys_values = self._keys(k_BHSK), v_BHSK
-        else:
-            queries = _heads(states_BSD, norm_scale_D, weights, in_loop(heads)[2:], dtype)
+        states_BSD, before = carry
+        k_BHJK, v_BHJK = (jnp.concatenate(pair, axis=2) for pair in zip(before, block))
+        attend = self.ops(v_BHJK.dtype).attention_by_head
         kept = []
 
-        def gated(gate, states_BSD, h, gate_weights):
-            states_BSD, keep = gate(states_BSD, h, gate_weights)
-            kept.append(jnp.mean(keep))
-            return states_BSD
-
         # The states attend to themselves, then to the tokens, in sequence or in parallel.
-        q_BHSK = self._queries(queries[0], weights.get("self_scale_H"))
-        to_states_BHSK = attend_by_head(self.sizes, q_BHSK, *state_keys_values)
+        x_BSD = self._normed(states_BSD, weights.norm_scale_D, weights)
+        of_states = of_states or self.keys_values(x_BSD, weights)
+        queries = jnp.unstack(weights.queries_XDHK("BSD,XDHK->XBHSK", x_BSD))
+        q_BHSK = self._queries(queries[0], weights.self_scale_H)
+        to_states_BHSK = attend(q_BHSK, *of_states)
+        if weights.cross_queries_XDHK is not None:
+            gate = weights.gates["self_gate"]
+            states_BSD, keep = self.self_gate(states_BSD, to_states_BHSK, gate)
+            kept.append(keep)
+            x_BSD = self._normed(states_BSD, weights.cross_norm_scale_D, weights)
+            queries = jnp.unstack(weights.cross_queries_XDHK("BSD,XDHK->XBHSK", x_BSD))
+        q_BHSK = self._queries(queries[-1], weights.cross_scale_H)
+        to_tokens_BHSK = attend(q_BHSK, k_BHJK, v_BHJK)
+        both = to_states_BHSK, to_tokens_BHSK
         if self.order == "sequential":
-            states_BSD = gated(self.self_gate, states_BSD, to_states_BHSK, weights["self_gate"])
-            scale_D, cross = weights["cross_norm_scale_D"], weights["cross_queries_XDHK"]
-            queries = _heads(states_BSD, scale_D, weights, cross, dtype)
-        q_BHSK = self._queries(queries[-1], weights.get("cross_scale_H"))
-        to_tokens_BHSK = attend_by_head(self.sizes, q_BHSK, *tokens)
-        h_XBHSK = to_states_BHSK, to_tokens_BHSK
-        if self.order == "sequential":
-            states_BSD = gated(self.cross_gate, states_BSD, to_tokens_BHSK, weights["cross_gate"])
+            gate = weights.gates["cross_gate"]
+            states_BSD, keep = self.cross_gate(states_BSD, to_tokens_BHSK, gate)
+            kept.append(keep)
         elif self.arrangement != "single":
-            gate_weights = weights["attention_gate"]
-            states_BSD = gated(self.attention_gate, states_BSD, h_XBHSK, gate_weights)
+            gate = weights.gates["attention_gate"]
+            states_BSD, keep = self.attention_gate(states_BSD, both, gate)
+            kept.append(keep)
 
         # The MLP, whose output matrix is that of its gate.
-        if self.arrangement != "skip":
-            if self.arrangement == "single":
-                h_BSF = product("XBHSK,XHKF->BSF", h_XBHSK, weights["hidden_XHKF"])
-            else:
-                scale_D = in_loop(weights["feed_forward_norm_scale_D"])
-                x_BSD = norms.rms_normed(states_BSD, scale_D).astype(dtype)
-                h_BSF = product("BSD,DF->BSF", x_BSD, weights["hidden_DF"])
-            h_BSF, gate_weights = jax.nn.relu(h_BSF), weights["feed_forward_gate"]
-            states_BSD = gated(self.feed_forward_gate, states_BSD, h_BSF, gate_weights)
-        return states_BSD, (state_keys_values, jnp.mean(jnp.stack(kept)))
+        h_BSF = None
+        if weights.hidden_XHKF is not None:
+            h_BSF = weights.hidden_XHKF("XBHSK,XHKF->BSF", *both)
+        elif weights.hidden_DF is not None:
+            x_BSD = rms_normed(states_BSD, weights.feed_forward_norm_scale_D)
+            h_BSF = weights.hidden_DF("BSD,DF->BSF", x_BSD.astype(v_BHJK.dtype))
+        if h_BSF is not None:
+            gate = weights.gates["feed_forward_gate"]
+            states_BSD, keep = self.feed_forward_gate(states_BSD, jax.nn.relu(h_BSF), gate)
+            kept.append(keep)
+        metrics = {"kept": jnp.mean(jnp.stack([jnp.mean(keep) for keep in kept]))}
+        return CellCarry(states_BSD, block), of_states, metrics
 
     # The interface of a layer's memory.
 
     def states(self, cache: StateCache, dtype: DTypeLike, weights: CellWeights) -> BlockStates:
-        keys_values = self.keys_values(cache.states_BSD, dtype, weights)
-        return BlockStates(*(heads_first(x_BHSK)[:, None] for x_BHSK in keys_values))
+        x_BSD = self._normed(cache.states_BSD, weights.norm_scale_D, weights)
+        return BlockStates(*(heads_first(x)[:, None] for x in self.keys_values(x_BSD, weights)))
 
     def __call__(
         self,
         cache: StateCache,
-        tokens: LayerTokens | None,
-        blocks: BlockPairs,
-        attended_BTHK: Any,
+        tokens: LayerTokens,
+        window: WindowCache,
+        attended_BTHK: jax.Array,
         weights: CellWeights,
         states: BlockStates | None = None,
         remat: bool = False,
@@ -277,47 +311,39 @@ class RecurrentCell(LayerMemory):
 
         Metrics: kept, the mean share of the states that the gates keep, and state_norm.
         """
-
-        def scan_blocks(weights, inputs):
-            states_BSD, blocks = inputs
-            # Transposed here, once for both passes of all blocks.
-            by_block = tuple(heads_first(jnp.moveaxis(x_BGJHK, 1, 0)) for x_BGJHK in blocks)
-            states_BSD, (seen, kept_G) = scan(self.step, weights, states_BSD, by_block, remat)
-            seen = BlockStates(*(jnp.moveaxis(heads_first(x_GBHSK), 0, 1) for x_GBHSK in seen))
-            return (states_BSD, seen), jnp.mean(kept_G)
-
-        if tokens and self._has_kernel(blocks, remat):
-            cell = self.sizes, self.attention_gate.update, weights
-            states_BSD, computed, kept = run_cell(*cell, cache.states_BSD, tokens)
-            states = states or computed  # those that the caller has computed are the same
-        elif states is None:
-            inputs = cache.states_BSD, blocks
-            (states_BSD, states), kept = by_data_shard(scan_blocks, weights, inputs)
+        W = window.keys_BWHK.shape[1]
+        # Heads come first before the loop, once for both passes of all blocks.
+        keys_values = tokens.keys_BTHK, tokens.values_BTHK
+        blocks = ByHead(*(heads_first(in_blocks(x, W)) for x in keys_values))
+        carry = CellCarry(cache.states_BSD, ByHead(*map(heads_first, window)))
+        if states is None:
+            scan = self.ops(tokens.values_BTHK.dtype, remat).scan_blocks
+            carry, of_states, metrics = scan(self.step, weights, carry, blocks, remat)
+            states = BlockStates(*map(heads_first, of_states))
         else:  # one block whose states the caller has computed: block feedback
-            step = jax.checkpoint(self.step) if remat else self.step
-            pairs = (tuple(heads_first(x[:, 0]) for x in pair) for pair in (blocks, states))
-            states_BSD, (_, kept) = step(weights, cache.states_BSD, *pairs)
-        metrics = {"kept": kept, "state_norm": jnp.sqrt(jnp.mean(jnp.square(states_BSD)))}
-        return MemoryResult(attended_BTHK, StateCache(states_BSD), states, metrics)
+            known = ByHead(*(heads_first(x_BGSHK[:, 0]) for x_BGSHK in states))
+            block = ByHead(*(x_BGHWK[:, 0] for x_BGHWK in blocks))
+            carry, _, metrics = self.step(weights, carry, block, known)
+        norm = jnp.sqrt(jnp.mean(jnp.square(carry.states_BSD)))
+        after = StateCache(carry.states_BSD)
+        return MemoryResult(attended_BTHK, after, states, metrics | {"state_norm": norm})
 
     def update(
-        self, cache: StateCache, k_BWHK: jax.Array, v_BWHK: jax.Array, weights: CellWeights
+        self, cache: StateCache, taken: KeysValues, weights: CellWeights
     ) -> tuple[StateCache, Metrics]:
-        states = self.states(cache, k_BWHK.dtype, weights)
-        blocks = BlockPairs(k_BWHK[:, None], v_BWHK[:, None])  # of these tokens alone
-        _, cache, _, metrics = self(cache, None, blocks, None, weights, states)
-        return cache, metrics
+        """Updates the states with these tokens alone, without a block before."""
+        none = KeysValues(*(x_BWHK[:, :0] for x_BWHK in taken))
+        return self._updated(cache, none, taken, weights)
 
-    def _has_kernel(self, blocks, remat):
-        misfit = "it is computed again in the backward pass (remat)" if remat else None
-        if self.order == "sequential" or self.arrangement != "skip":
-            misfit = f'its arrangement is "{self.arrangement}", its order "{self.order}"'
-        W, dtype = blocks.keys_BGJHK.shape[2] // 2, blocks.keys_BGJHK.dtype
-        return has_cell_kernel(self.sizes, self.num_states, W, dtype, misfit)
+    def _updated(self, cache, before, block, weights, known=None):
+        before, block = (ByHead(*map(heads_first, x)) for x in (before, block))
+        carry, _, metrics = self.step(weights, CellCarry(cache.states_BSD, before), block, known)
+        norm = jnp.sqrt(jnp.mean(jnp.square(carry.states_BSD)))
+        return StateCache(carry.states_BSD), metrics | {"state_norm": norm}
 
     def begin_decoding(self, cache: StateCache, dtype: DTypeLike) -> DecodingStates:
-        keys_values = self.keys_values(cache.states_BSD, dtype, self.prepare(dtype))
-        return DecodingStates(cache.states_BSD, *map(heads_first, keys_values))
+        states = self.states(cache, dtype, self.prepare(dtype))
+        return DecodingStates(cache.states_BSD, *(x_B1SHK[:, 0] for x_B1SHK in states))
 
     def end_decoding(self, cache: DecodingStates) -> StateCache:
         return StateCache(cache.states_BSD)
@@ -326,23 +352,15 @@ class RecurrentCell(LayerMemory):
         return BlockStates(cache.state_keys_BSHK[:, None], cache.state_values_BSHK[:, None])
 
     def update_after_block(
-        self, cache: DecodingStates, blocks: BlockPairs, full_B: jax.Array
+        self, cache: DecodingStates, before: WindowCache, block: KeysValues, full_B: jax.Array
     ) -> DecodingStates:
-        dtype = blocks.keys_BGJHK.dtype
-        states = self.decoding_states(cache, dtype)
-        after = self(self.end_decoding(cache), None, blocks, None, self.prepare(dtype), states)
-        return select_rows(full_B, self.begin_decoding(after.cache, dtype), cache)
+        dtype = before.keys_BWHK.dtype
+        known = ByHead(*map(heads_first, (cache.state_keys_BSHK, cache.state_values_BSHK)))
+        states = self.end_decoding(cache)
+        after, _ = self._updated(states, before, block, self.prepare(dtype), known)
+        return select_rows(full_B, self.begin_decoding(after, dtype), cache)
 
     def flops_per_token(self, window: int) -> float:
         S, A = self.num_states, self.queries_DA.shape[1]
         block = 2 * S * matrix_size(self) + 4 * A * S * (S + 2 * window)
         return block / window
-
-
-def _heads(states_BSD, norm_scale_D, weights, matrices_XDHK, dtype):
-    """Returns the products of normalised states, with ids, with each matrix, (B, H, S, K)."""
-    x_BSD = norms.rms_normed(states_BSD, in_loop(norm_scale_D)).astype(dtype)
-    if "ids_SD" in weights:
-        x_BSD = x_BSD + in_loop(weights["ids_SD"])
-    x_XBHSK = product("BSD,XDHK->XBHSK", x_BSD, matrices_XDHK)
-    return [x_BHSK[0] for x_BHSK in jnp.split(x_XBHSK, len(x_XBHSK))]

@@ -7,8 +7,14 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from brt.models.block_recurrent.layer import Layer
-from brt.models.block_recurrent.memory import BlockPairs, BlockStates, joined_states
-from brt.models.caches import LayerCache
+from brt.models.block_recurrent.memory import (
+    BlockStates,
+    KeysValues,
+    LayerTokens,
+    TokenMemory,
+    joined_states,
+)
+from brt.models.caches import LayerCache, WindowCache
 from brt.models.decoding_window import (
     DecodingLayer,
     advance,
@@ -17,7 +23,9 @@ from brt.models.decoding_window import (
     last_block,
     write_token,
 )
-from brt.models.layers.attention import attend
+from brt.models.fast.attention import attend
+from brt.models.fast.norms import unit_heads
+from brt.models.ops import scaled_queries
 
 
 def begin_decoding(
@@ -32,9 +40,11 @@ def begin_decoding(
     """
     window = fill_window(cache.window, None if after is None else after.window, fill_B)
     later = cache if after is None else after
-    # A memory that moves inside a block has processed the tokens of the block that count.
+    # A memory of tokens has processed those of the block that count.
     memories = (
-        memory.begin_decoding(new if memory.moves_in_blocks else old, window.keys_BJHK.dtype)
+        memory.begin_decoding(
+            new if isinstance(memory, TokenMemory) else old, window.keys_BJHK.dtype
+        )
         for memory, old, new in zip(layer.memories, cache.memories, later.memories, strict=True)
     )
     return DecodingLayer(window, tuple(memories))
@@ -70,17 +80,16 @@ def decode(
     Returns:
         (B, D) and the cache after the token.
     """
-    x_B1D, weights = x_BD[:, None], layer.matrices(x_BD.dtype)
-    token, _, cross_B1HK = layer.project(x_B1D, weights)
+    x_B1D, weights = x_BD[:, None], layer.weights(x_BD.dtype)
+    normed_B1D, q_B1HK, k_B1HK, v_B1HK = layer.heads(x_B1D, weights)
     with jax.named_scope("attention"):
-        k_BHK, v_BHK = token.keys_BTHK[:, 0], token.values_BTHK[:, 0]
-        window = write_token(cache.window, k_BHK, v_BHK, reads_B)
+        q_B1HK, scale_H = scaled_queries(q_B1HK, layer.attention_scale)
+        k_B1HK = unit_heads(k_B1HK) if layer.sizes.qk_norm else k_B1HK
+        window = write_token(cache.window, k_B1HK[:, 0], v_B1HK[:, 0], reads_B)
+        bias_BH1J = layer.relative_bias.token_table(jnp.abs(scale_H), layer.window, window.fill_B)
         keys_values = window.keys_BJHK, window.values_BJHK
-        scale_H = jnp.abs(token.scale_H)
-        bias_BH1J = layer.relative_bias.token_table(scale_H, layer.window, window.fill_B)
-        attended_B1HK = attend(
-            *(token.queries_BTHK, *keys_values, token.scale_H, bias_BH1J), sink_H=layer.sink
-        )
+        attended_B1HK = attend(q_B1HK, *keys_values, scale_H, bias_BH1J)
+    token = LayerTokens(normed_B1D, q_B1HK, k_B1HK, v_B1HK, layer.scale_H)
     memories = []
     for memory, old in zip(layer.memories, cache.memories, strict=True):
         with jax.named_scope("states" if memory.num_states else "memory"):
@@ -90,15 +99,17 @@ def decode(
     def read_states(q_B1HK):
         states = decoding_states(layer, cache, x_BD.dtype) or cast(BlockStates, feedback_states)
         k_BSHK, v_BSHK = (x_BGSHK[:, 0] for x_BGSHK in states)
-        return attend(layer.scaled(q_B1HK), k_BSHK, v_BSHK, layer.scale("cross_scale_H"))
+        q_B1HK, scale_H = scaled_queries(q_B1HK, layer.cross_scale)
+        return attend(q_B1HK, k_BSHK, v_BSHK, scale_H)
 
-    x_B1D, _ = layer.output(x_B1D, cross_B1HK, attended_B1HK, read_states, weights)
-    blocks = BlockPairs(window.keys_BJHK[:, None], window.values_BJHK[:, None])
-    full_B = completes_block(window, reads_B)
+    x_B1D, _ = layer.output(x_B1D, normed_B1D, attended_B1HK, read_states, weights)
+    W, full_B = layer.window, completes_block(window, reads_B)
+    before = WindowCache(window.keys_BJHK[:, :W], window.values_BJHK[:, :W])
+    block = KeysValues(window.keys_BJHK[:, W:], window.values_BJHK[:, W:])
 
     def update(*memories):
         pairs = zip(layer.memories, memories)
-        return tuple(memory.update_after_block(old, blocks, full_B) for memory, old in pairs)
+        return tuple(m.update_after_block(old, before, block, full_B) for m, old in pairs)
 
     # Computes nothing where no block is full.
     after = jax.lax.cond(jnp.any(full_B), update, lambda *memories: memories, *memories)

@@ -14,19 +14,20 @@ from jax.typing import DTypeLike
 
 from brt.checks import Count, OneOf, configurable
 from brt.models.block_recurrent.memory import (
-    BlockPairs,
     BlockStates,
+    KeysValues,
     LayerMemory,
     LayerTokens,
     MemoryResult,
     Metrics,
     mix_with_attention,
 )
-from brt.models.layers.attention import attend
+from brt.models.caches import WindowCache
+from brt.models.fast.attention import attend
 from brt.models.layers.initializers import parameter
-from brt.models.layers.positions_t5 import HIDDEN
-from brt.models.layers.precision import at_least_float32
-from brt.models.layers.sizes import Sizes
+from brt.models.ops import HIDDEN
+from brt.models.precision import at_least_float32
+from brt.models.sizes import Sizes
 
 SEARCHES = ("exact", "bucketed", "dense")
 WINDOWS = (
@@ -128,15 +129,15 @@ class ExternalMemory(LayerMemory):
         return mix_with_attention(self.mix_H[...], attended_BTHK, memory_BTHK)
 
     def update(
-        self, cache: RingCache, k_BWHK: jax.Array, v_BWHK: jax.Array, weights: None = None
+        self, cache: RingCache, taken: KeysValues, weights: None = None
     ) -> tuple[RingCache, Metrics]:
-        return self.write(cache, k_BWHK, v_BWHK), {}
+        return self.write(cache, *taken), {}
 
     def __call__(
         self,
         cache: RingCache,
         tokens: LayerTokens,
-        blocks: BlockPairs,
+        window: WindowCache,
         attended_BTHK: jax.Array,
         weights: None = None,
         states: BlockStates | None = None,
@@ -148,11 +149,10 @@ class ExternalMemory(LayerMemory):
         return MemoryResult(attended_BTHK, after, None, metrics)
 
     def update_after_block(
-        self, cache: RingCache, blocks: BlockPairs, full_B: jax.Array
+        self, cache: RingCache, before: WindowCache, block: KeysValues, full_B: jax.Array
     ) -> RingCache:
         # Writes the slots of one block, where the default would copy the whole ring.
-        k_BWHK, v_BWHK = (x_BGJHK[:, 0, self.window :] for x_BGJHK in blocks)
-        return self.write(cache, k_BWHK, v_BWHK, full_B)
+        return self.write(cache, *block, full_B)
 
     def flops_per_token(self, window: int) -> float:
         A = self.sizes.attention_size
@@ -168,8 +168,8 @@ class ExternalMemory(LayerMemory):
 
         Gradients reach the queries and the scale only. remat: gather again in the backward pass.
         """
-        _, q_BTHK, k_BTHK, v_BTHK, scale_H, _ = tokens[:6]
-        B, T, H, K = q_BTHK.shape
+        q_BTHK, k_BTHK, v_BTHK = tokens.queries_BTHK, tokens.keys_BTHK, tokens.values_BTHK
+        (B, T, H, K), scale_H = q_BTHK.shape, tokens.scale_H
         # No block of the segment reads its last block.
         candidates = [(cache.keys_BMHK, cache.values_BMHK)]
         if self.window < T:

@@ -8,21 +8,13 @@ from collections.abc import Iterable, Sequence
 from typing import cast
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
 from brt.models.block_recurrent.layer import Layer, Prepared
 from brt.models.block_recurrent.memory import BlockStates, joined_states
-from brt.models.caches import WindowCache
-from brt.models.fast.attention import heads_first
-from brt.models.fast.data_shards import by_data_shard
-from brt.models.fast.kernel_attention import has_window_kernel
-from brt.models.fast.loop_weights import arrays_in_loop, in_loop, scan
-
-UNROLLED = 8
-"""Blocks of an iteration with attention in kernels: a step for a TPU v4 takes 63.6 M cycles, not
-87.3 M, and compiles longer (docs/benchmarks/tpu_compiler.md)."""
+from brt.models.fast.block_loop import scan_blocks
+from brt.models.ops import in_blocks
 
 
 def state_source(layers: Iterable[Layer]) -> int:
@@ -54,7 +46,6 @@ def run_blocks(
 
     Source: Block-Recurrent, section 4.4 and appendix E.
     """
-    _, T, D = x_BTD.shape
     W = layers[0].window
     source = state_source(layers)
     S = layers[source].num_states
@@ -62,81 +53,47 @@ def run_blocks(
     for i, (layer, key) in enumerate(zip(layers, keys)):
         with jax.named_scope(f"layer{i}"):
             prepared.append(layer.prepare(x_BTD.dtype, key, W, S))
-    # No block waits for the layers above the states. With kernels these run on whole segments.
-    has_kernels = all(_has_kernel(layer, x_BTD.dtype) for layer in layers)
-    unroll, looped = (UNROLLED, source + 1) if has_kernels else (1, len(layers))
-    lower = layers[:looped]
+    # No block waits for the layers above the states: these run on the whole segment.
+    lower, upper = layers[: source + 1], layers[source + 1 :]
     graph, params = nnx.split(nnx.List(lower), nnx.Param)
-    weights = {"params": nnx.to_pure_dict(params), "prepared": prepared[:looped]}
-
-    def by_head(states):
-        H = layers[source].sizes.num_heads
-        return BlockStates(*(x_BGSA.reshape(*x_BGSA.shape[:3], H, -1) for x_BGSA in states))
+    weights = {"params": nnx.to_pure_dict(params), "prepared": prepared[: source + 1]}
 
     def block(weights, carry, x_BWD):
         caches, counts_B = carry
-        stack = nnx.merge(graph, arrays_in_loop(weights["params"]))
-        caches = [_carried(*pair, back=True) for pair in zip(stack, caches)]
-        prepared = [
-            Prepared(in_loop(bias_HWJ), matrices, lax.stop_gradient(arrays_in_loop(masks)))
-            for bias_HWJ, matrices, masks in weights["prepared"]
-        ]
+        stack = nnx.merge(graph, weights["params"])
+        prepared = [_constant_dropout(each) for each in weights["prepared"]]
         with jax.named_scope(f"layer{source}"):
             current = stack[source].current_states(caches[source], x_BWD.dtype, prepared[source])
-        # The form of kernels: gradients of all layers are added up in it.
         offered = cast(BlockStates, joined_states(current))
-        feedback = [x_B1SHK.reshape(len(x_BWD), 1, S, -1) for x_B1SHK in offered]
         after, metrics = [], []
         for i, (layer, cache) in enumerate(zip(stack, caches, strict=True)):
             with jax.named_scope(f"layer{i}"):
                 states = current if i == source else None
-                x_BWD, cache, reported = layer(
-                    x_BWD, cache, prepared[i], None, counts_B, by_head(feedback), states
-                )
-            after.append(_carried(layer, cache))
+                inputs = x_BWD, cache, prepared[i], None, counts_B, offered, states
+                x_BWD, cache, reported = layer(*inputs)
+            after.append(cache)
             metrics.append(reported)
-        above = feedback if looped < len(layers) else []
-        # `scan` differentiates all that it returns, and a norm has no derivative at zero.
-        return (tuple(after), counts_B), (x_BWD, above, lax.stop_gradient(metrics))
+        outputs = x_BWD, (offered if upper else None)
+        # The scan differentiates all that it returns, and a norm has no derivative at zero.
+        return (tuple(after), counts_B), outputs, lax.stop_gradient(metrics)
 
-    def scan_blocks(weights, rows):
-        x_BTD, caches, counts_B = rows
-        B = x_BTD.shape[0]
-        x_GBWD = jnp.moveaxis(x_BTD.reshape(B, T // W, W, D), 1, 0)
-        caches = tuple(map(_carried, lower, caches))
-        inputs = block, weights, (caches, counts_B), x_GBWD
-        (caches, _), (x_GBWD, states, metrics) = scan(*inputs, remat, unroll)
-        caches = tuple(_carried(*pair, back=True) for pair in zip(lower, caches))
-        x_BTD = jnp.moveaxis(x_GBWD, 0, 1).reshape(B, T, D)
-        states = [jnp.moveaxis(x_GB1SA[:, :, 0], 0, 1) for x_GB1SA in states]
-        return (x_BTD, states, caches), jax.tree.map(jnp.mean, metrics)
-
-    rows = x_BTD, tuple(caches[:looped]), counts_B
-    (x_BTD, states, after), metrics = by_data_shard(scan_blocks, weights, rows)
+    carry = tuple(caches[: source + 1]), counts_B
+    (after, _), (x_BGWD, states), metrics = scan_blocks(
+        block, weights, carry, in_blocks(x_BTD, W), remat
+    )
+    x_BTD = x_BGWD.reshape(x_BTD.shape)
     run = jax.checkpoint(Layer.__call__, static_argnums=0) if remat else Layer.__call__
-    for i, layer in enumerate(layers[looped:], looped):
+    for i, layer in enumerate(upper, source + 1):
         with jax.named_scope(f"layer{i}"):
-            inputs = x_BTD, caches[i], prepared[i], None, counts_B, by_head(states)
+            # From (B, G, 1, S, H, K), a block each.
+            offered = BlockStates(*(x[:, :, 0] for x in states))
+            inputs = x_BTD, caches[i], prepared[i], None, counts_B, offered
             x_BTD, cache, reported = run(layer, *inputs)
         after, metrics = (*after, cache), [*metrics, reported]
     return x_BTD, after, metrics
 
 
-def _carried(layer, cache, back=False):
-    """Returns a cache whose window has the form that the loop carries, or `back` from it.
-
-    A kernel takes (B, W, A); otherwise attention multiplies keys head by head, (B, H, W, K). In
-    another form each iteration of the loop would transpose them.
-    """
-
-    def change(x_BWHK):
-        if not _has_kernel(layer, x_BWHK.dtype):
-            return heads_first(x_BWHK)
-        heads = (layer.sizes.num_heads, -1) if back else (-1,)
-        return x_BWHK.reshape(*x_BWHK.shape[:2], *heads)
-
-    return cache._replace(window=WindowCache(*map(change, cache.window)))
-
-
-def _has_kernel(layer, dtype):
-    return has_window_kernel(layer.sizes, layer.window, dtype, layer.sinks)
+def _constant_dropout(prepared: Prepared) -> Prepared:
+    """Returns the same; the gradient of the dropout, which nobody needs, is not summed."""
+    names = "states_dropout", "normed_PD", "mlp_PD"
+    return prepared._replace(**{n: lax.stop_gradient(getattr(prepared, n)) for n in names})

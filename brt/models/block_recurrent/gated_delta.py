@@ -9,18 +9,16 @@ from jax.typing import DTypeLike
 
 from brt.checks import configurable
 from brt.models.block_recurrent.memory import (
-    BlockPairs,
-    BlockStates,
-    LayerMemory,
     LayerTokens,
-    MemoryResult,
+    Metrics,
+    TokenMemory,
     mix_with_attention,
 )
-from brt.models.caches import select_rows
+from brt.models.fast.norms import unit_heads
 from brt.models.layers.initializers import DENSE, parameter
-from brt.models.layers.norms import unit_heads
-from brt.models.layers.precision import at_least_float32
-from brt.models.layers.sizes import Sizes
+from brt.models.ops import in_blocks
+from brt.models.precision import at_least_float32
+from brt.models.sizes import Sizes
 
 
 class DeltaCache(NamedTuple):
@@ -33,7 +31,7 @@ class DeltaCache(NamedTuple):
 
 
 @configurable(denylist=["rngs", "sizes", "window"])
-class GatedDeltaMemory(LayerMemory):
+class GatedDeltaMemory(TokenMemory):
     """S_t = a_t S_{t-1} + b_t k_t (v_t - a_t k_t S_{t-1}), read as q_t S_t, mixed with attention.
 
     The decay a_t = exp(-softplus(W_a x + c)) and the step b_t = sigmoid(W_b x) of each head depend
@@ -43,7 +41,6 @@ class GatedDeltaMemory(LayerMemory):
     """
 
     name = "gated_delta"
-    moves_in_blocks = True
 
     def __init__(self, rngs: nnx.Rngs, sizes: Sizes, window: int):
         H = sizes.num_heads
@@ -58,51 +55,31 @@ class GatedDeltaMemory(LayerMemory):
         H, K = self.sizes.num_heads, self.sizes.head_size
         return DeltaCache(jnp.zeros((rows, H, K, K), jnp.promote_types(dtype, jnp.float32)))
 
-    def __call__(
+    def run(
         self,
         cache: DeltaCache,
         tokens: LayerTokens,
-        blocks: BlockPairs | None,
         attended_BTHK: jax.Array,
-        weights: None = None,
-        states: BlockStates | None = None,
-        remat: bool = False,
-    ) -> MemoryResult:
+        real_BT: jax.Array,
+    ) -> tuple[jax.Array, DeltaCache, Metrics]:
         """Runs `delta_block` on one block after another; a block may be one token."""
-        B, T, H, K = attended_BTHK.shape
-        x_BTD = tokens.inputs_BTD
+        x_BTD, real_BT1 = tokens.inputs_BTD, real_BT[..., None]
         log_decay_BTH = x_BTD @ self.decay_DH[...].astype(x_BTD.dtype) + self.decay_bias_H[...]
         log_decay_BTH = -jax.nn.softplus(at_least_float32(log_decay_BTH))
         step_BTH = jax.nn.sigmoid(at_least_float32(x_BTD @ self.step_DH[...].astype(x_BTD.dtype)))
-        if tokens.counts_B is not None:  # padding leaves the memory as it is
-            real_BT1 = (jnp.arange(T) < tokens.counts_B[:, None])[..., None]
-            log_decay_BTH = jnp.where(real_BT1, log_decay_BTH, 0)
-            step_BTH = jnp.where(real_BT1, step_BTH, 0)
         q_BTHK, k_BTHK = tokens.queries_BTHK, tokens.keys_BTHK
         if not self.sizes.qk_norm:
             q_BTHK, k_BTHK = unit_heads(q_BTHK), unit_heads(k_BTHK)
-        inputs = q_BTHK, k_BTHK, tokens.values_BTHK, log_decay_BTH, step_BTH
-        length = min(T, self.window)
+        decay_step = (jnp.where(real_BT1, x, 0) for x in (log_decay_BTH, step_BTH))
+        length = min(x_BTD.shape[1], self.window)
         by_block = tuple(
-            jnp.moveaxis(at_least_float32(x).reshape(B, -1, length, *x.shape[2:]), 1, 0)
-            for x in inputs
+            jnp.moveaxis(in_blocks(at_least_float32(x_BT), length), 1, 0)
+            for x_BT in (q_BTHK, k_BTHK, tokens.values_BTHK, *decay_step)
         )
-        block = jax.checkpoint(delta_block) if remat else delta_block
-        matrix_BHKK, read_GBWHK = jax.lax.scan(block, cache.matrix_BHKK, by_block)
-        memory_BTHK = jnp.moveaxis(read_GBWHK, 0, 1).reshape(B, T, H, K)
+        matrix_BHKK, read_GBWHK = jax.lax.scan(delta_block, cache.matrix_BHKK, by_block)
+        memory_BTHK = jnp.moveaxis(read_GBWHK, 0, 1).reshape(attended_BTHK.shape)
         mixed_BTHK, metrics = mix_with_attention(self.mix_H[...], attended_BTHK, memory_BTHK)
-        return MemoryResult(mixed_BTHK, DeltaCache(matrix_BHKK), None, metrics)
-
-    def decode(
-        self,
-        cache: DeltaCache,
-        token: LayerTokens,
-        attended_B1HK: jax.Array,
-        reads_B: jax.Array | bool,
-    ) -> tuple[jax.Array, DeltaCache]:
-        mixed_B1HK, after, *_ = self(cache, token, None, attended_B1HK)
-        reads_B = jnp.broadcast_to(reads_B, attended_B1HK.shape[:1])
-        return mixed_B1HK, select_rows(reads_B, after, cache)
+        return mixed_BTHK, DeltaCache(matrix_BHKK), metrics
 
     def flops_per_token(self, window: int) -> float:
         """Counts three products with the matrix, four within the block, and the inverse."""

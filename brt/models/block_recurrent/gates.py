@@ -1,7 +1,6 @@
 """Gates, which update a recurrent state with the results of its attention."""
 
 import math
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -9,37 +8,38 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-from brt.models.fast.loop_weights import cast_before, in_loop, product
 from brt.models.layers.initializers import DENSE, SMALL, normal, parameter
-from brt.models.layers.precision import at_least_float32
+from brt.models.ops import Matrix
+from brt.models.precision import at_least_float32
 
 KINDS = ("fixed", "lstm")
 FORMS = ("paper", "meliad")
 BIASES = ("small", "zero", "one")
 
 GateWeights = dict[str, Any]
-"""The matrices of a gate stacked along N (1: fixed, 3: lstm), and its biases."""
+"""The matrices of a gate side by side, a `Matrix` with E = D (fixed) or 3 D (lstm) columns, and its
+biases."""
 
 
 class GateInput(NamedTuple):
-    """An input h of a gate: its projection and the names of the matrices, alone and stacked.
+    """An input h of a gate: its projection and the names of the matrices, alone and side by side.
 
-    Stacked, the axes of h are apart, so that heads stay split over the model axis.
+    There the axes of h are apart, so that heads stay split over the model axis.
     """
 
     equation: str
     candidate: str
     input: str
     forget: str
-    stacked: str
+    matrix: str
 
 
 BOTH_ATTENTIONS = GateInput(
-    "XBHSK,XHKND->BSND", "candidate_CD", "input_CD", "forget_CD", "matrix_XHKND"
+    "XBHSK,XHKE->BSE", "candidate_CD", "input_CD", "forget_CD", "matrix_XHKE"
 )
 """The results of attention to states and to tokens, X = 2; C = X * H * K."""
-ONE_ATTENTION = GateInput("BHSK,HKND->BSND", "candidate_AD", "input_AD", "forget_AD", "matrix_HKND")
-MLP = GateInput("BSF,FND->BSND", "candidate_FD", "input_FD", "forget_FD", "matrix_FND")
+ONE_ATTENTION = GateInput("BHSK,HKE->BSE", "candidate_AD", "input_AD", "forget_AD", "matrix_HKE")
+MLP = GateInput("BSF,FE->BSE", "candidate_FD", "input_FD", "forget_FD", "matrix_FE")
 
 
 class Gate(nnx.Module):
@@ -107,9 +107,8 @@ class Gate(nnx.Module):
             names += [source.input, source.forget]
             biases["input_bias_D"] = self.input_bias_D[...]
             biases["forget_bias_D"] = self.forget_bias_D[...]
-        matrix = jnp.stack([getattr(self, name)[...] for name in names], axis=1)
-        matrix = matrix.reshape(*self.sizes, *matrix.shape[1:])
-        return biases | {source.stacked: cast_before(matrix, dtype)}
+        matrix = jnp.concatenate([getattr(self, name)[...] for name in names], axis=1)
+        return biases | {source.matrix: Matrix(matrix.reshape(*self.sizes, -1), dtype)}
 
     def __call__(
         self, states_BSD: jax.Array, h: jax.Array | tuple[jax.Array, ...], weights: GateWeights
@@ -118,26 +117,20 @@ class Gate(nnx.Module):
 
         h: with the axes of the equation; a tuple of arrays is stacked along a first axis.
         """
-        projected_BSND = product(self.source.equation, h, weights[self.source.stacked])
-        products = jnp.unstack(projected_BSND, axis=2)
-        return self.update(states_BSD, products, weights)
-
-    def update(
-        self, states_BSD: jax.Array, products: Sequence[jax.Array], weights: GateWeights
-    ) -> tuple[jax.Array, jax.Array]:
-        """Returns the result of a call, from the products of h and each matrix, (B, S, D)."""
-        z_BSD, *products = map(at_least_float32, products)
+        h = h if isinstance(h, tuple) else (h,)
+        products_BSE = at_least_float32(weights[self.source.matrix](self.source.equation, *h))
+        z_BSD, *products = jnp.split(products_BSE, 1 if self.kind == "fixed" else 3, axis=-1)
         if self.candidate_bias_D is not None:
-            z_BSD = z_BSD + in_loop(weights["candidate_bias_D"])
+            z_BSD = z_BSD + weights["candidate_bias_D"]
         if self.squash:
             z_BSD = jnp.tanh(z_BSD)
         if self.kind == "fixed":
-            keep = jax.nn.sigmoid(in_loop(weights["keep_bias_D"]))
+            keep = jax.nn.sigmoid(weights["keep_bias_D"])
             take = 1.0 - keep
         else:
             input_BSD, forget_BSD = products
-            input_BSD = input_BSD + in_loop(weights["input_bias_D"])
-            forget_BSD = forget_BSD + in_loop(weights["forget_bias_D"])
+            input_BSD = input_BSD + weights["input_bias_D"]
+            forget_BSD = forget_BSD + weights["forget_bias_D"]
             keep = jax.nn.sigmoid(forget_BSD + self.constant)
             take = jax.nn.sigmoid(input_BSD - self.constant)
         return keep * states_BSD + take * z_BSD, keep

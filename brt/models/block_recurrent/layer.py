@@ -15,7 +15,6 @@ from jax.typing import DTypeLike
 from brt.checks import with_signature
 from brt.models.axis_rules import constrain
 from brt.models.block_recurrent.memory import (
-    BlockPairs,
     BlockStates,
     LayerMemory,
     LayerTokens,
@@ -24,35 +23,44 @@ from brt.models.block_recurrent.memory import (
 from brt.models.caches import LayerCache, WindowCache
 from brt.models.contract import check_memories, checked_segment, empty_cache, joined_metrics
 from brt.models.counts import matrix_size
-from brt.models.fast import kernel_attention as kernels
-from brt.models.fast.layer_products import Attended, add_attended, project
-from brt.models.fast.loop_weights import LoopWeights, cast_before, product
-from brt.models.layers.dropout import LayerMasks, draw_masks, dropped
-from brt.models.layers.feed_forward import FeedForward
+from brt.models.fast import table
+from brt.models.layers.dropout import dropped, repeated_mask
+from brt.models.layers.feed_forward import FeedForward, FeedForwardWeights
 from brt.models.layers.initializers import DENSE, parameter
-from brt.models.layers.norms import (
-    RMSNorm,
-    scaled_down_heads,
-    unit_heads,
-)
+from brt.models.layers.norms import RMSNorm, share_of_norm
 from brt.models.layers.positions_t5 import RelativeBias, WindowMask
-from brt.models.layers.sizes import Sizes
 from brt.models.model import Metrics
+from brt.models.ops import LayerOps, Matrix, joined_heads
+from brt.models.sizes import Sizes
 
-QUERIES_KEYS_VALUES = "queries_DA", "keys_DA", "values_DA"
-CROSS_QUERIES = "cross_queries_DA"
+
+class LayerWeights(NamedTuple):
+    """The matrices of a layer for its products; None: the layer does not attend to states."""
+
+    queries_DA: Matrix
+    keys_DA: Matrix
+    values_DA: Matrix
+    output_AD: Matrix
+    cross_queries_DA: Matrix | None
+    states_output_AD: Matrix | None
+    feed_forward: FeedForwardWeights
 
 
 class Prepared(NamedTuple):
-    """Arrays computed from a layer's parameters once per segment, outside of any loop over blocks.
+    """What depends on a layer's parameters and dropout key alone, computed once for a segment.
 
-    bias_HWJ: (H, W, 2W), relative position bias and mask of the window, or those of a kernel.
-    weights: matrices in the activations' type, by name; "feed_forward" and "memories" are nested.
+    window: tables of windowed attention. states_dropout: of the attention to states. Both are in
+    the form that the layer's operations take. memories: of each memory's `prepare`.
+    normed_PD, mlp_PD: dropout masks of the outputs of attention norm and MLP, repeated along the
+    tokens; None: no dropout.
     """
 
-    bias_HWJ: jax.Array
-    weights: dict[str, Any]
-    masks: LayerMasks
+    weights: LayerWeights
+    memories: tuple
+    window: Any
+    states_dropout: Any
+    normed_PD: jax.Array | None
+    mlp_PD: jax.Array | None
 
 
 @with_signature
@@ -68,8 +76,6 @@ class Layer(nnx.Module):
         reads_states: build the attention to states for those of another layer (block feedback);
             a layer whose memories have states attends to them anyway.
         remat_blocks: recompute attention and the memories' parts in the backward pass.
-        sinks: a learned score of one more key, whose value is zero, for each head of windowed
-            attention, so that a token need not attend to any other.
     """
 
     def __init__(
@@ -81,7 +87,6 @@ class Layer(nnx.Module):
         memories: tuple[LayerMemory, ...] = (),
         reads_states: bool = False,
         remat_blocks: bool = False,
-        sinks: bool = False,
     ):
         D, H, A = sizes.width, sizes.num_heads, sizes.attention_size
         ones = jax.nn.initializers.ones
@@ -96,9 +101,6 @@ class Layer(nnx.Module):
         self.values_DA = parameter(rngs, DENSE, D, A)
         if sizes.qk_norm:
             self.attention_scale_H = parameter(rngs, ones, H)
-        self.sinks = sinks
-        if sinks:
-            self.sink_H = parameter(rngs, jax.nn.initializers.zeros, H)
         biased = all(memory.position_bias for memory in memories)
         self.relative_bias = RelativeBias(rngs, H) if biased else WindowMask()
         if self.reads_states:
@@ -142,43 +144,67 @@ class Layer(nnx.Module):
         tokens: int = 0,
         feedback_size: int = 0,
     ) -> Prepared:
-        """Returns the arrays that depend on the parameters and the dropout key alone.
+        """Returns what depends on the parameters and the dropout key alone.
 
         tokens: T of the segment. feedback_size: S of the states of another layer, if any.
         """
-        weights = self.matrices(dtype)
-        with jax.named_scope("states"):
-            weights["memories"] = [memory.prepare(dtype) for memory in self.memories]
-        S = (self.num_states or feedback_size) if self.reads_states else None
-        J = kernels.seen_keys(self.sizes, self.window, dtype, self.sinks)
-        tiled = S is not None and kernels.draws_states_dropout(self.sizes, self.window, S)
-        masks = draw_masks(key, self.dropout, self.sizes, tokens, self.window, S, dtype, J, tiled)
+        keys = [None] * 4 if key is None else list(jax.random.split(key, 4))
+        normed_key, window_key, states_key, mlp_key = keys
+        D, H, W, rate = self.sizes.width, self.sizes.num_heads, self.window, self.dropout
+        ops = self.ops(dtype, feedback_size)
         with jax.named_scope("attention"):
-            scale_H = jnp.abs(self.scale("attention_scale_H"))
-            # To a kernel the first tile's: all tiles share it.
-            bias_HWJ = self.relative_bias.window_table(scale_H, self.window, J - self.window)
-        return Prepared(bias_HWJ, weights, masks)
+            normed_PD = repeated_mask(normed_key, rate, tokens, D, dtype)
+            bias_HW = self.relative_bias.by_distance(jnp.abs(self.scale_H), W)
+            window = ops.window_tables(bias_HW, window_key, rate)
+        with jax.named_scope("states"):
+            memories = tuple(
+                memory.prepare(dtype, None if key is None else jax.random.fold_in(key, i))
+                for i, memory in enumerate(self.memories)
+            )
+            sizes = H, W, self.num_states or feedback_size
+            states_dropout = (
+                ops.states_dropout(states_key, rate, sizes, dtype) if self.reads_states else None
+            )
+        with jax.named_scope("feed_forward"):
+            mlp_PD = repeated_mask(mlp_key, rate, tokens, D, dtype)
+        weights = self.weights(dtype)
+        return Prepared(weights, memories, window, states_dropout, normed_PD, mlp_PD)
 
-    def matrices(self, dtype: DTypeLike) -> dict[str, Any]:
-        A = self.sizes.attention_size
-        matrices = {name: getattr(self, name)[...] for name in QUERIES_KEYS_VALUES}
-        if self.reads_states:
-            matrices[CROSS_QUERIES] = self.cross_queries_DA[...]
-            matrices["output_AD"] = self.output_CD[...][:A]
-            matrices["states_output_AD"] = self.output_CD[...][A:]
-        else:
-            matrices["output_AD"] = self.output_AD[...]
-        weights: dict[str, Any] = {name: cast_before(x, dtype) for name, x in matrices.items()}
-        return weights | {"feed_forward": self.feed_forward.loop_weights(dtype)}
+    def weights(self, dtype: DTypeLike) -> LayerWeights:
+        def matrix(x_DA):
+            return Matrix(x_DA, dtype)
 
-    def scale(self, name: str) -> jax.Array:
-        """Returns the learned scale of each head; ones where queries are scaled already."""
-        return getattr(self, name)[...] if self.sizes.qk_norm else jnp.ones(self.sizes.num_heads)
+        A, cross = self.sizes.attention_size, self.reads_states
+        output_CD = self.output_CD[...] if cross else self.output_AD[...]
+        return LayerWeights(
+            matrix(self.queries_DA[...]),
+            matrix(self.keys_DA[...]),
+            matrix(self.values_DA[...]),
+            matrix(output_CD[:A]),
+            matrix(self.cross_queries_DA[...]) if cross else None,
+            matrix(output_CD[A:]) if cross else None,
+            self.feed_forward.weights(dtype),
+        )
+
+    def ops(self, dtype: DTypeLike, feedback_size: int = 0) -> LayerOps:
+        """Returns the forms of the layer's operations, for activations of `dtype`."""
+        S = (self.num_states or feedback_size) if self.reads_states else 0
+        return table.layer_ops(self.sizes, self.window, S, dtype, bool(self.memory_names))
 
     @property
-    def sink(self) -> jax.Array | None:
-        """The score of one more key of each head, (H,)."""
-        return self.sink_H[...] if self.sinks else None
+    def attention_scale(self) -> jax.Array | None:
+        """The learned scale of each head, (H,); None: the scaled dot product."""
+        return self.attention_scale_H[...] if self.sizes.qk_norm else None
+
+    @property
+    def scale_H(self) -> jax.Array:
+        """The scale of each head, ones of the scaled dot product."""
+        scale_H = self.attention_scale
+        return jnp.ones(self.sizes.num_heads) if scale_H is None else scale_H
+
+    @property
+    def cross_scale(self) -> jax.Array | None:
+        return self.cross_scale_H[...] if self.sizes.qk_norm else None
 
     # States that tokens attend to.
 
@@ -187,68 +213,48 @@ class Layer(nnx.Module):
         self, cache: LayerCache, dtype: DTypeLike, prepared: Prepared
     ) -> tuple[BlockStates | None, ...]:
         """Returns the states of each memory that the next block attends to (G = 1), or None."""
-        inputs = self._with(cache.memories, prepared.weights["memories"])
+        inputs = self._with(cache.memories, prepared.memories)
         return tuple(memory.states(old, dtype, weights) for memory, old, weights in inputs)
 
     # Steps that a segment and a decoded token (`decoding.py`) share.
 
-    def _heads(self, x_BTD, matrix_DA: LoopWeights):
-        return self._split(product("BTD,DA->BTA", x_BTD, matrix_DA))
-
-    def _split(self, x_BTA):
+    def _heads(self, x_BTD, matrix_DA):
+        x_BTA = matrix_DA("BTD,DA->BTA", x_BTD)
         return constrain(x_BTA.reshape(*x_BTA.shape[:2], self.sizes.num_heads, -1), "BTHK")
 
-    def scaled(self, q_BTHK: jax.Array) -> jax.Array:
-        """Returns queries ready for `attend`: of unit length, or divided by sqrt(K)."""
-        return unit_heads(q_BTHK) if self.sizes.qk_norm else scaled_down_heads(q_BTHK)
-
     @jax.named_scope("attention")
-    def project(
-        self,
-        x_BTD: jax.Array,
-        weights: dict[str, Any],
-        mask_PD: jax.Array | None = None,
-        counts_B: jax.Array | None = None,
-    ) -> tuple[LayerTokens, list[jax.Array], jax.Array | None]:
-        """Returns the tokens; their queries, keys and values before normalisation; and, if known,
-        their queries for states.
-        """
-        cross = self.reads_states and not self.sequential
-        names = [*QUERIES_KEYS_VALUES, *([CROSS_QUERIES] if cross else [])]
-        matrices = [weights[name] for name in names]
-        projected = project(self.sizes, self.attention_norm, x_BTD, mask_PD, matrices)
-        normed_BTD, heads = projected[0], [self._split(y_BTA) for y_BTA in projected[1]]
-        heads, cross_BTHK = heads[:3], heads[3] if cross else None
-        q_BTHK, k_BTHK, v_BTHK = heads
-        k_BTHK = unit_heads(k_BTHK) if self.sizes.qk_norm else k_BTHK
-        scale_H = self.scale("attention_scale_H")
-        tokens = LayerTokens(normed_BTD, self.scaled(q_BTHK), k_BTHK, v_BTHK, scale_H, counts_B)
-        return tokens, heads, cross_BTHK
+    def heads(
+        self, x_BTD: jax.Array, weights: LayerWeights, mask_PD: jax.Array | None = None
+    ) -> tuple[jax.Array, ...]:
+        """Returns the normalised inputs, (B, T, D), and their queries, keys and values."""
+        normed_BTD = dropped(self.attention_norm(x_BTD), mask_PD)
+        matrices = weights.queries_DA, weights.keys_DA, weights.values_DA
+        return normed_BTD, *(self._heads(normed_BTD, matrix_DA) for matrix_DA in matrices)
 
     def output(
         self,
         x_BTD: jax.Array,
-        cross_BTHK: jax.Array | None,
+        normed_BTD: jax.Array,
         attended_BTHK: jax.Array,
         read_states: Callable[[jax.Array], jax.Array],
-        weights: dict[str, Any],
+        weights: LayerWeights,
         mlp_mask_PD: jax.Array | None = None,
     ) -> tuple[jax.Array, Metrics]:
-        def read_after_tokens(x_BTD):
-            return read_states(self._heads(self.cross_norm(x_BTD), weights[CROSS_QUERIES]))
-
-        attended: list[Attended] = [attended_BTHK]
-        if self.sequential:
-            attended.append(read_after_tokens)
-        elif cross_BTHK is not None:
+        """Returns the layer's output; read_states: from queries to attention to states."""
+        metrics = {}
+        with jax.named_scope("attention"):
+            added_BTD = weights.output_AD("BTA,AD->BTD", joined_heads(attended_BTHK))
+        if weights.cross_queries_DA and weights.states_output_AD:
             with jax.named_scope("states"):
-                attended.append(read_states(cross_BTHK))
-        matrices = [weights[name] for name in ("output_AD", "states_output_AD")[: len(attended)]]
-        x_BTD, state_share = add_attended(self.sizes, x_BTD, attended, matrices)
-        metrics = {} if state_share is None else {"state_share": state_share}
+                if self.sequential:
+                    normed_BTD = self.cross_norm(x_BTD + added_BTD)
+                read_BTHK = read_states(self._heads(normed_BTD, weights.cross_queries_DA))
+                from_states_BTD = weights.states_output_AD("BTA,AD->BTD", joined_heads(read_BTHK))
+                metrics = {"state_share": share_of_norm(from_states_BTD, added_BTD)}
+                added_BTD = added_BTD + from_states_BTD
+        x_BTD = x_BTD + added_BTD
         with jax.named_scope("feed_forward"):
-            normed_BTD = self.feed_forward_norm(x_BTD)
-            mlp_BTD = self.feed_forward(normed_BTD, weights=weights["feed_forward"])
+            mlp_BTD = self.feed_forward(self.feed_forward_norm(x_BTD), None, weights.feed_forward)
             return constrain(x_BTD + dropped(mlp_BTD, mlp_mask_PD), "BTD"), metrics
 
     # A segment.
@@ -278,32 +284,34 @@ class Layer(nnx.Module):
             (B, T, D), the cache for the next segment, and metrics, such as state_share, the states'
             share of attention.
         """
-        bias_HWJ, weights, masks = prepared or self.prepare(x_BTD.dtype, key, x_BTD.shape[1])
+        feedback_size = 0 if feedback_states is None else feedback_states.keys_BGSHK.shape[2]
+        ops = self.ops(x_BTD.dtype, feedback_size)
+        prepared = prepared or self.prepare(x_BTD.dtype, key, x_BTD.shape[1], feedback_size)
+        to_window, to_states = ops.window_attention, ops.attention_to_states
+        if self.remat_blocks:
+            to_window, to_states = jax.checkpoint(to_window), jax.checkpoint(to_states)
 
         # Queries, keys and values of all blocks at once; each block sees itself and the one before.
-        tokens, heads, cross_BTHK = self.project(x_BTD, weights, masks.normed_PD, counts_B)
-        tokens = tokens._replace(projected_keys_BTHK=heads[1], window=cache.window)
+        weights = prepared.weights
+        normed_BTD, q_BTHK, k_BTHK, v_BTHK = self.heads(x_BTD, weights, prepared.normed_PD)
         with jax.named_scope("attention"):
-            blocks = BlockPairs(
-                block_pairs(cache.window.keys_BWHK, tokens.keys_BTHK),
-                block_pairs(cache.window.values_BWHK, tokens.values_BTHK),
+            scale_H, tables = self.attention_scale, prepared.window
+            attended_BTHK, q_BTHK, k_BTHK, window = to_window(
+                q_BTHK, k_BTHK, v_BTHK, cache.window, scale_H, tables
             )
-            inputs = heads, cache.window, tokens, blocks, bias_HWJ, masks.weights_HWJ, self.sink
-            attended_BTHK, window, tokens = kernels.attend_to_window(
-                self.sizes, *inputs, in_cell=self.num_states > 0, remat=self.remat_blocks
-            )
+        tokens = LayerTokens(normed_BTD, q_BTHK, k_BTHK, v_BTHK, self.scale_H, counts_B)
 
         # Memories, in order. Each may add to attention, is updated with the blocks, and may offer
         # states: those from before each block, so that no block sees its own update.
         new_memories, all_states = [], []
         metrics: Metrics = {}
         current_states = current_states or (None,) * len(self.memories)
-        for memory, old, prepared_weights, known in self._with(
-            cache.memories, weights["memories"], current_states
+        for memory, old, own, known in self._with(
+            cache.memories, prepared.memories, current_states
         ):
             with jax.named_scope("states" if memory.num_states else "memory"):
                 result = memory(
-                    old, tokens, blocks, attended_BTHK, prepared_weights, known, self.remat_blocks
+                    old, tokens, cache.window, attended_BTHK, own, known, self.remat_blocks
                 )
             attended_BTHK, new, states, reported = checked_segment(
                 memory, attended_BTHK, old, result
@@ -314,12 +322,11 @@ class Layer(nnx.Module):
 
         def read_states(q_BTHK):
             k_BGSHK, v_BGSHK = cast(BlockStates, joined_states(all_states) or feedback_states)
-            scale_H, keep = self.scale("cross_scale_H"), masks.state_weights_HWS
-            inputs = q_BTHK, k_BGSHK, v_BGSHK, scale_H, keep
-            return kernels.attend_to_states(self.sizes, *inputs, self.remat_blocks)
+            keep = prepared.states_dropout
+            return to_states(q_BTHK, k_BGSHK, v_BGSHK, self.cross_scale, keep)
 
         x_BTD, shares = self.output(
-            x_BTD, cross_BTHK, attended_BTHK, read_states, weights, masks.mlp_PD
+            x_BTD, normed_BTD, attended_BTHK, read_states, weights, prepared.mlp_PD
         )
         return x_BTD, LayerCache(window, tuple(new_memories)), metrics | shares
 
@@ -336,13 +343,3 @@ class Layer(nnx.Module):
     def reach(self) -> float:
         """Returns how many tokens before a block can influence its tokens, at most."""
         return max([self.window, *(memory.reach for memory in self.memories)])
-
-
-def block_pairs(previous_BWHK: jax.Array, x_BTHK: jax.Array) -> jax.Array:
-    """Returns each block with the block before it, (B, G, 2W, H, K)."""
-    B, W = previous_BWHK.shape[:2]
-    whole = jnp.concatenate([previous_BWHK, x_BTHK], axis=1)
-    if x_BTHK.shape[1] == W:
-        return whole[:, None]
-    blocks = whole.reshape(B, -1, W, *whole.shape[2:])
-    return jnp.concatenate([blocks[:, :-1], blocks[:, 1:]], axis=2)

@@ -1,8 +1,10 @@
-"""The interface of a layer's memory.
+"""The interface of a layer's memory; docs/extending.md shows two. Axes as in `brt.models`.
 
-A new memory defines how the tokens of a block `read` it, or the `states` they attend to, and how a
-finished block `update`s the cache; segments and decoding follow. docs/extending.md shows one. Axes
-as in `brt.models`.
+- `LayerMemory` changes with every block: the tokens of a block `read` it, or attend to its
+  `states`, and a finished block `update`s it with what it `take`s from the tokens.
+- `TokenMemory` changes with every token: `run`.
+
+Segments, decoding, padding and gradients follow from these methods.
 """
 
 from collections.abc import Iterable
@@ -13,11 +15,12 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-from brt.models.block_scan import scan_blocks
-from brt.models.caches import select_rows
+from brt.models.caches import WindowCache, select_rows
 from brt.models.contract import checked_result
+from brt.models.fast.block_loop import scan_blocks
 from brt.models.layers.norms import share_of_norm
 from brt.models.model import Metrics
+from brt.models.ops import in_blocks
 
 
 class BlockStates(NamedTuple):
@@ -32,9 +35,9 @@ class LayerTokens(NamedTuple):
 
     inputs_BTD: normalised inputs of the layer.
     queries_BTHK, keys_BTHK, values_BTHK: of its self-attention; queries and keys have unit length
-    with `qk_norm`. scale_H: its attention scale, used through its absolute value.
+    with `qk_norm`, otherwise queries are divided by sqrt(K).
+    scale_H: its attention scale, used through its absolute value; ones without `qk_norm`.
     counts_B: (B,) int32, tokens that are not padding, or None: all are tokens.
-    projected_keys_BTHK, window: of a segment: keys before normalisation, and the `WindowCache`.
     """
 
     inputs_BTD: jax.Array
@@ -43,15 +46,20 @@ class LayerTokens(NamedTuple):
     values_BTHK: jax.Array
     scale_H: jax.Array
     counts_B: jax.Array | None = None
-    projected_keys_BTHK: Any = None
-    window: Any = None
+
+    def real_BT(self) -> jax.Array:
+        """Returns which are tokens, (B, T) bool, and no padding."""
+        rows, T = self.inputs_BTD.shape[:2]
+        if self.counts_B is None:
+            return jnp.ones((rows, T), bool)
+        return jnp.arange(T) < self.counts_B[:, None]
 
 
-class BlockPairs(NamedTuple):
-    """Keys and values of each block and, before them, of the block before it; J = 2W."""
+class KeysValues(NamedTuple):
+    """What a block memory takes from the tokens by default."""
 
-    keys_BGJHK: jax.Array
-    values_BGJHK: jax.Array
+    keys_BTHK: jax.Array
+    values_BTHK: jax.Array
 
 
 class MemoryResult(NamedTuple):
@@ -86,7 +94,7 @@ def mix_with_attention(
 
 
 class LayerMemory(nnx.Module):
-    """A memory of tokens that have left the window of a layer: the base of all.
+    """A memory of tokens that have left the window of a layer, which changes with every block.
 
     Built as `memory(rngs, sizes, window)`, with the `Sizes` and W of its layer, it holds parameters
     only. Its cache is a named tuple of arrays, batch first, whose names end in their axes, with a
@@ -99,8 +107,6 @@ class LayerMemory(nnx.Module):
         reads_after_tokens: whether tokens attend to the states after their self-attention, from its
             result, instead of in parallel.
         reach: tokens before a block that can influence it through the memory; may be infinite.
-        moves_in_blocks: whether its cache changes with every token, and not after blocks. Such a
-            memory defines `__call__` and `decode`.
     """
 
     purpose = "recurrence"
@@ -109,14 +115,15 @@ class LayerMemory(nnx.Module):
     position_bias: bool = True
     reads_after_tokens: bool = False
     reach: float = float("inf")
-    moves_in_blocks: bool = False
 
     def init_cache(self, rows: int, dtype: DTypeLike) -> NamedTuple:
         """Returns the cache of `rows` new documents; dtype: of the activations."""
         raise NotImplementedError
 
-    def prepare(self, dtype: DTypeLike) -> Any:
-        """Returns `weights`: arrays from the parameters alone, computed once per segment."""
+    def prepare(self, dtype: DTypeLike, key: jax.Array | None = None) -> Any:
+        """Returns `weights`: arrays from the parameters and a dropout key alone, computed once per
+        segment; key None: no dropout.
+        """
         return None
 
     def read(
@@ -133,17 +140,27 @@ class LayerMemory(nnx.Module):
         """Returns the states that the next block attends to (G = 1), or None without states."""
         return None
 
-    def update(
-        self, cache: Any, k_BWHK: jax.Array, v_BWHK: jax.Array, weights: Any
-    ) -> tuple[Any, Metrics]:
-        """Returns the cache after a block with these keys and values, and metrics."""
+    def take(self, tokens: LayerTokens) -> Any:
+        """Returns what `update` is shown of tokens: a named tuple of arrays (B, T, ...), each token
+        for itself.
+        """
+        return KeysValues(tokens.keys_BTHK, tokens.values_BTHK)
+
+    def update(self, cache: Any, taken: Any, weights: Any) -> tuple[Any, Metrics]:
+        """Returns the cache after a block, and metrics; taken: of `take`, (B, W, ...)."""
         return cache, {}
+
+    def flops_per_token(self, window: int) -> float:
+        """Returns a token's operations, without the attention to states that the layer counts."""
+        return 0.0
+
+    # A segment.
 
     def __call__(
         self,
         cache: Any,
         tokens: LayerTokens,
-        blocks: BlockPairs,
+        window: WindowCache,
         attended_BTHK: jax.Array,
         weights: Any,
         states: BlockStates | None = None,
@@ -152,29 +169,40 @@ class LayerMemory(nnx.Module):
         """Runs over the blocks of a segment: each reads the cache that the block before it left.
 
         The default is a scan of `states`, `read` and `update`. A memory that can treat all blocks
-        at once, or moves inside blocks, overrides it.
+        at once overrides it.
 
         Args:
+            window: keys and values of the block before the segment.
             states: `states(cache)` where the caller has computed them (one block).
             remat: recompute each block in the backward pass.
         """
+        graph, params = nnx.split(self, nnx.Param)
 
-        def run_block(memory, weights, cache, inputs, index):
-            prepared, scale_H = weights
-            x_BWD, q_BWHK, k_BWHK, v_BWHK, attended_BWHK = inputs
-            tokens = LayerTokens(x_BWD, q_BWHK, k_BWHK, v_BWHK, scale_H)
+        def run_block(weights, cache, block):
+            memory = nnx.merge(graph, weights["params"])
+            tokens = LayerTokens(**block["tokens"], scale_H=weights["scale_H"])
+            prepared, attended_BWHK = weights["prepared"], block["attended_BWHK"]
             states = memory.states(cache, attended_BWHK.dtype, prepared)
             result = memory.read(cache, tokens, attended_BWHK, prepared)
             attended_BWHK, read = checked_result(memory, "read", attended_BWHK, result)
-            result = memory.update(cache, k_BWHK, v_BWHK, prepared)
+            result = memory.update(cache, memory.take(tokens), prepared)
             cache, updated = checked_result(memory, "update", cache, result)
-            return cache, ((attended_BWHK, states), read | updated)
+            return cache, (attended_BWHK, states), read | updated
 
-        inputs = *tokens[:4], attended_BTHK
-        weights = weights, tokens.scale_H
-        num_blocks = blocks.keys_BGJHK.shape[1]
+        W = window.keys_BWHK.shape[1]
+        of_tokens = {
+            name: in_blocks(x_BT, W)
+            for name, x_BT in tokens._asdict().items()
+            if name not in ("scale_H", "counts_B")
+        }
+        blocks = {"tokens": of_tokens, "attended_BWHK": in_blocks(attended_BTHK, W)}
+        shared = {
+            "params": nnx.to_pure_dict(params),
+            "prepared": weights,
+            "scale_H": tokens.scale_H,
+        }
         cache, (attended_BGWHK, states), metrics = scan_blocks(
-            run_block, self, weights, cache, inputs, num_blocks, remat
+            run_block, shared, cache, blocks, remat
         )
         if states is not None:
             states = BlockStates(*(x_BG1SHK[:, :, 0] for x_BG1SHK in states))
@@ -198,16 +226,54 @@ class LayerMemory(nnx.Module):
         weights = self.prepare(attended_B1HK.dtype)
         return self.read(cache, token, attended_B1HK, weights)[0], cache
 
-    def update_after_block(self, cache: Any, blocks: BlockPairs, full_B: jax.Array) -> Any:
-        """Returns the decoding form after the elements in `full_B` completed `blocks` (G = 1)."""
-        if self.moves_in_blocks:
-            return cache
-        dtype, W = blocks.keys_BGJHK.dtype, blocks.keys_BGJHK.shape[2] // 2
-        k_BWHK, v_BWHK = (x_BGJHK[:, 0, W:] for x_BGJHK in blocks)
-        after, _ = self.update(self.end_decoding(cache), k_BWHK, v_BWHK, self.prepare(dtype))
+    def update_after_block(
+        self, cache: Any, before: WindowCache, block: Any, full_B: jax.Array
+    ) -> Any:
+        """Returns the decoding form after the elements in `full_B` completed a block.
+
+        before: keys and values of the block before it. block: what `take` returned of the block.
+        """
+        dtype = before.keys_BWHK.dtype
+        after, _ = self.update(self.end_decoding(cache), block, self.prepare(dtype))
         # Values computed again from the same cache need not be the same to the last bit.
         return select_rows(full_B, self.begin_decoding(after, dtype), cache)
 
-    def flops_per_token(self, window: int) -> float:
-        """Returns a token's operations, without the attention to states that the layer counts."""
-        return 0.0
+
+class TokenMemory(LayerMemory):
+    """A memory that changes with every token, and that a token reads as it leaves it: `run`."""
+
+    def run(
+        self, cache: Any, tokens: LayerTokens, attended_BTHK: jax.Array, real_BT: jax.Array
+    ) -> tuple[jax.Array, Any, Metrics]:
+        """Returns the result of attention and of the memory, the cache after T tokens, and metrics.
+
+        T is any number of tokens: of a segment, of a block, or 1. real_BT: bool; the others are
+        padding, which must leave the cache as it is.
+        """
+        raise NotImplementedError
+
+    def __call__(
+        self,
+        cache: Any,
+        tokens: LayerTokens,
+        window: WindowCache,
+        attended_BTHK: jax.Array,
+        weights: Any,
+        states: BlockStates | None = None,
+        remat: bool = False,
+    ) -> MemoryResult:
+        run = jax.checkpoint(self.run) if remat else self.run
+        attended_BTHK, cache, metrics = run(cache, tokens, attended_BTHK, tokens.real_BT())
+        return MemoryResult(attended_BTHK, cache, None, metrics)
+
+    def decode(
+        self, cache: Any, token: LayerTokens, attended_B1HK: jax.Array, reads_B: jax.Array | bool
+    ) -> tuple[jax.Array, Any]:
+        reads_B = jnp.broadcast_to(reads_B, attended_B1HK.shape[:1])
+        attended_B1HK, after, _ = self.run(cache, token, attended_B1HK, reads_B[:, None])
+        return attended_B1HK, select_rows(reads_B, after, cache)
+
+    def update_after_block(
+        self, cache: Any, before: WindowCache, block: Any, full_B: jax.Array
+    ) -> Any:
+        return cache

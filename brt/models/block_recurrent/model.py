@@ -25,8 +25,8 @@ from brt.models.contract import check_memory_pairs, check_number, check_segment,
 from brt.models.layers.dropout import dropout, split_key
 from brt.models.layers.embedding import TiedEmbedding
 from brt.models.layers.norms import RMSNorm
-from brt.models.layers.sizes import FORMS, Sizes
 from brt.models.model import DTYPES, Metrics
+from brt.models.sizes import FORMS, Sizes
 
 DIVISORS = ("vocabulary", "width")
 REMATS = ("none", "layer", "block")
@@ -47,11 +47,9 @@ class BlockRecurrentTransformer(TiedEmbedding, Body):
             `((@MyMemory, (3, 7)),)`.
         qk_norm: queries and keys of unit length and a learned scale for each head; False: the
             scaled dot product.
-        attention_sinks: a learned score of one more key, whose value is zero, for each head (after
-            StreamingLLM, Xiao et al. 2023, arXiv:2309.17453, section 3.3, which adds a token).
-        attention_form: "plain"; "kernel", Pallas kernels for attention, and for projections and
-            cells where sizes fit; "auto", kernels on TPUs where sizes fit; "cudnn", on GPUs, for
-            bfloat16 without dropout.
+        attention_form: "plain"; "kernel", Pallas kernels for attention, and for cells where sizes
+            fit; "auto", kernels on TPUs where sizes fit; "cudnn", on GPUs, for bfloat16 without
+            dropout.
         feedback: block feedback: all other layers attend to the highest cell's states too.
         dropout: rate, where the published model has dropout.
         logits_divisor: logits are divided by the root of V ("vocabulary") or D ("width").
@@ -79,7 +77,6 @@ class BlockRecurrentTransformer(TiedEmbedding, Body):
         memorizing_layers: tuple[Index, ...] = (),
         memories: tuple = (),
         qk_norm: bool = True,
-        attention_sinks: bool = False,
         attention_form: Annotated[str, OneOf(FORMS)] = "auto",
         feedback: bool = False,
         dropout: Share = 0.0,
@@ -110,9 +107,7 @@ class BlockRecurrentTransformer(TiedEmbedding, Body):
         def layer(index):
             built = tuple(build(rngs, sizes, window) for build, at in assigned if index in at)
             remat_blocks = remat == "block" and not feedback
-            return Layer(
-                rngs, sizes, window, dropout, built, feedback, remat_blocks, attention_sinks
-            )
+            return Layer(rngs, sizes, window, dropout, built, feedback, remat_blocks)
 
         self.layers = nnx.List(layer(index) for index in range(num_layers))
         if feedback and not any(layer.num_states for layer in self.layers):

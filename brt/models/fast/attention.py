@@ -1,8 +1,8 @@
 """Attention that keeps no weights for the backward pass.
 
-Plain counterpart: `brt.models.layers.attention.plain_attention` (tests/models/test_attention.py). A
-step of `configs/benchmark/slide_7l.gin` on a CPU needs 0.77 of the temporary memory, and as much
-time. Axes as in `brt.models`; heads come first.
+Plain counterpart: `brt.models.ops.attention` (tests/models/test_attention.py). A step of
+`configs/benchmark/slide_7l.gin` on a CPU needs 0.77 of the temporary memory, and as much time. Axes
+as in `brt.models`.
 """
 
 import functools
@@ -11,10 +11,24 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from brt.models.layers.precision import at_least_float32
+from brt.models.ops import heads_first
+from brt.models.precision import at_least_float32
 
 COLUMNS = 128
 """Of a matrix unit."""
+
+
+def attend(
+    q_QHK: jax.Array,
+    k_JHK: jax.Array,
+    v_JHK: jax.Array,
+    scale_H: jax.Array,
+    bias_HQJ: jax.Array | None = None,
+    keep_HQJ: jax.Array | None = None,
+) -> jax.Array:
+    """Returns `brt.models.ops.attention`."""
+    heads = map(heads_first, (q_QHK, k_JHK, v_JHK))
+    return heads_first(attend_by_head(*heads, scale_H, bias_HQJ, keep_HQJ))
 
 
 @jax.custom_vjp
@@ -25,7 +39,6 @@ def attend_by_head(
     scale_H: jax.Array | None = None,
     bias_HQJ: jax.Array | None = None,
     keep_HQJ: jax.Array | None = None,
-    sink_H: jax.Array | None = None,
 ) -> jax.Array:
     """Returns `attend` of arrays whose heads come first; (..., H, Q, K).
 
@@ -33,7 +46,7 @@ def attend_by_head(
     from queries, keys and the softmax's log-sum-exp (Dao et al. 2022, arXiv:2205.14135, appendix
     B.4).
     """
-    return _forward(q_HQK, k_HJK, v_HJK, scale_H, bias_HQJ, keep_HQJ, sink_H)[0]
+    return _forward(q_HQK, k_HJK, v_HJK, scale_H, bias_HQJ, keep_HQJ)[0]
 
 
 class Softmax(NamedTuple):
@@ -47,16 +60,11 @@ def weighted_values(
     scores_HQJ: jax.Array,
     v_HJK: jax.Array,
     keep_HQJ: jax.Array | None = None,
-    sink_H: jax.Array | None = None,
 ) -> Softmax:
     """Returns the values weighted by a softmax over scores, at least float32, (..., H, Q, J)."""
     highest_HQ = jnp.max(scores_HQJ, axis=-1)
-    if sink_H is not None:
-        highest_HQ = jnp.maximum(highest_HQ, sink_H[:, None])
     parts_HQJ = jnp.exp(scores_HQJ - highest_HQ[..., None])
     sum_HQ = _summed_as(parts_HQJ, v_HJK)
-    if sink_H is not None:
-        sum_HQ = sum_HQ + jnp.exp(sink_H[:, None] - highest_HQ)
     if keep_HQJ is not None:
         parts_HQJ = parts_HQJ * keep_HQJ
     # Divided after the product: K numbers for each query instead of J.
@@ -133,11 +141,6 @@ def transposed_product(a_HQK: jax.Array, b_HQJ: jax.Array) -> jax.Array:
     return jnp.swapaxes(product("HQK,HQJ->HKJ", a_HQK, b_HQJ), -1, -2)
 
 
-def heads_first(x_QHK: jax.Array) -> jax.Array:
-    """Returns (..., H, Q, K) of (..., Q, H, K), and the other way round."""
-    return jnp.swapaxes(x_QHK, -2, -3)
-
-
 def _scores(scaled_HQK, k_HJK, bias_HQJ):
     scores_HQJ = product("HQK,HJK->HQJ", scaled_HQK, k_HJK)
     return scores_HQJ if bias_HQJ is None else scores_HQJ + bias_HQJ
@@ -149,16 +152,16 @@ def _scaled(q_HQK, scale_H):
     return (at_least_float32(q_HQK) * jnp.abs(scale_H)[:, None, None]).astype(q_HQK.dtype)
 
 
-def _forward(q_HQK, k_HJK, v_HJK, scale_H=None, bias_HQJ=None, keep_HQJ=None, sink_H=None):
+def _forward(q_HQK, k_HJK, v_HJK, scale_H=None, bias_HQJ=None, keep_HQJ=None):
     scores_HQJ = _scores(_scaled(q_HQK, scale_H), k_HJK, bias_HQJ)
-    softmax = weighted_values(scores_HQJ, v_HJK, keep_HQJ, sink_H)
-    return softmax.output_HQK, (q_HQK, k_HJK, v_HJK, scale_H, bias_HQJ, keep_HQJ, sink_H, softmax)
+    softmax = weighted_values(scores_HQJ, v_HJK, keep_HQJ)
+    return softmax.output_HQK, (q_HQK, k_HJK, v_HJK, scale_H, bias_HQJ, keep_HQJ, softmax)
 
 
 def _backward(kept, gradient_HQK):
     # The barrier keeps the compiler from finding the forward pass's scores in these, which would
     # hold them in memory until now.
-    q_HQK, k_HJK, v_HJK, scale_H, bias_HQJ, keep_HQJ, sink_H, softmax, gradient_HQK = (
+    q_HQK, k_HJK, v_HJK, scale_H, bias_HQJ, keep_HQJ, softmax, gradient_HQK = (
         jax.lax.optimization_barrier((*kept, gradient_HQK))
     )
     scaled_HQK = _scaled(q_HQK, scale_H)
@@ -182,15 +185,7 @@ def _backward(kept, gradient_HQK):
         dscale_H,
         dbias_HQJ,
         None,
-        None if sink_H is None else _sink_gradient(softmax, sink_H, gradient_HQK),
     )
-
-
-def _sink_gradient(softmax, sink_H, gradient_HQK):
-    weight_HQ = jnp.exp(sink_H[:, None] - softmax.log_sum_HQ)
-    products_HQK = at_least_float32(gradient_HQK) * at_least_float32(softmax.output_HQK)
-    d_H = -jnp.sum(weight_HQ * jnp.sum(products_HQK, axis=-1), axis=-1)
-    return d_H.reshape(-1, len(sink_H)).sum(axis=0).astype(sink_H.dtype)
 
 
 def summed_to(x: jax.Array, like: jax.Array) -> jax.Array:

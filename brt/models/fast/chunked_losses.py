@@ -16,9 +16,9 @@ import jax
 import jax.numpy as jnp
 
 from brt.models.axis_rules import constrain
+from brt.models.fast.block_loop import CastMatrix
 from brt.models.fast.data_shards import by_data_shard, model_parts
-from brt.models.fast.loop_weights import cast_before, in_loop
-from brt.models.layers.precision import at_least_float32
+from brt.models.precision import at_least_float32
 
 CHUNK = 2**26
 """Logits of one device that are computed at a time: 256 MiB in float32. In the backward pass each
@@ -54,7 +54,7 @@ def chunked_losses(
         return _parts(x_BTD, weights["embedding_VYD"], targets_BT, divisor, number), ()
 
     # The gradient is summed in the type of the matrix.
-    embedding_MYD = cast_before(embedding_VD.reshape(parts, V // parts, D), x_BTD.dtype)
+    embedding_MYD = CastMatrix(embedding_VD.reshape(parts, V // parts, D), x_BTD.dtype)
     rows = constrain(x_BTD, "BTD"), targets_BT
     # Named V: the model axis splits the first axis as it splits the vocabulary.
     (log_sum_BTM, chosen_BTM, highest_BTM), _ = by_data_shard(
@@ -71,7 +71,7 @@ def _parts(x_BTD, embedding_MYD, targets_BT, divisor, number):
 
 
 def _forward(x_BTD, embedding_MYD, targets_BT, divisor, number):
-    narrow_MYD = in_loop(embedding_MYD)
+    narrow_MYD = embedding_MYD.value()
     entries_MY = _entries(narrow_MYD)
 
     def chunk(_, inputs):
@@ -92,7 +92,7 @@ def _backward(divisor, number, residuals, gradients):
     x_BTD, embedding_MYD, targets_BT, log_sum_BTM = residuals
     dlog_sum_BTM, dchosen_BTM, dhighest_BTM = gradients
     del dhighest_BTM  # which is only compared
-    narrow_MYD = in_loop(embedding_MYD)
+    narrow_MYD = embedding_MYD.value()
     entries_MY = _entries(narrow_MYD)
 
     def chunk(dembedding_MYD, inputs):
@@ -113,9 +113,7 @@ def _backward(divisor, number, residuals, gradients):
     zeros_MYD = jnp.zeros(narrow_MYD.shape, at_least_float32(x_BTD).dtype)
     dembedding_MYD, dx_BTMD = _in_chunks(chunk, zeros_MYD, inputs, number)
     dx_BTD = jnp.sum(at_least_float32(dx_BTMD), axis=2).astype(x_BTD.dtype)
-    if isinstance(embedding_MYD, tuple):
-        return dx_BTD, (dembedding_MYD.astype(embedding_MYD[0].dtype), None), None
-    return dx_BTD, dembedding_MYD.astype(embedding_MYD.dtype), None
+    return dx_BTD, embedding_MYD.gradient(dembedding_MYD), None
 
 
 _parts.defvjp(_forward, _backward)

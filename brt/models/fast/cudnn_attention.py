@@ -1,4 +1,4 @@
-"""Attention by cuDNN, in place of `brt.models.layers.attention.attend`.
+"""Attention by cuDNN, in place of `brt.models.ops.attention`.
 
 tests/models/test_kernel_attention.py compares them, through XLA. On an H100, forward and backward
 with 64 windows of 512 and 8 heads of 128: 2.7 instead of 7.7 ms (docs/benchmarks/training.md).
@@ -11,19 +11,18 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from brt.models.layers.precision import at_least_float32
+from brt.models.precision import at_least_float32
 
+BINDING = "BlockRecurrentTransformer.attention_form"
 IMPLEMENTATION: Literal["cudnn", "xla"] = "cudnn"
 
 
-def misfit(dtype: jax.typing.DTypeLike, has_dropout: bool, has_sink: bool) -> str | None:
+def misfit(dtype: jax.typing.DTypeLike, has_dropout: bool = False) -> str | None:
     """Returns why cuDNN cannot compute this attention, or None."""
     if dtype != jnp.bfloat16:
         return f'activation_dtype must be "bfloat16", not "{dtype}"'
     if has_dropout:
         return "dropout must be 0"
-    if has_sink:
-        return "attention_sinks must be False"
     if IMPLEMENTATION == "cudnn" and jax.default_backend() != "gpu":
         return "it needs an NVIDIA GPU"
     return None
@@ -35,12 +34,15 @@ def cudnn_attention(
     v_JHK: jax.Array,
     scale_H: jax.Array | None = None,
     bias_HQJ: jax.Array | None = None,
+    keep_HQJ: jax.Array | None = None,
 ) -> jax.Array:
-    """Returns `attend` of bfloat16; leading axes are a batch that shares the bias.
+    """Returns `brt.models.ops.attention`, of bfloat16; leading axes are a batch with one bias.
 
     Without a scale the queries are scaled already.
     """
     dtype = q_QHK.dtype
+    if wrong := misfit(dtype, keep_HQJ is not None):
+        raise ValueError(f'{BINDING} = "cudnn": {wrong}. Or use "plain".')
     if scale_H is not None:
         q_QHK = (at_least_float32(q_QHK) * jnp.abs(scale_H)[:, None]).astype(dtype)
     q, k, v = (x.reshape(-1, *x.shape[-3:]) for x in (q_QHK, k_JHK, v_JHK))

@@ -1,18 +1,17 @@
 """Norms that keep one vector for the backward pass, which is written out; a ReLU that keeps its
 result, which a product keeps as well, and no mask.
 
-Plain counterparts: `plain_rms_normed` and `plain_unit_heads` of `brt.models.layers.norms`
-(tests/models/test_norms.py). Written for the memory of an accelerator, where
-they are not measured alone. On a CPU (7 layers, d 256, 4,096 tokens) they take as much time and
-1.14 of the temporary memory.
+Plain counterparts: the functions of the same names in `brt.models.ops`
+(tests/models/test_norms.py). Written for the memory of an accelerator, where they are not measured
+alone. On a CPU (7 layers, d 256, 4,096 tokens) they take as much time and 1.14 of the temporary
+memory.
 """
 
 import jax
 import jax.numpy as jnp
 
-from brt.models.layers.precision import at_least_float32
-
-EPSILON = 1e-6
+from brt.models.ops import EPSILON
+from brt.models.precision import at_least_float32
 
 
 @jax.custom_vjp

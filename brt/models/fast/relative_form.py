@@ -6,9 +6,8 @@ from collections.abc import Callable
 import jax
 
 from brt.models.fast import relative_attention
-from brt.models.fast.kernel_attention import has_kernel, heads_of
-from brt.models.fast.kernels import relative as relative_kernel
-from brt.models.layers.sizes import Sizes
+from brt.models.fast.table import has_kernel, wants_kernels
+from brt.models.sizes import Sizes
 
 BINDING = "TransformerXL.attention_form"
 
@@ -20,8 +19,13 @@ def form_by_distance(
 
     misfit: why it cannot be the kernel, or None.
     """
-    misfit = misfit or relative_kernel.misfit(heads_of(sizes), keys)
-    what = f"Attention, {queries} queries and {keys} keys by distance"
-    if has_kernel(sizes, what, misfit, BINDING):
-        return functools.partial(relative_kernel.attend_by_distance, heads_of(sizes, rows))
+    if wants_kernels(sizes):
+        from brt.models.fast.kernel_forms import heads_of
+        from brt.models.fast.kernels import relative as relative_kernel
+
+        one = sizes.num_heads, sizes.head_size
+        misfit = misfit or relative_kernel.misfit(heads_of(*one), keys)
+        what = f"Attention, {queries} queries and {keys} keys by distance"
+        if has_kernel(sizes, what, misfit, BINDING):
+            return functools.partial(relative_kernel.attend_by_distance, heads_of(*one, rows))
     return relative_attention.attend_by_distance

@@ -1,15 +1,21 @@
 """The two-layer MLP with ReLU."""
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 from flax import nnx
 from jax.nn.initializers import zeros
 from jax.typing import DTypeLike
 
-from brt.models.fast.loop_weights import LoopWeights, cast_before, product
 from brt.models.fast.norms import relu
 from brt.models.layers.initializers import DENSE, Initializer, parameter
+from brt.models.ops import Matrix
+
+
+class FeedForwardWeights(NamedTuple):
+    hidden_DF: Matrix
+    output_FD: Matrix
 
 
 class FeedForward(nnx.Module):
@@ -30,23 +36,22 @@ class FeedForward(nnx.Module):
             self.hidden_bias_F = parameter(rngs, zeros, hidden_size)
             self.output_bias_D = parameter(rngs, zeros, width)
 
-    def loop_weights(self, dtype: DTypeLike) -> dict[str, LoopWeights]:
-        return {
-            "hidden_DF": cast_before(self.hidden_DF[...], dtype),
-            "output_FD": cast_before(self.output_FD[...], dtype),
-        }
+    def weights(self, dtype: DTypeLike) -> FeedForwardWeights:
+        return FeedForwardWeights(
+            Matrix(self.hidden_DF[...], dtype), Matrix(self.output_FD[...], dtype)
+        )
 
     def __call__(
         self,
         x_BTD: jax.Array,
         drop: Callable[[jax.Array], jax.Array] | None = None,
-        weights: dict[str, LoopWeights] | None = None,
+        weights: FeedForwardWeights | None = None,
     ) -> jax.Array:
-        """Returns (B, T, D); drop: applied to hidden units. weights: of `loop_weights`, or None."""
-        weights = self.loop_weights(x_BTD.dtype) if weights is None else weights
-        h_BTF = product("BTD,DF->BTF", x_BTD, weights["hidden_DF"])
+        """Returns (B, T, D); drop: applied to hidden units. weights: of `weights`, or None."""
+        weights = weights or self.weights(x_BTD.dtype)
+        h_BTF = weights.hidden_DF("BTD,DF->BTF", x_BTD)
         if self.biases:
             h_BTF = h_BTF + self.hidden_bias_F[...].astype(x_BTD.dtype)
         h_BTF = relu(h_BTF) if drop is None else drop(jax.nn.relu(h_BTF))
-        y_BTD = product("BTF,FD->BTD", h_BTF, weights["output_FD"])
+        y_BTD = weights.output_FD("BTF,FD->BTD", h_BTF)
         return y_BTD + self.output_bias_D[...].astype(x_BTD.dtype) if self.biases else y_BTD

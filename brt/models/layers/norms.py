@@ -1,28 +1,12 @@
-"""RMS norm, layer norm, and heads of unit length. Forms named `plain_` are differentiated by JAX,
-and the references of `brt.models.fast.norms`.
-"""
+"""RMS norm and layer norm, and the share of a part in a sum."""
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from brt.models.fast.norms import EPSILON, rms_normed, scaled_unit_heads, unit_heads
+from brt.models.fast.norms import rms_normed
 from brt.models.layers.initializers import normal, parameter
-from brt.models.layers.precision import at_least_float32
-
-__all__ = [
-    "EPSILON",
-    "LayerNorm",
-    "RMSNorm",
-    "plain_rms_normed",
-    "plain_unit_heads",
-    "rms_normed",
-    "scaled_down_heads",
-    "scaled_unit_heads",
-    "share_of_norm",
-    "share_of_squares",
-    "unit_heads",
-]
+from brt.models.precision import at_least_float32
 
 
 class RMSNorm(nnx.Module):
@@ -56,23 +40,6 @@ class LayerNorm(nnx.Module):
         x = x - jnp.mean(x, axis=-1, keepdims=True)
         x = x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + self.epsilon)
         return (x * self.scale_D[...] + self.bias_D[...]).astype(x_BTD.dtype)
-
-
-def plain_rms_normed(x_BTD: jax.Array, scale_D: jax.Array) -> jax.Array:
-    x = at_least_float32(x_BTD)
-    rms_BT1 = jnp.sqrt(jnp.mean(x * x, axis=-1, keepdims=True) + EPSILON)
-    return (x / rms_BT1 * scale_D).astype(x_BTD.dtype)
-
-
-def plain_unit_heads(x_BHSK: jax.Array, scale_H: jax.Array | float = 1.0) -> jax.Array:
-    x = at_least_float32(x_BHSK)
-    lengths_BHS1 = jnp.sqrt(jnp.sum(x * x, axis=-1, keepdims=True) + EPSILON)
-    return (x / lengths_BHS1 * jnp.abs(jnp.asarray(scale_H))[..., None, None]).astype(x_BHSK.dtype)
-
-
-def scaled_down_heads(x_BTHK: jax.Array) -> jax.Array:
-    """Returns x / sqrt(K), the queries of scaled dot-product attention (Vaswani et al. 2017)."""
-    return x_BTHK * x_BTHK.shape[-1] ** -0.5
 
 
 def share_of_norm(part: jax.Array, rest: jax.Array) -> jax.Array:

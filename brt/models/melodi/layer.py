@@ -16,17 +16,19 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from brt.models.axis_rules import constrain
-from brt.models.block_scan import scan_blocks
 from brt.models.counts import matrix_size
-from brt.models.layers.attention import attend
-from brt.models.layers.dropout import dropout, dropped, keep_mask, repeated_mask
+from brt.models.fast.attention import attend
+from brt.models.fast.block_loop import scan_blocks
+from brt.models.fast.norms import unit_heads
+from brt.models.layers.dropout import dropout, dropped, repeated_mask
 from brt.models.layers.feed_forward import FeedForward
 from brt.models.layers.initializers import DENSE, parameter
-from brt.models.layers.norms import RMSNorm, share_of_norm, unit_heads
-from brt.models.layers.positions_t5 import HIDDEN, RelativeBias, t5_buckets
-from brt.models.layers.precision import at_least_float32
-from brt.models.layers.sizes import Sizes
+from brt.models.layers.norms import RMSNorm, share_of_norm
+from brt.models.layers.positions_t5 import RelativeBias, t5_buckets
 from brt.models.model import Metrics
+from brt.models.ops import HIDDEN, in_blocks, keep_mask
+from brt.models.precision import at_least_float32
+from brt.models.sizes import Sizes
 
 
 class MelodiSizes(NamedTuple):
@@ -231,8 +233,7 @@ class MelodiLayer(nnx.Module):
             summary_normed_BRD = dropped(self.attention_norm(summary_BRD), masks.summary_PD)
 
         def by_window(tokens_BT, summary_BR):
-            parts = (x.reshape(B, G, -1, *x.shape[2:]) for x in (tokens_BT, summary_BR))
-            return jnp.concatenate(list(parts), axis=2).reshape(B, -1, *tokens_BT.shape[2:])
+            return jnp.concatenate([in_blocks(tokens_BT, W), in_blocks(summary_BR, U)], axis=2)
 
         # Queries, keys and values of all windows at once; only the memories are sequential.
         heads = map(
@@ -248,13 +249,17 @@ class MelodiLayer(nnx.Module):
                 normed_BMD = dropped(self.attention_norm(cache.long_BMD), masks.long_PD)
                 long = self.keys_values(normed_BMD)
 
-        def step(layer, weights, carry, window, index):
-            return layer.window(*carry, *window, index, weights["bias_HXJ"], masks)
+        graph, params = nnx.split(self, nnx.Param)
+
+        def step(weights, carry, window):
+            layer = nnx.merge(graph, weights["params"])
+            inputs = *carry, *window, weights["bias_HXJ"], masks
+            return layer.window(*inputs)
 
         # Named, as the axes of a name decide its sharding.
-        (cache, _), (tokens, summaries), metrics = scan_blocks(
-            step, self, {"bias_HXJ": bias_HXJ}, (cache, long), inputs, G
-        )
+        weights = {"params": nnx.to_pure_dict(params), "bias_HXJ": bias_HXJ}
+        inputs = *inputs, jnp.broadcast_to(jnp.arange(G), (B, G))
+        (cache, _), (tokens, summaries), metrics = scan_blocks(step, weights, (cache, long), inputs)
         norm = jnp.sqrt(jnp.mean(jnp.square(at_least_float32(cache.short_BSD))))
         metrics = metrics | {"state_norm": norm}
         return tokens.reshape(B, T, D), summaries.reshape(B, G * U, D), cache, metrics
@@ -267,20 +272,20 @@ class MelodiLayer(nnx.Module):
         q_BXHK: jax.Array,
         k_BXHK: jax.Array,
         v_BXHK: jax.Array,
-        index: jax.Array,
+        index_B: jax.Array,
         bias_HXJ: jax.Array,
         masks: LayerDropout,
-    ) -> tuple[tuple, tuple]:
+    ) -> tuple[tuple, tuple, Metrics]:
         """Runs on one window and its summary tokens: a step of the loop over windows.
 
-        long: keys and values of the long-term memory, or None. index: of the window, for its
-        dropout. Returns the next cache and long-term keys; outputs, the next layer's summary
+        long: keys and values of the long-term memory, or None. index_B: of the window, for
+        its dropout. Returns the next cache and long-term keys; outputs, the next layer's summary
         tokens, metrics.
         """
         W, I = self.memory.window, self.memory.increment
         keys: list[jax.Array | None] = [None] * 4
         if masks.key is not None:
-            keys = list(jax.random.split(jax.random.fold_in(masks.key, index), 4))
+            keys = list(jax.random.split(jax.random.fold_in(masks.key, index_B[0]), 4))
         normed_BSD = dropout(self.attention_norm(cache.short_BSD), self.dropout, keys[0])
         short = self.keys_values(normed_BSD)
         weights_masks = self._weights_masks(keys[1:3], bias_HXJ.shape[1:])
@@ -294,7 +299,7 @@ class MelodiLayer(nnx.Module):
             new = self.keys_values(normed_BID)
             long = KeysValues(*(jnp.concatenate(pair, axis=1)[:, I:] for pair in zip(long, new)))
         metrics = {} if share is None else {"memory_share": share}
-        return (cache, long), ((tokens_BWD, next_BUD), metrics)
+        return (cache, long), (tokens_BWD, next_BUD), metrics
 
     def _masks(self, key, tokens, dtype):
         if key is None:

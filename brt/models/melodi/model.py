@@ -17,9 +17,9 @@ from brt.models.layers.dropout import split_key
 from brt.models.layers.embedding import TiedEmbedding
 from brt.models.layers.initializers import parameter
 from brt.models.layers.norms import RMSNorm
-from brt.models.layers.sizes import Sizes
 from brt.models.melodi.layer import KeysValues, MelodiCache, MelodiLayer, MelodiSizes, truncated
 from brt.models.model import DTYPES, LanguageModel, Metrics
+from brt.models.sizes import Sizes
 
 REMATS = ("none", "layer")
 

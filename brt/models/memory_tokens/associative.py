@@ -23,8 +23,8 @@ from brt.models.decoding_window import update_where
 from brt.models.layers.dropout import split_key
 from brt.models.layers.initializers import DENSE, normal, parameter
 from brt.models.layers.norms import share_of_norm
-from brt.models.layers.precision import at_least_float32
 from brt.models.model import Metrics
+from brt.models.precision import at_least_float32
 from brt.models.segment_memory import SegmentMemory
 from brt.models.transformer_xl.hidden_memory import DecodingSegment, append_input
 from brt.models.transformer_xl.model import TransformerXL

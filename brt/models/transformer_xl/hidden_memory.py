@@ -12,9 +12,9 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from brt.models.decoding_window import write_slot
-from brt.models.layers.sizes import Sizes
 from brt.models.model import Metrics
 from brt.models.segment_memory import MemoryVectors, SegmentMemory
+from brt.models.sizes import Sizes
 
 if TYPE_CHECKING:
     from brt.models.transformer_xl.layer import TransformerXLLayer

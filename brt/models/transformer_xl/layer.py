@@ -17,8 +17,8 @@ from brt.models.layers.dropout import independent_dropout
 from brt.models.layers.feed_forward import FeedForward
 from brt.models.layers.initializers import normal, parameter
 from brt.models.layers.norms import LayerNorm
-from brt.models.layers.precision import at_least_float32
-from brt.models.layers.sizes import Sizes
+from brt.models.precision import at_least_float32
+from brt.models.sizes import Sizes
 from brt.models.transformer_xl.relative_attention import (
     Positions,
     Terms,

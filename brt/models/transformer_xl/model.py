@@ -23,10 +23,10 @@ from brt.models.fast.layer_scan import run_layers
 from brt.models.layers.dropout import split_key
 from brt.models.layers.initializers import normal, parameter
 from brt.models.layers.positions_sinusoid import sinusoid
-from brt.models.layers.sizes import Sizes
 from brt.models.memory_tokens.layout import MemoryLayout
 from brt.models.memory_tokens.transformer_xl import TransformerXLMemoryTokens
 from brt.models.model import DTYPES
+from brt.models.sizes import Sizes
 from brt.models.transformer_xl.adaptive_embedding import AdaptiveEmbedding
 from brt.models.transformer_xl.hidden_memory import (
     HiddenMemory,

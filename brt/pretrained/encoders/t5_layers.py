@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 from brt.models.axis_rules import constrain
 from brt.models.layers.initializers import normal, parameter
 from brt.models.layers.positions_t5 import t5_buckets
-from brt.models.layers.sizes import Sizes
+from brt.models.sizes import Sizes
 from brt.pretrained.activations import ACTIVATIONS
 from brt.pretrained.backbone_layer import (
     BackboneLayer,

@@ -16,13 +16,15 @@ from jax.typing import DTypeLike
 from brt.checks import Index, configurable
 from brt.models.block_recurrent.memory import (
     BlockStates,
+    KeysValues,
     LayerMemory,
     LayerTokens,
+    TokenMemory,
 )
 from brt.models.contract import check_methods, layer_indices
-from brt.models.layers.attention import attend
+from brt.models.fast.attention import attend
+from brt.models.fast.norms import unit_heads
 from brt.models.layers.initializers import DENSE, parameter
-from brt.models.layers.norms import unit_heads
 from brt.models.model import Metrics
 from brt.pretrained.backbone import PretrainedBackbone
 from brt.pretrained.backbone_layer import (
@@ -68,11 +70,12 @@ class BackboneMemory(WindowMemory):
         (index,) = layer_indices("BackboneMemory.layer", layer, len(body.layers))
         self.memory = memory(rngs, body.sizes, window or body.num_positions)
         check_methods(self.memory, LayerMemory)
-        if self.memory.moves_in_blocks or type(self.memory).update is LayerMemory.update:
+        no_update = type(self.memory).update is LayerMemory.update
+        if isinstance(self.memory, TokenMemory) or no_update:
             raise ValueError(
-                f"BackboneMemory.memory = {type(self.memory).__name__} has no update(cache, keys, "
-                "values, weights), and a backbone's memories change after a window or block: "
-                "define it, or write a WindowMemory."
+                f"BackboneMemory.memory = {type(self.memory).__name__} has no update(cache, taken, "
+                "weights), and a backbone's memories change after a window or block: define it, or "
+                "write a WindowMemory."
             )
         self.name = self.memory.name
         self.attach(rngs, body, index, self.memory.num_states)
@@ -120,9 +123,9 @@ class BackboneMemory(WindowMemory):
         return LayerKeys(unit_heads(k_BJHK), v_BJHK)
 
     def update(self, cache: Any, segment: Window) -> tuple[Any, Metrics]:
-        token_keys = self.token_keys(segment.keys[self.index])
-        weights = self.memory.prepare(token_keys.keys_BJGK.dtype)
-        cache, metrics = self.memory.update(cache, *token_keys, weights)
+        taken = KeysValues(*self.token_keys(segment.keys[self.index]))
+        weights = self.memory.prepare(taken.keys_BTHK.dtype)
+        cache, metrics = self.memory.update(cache, taken, weights)
         return cache, self.with_output_norm(metrics)
 
     def with_output_norm(self, metrics: Metrics) -> Metrics:

@@ -1,11 +1,11 @@
 """A recurrent cell's loop over blocks with one Pallas TPU kernel an iteration, for all heads.
 
-Plain counterpart: `RecurrentCell.step` in `loop_weights.scan`
+Plain counterpart: `RecurrentCell.step` in `brt.models.ops.scan_blocks`
 (tests/models/test_kernel_attention.py, and alone in test_attention_kernels.py). The kernel projects
 the states, normalises, and attends to the states and to two blocks of tokens. It reads the tokens
-as projected, without copies of pairs of blocks or of heads, and writes arrays of all blocks for the
-backward pass and the tokens. Norm and gate have kernels of their own (`update`); the product
-before the gate is XLA's.
+of a segment without copies of pairs of blocks or of heads, and writes arrays of all blocks for the
+backward pass. Norm and gate have kernels of their own (`update`); the product before the gate is
+XLA's.
 
 Axes as in `parts`, and G blocks    S states    X matrices of the
 states: keys, values, queries for the states and for the tokens    Y attention to states, to tokens
@@ -39,7 +39,7 @@ WIDEST = 1024
 
 
 class CellTokens(NamedTuple):
-    """The tokens of a segment, keys not normalised, and of the block before it, keys normalised."""
+    """The tokens of a segment, and of the block before it."""
 
     keys_BTA: jax.Array
     values_BTA: jax.Array

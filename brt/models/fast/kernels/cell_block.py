@@ -22,7 +22,7 @@ from brt.models.fast.kernels.parts import (
     unit_gradient,
     upcast,
 )
-from brt.models.layers.precision import at_least_float32
+from brt.models.precision import at_least_float32
 
 IN_ORDER = pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary"))
 
@@ -113,14 +113,10 @@ def backward(
 # The kernels.
 
 
-def _load_tokens(heads, g, tokens, keys, values):
-    """Fills the keys, normalised, and values of the block before and this one."""
+def _load_tokens(g, tokens, keys, values):
+    """Fills the keys and values of the block before and this one."""
     k, v, before_k, before_v, cached_k, cached_v = tokens
     W, is_first = k.shape[1], g[0] == 0
-
-    def unit(x):
-        x = at_least_float32(x)
-        return (x * inverse_length(heads, x)).astype(keys.dtype)
 
     @pl.when(is_first)
     def _():
@@ -128,14 +124,14 @@ def _load_tokens(heads, g, tokens, keys, values):
 
     @pl.when(jnp.logical_not(is_first))
     def _():
-        keys[:W], values[:W] = unit(before_k[0]), before_v[0]
+        keys[:W], values[:W] = before_k[0], before_v[0]
 
-    keys[W:], values[W:] = unit(k[0]), v[0]
+    keys[W:], values[W:] = k[0], v[0]
 
 
 def _forward_kernel(heads, g, x, matrix, self_scale, cross_scale, *refs):
     tokens, (raw, keys, values, h, token_keys, token_values) = refs[:6], refs[10:]
-    _load_tokens(heads, g, tokens, token_keys, token_values)
+    _load_tokens(g, tokens, token_keys, token_values)
     for i in range(4):
         raw[0, 0, i] = dot(x[0, 0], matrix[i], (1, 0)).astype(raw.dtype)
     k = at_least_float32(raw[0, 0, 0])
@@ -164,7 +160,7 @@ def _backward_kernel(heads, g, self_scale, cross_scale, *refs):
     dscales, new_pending_k, new_pending_v, draw, dk_tokens, dv_tokens = refs[19:25]
     token_keys, token_values, dtoken_keys, dtoken_values, dkeys, dvalues = refs[25:]
     W = tokens[0].shape[1]
-    _load_tokens(heads, g, tokens, token_keys, token_values)
+    _load_tokens(g, tokens, token_keys, token_values)
     for total, start in ((dtoken_keys, pending_k[0]), (dtoken_values, pending_v[0])):
         total[:W], total[W:] = jnp.zeros_like(start), start
     dkeys[...], dvalues[...] = at_least_float32(dk[0, 0]), at_least_float32(dv[0, 0])
@@ -199,7 +195,6 @@ def _backward_kernel(heads, g, self_scale, cross_scale, *refs):
     k = at_least_float32(raw[0, 0, 0])
     draw[0, 0, 0] = unit_gradient(heads, k, dkeys[...]).astype(draw.dtype)
     draw[0, 0, 1] = dvalues[...].astype(draw.dtype)
-    k = at_least_float32(tokens[0][0])
-    dk_tokens[0] = unit_gradient(heads, k, dtoken_keys[W:]).astype(dk_tokens.dtype)
+    dk_tokens[0] = dtoken_keys[W:].astype(dk_tokens.dtype)
     dv_tokens[0] = dtoken_values[W:].astype(dv_tokens.dtype)
     new_pending_k[0], new_pending_v[0] = dtoken_keys[:W], dtoken_values[:W]

@@ -4,6 +4,7 @@ Axes as in `brt.models`, and Q tokens of a tile of queries    X keys that a tile
 C tokens of a chunk    L lanes of a grid step    N heads that share them    P = H / N
 """
 
+import dataclasses
 import functools
 import operator
 from collections.abc import Callable, Sequence
@@ -16,9 +17,8 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import PartitionSpec
 from jax.typing import DTypeLike
 
-from brt.models.layers.dropout import TileDropout
-from brt.models.layers.norms import EPSILON
-from brt.models.layers.sizes import TILE, tile_size
+from brt.models.ops import EPSILON
+from brt.models.sizes import TILE, tile_size
 
 LANES = 128
 """Of a vector register."""
@@ -28,6 +28,28 @@ F32 = jnp.float32
 COMPILER = pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary", "arbitrary"))
 """Heads, or parts of columns, are independent, and each core of a chip loads its own; the rest is
 in order, because gradients are added up."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TileDropout:
+    """Dropout of attention weights in a kernel, which draws the factors of a tile of queries.
+
+    seeds_HN2: (H, N, 2) uint32, for each head and each of the N tiles of a window.
+    """
+
+    seeds_HN2: jax.Array
+    rate: float
+
+
+jax.tree_util.register_dataclass(TileDropout, ["seeds_HN2"], ["rate"])
+
+
+def tile_dropout(
+    key: jax.Array | None, rate: float, num_heads: int, tiles: int
+) -> TileDropout | None:
+    if key is None or not rate:
+        return None
+    return TileDropout(jax.random.bits(key, (num_heads, tiles, 2)), rate)
 
 
 class Heads(NamedTuple):
@@ -78,13 +100,6 @@ class Heads(NamedTuple):
                 f"heads of size {self.head_size} that share {LANES} lanes"
             )
         return None
-
-
-def on_tpu() -> bool:
-    mesh = jax.sharding.get_abstract_mesh()
-    device = None if mesh.empty else mesh.abstract_device
-    kind = jax.devices()[0].device_kind if device is None else device.device_kind
-    return kind.startswith("TPU")
 
 
 def block_misfit(size: int, most: int, what: str) -> str | None:

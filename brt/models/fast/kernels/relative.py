@@ -34,7 +34,7 @@ from brt.models.fast.kernels.parts import (
     upcast,
 )
 from brt.models.layers.positions_t5 import HIDDEN
-from brt.models.layers.precision import at_least_float32
+from brt.models.precision import at_least_float32
 from brt.models.transformer_xl.relative_attention import Positions
 
 ROWS = 32

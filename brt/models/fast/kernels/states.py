@@ -1,6 +1,6 @@
-"""Attention of every block to its own keys as a Pallas TPU kernel; plain form: `plain_attention`.
+"""Attention of every block to its own keys as a Pallas TPU kernel.
 
-For tokens that attend to the states of their block: no bias, no mask, any number of keys.
+Plain form: `plain_block_attention`. For tokens that attend to the states of their block: no bias, no mask, any number of keys.
 tests/models/test_attention_kernels.py compares outputs and gradients, and
 test_kernel_compilation.py compiles for slices of TPUs. Unit lengths of queries, scale, softmax and
 dropout stay in the chip's vector memory.
@@ -17,6 +17,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from brt.models.fast.kernels.parts import (
     Heads,
+    TileDropout,
     block_misfit,
     dot,
     drawn_factors,
@@ -34,11 +35,9 @@ from brt.models.fast.kernels.parts import (
     unit_gradient,
     upcast,
 )
-from brt.models.layers.attention import plain_attention
-from brt.models.layers.dropout import TileDropout
-from brt.models.layers.norms import scaled_down_heads, unit_heads
-from brt.models.layers.precision import at_least_float32
-from brt.models.layers.sizes import TILE
+from brt.models.ops import attention, scaled_down_heads, unit_heads
+from brt.models.precision import at_least_float32
+from brt.models.sizes import TILE
 
 PARALLEL = pltpu.CompilerParams(dimension_semantics=("parallel", "parallel", "parallel"))
 MOST = 1024
@@ -76,7 +75,7 @@ def plain_block_attention(
     q_BGQHK = unit_heads(q_BGQHK) if heads.qk_norm else scaled_down_heads(q_BGQHK)
     if isinstance(keep, TileDropout):
         keep = drawn_factors(keep, k_BGXA.shape[2] // TILE)
-    y = plain_attention(q_BGQHK, split(k_BGXA), split(v_BGXA), scale_H, None, keep)
+    y = attention(q_BGQHK, split(k_BGXA), split(v_BGXA), scale_H, None, keep)
     return y.reshape(q_BGQA.shape)
 
 

@@ -1,6 +1,6 @@
 """Norm and gate of a recurrent cell's block as Pallas TPU kernels, by rows of the states.
 
-Plain counterparts: `rms_normed`, and the `update` of a gate
+Plain counterparts: `rms_normed`, and a gate after its product
 (tests/models/test_attention_kernels.py). XLA makes passes of their own for sums, for gradients of
 biases, and for the arrays of all blocks that the backward pass needs. Here each array is read and
 written once (docs/benchmarks/tpu_compiler.md has the counts).
@@ -26,9 +26,9 @@ MOST = 8 * 2**20
 MOST_OF_GATE = 4 * 2**20
 
 Biases = dict[str, jax.Array]
-Update = Callable[[jax.Array, Sequence[jax.Array], Biases], tuple[jax.Array, jax.Array]]
-"""From states, N products of the gate, each of the states' shape, and biases to the next states,
-and keep; number by number."""
+Update = Callable[[jax.Array, jax.Array, Biases], tuple[jax.Array, jax.Array]]
+"""From states, the gate's products (..., E), and its biases to the next states, and keep; number by
+number."""
 
 
 def sum_per_tile(states_BSD: jax.Array, rows: int) -> jax.Array:
@@ -114,8 +114,8 @@ def updated(
 
 def _updated(update, names, products, *refs):
     *biases, states, kept_products, kept, after = refs
-    arrays = _arrays(states[0], products[0], names, biases)
-    after[0], keep = update(*arrays)
+    values = {name: bias[...] for name, bias in zip(names, biases)}
+    after[0], keep = update(states[0], products[0], values)
     kept_products[0, 0] = products[0]
     kept[0, 0, 0] = jnp.mean(keep, axis=0, keepdims=True)
 
@@ -151,23 +151,16 @@ def _update_gradients(update, names, has_product, states, products, *refs):
     biases, refs = refs[: len(names)], refs[len(names) :]
     gate, refs = refs[:has_product], refs[has_product:]
     dbiases, dafter, dproducts, *dh, new_dbiases, dstates = refs
-    arrays = _arrays(states[0, 0], products[0, 0], names, biases)
+    values = {name: bias[...] for name, bias in zip(names, biases)}
+    arrays = states[0, 0], products[0, 0], values
     back = jax.vjp(lambda *arrays: update(*arrays)[0], *arrays)[1]
-    dstates[0], each, added = back(dafter[0])
-    gradient = jnp.concatenate(each, axis=-1)
+    dstates[0], gradient, added = back(dafter[0])
     dproducts[0, 0] = gradient
     for z, name in enumerate(names):
         new_dbiases[0, 0, z : z + 1] = dbiases[0, 0, z : z + 1] + added[name]
     for matrices, written in zip(gate, dh):
         for y in range(len(matrices)):
             written[0, y] = dot(gradient, matrices[y], (1, 1)).astype(written.dtype)
-
-
-def _arrays(states, products, names, biases):
-    """Returns the arguments of an update, of a tile."""
-    D = states.shape[-1]
-    split = [products[:, n : n + D] for n in range(0, products.shape[-1], D)]
-    return states, split, {name: bias[...] for name, bias in zip(names, biases)}
 
 
 def _shared(biases):

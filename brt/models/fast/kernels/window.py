@@ -14,7 +14,7 @@ Axes as in `parts`, and C tokens of a chunk, a divisor of W    X = W + Q
 """
 
 import functools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +26,7 @@ from brt.models.fast.kernels import window_bodies
 from brt.models.fast.kernels.parts import (
     COMPILER,
     Heads,
+    TileDropout,
     drawn_factors,
     interpreted,
     kept_tiles,
@@ -35,11 +36,9 @@ from brt.models.fast.kernels.parts import (
     summed_over_batch,
     upcast,
 )
-from brt.models.layers.attention import plain_attention
-from brt.models.layers.dropout import TileDropout
-from brt.models.layers.norms import scaled_down_heads, unit_heads
-from brt.models.layers.precision import at_least_float32
-from brt.models.layers.sizes import TILE, tile_size
+from brt.models.ops import attention, scaled_down_heads, unit_heads
+from brt.models.precision import at_least_float32
+from brt.models.sizes import TILE, tile_size
 
 ROWS = 16
 """Of a vector register of bfloat16."""
@@ -70,15 +69,19 @@ def chunk_size(window: int) -> int:
 
 
 class Attended(NamedTuple):
-    """Attention's result, and the last block's keys, normalised, and values."""
+    """Attention's result; the last block's keys, normalised, and values; and, if asked for, the
+    normalised keys of all tokens.
+    """
 
     y_BTA: jax.Array
     last_keys_BWA: jax.Array
     last_values_BWA: jax.Array
+    keys_BTA: jax.Array | None = None
 
 
 def plain_window_attention(
     heads: Heads,
+    with_keys: bool,
     q_BTA: jax.Array,
     k_BTA: jax.Array,
     v_BTA: jax.Array,
@@ -91,6 +94,7 @@ def plain_window_attention(
     """Returns windowed self-attention of a segment block by block.
 
     Args:
+        with_keys: whether to return the keys of all tokens.
         q_BTA, k_BTA, v_BTA: projections, not normalised; T is a multiple of W.
         cached_k_BWA, cached_v_BWA: keys, normalised, and values of the block before.
         scale_H: factor of the scores, used through its absolute value.
@@ -120,14 +124,17 @@ def plain_window_attention(
         row = start % W
         factors = None if keep is None else keep[:, row : row + Q]
         parts = q_BTHK[:, start : start + Q], keys[:, seen], values[:, seen]
-        tiles.append(plain_attention(*parts, scale_H, bias_HQX, factors))
+        tiles.append(attention(*parts, scale_H, bias_HQX, factors))
     last_keys, last_values = (x[:, -W:].reshape(cached_k_BWA.shape) for x in (keys, values))
-    return Attended(jnp.concatenate(tiles, axis=1).reshape(q_BTA.shape), last_keys, last_values)
+    y_BTA = jnp.concatenate(tiles, axis=1).reshape(q_BTA.shape)
+    keys_BTA = k_BTHK.reshape(k_BTA.shape) if with_keys else None
+    return Attended(y_BTA, last_keys, last_values, keys_BTA)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def window_attention(
     heads: Heads,
+    with_keys: bool,
     q_BTA: jax.Array,
     k_BTA: jax.Array,
     v_BTA: jax.Array,
@@ -138,9 +145,8 @@ def window_attention(
     keep: jax.Array | TileDropout | None = None,
 ) -> Attended:
     """Returns `plain_window_attention`, by the kernel."""
-    return _forward(
-        heads, q_BTA, k_BTA, v_BTA, cached_k_BWA, cached_v_BWA, scale_H, bias_HQX, keep
-    )[0]
+    inputs = q_BTA, k_BTA, v_BTA, cached_k_BWA, cached_v_BWA, scale_H, bias_HQX, keep
+    return _forward(heads, with_keys, *inputs)[0]
 
 
 _INPUTS = ("BTA", "BTA", "BTA", "BWA", "BWA", "H", "HQX", "HWX")
@@ -148,43 +154,27 @@ _OUTPUTS = ("BTA", "BWA", "BWA")
 _LOG_SUM = "BHTNC"
 
 
-def _forward(heads, *inputs):
-    run = functools.partial(_forward_call, heads)
-    outputs = *_OUTPUTS, _LOG_SUM
+def _outputs(with_keys):
+    return (*_OUTPUTS, "BTA") if with_keys else _OUTPUTS
+
+
+def _forward(heads, with_keys, *inputs):
+    run = functools.partial(_forward_call, heads, with_keys)
+    outputs = *_outputs(with_keys), _LOG_SUM
     *attended, log_sum = on_each_device(heads, run, _INPUTS, outputs)(*inputs)
     attended = Attended(*attended)
     return attended, (*inputs, log_sum, attended.y_BTA)
 
 
-def _backward(heads, saved, gradients):
+def _backward(heads, with_keys, saved, gradients):
     run = functools.partial(_backward_call, heads)
-    inputs = *_INPUTS, _LOG_SUM, "BTA", *_OUTPUTS, *["BTA"] * (len(gradients) - len(_OUTPUTS))
-    return *on_each_device(heads, run, inputs, _INPUTS[:7])(*saved, *gradients), None
+    outputs = _outputs(with_keys)
+    inputs = *_INPUTS, _LOG_SUM, "BTA", *outputs
+    given = *saved, *gradients[: len(outputs)]
+    return *on_each_device(heads, run, inputs, _INPUTS[:7])(*given), None
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def attention_and_tokens(heads: Heads, *inputs: Any) -> tuple[Attended, jax.Array, jax.Array]:
-    """Returns `window_attention` of the inputs, and k_BTA and v_BTA as they are.
-
-    The kernel adds the gradients of these two to its own; XLA would take two passes.
-    """
-    return _forward(heads, *inputs)[0], *inputs[1:3]
-
-
-def _forward_and_tokens(heads, *inputs):
-    attended, saved = _forward(heads, *inputs)
-    return (attended, *inputs[1:3]), saved
-
-
-def _backward_and_tokens(heads, saved, gradients):
-    attended, *tokens = gradients
-    return _backward(heads, saved, (*attended, *tokens))
-
-
-attention_and_tokens.defvjp(_forward_and_tokens, _backward_and_tokens)
-
-
-def _forward_call(heads, q, k, v, cached_k, cached_v, scale_H, bias_HQX, keep):
+def _forward_call(heads, with_keys, q, k, v, cached_k, cached_v, scale_H, bias_HQX, keep):
     L, W = heads.lanes, cached_k.shape[1]
     C = chunk_size(W)
     G, M = q.shape[1] // C, W // C
@@ -194,13 +184,13 @@ def _forward_call(heads, q, k, v, cached_k, cached_v, scale_H, bias_HQX, keep):
     specs = [chunk, chunk, chunk, _IN_HBM, _IN_HBM, *_head_specs(heads, W)]
     dropout = _Dropout(heads, keep, W)
     P, N = heads.num_heads // heads.per_step, heads.per_step
-    y, last_keys, log_sum = pl.pallas_call(
-        functools.partial(window_bodies.forward, heads, dropout),
+    y, last_keys, *all_keys, log_sum = pl.pallas_call(
+        functools.partial(window_bodies.forward, heads, dropout, with_keys),
         grid=(P, len(q), G),
         in_specs=[*specs, *dropout.specs],
-        out_specs=[chunk, last, _log_sum_spec(N, C, lambda g: g)],
+        out_specs=[chunk, last, *[chunk] * with_keys, _log_sum_spec(N, C, lambda g: g)],
         out_shape=[
-            *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (v, cached_k)),
+            *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (v, cached_k, *[k] * with_keys)),
             jax.ShapeDtypeStruct((len(q), P, G, N, C), upcast(q.dtype)),
         ],
         scratch_shapes=[pltpu.VMEM((W + C, L), k.dtype), pltpu.VMEM((W + C, L), v.dtype)],
@@ -208,7 +198,7 @@ def _forward_call(heads, q, k, v, cached_k, cached_v, scale_H, bias_HQX, keep):
         interpret=interpreted(heads),
         name="window_attention_forward",
     )(*inputs, *dropout.inputs)
-    return y, last_keys, v[:, -W:], log_sum
+    return y, last_keys, v[:, -W:], *all_keys, log_sum
 
 
 def _backward_call(
@@ -235,15 +225,15 @@ def _backward_call(
         pl.BlockSpec((1, C, L), index) for index in (current, early, from_cache, last)
     )
     tables = _tables(heads, scale_H, bias_HQX, q.dtype)
-    gradients, tokens = gradients[:3], gradients[3:]
-    inputs = [*tables, log_sum, q, k, y, *gradients, k, v, cached_k, cached_v, k, v]
+    gradients, of_keys = gradients[:3], gradients[3:]
+    inputs = [*tables, log_sum, q, k, y, *gradients, k, v, cached_k, cached_v, k, v, *of_keys]
     log_sum_spec = _log_sum_spec(heads.per_step, C, lambda g: G - 1 - g)
     specs = [*_head_specs(heads, W), log_sum_spec, *[chunk] * 4, in_last_block, in_last_block]
     specs += [before, before, cached, cached, _IN_HBM, _IN_HBM]
-    specs += [chunk] * len(tokens)
+    specs += [chunk] * len(of_keys)
     dropout = _Dropout(heads, keep, W)
     dq, dk, dv, dcached_k, dcached_v, dscale_P1L, dbias_HXQ = pl.pallas_call(
-        functools.partial(window_bodies.backward, heads, dropout, len(tokens)),
+        functools.partial(window_bodies.backward, heads, dropout, len(of_keys)),
         grid=(heads.num_heads // heads.per_step, len(q), G),
         in_specs=[*specs, *dropout.specs],
         out_specs=[chunk, chunk, chunk, _IN_HBM, _IN_HBM, *_head_specs(heads, W)],
@@ -257,7 +247,7 @@ def _backward_call(
         compiler_params=COMPILER,
         interpret=interpreted(heads),
         name="window_attention_backward",
-    )(*inputs, *tokens, *dropout.inputs)
+    )(*inputs, *dropout.inputs)
     dscale_H = dscale_P1L.reshape(heads.num_heads, -1).sum(axis=1)
     dscale_H = dscale_H * jnp.sign(scale_H) * heads.factor
     dscale_H, dbias_HXQ = summed_over_batch(heads, dscale_H, dbias_HXQ)

@@ -20,7 +20,7 @@ from brt.models.fast.kernels.parts import (
     tile_size,
     unit_gradient,
 )
-from brt.models.layers.precision import at_least_float32
+from brt.models.precision import at_least_float32
 
 
 def _lanes(heads, *caches_BWA):
@@ -57,8 +57,10 @@ def _rows(reduce, x):
     return reduce(x.reshape(-1, 8, x.shape[1]), axis=0) if len(x) % 8 == 0 else x
 
 
-def forward(heads, dropout, q, k, v, cached_k, cached_v, scale, bias, *rest):
-    *keep, y, last_keys, log_sum, keys, values = rest
+def forward(heads, dropout, with_keys, q, k, v, cached_k, cached_v, scale, bias, *rest):
+    *outputs, log_sum, keys, values = rest
+    all_keys = [outputs.pop()] if with_keys else []
+    *keep, y, last_keys = outputs
     C, masks = q.shape[1], head_masks(heads)
     W = len(keys) - C
     caches = _lanes(heads, cached_k, cached_v)  # outside `when`, for interpreted kernels
@@ -75,7 +77,8 @@ def forward(heads, dropout, q, k, v, cached_k, cached_v, scale, bias, *rest):
 
     x = at_least_float32(k[0])
     keys[W:], values[W:] = (x * inverse_length(heads, x)).astype(keys.dtype), v[0]
-    last_keys[0] = keys[W:]
+    for written in (last_keys, *all_keys):
+        written[0] = keys[W:]
     first = pl.program_id(2) * (C // tile_size(W))
 
     def tile(number, rows, blocks):
@@ -102,10 +105,10 @@ def forward(heads, dropout, q, k, v, cached_k, cached_v, scale, bias, *rest):
     _for_each_tile(W, C, tile)
 
 
-def backward(heads, dropout, tokens, scale, bias, log_sum, q, k, y, dy, *rest):
+def backward(heads, dropout, with_keys, scale, bias, log_sum, q, k, y, dy, *rest):
     dlast_k, dlast_v, early_k, early_v, cached_k, cached_v, all_k, all_v = rest[:8]
-    tokens, rest = rest[8 : 8 + tokens], (*rest[:8], *rest[8 + tokens :])
-    *keep, dq, dk, dv, dcached_k, dcached_v, dscale, dbias, keys, values, dkeys, dvalues = rest[8:]
+    of_keys, rest = rest[8 : 8 + with_keys], rest[8 + with_keys :]
+    *keep, dq, dk, dv, dcached_k, dcached_v, dscale, dbias, keys, values, dkeys, dvalues = rest
     C, masks = q.shape[1], head_masks(heads)
     W = len(keys) - C
     step, steps, chunks = pl.program_id(2), pl.num_programs(2), W // C
@@ -185,9 +188,9 @@ def backward(heads, dropout, tokens, scale, bias, log_sum, q, k, y, dy, *rest):
         sums[W:] + in_last_block * at_least_float32(dlast[0])
         for sums, dlast in ((dkeys, dlast_k), (dvalues, dlast_v))
     )
+    for given in of_keys:
+        dunit = dunit + at_least_float32(given[0])
     gradients = unit_gradient(heads, at_least_float32(k[0]), dunit), dvalue
-    if tokens:
-        gradients = tuple(x + at_least_float32(y[0]) for x, y in zip(gradients, tokens))
     dk[0], dv[0] = (x.astype(dk.dtype) for x in gradients)
 
     @pl.when(step == steps - 1)

@@ -1,0 +1,176 @@
+"""The Pallas TPU kernels with the arguments and results of `brt.models.ops`.
+
+tests/models/test_kernel_attention.py compares both, in a model. `fast/table.py` chooses them.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+
+from brt.models.axis_rules import in_one_data_shard
+from brt.models.caches import WindowCache
+from brt.models.fast.kernels import cell as cell_kernel
+from brt.models.fast.kernels import states as states_kernel
+from brt.models.fast.kernels import window as window_kernel
+from brt.models.fast.kernels.parts import Heads, TileDropout, tile_dropout, upcast
+from brt.models.fast.norms import unit_heads
+from brt.models.fast.platforms import on_tpu
+from brt.models.ops import (
+    WindowAttention,
+    WindowTables,
+    heads_first,
+    in_blocks,
+    joined_heads,
+    keep_mask,
+    scaled_queries,
+    window_table,
+)
+from brt.models.ops import states_dropout as plain_states_dropout
+from brt.models.sizes import TILE, Sizes, tile_size
+
+
+def heads_of(num_heads: int, head_size: int, rows: int = 1, qk_norm: bool = True) -> Heads:
+    """Returns the heads of one device, for a batch of `rows`."""
+    H, batch_axis, head_axis = num_heads, None, None
+    mesh = jax.sharding.get_abstract_mesh()
+    if not mesh.empty:
+        shape = mesh.shape
+        if H % shape["model"] == 0:
+            H, head_axis = H // shape["model"], "model"
+        if rows % shape["data"] == 0 and not in_one_data_shard():
+            batch_axis = "data"
+    return Heads(H, head_size, qk_norm, not on_tpu(), (batch_axis, head_axis, None))
+
+
+def window_misfit(sizes: Sizes, window: int, dtype: DTypeLike) -> str | None:
+    """Returns why no kernel computes windowed attention, or None."""
+    return window_kernel.misfit(heads_of(sizes.num_heads, sizes.head_size), window, dtype)
+
+
+def window_tables(bias_HW: jax.Array, key: jax.Array | None, rate: float) -> WindowTables:
+    """Returns those of a tile, which all tiles of a window share, and what draws the dropout."""
+    H, W = bias_HW.shape
+    Q = tile_size(W)
+    bias_HQX = window_table(bias_HW, Q)
+    if Q < W:
+        return WindowTables(bias_HQX, tile_dropout(key, rate, H, W // Q))
+    return WindowTables(bias_HQX, keep_mask(key, rate, bias_HQX.shape, bias_HQX.dtype))
+
+
+def window_attention(
+    with_keys: bool,
+    q_BTHK: jax.Array,
+    k_BTHK: jax.Array,
+    v_BTHK: jax.Array,
+    window: WindowCache,
+    scale_H: jax.Array | None,
+    tables: WindowTables,
+) -> WindowAttention:
+    """with_keys: whether a memory reads the keys: the kernel, which computes them, stores them."""
+    heads = _heads(q_BTHK, scale_H)
+    arrays = map(joined_heads, (q_BTHK, k_BTHK, v_BTHK, *window))
+    q_unit_BTHK, ones_H = scaled_queries(q_BTHK, scale_H, unit_heads)
+    y_BTA, *last, k_BTA = window_kernel.window_attention(heads, with_keys, *arrays, ones_H, *tables)
+    if k_BTA is not None:
+        k_BTHK = k_BTA.reshape(k_BTHK.shape)
+    elif scale_H is not None:
+        k_BTHK = unit_heads(k_BTHK)
+    last_BWHK = WindowCache(*(x_BWA.reshape(window.keys_BWHK.shape) for x_BWA in last))
+    return WindowAttention(y_BTA.reshape(q_BTHK.shape), q_unit_BTHK, k_BTHK, last_BWHK)
+
+
+def states_misfit(sizes: Sizes, queries: int, keys: int) -> str | None:
+    """Returns why no kernel computes attention of each block's queries to its keys, or None."""
+    return states_kernel.misfit(heads_of(sizes.num_heads, sizes.head_size), queries, keys)
+
+
+def states_dropout(
+    key: jax.Array | None, rate: float, sizes: tuple[int, int, int], dtype: DTypeLike
+) -> jax.Array | TileDropout | None:
+    H, W, S = sizes
+    if W % TILE or S % TILE:
+        return plain_states_dropout(key, rate, sizes, dtype)
+    return tile_dropout(key, rate, H, W // TILE)
+
+
+def attention_to_states(
+    q_BTHK: jax.Array,
+    k_BGSHK: jax.Array,
+    v_BGSHK: jax.Array,
+    scale_H: jax.Array | None,
+    keep: jax.Array | TileDropout | None = None,
+) -> jax.Array:
+    _, ones_H = scaled_queries(q_BTHK, scale_H)
+    q_BGWHK = in_blocks(q_BTHK, q_BTHK.shape[1] // k_BGSHK.shape[1])
+    arrays = map(joined_heads, (q_BGWHK, k_BGSHK, v_BGSHK))
+    y_BGWA = states_kernel.block_attention(_heads(q_BTHK, scale_H), *arrays, ones_H, keep)
+    return y_BGWA.reshape(q_BTHK.shape)
+
+
+def _heads(q_BTHK, scale_H):
+    B, _, H, K = q_BTHK.shape
+    return heads_of(H, K, B, scale_H is not None)
+
+
+def attention_by_head(q_BHQK: jax.Array, k_BHJK: jax.Array, v_BHJK: jax.Array) -> jax.Array:
+    """To the kernel each head is a block."""
+    B, H, _, K = q_BHQK.shape
+    heads = heads_of(H, K, B, qk_norm=False)
+    axes = heads.mesh_axes[0], None, heads.mesh_axes[1]
+    one = heads._replace(num_heads=1, mesh_axes=axes)
+    unscaled = jnp.full(1, 1 / one.factor, upcast(q_BHQK.dtype))
+    return states_kernel.block_attention(one, q_BHQK, k_BHJK, v_BHJK, unscaled)
+
+
+def cell_misfit(sizes: Sizes, states: int, window: int, dtype: DTypeLike) -> str | None:
+    """Returns why a cell's step is no kernel, or None."""
+    heads = heads_of(sizes.num_heads, sizes.head_size)
+    return cell_kernel.misfit(heads, states, window, sizes.width, dtype)
+
+
+def scan_cell(
+    gate: Any,
+    step: Callable[..., Any],
+    weights: Any,
+    carry: Any,
+    blocks: Any,
+    remat: bool = False,
+) -> tuple[Any, Any, Any]:
+    """Returns `scan_blocks` of the step of a cell whose only gate follows both attentions."""
+    del step, remat  # `table` chooses this form for one step, without remat
+    (B, _, H, _, K), (name,) = blocks.keys_BHJK.shape, weights.gates
+    has_scale = weights.self_scale_H is not None
+    biases = dict(weights.gates[name])
+    matrix_XHKE = biases.pop(gate.source.matrix).array
+
+    def update(states_BSD, products_BSE, biases):
+        return gate(states_BSD, (), {**biases, gate.source.matrix: lambda _: products_BSE})
+
+    ones_H = jnp.ones(H)
+    matrices = weights.keys_values_XDHK.array, weights.queries_XDHK.array
+    parameters = cell_kernel.CellParameters(
+        weights.norm_scale_D,
+        weights.ids_SD,
+        joined_heads(jnp.concatenate(matrices)),
+        weights.self_scale_H if has_scale else ones_H,
+        weights.cross_scale_H if has_scale else ones_H,
+        matrix_XHKE.reshape(2, H * K, -1),
+        biases,
+    )
+
+    def joined(x_BGHWK):
+        return joined_heads(heads_first(x_BGHWK)).reshape(B, -1, H * K)
+
+    before = (joined_heads(heads_first(x_BHWK)) for x_BHWK in carry.before)
+    tokens = cell_kernel.CellTokens(*map(joined, blocks), *before)
+    heads = heads_of(H, K, B, has_scale)
+    states_BSD, *of_states, kept_G = cell_kernel.run_cell(
+        heads, update, parameters, carry.states_BSD, tokens
+    )
+    last = type(carry.before)(*(x_BGHWK[:, -1] for x_BGHWK in blocks))
+    keys_values = (heads_first(x_BGSA.reshape(*x_BGSA.shape[:3], H, K)) for x_BGSA in of_states)
+    after = carry._replace(states_BSD=states_BSD, before=last)
+    return after, type(blocks)(*keys_values), {"kept": jnp.mean(kept_G)}

@@ -1,0 +1,143 @@
+"""Which form of each operation runs: the one place that chooses, and says so once.
+
+| form | where | attention | dropout | cell |
+|---|---|---|---|---|
+| default | everywhere | `attention` | drawn before | `block_loop` |
+| kernel | TPUs, where the sizes fit | Pallas kernels | drawn in the kernel | a Pallas kernel |
+| cudnn | NVIDIA GPUs, by the binding | cuDNN | none | `block_loop`, cuDNN |
+
+All have the arguments and results of `brt.models.ops`. The choice is made when a step is traced,
+because a CPU compiles for other devices too.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from jax.typing import DTypeLike
+
+from brt.models import ops
+from brt.models.fast import attention, block_loop, cudnn_attention, norms
+from brt.models.fast.platforms import on_tpu
+from brt.models.ops import CellOps, LayerOps
+from brt.models.sizes import Sizes
+from brt.progress import say
+
+BINDING = cudnn_attention.BINDING
+
+
+def layer_ops(
+    sizes: Sizes, window: int, states: int, dtype: DTypeLike, has_memories: bool
+) -> LayerOps:
+    """Returns the forms of a layer's operations.
+
+    states: S that its tokens attend to, or 0. has_memories: whether any reads its keys.
+
+    A `ValueError` names the binding if it insists on a form that cannot compute this layer.
+    """
+    if sizes.attention_form == "cudnn":
+        return _with_attention(_cudnn(sizes, dtype))
+    chosen = _with_attention(attention.attend)
+    if wants_kernels(sizes):
+        from brt.models.fast import kernel_forms
+
+        what = f"Attention, a window of {window} tokens"
+        if has_kernel(sizes, what, kernel_forms.window_misfit(sizes, window, dtype)):
+            chosen = chosen._replace(
+                window_tables=kernel_forms.window_tables,
+                window_attention=functools.partial(kernel_forms.window_attention, has_memories),
+            )
+        what = f"Attention, {window} queries and {states} keys of a block"
+        if states and has_kernel(sizes, what, kernel_forms.states_misfit(sizes, window, states)):
+            chosen = chosen._replace(
+                states_dropout=kernel_forms.states_dropout,
+                attention_to_states=kernel_forms.attention_to_states,
+            )
+    return chosen
+
+
+def cell_ops(
+    sizes: Sizes,
+    window: int,
+    states: int,
+    dtype: DTypeLike,
+    gate: Callable[..., Any] | None,
+    remat: bool = False,
+) -> CellOps:
+    """Returns the forms of a cell's operations.
+
+    gate: the cell's only one, after both attentions; None: it has another arrangement. remat: as of
+    `scan_blocks`.
+    """
+    if sizes.attention_form == "cudnn":
+        by_head = functools.partial(_by_head, _cudnn(sizes, dtype))
+        return CellOps(by_head, block_loop.scan_blocks)
+    chosen = CellOps(attention.attend_by_head, block_loop.scan_blocks)
+    if wants_kernels(sizes):
+        from brt.models.fast import kernel_forms
+
+        misfit = kernel_forms.cell_misfit(sizes, states, window, dtype)
+        if gate is None:
+            misfit = "it has several gates, or its queries wait for one"
+        elif remat:
+            misfit = "it is computed again in the backward pass (remat)"
+        what = f"Step of a cell, {states} states and blocks of {window} tokens"
+        is_whole = has_kernel(sizes, what, misfit, required=False)
+        if is_whole:
+            scan_cell = functools.partial(kernel_forms.scan_cell, gate)
+            chosen = chosen._replace(scan_blocks=scan_cell)
+        # Of a step outside of that loop, or of another arrangement.
+        found = []
+        for keys in (states, 2 * window):
+            misfit = kernel_forms.states_misfit(sizes, states, keys)
+            what = f"Attention, {states} queries and {keys} keys of a block"
+            found.append(has_kernel(sizes, what, misfit, required=not is_whole))
+        if all(found):
+            chosen = chosen._replace(attention_by_head=kernel_forms.attention_by_head)
+    return chosen
+
+
+def wants_kernels(sizes: Sizes) -> bool:
+    return sizes.attention_form == "kernel" or (sizes.attention_form == "auto" and on_tpu())
+
+
+def has_kernel(
+    sizes: Sizes, what: str, misfit: str | None, binding: str = BINDING, required: bool = True
+) -> bool:
+    """Returns whether `what` is a kernel where kernels are wanted, and logs it once.
+
+    misfit: why it cannot be one: a `ValueError` if the form is "kernel" and `required`.
+    """
+    if sizes.attention_form == "kernel" and misfit and required:
+        raise ValueError(f'{binding} = "kernel": {what}: {misfit}. Use "auto" or "plain".')
+    kernel = "a Pallas kernel" if on_tpu() else "a Pallas kernel, interpreted (slow)"
+    found = f"no kernel, because {misfit}" if misfit else kernel
+    _say_once(f"{what}, {sizes.num_heads} heads of {sizes.head_size}: {found}")
+    return not misfit
+
+
+def _with_attention(attend):
+    """Returns the plain operations with another form of attention in them."""
+    forms = dict(attention=attend, unit_heads=norms.unit_heads)
+    return LayerOps(
+        ops.window_tables,
+        functools.partial(ops.window_attention, **forms),
+        ops.states_dropout,
+        functools.partial(ops.attention_to_states, **forms),
+    )
+
+
+def _cudnn(sizes, dtype):
+    if misfit := cudnn_attention.misfit(dtype):
+        raise ValueError(f'{BINDING} = "cudnn": {misfit}. Or use "plain".')
+    _say_once(f"Attention, {sizes.num_heads} heads of {sizes.head_size}: cuDNN")
+    return cudnn_attention.cudnn_attention
+
+
+def _by_head(attend, q_BHQK, k_BHJK, v_BHJK):
+    return ops.heads_first(attend(*map(ops.heads_first, (q_BHQK, k_BHJK, v_BHJK))))
+
+
+@functools.cache
+def _say_once(line):
+    say(line)

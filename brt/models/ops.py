@@ -1,0 +1,323 @@
+"""The mathematics of a layer in plain JAX, as the papers write it.
+
+`brt/models/fast` has other forms of these functions, with the same arguments and results, and the
+table that says which of them a model uses (`fast/table.py`). Tests compare every form with this
+file. Axes as in `brt.models`; G blocks of W tokens in a segment.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Self
+
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+
+from brt.models.caches import WindowCache
+from brt.models.precision import at_least_float32
+
+HIDDEN = -1e6
+"""Score of a key that a query does not see."""
+EPSILON = 1e-6
+
+
+class LayerOps(NamedTuple):
+    """One form of each operation of a layer (`fast/table.py`)."""
+
+    window_tables: Callable[..., Any]
+    window_attention: Callable[..., "WindowAttention"]
+    states_dropout: Callable[..., Any]
+    attention_to_states: Callable[..., jax.Array]
+
+
+class CellOps(NamedTuple):
+    """One form of each operation of a recurrent cell."""
+
+    attention_by_head: Callable[..., jax.Array]
+    scan_blocks: Callable[..., tuple[Any, Any, Any]]
+
+
+# Norms and products.
+
+
+def rms_normed(x_BTD: jax.Array, scale_D: jax.Array) -> jax.Array:
+    """Returns x / rms(x) * scale, (..., D) in the type of x.
+
+    Source: Zhang and Sennrich 2019, arXiv:1910.07467.
+    """
+    x = at_least_float32(x_BTD)
+    rms_BT1 = jnp.sqrt(jnp.mean(x * x, axis=-1, keepdims=True) + EPSILON)
+    return (x / rms_BT1 * scale_D).astype(x_BTD.dtype)
+
+
+def unit_heads(x_BTHK: jax.Array) -> jax.Array:
+    """Returns x / its length, (..., K) in the type of x. Source: Block-Recurrent, section 3.2."""
+    x = at_least_float32(x_BTHK)
+    length_BTH1 = jnp.sqrt(jnp.sum(x * x, axis=-1, keepdims=True) + EPSILON)
+    return (x / length_BTH1).astype(x_BTHK.dtype)
+
+
+def scaled_unit_heads(x_BHSK: jax.Array, scale_H: jax.Array) -> jax.Array:
+    """Returns `unit_heads` times the absolute value of each head's scale, (B, H, S, K)."""
+    x = at_least_float32(x_BHSK)
+    length_BHS1 = jnp.sqrt(jnp.sum(x * x, axis=-1, keepdims=True) + EPSILON)
+    return (x / length_BHS1 * jnp.abs(scale_H)[:, None, None]).astype(x_BHSK.dtype)
+
+
+def scaled_down_heads(x_BTHK: jax.Array) -> jax.Array:
+    """Returns x / sqrt(K), the queries of scaled dot-product attention (Vaswani et al. 2017)."""
+    return x_BTHK * x_BTHK.shape[-1] ** -0.5
+
+
+def scaled_queries(
+    q_BTHK: jax.Array,
+    scale_H: jax.Array | None,
+    unit_heads: Callable[[jax.Array], jax.Array] = unit_heads,
+) -> tuple[jax.Array, jax.Array]:
+    """Returns queries of unit length and the scale of each head; without one the queries of scaled
+    dot-product attention, and ones.
+    """
+    if scale_H is None:
+        return scaled_down_heads(q_BTHK), jnp.ones(q_BTHK.shape[-2])
+    return unit_heads(q_BTHK), scale_H
+
+
+@jax.tree_util.register_pytree_node_class
+class Matrix:
+    """A matrix of parameters that multiplies activations of `dtype`, in that type.
+
+    `scan_blocks` takes trees of them: its form in `fast` casts each once, before the loop, and
+    computes each gradient once, after the loop of the backward pass.
+    """
+
+    def __init__(self, array: jax.Array, dtype: DTypeLike):
+        self.array, self.dtype = array, jnp.dtype(dtype)
+
+    def __call__(self, equation: str, *x: jax.Array) -> jax.Array:
+        """Returns the einsum of activations and the matrix; several arrays are stacked first."""
+        return jnp.einsum(equation, stacked(x), self.array.astype(self.dtype))
+
+    def tree_flatten(self) -> tuple[tuple[Any, ...], Any]:
+        return (self.array,), self.dtype
+
+    @classmethod
+    def tree_unflatten(cls, dtype: Any, children: tuple[Any, ...]) -> Self:
+        matrix = object.__new__(cls)
+        matrix.dtype, (matrix.array,) = dtype, children
+        return matrix
+
+
+def stacked(x: Sequence[jax.Array], axis: int = 0) -> jax.Array:
+    return jnp.stack(x, axis) if len(x) > 1 else x[0]
+
+
+# Attention.
+
+
+def attention(
+    q_QHK: jax.Array,
+    k_JHK: jax.Array,
+    v_JHK: jax.Array,
+    scale_H: jax.Array,
+    bias_HQJ: jax.Array | None = None,
+    keep_HQJ: jax.Array | None = None,
+) -> jax.Array:
+    """Returns softmax(|scale| * q.k + bias) v, for any leading axes (batch, blocks).
+
+    Args:
+        q_QHK: queries, (..., Q, H, K).
+        k_JHK, v_JHK: keys and values, (..., J, H, K).
+        scale_H: learned factor of each head, used through its absolute value.
+        bias_HQJ: position bias and mask, (..., H, Q, J). All but the last two axes may be 1.
+        keep_HQJ: multiplies the weights (dropout), (H, Q, J), without a gradient.
+
+    Returns:
+        (..., Q, H, K) in the values' type; scores and softmax are at least float32.
+
+    Source: Block-Recurrent, section 3.2.
+    """
+    kind = at_least_float32(q_QHK).dtype
+    scores_HQJ = jnp.einsum("...QHK,...JHK->...HQJ", q_QHK, k_JHK, preferred_element_type=kind)
+    scores_HQJ = scores_HQJ * jnp.abs(scale_H)[:, None, None]
+    if bias_HQJ is not None:
+        scores_HQJ = scores_HQJ + bias_HQJ
+    weights_HQJ = jax.nn.softmax(scores_HQJ, axis=-1)
+    if keep_HQJ is not None:
+        weights_HQJ = weights_HQJ * keep_HQJ
+    return jnp.einsum("...HQJ,...JHK->...QHK", weights_HQJ.astype(v_JHK.dtype), v_JHK)
+
+
+def attention_by_head(q_BHQK: jax.Array, k_BHJK: jax.Array, v_BHJK: jax.Array) -> jax.Array:
+    """Returns attention with scaled queries, (B, H, Q, K), of arrays whose heads come first."""
+    q, k, v = map(heads_first, (q_BHQK, k_BHJK, v_BHJK))
+    return heads_first(attention(q, k, v, jnp.ones(q_BHQK.shape[1])))
+
+
+def heads_first(x_QHK: jax.Array) -> jax.Array:
+    """Returns (..., H, Q, K) of (..., Q, H, K), and the other way round."""
+    return jnp.swapaxes(x_QHK, -2, -3)
+
+
+def joined_heads(x_BTHK: jax.Array) -> jax.Array:
+    """Returns (..., A) of (..., H, K)."""
+    return x_BTHK.reshape(*x_BTHK.shape[:-2], -1)
+
+
+def window_table(bias_HW: jax.Array, queries: int | None = None) -> jax.Array:
+    """Returns the bias of a block's queries and the keys that they see, (H, W, 2W).
+
+    Query i of a block and key j of [previous block, block] are W + i - j tokens apart. A token sees
+    distances 1 ... W, with the biases (H, W), and never itself: elsewhere the result is `HIDDEN`.
+    queries: only the first so many of a block, and as many keys of it, (H, N, W + N).
+    """
+    H, W = bias_HW.shape
+    N = queries or W
+    # A row for each query, one entry longer than it is used: cut into rows of the right length,
+    # each begins one key later (Toeplitz). So the gradient is a sum, and not a scatter.
+    row_HX = jnp.concatenate(
+        [bias_HW[:, ::-1], jnp.full((H, N + 1), HIDDEN, bias_HW.dtype)], axis=1
+    )
+    rows_HX = jnp.tile(row_HX, (1, N))[:, : N * (W + N)]
+    return rows_HX.reshape(H, N, W + N)
+
+
+class WindowTables(NamedTuple):
+    """What windowed attention needs beside the tokens, computed once for a segment.
+
+    bias_HWJ: of `window_table`. keep_HWJ: dropout factors of the weights, or None. Another form may
+    have tables of its own.
+    """
+
+    bias_HWJ: jax.Array
+    keep_HWJ: Any
+
+
+def window_tables(bias_HW: jax.Array, key: jax.Array | None, rate: float) -> WindowTables:
+    """Returns the tables of a window from the bias of each distance, (H, W), and a dropout key."""
+    table_HWJ = window_table(bias_HW)
+    return WindowTables(table_HWJ, keep_mask(key, rate, table_HWJ.shape, table_HWJ.dtype))
+
+
+class WindowAttention(NamedTuple):
+    """The result of attention to a window, (B, T, H, K).
+
+    queries_BTHK, keys_BTHK: of unit length, or queries divided by sqrt(K).
+    window: keys and values of the last block.
+    """
+
+    attended_BTHK: jax.Array
+    queries_BTHK: jax.Array
+    keys_BTHK: jax.Array
+    window: WindowCache
+
+
+def window_attention(
+    q_BTHK: jax.Array,
+    k_BTHK: jax.Array,
+    v_BTHK: jax.Array,
+    window: WindowCache,
+    scale_H: jax.Array | None,
+    tables: WindowTables,
+    attention: Callable[..., jax.Array] = attention,
+    unit_heads: Callable[[jax.Array], jax.Array] = unit_heads,
+) -> WindowAttention:
+    """Returns attention of each token of a segment to the W tokens before it.
+
+    Args:
+        q_BTHK, k_BTHK, v_BTHK: projections; T is a multiple of W.
+        window: keys and values of the block before the segment.
+        scale_H: learned scale of each head for queries and keys of unit length; None: the scaled
+            dot product.
+        tables: of `window_tables`.
+
+    Source: Block-Recurrent, section 3.2.
+    """
+    k_BTHK = k_BTHK if scale_H is None else unit_heads(k_BTHK)
+    q_BTHK, scale_H = scaled_queries(q_BTHK, scale_H, unit_heads)
+    W = window.keys_BWHK.shape[1]
+    k_BGJHK = block_pairs(window.keys_BWHK, k_BTHK)
+    v_BGJHK = block_pairs(window.values_BWHK, v_BTHK)
+    blocks = in_blocks(q_BTHK, W), k_BGJHK, v_BGJHK
+    y_BGWHK = attention(*blocks, scale_H, tables.bias_HWJ, tables.keep_HWJ)
+    last = WindowCache(k_BTHK[:, -W:], v_BTHK[:, -W:])
+    return WindowAttention(y_BGWHK.reshape(v_BTHK.shape), q_BTHK, k_BTHK, last)
+
+
+def states_dropout(
+    key: jax.Array | None, rate: float, sizes: tuple[int, int, int], dtype: DTypeLike
+) -> jax.Array | None:
+    """Returns the dropout factors of attention to states; sizes: (H, W, S)."""
+    return keep_mask(key, rate, sizes, jnp.promote_types(dtype, jnp.float32))
+
+
+def attention_to_states(
+    q_BTHK: jax.Array,
+    k_BGSHK: jax.Array,
+    v_BGSHK: jax.Array,
+    scale_H: jax.Array | None,
+    keep_HWS: jax.Array | None = None,
+    attention: Callable[..., jax.Array] = attention,
+    unit_heads: Callable[[jax.Array], jax.Array] = unit_heads,
+) -> jax.Array:
+    """Returns attention of the tokens of G blocks to the states of their block, (B, T, H, K).
+
+    q_BTHK: projections. scale_H: as of `window_attention`, whose queries are normalised too.
+    """
+    q_BTHK, scale_H = scaled_queries(q_BTHK, scale_H, unit_heads)
+    q_BGWHK = in_blocks(q_BTHK, q_BTHK.shape[1] // k_BGSHK.shape[1])
+    return attention(q_BGWHK, k_BGSHK, v_BGSHK, scale_H, None, keep_HWS).reshape(q_BTHK.shape)
+
+
+def in_blocks(x_BTHK: jax.Array, window: int) -> jax.Array:
+    """Returns (B, G, W, ...) of (B, T, ...)."""
+    return x_BTHK.reshape(len(x_BTHK), -1, window, *x_BTHK.shape[2:])
+
+
+def block_pairs(previous_BWHK: jax.Array, x_BTHK: jax.Array) -> jax.Array:
+    """Returns each block with the block before it, (B, G, 2W, H, K)."""
+    W = previous_BWHK.shape[1]
+    blocks = in_blocks(jnp.concatenate([previous_BWHK, x_BTHK], axis=1), W)
+    return jnp.concatenate([blocks[:, :-1], blocks[:, 1:]], axis=2)
+
+
+# Dropout, and the loop over blocks.
+
+
+def keep_mask(
+    key: jax.Array | None, rate: float, shape: tuple[int, ...], dtype: DTypeLike
+) -> jax.Array | None:
+    """Returns 0 where dropped, 1 / (1 - rate) where kept; None without a key or a rate."""
+    if key is None or rate == 0.0:
+        return None
+    kept = jax.random.bernoulli(key, 1.0 - rate, shape)
+    return kept.astype(dtype) / (1.0 - rate)
+
+
+def scan_blocks(
+    step: Callable[[Any, Any, Any], tuple[Any, Any, Any]],
+    weights: Any,
+    carry: Any,
+    blocks: Any,
+    remat: bool = False,
+) -> tuple[Any, Any, Any]:
+    """Folds `step(weights, carry, block)` over the blocks of a segment.
+
+    Args:
+        step: returns the next carry, the block's outputs, and its metrics.
+        weights: a tree of arrays and of `Matrix`, each of which a step multiplies with at most
+            once.
+        carry, blocks: trees of arrays (B, ...) and (B, G, ...). A step gets (B, ...) of one block.
+        remat: recompute each step in the backward pass.
+
+    Returns:
+        The last carry, the outputs, (B, G, ...), and the means of the metrics.
+    """
+
+    def run(carry, block):
+        carry, outputs, metrics = step(weights, carry, block)
+        return carry, (outputs, metrics)
+
+    blocks = jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), blocks)
+    run = jax.checkpoint(run) if remat else run
+    carry, (outputs, metrics) = jax.lax.scan(run, carry, blocks)
+    outputs = jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), outputs)
+    return carry, outputs, jax.tree.map(lambda x: jnp.mean(x, axis=0), metrics)

@@ -1,0 +1,96 @@
+"""The loop over blocks, whose matrices' gradients are computed after it, against the plain one."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tiny_models import quick_jit
+
+from brt.models import ops
+from brt.models.fast.block_loop import scan_blocks
+from brt.models.ops import Matrix
+
+G, B, S, D, A = 5, 2, 3, 4, 6
+
+
+def drawn(dtype):
+    rng = np.random.default_rng(0)
+    weights = {
+        "in_DA": rng.normal(size=(D, A)) / 2,
+        "gate": {"matrix_XAD": rng.normal(size=(2, A, D)) / 2, "bias_D": rng.normal(size=D)},
+        "unused_D": np.ones(D),
+    }
+    return weights, rng.normal(size=(B, S, D)).astype(dtype), rng.normal(size=(B, G, S, D))
+
+
+def turn(weights, states_BSD, x_BSD):
+    h_BSA = jnp.tanh(weights["in_DA"]("BSD,DA->BSA", x_BSD + states_BSD))
+    gate = weights["gate"]
+    z_BSD = gate["matrix_XAD"]("XBSA,XAD->BSD", h_BSA, h_BSA**2)
+    states_BSD = states_BSD + jnp.tanh(z_BSD + gate["bias_D"].astype(z_BSD.dtype))
+    return states_BSD, {"h": h_BSA}, {"mean": jnp.mean(h_BSA)}
+
+
+def values(scan, dtype):
+    weights, carry, blocks = drawn(dtype)
+
+    def total(weights, carry, blocks):
+        matrices = jax.tree.map(lambda x: Matrix(x, dtype) if x.ndim > 1 else x, weights)
+        carry, outputs, metrics = scan(turn, matrices, carry, blocks.astype(dtype))
+        loss = jnp.sum(carry.astype("float32") ** 2) + jnp.sum(jnp.sin(outputs["h"]))
+        return loss, (carry, outputs, metrics)
+
+    with_gradients = jax.value_and_grad(total, argnums=(0, 1, 2), has_aux=True)
+    return quick_jit(with_gradients)(weights, carry, blocks)
+
+
+@pytest.mark.parametrize("options", [{}, {"remat": True}, {"unroll": 2}, {"unroll": G}], ids=str)
+def test_outputs_and_gradients_are_those_of_the_plain_loop(options):
+    with jax.enable_x64(True):
+        found = values(functools.partial(scan_blocks, **options), "float64")
+        expected = values(ops.scan_blocks, "float64")
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        assert a.shape == b.shape and a.dtype == b.dtype
+        np.testing.assert_allclose(a, b, rtol=1e-11, atol=1e-11)
+
+
+def test_in_bfloat16_gradients_of_weights_are_summed_in_the_weights_own_type():
+    found, exact = values(scan_blocks, "bfloat16"), values(ops.scan_blocks, "float32")
+    gradients, expected = found[1][0], exact[1][0]
+    for a, b in zip(jax.tree.leaves(gradients), jax.tree.leaves(expected), strict=True):
+        assert a.dtype == jnp.float32
+        np.testing.assert_allclose(a, b, rtol=0.1, atol=0.1)
+    narrow = jax.tree.map(lambda x: x.astype(jnp.bfloat16).astype(jnp.float32), gradients)
+    assert any((a != b).any() for a, b in zip(*map(jax.tree.leaves, (gradients, narrow))))
+
+
+def test_gradients_of_what_is_multiplied_are_not_added_up_in_the_loop():
+    """In bfloat16 256 + 1 = 256: a sum of 512 ones, one after another, ends there."""
+
+    def turn(weights, carry, x):
+        y = weights["multiplied"]("BD,DA->BA", x) + weights["added"]
+        return carry, y, {}
+
+    def total(weights, scan):
+        weights = weights | {"multiplied": Matrix(weights["multiplied"], "bfloat16")}
+        _, ys, _ = scan(turn, weights, jnp.zeros(1), jnp.ones((1, 512, 1), jnp.bfloat16))
+        return jnp.sum(ys.astype("float32"))
+
+    weights = {name: jnp.ones((1, 1), jnp.bfloat16) for name in ("multiplied", "added")}
+    gradients = quick_jit(jax.grad(total), static_argnums=1)
+    assert gradients(weights, ops.scan_blocks) == {"multiplied": 256, "added": 256}
+    assert gradients(weights, scan_blocks) == {"multiplied": 512, "added": 256}
+
+
+def test_a_matrix_is_multiplied_once_in_a_turn():
+    def twice(matrix, x, _):
+        return matrix("BD,DE->BE", matrix("BD,DE->BE", x)), None, {}
+
+    def total(x):
+        matrix = Matrix(jnp.eye(3), "float32")
+        return scan_blocks(twice, matrix, x, jnp.zeros((2, 4)))[0].sum()
+
+    with pytest.raises(ValueError, match="twice"):
+        jax.grad(total)(jnp.ones((2, 3)))
