@@ -18,7 +18,7 @@ from brt.checks import Count, CountFrom0, CountFrom2, OneOf, configurable
 from brt.models.layers.initializers import normal, parameter
 from brt.models.layers.losses import token_losses
 from brt.models.memory_tokens.layout import MemoryLayout
-from brt.models.memory_tokens.memory import TokenMemory
+from brt.models.memory_tokens.memory import TokenVectors
 from brt.models.model import Metrics
 from brt.models.precision import at_least_float32
 from brt.models.reader import Reader
@@ -184,8 +184,8 @@ class PretrainedReader(WithMemories, Reader[Embedded, Outputs]):
         return (highest, *tokens, *self.init_memories(rows))
 
     @property
-    def memory(self) -> TokenMemory:
-        return TokenMemory(self.memory_SD)
+    def memory(self) -> TokenVectors:
+        return TokenVectors(self.memory_SD)
 
     def embed(self, tokens_BT: jax.Array) -> Embedded:
         return Embedded(self.body.embed(tokens_BT), tokens_BT != PADDING)

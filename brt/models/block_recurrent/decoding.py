@@ -1,6 +1,6 @@
 """A layer while it decodes token by token, each batch element at its own position in its block."""
 
-from typing import cast
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -21,11 +21,22 @@ from brt.models.decoding_window import (
     completes_block,
     fill_window,
     last_block,
+    write_slot,
     write_token,
 )
 from brt.models.fast.attention import attend
 from brt.models.fast.norms import unit_heads
 from brt.models.ops import scaled_queries
+
+
+class OpenBlock(NamedTuple):
+    """The decoding form of a memory that takes something of its own from the tokens.
+
+    taken: of the tokens of the block so far, (B, W, ...); zeros beyond.
+    """
+
+    cache: Any
+    taken: Any
 
 
 def begin_decoding(
@@ -40,26 +51,52 @@ def begin_decoding(
     """
     window = fill_window(cache.window, None if after is None else after.window, fill_B)
     later = cache if after is None else after
-    # A memory of tokens has processed those of the block that count.
-    memories = (
-        memory.begin_decoding(
-            new if isinstance(memory, TokenMemory) else old, window.keys_BJHK.dtype
-        )
-        for memory, old, new in zip(layer.memories, cache.memories, later.memories, strict=True)
-    )
+
+    def begun(memory, old, new):
+        dtype = window.keys_BJHK.dtype
+        if isinstance(memory, TokenMemory):  # it has processed the tokens that count
+            return memory.begin_decoding(new, dtype)
+        form = memory.begin_decoding(old, dtype)
+        if not memory.has_own_take:
+            return form
+        taken = _nothing(layer, memory, len(window.fill_B), dtype) if after is None else new
+        counts_BW = jnp.arange(layer.window) < window.fill_B[:, None]
+        return OpenBlock(form, jax.tree.map(lambda x: _only(counts_BW, x), taken))
+
+    memories = map(begun, layer.memories, cache.memories, later.memories)
     return DecodingLayer(window, tuple(memories))
+
+
+def _nothing(layer, memory, rows, dtype):
+    """Returns zeros of the shape of what a memory takes from a block."""
+    W, D, H, K = layer.window, layer.sizes.width, layer.sizes.num_heads, layer.sizes.head_size
+
+    def take():
+        heads = jnp.zeros((rows, W, H, K), dtype)
+        inputs_BWD = jnp.zeros((rows, W, D), dtype)
+        return memory.take(LayerTokens(inputs_BWD, heads, heads, heads, layer.scale_H))
+
+    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(take))
+
+
+def _only(kept_BW, x_BW):
+    return jnp.where(kept_BW.reshape(*kept_BW.shape, *[1] * (x_BW.ndim - 2)), x_BW, 0)
+
+
+def _form(cache):
+    return cache.cache if isinstance(cache, OpenBlock) else cache
 
 
 def end_decoding(layer: Layer, cache: DecodingLayer) -> LayerCache:
     pairs = zip(layer.memories, cache.memories, strict=True)
-    memories = (memory.end_decoding(old) for memory, old in pairs)
+    memories = (memory.end_decoding(_form(old)) for memory, old in pairs)
     return LayerCache(last_block(cache.window), tuple(memories))
 
 
 @jax.named_scope("states")
 def decoding_states(layer: Layer, cache: DecodingLayer, dtype: DTypeLike) -> BlockStates | None:
     pairs = zip(layer.memories, cache.memories, strict=True)
-    return joined_states(memory.decoding_states(old, dtype) for memory, old in pairs)
+    return joined_states(memory.decoding_states(_form(old), dtype) for memory, old in pairs)
 
 
 def decode(
@@ -90,10 +127,20 @@ def decode(
         keys_values = window.keys_BJHK, window.values_BJHK
         attended_B1HK = attend(q_B1HK, *keys_values, scale_H, bias_BH1J)
     token = LayerTokens(normed_B1D, q_B1HK, k_B1HK, v_B1HK, layer.scale_H)
-    memories = []
+    memories: list[Any] = []
     for memory, old in zip(layer.memories, cache.memories, strict=True):
         with jax.named_scope("states" if memory.num_states else "memory"):
-            attended_B1HK, new = memory.decode(old, token, attended_B1HK, reads_B)
+            y, new = memory.decode(_form(old), token, attended_B1HK, reads_B)
+        if memory.in_residual:
+            x_B1D = x_B1D + y
+        else:
+            attended_B1HK = y
+        if isinstance(old, OpenBlock):
+
+            def written(x_BW, x_B1):
+                return write_slot(x_BW, window.fill_B, x_B1[:, 0], reads_B)
+
+            new = OpenBlock(new, jax.tree.map(written, old.taken, memory.take(token)))
         memories.append(new)
 
     def read_states(q_B1HK):
@@ -107,9 +154,16 @@ def decode(
     before = WindowCache(window.keys_BJHK[:, :W], window.values_BJHK[:, :W])
     block = KeysValues(window.keys_BJHK[:, W:], window.values_BJHK[:, W:])
 
+    def updated(memory, old):
+        taken = old.taken if isinstance(old, OpenBlock) else block
+        form = memory.update_after_block(_form(old), before, taken, full_B)
+        if not isinstance(old, OpenBlock):
+            return form
+        open_BW = jnp.broadcast_to(~full_B[:, None], (len(full_B), W))
+        return OpenBlock(form, jax.tree.map(lambda x: _only(open_BW, x), taken))
+
     def update(*memories):
-        pairs = zip(layer.memories, memories)
-        return tuple(m.update_after_block(old, before, block, full_B) for m, old in pairs)
+        return tuple(map(updated, layer.memories, memories))
 
     # Computes nothing where no block is full.
     after = jax.lax.cond(jnp.any(full_B), update, lambda *memories: memories, *memories)

@@ -313,9 +313,14 @@ class Layer(nnx.Module):
                 result = memory(
                     old, tokens, cache.window, attended_BTHK, own, known, self.remat_blocks
                 )
-            attended_BTHK, new, states, reported = checked_segment(
-                memory, attended_BTHK, old, result
-            )
+            like = x_BTD if memory.in_residual else attended_BTHK
+            y, new, states, reported = checked_segment(memory, like, old, result)
+            if memory.in_residual:
+                x_BTD = x_BTD + y
+            else:
+                attended_BTHK = y
+            if counts_B is not None and memory.has_own_take:  # the block may go on while decoding
+                new = memory.take(tokens)
             new_memories.append(new)
             all_states.append(states)
             metrics = joined_metrics(metrics, memory.name, reported)

@@ -65,7 +65,8 @@ class KeysValues(NamedTuple):
 class MemoryResult(NamedTuple):
     """The results of a memory for a segment.
 
-    attended_BTHK: the result of attention and of the memory. states: those from before each block.
+    attended_BTHK: the result of attention and of the memory; (B, T, D) of one in the residual.
+    states: those from before each block.
     metrics: scalars; reports draw `memory_share`, the memory's part of the result.
     """
 
@@ -107,6 +108,8 @@ class LayerMemory(nnx.Module):
         reads_after_tokens: whether tokens attend to the states after their self-attention, from its
             result, instead of in parallel.
         reach: tokens before a block that can influence it through the memory; may be infinite.
+        in_residual: whether its result, (B, T, D), is added to the layer's residual, with a width
+            and an output matrix of its own, instead of changing the result of attention.
     """
 
     purpose = "recurrence"
@@ -115,6 +118,7 @@ class LayerMemory(nnx.Module):
     position_bias: bool = True
     reads_after_tokens: bool = False
     reach: float = float("inf")
+    in_residual: bool = False
 
     def init_cache(self, rows: int, dtype: DTypeLike) -> NamedTuple:
         """Returns the cache of `rows` new documents; dtype: of the activations."""
@@ -129,7 +133,7 @@ class LayerMemory(nnx.Module):
     def read(
         self, cache: Any, tokens: LayerTokens, attended_BTHK: jax.Array, weights: Any
     ) -> tuple[jax.Array, Metrics]:
-        """Returns the result of attention and of the memory, and metrics.
+        """Returns the result of attention and of the memory, (B, T, H, K), and metrics.
 
         cache: from before the block; while decoding, the decoding form. tokens: of one block, or
         one token. attended_BTHK: from self-attention and the memories before.
@@ -145,6 +149,10 @@ class LayerMemory(nnx.Module):
         for itself.
         """
         return KeysValues(tokens.keys_BTHK, tokens.values_BTHK)
+
+    @property
+    def has_own_take(self) -> bool:
+        return type(self).take is not LayerMemory.take
 
     def update(self, cache: Any, taken: Any, weights: Any) -> tuple[Any, Metrics]:
         """Returns the cache after a block, and metrics; taken: of `take`, (B, W, ...)."""
@@ -183,8 +191,9 @@ class LayerMemory(nnx.Module):
             tokens = LayerTokens(**block["tokens"], scale_H=weights["scale_H"])
             prepared, attended_BWHK = weights["prepared"], block["attended_BWHK"]
             states = memory.states(cache, attended_BWHK.dtype, prepared)
+            like = tokens.inputs_BTD if memory.in_residual else attended_BWHK
             result = memory.read(cache, tokens, attended_BWHK, prepared)
-            attended_BWHK, read = checked_result(memory, "read", attended_BWHK, result)
+            attended_BWHK, read = checked_result(memory, "read", like, result)
             result = memory.update(cache, memory.take(tokens), prepared)
             cache, updated = checked_result(memory, "update", cache, result)
             return cache, (attended_BWHK, states), read | updated
@@ -206,7 +215,8 @@ class LayerMemory(nnx.Module):
         )
         if states is not None:
             states = BlockStates(*(x_BG1SHK[:, :, 0] for x_BG1SHK in states))
-        return MemoryResult(attended_BGWHK.reshape(attended_BTHK.shape), cache, states, metrics)
+        attended_BTHK = attended_BGWHK.reshape(*attended_BTHK.shape[:2], *attended_BGWHK.shape[3:])
+        return MemoryResult(attended_BTHK, cache, states, metrics)
 
     # One token. While a block is filled, a cache may have another form, the decoding form.
 

@@ -20,7 +20,7 @@ class MemoryCache(NamedTuple):
         return empty
 
 
-class TokenMemory(SegmentMemory[jax.Array]):
+class TokenVectors(SegmentMemory[jax.Array]):
     """S vectors, replaced by the outputs of memory tokens, (B, S, D).
 
     initial_SD: learned vectors at the start of a document, a parameter of the model.

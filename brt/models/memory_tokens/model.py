@@ -16,7 +16,7 @@ from brt.models.caches import select_rows
 from brt.models.contract import check_decoding_form
 from brt.models.layers.initializers import parameter
 from brt.models.memory_tokens.layout import MemoryLayout, MemoryTokens
-from brt.models.memory_tokens.memory import MemoryCache, TokenMemory
+from brt.models.memory_tokens.memory import MemoryCache, TokenVectors
 from brt.models.model import Metrics
 from brt.models.transformer_xl.model import TransformerXL
 from brt.models.wrapper import LanguageModelWrapper
@@ -100,8 +100,8 @@ class RecurrentMemoryTransformer(LanguageModelWrapper, ShowsAttention):
         )
 
     @property
-    def memory(self) -> TokenMemory:
-        return TokenMemory(self.memory_SD)
+    def memory(self) -> TokenVectors:
+        return TokenVectors(self.memory_SD)
 
     @property
     def positions(self) -> MemoryTokens:

@@ -1,9 +1,9 @@
 """Attention of every block to its own keys as a Pallas TPU kernel.
 
-Plain form: `plain_block_attention`. For tokens that attend to the states of their block: no bias, no mask, any number of keys.
-tests/models/test_attention_kernels.py compares outputs and gradients, and
-test_kernel_compilation.py compiles for slices of TPUs. Unit lengths of queries, scale, softmax and
-dropout stay in the chip's vector memory.
+Plain form: `plain_block_attention`. For tokens that attend to the states of their block: no bias,
+no mask, any number of keys. tests/models/test_attention_kernels.py compares outputs and gradients,
+and test_kernel_compilation.py compiles for slices of TPUs. Unit lengths of queries, scale, softmax
+and dropout stay in the chip's vector memory.
 
 Axes as in `parts`, and G blocks    Q queries and X keys of a block
 """
