@@ -90,8 +90,12 @@ class Generator:
         self.prefill = Prefill(graph, P, segment_length, self.decode_loop, chunk)
 
     @classmethod
+    @checked_arguments
     def from_folder(
-        cls, folder: str, bindings: Sequence[str] = (), allow_imports: Sequence[str] = ()
+        cls,
+        folder: str | os.PathLike,
+        bindings: Sequence[str] = (),
+        allow_imports: Sequence[str] = (),
     ) -> Self:
         """Returns the generator of a folder of `brt.export`, or of a run folder.
 
@@ -102,7 +106,7 @@ class Generator:
         """
         load = load_run if os.path.isdir(os.path.join(folder, "checkpoints")) else read_model
         experiment, params, _ = load(folder, bindings, allow_imports)
-        return cls.of_experiment(experiment, params, folder)
+        return cls.of_experiment(experiment, params, os.fspath(folder))
 
     @classmethod
     def of_experiment(cls, experiment: Experiment, params: Any, folder: str) -> Self:
