@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from flax import nnx
 
-from brt.checks import CountFrom0, checked_arguments
+from brt.checks import CountFrom0, Name, checked_arguments
 from brt.data.vocabularies.base import Vocabulary, checked_ids, cut, utf8_bytes
 from brt.experiment import Experiment
 from brt.generation import memory_file
@@ -254,11 +254,11 @@ class Generator:
         return memory_file.model_fingerprint(self.model)
 
     @checked_arguments
-    def save(self, path: str | os.PathLike, memory: Memory) -> None:
+    def save(self, path: Name | os.PathLike, memory: Memory) -> None:
         memory_file.save(os.fspath(path), memory, self.fingerprint, self.vocabulary)
 
     @checked_arguments
-    def load(self, path: str | os.PathLike) -> Memory:
+    def load(self, path: Name | os.PathLike) -> Memory:
         memory = memory_file.load(os.fspath(path), self.model, self.fingerprint, self.vocabulary)
         return jax.device_put(memory, self.device)
 

@@ -57,6 +57,8 @@ CALLS = {
     "seed": lambda g: g.write(g.begin(), 3, seed=1.5),
     "stop": lambda g: g.write(g.begin(), 3, stop=b"x"),
     "path": lambda g: g.load(3),
+    "load.path": lambda g: g.load("a\0b"),
+    "save.path": lambda g: g.save("", g.begin()),
 }
 
 
