@@ -10,6 +10,7 @@ annotation is a case in `allows` and one in `words_for`.
 """
 
 import collections.abc
+import dataclasses
 import functools
 import inspect
 import numbers
@@ -102,6 +103,7 @@ Name = Annotated[str, NotEmpty()]
 PLAIN = (bool, int, float, complex, str, bytes, tuple, list, set, dict, type(None))
 """Types of the values that can be written in a gin file."""
 BY_REFERENCE = ", which a reference gives: @NAME()"
+BY_NAME = ", by reference, as @NAME"
 UNKNOWN = object()
 """A value that is known only later."""
 MISFIT = 0j
@@ -147,7 +149,7 @@ def configurable(*, denylist: Sequence[str]) -> Callable[[Made], Made]: ...
 def configurable(made: Any = None, *, denylist: Sequence[str] = ()) -> Any:
     """Registers a class or function with gin, and checks the arguments of every call.
 
-    denylist: parameters that gin may not bind and that are not checked.
+    denylist: parameters that gin may not bind.
     """
     if made is None:
         return functools.partial(configurable, denylist=denylist)
@@ -161,22 +163,14 @@ def configurable(made: Any = None, *, denylist: Sequence[str] = ()) -> Any:
     return with_signature(registered)
 
 
-def checked_arguments(function: Made) -> Made:
-    """Checks the arguments of every call, as `configurable` does, of what gin does not know."""
-    name = getattr(function, "__qualname__", "").removesuffix(".__init__")
-    checked = _checked(function, name, ())
-
-    @functools.wraps(checked)
-    def call(*args, **kwargs):
-        try:
-            return checked(*args, **kwargs)
-        except ValueError as error:
-            text = str(error)
-            if not text.startswith(f"{name}."):
-                raise
-            raise type(error)(text.replace(BY_REFERENCE, "")) from None
-
-    return cast(Made, call)
+def checked_arguments(made: Made) -> Made:
+    """Checks the arguments of every call of a class or function that gin does not know."""
+    if inspect.isclass(made):
+        setattr(made, "__init__", checked_arguments(made.__init__))  # noqa: B010
+        return made
+    function = cast(Callable, made)
+    name = function.__qualname__.removesuffix(".__init__")
+    return cast(Made, _checked(function, name, inspect.signature(function).parameters))
 
 
 def with_signature(made: Any) -> Any:
@@ -236,12 +230,13 @@ def _without_ranges(annotation):
     return annotation
 
 
-def _checked(function, name, unchecked):
+def _checked(function, name, unbound):
+    """Checks a function's arguments; unbound: parameters that gin does not bind."""
     signature = inspect.signature(function)
     declared = {
         parameter.name: parameter.annotation
         for parameter in signature.parameters.values()
-        if parameter.annotation is not parameter.empty and parameter.name not in unchecked
+        if parameter.annotation is not parameter.empty
         if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
     }
 
@@ -253,22 +248,28 @@ def _checked(function, name, unchecked):
             arguments = {}
         for parameter, value in arguments.items():
             if parameter in declared:
-                check(f"{name}.{parameter}", value, declared[parameter])
+                bound = parameter not in unbound
+                check(f"{name}.{parameter}", value, declared[parameter], by_reference=bound)
         return function(*args, **kwargs)
 
     call.__signature__ = signature  # type: ignore[attr-defined]  # gin does not follow wrappers
     return call
 
 
-def check(name: str, value: Any, declared: Any, source: str = "") -> None:
+def check(
+    name: str, value: Any, declared: Any, source: str = "", by_reference: bool = True
+) -> None:
     """Refuses a value that is not of a declared type and range.
 
     name: of the setting, such as `adamw.clip_norm`. source: of the value.
+    by_reference: whether gin may give the value.
     """
     if not allows(declared, value):
+        words = words_for(declared, value)
+        if not by_reference:
+            words = words.replace(BY_REFERENCE, "").replace(BY_NAME, "")
         raise ValueError(
-            f"{name} = {shortened(repr(value))}{source} must be "
-            f"{words_for(declared, value)}{advice(declared, value)}."
+            f"{name} = {shortened(repr(value))}{source} must be {words}{advice(declared, value)}."
         )
 
 
@@ -314,8 +315,8 @@ def allows(declared: Any, value: Any) -> bool:
     if declared in (tuple, list):
         return isinstance(value, tuple | list)
     if inspect.isclass(declared):
-        is_one = isinstance(value, declared) if declared in PLAIN or _is_named(declared) else False
-        return is_one or (declared not in PLAIN and not isinstance(value, PLAIN))
+        exact = declared in PLAIN or _has_fields(declared)
+        return isinstance(value, declared) if exact else not isinstance(value, PLAIN)
     return True
 
 
@@ -324,9 +325,9 @@ def makes(value: Any, expected: Any) -> bool:
     return callable(value) and _is_subclass(_result_class(value), expected)
 
 
-def _is_named(cls):
-    """Returns whether a class is of named tuples, which are tuples and yet no plain values."""
-    return issubclass(cls, tuple) and hasattr(cls, "_fields")
+def _has_fields(cls):
+    """Returns whether nothing can stand in for a class: a dataclass, or one of named tuples."""
+    return dataclasses.is_dataclass(cls) or (issubclass(cls, tuple) and hasattr(cls, "_fields"))
 
 
 def _allows_each(origin, inner, value):
@@ -386,7 +387,7 @@ def words_for(declared: Any, value: Any) -> str:
     if origin is dict:
         return f"a dict with {_of_each(inner[1], value)} for each name"
     if origin is collections.abc.Callable:
-        return f"what makes {_one(inner[1])}, by reference, as @NAME"
+        return f"what makes {_one(inner[1])}{BY_NAME}"
     if origin in (list, collections.abc.Sequence) or inner[-1:] == (Ellipsis,):
         called = "tuple" if origin is tuple else "list"
         return f"a {called} with {_of_each(inner[0], value)} in each place"

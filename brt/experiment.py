@@ -20,6 +20,7 @@ from jax.tree_util import tree_leaves_with_path
 from brt import config
 from brt.bindings.errors import unbuildable
 from brt.bindings.reading import check_all_read, read_bindings
+from brt.checks import checked_arguments
 from brt.data.mixture import MixedStore
 from brt.data.stores.token_store import TokenStore
 from brt.data.stores.verification import verify_once
@@ -55,6 +56,7 @@ class Experiment:
         bindings: every binding read, as text.
     """
 
+    @checked_arguments
     def __init__(self, trainer: Trainer):
         self.trainer = trainer
         self.evaluation = cast(Evaluation, trainer.evaluation or Evaluation())

@@ -223,7 +223,7 @@ def check_folder(model: Model, corpus: Corpus | Mixture) -> None:
 
 
 def check_documents(experiment: "Experiment", splits: Iterable[str]) -> None:
-    """Refuses missing files, and fewer training documents than batch elements.
+    """Refuses missing files and libraries, and fewer training documents than batch elements.
 
     Called before stores are made. Counts only stores and sources that list their files.
     """
@@ -232,6 +232,7 @@ def check_documents(experiment: "Experiment", splits: Iterable[str]) -> None:
     for part in corpus.corpora:
         for split in splits:
             if not part.exists(split):
+                _check_library(part.vocabulary)
                 _check_files(part.source, split)
     if trainer.stream != "documents":
         return
@@ -253,7 +254,13 @@ def _count(corpus: Corpus) -> tuple[str, int | None]:
     return type(source).__name__, source.count("train") if source.listed else None
 
 
+def _check_library(owner: Any) -> None:
+    if check := getattr(owner, "check_library", None):
+        check()
+
+
 def _check_files(source: Source, split: str) -> None:
+    _check_library(source)
     if inner := getattr(source, "source", None):  # a selection of its documents
         _check_files(inner, split)
     elif source.listed and not source.checks_content:

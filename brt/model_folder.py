@@ -28,7 +28,7 @@ from safetensors.numpy import save
 
 import brt
 from brt.bindings.reading import bound_by_flags
-from brt.checks import ManyFrom0
+from brt.checks import ManyFrom0, checked_arguments
 from brt.data.corpus import Corpus
 from brt.data.extras import extra_library
 from brt.data.vocabularies.named import KINDS
@@ -77,8 +77,9 @@ def run_config(folder: str) -> str:
     return path
 
 
+@checked_arguments
 def load_run(
-    folder: str,
+    folder: str | os.PathLike,
     bindings: Sequence[str] = (),
     allow_imports: Sequence[str] = (),
     step: int | str | None = None,
@@ -227,8 +228,9 @@ python -m brt.evaluate --workdir=THIS_FOLDER{text}{imports}
 {note}"""
 
 
+@checked_arguments
 def read_model(
-    folder: str, bindings: Sequence[str] = (), allow_imports: Sequence[str] = ()
+    folder: str | os.PathLike, bindings: Sequence[str] = (), allow_imports: Sequence[str] = ()
 ) -> tuple[Experiment, Any, int]:
     """Reads a folder of `write_model` or of `brt.export`; returns what `load_run` does.
 
@@ -237,6 +239,7 @@ def read_model(
         bindings: further gin lines, read after the folder's own.
         allow_imports: as of `load_run`.
     """
+    folder = os.fspath(folder)
     root = _local(folder)
     of_backbone = (root / BACKBONE_GIN).is_file()
     settings = root / (BACKBONE_GIN if of_backbone else GIN)

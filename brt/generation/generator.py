@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from flax import nnx
 
-from brt.checks import CountFrom0, checked_arguments
+from brt.checks import CountFrom0, Name, checked_arguments
 from brt.data.vocabularies.base import Vocabulary, checked_ids, cut, utf8_bytes
 from brt.experiment import Experiment
 from brt.generation import memory_file
@@ -90,8 +90,12 @@ class Generator:
         self.prefill = Prefill(graph, P, segment_length, self.decode_loop, chunk)
 
     @classmethod
+    @checked_arguments
     def from_folder(
-        cls, folder: str, bindings: Sequence[str] = (), allow_imports: Sequence[str] = ()
+        cls,
+        folder: str | os.PathLike,
+        bindings: Sequence[str] = (),
+        allow_imports: Sequence[str] = (),
     ) -> Self:
         """Returns the generator of a folder of `brt.export`, or of a run folder.
 
@@ -102,7 +106,7 @@ class Generator:
         """
         load = load_run if os.path.isdir(os.path.join(folder, "checkpoints")) else read_model
         experiment, params, _ = load(folder, bindings, allow_imports)
-        return cls.of_experiment(experiment, params, folder)
+        return cls.of_experiment(experiment, params, os.fspath(folder))
 
     @classmethod
     def of_experiment(cls, experiment: Experiment, params: Any, folder: str) -> Self:
@@ -250,11 +254,11 @@ class Generator:
         return memory_file.model_fingerprint(self.model)
 
     @checked_arguments
-    def save(self, path: str | os.PathLike, memory: Memory) -> None:
+    def save(self, path: Name | os.PathLike, memory: Memory) -> None:
         memory_file.save(os.fspath(path), memory, self.fingerprint, self.vocabulary)
 
     @checked_arguments
-    def load(self, path: str | os.PathLike) -> Memory:
+    def load(self, path: Name | os.PathLike) -> Memory:
         memory = memory_file.load(os.fspath(path), self.model, self.fingerprint, self.vocabulary)
         return jax.device_put(memory, self.device)
 

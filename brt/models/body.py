@@ -4,7 +4,6 @@ from typing import TYPE_CHECKING, Self
 
 import jax
 
-from brt.models.contract import check_decoding_form
 from brt.models.model import LanguageModel
 
 if TYPE_CHECKING:
@@ -42,7 +41,6 @@ class Body(LanguageModel):
     def decode(
         self, tokens_B: jax.Array, caches: tuple, reads_B: jax.Array | bool = True
     ) -> tuple[jax.Array, tuple]:
-        check_decoding_form(caches)
         y_BD, caches = self.decode_embedded(self.embed(tokens_B[:, None])[:, 0], caches, reads_B)
         return self.logits(y_BD), caches
 

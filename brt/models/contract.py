@@ -10,7 +10,7 @@ import numpy as np
 from flax import nnx
 from jax.typing import DTypeLike
 
-from brt.checks import makes, shortened
+from brt.checks import makes
 from brt.models.model import Metrics
 
 
@@ -70,39 +70,11 @@ def empty_cache(memory: Any, rows: int, dtype: DTypeLike) -> Any:
     return cache
 
 
-def check_segment(model: str, window: int, x_BTD: jax.Array, caches: tuple) -> None:
-    if not isinstance(caches, tuple) or not all(hasattr(c, "clear_state") for c in caches):
-        raise TypeError(
-            f"caches of {model} must be those that init_caches or the segment before returned, "
-            f"and not {shortened(repr(jax.tree.map(type, caches)), 80)}."
-        )
-    rows, T = x_BTD.shape[:2]
-    if window > T or T % window:
+def check_segment(model: str, window: int, length: int) -> None:
+    if window > length or length % window:
         raise ValueError(
-            f"A segment of {T} tokens does not consist of whole blocks of {model}.window = "
+            f"A segment of {length} tokens does not consist of whole blocks of {model}.window = "
             f"{window}: make the segment length a multiple of {window}."
-        )
-    cached = {leaf.shape[0] for leaf in jax.tree.leaves(caches)}
-    if cached != {rows}:
-        raise ValueError(
-            f"{rows} batch elements, but caches of {sorted(cached)}: take them from init_caches "
-            "for as many, or from the segment before."
-        )
-
-
-def check_number(caches: tuple, layers: int) -> None:
-    if len(caches) != layers:
-        raise ValueError(
-            f"caches has {len(caches)} entries, and the model {layers} layers: take them from its "
-            "init_caches."
-        )
-
-
-def check_decoding_form(caches: tuple) -> None:
-    if all(hasattr(cache, "clear_state") for cache in caches):
-        raise ValueError(
-            f"decode needs caches in the decoding form, and {type(caches[0]).__name__} is the "
-            "segment form: caches = model.begin_decoding(caches)."
         )
 
 

@@ -6,18 +6,17 @@ import jax
 import numpy as np
 from flax import nnx
 
+from brt.models.arguments import CheckedMethods
 from brt.models.layers.losses import token_losses
 
 DTYPES = ("float32", "bfloat16")
 Embedded = TypeVar("Embedded")
 Outputs = TypeVar("Outputs")
 Metrics = dict[str, jax.Array]
-
-
 """Scalars by name."""
 
 
-class Model(nnx.Module, Generic[Embedded, Outputs]):
+class Model(CheckedMethods, nnx.Module, Generic[Embedded, Outputs]):
     """A model that processes segments: the base of all models.
 
     It holds parameters only. Its memory between segments is a tuple of named tuples that goes in

@@ -1,11 +1,15 @@
 """The dimensions of a layer, and the form of its attention."""
 
 import dataclasses
+from typing import Annotated
+
+from brt.checks import Count, OneOf, checked_arguments
 
 FORMS = ("auto", "plain", "kernel", "cudnn")
 """"auto": a kernel on TPUs where the sizes fit, else plain JAX; a Pallas kernel; cuDNN."""
 
 
+@checked_arguments
 @dataclasses.dataclass(frozen=True)
 class Sizes:
     """Dimensions D, H, K and F of a layer.
@@ -15,12 +19,12 @@ class Sizes:
     attention_form: one of `FORMS`.
     """
 
-    width: int
-    num_heads: int
-    head_size: int
-    feed_forward_size: int
+    width: Count
+    num_heads: Count
+    head_size: Count
+    feed_forward_size: Count
     qk_norm: bool = True
-    attention_form: str = "auto"
+    attention_form: Annotated[str, OneOf(FORMS)] = "auto"
 
     @property
     def attention_size(self) -> int:

@@ -1,7 +1,9 @@
 """Wrong arguments from Python: one sentence that names the argument."""
 
+import jax
 import jax.numpy as jnp
 import pytest
+from architectures import build, segment_length
 from flax import nnx
 
 import brt
@@ -23,7 +25,7 @@ def generator():
 
 @pytest.mark.parametrize("rngs", [0, "a", nnx.Rngs()])
 def test_rngs_without_keys_of_parameters_are_named(rngs):
-    with pytest.raises(TypeError, match="rngs"):
+    with pytest.raises((TypeError, ValueError), match="rngs"):
         made(rngs)
 
 
@@ -55,6 +57,8 @@ CALLS = {
     "seed": lambda g: g.write(g.begin(), 3, seed=1.5),
     "stop": lambda g: g.write(g.begin(), 3, stop=b"x"),
     "path": lambda g: g.load(3),
+    "load.path": lambda g: g.load("a\0b"),
+    "save.path": lambda g: g.save("", g.begin()),
 }
 
 
@@ -62,4 +66,95 @@ CALLS = {
 def test_wrong_arguments_of_a_generator_are_named(argument, generator):
     with pytest.raises(ValueError, match=argument) as caught:
         CALLS[argument](generator)
+    assert "@" not in str(caught.value)
+
+
+MODELS = ("rec_fixed_skip", "txl_adaptive", "rmt_txl", "armt", "lstm", "melodi", "gpt2_cell")
+WRONG = {
+    "rows": [
+        lambda m, t, c, d: m.init_caches(-1),
+        lambda m, t, c, d: m.init_caches(1.5),
+        lambda m, t, c, d: m.init_caches("2"),
+    ],
+    "tokens": [
+        lambda m, t, c, d: m([[0] * 8] * 2, c),
+        lambda m, t, c, d: m(t[0], c),
+        lambda m, t, c, d: m(t[:, :0], c),
+        lambda m, t, c, d: m.decode(t, d),
+        lambda m, t, c, d: m.read_part(t[0], c, t[:, 0]),
+    ],
+    "caches": [
+        lambda m, t, c, d: m(t, c[:-1]),
+        lambda m, t, c, d: m(t, c + c),
+        lambda m, t, c, d: m(t[:1], c),
+        lambda m, t, c, d: m(t, jax.tree.map(lambda x: x[:, :1] if x.ndim > 1 else x, c)),
+        lambda m, t, c, d: m(t, jax.tree.map(lambda x: None, c)),
+        lambda m, t, c, d: m.begin_decoding(3),
+        lambda m, t, c, d: m.begin_decoding(c[:-1]),
+        lambda m, t, c, d: m.decode(t[:1, 0], d),
+        lambda m, t, c, d: m.end_decoding(d + d),
+        lambda m, t, c, d: m.end_decoding(()),
+    ],
+    "reads": [lambda m, t, c, d: m.decode(t[:, 0], d, jnp.ones(3, bool))],
+    "counts": [lambda m, t, c, d: m.read_part(t, c, None)],
+    "key": [lambda m, t, c, d: m(t, c, "key")],
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("argument", WRONG)
+def test_wrong_arguments_of_every_model_are_named(argument, name):
+    model = build(name)
+    tokens_BT = jnp.zeros((2, segment_length(name)), jnp.int32)
+    caches = model.init_caches(2)
+    decoding = model.begin_decoding(caches)
+    for call in WRONG[argument]:
+        with pytest.raises((TypeError, ValueError), match=rf"\b{argument}\b"):
+            call(model, tokens_BT, caches, decoding)
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name != "lstm"])  # it has one form
+def test_the_two_forms_of_caches_are_told_apart(name):
+    model = build(name)
+    caches = model.init_caches(2)
+    decoding = model.begin_decoding(caches)
+    tokens_BT = jnp.zeros((2, segment_length(name)), jnp.int32)
+    for call in (
+        lambda: model(tokens_BT, decoding),
+        lambda: model.begin_decoding(decoding),
+        lambda: model.decode(tokens_BT[:, 0], caches),
+        lambda: model.end_decoding(caches),
+    ):
+        with pytest.raises(TypeError, match="caches"):
+            call()
+
+
+@pytest.mark.parametrize("targets", [None, [[0] * 4] * 2, TOKENS_BT[:1], TOKENS_BT.astype(float)])
+def test_targets_of_another_form_are_named(targets):
+    with pytest.raises(TypeError, match="token_losses"):
+        brt.token_losses(jnp.zeros((2, 4, 8)), targets)
+
+
+BUILT = {
+    "Sizes.width": lambda rngs, sizes: brt.Sizes("a", 1, 1, 1),
+    "Sizes.attention_form": lambda rngs, sizes: brt.Sizes(8, 1, 8, 8, attention_form="fast"),
+    "Layer.sizes": lambda rngs, sizes: brt.Layer(rngs, jnp.zeros(3), 4),
+    "Layer.window": lambda rngs, sizes: brt.Layer(rngs, sizes, 0),
+    "RecurrentCell.sizes": lambda rngs, sizes: brt.RecurrentCell(rngs, 8, 4),
+    "RecurrentCell.window": lambda rngs, sizes: brt.RecurrentCell(rngs, sizes, "4"),
+    "BlockRecurrentTransformer.cell": lambda rngs, sizes: brt.BlockRecurrentTransformer(
+        rngs, num_layers=1, feed_forward_size=8, cell=jnp.zeros(3), **SIZES
+    ),
+    "Experiment.trainer": lambda rngs, sizes: brt.Experiment(3),
+    "load_run.folder": lambda rngs, sizes: brt.load_run(3),
+    "load_run.bindings": lambda rngs, sizes: brt.load_run("run", "Trainer.steps = 3"),
+    "read_model.folder": lambda rngs, sizes: brt.read_model(3),
+    "Generator.from_folder.folder": lambda rngs, sizes: brt.Generator.from_folder(3),
+}
+
+
+@pytest.mark.parametrize("argument", BUILT)
+def test_arguments_that_no_binding_gives_are_checked(argument):
+    with pytest.raises(ValueError, match=argument) as caught:
+        BUILT[argument](nnx.Rngs(0), brt.Sizes(8, 1, 8, 8))
     assert "@" not in str(caught.value)

@@ -111,11 +111,36 @@ def test_a_dry_run_refuses_a_store_that_cannot_be_made(store, config, tmp_path, 
 @pytest.mark.parametrize("name", ["rows.jsonl.zst", "rows.parquet"])
 def test_a_dry_run_warns_of_a_missing_extra(name, config, tmp_path, monkeypatch, caplog):
     (tmp_path / name).write_bytes(b"\x28\xb5\x2f\xfd rows")
-    for module in {"zstandard", "pyarrow", *sys.modules}:
-        if module.partition(".")[0] in ("zstandard", "pyarrow"):
-            monkeypatch.setitem(sys.modules, module, None)
+    remove(monkeypatch, "zstandard", "pyarrow")
     assert command(monkeypatch, train, f"--gin_file={config}", f"--text={name}", "--dry_run") == 0
     assert "tables" in caplog.text
+
+
+def remove(monkeypatch, *libraries):
+    for module in {*libraries, *sys.modules}:
+        if module.partition(".")[0] in libraries:
+            monkeypatch.setitem(sys.modules, module, None)
+
+
+WORDS = {"words/vocab.json": "{}", "words/merges.txt": "", "a.subwords": "### SubwordTextEncoder\n"}
+NEEDS = {
+    "TfdsText": ("tensorflow_datasets", "Corpus.source=@TfdsText()", 'TfdsText.name="pg19"'),
+    "SeqioText": ("seqio", "Corpus.source=@SeqioText()", 'SeqioText.task="pg19"'),
+    "ByteLevelBpe": ("tokenizers", 'Corpus.vocabulary="bpe:words"'),
+    "Subword": ("tensorflow_datasets", 'Corpus.vocabulary="subwords:a.subwords"'),
+}
+
+
+@pytest.mark.parametrize("user", NEEDS)
+def test_a_dry_run_warns_of_a_missing_library(user, config, tmp_path, monkeypatch, caplog):
+    (tmp_path / "words").mkdir()
+    for name, content in WORDS.items():
+        (tmp_path / name).write_text(content)
+    library, *bindings = NEEDS[user]
+    remove(monkeypatch, library)
+    flags = [f"--gin_file={config}", "--dry_run", *(f"--gin.{line}" for line in bindings)]
+    assert command(monkeypatch, train, *flags, "--gin.vocabulary_size=257") == 0
+    assert library in caplog.text and user in caplog.text
 
 
 def test_a_step_larger_than_the_memory_is_refused(config, monkeypatch, capfd):

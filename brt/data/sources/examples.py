@@ -2,8 +2,10 @@
 
 import abc
 from dataclasses import dataclass, field
-from typing import Any
+from types import ModuleType
+from typing import Any, ClassVar
 
+from brt.data.extras import check_extra, extra_library
 from brt.data.sources.base import Source
 from brt.data.vocabularies.base import expanded
 
@@ -21,6 +23,8 @@ class ExampleSource(Source):
         splits: from the name of a split to its name in the data set, if they differ.
     """
 
+    library: ClassVar[str]
+
     title_feature: str | None = field(default=None, kw_only=True)
     data_dir: str | None = field(default=None, kw_only=True)
     splits: dict[str, str] | None = field(default=None, kw_only=True)
@@ -28,6 +32,13 @@ class ExampleSource(Source):
     def description(self, split: str) -> dict[str, Any]:
         settings = super().description(self.original_split(split))
         return {name: settings[name] for name in settings if name not in UNRECORDED}
+
+    def check_library(self) -> None:
+        """Raises if the library is not installed; does not import it, which takes seconds."""
+        check_extra(self.library, type(self).__name__, "data")
+
+    def _library(self) -> ModuleType:
+        return extra_library(self.library, type(self).__name__, "data")
 
     @property
     @abc.abstractmethod

@@ -9,7 +9,6 @@ import gin
 import numpy as np
 
 from brt.checks import Name, configurable
-from brt.data.extras import extra_library
 from brt.data.sources.base import Document
 from brt.data.sources.examples import ExampleSource
 from brt.data.vocabularies.base import Vocabulary
@@ -29,6 +28,8 @@ class SeqioText(ExampleSource):
         module: a module to import, which registers the task (`--allow_imports`).
         vocabulary: of the ids, or its name.
     """
+
+    library = "seqio"
 
     task: Name = gin.REQUIRED
     feature: str = "targets"
@@ -68,7 +69,7 @@ class SeqioText(ExampleSource):
             return None
 
     def _task(self, split: str) -> Any:
-        seqio = extra_library("seqio", "SeqioText", "data")
+        seqio = self._library()
         if folder := self._folder():
             seqio.set_tfds_data_dir_override(folder)
         register()

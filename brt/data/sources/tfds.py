@@ -2,13 +2,11 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any
 
 import gin
 
 from brt.checks import Name, configurable
-from brt.data.extras import extra_library
 from brt.data.sources.base import Document
 from brt.data.sources.examples import ExampleSource
 
@@ -25,6 +23,8 @@ class TfdsText(ExampleSource):
             `{'validation': 'train[:1%]', 'train': 'train[1%:]'}`.
     """
 
+    library = "tensorflow_datasets"
+
     name: Name = gin.REQUIRED
     text_feature: str = "text"
 
@@ -36,7 +36,7 @@ class TfdsText(ExampleSource):
         builder = self._builder()
         builder.download_and_prepare()
         self._examples_of(builder, split)  # refuses an unknown split
-        tfds = _library()
+        tfds = self._library()
         # Reading one shard at a time gives the order in which the examples were written.
         examples = builder.as_dataset(
             split=self.original_split(split),
@@ -56,7 +56,7 @@ class TfdsText(ExampleSource):
 
     def _builder(self) -> Any:
         folder = self._folder()
-        library = _library()
+        library = self._library()
         try:
             return library.builder(self.name, data_dir=folder)
         except library.core.DatasetNotFoundError:
@@ -71,7 +71,3 @@ class TfdsText(ExampleSource):
             return builder.info.splits[self.original_split(split)].num_examples
         except (KeyError, ValueError):
             raise self._no_split(split, builder.info.splits) from None
-
-
-def _library() -> ModuleType:
-    return extra_library("tensorflow_datasets", "TfdsText", "data")

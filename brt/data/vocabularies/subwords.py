@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from brt.checks import configurable
-from brt.data.extras import extra_library
+from brt.data.extras import check_extra, extra_library
 from brt.data.vocabularies.base import (
     FileVocabulary,
     checked_ids,
@@ -20,6 +20,7 @@ from brt.data.vocabularies.base import (
 )
 
 SUFFIX = ".subwords"
+LIBRARY = "tensorflow_datasets", "SubwordVocabulary", "data"
 
 
 @configurable
@@ -30,6 +31,9 @@ class SubwordVocabulary(FileVocabulary):
     """
 
     kind = "subwords"
+
+    def check_library(self) -> None:
+        check_extra(*LIBRARY)
 
     @property
     def special_ids(self) -> dict[str, int]:
@@ -69,5 +73,5 @@ class SubwordVocabulary(FileVocabulary):
 
 
 def encoder_class() -> Any:
-    library = extra_library("tensorflow_datasets", "SubwordVocabulary", "data")
+    library = extra_library(*LIBRARY)
     return library.deprecated.text.SubwordTextEncoder

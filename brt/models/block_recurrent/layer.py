@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-from brt.checks import with_signature
+from brt.checks import Count, Share, checked_arguments, with_signature
 from brt.models.axis_rules import constrain
 from brt.models.block_recurrent.memory import (
     BlockStates,
@@ -78,12 +78,13 @@ class Layer(nnx.Module):
         remat_blocks: recompute attention and the memories' parts in the backward pass.
     """
 
+    @checked_arguments
     def __init__(
         self,
         rngs: nnx.Rngs,
         sizes: Sizes,
-        window: int,
-        dropout: float = 0.0,
+        window: Count,
+        dropout: Share = 0.0,
         memories: tuple[LayerMemory, ...] = (),
         reads_states: bool = False,
         remat_blocks: bool = False,

@@ -21,7 +21,7 @@ from brt.models.block_recurrent.feedback import run_blocks, state_source
 from brt.models.block_recurrent.layer import Layer
 from brt.models.block_recurrent.memory import LayerMemory
 from brt.models.body import Body
-from brt.models.contract import check_memory_pairs, check_number, check_segment, layer_indices
+from brt.models.contract import check_memory_pairs, check_segment, layer_indices
 from brt.models.layers.dropout import dropout, split_key
 from brt.models.layers.embedding import TiedEmbedding
 from brt.models.layers.norms import RMSNorm
@@ -128,8 +128,7 @@ class BlockRecurrentTransformer(TiedEmbedding, Body):
         counts_B: jax.Array | None = None,
     ) -> tuple[jax.Array, tuple, Metrics]:
         """Runs a segment; counts_B: (B,) int32, tokens of one block that are not padding."""
-        check_segment("BlockRecurrentTransformer", self.window, x_BTD, caches)
-        check_number(caches, len(self.layers))
+        check_segment("BlockRecurrentTransformer", self.window, x_BTD.shape[1])
         keys = split_key(key, self.dropout, len(self.layers) + 1)
         metrics: list[Metrics] = []
         if self.feedback:

@@ -10,7 +10,7 @@ import optax
 from flax import nnx
 
 from brt.checks import Count, CountFrom0, Index, OneOf, Share, configurable
-from brt.models.contract import check_decoding_form, check_segment, layer_indices
+from brt.models.contract import check_segment, layer_indices
 from brt.models.decoding_window import update_where, write_slot
 from brt.models.layers.dropout import dropout as drop
 from brt.models.layers.dropout import split_key
@@ -115,7 +115,7 @@ class Melodi(TiedEmbedding, LanguageModel):
         self, x_BTD: jax.Array, caches: tuple, key: jax.Array | None = None
     ) -> tuple[jax.Array, tuple, Metrics]:
         B, T, _ = x_BTD.shape
-        check_segment("Melodi", self.window, x_BTD, caches)
+        check_segment("Melodi", self.window, x_BTD.shape[1])
         keys = split_key(key, self.dropout, len(self.layers) + 1)
         summary_BRD = jnp.tile(self._summary(B), (1, T // self.window, 1))
         after = []
@@ -175,7 +175,6 @@ class Melodi(TiedEmbedding, LanguageModel):
     def decode(
         self, tokens_B: jax.Array, caches: tuple, reads_B: jax.Array | bool = True
     ) -> tuple[jax.Array, tuple]:
-        check_decoding_form(caches)
         fill_B, W = caches[0].fill_B, self.window
         reads_B = jnp.broadcast_to(jnp.asarray(reads_B), fill_B.shape)
         x_B1D = self.embed(tokens_B[:, None])

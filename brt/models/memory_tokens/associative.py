@@ -17,7 +17,6 @@ from jax.nn.initializers import zeros
 from jax.typing import DTypeLike
 
 from brt.checks import Count, configurable
-from brt.models.contract import check_decoding_form
 from brt.models.counts import matrix_size
 from brt.models.decoding_window import update_where
 from brt.models.layers.dropout import split_key
@@ -26,7 +25,11 @@ from brt.models.layers.norms import share_of_norm
 from brt.models.model import Metrics
 from brt.models.precision import at_least_float32
 from brt.models.segment_memory import SegmentMemory
-from brt.models.transformer_xl.hidden_memory import DecodingSegment, append_input
+from brt.models.transformer_xl.hidden_memory import (
+    DecodingSegment,
+    append_input,
+    before_segment,
+)
 from brt.models.transformer_xl.model import TransformerXL
 from brt.models.transformer_xl.relative_attention import distances
 from brt.models.wrapper import LanguageModelWrapper
@@ -219,7 +222,7 @@ class AssociativeRecurrentMemoryTransformer(LanguageModelWrapper):
         return self.body.open_segments(caches, self.period)
 
     def end_decoding(self, caches: tuple) -> tuple:
-        return self.body.end_decoding(caches)
+        return before_segment(caches)
 
     def read_part(
         self, tokens_BT: jax.Array, caches: tuple, counts_B: jax.Array
@@ -231,7 +234,6 @@ class AssociativeRecurrentMemoryTransformer(LanguageModelWrapper):
     def decode(
         self, tokens_B: jax.Array, caches: tuple, reads_B: jax.Array | bool = True
     ) -> tuple[jax.Array, tuple]:
-        check_decoding_form(caches)
         x_BD = self.embed(tokens_B[:, None])[:, 0]
         index_P = jnp.arange(self.period)
         distance_BP = caches[0].fill_B[:, None] - index_P
@@ -246,7 +248,7 @@ class AssociativeRecurrentMemoryTransformer(LanguageModelWrapper):
         full_B = opened[0].fill_B == self.period
 
         def finish(opened):
-            before = self.end_decoding(opened)
+            before = before_segment(opened)
             inputs = [cache.x_BPD for cache in opened]
             _, outputs, _ = self._run(self._memory(len(full_B)), before, inputs)
             return self.begin_decoding(self._written(before, outputs))

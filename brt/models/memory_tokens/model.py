@@ -13,7 +13,6 @@ from brt.checks import Count, NotNegative, OneOf, configurable
 from brt.models.attention_weights import AttentionLayout, AttentionWeights, ShowsAttention
 from brt.models.body import Body
 from brt.models.caches import select_rows
-from brt.models.contract import check_decoding_form
 from brt.models.layers.initializers import parameter
 from brt.models.memory_tokens.layout import MemoryLayout, MemoryTokens
 from brt.models.memory_tokens.memory import MemoryCache, TokenVectors
@@ -194,7 +193,6 @@ class RecurrentMemoryTransformer(LanguageModelWrapper, ShowsAttention):
     def decode(
         self, tokens_B: jax.Array, caches: tuple, reads_B: jax.Array | bool = True
     ) -> tuple[jax.Array, tuple]:
-        check_decoding_form(caches)
         *body_caches, (memory_BSD, fill_B) = caches
         reads_B = jnp.broadcast_to(jnp.asarray(reads_B), fill_B.shape)
         positions = self.positions

@@ -9,6 +9,7 @@ from brt.models.attention_weights import AttentionLayout, AttentionWeights
 from brt.models.caches import select_rows
 from brt.models.counts import matrix_size
 from brt.models.memory_tokens.layout import MemoryLayout, MemoryTokens
+from brt.models.transformer_xl.hidden_memory import before_segment
 from brt.models.transformer_xl.layer import LayerAttention
 
 if TYPE_CHECKING:
@@ -126,12 +127,12 @@ class TransformerXLMemoryTokens(MemoryTokens):
         return self.body.open_segments(caches, self._room)
 
     def end_decoding(self, caches: tuple) -> tuple:
-        return self.body.end_decoding(caches)
+        return before_segment(caches)
 
     def begin(
         self, caches: tuple, memory_BSD: jax.Array, rows_B: jax.Array
     ) -> tuple[tuple, jax.Array]:
-        before = self.body.end_decoding(caches)
+        before = before_segment(caches)
         y_BSD, inputs = self._memory_outputs(before, memory_BSD)
         counts_B = jnp.full(len(memory_BSD), self.layout.num_memory, jnp.int32)
         begun = self.body.open_segments(before, self._room, inputs, counts_B)
@@ -145,7 +146,7 @@ class TransformerXLMemoryTokens(MemoryTokens):
     def finish(
         self, caches: tuple, memory_BSD: jax.Array, rows_B: jax.Array
     ) -> tuple[tuple, jax.Array]:
-        before = self.body.end_decoding(caches)
+        before = before_segment(caches)
         inputs = [cache.x_BPD for cache in caches]
         if self.layout.memory_at_end:
             memory_BSD, written = self._memory_outputs(before, memory_BSD, inputs)

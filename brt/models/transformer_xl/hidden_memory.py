@@ -4,6 +4,7 @@ Keys and values are not kept, because keys depend on the distance to the query. 
 vectors, P: positions of a segment, J: M + P.
 """
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -122,6 +123,11 @@ def open_segment(
     x_BPD = jnp.pad(x_BPD, [(0, 0), (0, room - x_BPD.shape[1]), (0, 0)])
     valid_BP = jnp.arange(room) < fill_B[:, None]
     return DecodingSegment(before, jnp.where(valid_BP[..., None], x_BPD, 0), fill_B)
+
+
+def before_segment(caches: Iterable[DecodingSegment]) -> tuple:
+    """Returns the segment form of caches in the decoding form, for any room."""
+    return tuple(cache.before for cache in caches)
 
 
 def append_input(

@@ -32,6 +32,7 @@ from brt.models.transformer_xl.hidden_memory import (
     HiddenMemory,
     LayerSegment,
     append_input,
+    before_segment,
     open_segment,
     visible_keys,
 )
@@ -366,7 +367,7 @@ class TransformerXL(Body, ShowsAttention):
         return self.open_segments(caches, self.period)
 
     def end_decoding(self, caches: tuple) -> tuple:
-        return tuple(cache.before for cache in caches)
+        return before_segment(caches)
 
     def open_segments(
         self,
@@ -402,7 +403,7 @@ class TransformerXL(Body, ShowsAttention):
         full_B = caches[0].fill_B == self.period
 
         def finish(caches):
-            after, _ = self.remember(self.end_decoding(caches), [cache.x_BPD for cache in caches])
+            after, _ = self.remember(before_segment(caches), [cache.x_BPD for cache in caches])
             return self.begin_decoding(after)
 
         return y_BD, update_where(full_B, finish, caches)
@@ -415,7 +416,7 @@ class TransformerXL(Body, ShowsAttention):
         P = caches[0].x_BPD.shape[1]
         fill_B = caches[0].fill_B
         distance_BJ = M + fill_B[:, None] - jnp.arange(M + P)
-        before = self.end_decoding(caches)
+        before = before_segment(caches)
         visible_B1J = visible_keys(self.filled(before), distance_BJ[:, None], self.same_length)
         backwards_B1 = P - 1 - fill_B[:, None]
         if self.encoding == "absolute":

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from brt.data.sources.base import Document
-from brt.data.vocabularies.base import Vocabulary
+from brt.data.vocabularies.base import SentencePieceVocabulary, Vocabulary
 from brt.data.vocabularies.report import report, sample_text
+from brt.data.vocabularies.training import SentencePieceTraining
 
 TEXT = "the  cat\tsat\non the mat\n\nthe end\n" * 20
 
@@ -49,3 +50,16 @@ def test_a_sample_is_the_first_documents_up_to_the_end_of_a_line():
     assert sample_text(iter(documents), 2) == b"one\ntwo\n"  # no shorter line
     with pytest.raises(ValueError, match="comes as token ids"):
         sample_text([Document("task", tokens=np.zeros(3, np.int32))])
+
+
+@pytest.mark.parametrize("coverage", [0.999, 1.0])
+def test_a_report_names_the_rare_characters_that_pieces_lack(coverage, tmp_path):
+    """And the option that keeps them, unless all are kept."""
+    vocabulary = SentencePieceVocabulary(str(tmp_path / "tiny.model"))
+    documents = [Document("code", b"the cat sat on the mat\n" * 200 + b"a $ and a ^\n")]
+    training = SentencePieceTraining(32, options={"character_coverage": coverage})
+    (tmp_path / "tiny.model").write_bytes(training.make(vocabulary, documents))
+    found = report(vocabulary, documents[0].data)
+    lacking = coverage < 1
+    for named in ("'$'", "'^'", "SentencePieceTraining.options", "character_coverage"):
+        assert (named in str(found)) == lacking, named

@@ -107,9 +107,9 @@ def test_neither_a_cut_between_blocks_nor_decoding_changes_anything(name):
         for token_B in tokens_BT.T:
             logits_BV, decoding = decode(params, token_B, decoding)
             tokens.append(logits_BV)
+        decoded = model.end_decoding(decoding)
     for found in (np.concatenate([first, second], axis=1), np.stack(tokens, axis=1)):
         np.testing.assert_allclose(found, whole, rtol=0, atol=1e-9 * np.abs(whole).max())
-    decoded = model.end_decoding(decoding)
     for one, two, three, before in zip(after[-1], again[-1], decoded[-1], caches[-1], strict=True):
         assert np.abs(one - before).max() > 1e-3
         np.testing.assert_allclose(two, one, rtol=0, atol=1e-9)
