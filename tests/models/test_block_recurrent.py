@@ -1,6 +1,5 @@
 """The whole model: embedding and logits, settings, memory for time, narrow activations."""
 
-import re
 
 import jax
 import jax.numpy as jnp
@@ -157,6 +156,10 @@ def test_each_memory_is_built_for_its_layers_only_and_with_their_sizes():
 # Memory for time
 
 
+RECOMPUTED = "prevent_cse=True"
+"""In a trace, what `remat` recomputes. Norms have False: they are cheap, and always recomputed."""
+
+
 def loss_and_gradients(model, tokens_BT, caches):
     graph, params = nnx.split(model)
 
@@ -178,14 +181,14 @@ def test_recomputing_changes_what_is_stored_and_not_what_is_learned(name, layers
         traces[remat] = str(traced.jaxpr)
         results[remat] = traced.lower().compile()(params)
     for remat in ("layer", "block"):
-        assert ("remat" in traces[remat]) or ("checkpoint" in traces[remat])
+        assert RECOMPUTED in traces[remat]
         assert traces[remat] != traces["none"]
         for found, expected in zip(
             *(jax.tree.leaves(results[key]) for key in (remat, "none")), strict=True
         ):
             size = np.abs(expected).max()
             np.testing.assert_allclose(found, expected, rtol=0, atol=2e-5 * size)
-    assert "remat" not in traces["none"] and "checkpoint" not in traces["none"]
+    assert RECOMPUTED not in traces["none"]
     whole_stack = ARCHITECTURES[name].settings.get("feedback", False)  # its blocks hold all layers
     assert (traces["layer"] == traces["block"]) == whole_stack
 
@@ -208,7 +211,7 @@ def test_what_is_recomputed_is_what_was_asked_for(name, expected):
             return model(jnp.zeros((B, SEGMENT), jnp.int32), model.init_caches(B))
 
         trace = str(jax.make_jaxpr(run)(params))
-        assert len(re.findall(r"= (?:remat|checkpoint)\w*\[", trace)) == count
+        assert trace.count(RECOMPUTED) == count
 
 
 # Narrow activations

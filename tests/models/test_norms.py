@@ -78,7 +78,7 @@ def test_a_scale_of_zero_gives_zeros_and_finite_gradients():
     gradients = jax.grad(lambda *inputs: scaled_unit_heads(*inputs).sum(), argnums=(0, 1))
     dx_BHSK, dscale_H = gradients(x_BHSK, scale_H)
     assert not dx_BHSK[:, 0].any() and dx_BHSK[:, 1:].any()
-    assert dscale_H[0] == 0 and np.isfinite(dscale_H).all()
+    assert np.isfinite(dscale_H).all()
 
 
 def test_of_a_norm_only_its_input_is_kept_for_the_backward_pass():

@@ -17,7 +17,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from brt.models.fast.kernels.parts import Heads, dot, interpreted, tile_size, upcast
-from brt.models.fast.norms import rms_backward, rms_forward
+from brt.models.ops import rms_normed
 
 PARALLEL = pltpu.CompilerParams(dimension_semantics=("parallel", "parallel"))
 
@@ -54,7 +54,7 @@ def normed(
 
 def _normed(states, scale, ids, kept, x):
     kept[0, 0] = states[0]
-    x[0, 0] = rms_forward(states[0], scale[...])[0].astype(x.dtype) + ids[...]
+    x[0, 0] = rms_normed(states[0], scale[0]).astype(x.dtype) + ids[...]
 
 
 def norm_gradients(
@@ -88,8 +88,8 @@ def _norm_gradients(number, *refs):
         heads, matrices = dx
         products = (dot(heads[0, 0, x], matrices[x], (1, 1)) for x in range(len(matrices)))
         gradient = functools.reduce(jnp.add, products).astype(kept.dtype)
-    saved = rms_forward(states[0, 0], scale[...])[1]
-    added, added_scale = rms_backward(saved, gradient.astype(states.dtype))
+    _, back = jax.vjp(rms_normed, states[0, 0], scale[0])
+    added, added_scale = back(gradient.astype(states.dtype))
     kept[0, 0], new_dstates[0] = gradient, dstates[0] + added
     new_dscale[0, 0] = dscale[0, 0] + added_scale[None]
 
