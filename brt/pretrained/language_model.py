@@ -14,7 +14,7 @@ from flax import nnx
 from brt.checks import CountFrom0, configurable
 from brt.models.caches import select_rows
 from brt.models.decoding_window import update_where
-from brt.models.memory_tokens.layout import MemoryLayout
+from brt.models.memory_layout import MemoryLayout
 from brt.pretrained.backbone import Reading
 from brt.pretrained.backbone_layer import LayerKeys, Reads, Seen, attention_bias
 from brt.pretrained.decoder_model import DecoderModel

@@ -25,6 +25,7 @@ LAYERS = (
     ("brt.bindings.reading",),
     ("brt.config",),
     ("brt.models", "brt.data"),
+    ("brt.memory",),
     ("brt.pretrained",),
     ("brt.training",),
     ("brt.evaluation",),

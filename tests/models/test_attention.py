@@ -15,8 +15,8 @@ from brt.models.fast import relative_form, table
 from brt.models.fast.attention import attend, product
 from brt.models.melodi import layer as melodi_layer
 from brt.models.ops import HIDDEN
+from brt.models.relative_attention import plain_attend_by_distance
 from brt.models.transformer_xl import layer as transformer_xl_layer
-from brt.models.transformer_xl.relative_attention import plain_attend_by_distance
 from brt.pretrained import backbone_layer as pretrained_layer
 from brt.pretrained.memories import backbone_memory
 

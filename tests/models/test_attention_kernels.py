@@ -15,7 +15,7 @@ from brt.models.fast.kernels.states import block_attention, plain_block_attentio
 from brt.models.fast.kernels.window import plain_window_attention, window_attention
 from brt.models.ops import HIDDEN, attention, rms_normed, scaled_down_heads, unit_heads
 from brt.models.precision import at_least_float32
-from brt.models.transformer_xl.relative_attention import (
+from brt.models.relative_attention import (
     Positions,
     distances,
     plain_attend_by_distance,

@@ -1,6 +1,5 @@
 """The whole model: embedding and logits, settings, memory for time, narrow activations."""
 
-
 import jax
 import jax.numpy as jnp
 import numpy as np

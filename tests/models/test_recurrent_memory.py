@@ -14,8 +14,8 @@ from brt.data.vocabularies.base import BEGIN
 from brt.models.block_recurrent.model import BlockRecurrentTransformer
 from brt.models.caches import clear_state, reset_rows, with_state
 from brt.models.memory_tokens.model import RecurrentMemoryTransformer
-from brt.models.memory_tokens.transformer_xl import segment_mask, visible_positions
 from brt.models.recurrent_networks import LSTM
+from brt.models.transformer_xl.memory_tokens import segment_mask, visible_positions
 from brt.models.transformer_xl.model import TransformerXL
 
 B, T, V, SEGMENTS = 2, 6, 17, 4

@@ -7,7 +7,7 @@ import pytest
 from tiny_models import quick_jit
 
 from brt.models.layers.positions_sinusoid import sinusoid
-from brt.models.transformer_xl.relative_attention import (
+from brt.models.relative_attention import (
     Positions,
     distances,
     score_terms,

@@ -1,6 +1,6 @@
 """Relative attention that keeps no weights for the backward pass.
 
-Plain counterpart: `plain_attend_by_distance` of `brt.models.transformer_xl.relative_attention`
+Plain counterpart: `plain_attend_by_distance` of `brt.models.relative_attention`
 (tests/models/test_attention.py). A step of a Transformer-XL of 4 layers needs 0.80 of the peak
 memory and 0.96 of the processor time on a CPU (docs/benchmarks/training.md).
 """
@@ -15,7 +15,7 @@ from brt.models.fast.attention import (
     summed_to,
     weighted_values,
 )
-from brt.models.transformer_xl.relative_attention import (
+from brt.models.relative_attention import (
     Positions,
     position_bias,
     query_terms,

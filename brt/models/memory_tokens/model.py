@@ -11,10 +11,10 @@ from flax import nnx
 
 from brt.checks import Count, NotNegative, OneOf, configurable
 from brt.models.attention_weights import AttentionLayout, AttentionWeights, ShowsAttention
-from brt.models.body import Body
+from brt.models.body import Body, MemoryTokens
 from brt.models.caches import select_rows
 from brt.models.layers.initializers import parameter
-from brt.models.memory_tokens.layout import MemoryLayout, MemoryTokens
+from brt.models.memory_layout import MemoryLayout
 from brt.models.memory_tokens.memory import MemoryCache, TokenVectors
 from brt.models.model import Metrics
 from brt.models.transformer_xl.model import TransformerXL

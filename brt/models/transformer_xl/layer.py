@@ -18,8 +18,7 @@ from brt.models.layers.feed_forward import FeedForward
 from brt.models.layers.initializers import normal, parameter
 from brt.models.layers.norms import LayerNorm
 from brt.models.precision import at_least_float32
-from brt.models.sizes import Sizes
-from brt.models.transformer_xl.relative_attention import (
+from brt.models.relative_attention import (
     Positions,
     Terms,
     read_values,
@@ -27,6 +26,7 @@ from brt.models.transformer_xl.relative_attention import (
     scores,
     weights,
 )
+from brt.models.sizes import Sizes
 
 ENCODINGS = ("relative", "shaw", "absolute", "learned")
 NORMS = ("post", "pre")

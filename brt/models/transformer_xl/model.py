@@ -23,9 +23,9 @@ from brt.models.fast.layer_scan import run_layers
 from brt.models.layers.dropout import split_key
 from brt.models.layers.initializers import normal, parameter
 from brt.models.layers.positions_sinusoid import sinusoid
-from brt.models.memory_tokens.layout import MemoryLayout
-from brt.models.memory_tokens.transformer_xl import TransformerXLMemoryTokens
+from brt.models.memory_layout import MemoryLayout
 from brt.models.model import DTYPES
+from brt.models.relative_attention import distances
 from brt.models.sizes import Sizes
 from brt.models.transformer_xl.adaptive_embedding import AdaptiveEmbedding
 from brt.models.transformer_xl.hidden_memory import (
@@ -44,7 +44,7 @@ from brt.models.transformer_xl.layer import (
     LayerAttention,
     TransformerXLLayer,
 )
-from brt.models.transformer_xl.relative_attention import distances
+from brt.models.transformer_xl.memory_tokens import TransformerXLMemoryTokens
 
 REMATS = ("none", "layer")
 ATTENTION_FORMS = ("auto", "plain", "kernel")

@@ -35,7 +35,7 @@ from brt.models.fast.kernels.parts import (
 )
 from brt.models.layers.positions_t5 import HIDDEN
 from brt.models.precision import at_least_float32
-from brt.models.transformer_xl.relative_attention import Positions
+from brt.models.relative_attention import Positions
 
 ROWS = 32
 """Of a vector register of int8."""

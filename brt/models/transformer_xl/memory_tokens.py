@@ -1,19 +1,17 @@
 """Memory tokens around the segments of a Transformer-XL, as in the released code of RMT."""
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from brt.models.attention_weights import AttentionLayout, AttentionWeights
+from brt.models.body import MemoryTokens
 from brt.models.caches import select_rows
 from brt.models.counts import matrix_size
-from brt.models.memory_tokens.layout import MemoryLayout, MemoryTokens
+from brt.models.memory_layout import MemoryLayout
 from brt.models.transformer_xl.hidden_memory import before_segment
 from brt.models.transformer_xl.layer import LayerAttention
-
-if TYPE_CHECKING:
-    from brt.models.transformer_xl.model import TransformerXL
 
 
 def segment_mask(S: int, T: int, memory_at_end: bool = True) -> jax.Array:
@@ -42,9 +40,10 @@ def visible_positions(
 
 
 class TransformerXLMemoryTokens(MemoryTokens):
-    body: "TransformerXL"
+    body: Any
+    """A `TransformerXL`."""
 
-    def __init__(self, body: "TransformerXL", layout: MemoryLayout):
+    def __init__(self, body: Any, layout: MemoryLayout):
         if body.encoding != "relative" or body.same_length:
             raise ValueError(
                 "RecurrentMemoryTransformer places its memory tokens by relative positions and "
