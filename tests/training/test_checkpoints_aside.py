@@ -1,5 +1,6 @@
 """Checkpoints that a run does not resume from are moved aside, and never deleted."""
 
+import asyncio
 import errno
 import json
 import logging
@@ -7,6 +8,7 @@ import os
 import resource
 import shutil
 
+import orbax.checkpoint as ocp
 import pytest
 from checkpoints import (
     DAMAGES,
@@ -18,14 +20,11 @@ from checkpoints import (
     restored,
     saved,
 )
-from tiny_run import contents, differing, half_read  # noqa: F401
+from tiny_run import collect_garbage, contents, differing  # noqa: F401
 
 from brt.training.checkpoints.checkpoint import CheckpointError, Checkpoints
 
-pytestmark = [
-    pytest.mark.usefixtures("half_read"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = pytest.mark.usefixtures("collect_garbage")
 
 
 def named_aside(folder):
@@ -55,6 +54,25 @@ def test_a_damaged_checkpoint_is_skipped_and_moved_and_never_deleted(tmp_path, d
     assert named_aside(tmp_path) == ["4-unreadable"]
     assert contents(tmp_path / "aside" / "4-unreadable") == before
     assert not differing(restored(tmp_path)[0], make_state(6, seed=5))
+
+
+def test_a_restore_that_fails_waits_for_its_other_reads(tmp_path, monkeypatch):
+    saved(tmp_path, 2)
+    ended = []
+
+    async def read(seconds):
+        await asyncio.sleep(seconds)
+        if not seconds:
+            raise ValueError("DATA_LOSS")
+        ended.append(seconds)
+
+    async def deserialize(handler, infos, args):
+        await asyncio.gather(read(0.1), read(0), read(0.2))
+
+    monkeypatch.setattr(ocp.type_handlers.ArrayHandler, "deserialize", deserialize)
+    with opened(tmp_path) as checkpoints, pytest.raises(CheckpointError, match="DATA_LOSS"):
+        checkpoints.restore(2, abstract(make_state()))
+    assert ended == [0.1, 0.2]
 
 
 @pytest.mark.parametrize(
