@@ -18,6 +18,7 @@ from brt.data.sources.base import Document, FileSource, absolute, check_known_sp
 from brt.data.sources.plain_text import HEAD, NotPlainText, check_plain_text
 from brt.storage.file_parts import FileBytes
 from brt.storage.paths import RemotePath, is_remote
+from brt.storage.regular_files import check_regular
 
 WHOLE = 2**22
 """Larger files are read in parts."""
@@ -96,7 +97,11 @@ class TextFiles(FileSource):
             paths = [path for path in paths if not os.path.isdir(path)]
         if not paths:
             raise self._nothing(path, files)
-        return {path: os.stat(path).st_size for path in paths}
+        sizes = {path: os.stat(path).st_size for path in paths}
+        for path in sizes:
+            if sizes[path] == 0:
+                check_regular(path)  # FIFOs and devices have no size either
+        return sizes
 
     def _nothing(self, path: str, others: list[str]) -> FileNotFoundError:
         if any(os.path.basename(p) in ("dataset_info.json", "dataset_dict.json") for p in others):

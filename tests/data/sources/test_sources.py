@@ -15,6 +15,7 @@ from brt.data.sources.files import SourceTree, TextFiles
 from brt.data.sources.plain_text import NotPlainText
 from brt.data.stores.shards import ListedDocuments
 from brt.storage.paths import RemotePath
+from brt.storage.regular_files import NotRegular
 
 
 def fill(root, files):
@@ -60,6 +61,13 @@ def test_empty_files_are_refused_before_the_first_document(tmp_path):
         next(TextFiles(str(tmp_path)).documents("train"))
     assert "z0.txt" in str(caught.value)
     assert read(TextFiles(str(tmp_path), skip_empty=True)) == {"a": b"one"}
+
+
+@pytest.mark.parametrize("skip_empty", [False, True])
+def test_a_fifo_is_named_and_not_called_empty(tmp_path, skip_empty):
+    os.mkfifo(tmp_path / "a.txt")
+    with pytest.raises(NotRegular, match=r"a\.txt is a FIFO"):
+        TextFiles(str(tmp_path), skip_empty=skip_empty).parts("train")
 
 
 RECORD = json.dumps({"text": "Once upon a time"}).encode() + b"\n"
