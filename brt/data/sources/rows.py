@@ -2,7 +2,6 @@
 
 import abc
 import contextlib
-import glob
 import gzip
 import io
 import itertools
@@ -17,7 +16,7 @@ import gin
 
 from brt.checks import Name, configurable, shortened
 from brt.data.extras import MissingExtra, extra_library
-from brt.data.sources.base import Document, FileSource, absolute
+from brt.data.sources.base import Document, FileSource, absolute, matching
 from brt.storage.paths import RemotePath, file_size, is_remote
 from brt.storage.regular_files import open_regular
 
@@ -269,7 +268,7 @@ def listed(path: str, suffixes: tuple[str, ...]) -> tuple[str, list[str]]:
     else:
         path = absolute(path)
         if not os.path.isdir(path):
-            return "", sorted(glob.glob(path, recursive=True))
+            return "", matching(path)
         tree = os.walk(path)
         files = [os.path.join(at, name) for at, _, names in tree for name in names]
     inside = [(file, file.removeprefix(path)) for file in files if file.endswith(suffixes)]
