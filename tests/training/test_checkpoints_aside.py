@@ -7,6 +7,7 @@ import logging
 import os
 import resource
 import shutil
+from pathlib import Path
 
 import orbax.checkpoint as ocp
 import pytest
@@ -98,6 +99,21 @@ def test_a_fifo_among_the_files_is_damage_and_not_waited_for(tmp_path):
     os.mkfifo(path)
     assert run_on(tmp_path) == (2, [2])
     assert named_aside(tmp_path) == ["4-unreadable"]
+
+
+def test_a_sparse_file_is_damage_and_not_read(tmp_path):
+    saved(tmp_path, 2, 4)
+    os.truncate(tmp_path / "4" / "params" / "manifest.ocdbt", 2**40)
+    assert run_on(tmp_path) == (2, [2])
+    assert named_aside(tmp_path) == ["4-unreadable"]
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, Path.touch], ids=["FIFO", "file"])
+def test_what_has_the_name_of_a_checkpoint_is_moved_and_not_deleted(tmp_path, make):
+    saved(tmp_path, 2)
+    make(tmp_path / "4")
+    assert run_on(tmp_path, 4) == (2, [2, 4])
+    assert named_aside(tmp_path) == ["4-no-folder"]
 
 
 def test_a_step_that_cannot_be_read_twice_is_put_aside_twice(tmp_path):
