@@ -225,6 +225,8 @@ def _user_code(error: BaseException | None) -> str:
 def _is_library(frame):
     file, module = frame.f_code.co_filename, frame.f_globals.get("__name__", "")
     allowed = any(f"{module}.".startswith(f"{name}.") for name in FLAGS.allow_imports)
+    if not os.path.exists(file):  # of a compiled module, such as pyarrow/error.pxi
+        return True
     return file.startswith(LIBRARIES) and not (file.startswith(PACKAGE) or allowed)
 
 

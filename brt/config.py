@@ -81,7 +81,8 @@ def parse(
 def evaluate_macros(missing: int | None = None) -> None:
     """Binds macros to the values of calls, `vocabulary_size = @corpus_vocabulary_size()`.
 
-    A run folder then has the number. A call that needs a file of another machine stays.
+    A run folder then has the number. A call that fails stays: it may need a file of another
+    machine, and if it lacks a binding, building the experiment names it.
 
     missing: the number of a call whose file is yet to be made.
     """
@@ -89,7 +90,7 @@ def evaluate_macros(missing: int | None = None) -> None:
         value = bound.get("value")
         if selector == "gin.macro" and isinstance(value, gin.config.ConfigurableReference):
             number = missing
-            with contextlib.suppress(OSError, ValueError, ImportError):
+            with contextlib.suppress(OSError, ValueError, ImportError, TypeError):
                 number = copy.deepcopy(value)  # a copy of a call is its value
             if isinstance(number, int):
                 bound["value"] = number

@@ -40,6 +40,7 @@ from brt.storage.regular_files import check_links, read_text
 from brt.storage.shipped import gin_folders
 from brt.terminal import printable
 from brt.training.checkpoints.parameters import (
+    HEAD,
     WEIGHTS,
     check_step,
     from_named_arrays,
@@ -275,7 +276,8 @@ def use_vocabulary(experiment: Experiment, folder: str) -> Experiment:
     """
     if not (as_path(folder) / WEIGHTS).is_file():
         return experiment
-    entry = read_head(folder).get("vocabulary", {})
+    head = read_head(folder)
+    entry = head["vocabulary"]
     if kind := entry.get("kind"):
         vocabulary = KINDS[kind](os.path.join(folder, entry["file"]))
         if "Corpus.vocabulary" in bound_by_flags:
@@ -287,6 +289,12 @@ def use_vocabulary(experiment: Experiment, folder: str) -> Experiment:
             )
         for corpus in experiment.trainer.corpus.corpora:
             corpus.vocabulary = vocabulary
+    vocabulary = experiment.trainer.corpus.vocabulary
+    if vocabulary.fingerprint == entry["fingerprint"] and vocabulary.size != head["vocab_size"]:
+        raise ValueError(
+            f"{folder}/{HEAD} is damaged, as vocab_size = {head['vocab_size']}, and its vocabulary "
+            f"{vocabulary.name} has {vocabulary.size} ids: copy the folder again."
+        )
     return experiment
 
 

@@ -18,7 +18,6 @@ from tiny_run import (  # noqa: F401
     command,
     contents,
     files_of_at_most,
-    half_read,
     start,
     write_config,
 )

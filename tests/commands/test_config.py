@@ -269,6 +269,14 @@ def test_a_required_value_of_an_evaluation_is_asked_for_before_training(folder):
     assert "segment_length" in message(built, path)
 
 
+def test_a_required_value_of_a_vocabulary_is_named(folder):
+    path = plain_config(folder, "Corpus.vocabulary = @CharacterVocabulary()")
+    size = ["BlockRecurrentTransformer.vocabulary_size = %size", "size = @corpus_vocabulary_size()"]
+    config.parse([str(path)], size)
+    config.evaluate_macros()
+    assert "CharacterVocabulary.file" in message(Experiment.from_gin)
+
+
 def test_a_macro_without_a_value_is_named():
     sentence = message(config.parse, bindings=["BlockRecurrentTransformer.width = %WIDTH"])
     assert "the macro WIDTH has no value" in sentence

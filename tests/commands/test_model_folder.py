@@ -153,6 +153,7 @@ HEADS = {
     "another model": ("model_type", "gpt2"),
     "another type of parameters": ("torch_dtype", "float16"),
     "a size of 0": ("vocab_size", 0),
+    "the size of another vocabulary": ("vocab_size", 300),
     "a vocabulary that is a list": ("vocabulary", []),
     "a vocabulary of no kind": ("vocabulary", {"kind": "x", "file": "", "fingerprint": ""}),
     "a file elsewhere": ("vocabulary", {"kind": "words", "file": "../x", "fingerprint": ""}),

@@ -158,3 +158,11 @@ def test_a_folder_of_compressed_text_names_its_files(tmp_path):
     (tmp_path / "a.txt.gz").write_bytes(gzip.compress(b"a line of text\n"))
     with pytest.raises(FileNotFoundError, match=r"a\.txt\.gz"):
         texts(tmp_path, "train")
+
+
+def test_an_error_of_a_compiled_library_shows_no_line_of_it(config, tmp_path, monkeypatch, capfd):
+    pytest.importorskip("pyarrow")
+    (tmp_path / "a.parquet").write_bytes(b"text" * 9)
+    assert command(monkeypatch, prepare, f"--gin_file={config}", "--text=a.parquet") == 1
+    error = capfd.readouterr().err
+    assert "a.parquet is damaged" in error and ".pxi" not in error

@@ -12,9 +12,9 @@ from tiny_run import (  # noqa: F401
     PLAIN,
     assert_same_run,
     build,
+    collect_garbage,
     command,
     contents,
-    half_read,
     train_here,
     write_config,
 )
@@ -101,7 +101,7 @@ def fill_at(monkeypatch, disk, owner, name, number, left=0):
     monkeypatch.setattr(owner, name, filling)
 
 
-@pytest.mark.usefixtures("half_read")
+@pytest.mark.usefixtures("collect_garbage")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize(
     ("owner", "name", "number", "left", "named"),

@@ -19,7 +19,7 @@ from fabricated_runs import make_run
 from fuzzing import CONTENTS, Tally, same_arrays, spoil_file, spoil_json
 from paths import ROOT
 from stores import make_store
-from tiny_run import differing, half_read  # noqa: F401
+from tiny_run import collect_garbage, differing  # noqa: F401
 
 from brt import config
 from brt.data.corpus import Corpus
@@ -213,8 +213,7 @@ def test_a_spoilt_model_folder_is_refused_or_gives_its_parameters(scale, tmp_pat
 
 
 @both
-@pytest.mark.usefixtures("half_read")
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.usefixtures("collect_garbage")
 def test_a_spoilt_checkpoint_is_skipped_or_gives_what_was_saved(scale, tmp_path):
     tally, base = Tally("checkpoints"), tmp_path / "base"
     saved(base, 2, 4)

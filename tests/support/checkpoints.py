@@ -108,6 +108,12 @@ def flip(path: Path):
     path.write_bytes(data)
 
 
+def arrays_removed(folder: Path):
+    """Removes files of several arrays at once, so that several reads of a restore fail."""
+    for part in ("params", "optimizer", "caches"):
+        array_file(folder, f"{part}/ocdbt.process_0").unlink()
+
+
 class Damage(NamedTuple):
     what: str
     do: callable
@@ -120,6 +126,7 @@ DAMAGES = [
     Damage("truncated file", lambda folder: os.truncate(array_file(folder, "params"), 100)),
     Damage("emptied file", lambda folder: os.truncate(array_file(folder, "caches"), 0)),
     Damage("deleted file", lambda folder: array_file(folder, "optimizer").unlink()),
+    Damage("deleted files of several arrays", arrays_removed),
     Damage("deleted part", lambda folder: shutil.rmtree(folder / "caches")),
     Damage("deleted record", lambda folder: shutil.rmtree(folder / "record")),
     Damage("flipped record", lambda folder: flip(array_file(folder, "record"))),

@@ -91,11 +91,8 @@ lines."""
 
 
 @pytest.fixture
-def half_read():
-    """For tests in which a restore fails: what Orbax left half read complains in the same test.
-
-    Each of them needs a filter for `pytest.PytestUnraisableExceptionWarning` too.
-    """
+def collect_garbage():
+    """For tests in which a restore or write fails: coroutines that it left complain here."""
     yield
     gc.collect()
 

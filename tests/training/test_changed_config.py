@@ -4,9 +4,9 @@ import jax
 import pytest
 from tiny_run import (  # noqa: F401
     build,
+    collect_garbage,
     contents,
     differing,
-    half_read,
     one_device,
     train_here,
     write_config,
@@ -87,8 +87,7 @@ def test_changes_are_accepted_with_the_flag_if_the_shapes_fit(tiny, straight, mo
     assert run.resumed and not differing(run.state, straight.state)
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.usefixtures("half_read")
+@pytest.mark.usefixtures("collect_garbage")
 def test_changes_that_do_not_fit_are_an_error_even_with_the_flag(tiny, straight):
     wider = build(tiny.path, *BINDINGS, "BlockRecurrentTransformer.feed_forward_size = 20")
     before = contents(straight.folder.path)

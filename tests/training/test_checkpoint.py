@@ -17,15 +17,12 @@ from checkpoints import (
     restored,
     saved,
 )
-from tiny_run import differing, files_of_at_most, half_read, leaves, mesh_of  # noqa: F401
+from tiny_run import collect_garbage, differing, files_of_at_most, leaves, mesh_of  # noqa: F401
 
 from brt.training.checkpoints.checkpoint import CheckpointError, Checkpoints, OtherModel
 from brt.training.checkpoints.fingerprints import fingerprints
 
-pytestmark = [
-    pytest.mark.usefixtures("half_read"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = pytest.mark.usefixtures("collect_garbage")
 
 
 # What is saved comes back.
@@ -211,6 +208,7 @@ def test_a_fingerprint_sees_every_bit_and_every_place():
 # Disks.
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_write_that_fails_is_reported_and_leaves_the_earlier_ones(tmp_path):
     state = make_state(4)
     state = state._replace(params={**state.params, "large_VD": jnp.ones((512, 1024))})

@@ -1,12 +1,15 @@
 """Checkpoints that a run does not resume from are moved aside, and never deleted."""
 
+import asyncio
 import errno
 import json
 import logging
 import os
 import resource
 import shutil
+from pathlib import Path
 
+import orbax.checkpoint as ocp
 import pytest
 from checkpoints import (
     DAMAGES,
@@ -18,14 +21,11 @@ from checkpoints import (
     restored,
     saved,
 )
-from tiny_run import contents, differing, half_read  # noqa: F401
+from tiny_run import collect_garbage, contents, differing  # noqa: F401
 
 from brt.training.checkpoints.checkpoint import CheckpointError, Checkpoints
 
-pytestmark = [
-    pytest.mark.usefixtures("half_read"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = pytest.mark.usefixtures("collect_garbage")
 
 
 def named_aside(folder):
@@ -57,6 +57,25 @@ def test_a_damaged_checkpoint_is_skipped_and_moved_and_never_deleted(tmp_path, d
     assert not differing(restored(tmp_path)[0], make_state(6, seed=5))
 
 
+def test_a_restore_that_fails_waits_for_its_other_reads(tmp_path, monkeypatch):
+    saved(tmp_path, 2)
+    ended = []
+
+    async def read(seconds):
+        await asyncio.sleep(seconds)
+        if not seconds:
+            raise ValueError("DATA_LOSS")
+        ended.append(seconds)
+
+    async def deserialize(handler, infos, args):
+        await asyncio.gather(read(0.1), read(0), read(0.2))
+
+    monkeypatch.setattr(ocp.type_handlers.ArrayHandler, "deserialize", deserialize)
+    with opened(tmp_path) as checkpoints, pytest.raises(CheckpointError, match="DATA_LOSS"):
+        checkpoints.restore(2, abstract(make_state()))
+    assert ended == [0.1, 0.2]
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -80,6 +99,21 @@ def test_a_fifo_among_the_files_is_damage_and_not_waited_for(tmp_path):
     os.mkfifo(path)
     assert run_on(tmp_path) == (2, [2])
     assert named_aside(tmp_path) == ["4-unreadable"]
+
+
+def test_a_sparse_file_is_damage_and_not_read(tmp_path):
+    saved(tmp_path, 2, 4)
+    os.truncate(tmp_path / "4" / "params" / "manifest.ocdbt", 2**40)
+    assert run_on(tmp_path) == (2, [2])
+    assert named_aside(tmp_path) == ["4-unreadable"]
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, Path.touch], ids=["FIFO", "file"])
+def test_what_has_the_name_of_a_checkpoint_is_moved_and_not_deleted(tmp_path, make):
+    saved(tmp_path, 2)
+    make(tmp_path / "4")
+    assert run_on(tmp_path, 4) == (2, [2, 4])
+    assert named_aside(tmp_path) == ["4-no-folder"]
 
 
 def test_a_step_that_cannot_be_read_twice_is_put_aside_twice(tmp_path):

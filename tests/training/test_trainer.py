@@ -16,10 +16,10 @@ from tiny_run import (  # noqa: F401
     PLAIN,
     assert_same_run,
     build,
+    collect_garbage,
     command,
     contents,
     differing,
-    half_read,
     leaves,
     one_device,
     records,
@@ -154,8 +154,7 @@ def test_a_run_that_was_killed_goes_on_from_its_last_checkpoint(
     assert_same_run(run, straight)
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.usefixtures("half_read")
+@pytest.mark.usefixtures("collect_garbage")
 def test_going_on_past_a_damaged_and_a_misnamed_checkpoint_is_invisible_and_deletes_nothing(
     tiny, straight, tmp_path
 ):

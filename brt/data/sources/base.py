@@ -5,7 +5,9 @@ A source yields whole documents in a fixed order, and opens no file when it is m
 
 import abc
 import dataclasses
+import glob
 import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -118,3 +120,25 @@ def check_known_split(source: Source, split: str, known: Iterable[str]) -> None:
 
 def absolute(path: str) -> str:
     return os.path.abspath(expanded(path))
+
+
+def matching(pattern: str) -> list[str]:
+    """Returns the sorted paths of a glob pattern; `**` enters each folder once.
+
+    Links to folders are followed, and may form loops.
+    """
+    found: set[str] = set()
+    before, *after = re.split(r"(?:(?<=/)|^)\*\*(?:/|$)", pattern, maxsplit=1)
+    if not after:
+        return sorted(glob.glob(pattern))
+    for root in glob.glob(before or os.curdir):
+        entered = {os.path.realpath(root)}
+        for folder, names, _ in os.walk(root, followlinks=True):
+            inside = sorted(os.path.join(folder, name) for name in names if name[0] != ".")
+            names.clear()
+            for path in sorted(inside, key=os.path.islink):  # others keep their own paths
+                if (real := os.path.realpath(path)) not in entered:
+                    entered.add(real)
+                    names.append(os.path.basename(path))
+            found.update(matching(os.path.join(glob.escape(folder), after[0] or "*")))
+    return sorted(found)

@@ -1,7 +1,6 @@
 """Sources of files: folders of text, and trees of source code or LaTeX."""
 
 import collections
-import glob
 import hashlib
 import itertools
 import os
@@ -14,10 +13,11 @@ import gin
 from absl import logging
 
 from brt.checks import Name, Range, configurable
-from brt.data.sources.base import Document, FileSource, absolute, check_known_split
+from brt.data.sources.base import Document, FileSource, absolute, check_known_split, matching
 from brt.data.sources.plain_text import HEAD, NotPlainText, check_plain_text
 from brt.storage.file_parts import FileBytes
 from brt.storage.paths import RemotePath, is_remote
+from brt.storage.regular_files import check_regular
 
 WHOLE = 2**22
 """Larger files are read in parts."""
@@ -92,11 +92,15 @@ class TextFiles(FileSource):
             files = sorted(entry.path for entry in _entries(path) if not entry.is_dir())
             paths = [file for file in files if file.endswith(self.suffix)]
         else:
-            paths = [path] if os.path.lexists(path) else sorted(glob.glob(path, recursive=True))
+            paths = [path] if os.path.lexists(path) else matching(path)
             paths = [path for path in paths if not os.path.isdir(path)]
         if not paths:
             raise self._nothing(path, files)
-        return {path: os.stat(path).st_size for path in paths}
+        sizes = {path: os.stat(path).st_size for path in paths}
+        for path in sizes:
+            if sizes[path] == 0:
+                check_regular(path)  # FIFOs and devices have no size either
+        return sizes
 
     def _nothing(self, path: str, others: list[str]) -> FileNotFoundError:
         if any(os.path.basename(p) in ("dataset_info.json", "dataset_dict.json") for p in others):

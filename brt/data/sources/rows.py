@@ -2,7 +2,6 @@
 
 import abc
 import contextlib
-import glob
 import gzip
 import io
 import itertools
@@ -17,7 +16,7 @@ import gin
 
 from brt.checks import Name, configurable, shortened
 from brt.data.extras import MissingExtra, extra_library
-from brt.data.sources.base import Document, FileSource, absolute
+from brt.data.sources.base import Document, FileSource, absolute, matching
 from brt.storage.paths import RemotePath, file_size, is_remote
 from brt.storage.regular_files import open_regular
 
@@ -269,7 +268,7 @@ def listed(path: str, suffixes: tuple[str, ...]) -> tuple[str, list[str]]:
     else:
         path = absolute(path)
         if not os.path.isdir(path):
-            return "", sorted(glob.glob(path, recursive=True))
+            return "", matching(path)
         tree = os.walk(path)
         files = [os.path.join(at, name) for at, _, names in tree for name in names]
     inside = [(file, file.removeprefix(path)) for file in files if file.endswith(suffixes)]
@@ -282,7 +281,35 @@ def _decompressed(file: IO[bytes]) -> IO[bytes]:
     if head.startswith(GZIP):
         return gzip.open(file)  # type: ignore[return-value]
     if head == ZSTANDARD:
-        library = extra_library("zstandard", "JsonLines", "tables")
-        reader = library.ZstdDecompressor().stream_reader(file, read_across_frames=True)
-        return io.BufferedReader(reader)
+        return io.BufferedReader(_Zstandard(file), 2**16)
     return file
+
+
+class _Zstandard(io.RawIOBase):
+    """The decompressed frames of a file.
+
+    The library's own reader takes a frame that is cut short for one that ends there.
+    """
+
+    def __init__(self, file: IO[bytes]):
+        library = extra_library("zstandard", "JsonLines", "tables")
+        self._file, self._begin = file, library.ZstdDecompressor().decompressobj
+        self._frame: Any = None
+        self._compressed, self._content = b"", memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._content:
+            # So few bytes decompress to 32 MB at most.
+            if not (part := self._compressed or self._file.read(2**10)):
+                if self._frame:
+                    raise EOFError("it ends within a frame")
+                return 0
+            frame = self._frame or self._begin()
+            self._content = memoryview(frame.decompress(part))
+            self._compressed, self._frame = (frame.unused_data, None) if frame.eof else (b"", frame)
+        size = min(len(buffer), len(self._content))
+        buffer[:size], self._content = self._content[:size], self._content[size:]
+        return size

@@ -22,9 +22,10 @@ from jax.experimental import multihost_utils
 
 from brt.checks import ManyFrom0
 from brt.data.stores.token_store import VOCABULARY
-from brt.storage.json_files import Fields, misfit, read_json
+from brt.storage.json_files import MOST_BYTES, Fields, misfit, read_json
 from brt.storage.paths import RemotePath, absolute, as_path, is_remote, move
-from brt.storage.regular_files import check_regular
+from brt.storage.regular_files import open_regular
+from brt.training.checkpoints.awaited_reads import await_all_reads
 from brt.training.checkpoints.fingerprints import fingerprints
 from brt.training.checkpoints.mirror import COMPLETE, CheckpointMirror
 from brt.training.checkpoints.policy import CheckpointPolicy
@@ -84,6 +85,7 @@ class Checkpoints:
         # Orbax logs these counters, and TensorStore never frees what it returns: 0.1 MB a
         # checkpoint (docs/benchmarks/robustness.md).
         tensorstore.experimental_collect_matching_metrics = lambda *_: []
+        await_all_reads(ocp.type_handlers.get_type_handler(jax.Array))
         self._ocp = ocp
         self._retention = _Retention(policy or CheckpointPolicy())
         self._writing = 0  # the newest step that was begun to be written
@@ -114,6 +116,8 @@ class Checkpoints:
         step = int(state.step)
         if step in self._manager.all_steps() or (self._mirror and step in self._mirror.steps()):
             return
+        if jax.process_index() == 0 and os.path.lexists(os.path.join(self.folder, str(step))):
+            self._move_aside(step, "no-folder")  # Orbax would delete it, or wait for a FIFO
         self._retention.best = best
         self.wait()  # so that an error names the checkpoint that failed, not the next one
         self._writing = step
@@ -257,8 +261,11 @@ class Checkpoints:
         folder = os.path.join(self.folder, str(step))
         if not is_remote(folder):
             for path, _, names in os.walk(folder):
+                # Reading a FIFO would wait, and a sparse file fill the memory; arrays are read in
+                # parts.
+                most = None if os.path.basename(path) == "d" else MOST_BYTES
                 for name in names:
-                    check_regular(os.path.join(path, name))  # reading a FIFO would wait
+                    open_regular(os.path.join(path, name), most).close()
         record = read_json(os.path.join(folder, "record", "metadata"), RECORD, "it is left out")
         # Of a single number the fingerprint is the number itself.
         if (held := record["fingerprints"].get(STEP_NAME)) is None:

@@ -30,6 +30,8 @@ def transient_reason(error: BaseException) -> str | None:
 
 
 def first_line(error: BaseException) -> str:
+    while type(error) is Exception and error.__cause__:
+        error = error.__cause__  # of Orbax's, which begin with the whole TensorStore specification
     return str(error).strip().split("\n")[0][:300]
 
 

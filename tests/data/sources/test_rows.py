@@ -6,6 +6,7 @@ import json
 import pickle
 import subprocess
 import sys
+from contextlib import nullcontext
 
 import fsspec
 import pytest
@@ -199,6 +200,16 @@ def test_slices_hold_every_byte_once(tmp_path_factory, texts):
     splits = [texts_of(source, split) for split in ("train", "validation", "test")]
     assert "".join(itertools.chain(*splits)) == "".join(texts)
     assert len("".join(splits[0])) > 0.7 * len("".join(texts))
+
+
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_a_zstandard_file_that_ends_within_a_frame_is_damaged(tmp_path, is_cut):
+    writer = zstandard.ZstdCompressor().compressobj()
+    data = writer.compress(json_lines(TEXTS)) + writer.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK)
+    end = b"" if is_cut else writer.flush()
+    (tmp_path / "a.jsonl.zst").write_bytes(data + end)
+    with pytest.raises(ValueError, match=r"a\.jsonl\.zst is damaged") if is_cut else nullcontext():
+        assert texts_of(JsonLines(str(tmp_path))) == TEXTS
 
 
 def test_a_cut_in_the_last_line_leaves_something_of_it(tmp_path):

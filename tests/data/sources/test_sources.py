@@ -1,5 +1,6 @@
 """Sources: which documents, in which order, and what is said when there are none."""
 
+import glob
 import gzip
 import hashlib
 import json
@@ -11,10 +12,12 @@ import fsspec
 import pytest
 
 from brt.data.corpus import Corpus
+from brt.data.sources.base import matching
 from brt.data.sources.files import SourceTree, TextFiles
 from brt.data.sources.plain_text import NotPlainText
 from brt.data.stores.shards import ListedDocuments
 from brt.storage.paths import RemotePath
+from brt.storage.regular_files import NotRegular
 
 
 def fill(root, files):
@@ -60,6 +63,13 @@ def test_empty_files_are_refused_before_the_first_document(tmp_path):
         next(TextFiles(str(tmp_path)).documents("train"))
     assert "z0.txt" in str(caught.value)
     assert read(TextFiles(str(tmp_path), skip_empty=True)) == {"a": b"one"}
+
+
+@pytest.mark.parametrize("skip_empty", [False, True])
+def test_a_fifo_is_named_and_not_called_empty(tmp_path, skip_empty):
+    os.mkfifo(tmp_path / "a.txt")
+    with pytest.raises(NotRegular, match=r"a\.txt is a FIFO"):
+        TextFiles(str(tmp_path), skip_empty=skip_empty).parts("train")
 
 
 RECORD = json.dumps({"text": "Once upon a time"}).encode() + b"\n"
@@ -259,3 +269,22 @@ def test_an_object_that_changes_while_it_is_prepared_is_named(bucket, tmp_path, 
     with pytest.raises(ValueError, match=rf"{path} (changed|came or went)"):
         documents.check_unchanged()
     assert next(ListedDocuments(source, "train").runs({})).key != run.key
+
+
+def test_folders_that_links_join_to_a_loop_are_entered_once(tmp_path):
+    for name in "abcdefghijklmnopqrst":
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "up").symlink_to(tmp_path)
+        (tmp_path / name / f"{name}.txt").write_text(name)
+    parts = TextFiles(f"{tmp_path}/**/*.txt").parts("train")
+    assert parts == [f"{tmp_path}/{name}/{name}.txt" for name in "abcdefghijklmnopqrst"]
+
+
+@pytest.mark.parametrize("pattern", ["**/*.txt", "*/**/*.txt", "**", "**/b/*", "**/b/**", "*"])
+def test_a_pattern_finds_what_glob_finds(tmp_path, pattern):
+    for path in ("1.txt", "a/2.txt", "a/b/3.txt", "a/b/[*/4.txt", "b/5.md", ".hidden/6.txt"):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(path)
+    found = glob.glob(f"{tmp_path}/{pattern}", recursive=True)
+    files = [path for path in matching(f"{tmp_path}/{pattern}") if os.path.isfile(path)]
+    assert files == sorted(path for path in found if os.path.isfile(path))
