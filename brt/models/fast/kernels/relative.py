@@ -33,7 +33,7 @@ from brt.models.fast.kernels.parts import (
     summed_over_batch,
     upcast,
 )
-from brt.models.layers.positions_t5 import HIDDEN
+from brt.models.ops import HIDDEN
 from brt.models.precision import at_least_float32
 from brt.models.relative_attention import Positions
 
