@@ -23,9 +23,9 @@ def form_by_distance(
         from brt.models.fast.kernel_forms import heads_of
         from brt.models.fast.kernels import relative as relative_kernel
 
-        one = sizes.num_heads, sizes.head_size
-        misfit = misfit or relative_kernel.misfit(heads_of(*one), keys)
+        heads = heads_of(sizes.num_heads, sizes.head_size, rows, qk_norm=False)
+        misfit = misfit or relative_kernel.misfit(heads, keys)
         what = f"Attention, {queries} queries and {keys} keys by distance"
         if has_kernel(sizes, what, misfit, BINDING):
-            return functools.partial(relative_kernel.attend_by_distance, heads_of(*one, rows))
+            return functools.partial(relative_kernel.attend_by_distance, heads)
     return relative_attention.attend_by_distance
