@@ -179,6 +179,7 @@ def run_layer(layer, settings, x_WD, memory, fed_back, own_memory=None):
         self_WHK = self_WA.reshape(Qv_e_WHK.shape)
         self_WHK, offered, after = own_memory(layer, *tokens, self_WHK, memory, y_WD)
         self_WA, read = self_WHK.reshape(self_WA.shape), offered or read
+        x_WD = x_WD + after.pop("residual", 0)
         new_memory |= after
     if "states" in memory:
         # Section 3.1: keys and values of tokens and of states serve both directions, and both

@@ -19,6 +19,8 @@ from architecture import DIVISIBLE, OF_RMT, SEGMENT, SIZES, STATES, VOCABULARY, 
 from associative_numpy import AssociativeReader, GatedDeltaReader
 from drawn_pretrained import draw
 from flax import nnx
+from own_memories import GradientMemory, LinearRecurrence
+from own_memories_numpy import GradientReader, RecurrenceReader
 from pretrained_architectures import PRETRAINED
 from tiny_models import OneKey, cast, randomised
 
@@ -226,6 +228,16 @@ def associative(memory, reader, **options) -> Architecture:
     )
 
 
+def own(memory, reader) -> Architecture:
+    """An entry of a memory that is none of brt's, in the middle layer of a stack."""
+    return block_recurrent(
+        memories=((memory, (1,)),),
+        reference=lambda params: reader(params, paper_settings()),
+        cleared=(1,),
+        within=True,
+    )
+
+
 def _rec(gate, arrangement, layers=(1,), **others):
     return block_recurrent(recurrent_layers=layers, gate=gate, arrangement=arrangement, **others)
 
@@ -274,6 +286,8 @@ ARCHITECTURES = Architectures({
     "associative_linear": associative(AssociativeMemory, AssociativeReader, rule="linear"),
     "associative_delta": associative(AssociativeMemory, AssociativeReader, rule="delta"),
     "gated_delta": associative(GatedDeltaMemory, GatedDeltaReader),
+    "own_gradient": own(GradientMemory, GradientReader),
+    "own_recurrence": own(LinearRecurrence, RecurrenceReader),
     "melodi": melodi(summary=3, short_memory=3, long_layers=(1,), long_memory=5, long_increment=2),
     "melodi_short": melodi(summary=2, short_memory=3),
     "txl_same_length": transformer_xl(
