@@ -23,7 +23,7 @@ from brt.bindings.reading import check_all_read, read_bindings
 from brt.data.mixture import MixedStore
 from brt.data.stores.token_store import TokenStore
 from brt.data.stores.verification import verify_once
-from brt.data.streams.batch import Batch, document_segments
+from brt.data.streams.batch import Batch, Segment, document_segments
 from brt.evaluation.settings import Evaluation
 from brt.experiment_checks import (
     abstract_batch,
@@ -180,7 +180,7 @@ class Experiment:
         K = self.trainer.reread_segments + self.trainer.segments_per_step
         return abstract_batch(K, self.trainer.rows, self.trainer.segment_length)
 
-    def segments(self, text: str) -> Iterator[Batch]:
+    def segments(self, text: str) -> Iterator[Segment]:
         """Yields a text as segments (1, T), the last one padded with weights of 0."""
         tokens = self.trainer.corpus.vocabulary.encode(text.encode(), "text")
         return document_segments(tokens, self.trainer.segment_length)
