@@ -1,6 +1,5 @@
 """Checks that model, stream, vocabulary and documents of an experiment fit together."""
 
-import difflib
 import functools
 import os
 from collections.abc import Iterable
@@ -12,7 +11,6 @@ from absl import logging
 
 from brt.bindings.bound_values import binding_of
 from brt.data.corpus import Corpus
-from brt.data.extras import MissingExtra
 from brt.data.mixture import MixedStore, Mixture
 from brt.data.sources.base import Source, absolute
 from brt.data.stores.token_store import HOW_TO_REPEAT, MANIFEST, TokenStore
@@ -22,25 +20,16 @@ from brt.data.streams.labelled import LabelledDocuments
 from brt.data.streams.samples import check_cut
 from brt.data.streams.select import check_stride
 from brt.data.streams.shifted import check_overlap
-from brt.data.vocabularies.base import Vocabulary
-from brt.data.vocabularies.pretrained_folder import PretrainedFolderVocabulary
 from brt.evaluation.reading import reading_step
 from brt.evaluation.settings import batch_shape
 from brt.models.model import Model
 from brt.models.reader import Reader
-from brt.pretrained.source import Pretrained
 from brt.storage.json_files import read_json
 from brt.storage.paths import is_remote
 from brt.training.settings import Trainer
 
 if TYPE_CHECKING:
     from brt.experiment import Experiment
-
-SAMPLE = (
-    "The rabbit-hole went straight on like a tunnel for some way, and then dipped suddenly down. "
-    'In 1865, "Alice" had 192 pages; isn\'t that a pity?'
-)
-ALIKE = 0.9
 
 
 def check_evaluation(experiment: "Experiment") -> None:
@@ -126,8 +115,10 @@ def check_same_parameters(trained: Any, evaluated: Any) -> None:
 def check_vocabulary(experiment: "Experiment") -> None:
     """Refuses a vocabulary that does not fit the model, before stores are made."""
     corpus = experiment.trainer.corpus
-    check_folder(experiment.model, corpus)
     vocabulary = corpus.vocabulary
+    source = corpus.corpora[0].source
+    owner = "Corpus" if source.vocabulary is None else type(source).__name__
+    experiment.model.check_vocabulary(vocabulary, f"{owner}.vocabulary")
     check_size(experiment.model, vocabulary.size, f"The vocabulary {vocabulary.name}")
 
 
@@ -187,41 +178,6 @@ def check_size(model: Model, size: int, subject: str) -> None:
         )
 
 
-def check_folder(model: Model, corpus: Corpus | Mixture) -> None:
-    """Refuses a corpus whose ids are not those of the pretrained folder's tokenizer.
-
-    A folder without a tokenizer, and ids that are not text, are accepted.
-    """
-    path = _folder_of(model)
-    vocabulary = corpus.vocabulary
-    if path is None or not vocabulary.is_text or Pretrained().other_vocabulary:
-        return
-    own = PretrainedFolderVocabulary(path)
-    try:
-        expected = _ids(own)
-    except FileNotFoundError:
-        return
-    except (OSError, ValueError, MissingExtra) as error:
-        logging.warning("The tokenizer of %s is not compared with the corpus: %s", path, error)
-        return
-    if vocabulary.fingerprint == own.fingerprint:
-        return
-    try:
-        ids = _ids(vocabulary)
-    except ValueError:  # text that the vocabulary refuses
-        ids = []
-    source = corpus.corpora[0].source
-    owner = "Corpus" if source.vocabulary is None else type(source).__name__
-    binding = binding_of(f"{owner}.vocabulary")
-    if difflib.SequenceMatcher(None, expected, ids, autojunk=False).ratio() < ALIKE:
-        raise ValueError(
-            f"{owner}.vocabulary = {vocabulary.name!r} gives other ids than the tokenizer of "
-            f"Pretrained.folder = {path!r}, which the parameters were trained on: bind "
-            f'{binding} = "pretrained:{path}" and Corpus.store to a new folder, or, if '
-            "other ids are meant, Pretrained.other_vocabulary = True."
-        )
-
-
 def check_documents(experiment: "Experiment", splits: Iterable[str]) -> None:
     """Refuses missing files, and fewer training documents than batch elements.
 
@@ -265,15 +221,3 @@ def _check_files(source: Source, split: str) -> None:
                 f"Nothing is at {path}: bind {type(source).__name__}.path to the documents of "
                 f"split {split!r}."
             )
-
-
-def _folder_of(model: Any) -> str | None:
-    while model is not None:
-        if folder := getattr(model, "folder", None):
-            return folder.path
-        model = getattr(model, "body", None)
-    return None
-
-
-def _ids(vocabulary: Vocabulary) -> list[int]:
-    return vocabulary.encode(SAMPLE.encode(), "text").tolist()

@@ -13,6 +13,12 @@ class ModelDescription(nnx.Module):
         """Returns initial parameters that are read from files, NumPy arrays by nested names."""
         return {}
 
+    def check_vocabulary(self, vocabulary: Any, binding: str) -> None:
+        """Refuses a `Vocabulary` with other ids than those the given parameters know.
+
+        binding: that names the vocabulary, for the message.
+        """
+
     def divided_sizes(self) -> dict[str, int]:
         """Returns the bindings whose sizes the model axis of a mesh must divide."""
         raise NotImplementedError
