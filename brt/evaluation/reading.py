@@ -6,7 +6,7 @@ replaces the long-term state between segments (`STATE_ABLATIONS`).
 
 import functools
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,8 @@ from jax.sharding import NamedSharding
 
 from brt.data.streams.base import EvaluationPass, with_empty_rows
 from brt.data.streams.batch import Segment
-from brt.evaluation.scores import TokenScores
+from brt.data.token_scores import TokenScores
+from brt.experiment import Experiment
 from brt.models.axis_rules import spec
 from brt.models.caches import clear_state, select_rows, with_state
 from brt.models.model import Model
@@ -24,9 +25,6 @@ from brt.progress import Progress
 from brt.training.prefetch import Prefetch
 from brt.training.sharding import divisible_rows, shardings, to_host
 from brt.training.train_step import enter_segment
-
-if TYPE_CHECKING:
-    from brt.experiment import Experiment
 
 STATE_ABLATIONS = ("kept", "cleared", "zeroed", "swapped")
 """Replacements of the state before a segment: by the learned initial state (cleared), by zeros
@@ -48,7 +46,7 @@ def read_segment(
 
 @functools.lru_cache(maxsize=4)  # so that it is traced once
 def reading_step(
-    experiment: "Experiment",
+    experiment: Experiment,
     rows: int,
     segment_length: int,
     entropy: bool = False,
@@ -104,7 +102,7 @@ class SegmentReader:
 
     def __init__(
         self,
-        experiment: "Experiment",
+        experiment: Experiment,
         mesh: jax.sharding.Mesh,
         rows: int,
         segment_length: int,

@@ -36,9 +36,9 @@ from brt.data.streams.ledger import MODULUS, ledger_of
 from brt.data.streams.select import training_stream
 from brt.evaluation.evaluator import Evaluator
 from brt.model_folder import load_run
+from brt.run.loop import NonFiniteLoss
 from brt.training.checkpoints.checkpoint import CheckpointError, Checkpoints
 from brt.training.checkpoints.parameters import load_params
-from brt.training.loop import NonFiniteLoss
 from brt.training.records.run_folder import read_metrics
 
 STEPS = 12

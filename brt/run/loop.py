@@ -2,17 +2,19 @@
 
 import contextlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 
 from brt import compilation_cache
 from brt.data.streams.ledger import MODULUS
 from brt.data.streams.select import training_stream
+from brt.evaluation.evaluator import Evaluator
+from brt.experiment import Experiment
 from brt.progress import Progress
+from brt.run.loop_evaluation import LoopEvaluation
 from brt.training.checkpoints.checkpoint import Checkpoints
 from brt.training.checkpoints.policy import NoSuchMetric
-from brt.training.loop_evaluation import LoopEvaluation
 from brt.training.prefetch import Prefetch
 from brt.training.profiling import ProfiledSteps, Profiler
 from brt.training.records.alerts import Alerts, StallWatch
@@ -22,10 +24,6 @@ from brt.training.records.run_folder import CHECKPOINTS, RunFolder
 from brt.training.resume import check_bindings, check_record
 from brt.training.sharding import sum_over_processes
 from brt.training.stopping import StopRequest
-
-if TYPE_CHECKING:
-    from brt.evaluation.evaluator import Evaluator
-    from brt.experiment import Experiment
 
 
 class NonFiniteLoss(ValueError):
@@ -45,14 +43,14 @@ class TrainingRun:
 
     def __init__(
         self,
-        experiment: "Experiment",
+        experiment: Experiment,
         mesh: jax.sharding.Mesh,
         workdir: str,
         params: Any = None,
         allow_changes: bool = False,
         profile: ProfiledSteps | None = None,
         metrics: Sequence[str] = USUAL,
-        evaluator: "Evaluator | None" = None,
+        evaluator: Evaluator | None = None,
     ):
         self.experiment, self.mesh = experiment, mesh
         self.trainer = trainer = experiment.trainer
