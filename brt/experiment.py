@@ -7,9 +7,8 @@ Building reads every binding that any mode of a run may use, so an unread one is
 """
 
 import functools
-import types
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, Self, cast
+from typing import Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -24,8 +23,7 @@ from brt.checks import checked_arguments
 from brt.data.mixture import MixedStore
 from brt.data.stores.token_store import TokenStore
 from brt.data.stores.verification import verify_once
-from brt.data.streams.batch import Batch, document_segments
-from brt.evaluation.settings import Evaluation
+from brt.data.streams.batch import Batch, Segment, document_segments
 from brt.experiment_checks import (
     abstract_batch,
     check_classes,
@@ -33,16 +31,25 @@ from brt.experiment_checks import (
     check_reader,
     check_same_parameters,
     check_size,
+    check_trainer,
 )
 from brt.models.contract import check_caches
 from brt.models.model import Model
 from brt.training.checkpoints.parameters import merged
+from brt.training.evaluation_settings import Evaluation
 from brt.training.settings import Trainer
 from brt.training.sharding import AnyMesh, check_divisible, shardings
 from brt.training.train_step import TrainState, make_loss, make_train_step
 
 UNLIKE_ANY = 7919
 """A number of batch elements that no other axis of a cache has."""
+
+
+class OneKey(nnx.Rngs):
+    """Gives all parameters the same key: shapes do not depend on it, and folding takes long."""
+
+    def params(self) -> jax.Array:
+        return jax.random.key(0)
 
 
 class Experiment:
@@ -59,20 +66,13 @@ class Experiment:
     @checked_arguments
     def __init__(self, trainer: Trainer):
         self.trainer = trainer
-        self.evaluation = cast(Evaluation, trainer.evaluation or Evaluation())
+        self.evaluation = trainer.evaluation or Evaluation()
         self.bindings: dict[str, str] = {}
-        # One key for all parameters: their shapes do not depend on it, and folding costs most.
-        key = jax.random.key(0)
-        rngs = types.SimpleNamespace(params=lambda: key)
-        self.model = _built(trainer.model, rngs, "Trainer").for_segments(trainer.segment_length)
-        check_reader(self.model, trainer)
+        self.model = _built(trainer.model, "Trainer").for_segments(trainer.segment_length)
         self._graph, state = nnx.split(self.model, nnx.Param)
         self.abstract_params = nnx.to_pure_dict(state)
-        self._evaluated = self.model
-        if evaluated := self.evaluation.model:
-            self._evaluated = _built(evaluated, rngs, "Evaluation")
-            evaluated_params = nnx.to_pure_dict(nnx.state(self._evaluated, nnx.Param))
-            check_same_parameters(self.abstract_params, evaluated_params)
+        evaluated = self.evaluation.model
+        self._evaluated = _built(evaluated, "Evaluation") if evaluated else self.model
         self.schedule = functools.partial(trainer.schedule, total_steps=trainer.steps)
         self.optimizer = trainer.optimizer(self.schedule)
         if trainer.plateau:
@@ -93,13 +93,8 @@ class Experiment:
     def from_gin(cls) -> Self:
         """Builds the experiment that gin is bound to, and refuses bindings that nothing reads."""
         try:
-            experiment = cls(trainer := Trainer())
-            check_caches(experiment.abstract_caches(UNLIKE_ANY), UNLIKE_ANY)
-            state, batch = experiment.abstract_state(), experiment.abstract_batch()
-            loss = make_loss(experiment.bind, **trainer.loss_settings)
-            jax.eval_shape(loss, state.params, state.caches, batch, None)
-            jax.eval_shape(experiment.schedule, state.step)
-            check_evaluation(experiment)
+            experiment = cls(Trainer())
+            experiment.check()
         except (RuntimeError, TypeError) as error:
             if explained := unbuildable(error):
                 raise explained from error
@@ -107,6 +102,19 @@ class Experiment:
         check_all_read()
         experiment.bindings = read_bindings()
         return experiment
+
+    def check(self) -> None:
+        """Refuses settings that do not fit together, before a run computes anything."""
+        trainer = self.trainer
+        check_trainer(trainer)
+        check_reader(self.model, trainer)
+        check_same_parameters(self.model, self._evaluated)
+        check_caches(self.abstract_caches(UNLIKE_ANY), UNLIKE_ANY)
+        state, batch = self.abstract_state(), self.abstract_batch()
+        loss = make_loss(self.bind, **trainer.loss_settings)
+        jax.eval_shape(loss, state.params, state.caches, batch, None)
+        jax.eval_shape(self.schedule, state.step)
+        check_evaluation(trainer, self.evaluation, self.bind_evaluated, self.abstract_params)
 
     def learning_rate(self, state: TrainState) -> jax.Array:
         rate = self.schedule(state.step)
@@ -121,6 +129,12 @@ class Experiment:
     def evaluated_length(self) -> int:
         """The tokens of a segment in evaluation and generation."""
         return self.evaluation.segment_length or self.trainer.segment_length
+
+    @property
+    def evaluated_shape(self) -> tuple[int, int]:
+        """Batch elements and tokens of a segment in evaluation, (B, T)."""
+        trainer = self.trainer
+        return self.evaluation.batch_shape(trainer.tokens_per_step, trainer.segment_length)
 
     def evaluated_model(self, segment_length: int | None = None) -> Model:
         return self._evaluated.for_segments(segment_length or self.evaluated_length)
@@ -182,7 +196,7 @@ class Experiment:
         K = self.trainer.reread_segments + self.trainer.segments_per_step
         return abstract_batch(K, self.trainer.rows, self.trainer.segment_length)
 
-    def segments(self, text: str) -> Iterator[Batch]:
+    def segments(self, text: str) -> Iterator[Segment]:
         """Yields a text as segments (1, T), the last one padded with weights of 0."""
         tokens = self.trainer.corpus.vocabulary.encode(text.encode(), "text")
         return document_segments(tokens, self.trainer.segment_length)
@@ -213,9 +227,9 @@ class Configuration(NamedTuple):
         return Experiment.from_gin()
 
 
-def _built(model, rngs, who) -> Model:
+def _built(model, who) -> Model:
     def build():
-        built = model(rngs)
+        built = model(OneKey(0))
         if not isinstance(built, Model):
             raise ValueError(
                 f"{who}.model must name a model, like @BlockRecurrentTransformer, no brackets."

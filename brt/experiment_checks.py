@@ -1,51 +1,87 @@
-"""Checks that model, stream, vocabulary and documents of an experiment fit together."""
+"""Checks that model, streams and settings of an experiment fit together."""
 
-import difflib
-import functools
-import os
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
-import gin
 import jax
-from absl import logging
+from flax import nnx
 
 from brt.bindings.bound_values import binding_of
-from brt.data.corpus import Corpus
-from brt.data.extras import MissingExtra
 from brt.data.mixture import MixedStore, Mixture
-from brt.data.sources.base import Source, absolute
-from brt.data.stores.token_store import HOW_TO_REPEAT, MANIFEST, TokenStore
-from brt.data.streams import documents, mixture
+from brt.data.stores.token_store import TokenStore
 from brt.data.streams.batch import DTYPES, Batch
 from brt.data.streams.labelled import LabelledDocuments
 from brt.data.streams.samples import check_cut
-from brt.data.streams.select import check_stride
+from brt.data.streams.select import check_mixture, check_stride
 from brt.data.streams.shifted import check_overlap
-from brt.data.vocabularies.base import Vocabulary
-from brt.data.vocabularies.pretrained_folder import PretrainedFolderVocabulary
-from brt.evaluation.reading import reading_step
-from brt.evaluation.settings import batch_shape
 from brt.models.model import Model
 from brt.models.reader import Reader
-from brt.pretrained.source import Pretrained
-from brt.storage.json_files import read_json
-from brt.storage.paths import is_remote
+from brt.training.evaluation_settings import Evaluation
 from brt.training.settings import Trainer
-
-if TYPE_CHECKING:
-    from brt.experiment import Experiment
-
-SAMPLE = (
-    "The rabbit-hole went straight on like a tunnel for some way, and then dipped suddenly down. "
-    'In 1865, "Alice" had 192 pages; isn\'t that a pity?'
-)
-ALIKE = 0.9
+from brt.training.train_step import enter_segment
 
 
-def check_evaluation(experiment: "Experiment") -> None:
-    trainer, evaluation = experiment.trainer, experiment.evaluation
-    rows, T = batch_shape(experiment)
+def check_trainer(trainer: Trainer) -> None:
+    """Refuses settings of a training run that contradict one another."""
+    depth, again, segments = trainer.bptt_depth, trainer.reread_segments, trainer.segments_per_step
+    row_tokens = trainer.segment_length * segments
+    if trainer.tokens_per_step % row_tokens:
+        raise ValueError(
+            f"Trainer.tokens_per_step = {trainer.tokens_per_step} is not a multiple of "
+            f"{row_tokens} (Trainer.segments_per_step x Trainer.segment_length): bind it to one."
+        )
+    if isinstance(trainer.corpus, Mixture):
+        check_mixture(trainer.stream)
+    if trainer.stream == "samples" and trainer.sample_length:
+        check_cut(trainer.sample_length, trainer.segment_length, segments)
+    if depth is not None and depth >= segments:
+        raise ValueError(
+            f"Trainer.bptt_depth = {depth} must be below the {segments} segments of a step: "
+            f"bind Trainer.segments_per_step = {depth + 1} or more, or a smaller depth."
+        )
+    if again and (segments != 1 or depth is not None):
+        raise ValueError(
+            f"Trainer.reread_segments = {again} is the depth of a step with one new segment: "
+            "bind Trainer.segments_per_step = 1 and Trainer.bptt_depth = None."
+        )
+    if again and trainer.stream in ("samples", "labelled"):
+        raise ValueError(
+            f"Trainer.reread_segments = {again} needs earlier segments, and every step reads "
+            f'whole samples (Trainer.stream = "{trainer.stream}"): bind it to 0.'
+        )
+    if trainer.labelled and trainer.stream != "labelled":
+        raise ValueError(
+            f'Trainer.labelled needs Trainer.stream = "labelled", which is {trainer.stream!r}.'
+        )
+    if trainer.stream == "labelled" and trainer.loss != "full":
+        raise ValueError(
+            f'Trainer.loss = "{trainer.loss}" excludes positions that have labels (Trainer.stream '
+            '= "labelled"): bind it to "full".'
+        )
+    if trainer.plateau and not trainer.eval_every:
+        raise ValueError("Trainer.plateau follows evaluations: bind Trainer.eval_every above 0.")
+    if trainer.policy.keep_best and not trainer.eval_every:
+        raise ValueError(
+            "CheckpointPolicy.keep_best follows evaluations: bind Trainer.eval_every above 0."
+        )
+    if trainer.plateau and trainer.average:
+        raise ValueError(
+            "Trainer.plateau and Trainer.average are both bound, and the average improves long "
+            "after the weights have stopped: bind one of them."
+        )
+
+
+def check_evaluation(
+    trainer: Trainer,
+    evaluation: Evaluation,
+    bind: Callable[[Any], Model],
+    params: Any,
+) -> None:
+    """Refuses an evaluation that the stream or the model cannot do.
+
+    bind: from parameters to the evaluated model. params: their shapes.
+    """
+    rows, T = evaluation.batch_shape(trainer.tokens_per_step, trainer.segment_length)
     score = evaluation.score
     if score and trainer.stream not in score.streams:
         raise ValueError(
@@ -57,15 +93,16 @@ def check_evaluation(experiment: "Experiment") -> None:
         check_overlap(evaluation.stride, T)
     if trainer.stream == "samples" and trainer.sample_length:
         check_cut(trainer.sample_length, T)
+
+    def read(params, batch):
+        model, segment = bind(params), batch.segment(0)
+        x_BTD, caches = enter_segment(model, segment, model.init_caches(rows), clear=True)
+        x_BTD, _, _ = model.stack(x_BTD, caches)
+        answers = model.answers(x_BTD) if isinstance(model, Reader) else None
+        return model.token_losses(x_BTD, segment.targets_BT), answers
+
     try:
-        init, step = reading_step(experiment, rows, T, answers=trainer.stream == "labelled")
-        caches = jax.eval_shape(init, experiment.abstract_params)
-        batch = abstract_batch(1, rows, T)
-        jax.eval_shape(
-            functools.partial(step, state="cleared"),
-            *(experiment.abstract_params, caches, batch, True),
-            *(jax.ShapeDtypeStruct((rows,), bool), None),
-        )
+        jax.eval_shape(read, params, abstract_batch(1, rows, T))
     except (ValueError, TypeError) as error:
         reason = str(error).replace("Trainer.segment_length", "Evaluation.segment_length")
         raise ValueError(
@@ -108,70 +145,24 @@ def check_classes(model: Model, store: TokenStore | MixedStore) -> None:
         )
 
 
-def check_same_parameters(trained: Any, evaluated: Any) -> None:
-    """Refuses an evaluated model whose parameters, trees of shapes, are not the trained ones."""
+def check_same_parameters(trained: Model, evaluated: Model) -> None:
     shapes, others = (
-        {path: x.shape for path, x in jax.tree_util.tree_leaves_with_path(tree)}
-        for tree in (trained, evaluated)
+        {path: x.shape for path, x in nnx.to_flat_state(nnx.state(model, nnx.Param))}
+        for model in (trained, evaluated)
     )
     for path in shapes.keys() | others.keys():
         if shapes.get(path) != others.get(path):
-            name = jax.tree_util.keystr(path, simple=True, separator=".")
+            name = ".".join(map(str, path))
             raise ValueError(
                 f"Evaluation.model has other parameters than Trainer.model ({name}): name the same "
                 "model in its scope, and bind only settings such as the length of a memory."
             )
 
 
-def check_vocabulary(experiment: "Experiment") -> None:
-    """Refuses a vocabulary that does not fit the model, before stores are made."""
-    corpus = experiment.trainer.corpus
-    check_folder(experiment.model, corpus)
-    vocabulary = corpus.vocabulary
-    check_size(experiment.model, vocabulary.size, f"The vocabulary {vocabulary.name}")
-
-
 def abstract_batch(segments: int, rows: int, segment_length: int) -> Batch:
     """Returns the shapes of a batch, and allocates nothing."""
     shapes = *[(segments, rows, segment_length)] * 3, (segments, rows)
     return Batch._make(map(jax.ShapeDtypeStruct, shapes, DTYPES))
-
-
-def check_memory(experiment: "Experiment") -> None:
-    """Refuses a step whose arrays are larger than this machine's memory; for one CPU process."""
-    if jax.default_backend() != "cpu" or jax.process_count() > 1:
-        return
-    arrays = jax.tree.leaves((experiment.abstract_state(), experiment.abstract_batch()))
-    needed = sum(x.size * x.dtype.itemsize for x in arrays)
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if needed > memory:
-        raise ValueError(
-            f"Trainer.tokens_per_step = {experiment.trainer.tokens_per_step:,} needs at least "
-            f"{needed:,} bytes for the batch, the caches and the parameters of a step, and this "
-            f"machine has {memory:,}: bind it to less, or choose a smaller model."
-        )
-
-
-def warn_of_warmup(experiment: "Experiment") -> None:
-    """Warns of a learning rate that still rises when the run ends."""
-    steps = experiment.trainer.steps
-    for name in experiment.bindings:
-        if not name.endswith(".warmup_steps"):
-            continue
-        schedule = name.removesuffix(".warmup_steps")
-        warmup_steps = gin.get_bindings(schedule).get("warmup_steps")  # no macro: its value
-        if (warmup_steps or 0) >= steps:
-            logging.warning(
-                "The learning rate still rises when the run ends, as %s = %s is not below "
-                "Trainer.steps = %s; it ends at %.3g. Bind %s = %s (a tenth of the steps), or "
-                "raise Trainer.steps.",
-                name,
-                f"{warmup_steps:,}",
-                f"{steps:,}",
-                experiment.schedule(steps),
-                name,
-                max(steps // 10, 1),
-            )
 
 
 def check_size(model: Model, size: int, subject: str) -> None:
@@ -185,102 +176,3 @@ def check_size(model: Model, size: int, subject: str) -> None:
             f"{subject} has {size} ids and the model only {model.vocabulary_size}: bind "
             f"{binding_of(binding.split(' - ')[0])} = {size} or more."
         )
-
-
-def check_folder(model: Model, corpus: Corpus | Mixture) -> None:
-    """Refuses a corpus whose ids are not those of the pretrained folder's tokenizer.
-
-    A folder without a tokenizer, and ids that are not text, are accepted.
-    """
-    path = _folder_of(model)
-    vocabulary = corpus.vocabulary
-    if path is None or not vocabulary.is_text or Pretrained().other_vocabulary:
-        return
-    own = PretrainedFolderVocabulary(path)
-    try:
-        expected = _ids(own)
-    except FileNotFoundError:
-        return
-    except (OSError, ValueError, MissingExtra) as error:
-        logging.warning("The tokenizer of %s is not compared with the corpus: %s", path, error)
-        return
-    if vocabulary.fingerprint == own.fingerprint:
-        return
-    try:
-        ids = _ids(vocabulary)
-    except ValueError:  # text that the vocabulary refuses
-        ids = []
-    source = corpus.corpora[0].source
-    owner = "Corpus" if source.vocabulary is None else type(source).__name__
-    binding = binding_of(f"{owner}.vocabulary")
-    if difflib.SequenceMatcher(None, expected, ids, autojunk=False).ratio() < ALIKE:
-        raise ValueError(
-            f"{owner}.vocabulary = {vocabulary.name!r} gives other ids than the tokenizer of "
-            f"Pretrained.folder = {path!r}, which the parameters were trained on: bind "
-            f'{binding} = "pretrained:{path}" and Corpus.store to a new folder, or, if '
-            "other ids are meant, Pretrained.other_vocabulary = True."
-        )
-
-
-def check_documents(experiment: "Experiment", splits: Iterable[str]) -> None:
-    """Refuses missing files and libraries, and fewer training documents than batch elements.
-
-    Called before stores are made. Counts only stores and sources that list their files.
-    """
-    trainer = experiment.trainer
-    corpus = trainer.corpus
-    for part in corpus.corpora:
-        for split in splits:
-            if not part.exists(split):
-                _check_library(part.vocabulary)
-                _check_files(part.source, split)
-    if trainer.stream != "documents":
-        return
-    for part in corpus.corpora:
-        where, count = _count(part)
-        if count is not None and isinstance(corpus, Mixture):
-            mixture.check_count(where, count, trainer.rows)
-        elif count is not None:
-            tokens = trainer.segments_per_step * trainer.segment_length
-            documents.check_count(where, count, trainer.rows, tokens)
-
-
-def _count(corpus: Corpus) -> tuple[str, int | None]:
-    if corpus.exists("train"):
-        path = corpus.path("train")
-        manifest = read_json(path / "manifest.json", MANIFEST, HOW_TO_REPEAT)
-        return str(path), manifest["documents"]
-    source = corpus.source
-    return type(source).__name__, source.count("train") if source.listed else None
-
-
-def _check_library(owner: Any) -> None:
-    if check := getattr(owner, "check_library", None):
-        check()
-
-
-def _check_files(source: Source, split: str) -> None:
-    _check_library(source)
-    if inner := getattr(source, "source", None):  # a selection of its documents
-        _check_files(inner, split)
-    elif source.listed and not source.checks_content:
-        source.count(split)
-    elif isinstance(path := getattr(source, "path", None), str):
-        path = path.replace("{split}", source.original_split(split))
-        if not is_remote(path) and not os.path.exists(absolute(path)):
-            raise FileNotFoundError(
-                f"Nothing is at {path}: bind {type(source).__name__}.path to the documents of "
-                f"split {split!r}."
-            )
-
-
-def _folder_of(model: Any) -> str | None:
-    while model is not None:
-        if folder := getattr(model, "folder", None):
-            return folder.path
-        model = getattr(model, "body", None)
-    return None
-
-
-def _ids(vocabulary: Vocabulary) -> list[int]:
-    return vocabulary.encode(SAMPLE.encode(), "text").tolist()

@@ -30,7 +30,7 @@ from brt.data.vocabularies.named import named_vocabulary
 from brt.data.vocabularies.report import report, sample_text
 from brt.data.vocabularies.training import VocabularyTraining, bound_training, train_vocabulary
 from brt.experiment import Experiment
-from brt.experiment_checks import check_vocabulary
+from brt.run.checks import check_vocabulary
 from brt.storage.paths import only_buckets_of
 from brt.terminal import printable
 from brt.text_flag import define_text

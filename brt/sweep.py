@@ -61,7 +61,7 @@ from brt.reporting.sweep_folder import (
     sweep_json,
 )
 from brt.reporting.sweep_tables import entry_plot, entry_table
-from brt.run_data import check_data
+from brt.run.data import check_data
 from brt.storage.replaced_files import replace_file
 from brt.storage.shipped import configs_root
 from brt.sweeps.entries import SweepEntry, read_sweep

@@ -10,12 +10,13 @@ import jax
 import numpy as np
 from flax import nnx
 
+from brt.data.streams.batch import Segment
+from brt.evaluation.reading import read_segment
 from brt.experiment import Configuration
 from brt.generation.generator import Generator
 from brt.generation.sampling import Sampling
 from brt.progress import Progress
 from brt.token_ids import BEGIN
-from brt.training.train_step import read_segment
 
 if TYPE_CHECKING:
     from brt.experiment import Experiment
@@ -51,10 +52,10 @@ def measure_generation(
 
 
 def _reading(generator, segment_length, memory, tokens):
-    def score(params, batch, caches):
+    def score(params, segment, caches):
         model = nnx.merge(nnx.graphdef(generator.model), params)
-        caches, x_BTD, _ = read_segment(model, batch, caches)
-        return caches, model.token_losses(x_BTD, batch[1])[0]
+        caches, x_BTD, _ = read_segment(model, segment, caches)
+        return caches, model.token_losses(x_BTD, segment.targets_BT)[0]
 
     step = jax.jit(score, donate_argnums=2)
     weights_BT = np.ones((1, segment_length), np.float32)
@@ -64,8 +65,9 @@ def _reading(generator, segment_length, memory, tokens):
         for begin in range(0, len(part), segment_length):
             targets_BT = part[None, begin : begin + segment_length].astype(np.int32)
             inputs_BT = np.append(np.full((1, 1), BEGIN), targets_BT[:, :-1], axis=1)
-            batch = inputs_BT.astype(np.int32), targets_BT, weights_BT, np.zeros(1, bool)
-            caches, nats_BT = step(generator.params, batch, caches)
+            inputs_BT = inputs_BT.astype(np.int32)
+            segment = Segment(inputs_BT, targets_BT, weights_BT, np.zeros(1, bool))
+            caches, nats_BT = step(generator.params, segment, caches)
             np.asarray(nats_BT)
         return caches
 

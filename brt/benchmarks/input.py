@@ -11,8 +11,8 @@ from brt.benchmarks.tables import Column, aligned
 from brt.data.sources.base import Document
 from brt.data.stores.store_writer import write_store
 from brt.data.stores.token_store import TokenStore
+from brt.data.streams.checksum import checksum_of
 from brt.data.streams.ids import check_ids
-from brt.data.streams.ledger import ledger_of
 from brt.data.streams.select import STREAMS, training_stream
 from brt.data.vocabularies.base import ByteVocabulary
 
@@ -37,12 +37,13 @@ def measure_store(folder: str | os.PathLike, rows: int, segment_length: int) -> 
         segments_B = stream.row_segments_B
         capacity = int(segments_B.sum()) * segment_length
         plain, checked = (
-            max(_rate(stream, BATCHES, ledger) for _ in range(ROUNDS)) for ledger in (False, True)
+            max(_rate(stream, BATCHES, checksum) for _ in range(ROUNDS))
+            for checksum in (False, True)
         )
         by_stream[kind] = {
             "first_batch_seconds": first,
             "tokens_per_second": plain,
-            "tokens_per_second_with_ledger": checked,
+            "tokens_per_second_with_checksum": checked,
             "padding": 1 - _tokens_read(kind, store, rows) / capacity,
             "row_segments": (int(segments_B.min()), int(segments_B.max())),
         }
@@ -65,13 +66,13 @@ def time_input(rows: int, segment_length: int, segments_per_step: int) -> float:
         return _rate(stream, BATCHES, True)
 
 
-def _rate(stream, batches, ledger):
+def _rate(stream, batches, checksum):
     begun = time.thread_time()
     for step in range(1, batches + 1):
         batch = stream.batch(step)
-        if ledger:  # as in training
+        if checksum:  # as in training
             check_ids(batch, stream.store)
-            ledger_of(batch, step)
+            checksum_of(batch, step)
     tokens = stream.rows * stream.segment_length * stream.segments_per_step
     return batches * tokens / (time.thread_time() - begun)
 
@@ -86,7 +87,7 @@ def _tokens_read(kind, store, rows):
 COLUMNS = (
     Column("first_batch_seconds", "first batch s", "{:.3f}"),
     Column("tokens_per_second", "M tokens/s", "{:,.0f}", 1e6),
-    Column("tokens_per_second_with_ledger", "with ledger", "{:,.0f}", 1e6),
+    Column("tokens_per_second_with_checksum", "with checksum", "{:,.0f}", 1e6),
     Column("padding", "padding", "{:.2%}"),
     Column("fewest", "fewest segments", "{:,.0f}"),
     Column("most", "most segments", "{:,.0f}"),

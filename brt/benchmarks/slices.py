@@ -15,10 +15,10 @@ from brt.benchmarks import hlo, hlo_costs, kernels, memory_budget, topologies
 from brt.benchmarks.steps import stem
 from brt.benchmarks.tables import Column, aligned
 from brt.benchmarks.topologies import GIB, Topology, devices_of
-from brt.description import describe, settings
 from brt.experiment import Configuration, Experiment
 from brt.reporting.gin_text import read_gin, resolved
 from brt.reporting.paper_positions import system_and_size
+from brt.run.description import describe, settings
 from brt.training.records.metrics import compiled_bytes
 from brt.training.sharding import make_mesh, shardings
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from brt.checks import configurable
 from brt.data.sources.answers import Answers, answers_of
-from brt.evaluation.scores import Score, Store, Sums, TokenScores
+from brt.data.token_scores import Score, Store, Sums, TokenScores
 
 
 @configurable

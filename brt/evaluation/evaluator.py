@@ -5,7 +5,7 @@ depend on how documents were batched.
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
@@ -16,14 +16,12 @@ from brt.data.streams.ids import check_store
 from brt.data.streams.labelled import LabelledPass
 from brt.data.streams.samples import SamplePass
 from brt.data.streams.select import evaluation_pass
+from brt.data.token_scores import Score, Sums, TokenScores
 from brt.evaluation.free_running import FreeRunning, SampleDecoder
 from brt.evaluation.labels.scores import label_score
 from brt.evaluation.reading import SegmentReader
-from brt.evaluation.scores import Score, StoreSums, Sums, TokenScores, TokenSums
-from brt.evaluation.settings import batch_shape
-
-if TYPE_CHECKING:
-    from brt.experiment import Experiment
+from brt.evaluation.scores import StoreSums, TokenSums
+from brt.experiment import Experiment
 
 SHARED = ("scored_tokens", "tokens_per_word", "questions", "truncated")
 """Scalars of the data, which are the same with the state cleared."""
@@ -33,12 +31,12 @@ class Evaluator:
     """Evaluates parameters on one split; of a mixture, on each corpus as well."""
 
     def __init__(
-        self, experiment: "Experiment", store: TokenStore | MixedStore, mesh: jax.sharding.Mesh
+        self, experiment: Experiment, store: TokenStore | MixedStore, mesh: jax.sharding.Mesh
     ):
         trainer = experiment.trainer
         self.evaluation = evaluation = experiment.evaluation
         self.store = store
-        rows, T = batch_shape(experiment)
+        rows, T = experiment.evaluated_shape
         self.segment_length = T
         self.reader = SegmentReader(experiment, mesh, rows, T, answers=trainer.stream == "labelled")
         self.stream = evaluation_pass(
@@ -57,7 +55,7 @@ class Evaluator:
             self.scores.append(label_score(self.stream.segments, trainer.corpus.vocabulary))
 
     @classmethod
-    def in_loop(cls, experiment: "Experiment", mesh: jax.sharding.Mesh) -> "Evaluator | None":
+    def in_loop(cls, experiment: Experiment, mesh: jax.sharding.Mesh) -> "Evaluator | None":
         """Returns the evaluator of a training run; None if `Trainer.eval_every` is 0."""
         if not experiment.trainer.eval_every:
             return None

@@ -6,7 +6,7 @@ Source: Bulatov et al. 2022, arXiv:2207.06881, section 4 and Table 1, and the pu
 import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -16,14 +16,13 @@ from jax.sharding import NamedSharding
 from brt.checks import Count, CountFrom0, configurable
 from brt.data.stores.token_store import TokenStore
 from brt.data.streams.samples import read_samples, sample_length
-from brt.evaluation.scores import Score, Store, Sums, TokenScores, add_share
+from brt.data.token_scores import Score, Store, Sums, TokenScores
+from brt.evaluation.scores import add_share
+from brt.experiment import Experiment
 from brt.models.axis_rules import spec
 from brt.models.model import LanguageModel
 from brt.progress import Progress
 from brt.training.sharding import divisible_rows, put_rows, to_host
-
-if TYPE_CHECKING:
-    from brt.experiment import Experiment
 
 
 @configurable
@@ -116,7 +115,7 @@ class SampleDecoder:
 
     def __init__(
         self,
-        experiment: "Experiment",
+        experiment: Experiment,
         mesh: jax.sharding.Mesh,
         store: TokenStore,
         rows: int,

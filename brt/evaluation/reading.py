@@ -6,7 +6,7 @@ replaces the long-term state between segments (`STATE_ABLATIONS`).
 
 import functools
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -14,17 +14,17 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from brt.data.streams.base import EvaluationPass, with_empty_rows
-from brt.evaluation.scores import TokenScores
+from brt.data.streams.batch import Segment
+from brt.data.token_scores import TokenScores
+from brt.experiment import Experiment
 from brt.models.axis_rules import spec
 from brt.models.caches import clear_state, select_rows, with_state
+from brt.models.model import Model
 from brt.models.reader import Reader
 from brt.progress import Progress
 from brt.training.prefetch import Prefetch
 from brt.training.sharding import divisible_rows, shardings, to_host
-from brt.training.train_step import read_segment
-
-if TYPE_CHECKING:
-    from brt.experiment import Experiment
+from brt.training.train_step import enter_segment
 
 STATE_ABLATIONS = ("kept", "cleared", "zeroed", "swapped")
 """Replacements of the state before a segment: by the learned initial state (cleared), by zeros
@@ -33,9 +33,20 @@ state is updated too, but not read.
 """
 
 
+def read_segment(
+    model: Model, segment: Segment, caches: tuple
+) -> tuple[tuple, Any, dict[str, jax.Array]]:
+    """Runs a model on one segment without dropout.
+
+    Returns the caches after the segment; features (B, T, D) for `model.logits`; scalar metrics.
+    """
+    x_BTD, caches, metrics = model.stack(*enter_segment(model, segment, caches))
+    return caches, x_BTD, metrics
+
+
 @functools.lru_cache(maxsize=4)  # so that it is traced once
 def reading_step(
-    experiment: "Experiment",
+    experiment: Experiment,
     rows: int,
     segment_length: int,
     entropy: bool = False,
@@ -56,14 +67,14 @@ def reading_step(
 
     def step(params, caches, batch, replaced, reading_B, neighbours_B, state):
         model = bind(params)
-        one = jax.tree.map(lambda x: x[0], batch)
+        segment = batch.segment(0)
         changed = _with_state_replaced(state, caches, init(params), replaced, neighbours_B)
-        after, x_BTD, _ = read_segment(model, one, changed)
+        after, x_BTD, _ = read_segment(model, segment, changed)
         if state == "swapped":
-            after, _, _ = read_segment(model, one, caches)
+            after, _, _ = read_segment(model, segment, caches)
             # Without further documents an element keeps its state for its neighbour.
             after = select_rows(reading_B, after, caches)
-        nats_BT, correct_BT = model.token_losses(x_BTD, one.targets_KBT)
+        nats_BT, correct_BT = model.token_losses(x_BTD, segment.targets_BT)
         scores = {"nats_BT": nats_BT, "correct_BT": correct_BT}
         if entropy:
             scores["entropy_BT"] = _entropy(model.logits(x_BTD))
@@ -91,7 +102,7 @@ class SegmentReader:
 
     def __init__(
         self,
-        experiment: "Experiment",
+        experiment: Experiment,
         mesh: jax.sharding.Mesh,
         rows: int,
         segment_length: int,
@@ -186,5 +197,5 @@ def _entropy(logits_BTV):
 
 def _fetched(documents_B, offsets_B, batch, scores):
     scores = {name: to_host(value) for name, value in scores.items()}
-    targets_BT, weights_BT = batch.targets_KBT[0], batch.weights_KBT[0]
+    _, targets_BT, weights_BT, _ = batch.segment(0)
     return TokenScores(documents_B, offsets_B, targets_BT, weights_BT, **scores)

@@ -6,7 +6,8 @@ import gin
 
 from brt.checks import Count, CountFrom0, configurable
 from brt.data.sources.recall import answer_distances
-from brt.evaluation.scores import Score, Store, Sums, TokenScores, add_share
+from brt.data.token_scores import Score, Store, Sums, TokenScores
+from brt.evaluation.scores import add_share
 
 
 @configurable

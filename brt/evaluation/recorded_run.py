@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -15,13 +15,10 @@ from brt.data.vocabularies.base import Vocabulary
 from brt.evaluation.reading import SegmentReader
 from brt.evaluation.recording import Recording
 from brt.evaluation.recording_writer import record
-from brt.evaluation.settings import batch_shape
+from brt.experiment import Experiment
 from brt.models.model import LanguageModel
 from brt.training.checkpoints.parameters import check_vocabulary, load_params
 from brt.training.sharding import divisible_rows
-
-if TYPE_CHECKING:
-    from brt.experiment import Experiment
 
 
 class RecordedRun:
@@ -42,10 +39,10 @@ class RecordedRun:
 
     def __init__(
         self,
-        experiment: "Experiment",
+        experiment: Experiment,
         mesh: jax.sharding.Mesh,
         workdir: str,
-        rebuild: Callable[[Sequence[str]], "Experiment"] | None = None,
+        rebuild: Callable[[Sequence[str]], Experiment] | None = None,
         any_stream: bool = False,
         step: int | str | None = None,
     ):
@@ -73,7 +70,7 @@ class RecordedRun:
         self.split = experiment.evaluation.split
         self.store: Any = experiment.open_store(self.split)
         self.vocabulary = cast(Vocabulary, trainer.corpus.vocabulary)
-        rows, self.segment_length = batch_shape(experiment)
+        rows, self.segment_length = experiment.evaluated_shape
         self.rows = divisible_rows(mesh, rows)
         self.window = self.model.period
         self.reader = SegmentReader(experiment, mesh, self.rows, self.segment_length, entropy=True)
@@ -93,7 +90,7 @@ class RecordedRun:
         kind = self.experiment.trainer.stream
         if kind == "documents":
             return DocumentPass(self.store, self.rows, self.segment_length, documents=documents)
-        rows, _ = batch_shape(self.experiment)
+        rows, _ = self.experiment.evaluated_shape
         read = evaluation_pass(kind, self.store, rows, self.segment_length)
         return with_empty_rows(read, self.rows)
 

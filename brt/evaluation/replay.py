@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from brt.data.token_scores import Sums, TokenScores
 from brt.evaluation.evaluator import Evaluator, cleared_scalars
 from brt.evaluation.recording import Recording
-from brt.evaluation.scores import Sums, TokenScores
 
 PIECE = 2**16
 

@@ -1,12 +1,12 @@
 """The interface of a model; docs/extending.md has a runnable example."""
 
-from typing import Any, Generic, Self, TypeVar
+from typing import Generic, Self, TypeVar
 
 import jax
 import numpy as np
-from flax import nnx
 
 from brt.models.arguments import CheckedMethods
+from brt.models.description import ModelDescription
 from brt.models.layers.losses import token_losses
 
 DTYPES = ("float32", "bfloat16")
@@ -16,12 +16,13 @@ Metrics = dict[str, jax.Array]
 """Scalars by name."""
 
 
-class Model(CheckedMethods, nnx.Module, Generic[Embedded, Outputs]):
+class Model(CheckedMethods, ModelDescription, Generic[Embedded, Outputs]):
     """A model that processes segments: the base of all models.
 
     It holds parameters only. Its memory between segments is a tuple of named tuples that goes in
     and comes out (`brt/models/caches.py`). `Embedded` and `Outputs` are (B, T, D) arrays of a
-    `LanguageModel`, and trees of arrays of other models.
+    `LanguageModel`, and trees of arrays of other models. Methods for reports and checks of a config
+    are those of `ModelDescription`.
 
     Attributes:
         vocabulary_size: V, ids that may be read and predicted.
@@ -77,48 +78,40 @@ class Model(CheckedMethods, nnx.Module, Generic[Embedded, Outputs]):
         with jax.named_scope("vocabulary"):
             return self.logits(y_BTD), caches
 
-    def gradient_metrics(self, grads: dict) -> Metrics:
-        """Returns scalars of a gradient, nested dictionaries as the parameters."""
-        return {}
-
-    def given_parameters(self) -> dict[str, Any]:
-        """Returns initial parameters that are read from files, NumPy arrays by nested names."""
-        return {}
-
-    def flops_per_token(self) -> float:
-        """Returns the operations of one token's forward pass; a multiply-add counts as two."""
-        raise NotImplementedError
-
-    def divided_sizes(self) -> dict[str, int]:
-        """Returns the bindings whose sizes the model axis of a mesh must divide."""
-        raise NotImplementedError
-
 
 class LanguageModel(Model[jax.Array, jax.Array]):
     """A model that also decodes token by token: the base of all that generate text.
 
-    The segment form of its caches exists between segments; the decoding form contains a segment or
-    block that is being filled, each batch element at its own position.
+    Caches have two forms. The segment form exists where memories are updated: at the start of a
+    document, and after every interval of P tokens (`period`). The decoding form exists anywhere:
+    it also contains the tokens of an interval that is not complete, of each batch element its own.
+    A prompt is processed by segments as long as whole intervals remain, and then by `read_part`:
+
+        caches = model(tokens_BT, model.init_caches(B))[1]
+        logits_BTV, caches = model.read_part(tokens_BP, caches, counts_B)
+        logits_BV, caches = model.decode(tokens_B, caches)
     """
 
     @property
     def period(self) -> int:
-        """P, the cache-update interval: tokens from one possible segment form to the next.
+        """P, the cache-update interval in tokens.
 
-        The window; the segment length, if memories change after segments; or 1.
+        The window; the segment length, if memories change after segments; or 1, if a memory is the
+        same in the middle of a segment as at its end.
         """
         raise NotImplementedError
 
     def begin_decoding(self, caches: tuple) -> tuple:
+        """Returns the decoding form of a segment form, before the first token of an interval."""
         raise NotImplementedError
 
     def read_part(
         self, tokens_BT: jax.Array, caches: tuple, counts_B: jax.Array
     ) -> tuple[jax.Array, tuple]:
-        """Runs on the beginning of an interval of every batch element, in one pass.
+        """Runs on the first tokens of an interval in one pass: `begin_decoding`, then `decode`.
 
         Args:
-            tokens_BT: (B, P) int32 ids, padding after the first `counts_B`.
+            tokens_BT: (B, P) int32 ids, padding after the first `counts_B` of a batch element.
             caches: the segment form.
 
         Returns:
@@ -142,12 +135,4 @@ class LanguageModel(Model[jax.Array, jax.Array]):
 
     def end_decoding(self, caches: tuple) -> tuple:
         """Returns the segment form; every batch element must be at the end of an interval."""
-        raise NotImplementedError
-
-    def windows_reach(self) -> int:
-        """Returns how many tokens back information is carried without a state or memory."""
-        raise NotImplementedError
-
-    def receptive_field(self) -> float:
-        """Returns how many earlier tokens can influence a token; may be infinite."""
         raise NotImplementedError

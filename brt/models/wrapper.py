@@ -21,6 +21,9 @@ class Wrapper(nnx.Module):
         self.vocabulary_size = body.vocabulary_size
         self.dropout = body.dropout
 
+    def check_vocabulary(self, vocabulary: Any, binding: str) -> None:
+        self.body.check_vocabulary(vocabulary, binding)
+
     @property
     def dtype(self) -> np.dtype:
         return self.body.dtype

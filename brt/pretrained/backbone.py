@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from brt.data.vocabularies.base import Vocabulary
 from brt.models.counts import matrix_size
 from brt.models.ops import keep_mask
 from brt.models.sizes import Sizes
@@ -17,6 +18,7 @@ from brt.pretrained.backbone_layer import BackboneLayer, LayerKeys, Reads, Seen,
 from brt.pretrained.names import Names
 from brt.pretrained.settings import Settings, resolve_settings
 from brt.pretrained.source import open_folder
+from brt.pretrained.vocabulary import check_ids
 
 
 class Reading(NamedTuple):
@@ -94,6 +96,10 @@ class PretrainedBackbone(nnx.Module):
             f"{name}.feed_forward_size": self.sizes.feed_forward_size,
             f"{name}.vocabulary_size": self.vocabulary_size,
         }
+
+    def check_vocabulary(self, vocabulary: Vocabulary, binding: str) -> None:
+        if self.folder:
+            check_ids(self.folder.path, vocabulary, binding)
 
     def config(self) -> dict[str, Any]:
         config = dict(self.folder.config) if self.folder else self.settings.config()

@@ -84,7 +84,7 @@ class Attention(Study):
             mapped_B = whole_B if classes > 1 else whole_B & (offsets_B >= run.segment_length)
             batch = stream.batch(step)
             check_ids(batch, run.store)
-            full_B, map_LHXJ = reader.read(batch, whole_B, mapped_B.astype(np.float32))
+            full_B, map_LHXJ = reader.read(batch.segment(0), whole_B, mapped_B.astype(np.float32))
             totals[step % classes] = totals[step % classes] + map_LHXJ
             counts[step % classes] += mapped_B.sum()
             if example is None and step >= chosen and full_B.any():

@@ -12,9 +12,10 @@ from typing import NamedTuple
 import numpy as np
 
 from brt.checks import Count, Name, configurable
+from brt.data.token_scores import Sums
 from brt.evaluation.reading import SegmentReader
 from brt.evaluation.recorded_run import RecordedRun
-from brt.evaluation.scores import Sums, TokenSums
+from brt.evaluation.scores import TokenSums
 from brt.studies.study import Content, Runs, Study, content, curve
 
 THRESHOLD = 0.001

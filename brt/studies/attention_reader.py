@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from brt.data.streams.batch import Batch
+from brt.data.streams.batch import Segment
 from brt.evaluation.recorded_run import RecordedRun
 from brt.models.attention_weights import AttentionLayout, AttentionWeights
 from brt.models.caches import reset_rows
@@ -52,7 +52,7 @@ class AttentionReader:
         self._step = jax.jit(step)
 
     def read(
-        self, batch: Batch, whole_B: np.ndarray, mapped_B: np.ndarray
+        self, segment: Segment, whole_B: np.ndarray, mapped_B: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
         """Runs one segment.
 
@@ -63,8 +63,8 @@ class AttentionReader:
         """
         if self.caches is None:
             self.caches = self._init(self.params)
-        self.before = self.caches, batch, whole_B
-        arguments = batch.inputs_KBT[0], batch.starts_KB[0], whole_B, mapped_B
+        self.before = self.caches, segment, whole_B
+        arguments = segment.inputs_BT, segment.starts_B, whole_B, mapped_B
         self.caches, full_B, map_LHXJ, spans = self._step(self.params, self.caches, *arguments)
         full_B = to_host(full_B)
         for name, span_LHN in spans.items():
@@ -73,9 +73,9 @@ class AttentionReader:
         return full_B, np.asarray(map_LHXJ, np.float64)
 
     def row(self, row: int) -> np.ndarray:
-        caches, batch, whole_B = self.before
+        caches, segment, whole_B = self.before
         mapped_B = np.arange(self.rows) == row
-        arguments = batch.inputs_KBT[0], batch.starts_KB[0], whole_B, mapped_B.astype(np.float32)
+        arguments = segment.inputs_BT, segment.starts_B, whole_B, mapped_B.astype(np.float32)
         return np.asarray(self._step(self.params, caches, *arguments)[2], np.float64)
 
 

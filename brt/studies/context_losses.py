@@ -8,7 +8,6 @@ C contexts    P positions
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -18,10 +17,8 @@ from brt.data.order import permutation
 from brt.data.stores.token_store import TokenStore
 from brt.evaluation.reading import SegmentReader
 from brt.evaluation.recorded_run import RecordedRun
+from brt.experiment import Experiment
 from brt.studies.reach import Stretches
-
-if TYPE_CHECKING:
-    from brt.experiment import Experiment
 
 
 def contexts(step: int, longest: int) -> np.ndarray:
@@ -93,7 +90,7 @@ def context_losses(
     return losses_CP
 
 
-def own_reach(experiment: "Experiment", segment_length: int) -> int:
+def own_reach(experiment: Experiment, segment_length: int) -> int:
     """Returns how many tokens a prediction can depend on, by the model's caches."""
     caches = jax.eval_shape(
         lambda params: experiment.bind_evaluated(params, segment_length).init_caches(1),

@@ -19,6 +19,7 @@ from flax import nnx
 from brt.checks import Count, configurable
 from brt.data.stores.token_store import TokenStore
 from brt.data.streams.documents import DocumentPass
+from brt.evaluation.reading import read_segment
 from brt.evaluation.recorded_run import RecordedRun
 from brt.evaluation.recording import Recording
 from brt.models.block_recurrent.gates import Gate
@@ -37,7 +38,6 @@ from brt.studies.study import (
 )
 from brt.training.prefetch import Prefetch
 from brt.training.sharding import to_host
-from brt.training.train_step import read_segment
 
 PERCENTILES = (10, 50, 90)
 """Of the half-lives of a state's entries with fixed gates."""
@@ -189,13 +189,13 @@ def _probe(run):
     bind, reader = run.experiment.bind_evaluated, run.reader
 
     def step(params, caches, batch, later_B):
-        model, one = bind(params, run.segment_length), jax.tree.map(lambda x: x[0], batch)
+        model, segment = bind(params, run.segment_length), batch.segment(0)
 
         def nats(states):
             # Only the state of `states` is read; the windows are the caches' own.
-            after, x_BTD, metrics = read_segment(model, one, clear_state(caches, states))
-            nats_BT, _ = model.token_losses(x_BTD, one.targets_KBT)
-            scored_BT = (one.weights_KBT > 0) & later_B[:, None]
+            after, x_BTD, metrics = read_segment(model, segment, clear_state(caches, states))
+            nats_BT, _ = model.token_losses(x_BTD, segment.targets_BT)
+            scored_BT = (segment.weights_BT > 0) & later_B[:, None]
             return jnp.where(scored_BT, nats_BT, 0.0).sum(), (after, metrics)
 
         # Caches may contain integers, which have no gradient.

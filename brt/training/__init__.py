@@ -1,1 +1,1 @@
-"""Training: the step, the optimizer, the loop, checkpoints, the run folder."""
+"""Training: the step, the optimizer, checkpoints, the run folder."""

@@ -9,8 +9,8 @@ import jax
 
 from brt.data.streams.base import Stream
 from brt.data.streams.batch import DTYPES, Batch
+from brt.data.streams.checksum import MODULUS, checksum_of
 from brt.data.streams.ids import check_ids
-from brt.data.streams.ledger import MODULUS, ledger_of
 from brt.training.sharding import owned_rows, put_rows
 
 
@@ -20,11 +20,11 @@ class Prefetch:
     Args:
         mesh: batch elements are divided over its data axis; each process reads its own.
         start, stop: the first step, and the step after the last one or None.
-        keeps_ledger, keeps_host: compute these attributes.
+        keeps_checksum, keeps_host: compute these attributes.
 
     Attributes:
         waited: seconds `next` has waited for data since it was last set to 0.
-        ledger: this process's part of the data checksum of the batches returned so far.
+        checksum: this process's part of the data checksum of the batches returned so far.
         host: the last batch of `next`, whole, in NumPy arrays.
     """
 
@@ -34,7 +34,7 @@ class Prefetch:
         mesh: jax.sharding.Mesh,
         start: int = 0,
         stop: int | None = None,
-        keeps_ledger: bool = False,
+        keeps_checksum: bool = False,
         keeps_host: bool = False,
     ):
         self.stream = stream
@@ -42,10 +42,10 @@ class Prefetch:
         self.step = start
         self.stop = stop
         self.waited = 0.0
-        self.ledger = 0
+        self.checksum = 0
         self.host: Batch | None = None
         self._keeps_host = keeps_host
-        self._owned_rows = owned_rows(mesh, stream.rows) if keeps_ledger else []
+        self._owned_rows = owned_rows(mesh, stream.rows) if keeps_checksum else []
         self._thread = ThreadPoolExecutor(max_workers=1)
         self._next = self._submit()
 
@@ -58,7 +58,7 @@ class Prefetch:
     def _read(self, step):
         rows = host_rows(self.stream, step, whole=self._keeps_host)
         batch = device_batch(self.stream, self.mesh, step, rows)
-        hashes = (ledger_of(rows(*part), step, part[0]) for part in self._owned_rows)
+        hashes = (checksum_of(rows(*part), step, part[0]) for part in self._owned_rows)
         host = rows(0, self.stream.rows) if self._keeps_host else None
         return batch, host, sum(hashes)
 
@@ -69,7 +69,7 @@ class Prefetch:
             raise IndexError(f"There is no step {self.step}: reading stops there.")
         batch, self.host, hashed = self._next.result()
         self.waited += time.perf_counter() - begun
-        self.ledger = (self.ledger + hashed) % MODULUS
+        self.checksum = (self.checksum + hashed) % MODULUS
         self._next = self._submit()
         return batch
 

@@ -16,20 +16,16 @@ from brt.data.streams.select import STREAMS
 from brt.models.block_recurrent.model import BlockRecurrentTransformer
 from brt.models.model import Model
 from brt.training.checkpoints.policy import CheckpointPolicy
-from brt.training.contradictions import contradictions
+from brt.training.evaluation_settings import Evaluation
 from brt.training.optimization.plateau import ReduceOnPlateau
 from brt.training.optimization.weight_average import WeightAverage
 from brt.training.train_step import LOSSES
 
 
-class EvaluationSettings:
-    """Base class of `brt.evaluation.settings.Evaluation`, which training may not import."""
-
-
 @configurable
 @dataclasses.dataclass(eq=False, repr=False)
 class Trainer:
-    """Settings of a run.
+    """Settings of a run; `brt.experiment_checks` refuses those that contradict one another.
 
     Args:
         corpus: a `Corpus` or a `Mixture` of several.
@@ -80,7 +76,7 @@ class Trainer:
     skip_nonfinite: bool = False
     log_every: Count = 100
     eval_every: CountFrom0 = 1000
-    evaluation: EvaluationSettings | None = None
+    evaluation: Evaluation | None = None
     checkpoints: CheckpointPolicy | None = None
     model: Callable[..., Model] = BlockRecurrentTransformer
     labelled: LabelledDocuments | None = None
@@ -91,8 +87,6 @@ class Trainer:
         self.sample_length = (
             self.corpus.source.input_length if isinstance(self.corpus, Corpus) else None
         )
-        for problem in contradictions(self):
-            raise ValueError(problem)
 
     @property
     def loss_settings(self) -> dict[str, Any]:

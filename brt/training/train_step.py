@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from brt.data.streams.batch import Batch
+from brt.data.streams.batch import Batch, Segment
 from brt.models.caches import clear_state, reset_rows
 from brt.models.contract import check_scalars
 from brt.models.model import Model
@@ -51,32 +51,19 @@ class StepMetrics(NamedTuple):
 
 
 def enter_segment(
-    model: Model, segment: tuple[jax.Array, ...], caches: tuple, clear: bool = False
+    model: Model, segment: Segment, caches: tuple, clear: bool = False
 ) -> tuple[jax.Array, tuple]:
     """Returns the arguments of `Model.stack`: embedded tokens (B, T, D), and caches.
 
-    Batch elements that start a document get empty caches. segment: inputs, targets and weights (B,
-    T), starts (B,). clear: clear the state, even within a document.
+    Batch elements that start a document get empty caches. clear: clear the state of all others.
     """
-    inputs_BT, _, _, starts_B = segment
     with jax.named_scope("memory"):
-        empty = model.init_caches(inputs_BT.shape[0])
+        empty = model.init_caches(len(segment.starts_B))
         if clear:
             caches = clear_state(caches, empty)
-        caches = reset_rows(caches, empty, starts_B)
+        caches = reset_rows(caches, empty, segment.starts_B)
     with jax.named_scope("embedding"):
-        return model.embed(inputs_BT), caches
-
-
-def read_segment(
-    model: Model, segment: tuple[jax.Array, ...], caches: tuple
-) -> tuple[tuple, jax.Array, dict[str, jax.Array]]:
-    """Runs a model on one segment without dropout.
-
-    Returns the caches after the segment; features (B, T, D) for `model.logits`; scalar metrics.
-    """
-    x_BTD, caches, metrics = model.stack(*enter_segment(model, segment, caches))
-    return caches, x_BTD, metrics
+        return model.embed(segment.inputs_BT), caches
 
 
 def make_loss(
@@ -107,22 +94,23 @@ def make_loss(
         keys = None if key is None else _fold_in(key, jnp.arange(K))
 
         def advance(caches, inputs):
-            segment, key = inputs
-            return model.stack(*enter_segment(model, segment, caches, clear), key)[1]
+            arrays, key = inputs
+            return model.stack(*enter_segment(model, Segment(*arrays), caches, clear), key)[1]
 
         def score(caches, inputs):
-            segment, key = inputs
+            arrays, key = inputs
+            segment = Segment(*arrays)
             x_BTD, caches = enter_segment(model, segment, caches, clear)
             x_BTD, caches, metrics = model.stack(x_BTD, caches, key)
             check_scalars(metrics, type(model).__name__)
             with jax.named_scope("vocabulary"):
-                nats_BT, correct_BT = model.token_losses(x_BTD, segment.targets_KBT)
-                weights_BT = trained_weights(segment.weights_KBT, scores)
+                nats_BT, correct_BT = model.token_losses(x_BTD, segment.targets_BT)
+                weights_BT = trained_weights(segment.weights_BT, scores)
                 nats, correct = ((x_BT * weights_BT).sum() for x_BT in (nats_BT, correct_BT))
                 sums = nats, weights_BT.sum(), correct
             return caches, (sums, metrics)
 
-        segments = batch, keys
+        segments = tuple(batch), keys
         if K == 1:  # no loop to trace, differentiate and compile
             caches, outputs = remat(score)(caches, at(segments, 0))
         elif reread_segments:

@@ -20,7 +20,7 @@ def unroll(read: Read, caches: Any, segments: Any, depth: int | None = None) -> 
     """Runs the segments of a step in order.
 
     A depth k between 0 and K - 1 runs each segment after the first k + 1 again from k segments
-    before, where the gradient is stopped: k + 1 times the work, in the memory of one such window.
+    before, where the gradient is stopped: k + 1 times the work, in the memory of k + 1 segments.
 
     Args:
         segments: a tree with a first axis of K segments.
@@ -43,7 +43,7 @@ def unroll(read: Read, caches: Any, segments: Any, depth: int | None = None) -> 
         caches, _ = read(caches, segment)
         return caches, stop_gradient(caches)
 
-    def window(carry, t):
+    def run_again(carry, t):
         """Runs segments t - depth ... t from the first of the carried caches; scores the last."""
         first, _ = carry
         before = at(segments, t - depth + jnp.arange(depth))
@@ -53,7 +53,7 @@ def unroll(read: Read, caches: Any, segments: Any, depth: int | None = None) -> 
 
     caches, (later, outputs) = scan(run, caches, at(segments, slice(depth + 1)))
     carry = at(later, 0), stop_gradient(caches)
-    (_, caches), rest = scan(window, carry, jnp.arange(depth + 1, K))
+    (_, caches), rest = scan(run_again, carry, jnp.arange(depth + 1, K))
     return caches, jax.tree.map(lambda a, b: jnp.concatenate([a, b]), outputs, rest)
 
 

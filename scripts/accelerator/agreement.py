@@ -11,7 +11,6 @@ from accelerator.systems import System
 from flax import nnx
 
 from brt.benchmarks.random_inputs import random_batch, random_state
-from brt.data.streams.batch import Batch
 from brt.experiment import Experiment
 from brt.models.model import LanguageModel
 from brt.training.train_step import make_loss
@@ -78,8 +77,7 @@ def _losses(experiment, device):
 
 def _laws(experiment: Experiment, device) -> dict[str, float | None]:
     params = jax.device_put(random_state(experiment).params, device)
-    batch: Batch = random_batch(experiment)
-    tokens_BT = jax.device_put(batch.inputs_KBT[0], device)
+    tokens_BT = jax.device_put(random_batch(experiment).segment(0).inputs_BT, device)
     model = cast(LanguageModel, experiment.bind(params))
     graph, state = nnx.split(model)
     period = getattr(model, "period", 0)

@@ -15,10 +15,10 @@ from brt.bindings.reading import differences, read_bindings
 from brt.bindings.registry import known_names
 from brt.config import ConfigError
 from brt.experiment import Experiment
-from brt.experiment_checks import warn_of_warmup
 from brt.models.block_recurrent.cell import RecurrentCell
 from brt.models.block_recurrent.model import BlockRecurrentTransformer
 from brt.reporting.gin_text import read_gin_file, write_gin
+from brt.run.checks import warn_of_warmup
 
 
 @pytest.fixture(autouse=True)
@@ -347,7 +347,7 @@ def test_gin_flags_become_bindings_and_other_flags_stay(flag, expected):
 def test_a_warm_up_as_long_as_the_run_is_warned_of(folder, monkeypatch):
     logged = []
     monkeypatch.setattr(
-        "brt.experiment_checks.logging.warning", lambda form, *values: logged.append(form % values)
+        "brt.run.checks.logging.warning", lambda form, *values: logged.append(form % values)
     )
     path = plain_config(folder)
     for bindings in (["rsqrt.warmup_steps = 5"], ["rsqrt.warmup_steps = None"]):

@@ -9,7 +9,6 @@ from paths import CONFIGS
 from published_checks import read_once
 
 from brt import config
-from brt.evaluation.settings import batch_shape
 from brt.experiment import Experiment
 from brt.reporting.gin_text import write_gin
 from brt.sweeps.entries import read_sweep
@@ -57,7 +56,7 @@ def test_a_config_trains_and_evaluates_on_one_four_and_eight_devices_or_says_why
 @pytest.mark.parametrize("name", [*FURTHER][::4])  # the others with the slow tests
 def test_further_flags_of_a_header_fit_training_and_evaluation(name):
     experiment = read_once(*FURTHER[name]).experiment
-    rows, segment_length = batch_shape(experiment)
+    rows, segment_length = experiment.evaluated_shape
     assert rows and experiment.evaluated_model(segment_length)
 
 
@@ -67,7 +66,7 @@ def test_a_published_overlap_evaluates_as_many_windows_as_are_trained_on(row):
     entry = read_sweep(path, SCALES["paper"], None, [], None)[row]
     experiment, _ = check([], [write_gin(entry.settings)])
     trained = experiment.trainer.tokens_per_step
-    rows, segment_length = batch_shape(experiment)
+    rows, segment_length = experiment.evaluated_shape
     assert segment_length < 300 and 0 <= trained - rows * segment_length < segment_length
 
 

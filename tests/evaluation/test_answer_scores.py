@@ -13,8 +13,8 @@ from tiny_run import build, one_device, write_config
 from brt.data.corpus import Corpus
 from brt.data.sources.ruler import VariableTracking
 from brt.data.streams.documents import DocumentPass
+from brt.data.token_scores import TokenScores
 from brt.evaluation.answers import AnswerScore, answers_of_store
-from brt.evaluation.scores import TokenScores
 from brt.reporting.drawing.heat_map import study_maps
 from brt.reporting.run_files import read_study
 from brt.studies.answers import AnswerAccuracy, accuracies, scores_of

@@ -20,9 +20,10 @@ from brt.data.sources.base import Document
 from brt.data.stores.store_writer import write_store
 from brt.data.stores.token_store import TokenStore
 from brt.data.streams.documents import DocumentPass
+from brt.data.token_scores import TokenScores
 from brt.data.vocabularies.base import BEGIN, ByteVocabulary
 from brt.evaluation.evaluator import Evaluator
-from brt.evaluation.scores import TokenScores, TokenSums
+from brt.evaluation.scores import TokenSums
 from brt.training.sharding import shardings
 
 W = 8

@@ -18,8 +18,8 @@ from brt import evaluate
 from brt.data.sources.algorithmic import CopyTask, ReverseTask
 from brt.data.stores.store_writer import write_store
 from brt.data.stores.token_store import TokenStore
+from brt.data.token_scores import TokenScores
 from brt.evaluation.free_running import FreeRunning, SampleDecoder, scored_part, write
-from brt.evaluation.scores import TokenScores
 from brt.models.caches import select_rows
 from brt.training.records.run_folder import read_metrics
 

@@ -6,8 +6,8 @@ import pytest
 from brt.data.corpus import Corpus
 from brt.data.sources.recall import ASK, DEFINE, RecallTask
 from brt.data.streams.documents import DocumentPass
+from brt.data.token_scores import TokenScores
 from brt.evaluation.recall import RecallScore
-from brt.evaluation.scores import TokenScores
 
 
 @pytest.fixture(scope="module")

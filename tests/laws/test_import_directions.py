@@ -1,6 +1,10 @@
-"""Imports point down only: every import of brt/ against one list of layers."""
+"""Imports point down only, and never in a circle.
+
+All imports count: at the top of a file, in a function, and those for types alone.
+"""
 
 import ast
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -28,17 +32,14 @@ LAYERS = (
     ("brt.memory",),
     ("brt.pretrained",),
     ("brt.training",),
-    ("brt.evaluation",),
-    ("brt.experiment_checks",),
-    ("brt.experiment", "brt.text_flag"),
-    ("brt.model_folder",),
-    ("brt.description", "brt.generation"),
+    ("brt.experiment_checks", "brt.text_flag"),
+    ("brt.experiment", "brt.command_line"),
+    ("brt.evaluation", "brt.model_folder"),
+    ("brt.run", "brt.generation"),
     ("brt.studies",),
     ("brt.reporting",),
     ("brt.benchmarks",),
     ("brt.sweeps",),
-    ("brt.command_line",),
-    ("brt.run_data",),
     ("brt.benchmark", "brt.evaluate", "brt.export", "brt.generate", "brt.prepare", "brt.report"),
     ("brt.sweep",),
     ("brt.train", "brt.__main__"),
@@ -64,13 +65,9 @@ def package_of(module: str) -> str:
 
 
 def imported(path: Path, root: Path) -> set[str]:
-    """Modules of brt that a file imports when it runs, in functions too."""
+    """Modules of brt that a file imports."""
     found = set()
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    for node in ast.walk(tree):
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
-            node.body = []
-    for node in ast.walk(tree):
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -101,6 +98,30 @@ def upward(root: Path) -> list[str]:
     return wrong
 
 
+def top_package_of(module: str) -> str:
+    return ".".join(module.split(".")[:2])
+
+
+def file_of(module: str) -> str:
+    """The module, except that all files of `brt.models` are one."""
+    package = top_package_of(module)
+    return package if package == "brt.models" else module
+
+
+def circle(root: Path, unit_of) -> list[str]:
+    """Files or packages, by `unit_of`, that import one another in a circle; empty if none."""
+    imports: dict[str, set[str]] = {}
+    for path in sorted((root / "brt").rglob("*.py")):
+        name = module_name(path, root)
+        units = {unit_of(target) for target in imported(path, root)}
+        imports.setdefault(unit_of(name), set()).update(units - {unit_of(name)})
+    try:
+        TopologicalSorter(imports).prepare()
+    except CycleError as error:
+        return error.args[1]
+    return []
+
+
 def test_every_import_points_down():
     assert not upward(ROOT)
 
@@ -111,25 +132,49 @@ def test_every_module_has_a_layer():
     assert not [name for name in names if package_of(name) not in HEIGHTS]
 
 
+@pytest.mark.parametrize("unit_of", [file_of, top_package_of])
+def test_no_imports_form_a_circle(unit_of):
+    assert not circle(ROOT, unit_of)
+
+
+def write_tree(root: Path, texts: dict[str, str]) -> None:
+    """Writes a copy of brt/ in which all files are empty except for these."""
+    for path in (ROOT / "brt").rglob("*.py"):
+        copy = root / path.relative_to(ROOT)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.touch()
+    for file, text in texts.items():
+        (root / file).write_text(text)
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["import brt.training.unroll", "if TYPE_CHECKING:\n    from brt.training import unroll"],
+)
+@pytest.mark.parametrize("unit_of", [file_of, top_package_of])
+def test_a_circle_of_imports_is_found(tmp_path, line, unit_of):
+    back = "def f():\n    from brt.data import order"
+    write_tree(tmp_path, {"brt/data/order.py": line, "brt/training/unroll.py": back})
+    assert {*circle(tmp_path, unit_of)} == {
+        unit_of(name) for name in ("brt.data.order", "brt.training.unroll")
+    }
+
+
 @pytest.mark.parametrize(
     ("file", "line"),
     [
         ("brt/models/model.py", "from brt.training.train_step import trained_weights"),
         ("brt/models/model.py", "def f():\n    from brt.data.corpus import Corpus"),
         ("brt/data/corpus.py", "from ..models import caches"),
-        ("brt/training/loop.py", "import brt.evaluation.evaluator"),
-        ("brt/evaluation/reading.py", "from brt import experiment"),
+        ("brt/training/unroll.py", "import brt.evaluation.evaluator"),
+        ("brt/experiment.py", "from brt import evaluation"),
+        ("brt/experiment.py", "if TYPE_CHECKING:\n    from brt.run.loop import TrainingRun"),
         ("brt/evaluation/reading.py", "from brt.studies.reach import reach"),
         ("brt/evaluate.py", "from brt import generate"),
         ("brt/loose.py", "from brt.progress import Progress"),
     ],
 )
 def test_an_import_that_points_up_or_sideways_is_found(tmp_path, file, line):
-    """In a copy of the tree in which a file holds one such import and nothing else."""
-    for path in (ROOT / "brt").rglob("*.py"):
-        copy = tmp_path / path.relative_to(ROOT)
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        copy.touch()
-    (tmp_path / file).write_text(line)
+    write_tree(tmp_path, {file: line})
     (found,) = upward(tmp_path)
     assert found.startswith(module_name(tmp_path / file, tmp_path))

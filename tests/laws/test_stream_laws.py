@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from stores import RAGGED, N, W, joined, same
 from streams_under_test import PASSES, TRAINING
 
-from brt.data.streams.ledger import MODULUS, ledger_of
+from brt.data.streams.checksum import MODULUS, checksum_of
 from brt.data.vocabularies.base import BEGIN
 
 EVERY = TRAINING + PASSES
@@ -106,28 +106,30 @@ def test_hosts_together_read_the_global_batch(entry, store_of, hosts):
 
 
 @every_stream
-def test_a_run_resumed_on_another_number_of_hosts_ends_with_the_same_ledger(entry, store_of):
-    def ledger(hosts, steps):
+def test_a_run_resumed_on_another_number_of_hosts_ends_with_the_same_checksum(entry, store_of):
+    def checksum(hosts, steps):
         rows = 8 // hosts
         sums = []
         for host in range(hosts):
             stream = opened(entry, store_of)
             for step in steps:
                 batch = stream.batch(step, host * rows, rows)
-                sums.append(ledger_of(batch, step, host * rows))
+                sums.append(checksum_of(batch, step, host * rows))
         return sum(sums) % MODULUS
 
-    whole = ledger(1, range(40))
-    assert (ledger(8, range(13)) + ledger(2, [13]) + ledger(4, range(14, 40))) % MODULUS == whole
-    assert len({whole, ledger(1, range(39)), ledger(1, [*range(39), 38])}) == 3
+    whole = checksum(1, range(40))
+    assert (
+        checksum(8, range(13)) + checksum(2, [13]) + checksum(4, range(14, 40))
+    ) % MODULUS == whole
+    assert len({whole, checksum(1, range(39)), checksum(1, [*range(39), 38])}) == 3
 
 
 @every_stream
 def test_the_order_is_fixed_for_good(entry, store_of):
     """A checkpoint is a step, so a stream must stay the same in every version of brt and NumPy."""
     stream = opened(entry, store_of, weighted=True)
-    ledgers = (ledger_of(stream.batch(step), step) for step in all_steps_of(stream))
-    assert f"{sum(ledgers) % MODULUS:016x}" == entry.ledger
+    checksums = (checksum_of(stream.batch(step), step) for step in all_steps_of(stream))
+    assert f"{sum(checksums) % MODULUS:016x}" == entry.checksum
 
 
 @every_training_stream
@@ -359,4 +361,4 @@ def test_sizes_below_one_and_negative_seeds_are_refused(entry, store_of):
 def test_every_entry_is_listed_once():
     names = [entry.name for entry in EVERY]
     assert len(set(names)) == len(names)
-    assert all(entry.ledger for entry in EVERY)
+    assert all(entry.checksum for entry in EVERY)

@@ -61,7 +61,7 @@ class StreamUnderTest:
     """A stream and what it promises.
 
     open: makes it, from (store, rows, segment_length, segments_per_step, seed).
-    ledger: the hash of what it reads in `test_the_order_is_fixed_for_good`; the failing test of a
+    checksum: the hash of what it reads in `test_the_order_is_fixed_for_good`; the failing test of a
         new stream tells it.
     epoch: from (stream, epoch) to the (row, number of the segment) pairs in which every token is a
         target once, but `unread` of them; None where nothing of the kind is promised.
@@ -79,7 +79,7 @@ class StreamUnderTest:
 
     name: str
     open: Callable
-    ledger: str
+    checksum: str
     epoch: Callable | None
     unread: Callable = lambda store, rows: 0
     make_store: Callable = documents

@@ -27,8 +27,8 @@ from tiny_models import QUICK
 from brt import command_line, config, evaluate
 from brt.evaluation.evaluator import Evaluator
 from brt.experiment import Experiment
+from brt.run.loop import TrainingRun
 from brt.training import sharding
-from brt.training.loop import TrainingRun
 from brt.training.records.run_folder import read_metrics
 
 XLA_FLAGS = os.environ.get("XLA_FLAGS", "")

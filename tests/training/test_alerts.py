@@ -11,7 +11,7 @@ from tiny_run import (
     write_config,
 )
 
-from brt.training.loop import NonFiniteLoss
+from brt.run.loop import NonFiniteLoss
 from brt.training.records import alerts
 from brt.training.records.alerts import Alerts, StallWatch
 from brt.training.records.run_folder import read_metrics

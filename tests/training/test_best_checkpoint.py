@@ -24,14 +24,15 @@ from tiny_run import (
 
 from brt import evaluate, generate, train
 from brt.evaluation.reading import SegmentReader
+from brt.experiment_checks import check_trainer
 from brt.model_folder import load_run
 from brt.reporting.paper_positions import paper_position
 from brt.reporting.run_tables import evaluations, overview
 from brt.reporting.runs import Run
+from brt.run.loop import TrainingRun
+from brt.run.loop_evaluation import LoopEvaluation
 from brt.training.checkpoints.checkpoint import CheckpointError
 from brt.training.checkpoints.policy import Best, CheckpointPolicy, stopped_early
-from brt.training.loop import TrainingRun
-from brt.training.loop_evaluation import LoopEvaluation
 from brt.training.records.run_folder import read_metrics
 from brt.training.settings import Trainer
 
@@ -375,7 +376,7 @@ def test_settings_that_cannot_be_are_refused(wrong, named):
 def test_a_best_without_evaluations_is_refused():
     with pytest.raises(ValueError, match=r"keep_best.*Trainer\.eval_every"):
         policy = CheckpointPolicy(keep_best=True)
-        Trainer(object(), print, print, 1, 8, 8, checkpoints=policy, eval_every=0)
+        check_trainer(Trainer(object(), print, print, 1, 8, 8, checkpoints=policy, eval_every=0))
 
 
 def test_a_metric_that_is_not_there_costs_no_step(config, tiny, straight, tmp_path):

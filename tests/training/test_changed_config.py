@@ -12,8 +12,8 @@ from tiny_run import (  # noqa: F401
     write_config,
 )
 
+from brt.run.loop import TrainingRun
 from brt.training.checkpoints.checkpoint import OtherModel
-from brt.training.loop import TrainingRun
 from brt.training.resume import ChangedConfig
 
 STEPS = 4

@@ -14,6 +14,7 @@ from tiny_run import (
     write_config,
 )
 
+from brt.experiment_checks import check_trainer
 from brt.training.optimization.optimizers import adamw
 from brt.training.optimization.plateau import ReduceOnPlateau
 from brt.training.records.run_folder import read_metrics
@@ -105,4 +106,6 @@ def test_a_run_halves_its_rate_and_a_resumed_one_halves_it_at_the_same_steps(tmp
 
 def test_a_plateau_without_evaluations_is_refused():
     with pytest.raises(ValueError, match=r"Trainer\.eval_every"):
-        Trainer(object(), print, print, 1, 8, 8, plateau=ReduceOnPlateau(), eval_every=0)
+        check_trainer(
+            Trainer(object(), print, print, 1, 8, 8, plateau=ReduceOnPlateau(), eval_every=0)
+        )

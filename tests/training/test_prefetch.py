@@ -9,7 +9,7 @@ import pytest
 from stores import RAGGED, W, lengths_for
 from tiny_run import mesh_of
 
-from brt.data.streams.ledger import MODULUS, ledger_of
+from brt.data.streams.checksum import MODULUS, checksum_of
 from brt.data.streams.select import STREAMS, evaluation_pass, training_stream
 from brt.training import prefetch as prefetching
 from brt.training.prefetch import Prefetch, device_batch
@@ -40,21 +40,21 @@ class Watched:
 @needs_eight
 @pytest.mark.parametrize("mesh_shape", [(1, 1), (8, 1), (2, 4), (4, 2)])
 @pytest.mark.parametrize("kind", STREAMS)
-def test_every_row_is_read_once_and_the_ledger_is_that_of_the_batches(store_of, kind, mesh_shape):
+def test_every_row_is_read_once_and_the_checksum_is_that_of_the_batches(store_of, kind, mesh_shape):
     mesh, plain = (
         mesh_of(*mesh_shape),
         training_stream(kind, store_of(lengths_for(kind), labelled=kind == "labelled"), 8, W, 2, 1),
     )
     stream = Watched(plain)
-    prefetch = Prefetch(stream, mesh, start=3, stop=9, keeps_ledger=True)
+    prefetch = Prefetch(stream, mesh, start=3, stop=9, keeps_checksum=True)
     expected = 0
     for step in range(3, 9):
         batch, wanted = prefetch.next(), plain.batch(step)
         for found, array in zip(batch, wanted, strict=True):
             assert found.dtype == array.dtype
             np.testing.assert_array_equal(found, array)
-        expected += ledger_of(wanted, step)
-        assert prefetch.ledger == expected % MODULUS  # of what was given, not of what is read
+        expected += checksum_of(wanted, step)
+        assert prefetch.checksum == expected % MODULUS  # of what was given, not of what is read
     prefetch.close()
     rows = 8 // mesh_shape[0]
     each = [(step, row, rows) for step in range(3, 9) for row in range(0, 8, rows)]

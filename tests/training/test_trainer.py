@@ -31,14 +31,14 @@ from tiny_run import (  # noqa: F401
 from brt import evaluate, train
 from brt.data.stores.layout import content_of
 from brt.data.stores.verification import hashes_of
+from brt.data.streams.checksum import MODULUS, checksum_of
 from brt.data.streams.documents import DocumentStream
-from brt.data.streams.ledger import MODULUS, ledger_of
 from brt.data.streams.select import training_stream
 from brt.evaluation.evaluator import Evaluator
 from brt.model_folder import load_run
+from brt.run.loop import NonFiniteLoss
 from brt.training.checkpoints.checkpoint import CheckpointError, Checkpoints
 from brt.training.checkpoints.parameters import load_params
-from brt.training.loop import NonFiniteLoss
 from brt.training.records.run_folder import read_metrics
 
 STEPS = 12
@@ -102,14 +102,14 @@ def test_a_run_records_every_interval_and_every_evaluation_once(straight, tiny):
         assert record["perf/peak_bytes"] > 4 * parameters and record["perf/step_seconds"] > 0
 
 
-def test_the_ledger_is_recorded_and_kept_for_the_run_that_goes_on(straight, tiny):
-    trainer, ledger, expected = tiny.experiment.trainer, 0, {}
+def test_the_checksum_is_recorded_and_kept_for_the_run_that_goes_on(straight, tiny):
+    trainer, checksum, expected = tiny.experiment.trainer, 0, {}
     for step in range(STEPS):
         stream = training_stream(
             "documents", trainer.corpus.open("train"), trainer.rows, trainer.segment_length
         )
-        ledger = (ledger + ledger_of(stream.batch(step), step)) % MODULUS
-        expected[step + 1] = f"{ledger:016x}"
+        checksum = (checksum + checksum_of(stream.batch(step), step)) % MODULUS
+        expected[step + 1] = f"{checksum:016x}"
     found = {r["step"]: r["data/ledger"] for r in records(straight.folder.path, "data/")}
     assert found == {step: expected[step] for step in (5, 10, 12)}
     kept = {step: straight.checkpoints.record(step)["ledger"] for step in (3, 6, 9, 12)}

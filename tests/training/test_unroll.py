@@ -13,10 +13,11 @@ from flax import nnx
 from tiny_models import cast, parameters, quick_jit
 
 from brt.data.streams.batch import Batch
+from brt.evaluation.reading import read_segment
 from brt.models.layers.dropout import dropout
 from brt.models.layers.initializers import normal, parameter
 from brt.models.model import Model
-from brt.training.train_step import TrainState, make_loss, make_train_step, read_segment
+from brt.training.train_step import TrainState, make_loss, make_train_step
 
 K, B, T, D = 4, 2, 3, 5
 DEPTHS = (None, 0, 2)
@@ -103,7 +104,7 @@ BACK = {"slide": 1}
 
 def segment_sums(model, segment, caches):
     caches, x_BTD, metrics = read_segment(model, segment, caches)
-    return caches, *model.token_losses(x_BTD, segment[1]), metrics
+    return caches, *model.token_losses(x_BTD, segment.targets_BT), metrics
 
 
 @functools.cache
@@ -179,7 +180,7 @@ def by_hand(name, depth):
 
     def loss(params, caches, batch):
         memories = [caches]
-        part = [jax.tree.map(lambda x, t=t: x[t], batch) for t in range(K)]
+        part = [batch.segment(t) for t in range(K)]
         for t in range(K):
             memories.append(read(params, part[t], memories[t])[0])
         nats = 0.0
@@ -188,7 +189,7 @@ def by_hand(name, depth):
             memory = jax.lax.stop_gradient(memories[first])
             for s in range(first, t + 1):
                 memory, nats_BT = read(params, part[s], memory)
-            nats += (nats_BT * part[t].weights_KBT).sum()
+            nats += (nats_BT * part[t].weights_BT).sum()
         return nats / batch.weights_KBT.sum(), memories[K]
 
     return quick_jit(jax.value_and_grad(loss, has_aux=True))
@@ -273,7 +274,7 @@ def test_only_the_new_segment_counts_whatever_the_weights_and_the_models_own_fig
     equal((value, sums), (expected, expected_sums))
     caches, read = case("toy").caches, case("toy").bind(case("toy").params)
     for k in range(K):
-        caches, *_, metrics = segment_sums(read, [x[k] for x in only_last], caches)
+        caches, *_, metrics = segment_sums(read, only_last.segment(k), caches)
     np.testing.assert_allclose(means["size"], metrics["size"], rtol=1e-12)
     assert abs(means["size"] - all_means["size"]) > 1e-3
 
@@ -334,7 +335,7 @@ def trained_by_hand(name, again, rate):
     for step in range(STEPS):
         first = max(step - again, 0)
         whole = step_batch(name, step, again)
-        segments = [[x[k] for x in whole] for k in range(again + 1)][first - step + again :]
+        segments = [whole.segment(k) for k in range(first - step + again, again + 1)]
         memory = before.get(first, case(name).caches)
         before[first + 1] = read(params, segments[0], memory)[0]
         value, grads = loss(params, memory, segments)

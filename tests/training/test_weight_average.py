@@ -12,6 +12,7 @@ from tiny_run import (
     write_config,
 )
 
+from brt.experiment_checks import check_trainer
 from brt.training.checkpoints.parameters import load_params
 from brt.training.optimization.plateau import ReduceOnPlateau
 from brt.training.optimization.weight_average import WeightAverage, evaluated_params
@@ -103,4 +104,4 @@ def test_a_run_evaluates_the_average_and_a_resumed_one_the_same(tmp_path):
 def test_a_plateau_beside_an_average_is_refused():
     both = {"plateau": ReduceOnPlateau(), "average": WeightAverage()}
     with pytest.raises(ValueError, match=r"Trainer\.plateau and Trainer\.average"):
-        Trainer(object(), print, print, 1, 8, 8, **both)
+        check_trainer(Trainer(object(), print, print, 1, 8, 8, **both))

@@ -4,7 +4,7 @@ Axes of all streams: K segments of a step, B batch elements, T tokens of a segme
 """
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -12,6 +12,15 @@ from numpy.typing import ArrayLike
 from brt.data.mixture import MixedStore
 from brt.data.stores.token_store import TokenStore
 from brt.token_ids import BEGIN
+
+
+class Segment(NamedTuple):
+    """One segment of B batch elements: a `Batch` without the K axis, on the host or a device."""
+
+    inputs_BT: Any
+    targets_BT: Any
+    weights_BT: Any
+    starts_B: Any
 
 
 class Batch(NamedTuple):
@@ -27,6 +36,9 @@ class Batch(NamedTuple):
     targets_KBT: np.ndarray
     weights_KBT: np.ndarray
     starts_KB: np.ndarray
+
+    def segment(self, k: int) -> Segment:
+        return Segment(*(array[k] for array in self))
 
 
 DTYPES = np.int32, np.int32, np.float32, np.bool_
@@ -70,8 +82,8 @@ def gather(
     return batch
 
 
-def document_segments(tokens: ArrayLike, segment_length: int) -> Iterator[Batch]:
-    """Yields the tokens of one document as batches of one element, without the K axis."""
+def document_segments(tokens: ArrayLike, segment_length: int) -> Iterator[Segment]:
+    """Yields the tokens of one document as segments of one batch element."""
     tokens = np.asarray(tokens, np.int32)
     count = -(-len(tokens) // segment_length)
     inputs, targets = np.zeros((2, count, 1, segment_length), np.int32)
@@ -81,4 +93,4 @@ def document_segments(tokens: ArrayLike, segment_length: int) -> Iterator[Batch]
     weights.reshape(-1)[: len(tokens)] = 1
     for number in range(count):
         starts = np.array([number == 0])
-        yield Batch(inputs[number], targets[number], weights[number], starts)
+        yield Segment(inputs[number], targets[number], weights[number], starts)

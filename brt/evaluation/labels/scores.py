@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 from brt.data.streams.labelled import SPAN, Boundaries, LabelledSegments
+from brt.data.token_scores import Score, Store, Sums, TokenScores
 from brt.data.vocabularies.base import Vocabulary
 from brt.evaluation.labels.answers import answer_figures, best_span
 from brt.evaluation.labels.classification import class_figures, confusion, label_figures
-from brt.evaluation.scores import Score, Store, Sums, TokenScores
 
 KINDS = {1: "yes", 2: "no"}
 LONGEST_ANSWER = 30

@@ -11,7 +11,7 @@ from brt.data.stores.own_folders import MARK, claim, remove
 from brt.data.stores.store_writer import write_store
 from brt.data.stores.token_store import TokenStore
 from brt.data.vocabularies.base import ByteVocabulary
-from brt.evaluation.settings import Evaluation
+from brt.training.evaluation_settings import Evaluation
 
 PATHS = ("", "..", "../escaped", "a/b", "/tmp/a", "a\\b", "a\nb", "a..b", "~", "-a", " a")
 

@@ -17,7 +17,7 @@ from brt.data.stores.own_folders import claim
 from brt.data.stores.store_writer import write_store
 from brt.data.stores.token_store import TokenStore
 from brt.data.stores.verification import verify
-from brt.data.streams.ledger import ledger_of
+from brt.data.streams.checksum import checksum_of
 from brt.data.streams.select import evaluation_pass, training_stream
 from brt.data.vocabularies.base import ByteVocabulary
 from brt.data.vocabularies.characters import CharacterVocabulary
@@ -251,7 +251,7 @@ def test_batches_do_not_depend_on_the_layout(tmp_path, kind):
     K = 2 if kind == "samples" else 1
     ours, theirs = (training_stream(kind, s, 3, W, K, seed=1) for s in (other, plain))
     for step in range(40):
-        assert ledger_of(ours.batch(step), step) == ledger_of(theirs.batch(step), step)
+        assert checksum_of(ours.batch(step), step) == checksum_of(theirs.batch(step), step)
     if kind != "shuffled":
         ours, theirs = (evaluation_pass(kind, s, 3, W) for s in (other, plain))
         for step in range(ours.num_steps):

@@ -12,7 +12,7 @@ from stores import RAGGED, N, W, plain_segments, read_row
 from brt.data.sources.base import Document
 from brt.data.stores.store_writer import write_store
 from brt.data.stores.token_store import TokenStore
-from brt.data.streams.batch import document_segments
+from brt.data.streams.batch import document_segments, padding
 from brt.data.streams.documents import (
     DocumentPass,
     DocumentStream,
@@ -131,5 +131,13 @@ def test_a_document_read_outside_a_store_is_cut_as_one_inside(tmp_path, length):
     outside = list(document_segments(np.frombuffer(text, np.uint8), 8))
     assert len(outside) == inside.num_steps
     for step, found in enumerate(outside):
-        for a, b in zip(found, inside.batch(step), strict=True):
-            np.testing.assert_array_equal(a, b[0])
+        for a, b in zip(found, inside.batch(step).segment(0), strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+def test_arrays_have_the_axes_of_their_names():
+    (segment,) = document_segments(np.arange(5), 8)
+    batch = padding(3, 2, 8)
+    for arrays in (batch, batch.segment(2), segment):
+        for name, array in arrays._asdict().items():
+            assert array.ndim == len(name.rpartition("_")[2]), name

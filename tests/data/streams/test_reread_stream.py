@@ -6,7 +6,7 @@ import pytest
 from stores import RAGGED, W, joined, same
 from streams_under_test import TRAINING
 
-from brt.data.streams.ledger import ledger_of
+from brt.data.streams.checksum import checksum_of
 from brt.data.streams.reread import RereadStream
 from brt.data.streams.select import training_stream
 
@@ -57,14 +57,14 @@ def test_every_token_is_scored_exactly_once_an_epoch(entry, store_of):
     assert set(counts[0].values()) == {1}
 
 
-def test_the_ledger_is_of_all_that_a_step_reads(store_of):
+def test_the_checksum_is_of_all_that_a_step_reads(store_of):
     store = store_of(RAGGED)
     streams = [
         training_stream("documents", store, ROWS, W, reread_segments=k) for k in range(AGAIN)
     ]
-    assert len({ledger_of(stream.batch(20), 20) for stream in streams}) == AGAIN
+    assert len({checksum_of(stream.batch(20), 20) for stream in streams}) == AGAIN
     # What is read again makes a difference too, at the same new segment.
     batch = streams[2].batch(20)
-    before = ledger_of(batch, 20)
+    before = checksum_of(batch, 20)
     batch.inputs_KBT[0, 0, 0] += 1
-    assert ledger_of(batch, 20) != before
+    assert checksum_of(batch, 20) != before

@@ -13,11 +13,11 @@ from brt.data.sources.base import Document
 from brt.data.stores.store_writer import write_store
 from brt.data.stores.token_store import TokenStore
 from brt.data.streams.labelled import LabelledDocuments, LabelledSegments
+from brt.data.token_scores import TokenScores
 from brt.data.vocabularies.base import Frame
-from brt.description import describe
 from brt.evaluation.labels.scores import label_score
-from brt.evaluation.scores import TokenScores
 from brt.experiment import Experiment
+from brt.run.description import describe
 
 LINES = """
 Trainer.corpus = @Corpus()

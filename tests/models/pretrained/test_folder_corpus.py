@@ -9,7 +9,7 @@ from tiny_folders import make_folder
 
 from brt import config
 from brt.experiment import Experiment
-from brt.experiment_checks import check_vocabulary
+from brt.run.checks import check_vocabulary
 
 pytest.importorskip("tokenizers", reason='needs pip install -e ".[text]"')
 

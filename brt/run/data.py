@@ -14,7 +14,7 @@ from brt import command_line
 from brt.data.extras import MissingExtra
 from brt.data.stores.own_folders import check_claimable
 from brt.experiment import Experiment
-from brt.experiment_checks import check_documents, check_vocabulary
+from brt.run.checks import check_documents, check_vocabulary
 
 PREPARATION_ENDED = "prepared stores are kept, and the same command prepares the rest."
 

@@ -1,7 +1,7 @@
 """Evaluations in the loop of a training run."""
 
-from typing import TYPE_CHECKING
-
+from brt.evaluation.evaluator import Evaluator
+from brt.experiment import Experiment
 from brt.progress import Progress
 from brt.training.checkpoints.policy import BEST_STEP, STOPPED_EARLY
 from brt.training.optimization.weight_average import evaluated_params
@@ -9,10 +9,6 @@ from brt.training.records.run_folder import RunFolder
 from brt.training.resume import best_evaluation, recorded_loss
 from brt.training.stopping import StopRequest
 from brt.training.train_step import TrainState
-
-if TYPE_CHECKING:
-    from brt.evaluation.evaluator import Evaluator
-    from brt.experiment import Experiment
 
 SHOWN = (
     *("bits_per_token", "cleared_bits_per_token", "bits_per_byte", "recall_accuracy"),
@@ -39,8 +35,8 @@ class LoopEvaluation:
 
     def __init__(
         self,
-        evaluator: "Evaluator | None",
-        experiment: "Experiment",
+        evaluator: Evaluator | None,
+        experiment: Experiment,
         folder: RunFolder,
         stop: StopRequest,
         step: int,

@@ -30,7 +30,7 @@ def row_hashes(batch: Batch, step: int, first_row: int = 0) -> np.ndarray:
     return _mixed(sums_B + rows_and_step_B)
 
 
-def ledger_of(batch: Batch, step: int, first_row: int = 0) -> int:
+def checksum_of(batch: Batch, step: int, first_row: int = 0) -> int:
     """Returns the data checksum of a batch, in [0, 2**64)."""
     return int(row_hashes(batch, step, first_row).sum(dtype=np.uint64))
 

@@ -1,6 +1,6 @@
-"""The ledger: a hash of every row that was read, with its row and step.
+"""The checksum: a hash of every row that was read, with its row and step.
 
-That hosts add up to the same ledger is a law of all streams (tests/laws/test_stream_laws.py).
+That hosts add up to the same checksum is a law of all streams (tests/laws/test_stream_laws.py).
 """
 
 import numpy as np
@@ -8,17 +8,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stores import RAGGED, W
 
-from brt.data.streams.ledger import MODULUS, ledger_of, row_hashes
+from brt.data.streams.checksum import MODULUS, checksum_of, row_hashes
 from brt.data.streams.select import training_stream
 
 SIZES = 8, W, 2, 5
 
 
-def test_the_ledger_is_fixed_for_good(store_of):
+def test_the_checksum_is_fixed_for_good(store_of):
     """It is compared between machines and versions."""
     stream = training_stream("documents", store_of(RAGGED), *SIZES)
-    ledger = sum(ledger_of(stream.batch(step), step) for step in range(9)) % MODULUS
-    assert f"{ledger:016x}" == "c8e8f2b263f94ba9"
+    checksum = sum(checksum_of(stream.batch(step), step) for step in range(9)) % MODULUS
+    assert f"{checksum:016x}" == "c8e8f2b263f94ba9"
 
 
 def mixed(x):
@@ -44,7 +44,7 @@ def test_the_hash_is_that_of_a_plain_loop_and_rows_keep_their_number(store_of):
         batch = stream.batch(step, first)
         plain = [plain_hash(batch, step, row, first) for row in range(8 - first)]
         assert row_hashes(batch, step, first).tolist() == plain
-        assert ledger_of(batch, step, first) == sum(plain) % MODULUS
+        assert checksum_of(batch, step, first) == sum(plain) % MODULUS
 
 
 @settings(deadline=None, derandomize=True, max_examples=60)

@@ -2,21 +2,16 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from brt.checks import Count, configurable
 from brt.data.splits import check_split
-from brt.evaluation.scores import Score
+from brt.data.token_scores import Score
 from brt.models.model import Model
-from brt.training.settings import EvaluationSettings
-
-if TYPE_CHECKING:
-    from brt.experiment import Experiment
 
 
 @configurable
 @dataclass(eq=False)
-class Evaluation(EvaluationSettings):
+class Evaluation:
     """Settings of an evaluation, in the loop of a training run and by `brt.evaluate`.
 
     Args:
@@ -49,16 +44,16 @@ class Evaluation(EvaluationSettings):
     def __post_init__(self) -> None:
         check_split(self.split, "Evaluation.split")
 
-
-def batch_shape(experiment: "Experiment") -> tuple[int, int]:
-    trainer, evaluation = experiment.trainer, experiment.evaluation
-    T = evaluation.segment_length or trainer.segment_length
-    tokens = evaluation.tokens_per_step or trainer.tokens_per_step
-    rows, rest = divmod(tokens, T)
-    if not rows or (rest and evaluation.tokens_per_step):
-        owner = "Evaluation" if evaluation.tokens_per_step else "Trainer"
-        raise ValueError(
-            f"{owner}.tokens_per_step = {tokens} is not a multiple of the segment length of {T} "
-            f"tokens: bind Evaluation.tokens_per_step = {max(rows, 1) * T}, or segment_length."
-        )
-    return rows, T
+    def batch_shape(self, tokens_per_step: int, segment_length: int) -> tuple[int, int]:
+        """Returns batch elements and tokens of a segment, (B, T); arguments of the trainer."""
+        T = self.segment_length or segment_length
+        tokens = self.tokens_per_step or tokens_per_step
+        rows, rest = divmod(tokens, T)
+        if not rows or (rest and self.tokens_per_step):
+            owner = "Evaluation" if self.tokens_per_step else "Trainer"
+            raise ValueError(
+                f"{owner}.tokens_per_step = {tokens} is not a multiple of the segment length of "
+                f"{T} tokens: bind Evaluation.tokens_per_step = {max(rows, 1) * T}, or "
+                "segment_length."
+            )
+        return rows, T

@@ -2,17 +2,19 @@
 
 import contextlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 
 from brt import compilation_cache
-from brt.data.streams.ledger import MODULUS
+from brt.data.streams.checksum import MODULUS
 from brt.data.streams.select import training_stream
+from brt.evaluation.evaluator import Evaluator
+from brt.experiment import Experiment
 from brt.progress import Progress
+from brt.run.loop_evaluation import LoopEvaluation
 from brt.training.checkpoints.checkpoint import Checkpoints
 from brt.training.checkpoints.policy import NoSuchMetric
-from brt.training.loop_evaluation import LoopEvaluation
 from brt.training.prefetch import Prefetch
 from brt.training.profiling import ProfiledSteps, Profiler
 from brt.training.records.alerts import Alerts, StallWatch
@@ -22,10 +24,6 @@ from brt.training.records.run_folder import CHECKPOINTS, RunFolder
 from brt.training.resume import check_bindings, check_record
 from brt.training.sharding import sum_over_processes
 from brt.training.stopping import StopRequest
-
-if TYPE_CHECKING:
-    from brt.evaluation.evaluator import Evaluator
-    from brt.experiment import Experiment
 
 
 class NonFiniteLoss(ValueError):
@@ -45,14 +43,14 @@ class TrainingRun:
 
     def __init__(
         self,
-        experiment: "Experiment",
+        experiment: Experiment,
         mesh: jax.sharding.Mesh,
         workdir: str,
         params: Any = None,
         allow_changes: bool = False,
         profile: ProfiledSteps | None = None,
         metrics: Sequence[str] = USUAL,
-        evaluator: "Evaluator | None" = None,
+        evaluator: Evaluator | None = None,
     ):
         self.experiment, self.mesh = experiment, mesh
         self.trainer = trainer = experiment.trainer
@@ -66,10 +64,8 @@ class TrainingRun:
         self._in_flight: tuple | None = None  # the last step, whose metrics are not fetched yet
         self._alerts = Alerts()
         self._watch = StallWatch()
-        self._timer = StepTimer()
-        self._progress = Progress("step", trainer.steps, quiet=True)
         self._peak: int | None = None
-        self._ledger = 0
+        self._checksum = 0  # of this process since the start
         self.folder = RunFolder(workdir, jax.process_index() == 0, metrics)
         try:
             self.checkpoints = Checkpoints(self.folder.file(CHECKPOINTS), trainer.policy)
@@ -93,7 +89,7 @@ class TrainingRun:
         self.resumed = restored is not None
         self.start = self.step = int(self.state.step)
         self.interval = Interval(record.get("interval"))
-        self._earlier_ledger = int(record.get("ledger", "0"), 16)
+        self._earlier_checksum = int(record.get("ledger", "0"), 16)
         self.evaluation = LoopEvaluation(
             *(evaluator, self.experiment, self.folder, self.stop, self.start),
             pending=not record.get("evaluated", True),
@@ -130,7 +126,7 @@ class TrainingRun:
             stack.enter_context(self.stop.signals_handled())
             stack.callback(self.folder.close_records)
             steps = self.start, self.trainer.steps
-            prefetch = Prefetch(self.stream, self.mesh, *steps, keeps_ledger=True)
+            prefetch = Prefetch(self.stream, self.mesh, *steps, keeps_checksum=True)
             for part in (self._progress, self.profiler, self._watch, prefetch):
                 stack.callback(part.close)
             ends = self._resume_evaluation()
@@ -157,7 +153,7 @@ class TrainingRun:
             self._peak = peak_bytes(self.step_function, self.state, batch)
         self._fetch_metrics(prefetch)
         self.step = step
-        self._in_flight = step, metrics, prefetch.ledger
+        self._in_flight = step, metrics, prefetch.checksum
 
     def _pause(self, prefetch) -> bool:
         """Evaluates and saves if due; returns whether the loop ends here."""
@@ -188,7 +184,7 @@ class TrainingRun:
         """Waits for the step in flight, if any, and reports it."""
         if self._in_flight is None:
             return
-        step, metrics, self._ledger = self._in_flight
+        step, metrics, self._checksum = self._in_flight
         self._in_flight = None
         metrics = jax.device_get(metrics)
         if not metrics.finite and not self.trainer.skip_nonfinite:
@@ -216,15 +212,15 @@ class TrainingRun:
         scalars = self.interval.report() | {
             **speed(self.trainer.tokens_per_step, seconds, flops, self._peak),
             "perf/data_wait": prefetch.waited / elapsed,
-            "data/ledger": self._checksum(),
+            "data/ledger": self._whole_checksum(),
         }
         prefetch.waited = 0.0
         self.folder.record(step, scalars | self._alerts.look(step, scalars))
         self._progress.update(step, shown(scalars))
 
-    def _checksum(self):
+    def _whole_checksum(self):
         """Returns the data checksum of all batches up to the last step fetched, in hex."""
-        return f"{(self._earlier_ledger + sum_over_processes(self._ledger)) % MODULUS:016x}"
+        return f"{(self._earlier_checksum + sum_over_processes(self._checksum)) % MODULUS:016x}"
 
     def _resume_evaluation(self) -> bool:
         """Makes the evaluation that the run was stopped in; returns whether the run ends."""
@@ -253,7 +249,7 @@ class TrainingRun:
         record = {
             "interval": self.interval.sums,
             "bindings": self.experiment.bindings,
-            "ledger": self._checksum(),
+            "ledger": self._whole_checksum(),
             "vocabulary": self.store.manifest["vocabulary"],
             "evaluated": not self.evaluation.pending,
         }

@@ -1,0 +1,40 @@
+"""What a model says about itself, for reports and for the checks of a config."""
+
+from typing import Any
+
+import jax
+from flax import nnx
+
+
+class ModelDescription(nnx.Module):
+    """A part of `Model`: its methods describe the model and are not used to compute with it."""
+
+    def given_parameters(self) -> dict[str, Any]:
+        """Returns initial parameters that are read from files, NumPy arrays by nested names."""
+        return {}
+
+    def check_vocabulary(self, vocabulary: Any, binding: str) -> None:
+        """Refuses a `Vocabulary` with other ids than those the given parameters know.
+
+        binding: that names the vocabulary, for the message.
+        """
+
+    def divided_sizes(self) -> dict[str, int]:
+        """Returns the bindings whose sizes the model axis of a mesh must divide."""
+        raise NotImplementedError
+
+    def gradient_metrics(self, grads: dict) -> dict[str, jax.Array]:
+        """Returns scalars of a gradient, nested dictionaries as the parameters."""
+        return {}
+
+    def flops_per_token(self) -> float:
+        """Returns the operations of one token's forward pass; a multiply-add counts as two."""
+        raise NotImplementedError
+
+    def windows_reach(self) -> int:
+        """Returns how many tokens back information is carried without a state or memory."""
+        raise NotImplementedError
+
+    def receptive_field(self) -> float:
+        """Returns how many earlier tokens can influence a token; may be infinite."""
+        raise NotImplementedError

@@ -1,0 +1,1 @@
+"""A training run: its checks, its data, and the loop."""
