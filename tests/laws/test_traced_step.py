@@ -73,5 +73,11 @@ def test_a_step_enters_few_functions_and_files(trace):
     assert lines <= LINES
 
 
+def test_the_tour_names_every_file_that_a_step_enters(trace):
+    tour = (ROOT / "docs" / "tour.md").read_text(encoding="utf-8")
+    files = {str(Path(file).relative_to(ROOT)) for file, _ in trace.entered}
+    assert not sorted(file for file in files if file not in tour)
+
+
 def test_no_kernel_is_entered_on_a_cpu(trace):
     assert not [name for name in trace.entered if "kernel" in name[0]]

@@ -177,16 +177,19 @@ class RecurrentCell(LayerMemory):
         """Returns the parameters for the loop over blocks; `dtype` is that of the activations."""
         D, H, K = self.sizes.width, self.sizes.num_heads, self.sizes.head_size
 
+        def value(name):
+            found = getattr(self, name, None)
+            return None if found is None else found[...]
+
+        def matrix(name, *axes):
+            found = value(name)
+            return None if found is None else Matrix(found.reshape(*axes, found.shape[1]), dtype)
+
         def by_head(*matrices):
             return Matrix(jnp.stack([x[...].reshape(D, H, K) for x in matrices]), dtype)
 
-        def value(name):
-            parameter = getattr(self, name, None)
-            return None if parameter is None else parameter[...]
-
-        sequential = self.order == "sequential"
+        sequential, dual = self.order == "sequential", self.arrangement == "dual"
         queries = [self.queries_DA] if sequential else [self.queries_DA, self.cross_queries_DA]
-        hidden = value("hidden_DF"), value("hidden_CF")
         gates = ("self_gate", "cross_gate", "attention_gate", "feed_forward_gate")
         return CellWeights(
             norm_scale_D=self.norm.scale_D[...],
@@ -198,13 +201,9 @@ class RecurrentCell(LayerMemory):
             cross_scale_H=value("cross_scale_H"),
             cross_norm_scale_D=self.cross_norm.scale_D[...] if sequential else None,
             cross_queries_XDHK=by_head(self.cross_queries_DA) if sequential else None,
-            feed_forward_norm_scale_D=(
-                self.feed_forward_norm.scale_D[...] if self.arrangement == "dual" else None
-            ),
-            hidden_DF=None if hidden[0] is None else Matrix(hidden[0], dtype),
-            hidden_XHKF=(
-                None if hidden[1] is None else Matrix(hidden[1].reshape(2, H, K, -1), dtype)
-            ),
+            feed_forward_norm_scale_D=self.feed_forward_norm.scale_D[...] if dual else None,
+            hidden_DF=matrix("hidden_DF", D),
+            hidden_XHKF=matrix("hidden_CF", 2, H, K),
         )
 
     def ops(self, dtype: DTypeLike, remat: bool = False) -> CellOps:

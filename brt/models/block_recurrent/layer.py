@@ -4,6 +4,7 @@ A token attends to the W tokens before it. With `reads_states` it also attends t
 the layer's memories (`memory.py`), or of another layer (block feedback). Axes as in `brt.models`.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
@@ -172,9 +173,7 @@ class Layer(nnx.Module):
         return Prepared(weights, memories, window, states_dropout, normed_PD, mlp_PD)
 
     def weights(self, dtype: DTypeLike) -> LayerWeights:
-        def matrix(x_DA):
-            return Matrix(x_DA, dtype)
-
+        matrix = functools.partial(Matrix, dtype=dtype)
         A, cross = self.sizes.attention_size, self.reads_states
         output_CD = self.output_CD[...] if cross else self.output_AD[...]
         return LayerWeights(

@@ -44,10 +44,5 @@ class LayerNorm(nnx.Module):
 
 def share_of_norm(part: jax.Array, rest: jax.Array) -> jax.Array:
     """Returns a scalar in [0, 1]: the part's root mean square over the sum of both."""
-    return share_of_squares(*(jnp.mean(jnp.square(at_least_float32(x))) for x in (part, rest)))
-
-
-def share_of_squares(part: jax.Array, rest: jax.Array) -> jax.Array:
-    """Returns `share_of_norm` of arrays with these sums of squares, or means."""
-    part, rest = jnp.sqrt(part), jnp.sqrt(rest)
+    part, rest = (jnp.sqrt(jnp.mean(jnp.square(at_least_float32(x)))) for x in (part, rest))
     return part / jnp.maximum(part + rest, 1e-30)
