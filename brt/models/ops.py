@@ -1,8 +1,8 @@
 """The mathematics of a layer in plain JAX, as the papers write it.
 
-`brt/models/fast` has other forms of these functions, with the same arguments and results, and the
-table that says which of them a model uses (`fast/table.py`). Tests compare every form with this
-file. Axes as in `brt.models`; G blocks of W tokens in a segment.
+`brt/models/fast` has other forms of these functions, with the same arguments and results, and a
+table of which of them a model uses. Tests compare every form with this file. Axes as in
+`brt.models`.
 """
 
 from collections.abc import Callable, Sequence
@@ -130,8 +130,7 @@ def attention(
         bias_HQJ: position bias and mask, (..., H, Q, J). All but the last two axes may be 1.
         keep_HQJ: multiplies the weights (dropout), (H, Q, J), without a gradient.
 
-    Returns:
-        (..., Q, H, K) in the values' type; scores and softmax are at least float32.
+    Returns (..., Q, H, K) in the values' type; scores and softmax are at least float32.
 
     Source: Block-Recurrent, section 3.2.
     """

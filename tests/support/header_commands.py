@@ -56,6 +56,8 @@ def further_commands():
         run = COMMANDS.get(name, ((), ()))
         text = header(path)
         for match in FLAGS.finditer(text):
+            if text[match.end() :].lstrip().startswith("--text"):  # needs a folder of texts
+                continue
             files, bound = files_and_bindings(match[0])
             alone = any(not re.search("/(corpora|tasks)/|/test_", file) for file in files)
             if any(line.startswith("Pretrained.folder") for line in bound):
