@@ -82,6 +82,19 @@ class Heads(NamedTuple):
     normed_BTD: jax.Array
 
 
+class Added(NamedTuple):
+    """What a memory does at one layer.
+
+    attended_BTHK: attention with the memory's part. added_BTD: to add to its output, or None.
+    metrics: scalars. taken: what the memory's `update` is shown of this layer, or ().
+    """
+
+    attended_BTHK: jax.Array
+    added_BTD: jax.Array | None = None
+    metrics: dict[str, jax.Array] = {}
+    taken: Any = ()
+
+
 class Reads:
     """The additions of memories to the layers of a window, from layer 0 on: none."""
 

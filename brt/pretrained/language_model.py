@@ -3,6 +3,7 @@
 A segment is the new part of a window.
 """
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple, Self
@@ -13,7 +14,7 @@ from flax import nnx
 
 from brt.checks import CountFrom0, configurable
 from brt.models.caches import select_rows
-from brt.models.decoding_window import update_where
+from brt.models.decoding_window import update_where, write_slot
 from brt.models.memory_layout import MemoryLayout
 from brt.pretrained.backbone import Reading
 from brt.pretrained.backbone_layer import LayerKeys, Reads, Seen, attention_bias
@@ -33,12 +34,14 @@ from brt.pretrained.windows import (
 class DecodingMemory(NamedTuple):
     """A memory while a window is being filled.
 
-    cache: before the window. read: of the cache. summary: of the window so far.
+    cache: before the window. read: of the cache. summary: of the window so far. taken: of its
+    tokens, (B, P, ...); of a memory of every token, its cache after them.
     """
 
     cache: Any
     read: Any
     summary: Any
+    taken: Any = ()
 
 
 @configurable(denylist=["rngs", "special_tokens"])
@@ -65,6 +68,11 @@ class PretrainedLanguageModel(WithMemories, DecoderModel):
     ):
         super().__init__(rngs, body, special_tokens)
         self.build_memories(rngs, memories)
+        if overlap and any(memory.every_token for memory in self.memories):
+            raise ValueError(
+                f"PretrainedLanguageModel.overlap = {overlap} reads tokens twice, and a memory in "
+                "PretrainedLanguageModel.memories changes with every token: bind it to 0."
+            )
         self.overlap = overlap
         self.segment_length = 1
         self.tokens_of_window = 1
@@ -115,8 +123,8 @@ class PretrainedLanguageModel(WithMemories, DecoderModel):
         x_BJD = jnp.concatenate([overlap.x_BOD, x_BTD], axis=1)
         reading = self._run(x_BJD, at, self.reads(memories), key)
         summaries = self.summaries(reading, at.positions())
-        new = self._new(reading.keys)
-        memories, metrics = self.updated(memories, summaries, new, reading.kept)
+        new, taken = self._new(reading.keys), self._new_taken(reading)
+        memories, metrics = self.updated(memories, summaries, new, taken, reading.kept)
         count_B = jnp.minimum(overlap.count_B + T, self.overlap)
         newest = OverlapCache(x_BJD[:, T:], count_B)
         return reading.outputs[-1][:, self.overlap :], (newest, *memories), metrics
@@ -134,6 +142,12 @@ class PretrainedLanguageModel(WithMemories, DecoderModel):
 
     def _new(self, layers):
         return [LayerKeys(*(x_BJGK[:, self.overlap :] for x_BJGK in keys)) for keys in layers]
+
+    def _new_taken(self, reading):
+        return [
+            taken if memory.every_token else jax.tree.map(lambda x: x[:, self.overlap :], taken)
+            for memory, taken in zip(self.memories, self.taken(reading), strict=True)
+        ]
 
     # Tokens.
 
@@ -155,12 +169,19 @@ class PretrainedLanguageModel(WithMemories, DecoderModel):
         at = slots(overlap.count_B, O, T, P)
         real_BJ = (at.index_BJ >= 0) & (jnp.arange(O + T) - O < counts_B[:, None])
         x_BJD = jnp.concatenate([overlap.x_BOD, x_BPD], axis=1)
-        reads = self.reads(memories)
+        reads = self.reads(memories, real_BJ)
         reading = self._run(x_BJD, at, reads)
 
-        def padded(x_BJGK):
-            x_BJGK = jnp.where(real_BJ[..., None, None], x_BJGK, 0)
-            return jnp.pad(x_BJGK, [(0, 0), (0, P - T), (0, 0), (0, 0)])
+        def padded(x_BJ, real_BJ=real_BJ):
+            real = real_BJ.reshape(*real_BJ.shape, *[1] * (x_BJ.ndim - 2))
+            return jnp.pad(
+                jnp.where(real, x_BJ, 0), [(0, 0), (0, P - T)] + [(0, 0)] * (x_BJ.ndim - 2)
+            )
+
+        def padded_taken(memory, taken):
+            if memory.every_token:
+                return taken
+            return jax.tree.map(lambda x_BP: padded(x_BP, real_BJ[:, O:]), taken)
 
         # The newest O tokens of each batch element.
         newest_BO = counts_B[:, None] + jnp.arange(O)
@@ -174,7 +195,8 @@ class PretrainedLanguageModel(WithMemories, DecoderModel):
             extras=reads.extra_keys,
         )
         summaries = self.summaries(reading, at.positions(real_BJ))
-        parts = zip(memories, reads.read_once, summaries, strict=True)
+        taken = map(padded_taken, self.memories, self._new_taken(reading))
+        parts = zip(memories, reads.read_once, summaries, taken, strict=True)
         return reading.outputs[-1][:, O:], (window, *(DecodingMemory(*part) for part in parts))
 
     def decode_embedded(
@@ -188,8 +210,10 @@ class PretrainedLanguageModel(WithMemories, DecoderModel):
         at = slots(window.before_B, O, P, P)
         visible_BJ = (at.index_BJ >= 0) & (jnp.arange(O + P) <= slot_B[:, None])
         bias_B1J = attention_bias(visible_BJ)[:, None]
-        before, read = [part.cache for part in memories], [part.read for part in memories]
-        reads = WindowReads(self.body, self.memories, before, read, window.extras)
+        parts = list(zip(self.memories, memories, strict=True))
+        before = [part.taken if memory.every_token else part.cache for memory, part in parts]
+        read = [part.read for part in memories]
+        reads = WindowReads(self.body, self.memories, before, read, window.extras, reads_B[:, None])
 
         def seen(i, keys):
             keys = write_keys(window.layers[i], keys, slot_B, reads_B)
@@ -200,9 +224,14 @@ class PretrainedLanguageModel(WithMemories, DecoderModel):
         here = at._replace(index_BJ=index_B1).positions(reads_B[:, None])
         after = []
         summaries = self.summaries(reading, here)
-        for memory, part, summary in zip(self.memories, memories, summaries, strict=True):
-            summary = memory.combined(part.summary, summary)
-            after.append(part._replace(summary=select_rows(reads_B, summary, part.summary)))
+        for (memory, part), summary, new in zip(parts, summaries, self.taken(reading)):
+            summary = select_rows(reads_B, memory.combined(part.summary, summary), part.summary)
+            if memory.every_token:
+                taken = select_rows(reads_B, new, part.taken)
+            else:
+                write = functools.partial(_written, fill_B, reads_B)
+                taken = jax.tree.map(write, part.taken, new)
+            after.append(part._replace(summary=summary, taken=taken))
         recent_BOD = jnp.concatenate([window.recent_BOD, x_BD[:, None]], axis=1)[:, 1:]
         pairs = zip(window.layers, reading.keys, strict=True)
         window = window._replace(
@@ -220,7 +249,8 @@ class PretrainedLanguageModel(WithMemories, DecoderModel):
             window, *memories = caches
             overlap, *before = self.end_decoding(caches)
             summaries = [part.summary for part in memories]
-            after, _ = self.updated(before, summaries, self._new(window.layers))
+            taken = [part.taken for part in memories]
+            after, _ = self.updated(before, summaries, self._new(window.layers), taken)
             return self.begin_decoding((overlap, *after))
 
         return update_where(full_B, move, caches)
@@ -237,3 +267,7 @@ class PretrainedLanguageModel(WithMemories, DecoderModel):
         T = self.overlap + self.period
         layers = self.body.flops_of_layers((T + 1) / 2) * T
         return (layers + self.flops_of_window(T)) / self.period
+
+
+def _written(slot_B, reads_B, x_BP, new_B1):
+    return write_slot(x_BP, slot_B, new_B1[:, 0], reads_B)

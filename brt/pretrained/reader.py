@@ -201,7 +201,7 @@ class PretrainedReader(WithMemories, Reader[Embedded, Outputs]):
             tokens = others.pop(0)
             x = self.layout.surround(x, self.memory.read(tokens, x.dtype).x_BMD)
             real_BX = self.layout.surround(real_BX, jnp.ones((len(real_BX), S), bool))
-        reading = self.body.read(x, real_BX, self.reads(others), key)
+        reading = self.body.read(x, real_BX, self.reads(others, real_BX), key)
         y_BTD = y_BXD = reading.outputs[-1]
         metrics: Metrics = {}
         if S:
@@ -209,7 +209,9 @@ class PretrainedReader(WithMemories, Reader[Embedded, Outputs]):
             tokens, metrics = self.memory.update(tokens, memory_BSD)
             after.append(tokens)
         summaries = self.summaries(reading, Positions(real_BX, jnp.zeros_like(real_BX)))
-        others, memory_metrics = self.updated(others, summaries, reading.keys, reading.kept)
+        others, memory_metrics = self.updated(
+            others, summaries, reading.keys, self.taken(reading), reading.kept
+        )
         first_BD = jnp.maximum(highest.first_BD, at_least_float32(y_BTD[:, 0]))
         highest = HighestCache(first_BD.astype(highest.first_BD.dtype))
         first_BD = first_BD.astype(y_BTD.dtype)

@@ -17,7 +17,8 @@ import optax
 from flax import nnx
 
 from brt.checks import Count, configurable
-from brt.models.block_recurrent.memory import KeysValues
+from brt.models.block_recurrent import decoding
+from brt.models.block_recurrent.memory import KeysValues, LayerTokens
 from brt.models.caches import LayerCache, WindowCache
 from brt.models.decoding_window import (
     advance,
@@ -128,8 +129,13 @@ class SlidingLanguageModel(DecoderModel):
         return (BlocksCache(jnp.zeros(rows, jnp.int32)), *[empty] * len(body.layers), *states)
 
     def stack(
-        self, x_BTD: jax.Array, caches: tuple, key: jax.Array | None = None
+        self,
+        x_BTD: jax.Array,
+        caches: tuple,
+        key: jax.Array | None = None,
+        counts_B: jax.Array | None = None,
     ) -> tuple[jax.Array, tuple, dict[str, jax.Array]]:
+        """Runs a segment; counts_B: (B,) int32, tokens of one block that are not padding."""
         begun, windows, states = self._divide(caches)
         rows, T, _ = x_BTD.shape
         W = self.window
@@ -152,15 +158,17 @@ class SlidingLanguageModel(DecoderModel):
             memory, (cache,) = self.cell, states
             window = WindowCache(*memory.token_keys(LayerKeys(*windows[memory.index].window)))
             weights = memory.memory.prepare(attended_BTHK.dtype)
-            attended_BTHK, cache, seen, metrics = memory.memory(
-                cache, memory.tokens(heads), window, attended_BTHK, weights
-            )
+            tokens = memory.tokens(heads)._replace(counts_B=counts_B)
+            y, cache, seen, metrics = memory.memory(cache, tokens, window, attended_BTHK, weights)
+            if counts_B is not None and memory.memory.has_own_take:
+                cache = memory.memory.take(tokens)
             added_BTD = None
             if seen is not None:
                 by_block = StateKeys(*(x_BGSHK.reshape(-1, *x_BGSHK.shape[2:]) for x_BGSHK in seen))
                 normed_XWD = heads.normed_BTD.reshape(rows * n, W, -1)
                 added_BTD = memory.read_states(normed_XWD, by_block).reshape(x_BTD.shape)
-            return attended_BTHK, added_BTD, (cache, memory.with_output_norm(metrics))
+            y, added_BTD = memory.placed(y, attended_BTHK, added_BTD)
+            return y, added_BTD, (cache, memory.with_output_norm(metrics))
 
         reads = AtLayer(self.cell.index, read) if self.has_cell else NOTHING
         positions_BT = jnp.broadcast_to(W + jnp.arange(T) % W, (rows, T))
@@ -191,27 +199,35 @@ class SlidingLanguageModel(DecoderModel):
 
     def begin_decoding(self, caches: tuple) -> tuple:
         begun, windows, states = self._divide(caches)
-        filled = (fill_window(cache.window) for cache in windows)
-        return (begun, *filled, *self._begun_states(states))
+        filled = [fill_window(cache.window) for cache in windows]
+        return (begun, *filled, *self._begun_states(states, [None], filled[0].fill_B))
 
-    def _begun_states(self, states):
-        return tuple(self.cell.memory.begin_decoding(cache, self.dtype) for cache in states)
+    def _begun_states(self, states, later, fill_B):
+        if not states:
+            return ()
+        rows, sizes = len(fill_B), self.body.sizes
+        x_BWHK = jnp.zeros((rows, self.window, sizes.num_heads, sizes.head_size), self.dtype)
+        inputs_BWD = jnp.zeros((rows, self.window, self.width), self.dtype)
+        nothing = LayerTokens(inputs_BWD, x_BWHK, x_BWHK, x_BWHK, jnp.ones(sizes.num_heads))
+        inputs = states[0], later[0], nothing, fill_B
+        return (decoding.begin_memory(self.cell.memory, *inputs),)
 
     def end_decoding(self, caches: tuple) -> tuple:
         begun, windows, states = self._divide(caches)
-        states = (self.cell.memory.end_decoding(cache) for cache in states)
+        states = (decoding.end_memory(self.cell.memory, cache) for cache in states)
         return (begun, *(LayerCache(last_block(window)) for window in windows), *states)
 
     def read_part_embedded(
         self, x_BPD: jax.Array, caches: tuple, counts_B: jax.Array
     ) -> tuple[jax.Array, tuple]:
         begun, windows, states = self._divide(caches)
-        y_BPD, after, _ = self.stack(x_BPD, caches)
+        y_BPD, after, _ = self.stack(x_BPD, caches, counts_B=counts_B)
+        _, blocks, later = self._divide(after)
         filled = (
             fill_window(before.window, block.window, counts_B)
-            for before, block in zip(windows, self._divide(after)[1], strict=True)
+            for before, block in zip(windows, blocks, strict=True)
         )
-        return y_BPD, (begun, *filled, *self._begun_states(states))
+        return y_BPD, (begun, *filled, *self._begun_states(states, later, counts_B))
 
     def decode_embedded(
         self, x_BD: jax.Array, caches: tuple, reads_B: jax.Array | bool = True
@@ -232,16 +248,20 @@ class SlidingLanguageModel(DecoderModel):
         def read(heads, attended_BTHK):
             memory, (cache,) = self.cell, states
             token, dtype = memory.tokens(heads), attended_BTHK.dtype
-            attended_BTHK, _ = memory.memory.decode(cache, token, attended_BTHK, reads_B)
-            block = memory.one_block(memory.memory.decoding_states(cache, dtype))
-            return attended_BTHK, block and memory.read_states(heads.normed_BTD, block), ()
+            y, new = decoding.decode_memory(
+                memory.memory, cache, token, attended_BTHK, reads_B, fill_B
+            )
+            block = memory.one_block(decoding.states_of(memory.memory, cache, dtype))
+            added_BTD = block and memory.read_states(heads.normed_BTD, block)
+            return *memory.placed(y, attended_BTHK, added_BTD), new
 
         reads = AtLayer(self.cell.index, read) if self.has_cell else NOTHING
         reading = self.body.read(x_BD[:, None], (self.window + fill_B)[:, None], seen, reads)
         filled = [written(i, keys) for i, keys in enumerate(reading.keys)]
         full_B = completes_block(filled[0], reads_B)
         if self.has_cell:
-            states = (self._updated(states[0], filled[self.cell.index], full_B),)
+            index = self.cell.index
+            states = (self._updated(reading.kept[index], filled[index], full_B),)
         count_B = jnp.where(full_B, 1, begun.count_B)
         after = (advance(window, reads_B) for window in filled)
         return reading.outputs[-1][:, 0], (BlocksCache(count_B), *after, *states)
@@ -252,7 +272,7 @@ class SlidingLanguageModel(DecoderModel):
         block = KeysValues(*(x_BJHK[:, self.window :] for x_BJHK in keys))
 
         def update(cache):
-            return self.cell.memory.update_after_block(cache, before, block, full_B)
+            return decoding.update_memory(self.cell.memory, cache, before, block, full_B)
 
         return jax.lax.cond(jnp.any(full_B), update, lambda cache: cache, cache)
 

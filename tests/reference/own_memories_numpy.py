@@ -8,47 +8,87 @@ def sigmoid(x):
     return 1 / (1 + np.exp(-x))
 
 
-class GradientReader(paper_numpy.Reader):
+class Gradient:
     """Of each head the gradient of half the squared errors, averaged over the block."""
 
-    def begin(self):
-        memory = super().begin()
-        H, K = self.settings.num_heads, self.settings.head_size
-        memory[1]["gradient"] = np.zeros((H, K, K))
-        return memory
+    wants_inputs = True
 
-    def own_memory(self, layer, Q_WHK, K_WHK, V_WHK, self_WHK, memory, x_WD):
-        if "gradient" not in memory:
-            return self_WHK, None, {}
-        module, old_HKK = layer["gradient"], memory["gradient"]
-        new_HKK, mixed_WHK = old_HKK.copy(), self_WHK.copy()
+    def __init__(self, module):
+        self.module = module
+
+    def begin(self, num_heads, head_size):
+        return np.zeros((num_heads, head_size, head_size))
+
+    def mix(self, old_HKK, Q_WHK, attended_WHK):
+        mixed_WHK = np.zeros_like(attended_WHK)
+        for t, q_HK in enumerate(Q_WHK):
+            for h, b in enumerate(self.module["mix_H"]):
+                share = sigmoid(b)
+                found_K = q_HK[h] @ old_HKK[h]
+                mixed_WHK[t, h] = (1 - share) * attended_WHK[t, h] + share * found_K
+        return mixed_WHK
+
+    def after(self, old_HKK, K_WHK, V_WHK, x_WD):
+        new_HKK = old_HKK.copy()
         for t, x_D in enumerate(x_WD):
             for h in range(len(old_HKK)):
-                share = sigmoid(module["mix_H"][h])
-                found_K = Q_WHK[t, h] @ old_HKK[h]
-                mixed_WHK[t, h] = (1 - share) * self_WHK[t, h] + share * found_K
-                rate = sigmoid(x_D @ module["rate_DH"][:, h]) / len(x_WD)
+                rate = sigmoid(x_D @ self.module["rate_DH"][:, h]) / len(x_WD)
                 error_K = K_WHK[t, h] @ old_HKK[h] - V_WHK[t, h]
                 new_HKK[h] -= rate * np.outer(K_WHK[t, h], error_K)
-        return mixed_WHK, None, {"gradient": new_HKK}
+        return new_HKK
 
 
-class RecurrenceReader(paper_numpy.Reader):
-    """Token by token."""
+class Recurrence:
+    """Token by token; `step` returns the units and what is added to the residual."""
+
+    wants_inputs = True
+
+    def __init__(self, module):
+        self.module = module
+
+    def begin(self, num_heads=None, head_size=None):
+        return np.zeros(len(self.module["output_UD"]))
+
+    def step(self, h_U, x_D):
+        keep_U = np.exp(-0.1 * sigmoid(x_D @ self.module["decay_DU"]))
+        h_U = keep_U * h_U + (1 - keep_U) * (x_D @ self.module["input_DU"])
+        return h_U, h_U @ self.module["output_UD"]
+
+    def mix(self, h_U, Q_WHK, attended_WHK):
+        return attended_WHK
+
+    def added(self, h_U):
+        def next_token(x_D):
+            nonlocal h_U
+            h_U, y_D = self.step(h_U, x_D)
+            return y_D
+
+        return next_token
+
+    def after(self, h_U, K_WHK, V_WHK, x_WD):
+        for x_D in x_WD:
+            h_U, _ = self.step(h_U, x_D)
+        return h_U
+
+
+class Reader(paper_numpy.Reader):
+    """A Block-Recurrent stack with one of them in its layer 1."""
+
+    def __init__(self, params, settings, name, kind):
+        super().__init__(params, settings)
+        self.name, self.memory = name, kind(params["layers"][1][name])
 
     def begin(self):
         memory = super().begin()
-        memory[1]["recurrence"] = np.zeros(
-            self.params["layers"][1]["recurrence"]["input_DU"].shape[1]
-        )
+        sizes = self.settings.num_heads, self.settings.head_size
+        memory[1][self.name] = self.memory.begin(*sizes)
         return memory
 
     def own_memory(self, layer, Q_WHK, K_WHK, V_WHK, self_WHK, memory, x_WD):
-        if "recurrence" not in memory:
+        if self.name not in memory:
             return self_WHK, None, {}
-        module, h_U, added = layer["recurrence"], memory["recurrence"], []
-        for x_D in x_WD:
-            keep_U = np.exp(-0.1 * sigmoid(x_D @ module["decay_DU"]))
-            h_U = keep_U * h_U + (1 - keep_U) * (x_D @ module["input_DU"])
-            added.append(h_U @ module["output_UD"])
-        return self_WHK, None, {"recurrence": h_U, "residual": np.stack(added)}
+        old = memory[self.name]
+        after = {self.name: self.memory.after(old, K_WHK, V_WHK, x_WD)}
+        if isinstance(self.memory, Recurrence):
+            after["residual"] = np.stack([*map(self.memory.added(old), x_WD)])
+        return self.memory.mix(old, Q_WHK, self_WHK), None, after

@@ -10,6 +10,7 @@ import functools
 import armt_numpy
 import compressive_numpy
 import melodi_numpy
+import own_memories_numpy
 import paper_numpy
 import pytest
 import recurrent_networks_numpy
@@ -20,7 +21,6 @@ from associative_numpy import AssociativeReader, GatedDeltaReader
 from drawn_pretrained import draw
 from flax import nnx
 from own_memories import GradientMemory, LinearRecurrence
-from own_memories_numpy import GradientReader, RecurrenceReader
 from pretrained_architectures import PRETRAINED
 from tiny_models import OneKey, cast, randomised
 
@@ -228,11 +228,11 @@ def associative(memory, reader, **options) -> Architecture:
     )
 
 
-def own(memory, reader) -> Architecture:
+def own(memory, name, kind) -> Architecture:
     """An entry of a memory that is none of brt's, in the middle layer of a stack."""
     return block_recurrent(
         memories=((memory, (1,)),),
-        reference=lambda params: reader(params, paper_settings()),
+        reference=lambda params: own_memories_numpy.Reader(params, paper_settings(), name, kind),
         cleared=(1,),
         within=True,
     )
@@ -286,8 +286,8 @@ ARCHITECTURES = Architectures({
     "associative_linear": associative(AssociativeMemory, AssociativeReader, rule="linear"),
     "associative_delta": associative(AssociativeMemory, AssociativeReader, rule="delta"),
     "gated_delta": associative(GatedDeltaMemory, GatedDeltaReader),
-    "own_gradient": own(GradientMemory, GradientReader),
-    "own_recurrence": own(LinearRecurrence, RecurrenceReader),
+    "own_gradient": own(GradientMemory, "gradient", own_memories_numpy.Gradient),
+    "own_recurrence": own(LinearRecurrence, "recurrence", own_memories_numpy.Recurrence),
     "melodi": melodi(summary=3, short_memory=3, long_layers=(1,), long_memory=5, long_increment=2),
     "melodi_short": melodi(summary=2, short_memory=3),
     "txl_same_length": transformer_xl(

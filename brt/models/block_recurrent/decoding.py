@@ -10,6 +10,7 @@ from brt.models.block_recurrent.layer import Layer
 from brt.models.block_recurrent.memory import (
     BlockStates,
     KeysValues,
+    LayerMemory,
     LayerTokens,
     TokenMemory,
     joined_states,
@@ -39,6 +40,87 @@ class OpenBlock(NamedTuple):
     taken: Any
 
 
+# One memory.
+
+
+def begin_memory(
+    memory: LayerMemory, old: Any, new: Any, nothing: LayerTokens, fill_B: jax.Array
+) -> Any:
+    """Returns the decoding form of a memory's cache.
+
+    Args:
+        old: from before the block.
+        new: what the block's first `fill_B` tokens left: the cache of a `TokenMemory`, or what a
+            memory with its own `take` takes; None: no token.
+        nothing: tokens of a block, whose shapes alone matter.
+    """
+    dtype = nothing.keys_BTHK.dtype
+    if isinstance(memory, TokenMemory):
+        return memory.begin_decoding(old if new is None else new, dtype)
+    form = memory.begin_decoding(old, dtype)
+    if not memory.has_own_take:
+        return form
+    if new is None:
+        shapes = jax.eval_shape(memory.take, nothing)
+        new = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    counts_BW = jnp.arange(nothing.keys_BTHK.shape[1]) < fill_B[:, None]
+    return OpenBlock(form, _only(counts_BW, new))
+
+
+def end_memory(memory: LayerMemory, cache: Any) -> Any:
+    return memory.end_decoding(_form(cache))
+
+
+def states_of(memory: LayerMemory, cache: Any, dtype: DTypeLike) -> BlockStates | None:
+    return memory.decoding_states(_form(cache), dtype)
+
+
+def decode_memory(
+    memory: LayerMemory,
+    cache: Any,
+    token: LayerTokens,
+    attended_B1HK: jax.Array,
+    reads_B: jax.Array | bool,
+    fill_B: jax.Array,
+) -> tuple[jax.Array, Any]:
+    """Returns `decode` of a memory; fill_B: the token's position in its block."""
+    y, new = memory.decode(_form(cache), token, attended_B1HK, reads_B)
+    if not isinstance(cache, OpenBlock):
+        return y, new
+
+    def written(x_BW, x_B1):
+        return write_slot(x_BW, fill_B, x_B1[:, 0], reads_B)
+
+    return y, OpenBlock(new, jax.tree.map(written, cache.taken, memory.take(token)))
+
+
+def update_memory(
+    memory: LayerMemory, cache: Any, before: WindowCache, block: KeysValues, full_B: jax.Array
+) -> Any:
+    """Returns `update_after_block` of a memory."""
+    is_open = isinstance(cache, OpenBlock)
+    taken = cache.taken if is_open else block
+    form = memory.update_after_block(_form(cache), before, taken, full_B)
+    if not is_open:
+        return form
+    W = block.keys_BTHK.shape[1]
+    return OpenBlock(form, _only(jnp.broadcast_to(~full_B[:, None], (len(full_B), W)), taken))
+
+
+def _form(cache):
+    return cache.cache if isinstance(cache, OpenBlock) else cache
+
+
+def _only(kept_BW, taken):
+    def only(x_BW):
+        return jnp.where(kept_BW.reshape(*kept_BW.shape, *[1] * (x_BW.ndim - 2)), x_BW, 0)
+
+    return jax.tree.map(only, taken)
+
+
+# A layer.
+
+
 def begin_decoding(
     layer: Layer,
     cache: LayerCache,
@@ -50,53 +132,27 @@ def begin_decoding(
     after, fill_B: as in `fill_window`, for batch elements that end inside a block.
     """
     window = fill_window(cache.window, None if after is None else after.window, fill_B)
-    later = cache if after is None else after
-
-    def begun(memory, old, new):
-        dtype = window.keys_BJHK.dtype
-        if isinstance(memory, TokenMemory):  # it has processed the tokens that count
-            return memory.begin_decoding(new, dtype)
-        form = memory.begin_decoding(old, dtype)
-        if not memory.has_own_take:
-            return form
-        taken = _nothing(layer, memory, len(window.fill_B), dtype) if after is None else new
-        counts_BW = jnp.arange(layer.window) < window.fill_B[:, None]
-        return OpenBlock(form, jax.tree.map(lambda x: _only(counts_BW, x), taken))
-
-    memories = map(begun, layer.memories, cache.memories, later.memories)
+    x_BWHK = cache.window.keys_BWHK
+    inputs_BWD = jnp.zeros((*x_BWHK.shape[:2], layer.sizes.width), x_BWHK.dtype)
+    nothing = LayerTokens(inputs_BWD, x_BWHK, x_BWHK, x_BWHK, layer.scale_H)
+    later = [None] * len(layer.memories) if after is None else after.memories
+    memories = (
+        begin_memory(memory, old, new, nothing, window.fill_B)
+        for memory, old, new in zip(layer.memories, cache.memories, later, strict=True)
+    )
     return DecodingLayer(window, tuple(memories))
-
-
-def _nothing(layer, memory, rows, dtype):
-    """Returns zeros of the shape of what a memory takes from a block."""
-    W, D, H, K = layer.window, layer.sizes.width, layer.sizes.num_heads, layer.sizes.head_size
-
-    def take():
-        heads = jnp.zeros((rows, W, H, K), dtype)
-        inputs_BWD = jnp.zeros((rows, W, D), dtype)
-        return memory.take(LayerTokens(inputs_BWD, heads, heads, heads, layer.scale_H))
-
-    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(take))
-
-
-def _only(kept_BW, x_BW):
-    return jnp.where(kept_BW.reshape(*kept_BW.shape, *[1] * (x_BW.ndim - 2)), x_BW, 0)
-
-
-def _form(cache):
-    return cache.cache if isinstance(cache, OpenBlock) else cache
 
 
 def end_decoding(layer: Layer, cache: DecodingLayer) -> LayerCache:
     pairs = zip(layer.memories, cache.memories, strict=True)
-    memories = (memory.end_decoding(_form(old)) for memory, old in pairs)
+    memories = (end_memory(*pair) for pair in pairs)
     return LayerCache(last_block(cache.window), tuple(memories))
 
 
 @jax.named_scope("states")
 def decoding_states(layer: Layer, cache: DecodingLayer, dtype: DTypeLike) -> BlockStates | None:
     pairs = zip(layer.memories, cache.memories, strict=True)
-    return joined_states(memory.decoding_states(_form(old), dtype) for memory, old in pairs)
+    return joined_states(states_of(*pair, dtype) for pair in pairs)
 
 
 def decode(
@@ -130,18 +186,12 @@ def decode(
     memories: list[Any] = []
     for memory, old in zip(layer.memories, cache.memories, strict=True):
         with jax.named_scope("states" if memory.num_states else "memory"):
-            y, new = memory.decode(_form(old), token, attended_B1HK, reads_B)
+            y, new = decode_memory(memory, old, token, attended_B1HK, reads_B, window.fill_B)
+        memories.append(new)
         if memory.in_residual:
             x_B1D = x_B1D + y
         else:
             attended_B1HK = y
-        if isinstance(old, OpenBlock):
-
-            def written(x_BW, x_B1):
-                return write_slot(x_BW, window.fill_B, x_B1[:, 0], reads_B)
-
-            new = OpenBlock(new, jax.tree.map(written, old.taken, memory.take(token)))
-        memories.append(new)
 
     def read_states(q_B1HK):
         states = decoding_states(layer, cache, x_BD.dtype) or cast(BlockStates, feedback_states)
@@ -154,16 +204,9 @@ def decode(
     before = WindowCache(window.keys_BJHK[:, :W], window.values_BJHK[:, :W])
     block = KeysValues(window.keys_BJHK[:, W:], window.values_BJHK[:, W:])
 
-    def updated(memory, old):
-        taken = old.taken if isinstance(old, OpenBlock) else block
-        form = memory.update_after_block(_form(old), before, taken, full_B)
-        if not isinstance(old, OpenBlock):
-            return form
-        open_BW = jnp.broadcast_to(~full_B[:, None], (len(full_B), W))
-        return OpenBlock(form, jax.tree.map(lambda x: _only(open_BW, x), taken))
-
     def update(*memories):
-        return tuple(map(updated, layer.memories, memories))
+        pairs = zip(layer.memories, memories)
+        return tuple(update_memory(*pair, before, block, full_B) for pair in pairs)
 
     # Computes nothing where no block is full.
     after = jax.lax.cond(jnp.any(full_B), update, lambda *memories: memories, *memories)

@@ -28,6 +28,7 @@ from brt.models.layers.initializers import DENSE, parameter
 from brt.models.model import Metrics
 from brt.pretrained.backbone import PretrainedBackbone
 from brt.pretrained.backbone_layer import (
+    Added,
     Heads,
     LayerKeys,
     join_heads,
@@ -70,8 +71,8 @@ class BackboneMemory(WindowMemory):
         (index,) = layer_indices("BackboneMemory.layer", layer, len(body.layers))
         self.memory = memory(rngs, body.sizes, window or body.num_positions)
         check_methods(self.memory, LayerMemory)
-        no_update = type(self.memory).update is LayerMemory.update
-        if isinstance(self.memory, TokenMemory) or no_update:
+        self.every_token = isinstance(self.memory, TokenMemory)
+        if type(self.memory).update is LayerMemory.update and not self.every_token:
             raise ValueError(
                 f"BackboneMemory.memory = {type(self.memory).__name__} has no update(cache, taken, "
                 "weights), and a backbone's memories change after a window or block: define it, or "
@@ -100,14 +101,34 @@ class BackboneMemory(WindowMemory):
         return None if states is None else StateKeys(*(x_B1SHK[:, 0] for x_B1SHK in states))
 
     def attend(
-        self, cache: Any, read: Any, layer: int, heads: Heads, attended_BTHK: jax.Array
-    ) -> tuple[jax.Array, jax.Array | None, Metrics]:
+        self,
+        cache: Any,
+        read: Any,
+        layer: int,
+        heads: Heads,
+        attended_BTHK: jax.Array,
+        real_BT: jax.Array,
+    ) -> Added:
         if layer != self.index:
-            return attended_BTHK, None, {}
-        weights = self.memory.prepare(attended_BTHK.dtype)
-        attended_BTHK, metrics = self.memory.read(cache, self.tokens(heads), attended_BTHK, weights)
-        added_BTD = read and self.read_states(heads.normed_BTD, read)
-        return attended_BTHK, added_BTD, jax.lax.stop_gradient(metrics)
+            return Added(attended_BTHK)
+        memory, tokens = self.memory, self.tokens(heads)
+        taken: Any = memory.take(tokens) if memory.has_own_take else ()
+        if isinstance(memory, TokenMemory):
+            y, taken, metrics = memory.run(cache, tokens, attended_BTHK, real_BT)
+        else:
+            weights = memory.prepare(attended_BTHK.dtype)
+            y, metrics = memory.read(cache, tokens, attended_BTHK, weights)
+        added_BTD = self.read_states(heads.normed_BTD, read) if read else None
+        y, added_BTD = self.placed(y, attended_BTHK, added_BTD)
+        return Added(y, added_BTD, jax.lax.stop_gradient(metrics), taken)
+
+    def placed(
+        self, y: jax.Array, attended_BTHK: jax.Array, added_BTD: jax.Array | None
+    ) -> tuple[jax.Array, jax.Array | None]:
+        """Returns attention, and what is added to its output, with the memory's result in one."""
+        if not self.memory.in_residual:
+            return y, added_BTD
+        return attended_BTHK, y if added_BTD is None else added_BTD + y
 
     def tokens(self, heads: Heads) -> LayerTokens:
         queries_BTHK, scale_H = unit_heads(heads.queries_BTHK), jnp.ones(self.sizes.num_heads)
@@ -123,8 +144,11 @@ class BackboneMemory(WindowMemory):
         return LayerKeys(unit_heads(k_BJHK), v_BJHK)
 
     def update(self, cache: Any, segment: Window) -> tuple[Any, Metrics]:
-        taken = KeysValues(*self.token_keys(segment.keys[self.index]))
-        weights = self.memory.prepare(taken.keys_BTHK.dtype)
+        if self.every_token:
+            return segment.taken, self.with_output_norm({})
+        keys_values = KeysValues(*self.token_keys(segment.keys[self.index]))
+        taken = segment.taken if self.memory.has_own_take else keys_values
+        weights = self.memory.prepare(keys_values.keys_BTHK.dtype)
         cache, metrics = self.memory.update(cache, taken, weights)
         return cache, self.with_output_norm(metrics)
 

@@ -15,7 +15,7 @@ from brt.models.model import Metrics
 from brt.models.segment_memory import MemoryVectors, SegmentMemory
 from brt.models.wrapper import Wrapper
 from brt.pretrained.backbone import PretrainedBackbone, Reading
-from brt.pretrained.backbone_layer import Extra, Heads, LayerKeys, Reads
+from brt.pretrained.backbone_layer import Added, Extra, Heads, LayerKeys, Reads
 
 
 class Positions(NamedTuple):
@@ -28,15 +28,22 @@ class Positions(NamedTuple):
 class Window(NamedTuple):
     """A processed window.
 
-    summary: of all its positions. keys: of each layer, of the new tokens.
+    summary: of all its positions. keys: of each layer, of the new tokens. taken: of `Added`, of the
+    new tokens.
     """
 
     summary: Any
     keys: Sequence[LayerKeys]
+    taken: Any = ()
 
 
 class WindowMemory(SegmentMemory[Window]):
-    """A memory between windows, built as `memory(rngs, body)`; layers count from 0."""
+    """A memory between windows, built as `memory(rngs, body)`; layers count from 0.
+
+    every_token: whether it changes with every token, so that what it takes is its next cache.
+    """
+
+    every_token: bool = False
 
     def read(self, cache: Any, dtype: DTypeLike) -> Any:
         """Returns the layers' inputs from the memory besides the cache, computed once a window."""
@@ -47,12 +54,16 @@ class WindowMemory(SegmentMemory[Window]):
         return None
 
     def attend(
-        self, cache: Any, read: Any, layer: int, heads: Heads, attended_BTHK: jax.Array
-    ) -> tuple[jax.Array, jax.Array | None, Metrics]:
-        """Returns attention with the memory's part, (B, T, D) or None to add to its output, and
-        scalar metrics.
-        """
-        return attended_BTHK, None, {}
+        self,
+        cache: Any,
+        read: Any,
+        layer: int,
+        heads: Heads,
+        attended_BTHK: jax.Array,
+        real_BT: jax.Array,
+    ) -> Added:
+        """Returns what the memory does at a layer; real_BT: which positions are no padding."""
+        return Added(attended_BTHK)
 
     def summary(self, outputs: Sequence[jax.Array], positions: Positions) -> Any:
         """Returns what `update` needs of positions, a named tuple or ().
@@ -82,6 +93,7 @@ class WindowReads(Reads):
     """The additions of a model's memories to the layers of one window.
 
     extras: keys and values of the memories' vectors. read, extras: computed here if they are None.
+    real_BT: which positions hold a token; None: all.
     """
 
     def __init__(
@@ -91,7 +103,9 @@ class WindowReads(Reads):
         caches: Sequence[Any],
         read: Sequence[Any] | None = None,
         extras: Sequence[LayerKeys | None] | None = None,
+        real_BT: jax.Array | None = None,
     ):
+        self.real_BT = real_BT
         pairs = zip(memories, caches, strict=True)
         self.read_once = read or [memory.read(cache, body.dtype) for memory, cache in pairs]
         self.memories = list(zip(memories, caches, self.read_once, strict=True))
@@ -116,14 +130,17 @@ class WindowReads(Reads):
     def read(
         self, layer: int, heads: Heads, attended_BTHK: jax.Array
     ) -> tuple[jax.Array, jax.Array | None, Any]:
-        """Returns as `Reads.read`; the third result is the metrics of each memory, by its name."""
-        added, reported = [], {}
+        """Returns as `Reads.read`; the third result is metrics and what is taken, by name."""
+        added, kept = [], {}
+        real_BT = self.real_BT
+        if real_BT is None:
+            real_BT = jnp.ones(heads.normed_BTD.shape[:2], bool)
         for memory, cache, read in self.memories:
-            attended_BTHK, added_BTD, reported[memory.name] = memory.attend(
-                *(cache, read, layer, heads, attended_BTHK)
+            attended_BTHK, added_BTD, *kept[memory.name] = memory.attend(
+                *(cache, read, layer, heads, attended_BTHK, real_BT)
             )
             added += [] if added_BTD is None else [added_BTD]
-        return attended_BTHK, functools.reduce(jnp.add, added) if added else None, reported
+        return attended_BTHK, functools.reduce(jnp.add, added) if added else None, kept
 
 
 class WithMemories(Wrapper):
@@ -146,8 +163,16 @@ class WithMemories(Wrapper):
         return [memory.init_cache(rows, self.dtype) for memory in self.memories]
 
     @jax.named_scope("memory")
-    def reads(self, caches: Sequence[Any]) -> WindowReads:
-        return WindowReads(self.body, self.memories, caches)
+    def reads(self, caches: Sequence[Any], real_BT: jax.Array | None = None) -> WindowReads:
+        return WindowReads(self.body, self.memories, caches, real_BT=real_BT)
+
+    def taken(self, reading: Reading) -> list[Any]:
+        """Returns what each memory takes from its layer, or ()."""
+        by_memory = (
+            [taken for _, taken in (kept[memory.name] for kept in reading.kept) if taken != ()]
+            for memory in self.memories
+        )
+        return [taken[0] if taken else () for taken in by_memory]
 
     @jax.named_scope("memory")
     def summaries(self, reading: Reading, positions: Positions) -> list[Any]:
@@ -159,16 +184,18 @@ class WithMemories(Wrapper):
         caches: Sequence[Any],
         summaries: Sequence[Any],
         keys: Sequence[LayerKeys],
-        read: Sequence[dict[str, Metrics]] = (),
+        taken: Sequence[Any],
+        kept: Sequence[dict[str, Any]] = (),
     ) -> tuple[list[Any], Metrics]:
-        """Returns the caches after a window, and all metrics; read: those of `WindowReads.read`."""
+        """Returns the caches after a window, and all metrics; kept: of the window's `Reading`."""
         after = []
         metrics: Metrics = {}
-        for memory, cache, summary in zip(self.memories, caches, summaries, strict=True):
-            cache, reported = memory.update(cache, Window(summary, keys))
+        parts = zip(self.memories, caches, summaries, taken, strict=True)
+        for memory, cache, summary, own in parts:
+            cache, reported = memory.update(cache, Window(summary, keys, own))
             after.append(cache)
-            for of_layer in (*read, {memory.name: reported}):
-                metrics = joined_metrics(metrics, memory.name, of_layer.get(memory.name, {}))
+            for of_layer in (*(each[memory.name][0] for each in kept), reported):
+                metrics = joined_metrics(metrics, memory.name, of_layer)
         return after, metrics
 
     def gradient_metrics(self, grads: dict) -> Metrics:

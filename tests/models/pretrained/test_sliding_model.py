@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 from architectures import VOCABULARY, WINDOW
 from flax import nnx
+from own_memories import GradientMemory, LinearRecurrence
 from pretrained_architectures import GPT2_SIZES, LLAMA_SIZES
 from tiny_models import OneKey, cast, quick_jit, randomised
 
 from brt.models.block_recurrent.associative_memory import AssociativeMemory
 from brt.models.block_recurrent.cell import RecurrentCell
 from brt.models.block_recurrent.external_memory import ExternalMemory
+from brt.models.block_recurrent.gated_delta import GatedDeltaMemory
 from brt.pretrained.backbone_layer import HIDDEN, Seen
 from brt.pretrained.decoders.gpt2 import GPT2
 from brt.pretrained.decoders.llama import Llama
@@ -37,6 +39,10 @@ MEMORIES = {
     "associative": ASSOCIATIVE,
     "external": EXTERNAL,
     "recurrent": RECURRENT,
+    **{
+        memory.name: functools.partial(BackboneMemory, memory=memory, layer=1)
+        for memory in (GatedDeltaMemory, GradientMemory, LinearRecurrence)
+    },
 }
 
 
@@ -108,6 +114,17 @@ def test_neither_a_cut_between_blocks_nor_decoding_changes_anything(name):
             logits_BV, decoding = decode(params, token_B, decoding)
             tokens.append(logits_BV)
         decoded = model.end_decoding(decoding)
+        # A text that ends inside of the second block, in one pass, and then token by token.
+        counts_B = jnp.asarray([1, WINDOW - 1], jnp.int32)
+        part = tokens_BT[:, WINDOW : 2 * WINDOW]
+        _, opened = quick_jit(lambda params, *x: nnx.merge(graph, params).read_part(*x))(
+            params, part, caches, counts_B
+        )
+        for row, count in enumerate(np.asarray(counts_B)):
+            rest = opened
+            for t in range(count, WINDOW):
+                logits_BV, rest = decode(params, part[:, t], rest)
+                np.testing.assert_allclose(logits_BV[row], whole[row, WINDOW + t], atol=1e-8)
     for found in (np.concatenate([first, second], axis=1), np.stack(tokens, axis=1)):
         np.testing.assert_allclose(found, whole, rtol=0, atol=1e-9 * np.abs(whole).max())
     for one, two, three, before in zip(after[-1], again[-1], decoded[-1], caches[-1], strict=True):

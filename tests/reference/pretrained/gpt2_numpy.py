@@ -233,7 +233,10 @@ class States:
 
 
 class LayerMemoryAt:
-    """A memory of one layer: `begin(H, K)`, `mix` and `after`, as in associative_numpy."""
+    """A memory of one layer: `begin(H, K)`, `mix` and `after`, as in associative_numpy.
+
+    One that `wants_inputs` is shown the normed inputs too, and may add to the residual.
+    """
 
     def __init__(self, module, settings, num_layers, keys_values):
         self.number, build = settings.layer_memory
@@ -247,7 +250,10 @@ class LayerMemoryAt:
     def extras(self, held):
         return {}
 
-    added = extras
+    def added(self, held):
+        if not hasattr(self.memory, "added"):
+            return {}
+        return {self.number: self.memory.added(self.memory.begin() if held is None else held)}
 
     def mixes(self, held):
         def mix(q_HK, attended_HK):
@@ -262,7 +268,11 @@ class LayerMemoryAt:
         layer = body["layers"][self.number - 1]
         keys, values = self.keys_values(layer, below[-new:], self.settings)
         held = self.memory.begin(*keys.shape[1:]) if held is None else held
-        return self.memory.after(held, paper_numpy.unit_length(keys), values)
+        inputs = []
+        if getattr(self.memory, "wants_inputs", False):
+            norm, epsilon = layer["attention_norm"], self.settings.epsilon
+            inputs = [np.array([normed(y, norm, epsilon) for y in below[-new:]])]
+        return self.memory.after(held, paper_numpy.unit_length(keys), values, *inputs)
 
 
 class Reader:

@@ -4,9 +4,11 @@ import functools
 
 import gpt2_numpy
 import llama_numpy
+import own_memories_numpy
 import paper_numpy
 from architecture import DIVISIBLE, OF_RMT, SIZES, STATES, VOCABULARY, WINDOW, Architecture
 from associative_numpy import Associative
+from own_memories import GradientMemory, LinearRecurrence
 
 from brt.models.block_recurrent.associative_memory import AssociativeMemory
 from brt.models.block_recurrent.cell import RecurrentCell
@@ -91,6 +93,12 @@ def with_associative(rule, overlap=0):
     memory = functools.partial(BackboneMemory, memory=layer, layer=1)
     told = dict(layer_memory=(2, functools.partial(Associative, rule=rule)))
     return gpt2((memory,), cleared=(1,), told=told, overlap=overlap)
+
+
+def with_own(memory, kind, overlap=0):
+    """An entry of a memory that is none of brt's, at the second layer."""
+    at_layer = functools.partial(BackboneMemory, memory=memory, layer=1)
+    return gpt2((at_layer,), cleared=(1,), told=dict(layer_memory=(2, kind)), overlap=overlap)
 
 
 def _cell_of_gpt2(told):
@@ -198,6 +206,9 @@ def llama_pooled():
 
 
 PRETRAINED: dict[str, Architecture] = {
+    "gpt2_own_gradient": with_own(GradientMemory, own_memories_numpy.Gradient),
+    "gpt2_own_gradient_overlap": with_own(GradientMemory, own_memories_numpy.Gradient, overlap=3),
+    "gpt2_own_recurrence": with_own(LinearRecurrence, own_memories_numpy.Recurrence),
     "gpt2": gpt2(inverse_layer_scale=True, activation="relu", tied=False),
     "gpt2_overlap": gpt2(overlap=3, begin_id=2),
     "gpt2_pooled": pooled(dict(pooled_layer=2), overlap=11),
