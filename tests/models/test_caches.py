@@ -257,5 +257,5 @@ def test_a_cache_that_cannot_be_carried_is_refused_by_its_name(cache, told, in_a
 @pytest.mark.parametrize("name", ["slide", "melodi", "txl_shaw", "rmt", "armt", "rmt_slide"])
 def test_decoding_refuses_caches_of_segments(name):
     model = random_model(name)
-    with pytest.raises(ValueError, match="begin_decoding"):
+    with pytest.raises(TypeError, match="begin_decoding"):
         jax.eval_shape(model.decode, jnp.zeros(2, jnp.int32), model.init_caches(2))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from architectures import ARCHITECTURES, SEGMENT, VOCABULARY, random_model
 from jax.extend.core import jaxprs_in_params
-from tiny_models import quick_jit
+from tiny_models import OneKey, quick_jit
 
 from brt.models.recurrent_networks import LSTM, QRNN, pooled
 
@@ -111,7 +111,7 @@ def test_dropout_takes_a_key_and_leaves_evaluation_alone(name):
 @pytest.mark.parametrize("model", [LSTM, QRNN])
 def test_bad_settings_are_named(model, settings, sentence):
     with pytest.raises(ValueError, match=f"{model.__name__}.*{sentence}"):
-        model(None, **ARCHITECTURES["lstm"].settings | settings)
+        model(OneKey(), **ARCHITECTURES["lstm"].settings | settings)
 
 
 # Words in bins.

@@ -86,4 +86,4 @@ def test_the_count_of_parameters_is_the_published_one(name, published, more):
 def test_a_depth_beyond_the_segments_of_a_step_is_refused():
     bindings = "Trainer.reread_segments = 0", "Trainer.bptt_depth = 4"
     with pytest.raises(ValueError, match=r"bptt_depth = 4 .*segments_per_step = 5"):
-        built("rmt_wt103_150.gin", *bindings)
+        built("rmt_wt103_150.gin", *bindings).check()
