@@ -134,7 +134,8 @@ def begin_decoding(
     window = fill_window(cache.window, None if after is None else after.window, fill_B)
     x_BWHK = cache.window.keys_BWHK
     inputs_BWD = jnp.zeros((*x_BWHK.shape[:2], layer.sizes.width), x_BWHK.dtype)
-    nothing = LayerTokens(inputs_BWD, x_BWHK, x_BWHK, x_BWHK, layer.scale_H)
+    ones_H = jnp.ones(layer.sizes.num_heads)
+    nothing = LayerTokens(inputs_BWD, x_BWHK, x_BWHK, x_BWHK, ones_H)
     later = [None] * len(layer.memories) if after is None else after.memories
     memories = (
         begin_memory(memory, old, new, nothing, window.fill_B)

@@ -13,7 +13,7 @@ from jax import lax
 
 from brt.models.block_recurrent.layer import Layer, Prepared
 from brt.models.block_recurrent.memory import BlockStates, joined_states
-from brt.models.fast import table
+from brt.models.fast.stack_loop import stack_scan
 from brt.models.ops import in_blocks
 
 
@@ -78,7 +78,7 @@ def run_blocks(
         return (tuple(after), counts_B), outputs, lax.stop_gradient(metrics)
 
     carry = tuple(caches[: source + 1]), counts_B
-    scan_blocks = table.stack_scan(layers[0].sizes)
+    scan_blocks = stack_scan(layers[0].sizes)
     (after, _), (x_BGWD, states), metrics = scan_blocks(
         block, weights, carry, in_blocks(x_BTD, W), remat
     )

@@ -24,8 +24,6 @@ from brt.models.sizes import Sizes
 from brt.progress import say
 
 BINDING = cudnn_attention.BINDING
-UNROLLED = 8
-"""Blocks of an iteration, in which nothing is stacked (docs/benchmarks/tpu_compiler.md)."""
 
 
 def layer_ops(
@@ -97,13 +95,6 @@ def cell_ops(
         if all(found):
             chosen = chosen._replace(attention_by_head=kernel_forms.attention_by_head)
     return chosen
-
-
-def stack_scan(sizes: Sizes) -> Callable[..., tuple[Any, Any, Any]]:
-    """Returns the loop over blocks of a whole stack (block feedback); with kernels unrolled."""
-    if wants_kernels(sizes):
-        return functools.partial(block_loop.scan_blocks, unroll=UNROLLED)
-    return block_loop.scan_blocks
 
 
 def wants_kernels(sizes: Sizes) -> bool:
