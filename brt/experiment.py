@@ -14,7 +14,6 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
-from jax.tree_util import tree_leaves_with_path
 
 from brt import config
 from brt.bindings.errors import unbuildable
@@ -39,7 +38,7 @@ from brt.training.checkpoints.parameters import merged
 from brt.training.evaluation_settings import Evaluation
 from brt.training.settings import Trainer
 from brt.training.sharding import AnyMesh, check_divisible, shardings
-from brt.training.train_step import TrainState, make_loss, make_train_step
+from brt.training.train_step import TrainState, bind, make_loss, make_train_step
 
 UNLIKE_ANY = 7919
 """A number of batch elements that no other axis of a cache has."""
@@ -73,16 +72,17 @@ class Experiment:
         self.abstract_params = nnx.to_pure_dict(state)
         evaluated = self.evaluation.model
         self._evaluated = _built(evaluated, "Evaluation") if evaluated else self.model
-        self.schedule = functools.partial(trainer.schedule, total_steps=trainer.steps)
+        self.schedule = trainer.schedule(total_steps=trainer.steps)
         self.optimizer = trainer.optimizer(self.schedule)
         if trainer.plateau:
             self.optimizer = trainer.plateau.wrap(self.optimizer, self.schedule)
         if trainer.average:
             self.optimizer = trainer.average.wrap(self.optimizer)
         self.train_step = make_train_step(
-            self.bind,
+            functools.partial(bind, self._graph),
             self.optimizer,
-            self.learning_rate,
+            self.schedule,
+            trainer.plateau,
             seed=trainer.seed,
             dropout=self.model.dropout > 0,
             skip_nonfinite=trainer.skip_nonfinite,
@@ -113,17 +113,11 @@ class Experiment:
         state, batch = self.abstract_state(), self.abstract_batch()
         loss = make_loss(self.bind, **trainer.loss_settings)
         jax.eval_shape(loss, state.params, state.caches, batch, None)
-        jax.eval_shape(self.schedule, state.step)
         check_evaluation(trainer, self.evaluation, self.bind_evaluated, self.abstract_params)
-
-    def learning_rate(self, state: TrainState) -> jax.Array:
-        rate = self.schedule(state.step)
-        plateau = self.trainer.plateau
-        return plateau.rate(rate, state.optimizer) if plateau else rate
 
     def bind(self, params: Any) -> Model:
         """Returns the model with these parameters, a nested dictionary of arrays."""
-        return _merged(self._graph, params)
+        return bind(self._graph, params)
 
     @property
     def evaluated_length(self) -> int:
@@ -140,7 +134,7 @@ class Experiment:
         return self._evaluated.for_segments(segment_length or self.evaluated_length)
 
     def bind_evaluated(self, params: Any, segment_length: int | None = None) -> Model:
-        return _merged(nnx.graphdef(self.evaluated_model(segment_length)), params)
+        return bind(nnx.graphdef(self.evaluated_model(segment_length)), params)
 
     def init_params(self) -> Any:
         model = self.trainer.model(nnx.Rngs(self.trainer.seed))
@@ -237,9 +231,3 @@ def _built(model, who) -> Model:
         return built
 
     return nnx.eval_shape(build)
-
-
-def _merged(graph, params) -> Model:
-    # Bare leaves, so that the graph's own `nnx.Param`s with their metadata hold them.
-    flat = [(tuple(key.key for key in path), leaf) for path, leaf in tree_leaves_with_path(params)]
-    return nnx.merge(graph, nnx.from_flat_state(flat))

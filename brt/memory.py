@@ -14,8 +14,7 @@ from brt.models.caches import WindowCache, select_rows
 from brt.models.fast.attention import attend
 from brt.models.layers.initializers import DENSE, normal, parameter
 from brt.models.layers.norms import RMSNorm, share_of_norm
-from brt.models.ops import keep_mask, unit_heads
-from brt.models.precision import at_least_float32
+from brt.models.ops import at_least_float32, keep_mask, unit_heads
 from brt.models.segment_memory import SegmentMemory
 from brt.models.sizes import Sizes
 

@@ -9,8 +9,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from brt.checks import CountFrom0, check, shortened
+from brt.checks import shortened
 
 KINDS = {
     jnp.bool_: "an array of bool",
@@ -59,7 +60,9 @@ def _checked(method: Callable, check_arguments: Callable) -> Callable:
 
 
 def _init_caches(model, rows):
-    check(f"{type(model).__name__}.init_caches.rows", rows, CountFrom0)
+    if isinstance(rows, bool) or not isinstance(rows, int | np.integer) or rows < 0:
+        must = "must be a number of batch elements, 0 or more"
+        raise TypeError(f"{_of(model, 'rows')} {must}, and not {rows!r}.")
 
 
 def _call(model, tokens_BT, caches, key=None):

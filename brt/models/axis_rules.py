@@ -1,4 +1,4 @@
-"""Logical axis names, and the mesh axis of each.
+"""Logical axis names, the mesh axis of each, and the kind of device of the mesh.
 
 Names of parameters, cache fields and activations end in their axes (`x_BTD`). The batch is split
 over `data`; heads, attention width, MLP and vocabulary over `model`; the width of parameters and
@@ -64,6 +64,14 @@ def _name(key):
     if isinstance(key, jax.tree_util.DictKey) and isinstance(key.key, str):
         return key.key
     return None
+
+
+def on_tpu() -> bool:
+    """Returns whether the active mesh, or else the first device, is one of TPUs."""
+    mesh = jax.sharding.get_abstract_mesh()
+    device = None if mesh.empty else mesh.abstract_device
+    kind = jax.devices()[0].device_kind if device is None else device.device_kind
+    return kind.startswith("TPU")
 
 
 @contextlib.contextmanager

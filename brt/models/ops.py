@@ -5,6 +5,7 @@ table of which of them a model uses. Tests compare every form with this file. Ax
 `brt.models`.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Self
 
@@ -13,7 +14,6 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from brt.models.caches import WindowCache
-from brt.models.precision import at_least_float32
 
 HIDDEN = -1e6
 """Score of a key that a query does not see."""
@@ -38,7 +38,16 @@ class CellOps(NamedTuple):
 
 # Norms and products.
 
+_recomputed = functools.partial(jax.checkpoint, prevent_cse=False)
+"""The backward pass keeps the inputs alone, and computes the rest again."""
 
+
+def at_least_float32(x: jax.Array) -> jax.Array:
+    """Returns `x` in the type of sums of squares, softmax and losses: float32, or float64."""
+    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+
+
+@_recomputed
 def rms_normed(x_BTD: jax.Array, scale_D: jax.Array) -> jax.Array:
     """Returns x / rms(x) * scale, (..., D) in the type of x.
 
@@ -49,6 +58,7 @@ def rms_normed(x_BTD: jax.Array, scale_D: jax.Array) -> jax.Array:
     return (x / rms_BT1 * scale_D).astype(x_BTD.dtype)
 
 
+@_recomputed
 def unit_heads(x_BTHK: jax.Array) -> jax.Array:
     """Returns x / its length, (..., K) in the type of x. Source: Block-Recurrent, section 3.2."""
     x = at_least_float32(x_BTHK)
@@ -56,6 +66,7 @@ def unit_heads(x_BTHK: jax.Array) -> jax.Array:
     return (x / length_BTH1).astype(x_BTHK.dtype)
 
 
+@_recomputed
 def scaled_unit_heads(x_BHSK: jax.Array, scale_H: jax.Array) -> jax.Array:
     """Returns `unit_heads` times the absolute value of each head's scale, (B, H, S, K)."""
     x = at_least_float32(x_BHSK)
@@ -68,11 +79,7 @@ def scaled_down_heads(x_BTHK: jax.Array) -> jax.Array:
     return x_BTHK * x_BTHK.shape[-1] ** -0.5
 
 
-def scaled_queries(
-    q_BTHK: jax.Array,
-    scale_H: jax.Array | None,
-    unit_heads: Callable[[jax.Array], jax.Array] = unit_heads,
-) -> tuple[jax.Array, jax.Array]:
+def scaled_queries(q_BTHK: jax.Array, scale_H: jax.Array | None) -> tuple[jax.Array, jax.Array]:
     """Returns queries of unit length and the scale of each head; without one the queries of scaled
     dot-product attention, and ones.
     """
@@ -217,7 +224,6 @@ def window_attention(
     scale_H: jax.Array | None,
     tables: WindowTables,
     attention: Callable[..., jax.Array] = attention,
-    unit_heads: Callable[[jax.Array], jax.Array] = unit_heads,
 ) -> WindowAttention:
     """Returns attention of each token of a segment to the W tokens before it.
 
@@ -231,7 +237,7 @@ def window_attention(
     Source: Block-Recurrent, section 3.2.
     """
     k_BTHK = k_BTHK if scale_H is None else unit_heads(k_BTHK)
-    q_BTHK, scale_H = scaled_queries(q_BTHK, scale_H, unit_heads)
+    q_BTHK, scale_H = scaled_queries(q_BTHK, scale_H)
     W = window.keys_BWHK.shape[1]
     k_BGJHK = block_pairs(window.keys_BWHK, k_BTHK)
     v_BGJHK = block_pairs(window.values_BWHK, v_BTHK)
@@ -255,13 +261,12 @@ def attention_to_states(
     scale_H: jax.Array | None,
     keep_HWS: jax.Array | None = None,
     attention: Callable[..., jax.Array] = attention,
-    unit_heads: Callable[[jax.Array], jax.Array] = unit_heads,
 ) -> jax.Array:
     """Returns attention of the tokens of G blocks to the states of their block, (B, T, H, K).
 
     q_BTHK: projections. scale_H: as of `window_attention`, whose queries are normalised too.
     """
-    q_BTHK, scale_H = scaled_queries(q_BTHK, scale_H, unit_heads)
+    q_BTHK, scale_H = scaled_queries(q_BTHK, scale_H)
     q_BGWHK = in_blocks(q_BTHK, q_BTHK.shape[1] // k_BGSHK.shape[1])
     return attention(q_BGWHK, k_BGSHK, v_BGSHK, scale_H, None, keep_HWS).reshape(q_BTHK.shape)
 

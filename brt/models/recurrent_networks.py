@@ -22,7 +22,7 @@ from brt.models.layers.dropout import dropout, split_key
 from brt.models.layers.embedding import embedded
 from brt.models.layers.initializers import DENSE, normal, parameter
 from brt.models.model import DTYPES, LanguageModel
-from brt.models.precision import at_least_float32
+from brt.models.ops import at_least_float32
 from brt.models.transformer_xl.adaptive_embedding import AdaptiveEmbedding
 
 

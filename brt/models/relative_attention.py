@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from brt.models.precision import at_least_float32
+from brt.models.ops import at_least_float32
 
 
 class Positions(NamedTuple):

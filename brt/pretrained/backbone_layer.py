@@ -16,7 +16,7 @@ from brt.models.fast.attention import attend
 from brt.models.layers.dropout import independent_dropout
 from brt.models.layers.initializers import normal, parameter
 from brt.models.layers.norms import LayerNorm
-from brt.models.precision import at_least_float32
+from brt.models.ops import at_least_float32
 from brt.models.sizes import Sizes
 from brt.pretrained.activations import ACTIVATIONS
 from brt.pretrained.settings import Settings

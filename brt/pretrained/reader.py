@@ -20,7 +20,7 @@ from brt.models.layers.losses import token_losses
 from brt.models.memory_layout import MemoryLayout
 from brt.models.memory_tokens.memory import TokenVectors
 from brt.models.model import Metrics
-from brt.models.precision import at_least_float32
+from brt.models.ops import at_least_float32
 from brt.models.reader import Reader
 from brt.pretrained.decoder_model import warn_of_random_parameters
 from brt.pretrained.encoders.bert import BERT

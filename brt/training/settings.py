@@ -5,7 +5,6 @@ from collections.abc import Callable
 from typing import Annotated, Any
 
 import gin
-import jax
 import optax
 
 from brt.checks import Count, CountFrom0, Devices, OneOf, Seed, configurable
@@ -18,6 +17,7 @@ from brt.models.model import Model
 from brt.training.checkpoints.policy import CheckpointPolicy
 from brt.training.evaluation_settings import Evaluation
 from brt.training.optimization.plateau import ReduceOnPlateau
+from brt.training.optimization.schedules import Schedule
 from brt.training.optimization.weight_average import WeightAverage
 from brt.training.train_step import LOSSES
 
@@ -58,7 +58,7 @@ class Trainer:
 
     corpus: Corpus | Mixture = gin.REQUIRED
     optimizer: Callable[..., optax.GradientTransformation] = gin.REQUIRED
-    schedule: Callable[..., jax.Array] = gin.REQUIRED
+    schedule: Callable[..., Schedule] = gin.REQUIRED
     steps: Count = gin.REQUIRED
     segment_length: Count = gin.REQUIRED
     tokens_per_step: Count = gin.REQUIRED

@@ -10,13 +10,15 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from flax import nnx
 
 from brt.data.streams.batch import Batch, Segment
 from brt.models.caches import clear_state, reset_rows
 from brt.models.contract import check_scalars
 from brt.models.model import Model
-from brt.training.optimization.equal_parameters import norm_of_all
-from brt.training.unroll import at, reread, unroll
+from brt.training.optimization.plateau import ReduceOnPlateau
+from brt.training.optimization.schedules import Schedule
+from brt.training.unroll import reread, unroll
 
 LOSSES = ("full", "half")
 
@@ -50,6 +52,11 @@ class StepMetrics(NamedTuple):
     means: dict[str, jax.Array]
 
 
+def bind(graph: nnx.GraphDef, params: Any) -> Model:
+    """Returns the model of a graph with these parameters, a nested dictionary of arrays."""
+    return nnx.merge(graph, nnx.State(params))
+
+
 def enter_segment(
     model: Model, segment: Segment, caches: tuple, clear: bool = False
 ) -> tuple[jax.Array, tuple]:
@@ -77,7 +84,7 @@ def make_loss(
     """Returns the loss of one step: nats per scored token, plus `added_nats`.
 
     Args:
-        bind: from parameters to a model.
+        bind: from parameters to a model; the function `bind`, of a graph.
         clear: clear the state before every segment (Block-Recurrent, appendix G.1).
         bptt_depth, reread_segments: of `unroll` and `reread`.
         remat_segments: recompute each segment in the backward pass.
@@ -112,7 +119,7 @@ def make_loss(
 
         segments = tuple(batch), keys
         if K == 1:  # no loop to trace, differentiate and compile
-            caches, outputs = remat(score)(caches, at(segments, 0))
+            caches, outputs = remat(score)(caches, jax.tree.map(lambda x: x[0], segments))
         elif reread_segments:
             caches, outputs = reread(remat(advance), remat(score), caches, segments)
         else:
@@ -141,7 +148,8 @@ def trained_weights(weights_BT: jax.Array, scores: str = "full") -> jax.Array:
 def make_train_step(
     bind: Callable[[Any], Model],
     optimizer: optax.GradientTransformation,
-    learning_rate: Callable[[TrainState], jax.Array],
+    learning_rate: Schedule,
+    plateau: ReduceOnPlateau | None = None,
     seed: int = 0,
     dropout: bool = False,
     skip_nonfinite: bool = False,
@@ -150,8 +158,8 @@ def make_train_step(
     """Returns the training step, for `jax.jit`, which should donate the state.
 
     Args:
-        bind: from parameters to a model.
-        learning_rate: from train state to learning rate, for the report.
+        bind: from parameters to a model; the function `bind`, of a graph.
+        learning_rate, plateau: of the optimizer, for the report.
         seed: with the step number, decides every dropout mask.
         skip_nonfinite: keep parameters and optimizer when loss, gradient or update is not finite,
             and reset caches that are not.
@@ -165,7 +173,7 @@ def make_train_step(
         with jax.named_scope("optimizer"):
             updates, optimizer_state = optimizer.update(grads, state.optimizer, state.params)
             params = optax.apply_updates(state.params, updates)
-            grad_norm, update_norm = norm_of_all(grads), norm_of_all(updates)
+            grad_norm, update_norm = optax.tree.norm(grads), optax.tree.norm(updates)
         finite = jnp.isfinite(value) & jnp.isfinite(grad_norm) & jnp.isfinite(update_norm)
         if skip_nonfinite:
             params = _where(finite, params, state.params)
@@ -174,7 +182,9 @@ def make_train_step(
             caches = _where(_all_finite(caches), caches, fresh)
             # A skipped step scores nothing: one bad value would hide the mean of all others.
             sums = tuple(jnp.where(finite, s, 0.0) for s in sums)
-        means = {"learning_rate": learning_rate(state)} | metrics
+        rate = learning_rate(state.step)
+        rate = plateau.rate(rate, state.optimizer) if plateau else rate
+        means = metrics | {"learning_rate": rate}
         means |= {"grad_norm": grad_norm, "update_norm": update_norm}
         with jax.named_scope("optimizer"):
             means |= bind(params).gradient_metrics(grads)

@@ -19,7 +19,7 @@ from jax.nn.initializers import zeros
 from brt.models.layers.initializers import normal, parameter
 from brt.models.layers.losses import token_losses
 from brt.models.layers.norms import LayerNorm
-from brt.models.precision import at_least_float32
+from brt.models.ops import at_least_float32
 from brt.pretrained.activations import ACTIVATIONS
 from brt.pretrained.backbone_layer import linear
 from brt.pretrained.encoders.bert import BERT, RoBERTa

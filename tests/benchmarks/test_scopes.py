@@ -64,7 +64,7 @@ def compiled_step(name):
     trainer = Trainer(
         corpus=object(),
         optimizer=optax.sgd,
-        schedule=lambda step, total_steps: constant_rate(step, total_steps, 0.01, 0),
+        schedule=lambda total_steps: constant_rate(total_steps, 0.01, 0),
         steps=3,
         segment_length=4 * entry.segment,
         tokens_per_step=2 * 4 * entry.segment,

@@ -89,7 +89,7 @@ def experiment_of(name) -> Experiment:
     trainer = Trainer(
         corpus=object(),
         optimizer=adafactor if name in EVERY_MESH else optax.sgd,
-        schedule=lambda step, total_steps: constant_rate(step, total_steps, 0.01, 0),
+        schedule=lambda total_steps: constant_rate(total_steps, 0.01, 0),
         steps=STEPS,
         segment_length=entry.segment,
         segments_per_step=SEGMENTS,

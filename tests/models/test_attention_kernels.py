@@ -13,8 +13,14 @@ from brt.models.fast.kernels.cell import CellParameters, CellTokens, run_cell
 from brt.models.fast.kernels.parts import TILE, Heads, drawn_factors, tile_dropout, tile_size
 from brt.models.fast.kernels.states import block_attention, plain_block_attention
 from brt.models.fast.kernels.window import plain_window_attention, window_attention
-from brt.models.ops import HIDDEN, attention, rms_normed, scaled_down_heads, unit_heads
-from brt.models.precision import at_least_float32
+from brt.models.ops import (
+    HIDDEN,
+    at_least_float32,
+    attention,
+    rms_normed,
+    scaled_down_heads,
+    unit_heads,
+)
 from brt.models.relative_attention import (
     Positions,
     distances,

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from brt.models.block_recurrent.gated_delta import delta_block, inverse_of_unit_lower
-from brt.models.fast.norms import unit_heads
+from brt.models.ops import unit_heads
 
 INPUTS = "queries", "keys", "values", "log_decays", "steps"
 

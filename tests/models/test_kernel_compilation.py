@@ -17,7 +17,7 @@ from brt.models.fast.kernels import states, window
 from brt.models.fast.kernels.cell import CellParameters, CellTokens, misfit, run_cell
 from brt.models.fast.kernels.parts import Heads, TileDropout, tile_size
 from brt.models.fast.kernels.relative import attend_by_distance
-from brt.models.precision import at_least_float32
+from brt.models.ops import at_least_float32
 from brt.models.relative_attention import Positions, distances
 
 device = topologies.devices_of(topologies.find(sys.argv[1]))[0]

@@ -21,8 +21,7 @@ from brt.models.block_recurrent.cell import (
 from brt.models.block_recurrent.gates import KINDS
 from brt.models.block_recurrent.memory import LayerTokens
 from brt.models.caches import WindowCache
-from brt.models.fast.norms import unit_heads
-from brt.models.ops import heads_first
+from brt.models.ops import heads_first, unit_heads
 from brt.models.sizes import Sizes
 
 D, H, K, F, S, W, B = 12, 2, 4, 10, 3, 4, 2

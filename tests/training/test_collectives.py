@@ -34,7 +34,7 @@ def in_loops(name, mesh_shape, dtype="float32", remat="none"):
     trainer = Trainer(
         corpus=object(),
         optimizer=optax.sgd,
-        schedule=lambda step, total_steps: constant_rate(step, total_steps, 0.01, 0),
+        schedule=lambda total_steps: constant_rate(total_steps, 0.01, 0),
         steps=1,
         segment_length=entry.segment,
         tokens_per_step=ROWS * entry.segment,

@@ -19,5 +19,7 @@ def test_a_model_may_draw_from_any_stream_of_keys(draw):
         built.scale_D = nnx.Param(jax.random.normal(draw(rngs), (3,)))
         return built
 
-    trainer = Trainer(object(), optax.sgd, lambda step, total_steps: 0.1, 1, 8, 8, model=model)
+    trainer = Trainer(
+        object(), optax.sgd, lambda total_steps: lambda step: 0.1, 1, 8, 8, model=model
+    )
     assert Experiment(trainer).abstract_params["scale_D"].shape == (3,)

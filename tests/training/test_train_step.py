@@ -188,7 +188,7 @@ def test_a_batch_of_weight_0_costs_nothing_and_moves_nothing(tools):
 
 
 def test_a_step_counts_itself_and_reports_the_rate_it_used(tools):
-    step = make_train_step(tools.bind, KEEP, lambda state: 0.5 * state.step)
+    step = make_train_step(tools.bind, KEEP, lambda step: 0.5 * step)
     rate = jax.jit(lambda state, batch: step(state, batch)[1].means["learning_rate"])
     assert float(rate(tools.state, batch(1, [OLD]))) == 2.5
     state, metrics = steps(tools.bind)(tools.state, batch(1, [OLD]))

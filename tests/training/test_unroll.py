@@ -307,7 +307,7 @@ def step_batch(name, step, again):
 def trained(name, again, rate):
     """The loss of each step of training, and the parameters after the last."""
     train_step = quick_jit(
-        make_train_step(case(name).bind, optax.sgd(rate), lambda state: rate, reread_segments=again)
+        make_train_step(case(name).bind, optax.sgd(rate), lambda step: rate, reread_segments=again)
     )
     params, caches = case(name).params, case(name).caches
     state = TrainState(jnp.zeros((), jnp.int32), params, optax.sgd(rate).init(params), caches)

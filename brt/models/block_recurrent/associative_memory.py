@@ -16,7 +16,7 @@ from brt.models.block_recurrent.memory import (
     mix_with_attention,
 )
 from brt.models.layers.initializers import parameter
-from brt.models.precision import at_least_float32
+from brt.models.ops import at_least_float32
 from brt.models.sizes import Sizes
 
 RULES = ("linear", "delta")

@@ -22,11 +22,19 @@ from brt.models.block_recurrent.memory import (
 from brt.models.caches import WindowCache, select_rows
 from brt.models.counts import matrix_size
 from brt.models.fast import table
-from brt.models.fast.norms import rms_normed, scaled_unit_heads, unit_heads
 from brt.models.layers.initializers import DENSE, normal, parameter
 from brt.models.layers.norms import RMSNorm
 from brt.models.model import Metrics
-from brt.models.ops import CellOps, Matrix, heads_first, in_blocks, scaled_down_heads
+from brt.models.ops import (
+    CellOps,
+    Matrix,
+    heads_first,
+    in_blocks,
+    rms_normed,
+    scaled_down_heads,
+    scaled_unit_heads,
+    unit_heads,
+)
 from brt.models.sizes import Sizes
 
 ARRANGEMENTS = ("dual", "single", "skip")

@@ -26,8 +26,7 @@ from brt.models.decoding_window import (
     write_token,
 )
 from brt.models.fast.attention import attend
-from brt.models.fast.norms import unit_heads
-from brt.models.ops import scaled_queries
+from brt.models.ops import scaled_queries, unit_heads
 
 
 class OpenBlock(NamedTuple):

@@ -25,8 +25,7 @@ from brt.models.block_recurrent.memory import (
 from brt.models.caches import WindowCache
 from brt.models.fast.attention import attend
 from brt.models.layers.initializers import parameter
-from brt.models.ops import HIDDEN
-from brt.models.precision import at_least_float32
+from brt.models.ops import HIDDEN, at_least_float32
 from brt.models.sizes import Sizes
 
 SEARCHES = ("exact", "bucketed", "dense")

@@ -14,10 +14,8 @@ from brt.models.block_recurrent.memory import (
     TokenMemory,
     mix_with_attention,
 )
-from brt.models.fast.norms import unit_heads
 from brt.models.layers.initializers import DENSE, parameter
-from brt.models.ops import in_blocks
-from brt.models.precision import at_least_float32
+from brt.models.ops import at_least_float32, in_blocks, unit_heads
 from brt.models.sizes import Sizes
 
 

@@ -9,8 +9,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from brt.models.layers.initializers import DENSE, SMALL, normal, parameter
-from brt.models.ops import Matrix
-from brt.models.precision import at_least_float32
+from brt.models.ops import Matrix, at_least_float32
 
 KINDS = ("fixed", "lstm")
 FORMS = ("paper", "meliad")

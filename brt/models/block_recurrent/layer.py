@@ -174,7 +174,7 @@ class Layer(nnx.Module):
 
     def weights(self, dtype: DTypeLike) -> LayerWeights:
         matrix = functools.partial(Matrix, dtype=dtype)
-        A, cross = self.sizes.attention_size, self.reads_states
+        A, cross = self.queries_DA.shape[1], self.reads_states
         output_CD = (self.output_CD if cross else self.output_AD)[...]
         return LayerWeights(
             matrix(self.queries_DA[...]),

@@ -11,8 +11,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from brt.models.ops import heads_first
-from brt.models.precision import at_least_float32
+from brt.models.ops import at_least_float32, heads_first
 
 COLUMNS = 128
 """Of a matrix unit."""

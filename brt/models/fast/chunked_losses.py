@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from brt.models.axis_rules import constrain
 from brt.models.fast.block_loop import CastMatrix
 from brt.models.fast.data_shards import by_data_shard, model_parts
-from brt.models.precision import at_least_float32
+from brt.models.ops import at_least_float32
 
 CHUNK = 2**26
 """Logits of one device that are computed at a time: 256 MiB in float32. In the backward pass each

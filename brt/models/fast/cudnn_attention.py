@@ -11,7 +11,7 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from brt.models.precision import at_least_float32
+from brt.models.ops import at_least_float32
 
 BINDING = "BlockRecurrentTransformer.attention_form"
 IMPLEMENTATION: Literal["cudnn", "xla"] = "cudnn"

@@ -10,14 +10,12 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from brt.models.axis_rules import in_one_data_shard
+from brt.models.axis_rules import in_one_data_shard, on_tpu
 from brt.models.caches import WindowCache
 from brt.models.fast.kernels import cell as cell_kernel
 from brt.models.fast.kernels import states as states_kernel
 from brt.models.fast.kernels import window as window_kernel
 from brt.models.fast.kernels.parts import Heads, TileDropout, tile_dropout, upcast
-from brt.models.fast.norms import unit_heads
-from brt.models.fast.platforms import on_tpu
 from brt.models.ops import (
     WindowAttention,
     WindowTables,
@@ -26,6 +24,7 @@ from brt.models.ops import (
     joined_heads,
     keep_mask,
     scaled_queries,
+    unit_heads,
     window_table,
 )
 from brt.models.ops import states_dropout as plain_states_dropout
@@ -72,7 +71,7 @@ def window_attention(
     """with_keys: whether a memory reads the keys: the kernel, which computes them, stores them."""
     heads = _heads(q_BTHK, scale_H)
     arrays = map(joined_heads, (q_BTHK, k_BTHK, v_BTHK, *window))
-    q_unit_BTHK, ones_H = scaled_queries(q_BTHK, scale_H, unit_heads)
+    q_unit_BTHK, ones_H = scaled_queries(q_BTHK, scale_H)
     y_BTA, *last, k_BTA = window_kernel.window_attention(heads, with_keys, *arrays, ones_H, *tables)
     if k_BTA is not None:
         k_BTHK = k_BTA.reshape(k_BTHK.shape)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 FEWEST = 16
-"""Neighbouring layers that are scanned, and parameters that are updated together, at least."""
+"""Neighbouring layers that are scanned, at least."""
 
 
 def run_layers(

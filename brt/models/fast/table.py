@@ -17,8 +17,8 @@ from typing import Any
 from jax.typing import DTypeLike
 
 from brt.models import ops
-from brt.models.fast import attention, block_loop, cudnn_attention, norms
-from brt.models.fast.platforms import on_tpu
+from brt.models.axis_rules import on_tpu
+from brt.models.fast import attention, block_loop, cudnn_attention
 from brt.models.ops import CellOps, LayerOps
 from brt.models.sizes import Sizes
 from brt.progress import say
@@ -118,12 +118,11 @@ def has_kernel(
 
 def _with_attention(attend):
     """Returns the plain operations with another form of attention in them."""
-    forms = dict(attention=attend, unit_heads=norms.unit_heads)
     return LayerOps(
         ops.window_tables,
-        functools.partial(ops.window_attention, **forms),
+        functools.partial(ops.window_attention, attention=attend),
         ops.states_dropout,
-        functools.partial(ops.attention_to_states, **forms),
+        functools.partial(ops.attention_to_states, attention=attend),
     )
 
 

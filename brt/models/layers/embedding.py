@@ -9,7 +9,7 @@ from jax.typing import DTypeLike
 from brt.models.axis_rules import constrain
 from brt.models.fast.chunked_losses import chunked_losses
 from brt.models.layers.initializers import normal, parameter
-from brt.models.precision import at_least_float32
+from brt.models.ops import at_least_float32
 from brt.token_ids import BEGIN
 
 

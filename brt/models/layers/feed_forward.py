@@ -8,7 +8,6 @@ from flax import nnx
 from jax.nn.initializers import zeros
 from jax.typing import DTypeLike
 
-from brt.models.fast.norms import relu
 from brt.models.layers.initializers import DENSE, Initializer, parameter
 from brt.models.ops import Matrix
 
@@ -52,6 +51,7 @@ class FeedForward(nnx.Module):
         h_BTF = weights.hidden_DF("BTD,DF->BTF", x_BTD)
         if self.biases:
             h_BTF = h_BTF + self.hidden_bias_F[...].astype(x_BTD.dtype)
-        h_BTF = relu(h_BTF) if drop is None else drop(jax.nn.relu(h_BTF))
+        h_BTF = jax.nn.relu(h_BTF)
+        h_BTF = h_BTF if drop is None else drop(h_BTF)
         y_BTD = weights.output_FD("BTF,FD->BTD", h_BTF)
         return y_BTD + self.output_bias_D[...].astype(x_BTD.dtype) if self.biases else y_BTD

@@ -4,9 +4,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from brt.models.fast.norms import rms_normed
 from brt.models.layers.initializers import normal, parameter
-from brt.models.precision import at_least_float32
+from brt.models.ops import at_least_float32, rms_normed
 
 
 class RMSNorm(nnx.Module):

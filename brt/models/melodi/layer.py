@@ -19,15 +19,13 @@ from brt.models.axis_rules import constrain
 from brt.models.counts import matrix_size
 from brt.models.fast.attention import attend
 from brt.models.fast.block_loop import scan_blocks
-from brt.models.fast.norms import unit_heads
 from brt.models.layers.dropout import dropout, dropped, repeated_mask
 from brt.models.layers.feed_forward import FeedForward
 from brt.models.layers.initializers import DENSE, parameter
 from brt.models.layers.norms import RMSNorm, share_of_norm
 from brt.models.layers.positions_t5 import RelativeBias, t5_buckets
 from brt.models.model import Metrics
-from brt.models.ops import HIDDEN, in_blocks, keep_mask
-from brt.models.precision import at_least_float32
+from brt.models.ops import HIDDEN, at_least_float32, in_blocks, keep_mask, unit_heads
 from brt.models.sizes import Sizes
 
 

@@ -23,7 +23,7 @@ from brt.models.layers.dropout import split_key
 from brt.models.layers.initializers import DENSE, normal, parameter
 from brt.models.layers.norms import share_of_norm
 from brt.models.model import Metrics
-from brt.models.precision import at_least_float32
+from brt.models.ops import at_least_float32
 from brt.models.relative_attention import distances
 from brt.models.segment_memory import SegmentMemory
 from brt.models.transformer_xl.hidden_memory import (

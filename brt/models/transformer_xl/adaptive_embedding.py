@@ -16,7 +16,7 @@ from jax.typing import DTypeLike
 from brt.models.axis_rules import constrain
 from brt.models.layers import losses
 from brt.models.layers.initializers import normal, parameter
-from brt.models.precision import at_least_float32
+from brt.models.ops import at_least_float32
 from brt.token_ids import BEGIN
 
 CHUNK = 256

@@ -11,7 +11,7 @@ from jax.typing import DTypeLike
 from brt.checks import Count, CountFrom0, NotNegative, OneOf, configurable
 from brt.models.layers.initializers import normal, parameter
 from brt.models.model import Metrics
-from brt.models.precision import at_least_float32
+from brt.models.ops import at_least_float32
 from brt.models.segment_memory import MemoryVectors
 from brt.models.sizes import Sizes
 from brt.models.transformer_xl.hidden_memory import HiddenMemory, LayerSegment, last_filled

@@ -17,7 +17,7 @@ from brt.models.layers.dropout import independent_dropout
 from brt.models.layers.feed_forward import FeedForward
 from brt.models.layers.initializers import normal, parameter
 from brt.models.layers.norms import LayerNorm
-from brt.models.precision import at_least_float32
+from brt.models.ops import at_least_float32
 from brt.models.relative_attention import (
     Positions,
     Terms,

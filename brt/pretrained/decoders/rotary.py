@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from brt.checks import Count, Positive
-from brt.models.precision import at_least_float32
+from brt.models.ops import at_least_float32
 from brt.pretrained.backbone_layer import BackboneLayer, LayerKeys, Seen
 
 SCALING_KEYS = (

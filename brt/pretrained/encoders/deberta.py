@@ -18,7 +18,7 @@ from brt.checks import Count, CountFrom0, OneOf, Positive, configurable
 from brt.models.counts import matrix_size
 from brt.models.layers.initializers import normal, parameter
 from brt.models.layers.norms import LayerNorm
-from brt.models.precision import at_least_float32
+from brt.models.ops import at_least_float32
 from brt.pretrained.activations import ACTIVATIONS, Activation
 from brt.pretrained.backbone_layer import STD, Seen, linear, split_heads
 from brt.pretrained.encoders.bert import BERT, BertLayer, BertSettings

@@ -15,7 +15,7 @@ from flax import nnx
 from brt.checks import Count, CountFrom0, OneOf, Positive, configurable
 from brt.models.layers.initializers import normal, parameter
 from brt.models.layers.positions_t5 import t5_buckets
-from brt.models.precision import at_least_float32
+from brt.models.ops import at_least_float32
 from brt.pretrained.backbone_layer import RootNorm, attention_bias
 from brt.pretrained.encoders.encoder import Encoder
 from brt.pretrained.encoders.t5_layers import (

@@ -23,9 +23,9 @@ from brt.models.block_recurrent.memory import (
 )
 from brt.models.contract import check_methods, layer_indices
 from brt.models.fast.attention import attend
-from brt.models.fast.norms import unit_heads
 from brt.models.layers.initializers import DENSE, parameter
 from brt.models.model import Metrics
+from brt.models.ops import unit_heads
 from brt.pretrained.backbone import PretrainedBackbone
 from brt.pretrained.backbone_layer import (
     Added,

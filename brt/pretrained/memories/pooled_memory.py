@@ -17,7 +17,7 @@ from jax.typing import DTypeLike
 from brt.checks import Count, Index, OneOf, configurable
 from brt.models.layers.initializers import DENSE, normal, parameter
 from brt.models.model import Metrics
-from brt.models.precision import at_least_float32
+from brt.models.ops import at_least_float32
 from brt.models.segment_memory import MemoryVectors
 from brt.pretrained.activations import ACTIVATIONS
 from brt.pretrained.backbone import PretrainedBackbone

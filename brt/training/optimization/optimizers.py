@@ -1,16 +1,11 @@
 """Optimizers, as factories: from a learning rate (a function of the step) to optax."""
 
-from collections.abc import Callable
-
 import jax
 import optax
 import optax.contrib
-from jax.typing import ArrayLike
 
 from brt.checks import CountFrom0, NotNegative, Positive, Share, configurable
-from brt.training.optimization.equal_parameters import equal_parameters_together
-
-Schedule = Callable[[ArrayLike], ArrayLike]
+from brt.training.optimization.schedules import Schedule
 
 
 @configurable(denylist=["learning_rate"])
@@ -31,15 +26,13 @@ def adafactor(
 
     Source: Shazeer and Stern 2018, arXiv:1804.04235; Block-Recurrent, appendices B and C.
     """
-    return equal_parameters_together(
-        optax.adafactor(
-            learning_rate,
-            min_dim_size_to_factor=min_factored,
-            decay_rate=decay_rate,
-            clipping_threshold=clip_update,
-            momentum=momentum,
-            multiply_by_parameter_scale=True,
-        )
+    return optax.adafactor(
+        learning_rate,
+        min_dim_size_to_factor=min_factored,
+        decay_rate=decay_rate,
+        clipping_threshold=clip_update,
+        momentum=momentum,
+        multiply_by_parameter_scale=True,
     )
 
 
@@ -69,7 +62,7 @@ def adamw(
     if clip_norm is not None:
         clips.append(optax.clip_by_global_norm(clip_norm))
     adam = optax.adamw(learning_rate, b1, b2, eps, weight_decay=weight_decay)
-    return optax.chain(*clips, equal_parameters_together(adam))
+    return optax.chain(*clips, adam)
 
 
 @configurable(denylist=["learning_rate"])

@@ -9,7 +9,7 @@ import numpy as np
 import optax
 
 from brt.checks import CountFrom0, Factor, NotNegative, configurable
-from brt.training.optimization.optimizers import Schedule
+from brt.training.optimization.schedules import Schedule
 
 
 class PlateauState(NamedTuple):

@@ -22,7 +22,7 @@ from brt.models.fast.kernels.parts import (
     unit_gradient,
     upcast,
 )
-from brt.models.precision import at_least_float32
+from brt.models.ops import at_least_float32
 
 IN_ORDER = pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary"))
 

@@ -33,8 +33,7 @@ from brt.models.fast.kernels.parts import (
     summed_over_batch,
     upcast,
 )
-from brt.models.ops import HIDDEN
-from brt.models.precision import at_least_float32
+from brt.models.ops import HIDDEN, at_least_float32
 from brt.models.relative_attention import Positions
 
 ROWS = 32

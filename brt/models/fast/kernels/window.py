@@ -36,8 +36,7 @@ from brt.models.fast.kernels.parts import (
     summed_over_batch,
     upcast,
 )
-from brt.models.ops import attention, scaled_down_heads, unit_heads
-from brt.models.precision import at_least_float32
+from brt.models.ops import at_least_float32, attention, scaled_down_heads, unit_heads
 from brt.models.sizes import TILE, tile_size
 
 ROWS = 16

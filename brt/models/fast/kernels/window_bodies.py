@@ -20,7 +20,7 @@ from brt.models.fast.kernels.parts import (
     tile_size,
     unit_gradient,
 )
-from brt.models.precision import at_least_float32
+from brt.models.ops import at_least_float32
 
 
 def _lanes(heads, *caches_BWA):
