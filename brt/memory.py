@@ -1,4 +1,4 @@
-"""What a memory of one's own imports; docs/extending.md shows two."""
+"""What a memory of one's own imports; docs/extending.md shows how one is written."""
 
 from brt.checks import configurable
 from brt.models.block_recurrent.memory import (

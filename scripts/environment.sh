@@ -42,4 +42,5 @@ if [ ! -f "$venv/brt-installed" ] || ! grep -qxF "$wanted" "$venv/brt-installed"
     echo "Installed in $((SECONDS - started)) s."
     echo "$wanted" >>"$venv/brt-installed"
 fi
-export PATH="$PWD/$venv/bin:$PATH"
+PATH=$(cd "$venv/bin" && pwd):$PATH
+export PATH
