@@ -253,6 +253,14 @@ def test_cudnn_refuses_dropout_in_training_alone(calls_of_cudnn):
         jax.eval_shape(lambda: model.stack(x_BTD, caches, jax.random.key(0))[0])
 
 
+def test_cudnn_drops_keys(calls_of_cudnn):
+    settings = dict(attention_form="cudnn", activation_dtype="bfloat16", dropout=0.1)
+    model = random_model("rec_fixed_skip", attention_dropout="keys", **settings)
+    x_BTD, caches = model.embed(np.zeros((1, W), np.int32)), model.init_caches(1)
+    jax.eval_shape(lambda: model.stack(x_BTD, caches, jax.random.key(0))[0])
+    assert calls_of_cudnn
+
+
 def test_cudnn_is_refused_where_there_is_no_gpu(monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "cpu")
     settings = dict(attention_form="cudnn", activation_dtype="bfloat16", dropout=0.0)

@@ -22,7 +22,7 @@ def misfit(dtype: jax.typing.DTypeLike, has_dropout: bool = False) -> str | None
     if dtype != jnp.bfloat16:
         return f'activation_dtype must be "bfloat16", not "{dtype}"'
     if has_dropout:
-        return "dropout must be 0"
+        return 'dropout must be 0 or attention_dropout = "keys"'
     if IMPLEMENTATION == "cudnn" and jax.default_backend() != "gpu":
         return "it needs an NVIDIA GPU"
     return None

@@ -4,7 +4,7 @@
 |---|---|---|---|---|
 | default | everywhere | `attention` | drawn before | `block_loop` |
 | kernel | TPUs, where the sizes fit | Pallas kernels | drawn in the kernel | a Pallas kernel |
-| cudnn | NVIDIA GPUs, by the binding | cuDNN | none | `block_loop`, cuDNN |
+| cudnn | NVIDIA GPUs, by the binding | cuDNN | of keys | `block_loop`, cuDNN |
 
 All have the arguments and results of `brt.models.ops`. The choice is made when a step is traced,
 because a CPU compiles for other devices too.
@@ -16,7 +16,7 @@ from typing import Any
 
 from jax.typing import DTypeLike
 
-from brt.models import ops
+from brt.models import key_dropout, ops
 from brt.models.axis_rules import on_tpu
 from brt.models.fast import attention, block_loop, cudnn_attention
 from brt.models.ops import CellOps, LayerOps
@@ -36,19 +36,21 @@ def layer_ops(
     A `ValueError` names the binding if it insists on a form that cannot compute this layer.
     """
     if sizes.attention_form == "cudnn":
-        return _with_attention(_cudnn(sizes, dtype))
-    chosen = _with_attention(attention.attend)
+        return _with_attention(_cudnn(sizes, dtype), sizes)
+    chosen = _with_attention(attention.attend, sizes)
     if wants_kernels(sizes):
         from brt.models.fast import kernel_forms
 
+        no = "it drops keys (attention_dropout)" if sizes.attention_dropout == "keys" else None
         what = f"Attention, a window of {window} tokens"
-        if has_kernel(sizes, what, kernel_forms.window_misfit(sizes, window, dtype)):
+        if has_kernel(sizes, what, no or kernel_forms.window_misfit(sizes, window, dtype)):
             chosen = chosen._replace(
                 window_tables=kernel_forms.window_tables,
                 window_attention=functools.partial(kernel_forms.window_attention, has_memories),
             )
         what = f"Attention, {window} queries and {states} keys of a block"
-        if states and has_kernel(sizes, what, kernel_forms.states_misfit(sizes, window, states)):
+        misfit = no or kernel_forms.states_misfit(sizes, window, states)
+        if states and has_kernel(sizes, what, misfit):
             chosen = chosen._replace(
                 states_dropout=kernel_forms.states_dropout,
                 attention_to_states=kernel_forms.attention_to_states,
@@ -116,13 +118,14 @@ def has_kernel(
     return not misfit
 
 
-def _with_attention(attend):
+def _with_attention(attend, sizes):
     """Returns the plain operations with another form of attention in them."""
+    drops = key_dropout if sizes.attention_dropout == "keys" else ops
     return LayerOps(
-        ops.window_tables,
+        drops.window_tables,
         functools.partial(ops.window_attention, attention=attend),
-        ops.states_dropout,
-        functools.partial(ops.attention_to_states, attention=attend),
+        drops.states_dropout,
+        functools.partial(drops.attention_to_states, attention=attend),
     )
 
 
