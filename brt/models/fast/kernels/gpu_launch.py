@@ -1,0 +1,278 @@
+"""Windowed self-attention as Pallas Triton kernels for NVIDIA GPUs.
+
+Plain counterpart: `brt.models.ops.window_attention` (tests/models/test_gpu_kernels.py compares
+outputs and all gradients, in interpret mode). The mathematics are in `gpu_window`; this file has
+the sizes of tiles, the memory layout, and everything that depends on Pallas's Triton compiler.
+
+The backward pass has two kernels and no atomic operation, so that it is the same bit for bit in
+every run. The first computes the scores once more, with their bias and dropout, and gives the
+gradients of keys, values and scores; the second multiplies those of the scores by the keys. The
+gradients of the scores, (B, H, G, F, Q) in the activations' type, are in memory between them: the
+bias needs them anyway, summed over batch and frames.
+
+Axes as in `gpu_window`.
+"""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as plgpu
+from jax.typing import DTypeLike
+
+from brt.models.fast.kernels import gpu_window
+from brt.models.fast.kernels.gpu_window import LOG2_E, Tiles
+from brt.models.fast.kernels.parts import (
+    Heads,
+    TileDropout,
+    on_each_device,
+    summed_over_batch,
+    upcast,
+)
+from brt.models.ops import EPSILON, HIDDEN, at_least_float32, window_table
+
+SIZES = 32, 64, 128, 256
+"""Of heads: powers of two, as everything in a Triton kernel."""
+STEP, LONGEST = 128, 2048
+"""Windows are multiples of STEP."""
+
+
+class Launch(NamedTuple):
+    """Queries and keys of a tile, and how Triton compiles a kernel.
+
+    warps: of 32 threads. stages: tiles that are loaded at the same time.
+    """
+
+    queries: int
+    keys: int
+    warps: int
+    stages: int
+
+    @property
+    def compiler(self) -> plgpu.CompilerParams:
+        return plgpu.CompilerParams(num_warps=self.warps, num_stages=self.stages)
+
+
+class Launches(NamedTuple):
+    """Of the three kernels: the forward pass, the gradients of keys, and those of queries."""
+
+    forward: Launch
+    of_keys: Launch
+    of_queries: Launch
+
+
+def launches(window: int, head_size: int, dtype: DTypeLike) -> Launches:
+    """Returns sizes that fit into 100 KiB of shared memory and 255 registers of a thread."""
+    Q = min(window, STEP)
+    return Launches(Launch(Q, Q // 2, 8, 2), Launch(Q // 2, Q, 8, 2), Launch(Q, Q // 2, 8, 2))
+
+
+def misfit(heads: Heads, window: int, dtype: DTypeLike) -> str | None:
+    """Returns why the kernels cannot compute this attention, or None."""
+    if dtype not in (jnp.bfloat16, jnp.float32):
+        return f"activations are {jnp.dtype(dtype)}, not bfloat16 or float32"
+    if heads.interpret:
+        return None
+    if heads.head_size not in SIZES:
+        return f"head_size = {heads.head_size} is none of {', '.join(map(str, SIZES))}"
+    if window % STEP or window > LONGEST:
+        return f"window = {window} is not a multiple of {STEP} up to {LONGEST}"
+    return None
+
+
+def padded_bias(bias_HW: jax.Array, frame: int) -> jax.Array:
+    """Returns the base-2 bias of distances 1 - Q ... W + Q, (H, W + 2Q), hidden ones included."""
+    bias_HW = at_least_float32(bias_HW)
+    hidden_HQ = jnp.full((len(bias_HW), frame), HIDDEN, bias_HW.dtype)
+    return jnp.concatenate([hidden_HQ, bias_HW, hidden_HQ], axis=1) * LOG2_E
+
+
+def kept_factors(dropout: TileDropout, window: int) -> jax.Array:
+    """Returns the factors of the weights that the kernels draw, (H, W, 2W), for `ops`."""
+    tiles = Tiles(window, 0, 0, 0, True, dropout.rate)
+    query, key = jnp.arange(window)[:, None], jnp.arange(2 * window)
+    draw = functools.partial(gpu_window.kept_weights, tiles, query=query, key=key)
+    return jax.vmap(draw)(dropout.seeds_HN2[:, 0]) * tiles.kept_factor
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def attend_to_window(
+    heads: Heads,
+    q_BTHK: jax.Array,
+    k_BTHK: jax.Array,
+    v_BTHK: jax.Array,
+    cached_k_BWHK: jax.Array,
+    cached_v_BWHK: jax.Array,
+    scale_H: jax.Array,
+    bias_HW: jax.Array,
+    dropout: TileDropout | None = None,
+) -> jax.Array:
+    """Returns the attention of each token of a segment to the W tokens before it, (B, T, H, K).
+
+    Args:
+        heads: static properties; `qk_norm`: queries and keys get unit length.
+        q_BTHK, k_BTHK, v_BTHK: projections; T is a multiple of W.
+        cached_k_BWHK, cached_v_BWHK: keys (of unit length) and values of the block before.
+        scale_H: factor of the scores, used through its absolute value.
+        bias_HW: of the distances 1 ... W.
+        dropout: seeds_HN2 of one tile, N = 1; `kept_factors` are what it draws.
+    """
+    return _forward(
+        heads, q_BTHK, k_BTHK, v_BTHK, cached_k_BWHK, cached_v_BWHK, scale_H, bias_HW, dropout
+    )[0]
+
+
+_INPUTS = "BTHK", "BTHK", "BTHK", "BWHK", "BWHK", "H", "HW"
+_SEEDS, _OF_QUERIES = "HS", "BHT"
+
+
+def _split(dropout):
+    return (0.0, ()) if dropout is None else (dropout.rate, (dropout.seeds_HN2[:, 0],))
+
+
+def _forward(heads, *inputs):
+    *arrays, dropout = inputs
+    rate, seeds = _split(dropout)
+    run = functools.partial(_forward_call, heads, rate)
+    axes = *_INPUTS, *[_SEEDS] * len(seeds)
+    outputs = "BTHK", _OF_QUERIES, _OF_QUERIES
+    y_BTHK, *saved = on_each_device(heads, run, axes, outputs)(*arrays, *seeds)
+    return y_BTHK, (*inputs, y_BTHK, *saved)
+
+
+def _backward(heads, saved, dy_BTHK):
+    *arrays, dropout, y_BTHK, log_sum_BHT, factor_BHT = saved
+    rate, seeds = _split(dropout)
+    run = functools.partial(_backward_call, heads, rate)
+    axes = *_INPUTS, *[_SEEDS] * len(seeds), "BTHK", _OF_QUERIES, _OF_QUERIES, "BTHK"
+    given = *arrays, *seeds, y_BTHK, log_sum_BHT, factor_BHT, dy_BTHK
+    return *on_each_device(heads, run, axes, _INPUTS)(*given), None
+
+
+attend_to_window.defvjp(_forward, _backward)
+
+
+class _Layout(NamedTuple):
+    """Blocks of arrays; grid axes are the tile, the head and the batch element."""
+
+    window: int
+    tokens: int
+    head_size: int
+    frame: int
+
+    def all_of(self, tokens):
+        return pl.BlockSpec((None, tokens, None, self.head_size), lambda g, h, b: (b, 0, h, 0))
+
+    @property
+    def own(self):
+        size = None, self.frame, None, self.head_size
+        return pl.BlockSpec(size, lambda g, h, b: (b, g, h, 0))
+
+    @property
+    def of_queries(self):
+        return pl.BlockSpec((None, None, self.tokens), lambda g, h, b: (b, h, 0))
+
+    @property
+    def of_own_queries(self):
+        return pl.BlockSpec((None, None, self.frame), lambda g, h, b: (b, h, g))
+
+    @property
+    def scale(self):
+        return pl.BlockSpec((None,), lambda g, h, b: (h,))
+
+    def of_head(self, size):
+        return pl.BlockSpec((None, size), lambda g, h, b: (h, 0))
+
+
+def _call(body, launch, heads, grid, inputs, outputs, name):
+    """Runs a kernel; inputs: pairs of array and block; outputs: of shape, type and block."""
+    arrays, in_specs = zip(*inputs)
+    return pl.pallas_call(
+        body,
+        grid=grid,
+        in_specs=list(in_specs),
+        out_specs=[spec for *_, spec in outputs],
+        out_shape=[jax.ShapeDtypeStruct(shape, dtype) for shape, dtype, _ in outputs],
+        compiler_params=launch.compiler,
+        interpret=bool(heads.interpret),
+        name=name,
+    )(*arrays)
+
+
+def _forward_call(heads, rate, q, k, v, cached_k, cached_v, scale_H, bias_HW, *seeds):
+    (B, T, H, K), W = q.shape, cached_k.shape[1]
+    launch = launches(W, K, q.dtype).forward
+    Q = launch.queries
+    tiles = Tiles(W, Q, Q, launch.keys, heads.qk_norm, rate)
+    layout, kind = _Layout(W, T, K, Q), upcast(q.dtype)
+    x = at_least_float32(k)
+    k_factor_BTH = jnp.ones(x.shape[:-1], kind)
+    if heads.qk_norm:
+        k_factor_BTH = jax.lax.rsqrt(jnp.sum(x * x, axis=-1) + EPSILON)
+    inputs = [
+        (q, layout.own),
+        *((x, layout.all_of(T)) for x in (k, v)),
+        *((x, layout.all_of(W)) for x in (cached_k, cached_v)),
+        (jnp.moveaxis(k_factor_BTH, 1, 2), layout.of_queries),
+        (scale_H.astype(kind), layout.scale),
+        (padded_bias(bias_HW, Q), layout.of_head(W + 2 * Q)),
+        *((x, layout.of_head(2)) for x in seeds),
+    ]
+    of_queries = (B, H, T), kind, layout.of_own_queries
+    outputs = (v.shape, v.dtype, layout.own), of_queries, of_queries
+    body = functools.partial(gpu_window.forward, tiles)
+    return _call(body, launch, heads, (T // Q, H, B), inputs, outputs, "window_forward")
+
+
+def _backward_call(heads, rate, q, k, v, cached_k, cached_v, scale_H, bias_HW, *rest):
+    *seeds, y, log_sum, factor, dy = rest
+    (B, T, H, K), W = q.shape, cached_k.shape[1]
+    launch = launches(W, K, q.dtype)
+    Q = launch.forward.queries
+    layout, kind = _Layout(W, T, K, Q), upcast(q.dtype)
+    mean_BTH = jnp.sum(at_least_float32(y) * at_least_float32(dy), axis=-1)
+    every, cached, of_queries = layout.all_of(T), layout.all_of(W), layout.of_queries
+    scale = scale_H.astype(kind), layout.scale
+    inputs = [
+        *((x, every) for x in (q, k, v)),
+        *((x, cached) for x in (cached_k, cached_v)),
+        scale,
+        (padded_bias(bias_HW, Q), layout.of_head(W + 2 * Q)),
+        *((x, layout.of_head(2)) for x in seeds),
+        *((x, of_queries) for x in (log_sum, factor, jnp.moveaxis(mean_BTH, 1, 2))),
+        (dy, every),
+    ]
+    G, F = T // Q, W + Q
+    dscores_spec = pl.BlockSpec((None, None, G, F, Q), lambda g, h, b: (b, h, 0, 0, 0))
+    outputs = [
+        *((x.shape, x.dtype, every) for x in (k, v)),
+        *((x.shape, x.dtype, cached) for x in (cached_k, cached_v)),
+        (k.shape, k.dtype, every),
+        ((B, H, G, F, Q), q.dtype, dscores_spec),
+    ]
+    tiles = Tiles(W, Q, launch.of_keys.queries, launch.of_keys.keys, heads.qk_norm, rate)
+    body = functools.partial(gpu_window.backward_of_keys, tiles)
+    grid = (W + T) // launch.of_keys.keys, H, B
+    dk, dv, dcached_k, dcached_v, unit_k, dscores = _call(
+        body, launch.of_keys, heads, grid, inputs, outputs, "window_backward_of_keys"
+    )
+
+    tiles = tiles._replace(queries=Q, keys=launch.of_queries.keys)
+    own_dscores = pl.BlockSpec((None, None, None, F, Q), lambda g, h, b: (b, h, g, 0, 0))
+    inputs = [(q, layout.own), (unit_k, every), (cached_k, cached), scale, (dscores, own_dscores)]
+    dscale_spec = pl.BlockSpec((None, None, None), lambda g, h, b: (b, h, g))
+    outputs = [(q.shape, q.dtype, layout.own), ((B, H, G), kind, dscale_spec)]
+    body = functools.partial(gpu_window.backward_of_queries, tiles)
+    dq, dscale_BHG = _call(
+        body, launch.of_queries, heads, (G, H, B), inputs, outputs, "window_backward_of_queries"
+    )
+
+    dscale_H = jnp.sum(dscale_BHG, axis=(0, 2)) * jnp.sign(scale_H)
+    dtable_HQF = jnp.swapaxes(jnp.sum(dscores, axis=(0, 2), dtype=kind), 1, 2)
+    expand = functools.partial(window_table, queries=Q)
+    (dbias_HW,) = jax.vjp(expand, jnp.zeros(bias_HW.shape, kind))[1](dtable_HQF)
+    dscale_H, dbias_HW = summed_over_batch(heads, dscale_H, dbias_HW)
+    of_parameters = dscale_H.astype(scale_H.dtype), dbias_HW.astype(bias_HW.dtype)
+    return dq, dk, dv, dcached_k, dcached_v, *of_parameters
