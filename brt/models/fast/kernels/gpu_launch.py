@@ -31,7 +31,7 @@ from brt.models.fast.kernels.parts import (
     summed_over_batch,
     upcast,
 )
-from brt.models.ops import EPSILON, HIDDEN, at_least_float32, window_table
+from brt.models.ops import HIDDEN, at_least_float32, unit_heads, window_table
 
 SIZES = 32, 64, 128, 256
 """Of heads: powers of two, as everything in a Triton kernel."""
@@ -92,7 +92,7 @@ def padded_bias(bias_HW: jax.Array, frame: int) -> jax.Array:
 def kept_factors(dropout: TileDropout, window: int) -> jax.Array:
     """Returns the factors of the weights that the kernels draw, (H, W, 2W), for `ops`."""
     tiles = Tiles(window, 0, 0, 0, True, dropout.rate)
-    query, key = jnp.arange(window)[:, None], jnp.arange(2 * window)
+    query, key = jnp.arange(window)[:, None], gpu_window.Range(0, jnp.arange(2 * window))
     draw = functools.partial(gpu_window.kept_weights, tiles, query=query, key=key)
     return jax.vmap(draw)(dropout.seeds_HN2[:, 0]) * tiles.kept_factor
 
@@ -162,13 +162,11 @@ class _Layout(NamedTuple):
     head_size: int
     frame: int
 
-    def all_of(self, tokens):
+    def every(self, tokens):
         return pl.BlockSpec((None, tokens, None, self.head_size), lambda g, h, b: (b, 0, h, 0))
 
-    @property
-    def own(self):
-        size = None, self.frame, None, self.head_size
-        return pl.BlockSpec(size, lambda g, h, b: (b, g, h, 0))
+    def tile(self, size):
+        return pl.BlockSpec((None, size, None, self.head_size), lambda g, h, b: (b, g, h, 0))
 
     @property
     def of_queries(self):
@@ -178,15 +176,21 @@ class _Layout(NamedTuple):
     def of_own_queries(self):
         return pl.BlockSpec((None, None, self.frame), lambda g, h, b: (b, h, g))
 
+    def of_head(self, *size):
+        return pl.BlockSpec((None, *size), lambda g, h, b: (h, *[0] * len(size)))
+
     @property
-    def scale(self):
-        return pl.BlockSpec((None,), lambda g, h, b: (h,))
+    def dscores(self):
+        size = self.tokens // self.frame, self.window + self.frame, self.frame
+        return pl.BlockSpec((None, None, *size), lambda g, h, b: (b, h, 0, 0, 0))
 
-    def of_head(self, size):
-        return pl.BlockSpec((None, size), lambda g, h, b: (h, 0))
+    @property
+    def own_dscores(self):
+        size = self.window + self.frame, self.frame
+        return pl.BlockSpec((None, None, None, *size), lambda g, h, b: (b, h, g, 0, 0))
 
 
-def _call(body, launch, heads, grid, inputs, outputs, name):
+def _call(body, launch, heads, grid, inputs, outputs, name, **options):
     """Runs a kernel; inputs: pairs of array and block; outputs: of shape, type and block."""
     arrays, in_specs = zip(*inputs)
     return pl.pallas_call(
@@ -198,7 +202,12 @@ def _call(body, launch, heads, grid, inputs, outputs, name):
         compiler_params=launch.compiler,
         interpret=bool(heads.interpret),
         name=name,
+        **options,
     )(*arrays)
+
+
+def _unit(heads, k):
+    return unit_heads(k) if heads.qk_norm else k
 
 
 def _forward_call(heads, rate, q, k, v, cached_k, cached_v, scale_H, bias_HW, *seeds):
@@ -207,21 +216,16 @@ def _forward_call(heads, rate, q, k, v, cached_k, cached_v, scale_H, bias_HW, *s
     Q = launch.queries
     tiles = Tiles(W, Q, Q, launch.keys, heads.qk_norm, rate)
     layout, kind = _Layout(W, T, K, Q), upcast(q.dtype)
-    x = at_least_float32(k)
-    k_factor_BTH = jnp.ones(x.shape[:-1], kind)
-    if heads.qk_norm:
-        k_factor_BTH = jax.lax.rsqrt(jnp.sum(x * x, axis=-1) + EPSILON)
     inputs = [
-        (q, layout.own),
-        *((x, layout.all_of(T)) for x in (k, v)),
-        *((x, layout.all_of(W)) for x in (cached_k, cached_v)),
-        (jnp.moveaxis(k_factor_BTH, 1, 2), layout.of_queries),
-        (scale_H.astype(kind), layout.scale),
+        (q, layout.tile(Q)),
+        *((x, layout.every(T)) for x in (_unit(heads, k), v)),
+        *((x, layout.every(W)) for x in (cached_k, cached_v)),
+        (scale_H.astype(kind), layout.of_head()),
         (padded_bias(bias_HW, Q), layout.of_head(W + 2 * Q)),
         *((x, layout.of_head(2)) for x in seeds),
     ]
     of_queries = (B, H, T), kind, layout.of_own_queries
-    outputs = (v.shape, v.dtype, layout.own), of_queries, of_queries
+    outputs = (v.shape, v.dtype, layout.tile(Q)), of_queries, of_queries
     body = functools.partial(gpu_window.forward, tiles)
     return _call(body, launch, heads, (T // Q, H, B), inputs, outputs, "window_forward")
 
@@ -230,43 +234,51 @@ def _backward_call(heads, rate, q, k, v, cached_k, cached_v, scale_H, bias_HW, *
     *seeds, y, log_sum, factor, dy = rest
     (B, T, H, K), W = q.shape, cached_k.shape[1]
     launch = launches(W, K, q.dtype)
-    Q = launch.forward.queries
-    layout, kind = _Layout(W, T, K, Q), upcast(q.dtype)
+    Q, X = launch.forward.queries, launch.of_keys.keys
+    tiles = Tiles(W, Q, launch.of_keys.queries, X, heads.qk_norm, rate)
+    layout, kind, unit_k = _Layout(W, T, K, Q), upcast(q.dtype), _unit(heads, k)
     mean_BTH = jnp.sum(at_least_float32(y) * at_least_float32(dy), axis=-1)
-    every, cached, of_queries = layout.all_of(T), layout.all_of(W), layout.of_queries
-    scale = scale_H.astype(kind), layout.scale
-    inputs = [
-        *((x, every) for x in (q, k, v)),
-        *((x, cached) for x in (cached_k, cached_v)),
-        scale,
-        (padded_bias(bias_HW, Q), layout.of_head(W + 2 * Q)),
-        *((x, layout.of_head(2)) for x in seeds),
-        *((x, of_queries) for x in (log_sum, factor, jnp.moveaxis(mean_BTH, 1, 2))),
-        (dy, every),
-    ]
-    G, F = T // Q, W + Q
-    dscores_spec = pl.BlockSpec((None, None, G, F, Q), lambda g, h, b: (b, h, 0, 0, 0))
-    outputs = [
-        *((x.shape, x.dtype, every) for x in (k, v)),
-        *((x.shape, x.dtype, cached) for x in (cached_k, cached_v)),
-        (k.shape, k.dtype, every),
-        ((B, H, G, F, Q), q.dtype, dscores_spec),
-    ]
-    tiles = Tiles(W, Q, launch.of_keys.queries, launch.of_keys.keys, heads.qk_norm, rate)
-    body = functools.partial(gpu_window.backward_of_keys, tiles)
-    grid = (W + T) // launch.of_keys.keys, H, B
-    dk, dv, dcached_k, dcached_v, unit_k, dscores = _call(
-        body, launch.of_keys, heads, grid, inputs, outputs, "window_backward_of_keys"
-    )
+    of_scores = (B, H, T // Q, W + Q, Q), q.dtype, layout.dscores
+
+    def of_keys(is_cache, raw_k, k, v, *before):
+        inputs = [
+            (q, layout.every(T)),
+            *((x, layout.tile(X)) for x in (raw_k, k, v)),
+            (padded_bias(bias_HW, Q), layout.of_head(W + 2 * Q)),
+            *((x, layout.of_queries) for x in (log_sum, factor, jnp.moveaxis(mean_BTH, 1, 2))),
+            (dy, layout.every(T)),
+            *((x, layout.of_head(2)) for x in seeds),
+            *((x, layout.dscores) for x in before),
+        ]
+        body = functools.partial(gpu_window.backward_of_keys, tiles, is_cache)
+        outputs = *((x.shape, x.dtype, layout.tile(X)) for x in (k, v)), of_scores
+        name = "window_backward_of_cache" if is_cache else "window_backward_of_keys"
+        # The second call adds to what the first has written.
+        aliases = {} if is_cache else {len(inputs) - 1: 2}
+        grid = k.shape[1] // X, H, B
+        return _call(
+            body, launch.of_keys, heads, grid, inputs, outputs, name, input_output_aliases=aliases
+        )
+
+    dcached_k, dcached_v, dscores = of_keys(True, cached_k, cached_k, cached_v)
+    dk, dv, dscores = of_keys(False, k, unit_k, v, dscores)
 
     tiles = tiles._replace(queries=Q, keys=launch.of_queries.keys)
-    own_dscores = pl.BlockSpec((None, None, None, F, Q), lambda g, h, b: (b, h, g, 0, 0))
-    inputs = [(q, layout.own), (unit_k, every), (cached_k, cached), scale, (dscores, own_dscores)]
+    inputs = [
+        *((q, layout.tile(Q)), (unit_k, layout.every(T)), (cached_k, layout.every(W))),
+        *((scale_H.astype(kind), layout.of_head()), (dscores, layout.own_dscores)),
+    ]
     dscale_spec = pl.BlockSpec((None, None, None), lambda g, h, b: (b, h, g))
-    outputs = [(q.shape, q.dtype, layout.own), ((B, H, G), kind, dscale_spec)]
+    outputs = (q.shape, q.dtype, layout.tile(Q)), ((B, H, T // Q), kind, dscale_spec)
     body = functools.partial(gpu_window.backward_of_queries, tiles)
     dq, dscale_BHG = _call(
-        body, launch.of_queries, heads, (G, H, B), inputs, outputs, "window_backward_of_queries"
+        body,
+        launch.of_queries,
+        heads,
+        (T // Q, H, B),
+        inputs,
+        outputs,
+        "window_backward_of_queries",
     )
 
     dscale_H = jnp.sum(dscale_BHG, axis=(0, 2)) * jnp.sign(scale_H)

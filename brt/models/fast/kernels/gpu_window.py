@@ -78,19 +78,33 @@ def random_bits(counter: jax.Array, first: jax.Array, second: jax.Array) -> jax.
     return x ^ (x >> np.uint32(15))
 
 
-def kept_weights(tiles: Tiles, seeds: Any, query: jax.Array, key: jax.Array) -> jax.Array:
+def kept_weights(tiles: Tiles, seeds: Any, query: jax.Array, key: "Range") -> jax.Array:
     """Returns which weights are kept.
 
     query: positions in the block of W, and key: in the pair of blocks, of 2W, as in
-    `ops.window_table`; int32 that broadcast. Two neighbouring keys share a number of 32 bits.
+    `ops.window_table`; int32 that broadcast. Keys j and j + 8 share a number of 32 bits, because a
+    thread has both, whether keys are rows or columns of the scores.
     """
-    counter = (query * tiles.window + (key >> 1)).astype(jnp.uint32)
-    bits = random_bits(counter, seeds[0], seeds[1])
-    half = (bits >> ((key & 1) << 4).astype(jnp.uint32)) & np.uint32(HALF - 1)
+    of_key = key.start // 2 + (key.step >> 4) * 8 + (key.step & 7)
+    bits = random_bits((query * tiles.window + of_key).astype(jnp.uint32), seeds[0], seeds[1])
+    half = jnp.where((key.step & 8) == 0, bits & np.uint32(HALF - 1), bits >> np.uint32(16))
     return half < np.uint32(round((1 - tiles.rate) * HALF))
 
 
 # Tiles.
+
+
+class Range(NamedTuple):
+    """Positions start + step of a tile, a multiple of 16 and 0, 1, 2, ... along an axis.
+
+    They stay apart, so that the compiler finds equal numbers in the registers of a thread.
+    """
+
+    start: int | jax.Array
+    step: jax.Array
+
+    def after(self, start: jax.Array) -> jax.Array:
+        return (self.start - start) + self.step
 
 
 def _iota(shape, axis):
@@ -98,47 +112,46 @@ def _iota(shape, axis):
 
 
 class Positions(NamedTuple):
-    """Queries and keys of a tile of scores, int32 that broadcast.
+    """Queries and keys of a tile of scores.
 
-    query: position in the segment. key: in the cached block and the segment. block: the first
-    position of the queries' block.
+    query: in the segment. key: in the cached block and the segment.
     """
 
-    query: jax.Array
-    key: jax.Array
-    block: jax.Array
+    query: Range
+    key: Range
 
     def bias(self, tiles: Tiles, bias: Any) -> jax.Array:
         """Returns the bias of each score; bias: of `padded_bias`."""
-        return bias[self.query - self.key + (tiles.window + tiles.frame - 1)]
+        nearest = self.query.start - self.key.start + (tiles.window + tiles.frame - 1)
+        return bias[nearest + (self.query.step - self.key.step)]
 
     def kept(self, tiles: Tiles, seeds: Any) -> jax.Array:
-        return kept_weights(tiles, seeds, self.query - self.block, self.key - self.block)
+        block = self.query.start // tiles.window * tiles.window
+        key = self.key._replace(start=self.key.start - block)
+        return kept_weights(tiles, seeds, self.query.after(block), key)
 
 
-def forward(tiles, q, k, v, cached_k, cached_v, k_factor, scale, bias, *rest):
+def forward(tiles, q, k, v, cached_k, cached_v, scale, bias, *rest):
     """Computes the queries of a frame.
 
-    Inputs: q (Q, K); k and v (T, K); cached_k and cached_v (W, K); k_factor (T,), which multiplies
-    the scores of k; scale (); bias (W + 2Q,); seeds (2,) if there is dropout.
-    Outputs: y (Q, K), log_sum (Q,), the logarithm of the sum of exponentials, and factor (Q,), the
+    Inputs: q (Q, K); k and v (T, K); cached_k and cached_v (W, K); scale (); bias (W + 2Q,); seeds
+    (2,) if there is dropout. Keys have unit length already.
+    Outputs: y (Q, K); log_sum (Q,), the logarithm of the sum of exponentials; and factor (Q,), the
     product of the factors of q in the scores.
     """
     *seeds, y, log_sum, factor = rest
     Q, X, W = tiles.frame, tiles.keys, tiles.window
     start = pl.program_id(0) * Q
     x = at_least_float32(q[...])
-    of_query = query_factor(tiles, x)
+    of_query, scale = query_factor(tiles, x), jnp.abs(scale[...])
     unit = (x * of_query).astype(q.dtype)
-    scale = jnp.abs(scale[...])
     factor[...] = of_query[:, 0] * scale
-    query, block = start + _iota((Q, 1), 0), start // W * W
+    query = Range(start, _iota((Q, 1), 0))
 
-    def attend(first, keys, values, k_factor, carry):
+    def attend(i, keys, values, carry):
         highest, total, products = carry
-        at = Positions(query, first + _iota((1, X), 1), block)
-        scores = dot(unit, keys, (1, 1)) * (scale * LOG2_E * k_factor)
-        scores = scores + at.bias(tiles, bias)
+        at = Positions(query, Range(start + i * X, _iota((1, X), 1)))
+        scores = dot(unit, keys, (1, 1)) * (scale * LOG2_E) + at.bias(tiles, bias)
         higher = jnp.maximum(highest, jnp.max(scores, axis=1))
         weights = jnp.exp2(scores - higher[:, None])
         shrunk = jnp.exp2(highest - higher)
@@ -148,56 +161,53 @@ def forward(tiles, q, k, v, cached_k, cached_v, k_factor, scale, bias, *rest):
         products = products * shrunk[:, None] + dot(weights.astype(v.dtype), values, (1, 0))
         return higher, total, products
 
-    def of_cache(i, carry):
-        first = start + i * X
-        rows = pl.ds(first, X)
-        return attend(first, cached_k[rows, :], cached_v[rows, :], 1.0, carry)
-
-    def of_segment(i, carry):
-        first = start + i * X
-        rows = pl.ds(first - W, X)
-        return attend(first, k[rows, :], v[rows, :], k_factor[rows][None, :], carry)
-
     kind = upcast(q.dtype)
     carry = jnp.full(Q, -jnp.inf, kind), jnp.zeros(Q, kind), jnp.zeros(x.shape, kind)
-    cached, every = jnp.clip((W - start) // X, 0, (W + Q) // X), (W + Q) // X
-    carry = jax.lax.fori_loop(0, cached, of_cache, carry)
-    highest, total, products = jax.lax.fori_loop(cached, every, of_segment, carry)
+    carry = _for_keys_of_frame(tiles, start, ((cached_k, cached_v), (k, v)), attend, carry)
+    highest, total, products = carry
     y[...] = (products * (tiles.kept_factor / total)[:, None]).astype(y.dtype)
     log_sum[...] = highest + jnp.log2(total)
 
 
-def backward_of_keys(tiles, q, k, v, cached_k, cached_v, scale, bias, *rest):
+def _for_keys_of_frame(tiles, start, arrays, body, carry):
+    """Folds `body(i, *tiles, carry)` over the keys of the frame that begins at `start`, X a time.
+
+    arrays: some of the cached block, and as many of the segment. Each has a loop, because a load
+    from one or the other would not overlap with products.
+    """
+    X, W = tiles.keys, tiles.window
+    every = (W + tiles.frame) // X
+    bounds = 0, jnp.clip((W - start) // X, 0, every), every
+    for part, own in enumerate(arrays):
+
+        def step(i, carry, own=own, offset=part * W):
+            rows = pl.ds(start + i * X - offset, X)
+            return body(i, *(x[rows, :] for x in own), carry)
+
+        carry = jax.lax.fori_loop(bounds[part], bounds[part + 1], step, carry)
+    return carry
+
+
+def backward_of_keys(tiles, is_cache, q, raw_k, k, v, bias, log_sum, factor, mean, dy, *rest):
     """Computes the gradients of a tile of keys and values, and those of their scores.
 
-    Inputs as of `forward`, but all queries, (T, K); and log_sum, factor, mean (T,), the sum over
-    keys of each weight times its gradient; dy (T, K).
-    Outputs: dk and dv (T, K), dcached_k and dcached_v (W, K), unit_k (T, K), keys of unit length,
-    and dscores (G, F, Q), the keys of each frame by its queries.
+    Inputs: q, dy (T, K); raw_k, k, v (X, K), of which k has unit length; bias (W + 2Q,); log_sum
+    and factor as of `forward`; mean (T,), the sum over keys of each weight times its gradient;
+    seeds (2,) if there is dropout; of a segment the scores' gradients for the cached keys.
+    Outputs: dk, dv (X, K); dscores (G, F, Q), the keys of each frame by its queries.
     """
-    *seeds, log_sum, factor, mean, dy, dk, dv, dcached_k, dcached_v, unit_k, dscores = rest
+    *seeds, dk, dv, dscores = rest if is_cache else (*rest[:-4], *rest[-3:])
     Q, X, W, frame = tiles.queries, tiles.keys, tiles.window, tiles.frame
-    first, tokens = pl.program_id(0) * X, q.shape[0]
-    is_cached = first < W
-    cached, own = pl.ds(jnp.minimum(first, W - X), X), pl.ds(jnp.maximum(first - W, 0), X)
-    key = first + _iota((X, 1), 0)
-
-    def chosen(cached_x, x):
-        return jnp.where(is_cached, cached_x[cached, :], x[own, :])
-
-    x, values = at_least_float32(chosen(cached_k, k)), chosen(cached_v, v)
-    k_factor = jnp.ones_like(x[:, :1])
-    if tiles.unit:
-        k_factor = jnp.where(is_cached, k_factor, inverse_length(x))
-    unit = (x * k_factor).astype(k.dtype)
+    first, tokens = pl.program_id(0) * X + (0 if is_cache else W), q.shape[0]
+    keys, values, key = k[...], v[...], Range(first, _iota((X, 1), 0))
 
     def tile(i, carry):
         dkeys, dvalues = carry
         start = i * Q
         rows = pl.ds(start, Q)
         queries, gradient, own_factor = q[rows, :], dy[rows, :], factor[rows][None, :]
-        at = Positions(start + _iota((1, Q), 1), key, start // W * W)
-        scores = dot(unit, queries, (1, 1)) * (own_factor * LOG2_E) + at.bias(tiles, bias)
+        at = Positions(Range(start, _iota((1, Q), 1)), key)
+        scores = dot(keys, queries, (1, 1)) * (own_factor * LOG2_E) + at.bias(tiles, bias)
         weights = jnp.exp2(scores - log_sum[rows][None, :])
         dweights, kept = dot(values, gradient, (1, 1)), weights
         if seeds:
@@ -213,45 +223,28 @@ def backward_of_keys(tiles, q, k, v, cached_k, cached_v, scale, bias, *rest):
         return dkeys, dvalues
 
     low, high = jnp.maximum(first - W, 0) // Q, jnp.minimum(first + X, tokens) // Q
-    zeros = jnp.zeros(x.shape, x.dtype)
-    dunit, dvalues = jax.lax.fori_loop(low, high, tile, (zeros, zeros))
-    dvalues = dvalues * tiles.kept_factor
-    dkeys = unit_gradient(x, k_factor, dunit) if tiles.unit else dunit
-
-    @pl.when(is_cached)
-    def _():
-        dcached_k[cached, :] = dunit.astype(k.dtype)
-        dcached_v[cached, :] = dvalues.astype(v.dtype)
-
-    @pl.when(jnp.logical_not(is_cached))
-    def _():
-        unit_k[own, :] = unit
-        dk[own, :] = dkeys.astype(k.dtype)
-        dv[own, :] = dvalues.astype(v.dtype)
+    zeros = jnp.zeros(k.shape, upcast(k.dtype))
+    dkeys, dvalues = jax.lax.fori_loop(low, high, tile, (zeros, zeros))
+    if tiles.unit and not is_cache:
+        x = at_least_float32(raw_k[...])
+        dkeys = unit_gradient(x, inverse_length(x), dkeys)
+    dk[...], dv[...] = dkeys.astype(dk.dtype), (dvalues * tiles.kept_factor).astype(dv.dtype)
 
 
-def backward_of_queries(tiles, q, unit_k, cached_k, scale, dscores, dq, dscale):
+def backward_of_queries(tiles, q, k, cached_k, scale, dscores, dq, dscale):
     """Computes the gradients of the queries of a frame, and their part of the scale's.
 
-    Inputs: q (Q, K), unit_k (T, K), cached_k (W, K), scale (), dscores (F, Q). Outputs: dq (Q, K),
+    Inputs: q (Q, K), k (T, K), cached_k (W, K), scale (), dscores (F, Q). Outputs: dq (Q, K),
     dscale ().
     """
-    Q, X, W = tiles.frame, tiles.keys, tiles.window
-    start = pl.program_id(0) * Q
+    X = tiles.keys
 
     def add(i, keys, dqueries):
         return dqueries + dot(dscores[pl.ds(i * X, X), :], keys, (0, 0))
 
-    def of_cache(i, dqueries):
-        return add(i, cached_k[pl.ds(start + i * X, X), :], dqueries)
-
-    def of_segment(i, dqueries):
-        return add(i, unit_k[pl.ds(start + i * X - W, X), :], dqueries)
-
     x = at_least_float32(q[...])
-    cached, every = jnp.clip((W - start) // X, 0, (W + Q) // X), (W + Q) // X
-    dqueries = jax.lax.fori_loop(0, cached, of_cache, jnp.zeros(x.shape, x.dtype))
-    dqueries = jax.lax.fori_loop(cached, every, of_segment, dqueries)
+    dqueries, start = jnp.zeros(x.shape, x.dtype), pl.program_id(0) * tiles.frame
+    dqueries = _for_keys_of_frame(tiles, start, ((cached_k,), (k,)), add, dqueries)
     factor = query_factor(tiles, x)
     dscale[...] = jnp.sum(dqueries * x * factor)
     dqueries = dqueries * jnp.abs(scale[...])
