@@ -4,6 +4,7 @@
 |---|---|---|---|---|
 | default | everywhere | `attention` | drawn before | `block_loop` |
 | kernel | TPUs, where the sizes fit | Pallas kernels | drawn in the kernel | a Pallas kernel |
+| kernel | NVIDIA GPUs, by the binding | a window's | drawn in the kernel | `block_loop` |
 | cudnn | NVIDIA GPUs, by the binding | cuDNN | none | `block_loop`, cuDNN |
 
 All have the arguments and results of `brt.models.ops`. The choice is made when a step is traced,
@@ -17,13 +18,14 @@ from typing import Any
 from jax.typing import DTypeLike
 
 from brt.models import ops
-from brt.models.axis_rules import on_tpu
+from brt.models.axis_rules import on_gpu, on_tpu
 from brt.models.fast import attention, block_loop, cudnn_attention
 from brt.models.ops import CellOps, LayerOps
 from brt.models.sizes import Sizes
 from brt.progress import say
 
 BINDING = cudnn_attention.BINDING
+ONLY_WINDOWS = "GPUs have one of windows only"
 
 
 def layer_ops(
@@ -38,6 +40,8 @@ def layer_ops(
     if sizes.attention_form == "cudnn":
         return _with_attention(_cudnn(sizes, dtype))
     chosen = _with_attention(attention.attend)
+    if wants_kernels(sizes) and on_gpu():
+        return _on_gpu(chosen, sizes, window, states, dtype)
     if wants_kernels(sizes):
         from brt.models.fast import kernel_forms
 
@@ -73,7 +77,10 @@ def cell_ops(
         by_head = functools.partial(_by_head, _cudnn(sizes, dtype))
         return CellOps(by_head, block_loop.scan_blocks)
     chosen = CellOps(attention.attend_by_head, block_loop.scan_blocks)
-    if wants_kernels(sizes):
+    if wants_kernels(sizes) and on_gpu():
+        what = f"Step of a cell, {states} states and blocks of {window} tokens"
+        has_kernel(sizes, what, ONLY_WINDOWS, required=False)
+    elif wants_kernels(sizes):
         from brt.models.fast import kernel_forms
 
         misfit = kernel_forms.cell_misfit(sizes, states, window, dtype)
@@ -97,6 +104,20 @@ def cell_ops(
     return chosen
 
 
+def _on_gpu(chosen, sizes, window, states, dtype):
+    from brt.models.fast import gpu_forms
+
+    what = f"Attention, a window of {window} tokens"
+    if has_kernel(sizes, what, gpu_forms.window_misfit(sizes, window, dtype)):
+        chosen = chosen._replace(
+            window_tables=gpu_forms.window_tables, window_attention=gpu_forms.window_attention
+        )
+    if states:
+        what = f"Attention, {window} queries and {states} keys of a block"
+        has_kernel(sizes, what, ONLY_WINDOWS, required=False)
+    return chosen
+
+
 def wants_kernels(sizes: Sizes) -> bool:
     return sizes.attention_form == "kernel" or (sizes.attention_form == "auto" and on_tpu())
 
@@ -110,7 +131,7 @@ def has_kernel(
     """
     if sizes.attention_form == "kernel" and misfit and required:
         raise ValueError(f'{binding} = "kernel": {what}: {misfit}. Use "auto" or "plain".')
-    kernel = "a Pallas kernel" if on_tpu() else "a Pallas kernel, interpreted (slow)"
+    kernel = "a Pallas kernel" if on_tpu() or on_gpu() else "a Pallas kernel, interpreted (slow)"
     found = f"no kernel, because {misfit}" if misfit else kernel
     _say_once(f"{what}, {sizes.num_heads} heads of {sizes.head_size}: {found}")
     return not misfit

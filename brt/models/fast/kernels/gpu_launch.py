@@ -14,6 +14,8 @@ Axes as in `gpu_window`.
 """
 
 import functools
+import math
+import re
 from typing import NamedTuple
 
 import jax
@@ -22,6 +24,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 from jax.typing import DTypeLike
 
+from brt.models.axis_rules import device
 from brt.models.fast.kernels import gpu_window
 from brt.models.fast.kernels.gpu_window import LOG2_E, Tiles
 from brt.models.fast.kernels.parts import (
@@ -37,6 +40,10 @@ SIZES = 32, 64, 128, 256
 """Of heads: powers of two, as everything in a Triton kernel."""
 STEP, LONGEST = 128, 2048
 """Windows are multiples of STEP."""
+LARGE = re.compile(r"\bG?[HB]\d\d")
+"""Names of Hopper and Blackwell cards for data centers, with 227 KiB of shared memory a block."""
+OLD = re.compile(r"\b([TPKM]\d+|V100\w*|GTX|TITAN|RTX 20\d\d|Quadro)\b")
+"""Names of cards with a compute capability below 8.0, which Pallas refuses."""
 
 
 class Launch(NamedTuple):
@@ -63,10 +70,33 @@ class Launches(NamedTuple):
     of_queries: Launch
 
 
-def launches(window: int, head_size: int, dtype: DTypeLike) -> Launches:
-    """Returns sizes that fit into 100 KiB of shared memory and 255 registers of a thread."""
-    Q = min(window, STEP)
-    return Launches(Launch(Q, Q // 2, 8, 2), Launch(Q // 2, Q, 8, 2), Launch(Q, Q // 2, 8, 2))
+_SMALL = Launches(Launch(128, 32, 8, 2), Launch(64, 64, 8, 2), Launch(128, 64, 8, 2))
+_LARGE = Launches(Launch(128, 64, 8, 2), Launch(32, 128, 8, 2), Launch(128, 64, 8, 2))
+_NARROW = Launches(Launch(128, 64, 8, 2), Launch(32, 64, 4, 2), Launch(128, 64, 4, 2))
+_WIDE = Launches(Launch(64, 32, 8, 2), Launch(32, 32, 8, 2), Launch(64, 32, 8, 2))
+_FLOAT32 = Launches(*[Launch(32, 32, 4, 1)] * 3)
+_WIDE_FLOAT32 = Launches(*[Launch(16, 16, 4, 1)] * 3)
+
+
+def launches(window: int, head_size: int, dtype: DTypeLike, large: bool = False) -> Launches:
+    """Returns sizes that fit into the shared memory of a block and into a thread's 255 registers.
+
+    large: for a card of `LARGE`; others have 99 KiB of shared memory or more.
+    """
+    if dtype != jnp.bfloat16:
+        found = _FLOAT32 if head_size <= 128 else _WIDE_FLOAT32
+    elif head_size == 128:
+        found = _LARGE if large else _SMALL
+    else:
+        found = _NARROW if head_size < 128 else _WIDE
+    most = math.gcd(window, STEP)  # smaller only when interpreted
+    return Launches(
+        *(x._replace(queries=min(x.queries, most), keys=min(x.keys, most)) for x in found)
+    )
+
+
+def _launches(window, head_size, dtype):
+    return launches(window, head_size, dtype, bool(LARGE.search(device().device_kind)))
 
 
 def misfit(heads: Heads, window: int, dtype: DTypeLike) -> str | None:
@@ -75,6 +105,9 @@ def misfit(heads: Heads, window: int, dtype: DTypeLike) -> str | None:
         return f"activations are {jnp.dtype(dtype)}, not bfloat16 or float32"
     if heads.interpret:
         return None
+    kind = device().device_kind
+    if OLD.search(kind):
+        return f"the compute capability of {kind} is below 8.0"
     if heads.head_size not in SIZES:
         return f"head_size = {heads.head_size} is none of {', '.join(map(str, SIZES))}"
     if window % STEP or window > LONGEST:
@@ -155,39 +188,52 @@ attend_to_window.defvjp(_forward, _backward)
 
 
 class _Layout(NamedTuple):
-    """Blocks of arrays; grid axes are the tile, the head and the batch element."""
+    """Blocks of arrays; grid axes are the tile and, in one, batch element and head.
+
+    `jax.vmap` adds an axis, and a grid of a GPU has three.
+    """
 
     window: int
     tokens: int
+    num_heads: int
     head_size: int
     frame: int
 
+    def spec(self, size, index):
+        """index: of tile, batch element and head."""
+        H = self.num_heads
+        return pl.BlockSpec(size, lambda g, n: index(g, jax.lax.div(n, H), jax.lax.rem(n, H)))
+
     def every(self, tokens):
-        return pl.BlockSpec((None, tokens, None, self.head_size), lambda g, h, b: (b, 0, h, 0))
+        return self.spec((None, tokens, None, self.head_size), lambda g, b, h: (b, 0, h, 0))
 
     def tile(self, size):
-        return pl.BlockSpec((None, size, None, self.head_size), lambda g, h, b: (b, g, h, 0))
+        return self.spec((None, size, None, self.head_size), lambda g, b, h: (b, g, h, 0))
 
     @property
     def of_queries(self):
-        return pl.BlockSpec((None, None, self.tokens), lambda g, h, b: (b, h, 0))
+        return self.spec((None, None, self.tokens), lambda g, b, h: (b, h, 0))
 
     @property
     def of_own_queries(self):
-        return pl.BlockSpec((None, None, self.frame), lambda g, h, b: (b, h, g))
+        return self.spec((None, None, self.frame), lambda g, b, h: (b, h, g))
+
+    @property
+    def of_tile(self):
+        return self.spec((None, None, None), lambda g, b, h: (b, h, g))
 
     def of_head(self, *size):
-        return pl.BlockSpec((None, *size), lambda g, h, b: (h, *[0] * len(size)))
+        return self.spec((None, *size), lambda g, b, h: (h, *[0] * len(size)))
 
     @property
     def dscores(self):
         size = self.tokens // self.frame, self.window + self.frame, self.frame
-        return pl.BlockSpec((None, None, *size), lambda g, h, b: (b, h, 0, 0, 0))
+        return self.spec((None, None, *size), lambda g, b, h: (b, h, 0, 0, 0))
 
     @property
     def own_dscores(self):
         size = self.window + self.frame, self.frame
-        return pl.BlockSpec((None, None, None, *size), lambda g, h, b: (b, h, g, 0, 0))
+        return self.spec((None, None, None, *size), lambda g, b, h: (b, h, g, 0, 0))
 
 
 def _call(body, launch, heads, grid, inputs, outputs, name, **options):
@@ -212,10 +258,10 @@ def _unit(heads, k):
 
 def _forward_call(heads, rate, q, k, v, cached_k, cached_v, scale_H, bias_HW, *seeds):
     (B, T, H, K), W = q.shape, cached_k.shape[1]
-    launch = launches(W, K, q.dtype).forward
+    launch = _launches(W, K, q.dtype).forward
     Q = launch.queries
     tiles = Tiles(W, Q, Q, launch.keys, heads.qk_norm, rate)
-    layout, kind = _Layout(W, T, K, Q), upcast(q.dtype)
+    layout, kind = _Layout(W, T, H, K, Q), upcast(q.dtype)
     inputs = [
         (q, layout.tile(Q)),
         *((x, layout.every(T)) for x in (_unit(heads, k), v)),
@@ -227,16 +273,16 @@ def _forward_call(heads, rate, q, k, v, cached_k, cached_v, scale_H, bias_HW, *s
     of_queries = (B, H, T), kind, layout.of_own_queries
     outputs = (v.shape, v.dtype, layout.tile(Q)), of_queries, of_queries
     body = functools.partial(gpu_window.forward, tiles)
-    return _call(body, launch, heads, (T // Q, H, B), inputs, outputs, "window_forward")
+    return _call(body, launch, heads, (T // Q, B * H), inputs, outputs, "window_forward")
 
 
 def _backward_call(heads, rate, q, k, v, cached_k, cached_v, scale_H, bias_HW, *rest):
     *seeds, y, log_sum, factor, dy = rest
     (B, T, H, K), W = q.shape, cached_k.shape[1]
-    launch = launches(W, K, q.dtype)
+    launch = _launches(W, K, q.dtype)
     Q, X = launch.forward.queries, launch.of_keys.keys
     tiles = Tiles(W, Q, launch.of_keys.queries, X, heads.qk_norm, rate)
-    layout, kind, unit_k = _Layout(W, T, K, Q), upcast(q.dtype), _unit(heads, k)
+    layout, kind, unit_k = _Layout(W, T, H, K, Q), upcast(q.dtype), _unit(heads, k)
     mean_BTH = jnp.sum(at_least_float32(y) * at_least_float32(dy), axis=-1)
     of_scores = (B, H, T // Q, W + Q, Q), q.dtype, layout.dscores
 
@@ -255,7 +301,7 @@ def _backward_call(heads, rate, q, k, v, cached_k, cached_v, scale_H, bias_HW, *
         name = "window_backward_of_cache" if is_cache else "window_backward_of_keys"
         # The second call adds to what the first has written.
         aliases = {} if is_cache else {len(inputs) - 1: 2}
-        grid = k.shape[1] // X, H, B
+        grid = k.shape[1] // X, B * H
         return _call(
             body, launch.of_keys, heads, grid, inputs, outputs, name, input_output_aliases=aliases
         )
@@ -268,14 +314,13 @@ def _backward_call(heads, rate, q, k, v, cached_k, cached_v, scale_H, bias_HW, *
         *((q, layout.tile(Q)), (unit_k, layout.every(T)), (cached_k, layout.every(W))),
         *((scale_H.astype(kind), layout.of_head()), (dscores, layout.own_dscores)),
     ]
-    dscale_spec = pl.BlockSpec((None, None, None), lambda g, h, b: (b, h, g))
-    outputs = (q.shape, q.dtype, layout.tile(Q)), ((B, H, T // Q), kind, dscale_spec)
+    outputs = (q.shape, q.dtype, layout.tile(Q)), ((B, H, T // Q), kind, layout.of_tile)
     body = functools.partial(gpu_window.backward_of_queries, tiles)
     dq, dscale_BHG = _call(
         body,
         launch.of_queries,
         heads,
-        (T // Q, H, B),
+        (T // Q, B * H),
         inputs,
         outputs,
         "window_backward_of_queries",

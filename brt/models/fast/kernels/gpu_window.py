@@ -7,7 +7,8 @@ A *frame* is a tile of Q queries with the W + Q keys that its queries see. The k
 stand behind the W cached keys: frame g has the keys g * Q ... g * Q + W + Q - 1. Scores are base-2
 logarithms: a GPU has an instruction for 2^x.
 
-Axes as in `brt.models`, and Q queries of a tile    X keys of a tile    F keys of a frame    G frames
+Axes as in `brt.models`, and Q queries of a tile    X keys of a tile    F keys of a frame
+G frames
 """
 
 import math
@@ -78,7 +79,7 @@ def random_bits(counter: jax.Array, first: jax.Array, second: jax.Array) -> jax.
     return x ^ (x >> np.uint32(15))
 
 
-def kept_weights(tiles: Tiles, seeds: Any, query: jax.Array, key: "Range") -> jax.Array:
+def kept_weights(tiles: Tiles, seeds: Any, query: Any, key: "Range") -> jax.Array:
     """Returns which weights are kept.
 
     query: positions in the block of W, and key: in the pair of blocks, of 2W, as in
@@ -103,7 +104,7 @@ class Range(NamedTuple):
     start: int | jax.Array
     step: jax.Array
 
-    def after(self, start: jax.Array) -> jax.Array:
+    def after(self, start: int | jax.Array) -> Any:
         return (self.start - start) + self.step
 
 
@@ -140,7 +141,7 @@ def forward(tiles, q, k, v, cached_k, cached_v, scale, bias, *rest):
     product of the factors of q in the scores.
     """
     *seeds, y, log_sum, factor = rest
-    Q, X, W = tiles.frame, tiles.keys, tiles.window
+    Q, X = tiles.frame, tiles.keys
     start = pl.program_id(0) * Q
     x = at_least_float32(q[...])
     of_query, scale = query_factor(tiles, x), jnp.abs(scale[...])
@@ -201,6 +202,11 @@ def backward_of_keys(tiles, is_cache, q, raw_k, k, v, bias, log_sum, factor, mea
     first, tokens = pl.program_id(0) * X + (0 if is_cache else W), q.shape[0]
     keys, values, key = k[...], v[...], Range(first, _iota((X, 1), 0))
 
+    def store(start, of_scores):
+        number = start // frame
+        in_frame = pl.ds(first - number * frame, X), pl.ds(start - number * frame, Q)
+        dscores[(number, *in_frame)] = of_scores.astype(dscores.dtype)
+
     def tile(i, carry):
         dkeys, dvalues = carry
         start = i * Q
@@ -216,15 +222,19 @@ def backward_of_keys(tiles, is_cache, q, raw_k, k, v, bias, log_sum, factor, mea
             kept = jnp.where(mask, weights, 0.0)
         dvalues = dvalues + dot(kept.astype(v.dtype), gradient, (1, 0))
         of_scores = weights * (dweights - mean[rows][None, :])
-        number = start // frame
-        in_frame = pl.ds(first - number * frame, X), pl.ds(start - number * frame, Q)
-        dscores[(number, *in_frame)] = of_scores.astype(dscores.dtype)
+        store(start, of_scores)
         dkeys = dkeys + dot((of_scores * own_factor).astype(k.dtype), queries, (1, 0))
         return dkeys, dvalues
 
-    low, high = jnp.maximum(first - W, 0) // Q, jnp.minimum(first + X, tokens) // Q
+    # Queries of the same frames that see none of the keys: zeros.
+    def no_tile(i, _):
+        store(i * Q, jnp.zeros((X, Q), upcast(k.dtype)))
+
+    low, high = jnp.maximum(first - W, 0), jnp.minimum(first + X, tokens)
+    jax.lax.fori_loop(low // frame * (frame // Q), low // Q, no_tile, None)
+    jax.lax.fori_loop(high // Q, pl.cdiv(high, frame) * (frame // Q), no_tile, None)
     zeros = jnp.zeros(k.shape, upcast(k.dtype))
-    dkeys, dvalues = jax.lax.fori_loop(low, high, tile, (zeros, zeros))
+    dkeys, dvalues = jax.lax.fori_loop(low // Q, high // Q, tile, (zeros, zeros))
     if tiles.unit and not is_cache:
         x = at_least_float32(raw_k[...])
         dkeys = unit_gradient(x, inverse_length(x), dkeys)
