@@ -38,8 +38,8 @@ from brt.models.ops import HIDDEN, at_least_float32, unit_heads, window_table
 
 SIZES = 32, 64, 128, 256
 """Of heads: powers of two, as everything in a Triton kernel."""
-STEP, LONGEST = 128, 2048
-"""Windows are multiples of STEP."""
+STEP, LONGEST, FEWEST = 128, 2048, 16
+"""Windows are multiples of STEP, and of FEWEST, the rows of a matrix unit, when interpreted."""
 LARGE = re.compile(r"\bG?[HB]\d\d")
 """Names of Hopper and Blackwell cards for data centers, with 227 KiB of shared memory a block."""
 OLD = re.compile(r"\b([TPKM]\d+|V100\w*|GTX|TITAN|RTX 20\d\d|Quadro)\b")
@@ -103,6 +103,8 @@ def misfit(heads: Heads, window: int, dtype: DTypeLike) -> str | None:
     """Returns why the kernels cannot compute this attention, or None."""
     if dtype not in (jnp.bfloat16, jnp.float32):
         return f"activations are {jnp.dtype(dtype)}, not bfloat16 or float32"
+    if window % FEWEST:
+        return f"window = {window} is not a multiple of {FEWEST}"
     if heads.interpret:
         return None
     kind = device().device_kind

@@ -230,11 +230,12 @@ def backward_of_keys(tiles, is_cache, q, raw_k, k, v, bias, log_sum, factor, mea
     def no_tile(i, _):
         store(i * Q, jnp.zeros((X, Q), upcast(k.dtype)))
 
-    low, high = jnp.maximum(first - W, 0), jnp.minimum(first + X, tokens)
-    jax.lax.fori_loop(low // frame * (frame // Q), low // Q, no_tile, None)
-    jax.lax.fori_loop(high // Q, pl.cdiv(high, frame) * (frame // Q), no_tile, None)
+    seen = jnp.maximum(first - W, 0), jnp.minimum(first + X, tokens)
+    low, high = seen[0] // Q, pl.cdiv(seen[1], Q)
+    jax.lax.fori_loop(seen[0] // frame * (frame // Q), low, no_tile, None)
+    jax.lax.fori_loop(high, pl.cdiv(seen[1], frame) * (frame // Q), no_tile, None)
     zeros = jnp.zeros(k.shape, upcast(k.dtype))
-    dkeys, dvalues = jax.lax.fori_loop(low // Q, high // Q, tile, (zeros, zeros))
+    dkeys, dvalues = jax.lax.fori_loop(low, high, tile, (zeros, zeros))
     if tiles.unit and not is_cache:
         x = at_least_float32(raw_k[...])
         dkeys = unit_gradient(x, inverse_length(x), dkeys)
