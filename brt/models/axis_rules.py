@@ -66,12 +66,18 @@ def _name(key):
     return None
 
 
-def on_tpu() -> bool:
-    """Returns whether the active mesh, or else the first device, is one of TPUs."""
+def device() -> Any:
+    """Returns the (abstract) device of the active mesh, or else the first device."""
     mesh = jax.sharding.get_abstract_mesh()
-    device = None if mesh.empty else mesh.abstract_device
-    kind = jax.devices()[0].device_kind if device is None else device.device_kind
-    return kind.startswith("TPU")
+    return (None if mesh.empty else mesh.abstract_device) or jax.devices()[0]
+
+
+def on_tpu() -> bool:
+    return device().device_kind.startswith("TPU")
+
+
+def on_gpu() -> bool:
+    return device().platform == "gpu"
 
 
 @contextlib.contextmanager

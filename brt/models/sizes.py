@@ -6,7 +6,7 @@ from typing import Annotated
 from brt.checks import Count, OneOf, checked_arguments
 
 FORMS = ("auto", "plain", "kernel", "cudnn")
-""""auto": a kernel on TPUs where the sizes fit, else plain JAX; a Pallas kernel; cuDNN."""
+""""auto": a kernel on TPUs where the sizes fit, else plain JAX; Pallas kernels; cuDNN."""
 
 DROPPED = ("weights", "keys")
 """"weights" of attention after the softmax, as published; "keys" before it."""

@@ -47,9 +47,10 @@ class BlockRecurrentTransformer(TiedEmbedding, Body):
             `((@MyMemory, (3, 7)),)`.
         qk_norm: queries and keys of unit length and a learned scale for each head; False: the
             scaled dot product.
-        attention_form: "plain"; "kernel", Pallas kernels for attention, and for cells where sizes
-            fit; "auto", kernels on TPUs where sizes fit; "cudnn", on GPUs, for bfloat16, without
-            dropout or with that of keys.
+        attention_form: "plain"; "kernel", Pallas kernels: on TPUs for attention, and for cells
+            where sizes fit, on GPUs for windows; "cudnn", on GPUs, for bfloat16, without dropout or
+            with that of keys; "auto", kernels on TPUs where sizes fit, cuDNN on Hopper where it was
+            measured to be faster.
         attention_dropout: of "weights", as published, or of "keys" before the softmax.
         feedback: block feedback: all other layers attend to the highest cell's states too.
         dropout: rate, where the published model has dropout.

@@ -4,6 +4,8 @@
 |---|---|---|---|---|
 | default | everywhere | `attention` | drawn before | `block_loop` |
 | kernel | TPUs, where the sizes fit | Pallas kernels | drawn in the kernel | a Pallas kernel |
+| kernel | NVIDIA GPUs, by the binding | a window's | drawn in the kernel | `block_loop` |
+| cudnn | Hopper, where it was measured to be faster | cuDNN | of keys | `block_loop` |
 | cudnn | NVIDIA GPUs, by the binding | cuDNN | of keys | `block_loop`, cuDNN |
 
 All have the arguments and results of `brt.models.ops`. The choice is made when a step is traced,
@@ -17,13 +19,14 @@ from typing import Any
 from jax.typing import DTypeLike
 
 from brt.models import key_dropout, ops
-from brt.models.axis_rules import on_tpu
+from brt.models.axis_rules import on_gpu, on_tpu
 from brt.models.fast import attention, block_loop, cudnn_attention
 from brt.models.ops import CellOps, LayerOps
 from brt.models.sizes import Sizes
 from brt.progress import say
 
 BINDING = cudnn_attention.BINDING
+ONLY_WINDOWS = "GPUs have one of windows only"
 
 
 def layer_ops(
@@ -37,11 +40,28 @@ def layer_ops(
     """
     if sizes.attention_form == "cudnn":
         return _with_attention(_cudnn(sizes, dtype), sizes)
+    if sizes.attention_form == "auto" and cudnn_attention.is_faster(sizes.head_size, window, dtype):
+        _say_once(
+            f"Attention, a window of {window} tokens, {sizes.num_heads} heads of "
+            f"{sizes.head_size}: cuDNN, plain where weights are dropped"
+        )
+        return _with_attention(cudnn_attention.without_dropout, sizes)
     chosen = _with_attention(attention.attend, sizes)
-    if wants_kernels(sizes):
+    no = "it drops keys (attention_dropout)" if sizes.attention_dropout == "keys" else None
+    if wants_kernels(sizes) and on_gpu():
+        from brt.models.fast import gpu_forms
+
+        what = f"Attention, a window of {window} tokens"
+        if has_kernel(sizes, what, no or gpu_forms.window_misfit(sizes, window, dtype)):
+            chosen = chosen._replace(
+                window_tables=gpu_forms.window_tables, window_attention=gpu_forms.window_attention
+            )
+        what = f"Attention, {window} queries and {states} keys of a block"
+        if states:
+            has_kernel(sizes, what, ONLY_WINDOWS, required=False)
+    elif wants_kernels(sizes):
         from brt.models.fast import kernel_forms
 
-        no = "it drops keys (attention_dropout)" if sizes.attention_dropout == "keys" else None
         what = f"Attention, a window of {window} tokens"
         if has_kernel(sizes, what, no or kernel_forms.window_misfit(sizes, window, dtype)):
             chosen = chosen._replace(
@@ -75,7 +95,10 @@ def cell_ops(
         by_head = functools.partial(_by_head, _cudnn(sizes, dtype))
         return CellOps(by_head, block_loop.scan_blocks)
     chosen = CellOps(attention.attend_by_head, block_loop.scan_blocks)
-    if wants_kernels(sizes):
+    if wants_kernels(sizes) and on_gpu():
+        what = f"Step of a cell, {states} states and blocks of {window} tokens"
+        has_kernel(sizes, what, ONLY_WINDOWS, required=False)
+    elif wants_kernels(sizes):
         from brt.models.fast import kernel_forms
 
         misfit = kernel_forms.cell_misfit(sizes, states, window, dtype)
@@ -112,7 +135,7 @@ def has_kernel(
     """
     if sizes.attention_form == "kernel" and misfit and required:
         raise ValueError(f'{binding} = "kernel": {what}: {misfit}. Use "auto" or "plain".')
-    kernel = "a Pallas kernel" if on_tpu() else "a Pallas kernel, interpreted (slow)"
+    kernel = "a Pallas kernel" if on_tpu() or on_gpu() else "a Pallas kernel, interpreted (slow)"
     found = f"no kernel, because {misfit}" if misfit else kernel
     _say_once(f"{what}, {sizes.num_heads} heads of {sizes.head_size}: {found}")
     return not misfit

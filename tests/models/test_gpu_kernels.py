@@ -1,0 +1,276 @@
+"""The Pallas kernels of windowed attention for GPUs, in interpret mode, against the plain form."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from architectures import random_model
+from flax import nnx
+from tiny_models import quick_jit
+
+from brt.models import axis_rules, ops
+from brt.models.caches import WindowCache
+from brt.models.fast import gpu_forms, table
+from brt.models.fast.kernels import gpu_launch
+from brt.models.fast.kernels.gpu_launch import Launch, Launches, attend_to_window, kept_factors
+from brt.models.fast.kernels.parts import Heads, tile_dropout
+from brt.models.sizes import Sizes
+from brt.training.sharding import make_mesh, shardings
+
+BF16, F32 = jnp.bfloat16, jnp.float32
+NAMES = "q", "k", "v", "cached_k", "cached_v", "scale", "bias"
+
+
+def plain_attention(heads, q, k, v, cached_k, cached_v, scale, bias, dropout):
+    """The plain form, with the mask that the kernels draw."""
+    keep = None if dropout is None else kept_factors(dropout, bias.shape[1])
+    tables = ops.WindowTables(ops.window_table(bias), keep)
+    window, scale = WindowCache(cached_k, cached_v), scale if heads.qk_norm else None
+    return ops.window_attention(q, k, v, window, scale, tables).attended_BTHK
+
+
+def arguments(heads, rows, window, blocks, new_document=None):
+    """Random arguments; the cache of a new document is zeros, as of `init_cache`."""
+    rng = np.random.default_rng(0)
+    H, K, W = heads.num_heads, heads.head_size, window
+
+    def normal(*sizes):
+        return jnp.asarray(rng.standard_normal(sizes), F32)
+
+    q, k, v = (normal(rows, blocks * W, H, K) for _ in "qkv")
+    cached_k, cached_v = ops.unit_heads(normal(rows, W, H, K)), normal(rows, W, H, K)
+    if new_document is not None:
+        cached_k, cached_v = (x.at[new_document].set(0) for x in (cached_k, cached_v))
+    scale = 3 * normal(H) if heads.qk_norm else jnp.ones(H)
+    return q, k, v, cached_k, cached_v, scale, normal(H, W)
+
+
+def outputs_and_gradients(attend, heads, args, dropout):
+    weights = jnp.asarray(np.random.default_rng(1).standard_normal(args[0].shape), F32)
+
+    @quick_jit
+    def run(*args):
+        y, backward = jax.vjp(lambda *args: attend(heads, *args, dropout), *args)
+        return y, *backward(weights.astype(y.dtype))
+
+    with jax.default_matmul_precision("highest"):
+        return dict(zip(("y", *NAMES), run(*args), strict=True))
+
+
+def relative_errors(heads, args, dropout, attend=attend_to_window, exact=None):
+    """The largest error of each output and gradient, relative to its largest entry."""
+    expected = outputs_and_gradients(plain_attention, heads, exact or args, dropout)
+    computed = outputs_and_gradients(attend, heads, args, dropout)
+    return {
+        name: float(jnp.max(jnp.abs(computed[name].astype(F32) - x)) / jnp.max(jnp.abs(x)))
+        for name, x in expected.items()
+        if name != "scale" or heads.qk_norm
+    }
+
+
+KEYS_FIRST = Launches(Launch(32, 16, 4, 1), Launch(16, 32, 4, 1), Launch(32, 32, 4, 1))
+QUERIES_FIRST = Launches(Launch(64, 32, 4, 1), Launch(32, 16, 4, 1), Launch(64, 16, 4, 1))
+"""Tiles of keys are as large as a frame's queries, and smaller."""
+CASES = {
+    "an odd batch and dropout": (KEYS_FIRST, Heads(2, 32), (3, 64, 2), 0.2),
+    "tiles of few keys": (QUERIES_FIRST, Heads(1, 64), (1, 128, 2, 0), 0.1),
+    "queries over sqrt(K)": (KEYS_FIRST, Heads(3, 32, False), (2, 32, 3, 1), 0.1),
+    "a long window": (QUERIES_FIRST, Heads(1, 32), (1, 384, 2), 0.0),
+}
+"""Tiles, heads, sizes of the arguments (batch, window, blocks, which document is new), dropout."""
+
+
+def case(name, monkeypatch):
+    tiles, heads, sizes, rate = CASES[name]
+    monkeypatch.setattr(gpu_launch, "launches", lambda *_: tiles)
+    heads = heads._replace(interpret=True)
+    dropout = tile_dropout(jax.random.key(0), rate, heads.num_heads, 1)
+    return heads, arguments(heads, *sizes), dropout
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_outputs_and_all_gradients_equal_the_plain_form(name, monkeypatch):
+    errors = relative_errors(*case(name, monkeypatch))
+    assert max(errors.values()) < 2e-5, errors
+
+
+def test_bfloat16_differs_by_no_more_than_its_rounding(monkeypatch):
+    heads, args, dropout = case("an odd batch and dropout", monkeypatch)
+    rounded = *(x.astype(BF16) for x in args[:5]), *args[5:]
+    exact = *(x.astype(F32) for x in rounded[:5]), *args[5:]
+    errors = relative_errors(heads, rounded, dropout, exact=exact)
+    assert max(errors.values()) < 0.05, errors
+
+
+def test_the_gradient_is_the_slope_of_what_the_forward_pass_computes(monkeypatch):
+    """Without the plain form's mask: the backward pass draws the same one."""
+    heads, args, dropout = case("tiles of few keys", monkeypatch)
+    rng = np.random.default_rng(2)
+    weights, *steps = (jnp.asarray(rng.standard_normal(x.shape), F32) for x in (args[2], *args))
+
+    def loss(*args):
+        with jax.default_matmul_precision("highest"):
+            return jnp.sum(attend_to_window(heads, *args, dropout) * weights)
+
+    gradients = quick_jit(jax.grad(loss, argnums=tuple(range(7))))(*args)
+    slope = sum(jnp.vdot(x, step) for x, step in zip(gradients, steps, strict=True))
+    size, loss = 1e-3, quick_jit(loss)
+    ahead, behind = (
+        loss(*(x + sign * size * step for x, step in zip(args, steps))) for sign in (1, -1)
+    )
+    np.testing.assert_allclose((ahead - behind) / (2 * size), slope, rtol=2e-3)
+
+
+def test_a_kernel_drops_the_share_of_the_weights_that_is_the_rate():
+    W = 256
+
+    def dropped(seed, rate):
+        factors = kept_factors(tile_dropout(jax.random.key(seed), rate, 4, 1), W)
+        np.testing.assert_allclose(np.unique(factors), [0, 1 / (1 - rate)], rtol=1e-6)
+        return np.asarray(factors == 0)
+
+    drawn = dropped(0, 0.1)
+    assert drawn.shape == (4, W, 2 * W)
+    # Of 131,072 draws the standard deviation of the mean is 0.0008, of a row's 512 it is 0.013.
+    assert np.all(np.abs(np.mean(drawn, axis=(1, 2)) - 0.1) < 0.004)
+    for axis in (1, 2):
+        assert abs(np.std(np.mean(drawn, axis=axis)) / 0.3 * drawn.shape[axis] ** 0.5 - 1) < 0.1
+    assert np.array_equal(drawn, dropped(0, 0.1))
+    # Neither heads nor seeds nor neighbours have masks in common.
+    masks = [*drawn, *dropped(1, 0.1), *(np.roll(drawn[0], n, axis=1) for n in (1, 2, 8, 16))]
+    masks += [np.roll(drawn[0], n, axis=0) for n in (1, 2, 128)]
+    overlaps = np.corrcoef(np.stack(masks).reshape(len(masks), -1)) - np.eye(len(masks))
+    assert np.max(np.abs(overlaps)) < 0.015
+    assert abs(np.mean(dropped(2, 0.5)) - 0.5) < 0.003
+
+
+class GPU:
+    platform = "gpu"
+
+    def __init__(self, kind="NVIDIA H100 80GB HBM3"):
+        self.device_kind = kind
+
+
+@pytest.fixture
+def on_gpu(monkeypatch):
+    """Models choose forms as on a GPU; kernels are interpreted all the same."""
+    monkeypatch.setattr(table, "on_gpu", lambda: True)
+    table._say_once.cache_clear()
+
+
+W = 16
+SMALL = dict(num_layers=1, window=W, dropout=0.2, attention_form="kernel")
+
+
+@pytest.mark.usefixtures("on_gpu")
+@pytest.mark.parametrize(
+    ("name", "mesh_shape", "settings"),
+    [
+        pytest.param("slide", None, {}, marks=pytest.mark.slow),  # on a mesh below
+        ("slide", (4, 2), {}),
+        pytest.param("slide", (2, 1), dict(qk_norm=False), marks=pytest.mark.slow),
+        pytest.param("rec_fixed_skip", (2, 2), dict(num_layers=2), marks=pytest.mark.slow),
+        pytest.param("feedback_fixed_skip", (2, 2), dict(num_layers=3), marks=pytest.mark.slow),
+    ],
+)
+def test_a_model_on_a_mesh_or_without_equals_its_plain_form(
+    name, mesh_shape, settings, monkeypatch
+):
+    model = random_model(name, **{**SMALL, **settings})
+    tokens_SBT = np.random.default_rng(0).integers(0, 17, (2, 4, 2 * W)).astype(np.int32)
+    graph, params = nnx.split(model, nnx.Param)
+
+    def computed(params):
+        def loss(params):
+            model = nnx.merge(graph, params)
+
+            def run(caches, inputs):
+                key, tokens_BT, weights_BTD = inputs
+                x_BTD, caches, _ = model.stack(model.embed(tokens_BT), caches, key)
+                return caches, (x_BTD, jnp.sum(x_BTD * weights_BTD))
+
+            keys = jax.random.split(jax.random.key(0), 2)
+            weights = np.random.default_rng(1).normal(size=(*tokens_SBT.shape, model.width))
+            inputs = keys, tokens_SBT, weights
+            caches, (x_SBTD, sums) = jax.lax.scan(run, model.init_caches(4), inputs)
+            return jnp.sum(sums), (x_SBTD, caches)
+
+        return quick_jit(jax.value_and_grad(loss, has_aux=True))(params)
+
+    if mesh_shape is None:
+        of_kernels = computed(params)
+    else:
+        mesh = make_mesh(*mesh_shape, devices=jax.devices()[: np.prod(mesh_shape)])
+        with jax.set_mesh(mesh):
+            of_kernels = computed(jax.device_put(params, shardings(params, mesh)))
+    monkeypatch.setattr(gpu_launch, "attend_to_window", plain_attention)
+    # A cell amplifies rounding: with feedback the plain form on a mesh differs by 1.7e-4.
+    size = 3e-4 if name.startswith("feedback") else 5e-5
+    for a, b in zip(jax.tree.leaves(of_kernels), jax.tree.leaves(computed(params)), strict=True):
+        a, b = np.asarray(a), np.asarray(b)
+        np.testing.assert_allclose(a, b, rtol=0, atol=size * max(1.0, np.abs(b).max(initial=0)))
+
+
+@pytest.mark.usefixtures("on_gpu")
+def test_on_a_gpu_the_binding_chooses_the_kernel_and_auto_does_not(capsys):
+    def ops_of(form, states=0):
+        return table.layer_ops(Sizes(1, 8, 128, 1, attention_form=form), 512, states, BF16, False)
+
+    assert ops_of("kernel").window_attention is gpu_forms.window_attention
+    assert ops_of("kernel").window_tables is gpu_forms.window_tables
+    # States and cells have none, and the log says so.
+    plain = ops_of("plain", 512).attention_to_states
+    assert ops_of("kernel", 512).attention_to_states.func is plain.func
+    sizes = Sizes(1, 8, 128, 1, attention_form="kernel")
+    assert table.cell_ops(sizes, 512, 512, BF16, object()) == table.CellOps(
+        table.attention.attend_by_head, table.block_loop.scan_blocks
+    )
+    window, states, cell = capsys.readouterr().err.splitlines()
+    assert "512" in window and "a Pallas kernel" in window and "interpreted" not in window
+    assert "GPUs" in states and "GPUs" in cell
+
+
+def test_auto_on_a_gpu_is_no_kernel(monkeypatch):
+    monkeypatch.setattr(axis_rules, "device", GPU)
+    chosen = table.layer_ops(Sizes(1, 8, 128, 1), 512, 0, BF16, False)
+    assert chosen.window_attention is not gpu_forms.window_attention
+
+
+@pytest.mark.parametrize(
+    ("kind", "sizes", "part"),
+    [
+        ("NVIDIA H100 80GB HBM3", (512, 128, BF16), None),
+        ("NVIDIA A100-SXM4-80GB", (2048, 32, BF16), None),
+        ("NVIDIA GeForce RTX 4090", (128, 256, F32), None),
+        ("Tesla T4", (512, 128, BF16), "Tesla T4"),
+        ("Tesla V100-SXM2-16GB", (512, 128, BF16), "V100"),
+        ("NVIDIA B200", (192, 128, BF16), "window = 192"),
+        ("NVIDIA B200", (4096, 128, BF16), "window = 4096"),
+        ("NVIDIA B200", (512, 96, BF16), "head_size = 96"),
+        ("NVIDIA B200", (512, 128, jnp.float16), "float16"),
+    ],
+)
+def test_what_does_not_fit_is_named(kind, sizes, part, monkeypatch):
+    monkeypatch.setattr(gpu_launch, "device", lambda: GPU(kind))
+    window, head_size, dtype = sizes
+    misfit = gpu_launch.misfit(Heads(8, head_size), window, dtype)
+    assert misfit is None if part is None else part in misfit
+
+
+@pytest.mark.usefixtures("on_gpu")
+def test_a_kernel_that_is_insisted_on_and_does_not_fit_is_refused(monkeypatch):
+    monkeypatch.setattr(axis_rules, "device", GPU)
+    sizes = Sizes(1, 8, 96, 1, attention_form="kernel")
+    with pytest.raises(ValueError, match=r"attention_form.*head_size = 96"):
+        table.layer_ops(sizes, 512, 0, BF16, False)
+
+
+@pytest.mark.parametrize("large", [False, True])
+@pytest.mark.parametrize("dtype", [BF16, F32])
+@pytest.mark.parametrize("head_size", gpu_launch.SIZES)
+def test_tiles_divide_frames_and_windows(head_size, dtype, large):
+    forward, of_keys, of_queries = gpu_launch.launches(128, head_size, dtype, large)
+    frame = forward.queries
+    assert 128 % frame == 0 and of_queries.queries == frame
+    assert all(frame % size == 0 for launch in (of_keys, of_queries) for size in launch[:2])
+    assert frame % forward.keys == 0
