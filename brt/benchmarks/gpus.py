@@ -15,6 +15,9 @@ from jax.experimental import topologies
 from brt.benchmarks.roofline import HIGHEST
 from brt.storage.shipped import install_command
 
+CUDNN = 9, 12
+"""The version of cuDNN that steps are compiled for."""
+
 
 class Architecture(NamedTuple):
     """A generation of cards.
@@ -107,7 +110,7 @@ class Card:
         return (
             f"gpu_device_info {{ {text} "
             f"cuda_compute_capability {{ major: {major} minor: {minor} }} }} "
-            'platform_name: "CUDA" dnn_version_info { major: 9 minor: 12 } '
+            f'platform_name: "CUDA" dnn_version_info {{ major: {CUDNN[0]} minor: {CUDNN[1]} }} '
             "runtime_version { major: 13 minor: 0 patch: 0 } "
             f'device_description_str: "{self.description}"'
         )

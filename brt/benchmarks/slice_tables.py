@@ -37,8 +37,9 @@ GPU_COLUMNS = (
 def heading(topology: Target) -> str:
     chip = topology.chip
     kind = "bfloat16" if chip.has_bfloat16 else "float16"
+    devices = "1 device" if topology.devices == 1 else f"{topology.devices} devices"
     return (
-        f"{topology.friendly} ({topology.name}): {topology.devices} devices of "
+        f"{topology.friendly} ({topology.name}): {devices} of "
         f"{chip.hbm_bytes / GIB:.4g} GiB and {chip.peak_flops / 1e12:g} TFLOP/s ({kind}), "
         f"{chip.clock / 1e9:g} GHz"
     )

@@ -4,9 +4,10 @@ Cycles of TPUs are libtpu's estimates, without waiting for other chips and for t
 GPUs is a roofline (brt.benchmarks.gpu_steps).
 """
 
+import contextlib
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import gin
@@ -14,6 +15,7 @@ import jax
 
 from brt.benchmarks import gpu_steps, hlo, hlo_costs, kernels, memory_budget, topologies
 from brt.benchmarks.gpus import COMPILER_OPTIONS, Gpus
+from brt.benchmarks.planned_cudnn import cudnn_of
 from brt.benchmarks.slice_tables import details, heading, line, table
 from brt.benchmarks.steps import stem
 from brt.benchmarks.topologies import GIB, Target, Topology, devices_of
@@ -139,18 +141,21 @@ def with_ratios(rows: Sequence[dict[str, Any]], baseline: str) -> list[dict[str,
     return [{"name": row["name"], "ratio": ratio(row)} | row for row in rows]
 
 
-def _prepared(name):
+@contextlib.contextmanager
+def planned(name: str) -> Iterator[Target]:
+    """Yields the slice or GPUs of a name, for which experiments are built inside of the context."""
     topology = topologies.find(name)
     topologies.check_compiler(topology)
     topologies.use_no_device()
-    return topology
+    with cudnn_of(topology.chip) if isinstance(topology, Gpus) else contextlib.nullcontext():
+        yield topology
 
 
 def dry_run(name: str) -> Experiment:
-    topology = _prepared(name)
-    experiment = Experiment.from_gin()
-    print(describe(experiment, slice_mesh(experiment, topology)), flush=True)
-    figures = measure(experiment, topology)
+    with planned(name) as topology:
+        experiment = Experiment.from_gin()
+        print(describe(experiment, slice_mesh(experiment, topology)), flush=True)
+        figures = measure(experiment, topology)
     print(line(figures, topology), flush=True)
     if isinstance(topology, Gpus):
         print(details({"name": gpu_steps.ESTIMATES} | figures), flush=True)
@@ -194,18 +199,18 @@ def show(
 
     largest: also a row for the largest batch that fits.
     """
-    topology = _prepared(name)
     rows = []
-    for configuration in configurations:
-        file = configuration.files[0]
-        print(f"compiling {file} for {topology.name}", flush=True)
-        experiment = configuration.experiment()
-        system, size = system_and_size(resolved(read_gin(gin.operative_config_str())))
-        figures = measure(experiment, topology)
-        rows.append({"name": stem(file), "system": system, "size": size} | figures)
-        if largest:
-            most = largest_batch(configuration, topology, rows[-1])
-            rows.append(rows[-1] | most | {"name": f"{stem(file)}, largest batch"})
+    with planned(name) as topology:
+        for configuration in configurations:
+            file = configuration.files[0]
+            print(f"compiling {file} for {topology.name}", flush=True)
+            experiment = configuration.experiment()
+            system, size = system_and_size(resolved(read_gin(gin.operative_config_str())))
+            figures = measure(experiment, topology)
+            rows.append({"name": stem(file), "system": system, "size": size} | figures)
+            if largest:
+                most = largest_batch(configuration, topology, rows[-1])
+                rows.append(rows[-1] | most | {"name": f"{stem(file)}, largest batch"})
     baseline = baseline or rows[0]["name"]
     rows = with_ratios(rows, baseline)
     note = gpu_steps.ESTIMATES if isinstance(topology, Gpus) else ESTIMATES

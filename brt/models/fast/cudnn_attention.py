@@ -17,13 +17,18 @@ BINDING = "BlockRecurrentTransformer.attention_form"
 IMPLEMENTATION: Literal["cudnn", "xla"] = "cudnn"
 
 
+def has_gpu() -> bool:
+    """Whether programs are for a GPU; a plan for one replaces the answer."""
+    return jax.default_backend() == "gpu"
+
+
 def misfit(dtype: jax.typing.DTypeLike, has_dropout: bool = False) -> str | None:
     """Returns why cuDNN cannot compute this attention, or None."""
     if dtype != jnp.bfloat16:
         return f'activation_dtype must be "bfloat16", not "{dtype}"'
     if has_dropout:
         return "dropout must be 0"
-    if IMPLEMENTATION == "cudnn" and jax.default_backend() != "gpu":
+    if IMPLEMENTATION == "cudnn" and not has_gpu():
         return "it needs an NVIDIA GPU"
     return None
 
