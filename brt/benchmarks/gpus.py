@@ -49,7 +49,6 @@ class Card:
         per second. float32_flops: of float32 at JAX's default precision, which is TF32 from
         capability 8.0 on. exact_flops: of float32 without TF32.
     cores: streaming multiprocessors. clock: cycles per second. cache_bytes: of the L2 cache.
-    nvlink: whether fast links join the cards of a node.
     """
 
     description: str
@@ -62,7 +61,6 @@ class Card:
     cores: int
     clock: float
     cache_bytes: int
-    nvlink: bool = True
 
     @property
     def capability(self) -> tuple[int, int]:
@@ -167,7 +165,6 @@ CARDS = {
         cores=128,
         clock=2.52e9,
         cache_bytes=72 * MIB,
-        nvlink=False,
     ),
     "l4": Card(
         description="NVIDIA L4",
@@ -180,7 +177,6 @@ CARDS = {
         cores=58,
         clock=2.04e9,
         cache_bytes=48 * MIB,
-        nvlink=False,
     ),
     "t4": Card(
         description="Tesla T4",
@@ -193,7 +189,6 @@ CARDS = {
         cores=40,
         clock=1.59e9,
         cache_bytes=4 * MIB,
-        nvlink=False,
     ),
 }
 """The SXM forms of A100 (80 GB), H100, H200 and B200. A T4 computes bfloat16 in float32."""
@@ -285,7 +280,7 @@ def worth_setting(gpus: Gpus, step_bytes: int) -> list[str]:
         f'XLA_FLAGS="{" ".join(flags)}"   (products by cuBLAS'
         + ("; larger collectives)" if several else ")"),
     ]
-    if several and chip.nvlink and chip.capability >= (9, 0):
+    if several and chip.capability >= (9, 0):
         lines.append("NCCL_NVLS_ENABLE=1   (sums inside of NVSwitch)")
     if several and chip.capability[0] == 9:
         lines.append("CUDA_DEVICE_MAX_CONNECTIONS=1   (Hopper: collectives start in order)")

@@ -30,6 +30,8 @@ _UPDATES = ("dynamic-update-slice", "scatter")
 _CONTRACTED = re.compile(r'lhs_contracting_dim(?:s=\{|ensions":\[)([\d,"]*)')
 _HIGHEST = re.compile(r'"?operand_precision"?[=:][{\[]"?highest|dot_f32_f32_f32', re.I)
 _TARGET = re.compile(r'custom_call_target="([^"]*)"')
+_WORKSPACE = ("s8", "u8")
+"""Types of the buffer that a library's kernel takes as one of its results."""
 _FORWARD, _BACKWARD = 4, 10
 """Operations of cuDNN's attention per element of (B, H, Q, J, K): two products, and five."""
 
@@ -162,9 +164,7 @@ class Kernels:
                 return self._bytes(names[1])
             case "scatter":  # adds to a part of its first operand
                 return 2 * self._bytes(names[-1])
-            case "custom-call":  # the last result is a workspace
-                kept = arrays(result.shape)
-                return sum(
-                    math.prod(sizes) * BYTES.get(k, 0) for k, sizes in kept if k not in ("s8", "u8")
-                )
+            case "custom-call":
+                kept = [array for array in arrays(result.shape) if array[0] not in _WORKSPACE]
+                return sum(math.prod(sizes) * BYTES.get(kind, 0) for kind, sizes in kept)
         return array_bytes(result.shape)
