@@ -17,8 +17,8 @@ FUSED_ATTENTION = 0.18
 512 and 8 heads of 128, forward and backward (brt.models.fast.cudnn_attention)."""
 BANDWIDTH = 0.85
 """Share of the memory's bandwidth that kernels reach."""
-LAUNCH = 2e-6
-"""Seconds that a kernel takes at least."""
+LAUNCH = 4e-6
+"""Seconds that a kernel takes at least, with the gap before the next one (assumed)."""
 
 ESTIMATES = (
     f"Time is estimated by a roofline over the compiled program: products at {PRODUCTS:.0%} of the "
