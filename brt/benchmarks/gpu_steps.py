@@ -71,12 +71,15 @@ def program_figures(program: hlo.Program, flops: float, card: Card) -> dict[str,
     kernels = Kernels(program)
     by_type: Counter[str] = Counter()
     by_limit: dict[str, float] = {}
+    uncounted: Counter[str] = Counter()
     number = size = 0
     for kernel, times in kernels.runs():
         taken = seconds(kernel, card)
         limit = max(taken, key=lambda name: taken[name])
         by_limit[limit] = by_limit.get(limit, 0.0) + 1000 * times * taken[limit]
         by_type.update({kind: times * count for kind, count in kernel.flops.items()})
+        if kernel.target and not kernel.flops:
+            uncounted[kernel.target] += times
         number, size = number + times, size + times * kernel.bytes
 
     def nanoseconds(instruction):
@@ -92,6 +95,7 @@ def program_figures(program: hlo.Program, flops: float, card: Card) -> dict[str,
         "kernels": number,
         "traffic_bytes": size,
         "product_flops": dict(by_type),
+        "custom_calls": dict(uncounted),
         "milliseconds_by_limit": by_limit,
         "ns_by_part": costs.by_part,
         "ns_by_scope": costs.by_scope,

@@ -41,11 +41,18 @@ class Kernel(NamedTuple):
 
     flops: floating-point operations of matrix products, by the type of their operands; HIGHEST for
         float32 without TF32, ATTENTION for cuDNN's attention, whose masked part counts.
-    bytes: read and written.
+    bytes: read and written. target: of a custom call, such as a Pallas kernel, whose products are
+        only known for cuBLAS and cuDNN's attention; "" for the compiler's own kernels.
     """
 
     flops: Mapping[str, int]
     bytes: int
+    target: str = ""
+
+
+def _target(instruction):
+    found = _TARGET.search(instruction.attributes)
+    return found[1] if found else ""
 
 
 class Kernels:
@@ -71,7 +78,9 @@ class Kernels:
         if opcode in KINDS or instruction.opcode in FREE:
             return None
         if instruction.name not in self._found:
-            kernel = Kernel(self._products(instruction), self._traffic(instruction))
+            kernel = Kernel(
+                self._products(instruction), self._traffic(instruction), _target(instruction)
+            )
             self._found[instruction.name] = kernel
         return self._found[instruction.name]
 
@@ -89,8 +98,7 @@ class Kernels:
         flops: Counter[str] = Counter()
         for inner in self._fused(instruction):
             flops.update(self._products(inner))
-        found = _TARGET.search(instruction.attributes)
-        target = found[1] if found else ""
+        target = _target(instruction)
         if instruction.opcode == "dot" or target.startswith("__cublas$"):
             left, _ = self._arrays(instruction)[:2]
             (_, result), *_ = arrays(instruction.shape)

@@ -105,10 +105,14 @@ def _limits(row: Mapping[str, Any]) -> list[str]:
         f"{count / 1e12:.2f} TFLOP {kind}" for kind, count in row["product_flops"].items()
     )
     limits = row["milliseconds_by_limit"]
-    return [
+    calls = ", ".join(f"{runs:,} x {name}" for name, runs in row["custom_calls"].items())
+    lines = [
         f"  memory of a card: arguments {row['argument_bytes'] / GIB:.2f} GiB, temporaries "
         f"{row['temporary_bytes'] / GIB:.2f} GiB",
         f"  time by limit: products {limits.get('products', 0):.1f} ms ({flops or 'none'}), memory "
         f"{limits.get('memory', 0):.1f} ms ({row['traffic_bytes'] / 1e9:.1f} GB), short kernels "
         f"{limits.get('launches', 0):.1f} ms ({row['kernels']:,} kernels in all)",
     ]
+    if calls:
+        lines.append(f"  counted by memory traffic only, so too fast: {calls}")
+    return lines

@@ -206,7 +206,9 @@ def test_the_time_is_the_largest_of_products_memory_and_launch(program):
     assert sum(figures["ns_by_part"].values()) == figures["ns"]
     # On a real card all of this is too short for anything but launches.
     short = gpu_steps.program_figures(program, flops=1e6, card=CARDS["h100"])
-    assert short["ns"] == 19 * round(1e9 * gpu_steps.LAUNCH) and short["milliseconds_by_limit"].keys() == {"launches"}
+    assert short["ns"] == 19 * round(1e9 * gpu_steps.LAUNCH) and short[
+        "milliseconds_by_limit"
+    ].keys() == {"launches"}
 
 
 def test_collectives_in_a_loop_are_told_from_those_outside(program):
@@ -258,8 +260,11 @@ ENTRY %main (q.1: bf16[4,32,2,8], k.1: bf16[4,64,2,8]) -> (bf16[4,2,32,8], u8[0]
   ROOT %attention.1 = (bf16[4,2,32,8]{{3,1,2,0}}, u8[0]{{0}}) custom-call(%q.1, %k.1, %k.1), custom_call_target="{target}"
 }}
 """  # noqa: E501
+        found.append(gpu_steps.program_figures(hlo.parse(text), 1.0, CARDS["h100"]))
         ((kernel, _),) = Kernels(hlo.parse(text)).runs()
         return kernel
+
+    found: list[dict] = []
 
     one = 2 * 4 * 2 * 32 * 64 * 8  # multiply-add of every query, key and feature
     assert call("__cudnn$fmhaSoftmax").flops == {ATTENTION: 2 * one}
@@ -268,6 +273,9 @@ ENTRY %main (q.1: bf16[4,32,2,8], k.1: bf16[4,64,2,8]) -> (bf16[4,2,32,8], u8[0]
     assert backward.bytes == 2 * 4 * 2 * 8 * (32 + 64 + 32)
     taken = gpu_steps.seconds(backward, CARDS["h100"])["products"]
     assert taken == pytest.approx(5 * one / (gpu_steps.FUSED_ATTENTION * 989e12))
+    # Products of other kernels are not known, which is said.
+    assert not call("triton_kernel_call").flops
+    assert [each["custom_calls"] for each in found] == [{}, {}, {"triton_kernel_call": 1}]
 
 
 def test_flags_are_of_the_card_and_of_the_number_of_cards():
