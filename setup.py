@@ -52,6 +52,7 @@ EXTRAS = {
     "notebooks": ["ipykernel>=6.29,<8", "nbclient>=0.10,<1", "nbformat>=5.10,<6"],
     "docs": ["mkdocs>=1.6,<2", "mkdocs-material>=9.6,<10", "mkdocstrings[python]>=0.30,<2"],
     "gpu": ["jax[cuda13]>=0.10.2,<0.13"],  # drivers from 580 on
+    "gpu-plan": ["jax[cuda13-local]>=0.10.2,<0.13"],  # to compile for GPUs without one
     "gpu12": ["jax[cuda12]>=0.10.2,<0.13"],  # drivers from 525 on, as Colab's
     "tpu": ["jax[tpu]>=0.10.2,<0.13"],
     "dev": [

@@ -80,7 +80,9 @@ flags.DEFINE_integer("process_id", None, "Number of this process.")
 def define_topology() -> None:
     if "topology" not in FLAGS:
         flags.DEFINE_string(
-            "topology", None, "Compile the training step for this slice of TPUs, such as v4-32."
+            "topology",
+            None,
+            "Compile the training step for this slice of TPUs or these GPUs: v4-32, h100-4x8.",
         )
 
 

@@ -138,11 +138,16 @@ def parse(text: str) -> Program:
     return Program(computations, entry)
 
 
-def array_bytes(shape: str) -> int:
-    return sum(
-        math.prod(int(size.lstrip("<=")) for size in sizes.split(",") if size) * BYTES.get(kind, 0)
+def arrays(shape: str) -> list[tuple[str, tuple[int, ...]]]:
+    """Returns element type and sizes of each array of a shape, such as ("f32", (8, 16))."""
+    return [
+        (kind, tuple(int(size.lstrip("<=")) for size in sizes.split(",") if size))
         for kind, sizes in _ARRAY.findall(shape)
-    )
+    ]
+
+
+def array_bytes(shape: str) -> int:
+    return sum(math.prod(sizes) * BYTES.get(kind, 0) for kind, sizes in arrays(shape))
 
 
 def trip_count(program: Program, loop: Instruction) -> int | None:

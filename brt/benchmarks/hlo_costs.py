@@ -1,8 +1,8 @@
-"""Cycles by named scope and loop, and collectives, of a compiled program."""
+"""Costs by named scope and loop, and collectives, of a compiled program."""
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -85,9 +85,9 @@ class Scopes:
 class LoopCost(NamedTuple):
     """A loop of the program.
 
-    scope: of most of its cycles. trips: runs of the body per run of the loop; None if unknown.
+    scope: of most of its cost. trips: runs of the body per run of the loop; None if unknown.
     times: runs of the loop per run of the program.
-    cycles: of all runs of the loop; `body_cycles` of one run of the body.
+    cost: of all runs of the loop; `body_cost` of one run of the body.
     """
 
     name: str
@@ -95,12 +95,12 @@ class LoopCost(NamedTuple):
     backward: bool
     trips: int | None
     times: int
-    body_cycles: int
-    cycles: int
+    body_cost: int
+    cost: int
 
 
-class Cycles(NamedTuple):
-    """Estimated cycles of one run of a program; loops sorted by cost, the largest first."""
+class Costs(NamedTuple):
+    """Costs of one run of a program, in cycles or ns; loops sorted, the most expensive first."""
 
     total: int
     by_scope: dict[str, int]
@@ -108,14 +108,19 @@ class Cycles(NamedTuple):
 
     @property
     def by_part(self) -> dict[str, int]:
-        cycles_by_part: Counter[str] = Counter()
-        for name, cycles in self.by_scope.items():
-            cycles_by_part[part(name)] += cycles
-        return dict(cycles_by_part.most_common())
+        cost_by_part: Counter[str] = Counter()
+        for name, cost in self.by_scope.items():
+            cost_by_part[part(name)] += cost
+        return dict(cost_by_part.most_common())
 
 
-def estimated_cycles(program: Program) -> Cycles:
-    """Sums the compiler's `estimated_cycles` of all operations that are not part of a fusion."""
+def estimated_cycles(program: Program) -> Costs:
+    """Sums the cycles that the compiler estimates."""
+    return costs(program, lambda instruction: instruction.cycles)
+
+
+def costs(program: Program, cost_of: Callable[[Instruction], int]) -> Costs:
+    """Sums the costs of one run of each operation that is not part of a fusion."""
     scopes = Scopes(program)
     by_scope: Counter[str] = Counter()
     inside: dict[str, Counter[tuple[str | None, bool]]] = {}
@@ -123,31 +128,30 @@ def estimated_cycles(program: Program) -> Cycles:
     for instruction, times, loops, fused in visits(program):
         if instruction.opcode == "while":
             whiles[instruction.name] = instruction, times
-        cycles = 0 if fused else instruction.cycles * times
-        if not cycles:
+        cost = 0 if fused else cost_of(instruction) * times
+        if not cost:
             continue
         name = scopes.of(instruction)
-        by_scope[name or OTHER] += cycles
+        by_scope[name or OTHER] += cost
         for loop in loops:
-            inside.setdefault(loop, Counter())[name, is_backward(instruction.op_name)] += cycles
-    costs = [
+            inside.setdefault(loop, Counter())[name, is_backward(instruction.op_name)] += cost
+    loop_costs = [
         _loop_cost(program, instruction, times, inside.get(name, Counter()))
         for name, (instruction, times) in whiles.items()
     ]
-    costs.sort(key=lambda cost: -cost.cycles)
-    return Cycles(by_scope.total(), dict(by_scope.most_common()), costs)
+    loop_costs.sort(key=lambda loop: -loop.cost)
+    return Costs(by_scope.total(), dict(by_scope.most_common()), loop_costs)
 
 
 def _loop_cost(program, loop, times, inside) -> LoopCost:
-    trips, cycles = trip_count(program, loop), inside.total()
+    trips, cost = trip_count(program, loop), inside.total()
     by_scope: Counter[str | None] = Counter()
-    for (name, _), part_cycles in inside.items():
-        by_scope[name] += part_cycles
+    for (name, _), part_cost in inside.items():
+        by_scope[name] += part_cost
     name = by_scope.most_common(1)[0][0] if inside else scope(loop.op_name)
-    backward = sum(part_cycles for (_, is_back), part_cycles in inside.items() if is_back)
-    is_back = is_backward(loop.op_name) or 2 * backward > cycles
-    body_cycles = cycles // (times * (trips or 1))
-    return LoopCost(loop.name, name, is_back, trips, times, body_cycles, cycles)
+    backward = sum(part_cost for (_, is_back), part_cost in inside.items() if is_back)
+    is_back = is_backward(loop.op_name) or 2 * backward > cost
+    return LoopCost(loop.name, name, is_back, trips, times, cost // (times * (trips or 1)), cost)
 
 
 class Collective(NamedTuple):

@@ -20,7 +20,7 @@ from typing import Any
 import jax
 
 from brt.benchmarks import topologies
-from brt.benchmarks.topologies import Topology
+from brt.benchmarks.topologies import Target, Topology
 
 NOTE = "Cycles of Pallas kernels are bundles of instructions, without waiting for memory."
 _BUNDLES = re.compile(r"total scheduled bundles\D*(\d+)")
@@ -84,7 +84,7 @@ def bundles(equation: Any, topology: Topology) -> int:
         return sum(int(number) for file in files for number in _BUNDLES.findall(file.read_text()))
 
 
-def compile_alone(kernel: bytes, topology: Topology) -> None:
+def compile_alone(kernel: bytes, topology: Target) -> None:
     device = topologies.devices_of(topology)[0]
     exported = pickle.loads(kernel)
     sharding = jax.sharding.SingleDeviceSharding(device)

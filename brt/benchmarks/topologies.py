@@ -1,4 +1,7 @@
-"""TPU slices by name, as devices to compile for with libtpu on a machine without a TPU."""
+"""TPU slices by name, as devices to compile for with libtpu on a machine without a TPU.
+
+`find`, `check_compiler` and `devices_of` take NVIDIA GPUs, too (brt.benchmarks.gpus).
+"""
 
 import difflib
 import importlib.util
@@ -11,6 +14,8 @@ from typing import Any, NamedTuple
 import jax
 from jax.experimental import topologies
 
+from brt.benchmarks import gpus
+from brt.benchmarks.gpus import Gpus
 from brt.storage.shipped import install_command
 
 GIB = 2**30
@@ -31,6 +36,7 @@ class Chip(NamedTuple):
     clock: float
     cores: int
     devices: int = 1
+    has_bfloat16: bool = True
 
 
 CHIPS = {
@@ -113,11 +119,16 @@ KNOWN = {
 }
 
 
-def find(name: str) -> Topology:
-    """Returns slices by gcloud's name (v4-32, v5litepod-16) or libtpu's (v4:2x2x4).
+Target = Topology | Gpus
 
-    2xv4-32 are two slices.
+
+def find(name: str) -> Target:
+    """Returns slices by gcloud's name (v4-32, v5litepod-16) or libtpu's (v4:2x2x4), or GPUs.
+
+    2xv4-32 are two slices, h100-4x8 are four nodes of eight GPUs.
     """
+    if cards := gpus.find(name):
+        return cards
     asked = name.strip().lower().replace("v5litepod", "v5e")
     if parts := _NAME.fullmatch(asked):
         slices, kind, mark, size = parts.groups()
@@ -132,29 +143,36 @@ def find(name: str) -> Topology:
         if topology.shape in (*SHAPES[topology.kind][:8], SHAPES[topology.kind][-1])
     ]
     names = [topology.friendly for topology in listed]
-    near = difflib.get_close_matches(asked, [*names, *(topology.name for topology in listed)], 1)
+    known = [*names, *(topology.name for topology in listed), *gpus.CARDS]
+    near = difflib.get_close_matches(asked, known, 1)
     meant = f" Did you mean {near[0]}?" if near else ""
     raise ValueError(
-        f"--topology = {name} is no slice of TPUs.{meant} There are: {', '.join(names)}, and more "
-        "multiples of v4-128 and v5p-128. v5litepod-16 is v5e-16, and 2xv4-32 are two slices of "
-        "v4-32. Other shapes are named by their chips, as v4:2x2x4."
+        f"--topology = {name} is no slice of TPUs and no GPU.{meant} There are: "
+        f"{', '.join(names)}, and more multiples of v4-128 and v5p-128. v5litepod-16 is "
+        "v5e-16, and 2xv4-32 are two slices of v4-32. Other shapes are named by their chips, as "
+        "v4:2x2x4. GPUs: "
+        f"{', '.join(gpus.CARDS)}, nodes of them as h100-8, and several nodes as h100-4x8."
     )
 
 
-def check_compiler() -> None:
-    if importlib.util.find_spec("libtpu") is None:
+def check_compiler(target: Target) -> None:
+    if isinstance(target, Gpus):
+        gpus.check_compiler()
+    elif importlib.util.find_spec("libtpu") is None:
         raise ValueError(
             f"--topology compiles with libtpu, which is not installed: {install_command('tpu')} "
             "brings it, on a machine without a TPU too (Linux)."
         )
 
 
-def devices_of(topology: Topology) -> Sequence[Any]:
-    """Returns the devices of slices, and sets the environment that libtpu needs.
+def devices_of(topology: Target) -> Sequence[Any]:
+    """Returns the devices of slices or GPUs, and sets the environment that the compiler needs.
 
     The two cores of a v4 or v5p chip are one device, those of a v2 or v3 chip are two.
     """
-    check_compiler()
+    check_compiler(topology)
+    if isinstance(topology, Gpus):
+        return gpus.devices_of(topology)
     os.environ |= {
         "TPU_SKIP_MDS_QUERY": "1",
         "TPU_ACCELERATOR_TYPE": topology._replace(slices=1).friendly,

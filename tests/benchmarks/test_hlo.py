@@ -87,10 +87,10 @@ def test_loops_are_told_with_their_trips_their_body_and_their_direction(program)
         backward=False,
         trips=8,
         times=1,
-        body_cycles=1050,
-        cycles=8400,
+        body_cost=1050,
+        cost=8400,
     )
-    assert {loop.name: (loop.backward, loop.trips, loop.cycles) for loop in others} == {
+    assert {loop.name: (loop.backward, loop.trips, loop.cost) for loop in others} == {
         "while.2": (True, 2, 42),
         "while.3": (True, 3, 42),
     }

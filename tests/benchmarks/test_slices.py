@@ -122,7 +122,7 @@ def test_time_and_share_of_peak_follow_from_cycles_and_the_chip():
     assert found["share_of_peak"] == pytest.approx(1e9 / seconds / 275e12)
     assert found["hbm_bytes"] == 700 + 50 + 50 and found["compiler_flops"] == 5.0
     assert sum(found["cycles_by_part"].values()) == sum(found["cycles_by_scope"].values()) == CYCLES
-    assert found["loops"][0]["body_cycles"] == 1050
+    assert found["loops"][0]["body_cost"] == 1050
     json.dumps(found)
     with_kernels = of_v4(1e9, {"one": 1000, "other": 24})
     assert with_kernels["cycles"] == CYCLES + 1024 and with_kernels["kernel_cycles"] == 1024
@@ -146,7 +146,7 @@ def test_a_step_that_does_not_fit_is_told_with_what_it_needs(
 
     monkeypatch.setattr(slices, "devices_of", lambda topology: jax.devices()[:4])
     monkeypatch.setattr(slices, "trace_step", trace_step)
-    monkeypatch.setattr(topologies, "check_compiler", lambda: None)
+    monkeypatch.setattr(topologies, "check_compiler", lambda *_: None)
     files = f"--configs={write_config(tmp_path)}"
     assert not command(monkeypatch, benchmark, "--topology=v4-8", files)
     (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("tiny"))
@@ -161,7 +161,7 @@ def test_a_step_that_does_not_fit_is_told_with_what_it_needs(
 def test_the_command_compiles_the_step_for_the_devices_of_the_slice(monkeypatch, tmp_path, capsys):
     """With the CPU's compiler in place of the TPU's, which says nothing of cycles."""
     monkeypatch.setattr(slices, "devices_of", lambda topology: jax.devices()[:4])
-    monkeypatch.setattr(topologies, "check_compiler", lambda: None)
+    monkeypatch.setattr(topologies, "check_compiler", lambda *_: None)
     file, written = write_config(tmp_path), tmp_path / "slices.json"
     flags = "--topology=v4-8", f"--configs={file}", f"--json={written}"
     assert not command(monkeypatch, benchmark, *flags)
@@ -181,7 +181,7 @@ def test_the_command_compiles_the_step_for_the_devices_of_the_slice(monkeypatch,
 
 def test_a_mesh_that_does_not_fit_the_slice_is_refused(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(slices, "devices_of", lambda topology: jax.devices()[:8])
-    monkeypatch.setattr(topologies, "check_compiler", lambda: None)
+    monkeypatch.setattr(topologies, "check_compiler", lambda *_: None)
     flags = "--topology=v4-16", f"--configs={write_config(tmp_path)}"
     assert command(monkeypatch, benchmark, *flags) == 1
     assert "4 batch elements cannot be divided over 8" in capsys.readouterr().err

@@ -291,8 +291,7 @@ def test_auto_is_cudnn_where_it_was_measured_to_be_faster(
     assert bool(calls_of_cudnn) == is_cudnns
 
 
-def test_cudnn_is_refused_where_there_is_no_gpu(monkeypatch):
-    monkeypatch.setattr(jax, "default_backend", lambda: "cpu")
+def test_cudnn_is_refused_where_there_is_no_gpu():
     settings = dict(attention_form="cudnn", activation_dtype="bfloat16", dropout=0.0)
     model = random_model("rec_fixed_skip", **settings)
     x_BTD = model.embed(np.zeros((1, W), np.int32))

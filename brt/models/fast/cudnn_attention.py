@@ -12,7 +12,7 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from brt.models.axis_rules import device
+from brt.models.axis_rules import device, on_gpu
 from brt.models.fast.attention import attend
 from brt.models.ops import at_least_float32
 
@@ -26,7 +26,7 @@ def misfit(dtype: jax.typing.DTypeLike, has_dropout: bool = False) -> str | None
         return f'activation_dtype must be "bfloat16", not "{dtype}"'
     if has_dropout:
         return 'dropout must be 0 or attention_dropout = "keys"'
-    if IMPLEMENTATION == "cudnn" and jax.default_backend() != "gpu":
+    if IMPLEMENTATION == "cudnn" and not on_gpu():
         return "it needs an NVIDIA GPU"
     return None
 

@@ -1,0 +1,104 @@
+"""Memory, a roofline of the time, and collectives of a training step compiled for NVIDIA GPUs."""
+
+from collections import Counter
+from typing import Any
+
+import jax
+
+from brt.benchmarks import hlo, hlo_costs
+from brt.benchmarks.gpus import Card, Gpus, worth_setting
+from brt.benchmarks.roofline import ATTENTION, Kernel, Kernels
+from brt.training.records.metrics import compiled_bytes
+
+PRODUCTS = 0.70
+"""Share of the card's peak that matrix products reach."""
+FUSED_ATTENTION = 0.18
+"""Share that cuDNN's attention with a bias reaches: 2.7 ms of an H100 for a layer of 64 windows of
+512 and 8 heads of 128, forward and backward (brt.models.fast.cudnn_attention)."""
+BANDWIDTH = 0.85
+"""Share of the memory's bandwidth that kernels reach."""
+LAUNCH = 4e-6
+"""Seconds that a kernel takes at least, with the gap before the next one (assumed)."""
+
+ESTIMATES = (
+    f"Time is estimated by a roofline over the compiled program: products at {PRODUCTS:.0%} of the "
+    f"card's peak, memory at {BANDWIDTH:.0%} of its bandwidth, at least {1e6 * LAUNCH:g} us a "
+    "kernel. Nothing was run: the choice of kernels by autotuning, collectives and their overlap "
+    "(NCCL), caches and the host are not in it."
+)
+
+
+def seconds(kernel: Kernel, card: Card) -> dict[str, float]:
+    """Returns seconds of one run of a kernel: of its products, its memory and its launch.
+
+    They overlap, so that the largest is the kernel's time.
+    """
+    products = sum(
+        flops
+        / (
+            FUSED_ATTENTION * card.peak_flops
+            if kind == ATTENTION
+            else PRODUCTS * card.flops_of(kind)
+        )
+        for kind, flops in kernel.flops.items()
+    )
+    return {
+        "products": products,
+        "memory": kernel.bytes / (BANDWIDTH * card.bandwidth),
+        "launches": LAUNCH,
+    }
+
+
+def step_figures(compiled: jax.stages.Compiled, flops: float, gpus: Gpus) -> dict[str, Any]:
+    """Returns the figures of a compiled step, of one card.
+
+    flops: by the model's count. `milliseconds_by_limit` and `ns_by_part` add up to the time.
+    """
+    plan: Any = compiled.memory_analysis()
+    size = compiled_bytes(compiled) or 0
+    return {
+        "fits": size <= gpus.chip.usable_bytes,
+        "hbm_bytes": size,
+        "argument_bytes": plan.argument_size_in_bytes,
+        "temporary_bytes": plan.temp_size_in_bytes,
+        "worth_setting": worth_setting(gpus, size),
+        **program_figures(hlo.parse(compiled.as_text() or ""), flops, gpus.chip),
+    }
+
+
+def program_figures(program: hlo.Program, flops: float, card: Card) -> dict[str, Any]:
+    """Returns time, operations, traffic and collectives of one run of a program."""
+    kernels = Kernels(program)
+    by_type: Counter[str] = Counter()
+    by_limit: dict[str, float] = {}
+    uncounted: Counter[str] = Counter()
+    number = size = 0
+    for kernel, times in kernels.runs():
+        taken = seconds(kernel, card)
+        limit = max(taken, key=lambda name: taken[name])
+        by_limit[limit] = by_limit.get(limit, 0.0) + 1000 * times * taken[limit]
+        by_type.update({kind: times * count for kind, count in kernel.flops.items()})
+        if kernel.target and not kernel.flops:
+            uncounted[kernel.target] += times
+        number, size = number + times, size + times * kernel.bytes
+
+    def nanoseconds(instruction):
+        kernel = kernels.of(instruction)
+        return round(1e9 * max(seconds(kernel, card).values())) if kernel else 0
+
+    costs = hlo_costs.costs(program, nanoseconds)
+    total = costs.total / 1e9
+    return {
+        "ns": costs.total,
+        "milliseconds": 1000 * total,
+        "share_of_peak": flops / (total * card.peak_flops) if total else 0.0,
+        "kernels": number,
+        "traffic_bytes": size,
+        "product_flops": dict(by_type),
+        "custom_calls": dict(uncounted),
+        "milliseconds_by_limit": by_limit,
+        "ns_by_part": costs.by_part,
+        "ns_by_scope": costs.by_scope,
+        "loops": [loop._asdict() for loop in costs.loops],
+        "collectives": hlo_costs.collective_sums(hlo_costs.collectives(program)),
+    }

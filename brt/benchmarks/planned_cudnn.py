@@ -1,0 +1,39 @@
+"""Lets programs with cuDNN's attention be compiled for a card on a machine without cuDNN.
+
+JAX asks cuDNN's version and the GPU of this machine while it traces; nothing of cuDNN is needed to
+compile. JAX has no public way to name another card.
+"""
+
+import contextlib
+import importlib
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+from brt.benchmarks.gpus import CUDNN, Card
+
+_MODULE = "jax._src.cudnn.fused_attention_stablehlo"
+
+
+@contextlib.contextmanager
+def cudnn_of(card: Card) -> Iterator[None]:
+    """Answers JAX's questions about cuDNN for a card, inside of the context.
+
+    A question that this version of JAX does not ask is left out.
+    """
+
+    def capability(text):
+        return tuple(map(int, text.split(".")))
+
+    major, minor = CUDNN
+    answers = {
+        "check_cudnn_version": lambda: 10000 * major + 100 * minor,
+        "check_compute_capability": lambda text: card.capability >= capability(text),
+        "is_cuda_compute_capability_equal": lambda text: card.capability == capability(text),
+    }
+    jax_module = importlib.import_module(_MODULE)
+    asked: dict[str, Any] = {
+        name: answer for name, answer in answers.items() if hasattr(jax_module, name)
+    }
+    with mock.patch.multiple(jax_module, **asked):
+        yield

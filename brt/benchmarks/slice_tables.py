@@ -1,0 +1,118 @@
+"""Text of the figures of training steps that are compiled for TPUs or GPUs without one."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from brt.benchmarks.gpus import Gpus
+from brt.benchmarks.tables import Column, aligned
+from brt.benchmarks.topologies import GIB, Target
+
+SHOWN = 0.02  # loops with this share of the time
+
+COLUMNS = (
+    Column("ratio", "ratio", "{:.3f}"),
+    Column("hbm_bytes", "HBM GiB", "{:.2f}", GIB),
+    Column("hbm_available", "of GiB", "{:.4g}", GIB),
+    Column("rows_per_chip", "rows/device", "{:g}"),
+    Column("cycles", "M cycles", "{:.2f}", 1e6),
+    Column("kernel_cycles", "in kernels", "{:.2f}", 1e6),
+    Column("milliseconds", "ms", "{:.1f}"),
+    Column("share_of_peak", "of peak", "{:.1%}"),
+    Column("flops", "TFLOP", "{:.2f}", 1e12),
+    Column("compile_seconds", "compile s", "{:.0f}"),
+    Column("compile_cpu_seconds", "CPU s", "{:.0f}"),
+)
+
+_OF_TPUS = ("cycles", "kernel_cycles")
+_OF_GPUS = (
+    Column("argument_bytes", "arguments", "{:.2f}", GIB),
+    Column("temporary_bytes", "temporary", "{:.2f}", GIB),
+)
+GPU_COLUMNS = (
+    *(COLUMNS[:2] + _OF_GPUS),
+    *(column for column in COLUMNS[2:] if column.key not in _OF_TPUS),
+)
+
+
+def heading(topology: Target) -> str:
+    chip = topology.chip
+    kind = "bfloat16" if chip.has_bfloat16 else "float16"
+    devices = "1 device" if topology.devices == 1 else f"{topology.devices} devices"
+    return (
+        f"{topology.friendly} ({topology.name}): {devices} of "
+        f"{chip.hbm_bytes / GIB:.4g} GiB and {chip.peak_flops / 1e12:g} TFLOP/s ({kind}), "
+        f"{chip.clock / 1e9:g} GHz"
+    )
+
+
+def line(row: Mapping[str, Any], topology: Target) -> str:
+    needed = f"{row['hbm_bytes'] / GIB:.2f} of {row['hbm_available'] / GIB:.4g} GiB of HBM a device"
+    title = f"{topology.friendly} ({topology.name})"
+    if not row["fits"]:
+        return f"{title}: does not fit, {needed}"
+    source = "a roofline" if isinstance(topology, Gpus) else "the compiler's estimates"
+    return (
+        f"{title}: {needed}, {row['milliseconds']:.1f} ms a step, "
+        f"{row['share_of_peak']:.1%} of peak ({source}), compiled in "
+        f"{row['compile_seconds']:.0f} s"
+    )
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> str:
+    columns = GPU_COLUMNS if "ns" in rows[0] else COLUMNS
+    title, *lines = aligned(rows, columns)
+    notes = ("" if row["fits"] else "   does not fit" for row in rows)
+    return "\n".join([title, *(line + note for line, note in zip(lines, notes))])
+
+
+def details(row: Mapping[str, Any]) -> str:
+    unit = "ns" if "ns" in row else "cycles"
+    if not row.get(unit):
+        return ""
+    total = row[unit]
+    shares = ", ".join(
+        f"{part.replace('_', '-')} {cost / total:.1%}"
+        for part, cost in row[f"{unit}_by_part"].items()
+    )
+    named = "time" if unit == "ns" else unit
+    lines = [row["name"], *_limits(row), f"  {named} by part: {shares}"]
+    for loop in row["loops"]:
+        if loop["cost"] < SHOWN * total:
+            continue
+        direction = "backward" if loop["backward"] else "forward"
+        trips = "?" if loop["trips"] is None else loop["trips"]
+        lines.append(
+            f"  loop in {loop['scope'] or 'no scope'}, {direction}: {trips} x "
+            f"{loop['body_cost']:,} {unit}, {loop['cost'] / total:.1%}"
+        )
+    for place, title in (("in_loops", "inside of loops"), ("outside", "outside of loops")):
+        kinds = row["collectives"][place]
+        text = ", ".join(
+            f"{entry['count']} {kind} ({entry['runs']} runs, {entry['bytes'] / 2**20:,.1f} MiB)"
+            for kind, entry in kinds.items()
+        )
+        lines.append(f"  collectives {title}: {text or 'none'}")
+    if flags := row.get("worth_setting"):
+        lines += ["  worth trying on these cards:", *(f"    {flag}" for flag in flags)]
+    return "\n".join(lines)
+
+
+def _limits(row: Mapping[str, Any]) -> list[str]:
+    """Returns the line of a GPU's roofline."""
+    if "ns" not in row:
+        return []
+    flops = ", ".join(
+        f"{count / 1e12:.2f} TFLOP {kind}" for kind, count in row["product_flops"].items()
+    )
+    limits = row["milliseconds_by_limit"]
+    calls = ", ".join(f"{runs:,} x {name}" for name, runs in row["custom_calls"].items())
+    lines = [
+        f"  memory of a card: arguments {row['argument_bytes'] / GIB:.2f} GiB, temporaries "
+        f"{row['temporary_bytes'] / GIB:.2f} GiB",
+        f"  time by limit: products {limits.get('products', 0):.1f} ms ({flops or 'none'}), memory "
+        f"{limits.get('memory', 0):.1f} ms ({row['traffic_bytes'] / 1e9:.1f} GB), short kernels "
+        f"{limits.get('launches', 0):.1f} ms ({row['kernels']:,} kernels in all)",
+    ]
+    if calls:
+        lines.append(f"  counted by memory traffic only, so too fast: {calls}")
+    return lines
