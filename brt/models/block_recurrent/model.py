@@ -48,7 +48,7 @@ class BlockRecurrentTransformer(TiedEmbedding, Body):
         qk_norm: queries and keys of unit length and a learned scale for each head; False: the
             scaled dot product.
         attention_form: "plain"; "kernel", Pallas kernels for attention, and for cells where sizes
-            fit; "auto", kernels on TPUs where sizes fit; "cudnn", on GPUs, for bfloat16 without
+            fit (on GPUs for windows only); "auto", kernels on TPUs where sizes fit; "cudnn", on GPUs, for bfloat16 without
             dropout.
         feedback: block feedback: all other layers attend to the highest cell's states too.
         dropout: rate, where the published model has dropout.
