@@ -86,6 +86,7 @@ class Experiment:
             seed=trainer.seed,
             dropout=self.model.dropout > 0,
             skip_nonfinite=trainer.skip_nonfinite,
+            accumulation=trainer.accumulation,
             **trainer.loss_settings,
         )
 
@@ -128,7 +129,8 @@ class Experiment:
     def evaluated_shape(self) -> tuple[int, int]:
         """Batch elements and tokens of a segment in evaluation, (B, T)."""
         trainer = self.trainer
-        return self.evaluation.batch_shape(trainer.tokens_per_step, trainer.segment_length)
+        tokens = trainer.tokens_per_step // trainer.accumulation
+        return self.evaluation.batch_shape(tokens, trainer.segment_length)
 
     def evaluated_model(self, segment_length: int | None = None) -> Model:
         return self._evaluated.for_segments(segment_length or self.evaluated_length)
@@ -196,7 +198,8 @@ class Experiment:
         return document_segments(tokens, self.trainer.segment_length)
 
     def check_mesh(self, mesh: AnyMesh) -> None:
-        check_divisible(mesh, self.trainer.rows, self.model.divided_sizes())
+        rows = self.trainer.rows // self.trainer.accumulation
+        check_divisible(mesh, rows, self.model.divided_sizes())
 
     def open_store(self, split: str) -> TokenStore | MixedStore:
         """Returns the token store of a split, verified, with a vocabulary that fits the model."""

@@ -30,6 +30,11 @@ def check_trainer(trainer: Trainer) -> None:
             f"Trainer.tokens_per_step = {trainer.tokens_per_step} is not a multiple of "
             f"{row_tokens} (Trainer.segments_per_step x Trainer.segment_length): bind it to one."
         )
+    if trainer.rows % trainer.accumulation:
+        raise ValueError(
+            f"Trainer.accumulation = {trainer.accumulation} does not divide the {trainer.rows} "
+            "batch elements of a step: change it or Trainer.tokens_per_step."
+        )
     if isinstance(trainer.corpus, Mixture):
         check_mixture(trainer.stream)
     if trainer.stream == "samples" and trainer.sample_length:
@@ -81,7 +86,8 @@ def check_evaluation(
 
     bind: from parameters to the evaluated model. params: their shapes.
     """
-    rows, T = evaluation.batch_shape(trainer.tokens_per_step, trainer.segment_length)
+    tokens = trainer.tokens_per_step // trainer.accumulation
+    rows, T = evaluation.batch_shape(tokens, trainer.segment_length)
     score = evaluation.score
     if score and trainer.stream not in score.streams:
         raise ValueError(

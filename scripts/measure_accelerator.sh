@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Measures the GPU or TPU that JAX finds, in at most ten minutes: training steps of the systems of
-# Table 1 at the published sizes, small ones in float32 against the CPU, and decoding.
+# Measures the GPU or TPU that JAX finds, in at most ten minutes a call; the same command goes on
+# where the last one stopped: training steps of the systems of Table 1 and of a gated delta memory at
+# the published sizes, by part and by form of attention, small ones in float32 against the CPU, and decoding.
 #   bash scripts/measure_accelerator.sh
 #   bash scripts/measure_accelerator.sh --minutes=5 --systems=pg19_slide_13l,pg19_rec_fixed_skip
 # Writes accelerator.json and accelerator.md (--figures=FILE.json: FILE.json and FILE.md). Uses the

@@ -44,23 +44,28 @@ def scope_times(events: Iterable[dict[str, Any]], program: hlo.Program) -> Scope
 
 def newest_times(folder: str) -> ScopeTimes:
     trace = newest_trace(folder)
-    files = glob.glob(os.path.join(trace, "*.trace.json.gz"))
+    events = newest_events(folder)
     text = os.path.join(trace, STEP_TEXT)
-    if not files or not os.path.exists(text):
+    if not events or not os.path.exists(text):
         raise FileNotFoundError(
-            f"{trace} holds no {STEP_TEXT if files else '*.trace.json.gz'}: the run was stopped "
+            f"{trace} holds no {STEP_TEXT if events else '*.trace.json.gz'}: the run was stopped "
             "while it was traced. Trace other steps."
         )
     with gzip.open(text, "rt", encoding="utf-8") as file:
         program = hlo.parse(file.read())
-    events = []
-    for name in files:
-        with gzip.open(name, "rt", encoding="utf-8") as file:
-            events += json.load(file)["traceEvents"]
     times = scope_times(events, program)
     if not times.operations:
         raise ValueError(f"{trace} holds no operation of the training step.")
     return times
+
+
+def newest_events(folder: str) -> list[dict[str, Any]]:
+    """Returns the events of the newest trace in Chrome's format; none if it was not finished."""
+    events = []
+    for name in glob.glob(os.path.join(newest_trace(folder), "*.trace.json.gz")):
+        with gzip.open(name, "rt", encoding="utf-8") as file:
+            events += json.load(file)["traceEvents"]
+    return events
 
 
 def table(times: ScopeTimes, most: int = 20) -> str:

@@ -8,6 +8,9 @@ from brt.checks import Count, OneOf, checked_arguments
 FORMS = ("auto", "plain", "kernel", "cudnn")
 """"auto": a kernel on TPUs where the sizes fit, else plain JAX; Pallas kernels; cuDNN."""
 
+DROPPED = ("weights", "keys")
+""""weights" of attention after the softmax, as published; "keys" before it."""
+
 
 @checked_arguments
 @dataclasses.dataclass(frozen=True)
@@ -16,7 +19,7 @@ class Sizes:
 
     qk_norm: queries and keys have unit length and a learned scale for each head; otherwise scores
     are q.k / sqrt(K).
-    attention_form: one of `FORMS`.
+    attention_form: one of `FORMS`. attention_dropout: one of `DROPPED`.
     """
 
     width: Count
@@ -25,6 +28,7 @@ class Sizes:
     feed_forward_size: Count
     qk_norm: bool = True
     attention_form: Annotated[str, OneOf(FORMS)] = "auto"
+    attention_dropout: Annotated[str, OneOf(DROPPED)] = "weights"
 
     @property
     def attention_size(self) -> int:

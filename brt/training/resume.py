@@ -14,7 +14,13 @@ from brt.training.settings import Trainer
 
 FREE_TO_CHANGE = (
     *("Trainer.steps:", "Trainer.log_every:", "Trainer.eval_every:", "Trainer.mesh:"),
-    *("Trainer.evaluation:", "Trainer.checkpoints:", "Evaluation.", "RecallScore."),
+    *(
+        "Trainer.accumulation:",
+        "Trainer.evaluation:",
+        "Trainer.checkpoints:",
+        "Evaluation.",
+        "RecallScore.",
+    ),
     *("FreeRunning.", "CheckpointPolicy.", "Corpus.store:", "Pretrained.other_vocabulary:"),
 )
 """Bindings that may change when a run is resumed."""

@@ -33,6 +33,7 @@ class Trainer:
         steps: number of updates.
         segment_length: T in tokens, a multiple of the model's cache-update interval.
         tokens_per_step: batch elements x segments_per_step x segment_length, over all devices.
+        accumulation: microbatches of a step, one after another, for a batch in less memory.
         segments_per_step: consecutive segments of a document that gradients may cross.
         bptt_depth: memories that the gradient of a segment's loss crosses; None for all.
         reread_segments: k earlier segments that a step runs again before its one new segment, so
@@ -62,6 +63,7 @@ class Trainer:
     steps: Count = gin.REQUIRED
     segment_length: Count = gin.REQUIRED
     tokens_per_step: Count = gin.REQUIRED
+    accumulation: Count = 1
     segments_per_step: Count = 1
     bptt_depth: CountFrom0 | None = None
     reread_segments: CountFrom0 = 0

@@ -109,12 +109,13 @@ def divisible_rows(mesh: jax.sharding.Mesh, rows: int) -> int:
 def check_divisible(mesh: AnyMesh, rows: int, model_sizes: dict[str, int]) -> None:
     """Refuses meshes that would leave devices idle or with copies.
 
-    rows: batch elements. model_sizes: by binding, sizes that the model axis must divide.
+    rows: batch elements of a microbatch. model_sizes: by binding, sizes that the model axis must
+    divide.
     """
     if rows % mesh.shape["data"]:
         raise ValueError(
             f"{rows} batch elements cannot be divided over {mesh.shape['data']} data-parallel "
-            "devices: change Trainer.tokens_per_step, Trainer.segment_length or Trainer.mesh."
+            "devices: change Trainer.tokens_per_step, accumulation, segment_length or mesh."
         )
     for name, size in model_sizes.items():
         if size % mesh.shape["model"]:

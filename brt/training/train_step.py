@@ -16,6 +16,7 @@ from brt.data.streams.batch import Batch, Segment
 from brt.models.caches import clear_state, reset_rows
 from brt.models.contract import check_scalars
 from brt.models.model import Model
+from brt.training.accumulation import in_microbatches
 from brt.training.optimization.plateau import ReduceOnPlateau
 from brt.training.optimization.schedules import Schedule
 from brt.training.unroll import reread, unroll
@@ -91,11 +92,12 @@ def make_loss(
         scores: one of `LOSSES`.
 
     Returns:
-        loss(params, caches, batch, key) -> (loss, (caches, (nats, weight, correct), metrics)).
+        loss(params, caches, batch, key, weight) -> (loss, (caches, (nats, weight, correct),
+        metrics)); weight: what nats are divided by, None for the weight of the batch.
     """
     remat = jax.checkpoint if remat_segments else lambda function: function
 
-    def loss(params, caches, batch, key):
+    def loss(params, caches, batch, key, weight=None):
         model = bind(params)
         K = batch.inputs_KBT.shape[0]
         keys = None if key is None else _fold_in(key, jnp.arange(K))
@@ -125,10 +127,11 @@ def make_loss(
         else:
             caches, outputs = unroll(remat(score), caches, segments, bptt_depth)
         sums, metrics = outputs
-        nats, weight, correct = (s.sum() for s in sums)
+        nats, scored, correct = (s.sum() for s in sums)
         metrics = jax.tree.map(jnp.mean, metrics)
+        weight = scored if weight is None else weight
         value = nats / jnp.maximum(weight, 1e-6) + metrics.get("added_nats", 0.0)
-        return value, (caches, (nats, weight, correct), metrics)
+        return value, (caches, (nats, scored, correct), metrics)
 
     return loss
 
@@ -145,6 +148,10 @@ def trained_weights(weights_BT: jax.Array, scores: str = "full") -> jax.Array:
     return weights_BT if scores == "full" else weights_BT * (jnp.arange(T) >= T // 2)
 
 
+def _scored_weight(reread_segments, scores, batch):
+    return trained_weights(batch.weights_KBT[reread_segments:], scores).sum()
+
+
 def make_train_step(
     bind: Callable[[Any], Model],
     optimizer: optax.GradientTransformation,
@@ -153,6 +160,7 @@ def make_train_step(
     seed: int = 0,
     dropout: bool = False,
     skip_nonfinite: bool = False,
+    accumulation: int = 1,
     **loss_settings: Any,
 ) -> Callable[[TrainState, Batch], tuple[TrainState, StepMetrics]]:
     """Returns the training step, for `jax.jit`, which should donate the state.
@@ -163,9 +171,16 @@ def make_train_step(
         seed: with the step number, decides every dropout mask.
         skip_nonfinite: keep parameters and optimizer when loss, gradient or update is not finite,
             and reset caches that are not.
+        accumulation: of `in_microbatches`.
         loss_settings: further arguments of `make_loss`.
     """
     grad = jax.value_and_grad(make_loss(bind, **loss_settings), has_aux=True)
+    if accumulation > 1:
+        again = loss_settings.get("reread_segments", 0)
+        scored_weight = functools.partial(
+            _scored_weight, again, loss_settings.get("scores", "full")
+        )
+        grad = in_microbatches(grad, accumulation, scored_weight)
 
     def train_step(state: TrainState, batch):
         key = jax.random.fold_in(jax.random.key(seed), state.step) if dropout else None

@@ -1,8 +1,10 @@
 """Measures a GPU or TPU in a few minutes: steps, agreement with the CPU, decoding.
 
-The most important measurements come first. On a CPU everything is tiny, to test the script.
+The most important measurements come first. The same command goes on where an earlier one stopped:
+what its file has is not measured again. On a CPU everything is tiny, to test the script.
 """
 
+import functools
 import json
 import time
 from collections.abc import Callable, Sequence
@@ -44,8 +46,19 @@ class Plan(NamedTuple):
 ROW_BYTES = 4 * 2**30
 """Device memory per batch element, for the first guess of the batch."""
 MOST_ROWS = 32
-FORMS = {"gpu": ("plain", "cudnn"), "tpu": ("plain", "kernel")}
-"""Forms of attention to compare, without dropout, by platform."""
+FORMS = {
+    "gpu": (
+        ("plain", "weights"),
+        ("kernel", "weights"),
+        ("cudnn", "keys"),
+        ("plain", ""),
+        ("kernel", ""),
+        ("cudnn", ""),
+    ),
+    "tpu": (("plain", ""), ("kernel", "")),
+}
+"""By platform: forms of attention to compare, and what is dropped in it; "": no dropout."""
+BY_FORM = BASELINE, "pg19_rec_fixed_skip"
 
 
 def plan() -> Plan:
@@ -71,7 +84,11 @@ class Measured(NamedTuple):
 
 
 def measure(
-    names: Sequence[str], minutes: float, report: Callable[[str], None] = print
+    names: Sequence[str],
+    minutes: float,
+    report: Callable[[str], None] = print,
+    found: Measured | None = None,
+    keep: Callable[[Measured], None] = lambda found: None,
 ) -> Measured:
     """Measures steps, then decoding and agreement of the first systems, then the others.
 
@@ -79,6 +96,8 @@ def measure(
         names: of configs; () for all of Table 1.
         minutes: after which nothing new starts.
         report: takes a line for each measurement.
+        found: of an earlier call. What it has is not measured again, what failed or had no time is.
+        keep: called after each measurement.
     """
     of_device = plan()
     until = time.monotonic() + 60 * minutes
@@ -86,11 +105,13 @@ def measure(
     tiny = of_device.bindings if jax.default_backend() == "cpu" else ()
     dropless = ("BlockRecurrentTransformer.dropout = 0.0", *tiny)
     small = {s.name: s for s in rows_of_table.systems(of_device.small, names, dropless)}
-    found = Measured({}, {}, {})
+    found = found or Measured({}, {}, {})
     longest = 0.0
 
     def run(place, key, title, work):
         nonlocal longest
+        if "error" not in place.get(key, {"error": NO_TIME}):
+            return
         begun = time.monotonic()
         if begun + longest > until:
             place[key] = {"error": NO_TIME}
@@ -98,6 +119,7 @@ def measure(
             place[key] = _attempt(work)
             longest = max(longest, time.monotonic() - begun)
         report(f"{title}: {_short(place[key])}")
+        keep(found)
 
     def steps(system):
         run(found.steps, system.name, f"step of {system.name}", lambda: fitting(system, of_device))
@@ -134,20 +156,24 @@ def measure(
 
 
 def _by_form(systems):
-    """Returns the baseline, if it is measured, with each form of attention."""
+    """Returns the systems of `BY_FORM` that are measured with each form of attention."""
     return [
         System(
-            f"{BASELINE}, {form} attention, no dropout",
-            [
-                *system.bindings,
-                "BlockRecurrentTransformer.dropout = 0.0",
-                f'BlockRecurrentTransformer.attention_form = "{form}"',
-            ],
+            f"{system.name}, {form} attention, {f'dropout of {drops}' if drops else 'no dropout'}",
+            [*system.bindings, *_lines(form, drops)],
         )
-        for form in FORMS.get(jax.default_backend(), ())
+        for form, drops in FORMS.get(jax.default_backend(), ())
         for system in systems
-        if system.name == BASELINE
+        if system.name in BY_FORM
     ]
+
+
+def _lines(form, drops):
+    yield f'BlockRecurrentTransformer.attention_form = "{form}"'
+    if drops:
+        yield f'BlockRecurrentTransformer.attention_dropout = "{drops}"'
+    else:
+        yield "BlockRecurrentTransformer.dropout = 0.0"
 
 
 def _attempt(work) -> dict[str, Any]:
@@ -256,22 +282,42 @@ def main() -> None:
         machine += "; tiny systems: a CPU is no accelerator, and these figures say nothing of one"
     print(machine, flush=True)
     begun = time.monotonic()
-    found = measure(FLAGS.systems, FLAGS.minutes, lambda line: print(line, flush=True))
-    text = table(found, machine)
-    print(f"\n{text}\nMeasured in {(time.monotonic() - begun) / 60:.1f} minutes.")
-    content = {
+    file = Path(FLAGS.figures)
+    heads = {
         "device": device.device_kind,
         "devices": jax.device_count(),
         "jax": jax.__version__,
         "baseline": BASELINE,
-        "configs": [{"name": name} | row for name, row in with_ratios(found.steps).items()],
-        "agreement": found.agreement,
-        "decoding": [{"rows": rows} | row for rows, row in found.decoding.items()],
     }
-    file = Path(FLAGS.figures)
-    file.write_text(json.dumps(content, indent=1), encoding="utf-8")
-    file.with_suffix(".md").write_text(text, encoding="utf-8")
-    print(f"Written to {file} and {file.with_suffix('.md')}.")
+
+    def keep(found):
+        content = {
+            **heads,
+            "configs": [{"name": name} | row for name, row in with_ratios(found.steps).items()],
+            "agreement": found.agreement,
+            "decoding": [{"rows": rows} | row for rows, row in found.decoding.items()],
+        }
+        file.write_text(json.dumps(content, indent=1), encoding="utf-8")
+        file.with_suffix(".md").write_text(table(found, machine), encoding="utf-8")
+
+    report = functools.partial(print, flush=True)
+    found = measure(FLAGS.systems, FLAGS.minutes, report, earlier(file, heads), keep)
+    keep(found)
+    print(f"\n{table(found, machine)}\nMeasured in {(time.monotonic() - begun) / 60:.1f} minutes.")
+    print(f"Written to {file} and {file.with_suffix('.md')}; the same command measures the rest.")
+
+
+def earlier(file: Path, heads: dict[str, Any]) -> Measured:
+    """Returns what a file has; refuses those of another device or version of JAX."""
+    if not file.exists():
+        return Measured({}, {}, {})
+    content = json.loads(file.read_text(encoding="utf-8"))
+    theirs = {name: content.get(name) for name in heads}
+    if theirs != heads:
+        raise ValueError(f"{file} is of {theirs}, and this is {heads}: name another --figures.")
+    steps = {row.pop("name"): row for row in content["configs"]}
+    decoded = {row.pop("rows"): row for row in content["decoding"]}
+    return Measured(steps, content["agreement"], decoded)
 
 
 if __name__ == "__main__":

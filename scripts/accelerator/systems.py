@@ -1,13 +1,15 @@
-"""Training steps of the systems of Table 1, timed on a device."""
+"""Training steps of the systems of Table 1 and of a gated delta memory, timed on a device."""
 
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
+from brt.benchmarks import hlo, hlo_costs, traces
 from brt.benchmarks.random_inputs import random_batch, random_state
 from brt.experiment import Configuration, Experiment
 from brt.reporting.gin_text import ROOT, write_gin
@@ -18,7 +20,11 @@ from brt.training.sharding import make_mesh, shardings
 
 SWEEP = ROOT / "configs" / "sweeps" / "table_1.txt"
 BASELINE = "pg19_slide_13l"
-FIRST = (BASELINE, "pg19_rec_fixed_skip", "pg19_feedback_fixed_skip", "pg19_memorizing_64k")
+GATED_DELTA = "gated_delta"
+FIRST = (
+    *(BASELINE, "pg19_rec_fixed_skip", "pg19_feedback_fixed_skip", "pg19_xl_2048"),
+    *(GATED_DELTA, "pg19_memorizing_64k"),
+)
 """Measured first."""
 
 
@@ -38,6 +44,9 @@ def systems(scale: Scale, names: Sequence[str] = (), bindings: Sequence[str] = (
     found = {
         entry.name: System(entry.name, write_gin(entry.settings).splitlines()) for entry in entries
     }
+    # In the layer where Table 1 has states, beside the layers of the baseline.
+    lines = "BlockRecurrentTransformer.memories = ((@GatedDeltaMemory, (-3,)),)"
+    found[GATED_DELTA] = System(GATED_DELTA, [*found[BASELINE].bindings, lines])
     wanted = [Path(name).name.removesuffix(".gin") for name in names] or list(found)
     for name in wanted:
         if name not in found:
@@ -47,13 +56,18 @@ def systems(scale: Scale, names: Sequence[str] = (), bindings: Sequence[str] = (
 
 
 class Timed(NamedTuple):
-    """Median seconds of a step, and the bytes that XLA plans for it."""
+    """Median seconds of a step, and the bytes that XLA plans for it.
+
+    parts: seconds of a traced step by part (`attention`, `feed_forward`, ...), as far as the
+    trace names operations.
+    """
 
     rows: int
     tokens: int
     seconds: float
     compile_seconds: float
     peak_bytes: int | None
+    parts: dict[str, float]
 
 
 def time_step(experiment: Experiment, seconds: float, least: int = 3) -> Timed:
@@ -77,6 +91,7 @@ def time_step(experiment: Experiment, seconds: float, least: int = 3) -> Timed:
             state, metrics = step(state, batch)
             jax.block_until_ready(metrics)
             times.append(time.perf_counter() - begun)
+        parts = traced_parts(step, state, batch)
     trainer = experiment.trainer
     return Timed(
         trainer.rows,
@@ -84,7 +99,24 @@ def time_step(experiment: Experiment, seconds: float, least: int = 3) -> Timed:
         float(np.median(times)),
         compile_seconds,
         compiled_bytes(step),
+        parts,
     )
+
+
+def traced_parts(step: jax.stages.Compiled, state: Any, batch: Any) -> dict[str, float]:
+    """Returns seconds of one step by part, the longest first; empty if nothing was traced."""
+    options = jax.profiler.ProfileOptions()
+    options.python_tracer_level = 0
+    with tempfile.TemporaryDirectory() as folder:
+        with jax.profiler.trace(folder, create_perfetto_trace=True, profiler_options=options):
+            jax.block_until_ready(step(state, batch))
+        events = traces.newest_events(folder)
+    times = traces.scope_times(events, hlo.parse(step.as_text() or ""))
+    parts: dict[str, float] = {}
+    for scope, seconds in times.seconds.items():
+        part = hlo_costs.part(scope)
+        parts[part] = parts.get(part, 0.0) + seconds
+    return dict(sorted(parts.items(), key=lambda item: -item[1]))
 
 
 def out_of_memory(error: BaseException) -> bool:

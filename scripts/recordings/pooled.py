@@ -47,7 +47,11 @@ class Replay:
             body=body_of(folder_of(recording)),
             memories=(
                 lambda rngs, body: PooledMemory(
-                    rngs, body, layer=config["insertion_layer"], hidden=hidden, pooled=pooled
+                    rngs,
+                    body,
+                    layer_index=config["insertion_layer"] - 1,
+                    hidden=hidden,
+                    pooled=pooled,
                 ),
             ),
             overlap=self.overlap,

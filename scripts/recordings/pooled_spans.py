@@ -44,7 +44,7 @@ class Replay:
             targets="spans",
             memories=(
                 lambda rngs, body: FinalLayerMemory(
-                    rngs, body, layer=config["insertion_layer"], hidden=hidden
+                    rngs, body, layer_index=config["insertion_layer"] - 1, hidden=hidden
                 ),
             ),
         )

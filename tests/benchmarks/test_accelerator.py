@@ -50,8 +50,8 @@ def test_the_script_measures_steps_agreement_and_decoding_into_one_json_and_one_
 
 def test_the_systems_are_the_rows_of_the_table_the_telling_ones_first():
     found = [system.name for system in systems.systems(SCALES["paper"])]
-    assert len(found) == len(read_paper("block_recurrent").table("table_1").rows) == 14
-    assert found[:4] == list(systems.FIRST) and found[0] == systems.BASELINE
+    assert len(found) - 1 == len(read_paper("block_recurrent").table("table_1").rows) == 14
+    assert len(found) == 15 and found[:6] == list(systems.FIRST) and found[0] == systems.BASELINE
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def tiny_plan():
 
 
 def took(rows, seconds=0.5, tokens=None):
-    return systems.Timed(rows, tokens or 64 * rows, seconds, 1.0, 2**20)
+    return systems.Timed(rows, tokens or 64 * rows, seconds, 1.0, 2**20, {})
 
 
 def test_rows_are_halved_until_the_step_fits(monkeypatch, tiny_plan):
@@ -124,7 +124,43 @@ def test_what_there_is_no_time_for_says_not_run(monkeypatch):
     # After 200 s another 100 s would still end in time, after 300 s they would not.
     assert measured == list(systems.FIRST[:3])
     assert {row["error"] for row in found.decoding.values()} == {accelerator.NO_TIME}
-    assert len(found.steps) == len(found.agreement) == 14
+    assert len(found.steps) == len(found.agreement) == 15
+
+
+def test_what_a_file_has_is_not_measured_again(monkeypatch, tmp_path):
+    tried = []
+
+    def time_step(experiment, seconds):
+        tried.append(len(experiment.model.layers))
+        if tried[-1] == 2 and len(tried) < 3:
+            raise RuntimeError("once")
+        return took(1)
+
+    monkeypatch.setattr(accelerator, "time_step", time_step)
+    monkeypatch.setattr(accelerator.agreement, "compare", lambda *_: {"agrees": True})
+    monkeypatch.setattr(
+        accelerator.decoding,
+        "time_decoding",
+        lambda experiment, rows, tokens: accelerator.decoding.Decoding(rows, 0.25, 1.0),
+    )
+    kept = []
+    first = accelerator.measure(NAMES, 10, lambda line: None, keep=kept.append)
+    again = accelerator.measure(NAMES, 10, lambda line: None, first)
+    assert tried == [3, 2, 2]  # the step that failed, once more
+    assert len(kept) == 2 * len(NAMES) + 3
+    assert all("seconds" in row for row in again.steps.values())
+
+
+def test_figures_of_another_device_are_refused(tmp_path):
+    file = tmp_path / "found.json"
+    assert accelerator.earlier(file, {"device": "a"}) == accelerator.Measured({}, {}, {})
+    rows = [{"name": "x", "seconds": 1.0}]
+    file.write_text(
+        json.dumps({"device": "a", "configs": rows, "agreement": {}, "decoding": [{"rows": 8}]})
+    )
+    assert accelerator.earlier(file, {"device": "a"}).steps == {"x": {"seconds": 1.0}}
+    with pytest.raises(ValueError, match="another --figures"):
+        accelerator.earlier(file, {"device": "b"})
 
 
 def test_a_device_that_computes_something_else_does_not_agree(monkeypatch):

@@ -44,7 +44,7 @@ def small_pretrained(settings, body):
         f"{body}.num_key_heads": 1,
         f"{body}.feed_forward_size": 16,
         "SlidingLanguageModel.window": 4,
-        "CellMemory.layer": 2,
+        "CellMemory.layer_index": 1,
         "vocabulary_size": 64,
         "PooledMemory.hidden": (8,),
         "RecurrentMemoryTransformer.num_memory": 2,

@@ -73,7 +73,9 @@ def mean_something(value, name, current):
             return None if isinstance(value, tuple) else False
         too_much = isinstance(value, int) and isinstance(current, int) and value >= 2**40
         if not np.isfinite(np.float32(value)) or value < 0 or too_much:
-            return False if not name.endswith(("layer", "buckets", "longest_distance")) else None
+            return (
+                False if not name.endswith(("layer_index", "buckets", "longest_distance")) else None
+            )
         return None
     if isinstance(current, str):
         return None if isinstance(value, str) else False

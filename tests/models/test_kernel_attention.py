@@ -1,6 +1,7 @@
 """A model whose attention is kernels, interpreted, against its plain form."""
 
 import functools
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +11,7 @@ from architectures import random_model
 from flax import nnx
 from tiny_models import quick_jit
 
+from brt.models import axis_rules
 from brt.models.fast import cudnn_attention, kernel_forms, relative_form, table
 from brt.models.fast.attention import attend
 from brt.models.fast.kernels import states as states_kernel
@@ -251,6 +253,42 @@ def test_cudnn_refuses_dropout_in_training_alone(calls_of_cudnn):
     jax.eval_shape(lambda: model.stack(x_BTD, caches, None)[0])
     with pytest.raises(ValueError, match="dropout must be 0"):
         jax.eval_shape(lambda: model.stack(x_BTD, caches, jax.random.key(0))[0])
+
+
+def test_cudnn_drops_keys(calls_of_cudnn):
+    settings = dict(attention_form="cudnn", activation_dtype="bfloat16", dropout=0.1)
+    model = random_model("rec_fixed_skip", attention_dropout="keys", **settings)
+    x_BTD, caches = model.embed(np.zeros((1, W), np.int32)), model.init_caches(1)
+    jax.eval_shape(lambda: model.stack(x_BTD, caches, jax.random.key(0))[0])
+    assert calls_of_cudnn
+
+
+@pytest.mark.parametrize(
+    ("kind", "dropout", "drops", "settings", "is_cudnns"),
+    [
+        ("NVIDIA H100 80GB HBM3", 0.0, "weights", {}, True),
+        ("NVIDIA GH200 480GB", 0.1, "keys", {}, True),
+        ("NVIDIA H200", 0.1, "weights", {}, False),
+        ("NVIDIA H100 PCIe", 0.0, "weights", {"activation_dtype": "float32"}, False),
+        ("NVIDIA H100 PCIe", 0.0, "weights", {"window": 256}, False),
+        ("NVIDIA H100 PCIe", 0.0, "weights", {"head_size": 12}, False),
+        ("NVIDIA H100 PCIe", 0.0, "weights", {"attention_form": "plain"}, False),
+        ("NVIDIA A100-SXM4-80GB", 0.0, "weights", {}, False),
+        ("NVIDIA GeForce RTX 4090", 0.0, "weights", {}, False),
+        ("cpu", 0.0, "weights", {}, False),
+    ],
+)
+def test_auto_is_cudnn_where_it_was_measured_to_be_faster(
+    kind, dropout, drops, settings, is_cudnns, calls_of_cudnn, monkeypatch
+):
+    device = SimpleNamespace(device_kind=kind, platform="cpu" if kind == "cpu" else "gpu")
+    for module in (axis_rules, cudnn_attention):
+        monkeypatch.setattr(module, "device", lambda: device)
+    chosen = dict(window=512, head_size=8, activation_dtype="bfloat16") | settings
+    model = random_model("slide", dropout=dropout, attention_dropout=drops, **chosen)
+    x_BTD = model.embed(np.zeros((1, chosen["window"]), np.int32))
+    jax.eval_shape(lambda: model.stack(x_BTD, model.init_caches(1), jax.random.key(0))[0])
+    assert bool(calls_of_cudnn) == is_cudnns
 
 
 def test_cudnn_is_refused_where_there_is_no_gpu(monkeypatch):

@@ -38,7 +38,7 @@ def straight(tiny, tmp_path_factory):
 
 FREE = (
     *("Trainer.steps", "Trainer.log_every", "Trainer.eval_every", "Trainer.mesh"),
-    *("Trainer.evaluation", "Trainer.checkpoints", "Corpus.store"),
+    *("Trainer.evaluation", "Trainer.checkpoints", "Trainer.accumulation", "Corpus.store"),
     *("Evaluation.", "CheckpointPolicy.", "RecallScore."),
 )
 

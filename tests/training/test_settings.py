@@ -16,7 +16,7 @@ from brt.training.optimization.optimizers import adafactor, adamw
 @pytest.mark.parametrize("schedule", ["rescaled_rsqrt", "cosine", "linear"])
 def test_a_schedule_refuses_a_minimum_above_its_maximum(schedule):
     with pytest.raises(ValueError, match=rf"^{schedule}\.minimum = "):
-        getattr(schedules, schedule)(1, 100, minimum=0.02, maximum=0.01)
+        getattr(schedules, schedule)(100, minimum=0.02, maximum=0.01)
 
 
 ACCEPTED = [
@@ -40,7 +40,7 @@ def test_settings_that_are_accepted_descend(optimizer, settings):
 
 @pytest.mark.parametrize("warmup_steps", [0, 3, 3.0, None])
 def test_a_warm_up_of_whole_steps_is_accepted(warmup_steps):
-    rate = schedules.constant_rate(1, 100, value=0.3, warmup_steps=warmup_steps)
+    rate = schedules.constant_rate(100, value=0.3, warmup_steps=warmup_steps)(1)
     assert float(rate) == pytest.approx(0.1 if warmup_steps else 0.3)
 
 

@@ -1,4 +1,4 @@
-"""The interface of a layer's memory; docs/extending.md shows how one is written. Axes as in `brt.models`.
+"""The interface of a layer's memory; see docs/extending.md. Axes as in `brt.models`.
 
 - `LayerMemory` changes with every block: the tokens of a block `read` it, or attend to its
   `states`, and a finished block `update`s it with what it `take`s from the tokens.

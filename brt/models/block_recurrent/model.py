@@ -26,7 +26,7 @@ from brt.models.layers.dropout import dropout, split_key
 from brt.models.layers.embedding import TiedEmbedding
 from brt.models.layers.norms import RMSNorm
 from brt.models.model import DTYPES, Metrics
-from brt.models.sizes import FORMS, Sizes
+from brt.models.sizes import DROPPED, FORMS, Sizes
 
 DIVISORS = ("vocabulary", "width")
 REMATS = ("none", "layer", "block")
@@ -47,9 +47,11 @@ class BlockRecurrentTransformer(TiedEmbedding, Body):
             `((@MyMemory, (3, 7)),)`.
         qk_norm: queries and keys of unit length and a learned scale for each head; False: the
             scaled dot product.
-        attention_form: "plain"; "kernel", Pallas kernels for attention, and for cells where sizes
-            fit (on GPUs for windows only); "auto", kernels on TPUs where sizes fit; "cudnn", on GPUs, for bfloat16 without
-            dropout.
+        attention_form: "plain"; "kernel", Pallas kernels: on TPUs for attention, and for cells
+            where sizes fit, on GPUs for windows; "cudnn", on GPUs, for bfloat16, without dropout or
+            with that of keys; "auto", kernels on TPUs where sizes fit, cuDNN on Hopper where it was
+            measured to be faster.
+        attention_dropout: of "weights", as published, or of "keys" before the softmax.
         feedback: block feedback: all other layers attend to the highest cell's states too.
         dropout: rate, where the published model has dropout.
         logits_divisor: logits are divided by the root of V ("vocabulary") or D ("width").
@@ -80,6 +82,7 @@ class BlockRecurrentTransformer(TiedEmbedding, Body):
         attention_form: Annotated[str, OneOf(FORMS)] = "auto",
         feedback: bool = False,
         dropout: Share = 0.0,
+        attention_dropout: Annotated[str, OneOf(DROPPED)] = "weights",
         logits_divisor: Annotated[str, OneOf(DIVISORS)] = "vocabulary",
         activation_dtype: Annotated[str, OneOf(DTYPES)] = "float32",
         remat: Annotated[str, OneOf(REMATS)] = "none",
@@ -88,7 +91,8 @@ class BlockRecurrentTransformer(TiedEmbedding, Body):
         special_tokens: int = 0,
     ):
         check_memory_pairs(memories, LayerMemory)
-        sizes = Sizes(width, num_heads, head_size, feed_forward_size, qk_norm, attention_form)
+        widths = width, num_heads, head_size, feed_forward_size
+        sizes = Sizes(*widths, qk_norm, attention_form, attention_dropout)
         assigned = [
             (build, layer_indices(f"BlockRecurrentTransformer.{name}", at, num_layers))
             for name, build, at in (

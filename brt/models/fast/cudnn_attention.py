@@ -6,11 +6,14 @@ with 64 windows of 512 and 8 heads of 128: 2.7 instead of 7.7 ms (docs/benchmark
 The window is in the bias: `local_window_size` of JAX's function lets a query see later keys.
 """
 
+import re
 from typing import Literal
 
 import jax
 import jax.numpy as jnp
 
+from brt.models.axis_rules import device
+from brt.models.fast.attention import attend
 from brt.models.ops import at_least_float32
 
 BINDING = "BlockRecurrentTransformer.attention_form"
@@ -22,10 +25,41 @@ def misfit(dtype: jax.typing.DTypeLike, has_dropout: bool = False) -> str | None
     if dtype != jnp.bfloat16:
         return f'activation_dtype must be "bfloat16", not "{dtype}"'
     if has_dropout:
-        return "dropout must be 0"
+        return 'dropout must be 0 or attention_dropout = "keys"'
     if IMPLEMENTATION == "cudnn" and jax.default_backend() != "gpu":
         return "it needs an NVIDIA GPU"
     return None
+
+
+MEASURED = re.compile(r"\bG?H\d{2,3}\b")
+"""Names of Hopper cards, on which it was compared with `attend`."""
+MEASURED_WINDOW, LARGEST_HEAD = 512, 128
+"""Where it was faster: an H100 took as long for windows of 128."""
+
+
+def is_faster(head_size: int, window: int, dtype: jax.typing.DTypeLike) -> bool:
+    """Returns whether it was measured to be faster than `attend` on this kind of device."""
+    return (
+        MEASURED.search(device().device_kind) is not None
+        and dtype == jnp.bfloat16
+        and window >= MEASURED_WINDOW
+        and window % 2 == 0
+        and head_size <= LARGEST_HEAD
+        and head_size % 8 == 0
+    )
+
+
+def without_dropout(
+    q_QHK: jax.Array,
+    k_JHK: jax.Array,
+    v_JHK: jax.Array,
+    scale_H: jax.Array,
+    bias_HQJ: jax.Array | None = None,
+    keep_HQJ: jax.Array | None = None,
+) -> jax.Array:
+    """Returns `cudnn_attention`, or `attend` where weights are dropped."""
+    form = cudnn_attention if keep_HQJ is None else attend
+    return form(q_QHK, k_JHK, v_JHK, scale_H, bias_HQJ, keep_HQJ)
 
 
 def cudnn_attention(

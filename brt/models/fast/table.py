@@ -5,7 +5,8 @@
 | default | everywhere | `attention` | drawn before | `block_loop` |
 | kernel | TPUs, where the sizes fit | Pallas kernels | drawn in the kernel | a Pallas kernel |
 | kernel | NVIDIA GPUs, by the binding | a window's | drawn in the kernel | `block_loop` |
-| cudnn | NVIDIA GPUs, by the binding | cuDNN | none | `block_loop`, cuDNN |
+| cudnn | Hopper, where it was measured to be faster | cuDNN | of keys | `block_loop` |
+| cudnn | NVIDIA GPUs, by the binding | cuDNN | of keys | `block_loop`, cuDNN |
 
 All have the arguments and results of `brt.models.ops`. The choice is made when a step is traced,
 because a CPU compiles for other devices too.
@@ -17,7 +18,7 @@ from typing import Any
 
 from jax.typing import DTypeLike
 
-from brt.models import ops
+from brt.models import key_dropout, ops
 from brt.models.axis_rules import on_gpu, on_tpu
 from brt.models.fast import attention, block_loop, cudnn_attention
 from brt.models.ops import CellOps, LayerOps
@@ -38,21 +39,38 @@ def layer_ops(
     A `ValueError` names the binding if it insists on a form that cannot compute this layer.
     """
     if sizes.attention_form == "cudnn":
-        return _with_attention(_cudnn(sizes, dtype))
-    chosen = _with_attention(attention.attend)
+        return _with_attention(_cudnn(sizes, dtype), sizes)
+    if sizes.attention_form == "auto" and cudnn_attention.is_faster(sizes.head_size, window, dtype):
+        _say_once(
+            f"Attention, a window of {window} tokens, {sizes.num_heads} heads of "
+            f"{sizes.head_size}: cuDNN, plain where weights are dropped"
+        )
+        return _with_attention(cudnn_attention.without_dropout, sizes)
+    chosen = _with_attention(attention.attend, sizes)
+    no = "it drops keys (attention_dropout)" if sizes.attention_dropout == "keys" else None
     if wants_kernels(sizes) and on_gpu():
-        return _on_gpu(chosen, sizes, window, states, dtype)
-    if wants_kernels(sizes):
+        from brt.models.fast import gpu_forms
+
+        what = f"Attention, a window of {window} tokens"
+        if has_kernel(sizes, what, no or gpu_forms.window_misfit(sizes, window, dtype)):
+            chosen = chosen._replace(
+                window_tables=gpu_forms.window_tables, window_attention=gpu_forms.window_attention
+            )
+        what = f"Attention, {window} queries and {states} keys of a block"
+        if states:
+            has_kernel(sizes, what, ONLY_WINDOWS, required=False)
+    elif wants_kernels(sizes):
         from brt.models.fast import kernel_forms
 
         what = f"Attention, a window of {window} tokens"
-        if has_kernel(sizes, what, kernel_forms.window_misfit(sizes, window, dtype)):
+        if has_kernel(sizes, what, no or kernel_forms.window_misfit(sizes, window, dtype)):
             chosen = chosen._replace(
                 window_tables=kernel_forms.window_tables,
                 window_attention=functools.partial(kernel_forms.window_attention, has_memories),
             )
         what = f"Attention, {window} queries and {states} keys of a block"
-        if states and has_kernel(sizes, what, kernel_forms.states_misfit(sizes, window, states)):
+        misfit = no or kernel_forms.states_misfit(sizes, window, states)
+        if states and has_kernel(sizes, what, misfit):
             chosen = chosen._replace(
                 states_dropout=kernel_forms.states_dropout,
                 attention_to_states=kernel_forms.attention_to_states,
@@ -104,20 +122,6 @@ def cell_ops(
     return chosen
 
 
-def _on_gpu(chosen, sizes, window, states, dtype):
-    from brt.models.fast import gpu_forms
-
-    what = f"Attention, a window of {window} tokens"
-    if has_kernel(sizes, what, gpu_forms.window_misfit(sizes, window, dtype)):
-        chosen = chosen._replace(
-            window_tables=gpu_forms.window_tables, window_attention=gpu_forms.window_attention
-        )
-    if states:
-        what = f"Attention, {window} queries and {states} keys of a block"
-        has_kernel(sizes, what, ONLY_WINDOWS, required=False)
-    return chosen
-
-
 def wants_kernels(sizes: Sizes) -> bool:
     return sizes.attention_form == "kernel" or (sizes.attention_form == "auto" and on_tpu())
 
@@ -137,13 +141,14 @@ def has_kernel(
     return not misfit
 
 
-def _with_attention(attend):
+def _with_attention(attend, sizes):
     """Returns the plain operations with another form of attention in them."""
+    drops = key_dropout if sizes.attention_dropout == "keys" else ops
     return LayerOps(
-        ops.window_tables,
+        drops.window_tables,
         functools.partial(ops.window_attention, attention=attend),
-        ops.states_dropout,
-        functools.partial(ops.attention_to_states, attention=attend),
+        drops.states_dropout,
+        functools.partial(drops.attention_to_states, attention=attend),
     )
 
 

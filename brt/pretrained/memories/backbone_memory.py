@@ -54,7 +54,7 @@ class BackboneMemory(WindowMemory):
 
     Args:
         memory: builds the memory, as for a layer of the Block-Recurrent stack.
-        layer: the layer, counted from 0, or negative from the last.
+        layer_index: from 0, or negative from the last.
         window: W of blocks of a sliding window; None: windows of any length.
     """
 
@@ -65,10 +65,10 @@ class BackboneMemory(WindowMemory):
         rngs: nnx.Rngs,
         body: PretrainedBackbone,
         memory: Callable[..., LayerMemory] = gin.REQUIRED,
-        layer: Index = -1,
+        layer_index: Index = -1,
         window: int | None = None,
     ):
-        (index,) = layer_indices("BackboneMemory.layer", layer, len(body.layers))
+        (index,) = layer_indices("BackboneMemory.layer_index", layer_index, len(body.layers))
         self.memory = memory(rngs, body.sizes, window or body.num_positions)
         check_methods(self.memory, LayerMemory)
         self.every_token = isinstance(self.memory, TokenMemory)

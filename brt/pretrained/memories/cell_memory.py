@@ -9,10 +9,10 @@ from flax import nnx
 
 from brt.checks import Index, configurable
 from brt.models.block_recurrent.cell import RecurrentCell
+from brt.models.contract import layer_indices
 from brt.models.counts import matrix_size
 from brt.pretrained.backbone import PretrainedBackbone
 from brt.pretrained.memories.backbone_memory import BackboneMemory
-from brt.pretrained.memories.window_memory import check_layer
 
 
 @configurable(denylist=["rngs", "body", "window"])
@@ -20,7 +20,7 @@ class CellMemory(BackboneMemory):
     """State vectors that the tokens of a layer attend to, and that attend to its tokens.
 
     Args:
-        layer: counted from 1; None: at two thirds of the depth.
+        layer_index: from 0, or negative from the last; None: at two thirds of the depth.
         cell: builds the `RecurrentCell`.
         window: as of `BackboneMemory`.
     """
@@ -31,14 +31,16 @@ class CellMemory(BackboneMemory):
         self,
         rngs: nnx.Rngs,
         body: PretrainedBackbone,
-        layer: Index | None = None,
+        layer_index: Index | None = None,
         cell: Callable[..., RecurrentCell] = RecurrentCell,
         window: int | None = None,
     ):
-        check_layer(self, layer, body)
-        layer = layer or max(round(len(body.layers) * 2 / 3), 1)
+        layers = len(body.layers)
+        if layer_index is None:
+            layer_index = max(round(layers * 2 / 3), 1) - 1
+        (index,) = layer_indices("CellMemory.layer_index", layer_index, layers)
         self.cell = cell(rngs, body.sizes, window or body.num_positions)
-        self.attach(rngs, body, layer - 1, self.cell.num_states)
+        self.attach(rngs, body, index, self.cell.num_states)
 
     @property
     def memory(self) -> RecurrentCell:  # type: ignore[override]

@@ -15,13 +15,14 @@ from jax.nn.initializers import zeros
 from jax.typing import DTypeLike
 
 from brt.checks import Count, Index, OneOf, configurable
+from brt.models.contract import layer_indices
 from brt.models.layers.initializers import DENSE, normal, parameter
 from brt.models.model import Metrics
 from brt.models.ops import at_least_float32
 from brt.models.segment_memory import MemoryVectors
 from brt.pretrained.activations import ACTIVATIONS
 from brt.pretrained.backbone import PretrainedBackbone
-from brt.pretrained.memories.window_memory import Positions, Window, WindowMemory, check_layer
+from brt.pretrained.memories.window_memory import Positions, Window, WindowMemory
 
 POOLED = ("all", "unrepeated")
 POOLINGS = ("mean", "max", "attention")
@@ -68,7 +69,8 @@ class PooledMemory(WindowMemory):
     """Carries an MLP's outputs for the mean of a window.
 
     Args:
-        layer: the layer whose inputs the vectors join, counted from 1; None: all layers.
+        layer_index: of the layer whose inputs the vectors join, from 0, or negative from the last;
+            None: all layers.
         hidden: sizes of the MLP's hidden layers.
         pooled: the positions that are pooled: "all", or "unrepeated", without those that the next
             window processes again.
@@ -85,21 +87,23 @@ class PooledMemory(WindowMemory):
         self,
         rngs: nnx.Rngs,
         body: PretrainedBackbone,
-        layer: Index | None = 2,
+        layer_index: Index | None = 1,
         hidden: tuple[Count, ...] = (200, 200, 200),
         pooled: Annotated[str, OneOf(POOLED)] = "all",
         pooling: Annotated[str, OneOf(POOLINGS)] = "mean",
         num_vectors: Count = 1,
     ):
-        check_layer(self, layer, body)
         num_layers = len(body.layers)
-        self.layer = layer
+        self.layer_index = layer_index
+        if layer_index is not None:
+            binding = f"{type(self).__name__}.layer_index"
+            (self.layer_index,) = layer_indices(binding, layer_index, num_layers)
         self.pooled = pooled
         self.pooling = pooling
         self.num_vectors = num_vectors
         self.width = body.width
         self.attention_size = body.sizes.attention_size
-        self.in_layers = num_layers if layer is None else 1
+        self.in_layers = num_layers if layer_index is None else 1
         self.activation = body.settings.activation
         if self.mixed:
             self.mixture_L = parameter(rngs, zeros, num_layers)
@@ -118,7 +122,7 @@ class PooledMemory(WindowMemory):
         return MemoryVectors(cache.vectors_BMD.astype(dtype), present_BM)
 
     def vectors(self, read: MemoryVectors, layer: int) -> MemoryVectors | None:
-        return read if self.layer is None or layer == self.layer - 1 else None
+        return read if self.layer_index in (None, layer) else None
 
     def summary(self, outputs: Sequence[jax.Array], positions: Positions) -> PooledSums:
         mixed_BTD = self.mixture(outputs)
@@ -208,10 +212,10 @@ class FinalLayerMemory(PooledMemory):
         self,
         rngs: nnx.Rngs,
         body: PretrainedBackbone,
-        layer: Index = 2,
+        layer_index: Index = 1,
         hidden: tuple[Count, ...] = (768,),
     ):
-        super().__init__(rngs, body, layer=layer, hidden=hidden)
+        super().__init__(rngs, body, layer_index, hidden)
 
     def mixture(self, outputs: Sequence[jax.Array]) -> jax.Array:
         return at_least_float32(outputs[-1])

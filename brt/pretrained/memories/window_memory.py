@@ -80,15 +80,6 @@ class WindowMemory(SegmentMemory[Window]):
         return 0.0
 
 
-def check_layer(memory: WindowMemory, layer: int | None, body: PretrainedBackbone) -> None:
-    count = len(body.layers)
-    if layer is not None and not 1 <= layer <= count:
-        raise ValueError(
-            f"{type(memory).__name__}.layer = {layer} must lie between 1 and {count}, the layers "
-            f"of {type(body).__name__}."
-        )
-
-
 class WindowReads(Reads):
     """The additions of a model's memories to the layers of one window.
 

@@ -26,7 +26,7 @@ BODIES = {
     "t5": functools.partial(T5, **SIZES, head_size=3, buckets=8, longest_distance=6),
 }
 B, T = 3, 7
-FINAL = functools.partial(FinalLayerMemory, layer=2, hidden=(6,))
+FINAL = functools.partial(FinalLayerMemory, layer_index=1, hidden=(6,))
 
 
 @functools.cache

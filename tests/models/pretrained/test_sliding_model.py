@@ -25,14 +25,14 @@ from brt.pretrained.sliding_model import SlidingLanguageModel
 
 BODY = functools.partial(Llama, **LLAMA_SIZES)
 CELL = functools.partial(CellMemory, cell=functools.partial(RecurrentCell, num_states=3))
-ASSOCIATIVE = functools.partial(BackboneMemory, memory=AssociativeMemory, layer=1)
+ASSOCIATIVE = functools.partial(BackboneMemory, memory=AssociativeMemory, layer_index=1)
 EXTERNAL = functools.partial(
     BackboneMemory,
     memory=functools.partial(ExternalMemory, size=2 * WINDOW, neighbours=3),
-    layer=1,
+    layer_index=1,
 )
 RECURRENT = functools.partial(
-    BackboneMemory, memory=functools.partial(RecurrentCell, num_states=3), layer=1
+    BackboneMemory, memory=functools.partial(RecurrentCell, num_states=3), layer_index=1
 )
 MEMORIES = {
     "cell": CELL,
@@ -40,7 +40,7 @@ MEMORIES = {
     "external": EXTERNAL,
     "recurrent": RECURRENT,
     **{
-        memory.name: functools.partial(BackboneMemory, memory=memory, layer=1)
+        memory.name: functools.partial(BackboneMemory, memory=memory, layer_index=1)
         for memory in (GatedDeltaMemory, GradientMemory, LinearRecurrence)
     },
 }

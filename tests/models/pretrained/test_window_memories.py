@@ -28,7 +28,7 @@ BODY = functools.partial(GPT2, **GPT2_SIZES)
 SMALL_CELL = functools.partial(RecurrentCell, num_states=3)
 MEMORIES = {
     "pooled": (PooledMemory,),
-    "attention": (functools.partial(PooledMemory, layer=None, pooling="attention"),),
+    "attention": (functools.partial(PooledMemory, layer_index=None, pooling="attention"),),
     "cell": (functools.partial(CellMemory, cell=SMALL_CELL),),
 }
 
@@ -119,9 +119,14 @@ def test_a_window_of_padding_leaves_no_vector(pooling):
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: PooledMemory(OneKey(), BODY(OneKey()), layer=4), r"PooledMemory\.layer = 4 must"),
-        (lambda: PooledMemory(OneKey(), BODY(OneKey()), layer=0), r"between 1 and 3, the layers"),
-        (lambda: CellMemory(OneKey(), BODY(OneKey()), layer=4), r"CellMemory\.layer = 4 must"),
+        (
+            lambda: PooledMemory(OneKey(), BODY(OneKey()), layer_index=3),
+            r"PooledMemory\.layer_index = .*3 does not exist in a stack of 3",
+        ),
+        (
+            lambda: CellMemory(OneKey(), BODY(OneKey()), layer_index=-4),
+            r"CellMemory\.layer_index = .*-4 does not exist",
+        ),
         (lambda: PooledMemory(OneKey(), BODY(OneKey()), pooling="sum"), r"pooling = 'sum'"),
         (lambda: PooledMemory(OneKey(), BODY(OneKey()), hidden=(0,)), r"PooledMemory.hidden = "),
         (lambda: model_of((), 33), r"bind Trainer\.segment_length = 7 or less\."),
@@ -147,8 +152,8 @@ def around(num_memory, overlap=0, **settings):
 def test_a_cell_in_a_backbone_memory_is_a_cell_memory():
     """The same parameters give the same logits, which depend on earlier windows."""
     pairs = (
-        (functools.partial(CellMemory, layer=2, cell=SMALL_CELL),),
-        (functools.partial(BackboneMemory, memory=SMALL_CELL, layer=1),),
+        (functools.partial(CellMemory, layer_index=1, cell=SMALL_CELL),),
+        (functools.partial(BackboneMemory, memory=SMALL_CELL, layer_index=1),),
     )
     with jax.enable_x64(True):
         first, second = (with_memories(memories) for memories in pairs)
@@ -198,7 +203,7 @@ class Told(BackboneMemory):
     """An associative memory of another name, which adds to the loss."""
 
     def __init__(self, rngs, body, name="told"):
-        super().__init__(rngs, body, memory=AssociativeMemory, layer=0)
+        super().__init__(rngs, body, memory=AssociativeMemory, layer_index=0)
         self.name = name
 
     def update(self, cache, segment):

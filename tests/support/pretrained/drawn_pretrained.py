@@ -90,10 +90,11 @@ def decoder(dice, kind, positions, layers):
 def pooled(dice, layers):
     if dice.chance(0.3):
         hidden = (dice.whole(4, 12),)
-        return functools.partial(FinalLayerMemory, layer=dice.whole(1, layers), hidden=hidden)
+        layer = dice.whole(1, layers) - 1
+        return functools.partial(FinalLayerMemory, layer_index=layer, hidden=hidden)
     return functools.partial(
         PooledMemory,
-        layer=dice.choice(None, dice.whole(1, layers)),
+        layer_index=dice.choice(None, dice.whole(1, layers) - 1),
         hidden=dice.choice((), (8,), (8, 6)),
         pooled=dice.choice("all", "unrepeated"),
         pooling=dice.choice("mean", "max", "attention"),
@@ -105,10 +106,11 @@ def at_a_layer(dice, kind, window, layers, least=1):
     """A layer memory of that class in `BackboneMemory`, or a cell in `CellMemory`."""
     if kind is CellMemory:
         cell = layer_memory(dice, RecurrentCell, window)
-        return functools.partial(kind, cell=cell, layer=dice.choice(None, dice.whole(1, layers)))
+        layer = dice.choice(None, dice.whole(1, layers) - 1)
+        return functools.partial(kind, cell=cell, layer_index=layer)
     (layer,) = dice.indices(layers)[:1]
     memory = layer_memory(dice, kind, window, least)
-    return functools.partial(BackboneMemory, memory=memory, layer=layer)
+    return functools.partial(BackboneMemory, memory=memory, layer_index=layer)
 
 
 AT_LAYERS = (CellMemory, *LAYER_MEMORIES)

@@ -69,7 +69,7 @@ def gpt2(memories=(), reference=None, cleared=(), told=None, **settings) -> Arch
 def pooled(told, **settings):
     """An entry of pooled recurrence; told: settings of the transcription."""
     given = dict(
-        layer=told["pooled_layer"] or None,
+        layer_index=told["pooled_layer"] - 1 if told["pooled_layer"] else None,
         hidden=(8, 6),
         pooled="unrepeated" if told.get("skip_repeated") else "all",
         pooling=told.get("pooling", "mean"),
@@ -82,7 +82,8 @@ def pooled(told, **settings):
 def with_cell(arrangement, gate="fixed", overlap=0):
     """An entry of the Block-Recurrent cell between windows."""
     told = dict(num_states=STATES, gate_form="paper", gate=gate, arrangement=arrangement)
-    memory = functools.partial(CellMemory, layer=2, cell=functools.partial(RecurrentCell, **told))
+    built = functools.partial(RecurrentCell, **told)
+    memory = functools.partial(CellMemory, layer_index=1, cell=built)
     cell = paper_numpy.Settings(**_cell_of_gpt2(told))
     return gpt2((memory,), cleared=(1,), told=dict(cell=cell, cell_layer=2), overlap=overlap)
 
@@ -90,14 +91,14 @@ def with_cell(arrangement, gate="fixed", overlap=0):
 def with_associative(rule, overlap=0):
     """An entry of an associative memory at the second layer."""
     layer = functools.partial(AssociativeMemory, rule=rule)
-    memory = functools.partial(BackboneMemory, memory=layer, layer=1)
+    memory = functools.partial(BackboneMemory, memory=layer, layer_index=1)
     told = dict(layer_memory=(2, functools.partial(Associative, rule=rule)))
     return gpt2((memory,), cleared=(1,), told=told, overlap=overlap)
 
 
 def with_own(memory, kind, overlap=0):
     """An entry of a memory that is none of brt's, at the second layer."""
-    at_layer = functools.partial(BackboneMemory, memory=memory, layer=1)
+    at_layer = functools.partial(BackboneMemory, memory=memory, layer_index=1)
     return gpt2((at_layer,), cleared=(1,), told=dict(layer_memory=(2, kind)), overlap=overlap)
 
 
@@ -185,7 +186,8 @@ def llama(model, told, memories=(), cleared=(), **settings) -> Architecture:
 def sliding(cell=False, **settings):
     """An entry of a sliding window over a Llama; cell: with states at the second layer."""
     kept = dict(num_states=STATES, gate_form="paper", gate="fixed", arrangement="skip")
-    memory = functools.partial(CellMemory, layer=2, cell=functools.partial(RecurrentCell, **kept))
+    built = functools.partial(RecurrentCell, **kept)
+    memory = functools.partial(CellMemory, layer_index=1, cell=built)
     sizes = LLAMA_SIZES | dict(window=WINDOW) | kept
     known = paper_numpy.Settings.__dataclass_fields__
     of_cell = paper_numpy.Settings(**{n: value for n, value in sizes.items() if n in known})
@@ -199,7 +201,7 @@ def sliding(cell=False, **settings):
 
 def llama_pooled():
     """An entry of pooled recurrence between windows of a Llama."""
-    memory = functools.partial(PooledMemory, layer=2, hidden=(8, 6))
+    memory = functools.partial(PooledMemory, layer_index=1, hidden=(8, 6))
     model = functools.partial(PretrainedLanguageModel, memories=(memory,), overlap=3)
     told = dict(overlap=3, pooled_layer=2, activation="silu")
     return llama(model, told, cleared=(1,), biases="heads", tied=True)
