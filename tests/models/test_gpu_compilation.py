@@ -103,6 +103,7 @@ def compiled(card, sizes, dtype, rate, folder) -> dict[str, Compiled]:
     environment = {
         **os.environ,
         **dict(JAX_PLATFORMS="cpu", CUDA_VISIBLE_DEVICES="-1", JAX_SKIP_CUDA_CONSTRAINTS_CHECK="1"),
+        "JAX_ENABLE_COMPILATION_CACHE": "false",
         "XLA_FLAGS": f"--xla_gpu_autotune_level=0 --xla_dump_to={folder}",
         "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
     }

@@ -74,7 +74,7 @@ _SMALL = Launches(Launch(128, 32, 8, 2), Launch(64, 64, 8, 2), Launch(128, 64, 8
 _LARGE = Launches(Launch(128, 64, 8, 2), Launch(32, 128, 8, 2), Launch(128, 64, 8, 2))
 _NARROW = Launches(Launch(128, 64, 8, 2), Launch(32, 64, 4, 2), Launch(128, 64, 4, 2))
 _WIDE = Launches(Launch(64, 32, 8, 2), Launch(32, 32, 8, 2), Launch(64, 32, 8, 2))
-_FLOAT32 = Launches(*[Launch(32, 32, 4, 1)] * 3)
+_FLOAT32 = Launches(*[Launch(32, 32, 8, 1)] * 3)
 _WIDE_FLOAT32 = Launches(*[Launch(16, 16, 4, 1)] * 3)
 
 
