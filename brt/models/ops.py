@@ -18,6 +18,8 @@ from brt.models.caches import WindowCache
 HIDDEN = -1e6
 """Score of a key that a query does not see."""
 EPSILON = 1e-6
+PERIOD = 128
+"""Tokens after which a dropout mask repeats."""
 
 
 class LayerOps(NamedTuple):
@@ -294,6 +296,21 @@ def keep_mask(
         return None
     kept = jax.random.bernoulli(key, 1.0 - rate, shape)
     return kept.astype(dtype) / (1.0 - rate)
+
+
+def repeated_mask(
+    key: jax.Array | None, rate: float, tokens: int, width: int, dtype: DTypeLike
+) -> jax.Array | None:
+    """Returns a mask, (P, D), that repeats along the tokens, as in the released code."""
+    return keep_mask(key, rate, (min(tokens, PERIOD), width), dtype)
+
+
+def dropped(x_BTD: jax.Array, mask_PD: jax.Array | None) -> jax.Array:
+    if mask_PD is None:
+        return x_BTD
+    T = x_BTD.shape[1]
+    repeats = -(-T // len(mask_PD))
+    return x_BTD * jnp.tile(mask_PD, (repeats, 1))[:T]
 
 
 def scan_blocks(

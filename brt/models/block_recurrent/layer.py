@@ -25,13 +25,12 @@ from brt.models.caches import LayerCache, WindowCache
 from brt.models.contract import check_memories, checked_segment, empty_cache, joined_metrics
 from brt.models.counts import matrix_size
 from brt.models.fast import table
-from brt.models.layers.dropout import dropped, repeated_mask
 from brt.models.layers.feed_forward import FeedForward, FeedForwardWeights
 from brt.models.layers.initializers import DENSE, parameter
 from brt.models.layers.norms import RMSNorm, share_of_norm
 from brt.models.layers.positions_t5 import RelativeBias, WindowMask
 from brt.models.model import Metrics
-from brt.models.ops import LayerOps, Matrix, joined_heads
+from brt.models.ops import LayerOps, Matrix, dropped, joined_heads, repeated_mask
 from brt.models.sizes import Sizes
 
 
@@ -254,8 +253,9 @@ class Layer(nnx.Module):
                 added_BTD = added_BTD + from_states_BTD
         x_BTD = x_BTD + added_BTD
         with jax.named_scope("feed_forward"):
-            mlp_BTD = self.feed_forward(self.feed_forward_norm(x_BTD), None, weights.feed_forward)
-            return constrain(x_BTD + dropped(mlp_BTD, mlp_mask_PD), "BTD"), metrics
+            normed_BTD = self.feed_forward_norm(x_BTD)
+            mlp_BTD = self.feed_forward(normed_BTD, None, weights.feed_forward, mlp_mask_PD)
+            return constrain(x_BTD + mlp_BTD, "BTD"), metrics
 
     # A segment.
 

@@ -14,6 +14,8 @@ from brt.models.fast.kernels.parts import Heads, tile_dropout
 from brt.models.ops import WindowAttention, WindowTables, scaled_queries, unit_heads
 from brt.models.sizes import Sizes
 
+ONLY_WINDOWS = "GPUs have one of windows only"
+
 
 def _heads(*sizes) -> Heads:
     return kernel_forms.heads_of(*sizes)._replace(interpret=not on_gpu())
@@ -24,12 +26,21 @@ def window_misfit(sizes: Sizes, window: int, dtype: DTypeLike) -> str | None:
     return gpu_launch.misfit(_heads(sizes.num_heads, sizes.head_size), window, dtype)
 
 
+def states_misfit(sizes: Sizes, queries: int, keys: int) -> str:
+    return ONLY_WINDOWS
+
+
+def cell_misfit(sizes: Sizes, states: int, window: int, dtype: DTypeLike) -> str:
+    return ONLY_WINDOWS
+
+
 def window_tables(bias_HW: jax.Array, key: jax.Array | None, rate: float) -> WindowTables:
     """Returns the bias of each distance, (H, W), and what draws the dropout."""
     return WindowTables(bias_HW, tile_dropout(key, rate, len(bias_HW), 1))
 
 
 def window_attention(
+    with_keys: bool,
     q_BTHK: jax.Array,
     k_BTHK: jax.Array,
     v_BTHK: jax.Array,

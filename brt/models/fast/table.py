@@ -26,7 +26,6 @@ from brt.models.sizes import Sizes
 from brt.progress import say
 
 BINDING = cudnn_attention.BINDING
-ONLY_WINDOWS = "GPUs have one of windows only"
 
 
 def layer_ops(
@@ -40,40 +39,27 @@ def layer_ops(
     """
     if sizes.attention_form == "cudnn":
         return _with_attention(_cudnn(sizes, dtype), sizes)
-    if sizes.attention_form == "auto" and cudnn_attention.is_faster(sizes.head_size, window, dtype):
-        _say_once(
-            f"Attention, a window of {window} tokens, {sizes.num_heads} heads of "
-            f"{sizes.head_size}: cuDNN, plain where weights are dropped"
-        )
+    by_size = sizes.head_size, window, dtype
+    if sizes.attention_form == "auto" and on_gpu() and cudnn_attention.is_faster(*by_size):
+        heads = f"{sizes.num_heads} heads of {sizes.head_size}"
+        _say_once(f"Attention, a window of {window} tokens, {heads}: cuDNN unless weights drop")
         return _with_attention(cudnn_attention.without_dropout, sizes)
     chosen = _with_attention(attention.attend, sizes)
-    no = "it drops keys (attention_dropout)" if sizes.attention_dropout == "keys" else None
-    if wants_kernels(sizes) and on_gpu():
-        from brt.models.fast import gpu_forms
-
+    if wants_kernels(sizes):
+        kernels = _kernels()
+        no = "it drops keys (attention_dropout)" if sizes.attention_dropout == "keys" else None
         what = f"Attention, a window of {window} tokens"
-        if has_kernel(sizes, what, no or gpu_forms.window_misfit(sizes, window, dtype)):
+        if has_kernel(sizes, what, no or kernels.window_misfit(sizes, window, dtype)):
             chosen = chosen._replace(
-                window_tables=gpu_forms.window_tables, window_attention=gpu_forms.window_attention
+                window_tables=kernels.window_tables,
+                window_attention=functools.partial(kernels.window_attention, has_memories),
             )
         what = f"Attention, {window} queries and {states} keys of a block"
-        if states:
-            has_kernel(sizes, what, ONLY_WINDOWS, required=False)
-    elif wants_kernels(sizes):
-        from brt.models.fast import kernel_forms
-
-        what = f"Attention, a window of {window} tokens"
-        if has_kernel(sizes, what, no or kernel_forms.window_misfit(sizes, window, dtype)):
+        misfit = no or kernels.states_misfit(sizes, window, states)
+        if states and has_kernel(sizes, what, misfit, required=not on_gpu()):
             chosen = chosen._replace(
-                window_tables=kernel_forms.window_tables,
-                window_attention=functools.partial(kernel_forms.window_attention, has_memories),
-            )
-        what = f"Attention, {window} queries and {states} keys of a block"
-        misfit = no or kernel_forms.states_misfit(sizes, window, states)
-        if states and has_kernel(sizes, what, misfit):
-            chosen = chosen._replace(
-                states_dropout=kernel_forms.states_dropout,
-                attention_to_states=kernel_forms.attention_to_states,
+                states_dropout=kernels.states_dropout,
+                attention_to_states=kernels.attention_to_states,
             )
     return chosen
 
@@ -95,13 +81,9 @@ def cell_ops(
         by_head = functools.partial(_by_head, _cudnn(sizes, dtype))
         return CellOps(by_head, block_loop.scan_blocks)
     chosen = CellOps(attention.attend_by_head, block_loop.scan_blocks)
-    if wants_kernels(sizes) and on_gpu():
-        what = f"Step of a cell, {states} states and blocks of {window} tokens"
-        has_kernel(sizes, what, ONLY_WINDOWS, required=False)
-    elif wants_kernels(sizes):
-        from brt.models.fast import kernel_forms
-
-        misfit = kernel_forms.cell_misfit(sizes, states, window, dtype)
+    if wants_kernels(sizes):
+        kernels = _kernels()
+        misfit = kernels.cell_misfit(sizes, states, window, dtype)
         if gate is None:
             misfit = "it has several gates, or its queries wait for one"
         elif remat:
@@ -109,17 +91,24 @@ def cell_ops(
         what = f"Step of a cell, {states} states and blocks of {window} tokens"
         is_whole = has_kernel(sizes, what, misfit, required=False)
         if is_whole:
-            scan_cell = functools.partial(kernel_forms.scan_cell, gate)
+            scan_cell = functools.partial(kernels.scan_cell, gate)
             chosen = chosen._replace(scan_blocks=scan_cell)
         # Of a step outside of that loop, or of another arrangement.
         found = []
         for keys in (states, 2 * window):
-            misfit = kernel_forms.states_misfit(sizes, states, keys)
+            misfit = kernels.states_misfit(sizes, states, keys)
             what = f"Attention, {states} queries and {keys} keys of a block"
-            found.append(has_kernel(sizes, what, misfit, required=not is_whole))
+            found.append(has_kernel(sizes, what, misfit, required=not (is_whole or on_gpu())))
         if all(found):
-            chosen = chosen._replace(attention_by_head=kernel_forms.attention_by_head)
+            chosen = chosen._replace(attention_by_head=kernels.attention_by_head)
     return chosen
+
+
+def _kernels() -> Any:
+    """Returns the module with the kernels of the device."""
+    from brt.models.fast import gpu_forms, kernel_forms
+
+    return gpu_forms if on_gpu() else kernel_forms
 
 
 def wants_kernels(sizes: Sizes) -> bool:

@@ -1,13 +1,8 @@
 """Dropout masks, shared along the axes along which the published models share them."""
 
 import jax
-import jax.numpy as jnp
-from jax.typing import DTypeLike
 
-from brt.models.ops import keep_mask
-
-PERIOD = 128
-"""Tokens after which a mask repeats, as in the released code."""
+from brt.models.ops import dropped, keep_mask, repeated_mask
 
 
 def split_key(key: jax.Array | None, rate: float, number: int) -> list[jax.Array | None]:
@@ -22,20 +17,6 @@ def dropout(x_BTD: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
     """
     _, T, D = x_BTD.shape
     return dropped(x_BTD, repeated_mask(key, rate, T, D, x_BTD.dtype))
-
-
-def repeated_mask(
-    key: jax.Array | None, rate: float, tokens: int, width: int, dtype: DTypeLike
-) -> jax.Array | None:
-    return keep_mask(key, rate, (min(tokens, PERIOD), width), dtype)
-
-
-def dropped(x_BTD: jax.Array, mask_PD: jax.Array | None) -> jax.Array:
-    if mask_PD is None:
-        return x_BTD
-    T = x_BTD.shape[1]
-    repeats = -(-T // len(mask_PD))
-    return x_BTD * jnp.tile(mask_PD, (repeats, 1))[:T]
 
 
 def independent_dropout(

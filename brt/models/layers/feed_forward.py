@@ -9,7 +9,7 @@ from jax.nn.initializers import zeros
 from jax.typing import DTypeLike
 
 from brt.models.layers.initializers import DENSE, Initializer, parameter
-from brt.models.ops import Matrix
+from brt.models.ops import Matrix, dropped
 
 
 class FeedForwardWeights(NamedTuple):
@@ -45,8 +45,13 @@ class FeedForward(nnx.Module):
         x_BTD: jax.Array,
         drop: Callable[[jax.Array], jax.Array] | None = None,
         weights: FeedForwardWeights | None = None,
+        mask_PD: jax.Array | None = None,
     ) -> jax.Array:
-        """Returns (B, T, D); drop: applied to hidden units. weights: of `weights`, or None."""
+        """Returns (B, T, D).
+
+        drop: applied to hidden units. weights: of `weights`, or None. mask_PD: dropout of the
+        result, as of `repeated_mask`.
+        """
         weights = weights or self.weights(x_BTD.dtype)
         h_BTF = weights.hidden_DF("BTD,DF->BTF", x_BTD)
         if self.biases:
@@ -54,4 +59,6 @@ class FeedForward(nnx.Module):
         h_BTF = jax.nn.relu(h_BTF)
         h_BTF = h_BTF if drop is None else drop(h_BTF)
         y_BTD = weights.output_FD("BTF,FD->BTD", h_BTF)
-        return y_BTD + self.output_bias_D[...].astype(x_BTD.dtype) if self.biases else y_BTD
+        if self.biases:
+            y_BTD = y_BTD + self.output_bias_D[...].astype(x_BTD.dtype)
+        return dropped(y_BTD, mask_PD)

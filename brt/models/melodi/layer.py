@@ -19,13 +19,21 @@ from brt.models.axis_rules import constrain
 from brt.models.counts import matrix_size
 from brt.models.fast.attention import attend
 from brt.models.fast.block_loop import scan_blocks
-from brt.models.layers.dropout import dropout, dropped, repeated_mask
+from brt.models.layers.dropout import dropout
 from brt.models.layers.feed_forward import FeedForward
 from brt.models.layers.initializers import DENSE, parameter
 from brt.models.layers.norms import RMSNorm, share_of_norm
 from brt.models.layers.positions_t5 import RelativeBias, t5_buckets
 from brt.models.model import Metrics
-from brt.models.ops import HIDDEN, at_least_float32, in_blocks, keep_mask, unit_heads
+from brt.models.ops import (
+    HIDDEN,
+    at_least_float32,
+    dropped,
+    in_blocks,
+    keep_mask,
+    repeated_mask,
+    unit_heads,
+)
 from brt.models.sizes import Sizes
 
 
@@ -184,8 +192,8 @@ class MelodiLayer(nnx.Module):
     ) -> jax.Array:
         attended_BTA = attended_BTHK.reshape(*x_BTD.shape[:2], self.sizes.attention_size)
         x_BTD = x_BTD + attended_BTA @ self.output_AD[...].astype(x_BTD.dtype)
-        mlp_BTD = self.feed_forward(self.feed_forward_norm(x_BTD))
-        return x_BTD + dropped(mlp_BTD, mask_PD)
+        normed_BTD = self.feed_forward_norm(x_BTD)
+        return x_BTD + self.feed_forward(normed_BTD, mask_PD=mask_PD)
 
     def part(
         self, x_BTD: jax.Array, positions: slice, seen: list[KeysValues], long: KeysValues | None
