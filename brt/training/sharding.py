@@ -115,7 +115,8 @@ def check_divisible(mesh: AnyMesh, rows: int, model_sizes: dict[str, int]) -> No
     if rows % mesh.shape["data"]:
         raise ValueError(
             f"{rows} batch elements cannot be divided over {mesh.shape['data']} data-parallel "
-            "devices: change Trainer.tokens_per_step, accumulation, segment_length or mesh."
+            "devices: change Trainer.tokens_per_step, Trainer.accumulation, "
+            "Trainer.segment_length or Trainer.mesh."
         )
     for name, size in model_sizes.items():
         if size % mesh.shape["model"]:
