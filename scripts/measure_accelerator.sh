@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Measures the GPU or TPU that JAX finds, in at most ten minutes a call; the same command goes on
+# Measures the GPU or TPU that JAX finds, in at most ten minutes a call; the same command continues
 # where the last one stopped: training steps of the systems of Table 1 and of a gated delta memory at
 # the published sizes, by part and by form of attention, small ones in float32 against the CPU, and decoding.
 #   bash scripts/measure_accelerator.sh

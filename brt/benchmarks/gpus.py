@@ -264,7 +264,7 @@ def devices_of(gpus: Gpus) -> Sequence[Any]:
 
 
 def worth_setting(gpus: Gpus, step_bytes: int) -> list[str]:
-    """Returns environment variables worth trying on these cards, each with its reason.
+    """Returns environment variables to try on these cards, each with its reason.
 
     step_bytes: memory of a card that the step takes.
     """

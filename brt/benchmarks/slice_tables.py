@@ -93,7 +93,7 @@ def details(row: Mapping[str, Any]) -> str:
         )
         lines.append(f"  collectives {title}: {text or 'none'}")
     if flags := row.get("worth_setting"):
-        lines += ["  worth trying on these cards:", *(f"    {flag}" for flag in flags)]
+        lines += ["  to try on these cards:", *(f"    {flag}" for flag in flags)]
     return "\n".join(lines)
 
 

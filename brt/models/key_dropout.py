@@ -1,7 +1,7 @@
 """Dropout of keys before the softmax, in place of dropping attention weights after it.
 
 The weights that are left sum to 1, and any form of attention that takes a bias computes it. The
-functions have the arguments and results of those of `brt.models.ops` that they stand for.
+functions have the arguments and results of those of `brt.models.ops` with the same names.
 
 Source: Li et al. 2023, DropKey, arXiv:2208.02646.
 """

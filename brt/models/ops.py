@@ -306,11 +306,8 @@ def repeated_mask(
 
 
 def dropped(x_BTD: jax.Array, mask_PD: jax.Array | None) -> jax.Array:
-    if mask_PD is None:
-        return x_BTD
     T = x_BTD.shape[1]
-    repeats = -(-T // len(mask_PD))
-    return x_BTD * jnp.tile(mask_PD, (repeats, 1))[:T]
+    return x_BTD if mask_PD is None else x_BTD * jnp.tile(mask_PD, (-(-T // len(mask_PD)), 1))[:T]
 
 
 def scan_blocks(

@@ -7,25 +7,24 @@ import jax
 import jax.numpy as jnp
 
 
-def in_microbatches(
-    grad: Callable, number: int, scored_weight: Callable[[Any], jax.Array]
-) -> Callable:
+def in_microbatches(grad: Callable, number: int) -> Callable:
     """Returns `grad` with the memory of one microbatch, equal up to rounding.
 
     Microbatch i has the batch elements i, i + number, ..., so that on a mesh each device keeps its
     own. All have the step's dropout key: masks that are drawn for each batch element repeat.
 
-    grad: `jax.value_and_grad` of a loss of `make_loss`. scored_weight: of the whole batch.
+    grad: `jax.value_and_grad` of a loss of `make_loss`.
     """
 
     def accumulated(params, caches, batch, key):
-        weight = scored_weight(batch) / number
         parts = _divided(caches, 0, number), _divided(tuple(batch), 1, number)
 
         def run(parts):
             caches, arrays = parts
             part = type(batch)(*arrays)
-            (value, (caches, sums, metrics)), grads = grad(params, caches, part, key, weight)
+            (value, (caches, sums, metrics)), grads = grad(
+                params, caches, part, key, batch.weights_KBT
+            )
             return (value, sums, metrics, grads), caches
 
         def add(total, parts):

@@ -92,12 +92,12 @@ def make_loss(
         scores: one of `LOSSES`.
 
     Returns:
-        loss(params, caches, batch, key, weight) -> (loss, (caches, (nats, weight, correct),
-        metrics)); weight: what nats are divided by, None for the weight of the batch.
+        loss(params, caches, batch, key, whole_KBT) -> (loss, (caches, (nats, weight, correct),
+        metrics)); whole_KBT: weights of the step of which the batch is a part, or None.
     """
     remat = jax.checkpoint if remat_segments else lambda function: function
 
-    def loss(params, caches, batch, key, weight=None):
+    def loss(params, caches, batch, key, whole_KBT=None):
         model = bind(params)
         K = batch.inputs_KBT.shape[0]
         keys = None if key is None else _fold_in(key, jnp.arange(K))
@@ -127,11 +127,13 @@ def make_loss(
         else:
             caches, outputs = unroll(remat(score), caches, segments, bptt_depth)
         sums, metrics = outputs
-        nats, scored, correct = (s.sum() for s in sums)
+        nats, weight, correct = (s.sum() for s in sums)
+        whole_KBT = batch.weights_KBT if whole_KBT is None else whole_KBT
+        share = batch.weights_KBT.shape[1] / whole_KBT.shape[1]
+        divisor = share * trained_weights(whole_KBT[reread_segments:], scores).sum()
         metrics = jax.tree.map(jnp.mean, metrics)
-        weight = scored if weight is None else weight
-        value = nats / jnp.maximum(weight, 1e-6) + metrics.get("added_nats", 0.0)
-        return value, (caches, (nats, scored, correct), metrics)
+        value = nats / jnp.maximum(divisor, 1e-6) + metrics.get("added_nats", 0.0)
+        return value, (caches, (nats, weight, correct), metrics)
 
     return loss
 
@@ -146,10 +148,6 @@ def trained_weights(weights_BT: jax.Array, scores: str = "full") -> jax.Array:
     """
     T = weights_BT.shape[-1]
     return weights_BT if scores == "full" else weights_BT * (jnp.arange(T) >= T // 2)
-
-
-def _scored_weight(reread_segments, scores, batch):
-    return trained_weights(batch.weights_KBT[reread_segments:], scores).sum()
 
 
 def make_train_step(
@@ -176,11 +174,7 @@ def make_train_step(
     """
     grad = jax.value_and_grad(make_loss(bind, **loss_settings), has_aux=True)
     if accumulation > 1:
-        again = loss_settings.get("reread_segments", 0)
-        scored_weight = functools.partial(
-            _scored_weight, again, loss_settings.get("scores", "full")
-        )
-        grad = in_microbatches(grad, accumulation, scored_weight)
+        grad = in_microbatches(grad, accumulation)
 
     def train_step(state: TrainState, batch):
         key = jax.random.fold_in(jax.random.key(seed), state.step) if dropout else None

@@ -1,7 +1,8 @@
 """Measures a GPU or TPU in a few minutes: steps, agreement with the CPU, decoding.
 
-The most important measurements come first. The same command goes on where an earlier one stopped:
-what its file has is not measured again. On a CPU everything is tiny, to test the script.
+The most important measurements come first. The same command continues where an earlier one
+stopped: measurements that its file has are not repeated. On a CPU everything is tiny, to test the
+script.
 """
 
 import functools
@@ -18,6 +19,7 @@ from accelerator import systems as rows_of_table
 from accelerator.systems import BASELINE, System, Timed, out_of_memory, time_step
 
 from brt import command_line
+from brt.storage.replaced_files import replace_file
 from brt.sweeps.scales import SCALES, Scale
 from brt.training.records.metrics import device_peak
 
@@ -96,7 +98,7 @@ def measure(
         names: of configs; () for all of Table 1.
         minutes: after which nothing new starts.
         report: takes a line for each measurement.
-        found: of an earlier call. What it has is not measured again, what failed or had no time is.
+        found: of an earlier call; only what failed or had no time in it is measured.
         keep: called after each measurement.
     """
     of_device = plan()
@@ -297,8 +299,9 @@ def main() -> None:
             "agreement": found.agreement,
             "decoding": [{"rows": rows} | row for rows, row in found.decoding.items()],
         }
-        file.write_text(json.dumps(content, indent=1), encoding="utf-8")
-        file.with_suffix(".md").write_text(table(found, machine), encoding="utf-8")
+        replace_file(file.parent, file.name, json.dumps(content, indent=1).encode())
+        text = table(found, machine)
+        replace_file(file.parent, file.with_suffix(".md").name, text.encode())
 
     report = functools.partial(print, flush=True)
     found = measure(FLAGS.systems, FLAGS.minutes, report, earlier(file, heads), keep)
@@ -311,8 +314,13 @@ def earlier(file: Path, heads: dict[str, Any]) -> Measured:
     """Returns what a file has; refuses those of another device or version of JAX."""
     if not file.exists():
         return Measured({}, {}, {})
-    content = json.loads(file.read_text(encoding="utf-8"))
-    theirs = {name: content.get(name) for name in heads}
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        theirs = {name: content[name] for name in heads}
+    except (ValueError, LookupError, TypeError):
+        raise ValueError(
+            f"{file} was not written by this command: name another --figures."
+        ) from None
     if theirs != heads:
         raise ValueError(f"{file} is of {theirs}, and this is {heads}: name another --figures.")
     steps = {row.pop("name"): row for row in content["configs"]}
