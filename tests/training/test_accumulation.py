@@ -23,7 +23,7 @@ from brt.benchmarks import hlo
 from brt.benchmarks.hlo_costs import collectives
 from brt.data.streams.batch import Batch
 from brt.training.optimization.optimizers import adafactor, adamw, muon
-from brt.training.train_step import TrainState, bind, make_train_step
+from brt.training.train_step import TrainState, bind, make_loss, make_train_step
 
 K, B = 3, 4
 DEFAULT = "txl_adaptive", "rmt", "melodi", "rec_fixed_skip"
@@ -114,6 +114,17 @@ def test_every_option_of_a_step_takes_microbatches(option):
     length = segment_length("rec_fixed_skip")
     expected = after_a_step(model, 1, SGD, length, **options)
     assert_equal(after_a_step(model, number, SGD, length, **options), expected)
+
+
+@pytest.mark.parametrize("options", [{"reread_segments": 2}, {"scores": "half"}, {}], ids=str)
+def test_the_loss_of_an_undivided_batch_is_its_nats_over_its_weight(options):
+    model, length = random_model("slide", dtype="float64"), segment_length("slide")
+    loss = make_loss(functools.partial(bind, nnx.graphdef(model)), **options)
+    caches = first_state(model, SGD).caches
+    value, (_, (nats, weight, _), _) = quick_jit(loss)(
+        parameters(model), caches, batch(length), None
+    )
+    np.testing.assert_allclose(value, nats / weight, rtol=1e-12)
 
 
 @pytest.mark.parametrize("optimizer", slow_after(1, [adafactor, adamw, muon]))
