@@ -167,6 +167,8 @@ def checked_result(memory: nnx.Module, method: str, expected: Any, result: Any) 
 
 
 def check_form(owner: str, expected: Any, value: Any) -> None:
+    if jax.tree.map(jax.typeof, expected) == jax.tree.map(jax.typeof, value):
+        return
     old, new = _form(expected), _form(value)
     for path in old.keys() | new.keys():
         if old.get(path) != new.get(path):

@@ -1,6 +1,6 @@
 """The interface of a model; docs/extending.md has a runnable example."""
 
-from typing import Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 import jax
 import numpy as np
@@ -33,6 +33,12 @@ class Model(CheckedMethods, ModelDescription, Generic[Embedded, Outputs]):
     vocabulary_size: int
     dropout: float
     dtype: np.dtype
+
+    def __init_subclass__(cls, **kwargs: Any):
+        super().__init_subclass__(**kwargs)
+        if "token_losses" in vars(cls) and "weighted_losses" not in vars(cls):
+            # Not those of a base, which has other losses.
+            cls.weighted_losses = Model.weighted_losses  # type: ignore[method-assign]
 
     def for_segments(self, length: int) -> Self:
         """Returns the same model, with the same parameters, for segments of `length` tokens."""
@@ -68,15 +74,25 @@ class Model(CheckedMethods, ModelDescription, Generic[Embedded, Outputs]):
         """Returns -log p of each target in nats, and whether it is the most likely; both (B, T)."""
         return token_losses(self.logits(x_BTD), targets_BT)
 
+    def weighted_losses(
+        self, x_KBTD: Outputs, targets_KBT: jax.Array, weights_KBT: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        """Returns the sums over K segments of weight times `token_losses`, nats and right ones."""
+
+        def sums(segment):
+            x_BTD, targets_BT, weights_BT = segment
+            nats_BT, correct_BT = self.token_losses(x_BTD, targets_BT)
+            return (nats_BT * weights_BT).sum(), (correct_BT * weights_BT).sum()
+
+        nats_K, correct_K = jax.lax.map(sums, (x_KBTD, targets_KBT, weights_KBT))
+        return nats_K.sum(), correct_K.sum()
+
     def __call__(
         self, tokens_BT: jax.Array, caches: tuple, key: jax.Array | None = None
     ) -> tuple[jax.Array, tuple]:
         """Runs on (B, T) int32 ids; returns (B, T, V) logits and the caches after the segment."""
-        with jax.named_scope("embedding"):
-            x_BTD = self.embed(tokens_BT)
-        y_BTD, caches, _ = self.stack(x_BTD, caches, key)
-        with jax.named_scope("vocabulary"):
-            return self.logits(y_BTD), caches
+        x_BTD, caches, _ = self.stack(self.embed(tokens_BT), caches, key)
+        return self.logits(x_BTD), caches
 
 
 class LanguageModel(Model[jax.Array, jax.Array]):

@@ -51,6 +51,11 @@ class LanguageModelWrapper(Wrapper, LanguageModel):
     def token_losses(self, x_BTD: jax.Array, targets_BT: jax.Array) -> tuple[jax.Array, jax.Array]:
         return self.body.token_losses(x_BTD, targets_BT)
 
+    def weighted_losses(
+        self, x_KBTD: jax.Array, targets_KBT: jax.Array, weights_KBT: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        return self.body.weighted_losses(x_KBTD, targets_KBT, weights_KBT)
+
     def windows_reach(self) -> int:
         return self.body.windows_reach()
 

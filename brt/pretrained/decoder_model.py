@@ -7,7 +7,7 @@ from absl import logging
 from flax import nnx
 
 from brt.models.body import Body
-from brt.models.fast.chunked_losses import chunked_losses
+from brt.models.fast.chunked_losses import chunked_losses, weighted_losses
 from brt.models.wrapper import LanguageModelWrapper
 from brt.pretrained.backbone import PretrainedBackbone
 from brt.pretrained.decoders.decoder import Decoder
@@ -34,6 +34,11 @@ class DecoderModel(LanguageModelWrapper, Body):
 
     def token_losses(self, x_BTD: jax.Array, targets_BT: jax.Array) -> tuple[jax.Array, jax.Array]:
         return chunked_losses(x_BTD, self.body.head[...], targets_BT)
+
+    def weighted_losses(
+        self, x_KBTD: jax.Array, targets_KBT: jax.Array, weights_KBT: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        return weighted_losses(x_KBTD, self.body.head[...], targets_KBT, weights_KBT)
 
     def given_parameters(self) -> dict[str, Any]:
         if (folder := self.body.folder) is None:

@@ -67,8 +67,7 @@ def enter_segment(
     """
     with jax.named_scope("memory"):
         empty = model.init_caches(len(segment.starts_B))
-        if clear:
-            caches = clear_state(caches, empty)
+        caches = clear_state(caches, empty) if clear else caches
         caches = reset_rows(caches, empty, segment.starts_B)
     with jax.named_scope("embedding"):
         return model.embed(segment.inputs_BT), caches
@@ -88,52 +87,46 @@ def make_loss(
         bind: from parameters to a model; the function `bind`, of a graph.
         clear: clear the state before every segment (Block-Recurrent, appendix G.1).
         bptt_depth, reread_segments: of `unroll` and `reread`.
-        remat_segments: recompute each segment in the backward pass.
+        remat_segments: recompute each segment in the backward pass, but not its loss.
         scores: one of `LOSSES`.
 
     Returns:
         loss(params, caches, batch, key, whole_KBT) -> (loss, (caches, (nats, weight, correct),
         metrics)); whole_KBT: weights of the step of which the batch is a part, or None.
     """
-    remat = jax.checkpoint if remat_segments else lambda function: function
 
     def loss(params, caches, batch, key, whole_KBT=None):
         model = bind(params)
         K = batch.inputs_KBT.shape[0]
         keys = None if key is None else _fold_in(key, jnp.arange(K))
 
-        def advance(caches, inputs):
+        def read(caches, inputs):
             arrays, key = inputs
-            return model.stack(*enter_segment(model, Segment(*arrays), caches, clear), key)[1]
-
-        def score(caches, inputs):
-            arrays, key = inputs
-            segment = Segment(*arrays)
-            x_BTD, caches = enter_segment(model, segment, caches, clear)
+            x_BTD, caches = enter_segment(model, Segment(*arrays), caches, clear)
             x_BTD, caches, metrics = model.stack(x_BTD, caches, key)
             check_scalars(metrics, type(model).__name__)
-            with jax.named_scope("vocabulary"):
-                nats_BT, correct_BT = model.token_losses(x_BTD, segment.targets_BT)
-                weights_BT = trained_weights(segment.weights_BT, scores)
-                nats, correct = ((x_BT * weights_BT).sum() for x_BT in (nats_BT, correct_BT))
-                sums = nats, weights_BT.sum(), correct
-            return caches, (sums, metrics)
+            return caches, (x_BTD, metrics)
 
+        read = jax.checkpoint(read) if remat_segments else read
         segments = tuple(batch), keys
         if K == 1:  # no loop to trace, differentiate and compile
-            caches, outputs = remat(score)(caches, jax.tree.map(lambda x: x[0], segments))
+            caches, outputs = read(caches, jax.tree.map(lambda x: x[0], segments))
+            outputs = jax.tree.map(lambda x: x[None], outputs)
         elif reread_segments:
-            caches, outputs = reread(remat(advance), remat(score), caches, segments)
+            caches, outputs = reread(read, caches, segments)
         else:
-            caches, outputs = unroll(remat(score), caches, segments, bptt_depth)
-        sums, metrics = outputs
-        nats, weight, correct = (s.sum() for s in sums)
+            caches, outputs = unroll(read, caches, segments, bptt_depth)
+        x_KBTD, metrics = outputs
+        targets_KBT = batch.targets_KBT[reread_segments:]
+        weights_KBT = trained_weights(batch.weights_KBT[reread_segments:], scores)
+        with jax.named_scope("vocabulary"):
+            nats, correct = model.weighted_losses(x_KBTD, targets_KBT, weights_KBT)
         whole_KBT = batch.weights_KBT if whole_KBT is None else whole_KBT
         share = batch.weights_KBT.shape[1] / whole_KBT.shape[1]
         divisor = share * trained_weights(whole_KBT[reread_segments:], scores).sum()
         metrics = jax.tree.map(jnp.mean, metrics)
         value = nats / jnp.maximum(divisor, 1e-6) + metrics.get("added_nats", 0.0)
-        return value, (caches, (nats, weight, correct), metrics)
+        return value, (caches, (nats, weights_KBT.sum(), correct), metrics)
 
     return loss
 
@@ -193,8 +186,7 @@ def make_train_step(
             sums = tuple(jnp.where(finite, s, 0.0) for s in sums)
         rate = learning_rate(state.step)
         rate = plateau.rate(rate, state.optimizer) if plateau else rate
-        means = metrics | {"learning_rate": rate}
-        means |= {"grad_norm": grad_norm, "update_norm": update_norm}
+        means = metrics | dict(learning_rate=rate, grad_norm=grad_norm, update_norm=update_norm)
         with jax.named_scope("optimizer"):
             means |= bind(params).gradient_metrics(grads)
         nats, weight, correct = sums

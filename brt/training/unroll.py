@@ -57,20 +57,19 @@ def unroll(read: Read, caches: Any, segments: Any, depth: int | None = None) -> 
     return caches, jax.tree.map(lambda a, b: jnp.concatenate([a, b]), outputs, rest)
 
 
-def reread(
-    advance: Callable[[Any, Any], Any], read: Read, caches: Any, segments: Any
-) -> tuple[Any, Any]:
+def reread(read: Read, caches: Any, segments: Any) -> tuple[Any, Any]:
     """Runs k segments of earlier steps and one new segment, with gradients through all segments.
 
     Every loss has the same depth k, as in RMT (Bulatov et al. 2022, section 3; its code starts from
     the memory after the k segments, this from the one before).
 
-    advance: returns the caches of `read`. segments: a tree with a first axis of k + 1 segments.
-    Returns the caches after the first segment, for the next step, and outputs of the last one.
+    segments: a tree with a first axis of k + 1 segments.
+    Returns the caches after the first segment, for the next step, and outputs of the last one, with
+    a first axis of one.
     """
-    carried = advance(caches, at(segments, 0))
-    caches, _ = scan(lambda *x: (advance(*x), None), carried, at(segments, slice(1, -1)))
-    _, outputs = read(caches, at(segments, -1))
+    carried, _ = read(caches, at(segments, 0))
+    caches, _ = scan(lambda *x: (read(*x)[0], None), carried, at(segments, slice(1, -1)))
+    _, outputs = scan(read, caches, at(segments, slice(-1, None)))
     return carried, outputs
 
 

@@ -11,7 +11,7 @@ from brt.experiment import Configuration
 
 PACKAGE = ROOT / "brt"
 FRAMES, FILES_TO_THE_GATE = 12, 7
-FUNCTIONS, FILES, LINES = 165, 22, 3_700
+FUNCTIONS, FILES, LINES = 140, 22, 3_700
 """Lower these numbers, never raise them."""
 
 

@@ -10,7 +10,7 @@ from flax import nnx
 from tiny_models import quick_jit
 
 from brt.models import ops
-from brt.models.block_recurrent import external_memory
+from brt.models.block_recurrent import external_memory, feedback
 from brt.models.fast import relative_form, table
 from brt.models.fast.attention import attend, product
 from brt.models.melodi import layer as melodi_layer
@@ -210,6 +210,7 @@ def test_every_model_has_the_losses_and_gradients_of_the_plain_form(name, monkey
             monkeypatch.setattr(module, "attend", ops.attention)
         monkeypatch.setattr(table, "layer_ops", plain_layer_ops)
         monkeypatch.setattr(table, "cell_ops", plain_cell_ops)
+        monkeypatch.setattr(feedback, "stack_scan", lambda _: ops.scan_blocks)
         module = relative_form.relative_attention
         monkeypatch.setattr(module, "attend_by_distance", plain_attend_by_distance)
         expected = values()

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from architectures import random_model
 
 from brt.models.layers.losses import token_losses
 from brt.training.train_step import trained_weights
@@ -63,3 +64,21 @@ def test_the_half_loss_scores_the_most_recent_half_of_a_segment(T):
     scored = found > 0
     assert (scored.sum(axis=-1) == T - T // 2).all() and scored[:, T // 2 :].all()
     np.testing.assert_allclose(found[scored], weights_BT[scored], rtol=1e-6)
+
+
+def test_a_model_with_losses_of_its_own_is_trained_with_them():
+    model = random_model("slide")
+
+    class Smoothed(type(model)):
+        def token_losses(self, x_BTD, targets_BT):
+            nats_BT, correct_BT = super().token_losses(x_BTD, targets_BT)
+            return 0.9 * nats_BT + 0.1, correct_BT
+
+    rng = np.random.default_rng(0)
+    x_KBTD = rng.normal(size=(2, 3, 4, model.width)).astype(np.float32)
+    targets_KBT = rng.integers(0, model.vocabulary_size, (2, 3, 4)).astype(np.int32)
+    weights_KBT = rng.random((2, 3, 4)).astype(np.float32)
+    nats, correct = model.weighted_losses(x_KBTD, targets_KBT, weights_KBT)
+    model.__class__ = Smoothed
+    found = model.weighted_losses(x_KBTD, targets_KBT, weights_KBT)
+    np.testing.assert_allclose(found, (0.9 * nats + 0.1 * weights_KBT.sum(), correct), rtol=1e-5)

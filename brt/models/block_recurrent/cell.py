@@ -193,22 +193,22 @@ class RecurrentCell(LayerMemory):
             found = value(name)
             return None if found is None else Matrix(found.reshape(*axes, found.shape[1]), dtype)
 
-        def by_head(*matrices):
-            return Matrix(jnp.stack([x[...].reshape(D, H, K) for x in matrices]), dtype)
+        def by_head(*names):
+            return Matrix(jnp.stack([*map(value, names)]).reshape(-1, D, H, K), dtype)
 
         sequential, dual = self.order == "sequential", self.arrangement == "dual"
-        queries = [self.queries_DA] if sequential else [self.queries_DA, self.cross_queries_DA]
+        queries = ["queries_DA"] if sequential else ["queries_DA", "cross_queries_DA"]
         gates = ("self_gate", "cross_gate", "attention_gate", "feed_forward_gate")
         return CellWeights(
             norm_scale_D=self.norm.scale_D[...],
-            keys_values_XDHK=by_head(self.keys_DA, self.values_DA),
+            keys_values_XDHK=by_head("keys_DA", "values_DA"),
             queries_XDHK=by_head(*queries),
             gates={n: getattr(self, n).weights(dtype) for n in gates if hasattr(self, n)},
             ids_SD=value("state_ids_SD"),
             self_scale_H=value("attention_scale_H"),
             cross_scale_H=value("cross_scale_H"),
             cross_norm_scale_D=self.cross_norm.scale_D[...] if sequential else None,
-            cross_queries_XDHK=by_head(self.cross_queries_DA) if sequential else None,
+            cross_queries_XDHK=by_head("cross_queries_DA") if sequential else None,
             feed_forward_norm_scale_D=self.feed_forward_norm.scale_D[...] if dual else None,
             hidden_DF=matrix("hidden_DF", D),
             hidden_XHKF=matrix("hidden_CF", 2, H, K),
@@ -233,9 +233,7 @@ class RecurrentCell(LayerMemory):
         return ByHead(unit_heads(k_BHSK) if self.sizes.qk_norm else k_BHSK, v_BHSK)
 
     def _queries(self, q_BHSK, scale_H):
-        if scale_H is None:
-            return scaled_down_heads(q_BHSK)
-        return scaled_unit_heads(q_BHSK, scale_H)
+        return scaled_down_heads(q_BHSK) if scale_H is None else scaled_unit_heads(q_BHSK, scale_H)
 
     def step(
         self,
@@ -256,7 +254,8 @@ class RecurrentCell(LayerMemory):
             The next carry; keys and values of the states; and kept, the mean of the gates' keep.
         """
         states_BSD, before = carry
-        k_BHJK, v_BHJK = (jnp.concatenate(pair, axis=2) for pair in zip(before, block))
+        k_BHJK = jnp.concatenate([before.keys_BHJK, block.keys_BHJK], axis=2)
+        v_BHJK = jnp.concatenate([before.values_BHJK, block.values_BHJK], axis=2)
         attend = self.ops(v_BHJK.dtype).attention_by_head
         kept = []
 
@@ -295,7 +294,7 @@ class RecurrentCell(LayerMemory):
             gate = weights.gates["feed_forward_gate"]
             states_BSD, keep = self.feed_forward_gate(states_BSD, jax.nn.relu(h_BSF), gate)
             kept.append(keep)
-        metrics = {"kept": jnp.mean(jnp.stack([jnp.mean(keep) for keep in kept]))}
+        metrics = {"kept": jnp.mean(jnp.stack([*map(jnp.mean, kept)]))}
         return CellCarry(states_BSD, block), of_states, metrics
 
     # The interface of a layer's memory.
@@ -318,22 +317,25 @@ class RecurrentCell(LayerMemory):
 
         Metrics: kept, the mean share of the states that the gates keep, and state_norm.
         """
+        if states is not None:  # of one block, computed by the caller: block feedback
+            known = ByHead(*(heads_first(x_BGSHK[:, 0]) for x_BGSHK in states))
+            block = KeysValues(tokens.keys_BTHK, tokens.values_BTHK)
+            after, metrics = self._updated(cache, window, block, weights, known)
+            return MemoryResult(attended_BTHK, after, states, metrics)
         W = window.keys_BWHK.shape[1]
         # Heads come first before the loop, once for both passes of all blocks.
-        keys_values = tokens.keys_BTHK, tokens.values_BTHK
-        blocks = ByHead(*(heads_first(in_blocks(x, W)) for x in keys_values))
+        k_BGWHK, v_BGWHK = in_blocks(tokens.keys_BTHK, W), in_blocks(tokens.values_BTHK, W)
+        blocks = ByHead(heads_first(k_BGWHK), heads_first(v_BGWHK))
         carry = CellCarry(cache.states_BSD, ByHead(*map(heads_first, window)))
-        if states is None:
-            scan = self.ops(tokens.values_BTHK.dtype, remat).scan_blocks
-            carry, of_states, metrics = scan(self.step, weights, carry, blocks, remat)
-            states = BlockStates(*map(heads_first, of_states))
-        else:  # one block whose states the caller has computed: block feedback
-            known = ByHead(*(heads_first(x_BGSHK[:, 0]) for x_BGSHK in states))
-            block = ByHead(*(x_BGHWK[:, 0] for x_BGHWK in blocks))
-            carry, _, metrics = self.step(weights, carry, block, known)
+        scan = self.ops(tokens.values_BTHK.dtype, remat).scan_blocks
+        carry, of_states, metrics = scan(self.step, weights, carry, blocks, remat)
+        states = BlockStates(*map(heads_first, of_states))
+        after, metrics = self._after(carry, metrics)
+        return MemoryResult(attended_BTHK, after, states, metrics)
+
+    def _after(self, carry, metrics):
         norm = jnp.sqrt(jnp.mean(jnp.square(carry.states_BSD)))
-        after = StateCache(carry.states_BSD)
-        return MemoryResult(attended_BTHK, after, states, metrics | {"state_norm": norm})
+        return StateCache(carry.states_BSD), metrics | {"state_norm": norm}
 
     def update(
         self, cache: StateCache, taken: KeysValues, weights: CellWeights
@@ -345,8 +347,7 @@ class RecurrentCell(LayerMemory):
     def _updated(self, cache, before, block, weights, known=None):
         before, block = (ByHead(*map(heads_first, x)) for x in (before, block))
         carry, _, metrics = self.step(weights, CellCarry(cache.states_BSD, before), block, known)
-        norm = jnp.sqrt(jnp.mean(jnp.square(carry.states_BSD)))
-        return StateCache(carry.states_BSD), metrics | {"state_norm": norm}
+        return self._after(carry, metrics)
 
     def begin_decoding(self, cache: StateCache, dtype: DTypeLike) -> DecodingStates:
         states = self.states(cache, dtype, self.prepare(dtype))

@@ -96,18 +96,18 @@ class Gate(nnx.Module):
 
     def weights(self, dtype: DTypeLike) -> GateWeights:
         source = self.source
-        names = [source.candidate]
+        matrices = [getattr(self, source.candidate)[...]]
         biases = {}
         if self.candidate_bias_D is not None:
             biases["candidate_bias_D"] = self.candidate_bias_D[...]
         if self.kind == "fixed":
             biases["keep_bias_D"] = self.keep_bias_D[...]
         else:
-            names += [source.input, source.forget]
+            matrices += [getattr(self, source.input)[...], getattr(self, source.forget)[...]]
             biases["input_bias_D"] = self.input_bias_D[...]
             biases["forget_bias_D"] = self.forget_bias_D[...]
-        matrix = jnp.concatenate([getattr(self, name)[...] for name in names], axis=1)
-        return biases | {source.matrix: Matrix(matrix.reshape(*self.sizes, -1), dtype)}
+        matrix = jnp.concatenate(matrices, axis=1).reshape(*self.sizes, -1)
+        return biases | {source.matrix: Matrix(matrix, dtype)}
 
     def __call__(
         self, states_BSD: jax.Array, h: jax.Array | tuple[jax.Array, ...], weights: GateWeights

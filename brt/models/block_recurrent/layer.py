@@ -133,9 +133,6 @@ class Layer(nnx.Module):
         window = WindowCache(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
         return LayerCache(window, tuple(empty_cache(m, rows, dtype) for m in self.memories))
 
-    def _with(self, *by_memory):
-        return zip(self.memories, *by_memory, strict=True)
-
     # Prepared once per segment.
 
     def prepare(
@@ -212,7 +209,7 @@ class Layer(nnx.Module):
         self, cache: LayerCache, dtype: DTypeLike, prepared: Prepared
     ) -> tuple[BlockStates | None, ...]:
         """Returns the states of each memory that the next block attends to (G = 1), or None."""
-        inputs = self._with(cache.memories, prepared.memories)
+        inputs = zip(self.memories, cache.memories, prepared.memories, strict=True)
         return tuple(memory.states(old, dtype, weights) for memory, old, weights in inputs)
 
     # Steps that a segment and a decoded token (`decoding.py`) share.
@@ -227,8 +224,9 @@ class Layer(nnx.Module):
     ) -> tuple[jax.Array, ...]:
         """Returns the normalised inputs, (B, T, D), and their queries, keys and values."""
         normed_BTD = dropped(self.attention_norm(x_BTD), mask_PD)
-        matrices = weights.queries_DA, weights.keys_DA, weights.values_DA
-        return normed_BTD, *(self._heads(normed_BTD, matrix_DA) for matrix_DA in matrices)
+        q_BTHK = self._heads(normed_BTD, weights.queries_DA)
+        k_BTHK = self._heads(normed_BTD, weights.keys_DA)
+        return normed_BTD, q_BTHK, k_BTHK, self._heads(normed_BTD, weights.values_DA)
 
     def output(
         self,
@@ -306,8 +304,8 @@ class Layer(nnx.Module):
         new_memories, all_states = [], []
         metrics: Metrics = {}
         current_states = current_states or (None,) * len(self.memories)
-        for memory, old, own, known in self._with(
-            cache.memories, prepared.memories, current_states
+        for memory, old, own, known in zip(
+            self.memories, cache.memories, prepared.memories, current_states, strict=True
         ):
             with jax.named_scope("states" if memory.num_states else "memory"):
                 result = memory(

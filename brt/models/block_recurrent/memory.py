@@ -77,7 +77,7 @@ class MemoryResult(NamedTuple):
 
 
 def joined_states(states: Iterable[BlockStates | None]) -> BlockStates | None:
-    present = [each for each in states if each is not None]
+    present = list(filter(None, states))
     if len(present) < 2:
         return present[0] if present else None
     return BlockStates(*(jnp.concatenate(parts, axis=2) for parts in zip(*present)))

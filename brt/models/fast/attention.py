@@ -10,11 +10,9 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from brt.models.ops import at_least_float32, heads_first
-
-COLUMNS = 128
-"""Of a matrix unit."""
 
 
 def attend(
@@ -63,30 +61,13 @@ def weighted_values(
     """Returns the values weighted by a softmax over scores, at least float32, (..., H, Q, J)."""
     highest_HQ = jnp.max(scores_HQJ, axis=-1)
     parts_HQJ = jnp.exp(scores_HQJ - highest_HQ[..., None])
-    sum_HQ = _summed_as(parts_HQJ, v_HJK)
+    sum_HQ = jnp.sum(parts_HQJ, axis=-1)
     if keep_HQJ is not None:
         parts_HQJ = parts_HQJ * keep_HQJ
     # Divided after the product: K numbers for each query instead of J.
     output_HQK = product("HQJ,HJK->HQK", parts_HQJ.astype(v_HJK.dtype), v_HJK)
     output_HQK = (output_HQK / sum_HQ[..., None]).astype(v_HJK.dtype)
     return Softmax(output_HQK, highest_HQ + jnp.log(sum_HQ))
-
-
-def _summed_as(parts_HQJ, v_HJK):
-    """Returns the sums over keys of the factors of the values, in the values' type.
-
-    In bfloat16 it is a product with ones, as many columns as a matrix unit has: for a TPU half the
-    cost of a sum along the last axis.
-    """
-    if v_HJK.dtype == parts_HQJ.dtype:
-        return jnp.sum(parts_HQJ, axis=-1)
-    ones_JK = jnp.ones((parts_HQJ.shape[-1], COLUMNS), v_HJK.dtype)
-    return jnp.einsum(
-        "...J,JK->...K",
-        parts_HQJ.astype(v_HJK.dtype),
-        ones_JK,
-        preferred_element_type=parts_HQJ.dtype,
-    )[..., 0]
 
 
 def softmax_gradients(
@@ -102,7 +83,7 @@ def softmax_gradients(
     """
     weights_HQJ = jnp.exp(scores_HQJ - softmax.log_sum_HQ[..., None])
     kept_HQJ = weights_HQJ if keep_HQJ is None else weights_HQJ * keep_HQJ
-    dv_HJK = transposed_product(gradient_HQK, kept_HQJ.astype(v_HJK.dtype))
+    dv_HJK = product("HQJ,HQK->HJK", kept_HQJ.astype(v_HJK.dtype), gradient_HQK)
     # The sum over keys of each weight times its gradient.
     mean_HQ = jnp.sum(
         at_least_float32(gradient_HQK) * at_least_float32(softmax.output_HQK), axis=-1
@@ -132,27 +113,18 @@ def product(equation: str, a: jax.Array, b: jax.Array) -> jax.Array:
     )
 
 
-def transposed_product(a_HQK: jax.Array, b_HQJ: jax.Array) -> jax.Array:
-    """Returns the sum over queries of b times a, (..., H, J, K), at least float32.
-
-    The small factor and the small result are transposed, instead of b.
-    """
-    return jnp.swapaxes(product("HQK,HQJ->HKJ", a_HQK, b_HQJ), -1, -2)
-
-
-def _scores(scaled_HQK, k_HJK, bias_HQJ):
+def _scores(q_HQK, k_HJK, scale_H, bias_HQJ):
+    """Returns the queries times their scales, and the scores of all keys."""
+    scaled_HQK = q_HQK
+    if scale_H is not None:
+        scaled_HQK = at_least_float32(q_HQK) * jnp.abs(scale_H)[:, None, None]
+        scaled_HQK = scaled_HQK.astype(q_HQK.dtype)
     scores_HQJ = product("HQK,HJK->HQJ", scaled_HQK, k_HJK)
-    return scores_HQJ if bias_HQJ is None else scores_HQJ + bias_HQJ
-
-
-def _scaled(q_HQK, scale_H):
-    if scale_H is None:
-        return q_HQK
-    return (at_least_float32(q_HQK) * jnp.abs(scale_H)[:, None, None]).astype(q_HQK.dtype)
+    return scaled_HQK, scores_HQJ if bias_HQJ is None else scores_HQJ + bias_HQJ
 
 
 def _forward(q_HQK, k_HJK, v_HJK, scale_H=None, bias_HQJ=None, keep_HQJ=None):
-    scores_HQJ = _scores(_scaled(q_HQK, scale_H), k_HJK, bias_HQJ)
+    _, scores_HQJ = _scores(q_HQK, k_HJK, scale_H, bias_HQJ)
     softmax = weighted_values(scores_HQJ, v_HJK, keep_HQJ)
     return softmax.output_HQK, (q_HQK, k_HJK, v_HJK, scale_H, bias_HQJ, keep_HQJ, softmax)
 
@@ -163,14 +135,13 @@ def _backward(kept, gradient_HQK):
     q_HQK, k_HJK, v_HJK, scale_H, bias_HQJ, keep_HQJ, softmax, gradient_HQK = (
         jax.lax.optimization_barrier((*kept, gradient_HQK))
     )
-    scaled_HQK = _scaled(q_HQK, scale_H)
-    scores_HQJ = _scores(scaled_HQK, k_HJK, bias_HQJ)
+    scaled_HQK, scores_HQJ = _scores(q_HQK, k_HJK, scale_H, bias_HQJ)
     ds_HQJ, dv_HJK = softmax_gradients(softmax, scores_HQJ, v_HJK, keep_HQJ, gradient_HQK)
     # In the activations' type before all sums: written to memory once, and half as large.
     ds_HQJ = ds_HQJ.astype(k_HJK.dtype)
     dbias_HQJ = None if bias_HQJ is None else summed_to(ds_HQJ, bias_HQJ)
     dscaled_HQK = product("HQJ,HJK->HQK", ds_HQJ, k_HJK)
-    dk_HJK = transposed_product(scaled_HQK, ds_HQJ)
+    dk_HJK = product("HQJ,HQK->HJK", ds_HQJ, scaled_HQK)
     dscale_H = None
     if scale_H is not None:
         dscale_HQ = jnp.sum(dscaled_HQK * at_least_float32(q_HQK), axis=-1)
@@ -189,24 +160,17 @@ def _backward(kept, gradient_HQK):
 
 def summed_to(x: jax.Array, like: jax.Array) -> jax.Array:
     """Returns the sum over the axes along which `like` was repeated, in its shape and type."""
-    added = x.ndim - like.ndim
-    repeated = [added + i for i, n in enumerate(like.shape) if n == 1 and x.shape[added + i] > 1]
-    if added and jax.sharding.get_abstract_mesh().size <= 1:
+    x = at_least_float32(x)
+    if x.ndim > like.ndim and jax.sharding.get_abstract_mesh().size <= 1:
         # On a CPU sums of long rows are ten times as fast as XLA's sum over leading axes.
-        x = _sum_of_parts(at_least_float32(x).reshape(-1, *x.shape[added:]))
-        repeated = [axis - added for axis in repeated]
-        added = 0
-    x = jnp.sum(at_least_float32(x), axis=(*range(added), *repeated))
+        x = x.reshape(-1, *x.shape[x.ndim - like.ndim :])
+        while half := len(x) // 2:
+            rest, x = x[2 * half :], x[:half] + x[half : 2 * half]
+            x = jnp.concatenate([x, rest]) if len(rest) else x
+    added = x.ndim - like.ndim
+    repeated = added + np.flatnonzero(np.not_equal(x.shape[added:], like.shape))
+    x = jnp.sum(x, axis=(*range(added), *repeated.tolist()))
     return x.reshape(like.shape).astype(like.dtype)
-
-
-def _sum_of_parts(x):
-    while len(x) > 1:
-        half = len(x) // 2
-        rest = x[2 * half :]
-        x = x[:half] + x[half : 2 * half]
-        x = jnp.concatenate([x, rest]) if len(rest) else x
-    return x[0]
 
 
 attend_by_head.defvjp(_forward, _backward)

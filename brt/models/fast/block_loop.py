@@ -54,16 +54,18 @@ class CastMatrix(Matrix):
 class _Recorded(CastMatrix):
     """A matrix whose product in a step is recorded, and has its change added."""
 
-    def __init__(self, matrix, index, products, changes):
+    def __init__(self, matrix, index, factors, shapes, changes):
         self.array, self.cast, self.dtype = matrix.array, matrix.cast, matrix.dtype
-        self.index, self.products, self.changes = index, products, changes
+        self.index, self.multiplied = index, False
+        self.factors, self.shapes, self.changes = factors, shapes, changes
 
     def __call__(self, equation, *x):
-        if any(index == self.index for index, _ in self.products):
+        if self.multiplied:
             raise ValueError(f"A matrix is multiplied twice in one step of a loop: {equation}.")
+        self.multiplied = True
         key = self.index, equation
         y = jnp.einsum(equation, stacked(x), jax.lax.stop_gradient(self.value()))
-        self.products[key] = x, y
+        self.factors[key], self.shapes[key] = x, jax.ShapeDtypeStruct(y.shape, y.dtype)
         return y if self.changes is None else _changed(y, self.changes[key])
 
 
@@ -125,27 +127,27 @@ def _scan(step, unroll, weights, carry, xs):
 
 
 def _forward(step, unroll, weights, carry, xs):
-    # The shapes of all products, whose gradients the backward loop returns as those of `changes`,
-    # zeros that are added to the products.
-    def products_of(weights, carry, x):
-        recorded, products = _recorded(weights, None)
-        step(recorded, carry, x)
-        return {key: y for key, (_, y) in products.items()}
+    shapes: dict[tuple[int, str], jax.ShapeDtypeStruct] = {}
 
-    shapes = jax.eval_shape(products_of, weights, carry, jax.tree.map(lambda x: x[0], xs))
-    length = jax.tree.leaves(xs)[0].shape[0]
+    def recorded(weights, carry, inputs):
+        x, changes = inputs
+        leaves, tree = jax.tree.flatten(weights, is_leaf=_is_matrix)
+        factors: dict[tuple[int, str], Any] = {}
+        for i, leaf in enumerate(leaves):
+            if _is_matrix(leaf):
+                leaves[i] = _Recorded(leaf, i, factors, shapes, changes)
+        carry, outputs, metrics = step(jax.tree.unflatten(tree, leaves), carry, x)
+        return carry, ((outputs, metrics), factors)
 
     def loop(weights, changes, carry, xs):
-        def recorded_step(carry, inputs):
-            x, changes = inputs
-            recorded, products = _recorded(weights, changes)
-            carry, outputs, metrics = step(recorded, carry, x)
-            return carry, ((outputs, metrics), {key: x for key, (x, _) in products.items()})
-
-        carry, (ys, factors) = jax.lax.scan(recorded_step, carry, (xs, changes), unroll=unroll)
+        body = functools.partial(recorded, weights)
+        carry, (ys, factors) = jax.lax.scan(body, carry, (xs, changes), unroll=unroll)
         return (carry, ys), factors
 
-    changes = {key: jnp.zeros((length, *y.shape), y.dtype) for key, y in shapes.items()}
+    # Zeros that are added to the products: the backward loop returns the gradients of both.
+    first, length = jax.tree.map(lambda x: x[0], xs), len(jax.tree.leaves(xs)[0])
+    jax.eval_shape(recorded, weights, carry, (first, None))  # for `shapes`
+    changes = jax.tree.map(lambda y: jnp.zeros((length, *y.shape), y.dtype), shapes)
     result, back, factors = jax.vjp(loop, weights, changes, carry, xs, has_aux=True)
     return result, (back, factors)
 
@@ -163,16 +165,6 @@ def _backward(step, unroll, kept, gradients):
 
 
 _scan.defvjp(_forward, _backward)
-
-
-def _recorded(weights, changes):
-    leaves, tree = jax.tree.flatten(weights, is_leaf=_is_matrix)
-    products: dict[tuple[int, str], Any] = {}
-    recorded = [
-        _Recorded(leaf, i, products, changes) if _is_matrix(leaf) else leaf
-        for i, leaf in enumerate(leaves)
-    ]
-    return jax.tree.unflatten(tree, recorded), products
 
 
 def _matrix_gradient(equation, dtype, x, dy, unroll):

@@ -2,8 +2,7 @@
 
 Plain counterpart: `brt.models.layers.losses.token_losses` of x . embedding / divisor
 (tests/models/test_chunked_losses.py). With 7 layers, d 256, V 32,000 and 4,096 tokens, the gradient
-needs 1,666 MiB of temporary memory on a CPU instead of 2,412 MiB, and 1.33 of the processor time.
-On TPUs see docs/benchmarks/tpu_compiler.md.
+needs 1,666 MiB of temporary memory on a CPU instead of 2,412 MiB.
 
 M: parts of the vocabulary, one for each device of the model axis, of Y entries each; C: tokens of a
 chunk of the segment.
@@ -11,6 +10,7 @@ chunk of the segment.
 
 import functools
 import math
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,8 +21,26 @@ from brt.models.fast.data_shards import by_data_shard, model_parts
 from brt.models.ops import at_least_float32
 
 CHUNK = 2**26
-"""Logits of one device that are computed at a time: 256 MiB in float32. In the backward pass each
-chunk adds to the gradient of the whole matrix, so small chunks are slow."""
+"""Logits of one device that are computed at a time: 256 MiB in float32. Each chunk adds to the
+gradient of the whole matrix, so small chunks are slow."""
+
+
+class PartScores(NamedTuple):
+    """Of each token and part of the vocabulary, (B, C, M).
+
+    log_sum_BCM: log-sum-exp of the logits. chosen_BCM: the target's logit; 0: it is in another
+    part. highest_BCM: the highest logit.
+    """
+
+    log_sum_BCM: jax.Array
+    chosen_BCM: jax.Array
+    highest_BCM: jax.Array
+
+    def joined(self) -> tuple[jax.Array, jax.Array]:
+        """Returns -log p of each target, and whether no logit exceeds its own; both (B, C)."""
+        chosen_BC = jnp.sum(self.chosen_BCM, axis=-1)
+        nats_BC = jax.nn.logsumexp(self.log_sum_BCM, axis=-1) - chosen_BC
+        return nats_BC, chosen_BC >= jnp.max(self.highest_BCM, axis=-1)
 
 
 def chunked_losses(
@@ -34,105 +52,143 @@ def chunked_losses(
 ) -> tuple[jax.Array, jax.Array]:
     """Returns -log p of each target in nats, and whether no logit exceeds its own; both (B, T).
 
-    The backward pass computes the logits again, chunk by chunk. There are no forward-mode
-    derivatives. Under a mesh each device computes the logits of its batch elements and its part of
-    the vocabulary.
+    Under a mesh each device computes the logits of its batch elements and its part of the
+    vocabulary.
 
     x_BTD: in the type of the products; sums are at least float32. targets_BT: int32 in [0, V).
     chunk: logits in memory at a time, on each device; None: `CHUNK`.
     """
-    V, D = embedding_VD.shape
-    parts = model_parts(V)
-    chunk = CHUNK if chunk is None else chunk
 
-    def chunked(weights, rows):
+    def scores(weights, rows):
         x_BTD, targets_BT = rows
-        B, T, _ = x_BTD.shape
-        number = min(max(math.ceil(B * T * (V // parts) / chunk), 1), T)
-        # Without padding, if that takes less than twice as many.
-        number = next((n for n in range(number, 2 * number) if T % n == 0), number)
-        return _parts(x_BTD, weights["embedding_VYD"], targets_BT, divisor, number), ()
+        embedding_MYD = weights["embedding_VYD"]
+        return _scores(x_BTD, embedding_MYD.value(), targets_BT, divisor, chunk), ()
 
-    # The gradient is summed in the type of the matrix.
-    embedding_MYD = CastMatrix(embedding_VD.reshape(parts, V // parts, D), x_BTD.dtype)
-    rows = constrain(x_BTD, "BTD"), targets_BT
-    # Named V: the model axis splits the first axis as it splits the vocabulary.
-    (log_sum_BTM, chosen_BTM, highest_BTM), _ = by_data_shard(
-        chunked, {"embedding_VYD": embedding_MYD}, rows
-    )
-    chosen_BT = jnp.sum(chosen_BTM, axis=-1)
-    nats_BT = jax.nn.logsumexp(log_sum_BTM, axis=-1) - chosen_BT
-    return nats_BT, chosen_BT >= jnp.max(highest_BTM, axis=-1)
+    weights = _in_parts(x_BTD, embedding_VD)
+    scored, _ = by_data_shard(scores, weights, (constrain(x_BTD, "BTD"), targets_BT))
+    return scored.joined()
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
-def _parts(x_BTD, embedding_MYD, targets_BT, divisor, number):
-    return _forward(x_BTD, embedding_MYD, targets_BT, divisor, number)[0]
+def weighted_losses(
+    x_KBTD: jax.Array,
+    embedding_VD: jax.Array,
+    targets_KBT: jax.Array,
+    weights_KBT: jax.Array,
+    divisor: float = 1.0,
+    chunk: int | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """Returns the sums over K segments of weight times `chunked_losses`, nats and right ones.
+
+    Where derivatives are wanted, each chunk also computes its gradients, from logits that are then
+    in memory: three products instead of four. Of M > 1 parts the sums over the vocabulary come
+    first, in a loop of their own, so that devices exchange nothing inside a loop. No forward-mode
+    derivatives, and none of the weights.
+    """
+    K, B, T, _ = x_KBTD.shape
+
+    def losses(weights, rows):
+        nats, correct = _weighted(*rows, weights["embedding_VYD"], divisor, chunk)
+        share = B / len(rows[0])  # of a mean over shards
+        return (), (share * nats, share * correct)
+
+    def all_tokens(x_KBT):
+        return jnp.moveaxis(x_KBT, 0, 1).reshape(B, K * T, *x_KBT.shape[3:])
+
+    x_BTD, *rows = map(all_tokens, (x_KBTD, targets_KBT, weights_KBT))
+    weights = _in_parts(x_BTD, embedding_VD)
+    return by_data_shard(losses, weights, (constrain(x_BTD, "BTD"), *rows))[1]
 
 
-def _forward(x_BTD, embedding_MYD, targets_BT, divisor, number):
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
+def _weighted(x_BTD, targets_BT, weights_BT, embedding_MYD, divisor, chunk):
+    scored = _scores(x_BTD, embedding_MYD.value(), targets_BT, divisor, chunk)
+    return _sums(scored, weights_BT)
+
+
+def _forward(x_BTD, targets_BT, weights_BT, embedding_MYD, divisor, chunk):
     narrow_MYD = embedding_MYD.value()
-    entries_MY = _entries(narrow_MYD)
+    inputs: tuple[Any, ...] = (x_BTD, targets_BT, weights_BT)
+    scored = None
+    if len(narrow_MYD) > 1:
+        scored = _scores(x_BTD, narrow_MYD, targets_BT, divisor, chunk)
+        inputs = *inputs, jax.nn.logsumexp(scored.log_sum_BCM, axis=-1)
 
-    def chunk(_, inputs):
-        x_BCD, targets_BC = inputs
-        logits_BCMY = _logits(x_BCD, narrow_MYD, divisor)
-        highest_BCM = jnp.max(logits_BCMY, axis=-1)
-        sums_BCM = jnp.sum(jnp.exp(logits_BCMY - highest_BCM[..., None]), axis=-1)
-        # A masked sum, not a gather, because the vocabulary may be sharded.
-        is_target_BCMY = entries_MY == targets_BC[..., None, None]
-        chosen_BCM = jnp.sum(jnp.where(is_target_BCMY, logits_BCMY, 0), axis=-1)
-        return (), (highest_BCM + jnp.log(sums_BCM), chosen_BCM, highest_BCM)
-
-    _, parts = _in_chunks(chunk, (), (x_BTD, targets_BT), number)
-    return parts, (x_BTD, embedding_MYD, targets_BT, parts[0])
-
-
-def _backward(divisor, number, residuals, gradients):
-    x_BTD, embedding_MYD, targets_BT, log_sum_BTM = residuals
-    dlog_sum_BTM, dchosen_BTM, dhighest_BTM = gradients
-    del dhighest_BTM  # which is only compared
-    narrow_MYD = embedding_MYD.value()
-    entries_MY = _entries(narrow_MYD)
-
-    def chunk(dembedding_MYD, inputs):
-        x_BCD, targets_BC, log_sum_BCM, dlog_sum_BCM, dchosen_BCM = inputs
-        logits_BCMY = _logits(x_BCD, narrow_MYD, divisor)
-        d_BCMY = jnp.exp(logits_BCMY - log_sum_BCM[..., None]) * dlog_sum_BCM[..., None]
-        is_target_BCMY = entries_MY == targets_BC[..., None, None]
-        d_BCMY = d_BCMY + jnp.where(is_target_BCMY, dchosen_BCM[..., None], 0)
+    def gradients(dembedding_MYD, inputs):
+        x_BCD, targets_BC, weights_BC, *log_sum_BC = inputs
+        logits_BCMY, is_target_BCMY, scores = _chunk(x_BCD, narrow_MYD, targets_BC, divisor)
+        (log_sum_BC,) = log_sum_BC or [scores.log_sum_BCM[..., 0]]
+        p_BCMY = jnp.exp(logits_BCMY - log_sum_BC[..., None, None])
+        d_BCMY = (p_BCMY - is_target_BCMY) * (weights_BC / divisor)[..., None, None]
         # Behind a barrier, or XLA computes it once for each product where memory is scarce.
-        d_BCMY = jax.lax.optimization_barrier((d_BCMY / divisor).astype(x_BCD.dtype))
+        d_BCMY = jax.lax.optimization_barrier(d_BCMY.astype(x_BCD.dtype))
         dembedding_MYD += jnp.einsum(
             "BCMY,BCD->MYD", d_BCMY, x_BCD, preferred_element_type=dembedding_MYD.dtype
         )
         # Each part separately: they are summed over the devices once, after the loop.
-        return dembedding_MYD, jnp.einsum("BCMY,MYD->BCMD", d_BCMY, narrow_MYD)
+        dx_BCMD = jnp.einsum("BCMY,MYD->BCMD", d_BCMY, narrow_MYD)
+        return dembedding_MYD, (scores, dx_BCMD)
 
-    inputs = x_BTD, targets_BT, log_sum_BTM, dlog_sum_BTM, dchosen_BTM
     zeros_MYD = jnp.zeros(narrow_MYD.shape, at_least_float32(x_BTD).dtype)
-    dembedding_MYD, dx_BTMD = _in_chunks(chunk, zeros_MYD, inputs, number)
+    chunks = narrow_MYD.shape[1], chunk
+    dembedding_MYD, (found, dx_BTMD) = _in_chunks(gradients, zeros_MYD, inputs, *chunks)
     dx_BTD = jnp.sum(at_least_float32(dx_BTMD), axis=2).astype(x_BTD.dtype)
-    return dx_BTD, embedding_MYD.gradient(dembedding_MYD), None
+    return _sums(scored or found, weights_BT), (dx_BTD, embedding_MYD, dembedding_MYD)
 
 
-_parts.defvjp(_forward, _backward)
+def _backward(divisor, chunk, gradients, cotangents):
+    dx_BTD, embedding_MYD, dembedding_MYD = gradients
+    dnats, _ = cotangents
+    dx_BTD = (dnats * dx_BTD).astype(dx_BTD.dtype)
+    return dx_BTD, None, None, embedding_MYD.gradient(dnats * dembedding_MYD)
 
 
-def _logits(x_BCD, embedding_MYD, divisor):
-    product_BCMY = jnp.einsum(
-        "BCD,MYD->BCMY", x_BCD, embedding_MYD, preferred_element_type=at_least_float32(x_BCD).dtype
-    )
-    return product_BCMY / divisor
+_weighted.defvjp(_forward, _backward)
 
 
-def _entries(embedding_MYD):
-    parts, entries, _ = embedding_MYD.shape
-    return jnp.arange(parts * entries, dtype=jnp.int32).reshape(parts, entries)
+def _sums(scored, weights_BT):
+    nats_BT, correct_BT = scored.joined()
+    return jnp.sum(nats_BT * weights_BT), jnp.sum(correct_BT * weights_BT)
 
 
-def _in_chunks(function, carry, inputs, number):
-    T = jax.tree.leaves(inputs)[0].shape[1]
+def _in_parts(x_BTD, embedding_VD):
+    """Returns the matrix; its gradient is summed in its type."""
+    V, D = embedding_VD.shape
+    parts = model_parts(V)
+    embedding_MYD = CastMatrix(embedding_VD.reshape(parts, V // parts, D), x_BTD.dtype)
+    # Named V: the model axis splits the first axis as it splits the vocabulary.
+    return {"embedding_VYD": embedding_MYD}
+
+
+def _scores(x_BTD, narrow_MYD, targets_BT, divisor, chunk):
+    def scores(_, inputs):
+        x_BCD, targets_BC = inputs
+        return (), _chunk(x_BCD, narrow_MYD, targets_BC, divisor)[2]
+
+    return _in_chunks(scores, (), (x_BTD, targets_BT), narrow_MYD.shape[1], chunk)[1]
+
+
+def _chunk(x_BCD, narrow_MYD, targets_BC, divisor):
+    """Returns the logits, where the target is, both (B, C, M, Y), and the scores."""
+    M, Y, _ = narrow_MYD.shape
+    kind = at_least_float32(x_BCD).dtype
+    logits_BCMY = jnp.einsum("BCD,MYD->BCMY", x_BCD, narrow_MYD, preferred_element_type=kind)
+    logits_BCMY = logits_BCMY / divisor
+    highest_BCM = jnp.max(logits_BCMY, axis=-1)
+    sums_BCM = jnp.sum(jnp.exp(logits_BCMY - highest_BCM[..., None]), axis=-1)
+    # A masked sum, not a gather, because the vocabulary may be sharded.
+    entries_MY = jnp.arange(M * Y, dtype=jnp.int32).reshape(M, Y)
+    is_target_BCMY = entries_MY == targets_BC[..., None, None]
+    chosen_BCM = jnp.sum(jnp.where(is_target_BCMY, logits_BCMY, 0), axis=-1)
+    scores = PartScores(highest_BCM + jnp.log(sums_BCM), chosen_BCM, highest_BCM)
+    return logits_BCMY, is_target_BCMY, scores
+
+
+def _in_chunks(function, carry, inputs, entries, chunk):
+    """Folds a function over chunks of tokens with at most `chunk` logits, of so many entries."""
+    B, T = jax.tree.leaves(inputs)[0].shape[:2]
+    number = min(max(math.ceil(B * T * entries / (chunk or CHUNK)), 1), T)
+    # Without padding, if that takes less than twice as many.
+    number = next((n for n in range(number, 2 * number) if T % n == 0), number)
     if number == 1:
         return function(carry, inputs)
     C = -(-T // number)

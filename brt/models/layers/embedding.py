@@ -7,7 +7,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from brt.models.axis_rules import constrain
-from brt.models.fast.chunked_losses import chunked_losses
+from brt.models.fast.chunked_losses import chunked_losses, weighted_losses
 from brt.models.layers.initializers import normal, parameter
 from brt.models.ops import at_least_float32
 from brt.token_ids import BEGIN
@@ -34,6 +34,12 @@ class TiedEmbedding(nnx.Module):
 
     def token_losses(self, x_BTD: jax.Array, targets_BT: jax.Array) -> tuple[jax.Array, jax.Array]:
         return chunked_losses(x_BTD, self.embedding_VD[...], targets_BT, self.logits_divisor)
+
+    def weighted_losses(
+        self, x_KBTD: jax.Array, targets_KBT: jax.Array, weights_KBT: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        tokens = targets_KBT, weights_KBT
+        return weighted_losses(x_KBTD, self.embedding_VD[...], *tokens, self.logits_divisor)
 
 
 def embedded(

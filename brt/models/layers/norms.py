@@ -43,5 +43,6 @@ class LayerNorm(nnx.Module):
 
 def share_of_norm(part: jax.Array, rest: jax.Array) -> jax.Array:
     """Returns a scalar in [0, 1]: the part's root mean square over the sum of both."""
-    part, rest = (jnp.sqrt(jnp.mean(jnp.square(at_least_float32(x)))) for x in (part, rest))
+    part = jnp.sqrt(jnp.mean(jnp.square(at_least_float32(part))))
+    rest = jnp.sqrt(jnp.mean(jnp.square(at_least_float32(rest))))
     return part / jnp.maximum(part + rest, 1e-30)
