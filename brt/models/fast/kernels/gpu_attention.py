@@ -18,7 +18,6 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.experimental import pallas as pl
 
 from brt.models.fast.kernels import gpu_launch, gpu_tiles
 from brt.models.fast.kernels.gpu_launch import Layout, call
@@ -168,8 +167,9 @@ def _forward_call(heads, sizes, rate, q, k, v, cached_k, cached_v, scale_H, bias
     )
     of_queries = (B, H, T), kind, layout.of_queries(Q)
     outputs = (q.shape, v.dtype, layout.of_tile(Q)), of_queries, of_queries
-    body = functools.partial(gpu_tiles.forward, tiles)
-    return call(body, launch, heads, (T // Q, B * H), inputs, outputs, f"{sizes.name}_forward")
+    body, name = functools.partial(gpu_tiles.forward, tiles), f"{sizes.name}_forward"
+    flops = 2 * 2 * q.size * tiles.frame_keys
+    return call(body, launch, heads, (T // Q, B * H), inputs, outputs, name, flops)
 
 
 def _backward_call(heads, sizes, rate, *arrays):
@@ -184,7 +184,7 @@ def _backward_call(heads, sizes, rate, *arrays):
     of_queries = log_sum, factor, jnp.moveaxis(mean_BTH, 1, 2)
     of_scores = (B, H, T // Q, F, Q), q.dtype, layout.of_batch(T // Q, F, Q)
 
-    def of_keys(offset, name, raw_k, k, v, before=None):
+    def of_keys(offset, name, pairs, raw_k, k, v, before=None):
         inputs = (
             layout.every(q),
             raw_k if raw_k is None else layout.tile(raw_k, X),
@@ -202,17 +202,18 @@ def _backward_call(heads, sizes, rate, *arrays):
         aliases = {} if before is None else {last: 2}
         grid = k.shape[1] // X, B * H
         name = f"{sizes.name}_backward_of_{name}"
-        return call(
-            body, launch.of_keys, heads, grid, inputs, outputs, name, input_output_aliases=aliases
-        )
+        options = dict(flops=4 * 2 * B * H * K * pairs, input_output_aliases=aliases)
+        return call(body, launch.of_keys, heads, grid, inputs, outputs, name, **options)
 
     if sizes.states:
         k, dcached_k, dcached_v = raw_k, None, None
-        dk, dv, dscores = of_keys(0, "keys", None, k, v)
+        dk, dv, dscores = of_keys(0, "keys", T * F, None, k, v)
     else:
         k = unit_heads(raw_k) if unit else raw_k
-        dcached_k, dcached_v, dscores = of_keys(0, "cache", None, cached_k, cached_v)
-        dk, dv, dscores = of_keys(W, "keys", raw_k if unit else None, k, v, dscores)
+        pairs = W * F // 2  # of queries and cached keys
+        dcached_k, dcached_v, dscores = of_keys(0, "cache", pairs, None, cached_k, cached_v)
+        raw_k = raw_k if unit else None
+        dk, dv, dscores = of_keys(W, "keys", T * F - pairs, raw_k, k, v, dscores)
 
     tiles = tiles._replace(queries=Q, keys=launch.of_queries.keys)
     inputs = (
@@ -224,7 +225,8 @@ def _backward_call(heads, sizes, rate, *arrays):
     outputs = (q.shape, q.dtype, layout.of_tile(Q)), ((B, H, T // Q), kind, layout.each())
     body = functools.partial(gpu_tiles.backward_of_queries, tiles)
     grid, name = (T // Q, B * H), f"{sizes.name}_backward_of_queries"
-    dq, dscale_BHG = call(body, launch.of_queries, heads, grid, inputs, outputs, name)
+    flops = 2 * q.size * F
+    dq, dscale_BHG = call(body, launch.of_queries, heads, grid, inputs, outputs, name, flops)
 
     dscale_H = jnp.sum(dscale_BHG, axis=(0, 2)) * jnp.sign(scale_H)
     dbias_HW = None if bias_HW is None else _bias_gradient(bias_HW, dscores)

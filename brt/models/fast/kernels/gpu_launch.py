@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
+from jax.experimental.xla_metadata import set_xla_metadata
 from jax.typing import DTypeLike
 
 from brt.models.axis_rules import device
@@ -173,14 +174,20 @@ def call(
     inputs: Any,
     outputs: Any,
     name: str,
+    flops: int,
     **options: Any,
 ) -> Any:
-    """Runs a kernel; inputs: a tree of `Block`; outputs: of shape, type and spec."""
+    """Runs a kernel.
+
+    inputs: a tree of `Block`. outputs: of shape, type and spec. flops: operations of its matrix
+    products, an attribute of the compiled program (`brt.benchmarks.roofline` reads it), because the
+    compiler's own count has no kernels.
+    """
 
     def part(index):
         return jax.tree.map(lambda x: x[index], inputs, is_leaf=lambda x: isinstance(x, Block))
 
-    return pl.pallas_call(
+    kernel = pl.pallas_call(
         body,
         grid=grid,
         in_specs=part(1),
@@ -190,4 +197,6 @@ def call(
         interpret=bool(heads.interpret),
         name=name,
         **options,
-    )(*part(0))
+    )
+    with set_xla_metadata(flops=flops):
+        return kernel(*part(0))

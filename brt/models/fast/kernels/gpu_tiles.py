@@ -104,8 +104,8 @@ def kept_weights(tiles: Tiles, seeds: Any, query: Any, key: "Range") -> jax.Arra
     """Returns which weights are kept.
 
     query: positions in the block of W, and key: in the pair of blocks, of 2W, as in
-    `ops.window_table`, or in the block of S; int32 that broadcast. Keys j and j + 8 share a number of 32 bits, because a
-    thread has both, whether keys are rows or columns of the scores.
+    `ops.window_table`, or in the block of S; int32 that broadcast. Keys j and j + 8 share a number
+    of 32 bits, because a thread has both, whether keys are rows or columns of the scores.
     """
     of_key = key.start // 2 + (key.step >> 4) * 8 + (key.step & 7)
     numbers = tiles.states // 2 or tiles.window
