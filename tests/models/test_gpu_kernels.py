@@ -100,7 +100,7 @@ def case(name, monkeypatch):
 @pytest.mark.parametrize("name", CASES)
 def test_outputs_and_all_gradients_equal_the_plain_form(name, monkeypatch):
     errors = relative_errors(*case(name, monkeypatch))
-    assert max(errors.values()) < 2e-5, errors
+    assert np.max([*errors.values()]) < 2e-5, errors
 
 
 def test_bfloat16_differs_by_no_more_than_its_rounding(monkeypatch):
@@ -108,7 +108,7 @@ def test_bfloat16_differs_by_no_more_than_its_rounding(monkeypatch):
     rounded = *(x.astype(BF16) for x in args[:5]), *args[5:]
     exact = *(x.astype(F32) for x in rounded[:5]), *args[5:]
     errors = relative_errors(heads, rounded, dropout, exact=exact)
-    assert max(errors.values()) < 0.05, errors
+    assert np.max([*errors.values()]) < 0.05, errors
 
 
 def test_the_gradient_is_the_slope_of_what_the_forward_pass_computes(monkeypatch):
@@ -178,8 +178,12 @@ SMALL = dict(num_layers=1, window=W, dropout=0.2, attention_form="kernel")
         pytest.param("slide", None, {}, marks=pytest.mark.slow),  # on a mesh below
         ("slide", (4, 2), {}),
         pytest.param("slide", (2, 1), dict(qk_norm=False), marks=pytest.mark.slow),
-        pytest.param("rec_fixed_skip", (2, 2), dict(num_layers=2), marks=pytest.mark.slow),
-        pytest.param("feedback_fixed_skip", (2, 2), dict(num_layers=3), marks=pytest.mark.slow),
+        pytest.param(
+            "rec_fixed_skip", (2, 2), dict(num_layers=2, num_states=32), marks=pytest.mark.slow
+        ),
+        pytest.param(
+            "feedback_fixed_skip", (2, 2), dict(num_layers=3, num_states=16), marks=pytest.mark.slow
+        ),
     ],
 )
 def test_a_model_on_a_mesh_or_without_equals_its_plain_form(
