@@ -25,7 +25,8 @@ LAUNCH = 4e-6
 
 ESTIMATES = (
     f"Time is estimated by a roofline over the compiled program: products at {PRODUCTS:.0%} of the "
-    f"card's peak, memory at {BANDWIDTH:.0%} of its bandwidth, at least {1e6 * LAUNCH:g} us a "
+    f"card's peak, {TRITON_ATTENTION:.0%} in Pallas kernels, "
+    f"memory at {BANDWIDTH:.0%} of its bandwidth, at least {1e6 * LAUNCH:g} us a "
     "kernel. Nothing was run: the choice of kernels by autotuning, collectives and their overlap "
     "(NCCL), caches and the host are not in it."
 )
