@@ -234,13 +234,13 @@ def test_on_a_gpu_the_binding_chooses_the_kernel_and_auto_does_not(capsys):
     assert ops_of("kernel").window_tables is gpu_forms.window_tables
     assert ops_of("kernel", 512).attention_to_states is gpu_forms.attention_to_states
     assert ops_of("kernel", 512).states_dropout is gpu_forms.states_dropout
-    # The loop over blocks has none, and the log says so.
+    # The loop over blocks has none of its own, and the log says so.
     sizes = Sizes(1, 8, 128, 1, attention_form="kernel")
     chosen = table.cell_ops(sizes, 512, 512, BF16, object())
-    assert chosen == table.CellOps(gpu_forms.attention_by_head, table.block_loop.scan_blocks)
+    assert chosen == table.CellOps(gpu_forms.attention_by_head, gpu_forms.scan_blocks)
     lines = capsys.readouterr().err.splitlines()
     assert [line for line in lines if "GPUs" in line] == [line for line in lines if "cell" in line]
-    assert sum("a Pallas kernel" in line for line in lines) == len(lines) - 1 == 4
+    assert sum("a Pallas kernel" in line for line in lines) == len(lines) - 1 == 3
     assert not any("interpreted" in line for line in lines)
 
 

@@ -3,13 +3,15 @@
 tests/models/test_gpu_kernels.py compares both, in a model. `fast/table.py` chooses them.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from brt.models.axis_rules import on_gpu
 from brt.models.caches import WindowCache
-from brt.models.fast import kernel_forms
+from brt.models.fast import block_loop, kernel_forms
 from brt.models.fast.kernels import gpu_attention, gpu_launch
 from brt.models.fast.kernels.parts import Heads, TileDropout, tile_dropout, upcast
 from brt.models.ops import (
@@ -22,6 +24,10 @@ from brt.models.ops import (
 from brt.models.sizes import Sizes
 
 NO_LOOP = "GPUs have kernels of its attention only"
+UNROLLED = 8
+"""Blocks of an iteration of a cell's loop: what a backward pass needs is not stacked, which saves
+3.4 % of a step of pg19_rec_fixed_skip (docs/benchmarks/gpu_compiler.md)."""
+scan_blocks = functools.partial(block_loop.scan_blocks, unroll=UNROLLED)
 
 
 def _heads(*sizes) -> Heads:

@@ -4,7 +4,7 @@
 |---|---|---|---|---|
 | default | everywhere | `attention` | drawn before | `block_loop` |
 | kernel | TPUs, where the sizes fit | Pallas kernels | drawn in the kernel | a Pallas kernel |
-| kernel | NVIDIA GPUs, by the binding | Pallas kernels | drawn in the kernel | `block_loop` |
+| kernel | NVIDIA GPUs, by the binding | Pallas kernels | drawn in the kernel | unrolled loop |
 | cudnn | Hopper, where it was measured to be faster | cuDNN | of keys | `block_loop` |
 | cudnn | NVIDIA GPUs, by the binding | cuDNN | of keys | `block_loop`, cuDNN |
 
@@ -101,6 +101,8 @@ def cell_ops(
             found.append(has_kernel(sizes, what, misfit, required=not is_whole))
         if all(found):
             chosen = chosen._replace(attention_by_head=kernels.attention_by_head)
+            if on_gpu():
+                chosen = chosen._replace(scan_blocks=kernels.scan_blocks)
     return chosen
 
 
