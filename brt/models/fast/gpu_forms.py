@@ -95,9 +95,9 @@ def attention_by_head(q_BHQK: jax.Array, k_BHJK: jax.Array, v_BHJK: jax.Array) -
     heads = _heads(H, K, B, False)
     batch_axis, head_axis, _ = heads.mesh_axes
     one = heads._replace(num_heads=1, mesh_axes=(batch_axis, None, head_axis))
-    arrays = (x[..., None, :] for x in (q_BHQK, k_BHJK, v_BHJK))
+    q, k, v = (x[..., None, :] for x in (q_BHQK, k_BHJK, v_BHJK))
     unscaled = jnp.full(1, 1 / one.factor, upcast(q_BHQK.dtype))
-    return gpu_attention.attend_to_states(one, *arrays, unscaled)[..., 0, :]
+    return gpu_attention.attend_to_states(one, q, k, v, unscaled)[..., 0, :]
 
 
 def cell_misfit(sizes: Sizes, states: int, window: int, dtype: DTypeLike) -> str:
