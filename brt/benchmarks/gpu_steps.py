@@ -7,7 +7,7 @@ import jax
 
 from brt.benchmarks import hlo, hlo_costs
 from brt.benchmarks.gpus import Card, Gpus, worth_setting
-from brt.benchmarks.roofline import ATTENTION, Kernel, Kernels
+from brt.benchmarks.roofline import ATTENTION, TRITON, Kernel, Kernels
 from brt.training.records.metrics import compiled_bytes
 
 PRODUCTS = 0.70
@@ -15,6 +15,9 @@ PRODUCTS = 0.70
 FUSED_ATTENTION = 0.18
 """Share that cuDNN's attention with a bias reaches: 2.7 ms of an H100 for a layer of 64 windows of
 512 and 8 heads of 128, forward and backward (brt.models.fast.cudnn_attention)."""
+TRITON_ATTENTION = 0.30
+"""Share that Pallas Triton kernels of attention are assumed to reach: not measured. By its
+instructions, a layer of these windows takes 0.9 to 1.2 ms of an H100; with this share 1.0 ms."""
 BANDWIDTH = 0.85
 """Share of the memory's bandwidth that kernels reach."""
 LAUNCH = 4e-6
@@ -22,7 +25,8 @@ LAUNCH = 4e-6
 
 ESTIMATES = (
     f"Time is estimated by a roofline over the compiled program: products at {PRODUCTS:.0%} of the "
-    f"card's peak, memory at {BANDWIDTH:.0%} of its bandwidth, at least {1e6 * LAUNCH:g} us a "
+    f"card's peak, {TRITON_ATTENTION:.0%} in Pallas kernels, "
+    f"memory at {BANDWIDTH:.0%} of its bandwidth, at least {1e6 * LAUNCH:g} us a "
     "kernel. Nothing was run: the choice of kernels by autotuning, collectives and their overlap "
     "(NCCL), caches and the host are not in it."
 )
@@ -33,13 +37,11 @@ def seconds(kernel: Kernel, card: Card) -> dict[str, float]:
 
     They overlap, so that the largest is the kernel's time.
     """
+
+    attention = {ATTENTION: FUSED_ATTENTION, TRITON: TRITON_ATTENTION}
+    rates = {kind: share * card.peak_flops for kind, share in attention.items()}
     products = sum(
-        flops
-        / (
-            FUSED_ATTENTION * card.peak_flops
-            if kind == ATTENTION
-            else PRODUCTS * card.flops_of(kind)
-        )
+        flops / rates.get(kind, PRODUCTS * card.flops_of(kind))
         for kind, flops in kernel.flops.items()
     )
     return {

@@ -23,13 +23,14 @@ FREE = frozenset(
 """Operations that launch no kernel of their own."""
 
 HIGHEST = "f32 highest"
-ATTENTION = "attention"
+ATTENTION, TRITON = "attention", "triton"
 
 _SLICES = ("dynamic-slice", "slice", "gather")
 _UPDATES = ("dynamic-update-slice", "scatter")
 _CONTRACTED = re.compile(r'lhs_contracting_dim(?:s=\{|ensions":\[)([\d,"]*)')
 _HIGHEST = re.compile(r'"?operand_precision"?[=:][{\[]"?highest|dot_f32_f32_f32', re.I)
 _TARGET = re.compile(r'custom_call_target="([^"]*)"')
+_FLOPS = re.compile(r'frontend_attributes={[^}]*\bflops="(\d+)"')
 _WORKSPACE = ("s8", "u8")
 """Types of the buffer that a library's kernel takes as one of its results."""
 _FORWARD, _BACKWARD = 4, 10
@@ -40,9 +41,10 @@ class Kernel(NamedTuple):
     """A kernel of a program: figures of one run.
 
     flops: floating-point operations of matrix products, by the type of their operands; HIGHEST for
-        float32 without TF32, ATTENTION for cuDNN's attention, whose masked part counts.
-    bytes: read and written. target: of a custom call, such as a Pallas kernel, whose products are
-        only known for cuBLAS and cuDNN's attention; "" for the compiler's own kernels.
+        float32 without TF32, ATTENTION for cuDNN's attention, whose masked part counts, TRITON for
+        a Pallas kernel with an attribute `flops`.
+    bytes: read and written. target: of a custom call, whose products are only known for these and
+        cuBLAS; "" for the compiler's own kernels.
     """
 
     flops: Mapping[str, int]
@@ -111,6 +113,8 @@ class Kernels:
             (_, (B, Q, H, K)), (_, (_, J, _, _)) = self._arrays(instruction)[:2]
             number = _BACKWARD if target.endswith("Backward") else _FORWARD
             flops[ATTENTION] += number * B * H * Q * J * K
+        elif found := _FLOPS.search(instruction.attributes):
+            flops[TRITON] += int(found[1])
         return flops
 
     def _arrays(self, instruction):

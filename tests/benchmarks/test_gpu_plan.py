@@ -14,7 +14,7 @@ from tiny_run import command, write_config
 from brt import benchmark, train
 from brt.benchmarks import gpu_steps, gpus, hlo, planned_cudnn, slices, topologies
 from brt.benchmarks.gpus import CARDS
-from brt.benchmarks.roofline import ATTENTION, HIGHEST, Kernels
+from brt.benchmarks.roofline import ATTENTION, HIGHEST, TRITON, Kernels
 from brt.experiment import Configuration
 from brt.training.records.metrics import PEAK_FLOPS
 
@@ -272,9 +272,15 @@ ENTRY %main (q.1: bf16[4,32,2,8], k.1: bf16[4,64,2,8]) -> (bf16[4,2,32,8], u8[0]
     assert backward.bytes == 2 * 4 * 2 * 8 * (32 + 64 + 32)
     taken = gpu_steps.seconds(backward, CARDS["h100"])["products"]
     assert taken == pytest.approx(5 * one / (gpu_steps.FUSED_ATTENTION * 989e12))
-    # Products of other kernels are not known, which is said.
+    # Products of other kernels are known by an attribute; without it, that is said.
     assert not call("triton_kernel_call").flops
-    assert [each["custom_calls"] for each in found] == [{}, {}, {"triton_kernel_call": 1}]
+    attributes = '", frontend_attributes={flops="123000000",other="x"}, metadata={op_name="x"}'
+    kernel = call("triton_kernel_call" + attributes)
+    assert kernel.flops == {TRITON: 123000000}
+    taken = gpu_steps.seconds(kernel, CARDS["h100"])["products"]
+    assert taken == pytest.approx(123e6 / (gpu_steps.TRITON_ATTENTION * 989e12))
+    unknown = {"triton_kernel_call": 1}
+    assert [each["custom_calls"] for each in found] == [{}, {}, unknown, {}]
 
 
 def test_flags_are_of_the_card_and_of_the_number_of_cards():

@@ -62,13 +62,14 @@ import json, sys
 import jax, jax.numpy as jnp, numpy as np
 from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from brt.models.fast.kernels import gpu_launch
+from brt.benchmarks import hlo, roofline
+from brt.models.fast.kernels import gpu_attention, gpu_launch
 from brt.models.fast.kernels.parts import Heads, TileDropout
 
-target, (W, H, K), dtype, rate = json.loads(sys.argv[1])
+target, (W, S, H, K), dtype, rate = json.loads(sys.argv[1])
 topology = topologies.get_topology_desc(platform="cuda", target_config=target, topology="1x1x1")
 mesh = Mesh(np.array(topology.devices).reshape(1, 1), ("data", "model"))
-heads, f32 = Heads(H, K), jnp.float32
+heads, f32, B = Heads(H, K), jnp.float32, 2
 
 def of(*sizes, dtype=f32):
     sharding = NamedSharding(mesh, PartitionSpec())
@@ -76,15 +77,29 @@ def of(*sizes, dtype=f32):
 
 def step(dy, seeds, *args):
     dropout = TileDropout(seeds, rate) if rate else None
-    y, backward = jax.vjp(lambda *args: gpu_launch.attend_to_window(heads, *args, dropout), *args)
+    y, backward = jax.vjp(lambda *args: attend(heads, *args, dropout), *args)
     return y, backward(dy)
 
-q, cache = of(2, 2 * W, H, K, dtype=dtype), of(2, W, H, K, dtype=dtype)
-args = q, q, q, cache, cache, of(H), of(H, W)
+if S:
+    attend = gpu_attention.attend_to_states
+    q, k = of(B, 2, W, H, K, dtype=dtype), of(B, 2, S, H, K, dtype=dtype)
+    args = q, k, k, of(H)
+else:
+    attend = gpu_attention.attend_to_window
+    q, cache = of(B, 2 * W, H, K, dtype=dtype), of(B, W, H, K, dtype=dtype)
+    args = q, q, q, cache, cache, of(H), of(H, W)
 with jax.set_mesh(mesh):
-    assert not gpu_launch.misfit(heads, W, jnp.dtype(dtype))
+    if S:
+        assert not gpu_launch.block_misfit(heads, W, S)
+    else:
+        assert not gpu_launch.window_misfit(heads, W, jnp.dtype(dtype))
+    frame = gpu_launch.launches(W, S or W, K, jnp.dtype(dtype)).forward.queries
     seeds = of(H, 1, 2, dtype=jnp.uint32)
-    jax.jit(step).lower(q, seeds, *args).compile()
+    program = hlo.parse(jax.jit(step).lower(q, seeds, *args).compile().as_text())
+
+# The plan of a step counts seven products for queries and keys of frames.
+flops = sum(kernel.flops.get(roofline.TRITON, 0) for kernel, _ in roofline.Kernels(program).runs())
+assert flops == 7 * 2 * B * 2 * W * H * K * (S or W + frame)
 """
 
 
@@ -111,7 +126,7 @@ def compiled(card, sizes, dtype, rate, folder) -> dict[str, Compiled]:
     command = [sys.executable, "-c", COMPILE, given]
     subprocess.run(command, env=environment, check=True, timeout=600)
     (steps,) = folder.glob("*.thunk_sequence.txt")
-    line = r"(window_\w+) grid: .* threads: \[(\d+), .*shared_memory: (\d+) bytes"
+    line = r"((?:window|states)_\w+) grid: .* threads: \[(\d+), .*shared_memory: (\d+) bytes"
     sizes_of = {name: (int(n), int(m)) for name, n, m in re.findall(line, steps.read_text())}
     kernels = {}
     for path in folder.glob("*.ptx"):
@@ -145,12 +160,13 @@ pytestmark = [
 ]
 
 
+@pytest.mark.parametrize("states", [0, 512])
 @pytest.mark.parametrize("name", CARDS)
-def test_published_sizes_fit_without_spills_or_atomic_operations(name, tmp_path):
-    card, sizes = CARDS[name], (512, 8, 128)
+def test_published_sizes_fit_without_spills_or_atomic_operations(name, states, tmp_path):
+    card, sizes = CARDS[name], (512, states, 8, 128)
     kernels = compiled(card, sizes, "bfloat16", 0.1, tmp_path)
     show(card, sizes, "bfloat16", kernels)
-    assert len(kernels) == 4
+    assert len(kernels) == (3 if states else 4)
     for kernel in kernels.values():
         assert kernel.shared <= card.shared
         assert not kernel.spilled
@@ -162,11 +178,14 @@ def test_published_sizes_fit_without_spills_or_atomic_operations(name, tmp_path)
 @pytest.mark.parametrize(
     ("sizes", "dtype", "rate"),
     [
-        ((128, 8, 32), "bfloat16", 0.1),
-        ((2048, 8, 64), "bfloat16", 0.1),
-        ((384, 4, 256), "bfloat16", 0.0),
-        ((512, 8, 128), "float32", 0.1),
-        ((128, 4, 256), "float32", 0.1),
+        ((128, 0, 8, 32), "bfloat16", 0.1),
+        ((2048, 0, 8, 64), "bfloat16", 0.1),
+        ((384, 0, 4, 256), "bfloat16", 0.0),
+        ((512, 0, 8, 128), "float32", 0.1),
+        ((128, 0, 4, 256), "float32", 0.1),
+        ((512, 16, 8, 64), "bfloat16", 0.1),
+        ((48, 2048, 4, 256), "bfloat16", 0.0),
+        ((512, 1024, 1, 128), "float32", 0.0),
     ],
 )
 def test_other_sizes_compile_for_a_small_card(sizes, dtype, rate, tmp_path):

@@ -3,18 +3,31 @@
 tests/models/test_gpu_kernels.py compares both, in a model. `fast/table.py` chooses them.
 """
 
+import functools
+
 import jax
+import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from brt.models.axis_rules import on_gpu
 from brt.models.caches import WindowCache
-from brt.models.fast import kernel_forms
-from brt.models.fast.kernels import gpu_launch
-from brt.models.fast.kernels.parts import Heads, tile_dropout
-from brt.models.ops import WindowAttention, WindowTables, scaled_queries, unit_heads
+from brt.models.fast import block_loop, kernel_forms
+from brt.models.fast.kernels import gpu_attention, gpu_launch
+from brt.models.fast.kernels.parts import Heads, TileDropout, tile_dropout, upcast
+from brt.models.ops import (
+    WindowAttention,
+    WindowTables,
+    in_blocks,
+    scaled_queries,
+    unit_heads,
+)
 from brt.models.sizes import Sizes
 
-ONLY_WINDOWS = "GPUs have one of windows only"
+NO_LOOP = "GPUs have kernels of its attention only"
+UNROLLED = 8
+"""Blocks of an iteration of a cell's loop: what a backward pass needs is not stacked, which saves
+3.4 % of a step of pg19_rec_fixed_skip (docs/benchmarks/gpu_compiler.md)."""
+scan_blocks = functools.partial(block_loop.scan_blocks, unroll=UNROLLED)
 
 
 def _heads(*sizes) -> Heads:
@@ -23,15 +36,7 @@ def _heads(*sizes) -> Heads:
 
 def window_misfit(sizes: Sizes, window: int, dtype: DTypeLike) -> str | None:
     """Returns why no kernel computes windowed attention, or None."""
-    return gpu_launch.misfit(_heads(sizes.num_heads, sizes.head_size), window, dtype)
-
-
-def states_misfit(sizes: Sizes, queries: int, keys: int) -> str:
-    return ONLY_WINDOWS
-
-
-def cell_misfit(sizes: Sizes, states: int, window: int, dtype: DTypeLike) -> str:
-    return ONLY_WINDOWS
+    return gpu_launch.window_misfit(_heads(sizes.num_heads, sizes.head_size), window, dtype)
 
 
 def window_tables(bias_HW: jax.Array, key: jax.Array | None, rate: float) -> WindowTables:
@@ -53,6 +58,47 @@ def window_attention(
     unit_k_BTHK = k_BTHK if scale_H is None else unit_heads(k_BTHK)
     unit_q_BTHK, ones_H = scaled_queries(q_BTHK, scale_H)
     arrays = q_BTHK, k_BTHK, v_BTHK, *window
-    y_BTHK = gpu_launch.attend_to_window(heads, *arrays, ones_H, *tables)
+    y_BTHK = gpu_attention.attend_to_window(heads, *arrays, ones_H, *tables)
     last = WindowCache(unit_k_BTHK[:, -W:], v_BTHK[:, -W:])
     return WindowAttention(y_BTHK, unit_q_BTHK, unit_k_BTHK, last)
+
+
+def states_misfit(sizes: Sizes, queries: int, keys: int) -> str | None:
+    """Returns why no kernel computes attention of each block's queries to its keys, or None."""
+    return gpu_launch.block_misfit(_heads(sizes.num_heads, sizes.head_size), queries, keys)
+
+
+def states_dropout(
+    key: jax.Array | None, rate: float, sizes: tuple[int, int, int], dtype: DTypeLike
+) -> TileDropout | None:
+    return tile_dropout(key, rate, sizes[0], 1)
+
+
+def attention_to_states(
+    q_BTHK: jax.Array,
+    k_BGSHK: jax.Array,
+    v_BGSHK: jax.Array,
+    scale_H: jax.Array | None,
+    keep: TileDropout | None = None,
+) -> jax.Array:
+    B, T, H, K = q_BTHK.shape
+    _, ones_H = scaled_queries(q_BTHK, scale_H)
+    q_BGWHK = in_blocks(q_BTHK, T // k_BGSHK.shape[1])
+    heads = _heads(H, K, B, scale_H is not None)
+    y_BGWHK = gpu_attention.attend_to_states(heads, q_BGWHK, k_BGSHK, v_BGSHK, ones_H, keep)
+    return y_BGWHK.reshape(q_BTHK.shape)
+
+
+def attention_by_head(q_BHQK: jax.Array, k_BHJK: jax.Array, v_BHJK: jax.Array) -> jax.Array:
+    """To the kernel each head is a block of one head."""
+    B, H, _, K = q_BHQK.shape
+    heads = _heads(H, K, B, False)
+    batch_axis, head_axis, _ = heads.mesh_axes
+    one = heads._replace(num_heads=1, mesh_axes=(batch_axis, None, head_axis))
+    q, k, v = (x[..., None, :] for x in (q_BHQK, k_BHJK, v_BHJK))
+    unscaled = jnp.full(1, 1 / one.factor, upcast(q_BHQK.dtype))
+    return gpu_attention.attend_to_states(one, q, k, v, unscaled)[..., 0, :]
+
+
+def cell_misfit(sizes: Sizes, states: int, window: int, dtype: DTypeLike) -> str:
+    return NO_LOOP

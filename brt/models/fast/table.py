@@ -4,7 +4,7 @@
 |---|---|---|---|---|
 | default | everywhere | `attention` | drawn before | `block_loop` |
 | kernel | TPUs, where the sizes fit | Pallas kernels | drawn in the kernel | a Pallas kernel |
-| kernel | NVIDIA GPUs, by the binding | a window's | drawn in the kernel | `block_loop` |
+| kernel | NVIDIA GPUs, by the binding | Pallas kernels | drawn in the kernel | unrolled loop |
 | cudnn | Hopper, where it was measured to be faster | cuDNN | of keys | `block_loop` |
 | cudnn | NVIDIA GPUs, by the binding | cuDNN | of keys | `block_loop`, cuDNN |
 
@@ -56,7 +56,7 @@ def layer_ops(
             )
         what = f"Attention, {window} queries and {states} keys of a block"
         misfit = no or kernels.states_misfit(sizes, window, states)
-        if states and has_kernel(sizes, what, misfit, required=not on_gpu()):
+        if states and has_kernel(sizes, what, misfit):
             chosen = chosen._replace(
                 states_dropout=kernels.states_dropout,
                 attention_to_states=kernels.attention_to_states,
@@ -98,9 +98,11 @@ def cell_ops(
         for keys in (states, 2 * window):
             misfit = kernels.states_misfit(sizes, states, keys)
             what = f"Attention, {states} queries and {keys} keys of a block"
-            found.append(has_kernel(sizes, what, misfit, required=not (is_whole or on_gpu())))
+            found.append(has_kernel(sizes, what, misfit, required=not is_whole))
         if all(found):
             chosen = chosen._replace(attention_by_head=kernels.attention_by_head)
+            if on_gpu():
+                chosen = chosen._replace(scan_blocks=kernels.scan_blocks)
     return chosen
 
 

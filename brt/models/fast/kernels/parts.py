@@ -151,7 +151,7 @@ def on_each_device(
     return jax.shard_map(function, in_specs=in_specs, out_specs=out_specs, check_vma=False)
 
 
-def summed_over_batch(heads: Heads, *gradients: jax.Array) -> tuple[jax.Array, ...]:
+def summed_over_batch(heads: Heads, *gradients: jax.Array | None) -> tuple[Any, ...]:
     """Returns gradients of arrays without a batch axis, summed over the devices."""
     axis = heads.mesh_axes[0]
     return jax.lax.psum(gradients, axis) if axis else gradients

@@ -1,11 +1,15 @@
-"""The computation of a grid step of windowed self-attention on a GPU: the mathematics of tiles.
+"""The computation of a grid step of attention on a GPU: the mathematics of tiles.
 
-`gpu_launch` makes kernels of these functions. Nothing here depends on the compiler of the kernels
-but `pl.program_id` and slices of references, so that another one can be put under it.
+`gpu_attention` makes kernels of these functions. Nothing here depends on the compiler of the
+kernels but `pl.program_id` and slices of references, so that another one can be put under it.
 
-A *frame* is a tile of Q queries with the W + Q keys that its queries see. The keys of a segment
-stand behind the W cached keys: frame g has the keys g * Q ... g * Q + W + Q - 1. Scores are base-2
-logarithms: a GPU has an instruction for 2^x.
+A *frame* is a tile of Q queries with the F keys that its queries see. There are two layouts:
+
+* Windows: the keys of a segment stand behind the W cached keys, and frame g has the F = W + Q keys
+  from g * Q on, with a bias that hides those that a query does not see.
+* States: each block of W queries has S keys, all of which its frames see, F = S, without a bias.
+
+Scores are base-2 logarithms: a GPU has an instruction for 2^x.
 
 Axes as in `brt.models`, and Q queries of a tile    X keys of a tile    F keys of a frame
 G frames
@@ -30,9 +34,9 @@ HALF = 2**16
 class Tiles(NamedTuple):
     """Static sizes of a kernel.
 
-    window: W. frame: queries of a frame. queries, keys: of a tile in the loop of this kernel.
-    unit: whether queries and keys get unit length; otherwise queries are divided by sqrt(K).
-    rate: of dropout.
+    window: W, the queries of a block. frame: queries of a frame. queries, keys: of a tile in the
+    loop of this kernel. unit: whether queries and keys get unit length; otherwise queries are
+    divided by sqrt(K). rate: of dropout. states: S; 0: the layout is that of windows.
     """
 
     window: int
@@ -41,10 +45,27 @@ class Tiles(NamedTuple):
     keys: int
     unit: bool
     rate: float
+    states: int = 0
 
     @property
     def kept_factor(self) -> float:
         return 1 / (1 - self.rate)
+
+    @property
+    def frame_keys(self) -> int:
+        """F."""
+        return self.states or self.window + self.frame
+
+    def first_key(self, query: int | jax.Array) -> int | jax.Array:
+        """Returns the position of the first key of the frame whose first query is given."""
+        return query // self.window * self.states if self.states else query
+
+    def seeing(self, key: int | jax.Array, tokens: int) -> tuple[Any, Any]:
+        """Returns the bounds of the queries that see the X keys from `key` on, of `tokens`."""
+        if self.states:
+            start = key // self.states * self.window
+            return start, start + self.window
+        return jnp.maximum(key - self.window, 0), jnp.minimum(key + self.keys, tokens)
 
 
 def query_factor(tiles: Tiles, x_QK: jax.Array) -> jax.Array:
@@ -83,11 +104,12 @@ def kept_weights(tiles: Tiles, seeds: Any, query: Any, key: "Range") -> jax.Arra
     """Returns which weights are kept.
 
     query: positions in the block of W, and key: in the pair of blocks, of 2W, as in
-    `ops.window_table`; int32 that broadcast. Keys j and j + 8 share a number of 32 bits, because a
-    thread has both, whether keys are rows or columns of the scores.
+    `ops.window_table`, or in the block of S; int32 that broadcast. Keys j and j + 8 share a number
+    of 32 bits, because a thread has both, whether keys are rows or columns of the scores.
     """
     of_key = key.start // 2 + (key.step >> 4) * 8 + (key.step & 7)
-    bits = random_bits((query * tiles.window + of_key).astype(jnp.uint32), seeds[0], seeds[1])
+    numbers = tiles.states // 2 or tiles.window
+    bits = random_bits((query * numbers + of_key).astype(jnp.uint32), seeds[0], seeds[1])
     half = jnp.where((key.step & 8) == 0, bits & np.uint32(HALF - 1), bits >> np.uint32(16))
     return half < np.uint32(round((1 - tiles.rate) * HALF))
 
@@ -115,7 +137,7 @@ def _iota(shape, axis):
 class Positions(NamedTuple):
     """Queries and keys of a tile of scores.
 
-    query: in the segment. key: in the cached block and the segment.
+    query: in the segment. key: in the cached block and the segment, or in the states of all blocks.
     """
 
     query: Range
@@ -127,84 +149,93 @@ class Positions(NamedTuple):
         return bias[nearest + (self.query.step - self.key.step)]
 
     def kept(self, tiles: Tiles, seeds: Any) -> jax.Array:
-        block = self.query.start // tiles.window * tiles.window
-        key = self.key._replace(start=self.key.start - block)
-        return kept_weights(tiles, seeds, self.query.after(block), key)
+        block = self.query.start // tiles.window
+        first_key = block * (tiles.states or tiles.window)
+        key = self.key._replace(start=self.key.start - first_key)
+        return kept_weights(tiles, seeds, self.query.after(block * tiles.window), key)
 
 
-def forward(tiles, q, k, v, cached_k, cached_v, scale, bias, *rest):
+def forward(tiles, q, parts, scale, bias, seeds, y, log_sum, factor):
     """Computes the queries of a frame.
 
-    Inputs: q (Q, K); k and v (T, K); cached_k and cached_v (W, K); scale (); bias (W + 2Q,); seeds
-    (2,) if there is dropout. Keys have unit length already.
+    Inputs: q (Q, K); parts, pairs of keys, of unit length already, and values: of the cached block
+    (W, K) and the segment (T, K), or of the states of all blocks; scale (); bias (W + 2Q,) or None;
+    seeds (2,), or None without dropout.
     Outputs: y (Q, K); log_sum (Q,), the logarithm of the sum of exponentials; and factor (Q,), the
     product of the factors of q in the scores.
     """
-    *seeds, y, log_sum, factor = rest
     Q, X = tiles.frame, tiles.keys
     start = pl.program_id(0) * Q
     x = at_least_float32(q[...])
     of_query, scale = query_factor(tiles, x), jnp.abs(scale[...])
     unit = (x * of_query).astype(q.dtype)
     factor[...] = of_query[:, 0] * scale
-    query = Range(start, _iota((Q, 1), 0))
+    query, first = Range(start, _iota((Q, 1), 0)), tiles.first_key(start)
 
     def attend(i, keys, values, carry):
         highest, total, products = carry
-        at = Positions(query, Range(start + i * X, _iota((1, X), 1)))
-        scores = dot(unit, keys, (1, 1)) * (scale * LOG2_E) + at.bias(tiles, bias)
+        at = Positions(query, Range(first + i * X, _iota((1, X), 1)))
+        scores = dot(unit, keys, (1, 1)) * (scale * LOG2_E)
+        if bias is not None:
+            scores = scores + at.bias(tiles, bias)
         higher = jnp.maximum(highest, jnp.max(scores, axis=1))
         weights = jnp.exp2(scores - higher[:, None])
         shrunk = jnp.exp2(highest - higher)
         total = total * shrunk + jnp.sum(weights, axis=1)
-        if seeds:
-            weights = jnp.where(at.kept(tiles, seeds[0]), weights, 0.0)
-        products = products * shrunk[:, None] + dot(weights.astype(v.dtype), values, (1, 0))
+        if seeds is not None:
+            weights = jnp.where(at.kept(tiles, seeds), weights, 0.0)
+        products = products * shrunk[:, None] + dot(weights.astype(values.dtype), values, (1, 0))
         return higher, total, products
 
     kind = upcast(q.dtype)
     carry = jnp.full(Q, -jnp.inf, kind), jnp.zeros(Q, kind), jnp.zeros(x.shape, kind)
-    carry = _for_keys_of_frame(tiles, start, ((cached_k, cached_v), (k, v)), attend, carry)
-    highest, total, products = carry
+    highest, total, products = _for_keys_of_frame(tiles, first, parts, attend, carry)
     y[...] = (products * (tiles.kept_factor / total)[:, None]).astype(y.dtype)
     log_sum[...] = highest + jnp.log2(total)
 
 
-def _for_keys_of_frame(tiles, start, arrays, body, carry):
-    """Folds `body(i, *tiles, carry)` over the keys of the frame that begins at `start`, X a time.
+def _for_keys_of_frame(tiles, first, parts, body, carry):
+    """Folds `body(i, *tiles, carry)` over the keys of the frame that begin at `first`, X a time.
 
-    arrays: some of the cached block, and as many of the segment. Each has a loop, because a load
-    from one or the other would not overlap with products.
+    parts: arrays of the cached block and of the segment, or of the states. Each has a loop, because
+    a load from one or the other would not overlap with products.
     """
     X, W = tiles.keys, tiles.window
-    every = (W + tiles.frame) // X
-    bounds = 0, jnp.clip((W - start) // X, 0, every), every
-    for part, own in enumerate(arrays):
+    every = tiles.frame_keys // X
+    inner = () if tiles.states else (jnp.clip((W - first) // X, 0, every),)
+    bounds = 0, *inner, every
+    for part, own in enumerate(parts):
 
         def step(i, carry, own=own, offset=part * W):
-            rows = pl.ds(start + i * X - offset, X)
+            rows = pl.ds(first + i * X - offset, X)
             return body(i, *(x[rows, :] for x in own), carry)
 
         carry = jax.lax.fori_loop(bounds[part], bounds[part + 1], step, carry)
     return carry
 
 
-def backward_of_keys(tiles, is_cache, q, raw_k, k, v, bias, log_sum, factor, mean, dy, *rest):
+def backward_of_keys(
+    tiles, offset, q, raw_k, k, v, bias, log_sum, factor, mean, dy, seeds, before, dk, dv, dscores
+):
     """Computes the gradients of a tile of keys and values, and those of their scores.
 
-    Inputs: q, dy (T, K); raw_k, k, v (X, K), of which k has unit length; bias (W + 2Q,); log_sum
-    and factor as of `forward`; mean (T,), the sum over keys of each weight times its gradient;
-    seeds (2,) if there is dropout; of a segment the scores' gradients for the cached keys.
+    Inputs: q, dy (T, K); k, v (X, K), of which k has unit length; raw_k (X, K), if k was computed
+    from it, or None; bias (W + 2Q,) or None; log_sum and factor as of `forward`; mean (T,), the sum
+    over keys of each weight times its gradient; seeds (2,), or None without dropout; before, the
+    scores' gradients for keys before the `offset`, or None.
     Outputs: dk, dv (X, K); dscores (G, F, Q), the keys of each frame by its queries.
     """
-    *seeds, dk, dv, dscores = rest if is_cache else (*rest[:-4], *rest[-3:])
-    Q, X, W, frame = tiles.queries, tiles.keys, tiles.window, tiles.frame
-    first, tokens = pl.program_id(0) * X + (0 if is_cache else W), q.shape[0]
+    del before  # the same memory as dscores
+    Q, X, frame = tiles.queries, tiles.keys, tiles.frame
+    first = pl.program_id(0) * X + offset
     keys, values, key = k[...], v[...], Range(first, _iota((X, 1), 0))
 
     def store(start, of_scores):
         number = start // frame
-        in_frame = pl.ds(first - number * frame, X), pl.ds(start - number * frame, Q)
+        in_frame = (
+            pl.ds(first - tiles.first_key(number * frame), X),
+            pl.ds(start - number * frame, Q),
+        )
         dscores[(number, *in_frame)] = of_scores.astype(dscores.dtype)
 
     def tile(i, carry):
@@ -213,11 +244,13 @@ def backward_of_keys(tiles, is_cache, q, raw_k, k, v, bias, log_sum, factor, mea
         rows = pl.ds(start, Q)
         queries, gradient, own_factor = q[rows, :], dy[rows, :], factor[rows][None, :]
         at = Positions(Range(start, _iota((1, Q), 1)), key)
-        scores = dot(keys, queries, (1, 1)) * (own_factor * LOG2_E) + at.bias(tiles, bias)
+        scores = dot(keys, queries, (1, 1)) * (own_factor * LOG2_E)
+        if bias is not None:
+            scores = scores + at.bias(tiles, bias)
         weights = jnp.exp2(scores - log_sum[rows][None, :])
         dweights, kept = dot(values, gradient, (1, 1)), weights
-        if seeds:
-            mask = at.kept(tiles, seeds[0])
+        if seeds is not None:
+            mask = at.kept(tiles, seeds)
             dweights = jnp.where(mask, dweights * tiles.kept_factor, 0.0)
             kept = jnp.where(mask, weights, 0.0)
         dvalues = dvalues + dot(kept.astype(v.dtype), gradient, (1, 0))
@@ -230,22 +263,22 @@ def backward_of_keys(tiles, is_cache, q, raw_k, k, v, bias, log_sum, factor, mea
     def no_tile(i, _):
         store(i * Q, jnp.zeros((X, Q), upcast(k.dtype)))
 
-    seen = jnp.maximum(first - W, 0), jnp.minimum(first + X, tokens)
+    seen = tiles.seeing(first, q.shape[0])
     low, high = seen[0] // Q, pl.cdiv(seen[1], Q)
     jax.lax.fori_loop(seen[0] // frame * (frame // Q), low, no_tile, None)
     jax.lax.fori_loop(high, pl.cdiv(seen[1], frame) * (frame // Q), no_tile, None)
     zeros = jnp.zeros(k.shape, upcast(k.dtype))
     dkeys, dvalues = jax.lax.fori_loop(low, high, tile, (zeros, zeros))
-    if tiles.unit and not is_cache:
+    if raw_k is not None:
         x = at_least_float32(raw_k[...])
         dkeys = unit_gradient(x, inverse_length(x), dkeys)
     dk[...], dv[...] = dkeys.astype(dk.dtype), (dvalues * tiles.kept_factor).astype(dv.dtype)
 
 
-def backward_of_queries(tiles, q, k, cached_k, scale, dscores, dq, dscale):
+def backward_of_queries(tiles, q, parts, scale, dscores, dq, dscale):
     """Computes the gradients of the queries of a frame, and their part of the scale's.
 
-    Inputs: q (Q, K), k (T, K), cached_k (W, K), scale (), dscores (F, Q). Outputs: dq (Q, K),
+    Inputs: q (Q, K); parts, keys as of `forward`; scale (); dscores (F, Q). Outputs: dq (Q, K),
     dscale ().
     """
     X = tiles.keys
@@ -253,9 +286,9 @@ def backward_of_queries(tiles, q, k, cached_k, scale, dscores, dq, dscale):
     def add(i, keys, dqueries):
         return dqueries + dot(dscores[pl.ds(i * X, X), :], keys, (0, 0))
 
-    x = at_least_float32(q[...])
-    dqueries, start = jnp.zeros(x.shape, x.dtype), pl.program_id(0) * tiles.frame
-    dqueries = _for_keys_of_frame(tiles, start, ((cached_k,), (k,)), add, dqueries)
+    x, first = at_least_float32(q[...]), tiles.first_key(pl.program_id(0) * tiles.frame)
+    zeros = jnp.zeros(x.shape, x.dtype)
+    dqueries = _for_keys_of_frame(tiles, first, parts, add, zeros)
     factor = query_factor(tiles, x)
     dscale[...] = jnp.sum(dqueries * x * factor)
     dqueries = dqueries * jnp.abs(scale[...])
