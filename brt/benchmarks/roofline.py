@@ -31,6 +31,7 @@ _CONTRACTED = re.compile(r'lhs_contracting_dim(?:s=\{|ensions":\[)([\d,"]*)')
 _HIGHEST = re.compile(r'"?operand_precision"?[=:][{\[]"?highest|dot_f32_f32_f32', re.I)
 _TARGET = re.compile(r'custom_call_target="([^"]*)"')
 _FLOPS = re.compile(r'frontend_attributes={[^}]*\bflops="(\d+)"')
+_BYTES = re.compile(r'frontend_attributes={[^}]*\bbytes="(\d+)"')
 _WORKSPACE = ("s8", "u8")
 """Types of the buffer that a library's kernel takes as one of its results."""
 _FORWARD, _BACKWARD = 4, 10
@@ -42,7 +43,7 @@ class Kernel(NamedTuple):
 
     flops: floating-point operations of matrix products, by the type of their operands; HIGHEST for
         float32 without TF32, ATTENTION for cuDNN's attention, whose masked part counts, TRITON for
-        a Pallas kernel with an attribute `flops`.
+        a Pallas kernel, which states its flops and bytes.
     bytes: read and written. target: of a custom call, whose products are only known for these and
         cuBLAS; "" for the compiler's own kernels.
     """
@@ -122,6 +123,8 @@ class Kernels:
         return [array for name in names for array in arrays(self._by_name[name].shape)]
 
     def _traffic(self, instruction):
+        if found := _BYTES.search(instruction.attributes):
+            return int(found[1])
         lines = self._fused(instruction)
         if not lines:
             names = dict.fromkeys(instruction.operand_names)

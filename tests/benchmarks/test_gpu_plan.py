@@ -272,11 +272,11 @@ ENTRY %main (q.1: bf16[4,32,2,8], k.1: bf16[4,64,2,8]) -> (bf16[4,2,32,8], u8[0]
     assert backward.bytes == 2 * 4 * 2 * 8 * (32 + 64 + 32)
     taken = gpu_steps.seconds(backward, CARDS["h100"])["products"]
     assert taken == pytest.approx(5 * one / (gpu_steps.FUSED_ATTENTION * 989e12))
-    # Products of other kernels are known by an attribute; without it, that is said.
+    # Other kernels state both; without their products, that is said.
     assert not call("triton_kernel_call").flops
-    attributes = '", frontend_attributes={flops="123000000",other="x"}, metadata={op_name="x"}'
-    kernel = call("triton_kernel_call" + attributes)
-    assert kernel.flops == {TRITON: 123000000}
+    stated = '", frontend_attributes={flops="123000000",bytes="456"}, metadata={op_name="x"}'
+    kernel = call("triton_kernel_call" + stated)
+    assert kernel.flops == {TRITON: 123000000} and kernel.bytes == 456
     taken = gpu_steps.seconds(kernel, CARDS["h100"])["products"]
     assert taken == pytest.approx(123e6 / (gpu_steps.TRITON_ATTENTION * 989e12))
     unknown = {"triton_kernel_call": 1}

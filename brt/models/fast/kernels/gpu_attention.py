@@ -202,7 +202,10 @@ def _backward_call(heads, sizes, rate, *arrays):
         aliases = {} if before is None else {last: 2}
         grid = k.shape[1] // X, B * H
         name = f"{sizes.name}_backward_of_{name}"
-        options = dict(flops=4 * 2 * B * H * K * pairs, input_output_aliases=aliases)
+        number = B * H * (T * F * (1 if before is None else 2) - pairs)  # of other scores
+        untouched = number * q.dtype.itemsize
+        flops = 4 * 2 * B * H * K * pairs
+        options = dict(flops=flops, untouched=untouched, input_output_aliases=aliases)
         return call(body, launch.of_keys, heads, grid, inputs, outputs, name, **options)
 
     if sizes.states:

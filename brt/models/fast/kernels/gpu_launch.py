@@ -175,28 +175,32 @@ def call(
     outputs: Any,
     name: str,
     flops: int,
+    untouched: int = 0,
     **options: Any,
 ) -> Any:
     """Runs a kernel.
 
     inputs: a tree of `Block`. outputs: of shape, type and spec. flops: operations of its matrix
-    products, an attribute of the compiled program (`brt.benchmarks.roofline` reads it), because the
+    products. untouched: bytes of inputs and outputs that it neither reads nor writes. Flops and
+    bytes are attributes of the compiled program (`brt.benchmarks.roofline` reads them), because the
     compiler's own count has no kernels.
     """
 
     def part(index):
         return jax.tree.map(lambda x: x[index], inputs, is_leaf=lambda x: isinstance(x, Block))
 
+    shapes = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype, _ in outputs]
     kernel = pl.pallas_call(
         body,
         grid=grid,
         in_specs=part(1),
         out_specs=[spec for *_, spec in outputs],
-        out_shape=[jax.ShapeDtypeStruct(shape, dtype) for shape, dtype, _ in outputs],
+        out_shape=shapes,
         compiler_params=launch.compiler,
         interpret=bool(heads.interpret),
         name=name,
         **options,
     )
-    with set_xla_metadata(flops=flops):
+    sizes = (x.size * x.dtype.itemsize for x in (*jax.tree.leaves(part(0)), *shapes))
+    with set_xla_metadata(flops=flops, bytes=sum(sizes) - untouched):
         return kernel(*part(0))
