@@ -1,12 +1,19 @@
-"""The Pallas kernels compile for slices of four kinds of TPU, where libtpu is installed."""
+"""The Pallas kernels lower for TPUs, and compile for four kinds where libtpu is installed."""
 
+import functools
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 
+import jax
 import pytest
+from flax import nnx
 from paths import ROOT
+
+from brt import BlockRecurrentTransformer, RecurrentCell
+from brt.models.fast import kernel_forms, table
 
 COMPILE = """
 import functools, itertools, sys
@@ -113,6 +120,38 @@ for (T, J, H, K, future), activations, dropout in [
 
     jax.jit(step).lower(q, masks, q, k, k, u, positions).compile()
 """
+
+
+@pytest.mark.parametrize(("feedback", "kernel"), [(False, "cell"), (True, "block_attention")])
+def test_a_recurrent_stack_lowers_for_tpus(monkeypatch, feedback, kernel):
+    for module in kernel_forms, table:
+        monkeypatch.setattr(module, "on_tpu", lambda: True)
+    names = "width", "num_heads", "head_size", "feed_forward_size", "window"
+    model = nnx.eval_shape(
+        lambda: BlockRecurrentTransformer(
+            nnx.Rngs(0),
+            vocabulary_size=256,
+            num_layers=2,
+            recurrent_layers=(1,),
+            dropout=0.1,
+            feedback=feedback,
+            activation_dtype="bfloat16",
+            cell=functools.partial(RecurrentCell, num_states=128),
+            **dict(zip(names, (128, 2, 64, 128, 128), strict=True)),
+        )
+    )
+    graph, params = nnx.split(model)
+
+    def nats(params, tokens_BT, key):
+        model = nnx.merge(graph, params)
+        x_BTD, _, _ = model.stack(model.embed(tokens_BT), model.init_caches(1), key)
+        return model.token_losses(x_BTD, tokens_BT)[0].sum()
+
+    inputs = jax.ShapeDtypeStruct((1, 256), "int32"), jax.eval_shape(lambda: jax.random.key(0))
+    lowered = jax.jit(jax.grad(nats)).trace(params, *inputs).lower(lowering_platforms=("tpu",))
+    kernels = set(re.findall(r'kernel_name = "(\w+)"', lowered.as_text()))
+    assert any(name.startswith("window") for name in kernels), kernels
+    assert any(name.startswith(kernel) for name in kernels), kernels
 
 
 @pytest.mark.slow

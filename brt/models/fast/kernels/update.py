@@ -9,6 +9,7 @@ Axes as in `cell`, and I tiles of states    N products of the gate    Z biases o
 """
 
 import functools
+import inspect
 from collections.abc import Callable, Sequence
 
 import jax
@@ -19,6 +20,8 @@ from jax.experimental.pallas import tpu as pltpu
 from brt.models.fast.kernels.parts import Heads, dot, interpreted, tile_size, upcast
 from brt.models.ops import rms_normed
 
+_rms_normed = inspect.unwrap(rms_normed)
+"""Without `jax.checkpoint`, which no kernel can contain."""
 PARALLEL = pltpu.CompilerParams(dimension_semantics=("parallel", "parallel"))
 
 MOST = 8 * 2**20
@@ -54,7 +57,7 @@ def normed(
 
 def _normed(states, scale, ids, kept, x):
     kept[0, 0] = states[0]
-    x[0, 0] = rms_normed(states[0], scale[0]).astype(x.dtype) + ids[...]
+    x[0, 0] = _rms_normed(states[0], scale[0]).astype(x.dtype) + ids[...]
 
 
 def norm_gradients(
@@ -88,7 +91,7 @@ def _norm_gradients(number, *refs):
         heads, matrices = dx
         products = (dot(heads[0, 0, x], matrices[x], (1, 1)) for x in range(len(matrices)))
         gradient = functools.reduce(jnp.add, products).astype(kept.dtype)
-    _, back = jax.vjp(rms_normed, states[0, 0], scale[0])
+    _, back = jax.vjp(_rms_normed, states[0, 0], scale[0])
     added, added_scale = back(gradient.astype(states.dtype))
     kept[0, 0], new_dstates[0] = gradient, dstates[0] + added
     new_dscale[0, 0] = dscale[0, 0] + added_scale[None]
