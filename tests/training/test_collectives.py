@@ -87,7 +87,7 @@ def test_other_loops_exchange_nothing_over_data(name):
 
 
 def test_the_loss_is_read_in_chunks_that_exchange_nothing(monkeypatch):
-    monkeypatch.setattr(chunked_losses, "CHUNK", 256)
+    monkeypatch.setitem(chunked_losses.CHUNKS, "cpu", 256)
     in_loops.cache_clear()
     assert not in_loops("slide", (4, 2))
     in_loops.cache_clear()
