@@ -4,8 +4,10 @@ import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 
 import fsspec
+from fsspec.implementations.memory import MemoryFileSystem
 from preparation_reference import Observed
 
 from brt.data.corpus import Corpus
@@ -61,6 +63,7 @@ class Threads(JobRunner):
 def ten_files(folder, monkeypatch):
     """Fills a folder with ten files of 100 bytes, of which two make a shard; an empty bucket."""
     monkeypatch.setattr(shards, "SHARD_BYTES", 150)
+    monkeypatch.setattr(MemoryFileSystem, "put_file", whole)
     for name in ("text", "seen"):
         (folder / name).mkdir()
     (folder / "seen" / f"home.{os.getpid()}").touch()
@@ -70,6 +73,11 @@ def ten_files(folder, monkeypatch):
     yield folder
     store_cache.use(None)
     fsspec.filesystem("memory").store.clear()
+
+
+def whole(storage, file, url, **_):
+    """Puts a file as a bucket does, not at first an empty one."""
+    storage.pipe_file(url, Path(file).read_bytes())
 
 
 def write(place, number, start):
