@@ -37,7 +37,6 @@ def seconds(kernel: Kernel, card: Card) -> dict[str, float]:
 
     They overlap, so that the largest is the kernel's time.
     """
-
     attention = {ATTENTION: FUSED_ATTENTION, TRITON: TRITON_ATTENTION}
     rates = {kind: share * card.peak_flops for kind, share in attention.items()}
     products = sum(

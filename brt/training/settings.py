@@ -38,7 +38,7 @@ class Trainer:
         bptt_depth: memories that the gradient of a segment's loss crosses; None for all.
         reread_segments: k earlier segments that a step runs again before its one new segment, so
             that each gradient crosses k memories, at k + 1 times the cost (RMT, section 3).
-        remat_segments: recompute each segment in the backward pass.
+        remat_segments: recompute each segment, but not its loss, in the backward pass.
         loss: trained positions: "full"; "half", the last half of a segment (Transformer-XL, Table
             5). Evaluation scores all.
         seed: of parameters, dropout and the order of documents.

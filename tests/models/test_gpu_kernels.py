@@ -234,7 +234,7 @@ def test_on_a_gpu_the_binding_chooses_the_kernel_and_auto_does_not(capsys):
     assert ops_of("kernel").window_tables is gpu_forms.window_tables
     assert ops_of("kernel", 512).attention_to_states is gpu_forms.attention_to_states
     assert ops_of("kernel", 512).states_dropout is gpu_forms.states_dropout
-    # The loop over blocks has none of its own, and the log says so.
+    # The loop over blocks has no kernel, which is logged.
     sizes = Sizes(1, 8, 128, 1, attention_form="kernel")
     chosen = table.cell_ops(sizes, 512, 512, BF16, object())
     assert chosen == table.CellOps(gpu_forms.attention_by_head, gpu_forms.scan_blocks)

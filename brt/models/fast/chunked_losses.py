@@ -82,8 +82,8 @@ def weighted_losses(
 
     Where derivatives are wanted, each chunk also computes its gradients, from logits that are then
     in memory: three products instead of four. Of M > 1 parts the sums over the vocabulary come
-    first, in a loop of their own, so that devices exchange nothing inside a loop. No forward-mode
-    derivatives, and none of the weights.
+    first, in a loop of their own, so that devices exchange nothing inside a loop. There are no
+    forward-mode derivatives, and weights have no gradient.
     """
     K, B, T, _ = x_KBTD.shape
 
