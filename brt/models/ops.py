@@ -154,10 +154,20 @@ def attention(
     return jnp.einsum("...HQJ,...JHK->...QHK", weights_HQJ.astype(v_JHK.dtype), v_JHK)
 
 
-def attention_by_head(q_BHQK: jax.Array, k_BHJK: jax.Array, v_BHJK: jax.Array) -> jax.Array:
-    """Returns attention with scaled queries, (B, H, Q, K), of arrays whose heads come first."""
-    q, k, v = map(heads_first, (q_BHQK, k_BHJK, v_BHJK))
-    return heads_first(attention(q, k, v, jnp.ones(q_BHQK.shape[1])))
+def attention_by_head(
+    q_BHQK: jax.Array,
+    k_BHJK: jax.Array,
+    v_BHJK: jax.Array,
+    scale_H: jax.Array | None,
+    attention: Callable[..., jax.Array] = attention,
+) -> jax.Array:
+    """Returns attention, (B, H, Q, K), of arrays whose heads come first.
+
+    Arguments are those of `attention_to_states`; queries take their scale, fewer than the scores.
+    """
+    q_BHQK = scaled_down_heads(q_BHQK) if scale_H is None else scaled_unit_heads(q_BHQK, scale_H)
+    heads = map(heads_first, (q_BHQK, k_BHJK, v_BHJK))
+    return heads_first(attention(*heads, jnp.ones(q_BHQK.shape[1])))
 
 
 def heads_first(x_QHK: jax.Array) -> jax.Array:

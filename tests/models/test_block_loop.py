@@ -9,6 +9,7 @@ import pytest
 from tiny_models import quick_jit
 
 from brt.models import ops
+from brt.models.fast import block_loop
 from brt.models.fast.block_loop import scan_blocks
 from brt.models.ops import Matrix
 
@@ -18,7 +19,7 @@ G, B, S, D, A = 5, 2, 3, 4, 6
 def drawn(dtype):
     rng = np.random.default_rng(0)
     weights = {
-        "in_DA": rng.normal(size=(D, A)) / 2,
+        "in_XDA": rng.normal(size=(2, D, A)) / 4,
         "gate": {"matrix_XAD": rng.normal(size=(2, A, D)) / 2, "bias_D": rng.normal(size=D)},
         "unused_D": np.ones(D),
     }
@@ -26,9 +27,9 @@ def drawn(dtype):
 
 
 def turn(weights, states_BSD, x_BSD):
-    h_BSA = jnp.tanh(weights["in_DA"]("BSD,DA->BSA", x_BSD + states_BSD))
-    gate = weights["gate"]
-    z_BSD = gate["matrix_XAD"]("XBSA,XAD->BSD", h_BSA, h_BSA**2)
+    hidden_XBSA = jnp.tanh(weights["in_XDA"]("BSD,XDA->XBSA", x_BSD + states_BSD))
+    (h_BSA, g_BSA), gate = jnp.unstack(hidden_XBSA), weights["gate"]
+    z_BSD = gate["matrix_XAD"]("XBSA,XAD->BSD", h_BSA, g_BSA**2)
     states_BSD = states_BSD + jnp.tanh(z_BSD + gate["bias_D"].astype(z_BSD.dtype))
     return states_BSD, {"h": h_BSA}, {"mean": jnp.mean(h_BSA)}
 
@@ -46,8 +47,10 @@ def values(scan, dtype):
     return quick_jit(with_gradients)(weights, carry, blocks)
 
 
+@pytest.mark.parametrize("on_gpu", [False, True])
 @pytest.mark.parametrize("options", [{}, {"remat": True}, {"unroll": 2}, {"unroll": G}], ids=str)
-def test_outputs_and_gradients_are_those_of_the_plain_loop(options):
+def test_outputs_and_gradients_are_those_of_the_plain_loop(options, on_gpu, monkeypatch):
+    monkeypatch.setattr(block_loop, "on_gpu", lambda: on_gpu)
     with jax.enable_x64(True):
         found = values(functools.partial(scan_blocks, **options), "float64")
         expected = values(ops.scan_blocks, "float64")

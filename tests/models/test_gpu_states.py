@@ -3,6 +3,8 @@
 In interpret mode; test_gpu_kernels.py has those of windows, and whole models.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -127,8 +129,10 @@ def test_attention_by_head_equals_the_plain_form(queries, keys):
     """The cell's states, of which there may be fewer or more than tokens of two blocks."""
     rng = np.random.default_rng(0)
     q, k, v = (jnp.asarray(rng.standard_normal((3, 2, n, 16)), F32) for n in (queries, keys, keys))
-    plain = ops.attention_by_head
-    assert largest_error(gpu_forms.attention_by_head, plain, q, k, v) < 2e-5
+    plain, scale_H = ops.attention_by_head, jnp.array([3.0, -1.5])
+    assert largest_error(gpu_forms.attention_by_head, plain, q, k, v, scale_H) < 2e-5
+    forms = (functools.partial(form, scale_H=None) for form in (gpu_forms.attention_by_head, plain))
+    assert largest_error(*forms, q, k, v) < 2e-5
 
 
 @pytest.mark.parametrize("mesh_shape", [(2, 2), (4, 1), (1, 2)])
@@ -137,7 +141,7 @@ def test_heads_and_batch_on_a_mesh_equal_the_plain_forms(mesh_shape, monkeypatch
     monkeypatch.setitem(CASES, "four", (None, (4, *sizes[1:]), rate))
     args, dropout = case("four", monkeypatch)
     by_head = *(jnp.swapaxes(x[:, 0], 1, 2) for x in args[1:3]), args[0].swapaxes(1, 2)
-    by_head = by_head[2], *by_head[:2]
+    by_head = by_head[2], *by_head[:2], args[3]
     attend, plain = forms(dropout)
     pairs = (attend, plain, args), (gpu_forms.attention_by_head, ops.attention_by_head, by_head)
     for attend, plain, arrays in pairs:

@@ -31,8 +31,6 @@ from brt.models.ops import (
     heads_first,
     in_blocks,
     rms_normed,
-    scaled_down_heads,
-    scaled_unit_heads,
     unit_heads,
 )
 from brt.models.sizes import Sizes
@@ -232,9 +230,6 @@ class RecurrentCell(LayerMemory):
         k_BHSK, v_BHSK = jnp.unstack(weights.keys_values_XDHK("BSD,XDHK->XBHSK", x_BSD))
         return ByHead(unit_heads(k_BHSK) if self.sizes.qk_norm else k_BHSK, v_BHSK)
 
-    def _queries(self, q_BHSK, scale_H):
-        return scaled_down_heads(q_BHSK) if scale_H is None else scaled_unit_heads(q_BHSK, scale_H)
-
     def step(
         self,
         weights: CellWeights,
@@ -263,16 +258,14 @@ class RecurrentCell(LayerMemory):
         x_BSD = self._normed(states_BSD, weights.norm_scale_D, weights)
         of_states = of_states or self.keys_values(x_BSD, weights)
         queries = jnp.unstack(weights.queries_XDHK("BSD,XDHK->XBHSK", x_BSD))
-        q_BHSK = self._queries(queries[0], weights.self_scale_H)
-        to_states_BHSK = attend(q_BHSK, *of_states)
+        to_states_BHSK = attend(queries[0], *of_states, weights.self_scale_H)
         if weights.cross_queries_XDHK is not None:
             gate = weights.gates["self_gate"]
             states_BSD, keep = self.self_gate(states_BSD, to_states_BHSK, gate)
             kept.append(keep)
             x_BSD = self._normed(states_BSD, weights.cross_norm_scale_D, weights)
             queries = jnp.unstack(weights.cross_queries_XDHK("BSD,XDHK->XBHSK", x_BSD))
-        q_BHSK = self._queries(queries[-1], weights.cross_scale_H)
-        to_tokens_BHSK = attend(q_BHSK, k_BHJK, v_BHJK)
+        to_tokens_BHSK = attend(queries[-1], k_BHJK, v_BHJK, weights.cross_scale_H)
         both = to_states_BHSK, to_tokens_BHSK
         if self.order == "sequential":
             gate = weights.gates["cross_gate"]

@@ -33,15 +33,14 @@ def attend_by_head(
     q_HQK: jax.Array,
     k_HJK: jax.Array,
     v_HJK: jax.Array,
-    scale_H: jax.Array | None = None,
-    bias_HQJ: jax.Array | None = None,
-    keep_HQJ: jax.Array | None = None,
+    scale_H: jax.Array,
+    bias_HQJ: jax.Array | None,
+    keep_HQJ: jax.Array | None,
 ) -> jax.Array:
     """Returns `attend` of arrays whose heads come first; (..., H, Q, K).
 
-    Without a scale the queries are scaled already. The backward pass computes the weights again
-    from queries, keys and the softmax's log-sum-exp (Dao et al. 2022, arXiv:2205.14135, appendix
-    B.4).
+    The backward pass computes the weights again from queries, keys and the softmax's log-sum-exp
+    (Dao et al. 2022, arXiv:2205.14135, appendix B.4).
     """
     return _forward(q_HQK, k_HJK, v_HJK, scale_H, bias_HQJ, keep_HQJ)[0]
 
@@ -115,15 +114,13 @@ def product(equation: str, a: jax.Array, b: jax.Array) -> jax.Array:
 
 def _scores(q_HQK, k_HJK, scale_H, bias_HQJ):
     """Returns the queries times their scales, and the scores of all keys."""
-    scaled_HQK = q_HQK
-    if scale_H is not None:
-        scaled_HQK = at_least_float32(q_HQK) * jnp.abs(scale_H)[:, None, None]
-        scaled_HQK = scaled_HQK.astype(q_HQK.dtype)
+    scaled_HQK = at_least_float32(q_HQK) * jnp.abs(scale_H)[:, None, None]
+    scaled_HQK = scaled_HQK.astype(q_HQK.dtype)
     scores_HQJ = product("HQK,HJK->HQJ", scaled_HQK, k_HJK)
     return scaled_HQK, scores_HQJ if bias_HQJ is None else scores_HQJ + bias_HQJ
 
 
-def _forward(q_HQK, k_HJK, v_HJK, scale_H=None, bias_HQJ=None, keep_HQJ=None):
+def _forward(q_HQK, k_HJK, v_HJK, scale_H, bias_HQJ, keep_HQJ):
     _, scores_HQJ = _scores(q_HQK, k_HJK, scale_H, bias_HQJ)
     softmax = weighted_values(scores_HQJ, v_HJK, keep_HQJ)
     return softmax.output_HQK, (q_HQK, k_HJK, v_HJK, scale_H, bias_HQJ, keep_HQJ, softmax)
@@ -142,12 +139,10 @@ def _backward(kept, gradient_HQK):
     dbias_HQJ = None if bias_HQJ is None else summed_to(ds_HQJ, bias_HQJ)
     dscaled_HQK = product("HQJ,HJK->HQK", ds_HQJ, k_HJK)
     dk_HJK = product("HQJ,HQK->HJK", ds_HQJ, scaled_HQK)
-    dscale_H = None
-    if scale_H is not None:
-        dscale_HQ = jnp.sum(dscaled_HQK * at_least_float32(q_HQK), axis=-1)
-        dscale_H = jnp.sum(dscale_HQ, axis=-1).reshape(-1, len(scale_H)).sum(axis=0)
-        dscale_H = (dscale_H * jnp.sign(scale_H)).astype(scale_H.dtype)
-        dscaled_HQK = dscaled_HQK * jnp.abs(scale_H)[:, None, None]
+    dscale_HQ = jnp.sum(dscaled_HQK * at_least_float32(q_HQK), axis=-1)
+    dscale_H = jnp.sum(dscale_HQ, axis=-1).reshape(-1, len(scale_H)).sum(axis=0)
+    dscale_H = (dscale_H * jnp.sign(scale_H)).astype(scale_H.dtype)
+    dscaled_HQK = dscaled_HQK * jnp.abs(scale_H)[:, None, None]
     return (
         summed_to(dscaled_HQK, q_HQK),
         summed_to(dk_HJK, k_HJK),

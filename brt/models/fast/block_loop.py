@@ -10,6 +10,7 @@ unrolled loop the sum of one product a step.
 """
 
 import functools
+import itertools
 from collections.abc import Callable
 from typing import Any, Self
 
@@ -17,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from brt.models.axis_rules import in_one_data_shard, in_this_context
+from brt.models.axis_rules import in_one_data_shard, in_this_context, on_gpu
 from brt.models.fast.data_shards import by_data_shard
 from brt.models.ops import Matrix, stacked
 
@@ -34,7 +35,7 @@ class CastMatrix(Matrix):
         return self.array if self.cast is None else _cast(self.array, self.cast)
 
     def __call__(self, equation: str, *x: jax.Array) -> jax.Array:
-        return jnp.einsum(equation, stacked(x), self.value())
+        return _product(equation, stacked(x), self.value())
 
     def gradient(self, total: jax.Array) -> Self:
         """Returns the cotangent of the matrix, for a `jax.custom_vjp`."""
@@ -64,7 +65,7 @@ class _Recorded(CastMatrix):
             raise ValueError(f"A matrix is multiplied twice in one step of a loop: {equation}.")
         self.multiplied = True
         key = self.index, equation
-        y = jnp.einsum(equation, stacked(x), jax.lax.stop_gradient(self.value()))
+        y = _product(equation, stacked(x), jax.lax.stop_gradient(self.value()))
         self.factors[key], self.shapes[key] = x, jax.ShapeDtypeStruct(y.shape, y.dtype)
         return y if self.changes is None else _changed(y, self.changes[key])
 
@@ -87,15 +88,16 @@ def scan_blocks(
         if not in_one_data_shard():
             return _by_data_shard(step, weights, carry, blocks, remat, unroll)
         step = in_this_context(step)
-    xs = jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), blocks)
+    blocks_first = functools.partial(jnp.swapaxes, axis1=0, axis2=1)
+    xs = jax.tree.map(blocks_first, blocks)
     if remat or not any(map(_is_matrix, jax.tree.leaves(weights, is_leaf=_is_matrix))):
         step = jax.checkpoint(step) if remat else step
         carry, ys = jax.lax.scan(lambda *x: _pair(step(weights, *x)), carry, xs)
     else:
         carry, ys = _scan(step, unroll, weights, carry, xs)
     outputs, metrics = ys
-    outputs = jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), outputs)
-    return carry, outputs, jax.tree.map(lambda x: jnp.mean(x, axis=0), metrics)
+    means = jax.tree.map(functools.partial(jnp.mean, axis=0), metrics)
+    return carry, jax.tree.map(blocks_first, outputs), means
 
 
 def _by_data_shard(step, weights, carry, blocks, *options):
@@ -175,8 +177,22 @@ def _matrix_gradient(equation, dtype, x, dy, unroll):
     # An array of all steps' factors would be a copy of them.
     equation = f"{x_axes},{y_axes}->{matrix_axes}"
     steps = ((stacked([part[n] for part in x]), dy[n]) for n in range(len(dy)))
-    products = (jnp.einsum(equation, *pair, preferred_element_type=dtype) for pair in steps)
+    products = (_product(equation, *pair, preferred_element_type=dtype) for pair in steps)
     return functools.reduce(jnp.add, products)
+
+
+def _product(equation, a, b, **options):
+    """Returns the einsum of two arrays; on GPUs each part along a result's X is one of its own.
+
+    So no copy takes them apart or stacks their gradients, 0.6 % of a step of pg19_rec_fixed_skip
+    (docs/benchmarks/gpu_compiler.md).
+    """
+    if not on_gpu() or "->X" not in equation:
+        return jnp.einsum(equation, a, b, **options)
+    both = zip((a, b), equation.split(","), strict=True)
+    parts = (x if axes.startswith("X") else itertools.repeat(x) for x, axes in both)
+    equation = equation.replace("X", "")
+    return jnp.stack([jnp.einsum(equation, *pair, **options) for pair in zip(*parts, strict=False)])
 
 
 def _is_matrix(node):

@@ -66,19 +66,15 @@ def cudnn_attention(
     q_QHK: jax.Array,
     k_JHK: jax.Array,
     v_JHK: jax.Array,
-    scale_H: jax.Array | None = None,
+    scale_H: jax.Array,
     bias_HQJ: jax.Array | None = None,
     keep_HQJ: jax.Array | None = None,
 ) -> jax.Array:
-    """Returns `brt.models.ops.attention`, of bfloat16; leading axes are a batch with one bias.
-
-    Without a scale the queries are scaled already.
-    """
+    """Returns `brt.models.ops.attention`, of bfloat16; leading axes are a batch with one bias."""
     dtype = q_QHK.dtype
     if wrong := misfit(dtype, keep_HQJ is not None):
         raise ValueError(f'{BINDING} = "cudnn": {wrong}. Or use "plain".')
-    if scale_H is not None:
-        q_QHK = (at_least_float32(q_QHK) * jnp.abs(scale_H)[:, None]).astype(dtype)
+    q_QHK = (at_least_float32(q_QHK) * jnp.abs(scale_H)[:, None]).astype(dtype)
     q, k, v = (x.reshape(-1, *x.shape[-3:]) for x in (q_QHK, k_JHK, v_JHK))
     bias = None if bias_HQJ is None else bias_HQJ.astype(dtype)[None]
     y = jax.nn.dot_product_attention(q, k, v, bias, scale=1.0, implementation=IMPLEMENTATION)

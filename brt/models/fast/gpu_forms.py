@@ -6,17 +6,17 @@ tests/models/test_gpu_kernels.py compares both, in a model. `fast/table.py` choo
 import functools
 
 import jax
-import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from brt.models.axis_rules import on_gpu
 from brt.models.caches import WindowCache
 from brt.models.fast import block_loop, kernel_forms
 from brt.models.fast.kernels import gpu_attention, gpu_launch
-from brt.models.fast.kernels.parts import Heads, TileDropout, tile_dropout, upcast
+from brt.models.fast.kernels.parts import Heads, TileDropout, tile_dropout
 from brt.models.ops import (
     WindowAttention,
     WindowTables,
+    heads_first,
     in_blocks,
     scaled_queries,
     unit_heads,
@@ -89,15 +89,12 @@ def attention_to_states(
     return y_BGWHK.reshape(q_BTHK.shape)
 
 
-def attention_by_head(q_BHQK: jax.Array, k_BHJK: jax.Array, v_BHJK: jax.Array) -> jax.Array:
-    """To the kernel each head is a block of one head."""
-    B, H, _, K = q_BHQK.shape
-    heads = _heads(H, K, B, False)
-    batch_axis, head_axis, _ = heads.mesh_axes
-    one = heads._replace(num_heads=1, mesh_axes=(batch_axis, None, head_axis))
-    q, k, v = (x[..., None, :] for x in (q_BHQK, k_BHJK, v_BHJK))
-    unscaled = jnp.full(1, 1 / one.factor, upcast(q_BHQK.dtype))
-    return gpu_attention.attend_to_states(one, q, k, v, unscaled)[..., 0, :]
+def attention_by_head(
+    q_BHQK: jax.Array, k_BHJK: jax.Array, v_BHJK: jax.Array, scale_H: jax.Array | None
+) -> jax.Array:
+    """To the kernel keys and values are the states of one block."""
+    k_BGJHK, v_BGJHK = (heads_first(x)[:, None] for x in (k_BHJK, v_BHJK))
+    return heads_first(attention_to_states(heads_first(q_BHQK), k_BGJHK, v_BGJHK, scale_H))
 
 
 def cell_misfit(sizes: Sizes, states: int, window: int, dtype: DTypeLike) -> str:

@@ -23,7 +23,9 @@ from brt.models.ops import (
     in_blocks,
     joined_heads,
     keep_mask,
+    scaled_down_heads,
     scaled_queries,
+    scaled_unit_heads,
     unit_heads,
     window_table,
 )
@@ -114,9 +116,12 @@ def _heads(q_BTHK, scale_H):
     return heads_of(H, K, B, scale_H is not None)
 
 
-def attention_by_head(q_BHQK: jax.Array, k_BHJK: jax.Array, v_BHJK: jax.Array) -> jax.Array:
+def attention_by_head(
+    q_BHQK: jax.Array, k_BHJK: jax.Array, v_BHJK: jax.Array, scale_H: jax.Array | None
+) -> jax.Array:
     """To the kernel each head is a block."""
     B, H, _, K = q_BHQK.shape
+    q_BHQK = scaled_down_heads(q_BHQK) if scale_H is None else scaled_unit_heads(q_BHQK, scale_H)
     heads = heads_of(H, K, B, qk_norm=False)
     axes = heads.mesh_axes[0], None, heads.mesh_axes[1]
     one = heads._replace(num_heads=1, mesh_axes=axes)

@@ -77,10 +77,9 @@ def cell_ops(
     gate: the cell's only one, after both attentions; None: it has another arrangement. remat: as of
     `scan_blocks`.
     """
-    if sizes.attention_form == "cudnn":
-        by_head = functools.partial(_by_head, _cudnn(sizes, dtype))
-        return CellOps(by_head, block_loop.scan_blocks)
-    chosen = CellOps(attention.attend_by_head, block_loop.scan_blocks)
+    attend = _cudnn(sizes, dtype) if sizes.attention_form == "cudnn" else attention.attend
+    by_head = functools.partial(ops.attention_by_head, attention=attend)
+    chosen = CellOps(by_head, block_loop.scan_blocks)
     if wants_kernels(sizes):
         kernels = _kernels()
         misfit = kernels.cell_misfit(sizes, states, window, dtype)
@@ -148,10 +147,6 @@ def _cudnn(sizes, dtype):
         raise ValueError(f'{BINDING} = "cudnn": {misfit}. Or use "plain".')
     _say_once(f"Attention, {sizes.num_heads} heads of {sizes.head_size}: cuDNN")
     return cudnn_attention.cudnn_attention
-
-
-def _by_head(attend, q_BHQK, k_BHJK, v_BHJK):
-    return ops.heads_first(attend(*map(ops.heads_first, (q_BHQK, k_BHJK, v_BHJK))))
 
 
 @functools.cache
