@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from brt.data.sources.answers import answers_of
 from brt.data.sources.mqar import BLANK, MultiQueryRecall
-from brt.data.stores.token_store import TokenStore
 from brt.data.stores.store_writer import write_store
+from brt.data.stores.token_store import TokenStore
 from brt.data.streams.samples import QuestionPass, QuestionStream
 
 
