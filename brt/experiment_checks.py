@@ -12,7 +12,7 @@ from brt.data.stores.token_store import TokenStore
 from brt.data.streams.batch import DTYPES, Batch
 from brt.data.streams.labelled import LabelledDocuments
 from brt.data.streams.samples import check_cut
-from brt.data.streams.select import check_mixture, check_stride
+from brt.data.streams.select import SAMPLES, check_mixture, check_stride
 from brt.data.streams.shifted import check_overlap
 from brt.models.model import Model
 from brt.models.reader import Reader
@@ -37,7 +37,7 @@ def check_trainer(trainer: Trainer) -> None:
         )
     if isinstance(trainer.corpus, Mixture):
         check_mixture(trainer.stream)
-    if trainer.stream == "samples" and trainer.sample_length:
+    if trainer.stream in SAMPLES and trainer.sample_length:
         check_cut(trainer.sample_length, trainer.segment_length, segments)
     if depth is not None and depth >= segments:
         raise ValueError(
@@ -49,7 +49,7 @@ def check_trainer(trainer: Trainer) -> None:
             f"Trainer.reread_segments = {again} is the depth of a step with one new segment: "
             "bind Trainer.segments_per_step = 1 and Trainer.bptt_depth = None."
         )
-    if again and trainer.stream in ("samples", "labelled"):
+    if again and trainer.stream in (*SAMPLES, "labelled"):
         raise ValueError(
             f"Trainer.reread_segments = {again} needs earlier segments, and every step reads "
             f'whole samples (Trainer.stream = "{trainer.stream}"): bind it to 0.'
@@ -97,7 +97,7 @@ def check_evaluation(
     if evaluation.stride is not None:
         check_stride(trainer.stream)
         check_overlap(evaluation.stride, T)
-    if trainer.stream == "samples" and trainer.sample_length:
+    if trainer.stream in SAMPLES and trainer.sample_length:
         check_cut(trainer.sample_length, T)
 
     def read(params, batch):

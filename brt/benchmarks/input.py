@@ -13,7 +13,7 @@ from brt.data.stores.store_writer import write_store
 from brt.data.stores.token_store import TokenStore
 from brt.data.streams.checksum import checksum_of
 from brt.data.streams.ids import check_ids
-from brt.data.streams.select import STREAMS, training_stream
+from brt.data.streams.select import SAMPLES, STREAMS, training_stream
 from brt.data.vocabularies.base import ByteVocabulary
 
 BATCHES, ROUNDS = 200, 5
@@ -27,7 +27,7 @@ def measure_store(folder: str | os.PathLike, rows: int, segment_length: int) -> 
     """
     by_stream = {}
     for kind in STREAMS:
-        if kind in ("samples", "labelled"):  # few stores fit
+        if kind in (*SAMPLES, "labelled"):  # few stores fit
             continue
         begun = time.perf_counter()
         store = TokenStore(folder)

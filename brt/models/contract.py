@@ -78,6 +78,20 @@ def check_segment(model: str, window: int, length: int) -> None:
         )
 
 
+def check_arrangement(arrangement: str, order: str, hidden_size: int) -> None:
+    """Refuses settings of a `RecurrentCell` that exclude one another; hidden_size: F."""
+    if order == "sequential" and arrangement == "single":
+        raise ValueError(
+            'RecurrentCell.order = "sequential" gates each attention after a projection, '
+            'and arrangement "single" has none: use "dual" or "skip".'
+        )
+    if arrangement != "skip" and not hidden_size:
+        raise ValueError(
+            f'RecurrentCell.arrangement = "{arrangement}" has an MLP, and the model has none '
+            '(feed_forward_size = 0): bind one of them otherwise, the arrangement to "skip".'
+        )
+
+
 def layer_indices(binding: str, layers: int | Iterable[int], num_layers: int) -> set[int]:
     """Returns indices from 0, of indices that may be negative; refuses layers that do not exist."""
     layers = (layers,) if isinstance(layers, int) else tuple(layers)  # (9) for (9,)

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Annotated
 
-from brt.checks import Count, OneOf, checked_arguments
+from brt.checks import Count, CountFrom0, OneOf, checked_arguments
 
 FORMS = ("auto", "plain", "kernel", "cudnn")
 """"auto": a kernel on TPUs where the sizes fit, else plain JAX; Pallas kernels; cuDNN."""
@@ -15,7 +15,7 @@ DROPPED = ("weights", "keys")
 @checked_arguments
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """Dimensions D, H, K and F of a layer.
+    """Dimensions D, H, K and F of a layer; F = 0: a layer without an MLP.
 
     qk_norm: queries and keys have unit length and a learned scale for each head; otherwise scores
     are q.k / sqrt(K).
@@ -25,7 +25,7 @@ class Sizes:
     width: Count
     num_heads: Count
     head_size: Count
-    feed_forward_size: Count
+    feed_forward_size: CountFrom0
     qk_norm: bool = True
     attention_form: Annotated[str, OneOf(FORMS)] = "auto"
     attention_dropout: Annotated[str, OneOf(DROPPED)] = "weights"

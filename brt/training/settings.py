@@ -41,10 +41,14 @@ class Trainer:
         remat_segments: recompute each segment, but not its loss, in the backward pass.
         loss: trained positions: "full"; "half", the last half of a segment (Transformer-XL, Table
             5). Evaluation scores all.
+        most_scored: scored positions of a document in a step, at most, of a task whose other tokens
+            have weight 0: only these have logits. A step with more has a loss that is not finite.
+            None for all.
         seed: of parameters, dropout and the order of documents.
         stream: "documents", each in one batch element; "contiguous", the corpus in as many parts as
             batch elements; "shuffled", the same in a new order every epoch; "samples" of the
-            segments of a step; "labelled" documents of at most these. Evaluation uses the same.
+            segments of a step; "questions", samples whose scored tokens are no inputs; "labelled"
+            documents of at most these segments. Evaluation uses the same.
         mesh: (data, model) devices; -1 for the remaining ones.
         plateau: lowers the rate when the evaluation loss stops falling.
         average: evaluates an average of the weights; not with a plateau.
@@ -69,6 +73,7 @@ class Trainer:
     reread_segments: CountFrom0 = 0
     remat_segments: bool = False
     loss: Annotated[str, OneOf(LOSSES)] = "full"
+    most_scored: Count | None = None
     seed: Seed = 0
     stream: Annotated[str, OneOf(STREAMS)] = "documents"
     mesh: tuple[Devices, Devices] = (-1, 1)
@@ -92,10 +97,6 @@ class Trainer:
 
     @property
     def loss_settings(self) -> dict[str, Any]:
-        return {
-            "clear": self.clear_state,
-            "bptt_depth": self.bptt_depth,
-            "reread_segments": self.reread_segments,
-            "remat_segments": self.remat_segments,
-            "scores": self.loss,
-        }
+        names = "bptt_depth", "reread_segments", "remat_segments", "most_scored"
+        same = {name: getattr(self, name) for name in names}
+        return same | {"clear": self.clear_state, "scores": self.loss}

@@ -15,6 +15,7 @@ from flax import nnx
 from brt.data.streams.batch import Batch, Segment
 from brt.models.caches import clear_state, reset_rows
 from brt.models.contract import check_scalars
+from brt.models.layers.losses import scored_positions
 from brt.models.model import Model
 from brt.training.accumulation import in_microbatches
 from brt.training.optimization.plateau import ReduceOnPlateau
@@ -80,6 +81,7 @@ def make_loss(
     reread_segments: int = 0,
     remat_segments: bool = False,
     scores: str = "full",
+    most_scored: int | None = None,
 ) -> Callable:
     """Returns the loss of one step: nats per scored token, plus `added_nats`.
 
@@ -89,6 +91,7 @@ def make_loss(
         bptt_depth, reread_segments: of `unroll` and `reread`.
         remat_segments: recompute each segment in the backward pass, but not its loss.
         scores: one of `LOSSES`.
+        most_scored: of `scored_positions`, or None.
 
     Returns:
         loss(params, caches, batch, key, whole_KBT) -> (loss, (caches, (nats, weight, correct),
@@ -120,7 +123,9 @@ def make_loss(
         targets_KBT = batch.targets_KBT[reread_segments:]
         weights_KBT = trained_weights(batch.weights_KBT[reread_segments:], scores)
         with jax.named_scope("vocabulary"):
-            nats, correct = model.weighted_losses(x_KBTD, targets_KBT, weights_KBT)
+            scored = x_KBTD, targets_KBT, weights_KBT
+            scored = scored_positions(*scored, most_scored) if most_scored else scored
+            nats, correct = model.weighted_losses(*scored)
         whole_KBT = batch.weights_KBT if whole_KBT is None else whole_KBT
         share = batch.weights_KBT.shape[1] / whole_KBT.shape[1]
         divisor = share * trained_weights(whole_KBT[reread_segments:], scores).sum()

@@ -199,6 +199,8 @@ def run_layer(layer, settings, x_WD, memory, fed_back, own_memory=None):
         projected_WD = np.concatenate([self_WA, cross_WA], axis=1) @ layer["output_CD"]
 
     x_WD = x_WD + projected_WD  # Fig. 1 left: residual, then feed-forward and residual
+    if "feed_forward" not in layer:
+        return x_WD, new_memory
     y_WD = rms_norm(x_WD, layer["feed_forward_norm"])
     hidden_WF = np.maximum(y_WD @ layer["feed_forward"]["hidden_DF"], 0)
     return x_WD + hidden_WF @ layer["feed_forward"]["output_FD"], new_memory

@@ -262,6 +262,7 @@ ARCHITECTURES = Architectures({
     "rec_lstm_dual": _rec("lstm", "dual"),
     "rec_lstm_single": _rec("lstm", "single"),
     "rec_lstm_skip": _rec("lstm", "skip"),
+    "rec_without_mlp": _rec("lstm", "skip", feed_forward_size=0),
     "rec_two_layers": _rec("fixed", "skip", layers=(0, 2)),
     "rec_sequential": _rec("fixed", "dual", order="sequential"),
     "rec_meliad": _rec("lstm", "single", gate_form="meliad", logits_divisor="width"),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from architectures import random_model
 
-from brt.models.layers.losses import token_losses
+from brt.models.layers.losses import scored_positions, token_losses
 from brt.training.train_step import trained_weights
 
 
@@ -82,3 +82,29 @@ def test_a_model_with_losses_of_its_own_is_trained_with_them():
     model.__class__ = Smoothed
     found = model.weighted_losses(x_KBTD, targets_KBT, weights_KBT)
     np.testing.assert_allclose(found, (0.9 * nats + 0.1 * weights_KBT.sum(), correct), rtol=1e-5)
+
+
+def test_logits_of_scored_positions_alone_give_the_same_losses_and_gradients():
+    """K segments of B elements: a product of every position, against the scored ones only."""
+    rng = np.random.default_rng(4)
+    K, B, T, D, V = 3, 4, 5, 6, 11
+    x_KBTD = rng.normal(size=(K, B, T, D)).astype(np.float32)
+    matrix_DV = rng.normal(size=(D, V)).astype(np.float32)
+    targets_KBT = rng.integers(0, V, (K, B, T)).astype(np.int32)
+    weights_KBT = np.zeros((K, B, T), np.float32)
+    for b, scored in enumerate([0, 1, 3, 4]):  # never more than 4 of the 15 positions
+        for at in rng.choice(K * T, scored, replace=False):
+            weights_KBT[at // T, b, at % T] = rng.uniform(0.5, 2)
+
+    def summed(x_KBTD, most):
+        scored = x_KBTD, targets_KBT, weights_KBT
+        x, targets, weights = scored_positions(*scored, most) if most else scored
+        nats, correct = token_losses(x @ matrix_DV, targets)
+        return (nats * weights).sum(), (correct * weights).sum()
+
+    expected, gradients = jax.value_and_grad(summed, has_aux=True)(x_KBTD, None)
+    for most in (4, 7, 40):
+        found, more = jax.value_and_grad(summed, has_aux=True)(x_KBTD, most)
+        np.testing.assert_allclose(found, expected, rtol=1e-5)
+        np.testing.assert_allclose(more, gradients, atol=1e-6)
+    assert np.isnan(summed(x_KBTD, 3)[0])  # a loss that leaves a position out is not silent

@@ -4,8 +4,8 @@
 
 Keys are ids of the lower half of the vocabulary, values of the upper half. Queries are at even
 offsets 2 g after the pairs, with a probability proportional to (g + 1)^(power - 1). Only the values
-after queries are scored. In the published task the value does not follow its query, and fillers may
-be keys.
+after queries are scored. In the published task the inputs do not contain these values
+(`Trainer.stream = "questions"`), and random fillers may be keys.
 
 Source: Arora et al. 2023, arXiv:2312.04927 (Zoology), section 3 and appendix E.
 """
@@ -59,6 +59,8 @@ class MultiQueryRecall(GridTask):
                     f"{2 * pairs + 1}, because {pairs} pairs have different keys."
                 )
         self.cells = fitting
+        lengths = {length for length, _ in fitting}
+        self.input_length = min(lengths) - 1 if len(lengths) == 1 else None
         symbols = [
             ".",
             *(f"k{key}" for key in range(1, self.first_value)),

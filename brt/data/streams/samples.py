@@ -1,8 +1,10 @@
 """Batches of samples of one length, each read whole in one step. Axes as in `batch`.
 
 The inputs of a sample x_0 .. x_L are x_0 .. x_{L-1}, its targets x_1 .. x_L; BEGIN does not occur.
+Of questions the model never reads the scored tokens: their inputs are id 0.
 
-Source: Bulatov et al. 2022, arXiv:2207.06881, section 4, and the data loader of the published code.
+Source: Bulatov et al. 2022, arXiv:2207.06881, section 4, and the data loader of the published code;
+questions: Arora et al. 2023, arXiv:2312.04927, whose inputs do not contain the answers.
 """
 
 import functools
@@ -40,10 +42,14 @@ class DocumentPerStep(Stream):
 
 
 class SampleStream(DocumentPerStep):
-    """The training stream of samples: a store of documents of K T + 1 tokens."""
+    """The training stream of samples: a store of documents of K T + 1 tokens.
+
+    hides_scored: replace inputs that are scored as targets with id 0.
+    """
 
     store: TokenStore
     order_key = 4
+    hides_scored = False
 
     def _prepare(self) -> None:
         check_cut(sample_length(self.store), self.segment_length, self.segments_per_step)
@@ -51,14 +57,15 @@ class SampleStream(DocumentPerStep):
 
     def _read(self, step: int, rows: range) -> Batch:
         segments = range(self.segments_per_step)
-        documents_B = self._documents(step, rows)
-        return _read_segments(self.store, documents_B, segments, self.segment_length)
+        sizes = self.segment_length, self.hides_scored
+        return _read_segments(self.store, self._documents(step, rows), segments, *sizes)
 
 
 class SamplePass(EvaluationPass):
     """One pass of evaluation: every sample once, in the order of the store, a segment per step."""
 
     store: TokenStore
+    hides_scored = False
 
     def _prepare(self) -> None:
         length = sample_length(self.store)
@@ -69,7 +76,8 @@ class SamplePass(EvaluationPass):
     def _read(self, step: int, rows: range) -> Batch:
         documents_B, _ = self._positions(step, rows)
         segments = [step % self.segments]
-        return _read_segments(self.store, documents_B, segments, self.segment_length)
+        sizes = self.segment_length, self.hides_scored
+        return _read_segments(self.store, documents_B, segments, *sizes)
 
     def _positions(self, step: int, rows: range) -> tuple[np.ndarray, np.ndarray]:
         number, segment = divmod(step, self.segments)
@@ -77,6 +85,14 @@ class SamplePass(EvaluationPass):
         documents_B[documents_B >= self.store.num_documents] = -1
         offset = segment * self.segment_length + 1
         return documents_B, np.where(documents_B < 0, 0, offset)
+
+
+class QuestionStream(SampleStream):
+    hides_scored = True
+
+
+class QuestionPass(SamplePass):
+    hides_scored = True
 
 
 def sample_length(store: TokenStore | MixedStore) -> int:
@@ -121,15 +137,20 @@ def read_samples(store: TokenStore, documents_B: np.ndarray) -> tuple[np.ndarray
 
 
 def _read_segments(
-    store: TokenStore, documents_B: np.ndarray, segments: Sequence[int], length: int
+    store: TokenStore,
+    documents_B: np.ndarray,
+    segments: Sequence[int],
+    length: int,
+    hides_scored: bool,
 ) -> Batch:
     batch = padding(len(segments), len(documents_B), length)
     read_B = documents_B >= 0
     tokens_BL, weights_BL = read_samples(store, documents_B[read_B])
+    inputs_BL = np.where(weights_BL > 0, 0, tokens_BL) if hides_scored else tokens_BL
     for k, segment in enumerate(segments):
         inputs = slice(segment * length, (segment + 1) * length)
         targets = slice(inputs.start + 1, inputs.stop + 1)
-        batch.inputs_KBT[k, read_B] = tokens_BL[:, inputs]
+        batch.inputs_KBT[k, read_B] = inputs_BL[:, inputs]
         batch.targets_KBT[k, read_B] = tokens_BL[:, targets]
         batch.weights_KBT[k, read_B] = weights_BL[:, targets]
         batch.starts_KB[k, read_B] = segment == 0

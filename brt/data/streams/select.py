@@ -9,12 +9,14 @@ from brt.data.streams.documents import DocumentPass, DocumentStream
 from brt.data.streams.labelled import LabelledDocuments, LabelledPass, LabelledStream
 from brt.data.streams.mixture import MixtureStream
 from brt.data.streams.reread import RereadStream
-from brt.data.streams.samples import SamplePass, SampleStream
+from brt.data.streams.samples import QuestionPass, QuestionStream, SamplePass, SampleStream
 from brt.data.streams.shifted import ShiftedPass
 
-STREAMS = ("documents", "contiguous", "shuffled", "samples", "labelled")
+SAMPLES = ("samples", "questions")
+STREAMS = ("documents", "contiguous", "shuffled", *SAMPLES, "labelled")
 """Documents, each read by one batch element; the corpus cut into parts; the same with shuffled
-documents; samples of one length, each read whole in one step; labelled documents of any length.
+documents; samples of one length, each read whole in one step; the same without their scored tokens
+among the inputs; labelled documents of any length.
 """
 
 
@@ -36,8 +38,8 @@ def training_stream(
         return MixtureStream(store, *arguments)
     if kind == "documents":
         return DocumentStream(store, *arguments)
-    if kind == "samples":
-        return SampleStream(store, *arguments)
+    if kind in SAMPLES:
+        return (SampleStream if kind == "samples" else QuestionStream)(store, *arguments)
     if kind == "labelled":
         return LabelledStream(store, *arguments, labelled)
     return ContiguousStream(store, *arguments, shuffle=kind == "shuffled")
@@ -63,8 +65,8 @@ def evaluation_pass(
         return ShiftedPass(store, rows, segment_length, stride, contiguous=kind != "documents")
     if kind == "documents" or isinstance(store, MixedStore):
         return DocumentPass(store, rows, segment_length)
-    if kind == "samples":
-        return SamplePass(store, rows, segment_length)
+    if kind in SAMPLES:
+        return (SamplePass if kind == "samples" else QuestionPass)(store, rows, segment_length)
     if kind == "labelled":
         return LabelledPass(store, rows, segment_length, segments_per_step, labelled)
     return ContiguousPass(store, rows, segment_length)
@@ -77,7 +79,7 @@ def _check(kind: str, store: TokenStore | MixedStore) -> None:
 
 
 def check_stride(kind: str) -> None:
-    if kind in ("samples", "labelled"):
+    if kind in (*SAMPLES, "labelled"):
         raise ValueError(
             f'Evaluation.stride does not go with Trainer.stream = "{kind}", where every sample '
             "is read whole: bind one of them otherwise."

@@ -20,6 +20,7 @@ from brt.models.block_recurrent.memory import (
     MemoryResult,
 )
 from brt.models.caches import WindowCache, select_rows
+from brt.models.contract import check_arrangement
 from brt.models.counts import matrix_size
 from brt.models.fast import table
 from brt.models.layers.initializers import DENSE, normal, parameter
@@ -134,12 +135,8 @@ class RecurrentCell(LayerMemory):
         order: Annotated[str, OneOf(ORDERS)] = "parallel",
         state_ids: bool = True,
     ):
-        if order == "sequential" and arrangement == "single":
-            raise ValueError(
-                'RecurrentCell.order = "sequential" gates each attention after a projection, '
-                'and arrangement "single" has none: use "dual" or "skip".'
-            )
         D, A, F = sizes.width, sizes.attention_size, sizes.feed_forward_size
+        check_arrangement(arrangement, order, F)
         heads = sizes.num_heads, sizes.head_size
         self.sizes, self.window, self.num_states = sizes, window, num_states
         self.arrangement, self.order = arrangement, order

@@ -35,7 +35,7 @@ from brt.models.sizes import Sizes
 
 
 class LayerWeights(NamedTuple):
-    """The matrices of a layer for its products; None: the layer does not attend to states."""
+    """The matrices of a layer for its products; None: no attention to states, or no MLP."""
 
     queries_DA: Matrix
     keys_DA: Matrix
@@ -43,7 +43,7 @@ class LayerWeights(NamedTuple):
     output_AD: Matrix
     cross_queries_DA: Matrix | None
     states_output_AD: Matrix | None
-    feed_forward: FeedForwardWeights
+    feed_forward: FeedForwardWeights | None
 
 
 class Prepared(NamedTuple):
@@ -114,8 +114,9 @@ class Layer(nnx.Module):
             self.output_AD = parameter(rngs, DENSE, A, D)
         if self.sequential:
             self.cross_norm = RMSNorm(rngs, D, purpose="recurrence")
-        self.feed_forward_norm = RMSNorm(rngs, D)
-        self.feed_forward = FeedForward(rngs, D, sizes.feed_forward_size)
+        if sizes.feed_forward_size:
+            self.feed_forward_norm = RMSNorm(rngs, D)
+            self.feed_forward = FeedForward(rngs, D, sizes.feed_forward_size)
         check_memories(memories, dir(self), LayerMemory)
         self.memory_names = tuple(memory.name for memory in memories)
         for memory in memories:
@@ -179,7 +180,7 @@ class Layer(nnx.Module):
             matrix(output_CD[:A]),
             matrix(self.cross_queries_DA[...]) if cross else None,
             matrix(output_CD[A:]) if cross else None,
-            self.feed_forward.weights(dtype),
+            self.feed_forward.weights(dtype) if self.sizes.feed_forward_size else None,
         )
 
     def ops(self, dtype: DTypeLike, feedback_size: int = 0) -> LayerOps:
@@ -251,9 +252,11 @@ class Layer(nnx.Module):
                 added_BTD = added_BTD + from_states_BTD
         x_BTD = x_BTD + added_BTD
         with jax.named_scope("feed_forward"):
-            normed_BTD = self.feed_forward_norm(x_BTD)
-            mlp_BTD = self.feed_forward(normed_BTD, None, weights.feed_forward, mlp_mask_PD)
-            return constrain(x_BTD + mlp_BTD, "BTD"), metrics
+            if weights.feed_forward:
+                normed_BTD = self.feed_forward_norm(x_BTD)
+                mlp_BTD = self.feed_forward(normed_BTD, None, weights.feed_forward, mlp_mask_PD)
+                x_BTD = x_BTD + mlp_BTD
+            return constrain(x_BTD, "BTD"), metrics
 
     # A segment.
 
@@ -293,9 +296,8 @@ class Layer(nnx.Module):
         weights = prepared.weights
         normed_BTD, q_BTHK, k_BTHK, v_BTHK = self.heads(x_BTD, weights, prepared.normed_PD)
         with jax.named_scope("attention"):
-            scale_H, tables = self.attention_scale, prepared.window
             attended_BTHK, q_BTHK, k_BTHK, window = to_window(
-                q_BTHK, k_BTHK, v_BTHK, cache.window, scale_H, tables
+                q_BTHK, k_BTHK, v_BTHK, cache.window, self.attention_scale, prepared.window
             )
         tokens = LayerTokens(normed_BTD, q_BTHK, k_BTHK, v_BTHK, self.scale_H, counts_B)
 
@@ -324,9 +326,8 @@ class Layer(nnx.Module):
             metrics = joined_metrics(metrics, memory.name, reported)
 
         def read_states(q_BTHK):
-            k_BGSHK, v_BGSHK = cast(BlockStates, joined_states(all_states) or feedback_states)
-            keep = prepared.states_dropout
-            return to_states(q_BTHK, k_BGSHK, v_BGSHK, self.cross_scale, keep)
+            states = cast(BlockStates, joined_states(all_states) or feedback_states)
+            return to_states(q_BTHK, *states, self.cross_scale, prepared.states_dropout)
 
         x_BTD, shares = self.output(
             x_BTD, normed_BTD, attended_BTHK, read_states, weights, prepared.mlp_PD

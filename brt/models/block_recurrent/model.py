@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
-from brt.checks import Count, Index, OneOf, Share, configurable
+from brt.checks import Count, CountFrom0, Index, OneOf, Share, configurable
 from brt.models.block_recurrent import decoding
 from brt.models.block_recurrent.cell import RecurrentCell
 from brt.models.block_recurrent.external_memory import ExternalMemory
@@ -38,7 +38,8 @@ class BlockRecurrentTransformer(TiedEmbedding, Body):
 
     Args:
         vocabulary_size: V, rows of the embedding matrix; at least the vocabulary's size.
-        num_layers, width, num_heads, head_size, feed_forward_size: n, D, H, K, F.
+        num_layers, width, num_heads, head_size, feed_forward_size: n, D, H, K, F; F = 0 for layers
+            without an MLP.
         window: W in tokens, the block and the reach of attention. Segments are any multiple of it;
             XL: equal to it.
         recurrent_layers, memorizing_layers: indices of the layers with a `RecurrentCell` and with
@@ -73,7 +74,7 @@ class BlockRecurrentTransformer(TiedEmbedding, Body):
         width: Count = gin.REQUIRED,
         num_heads: Count = gin.REQUIRED,
         head_size: Count = gin.REQUIRED,
-        feed_forward_size: Count = gin.REQUIRED,
+        feed_forward_size: CountFrom0 = gin.REQUIRED,
         window: Count = gin.REQUIRED,
         recurrent_layers: tuple[Index, ...] = (),
         memorizing_layers: tuple[Index, ...] = (),

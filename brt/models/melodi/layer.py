@@ -126,8 +126,9 @@ class MelodiLayer(nnx.Module):
         self.attention_scale_H = parameter(rngs, jax.nn.initializers.ones, H)
         self.relative_bias = RelativeBias(rngs, H)
         self.output_AD = parameter(rngs, DENSE, A, D)
-        self.feed_forward_norm = RMSNorm(rngs, D)
-        self.feed_forward = FeedForward(rngs, D, sizes.feed_forward_size, biases=True)
+        if sizes.feed_forward_size:
+            self.feed_forward_norm = RMSNorm(rngs, D)
+            self.feed_forward = FeedForward(rngs, D, sizes.feed_forward_size, biases=True)
         residual = memory.short == memory.summary
         self.summary_mixing = TokenMixing(rngs, memory, D, memory.summary, True)
         self.short_mixing = TokenMixing(rngs, memory, D, memory.short, residual)
@@ -192,6 +193,8 @@ class MelodiLayer(nnx.Module):
     ) -> jax.Array:
         attended_BTA = attended_BTHK.reshape(*x_BTD.shape[:2], self.sizes.attention_size)
         x_BTD = x_BTD + attended_BTA @ self.output_AD[...].astype(x_BTD.dtype)
+        if not self.sizes.feed_forward_size:
+            return x_BTD
         normed_BTD = self.feed_forward_norm(x_BTD)
         return x_BTD + self.feed_forward(normed_BTD, mask_PD=mask_PD)
 

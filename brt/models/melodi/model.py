@@ -47,7 +47,8 @@ class Melodi(TiedEmbedding, LanguageModel):
 
     Args:
         vocabulary_size: V.
-        num_layers, width, num_heads, head_size, feed_forward_size: n, D, H, K, F.
+        num_layers, width, num_heads, head_size, feed_forward_size: n, D, H, K, F; F = 0 for layers
+            without an MLP.
         window: W in tokens, which divides the segment length.
         summary: U, summary tokens of a window.
         short_memory: S, vectors that a window leaves to the next.
@@ -70,7 +71,7 @@ class Melodi(TiedEmbedding, LanguageModel):
         width: Count = gin.REQUIRED,
         num_heads: Count = gin.REQUIRED,
         head_size: Count = gin.REQUIRED,
-        feed_forward_size: Count = gin.REQUIRED,
+        feed_forward_size: CountFrom0 = gin.REQUIRED,
         window: Count = gin.REQUIRED,
         summary: Count = 64,
         short_memory: Count = 64,

@@ -105,8 +105,9 @@ class TransformerXLLayer(nnx.Module):
         self.values_DA = parameter(rngs, draw, D, A)
         self.output_AD = parameter(rngs, draw, A, D)
         self.attention_norm = LayerNorm(rngs, D, std)
-        self.feed_forward = FeedForward(rngs, D, sizes.feed_forward_size, draw, biases=True)
-        self.feed_forward_norm = LayerNorm(rngs, D, std)
+        if sizes.feed_forward_size:
+            self.feed_forward = FeedForward(rngs, D, sizes.feed_forward_size, draw, biases=True)
+            self.feed_forward_norm = LayerNorm(rngs, D, std)
         if encoding == "relative":
             self.positions_DA = parameter(rngs, draw, D, A, multiplied=False)
         if encoding == "shaw" or own_biases:
@@ -235,6 +236,8 @@ class TransformerXLLayer(nnx.Module):
             y_BTA = y_BTHK.reshape(*x_BTD.shape[:2], -1)
             y_BTD = self.drops(y_BTA @ self.output_AD[...].astype(x_BTD.dtype), output_key)
             x_BTD = x_BTD + y_BTD if self.pre_norm else self.attention_norm(x_BTD + y_BTD)
+        if not self.sizes.feed_forward_size:
+            return constrain(x_BTD, "BTD")
         with jax.named_scope("feed_forward"):
             normed_BTD = self.feed_forward_norm(x_BTD) if self.pre_norm else x_BTD
             y_BTD = self.feed_forward(normed_BTD, lambda h_BTF: self.drops(h_BTF, hidden_key))

@@ -56,7 +56,8 @@ class TransformerXL(Body, ShowsAttention):
 
     Args:
         vocabulary_size: V.
-        num_layers, width, num_heads, head_size, feed_forward_size: n, D, H, K, F.
+        num_layers, width, num_heads, head_size, feed_forward_size: n, D, H, K, F; F = 0 for layers
+            without an MLP.
         memory_length: M, positions before the segment whose inputs each layer remembers; it may be
             longer at evaluation.
         encoding: of positions. "relative" (this paper), "shaw" (learned for each distance and
@@ -94,7 +95,7 @@ class TransformerXL(Body, ShowsAttention):
         width: Count = gin.REQUIRED,
         num_heads: Count = gin.REQUIRED,
         head_size: Count = gin.REQUIRED,
-        feed_forward_size: Count = gin.REQUIRED,
+        feed_forward_size: CountFrom0 = gin.REQUIRED,
         memory_length: CountFrom0 = gin.REQUIRED,
         encoding: Annotated[str, OneOf(ENCODINGS)] = "relative",
         position_rows: CountFrom0 = 0,

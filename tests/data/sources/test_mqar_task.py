@@ -7,6 +7,9 @@ from hypothesis import strategies as st
 
 from brt.data.sources.answers import answers_of
 from brt.data.sources.mqar import BLANK, MultiQueryRecall
+from brt.data.stores.store_writer import write_store
+from brt.data.stores.token_store import TokenStore
+from brt.data.streams.samples import QuestionPass, QuestionStream
 
 
 def read(tokens, pairs, first_value):
@@ -102,3 +105,50 @@ def test_documents_cycle_through_lengths_and_pairs_and_follow_from_the_seed():
 def test_a_length_or_a_number_of_pairs_that_fits_nowhere_is_refused(lengths, num_pairs):
     with pytest.raises(ValueError, match=r"MultiQueryRecall\.lengths"):
         MultiQueryRecall(lengths=lengths, num_pairs=num_pairs, vocabulary_size=64)
+
+
+PUBLISHED = dict(lengths=65, num_pairs=4, vocabulary_size=8192, random_fillers=False)
+
+
+def test_questions_are_as_published(tmp_path):
+    """Inputs without answers; each query's target is its key's value, and nothing else counts."""
+    task = MultiQueryRecall(num_documents=40, num_held_out=9, **PUBLISHED)
+    stores = {}
+    for split in ("train", "test"):
+        documents = task.documents(split)
+        write_store(tmp_path / split, documents, task.vocabulary, {}, quiet=True)
+        stores[split] = TokenStore(tmp_path / split)
+    assert task.input_length == 64
+    read = QuestionPass(stores["test"], 4, 32)
+    halves = [read.batch(step) for step in range(read.num_steps)]
+    whole = [np.concatenate(pair, axis=-1) for pair in zip(halves[0][:3], halves[1][:3])]
+    batch = QuestionStream(stores["train"], 7, 64, 1, seed=2).batch(3)
+    for inputs_BT, targets_BT, weights_BT in (batch[:3], whole):
+        inputs_BT, targets_BT, weights_BT = (
+            x.reshape(-1, 64) for x in (inputs_BT, targets_BT, weights_BT)
+        )
+        for inputs, targets, weights in zip(inputs_BT, targets_BT, weights_BT):
+            value_of = dict(zip(inputs[:8:2].tolist(), inputs[1:8:2].tolist()))
+            assert len(value_of) == 4 and all(0 < key < 4096 for key in value_of)
+            assert all(4096 <= value < 8192 for value in value_of.values())
+            asked = np.flatnonzero(inputs[8:]) + 8
+            assert sorted(inputs[asked].tolist()) == sorted(value_of)  # each key once, no value
+            assert (asked % 2 == 0).all()
+            assert targets[asked].tolist() == [value_of[key] for key in inputs[asked].tolist()]
+            assert np.flatnonzero(weights).tolist() == asked.tolist()
+            assert (weights[asked] == 1).all()
+
+
+def test_gaps_of_the_published_size_follow_the_power_law():
+    """Against the same law by another algorithm: the largest of log p plus Gumbel noise."""
+    task = MultiQueryRecall(num_documents=3000, **PUBLISHED)
+    found = np.zeros(28)
+    for document in task.documents("train"):
+        for start, _, _ in document.annotation["answers"]:
+            found[(start - 9) // 2] += 1
+    rng = np.random.default_rng(0)
+    log_p = -0.99 * np.log(np.arange(1, 29))
+    drawn = np.argsort(-(log_p + rng.gumbel(size=(200_000, 28))), axis=1)[:, :4]
+    expected = 3000 * np.bincount(drawn.ravel(), minlength=28) / 200_000
+    assert ((found - expected) ** 2 / expected).sum() < 55  # 27 degrees of freedom: p = 0.001
+    assert found[0] > 2 * found[3] > 2 * found[20]
