@@ -50,7 +50,7 @@ class KimiDeltaMemory(GatedDeltaMemory):
         D, A, K = self.sizes.width, self.sizes.attention_size, self.sizes.head_size
         gates = 2 * (D * K + K * A + D * self.sizes.num_heads)
         inverse = self.sizes.num_heads * CHUNK**2 * 2 / 3
-        decays = math.log2(CHUNK) * (4 * CHUNK + 6) * A
+        decays = math.log2(CHUNK) * (4 * CHUNK + 9) * A
         return gates + 6.0 * A * K + 4.0 * A * CHUNK + decays + inverse
 
 
