@@ -5,6 +5,7 @@
 A file has parameters, settings, tokens and outputs; `config_json` selects the module whose
 `errors(recording)` returns the largest differences by name, or pairs of difference and tolerance. A
 .json file has outputs of tokenizers. Exit status 0 if all differences are within tolerance.
+A recording of one operation has `settings` in place of it (`recordings/operations.py`).
 """
 
 import argparse
@@ -16,7 +17,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from recordings import hub_tokenizers, meliad, melodi, pretrained, rmt, tables, txl
+from recordings import hub_tokenizers, meliad, melodi, operations, pretrained, rmt, tables, txl
 
 from brt.models.sizes import FORMS
 
@@ -37,6 +38,8 @@ FORMATS = {
 
 def errors(recording: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the differences that the recording's format compares, by name."""
+    if "config_json" not in recording:
+        return operations.errors(recording)
     config = json.loads(str(recording["config_json"]))
     if "base_melodi.gin" in config.get("gin_files", ()):
         return melodi.errors(recording)

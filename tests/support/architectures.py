@@ -20,6 +20,7 @@ from architecture import DIVISIBLE, OF_RMT, SEGMENT, SIZES, STATES, VOCABULARY, 
 from associative_numpy import AssociativeReader, GatedDeltaReader
 from drawn_pretrained import draw
 from flax import nnx
+from kimi_delta_numpy import KimiDeltaReader
 from own_memories import GradientMemory, LinearRecurrence
 from pretrained_architectures import PRETRAINED
 from tiny_models import OneKey, cast, randomised
@@ -28,6 +29,7 @@ from brt.models.block_recurrent.associative_memory import AssociativeMemory
 from brt.models.block_recurrent.cell import RecurrentCell
 from brt.models.block_recurrent.external_memory import ExternalMemory
 from brt.models.block_recurrent.gated_delta import GatedDeltaMemory
+from brt.models.block_recurrent.kimi_delta import KimiDeltaMemory
 from brt.models.block_recurrent.model import BlockRecurrentTransformer
 from brt.models.melodi.model import Melodi
 from brt.models.memory_tokens.associative import AssociativeRecurrentMemoryTransformer
@@ -287,6 +289,7 @@ ARCHITECTURES = Architectures({
     "associative_linear": associative(AssociativeMemory, AssociativeReader, rule="linear"),
     "associative_delta": associative(AssociativeMemory, AssociativeReader, rule="delta"),
     "gated_delta": associative(GatedDeltaMemory, GatedDeltaReader),
+    "kimi_delta": associative(KimiDeltaMemory, KimiDeltaReader),
     "own_gradient": own(GradientMemory, "gradient", own_memories_numpy.Gradient),
     "own_recurrence": own(LinearRecurrence, "recurrence", own_memories_numpy.Recurrence),
     "melodi": melodi(summary=3, short_memory=3, long_layers=(1,), long_memory=5, long_increment=2),

@@ -1,9 +1,15 @@
-"""Gated delta memory: an associative matrix for each head that every token updates and reads."""
+"""Gated delta memory: an associative matrix for each head that every token updates and reads.
 
+`delta_rule` serves decays of a head (`GatedDeltaMemory`) and of its channels
+(`KimiDeltaMemory`).
+"""
+
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax.typing import DTypeLike
 
@@ -60,24 +66,25 @@ class GatedDeltaMemory(TokenMemory):
         attended_BTHK: jax.Array,
         real_BT: jax.Array,
     ) -> tuple[jax.Array, DeltaCache, Metrics]:
-        """Runs `delta_block` on one block after another; a block may be one token."""
-        x_BTD, real_BT1 = tokens.inputs_BTD, real_BT[..., None]
-        log_decay_BTH = x_BTD @ self.decay_DH[...].astype(x_BTD.dtype) + self.decay_bias_H[...]
-        log_decay_BTH = -jax.nn.softplus(at_least_float32(log_decay_BTH))
+        """Runs `delta_rule` on any number of tokens, also one."""
+        x_BTD = tokens.inputs_BTD
         step_BTH = jax.nn.sigmoid(at_least_float32(x_BTD @ self.step_DH[...].astype(x_BTD.dtype)))
         q_BTHK, k_BTHK = tokens.queries_BTHK, tokens.keys_BTHK
         if not self.sizes.qk_norm:
             q_BTHK, k_BTHK = unit_heads(q_BTHK), unit_heads(k_BTHK)
-        decay_step = (jnp.where(real_BT1, x, 0) for x in (log_decay_BTH, step_BTH))
-        length = min(x_BTD.shape[1], self.window)
-        by_block = tuple(
-            jnp.moveaxis(in_blocks(at_least_float32(x_BT), length), 1, 0)
-            for x_BT in (q_BTHK, k_BTHK, tokens.values_BTHK, *decay_step)
+        decay_step = (
+            jnp.where(jnp.expand_dims(real_BT, tuple(range(2, x.ndim))), x, 0)
+            for x in (self.log_decays(x_BTD), step_BTH)
         )
-        matrix_BHKK, read_GBWHK = jax.lax.scan(delta_block, cache.matrix_BHKK, by_block)
-        memory_BTHK = jnp.moveaxis(read_GBWHK, 0, 1).reshape(attended_BTHK.shape)
+        inputs = (*map(at_least_float32, (q_BTHK, k_BTHK, tokens.values_BTHK)), *decay_step)
+        matrix_BHKK, memory_BTHK = delta_rule(cache.matrix_BHKK, inputs, self.window)
         mixed_BTHK, metrics = mix_with_attention(self.mix_H[...], attended_BTHK, memory_BTHK)
         return mixed_BTHK, DeltaCache(matrix_BHKK), metrics
+
+    def log_decays(self, x_BTD: jax.Array) -> jax.Array:
+        """Returns logarithms of decays, (B, T, H), or of each channel (B, T, H, K); float32."""
+        log_decay_BTH = x_BTD @ self.decay_DH[...].astype(x_BTD.dtype) + self.decay_bias_H[...]
+        return -jax.nn.softplus(at_least_float32(log_decay_BTH))
 
     def flops_per_token(self, window: int) -> float:
         """Counts three products with the matrix, four within the block, and the inverse."""
@@ -87,36 +94,145 @@ class GatedDeltaMemory(TokenMemory):
         return gates + 6.0 * A * K + 8.0 * A * window + inverse
 
 
+CHUNK = 32
+"""Tokens of a block with decays of channels, whose products cost log2 as many products."""
+
+
+class Block(NamedTuple):
+    """A block of W tokens, as far as it does not depend on the matrix before it.
+
+    queries, keys: decayed since the start of the block; stored_keys: decayed until its end.
+    inverse, scores: the inverse of the system of stored values; how tokens read them.
+    kept: the decay of the whole block, of a head (C = 1) or of its channels (C = K).
+    """
+
+    queries_BHWK: jax.Array
+    keys_BHWK: jax.Array
+    stored_keys_BHWK: jax.Array
+    values_BHWK: jax.Array
+    step_BHW: jax.Array
+    inverse_BHWJ: jax.Array
+    scores_BHWJ: jax.Array
+    kept_BHC: jax.Array
+
+
+def delta_rule(
+    matrix_BHKK: jax.Array, inputs: Sequence[jax.Array], window: int
+) -> tuple[jax.Array, jax.Array]:
+    """Returns the memory after T tokens, and the values that they read, (B, T, H, K).
+
+    inputs: as of `delta_block`. Decays of a head are computed in blocks of a window, one after
+    another: all their (W, W) matrices at once would need more memory. With decays of channels, all
+    that does not depend on the memory is computed for all blocks at once.
+    """
+    T, by_channel = inputs[0].shape[1], inputs[3].ndim == 4
+    length = min(T, CHUNK) if by_channel else min(T, window)
+    if by_channel:
+        length = 1 << (length - 1).bit_length()
+        ends = [(0, 0), (0, -T % length)]
+        inputs = [jnp.pad(x, [*ends, *[(0, 0)] * (x.ndim - 2)]) for x in inputs]
+    by_block = tuple(jnp.moveaxis(in_blocks(x, length), 1, 0) for x in inputs)
+    if by_channel:
+        blocks = jax.checkpoint(jax.vmap(block_of))(by_block)
+        matrix_BHKK, read_GBWHK = jax.lax.scan(after_block, matrix_BHKK, blocks)
+    else:
+        matrix_BHKK, read_GBWHK = jax.lax.scan(delta_block, matrix_BHKK, by_block)
+    read_BGWHK = jnp.moveaxis(read_GBWHK, 0, 1)
+    return matrix_BHKK, read_BGWHK.reshape(len(read_BGWHK), -1, *read_BGWHK.shape[3:])[:, :T]
+
+
 def delta_block(
     matrix_BHKK: jax.Array, inputs: tuple[jax.Array, ...]
 ) -> tuple[jax.Array, jax.Array]:
     """Returns the memory after a block, and the values that tokens read, (B, W, H, K).
 
-    inputs: queries, keys and values, (B, W, H, K); logarithms of decays, and steps, (B, W, H). A
-    stored value depends on those before it: a triangular system of W equations for each head
-    (section 3.3), instead of W steps.
+    inputs: queries, keys and values, (B, W, H, K); logarithms of decays, (B, W, H) or of each
+    channel (B, W, H, K), where W is a power of 2; steps, (B, W, H). A stored value depends on those
+    before it: a triangular system of W equations for each head (section 3.3), instead of W steps.
     """
-    q_BWHK, k_BWHK, v_BWHK, log_decay_BWH, step_BWH = inputs
-    log_BHW = jnp.moveaxis(jnp.cumsum(log_decay_BWH, axis=1), 1, 2)
-    step_BHW = jnp.moveaxis(step_BWH, 1, 2)
+    return after_block(matrix_BHKK, block_of(inputs))
+
+
+def block_of(inputs: tuple[jax.Array, ...]) -> Block:
+    q_BHWK, k_BHWK, v_BHWK, log_decay, step_BHW = (jnp.moveaxis(x, 1, 2) for x in inputs)
+    decayed = products_by_channel if log_decay.ndim == 4 else products_by_head
+    products_BHWJ, scores_BHWJ, since_BHWC, until_BHWC = decayed(k_BHWK, q_BHWK, log_decay)
+    system_BHWJ = step_BHW[..., None] * products_BHWJ
+    since_BHWC = jnp.exp(since_BHWC)
+    return Block(
+        since_BHWC * q_BHWK,
+        since_BHWC * k_BHWK,
+        jnp.exp(until_BHWC) * k_BHWK,
+        v_BHWK,
+        step_BHW,
+        inverse_of_unit_lower(system_BHWJ[:, :, None])[:, :, 0],
+        scores_BHWJ,
+        since_BHWC[:, :, -1],
+    )
+
+
+def after_block(matrix_BHKK: jax.Array, block: Block) -> tuple[jax.Array, jax.Array]:
+    """Returns the memory after a block, and the values that its tokens read, (B, W, H, K)."""
+    new_BHWK = block.values_BHWK - block.keys_BHWK @ matrix_BHKK
+    stored_BHWK = block.inverse_BHWJ @ (block.step_BHW[..., None] * new_BHWK)
+    read_BHWK = block.queries_BHWK @ matrix_BHKK + block.scores_BHWJ @ stored_BHWK
+    matrix_BHKK = block.kept_BHC[..., None] * matrix_BHKK + jnp.einsum(
+        "BHWK,BHWV->BHKV", block.stored_keys_BHWK, stored_BHWK
+    )
+    return matrix_BHKK, jnp.moveaxis(read_BHWK, 1, 2)
+
+
+def products_by_head(
+    k_BHWK: jax.Array, q_BHWK: jax.Array, log_decay_BHW: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """As `products_by_channel`, with one decay for a head; logarithms are (B, H, W, 1)."""
+    log_BHW = jnp.cumsum(log_decay_BHW, axis=2)
     before_WW = jnp.tri(log_BHW.shape[2], dtype=bool)
     decay_BHWJ = jnp.exp(
         jnp.where(before_WW, log_BHW[..., :, None] - log_BHW[..., None, :], -jnp.inf)
     )
-    since_BHW1 = jnp.exp(log_BHW)[..., None]
-    products_BHWJ = jnp.einsum("BWHK,BJHK->BHWJ", k_BWHK, k_BWHK)
-    system_BHWJ = step_BHW[..., None] * decay_BHWJ * products_BHWJ
-    old_BHWK = since_BHW1 * jnp.einsum("BWHK,BHKV->BHWV", k_BWHK, matrix_BHKK)
-    new_BHWK = step_BHW[..., None] * (jnp.moveaxis(v_BWHK, 1, 2) - old_BHWK)
-    stored_BHWK = inverse_of_unit_lower(system_BHWJ[:, :, None])[:, :, 0] @ new_BHWK
-    scores_BHWJ = decay_BHWJ * jnp.einsum("BWHK,BJHK->BHWJ", q_BWHK, k_BWHK)
-    read_BHWK = since_BHW1 * jnp.einsum("BWHK,BHKV->BHWV", q_BWHK, matrix_BHKK)
-    read_BHWK = read_BHWK + scores_BHWJ @ stored_BHWK
-    last_BHW = jnp.exp(log_BHW[..., -1:] - log_BHW)
-    matrix_BHKK = since_BHW1[:, :, -1:] * matrix_BHKK + jnp.einsum(
-        "BWHK,BHW,BHWV->BHKV", k_BWHK, last_BHW, stored_BHWK
+    products = (
+        decay_BHWJ * jnp.einsum("BHWK,BHJK->BHWJ", x_BHWK, k_BHWK) for x_BHWK in (k_BHWK, q_BHWK)
     )
-    return matrix_BHKK, jnp.moveaxis(read_BHWK, 1, 2)
+    return *products, log_BHW[..., None], (log_BHW[..., -1:] - log_BHW)[..., None]
+
+
+def products_by_channel(
+    k_BHWK: jax.Array, q_BHWK: jax.Array, log_decay_BHWK: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """Returns products of keys and of queries with the keys up to them, decayed in between.
+
+    For halves of each part of 2, 4, ..., W tokens, a key decays until the end of the first half, a
+    token of the second since its start. Logarithms are sums and never differences of longer sums,
+    so that no factor exceeds 1 and none loses digits, however strong the decay.
+
+    Returns:
+        Products of keys and of queries, (B, H, W, W), 0 after the token; logarithms of decays since
+        the start of the block, and until its end, (B, H, W, K).
+    """
+    W, K = k_BHWK.shape[2:]
+    x_BHXWK = jnp.stack([k_BHWK, q_BHWK], axis=2)
+    own_BHXW1 = jnp.sum(x_BHXWK * k_BHWK[:, :, None], axis=-1, keepdims=True)
+    products_BHXWJ = jnp.where(np.eye(W, dtype=bool), own_BHXW1, 0)
+    since_BHWK, until_BHWK = log_decay_BHWK, jnp.zeros_like(log_decay_BHWK)
+    is_first = np.array([True, False])[:, None, None]
+    half = 1
+    while half < W:
+        part_W = np.arange(W) // half
+        second_W1 = part_W[:, None] % 2 == 1
+        across_WJ = second_W1 & (part_W[:, None] == part_W + 1)
+        decay_BHWK = jnp.exp(jnp.where(second_W1, since_BHWK, until_BHWK))
+        found_BHXWJ = jnp.einsum(
+            "BHXWK,BHJK->BHXWJ", x_BHXWK * decay_BHWK[:, :, None], k_BHWK * decay_BHWK
+        )
+        products_BHXWJ = jnp.where(across_WJ, found_BHXWJ, products_BHXWJ)
+        halves = (*k_BHWK.shape[:2], W // (2 * half), 2, half, K)
+        since, until = since_BHWK.reshape(halves), until_BHWK.reshape(halves)
+        first, second = since[:, :, :, :1, -1:], since[:, :, :, 1:, -1:]
+        since_BHWK = (since + jnp.where(is_first, 0, first)).reshape(k_BHWK.shape)
+        until_BHWK = (until + jnp.where(is_first, second, 0)).reshape(k_BHWK.shape)
+        half *= 2
+    return products_BHXWJ[:, :, 0], products_BHXWJ[:, :, 1], since_BHWK, until_BHWK
 
 
 def inverse_of_unit_lower(x_BHNWW: jax.Array) -> jax.Array:

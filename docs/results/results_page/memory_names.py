@@ -12,6 +12,7 @@ MODELS = {
 }
 MEMORIES = {
     "GatedDeltaMemory": "gated delta memory",
+    "KimiDeltaMemory": "Kimi Delta memory",
     "AssociativeMemory": "associative memory",
     "CompressiveMemory": "Compressive Transformer",
     "ExternalMemory": "Memorizing Transformer",

@@ -75,7 +75,8 @@ def layer_outputs(layer, number, inputs, extras, settings, added=None, mix=None)
     """Outputs of a layer, its number counted from 1; extras: further inputs for keys and values.
 
     added: from a token's normed input to what is added to its attention's output. mix: from its
-    queries (H, K) and what its heads attended to (H, K) to what takes its place.
+    queries, what its heads attended to, keys and values (H, K) and normed input to what takes the
+    place of the second.
     """
     H = settings.num_heads
     normed_inputs = [normed(x, layer["attention_norm"], settings.epsilon) for x in inputs]
@@ -101,7 +102,8 @@ def layer_outputs(layer, number, inputs, extras, settings, added=None, mix=None)
             weights = softmax(scores)
             found.append(sum(w * part_of(v, head, H) for w, v in zip(weights, values)))
         if mix is not None:
-            found = mix(query.reshape(H, -1), np.array(found))
+            own = (x[len(seen) + t].reshape(H, -1) for x in (keys, values))
+            found = mix(query.reshape(H, -1), np.array(found), *own, x_D)
         y_D = np.concatenate(found) @ layer["output_AD"] + layer["output_bias_D"]
         if added is not None:
             y_D = y_D + added(x_D)
@@ -235,7 +237,8 @@ class States:
 class LayerMemoryAt:
     """A memory of one layer: `begin(H, K)`, `mix` and `after`, as in associative_numpy.
 
-    One that `wants_inputs` is shown the normed inputs too, and may add to the residual.
+    One that `wants_inputs` is shown the normed inputs too, and may add to the residual. One with
+    `token` changes with every token, and a token reads it as it leaves it.
     """
 
     def __init__(self, module, settings, num_layers, keys_values):
@@ -256,10 +259,14 @@ class LayerMemoryAt:
         return {self.number: self.memory.added(self.memory.begin() if held is None else held)}
 
     def mixes(self, held):
-        def mix(q_HK, attended_HK):
-            memory = self.memory.begin(*q_HK.shape) if held is None else held
-            q_HK = paper_numpy.unit_length(q_HK)
-            return self.memory.mix(memory, q_HK[None], attended_HK[None])[0]
+        def mix(q_HK, attended_HK, k_HK, v_HK, x_D):
+            nonlocal held
+            held = self.memory.begin(*q_HK.shape) if held is None else held
+            q_HK, k_HK = paper_numpy.unit_length(q_HK), paper_numpy.unit_length(k_HK)
+            if hasattr(self.memory, "token"):
+                mixed_HK, held = self.memory.token(held, q_HK, k_HK, v_HK, attended_HK, x_D)
+                return mixed_HK
+            return self.memory.mix(held, q_HK[None], attended_HK[None])[0]
 
         return {self.number: mix}
 
@@ -268,11 +275,15 @@ class LayerMemoryAt:
         layer = body["layers"][self.number - 1]
         keys, values = self.keys_values(layer, below[-new:], self.settings)
         held = self.memory.begin(*keys.shape[1:]) if held is None else held
-        inputs = []
-        if getattr(self.memory, "wants_inputs", False):
-            norm, epsilon = layer["attention_norm"], self.settings.epsilon
-            inputs = [np.array([normed(y, norm, epsilon) for y in below[-new:]])]
-        return self.memory.after(held, paper_numpy.unit_length(keys), values, *inputs)
+        norm, epsilon = layer["attention_norm"], self.settings.epsilon
+        inputs = np.array([normed(y, norm, epsilon) for y in below[-new:]])
+        keys = paper_numpy.unit_length(keys)
+        if hasattr(self.memory, "token"):
+            for k_HK, v_HK, x_D in zip(keys, values, inputs):
+                _, held = self.memory.token(held, k_HK, k_HK, v_HK, v_HK, x_D)
+            return held
+        inputs = [inputs] if getattr(self.memory, "wants_inputs", False) else []
+        return self.memory.after(held, keys, values, *inputs)
 
 
 class Reader:

@@ -8,10 +8,12 @@ import own_memories_numpy
 import paper_numpy
 from architecture import DIVISIBLE, OF_RMT, SIZES, STATES, VOCABULARY, WINDOW, Architecture
 from associative_numpy import Associative
+from kimi_delta_numpy import KimiDelta
 from own_memories import GradientMemory, LinearRecurrence
 
 from brt.models.block_recurrent.associative_memory import AssociativeMemory
 from brt.models.block_recurrent.cell import RecurrentCell
+from brt.models.block_recurrent.kimi_delta import KimiDeltaMemory
 from brt.models.memory_tokens.model import RecurrentMemoryTransformer
 from brt.pretrained.decoders.gpt2 import GPT2
 from brt.pretrained.decoders.llama import Llama
@@ -97,7 +99,7 @@ def with_associative(rule, overlap=0):
 
 
 def with_own(memory, kind, overlap=0):
-    """An entry of a memory that is none of brt's, at the second layer."""
+    """An entry of a layer memory at the second layer; kind: as `gpt2_numpy.LayerMemoryAt` asks."""
     at_layer = functools.partial(BackboneMemory, memory=memory, layer_index=1)
     return gpt2((at_layer,), cleared=(1,), told=dict(layer_memory=(2, kind)), overlap=overlap)
 
@@ -211,6 +213,7 @@ PRETRAINED: dict[str, Architecture] = {
     "gpt2_own_gradient": with_own(GradientMemory, own_memories_numpy.Gradient),
     "gpt2_own_gradient_overlap": with_own(GradientMemory, own_memories_numpy.Gradient, overlap=3),
     "gpt2_own_recurrence": with_own(LinearRecurrence, own_memories_numpy.Recurrence),
+    "gpt2_kimi_delta": with_own(KimiDeltaMemory, KimiDelta),
     "gpt2": gpt2(inverse_layer_scale=True, activation="relu", tied=False),
     "gpt2_overlap": gpt2(overlap=3, begin_id=2),
     "gpt2_pooled": pooled(dict(pooled_layer=2), overlap=11),

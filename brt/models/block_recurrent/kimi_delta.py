@@ -1,0 +1,65 @@
+"""Kimi Delta memory: a gated delta memory whose keys' channels decay each for itself."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.typing import DTypeLike
+
+from brt.checks import configurable
+from brt.models.block_recurrent.gated_delta import CHUNK, GatedDeltaMemory
+from brt.models.layers.initializers import DENSE, parameter
+from brt.models.ops import at_least_float32
+from brt.models.sizes import Sizes
+
+
+@configurable(denylist=["rngs", "sizes", "window"])
+class KimiDeltaMemory(GatedDeltaMemory):
+    """S_t = (I - b_t k_t k_t^T) Diag(a_t) S_{t-1} + b_t k_t v_t^T, read as q_t S_t.
+
+    The decay of each channel is a_t = exp(-exp(r) softplus(W_u W_d x + c)), with a rate r of each
+    head and matrices of rank K; the step b_t, the length of queries and keys, and the mixing with
+    attention are those of `GatedDeltaMemory`.
+
+    Source: Kimi Linear, Kimi Team 2025, arXiv:2510.26692, section 3.
+    """
+
+    name = "kimi_delta"
+
+    def __init__(self, rngs: nnx.Rngs, sizes: Sizes, window: int):
+        D, H, K = sizes.width, sizes.num_heads, sizes.head_size
+        self.sizes = sizes
+        self.window = window
+        self.decay_down_DK = parameter(rngs, DENSE, D, K)
+        self.decay_up_KA = parameter(rngs, DENSE, K, H * K)
+        self.decay_bias_A = parameter(rngs, decay_biases, H * K)
+        self.decay_rate_H = parameter(rngs, decay_rates, H)
+        self.step_DH = parameter(rngs, DENSE, D, H)
+        self.mix_H = parameter(rngs, jax.nn.initializers.zeros, H)
+
+    def log_decays(self, x_BTD: jax.Array) -> jax.Array:
+        down_BTK = x_BTD @ self.decay_down_DK[...].astype(x_BTD.dtype)
+        up_BTA = at_least_float32(down_BTK @ self.decay_up_KA[...].astype(x_BTD.dtype))
+        soft_BTA = jax.nn.softplus(up_BTA + self.decay_bias_A[...])
+        soft_BTHK = soft_BTA.reshape(*x_BTD.shape[:2], self.sizes.num_heads, -1)
+        return -jnp.exp(self.decay_rate_H[...])[:, None] * soft_BTHK
+
+    def flops_per_token(self, window: int) -> float:
+        """Counts those of a block of `CHUNK` tokens, and log2(CHUNK) products for the decays."""
+        D, A, K = self.sizes.width, self.sizes.attention_size, self.sizes.head_size
+        gates = 2 * (D * K + K * A + D * self.sizes.num_heads)
+        inverse = self.sizes.num_heads * CHUNK**2 * 2 / 3
+        decays = math.log2(CHUNK) * (4 * CHUNK + 9) * A
+        return gates + 6.0 * A * K + 4.0 * A * CHUNK + decays + inverse
+
+
+def decay_rates(key: jax.Array, shape: tuple[int, ...], dtype: DTypeLike) -> jax.Array:
+    """Returns logarithms of rates from 1 to 16."""
+    return jnp.log(jax.random.uniform(key, shape, dtype, 1.0, 16.0))
+
+
+def decay_biases(key: jax.Array, shape: tuple[int, ...], dtype: DTypeLike) -> jax.Array:
+    """Returns biases whose softplus is from 0.001 to 0.1, uniform in its logarithm."""
+    soft = jnp.exp(jax.random.uniform(key, shape, dtype, math.log(0.001), math.log(0.1)))
+    return jnp.log(jnp.expm1(soft))

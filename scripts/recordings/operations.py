@@ -1,0 +1,107 @@
+"""Replays recordings of one operation; see `check_recording.py`.
+
+A file has inputs (`in_NAME`), outputs (`out_NAME`), the weights of the outputs in a loss
+(`grad_cotangent_NAME`), the gradients of the loss (`grad_NAME`), and `settings`, whose `source`
+names the recorded function.
+"""
+
+import ast
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from brt.models.block_recurrent.gated_delta import delta_rule
+
+Arrays = dict[str, Any]
+
+WINDOW = 64
+EXACT = 1e-11
+"""Tolerance in float64; every difference is relative to the largest entry of its array."""
+
+
+def kimi_delta(inputs: Arrays, settings: Mapping[str, Any]) -> Arrays:
+    """Kimi Delta Attention: queries and keys as given, (B, T, H, K), decays as logarithms."""
+    q, k, v = (jnp.asarray(inputs[name]) for name in ("q", "k", "v"))
+    groups = v.shape[2] // q.shape[2]  # heads of values that share queries and keys
+    scale = settings.get("scale") or "1/sqrt(K)"
+    scale = q.shape[-1] ** -0.5 if scale == "1/sqrt(K)" else float(scale)
+    q, k = (jnp.repeat(x, groups, axis=2) for x in (q * scale, k))
+    state = inputs.get("initial_state")
+    if state is None:
+        state = jnp.zeros((len(q), *v.shape[2:3], q.shape[-1], v.shape[-1]), v.dtype)
+    state, out = delta_rule(state, (q, k, v, inputs["g"], inputs["beta"]), WINDOW)
+    return {"o": out, "final_state": state}
+
+
+OPERATIONS: dict[str, Callable[[Arrays, Mapping[str, Any]], Arrays]] = {
+    "naive_recurrent_kda": kimi_delta,
+}
+"""The `source` of a recording to what computes its outputs."""
+
+
+def errors(recording: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns differences of outputs and gradients, in float32 and float64.
+
+    Raises:
+        ValueError: an operation that brt does not have, or a file without outputs.
+    """
+    settings = settings_of(recording)
+    source = settings.get("source")
+    if source not in OPERATIONS:
+        raise ValueError(f"settings: source {source!r} is none of {sorted(OPERATIONS)}.")
+    operation = OPERATIONS[source]
+    single = differences(recording, settings, operation, "float32")
+    with jax.enable_x64(True):
+        double = differences(recording, settings, operation, "float64")
+    return single | {f"float64 {name}": (error, EXACT) for name, error in double.items()}
+
+
+def settings_of(recording: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the settings, which a file has as JSON or as a Python literal."""
+    if "settings" not in recording:
+        raise ValueError("the recording has neither config_json nor settings.")
+    text = str(recording["settings"])
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return ast.literal_eval(text)
+
+
+def differences(
+    recording: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    operation: Callable[[Arrays, Mapping[str, Any]], Arrays],
+    dtype: str,
+) -> dict[str, float]:
+    """Returns the largest differences, of outputs and of gradients."""
+
+    def named(prefix: str) -> Arrays:
+        names = [name for name in recording if name.startswith(prefix)]
+        return {name.removeprefix(prefix): np.asarray(recording[name], dtype) for name in names}
+
+    weights = named("grad_cotangent_")
+    expected = named("out_")
+    gradients = {n: x for n, x in named("grad_").items() if not n.startswith("cotangent_")}
+    if not expected:
+        raise ValueError("the recording has no outputs (out_NAME).")
+
+    def loss(inputs: Arrays) -> tuple[jax.Array, Arrays]:
+        outputs = operation(inputs, settings)
+        return sum(jnp.sum(weights[name] * outputs[name]) for name in weights), outputs
+
+    run = jax.jit(jax.value_and_grad(loss, has_aux=True))
+    (_, outputs), found = run(named("in_"))
+    compared = {"outputs": (outputs, expected), "gradients": (found, gradients)}
+    return {
+        kind: max(relative(ours[name], x) for name, x in theirs.items())
+        for kind, (ours, theirs) in compared.items()
+        if theirs
+    }
+
+
+def relative(ours: jax.Array, expected: np.ndarray) -> float:
+    return float(np.abs(ours - expected).max() / np.abs(expected).max())

@@ -1,0 +1,209 @@
+"""Kimi Delta Attention in chunks against its recurrence, token by token in float64."""
+
+import functools
+import itertools
+import json
+
+import jax
+import jax.numpy as jnp
+import kimi_delta_numpy
+import numpy as np
+import pytest
+from flax import nnx
+from tiny_models import OneKey, quick_jit
+
+from brt.models.block_recurrent.gated_delta import CHUNK, delta_rule
+from brt.models.block_recurrent.kimi_delta import KimiDeltaMemory
+from brt.models.block_recurrent.memory import LayerTokens
+from brt.models.sizes import Sizes
+
+B, H, K, V = 2, 2, 6, 5
+NAMES = "q", "k", "v", "g", "beta"
+DECAYS = {
+    "none": (0, 0),
+    "weak": (-0.1, 0),
+    "strong": (-5, -4.9),
+    "mixed": (-5, 0),
+    "beyond float32": (-200, 0),
+}
+
+
+def unit(x):
+    return x / np.linalg.norm(x, axis=-1, keepdims=True)
+
+
+def drawn(T, low=-1.0, high=0.0, seed=0):
+    """A state, and the inputs of T tokens, in float64."""
+    rng = np.random.default_rng(seed)
+    q, k = (unit(rng.normal(size=(B, T, H, K))) for _ in range(2))
+    decays = rng.uniform(low, high, (B, T, H, K))
+    decays[:, : T // 4] = low  # strong ones before weak ones: where differences lose digits
+    inputs = q, k, rng.normal(size=(B, T, H, V)), decays, rng.uniform(size=(B, T, H))
+    return rng.normal(size=(B, H, K, V)), inputs
+
+
+def expected(state, inputs):
+    rows = [kimi_delta_numpy.recurrence(*row) for row in zip(state, *inputs, strict=True)]
+    read, after = zip(*rows, strict=True)
+    return np.array(after), np.array(read)
+
+
+def recurrence(state, inputs):
+    """As `expected`, in JAX, for its gradients."""
+
+    def token(S_BHKV, x):
+        q, k, v, log_decay, step = x
+        S_BHKV = jnp.exp(log_decay)[..., None] * S_BHKV
+        error_BHV = v - jnp.einsum("BHK,BHKV->BHV", k, S_BHKV)
+        S_BHKV = S_BHKV + (step[..., None] * k)[..., None] * error_BHV[..., None, :]
+        return S_BHKV, jnp.einsum("BHK,BHKV->BHV", q, S_BHKV)
+
+    state, read = jax.lax.scan(token, state, tuple(jnp.moveaxis(x, 1, 0) for x in inputs))
+    return state, jnp.moveaxis(read, 0, 1)
+
+
+def chunked(state, inputs):
+    return delta_rule(state, inputs, 8)
+
+
+@functools.cache  # one compilation for all decays
+def compiled(rule):
+    def loss(state, inputs):
+        outputs = rule(state, inputs)
+        return sum(jnp.sum(jnp.sin(x + 1)) for x in outputs), outputs
+
+    return quick_jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True))
+
+
+def with_gradients(rule, state, inputs):
+    """Outputs, and gradients of a loss of all of them, to the state first."""
+    (_, outputs), gradients = compiled(rule)(state, inputs)
+    return jax.tree.map(np.asarray, [*outputs, gradients[0], *gradients[1]])
+
+
+def close(found, theirs, tolerance):
+    for ours, x in zip(found, theirs, strict=True):
+        np.testing.assert_allclose(ours, x, rtol=0, atol=tolerance * np.abs(x).max() + 1e-37)
+
+
+@pytest.mark.parametrize("decays", DECAYS)
+def test_outputs_states_and_gradients_are_those_of_the_recurrence(decays):
+    state, inputs = drawn(CHUNK + 7, *DECAYS[decays])
+    with jax.enable_x64(True):
+        theirs = with_gradients(recurrence, state, inputs)
+        close(theirs[:2], expected(state, inputs), 1e-12)
+        close(with_gradients(chunked, state, inputs), theirs, 1e-11)
+    single = jax.tree.map(jnp.float32, (state, inputs))
+    close(with_gradients(chunked, *single), theirs, 5e-6)
+
+
+def test_4096_tokens_keep_the_digits_of_float32():
+    state, inputs = drawn(4096, -5, 0, seed=1)
+    inputs[3][:, ::2] /= 100
+    state, inputs = state[:1, :1], tuple(x[:1, :, :1] for x in inputs)
+    single = jax.tree.map(jnp.float32, (state, inputs))
+    close(quick_jit(chunked)(*single), expected(state, inputs), 3e-6)
+
+
+def test_pieces_of_any_length_are_the_whole():
+    state, inputs = drawn(2 * CHUNK + 5)
+    ends = np.cumsum([0, 1, 5, CHUNK, 2, CHUNK - 3])
+    with jax.enable_x64(True):
+        whole = chunked(state, tuple(map(jnp.asarray, inputs)))
+        reads = []
+        for piece in itertools.pairwise(ends):
+            state, read = chunked(state, tuple(jnp.asarray(x[:, slice(*piece)]) for x in inputs))
+            reads.append(read)
+        close([state, np.concatenate(reads, axis=1)], whole, 1e-13)
+
+
+def test_channels_that_decay_alike_are_the_gated_delta_rule():
+    state, (q, k, v, decays, step) = drawn(2 * CHUNK)
+    with jax.enable_x64(True):
+        equal = np.broadcast_to(decays[..., :1], decays.shape)
+        found = chunked(state, tuple(map(jnp.asarray, (q, k, v, equal, step))))
+        close(
+            found, chunked(state, tuple(map(jnp.asarray, (q, k, v, decays[..., 0], step)))), 1e-12
+        )
+
+
+def memory_of(**sizes):
+    sizes = Sizes(**dict(width=24, num_heads=2, head_size=16, feed_forward_size=8) | sizes)
+    return KimiDeltaMemory(OneKey(), sizes, CHUNK)
+
+
+def abstract_inputs(memory, dtype):
+    """A cache, and the arguments of `run` for a block."""
+    sizes, T = memory.sizes, CHUNK
+    heads = [jax.ShapeDtypeStruct((1, T, sizes.num_heads, sizes.head_size), dtype)] * 3
+    x_BTD = jax.ShapeDtypeStruct((1, T, sizes.width), dtype)
+    tokens = LayerTokens(x_BTD, *heads, jax.ShapeDtypeStruct((sizes.num_heads,), dtype))
+    cache = jax.eval_shape(lambda: memory.init_cache(1, dtype))
+    return cache, tokens, heads[0], jax.ShapeDtypeStruct((1, T), bool)
+
+
+def test_the_state_and_its_decays_are_float32_whatever_the_activations():
+    memory = memory_of()
+    inputs = abstract_inputs(memory, "bfloat16")
+    attended, cache, _ = jax.eval_shape(memory.run, *inputs)
+    assert cache.matrix_BHKK.dtype == inputs[0].matrix_BHKK.dtype == "float32"
+    assert attended.dtype == "bfloat16"
+    assert jax.eval_shape(memory.log_decays, inputs[1].inputs_BTD).dtype == "float32"
+
+
+def test_a_new_memory_keeps_between_one_and_a_thousand_tokens():
+    sizes = Sizes(width=24, num_heads=8, head_size=16, feed_forward_size=8)
+    memory = KimiDeltaMemory(nnx.Rngs(0), sizes, CHUNK)
+    decays = -np.asarray(memory.log_decays(jnp.zeros((1, 1, 24))))
+    assert 0.001 <= decays.min() < 0.01 and 0.3 < decays.max() <= 1.6
+
+
+def test_operations_are_those_the_compiler_counts():
+    """The compiler also counts the mixing with attention, and norms."""
+    memory = nnx.eval_shape(lambda: memory_of(width=512, num_heads=4, head_size=128))
+    graph, params = nnx.split(memory, nnx.Param)
+    inputs = abstract_inputs(memory, "float32")
+    run = jax.jit(lambda params, *inputs: nnx.merge(graph, params).run(*inputs))
+    counted = run.lower(params, *inputs).cost_analysis()["flops"] / CHUNK
+    assert 1.0 < counted / memory.flops_per_token(CHUNK) < 1.03
+
+
+def recorded(T=CHUNK + 3, groups=1, scale=None, **settings):
+    """A recording as the released recurrence would make it."""
+    state, (q, k, *others) = drawn(T, -3)
+    factor = K**-0.5 if scale is None else scale
+    few = q[:, :, ::groups], k[:, :, ::groups]
+    with jax.enable_x64(True):
+        weights = np.random.default_rng(2).normal(size=(B, T, H, V))
+
+        def loss(state, q, k, *others):
+            q, k = (jnp.repeat(x, groups, axis=2) for x in (q * factor, k))
+            after, read = recurrence(state, (q, k, *others))
+            return jnp.sum(read * weights), (after, read)
+
+        run = quick_jit(jax.value_and_grad(loss, argnums=range(6), has_aux=True))
+        (_, (after, read)), gradients = run(state, *few, *others)
+    names = "initial_state", *NAMES
+    found = {f"in_{name}": x for name, x in zip(names, (state, *few, *others), strict=True)}
+    found |= {f"grad_{name}": np.asarray(x) for name, x in zip(names, gradients, strict=True)}
+    told = settings | {"source": "naive_recurrent_kda"} | ({"scale": scale} if scale else {})
+    found |= {"out_o": np.asarray(read), "out_final_state": np.asarray(after)}
+    return found | {"grad_cotangent_o": weights, "settings": json.dumps(told)}
+
+
+def test_recordings_of_the_released_recurrence_are_replayed(check):
+    literal = recorded(scale=0.3)
+    literal["settings"] = str(json.loads(literal["settings"]))
+    assert check(recorded(groups=2), literal) == 0
+
+
+@pytest.mark.parametrize(
+    "array", ["out_o", "out_final_state", "grad_initial_state", "grad_g", "settings"]
+)
+def test_a_recording_that_differs_fails(check, array):
+    recording = recorded(T=3)
+    if array == "settings":
+        recording[array] = json.dumps({"source": "another"})
+    else:
+        recording[array] = recording[array] + 1e-3
+    assert check(recording) == 1
