@@ -52,6 +52,7 @@ def entries(tmp_path):
 SPEC = {
     "answers": "mqar",
     "title": "Recalled",
+    "trained": 64,
     "best": "state kept, 16 facts, by length | 1024",
     "rates": {"gated delta memory": 0.002},
     "columns": ["pairs = pairs at 64", "reach", "as in training",

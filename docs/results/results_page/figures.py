@@ -36,13 +36,14 @@ class TimePlot(NamedTuple):
             times, means, halves = zip(*(point[2:5] for point in own))
             axes.errorbar(times, means, yerr=halves, fmt="o", capsize=3, label=memory,
                           color=COLOURS[number])  # fmt: skip
-            for _, label, time, mean, _, values in own:
+            for _, label, time, mean, half, values in own:
                 axes.plot([time] * len(values), values, ".", markersize=4, color=foreground,
                           alpha=0.5, zorder=3)  # fmt: skip
-                axes.annotate(label, (time, mean), (5, 4), fontsize=9,
-                              textcoords="offset points", color=COLOURS[number])  # fmt: skip
+                end, side, away = (mean + half, "bottom", 6) if number else (mean - half, "top", -6)
+                axes.annotate(label, (time, end), (0, away), textcoords="offset points", va=side,
+                              fontsize=9, color=COLOURS[number], ha="center")  # fmt: skip
         axes.axhline(0, color=foreground, linewidth=1.2, linestyle="--", zorder=0)
-        axes.set_xlabel("training time, relative to the dashed line")
+        axes.set_xlabel("training time, relative to that of the dashed line")
         axes.set_ylabel("improvement, bits per byte")
         axes.grid(axis="y", color=foreground, alpha=0.12, linewidth=0.6)
         figure.legend(loc="outside upper left", ncols=len(memories), fontsize=9)

@@ -116,4 +116,4 @@ def distance_plot(name: str, spec: Mapping[str, Any], entries: Sequence[Entry]) 
     if not lines:
         return None
     return Plot(name, spec["title"], "", "distance, tokens", "share answered", [*lines, *points],
-                log_x=True, y_range=(-0.02, 1.02))  # fmt: skip
+                log_x=True, y_range=(-0.02, 1.02), borders=(spec["trained"],))  # fmt: skip

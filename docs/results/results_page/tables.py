@@ -92,9 +92,7 @@ def _joined(found: Sequence[Entry]) -> Entry:
     return found[0]._replace(group=found[0].group._replace(runs=runs))
 
 
-def build(
-    name: str, specs: Mapping[str, Any], entries: Sequence[Entry], times: Times
-) -> Table | None:
+def build(name: str, specs: dict[str, Any], entries: Sequence[Entry], times: Times) -> Table | None:
     """Returns a table of tables.toml; None if it has no runs."""
     spec = specs[name]
     rows = rows_of(spec, entries)
