@@ -1,7 +1,7 @@
 """Writes tables and figures of archived runs into pages between marks.
 
 A line `<!-- table NAME -->` or `<!-- figure NAME -->` begins generated text, `<!-- end -->` ends
-it. NAME is an entry of tables.toml. Captions and all other sentences are written by hand.
+it. NAME is an entry of tables.toml. Captions and all other sentences are written manually.
 """
 
 import re

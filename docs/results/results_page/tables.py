@@ -183,7 +183,7 @@ def _cell(row: Row, measure: str, first: Row, times: Times) -> Any:
         return VERDICTS[signs.pop()] if len(signs) == 1 else DEPENDS
     ratios = {
         "time": lambda: step_time(entry, times),
-        "paper": lambda: times.get(_place(entry), ("", ""))[1] or None,
+        "paper": lambda: times.get(_time_key(entry), ("", ""))[1] or None,
         "of the runs": lambda: records.fastest_step(entry) / records.fastest_step(first.entry),
         "time ratio": lambda: step_time(entry, times) / step_time(other, times),
         "bytes ratio": lambda: entry.carried_bytes / other.carried_bytes,  # type: ignore[union-attr]
@@ -212,14 +212,14 @@ def _sign(values: Sequence[float]) -> int:
     return (mean > half) - (mean < -half)
 
 
-def _place(entry: Entry) -> tuple[str, str, str]:
-    place = entry.ladder, entry.system
+def _time_key(entry: Entry) -> tuple[str, str, str]:
+    names = entry.ladder, entry.system
     if entry.ladder.startswith("files_"):
-        place = "files_windows", entry.memory
-    return *place, str(entry.fields["W"])
+        names = "files_windows", entry.memory
+    return *names, str(entry.fields["W"])
 
 
 def step_time(entry: Entry | None, times: Times) -> float | None:
     """Returns the measured time of a step, relative to that of its ladder's plain stack."""
-    found = times.get(_place(entry)) if entry else None
+    found = times.get(_time_key(entry)) if entry else None
     return float(found[0]) if found else None
