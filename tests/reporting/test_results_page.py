@@ -183,8 +183,8 @@ def test_the_figure_of_times_has_every_seed(tmp_path):
             for seed in (0, 1)]  # fmt: skip
     entries = entries_of(runs)
     times = {
-        ("map", entries[0].system, "8"): ("1.5", ""),
-        ("map", entries[1].system, "8"): ("1", ""),
+        ("map", entries[0].system, "8"): ("1", ""),
+        ("map", entries[1].system, "8"): ("1.5", ""),
     }
     plot = time_plot("f", {"title": "T", "rows": [REC], "against": SLIDE}, entries, times)
     (point,) = plot.points
