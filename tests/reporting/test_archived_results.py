@@ -28,8 +28,11 @@ NOT_ARCHIVED = {"2.148", "2.171", "2.199", "2.200", "2.209"}
 """Losses of runs whose records were not kept, and of a study that is in no table."""
 CHECKED = re.compile(r"<!-- checked (\w+) -->\n((?:\|.*\n)+)")
 """A table that is written manually, which a test below compares with the records."""
-MARK = re.compile(r"(\S+(?: ± \S+)?)( %)?\s*<!-- ([\w.]+) \| ([^|>]+) \| ([^|>]+?) -->")
-"""A number, and the table, row (its first cells) and column that it is from."""
+MARK = re.compile(r"(\S+(?: ± \S+)?)( %)?\s*<!-- ([\w.]+) :: ([^|>]+?) :: ([^|>]+?) -->")
+"""A number, and the table, row (its first cells) and column that it is from.
+
+No `|`, which would end a cell of a Markdown table.
+"""
 WORDS = {"half": 0.5, "quarter": 0.25}
 ROUGHLY = 0.03
 
