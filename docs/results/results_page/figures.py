@@ -57,7 +57,7 @@ def time_plot(
     points = []
     for row in rows_of(spec, entries):
         values = row.entry.below(row.other, records.bits)
-        time = step_time(row.entry, times) or (row.other and step_time(row.other, times))
+        time = step_time(row.entry, times) or step_time(row.other, times)
         if len(values) > 1 and time and row.other:
             longer = row.entry.fields["steps"] / row.other.fields["steps"]
             label = f"W = {row.entry.fields['W']}" + f", {longer:g} × steps" * (longer != 1)

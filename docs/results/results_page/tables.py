@@ -94,11 +94,11 @@ def _joined(found: Sequence[Entry]) -> Entry:
 
 def build(name: str, specs: dict[str, Any], entries: Sequence[Entry], times: Times) -> Table | None:
     """Returns a table of tables.toml; None if it has no runs."""
-    spec = specs[name]
-    rows = rows_of(spec, entries)
+    rows = rows_of(spec := specs[name], entries)
     if not rows:
         return None
-    titles, columns = [], []
+    titles: list[str] = []
+    columns: list[Any] = []
     for column in spec["columns"]:
         title, _, measure = column.partition(" = ")
         titles.append(title)
@@ -185,7 +185,7 @@ def _cell(row: Row, measure: str, first: Row, times: Times) -> Any:
         "time": lambda: step_time(entry, times),
         "paper": lambda: times.get(_time_key(entry), ("", ""))[1] or None,
         "of the runs": lambda: records.fastest_step(entry) / records.fastest_step(first.entry),
-        "time ratio": lambda: step_time(entry, times) / step_time(other, times),
+        "time ratio": lambda: step_time(entry, times) / step_time(other, times),  # type: ignore[operator]
         "bytes ratio": lambda: entry.carried_bytes / other.carried_bytes,  # type: ignore[union-attr]
     }
     if measure in ratios:
