@@ -13,14 +13,8 @@ from results_page.page import write_results
 
 from brt.terminal import printable
 
-
-def main() -> None:
-    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent
-    found = write_results(folder)
-    print(f"Written: the pages and figures of {folder}")
-    for problem in found.problems:
-        print(f"Note: {printable(problem)}")
-
-
 if __name__ == "__main__":
-    main()
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent
+    for problem in write_results(folder).problems:
+        print(f"Note: {printable(problem)}")
+    print(f"Written: the pages and figures of {folder}")

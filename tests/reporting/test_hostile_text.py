@@ -13,7 +13,7 @@ from fabricated_runs import add_recording, make_run, make_store
 
 pytest.importorskip("matplotlib", reason='the report needs pip install -e ".[report]"')
 
-from results_page.intervals import IntervalPlot, Mean
+from results_page.figures import TimePlot
 
 from brt.report import local_folders, report
 from brt.reporting import archive
@@ -182,7 +182,7 @@ def test_a_spreadsheet_takes_no_text_for_a_formula(text):
     for content in (
         Table("t", "", "", [Column("", text)], [[Cell(text)], [Cell(text, (1.0,))]]).as_csv(),
         Plot("p", "", "", text, text, [Line(text, [1], [2])]).as_csv(),
-        IntervalPlot("i", "", "", text, [Mean(text, text, 1.0, 2.0)]).as_csv(),
+        TimePlot("i", "", [(text, text, 1.0, 2.0, 3.0, ())]).as_csv(),
         HeatMap("h", "", "", text, text, np.ones((1, 1)), (0, 1), (0, 1)).as_csv(),
     ):
         lines = csv.reader(io.StringIO(content, newline=""))

@@ -1,8 +1,6 @@
-"""The page of results agrees with the archived records."""
+"""Tables and figures of archived runs: rows, paired differences, corrections and marks."""
 
-import json
 import math
-import re
 from pathlib import Path
 
 import pytest
@@ -10,13 +8,11 @@ from fabricated_runs import make_run
 
 pytest.importorskip("matplotlib", reason='the page needs pip install -e ".[report]"')
 
-from results_page.gain_tables import gain_table
-from results_page.gains import fresh_bits, gains, gradient_tokens
-from results_page.learning import learning_plot
-from results_page.overview import DEPENDS, overview_plot, overview_table
+from results_page import page
+from results_page.figures import time_plot
 from results_page.page import fill, results
-from results_page.significance import holm
-from results_page.systems import StepTimes, systems_table
+from results_page.records import entry_of, fresh
+from results_page.tables import build, holm, read_times
 
 from brt.reporting.archive import pack, unpack
 from brt.reporting.collect import collect
@@ -24,12 +20,23 @@ from brt.reporting.drawing.plots import png
 from brt.reporting.runs import open_runs
 
 
-def a_run(folder, name, bits, *bindings, seed=0, ledger="0a", cleared=None, fresh=None, **options):
+def a_run(
+    folder,
+    name,
+    bits,
+    *bindings,
+    seed=0,
+    ledger="0a",
+    cleared=None,
+    fresh=None,
+    steps_done=3000,
+    **options,
+):
     """A run of 3,000 steps that ended with so many bits per byte on validation.
 
     fresh: bits per byte of the last two reports of training.
     """
-    found = {"step": 3000, "bits_per_byte": bits}
+    found = {"step": steps_done, "bits_per_byte": bits}
     if cleared:
         found["cleared_bits_per_byte"] = cleared
     return make_run(
@@ -50,44 +57,40 @@ def a_run(folder, name, bits, *bindings, seed=0, ledger="0a", cleared=None, fres
     )
 
 
-def test_a_gain_is_taken_seed_by_seed_from_the_best_plain_stack_on_the_same_tokens(tmp_path):
+def entries_of(runs, ladder="map"):
+    return [entry_of(ladder, group) for group in collect(open_runs(runs))]
+
+
+def texts(spec, entries, times=None, **others):
+    """The cells of a table."""
+    table = build("t", {"t": spec} | others, entries, times or {})
+    return [[cell.text for cell in row] for row in table.rows]
+
+
+SLIDE, REC = "map/Slide:7L W=8 *", "map/Rec*"
+
+
+def test_an_improvement_is_taken_seed_by_seed_on_the_same_data(tmp_path):
     runs = [
         a_run(tmp_path / "rec0", "map_rec", 2.25, cleared=2.5),
         a_run(tmp_path / "rec1", "map_rec", 2.5, seed=1, cleared=2.625),
-        a_run(tmp_path / "slow0", "map_slide", 2.5, "cosine.maximum = 0.001"),
-        a_run(tmp_path / "slow1", "map_slide", 2.75, "cosine.maximum = 0.001", seed=1),
+        a_run(tmp_path / "rec3", "map_rec", 2.5, seed=3, ledger="0b"),
         a_run(tmp_path / "best0", "map_slide", 2.375),
         a_run(tmp_path / "best1", "map_slide", 2.75, seed=1),
-        # Better than the best of a seed that the recurrent stack was not trained with.
         a_run(tmp_path / "best2", "map_slide", 1.0, seed=2),
-        a_run(tmp_path / "slow2", "map_slide", 0.5, "cosine.maximum = 0.001", seed=2),
-        # Lower than all, but on other tokens, with another window, or deeper by two layers.
-        a_run(tmp_path / "other", "map_slide", 1.0, "cosine.maximum = 0.008", ledger="0b"),
+        a_run(tmp_path / "best3", "map_slide", 1.0, seed=3),  # on other data
         a_run(tmp_path / "wide", "map_slide", 1.5, "BlockRecurrentTransformer.window = 16"),
-        a_run(tmp_path / "deep", "map_slide", 1.5, "BlockRecurrentTransformer.num_layers = 8"),
-        # With another optimizer.
-        a_run(tmp_path / "adafactor", "map_slide", 1.0, "Trainer.optimizer = @adafactor"),
     ]
-    (gain,) = gains(collect(open_runs(runs)))
-    assert [run.name for run in gain.plain.runs] == ["best0", "best1", "best2"]
-    assert gain.gains == (0.125, 0.25) and gain.fresh == ()
-    (row,) = gain_table("map", [gain]).rows
-    assert [cell.text for cell in row][4:8] == ["adamw", "Rec:fixed:skip:6L, layer 4", "8", "2"]
-    assert [cell.values for cell in row][8:] == [
-        (2.375, 2.75), (2.25, 2.5), (2.5, 2.625), (0.125, 0.25), (),
-    ]  # fmt: skip
-
-
-def test_what_all_rows_share_is_said_once(tmp_path):
-    runs = [
-        a_run(tmp_path / "rec", "map_rec", 2.25),
-        a_run(tmp_path / "slide", "map_slide", 2.5),
-        a_run(tmp_path / "rec16", "map_rec", 2.0, "BlockRecurrentTransformer.window = 16"),
-        a_run(tmp_path / "slide16", "map_slide", 2.5, "BlockRecurrentTransformer.window = 16"),
-    ]
-    table = gain_table("map", gains(collect(open_runs(runs))))
-    assert table.heads() == ["window", "recurrent", "improvement"]
-    assert "one more layer 2.500" in table.caption and "steps 3,000" in table.caption
+    spec = {"rows": [REC], "against": "map/Slide* W={W} *"}
+    spec["columns"] = ["system", "W", "N", "S", "seeds", "gain = improvement", "cleared", "plain"]
+    table = build("t", {"t": spec}, entries_of(runs), {})
+    assert table.heads()[5] == "gain"
+    (row,) = table.rows
+    assert [cell.text for cell in row[:5]] == ["Rec:fixed:skip:6L, layer 4", "8", "256", "8", "3"]
+    assert [cell.values for cell in row[5:]] == [(0.125, 0.25), (2.5, 2.625), (2.375, 2.75)]
+    spec["rows"] = [{"runs": REC, "seeds": [1], "label": "one"}]
+    spec["columns"] = ["label", "numbers", "improvement"]
+    assert texts(spec, entries_of(runs)) == [["one", "1", "0.250"]]
 
 
 def test_fresh_text_is_the_last_fifth_of_training_seed_by_seed(tmp_path):
@@ -97,102 +100,96 @@ def test_fresh_text_is_the_last_fifth_of_training_seed_by_seed(tmp_path):
         a_run(tmp_path / "slide0", "map_slide", 2.5, fresh=(2.0, 2.0)),
         a_run(tmp_path / "slide1", "map_slide", 2.5, fresh=(2.5, 2.0), seed=1),
     ]
-    opened = open_runs(runs)
-    assert fresh_bits(opened[0]) == 1.75
-    (gain,) = gains(collect(opened))
-    assert gain.fresh == (0.25, 0.25)
-    (curve,) = learning_plot("learning", [gain]).curves
-    assert (curve.steps, curve.means, curve.seeds) == ((2700, 3000), (0.25, 0.25), 2)
-    plot = learning_plot("learning", [gain])
-    assert png(plot) and plot.as_csv().count("\n") == 3
+    assert fresh(open_runs(runs)[0]) == 1.75
+    spec = {"rows": [REC], "against": SLIDE, "columns": ["fresh", "fresh, early"]}
+    (row,) = build("t", {"t": spec}, entries_of(runs), {}).rows
+    assert row[0].values == (0.25, 0.25) and row[1].text == "–"
 
 
 def test_holm_multiplies_the_smallest_p_by_the_number_of_tests():
-    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
-    assert holm([0.6, 0.7]) == [1.0, 1.0] and holm([]) == []
+    from scipy.stats import ttest_1samp
+
+    tested = [(1.0, 1.1, 1.2), (1.0, 2.0, 9.0), (5.0,), (-1.0, 1.5, 0.2)]
+    alone = [ttest_1samp(tested[number], 0).pvalue for number in (0, 1, 3)]
+    first, second, last = 3 * alone[0], 2 * alone[1], alone[2]
+    assert alone == sorted(alone)
+    assert holm(tested) == pytest.approx([first, second, None, max(second, last)])
 
 
-def test_the_overview_names_the_better_side_only_where_both_losses_agree(tmp_path):
-    bits = {  # of the recurrent stack on validation, a seed each, and on fresh text; plain: 2.5
-        "map_rec": ((2.25, 2.26, 2.27), (2.3, 2.31, 2.32)),
-        "map_lstm": ((2.25, 2.5, 2.75), (2.3, 2.31, 2.32)),
-        "map_rec W": ((2.625, 2.615, 2.635), (2.6, 2.61, 2.62)),
-        "map_lstm W": ((2.0, 2.0), (2.0, 2.0)),
-    }
-    runs = []
-    for name, both in bits.items():
-        window = ["BlockRecurrentTransformer.window = 16"] if name.endswith("W") else []
-        for seed, (value, fresh) in enumerate(zip(*both)):
-            folder = tmp_path / f"{name}{seed}"
-            options = {"seed": seed, "fresh": (fresh, fresh)}
-            runs.append(a_run(folder, name.split()[0], value, *window, **options))
-            if name.startswith("map_rec"):
-                folder = tmp_path / f"slide{len(window)}{seed}"
-                options["fresh"] = 2.5, 2.5
-                runs.append(a_run(folder, "map_slide", 2.5, *window, **options))
-    # Gates that begin otherwise are no rows.
-    unusual = 'RecurrentCell.gate_biases = "one"'
-    runs += [a_run(tmp_path / f"one{seed}", "map_rec", 2.0, unusual, seed=seed)
-             for seed in range(3)]  # fmt: skip
-    found = gains(collect(open_runs(runs)))
-    rows = [[cell.text for cell in row] for row in overview_table(found).rows]
-    assert [[row[1], *row[4:]] for row in rows] == [
-        ["fixed", f"0.240 ± {4.3027 * 0.01 / math.sqrt(3):.3f}", "0.190 ± 0.025", "recurrence"],
-        ["LSTM", f"0.000 ± {4.3027 * 0.25 / math.sqrt(3):.3f}", "0.190 ± 0.025", DEPENDS],
-        ["fixed", "-0.125 ± 0.025", "-0.110 ± 0.025", "one more layer"],
+def test_holm_also_counts_the_other_table_and_only_memories(tmp_path):
+    runs = [a_run(tmp_path / f"{name}{seed}", name, bits + seed / 100 * (name != "map_slide"),
+                  seed=seed) for name, bits in (("map_slide", 2.5), ("map_rec", 2.25))
+            for seed in range(3)]  # fmt: skip
+    entries = entries_of(runs)
+    spec = {"rows": [SLIDE, REC], "against": SLIDE, "columns": ["p"]}
+    _, (alone,) = texts(spec, entries)
+    plain, (both,) = texts(spec | {"holm_with": "u"}, entries, u=spec)
+    assert plain == ["–"] and float(both) == pytest.approx(2 * float(alone), abs=1.1e-3)
+
+
+def test_a_run_that_was_evaluated_before_its_last_step_has_no_bits(tmp_path):
+    runs = [a_run(tmp_path / "rec", "map_rec", 2.0, steps_done=2999)]
+    assert texts({"rows": [REC], "columns": ["bits", "improvement"]}, entries_of(runs)) == [
+        ["–"] * 2
     ]
-    caption = overview_table(found).caption
-    assert "2 of 3 survive on validation" in caption and "3 of 3 survive on fresh" in caption
-    plot = overview_plot(found)
-    assert [(mean.place, mean.series) for mean in plot.means[:2]] == [
-        ("text_bytes, W 8, N 256, fixed", "validation"),
-        ("text_bytes, W 8, N 256, fixed", "fresh training text"),
+
+
+def test_a_verdict_needs_both_losses(tmp_path):
+    bits = {"map_rec": (2.25, 2.3), "map_lstm": (2.25, 2.5)}  # on validation, on fresh text
+    runs = [a_run(tmp_path / f"slide{seed}", "map_slide", 2.5, seed=seed, fresh=(2.5, 2.5))
+            for seed in range(3)]  # fmt: skip
+    for name, (value, late) in bits.items():
+        runs += [a_run(tmp_path / f"{name}{seed}", name, value + seed / 100, seed=seed,
+                       fresh=(late + seed / 100 - 0.01,) * 2) for seed in range(3)]  # fmt: skip
+    spec = {"rows": ["map/Rec:fixed*", "map/Rec:lstm*"], "against": SLIDE}
+    spec["columns"] = ["improvement", "verdict"]
+    assert texts(spec, entries_of(runs)) == [
+        [f"0.240 ± {4.3027 * 0.01 / math.sqrt(3):.3f}", "yes"],
+        [f"0.240 ± {4.3027 * 0.01 / math.sqrt(3):.3f}", "depends on how states begin"],
     ]
-    assert f"{plot.means[0].mean:.3f} ± {plot.means[0].half:.3f}" == rows[0][4]
-    assert png(plot) and plot.as_csv().count("\n") == 7
-    assert overview_table(found[:0]) is None and overview_plot(found[:0]) is None
 
 
-@pytest.mark.parametrize(
-    ("settings", "tokens"),
-    [
-        ({}, 64),
-        ({"segments_per_step": 8}, 512),
-        ({"segments_per_step": 8, "bptt_depth": 3}, 256),
-        ({"segments_per_step": 2, "bptt_depth": 3}, 128),
-    ],
-)
-def test_gradients_cross_the_segments_of_a_step_to_a_depth(settings, tokens):
-    named = {f"Trainer.{name}": value for name, value in settings.items()}
-    assert gradient_tokens({"Trainer.segment_length": 64, **named}) == tokens
+def test_a_pivot_has_a_column_for_each_value(tmp_path):
+    runs = [a_run(tmp_path / f"{rate}", "map_rec", 2.0 + rate, f"cosine.maximum = {rate}")
+            for rate in (0.25, 0.5)]  # fmt: skip
+    spec = {"rows": ["map/*"], "down": 1, "columns": ["memory", "rate", "bits"]}
+    table = build("t", {"t": spec}, entries_of(runs), {})
+    assert table.heads() == ["memory", "0.25", "0.5"]
+    assert [cell.text for cell in table.rows[0]] == ["Rec, fixed gate", "2.250", "2.500"]
 
 
-def test_a_run_that_was_evaluated_before_its_last_step_is_in_no_gain(tmp_path):
-    runs = [a_run(tmp_path / name, f"map_{name}", 2.0) for name in ("rec", "slide")]
-    file = tmp_path / "rec" / "evaluation_validation.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"step": 2999}))
-    assert not gains(collect(open_runs(runs)))
-
-
-def test_every_system_stands_beside_the_deepest_window_that_read_the_same_the_best_first(tmp_path):
-    deep = "BlockRecurrentTransformer.num_layers = 9"
+def test_times_and_bytes_are_relative_to_the_other_side(tmp_path):
+    wide = "BlockRecurrentTransformer.window = 16"
     runs = [
-        a_run(tmp_path / "rec0", "map_rec", 2.25, cleared=2.5),
-        a_run(tmp_path / "rec1", "map_rec", 2.5, seed=1, cleared=2.625),
-        a_run(tmp_path / "deep0", "map_slide", 2.375, deep),
-        a_run(tmp_path / "deep1", "map_slide", 2.75, deep, seed=1),
-        # Better, and less deep: beside it, and not what the others are compared with.
-        a_run(tmp_path / "wide", "map_slide", 2.0, "BlockRecurrentTransformer.window = 16"),
-        a_run(tmp_path / "lstm", "map_lstm", 1.0, ledger="0b", cleared=1.5),
+        a_run(tmp_path / "rec", "map_rec", 2.0),
+        a_run(tmp_path / "wide", "map_slide", 2.5, wide),
     ]
-    table = systems_table("all", collect(open_runs(runs)), [], StepTimes({}))
-    assert table.columns[4].title == "below Slide:9L"
-    assert [[cell.values or cell.text for cell in row[:5]] for row in table.rows] == [
-        ["Slide:7L", "16", "documents", (2.0,), (0.375,)],
-        ["Rec:fixed:skip:6L, layer 4", "8", "documents", (2.25, 2.5), (0.125, 0.25)],
-        ["Slide:9L", "8", "documents", (2.375, 2.75), "–"],
-    ]
-    assert systems_table("all", collect(open_runs(runs[:2])), [], StepTimes({})) is None
+    entries = entries_of(runs)
+    file = tmp_path / "times.csv"
+    system = entries[0].system
+    file.write_text(
+        f'ladder,system,window,ratio,paper\nmap,"{system}",8,1.5,\nmap,Slide:7L,16,2,3\n'
+    )
+    spec = {"rows": [REC], "against": "map/Slide*", "columns": ["time", "paper", "time ratio"]}
+    assert texts(spec, entries, read_times(file)) == [["1.50", "–", "0.75"]]
+    spec["columns"] = ["bytes", "bytes ratio"]
+    carried = 4 * (2 * 6 * 8 * 96 + 8 * 96)
+    assert texts(spec, entries) == [[f"{carried:,}", f"{carried / (4 * 2 * 7 * 16 * 96):.2f}"]]
+
+
+def test_the_figure_of_times_has_every_seed(tmp_path):
+    runs = [a_run(tmp_path / f"{name}{seed}", name, bits, seed=seed)
+            for name, bits in (("map_slide", 2.5), ("map_rec", 2.25))
+            for seed in (0, 1)]  # fmt: skip
+    entries = entries_of(runs)
+    times = {
+        ("map", entries[0].system, "8"): ("1", ""),
+        ("map", entries[1].system, "8"): ("1.5", ""),
+    }
+    plot = time_plot("f", {"title": "T", "rows": [REC], "against": SLIDE}, entries, times)
+    (point,) = plot.points
+    assert point[:4] == ("Rec, fixed gate", "W = 8", 1.5, 0.25) and point[5] == (0.25, 0.25)
+    assert png(plot) and plot.as_csv().count("\n") == 2
 
 
 def test_an_archive_holds_all_records_and_nothing_learned_and_equal_ones_are_equal(tmp_path):
@@ -225,41 +222,22 @@ def test_an_archive_holds_all_records_and_nothing_learned_and_equal_ones_are_equ
     assert all(path.read_bytes() == (run / name).read_bytes() for name, path in kept.items())
 
 
-def test_a_mark_is_filled_with_its_table_or_says_that_nothing_was_run(tmp_path):
+def test_a_mark_is_filled_with_its_table_or_says_that_nothing_was_run(tmp_path, monkeypatch):
     run = a_run(tmp_path / "run", "map_rec", 2.0)
-    pack(run, tmp_path / "runs" / "map_steps" / "run.tar.bz2")
-    found = results(tmp_path / "runs")
-    marks = [f"<!-- table {name} -->\nold\n<!-- end -->\n" for name in ("map_steps", "map_window")]
+    pack(run, tmp_path / "runs" / "map" / "run.tar.bz2")
+    specs = tmp_path / "tables.toml"
+    lines = ["[rates]", "[figure]"]
+    for name, rows in (("one", REC), ("two", "none/*")):
+        lines += [f"[table.{name}]", f'rows = ["{rows}"]', 'columns = ["bits"]']
+    specs.write_text("\n".join(lines))
+    monkeypatch.setattr(page, "SPECS", specs)
+    found = results(tmp_path)
+    marks = [f"<!-- table {name} -->\nold\n<!-- end -->\n" for name in ("one", "two")]
     text = fill("Words.\n".join(marks), found)
     assert fill(text, found) == text and "old" not in text
     shown, other = text.split("Words.\n")
     assert " 2.000 |" in shown and "Not run." not in shown
-    assert other == "<!-- table map_window -->\nNot run.\n<!-- end -->\n"
-    unclosed = "<!-- table map_steps -->\nWords.\n" + marks[1]
-    with pytest.raises(ValueError, match="<!-- table map_steps --> has no <!-- end -->"):
+    assert other == "<!-- table two -->\nNot run.\n<!-- end -->\n"
+    unclosed = "<!-- table one -->\nWords.\n" + marks[1]
+    with pytest.raises(ValueError, match="<!-- table one --> has no <!-- end -->"):
         fill(unclosed, found)
-
-
-def test_excerpts_show_the_tokens_that_the_state_helps_as_plain_text(tmp_path):
-    run = a_run(tmp_path / "run", "map_rec", 2.0)
-    excerpt = {
-        "direction": "better", "token": 1234, "last_seen": 900, "where": "beyond", "title": "A [b]",
-        "before": "the old\n<b>man|", "text": "Ishmael",
-        "nats": math.log(2), "other_nats": math.log(64),
-    }  # fmt: skip
-    # Of the text before it the last 60 characters, whatever is marked in them.
-    broken = excerpt | {"text": "\n", "before": "Ahab" + "*" * 51 + "the line|", "token": 1}
-    worse = excerpt | {"direction": "worse", "text": "Ahab"}
-    (run / "studies").mkdir()
-    (run / "studies" / "compare-cleared.json").write_text(
-        json.dumps({"study": "compare", "excerpts": [excerpt, broken, worse]})
-    )
-    pack(run, tmp_path / "runs" / "map_window" / "run.tar.bz2")
-    found = results(tmp_path / "runs").tables["map_window_excerpts"].as_markdown()
-    (row,) = [line for line in found.splitlines() if "Ishmael" in line]
-    assert [cell.strip() for cell in re.split(r"(?<!\\)\|", row)[1:-1]] == [
-        r"A \[b\]", r"the old \<b\>man\|<b>Ishmael</b>", "6.0", "1.0",
-        "900 back",
-    ]  # fmt: skip
-    assert "the line|<b>↵</b>" in found.replace("\\", "")
-    assert "Ahab" not in found

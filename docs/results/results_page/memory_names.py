@@ -5,34 +5,29 @@ from typing import Any
 from brt.reporting.model_settings import model_name, model_setting
 
 WINDOW = "window (Slide)"
-MODELS = {
+NAMES = {
     "RecurrentMemoryTransformer": "RMT",
     "AssociativeRecurrentMemoryTransformer": "ARMT",
     "Melodi": "MELODI",
-}
-MEMORIES = {
     "GatedDeltaMemory": "gated delta memory",
     "KimiDeltaMemory": "Kimi Delta memory",
     "AssociativeMemory": "associative memory",
     "CompressiveMemory": "Compressive Transformer",
     "ExternalMemory": "Memorizing Transformer",
+    "TransformerXL": "Transformer-XL",
 }
+"""Of the first class that a run's model is, or has."""
 
 
 def memory_name(settings: dict[str, Any]) -> str:
     """Returns what a model carries from segment to segment."""
     model = model_name(settings)
-    if model in MODELS:
-        return MODELS[model]
-    bound = " ".join(str(settings.get(name)) for name in settings if name.endswith("memories"))
-    bound += str(model_setting(settings, "memory", ""))
-    if model_setting(settings, "memorizing_layers", ()):
-        bound += "ExternalMemory"
-    for name, label in MEMORIES.items():
-        if name in bound:
+    bound = [str(value) for name, value in settings.items() if name.endswith("memories")]
+    bound += [str(model_setting(settings, "memory", ""))]
+    bound += ["ExternalMemory"] if model_setting(settings, "memorizing_layers", ()) else []
+    for name, label in NAMES.items():
+        if name == model or any(name in value for value in bound):
             return label
-    if model == "TransformerXL":
-        return "Transformer-XL"
     if model_setting(settings, "recurrent_layers", ()):
         feedback = ", feedback" if model_setting(settings, "feedback", False) else ""
         return f"Rec, {settings['RecurrentCell.gate'].strip(chr(34))} gate{feedback}"

@@ -1,0 +1,119 @@
+"""Answers to questions by each memory: recall of pairs (MQAR) and facts in text (BABILong).
+
+Tables of tables.toml with the key `answers`, a ladder with the study `answers`:
+
+    rates = {RMT = 0.002}          the rate of a memory that has several; memories = [...] selects
+    columns = ["TITLE = SERIES | X"]     share answered by each run at x of a series of the study,
+                                         a number of the study, or one of `OF_RUNS`
+"""
+
+import itertools
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from results_page.records import Entry, accuracy, seed_of
+from results_page.tables import NOTHING
+
+from brt.reporting.drawing.plots import Line, Plot
+from brt.reporting.drawing.table import Cell, Table, plain_table
+from brt.reporting.runs import Run
+
+BY_DISTANCE = "state kept, by distance"
+ANSWERED = 0.9
+
+
+class Recall(NamedTuple):
+    """The runs of one memory and number of carried bytes, by seed."""
+
+    memory: str
+    size: int
+    runs: list[Run]
+
+    def curve(self, run: Run, name: str) -> dict[float, float]:
+        for series in run.studies.get("answers", {}).get("series", ()):
+            if series["name"] == name:
+                return dict(zip(series["x"], series["y"]))
+        return {}
+
+    def shares(self, measure: str) -> list[float | None]:
+        """Returns what a column shows, of each run."""
+        if measure == "as in training":
+            return [accuracy(run) for run in self.runs]
+        series, _, x = measure.partition(" | ")
+        if x:
+            return [self.curve(run, series).get(float(x)) for run in self.runs]
+        return [run.studies.get("answers", {}).get("numbers", {}).get(series) for run in self.runs]
+
+    def best(self, measure: str) -> Run:
+        """Returns the run with the largest share."""
+        shares = [-1.0 if share is None else share for share in self.shares(measure)]
+        return self.runs[shares.index(max(shares))]
+
+
+def recalls(entries: Sequence[Entry], spec: Mapping[str, Any]) -> list[Recall]:
+    """Returns the memories of a ladder by name and carried bytes, at the rate of the table."""
+    found: dict[tuple[str, int], list[Run]] = {}
+    for entry in entries:
+        studies = [run.studies["answers"] for run in entry.runs if "answers" in run.studies]
+        rate = spec.get("rates", {}).get(entry.memory)
+        is_shown = entry.memory in spec.get("memories", [entry.memory])
+        has_rate = rate is None or entry.fields["rate"] == f"{rate:g}"
+        if entry.ladder == spec["answers"] and studies and is_shown and has_rate:
+            size = int(studies[0]["numbers"]["carried_bytes"])
+            found.setdefault((entry.memory, size), []).extend(entry.runs)
+    order = spec.get("memories", sorted({memory for memory, _ in found}))
+    keys = sorted(found, key=lambda key: (order.index(key[0]), key[1]))
+    return [Recall(*key, sorted(found[key], key=seed_of)) for key in keys]
+
+
+def by_run(values: Sequence[float | None]) -> Cell:
+    """Returns the share of each run, a dash for None."""
+    known = tuple(value for value in values if value is not None)
+    shares = [NOTHING.text if value is None else f"{value:.2f}" for value in values]
+    return Cell(" / ".join(shares), known) if known else NOTHING
+
+
+def answers_table(name: str, spec: Mapping[str, Any], entries: Sequence[Entry]) -> Table | None:
+    """Returns one row a memory and size; None without runs."""
+    found = recalls(entries, spec)
+    if not found:
+        return None
+    titles, measures = zip(*(c.partition(" = ")[::2] for c in spec["columns"]))
+    measures = tuple(measure or title for title, measure in zip(titles, measures))
+    rows: list[list[Any]] = [spec["first_row"]] if "first_row" in spec else []
+    for recall in found:
+        cells = [_cell(recall, measure, spec) for measure in measures]
+        rows.append([recall.memory, f"{recall.size:,}", *cells])
+    return plain_table(name, name, "", ["memory", "bytes carried", *titles], rows)
+
+
+def _cell(recall: Recall, measure: str, spec: Mapping[str, Any]) -> Cell | str:
+    if measure == "reach":  # of the best run: up to which distance it answers most questions
+        points = recall.curve(recall.best(spec["best"]), BY_DISTANCE).items()
+        near = itertools.takewhile(lambda point: point[1] >= ANSWERED, points)
+        return f"{max((x for x, _ in near), default=0):,.0f}"
+    if measure.startswith("pairs at "):  # of the best run: of how many it answers most
+        best, length = recall.best(spec["best"]), float(measure.removeprefix("pairs at "))
+        curves = {pairs: recall.curve(best, f"state kept, {pairs} facts, by length")
+                  for pairs in range(2, 65)}  # fmt: skip
+        return str(max((n for n, c in curves.items() if c.get(length, 0) >= ANSWERED), default=0))
+    return by_run(recall.shares(measure))
+
+
+def distance_plot(name: str, spec: Mapping[str, Any], entries: Sequence[Entry]) -> Plot | None:
+    """Returns the share answered by distance: the mean of the runs, and all of several as dots."""
+    sizes = {recall.memory: recall for recall in recalls(entries, spec)}  # the larger one
+    lines, points = [], []
+    for number, recall in enumerate(sizes.values()):
+        curves = [c for run in recall.runs if (c := recall.curve(run, BY_DISTANCE))]
+        shared = sorted(set.intersection(*map(set, curves)))
+        mean = [statistics.mean(curve[x] for curve in curves) for x in shared]
+        label = f"{recall.memory}, {recall.size:,} bytes"
+        lines.append(Line(label, shared, mean, "points", colour=number))
+        points += [Line(f"{label}, run {n}", list(c), list(c.values()), "dots", colour=number,
+                        legend="") for n, c in enumerate(curves, 1) if len(curves) > 1]  # fmt: skip
+    if not lines:
+        return None
+    return Plot(name, spec["title"], "", "distance, tokens", "share answered", [*lines, *points],
+                log_x=True, y_range=(-0.02, 1.02), borders=(spec["trained"],))  # fmt: skip
