@@ -91,7 +91,8 @@ def differences(
 
     def loss(inputs: Arrays) -> tuple[jax.Array, Arrays]:
         outputs = operation(inputs, settings)
-        return sum(jnp.sum(weights[name] * outputs[name]) for name in weights), outputs
+        products = [jnp.vdot(weights[name], outputs[name]) for name in weights]
+        return jnp.sum(jnp.stack(products)), outputs
 
     run = jax.jit(jax.value_and_grad(loss, has_aux=True))
     (_, outputs), found = run(named("in_"))

@@ -20,7 +20,7 @@ FIRST = 1000
 
 def lengths_for(kind):
     """Documents that a stream of this kind can read."""
-    return SAMPLES if kind == "samples" else RAGGED
+    return SAMPLES if kind in ("samples", "questions") else RAGGED
 
 
 class Ids(Vocabulary):

@@ -26,14 +26,7 @@ from brt.models.fast import table
 from brt.models.layers.initializers import DENSE, normal, parameter
 from brt.models.layers.norms import RMSNorm
 from brt.models.model import Metrics
-from brt.models.ops import (
-    CellOps,
-    Matrix,
-    heads_first,
-    in_blocks,
-    rms_normed,
-    unit_heads,
-)
+from brt.models.ops import CellOps, Matrix, heads_first, in_blocks, rms_normed, unit_heads
 from brt.models.sizes import Sizes
 
 ARRANGEMENTS = ("dual", "single", "skip")

@@ -191,10 +191,11 @@ def products_by_head(
     decay_BHWJ = jnp.exp(
         jnp.where(before_WW, log_BHW[..., :, None] - log_BHW[..., None, :], -jnp.inf)
     )
-    products = (
+    products_BHWJ, scores_BHWJ = (
         decay_BHWJ * jnp.einsum("BHWK,BHJK->BHWJ", x_BHWK, k_BHWK) for x_BHWK in (k_BHWK, q_BHWK)
     )
-    return *products, log_BHW[..., None], (log_BHW[..., -1:] - log_BHW)[..., None]
+    until_BHW = log_BHW[..., -1:] - log_BHW
+    return products_BHWJ, scores_BHWJ, log_BHW[..., None], until_BHW[..., None]
 
 
 def products_by_channel(

@@ -68,7 +68,7 @@ def rows_of(spec: Mapping[str, Any], entries: Sequence[Entry]) -> list[Row]:
     """Returns the rows of a table; patterns without runs have none."""
     rows = []
     for line in spec["rows"]:
-        one = {"runs": line} if isinstance(line, str) else line
+        one: Mapping[str, Any] = {"runs": line} if isinstance(line, str) else line
         found = select(entries, *_listed(one["runs"]))
         found = found if isinstance(one["runs"], str) else found[:1] and [_joined(found)]
         for entry in (each.of_seeds(one.get("seeds", ())) for each in found):
@@ -138,7 +138,7 @@ def _pivot(spec, titles, columns):
     return [*titles[:count], *across], list(zip(*rows))
 
 
-MEANS = {
+MEANS: dict[str, Measure] = {
     "bits": records.bits,
     "cleared": records.cleared,
     "on test": records.test,
@@ -147,13 +147,13 @@ MEANS = {
     "in training": records.in_training,
     "cleared, in training": lambda run: records.in_training(run, "cleared_"),
 }
-DIFFERENCES = {
+DIFFERENCES: dict[str, Measure] = {
     "improvement": records.bits,
     "fresh": records.fresh,
     "fresh, early": records.fresh_early,
     "improvement on test": records.test,
 }
-PROBABILITIES = {"p": records.bits, "p fresh": records.fresh}
+PROBABILITIES: dict[str, Measure] = {"p": records.bits, "p fresh": records.fresh}
 
 
 def _cell(row: Row, measure: str, first: Row, times: Times) -> Any:

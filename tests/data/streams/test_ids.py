@@ -10,7 +10,7 @@ from brt.data.mixture import MixedStore
 from brt.data.stores.token_store import TokenStore
 from brt.data.streams.ids import check_ids, check_store
 from brt.data.streams.mixture import MixtureStream
-from brt.data.streams.select import STREAMS, evaluation_pass, training_stream
+from brt.data.streams.select import SAMPLES, STREAMS, evaluation_pass, training_stream
 
 SIZE = 100_000
 """Of the vocabulary of `make_store`."""
@@ -48,9 +48,9 @@ def test_no_token_of_a_store_is_read_unnoticed(store_of, tmp_path, kind, stride)
     for number in (*range(0, last, 3), last - 1):
         store = spoiled(whole, tmp_path / str(number), number)
         if stride is None:
-            segments = {"samples": 2, "labelled": MOST}.get(kind, 1)
+            segments = MOST if kind == "labelled" else 2 if kind in SAMPLES else 1
             stream = training_stream(kind, store, 2, W, segments)
-        elif kind in ("samples", "labelled"):
+        elif kind in (*SAMPLES, "labelled"):
             stream = evaluation_pass(kind, store, 2, W, segments_per_step=MOST)
         else:
             stream = evaluation_pass(kind, store, 2, W, stride)
