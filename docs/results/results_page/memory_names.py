@@ -21,12 +21,11 @@ NAMES = {
 
 def memory_name(settings: dict[str, Any]) -> str:
     """Returns what a model carries from segment to segment."""
-    model = model_name(settings)
     bound = [str(value) for name, value in settings.items() if name.endswith("memories")]
-    bound += [str(model_setting(settings, "memory", ""))]
-    bound += ["ExternalMemory"] if model_setting(settings, "memorizing_layers", ()) else []
+    external = "ExternalMemory" if model_setting(settings, "memorizing_layers", ()) else ""
+    bound += [str(model_setting(settings, "memory", "")), external]
     for name, label in NAMES.items():
-        if name == model or any(name in value for value in bound):
+        if name == model_name(settings) or any(name in value for value in bound):
             return label
     if model_setting(settings, "recurrent_layers", ()):
         feedback = ", feedback" if model_setting(settings, "feedback", False) else ""
