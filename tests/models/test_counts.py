@@ -123,7 +123,8 @@ def test_all_that_recurrence_adds_is_counted_as_recurrence(name):
     if isinstance(body, BlockRecurrentTransformer):
         settings = ARCHITECTURES[name].settings
         without_bias = len(settings.get("memorizing_layers", ()))
-        same = {name: settings[name] for name in ("qk_norm",) if name in settings}
+        shared = ("qk_norm", "feed_forward_size")
+        same = {name: settings[name] for name in shared if name in settings}
         plain = count_parameters(abstract("slide", **same))
         assert inside.layers == plain.layers - 2 * 32 * without_bias
         assert (inside.recurrence > 0) == any(layer.memories for layer in body.layers)
