@@ -69,8 +69,13 @@ def unit_heads(x_BTHK: jax.Array) -> jax.Array:
 
 
 @_recomputed
-def scaled_unit_heads(x_BHSK: jax.Array, scale_H: jax.Array) -> jax.Array:
-    """Returns `unit_heads` times the absolute value of each head's scale, (B, H, S, K)."""
+def scaled_heads(x_BHSK: jax.Array, scale_H: jax.Array | None) -> jax.Array:
+    """Returns `unit_heads` times the absolute value of each head's scale, (B, H, S, K).
+
+    Without a scale, `scaled_down_heads`.
+    """
+    if scale_H is None:
+        return scaled_down_heads(x_BHSK)
     x = at_least_float32(x_BHSK)
     length_BHS1 = jnp.sqrt(jnp.sum(x * x, axis=-1, keepdims=True) + EPSILON)
     return (x / length_BHS1 * jnp.abs(scale_H)[:, None, None]).astype(x_BHSK.dtype)
@@ -163,10 +168,10 @@ def attention_by_head(
 ) -> jax.Array:
     """Returns attention, (B, H, Q, K), of arrays whose heads come first.
 
-    Arguments are those of `attention_to_states`; queries take their scale, fewer than the scores.
+    scale_H: of the scores, or None for scaled dot-product attention. Queries are multiplied by it,
+    because there are fewer of them than of scores.
     """
-    q_BHQK = scaled_down_heads(q_BHQK) if scale_H is None else scaled_unit_heads(q_BHQK, scale_H)
-    heads = map(heads_first, (q_BHQK, k_BHJK, v_BHJK))
+    heads = map(heads_first, (scaled_heads(q_BHQK, scale_H), k_BHJK, v_BHJK))
     return heads_first(attention(*heads, jnp.ones(q_BHQK.shape[1])))
 
 

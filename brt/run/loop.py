@@ -200,10 +200,13 @@ class TrainingRun:
         self.folder.record(step, {"alert/not_finite": 1.0})
         self.checkpoints.wait()
         safe = self.checkpoints.steps()
+        most = self.trainer.most_scored
+        too_many = f" Or more than Trainer.most_scored = {most} positions of a document are scored."
         raise NonFiniteLoss(
             f"Step {step}: loss, gradient or update is not finite. The last good checkpoint is "
             f"{f'step {safe[-1]}' if safe else 'none yet'} in {self.checkpoints.folder}. Lower the "
             "learning rate, or bind Trainer.skip_nonfinite = True to skip such updates."
+            f"{too_many if most else ''}"
         )
 
     def _report(self, step, prefetch):

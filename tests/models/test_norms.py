@@ -8,7 +8,7 @@ from flax import nnx
 from tiny_models import quick_jit
 
 from brt.models.layers.norms import RMSNorm
-from brt.models.ops import at_least_float32, rms_normed, scaled_unit_heads, unit_heads
+from brt.models.ops import at_least_float32, rms_normed, scaled_heads, unit_heads
 
 
 def draw(shape, size=3.0, offset=5.0):
@@ -44,7 +44,7 @@ def root(total, x):
     return jnp.sqrt(total(x**2, axis=-1, keepdims=True) + 1e-6)
 
 
-def scaled_heads(x_BHSK, scale_H):
+def scaled_formula(x_BHSK, scale_H):
     return jnp.einsum("BHSK,H->BHSK", x_BHSK / root(jnp.sum, x_BHSK), jnp.abs(scale_H))
 
 
@@ -53,9 +53,9 @@ def scaled_heads(x_BHSK, scale_H):
     [
         (rms_normed, lambda x, scale: x / root(jnp.mean, x) * scale, -1),
         (lambda x, scale: unit_heads(x), lambda x, scale: x / root(jnp.sum, x), 1),
-        (scaled_unit_heads, scaled_heads, 1),
+        (scaled_heads, scaled_formula, 1),
     ],
-    ids=["rms_normed", "unit_heads", "scaled_unit_heads"],
+    ids=["rms_normed", "unit_heads", "scaled_heads"],
 )
 @pytest.mark.parametrize("size", [1e-4, 1.0, 300.0])
 def test_outputs_and_gradients_are_those_of_the_formula(found, formula, axis, size):
@@ -80,8 +80,8 @@ def test_outputs_and_gradients_are_those_of_the_formula(found, formula, axis, si
 def test_a_scale_of_zero_gives_zeros_and_finite_gradients():
     x_BHSK = jnp.asarray(draw((2, 3, 4, 5)), jnp.float32)
     scale_H = jnp.array([0.0, 1.0, -2.0])
-    assert not scaled_unit_heads(x_BHSK, scale_H)[:, 0].any()
-    gradients = jax.grad(lambda *inputs: scaled_unit_heads(*inputs).sum(), argnums=(0, 1))
+    assert not scaled_heads(x_BHSK, scale_H)[:, 0].any()
+    gradients = jax.grad(lambda *inputs: scaled_heads(*inputs).sum(), argnums=(0, 1))
     dx_BHSK, dscale_H = gradients(x_BHSK, scale_H)
     assert not dx_BHSK[:, 0].any() and dx_BHSK[:, 1:].any()
     assert np.isfinite(dscale_H).all()

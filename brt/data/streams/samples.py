@@ -146,9 +146,7 @@ def _read_segments(
     batch = padding(len(segments), len(documents_B), length)
     read_B = documents_B >= 0
     tokens_BL, weights_BL = read_samples(store, documents_B[read_B])
-    inputs_BL = tokens_BL.copy()
-    if hides_scored:  # the first token is never scored
-        inputs_BL[:, 1:][weights_BL[:, 1:] > 0] = 0
+    inputs_BL = np.where(weights_BL > 0, 0, tokens_BL) if hides_scored else tokens_BL
     for k, segment in enumerate(segments):
         inputs = slice(segment * length, (segment + 1) * length)
         targets = slice(inputs.start + 1, inputs.stop + 1)

@@ -76,6 +76,12 @@ def _check(kind: str, store: TokenStore | MixedStore) -> None:
     check_choice("Trainer.stream", kind, STREAMS)
     if isinstance(store, MixedStore):
         check_mixture(kind)
+    elif kind == "questions" and store.all_weights is None:
+        raise ValueError(
+            f'Trainer.stream = "questions" hides scored tokens from the model, and all tokens of '
+            f'{store.folder} are scored: bind Trainer.stream = "samples", or Trainer.corpus to a '
+            "task with answers."
+        )
 
 
 def check_stride(kind: str) -> None:

@@ -95,11 +95,11 @@ class GatedDeltaMemory(TokenMemory):
 
 
 CHUNK = 32
-"""Tokens of a block with decays of channels, whose products cost log2 as many products."""
+"""Tokens of a block with decays of channels, whose products are computed log2(CHUNK) times."""
 
 
 class Block(NamedTuple):
-    """A block of W tokens, as far as it does not depend on the matrix before it.
+    """The part of a block of W tokens that does not depend on the matrix before the block.
 
     queries, keys: decayed since the start of the block; stored_keys: decayed until its end.
     inverse, scores: the inverse of the system of stored values; how tokens read them.
@@ -125,20 +125,23 @@ def delta_rule(
     another: all their (W, W) matrices at once would need more memory. With decays of channels, all
     that does not depend on the memory is computed for all blocks at once.
     """
-    T, by_channel = inputs[0].shape[1], inputs[3].ndim == 4
-    length = min(T, CHUNK) if by_channel else min(T, window)
-    if by_channel:
-        length = 1 << (length - 1).bit_length()
-        ends = [(0, 0), (0, -T % length)]
-        inputs = [jnp.pad(x, [*ends, *[(0, 0)] * (x.ndim - 2)]) for x in inputs]
-    by_block = tuple(jnp.moveaxis(in_blocks(x, length), 1, 0) for x in inputs)
-    if by_channel:
-        blocks = jax.checkpoint(jax.vmap(block_of))(by_block)
-        matrix_BHKK, read_GBWHK = jax.lax.scan(after_block, matrix_BHKK, blocks)
+    *_, log_decay, _ = inputs
+    T = log_decay.shape[1]
+    if log_decay.ndim == 3:
+        blocks = _blocks_first(inputs, min(T, window))
+        matrix_BHKK, read_GBWHK = jax.lax.scan(delta_block, matrix_BHKK, blocks)
     else:
-        matrix_BHKK, read_GBWHK = jax.lax.scan(delta_block, matrix_BHKK, by_block)
+        length = 1 << (min(T, CHUNK) - 1).bit_length()
+        ends = (0, 0), (0, -T % length)
+        padded = [jnp.pad(x, [*ends, *[(0, 0)] * (x.ndim - 2)]) for x in inputs]
+        blocks = jax.checkpoint(jax.vmap(block_of))(_blocks_first(padded, length))
+        matrix_BHKK, read_GBWHK = jax.lax.scan(after_block, matrix_BHKK, blocks)
     read_BGWHK = jnp.moveaxis(read_GBWHK, 0, 1)
     return matrix_BHKK, read_BGWHK.reshape(len(read_BGWHK), -1, *read_BGWHK.shape[3:])[:, :T]
+
+
+def _blocks_first(inputs, length):
+    return tuple(jnp.moveaxis(in_blocks(x_BT, length), 1, 0) for x_BT in inputs)
 
 
 def delta_block(

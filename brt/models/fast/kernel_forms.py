@@ -23,9 +23,8 @@ from brt.models.ops import (
     in_blocks,
     joined_heads,
     keep_mask,
-    scaled_down_heads,
+    scaled_heads,
     scaled_queries,
-    scaled_unit_heads,
     unit_heads,
     window_table,
 )
@@ -121,11 +120,11 @@ def attention_by_head(
 ) -> jax.Array:
     """To the kernel each head is a block."""
     B, H, _, K = q_BHQK.shape
-    q_BHQK = scaled_down_heads(q_BHQK) if scale_H is None else scaled_unit_heads(q_BHQK, scale_H)
     heads = heads_of(H, K, B, qk_norm=False)
     axes = heads.mesh_axes[0], None, heads.mesh_axes[1]
     one = heads._replace(num_heads=1, mesh_axes=axes)
     unscaled = jnp.full(1, 1 / one.factor, upcast(q_BHQK.dtype))
+    q_BHQK = scaled_heads(q_BHQK, scale_H)
     return states_kernel.block_attention(one, q_BHQK, k_BHJK, v_BHJK, unscaled)
 
 

@@ -1,15 +1,19 @@
 """Multi-query associative recall, against a solver that reads the tokens."""
 
+import re
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from paths import ROOT
 
 from brt.data.sources.answers import answers_of
 from brt.data.sources.mqar import BLANK, MultiQueryRecall
 from brt.data.stores.store_writer import write_store
 from brt.data.stores.token_store import TokenStore
 from brt.data.streams.samples import QuestionPass, QuestionStream
+from brt.data.streams.select import training_stream
 
 
 def read(tokens, pairs, first_value):
@@ -152,3 +156,39 @@ def test_gaps_of_the_published_size_follow_the_power_law():
     expected = 3000 * np.bincount(drawn.ravel(), minlength=28) / 200_000
     assert ((found - expected) ** 2 / expected).sum() < 55  # 27 degrees of freedom: p = 0.001
     assert found[0] > 2 * found[3] > 2 * found[20]
+
+
+def test_questions_need_tokens_that_are_not_scored(store_of):
+    with pytest.raises(ValueError, match=r"all tokens of .* are scored: bind Trainer.stream = "):
+        training_stream("questions", store_of([9, 9]), 1, 4, 2)
+
+
+def test_rules_that_know_nothing_are_right_as_often_as_the_plan_says():
+    """The shares in docs/results/zoology_plan.md, by the order in which pairs are asked."""
+    page = (ROOT / "docs" / "results" / "zoology_plan.md").read_text(encoding="utf-8")
+    table = page.partition("<!-- checked zoology_rules -->\n")[2].partition("\n\n")[0]
+    rows = [re.findall(r"\d\.\d+", line) for line in table.splitlines()[2:]]
+    shown = np.array([row for row in rows if len(row) == 2], float)
+    rng = np.random.default_rng(5)
+    for column, (length, pairs) in enumerate(((64, 4), (128, 8))):
+        slots = (length - 2 * pairs) // 2
+        log_p = -0.99 * np.log(np.arange(1, slots + 1)) + rng.gumbel(size=(100_000, slots))
+        slot_NP = np.argsort(-log_p, axis=1)[:, :pairs]
+        asked_NR = np.argsort(slot_NP, axis=1)  # the pair asked at each rank
+        left = pairs - np.arange(pairs)
+        first_NR = [  # the first pair that is not among those asked before
+            (asked_NR[:, :rank, None] == np.arange(pairs)).any(axis=1).argmin(axis=1)
+            for rank in range(pairs)
+        ]
+        often = [np.bincount(asked, minlength=pairs).max() for asked in asked_NR.T]
+        back_NP = 2 * pairs + 2 * slot_NP - (2 * np.arange(pairs) + 1)
+        near = [np.mean(back_NP < window) for window in (16, 64)]
+        expected = [
+            1 / 4096,
+            1 / pairs,
+            np.mean(often) / len(asked_NR),
+            np.mean(1 / left),
+            np.mean(np.stack(first_NR, axis=1) == asked_NR),
+            *(share + (1 - share) / pairs for share in near),
+        ]
+        np.testing.assert_allclose(shown[:, column], expected, atol=3e-3)

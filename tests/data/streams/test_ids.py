@@ -42,7 +42,8 @@ def steps_of(stream):
 @pytest.mark.parametrize("stride", [None, 1])
 @pytest.mark.parametrize("kind", STREAMS)
 def test_no_token_of_a_store_is_read_unnoticed(store_of, tmp_path, kind, stride):
-    whole = store_of(lengths_for(kind), labelled=kind == "labelled")
+    options = dict(labelled=kind == "labelled", weighted=kind == "questions")
+    whole = store_of(lengths_for(kind), **options)
     drops = kind == "contiguous" and stride is None  # what rows do not share evenly
     last = (whole.num_tokens - 1) // 2 * 2 + 1 if drops else whole.num_tokens
     for number in (*range(0, last, 3), last - 1):
