@@ -105,6 +105,7 @@ SYSTEMS = {
         MODEL + "Trainer.plateau = @ReduceOnPlateau()\nReduceOnPlateau.patience = 0\n",
         TEXT,
     ),
+    "microbatches": (MODEL + "Trainer.accumulation = 4\n", TEXT),
     "average": (MODEL + "Trainer.average = @WeightAverage()\n", TEXT),
     "memory tokens": (RMT, ""),
 }

@@ -125,8 +125,8 @@ def has_kernel(
     """
     if sizes.attention_form == "kernel" and misfit and required:
         raise ValueError(f'{binding} = "kernel": {what}: {misfit}. Use "auto" or "plain".')
-    kernel = "a Pallas kernel" if on_tpu() or on_gpu() else "a Pallas kernel, interpreted (slow)"
-    found = f"no kernel, because {misfit}" if misfit else kernel
+    slow = "" if on_tpu() or on_gpu() else ", interpreted on CPUs (slow)"
+    found = f"no kernel, because {misfit}" if misfit else f"a Pallas kernel{slow}"
     _say_once(f"{what}, {sizes.num_heads} heads of {sizes.head_size}: {found}")
     return not misfit
 
