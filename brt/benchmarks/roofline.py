@@ -58,6 +58,12 @@ def _target(instruction):
     return found[1] if found else ""
 
 
+def _stated(figure, instruction):
+    """Returns a figure that a Pallas kernel states, or 0: XLA gives it to other operations too."""
+    found = figure.search(instruction.attributes) if _target(instruction) else None
+    return int(found[1]) if found else 0
+
+
 class Kernels:
     """The kernels of a program, collectives left out.
 
@@ -114,8 +120,8 @@ class Kernels:
             (_, (B, Q, H, K)), (_, (_, J, _, _)) = self._arrays(instruction)[:2]
             number = _BACKWARD if target.endswith("Backward") else _FORWARD
             flops[ATTENTION] += number * B * H * Q * J * K
-        elif found := _FLOPS.search(instruction.attributes):
-            flops[TRITON] += int(found[1])
+        elif stated := _stated(_FLOPS, instruction):
+            flops[TRITON] += stated
         return flops
 
     def _arrays(self, instruction):
@@ -123,8 +129,8 @@ class Kernels:
         return [array for name in names for array in arrays(self._by_name[name].shape)]
 
     def _traffic(self, instruction):
-        if found := _BYTES.search(instruction.attributes):
-            return int(found[1])
+        if stated := _stated(_BYTES, instruction):
+            return stated
         lines = self._fused(instruction)
         if not lines:
             names = dict.fromkeys(instruction.operand_names)
