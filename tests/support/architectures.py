@@ -18,6 +18,7 @@ import rmt_numpy
 import txl_numpy
 from architecture import DIVISIBLE, OF_RMT, SEGMENT, SIZES, STATES, VOCABULARY, WINDOW, Architecture
 from associative_numpy import AssociativeReader, GatedDeltaReader
+from delta_layers_numpy import DeltaLayersReader
 from drawn_pretrained import draw
 from flax import nnx
 from kimi_delta_numpy import KimiDeltaReader
@@ -27,6 +28,11 @@ from tiny_models import OneKey, cast, randomised
 
 from brt.models.block_recurrent.associative_memory import AssociativeMemory
 from brt.models.block_recurrent.cell import RecurrentCell
+from brt.models.block_recurrent.delta_layers import (
+    GatedDeltaLayer,
+    KimiDeltaLayer,
+    LinearAttentionLayer,
+)
 from brt.models.block_recurrent.external_memory import ExternalMemory
 from brt.models.block_recurrent.gated_delta import GatedDeltaMemory
 from brt.models.block_recurrent.kimi_delta import KimiDeltaMemory
@@ -230,6 +236,17 @@ def associative(memory, reader, **options) -> Architecture:
     )
 
 
+def without_attention(memory, layers, **settings) -> Architecture:
+    """An entry of a memory in place of attention in some layers."""
+    return block_recurrent(
+        memories=((memory, layers),),
+        reference=lambda params: DeltaLayersReader(params, paper_settings(**settings)),
+        cleared=layers,
+        within=True,
+        **settings,
+    )
+
+
 def own(memory, name, kind) -> Architecture:
     """An entry of a memory that is none of brt's, in the middle layer of a stack."""
     return block_recurrent(
@@ -290,6 +307,9 @@ ARCHITECTURES = Architectures({
     "associative_delta": associative(AssociativeMemory, AssociativeReader, rule="delta"),
     "gated_delta": associative(GatedDeltaMemory, GatedDeltaReader),
     "kimi_delta": associative(KimiDeltaMemory, KimiDeltaReader),
+    "gated_delta_layer": without_attention(GatedDeltaLayer, (0, 1)),
+    "kimi_delta_layer": without_attention(KimiDeltaLayer, (1,), feed_forward_size=0),
+    "linear_attention_layer": without_attention(LinearAttentionLayer, (0, 1, 2)),
     "own_gradient": own(GradientMemory, "gradient", own_memories_numpy.Gradient),
     "own_recurrence": own(LinearRecurrence, "recurrence", own_memories_numpy.Recurrence),
     "melodi": melodi(summary=3, short_memory=3, long_layers=(1,), long_memory=5, long_increment=2),
