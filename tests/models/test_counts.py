@@ -215,8 +215,6 @@ WIDE = dict(
         "rmt_rec",
         "associative_delta",
         "gated_delta",
-        "gated_delta_layer",
-        "linear_attention_layer",
     ],
 )
 def test_operations_are_those_the_compiler_counts(name):

@@ -120,11 +120,8 @@ class DeltaLayersReader(paper_numpy.Reader):
         if "memory_norm" not in layer:
             return self_WHK, None, {}
         (name,) = layer.keys() & KINDS.keys()
-        module, state, outputs = (
-            KINDS[name](layer[name], self.settings.num_heads),
-            memory["state"],
-            [],
-        )
+        module, state = KINDS[name](layer[name], self.settings.num_heads), memory["state"]
+        outputs = []
         for x_D in x_WD:
             y_D, state = module.token(state, x_D)
             outputs.append(y_D)
