@@ -86,8 +86,7 @@ class KimiDelta(GatedDelta):
         return -np.exp(m["decay_rate_H"][h]) * soft_A[h * K : (h + 1) * K]
 
     def gate(self, x_D):
-        m = self.m
-        return sigmoid(x_D @ m["gate_down_DK"] @ m["gate_up_KA"] + m["gate_bias_A"])
+        return sigmoid(x_D @ self.m["gate_down_DK"] @ self.m["gate_up_KA"])
 
 
 class LinearAttention(GatedDelta):

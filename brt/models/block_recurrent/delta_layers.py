@@ -239,15 +239,13 @@ class KimiDeltaLayer(GatedDeltaLayer):
         self.step_DH = parameter(rngs, DENSE, D, H)
         self.gate_down_DK = parameter(rngs, DENSE, D, K)
         self.gate_up_KA = parameter(rngs, DENSE, K, A)
-        self.gate_bias_A = parameter(rngs, jax.nn.initializers.zeros, A)
 
     def log_decays(self, x_BTD: jax.Array) -> jax.Array:
         up_BTA = low_rank(x_BTD, self.decay_down_DK[...], self.decay_up_KA[...])
         return channel_decays(up_BTA, self.decay_bias_A[...], self.decay_rate_H[...])
 
     def gate(self, x_BTD: jax.Array) -> jax.Array:
-        up_BTA = low_rank(x_BTD, self.gate_down_DK[...], self.gate_up_KA[...])
-        return jax.nn.sigmoid(up_BTA + self.gate_bias_A[...])
+        return jax.nn.sigmoid(low_rank(x_BTD, self.gate_down_DK[...], self.gate_up_KA[...]))
 
     def rule_flops(self) -> float:
         return rule_flops(self.sizes)
