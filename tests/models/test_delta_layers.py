@@ -180,6 +180,7 @@ def test_a_layer_carries_its_matrix_and_three_inputs_and_no_window():
     kinds = [type(layer) for layer in model.layers]
     assert kinds == [TokenLayer, TokenLayer, Layer]
     assert model.windows_reach() == 8
+    assert stack((LinearAttentionLayer, (0, 1))).windows_reach() == 0
 
 
 def stack(*memories, **settings):

@@ -241,7 +241,7 @@ def without_attention(memory, layers, **settings) -> Architecture:
     return block_recurrent(
         memories=((memory, layers),),
         reference=lambda params: DeltaLayersReader(params, paper_settings(**settings)),
-        cleared=layers,
+        cleared=tuple(layer % SIZES["num_layers"] for layer in layers),
         within=True,
         **settings,
     )
@@ -309,7 +309,7 @@ ARCHITECTURES = Architectures({
     "kimi_delta": associative(KimiDeltaMemory, KimiDeltaReader),
     "gated_delta_layer": without_attention(GatedDeltaLayer, (0, 1)),
     "kimi_delta_layer": without_attention(KimiDeltaLayer, (1,), feed_forward_size=0),
-    "linear_attention_layer": without_attention(LinearAttentionLayer, (0, 1, 2)),
+    "linear_attention_layer": without_attention(LinearAttentionLayer, (0, -1)),
     "own_gradient": own(GradientMemory, "gradient", own_memories_numpy.Gradient),
     "own_recurrence": own(LinearRecurrence, "recurrence", own_memories_numpy.Recurrence),
     "melodi": melodi(summary=3, short_memory=3, long_layers=(1,), long_memory=5, long_increment=2),
