@@ -47,12 +47,12 @@ class GatedDelta:
         soft = softplus(x_D @ m["decay_DH"][:, h] + m["decay_bias_H"][h])
         return -np.exp(m["decay_rate_H"][h]) * soft
 
-    def read(self, S_KK, h, q_K, k_K, v_K, x_D):
-        """What a query reads, and the matrix after the token."""
-        q_K, k_K = unit(q_K) / np.sqrt(len(q_K)), unit(k_K)
+    def shaped(self, q_K, k_K):
+        return unit(q_K) / np.sqrt(len(q_K)), unit(k_K)
+
+    def next_state(self, S_KK, h, k_K, v_K, x_D):
         decays_K = np.broadcast_to(self.log_decay(h, x_D), k_K.shape)
-        S_KK = next_state(S_KK, k_K, v_K, decays_K, sigmoid(x_D @ self.m["step_DH"][:, h]))
-        return q_K @ S_KK, S_KK
+        return next_state(S_KK, k_K, v_K, decays_K, sigmoid(x_D @ self.m["step_DH"][:, h]))
 
     def gate(self, x_D):
         return silu(x_D @ self.m["gate_DA"])
@@ -62,19 +62,29 @@ class GatedDelta:
 
         state: the matrices (H, K, K), and projections of all tokens so far, lists of (A,).
         """
-        m, (S_HKK, *inputs) = self.m, state
+        S_HKK, *inputs = state
+        (q_HK, k_HK, v_HK), inputs = self.heads(inputs, x_D)
+        S_HKK, read_HK = S_HKK.copy(), np.zeros_like(q_HK)
+        for h in range(self.H):
+            S_HKK[h] = self.next_state(S_HKK[h], h, k_HK[h], v_HK[h], x_D)
+            read_HK[h] = q_HK[h] @ S_HKK[h]
+        return self.output(read_HK, x_D), (S_HKK, *inputs)
+
+    def heads(self, inputs, x_D):
+        """Queries, keys and values (H, K) of a token, and the projections so far with its own."""
+        m = self.m
         names = "queries_DA", "keys_DA", "values_DA"
         inputs = [[*seen, x_D @ m[name]] for seen, name in zip(inputs, names)]
         taps = m["query_taps_OA"], m["key_taps_OA"], m["value_taps_OA"]
         q_HK, k_HK, v_HK = (
             convolution(seen, taps_OA).reshape(self.H, -1) for seen, taps_OA in zip(inputs, taps)
         )
-        S_HKK, y_HK = S_HKK.copy(), np.zeros_like(q_HK)
-        for h in range(self.H):
-            read_K, S_HKK[h] = self.read(S_HKK[h], h, q_HK[h], k_HK[h], v_HK[h], x_D)
-            y_HK[h] = normed(read_K, m["norm_K"])
-        y_D = (y_HK.reshape(-1) * self.gate(x_D)) @ m["output_AD"]
-        return y_D, (S_HKK, *inputs)
+        pairs = [self.shaped(q_K, k_K) for q_K, k_K in zip(q_HK, k_HK)]
+        return (*map(np.array, zip(*pairs)), v_HK), inputs
+
+    def output(self, read_HK, x_D):
+        y_HK = np.array([normed(read_K, self.m["norm_K"]) for read_K in read_HK])
+        return (y_HK.reshape(-1) * self.gate(x_D)) @ self.m["output_AD"]
 
 
 class KimiDelta(GatedDelta):
@@ -92,9 +102,11 @@ class KimiDelta(GatedDelta):
 class LinearAttention(GatedDelta):
     """Sums without decay, of positive features."""
 
-    def read(self, S_KK, h, q_K, k_K, v_K, x_D):
-        S_KK = S_KK + np.outer(features(k_K), v_K)
-        return features(q_K) @ S_KK, S_KK
+    def shaped(self, q_K, k_K):
+        return features(q_K), features(k_K)
+
+    def next_state(self, S_KK, h, k_K, v_K, x_D):
+        return S_KK + np.outer(k_K, v_K)
 
 
 KINDS = {
@@ -109,18 +121,23 @@ class DeltaLayersReader(paper_numpy.Reader):
 
     def begin(self):
         memory = super().begin()
-        H, K = self.settings.num_heads, self.settings.head_size
         for layer, own in zip(self.params["layers"].values(), memory):
             if "memory_norm" in layer:
-                own["state"] = np.zeros((H, K, K)), [], [], []
+                own["state"] = self.begin_layer(layer)
         return memory
+
+    def begin_layer(self, layer):
+        H, K = self.settings.num_heads, self.settings.head_size
+        return np.zeros((H, K, K)), [], [], []
+
+    def module(self, layer):
+        (name,) = layer.keys() & KINDS.keys()
+        return KINDS[name](layer[name], self.settings.num_heads)
 
     def own_memory(self, layer, Q_WHK, K_WHK, V_WHK, self_WHK, memory, x_WD):
         if "memory_norm" not in layer:
             return self_WHK, None, {}
-        (name,) = layer.keys() & KINDS.keys()
-        module, state = KINDS[name](layer[name], self.settings.num_heads), memory["state"]
-        outputs = []
+        module, state, outputs = self.module(layer), memory["state"], []
         for x_D in x_WD:
             y_D, state = module.token(state, x_D)
             outputs.append(y_D)

@@ -35,6 +35,7 @@ from brt.models.sizes import Sizes
 
 TAPS = 4
 """Tokens that a short convolution sees, the last its own."""
+Heads = tuple[jax.Array, jax.Array, jax.Array]
 BLOCK = 64
 """Tokens of a block of rules whose heads decay as a whole, or not at all."""
 
@@ -58,7 +59,8 @@ class ConvolvedCache(NamedTuple):
 class ConvolvedMemory(TokenMemory):
     """W_o (gate(x) * RMSNorm(rule(q, k, v))); q, k, v = SiLU(convolution(W x)), for each head.
 
-    A memory in place of attention defines `rule`, `gate` and their parameters, `add_gates`.
+    A memory in place of attention defines `shaped`, `rule`, `gate` and their parameters,
+    `add_gates`.
     """
 
     in_residual = True
@@ -82,16 +84,16 @@ class ConvolvedMemory(TokenMemory):
         """Creates the parameters of the rule and of the output gate."""
         raise NotImplementedError
 
+    def shaped(self, q_BTHK: jax.Array, k_BTHK: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Returns the queries that read a matrix as q S, and the keys, as `rule` takes them."""
+        raise NotImplementedError
+
     def rule(
-        self,
-        matrix_BHKK: jax.Array,
-        heads: tuple[jax.Array, jax.Array, jax.Array],
-        x_BTD: jax.Array,
-        real_BT: jax.Array,
+        self, matrix_BHKK: jax.Array, heads: Heads, x_BTD: jax.Array, real_BT: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
         """Returns the matrix after T tokens, and what they read, (B, T, H, K), float32.
 
-        heads: queries, keys and values, (B, T, H, K), float32. real_BT: the others are padding.
+        heads: of `heads`. real_BT: the others are padding.
         """
         raise NotImplementedError
 
@@ -112,7 +114,19 @@ class ConvolvedMemory(TokenMemory):
         real_BT: jax.Array,
     ) -> tuple[jax.Array, ConvolvedCache, Metrics]:
         """Returns the layer's output before the residual, (B, T, D), from its inputs alone."""
-        x_BTD, count_B = tokens.inputs_BTD, jnp.sum(real_BT, axis=1)
+        x_BTD = tokens.inputs_BTD
+        heads, carried = self.heads(cache, x_BTD, real_BT)
+        matrix_BHKK, read_BTHK = self.rule(cache.matrix_BHKK, heads, x_BTD, real_BT)
+        # A norm has no derivative at zero.
+        state_norm = jnp.sqrt(jnp.mean(jnp.square(jax.lax.stop_gradient(matrix_BHKK))))
+        after = ConvolvedCache(matrix_BHKK, *carried)
+        return self.output(read_BTHK, x_BTD), after, {"state_norm": state_norm}
+
+    def heads(
+        self, cache: ConvolvedCache, x_BTD: jax.Array, real_BT: jax.Array
+    ) -> tuple[Heads, list[jax.Array]]:
+        """Returns queries, keys and values, (B, T, H, K), float32, and the next carried inputs."""
+        count_B = jnp.sum(real_BT, axis=1)
         heads, carried = [], []
         for projection_DA, taps_OA, before_BNA in (
             (self.queries_DA, self.query_taps_OA, cache.queries_BNA),
@@ -125,15 +139,13 @@ class ConvolvedMemory(TokenMemory):
             heads.append(y_BTA.reshape(*y_BTA.shape[:2], self.sizes.num_heads, -1))
             carried.append(last_inputs(seen_BTA, count_B))
         q_BTHK, k_BTHK, v_BTHK = heads
-        matrix_BHKK, read_BTHK = self.rule(
-            cache.matrix_BHKK, (q_BTHK, k_BTHK, v_BTHK), x_BTD, real_BT
-        )
+        return (*self.shaped(q_BTHK, k_BTHK), v_BTHK), carried
+
+    def output(self, read_BTHK: jax.Array, x_BTD: jax.Array) -> jax.Array:
+        """Returns the output of the layer, (B, T, D), from what its tokens read."""
         normed_BTA = joined_heads(rms_normed(read_BTHK, self.norm_K[...]))
         gated_BTA = (normed_BTA * self.gate(x_BTD)).astype(x_BTD.dtype)
-        # A norm has no derivative at zero.
-        state_norm = jnp.sqrt(jnp.mean(jnp.square(jax.lax.stop_gradient(matrix_BHKK))))
-        y_BTD = gated_BTA @ self.output_AD[...].astype(x_BTD.dtype)
-        return y_BTD, ConvolvedCache(matrix_BHKK, *carried), {"state_norm": state_norm}
+        return gated_BTA @ self.output_AD[...].astype(x_BTD.dtype)
 
     def flops_per_token(self, window: int) -> float:
         return 2.0 * matrix_size(self) + self.rule_flops()
@@ -193,21 +205,18 @@ class GatedDeltaLayer(ConvolvedMemory):
         x_BTH = at_least_float32(x_BTD @ self.decay_DH[...].astype(x_BTD.dtype))
         return channel_decays(x_BTH, self.decay_bias_H[...], self.decay_rate_H[...])[..., 0]
 
+    def shaped(self, q_BTHK: jax.Array, k_BTHK: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return scaled_down_heads(unit_heads(q_BTHK)), unit_heads(k_BTHK)
+
     def rule(
-        self,
-        matrix_BHKK: jax.Array,
-        heads: tuple[jax.Array, jax.Array, jax.Array],
-        x_BTD: jax.Array,
-        real_BT: jax.Array,
+        self, matrix_BHKK: jax.Array, heads: Heads, x_BTD: jax.Array, real_BT: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
-        q_BTHK, k_BTHK, v_BTHK = heads
-        q_BTHK, k_BTHK = scaled_down_heads(unit_heads(q_BTHK)), unit_heads(k_BTHK)
         step_BTH = jax.nn.sigmoid(at_least_float32(x_BTD @ self.step_DH[...].astype(x_BTD.dtype)))
         decay_step = (
             jnp.where(jnp.expand_dims(real_BT, tuple(range(2, x.ndim))), x, 0)
             for x in (self.log_decays(x_BTD), step_BTH)
         )
-        return delta_rule(matrix_BHKK, (q_BTHK, k_BTHK, v_BTHK, *decay_step), self.block)
+        return delta_rule(matrix_BHKK, (*heads, *decay_step), self.block)
 
     def gate(self, x_BTD: jax.Array) -> jax.Array:
         return jax.nn.silu(at_least_float32(x_BTD @ self.gate_DA[...].astype(x_BTD.dtype)))
@@ -267,16 +276,15 @@ class LinearAttentionLayer(ConvolvedMemory):
     def add_gates(self, rngs: nnx.Rngs) -> None:
         self.gate_DA = parameter(rngs, DENSE, self.sizes.width, self.sizes.attention_size)
 
+    def shaped(self, q_BTHK: jax.Array, k_BTHK: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return features(q_BTHK), features(k_BTHK)
+
     def rule(
-        self,
-        matrix_BHKK: jax.Array,
-        heads: tuple[jax.Array, jax.Array, jax.Array],
-        x_BTD: jax.Array,
-        real_BT: jax.Array,
+        self, matrix_BHKK: jax.Array, heads: Heads, x_BTD: jax.Array, real_BT: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
         q_BTHK, k_BTHK, v_BTHK = heads
-        k_BTHK = jnp.where(real_BT[..., None, None], features(k_BTHK), 0)
-        inputs, T = (features(q_BTHK), k_BTHK, v_BTHK), q_BTHK.shape[1]
+        inputs = q_BTHK, jnp.where(real_BT[..., None, None], k_BTHK, 0), v_BTHK
+        T = q_BTHK.shape[1]
 
         def block(matrix_BHKK, block):
             q_BWHK, k_BWHK, v_BWHK = block
