@@ -325,7 +325,7 @@ ARCHITECTURES = Architectures({
     "kimi_delta_layer": without_attention(KimiDeltaLayer, (1,), feed_forward_size=0),
     "linear_attention_layer": without_attention(LinearAttentionLayer, (0, -1)),
     "cached_states": cached_states(GatedDeltaLayer, 3, chosen=2),
-    "cached_states_kimi": cached_states(KimiDeltaLayer, 2, every=2),
+    "cached_states_kimi": cached_states(KimiDeltaLayer, 5, every=2),
     "cached_states_merged": cached_states(LinearAttentionLayer, 3, "merged"),
     "own_gradient": own(GradientMemory, "gradient", own_memories_numpy.Gradient),
     "own_recurrence": own(LinearRecurrence, "recurrence", own_memories_numpy.Recurrence),

@@ -61,12 +61,12 @@ class CachedStates(TokenMemory):
         every: windows of a segment.
         kept: "last": the state goes on, and the last `most` copies of it are kept; "merged": every
             segment begins with an empty state, and state n of `most` is the sum of 2^n segments, as
-            in a Fenwick tree, the last state of all before them.
+            in a Fenwick tree, the last of all before them.
         chosen: kept states that a head reads, those with the largest gates; 0: all.
 
-    Source: Memory Caching, Behrouz et al. 2026, arXiv:2602.24281: the gated residual memory, with
-    matrices the same as its soup, and `chosen`; merged: log-linear attention, Guo et al. 2025,
-    arXiv:2506.04761.
+    Source: Memory Caching, Behrouz et al. 2026, arXiv:2602.24281: the gated residual memory, which
+    for matrices is the soup too, and the sparse choice (`chosen`). "merged" after log-linear
+    attention, Guo et al. 2025, arXiv:2506.04761. docs/reproduction.md says what differs.
     """
 
     name = "cached_states"

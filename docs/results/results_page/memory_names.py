@@ -11,6 +11,7 @@ NAMES = {
     "Melodi": "MELODI",
     "GatedDeltaMemory": "gated delta memory",
     "KimiDeltaMemory": "Kimi Delta memory",
+    "CachedStates": "cached states",
     "GatedDeltaLayer": "gated delta layers",
     "KimiDeltaLayer": "Kimi Delta layers",
     "LinearAttentionLayer": "linear attention layers",
