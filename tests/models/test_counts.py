@@ -11,6 +11,7 @@ from tiny_models import OneKey, parameters
 from brt.models.block_recurrent.cell import RecurrentCell
 from brt.models.block_recurrent.memory import LayerMemory
 from brt.models.block_recurrent.model import BlockRecurrentTransformer
+from brt.models.block_recurrent.token_layer import TokenLayer
 from brt.models.counts import ParameterCounts, count_parameters
 from brt.models.layers.initializers import DENSE, parameter
 from brt.models.layers.norms import RMSNorm
@@ -126,7 +127,10 @@ def test_all_that_recurrence_adds_is_counted_as_recurrence(name):
         shared = ("qk_norm", "feed_forward_size")
         same = {name: settings[name] for name in shared if name in settings}
         plain = count_parameters(abstract("slide", **same))
-        assert inside.layers == plain.layers - 2 * 32 * without_bias
+        without_attention = sum(isinstance(layer, TokenLayer) for layer in body.layers)
+        attention = 4 * 12 * 8 + 2 + 2 * 32  # matrices, a scale and a position bias of each head
+        removed = 2 * 32 * without_bias + attention * without_attention
+        assert inside.layers == plain.layers - removed
         assert (inside.recurrence > 0) == any(layer.memories for layer in body.layers)
     elif not isinstance(body, Melodi):
         whole = parameters(body)  # memories of layers, or of windows

@@ -157,6 +157,10 @@ def words(params, settings, y_WD):
 
 def run_layer(layer, settings, x_WD, memory, fed_back, own_memory=None):
     """One layer, one block, one row: tokens (W, D) and the memory after it. Source: Fig. 1."""
+    if "memory_norm" in layer:  # without attention: a residual around the memory alone
+        y_WD = rms_norm(x_WD, layer["memory_norm"])
+        _, _, new_memory = own_memory(layer, None, None, None, None, memory, y_WD)
+        return with_mlp(layer, x_WD + new_memory.pop("residual")), new_memory
     # K_e, V_e and the token queries, all from one pre-norm (code); no biases (code).
     y_WD = rms_norm(x_WD, layer["attention_norm"])
     K_e_WHK = normalised(heads(y_WD, layer["keys_DA"], settings), settings)
@@ -198,12 +202,16 @@ def run_layer(layer, settings, x_WD, memory, fed_back, own_memory=None):
         cross_WA = full_attention(Qv_s_WHK, *read, scales(layer, "cross_scale_H", settings))
         projected_WD = np.concatenate([self_WA, cross_WA], axis=1) @ layer["output_CD"]
 
-    x_WD = x_WD + projected_WD  # Fig. 1 left: residual, then feed-forward and residual
+    return with_mlp(layer, x_WD + projected_WD), new_memory
+
+
+def with_mlp(layer, x_WD):
+    """Fig. 1 left: residual, then feed-forward and residual."""
     if "feed_forward" not in layer:
-        return x_WD, new_memory
+        return x_WD
     y_WD = rms_norm(x_WD, layer["feed_forward_norm"])
     hidden_WF = np.maximum(y_WD @ layer["feed_forward"]["hidden_DF"], 0)
-    return x_WD + hidden_WF @ layer["feed_forward"]["output_FD"], new_memory
+    return x_WD + hidden_WF @ layer["feed_forward"]["output_FD"]
 
 
 def state_keys_and_values(cell, settings, c_SD):

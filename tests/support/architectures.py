@@ -18,6 +18,8 @@ import rmt_numpy
 import txl_numpy
 from architecture import DIVISIBLE, OF_RMT, SEGMENT, SIZES, STATES, VOCABULARY, WINDOW, Architecture
 from associative_numpy import AssociativeReader, GatedDeltaReader
+from cached_states_numpy import CachedStatesReader
+from delta_layers_numpy import DeltaLayersReader
 from drawn_pretrained import draw
 from flax import nnx
 from kimi_delta_numpy import KimiDeltaReader
@@ -26,7 +28,13 @@ from pretrained_architectures import PRETRAINED
 from tiny_models import OneKey, cast, randomised
 
 from brt.models.block_recurrent.associative_memory import AssociativeMemory
+from brt.models.block_recurrent.cached_states import CachedStates
 from brt.models.block_recurrent.cell import RecurrentCell
+from brt.models.block_recurrent.delta_layers import (
+    GatedDeltaLayer,
+    KimiDeltaLayer,
+    LinearAttentionLayer,
+)
 from brt.models.block_recurrent.external_memory import ExternalMemory
 from brt.models.block_recurrent.gated_delta import GatedDeltaMemory
 from brt.models.block_recurrent.kimi_delta import KimiDeltaMemory
@@ -230,6 +238,29 @@ def associative(memory, reader, **options) -> Architecture:
     )
 
 
+def without_attention(memory, layers, **settings) -> Architecture:
+    """An entry of a memory in place of attention in some layers."""
+    return block_recurrent(
+        memories=((memory, layers),),
+        reference=lambda params: DeltaLayersReader(params, paper_settings(**settings)),
+        cleared=tuple(layer % SIZES["num_layers"] for layer in layers),
+        within=True,
+        **settings,
+    )
+
+
+def cached_states(memory, most, kept="last", every=1, chosen=0) -> Architecture:
+    """An entry of states of earlier segments beside that of a layer without attention."""
+    options = dict(memory=memory, most=most, kept=kept, every=every, chosen=chosen)
+    told = most, kept == "merged", every * WINDOW, chosen
+    return block_recurrent(
+        memories=((functools.partial(CachedStates, **options), (1,)),),
+        reference=lambda params: CachedStatesReader(params, paper_settings(), memory.name, *told),
+        cleared=(1,),
+        within=True,
+    )
+
+
 def own(memory, name, kind) -> Architecture:
     """An entry of a memory that is none of brt's, in the middle layer of a stack."""
     return block_recurrent(
@@ -290,6 +321,12 @@ ARCHITECTURES = Architectures({
     "associative_delta": associative(AssociativeMemory, AssociativeReader, rule="delta"),
     "gated_delta": associative(GatedDeltaMemory, GatedDeltaReader),
     "kimi_delta": associative(KimiDeltaMemory, KimiDeltaReader),
+    "gated_delta_layer": without_attention(GatedDeltaLayer, (0, 1)),
+    "kimi_delta_layer": without_attention(KimiDeltaLayer, (1,), feed_forward_size=0),
+    "linear_attention_layer": without_attention(LinearAttentionLayer, (0, -1)),
+    "cached_states": cached_states(GatedDeltaLayer, 3, chosen=2),
+    "cached_states_kimi": cached_states(KimiDeltaLayer, 5, every=2),
+    "cached_states_merged": cached_states(LinearAttentionLayer, 3, "merged"),
     "own_gradient": own(GradientMemory, "gradient", own_memories_numpy.Gradient),
     "own_recurrence": own(LinearRecurrence, "recurrence", own_memories_numpy.Recurrence),
     "melodi": melodi(summary=3, short_memory=3, long_layers=(1,), long_memory=5, long_increment=2),

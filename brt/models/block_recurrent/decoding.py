@@ -15,6 +15,7 @@ from brt.models.block_recurrent.memory import (
     TokenMemory,
     joined_states,
 )
+from brt.models.block_recurrent.token_layer import TokenLayer
 from brt.models.caches import LayerCache, WindowCache
 from brt.models.decoding_window import (
     DecodingLayer,
@@ -121,15 +122,17 @@ def _only(kept_BW, taken):
 
 
 def begin_decoding(
-    layer: Layer,
-    cache: LayerCache,
-    after: LayerCache | None = None,
+    layer: Layer | TokenLayer,
+    cache: Any,
+    after: Any = None,
     fill_B: jax.Array | None = None,
-) -> DecodingLayer:
-    """Returns the decoding form of a segment-form cache.
+) -> Any:
+    """Returns the decoding form of a segment-form cache: a `DecodingLayer` of a `LayerCache`.
 
     after, fill_B: as in `fill_window`, for batch elements that end inside a block.
     """
+    if isinstance(layer, TokenLayer):
+        return cache if after is None else after
     window = fill_window(cache.window, None if after is None else after.window, fill_B)
     x_BWHK = cache.window.keys_BWHK
     inputs_BWD = jnp.zeros((*x_BWHK.shape[:2], layer.sizes.width), x_BWHK.dtype)
@@ -143,7 +146,9 @@ def begin_decoding(
     return DecodingLayer(window, tuple(memories))
 
 
-def end_decoding(layer: Layer, cache: DecodingLayer) -> LayerCache:
+def end_decoding(layer: Layer | TokenLayer, cache: Any) -> Any:
+    if isinstance(layer, TokenLayer):
+        return cache
     pairs = zip(layer.memories, cache.memories, strict=True)
     memories = (end_memory(*pair) for pair in pairs)
     return LayerCache(last_block(cache.window), tuple(memories))
@@ -156,12 +161,12 @@ def decoding_states(layer: Layer, cache: DecodingLayer, dtype: DTypeLike) -> Blo
 
 
 def decode(
-    layer: Layer,
+    layer: Layer | TokenLayer,
     x_BD: jax.Array,
-    cache: DecodingLayer,
+    cache: Any,
     feedback_states: BlockStates | None = None,
     reads_B: jax.Array | bool = True,
-) -> tuple[jax.Array, DecodingLayer]:
+) -> tuple[jax.Array, Any]:
     """Runs on one token of every batch element; memories change when it completes a block.
 
     Args:
@@ -173,6 +178,8 @@ def decode(
     Returns:
         (B, D) and the cache after the token.
     """
+    if isinstance(layer, TokenLayer):
+        return layer.decode(x_BD, cache, reads_B)
     x_B1D, weights = x_BD[:, None], layer.weights(x_BD.dtype)
     normed_B1D, q_B1HK, k_B1HK, v_B1HK = layer.heads(x_B1D, weights)
     with jax.named_scope("attention"):

@@ -128,20 +128,30 @@ def delta_rule(
     *_, log_decay, _ = inputs
     T = log_decay.shape[1]
     if log_decay.ndim == 3:
-        blocks = _blocks_first(inputs, min(T, window))
+        blocks = blocks_first(inputs, min(T, window))
         matrix_BHKK, read_GBWHK = jax.lax.scan(delta_block, matrix_BHKK, blocks)
     else:
         length = 1 << (min(T, CHUNK) - 1).bit_length()
-        ends = (0, 0), (0, -T % length)
-        padded = [jnp.pad(x, [*ends, *[(0, 0)] * (x.ndim - 2)]) for x in inputs]
-        blocks = jax.checkpoint(jax.vmap(block_of))(_blocks_first(padded, length))
+        blocks = jax.checkpoint(jax.vmap(block_of))(blocks_first(inputs, length))
         matrix_BHKK, read_GBWHK = jax.lax.scan(after_block, matrix_BHKK, blocks)
-    read_BGWHK = jnp.moveaxis(read_GBWHK, 0, 1)
-    return matrix_BHKK, read_BGWHK.reshape(len(read_BGWHK), -1, *read_BGWHK.shape[3:])[:, :T]
+    return matrix_BHKK, blocks_joined(read_GBWHK, T)
 
 
-def _blocks_first(inputs, length):
-    return tuple(jnp.moveaxis(in_blocks(x_BT, length), 1, 0) for x_BT in inputs)
+def blocks_first(inputs: Sequence[jax.Array], length: int) -> tuple[jax.Array, ...]:
+    """Returns blocks of `length` tokens, (G, B, W, ...) of (B, T, ...), zeros after the last."""
+
+    def blocks(x_BT):
+        ends = (0, 0), (0, -x_BT.shape[1] % length)
+        padded_BT = jnp.pad(x_BT, [*ends, *[(0, 0)] * (x_BT.ndim - 2)])
+        return jnp.moveaxis(in_blocks(padded_BT, length), 1, 0)
+
+    return tuple(map(blocks, inputs))
+
+
+def blocks_joined(x_GBWHK: jax.Array, tokens: int) -> jax.Array:
+    """Returns (B, T, H, K) of the T tokens in blocks of `blocks_first`."""
+    x_BGWHK = jnp.moveaxis(x_GBWHK, 0, 1)
+    return x_BGWHK.reshape(len(x_BGWHK), -1, *x_BGWHK.shape[3:])[:, :tokens]
 
 
 def delta_block(

@@ -39,19 +39,34 @@ class KimiDeltaMemory(GatedDeltaMemory):
         self.mix_H = parameter(rngs, jax.nn.initializers.zeros, H)
 
     def log_decays(self, x_BTD: jax.Array) -> jax.Array:
-        down_BTK = x_BTD @ self.decay_down_DK[...].astype(x_BTD.dtype)
-        up_BTA = at_least_float32(down_BTK @ self.decay_up_KA[...].astype(x_BTD.dtype))
-        soft_BTA = jax.nn.softplus(up_BTA + self.decay_bias_A[...])
-        soft_BTHK = soft_BTA.reshape(*x_BTD.shape[:2], self.sizes.num_heads, -1)
-        return -jnp.exp(self.decay_rate_H[...])[:, None] * soft_BTHK
+        up_BTA = low_rank(x_BTD, self.decay_down_DK[...], self.decay_up_KA[...])
+        return channel_decays(up_BTA, self.decay_bias_A[...], self.decay_rate_H[...])
 
     def flops_per_token(self, window: int) -> float:
         """Counts those of a block of `CHUNK` tokens, and log2(CHUNK) products for the decays."""
         D, A, K = self.sizes.width, self.sizes.attention_size, self.sizes.head_size
         gates = 2 * (D * K + K * A + D * self.sizes.num_heads)
-        inverse = self.sizes.num_heads * CHUNK**2 * 2 / 3
-        decays = math.log2(CHUNK) * (4 * CHUNK + 9) * A
-        return gates + 6.0 * A * K + 4.0 * A * CHUNK + decays + inverse
+        return gates + rule_flops(self.sizes)
+
+
+def rule_flops(sizes: Sizes) -> float:
+    """Returns the operations of `delta_rule` for a token, with decays of channels."""
+    A = sizes.attention_size
+    inverse = sizes.num_heads * CHUNK**2 * 2 / 3
+    decays = math.log2(CHUNK) * (4 * CHUNK + 9) * A
+    return 6.0 * A * sizes.head_size + 4.0 * A * CHUNK + decays + inverse
+
+
+def low_rank(x_BTD: jax.Array, down_DK: jax.Array, up_KA: jax.Array) -> jax.Array:
+    """Returns x W_d W_u, (B, T, A), at least float32; products in the type of x."""
+    down_BTK = x_BTD @ down_DK.astype(x_BTD.dtype)
+    return at_least_float32(down_BTK @ up_KA.astype(x_BTD.dtype))
+
+
+def channel_decays(x_BTA: jax.Array, bias_A: jax.Array, rate_H: jax.Array) -> jax.Array:
+    """Returns -exp(rate) softplus(x + bias), logarithms of decays, (B, T, H, K)."""
+    soft_BTA = jax.nn.softplus(x_BTA + bias_A)
+    return -jnp.exp(rate_H)[:, None] * soft_BTA.reshape(*x_BTA.shape[:2], len(rate_H), -1)
 
 
 def decay_rates(key: jax.Array, shape: tuple[int, ...], dtype: DTypeLike) -> jax.Array:

@@ -110,6 +110,8 @@ class LayerMemory(nnx.Module):
         reach: tokens before a block that can influence it through the memory; may be infinite.
         in_residual: whether its result, (B, T, D), is added to the layer's residual, with a width
             and an output matrix of its own, instead of changing the result of attention.
+        replaces_attention: whether a layer has it in place of attention (`TokenLayer`): a
+            `TokenMemory` in the residual, which is shown the inputs alone.
     """
 
     purpose = "recurrence"
@@ -119,6 +121,7 @@ class LayerMemory(nnx.Module):
     reads_after_tokens: bool = False
     reach: float = float("inf")
     in_residual: bool = False
+    replaces_attention: bool = False
 
     def init_cache(self, rows: int, dtype: DTypeLike) -> NamedTuple:
         """Returns the cache of `rows` new documents; dtype: of the activations."""

@@ -20,6 +20,7 @@ from brt.models.block_recurrent.external_memory import ExternalMemory
 from brt.models.block_recurrent.feedback import run_blocks, state_source
 from brt.models.block_recurrent.layer import Layer
 from brt.models.block_recurrent.memory import LayerMemory
+from brt.models.block_recurrent.token_layer import layer_with
 from brt.models.body import Body
 from brt.models.contract import check_memory_pairs, check_segment, layer_indices
 from brt.models.layers.dropout import dropout, split_key
@@ -45,7 +46,7 @@ class BlockRecurrentTransformer(TiedEmbedding, Body):
         recurrent_layers, memorizing_layers: indices of the layers with a `RecurrentCell` and with
             an `ExternalMemory`, from 0, or negative from the last.
         memories: pairs of a further memory's class and the indices of its layers, as in
-            `((@MyMemory, (3, 7)),)`.
+            `((@MyMemory, (3, 7)),)`; those of one that replaces attention have no window.
         qk_norm: queries and keys of unit length and a learned scale for each head; False: the
             scaled dot product.
         attention_form: "plain"; "kernel", Pallas kernels: on TPUs for attention, and for cells
@@ -112,7 +113,7 @@ class BlockRecurrentTransformer(TiedEmbedding, Body):
         def layer(index):
             built = tuple(build(rngs, sizes, window) for build, at in assigned if index in at)
             remat_blocks = remat == "block" and not feedback
-            return Layer(rngs, sizes, window, dropout, built, feedback, remat_blocks)
+            return layer_with(rngs, sizes, window, dropout, built, feedback, remat_blocks)
 
         self.layers = nnx.List(layer(index) for index in range(num_layers))
         if feedback and not any(layer.num_states for layer in self.layers):
@@ -140,11 +141,11 @@ class BlockRecurrentTransformer(TiedEmbedding, Body):
             remat = self.remat != "none"
             x_BTD, caches, metrics = run_blocks(self.layers, x_BTD, caches, keys, remat, counts_B)
         else:
-            run = Layer.__call__
-            if self.remat == "layer":
-                run = jax.checkpoint(run, static_argnums=0)
             after = []
             for i, layer in enumerate(self.layers):
+                run = type(layer).__call__
+                if self.remat == "layer":
+                    run = jax.checkpoint(run, static_argnums=0)
                 with jax.named_scope(f"layer{i}"):
                     x_BTD, cache, reported = run(layer, x_BTD, caches[i], None, keys[i], counts_B)
                 after.append(cache)
@@ -164,7 +165,7 @@ class BlockRecurrentTransformer(TiedEmbedding, Body):
         return self.window
 
     def windows_reach(self) -> int:
-        return len(self.layers) * self.window
+        return self.window * sum(isinstance(layer, Layer) for layer in self.layers)
 
     def receptive_field(self) -> float:
         # Block-Recurrent, appendix A. The reach of a memory counts from the start of the block, so

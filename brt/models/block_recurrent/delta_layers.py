@@ -1,0 +1,305 @@
+"""Gated delta, Kimi Delta and linear attention as layers without softmax attention.
+
+A short causal convolution and SiLU come before the rule of the memory, an RMS norm and a gate of
+each head after it. `ConvolvedMemory` is what the three have in common.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.typing import DTypeLike
+
+from brt.checks import configurable
+from brt.models.block_recurrent.associative_memory import features
+from brt.models.block_recurrent.gated_delta import blocks_first, blocks_joined, delta_rule
+from brt.models.block_recurrent.kimi_delta import (
+    channel_decays,
+    decay_biases,
+    decay_rates,
+    low_rank,
+    rule_flops,
+)
+from brt.models.block_recurrent.memory import LayerTokens, Metrics, TokenMemory
+from brt.models.counts import matrix_size
+from brt.models.layers.initializers import DENSE, parameter
+from brt.models.ops import (
+    at_least_float32,
+    joined_heads,
+    rms_normed,
+    scaled_down_heads,
+    unit_heads,
+)
+from brt.models.sizes import Sizes
+
+TAPS = 4
+"""Tokens that a short convolution sees, the last its own."""
+Heads = tuple[jax.Array, jax.Array, jax.Array]
+BLOCK = 64
+"""Tokens of a block of rules whose heads decay as a whole, or not at all."""
+
+
+class ConvolvedCache(NamedTuple):
+    """The matrix of each head, at least float32, and what the convolutions see of earlier tokens.
+
+    queries, keys, values: projections of the last `TAPS` - 1 tokens, in the type of activations.
+    Empty: zeros.
+    """
+
+    matrix_BHKK: jax.Array
+    queries_BNA: jax.Array
+    keys_BNA: jax.Array
+    values_BNA: jax.Array
+
+    def clear_state(self, empty: "ConvolvedCache") -> "ConvolvedCache":
+        return empty
+
+
+class ConvolvedMemory(TokenMemory):
+    """W_o (gate(x) * RMSNorm(rule(q, k, v))); q, k, v = SiLU(convolution(W x)), for each head.
+
+    A memory in place of attention defines `shaped`, `rule`, `gate` and their parameters,
+    `add_gates`.
+    """
+
+    in_residual = True
+    replaces_attention = True
+
+    def __init__(self, rngs: nnx.Rngs, sizes: Sizes, window: int):
+        D, A = sizes.width, sizes.attention_size
+        self.sizes = sizes
+        self.block = min(window, BLOCK)
+        self.queries_DA = parameter(rngs, DENSE, D, A)
+        self.keys_DA = parameter(rngs, DENSE, D, A)
+        self.values_DA = parameter(rngs, DENSE, D, A)
+        self.query_taps_OA = parameter(rngs, taps, TAPS, A)
+        self.key_taps_OA = parameter(rngs, taps, TAPS, A)
+        self.value_taps_OA = parameter(rngs, taps, TAPS, A)
+        self.add_gates(rngs)
+        self.norm_K = parameter(rngs, jax.nn.initializers.ones, sizes.head_size)
+        self.output_AD = parameter(rngs, DENSE, A, D)
+
+    def add_gates(self, rngs: nnx.Rngs) -> None:
+        """Creates the parameters of the rule and of the output gate."""
+        raise NotImplementedError
+
+    def shaped(self, q_BTHK: jax.Array, k_BTHK: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Returns the queries that read a matrix as q S, and the keys, as `rule` takes them."""
+        raise NotImplementedError
+
+    def rule(
+        self, matrix_BHKK: jax.Array, heads: Heads, x_BTD: jax.Array, real_BT: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        """Returns the matrix after T tokens, and what they read, (B, T, H, K), float32.
+
+        heads: of `heads`. real_BT: the others are padding.
+        """
+        raise NotImplementedError
+
+    def gate(self, x_BTD: jax.Array) -> jax.Array:
+        """Returns the factor of each output, (B, T, A), at least float32."""
+        raise NotImplementedError
+
+    def init_cache(self, rows: int, dtype: DTypeLike) -> ConvolvedCache:
+        H, K, A = self.sizes.num_heads, self.sizes.head_size, self.sizes.attention_size
+        matrix_BHKK = jnp.zeros((rows, H, K, K), jnp.promote_types(dtype, jnp.float32))
+        return ConvolvedCache(matrix_BHKK, *[jnp.zeros((rows, TAPS - 1, A), dtype)] * 3)
+
+    def run(
+        self,
+        cache: ConvolvedCache,
+        tokens: LayerTokens,
+        attended_BTHK: jax.Array,
+        real_BT: jax.Array,
+    ) -> tuple[jax.Array, ConvolvedCache, Metrics]:
+        """Returns the layer's output before the residual, (B, T, D), from its inputs alone."""
+        x_BTD = tokens.inputs_BTD
+        heads, carried = self.heads(cache, x_BTD, real_BT)
+        matrix_BHKK, read_BTHK = self.rule(cache.matrix_BHKK, heads, x_BTD, real_BT)
+        # A norm has no derivative at zero.
+        state_norm = jnp.sqrt(jnp.mean(jnp.square(jax.lax.stop_gradient(matrix_BHKK))))
+        after = ConvolvedCache(matrix_BHKK, *carried)
+        return self.output(read_BTHK, x_BTD), after, {"state_norm": state_norm}
+
+    def heads(
+        self, cache: ConvolvedCache, x_BTD: jax.Array, real_BT: jax.Array
+    ) -> tuple[Heads, list[jax.Array]]:
+        """Returns queries, keys and values, (B, T, H, K), float32, and the next carried inputs."""
+        count_B = jnp.sum(real_BT, axis=1)
+        heads, carried = [], []
+        for projection_DA, taps_OA, before_BNA in (
+            (self.queries_DA, self.query_taps_OA, cache.queries_BNA),
+            (self.keys_DA, self.key_taps_OA, cache.keys_BNA),
+            (self.values_DA, self.value_taps_OA, cache.values_BNA),
+        ):
+            x_BTA = x_BTD @ projection_DA[...].astype(x_BTD.dtype)
+            seen_BTA = jnp.concatenate([before_BNA, x_BTA], axis=1)
+            y_BTA = jax.nn.silu(convolved(seen_BTA, taps_OA[...]))
+            heads.append(y_BTA.reshape(*y_BTA.shape[:2], self.sizes.num_heads, -1))
+            carried.append(last_inputs(seen_BTA, count_B))
+        q_BTHK, k_BTHK, v_BTHK = heads
+        return (*self.shaped(q_BTHK, k_BTHK), v_BTHK), carried
+
+    def output(self, read_BTHK: jax.Array, x_BTD: jax.Array) -> jax.Array:
+        """Returns the output of the layer, (B, T, D), from what its tokens read."""
+        normed_BTA = joined_heads(rms_normed(read_BTHK, self.norm_K[...]))
+        gated_BTA = (normed_BTA * self.gate(x_BTD)).astype(x_BTD.dtype)
+        return gated_BTA @ self.output_AD[...].astype(x_BTD.dtype)
+
+    def flops_per_token(self, window: int) -> float:
+        return 2.0 * matrix_size(self) + self.rule_flops()
+
+    def rule_flops(self) -> float:
+        """Returns the operations of `rule` for a token, without parameters."""
+        raise NotImplementedError
+
+
+def convolved(seen_BTA: jax.Array, taps_OA: jax.Array) -> jax.Array:
+    """Returns sum_o taps[o] x[t - TAPS + 1 + o] of each channel, at least float32.
+
+    seen_BTA: the `TAPS` - 1 tokens before the first, and T tokens; of T tokens is the result.
+    """
+    seen_BTA = at_least_float32(seen_BTA)
+    T = seen_BTA.shape[1] - TAPS + 1
+    shifted = (seen_BTA[:, o : o + T] * taps_OA[o] for o in range(TAPS))
+    return sum(shifted, start=jnp.zeros((), seen_BTA.dtype))
+
+
+def last_inputs(seen_BTA: jax.Array, count_B: jax.Array) -> jax.Array:
+    """Returns the last `TAPS` - 1 inputs, (B, N, A), where `count_B` of the T tokens are real."""
+
+    def last(seen_TA, count):
+        return jax.lax.dynamic_slice_in_dim(seen_TA, count, TAPS - 1)
+
+    return jax.vmap(last)(seen_BTA, count_B)
+
+
+def taps(key: jax.Array, shape: tuple[int, ...], dtype: DTypeLike) -> jax.Array:
+    """Returns uniform values between +-TAPS**-0.5, those of a PyTorch convolution."""
+    return jax.random.uniform(key, shape, dtype, -(TAPS**-0.5), TAPS**-0.5)
+
+
+@configurable(denylist=["rngs", "sizes", "window"])
+class GatedDeltaLayer(ConvolvedMemory):
+    """S_t = a_t S_{t-1} + b_t k_t (v_t - a_t k_t S_{t-1}), read as q_t S_t / sqrt(K), SiLU gate.
+
+    The decay a_t = exp(-exp(r) softplus(W_a x + c)) and the step b_t = sigmoid(W_b x) are those of
+    a head; queries and keys have unit length after the convolution.
+
+    Source: Gated DeltaNet, Yang et al. 2024, arXiv:2412.06464, section 3.4 and figure 1.
+    """
+
+    name = "gated_delta_layer"
+
+    def add_gates(self, rngs: nnx.Rngs) -> None:
+        D, H, A = self.sizes.width, self.sizes.num_heads, self.sizes.attention_size
+        self.decay_DH = parameter(rngs, DENSE, D, H)
+        self.decay_bias_H = parameter(rngs, decay_biases, H)
+        self.decay_rate_H = parameter(rngs, decay_rates, H)
+        self.step_DH = parameter(rngs, DENSE, D, H)
+        self.gate_DA = parameter(rngs, DENSE, D, A)
+
+    def log_decays(self, x_BTD: jax.Array) -> jax.Array:
+        """Returns logarithms of decays, (B, T, H), or of each channel (B, T, H, K); float32."""
+        x_BTH = at_least_float32(x_BTD @ self.decay_DH[...].astype(x_BTD.dtype))
+        return channel_decays(x_BTH, self.decay_bias_H[...], self.decay_rate_H[...])[..., 0]
+
+    def shaped(self, q_BTHK: jax.Array, k_BTHK: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return scaled_down_heads(unit_heads(q_BTHK)), unit_heads(k_BTHK)
+
+    def rule(
+        self, matrix_BHKK: jax.Array, heads: Heads, x_BTD: jax.Array, real_BT: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        step_BTH = jax.nn.sigmoid(at_least_float32(x_BTD @ self.step_DH[...].astype(x_BTD.dtype)))
+        decay_step = (
+            jnp.where(jnp.expand_dims(real_BT, tuple(range(2, x.ndim))), x, 0)
+            for x in (self.log_decays(x_BTD), step_BTH)
+        )
+        return delta_rule(matrix_BHKK, (*heads, *decay_step), self.block)
+
+    def gate(self, x_BTD: jax.Array) -> jax.Array:
+        return jax.nn.silu(at_least_float32(x_BTD @ self.gate_DA[...].astype(x_BTD.dtype)))
+
+    def rule_flops(self) -> float:
+        """Counts three products with the matrix, four within the block, and the inverse."""
+        A, K, W = self.sizes.attention_size, self.sizes.head_size, self.block
+        return 6.0 * A * K + 8.0 * A * W + self.sizes.num_heads * W**2 * 2 / 3
+
+
+@configurable(denylist=["rngs", "sizes", "window"])
+class KimiDeltaLayer(GatedDeltaLayer):
+    """As `GatedDeltaLayer`, with the decays of `KimiDeltaMemory` and a sigmoid gate of rank K.
+
+    Source: Kimi Linear, Kimi Team 2025, arXiv:2510.26692, section 4.
+    """
+
+    name = "kimi_delta_layer"
+
+    def add_gates(self, rngs: nnx.Rngs) -> None:
+        D, H, K, A = (
+            *(self.sizes.width, self.sizes.num_heads),
+            *(self.sizes.head_size, self.sizes.attention_size),
+        )
+        self.decay_down_DK = parameter(rngs, DENSE, D, K)
+        self.decay_up_KA = parameter(rngs, DENSE, K, A)
+        self.decay_bias_A = parameter(rngs, decay_biases, A)
+        self.decay_rate_H = parameter(rngs, decay_rates, H)
+        self.step_DH = parameter(rngs, DENSE, D, H)
+        self.gate_down_DK = parameter(rngs, DENSE, D, K)
+        self.gate_up_KA = parameter(rngs, DENSE, K, A)
+
+    def log_decays(self, x_BTD: jax.Array) -> jax.Array:
+        up_BTA = low_rank(x_BTD, self.decay_down_DK[...], self.decay_up_KA[...])
+        return channel_decays(up_BTA, self.decay_bias_A[...], self.decay_rate_H[...])
+
+    def gate(self, x_BTD: jax.Array) -> jax.Array:
+        return jax.nn.sigmoid(low_rank(x_BTD, self.gate_down_DK[...], self.gate_up_KA[...]))
+
+    def rule_flops(self) -> float:
+        return rule_flops(self.sizes)
+
+
+@configurable(denylist=["rngs", "sizes", "window"])
+class LinearAttentionLayer(ConvolvedMemory):
+    """S_t = S_{t-1} + f(k_t) v_t, read as f(q_t) S_t, f(x) = elu(x) + 1, with a SiLU gate.
+
+    The output norm takes the place of the division by f(q_t) sum_i f(k_i), which scales a head's
+    result.
+
+    Source: Katharopoulos et al. 2020, arXiv:2006.16236, section 3.4; the norm: Qin et al. 2022,
+    arXiv:2210.10340.
+    """
+
+    name = "linear_attention_layer"
+
+    def add_gates(self, rngs: nnx.Rngs) -> None:
+        self.gate_DA = parameter(rngs, DENSE, self.sizes.width, self.sizes.attention_size)
+
+    def shaped(self, q_BTHK: jax.Array, k_BTHK: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return features(q_BTHK), features(k_BTHK)
+
+    def rule(
+        self, matrix_BHKK: jax.Array, heads: Heads, x_BTD: jax.Array, real_BT: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        q_BTHK, k_BTHK, v_BTHK = heads
+        inputs = q_BTHK, jnp.where(real_BT[..., None, None], k_BTHK, 0), v_BTHK
+        T = q_BTHK.shape[1]
+
+        def block(matrix_BHKK, block):
+            q_BWHK, k_BWHK, v_BWHK = block
+            scores_BHWJ = jnp.tril(jnp.einsum("BWHK,BJHK->BHWJ", q_BWHK, k_BWHK))
+            read_BWHK = jnp.einsum("BWHK,BHKV->BWHV", q_BWHK, matrix_BHKK)
+            read_BWHK = read_BWHK + jnp.einsum("BHWJ,BJHK->BWHK", scores_BHWJ, v_BWHK)
+            return matrix_BHKK + jnp.einsum("BWHK,BWHV->BHKV", k_BWHK, v_BWHK), read_BWHK
+
+        blocks = blocks_first(inputs, min(T, self.block))
+        matrix_BHKK, read_GBWHK = jax.lax.scan(block, matrix_BHKK, blocks)
+        return matrix_BHKK, blocks_joined(read_GBWHK, T)
+
+    def gate(self, x_BTD: jax.Array) -> jax.Array:
+        return jax.nn.silu(at_least_float32(x_BTD @ self.gate_DA[...].astype(x_BTD.dtype)))
+
+    def rule_flops(self) -> float:
+        A = self.sizes.attention_size
+        return 4.0 * A * self.sizes.head_size + 4.0 * A * self.block
