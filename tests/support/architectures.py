@@ -21,6 +21,7 @@ from associative_numpy import AssociativeReader, GatedDeltaReader
 from drawn_pretrained import draw
 from flax import nnx
 from kimi_delta_numpy import KimiDeltaReader
+from lact_numpy import Lact
 from own_memories import GradientMemory, LinearRecurrence
 from pretrained_architectures import PRETRAINED
 from tiny_models import OneKey, cast, randomised
@@ -30,6 +31,7 @@ from brt.models.block_recurrent.cell import RecurrentCell
 from brt.models.block_recurrent.external_memory import ExternalMemory
 from brt.models.block_recurrent.gated_delta import GatedDeltaMemory
 from brt.models.block_recurrent.kimi_delta import KimiDeltaMemory
+from brt.models.block_recurrent.lact import LactMemory
 from brt.models.block_recurrent.model import BlockRecurrentTransformer
 from brt.models.melodi.model import Melodi
 from brt.models.memory_tokens.associative import AssociativeRecurrentMemoryTransformer
@@ -230,8 +232,14 @@ def associative(memory, reader, **options) -> Architecture:
     )
 
 
+def fast_weights(memory, name, kind, **options) -> Architecture:
+    """An entry of fast weights with 5 hidden units; options: of the memory and of its reference."""
+    memory = functools.partial(memory, hidden_size=5, **options)
+    return own(memory, name, functools.partial(kind, **options))
+
+
 def own(memory, name, kind) -> Architecture:
-    """An entry of a memory that is none of brt's, in the middle layer of a stack."""
+    """An entry of a memory in the middle layer; kind: its reference (`own_memories_numpy`)."""
     return block_recurrent(
         memories=((memory, (1,)),),
         reference=lambda params: own_memories_numpy.Reader(params, paper_settings(), name, kind),
@@ -290,6 +298,8 @@ ARCHITECTURES = Architectures({
     "associative_delta": associative(AssociativeMemory, AssociativeReader, rule="delta"),
     "gated_delta": associative(GatedDeltaMemory, GatedDeltaReader),
     "kimi_delta": associative(KimiDeltaMemory, KimiDeltaReader),
+    "lact": fast_weights(LactMemory, "lact", Lact),
+    "lact_plain": fast_weights(LactMemory, "lact", Lact, momentum=False, muon=False),
     "own_gradient": own(GradientMemory, "gradient", own_memories_numpy.Gradient),
     "own_recurrence": own(LinearRecurrence, "recurrence", own_memories_numpy.Recurrence),
     "melodi": melodi(summary=3, short_memory=3, long_layers=(1,), long_memory=5, long_increment=2),
@@ -344,7 +354,7 @@ VARIANTS = (
     *("txl_same_length", "compressive_mean", "qrnn"),
     *("rec_without_ids", "rec_without_qk_norm", "memorizing_without_qk_norm"),
     *("llama_pooled", "gpt2", "gpt2_pooled", "llama_slide", "rec_kernel", "feedback_kernel"),
-    *("txl_kernel", "rmt_kernel"),
+    *("txl_kernel", "rmt_kernel", "lact_plain"),
 )
 """Architectures whose caches and parameters all occur in others: their logits are compared with
 their references in every run of the tests, the laws are checked on them with the slow tests."""
