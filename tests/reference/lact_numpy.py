@@ -79,7 +79,7 @@ class Lact:
 
     wants_inputs = True
 
-    def __init__(self, module, momentum=True, muon=True):
+    def __init__(self, module, momentum=True, muon=False):
         self.module, self.momentum, self.muon = module, momentum, muon
 
     def first(self, h):

@@ -72,16 +72,17 @@ class Pairs(NamedTuple):
 class LactMemory(LayerMemory):
     """A SwiGLU network f whose weights w each block changes by one step on sum_t -v_t . f(k_t).
 
-    The step is Muon(g), g = sum_t r_t (-dL_t / dw) + m g of the block before; rates r and the mean
-    share m depend on the layer's inputs, and the rows of w keep their initial lengths. A token reads
-    norm(f(q_t)), with the weights from before its block, mixed with attention.
+    The step is g = sum_t r_t (-dL_t / dw) + m g', with the g' of the block before it; rates r_t and
+    the mean share m depend on the layer's inputs. Rows of w keep their initial lengths. A token
+    reads norm(f(q_t)), with the weights from before its block, mixed with attention.
 
     Args:
         hidden_size: N, hidden units of the network of a head; None: K.
         momentum: whether gradients accumulate; otherwise m = 0.
-        muon: whether a step is made orthogonal; otherwise it is g.
+        muon: make the step nearly orthogonal. It then has one size whatever the rates, and small
+            directions of g are amplified, rounding errors too.
 
-    Source: Test-Time Training Done Right, Zhang et al. 2025, arXiv:2505.23884, sections 3.1 and 3.2.
+    Source: LaCT, Zhang et al. 2025, arXiv:2505.23884, section 3.
     """
 
     name = "lact"
@@ -93,7 +94,7 @@ class LactMemory(LayerMemory):
         window: int,
         hidden_size: Count | None = None,
         momentum: bool = True,
-        muon: bool = True,
+        muon: bool = False,
     ):
         D, H, K = sizes.width, sizes.num_heads, sizes.head_size
         N = hidden_size or K

@@ -11,6 +11,7 @@ NAMES = {
     "Melodi": "MELODI",
     "GatedDeltaMemory": "gated delta memory",
     "KimiDeltaMemory": "Kimi Delta memory",
+    "LactMemory": "LaCT",
     "AssociativeMemory": "associative memory",
     "CompressiveMemory": "Compressive Transformer",
     "ExternalMemory": "Memorizing Transformer",
