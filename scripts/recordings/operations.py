@@ -59,7 +59,8 @@ def large_chunks(inputs: Arrays, settings: Mapping[str, Any]) -> Arrays:
     def chunk(cache: lact.LactCache, x: Arrays) -> tuple[lact.LactCache, jax.Array]:
         read = lact.swiglu(cache.weights, x["q"])
         factors = lact.swiglu_factors(cache.weights, x["k"], x["v"])
-        gradient = lact.weighted_sums(factors, [x[name] for name in ("lr0", "lr2", "lr1")])
+        sums = lact.weighted_sums(factors, [x[name] for name in ("lr0", "lr2", "lr1")])
+        gradient = lact.FastWeights(*sums)
         return lact.after_step(cache, gradient, x.get("momentum"), lengths, muon), read
 
     T, length = tokens["q"].shape[1], settings.get("chunk_size", 2048)

@@ -78,6 +78,7 @@ class Lact:
     """The memory of a layer: of each head a pair of weights and momentum."""
 
     wants_inputs = True
+    network = staticmethod(network)
 
     def __init__(self, module, momentum=True, muon=False):
         self.module, self.momentum, self.muon = module, momentum, muon
@@ -93,7 +94,7 @@ class Lact:
         mixed_WHK = np.zeros_like(attended_WHK)
         for t, q_HK in enumerate(Q_WHK):
             for h, (weights, _) in enumerate(heads):
-                y_K = network(weights, q_HK[h])
+                y_K = self.network(weights, q_HK[h])
                 y_K = y_K / np.sqrt(np.mean(y_K**2) + 1e-6) * self.module["norm_K"]
                 share = sigmoid(self.module["mix_H"][h])
                 mixed_WHK[t, h] = (1 - share) * attended_WHK[t, h] + share * y_K

@@ -25,6 +25,7 @@ from lact_numpy import Lact
 from own_memories import GradientMemory, LinearRecurrence
 from pretrained_architectures import PRETRAINED
 from tiny_models import OneKey, cast, randomised
+from titans_numpy import Titans
 
 from brt.models.block_recurrent.associative_memory import AssociativeMemory
 from brt.models.block_recurrent.cell import RecurrentCell
@@ -33,6 +34,7 @@ from brt.models.block_recurrent.gated_delta import GatedDeltaMemory
 from brt.models.block_recurrent.kimi_delta import KimiDeltaMemory
 from brt.models.block_recurrent.lact import LactMemory
 from brt.models.block_recurrent.model import BlockRecurrentTransformer
+from brt.models.block_recurrent.titans import TitansMemory
 from brt.models.melodi.model import Melodi
 from brt.models.memory_tokens.associative import AssociativeRecurrentMemoryTransformer
 from brt.models.memory_tokens.model import RecurrentMemoryTransformer
@@ -300,6 +302,7 @@ ARCHITECTURES = Architectures({
     "kimi_delta": associative(KimiDeltaMemory, KimiDeltaReader),
     "lact": fast_weights(LactMemory, "lact", Lact, muon=True),
     "lact_plain": fast_weights(LactMemory, "lact", Lact, momentum=False),
+    "titans": fast_weights(TitansMemory, "titans", Titans),
     "own_gradient": own(GradientMemory, "gradient", own_memories_numpy.Gradient),
     "own_recurrence": own(LinearRecurrence, "recurrence", own_memories_numpy.Recurrence),
     "melodi": melodi(summary=3, short_memory=3, long_layers=(1,), long_memory=5, long_increment=2),

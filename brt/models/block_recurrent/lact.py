@@ -2,12 +2,12 @@
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.nn.initializers import ones, zeros
+from jax.nn.initializers import constant, ones, zeros
 from jax.typing import DTypeLike
 
 from brt.checks import Count, configurable
@@ -103,8 +103,7 @@ class LactMemory(LayerMemory):
         self.up_HNK = parameter(rngs, normal(K**-0.5), H, N, K)
         self.down_HKN = parameter(rngs, normal(N**-0.5), H, K, N)
         self.rate_DZ = parameter(rngs, DENSE, D, 3 * H)
-        first_rate = math.log(math.expm1(BLOCK_RATE / window))
-        self.rate_bias_Z = parameter(rngs, jax.nn.initializers.constant(first_rate), 3 * H)
+        self.rate_bias_Z = parameter(rngs, constant(first_bias(window)), 3 * H)
         if momentum:
             self.momentum_DH = parameter(rngs, DENSE, D, H)
             self.momentum_bias_H = parameter(rngs, zeros, H)
@@ -113,36 +112,38 @@ class LactMemory(LayerMemory):
 
     def initial(self, rows: int, dtype: DTypeLike) -> FastWeights:
         """Returns the fast weights of new documents, in `dtype` or float32."""
-        kept = jnp.promote_types(dtype, jnp.float32)
         learned = self.gate_HNK[...], self.up_HNK[...], self.down_HKN[...]
-        return FastWeights(*(jnp.stack([x.astype(kept)] * rows) for x in learned))
+        return FastWeights(*(stacked_rows(x, rows, dtype) for x in learned))
 
-    def init_cache(self, rows: int, dtype: DTypeLike) -> LactCache:
+    def init_cache(self, rows: int, dtype: DTypeLike) -> Any:
         weights = self.initial(rows, dtype)
         momentum = jax.tree.map(jnp.zeros_like, weights) if self.momentum else None
         return LactCache(weights, momentum)
 
-    def prepare(self, dtype: DTypeLike, key: jax.Array | None = None) -> FastWeights:
+    def prepare(self, dtype: DTypeLike, key: jax.Array | None = None) -> Any:
         """Returns the lengths of the rows of the initial weights."""
         return row_lengths(self.initial(1, dtype))
 
     def read(
         self,
-        cache: LactCache,
+        cache: Any,
         tokens: LayerTokens,
         attended_BTHK: jax.Array,
-        weights: FastWeights,
+        weights: Any,
     ) -> tuple[jax.Array, Metrics]:
-        y_BTHK = swiglu(cache.weights, self.unit(tokens.queries_BTHK))
+        y_BTHK = self.network(cache.weights, self.unit(tokens.queries_BTHK))
         memory_BTHK = rms_normed(y_BTHK, self.norm_K[...])
         return mix_with_attention(self.mix_H[...], attended_BTHK, memory_BTHK)
+
+    def network(self, weights: Any, x_BTHK: jax.Array) -> jax.Array:
+        return swiglu(weights, x_BTHK)
 
     def unit(self, x_BTHK: jax.Array) -> jax.Array:
         """Returns queries or keys of unit length, at least float32."""
         x_BTHK = at_least_float32(x_BTHK)
         return x_BTHK if self.sizes.qk_norm else unit_heads(x_BTHK)
 
-    def take(self, tokens: LayerTokens) -> Pairs:
+    def take(self, tokens: LayerTokens) -> Any:
         x_BTD = tokens.inputs_BTD
         rate_BTZ = at_least_float32(x_BTD @ self.rate_DZ[...].astype(x_BTD.dtype))
         rate_BTZ = jax.nn.softplus(rate_BTZ + self.rate_bias_Z[...])
@@ -153,13 +154,11 @@ class LactMemory(LayerMemory):
         rates_BTHZ = rate_BTZ.reshape(*x_BTD.shape[:2], self.sizes.num_heads, 3)
         return Pairs(tokens.keys_BTHK, tokens.values_BTHK, rates_BTHZ, momentum_BTH)
 
-    def update(
-        self, cache: LactCache, taken: Pairs, weights: FastWeights
-    ) -> tuple[LactCache, Metrics]:
+    def update(self, cache: Any, taken: Any, weights: Any) -> tuple[Any, Metrics]:
         k_BTHK, v_BTHK = self.unit(taken.keys_BTHK), at_least_float32(taken.values_BTHK)
         rates = jnp.split(taken.rates_BTHZ, 3, axis=-1)
-        gradient = weighted_sums(swiglu_factors(cache.weights, k_BTHK, v_BTHK), rates)
-        return after_step(cache, gradient, taken.momentum_BTH, weights, self.muon), {}
+        sums = weighted_sums(swiglu_factors(cache.weights, k_BTHK, v_BTHK), rates)
+        return after_step(cache, FastWeights(*sums), taken.momentum_BTH, weights, self.muon), {}
 
     def flops_per_token(self, window: int) -> float:
         """Counts three products of the queries and six of the keys, and those of Muon."""
@@ -168,6 +167,16 @@ class LactMemory(LayerMemory):
         low, high = sorted((self.hidden_size, self.sizes.head_size))
         muon = 3 * H * len(NEWTON_SCHULZ) * (4 * low**2 * high + 2 * low**3)
         return gates + 18.0 * A * self.hidden_size + (muon / window if self.muon else 0)
+
+
+def first_bias(window: int) -> float:
+    """Returns the bias of a new memory's rates, of which softplus is taken."""
+    return math.log(math.expm1(BLOCK_RATE / window))
+
+
+def stacked_rows(x_HOI: jax.Array, rows: int, dtype: DTypeLike) -> jax.Array:
+    """Returns a copy for each batch element, (B, H, O, I), in `dtype` but at least float32."""
+    return jnp.stack([x_HOI.astype(jnp.promote_types(dtype, jnp.float32))] * rows)
 
 
 def product(matrix_BHOI: jax.Array, x_BTHI: jax.Array) -> jax.Array:
@@ -187,9 +196,7 @@ Factors = tuple[tuple[jax.Array, jax.Array], ...]
 def swiglu_factors(weights: FastWeights, k_BTHK: jax.Array, v_BTHK: jax.Array) -> Factors:
     """Returns the factors of the negative gradient of -v . f(k), for each token."""
     gate_BTHN, up_BTHN = product(weights.gate_BHNK, k_BTHK), product(weights.up_BHNK, k_BTHK)
-    share_BTHN = jax.nn.sigmoid(gate_BTHN)
-    silu_BTHN = gate_BTHN * share_BTHN
-    slope_BTHN = share_BTHN * (1 + gate_BTHN * (1 - share_BTHN))
+    silu_BTHN, slope_BTHN = silu_and_slope(gate_BTHN)
     back_BTHN = product(weights.down_BHKN.mT, v_BTHK)
     return (
         (back_BTHN * up_BTHN * slope_BTHN, k_BTHK),
@@ -198,14 +205,17 @@ def swiglu_factors(weights: FastWeights, k_BTHK: jax.Array, v_BTHK: jax.Array) -
     )
 
 
-def weighted_sums(factors: Factors, rates: Sequence[jax.Array]) -> FastWeights:
+def silu_and_slope(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    share = jax.nn.sigmoid(x)
+    return x * share, share * (1 + x * (1 - share))
+
+
+def weighted_sums(factors: Factors, rates: Sequence[jax.Array]) -> list[jax.Array]:
     """Returns each matrix's sum over tokens of rate * direction input^T; rates: (B, T, H, 1)."""
-    return FastWeights(
-        *(
-            jnp.einsum("BTHO,BTHI->BHOI", direction, rate * x)
-            for (direction, x), rate in zip(factors, rates, strict=True)
-        )
-    )
+    return [
+        jnp.einsum("BTHO,BTHI->BHOI", direction, rate * x)
+        for (direction, x), rate in zip(factors, rates, strict=True)
+    ]
 
 
 def after_step(

@@ -12,6 +12,7 @@ NAMES = {
     "GatedDeltaMemory": "gated delta memory",
     "KimiDeltaMemory": "Kimi Delta memory",
     "LactMemory": "LaCT",
+    "TitansMemory": "Titans",
     "AssociativeMemory": "associative memory",
     "CompressiveMemory": "Compressive Transformer",
     "ExternalMemory": "Memorizing Transformer",
