@@ -1,5 +1,8 @@
 """Titans' memory against its equations, token by token in float64."""
 
+import functools
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,6 +14,7 @@ from tiny_models import OneKey, quick_jit
 from brt.models.block_recurrent.lact import weighted_sums
 from brt.models.block_recurrent.memory import LayerTokens
 from brt.models.block_recurrent.titans import (
+    ENDS,
     MLPWeights,
     TitansCache,
     TitansMemory,
@@ -23,9 +27,9 @@ from brt.models.sizes import Sizes
 SHAPES = {"a token": (1, 4, 4), "a block": (7, 4, 6), "fewer hidden units": (5, 6, 3)}  # W, K, N
 
 
-def memory_of(K, N, width=12, window=16):
-    sizes = Sizes(width=width, num_heads=2, head_size=K, feed_forward_size=8)
-    return TitansMemory(nnx.Rngs(0), sizes, window, hidden_size=N)
+def memory_of(K, N, **options):
+    sizes = Sizes(width=12, num_heads=2, head_size=K, feed_forward_size=8)
+    return TitansMemory(nnx.Rngs(0), sizes, 16, hidden_size=N, **options)
 
 
 def drawn(shape, seed=0):
@@ -41,20 +45,25 @@ def drawn(shape, seed=0):
     return TitansCache(weights, momentum), TitansPairs(k, v, 0.1 * rate, keep, kept)
 
 
+@pytest.mark.parametrize("decay_to", ENDS)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_block_is_the_recurrence_of_its_tokens(shape):
+def test_a_block_is_the_recurrence_of_its_tokens(shape, decay_to):
     cache, pairs = drawn(shape)
-    memory = memory_of(*SHAPES[shape][1:])
-    for dtype, tolerance in (("float64", 1e-12), ("float32", 1e-5)):
+    memory = memory_of(*SHAPES[shape][1:], decay_to=decay_to)
+    start, _ = memory.init_cache(1, "float32")
+    theirs = {}
+    for b, h in np.ndindex(2, 2):
+        ends = [np.float64(x[0, h]) * (decay_to == "initial") for x in start]
+        tokens = (x[b, :, h] for x in (*pairs[:4], 1 - pairs.keep_BTH))
+        heads = ([x[b, h] for x in part] for part in cache)
+        theirs[b, h] = titans_numpy.after_chunk(*heads, ends, *tokens)
+    for dtype, tolerance in (("float64", 1e-11), ("float32", 1e-4)):
         with jax.enable_x64(dtype == "float64"):
-            inputs = jax.tree.map(lambda x: jnp.asarray(x, dtype), (cache, pairs))  # noqa: B023
-            after, _ = quick_jit(lambda *x: memory.update(*x, None))(*inputs)
-        for b, h in np.ndindex(2, 2):
-            told = (x[b, :, h] for x in (*pairs[:4], 1 - pairs.keep_BTH))
-            heads = ([x[b, h] for x in part] for part in cache)
-            for ours, theirs in zip(after, titans_numpy.after_chunk(*heads, *told), strict=True):
-                for x, y in zip(ours, theirs, strict=True):
-                    np.testing.assert_allclose(x[b, h], y, rtol=0, atol=tolerance * 10)
+            inputs = jax.tree.map(functools.partial(jnp.asarray, dtype=dtype), (cache, pairs))
+            after, _ = quick_jit(memory.update)(*inputs, memory.prepare(dtype))
+        for part, (b, h) in itertools.product(range(2), theirs):
+            for ours, expected in zip(after[part], theirs[b, h][part], strict=True):
+                np.testing.assert_allclose(ours[b, h], expected, rtol=0, atol=tolerance)
 
 
 def test_factors_are_those_of_the_gradient_of_the_squared_error():
@@ -73,18 +82,14 @@ def test_factors_are_those_of_the_gradient_of_the_squared_error():
 def test_parts_at_the_ends_of_gates(momentum, keep):
     """Their gradients are finite too, where products are 0."""
     W = 5
-    momentum, keep = jnp.full((1, W, 1), momentum), jnp.full((1, W, 1), keep)
-    (in_momentum, in_weights), slopes = (
-        parts_at_end(momentum, keep),
-        jax.jacobian(parts_at_end, argnums=(0, 1))(momentum, keep),
-    )
+    W = 5
+    gates = jnp.full((1, W, 1), momentum), jnp.full((1, W, 1), keep)
+    in_momentum, in_weights = (x[0, :, 0] for x in quick_jit(parts_at_end)(*gates))
     last = np.arange(W) == W - 1
-    carried = np.ones(W) if momentum[0, 0, 0] else last
-    total = np.arange(W, 0, -1) if momentum[0, 0, 0] and keep[0, 0, 0] else np.ones(W)
-    if not keep[0, 0, 0]:
-        total = carried
-    np.testing.assert_array_equal(in_momentum[0, :, 0], carried)
-    np.testing.assert_array_equal(in_weights[0, :, 0], total)
+    np.testing.assert_array_equal(in_momentum, np.ones(W) if momentum else last)
+    later = np.arange(W, 0, -1) if keep else np.ones(W)  # tokens that add the step to the weights
+    np.testing.assert_array_equal(in_weights, later if momentum else np.ones(W) if keep else last)
+    slopes = quick_jit(jax.jacobian(parts_at_end, argnums=(0, 1)))(*gates)
     assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(slopes))
 
 
@@ -102,10 +107,11 @@ def test_blocks_keep_the_digits_of_their_type(dtype, blocks, tolerance):
     @quick_jit
     def block(params, cache, *inputs):
         memory, tokens = nnx.merge(graph, params), LayerTokens(*inputs, jnp.ones(2))
-        y, _ = memory.read(cache, tokens, tokens.values_BTHK, None)
-        return y, memory.update(cache, memory.take(tokens), None)[0]
+        weights = memory.prepare("float32")
+        y, _ = memory.read(cache, tokens, tokens.values_BTHK, weights)
+        return y, memory.update(cache, memory.take(tokens), weights)[0]
 
-    kind = titans_numpy.Titans(jax.tree.map(np.float64, nnx.to_pure_dict(params)))
+    kind = titans_numpy.Titans(jax.tree.map(np.float64, nnx.to_pure_dict(params)), W)
     heads, cache = kind.begin(2, 8), memory.init_cache(1, dtype)
     for start in range(0, W * blocks, W):
         part = slice(start, start + W)
@@ -127,8 +133,9 @@ def test_operations_are_those_the_compiler_counts():
     def block(params, *inputs):
         memory, tokens = nnx.merge(graph, params), LayerTokens(*inputs, jnp.ones(H))
         cache = memory.init_cache(1, "float32")
-        y, _ = memory.read(cache, tokens, tokens.values_BTHK, None)
-        return y, memory.update(cache, memory.take(tokens), None)[0]
+        weights = memory.prepare("float32")
+        y, _ = memory.read(cache, tokens, tokens.values_BTHK, weights)
+        return y, memory.update(cache, memory.take(tokens), weights)[0]
 
     heads = [jax.ShapeDtypeStruct((1, W, H, K), "float32")] * 3
     x_BTD = jax.ShapeDtypeStruct((1, W, D), "float32")

@@ -26,13 +26,17 @@ def gradient(weights, k_K, v_K):
     return found
 
 
-def after_chunk(weights, momentum, k_TK, v_TK, rate_T, keep_T, forget_T):
-    """Equations 13 and 14, token by token, with the gradients of the weights before the chunk."""
+def after_chunk(weights, momentum, ends, k_TK, v_TK, rate_T, keep_T, forget_T):
+    """Equations 13 and 14, token by token, with the gradients of the weights before the chunk.
+
+    ends: what the weights decay to; in the paper zeros.
+    """
     start = weights
     for k_K, v_K, rate, keep, forget in zip(k_TK, v_TK, rate_T, keep_T, forget_T):
         surprise = gradient(start, k_K, v_K)
         momentum = [keep * s - rate * g for s, g in zip(momentum, surprise)]
-        weights = [(1 - forget) * w + s for w, s in zip(weights, momentum)]
+        decayed = [(1 - forget) * w + forget * w0 for w, w0 in zip(weights, ends)]
+        weights = [w + s for w, s in zip(decayed, momentum)]
     return weights, momentum
 
 
@@ -41,18 +45,19 @@ class Titans(lact_numpy.Lact):
 
     network = staticmethod(network)
 
-    def __init__(self, module):
-        self.module = module
+    def __init__(self, module, window):
+        self.module, self.window = module, window
 
     def first(self, h):
         return [self.module[name][h] for name in ("hidden_HNK", "output_HKN")]
 
     def after(self, heads, K_WHK, V_WHK, x_WD):
         m = self.module
-        rate_WH = np.log1p(np.exp(x_WD @ m["rate_DH"] + m["rate_bias_H"]))
+        rate_WH = sigmoid(x_WD @ m["rate_DH"] + m["rate_bias_H"]) / self.window
         keep_WH = sigmoid(x_WD @ m["momentum_DH"] + m["momentum_bias_H"])
         forget_WH = sigmoid(x_WD @ m["decay_DH"] + m["decay_bias_H"])
         tokens = K_WHK, V_WHK, rate_WH, keep_WH, forget_WH
         return [
-            after_chunk(*head, *(x_WH[:, h] for x_WH in tokens)) for h, head in enumerate(heads)
+            after_chunk(*head, self.first(h), *(x_WH[:, h] for x_WH in tokens))
+            for h, head in enumerate(heads)
         ]

@@ -302,7 +302,10 @@ ARCHITECTURES = Architectures({
     "kimi_delta": associative(KimiDeltaMemory, KimiDeltaReader),
     "lact": fast_weights(LactMemory, "lact", Lact, muon=True),
     "lact_plain": fast_weights(LactMemory, "lact", Lact, momentum=False),
-    "titans": fast_weights(TitansMemory, "titans", Titans),
+    "titans": own(
+        functools.partial(TitansMemory, hidden_size=5),
+        *("titans", functools.partial(Titans, window=WINDOW)),
+    ),
     "own_gradient": own(GradientMemory, "gradient", own_memories_numpy.Gradient),
     "own_recurrence": own(LinearRecurrence, "recurrence", own_memories_numpy.Recurrence),
     "melodi": melodi(summary=3, short_memory=3, long_layers=(1,), long_memory=5, long_increment=2),

@@ -103,14 +103,15 @@ class LactMemory(LayerMemory):
         self.up_HNK = parameter(rngs, normal(K**-0.5), H, N, K)
         self.down_HKN = parameter(rngs, normal(N**-0.5), H, K, N)
         self.rate_DZ = parameter(rngs, DENSE, D, 3 * H)
-        self.rate_bias_Z = parameter(rngs, constant(first_bias(window)), 3 * H)
+        first_rate = math.log(math.expm1(BLOCK_RATE / window))  # before softplus
+        self.rate_bias_Z = parameter(rngs, constant(first_rate), 3 * H)
         if momentum:
             self.momentum_DH = parameter(rngs, DENSE, D, H)
             self.momentum_bias_H = parameter(rngs, zeros, H)
         self.norm_K = parameter(rngs, ones, K)
         self.mix_H = parameter(rngs, zeros, H)
 
-    def initial(self, rows: int, dtype: DTypeLike) -> FastWeights:
+    def initial(self, rows: int, dtype: DTypeLike) -> Any:
         """Returns the fast weights of new documents, in `dtype` or float32."""
         learned = self.gate_HNK[...], self.up_HNK[...], self.down_HKN[...]
         return FastWeights(*(stacked_rows(x, rows, dtype) for x in learned))
@@ -167,11 +168,6 @@ class LactMemory(LayerMemory):
         low, high = sorted((self.hidden_size, self.sizes.head_size))
         muon = 3 * H * len(NEWTON_SCHULZ) * (4 * low**2 * high + 2 * low**3)
         return gates + 18.0 * A * self.hidden_size + (muon / window if self.muon else 0)
-
-
-def first_bias(window: int) -> float:
-    """Returns the bias of a new memory's rates, of which softplus is taken."""
-    return math.log(math.expm1(BLOCK_RATE / window))
 
 
 def stacked_rows(x_HOI: jax.Array, rows: int, dtype: DTypeLike) -> jax.Array:

@@ -1,6 +1,6 @@
 """Titans: an MLP of each head that blocks train with momentum and weight decay."""
 
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -8,11 +8,10 @@ from flax import nnx
 from jax.nn.initializers import constant, ones, zeros
 from jax.typing import DTypeLike
 
-from brt.checks import Count, configurable
+from brt.checks import Count, OneOf, configurable
 from brt.models.block_recurrent.lact import (
     Factors,
     LactMemory,
-    first_bias,
     product,
     silu_and_slope,
     stacked_rows,
@@ -22,6 +21,8 @@ from brt.models.block_recurrent.memory import LayerTokens, Metrics
 from brt.models.layers.initializers import DENSE, normal, parameter
 from brt.models.ops import at_least_float32
 from brt.models.sizes import Sizes
+
+ENDS = ("initial", "zero")
 
 
 class MLPWeights(NamedTuple):
@@ -55,43 +56,56 @@ class TitansPairs(NamedTuple):
 class TitansMemory(LactMemory):
     """An MLP f whose weights M every token t changes, by its error |f(k_t) - v_t|^2.
 
-        S_t = n_t S_{t-1} - r_t (gradient of the error),   M_t = (1 - a_t) M_{t-1} + S_t
+        S_t = n_t S_{t-1} - r_t (gradient of the error),   M_t = (1 - a_t) M_{t-1} + a_t M_0 + S_t
 
     The gradient is that of the weights before the block, which are also what its tokens read:
-    norm(f(q_t)), mixed with attention. n, r and a depend on the layer's inputs.
+    norm(f(q_t)), mixed with attention. n, r < 1 / W and a depend on the layer's inputs.
 
     Args:
         hidden_size: N, hidden units of the network of a head; None: K.
+        decay_to: "initial": M_0 are the learned weights of new documents; "zero", as published.
+            Once both matrices are near zero, so are their gradients.
 
     Source: Titans, memory as a gate, Behrouz et al. 2025, arXiv:2501.00663, sections 3.1 and 3.2.
     """
 
     name = "titans"
 
-    def __init__(self, rngs: nnx.Rngs, sizes: Sizes, window: int, hidden_size: Count | None = None):
+    def __init__(
+        self,
+        rngs: nnx.Rngs,
+        sizes: Sizes,
+        window: int,
+        hidden_size: Count | None = None,
+        decay_to: Annotated[str, OneOf(ENDS)] = "initial",
+    ):
         D, H, K = sizes.width, sizes.num_heads, sizes.head_size
         N = hidden_size or K
-        self.sizes, self.hidden_size = sizes, N
+        self.sizes, self.window = sizes, window
+        self.hidden_size, self.decay_to = N, decay_to
         self.hidden_HNK = parameter(rngs, normal(K**-0.5), H, N, K)
         self.output_HKN = parameter(rngs, normal(N**-0.5), H, K, N)
         self.rate_DH, self.momentum_DH, self.decay_DH = (
             parameter(rngs, DENSE, D, H) for _ in range(3)
         )
-        self.rate_bias_H = parameter(rngs, constant(first_bias(window)), H)
+        self.rate_bias_H = parameter(rngs, constant(-1.0), H)
         self.momentum_bias_H = parameter(rngs, zeros, H)
         self.decay_bias_H = parameter(rngs, constant(-4.0), H)
         self.norm_K = parameter(rngs, ones, K)
         self.mix_H = parameter(rngs, zeros, H)
 
+    def initial(self, rows: int, dtype: DTypeLike) -> Any:
+        learned = self.hidden_HNK[...], self.output_HKN[...]
+        return MLPWeights(*(stacked_rows(x, rows, dtype) for x in learned))
+
     def init_cache(self, rows: int, dtype: DTypeLike) -> Any:
-        weights = MLPWeights(
-            stacked_rows(self.hidden_HNK[...], rows, dtype),
-            stacked_rows(self.output_HKN[...], rows, dtype),
-        )
+        weights = self.initial(rows, dtype)
         return TitansCache(weights, jax.tree.map(jnp.zeros_like, weights))
 
     def prepare(self, dtype: DTypeLike, key: jax.Array | None = None) -> Any:
-        return None
+        """Returns the weights M_0 that the memory decays to."""
+        initial = self.initial(1, dtype)
+        return initial if self.decay_to == "initial" else jax.tree.map(jnp.zeros_like, initial)
 
     def network(self, weights: Any, x_BTHK: jax.Array) -> jax.Array:
         return product(weights.output_BHKN, jax.nn.silu(product(weights.hidden_BHNK, x_BTHK)))
@@ -109,7 +123,7 @@ class TitansMemory(LactMemory):
         return TitansPairs(
             tokens.keys_BTHK,
             tokens.values_BTHK,
-            jax.nn.softplus(rate_BTH),
+            jax.nn.sigmoid(rate_BTH) / self.window,
             jax.nn.sigmoid(momentum_BTH),
             jax.nn.sigmoid(-decay_BTH),
         )
@@ -127,8 +141,8 @@ class TitansMemory(LactMemory):
 
         in_momentum_BTH, in_weights_BTH = parts_at_end(taken.momentum_BTH, taken.keep_BTH)
         kept_BH11 = jnp.prod(taken.keep_BTH, axis=1)[..., None, None]
-        pairs = zip(steps(in_weights_BTH), cache.weights, strict=True)
-        new = MLPWeights(*(step + kept_BH11 * old for step, old in pairs))
+        triples = zip(steps(in_weights_BTH), cache.weights, weights, strict=True)
+        new = MLPWeights(*(s + kept_BH11 * old + (1 - kept_BH11) * end for s, old, end in triples))
         return TitansCache(new, MLPWeights(*steps(in_momentum_BTH))), {}
 
     def flops_per_token(self, window: int) -> float:

@@ -219,7 +219,9 @@ PRETRAINED: dict[str, Architecture] = {
     "gpt2_own_recurrence": with_own(LinearRecurrence, own_memories_numpy.Recurrence),
     "gpt2_kimi_delta": with_own(KimiDeltaMemory, KimiDelta),
     "gpt2_lact": with_own(LactMemory, Lact),
-    "gpt2_titans": with_own(TitansMemory, Titans),
+    "gpt2_titans": with_own(
+        TitansMemory, functools.partial(Titans, window=GPT2_SIZES["num_positions"])
+    ),
     "gpt2": gpt2(inverse_layer_scale=True, activation="relu", tied=False),
     "gpt2_overlap": gpt2(overlap=3, begin_id=2),
     "gpt2_pooled": pooled(dict(pooled_layer=2), overlap=11),
