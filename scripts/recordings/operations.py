@@ -14,13 +14,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from brt.models.block_recurrent import lact
 from brt.models.block_recurrent.gated_delta import delta_rule
+from brt.models.ops import in_blocks
 
 Arrays = dict[str, Any]
 
 WINDOW = 64
 EXACT = 1e-11
 """Tolerance in float64; every difference is relative to the largest entry of its array."""
+MUON = 1e-3
+"""Tolerance in float32 after Muon, whose iterations multiply small singular values by 493, and the
+rounding errors in their directions too."""
 
 
 def kimi_delta(inputs: Arrays, settings: Mapping[str, Any]) -> Arrays:
@@ -37,7 +42,40 @@ def kimi_delta(inputs: Arrays, settings: Mapping[str, Any]) -> Arrays:
     return {"o": out, "final_state": state}
 
 
+def large_chunks(inputs: Arrays, settings: Mapping[str, Any]) -> Arrays:
+    """LaCT: one head, (B, T, K); the tokens of a chunk read, and then change the fast weights.
+
+    The last chunk, which may be shorter, changes nothing.
+    """
+    weights = lact.FastWeights(*(jnp.asarray(inputs[name])[:, None] for name in ("w0", "w2", "w1")))
+    lengths, muon = lact.row_lengths(weights), bool(settings.get("use_muon", False))
+    names = ("q", "k", "v", "lr0", "lr2", "lr1")
+    tokens = {name: jnp.asarray(inputs[name])[:, :, None] for name in names}
+    momentum = None
+    if inputs.get("momentum") is not None:
+        tokens["momentum"] = jnp.asarray(inputs["momentum"])
+        momentum = jax.tree.map(jnp.zeros_like, weights)
+
+    def chunk(cache: lact.LactCache, x: Arrays) -> tuple[lact.LactCache, jax.Array]:
+        read = lact.swiglu(cache.weights, x["q"])
+        factors = lact.swiglu_factors(cache.weights, x["k"], x["v"])
+        sums = lact.weighted_sums(factors, [x[name] for name in ("lr0", "lr2", "lr1")])
+        gradient = lact.FastWeights(*sums)
+        return lact.after_step(cache, gradient, x.get("momentum"), lengths, muon), read
+
+    T, length = tokens["q"].shape[1], settings.get("chunk_size", 2048)
+    whole = T - T % length
+    cache, parts = lact.LactCache(weights, momentum), []
+    if whole:
+        chunks = {n: jnp.moveaxis(in_blocks(x[:, :whole], length), 1, 0) for n, x in tokens.items()}
+        cache, read = jax.lax.scan(chunk, cache, chunks)
+        parts = [*read]
+    parts.append(lact.swiglu(cache.weights, tokens["q"][:, whole:]))
+    return {"o": jnp.concatenate(parts, axis=1)[:, :, 0]}
+
+
 OPERATIONS: dict[str, Callable[[Arrays, Mapping[str, Any]], Arrays]] = {
+    "block_causal_lact_swiglu": large_chunks,
     "naive_recurrent_kda": kimi_delta,
 }
 """The `source` of a recording to what computes its outputs."""
@@ -54,7 +92,9 @@ def errors(recording: Mapping[str, Any]) -> dict[str, Any]:
     if source not in OPERATIONS:
         raise ValueError(f"settings: source {source!r} is none of {sorted(OPERATIONS)}.")
     operation = OPERATIONS[source]
-    single = differences(recording, settings, operation, "float32")
+    single: dict[str, Any] = differences(recording, settings, operation, "float32")
+    if settings.get("use_muon"):
+        single = {name: (error, MUON) for name, error in single.items()}
     with jax.enable_x64(True):
         double = differences(recording, settings, operation, "float64")
     return single | {f"float64 {name}": (error, EXACT) for name, error in double.items()}
@@ -94,8 +134,11 @@ def differences(
         products = [jnp.vdot(weights[name], outputs[name]) for name in weights]
         return jnp.sum(jnp.stack(products)), outputs
 
-    run = jax.jit(jax.value_and_grad(loss, has_aux=True))
-    (_, outputs), found = run(named("in_"))
+    if gradients:
+        run = jax.jit(jax.value_and_grad(loss, has_aux=True))
+        (_, outputs), found = run(named("in_"))
+    else:
+        outputs, found = jax.jit(lambda inputs: operation(inputs, settings))(named("in_")), {}
     compared = {"outputs": (outputs, expected), "gradients": (found, gradients)}
     return {
         kind: max(relative(ours[name], x) for name, x in theirs.items())

@@ -23,9 +23,11 @@ from delta_layers_numpy import DeltaLayersReader
 from drawn_pretrained import draw
 from flax import nnx
 from kimi_delta_numpy import KimiDeltaReader
+from lact_numpy import Lact
 from own_memories import GradientMemory, LinearRecurrence
 from pretrained_architectures import PRETRAINED
 from tiny_models import OneKey, cast, randomised
+from titans_numpy import Titans
 
 from brt.models.block_recurrent.associative_memory import AssociativeMemory
 from brt.models.block_recurrent.cached_states import CachedStates
@@ -38,7 +40,9 @@ from brt.models.block_recurrent.delta_layers import (
 from brt.models.block_recurrent.external_memory import ExternalMemory
 from brt.models.block_recurrent.gated_delta import GatedDeltaMemory
 from brt.models.block_recurrent.kimi_delta import KimiDeltaMemory
+from brt.models.block_recurrent.lact import LactMemory
 from brt.models.block_recurrent.model import BlockRecurrentTransformer
+from brt.models.block_recurrent.titans import TitansMemory
 from brt.models.melodi.model import Melodi
 from brt.models.memory_tokens.associative import AssociativeRecurrentMemoryTransformer
 from brt.models.memory_tokens.model import RecurrentMemoryTransformer
@@ -261,8 +265,14 @@ def cached_states(memory, most, kept="last", every=1, chosen=0) -> Architecture:
     )
 
 
+def fast_weights(memory, name, kind, **options) -> Architecture:
+    """An entry of fast weights with 5 hidden units; options: of the memory and of its reference."""
+    memory = functools.partial(memory, hidden_size=5, **options)
+    return own(memory, name, functools.partial(kind, **options))
+
+
 def own(memory, name, kind) -> Architecture:
-    """An entry of a memory that is none of brt's, in the middle layer of a stack."""
+    """An entry of a memory in the middle layer; kind: its reference (`own_memories_numpy`)."""
     return block_recurrent(
         memories=((memory, (1,)),),
         reference=lambda params: own_memories_numpy.Reader(params, paper_settings(), name, kind),
@@ -327,6 +337,12 @@ ARCHITECTURES = Architectures({
     "cached_states": cached_states(GatedDeltaLayer, 3, chosen=2),
     "cached_states_kimi": cached_states(KimiDeltaLayer, 5, every=2),
     "cached_states_merged": cached_states(LinearAttentionLayer, 3, "merged"),
+    "lact": fast_weights(LactMemory, "lact", Lact, muon=True),
+    "lact_plain": fast_weights(LactMemory, "lact", Lact, momentum=False),
+    "titans": own(
+        functools.partial(TitansMemory, hidden_size=5),
+        *("titans", functools.partial(Titans, window=WINDOW)),
+    ),
     "own_gradient": own(GradientMemory, "gradient", own_memories_numpy.Gradient),
     "own_recurrence": own(LinearRecurrence, "recurrence", own_memories_numpy.Recurrence),
     "melodi": melodi(summary=3, short_memory=3, long_layers=(1,), long_memory=5, long_increment=2),
@@ -381,7 +397,7 @@ VARIANTS = (
     *("txl_same_length", "compressive_mean", "qrnn"),
     *("rec_without_ids", "rec_without_qk_norm", "memorizing_without_qk_norm"),
     *("llama_pooled", "gpt2", "gpt2_pooled", "llama_slide", "rec_kernel", "feedback_kernel"),
-    *("txl_kernel", "rmt_kernel"),
+    *("txl_kernel", "rmt_kernel", "lact_plain"),
 )
 """Architectures whose caches and parameters all occur in others: their logits are compared with
 their references in every run of the tests, the laws are checked on them with the slow tests."""

@@ -15,6 +15,8 @@ NAMES = {
     "GatedDeltaLayer": "gated delta layers",
     "KimiDeltaLayer": "Kimi Delta layers",
     "LinearAttentionLayer": "linear attention layers",
+    "LactMemory": "LaCT",
+    "TitansMemory": "Titans",
     "AssociativeMemory": "associative memory",
     "CompressiveMemory": "Compressive Transformer",
     "ExternalMemory": "Memorizing Transformer",

@@ -9,11 +9,15 @@ import paper_numpy
 from architecture import DIVISIBLE, OF_RMT, SIZES, STATES, VOCABULARY, WINDOW, Architecture
 from associative_numpy import Associative
 from kimi_delta_numpy import KimiDelta
+from lact_numpy import Lact
 from own_memories import GradientMemory, LinearRecurrence
+from titans_numpy import Titans
 
 from brt.models.block_recurrent.associative_memory import AssociativeMemory
 from brt.models.block_recurrent.cell import RecurrentCell
 from brt.models.block_recurrent.kimi_delta import KimiDeltaMemory
+from brt.models.block_recurrent.lact import LactMemory
+from brt.models.block_recurrent.titans import TitansMemory
 from brt.models.memory_tokens.model import RecurrentMemoryTransformer
 from brt.pretrained.decoders.gpt2 import GPT2
 from brt.pretrained.decoders.llama import Llama
@@ -214,6 +218,10 @@ PRETRAINED: dict[str, Architecture] = {
     "gpt2_own_gradient_overlap": with_own(GradientMemory, own_memories_numpy.Gradient, overlap=3),
     "gpt2_own_recurrence": with_own(LinearRecurrence, own_memories_numpy.Recurrence),
     "gpt2_kimi_delta": with_own(KimiDeltaMemory, KimiDelta),
+    "gpt2_lact": with_own(LactMemory, Lact),
+    "gpt2_titans": with_own(
+        TitansMemory, functools.partial(Titans, window=GPT2_SIZES["num_positions"])
+    ),
     "gpt2": gpt2(inverse_layer_scale=True, activation="relu", tied=False),
     "gpt2_overlap": gpt2(overlap=3, begin_id=2),
     "gpt2_pooled": pooled(dict(pooled_layer=2), overlap=11),
