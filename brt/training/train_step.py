@@ -124,17 +124,15 @@ def make_loss(
         weights_KBT = trained_weights(batch.weights_KBT[reread_segments:], scores)
         whole_KBT = batch.weights_KBT if whole_KBT is None else whole_KBT
         share = batch.weights_KBT.shape[1] / whole_KBT.shape[1]
-        divisor = share * trained_weights(whole_KBT[reread_segments:], scores).sum()
-        divisor = jnp.maximum(divisor, 1e-6)
+        total = share * trained_weights(whole_KBT[reread_segments:], scores).sum()
         with jax.named_scope("vocabulary"):
             # Divided first, so that no pass over the embedding's gradient divides it afterwards.
-            scored = x_KBTD, targets_KBT, weights_KBT / divisor
+            scored = x_KBTD, targets_KBT, weights_KBT / jnp.maximum(total, 1e-6)
             scored = scored_positions(*scored, most_scored) if most_scored else scored
             loss, correct = model.weighted_losses(*scored)
         metrics = jax.tree.map(jnp.mean, metrics)
-        value = loss + metrics.get("added_nats", 0.0)
-        sums = divisor * loss, weights_KBT.sum(), divisor * correct
-        return value, (caches, sums, metrics)
+        sums = total * loss, weights_KBT.sum(), total * correct
+        return loss + metrics.get("added_nats", 0.0), (caches, sums, metrics)
 
     return loss
 
