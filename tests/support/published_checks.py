@@ -19,8 +19,7 @@ from brt.experiment import Experiment
 from brt.reporting.gin_text import read_gin, resolved
 from brt.reporting.paper_positions import paper_position
 from brt.reporting.papers.differences import differences
-from brt.reporting.papers.form import Row, Settings, fits, published_settings
-from brt.reporting.papers.reading import PAPERS, read_paper
+from brt.reporting.papers.reading import PAPERS, fits, published_settings, read_paper
 from brt.sweeps.entries import read_sweep
 from brt.sweeps.scales import SCALES
 from brt.training.settings import Trainer
@@ -69,9 +68,9 @@ class Place(NamedTuple):
     """A row of a table or a curve of a figure that an experiment fills."""
 
     name: str
-    row: Row | None
+    row: SimpleNamespace | None
     rule: dict
-    settings: Sequence[Sequence[Settings]]
+    settings: Sequence[Sequence[SimpleNamespace]]
 
 
 def position_of(settings):

@@ -9,25 +9,13 @@ from pathlib import PurePath
 from brt.bindings.registry import default
 from brt.reporting.gin_text import Reference, reachable
 from brt.reporting.model_settings import model_setting, owners
-from brt.reporting.paper_positions import PaperPosition
-from brt.reporting.papers.form import NOT_PUBLISHED
+from brt.reporting.paper_positions import SETTINGS, PaperPosition
+from brt.reporting.papers.reading import NOT_PUBLISHED
 from brt.reporting.runs import Run
 
-OF_RULES = {
-    "window": ("BlockRecurrentTransformer.window",),
-    "segment_length": ("Trainer.segment_length",),
-    "states": ("RecurrentCell.num_states",),
-    "gate_biases": ("RecurrentCell.gate_biases",),
-    "vocabulary": ("vocabulary",),
-    "memory": ("TransformerXL.memory_length",),
-    "segments": ("Trainer.segments_per_step",),
-    "loss": ("Trainer.loss",),
-    "encoding": ("TransformerXL.encoding",),
-    "memory_tokens": ("PretrainedReader.num_memory",),
-    "window_length": ("Trainer.segment_length",),
-    "overlap": ("PretrainedLanguageModel.overlap",),
-}
-"""Bindings that a rule fixes by an attribute of a `PaperPosition`."""
+OF_RULES = {name: setting for name, (setting, _) in SETTINGS.items() if name != "steps"}
+OF_RULES |= {"window_length": "Trainer.segment_length", "vocabulary": "vocabulary"}
+"""Settings that a rule fixes by an attribute of a `PaperPosition`."""
 
 NOT_COMPARED = (
     # The system and the size of a position, which every row that is compared asks for.
@@ -74,7 +62,8 @@ def differences(
     skipped |= {name for name in settings if name.partition(".")[0].endswith("Vocabulary")}
     skipped |= {name for name in settings if name.endswith(".folder")} - {FOLDER}
     skipped -= published.keys()
-    skipped |= {name for attribute in decided for name in OF_RULES.get(attribute, ())}
+    fixed = {OF_RULES[attribute] for attribute in decided if attribute in OF_RULES}
+    skipped |= {name for name in {*published, *settings} if {name, name.rpartition(".")[2]} & fixed}
     phrases = []
     for name in dict.fromkeys([*CHOSEN, *published, *settings]):
         free = f"{name}:".startswith(NOT_COMPARED) or "/" in name
