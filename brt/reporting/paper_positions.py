@@ -35,20 +35,6 @@ TASKS = {
 }
 """Name of each source's task, the argument of its size, and the default."""
 LABELLED = ("Hyperpartisan", "HotpotQA", "MuSiQue", "Scrolls", "LabelledTexts")
-CORPORA = (
-    ("enwik8", "", "enwik8"),
-    ("arxiv", "", "arXiv"),
-    ("github", "", "GitHub"),
-    ("wikitext103", "words", "WikiText-103"),
-    ("wikitext103", "pretrained", "WikiText-103 raw"),
-    ("penn_treebank", "words", "Penn Treebank"),
-    ("one_billion_word", "words", "One Billion Word"),
-    ("pg19", "bytes", "PG19 bytes"),
-    ("pg19", "T5", "PG19 tokens"),
-    ("pg19", "pretrained", "PG-19"),
-    ("pg19", "", "PG19 SPM"),
-)
-"""Beginning of the store's name, family of the vocabulary ("" for any), name of the corpus."""
 PUBLISHED = {
     ("BlockRecurrentTransformer",) * 2: ([], ["RecurrentCell"], ["ExternalMemory"]),
     ("TransformerXL",) * 2: ([], ["HiddenMemory"]),
@@ -61,7 +47,7 @@ BETWEEN_WINDOWS = {
     "CellMemory": "cell",
     "SlotMemory": "slots",
 }
-SIZES = read_rows("sizes")
+SIZES, CORPORA = read_rows("sizes"), read_rows("corpora")
 
 
 def flops_per_token(window: int, overlap: int = 0, layers: int = 12, width: int = 768) -> float:
@@ -78,7 +64,7 @@ class PaperPosition(SimpleNamespace):
 
     model: name of its class. corpus: as in the headings of tables, or the store's name.
     system: as in Table 1 of the Block-Recurrent paper, `Rec:fixed:skip`, `Slide:12L`, `XL:512`;
-        `Tr-XL`, `Baseline` (the same without recurrence), `MemTr`, `RMT`, `Tr-XL + RMT`; or `model`.
+        `Tr-XL`, `Baseline` (the same without recurrence), `MemTr`, `RMT`; or `model`.
     size: name of the published size with the same dimensions, or None.
     vocabulary: family and size, `PG19 SPM 32k`.
     memories: classes of memories that no paper combines so.
@@ -208,8 +194,8 @@ def _depth(settings):
 
 
 def _corpus(store, family):
-    known = (name for begin, of, name in CORPORA if store.startswith(begin) and of in ("", family))
-    return next(known, store)
+    rows = (row for row in CORPORA if store.startswith(row["store"]))
+    return next((row["corpus"] for row in rows if row["vocabulary"] in ("", family)), store)
 
 
 def _vocabulary(run, settings):

@@ -71,6 +71,7 @@ class Place(NamedTuple):
     row: SimpleNamespace | None
     rule: dict
     settings: Sequence[Sequence[SimpleNamespace]]
+    printed: set[str] = set()
 
 
 def position_of(settings):
@@ -87,13 +88,12 @@ def places(position):
         common = paper.settings.get("runs", ())
         for table in paper.tables:
             for row in table.rows:
-                columns = [q.where for q in table.quantities if q.is_printed]
-                columns = [
-                    where for where in columns if fits(position, table.where, row.where, where)
-                ]
+                columns = [q for q in table.quantities if q.is_printed]
+                cells = {row.cells[q.head].partition(" ")[0] for q in columns}
+                columns = [q for q in columns if fits(position, table.where, row.where, q.where)]
                 if table.settings and columns:
-                    rule = table.where | row.where | columns[0]
-                    found.append(Place(table.name, row, rule, (table.settings, common)))
+                    rule = table.where | row.where | columns[0].where
+                    found.append(Place(table.name, row, rule, (table.settings, common), cells))
         for plot in paper.plots:
             rules = [curve.where for curve in plot.curves] + [plot.rest]
             if rule := next((rule for rule in rules if fits(position, rule)), None):
@@ -114,7 +114,7 @@ def problems(settings, name="", tables=(), quoted=()):
     filled = [place for place in places(position) if not tables or place.name in tables]
     rows = [place for place in filled if place.row]
     if quoted and rows:
-        filled = [place for place in rows if printed(place.row) & set(quoted)]
+        filled = [place for place in rows if place.printed & set(quoted)]
     if not filled:
         filled = [
             Place(part, None, {}, [read_paper(paper).settings[group] for group in groups])
@@ -129,10 +129,6 @@ def problems(settings, name="", tables=(), quoted=()):
         lines = differences(run, position, expected, place.rule)
         found.append([f"{place.name}: {x}" for x in lines if not x.startswith(OF_A_FOLDER)])
     return min(found, key=len, default=["it fills no row and no curve"])
-
-
-def printed(row):
-    return {cell.partition(" ")[0] for cell in row.printed if cell}
 
 
 def settings_of(name, root=CONFIGS):

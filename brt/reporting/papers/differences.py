@@ -17,22 +17,17 @@ OF_RULES = {name: setting for name, (setting, _) in SETTINGS.items() if name != 
 OF_RULES |= {"window_length": "Trainer.segment_length", "vocabulary": "vocabulary"}
 """Settings that a rule fixes by an attribute of a `PaperPosition`."""
 
-NOT_COMPARED = (
-    # The system and the size of a position, which every row that is compared asks for.
-    *("Trainer.model:", "RecurrentCell.gate:", "RecurrentCell.arrangement:"),
-    *("BlockRecurrentTransformer.feedback:", "ExternalMemory.size:"),
-    *("RecurrentMemoryTransformer.num_memory:", "RecurrentMemoryTransformer.memory_at_end:"),
-    *("TransformerXL.cutoffs:", "TransformerXL.position_rows:"),
-    *("LSTM.cutoffs:", "QRNN.cutoffs:"),
-    # How a run is carried out, and what no number depends on.
-    *("Trainer.corpus:", "Trainer.seed:", "Trainer.mesh:", "Trainer.skip_nonfinite:"),
-    *("Trainer.log_every:", "Trainer.eval_every:", "Trainer.evaluation:", "Trainer.checkpoints:"),
-    *("Trainer.remat_segments:", "CheckpointPolicy."),
-    *("BlockRecurrentTransformer.remat:", "TransformerXL.remat:"),
-    "RecurrentMemoryTransformer.allow_long_memory:",
-    # Of the evaluation, which has a note of its own.
-    *("Evaluation.", "RecallScore.", "FreeRunning."),
-)
+OF_POSITION = """Trainer.model: RecurrentCell.gate: RecurrentCell.arrangement:
+BlockRecurrentTransformer.feedback: ExternalMemory.size: RecurrentMemoryTransformer.num_memory:
+RecurrentMemoryTransformer.memory_at_end: TransformerXL.cutoffs: TransformerXL.position_rows:
+LSTM.cutoffs: QRNN.cutoffs:"""
+"""The system and the size of a position, which every row that is compared asks for."""
+WITHOUT_EFFECT = """Trainer.corpus: Trainer.seed: Trainer.mesh: Trainer.skip_nonfinite:
+Trainer.log_every: Trainer.eval_every: Trainer.evaluation: Trainer.checkpoints:
+Trainer.remat_segments: CheckpointPolicy. BlockRecurrentTransformer.remat: TransformerXL.remat:
+RecurrentMemoryTransformer.allow_long_memory: Evaluation. RecallScore. FreeRunning."""
+"""How a run is carried out, and the evaluation, which has a note of its own."""
+NOT_COMPARED = (*OF_POSITION.split(), *WITHOUT_EFFECT.split())
 FOLDER = "Pretrained.folder"
 PATHS = (FOLDER, "Hyperpartisan.split_file")
 """Bindings that are compared by the last part of a path."""

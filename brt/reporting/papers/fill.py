@@ -1,6 +1,7 @@
 """Fills a paper's tables and figures with measured numbers."""
 
 import math
+import re
 from collections.abc import Iterable
 from types import SimpleNamespace
 
@@ -20,6 +21,8 @@ from brt.reporting.papers.differences import differences
 from brt.reporting.papers.reading import TIMES, Paper, Quantity, fits, published_settings
 from brt.reporting.step_times import StepTime
 
+PRINTED = object()
+"""In place of a corpus: the column of the paper's numbers."""
 FRONTIER_COLOUR = 6
 
 
@@ -45,36 +48,29 @@ def _of(table, row, groups):
 
 def _filled(table, groups, without_row, step_times):
     """Returns columns and rows; those of runs without a row in any table are last."""
-    of_rows = [(row, _of(table, row, groups)) for row in table.rows]
+    of_rows = [_of(table, row, groups) for row in table.rows]
+    placed = {id(group) for members in of_rows for group in members}
     rest = [g for g in without_row if any(_has(g, quantity) for quantity in table.quantities)]
-    placed = {id(group) for _, members in of_rows for group in members}
     shown = [group for group in groups if id(group) in placed] + rest
-    corpora = [_corpora(table, quantity, shown) for quantity in table.quantities]
-    columns = [Column("", label) for label in table.labels]
-    for quantity, of_quantity in zip(table.quantities, corpora):
-        columns += [Column(quantity.head, PUBLISHED)] * quantity.is_printed
-        for corpus in of_quantity:
+    heads, columns = [Column("", label) for label in table.labels], []
+    for quantity in table.quantities:
+        heads += [Column(quantity.head, PUBLISHED)] * quantity.is_printed
+        columns += [(quantity, PRINTED)] * quantity.is_printed
+        for corpus in _corpora(table, quantity, shown):
             head = quantity.head or corpus
-            columns.append(Column(head, "measured" if corpus in (None, head) else corpus))
-
-    def line(row, labels, members):
-        cells = [*map(Cell, labels)]
-        printed = iter(row.printed)
-        for quantity, of_quantity in zip(table.quantities, corpora):
-            cells += [published(next(printed))] if quantity.is_printed else []
-            cells += [_cell(table, row, quantity, c, members, step_times) for c in of_quantity]
-        return cells
-
+            heads.append(Column(head, "measured" if corpus in (None, head) else corpus))
+            columns.append((quantity, corpus))
     rows = []
-    for row, members in of_rows:
-        first, *labels = row.labels
+    for row, members in zip(table.rows, of_rows):
         for variant, same in _variants(members, table.quantities).items():
-            rows.append(line(row, [f"{first}, {variant}" if variant else first, *labels], same))
+            first = f"{row.labels[0]}, {variant}" if variant else row.labels[0]
+            cells = [_cell(table, row, *column, same, step_times) for column in columns]
+            rows.append([*map(Cell, (first, *row.labels[1:])), *cells])
     for group in rest:
-        nothing = [None] * sum(quantity.is_printed for quantity in table.quantities)
-        row = SimpleNamespace(printed=nothing, scalars={}, where={"system": group.position.system})
-        rows.append(line(row, _rest_labels(group, rest, table.rest), [group]))
-    return columns, rows
+        row = SimpleNamespace(cells={}, where={"system": group.position.system})
+        cells = [_cell(table, row, *column, [group], step_times) for column in columns]
+        rows.append([*map(Cell, _rest_labels(group, rest, table.rest)), *cells])
+    return heads, rows
 
 
 def _corpora(table, quantity, groups):
@@ -91,7 +87,9 @@ def _corpora(table, quantity, groups):
 
 
 def _cell(table, row, quantity, corpus, groups, step_times):
-    scalar = row.scalars.get(quantity.head, quantity.scalar)
+    if corpus is PRINTED:
+        return published(row.cells.get(quantity.head))
+    scalar = row.cells.get(f">{quantity.head}") or quantity.scalar
     if row.where is None or scalar == "–":
         return published(None)
     if scalar in TIMES:
@@ -100,7 +98,7 @@ def _cell(table, row, quantity, corpus, groups, step_times):
     for group in groups:
         if fits(group.position, quantity.where) and corpus in (None, group.position.corpus):
             cell = group.quantity(quantity._replace(scalar=scalar))
-            if row in table.rows and table.settings and cell.values and scalar not in PROPERTIES:
+            if row.cells and table.settings and cell.values and scalar not in PROPERTIES:
                 decided = table.where | row.where | quantity.where
                 return _compared(cell, group, table.settings, decided)
             return cell
@@ -109,9 +107,8 @@ def _cell(table, row, quantity, corpus, groups, step_times):
 
 def _compared(cell, group, settings, decided):
     expected = published_settings(settings, group.position)
-    lines = [x for run in group.runs for x in differences(run, group.position, expected, decided)]
-    if any(run.is_scaled for run in group.runs):
-        lines = [f"a model of {group.dimensions}", *lines]
+    lines = [f"a model of {group.dimensions}"] * any(run.is_scaled for run in group.runs)
+    lines += [x for run in group.runs for x in differences(run, group.position, expected, decided)]
     if not lines:
         return cell
     note = f"settings other than the published number's: {'; '.join(dict.fromkeys(lines))}"
@@ -156,38 +153,37 @@ def _rest_labels(group, rest, attributes):
 
 def _contrasts(table, filled: Table) -> Table:
     times = {quantity.head for quantity in table.quantities if quantity.scalar in TIMES}
-    at = [i for i, c in enumerate(filled.columns) if i >= len(table.labels) and c.group not in times]
+    columns = list(enumerate(filled.columns))[len(table.labels) :]
+    columns = [(i, column) for i, column in columns if column.group not in times]
     rows = {row[0].text: row for row in reversed(filled.rows)}
     lines = []
     for one in table.contrasts:
-        cells = [Cell(one.question), Cell(f"{one.row} − {one.other}")]
         row, other = rows.get(one.row), rows.get(one.other)
-        lines.append(cells + [_minus(row[i], other[i]) if row and other else Cell("–") for i in at])
+        cells = [_minus(row[i], other[i]) if row and other else Cell("–") for i, _ in columns]
+        lines.append([Cell(one.question), Cell(f"{one.row} − {one.other}"), *cells])
     return Table(
         f"{table.name}_differences",
         f"Differences within {table.title.split(':')[0]}",
         "The first row less the second: below zero the first is better.",
-        [Column("", "question"), Column("", "rows"), *(filled.columns[i] for i in at)],
+        [Column("", "question"), Column("", "rows"), *(column for _, column in columns)],
         lines,
     )
 
 
 def _minus(one: Cell, other: Cell) -> Cell:
-    if one.values and other.values:
-        difference = sum(one.values) / len(one.values) - sum(other.values) / len(other.values)
-        note = "; ".join(filter(None, dict.fromkeys((one.note, other.note))))
-        return Cell(_signed(difference, 3), (difference,), note)
-    try:
-        texts = [cell.text.split("±")[0].strip() for cell in (one, other)]
-        decimals = min(len(text.split(".")[1]) for text in texts)
-        return Cell(_signed(float(texts[0]) - float(texts[1]), decimals))
-    except (ValueError, IndexError):
-        return Cell(NOT_RUN if NOT_RUN in (one.text, other.text) else "–")
-
-
-def _signed(value, decimals):
-    text = f"{value:+.{decimals}f}".replace("-", "−")
-    return text if text.strip("+−0.") else text[1:]
+    if NOT_RUN in (one.text, other.text):
+        return Cell(NOT_RUN)
+    are_measured = bool(one.values and other.values)
+    texts = [cell.text.split("±")[0].strip() for cell in (one, other)]
+    if not are_measured and not all(re.fullmatch(r"\d+\.\d+", text) for text in texts):
+        return Cell("–")
+    first, second = (cell.values or [float(text)] for cell, text in zip((one, other), texts))
+    difference = sum(first) / len(first) - sum(second) / len(second)
+    decimals = 3 if are_measured else min(len(text.split(".")[1]) for text in texts)
+    text = f"{difference:+.{decimals}f}".replace("-", "−")
+    note = "; ".join(filter(None, dict.fromkeys((one.note, other.note))))
+    text = text if text.strip("+−0.") else text[1:]
+    return Cell(text, (difference,) * are_measured, note * are_measured)
 
 
 def paper_plots(paper: Paper, groups: list[Group]) -> list[Plot]:
@@ -196,7 +192,8 @@ def paper_plots(paper: Paper, groups: list[Group]) -> list[Plot]:
 
 
 def _plot(paper, plot, groups):
-    lines, drawn = [], {}  # points by source: the paper, and each corpus
+    lines: list[Line] = []
+    drawn: dict[str, list] = {}  # points by source: the paper, and each corpus
     for curve in plot.curves:
         sizes, right = curve.sizes or None, bool(curve.axis)
         name = f"{curve.name}, {plot.source}"
@@ -227,23 +224,18 @@ def _plot(paper, plot, groups):
         lines,
         log_x=bool(plot.log_x),
         second_label=plot.second_label,
-        y_range=tuple(map(float, plot.y_range.split())) or None,
+        y_range=plot.y_range,
     )
 
 
 def _other_systems(plot, groups):
     if plot.rest is None:
         return []
-    named = {curve.name for curve in plot.curves}
-    systems = (g.position.system for g in groups if fits(g.position, plot.rest))
+    first, named = vars(plot.curves[0]), {curve.name for curve in plot.curves}
+    systems = dict.fromkeys(g.position.system for g in groups if fits(g.position, plot.rest))
     return [
-        SimpleNamespace(
-            name=system,
-            where=plot.rest | {"system": system},
-            scalar=plot.curves[0].scalar,
-            axis="",
-        )
-        for system in dict.fromkeys(systems)
+        SimpleNamespace(**first | {"name": system, "where": plot.rest | {"system": system}})
+        for system in systems
         if system not in named
     ]
 

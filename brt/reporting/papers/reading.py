@@ -17,9 +17,10 @@
                    ones. `%NAME` is an attribute of the position, `%any` is not published. `own` in
                    a source: not published, and chosen in configs/
     sizes.csv      dimensions of the published models
-    papers.csv     titles
+    corpora.csv    corpora by the beginning of a store's name and the family of its vocabulary
+    papers.csv     titles, and rules for the runs that may fill a paper's tables
 
-A rule is `system=Rec:*|Feedback:*; size=162M`: attributes of a position, and patterns of its text.
+A rule, `where`, is `system=Rec:*|Feedback:*; size=162M`: attributes, and patterns of their texts.
 """
 
 import csv
@@ -81,12 +82,12 @@ class Paper(NamedTuple):
 
 
 def read_rows(name: str) -> list[dict[str, str]]:
+    return list(_reader(name))
+
+
+def _reader(name):
     text = resources.files(__package__).joinpath(f"{name}.csv").read_text(encoding="utf-8")
-    return list(csv.DictReader(text.splitlines()))
-
-
-def rule_of(text: str) -> dict[str, str]:
-    return dict(part.split("=", 1) for part in text.split("; ") if part)
+    return csv.DictReader(text.splitlines(), strict=True)
 
 
 def fits(position: Any, *rules: dict[str, str] | None) -> bool:
@@ -124,6 +125,7 @@ def read_paper(name: str) -> Paper:
         _read_table(table)
     for plot in plots:
         plot.rest = plot.where if plot.rest else None
+        plot.y_range = tuple(map(float, plot.y_range.split())) or None
         plot.curves = _of("curves", figure=plot.name)
         for curve in plot.curves:
             curve.where = plot.where | curve.where
@@ -133,44 +135,33 @@ def read_paper(name: str) -> Paper:
 
 
 def _of(file: str, **attributes: str) -> list[SimpleNamespace]:
-    """Returns the rows of a file with these values, the rule of each as `where`."""
-    rows = (row for row in read_rows(file) if attributes.items() <= row.items())
-    return [SimpleNamespace(**row, where=rule_of(row.get("rule", ""))) for row in rows]
+    rows = [row for row in read_rows(file) if attributes.items() <= row.items()]
+    return [SimpleNamespace(**row | {"where": _rule(row.get("where", ""))}) for row in rows]
 
 
-def _read_table(table: SimpleNamespace) -> None:
-    text = resources.files(__package__).joinpath(f"{table.name}.csv").read_text(encoding="utf-8")
-    heads, *lines = csv.reader(text.splitlines())
-    columns = [c for c in _of("columns") if table.name in c.tables.split()]
-    table.quantities = [
-        Quantity(
-            column.head,
-            column.scalar or "bits_per_token",
-            int(column.decimals) if column.decimals else None,
-            column.split or None,
-            column.of or "mean",
-            float(column.divisor or 1),
-            column.where,
-            column.head in heads,
-        )
-        for column in columns
-    ]
-    numbers = {column.head for column in columns}
+def _rule(text):
+    return dict(part.split("=", 1) for part in text.split("; ") if part)
+
+
+def _read_table(table):
+    reader = _reader(table.name)
+    heads = reader.fieldnames or []
+    columns = [row for row in read_rows("columns") if table.name in row.pop("tables").split()]
+    table.quantities = [_quantity(row, heads) for row in columns]
+    numbers = [quantity.head for quantity in table.quantities]
     table.labels = [head for head in heads if head not in numbers and head[0] not in "=>"]
     table.rest, table.contrasts = table.rest.split(), _of("contrasts", table=table.name)
     table.rows = []
-    for line in lines:
-        cells = dict(zip(heads, line, strict=True))
-        rule = {head[1:]: cell for head, cell in cells.items() if head[0] == "=" and cell}
-        printed = [cells[q.head] for q in table.quantities if q.is_printed]
-        table.rows.append(
-            SimpleNamespace(
-                labels=[cells[head] for head in table.labels],
-                printed=[None if cell == "–" else cell for cell in printed],
-                where=rule or None,
-                scalars={h[1:]: cell for h, cell in cells.items() if h[0] == ">" and cell},
-            )
-        )
+    for cells in reader:
+        labels = [cells[head] for head in table.labels]
+        where = {head[1:]: cell for head, cell in cells.items() if head[0] == "=" and cell}
+        table.rows.append(SimpleNamespace(labels=labels, cells=cells, where=where or None))
+
+
+def _quantity(row, heads):
+    types: dict[str, Any] = {"decimals": int, "divisor": float, "where": _rule}
+    given: dict[str, Any] = {name: types.get(name, str)(text) for name, text in row.items() if text}
+    return Quantity(**{"head": ""} | given, is_printed=row["head"] in heads)
 
 
 NAMES = tuple(row["paper"] for row in read_rows("papers"))
