@@ -117,7 +117,7 @@ setup(
     package_data={
         "brt": ["py.typed"],
         "brt.reporting": ["*.html", "page.css", "page.js"],
-        "brt.reporting.papers": ["*.toml"],
+        "brt.reporting.papers": ["*.csv"],
     },
     cmdclass={"build_py": BuildWithConfigs},
     entry_points={"console_scripts": ["brt = brt.__main__:main"]},

@@ -11,7 +11,7 @@ from brt.reporting.drawing.rounding import mean_and_spread
 from brt.reporting.drawing.table import NOT_EVALUATED, NOT_RUN, Cell, measured
 from brt.reporting.model_settings import model_setting
 from brt.reporting.paper_positions import PaperPosition, paper_position
-from brt.reporting.papers.form import Quantity
+from brt.reporting.papers.reading import Quantity
 from brt.reporting.runs import Run
 
 PROPERTIES = ("parameters", "all_parameters", "vocabulary_size")

@@ -10,7 +10,7 @@ from brt.reporting.drawing.plots import Line, Plot
 from brt.reporting.drawing.rounding import confidence_interval, rounded, rounded_up
 from brt.reporting.drawing.table import Cell, Column, Table
 from brt.reporting.paper_positions import paper_position
-from brt.reporting.papers.form import Quantity
+from brt.reporting.papers.reading import Quantity
 from brt.reporting.runs import Run
 from brt.reporting.sweep_folder import Entry, seed_of
 

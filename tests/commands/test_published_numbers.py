@@ -14,8 +14,7 @@ from published_checks import (
     settings_of,
 )
 
-from brt.reporting.papers.form import fits
-from brt.reporting.papers.reading import PAPERS
+from brt.reporting.papers.reading import PAPERS, fits
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)

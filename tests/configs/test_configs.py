@@ -16,8 +16,7 @@ from brt.models.counts import count_parameters
 from brt.models.transformer_xl.model import evaluation_memory
 from brt.pretrained.backbone import PretrainedBackbone
 from brt.reporting.gin_text import read_gin
-from brt.reporting.papers.form import published_settings
-from brt.reporting.papers.reading import read_paper
+from brt.reporting.papers.reading import published_settings, read_paper
 
 PUBLISHED = {  # millions of weights outside embeddings, computed from the published dimensions
     r"(pg19|systems)_(xl_\d+|slide_12l)": 151.0,

@@ -22,7 +22,7 @@ from brt.sweeps.entries import read_sweep
 from brt.sweeps.scales import SCALES
 
 ADDING_RECURRENCE = read_paper("adding_recurrence")
-FLOPS = {row.where["evaluation_overlap"]: float(row.labels[1])
+FLOPS = {int(row.where["evaluation_overlap"]): float(row.labels[1])
          for row in ADDING_RECURRENCE.table("arpt_table_2").rows}  # fmt: skip
 
 

@@ -38,15 +38,15 @@ def run_of(folder, table, row, **scalars):
     """A run with exactly what a row of the RMT paper asks for."""
     where = row.where
     lines = ["RecurrentMemoryTransformer.memory_at_end = False"] * (where["system"] == "MemTr")
-    depth = where["bptt_depth"] if "RMT" in where["system"] else None
+    depth = int(where["bptt_depth"]) if "RMT" in where["system"] else None
     return make_xl_run(
         folder,
         *lines,
         size=table.where["size"],
-        memory=where["memory"],
-        tokens=where["memory_tokens"],
-        segment=where["segment_length"],
-        steps=where.get("steps", 400_000),
+        memory=int(where["memory"]),
+        tokens=int(where["memory_tokens"]),
+        segment=int(where["segment_length"]),
+        steps=int(where.get("steps", 400_000)),
         depth=depth,
         evaluations={"test": scalars},
     )
@@ -56,9 +56,7 @@ def run_of(folder, table, row, **scalars):
 
 
 def test_seeds_have_a_spread_a_worst_and_a_peak_of_memory(tmp_path):
-    (row,) = (
-        r for r in TABLE_5.rows if r.labels[:3] == ("RMT BPTT-3", "10", "150")
-    )  # fmt: skip
+    (row,) = (r for r in TABLE_5.rows if r.labels[:3] == ["RMT BPTT-3", "10", "150"])
     runs = []
     for seed, perplexity in enumerate((25.0, 25.1, 25.204)):
         run = run_of(tmp_path / f"{seed}", TABLE_5, row, perplexity=perplexity)

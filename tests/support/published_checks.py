@@ -19,8 +19,7 @@ from brt.experiment import Experiment
 from brt.reporting.gin_text import read_gin, resolved
 from brt.reporting.paper_positions import paper_position
 from brt.reporting.papers.differences import differences
-from brt.reporting.papers.form import Row, Settings, fits, published_settings
-from brt.reporting.papers.reading import PAPERS, read_paper
+from brt.reporting.papers.reading import PAPERS, fits, published_settings, read_paper
 from brt.sweeps.entries import read_sweep
 from brt.sweeps.scales import SCALES
 from brt.training.settings import Trainer
@@ -69,9 +68,10 @@ class Place(NamedTuple):
     """A row of a table or a curve of a figure that an experiment fills."""
 
     name: str
-    row: Row | None
+    row: SimpleNamespace | None
     rule: dict
-    settings: Sequence[Sequence[Settings]]
+    settings: Sequence[Sequence[SimpleNamespace]]
+    printed: set[str] = set()
 
 
 def position_of(settings):
@@ -88,13 +88,12 @@ def places(position):
         common = paper.settings.get("runs", ())
         for table in paper.tables:
             for row in table.rows:
-                columns = [q.where for q in table.quantities if q.is_printed]
-                columns = [
-                    where for where in columns if fits(position, table.where, row.where, where)
-                ]
+                columns = [q for q in table.quantities if q.is_printed]
+                cells = {row.cells[q.head].partition(" ")[0] for q in columns}
+                columns = [q for q in columns if fits(position, table.where, row.where, q.where)]
                 if table.settings and columns:
-                    rule = table.where | row.where | columns[0]
-                    found.append(Place(table.name, row, rule, (table.settings, common)))
+                    rule = table.where | row.where | columns[0].where
+                    found.append(Place(table.name, row, rule, (table.settings, common), cells))
         for plot in paper.plots:
             rules = [curve.where for curve in plot.curves] + [plot.rest]
             if rule := next((rule for rule in rules if fits(position, rule)), None):
@@ -115,7 +114,7 @@ def problems(settings, name="", tables=(), quoted=()):
     filled = [place for place in places(position) if not tables or place.name in tables]
     rows = [place for place in filled if place.row]
     if quoted and rows:
-        filled = [place for place in rows if printed(place.row) & set(quoted)]
+        filled = [place for place in rows if place.printed & set(quoted)]
     if not filled:
         filled = [
             Place(part, None, {}, [read_paper(paper).settings[group] for group in groups])
@@ -130,10 +129,6 @@ def problems(settings, name="", tables=(), quoted=()):
         lines = differences(run, position, expected, place.rule)
         found.append([f"{place.name}: {x}" for x in lines if not x.startswith(OF_A_FOLDER)])
     return min(found, key=len, default=["it fills no row and no curve"])
-
-
-def printed(row):
-    return {cell.partition(" ")[0] for cell in row.printed if cell}
 
 
 def settings_of(name, root=CONFIGS):

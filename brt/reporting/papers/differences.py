@@ -9,42 +9,25 @@ from pathlib import PurePath
 from brt.bindings.registry import default
 from brt.reporting.gin_text import Reference, reachable
 from brt.reporting.model_settings import model_setting, owners
-from brt.reporting.paper_positions import PaperPosition
-from brt.reporting.papers.form import NOT_PUBLISHED
+from brt.reporting.paper_positions import SETTINGS, PaperPosition
+from brt.reporting.papers.reading import NOT_PUBLISHED
 from brt.reporting.runs import Run
 
-OF_RULES = {
-    "window": ("BlockRecurrentTransformer.window",),
-    "segment_length": ("Trainer.segment_length",),
-    "states": ("RecurrentCell.num_states",),
-    "gate_biases": ("RecurrentCell.gate_biases",),
-    "vocabulary": ("vocabulary",),
-    "memory": ("TransformerXL.memory_length",),
-    "segments": ("Trainer.segments_per_step",),
-    "loss": ("Trainer.loss",),
-    "encoding": ("TransformerXL.encoding",),
-    "memory_tokens": ("PretrainedReader.num_memory",),
-    "window_length": ("Trainer.segment_length",),
-    "overlap": ("PretrainedLanguageModel.overlap",),
-}
-"""Bindings that a rule fixes by an attribute of a `PaperPosition`."""
+OF_RULES = {name: setting for name, (setting, _) in SETTINGS.items() if name != "steps"}
+OF_RULES |= {"window_length": "Trainer.segment_length", "vocabulary": "vocabulary"}
+"""Settings that a rule fixes by an attribute of a `PaperPosition`."""
 
-NOT_COMPARED = (
-    # The system and the size of a position, which every row that is compared asks for.
-    *("Trainer.model:", "RecurrentCell.gate:", "RecurrentCell.arrangement:"),
-    *("BlockRecurrentTransformer.feedback:", "ExternalMemory.size:"),
-    *("RecurrentMemoryTransformer.num_memory:", "RecurrentMemoryTransformer.memory_at_end:"),
-    *("TransformerXL.cutoffs:", "TransformerXL.position_rows:"),
-    *("LSTM.cutoffs:", "QRNN.cutoffs:"),
-    # How a run is carried out, and what no number depends on.
-    *("Trainer.corpus:", "Trainer.seed:", "Trainer.mesh:", "Trainer.skip_nonfinite:"),
-    *("Trainer.log_every:", "Trainer.eval_every:", "Trainer.evaluation:", "Trainer.checkpoints:"),
-    *("Trainer.remat_segments:", "CheckpointPolicy."),
-    *("BlockRecurrentTransformer.remat:", "TransformerXL.remat:"),
-    "RecurrentMemoryTransformer.allow_long_memory:",
-    # Of the evaluation, which has a note of its own.
-    *("Evaluation.", "RecallScore.", "FreeRunning."),
-)
+OF_POSITION = """Trainer.model: RecurrentCell.gate: RecurrentCell.arrangement:
+BlockRecurrentTransformer.feedback: ExternalMemory.size: RecurrentMemoryTransformer.num_memory:
+RecurrentMemoryTransformer.memory_at_end: TransformerXL.cutoffs: TransformerXL.position_rows:
+LSTM.cutoffs: QRNN.cutoffs:"""
+"""The system and the size of a position, which every row that is compared asks for."""
+WITHOUT_EFFECT = """Trainer.corpus: Trainer.seed: Trainer.mesh: Trainer.skip_nonfinite:
+Trainer.log_every: Trainer.eval_every: Trainer.evaluation: Trainer.checkpoints:
+Trainer.remat_segments: CheckpointPolicy. BlockRecurrentTransformer.remat: TransformerXL.remat:
+RecurrentMemoryTransformer.allow_long_memory: Evaluation. RecallScore. FreeRunning."""
+"""How a run is carried out, and the evaluation, which has a note of its own."""
+NOT_COMPARED = (*OF_POSITION.split(), *WITHOUT_EFFECT.split())
 FOLDER = "Pretrained.folder"
 PATHS = (FOLDER, "Hyperpartisan.split_file")
 """Bindings that are compared by the last part of a path."""
@@ -74,7 +57,8 @@ def differences(
     skipped |= {name for name in settings if name.partition(".")[0].endswith("Vocabulary")}
     skipped |= {name for name in settings if name.endswith(".folder")} - {FOLDER}
     skipped -= published.keys()
-    skipped |= {name for attribute in decided for name in OF_RULES.get(attribute, ())}
+    fixed = {OF_RULES[attribute] for attribute in decided if attribute in OF_RULES}
+    skipped |= {name for name in {*published, *settings} if {name, name.rpartition(".")[2]} & fixed}
     phrases = []
     for name in dict.fromkeys([*CHOSEN, *published, *settings]):
         free = f"{name}:".startswith(NOT_COMPARED) or "/" in name

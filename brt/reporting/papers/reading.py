@@ -1,256 +1,168 @@
-"""Reader of the papers' tables and figures, one TOML file each.
+"""Reader of the papers' tables and figures, which are CSV files in this folder.
 
-Tables and figures have the attributes of `PaperTable` and `PaperPlot`, with these abbreviations:
+    NAME.csv       a published table as printed: labels, numbers, then the attributes of a
+                   `PaperPosition` that the runs of a row have (`=system`; a row without any has no
+                   runs), and scalars of a row in place of its columns' (`>best`, `–` for none)
+    tables.csv     of each table its title and caption, a rule for all rows, the groups of
+                   settings.csv behind its numbers, and `rest`: the labels of runs that have no row
+                   in any table, "" in a table without such runs
+    columns.csv    the columns of numbers, as in `Quantity`; those that NAME.csv lacks are measured
+                   only
+    contrasts.csv  questions that the difference of two rows answers
+    figures.csv    of each figure its axes. x, size, order: attributes of a `Group` or of its
+                   position: the x of a point, the size of its mark, the order of the points of a
+                   curve. rest: whether runs of systems without a curve get one
+    curves.csv     the published points of each curve, and the rule for its measured ones
+    settings.csv   gin bindings behind published numbers; later ones of a group replace earlier
+                   ones. `%NAME` is an attribute of the position, `%any` is not published. `own` in
+                   a source: not published, and chosen in configs/
+    sizes.csv      dimensions of the published models
+    corpora.csv    corpora by the beginning of a store's name and the family of its vocabulary
+    papers.csv     titles, and rules for the runs that may fill a paper's tables
 
-    like                        name of a table or figure above, whose attributes count where this
-                                one has none
-    {NAME} in a caption         the text of that name in [text]
-    columns                     `Quantity`s, or names of [columns], which are their headings
-    "none" in a rule            None; an array in a rule is a set of values
-    rows                        a line each: labels, printed numbers, then the attributes of `rule`;
-                                a row without the last has no runs
-    rule_of_labels              attributes of every row's rule that are the text of a label
-    rows_of                     rows taken from another table: those whose first labels `rows`
-                                lists, or that meet `where`; `labels` and `printed` name their cells
-    points                      of a figure: the table and the columns that its points are from
-    rest = true                 of a figure: the rule `where`
-
-[settings.GROUP."SOURCE"] are `Settings`: `when`, `last`, and an inline table of gin bindings for
-each class, with `@NAME` for a reference, `%NAME` for an attribute of the run's position and `%any`
-for a value that is not published. `rows` has a line of attributes and bindings instead, then a line
-of values for each `Settings`. Later settings of a group replace earlier ones. `own` in a source:
-not published, and chosen in configs/.
+A rule, `where`, is `system=Rec:*|Feedback:*; size=162M`: attributes, and patterns of their texts.
 """
 
+import csv
 import functools
-import re
-import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
 from importlib import resources
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
-from brt.reporting.gin_text import Reference, read_gin
-from brt.reporting.papers.form import (
-    Curve,
-    Paper,
-    PaperPlot,
-    PaperTable,
-    Quantity,
-    Row,
-    Settings,
-    Size,
-    number,
-)
+import gin
 
-NAMES = ("block_recurrent", "transformer_xl", "recurrent_memory", "adding_recurrence")
+from brt.reporting.gin_text import read_gin
+
+TIMES = "step_time", "evaluation_speed"
+"""Scalars of `brt.benchmark`, by system; the others are those of runs."""
+NOT_PUBLISHED = gin.REQUIRED
+"""An unpublished value of a binding, which equals every value."""
+
+
+class Quantity(NamedTuple):
+    """A column of printed numbers and of the measured numbers compared with them.
+
+    Without a corpus in its rule or the table's, it has a measured column for each corpus.
+
+    scalar: name in evaluation_<split>.json; one of `TIMES`; `parameters`; `perf/peak_bytes` and the
+        like for the greatest value in metrics.jsonl; `studies/STUDY/NUMBER`, or
+        `studies/STUDY/at/X` for the y of a study's only series at x.
+    decimals: of measured numbers; None for three significant digits.
+    split: of the evaluation; None for the one that tables report.
+    of: statistic over seeds: `mean`, with its error bar, `spread`, `worst`, `count`.
+    """
+
+    head: str
+    scalar: str = "bits_per_token"
+    decimals: int | None = None
+    split: str | None = None
+    of: str = "mean"
+    divisor: float = 1
+    where: dict[str, str] = {}
+    is_printed: bool = True
+
+
+class Paper(NamedTuple):
+    """A paper's tables and figures, in its own order, and its settings by group.
+
+    where: rule for the runs that may fill it.
+    """
+
+    name: str
+    title: str
+    where: dict[str, str]
+    tables: list[SimpleNamespace]
+    plots: list[SimpleNamespace]
+    settings: dict[str, list[SimpleNamespace]]
+
+    def table(self, name: str) -> SimpleNamespace:
+        return next(table for table in self.tables if table.name == name)
+
+
+def read_rows(name: str) -> list[dict[str, str]]:
+    return list(_reader(name))
+
+
+def _reader(name):
+    text = resources.files(__package__).joinpath(f"{name}.csv").read_text(encoding="utf-8")
+    return csv.DictReader(text.splitlines(), strict=True)
+
+
+def fits(position: Any, *rules: dict[str, str] | None) -> bool:
+    """Returns whether a `PaperPosition` meets all rules; None is a rule that no run meets."""
+    return None not in rules and all(
+        any(fnmatchcase(str(getattr(position, name)), one) for one in allowed.split("|"))
+        for rule in rules
+        for name, allowed in (rule or {}).items()
+    )
+
+
+def published_settings(settings: Iterable[SimpleNamespace], position: Any) -> dict[str, Any]:
+    """Returns the bindings behind the number of a `PaperPosition`."""
+    bindings: dict[str, Any] = {}
+    for part in settings:
+        if fits(position, part.where):
+            for name, value in part.bind.items():
+                if str(value).startswith("%"):
+                    value = NOT_PUBLISHED if value == "%any" else getattr(position, value[1:])
+                bindings[name] = value
+    return bindings
 
 
 @functools.cache
 def read_paper(name: str) -> Paper:
-    content = tomllib.loads(toml_text(name))
-    settings = {group: _settings(parts) for group, parts in content["settings"].items()}
-    raw_tables = _with_names(content["table"])
-    tables: dict[str, PaperTable] = {}
-    for raw in sorted(raw_tables, key=lambda raw: "rows_of" in raw):
-        tables[raw["name"]] = _table(raw, content, settings, tables)
-    plots = _with_names(content.get("plot", {}))
-    return Paper(
-        name,
-        content["title"],
-        tuple(tables[raw["name"]] for raw in raw_tables),
-        tuple(_plot(raw, content, settings, tables) for raw in plots),
-        _rule(content.get("where", {})),
-        tuple(Size(name, *map(int, rest)) for name, *rest in _lines(content.get("sizes", ""))),
-        settings,
-    )
+    (paper,) = _of("papers", paper=name)
+    settings: dict[str, list[SimpleNamespace]] = {}
+    for part in _of("settings", paper=name):
+        part.bind = read_gin(part.bindings.replace("; ", "\n"))
+        settings.setdefault(part.group, []).append(part)
+    tables, plots = (_of(kind, paper=name) for kind in ("tables", "figures"))
+    for item in [*tables, *plots]:
+        item.settings = [part for group in item.settings.split() for part in settings[group]]
+    for table in tables:
+        _read_table(table)
+    for plot in plots:
+        plot.rest = plot.where if plot.rest else None
+        plot.y_range = tuple(map(float, plot.y_range.split())) or None
+        plot.curves = _of("curves", figure=plot.name)
+        for curve in plot.curves:
+            curve.where = plot.where | curve.where
+            for column in ("x", "y", "sizes"):
+                setattr(curve, column, [float(number) for number in getattr(curve, column).split()])
+    return Paper(name, paper.title, paper.where, tables, plots, settings)
 
 
-def toml_text(name: str) -> str:
-    return resources.files(__package__).joinpath(f"{name}.toml").read_text(encoding="utf-8")
+def _of(file: str, **attributes: str) -> list[SimpleNamespace]:
+    rows = [row for row in read_rows(file) if attributes.items() <= row.items()]
+    return [SimpleNamespace(**row | {"where": _rule(row.get("where", ""))}) for row in rows]
 
 
-def _with_names(entries: dict[str, dict]) -> list[dict]:
-    taken = ("like", "rows_of", "rows", "contrasts", "scalars", "rest")
-    named = []
-    for name, raw in entries.items():
-        base = entries[raw["like"]] if "like" in raw else {}
-        if "curves" not in raw:  # rows of its own
-            base = {key: value for key, value in base.items() if key not in taken}
-        named.append({**base, **raw, "name": name})
-    return named
+def _rule(text):
+    return dict(part.split("=", 1) for part in text.split("; ") if part)
 
 
-def _lines(text: str) -> Iterator[list[str]]:
-    for line in text.split("\n"):
-        if line:
-            yield [cell.strip() for cell in line.split(" |")]
+def _read_table(table):
+    reader = _reader(table.name)
+    heads = reader.fieldnames or []
+    columns = [row for row in read_rows("columns") if table.name in row.pop("tables").split()]
+    table.quantities = [_quantity(row, heads) for row in columns]
+    numbers = [quantity.head for quantity in table.quantities]
+    table.labels = [head for head in heads if head not in numbers and head[0] not in "=>"]
+    table.rest, table.contrasts = table.rest.split(), _of("contrasts", table=table.name)
+    table.rows = []
+    for cells in reader:
+        labels = [cells[head] for head in table.labels]
+        where = {head[1:]: cell for head, cell in cells.items() if head[0] == "=" and cell}
+        table.rows.append(SimpleNamespace(labels=labels, cells=cells, where=where or None))
 
 
-def _caption(text, content):
-    for name, sentence in content["text"].items():
-        text = text.replace(f"{{{name}}}", sentence)
-    return " ".join(text.split())
+def _quantity(row, heads):
+    types: dict[str, Any] = {"decimals": int, "divisor": float, "where": _rule}
+    given: dict[str, Any] = {name: types.get(name, str)(text) for name, text in row.items() if text}
+    return Quantity(**{"head": ""} | given, is_printed=row["head"] in heads)
 
 
-def _rule(raw: dict[str, Any]) -> dict[str, Any]:
-    return {name: _allowed(value) for name, value in raw.items()}
-
-
-def _allowed(value):
-    if isinstance(value, list):
-        return set(map(_allowed, value))
-    return None if value == "none" else value
-
-
-def _cell_value(cell: str) -> Any:
-    if ", " in cell:
-        return set(map(_cell_value, cell.split(", ")))
-    if re.fullmatch(r"[\d.]+", cell):
-        return float(cell) if "." in cell else int(cell)
-    return _allowed(cell)
-
-
-def _settings(parts) -> tuple[Settings, ...]:
-    settings = []
-    for source, part in parts.items():
-        when, last = _rule(part.pop("when", {})), part.pop("last", False)
-        heads, *rows = _lines(part.pop("rows", "")) if "rows" in part else [[]]
-        for row in rows:
-            cells = {head: cell for head, cell in zip(heads, row, strict=True) if cell}
-            rule = {head: _cell_value(cell) for head, cell in cells.items() if "." not in head}
-            text = "\n".join(f"{h} = {c}" for h, c in cells.items() if "." in h)
-            settings.append(Settings(when | rule, read_gin(text), source, last))
-        if part:
-            settings.append(Settings(when, dict(_bindings(part)), source, last))
-    return tuple(settings)
-
-
-def _bindings(part: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    for owner, values in part.items():
-        if isinstance(values, dict):
-            yield from ((f"{owner}.{name}", _gin_value(v)) for name, v in values.items())
-        else:
-            yield owner, values
-
-
-def _gin_value(value):
-    if isinstance(value, list):
-        return tuple(map(_gin_value, value))
-    if isinstance(value, str) and value.startswith(("@", "%")):
-        return Reference(value)
-    return None if value == "none" else value
-
-
-def _table(raw, content, settings, tables) -> PaperTable:
-    shared = content.get("columns", {})
-    columns = ({"head": c, **shared[c]} if isinstance(c, str) else c for c in raw["columns"])
-    quantities = tuple(Quantity(**c | {"where": _rule(c.get("where", {}))}) for c in columns)
-    rows = _taken_rows(raw, tables) if "rows_of" in raw else _rows(raw, quantities)
-    return PaperTable(
-        raw["name"],
-        raw["title"],
-        _caption(raw["caption"], content),
-        tuple(raw["labels"]),
-        quantities,
-        rows,
-        _rule(raw.get("where", {})),
-        tuple(raw["rest"]) if "rest" in raw else None,
-        tuple(map(tuple, raw.get("contrasts", ()))),
-        _caption(raw.get("of_contrasts", ""), content),
-        _of_groups(raw, settings),
-    )
-
-
-def _of_groups(raw, settings) -> tuple[Settings, ...]:
-    return tuple(part for group in raw.get("settings", ()) for part in settings[group])
-
-
-def _rows(raw, quantities) -> tuple[Row, ...]:
-    heads, of_labels, rule = raw["labels"], raw.get("rule_of_labels", {}), raw.get("rule", [])
-    printed = sum(quantity.is_printed for quantity in quantities)
-    rows = []
-    for cells in _lines(raw.get("rows", "")):
-        labels, rest = tuple(cells[: len(heads)]), cells[len(heads) :]
-        numbers = tuple(None if cell == "–" else cell for cell in rest[:printed])
-        attributes = rest[printed:]
-        where = None
-        if attributes or (of_labels and not rule):
-            by_label = dict(zip(heads, labels))
-            where = {name: _cell_value(by_label[head]) for name, head in of_labels.items()}
-            where |= {name: _cell_value(cell) for name, cell in zip(rule, attributes) if cell}
-        scalars = raw.get("scalars", {}).get(labels[0], {})
-        rows.append(Row(labels, numbers, where, {h: name or None for h, name in scalars.items()}))
-    return tuple(rows)
-
-
-def _taken_rows(raw, tables) -> tuple[Row, ...]:
-    source, of = tables[raw["rows_of"]["table"]], raw["rows_of"]
-    if "rows" in raw:
-        by_labels = {row.labels[:3]: row for row in source.rows}
-        return tuple(by_labels[tuple(labels)] for labels in _lines(raw["rows"]))
-    rows = [row for row in source.rows if row.where and _overlap(of["where"], row.where)]
-    return tuple(
-        Row(
-            tuple(_cell(source, row, name) for name in of["labels"]),
-            tuple(_cell(source, row, name) for name in of["printed"]),
-            row.where,
-        )
-        for row in rows
-    )
-
-
-def _cell(table: PaperTable, row: Row, name: str) -> Any:
-    """Returns a label, a printed number, its deviation (`± HEAD`), or an attribute of the rule."""
-    if name in table.labels:
-        return row.labels[table.labels.index(name)]
-    if row.where and name in row.where:
-        return str(row.where[name])
-    heads = [quantity.head for quantity in table.quantities if quantity.is_printed]
-    printed = row.printed[heads.index(name.removeprefix("± "))]
-    if name.startswith("± "):
-        return (printed or "").partition(" ± ")[2] or None
-    return printed
-
-
-def _overlap(rule: dict, other: dict) -> bool:
-    def values(value):
-        return value if isinstance(value, set) else {value}
-
-    return all(values(rule[name]) & values(other[name]) for name in rule.keys() & other.keys())
-
-
-def _plot(raw, content, settings, tables) -> PaperPlot:
-    common, scalar = _rule(raw.pop("where", {})), raw.pop("scalar", "bits_per_token")
-    points, entries = raw.pop("points", None), raw.pop("curves")
-    curves = []
-    for curve in entries:
-        where = common | _rule(curve.get("where", {}))
-        if points:
-            curve = curve | _points(points | {"y": curve.get("y", points.get("y"))}, where, tables)
-        columns = {name: tuple(curve[name]) for name in ("x", "y", "sizes") if name in curve}
-        curves.append(Curve(**{"scalar": scalar} | curve | columns | {"where": where}))
-    raw |= {"caption": _caption(raw["caption"], content), "settings": _of_groups(raw, settings)}
-    raw["rest"] = common if raw.get("rest") else None
-    if "y_range" in raw:
-        raw["y_range"] = tuple(raw["y_range"])
-    raw.pop("like", None)
-    return PaperPlot(curves=tuple(curves), **raw)
-
-
-def _points(points, where, tables) -> dict[str, list]:
-    """Returns the points of a curve: those of a table's rows that its rule allows, in order."""
-    table = tables[points["table"]]
-    chosen = set()
-    for row in table.rows:
-        labels = dict(zip(table.labels, row.labels))
-        if row.where is None or not _overlap(where, table.where | row.where):
-            continue
-        if points.get("labels", {}).items() <= labels.items():
-            x = number(_cell(table, row, points["x"])) / points.get("divisor", 1)
-            size = number(_cell(table, row, points["sizes"])) if "sizes" in points else 0
-            chosen.add((x, _cell(table, row, points["y"]), size))
-    x, y, sizes = map(list, zip(*sorted(chosen)))
-    return {"x": x, "y": y} | ({"sizes": sizes} if "sizes" in points else {})
-
-
+NAMES = tuple(row["paper"] for row in read_rows("papers"))
 PAPERS = tuple(map(read_paper, NAMES))
