@@ -156,8 +156,8 @@ class CompressiveMemory(HiddenMemory):
     ) -> jax.Array:
         """Returns the mean squared difference between attention to inputs and to their compression.
 
-        Gradients reach `new_BLD` only. The last `old_B` of the inputs `old_BOD` are filled; batch
-        elements without any do not count. Source: Rae et al. 2019, algorithm 2.
+        Gradients reach `new_BLD` only. The last `old_B` of the inputs `old_BOD` are filled; the
+        error of batch elements without any is 0. Source: Rae et al. 2019, algorithm 2.
         """
         filled_BO = last_filled(old_B, old_BOD.shape[1])
         filled_BL = last_filled(old_B // self.rate, new_BLD.shape[1])
@@ -166,8 +166,7 @@ class CompressiveMemory(HiddenMemory):
         error_B = jnp.square(at_least_float32(expected) - at_least_float32(compressed)).mean(
             axis=(1, 2, 3)
         )
-        counts_B = (old_B > 0).astype(error_B.dtype)
-        return (error_B * counts_B).sum() / jnp.maximum(counts_B.sum(), 1)
+        return jnp.mean(jnp.where(old_B > 0, error_B, 0))
 
     def flops_per_segment(self, positions: int) -> float:
         """Counts a convolution, and the attention to T inputs and to T / c vectors of its loss."""
