@@ -1,4 +1,4 @@
-"""The figure of improvements against training time."""
+"""The figure of improvements by training time."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -13,7 +13,7 @@ from brt.storage.csv_text import csv_text
 
 
 class TimePlot(NamedTuple):
-    """Improvements against training time, without lines: nothing was run between the points.
+    """Improvements in the order of training time, which each row names.
 
     points: memory, label, relative time, mean and half of its interval, values of all seeds.
     """
@@ -31,22 +31,16 @@ class TimePlot(NamedTuple):
         figure = new_figure(height=3.8)
         axes = figure.add_subplot()
         memories = list(dict.fromkeys(point[0] for point in self.points))
-        for number, memory in enumerate(memories):
-            own = [point for point in self.points if point[0] == memory]
-            times, means, halves = zip(*(point[2:5] for point in own))
-            axes.errorbar(times, means, yerr=halves, fmt="o", capsize=3, label=memory,
-                          color=COLOURS[number])  # fmt: skip
-            for _, label, time, mean, half, values in own:
-                axes.plot([time] * len(values), values, ".", markersize=4, color=foreground,
-                          alpha=0.5, zorder=3)  # fmt: skip
-                end, side, away = (mean + half, "bottom", 6) if number else (mean - half, "top", -6)
-                axes.annotate(label, (time, end), (0, away), textcoords="offset points", va=side,
-                              fontsize=9, color=COLOURS[number], ha="center")  # fmt: skip
-        axes.axhline(0, color=foreground, linewidth=1.2, linestyle="--", zorder=0)
-        axes.set_xlabel("training time, relative to that of the dashed line")
-        axes.set_ylabel("improvement, bits per byte")
-        axes.grid(axis="y", color=foreground, alpha=0.12, linewidth=0.6)
-        figure.legend(loc="outside upper left", ncols=len(memories), fontsize=9)
+        points = sorted(self.points, key=lambda point: -point[2])
+        for place, (memory, _, _, mean, half, values) in enumerate(points):
+            colour = COLOURS[memories.index(memory)]
+            axes.errorbar(mean, place, xerr=half, fmt="o", capsize=3, color=colour)
+            axes.plot(values, [place - 0.3] * len(values), ".", markersize=4, color=colour)
+        axes.axvline(0, color=foreground, linewidth=1.2, linestyle="--", zorder=0)
+        axes.set_yticks(range(len(points)), [f"{memory}, {label}: {time:.2f}"
+                                             for memory, label, time, *_ in points])  # fmt: skip
+        axes.set_xlabel("improvement, bits per byte")
+        axes.grid(axis="x", color=foreground, alpha=0.12, linewidth=0.6)
         return figure
 
 
