@@ -37,14 +37,17 @@ class Watched:
         return batch
 
 
+def store_for(kind, store_of):
+    """A store that a stream of this kind can read."""
+    marks = dict(labelled=kind == "labelled", weighted=kind == "questions")
+    return store_of(lengths_for(kind), **marks)
+
+
 @needs_eight
 @pytest.mark.parametrize("mesh_shape", [(1, 1), (8, 1), (2, 4), (4, 2)])
 @pytest.mark.parametrize("kind", STREAMS)
 def test_every_row_is_read_once_and_the_checksum_is_that_of_the_batches(store_of, kind, mesh_shape):
-    mesh, plain = (
-        mesh_of(*mesh_shape),
-        training_stream(kind, store_of(lengths_for(kind), labelled=kind == "labelled"), 8, W, 2, 1),
-    )
+    mesh, plain = mesh_of(*mesh_shape), training_stream(kind, store_for(kind, store_of), 8, W, 2, 1)
     stream = Watched(plain)
     prefetch = Prefetch(stream, mesh, start=3, stop=9, keeps_checksum=True)
     expected = 0
@@ -63,7 +66,7 @@ def test_every_row_is_read_once_and_the_checksum_is_that_of_the_batches(store_of
 
 @pytest.mark.parametrize("kind", STREAMS)
 def test_a_pass_can_be_read_too(store_of, kind):
-    reader = evaluation_pass(kind, store_of(lengths_for(kind), labelled=kind == "labelled"), 8, W)
+    reader = evaluation_pass(kind, store_for(kind, store_of), 8, W)
     batch = device_batch(reader, mesh_of(1, 1), 1)
     for found, array in zip(batch, reader.batch(1), strict=True):
         np.testing.assert_array_equal(found, array)
