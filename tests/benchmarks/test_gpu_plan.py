@@ -171,8 +171,8 @@ TRAFFIC = {
     "cublas": 4 * (10 * 64 + 1000 * 64 + 10 * 1000),
     "transpose": 4 * 2 * 1000 * 64,
 }
-"""Bytes by hand: a slice of a stack counts and not the stack; a workspace does not count, nor what
-a kernel states that XLA repeats at another operation."""
+"""Bytes, counted manually: a slice of a stack counts and not the stack; a workspace does not count,
+nor what a kernel states that XLA repeats at another operation."""
 
 
 @pytest.fixture(scope="module")

@@ -57,16 +57,16 @@ class CachedStates(TokenMemory):
 
     Args:
         memory: a layer of `delta_layers`, with its convolution, output norm and gate.
-        most: states that are kept beside the current one.
+        most: states that are kept, without the current one.
         every: windows of a segment.
-        kept: "last": the state goes on, and the last `most` copies of it are kept; "merged": every
+        kept: "last": the state continues, and the last `most` copies are kept; "merged": every
             segment begins with an empty state, and state n of `most` is the sum of 2^n segments, as
             in a Fenwick tree, the last of all before them.
         chosen: kept states that a head reads, those with the largest gates; 0: all.
 
     Source: Memory Caching, Behrouz et al. 2026, arXiv:2602.24281: the gated residual memory, which
     for matrices is the soup too, and the sparse choice (`chosen`). "merged" after log-linear
-    attention, Guo et al. 2025, arXiv:2506.04761. docs/reproduction.md says what differs.
+    attention, Guo et al. 2025, arXiv:2506.04761. docs/reproduction.md lists the differences.
     """
 
     name = "cached_states"

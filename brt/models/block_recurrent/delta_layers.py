@@ -13,7 +13,12 @@ from jax.typing import DTypeLike
 
 from brt.checks import configurable
 from brt.models.block_recurrent.associative_memory import features
-from brt.models.block_recurrent.gated_delta import blocks_first, blocks_joined, delta_rule
+from brt.models.block_recurrent.gated_delta import (
+    blocks_first,
+    blocks_joined,
+    decays_and_steps,
+    delta_rule,
+)
 from brt.models.block_recurrent.kimi_delta import (
     channel_decays,
     decay_biases,
@@ -211,11 +216,7 @@ class GatedDeltaLayer(ConvolvedMemory):
     def rule(
         self, matrix_BHKK: jax.Array, heads: Heads, x_BTD: jax.Array, real_BT: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
-        step_BTH = jax.nn.sigmoid(at_least_float32(x_BTD @ self.step_DH[...].astype(x_BTD.dtype)))
-        decay_step = (
-            jnp.where(jnp.expand_dims(real_BT, tuple(range(2, x.ndim))), x, 0)
-            for x in (self.log_decays(x_BTD), step_BTH)
-        )
+        decay_step = decays_and_steps(self.log_decays(x_BTD), x_BTD, self.step_DH[...], real_BT)
         return delta_rule(matrix_BHKK, (*heads, *decay_step), self.block)
 
     def gate(self, x_BTD: jax.Array) -> jax.Array:

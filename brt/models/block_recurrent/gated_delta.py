@@ -68,14 +68,10 @@ class GatedDeltaMemory(TokenMemory):
     ) -> tuple[jax.Array, DeltaCache, Metrics]:
         """Runs `delta_rule` on any number of tokens, also one."""
         x_BTD = tokens.inputs_BTD
-        step_BTH = jax.nn.sigmoid(at_least_float32(x_BTD @ self.step_DH[...].astype(x_BTD.dtype)))
         q_BTHK, k_BTHK = tokens.queries_BTHK, tokens.keys_BTHK
         if not self.sizes.qk_norm:
             q_BTHK, k_BTHK = unit_heads(q_BTHK), unit_heads(k_BTHK)
-        decay_step = (
-            jnp.where(jnp.expand_dims(real_BT, tuple(range(2, x.ndim))), x, 0)
-            for x in (self.log_decays(x_BTD), step_BTH)
-        )
+        decay_step = decays_and_steps(self.log_decays(x_BTD), x_BTD, self.step_DH[...], real_BT)
         inputs = (*map(at_least_float32, (q_BTHK, k_BTHK, tokens.values_BTHK)), *decay_step)
         matrix_BHKK, memory_BTHK = delta_rule(cache.matrix_BHKK, inputs, self.window)
         mixed_BTHK, metrics = mix_with_attention(self.mix_H[...], attended_BTHK, memory_BTHK)
@@ -114,6 +110,16 @@ class Block(NamedTuple):
     inverse_BHWJ: jax.Array
     scores_BHWJ: jax.Array
     kept_BHC: jax.Array
+
+
+def decays_and_steps(
+    log_decay: jax.Array, x_BTD: jax.Array, step_DH: jax.Array, real_BT: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Returns the logarithms of decays, and the steps sigmoid(W x), (B, T, H); 0 for padding."""
+    step_BTH = jax.nn.sigmoid(at_least_float32(x_BTD @ step_DH.astype(x_BTD.dtype)))
+    real_BT1 = real_BT[..., None]
+    real = real_BT1 if log_decay.ndim == 3 else real_BT1[..., None]
+    return jnp.where(real, log_decay, 0), jnp.where(real_BT1, step_BTH, 0)
 
 
 def delta_rule(
