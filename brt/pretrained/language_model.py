@@ -88,6 +88,8 @@ class PretrainedLanguageModel(WithMemories, DecoderModel):
             )
         model = nnx.merge(*nnx.split(self))
         model.segment_length = model.tokens_of_window = length
+        for memory in model.memories:
+            memory.for_windows(length + self.overlap)
         return model
 
     def for_memory_tokens(self, layout: MemoryLayout) -> Self:

@@ -39,14 +39,17 @@ def counted(segments, most):
 class CachedStates:
     """The memory of one layer, around one of `delta_layers_numpy.KINDS`."""
 
+    sees_inputs = True
+
     def __init__(self, module, num_heads, kind, most, merged, length, chosen):
         self.u_DA, self.H = module["gate_queries_DA"], num_heads
         self.inner = delta_layers_numpy.KINDS[kind](module["memory"], num_heads)
         self.most, self.merged, self.length, self.chosen = most, merged, length, chosen
 
-    def begin(self, head_size):
+    def begin(self):
         """The current segment, all segments before it, and projections of all tokens."""
-        return Segment(np.zeros((self.H, head_size, head_size)), []), [], ([], [], [])
+        K = self.u_DA.shape[1] // self.H
+        return Segment(np.zeros((self.H, K, K)), []), [], ([], [], [])
 
     def token(self, state, x_D):
         current, before, inputs = state
@@ -81,4 +84,4 @@ class CachedStatesReader(delta_layers_numpy.DeltaLayersReader):
         return CachedStates(layer["cached_states"], self.settings.num_heads, *self.options)
 
     def begin_layer(self, layer):
-        return self.module(layer).begin(self.settings.head_size)
+        return self.module(layer).begin()

@@ -11,10 +11,19 @@ import numpy as np
 from architecture import Architecture
 
 from brt.models.block_recurrent.associative_memory import AssociativeMemory
+from brt.models.block_recurrent.cached_states import CachedStates
 from brt.models.block_recurrent.cell import RecurrentCell
+from brt.models.block_recurrent.delta_layers import (
+    GatedDeltaLayer,
+    KimiDeltaLayer,
+    LinearAttentionLayer,
+)
 from brt.models.block_recurrent.external_memory import ExternalMemory
 from brt.models.block_recurrent.gated_delta import GatedDeltaMemory
+from brt.models.block_recurrent.kimi_delta import KimiDeltaMemory
+from brt.models.block_recurrent.lact import LactMemory
 from brt.models.block_recurrent.model import BlockRecurrentTransformer
+from brt.models.block_recurrent.titans import TitansMemory
 from brt.models.melodi.model import Melodi
 from brt.models.memory_tokens.associative import AssociativeRecurrentMemoryTransformer
 from brt.models.memory_tokens.model import RecurrentMemoryTransformer
@@ -24,6 +33,9 @@ from brt.models.transformer_xl.model import TransformerXL
 
 PRIMES = (7, 11, 13, 17, 23, 31, 53, 97, 127)
 LAYER_MEMORIES = (RecurrentCell, ExternalMemory, AssociativeMemory, GatedDeltaMemory)
+DELTA_LAYERS = (GatedDeltaLayer, KimiDeltaLayer, LinearAttentionLayer)
+RECENT_MEMORIES = (KimiDeltaMemory, LactMemory, TitansMemory, CachedStates, *DELTA_LAYERS)
+"""Drawn by seeds of their own, so that the others keep their models."""
 SCANNED = 17
 """Layers of which those of one structure are scanned together."""
 
@@ -169,6 +181,22 @@ def layer_memory(dice, kind, window, least=1):
         return functools.partial(kind, size=size, neighbours=neighbours, search=search)
     if kind is AssociativeMemory:
         return functools.partial(kind, rule=dice.choice("linear", "delta"))
+    if kind is LactMemory:
+        switches = dict(momentum=dice.chance(0.5), muon=dice.chance(0.3))
+        return functools.partial(kind, hidden_size=dice.choice(None, dice.whole(1, 6)), **switches)
+    if kind is TitansMemory:
+        hidden, decay_to = dice.choice(None, dice.whole(1, 6)), dice.choice("initial", "zero")
+        return functools.partial(kind, hidden_size=hidden, decay_to=decay_to)
+    if kind is CachedStates:
+        most = dice.whole(1, 5)
+        return functools.partial(
+            kind,
+            memory=dice.choice(*DELTA_LAYERS),
+            most=most,
+            every=dice.whole(1, 3),
+            kept=dice.choice("last", "merged"),
+            chosen=dice.choice(0, dice.whole(1, most)),
+        )
     return functools.partial(kind)
 
 
@@ -201,6 +229,33 @@ def stack(dice, must, window, least=1, **settings):
         remat=dice.choice("none", "layer", "block"),
         **settings,
     )
+
+
+def recent_stack(dice, must, window, least=1):
+    """A stack that has a recent memory of the class `must`; each layer is drawn by itself."""
+    layers, memories = dice.layers(), []
+    of_must = int(dice.rng.integers(layers))
+    for layer in range(layers):
+        kinds = dice.several(*LAYER_MEMORIES, *RECENT_MEMORIES)[:2] if dice.chance(0.6) else ()
+        kinds = dict.fromkeys((must, *kinds) if layer == of_must else kinds)
+        alone = [kind for kind in kinds if kind.replaces_attention]
+        for kind in alone[:1] or kinds:
+            memories.append((layer_memory(dice, kind, window, least), (layer,)))
+    return functools.partial(
+        BlockRecurrentTransformer,
+        vocabulary_size=dice.vocabulary(),
+        num_layers=layers,
+        window=window,
+        **attention_sizes(dice),
+        memories=tuple(memories),
+        remat=dice.choice("none", "layer", "block"),
+    )
+
+
+def recent_blocks(dice, turn):
+    window, segment = dice.blocks(24)
+    must = RECENT_MEMORIES[turn % len(RECENT_MEMORIES)]
+    return Drawn(recent_stack(dice, must, window), segment, window, cut_invariant=True)
 
 
 def blocks(dice, turn):
@@ -340,11 +395,15 @@ def memory_tokens(dice, turn):
     return Drawn(around(dice, body, num_memory, at_end, **settings), segment, segment)
 
 
-def memory_tokens_around_blocks(dice, turn):
+def memory_tokens_around_blocks(dice, turn, of=stack, memories=LAYER_MEMORIES):
     at_end, window = dice.chance(0.7), dice.whole(1, 12)
     num_memory, segment = fitting(dice, window, at_end)
-    body = stack(dice, LAYER_MEMORIES[turn % len(LAYER_MEMORIES)], window, BEHIND)
+    body = of(dice, memories[turn % len(memories)], window, BEHIND)
     return Drawn(around(dice, body, num_memory, at_end), segment, segment)
+
+
+def memory_tokens_around_recent(dice, turn):
+    return memory_tokens_around_blocks(dice, turn, recent_stack, RECENT_MEMORIES)
 
 
 def associative_tokens(dice, turn):

@@ -86,7 +86,7 @@ class CachedStates(TokenMemory):
     ):
         if chosen > most:
             raise ValueError(f"CachedStates.chosen = {chosen} exceeds CachedStates.most = {most}.")
-        self.sizes, self.window, self.segment = sizes, window, every * window
+        self.sizes, self.window, self.every = sizes, window, every
         self.most, self.merged, self.chosen = most, kept == "merged", chosen
         self.memory = memory(rngs, sizes, window)
         self.gate_queries_DA = parameter(rngs, DENSE, sizes.width, sizes.attention_size)
@@ -131,7 +131,7 @@ class CachedStates(TokenMemory):
                 sum_BHK=cache.sum_BHK + k_BWHK.sum(axis=1),
                 tokens_B=cache.tokens_B + real_BW.sum(axis=1, dtype=jnp.int32),
             )
-            full_B = after.tokens_B == self.segment
+            full_B = after.tokens_B == self.every * self.window
             after = select_rows(full_B, self.after_segment(after), after)
             return after, (read_BWHK, jnp.mean(1 - gates_BWHZ[..., 0]))
 

@@ -91,6 +91,10 @@ class BackboneMemory(WindowMemory):
             self.cross_scale_H = parameter(rngs, ones, sizes.num_heads)
             self.cross_output_AD = parameter(rngs, zeros, sizes.attention_size, sizes.width)
 
+    def for_windows(self, length: int) -> None:
+        if self.every_token:  # some count windows themselves
+            self.memory.window = length
+
     def init_cache(self, rows: int, dtype: DTypeLike) -> NamedTuple:
         return self.memory.init_cache(rows, dtype)
 

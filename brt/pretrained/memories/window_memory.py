@@ -45,6 +45,9 @@ class WindowMemory(SegmentMemory[Window]):
 
     every_token: bool = False
 
+    def for_windows(self, length: int) -> None:
+        """Is told how many positions a window has, before one is read."""
+
     def read(self, cache: Any, dtype: DTypeLike) -> Any:
         """Returns the layers' inputs from the memory besides the cache, computed once a window."""
         return ()

@@ -238,7 +238,8 @@ class LayerMemoryAt:
     """A memory of one layer: `begin(H, K)`, `mix` and `after`, as in associative_numpy.
 
     One that `wants_inputs` is shown the normed inputs too, and may add to the residual. One with
-    `token` changes with every token, and a token reads it as it leaves it.
+    `token` changes with every token, and a token reads it as it leaves it; one that `sees_inputs`
+    sees nothing else, and what it reads is added to the residual.
     """
 
     def __init__(self, module, settings, num_layers, keys_values):
@@ -254,11 +255,23 @@ class LayerMemoryAt:
         return {}
 
     def added(self, held):
+        if getattr(self.memory, "sees_inputs", False):
+            held = self.memory.begin() if held is None else held
+
+            def read(x_D):
+                nonlocal held
+                y_D, held = self.memory.token(held, x_D)
+                return y_D
+
+            return {self.number: read}
         if not hasattr(self.memory, "added"):
             return {}
         return {self.number: self.memory.added(self.memory.begin() if held is None else held)}
 
     def mixes(self, held):
+        if getattr(self.memory, "sees_inputs", False):
+            return {}
+
         def mix(q_HK, attended_HK, k_HK, v_HK, x_D):
             nonlocal held
             held = self.memory.begin(*q_HK.shape) if held is None else held
@@ -273,10 +286,15 @@ class LayerMemoryAt:
     def after(self, held, body, inputs, outputs, pooled, new):
         below = inputs if self.number == 1 else outputs[self.number - 2]
         layer = body["layers"][self.number - 1]
-        keys, values = self.keys_values(layer, below[-new:], self.settings)
-        held = self.memory.begin(*keys.shape[1:]) if held is None else held
         norm, epsilon = layer["attention_norm"], self.settings.epsilon
         inputs = np.array([normed(y, norm, epsilon) for y in below[-new:]])
+        if getattr(self.memory, "sees_inputs", False):
+            held = self.memory.begin() if held is None else held
+            for x_D in inputs:
+                _, held = self.memory.token(held, x_D)
+            return held
+        keys, values = self.keys_values(layer, below[-new:], self.settings)
+        held = self.memory.begin(*keys.shape[1:]) if held is None else held
         keys = paper_numpy.unit_length(keys)
         if hasattr(self.memory, "token"):
             for k_HK, v_HK, x_D in zip(keys, values, inputs):

@@ -5,6 +5,7 @@ import functools
 from drawn_models import (
     BEHIND,
     LAYER_MEMORIES,
+    RECENT_MEMORIES,
     Dice,
     Drawn,
     around,
@@ -16,8 +17,10 @@ from drawn_models import (
     melodi,
     memory_tokens,
     memory_tokens_around_blocks,
+    memory_tokens_around_recent,
     network,
     plain_blocks,
+    recent_blocks,
     transformer_xl,
 )
 
@@ -141,11 +144,14 @@ def kinds_of_memory(dice, turn):
     return (first, second) if len(names) == 2 else (first,)
 
 
-def windows(dice, turn):
+def windows(dice, turn, kinds=None):
     segment = dice.whole(1, 24)
     overlap = dice.choice(0, dice.whole(1, 12))
     kind = (GPT2, Llama, GPTNeoX)[turn // 6 % 3]
-    kinds = kinds_of_memory(dice, turn) if turn % 7 else ()
+    if kinds:  # which change with every token, and may not read one twice
+        overlap = 0
+    else:
+        kinds = kinds_of_memory(dice, turn) if turn % 7 else ()
     return Drawn(windows_of(dice, kind, segment, overlap, kinds), segment, segment)
 
 
@@ -161,16 +167,24 @@ def sliding_of(dice, kind, window, memory_kind, least=1):
     )
 
 
-def sliding(dice, turn):
+def recent_windows(dice, turn):
+    return windows(dice, turn, (RECENT_MEMORIES[turn % len(RECENT_MEMORIES)],))
+
+
+def sliding(dice, turn, memories=(*AT_LAYERS, None)):
     window, segment = dice.blocks(16)
-    memory = (*AT_LAYERS, None)[turn % 6]
+    memory = memories[turn % len(memories)]
     build = sliding_of(dice, (Llama, GPTNeoX)[turn // 6 % 2], window, memory)
     return Drawn(build, segment, window, cut_invariant=True)
 
 
-def memory_tokens_around_pretrained(dice, turn):
+def recent_sliding(dice, turn):
+    return sliding(dice, turn, RECENT_MEMORIES)
+
+
+def memory_tokens_around_pretrained(dice, turn, memories=AT_LAYERS):
     at_end = dice.chance(0.7)
-    memory = AT_LAYERS[turn // 2 % len(AT_LAYERS)]
+    memory = memories[turn // 2 % len(memories)]
     if turn % 2:
         window = dice.whole(1, 10)
         num_memory, segment = fitting(dice, window, at_end)
@@ -181,6 +195,10 @@ def memory_tokens_around_pretrained(dice, turn):
         kind = dice.choice(GPT2, Llama, GPTNeoX)
         body = windows_of(dice, kind, positions, 0, (memory,))
     return Drawn(around(dice, body, num_memory, at_end, special=False), segment, segment)
+
+
+def memory_tokens_around_recent_pretrained(dice, turn):
+    return memory_tokens_around_pretrained(dice, turn, RECENT_MEMORIES)
 
 
 ENCODERS = (BERT, RoBERTa, DeBERTa, T5)
@@ -240,12 +258,19 @@ FAMILIES = (
     *(associative_tokens, network, plain_blocks),
 )
 """Drawn in turn, so that a few seeds are of all families."""
+RECENT_FAMILIES = (
+    *(recent_blocks, memory_tokens_around_recent, recent_windows, recent_sliding),
+    memory_tokens_around_recent_pretrained,
+)
+RECENT = 10_000
+"""The first seed of `RECENT_FAMILIES`."""
 
 
 def draw(seed, parts=1) -> Drawn:
     """The model of a seed; parts: what divides its sizes, for a mesh."""
-    turn, number = divmod(seed, len(FAMILIES))
-    family = FAMILIES[number]
+    families = FAMILIES if seed < RECENT else RECENT_FAMILIES
+    turn, number = divmod(seed % RECENT, len(families))
+    family = families[number]
     # Families that occur twice go on in turn.
-    turn = turn * FAMILIES.count(family) + FAMILIES[:number].count(family)
+    turn = turn * families.count(family) + families[:number].count(family)
     return family(Dice(seed, parts), turn)

@@ -6,14 +6,25 @@ import gpt2_numpy
 import llama_numpy
 import own_memories_numpy
 import paper_numpy
-from architecture import DIVISIBLE, OF_RMT, SIZES, STATES, VOCABULARY, WINDOW, Architecture
+from architecture import (
+    DIVISIBLE,
+    OF_RMT,
+    SEGMENT,
+    SIZES,
+    STATES,
+    VOCABULARY,
+    WINDOW,
+    Architecture,
+)
 from associative_numpy import Associative
+from cached_states_numpy import CachedStates as CachedStatesNumpy
 from kimi_delta_numpy import KimiDelta
 from lact_numpy import Lact
 from own_memories import GradientMemory, LinearRecurrence
 from titans_numpy import Titans
 
 from brt.models.block_recurrent.associative_memory import AssociativeMemory
+from brt.models.block_recurrent.cached_states import CachedStates
 from brt.models.block_recurrent.cell import RecurrentCell
 from brt.models.block_recurrent.kimi_delta import KimiDeltaMemory
 from brt.models.block_recurrent.lact import LactMemory
@@ -106,6 +117,14 @@ def with_own(memory, kind, overlap=0):
     """An entry of a layer memory at the second layer; kind: as `gpt2_numpy.LayerMemoryAt` asks."""
     at_layer = functools.partial(BackboneMemory, memory=memory, layer_index=1)
     return gpt2((at_layer,), cleared=(1,), told=dict(layer_memory=(2, kind)), overlap=overlap)
+
+
+def with_cached_states(most, every, chosen):
+    """An entry of cached states of a gated delta layer beside attention; segments are windows."""
+    memory = functools.partial(CachedStates, most=most, every=every, chosen=chosen)
+    length, heads = every * SEGMENT, GPT2_SIZES["num_heads"]
+    told = heads, "gated_delta_layer", most, False, length, chosen
+    return with_own(memory, lambda module: CachedStatesNumpy(module, *told))
 
 
 def _cell_of_gpt2(told):
@@ -222,6 +241,7 @@ PRETRAINED: dict[str, Architecture] = {
     "gpt2_titans": with_own(
         TitansMemory, functools.partial(Titans, window=GPT2_SIZES["num_positions"])
     ),
+    "gpt2_cached_states": with_cached_states(most=2, every=2, chosen=1),
     "gpt2": gpt2(inverse_layer_scale=True, activation="relu", tied=False),
     "gpt2_overlap": gpt2(overlap=3, begin_id=2),
     "gpt2_pooled": pooled(dict(pooled_layer=2), overlap=11),
