@@ -22,11 +22,11 @@ DECAYS = {
 LENGTHS = 64, 512, 4096
 
 
-def drawn(length, decays, size, seed=0):
+def drawn(length, low, high, size, seed=0):
     """Queries, keys, values, logarithms of decays, steps of one head: (1, T, 1, ...), float64."""
     rng, shape = np.random.default_rng(seed), (1, length, 1, size)
     q, k = (x / np.linalg.norm(x, axis=-1, keepdims=True) for x in rng.normal(size=(2, *shape)))
-    return q, k, rng.normal(size=shape), rng.uniform(*decays, shape), rng.uniform(size=shape[:-1])
+    return q, k, rng.normal(size=shape), rng.uniform(low, high, shape), rng.uniform(size=shape[:-1])
 
 
 def recurrence(inputs):
@@ -56,7 +56,7 @@ def main(_):
     print("| log of decays |", " | ".join(f"{dtype}, {T:,}" for dtype, T in columns), "|")
     print("|---|" + "---:|" * len(columns))
     for told, decays in DECAYS.items():
-        errors = (error(drawn(T, decays, HEAD_SIZE.value), dtype) for dtype, T in columns)
+        errors = (error(drawn(T, *decays, HEAD_SIZE.value), dtype) for dtype, T in columns)
         print(f"| {told} |", " | ".join(f"{e:.1e}" for e in errors), "|")
 
 

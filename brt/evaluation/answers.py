@@ -1,11 +1,11 @@
-"""Accuracy on tasks that annotate their answers (`brt.data.sources.answers`)."""
+"""Accuracy on tasks that annotate their answers (`brt.data.tasks.answers`)."""
 
 import functools
 
 import numpy as np
 
 from brt.checks import configurable
-from brt.data.sources.answers import Answers, answers_of
+from brt.data.tasks.answers import Answers, answers_of
 from brt.data.token_scores import Score, Store, Sums, TokenScores
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import gin
 
 from brt.checks import Count, CountFrom0, configurable
-from brt.data.sources.recall import answer_distances
+from brt.data.tasks.recall import answer_distances
 from brt.data.token_scores import Score, Store, Sums, TokenScores
 from brt.evaluation.scores import add_share
 

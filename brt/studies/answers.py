@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from brt.data.sources.answers import Answers
+from brt.data.tasks.answers import Answers
 from brt.evaluation.answers import answers_of_store
 from brt.evaluation.recorded_run import RecordedRun
 from brt.studies.study import Content, Runs, Study, add_map, content, curve

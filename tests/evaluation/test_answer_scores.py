@@ -11,8 +11,8 @@ from test_studies import a_run
 from tiny_run import build, one_device, write_config
 
 from brt.data.corpus import Corpus
-from brt.data.sources.ruler import VariableTracking
 from brt.data.streams.documents import DocumentPass
+from brt.data.tasks.ruler import VariableTracking
 from brt.data.token_scores import TokenScores
 from brt.evaluation.answers import AnswerScore, answers_of_store
 from brt.reporting.drawing.heat_map import study_maps

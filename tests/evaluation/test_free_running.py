@@ -15,9 +15,9 @@ from tiny_models import quick_jit, read_segment
 from tiny_run import build, command, mesh_of, one_device, train_here
 
 from brt import evaluate
-from brt.data.sources.algorithmic import CopyTask, ReverseTask
 from brt.data.stores.store_writer import write_store
 from brt.data.stores.token_store import TokenStore
+from brt.data.tasks.algorithmic import CopyTask, ReverseTask
 from brt.data.token_scores import TokenScores
 from brt.evaluation.free_running import FreeRunning, SampleDecoder, scored_part, write
 from brt.models.caches import select_rows

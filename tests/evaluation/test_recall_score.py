@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from brt.data.corpus import Corpus
-from brt.data.sources.recall import ASK, DEFINE, RecallTask
 from brt.data.streams.documents import DocumentPass
+from brt.data.tasks.recall import ASK, DEFINE, RecallTask
 from brt.data.token_scores import TokenScores
 from brt.evaluation.recall import RecallScore
 

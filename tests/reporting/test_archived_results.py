@@ -17,9 +17,9 @@ pytest.importorskip("matplotlib", reason='the pages need pip install -e ".[repor
 from results_page.page import MARKED, NOT_RUN, write_results
 from results_page.records import accuracy, seed_of
 
-from brt.data.sources.answers import answers_of
-from brt.data.sources.mqar import MultiQueryRecall
-from brt.data.sources.small_world import story
+from brt.data.tasks.answers import answers_of
+from brt.data.tasks.mqar import MultiQueryRecall
+from brt.data.tasks.small_world import story
 from brt.evaluation.token_kinds import KINDS
 
 FOLDER = ROOT / "docs" / "results"

@@ -14,6 +14,7 @@ from jax.nn.initializers import ones, zeros
 from jax.typing import DTypeLike
 
 from brt.checks import Index, configurable
+from brt.models.block_recurrent.cached_states import CachedStates
 from brt.models.block_recurrent.memory import (
     BlockStates,
     KeysValues,
@@ -92,7 +93,7 @@ class BackboneMemory(WindowMemory):
             self.cross_output_AD = parameter(rngs, zeros, sizes.attention_size, sizes.width)
 
     def for_windows(self, length: int) -> None:
-        if self.every_token:  # some count windows themselves
+        if isinstance(self.memory, CachedStates):  # which counts windows itself
             self.memory.window = length
 
     def init_cache(self, rows: int, dtype: DTypeLike) -> NamedTuple:

@@ -12,8 +12,8 @@ from paths import ROOT
 from brt.data.corpus import Corpus, StoreMissing
 from brt.data.sources.base import Document, Source
 from brt.data.sources.files import SourceTree, TextFiles
-from brt.data.sources.recall import RecallTask
 from brt.data.sources.selections import GutenbergText
+from brt.data.tasks.recall import RecallTask
 from brt.data.vocabularies.base import ByteVocabulary
 
 

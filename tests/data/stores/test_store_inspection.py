@@ -8,8 +8,8 @@ from tiny_run import command
 from brt import prepare
 from brt.data.corpus import Corpus
 from brt.data.sources.files import TextFiles
-from brt.data.sources.mqar import MultiQueryRecall
 from brt.data.stores.inspection import LISTED, describe, document_ends
+from brt.data.tasks.mqar import MultiQueryRecall
 
 
 @pytest.fixture

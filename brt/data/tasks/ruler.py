@@ -20,7 +20,7 @@ from typing import Annotated
 import numpy as np
 
 from brt.checks import Count, CountFrom0, OneOf, Positive, configurable
-from brt.data.sources.text_task import Ids, Prompt, TextTask, largest, new_word, scattered
+from brt.data.tasks.text_task import Ids, Prompt, TextTask, largest, new_word, scattered
 
 NOISE = "Rain falls on the roof. A clock ticks in the hall. We walk on, and we turn back. "
 NUMBERS = 10**6, 10**7

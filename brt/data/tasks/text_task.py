@@ -12,9 +12,9 @@ from typing import NamedTuple
 import numpy as np
 
 from brt.checks import NotNegative
-from brt.data.sources.answers import Answer, Answers
 from brt.data.sources.base import Document
-from brt.data.sources.drawn import GridTask
+from brt.data.tasks.answers import Answer, Answers
+from brt.data.tasks.drawn import GridTask
 from brt.data.vocabularies.base import Vocabulary
 from brt.data.vocabularies.named import as_vocabulary
 

@@ -6,8 +6,8 @@ import re
 import numpy as np
 import pytest
 
-from brt.data.sources.answers import answers_of
-from brt.data.sources.ruler import CommonWords, FrequentWords, NeedleInHaystack, VariableTracking
+from brt.data.tasks.answers import answers_of
+from brt.data.tasks.ruler import CommonWords, FrequentWords, NeedleInHaystack, VariableTracking
 from brt.data.vocabularies.base import Vocabulary
 
 

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from brt.checks import Count, Positive, Symbols, configurable
-from brt.data.sources.answers import Answer, Answers
 from brt.data.sources.base import Document
-from brt.data.sources.drawn import GridTask
+from brt.data.tasks.answers import Answer, Answers
+from brt.data.tasks.drawn import GridTask
 from brt.data.vocabularies.symbols import SymbolVocabulary
 
 BLANK = 0

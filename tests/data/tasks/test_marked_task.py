@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from brt.data.sources.marked import END, OPEN, WORDS, MarkTask
+from brt.data.tasks.marked import END, OPEN, WORDS, MarkTask
 from brt.data.vocabularies.base import Frame
 
 SETTINGS = dict(num_documents=300, num_held_out=200, length=12, mark_within=4, num_fillers=5)

@@ -9,9 +9,9 @@ import pytest
 from paths import ROOT
 
 from brt.data.corpus import Corpus
-from brt.data.sources.babilong import BabiLong
 from brt.data.sources.base import Document, Source
-from brt.data.sources.small_world import FACTS, OPPOSITE, story
+from brt.data.tasks.babilong import BabiLong
+from brt.data.tasks.small_world import FACTS, OPPOSITE, story
 from brt.data.vocabularies.base import ByteVocabulary
 
 MOVE = re.compile(r"(\w+) (?:went|moved|walked|ran) to the (\w+)\.")

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from brt.data.sources.recall import ASK, DEFINE, FIRST_KEY, RecallTask, answer_distances
+from brt.data.tasks.recall import ASK, DEFINE, FIRST_KEY, RecallTask, answer_distances
 
 SMALL = {"num_documents": 20, "num_held_out": 20, "document_length": 300, "max_distance": 200}
 

@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from paths import ROOT
 
-from brt.data.sources.answers import answers_of
-from brt.data.sources.mqar import BLANK, MultiQueryRecall
 from brt.data.stores.store_writer import write_store
 from brt.data.stores.token_store import TokenStore
 from brt.data.streams.samples import QuestionPass, QuestionStream
 from brt.data.streams.select import training_stream
+from brt.data.tasks.answers import answers_of
+from brt.data.tasks.mqar import BLANK, MultiQueryRecall
 
 
 def read(tokens, pairs, first_value):

@@ -21,7 +21,7 @@ import numpy as np
 
 from brt.checks import Count, Range, Share, configurable
 from brt.data.order import permutation
-from brt.data.sources.algorithmic import PAD, START, SampleTask, distinct_rows
+from brt.data.tasks.algorithmic import PAD, START, SampleTask, distinct_rows
 
 STAGES, STAGE = 6, 30
 SYMBOLS = "_>0123456789+-*/^=()xD;,"

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 
 from brt.checks import Count, CountFrom0, Symbols, configurable
 from brt.data.sources.base import Document
-from brt.data.sources.drawn import DrawnTask
+from brt.data.tasks.drawn import DrawnTask
 from brt.data.vocabularies.symbols import SymbolVocabulary
 
 DEFINE, ASK, FIRST_KEY = 0, 1, 2

@@ -17,9 +17,9 @@ import gin
 import numpy as np
 
 from brt.checks import Count, Name, OneOf, configurable
-from brt.data.sources.small_world import ANSWERS, FACTS, story
-from brt.data.sources.text_task import Ids, Prompt, TextTask, scattered
 from brt.data.stores.token_store import TokenStore
+from brt.data.tasks.small_world import ANSWERS, FACTS, story
+from brt.data.tasks.text_task import Ids, Prompt, TextTask, scattered
 from brt.data.vocabularies.base import expanded
 from brt.data.vocabularies.named import as_vocabulary
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from brt.checks import Count, Symbols, configurable
 from brt.data.sources.base import Document
-from brt.data.sources.drawn import DrawnTask
+from brt.data.tasks.drawn import DrawnTask
 from brt.data.vocabularies.base import Frame
 from brt.data.vocabularies.symbols import SymbolVocabulary
 

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from brt.data.sources.algorithmic import (
+from brt.data.tasks.algorithmic import (
     AssociativeRetrieval,
     CopyTask,
     ReverseTask,
 )
-from brt.data.sources.quadratic import QuadraticEquations, stages
+from brt.data.tasks.quadratic import QuadraticEquations, stages
 
 SPLITS = ("test", "validation", "train")
 FEW = {"num_train": 40, "num_validation": 15, "num_test": 20}

@@ -1,0 +1,1 @@
+"""Tasks whose documents are drawn from a seed."""
