@@ -49,6 +49,7 @@ EXTRAS = {
     "wandb": ["wandb>=0.26,<1"],
     "browser": ["PyQt6-WebEngine>=6.8,<7"],  # its Chromium opens pages of the report in tests
     "report": ["matplotlib>=3.10.7,<4"],
+    "topics": ["scikit-learn>=1.5,<2"],  # the study of topics
     "notebooks": ["ipykernel>=6.29,<8", "nbclient>=0.10,<1", "nbformat>=5.10,<6"],
     "docs": ["mkdocs>=1.6,<2", "mkdocs-material>=9.6,<10", "mkdocstrings[python]>=0.30,<2"],
     "gpu": ["jax[cuda13]>=0.10.2,<0.13"],  # drivers from 580 on

@@ -4,7 +4,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # Without scripts/malloc.sh: tests compile more than they compute, in processes that share a memory.
-extras="[browser,data,dev,docs,notebooks,report,storage,tables,text,wandb]"
+extras="[browser,data,dev,docs,notebooks,report,storage,tables,text,topics,wandb]"
 selected=(-m "not slow")
 case ${1:-} in
     --slow) selected=(); shift ;;

@@ -3,25 +3,74 @@
 A topic model of the training split gives every context and continuation a mixture of topics.
 
 Source: Adding Recurrence to Pretrained Transformers, section 5.3.1. It leaves open the choice of
-    words, the base of the divergence and the test: here those of `topic_model`, base 2, a sign
-    test.
+    words, the base of the divergence and the test: here those of `TopicModel`, base 2, a sign test.
 """
 
 import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from brt.checks import Count, configurable
+from brt.data.extras import extra_library
 from brt.evaluation.recorded_run import RecordedRun
 from brt.studies.continuations import continued_texts
 from brt.studies.study import Content, Runs, Study, content
-from brt.studies.topic_model import TopicModel, divergence
 
 TOPICS = 20
 BOOKS = 5_000
 """Training documents of the topic model; both as in the paper."""
-WORDS = 2**20
+TOKENS = 2**20
+"""Of a training document, at most."""
+
+
+class TopicModel:
+    """Latent Dirichlet allocation, by scikit-learn, over words of three letters or more.
+
+    Args:
+        texts: the collection.
+        topics: Z.
+        fewest, most: least number and largest share of texts with a word.
+
+    Source: Blei, Ng and Jordan 2003, Latent Dirichlet Allocation.
+    """
+
+    def __init__(
+        self,
+        texts: Iterable[str],
+        topics: int = TOPICS,
+        fewest: int = 2,
+        most: float = 0.5,
+        seed: int = 0,
+    ):
+        words = extra_library("sklearn.feature_extraction.text", "brt.studies.topics", "topics")
+        models = extra_library("sklearn.decomposition", "brt.studies.topics", "topics")
+        self.words = words.CountVectorizer(
+            token_pattern=r"[^\W\d_]{3,}", min_df=fewest, max_df=most, max_features=10_000
+        )
+        texts = list(texts)
+        try:
+            counts_NW = self.words.fit_transform(texts)
+        except ValueError:
+            raise ValueError(
+                f"No word of three letters is in {fewest} or more of the {len(texts)} documents "
+                "of the training split and not in most: a topic study needs more of them."
+            ) from None
+        rounds = dict(max_iter=30, mean_change_tol=1e-4)
+        self.model = models.LatentDirichletAllocation(topics, random_state=seed, **rounds)
+        self.model.fit(counts_NW)
+
+    def mixtures(self, texts: Sequence[str]) -> np.ndarray:
+        """Returns the expected share of each topic in each text, float64 (N, Z)."""
+        return self.model.transform(self.words.transform(texts))
+
+
+def divergences(first_NZ: np.ndarray, second_NZ: np.ndarray) -> np.ndarray:
+    """Returns Jensen-Shannon divergences, base 2, of rows: 0 if equal, 1 if disjoint."""
+    from scipy.spatial.distance import jensenshannon
+
+    return jensenshannon(first_NZ, second_NZ, base=2, axis=1) ** 2
 
 
 @configurable
@@ -48,14 +97,14 @@ class Topics(Study):
         texts = continued_texts(run, others, documents, seed, self.contexts, self.written)
         store = run.experiment.open_store("train")
         count = min(store.num_documents, BOOKS)
-        books = (run.vocabulary.decode(store.tokens(d, 0, WORDS)) for d in range(count))
+        books = (run.vocabulary.decode(store.tokens(d, 0, TOKENS)) for d in range(count))
         model = TopicModel(books, self.topics, seed=seed)
-        contexts = list(map(model.mixture, texts.contexts))
-        divergences = {
-            name: np.array([divergence(a, model.mixture(b)) for a, b in zip(contexts, written)])
+        contexts_NZ = model.mixtures(texts.contexts)
+        found = {
+            name: divergences(contexts_NZ, model.mixtures(written))
             for name, written in texts.written.items()
         }
-        kept = divergences.pop("kept")
+        kept = found.pop("kept")
         numbers = {
             "contexts": len(kept),
             "topics": self.topics,
@@ -66,7 +115,7 @@ class Topics(Study):
             f"Topics of {len(kept):,} contexts of {run.segment_length:,} tokens and of "
             f"greedy continuations of {self.written:,}: mean divergence {kept.mean():.4f}, base 2"
         ]
-        for name, values in divergences.items():
+        for name, values in found.items():
             share, p = how_often_lower(kept, values)
             numbers |= {
                 f"divergence, {name}": float(values.mean()),
