@@ -12,6 +12,7 @@ from tiny_run import build, one_device, write_config
 
 from brt.data.corpus import Corpus
 from brt.data.streams.documents import DocumentPass
+from brt.data.tasks.answers import Answer, Answers
 from brt.data.tasks.ruler import VariableTracking
 from brt.data.token_scores import TokenScores
 from brt.evaluation.answers import AnswerScore, answers_of_store
@@ -154,6 +155,15 @@ def test_an_oracle_has_all_answers_right_at_every_length_and_depth(measured):
     assert content["numbers"]["accuracy_kept"] == 1 and content["numbers"]["accuracy_cleared"] == 0
     for name, values in content["arrays"].items():
         assert set(values.ravel().tolist()) <= {-1.0, float(name.startswith("kept"))}
+
+
+def test_the_best_rule_that_reads_no_question_is_reported():
+    scored = []
+    for rank in (0, 2, 1, 2, 2):
+        document = Answers(12, 4, [Answer(5, 7, 0, rank)])
+        scored += scores_of(document, {"kept": np.ones(12, bool)})
+    numbers = accuracies(scored)["numbers"]
+    assert (numbers["rule_accuracy"], numbers["rule_rank"]) == (0.6, 2)
 
 
 def test_a_study_of_another_store_keeps_the_earlier_one(measured, tmp_path):

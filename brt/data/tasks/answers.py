@@ -11,11 +11,14 @@ class Answer(NamedTuple):
 
     start, stop: its tokens in the document, the first and one after the last.
     needed: last token of the earliest statement that it depends on; None for the whole text.
+    rank: how many words of its kind the statements name after it; None: unknown. A rule that always
+        names the word of one rank does not read the question.
     """
 
     start: int
     stop: int
     needed: int | None = None
+    rank: int | None = None
 
     @property
     def distance(self) -> int | None:
@@ -34,7 +37,8 @@ class Answers(NamedTuple):
     answers: list[Answer]
 
     def annotation(self) -> dict[str, Any]:
-        return {**self._asdict(), "answers": [list(answer) for answer in self.answers]}
+        answers = [list(a[:3] if a.rank is None else a) for a in self.answers]
+        return {**self._asdict(), "answers": answers}
 
 
 def answers_of(annotation: dict[str, Any] | None) -> Answers | None:

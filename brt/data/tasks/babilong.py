@@ -36,16 +36,23 @@ class BabiLong(TextTask):
             "stores/books/{split}"; `~` and environment variables are expanded.
         task: "qa1" to "qa5".
         num_facts: sentences of a story; one number or several.
+        bound: of qa1, ask where somebody is who did not move last, in stories in which people end
+            in different rooms, so that the order of the rooms tells little.
     """
 
     background: Name = gin.REQUIRED
     task: Annotated[str, OneOf(tuple(FACTS))] = "qa1"
     num_facts: Count | tuple[Count, ...] = 6
+    bound: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._stores: dict[str, TokenStore] = {}
-        allowed = FACTS[self.task]
+        if self.bound and self.task != "qa1":
+            raise ValueError(
+                f'BabiLong.bound = True needs BabiLong.task = "qa1", not {self.task!r}.'
+            )
+        allowed = FACTS[self.task][2 * self.bound :]  # of two rooms the last is not asked for
         for _, facts in self.cells:
             if facts not in allowed:
                 raise ValueError(
@@ -58,7 +65,7 @@ class BabiLong(TextTask):
         return super().description(split) | {"answers_begin": "at one token"}
 
     def prompt(self, length: int, facts: int, split: str, random: np.random.Generator) -> Prompt:
-        tale = story(self.task, facts, random)
+        tale = story(self.task, facts, random, self.bound)
         question = f"\nQuestion: {tale.question}\nAnswer:"
         statements = [self.ids(f"{fact} ") for fact in tale.facts]
         longest = max(ANSWERS, key=lambda answer: len(self.ids(f" {answer}")))
@@ -74,7 +81,7 @@ class BabiLong(TextTask):
             room -= len(sentence)
         parts, numbers = scattered(random, statements, filler)
         answers = [(tale.answer, numbers[tale.support[0]])]
-        return Prompt(parts, question, answers, facts)
+        return Prompt(parts, question, answers, facts, tale.rank)
 
     def _sentences(self, split: str, length: int, random: np.random.Generator) -> Iterator[Ids]:
         store, vocabulary = self._open(split), as_vocabulary(self.vocabulary)

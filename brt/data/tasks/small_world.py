@@ -45,6 +45,13 @@ class Story(NamedTuple):
     answer: str
     support: tuple[int, ...]
 
+    @property
+    def rank(self) -> int:
+        """Returns how many other people, things or rooms the facts name after the answer."""
+        (kind,) = (words for words in (PEOPLE, THINGS, ROOMS) if self.answer in words)
+        named = (word for fact in reversed(self.facts) for word in reversed(fact[:-1].split()))
+        return list(dict.fromkeys(word for word in named if word in kind)).index(self.answer)
+
 
 class Stay(NamedTuple):
     room: str
@@ -134,18 +141,32 @@ class World:
         return choices[int(self._random.integers(len(choices)))]
 
 
-def story(task: str, num_facts: int, random: np.random.Generator) -> Story:
-    if task == "qa4":
-        return _layout(num_facts, random)
-    kinds, ask = TASKS[task]
+def story(task: str, num_facts: int, random: np.random.Generator, bound: bool = False) -> Story:
+    """Draws a story.
+
+    bound: of qa1, one in which as many people as possible move, end in different rooms, and one
+        who did not move last is asked for. With three or four facts each of the other rooms is as
+        often right.
+    """
     for _ in range(ATTEMPTS):
-        world = World(random)
-        for _ in range(num_facts):
-            world.act(kinds)
-        if questions := ask(world):
+        facts, questions = (_layout if task == "qa4" else _events)(task, num_facts, random)
+        if bound:
+            rooms = {answer for _, answer, _ in questions}
+            if len(rooms) < min(num_facts, len(PEOPLE)):
+                continue
+            questions = [each for each in questions if each[2] != (num_facts - 1,)]
+        if questions:
             question, answer, support = questions[int(random.integers(len(questions)))]
-            return Story(world.facts, question, answer, tuple(sorted(set(support))))
+            return Story(facts, question, answer, tuple(sorted(set(support))))
     raise ValueError(f"No story of {task} with {num_facts} facts in {ATTEMPTS} attempts.")
+
+
+def _events(task: str, num_facts: int, random: np.random.Generator):
+    kinds, ask = TASKS[task]
+    world = World(random)
+    for _ in range(num_facts):
+        world.act(kinds)
+    return world.facts, ask(world)
 
 
 def _where_is_person(world: World):
@@ -192,7 +213,7 @@ FACTS |= {"qa4": range(1, len(ROOMS)), "qa5": range(2, MOST + 1)}
 """Numbers of facts that a story of each task can have."""
 
 
-def _layout(num_facts: int, random: np.random.Generator) -> Story:
+def _layout(task: str, num_facts: int, random: np.random.Generator):
     rooms = [ROOMS[i] for i in random.permutation(len(ROOMS))[: num_facts + 1]]
     cells = {rooms[0]: (0, 0)}
     facts, questions = [], []
@@ -208,9 +229,9 @@ def _layout(num_facts: int, random: np.random.Generator) -> Story:
         if random.random() < 0.5:
             first, way, second = old, OPPOSITE[side], room
         facts.append(f"The {first} is {way} of the {second}.")
-        questions.append((f"What is {way} of the {second}?", first))
-        questions.append((f"What is the {first} {way} of?", second))
+        fact = (len(facts) - 1,)
+        questions.append((f"What is {way} of the {second}?", first, fact))
+        questions.append((f"What is the {first} {way} of?", second, fact))
     order = random.permutation(num_facts).tolist()
-    asked = int(random.integers(len(questions)))
-    question, answer = questions[asked]
-    return Story([facts[i] for i in order], question, answer, (order.index(asked // 2),))
+    told = [(question, answer, (order.index(i),)) for question, answer, (i,) in questions]
+    return [facts[i] for i in order], told

@@ -28,12 +28,14 @@ class Prompt(NamedTuple):
     question: follows the context.
     answers: each with the index of the earliest part that it needs; None for the whole context.
     facts: number of statements.
+    rank: as of an `Answer`.
     """
 
     parts: list[Ids]
     question: str
     answers: Sequence[tuple[str, int | None]]
     facts: int
+    rank: int | None = None
 
 
 @dataclass(eq=False, kw_only=True)
@@ -69,7 +71,7 @@ class TextTask(GridTask):
         for index, (_, part) in enumerate(prompt.answers):
             at = len(prompt.parts) + 1 + 2 * index
             needed = None if part is None else ends[part] - 1
-            answers.append(Answer(ends[at - 1], ends[at], needed))
+            answers.append(Answer(ends[at - 1], ends[at], needed, prompt.rank))
             weights[ends[at - 1] : ends[at]] = 1
         annotation = Answers(length, prompt.facts, answers).annotation()
         return Document("", tokens=tokens, weights=weights, annotation=annotation)

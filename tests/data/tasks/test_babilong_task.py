@@ -11,7 +11,7 @@ from paths import ROOT
 from brt.data.corpus import Corpus
 from brt.data.sources.base import Document, Source
 from brt.data.tasks.babilong import BabiLong
-from brt.data.tasks.small_world import FACTS, OPPOSITE, story
+from brt.data.tasks.small_world import FACTS, OPPOSITE, PEOPLE, ROOMS, THINGS, story
 from brt.data.vocabularies.base import ByteVocabulary
 
 MOVE = re.compile(r"(\w+) (?:went|moved|walked|ran) to the (\w+)\.")
@@ -95,6 +95,36 @@ def test_a_reader_of_the_facts_finds_the_answer(task, more):
     assert len(answers) > 3
 
 
+def order(words, facts):
+    """The words that the facts name, the last first."""
+    text = " ".join(facts)
+    return sorted((word for word in words if word in text), key=text.rfind, reverse=True)
+
+
+@pytest.mark.parametrize("task", FACTS)
+def test_the_rank_of_an_answer_counts_the_words_named_after_it(task):
+    random = np.random.default_rng(3)
+    for _ in range(60):
+        tale = story(task, FACTS[task][1] + 1, random)
+        (kind,) = (words for words in (PEOPLE, THINGS, ROOMS) if tale.answer in words)
+        assert order(kind, tale.facts)[tale.rank] == tale.answer
+
+
+@pytest.mark.parametrize("facts, most", [(3, 0.5), (4, 1 / 3), (8, 0.45)])
+def test_no_order_of_rooms_answers_a_bound_story(facts, most):
+    random, count = np.random.default_rng(facts), 400
+    ranks = np.zeros(len(ROOMS))
+    for _ in range(count):
+        tale = story("qa1", facts, random, bound=True)
+        assert answer_to(tale.facts, tale.question) == tale.answer
+        ranks[tale.rank] += 1
+        people = order(PEOPLE, tale.facts)
+        assert people[0] not in tale.question and len(people) == min(facts, 4)
+        ends = {answer_to(tale.facts, f"Where is {person}?") for person in people}
+        assert len(ends) == len(people)
+    assert ranks[0] == 0 and ranks.max() / count < most + 3 * (most * (1 - most) / count) ** 0.5
+
+
 @pytest.mark.parametrize("task", ["qa1", "qa2", "qa4"])
 def test_the_answer_changes_or_is_lost_without_a_supporting_fact(task):
     random, lost = np.random.default_rng(1), 0
@@ -145,7 +175,7 @@ def test_facts_stand_in_order_between_sentences_and_answers_begin_at_one_place(b
         sentences = [match[0] for match in found]
         assert len(sentences) == facts == document.annotation["facts"]
         assert answer_to(sentences, question) == answer.removesuffix(".")
-        ((start, stop, needed),) = document.annotation["answers"]
+        ((start, stop, needed, _),) = document.annotation["answers"]
         assert text[start:stop] == f" {answer[:-1]}" and stop == len(text) - 1
         assert start == length - len(" bathroom.")  # whatever the answer: one of the longest
         assert needed in [match.end() for match in found]
@@ -170,6 +200,10 @@ def test_what_cannot_be_told_is_refused(background):
     for task, facts in (("qa3", 2), ("qa5", 1), ("qa4", 12)):
         with pytest.raises(ValueError, match="num_facts"):
             BabiLong(background=background, task=task, num_facts=facts)
+    with pytest.raises(ValueError, match="from 3 to"):
+        BabiLong(background=background, num_facts=2, bound=True)
+    with pytest.raises(ValueError, match="bound"):
+        BabiLong(background=background, task="qa2", bound=True)
     with pytest.raises(ValueError, match="lengths = 90"):
         next(BabiLong(background=background, lengths=90).documents("test"))
     with pytest.raises(FileNotFoundError, match="validation"):
