@@ -7,9 +7,9 @@ import pytest
 from architectures import random_model
 from tiny_models import parameters
 
-from brt.models import key_dropout, ops
+from brt.models import ops
 from brt.models.caches import WindowCache
-from brt.models.fast import table
+from brt.models.fast import key_dropout, table
 from brt.models.fast.attention import attend
 from brt.models.sizes import Sizes
 
