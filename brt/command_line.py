@@ -66,8 +66,8 @@ flags.DEFINE_string(
 flags.DEFINE_string(
     "store_cache",
     None,
-    "Folder of this host's copies of token stores that lie in a bucket. Default: "
-    "~/.cache/brt/stores.",
+    "Folder of this host's copies of token stores that lie in a bucket; none to read them there. "
+    "Default: ~/.cache/brt/stores.",
 )
 flags.DEFINE_bool(
     "distributed", False, "Join the other processes of a TPU pod or a Slurm job (found by JAX)."

@@ -21,7 +21,7 @@ from brt.bindings.reading import check_all_read, read_bindings
 from brt.checks import checked_arguments
 from brt.data.mixture import MixedStore
 from brt.data.stores.token_store import TokenStore
-from brt.data.stores.verification import verify_once
+from brt.data.stores.verification import verify_when_read
 from brt.data.streams.batch import Batch, Segment, document_segments
 from brt.experiment_checks import (
     abstract_batch,
@@ -202,9 +202,9 @@ class Experiment:
         check_divisible(mesh, rows, self.model.divided_sizes())
 
     def open_store(self, split: str) -> TokenStore | MixedStore:
-        """Returns the token store of a split, verified, with a vocabulary that fits the model."""
+        """Returns the token store of a split, verified when read; its vocabulary fits the model."""
         store = self.trainer.corpus.open(split)
-        verify_once(store)
+        verify_when_read(store)
         size = store.manifest["vocabulary"]["size"]
         check_size(self.model, size, f"The vocabulary of {store.folder}")
         check_classes(self.model, store)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from brt.storage.paths import AnyPath, RemotePath
 from brt.storage.regular_files import open_regular
 
 PIECE = 2**20
@@ -71,18 +72,40 @@ class FileBytes:
         return -1
 
 
+class RemoteBytes:
+    """The bytes of an object of a bucket, as `FileBytes`; each slice is a request."""
+
+    def __init__(self, path: RemotePath, advice: str):
+        self.path = path
+        self._advice = advice
+        self._size = path.size()
+
+    def __len__(self) -> int:
+        return self._size
+
+    def read(self, start: int, size: int) -> bytes:
+        data = self.path.read_part(start, size) if size else b""
+        if len(data) != size:
+            raise CutShort(f"{self.path} was cut short while it was read. {self._advice}")
+        return data
+
+
 class FileArray:
     """A file of numbers as an array of one axis, read by slices.
 
     Args:
-        path: of a regular file, whose size is a multiple of the item size.
+        path: of a regular file or an object, whose size is a multiple of the item size.
         dtype: of the numbers.
         advice: as of `FileBytes`.
     """
 
-    def __init__(self, path: str | os.PathLike, dtype: np.dtype, advice: str):
+    def __init__(self, path: AnyPath | str | os.PathLike, dtype: np.dtype, advice: str):
         self.dtype = dtype
-        self._bytes = FileBytes(path, advice)
+        self._bytes: FileBytes | RemoteBytes
+        if isinstance(path, RemotePath):
+            self._bytes = RemoteBytes(path, advice)
+        else:
+            self._bytes = FileBytes(path, advice)
         self._itemsize = dtype.itemsize
         self._count = len(self._bytes) // dtype.itemsize
 

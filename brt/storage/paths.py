@@ -160,6 +160,11 @@ class RemotePath:
         with _storage(self, "read") as storage:
             return storage.cat_file(self._url)
 
+    def read_part(self, start: int, size: int) -> bytes:
+        """Returns bytes start ... start + size - 1, fewer where the object ends."""
+        with _storage(self, "read") as storage:
+            return storage.cat_file(self._url, start=start, end=start + size)
+
     def read_text(self, encoding: str = "utf-8") -> str:
         return self.read_bytes().decode(encoding)
 

@@ -6,10 +6,9 @@ import os
 import re
 import stat
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import BinaryIO, cast
 
-from brt.storage.paths import AnyPath, RemotePath, is_remote
+from brt.storage.paths import AnyPath, RemotePath, file_size, is_remote
 
 MOST_BYTES = 2**31
 """Bytes of a file that is read whole; a sparse file may have any number."""
@@ -69,13 +68,13 @@ def check_regular(path: str | os.PathLike) -> None:
         raise FileNotFoundError(f"There is no {os.fspath(path)}.")
 
 
-def check_size(path: Path, expected: int, advice: str) -> None:
+def check_size(path: AnyPath, expected: int, advice: str) -> None:
     """Refuses a regular file that is missing or has another number of bytes."""
     try:
         check_regular(path)
     except FileNotFoundError:
         raise FileNotFoundError(f"{path.parent} has no {path.name}: {advice}.") from None
-    if (size := os.path.getsize(path)) != expected:
+    if (size := file_size(path)) != expected:
         raise ValueError(
             f"{path} should have {expected} bytes and has {size}, as when it was cut short or "
             f"changed: {advice}."

@@ -1,12 +1,13 @@
 """Local copies of token stores in a bucket.
 
-A copy is named by the hash of the manifest once every file has been compared with its hash there.
+A copy is named by the hash of the manifest. It begins with the manifest and the borders of the
+documents; other files are copied when they are first read. Each has been compared with its hash.
 """
 
 import fcntl
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,7 +15,6 @@ from absl import logging
 
 from brt.data.stores.layout import STORE_FILES, is_shard_file, remove_store
 from brt.data.stores.own_folders import MARK, claim
-from brt.progress import Progress
 from brt.storage.json_files import Fields, parse_json
 from brt.storage.paths import AnyPath, RemotePath
 from brt.storage.regular_files import file_sha256
@@ -23,20 +23,26 @@ from brt.storage.shipped import user_cache
 
 MANIFEST = "manifest.json"
 AGAIN = "prepare the store again"
+NONE = "none"
 
 _chosen: list[Path] = []
 
 
 def use(folder: str | None) -> None:
-    """Sets the folder of the copies; None for `~/.cache/brt/stores`."""
+    """Sets the folder of the copies; None for `~/.cache/brt/stores`, "none" to copy no tokens."""
     _chosen[:] = [Path(folder).expanduser()] if folder else []
 
 
+def copies_tokens() -> bool:
+    return _chosen != [Path(NONE)]
+
+
 def cache_folder() -> Path:
-    return _chosen[0] if _chosen else user_cache("stores")
+    return _chosen[0] if _chosen and copies_tokens() else user_cache("stores")
 
 
 def local_copy(store: RemotePath) -> Path:
+    """Returns the folder of this host's copy, which has the manifest and offsets.npy."""
     try:
         content = (store / MANIFEST).read_bytes()
     except FileNotFoundError:
@@ -46,16 +52,30 @@ def local_copy(store: RemotePath) -> Path:
     copy = cache_folder() / hashlib.sha256(content).hexdigest()[:32]
     if copy.is_dir():
         return copy
-    with one_at_a_time(copy.with_name(f".{copy.name}.lock")):
+    with one_at_a_time(_lock(copy)):
         if not copy.is_dir():
             growing = copy.with_name(f"{copy.name}.growing")
             claim(growing)
             remove_store(growing)  # of a process that was killed
             claim(growing)
-            _fetch(store, content, growing)
+            logging.info("copying %s to %s, each file when it is first read", store, copy)
+            _copy(store, growing, "offsets.npy", _hashes(store, content).get("offsets.npy"))
+            replace_file(growing, MANIFEST, content)
             (growing / MARK).unlink()
             os.replace(growing, copy)
     return copy
+
+
+def fetch(store: RemotePath, copy: Path, hashes: Mapping[str, str], name: str) -> None:
+    """Copies a file to the folder of `local_copy`, unless it is there."""
+    if (copy / name).exists():
+        return
+    with one_at_a_time(_lock(copy)):
+        if not (copy / name).exists():
+            (copy / name).parent.mkdir(exist_ok=True)
+            growing = f"{name}.growing"
+            _copy(store, copy, name, hashes.get(name), growing)
+            os.replace(copy / growing, copy / name)
 
 
 def lock_of(store: AnyPath) -> Path:
@@ -65,7 +85,21 @@ def lock_of(store: AnyPath) -> Path:
     return cache_folder() / f".{name}.prepare.lock"
 
 
-def _fetch(store: RemotePath, manifest: bytes, folder: Path) -> None:
+def compare(store: RemotePath, hashes: Mapping[str, str], name: str) -> None:
+    """Reads a file of a bucket once, to compare it with its hash."""
+    if file_sha256(store / name) != hashes[name]:
+        raise _damaged(store / name)
+
+
+def _damaged(path: RemotePath) -> ValueError:
+    return ValueError(f"{path} is damaged, as its sha256 is not the one in the manifest: {AGAIN}.")
+
+
+def _lock(copy: Path) -> Path:
+    return copy.with_name(f".{copy.name}.lock")
+
+
+def _hashes(store: RemotePath, manifest: bytes) -> dict[str, str]:
     where = str(store / MANIFEST)
     hashes = parse_json(manifest, Fields({"hashes": dict[str, str]}), where, AGAIN)["hashes"]
     others = sorted(n for n in hashes if n not in STORE_FILES and not is_shard_file(n))
@@ -73,31 +107,26 @@ def _fetch(store: RemotePath, manifest: bytes, folder: Path) -> None:
         raise ValueError(
             f"{where} is not the manifest of a token store, as it names {others[0]!r}: {AGAIN}."
         )
-    names = dict.fromkeys([*hashes, "offsets.npy"])
-    sizes = {name: (store / name).size() for name in names}
-    logging.info("copying %s to %s: %d bytes", store, folder, sum(sizes.values()))
-    progress = Progress(f"copying {store}, MB", sum(sizes.values()) // 10**6)
-    done = 0
-    for name in names:
-        (folder / name).parent.mkdir(exist_ok=True)
-        try:
-            (store / name).fetch(folder / name)
-        except OSError as error:
-            if error.errno is None:
-                raise
-            raise OSError(
-                error.errno,
-                f"{store} cannot be copied to {folder} ({error.strerror}): free some space, or "
-                "name another folder with --store_cache.",
-            ) from error
-        if name in hashes and file_sha256(folder / name) != hashes[name]:
-            raise ValueError(
-                f"{store / name} is damaged, as its sha256 is not the one in the manifest: {AGAIN}."
-            )
-        done += sizes[name]
-        progress.update(done // 10**6)
-    progress.close()
-    replace_file(folder, MANIFEST, manifest)
+    return hashes
+
+
+def _copy(
+    store: RemotePath, folder: Path, name: str, expected: str | None, target: str | None = None
+) -> None:
+    file = folder / (target or name)
+    try:
+        (store / name).fetch(file)
+    except OSError as error:
+        if error.errno is None:
+            raise
+        raise OSError(
+            error.errno,
+            f"{store} cannot be copied to {folder} ({error.strerror}): free some space, or "
+            "name another folder with --store_cache.",
+        ) from error
+    if expected is not None and file_sha256(file) != expected:
+        file.unlink()
+        raise _damaged(store / name)
 
 
 @contextmanager

@@ -3,9 +3,10 @@
 Files are read, not mapped: one that is cut short meanwhile gives a message and not SIGBUS.
 """
 
+import functools
 import os
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +23,16 @@ from brt.data.stores.layout import (
     files_of,
     shard_name,
 )
-from brt.data.stores.store_cache import local_copy
+from brt.data.stores.store_cache import compare, copies_tokens, fetch, local_copy
 from brt.storage.file_parts import FileArray
 from brt.storage.json_files import DamagedFile, Fields, misfit, read_json, read_json_lines
 from brt.storage.paths import AnyPath, as_path
 from brt.storage.regular_files import check_inside, check_size, open_regular
 
 HOW_TO_REPEAT = "delete the folder and prepare it again"
+
+SMALL = 2**30
+"""Bytes of tokens and weights up to which a store is copied and compared as a whole."""
 
 VOCABULARY = Fields(
     {"name": str, "size": Count, "fingerprint": str},
@@ -60,7 +64,9 @@ class TokenStore:
 
     Attributes:
         folder: path of the store, on a disk or in a bucket.
-        files: folder of its files on this disk: the store itself, or this host's copy.
+        files: folder of its files: the store itself, or this host's copy.
+        check: is called with the name of a file before the file is first read. Of a bucket, it
+            copies the file and compares it with its hash.
         lengths_D: tokens of each document, int64 (documents,).
         all_tokens, all_weights: ids and float32 loss weights of all documents, (num_tokens,), to be
             sliced; no weights if they are all 1.
@@ -68,14 +74,51 @@ class TokenStore:
 
     def __init__(self, folder: str | os.PathLike):
         self.folder: AnyPath = as_path(folder)
-        self.files = self.folder if isinstance(self.folder, Path) else local_copy(self.folder)
-        self.manifest = read_manifest(self.files)
-        check_inside(self.files, ("offsets.npy", *files_of(self.manifest)))
-        self._offsets = _read_offsets(self.files, self.manifest)
+        self.files: AnyPath
+        self.check: Callable[[str], None] | None = None
+        if isinstance(self.folder, Path):
+            files = self.files = self.folder
+            self.manifest = read_manifest(files)
+            check_inside(files, ("offsets.npy", *files_of(self.manifest)))
+            self._check_sizes()
+        else:
+            files = self.files = local_copy(self.folder)
+            self.manifest = read_manifest(files)
+            hashes = self.manifest["hashes"]
+            if copies_tokens():
+                self.check = functools.partial(fetch, self.folder, self.files, hashes)
+            else:
+                self.check = functools.cache(functools.partial(compare, self.folder, hashes))
+                self.files = self.folder
+            if self.is_small:
+                self.read_all()
+        self._offsets = _read_offsets(files, self.manifest)
         self.all_tokens = self._array("tokens.bin", DTYPES[self.manifest["dtype"]])
         self.has_weights = self.manifest["weighted"]
         self.all_weights = self._array("weights.bin", WEIGHT) if self.has_weights else None
         self.lengths_D = np.diff(self._offsets)
+
+    @property
+    def is_small(self) -> bool:
+        """Whether all files are copied and compared at once, and not when they are first read."""
+        item = DTYPES[self.manifest["dtype"]].itemsize + WEIGHT.itemsize * self.manifest["weighted"]
+        return self.manifest["tokens"] * item <= SMALL
+
+    def read_all(self) -> None:
+        """Checks every file, as if it were read."""
+        for name in files_of(self.manifest):
+            self.file(name)
+
+    def file(self, name: str) -> AnyPath:
+        """Returns the path of a file that may be read."""
+        if self.check is not None:
+            self.check(name)
+        return self.files / name
+
+    @property
+    def shard_documents(self) -> np.ndarray:
+        """The first document of each shard, and the number of all, int64 (shards + 1,)."""
+        return np.cumsum([0, *(shard["documents"] for shard in self.manifest["shards"])])
 
     @property
     def num_documents(self) -> int:
@@ -104,26 +147,30 @@ class TokenStore:
 
     def entries(self) -> Iterator[dict[str, Any]]:
         for number in range(len(self.manifest["shards"])):
-            path = self.files / shard_name(number) / "documents.jsonl"
+            path = self.file(f"{shard_name(number)}/documents.jsonl")
             yield from read_json_lines(path, DOCUMENT, HOW_TO_REPEAT)
 
-    def _array(self, name: str, dtype: np.dtype) -> FileArray | JoinedArray:
+    def _array(self, name: str, dtype: np.dtype) -> JoinedArray:
         shards = self.manifest["shards"]
-        paths = [self.files / shard_name(number) / name for number in range(len(shards))]
 
         def array(number: int) -> np.ndarray | FileArray:
-            shard, path = shards[number], paths[number]
+            shard = shards[number]
             if name == "weights.bin" and not shard["weighted"]:
                 return np.broadcast_to(dtype.type(1), shard["tokens"])
+            path = self.file(f"{shard_name(number)}/{name}")
             check_size(path, shard["tokens"] * dtype.itemsize, HOW_TO_REPEAT)
             return FileArray(path, dtype, f"If it was not brt that did, {HOW_TO_REPEAT}.")
 
-        if len(shards) == 1:
-            return array(0)  # type: ignore[return-value]  # the only shard has the file
-        for path, shard in zip(paths, shards):
-            if name == "tokens.bin" or shard["weighted"]:
-                check_size(path, shard["tokens"] * dtype.itemsize, HOW_TO_REPEAT)
         return JoinedArray([shard["tokens"] for shard in shards], dtype, array)
+
+    def _check_sizes(self) -> None:
+        size = DTYPES[self.manifest["dtype"]].itemsize
+        for number, shard in enumerate(self.manifest["shards"]):
+            folder = self.files / shard_name(number)
+            check_size(folder / "tokens.bin", shard["tokens"] * size, HOW_TO_REPEAT)
+            if shard["weighted"]:
+                weights = shard["tokens"] * WEIGHT.itemsize
+                check_size(folder / "weights.bin", weights, HOW_TO_REPEAT)
 
     def _range(self, document: int, start: int, stop: int | None) -> slice:
         if not 0 <= document < len(self.lengths_D):

@@ -1,23 +1,27 @@
 """Compares the files of token stores with their hashes before training uses them.
 
-A host hashes a store once: sizes, times and inodes of its files are recorded in
-~/.cache/brt/verified, and the result holds while they do not change.
+A host hashes a file once: its size, times and inode are recorded in ~/.cache/brt/verified, and the
+result holds while they do not change.
 """
 
 import fcntl
+import functools
 import hashlib
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
+import numpy as np
+
 from brt.data.mixture import MixedStore
-from brt.data.stores.layout import content_of, files_of
+from brt.data.stores.layout import WEIGHT, content_of, files_of
 from brt.data.stores.token_store import HOW_TO_REPEAT, TokenStore
 from brt.data.stores.writer import misfit_of_weights
 from brt.progress import Progress
 from brt.storage.json_files import DamagedFile, read_json
-from brt.storage.regular_files import file_sha256
+from brt.storage.paths import AnyPath, file_size
+from brt.storage.regular_files import file_sha256, open_regular
 from brt.storage.replaced_files import lock_file, replace_json
 from brt.storage.shipped import user_cache
 
@@ -31,19 +35,11 @@ SHOWN_FROM = 200 * 10**6
 
 def verify(store: TokenStore) -> None:
     """Compares the files of a store with the manifest's hashes and counts, and with one another."""
-    manifest = store.manifest
-    where = store.folder / "manifest.json"
-    hashes = manifest["hashes"]
-    files = files_of(manifest)
-    if wrong := {*files} - hashes.keys() or hashes.keys() - {"offsets.npy", *files}:
-        raise _damaged(where, f"its hashes and the files of this store differ in {min(wrong)}")
-    if manifest["content"] != content_of(manifest):
-        raise _damaged(where, "its content is not the hash of tokens.bin")
-    check_hashes(store.files, hashes, HOW_TO_REPEAT)
-    weights = store.all_weights
-    for start in range(0, 0 if weights is None else len(weights), PIECE):
-        if weights is not None and (wrong := misfit_of_weights(weights[start : start + PIECE])):
-            raise _damaged(store.folder / "weights.bin", wrong)
+    check_manifest(store)
+    manifest, where = store.manifest, store.folder / "manifest.json"
+    check_hashes(store.files, manifest["hashes"], HOW_TO_REPEAT)
+    for name in files_of(manifest):
+        check_weights(store, name)
     names = ("tokens", "bytes", "words", "characters")
     counts = dict.fromkeys(names, 0)
     documents = 0
@@ -57,8 +53,28 @@ def verify(store: TokenStore) -> None:
         raise _damaged(where, "its counts are not those of the documents")
 
 
-def check_hashes(folder: Path, hashes: Mapping[str, str], advice: str) -> None:
-    size = sum(os.path.getsize(folder / name) for name in hashes)
+def check_manifest(store: TokenStore) -> None:
+    """Compares the parts of a manifest with one another."""
+    manifest, where = store.manifest, store.folder / "manifest.json"
+    hashes, files = manifest["hashes"], files_of(manifest)
+    if wrong := {*files} - hashes.keys() or hashes.keys() - {"offsets.npy", *files}:
+        raise _damaged(where, f"its hashes and the files of this store differ in {min(wrong)}")
+    if manifest["content"] != content_of(manifest):
+        raise _damaged(where, "its content is not the hash of tokens.bin")
+
+
+def check_weights(store: TokenStore, name: str) -> None:
+    """Refuses a file of weights with one that has no meaning; other files pass."""
+    if not name.endswith("weights.bin"):
+        return
+    with open_regular(store.files / name) as file:
+        while content := file.read(PIECE * WEIGHT.itemsize):
+            if wrong := misfit_of_weights(np.frombuffer(content, WEIGHT)):
+                raise _damaged(store.folder / name, wrong)
+
+
+def check_hashes(folder: AnyPath, hashes: Mapping[str, str], advice: str) -> None:
+    size = sum(file_size(folder / name) for name in hashes)
     progress = Progress(f"verifying {folder}, MB", size // 10**6, quiet=size < SHOWN_FROM)
     done = 0
     try:
@@ -68,7 +84,7 @@ def check_hashes(folder: Path, hashes: Mapping[str, str], advice: str) -> None:
                     f"{folder / name} is damaged, as its sha256 is not the one in the manifest: "
                     f"{advice}."
                 )
-            done += os.path.getsize(folder / name)
+            done += file_size(folder / name)
             progress.update(done // 10**6)
     finally:
         progress.close()
@@ -78,21 +94,38 @@ def hashes_of(folder: Path, names: Iterable[str]) -> dict[str, str]:
     return {name: file_sha256(folder / name) for name in names}
 
 
-def verify_once(store: TokenStore | MixedStore) -> None:
-    """Verifies a store, or those of a mixture, unless this host has done so since they changed."""
+def verify_when_read(store: TokenStore | MixedStore) -> None:
+    """Lets a store compare each file before it is first read; a small one at once."""
     for part in store.stores if isinstance(store, MixedStore) else [store]:
-        names = ("manifest.json", "offsets.npy", *part.manifest["hashes"])
-        once(part.files, names, lambda part=part: verify(part))
+        check_manifest(part)
+        part.check = functools.cache(functools.partial(_check_file, part, part.check))
+        if "offsets.npy" in part.manifest["hashes"]:
+            part.file("offsets.npy")
+        if part.is_small:
+            part.read_all()
 
 
-def once(folder: Path, names: Iterable[str], check) -> None:
+def _check_file(store: TokenStore, fetch: Callable[[str], None] | None, name: str) -> None:
+    if fetch is not None:
+        fetch(name)
+
+    def check() -> None:
+        check_hashes(store.files, {name: store.manifest["hashes"][name]}, HOW_TO_REPEAT)
+        check_weights(store, name)
+
+    if isinstance(store.files, Path):
+        once(store.files, [name], check)
+
+
+def once(folder: Path, names: Iterable[str], check: Callable[[], None]) -> None:
     """Calls `check()` unless it has passed on this host since the files were last changed."""
     records = os.environ.get(VARIABLE, str(user_cache("verified")))
     if not records:
         check()
         return
-    folder = folder.resolve()
-    note = Path(records) / f"{hashlib.sha256(os.fsencode(folder)).hexdigest()}.json"
+    folder, names = folder.resolve(), sorted(names)
+    key = "\n".join([os.fsdecode(folder), *names]).encode(errors="surrogateescape")
+    note = Path(records) / f"{hashlib.sha256(key).hexdigest()}.json"
     with ExitStack() as stack:
         with suppress(OSError):  # without a record the check runs again
             note.parent.mkdir(parents=True, exist_ok=True)
@@ -111,7 +144,7 @@ def once(folder: Path, names: Iterable[str], check) -> None:
 
 def _state(folder, names):
     state: dict[str, object] = {"folder": os.fsdecode(folder)}
-    for name in sorted(names):
+    for name in names:
         stat = os.stat(folder / name)
         state[name] = [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]
     return state

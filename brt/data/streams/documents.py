@@ -30,20 +30,33 @@ class WholeDocuments(Stream):
     def _position(self, row: int, number: int) -> tuple[int, int]: ...
 
 
+SHARDS_PER_ROW = 32
+
+
 class DocumentStream(WholeDocuments):
     """The training stream in which each batch element has its own documents.
 
     They are assigned once (`assign`), and shuffled every epoch, which begins without waiting for
-    others.
+    others. A store of `SHARDS_PER_ROW` shards for each batch element is assigned by whole shards,
+    so that a host reads only the files of its batch elements.
     """
+
+    store: TokenStore
 
     def _prepare(self) -> None:
         store, rows = self.store, self.rows
         tokens = self.segment_length * self.segments_per_step
         check_count(str(store.folder), store.num_documents, rows, tokens)
         self._segments_D = -(-store.lengths_D // self.segment_length)
-        order = permutation(store.num_documents, self.seed, 0, 0, 1)
-        self._row_documents = assign(self._segments_D, rows, order)
+        firsts = store.shard_documents
+        if len(firsts) - 1 < SHARDS_PER_ROW * rows:
+            order = permutation(store.num_documents, self.seed, 0, 0, 1)
+            self._row_documents = assign(self._segments_D, rows, order)
+        else:
+            order = permutation(len(firsts) - 1, self.seed, 0, 0, 1)
+            shards = assign(np.add.reduceat(self._segments_D, firsts[:-1]), rows, order)
+            documents = np.split(np.arange(store.num_documents), firsts[1:-1])
+            self._row_documents = [np.concatenate([documents[s] for s in own]) for own in shards]
         self.row_segments_B = np.array(
             [self._segments_D[documents].sum() for documents in self._row_documents]
         )

@@ -3,13 +3,19 @@
 import json
 
 import fsspec
+import numpy as np
 import pytest
 from jobs import files_of
+from stores import make_store, same
 from tiny_run import write_config
 
 from brt import config
 from brt.data.corpus import Corpus
-from brt.data.stores import store_cache
+from brt.data.stores import store_cache, token_store
+from brt.data.stores.token_store import TokenStore
+from brt.data.stores.verification import verify_when_read
+from brt.data.streams import documents
+from brt.data.streams.documents import DocumentStream
 from brt.data.vocabularies.named import named_vocabulary
 from brt.storage.paths import RemotePath
 from brt.training.settings import Trainer
@@ -77,7 +83,53 @@ def test_a_damaged_file_is_named_and_never_copied(corpus, tmp_path, name, at):
     for _ in range(2):  # what the first try left does not help the second
         with pytest.raises(ValueError, match=name):
             corpus.open(SPLIT)
-    assert not copies(tmp_path / "another_host")
+    assert not any((copy / name).exists() for copy in copies(tmp_path / "another_host"))
+
+
+@pytest.fixture
+def large(cache, monkeypatch):
+    """A store in a bucket that counts as a large one; a shard has one document."""
+    monkeypatch.setattr(token_store, "SMALL", -1)
+    monkeypatch.setattr(documents, "SHARDS_PER_ROW", 4)
+    lengths = 1 + np.random.default_rng(0).integers(1, 60, 128)
+    return make_store(RemotePath(BUCKET) / "large", lengths, shard_bytes=1)
+
+
+def tokens_in(folder):
+    """The shards whose tokens lie below a folder."""
+    return {path.parent.name for path in folder.rglob("tokens.bin")}
+
+
+def test_each_of_16_hosts_copies_the_files_of_its_rows_alone(large, tmp_path):
+    hosts, rows, read, copied = 16, 2, {}, []
+    for host in range(hosts):
+        store_cache.use(str(tmp_path / f"host {host}"))
+        stream = DocumentStream(TokenStore(large.folder), hosts * rows, 16, seed=3)
+        assert not tokens_in(tmp_path / f"host {host}")
+        own = range(host * rows, (host + 1) * rows)
+        for step in range(stream.row_segments_B[own.start : own.stop].max()):
+            read[host, step] = stream.batch(step, own.start, rows)
+        copied.append(tokens_in(tmp_path / f"host {host}"))
+    # Shards are divided between the hosts, evenly, and all are read.
+    assert sum(map(len, copied)) == len(set().union(*copied)) == large.num_documents
+    assert max(map(len, copied)) <= 2 * large.num_documents / hosts
+    stream = DocumentStream(large, hosts * rows, 16, seed=3)
+    for (host, step), batch in read.items():
+        assert same(batch, stream.batch(step, host * rows, rows))
+
+
+def test_tokens_of_a_bucket_are_read_without_a_copy(large, tmp_path, monkeypatch):
+    monkeypatch.setattr(store_cache, "user_cache", lambda name: tmp_path / "home" / name)
+    store_cache.use("none")
+    damaged = large.folder / "shard-00002" / "tokens.bin"
+    damaged.write_bytes(b"x" + damaged.read_bytes()[1:])
+    store = TokenStore(large.folder)
+    verify_when_read(store)
+    for number in (0, 1, 127):
+        assert np.array_equal(store.tokens(number), large.tokens(number))
+    with pytest.raises(ValueError, match=r"shard-00002/tokens\.bin is damaged"):
+        store.tokens(2)
+    assert not tokens_in(tmp_path / "home") and store.titles() == large.titles()
 
 
 @pytest.mark.parametrize(

@@ -2,15 +2,17 @@
 
 import json
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
 from stores import make_store
 from tiny_run import PLAIN, build, write_config
 
-from brt.data.stores import verification
+from brt.data.stores import token_store, verification
+from brt.data.stores.layout import files_of
 from brt.data.stores.token_store import TokenStore
-from brt.data.stores.verification import VARIABLE, check_hashes, hashes_of, verify, verify_once
+from brt.data.stores.verification import VARIABLE, check_hashes, hashes_of, verify, verify_when_read
 from brt.storage.json_files import DamagedFile
 
 LENGTHS = (1, 7, 30, 12)
@@ -96,6 +98,12 @@ def test_what_is_no_regular_file_is_refused_and_not_waited_for(store, name):
     assert f"{name} is a link to a file outside" in refused(store.folder)
 
 
+def bytes_read():
+    """Bytes that this process has read from files so far, of the disk or of the memory."""
+    lines = Path("/proc/self/io").read_text().splitlines()
+    return int(dict(line.split(": ") for line in lines)["rchar"])
+
+
 # Before training.
 
 
@@ -123,20 +131,61 @@ def counted(tmp_path, monkeypatch):
     return calls
 
 
-def test_a_store_is_hashed_once_until_one_of_its_files_is_changed(store, counted, tmp_path):
+def test_a_file_is_hashed_once_until_it_is_changed(store, counted):
+    files = 1 + len(files_of(store.manifest))  # with offsets.npy
     for _ in range(3):
-        verify_once(TokenStore(store.folder))
-    assert len(counted) == 1
-    for name in ("manifest.json", f"{FIRST}/documents.jsonl"):
-        os.utime(store.folder / name)
-        verify_once(TokenStore(store.folder))
-        verify_once(TokenStore(store.folder))
-    assert len(counted) == 3
+        verify_when_read(TokenStore(store.folder))
+    assert len(counted) == files
+    os.utime(store.folder / FIRST / "documents.jsonl")
+    for _ in range(2):
+        verify_when_read(TokenStore(store.folder))
+    assert len(counted) == files + 1
     tokens = store.folder / FIRST / "tokens.bin"
     times = os.stat(tokens)
     flip(tokens)
     os.utime(tokens, ns=(times.st_atime_ns, times.st_mtime_ns))  # as a copy that keeps times
-    with pytest.raises(DamagedFile, match=r"tokens\.bin is damaged"):
-        verify_once(TokenStore(store.folder))
-    with pytest.raises(DamagedFile):  # and nothing is kept of it
-        verify_once(TokenStore(store.folder))
+    for _ in range(2):  # nothing is kept of the first try
+        with pytest.raises(DamagedFile, match=r"tokens\.bin is damaged"):
+            verify_when_read(TokenStore(store.folder))
+
+
+@pytest.fixture
+def large(monkeypatch):
+    """Every store counts as a large one."""
+    monkeypatch.setattr(token_store, "SMALL", -1)
+
+
+def test_a_file_of_a_large_store_is_compared_when_it_is_first_read(tmp_path, counted, large):
+    store = make_store(tmp_path / "train", LENGTHS, weighted=True, shard_bytes=1)
+    flip(store.folder / "shard-00002" / "tokens.bin")
+    flip(store.folder / "shard-00003" / "weights.bin")
+    verify_when_read(store)
+    assert [list(hashes) for _, hashes, _ in counted] == [["offsets.npy"]]
+    assert len(store.tokens(1)) == LENGTHS[1] and len(store.tokens(3)) == LENGTHS[3]
+    read = [f"shard-0000{number}/tokens.bin" for number in (1, 3)]
+    assert [name for _, hashes, _ in counted for name in hashes] == ["offsets.npy", *read]
+    for name, reads in (
+        ("shard-00002/tokens", store.tokens),
+        ("shard-00003/weights", store.weights),
+    ):
+        for _ in range(2):
+            with pytest.raises(DamagedFile, match=rf"{name}\.bin is damaged"):
+                reads(int(name[10]))
+
+
+def test_a_large_store_opens_without_reading_its_tokens(tmp_path, large):
+    """100 GB that take no room on the disk."""
+    shards, tokens = 100, 5 * 10**8
+    small = make_store(tmp_path / "small", [8] * shards, shard_bytes=1)
+    manifest, folder = dict(small.manifest), tmp_path / "small"
+    manifest["tokens"] = shards * tokens
+    manifest["shards"] = [shard | {"tokens": tokens} for shard in manifest["shards"]]
+    np.save(folder / "offsets.npy", np.arange(shards + 1, dtype="<i8") * tokens)
+    for number in range(shards):
+        os.truncate(folder / f"shard-{number:05}" / "tokens.bin", 4 * tokens)
+    manifest["hashes"] |= hashes_of(folder, ["offsets.npy"])
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    before = bytes_read()
+    store = TokenStore(folder)
+    verify_when_read(store)
+    assert store.num_tokens == shards * tokens and bytes_read() - before < 10**7
