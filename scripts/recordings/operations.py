@@ -38,7 +38,7 @@ def kimi_delta(inputs: Arrays, settings: Mapping[str, Any]) -> Arrays:
     state = inputs.get("initial_state")
     if state is None:
         state = jnp.zeros((len(q), *v.shape[2:3], q.shape[-1], v.shape[-1]), v.dtype)
-    state, out = delta_rule(state, (q, k, v, inputs["g"], inputs["beta"]), WINDOW)
+    state, out = delta_rule(state, (q, k, v, inputs["g"], inputs["beta"]))
     return {"o": out, "final_state": state}
 
 

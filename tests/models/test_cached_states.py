@@ -110,7 +110,7 @@ def test_the_memory_inside_is_bound_by_name():
 
 def test_operations_are_those_the_compiler_counts():
     """The compiler also counts norms, gates and merging."""
-    sizes, window = Sizes(width=256, num_heads=4, head_size=64, feed_forward_size=8), 32
+    sizes, window = Sizes(width=256, num_heads=4, head_size=64, feed_forward_size=8), 64
     memory = nnx.eval_shape(lambda: CachedStates(OneKey(), sizes, window))
     graph, params = nnx.split(memory, nnx.Param)
     x_BTD = jax.ShapeDtypeStruct((1, window, 256), "float32")

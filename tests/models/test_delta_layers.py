@@ -18,12 +18,12 @@ from tiny_models import OneKey, cast, drawn, parameters, plain, quick_jit, rando
 
 from brt.models.block_recurrent.associative_memory import AssociativeMemory
 from brt.models.block_recurrent.delta_layers import (
-    BLOCK,
     TAPS,
     GatedDeltaLayer,
     KimiDeltaLayer,
     LinearAttentionLayer,
 )
+from brt.models.block_recurrent.gated_delta import CHANNEL_BLOCK, HEAD_BLOCK
 from brt.models.block_recurrent.layer import Layer
 from brt.models.block_recurrent.memory import LayerTokens
 from brt.models.block_recurrent.model import BlockRecurrentTransformer
@@ -34,7 +34,7 @@ D, H, K = 10, 2, 4
 SIZES = Sizes(width=D, num_heads=H, head_size=K, feed_forward_size=8)
 KINDS = GatedDeltaLayer, KimiDeltaLayer, LinearAttentionLayer
 each_kind = pytest.mark.parametrize("kind", KINDS)
-T = BLOCK + 27
+T = HEAD_BLOCK + 27
 """Tokens of two blocks, the second not full."""
 
 
@@ -47,7 +47,7 @@ def float64():
 @functools.cache
 def memory_of(kind):
     with jax.enable_x64(True):
-        model = randomised(drawn(lambda: kind(OneKey(), SIZES, 4 * BLOCK)), 3)
+        model = randomised(drawn(lambda: kind(OneKey(), SIZES, 4 * HEAD_BLOCK)), 3)
         return cast(model, "float64")
 
 
@@ -96,7 +96,7 @@ def test_outputs_and_gradients_are_those_of_transformers(kind):
     with np.load(Path(__file__).parent / "recordings" / "delta_layers.npz") as archive:
         recording = dict(archive)
     sizes = Sizes(width=12, num_heads=2, head_size=4, feed_forward_size=8)
-    graph, _ = nnx.split(nnx.eval_shape(lambda: kind(OneKey(), sizes, BLOCK)), nnx.Param)
+    graph, _ = nnx.split(nnx.eval_shape(lambda: kind(OneKey(), sizes, HEAD_BLOCK)), nnx.Param)
 
     def named(part):
         start = f"{kind.name}/{part}/"
@@ -115,7 +115,7 @@ def test_outputs_and_gradients_are_those_of_transformers(kind):
     close((y_BTD, x_grad), expected, 1e-5)
     for name, theirs in named("grads").items():
         # Of the rates of channels, the recorded gradient has an error of 1.4e-4 against float64.
-        close(grads[name], theirs, 1e-4 if name == "decay_rate_H" else 2e-5)
+        close(grads[name], theirs, 1e-4 if name == "decay_rate_H" else 5e-5)
 
 
 @each_kind
@@ -241,7 +241,8 @@ def test_recomputed_layers_have_the_same_gradients(remat):
 @each_kind
 def test_operations_are_those_the_compiler_counts(kind):
     """The compiler also counts the convolution's SiLU, norms and gates."""
-    sizes, W = Sizes(width=512, num_heads=4, head_size=128, feed_forward_size=8), 32
+    sizes = Sizes(width=512, num_heads=4, head_size=128, feed_forward_size=8)
+    W = CHANNEL_BLOCK if kind is KimiDeltaLayer else HEAD_BLOCK
     memory = nnx.eval_shape(lambda: kind(OneKey(), sizes, W))
     graph, params = nnx.split(memory, nnx.Param)
     x_BTD = jax.ShapeDtypeStruct((1, W, 512), "float32")

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from brt.models.block_recurrent.gated_delta import delta_block, inverse_of_unit_lower
+from brt.models.block_recurrent.gated_delta import delta_rule, inverse_of_unit_lower
 from brt.models.ops import unit_heads
 
 INPUTS = "queries", "keys", "values", "log_decays", "steps"
@@ -33,7 +33,7 @@ def run(matrix_BHKK, inputs, weights_BTHK, window):
     read = []
     for start in range(0, q_BTHK.shape[1], window):
         block = [x[:, start : start + window] for x in inputs]
-        matrix_BHKK, read_BWHK = delta_block(matrix_BHKK, tuple(block))
+        matrix_BHKK, read_BWHK = delta_rule(matrix_BHKK, block)
         read.append(read_BWHK)
     read_BTHK = jnp.concatenate(read, axis=1)
     loss = jnp.sum(read_BTHK * weights_BTHK) + jnp.sum(jnp.square(matrix_BHKK))
@@ -66,10 +66,10 @@ def test_the_inverse_of_unit_lower_matrices_is_that_of_numpy(size):
 
 SOLVES = """
 import jax, jax.numpy as jnp
-from brt.models.block_recurrent.gated_delta import delta_block
+from brt.models.block_recurrent.gated_delta import delta_rule
 q = jax.random.normal(jax.random.key(0), (64, 16, 4, 16))
 inputs = q, q / 4, q, -jnp.ones(q.shape[:3]), jnp.ones(q.shape[:3]) / 2
-grad = jax.grad(lambda m: sum(jnp.sum(x**2) for x in delta_block(m, inputs)))
+grad = jax.grad(lambda m: sum(jnp.sum(x**2) for x in delta_rule(m, inputs)))
 step = jax.jit(lambda m: [grad(m + i) for i in range(4)])
 for _ in range(20):
     jax.block_until_ready(step(jnp.zeros((64, 4, 16, 16))))

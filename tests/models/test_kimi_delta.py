@@ -12,12 +12,13 @@ import pytest
 from flax import nnx
 from tiny_models import OneKey, quick_jit
 
-from brt.models.block_recurrent.gated_delta import CHUNK, delta_rule
+from brt.models.block_recurrent.gated_delta import CHANNEL_BLOCK, block_length, delta_rule
 from brt.models.block_recurrent.kimi_delta import KimiDeltaMemory
 from brt.models.block_recurrent.memory import LayerTokens
 from brt.models.sizes import Sizes
 
 B, H, K, V = 2, 2, 6, 5
+W = block_length(K, CHANNEL_BLOCK)
 NAMES = "q", "k", "v", "g", "beta"
 DECAYS = {
     "none": (0, 0),
@@ -63,7 +64,7 @@ def recurrence(state, inputs):
 
 
 def chunked(state, inputs):
-    return delta_rule(state, inputs, 8)
+    return delta_rule(state, inputs)
 
 
 @functools.cache  # one compilation for all decays
@@ -88,7 +89,7 @@ def close(found, theirs, tolerance):
 
 @pytest.mark.parametrize("decays", DECAYS)
 def test_outputs_states_and_gradients_are_those_of_the_recurrence(decays):
-    state, inputs = drawn(CHUNK + 7, *DECAYS[decays])
+    state, inputs = drawn(W + 7, *DECAYS[decays])
     with jax.enable_x64(True):
         theirs = with_gradients(recurrence, state, inputs)
         close(theirs[:2], expected(state, inputs), 1e-12)
@@ -106,8 +107,8 @@ def test_4096_tokens_keep_the_digits_of_float32():
 
 
 def test_pieces_of_any_length_are_the_whole():
-    state, inputs = drawn(2 * CHUNK + 5)
-    ends = np.cumsum([0, 1, 5, CHUNK, 2, CHUNK - 3])
+    state, inputs = drawn(2 * W + 5)
+    ends = np.cumsum([0, 1, 5, W, 2, W - 3])
     with jax.enable_x64(True):
         whole = chunked(state, tuple(map(jnp.asarray, inputs)))
         reads = []
@@ -118,7 +119,7 @@ def test_pieces_of_any_length_are_the_whole():
 
 
 def test_channels_that_decay_alike_are_the_gated_delta_rule():
-    state, (q, k, v, decays, step) = drawn(2 * CHUNK)
+    state, (q, k, v, decays, step) = drawn(2 * W)
     with jax.enable_x64(True):
         equal = np.broadcast_to(decays[..., :1], decays.shape)
         found = chunked(state, tuple(map(jnp.asarray, (q, k, v, equal, step))))
@@ -129,12 +130,12 @@ def test_channels_that_decay_alike_are_the_gated_delta_rule():
 
 def memory_of(**sizes):
     sizes = Sizes(**dict(width=24, num_heads=2, head_size=16, feed_forward_size=8) | sizes)
-    return KimiDeltaMemory(OneKey(), sizes, CHUNK)
+    return KimiDeltaMemory(OneKey(), sizes, W)
 
 
 def abstract_inputs(memory, dtype):
     """A cache, and the arguments of `run` for a block."""
-    sizes, T = memory.sizes, CHUNK
+    sizes, T = memory.sizes, CHANNEL_BLOCK
     heads = [jax.ShapeDtypeStruct((1, T, sizes.num_heads, sizes.head_size), dtype)] * 3
     x_BTD = jax.ShapeDtypeStruct((1, T, sizes.width), dtype)
     tokens = LayerTokens(x_BTD, *heads, jax.ShapeDtypeStruct((sizes.num_heads,), dtype))
@@ -153,7 +154,7 @@ def test_the_state_and_its_decays_are_float32_whatever_the_activations():
 
 def test_a_new_memory_keeps_between_one_and_a_thousand_tokens():
     sizes = Sizes(width=24, num_heads=8, head_size=16, feed_forward_size=8)
-    memory = KimiDeltaMemory(nnx.Rngs(0), sizes, CHUNK)
+    memory = KimiDeltaMemory(nnx.Rngs(0), sizes, W)
     decays = -np.asarray(memory.log_decays(jnp.zeros((1, 1, 24))))
     assert 0.001 <= decays.min() < 0.01 and 0.3 < decays.max() <= 1.6
 
@@ -164,11 +165,11 @@ def test_operations_are_those_the_compiler_counts():
     graph, params = nnx.split(memory, nnx.Param)
     inputs = abstract_inputs(memory, "float32")
     run = jax.jit(lambda params, *inputs: nnx.merge(graph, params).run(*inputs))
-    counted = run.lower(params, *inputs).cost_analysis()["flops"] / CHUNK
-    assert 1.0 < counted / memory.flops_per_token(CHUNK) < 1.03
+    counted = run.lower(params, *inputs).cost_analysis()["flops"] / CHANNEL_BLOCK
+    assert 1.0 < counted / memory.flops_per_token(W) < 1.03
 
 
-def recorded(T=CHUNK + 3, groups=1, scale=None, **settings):
+def recorded(T=W + 3, groups=1, scale=None, **settings):
     """A recording as the released recurrence would make it."""
     state, (q, k, *others) = drawn(T, -3)
     factor = K**-0.5 if scale is None else scale

@@ -14,17 +14,20 @@ from jax.typing import DTypeLike
 from brt.checks import configurable
 from brt.models.block_recurrent.associative_memory import features
 from brt.models.block_recurrent.gated_delta import (
+    HEAD_BLOCK,
     blocks_first,
     blocks_joined,
     decays_and_steps,
     delta_rule,
+    head_flops,
+    rule_flops,
 )
 from brt.models.block_recurrent.kimi_delta import (
     channel_decays,
+    channel_flops,
     decay_biases,
     decay_rates,
     low_rank,
-    rule_flops,
 )
 from brt.models.block_recurrent.memory import LayerTokens, Metrics, TokenMemory
 from brt.models.counts import matrix_size
@@ -41,8 +44,6 @@ from brt.models.sizes import Sizes
 TAPS = 4
 """Tokens that a short convolution sees, the last its own."""
 Heads = tuple[jax.Array, jax.Array, jax.Array]
-BLOCK = 64
-"""Tokens of a block of rules whose heads decay as a whole, or not at all."""
 
 
 class ConvolvedCache(NamedTuple):
@@ -74,7 +75,6 @@ class ConvolvedMemory(TokenMemory):
     def __init__(self, rngs: nnx.Rngs, sizes: Sizes, window: int):
         D, A = sizes.width, sizes.attention_size
         self.sizes = sizes
-        self.block = min(window, BLOCK)
         self.queries_DA = parameter(rngs, DENSE, D, A)
         self.keys_DA = parameter(rngs, DENSE, D, A)
         self.values_DA = parameter(rngs, DENSE, D, A)
@@ -217,15 +217,13 @@ class GatedDeltaLayer(ConvolvedMemory):
         self, matrix_BHKK: jax.Array, heads: Heads, x_BTD: jax.Array, real_BT: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
         decay_step = decays_and_steps(self.log_decays(x_BTD), x_BTD, self.step_DH[...], real_BT)
-        return delta_rule(matrix_BHKK, (*heads, *decay_step), self.block)
+        return delta_rule(matrix_BHKK, (*heads, *decay_step))
 
     def gate(self, x_BTD: jax.Array) -> jax.Array:
         return jax.nn.silu(at_least_float32(x_BTD @ self.gate_DA[...].astype(x_BTD.dtype)))
 
     def rule_flops(self) -> float:
-        """Counts three products with the matrix, four within the block, and the inverse."""
-        A, K, W = self.sizes.attention_size, self.sizes.head_size, self.block
-        return 6.0 * A * K + 8.0 * A * W + self.sizes.num_heads * W**2 * 2 / 3
+        return rule_flops(self.sizes) + head_flops(self.sizes)
 
 
 @configurable(denylist=["rngs", "sizes", "window"])
@@ -258,7 +256,7 @@ class KimiDeltaLayer(GatedDeltaLayer):
         return jax.nn.sigmoid(low_rank(x_BTD, self.gate_down_DK[...], self.gate_up_KA[...]))
 
     def rule_flops(self) -> float:
-        return rule_flops(self.sizes)
+        return channel_flops(self.sizes)
 
 
 @configurable(denylist=["rngs", "sizes", "window"])
@@ -286,16 +284,16 @@ class LinearAttentionLayer(ConvolvedMemory):
         q_BTHK, k_BTHK, v_BTHK = heads
         inputs = q_BTHK, jnp.where(real_BT[..., None, None], k_BTHK, 0), v_BTHK
         T = q_BTHK.shape[1]
+        q_GBWHK, k_GBWHK, v_GBWHK = blocks_first(inputs, min(T, HEAD_BLOCK))
+        added_GBHKK = jnp.einsum("GBWHK,GBWHV->GBHKV", k_GBWHK, v_GBWHK)
+        scores_GBHWJ = jnp.tril(jnp.einsum("GBWHK,GBJHK->GBHWJ", q_GBWHK, k_GBWHK))
 
-        def block(matrix_BHKK, block):
-            q_BWHK, k_BWHK, v_BWHK = block
-            scores_BHWJ = jnp.tril(jnp.einsum("BWHK,BJHK->BHWJ", q_BWHK, k_BWHK))
-            read_BWHK = jnp.einsum("BWHK,BHKV->BWHV", q_BWHK, matrix_BHKK)
-            read_BWHK = read_BWHK + jnp.einsum("BHWJ,BJHK->BWHK", scores_BHWJ, v_BWHK)
-            return matrix_BHKK + jnp.einsum("BWHK,BWHV->BHKV", k_BWHK, v_BWHK), read_BWHK
+        def add(before_BHKK, added_BHKK):
+            return before_BHKK + added_BHKK, before_BHKK
 
-        blocks = blocks_first(inputs, min(T, self.block))
-        matrix_BHKK, read_GBWHK = jax.lax.scan(block, matrix_BHKK, blocks)
+        matrix_BHKK, before_GBHKK = jax.lax.scan(add, matrix_BHKK, added_GBHKK)
+        read_GBWHK = jnp.einsum("GBWHK,GBHKV->GBWHV", q_GBWHK, before_GBHKK)
+        read_GBWHK = read_GBWHK + jnp.einsum("GBHWJ,GBJHK->GBWHK", scores_GBHWJ, v_GBWHK)
         return matrix_BHKK, blocks_joined(read_GBWHK, T)
 
     def gate(self, x_BTD: jax.Array) -> jax.Array:
@@ -303,4 +301,4 @@ class LinearAttentionLayer(ConvolvedMemory):
 
     def rule_flops(self) -> float:
         A = self.sizes.attention_size
-        return 4.0 * A * self.sizes.head_size + 4.0 * A * self.block
+        return 4.0 * A * self.sizes.head_size + 4.0 * A * HEAD_BLOCK

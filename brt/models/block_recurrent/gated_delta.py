@@ -49,7 +49,6 @@ class GatedDeltaMemory(TokenMemory):
     def __init__(self, rngs: nnx.Rngs, sizes: Sizes, window: int):
         H = sizes.num_heads
         self.sizes = sizes
-        self.window = window
         self.decay_DH = parameter(rngs, DENSE, sizes.width, H)
         self.decay_bias_H = parameter(rngs, jax.nn.initializers.constant(-4.0), H)
         self.step_DH = parameter(rngs, DENSE, sizes.width, H)
@@ -73,7 +72,7 @@ class GatedDeltaMemory(TokenMemory):
             q_BTHK, k_BTHK = unit_heads(q_BTHK), unit_heads(k_BTHK)
         decay_step = decays_and_steps(self.log_decays(x_BTD), x_BTD, self.step_DH[...], real_BT)
         inputs = (*map(at_least_float32, (q_BTHK, k_BTHK, tokens.values_BTHK)), *decay_step)
-        matrix_BHKK, memory_BTHK = delta_rule(cache.matrix_BHKK, inputs, self.window)
+        matrix_BHKK, memory_BTHK = delta_rule(cache.matrix_BHKK, inputs)
         mixed_BTHK, metrics = mix_with_attention(self.mix_H[...], attended_BTHK, memory_BTHK)
         return mixed_BTHK, DeltaCache(matrix_BHKK), metrics
 
@@ -83,32 +82,44 @@ class GatedDeltaMemory(TokenMemory):
         return -jax.nn.softplus(at_least_float32(log_decay_BTH))
 
     def flops_per_token(self, window: int) -> float:
-        """Counts three products with the matrix, four within the block, and the inverse."""
-        A, K = self.sizes.attention_size, self.sizes.head_size
         gates = 4 * self.sizes.width * self.sizes.num_heads
-        inverse = self.sizes.num_heads * window**2 * 2 / 3
-        return gates + 6.0 * A * K + 8.0 * A * window + inverse
+        return gates + rule_flops(self.sizes) + head_flops(self.sizes)
 
 
-CHUNK = 32
-"""Tokens of a block with decays of channels, whose products are computed log2(CHUNK) times."""
+HEAD_BLOCK, CHANNEL_BLOCK = 64, 32
+"""Most tokens of a block of `delta_rule` with decays of heads, or of channels."""
+
+
+def block_length(head_size: int, most: int) -> int:
+    """Returns the tokens W of a block, a power of 2: (W, W) matrices beside (K, K) ones."""
+    return min(most, 1 << (head_size - 1).bit_length())
+
+
+def rule_flops(sizes: Sizes, most: int = HEAD_BLOCK) -> float:
+    """Returns the operations of `delta_rule` for a token, without those of its decays."""
+    A, K, W = sizes.attention_size, sizes.head_size, block_length(sizes.head_size, most)
+    return 6.0 * A * K + 6.0 * A * W + sizes.num_heads * W**2 * 2 / 3
+
+
+def head_flops(sizes: Sizes) -> float:
+    """Returns the operations of `products_by_head` for a token."""
+    return 4.0 * sizes.attention_size * block_length(sizes.head_size, HEAD_BLOCK)
 
 
 class Block(NamedTuple):
-    """The part of a block of W tokens that does not depend on the matrix before the block.
+    """The part of a block of W tokens that does not depend on the matrix S before the block.
 
-    queries, keys: decayed since the start of the block; stored_keys: decayed until its end.
-    inverse, scores: the inverse of the system of stored values; how tokens read them.
-    kept: the decay of the whole block, of a head (C = 1) or of its channels (C = K).
+    A token stores u - w S for its key, and reads q S and its scores of what was stored.
+
+    queries_BHXK: w, then q of all tokens, (B, H, 2 W, K).
+    values_BHWK: u.
+    keys_BHWK: decayed until the end of the block.
+    kept_BHC: the decay of the whole block, of a head (C = 1) or of its channels (C = K).
     """
 
-    queries_BHWK: jax.Array
-    keys_BHWK: jax.Array
-    stored_keys_BHWK: jax.Array
+    queries_BHXK: jax.Array
     values_BHWK: jax.Array
-    step_BHW: jax.Array
-    inverse_BHWJ: jax.Array
-    scores_BHWJ: jax.Array
+    keys_BHWK: jax.Array
     kept_BHC: jax.Array
 
 
@@ -122,25 +133,19 @@ def decays_and_steps(
     return jnp.where(real, log_decay, 0), jnp.where(real_BT1, step_BTH, 0)
 
 
-def delta_rule(
-    matrix_BHKK: jax.Array, inputs: Sequence[jax.Array], window: int
-) -> tuple[jax.Array, jax.Array]:
+def delta_rule(matrix_BHKK: jax.Array, inputs: Sequence[jax.Array]) -> tuple[jax.Array, jax.Array]:
     """Returns the memory after T tokens, and the values that they read, (B, T, H, K).
 
-    inputs: as of `delta_block`. Decays of a head are computed in blocks of a window, one after
-    another: all their (W, W) matrices at once would need more memory. With decays of channels, all
-    that does not depend on the memory is computed for all blocks at once.
+    inputs: of T tokens, as of `block_of`. Only two products depend on the memory before a block.
     """
-    *_, log_decay, _ = inputs
-    T = log_decay.shape[1]
-    if log_decay.ndim == 3:
-        blocks = blocks_first(inputs, min(T, window))
-        matrix_BHKK, read_GBWHK = jax.lax.scan(delta_block, matrix_BHKK, blocks)
-    else:
-        length = 1 << (min(T, CHUNK) - 1).bit_length()
-        blocks = jax.checkpoint(jax.vmap(block_of))(blocks_first(inputs, length))
-        matrix_BHKK, read_GBWHK = jax.lax.scan(after_block, matrix_BHKK, blocks)
-    return matrix_BHKK, blocks_joined(read_GBWHK, T)
+    queries_BTHK, *_, log_decay, _ = inputs
+    _, T, _, K = queries_BTHK.shape
+    most = block_length(K, CHANNEL_BLOCK if log_decay.ndim == 4 else HEAD_BLOCK)
+    length = 1 << (min(T, most) - 1).bit_length()
+    blocks, scores_GBHWJ = jax.checkpoint(jax.vmap(block_of))(blocks_first(inputs, length))
+    matrix_BHKK, (read_GBHWK, stored_GBHWK) = jax.lax.scan(after_block, matrix_BHKK, blocks)
+    read_GBHWK = read_GBHWK + scores_GBHWJ @ stored_GBHWK
+    return matrix_BHKK, blocks_joined(jnp.moveaxis(read_GBHWK, 2, 3), T)
 
 
 def blocks_first(inputs: Sequence[jax.Array], length: int) -> tuple[jax.Array, ...]:
@@ -160,45 +165,36 @@ def blocks_joined(x_GBWHK: jax.Array, tokens: int) -> jax.Array:
     return x_BGWHK.reshape(len(x_BGWHK), -1, *x_BGWHK.shape[3:])[:, :tokens]
 
 
-def delta_block(
-    matrix_BHKK: jax.Array, inputs: tuple[jax.Array, ...]
-) -> tuple[jax.Array, jax.Array]:
-    """Returns the memory after a block, and the values that tokens read, (B, W, H, K).
+def block_of(inputs: tuple[jax.Array, ...]) -> tuple[Block, jax.Array]:
+    """Returns the part of a block that does not depend on the memory, and scores (B, H, W, W).
 
     inputs: queries, keys and values, (B, W, H, K); logarithms of decays, (B, W, H) or of each
-    channel (B, W, H, K), where W is a power of 2; steps, (B, W, H). A stored value depends on those
+    channel (B, W, H, K); steps, (B, W, H). W is a power of 2. What a token stores depends on those
     before it: a triangular system of W equations for each head (section 3.3), instead of W steps.
     """
-    return after_block(matrix_BHKK, block_of(inputs))
-
-
-def block_of(inputs: tuple[jax.Array, ...]) -> Block:
     q_BHWK, k_BHWK, v_BHWK, log_decay, step_BHW = (jnp.moveaxis(x, 1, 2) for x in inputs)
     decayed = products_by_channel if log_decay.ndim == 4 else products_by_head
     products_BHWJ, scores_BHWJ, since_BHWC, until_BHWC = decayed(k_BHWK, q_BHWK, log_decay)
     system_BHWJ = step_BHW[..., None] * products_BHWJ
+    inverse_BHWJ = inverse_of_unit_lower(system_BHWJ[:, :, None])[:, :, 0]
     since_BHWC = jnp.exp(since_BHWC)
-    return Block(
-        since_BHWC * q_BHWK,
-        since_BHWC * k_BHWK,
-        jnp.exp(until_BHWC) * k_BHWK,
-        v_BHWK,
-        step_BHW,
-        inverse_of_unit_lower(system_BHWJ[:, :, None])[:, :, 0],
-        scores_BHWJ,
-        since_BHWC[:, :, -1],
-    )
+    both_BHWK = jnp.concatenate([since_BHWC * k_BHWK, v_BHWK], axis=-1)
+    solved_BHWK = inverse_BHWJ @ (step_BHW[..., None] * both_BHWK)
+    w_BHWK, u_BHWK = jnp.split(solved_BHWK, [k_BHWK.shape[-1]], axis=-1)
+    queries_BHXK = jnp.concatenate([w_BHWK, since_BHWC * q_BHWK], axis=2)
+    kept_BHC = since_BHWC[:, :, -1]
+    return Block(queries_BHXK, u_BHWK, jnp.exp(until_BHWC) * k_BHWK, kept_BHC), scores_BHWJ
 
 
-def after_block(matrix_BHKK: jax.Array, block: Block) -> tuple[jax.Array, jax.Array]:
-    """Returns the memory after a block, and the values that its tokens read, (B, W, H, K)."""
-    new_BHWK = block.values_BHWK - block.keys_BHWK @ matrix_BHKK
-    stored_BHWK = block.inverse_BHWJ @ (block.step_BHW[..., None] * new_BHWK)
-    read_BHWK = block.queries_BHWK @ matrix_BHKK + block.scores_BHWJ @ stored_BHWK
-    matrix_BHKK = block.kept_BHC[..., None] * matrix_BHKK + jnp.einsum(
-        "BHWK,BHWV->BHKV", block.stored_keys_BHWK, stored_BHWK
-    )
-    return matrix_BHKK, jnp.moveaxis(read_BHWK, 1, 2)
+def after_block(
+    matrix_BHKK: jax.Array, block: Block
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    """Returns the memory after a block, and what its tokens read of it and store, (B, H, W, K)."""
+    both_BHXK = block.queries_BHXK @ matrix_BHKK
+    taken_BHWK, read_BHWK = jnp.split(both_BHXK, 2, axis=2)
+    stored_BHWK = block.values_BHWK - taken_BHWK
+    matrix_BHKK = block.kept_BHC[..., None] * matrix_BHKK + block.keys_BHWK.mT @ stored_BHWK
+    return matrix_BHKK, (read_BHWK, stored_BHWK)
 
 
 def products_by_head(

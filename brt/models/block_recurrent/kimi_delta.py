@@ -8,7 +8,12 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from brt.checks import configurable
-from brt.models.block_recurrent.gated_delta import CHUNK, GatedDeltaMemory
+from brt.models.block_recurrent.gated_delta import (
+    CHANNEL_BLOCK,
+    GatedDeltaMemory,
+    block_length,
+    rule_flops,
+)
 from brt.models.layers.initializers import DENSE, parameter
 from brt.models.ops import at_least_float32
 from brt.models.sizes import Sizes
@@ -30,7 +35,6 @@ class KimiDeltaMemory(GatedDeltaMemory):
     def __init__(self, rngs: nnx.Rngs, sizes: Sizes, window: int):
         D, H, K = sizes.width, sizes.num_heads, sizes.head_size
         self.sizes = sizes
-        self.window = window
         self.decay_down_DK = parameter(rngs, DENSE, D, K)
         self.decay_up_KA = parameter(rngs, DENSE, K, H * K)
         self.decay_bias_A = parameter(rngs, decay_biases, H * K)
@@ -43,18 +47,16 @@ class KimiDeltaMemory(GatedDeltaMemory):
         return channel_decays(up_BTA, self.decay_bias_A[...], self.decay_rate_H[...])
 
     def flops_per_token(self, window: int) -> float:
-        """Counts those of a block of `CHUNK` tokens, and log2(CHUNK) products for the decays."""
         D, A, K = self.sizes.width, self.sizes.attention_size, self.sizes.head_size
         gates = 2 * (D * K + K * A + D * self.sizes.num_heads)
-        return gates + rule_flops(self.sizes)
+        return gates + channel_flops(self.sizes)
 
 
-def rule_flops(sizes: Sizes) -> float:
-    """Returns the operations of `delta_rule` for a token, with decays of channels."""
-    A = sizes.attention_size
-    inverse = sizes.num_heads * CHUNK**2 * 2 / 3
-    decays = math.log2(CHUNK) * (4 * CHUNK + 9) * A
-    return 6.0 * A * sizes.head_size + 4.0 * A * CHUNK + decays + inverse
+def channel_flops(sizes: Sizes) -> float:
+    """Returns the operations of `delta_rule` for a token: log2(W) times two products for decays."""
+    W = block_length(sizes.head_size, CHANNEL_BLOCK)
+    decays = math.log2(W) * (4 * W + 9) * sizes.attention_size
+    return rule_flops(sizes, CHANNEL_BLOCK) + decays
 
 
 def low_rank(x_BTD: jax.Array, down_DK: jax.Array, up_KA: jax.Array) -> jax.Array:
