@@ -20,11 +20,12 @@ from brt.benchmarks.slice_tables import details, heading, line, table
 from brt.benchmarks.steps import stem
 from brt.benchmarks.topologies import GIB, Target, Topology, devices_of
 from brt.experiment import Configuration, Experiment
+from brt.models.axis_rules import parts
 from brt.reporting.gin_text import read_gin, resolved
 from brt.reporting.paper_positions import system_and_size
 from brt.run.description import describe, settings
 from brt.training.records.metrics import compiled_bytes
-from brt.training.sharding import abstract_mesh, make_mesh, shardings
+from brt.training.sharding import make_mesh, shardings
 
 ESTIMATES = (
     "Cycles, and what follows from them, are the compiler's estimates: nothing was run. "
@@ -37,9 +38,8 @@ _USED = re.compile(r"(?:Used |HLO temporaries \()([\d.]+)([KMGT]?)\)? (?:of|exce
 
 
 def slice_mesh(experiment: Experiment, topology: Target) -> jax.sharding.Mesh:
-    if isinstance(topology, Gpus):  # whose compiler calls all nodes one slice
-        abstract_mesh(*experiment.trainer.mesh, topology.devices, topology.nodes)
-    mesh = make_mesh(*experiment.trainer.mesh, devices=devices_of(topology))
+    devices, shape = devices_of(topology), experiment.trainer.mesh
+    mesh = make_mesh(shape, devices, processes_are_slices=isinstance(topology, Gpus))
     experiment.check_mesh(mesh)
     return mesh
 
@@ -66,7 +66,7 @@ def measure(experiment: Experiment, topology: Target) -> dict[str, Any]:
     figures: dict[str, Any] = {
         "tokens_per_step": trainer.tokens_per_step,
         "rows": trainer.rows,
-        "rows_per_chip": trainer.rows / mesh.shape["data"],
+        "rows_per_chip": trainer.rows / parts("B", mesh.shape),
         "mesh": dict(mesh.shape),
         "hbm_available": chip.hbm_bytes,
         "flops": 3 * experiment.model.flops_per_token() * trainer.tokens_per_step / mesh.size,
@@ -172,7 +172,7 @@ def largest_batch(
     """
     trainer = configuration.experiment().trainer
     tokens = trainer.tokens_per_step // trainer.rows
-    groups = slice_mesh(configuration.experiment(), topology).shape["data"]
+    groups = parts("B", slice_mesh(configuration.experiment(), topology).shape)
     tried: dict[float, dict[str, Any]] = {known["rows_per_chip"]: known}
 
     def bytes_of(rows):

@@ -1,29 +1,47 @@
-"""Logical axis names, the mesh axis of each, and the kind of device of the mesh.
+"""Logical axis names, the mesh axes of each, and the kind of device of the mesh.
 
-Names of parameters, cache fields and activations end in their axes (`x_BTD`). The batch is split
-over `data`; heads, attention width, MLP and vocabulary over `model`; the width of parameters and
-optimizer state over `data` (fully sharded data parallelism).
+Names of parameters, cache fields and activations end in their axes (`x_BTD`), which `AXES` assigns
+to axes of the mesh.
 """
 
 import contextlib
 import contextvars
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from jax.sharding import PartitionSpec
 
-RULES = {
-    "B": "data",
-    "H": "model",
-    "A": "model",
-    "F": "model",
-    "V": "model",
-    "D": "data",
-    "I": "data",
-    "E": "data",
-    "U": "data",
+
+class MeshAxis(NamedTuple):
+    """An axis of the mesh.
+
+    splits: logical axes of arrays that are divided over it. crosses: whether it goes over slices
+    and nodes by default; the others stay inside of one.
+    """
+
+    splits: str
+    crosses: bool = False
+
+
+AXES = {
+    "data": MeshAxis("B", crosses=True),
+    "fsdp": MeshAxis("BDIEU"),
+    "model": MeshAxis("HAFV"),
+}
+"""The batch over `data` and `fsdp`; the width of parameters and optimizer state over `fsdp` (fully
+sharded data parallelism); heads, attention width, MLP and vocabulary over `model`."""
+
+
+def _rule(letter):
+    names = tuple(name for name, axis in AXES.items() if letter in axis.splits)
+    return names if len(names) > 1 else names[0]
+
+
+RULES: dict[str, str | tuple[str, ...]] = {
+    letter: _rule(letter) for axis in AXES.values() for letter in axis.splits
 }
 
 SUFFIX = re.compile(r"_([A-Z]+)$")
@@ -33,11 +51,23 @@ _ONE_SHARD = contextvars.ContextVar("one data shard", default=False)
 
 def spec(axes: str) -> PartitionSpec:
     """Returns the partition of an array with these axes; each mesh axis is used once."""
-    mesh_axes: list[str | None] = []
+    used: set[str] = set()
+    mesh_axes = []
     for axis in axes:
-        mesh_axis = RULES.get(axis)
-        mesh_axes.append(None if mesh_axis in mesh_axes else mesh_axis)
+        names = {*mesh_axes_of(axis)}
+        mesh_axes.append(None if names & used else RULES.get(axis))
+        used |= names
     return PartitionSpec(*mesh_axes)
+
+
+def mesh_axes_of(axis: str) -> tuple[str, ...]:
+    rule = RULES.get(axis, ())
+    return (rule,) if isinstance(rule, str) else rule
+
+
+def parts(axis: str, mesh_shape: Mapping[str, int]) -> int:
+    """Returns the number of parts that a mesh divides a logical axis into."""
+    return math.prod(mesh_shape[name] for name in mesh_axes_of(axis))
 
 
 def named_spec(path: Any, shape: tuple[int, ...], mesh_shape: Mapping[str, int]) -> PartitionSpec:
@@ -52,8 +82,8 @@ def named_spec(path: Any, shape: tuple[int, ...], mesh_shape: Mapping[str, int])
         return PartitionSpec()
     return PartitionSpec(
         *(
-            axis if axis and size % mesh_shape[axis] == 0 else None
-            for axis, size in zip(spec(match[1]), shape, strict=True)
+            mesh_axes if mesh_axes and size % parts(axis, mesh_shape) == 0 else None
+            for axis, mesh_axes, size in zip(match[1], spec(match[1]), shape, strict=True)
         )
     )
 
@@ -106,7 +136,22 @@ def in_this_context(function: Callable[..., Any]) -> Callable[..., Any]:
 def constrain(x: jax.Array, axes: str) -> jax.Array:
     if jax.sharding.get_abstract_mesh().empty:
         return x
-    mesh_axes = spec(axes)
-    if in_one_data_shard():
-        mesh_axes = PartitionSpec(*(None if axis == "data" else axis for axis in mesh_axes))
+    mesh_axes = without_batch(spec(axes)) if in_one_data_shard() else spec(axes)
     return jax.lax.with_sharding_constraint(x, mesh_axes)
+
+
+def by_width(x_BTD: jax.Array) -> jax.Array:
+    """Divides vectors of a matrix over `data` and, as its width, over `fsdp`.
+
+    XLA finds the way from there to "BTD" inside of slices, and none from the matrix over slices.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or mesh.shape["data"] == 1 or in_one_data_shard():
+        return x_BTD
+    return jax.lax.with_sharding_constraint(x_BTD, PartitionSpec("data", None, "fsdp"))
+
+
+def without_batch(mesh_axes: PartitionSpec) -> PartitionSpec:
+    """Returns a partition without the mesh axes of the batch, "B"."""
+    batch = RULES["B"], *mesh_axes_of("B")
+    return PartitionSpec(*(None if names in batch else names for names in mesh_axes))

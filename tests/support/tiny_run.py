@@ -5,6 +5,7 @@ One recurrent layer reads four rows of 16 bytes a step.
 
 import functools
 import gc
+import math
 import os
 import re
 import resource
@@ -20,7 +21,6 @@ import jax
 import numpy as np
 import pytest
 from absl import flags
-from jax.sharding import AxisType
 from paths import ROOT
 from tiny_models import QUICK
 
@@ -128,11 +128,9 @@ def one_device():
     return mesh_of(1, 1)
 
 
-def mesh_of(data: int, model: int):
-    """A (data, model) mesh of the first devices."""
-    axes = AxisType.Auto, AxisType.Auto
-    devices = jax.devices()[: data * model]
-    return jax.make_mesh((data, model), ("data", "model"), axes, devices=devices)
+def mesh_of(*shape: int):
+    """A mesh (data, fsdp, model), or (rows, model), of the first devices."""
+    return sharding.make_mesh(shape, jax.devices()[: math.prod(shape)])
 
 
 class Tiny(NamedTuple):

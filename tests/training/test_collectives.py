@@ -1,14 +1,14 @@
-"""What devices exchange while the sharded step is in a loop: nothing over the data axis."""
+"""What devices exchange while the sharded step is in a loop: nothing over data and fsdp."""
 
 import functools
 from collections import Counter
 
 import jax
-import numpy as np
 import optax
 import pytest
 from architectures import ARCHITECTURES
 from tiny_models import QUICK
+from tiny_run import mesh_of
 
 from brt.benchmarks import hlo
 from brt.benchmarks.hlo_costs import axes_of, collectives
@@ -21,7 +21,7 @@ ROWS = 8
 SIZES = dict(vocabulary_size=256, width=16, num_heads=8, head_size=2, feed_forward_size=32)
 """Sizes that eight devices of either axis divide."""
 
-MESHES = [(8, 1), (4, 2), pytest.param((1, 8), marks=pytest.mark.slow)]
+MESHES = [(8, 1), (4, 2), (2, 2, 2), pytest.param((1, 8), marks=pytest.mark.slow)]
 
 
 @functools.cache
@@ -41,7 +41,7 @@ def in_loops(name, mesh_shape, dtype="float32", remat="none"):
         model=lambda rngs: entry.build(rngs, **entry.divisible | sizes),
     )
     experiment = Experiment(trainer)
-    mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(mesh_shape), ("data", "model"))
+    mesh = mesh_of(*mesh_shape)
     with jax.set_mesh(mesh):
         lowered = experiment.jit_step(mesh).lower(
             experiment.abstract_state(mesh), experiment.abstract_batch()
@@ -62,10 +62,10 @@ def over(axis, found):
 
 
 @pytest.mark.parametrize("mesh_shape", MESHES, ids=str)
-def test_the_loop_over_blocks_exchanges_nothing_over_data_and_one_sum_over_model(mesh_shape):
+def test_the_loop_over_blocks_exchanges_one_sum_over_model_and_nothing_else(mesh_shape):
     found = in_loops("rec_fixed_skip", mesh_shape)
-    assert not over("data", found)
-    if mesh_shape[1] == 1:
+    assert not over("data", found) and not over("fsdp", found)
+    if mesh_shape[-1] == 1:
         assert not found
     # The heads' contributions to the states, and in the backward pass to their gradient.
     assert sum(over("model", found).values()) <= 2
@@ -82,8 +82,9 @@ def test_the_loop_over_blocks_exchanges_nothing_over_data_and_one_sum_over_model
         ),
     ],
 )
-def test_other_loops_exchange_nothing_over_data(name):
-    assert not over("data", in_loops(name, (4, 2)))
+def test_other_loops_exchange_nothing_over_data_and_fsdp(name):
+    found = in_loops(name, (2, 2, 2))
+    assert not over("data", found) and not over("fsdp", found)
 
 
 def test_the_loss_is_read_in_chunks_that_exchange_nothing(monkeypatch):
