@@ -18,7 +18,7 @@ class Prefetch:
     """Batches of consecutive steps as global device arrays, one ahead, in another thread.
 
     Args:
-        mesh: batch elements are divided over its data axis; each process reads its own.
+        mesh: divides the batch elements; each process reads its own.
         start, stop: the first step, and the step after the last one or None.
         keeps_checksum, keeps_host: compute these attributes.
 

@@ -12,7 +12,7 @@ from jax.experimental import mesh_utils, multihost_utils
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 
-from brt.models.axis_rules import AXES, RULES, named_spec, parts, spec
+from brt.models.mesh_axes import AXES, RULES, named_spec, parts, spec
 
 AnyMesh = jax.sharding.Mesh | jax.sharding.AbstractMesh
 
@@ -34,8 +34,8 @@ def make_mesh(
         processes_are_slices: for devices of GPUs without cards, which are all in slice 0.
     """
     devices = jax.devices() if devices is None else devices
-    numbers = slice_numbers(devices, processes_are_slices)
-    sizes = collections.Counter(numbers)
+    name = "process_index" if processes_are_slices else "slice_index"
+    sizes = collections.Counter(getattr(device, name, 0) for device in devices)
     of_slice, slices = _shapes(shape, len(devices), [sizes[index] for index in sorted(sizes)])
     # Where a dimension of a slice of TPUs has another size, it is split between both axes.
     options: dict[str, Any] = {"devices": devices, "allow_split_physical_axes": True}
@@ -47,12 +47,6 @@ def make_mesh(
     return jax.sharding.Mesh(grid, tuple(AXES), (AxisType.Auto,) * len(AXES))
 
 
-def slice_numbers(devices: Sequence[Any], processes_are_slices: bool = False) -> list[int]:
-    """Returns the slice or node of each device; arguments as of `make_mesh`."""
-    name = "process_index" if processes_are_slices else "slice_index"
-    return [getattr(device, name, 0) for device in devices]
-
-
 def abstract_mesh(shape: Sequence[int], count: int, slices: int = 1) -> jax.sharding.AbstractMesh:
     """Returns the mesh of so many devices in equal slices, as `make_mesh`, without devices."""
     of_slice, over_slices = _shapes(shape, count, [count // slices] * slices)
@@ -60,17 +54,18 @@ def abstract_mesh(shape: Sequence[int], count: int, slices: int = 1) -> jax.shar
     return jax.sharding.AbstractMesh(sizes, tuple(AXES))
 
 
-def asked_mesh(shape: Sequence[int], devices: str | None, planned: bool) -> AnyMesh:
-    """Returns the mesh of all devices, or a planned one, for which no devices are needed.
+def slice_grid(shape: Sequence[int], count: int, slices: int) -> np.ndarray:
+    """Returns the slice of each device of the mesh, an array of its shape; as `abstract_mesh`."""
+    of_slice, over_slices = _shapes(shape, count, [count // slices] * slices)
+    return np.kron(np.arange(slices).reshape(over_slices), np.ones(of_slice, int))
+
+
+def asked_mesh(shape: Sequence[int], devices: str | None) -> jax.sharding.Mesh:
+    """Returns the mesh of all devices, or refuses another number of them.
 
     devices: their number, N or NODESxN, of `brt.train --devices`; None: not named.
     """
-    if not devices:
-        return make_mesh(shape)
-    nodes, count = nodes_and_devices(devices)
-    if planned:
-        return abstract_mesh(shape, count, nodes)
-    if count != jax.device_count():
+    if devices and nodes_and_devices(devices)[1] != jax.device_count():
         raise ValueError(
             f"--devices = {devices}, and JAX found {jax.device_count()} x "
             f"{jax.devices()[0].device_kind}: check the job's nodes and drivers, or the flag."
@@ -120,7 +115,7 @@ def _shapes(asked, count, slices):
 
 
 def shardings(tree: Any, mesh: AnyMesh) -> Any:
-    """Returns a `NamedSharding` for each array of a tree, by `brt.models.axis_rules.named_spec`."""
+    """Returns a `NamedSharding` for each array of a tree, by `brt.models.mesh_axes.named_spec`."""
 
     def sharding(path, leaf):
         return NamedSharding(mesh, named_spec(path, leaf.shape, mesh.shape))

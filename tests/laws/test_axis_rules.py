@@ -9,8 +9,9 @@ from jax.sharding import PartitionSpec
 from tiny_models import parameters
 from tiny_run import mesh_of
 
-from brt.models.axis_rules import constrain, spec
+from brt.models.axis_rules import constrain
 from brt.models.block_recurrent.model import BlockRecurrentTransformer
+from brt.models.mesh_axes import spec
 
 FIXED = dict(B=5, D=12, H=2, K=4, A=8, C=16, F=10, W=4)
 """Letters that mean the same in every model; each has a size of its own but A, which is J = 2W in

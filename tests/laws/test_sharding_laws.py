@@ -22,7 +22,7 @@ from brt.data.stores.token_store import TokenStore
 from brt.data.streams.documents import DocumentStream
 from brt.data.vocabularies.base import ByteVocabulary
 from brt.experiment import Experiment
-from brt.models.axis_rules import spec
+from brt.models.mesh_axes import spec
 from brt.training.checkpoints.checkpoint import Checkpoints
 from brt.training.optimization.optimizers import adafactor
 from brt.training.optimization.schedules import constant_rate

@@ -30,6 +30,7 @@ from brt.experiment import Experiment
 from brt.run.loop import TrainingRun
 from brt.training import sharding
 from brt.training.records.run_folder import read_metrics
+from brt.training.sharding import make_mesh
 
 XLA_FLAGS = os.environ.get("XLA_FLAGS", "")
 LENGTHS = {
@@ -130,7 +131,7 @@ def one_device():
 
 def mesh_of(*shape: int):
     """A mesh (data, fsdp, model), or (rows, model), of the first devices."""
-    return sharding.make_mesh(shape, jax.devices()[: math.prod(shape)])
+    return make_mesh(shape, jax.devices()[: math.prod(shape)])
 
 
 class Tiny(NamedTuple):
@@ -201,7 +202,7 @@ def command(monkeypatch, module, *arguments, mesh=None, takes_arguments=False) -
     for name in flags.FLAGS:
         flags.FLAGS[name].unparse()
     for place in (sharding, evaluate):
-        monkeypatch.setattr(place, "make_mesh", mesh or (lambda data, model: one_device()))
+        monkeypatch.setattr(place, "make_mesh", mesh or (lambda shape: one_device()))
     monkeypatch.setattr(sys, "argv", [module.__name__, *map(str, arguments)])
     try:
         command_line.run(module.main, takes_arguments)

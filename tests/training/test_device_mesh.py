@@ -11,6 +11,7 @@ from jax.experimental import mesh_utils
 from paths import ROOT
 from tiny_run import build, ended, records, start_several, train_here, write_config
 
+from brt.models.mesh_axes import AXES
 from brt.training.sharding import abstract_mesh, make_mesh, owned_rows, put_rows
 
 DISTINCT_SLICES = """\
@@ -52,6 +53,17 @@ def test_slices_of_tpus_keep_their_neighbours_in_the_model_axis(model):
     for row in mesh.devices.reshape(-1, model):
         for one, other in itertools.pairwise(row):  # one link apart
             assert sum(abs(a - b) for a, b in zip(one.coords, other.coords)) == 1
+
+
+def test_the_page_s_table_of_axes_is_the_code_s():
+    page = (ROOT / "docs" / "cluster.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+)` \| ([A-Z, ]+) \| (\w+)[^|]*\|$", page, re.M)
+    expected = [(name, ", ".join(axis.splits), axis.crosses) for name, axis in AXES.items()]
+    assert [(name, letters, answer == "yes") for name, letters, answer in rows] == expected
+    # And what the table says of slices is what a mesh does.
+    assert {
+        name for name, size in zip(AXES, make_mesh((-1, 1), gpus(1, 1)).devices.shape) if size > 1
+    } == {name for name, axis in AXES.items() if axis.crosses}
 
 
 def test_parameters_may_be_divided_over_nodes_if_asked():

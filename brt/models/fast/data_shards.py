@@ -7,6 +7,7 @@ for a TPU v4 slice, 11 gathers and 8 reductions inside loops become none
 (tests/training/test_collectives.py counts them).
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -14,15 +15,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from brt.models.axis_rules import (
-    RULES,
-    in_one_data_shard,
-    mesh_axes_of,
-    named_spec,
-    one_data_shard,
-    parts,
-    without_batch,
-)
+from brt.models.axis_rules import in_one_data_shard, one_data_shard
+from brt.models.mesh_axes import RULES, copies, mesh_axes_of, named_spec, parts, without_batch
 
 ANY = PartitionSpec.UNCONSTRAINED
 
@@ -50,18 +44,6 @@ def by_data_shard(
         with one_data_shard():  # all batch elements are: no gathers in a loop inside this one
             return function(jax.tree_util.tree_map_with_path(_gathered, weights), rows)
 
-    def copies(path, x):
-        axes = _model_axes(path, x.shape, mesh.shape)
-        if (over_data := mesh.shape["data"]) > 1:
-            # The gradient is summed over `fsdp` first, so that slices exchange parts of the sum.
-            divided = named_spec(path, x.shape, mesh.shape)
-            x = _repeated(x, over_data, "data", *divided)
-            x = jnp.broadcast_to(x[:, None], (over_data, P // over_data, *x.shape[1:]))
-            x = jax.lax.with_sharding_constraint(x, PartitionSpec("data", "fsdp", *axes))
-            x = x.reshape(P, *x.shape[2:])
-            return jax.lax.with_sharding_constraint(x, PartitionSpec(RULES["B"], *axes))
-        return _repeated(x, P, RULES["B"], *axes)
-
     def divided(x):
         x = x.reshape(P, B // P, *x.shape[1:])
         return jax.lax.with_sharding_constraint(x, _rows_first(x))
@@ -70,9 +52,10 @@ def by_data_shard(
         x = jax.lax.with_sharding_constraint(x, _rows_first(x))
         return x.reshape(B, *x.shape[2:])
 
+    each = jax.tree_util.tree_map_with_path(functools.partial(copies, mesh.shape), weights)
     with one_data_shard():
         after, means = jax.vmap(function, spmd_axis_name=mesh_axes_of("B"))(
-            jax.tree_util.tree_map_with_path(copies, weights), jax.tree.map(divided, rows)
+            each, jax.tree.map(divided, rows)
         )
     return jax.tree.map(joined, after), jax.tree.map(lambda x: jnp.mean(x, axis=0), means)
 
@@ -84,18 +67,10 @@ def model_parts(size: int) -> int:
     return number if size % number == 0 else 1
 
 
-def _repeated(x, number, *axes):
-    x = jnp.broadcast_to(x, (number, *x.shape))
-    return jax.lax.with_sharding_constraint(x, PartitionSpec(*axes))
-
-
 def _gathered(path, x):
     mesh = jax.sharding.get_abstract_mesh()
-    return jax.lax.with_sharding_constraint(x, _model_axes(path, x.shape, mesh.shape))
-
-
-def _model_axes(path, shape, mesh_shape):
-    return without_batch(named_spec(path, shape, mesh_shape))
+    axes = without_batch(named_spec(path, x.shape, mesh.shape))
+    return jax.lax.with_sharding_constraint(x, axes)
 
 
 def _rows_first(x):

@@ -10,12 +10,13 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from brt.models.axis_rules import RULES, in_one_data_shard, on_tpu, parts
+from brt.models.axis_rules import in_one_data_shard, on_tpu
 from brt.models.caches import WindowCache
 from brt.models.fast.kernels import cell as cell_kernel
 from brt.models.fast.kernels import states as states_kernel
 from brt.models.fast.kernels import window as window_kernel
 from brt.models.fast.kernels.parts import Heads, MeshAxes, TileDropout, tile_dropout, upcast
+from brt.models.mesh_axes import RULES, parts
 from brt.models.ops import (
     WindowAttention,
     WindowTables,
