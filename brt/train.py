@@ -100,13 +100,12 @@ def train(
         metrics=FLAGS.metrics,
         evaluator=Evaluator.in_loop(experiment, mesh),
     )
-    is_first = jax.process_index() == 0
     try:
-        if is_first and (run.done or run.resumed):
+        if run.folder.writes and (run.done or run.resumed):
             resumed = f"Resuming in {FLAGS.workdir} from step {run.start:,}."
             print(run.end if run.done else resumed, flush=True)
         if not run.done:
-            if is_first and (script := command_line.malloc_remedy()):
+            if run.folder.writes and (script := command_line.malloc_remedy()):
                 say(f"Steps on a CPU can be 1.5 times as fast: source {script} before.")
             run.folder.describe(text)
             run.run()
