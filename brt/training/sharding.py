@@ -61,7 +61,7 @@ def slice_grid(shape: Sequence[int], count: int, slices: int) -> np.ndarray:
 
 
 def asked_mesh(shape: Sequence[int], devices: str | None) -> jax.sharding.Mesh:
-    """Returns the mesh of all devices, or refuses another number of them.
+    """Returns the mesh of all devices, or refuses another number.
 
     devices: their number, N or NODESxN, of `brt.train --devices`; None: not named.
     """

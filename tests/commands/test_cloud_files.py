@@ -41,7 +41,7 @@ print(json.dumps(sys.argv[1:]))
 
 
 def run_of_skypilot(folder, nodes, rank, flags):
-    """What the task's `run` calls Python with, on a node."""
+    """The arguments of Python in the task's `run`, on a node."""
     (folder / ".venv/bin").mkdir(parents=True)
     (folder / ".venv/bin/python").write_text(RECORDER)
     (folder / ".venv/bin/python").chmod(0o755)
