@@ -78,7 +78,7 @@ def main() -> None:
     if any("Evaluation.max_steps" in line for line in FLAGS.gin_bindings or ()):
         say("Evaluation.max_steps is of evaluations in training: this one reads the whole split.")
     experiment = use_vocabulary(Experiment.from_gin(), FLAGS.workdir)
-    mesh = make_mesh(*experiment.trainer.mesh)
+    mesh = make_mesh(experiment.trainer.mesh)
     with jax.set_mesh(mesh):
         if study:
             answer(study, experiment, mesh, FLAGS.workdir, given, step)

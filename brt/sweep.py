@@ -192,7 +192,7 @@ def check_configs(files: Sequence[Path], devices: int | None) -> None:
             try:
                 experiment = Experiment.from_gin()
                 if devices:
-                    mesh = abstract_mesh(*experiment.trainer.mesh, devices)
+                    mesh = abstract_mesh(experiment.trainer.mesh, devices)
                     experiment.check_mesh(mesh)
                     check_data(experiment)
             except ValueError as error:

@@ -49,19 +49,17 @@ def main() -> None:
     command_line.start()
     profile = parse_steps(FLAGS.profile) if FLAGS.profile else None
     check_kinds(tuple(FLAGS.metrics))
-    if FLAGS.devices and FLAGS.dry_run:
-        jax.config.update("jax_platforms", "cpu")  # no GPU of this machine is needed
-    if FLAGS.topology:
-        if FLAGS.devices or not FLAGS.dry_run:
-            raise ValueError("--topology compiles only: give --dry_run with it, and no --devices.")
+    if FLAGS.topology and (FLAGS.devices or not FLAGS.dry_run):
+        raise ValueError("--topology compiles only: give --dry_run with it, and no --devices.")
+    if FLAGS.dry_run and (FLAGS.topology or FLAGS.devices):
         from brt.benchmarks.slices import dry_run  # only here: training needs no compiler's tools
 
-        return check_data(dry_run(FLAGS.topology))
+        return check_data(dry_run(FLAGS.topology, FLAGS.devices))
     experiment = Experiment.from_gin()
     packages = {f"version of {name}": str(version) for name, version in versions().items()}
     start = experiment.bindings | packages | {"hash of brt's code": code_hash()}
     processes.check_same("bindings and versions", start)
-    mesh = asked_mesh(*experiment.trainer.mesh, FLAGS.devices, FLAGS.dry_run)
+    mesh = asked_mesh(experiment.trainer.mesh, FLAGS.devices)
     experiment.check_mesh(mesh)
     is_first = jax.process_index() == 0
     if not FLAGS.eval_only:
@@ -69,7 +67,7 @@ def main() -> None:
         warn_of_warmup(experiment)
     if is_first:
         print(describe(experiment, mesh), flush=True)
-    if FLAGS.dry_run or isinstance(mesh, jax.sharding.AbstractMesh):  # of --dry_run only
+    if FLAGS.dry_run:
         if is_first:
             print(settings(experiment), flush=True)
             check_data(experiment)
@@ -102,13 +100,12 @@ def train(
         metrics=FLAGS.metrics,
         evaluator=Evaluator.in_loop(experiment, mesh),
     )
-    is_first = jax.process_index() == 0
     try:
-        if is_first and (run.done or run.resumed):
+        if run.folder.writes and (run.done or run.resumed):
             resumed = f"Resuming in {FLAGS.workdir} from step {run.start:,}."
             print(run.end if run.done else resumed, flush=True)
         if not run.done:
-            if is_first and (script := command_line.malloc_remedy()):
+            if run.folder.writes and (script := command_line.malloc_remedy()):
                 say(f"Steps on a CPU can be 1.5 times as fast: source {script} before.")
             run.folder.describe(text)
             run.run()

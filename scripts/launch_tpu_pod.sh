@@ -5,6 +5,7 @@
 #       --gin.Corpus.store='"gs://BUCKET/stores/pg19"'
 # What follows `--` is for brt.train. Before it:
 #   --name=NAME --zone=ZONE --type=TYPE   of the queued resource that is asked for, and its one node
+#   --slices=N           of that type, as the nodes NAME-0, NAME-1, ... of one resource (1)
 #   --spot               a slice that may be taken away at any time
 #   --runtime=VERSION    of the hosts' software; by the type: v2-alpha-tpuv6e of v6e, v2-alpha-tpuv5 of
 #                        v5p, v2-alpha-tpuv5-lite of v5e (v5litepod), tpu-ubuntu2204-base of others
@@ -21,18 +22,20 @@
 # name them (a vocabulary, texts); a dry run has to find all of them here before anything is rented.
 # The run is a job of the hosts and goes on without this script, which replaces preempted slices and
 # deletes the last one: start the same command again to follow the run.
+# Hosts of several slices find one another by the TPU's metadata.
 # Needs gcloud, with a project. It was tested against a stand-in of gcloud, and not on a slice.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/malloc.sh
 
-name='' zone='' type='' runtime='' version=3.12 extras=tpu,storage,data splits=train,validation
+name='' zone='' type='' slices=1 runtime='' version=3.12 extras=tpu,storage,data splits=train,validation
 tries=100 every=60 plan=1 keep='' dry='' spot=()
 while [ $# -gt 0 ]; do
     case $1 in
         --name=*) name=${1#*=} ;;
         --zone=*) zone=${1#*=} ;;
         --type=*) type=${1#*=} ;;
+        --slices=*) slices=${1#*=} ;;
         --runtime=*) runtime=${1#*=} ;;
         --python=*) version=${1#*=} ;;
         --extras=*) extras=${1#*=} ;;
@@ -52,6 +55,13 @@ done
 if [ -z "$name" ] || [ -z "$zone" ] || [ -z "$type" ]; then
     echo "Error: give --name, --zone and --type of the slice." >&2
     exit 2
+fi
+[[ $slices =~ ^[1-9][0-9]*$ ]] || { echo "Error: --slices=$slices is no number." >&2; exit 2; }
+nodes=("$name") request=(--node-id="$name") planned=$type
+if [ "$slices" -gt 1 ]; then
+    nodes=() planned=${slices}x$type
+    for ((node = 0; node < slices; node++)); do nodes+=("$name-$node"); done
+    request=(--node-count="$slices" --node-prefix="$name")
 fi
 case $version in
     3.1[1-9] | 3.1[1-9].*) ;;
@@ -132,8 +142,26 @@ state() {
     echo "${said##*$'\n'}"
 }
 
-on_hosts() { # which hosts, then a command line
-    tpu tpu-vm ssh "$name" --worker="$1" --command="$2"
+on_hosts() { # which hosts, then a command line; 0 is the first of the first slice
+    local node pids=() pid result=0
+    if [ "$1" = 0 ] || [ "$slices" = 1 ]; then
+        tpu tpu-vm ssh "${nodes[0]}" --worker="$1" --command="$2"
+        return
+    fi
+    for node in "${nodes[@]}"; do
+        tpu tpu-vm ssh "$node" --worker="$1" --command="$2" &
+        pids+=($!)
+        [ -z "$dry" ] || wait # so that commands are printed in order
+    done
+    for pid in "${pids[@]}"; do wait "$pid" || result=$?; done
+    return "$result"
+}
+
+copy() {
+    local node
+    for node in "${nodes[@]}"; do
+        tpu tpu-vm scp "$archive" "$node:brt.tar" --worker=all || return
+    done
 }
 
 in_brt="cd ~/brt && . scripts/malloc.sh && .venv/bin/python -m"
@@ -156,7 +184,7 @@ folder=$(mktemp -d)
 archive=$folder/brt.tar
 trap 'rm -rf "$folder"' EXIT
 if [ -n "$plan" ]; then
-    asked=("--topology=$type" ${described[@]+"${described[@]}"})
+    asked=("--topology=$planned" ${described[@]+"${described[@]}"})
 else # of one device
     asked=(${described[@]+"${described[@]}"} "--gin.Trainer.mesh=(-1, 1)")
 fi
@@ -183,7 +211,7 @@ done <"$folder/sent"
 prepared='' status=1
 for ((try = 1; try <= tries; try++)); do
     if [ "$(state)" = GONE ] || [ -n "$dry" ]; then
-        tpu queued-resources create "$name" --node-id="$name" --accelerator-type="$type" \
+        tpu queued-resources create "$name" "${request[@]}" --accelerator-type="$type" \
             --runtime-version="$runtime" ${spot[@]+"${spot[@]}"}
     fi
     while now=$(state) && [ "$now" != ACTIVE ]; do
@@ -196,7 +224,7 @@ for ((try = 1; try <= tries; try++)); do
     if [ "$now" = ACTIVE ]; then
         status=0
         [ -z "$dry" ] && on_hosts all "$running" 2>/dev/null ||
-            { tpu tpu-vm scp "$archive" "$name:brt.tar" --worker=all &&
+            { copy &&
                 on_hosts all "$install" &&
                 { [ -n "$prepared" ] || on_hosts 0 "$in_brt brt.prepare --splits=$splits $(quoted ${described[@]+"${described[@]}"})"; }; } || status=$?
         if [ "$status" = 0 ]; then

@@ -27,6 +27,7 @@ _MESH = re.compile(
 )
 _AXIS = re.compile(r"'(\w+)'=(\d+)")
 _BRACES = re.compile(r"\{([\d,]*)\}")
+_BETWEEN_SLICES = re.compile(r'_xla_megascale_transfer_type="(\w+)"')
 _IOTA = re.compile(r"\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
 
 
@@ -171,16 +172,23 @@ class Collective(NamedTuple):
 
 
 def collectives(program: Program) -> list[Collective]:
-    """Returns all reachable collectives; an asynchronous one counts by its start."""
+    """Returns all reachable collectives; an asynchronous one counts by its start.
+
+    The TPU's compiler writes the part of a collective between slices as a `send` to the host.
+    """
     scopes = Scopes(program)
     shapes = {name: each.shape for name, each in program.instructions().items()}
     costs = []
     for instruction, times, loops, _ in visits(program):
         kind = instruction.opcode.removesuffix("-start")
-        if kind not in KINDS:
+        if kind == "send" and (between := _BETWEEN_SLICES.search(instruction.attributes)):
+            kind = between[1].lower().replace("_", "-")
+        elif kind not in KINDS:
             continue
         taken = sum(array_bytes(shapes.get(name, "")) for name in instruction.operand_names)
         given = array_bytes(instruction.shape)
+        if instruction.opcode == "send":
+            given = taken  # the result has a number more
         if instruction.opcode.endswith("-start") and given > taken:
             given -= taken  # the result of a start includes the operands
         groups = device_groups(instruction.attributes)
@@ -243,12 +251,31 @@ def axes_of(groups: Sequence[Sequence[int]], mesh: Mapping[str, int]) -> tuple[s
     return tuple(name for name in mesh if name in varied)
 
 
+def across_slices(costs: Iterable[Collective], slices: Sequence[int]) -> dict[str, dict[str, int]]:
+    """Returns {kind: {"count", "runs", "bytes"}} of collectives whose groups are in several slices.
+
+    slices: the slice or node of each device, in the order of the mesh.
+    """
+    return _sums(
+        each
+        for each in costs
+        if any(len({slices[i] for i in group}) > 1 for group in each.groups or [range(len(slices))])
+    )
+
+
 def collective_sums(costs: Iterable[Collective]) -> dict[str, dict[str, dict[str, int]]]:
     """Returns {"in_loops": {kind: {"count", "runs", "bytes"}}, "outside": the same} of a step."""
-    sums: dict[str, dict[str, dict[str, int]]] = {"in_loops": {}, "outside": {}}
+    costs = [*costs]
+    return {
+        "in_loops": _sums(each for each in costs if each.loops),
+        "outside": _sums(each for each in costs if not each.loops),
+    }
+
+
+def _sums(costs):
+    sums: dict[str, dict[str, int]] = {}
     for each in costs:
-        place = sums["in_loops" if each.loops else "outside"]
-        entry = place.setdefault(each.kind, {"count": 0, "runs": 0, "bytes": 0})
+        entry = sums.setdefault(each.kind, {"count": 0, "runs": 0, "bytes": 0})
         entry["count"] += 1
         entry["runs"] += each.times
         entry["bytes"] += each.bytes * each.times

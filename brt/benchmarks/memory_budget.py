@@ -74,7 +74,7 @@ def longest_fitting(bytes_of: Callable[[int], int], budget: int, interval: int) 
 
 
 def step_bytes(experiment: "Experiment") -> int:
-    mesh = make_mesh(*experiment.trainer.mesh)
+    mesh = make_mesh(experiment.trainer.mesh)
     experiment.check_mesh(mesh)
     with jax.set_mesh(mesh):
         state = experiment.abstract_state(mesh)

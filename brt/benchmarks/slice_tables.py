@@ -86,15 +86,28 @@ def details(row: Mapping[str, Any]) -> str:
             f"{loop['body_cost']:,} {unit}, {loop['cost'] / total:.1%}"
         )
     for place, title in (("in_loops", "inside of loops"), ("outside", "outside of loops")):
-        kinds = row["collectives"][place]
-        text = ", ".join(
-            f"{entry['count']} {kind} ({entry['runs']} runs, {entry['bytes'] / 2**20:,.1f} MiB)"
-            for kind, entry in kinds.items()
-        )
-        lines.append(f"  collectives {title}: {text or 'none'}")
+        lines.append(f"  collectives {title}: {_kinds(row['collectives'][place])}")
+    if "across_slices" in row:
+        lines.append(f"  {across_line(row['across_slices'])}")
     if flags := row.get("worth_setting"):
         lines += ["  to try on these cards:", *(f"    {flag}" for flag in flags)]
     return "\n".join(lines)
+
+
+def across_line(kinds: Mapping[str, Mapping[str, int]]) -> str:
+    """Returns the sentence of `hlo_costs.across_slices`."""
+    size = sum(entry["bytes"] for entry in kinds.values()) / 2**20
+    return f"between slices or nodes, {size:,.1f} MiB a device and step: {_kinds(kinds)}"
+
+
+def _kinds(kinds):
+    return (
+        ", ".join(
+            f"{entry['count']} {kind} ({entry['runs']} runs, {entry['bytes'] / 2**20:,.1f} MiB)"
+            for kind, entry in kinds.items()
+        )
+        or "none"
+    )
 
 
 def _limits(row: Mapping[str, Any]) -> list[str]:

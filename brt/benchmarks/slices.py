@@ -12,24 +12,37 @@ from typing import Any
 
 import gin
 import jax
+import numpy as np
+from jax.sharding import AxisType
 
 from brt.benchmarks import gpu_steps, hlo, hlo_costs, kernels, memory_budget, topologies
 from brt.benchmarks.gpus import COMPILER_OPTIONS, Gpus
 from brt.benchmarks.planned_cudnn import cudnn_of
-from brt.benchmarks.slice_tables import details, heading, line, table
+from brt.benchmarks.slice_tables import across_line, details, heading, line, table
 from brt.benchmarks.steps import stem
 from brt.benchmarks.topologies import GIB, Target, Topology, devices_of
 from brt.experiment import Configuration, Experiment
+from brt.models.mesh_axes import parts
 from brt.reporting.gin_text import read_gin, resolved
 from brt.reporting.paper_positions import system_and_size
+from brt.run.checks import check_memory, warn_of_warmup
 from brt.run.description import describe, settings
 from brt.training.records.metrics import compiled_bytes
-from brt.training.sharding import abstract_mesh, make_mesh, shardings
+from brt.training.sharding import (
+    abstract_mesh,
+    make_mesh,
+    nodes_and_devices,
+    shardings,
+    slice_grid,
+)
 
 ESTIMATES = (
     "Cycles, and what follows from them, are the compiler's estimates: nothing was run. "
     f"{kernels.NOTE}"
 )
+
+CPU_OPTIONS = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+"""Of a step that is compiled to be counted, not to be run."""
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _USED = re.compile(r"(?:Used |HLO temporaries \()([\d.]+)([KMGT]?)\)? (?:of|exceeds)")
@@ -37,9 +50,8 @@ _USED = re.compile(r"(?:Used |HLO temporaries \()([\d.]+)([KMGT]?)\)? (?:of|exce
 
 
 def slice_mesh(experiment: Experiment, topology: Target) -> jax.sharding.Mesh:
-    if isinstance(topology, Gpus):  # whose compiler calls all nodes one slice
-        abstract_mesh(*experiment.trainer.mesh, topology.devices, topology.nodes)
-    mesh = make_mesh(*experiment.trainer.mesh, devices=devices_of(topology))
+    devices, shape = devices_of(topology), experiment.trainer.mesh
+    mesh = make_mesh(shape, devices, processes_are_slices=isinstance(topology, Gpus))
     experiment.check_mesh(mesh)
     return mesh
 
@@ -66,11 +78,12 @@ def measure(experiment: Experiment, topology: Target) -> dict[str, Any]:
     figures: dict[str, Any] = {
         "tokens_per_step": trainer.tokens_per_step,
         "rows": trainer.rows,
-        "rows_per_chip": trainer.rows / mesh.shape["data"],
+        "rows_per_chip": trainer.rows / parts("B", mesh.shape),
         "mesh": dict(mesh.shape),
         "hbm_available": chip.hbm_bytes,
         "flops": 3 * experiment.model.flops_per_token() * trainer.tokens_per_step / mesh.size,
     }
+    slices = topology.nodes if isinstance(topology, Gpus) else topology.slices
     begun = time.perf_counter(), time.process_time()
     try:
         traced = trace_step(experiment, mesh)
@@ -85,9 +98,20 @@ def measure(experiment: Experiment, topology: Target) -> dict[str, Any]:
         return figures | {"fits": False, "hbm_bytes": int(need)} | _seconds(begun)
     figures |= _seconds(begun)
     if isinstance(topology, Gpus):
-        return figures | gpu_steps.step_figures(compiled, figures["flops"], topology)
-    bundles = kernels.kernel_cycles(traced.jaxpr, topology)
-    return figures | {"fits": True} | step_figures(compiled, figures["flops"], topology, bundles)
+        figures |= gpu_steps.step_figures(compiled, figures["flops"], topology)
+    else:
+        bundles = kernels.kernel_cycles(traced.jaxpr, topology)
+        figures |= {"fits": True}
+        figures |= step_figures(compiled, figures["flops"], topology, bundles)
+    if slices > 1:
+        grid = slice_grid(trainer.mesh, mesh.size, slices)
+        figures["across_slices"] = _across_slices(compiled, grid)
+    return figures
+
+
+def _across_slices(compiled, grid):
+    found = hlo_costs.collectives(hlo.parse(compiled.as_text() or ""))
+    return hlo_costs.across_slices(found, grid.ravel().tolist())
 
 
 def _seconds(begun):
@@ -151,15 +175,40 @@ def planned(name: str) -> Iterator[Target]:
         yield topology
 
 
-def dry_run(name: str) -> Experiment:
+def dry_run(name: str | None, devices: str | None = None) -> Experiment:
+    """Prints what a step needs on a slice or GPUs, or else on N or NODESxN devices of any kind."""
+    if name is None:
+        return _dry_run_on_any(*nodes_and_devices(devices or "1"))
     with planned(name) as topology:
         experiment = Experiment.from_gin()
         print(describe(experiment, slice_mesh(experiment, topology)), flush=True)
         figures = measure(experiment, topology)
     print(line(figures, topology), flush=True)
+    if "across_slices" in figures and not isinstance(topology, Gpus):
+        print(across_line(figures["across_slices"]), flush=True)
     if isinstance(topology, Gpus):
         print(details({"name": gpu_steps.ESTIMATES} | figures), flush=True)
     print(settings(experiment), flush=True)
+    return experiment
+
+
+def _dry_run_on_any(nodes, count):
+    topologies.use_no_device(count)
+    experiment = Experiment.from_gin()
+    shape = experiment.trainer.mesh
+    mesh = abstract_mesh(shape, count, nodes)
+    experiment.check_mesh(mesh)
+    check_memory(experiment)
+    warn_of_warmup(experiment)
+    print(describe(experiment, mesh), settings(experiment), sep="\n", flush=True)
+    if nodes > 1 and jax.device_count() == count:
+        print("Compiling on the CPU, for the traffic between nodes ...", flush=True)
+        grid = np.array(jax.devices()).reshape([*mesh.shape.values()])
+        on_cpus = jax.sharding.Mesh(grid, mesh.axis_names, (AxisType.Auto,) * grid.ndim)
+        with jax.set_mesh(on_cpus):
+            compiled = trace_step(experiment, on_cpus).lower().compile(CPU_OPTIONS)
+        found = _across_slices(compiled, slice_grid(shape, count, nodes))
+        print(f"{across_line(found)} (as the CPU's compiler divides the step)", flush=True)
     return experiment
 
 
@@ -172,7 +221,7 @@ def largest_batch(
     """
     trainer = configuration.experiment().trainer
     tokens = trainer.tokens_per_step // trainer.rows
-    groups = slice_mesh(configuration.experiment(), topology).shape["data"]
+    groups = parts("B", slice_mesh(configuration.experiment(), topology).shape)
     tried: dict[float, dict[str, Any]] = {known["rows_per_chip"]: known}
 
     def bytes_of(rows):

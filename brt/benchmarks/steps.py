@@ -34,7 +34,7 @@ class Candidate(NamedTuple):
 
 def build(configuration: Configuration) -> Candidate:
     experiment = configuration.experiment()
-    mesh = make_mesh(*experiment.trainer.mesh)
+    mesh = make_mesh(experiment.trainer.mesh)
     experiment.check_mesh(mesh)
     with jax.set_mesh(mesh):
         state = experiment.jit_init(mesh)()

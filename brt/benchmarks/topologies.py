@@ -3,6 +3,7 @@
 `find`, `check_compiler` and `devices_of` take NVIDIA GPUs, too (brt.benchmarks.gpus).
 """
 
+import contextlib
 import difflib
 import importlib.util
 import math
@@ -194,5 +195,9 @@ def devices_of(topology: Target) -> Sequence[Any]:
         ) from error
 
 
-def use_no_device() -> None:
+def use_no_device(cpus: int | None = None) -> None:
+    """Chooses the CPU, as so many devices unless JAX has started."""
     jax.config.update("jax_platforms", "cpu")
+    if cpus:
+        with contextlib.suppress(RuntimeError):
+            jax.config.update("jax_num_cpu_devices", cpus)

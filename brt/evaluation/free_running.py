@@ -19,7 +19,7 @@ from brt.data.streams.samples import read_samples, sample_length
 from brt.data.token_scores import Score, Store, Sums, TokenScores
 from brt.evaluation.scores import add_share
 from brt.experiment import Experiment
-from brt.models.axis_rules import spec
+from brt.models.mesh_axes import spec
 from brt.models.model import LanguageModel
 from brt.progress import Progress
 from brt.training.sharding import divisible_rows, put_rows, to_host
@@ -109,7 +109,7 @@ class SampleDecoder:
 
     Args:
         store: samples of one length.
-        rows: B; raised to the next number that the data axis of the mesh divides.
+        rows: B; raised to the next number that the mesh divides.
         segment_length: T in tokens, at whose ends memory moves, also while the model writes.
     """
 

@@ -17,8 +17,8 @@ from brt.data.streams.base import EvaluationPass, with_empty_rows
 from brt.data.streams.batch import Segment
 from brt.data.token_scores import TokenScores
 from brt.experiment import Experiment
-from brt.models.axis_rules import spec
 from brt.models.caches import clear_state, select_rows, with_state
+from brt.models.mesh_axes import spec
 from brt.models.model import Model
 from brt.models.reader import Reader
 from brt.progress import Progress
@@ -88,7 +88,7 @@ def reading_step(
 class SegmentReader:
     """A model compiled for segments of one shape.
 
-    Empty batch elements are added where the data axis of the mesh does not divide them.
+    Empty batch elements are added where the mesh does not divide them.
 
     Args:
         experiment: its parameters are an argument of `read`.

@@ -18,6 +18,7 @@ from brt.training.checkpoints.policy import NoSuchMetric
 from brt.training.prefetch import Prefetch
 from brt.training.profiling import ProfiledSteps, Profiler
 from brt.training.records.alerts import Alerts, StallWatch
+from brt.training.records.goodput import Goodput
 from brt.training.records.metric_writers import USUAL
 from brt.training.records.metrics import Interval, StepTimer, peak_bytes, shown, speed
 from brt.training.records.run_folder import CHECKPOINTS, RunFolder
@@ -78,7 +79,7 @@ class TrainingRun:
             raise
 
     def _restore(self, params, evaluator):
-        record: dict = {}
+        record, folder = dict[str, Any](), self.folder.path
         restored = self.checkpoints.restore_latest(self.experiment.abstract_state(self.mesh))
         if restored:
             self.state, record = restored
@@ -88,7 +89,7 @@ class TrainingRun:
             self.state = self.experiment.jit_init(self.mesh)(params)
         self.resumed = restored is not None
         self.start = self.step = int(self.state.step)
-        self.interval = Interval(record.get("interval"))
+        self.interval, self.goodput = Interval(record.get("interval")), Goodput(record, folder)
         self._earlier_checksum = int(record.get("ledger", "0"), 16)
         self.evaluation = LoopEvaluation(
             *(evaluator, self.experiment, self.folder, self.stop, self.start),
@@ -135,13 +136,14 @@ class TrainingRun:
                 self._step(prefetch)
                 ends = self._pause(prefetch)
         self.checkpoints.wait()
+        self._progress.note(self.goodput.sentence())
         return self.evaluation.scalars
 
     def _step(self, prefetch):
         """Starts the next step; fetches the metrics of the one before while it runs."""
         step, batch = self.step + 1, prefetch.next()
         self.profiler.before(step, self.state)
-        with jax.profiler.StepTraceAnnotation("train", step_num=step):
+        with jax.profiler.StepTraceAnnotation("train", step_num=step), self.goodput.step():
             self.state, metrics = self.step_function(self.state, batch)
         if step == self.start + 1:
             compilation_cache.publish()
@@ -214,6 +216,7 @@ class TrainingRun:
         flops = self.experiment.model.flops_per_token()
         scalars = self.interval.report() | {
             **speed(self.trainer.tokens_per_step, seconds, flops, self._peak),
+            **self.goodput.scalars(),
             "perf/data_wait": prefetch.waited / elapsed,
             "data/ledger": self._whole_checksum(),
         }
@@ -249,7 +252,7 @@ class TrainingRun:
 
     def _save(self):
         self.folder.sync()
-        record = {
+        record: dict = {"goodput": self.goodput.totals()} | {
             "interval": self.interval.sums,
             "bindings": self.experiment.bindings,
             "ledger": self._whole_checksum(),

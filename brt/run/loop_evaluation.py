@@ -5,6 +5,7 @@ from brt.experiment import Experiment
 from brt.progress import Progress
 from brt.training.checkpoints.policy import BEST_STEP, STOPPED_EARLY
 from brt.training.optimization.weight_average import evaluated_params
+from brt.training.records.goodput import spent
 from brt.training.records.run_folder import RunFolder
 from brt.training.resume import best_evaluation, recorded_loss
 from brt.training.stopping import StopRequest
@@ -71,9 +72,10 @@ class LoopEvaluation:
         self.pending = True
         label = None if progress.quiet else f"evaluating step {step:,}, segments"
         try:
-            scalars = self.evaluator.run(
-                evaluated_params(state), label, self._max_steps, self._raise_if_stopped
-            )
+            with spent("evaluation"):
+                scalars = self.evaluator.run(
+                    evaluated_params(state), label, self._max_steps, self._raise_if_stopped
+                )
         except _Stopped:
             return None
         self.scalars = {f"eval/{name}": value for name, value in scalars.items()}

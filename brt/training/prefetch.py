@@ -11,6 +11,7 @@ from brt.data.streams.base import Stream
 from brt.data.streams.batch import DTYPES, Batch
 from brt.data.streams.checksum import MODULUS, checksum_of
 from brt.data.streams.ids import check_ids
+from brt.training.records.goodput import spent
 from brt.training.sharding import owned_rows, put_rows
 
 
@@ -18,7 +19,7 @@ class Prefetch:
     """Batches of consecutive steps as global device arrays, one ahead, in another thread.
 
     Args:
-        mesh: batch elements are divided over its data axis; each process reads its own.
+        mesh: divides the batch elements; each process reads its own.
         start, stop: the first step, and the step after the last one or None.
         keeps_checksum, keeps_host: compute these attributes.
 
@@ -67,7 +68,8 @@ class Prefetch:
         begun = time.perf_counter()
         if self._next is None:
             raise IndexError(f"There is no step {self.step}: reading stops there.")
-        batch, self.host, hashed = self._next.result()
+        with spent("input"):
+            batch, self.host, hashed = self._next.result()
         self.waited += time.perf_counter() - begun
         self.checksum = (self.checksum + hashed) % MODULUS
         self._next = self._submit()

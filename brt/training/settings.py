@@ -49,7 +49,7 @@ class Trainer:
             batch elements; "shuffled", the same in a new order every epoch; "samples" of the
             segments of a step; "questions", samples whose scored tokens are no inputs; "labelled"
             documents of at most these segments. Evaluation uses the same.
-        mesh: (data, model) devices; -1 for the remaining ones.
+        mesh: (data, fsdp, model) devices, or (batch, model); -1 for the remaining ones.
         plateau: lowers the rate when the evaluation loss stops falling.
         average: evaluates an average of the weights; not with a plateau.
         clear_state: train with the state cleared at every segment.
@@ -76,7 +76,7 @@ class Trainer:
     most_scored: Count | None = None
     seed: Seed = 0
     stream: Annotated[str, OneOf(STREAMS)] = "documents"
-    mesh: tuple[Devices, Devices] = (-1, 1)
+    mesh: tuple[Devices, Devices] | tuple[Devices, Devices, Devices] = (-1, 1)
     plateau: ReduceOnPlateau | None = None
     average: WeightAverage | None = None
     clear_state: bool = False

@@ -1,6 +1,7 @@
 """The device mesh, and the sharding of trees of arrays."""
 
 import collections
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -11,90 +12,110 @@ from jax.experimental import mesh_utils, multihost_utils
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 
-from brt.models.axis_rules import RULES, named_spec, spec
+from brt.models.mesh_axes import AXES, RULES, named_spec, parts, spec
 
 AnyMesh = jax.sharding.Mesh | jax.sharding.AbstractMesh
 
 
 def make_mesh(
-    data: int = -1, model: int = 1, devices: Sequence[Any] | None = None
+    shape: Sequence[int] = (-1, 1),
+    devices: Sequence[Any] | None = None,
+    processes_are_slices: bool = False,
 ) -> jax.sharding.Mesh:
-    """Returns a (data, model) mesh of all processes' devices; -1 takes the remaining ones.
+    """Returns a mesh (`AXES`) of all processes' devices.
 
-    A slice is a set of devices with fast links: one of TPUs, or the GPUs of a node. The data axis
-    crosses slices, and the model axis stays inside of each.
+    A slice is a set of devices with fast links: one of TPUs, or the GPUs of a node. The model axis
+    stays inside of each.
 
-    devices: others, such as those of a slice to compile for.
+    Args:
+        shape: (data, fsdp, model); or (rows, model), with one data-parallel part for each slice and
+            rows / slices fsdp parts inside. -1 takes the remaining devices.
+        devices: others, such as those of a slice to compile for.
+        processes_are_slices: for devices of GPUs without cards, which are all in slice 0.
     """
     devices = jax.devices() if devices is None else devices
-    sizes = collections.Counter(getattr(device, "slice_index", 0) for device in devices)
-    shape = _shape(data, model, len(devices), [sizes[index] for index in sorted(sizes)])
+    name = "process_index" if processes_are_slices else "slice_index"
+    sizes = collections.Counter(getattr(device, name, 0) for device in devices)
+    of_slice, slices = _shapes(shape, len(devices), [sizes[index] for index in sorted(sizes)])
     # Where a dimension of a slice of TPUs has another size, it is split between both axes.
     options: dict[str, Any] = {"devices": devices, "allow_split_physical_axes": True}
     if len(sizes) == 1:  # some devices have no `slice_index` then
-        grid = mesh_utils.create_device_mesh(shape, **options)
+        grid = mesh_utils.create_device_mesh(of_slice, **options)
     else:
-        in_slice = shape[0] // len(sizes), shape[1]
-        grid = mesh_utils.create_hybrid_device_mesh(in_slice, (len(sizes), 1), **options)
-    return jax.sharding.Mesh(grid, ("data", "model"), (AxisType.Auto, AxisType.Auto))
+        options["process_is_granule"] = processes_are_slices
+        grid = mesh_utils.create_hybrid_device_mesh(of_slice, slices, **options)
+    return jax.sharding.Mesh(grid, tuple(AXES), (AxisType.Auto,) * len(AXES))
 
 
-def abstract_mesh(data: int, model: int, count: int, slices: int = 1) -> jax.sharding.AbstractMesh:
+def abstract_mesh(shape: Sequence[int], count: int, slices: int = 1) -> jax.sharding.AbstractMesh:
     """Returns the mesh of so many devices in equal slices, as `make_mesh`, without devices."""
-    shape = _shape(data, model, count, [count // slices] * slices)
-    return jax.sharding.AbstractMesh(shape, ("data", "model"))
+    of_slice, over_slices = _shapes(shape, count, [count // slices] * slices)
+    sizes = tuple(a * b for a, b in zip(of_slice, over_slices, strict=True))
+    return jax.sharding.AbstractMesh(sizes, tuple(AXES))
 
 
-def asked_mesh(data: int, model: int, devices: str | None, planned: bool) -> AnyMesh:
-    """Returns the mesh of all devices, or a planned one, for which no devices are needed.
+def slice_grid(shape: Sequence[int], count: int, slices: int) -> np.ndarray:
+    """Returns the slice of each device of the mesh, an array of its shape; as `abstract_mesh`."""
+    of_slice, over_slices = _shapes(shape, count, [count // slices] * slices)
+    return np.kron(np.arange(slices).reshape(over_slices), np.ones(of_slice, int))
+
+
+def asked_mesh(shape: Sequence[int], devices: str | None) -> jax.sharding.Mesh:
+    """Returns the mesh of all devices, or refuses another number.
 
     devices: their number, N or NODESxN, of `brt.train --devices`; None: not named.
     """
-    if not devices:
-        return make_mesh(data, model)
-    parts = re.fullmatch(r"(?:([1-9]\d*)x)?([1-9]\d*)", devices)
-    if not parts:
-        raise ValueError(f"--devices = {devices}: write a number, or nodes x devices, such as 2x8.")
-    nodes = int(parts[1] or 1)
-    count = nodes * int(parts[2])
-    if planned:
-        return abstract_mesh(data, model, count, nodes)
-    if count != jax.device_count():
+    if devices and nodes_and_devices(devices)[1] != jax.device_count():
         raise ValueError(
             f"--devices = {devices}, and JAX found {jax.device_count()} x "
             f"{jax.devices()[0].device_kind}: check the job's nodes and drivers, or the flag."
         )
-    return make_mesh(data, model)
+    return make_mesh(shape)
 
 
-def _shape(data, model, count, slices):
-    asked = f"Trainer.mesh = {(data, model)}"
-    shape = [data, model]
-    if shape.count(-1) == 2 or any(n == 0 or n < -1 for n in shape):
-        raise ValueError(f"{asked}: use positive numbers, at most one -1.")
+def nodes_and_devices(text: str) -> tuple[int, int]:
+    """Returns the nodes and all their devices of N or NODESxN."""
+    found = re.fullmatch(r"(?:([1-9]\d*)x)?([1-9]\d*)", text)
+    if not found:
+        raise ValueError(f"--devices = {text}: write a number, or nodes x devices, such as 2x8.")
+    nodes = int(found[1] or 1)
+    return nodes, nodes * int(found[2])
+
+
+def _shapes(asked, count, slices):
+    """Returns the sizes of the axes inside of a slice, and over slices."""
+    name, (size, *others) = f"Trainer.mesh = {tuple(asked)}", slices
+    shape = [*asked]
+    if shape.count(-1) > 1 or any(n == 0 or n < -1 for n in shape):
+        raise ValueError(f"{name}: use positive numbers, at most one -1.")
     if -1 in shape:
-        shape[shape.index(-1)] = max(count // -int(np.prod(shape)), 1)
-    if np.prod(shape) != count:
+        shape[shape.index(-1)] = max(count // -math.prod(shape), 1)
+    if math.prod(shape) != count:
         raise ValueError(
-            f"{asked} does not fit {count} devices: "
-            "data x model must be their number (-1 takes what is left)."
+            f"{name} does not fit {count} devices: "
+            "the product must be their number (-1 takes what is left)."
         )
-    if len(set(slices)) > 1:
+    if set(others) - {size}:
         raise ValueError(
-            f"{asked}: the {count} devices are in slices or nodes of {', '.join(map(str, slices))} "
+            f"{name}: the {count} devices are in slices or nodes of {', '.join(map(str, slices))} "
             "devices: use slices and nodes of one size."
         )
-    if slices[0] % shape[1]:
+    model = shape[-1]
+    if size % model:
         raise ValueError(
-            f"{asked}: {shape[1]} model-parallel devices do not divide the {slices[0]} devices of "
+            f"{name}: {model} model-parallel devices do not divide the {size} devices of "
             f"a slice or node ({len(slices)} in all), and must be in one: use a divisor of "
-            f"{slices[0]} as the second number."
+            f"{size} as the last number."
         )
-    return tuple(shape)
+    data = shape[0] if len(shape) > 2 else len(slices)
+    fsdp = count // (data * model)
+    # As many slices as can be are data-parallel; the rest is divided over fsdp.
+    over = math.gcd(data, len(slices)), len(slices) // math.gcd(data, len(slices))
+    return (data // over[0], fsdp // over[1], model), (*over, 1)
 
 
 def shardings(tree: Any, mesh: AnyMesh) -> Any:
-    """Returns a `NamedSharding` for each array of a tree, by `brt.models.axis_rules.named_spec`."""
+    """Returns a `NamedSharding` for each array of a tree, by `brt.models.mesh_axes.named_spec`."""
 
     def sharding(path, leaf):
         return NamedSharding(mesh, named_spec(path, leaf.shape, mesh.shape))
@@ -103,7 +124,7 @@ def shardings(tree: Any, mesh: AnyMesh) -> Any:
 
 
 def divisible_rows(mesh: jax.sharding.Mesh, rows: int) -> int:
-    return -(-rows // mesh.shape["data"]) * mesh.shape["data"]
+    return -(-rows // parts("B", mesh.shape)) * parts("B", mesh.shape)
 
 
 def check_divisible(mesh: AnyMesh, rows: int, model_sizes: dict[str, int]) -> None:
@@ -112,17 +133,17 @@ def check_divisible(mesh: AnyMesh, rows: int, model_sizes: dict[str, int]) -> No
     rows: batch elements of a microbatch. model_sizes: by binding, sizes that the model axis must
     divide.
     """
-    if rows % mesh.shape["data"]:
+    if rows % parts("B", mesh.shape):
         raise ValueError(
-            f"{rows} batch elements cannot be divided over {mesh.shape['data']} data-parallel "
+            f"{rows} batch elements cannot be divided over {parts('B', mesh.shape)} data-parallel "
             "devices: change Trainer.tokens_per_step, Trainer.accumulation, "
             "Trainer.segment_length or Trainer.mesh."
         )
     for name, size in model_sizes.items():
-        if size % mesh.shape["model"]:
+        if size % parts("H", mesh.shape):
             raise ValueError(
-                f"{name} = {size} cannot be divided over {mesh.shape['model']} model-parallel "
-                "devices: change it, or the second number of Trainer.mesh."
+                f"{name} = {size} cannot be divided over {parts('H', mesh.shape)} model-parallel "
+                "devices: change it, or the last number of Trainer.mesh."
             )
 
 
@@ -158,8 +179,8 @@ def owned_rows(mesh: jax.sharding.Mesh, rows: int) -> list[tuple[int, int]]:
     """
     sharding = NamedSharding(mesh, spec("B"))
     owners: dict[tuple[int, int], int] = {}
-    parts: Mapping[Any, tuple[slice, ...]] = sharding.devices_indices_map((rows,))
-    for device, (part,) in parts.items():
+    places: Mapping[Any, tuple[slice, ...]] = sharding.devices_indices_map((rows,))
+    for device, (part,) in places.items():
         start, stop, _ = part.indices(rows)
         key = start, stop - start
         owners[key] = min(device.process_index, owners.get(key, device.process_index))

@@ -72,7 +72,7 @@ class Timed(NamedTuple):
 
 def time_step(experiment: Experiment, seconds: float, least: int = 3) -> Timed:
     """Compiles a training step and runs it for some seconds, at least `least` times."""
-    mesh = make_mesh(*experiment.trainer.mesh)
+    mesh = make_mesh(experiment.trainer.mesh)
     experiment.check_mesh(mesh)
     with jax.set_mesh(mesh):
         state = random_state(experiment)

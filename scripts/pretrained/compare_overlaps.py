@@ -18,20 +18,19 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import jax
-from jax.sharding import AxisType
 
 from brt.evaluation.evaluator import Evaluator
 from brt.model_folder import load_run
 from brt.pretrained.language_model import PretrainedLanguageModel
 from brt.reporting.drawing.rounding import confidence_interval
 from brt.storage.replaced_files import replace_json
+from brt.training.sharding import make_mesh
 
 PERPLEXITY = "word_level_perplexity"
 
 
 def one_device() -> jax.sharding.Mesh:
-    axes = AxisType.Auto, AxisType.Auto
-    return jax.make_mesh((1, 1), ("data", "model"), axes, devices=jax.devices()[:1])
+    return make_mesh(devices=jax.devices()[:1])
 
 
 def evaluate(workdir: Path, bindings: Sequence[str]) -> dict[str, float]:

@@ -5,6 +5,7 @@ import json
 import re
 from types import SimpleNamespace
 
+import devices
 import jax
 import jax.numpy as jnp
 import pytest
@@ -17,6 +18,7 @@ from brt.benchmarks.gpus import CARDS
 from brt.benchmarks.roofline import ATTENTION, HIGHEST, TRITON, Kernels
 from brt.experiment import Configuration
 from brt.training.records.metrics import PEAK_FLOPS
+from brt.training.sharding import abstract_mesh
 
 plugin = pytest.mark.skipif(
     importlib.util.find_spec("jax_cuda13_plugin") is None,
@@ -346,7 +348,7 @@ def test_the_benchmark_prints_memory_time_by_part_and_collectives(
     assert "4 devices of 79.1 GiB" in shown and gpu_steps.ESTIMATES in shown
     content = json.loads(written.read_text())
     (found,) = content["slices"]
-    assert content["topology"] == "h100-4" and found["mesh"] == {"data": 4, "model": 1}
+    assert content["topology"] == "h100-4" and found["mesh"]["fsdp"] == 4
     assert found["fits"] and 0 < found["hbm_bytes"] < CARDS["h100"].usable_bytes
     assert {"attention", "states", "feed_forward"} <= found["ns_by_part"].keys()
     assert sum(each["bytes"] for kinds in found["collectives"].values() for each in kinds.values())
@@ -360,9 +362,10 @@ def test_a_dry_run_prints_the_figures_and_the_flags(cpu_compiler, monkeypatch, t
     assert all(part in shown for part in ("roofline", "time by part", "MEM_FRACTION", "Trainer."))
 
 
-def test_a_model_axis_across_nodes_is_refused(cpu_compiler, tmp_path):
+def test_a_model_axis_across_nodes_is_refused(monkeypatch, tmp_path):
+    monkeypatch.setattr(slices, "devices_of", lambda _: devices.gpus(4, 4))
     configuration = Configuration([str(write_config(tmp_path))], ["Trainer.mesh = (1, 8)"])
-    slices.abstract_mesh(1, 8, 8)  # one node has it
+    abstract_mesh((1, 8), 8)  # one node has it
     with pytest.raises(ValueError, match="do not divide the 4 devices"):
         slices.slice_mesh(configuration.experiment(), topologies.find("h100-2x4"))
 
@@ -400,7 +403,7 @@ def test_a_tiny_step_compiles_for_nodes_of_gpus(monkeypatch, tmp_path, capsys):
     flags = "--topology=h100-2x2", f"--configs={file}", f"--json={written}"
     assert not command(monkeypatch, benchmark, *flags), capsys.readouterr().err
     (found,) = json.loads(written.read_text())["slices"]
-    assert found["fits"] and found["mesh"] == {"data": 4, "model": 1}
+    assert found["fits"] and found["mesh"] == {"data": 2, "fsdp": 2, "model": 1}
     parts = found["ns_by_part"]
     assert {"attention", "states", "feed_forward", "vocabulary", "optimizer"} <= parts.keys()
     assert parts.get("other", 0) < 0.2 * found["ns"]

@@ -124,6 +124,32 @@ def test_collectives_are_found_in_fusions_and_loops_and_counted_once_if_split(pr
     }
 
 
+def test_what_crosses_slices_is_told_by_the_groups_of_devices(program):
+    found = hlo_costs.collectives(program)
+    every = hlo_costs.collective_sums(found)
+    inside, outside = every["in_loops"], every["outside"]
+    # Devices 0 and 1 in one slice: sums over (0, 1) and (2, 3) stay inside.
+    assert hlo_costs.across_slices(found, [0, 0, 1, 1]) == {
+        "all-gather": {"count": 2, "runs": 9, "bytes": 9 * 1024},
+        "collective-permute": outside["collective-permute"],
+    }
+    by_turns = hlo_costs.across_slices(found, [0, 1, 0, 1])  # gathers over (0, 2) and (1, 3) stay
+    assert by_turns == {**inside, "collective-permute": outside["collective-permute"]}
+    assert not hlo_costs.across_slices(found, [0, 0, 0, 0])
+
+
+def test_a_transfer_of_the_tpu_s_compiler_between_slices_counts_as_its_collective():
+    line = TEXT.index("\n", TEXT.index("ENTRY")) + 1
+    sent = (
+        "  %sent = f32[6,8]{1,0} parameter(9)\n"
+        "  %send = (f32[6,8]{1,0}, u32[], token[]) send(%sent, %after), channel_id=9, "
+        'is_host_transfer=true, frontend_attributes={_xla_megascale_transfer_type="ALL_REDUCE"}\n'
+    )
+    found = hlo_costs.collectives(hlo.parse(TEXT[:line] + sent + TEXT[line:]))
+    crossing = hlo_costs.across_slices(found, [0, 0, 1, 1])
+    assert crossing["all-reduce"] == {"count": 1, "runs": 1, "bytes": 6 * 8 * 4}
+
+
 def test_groups_of_devices_are_read_in_every_form_and_told_by_the_axes_they_span(program):
     mesh = {"data": 2, "model": 2}
     groups = {each.groups for each in hlo_costs.collectives(program)}
@@ -171,7 +197,7 @@ def compiled_loop(inside):
 
     shapes = (
         jax.ShapeDtypeStruct((8, 32), jnp.float32, sharding=whole),
-        jax.ShapeDtypeStruct((32, 32), jnp.float32, sharding=sharded(mesh, ("data",))),
+        jax.ShapeDtypeStruct((32, 32), jnp.float32, sharding=sharded(mesh, ("fsdp",))),
     )
     with jax.set_mesh(mesh):
         compiled = quick_jit(run, out_shardings=whole).lower(*shapes).compile()

@@ -171,7 +171,7 @@ def test_the_command_compiles_the_step_for_the_devices_of_the_slice(monkeypatch,
     content = json.loads(written.read_text())
     (found,) = content["slices"]
     assert content["topology"] == "v4:2x2x1" and content["note"] == slices.ESTIMATES
-    assert found["mesh"] == {"data": 4, "model": 1} and found["rows_per_chip"] == 1
+    assert found["mesh"] == {"data": 1, "fsdp": 4, "model": 1} and found["rows_per_chip"] == 1
     # Gradients of divided parameters are summed over the rows, outside of loops or inside.
     assert sum(each["bytes"] for kinds in found["collectives"].values() for each in kinds.values())
     assert {loop["trips"] for loop in found["loops"] if loop["scope"] == "layer0/states"} == {2}
@@ -186,7 +186,7 @@ def test_a_mesh_that_does_not_fit_the_slice_is_refused(monkeypatch, tmp_path, ca
     assert command(monkeypatch, benchmark, *flags) == 1
     assert "4 batch elements cannot be divided over 8" in capsys.readouterr().err
     with pytest.raises(ValueError, match=r"\(3, -1\) does not fit 8 devices"):
-        make_mesh(3, -1, jax.devices()[:8])
+        make_mesh((3, -1), jax.devices()[:8])
 
 
 @pytest.mark.parametrize("name", ["v4-8", "v5e-4"])

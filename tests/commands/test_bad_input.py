@@ -168,14 +168,14 @@ def test_a_dry_run_names_what_does_not_fit_devices_of_elsewhere(
 
 
 @pytest.mark.parametrize(
-    ("devices", "mesh", "shape"), [("4", "(-1, 1)", "4 x 1"), ("2x4", "(-1, 2)", "4 x 2")]
+    ("devices", "mesh", "shape"), [("4", "(-1, 1)", "1 x 4 x 1"), ("2x4", "(-1, 2)", "2 x 2 x 2")]
 )
 def test_a_dry_run_shows_the_mesh_of_devices_of_elsewhere(
     folder, monkeypatch, capsys, devices, mesh, shape
 ):
     given = f"--devices={devices}", "--dry_run", f"--gin.Trainer.mesh={mesh}"
     assert command(monkeypatch, train, *flags(folder), *given) == 0
-    assert re.search(f"devices, data x model +{shape}\n", capsys.readouterr().out)
+    assert re.search(f"devices, data x fsdp x model +{shape}\n", capsys.readouterr().out)
     assert not (folder / "run").exists()
 
 

@@ -72,7 +72,7 @@ def measured(monkeypatch, tmp_path, configs):
 
     monkeypatch.setattr(steps, "build", timed)
     monkeypatch.setattr(steps, "time", clock)
-    monkeypatch.setattr(steps, "make_mesh", lambda data, model: one_device())
+    monkeypatch.setattr(steps, "make_mesh", lambda shape: one_device())
 
     def run(*names, **flags):
         path = tmp_path / "times.json"
@@ -126,7 +126,7 @@ def test_a_benchmark_of_the_paper_s_sizes_with_the_paper_s_baseline_needs_no_not
 
 
 def test_unequal_budgets_are_not_compared(monkeypatch, capsys, tmp_path, configs):
-    monkeypatch.setattr(steps, "make_mesh", lambda data, model: one_device())
+    monkeypatch.setattr(steps, "make_mesh", lambda shape: one_device())
     other = tmp_path / "twice.gin"
     other.write_text(f'include "{configs["slide"]}"\nTrainer.tokens_per_step = 128\n')
     files = f"--configs={configs['slide']},{other}"

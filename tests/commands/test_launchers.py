@@ -166,6 +166,37 @@ def test_a_slice_is_asked_for_installed_on_once_prepared_once_and_given_back(sta
     assert "--zone=us-central2-b" in create
 
 
+def test_several_slices_are_one_request_and_train_together(stand_in, tmp_path):
+    done = launch_tpu(stand_in, tmp_path, ["NOT_FOUND", "ACTIVE"], [0], "--slices=2")
+    assert done.returncode == 0, done.stderr
+    found = calls(tmp_path)
+    (create,) = (call for call in found if "create" in call)
+    assert {"--node-count=2", "--node-prefix=pod", "--accelerator-type=v4-32"} <= set(create)
+    assert not any("--node-id" in word for word in create)
+    (plan,) = (call for call in found if "--dry_run" in call)
+    assert "--topology=2xv4-32" in plan
+    nodes = {}
+    for call in found:
+        if "ssh" in call:
+            assert call[4] == "ssh"
+            (what,) = [
+                w for w in ("kill -0", "pip install", "brt.prepare", "brt.train") if w in call[-2]
+            ]
+            nodes.setdefault(what, []).append((call[5], call[6]))
+    every = [("pod-0", "--worker=all"), ("pod-1", "--worker=all")]
+    assert {what: sorted(asked) for what, asked in nodes.items()} == {
+        **{what: every for what in ("kill -0", "pip install", "brt.train")},
+        "brt.prepare": [("pod-0", "--worker=0")],
+    }
+    assert [call[6] for call in found if "scp" in call] == ["pod-0:brt.tar", "pod-1:brt.tar"]
+    assert sum("delete" in call for call in found) == 1
+
+
+def test_if_one_of_several_slices_fails_the_launcher_fails(stand_in, tmp_path):
+    done = launch_tpu(stand_in, tmp_path, ["ACTIVE"], [1, 0], "--slices=2", "--no_plan")
+    assert done.returncode == 1 and "failed with status 1" in done.stderr
+
+
 def test_flags_reach_the_hosts_as_they_were_written(stand_in, tmp_path):
     launch_tpu(stand_in, tmp_path, ["ACTIVE"], [0], "--no_plan")
     lines = [call[-2].removeprefix("--command=") for call in calls(tmp_path) if "ssh" in call]

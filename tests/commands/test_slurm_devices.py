@@ -106,8 +106,8 @@ def test_two_nodes_of_eight_gpus_are_one_mesh_of_sixteen(join):
     for node in range(2):
         own = [device for device in found if device.slice_index == node]
         assert join(task(node, "1(x2)", "8", EIGHT), own) == EIGHT
-    mesh = make_mesh(-1, 4, found)
-    assert [[device.id for device in row] for row in mesh.devices] == [
+    mesh = make_mesh((-1, 4), found)
+    assert [[device.id for device in row] for row in mesh.devices.reshape(-1, 4)] == [
         [*range(first, first + 4)] for first in (0, 4, 8, 12)
     ]
 

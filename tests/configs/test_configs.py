@@ -6,7 +6,6 @@ import shlex
 import pytest
 from gin_settings import read_gin_files
 from header_commands import COMMANDS
-from jax.sharding import AbstractMesh
 from paths import CONFIGS, ROOT
 from published_checks import position_of, read_once, settings_of
 
@@ -17,6 +16,7 @@ from brt.models.transformer_xl.model import evaluation_memory
 from brt.pretrained.backbone import PretrainedBackbone
 from brt.reporting.gin_text import read_gin
 from brt.reporting.papers.reading import published_settings, read_paper
+from brt.training.sharding import abstract_mesh
 
 PUBLISHED = {  # millions of weights outside embeddings, computed from the published dimensions
     r"(pg19|systems)_(xl_\d+|slide_12l)": 151.0,
@@ -272,4 +272,4 @@ def test_while_training_memory_and_segment_are_evaluated_as_long_as_they_are_tra
 def test_the_published_mesh_shapes_divide_the_published_models():
     experiment = built("pg19_rec_fixed_skip.gin")
     for data, model in ((32, 1), (8, 4), (4, 8)):
-        experiment.check_mesh(AbstractMesh((data, model), ("data", "model")))
+        experiment.check_mesh(abstract_mesh((data, model), data * model))

@@ -33,7 +33,7 @@ def refusals(files, bindings):
     said = {}
     for devices in DEVICES:
         try:
-            experiment.check_mesh(abstract_mesh(*experiment.trainer.mesh, devices))
+            experiment.check_mesh(abstract_mesh(experiment.trainer.mesh, devices))
         except ValueError as error:
             said[devices] = str(error)
     return experiment, said
@@ -109,7 +109,7 @@ def test_every_command_of_a_header_trains_and_evaluates_or_says_why(name):
 @pytest.mark.skipif(jax.device_count() < 8, reason="needs eight devices")
 def test_a_config_is_traced_over_the_devices_that_divide_it(name):
     experiment, fitting = check(*COMMANDS[name])
-    mesh = make_mesh(*experiment.trainer.mesh, devices=jax.devices()[: fitting[-1]])
+    mesh = make_mesh(experiment.trainer.mesh, devices=jax.devices()[: fitting[-1]])
     with jax.set_mesh(mesh):
         state, batch = experiment.abstract_state(mesh), experiment.abstract_batch()
         jax.eval_shape(experiment.train_step, state, batch)

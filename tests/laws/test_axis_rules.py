@@ -5,11 +5,13 @@ import jax.numpy as jnp
 import pytest
 from architectures import ARCHITECTURES, VARIANTS, abstract
 from flax import nnx
-from jax.sharding import AxisType, PartitionSpec
+from jax.sharding import PartitionSpec
 from tiny_models import parameters
+from tiny_run import mesh_of
 
-from brt.models.axis_rules import RULES, constrain, spec
+from brt.models.axis_rules import constrain
 from brt.models.block_recurrent.model import BlockRecurrentTransformer
+from brt.models.mesh_axes import spec
 
 FIXED = dict(B=5, D=12, H=2, K=4, A=8, C=16, F=10, W=4)
 """Letters that mean the same in every model; each has a size of its own but A, which is J = 2W in
@@ -91,19 +93,19 @@ def test_variants_have_no_cache_and_no_parameter_of_their_own():
 @pytest.mark.parametrize(
     ("axes", "expected"),
     [
-        ("BTD", ("data", None, None)),  # rows are split, so the width is not
-        ("DA", ("data", "model")),
-        ("AD", ("model", "data")),
-        ("VD", ("model", "data")),
-        ("D", ("data",)),
+        ("BTD", (("data", "fsdp"), None, None)),  # rows are split, so the width is not
+        ("DA", ("fsdp", "model")),
+        ("AD", ("model", "fsdp")),
+        ("VD", ("model", "fsdp")),
+        ("D", ("fsdp",)),
         ("HR", ("model", None)),
-        ("SD", (None, "data")),
+        ("SD", (None, "fsdp")),
         ("CF", (None, "model")),
-        ("BWHK", ("data", None, "model", None)),
+        ("BWHK", (("data", "fsdp"), None, "model", None)),
         ("", ()),
     ],
 )
-def test_rows_and_widths_go_over_data_and_heads_and_vocabulary_over_model(axes, expected):
+def test_rows_go_over_data_and_fsdp_widths_over_fsdp_heads_over_model(axes, expected):
     assert spec(axes) == PartitionSpec(*expected)
 
 
@@ -112,7 +114,7 @@ def test_no_parameter_is_split_twice_over_one_axis_of_the_mesh(name):
     model = abstract(name)
     for path, leaf in jax.tree_util.tree_flatten_with_path(parameters(model))[0]:
         axes = [axis for axis in spec(axes_of(path[-1].key)) if axis]
-        assert len(axes) == len(set(axes)) and set(axes) <= set(RULES.values())
+        assert len(axes) == len(set(axes)) and set(axes) <= {"fsdp", "model"}
         assert axes or leaf.ndim < 2  # no matrix is copied whole to every device
 
 
@@ -120,7 +122,6 @@ def test_outside_a_mesh_nothing_is_pinned_and_inside_it_is():
     x_BTD = jnp.ones((2, 3, 4))
     assert constrain(x_BTD, "BTD") is x_BTD
     assert "sharding" not in str(jax.make_jaxpr(lambda x: constrain(x, "BTD"))(x_BTD))
-    mesh = jax.make_mesh((1, 1), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
-    with jax.set_mesh(mesh):
+    with jax.set_mesh(mesh_of(1, 1)):
         trace = str(jax.make_jaxpr(lambda x: constrain(x, "BTD"))(x_BTD))
     assert "sharding_constraint" in trace and "'data'" in trace

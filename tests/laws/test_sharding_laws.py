@@ -22,7 +22,7 @@ from brt.data.stores.token_store import TokenStore
 from brt.data.streams.documents import DocumentStream
 from brt.data.vocabularies.base import ByteVocabulary
 from brt.experiment import Experiment
-from brt.models.axis_rules import spec
+from brt.models.mesh_axes import spec
 from brt.training.checkpoints.checkpoint import Checkpoints
 from brt.training.optimization.optimizers import adafactor
 from brt.training.optimization.schedules import constant_rate
@@ -47,10 +47,12 @@ CASES = [
     pytest.param(name, (2, 4), marks=pytest.mark.slow if name in RELATED else marks)
     for (name,), marks, _ in kinds()
 ]
+CASES.append(pytest.param("rec_lstm_dual", (2, 2, 2)))
 CASES += [
     pytest.param(name, shape, marks=pytest.mark.slow)
     for name, shape in [
         *(("feedback_fixed_skip", (8, 1)), ("feedback_fixed_skip", (1, 4))),
+        *(("feedback_fixed_skip", (2, 2, 2)), ("rec_lstm_dual", (4, 2, 1))),
         *(("rec_lstm_dual", (8, 1)), ("rec_lstm_dual", (1, 4))),
     ]
 ]
@@ -148,7 +150,7 @@ def test_the_mesh_changes_no_batch_and_no_loss(store, name, mesh_shape):
     jax.tree.map(np.testing.assert_array_equal, sharded.batches, expected.batches)
     np.testing.assert_allclose(sharded.losses, expected.losses, rtol=1e-5)
     # And the mesh is really used: by rows and heads of the caches, by every matrix.
-    axes = dict(zip(("data", "model"), mesh_shape))
+    axes = mesh_of(*mesh_shape).shape
     for path, leaf in jax.tree_util.tree_leaves_with_path(
         (sharded.state.params, sharded.state.caches)
     ):
@@ -156,7 +158,8 @@ def test_the_mesh_changes_no_batch_and_no_loss(store, name, mesh_shape):
         names = str(getattr(key, "key", getattr(key, "name", ""))).rsplit("_", 1)[1]
         if len(names) < 2 and names != "B":
             continue
-        parts = np.prod([axes[axis] for axis in spec(names) if axis])
+        split = spec(names)
+        parts = np.prod([axes[a] for each in split if each for a in np.atleast_1d(each)])
         shard = leaf.sharding.shard_shape(leaf.shape)
         assert np.prod(shard) * parts == leaf.size, (path, leaf.shape, shard)
 

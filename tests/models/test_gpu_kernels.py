@@ -213,7 +213,7 @@ def test_a_model_on_a_mesh_or_without_equals_its_plain_form(
     if mesh_shape is None:
         of_kernels = computed(params)
     else:
-        mesh = make_mesh(*mesh_shape, devices=jax.devices()[: np.prod(mesh_shape)])
+        mesh = make_mesh(mesh_shape, devices=jax.devices()[: np.prod(mesh_shape)])
         with jax.set_mesh(mesh):
             of_kernels = computed(jax.device_put(params, shardings(params, mesh)))
     monkeypatch.setattr(gpu_attention, "attend_to_window", plain_attention)

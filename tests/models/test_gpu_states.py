@@ -146,7 +146,7 @@ def test_heads_and_batch_on_a_mesh_equal_the_plain_forms(mesh_shape, monkeypatch
     pairs = (attend, plain, args), (gpu_forms.attention_by_head, ops.attention_by_head, by_head)
     for attend, plain, arrays in pairs:
         expected = outputs_and_gradients(plain, *arrays)
-        mesh = make_mesh(*mesh_shape, devices=jax.devices()[: np.prod(mesh_shape)])
+        mesh = make_mesh(mesh_shape, devices=jax.devices()[: np.prod(mesh_shape)])
         with jax.set_mesh(mesh):
             computed = outputs_and_gradients(attend, *arrays)
         for a, b in zip(computed, expected, strict=True):

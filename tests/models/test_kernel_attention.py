@@ -61,7 +61,7 @@ def run(name, form, mesh_shape=None, rows=4, **settings):
     if mesh_shape is None:
         return outputs_and_gradients(graph, params, tokens_SBT)
     devices = jax.devices()[: np.prod(mesh_shape)]
-    mesh = make_mesh(*mesh_shape, devices=devices)
+    mesh = make_mesh(mesh_shape, devices=devices)
     with jax.set_mesh(mesh):
         params = jax.device_put(params, shardings(params, mesh))
         return outputs_and_gradients(graph, params, tokens_SBT)

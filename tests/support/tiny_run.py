@@ -5,6 +5,7 @@ One recurrent layer reads four rows of 16 bytes a step.
 
 import functools
 import gc
+import math
 import os
 import re
 import resource
@@ -20,7 +21,6 @@ import jax
 import numpy as np
 import pytest
 from absl import flags
-from jax.sharding import AxisType
 from paths import ROOT
 from tiny_models import QUICK
 
@@ -30,6 +30,7 @@ from brt.experiment import Experiment
 from brt.run.loop import TrainingRun
 from brt.training import sharding
 from brt.training.records.run_folder import read_metrics
+from brt.training.sharding import make_mesh
 
 XLA_FLAGS = os.environ.get("XLA_FLAGS", "")
 LENGTHS = {
@@ -128,11 +129,9 @@ def one_device():
     return mesh_of(1, 1)
 
 
-def mesh_of(data: int, model: int):
-    """A (data, model) mesh of the first devices."""
-    axes = AxisType.Auto, AxisType.Auto
-    devices = jax.devices()[: data * model]
-    return jax.make_mesh((data, model), ("data", "model"), axes, devices=devices)
+def mesh_of(*shape: int):
+    """A mesh (data, fsdp, model), or (rows, model), of the first devices."""
+    return make_mesh(shape, jax.devices()[: math.prod(shape)])
 
 
 class Tiny(NamedTuple):
@@ -203,7 +202,7 @@ def command(monkeypatch, module, *arguments, mesh=None, takes_arguments=False) -
     for name in flags.FLAGS:
         flags.FLAGS[name].unparse()
     for place in (sharding, evaluate):
-        monkeypatch.setattr(place, "make_mesh", mesh or (lambda data, model: one_device()))
+        monkeypatch.setattr(place, "make_mesh", mesh or (lambda shape: one_device()))
     monkeypatch.setattr(sys, "argv", [module.__name__, *map(str, arguments)])
     try:
         command_line.run(module.main, takes_arguments)

@@ -1,17 +1,18 @@
-"""What devices exchange while the sharded step is in a loop: nothing over the data axis."""
+"""What devices exchange while the sharded step is in a loop: nothing over data and fsdp."""
 
 import functools
+import math
 from collections import Counter
 
 import jax
-import numpy as np
 import optax
 import pytest
 from architectures import ARCHITECTURES
 from tiny_models import QUICK
+from tiny_run import mesh_of
 
 from brt.benchmarks import hlo
-from brt.benchmarks.hlo_costs import axes_of, collectives
+from brt.benchmarks.hlo_costs import across_slices, axes_of, collectives
 from brt.experiment import Experiment
 from brt.models.fast import chunked_losses
 from brt.training.optimization.schedules import constant_rate
@@ -21,14 +22,14 @@ ROWS = 8
 SIZES = dict(vocabulary_size=256, width=16, num_heads=8, head_size=2, feed_forward_size=32)
 """Sizes that eight devices of either axis divide."""
 
-MESHES = [(8, 1), (4, 2), pytest.param((1, 8), marks=pytest.mark.slow)]
+MESHES = [(8, 1), (4, 2), (2, 2, 2), pytest.param((1, 8), marks=pytest.mark.slow)]
 
 
 @functools.cache
-def in_loops(name, mesh_shape, dtype="float32", remat="none"):
-    """Axes and kinds of the collectives in loops of a training step, in the program's order."""
+def exchanged(name, mesh_shape):
+    """Experiment and collectives of a training step."""
     entry = ARCHITECTURES[name]
-    sizes = SIZES | dict(activation_dtype=dtype, remat=remat)
+    sizes = {**SIZES}
     if name.endswith("kernel"):  # interpreted kernels compile slowly
         sizes["num_layers"] = 2
     trainer = Trainer(
@@ -41,19 +42,24 @@ def in_loops(name, mesh_shape, dtype="float32", remat="none"):
         model=lambda rngs: entry.build(rngs, **entry.divisible | sizes),
     )
     experiment = Experiment(trainer)
-    mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(mesh_shape), ("data", "model"))
+    mesh = mesh_of(*mesh_shape)
     with jax.set_mesh(mesh):
         lowered = experiment.jit_step(mesh).lower(
             experiment.abstract_state(mesh), experiment.abstract_batch()
         )
         program = hlo.parse(lowered.compile(compiler_options=QUICK).as_text())
-        found = collectives(program)
+        return experiment, collectives(program)
+
+
+def in_loops(name, mesh_shape):
+    """Axes and kinds of the collectives in loops of a training step, in the program's order."""
+    found, shape = exchanged(name, mesh_shape)[1], mesh_of(*mesh_shape).shape
     assert any(not one.loops for one in found), "nothing is exchanged at all"
     return Counter(
         (axis, one.kind, one.scope)
         for one in found
         if one.loops
-        for axis in axes_of(one.groups, mesh.shape)
+        for axis in axes_of(one.groups, shape)
     )
 
 
@@ -62,10 +68,10 @@ def over(axis, found):
 
 
 @pytest.mark.parametrize("mesh_shape", MESHES, ids=str)
-def test_the_loop_over_blocks_exchanges_nothing_over_data_and_one_sum_over_model(mesh_shape):
+def test_the_loop_over_blocks_exchanges_one_sum_over_model_and_nothing_else(mesh_shape):
     found = in_loops("rec_fixed_skip", mesh_shape)
-    assert not over("data", found)
-    if mesh_shape[1] == 1:
+    assert not over("data", found) and not over("fsdp", found)
+    if mesh_shape[-1] == 1:
         assert not found
     # The heads' contributions to the states, and in the backward pass to their gradient.
     assert sum(over("model", found).values()) <= 2
@@ -82,12 +88,35 @@ def test_the_loop_over_blocks_exchanges_nothing_over_data_and_one_sum_over_model
         ),
     ],
 )
-def test_other_loops_exchange_nothing_over_data(name):
-    assert not over("data", in_loops(name, (4, 2)))
+def test_other_loops_exchange_nothing_over_data_and_fsdp(name):
+    found = in_loops(name, (2, 2, 2))
+    assert not over("data", found) and not over("fsdp", found)
+
+
+def between_halves(name, mesh_shape):
+    """Bytes a device that cross from the first four devices to the others, and of parameters."""
+    experiment, found = exchanged(name, mesh_shape)
+    leaves = jax.tree.leaves(experiment.abstract_state(mesh_of(*mesh_shape)).params)
+    params = 4 * sum(math.prod(x.sharding.shard_shape(x.shape)) for x in leaves)
+    kinds = across_slices(found, [0, 0, 0, 0, 1, 1, 1, 1])
+    return {kind: entry["bytes"] for kind, entry in kinds.items()}, params
+
+
+@pytest.mark.parametrize("name", ["rec_fixed_skip", pytest.param("melodi", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("mesh_shape", [(2, 4, 1), (2, 2, 2)])
+def test_slices_exchange_each_gradient_once_in_parts(name, mesh_shape):
+    found, params = between_halves(name, mesh_shape)
+    assert found.keys() == {"all-reduce"}
+    assert params <= found["all-reduce"] < 1.3 * params
+
+
+def test_parameters_divided_over_slices_cross_several_times():
+    found, params = between_halves("rec_fixed_skip", (8, 1))
+    assert sum(found.values()) > 8 * params
 
 
 def test_the_loss_is_read_in_chunks_that_exchange_nothing(monkeypatch):
     monkeypatch.setitem(chunked_losses.CHUNKS, "cpu", 256)
-    in_loops.cache_clear()
+    exchanged.cache_clear()
     assert not in_loops("slide", (4, 2))
-    in_loops.cache_clear()
+    exchanged.cache_clear()

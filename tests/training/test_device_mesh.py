@@ -7,9 +7,11 @@ import jax
 import numpy as np
 import pytest
 from devices import gpus, tpus
+from jax.experimental import mesh_utils
 from paths import ROOT
 from tiny_run import build, ended, records, start_several, train_here, write_config
 
+from brt.models.mesh_axes import AXES
 from brt.training.sharding import abstract_mesh, make_mesh, owned_rows, put_rows
 
 DISTINCT_SLICES = """\
@@ -25,35 +27,67 @@ def slices_of(mesh):
 
 
 @pytest.mark.parametrize(
-    ("asked", "shape"), [((-1, 1), (16, 1)), ((-1, 4), (4, 4)), ((2, 8), (2, 8)), ((2, -1), (2, 8))]
+    ("asked", "shape"),
+    [
+        *[((-1, 1), (2, 8, 1)), ((-1, 4), (2, 2, 4)), ((2, 8), (2, 1, 8)), ((2, -1), (2, 1, 8))],
+        *[((2, -1, 2), (2, 4, 2)), ((8, 2, 1), (8, 2, 1)), ((-1, 1, 1), (16, 1, 1))],
+    ],
 )
 @pytest.mark.parametrize("order", [1, -1])
-def test_the_model_axis_stays_in_a_node_and_data_crosses_nodes(asked, shape, order):
-    mesh = make_mesh(*asked, gpus(8, 8)[::order])
-    assert mesh.devices.shape == shape and mesh.axis_names == ("data", "model")
+def test_model_and_fsdp_stay_in_a_node_and_data_crosses_nodes(asked, shape, order):
+    mesh = make_mesh(asked, gpus(8, 8)[::order])
+    assert mesh.devices.shape == shape and mesh.axis_names == ("data", "fsdp", "model")
     assert [device.id for device in mesh.devices.flat] == list(range(16))
     found = slices_of(mesh)
-    assert (found == found[:, :1]).all()  # a row has devices of one node
+    assert (found == found[:, :1, :1]).all()  # parameters are divided inside of a node
     half = shape[0] // 2
     assert (found[:half] == 0).all() and (found[half:] == 1).all()
 
 
 @pytest.mark.parametrize("model", [1, 2, 4])
 def test_slices_of_tpus_keep_their_neighbours_in_the_model_axis(model):
-    mesh = make_mesh(-1, model, tpus(2, (2, 2)))
-    assert mesh.devices.shape == (8 // model, model)
+    mesh = make_mesh((-1, model), tpus(2, (2, 2)))
+    assert mesh.devices.shape == (2, 4 // model, model)
     assert len(set(mesh.devices.flat)) == 8
-    found = slices_of(mesh)
-    assert (found == found[:, :1]).all() and (found[:, 0] == np.sort(found[:, 0])).all()
-    for row in mesh.devices:
+    assert (slices_of(mesh) == np.arange(2).reshape(2, 1, 1)).all()
+    for row in mesh.devices.reshape(-1, model):
         for one, other in itertools.pairwise(row):  # one link apart
             assert sum(abs(a - b) for a, b in zip(one.coords, other.coords)) == 1
 
 
+def test_the_page_s_table_of_axes_is_the_code_s():
+    page = (ROOT / "docs" / "cluster.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+)` \| ([A-Z, ]+) \| (\w+)[^|]*\|$", page, re.M)
+    expected = [(name, ", ".join(axis.splits), axis.crosses) for name, axis in AXES.items()]
+    assert [(name, axes, answer == "yes") for name, axes, answer in rows] == expected
+    # And what the table says of slices is what a mesh does.
+    assert {
+        name for name, size in zip(AXES, make_mesh((-1, 1), gpus(1, 1)).devices.shape) if size > 1
+    } == {name for name, axis in AXES.items() if axis.crosses}
+
+
+def test_parameters_may_be_divided_over_nodes_if_asked():
+    mesh = make_mesh((1, -1, 2), gpus(4, 4))
+    assert mesh.devices.shape == (1, 4, 2)
+    assert (slices_of(mesh)[0] == [[0, 0], [0, 0], [1, 1], [1, 1]]).all()
+    both = slices_of(make_mesh((2, -1, 1), gpus(2, 2, 2, 2)))[..., 0]
+    assert [set(row) for row in both] == [{0, 1}, {2, 3}]
+
+
+@pytest.mark.parametrize("model", [1, 2, 4])
+@pytest.mark.parametrize("kind", ["TPU v5 lite", "TPU v6 lite"])
+def test_one_slice_has_the_order_that_two_axes_would_have(model, kind):
+    found = make_mesh((-1, model), tpus(1, (4, 4), kind)).devices
+    options = {"devices": tpus(1, (4, 4), kind), "allow_split_physical_axes": True}
+    expected = mesh_utils.create_device_mesh((16 // model, model), **options)
+    assert found.shape == (1, 16 // model, model)
+    assert found.reshape(-1, model).tolist() == expected.tolist()
+
+
 @pytest.mark.parametrize("slices", [1, 2])
 def test_a_dimension_of_a_slice_may_be_split_between_both_axes(slices):
-    mesh = make_mesh(-1, 2, tpus(slices, (4, 4), "TPU v6 lite"))
-    assert mesh.devices.shape == (8 * slices, 2)
+    mesh = make_mesh((-1, 2), tpus(slices, (4, 4), "TPU v6 lite"))
+    assert mesh.devices.shape == (slices, 8, 2)
     assert len(set(mesh.devices.flat)) == 16 * slices
 
 
@@ -68,23 +102,28 @@ def test_a_dimension_of_a_slice_may_be_split_between_both_axes(slices):
         (gpus(8, 4), (-1, 1)),
         (gpus(8, 7), (5, 3)),
         (gpus(8, 8), (8, 1)),
+        (gpus(8, 8), (-1, -1, 2)),
+        (gpus(8, 8), (1, 1, 16)),
+        (gpus(8, 8), (2, 4, 1)),
     ],
 )
 def test_a_mesh_that_slices_cannot_have_is_refused(devices, asked):
     with pytest.raises(ValueError, match=r"Trainer\.mesh = \("):
-        make_mesh(*asked, devices)
+        make_mesh(asked, devices)
 
 
 def test_a_mesh_without_devices_has_the_same_shape_or_is_refused():
-    assert dict(abstract_mesh(-1, 4, 16, 2).shape) == dict(make_mesh(-1, 4, gpus(8, 8)).shape)
-    assert dict(abstract_mesh(-1, 16, 16).shape) == {"data": 1, "model": 16}
+    for asked in (-1, 4), (1, -1, 4), (4, 1, -1):
+        expected = make_mesh(asked, gpus(8, 8)).shape
+        assert dict(abstract_mesh(asked, 16, 2).shape) == dict(expected)
+    assert dict(abstract_mesh((-1, 16), 16).shape) == {"data": 1, "fsdp": 1, "model": 16}
     with pytest.raises(ValueError, match=r"Trainer\.mesh = \(1, 16\)"):
-        abstract_mesh(1, 16, 16, 2)
+        abstract_mesh((1, 16), 16, 2)
 
 
-@pytest.mark.parametrize("asked", [(-1, 1), (-1, 4), (2, 8)])
+@pytest.mark.parametrize("asked", [(-1, 1), (-1, 4), (2, 8), (4, 2, 2)])
 def test_each_process_owns_the_rows_of_its_node(monkeypatch, asked):
-    mesh = make_mesh(*asked, gpus(8, 8))
+    mesh = make_mesh(asked, gpus(8, 8))
     owned = []
     for process in range(2):
         monkeypatch.setattr(jax, "process_index", lambda of=process: of)
@@ -98,8 +137,8 @@ def test_each_process_owns_the_rows_of_its_node(monkeypatch, asked):
 def test_rows_reach_the_devices_of_their_slice(monkeypatch):
     device = type(jax.devices()[0])
     monkeypatch.setattr(device, "slice_index", property(lambda d: d.id % 2), raising=False)
-    mesh = make_mesh(4, 2)
-    assert (slices_of(mesh) == [[0, 0], [0, 0], [1, 1], [1, 1]]).all()
+    mesh = make_mesh((4, 2))
+    assert (slices_of(mesh) == np.arange(2).reshape(2, 1, 1)).all()
     expected = np.arange(16, dtype=np.int32).reshape(8, 2)
     rows = put_rows(mesh, (8, 2), np.int32, "BT", lambda first, n: expected[first : first + n])
     np.testing.assert_array_equal(rows, expected)
@@ -116,7 +155,7 @@ def test_two_processes_in_two_slices_train_as_one(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}")
     statuses, outputs = ended(start_several(path, tmp_path / "run"))
     assert statuses == [0, 0], outputs
-    assert re.search(r"devices, data x model +2 x 2\n", outputs[0])
+    assert re.search(r"devices, data x fsdp x model +2 x 1 x 2\n", outputs[0])
     found, expected = (
         [record["train/loss"] for record in records(folder)]
         for folder in (tmp_path / "run", alone.folder.path)

@@ -9,7 +9,7 @@ from brt.experiment import Configuration
 
 @pytest.fixture(autouse=True)
 def on_one_device(monkeypatch):
-    monkeypatch.setattr("brt.benchmarks.memory_budget.make_mesh", lambda data, model: one_device())
+    monkeypatch.setattr("brt.benchmarks.memory_budget.make_mesh", lambda shape: one_device())
 
 
 @pytest.mark.parametrize("period", [1, 4, 64])

@@ -390,7 +390,7 @@ def test_a_dry_run_prints_the_sizes_and_touches_nothing(tiny, tmp_path, monkeypa
     assert sum(shown.values()) == count
     assert shown["parameters, embedding"] >= embedding
     assert rows["tokens per step"] == "64 (4 batch elements)"
-    assert rows["devices, data x model"] == "1 x 1"
+    assert rows["devices, data x fsdp x model"] == "1 x 1 x 1"
     assert not (tmp_path / "run").exists()
 
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from brt.models.axis_rules import constrain, device
 from brt.models.fast.block_loop import CastMatrix
@@ -190,7 +191,8 @@ def _in_chunks(function, carry, inputs, entries, chunk):
     number = math.ceil(B * T * entries / (chunk or CHUNKS[device().platform]))
     number = min(max(number, 1), T)
     # Without padding, if that takes less than twice as many.
-    number = next((n for n in range(number, 2 * number) if T % n == 0), number)
+    others = np.arange(number, 2 * number)
+    number = int((*others[T % others == 0], number)[0])
     if number == 1:
         return function(carry, inputs)
     C = -(-T // number)

@@ -15,7 +15,8 @@ from brt.models.caches import WindowCache
 from brt.models.fast.kernels import cell as cell_kernel
 from brt.models.fast.kernels import states as states_kernel
 from brt.models.fast.kernels import window as window_kernel
-from brt.models.fast.kernels.parts import Heads, TileDropout, tile_dropout, upcast
+from brt.models.fast.kernels.parts import Heads, MeshAxes, TileDropout, tile_dropout, upcast
+from brt.models.mesh_axes import RULES, parts
 from brt.models.ops import (
     WindowAttention,
     WindowTables,
@@ -34,14 +35,15 @@ from brt.models.sizes import TILE, Sizes, tile_size
 
 def heads_of(num_heads: int, head_size: int, rows: int = 1, qk_norm: bool = True) -> Heads:
     """Returns the heads of one device, for a batch of `rows`."""
-    H, batch_axis, head_axis = num_heads, None, None
+    H = num_heads
+    batch_axis: MeshAxes = None
+    head_axis: MeshAxes = None
     mesh = jax.sharding.get_abstract_mesh()
     if not mesh.empty:
-        shape = mesh.shape
-        if H % shape["model"] == 0:
-            H, head_axis = H // shape["model"], "model"
-        if rows % shape["data"] == 0 and not in_one_data_shard():
-            batch_axis = "data"
+        if H % parts("H", mesh.shape) == 0:
+            H, head_axis = H // parts("H", mesh.shape), RULES["H"]
+        if rows % parts("B", mesh.shape) == 0 and not in_one_data_shard():
+            batch_axis = RULES["B"]
     return Heads(H, head_size, qk_norm, not on_tpu(), (batch_axis, head_axis, None))
 
 

@@ -6,7 +6,7 @@ import numpy as np
 from flax import nnx
 from jax.typing import DTypeLike
 
-from brt.models.axis_rules import constrain
+from brt.models.axis_rules import constrain, vectors
 from brt.models.fast.chunked_losses import chunked_losses, weighted_losses
 from brt.models.layers.initializers import normal, parameter
 from brt.models.ops import at_least_float32
@@ -45,7 +45,7 @@ class TiedEmbedding(nnx.Module):
 def embedded(
     tokens_BT: jax.Array, embedding_VD: jax.Array, begin_D: jax.Array, dtype: DTypeLike
 ) -> jax.Array:
-    x_BTD = embedding_VD.astype(dtype)[jnp.maximum(tokens_BT, 0)]
+    x_BTD = vectors(embedding_VD.astype(dtype), jnp.maximum(tokens_BT, 0))
     begins_BT1 = (tokens_BT == BEGIN)[..., None]
     return constrain(jnp.where(begins_BT1, begin_D.astype(dtype), x_BTD), "BTD")
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from brt.models.axis_rules import constrain
+from brt.models.axis_rules import constrain, vectors
 from brt.models.layers.dropout import independent_dropout, split_key
 from brt.models.layers.embedding import tied_logits
 from brt.models.layers.initializers import normal, parameter
@@ -115,7 +115,7 @@ class Decoder(PretrainedBackbone):
 
     def embed(self, tokens_BT: jax.Array) -> jax.Array:
         ids_BT = jnp.where(tokens_BT == BEGIN, self.settings.begin_id, jnp.maximum(tokens_BT, 0))
-        return constrain(self.embedding_VD[...].astype(self.dtype)[ids_BT], "BTD")
+        return constrain(vectors(self.embedding_VD[...].astype(self.dtype), ids_BT), "BTD")
 
     def enter(self, x_BTD: jax.Array, positions_BT: jax.Array) -> jax.Array:
         return x_BTD

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from brt.models.axis_rules import constrain
+from brt.models.axis_rules import constrain, vectors
 from brt.models.layers.dropout import independent_dropout, split_key
 from brt.pretrained.backbone import PretrainedBackbone, Reading
 from brt.pretrained.backbone_layer import NOTHING, STD, Reads, Seen, attention_bias
@@ -42,7 +42,7 @@ class Encoder(PretrainedBackbone):
         """Maps (B, T) ids, `PADDING` where there is none, to (B, T, D) embeddings."""
         padding_id = self.settings.padding_id
         ids_BT = jnp.where(tokens_BT == PADDING, padding_id, jnp.maximum(tokens_BT, 0))
-        x_BTD = self.embedding_VD[...].astype(self.dtype)[ids_BT]
+        x_BTD = vectors(self.embedding_VD[...].astype(self.dtype), ids_BT)
         if not self.padding_learns:
             x_BTD = without_gradient_at(ids_BT == padding_id, x_BTD)
         return constrain(x_BTD, "BTD")

@@ -30,6 +30,7 @@ from brt.training.checkpoints.fingerprints import fingerprints
 from brt.training.checkpoints.mirror import COMPLETE, CheckpointMirror
 from brt.training.checkpoints.policy import CheckpointPolicy
 from brt.training.checkpoints.transient_errors import first_line, transient_reason
+from brt.training.records.goodput import spent
 from brt.training.train_step import TrainState
 
 # etils, through which Orbax reaches buckets, would import TensorFlow where it is installed.
@@ -53,6 +54,7 @@ RECORD = Fields(
     {
         "bindings": dict[str, str],
         "interval": dict[str, float],
+        "goodput": dict[str, float],
         "evaluated": bool,
         "ledger": Annotated[str, Hexadecimal()],
         "vocabulary": VOCABULARY,
@@ -112,6 +114,10 @@ class Checkpoints:
         record: JSON values. best: step of the best evaluation, whose checkpoint stays. An earlier
         write that failed raises a `CheckpointError`.
         """
+        with spent("saves"):
+            self._save(state, record, best)
+
+    def _save(self, state, record, best):
         ocp = self._ocp
         step = int(state.step)
         if step in self._manager.all_steps() or (self._mirror and step in self._mirror.steps()):
@@ -143,7 +149,8 @@ class Checkpoints:
 
     def wait(self) -> None:
         try:
-            self._manager.wait_until_finished()
+            with spent("saves"):
+                self._manager.wait_until_finished()
         except Exception as error:
             raise self._failed(error) from error
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 
+from brt.training.records.goodput import spent
 from brt.training.train_step import StepMetrics
 
 PEAK_FLOPS = {
@@ -39,7 +40,8 @@ def peak_bytes(step_function: Callable, *arguments: Any) -> int | None:
     lower = getattr(step_function, "lower", None)  # a function that wraps one may have it, too
     if lower is None:
         return None
-    return compiled_bytes(lower(*arguments).compile())
+    with spent("compile"):
+        return compiled_bytes(lower(*arguments).compile())
 
 
 def compiled_bytes(compiled: jax.stages.Compiled) -> int | None:

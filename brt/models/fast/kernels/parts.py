@@ -52,6 +52,9 @@ def tile_dropout(
     return TileDropout(jax.random.bits(key, (num_heads, tiles, 2)), rate)
 
 
+MeshAxes = str | tuple[str, ...] | None
+
+
 class Heads(NamedTuple):
     """Static properties of the heads of an attention kernel.
 
@@ -65,7 +68,7 @@ class Heads(NamedTuple):
     head_size: int
     qk_norm: bool = True
     interpret: bool | str = False
-    mesh_axes: tuple[str | None, str | None, str | None] = (None, None, None)
+    mesh_axes: tuple[MeshAxes, MeshAxes, MeshAxes] = (None, None, None)
 
     @property
     def lanes(self) -> int:

@@ -1,0 +1,100 @@
+"""Where a run's time went: the share of training steps, and what was lost to other causes."""
+
+import contextlib
+import os
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from brt.training.records.run_folder import read_metrics
+
+LOST = ("start", "compile", "input", "evaluation", "saves", "repeated")
+"""Causes; `repeated`: steps after the last save before a process was killed. The time between two
+processes is not the run's, and counts nowhere."""
+ELAPSED = "perf/elapsed"
+"""Seconds of a run until a report, of all its processes."""
+
+_seconds: defaultdict[str, float] = defaultdict(float)
+"""Of this process, by cause."""
+_running: list[str] = []
+_loaded = time.time()
+
+
+@contextlib.contextmanager
+def spent(cause: str) -> Iterator[None]:
+    """Counts the time of a block for a cause of `LOST`, unless a block around it has one."""
+    begun = time.perf_counter()
+    _running.append(cause)
+    try:
+        yield
+    finally:
+        _running.pop()
+        if not _running:
+            _seconds[cause] += time.perf_counter() - begun
+
+
+def process_began() -> float:
+    """Returns when this process began, in seconds since 1970; where unknown, when this loaded."""
+    try:
+        fields = Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+        since_boot = int(fields[19]) / os.sysconf("SC_CLK_TCK")
+        return time.time() - (time.clock_gettime(time.CLOCK_BOOTTIME) - since_boot)
+    except (AttributeError, IndexError, OSError, ValueError):
+        return _loaded
+
+
+class Goodput:
+    """Time of a run, of all its processes.
+
+    Args:
+        record: of the checkpoint from which the run is resumed, with `totals` as "goodput".
+        folder: the run's, whose last report tells how long the process after that save lived.
+    """
+
+    _is_first = True
+
+    def __init__(self, record: Mapping[str, Any], folder: str):
+        now = time.time()
+        began = process_began() if Goodput._is_first else now
+        Goodput._is_first = False  # a second run of a process did not start with it
+        self._begun = time.perf_counter() - (now - began)
+        self._before = dict(_seconds)
+        self._steps = 0
+        self._earlier = defaultdict(float, record.get("goodput") or {})
+        self._earlier["start"] += now - began
+        if saved := self._earlier["elapsed"]:
+            reports = [line.get(ELAPSED, 0.0) for line in read_metrics(folder, [])]
+            repeated = max(*reports, saved, 0.0) - saved
+            self._earlier["repeated"] += repeated
+            self._earlier["elapsed"] += repeated
+
+    def step(self) -> contextlib.AbstractContextManager:
+        """Returns the context in which a step is started; the first is compiled there."""
+        self._steps += 1
+        return spent("compile") if self._steps == 1 else contextlib.nullcontext()
+
+    def totals(self) -> dict[str, float]:
+        """Returns seconds by cause, and all, `elapsed`, for a checkpoint."""
+        seconds = self._earlier.copy()
+        for name in [*_seconds]:
+            seconds[name] += _seconds[name] - self._before.get(name, 0.0)
+        seconds["elapsed"] += time.perf_counter() - self._begun
+        return {**seconds}
+
+    def scalars(self) -> dict[str, float]:
+        """Returns `ELAPSED` and its shares: `perf/goodput` of steps, and `perf/lost_CAUSE`."""
+        seconds = self.totals()
+        shares = {name: seconds.get(name, 0.0) / seconds["elapsed"] for name in LOST}
+        lost = {f"perf/lost_{name}": share for name, share in shares.items()}
+        return {"perf/goodput": 1 - sum(shares.values()), **lost, ELAPSED: seconds["elapsed"]}
+
+    def sentence(self) -> str:
+        """Returns the shares as text, the largest loss first."""
+        scalars = self.scalars()
+        lost = sorted(((scalars[f"perf/lost_{name}"], name) for name in LOST), reverse=True)
+        text = ", ".join(f"{name} {share:.1%}" for share, name in lost if share >= 0.0005)
+        return (
+            f"Of {scalars[ELAPSED]:,.0f} s, {scalars['perf/goodput']:.1%} were steps; lost: {text}."
+        )
