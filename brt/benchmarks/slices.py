@@ -171,7 +171,11 @@ def planned(name: str) -> Iterator[Target]:
     topology = topologies.find(name)
     topologies.check_compiler(topology)
     topologies.use_no_device()
-    with cudnn_of(topology.chip) if isinstance(topology, Gpus) else contextlib.nullcontext():
+    with contextlib.ExitStack() as stack:
+        if isinstance(topology, Gpus):
+            stack.enter_context(cudnn_of(topology.chip))
+        # Of one of its devices: what is built, and checked, asks what it will run on.
+        stack.enter_context(jax.set_mesh(make_mesh((1, 1), devices=devices_of(topology)[:1])))
         yield topology
 
 
