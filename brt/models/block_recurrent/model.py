@@ -26,6 +26,7 @@ from brt.models.contract import check_memory_pairs, check_segment, layer_indices
 from brt.models.layers.dropout import dropout, split_key
 from brt.models.layers.embedding import TiedEmbedding
 from brt.models.layers.norms import RMSNorm
+from brt.models.layerwise import Layerwise
 from brt.models.model import DTYPES, Metrics
 from brt.models.sizes import DROPPED, FORMS, Sizes
 
@@ -160,6 +161,9 @@ class BlockRecurrentTransformer(TiedEmbedding, Body):
         }
         return x_BTD, caches, named
 
+    def layerwise(self) -> Layerwise | None:
+        return None if self.feedback else Layerwise(self.layers, leave=self.final_norm)
+
     @property
     def period(self) -> int:
         return self.window
@@ -197,9 +201,7 @@ class BlockRecurrentTransformer(TiedEmbedding, Body):
         }
 
     def begin_decoding(self, caches: tuple) -> tuple:
-        return tuple(
-            decoding.begin_decoding(layer, cache) for layer, cache in zip(self.layers, caches)
-        )
+        return tuple(map(decoding.begin_decoding, self.layers, caches))
 
     def read_part_embedded(
         self, x_BPD: jax.Array, caches: tuple, counts_B: jax.Array
@@ -211,9 +213,7 @@ class BlockRecurrentTransformer(TiedEmbedding, Body):
         )
 
     def end_decoding(self, caches: tuple) -> tuple:
-        return tuple(
-            decoding.end_decoding(layer, cache) for layer, cache in zip(self.layers, caches)
-        )
+        return tuple(map(decoding.end_decoding, self.layers, caches))
 
     def decode_embedded(
         self, x_BD: jax.Array, caches: tuple, reads_B: jax.Array | bool = True
