@@ -6,7 +6,6 @@ computation in each. Source: Sivtsov et al. 2025, arXiv:2506.05229.
 """
 
 import functools
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -22,12 +21,15 @@ from brt.models.model import Model
 class Group(NamedTuple):
     """Layers of one structure, with inputs and caches of the same shapes.
 
-    indices: of the layers. params: their parameters along a new first axis.
+    indices: of the layers. params: their parameters along a new first axis. inputs, cache: shapes
+    of a layer's.
     """
 
     indices: tuple[int, ...]
     graph: nnx.GraphDef
     params: Any
+    inputs: Any
+    cache: Any
 
 
 def layerwise_of(model: Model) -> Layerwise:
@@ -35,9 +37,8 @@ def layerwise_of(model: Model) -> Layerwise:
     layerwise = model.layerwise()
     if layerwise is None:
         raise ValueError(
-            f"{type(model).__name__} has no diagonal schedule with these settings: its first layer "
-            "needs the last layer's result of the segment before. Bind "
-            "Evaluation.segments_together = 1."
+            f"{type(model).__name__} cannot run several segments at once with these settings "
+            "(docs/evaluation.md lists the models that can): bind Evaluation.segments_together = 1."
         )
     return layerwise
 
@@ -65,8 +66,7 @@ def run_diagonally(
     layerwise = layerwise_of(model)
     K, rows = x_KBTD.shape[:2]
     starts_KB = jnp.zeros((K, rows), bool) if starts_KB is None else starts_KB
-    inputs = _shapes(layerwise, x_KBTD[0], caches)
-    groups = grouped(layerwise.layers, [*zip(inputs, caches, strict=True)])
+    groups = groups_of(layerwise, x_KBTD[0], caches)
     empty = model.init_caches(rows)
     n = len(caches)
 
@@ -100,7 +100,8 @@ def run_diagonally(
         [stacked_trees(trees[i] for i in group.indices) for group in groups]
         for trees in (caches, empty)
     )
-    waiting = [jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), x) for x in inputs[1:]]
+    like = {i: group.inputs for group in groups for i in group.indices}
+    waiting = [zeros_like(like[i]) for i in range(1, n)]
     (_, stacked), y = jax.lax.scan(step, (waiting, stacked), jnp.arange(K + n - 1))
     after: list[Any] = [None] * n
     for group, group_caches in zip(groups, stacked, strict=True):
@@ -109,40 +110,42 @@ def run_diagonally(
     return y[n - 1 :], tuple(after)
 
 
-def grouped(layers: Sequence[Any], inputs: Sequence[Any]) -> list[Group]:
-    """Returns the layers by structure; inputs: a tree of arrays or shapes for each."""
-    by_kind: dict[Any, list[int]] = {}
-    for i, pair in enumerate(zip(layers, inputs, strict=True)):
-        by_kind.setdefault(kind_of(*pair), []).append(i)
+def groups_of(layerwise: Layerwise, x_BTD: jax.Array, caches: tuple) -> list[Group]:
+    """Returns the layers by structure; x_BTD: one segment."""
+    inputs = jax.eval_shape(layerwise.enter, x_BTD)
+    by_kind: dict[Any, tuple[list[int], Any]] = {}
+    for i, (layer, cache) in enumerate(zip(layerwise.layers, caches, strict=True)):
+        like = inputs, jax.eval_shape(lambda cache=cache: cache)
+        by_kind.setdefault(kind_of(layer, like), ([], like))[0].append(i)
+        inputs, _ = result_shapes(layerwise, layer, like)
+    layers = layerwise.layers
     return [
         Group(
             tuple(indices),
             nnx.graphdef(layers[indices[0]]),
             stacked_trees(nnx.state(layers[i]) for i in indices),
+            *like,
         )
-        for indices in by_kind.values()
+        for indices, like in by_kind.values()
     ]
+
+
+def result_shapes(layerwise: Layerwise, layer: Any, like: tuple[Any, Any]) -> tuple[Any, Any]:
+    """Returns the shapes of a layer's result and next cache; like: of its inputs and cache."""
+    graph, params = nnx.split(layer)
+    return jax.eval_shape(
+        lambda params, like: layerwise.run(nnx.merge(graph, params), *like), params, like
+    )
 
 
 def layer_groups(model: Model, rows: int, segment_length: int) -> list[Group]:
     """Returns the groups of layers that are one batched computation each."""
-    layerwise, caches = layerwise_of(model), model.init_caches(rows)
     x_BTD = jax.eval_shape(model.embed, jnp.zeros((rows, segment_length), jnp.int32))
-    inputs = _shapes(layerwise, x_BTD, caches)
-    return grouped(layerwise.layers, [*zip(inputs, caches, strict=True)])
+    return groups_of(layerwise_of(model), x_BTD, model.init_caches(rows))
 
 
-def _shapes(layerwise, x_BTD, caches):
-    """Returns the shapes of the inputs of each layer."""
-    shapes = [jax.eval_shape(layerwise.enter, x_BTD)]
-    for layer, cache in zip(layerwise.layers[:-1], caches):
-        graph, params = nnx.split(layer)
-
-        def run(params, x, cache, graph=graph):
-            return layerwise.run(nnx.merge(graph, params), x, cache)[0]
-
-        shapes.append(jax.eval_shape(run, params, shapes[-1], cache))
-    return shapes
+def zeros_like(shapes: Any) -> Any:
+    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
 
 
 def stacked_trees(trees: Any) -> Any:

@@ -11,7 +11,7 @@ from ragged import ragged_segments
 from tiny_models import quick_jit
 
 from brt.models.caches import clear_state, reset_rows
-from brt.models.diagonal import layer_groups, run_diagonally
+from brt.models.diagonal import layer_groups, layerwise_of, run_diagonally
 
 ROWS = 3
 WITHOUT = {name for name in ARCHITECTURES if name.startswith(("feedback", "rmt", "memtr"))}
@@ -24,6 +24,8 @@ every_architecture = pytest.mark.parametrize(
 def test_models_whose_layers_wait_for_the_last_one_have_no_diagonal():
     without = {name for name in ARCHITECTURES if abstract(name).layerwise() is None}
     assert without == {*WITHOUT, *PRETRAINED}
+    with pytest.raises(ValueError, match=r"Evaluation\.segments_together"):
+        layerwise_of(abstract("feedback_fixed_skip"))
 
 
 def fold(model, x_KBTD, caches, starts_KB, clear):
