@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from brt.models.caches import select_rows
+from brt.models.fast.cudnn_attention import layers_at_once
 from brt.models.fast.layer_scan import kind_of
 from brt.models.layerwise import Layerwise
 from brt.models.model import Model
@@ -88,9 +89,10 @@ def run_diagonally(
             inputs = stacked_trees(x[i] for i in group.indices)
             over_layers = jax.vmap(functools.partial(run, group.graph), (0, 0, 0, 0, 0, None))
             indices = jnp.array(group.indices)
-            outputs, group_caches = over_layers(
-                *(indices, group.params, inputs, group_caches, group_empty, t)
-            )
+            with layers_at_once():
+                outputs, group_caches = over_layers(
+                    *(indices, group.params, inputs, group_caches, group_empty, t)
+                )
             after.append(group_caches)
             for i, output in zip(group.indices, unstacked(outputs), strict=True):
                 y[i] = output

@@ -20,6 +20,8 @@ from jax.flatten_util import ravel_pytree
 from jax.sharding import PartitionSpec
 from jax.typing import DTypeLike
 
+from brt.data.streams.batch import Batch
+from brt.models.axis_rules import one_data_shard
 from brt.models.caches import select_rows
 from brt.models.diagonal import groups_of, layerwise_of, result_shapes, zeros_like
 from brt.models.model import Model
@@ -27,42 +29,77 @@ from brt.models.model import Model
 AXIS = "sequence"
 
 
-def ring_loss(bind: Callable[[Any], Model], mesh: jax.sharding.Mesh) -> Callable:
-    """Returns the loss of `make_loss` without dropout, for a mesh with an axis "sequence".
+def divides_time(
+    key: Any, clear: bool, bptt_depth: int | None, reread_segments: int, remat_segments: bool
+) -> bool:
+    """Returns whether the active mesh has several devices on its axis "sequence".
 
-    The number of devices on that axis must divide the segments of a step.
+    Raises:
+        ValueError: they cannot compute the loss of `make_loss` with these arguments.
     """
-    N = mesh.shape[AXIS]
+    if jax.sharding.get_abstract_mesh().shape.get(AXIS, 1) == 1:
+        return False
+    if key is not None or clear or bptt_depth is not None or reread_segments or remat_segments:
+        raise ValueError(
+            "Devices over time train without dropout and with gradients through all segments of a "
+            "step: bind the dropout of the model to 0, and no clear_state, bptt_depth, "
+            "reread_segments and remat_segments of Trainer."
+        )
+    return True
 
-    def loss(params, caches, batch, key=None, whole_KBT=None):
-        whole_KBT = batch.weights_KBT if whole_KBT is None else whole_KBT
-        total = whole_KBT.sum() * batch.weights_KBT.shape[1] / whole_KBT.shape[1]
-        divided = jax.tree.map(lambda x: x.reshape(-1, N, *x.shape[1:]), tuple(batch))
 
-        def of_device(params, caches, divided, total):
+def ring_loss(
+    bind: Callable[[Any], Model],
+    params: Any,
+    caches: tuple,
+    batch: Batch,
+    weights_KBT: jax.Array,
+    total: jax.Array,
+) -> tuple:
+    """Returns what a loss of `make_loss` returns, without metrics of the model, on the active mesh.
+
+    Its axis "sequence" must divide the segments of a step. Batch elements are divided over its data
+    axis. The loss is the weighted sum of all targets, divided by `total`.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    N, K = mesh.shape[AXIS], len(batch.inputs_KBT)
+    if K % N or mesh.shape["model"] > 1:
+        raise ValueError(
+            f"{N} devices over time cannot divide the {K} segments of a step, with "
+            f"{mesh.shape['model']} model-parallel devices: make Trainer.segments_per_step a "
+            "multiple of the first number, and the last one 1."
+        )
+    added = jax.eval_shape(lambda: _metrics(bind(params), batch, caches))
+    if "added_nats" in added:
+        raise ValueError("Devices over time do not compute the model's own loss (`added_nats`).")
+    arrays = batch.inputs_KBT, batch.targets_KBT, weights_KBT, batch.starts_KB
+    divided = jax.tree.map(lambda x: x.reshape(-1, N, *x.shape[1:]), arrays)
+
+    def of_device(params, caches, divided, total):
+        with one_data_shard():
             model = bind(params)
             inputs_RBT, targets_RBT, weights_RBT, starts_RB = (x[:, 0] for x in divided)
             x_RBTD = jax.vmap(model.embed)(inputs_RBT)
             x_RBTD, caches = run_ring(model, x_RBTD, caches, starts_RB, N)
             weights_RBT = weights_RBT / jnp.maximum(total, 1e-6)
             sums = model.weighted_losses(x_RBTD, targets_RBT, weights_RBT)
-            return jax.tree.map(lambda x: x[None], (sums, caches))
+            return [x[None, None] for x in sums], jax.tree.map(lambda x: x[None], caches)
 
-        own, shared = PartitionSpec(None, AXIS), PartitionSpec()
-        (loss_N, correct_N), caches = jax.shard_map(
-            of_device,
-            mesh=mesh,
-            in_specs=(shared, shared, own, shared),
-            out_specs=PartitionSpec(AXIS),
-            axis_names={AXIS},
-            check_vma=False,
-        )(params, caches, divided, total)
-        caches = jax.tree.map(lambda x: x[0], caches)
-        loss = loss_N.sum()
-        sums = total * loss, batch.weights_KBT.sum(), total * correct_N.sum()
-        return loss, (caches, sums, {})
+    whole, rows = PartitionSpec(), PartitionSpec("data")
+    (losses, correct), caches = jax.shard_map(
+        of_device,
+        in_specs=(whole, rows, PartitionSpec(None, AXIS, "data"), whole),
+        out_specs=PartitionSpec(AXIS, "data"),
+        axis_names={AXIS, "data"},
+        check_vma=False,
+    )(params, caches, divided, total)
+    loss = losses.sum()
+    sums = total * loss, weights_KBT.sum(), total * correct.sum()
+    return loss, (jax.tree.map(lambda x: x[0], caches), sums, {})
 
-    return loss
+
+def _metrics(model, batch, caches):
+    return model.stack(model.embed(batch.inputs_KBT[0]), caches)[2]
 
 
 def run_ring(

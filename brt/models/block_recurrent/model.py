@@ -144,9 +144,8 @@ class BlockRecurrentTransformer(TiedEmbedding, Body):
         else:
             after = []
             for i, layer in enumerate(self.layers):
-                run = type(layer).__call__
-                if self.remat == "layer":
-                    run = jax.checkpoint(run, static_argnums=0)
+                call = type(layer).__call__
+                run = jax.checkpoint(call, static_argnums=0) if self.remat == "layer" else call
                 with jax.named_scope(f"layer{i}"):
                     x_BTD, cache, reported = run(layer, x_BTD, caches[i], None, keys[i], counts_B)
                 after.append(cache)
