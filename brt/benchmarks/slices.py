@@ -25,6 +25,7 @@ from brt.reporting.paper_positions import system_and_size
 from brt.run.description import describe, settings
 from brt.training.records.metrics import compiled_bytes
 from brt.training.sharding import abstract_mesh, make_mesh, shardings
+from brt.training.time_mesh import divided
 
 ESTIMATES = (
     "Cycles, and what follows from them, are the compiler's estimates: nothing was run. "
@@ -39,7 +40,7 @@ _USED = re.compile(r"(?:Used |HLO temporaries \()([\d.]+)([KMGT]?)\)? (?:of|exce
 def slice_mesh(experiment: Experiment, topology: Target) -> jax.sharding.Mesh:
     if isinstance(topology, Gpus):  # whose compiler calls all nodes one slice
         abstract_mesh(*experiment.trainer.mesh, topology.devices, topology.nodes)
-    mesh = make_mesh(*experiment.trainer.mesh, devices=devices_of(topology))
+    mesh = divided(experiment, make_mesh(*experiment.trainer.mesh, devices=devices_of(topology)))
     experiment.check_mesh(mesh)
     return mesh
 

@@ -33,13 +33,13 @@ class Group(NamedTuple):
     cache: Any
 
 
-def layerwise_of(model: Model) -> Layerwise:
+def layerwise_of(model: Model, binding: str = "Evaluation.segments_together") -> Layerwise:
     """Returns the layers of a model; a `ValueError` if it has no diagonal schedule."""
     layerwise = model.layerwise()
     if layerwise is None:
         raise ValueError(
             f"{type(model).__name__} cannot run several segments at once with these settings "
-            "(docs/evaluation.md lists the models that can): bind Evaluation.segments_together = 1."
+            f"(docs/evaluation.md lists the models that can): bind {binding} = 1."
         )
     return layerwise
 

@@ -27,7 +27,7 @@ def describe(experiment: Experiment, mesh: AnyMesh) -> str:
         ("bytes per device, optimizer", _bytes_per_device(state.optimizer)),
         ("bytes per device, caches", _bytes_per_device(state.caches)),
         ("tokens per step", f"{trainer.tokens_per_step:,} ({trainer.rows} batch elements)"),
-        ("devices, data x model", f"{mesh.shape['data']} x {mesh.shape['model']}"),
+        (f"devices, {' x '.join(mesh.shape)}", " x ".join(map(str, mesh.shape.values()))),
     ]
     return "\n".join(f"{name:<30} {value:>24}" for name, value in rows)
 

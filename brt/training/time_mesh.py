@@ -1,0 +1,51 @@
+"""The mesh of a training run, with an axis over time if devices divide the segments of a step."""
+
+from typing import TYPE_CHECKING, Any
+
+import jax
+from jax.sharding import AxisType
+
+from brt.models.diagonal import layerwise_of
+from brt.training.ring import AXIS
+from brt.training.sharding import AnyMesh, asked_mesh
+
+if TYPE_CHECKING:
+    from brt.experiment import Experiment
+
+
+def training_mesh(experiment: "Experiment", devices: str | None, planned: bool) -> AnyMesh:
+    """Returns `asked_mesh` of `Trainer.mesh`, divided by `Trainer.devices_over_time`."""
+    return divided(experiment, asked_mesh(*experiment.trainer.mesh, devices, planned))
+
+
+def divided(experiment: "Experiment", mesh: AnyMesh) -> Any:
+    """Returns a (data / N, N, model) mesh of a (data, model) one, or itself if N is 1.
+
+    Raises:
+        ValueError: the run cannot divide time over N devices.
+    """
+    trainer, model = experiment.trainer, experiment.model
+    N, K = trainer.devices_over_time, trainer.segments_per_step
+    if N == 1:
+        return mesh
+    asked = f"Trainer.devices_over_time = {N}"
+    data, models = mesh.shape["data"], mesh.shape["model"]
+    if data % N or K % N or models > 1:
+        raise ValueError(
+            f"{asked} must divide the {data} devices of the data axis (Trainer.mesh) and the {K} "
+            f"segments of a step (Trainer.segments_per_step); and {models} model-parallel devices "
+            "must be 1."
+        )
+    if model.dropout or trainer.clear_state or trainer.reread_segments or trainer.remat_segments:
+        raise ValueError(
+            f"{asked} trains without dropout: bind that of {type(model).__name__} to 0, and no "
+            "Trainer.clear_state, reread_segments and remat_segments."
+        )
+    if trainer.bptt_depth is not None:
+        raise ValueError(f"{asked} has gradients through the whole step: bind no bptt_depth.")
+    layerwise_of(model, "Trainer.devices_over_time")
+    names, shape = ("data", AXIS, "model"), (data // N, N, models)
+    types = (AxisType.Auto,) * 3
+    if isinstance(mesh, jax.sharding.AbstractMesh):
+        return jax.sharding.AbstractMesh(shape, names, types)
+    return jax.sharding.Mesh(mesh.devices.reshape(shape), names, types)
