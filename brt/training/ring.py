@@ -6,7 +6,8 @@ runs the same layer at the next time: segment s of layer l runs at time s + l, a
 schedule (`brt/models/diagonal.py`). K segments and n >= N layers take n K / N + N - 1 times, in
 N - 1 of which a device is idle.
 
-Gradients flow through all segments of a step, as in `unroll` with depth None.
+Gradients flow through all segments of a step, as in `unroll` with depth None. The backward pass
+computes each layer of a segment again.
 """
 
 from collections.abc import Callable
@@ -29,9 +30,7 @@ from brt.models.model import Model
 AXIS = "sequence"
 
 
-def divides_time(
-    key: Any, clear: bool, bptt_depth: int | None, reread_segments: int, remat_segments: bool
-) -> bool:
+def divides_time(key: Any, clear: bool, bptt_depth: int | None, reread_segments: int) -> bool:
     """Returns whether the active mesh has several devices on its axis "sequence".
 
     Raises:
@@ -39,11 +38,11 @@ def divides_time(
     """
     if jax.sharding.get_abstract_mesh().shape.get(AXIS, 1) == 1:
         return False
-    if key is not None or clear or bptt_depth is not None or reread_segments or remat_segments:
+    if key is not None or clear or bptt_depth is not None or reread_segments:
         raise ValueError(
             "Devices over time train without dropout and with gradients through all segments of a "
-            "step: bind the dropout of the model to 0, and no clear_state, bptt_depth, "
-            "reread_segments and remat_segments of Trainer."
+            "step: bind the dropout of the model to 0, and no clear_state, bptt_depth and "
+            "reread_segments of Trainer."
         )
     return True
 
@@ -161,6 +160,9 @@ def run_ring(
         return x, cache
 
     branches = [*map(branch, range(len(groups))), idle]
+    # Otherwise a step keeps, for the backward pass, copies of its parameters and zeros for what the
+    # other branches would keep.
+    run = jax.checkpoint(lambda number, *arrays: jax.lax.switch(number, branches, *arrays))
     empty_nX = jnp.stack([*map(cache_of.pack, model.init_caches(x_RBTD.shape[1]))])
 
     def step(carry, inputs):
@@ -170,9 +172,8 @@ def run_ring(
         r, layer, has_one = due(t, device)
         x = jnp.where(layer == 0, x_of.pack(layerwise.enter(x_RBTD[r])), x)
         number = jnp.where(has_one, jnp.array(group_n)[layer], len(groups))
-        y, cache_X = jax.lax.switch(
+        y, cache_X = run(
             number,
-            branches,
             *(params, jnp.array(position_n)[layer], x),
             *(store_nX[layer], empty_nX[layer], starts_RB[r]),
         )

@@ -36,10 +36,10 @@ def divided(experiment: "Experiment", mesh: AnyMesh) -> Any:
             f"segments of a step (Trainer.segments_per_step); and {models} model-parallel devices "
             "must be 1."
         )
-    if model.dropout or trainer.clear_state or trainer.reread_segments or trainer.remat_segments:
+    if model.dropout or trainer.clear_state or trainer.reread_segments:
         raise ValueError(
             f"{asked} trains without dropout: bind that of {type(model).__name__} to 0, and no "
-            "Trainer.clear_state, reread_segments and remat_segments."
+            "Trainer.clear_state and reread_segments."
         )
     if trainer.bptt_depth is not None:
         raise ValueError(f"{asked} has gradients through the whole step: bind no bptt_depth.")

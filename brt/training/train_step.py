@@ -105,7 +105,7 @@ def make_loss(
         whole_KBT = batch.weights_KBT if whole_KBT is None else whole_KBT
         share = batch.weights_KBT.shape[1] / whole_KBT.shape[1]
         total = share * trained_weights(whole_KBT[reread_segments:], scores).sum()
-        if divides_time(key, clear, bptt_depth, reread_segments, remat_segments):
+        if divides_time(key, clear, bptt_depth, reread_segments):
             return ring_loss(bind, params, caches, batch, weights_KBT, total)
         model = bind(params)
         K = batch.inputs_KBT.shape[0]
