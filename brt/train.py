@@ -61,7 +61,7 @@ def main() -> None:
     packages = {f"version of {name}": str(version) for name, version in versions().items()}
     start = experiment.bindings | packages | {"hash of brt's code": code_hash()}
     processes.check_same("bindings and versions", start)
-    mesh = training_mesh(experiment, FLAGS.devices, FLAGS.dry_run)
+    mesh = training_mesh(experiment.trainer, experiment.model, FLAGS.devices, FLAGS.dry_run)
     experiment.check_mesh(mesh)
     is_first = jax.process_index() == 0
     if not FLAGS.eval_only:

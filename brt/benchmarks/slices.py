@@ -40,7 +40,8 @@ _USED = re.compile(r"(?:Used |HLO temporaries \()([\d.]+)([KMGT]?)\)? (?:of|exce
 def slice_mesh(experiment: Experiment, topology: Target) -> jax.sharding.Mesh:
     if isinstance(topology, Gpus):  # whose compiler calls all nodes one slice
         abstract_mesh(*experiment.trainer.mesh, topology.devices, topology.nodes)
-    mesh = divided(experiment, make_mesh(*experiment.trainer.mesh, devices=devices_of(topology)))
+    mesh = make_mesh(*experiment.trainer.mesh, devices=devices_of(topology))
+    mesh = divided(experiment.trainer, experiment.model, mesh)
     experiment.check_mesh(mesh)
     return mesh
 

@@ -1,30 +1,28 @@
 """The mesh of a training run, with an axis over time if devices divide the segments of a step."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 from jax.sharding import AxisType
 
 from brt.models.diagonal import layerwise_of
+from brt.models.model import Model
 from brt.training.ring import AXIS
+from brt.training.settings import Trainer
 from brt.training.sharding import AnyMesh, asked_mesh
 
-if TYPE_CHECKING:
-    from brt.experiment import Experiment
 
-
-def training_mesh(experiment: "Experiment", devices: str | None, planned: bool) -> AnyMesh:
+def training_mesh(trainer: Trainer, model: Model, devices: str | None, planned: bool) -> AnyMesh:
     """Returns `asked_mesh` of `Trainer.mesh`, divided by `Trainer.devices_over_time`."""
-    return divided(experiment, asked_mesh(*experiment.trainer.mesh, devices, planned))
+    return divided(trainer, model, asked_mesh(*trainer.mesh, devices, planned))
 
 
-def divided(experiment: "Experiment", mesh: AnyMesh) -> Any:
+def divided(trainer: Trainer, model: Model, mesh: AnyMesh) -> Any:
     """Returns a (data / N, N, model) mesh of a (data, model) one, or itself if N is 1.
 
     Raises:
         ValueError: the run cannot divide time over N devices.
     """
-    trainer, model = experiment.trainer, experiment.model
     N, K = trainer.devices_over_time, trainer.segments_per_step
     if N == 1:
         return mesh

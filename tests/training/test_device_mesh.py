@@ -129,21 +129,21 @@ def test_two_processes_in_two_slices_train_as_one(tmp_path, monkeypatch):
 
 
 def run_with(model="gated_delta", **settings):
-    """An experiment, as far as a mesh reads it."""
+    """The settings that a mesh reads, and a model."""
     defaults = dict(
         devices_over_time=4, segments_per_step=8, clear_state=False, bptt_depth=None,
         reread_segments=0, remat_segments=False,
     )  # fmt: skip
-    return SimpleNamespace(trainer=SimpleNamespace(**defaults | settings), model=abstract(model))
+    return SimpleNamespace(**defaults | settings), abstract(model)
 
 
 def test_devices_over_time_are_a_part_of_the_data_axis():
-    mesh = divided(run_with(), make_mesh(8, 1, jax.devices()))
+    mesh = divided(*run_with(), make_mesh(8, 1, jax.devices()))
     assert dict(mesh.shape) == {"data": 2, "sequence": 4, "model": 1}
-    planned = divided(run_with(), abstract_mesh(16, 1, 16))
+    planned = divided(*run_with(), abstract_mesh(16, 1, 16))
     assert dict(planned.shape) == {"data": 4, "sequence": 4, "model": 1}
     whole = abstract_mesh(16, 1, 16)
-    assert divided(run_with(devices_over_time=1), whole) is whole
+    assert divided(*run_with(devices_over_time=1), whole) is whole
 
 
 @pytest.mark.parametrize(
@@ -158,4 +158,4 @@ def test_devices_over_time_are_a_part_of_the_data_axis():
 )
 def test_time_that_devices_cannot_divide_is_refused(settings, message):
     with pytest.raises(ValueError, match=message):
-        divided(run_with(**settings), abstract_mesh(16, 1, 16))
+        divided(*run_with(**settings), abstract_mesh(16, 1, 16))
