@@ -14,6 +14,7 @@ from brt.data.streams.labelled import LabelledDocuments
 from brt.data.streams.samples import check_cut
 from brt.data.streams.select import SAMPLES, check_mixture, check_stride
 from brt.data.streams.shifted import check_overlap
+from brt.models.diagonal import layerwise_of
 from brt.models.model import Model
 from brt.models.reader import Reader
 from brt.training.evaluation_settings import Evaluation
@@ -104,6 +105,8 @@ def check_evaluation(
         model, segment = bind(params), batch.segment(0)
         x_BTD, caches = enter_segment(model, segment, model.init_caches(rows), clear=True)
         x_BTD, _, _ = model.stack(x_BTD, caches)
+        if evaluation.segments_together > 1:
+            layerwise_of(model)
         answers = model.answers(x_BTD) if isinstance(model, Reader) else None
         return model.token_losses(x_BTD, segment.targets_BT), answers
 

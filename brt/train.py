@@ -23,7 +23,7 @@ from brt.training.checkpoints.parameters import load_params
 from brt.training.profiling import ProfiledSteps, parse_steps
 from brt.training.records.metric_writers import USUAL, check_kinds
 from brt.training.records.run_folder import code_hash, versions
-from brt.training.sharding import asked_mesh
+from brt.training.time_mesh import training_mesh
 
 FLAGS = flags.FLAGS
 define_text()
@@ -59,7 +59,7 @@ def main() -> None:
     packages = {f"version of {name}": str(version) for name, version in versions().items()}
     start = experiment.bindings | packages | {"hash of brt's code": code_hash()}
     processes.check_same("bindings and versions", start)
-    mesh = asked_mesh(experiment.trainer.mesh, FLAGS.devices)
+    mesh = training_mesh(experiment.trainer, experiment.model, FLAGS.devices)
     experiment.check_mesh(mesh)
     is_first = jax.process_index() == 0
     if not FLAGS.eval_only:

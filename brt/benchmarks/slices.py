@@ -35,6 +35,7 @@ from brt.training.sharding import (
     shardings,
     slice_grid,
 )
+from brt.training.time_mesh import divided
 
 ESTIMATES = (
     "Cycles, and what follows from them, are the compiler's estimates: nothing was run. "
@@ -52,6 +53,7 @@ _USED = re.compile(r"(?:Used |HLO temporaries \()([\d.]+)([KMGT]?)\)? (?:of|exce
 def slice_mesh(experiment: Experiment, topology: Target) -> jax.sharding.Mesh:
     devices, shape = devices_of(topology), experiment.trainer.mesh
     mesh = make_mesh(shape, devices, processes_are_slices=isinstance(topology, Gpus))
+    mesh = divided(experiment.trainer, experiment.model, mesh)
     experiment.check_mesh(mesh)
     return mesh
 
@@ -200,7 +202,7 @@ def _dry_run_on_any(nodes, count):
     topologies.use_no_device(count)
     experiment = Experiment.from_gin()
     shape = experiment.trainer.mesh
-    mesh = abstract_mesh(shape, count, nodes)
+    mesh = divided(experiment.trainer, experiment.model, abstract_mesh(shape, count, nodes))
     experiment.check_mesh(mesh)
     check_memory(experiment)
     warn_of_warmup(experiment)

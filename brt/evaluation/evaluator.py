@@ -17,9 +17,9 @@ from brt.data.streams.labelled import LabelledPass
 from brt.data.streams.samples import SamplePass
 from brt.data.streams.select import evaluation_pass
 from brt.data.token_scores import Score, Sums, TokenScores
+from brt.evaluation.diagonal import segment_reader
 from brt.evaluation.free_running import FreeRunning, SampleDecoder
 from brt.evaluation.labels.scores import label_score
-from brt.evaluation.reading import SegmentReader
 from brt.evaluation.scores import StoreSums, TokenSums
 from brt.experiment import Experiment
 
@@ -38,7 +38,7 @@ class Evaluator:
         self.store = store
         rows, T = experiment.evaluated_shape
         self.segment_length = T
-        self.reader = SegmentReader(experiment, mesh, rows, T, answers=trainer.stream == "labelled")
+        self.reader = segment_reader(experiment, mesh, rows, T, trainer.stream == "labelled")
         self.stream = evaluation_pass(
             *(trainer.stream, store, rows, T, evaluation.stride),
             *(trainer.segments_per_step, trainer.labelled),

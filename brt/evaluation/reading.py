@@ -59,8 +59,7 @@ def reading_step(
     Arguments are those of `SegmentReader`.
     """
 
-    def bind(params):
-        return experiment.bind_evaluated(params, segment_length)
+    bind = functools.partial(experiment.bind_evaluated, segment_length=segment_length)
 
     def init(params):
         return bind(params).init_caches(rows)

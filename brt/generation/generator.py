@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from flax import nnx
 
-from brt.checks import CountFrom0, Name, checked_arguments
+from brt.checks import Count, CountFrom0, Name, checked_arguments
 from brt.data.vocabularies.base import Vocabulary, checked_ids, cut, utf8_bytes
 from brt.experiment import Experiment
 from brt.generation import memory_file
@@ -25,6 +25,7 @@ from brt.generation.prefill import Prefill
 from brt.generation.sampling import Sampling, checked
 from brt.generation.streaming_text import StreamingText
 from brt.model_folder import load_run, read_model
+from brt.models.diagonal import layerwise_of
 from brt.models.model import LanguageModel, Model
 from brt.progress import Progress
 from brt.storage.file_parts import FileBytes
@@ -57,6 +58,7 @@ class Generator:
         vocabulary: of the text.
         segment_length: tokens read at once, a multiple of `model.period`; None: about 2,048.
         chunk: tokens written by one call of the compiled loop.
+        segments_together: segments of a long text that run at once, in the diagonal schedule.
     """
 
     @checked_arguments
@@ -66,6 +68,7 @@ class Generator:
         vocabulary: Vocabulary,
         segment_length: int | None = None,
         chunk: int = 16,
+        segments_together: Count = 1,
     ):
         P = model.period
         segment_length = segment_length or max(SEGMENT // P, 1) * P
@@ -87,7 +90,10 @@ class Generator:
         # Placed explicitly, here and below, or the first call would be compiled separately.
         self.params = jax.device_put(params, self.device)
         self.decode_loop = jax.jit(make_decode_loop(graph, vocabulary.size))
-        self.prefill = Prefill(graph, P, segment_length, self.decode_loop, chunk)
+        if segments_together > 1:
+            layerwise_of(model)
+        sizes = chunk, segments_together
+        self.prefill = Prefill(graph, P, segment_length, self.decode_loop, *sizes)
 
     @classmethod
     @checked_arguments
@@ -115,7 +121,12 @@ class Generator:
         model = experiment.bind_evaluated(params)
         if not isinstance(model, LanguageModel):
             raise ValueError(f"{folder} holds a {type(model).__name__}, which writes no text.")
-        return cls(model, trainer.corpus.vocabulary, experiment.evaluated_length)
+        return cls(
+            model,
+            trainer.corpus.vocabulary,
+            experiment.evaluated_length,
+            segments_together=experiment.evaluation.segments_together,
+        )
 
     # Reading.
 
@@ -149,7 +160,8 @@ class Generator:
         streams = [self._encoded(data, title) for title, data in files]
         rests = [np.zeros(0, np.int32) for _ in files]
         # Cut where `read` cuts it into segments, so that the same is computed.
-        size = max(READ_TOGETHER // self.prefill.segment_length, 1) * self.prefill.segment_length
+        length = self.prefill.segment_length * self.prefill.together
+        size = max(READ_TOGETHER // length, 1) * length
         wanted_B = -np.asarray(memory.position_B) % self.prefill.period + size
         progress = Progress(label or "", None, quiet=not label)
         done = 0

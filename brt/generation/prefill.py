@@ -1,19 +1,22 @@
 """Reading text into a memory at the speed of evaluation: by whole segments.
 
 Caches move every P tokens from the start of a document, and tokens are cut there: up to the next
-multiple of P token by token; whole segments; whole multiples of P; and a last, padded part.
+multiple of P token by token; K segments at once; whole segments; whole multiples of P; and a last,
+padded part.
 """
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
 from brt.generation.memory import Memory
 from brt.generation.sampling import GREEDY
 from brt.models.caches import select_rows
+from brt.models.diagonal import run_diagonally
 from brt.models.layers.losses import token_losses
 from brt.progress import Progress
 
@@ -27,6 +30,7 @@ class Prefill:
         segment_length: N, in tokens, a multiple of P.
         decode_loop: from `make_decode_loop`, jitted.
         chunk: C, tokens of one call of `decode_loop`.
+        together: K, segments of a long text that run at once in the diagonal schedule.
     """
 
     def __init__(
@@ -36,8 +40,10 @@ class Prefill:
         segment_length: int,
         decode_loop: Callable,
         chunk: int,
+        together: int = 1,
     ):
         self.period = period
+        self.together = together
         self.segment_length = segment_length
         self.decode_loop = decode_loop
         self.chunk = chunk
@@ -49,6 +55,16 @@ class Prefill:
             logits_BTV, after = nnx.merge(graph, params)(inputs_BT, caches)
             return select_rows(reads_B, after, caches), nats(logits_BTV, targets_BT, score)
 
+        def diagonal(params, inputs_BT, targets_BT, caches, reads_B, score):
+            model = nnx.merge(graph, params)
+            inputs_KBN, targets_KBN = map(self._cut, (inputs_BT, targets_BT))
+            x_KBND, after = run_diagonally(model, jax.vmap(model.embed)(inputs_KBN), caches)
+            caches = select_rows(reads_B, after, caches)
+            if not score:
+                return caches, None
+            nats_KBN = jax.lax.map(lambda x: model.token_losses(*x)[0], (x_KBND, targets_KBN))
+            return caches, jnp.moveaxis(nats_KBN, 0, 1).reshape(targets_BT.shape)
+
         def part(params, inputs_BT, targets_BT, caches, counts_B, moved_B, others, score):
             logits_BTV, after = nnx.merge(graph, params).read_part(inputs_BT, caches, counts_B)
             return select_rows(moved_B, after, others), nats(logits_BTV, targets_BT, score)
@@ -57,6 +73,7 @@ class Prefill:
             return nnx.merge(graph, params).end_decoding(caches)
 
         self._segment = jax.jit(segment, static_argnames="score")
+        self._diagonal = jax.jit(diagonal, static_argnames="score")
         self._part = jax.jit(part, static_argnames="score")
         self._end = jax.jit(end)
 
@@ -96,11 +113,12 @@ class Prefill:
         moved_B = reading.left_B > 0
         if moved_B.any():
             caches = self._end(params, caches)
-            for length in (N, P):
+            pieces = [(self._diagonal, self.together * N)] if self.together > 1 else []
+            for run, length in (*pieces, (self._segment, N), (self._segment, P)):
                 while (reads_B := reading.left_B >= length).any():
                     counts_B = np.where(reads_B, length, 0)
                     batch = reading.next(counts_B, length)
-                    caches, nats_BT = self._segment(params, *batch, caches, reads_B, score=score)
+                    caches, nats_BT = run(params, *batch, caches, reads_B, score=score)
                     reading.advance(counts_B, nats_BT, caches)
             counts_B = reading.left_B.astype(np.int32)
             caches, nats_BT = self._part(
@@ -115,6 +133,10 @@ class Prefill:
         position_B = position_B + reading.lengths_B
         known = np.array(recent, np.int32), position_B.astype(np.int32)
         return Memory(caches, *jax.device_put(known, memory.position_B.sharding)), reading.scores()
+
+    def _cut(self, x_BT):
+        """Returns the segments of K N tokens, (K, B, N)."""
+        return jnp.moveaxis(x_BT.reshape(len(x_BT), -1, self.segment_length), 1, 0)
 
 
 class _Reading:

@@ -5,6 +5,8 @@ from typing import Any
 import jax
 from flax import nnx
 
+from brt.models.layerwise import Layerwise
+
 
 class ModelDescription(nnx.Module):
     """A part of `Model`: its methods describe the model and are not used to compute with it."""
@@ -30,6 +32,13 @@ class ModelDescription(nnx.Module):
     def flops_per_token(self) -> float:
         """Returns the operations of one token's forward pass; a multiply-add counts as two."""
         raise NotImplementedError
+
+    def layerwise(self) -> Layerwise | None:
+        """Returns the model as layers that several segments can run at once; None if they cannot.
+
+        It is of segments in evaluation and generation, without dropout.
+        """
+        return None
 
     def windows_reach(self) -> int:
         """Returns how many tokens back information is carried without a state or memory."""

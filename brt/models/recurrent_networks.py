@@ -21,6 +21,7 @@ from brt.models.fast.layer_scan import run_layers
 from brt.models.layers.dropout import dropout, split_key
 from brt.models.layers.embedding import embedded
 from brt.models.layers.initializers import DENSE, normal, parameter
+from brt.models.layerwise import Layerwise
 from brt.models.model import DTYPES, LanguageModel
 from brt.models.ops import at_least_float32
 from brt.models.transformer_xl.adaptive_embedding import AdaptiveEmbedding
@@ -209,6 +210,9 @@ class RecurrentStack(LanguageModel):
         layer_inputs = list(zip(caches, keys[1:], strict=True))
         x_BTD, new_caches = run_layers(run, self.layers, x_BTD, layer_inputs)
         return x_BTD, tuple(new_caches), {}
+
+    def layerwise(self) -> Layerwise:
+        return Layerwise(self.layers)
 
     def logits(self, x_BTD: jax.Array) -> jax.Array:
         if self.adaptive:

@@ -27,6 +27,8 @@ class Evaluation:
         model: by reference, with the parameters of `Trainer.model`; its other settings may differ:
             `@evaluation/TransformerXL` takes bindings of that scope, such as a longer memory. None
             takes the trainer's.
+        segments_together: segments of a document that run at once, in a diagonal schedule of the
+            layers (`brt/evaluation/diagonal.py`); generation reads long texts so, too.
         stride: evaluate windows of one segment, each from empty caches and `stride` tokens after
             the last; only new tokens are scored (Transformer-XL, section 3.1).
     """
@@ -39,6 +41,7 @@ class Evaluation:
     score: Score | None = None
     meliad_scoring: bool = False
     model: Callable[..., Model] | None = None
+    segments_together: Count = 1
     stride: Count | None = None
 
     def __post_init__(self) -> None:

@@ -15,8 +15,8 @@ from brt.training.settings import Trainer
 FREE_TO_CHANGE = (
     *("Trainer.steps:", "Trainer.log_every:", "Trainer.eval_every:", "Trainer.mesh:"),
     *("Trainer.accumulation:", "Trainer.evaluation:", "Trainer.checkpoints:"),
-    *("Evaluation.", "RecallScore.", "FreeRunning.", "CheckpointPolicy."),
-    *("Corpus.store:", "Pretrained.other_vocabulary:"),
+    *("Trainer.devices_over_time:", "Evaluation.", "RecallScore.", "FreeRunning."),
+    *("CheckpointPolicy.", "Corpus.store:", "Pretrained.other_vocabulary:"),
 )
 """Bindings that may change when a run is resumed."""
 

@@ -50,6 +50,8 @@ class Trainer:
             segments of a step; "questions", samples whose scored tokens are no inputs; "labelled"
             documents of at most these segments. Evaluation uses the same.
         mesh: (data, fsdp, model) devices, or (batch, model); -1 for the remaining ones.
+        devices_over_time: how many devices of the data axis divide the segments of a step among
+            them (`brt/training/ring.py`), instead of its batch elements.
         plateau: lowers the rate when the evaluation loss stops falling.
         average: evaluates an average of the weights; not with a plateau.
         clear_state: train with the state cleared at every segment.
@@ -77,6 +79,7 @@ class Trainer:
     seed: Seed = 0
     stream: Annotated[str, OneOf(STREAMS)] = "documents"
     mesh: tuple[Devices, Devices] | tuple[Devices, Devices, Devices] = (-1, 1)
+    devices_over_time: Count = 1
     plateau: ReduceOnPlateau | None = None
     average: WeightAverage | None = None
     clear_state: bool = False
@@ -91,9 +94,8 @@ class Trainer:
     def __post_init__(self):
         self.rows = self.tokens_per_step // (self.segment_length * self.segments_per_step)
         self.policy = self.checkpoints or CheckpointPolicy()
-        self.sample_length = (
-            self.corpus.source.input_length if isinstance(self.corpus, Corpus) else None
-        )
+        source = self.corpus.source if isinstance(self.corpus, Corpus) else None
+        self.sample_length = source and source.input_length
 
     @property
     def loss_settings(self) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from brt.models.model import Model
 from brt.training.accumulation import in_microbatches
 from brt.training.optimization.plateau import ReduceOnPlateau
 from brt.training.optimization.schedules import Schedule
+from brt.training.ring import divides_time, ring_loss
 from brt.training.unroll import reread, unroll
 
 LOSSES = ("full", "half")
@@ -99,6 +100,13 @@ def make_loss(
     """
 
     def loss(params, caches, batch, key, whole_KBT=None):
+        targets_KBT = batch.targets_KBT[reread_segments:]
+        weights_KBT = trained_weights(batch.weights_KBT[reread_segments:], scores)
+        whole_KBT = batch.weights_KBT if whole_KBT is None else whole_KBT
+        share = batch.weights_KBT.shape[1] / whole_KBT.shape[1]
+        total = share * trained_weights(whole_KBT[reread_segments:], scores).sum()
+        if divides_time(key, clear, bptt_depth, reread_segments):
+            return ring_loss(bind, params, caches, batch, weights_KBT, total)
         model = bind(params)
         K = batch.inputs_KBT.shape[0]
         keys = None if key is None else _fold_in(key, jnp.arange(K))
@@ -120,11 +128,6 @@ def make_loss(
         else:
             caches, outputs = unroll(read, caches, segments, bptt_depth)
         x_KBTD, metrics = outputs
-        targets_KBT = batch.targets_KBT[reread_segments:]
-        weights_KBT = trained_weights(batch.weights_KBT[reread_segments:], scores)
-        whole_KBT = batch.weights_KBT if whole_KBT is None else whole_KBT
-        share = batch.weights_KBT.shape[1] / whole_KBT.shape[1]
-        total = share * trained_weights(whole_KBT[reread_segments:], scores).sum()
         with jax.named_scope("vocabulary"):
             # Divided first, so that no pass over the embedding's gradient divides it afterwards.
             scored = x_KBTD, targets_KBT, weights_KBT / jnp.maximum(total, 1e-6)

@@ -131,6 +131,24 @@ def test_the_loss_is_that_of_a_loop_over_documents(
     )
 
 
+@pytest.mark.parametrize(("max_steps", "shape"), [(None, (1, 1)), (6, (1, 1)), (None, (2, 2))])
+def test_segments_together_change_no_scalar(evaluated, recurrent, max_steps, shape):
+    """With a last call that is partly padding, and one that `max_steps` cuts."""
+    expected = evaluated(recurrent, 3, 24, True, max_steps)
+    mesh = mesh_of(*shape)
+    recurrent.evaluation.segments_together = 4
+    try:
+        with jax.set_mesh(mesh):
+            evaluator = Evaluator(recurrent, recurrent.open_store("validation"), mesh)
+            assert evaluator.stream.num_steps % 4
+            params = random_params(recurrent)
+            params = jax.device_put(params, shardings(params, mesh))
+            found = evaluator.run(params, max_steps=max_steps)
+    finally:
+        recurrent.evaluation.segments_together = 1
+    assert found == pytest.approx(expected, rel=1e-5)
+
+
 def test_a_mixture_has_the_figures_of_each_store_apart_and_of_all(evaluated, recurrent, tmp_path):
     alone = {"first": evaluated(recurrent, 3, 16, cleared=True)}
     texts = [bytes([65 + n]) * (5 + 9 * n) for n in range(4)]

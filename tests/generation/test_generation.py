@@ -70,7 +70,16 @@ def assert_same(found, expected):
 
 def assert_close(found, expected):
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_allclose(a, b, rtol=0, atol=1e-9 * max(1.0, np.abs(b).max()))
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-9 * np.abs(b).max(initial=1.0))
+
+
+@pytest.mark.parametrize("name", ["qrnn", *SOME])
+def test_segments_together_change_no_memory_and_no_score(name):
+    one, texts = generator_of(name), prompts()
+    together = Generator(one.model, Ids(), WINDOW, 5, segments_together=2)
+    memory = one.read(prompts(seed=1))
+    assert_close(together.score(texts, memory), one.score(texts, memory))
+    assert_close(together.read(texts), one.read(texts))
 
 
 @pytest.mark.parametrize("name", ["slide", "qrnn", *SOME])

@@ -203,6 +203,27 @@ def calls_of_cudnn(monkeypatch):
     return calls
 
 
+@pytest.mark.parametrize("bias_axis", [0, None])
+def test_cudnn_of_layers_at_once_is_that_of_each(calls_of_cudnn, bias_axis):
+    rng = np.random.default_rng(1)
+    q, k, v = (
+        jnp.asarray(rng.standard_normal((3, 2, 5, size, 4, 8)), jnp.bfloat16)
+        for size in (W, 2 * W, 2 * W)
+    )
+    scale_LH = jnp.asarray(rng.standard_normal((3, 4)))
+    bias = jnp.asarray(rng.standard_normal((3, 4, W, 2 * W)))
+    bias = bias if bias_axis == 0 else bias[0]
+    attend = cudnn_attention.cudnn_attention
+    each = [
+        attend(q[n], k[n], v[n], scale_LH[n], bias[n] if bias_axis == 0 else bias) for n in range(3)
+    ]
+    calls_of_cudnn.clear()
+    with cudnn_attention.layers_at_once():
+        found = jax.vmap(attend, (0, 0, 0, 0, bias_axis))(q, k, v, scale_LH, bias)
+    np.testing.assert_array_equal(found, jnp.stack(each))
+    assert calls_of_cudnn[-1][0][0] == (10, W, 12, 8)
+
+
 def test_cudnn_equals_the_plain_form_with_the_window_in_the_bias(calls_of_cudnn):
     rng = np.random.default_rng(0)
 

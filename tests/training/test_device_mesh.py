@@ -2,10 +2,12 @@
 
 import itertools
 import re
+from types import SimpleNamespace
 
 import jax
 import numpy as np
 import pytest
+from architectures import abstract
 from devices import gpus, tpus
 from jax.experimental import mesh_utils
 from paths import ROOT
@@ -13,6 +15,7 @@ from tiny_run import build, ended, records, start_several, train_here, write_con
 
 from brt.models.mesh_axes import AXES
 from brt.training.sharding import abstract_mesh, make_mesh, owned_rows, put_rows
+from brt.training.time_mesh import divided
 
 DISTINCT_SLICES = """\
 from jaxlib._jax import Device
@@ -162,3 +165,36 @@ def test_two_processes_in_two_slices_train_as_one(tmp_path, monkeypatch):
     )
     assert len(found) == 3
     np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def run_with(model="gated_delta", **settings):
+    """The settings that a mesh reads, and a model."""
+    defaults = dict(
+        devices_over_time=4, segments_per_step=8, clear_state=False, bptt_depth=None,
+        reread_segments=0, remat_segments=False,
+    )  # fmt: skip
+    return SimpleNamespace(**defaults | settings), abstract(model)
+
+
+def test_devices_over_time_are_a_part_of_the_data_axis():
+    mesh = divided(*run_with(), make_mesh((8, 1), jax.devices()))
+    assert dict(mesh.shape) == {"data": 2, "sequence": 4, "fsdp": 1, "model": 1}
+    planned = divided(*run_with(), abstract_mesh((16, 1), 16))
+    assert dict(planned.shape) == {"data": 4, "sequence": 4, "fsdp": 1, "model": 1}
+    whole = abstract_mesh((16, 1), 16)
+    assert divided(*run_with(devices_over_time=1), whole) is whole
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (dict(devices_over_time=3), "must divide the 16 devices"),
+        (dict(segments_per_step=6), "and the 6 segments"),
+        (dict(bptt_depth=1), "bptt_depth"),
+        (dict(reread_segments=2), "reread_segments"),
+        (dict(model="rmt"), "RecurrentMemoryTransformer"),
+    ],
+)
+def test_time_that_devices_cannot_divide_is_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        divided(*run_with(**settings), abstract_mesh((16, 1), 16))

@@ -5,7 +5,6 @@ are BEGIN, x_0 .. x_{L-2} and its targets x_0 .. x_{L-1}.
 """
 
 import abc
-import heapq
 from collections.abc import Sequence
 from functools import lru_cache, partial
 
@@ -14,6 +13,7 @@ import numpy as np
 from brt.data.mixture import MixedStore
 from brt.data.order import permutation
 from brt.data.stores.token_store import TokenStore
+from brt.data.streams.assignment import assign, assign_documents
 from brt.data.streams.base import EvaluationPass, Stream
 from brt.data.streams.batch import Batch, gather
 
@@ -30,15 +30,11 @@ class WholeDocuments(Stream):
     def _position(self, row: int, number: int) -> tuple[int, int]: ...
 
 
-SHARDS_PER_ROW = 32
-
-
 class DocumentStream(WholeDocuments):
     """The training stream in which each batch element has its own documents.
 
-    They are assigned once (`assign`), and shuffled every epoch, which begins without waiting for
-    others. A store of `SHARDS_PER_ROW` shards for each batch element is assigned by whole shards,
-    so that a host reads only the files of its batch elements.
+    They are assigned once (`assign_documents`), and shuffled every epoch, which begins without
+    waiting for others.
     """
 
     store: TokenStore
@@ -48,15 +44,7 @@ class DocumentStream(WholeDocuments):
         tokens = self.segment_length * self.segments_per_step
         check_count(str(store.folder), store.num_documents, rows, tokens)
         self._segments_D = -(-store.lengths_D // self.segment_length)
-        firsts = store.shard_documents
-        if len(firsts) - 1 < SHARDS_PER_ROW * rows:
-            order = permutation(store.num_documents, self.seed, 0, 0, 1)
-            self._row_documents = assign(self._segments_D, rows, order)
-        else:
-            order = permutation(len(firsts) - 1, self.seed, 0, 0, 1)
-            shards = assign(np.add.reduceat(self._segments_D, firsts[:-1]), rows, order)
-            documents = np.split(np.arange(store.num_documents), firsts[1:-1])
-            self._row_documents = [np.concatenate([documents[s] for s in own]) for own in shards]
+        self._row_documents = assign_documents(store, self._segments_D, rows, self.seed)
         self.row_segments_B = np.array(
             [self._segments_D[documents].sum() for documents in self._row_documents]
         )
@@ -118,22 +106,6 @@ class DocumentPass(EvaluationPass):
         ]
         documents_B, offsets_B = np.array(positions, np.int64).reshape(-1, 2).T
         return documents_B, offsets_B
-
-
-def assign(segments_D: np.ndarray, rows: int, order_D: np.ndarray) -> list[np.ndarray]:
-    """Assigns documents to batch elements, so that all have nearly the same number of segments.
-
-    Longest first, each to the element with the fewest segments: they differ by at most the longest
-    document. `order_D`, a permutation, breaks ties.
-    """
-    longest_first = order_D[np.argsort(-segments_D[order_D], kind="stable")]
-    row_documents: list[list[int]] = [[] for _ in range(rows)]
-    loads = [(0, row) for row in range(rows)]
-    for document in longest_first.tolist():
-        load, row = loads[0]
-        row_documents[row].append(document)
-        heapq.heapreplace(loads, (load + int(segments_D[document]), row))
-    return [np.array(documents, np.int64) for documents in row_documents]
 
 
 def _first_segments(segments):

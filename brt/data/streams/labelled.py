@@ -26,9 +26,9 @@ import numpy as np
 
 from brt.checks import Count, OneOf, configurable
 from brt.data.stores.token_store import TokenStore
+from brt.data.streams.assignment import assign
 from brt.data.streams.base import EvaluationPass
 from brt.data.streams.batch import Batch, padding
-from brt.data.streams.documents import assign
 from brt.data.streams.samples import DocumentPerStep
 from brt.token_ids import PADDING
 

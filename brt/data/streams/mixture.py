@@ -14,7 +14,8 @@ import numpy as np
 
 from brt.data.mixture import MixedStore
 from brt.data.order import permutation
-from brt.data.streams.documents import WholeDocuments, assign, locate
+from brt.data.streams.assignment import assign
+from brt.data.streams.documents import WholeDocuments, locate
 
 
 class MixtureStream(WholeDocuments):

@@ -26,6 +26,7 @@ from brt.models.contract import check_memory_pairs, check_segment, layer_indices
 from brt.models.layers.dropout import dropout, split_key
 from brt.models.layers.embedding import TiedEmbedding
 from brt.models.layers.norms import RMSNorm
+from brt.models.layerwise import Layerwise
 from brt.models.model import DTYPES, Metrics
 from brt.models.sizes import DROPPED, FORMS, Sizes
 
@@ -143,9 +144,8 @@ class BlockRecurrentTransformer(TiedEmbedding, Body):
         else:
             after = []
             for i, layer in enumerate(self.layers):
-                run = type(layer).__call__
-                if self.remat == "layer":
-                    run = jax.checkpoint(run, static_argnums=0)
+                call = type(layer).__call__
+                run = jax.checkpoint(call, static_argnums=0) if self.remat == "layer" else call
                 with jax.named_scope(f"layer{i}"):
                     x_BTD, cache, reported = run(layer, x_BTD, caches[i], None, keys[i], counts_B)
                 after.append(cache)
@@ -159,6 +159,9 @@ class BlockRecurrentTransformer(TiedEmbedding, Body):
             for name, value in reported.items()
         }
         return x_BTD, caches, named
+
+    def layerwise(self) -> Layerwise | None:
+        return None if self.feedback else Layerwise(self.layers, leave=self.final_norm)
 
     @property
     def period(self) -> int:
@@ -197,9 +200,7 @@ class BlockRecurrentTransformer(TiedEmbedding, Body):
         }
 
     def begin_decoding(self, caches: tuple) -> tuple:
-        return tuple(
-            decoding.begin_decoding(layer, cache) for layer, cache in zip(self.layers, caches)
-        )
+        return tuple(map(decoding.begin_decoding, self.layers, caches))
 
     def read_part_embedded(
         self, x_BPD: jax.Array, caches: tuple, counts_B: jax.Array
@@ -211,9 +212,7 @@ class BlockRecurrentTransformer(TiedEmbedding, Body):
         )
 
     def end_decoding(self, caches: tuple) -> tuple:
-        return tuple(
-            decoding.end_decoding(layer, cache) for layer, cache in zip(self.layers, caches)
-        )
+        return tuple(map(decoding.end_decoding, self.layers, caches))
 
     def decode_embedded(
         self, x_BD: jax.Array, caches: tuple, reads_B: jax.Array | bool = True

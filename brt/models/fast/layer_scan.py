@@ -30,7 +30,7 @@ def run_layers(
     Returns the last x and the outputs.
     """
     fewest = FEWEST if fewest is None else fewest
-    kinds = [_kind(*pair) for pair in zip(layers, inputs, strict=True)]
+    kinds = [kind_of(*pair) for pair in zip(layers, inputs, strict=True)]
     outputs = []
     for _, neighbours in itertools.groupby(range(len(kinds)), kinds.__getitem__):
         indices = [*neighbours]
@@ -59,7 +59,7 @@ def _scan(step, layers, x, inputs, indices):
     return x, [jax.tree.map(lambda y, n=n: y[n], outputs) for n in range(len(indices))]
 
 
-def _kind(layer, layer_input):
+def kind_of(layer, layer_input):
     graph, state = nnx.split(layer)
     leaves, tree = jax.tree.flatten((nnx.to_pure_dict(state), layer_input))
     return graph, tree, tuple((leaf.shape, leaf.dtype) for leaf in leaves)

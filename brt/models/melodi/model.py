@@ -17,6 +17,7 @@ from brt.models.layers.dropout import split_key
 from brt.models.layers.embedding import TiedEmbedding
 from brt.models.layers.initializers import parameter
 from brt.models.layers.norms import RMSNorm
+from brt.models.layerwise import Layerwise
 from brt.models.melodi.layer import KeysValues, MelodiCache, MelodiLayer, MelodiSizes, truncated
 from brt.models.model import DTYPES, LanguageModel, Metrics
 from brt.models.sizes import Sizes
@@ -130,6 +131,16 @@ class Melodi(TiedEmbedding, LanguageModel):
         with jax.named_scope("vocabulary"):
             x_BTD = drop(self.final_norm(x_BTD), self.output_dropout, keys[-1])
         return x_BTD, tuple(after), metrics
+
+    def layerwise(self) -> Layerwise:
+        def enter(x_BTD):
+            return x_BTD, jnp.tile(self._summary(len(x_BTD)), (1, x_BTD.shape[1] // self.window, 1))
+
+        def run(layer, inputs, cache):
+            x_BTD, summary_BRD, cache, _ = layer(*inputs, cache)
+            return (x_BTD, summary_BRD), cache
+
+        return Layerwise(self.layers, run, enter, lambda inputs: self.final_norm(inputs[0]))
 
     def _summary(self, rows):
         summary_UD = self.summary_RD[...].astype(self.dtype)

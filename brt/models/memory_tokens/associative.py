@@ -22,6 +22,7 @@ from brt.models.decoding_window import update_where
 from brt.models.layers.dropout import split_key
 from brt.models.layers.initializers import DENSE, normal, parameter
 from brt.models.layers.norms import share_of_norm
+from brt.models.layerwise import Layerwise
 from brt.models.model import Metrics
 from brt.models.ops import at_least_float32
 from brt.models.relative_attention import distances
@@ -182,6 +183,26 @@ class AssociativeRecurrentMemoryTransformer(LanguageModelWrapper):
         last_key = None if key is None else jax.random.fold_in(key, 0)
         with jax.named_scope("vocabulary"):
             return self.body.drops(outputs[-1][:, :T], last_key), written, metrics
+
+    def layerwise(self) -> Layerwise:
+        S = self.num_memory
+
+        def enter(x_BTD):
+            return jnp.concatenate([x_BTD, self._memory(len(x_BTD))], axis=1)
+
+        def run(modules, x_BXD, cache):
+            layer, association = modules
+            B, X, D = x_BXD.shape
+            input_BXD, _ = association.add(association.read(cache, self.dtype), x_BXD)
+            visible_BXX = jnp.broadcast_to(jnp.tri(X, dtype=bool), (B, X, X))
+            nothing_BMD = jnp.zeros((B, 0, D), x_BXD.dtype)
+            shared = self.body.distances(distances(X, X))
+            x_BXD = layer(input_BXD, nothing_BMD, visible_BXX, shared)
+            return x_BXD, association.update(cache, x_BXD[:, -S:])[0]
+
+        pairs = zip(self.body.layers, self.associations, strict=True)
+        layers = [nnx.List(pair) for pair in pairs]
+        return Layerwise(layers, run, enter, lambda x_BXD: x_BXD[:, :-S])
 
     def _memory(self, rows):
         memory_SD = self.memory_SD[...].astype(self.dtype)

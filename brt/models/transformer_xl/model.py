@@ -23,6 +23,7 @@ from brt.models.fast.layer_scan import run_layers
 from brt.models.layers.dropout import split_key
 from brt.models.layers.initializers import normal, parameter
 from brt.models.layers.positions_sinusoid import sinusoid
+from brt.models.layerwise import Layerwise
 from brt.models.memory_layout import MemoryLayout
 from brt.models.model import DTYPES
 from brt.models.relative_attention import distances
@@ -311,6 +312,27 @@ class TransformerXL(Body, ShowsAttention):
             caches = self.positions_added_again(caches, T)
         y_BTD, inputs = self.forward(x_BTD, self.contents(caches), self.visible(caches, T), key)
         return y_BTD, *self.remember(caches, inputs)
+
+    def layerwise(self) -> Layerwise | None:
+        def enter(x_BTD):
+            if self.encoding != "absolute":
+                return x_BTD
+            return x_BTD + self._sinusoid(jnp.arange(x_BTD.shape[1] - 1, -1, -1))
+
+        def run(modules, x_BTD, cache):
+            layer, memory = modules
+            M, T = self.remembered, x_BTD.shape[1]
+            backwards_T = jnp.arange(T - 1, -1, -1)
+            x_BTD = layer.add_position_vectors(x_BTD, backwards_T)
+            read = memory.read(cache, self.dtype)
+            distance_TJ = M + jnp.arange(T)[:, None] - jnp.arange(M + T)
+            visible_BTJ = visible_keys(read.filled_BM, distance_TJ, self.same_length)
+            shared = self.distances(distances(T, M + T))
+            cache, _ = memory.update(cache, LayerSegment(x_BTD, layer))
+            return layer(x_BTD, read.x_BMD, visible_BTJ, shared), cache
+
+        layers = [nnx.List(pair) for pair in zip(self.layers, self.memories, strict=True)]
+        return None if self.published_artefacts else Layerwise(layers, run, enter)
 
     def positions_added_again(self, caches: tuple, T: int) -> tuple:
         """Returns the caches as the released code has them: with positions added once more."""

@@ -14,7 +14,7 @@ from brt.data.corpus import Corpus
 from brt.data.stores import store_cache, token_store
 from brt.data.stores.token_store import TokenStore
 from brt.data.stores.verification import verify_when_read
-from brt.data.streams import documents
+from brt.data.streams import assignment
 from brt.data.streams.documents import DocumentStream
 from brt.data.vocabularies.named import named_vocabulary
 from brt.storage.paths import RemotePath
@@ -90,7 +90,7 @@ def test_a_damaged_file_is_named_and_never_copied(corpus, tmp_path, name, at):
 def large(cache, monkeypatch):
     """A store in a bucket that counts as a large one; a shard has one document."""
     monkeypatch.setattr(token_store, "SMALL", -1)
-    monkeypatch.setattr(documents, "SHARDS_PER_ROW", 4)
+    monkeypatch.setattr(assignment, "SHARDS_PER_ROW", 4)
     lengths = 1 + np.random.default_rng(0).integers(1, 60, 128)
     return make_store(RemotePath(BUCKET) / "large", lengths, shard_bytes=1)
 

@@ -1,0 +1,125 @@
+"""Evaluation with several segments at once, in the diagonal schedule (`brt/models/diagonal.py`)."""
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding
+
+from brt.data.streams.base import EvaluationPass, with_empty_rows
+from brt.data.streams.batch import Batch
+from brt.data.token_scores import TokenScores
+from brt.evaluation.reading import SegmentReader
+from brt.experiment import Experiment
+from brt.models.axis_rules import spec
+from brt.models.diagonal import run_diagonally
+from brt.progress import Progress
+from brt.training.prefetch import Prefetch
+from brt.training.sharding import shardings, to_host
+
+
+def segment_reader(
+    experiment: Experiment, mesh: jax.sharding.Mesh, rows: int, segment_length: int, answers: bool
+) -> SegmentReader:
+    """Returns the reader that `Evaluation.segments_together` asks for."""
+    together = experiment.evaluation.segments_together
+    if together == 1:
+        return SegmentReader(experiment, mesh, rows, segment_length, answers=answers)
+    return DiagonalReader(experiment, mesh, rows, segment_length, together)
+
+
+class DiagonalReader(SegmentReader):
+    """A `SegmentReader` that runs K segments at once, with the state kept or cleared.
+
+    With another state, or where it is replaced at some steps, it runs one segment after another.
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        mesh: jax.sharding.Mesh,
+        rows: int,
+        segment_length: int,
+        together: int,
+    ):
+        super().__init__(experiment, mesh, rows, segment_length)
+        self.together = together
+
+        def run(params, caches, batch, clear):
+            model = experiment.bind_evaluated(params, segment_length)
+            x_KBTD = jax.vmap(model.embed)(batch.inputs_KBT)
+            x_KBTD, caches = run_diagonally(model, x_KBTD, caches, batch.starts_KB, clear)
+            scores = jax.lax.map(lambda x: model.token_losses(*x), (x_KBTD, batch.targets_KBT))
+            return caches, scores
+
+        layout = shardings(jax.eval_shape(self.empty, experiment.abstract_params), mesh)
+        self._run = jax.jit(
+            run,
+            static_argnames="clear",
+            donate_argnames="caches",
+            out_shardings=(layout, NamedSharding(mesh, spec("KBT"))),
+        )
+
+    def read(
+        self,
+        params: Any,
+        stream: EvaluationPass,
+        state: str = "kept",
+        replaced: Callable[[int], bool] | None = None,
+        max_steps: int | None = None,
+        label: str | None = None,
+    ) -> Iterator[TokenScores]:
+        if state not in ("kept", "cleared") or replaced:
+            yield from super().read(params, stream, state, replaced, max_steps, label)
+            return
+        steps = min(stream.num_steps, max_steps or stream.num_steps)
+        K, rows = self.together, stream.rows
+        calls = -(-steps // K)
+        stream = with_empty_rows(stream, self._all_rows)
+        prefetch = Prefetch(_Together(stream, K), self.mesh, 0, calls, keeps_host=True)
+        progress = Progress(label or "", steps, quiet=not label)
+        caches = self.empty(params)
+        pending = None
+        fetched = functools.partial(_fetched, stream, slice(rows))
+        try:
+            for first in range(0, steps, K):
+                batch, those = prefetch.next(), range(first, min(first + K, steps))
+                caches, scores = self._run(params, caches, batch, clear=state == "cleared")
+                if pending:  # fetched while the devices run the next segments
+                    yield from fetched(*pending)
+                pending = those, prefetch.host, scores
+                progress.update(those.stop)
+            if pending:
+                yield from fetched(*pending)
+        finally:
+            prefetch.close()
+            progress.close()
+
+
+def _fetched(stream, rows, steps, batch, scores):
+    nats_KBT, correct_KBT = map(to_host, scores)
+    for k, step in enumerate(steps):
+        _, targets_BT, weights_BT, _ = batch.segment(k)
+        documents_B, offsets_B = stream.positions(step)
+        of_segment = documents_B, offsets_B, targets_BT, weights_BT, nats_KBT[k], correct_KBT[k]
+        yield TokenScores(*of_segment).rows(rows)
+
+
+class _Together(EvaluationPass):
+    """The same pass with K segments in a batch; the last one ends with padding."""
+
+    def __init__(self, inner: EvaluationPass, together: int):
+        super().__init__(inner.store, inner.rows, inner.segment_length, together)
+        self.inner = inner
+        self.num_steps = -(-inner.num_steps // together)
+        self.targets_are_tokens = inner.targets_are_tokens
+
+    def _read(self, step: int, rows: range) -> Batch:
+        steps = range(step * self.segments_per_step, (step + 1) * self.segments_per_step)
+        segments = [self.inner.batch(each, rows.start, len(rows)) for each in steps]
+        return Batch(*(np.concatenate(arrays) for arrays in zip(*segments)))
+
+    def _positions(self, step: int, rows: range) -> tuple[np.ndarray, np.ndarray]:
+        return self.inner.positions(step * self.segments_per_step, rows.start, len(rows))

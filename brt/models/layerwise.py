@@ -1,0 +1,35 @@
+"""Models whose layers depend on earlier segments through their own caches only."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+from flax import nnx
+
+
+def _run(layer: Any, inputs: Any, cache: Any) -> tuple[Any, Any]:
+    return layer(inputs, cache)[:2]
+
+
+def _unchanged(x_BTD: Any) -> Any:
+    return x_BTD
+
+
+class Layerwise(NamedTuple):
+    """`Model.stack` without dropout and metrics, one layer at a time.
+
+    Layer l of a segment needs layer l - 1 of the same segment and the cache of layer l after the
+    segment before, nothing else. `brt/models/diagonal.py` therefore runs several segments at
+    once.
+
+    layers: a module, or a list of modules, for each cache.
+    run: from a layer, its inputs and its cache before the segment to the inputs of the next layer
+        and the cache after the segment. Inputs are a tree of arrays, batch first.
+    enter: from embedded tokens, (B, T, D), to the inputs of the first layer.
+    leave: from the result of the last layer to that of `Model.stack`.
+    """
+
+    layers: Sequence[nnx.Module]
+    run: Callable[[Any, Any, Any], tuple[Any, Any]] = _run
+    enter: Callable[[jax.Array], Any] = _unchanged
+    leave: Callable[[Any], jax.Array] = _unchanged

@@ -1,0 +1,229 @@
+"""Training with the segments of a step divided over devices: an axis of the mesh over time.
+
+Device d of N has all parameters and the segments d, d + N, d + 2 N, ... of a step. At each time it
+runs one layer of one segment, and sends the layer's cache to the device of the next segment, which
+runs the same layer at the next time: segment s of layer l runs at time s + l, as in the diagonal
+schedule (`brt/models/diagonal.py`). K segments and n >= N layers take n K / N + N - 1 times, in
+N - 1 of which a device is idle.
+
+Gradients flow through all segments of a step, as in `unroll` with depth None. The backward pass
+computes each layer of a segment again.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.flatten_util import ravel_pytree
+from jax.sharding import PartitionSpec
+from jax.typing import DTypeLike
+
+from brt.data.streams.batch import Batch
+from brt.models.axis_rules import one_data_shard
+from brt.models.caches import select_rows
+from brt.models.diagonal import groups_of, layerwise_of, result_shapes, zeros_like
+from brt.models.model import Model
+
+AXIS = "sequence"
+
+
+def divides_time(key: Any, clear: bool, bptt_depth: int | None, reread_segments: int) -> bool:
+    """Returns whether the active mesh has several devices on its axis "sequence".
+
+    Raises:
+        ValueError: they cannot compute the loss of `make_loss` with these arguments.
+    """
+    if jax.sharding.get_abstract_mesh().shape.get(AXIS, 1) == 1:
+        return False
+    if key is not None or clear or bptt_depth is not None or reread_segments:
+        raise ValueError(
+            "Devices over time train without dropout and with gradients through all segments of a "
+            "step: bind the dropout of the model to 0, and no clear_state, bptt_depth and "
+            "reread_segments of Trainer."
+        )
+    return True
+
+
+def ring_loss(
+    bind: Callable[[Any], Model],
+    params: Any,
+    caches: tuple,
+    batch: Batch,
+    weights_KBT: jax.Array,
+    total: jax.Array,
+) -> tuple:
+    """Returns what a loss of `make_loss` returns, without metrics of the model, on the active mesh.
+
+    Its axis "sequence" must divide the segments of a step. Batch elements are divided over its data
+    axis. The loss is the weighted sum of all targets, divided by `total`.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    N, K = mesh.shape[AXIS], len(batch.inputs_KBT)
+    if K % N or mesh.shape["model"] > 1:
+        raise ValueError(
+            f"{N} devices over time cannot divide the {K} segments of a step, with "
+            f"{mesh.shape['model']} model-parallel devices: make Trainer.segments_per_step a "
+            "multiple of the first number, and the last one 1."
+        )
+    added = jax.eval_shape(lambda: _metrics(bind(params), batch, caches))
+    if "added_nats" in added:
+        raise ValueError("Devices over time do not compute the model's own loss (`added_nats`).")
+    arrays = batch.inputs_KBT, batch.targets_KBT, weights_KBT, batch.starts_KB
+    divided = jax.tree.map(lambda x: x.reshape(-1, N, *x.shape[1:]), arrays)
+
+    def of_device(params, caches, divided, total):
+        with one_data_shard():
+            model = bind(params)
+            inputs_RBT, targets_RBT, weights_RBT, starts_RB = (x[:, 0] for x in divided)
+            x_RBTD = jax.vmap(model.embed)(inputs_RBT)
+            x_RBTD, caches = run_ring(model, x_RBTD, caches, starts_RB, N)
+            weights_RBT = weights_RBT / jnp.maximum(total, 1e-6)
+            sums = model.weighted_losses(x_RBTD, targets_RBT, weights_RBT)
+            return [x[None, None] for x in sums], jax.tree.map(lambda x: x[None], caches)
+
+    whole, rows = PartitionSpec(), PartitionSpec("data")
+    (losses, correct), caches = jax.shard_map(
+        of_device,
+        in_specs=(whole, rows, PartitionSpec(None, AXIS, "data"), whole),
+        out_specs=PartitionSpec(AXIS, "data"),
+        axis_names={AXIS, "data"},
+        check_vma=False,
+    )(params, caches, divided, total)
+    loss = losses.sum()
+    sums = total * loss, weights_KBT.sum(), total * correct.sum()
+    return loss, (jax.tree.map(lambda x: x[0], caches), sums, {})
+
+
+def _metrics(model, batch, caches):
+    return model.stack(model.embed(batch.inputs_KBT[0]), caches)[2]
+
+
+def run_ring(
+    model: Model, x_RBTD: jax.Array, caches: tuple, starts_RB: jax.Array, devices: int
+) -> tuple[jax.Array, tuple]:
+    """Runs the segments of one device of the axis; the others run theirs at the same time.
+
+    Args:
+        x_RBTD: embedded tokens of this device's R segments.
+        caches: before the first segment of the step, on all devices.
+        starts_RB: bool, batch elements that start a document in a segment.
+        devices: N.
+
+    Returns:
+        The outputs of `Model.stack`, (R, B, T, D), and on device 0 the caches after the last
+        segment of the step.
+    """
+    layerwise, N = layerwise_of(model), devices
+    R, n = len(x_RBTD), len(caches)
+    groups = groups_of(layerwise, x_RBTD[0], caches)
+    last = next(group for group in groups if n - 1 in group.indices)
+    result, _ = result_shapes(layerwise, layerwise.layers[-1], (last.inputs, last.cache))
+    x_of = Vectors([*(group.inputs for group in groups), result])
+    cache_of = Vectors([group.cache for group in groups])
+    group_n, position_n = np.zeros((2, n), int)
+    for number, group in enumerate(groups):
+        for position, i in enumerate(group.indices):
+            group_n[i], position_n[i] = number, position
+    largest = int(np.argmax([len(group.indices) for group in groups]))
+
+    device = jax.lax.axis_index(AXIS)
+    before = (device - 1) % N
+    period = max(n, N)
+
+    def due(t, device):
+        """Returns a device's segment and layer at time t, and whether it has one."""
+        r, layer = (t - device) // period, (t - device) % period
+        has_one = (r >= 0) & (r < R) & (layer < n)
+        return jnp.clip(r, 0, R - 1), jnp.minimum(layer, n - 1), has_one
+
+    def arrived(store_nX, moving_X, t):
+        _, layer, sent = due(t - 1, before)
+        return store_nX.at[layer].set(jnp.where(sent, moving_X, store_nX[layer]))
+
+    def branch(number):
+        group = groups[number]
+
+        def run(params, position, x, cache, empty, starts_B):
+            if number != largest:
+                params = jax.tree.map(lambda x: x[position], group.params)
+            cache = select_rows(starts_B, *(cache_of.unpack(number, y) for y in (empty, cache)))
+            layer = nnx.merge(group.graph, params)
+            y, cache = layerwise.run(layer, x_of.unpack(number, x), cache)
+            return x_of.pack(y), cache_of.pack(cache)
+
+        return run
+
+    def idle(params, position, x, cache, empty, starts_B):
+        return x, cache
+
+    branches = [*map(branch, range(len(groups))), idle]
+    # Otherwise a step keeps, for the backward pass, copies of its parameters and zeros for what the
+    # other branches would keep.
+    run = jax.checkpoint(lambda number, *arrays: jax.lax.switch(number, branches, *arrays))
+    empty_nX = jnp.stack([*map(cache_of.pack, model.init_caches(x_RBTD.shape[1]))])
+
+    def step(carry, inputs):
+        x, moving_X, store_nX, y_RY = carry
+        t, params = inputs
+        store_nX = arrived(store_nX, moving_X, t)
+        r, layer, has_one = due(t, device)
+        x = jnp.where(layer == 0, x_of.pack(layerwise.enter(x_RBTD[r])), x)
+        number = jnp.where(has_one, jnp.array(group_n)[layer], len(groups))
+        y, cache_X = run(
+            number,
+            *(params, jnp.array(position_n)[layer], x),
+            *(store_nX[layer], empty_nX[layer], starts_RB[r]),
+        )
+        moving_X = jax.lax.ppermute(cache_X, AXIS, [(i, (i + 1) % N) for i in range(N)])
+        ends = has_one & (layer == n - 1)
+        y_RY = y_RY.at[r].set(jnp.where(ends, y, y_RY[r]))
+        return (y, moving_X, store_nX, y_RY), None
+
+    # The parameters of the largest group in the order of this device's times: as inputs of the
+    # loop, whose gradients are not summed over all layers at every time.
+    order = (jnp.arange(period) - device) % period
+    position_P = jnp.where(group_n == largest, position_n, 0)[jnp.minimum(order, n - 1)]
+    params_P = jax.tree.map(lambda x: x[position_P], groups[largest].params)
+
+    def one_round(carry, r):
+        return jax.lax.scan(step, carry, (r * period + jnp.arange(period), params_P))
+
+    x_size, cache_size = x_of.size, cache_of.size
+    carry = (
+        jnp.zeros(x_size, x_of.dtype),
+        jnp.zeros(cache_size, cache_of.dtype),
+        jnp.stack([*map(cache_of.pack, caches)]),
+        jnp.zeros((R, x_size), x_of.dtype),
+    )
+    carry, _ = jax.lax.scan(one_round, carry, jnp.arange(R))
+    rest = min(n, N) - 1
+    times = R * period + jnp.arange(rest)
+    carry, _ = jax.lax.scan(step, carry, (times, jax.tree.map(lambda x: x[:rest], params_P)))
+    _, moving_X, store_nX, y_RY = carry
+    store_nX = arrived(store_nX, moving_X, R * period + rest)
+    y_RBTD = jax.vmap(lambda y: layerwise.leave(x_of.unpack(-1, y)))(y_RY)
+    return y_RBTD, tuple(cache_of.unpack(group_n[i], store_nX[i]) for i in range(n))
+
+
+class Vectors:
+    """Trees of several structures as vectors of one size, which end in zeros.
+
+    So that one exchange carries the cache of any layer. like: their shapes.
+    """
+
+    def __init__(self, like: list[Any]):
+        vectors = [ravel_pytree(zeros_like(tree)) for tree in like]
+        self.size = max(vector.size for vector, _ in vectors)
+        self.dtype: DTypeLike = jnp.result_type(*(vector.dtype for vector, _ in vectors))
+        self._parts = [(vector.size, vector.dtype, tree) for vector, tree in vectors]
+
+    def pack(self, tree: Any) -> jax.Array:
+        vector, _ = ravel_pytree(tree)
+        return jnp.pad(vector.astype(self.dtype), (0, self.size - vector.size))
+
+    def unpack(self, number: int, vector: jax.Array) -> Any:
+        size, dtype, tree = self._parts[number]
+        return tree(vector[:size].astype(dtype))

@@ -1,0 +1,49 @@
+"""The mesh of a training run, with an axis over time if devices divide the segments of a step."""
+
+from typing import Any
+
+import jax
+from jax.sharding import AxisType
+
+from brt.models.diagonal import layerwise_of
+from brt.models.model import Model
+from brt.training.ring import AXIS
+from brt.training.settings import Trainer
+from brt.training.sharding import AnyMesh, asked_mesh
+
+
+def training_mesh(trainer: Trainer, model: Model, devices: str | None) -> jax.sharding.Mesh:
+    """Returns `asked_mesh` of `Trainer.mesh`, divided by `Trainer.devices_over_time`."""
+    return divided(trainer, model, asked_mesh(trainer.mesh, devices))
+
+
+def divided(trainer: Trainer, model: Model, mesh: AnyMesh) -> Any:
+    """Returns a (data fsdp / N, N, 1, model) mesh of a (data, fsdp, model) one; itself for N = 1.
+
+    Raises:
+        ValueError: the run cannot divide time over N devices.
+    """
+    N, K = trainer.devices_over_time, trainer.segments_per_step
+    if N == 1:
+        return mesh
+    asked = f"Trainer.devices_over_time = {N}"
+    data, models = mesh.shape["data"] * mesh.shape["fsdp"], mesh.shape["model"]
+    if data % N or K % N or models > 1:
+        raise ValueError(
+            f"{asked} must divide the {data} devices of the batch (Trainer.mesh) and the {K} "
+            f"segments of a step (Trainer.segments_per_step); and {models} model-parallel devices "
+            "must be 1."
+        )
+    if model.dropout or trainer.clear_state or trainer.reread_segments:
+        raise ValueError(
+            f"{asked} trains without dropout: bind that of {type(model).__name__} to 0, and no "
+            "Trainer.clear_state and reread_segments."
+        )
+    if trainer.bptt_depth is not None:
+        raise ValueError(f"{asked} has gradients through the whole step: bind no bptt_depth.")
+    layerwise_of(model, "Trainer.devices_over_time")
+    names, shape = ("data", AXIS, "fsdp", "model"), (data // N, N, 1, models)
+    types = (AxisType.Auto,) * len(names)
+    if isinstance(mesh, jax.sharding.AbstractMesh):
+        return jax.sharding.AbstractMesh(shape, names, types)
+    return jax.sharding.Mesh(mesh.devices.reshape(shape), names, types)

@@ -1,0 +1,86 @@
+"""The diagonal schedule computes what a model computes on one segment after another."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from architectures import ARCHITECTURES, abstract, kinds, random_model
+from flax import nnx
+from pretrained_architectures import PRETRAINED
+from ragged import ragged_segments
+from tiny_models import quick_jit
+
+from brt.models.caches import clear_state, reset_rows
+from brt.models.diagonal import layer_groups, layerwise_of, run_diagonally
+
+ROWS = 3
+WITHOUT = {name for name in ARCHITECTURES if name.startswith(("feedback", "rmt", "memtr"))}
+"""A segment's first layer reads what the last layer of the segment before it returned."""
+every_architecture = pytest.mark.parametrize(
+    "name", [each for each in kinds() if each.values[0] not in {*WITHOUT, *PRETRAINED}]
+)
+
+
+def test_models_whose_layers_wait_for_the_last_one_have_no_diagonal():
+    without = {name for name in ARCHITECTURES if abstract(name).layerwise() is None}
+    assert without == {*WITHOUT, *PRETRAINED}
+    with pytest.raises(ValueError, match=r"Evaluation\.segments_together"):
+        layerwise_of(abstract("feedback_fixed_skip"))
+
+
+def fold(model, x_KBTD, caches, starts_KB, clear):
+    empty = model.init_caches(ROWS)
+
+    def read(caches, segment):
+        x_BTD, starts_B = segment
+        caches = clear_state(caches, empty) if clear else caches
+        x_BTD, caches, _ = model.stack(x_BTD, reset_rows(caches, empty, starts_B))
+        return caches, x_BTD
+
+    caches, y_KBTD = jax.lax.scan(read, caches, (x_KBTD, starts_KB))
+    return y_KBTD, caches
+
+
+def close(found, expected):
+    tolerance = 1e-9 * max(1.0, np.abs(expected).max(initial=0.0))
+    np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance)
+
+
+def assert_same_as_fold(name, clear):
+    entry = ARCHITECTURES[name]
+    with jax.enable_x64(True):
+        ragged = ragged_segments(entry.window, entry.segment, entry.vocabulary, ROWS, seed=4)
+        graph, params = nnx.split(random_model(name, dtype="float64"))
+
+        def run(schedule, caches, tokens, starts):
+            model = nnx.merge(graph, params)
+            return schedule(model, jax.vmap(model.embed)(tokens), caches, starts, clear)
+
+        run = quick_jit(run, static_argnums=0)
+        empty = nnx.merge(graph, params).init_caches(ROWS)
+        _, caches = run(fold, empty, ragged.tokens, ragged.starts)
+        goes_on = np.roll(ragged.tokens, -2, axis=0), np.roll(ragged.starts, -2, axis=0)
+        assert 0 < goes_on[1][0].sum() < ROWS  # some of the carried caches are read
+        expected = run(fold, caches, *goes_on)
+        jax.tree.map(close, run(run_diagonally, caches, *goes_on), expected)
+
+
+@every_architecture
+def test_the_diagonal_is_one_segment_after_another(name):
+    """Of documents that start anywhere, from caches of other documents."""
+    assert_same_as_fold(name, clear=False)
+
+
+@pytest.mark.parametrize("name", ["rec_two_layers", "rec_memorizing", "armt"])
+def test_the_diagonal_clears_the_state_before_every_segment(name):
+    assert_same_as_fold(name, clear=True)
+
+
+def test_layers_of_one_structure_are_one_computation():
+    model = random_model("rec_fixed_dual")
+    groups = layer_groups(model, ROWS, ARCHITECTURES["rec_fixed_dual"].segment)
+    assert [group.indices for group in groups] == [(0, 2), (1,)]
+    embedded = jnp.zeros((5, ROWS, ARCHITECTURES["rec_fixed_dual"].segment, model.width))
+    program = jax.make_jaxpr(lambda x: run_diagonally(model, x, model.init_caches(ROWS)))(embedded)
+    lengths = [each.params["length"] for each in program.eqns if each.primitive.name == "scan"]
+    assert lengths == [5 + 3 - 1]

@@ -1,0 +1,129 @@
+"""A step whose segments are divided over devices is the step of one device."""
+
+import functools
+
+import jax
+import numpy as np
+import optax
+import pytest
+from architectures import ARCHITECTURES, random_model
+from flax import nnx
+from jax.sharding import AxisType
+from ragged import ragged_segments
+from tiny_models import QUICK
+
+from brt.benchmarks import hlo
+from brt.benchmarks.hlo_costs import collectives
+from brt.data.streams.batch import Batch
+from brt.experiment import Experiment
+from brt.training.optimization.schedules import constant_rate
+from brt.training.settings import Trainer
+from brt.training.train_step import bind, make_loss
+
+ROWS, SEGMENTS = 4, 8
+SLOW = "rec_memorizing", "melodi", "armt"
+NAMES = [
+    *("rec_two_layers", "gated_delta", "txl_same_length", "lstm"),
+    *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW),
+]
+
+
+def batches(name):
+    """Two steps, the second of which continues documents of the first."""
+    entry = ARCHITECTURES[name]
+    ragged = ragged_segments(entry.window, entry.segment, entry.vocabulary, ROWS, seed=5)
+    tokens, starts, valid = (np.concatenate([x] * 3)[: 2 * SEGMENTS] for x in ragged)
+    targets = np.roll(tokens, -1, axis=-1)
+    targets = np.maximum(targets, 0)
+    batch = Batch(tokens, targets, valid.astype(np.float64), starts)
+    assert not starts[SEGMENTS].all()
+    return [Batch(*(x[part] for x in batch)) for part in (slice(SEGMENTS), slice(SEGMENTS, None))]
+
+
+def mesh_of(data, sequence):
+    axes = (AxisType.Auto,) * 4
+    names, devices = ("data", "sequence", "fsdp", "model"), jax.devices()[: data * sequence]
+    return jax.make_mesh((data, sequence, 1, 1), names, axes, devices=devices)
+
+
+def two_steps(name, *shape):
+    """Losses, gradients and caches of two steps."""
+    graph, state = nnx.split(random_model(name, dtype="float64"), nnx.Param)
+    params, bound = nnx.to_pure_dict(state), functools.partial(bind, graph)
+    run = jax.jit(jax.value_and_grad(make_loss(bound), has_aux=True))
+    caches, found = bound(params).init_caches(ROWS), []
+    with jax.set_mesh(mesh_of(*shape)):
+        for batch in batches(name):
+            (value, (caches, sums, _)), grads = run(params, caches, batch, None)
+            found.append((value, sums, grads, caches))
+    return jax.tree.map(np.asarray, found)
+
+
+def close(found, expected):
+    tolerance = 1e-8 * max(1.0, np.abs(expected).max(initial=0.0))
+    np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_devices_that_divide_time_compute_the_step_of_one(name):
+    """With fewer devices than layers, in several rounds, with more, and with rows divided too."""
+    with jax.enable_x64(True):
+        expected = two_steps(name, 1, 1)
+        for shape in ((1, 2), (1, 4), (1, 8), (2, 4)) if name == "rec_two_layers" else ((1, 2),):
+            jax.tree.map(close, two_steps(name, *shape), expected)
+
+
+@pytest.mark.parametrize("devices", [2, 8])
+def test_each_layer_of_a_segment_exchanges_once_forward_and_once_backward(devices):
+    graph, state = nnx.split(random_model("rec_two_layers"), nnx.Param)
+    params, bound = nnx.to_pure_dict(state), functools.partial(bind, graph)
+    grad = jax.value_and_grad(make_loss(bound), has_aux=True)
+    caches, batch = bound(params).init_caches(ROWS), batches("rec_two_layers")[0]
+    with jax.set_mesh(mesh_of(1, devices)):
+        compiled = jax.jit(grad).lower(params, caches, batch, None).compile(QUICK)
+    found = collectives(hlo.parse(compiled.as_text()))
+    times = SEGMENTS // devices * max(3, devices) + min(3, devices) - 1
+    assert {each.kind for each in found if each.loops} == {"collective-permute"}
+    assert sum(each.times for each in found if each.kind == "collective-permute") == 2 * times
+
+
+def test_the_whole_step_trains_with_an_axis_over_time():
+    entry = ARCHITECTURES["gated_delta"]
+    trainer = Trainer(
+        corpus=object(),
+        optimizer=optax.sgd,
+        schedule=lambda total_steps: constant_rate(total_steps, 0.1, 0),
+        steps=3,
+        segment_length=entry.segment,
+        segments_per_step=SEGMENTS,
+        tokens_per_step=ROWS * SEGMENTS * entry.segment,
+        model=lambda rngs: entry.build(rngs, **entry.divisible),
+    )
+    experiment, losses = Experiment(trainer), []
+    steps = [x._replace(weights_KBT=np.float32(x.weights_KBT)) for x in batches("gated_delta")]
+    for shape in ((1, 1), (2, 4)):
+        mesh = mesh_of(*shape)
+        with jax.set_mesh(mesh):
+            step = experiment.jit_step(mesh)
+            state = experiment.jit_init(mesh)(experiment.init_params())
+            for batch in 2 * steps:
+                state, metrics = step(state, batch)
+                losses.append(float(metrics.nats / metrics.weight))
+    np.testing.assert_allclose(losses[4:], losses[:4], rtol=1e-5)
+    assert losses[2] < losses[0]
+
+
+@pytest.mark.parametrize(
+    ("settings", "name", "message"),
+    [
+        (dict(bptt_depth=1), "gated_delta", "bptt_depth"),
+        ({}, "rmt", "segments"),
+        ({}, "compressive_convolution", "added_nats"),
+    ],
+)
+def test_what_devices_over_time_cannot_train_is_refused(settings, name, message):
+    graph, state = nnx.split(random_model(name), nnx.Param)
+    params, bound = nnx.to_pure_dict(state), functools.partial(bind, graph)
+    caches = bound(params).init_caches(ROWS)
+    with jax.set_mesh(mesh_of(1, 2)), pytest.raises(ValueError, match=message):
+        jax.eval_shape(make_loss(bound, **settings), params, caches, batches(name)[0], None)
