@@ -4,34 +4,31 @@ Run folders may come from anybody: damaged files are left out of the report, wit
 """
 
 import math
-import re
 from pathlib import Path
 from typing import Annotated, Any
+
+from pydantic import AfterValidator, Field
 
 from brt.bindings.registry import declarations
 from brt.checks import LARGEST, UNKNOWN, CountFrom0, Finite, ManyFrom0, allows, words_for
 from brt.reporting.gin_text import Reference
 from brt.storage.json_files import DamagedFile, Fields, bad_text, misfit, read_json
 
-
-class FileName:
-    words = "the name of a file, without a folder"
-
-    def holds(self, value: Any) -> bool:
-        return isinstance(value, str) and re.fullmatch(r"[\w\-][\w\-.]*", value) is not None
-
-
-class Shown:
-    """Numbers that tables and figures can show: of float32, or NaN."""
-
-    words = f"a number from {-LARGEST:.2g} to {LARGEST:.2g}"
-
-    def holds(self, value: Any) -> bool:
-        return value != value or abs(value) <= LARGEST
+FileName = Annotated[
+    str,
+    Field(pattern=r"^[\w\-][\w\-.]*$", description="the name of a file, without a folder"),
+]
+IN_WORDS = f"a number from {-LARGEST:.2g} to {LARGEST:.2g}"
 
 
-SHOWN = Shown()
-Number = Annotated[float, SHOWN]
+def _shown(value: float) -> float:
+    """Returns a number that tables and figures can show: of float32, or NaN."""
+    if abs(value) > LARGEST:
+        raise ValueError
+    return value
+
+
+Number = Annotated[float, AfterValidator(_shown), Field(description=IN_WORDS)]
 
 EVALUATION = Fields(
     {},
@@ -84,7 +81,7 @@ STUDY = Fields(
         "texts": [Fields({}, {"title": str, "parts": list[tuple[str, bool]]})],
         "table": list[dict],
         "maps": [MAP],
-        "arrays": Annotated[str, FileName()],
+        "arrays": FileName,
         "contexts": list[Finite],
         "gains": dict[str, list[list[Finite | None]]],
     },
@@ -143,9 +140,9 @@ def _read(path: Path, expected: Fields) -> dict[str, Any]:
 def replace_extremes(values: dict[str, Any]) -> dict[str, str]:
     """Replaces numbers that cannot be shown by NaN; returns a phrase for each by its name."""
     numbers = {name: value for name, value in values.items() if isinstance(value, int | float)}
-    extreme = {name: value for name, value in numbers.items() if not SHOWN.holds(value)}
+    extreme = {name: value for name, value in numbers.items() if abs(value) > LARGEST}
     values |= dict.fromkeys(extreme, math.nan)
-    words = f"counts as NaN, because it is not {Shown.words}"
+    words = f"counts as NaN, because it is not {IN_WORDS}"
     return {name: f"{name} = {value!r:.40} {words}" for name, value in extreme.items()}
 
 
@@ -160,7 +157,7 @@ def check_settings(path: Path, settings: dict[str, Any]) -> None:
         if expected is None or isinstance(value, Reference):
             continue
         if not allows(expected, _known(value)):
-            what = f"{name} = {value!r:.60} must be {words_for(expected, value)}"
+            what = f"{name} = {value!r:.60} must be {words_for(expected)}"
             raise _damaged(path, what)
 
 
