@@ -12,14 +12,14 @@ from collections.abc import Sequence
 
 import gin
 
+from brt.bindings import gin_private
 from brt.bindings.bound_values import check_bound_values, parameters_of
 from brt.bindings.errors import ConfigError, explained, nearest
-from brt.bindings.gin_files import GinReader, check_statements, gin_text
+from brt.bindings.gin_files import GinReader, check_statements
 from brt.bindings.reading import bound_by_flags
 from brt.bindings.registration import register
 from brt.bindings.registry import registered_names
 from brt.checks import shortened
-from brt.storage.paths import is_remote_file
 from brt.storage.shipped import gin_folders
 
 
@@ -51,10 +51,8 @@ def parse(
     """
     register("Trainer")
     gin.clear_config()
-    # Gin also looks into importable packages, and stumbles over a folder named configs.
-    reader = GinReader(allow_imports)
-    gin.config._FILE_READERS[:] = [(reader, os.path.lexists), (reader, is_remote_file)]
-    gin.config._LOCATION_PREFIXES[:] = ["", *map(str, gin_folders()), *search_paths]
+    folders = [*map(str, gin_folders()), *search_paths]
+    gin_private.read_files_with(GinReader(allow_imports), folders)
     for file in (file for joined in gin_files for file in split_files(joined)):
         if not file.strip():
             raise ConfigError("A --gin_file is empty: write --gin_file=PATH.")
@@ -65,12 +63,11 @@ def parse(
         if not binding.strip():
             raise ConfigError("A binding is empty: write --gin.NAME=VALUE.")
         with explained(f"In the binding {shortened(repr(binding))}", binding):
-            checked = gin_text(binding)
-            bound_by_flags.update(check_statements(checked, allow_imports))
-            gin.parse_config(checked)
+            bound_by_flags.update(check_statements(binding, allow_imports))
+            gin.parse_config(binding)
     with explained("In the configuration"):
         gin.finalize()
-    gin.config._set_config_is_locked(False)  # modules that are imported later may register classes
+    gin_private.unlock()
     _check_passed_on()
     try:
         check_bound_values(allow_imports)
@@ -86,9 +83,9 @@ def evaluate_macros(missing: int | None = None) -> None:
 
     missing: the number of a call whose file is yet to be made.
     """
-    for (_, selector), bound in gin.config._CONFIG.items():
+    for (_, selector), bound in gin_private.bound().items():
         value = bound.get("value")
-        if selector == "gin.macro" and isinstance(value, gin.config.ConfigurableReference):
+        if selector == "gin.macro" and isinstance(value, gin_private.Reference):
             number = missing
             with contextlib.suppress(OSError, ValueError, ImportError, TypeError):
                 number = copy.deepcopy(value)  # a copy of a call is its value
@@ -102,8 +99,8 @@ def split_files(joined: str | os.PathLike) -> list[str]:
 
 def _check_passed_on():
     names = registered_names()
-    for (_, selector), bound in gin.config._CONFIG.items():
-        entry = gin.config._REGISTRY.get(selector)
+    for (_, selector), bound in gin_private.bound().items():
+        entry = gin_private.entry_of(selector)
         if entry is None or not inspect.isclass(entry.wrapped) or entry.name not in names:
             continue
         if not any(p.kind is p.VAR_KEYWORD for p in parameters_of(entry).values()):

@@ -6,15 +6,13 @@ import inspect
 import os
 import re
 
-import gin
-
-from brt.bindings.gin_files import NotAllowed, read_gin_text
+from brt.bindings.gin_files import NotAllowed
+from brt.bindings.gin_private import registered
 from brt.bindings.registration import register_all
-from brt.bindings.registry import bindable, default, entries, known_names
+from brt.bindings.registry import bindable, default, known_names
 from brt.checks import shortened
+from brt.storage.regular_files import read_text
 
-RENAMED = {"LanguageModel": "BlockRecurrentTransformer"}
-"""Names in configs and run folders of earlier versions."""
 LONGEST_LINE = 1_500
 """Characters of a line of a message, which may contain a value."""
 COMPLETED_BY = {
@@ -23,8 +21,6 @@ COMPLETED_BY = {
     "segment_length": "an algorithmic task, as in --gin_file=configs/tasks/copy.gin",
 }
 """Macros that model configs read and data configs bind."""
-
-PAPER_WORDS = {"config": "arrangement", "configuration": "arrangement"}
 
 
 class ConfigError(ValueError):
@@ -40,13 +36,13 @@ def explained(where, text="", file=None):
     try:
         yield
     except RecursionError:
-        raise ConfigError(f"{where}: brackets lie too deep in one another.") from None
+        raise ConfigError(f"{where}: brackets or includes lie too deep in one another.") from None
     except NotAllowed as error:
         raise ConfigError(f"{where}: {_without_gin_lines(error)}") from None
     except (SyntaxError, ValueError, TypeError, OSError, RuntimeError) as error:
         if file and isinstance(error, SyntaxError | ValueError):
             with contextlib.suppress(OSError, ValueError):
-                text = read_gin_text(file)
+                text = read_text(file)
         raise ConfigError(_explain(_without_gin_lines(error), where, text)) from error
     except ModuleNotFoundError as error:
         name = str(error).split("'")[1]  # gin passes on the message only
@@ -80,27 +76,19 @@ def _explain(message, where, text):
         return f"{where}: the file does not exist; {first.rstrip('.')}."
     if "No configurable matching" in message:
         unknown = message.split("'")[1].strip("@%").split("(")[0]
-        if now := RENAMED.get(unknown.rpartition("/")[2].partition(".")[0]):
-            return (
-                f"{where}: {unknown} is called {now} now. Rename it in your config; read an "
-                "earlier run folder with the version of brt that made it."
-            )
         register_all()
-        return f"{where}: nothing is called {unknown}.{nearest(unknown, dict(entries()))}"
+        return f"{where}: nothing is called {unknown}.{nearest(unknown, dict(registered()))}"
     if "Ambiguous selector" in message:
-        return (
-            f"{where}: {first.strip(chr(34))} Write its module before the name; where a file has "
-            "moved into brt, remove the old one."
-        )
+        return f"{where}: {first.strip(chr(34))} Write its module before the name."
     if "doesn't have a parameter named" in message:
         configurable, parameter = message.split("'")[1], message.split("named '")[1].split("'")[0]
-        own_entries = (e for _, e in gin.config._REGISTRY.items() if e.name == configurable)
-        own = [f"{configurable}.{name}" for entry in own_entries for name in bindable(entry)]
+        entries = (entry for name, entry in registered() if name == configurable)
+        own = [f"{configurable}.{name}" for entry in entries for name in bindable(entry)]
         of_parts = [f"{part}.{parameter}" for part in _parts(configurable, parameter)]
-        word = f"{configurable}.{PAPER_WORDS.get(parameter)}"
-        every = (f"{name}.{p}" for name, parameters in known_names().items() for p in parameters)
-        names = [word] if word in own else of_parts or own or every
-        advice = nearest(f"{configurable}.{parameter}", names)
+        advice = nearest(f"{configurable}.{parameter}", of_parts or own)
+        names = [name.rpartition(".")[2] for name in of_parts or own]
+        if not difflib.get_close_matches(parameter, names):
+            advice += f" Its parameters are {', '.join(names)}."
         return f"{where}: {configurable} has no parameter {parameter}.{advice}"
     if "No bindings specified for" in message:
         macro = message.split("'")[1].removesuffix("/gin.macro")

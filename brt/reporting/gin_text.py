@@ -8,7 +8,7 @@ from typing import Any
 from gin import config_parser
 
 from brt.bindings.bound_values import Expansion
-from brt.bindings.gin_files import GinReader, gin_text, name_of, statements
+from brt.bindings.gin_files import GinReader, name_of, statements
 from brt.storage.paths import is_remote
 from brt.storage.shipped import configs_root, gin_folders
 
@@ -30,7 +30,7 @@ class _AsText(config_parser.ParserDelegate):
 
 def read_gin(text: str) -> dict[str, Any]:
     """Returns the bindings of a gin text and its includes, `RecurrentCell.gate` to "fixed"."""
-    return _read_gin(gin_text(text), GinReader())
+    return _read_gin(text, GinReader())
 
 
 def _read_gin(text, reader):
@@ -59,12 +59,12 @@ def _read_file(path, reader):
 def resolved(settings: dict) -> dict:
     """Returns the settings with macros replaced by their values."""
 
-    def macro(value):
+    def macro(value, _):
         name = value[1:] if isinstance(value, Reference) and value.startswith("%") else None
-        return (name, settings[name]) if name in settings else None
+        return (name, settings[name], None) if name in settings else None
 
-    expansion = Expansion(macro)
-    return {name: expansion(name, value) for name, value in settings.items() if "." in name}
+    expanded = Expansion(macro)
+    return {name: expanded(name, value) for name, value in settings.items() if "." in name}
 
 
 def write_gin(settings: dict[str, Any]) -> str:

@@ -172,6 +172,11 @@ def test_a_misspelt_name_is_answered_with_the_nearest(line, wanted, nearest):
     assert sentence.endswith(f"The nearest valid name is {nearest}")
 
 
+def test_a_name_that_is_like_none_is_answered_with_all():
+    sentence = message(config.parse, bindings=["RecurrentCell.config = 'skip'"])
+    assert "RecurrentCell has no parameter config" in sentence and "arrangement" in sentence
+
+
 def test_a_misspelt_class_of_a_user_is_answered_with_the_nearest():
     gin.external_configurable(type("Retriever", (), {}), "OwnRetriever", module="own_retriever")
     sentence = message(config.parse, bindings=["OwnRetreiver.depth = 2"])
@@ -373,13 +378,3 @@ def test_a_parameter_that_is_new_and_at_its_default_is_no_difference():
     assert differences({}, {"RecurrentCell.state_ids": "True"}) == []
     lines = ["RecurrentCell.state_ids: (not bound) -> False"]
     assert differences({}, {"RecurrentCell.state_ids": "False"}) == lines
-
-
-def test_a_name_of_an_earlier_version_is_told_what_it_is_called_now(tmp_path):
-    file = tmp_path / "config.gin"
-    for line in ("LanguageModel.width = 16", "Trainer.model = @LanguageModel"):
-        file.write_text(line + "\n")
-        with pytest.raises(ConfigError) as found:
-            config.parse([str(file)])
-        assert "LanguageModel is called BlockRecurrentTransformer now" in str(found.value)
-        assert "config.gin" in str(found.value) and "the version of brt" in str(found.value)
