@@ -37,7 +37,7 @@ def bindable(entry):
         name
         for name, parameter in parameters_of(entry).items()
         if name != "self" and name not in (entry.denylist or ())
-        if parameter.kind is not inspect.Parameter.VAR_KEYWORD
+        if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
     ]
 
 
