@@ -149,7 +149,8 @@ def configurable(made: Any = None, *, denylist: Sequence[str] = ()) -> Any:
     if not inspect.isclass(made):
         checked = _checked(made, name, denylist)
         return _readable(gin.configurable(checked, denylist=denylist or None), name)
-    setattr(made, "__init__", _checked(made.__init__, name, denylist))  # noqa: B010
+    own = _without_settings if made.__init__ is object.__init__ else made.__init__
+    setattr(made, "__init__", _checked(own, name, denylist))  # noqa: B010
     registered = gin.configurable(made, denylist=denylist or None)
     registered.__init__ = _readable(registered.__init__, name)
     return with_signature(registered)
@@ -170,6 +171,10 @@ def with_signature(made: Any) -> Any:
     parameters = [*inspect.signature(made.__init__).parameters.values()][1:]
     made.__signature__ = inspect.Signature(parameters)
     return made
+
+
+def _without_settings(self) -> None:
+    """Replaces an `__init__` that would take any arguments, for gin."""
 
 
 class MissingSettings(TypeError, RuntimeError):

@@ -6,19 +6,17 @@ nothing reads, and a string without quotes. Here each ends in one clear sentence
 
 import contextlib
 import copy
-import inspect
 import os
 from collections.abc import Sequence
 
 import gin
 
 from brt.bindings import gin_private
-from brt.bindings.bound_values import check_bound_values, parameters_of
-from brt.bindings.errors import ConfigError, explained, nearest
+from brt.bindings.bound_values import check_bound_values
+from brt.bindings.errors import ConfigError, explained
 from brt.bindings.gin_files import GinReader, check_statements
 from brt.bindings.reading import bound_by_flags
 from brt.bindings.registration import register
-from brt.bindings.registry import registered_names
 from brt.checks import shortened
 from brt.storage.shipped import gin_folders
 
@@ -68,7 +66,6 @@ def parse(
     with explained("In the configuration"):
         gin.finalize()
     gin_private.unlock()
-    _check_passed_on()
     try:
         check_bound_values(allow_imports)
     except ValueError as error:
@@ -95,19 +92,3 @@ def evaluate_macros(missing: int | None = None) -> None:
 
 def split_files(joined: str | os.PathLike) -> list[str]:
     return [str(joined)] if os.path.isfile(joined) else str(joined).split("+")
-
-
-def _check_passed_on():
-    names = registered_names()
-    for (_, selector), bound in gin_private.bound().items():
-        entry = gin_private.entry_of(selector)
-        if entry is None or not inspect.isclass(entry.wrapped) or entry.name not in names:
-            continue
-        if not any(p.kind is p.VAR_KEYWORD for p in parameters_of(entry).values()):
-            continue
-        own = [f"{entry.name}.{parameter}" for parameter in names[entry.name]]
-        bases = [base.__name__ for base in entry.wrapped.__mro__[1:]]
-        for name in bound.keys() - set(names[entry.name]):
-            of_base = [f"{base}.{name}" for base in bases if name in names.get(base, ())]
-            advice = nearest(f"{entry.name}.{name}", of_base or own)
-            raise ConfigError(f"{entry.name} has no parameter {name}.{advice}")

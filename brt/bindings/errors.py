@@ -88,7 +88,7 @@ def _explain(message, where, text):
         advice = nearest(f"{configurable}.{parameter}", of_parts or own)
         names = [name.rpartition(".")[2] for name in of_parts or own]
         if not difflib.get_close_matches(parameter, names):
-            advice += f" Its parameters are {', '.join(names)}."
+            advice += f" Its parameters: {', '.join(names) or 'none'}."
         return f"{where}: {configurable} has no parameter {parameter}.{advice}"
     if "No bindings specified for" in message:
         macro = message.split("'")[1].removesuffix("/gin.macro")

@@ -15,10 +15,6 @@ from brt.checks import stands_alone
 def known_names() -> dict[str, list[str]]:
     """Returns brt's configurables, each with the parameters that gin may bind."""
     register_all()
-    return registered_names()
-
-
-def registered_names() -> dict[str, list[str]]:
     return {name: bindable(entry) for name, entry in _entries()}
 
 
@@ -33,12 +29,8 @@ def configurable_class(name: str) -> type | None:
 
 
 def bindable(entry):
-    return [
-        name
-        for name, parameter in parameters_of(entry).items()
-        if name != "self" and name not in (entry.denylist or ())
-        if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-    ]
+    hidden = ("self", *(entry.denylist or ()))
+    return [name for name in parameters_of(entry) if name not in hidden]
 
 
 def declarations() -> dict[str, Any]:
