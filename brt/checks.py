@@ -189,7 +189,9 @@ class _Required:
 def _readable(function, name):
     """Gives a function the signature that `help` shows, and an error in Python's words."""
     signature = inspect.signature(function)
-    hints = typing.get_type_hints(function)  # without what `Annotated` adds: `int` of `Count`
+    hints: dict[str, Any] = {}
+    with contextlib.suppress(NameError):  # of an annotation that is only a text
+        hints = typing.get_type_hints(function)  # without what `Annotated` adds: `int` of `Count`
     shown = [
         parameter.replace(
             annotation=hints.get(parameter.name, parameter.annotation),
@@ -384,7 +386,8 @@ def words_for(declared: Any) -> str:
     """Describes the values of a declared type for a message, as "a whole number or None"."""
     origin, inner = typing.get_origin(declared), typing.get_args(declared)
     if origin is Annotated:
-        return next(each.description for each in inner[1:] if hasattr(each, "description"))
+        described = (each.description for each in inner[1:] if hasattr(each, "description"))
+        return next(described, None) or words_for(inner[0])
     if origin in (types.UnionType, Union):
         return " or ".join(map(words_for, inner))
     if origin is dict:

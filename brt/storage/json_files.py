@@ -54,8 +54,8 @@ def _form(expected):
 
 
 @functools.lru_cache(maxsize=256)
-def _adapter(fields):
-    return TypeAdapter(_form(fields), config=STRICT)
+def _adapter(expected):
+    return TypeAdapter(_form(expected), config=STRICT)
 
 
 def read_json(path: str | os.PathLike, expected: Any, advice: str, most: int = MOST_BYTES) -> Any:
@@ -115,9 +115,7 @@ def misfit(expected: Any, value: Any, name: str = "") -> str:
         name: of the field.
     """
     try:
-        (_adapter if isinstance(expected, Fields) else _adapter.__wrapped__)(
-            expected
-        ).validate_python(value)
+        _adapter(expected).validate_python(value)
     except ValidationError as error:
         path = error.errors(include_url=False, include_context=False, include_input=False)[0]["loc"]
     else:
@@ -133,8 +131,9 @@ def misfit(expected: Any, value: Any, name: str = "") -> str:
             break
         value = value[key]
     if isinstance(expected, Fields | list):
-        kind = "a list" if isinstance(expected, list) else "an object with fields"
-        return f"{name or 'it'} is not {kind}"
+        what = "is not a list" if isinstance(expected, list) else "is not an object with fields"
+        bad_name = isinstance(expected, Fields) and isinstance(value, dict)
+        return f"{name or 'it'} {'has a name of bad text' if bad_name else what}"
     return f"{name or 'its content'} = {value!r:.{SHOWN}} must be {words_for(expected)}"
 
 
