@@ -293,7 +293,7 @@ def adapter(declared: Any) -> TypeAdapter:
 
 
 def form(declared):
-    """Returns an annotation for pydantic, with references and `UNKNOWN` in any place."""
+    """Returns an annotation for pydantic, that allows references and `UNKNOWN` too."""
     if declared is inspect.Parameter.empty:
         return Any
     later = Annotated[Any, AfterValidator(functools.partial(_given_later, declared))]

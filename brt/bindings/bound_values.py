@@ -97,7 +97,7 @@ Named = tuple[Any, Any, Any]
 class Expansion:
     """Replaces macros by their values, and follows references.
 
-    named: returns the key of a macro or reference, the values that it stands for, and what
+    named: returns the key of a macro or reference, its values, and what
         replaces it, or None for these values; None for anything else. Its arguments are a value
         and the key of the configurable that is bound to it.
     """

@@ -1,4 +1,4 @@
-"""What brt needs of gin-config 0.5 and gin does not publish; no other module names it."""
+"""Private parts of gin-config 0.5 that brt uses; no other module names them."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence

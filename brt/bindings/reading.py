@@ -110,10 +110,12 @@ def _with_macros(names, bound):
 
 
 def _unbind(names):
-    for key, parameters in gin_private.bound().items():
+    for key, parameters in list(gin_private.bound().items()):
         for parameter in list(parameters):
             if flatten({key: {parameter: None}}).keys() <= names:
                 del parameters[parameter]
+        if not parameters:
+            del gin_private.bound()[key]
 
 
 def _unread(name, read):
