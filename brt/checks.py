@@ -24,10 +24,10 @@ import gin
 import numpy as np
 from pydantic import (
     AfterValidator,
+    BeforeValidator,
     ConfigDict,
     Field,
     InstanceOf,
-    Strict,
     TypeAdapter,
     ValidationError,
 )
@@ -304,22 +304,24 @@ def _exact_form(declared):
     origin, inner = typing.get_origin(declared), typing.get_args(declared)
     if origin in (types.UnionType, Union):
         return Union[tuple(map(form, inner))]  # noqa: UP007
-    if (
-        declared in (tuple, list)
-        or origin in (list, collections.abc.Sequence)
-        or inner[-1:] == (...,)
-    ):
+    is_list = declared in (tuple, list) or origin in (list, collections.abc.Sequence)
+    if is_list or inner[-1:] == (...,):
         one = form(inner[0]) if inner else Any
-        return tuple[one, ...] | list[one]
+        return tuple[one, ...] | list[one]  # type: ignore[valid-type]
     if origin is tuple:
-        return Annotated[tuple[tuple(map(form, inner))], Strict(False)]
+        exact: Any = tuple[tuple(map(form, inner))]  # type: ignore[misc]
+        return Annotated[exact, BeforeValidator(_as_tuple)]
     if origin is dict:
-        return dict[tuple(map(form, inner))]
+        return dict[tuple(map(form, inner))]  # type: ignore[misc]
     if declared is str:
         return Text
     if declared in (*PLAIN, None, Any) or origin is Annotated:
         return declared
     return Annotated[Any, AfterValidator(functools.partial(_made, declared))]
+
+
+def _as_tuple(value):
+    return tuple(value) if isinstance(value, list) else value
 
 
 def _given_later(declared, value):

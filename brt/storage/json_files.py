@@ -44,13 +44,17 @@ class Fields:
             )
             for name, each in {**self.optional, **self.required}.items()
         }
-        return core_schema.typed_dict_schema(fields, extra_behavior="allow", config=STRICT)
+        return core_schema.typed_dict_schema(
+            fields, extra_behavior="allow", config={"strict": True}
+        )
 
 
 def _form(expected):
     if isinstance(expected, Fields):
         return Annotated[dict, expected]
-    return list[_form(expected[0])] if isinstance(expected, list) else form(expected)
+    if isinstance(expected, list):
+        return list[_form(expected[0])]  # type: ignore[misc]
+    return form(expected)
 
 
 @functools.lru_cache(maxsize=256)
@@ -124,7 +128,7 @@ def misfit(expected: Any, value: Any, name: str = "") -> str:
         if isinstance(expected, Fields) and isinstance(value, dict):
             if key not in value:
                 return f"{name or 'it'} has no {key!r}"
-            name, expected = f"{name}.{key}".lstrip("."), expected[key]
+            name, expected = f"{name}.{key}".lstrip("."), expected[str(key)]
         elif isinstance(expected, list) and isinstance(value, list):
             name, expected = f"{name}[{key}]", expected[0]
         else:
