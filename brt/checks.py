@@ -330,13 +330,11 @@ def _given_later(declared, value):
     if typing.get_origin(declared) is Annotated:
         declared = typing.get_args(declared)[0]
     origin, inner = typing.get_origin(declared), typing.get_args(declared)
-    expected = inner[1] if origin is collections.abc.Callable else origin or declared
+    is_maker = origin is collections.abc.Callable
+    expected = inner[1] if is_maker else origin or declared
     if not isinstance(value, Reference):
-        fits = False
-    elif origin is collections.abc.Callable:
-        fits = not value.called
-    else:
-        fits = value.called or not inspect.isclass(expected)
+        raise ValueError
+    fits = value.called != is_maker or not (is_maker or inspect.isclass(expected))
     if not fits or not _is_subclass(_result_class(value.named), expected):
         raise ValueError
     return value

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from brt.bindings import gin_private
-from brt.bindings.gin_files import check_module
+from brt.bindings.gin_files import check_module, name_of
 from brt.checks import UNKNOWN, Reference, check, shortened, stands_alone
 
 NAMES_MODULE = ("SeqioText.module",)
@@ -44,9 +44,7 @@ def bound_values() -> Iterator[BoundValue]:
         entry = gin_private.entry_of(selector)
         parameters = parameters_of(entry) if entry else {}
         for parameter, written in values.items():
-            name = f"{entry.name if entry else selector}.{parameter}"
-            name = f"{scope}/{name}" if scope else name
-            name = scope if selector == "gin.macro" else name
+            name = name_of(scope, selector, parameter)
             value = expanded(name, written, (tuple(filter(None, scope.split("/"))), selector))
             if parameter in parameters:
                 declared = parameters[parameter].annotation

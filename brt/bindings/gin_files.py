@@ -74,7 +74,7 @@ def check_statements(text: str, allow_imports: Sequence[str]) -> list[str]:
     register(text)
     for statement in statements(text, _Nothing()):
         if isinstance(statement, config_parser.BindingStatement):
-            names.append(name_of(statement))
+            names.append(name_of(statement.scope, statement.selector, statement.arg_name))
         if not isinstance(statement, config_parser.ImportStatement):
             continue
         line = f"`{statement.format()}`"
@@ -87,11 +87,13 @@ def check_statements(text: str, allow_imports: Sequence[str]) -> list[str]:
     return names
 
 
-def name_of(binding: config_parser.BindingStatement) -> str:
-    """Returns the name that a line binds, modules left out: `evaluation/RecurrentCell.gate`."""
-    name = binding.selector.rsplit(".", 1)[-1]
-    name = f"{binding.scope}/{name}" if binding.scope else name
-    return f"{name}.{binding.arg_name}" if binding.arg_name else name
+def name_of(scope: str, selector: str, parameter: str) -> str:
+    """Returns the name of a binding, modules left out: `evaluation/RecurrentCell.gate`."""
+    if selector == "gin.macro":
+        return scope
+    name = selector.rpartition(".")[2]
+    name = f"{scope}/{name}" if scope else name
+    return f"{name}.{parameter}" if parameter else name
 
 
 class _Nothing(config_parser.ParserDelegate):

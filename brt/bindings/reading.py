@@ -9,6 +9,7 @@ from absl import logging
 
 from brt.bindings import gin_private
 from brt.bindings.errors import ConfigError, nearest
+from brt.bindings.gin_files import name_of
 from brt.bindings.registration import register_all
 from brt.bindings.registry import configurable_class, default
 
@@ -32,18 +33,12 @@ def read_bindings() -> dict[str, str]:
     return flatten(gin_private.read())
 
 
-def flatten(bindings):
-    flat = {}
-    for (scope, selector), parameters in bindings.items():
-        name = selector.rsplit(".", 1)[-1]
-        for parameter, value in parameters.items():
-            if selector == "gin.macro":
-                flat[scope] = repr(value)
-            else:
-                flat[f"{scope}/{name}.{parameter}" if scope else f"{name}.{parameter}"] = repr(
-                    value
-                )
-    return flat
+def flatten(bindings: gin_private.Bindings) -> dict[str, str]:
+    return {
+        name_of(*key, parameter): repr(value)
+        for key, parameters in bindings.items()
+        for parameter, value in parameters.items()
+    }
 
 
 def differences(old: dict[str, str], new: dict[str, str]) -> list[str]:
@@ -112,7 +107,7 @@ def _with_macros(names, bound):
 def _unbind(names):
     for key, parameters in list(gin_private.bound().items()):
         for parameter in list(parameters):
-            if flatten({key: {parameter: None}}).keys() <= names:
+            if name_of(*key, parameter) in names:
                 del parameters[parameter]
         if not parameters:
             del gin_private.bound()[key]

@@ -28,32 +28,27 @@ class _AsText(config_parser.ParserDelegate):
         return Reference(f"%{macro_name}")
 
 
-def read_gin(text: str) -> dict[str, Any]:
+def read_gin(text: str, reader: GinReader | None = None) -> dict[str, Any]:
     """Returns the bindings of a gin text and its includes, `RecurrentCell.gate` to "fixed"."""
-    return _read_gin(text, GinReader())
-
-
-def _read_gin(text, reader):
+    reader = reader or GinReader()
     settings: dict[str, Any] = {}
     for statement in statements(text, _AsText()):
         if isinstance(statement, config_parser.IncludeStatement):
-            settings |= _read_file(statement.filename, reader)
+            settings |= read_gin_file(statement.filename, reader)
         elif isinstance(statement, config_parser.BindingStatement):
-            settings[name_of(statement)] = statement.value
+            name = name_of(statement.scope, statement.selector, statement.arg_name)
+            settings[name] = statement.value
     return settings
 
 
-def read_gin_file(path: str | os.PathLike) -> dict[str, Any]:
+def read_gin_file(path: str | os.PathLike, reader: GinReader | None = None) -> dict[str, Any]:
     """Returns the bindings of a gin file in the working directory or in the search path."""
-    return _read_file(path, GinReader())
-
-
-def _read_file(path, reader):
+    reader = reader or GinReader()
     if not is_remote(path):
         files = (folder / path for folder in (pathlib.Path(), *gin_folders()))
         path = next(filter(os.path.lexists, files), ROOT / path)
     with reader.opened(path) as text:
-        return _read_gin(text, reader)
+        return read_gin(text, reader)
 
 
 def resolved(settings: dict) -> dict:

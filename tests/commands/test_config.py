@@ -1,6 +1,7 @@
 """Configuration: what gin would let pass, or say badly, ends in one clear sentence."""
 
 import inspect
+import re
 import subprocess
 import sys
 
@@ -238,6 +239,13 @@ print(*(name for name in sys.modules if name.startswith("brt.")))
         "models.transformer",
     ):
         assert not [name for name in loaded if name.startswith(f"brt.{prefix}")]
+
+
+def test_private_parts_of_gin_are_used_in_one_small_file():
+    private = re.compile(r"\bconfig\._[A-Za-z]|from gin\.config import _")
+    files = {path: path.read_text() for path in (ROOT / "brt").rglob("*.py")}
+    (path,) = (path for path, text in files.items() if private.search(text))
+    assert path.name == "gin_private.py" and files[path].count("\n") <= 60
 
 
 @pytest.mark.parametrize(
