@@ -315,8 +315,10 @@ def _exact_form(declared):
         return dict[tuple(map(form, inner))]  # type: ignore[misc]
     if declared is str:
         return Text
-    if declared in (*PLAIN, None, Any) or origin is Annotated:
+    if declared in (*PLAIN, None, Any):
         return declared
+    if origin is Annotated:
+        return declared if inner[0] in PLAIN else form(inner[0])
     return Annotated[Any, AfterValidator(functools.partial(_made, declared))]
 
 
@@ -344,7 +346,7 @@ def _made(declared, value):
     if typing.get_origin(declared) is collections.abc.Callable:
         fits = makes(value, typing.get_args(declared)[1])
     elif dataclasses.is_dataclass(declared) or hasattr(declared, "_fields"):
-        fits = isinstance(value, declared)  # nothing else can stand in for it
+        fits = isinstance(value, declared)  # such a class has no substitutes
     else:
         fits = not inspect.isclass(declared) or not isinstance(value, PLAIN)
     if not fits:

@@ -57,7 +57,7 @@ def test_a_wrong_field_is_named(tmp_path, change, named):
     assert named in told(tmp_path / "x.json", WHOLE | change)
 
 
-def test_what_is_no_record_is_named(tmp_path):
+def test_a_file_without_a_record_is_named(tmp_path):
     path = tmp_path / "x.json"
     assert "it has no 'name'" in told(path, {"format": 1})
     assert "it is not an object with fields" in told(path, [])
