@@ -149,7 +149,7 @@ def configurable(made: Any = None, *, denylist: Sequence[str] = ()) -> Any:
     if not inspect.isclass(made):
         checked = _checked(made, name, denylist)
         return _readable(gin.configurable(checked, denylist=denylist or None), name)
-    own = _without_settings if made.__init__ is object.__init__ else made.__init__
+    own = _NoSettings.__init__ if made.__init__ is object.__init__ else made.__init__
     setattr(made, "__init__", _checked(own, name, denylist))  # noqa: B010
     registered = gin.configurable(made, denylist=denylist or None)
     registered.__init__ = _readable(registered.__init__, name)
@@ -173,8 +173,11 @@ def with_signature(made: Any) -> Any:
     return made
 
 
-def _without_settings(self) -> None:
-    """Replaces an `__init__` that would take any arguments, for gin."""
+class _NoSettings:
+    """A class whose `__init__` replaces that of `object`, of which gin thinks it takes anything."""
+
+    def __init__(self) -> None:
+        pass
 
 
 class MissingSettings(TypeError, RuntimeError):
