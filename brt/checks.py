@@ -27,10 +27,12 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    GetCoreSchemaHandler,
     InstanceOf,
     TypeAdapter,
     ValidationError,
 )
+from pydantic_core.core_schema import no_info_after_validator_function
 
 Made = TypeVar("Made")
 
@@ -52,6 +54,21 @@ def OneOf(choices: Iterable[str]) -> Any:
     allowed = tuple(choices)
     words = f"one of {', '.join(map(repr, allowed))}"
     return Field(pattern=f"^({'|'.join(map(re.escape, allowed))})$", description=words)
+
+
+class Rule(NamedTuple):
+    """Values for which a function is true; `description` completes "... must be"."""
+
+    description: str
+    holds: Callable[[Any], bool]
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> Any:
+        return no_info_after_validator_function(self._checked, handler(source))
+
+    def _checked(self, value):
+        if not self.holds(value):
+            raise ValueError
+        return value
 
 
 def _count(low: int, high: int = MOST) -> Any:
@@ -78,17 +95,10 @@ Many = Annotated[int, Range("a whole number, 1 or above", 1, 2**63 - 1)]
 ManyFrom0 = Annotated[int, Range("a whole number, 0 or above", 0, 2**63 - 1)]
 """Numbers that may be above `MOST`: tokens of a corpus."""
 Devices = Annotated[int, Range("a number of devices, or -1 for the remaining ones", -1, MOST)]
-
-
-def _not_empty(text: str) -> str:
-    if not text.strip() or "\0" in text:
-        raise ValueError
-    return text
-
-
 Text = InstanceOf[str]
 """Also one that is not UTF-8, which pydantic's own strings are."""
-Name = Annotated[Text, AfterValidator(_not_empty), Field(description="a string that is not empty")]
+NOT_EMPTY = Rule("a string that is not empty", lambda text: bool(text.strip()) and "\0" not in text)
+Name = Annotated[Text, NOT_EMPTY]
 """A path or a name."""
 
 PLAIN = (bool, int, float, complex, str, bytes, tuple, list, set, dict, type(None))

@@ -4,31 +4,25 @@ Run folders may come from anybody: damaged files are left out of the report, wit
 """
 
 import math
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field
-
 from brt.bindings.registry import declarations
-from brt.checks import LARGEST, UNKNOWN, CountFrom0, Finite, ManyFrom0, allows, words_for
+from brt.checks import LARGEST, UNKNOWN, CountFrom0, Finite, ManyFrom0, Rule, allows, words_for
 from brt.reporting.gin_text import Reference
 from brt.storage.json_files import DamagedFile, Fields, bad_text, misfit, read_json
 
-FileName = Annotated[
-    str,
-    Field(pattern=r"^[\w\-][\w\-.]*$", description="the name of a file, without a folder"),
-]
-IN_WORDS = f"a number from {-LARGEST:.2g} to {LARGEST:.2g}"
-
-
-def _shown(value: float) -> float:
-    """Returns a number that tables and figures can show: of float32, or NaN."""
-    if abs(value) > LARGEST:
-        raise ValueError
-    return value
-
-
-Number = Annotated[float, AfterValidator(_shown), Field(description=IN_WORDS)]
+FILE_NAME = Rule(
+    "the name of a file, without a folder",
+    lambda name: re.fullmatch(r"[\w\-][\w\-.]*", name) is not None,
+)
+SHOWN = Rule(
+    f"a number from {-LARGEST:.2g} to {LARGEST:.2g}",
+    lambda value: not abs(value) > LARGEST,
+)
+"""Numbers that tables and figures can show: of float32, or NaN."""
+Number = Annotated[float, SHOWN]
 
 EVALUATION = Fields(
     {},
@@ -81,7 +75,7 @@ STUDY = Fields(
         "texts": [Fields({}, {"title": str, "parts": list[tuple[str, bool]]})],
         "table": list[dict],
         "maps": [MAP],
-        "arrays": FileName,
+        "arrays": Annotated[str, FILE_NAME],
         "contexts": list[Finite],
         "gains": dict[str, list[list[Finite | None]]],
     },
@@ -140,9 +134,9 @@ def _read(path: Path, expected: Fields) -> dict[str, Any]:
 def replace_extremes(values: dict[str, Any]) -> dict[str, str]:
     """Replaces numbers that cannot be shown by NaN; returns a phrase for each by its name."""
     numbers = {name: value for name, value in values.items() if isinstance(value, int | float)}
-    extreme = {name: value for name, value in numbers.items() if abs(value) > LARGEST}
+    extreme = {name: value for name, value in numbers.items() if not SHOWN.holds(value)}
     values |= dict.fromkeys(extreme, math.nan)
-    words = f"counts as NaN, because it is not {IN_WORDS}"
+    words = f"counts as NaN, because it is not {SHOWN.description}"
     return {name: f"{name} = {value!r:.40} {words}" for name, value in extreme.items()}
 
 

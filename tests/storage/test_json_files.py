@@ -1,16 +1,24 @@
 """A JSON record that lacks a field, or has one of another type, is refused by the field's name."""
 
 import json
+from typing import Annotated
 
 import pytest
 
-from brt.checks import Count, CountFrom0, Name
+from brt.checks import Count, CountFrom0, Name, Rule
 from brt.storage.json_files import DamagedFile, Fields, read_json, read_json_lines
 
+IN_FOLDER = Annotated[str, Rule("a file of the folder", lambda name: "/" not in name)]
 PART = Fields({"tokens": Count}, {"title": str})
 RECORD = Fields(
     {"format": int, "name": Name},
-    {"rate": float, "parts": [PART], "hashes": dict[str, str], "pairs": list[tuple[str, bool]]},
+    {
+        "rate": float,
+        "parts": [PART],
+        "hashes": dict[str, str],
+        "pairs": list[tuple[str, bool]],
+        "file": IN_FOLDER,
+    },
 )
 WHOLE = {
     "format": 1,
@@ -50,6 +58,7 @@ def test_a_whole_record_is_read_as_it_is(tmp_path):
         ({"hashes": {"a": 1}}, "hashes = {'a': 1} must be a dict with a string for each name"),
         ({"pairs": [["a", 1]]}, "pairs = [['a', 1]] must be a list with a tuple of 2"),
         ({"pairs": [["a", True, True]]}, "pairs = "),
+        ({"file": "../x"}, "file = '../x' must be a file of the folder"),
         ({"\ud800": 1}, "has a name of bad text"),
     ],
 )
