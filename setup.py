@@ -21,6 +21,7 @@ REQUIRED = [
     "gin-config>=0.5,<0.6",
     "absl-py>=2.1,<3",
     "numpy>=2.0,<3",
+    "pydantic>=2.9,<3",
     "fsspec>=2025.3",  # which goes by dates; gcsfs wants the one of its own
     "sentencepiece>=0.2.2,<0.3",
     "safetensors>=0.6.2,<1",

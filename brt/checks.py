@@ -1,90 +1,88 @@
-"""Types and ranges of settings: declared in annotations, checked in every call.
+"""Types and ranges of settings: declared in annotations, checked by pydantic in every call.
 
     @configurable
     def adamw(learning_rate, b1: Share = 0.9, clip_norm: Positive | None = None): ...
 
     adamw(rate, b1=1)   # ValueError: adamw.b1 = 1 must be a number from 0 to below 1.
 
-`brt.config.parse` checks all bindings in the same way before anything is built. A new kind of
-annotation is a case in `allows` and one in `words_for`.
+`brt.config.parse` checks all bindings in the same way before anything is built.
 """
 
+import ast
 import collections.abc
+import contextlib
 import dataclasses
 import functools
 import inspect
-import numbers
+import re
 import types
 import typing
 from collections.abc import Callable, Iterable, Sequence
-from typing import Annotated, Any, NamedTuple, TypeVar, cast, overload
+from typing import Annotated, Any, NamedTuple, TypeVar, Union, cast, overload
 
 import gin
+import numpy as np
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    InstanceOf,
+    TypeAdapter,
+    ValidationError,
+)
+from pydantic_core.core_schema import no_info_after_validator_function
 
 Made = TypeVar("Made")
 
 SMALLEST, LARGEST = 2.0**-126, 2.0**127
 """Numbers between them are neither 0 nor infinite in float32."""
+BELOW_1 = 1 - 2.0**-24
+"""The largest number that is not 1 in float32."""
 MOST = 2**31 - 1
 """The largest size or number of steps: both are int32 on the devices."""
 SHOWN = 300
 
 
-class Range(NamedTuple):
-    """Numbers from `low` to `high`.
-
-    words: complete the sentence "... must be".
-    below: `high` itself is excluded.
-    whole: whole numbers only, such as 3 or 3.0.
-    """
-
-    words: str
-    low: float
-    high: float = LARGEST
-    below: bool = False
-    whole: bool = False
-
-    def holds(self, value: Any) -> bool:
-        if not isinstance(value, numbers.Real) or isinstance(value, bool):
-            return False
-        number: Any = value
-        if not self.low <= number <= self.high or (self.below and number == self.high):
-            return False
-        return not self.whole or number == int(number)
+def Range(words: str, low: float, high: float = LARGEST, **further: Any) -> Any:
+    """Numbers from `low` to `high`; `words` complete the sentence "... must be"."""
+    return Field(ge=low, le=high, description=words, **further)
 
 
-class NotEmpty:
-    words = "a string that is not empty"
-
-    def holds(self, value: Any) -> bool:
-        return isinstance(value, str) and bool(value.strip()) and "\0" not in value
-
-
-class OneOf(NamedTuple):
-    choices: tuple[str, ...]
-
-    @property
-    def words(self) -> str:
-        return f"one of {', '.join(map(repr, self.choices))}"
-
-    def holds(self, value: Any) -> bool:
-        return value in self.choices
+def OneOf(choices: Iterable[str]) -> Any:
+    allowed = tuple(choices)
+    words = f"one of {', '.join(map(repr, allowed))}"
+    return Field(pattern=f"^({'|'.join(map(re.escape, allowed))})$", description=words)
 
 
-def _count(low: int, high: int = MOST) -> Range:
+class Rule(NamedTuple):
+    """Values for which a function is true; `description` completes "... must be"."""
+
+    description: str
+    holds: Callable[[Any], bool]
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> Any:
+        return no_info_after_validator_function(self._checked, handler(source))
+
+    def _checked(self, value):
+        if not self.holds(value):
+            raise ValueError
+        return value
+
+
+def _count(low: int, high: int = MOST) -> Any:
     return Range(f"a whole number from {low:,} to {high:,}", low, high)
 
 
 Positive = Annotated[float, Range("a finite number above 0", SMALLEST)]
 NotNegative = Annotated[float, Range("a finite number, 0 or above", 0)]
 Finite = Annotated[float, Range("a finite number", -LARGEST)]
-BELOW_1 = 1 - 2.0**-24
-"""The largest number that is not 1 in float32."""
 Share = Annotated[float, Range("a number from 0 to below 1 (in float32)", 0, BELOW_1)]
 """A momentum, the decay of a moment, a rate of dropout."""
 Factor = Annotated[float, Range("a number above 0 and below 1 (in float32)", SMALLEST, BELOW_1)]
 Part = Annotated[float, Range("a number from 0 to 1", 0, 1)]
-WholeNumber = Annotated[float, Range(f"a whole number from 0 to {MOST:,}", 0, MOST, whole=True)]
+WholeNumber = Annotated[float, Range(f"a whole number from 0 to {MOST:,}", 0, MOST, multiple_of=1)]
 """Whole, and written with or without a point: 1000, 1e3."""
 Count = Annotated[int, _count(1)]
 CountFrom0 = Annotated[int, _count(0)]
@@ -97,13 +95,17 @@ Many = Annotated[int, Range("a whole number, 1 or above", 1, 2**63 - 1)]
 ManyFrom0 = Annotated[int, Range("a whole number, 0 or above", 0, 2**63 - 1)]
 """Numbers that may be above `MOST`: tokens of a corpus."""
 Devices = Annotated[int, Range("a number of devices, or -1 for the remaining ones", -1, MOST)]
-Name = Annotated[str, NotEmpty()]
+Text = InstanceOf[str]
+"""Also one that is not UTF-8, which pydantic's own strings are."""
+NOT_EMPTY = Rule("a string that is not empty", lambda text: bool(text.strip()) and "\0" not in text)
+Name = Annotated[Text, NOT_EMPTY]
 """A path or a name."""
 
 PLAIN = (bool, int, float, complex, str, bytes, tuple, list, set, dict, type(None))
 """Types of the values that can be written in a gin file."""
 BY_REFERENCE = ", which a reference gives: @NAME()"
 BY_NAME = ", by reference, as @NAME"
+STRICT = ConfigDict(strict=True)
 UNKNOWN = object()
 """A value that is known only later."""
 MISFIT = 0j
@@ -157,7 +159,8 @@ def configurable(made: Any = None, *, denylist: Sequence[str] = ()) -> Any:
     if not inspect.isclass(made):
         checked = _checked(made, name, denylist)
         return _readable(gin.configurable(checked, denylist=denylist or None), name)
-    setattr(made, "__init__", _checked(made.__init__, name, denylist))  # noqa: B010
+    own = _NoSettings.__init__ if made.__init__ is object.__init__ else made.__init__
+    setattr(made, "__init__", _checked(own, name, denylist))  # noqa: B010
     registered = gin.configurable(made, denylist=denylist or None)
     registered.__init__ = _readable(registered.__init__, name)
     return with_signature(registered)
@@ -180,6 +183,13 @@ def with_signature(made: Any) -> Any:
     return made
 
 
+class _NoSettings:
+    """A class whose `__init__` replaces that of `object`, of which gin thinks it takes anything."""
+
+    def __init__(self) -> None:
+        pass
+
+
 class MissingSettings(TypeError, RuntimeError):
     """A call lacks arguments that nothing binds; gin's own error is a RuntimeError."""
 
@@ -192,9 +202,12 @@ class _Required:
 def _readable(function, name):
     """Gives a function the signature that `help` shows, and an error in Python's words."""
     signature = inspect.signature(function)
+    hints: dict[str, Any] = {}
+    with contextlib.suppress(NameError):  # of an annotation that is only a text
+        hints = typing.get_type_hints(function)  # without what `Annotated` adds: `int` of `Count`
     shown = [
         parameter.replace(
-            annotation=_without_ranges(parameter.annotation),
+            annotation=hints.get(parameter.name, parameter.annotation),
             default=_Required() if parameter.default is gin.REQUIRED else parameter.default,
         )
         for parameter in signature.parameters.values()
@@ -218,18 +231,6 @@ def _readable(function, name):
     return call
 
 
-def _without_ranges(annotation):
-    """Returns an annotation without what `Annotated` adds: `int` of `Count`."""
-    origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
-    if origin is typing.Annotated:
-        return inner[0]
-    if origin in (types.UnionType, typing.Union):
-        return functools.reduce(lambda a, b: a | b, map(_without_ranges, inner))
-    if inner and origin in (tuple, list, dict):
-        return origin[tuple(map(_without_ranges, inner))]
-    return annotation
-
-
 def _checked(function, name, unbound):
     """Checks a function's arguments; unbound: parameters that gin does not bind."""
     signature = inspect.signature(function)
@@ -242,14 +243,12 @@ def _checked(function, name, unbound):
 
     @functools.wraps(function)
     def call(*args, **kwargs):
-        try:
+        arguments: dict[str, Any] = {}
+        with contextlib.suppress(TypeError):  # the call below raises it with its usual message
             arguments = signature.bind(*args, **kwargs).arguments
-        except TypeError:  # the call below raises it with its usual message
-            arguments = {}
-        for parameter, value in arguments.items():
-            if parameter in declared:
-                bound = parameter not in unbound
-                check(f"{name}.{parameter}", value, declared[parameter], by_reference=bound)
+        for parameter in (each for each in arguments if each in declared):
+            bound = parameter not in unbound
+            check(f"{name}.{parameter}", arguments[parameter], declared[parameter], "", bound)
         return function(*args, **kwargs)
 
     call.__signature__ = signature  # type: ignore[attr-defined]  # gin does not follow wrappers
@@ -265,7 +264,7 @@ def check(
     by_reference: whether gin may give the value.
     """
     if not allows(declared, value):
-        words = words_for(declared, value)
+        words = words_for(declared)
         if not by_reference:
             words = words.replace(BY_REFERENCE, "").replace(BY_NAME, "")
         raise ValueError(
@@ -274,7 +273,7 @@ def check(
 
 
 def check_choice(name: str, value: Any, choices: Iterable[str]) -> None:
-    check(name, value, Annotated[str, OneOf(tuple(choices))])
+    check(name, value, Annotated[str, OneOf(choices)])
 
 
 def shortened(text: str, most: int = SHOWN) -> str:
@@ -285,65 +284,92 @@ def allows(declared: Any, value: Any) -> bool:
     """Returns whether a value, a `Reference` or `UNKNOWN` is of a declared type and in its range.
 
     A bool is not a number, an int is a float, a list is a tuple. A reference has the type of its
-    class or return annotation, if any. Annotations without a case here allow everything.
+    class or return annotation, if any.
     """
-    if value is UNKNOWN or declared is Any or declared is inspect.Parameter.empty:
-        return True
-    origin, inner = typing.get_origin(declared), typing.get_args(declared)
-    if origin is typing.Annotated:
-        kind, *ranges = inner
-        if not allows(kind, value):
-            return False
-        return isinstance(value, Reference) or all(each.holds(value) for each in ranges)
-    if origin in (types.UnionType, typing.Union):
-        return any(allows(one, value) for one in inner)
-    if isinstance(value, Reference):
-        return _allows_reference(declared, origin, inner, value)
-    if origin in (tuple, list, collections.abc.Sequence):
-        return _allows_each(origin, inner, value)
-    if origin is dict:
-        return isinstance(value, dict) and all(
-            allows(inner[0], key) and allows(inner[1], one) for key, one in value.items()
-        )
-    if origin is collections.abc.Callable:
-        return makes(value, inner[1])
-    if declared in (None, type(None)):
-        return value is None
-    if declared in (int, float):
-        kind = numbers.Integral if declared is int else numbers.Real  # NumPy's among them
-        return isinstance(value, kind) and not isinstance(value, bool)
-    if declared in (tuple, list):
-        return isinstance(value, tuple | list)
-    if inspect.isclass(declared):
-        exact = declared in PLAIN or _has_fields(declared)
-        return isinstance(value, declared) if exact else not isinstance(value, PLAIN)
+    try:
+        adapter(declared).validate_python(_without_numpy(value))
+    except (ValidationError, OverflowError):  # the latter of an int that is no float
+        return False
     return True
+
+
+def _without_numpy(value):
+    if isinstance(value, np.generic):
+        return value.item()
+    return type(value)(map(_without_numpy, value)) if type(value) in (tuple, list) else value
+
+
+@functools.lru_cache(maxsize=2048)
+def adapter(declared: Any) -> TypeAdapter:
+    """Returns pydantic's checker of an annotation."""
+    return TypeAdapter(form(declared), config=STRICT)
+
+
+def form(declared):
+    """Returns an annotation for pydantic, that allows references and `UNKNOWN` too."""
+    if declared is inspect.Parameter.empty:
+        return Any
+    later = Annotated[Any, AfterValidator(functools.partial(_given_later, declared))]
+    return Union[_exact_form(declared), later]  # noqa: UP007
+
+
+def _exact_form(declared):
+    origin, inner = typing.get_origin(declared), typing.get_args(declared)
+    if origin in (types.UnionType, Union):
+        return Union[tuple(map(form, inner))]  # noqa: UP007
+    is_list = declared in (tuple, list) or origin in (list, collections.abc.Sequence)
+    if is_list or inner[-1:] == (...,):
+        one = form(inner[0]) if inner else Any
+        return tuple[one, ...] | list[one]  # type: ignore[valid-type]
+    if origin is tuple:
+        exact: Any = tuple[tuple(map(form, inner))]  # type: ignore[misc]
+        return Annotated[exact, BeforeValidator(_as_tuple)]
+    if origin is dict:
+        return dict[tuple(map(form, inner))]  # type: ignore[misc]
+    if declared is str:
+        return Text
+    if declared in (*PLAIN, None, Any):
+        return declared
+    if origin is Annotated:
+        return declared if inner[0] in PLAIN else form(inner[0])
+    return Annotated[Any, AfterValidator(functools.partial(_made, declared))]
+
+
+def _as_tuple(value):
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _given_later(declared, value):
+    if value is UNKNOWN:
+        return value
+    if typing.get_origin(declared) is Annotated:
+        declared = typing.get_args(declared)[0]
+    origin, inner = typing.get_origin(declared), typing.get_args(declared)
+    is_maker = origin is collections.abc.Callable
+    expected = inner[1] if is_maker else origin or declared
+    if not isinstance(value, Reference):
+        raise ValueError
+    fits = value.called != is_maker or not (is_maker or inspect.isclass(expected))
+    if not fits or not _is_subclass(_result_class(value.named), expected):
+        raise ValueError
+    return value
+
+
+def _made(declared, value):
+    if typing.get_origin(declared) is collections.abc.Callable:
+        fits = makes(value, typing.get_args(declared)[1])
+    elif dataclasses.is_dataclass(declared) or hasattr(declared, "_fields"):
+        fits = isinstance(value, declared)  # such a class has no substitutes
+    else:
+        fits = not inspect.isclass(declared) or not isinstance(value, PLAIN)
+    if not fits:
+        raise ValueError
+    return value
 
 
 def makes(value: Any, expected: Any) -> bool:
     """Returns whether a value can be called, and makes an `expected` as far as that is known."""
     return callable(value) and _is_subclass(_result_class(value), expected)
-
-
-def _has_fields(cls):
-    """Returns whether nothing can stand in for a class: a dataclass, or one of named tuples."""
-    return dataclasses.is_dataclass(cls) or (issubclass(cls, tuple) and hasattr(cls, "_fields"))
-
-
-def _allows_each(origin, inner, value):
-    if not isinstance(value, tuple | list):
-        return False
-    if origin is not tuple or inner[-1:] == (Ellipsis,):
-        return all(allows(inner[0], one) for one in value)
-    return len(value) == len(inner) and all(map(allows, inner, value))
-
-
-def _allows_reference(declared, origin, inner, value):
-    if origin is collections.abc.Callable:
-        return not value.called and _is_subclass(_result_class(value.named), inner[1])
-    if not inspect.isclass(origin or declared):
-        return True
-    return value.called and _is_subclass(_result_class(value.named), origin or declared)
 
 
 def _result_class(named):
@@ -367,42 +393,28 @@ def _is_subclass(cls, expected):
 
 def stands_alone(declared: Any, value: Any) -> bool:
     """Returns whether a value counts as a tuple of one: `9` for `(9,)` of `tuple[int, ...]`."""
-    if allows(declared, value):
-        return False
-    origin, inner = typing.get_origin(declared), typing.get_args(declared)
-    if origin in (types.UnionType, typing.Union):
-        return any(stands_alone(one, value) for one in inner)
-    return origin is tuple and inner[-1:] == (Ellipsis,) and allows(inner[0], value)
+    rows = (typing.get_args(one)[-1:] == (...,) for one in (declared, *typing.get_args(declared)))
+    return any(rows) and not allows(declared, value) and allows(declared, (value,))
 
 
-def words_for(declared: Any, value: Any) -> str:
+def words_for(declared: Any) -> str:
     """Describes the values of a declared type for a message, as "a whole number or None"."""
     origin, inner = typing.get_origin(declared), typing.get_args(declared)
-    if origin is typing.Annotated:
-        if isinstance(inner[1], OneOf) or allows(inner[0], value):
-            return inner[1].words
-        return words_for(inner[0], value)
-    if origin in (types.UnionType, typing.Union):
-        return " or ".join(words_for(one, value) for one in inner)
+    if origin is Annotated:
+        described = (each.description for each in inner[1:] if hasattr(each, "description"))
+        return next(described, None) or words_for(inner[0])
+    if origin in (types.UnionType, Union):
+        return " or ".join(map(words_for, inner))
     if origin is dict:
-        return f"a dict with {_of_each(inner[1], value)} for each name"
+        return f"a dict with {words_for(inner[1])} for each name"
     if origin is collections.abc.Callable:
         return f"what makes {_one(inner[1])}{BY_NAME}"
-    if origin in (list, collections.abc.Sequence) or inner[-1:] == (Ellipsis,):
+    if origin in (list, collections.abc.Sequence) or inner[-1:] == (...,):
         called = "tuple" if origin is tuple else "list"
-        return f"a {called} with {_of_each(inner[0], value)} in each place"
+        return f"a {called} with {words_for(inner[0])} in each place"
     if origin is tuple:
-        words = ", ".join(_of_each(one, value) for one in inner)
-        return f"a tuple of {len(inner)}: {words}"
-    if declared in WORDS:
-        return WORDS[declared]
-    return f"{_one(declared)}{BY_REFERENCE}"
-
-
-def _of_each(declared, value):
-    entries = value.values() if isinstance(value, dict) else value
-    entries = entries if isinstance(value, dict | list | tuple) else ()
-    return words_for(declared, next((one for one in entries if not allows(declared, one)), MISFIT))
+        return f"a tuple of {len(inner)}: {', '.join(map(words_for, inner))}"
+    return WORDS.get(declared) or f"{_one(declared)}{BY_REFERENCE}"
 
 
 def _one(declared):
@@ -412,14 +424,12 @@ def _one(declared):
 
 def advice(declared: Any, value: Any) -> str:
     """Returns how to write a value that is not allowed, or ""."""
-    if isinstance(value, Reference):
-        kinds = [typing.get_origin(one) for one in (declared, *typing.get_args(declared))]
-        if value.called and collections.abc.Callable in kinds:
-            return f": write {value.text.removesuffix('()')}, no brackets"
-        return ""
-    types_taken = [_without_ranges(one) for one in (declared, *typing.get_args(declared))]
-    if isinstance(value, str) and str not in types_taken:
-        return ", without quotes"
-    if isinstance(value, float) and int in types_taken:
+    if isinstance(value, Reference) and allows(declared, value._replace(called=not value.called)):
+        bare = value.text.removesuffix("()")
+        return f": write {bare}, no brackets" if value.called else f": write {bare}()"
+    if isinstance(value, float) and value.is_integer() and allows(declared, int(value)):
         return ", without a point"
+    with contextlib.suppress(ValueError, SyntaxError, MemoryError, RecursionError, TypeError):
+        if isinstance(value, str) and allows(declared, ast.literal_eval(value)):
+            return ", without quotes"
     return ""

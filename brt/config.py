@@ -6,20 +6,18 @@ nothing reads, and a string without quotes. Here each ends in one clear sentence
 
 import contextlib
 import copy
-import inspect
 import os
 from collections.abc import Sequence
 
 import gin
 
-from brt.bindings.bound_values import check_bound_values, parameters_of
-from brt.bindings.errors import ConfigError, explained, nearest
-from brt.bindings.gin_files import GinReader, check_statements, gin_text
+from brt.bindings import gin_private
+from brt.bindings.bound_values import check_bound_values
+from brt.bindings.errors import ConfigError, explained
+from brt.bindings.gin_files import GinReader, check_statements
 from brt.bindings.reading import bound_by_flags
 from brt.bindings.registration import register
-from brt.bindings.registry import registered_names
 from brt.checks import shortened
-from brt.storage.paths import is_remote_file
 from brt.storage.shipped import gin_folders
 
 
@@ -51,10 +49,8 @@ def parse(
     """
     register("Trainer")
     gin.clear_config()
-    # Gin also looks into importable packages, and stumbles over a folder named configs.
-    reader = GinReader(allow_imports)
-    gin.config._FILE_READERS[:] = [(reader, os.path.lexists), (reader, is_remote_file)]
-    gin.config._LOCATION_PREFIXES[:] = ["", *map(str, gin_folders()), *search_paths]
+    folders = [*map(str, gin_folders()), *search_paths]
+    gin_private.read_files_with(GinReader(allow_imports), folders)
     for file in (file for joined in gin_files for file in split_files(joined)):
         if not file.strip():
             raise ConfigError("A --gin_file is empty: write --gin_file=PATH.")
@@ -65,13 +61,11 @@ def parse(
         if not binding.strip():
             raise ConfigError("A binding is empty: write --gin.NAME=VALUE.")
         with explained(f"In the binding {shortened(repr(binding))}", binding):
-            checked = gin_text(binding)
-            bound_by_flags.update(check_statements(checked, allow_imports))
-            gin.parse_config(checked)
+            bound_by_flags.update(check_statements(binding, allow_imports))
+            gin.parse_config(binding)
     with explained("In the configuration"):
         gin.finalize()
-    gin.config._set_config_is_locked(False)  # modules that are imported later may register classes
-    _check_passed_on()
+    gin_private.unlock()
     try:
         check_bound_values(allow_imports)
     except ValueError as error:
@@ -86,9 +80,9 @@ def evaluate_macros(missing: int | None = None) -> None:
 
     missing: the number of a call whose file is yet to be made.
     """
-    for (_, selector), bound in gin.config._CONFIG.items():
+    for (_, selector), bound in gin_private.bound().items():
         value = bound.get("value")
-        if selector == "gin.macro" and isinstance(value, gin.config.ConfigurableReference):
+        if selector == "gin.macro" and isinstance(value, gin_private.Reference):
             number = missing
             with contextlib.suppress(OSError, ValueError, ImportError, TypeError):
                 number = copy.deepcopy(value)  # a copy of a call is its value
@@ -98,19 +92,3 @@ def evaluate_macros(missing: int | None = None) -> None:
 
 def split_files(joined: str | os.PathLike) -> list[str]:
     return [str(joined)] if os.path.isfile(joined) else str(joined).split("+")
-
-
-def _check_passed_on():
-    names = registered_names()
-    for (_, selector), bound in gin.config._CONFIG.items():
-        entry = gin.config._REGISTRY.get(selector)
-        if entry is None or not inspect.isclass(entry.wrapped) or entry.name not in names:
-            continue
-        if not any(p.kind is p.VAR_KEYWORD for p in parameters_of(entry).values()):
-            continue
-        own = [f"{entry.name}.{parameter}" for parameter in names[entry.name]]
-        bases = [base.__name__ for base in entry.wrapped.__mro__[1:]]
-        for name in bound.keys() - set(names[entry.name]):
-            of_base = [f"{base}.{name}" for base in bases if name in names.get(base, ())]
-            advice = nearest(f"{entry.name}.{name}", of_base or own)
-            raise ConfigError(f"{entry.name} has no parameter {name}.{advice}")

@@ -159,7 +159,7 @@ def check_same_parameters(trained: Model, evaluated: Model) -> None:
         {path: x.shape for path, x in nnx.to_flat_state(nnx.state(model, nnx.Param))}
         for model in (trained, evaluated)
     )
-    for path in shapes.keys() | others.keys():
+    for path in {**shapes, **others}:
         if shapes.get(path) != others.get(path):
             name = ".".join(map(str, path))
             raise ValueError(

@@ -6,15 +6,13 @@ import inspect
 import os
 import re
 
-import gin
-
-from brt.bindings.gin_files import NotAllowed, read_gin_text
+from brt.bindings.gin_files import NotAllowed
+from brt.bindings.gin_private import registered
 from brt.bindings.registration import register_all
-from brt.bindings.registry import bindable, default, entries, known_names
+from brt.bindings.registry import bindable, default, known_names
 from brt.checks import shortened
+from brt.storage.regular_files import read_text
 
-RENAMED = {"LanguageModel": "BlockRecurrentTransformer"}
-"""Names in configs and run folders of earlier versions."""
 LONGEST_LINE = 1_500
 """Characters of a line of a message, which may contain a value."""
 COMPLETED_BY = {
@@ -23,8 +21,6 @@ COMPLETED_BY = {
     "segment_length": "an algorithmic task, as in --gin_file=configs/tasks/copy.gin",
 }
 """Macros that model configs read and data configs bind."""
-
-PAPER_WORDS = {"config": "arrangement", "configuration": "arrangement"}
 
 
 class ConfigError(ValueError):
@@ -39,75 +35,63 @@ def explained(where, text="", file=None):
     """Raises errors as `ConfigError`s with `where`, and lines of `file` or `text`."""
     try:
         yield
-    except RecursionError:
-        raise ConfigError(f"{where}: brackets lie too deep in one another.") from None
-    except NotAllowed as error:
-        raise ConfigError(f"{where}: {_without_gin_lines(error)}") from None
-    except (SyntaxError, ValueError, TypeError, OSError, RuntimeError) as error:
+    except Exception as error:
         if file and isinstance(error, SyntaxError | ValueError):
             with contextlib.suppress(OSError, ValueError):
-                text = read_gin_text(file)
-        raise ConfigError(_explain(_without_gin_lines(error), where, text)) from error
-    except ModuleNotFoundError as error:
-        name = str(error).split("'")[1]  # gin passes on the message only
-        raise ConfigError(
-            f"{where}: Python finds no module {name}: call the command in the folder that "
-            "holds it, or put that folder on PYTHONPATH."
-        ) from error
-    except ImportError as error:
-        raise ConfigError(f"{where}: {str(error).strip()}.") from error
-    except Exception as error:  # tokenize errors share no better base class
-        raise ConfigError(f"{where}: {error}. Is a bracket or a quote left open?") from error
+                text = read_text(file)
+        raise ConfigError(f"{where}: {_explain(error, text)}") from error
 
 
-def _without_gin_lines(error):
-    """Returns the message of an error without the lines that gin appends."""
-    return str(error) if isinstance(error, SyntaxError) else str(error).split("\n  In ")[0]
-
-
-def _explain(message, where, text):
-    first = message.strip().split("\n")[0]
+def _explain(error, text):
+    message = str(error).strip()
+    if not isinstance(error, SyntaxError):
+        message = message.split("\n  In ")[0]  # without the lines that gin appends
+    first, quoted = message.split("\n")[0], [*message.split("'")[1::2], ""]
+    if isinstance(error, RecursionError):
+        return "brackets or includes lie too deep in one another."
+    if isinstance(error, NotAllowed):
+        return message
+    if isinstance(error, ModuleNotFoundError):  # gin passes on the message only
+        return (
+            f"Python finds no module {quoted[0]}: call the command in the folder that holds it, "
+            "or put that folder on PYTHONPATH."
+        )
+    if not isinstance(error, SyntaxError | ValueError | TypeError | OSError | RuntimeError):
+        what = "" if isinstance(error, ImportError) else " Is a bracket or a quote left open?"
+        return f"{message}.{what}"  # tokenize errors share no better base class
     if "malformed node" in message or "Unable to parse value" in message:
         number = re.search(r"line (\d+)\)", message.split("malformed node")[-1].split("\n")[-1])
         lines = text.split("\n")
         line = lines[int(number[1]) - 1] if number and int(number[1]) <= len(lines) else "NAME ="
         name, _, value = (shortened(part.strip()) for part in line.partition("="))
         return (
-            f"{where}: {value} is not a gin value. If it is meant as a string, quote it: "
+            f"{value} is not a gin value. If it is meant as a string, quote it: "
             f'{name} = "{value}", on a command line --gin.{name}=\'"{value}"\'.'
         )
     if "Unable to open file" in message:
-        return f"{where}: the file does not exist; {first.rstrip('.')}."
+        return f"the file does not exist; {first.rstrip('.')}."
     if "No configurable matching" in message:
-        unknown = message.split("'")[1].strip("@%").split("(")[0]
-        if now := RENAMED.get(unknown.rpartition("/")[2].partition(".")[0]):
-            return (
-                f"{where}: {unknown} is called {now} now. Rename it in your config; read an "
-                "earlier run folder with the version of brt that made it."
-            )
+        unknown = quoted[0].strip("@%").split("(")[0]
         register_all()
-        return f"{where}: nothing is called {unknown}.{nearest(unknown, dict(entries()))}"
+        return f"nothing is called {unknown}.{nearest(unknown, dict(registered()))}"
     if "Ambiguous selector" in message:
-        return (
-            f"{where}: {first.strip(chr(34))} Write its module before the name; where a file has "
-            "moved into brt, remove the old one."
-        )
+        return f"{first.strip(chr(34))} Write its module before the name."
     if "doesn't have a parameter named" in message:
-        configurable, parameter = message.split("'")[1], message.split("named '")[1].split("'")[0]
-        own_entries = (e for _, e in gin.config._REGISTRY.items() if e.name == configurable)
-        own = [f"{configurable}.{name}" for entry in own_entries for name in bindable(entry)]
-        of_parts = [f"{part}.{parameter}" for part in _parts(configurable, parameter)]
-        word = f"{configurable}.{PAPER_WORDS.get(parameter)}"
-        every = (f"{name}.{p}" for name, parameters in known_names().items() for p in parameters)
-        names = [word] if word in own else of_parts or own or every
+        configurable, parameter = quoted[0], message.split("named '")[1].split("'")[0]
+        entries = (entry for name, entry in registered() if name == configurable)
+        own = [f"{configurable}.{name}" for entry in entries for name in bindable(entry)]
+        names = [f"{part}.{parameter}" for part in _parts(configurable, parameter)] or own
         advice = nearest(f"{configurable}.{parameter}", names)
-        return f"{where}: {configurable} has no parameter {parameter}.{advice}"
+        parameters = [name.rpartition(".")[2] for name in names]
+        if not difflib.get_close_matches(parameter, parameters):
+            advice += f" Its parameters: {', '.join(parameters) or 'none'}."
+        return f"{configurable} has no parameter {parameter}.{advice}"
     if "No bindings specified for" in message:
-        macro = message.split("'")[1].removesuffix("/gin.macro")
+        macro = quoted[0].removesuffix("/gin.macro")
         if macro in COMPLETED_BY:
-            return f"{where}: %{macro} has no value. Add {COMPLETED_BY[macro]}."
-        return f"{where}: the macro {macro} has no value; add a line {macro} = ... ."
-    return f"{where}: {message.strip()}"
+            return f"%{macro} has no value. Add {COMPLETED_BY[macro]}."
+        return f"the macro {macro} has no value; add a line {macro} = ... ."
+    return message
 
 
 def nearest(name, candidates):

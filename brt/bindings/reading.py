@@ -1,6 +1,5 @@
 """Bindings that were read, and those that nothing reads."""
 
-import inspect
 import re
 from collections.abc import Iterator
 from typing import Any, Protocol, runtime_checkable
@@ -8,9 +7,11 @@ from typing import Any, Protocol, runtime_checkable
 import gin
 from absl import logging
 
+from brt.bindings import gin_private
 from brt.bindings.errors import ConfigError, nearest
+from brt.bindings.gin_files import name_of
 from brt.bindings.registration import register_all
-from brt.bindings.registry import default, entries
+from brt.bindings.registry import configurable_class, default
 
 MOST_UNREAD = 20
 SWITCHES = {
@@ -29,21 +30,15 @@ bound_by_flags: set[str] = set()
 
 def read_bindings() -> dict[str, str]:
     """Returns everything read so far, bound or default: `RecurrentCell.gate` to `'fixed'`."""
-    return flatten(gin.config._OPERATIVE_CONFIG)
+    return flatten(gin_private.read())
 
 
-def flatten(bindings):
-    flat = {}
-    for (scope, selector), parameters in bindings.items():
-        name = selector.rsplit(".", 1)[-1]
-        for parameter, value in parameters.items():
-            if selector == "gin.macro":
-                flat[scope] = repr(value)
-            else:
-                flat[f"{scope}/{name}.{parameter}" if scope else f"{name}.{parameter}"] = repr(
-                    value
-                )
-    return flat
+def flatten(bindings: gin_private.Bindings) -> dict[str, str]:
+    return {
+        name_of(*key, parameter): repr(value)
+        for key, parameters in bindings.items()
+        for parameter, value in parameters.items()
+    }
 
 
 def differences(old: dict[str, str], new: dict[str, str]) -> list[str]:
@@ -71,7 +66,7 @@ def check_all_read() -> None:
     Those of a source that a flag replaces are removed, and the size of its vocabulary, which a
     model config may bind itself.
     """
-    read, bound = read_bindings(), flatten(gin.config._CONFIG)
+    read, bound = read_bindings(), flatten(gin_private.bound())
     used = {_binding_of(name, bound) for name in read}
     left = _without_switched_off([name for name in bound if name not in used], read, bound)
     if left:
@@ -110,12 +105,12 @@ def _with_macros(names, bound):
 
 
 def _unbind(names):
-    for key, parameters in list(gin.config._CONFIG.items()):
+    for key, parameters in list(gin_private.bound().items()):
         for parameter in list(parameters):
-            if flatten({key: {parameter: None}}).keys() <= names:
+            if name_of(*key, parameter) in names:
                 del parameters[parameter]
         if not parameters:
-            del gin.config._CONFIG[key]
+            del gin_private.bound()[key]
 
 
 def _unread(name, read):
@@ -129,7 +124,7 @@ def _unread(name, read):
     configurables = {other.rpartition(".")[0].rpartition("/")[2] for other in read}
     used = configurable.rpartition("/")[2] in configurables
     register_all()
-    if parameter and configurable in dict(entries()) and not used:
+    if parameter and configurable in dict(gin_private.registered()) and not used:
         alike = [other for other in read if other.endswith(f".{parameter}")]
         advice = "Leave the binding out."
         if _is_source(configurable) and "Corpus.source" in read:
@@ -158,9 +153,8 @@ class _GivesDocuments(Protocol):
 
 
 def _is_source(configurable):
-    named = (entry for _, entry in gin.config._REGISTRY.items() if entry.name == configurable)
-    classes = (entry.wrapped for entry in named if inspect.isclass(entry.wrapped))
-    return any(issubclass(cls, _GivesDocuments) for cls in classes)
+    cls = configurable_class(configurable)
+    return cls is not None and issubclass(cls, _GivesDocuments)
 
 
 def _binding_of(name, bound):

@@ -10,51 +10,31 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-PACKAGES = (
-    *("brt.models", "brt.pretrained", "brt.data", "brt.training", "brt.evaluation"),
-    "brt.studies",
-)
-
+PACKAGES = ("models", "pretrained", "data", "training", "evaluation", "studies")
 DECORATED = re.compile(
     r"^@(?:gin\.)?configurable(?:\(denylist=\[.*\]\))?\n(?:@.*\n)*(?:class|def) (\w+)",
     re.MULTILINE,
 )
 """A class or function under its own name: `@gin.configurable(denylist=["rngs"])`."""
-REGISTERS = re.compile(r"^@(?:gin\.)?configurable|external_configurable\(", re.MULTILINE)
-
-
-@functools.cache
-def modules() -> Mapping[str, Path]:
-    files = {}
-    for package in PACKAGES:
-        spec = importlib.util.find_spec(package)
-        for folder in map(Path, (spec and spec.submodule_search_locations) or ()):
-            for file in sorted(folder.rglob("*.py")):
-                parts = [package, *file.relative_to(folder).with_suffix("").parts]
-                files[".".join(parts).removesuffix(".__init__")] = file
-    return files
 
 
 @functools.cache
 def modules_by_name() -> Mapping[str, Sequence[str]]:
-    """Returns the modules that define each configurable name.
-
-    The empty name has those that register something in another way.
-    """
-    index: dict[str, list[str]] = {"": []}
-    for module, file in modules().items():
-        text = file.read_text(encoding="utf-8", errors="replace")
-        names = DECORATED.findall(text)
-        if len(names) < len(REGISTERS.findall(text)):
-            names.append("")
-        for name in names:
-            index.setdefault(name, []).append(module)
+    """Returns the modules that define each configurable name."""
+    index: dict[str, list[str]] = {}
+    for package in PACKAGES:
+        spec = importlib.util.find_spec(f"brt.{package}")
+        for folder in map(Path, (spec and spec.submodule_search_locations) or ()):
+            for file in sorted(folder.rglob("*.py")):
+                parts = ["brt", package, *file.relative_to(folder).with_suffix("").parts]
+                for name in DECORATED.findall(file.read_text(encoding="utf-8")):
+                    index.setdefault(name, []).append(".".join(parts).removesuffix(".__init__"))
     return index
 
 
 def register(text: str) -> None:
     index = modules_by_name()
-    for name in {"", *re.findall(r"\w+", re.sub(r"#.*", "", text))} & index.keys():
+    for name in {*re.findall(r"\w+", re.sub(r"#.*", "", text))} & index.keys():
         for module in index[name]:
             importlib.import_module(module)
 

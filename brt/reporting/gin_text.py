@@ -8,7 +8,7 @@ from typing import Any
 from gin import config_parser
 
 from brt.bindings.bound_values import Expansion
-from brt.bindings.gin_files import GinReader, gin_text, name_of, statements
+from brt.bindings.gin_files import GinReader, name_of, statements
 from brt.storage.paths import is_remote
 from brt.storage.shipped import configs_root, gin_folders
 
@@ -28,43 +28,38 @@ class _AsText(config_parser.ParserDelegate):
         return Reference(f"%{macro_name}")
 
 
-def read_gin(text: str) -> dict[str, Any]:
+def read_gin(text: str, reader: GinReader | None = None) -> dict[str, Any]:
     """Returns the bindings of a gin text and its includes, `RecurrentCell.gate` to "fixed"."""
-    return _read_gin(gin_text(text), GinReader())
-
-
-def _read_gin(text, reader):
+    reader = reader or GinReader()
     settings: dict[str, Any] = {}
     for statement in statements(text, _AsText()):
         if isinstance(statement, config_parser.IncludeStatement):
-            settings |= _read_file(statement.filename, reader)
+            settings |= read_gin_file(statement.filename, reader)
         elif isinstance(statement, config_parser.BindingStatement):
-            settings[name_of(statement)] = statement.value
+            name = name_of(statement.scope, statement.selector, statement.arg_name)
+            settings[name] = statement.value
     return settings
 
 
-def read_gin_file(path: str | os.PathLike) -> dict[str, Any]:
+def read_gin_file(path: str | os.PathLike, reader: GinReader | None = None) -> dict[str, Any]:
     """Returns the bindings of a gin file in the working directory or in the search path."""
-    return _read_file(path, GinReader())
-
-
-def _read_file(path, reader):
+    reader = reader or GinReader()
     if not is_remote(path):
         files = (folder / path for folder in (pathlib.Path(), *gin_folders()))
         path = next(filter(os.path.lexists, files), ROOT / path)
     with reader.opened(path) as text:
-        return _read_gin(text, reader)
+        return read_gin(text, reader)
 
 
 def resolved(settings: dict) -> dict:
     """Returns the settings with macros replaced by their values."""
 
-    def macro(value):
+    def macro(value, _):
         name = value[1:] if isinstance(value, Reference) and value.startswith("%") else None
-        return (name, settings[name]) if name in settings else None
+        return (name, settings[name], None) if name in settings else None
 
-    expansion = Expansion(macro)
-    return {name: expansion(name, value) for name, value in settings.items() if "." in name}
+    expanded = Expansion(macro)
+    return {name: expanded(name, value) for name, value in settings.items() if "." in name}
 
 
 def write_gin(settings: dict[str, Any]) -> str:

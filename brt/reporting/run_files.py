@@ -9,28 +9,19 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from brt.bindings.registry import declarations
-from brt.checks import LARGEST, UNKNOWN, CountFrom0, Finite, ManyFrom0, allows, words_for
+from brt.checks import LARGEST, UNKNOWN, CountFrom0, Finite, ManyFrom0, Rule, allows, words_for
 from brt.reporting.gin_text import Reference
 from brt.storage.json_files import DamagedFile, Fields, bad_text, misfit, read_json
 
-
-class FileName:
-    words = "the name of a file, without a folder"
-
-    def holds(self, value: Any) -> bool:
-        return isinstance(value, str) and re.fullmatch(r"[\w\-][\w\-.]*", value) is not None
-
-
-class Shown:
-    """Numbers that tables and figures can show: of float32, or NaN."""
-
-    words = f"a number from {-LARGEST:.2g} to {LARGEST:.2g}"
-
-    def holds(self, value: Any) -> bool:
-        return value != value or abs(value) <= LARGEST
-
-
-SHOWN = Shown()
+FILE_NAME = Rule(
+    "the name of a file, without a folder",
+    lambda name: re.fullmatch(r"[\w\-][\w\-.]*", name) is not None,
+)
+SHOWN = Rule(
+    f"a number from {-LARGEST:.2g} to {LARGEST:.2g}",
+    lambda value: not abs(value) > LARGEST,
+)
+"""Numbers that tables and figures can show: of float32, or NaN."""
 Number = Annotated[float, SHOWN]
 
 EVALUATION = Fields(
@@ -84,7 +75,7 @@ STUDY = Fields(
         "texts": [Fields({}, {"title": str, "parts": list[tuple[str, bool]]})],
         "table": list[dict],
         "maps": [MAP],
-        "arrays": Annotated[str, FileName()],
+        "arrays": Annotated[str, FILE_NAME],
         "contexts": list[Finite],
         "gains": dict[str, list[list[Finite | None]]],
     },
@@ -145,7 +136,7 @@ def replace_extremes(values: dict[str, Any]) -> dict[str, str]:
     numbers = {name: value for name, value in values.items() if isinstance(value, int | float)}
     extreme = {name: value for name, value in numbers.items() if not SHOWN.holds(value)}
     values |= dict.fromkeys(extreme, math.nan)
-    words = f"counts as NaN, because it is not {Shown.words}"
+    words = f"counts as NaN, because it is not {SHOWN.description}"
     return {name: f"{name} = {value!r:.40} {words}" for name, value in extreme.items()}
 
 
@@ -160,7 +151,7 @@ def check_settings(path: Path, settings: dict[str, Any]) -> None:
         if expected is None or isinstance(value, Reference):
             continue
         if not allows(expected, _known(value)):
-            what = f"{name} = {value!r:.60} must be {words_for(expected, value)}"
+            what = f"{name} = {value!r:.60} must be {words_for(expected)}"
             raise _damaged(path, what)
 
 

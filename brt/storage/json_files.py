@@ -1,12 +1,17 @@
 """Reads all JSON; an error names the file, the wrong field and the remedy."""
 
+import dataclasses
+import functools
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any
 
-from brt.checks import MOST, allows, words_for
+from pydantic import GetCoreSchemaHandler, TypeAdapter, ValidationError
+from pydantic_core import core_schema
+
+from brt.checks import STRICT, form, words_for
 from brt.storage.regular_files import open_regular, read_bytes
 
 SURROGATE = re.compile("[\ud800-\udfff]")
@@ -18,15 +23,43 @@ class DamagedFile(ValueError):
     """A file does not have the fields that its reader needs."""
 
 
-class Fields(NamedTuple):
+@dataclasses.dataclass(frozen=True, eq=False)
+class Fields:
     """A JSON object with these fields, and any others.
 
-    required, optional: the type of each field: an annotation of `brt.checks.allows`, `Fields`, or
+    required, optional: the type of each field: an annotation of `brt.checks`, `Fields`, or
         `[Fields(...)]` for a list of objects.
     """
 
     required: Mapping[str, Any]
-    optional: Mapping[str, Any] = {}
+    optional: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def __getitem__(self, name: str) -> Any:
+        return {**self.optional, **self.required}[name]
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> Any:
+        fields = {
+            name: core_schema.typed_dict_field(
+                handler.generate_schema(_form(each)), required=name in self.required
+            )
+            for name, each in {**self.optional, **self.required}.items()
+        }
+        return core_schema.typed_dict_schema(
+            fields, extra_behavior="allow", config={"strict": True}
+        )
+
+
+def _form(expected):
+    if isinstance(expected, Fields):
+        return Annotated[dict, expected]
+    if isinstance(expected, list):
+        return list[_form(expected[0])]  # type: ignore[misc]
+    return form(expected)
+
+
+@functools.lru_cache(maxsize=256)
+def _adapter(expected):
+    return TypeAdapter(_form(expected), config=STRICT)
 
 
 def read_json(path: str | os.PathLike, expected: Any, advice: str, most: int = MOST_BYTES) -> Any:
@@ -44,36 +77,9 @@ def read_json(path: str | os.PathLike, expected: Any, advice: str, most: int = M
 
 def read_json_lines(path: str | os.PathLike, expected: Any, advice: str) -> Iterator[Any]:
     """Yields the content of each line of a file; arguments as of `read_json`."""
-    known: Shape | None = None
     with open_regular(path) as file:
         for number, line in enumerate(file, 1):
-            try:
-                content = json.loads(line)
-                shape = _shape(content)
-            except (ValueError, RecursionError):
-                shape = None
-            # Checking fields takes 15 us a line and parsing 2.5: similar lines are checked once.
-            if shape is None or shape != known:
-                where = f"line {number:,} of {os.fspath(path)}"
-                content = parse_json(line, expected, where, advice)
-                known = shape
-            yield content
-
-
-Shape = tuple[tuple[str, type, bool], ...]
-"""Name, type and truth value of each field, if all are texts, nulls or integers up to `MOST`."""
-
-
-def _shape(content: Any) -> Shape | None:
-    if type(content) is not dict:
-        return None
-    shape = []
-    for name, value in content.items():
-        kind = type(value)
-        if not (kind is str or value is None or (kind is int and 0 <= value <= MOST)):
-            return None
-        shape.append((name, kind, bool(value)))
-    return tuple(shape)
+            yield parse_json(line, expected, f"line {number:,} of {os.fspath(path)}", advice)
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -112,25 +118,27 @@ def misfit(expected: Any, value: Any, name: str = "") -> str:
         value: of JSON.
         name: of the field.
     """
-    called = name or "it"
-    if isinstance(expected, Fields):
-        if not isinstance(value, dict):
-            return f"{called} is not an object with fields"
-        for field in expected.required:
-            if field not in value:
-                return f"{called} has no {field!r}"
-        fields = {**expected.required, **expected.optional}
-        present = ((f, f"{name}.{f}".lstrip(".")) for f in fields if f in value)
-        return _first(misfit(fields[field], value[field], path) for field, path in present)
-    if isinstance(expected, list):
-        if not isinstance(value, list):
-            return f"{called} is not a list"
-        return _first(misfit(expected[0], one, f"{name}[{i}]") for i, one in enumerate(value))
-    if allows(expected, value):
+    try:
+        _adapter(expected).validate_python(value)
+    except ValidationError as error:
+        path = error.errors(include_url=False, include_context=False, include_input=False)[0]["loc"]
+    else:
         return ""
-    shown = repr(value)
-    shown = shown if len(shown) <= SHOWN else f"{shown[:SHOWN]}..."
-    return f"{name or 'its content'} = {shown} must be {words_for(expected, value)}"
+    for key in path:
+        if isinstance(expected, Fields) and isinstance(value, dict):
+            if key not in value:
+                return f"{name or 'it'} has no {key!r}"
+            name, expected = f"{name}.{key}".lstrip("."), expected[str(key)]
+        elif isinstance(expected, list) and isinstance(value, list):
+            name, expected = f"{name}[{key}]", expected[0]
+        else:
+            break
+        value = value[key]
+    if isinstance(expected, Fields | list):
+        what = "is not a list" if isinstance(expected, list) else "is not an object with fields"
+        bad_name = isinstance(expected, Fields) and isinstance(value, dict)
+        return f"{name or 'it'} {'has a name of bad text' if bad_name else what}"
+    return f"{name or 'its content'} = {value!r:.{SHOWN}} must be {words_for(expected)}"
 
 
 def bad_text(content: Any, nul_is_bad: bool = True) -> str:
@@ -149,7 +157,3 @@ def bad_text(content: Any, nul_is_bad: bool = True) -> str:
         elif isinstance(value, list):
             todo += [(f"{name}[{i}]", one) for i, one in enumerate(value)]
     return ""
-
-
-def _first(sentences: Iterable[str]) -> str:
-    return next((sentence for sentence in sentences if sentence), "")

@@ -155,9 +155,9 @@ def file_sha256(path: str | os.PathLike) -> str:
     return digest.hexdigest()
 
 
-def read_text(path: str | os.PathLike) -> str:
+def read_text(path: str | os.PathLike, most: int = MOST_BYTES) -> str:
     """Returns the content of a regular UTF-8 file without a byte order mark."""
-    content = read_bytes(path)
+    content = read_bytes(path, most)
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:

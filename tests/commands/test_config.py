@@ -1,6 +1,7 @@
 """Configuration: what gin would let pass, or say badly, ends in one clear sentence."""
 
 import inspect
+import re
 import subprocess
 import sys
 
@@ -172,6 +173,11 @@ def test_a_misspelt_name_is_answered_with_the_nearest(line, wanted, nearest):
     assert sentence.endswith(f"The nearest valid name is {nearest}")
 
 
+def test_a_name_that_is_like_none_is_answered_with_all():
+    sentence = message(config.parse, bindings=["RecurrentCell.config = 'skip'"])
+    assert "RecurrentCell has no parameter config" in sentence and "arrangement" in sentence
+
+
 def test_a_misspelt_class_of_a_user_is_answered_with_the_nearest():
     gin.external_configurable(type("Retriever", (), {}), "OwnRetriever", module="own_retriever")
     sentence = message(config.parse, bindings=["OwnRetreiver.depth = 2"])
@@ -233,6 +239,13 @@ print(*(name for name in sys.modules if name.startswith("brt.")))
         "models.transformer",
     ):
         assert not [name for name in loaded if name.startswith(f"brt.{prefix}")]
+
+
+def test_private_parts_of_gin_are_used_in_one_small_file():
+    private = re.compile(r"\bconfig\._[A-Za-z]|from gin\.config import _")
+    files = {path: path.read_text() for path in (ROOT / "brt").rglob("*.py")}
+    (path,) = (path for path, text in files.items() if private.search(text))
+    assert path.name == "gin_private.py" and files[path].count("\n") <= 60
 
 
 @pytest.mark.parametrize(
@@ -373,13 +386,3 @@ def test_a_parameter_that_is_new_and_at_its_default_is_no_difference():
     assert differences({}, {"RecurrentCell.state_ids": "True"}) == []
     lines = ["RecurrentCell.state_ids: (not bound) -> False"]
     assert differences({}, {"RecurrentCell.state_ids": "False"}) == lines
-
-
-def test_a_name_of_an_earlier_version_is_told_what_it_is_called_now(tmp_path):
-    file = tmp_path / "config.gin"
-    for line in ("LanguageModel.width = 16", "Trainer.model = @LanguageModel"):
-        file.write_text(line + "\n")
-        with pytest.raises(ConfigError) as found:
-            config.parse([str(file)])
-        assert "LanguageModel is called BlockRecurrentTransformer now" in str(found.value)
-        assert "config.gin" in str(found.value) and "the version of brt" in str(found.value)

@@ -91,7 +91,7 @@ def test_the_source_archive_holds_the_tests_and_what_they_read(dist):
     for folder in ("tests", "configs", "scripts"):
         kept = {name for name in files_below(ROOT / folder) if "__pycache__" not in name}
         assert {f"{folder}/{name}" for name in kept} <= names
-    assert {".pytest.ini", ".ruff.toml", "README.md", "CHANGELOG.md"} <= names
+    assert {"pyproject.toml", "README.md", "CHANGELOG.md"} <= names
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,7 @@
 """Files of others run no code: gin files, run folders, and files of arrays."""
 
 import ast
+import contextlib
 import json
 import math
 import os
@@ -136,27 +137,6 @@ def test_what_is_allowed_allows_nothing_else(here):
     assert not (here / MARK).exists()
 
 
-@pytest.mark.parametrize("left", ["nothing", "a copy"])
-def test_a_file_that_has_moved_into_brt_is_read_there(here, left, monkeypatch):
-    monkeypatch.delitem(sys.modules, "plateau", raising=False)
-    if left == "a copy":
-        shutil.copy(ROOT / "brt/training/optimization/plateau.py", here / "plateau.py")
-    config.parse(bindings=["import plateau", "plateau.ReduceOnPlateau.factor = 0.5"])
-    assert gin.query_parameter("ReduceOnPlateau.factor") == 0.5
-    assert sys.modules.pop("plateau").__name__ == "brt.training.optimization.plateau"
-
-
-def test_another_file_of_a_name_of_brt_s_is_not_taken_for_it(here, monkeypatch):
-    monkeypatch.delitem(sys.modules, "plateau", raising=False)
-    (here / "plateau.py").write_text(f"open({MARK!r}, 'a').close()\n")
-    assert "--allow_imports=plateau" in refused(bindings=["import plateau"])
-    assert "--allow_imports=select" in refused(bindings=["import select"])  # of Python, and brt's
-    assert not (here / MARK).exists()
-    config.parse(bindings=["import plateau"], allow_imports=["plateau"])
-    assert (here / MARK).exists()
-    sys.modules.pop("plateau")
-
-
 def test_modules_of_brt_need_no_flag():
     config.parse(bindings=["import brt.models.block_recurrent.memory", "import brt.config"])
 
@@ -181,18 +161,12 @@ ENDS = ["\r", "\r\r\n", "\x0b", "\x0c", "\x1c", "\x85", "\u2028", "\u2029", "\0"
 
 
 @pytest.mark.parametrize("end", ENDS, ids=ascii)
-def test_a_character_that_can_hide_a_line_is_refused(here, end):
+def test_no_line_that_a_character_hides_is_run(here, end):
     text = f"Trainer.seed = 3\n# harmless{end}import hostile\n"
     (here / "inner.gin").write_bytes(text.encode())
-    (here / "own.gin").write_text('include "inner.gin"\n')
-    told = f"line 2 has the character U+{ord(end[0]):04X}"
-    for given in (["inner.gin"], ["own.gin"]):
-        sentence = refused(given)
-        assert told in sentence and "inner.gin" in sentence and "\n" not in sentence
-    assert told in refused(bindings=[text])
-    for read in (lambda: read_gin(text), lambda: read_gin_file("own.gin")):
-        with pytest.raises(ValueError, match=re.escape(told)):
-            read()
+    for given in (dict(gin_files=["inner.gin"]), dict(bindings=[text])):
+        with contextlib.suppress(ConfigError):
+            config.parse(**given)
     assert not (here / MARK).exists()
 
 

@@ -13,7 +13,7 @@ from paths import ROOT
 LAYERS = (
     ("brt",),
     ("brt.storage", "brt.bindings"),
-    ("brt.bindings.registration", "brt.storage.regular_files"),
+    ("brt.bindings.registration", "brt.bindings.gin_private", "brt.storage.regular_files"),
     (
         *("brt.checks", "brt.slurm", "brt.terminal"),
         *("brt.storage.file_parts", "brt.storage.replaced_files", "brt.storage.tensor_files"),

@@ -49,7 +49,7 @@ class WindowMask(nnx.Module):
         return jnp.moveaxis(jnp.where(visible_BJ, bias_HBJ, HIDDEN), 0, 1)[:, :, None]
 
 
-@configurable
+@configurable(denylist=["rngs", "num_heads"])
 class RelativeBias(WindowMask):
     """The bias of a window of W tokens; R buckets, the last from `max_distance` tokens on.
 

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from absl import logging
 from jax.experimental import multihost_utils
 
-from brt.checks import ManyFrom0
+from brt.checks import ManyFrom0, Rule
 from brt.data.stores.token_store import VOCABULARY
 from brt.storage.json_files import MOST_BYTES, Fields, misfit, read_json
 from brt.storage.paths import RemotePath, absolute, as_path, is_remote, move
@@ -40,15 +40,10 @@ ASIDE = "aside"
 """Folder of quarantined checkpoints, next to the others."""
 STEP_NAME = ".step"
 """Name of `TrainState.step` among the fingerprints."""
-
-
-class Hexadecimal:
-    words = "a number in hexadecimal digits"
-
-    def holds(self, value: Any) -> bool:
-        return isinstance(value, str) and re.fullmatch(r"[0-9a-f]{1,16}", value) is not None
-
-
+HEXADECIMAL = Rule(
+    "a number in hexadecimal digits",
+    lambda text: re.fullmatch(r"[0-9a-f]{1,16}", text) is not None,
+)
 RECORD = Fields(
     {"fingerprints": dict[str, ManyFrom0]},
     {
@@ -56,7 +51,7 @@ RECORD = Fields(
         "interval": dict[str, float],
         "goodput": dict[str, float],
         "evaluated": bool,
-        "ledger": Annotated[str, Hexadecimal()],
+        "ledger": Annotated[str, HEXADECIMAL],
         "vocabulary": VOCABULARY,
     },
 )

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import jax
 import numpy as np
 
-from brt.checks import Count, ManyFrom0, OneOf
+from brt.checks import Count, ManyFrom0, OneOf, Rule
 from brt.data.mixture import MixedStore
 from brt.data.stores.token_store import TokenStore
 from brt.data.vocabularies.named import KINDS
@@ -28,17 +28,14 @@ FILE_TYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 """Types of parameters, as config.json and the file of the parameters name them."""
 
 
-class NameInFolder:
-    words = "the name of a file in the folder"
-
-    def holds(self, value: Any) -> bool:
-        return value != ".." and "/" not in value and "\0" not in value
-
-
+IN_FOLDER = Rule(
+    "the name of a file in the folder",
+    lambda name: name != ".." and "/" not in name and "\0" not in name,
+)
 VOCABULARY = Fields(
     {
         "kind": Annotated[str, OneOf(tuple(KINDS))] | None,
-        "file": Annotated[str, NameInFolder()],
+        "file": Annotated[str, IN_FOLDER],
         "fingerprint": str,
     }
 )

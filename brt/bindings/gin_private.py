@@ -1,0 +1,53 @@
+"""Private parts of gin-config 0.5 that brt uses; no other module names them."""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from gin import config
+
+from brt.storage.paths import is_remote_file
+
+Bindings = dict[tuple[str, str], dict[str, Any]]
+"""Values by parameter, by (scope, configurable); a macro's by "value", by (name, "gin.macro")."""
+Reference = config.ConfigurableReference
+
+
+def bound() -> Bindings:
+    """Returns all bindings; changes of the dict are changes of gin's."""
+    return config._CONFIG
+
+
+def read() -> Bindings:
+    """Returns all values that calls have read, bound or default."""
+    return config._OPERATIVE_CONFIG
+
+
+def bound_in(scopes: Sequence[str], selector: str) -> dict[str, Any]:
+    """Returns the values that a call of a configurable in nested scopes reads."""
+    return config._get_bindings(selector, list(scopes))
+
+
+def registered() -> Iterator[tuple[str, Any]]:
+    """Yields the name and the entry of every configurable, without gin's own."""
+    for selector, entry in config._REGISTRY.items():
+        if (entry.module or "").split(".")[0] != "gin":
+            yield selector.rpartition(".")[2], entry
+
+
+def entry_of(selector: str) -> Any:
+    return config._REGISTRY.get(selector)
+
+
+def read_files_with(reader: Callable, folders: Sequence[str]) -> None:
+    """Has gin read all files by `reader`, from these folders.
+
+    Gin itself also looks into importable packages, and stumbles over a folder named configs.
+    """
+    config._FILE_READERS[:] = [(reader, os.path.lexists), (reader, is_remote_file)]
+    config._LOCATION_PREFIXES[:] = ["", *folders]
+
+
+def unlock() -> None:
+    """Lets modules that are imported after `gin.finalize` register configurables."""
+    config._set_config_is_locked(False)
