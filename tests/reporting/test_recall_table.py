@@ -5,7 +5,7 @@ import json
 import pytest
 from fabricated_runs import make_run
 
-pytest.importorskip("matplotlib", reason='the page needs pip install -e ".[report]"')
+pytest.importorskip("altair", reason='the page needs pip install -e ".[report]"')
 
 from results_page.recall import answers_table, distance_plot
 from results_page.records import entry_of

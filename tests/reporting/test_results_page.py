@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from fabricated_runs import make_run
 
-pytest.importorskip("matplotlib", reason='the page needs pip install -e ".[report]"')
+pytest.importorskip("altair", reason='the page needs pip install -e ".[report]"')
 
 from results_page import page
 from results_page.figures import time_plot
