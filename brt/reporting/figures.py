@@ -131,52 +131,30 @@ def study_plots(run: Run, name: str) -> list[Plot]:
         borders = tuple(series.get("borders") or ())
         key = series.get("x_label", ""), series.get("y_label", ""), borders
         together.setdefault(key, []).append(series)
-    x_labels = {key[0] for key in together if not key[1].startswith("documents")}
-    counts = {
-        key: group
-        for key, group in together.items()
-        if key[1].startswith("documents") and key[0] in x_labels
-    }
     plots: list[Plot] = []
-    for key, group in together.items():
-        if key in counts:
-            continue
-        x_label, y_label, borders = key
-        beside = [other for other in counts if other[0] == x_label]
-        lines = [_line(series, "stems" if borders else None) for series in group]
-        for other in beside:
-            lines += [_line(s, "line")._replace(on_second_axis=True) for s in counts[other]]
+    for (x_label, y_label, borders), group in together.items():
+        is_long = max(len(series["x"]) for series in group) >= MANY_POINTS
+        style = "stems" if borders else "line" if is_long else "points"
+        first = group[0].get("name", "")
+        title = f"{y_label} by {x_label}" if group[1:] else first
+        title += f": {y_label}" * (title == first and bool(borders))
         plots.append(
             Plot(
                 re.sub(r"\W+", "_", f"{name}_{run.name}_{len(plots) + 1}"),
-                _title(group, x_label, y_label, borders),
+                title[:1].upper() + title[1:],
                 "",
                 x_label,
                 y_label,
-                lines,
-                log_x=all(_spread_out(series["x"]) for series in group),
+                [
+                    Line(one.get("name", ""), one["x"], one["y"], style, errors=one.get("errors"))
+                    for one in group
+                ],
+                log_x=all(_spread_out(one["x"]) for one in group),
                 borders=borders,
-                second_label=beside[0][1] if beside else "",
-                fits_later=bool(beside),
+                fits_later=style == "line",
             )
         )
     return plots
-
-
-def _line(series, style):
-    style = style or ("points" if len(series["x"]) < MANY_POINTS else "line")
-    name, errors = series.get("name", ""), series.get("errors")
-    return Line(name, series["x"], series["y"], style, errors=errors)
-
-
-def _title(group, x_label, y_label, borders):
-    if len(group) > 1:
-        text = f"{y_label} by {x_label}"
-    else:
-        text = group[0].get("name", "")
-        if borders:  # named after a document
-            return f"{text}: {y_label}"
-    return text[:1].upper() + text[1:]
 
 
 def _spread_out(x):

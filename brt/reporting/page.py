@@ -4,7 +4,6 @@ Parts of a section are pairs of a kind, which page.html lists, and its content.
 """
 
 import functools
-import json
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -46,18 +45,15 @@ def page(
     )  # fmt: skip
     safe = functools.partial(environment.call_filter, "safe")
 
-    def data(content: Any) -> Any:
-        return safe(json.dumps(content).replace("<", "\\u003c"))
-
     def specification(plot: Any) -> Any:
         fitted = {"type": "fit-x", "contains": "padding"}
-        return data(chart(plot, width="container", autosize=fitted).to_dict())
+        return chart(plot, width="container", autosize=fitted).to_dict()
 
     def prose(text: str) -> Any:
         escaped = str(environment.call_filter("escape", text))
         return safe(re.sub(r"`([^`]*)`", r"<code>\1</code>", escaped))
 
-    environment.filters |= {"data": data, "specification": specification, "prose": prose}
+    environment.filters |= {"specification": specification, "prose": prose}
     return environment.get_template("page.html").render(
         title=title,
         sections=sections,
@@ -118,20 +114,19 @@ def _in_context(excerpt):
 
 
 def _facts(excerpt):
+    """Returns what is known of an excerpt: its rank, document, token, loss, and last occurrence."""
+    facts: list[str | None] = []
     if "direction" in excerpt:
-        yield f"{excerpt['direction']} {excerpt.get('rank', 0) + 1}"
-    if excerpt.get("title"):
-        yield str(excerpt["title"])
-    if "token" in excerpt:
-        yield f"token {excerpt['token']:,}"
+        facts.append(f"{excerpt['direction']} {excerpt.get('rank', 0) + 1}")
+    facts.append(excerpt.get("title"))
+    facts += [f"token {excerpt['token']:,}"] if "token" in excerpt else []
     if "nats" in excerpt:
-        other = f" against {excerpt['other_nats'] / LN2:.3f}" if "other_nats" in excerpt else ""
-        yield f"{excerpt['nats'] / LN2:.3f}{other} bits"
-    if excerpt.get("kind"):
-        yield str(excerpt["kind"])
+        bits = [f"{excerpt[key] / LN2:.3f}" for key in ("nats", "other_nats") if key in excerpt]
+        facts.append(f"{' against '.join(bits)} bits")
+    facts.append(excerpt.get("kind"))
     if "last_seen" in excerpt:
         seen, where = excerpt["last_seen"], excerpt.get("where")
         ago = f"last seen {seen or 0:,} tokens ago, {SEEN.get(where, where)}"
-        yield "not seen before" if seen is None else ago
-    if excerpt.get("recalled"):
-        yield "title or author recalled"
+        facts.append("not seen before" if seen is None else ago)
+    facts.append("title or author recalled" if excerpt.get("recalled") else None)
+    return filter(None, facts)

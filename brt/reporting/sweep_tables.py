@@ -9,7 +9,12 @@ import numpy as np
 
 from brt.reporting.collect import Group
 from brt.reporting.drawing.plots import Line, Plot
-from brt.reporting.drawing.rounding import confidence_interval, rounded, rounded_up
+from brt.reporting.drawing.rounding import (
+    confidence_interval,
+    mean_and_spread,
+    rounded,
+    rounded_up,
+)
 from brt.reporting.drawing.table import NOT_EVALUATED, Cell, Table, plain_table
 from brt.reporting.entries import Entry, seed_of
 from brt.reporting.paper_positions import paper_position
@@ -23,8 +28,8 @@ COMPARED = (
     ("accuracy", "accuracy"),
 )
 """Columns of means: title, and name in an evaluation."""
-DIFFER = ("bits_per_token", "accuracy")
-"""Those of which the difference from the first entry is shown, of the first that was measured."""
+MAIN = "bits_per_token", "accuracy"
+"""Numbers by which entries are compared: the first that was measured."""
 DIFFERENCE = "difference from the first"
 CAPTION = (
     "Means over seeds ± half of a 95 % interval by Student's t, where there are two seeds or more; "
@@ -77,50 +82,44 @@ def entry_table(entries: Sequence[Entry], title: str, split: str | None = None) 
     split: of the evaluations; None for the best measurement of each run.
     """
     groups = [Group(entry.runs, paper_position(entry.runs[0]), "") for entry in entries]
-    columns = []
-    for head, name in COMPARED:
-        cells = [_mean(group, name, split) for group in groups]
-        if any(cell.values for cell in cells):
-            columns.append((head, cells))
-    measured = [of for of in DIFFER if any(_values(group.runs, of, split) for group in groups)]
-    if len(entries) > 1 and measured:
-        columns.append((DIFFERENCE, _differences(entries, measured[0], split)))
-    counts = [len(_values(group.runs, (measured or DIFFER)[0], split)) for group in groups]
-    columns.append(("seeds", [Cell(str(n), (n,) if n else ()) for n in counts]))
+    corpora, measure = [entry.runs[0].corpus for entry in entries], _main(entries, split)
     parameters = Quantity("parameters, millions", "parameters", 2)
-    columns.append((parameters.head, [group.quantity(parameters) for group in groups]))
-    minutes = [_minutes(entry.runs) for entry in entries]
-    if any(cell.values for cell in minutes):
-        columns.append(("minutes of training", minutes))
-    if len({group.runs[0].corpus for group in groups}) > 1:
-        columns.append(("text", [Cell(group.runs[0].corpus) for group in groups]))
-    sources = [held_out(run, split)[1] for group in groups for run in group.runs]
-    source = "; ".join(filter(None, dict.fromkeys(sources))) or "nothing yet"
-    caption = CAPTION.format(source=source)
-    caption += PAIRED * any(head == DIFFERENCE for head, _ in columns)
-    rows = [
-        [entry.label, *(cells[number] for _, cells in columns)]
-        for number, entry in enumerate(entries)
-    ]
-    return plain_table("entries", title, caption, ["entry", *(head for head, _ in columns)], rows)
+    counts = [len(_values(entry, measure, split)) for entry in entries]
+    columns = {head: [_mean(group, name, split) for group in groups] for head, name in COMPARED}
+    columns[DIFFERENCE] = _differences(entries, measure, split)
+    columns["seeds"] = [Cell(str(n), (n,) if n else ()) for n in counts]
+    columns[parameters.head] = [group.quantity(parameters) for group in groups]
+    columns["minutes of training"] = [_minutes(entry) for entry in entries]
+    shown = {head: cells for head, cells in columns.items() if any(c.values for c in cells)}
+    if len({*corpora}) > 1:
+        shown["text"] = [Cell(corpus) for corpus in corpora]
+    sources = dict.fromkeys(held_out(run, split)[1] for entry in entries for run in entry.runs)
+    caption = CAPTION.format(source="; ".join(filter(None, sources)) or "nothing yet")
+    caption += PAIRED * (DIFFERENCE in shown)
+    rows = zip((entry.label for entry in entries), *shown.values())
+    return plain_table("entries", title, caption, ["entry", *shown], rows)
 
 
-def _values(runs, name, split):
-    return [found[name] for run in runs if name in (found := held_out(run, split)[0])]
+def _main(entries, split):
+    """Returns the name of the number that entries are compared by."""
+    return next((m for m in MAIN if any(_values(entry, m, split) for entry in entries)), MAIN[0])
+
+
+def _values(entry, name, split):
+    return [found[name] for run in entry.runs if name in (found := held_out(run, split)[0])]
 
 
 def _mean(group: Group, name: str, split: str | None) -> Cell:
-    values = tuple(_values(group.runs, name, split))
+    values = tuple(_values(group, name, split))
     if not values:
         is_measured = any(held_out(run, split)[0] for run in group.runs)
         return Cell("–" if is_measured else NOT_EVALUATED)  # a model without a state, say
-    of = split or group.split
-    note = group.quantity(Quantity(name, name, DECIMALS, split=of)).note
+    note = group.quantity(Quantity(name, name, DECIMALS, split=split or group.split)).note
     return Cell(with_interval(values), values, note)
 
 
-def _minutes(runs: Sequence[Run]) -> Cell:
-    steps = [(run.series("perf/step_seconds")[1], run.step) for run in runs]
+def _minutes(entry: Entry) -> Cell:
+    steps = [(run.series("perf/step_seconds")[1], run.step) for run in entry.runs]
     minutes = tuple(float(np.mean(seconds)) * step / 60 for seconds, step in steps if seconds)
     return Cell(rounded(float(np.mean(minutes)), 1), minutes) if minutes else Cell("–")
 
@@ -172,19 +171,20 @@ def entry_plot(entries: Sequence[Entry], split: str | None = None) -> Plot:
     """Returns the entries' bits per token: along the one number that a sweep varies, or as rows."""
     labels = [entry.label for entry in entries]
     label, numbers = one_number(labels)
-    at = numbers or list(range(1, len(entries) + 1))
-    measured = [name for name in DIFFER if any(_values(e.runs, name, split) for e in entries)]
-    measure = (measured or DIFFER)[0]
-    lines = []
+    measure, lines = _main(entries, split), []
     for state, name in (("state kept", measure), ("state cleared", f"cleared_{measure}")):
-        values = [(x, _values(entry.runs, name, split)) for x, entry in zip(at, entries)]
-        points = sorted((x, float(np.mean(of_x)), error(of_x)) for x, of_x in values if of_x)
-        if not points:
+        values = [_values(entry, name, split) for entry in entries]
+        found = sorted(
+            pair for pair in zip(numbers or range(1, len(labels) + 1), values) if pair[1]
+        )
+        if not found:
             continue
-        positions, means, errors = zip(*points, strict=True)
-        lines.append(Line(state, positions, means, "points" if numbers else "marks", errors=errors))
-        if any(len(of_x) > 1 for _, of_x in values):
-            x, y = zip(*((x, value) for x, of_x in values for value in of_x), strict=True)
+        means, spreads = zip(*(mean_and_spread(of_x) for _, of_x in found))
+        errors = [(spread or 0.0) / len(of_x) ** 0.5 for spread, (_, of_x) in zip(spreads, found)]
+        style = "points" if numbers else "marks"
+        lines.append(Line(state, [x for x, _ in found], means, style, errors=errors))
+        x, y = zip(*((x, value) for x, of_x in found for value in of_x), strict=True)
+        if len(x) > len(found):
             lines.append(Line(state, x, y, "dots", state="each seed"))
     caption = "Means over seeds with their standard errors, and each seed, small."
     rows = () if numbers else tuple(labels)
@@ -198,10 +198,6 @@ def one_number(labels: Sequence[str]) -> tuple[str, list[float]]:
         ((name,), values) = {pair[0] for pair in pairs}, [float(pair[-1]) for pair in pairs]
         return name, values
     return "", []
-
-
-def error(values: Sequence[float]) -> float:
-    return float(np.std(values, ddof=1) / len(values) ** 0.5) if len(values) > 1 else 0.0
 
 
 def cards(runs: Sequence[Run], with_figures: bool = True) -> list[tuple[str, Any]]:

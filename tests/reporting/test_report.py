@@ -4,6 +4,7 @@ import base64
 import csv
 import json
 import re
+import sys
 from html.parser import HTMLParser
 
 import numpy as np
@@ -20,6 +21,8 @@ from fabricated_runs import (
 pytest.importorskip("altair", reason='the report needs pip install -e ".[report]"')
 
 
+from brt import report as command
+from brt.data.extras import MissingExtra
 from brt.data.sources.base import Document
 from brt.data.stores.store_writer import write_store
 from brt.data.stores.token_store import TokenStore
@@ -306,6 +309,12 @@ def test_a_document_is_shown_with_the_recordings_that_hold_it_most_held_first(tm
     text = (tmp_path / "report.html").read_text()
     assert [d["number"] for d in Page(text).data["documents"]] == [0]
     assert "Documents 2 are in no recording" in text
+
+
+def test_without_the_extra_the_command_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "altair", None)
+    with pytest.raises(MissingExtra, match=r"\[report\]"):
+        command.main(["run"])
 
 
 def test_what_is_no_run_folder_is_refused_in_a_sentence(tmp_path):

@@ -85,7 +85,10 @@ class HeatMap(NamedTuple):
             sides.append(np.asarray(positions, np.float64)[starts])
             rules.append([sides[axis][np.searchsorted(starts, n, "right") - 1] for n in at])
         marked = [sides[1][np.searchsorted(starts, n, "right") - 1] for n in self.marked]
-        style = {"labelExpr": "format(datum.value, ',.5~g')", "labelOverlap": "greedy"}
+        style: dict[str, Any] = {
+            "labelExpr": "format(datum.value, ',.5~g')",
+            "labelOverlap": "greedy",
+        }
         style |= {"labelAngle": 0, "labelSeparation": 12, "ticks": False}
         x, y = (
             channel(name, sort=None, axis=alt.Axis(title=textwrap.wrap(label, LETTERS), **style))

@@ -36,8 +36,8 @@ def time_plot(
     for memory, found in marks.items():
         x, means, halves = map(list, zip(*found))
         lines.append(Line(memory, x, means, "marks", errors=halves))
-        x, values = map(list, zip(*seeds[memory]))
-        lines.append(Line(memory, x, values, "dots", state="each seed"))
+        x, each = map(list, zip(*seeds[memory]))
+        lines.append(Line(memory, x, each, "dots", state="each seed"))
     rows = tuple(f"{memory}, {label}: {time:.2f}" for time, memory, label, _ in points)
     y_label = "improvement, bits per byte"
     return Plot(name, spec["title"], "", "row", y_label, lines, rows=rows) if lines else None
