@@ -44,7 +44,7 @@ def overview(runs: list[Run], positions: list[PaperPosition]) -> Table:
             counts[0] = counts[0]._replace(note=f"{run.name}: stopped early, and is done")
         rows.append([*texts, run.settings.get("Trainer.seed", 0), *counts])
     caption = "What each run folder holds. `brt.train` with the same command continues a run."
-    return plain_table("overview", "What was run", caption, titles, rows)
+    return plain_table("overview", "Run folders", caption, titles, rows)
 
 
 def settings_that_differ(entries: Sequence[Entry]) -> list[Table]:

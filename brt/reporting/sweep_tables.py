@@ -152,7 +152,7 @@ def paired(
 ) -> tuple[float, ...]:
     """Returns run minus other, of a measured number, for each seed that both have.
 
-    Only of runs on the same corpus and the same part of it.
+    Both runs are measured on the same part of the same corpus.
     """
 
     def by_seed(of: Iterable[Run]) -> dict:

@@ -26,7 +26,7 @@ LEGEND_LETTERS, LETTERS, ROW_LETTERS = 84, 36, 26
 DASHES = ([1, 0], [5, 3], [2, 2], [8, 3, 2, 3])
 MARKS: dict[str, dict[str, Any]] = {
     "line": {"type": "line", "strokeWidth": 1.5},
-    "points": {"type": "line", "strokeWidth": 1.5, "point": {"filled": True, "size": 28}},
+    "points": {"type": "line", "strokeWidth": 1.5},
     "marks": {"type": "point", "filled": True, "size": 60, "opacity": 1},
     "dots": {"type": "point", "filled": True, "size": 18, "opacity": 0.6},
     "stems": {"type": "rule"},
@@ -143,7 +143,7 @@ class Plot(NamedTuple):
         )
         if style == "stems":
             chart = chart.encode(y2=alt.datum(0))
-        mark, layers = dict(MARKS[style]), []
+        mark, layers, points = dict(MARKS[style]), [], chart.mark_point
         clip = bool(self.y_range or self.fits_later)
         if lines[0].errors:
             spread = chart.encode(**value("low"), **{f"{at}2": "high:Q"})
@@ -157,8 +157,10 @@ class Plot(NamedTuple):
         if any(line.sizes for line in lines):
             size = alt.Size("size:Q", legend=None, scale=alt.Scale(range=[20, 300]))
             layers.append(chart.mark_point(filled=True).encode(size=size, opacity=opacity(0.5)))
-        if style == "line":  # whose points are too small to point at
-            layers.append(chart.mark_point(size=60, clip=clip).encode(opacity=alt.value(0)))
+        if style == "points":  # without dashes
+            layers.append(points(filled=True, size=28, clip=clip))
+        elif style == "line":  # invisible, for the pointer
+            layers.append(points(size=60, clip=clip).encode(opacity=alt.value(0)))
         return layers
 
     def _states(self):
