@@ -114,7 +114,7 @@ def _in_context(excerpt):
 
 
 def _facts(excerpt):
-    """Returns what is known of an excerpt: its rank, document, token, loss, and last occurrence."""
+    """Returns the known facts of an excerpt: rank, document, token, loss, last occurrence."""
     facts: list[str | None] = []
     if "direction" in excerpt:
         facts.append(f"{excerpt['direction']} {excerpt.get('rank', 0) + 1}")
