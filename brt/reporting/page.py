@@ -41,7 +41,7 @@ def page(
         sections = [*sections[:at], ("reader", "Reader", [("reader", None)]), *sections[at:]]
     environment = jinja2.Environment(
         autoescape=True, loader=jinja2.FileSystemLoader(HERE), undefined=jinja2.StrictUndefined,
-        trim_blocks=True, lstrip_blocks=True,
+        trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
     )  # fmt: skip
     safe = functools.partial(environment.call_filter, "safe")
 
