@@ -49,7 +49,12 @@ EXTRAS = {
     "hub": ["huggingface_hub>=0.30,<3"],  # hf:// paths
     "wandb": ["wandb>=0.26,<1"],
     "browser": ["PyQt6-WebEngine>=6.8,<7"],  # its Chromium opens pages of the report in tests
-    "report": ["matplotlib>=3.10.7,<4"],
+    "report": [
+        "altair>=6,<7",
+        "jinja2>=3.1.2,<4",
+        "pandas>=2.2.3,<4",
+        "vl-convert-python>=1.9,<2",  # draws PNG files, and has the page's JavaScript
+    ],
     "topics": ["scikit-learn>=1.5,<2"],  # the study of topics
     "notebooks": ["ipykernel>=6.29,<8", "nbclient>=0.10,<1", "nbformat>=5.10,<6"],
     "docs": ["mkdocs>=1.6,<2", "mkdocs-material>=9.6,<10", "mkdocstrings[python]>=0.30,<2"],
@@ -118,7 +123,7 @@ setup(
     packages=find_packages(include=["brt", "brt.*"]),
     package_data={
         "brt": ["py.typed"],
-        "brt.reporting": ["*.html", "page.css", "page.js"],
+        "brt.reporting": ["*.html", "*.css", "*.js"],
         "brt.reporting.papers": ["*.csv"],
     },
     cmdclass={"build_py": BuildWithConfigs},

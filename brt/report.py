@@ -12,36 +12,35 @@ import json
 import os
 import tempfile
 from collections.abc import Sequence
-from html import escape
 from pathlib import Path
 from typing import Any
 
 from absl import flags
 
 from brt import command_line
+from brt.data.extras import check_extra
 from brt.reporting import page, run_tables
 from brt.reporting.archive import ENDING, unpack
 from brt.reporting.collect import collect
 from brt.reporting.drawing.heat_map import study_maps
-from brt.reporting.drawing.plots import png
+from brt.reporting.drawing.plots import image
 from brt.reporting.drawing.table import Table
+from brt.reporting.entries import entries_of
 from brt.reporting.figures import study_plots, training_curves
-from brt.reporting.headline import MOST_RUNS, headline_html
+from brt.reporting.page import LIBRARIES, Part
 from brt.reporting.paper_positions import paper_position
 from brt.reporting.papers.fill import paper_plots, paper_tables
 from brt.reporting.papers.reading import PAPERS
-from brt.reporting.runs import Run, label_entries, open_runs
+from brt.reporting.runs import Run, open_runs
 from brt.reporting.step_times import StepTime, read_step_times
 from brt.reporting.sweep_folder import (
-    Entry,
     Sweep,
-    entries_of,
     is_sweep_folder,
     read_sweep,
     run_folders,
     sweep_of_runs,
 )
-from brt.reporting.sweep_tables import entry_plot, entry_table
+from brt.reporting.sweep_tables import cards, results
 from brt.storage.paths import RemotePath, download, is_remote, only_buckets_of
 from brt.storage.replaced_files import replace_file
 from brt.studies.output import compared_with
@@ -61,6 +60,8 @@ flags.DEFINE_integer("reader_tokens", 150_000, "The reader's documents hold so m
 def main(folders: Sequence[str]) -> None:
     if not folders:
         raise ValueError("Name the run folders: python -m brt.report RUN [RUN ...] -o report.html")
+    for library in LIBRARIES:
+        check_extra(library, "brt.report", "report")
     if not FLAGS.output.endswith(".html"):
         raise ValueError(f"--output = {FLAGS.output}: give the page a name that ends in .html.")
     documents = FLAGS.reader_documents
@@ -75,7 +76,6 @@ def main(folders: Sequence[str]) -> None:
         paths, sweep, notes = expanded(folders)
         runs = open_runs(local_folders(paths, scratch), FLAGS.allow_imports)
         runs[0].problems += notes
-        label_entries(runs)
         written = report(
             runs, FLAGS.output, step_times, documents, FLAGS.reader_tokens, FLAGS.published, sweep
         )
@@ -153,41 +153,28 @@ def report(
         published: whether published tables and figures are shown too.
         sweep: that all runs are of; the page begins with its table and figure.
     """
-    groups = collect(runs)
-    entries = entries_of(runs, sweep) if sweep else []
-    shown: list[Any] = []  # tables and figures, which are written to files too
-
-    def show(*items):
-        shown.extend(items)
-        return items
-
-    headline = _sweep(entries, sweep, show) if sweep else headline_html(runs)
-    if not sweep and len(runs) > MOST_RUNS and any(run.evaluations for run in runs):
-        names = [group.runs[0].name.rpartition(", seed ")[0] or group.label for group in groups]
-        of_groups = [Entry(name, group.runs) for name, group in zip(names, groups)]
-        headline = page.table_html(*show(entry_table(of_groups, "Experiments")))
-    sections = [("results", "Results", headline)] if headline else []
-    tables = show(
-        run_tables.overview(runs, list(map(paper_position, runs))),
-        *run_tables.settings_that_differ(
-            [entry.runs[0] for entry in entries] or runs, [entry.label for entry in entries]
-        ),
-    )
-    of_runs = ("runs", "Runs", "".join(map(page.folded_if_long, tables)))
-    if curves := show(*training_curves(runs, entries)):
-        sections.append(("training", "Training", page.plots_html(curves)))
-    evaluation = _evaluation(runs, show)
-    if sweep:  # whose own table has the means
-        evaluation = page.folded(len(runs), "run", evaluation)
+    groups, entries = collect(runs), entries_of(runs, sweep)
+    found = results(entries, sweep.title if sweep else "Entries", sweep.split if sweep else None)
+    sections: list[tuple[str, str, list[Part]]] = []
+    if first := [*_shown(found), *cards(runs, with_figures=not found)]:
+        sections.append(("results", "Results", first))
+    tables = [run_tables.overview(runs, list(map(paper_position, runs)))]
+    tables += run_tables.settings_that_differ(entries)
+    of_runs = ("runs", "Runs", list(map(page.folded_if_long, tables)))
+    if curves := training_curves(entries):
+        sections.append(("training", "Training", _shown(curves)))
+    evaluation = _evaluation(runs)
+    if found:  # whose table has the means
+        evaluation = [page.folded(len(runs), "run", *evaluation)]
     sections.append(("evaluation", "Evaluation", evaluation))
-    sections.insert(len(sections) if sweep else bool(headline), of_runs)
-    if studies := _studies(runs, show):
+    sections.insert(len(sections) if found else bool(first), of_runs)
+    if studies := _studies(runs):
         sections.append(("studies", "Studies", studies))
     for paper in PAPERS if published or step_times else ():
-        filled: tuple[Any, ...]
-        filled = *paper_tables(paper, groups, step_times), *paper_plots(paper, groups)
+        filled: list[Any]
+        filled = [*paper_tables(paper, groups, step_times), *paper_plots(paper, groups)]
         if any(item.has_measurements for item in filled):
-            sections.append((paper.name, paper.title.split(",")[0], _paper(show(*filled))))
+            sections.append((paper.name, paper.title.split(",")[0], _paper(filled)))
 
     texts: list[dict] = []
     problems = [problem for run in runs for problem in run.problems]
@@ -197,17 +184,18 @@ def report(
         texts, more = reader_documents(runs, documents, reader_tokens)
         problems += more
     title = ", ".join(run.name for run in runs) if len(runs) <= 3 else f"{len(runs)} runs"
-    if sweep:
-        title = f"Sweep of {len(entries)} entries, {len(runs)} runs"
+    if found:
+        title = f"{len(entries)} entries, {len(runs)} runs"
     folder = files_folder(output)
     if folder.is_symlink():
         raise ValueError(f"{folder} is a link: remove it, or give another --output.")
     folder.mkdir(parents=True, exist_ok=True)
+    shown = [item for *_, parts in sections for item in page.items(parts)]
+    content = [item.as_json() for item in shown if isinstance(item, Table)]
     for item in shown:
         _write(folder / f"{item.name}.csv", item.as_csv())
         if not isinstance(item, Table):
-            _write(folder / f"{item.name}.png", png(item))
-    content = [item.as_json() for item in shown if isinstance(item, Table)]
+            _write(folder / f"{item.name}.png", image(item, "png"))
     whole = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
     _write(folder / "tables.json", whole)
     _write(Path(output), page.page(title, sections, problems, texts))
@@ -216,28 +204,26 @@ def report(
     return 2 * len(shown) - len(content) + 1
 
 
-def _sweep(entries, sweep, show):
-    """Returns the table of a sweep and its figure."""
-    if not any(run.evaluations for entry in entries for run in entry.runs):
-        return ""
-    (table,) = show(entry_table(entries, sweep.title, sweep.split))
-    return page.table_html(table) + page.plots_html(show(entry_plot(entries, sweep.split)))
+def _shown(items) -> list[Part]:
+    """Returns the parts of a page for tables, and for plots in one grid."""
+    plots = [item for item in items if not isinstance(item, Table)]
+    tables: list[Part] = [("table", item) for item in items if isinstance(item, Table)]
+    return [*tables, *([("plots", plots)] if plots else [])]
 
 
-def _evaluation(runs, show):
-    content = ""
+def _evaluation(runs):
+    parts: list[Part] = []
     if any(run.evaluations for run in runs):
-        (table,) = show(run_tables.evaluations(runs))
-        content += page.table_html(table)
+        parts.append(("table", run_tables.evaluations(runs)))
     for run in (run for run in runs if not run.evaluations):
         line = f"python -m brt.evaluate --workdir={run.folder}"
-        content += f"<p>{escape(run.name)} has not been evaluated on a whole split yet: "
-        content += f"<code>{escape(line)}</code></p>"
-    return content
+        text = f"{run.name} has not been evaluated on a whole split yet: `{line}`"
+        parts.append(("caption", text))
+    return parts
 
 
-def _studies(runs, show):
-    content = ""
+def _studies(runs):
+    parts: list[Part] = []
     entries = [(run, name, study) for run in runs for name, study in run.studies.items()]
     known = studies() if entries else {}
     order = {kind: number for number, kind in enumerate(known)}
@@ -245,38 +231,33 @@ def _studies(runs, show):
     for run, name, study in entries:
         kind = known.get(study.get("study"))
         title, caption = (kind.title, kind.caption) if kind else (name, "")
-        content += page.study_html(f"{title}: {run.name}{compared_with(study)}", caption, study)
-        content += page.plots_html(show(*study_plots(run, name), *study_maps(run, name)))
+        parts.append(("heading", f"{title}: {run.name}{compared_with(study)}"))
+        parts += [("summary", study["summary"])] if study.get("summary") else []
+        parts.append(("caption", caption))
+        parts += _shown([*study_plots(run, name), *study_maps(run, name)])
         if texts := study.get("texts"):
-            content += page.folded(len(texts), "text", page.marked_html(texts))
+            parts.append(page.folded(len(texts), "text", page.marked_texts(texts)))
         if excerpts := study.get("excerpts"):
-            content += page.folded(len(excerpts), "excerpt", page.excerpts_html(excerpts))
+            parts.append(page.folded(len(excerpts), "excerpt", page.marked_excerpts(excerpts)))
         label = f"study_{name}_{run.name}".replace("/", "_")
         if rows := study.get("table"):
-            (table,) = show(run_tables.rows_table(f"{label}_table", rows))
-            content += table.as_html()
+            parts.append(("table", run_tables.rows_table(f"{label}_table", rows)))
         if numbers := study.get("numbers"):
-            (table,) = show(run_tables.numbers_table(label, numbers))
-            content += page.folded(len(numbers), "number", table.as_html())
-    return content
+            table = run_tables.numbers_table(label, numbers)
+            parts.append(page.folded(len(numbers), "number", ("table", table)))
+    return parts
 
 
 def _paper(items):
     """Returns tables and figures; those without measurements are folded."""
-
-    def html(these):
-        tables = (item for item in these if isinstance(item, Table))
-        plots = [item for item in these if not isinstance(item, Table)]
-        return "".join(map(page.table_html, tables)) + page.plots_html(plots)
-
     shown: list[Any] = []
-    folded: list[Any] = []
+    rest: list[Any] = []
     for item in items:
         reduced = item.rows_worth_showing() if isinstance(item, Table) else item
         is_shown = reduced.rows if isinstance(item, Table) else item.has_measurements
-        (shown if is_shown else folded).append(reduced if is_shown else item)
-    summary = "<summary>Tables and figures without a published row that was run</summary>"
-    return html(shown) + (f"<details>{summary}{html(folded)}</details>" if folded else "")
+        (shown if is_shown else rest).append(reduced if is_shown else item)
+    summary = "Tables and figures without a published row that was run"
+    return _shown(shown) + ([("folded", (summary, _shown(rest)))] if rest else [])
 
 
 def _write(path, content):

@@ -30,6 +30,7 @@ cluster:
 
 import contextlib
 import json
+import re
 import shlex
 import sys
 from collections.abc import Sequence
@@ -44,8 +45,9 @@ from brt.data.extras import MissingExtra
 from brt.experiment import Experiment
 from brt.progress import Progress
 from brt.reporting.collect import collect
-from brt.reporting.drawing.plots import svg
+from brt.reporting.drawing.plots import image
 from brt.reporting.drawing.table import Table
+from brt.reporting.entries import entries_of
 from brt.reporting.gin_text import read_gin, read_gin_file, write_gin
 from brt.reporting.papers.fill import paper_tables
 from brt.reporting.papers.reading import PAPERS
@@ -57,7 +59,6 @@ from brt.reporting.sweep_folder import (
     SEED,
     SWEEP_FILE,
     Sweep,
-    entries_of,
     sweep_json,
 )
 from brt.reporting.sweep_tables import entry_plot, entry_table
@@ -155,7 +156,8 @@ def flagged_entries(folder: Path) -> list[SweepEntry]:
 
 def sweep_title() -> str:
     scale = "" if FLAGS.scale == "paper" else f", at the scale {FLAGS.scale}"
-    return f"Entries of {FLAGS.sweep or FLAGS.grid}{scale}"
+    grid = re.sub(r"[\w.]*\.(?=\w+=)", "", FLAGS.grid or "")  # without the owners of parameters
+    return f"Entries of {FLAGS.sweep or grid}{scale}"
 
 
 def print_commands(missing: Sequence[SweepRun]) -> None:
@@ -225,7 +227,7 @@ def write_tables(
         filled = paper_tables(paper, collect(opened), times)
         tables += [table for table in filled if table.has_measurements]
     with contextlib.suppress(MissingExtra):
-        replace_file(folder, "sweep.svg", svg(entry_plot(entries, sweep.split)).encode())
+        replace_file(folder, "sweep.svg", image(entry_plot(entries, sweep.split), "svg"))
     shown = "\n".join(table.as_markdown() for table in tables)
     replace_file(folder, "tables.md", shown.encode())
     content = [table.as_json() for table in tables]

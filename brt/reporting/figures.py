@@ -3,9 +3,10 @@
 import re
 from collections.abc import Sequence
 
+from brt.data.extras import extra_library
 from brt.reporting.drawing.plots import Line, Plot
+from brt.reporting.entries import Entry
 from brt.reporting.runs import Run
-from brt.reporting.sweep_folder import Entry
 
 MANY_POINTS = 30
 STEADY = "The axis fits what follows the first tenth of the run."
@@ -39,115 +40,76 @@ CURVES = (
 """Name, title, axis label, scalars and caption of each figure."""
 
 
-def training_curves(runs: list[Run], entries: Sequence[Entry] = ()) -> list[Plot]:
-    """Returns the curves for which some run has numbers; runs of one corpus share a plot.
+def training_curves(entries: Sequence[Entry]) -> list[Plot]:
+    """Returns the curves for which some run has numbers; entries of one corpus share a plot.
 
-    entries: of a sweep: each has one colour, and each metric its own plot.
+    The curve of an entry is the mean over its seeds, with a band of its standard error. Several
+    entries have a plot for each metric.
     """
-    tasks: dict[str, list[Run]] = {}
-    for run in runs:
-        tasks.setdefault(str(run.settings.get("Corpus.store")), []).append(run)
+    tasks: dict[str, list[Entry]] = {}
+    for entry in entries:
+        tasks.setdefault(str(entry.runs[0].settings.get("Corpus.store")), []).append(entry)
     if len(tasks) == 1:
-        return _curves(runs, entries)
+        return _curves(entries)
     return [
         plot._replace(
             name=f"{plot.name}_{number}",
-            title=f"{plot.title}: {_named(members, entries)}",
+            title=f"{plot.title}: {', '.join(entry.label for entry in members)}",
         )
         for number, members in enumerate(tasks.values(), 1)
-        for plot in _curves(members, entries)
+        for plot in _curves(members)
     ]
 
 
-def _named(runs, entries):
-    labels = [entry.label for entry in entries if any(run in runs for run in entry.runs)]
-    return ", ".join(labels or [run.name for run in runs])
-
-
-def _curves(runs, entries):
+def _curves(entries):
     plots: list[Plot] = []
     for name, title, label, pattern, caption in CURVES:
+        records = (record for entry in entries for run in entry.runs for record in run.records)
+        logged = dict.fromkeys(scalar for record in records for scalar in record)
+        scalars = [scalar for scalar in logged if re.fullmatch(pattern, scalar)]
         lines: dict[str, list[Line]] = {}
-        scalars = {
-            scalar
-            for run in runs
-            for record in run.records
-            for scalar in record
-            if re.fullmatch(pattern, scalar) and run.series(scalar)[0]
-        }
-        ordered = sorted(scalars, key=lambda scalar: (_kept(scalar), scalar != _kept(scalar)))
-        for scalar in ordered:
+        for scalar in sorted(scalars, key=lambda scalar: (_kept(scalar), scalar != _kept(scalar))):
             metric = _words(_kept(scalar), name)
-            lines.setdefault(metric if entries else "", []).extend(
-                _lines_of_entries(scalar, entries, scalars)
-                if entries
-                else _lines_of_runs(scalar, runs, scalars, metric)
-            )
-        later = name in ("training_loss", "gradient_norm")
+            state = "state cleared" if scalar != _kept(scalar) else "state kept"
+            both = [other for other in scalars if _kept(other) == _kept(scalar)]
+            for colour, entry in enumerate(entries):
+                text = entry.label if len(entries) > 1 or not metric else metric
+                line = _curve(entry, scalar, text, state if len(both) > 1 else "")
+                if line and len(entries) > 1:
+                    lines.setdefault(metric, []).append(line._replace(colour=colour))
+                elif line:
+                    lines.setdefault("", []).append(line)
         for metric, shown in lines.items():
-            several = len(lines) > 1
-            plot = Plot(name, title, caption, "step", label, shown, fits_later=later)
-            part = metric or label
             plots.append(
-                plot._replace(
-                    name=re.sub(r"\W+", "_", f"{name}_{part}"),
-                    title=f"{title}: {part}",
-                    caption="" if plots and plots[-1].caption == caption else caption,
+                Plot(
+                    re.sub(r"\W+", "_", f"{name}_{metric}") if len(lines) > 1 else name,
+                    f"{title}: {metric or label}" if len(lines) > 1 else title,
+                    "" if plots and plots[-1].title.startswith(title) else caption,
+                    "step",
+                    label,
+                    shown,
+                    fits_later=name in ("training_loss", "gradient_norm"),
                 )
-                if several
-                else plot
             )
     return plots
 
 
-def _lines_of_runs(scalar, runs, scalars, metric):
-    """Returns a line for each run, in one colour for a run's metric, dashed if it is cleared."""
-    metrics = list(dict.fromkeys(map(_kept, sorted(scalars))))
-    lines = []
-    for number, run in enumerate(runs):
-        steps, values = run.series(scalar)
-        if steps:
-            words = [run.name] * (len(runs) > 1) + [metric, _state(scalar, scalars)]
-            colour = number * len(metrics) + metrics.index(_kept(scalar))
-            name = ", ".join(filter(None, words)) or run.name
-            lines.append(_curve(name, steps, values, scalar)._replace(colour=colour))
-    return lines
-
-
-def _lines_of_entries(scalar, entries, scalars):
-    """Returns thin lines for the seeds of each entry, which share its colour and its legend."""
-    lines = []
-    for number, entry in enumerate(entries):
-        of_seeds = [(run, *run.series(scalar)) for run in entry.runs]
-        of_seeds = [(run, steps, values) for run, steps, values in of_seeds if steps]
-        for seed, (run, steps, values) in enumerate(of_seeds):
-            name = ", ".join(filter(None, [run.name, _state(scalar, scalars)]))
-            line = _curve(name, steps, values, scalar)
-            lines.append(
-                line._replace(
-                    colour=number,
-                    legend="" if seed or line.is_dashed else entry.label,
-                    is_thin=len(of_seeds) > 1,
-                )
-            )
-    return lines
-
-
-def _curve(name, steps, values, scalar):
-    style = "points" if len(steps) < MANY_POINTS else "line"
-    return Line(name, steps, values, style, is_dashed=scalar != _kept(scalar))
+def _curve(entry, scalar, name, state):
+    """Returns the mean over an entry's seeds at the steps that all of them logged, or None."""
+    pandas = extra_library("pandas", "brt.report", "report")
+    logged = [dict(zip(*run.series(scalar))) for run in entry.runs]
+    if not any(logged):
+        return None
+    seeds = [pandas.Series(values, dtype=float) for values in logged if values]
+    frame = pandas.concat(seeds, axis=1, join="inner").sort_index()
+    style = "points" if len(frame) < MANY_POINTS else "line"
+    errors = frame.sem(axis=1).tolist() if len(frame.columns) > 1 else None
+    values = frame.mean(axis=1, skipna=False).tolist()
+    return Line(name, frame.index.tolist(), values, style, errors=errors, state=state)
 
 
 def _kept(scalar):
     return scalar.replace("cleared_", "")
-
-
-def _state(scalar, scalars):
-    """Returns `state kept` or `state cleared` for a metric that was measured with both."""
-    if scalar != _kept(scalar):
-        return "state cleared"
-    both = {one for one in scalars if _kept(one) == scalar} - {scalar}
-    return "state kept" if both else ""
 
 
 def _words(scalar, figure):
@@ -169,52 +131,30 @@ def study_plots(run: Run, name: str) -> list[Plot]:
         borders = tuple(series.get("borders") or ())
         key = series.get("x_label", ""), series.get("y_label", ""), borders
         together.setdefault(key, []).append(series)
-    x_labels = {key[0] for key in together if not key[1].startswith("documents")}
-    counts = {
-        key: group
-        for key, group in together.items()
-        if key[1].startswith("documents") and key[0] in x_labels
-    }
     plots: list[Plot] = []
-    for key, group in together.items():
-        if key in counts:
-            continue
-        x_label, y_label, borders = key
-        beside = [other for other in counts if other[0] == x_label]
-        lines = [_line(series, "stems" if borders else None) for series in group]
-        for other in beside:
-            lines += [_line(s, "line")._replace(on_second_axis=True) for s in counts[other]]
+    for (x_label, y_label, borders), group in together.items():
+        is_long = max(len(series["x"]) for series in group) >= MANY_POINTS
+        style = "stems" if borders else "line" if is_long else "points"
+        first = group[0].get("name", "")
+        title = f"{y_label} by {x_label}" if group[1:] else first
+        title += f": {y_label}" * (title == first and bool(borders))
         plots.append(
             Plot(
                 re.sub(r"\W+", "_", f"{name}_{run.name}_{len(plots) + 1}"),
-                _title(group, x_label, y_label, borders),
+                title[:1].upper() + title[1:],
                 "",
                 x_label,
                 y_label,
-                lines,
-                log_x=all(_spread_out(series["x"]) for series in group),
+                [
+                    Line(one.get("name", ""), one["x"], one["y"], style, errors=one.get("errors"))
+                    for one in group
+                ],
+                log_x=all(_spread_out(one["x"]) for one in group),
                 borders=borders,
-                second_label=beside[0][1] if beside else "",
-                fits_later=bool(beside),
+                fits_later=style == "line",
             )
         )
     return plots
-
-
-def _line(series, style):
-    style = style or ("points" if len(series["x"]) < MANY_POINTS else "line")
-    name, errors = series.get("name", ""), series.get("errors")
-    return Line(name, series["x"], series["y"], style, errors=errors)
-
-
-def _title(group, x_label, y_label, borders):
-    if len(group) > 1:
-        text = f"{y_label} by {x_label}"
-    else:
-        text = group[0].get("name", "")
-        if borders:  # named after a document
-            return f"{text}: {y_label}"
-    return text[:1].upper() + text[1:]
 
 
 def _spread_out(x):

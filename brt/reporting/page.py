@@ -1,158 +1,132 @@
-"""The page of a report: figures, tables and texts in one HTML file."""
+"""The page of a report, from the template page.html: one file that loads nothing.
 
-import json
+Parts of a section are pairs of a kind, which page.html lists, and its content.
+"""
+
+import functools
 import re
-from html import escape
+from collections.abc import Iterable
 from pathlib import Path
-from string import Template
 from typing import Any
 
-from brt.reporting.drawing.plots import Plot, svg
+from brt.data.extras import extra_library
+from brt.reporting.drawing.plots import chart
 from brt.reporting.drawing.table import Table
 from brt.studies.output import SEEN, visible
 from brt.studies.study import LN2
 
 HERE = Path(__file__).parent
-
+LIBRARIES = "pandas", "altair", "vl_convert", "jinja2"
+"""Of the extra `report`."""
 MANY_ROWS = 40
+Part = tuple[str, Any]
 
 
 def page(
     title: str,
-    sections: list[tuple[str, str, str]],
+    sections: list[tuple[str, str, list[Part]]],
     problems: list[str],
     documents: list[dict[str, Any]],
 ) -> str:
     """Returns the page.
 
     Args:
-        sections: (anchor, heading, HTML) of each.
+        sections: (anchor, heading, parts) of each.
         problems: sentences shown above everything.
         documents: of `reader_documents`; empty for a page without a reader.
     """
-    data = ""
+    jinja2 = extra_library("jinja2", "brt.report", "report")
     if documents:
-        results = [section for section in sections if section[0] == "results"]
-        rest = [section for section in sections if section[0] != "results"]
-        sections = [*results, ("reader", "Reader", _file("reader.html")), *rest]
-        text = json.dumps({"documents": documents}).replace("<", "\\u003c")
-        data = f'<script type="application/json" id="reader-data">{text}</script>'
-    items = "".join(f"<li>{_prose(problem)}</li>" for problem in problems)
-    return Template(_file("page.html")).substitute(
-        title=escape(title),
-        style=_file("page.css"),
-        links="".join(f'<a href="#{name}">{escape(head)}</a>' for name, head, _ in sections),
-        notice=f'<ul class="problems">{items}</ul>' if items else "",
-        sections="\n".join(
-            f'<section id="{name}"><h2>{escape(head)}</h2>\n{content}</section>'
-            for name, head, content in sections
-        ),
-        data=data,
-        script=_file("page.js"),
+        at = sum(name == "results" for name, *_ in sections)
+        sections = [*sections[:at], ("reader", "Reader", [("reader", None)]), *sections[at:]]
+    environment = jinja2.Environment(
+        autoescape=True, loader=jinja2.FileSystemLoader(HERE), undefined=jinja2.StrictUndefined,
+        trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
+    )  # fmt: skip
+    safe = functools.partial(environment.call_filter, "safe")
+
+    def specification(plot: Any) -> Any:
+        fitted = {"type": "fit-x", "contains": "padding"}
+        return chart(plot, width="container", autosize=fitted).to_dict()
+
+    def prose(text: str) -> Any:
+        escaped = str(environment.call_filter("escape", text))
+        return safe(re.sub(r"`([^`]*)`", r"<code>\1</code>", escaped))
+
+    environment.filters |= {"specification": specification, "prose": prose}
+    return environment.get_template("page.html").render(
+        title=title,
+        sections=sections,
+        problems=problems,
+        documents=documents,
+        library=_library(),
+        file=lambda name: (HERE / name).read_text(encoding="utf-8"),
     )
 
 
-def _file(name):
-    return (HERE / name).read_text(encoding="utf-8")
+@functools.cache
+def _library() -> str:
+    """Returns the JavaScript of Vega-Lite, which draws the charts, for the inside of a script."""
+    alt = extra_library("altair", "brt.report", "report")
+    bundle = extra_library("vl_convert", "brt.report", "report").javascript_bundle
+    text = bundle(vl_version=".".join(alt.SCHEMA_VERSION.strip("v").split(".")[:2]))
+    return text.replace("</script", r"<\/script").replace("<!--", r"<\!--")
 
 
-def _prose(text):
-    return re.sub(r"`([^`]*)`", r"<code>\1</code>", escape(text))
+def items(parts: Iterable[Part]) -> list[Any]:
+    """Returns the tables and figures of parts, in their order."""
+    found: list[Any] = []
+    for kind, content in parts:
+        inner = items(content[1]) if kind == "folded" else content
+        found += [content] if kind == "table" else inner if kind in ("plots", "folded") else []
+    return found
 
 
-def table_html(table: Table) -> str:
-    return (
-        f"<h3>{escape(table.title)}</h3>\n{table.as_html()}\n"
-        f'<p class="caption">{_prose(table.caption)}</p>\n'
-    )
-
-
-def folded_if_long(table: Table) -> str:
-    content = table_html(table)
+def folded_if_long(table: Table) -> Part:
     if len(table.rows) <= MANY_ROWS:
-        return content
-    return _details(f"{escape(table.title)}: {len(table.rows)} rows", content)
+        return "table", table
+    return "folded", (f"{table.title}: {len(table.rows)} rows", [("table", table)])
 
 
-def folded(count: int, what: str, content: str) -> str:
-    return _details(f"{count:,} {what}{'s' * (count != 1)}", content)
+def folded(count: int, what: str, *parts: Part) -> Part:
+    return "folded", (f"{count:,} {what}{'s' * (count != 1)}", parts)
 
 
-def _details(summary, content):
-    return f"<details><summary>{summary}</summary>\n{content}</details>\n"
-
-
-def plots_html(plots: list[Plot]) -> str:
-    figures = "".join(
-        f'<figure id="{escape(plot.name)}"{_kind(plot)}><h3>{escape(plot.title)}</h3>{svg(plot)}'
-        + (f"<figcaption>{_prose(plot.caption)}</figcaption>" if plot.caption else "")
-        + "</figure>\n"
-        for plot in plots
-    )
-    return f'<div class="plots">\n{figures}</div>\n' if plots else ""
-
-
-def _kind(plot):
-    return ' class="rows"' if getattr(plot, "rows", ()) else ""
-
-
-def study_html(heading: str, caption: str, study: dict[str, Any]) -> str:
-    content = f"<h3>{escape(heading)}</h3>"
-    if summary := study.get("summary"):
-        content += f'<p class="summary">{escape(summary)}</p>'
-    return f'{content}<p class="caption">{escape(caption)}</p>'
-
-
-def marked_html(texts: list[dict]) -> str:
+def marked_texts(texts: Iterable[dict]) -> Part:
     """Returns texts with marked tokens: each has "title" and "parts", pairs of text and flag."""
-    return _quotes(
+    return "quotes", [
         (
-            str(entry.get("title", "")),
-            "".join(
-                f"<mark>{escape(str(text))}</mark>" if flag else escape(str(text))
-                for text, flag in entry.get("parts", [])
-            ),
+            text.get("title", ""),
+            [(part, "marked" if flag else "") for part, flag in text.get("parts", [])],
         )
-        for entry in texts
-    )
+        for text in texts
+    ]
 
 
-def excerpts_html(excerpts: list[dict]) -> str:
-    return _quotes((" · ".join(_facts(excerpt)), _in_context(excerpt)) for excerpt in excerpts)
-
-
-def _quotes(quotes):
-    shown = "".join(
-        f'<blockquote><p class="quiet">{escape(title)}</p><div class="text">{text}</div>'
-        "</blockquote>\n"
-        for title, text in quotes
-    )
-    return f'<div class="excerpts">{shown}</div>'
+def marked_excerpts(excerpts: Iterable[dict]) -> Part:
+    return "quotes", [(" · ".join(_facts(one)), _in_context(one)) for one in excerpts]
 
 
 def _in_context(excerpt):
-    parts = (escape(str(excerpt.get(part) or "")) for part in ("before", "text", "after"))
-    before, text, after = parts
+    before, text, after = (excerpt.get(part) or "" for part in ("before", "text", "after"))
     text = text if text.strip() else visible(text)
-    kind = escape(str(excerpt.get("direction", "")))
-    return f'{before}<mark class="{kind}">{text}</mark>{after}'
+    return [(before, ""), (text, excerpt.get("direction") or "marked"), (after, "")]
 
 
 def _facts(excerpt):
+    """Returns the known facts of an excerpt: rank, document, token, loss, last occurrence."""
+    facts: list[str | None] = []
     if "direction" in excerpt:
-        yield f"{excerpt['direction']} {excerpt.get('rank', 0) + 1}"
-    if excerpt.get("title"):
-        yield str(excerpt["title"])
-    if "token" in excerpt:
-        yield f"token {excerpt['token']:,}"
+        facts.append(f"{excerpt['direction']} {excerpt.get('rank', 0) + 1}")
+    facts.append(excerpt.get("title"))
+    facts += [f"token {excerpt['token']:,}"] if "token" in excerpt else []
     if "nats" in excerpt:
-        other = f" against {excerpt['other_nats'] / LN2:.3f}" if "other_nats" in excerpt else ""
-        yield f"{excerpt['nats'] / LN2:.3f}{other} bits"
-    if excerpt.get("kind"):
-        yield str(excerpt["kind"])
+        bits = [f"{excerpt[key] / LN2:.3f}" for key in ("nats", "other_nats") if key in excerpt]
+        facts.append(f"{' against '.join(bits)} bits")
+    facts.append(excerpt.get("kind"))
     if "last_seen" in excerpt:
         seen, where = excerpt["last_seen"], excerpt.get("where")
         ago = f"last seen {seen or 0:,} tokens ago, {SEEN.get(where, where)}"
-        yield "not seen before" if seen is None else ago
-    if excerpt.get("recalled"):
-        yield "title or author recalled"
+        facts.append("not seen before" if seen is None else ago)
+    facts.append("title or author recalled" if excerpt.get("recalled") else None)
+    return filter(None, facts)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from brt.reporting.collect import given_to
 from brt.reporting.drawing.table import Cell, Table, plain_table
+from brt.reporting.entries import Entry
 from brt.reporting.model_settings import model_setting
 from brt.reporting.paper_positions import PaperPosition
 from brt.reporting.runs import Run
@@ -43,14 +44,12 @@ def overview(runs: list[Run], positions: list[PaperPosition]) -> Table:
             counts[0] = counts[0]._replace(note=f"{run.name}: stopped early, and is done")
         rows.append([*texts, run.settings.get("Trainer.seed", 0), *counts])
     caption = "What each run folder holds. `brt.train` with the same command continues a run."
-    return plain_table("overview", "What was run", caption, titles, rows)
+    return plain_table("overview", "Run folders", caption, titles, rows)
 
 
-def settings_that_differ(runs: list[Run], names: Sequence[str] = ()) -> list[Table]:
-    """Returns a table with a column for each run, under its name, or under one of `names`."""
-    settings = [
-        run.identity() | {"Trainer.seed": run.settings.get("Trainer.seed", 0)} for run in runs
-    ]
+def settings_that_differ(entries: Sequence[Entry]) -> list[Table]:
+    """Returns a table with a column for each entry, if there are several."""
+    settings = [entry.runs[0].identity() for entry in entries]
     rows = []
     for name in dict.fromkeys(name for bound in settings for name in bound):
         values = [str(bound.get(name, "–")) for bound in settings]
@@ -60,7 +59,7 @@ def settings_that_differ(runs: list[Run], names: Sequence[str] = ()) -> list[Tab
         "What may explain a difference between these runs: two losses compare two architectures "
         "only where optimizer, schedule, batch, budget and vocabulary are the same."
     )
-    titles = "binding", *(names or [run.name for run in runs])
+    titles = "binding", *(entry.label for entry in entries)
     table = plain_table("settings", "Settings in which they differ", caption, titles, rows)
     return [table] if rows else []
 
@@ -88,7 +87,7 @@ def evaluations(runs: list[Run]) -> Table:
 
 def numbers_table(name: str, numbers: dict) -> Table:
     rows = [[key.replace("_", " "), _number(value, 6)] for key, value in numbers.items()]
-    return plain_table(name, "Numbers", "", ["quantity", "value"], rows)
+    return plain_table(name, "", "", ["quantity", "value"], rows)
 
 
 def rows_table(name: str, rows: list[dict]) -> Table:
@@ -101,7 +100,7 @@ def rows_table(name: str, rows: list[dict]) -> Table:
             if row.get(f"{key}_ended") is False:
                 cells[i] = cells[i]._replace(text=f"{cells[i].text} or more")
         lines.append(cells)
-    return plain_table(name, "Table", "", [key.replace("_", " ") for key in keys], lines)
+    return plain_table(name, "", "", [key.replace("_", " ") for key in keys], lines)
 
 
 def _number(value, decimals, note=""):

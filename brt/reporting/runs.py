@@ -30,8 +30,6 @@ EVALUATED_BY = ("Evaluation.segment_length", "Evaluation.stride", "Evaluation.me
 """Settings of an evaluation that its metrics depend on."""
 
 MOST_RECORDS = 20_000
-MOST_NAMED = 3
-"""Settings that a run of a sweep is named by, at most."""
 
 SHARE = 0.01
 """Least relative cost of clearing a state that counts as used."""
@@ -207,37 +205,6 @@ def open_runs(folders: Iterable[str | Path], allow_imports: Sequence[str] = ()) 
         run.name = _shown_name("/".join(path.parts[-depth:]))
     _share_rows(runs)
     return runs
-
-
-def label_entries(runs: Sequence[Run]) -> None:
-    """Names the runs of sweeps by what distinguishes them: `window=8, seed 0`."""
-    if len(runs) < 2 or not all(run.stands_for for run in runs):
-        return
-    settings = [run.identity() for run in runs]
-    names = dict.fromkeys(name for bound in settings for name in bound)
-    differ = [name for name in names if len({bound.get(name) for bound in settings}) > 1]
-    # Without a recurrent layer, say, no run binds the settings of its cell.
-    of_all = [name for name in differ if all(name in bound for bound in settings)]
-    for named in (of_all, differ):
-        labels = _labels(runs, settings, named)
-        if len(named) <= MOST_NAMED and len(set(labels)) == len(runs):
-            for run, label in zip(runs, labels):
-                run.name = _shown_name(label)
-            return
-
-
-def _labels(runs, settings, names):
-    last = [name.rpartition(".")[2] for name in names]
-    short = last if len(set(last)) == len(last) else names
-    return [
-        ", ".join(
-            [
-                *(f"{s}={bound.get(n, '–')}".replace("'", "") for s, n in zip(short, names)),
-                f"seed {run.settings.get('Trainer.seed', 0)}",
-            ]
-        )
-        for run, bound in zip(runs, settings)
-    ]
 
 
 def _share_rows(runs):

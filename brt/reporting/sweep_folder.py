@@ -1,13 +1,12 @@
-"""The folder of a sweep: its runs by entry, in the order of the sweep."""
+"""The folder of a sweep: its entries in their order, and its run folders."""
 
 import glob
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from brt.reporting.runs import Run
 from brt.storage.json_files import Fields, bad_text, read_json
 
 SWEEP_FILE = "sweep.json"
@@ -31,13 +30,6 @@ class Sweep(NamedTuple):
     title: str
     split: str | None
     labels: dict[str, str]
-
-
-class Entry(NamedTuple):
-    """An entry of a sweep and its runs, which differ in their seed."""
-
-    label: str
-    runs: list[Run]
 
 
 def sweep_json(sweep: Sweep) -> bytes:
@@ -99,26 +91,3 @@ def run_folders(folder: Path, sweep: Sweep) -> tuple[list[Path], list[str]]:
         )
     notes = [f"{len(waiting)} runs of {folder} have not begun: {', '.join(waiting)}"]
     return found, notes if waiting else []
-
-
-def entries_of(runs: Iterable[Run], sweep: Sweep) -> list[Entry]:
-    """Returns the entries that have runs, in order; names the runs by label and seed."""
-    by_name: dict[str, list[Run]] = {name: [] for name in sweep.labels}
-    for run in runs:
-        name = run.folder.name.rpartition(SEED)[0]
-        by_name.setdefault(name, []).append(run)
-    entries = []
-    for name, members in by_name.items():
-        label = sweep.labels.get(name, name)
-        if label == name and members:  # of an old folder
-            label = members[0].name.rpartition(", seed ")[0] or name
-        members.sort(key=lambda run: seed_of(run))
-        for run in members:
-            run.name = f"{label}, seed {seed_of(run)}"
-        if members:
-            entries.append(Entry(label, members))
-    return entries
-
-
-def seed_of(run: Run) -> Any:
-    return run.settings.get("Trainer.seed", 0)

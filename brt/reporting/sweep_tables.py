@@ -1,18 +1,25 @@
-"""The table and the figure of a sweep: means over seeds, and differences paired by seed."""
+"""Results of entries: a table of means over seeds and of paired differences, a figure, or cards."""
 
 import contextlib
+import json
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
 from brt.reporting.collect import Group
 from brt.reporting.drawing.plots import Line, Plot
-from brt.reporting.drawing.rounding import confidence_interval, rounded, rounded_up
-from brt.reporting.drawing.table import Cell, Column, Table
+from brt.reporting.drawing.rounding import (
+    confidence_interval,
+    mean_and_spread,
+    rounded,
+    rounded_up,
+)
+from brt.reporting.drawing.table import NOT_EVALUATED, Cell, Table, plain_table
+from brt.reporting.entries import Entry, seed_of
 from brt.reporting.paper_positions import paper_position
 from brt.reporting.papers.reading import Quantity
 from brt.reporting.runs import Run
-from brt.reporting.sweep_folder import Entry, seed_of
 
 DECIMALS = 3
 COMPARED = (
@@ -21,63 +28,100 @@ COMPARED = (
     ("accuracy", "accuracy"),
 )
 """Columns of means: title, and name in an evaluation."""
-DIFFER = ("bits_per_token", "accuracy")
-"""Those of which the difference from the first entry is shown, of the first that was measured."""
+MAIN = "bits_per_token", "accuracy"
+"""Numbers by which entries are compared: the first that was measured."""
+DIFFERENCE = "difference from the first"
 CAPTION = (
     "Means over seeds ± half of a 95 % interval by Student's t, where there are two seeds or more; "
-    "parameters without embeddings."
+    "parameters without embeddings. Measured on {source}."
 )
 PAIRED = (
-    "Differences are entry minus entry 1, of runs with the same seed. Their intervals are not "
-    "corrected for the number of entries."
+    " Differences are of runs with the same seed. Their intervals are not corrected for the number "
+    "of entries."
 )
+MOST_CARDS = 6
+FIGURES = (
+    ("recall_accuracy", "facts recalled", "{:.1%}"),
+    ("answer_accuracy", "answers right", "{:.1%}"),
+    ("bits_per_byte", "bits per byte", "{:.3f}"),
+    ("bits_per_token", "bits per token", "{:.3f}"),
+)
+"""Numbers of a card, of which it shows the first that was measured."""
+
+
+def results(entries: Sequence[Entry], title: str, split: str | None = None) -> list[Table | Plot]:
+    """Returns the table and the figure of entries; none for what `cards` shows better."""
+    stores = [entry.runs[0].settings.get("Corpus.store") for entry in entries]
+    alone = all(len(entry.runs) == 1 for entry in entries) and len({*stores}) == len(stores)
+    if alone and len(entries) <= MOST_CARDS:
+        return []
+    if not any(held_out(run, None)[0] for entry in entries for run in entry.runs):
+        return []
+    return [entry_table(entries, title, split), entry_plot(entries, split)]
+
+
+def held_out(run: Run, split: str | None) -> tuple[dict, str]:
+    """Returns what was measured on a split, and its name in words; of None the best measurement.
+
+    That is on a whole split, or else the last one in training.
+    """
+    for name in [split] if split else ("test", "validation"):
+        if name in run.evaluations:
+            return run.evaluations[name], f"the whole {name} split of {run.corpus}"
+    for record in () if split else reversed(run.records):
+        figures = {k.removeprefix("eval/"): v for k, v in record.items() if k.startswith("eval/")}
+        if figures:
+            part = f"a part of the held-out text of {run.corpus}, at step {record['step']:,}"
+            return figures, part
+    return {}, ""
 
 
 def entry_table(entries: Sequence[Entry], title: str, split: str | None = None) -> Table:
     """Returns a row for each entry; a column of differences if there are several.
 
-    split: of the evaluations; None for the one that tables report.
+    split: of the evaluations; None for the best measurement of each run.
     """
     groups = [Group(entry.runs, paper_position(entry.runs[0]), "") for entry in entries]
-    splits = [split or group.split for group in groups]
-    columns = []
-    for head, name in COMPARED:
-        cells = [_mean(group, name, of) for group, of in zip(groups, splits)]
-        if any(cell.values for cell in cells):
-            columns.append((head, cells))
-    measured = [name for name in DIFFER if any(name in found for found in _all(groups, splits))]
-    if len(entries) > 1 and measured:
-        columns.append(("difference from 1", _differences(groups, splits, measured[0])))
-    columns.append(("seeds", [_seeds(group, of) for group, of in zip(groups, splits)]))
+    corpora, measure = [entry.runs[0].corpus for entry in entries], _main(entries, split)
     parameters = Quantity("parameters, millions", "parameters", 2)
-    columns.append((parameters.head, [group.quantity(parameters) for group in groups]))
-    if len({(of, group.runs[0].corpus) for group, of in zip(groups, splits)}) > 1:
-        texts = [Cell(f"{group.runs[0].corpus}, {of}") for group, of in zip(groups, splits)]
-        columns.append(("text", texts))
-    heads = [Column("", head) for head in ("", "entry", *(head for head, _ in columns))]
-    rows = [
-        [Cell(str(number + 1)), Cell(entry.label), *(cells[number] for _, cells in columns)]
-        for number, entry in enumerate(entries)
-    ]
-    has_differences = any(head == "difference from 1" for head, _ in columns)
-    caption = f"{CAPTION} {PAIRED}" if has_differences else CAPTION
-    return Table("entries", title, caption, heads, rows)
+    counts = [len(_values(entry, measure, split)) for entry in entries]
+    columns = {head: [_mean(group, name, split) for group in groups] for head, name in COMPARED}
+    columns[DIFFERENCE] = _differences(entries, measure, split)
+    columns["seeds"] = [Cell(str(n), (n,) if n else ()) for n in counts]
+    columns[parameters.head] = [group.quantity(parameters) for group in groups]
+    columns["minutes of training"] = [_minutes(entry) for entry in entries]
+    shown = {head: cells for head, cells in columns.items() if any(c.values for c in cells)}
+    if len({*corpora}) > 1:
+        shown["text"] = [Cell(corpus) for corpus in corpora]
+    sources = dict.fromkeys(held_out(run, split)[1] for entry in entries for run in entry.runs)
+    caption = CAPTION.format(source="; ".join(filter(None, sources)) or "nothing yet")
+    caption += PAIRED * (DIFFERENCE in shown)
+    rows = zip((entry.label for entry in entries), *shown.values())
+    return plain_table("entries", title, caption, ["entry", *shown], rows)
 
 
-def _all(groups, splits):
-    return [found for group, of in zip(groups, splits) for found in group.evaluations(of)]
+def _main(entries, split):
+    """Returns the name of the number that entries are compared by."""
+    return next((m for m in MAIN if any(_values(entry, m, split) for entry in entries)), MAIN[0])
 
 
-def _seeds(group: Group, split: str) -> Cell:
-    count = len(group.evaluations(split))
-    return Cell(str(count), (count,) if count else ())
+def _values(entry, name, split):
+    return [found[name] for run in entry.runs if name in (found := held_out(run, split)[0])]
 
 
-def _mean(group: Group, name: str, split: str) -> Cell:
-    cell = group.quantity(Quantity(name, name, DECIMALS, split=split))
-    if cell.values:
-        return cell._replace(text=with_interval(cell.values))
-    return Cell("–") if group.evaluations(split) else cell  # a model without a state, say
+def _mean(group: Group, name: str, split: str | None) -> Cell:
+    values = tuple(_values(group, name, split))
+    if not values:
+        is_measured = any(held_out(run, split)[0] for run in group.runs)
+        return Cell("–" if is_measured else NOT_EVALUATED)  # a model without a state, say
+    note = group.quantity(Quantity(name, name, DECIMALS, split=split or group.split)).note
+    return Cell(with_interval(values), values, note)
+
+
+def _minutes(entry: Entry) -> Cell:
+    steps = [(run.series("perf/step_seconds")[1], run.step) for run in entry.runs]
+    minutes = tuple(float(np.mean(seconds)) * step / 60 for seconds, step in steps if seconds)
+    return Cell(rounded(float(np.mean(minutes)), 1), minutes) if minutes else Cell("–")
 
 
 def with_interval(values: Sequence[float], sign: str = "") -> str:
@@ -93,27 +137,30 @@ def _signed(value: float, sign: str) -> str:
     return (sign + text if value > 0 else text).replace("-", "−")
 
 
-def _differences(groups: Sequence[Group], splits: Sequence[str], name: str) -> list[Cell]:
+def _differences(entries: Sequence[Entry], name: str, split: str | None) -> list[Cell]:
     cells = [Cell("–")]
-    for group, split in zip(groups[1:], splits[1:]):
-        values = paired(group.runs, groups[0].runs, name, split) if split == splits[0] else ()
-        pairs = "" if len(values) == len(group.evaluations(split)) else f"{len(values)} pairs"
+    for entry in entries[1:]:
+        values = paired(entry.runs, entries[0].runs, name, split)
+        pairs = "" if len(values) == len(entry.runs) else f"{len(values)} pairs"
         text = with_interval(values, "+") if values else "–"
         cells.append(Cell(text, values, pairs if values else ""))
     return cells
 
 
-def paired(runs: Iterable[Run], others: Iterable[Run], name: str, split: str) -> tuple[float, ...]:
-    """Returns run minus other, of a number of their evaluations, for each seed that both have.
+def paired(
+    runs: Iterable[Run], others: Iterable[Run], name: str, split: str | None
+) -> tuple[float, ...]:
+    """Returns run minus other, of a measured number, for each seed that both have.
 
-    Only of runs on the same corpus.
+    Both runs are measured on the same part of the same corpus.
     """
 
     def by_seed(of: Iterable[Run]) -> dict:
+        found = [(run, *held_out(run, split)) for run in of]
         return {
-            (seed_of(run), run.settings.get("Corpus.store")): run.evaluations[split][name]
-            for run in of
-            if name in run.evaluations.get(split, {})
+            (seed_of(run), run.settings.get("Corpus.store"), source): figures[name]
+            for run, figures, source in found
+            if name in figures
         }
 
     first, second = by_seed(runs), by_seed(others)
@@ -124,39 +171,24 @@ def entry_plot(entries: Sequence[Entry], split: str | None = None) -> Plot:
     """Returns the entries' bits per token: along the one number that a sweep varies, or as rows."""
     labels = [entry.label for entry in entries]
     label, numbers = one_number(labels)
-    at = numbers or list(range(1, len(entries) + 1))
-    accuracy = not any(_values(entry, "bits_per_token", split) for entry in entries)
-    measure = "accuracy" if accuracy else "bits_per_token"
-    lines = []
-    for colour, (name, of) in enumerate(
-        (("state kept", measure), ("state cleared", f"cleared_{measure}"))
-    ):
-        values = [(x, _values(entry, of, split)) for x, entry in zip(at, entries)]
-        points = sorted((x, float(np.mean(of_x)), error(of_x)) for x, of_x in values if of_x)
-        if not points:
-            continue
-        positions, means, errors = zip(*points, strict=True)
-        style = "points" if numbers else "marks"
-        lines.append(
-            Line(name, positions, means, style, errors=errors if numbers else None, colour=colour)
+    measure, lines = _main(entries, split), []
+    for state, name in (("state kept", measure), ("state cleared", f"cleared_{measure}")):
+        values = [_values(entry, name, split) for entry in entries]
+        found = sorted(
+            pair for pair in zip(numbers or range(1, len(labels) + 1), values) if pair[1]
         )
-        if not numbers and any(len(of_x) > 1 for _, of_x in values):
-            each = [(x, value) for x, of_x in values for value in of_x]
-            x_each, y_each = zip(*each, strict=True)
-            seeds = Line(f"{name}, each seed", x_each, y_each, "dots", colour=colour, legend="")
-            lines.append(seeds)
-    caption = (
-        "Means over seeds; bands are their standard errors."
-        if numbers
-        else "Means over seeds, large, and each seed."
-    )
+        if not found:
+            continue
+        means, spreads = zip(*(mean_and_spread(of_x) for _, of_x in found))
+        errors = [(spread or 0.0) / len(of_x) ** 0.5 for spread, (_, of_x) in zip(spreads, found)]
+        style = "points" if numbers else "marks"
+        lines.append(Line(state, [x for x, _ in found], means, style, errors=errors))
+        x, y = zip(*((x, value) for x, of_x in found for value in of_x), strict=True)
+        if len(x) > len(found):
+            lines.append(Line(state, x, y, "dots", state="each seed"))
+    caption = "Means over seeds with their standard errors, and each seed, small."
     rows = () if numbers else tuple(labels)
     return Plot("sweep", "Entries", caption, label, measure.replace("_", " "), lines, rows=rows)
-
-
-def _values(entry: Entry, name: str, split: str | None) -> list[float]:
-    group = Group(entry.runs, paper_position(entry.runs[0]), "")
-    return [found[name] for found in group.evaluations(split) if name in found]
 
 
 def one_number(labels: Sequence[str]) -> tuple[str, list[float]]:
@@ -168,5 +200,36 @@ def one_number(labels: Sequence[str]) -> tuple[str, list[float]]:
     return "", []
 
 
-def error(values: Sequence[float]) -> float:
-    return float(np.std(values, ddof=1) / len(values) ** 0.5) if len(values) > 1 else 0.0
+def cards(runs: Sequence[Run], with_figures: bool = True) -> list[tuple[str, Any]]:
+    """Returns cards of runs: the main number with the state kept and cleared, generated text."""
+    found = [_card(run, with_figures) for run in runs[:MOST_CARDS]]
+    shown = [card for card in found if card["figures"] or card["sample"]]
+    return [("cards", shown)] if shown else []
+
+
+def _card(run, with_figures):
+    found, source = held_out(run, None) if with_figures else ({}, "")
+    known = [entry for entry in FIGURES if entry[0] in found][:1]
+    states = ("state kept", ""), ("state cleared", "cleared_")
+    figures = [
+        (
+            label,
+            [(form.format(found[c + name]), state) for state, c in states if c + name in found],
+        )
+        for name, label, form in known
+    ]
+    source = f"{source[:1].upper()}{source[1:]}."
+    return {"name": run.name, "source": source, "figures": figures, "sample": _sample(run)}
+
+
+def _sample(run):
+    """Returns prompt and text of the last of samples.jsonl, of `brt.generate --save_text`."""
+    path = run.folder / "samples.jsonl"
+    if not path.is_file():
+        return None
+    try:
+        last = json.loads(path.read_text(encoding="utf-8").splitlines()[-1])
+        return str(last["prompt"]), str(last["text"])
+    except (ValueError, KeyError, IndexError, TypeError) as problem:
+        run.problems.append(f"{path} was left out: it was cut short ({problem})")
+        return None

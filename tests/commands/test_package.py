@@ -80,7 +80,7 @@ def test_the_wheel_holds_every_config_and_no_test(dist):
     (wheel,) = dist.glob("*.whl")
     names = set(zipfile.ZipFile(wheel).namelist())
     assert {f"brt/configs/{name}" for name in files_below(CONFIGS)} <= names
-    assert {"brt/reporting/page.css", "brt/reporting/page.js"} <= names
+    assert {f"brt/reporting/{name}" for name in ("page.css", "page.js", "reader.js")} <= names
     assert not [name for name in names if name.startswith(("tests/", "configs/"))]
 
 

@@ -348,7 +348,7 @@ def test_a_report_opens_no_connection_because_a_run_names_a_url(here, reached, m
     folder = add_recording(run, store, "kept", np.ones(store.num_tokens))
     path = folder / "manifest.json"
     manifest = json.loads(path.read_text())
-    monkeypatch.setattr("brt.report.png", lambda plot: b"")
+    monkeypatch.setattr("brt.report.image", lambda plot, kind: b"")
     assert command(monkeypatch, report, "run", "-o", "page.html", takes_arguments=True) == 0
     assert "words.txt is not" in capsys.readouterr().out
     manifest["store"]["folder"] = "memory://store"

@@ -191,11 +191,9 @@ def test_maps_have_the_values_of_their_rows_and_columns(measured, tmp_path):
     maps = {each.title: each for each in study_maps(Shown, "answers")}
     assert not Shown.problems
     drawn = maps["Answers by facts and distance, state kept"]
-    assert drawn.y_values == (2, 4) and all(x & (x - 1) == 0 for x in drawn.x_values)
+    assert drawn.y_values == [2, 4] and all(x & (x - 1) == 0 for x in drawn.x_values)
     lines = [line.split(",") for line in drawn.as_csv().split("\n")]
-    assert [float(x) for x in lines[0][-len(drawn.x_values) :]] == list(drawn.x_values)
+    assert [float(x) for x in lines[0][-len(drawn.x_values) :]] == drawn.x_values
     assert "" in maps["Answers by length and depth, state kept"].as_csv().split("\n")[1].split(",")
-    axes = drawn.draw("black").axes[0]
-    assert [text.get_text() for text in axes.get_yticklabels()] == ["2", "4"]
     study["maps"][0]["x_values"] = [1.0]
     assert study_maps(Shown, "answers") == [] and "no value for each" in Shown.problems[0]

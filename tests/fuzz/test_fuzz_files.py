@@ -380,7 +380,7 @@ MAPS = """{"study": "attention", "numbers": {}, "series": [], "verdict": "", "ar
 
 @both
 def test_a_spoilt_run_folder_is_reported_or_refused(scale, tmp_path, monkeypatch):
-    monkeypatch.setattr("brt.report.png", lambda plot: b"")  # the page has them as SVG
+    monkeypatch.setattr("brt.report.image", lambda plot, kind: b"")  # which the page does not need
     tally, base = Tally("run folders"), tmp_path / "base"
     records = [{"step": s, "train/loss": 1.0 / s, "train/bits_per_token": 1.0} for s in (1, 2, 3)]
     evaluated = {"test": {"loss": 1.0, "cleared_loss": 1.1, "bits_per_token": 1.4, "given": ["a"]}}

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from paths import ROOT
 
-pytest.importorskip("matplotlib", reason='the pages need pip install -e ".[report]"')
+pytest.importorskip("altair", reason='the pages need pip install -e ".[report]"')
 
 from results_page.page import MARKED, NOT_RUN, write_results
 from results_page.records import accuracy, seed_of

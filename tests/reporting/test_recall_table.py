@@ -5,7 +5,7 @@ import json
 import pytest
 from fabricated_runs import make_run
 
-pytest.importorskip("matplotlib", reason='the page needs pip install -e ".[report]"')
+pytest.importorskip("altair", reason='the page needs pip install -e ".[report]"')
 
 from results_page.recall import answers_table, distance_plot
 from results_page.records import entry_of
@@ -81,7 +81,7 @@ def test_memories_are_chosen_and_ordered_and_a_row_may_come_first(entries):
 
 
 def test_the_figure_has_the_mean_of_the_runs_and_each_of_several(entries):
-    lines = {line.name: line for line in distance_plot("recall", SPEC, entries).lines}
+    lines = {line.label: line for line in distance_plot("recall", SPEC, entries).lines}
     mean = lines["gated delta memory, 640 bytes"]
     assert (mean.x, mean.y) == ([64, 256, 1024], [pytest.approx(0.9375), 0.84375, 0.375])
     assert lines["gated delta memory, 640 bytes, run 1"].y == [0.95, 0.9375, 0.5]

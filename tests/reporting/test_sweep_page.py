@@ -1,22 +1,23 @@
 """The report of a sweep: means, differences paired by seed, and one colour for each entry."""
 
 import json
+import statistics
 
 import pytest
 from browser import open_page
 from fabricated_runs import make_run
 
-pytest.importorskip("matplotlib", reason='the report needs pip install -e ".[report]"')
+pytest.importorskip("altair", reason='the report needs pip install -e ".[report]"')
 
 from brt import report as command
 from brt.report import expanded, report
 from brt.reporting.drawing.rounding import confidence_interval
+from brt.reporting.entries import entries_of
 from brt.reporting.figures import training_curves
-from brt.reporting.runs import label_entries, open_runs
+from brt.reporting.runs import open_runs
 from brt.reporting.sweep_folder import (
     SWEEP_FILE,
     Sweep,
-    entries_of,
     read_sweep,
     run_folders,
     sweep_json,
@@ -95,38 +96,60 @@ def test_runs_on_other_texts_are_not_subtracted(tmp_path):
 
 
 @pytest.mark.parametrize("with_file", [True, False])
-def test_seeds_share_the_colour_and_the_legend_of_their_entry(tmp_path, with_file):
+def test_seeds_are_averaged_with_a_band_and_entries_keep_their_colour(tmp_path, with_file):
     scalars = "eval/bits_per_token", "eval/cleared_bits_per_token"
     folder = a_sweep(tmp_path / "sweep", scalars=scalars, with_file=with_file)
-    sweep = read_sweep(folder)
-    runs = open_runs(run_folders(folder, sweep)[0])
-    label_entries(runs)
-    (plot,) = training_curves(runs, entries_of(runs, sweep))
-    assert [line.shown for line in plot.lines if line.shown] == [NONE, ONE]
-    assert len(plot.lines) == 12 and len({line.name for line in plot.lines}) == 12
-    for line in plot.lines:
-        assert line.colour == (NONE not in line.name)
-        assert line.is_thin and line.is_dashed == ("cleared" in line.name)
+    _, entries, _ = opened(folder)
+    (plot,) = training_curves(entries)
+    assert {(line.name, line.colour) for line in plot.lines} == {(NONE, 0), (ONE, 1)}
+    assert len({line.label for line in plot.lines}) == len(plot.lines) == 4
+    values = list(BITS[ONE].values())
+    for line in plot.lines[1::2]:
+        assert line.y == pytest.approx([sum(values) / 3] * 2)
+        assert line.errors == pytest.approx([statistics.stdev(values) / 3**0.5] * 2)
+
+
+def test_only_steps_that_all_seeds_logged_are_averaged(tmp_path):
+    runs, entries, _ = opened(a_sweep(tmp_path / "sweep", {NONE: {0: 4.0, 1: 2.0}}))
+    runs[0].records.append({"step": 30, "train/bits_per_token": 9.0})
+    (plot,) = training_curves(entries)
+    assert (plot.lines[0].x, plot.lines[0].y) == ([10, 20], [3.0, 3.0])
 
 
 def test_each_metric_of_a_sweep_has_a_figure(tmp_path):
     scalars = "eval/recall_accuracy", "eval/recall_accuracy_near", "eval/cleared_recall_accuracy"
-    runs, entries, _ = opened(a_sweep(tmp_path / "sweep", scalars=scalars))
-    plots = training_curves(runs, entries)
+    _, entries, _ = opened(a_sweep(tmp_path / "sweep", scalars=scalars))
+    plots = training_curves(entries)
     assert len({plot.name for plot in plots}) == len({plot.title for plot in plots}) == 2
-    assert sorted(len(plot.lines) for plot in plots) == [6, 12]
+    assert sorted(len(plot.lines) for plot in plots) == [2, 4]
 
 
 def test_questions_of_one_run_have_a_colour_each_and_dashes_if_cleared(tmp_path):
     scalars = [f"eval/{c}{n}_accuracy" for c in ("", "cleared_") for n in ("answer", "recall")]
-    (run,) = open_runs([make_run(tmp_path / "run", "quickstart", records=records(0.5, *scalars))])
-    (plot,) = training_curves([run])
-    found = {line.name: (line.colour, line.is_dashed) for line in plot.lines}
-    assert not any("run" in name for name in found)
-    assert list(found.values()) == [(0, False), (0, True), (1, False), (1, True)]
-    assert [("cleared" in name, "answer" in name) for name in found] == [
-        (dashed, not colour) for colour, dashed in found.values()
-    ]
+    runs = open_runs([make_run(tmp_path / "run", "quickstart", records=records(0.5, *scalars))])
+    (plot,) = training_curves(entries_of(runs))
+    states = "state kept", "state cleared"
+    names = "answer accuracy", "recall accuracy"
+    assert [line[0] for line in plot.lines] == [name for name in names for _ in states]
+    assert [line.state for line in plot.lines] == [*states, *states]
+
+
+def test_runs_without_a_sweep_s_file_are_named_by_the_setting_that_differs(tmp_path):
+    folder = a_sweep(tmp_path / "sweep")
+    runs = open_runs(sorted((folder / "runs").iterdir()))
+    found = {entry.label: len(entry.runs) for entry in entries_of(runs)}
+    assert found == {NONE: 3, ONE: 3}
+    assert runs[0].name == f"{ONE}, seed 0"
+
+
+def test_without_an_evaluation_the_last_one_in_training_counts(tmp_path):
+    scalars = "eval/bits_per_token", "eval/cleared_bits_per_token"
+    runs, entries, sweep = opened(a_sweep(tmp_path / "sweep", scalars=scalars))
+    for run in runs:
+        run.evaluations.clear()
+    (row, _) = entry_table(entries, sweep.title).rows
+    assert [cell.values for cell in row[1:3]] == [tuple(BITS[NONE].values())] * 2
+    assert "bits per token" not in entry_table(entries, "t", "validation").heads()
 
 
 def test_a_sweep_folder_gives_its_page_and_so_do_its_runs(tmp_path):

@@ -224,7 +224,7 @@ def test_entries_that_differ_in_evaluation_alone_are_trained_once(monkeypatch, t
     assert settings["Evaluation.segment_length"] == 128 and settings["Trainer.seed"] == 3
     lines = capsys.readouterr().out.split("Entries of ")[1].splitlines()
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if "|" in line]
-    assert [row[1] for row in rows[2:]] == [
+    assert [row[0] for row in rows[2:]] == [
         "as configured",
         longer,
         same.replace(" ", ", "),

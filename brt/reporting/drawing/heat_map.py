@@ -2,6 +2,7 @@
 
 import os
 import re
+import textwrap
 import tokenize
 import zipfile
 import zlib
@@ -10,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from brt.reporting.drawing.plots import COLOURS, new_figure
+from brt.reporting.drawing.plots import COLOURS, HEIGHT, INK, LETTERS, inline
 from brt.storage.csv_text import csv_text
 from brt.storage.regular_files import open_regular
 
@@ -24,8 +25,10 @@ UNREADABLE = (
     *(zipfile.BadZipFile, zlib.error, tokenize.TokenError),
 )
 NUMBERED = 16
-TALLEST, PER_ROW = 5.0, 0.06
-"""Height of a map, and of a row, in inches."""
+MOST_CELLS = 64, 160
+"""Rows and columns that are drawn."""
+PER_ROW = 20
+"""Pixels of the height of a row of a low map."""
 
 
 class HeatMap(NamedTuple):
@@ -66,43 +69,62 @@ class HeatMap(NamedTuple):
             lines.append([_short(name), *(f"{x:.6g}" if x >= 0 else "" for x in values)])
         return csv_text(lines)
 
-    def draw(self, foreground: str) -> Any:
-        rows, columns = self.values_RC.shape
-        figure = new_figure(7.2, min(max(1.2 + PER_ROW * rows, 2.6), TALLEST))
-        axes = figure.add_subplot()
-        axes.imshow(self._shades(), aspect="auto", interpolation="none", origin="upper")
-        for border in self.x_borders:
-            axes.axvline(border - 0.5, color=foreground, linewidth=0.8, linestyle=":")
-        for border in self.y_borders:
-            axes.axhline(border - 0.5, color=foreground, linewidth=0.5, alpha=0.5, linestyle=":")
-        if self.marked:
-            high = [-0.5 - 0.03 * rows] * len(self.marked)
-            axes.scatter(self.marked, high, 10, color=MARK, marker="v", clip_on=False)
-        for axis, values in zip((axes.xaxis, axes.yaxis), self._positions()):
-            most = len(values) if self.most else 9
-            at = np.linspace(0, len(values) - 1, min(len(values), most))
-            at = np.unique(np.round(at).astype(int))
-            axis.set_ticks(at, [_short(values[index]) for index in at])
-        if self.most and columns <= NUMBERED:
-            for (row, column), value in np.ndenumerate(self.values_RC):
-                if value >= 0:
-                    axes.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize=7)
-        axes.set_xlabel(self.x_label)
-        axes.set_ylabel(self.y_label)
-        return figure
+    @property
+    def height(self) -> int:
+        return min(max(PER_ROW * len(self.values_RC), 60), HEIGHT)
+
+    def drawn(self, alt: Any) -> Any:
+        """Returns an Altair chart; of a large matrix the largest number of each group of cells."""
+        values_RC, sides, rules = np.asarray(self.values_RC, np.float64), [], []
+        x_values, y_values = self._positions()
+        of_sides = (y_values, self.y_borders), (x_values, self.x_borders)
+        for axis, (positions, at) in enumerate(of_sides):
+            count = min(len(positions), MOST_CELLS[axis])
+            starts = np.linspace(0, len(positions), count, endpoint=False).astype(int)
+            values_RC = np.maximum.reduceat(values_RC, starts, axis)
+            sides.append(np.asarray(positions, np.float64)[starts])
+            rules.append([sides[axis][np.searchsorted(starts, n, "right") - 1] for n in at])
+        marked = [sides[1][np.searchsorted(starts, n, "right") - 1] for n in self.marked]
+        style: dict[str, Any] = {
+            "labelExpr": "format(datum.value, ',.5~g')",
+            "labelOverlap": "greedy",
+        }
+        style |= {"labelAngle": 0, "labelSeparation": 12, "ticks": False}
+        x, y = (
+            channel(name, sort=None, axis=alt.Axis(title=textwrap.wrap(label, LETTERS), **style))
+            for channel, name, label in ((alt.X, "x:O", self.x_label), (alt.Y, "y:O", self.y_label))
+        )
+        data = inline(
+            alt,
+            x=np.tile(sides[1], len(sides[0])),
+            y=np.repeat(sides[0], len(sides[1])),
+            value=values_RC.ravel(),
+        )
+        most = self.most or np.percentile(values_RC, BRIGHTEST) or values_RC.max() or 1.0
+        shade = {} if self.most else {"type": "pow", "exponent": FADES}
+        scale = alt.Scale(domain=[0, float(most)], range=[0, 1], clamp=True, **shade)
+        shown = alt.Chart(data).encode(x=x, y=y, tooltip=["x:Q", "y:Q", "value:Q"])
+        opacity = alt.FillOpacity("value:Q", scale=scale, legend=None)
+        layers = [shown.mark_rect(color=SHADE).encode(fillOpacity=opacity)]
+        if self.most and len(sides[1]) <= NUMBERED:
+            numbers = shown.transform_filter("datum.value >= 0").mark_text(color=INK)
+            layers.append(numbers.encode(text=alt.Text("value:Q", format=".2f")))
+        for name, places in zip("yx", rules):
+            if places:
+                rule = alt.Chart(inline(alt, **{name: places})).mark_rule(
+                    color=INK, strokeDash=[1, 2]
+                )
+                channel = (alt.X if name == "x" else alt.Y)(f"{name}:O", bandPosition=0)
+                layers.append(rule.encode(**{name: channel}))
+        if marked:
+            marks = alt.Chart(inline(alt, x=marked)).mark_point(shape="triangle-down", color=MARK)
+            layers.append(marks.encode(x="x:O", y=alt.value(-4)))
+        return alt.layer(*layers)
 
     def _positions(self):
         rows, columns = self.values_RC.shape
         x_values = self.x_values or np.linspace(*self.x_ends, columns)
         return x_values, self.y_values or np.linspace(*self.y_ends, rows)
-
-    def _shades(self):
-        values_RC = np.asarray(self.values_RC, np.float64)
-        most = self.most or np.percentile(values_RC, BRIGHTEST) or values_RC.max() or 1.0
-        shades = np.empty((*values_RC.shape, 4))
-        shades[..., :3] = [int(SHADE[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-        shades[..., 3] = np.clip(values_RC / most, 0, 1) ** (1 if self.most else FADES)
-        return shades
 
 
 ENTRIES = {*HeatMap._fields} - {"name", "values_RC"}
@@ -135,14 +157,10 @@ def study_maps(run: Any, name: str) -> list[HeatMap]:
         return []
     maps = []
     for number, entry in enumerate(entries, 1):
-        fields: dict[str, Any] = {
-            key: tuple(value) if isinstance(value, list) else value
-            for key, value in entry.items()
-            if key in ENTRIES
-        }
-        values_RC = arrays[entry["array"]]
+        fields: dict[str, Any] = {key: entry[key] for key in entry.keys() & ENTRIES}
         part = re.sub(r"\W+", "_", f"{entry['array']:.40}")
-        maps.append(HeatMap(name=f"{label}_map_{number}_{part}", values_RC=values_RC, **fields))
+        fields |= {"name": f"{label}_map_{number}_{part}", "values_RC": arrays[entry["array"]]}
+        maps.append(HeatMap(**fields))
     return maps
 
 

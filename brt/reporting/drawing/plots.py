@@ -1,8 +1,6 @@
-"""Plots as SVG in the page's colours, as PNG, and as CSV."""
+"""Figures: their numbers as CSV, and drawn by Altair for the page and as PNG and SVG files."""
 
 import io
-import itertools
-import re
 import textwrap
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -14,32 +12,39 @@ from brt.storage.csv_text import csv_text
 
 COLOURS = ("#3b7dd8", "#e0712c", "#2f9e68", "#c2468f", "#8a6fd1", "#a8862a", "#6b7a8f", "#c0392b")
 """Distinguished in this order by most colour-blind readers."""
-FOREGROUND = "#123457"  # replaced by the page's text colour in the SVG
-MOST_POINTS, MOST_BORDERS, MOST_TICKS, MOST_NAMED = 2000, 100, 12, 30
-MARK, PER_SIZE = 12, 1.0
-"""Area of a mark of size 0, and the addition of each unit, in square points."""
-LEGEND_LETTERS, LABEL_LETTERS, TICK_LETTERS = 96, 36, 28
-"""Characters that fit the legend above a plot, an axis, and the name of a row."""
-ROWS_WIDTH = 5.2
-"""Inches of a figure of rows, whose names are then readable on a phone."""
-NO_LEGEND = "_nolegend_"
-"""Label of a line that matplotlib leaves out of a legend."""
-SHIFT = 0.06
-LEGEND_ROWS, ROW_HEIGHT = 3, 0.2
-"""Rows of a legend that fit a plot; each further one adds so many inches to its height."""
+INK = "currentColor"
+"""The colour of the page's text in an SVG."""
+MOST_POINTS, MOST_BORDERS, MOST_TICKS = 400, 100, 12
+SMALL = 1e-3
+"""Below, an axis has exponents."""
+SCALE = 1.6
+"""Pixels of a PNG file by pixel of a figure."""
+WIDTH, HEIGHT, ROW_HEIGHT = 600, 230, 42
+"""Pixels of a figure in a file, of every figure, and of a row."""
+LEGEND_LETTERS, LETTERS, ROW_LETTERS = 84, 36, 26
+"""Characters that fit the legend above a figure, its vertical axis, and the name of a row."""
+DASHES = ([1, 0], [5, 3], [2, 2], [8, 3, 2, 3])
+MARKS: dict[str, dict[str, Any]] = {
+    "line": {"type": "line", "strokeWidth": 1.5},
+    "points": {"type": "line", "strokeWidth": 1.5},
+    "marks": {"type": "point", "filled": True, "size": 60, "opacity": 1},
+    "dots": {"type": "point", "filled": True, "size": 18, "opacity": 0.6},
+    "stems": {"type": "rule"},
+    "published": {"type": "line", "strokeDash": [5, 3], "point": {"shape": "square", "size": 28}},
+    "frontier": {"type": "line", "interpolate": "step-after", "strokeWidth": 8, "opacity": 0.3},
+}
+"""Marks of Vega-Lite by the style of a line."""
 
 
 class Line(NamedTuple):
     """One curve.
 
-    style: "line", "points" (with marks), "marks" (alone), "dots" (small marks), "stems" (a line
-        from zero to each point), "published", or "frontier" (wide steps behind the points of other
-        lines).
-    errors: standard error of each y, drawn as a band; as bars at marks.
+    style: one of `MARKS`; "marks" and "dots" are not connected, "stems" begin at zero.
+    errors: of each y, drawn as a band, or as bars at marks.
     sizes: numbers that the areas of the marks show.
-    colour: index of its colour; None for its index among the lines.
-    legend: its name in the legend; None for `name`, "" for none.
-    is_dashed, is_thin: of one measure with the state cleared; of one of several seeds.
+    colour: index of its colour, the same in several figures; None for that of its name among the
+        names of the figure.
+    state: what distinguishes it from others of its name and colour, by its dashes.
     """
 
     name: str
@@ -50,13 +55,11 @@ class Line(NamedTuple):
     errors: Sequence[float] | None = None
     sizes: Sequence[float] | None = None
     colour: int | None = None
-    legend: str | None = None
-    is_dashed: bool = False
-    is_thin: bool = False
+    state: str = ""
 
     @property
-    def shown(self) -> str:
-        return self.name if self.legend is None else self.legend
+    def label(self) -> str:
+        return ", ".join(filter(None, (self.name, self.state)))
 
 
 class Plot(NamedTuple):
@@ -85,180 +88,169 @@ class Plot(NamedTuple):
     def has_measurements(self) -> bool:
         return any(line.style not in ("published", "frontier") for line in self.lines)
 
+    @property
+    def height(self) -> int:
+        return ROW_HEIGHT * len(self.rows) or HEIGHT
+
     def as_csv(self) -> str:
         has_errors = any(line.errors for line in self.lines)
         lines: list[Sequence] = [["line", self.x_label, self.y_label, *["error"] * has_errors]]
         for line in self.lines:
-            columns: list[Sequence] = [[line.name] * len(line.x), line.x, line.y]
+            columns: list[Sequence] = [[line.label] * len(line.x), line.x, line.y]
             columns += [line.errors or [""] * len(line.x)] * has_errors
             lines += zip(*columns)
         return csv_text(lines)
 
-    def draw(self, foreground: str) -> Any:
+    def drawn(self, alt: Any) -> Any:
+        """Returns an Altair chart without a size and a theme."""
+        picked = alt.selection_point(fields=["line"], bind="legend")
+        sides: dict[bool, list] = {False: [], True: []}
+        if 0 < len(self.borders) <= MOST_BORDERS:
+            borders = alt.Chart(inline(alt, along=self.borders)).mark_rule(opacity=0.3, color=INK)
+            sides[False].append(borders.encode(x=self._along(alt)))
+        kinds: dict[tuple, list[Line]] = {}
+        for line in self.lines:
+            kinds.setdefault((line.style, line.on_second_axis, bool(line.errors)), []).append(line)
+        for (style, is_second, _), lines in kinds.items():
+            sides[is_second] += self._layers(alt, style, lines, is_second, picked)
+        charts = [alt.layer(*layers) for layers in sides.values() if layers]
+        whole = alt.layer(*charts).resolve_scale(y="independent") if charts[1:] else charts[0]
+        return whole.add_params(picked)
+
+    def _layers(self, alt, style, lines, is_second, picked):
+        at, across = ("x", "y") if self.rows else ("y", "x")
+        label, along = self.second_label if is_second else self.y_label, self._along(alt)
+
+        def value(name):
+            return {at: self._value(alt, name, label, is_second), across: along}
+
+        def opacity(usual):
+            return alt.condition(picked, alt.value(usual), alt.value(usual / 8))
+
+        # Vega-Lite puts these titles into expressions without escaping backslashes.
+        titles = {"line:N": " ", "state:N": " ", "along:N": self.x_label or " ", "value:Q": label}
+        chart = alt.Chart(_data(alt, lines, self.rows)).encode(
+            **value("value"),
+            color=self._colour(alt),
+            detail="state:N",
+            opacity=opacity(MARKS[style].get("opacity", 1)),
+            tooltip=[
+                alt.Tooltip(
+                    of, title=title.replace("\\", "/"), format=".5~g" if of[-1] == "Q" else ""
+                )
+                for of, title in titles.items()
+            ],
+        )
+        if style == "stems":
+            chart = chart.encode(y2=alt.datum(0))
+        mark, layers, points = dict(MARKS[style]), [], chart.mark_point
+        clip = bool(self.y_range or self.fits_later)
+        if lines[0].errors:
+            spread = chart.encode(**value("low"), **{f"{at}2": "high:Q"})
+            band = spread.encode(opacity=opacity(0.2))
+            layers += [band.mark_area(clip=clip) if mark["type"] == "line" else spread.mark_rule()]
+        if style in ("line", "points") and len(states := self._states()) > 1:
+            scale = alt.Scale(domain=states, range=DASHES[: len(states)])
+            legend = _legend(alt, states, "stroke")
+            chart = chart.encode(strokeDash=alt.StrokeDash("state:N", scale=scale, legend=legend))
+        layers.append(getattr(chart, f"mark_{mark.pop('type')}")(clip=clip, **mark))
+        if any(line.sizes for line in lines):
+            size = alt.Size("size:Q", legend=None, scale=alt.Scale(range=[20, 300]))
+            layers.append(chart.mark_point(filled=True).encode(size=size, opacity=opacity(0.5)))
+        if style == "points":  # without dashes
+            layers.append(points(filled=True, size=28, clip=clip))
+        elif style == "line":  # invisible, for the pointer
+            layers.append(points(size=60, clip=clip).encode(opacity=alt.value(0)))
+        return layers
+
+    def _states(self):
+        return list(dict.fromkeys(line.state for line in self.lines if line.style != "dots"))
+
+    def _colour(self, alt):
+        names = list(dict.fromkeys(line.name for line in self.lines))
+        indices = {line.name: line.colour for line in reversed(self.lines)}
+        chosen = [n if (i := indices[name]) is None else i for n, name in enumerate(names)]
+        colours = [COLOURS[index % len(COLOURS)] for index in chosen]
+        legend = _legend(alt, names, "circle" if self.rows else "stroke")
+        scale = alt.Scale(domain=names, range=colours)
+        is_named = len(names) > 1 or indices[names[0]] is not None
+        return alt.Color("line:N", scale=scale, legend=legend if is_named else None)
+
+    def _along(self, alt):
         if self.rows:
-            return self._draw_rows(foreground)
-        figure = new_figure()
-        axes = figure.add_subplot()
-        second: Any = axes.twinx() if self.second_label else None
-        for number, line in enumerate(self.lines):
-            _draw(second if line.on_second_axis else axes, line, number)
-        for border in self.borders if len(self.borders) <= MOST_BORDERS else ():
-            axes.axvline(border, color=foreground, alpha=0.2, linewidth=0.5, zorder=0)
-        axes.set_xlabel(self.x_label)
-        axes.set_ylabel(textwrap.fill(self.y_label, LABEL_LETTERS))
-        axes.grid(axis="y", color=foreground, alpha=0.12, linewidth=0.6)
-        if min(axes.get_ylim()) < 0 < max(axes.get_ylim()):
-            axes.axhline(0, color=foreground, alpha=0.5, linewidth=0.7, zorder=0)
-        if self.log_x:
-            _logarithmic(axes, sorted({x for line in self.lines for x in line.x}))
-        elif all(x % 1 == 0 for line in self.lines for x in line.x):
-            axes.xaxis.get_major_locator().set_params(integer=True)
-        if limits := _later_range(self.lines) if self.fits_later else self.y_range:
-            axes.set_ylim(*limits)
-        if second is not None:
-            second.set_ylabel(textwrap.fill(self.second_label, LABEL_LETTERS))
-            second.spines["right"].set_visible(True)
-            if all(y % 1 == 0 for line in self.lines if line.on_second_axis for y in line.y):
-                second.yaxis.get_major_locator().set_params(integer=True)
-        self._add_legend(figure, [axes, second] if second else [axes])
-        return figure
+            axis = alt.Axis(labelLimit=260, title=None, labelExpr=r"split(datum.label, '\n')")
+            return alt.Y("along:N", sort=_wrapped(self.rows), axis=axis)
+        x = sorted({x for line in self.lines for x in line.x})
+        axis = alt.Axis(grid=False, labelOverlap="greedy", title=self.x_label, tickCount=8)
+        if self.log_x and len(x) <= MOST_TICKS:
+            axis.values = x
+        elif all(number % 1 == 0 for number in x):
+            axis.tickMinStep = 1
+        scale = alt.Scale(type="log" if self.log_x else "linear", nice=False, zero=False, padding=8)
+        return alt.X("along:Q", axis=axis, scale=scale)
 
-    def _draw_rows(self, foreground):
-        height = 1.1 + ROW_HEIGHT * sum(1.6 + name.count("\n") for name in self._names())
-        figure = new_figure(ROWS_WIDTH, height)
-        axes = figure.add_subplot()
-        for number, line in enumerate(self.lines):
-            style = _style(line, number)
-            # Points of one row are drawn below each other.
-            colour = number if line.colour is None else line.colour
-            rows = np.asarray(line.x, np.float64) + SHIFT * (2 * colour - 1)
-            axes.plot(line.y, rows, label=line.shown or NO_LEGEND, **style)
-        axes.set_yticks(range(1, len(self.rows) + 1), self._names())
-        axes.set_ylim(len(self.rows) + 0.5, 0.5)
-        axes.set_xlabel(self.y_label)
-        axes.grid(color=foreground, alpha=0.12, linewidth=0.6)
-        self._add_legend(figure, [axes])
-        return figure
-
-    def _names(self):
-        return [textwrap.fill(name, TICK_LETTERS) for name in self.rows]
-
-    def _add_legend(self, figure, axes):
-        shown = [line.shown for line in self.lines if line.shown]
-        if not 1 < len(shown) <= MOST_NAMED:
-            return
-        handles = [h for one in axes for h in one.get_legend_handles_labels()[0]]
-        columns = LEGEND_LETTERS // (max(map(len, shown)) + 8)
-        columns = min(max(columns, 1), len(shown))
-        rows = -(-len(handles) // columns)
-        figure.set_figheight(figure.get_figheight() + ROW_HEIGHT * max(rows - LEGEND_ROWS, 0))
-        figure.legend(handles=handles, loc="outside upper left", ncols=columns, fontsize=9)
+    def _value(self, alt, name, label, is_second):
+        limits = _later_range(self.lines) if self.fits_later else self.y_range
+        scale = alt.Scale(zero=False, nice=not limits or is_second)
+        if limits and not is_second:
+            scale.domain = list(limits)
+        grid = alt.condition("datum.value === 0", alt.value(0.5), alt.value(0.12))
+        axis = alt.Axis(gridOpacity=grid, title=textwrap.wrap(label, LETTERS), tickCount=6)
+        if all(abs(y) < SMALL for line in self.lines for y in line.y):
+            axis.format = ".1~e"
+        if is_second:
+            axis.orient, axis.grid = "right", False
+        return (alt.X if self.rows else alt.Y)(f"{name}:Q", axis=axis, scale=scale)
 
 
-def _draw(axes, line, number):
-    x, y = _thinned(line)
-    if line.style == "stems":
-        x, y = np.repeat(x, 3), np.stack([0 * y, y, np.nan * y], 1).ravel()
-    if line.style == "marks":
-        x = x + SHIFT * number  # bars at the same x are drawn side by side
-    style = _style(line, number)
-    axes.plot(x, y, label=line.shown or NO_LEGEND, **style)
-    if line.sizes:
-        areas = [MARK + PER_SIZE * size for size in line.sizes]
-        axes.scatter(line.x, line.y, areas, color=style["color"], alpha=0.5)
-    if line.errors and line.style == "marks":
-        axes.errorbar(x, y, line.errors, fmt="none", color=style["color"], capsize=3)
-    elif line.errors:
-        low, high = (np.add(line.y, sign * np.array(line.errors)) for sign in (-1, 1))
-        axes.fill_between(line.x, low, high, color=style["color"], alpha=0.2, linewidth=0)
+def _legend(alt, names, symbol):
+    columns = min(max(LEGEND_LETTERS // (max(map(len, names)) + 4), 1), len(names))
+    narrow = alt.ExprRef(f"containerSize()[0] < 480 ? 1 : {columns}")
+    style = {"symbolType": symbol, "symbolOpacity": 1, "symbolStrokeWidth": 2, "labelLimit": 320}
+    return alt.Legend(title=None, orient="top", columns=narrow, **style)
 
 
-def _theme(name, foreground):
-    matplotlib = extra_library("matplotlib", "brt.report", "report")
-    settings = {
-        "svg.fonttype": "none",
-        "svg.hashsalt": name,
-        "text.parse_math": False,  # titles of documents are not formulas
-        "font.size": 10,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "legend.frameon": False,
-    }
-    coloured = ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color")
-    return matplotlib.rc_context(settings | dict.fromkeys(coloured, foreground))
+def inline(alt: Any, **columns: Any) -> Any:
+    """Returns columns as CSV inside of a chart; those named line, state and row hold text."""
+    pandas = extra_library("pandas", "brt.report", "report")
+    frame = pandas.DataFrame(columns)
+    numbers = {name: "number" for name in frame.select_dtypes("number")}
+    parse = dict.fromkeys(frame, "string") | numbers
+    text = frame.to_csv(index=False, float_format="%.6g")
+    return alt.InlineData(text, format=alt.CsvDataFormat(type="csv", parse=parse))
 
 
-def new_figure(width: float = 7.2, height: float = 3.4) -> Any:
-    figures = extra_library("matplotlib.figure", "brt.report", "report")
-    return figures.Figure(figsize=(width, height), layout="constrained")
+def _wrapped(rows):
+    return ["\n".join(textwrap.wrap(row, ROW_LETTERS)) for row in rows]
 
 
-def png(shown: Any) -> bytes:
-    """Returns a `Plot` or `HeatMap` for slides and papers: dark on white, 200 dpi, 128 colours."""
-    from PIL import Image
-
-    drawn = Image.open(io.BytesIO(_save(shown, "#222222", "png", facecolor="white", dpi=200)))
-    file = io.BytesIO()
-    drawn.convert("RGB").quantize(128, dither=Image.Dither.NONE).save(file, "png", optimize=True)
-    return file.getvalue()
-
-
-def svg(shown: Any) -> str:
-    """Returns a figure for the page, with text as text in the page's colour."""
-    text = _save(shown, FOREGROUND, "svg", transparent=True).decode("utf-8")
-    text = text[text.index("<svg") :]
-    text = text.replace(FOREGROUND, "currentColor")
-    # Coordinates are half the page: a hundredth of a point is enough.
-    text = re.sub(r'\bd="[^"]*"', lambda path: re.sub(r"(\.\d\d)\d+", r"\1", path[0]), text)
-    text = re.sub(r' id="[\w.]*_\d+"', "", text)  # the same in every plot of a page
-    text = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", text, count=1)
-    return re.sub(r'(<svg[^>]*?) height="[^"]*"', r'\1 role="img"', text, count=1)
+def _data(alt, lines, rows):
+    columns: dict[str, list] = {}
+    rows = _wrapped(rows)
+    for line in lines:
+        at = kept_points(line.y)
+        x, y = np.asarray(line.x)[at], np.asarray(line.y, np.float64)[at]
+        found = {"along": [rows[int(number) - 1] for number in x] if rows else x, "value": y}
+        found |= {"line": [line.name] * len(at), "state": [line.state] * len(at)}
+        if line.errors:
+            errors = np.asarray(line.errors)[at]
+            found |= {"low": y - errors, "high": y + errors}
+        if any(other.sizes for other in lines):
+            found["size"] = np.asarray(line.sizes)[at] if line.sizes else np.zeros(len(at))
+        for name, values in found.items():
+            columns.setdefault(name, []).extend(values)
+    return inline(alt, **columns)
 
 
-def _style(line, number):
-    colour = COLOURS[(number if line.colour is None else line.colour) % len(COLOURS)]
-    styles: dict[str, dict[str, Any]] = {
-        "line": {"linewidth": 1.4 if len(line.x) < 300 else 0.9},
-        "stems": {"linewidth": 0.7},
-        "marks": {"linestyle": "none", "marker": "o", "markersize": 5},
-        "dots": {"linestyle": "none", "marker": "o", "markersize": 2.5, "alpha": 0.6},
-        "points": {"linewidth": 1.4, "marker": "o", "markersize": 4},
-        "published": {"linewidth": 1.2, "marker": "s", "markersize": 4, "linestyle": "--"},
-        "frontier": {"linewidth": 6, "alpha": 0.3, "drawstyle": "steps-post", "zorder": 1},
-    }
-    again = (number if line.colour is None else line.colour) >= len(COLOURS)
-    style = {"color": colour, "linestyle": ":" if again else "-", **styles[line.style]}
-    if line.is_dashed:
-        style["linestyle"] = "-." if again else "--"
-    if line.is_thin:
-        style |= {"linewidth": 0.8, "alpha": 0.8, "markersize": 2.5}
-    return style
-
-
-def _thinned(line):
-    """Returns the points to draw: of a long line the outermost of each stretch."""
-    x, y = np.asarray(line.x, np.float64), np.asarray(line.y, np.float64)
-    if len(x) <= MOST_POINTS:
-        return x, y
-    indices, middle = [], np.nanmedian(y) if np.isfinite(y).any() else 0.0
-    for part in np.array_split(np.arange(len(x)), MOST_POINTS):
-        indices.append(part[np.nanargmax(np.abs(np.nan_to_num(y[part], nan=middle) - middle))])
-    return x[indices], y[indices]
-
-
-def _logarithmic(axes, x):
-    axes.set_xscale("log")
-    if len(x) > MOST_TICKS or min(b / a for a, b in itertools.pairwise([*x, x[-1] * 2])) < 1.15:
-        if x[-1] < 100 * x[0]:  # fewer than two powers of ten may lie between
-            axes.xaxis.get_major_locator().set_params(subs=(1, 2, 5))
-        axes.xaxis.set_major_formatter(lambda value, _: _plain(value))
-    else:
-        axes.set_xticks(x, map(_plain, x))
-    axes.minorticks_off()
-
-
-def _plain(value):
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
+def kept_points(y: Sequence[float]) -> np.ndarray:
+    """Returns the indices of points to draw: of many the outermost of each stretch."""
+    y_T = np.asarray(y, np.float64)
+    if len(y_T) <= MOST_POINTS:
+        return np.arange(len(y_T))
+    middle = np.nanmedian(y_T) if np.isfinite(y_T).any() else 0.0
+    distance_T = np.abs(np.nan_to_num(y_T, nan=middle) - middle)
+    parts = np.array_split(np.arange(len(y_T)), MOST_POINTS)
+    return np.array([part[np.argmax(distance_T[part])] for part in parts])
 
 
 def _later_range(lines):
@@ -266,14 +258,34 @@ def _later_range(lines):
     start = max(max(line.x) for line in lines) / 10
     later = [y for line in lines for x, y in zip(line.x, line.y) if x >= start and np.isfinite(y)]
     if not later or min(later) == max(later):
-        return None, None
+        return None
     margin = (max(later) - min(later)) / 15
     return min(later) - margin, max(later) + margin
 
 
-def _save(shown, foreground, kind, **options):
-    file = io.BytesIO()
-    metadata = {"Date": None} if kind == "svg" else {"Software": None}
-    with _theme(shown.name, foreground):
-        shown.draw(foreground).savefig(file, format=kind, metadata=metadata, **options)
-    return file.getvalue()
+def chart(shown: Any, ink: str = INK, **properties: Any) -> Any:
+    """Returns a `Plot` or `HeatMap` as an Altair chart, which notebooks show.
+
+    ink: the colour of its text. properties: of the chart, such as its width.
+    """
+    alt = extra_library("altair", "brt.report", "report")
+    text: dict[str, Any] = {f"{part}Color": ink for part in ("label", "title")}
+    axis = text | {f"{part}Color": ink for part in ("domain", "tick", "grid")}
+    axis |= {"titleFontWeight": "normal", "domainOpacity": 0.4, "tickOpacity": 0.4}
+    usual = {"height": shown.height, "width": WIDTH, "background": "transparent"}
+    return (
+        shown.drawn(alt)
+        .properties(**usual | properties)
+        .configure(
+            aria=False, font="system-ui, sans-serif", axis=axis, legend=text, view={"stroke": None}
+        )
+    )
+
+
+def image(shown: Any, kind: str) -> bytes:
+    """Returns a figure as a "png" or "svg" file for slides and papers, dark on white."""
+    extra_library("vl_convert", "brt.report", "report")
+    file: Any = io.StringIO() if kind == "svg" else io.BytesIO()
+    chart(shown, "#222222", background="white").save(file, format=kind, scale_factor=SCALE)
+    content = file.getvalue()
+    return content.encode() if kind == "svg" else content

@@ -1,18 +1,16 @@
-"""Tables of published and measured numbers as Markdown, CSV, JSON and HTML."""
+"""Tables of published and measured numbers as Markdown, CSV, JSON, and by pandas as HTML."""
 
 import math
 import re
 from collections.abc import Iterable
-from html import escape
 from typing import Any, NamedTuple
 
+from brt.data.extras import extra_library
 from brt.reporting.drawing.rounding import rounded_up, three_digits, with_error_bar
 from brt.storage.csv_text import csv_text
 
 NOT_RUN = "not run"
 NOT_EVALUATED = "not evaluated"
-LONG = 16
-"""Characters of a text above which it may be broken anywhere."""
 PUBLISHED = "paper"
 """Title of a column of published numbers."""
 
@@ -138,57 +136,23 @@ class Table(NamedTuple):
         }
 
     def as_html(self) -> str:
-        kinds, notes = self._column_classes(), self.notes()
-        titles = "".join(
-            f'<th scope="col"{kind}>{escape(column.title)}</th>'
-            for column, kind in zip(self.columns, kinds)
-        )
-        body = []
-        first = ' class="long"' if "long" in kinds[0] else ""
-        bars = [max(map(_bar, cells), key=len) for cells in zip(*self.rows)]
-        for row in self.rows:
-            cells = [f'<th scope="row"{first}>{escape(row[0].text)}</th>']
-            for cell, kind, bar in list(zip(row, kinds, bars))[1:]:
-                missing = cell.text in (NOT_RUN, NOT_EVALUATED)
-                state = "measured" if cell.values else "missing" if missing else ""
-                values = " ".join(map(repr, cell.values))
-                data = f' data-values="{values}"' if cell.values else ""
-                # Numbers without an error bar leave room for one, so that points are aligned.
-                data += f' data-pad="{escape(bar)}"' if bar and not _bar(cell) else ""
-                mark = f"<sup>{notes.index(cell.note) + 1}</sup>" if cell.note else ""
-                kind = f'{kind[:-1]} {state}"' if kind else f' class="{state}"'
-                cells.append(f"<td{kind}{data}>{escape(cell.text)}{mark}</td>")
-            body.append(f"<tr>{''.join(cells)}</tr>")
-        foot = "".join(f"<li>{escape(note)}</li>" for note in notes)
+        pandas = extra_library("pandas", "brt.report", "report")
+        styler = extra_library("pandas.io.formats.style", "brt.report", "report").Styler
+        # Numbers make the columns unique, and are not shown.
+        columns = [(*column, number) for number, column in enumerate(self.columns)]
+        index = pandas.MultiIndex.from_tuples(columns)
+        frame = pandas.DataFrame(self._marked(), columns=index)
+        hidden = [2] if any(column.group for column in self.columns) else [0, 2]
+        left = [f".col{number}" for number, is_text in enumerate(self._texts()) if is_text]
         return (
-            f'<div class="scroll"><table id="{escape(self.name)}"><thead>{self._groups(kinds)}'
-            f"<tr>{titles}</tr></thead>\n<tbody>\n"
-            + "\n".join(body)
-            + "\n</tbody></table></div>"
-            + (f'\n<ol class="notes">{foot}</ol>' if foot else "")
+            styler(frame, cell_ids=False)
+            .hide(axis="index")
+            .hide(axis="columns", level=hidden)
+            .format(escape="html")
+            .format_index(escape="html", axis=1)
+            .set_table_styles([{"selector": ", ".join(left), "props": "text-align: left"}])
+            .to_html(table_uuid=re.sub(r"\W", "_", self.name))
         )
-
-    def _groups(self, kinds):
-        spans: list[list] = []
-        for column, kind in zip(self.columns, kinds):
-            if spans and spans[-1][0] == column.group != "":
-                spans[-1][1] += 1
-            else:
-                spans.append([column.group, 1, kind if column.group else ""])
-        cells = (
-            f'<th colspan="{span}" scope="colgroup"{kind}>{escape(group)}</th>'
-            for group, span, kind in spans
-        )
-        return f"<tr>{''.join(cells)}</tr>\n" if any(group for group, *_ in spans) else ""
-
-    def _column_classes(self):
-        classes, last = [], ""
-        for i, (column, is_text) in enumerate(zip(self.columns, self._texts())):
-            is_long = is_text and any(len(row[i].text) > LONG for row in self.rows)
-            names = ["words"] * is_text + ["long"] * is_long + ["first"] * (column.group != last)
-            last = column.group
-            classes.append(f' class="{" ".join(names)}"' if names else "")
-        return classes
 
 
 def plain_table(
@@ -197,10 +161,6 @@ def plain_table(
     """Returns a table without groups of columns; values other than `Cell` are shown as text."""
     cells = [[x if isinstance(x, Cell) else Cell(str(x)) for x in row] for row in rows]
     return Table(name, title, caption, [Column("", text) for text in titles], cells)
-
-
-def _bar(cell):
-    return cell.text[cell.text.find(" ±") :] if " ±" in cell.text else ""
 
 
 def _cell_json(cell):

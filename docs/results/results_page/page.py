@@ -14,7 +14,7 @@ from results_page.recall import answers_table, distance_plot
 from results_page.records import Entry, open_archives
 from results_page.tables import build, read_times
 
-from brt.reporting.drawing.plots import png
+from brt.reporting.drawing.plots import image
 from brt.reporting.drawing.table import Table
 
 NOT_RUN = "Not run."
@@ -82,6 +82,6 @@ def write_results(folder: Path) -> Results:
             if kind == "figure" and name in found.plots:
                 plot = found.plots[name]
                 (folder / "figures" / f"{name}.csv").write_text(plot.as_csv(), encoding="utf-8")
-                (folder / "figures" / f"{name}.png").write_bytes(png(plot))
+                (folder / "figures" / f"{name}.png").write_bytes(image(plot, "png"))
         page.write_text(filled, encoding="utf-8")
     return found

@@ -111,8 +111,8 @@ def distance_plot(name: str, spec: Mapping[str, Any], entries: Sequence[Entry]) 
         mean = [statistics.mean(curve[x] for curve in curves) for x in shared]
         label = f"{recall.memory}, {recall.size:,} bytes"
         lines.append(Line(label, shared, mean, "points", colour=number))
-        points += [Line(f"{label}, run {n}", list(c), list(c.values()), "dots", colour=number,
-                        legend="") for n, c in enumerate(curves, 1) if len(curves) > 1]  # fmt: skip
+        points += [Line(label, list(c), list(c.values()), "dots", colour=number, state=f"run {n}")
+                   for n, c in enumerate(curves, 1) if len(curves) > 1]  # fmt: skip
     if not lines:
         return None
     return Plot(name, spec["title"], "", "distance, tokens", "share answered", [*lines, *points],

@@ -1,0 +1,67 @@
+"""Entries of a report: runs that differ in their seed only, named by what distinguishes them."""
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from brt.reporting.runs import Run
+from brt.reporting.sweep_folder import SEED, Sweep
+
+MOST_NAMED = 3
+"""Settings in the label of an entry, at most."""
+OF_SEED = r"[-_]?(seed)?_?\d+$"
+"""End of a run's name."""
+
+
+class Entry(NamedTuple):
+    label: str
+    runs: list[Run]
+
+
+def entries_of(runs: Iterable[Run], sweep: Sweep | None = None) -> list[Entry]:
+    """Returns the entries in the order of the sweep, or of their first runs.
+
+    Names the runs of sweeps by label and seed.
+    """
+    names = dict.fromkeys(sweep.labels, "") if sweep else {}
+    members: dict[str, list[Run]] = {name: [] for name in names}
+    for run in runs:
+        identity = json.dumps([run.identity(), run.stands_for.get("settings")], sort_keys=True)
+        name = run.folder.name.rpartition(SEED)[0] if sweep else identity
+        members.setdefault(name, []).append(run)
+    members = {name: sorted(found, key=seed_of) for name, found in members.items() if found}
+    labels = [sweep.labels.get(name, name) if sweep else name for name in members]
+    if not sweep or labels == list(members):  # a folder of brt 0.1.0 has no labels
+        labels = _labels(list(members.values()))
+    for label, found in zip(labels, members.values()):
+        for run in found if sweep or found[0].stands_for else ():
+            run.name = f"{label}, seed {seed_of(run)}"
+    return [Entry(label, found) for label, found in zip(labels, members.values())]
+
+
+def _labels(members: Sequence[list[Run]]) -> list[str]:
+    """Returns the settings that differ, if they are few: `window=8`; or the runs' names."""
+    names_of = [(found[0].name, len(found)) for found in members]
+    named = [re.sub(OF_SEED, "", name) if seeds > 1 else name for name, seeds in names_of]
+    if not any(len(found) > 1 or found[0].stands_for for found in members) or len(members) < 2:
+        return named
+    settings = [found[0].identity() for found in members]
+    names = dict.fromkeys(name for bound in settings for name in bound)
+    differ = [name for name in names if len({bound.get(name) for bound in settings}) > 1]
+    # Without a recurrent layer, say, no run binds the settings of its cell.
+    of_all = [name for name in differ if all(name in bound for bound in settings)]
+    for chosen in (of_all, differ):
+        last = [name.rpartition(".")[2] for name in chosen]
+        short = last if len(set(last)) == len(last) else chosen
+        labels = [
+            ", ".join(f"{s}={bound.get(n, '–')}".replace("'", "") for s, n in zip(short, chosen))
+            for bound in settings
+        ]
+        if len(chosen) <= MOST_NAMED and len(set(labels)) == len(members):
+            return labels
+    return named
+
+
+def seed_of(run: Run) -> Any:
+    return run.settings.get("Trainer.seed", 0)
