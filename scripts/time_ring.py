@@ -18,7 +18,7 @@ from jax.sharding import AxisType
 
 from brt.data.streams.batch import Batch
 from brt.experiment import Configuration
-from brt.training.ring import AXIS
+from brt.training.ring import OVER_TIME
 from brt.training.train_step import bind, make_loss
 
 
@@ -46,7 +46,7 @@ def main() -> None:
     steps = {}
     for number in numbers:
         devices = jax.devices()[:number]
-        names, types = ("data", AXIS, "fsdp", "model"), (AxisType.Auto,) * 4
+        names, types = ("data", OVER_TIME, "fsdp", "model"), (AxisType.Auto,) * 4
         mesh = jax.make_mesh((1, number, 1, 1), names, types, devices=devices)
         with jax.set_mesh(mesh):
             begun = time.perf_counter()

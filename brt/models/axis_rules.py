@@ -64,7 +64,7 @@ def vectors(matrix_VD: jax.Array, ids_BT: jax.Array) -> jax.Array:
     Otherwise XLA would exchange gradients of the whole matrix between slices.
     """
     mesh = jax.sharding.get_abstract_mesh()
-    if mesh.empty or mesh.shape["data"] == 1:
+    if mesh.empty or mesh.shape["data"] == 1 or in_one_data_shard():
         return matrix_VD[ids_BT]
     ids_BT = jax.lax.with_sharding_constraint(ids_BT, PartitionSpec("data"))
     x_BTD = matrix_VD[ids_BT]

@@ -27,24 +27,17 @@ from brt.models.caches import select_rows
 from brt.models.diagonal import groups_of, layerwise_of, result_shapes, zeros_like
 from brt.models.model import Model
 
-AXIS = "sequence"
+OVER_TIME = "sequence"
 
 
-def divides_time(key: Any, clear: bool, bptt_depth: int | None, reread_segments: int) -> bool:
-    """Returns whether the active mesh has several devices on its axis "sequence".
-
-    Raises:
-        ValueError: they cannot compute the loss of `make_loss` with these arguments.
-    """
-    if jax.sharding.get_abstract_mesh().shape.get(AXIS, 1) == 1:
-        return False
+def check_ring(key: Any, clear: bool, bptt_depth: int | None, reread_segments: int) -> None:
+    """Refuses arguments of `make_loss` whose loss `ring_loss` does not compute."""
     if key is not None or clear or bptt_depth is not None or reread_segments:
         raise ValueError(
             "Devices over time train without dropout and with gradients through all segments of a "
             "step: bind the dropout of the model to 0, and no clear_state, bptt_depth and "
             "reread_segments of Trainer."
         )
-    return True
 
 
 def ring_loss(
@@ -61,7 +54,7 @@ def ring_loss(
     axis. The loss is the weighted sum of all targets, divided by `total`.
     """
     mesh = jax.sharding.get_abstract_mesh()
-    N, K = mesh.shape[AXIS], len(batch.inputs_KBT)
+    N, K = mesh.shape[OVER_TIME], len(batch.inputs_KBT)
     if K % N or mesh.shape["model"] > 1:
         raise ValueError(
             f"{N} devices over time cannot divide the {K} segments of a step, with "
@@ -87,9 +80,9 @@ def ring_loss(
     whole, rows = PartitionSpec(), PartitionSpec("data")
     (losses, correct), caches = jax.shard_map(
         of_device,
-        in_specs=(whole, rows, PartitionSpec(None, AXIS, "data"), whole),
-        out_specs=PartitionSpec(AXIS, "data"),
-        axis_names={AXIS, "data"},
+        in_specs=(whole, rows, PartitionSpec(None, OVER_TIME, "data"), whole),
+        out_specs=PartitionSpec(OVER_TIME, "data"),
+        axis_names={OVER_TIME, "data"},
         check_vma=False,
     )(params, caches, divided, total)
     loss = losses.sum()
@@ -129,7 +122,7 @@ def run_ring(
             group_n[i], position_n[i] = number, position
     largest = int(np.argmax([len(group.indices) for group in groups]))
 
-    device = jax.lax.axis_index(AXIS)
+    device = jax.lax.axis_index(OVER_TIME)
     before = (device - 1) % N
     period = max(n, N)
 
@@ -177,7 +170,7 @@ def run_ring(
             *(params, jnp.array(position_n)[layer], x),
             *(store_nX[layer], empty_nX[layer], starts_RB[r]),
         )
-        moving_X = jax.lax.ppermute(cache_X, AXIS, [(i, (i + 1) % N) for i in range(N)])
+        moving_X = jax.lax.ppermute(cache_X, OVER_TIME, [(i, (i + 1) % N) for i in range(N)])
         ends = has_one & (layer == n - 1)
         y_RY = y_RY.at[r].set(jnp.where(ends, y, y_RY[r]))
         return (y, moving_X, store_nX, y_RY), None

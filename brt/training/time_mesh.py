@@ -7,7 +7,7 @@ from jax.sharding import AxisType
 
 from brt.models.diagonal import layerwise_of
 from brt.models.model import Model
-from brt.training.ring import AXIS
+from brt.training.ring import OVER_TIME
 from brt.training.settings import Trainer
 from brt.training.sharding import AnyMesh, asked_mesh
 
@@ -42,7 +42,7 @@ def divided(trainer: Trainer, model: Model, mesh: AnyMesh) -> Any:
     if trainer.bptt_depth is not None:
         raise ValueError(f"{asked} has gradients through the whole step: bind no bptt_depth.")
     layerwise_of(model, "Trainer.devices_over_time")
-    names, shape = ("data", AXIS, "fsdp", "model"), (data // N, N, 1, models)
+    names, shape = ("data", OVER_TIME, "fsdp", "model"), (data // N, N, 1, models)
     types = (AxisType.Auto,) * len(names)
     if isinstance(mesh, jax.sharding.AbstractMesh):
         return jax.sharding.AbstractMesh(shape, names, types)

@@ -106,7 +106,7 @@ def fill_at(monkeypatch, disk, owner, name, number, left=0):
 @pytest.mark.parametrize(
     ("owner", "name", "number", "left", "named"),
     [
-        (RunFolder, "record", 8, 0, "metrics.jsonl"),
+        (RunFolder, "record", 8, 0, "run/"),  # of its two files the first that needs a page
         (Checkpoints, "save", 4, 0, "checkpoints"),  # the last: no record comes after it
         (RunFolder, "describe", 1, 0, "config.gin"),
     ],

@@ -194,7 +194,7 @@ def test_a_new_memory_is_counted_without_an_edit():
 
 # Operations
 
-D, H, K, W = 128, 2, 64, 32
+D, H, K, W = 128, 2, 64, 64
 LAYERS = 2
 WIDE = dict(
     vocabulary_size=1024, num_layers=LAYERS, width=D, num_heads=H, head_size=K,

@@ -1,6 +1,6 @@
 """Local copies of token stores in a bucket.
 
-A copy is named by the hash of the manifest. It begins with the manifest and the borders of the
+A copy is named by the hash of the manifest. It begins with the manifest and the boundaries of
 documents; other files are copied when they are first read. Each has been compared with its hash.
 """
 
