@@ -10,7 +10,7 @@ from typing import NamedTuple
 from brt.storage.json_files import Fields, bad_text, read_json
 
 SWEEP_FILE = "sweep.json"
-"""Title, split and entries of a sweep; folders of brt 0.1.0 have none."""
+"""Title, split and entries of a sweep."""
 RUNS, CONFIGS = "runs", "configs"
 SEED = "-seed"
 """Between the name of an entry and a seed in the name of a run folder."""
@@ -40,12 +40,7 @@ def sweep_json(sweep: Sweep) -> bytes:
 
 def is_sweep_folder(path: str | Path) -> bool:
     """Returns whether a folder holds a sweep rather than a run."""
-    folder = Path(path)
-    if (folder / "config.gin").exists():
-        return False
-    return (folder / SWEEP_FILE).is_file() or (
-        (folder / RUNS).is_dir() and (folder / CONFIGS).is_dir()
-    )
+    return (Path(path) / SWEEP_FILE).is_file()
 
 
 def sweep_of_runs(folders: Sequence[str | Path]) -> Path | None:
@@ -57,21 +52,15 @@ def sweep_of_runs(folders: Sequence[str | Path]) -> Path | None:
 
 
 def read_sweep(folder: Path) -> Sweep:
-    """Returns what a folder says of its sweep; names of configs are the labels of an old one."""
+    """Returns what a folder says of its sweep."""
     path = folder / SWEEP_FILE
-    if path.is_file():
-        content = read_json(path, FIELDS, AGAIN)
-        if wrong := bad_text(content):
-            raise ValueError(f"{path} is damaged, as {wrong}: {AGAIN}.")
-        labels = {entry["name"]: entry["label"] for entry in content["entries"]}
-        if outside := [name for name in labels if name != os.path.basename(name)]:
-            raise ValueError(
-                f"{path} is damaged, as {outside[0]!r:.60} is no name of a run: {AGAIN}."
-            )
-        return Sweep(content["title"], content["split"], labels)
-    # Each start of a sweep has written all configs in the order of its entries.
-    files = sorted((folder / CONFIGS).glob("*.gin"), key=lambda file: file.stat().st_mtime_ns)
-    return Sweep(folder.name, None, {file.stem: file.stem for file in files})
+    content = read_json(path, FIELDS, AGAIN)
+    if wrong := bad_text(content):
+        raise ValueError(f"{path} is damaged, as {wrong}: {AGAIN}.")
+    labels = {entry["name"]: entry["label"] for entry in content["entries"]}
+    if outside := [name for name in labels if name != os.path.basename(name)]:
+        raise ValueError(f"{path} is damaged, as {outside[0]!r:.60} is no name of a run: {AGAIN}.")
+    return Sweep(content["title"], content["split"], labels)
 
 
 def run_folders(folder: Path, sweep: Sweep) -> tuple[list[Path], list[str]]:

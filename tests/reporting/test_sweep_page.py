@@ -32,7 +32,7 @@ def records(value, *names):
     return [{"step": step, **dict.fromkeys(names, value)} for step in (10, 20)]
 
 
-def a_sweep(folder, bits=BITS, scalars=("train/bits_per_token",), with_file=True):
+def a_sweep(folder, bits=BITS, scalars=("train/bits_per_token",)):
     """A sweep of entries with bits per token by label and seed."""
     labels = {}
     (folder / "configs").mkdir(parents=True)
@@ -52,9 +52,8 @@ def a_sweep(folder, bits=BITS, scalars=("train/bits_per_token",), with_file=True
                 config="quickstart.gin",
                 settings={},
             )
-    if with_file:
-        sweep = Sweep("Entries of a grid", "validation", labels)
-        (folder / SWEEP_FILE).write_bytes(sweep_json(sweep))
+    sweep = Sweep("Entries of a grid", "validation", labels)
+    (folder / SWEEP_FILE).write_bytes(sweep_json(sweep))
     return folder
 
 
@@ -95,11 +94,18 @@ def test_runs_on_other_texts_are_not_subtracted(tmp_path):
     assert paired([one], [one], "bits_per_token", "test") == (0,)
 
 
-@pytest.mark.parametrize("with_file", [True, False])
-def test_seeds_are_averaged_with_a_band_and_entries_keep_their_colour(tmp_path, with_file):
+def test_runs_beside_configs_are_no_sweep(tmp_path):
+    (tmp_path / "configs").mkdir()
+    configs = {"text": "quickstart", "recall": "task_models/recall_gated_delta+tasks/recall"}
+    runs = [make_run(tmp_path / "runs" / name, config) for name, config in configs.items()]
+    folders, sweep, _ = expanded([str(run) for run in runs])
+    assert sweep is None
+    assert [entry.label for entry in entries_of(open_runs(folders))] == ["text", "recall"]
+
+
+def test_seeds_are_averaged_with_a_band_and_entries_keep_their_colour(tmp_path):
     scalars = "eval/bits_per_token", "eval/cleared_bits_per_token"
-    folder = a_sweep(tmp_path / "sweep", scalars=scalars, with_file=with_file)
-    _, entries, _ = opened(folder)
+    _, entries, _ = opened(a_sweep(tmp_path / "sweep", scalars=scalars))
     (plot,) = training_curves(entries)
     assert {(line.name, line.colour) for line in plot.lines} == {(NONE, 0), (ONE, 1)}
     assert len({line.label for line in plot.lines}) == len(plot.lines) == 4
