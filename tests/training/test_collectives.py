@@ -102,12 +102,16 @@ def between_halves(name, mesh_shape):
     return {kind: entry["bytes"] for kind, entry in kinds.items()}, params
 
 
-@pytest.mark.parametrize("name", ["rec_fixed_skip", pytest.param("melodi", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("name", "most"),
+    # Tables of position biases cross whole, and MELODI has several.
+    [("rec_fixed_skip", 1.3), pytest.param("melodi", 1.8, marks=pytest.mark.slow)],
+)
 @pytest.mark.parametrize("mesh_shape", [(2, 4, 1), (2, 2, 2)])
-def test_slices_exchange_each_gradient_once_in_parts(name, mesh_shape):
+def test_slices_exchange_each_gradient_once_in_parts(name, most, mesh_shape):
     found, params = between_halves(name, mesh_shape)
     assert found.keys() == {"all-reduce"}
-    assert params <= found["all-reduce"] < 1.3 * params
+    assert params <= found["all-reduce"] < most * params
 
 
 def test_parameters_divided_over_slices_cross_several_times():
