@@ -94,6 +94,11 @@ def measure(experiment: Experiment, topology: Target) -> dict[str, Any]:
             compiled = traced.lower().compile(options)
     except RuntimeError as error:
         used = _USED.search(str(error))
+        if "Couldn't find output tile sizes" in str(error):
+            raise ValueError(
+                f"XLA finds no form of a product for {topology.name} by itself: set "
+                'XLA_FLAGS="--xla_gpu_enable_triton_gemm=false", so that cuBLAS computes it.'
+            ) from error
         if not used or "memory space vmem" in str(error):  # of a kernel, whatever the batch
             raise
         need = float(used[1]) * _UNITS[used[2]]

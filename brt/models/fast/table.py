@@ -42,7 +42,8 @@ def layer_ops(
     by_size = sizes.head_size, window, dtype
     if sizes.attention_form == "auto" and on_gpu() and cudnn_attention.is_faster(*by_size):
         heads = f"{sizes.num_heads} heads of {sizes.head_size}"
-        _say_once(f"Attention, a window of {window} tokens, {heads}: cuDNN, plain with dropout")
+        drops = ", plain with dropout" if sizes.attention_dropout == "weights" else ""
+        _say_once(f"Attention, a window of {window} tokens, {heads}: cuDNN{drops}")
         return _with_attention(cudnn_attention.without_dropout, sizes)
     chosen = _with_attention(attention.attend, sizes)
     if wants_kernels(sizes):
