@@ -58,7 +58,7 @@ def local_copy(store: RemotePath) -> Path:
             claim(growing)
             remove_store(growing)  # of a process that was killed
             claim(growing)
-            logging.info("copying %s to %s, each file when it is first read", store, copy)
+            logging.info("copying %s to %s", store, copy)
             _copy(store, growing, "offsets.npy", _hashes(store, content).get("offsets.npy"))
             replace_file(growing, MANIFEST, content)
             (growing / MARK).unlink()
@@ -87,7 +87,7 @@ def lock_of(store: AnyPath) -> Path:
 
 def compare(store: RemotePath, hashes: Mapping[str, str], name: str) -> None:
     """Reads a file of a bucket once, to compare it with its hash."""
-    if file_sha256(store / name) != hashes[name]:
+    if file_sha256(store / name) != hashes.get(name):
         raise _damaged(store / name)
 
 

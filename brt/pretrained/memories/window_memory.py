@@ -46,7 +46,7 @@ class WindowMemory(SegmentMemory[Window]):
     every_token: bool = False
 
     def for_windows(self, length: int) -> None:
-        """Is told how many positions a window has, before one is read."""
+        """Receives the number of positions of a window, before the first is read."""
 
     def read(self, cache: Any, dtype: DTypeLike) -> Any:
         """Returns the layers' inputs from the memory besides the cache, computed once a window."""

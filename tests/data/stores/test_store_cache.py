@@ -88,11 +88,13 @@ def test_a_damaged_file_is_named_and_never_copied(corpus, tmp_path, name, at):
 
 @pytest.fixture
 def large(cache, monkeypatch):
-    """A store in a bucket that counts as a large one; a shard has one document."""
+    """A store in a bucket that counts as a large one; a shard has several documents."""
     monkeypatch.setattr(token_store, "SMALL", -1)
-    monkeypatch.setattr(assignment, "SHARDS_PER_ROW", 4)
-    lengths = 1 + np.random.default_rng(0).integers(1, 60, 128)
-    return make_store(RemotePath(BUCKET) / "large", lengths, shard_bytes=1)
+    monkeypatch.setattr(assignment, "SHARDS_PER_ROW", 2)
+    lengths = 1 + np.random.default_rng(0).integers(1, 60, 400)
+    store = make_store(RemotePath(BUCKET) / "large", lengths, shard_bytes=700)
+    assert 100 < len(store.manifest["shards"]) < 200
+    return store
 
 
 def tokens_in(folder):
@@ -111,8 +113,9 @@ def test_each_of_16_hosts_copies_the_files_of_its_rows_alone(large, tmp_path):
             read[host, step] = stream.batch(step, own.start, rows)
         copied.append(tokens_in(tmp_path / f"host {host}"))
     # Shards are divided between the hosts, evenly, and all are read.
-    assert sum(map(len, copied)) == len(set().union(*copied)) == large.num_documents
-    assert max(map(len, copied)) <= 2 * large.num_documents / hosts
+    shards = len(large.manifest["shards"])
+    assert sum(map(len, copied)) == len(set().union(*copied)) == shards
+    assert max(map(len, copied)) <= 2 * shards / hosts
     stream = DocumentStream(large, hosts * rows, 16, seed=3)
     for (host, step), batch in read.items():
         assert same(batch, stream.batch(step, host * rows, rows))
@@ -125,10 +128,10 @@ def test_tokens_of_a_bucket_are_read_without_a_copy(large, tmp_path, monkeypatch
     damaged.write_bytes(b"x" + damaged.read_bytes()[1:])
     store = TokenStore(large.folder)
     verify_when_read(store)
-    for number in (0, 1, 127):
+    for number in (0, 1, 399):
         assert np.array_equal(store.tokens(number), large.tokens(number))
     with pytest.raises(ValueError, match=r"shard-00002/tokens\.bin is damaged"):
-        store.tokens(2)
+        store.tokens(int(large.shard_documents[2]))
     assert not tokens_in(tmp_path / "home") and store.titles() == large.titles()
 
 
