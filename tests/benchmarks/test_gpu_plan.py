@@ -415,28 +415,31 @@ def test_a_tiny_step_compiles_for_nodes_of_gpus(monkeypatch, tmp_path, capsys):
 @plugin
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("bindings", "gib", "milliseconds"),
+    ("bindings", "gib", "milliseconds", "saved"),
     [
-        ((), 20.0, 189.0),
+        ((), 19.0, 189.0, 10.5),
         (
             (
                 "BlockRecurrentTransformer.dropout = 0.0",
                 'BlockRecurrentTransformer.attention_form = "cudnn"',
             ),
-            15.9,
+            16.3,
             124.2,
+            4.9,
         ),
     ],
 )
-def test_the_published_size_takes_no_more_than_measured_on_an_h100(bindings, gib, milliseconds):
-    """BENCHMARKS.md: peak memory and time of a step of 8 x 4,096 tokens, measured.
+def test_the_published_size_does_not_grow_and_is_close_to_an_h100(
+    bindings, gib, milliseconds, saved
+):
+    """A step of 8 x 4,096 tokens: planned memory, and the measured time of BENCHMARKS.md.
 
-    Since then the gradient of the vocabulary moved into the forward pass, which is estimated to
-    take 10 ms less and 0.3 GiB more.
+    saved: by which the planned time fell when, after the measurement, the gradient of the
+    vocabulary moved into the forward pass (docs/benchmarks/gpu_compiler.md has the plan before).
     """
     file = str(ROOT / "configs" / "pg19_slide_13l.gin")
     given = ("Trainer.tokens_per_step = 32768", *bindings)
     with slices.planned("h100") as topology:
         figures = slices.measure(Configuration([file], given).experiment(), topology)
-    assert figures["hbm_bytes"] <= (gib + 0.4) * topologies.GIB
-    assert figures["milliseconds"] + 10 == pytest.approx(milliseconds, rel=0.1)
+    assert figures["hbm_bytes"] <= 1.01 * gib * topologies.GIB
+    assert figures["milliseconds"] + saved == pytest.approx(milliseconds, rel=0.1)

@@ -104,18 +104,19 @@ def test_outputs_and_gradients_are_those_of_transformers(kind):
 
     def loss(params, x_BTD):
         memory = nnx.merge(graph, nnx.State(params))
-        cache = memory.init_cache(2, "float32")
+        cache = memory.init_cache(2, "float64")
         y_BTD, _ = called(memory, cache, x_BTD, jnp.ones(x_BTD.shape[:2], bool))
         return jnp.sum(y_BTD * recording["weights_BTD"]), y_BTD
 
-    with jax.enable_x64(False), jax.default_matmul_precision("highest"):
-        run = quick_jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True))
-        (_, y_BTD), (grads, x_grad) = run(named("params"), recording["inputs_BTD"])
+    run = quick_jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True))
+    # The recording is in float32; its rounding is all that differs.
+    ours = jax.tree.map(np.float64, (named("params"), recording["inputs_BTD"]))
+    (_, y_BTD), (grads, x_grad) = run(*ours)
     expected = recording[f"{kind.name}/out_BTD"], recording[f"{kind.name}/grad_BTD"]
     close((y_BTD, x_grad), expected, 1e-5)
     for name, theirs in named("grads").items():
         # Of the rates of channels, the recorded gradient has an error of 1.4e-4 against float64.
-        close(grads[name], theirs, 1e-4 if name == "decay_rate_H" else 5e-5)
+        close(grads[name], theirs, 1e-4 if name == "decay_rate_H" else 2e-5)
 
 
 @each_kind
