@@ -33,6 +33,8 @@ def main() -> None:
     options = parser.parse_args()
     numbers = [1, *map(int, options.devices.split(","))]
     jax.config.update("jax_num_cpu_devices", max(numbers))
+    # A device may wait in several collectives at once, each in a thread of XLA's pool.
+    os.environ["NPROC"] = str(8 * max(numbers))
     experiment = Configuration(options.gin_file, options.gin).experiment()
     T, K, B = experiment.trainer.segment_length, options.segments, options.rows
     graph, _ = nnx.split(experiment.model)
