@@ -75,7 +75,7 @@ def flags(folder, *bindings, run=True):
     ("name", "method"),
     [("Building", "__init__(self, rngs, sizes, window)"), ("Reading", "init_cache(self, *of)")],
 )
-def test_an_error_of_the_author_s_own_code_shows_where_it_was_raised(
+def test_an_error_in_the_authors_code_shows_its_place(
     folder, monkeypatch, tmp_path, error, name, method
 ):
     module = tmp_path / f"own_{name.lower()}.py"  # gin knows a class of a module for good
@@ -179,7 +179,7 @@ def test_a_dry_run_shows_the_mesh_of_devices_of_elsewhere(
     assert not (folder / "run").exists()
 
 
-def test_a_run_on_another_number_of_devices_than_named_is_refused(folder, error):
+def test_a_run_on_another_number_of_devices_is_refused(folder, error):
     sentence = error(train, *flags(folder), f"--devices={jax.device_count() + 1}")
     assert "--devices = " in sentence and not (folder / "run").exists()
 
@@ -208,7 +208,7 @@ def test_a_missing_workdir_is_asked_for(folder, error):
     assert "--workdir is missing" in error(evaluate, *flags(folder, run=False))
 
 
-def test_without_a_workdir_the_run_folder_has_the_name_of_the_config(
+def test_without_a_workdir_the_folder_is_named_after_the_config(
     folder, error, monkeypatch, capsys, tmp_path
 ):
     monkeypatch.chdir(tmp_path)
@@ -315,7 +315,7 @@ BEFORE_STORES = {"train": (train, ()), "dry run": (train, ("--dry_run",)), "prep
 
 
 @pytest.mark.parametrize("mode", BEFORE_STORES)
-def test_a_vocabulary_the_model_is_too_small_for_is_refused_before_stores(folder, error, mode):
+def test_a_vocabulary_too_large_is_refused_before_stores(folder, error, mode):
     shutil.rmtree(folder / "stores")
     before = contents(folder)
     bindings = f"{MODEL}.vocabulary_size=%vocabulary_size", "vocabulary_size=200"
@@ -343,9 +343,7 @@ def test_fewer_documents_than_rows_are_refused_before_stores(folder, error, furt
         (["Evaluation.split='test'", "Trainer.eval_every=1"], "texts/test"),
     ],
 )
-def test_a_dry_run_of_what_cannot_be_prepared_describes_it_and_fails(
-    folder, monkeypatch, capsys, bindings, named
-):
+def test_a_dry_run_that_cannot_be_prepared_fails(folder, monkeypatch, capsys, bindings, named):
     shutil.rmtree(folder / "stores")
     shutil.rmtree(folder / "texts" / "test")
     given = flags(folder, f"TextFiles.path='{folder}/texts/{{split}}'", *bindings)

@@ -108,14 +108,14 @@ def test_ratios_are_to_the_first_config_and_fill_table_1(measured, capsys):
     assert "relative to Slide:1L" in note
 
 
-def test_the_baseline_that_is_named_is_one_and_the_others_are_relative_to_it(measured):
+def test_others_are_relative_to_the_named_baseline(measured):
     content, _ = measured("slide", "rec", baseline="rec")
     assert content["baseline"] == "rec"
     ratios = {row["name"]: row["ratio"] for row in content["configs"]}
     assert ratios == {"slide": 0.8, "rec": 1.0}
 
 
-def test_a_benchmark_of_the_paper_s_sizes_with_the_paper_s_baseline_needs_no_note(tmp_path):
+def test_paper_sizes_with_the_paper_baseline_need_no_note(tmp_path):
     rows = [
         {"name": "a", "system": "Slide:13L", "size": "162M", "ratio": 1.0},
         {"name": "b", "system": "Rec:fixed:dual", "size": "162M", "ratio": 1.01},

@@ -35,9 +35,7 @@ def script(monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_run_without_memory_is_evaluated_at_every_overlap_and_the_others_once(
-    script, tmp_path, capsys, monkeypatch
-):
+def test_without_memory_every_overlap_is_evaluated(script, tmp_path, capsys, monkeypatch):
     compare = script("compare_overlaps")
     runs = []
     for name, more in (("alone-seed0", ()), ("alone-seed1", ()), ("pooled-seed0", POOLED)):
@@ -62,7 +60,7 @@ def test_a_run_without_memory_is_evaluated_at_every_overlap_and_the_others_once(
     assert compare.main([*runs, "--overlaps=0,3,9"]) == 0
 
 
-def test_a_run_without_overlap_is_evaluated_with_one_by_pooling_anew(tmp_path, monkeypatch, capsys):
+def test_without_overlap_a_run_is_evaluated_with_one_by_pooling(tmp_path, monkeypatch, capsys):
     longer = "GPT2.num_positions = 16"
     tiny = build(write_config(tmp_path, *LINES, *POOLED, longer, without=OTHERS))
     train_here(tiny, tmp_path / "run")

@@ -102,7 +102,7 @@ def test_the_oldest_entries_make_room_and_nothing_else_does(tmp_path, monkeypatc
     assert sorted(path.name for path in tmp_path.iterdir()) == ["brt", *names[1:], "thesis-cache"]
 
 
-def test_a_folder_that_cannot_be_used_is_said_and_nothing_else_happens(tmp_path, caplog):
+def test_a_folder_that_cannot_be_used_is_only_reported(tmp_path, caplog):
     (tmp_path / "file").write_text("")
     before = jax.config.jax_compilation_cache_dir
     compilation_cache.begin(str(tmp_path / "file" / "cache"))

@@ -120,7 +120,7 @@ def test_a_recurrent_layer_reads_the_bindings_of_the_cell(folder):
     assert experiment.bindings["RecurrentCell.gate"] == "'lstm'"
 
 
-def test_bindings_for_evaluation_count_as_read_although_training_never_evaluates(folder):
+def test_evaluation_bindings_count_as_read_while_training(folder):
     path = plain_config(folder)
     experiment = built(path, "Trainer.eval_every = 0", "Evaluation.max_steps = 3")
     assert experiment.bindings["Evaluation.max_steps"] == "3"
@@ -277,7 +277,7 @@ def test_a_required_value_that_is_not_bound_is_named(folder, without):
     assert "--gin.NAME=VALUE" in sentence
 
 
-def test_a_required_value_of_an_evaluation_is_asked_for_before_training(folder):
+def test_a_required_evaluation_value_is_asked_for_first(folder):
     path = plain_config(folder, "Evaluation.score = @RecallScore()", "RecallScore.far = 3")
     assert "segment_length" in message(built, path)
 
@@ -314,7 +314,7 @@ def test_an_open_bracket_is_suspected(folder):
     assert "bracket" in sentence and str(path) in sentence
 
 
-def test_includes_are_found_from_anywhere_and_in_the_given_folders(folder, monkeypatch):
+def test_includes_are_found_from_anywhere(folder, monkeypatch):
     monkeypatch.chdir(folder)
     (folder / "extra").mkdir(exist_ok=True)
     (folder / "extra" / "part.gin").write_text("Trainer.seed = 7\n")
@@ -382,7 +382,7 @@ def test_differences_name_each_binding_once_in_order():
     assert differences(old, dict(reversed(old.items()))) == []
 
 
-def test_a_parameter_that_is_new_and_at_its_default_is_no_difference():
+def test_a_new_parameter_at_its_default_is_no_difference():
     assert differences({}, {"RecurrentCell.state_ids": "True"}) == []
     lines = ["RecurrentCell.state_ids: (not bound) -> False"]
     assert differences({}, {"RecurrentCell.state_ids": "False"}) == lines

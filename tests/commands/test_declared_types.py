@@ -72,7 +72,7 @@ def refused(*lines):
     return str(caught.value)
 
 
-def test_every_parameter_with_a_plain_default_declares_a_type_that_allows_it():
+def test_every_plain_default_has_its_declared_type():
     for name, annotation, default in DECLARED:
         if isinstance(default, PLAIN) and default is not gin.REQUIRED:
             assert annotation is not inspect.Parameter.empty or default is None, name
@@ -83,7 +83,7 @@ def test_every_number_declares_its_range():
     assert not [name for name, annotation, _ in DECLARED if bare_numbers(annotation)]
 
 
-def test_a_call_from_python_refuses_a_wrong_type_of_every_parameter():
+def test_a_python_call_refuses_a_wrong_type_of_every_parameter():
     for owner, made, parameters, arguments in CONFIGURABLES:
         for name, parameter in parameters.items():
             if not allows(parameter.annotation, MISFIT):

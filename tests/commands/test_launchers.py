@@ -153,7 +153,7 @@ def verbs(tmp_path):
 ONCE = ["pip install on all", "brt.prepare on 0", "brt.train on all"]
 
 
-def test_a_slice_is_asked_for_installed_on_once_prepared_once_and_given_back(stand_in, tmp_path):
+def test_a_slice_is_created_installed_prepared_and_deleted(stand_in, tmp_path):
     states = ["NOT_FOUND", "WAITING_FOR_RESOURCES", "PROVISIONING", "ACTIVE"]
     done = launch_tpu(stand_in, tmp_path, states, [0], "--spot")
     assert done.returncode == 0, done.stderr
@@ -208,7 +208,7 @@ def test_flags_reach_the_hosts_as_they_were_written(stand_in, tmp_path):
     assert "scripts/tpu_job.sh" in lines[3]
 
 
-def test_after_a_preemption_the_same_command_goes_on_with_another_slice(stand_in, tmp_path):
+def test_after_a_preemption_the_command_takes_another_slice(stand_in, tmp_path):
     states = ["ACTIVE", "ACTIVE", "SUSPENDED", "NOT_FOUND", "PROVISIONING", "ACTIVE"]
     done = launch_tpu(stand_in, tmp_path, states, [255, 0], "--spot", "--no_plan", "--keep")
     assert done.returncode == 0, done.stderr
@@ -218,7 +218,7 @@ def test_after_a_preemption_the_same_command_goes_on_with_another_slice(stand_in
     assert len(trained) == 2 and trained[0] == trained[1]
 
 
-def test_a_command_that_fails_on_a_slice_that_is_there_is_no_preemption(stand_in, tmp_path):
+def test_a_failed_command_on_a_living_slice_is_no_preemption(stand_in, tmp_path):
     done = launch_tpu(stand_in, tmp_path, ["ACTIVE"], [1], "--no_plan")
     assert done.returncode == 1 and "failed with status 1" in done.stderr
     assert verbs(tmp_path).count("brt.train on all") == 1
@@ -271,7 +271,7 @@ def test_no_answer_is_not_taken_for_a_slice_that_is_gone(stand_in, tmp_path):
     assert "create" not in verbs(tmp_path)
 
 
-def test_the_dry_mode_of_a_pod_prints_every_command_and_runs_none(stand_in, tmp_path):
+def test_the_dry_mode_of_a_pod_prints_commands_and_runs_none(stand_in, tmp_path):
     done = launch_tpu(stand_in, tmp_path, [], [], "--dry", "--spot")
     assert done.returncode == 0 and calls(tmp_path) == []
     lines = [shlex.split(line) for line in done.stdout.splitlines()]
@@ -289,7 +289,7 @@ def test_the_dry_mode_of_a_pod_prints_every_command_and_runs_none(stand_in, tmp_
 
 
 @pytest.mark.parametrize("kind", ["v2-32", "v3-32", "v4-32", "v5litepod-64", "v5p-64", "v6e-64"])
-def test_the_plan_of_a_pod_knows_the_type_that_is_asked_of_gcloud(kind):
+def test_a_pods_plan_knows_the_type_for_gcloud(kind):
     done = launch("launch_tpu_pod.sh", *TPU, f"--type={kind}", "--dry", "--", *TRAINED)
     lines = [shlex.split(line) for line in done.stdout.splitlines()]
     (plan,) = (line for line in lines if "--dry_run" in line)
@@ -327,7 +327,7 @@ def test_hosts_get_the_commit_and_what_is_not_in_it(stand_in, tmp_path, monkeypa
         assert name in done.stderr
 
 
-def test_nothing_is_asked_for_where_a_file_is_on_this_machine_alone(stand_in, tmp_path):
+def test_nothing_is_created_for_a_file_of_this_machine(stand_in, tmp_path):
     (tmp_path / "elsewhere.gin").write_text("")
     trained = [f"--gin_file={tmp_path}/elsewhere.gin", "--workdir=gs://b/run"]
     done = launch_tpu(stand_in, tmp_path, ["NOT_FOUND"], [0], trained=trained)
@@ -345,9 +345,7 @@ def test_nothing_is_asked_for_where_the_dry_run_fails(stand_in, tmp_path, monkey
 @pytest.mark.parametrize(
     ("kind", "runtime"), [("v4-32", "tpu-ubuntu2204-base"), ("v5litepod-16", "v2-alpha-tpuv5-lite")]
 )
-def test_hosts_have_the_software_of_their_type_and_a_python_of_their_own(
-    stand_in, tmp_path, kind, runtime
-):
+def test_hosts_have_the_software_of_their_type(stand_in, tmp_path, kind, runtime):
     states = ["NOT_FOUND", "ACTIVE"]
     launch_tpu(stand_in, tmp_path, states, [0], f"--type={kind}", "--python=3.13")
     (create,) = (call for call in calls(tmp_path) if "create" in call)
@@ -367,9 +365,7 @@ def test_hosts_have_the_software_of_their_type_and_a_python_of_their_own(
         ([*TPU, "--extras=tpu,stroage", "--", *TRAINED], "stroage"),
     ],
 )
-def test_what_a_pod_cannot_do_is_refused_before_anything_is_asked_for(
-    stand_in, tmp_path, arguments, said
-):
+def test_what_a_pod_cannot_do_is_refused_first(stand_in, tmp_path, arguments, said):
     stand_in(gcloud=GCLOUD)
     done = launch("launch_tpu_pod.sh", *arguments)
     assert done.returncode == 2 and said in done.stderr and not calls(tmp_path)
@@ -415,7 +411,7 @@ def test_a_job_prepares_and_another_trains_after_it(stand_in, tmp_path, monkeypa
         ("", None),
     ],
 )
-def test_a_job_is_planned_for_the_nodes_and_gpus_that_its_options_name(options, devices):
+def test_a_job_is_planned_for_its_nodes_and_gpus(options, devices):
     done = launch("launch_slurm.sh", "--dry", *options.split(), "--", *SHARED)
     (plan,) = (line for line in map(shlex.split, done.stdout.splitlines()) if "--dry_run" in line)
     assert plan[-1] == (f"--devices={devices}" if devices else "--gin.Trainer.mesh=(-1, 1)")
@@ -436,7 +432,7 @@ def test_preparation_asks_for_no_gpu_however_it_is_written(stand_in, tmp_path, m
     assert set(asked[:-1]) <= set(train) and "--partition=cpu" not in train
 
 
-def test_the_dry_mode_of_a_cluster_prints_every_command_and_runs_none(stand_in, tmp_path):
+def test_the_dry_mode_of_a_cluster_prints_commands_and_runs_none(stand_in, tmp_path):
     stand_in(sbatch=SBATCH)
     done = launch("launch_slurm.sh", "--dry", *OPTIONS, "--", *SHARED)
     assert done.returncode == 0, done.stderr
@@ -479,9 +475,7 @@ def free_job():
 
 
 @pytest.mark.slow
-def test_two_processes_of_a_job_save_at_the_signal_are_queued_again_and_go_on(
-    stand_in, tmp_path, monkeypatch
-):
+def test_processes_save_at_the_signal_and_are_queued_again(stand_in, tmp_path, monkeypatch):
     """The job's script and `brt.train --distributed`, which finds the other process by itself."""
     more = ("Trainer.steps = 160", "Trainer.log_every = 20", "CheckpointPolicy.every = 1000")
     (texts := tmp_path / "texts_of").mkdir()
@@ -535,7 +529,7 @@ esac
 """
 
 
-def test_an_environment_is_made_again_when_another_python_is_named(stand_in, tmp_path):
+def test_another_python_makes_the_environment_again(stand_in, tmp_path):
     versions = ("3.11.9", "3.12.3")
     folder = stand_in(**{f"python{v}": ANY_PYTHON.replace("VERSION", v) for v in versions})
     checkout = tmp_path / "checkout"

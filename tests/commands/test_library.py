@@ -61,7 +61,7 @@ def test_the_command_runs_and_lists_the_others():
     assert refused.returncode == 1 and "gone" in refused.stderr
 
 
-def test_the_installed_command_finds_modules_of_the_current_folder(tmp_path, monkeypatch):
+def test_the_command_finds_modules_of_the_current_folder(tmp_path, monkeypatch):
     found = []
     monkeypatch.setattr(runpy, "run_module", lambda *_, **__: found.append(list(sys.path)))
     monkeypatch.setattr(sys, "path", [p for p in sys.path if p not in ("", str(tmp_path))])

@@ -58,7 +58,7 @@ def test_training_on_a_cpu_says_once_that_they_are_missing(on_glibc, monkeypatch
     assert MISSING not in capsys.readouterr().err
 
 
-def test_they_are_not_missed_on_other_devices_in_notebooks_or_without_glibc(on_glibc, monkeypatch):
+def test_settings_are_not_missed_elsewhere(on_glibc, monkeypatch):
     assert command_line.malloc_remedy()
     with monkeypatch.context() as patch:
         patch.setattr(jax, "default_backend", lambda: "gpu")

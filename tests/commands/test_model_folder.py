@@ -125,7 +125,7 @@ def test_another_vocabulary_than_the_folder_s_is_refused(moved, capfd, monkeypat
         assert "Corpus.vocabulary" in capfd.readouterr().err
 
 
-def test_parameters_in_bfloat16_are_read_as_the_nearest_of_the_run(run, tmp_path, monkeypatch):
+def test_bfloat16_parameters_are_the_nearest_of_the_run(run, tmp_path, monkeypatch):
     folder = tmp_path / "half"
     flags = f"--workdir={run}/run", f"--output={folder}", "--dtype=bfloat16"
     assert not command(monkeypatch, export, *flags)
@@ -209,7 +209,7 @@ def test_a_damaged_header_of_parameters_is_named(run, tmp_path, kind):
         read_model(str(model))
 
 
-def test_parameters_that_declare_more_than_memory_holds_are_refused(run, tmp_path):
+def test_parameters_larger_than_memory_are_refused(run, tmp_path):
     model = shutil.copytree(run / "out", tmp_path / "model")
     size = 10**10
     entry = {"dtype": "F32", "shape": [size], "data_offsets": [0, 4 * size]}
@@ -253,7 +253,7 @@ def test_a_card_shows_a_command_on_one_line(run, tmp_path):
     assert "\n## b" not in card and "\x1b" not in card
 
 
-def test_code_outside_brt_that_a_model_imports_is_allowed_by_name(run, tmp_path, monkeypatch):
+def test_outside_code_of_a_model_is_allowed_by_name(run, tmp_path, monkeypatch):
     (tmp_path / "own_memories.py").write_text("")
     monkeypatch.syspath_prepend(tmp_path)
     model = tmp_path / "model"
@@ -312,7 +312,7 @@ def test_shipped_models_are_small():
     assert sum(file.stat().st_size for file in (CONFIGS / "trained").rglob("*")) < 4 * 2**20
 
 
-def test_a_wrong_name_is_refused_with_the_models_that_come_with_brt():
+def test_a_wrong_name_is_refused_with_the_known_models():
     with pytest.raises(FileNotFoundError, match=r"trained/recal is.*trained/recall, trained/text"):
         Generator.from_folder("trained/recal")
 

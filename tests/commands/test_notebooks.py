@@ -35,7 +35,7 @@ def without_magics(code):
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_is_stripped_and_begins_with_an_installation_in_place(path):
+def test_a_notebook_is_stripped_and_starts_with_an_installation(path):
     content = json.loads(path.read_text(encoding="utf-8"))
     for cell in content["cells"]:
         assert cell["cell_type"] == "markdown" or (
@@ -81,7 +81,7 @@ OLD = {"jax": "0.7.2", "jaxlib": "0.7.2", "jax-cuda12-plugin": "0.7.2"}
         ({"jax": "0.7.2", "libtpu": "0.0.17"}, None, "tpu", False),
     ],
 )
-def test_jax_stays_where_brt_runs_with_it_or_comes_with_its_plugin(packages, driver, extra, kept):
+def test_jax_is_kept_or_installed_with_its_plugin(packages, driver, extra, kept):
     install = installer()
     extras, pins = install["plan"](packages, driver)
     assert set(extras) == {"report", "notebooks", "text"} | ({extra} - {None})
@@ -128,7 +128,7 @@ def test_this_python_passes_the_look_at_its_devices(capsys):
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_s_python_parses_and_its_files_and_modules_exist(path):
+def test_a_notebooks_python_parses_and_its_files_exist(path):
     for code in code_of(path):
         ast.parse(without_magics(code))
         for module in re.findall(r"(?:python -m|from) (brt[\w.]*)", code):
@@ -162,7 +162,7 @@ def executed(content, path, tmp_path):
     )
 
 
-def test_a_notebook_elsewhere_takes_a_folder_or_says_what_it_needs(tmp_path, monkeypatch):
+def test_a_notebook_elsewhere_names_the_folder_it_needs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     code, installed = without_magics(code_of(NOTEBOOKS[0])[0]), []
     with pytest.raises(SystemExit, match="SOURCE"):

@@ -42,7 +42,7 @@ def run(*command, folder, status=0, **environment):
     return done.stdout
 
 
-def test_the_changelog_and_the_citation_have_the_version_and_its_date():
+def test_changelog_and_citation_have_the_version_and_date():
     newest = re.search(r"^## (\S+) \((.*)\)", (ROOT / "CHANGELOG.md").read_text(), re.M)
     citation = (ROOT / "CITATION.cff").read_text()
     assert newest[1] == brt.__version__ and f"\nversion: {newest[1]}\n" in citation
@@ -140,7 +140,7 @@ def test_the_wheel_generates_trains_and_exports(installed, tmp_path):
     assert "generates the text of its run" in found
 
 
-def test_a_command_runs_from_the_folder_above_a_clone_that_is_named_brt(tmp_path):
+def test_a_command_runs_above_a_clone_that_is_named_brt(tmp_path):
     # Python takes the clone's folder for a namespace package, whose __path__ the finder of the
     # editable installation extends, and which has no __file__.
     (tmp_path / "brt").mkdir()

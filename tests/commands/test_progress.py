@@ -63,7 +63,7 @@ def test_plain_lines_come_at_most_every_so_many_seconds(capsys, clock):
     ]
 
 
-def test_a_line_with_a_text_comes_at_once_and_starts_the_wait_again(capsys, clock):
+def test_a_line_with_text_comes_at_once_and_restarts_the_wait(capsys, clock):
     shown = Progress("step", 10)
     clock(9.0)
     shown.update(1, "loss 5.0")
@@ -164,7 +164,7 @@ def test_a_terminal_shows_one_live_bar_with_the_last_text(monkeypatch):
     assert text.count("eval: fine") == 1
 
 
-def test_a_live_bar_goes_on_when_the_clock_of_the_machine_is_set_back(monkeypatch, clock):
+def test_a_live_bar_continues_when_the_clock_is_set_back(monkeypatch, clock):
     falling = itertools.count(10**9, -1000)
     monkeypatch.setattr("time.time", lambda: float(next(falling)))
     with terminal(monkeypatch) as shown:

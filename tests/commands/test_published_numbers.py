@@ -18,12 +18,12 @@ from brt.reporting.papers.reading import PAPERS, fits
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
-def test_a_config_has_the_settings_behind_the_number_its_header_quotes(name):
+def test_a_config_has_the_settings_of_its_quoted_number(name):
     assert experiment_problems(name) == []
 
 
 @pytest.mark.parametrize("sweep", SWEEPS)
-def test_a_sweep_fills_the_rows_of_its_tables_with_their_settings(sweep):
+def test_a_sweep_fills_the_rows_of_its_tables(sweep):
     filled = []
     for entry in entries(sweep):
         assert row_problems(entry, sweep) == [], entry.name
@@ -43,7 +43,7 @@ def test_a_sweep_fills_the_rows_of_its_tables_with_their_settings(sweep):
 
 
 @pytest.mark.parametrize("name", ["rmt_figure_3", "rmt_figure_4", "rmt_figure_8", "arpt_windows"])
-def test_a_sweep_has_a_run_for_every_published_point_of_its_figures(name):
+def test_a_sweep_has_a_run_for_every_published_point(name):
     begins = {"arpt_windows": ("arpt_figure_4", "arpt_figure_5")}.get(name, (name,))
     positions = [position_of(entry.settings)[1] for entry in entries(name)]
     plots = [plot for paper in PAPERS for plot in paper.plots if plot.name.startswith(begins)]

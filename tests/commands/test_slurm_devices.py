@@ -63,7 +63,7 @@ def test_a_task_uses_every_gpu_that_no_other_task_uses(environment, gpus):
         task(3, "2(x2)", "1", "0", per_node=2),
     ],
 )
-def test_tasks_that_would_leave_gpus_idle_or_share_one_are_refused(environment):
+def test_tasks_with_idle_or_shared_gpus_are_refused(environment):
     with pytest.raises(ValueError, match="--ntasks-per-node=1"):
         gpus_of_task(environment)
 

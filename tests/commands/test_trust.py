@@ -141,7 +141,7 @@ def test_modules_of_brt_need_no_flag():
     config.parse(bindings=["import brt.models.block_recurrent.memory", "import brt.config"])
 
 
-def test_a_binding_that_names_a_module_is_allowed_by_the_same_flag(here):
+def test_a_binding_of_a_module_is_allowed_by_the_same_flag(here):
     line = "SeqioText.module = 'hostile'"
     assert "--allow_imports=hostile" in refused(bindings=[line])
     assert "--allow_imports=hostile" in refused(bindings=["a/" + line])
@@ -316,9 +316,7 @@ def reached(monkeypatch):
     fsspec.filesystem("memory").store.clear()
 
 
-def test_no_connection_is_opened_because_a_manifest_names_a_vocabulary(
-    here, reached, monkeypatch, capsys
-):
+def test_a_vocabulary_in_a_manifest_opens_no_connection(here, reached, monkeypatch, capsys):
     fsspec.filesystem("memory").pipe("/words.txt", b"one 1\ntwo 1\n<unk> 1\n<eos> 1\n")
     fingerprint = named_vocabulary("words:memory://words.txt").fingerprint
     assert reached.pop() == "memory://words.txt"  # named in Python it is reached
@@ -448,7 +446,7 @@ def test_a_run_folder_may_be_a_link_and_hold_links_inside(here, run, opened):
     OPENED[opened](here / "link")
 
 
-def test_checkpoints_of_the_run_next_to_it_are_read_and_not_written(here, run):
+def test_a_neighbours_checkpoints_are_read_and_not_written(here, run):
     shutil.copytree(run, here / "other")
     (here / "other" / "checkpoints").mkdir()
     for name in ("checkpoints", "metrics.jsonl"):

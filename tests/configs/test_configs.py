@@ -112,7 +112,7 @@ def built(name, *bindings):
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_the_command_of_a_config_builds_reads_every_binding_and_has_the_published_size(name):
+def test_a_configs_command_builds_at_the_published_size(name):
     counts = count_parameters(built(name).model)
     short = name.removesuffix(".gin").replace("/", "_")
     for pattern, published in PUBLISHED.items():
@@ -143,7 +143,7 @@ def test_a_published_window_takes_one_override(name, window):
     assert tokens == pytest.approx(236.4e6, rel=1e-3)  # two epochs
 
 
-def test_every_config_that_is_an_experiment_or_a_system_has_its_command():
+def test_every_experiment_or_system_has_its_command():
     expected = {p.name for p in CONFIGS.glob("*.gin")}
     for folder in SYSTEMS:
         expected |= {f"{folder}/{p.name}" for p in CONFIGS.glob(f"{folder}/*.gin")}
@@ -191,7 +191,7 @@ def test_ones_own_text_is_one_flag_on_a_published_system(system):
     assert experiment.trainer.corpus.source.path == "text/{split}"
 
 
-def test_files_joined_by_a_plus_are_read_as_files_given_one_after_another():
+def test_joined_files_are_read_one_after_another():
     files = [f"{CONFIGS}/{name}.gin" for name in ("systems/slide_12l", "recipes/github")]
     joined, apart = read_once(("+".join(files),)), read_once(tuple(files))
     assert joined == apart and joined.bound == apart.bound
@@ -229,7 +229,7 @@ def test_bytes_are_one_more_file():
 # Evaluation.
 
 
-def test_counted_once_what_scripts_leave_untied_gives_the_counts_that_are_quoted():
+def test_untied_parameters_counted_once_give_the_quoted_counts():
     once = "TransformerXL.tied_projections = True"
     for name, bindings, millions in (
         ("wt103_large", (once,), 284.1),
@@ -241,7 +241,7 @@ def test_counted_once_what_scripts_leave_untied_gives_the_counts_that_are_quoted
 
 
 @every_memory_of_text
-def test_a_transformer_xl_is_tested_as_its_header_says_with_parameters_it_has(name):
+def test_a_transformer_xl_is_tested_as_its_header_says(name):
     header = (CONFIGS / name).read_text().replace("\\\n#", " ")
     line = re.search(r"^# Test: +python -m brt\.evaluate (.*)", header, re.M)
     if not line:
@@ -262,7 +262,7 @@ def test_a_transformer_xl_is_tested_as_its_header_says_with_parameters_it_has(na
 
 
 @every_memory_of_text
-def test_while_training_memory_and_segment_are_evaluated_as_long_as_they_are_trained(name):
+def test_memory_and_segment_are_evaluated_as_they_are_trained(name):
     experiment = built(name)
     trained, evaluated = experiment.model, experiment.evaluated_model()
     lengths = trained.memory_length, trained.period, evaluated.period

@@ -49,7 +49,7 @@ def check(files, bindings):
 
 
 @pytest.mark.parametrize("name", FEW)
-def test_a_config_trains_and_evaluates_on_one_four_and_eight_devices_or_says_why(name):
+def test_a_config_trains_on_1_4_and_8_devices_or_is_refused(name):
     check(*COMMANDS[name])
 
 
@@ -61,7 +61,7 @@ def test_further_flags_of_a_header_fit_training_and_evaluation(name):
 
 
 @pytest.mark.parametrize("row", [1, 15])
-def test_a_published_overlap_evaluates_as_many_windows_as_are_trained_on(row):
+def test_a_published_overlap_evaluates_as_many_windows(row):
     path = CONFIGS / "sweeps/arpt_tables.txt"
     entry = read_sweep(path, SCALES["paper"], None, [], None)[row]
     experiment, _ = check([], [write_gin(entry.settings)])
@@ -90,7 +90,7 @@ def test_evaluation_that_cannot_be_run_is_refused_by_the_build(binding, named):
         Experiment.from_gin()
 
 
-def test_a_mixture_that_is_not_read_by_documents_is_refused_by_the_build():
+def test_a_mixture_not_read_by_documents_is_refused():
     files = [str(CONFIGS / name) for name in ("small/rec_fixed_skip.gin", "corpora/text.gin")]
     mixed = "Trainer.corpus = @Mixture()", "Mixture.corpora = [@Corpus()]", "Mixture.weights = [1]"
     config.parse(files, [*mixed, "Trainer.stream = 'contiguous'"])
@@ -100,7 +100,7 @@ def test_a_mixture_that_is_not_read_by_documents_is_refused_by_the_build():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*COMMANDS, *FURTHER])
-def test_every_command_of_a_header_trains_and_evaluates_or_says_why(name):
+def test_every_header_command_trains_or_is_refused(name):
     check(*(COMMANDS | FURTHER)[name])
 
 

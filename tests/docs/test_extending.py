@@ -155,7 +155,7 @@ def test_the_laws_are_all_here():
     assert len(names) >= 20
     assert {
         "test_decoding_token_by_token_is_the_segment_pass",
-        "test_cutting_a_document_at_block_borders_changes_no_logit_and_no_cache",
+        "test_cutting_at_block_boundaries_changes_nothing",
         "test_rows_are_strangers",
         "test_every_cache_says_its_shape_in_its_name",
         "test_every_logit_follows_from_the_equations",
@@ -250,7 +250,7 @@ def dry_run(folder, environment, *arguments):
     return call(folder, environment, *command)
 
 
-def test_a_class_is_known_as_soon_as_its_file_lies_among_the_memories(tmp_path):
+def test_a_class_among_the_memories_is_known_at_once(tmp_path):
     for name in ("brt", "configs"):
         shutil.copytree(ROOT / name, tmp_path / name)
     write_config(tmp_path)
@@ -260,7 +260,7 @@ def test_a_class_is_known_as_soon_as_its_file_lies_among_the_memories(tmp_path):
     assert re.search(r"BlockSummaries\.num_blocks += 4", after.stdout)
 
 
-def test_a_class_elsewhere_is_known_by_the_line_that_imports_its_module(tmp_path):
+def test_a_class_elsewhere_is_known_by_its_import(tmp_path):
     (tmp_path / "elsewhere" / "of_mine").mkdir(parents=True)
     (tmp_path / "elsewhere" / "of_mine" / "memories.py").write_text(memory_code())
     write_config(tmp_path, "import of_mine.memories\n")
@@ -270,7 +270,7 @@ def test_a_class_elsewhere_is_known_by_the_line_that_imports_its_module(tmp_path
     assert re.search(r"BlockSummaries\.num_blocks += 4", found.stdout)
 
 
-def test_a_memory_whose_cache_cannot_be_cleared_is_refused_by_name(tmp_path):
+def test_a_memory_that_cannot_be_cleared_is_refused_by_name(tmp_path):
     write_config(tmp_path, "import my_memories\n")
     method = "    def clear_state(self, empty):\n        return empty\n"
     assert memory_code().count(method) == 1

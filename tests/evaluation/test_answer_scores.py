@@ -145,7 +145,7 @@ def test_shares_of_the_study_are_those_of_its_recordings(measured):
     assert content["numbers"]["carried_bytes"] == 4 * floats
 
 
-def test_an_oracle_has_all_answers_right_at_every_length_and_depth(measured):
+def test_an_oracle_is_right_at_every_length_and_depth(measured):
     run, _ = measured
     scored = []
     for number, document in enumerate(answers_of_store(run.store)):

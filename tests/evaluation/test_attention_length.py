@@ -40,7 +40,7 @@ def test_a_sweep_that_never_stops_helping_says_so():
     assert found == ([10, 20, 30], [2.99, 2.98, 2.97], 30, False)
 
 
-def test_the_threshold_is_a_thousandth_of_the_perplexity_and_a_loss_ends_the_sweep():
+def test_the_threshold_is_0_001_of_perplexity_and_losses_end_it():
     for drop, best in ((0.00099, 1), (0.00101, 3), (-0.5, 1)):
         assert sweep(lambda length, d=drop: 2.0 - d * length, [1, 2, 3]).best == best
 
@@ -108,7 +108,7 @@ def perplexity_of(monkeypatch, run, *bindings):
     return json.loads((run / "evaluation_validation.json").read_text())["perplexity"]
 
 
-def test_a_setting_that_the_model_reads_by_another_name_is_lengthened(monkeypatch, rmt):
+def test_a_setting_under_another_name_is_lengthened(monkeypatch, rmt):
     found = study(
         monkeypatch, rmt, "--gin.AttentionLength.step=16", "--gin.AttentionLength.longest=32"
     )
@@ -157,7 +157,7 @@ def filled(run, name, sizes, segment_length):
     }
 
 
-def test_what_the_study_writes_fills_the_columns_of_tables_5_and_8(monkeypatch, run):
+def test_the_study_fills_the_columns_of_tables_5_and_8(monkeypatch, run):
     found = study(
         monkeypatch, run, "--gin.AttentionLength.step=150", "--gin.AttentionLength.longest=450"
     )

@@ -86,7 +86,7 @@ def softmax(x):
     return e / e.sum(-1, keepdims=True)
 
 
-def test_attention_by_distance_is_the_mean_over_all_tokens_with_a_full_memory(xl):
+def test_attention_by_distance_is_the_mean_with_a_full_memory(xl):
     found = Attention(tokens=10**6).measure(xl, {}, ALL, seed=0)
     totals, count = {name: np.zeros((3, 2, M + T)) for name in ("attention", "a", "b", "d")}, 0
     for number, weights in weights_of(xl):
@@ -109,7 +109,7 @@ def test_attention_by_distance_is_the_mean_over_all_tokens_with_a_full_memory(xl
         assert np.allclose(array.sum(-1), 1, atol=1e-5)
 
 
-def test_term_d_is_the_same_for_all_tokens_and_terms_sum_to_the_scores(xl):
+def test_term_d_is_equal_for_all_tokens_and_terms_sum_to_scores(xl):
     found = next(weights for number, weights in weights_of(xl) if number * T >= M)
     assert found.full_B.all()
     for weights_BHTJ, terms in zip(found.weights, found.terms, strict=True):
@@ -122,7 +122,7 @@ def test_term_d_is_the_same_for_all_tokens_and_terms_sum_to_the_scores(xl):
         assert np.allclose(weights, weights_BHTJ[0], atol=1e-5)
 
 
-def test_wide_heads_are_drawn_with_a_fifth_of_their_memory_marked(xl):
+def test_wide_heads_have_a_fifth_of_their_memory_marked(xl):
     found = Attention(tokens=10**6).measure(xl, {}, ALL, seed=3)
     wide = [entry for entry in found["maps"] if entry["array"].startswith("wide")]
     assert [entry["title"].split(": ")[1].split(",")[0] for entry in wide] == [
@@ -182,7 +182,7 @@ def lines_of(parts, maps, of_samples):
 
 
 @pytest.mark.parametrize("planted", ["diagonal", "anti-diagonal"])
-def test_a_planted_line_is_named_with_its_head_and_segment_and_even_attention_is_none(planted):
+def test_a_planted_line_is_named_and_even_attention_is_none(planted):
     parts, heads = Parts(0, 6, 6, 6), 2
     rows, columns = parts.blocks()["writes tokens to memory"]
     maps = [np.full((2, heads, 18, 18), 1 / 18) for _ in range(3)]
@@ -198,7 +198,7 @@ def test_a_planted_line_is_named_with_its_head_and_segment_and_even_attention_is
     assert [entry["title"] for entry in found["maps"]] == [text.split(" along")[0]]
 
 
-def test_a_memory_in_an_order_of_its_own_is_read_one_key_a_row_and_along_no_line():
+def test_a_reordered_memory_is_read_one_key_a_row():
     parts = Parts(0, 8, 8, 8)
     rows, columns = parts.blocks()["reads memory"]
     maps = [np.full((1, 2, 24, 24), 1 / 24)]
@@ -210,7 +210,7 @@ def test_a_memory_in_an_order_of_its_own_is_read_one_key_a_row_and_along_no_line
     assert text in found["summary"]
 
 
-def test_of_a_task_maps_are_those_of_each_segment_over_all_samples(tmp_path):
+def test_maps_of_a_task_are_those_of_segments_over_samples(tmp_path):
     task = (
         'Trainer.stream = "samples"',
         "Corpus.source = @CopyTask()",

@@ -46,7 +46,7 @@ def test_keys_that_are_no_single_token_are_at_no_distance():
     assert np.allclose(found, [[(0.4 + 0.4) / 2, (0.3 + 0.2) / 2, 0.2 / 2]])
 
 
-def test_a_head_that_always_attends_seven_back_has_width_one_and_an_even_one_the_whole_span():
+def test_a_heads_width_is_one_if_fixed_and_the_span_if_even():
     mean = np.zeros((1, 2, 20))
     mean[0, 0, 7], mean[0, 1] = 1, 1 / 20
     assert np.allclose(width(mean), [[1, 20]])
@@ -55,7 +55,7 @@ def test_a_head_that_always_attends_seven_back_has_width_one_and_an_even_one_the
 @pytest.mark.parametrize(
     "layers, chosen", [(1, [0]), (2, [0, 1]), (3, [0, 1, 2]), (16, [0, 7, 15])]
 )
-def test_wide_heads_are_the_widest_of_the_first_the_middle_and_the_last_layer(layers, chosen):
+def test_wide_heads_are_the_widest_of_three_layers(layers, chosen):
     # Near heads but for one of each layer, whose number is the layer's plus one.
     distance = np.arange(30.0)
     mean = np.tile(np.exp(-distance), (layers, 20, 1))
@@ -65,7 +65,7 @@ def test_wide_heads_are_the_widest_of_the_first_the_middle_and_the_last_layer(la
     assert widest_heads(mean) == [(layer, layer + 1) for layer in chosen]
 
 
-def test_a_fifth_of_the_memory_is_marked_and_it_has_the_most_attention():
+def test_the_marked_fifth_of_the_memory_has_most_attention():
     weights = causal_weights(1, 4, 14)[0]
     chosen = most_attended(weights, 10)
     total = weights[:, :10].sum(0)
@@ -74,7 +74,7 @@ def test_a_fifth_of_the_memory_is_marked_and_it_has_the_most_attention():
 
 
 @pytest.mark.parametrize("rows, columns", [(6, 6), (3, 6), (6, 3), (5, 12), (1, 4)])
-def test_a_planted_line_has_all_mass_and_even_attention_has_the_chance_value(rows, columns):
+def test_a_planted_line_has_all_mass_and_even_attention_chance(rows, columns):
     block = np.zeros((rows, columns))
     for r in range(rows):
         # The columns from corner to corner of this row, as real numbers.
@@ -98,5 +98,5 @@ def test_a_moved_line_is_found_where_it_was_moved_to(offset):
     assert (line.direction, line.offset) == ("anti-diagonal", -offset)
 
 
-def test_attention_that_rows_spend_elsewhere_is_missing_from_a_line():
+def test_attention_spent_elsewhere_is_missing_from_a_line():
     assert best_line(0.25 * np.eye(6)).mass == pytest.approx(0.25)

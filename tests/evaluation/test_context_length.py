@@ -28,12 +28,12 @@ def improving_until(last, start=3.0, drop=0.1, positions=50, seed=0):
 
 @pytest.mark.parametrize("share", SHARES)
 @pytest.mark.parametrize("last", [100, 200, 700, 1400])
-def test_losses_that_stop_improving_give_the_context_at_which_they_stop(last, share):
+def test_the_context_ends_where_losses_stop_improving(last, share):
     losses_MCP = improving_until(last)[None]
     assert effective_context(losses_MCP, 0, CONTEXTS, share) == (last, True)
 
 
-def test_losses_that_never_stop_improving_give_the_longest_context_and_say_so():
+def test_losses_that_keep_improving_give_the_longest_context():
     losses_MCP = improving_until(10_000)[None]
     assert effective_context(losses_MCP, 0, CONTEXTS, 1.0) == (1500, False)
 
@@ -43,7 +43,7 @@ def test_each_model_of_a_group_has_its_own_context():
     assert [effective_context(group_MCP, i, CONTEXTS, 0.5)[0] for i in range(3)] == [900, 500, 400]
 
 
-def test_a_model_that_stays_behind_the_group_gains_nothing_from_context():
+def test_a_model_behind_the_group_gains_nothing_from_context():
     # It improves up to 900, alone; beside a model that is better with the shortest context than
     # it ever becomes, its improvements count for nothing.
     late, best = improving_until(900, start=5.0), improving_until(100, start=1.0)
@@ -76,7 +76,7 @@ def test_only_the_hard_positions_count():
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_everything_is_what_plain_loops_over_the_definitions_give(seed):
+def test_everything_equals_plain_loops_over_the_definitions(seed):
     rng = np.random.default_rng(seed)
     losses_MCP = rng.gamma(2.0, size=(3, 4, 21)) - 0.3 * np.arange(4)[:, None]
     for model in range(3):
@@ -103,7 +103,7 @@ def test_everything_is_what_plain_loops_over_the_definitions_give(seed):
             assert perplexities(losses_MCP)[model, c] == pytest.approx(ppl, rel=1e-12)
 
 
-def test_figure_3_is_empty_below_the_diagonal_and_zero_on_it_for_the_best_model():
+def test_figure_3_is_empty_below_and_zero_on_the_diagonal():
     found_CC = gains(improving_until(700)[None], 0, 0.1)
     assert np.isnan(found_CC[np.tril_indices(len(CONTEXTS), -1)]).all()
     np.testing.assert_array_equal(np.diag(found_CC), 0)

@@ -61,7 +61,7 @@ def test_a_loss_is_that_of_a_model_that_reads_exactly_c_tokens(recurrent):
             assert found_CP[c, p] == pytest.approx(expected, abs=2e-5)
 
 
-def test_positions_have_the_longest_context_before_them_and_come_in_stretches(recurrent):
+def test_positions_have_the_longest_context_in_stretches(recurrent):
     store, documents = recurrent.store, np.arange(7)
     owners_P, places_P = draw_positions(store, documents, CONTEXTS, 1000, seed=0)
     assert len(set(zip(owners_P, places_P))) == len(places_P)
@@ -76,7 +76,7 @@ def test_positions_have_the_longest_context_before_them_and_come_in_stretches(re
         contexts(100, 150)
 
 
-def test_a_model_without_memory_is_read_with_its_whole_segment_and_no_more(recurrent, monkeypatch):
+def test_without_memory_the_whole_segment_is_read(recurrent, monkeypatch):
     monkeypatch.setattr(module, "own_reach", lambda experiment, length: length)
     owners_P, places_P = draw_positions(recurrent.store, np.arange(7), CONTEXTS, 4, seed=1)
     found_CP = context_losses(recurrent, owners_P, places_P, CONTEXTS)
@@ -88,7 +88,7 @@ def test_a_model_without_memory_is_read_with_its_whole_segment_and_no_more(recur
 
 
 @pytest.mark.parametrize(("memory", "reach"), [(0, T), (1, np.iinfo(np.int64).max)])
-def test_a_model_that_carries_nothing_reaches_no_farther_than_its_segment(tmp_path, memory, reach):
+def test_a_model_that_carries_nothing_reaches_its_segment(tmp_path, memory, reach):
     sizes = "vocabulary_size = 256", "num_layers = 1", "width = 4", "num_heads = 1"
     sizes += "head_size = 4", "feed_forward_size = 4", f"memory_length = {memory}"
     lines = "Trainer.model = @TransformerXL", *(f"TransformerXL.{size}" for size in sizes)

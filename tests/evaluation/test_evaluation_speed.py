@@ -66,7 +66,7 @@ def measured(monkeypatch, tmp_path, operations):
     return run
 
 
-def test_the_ratio_is_the_window_s_operations_to_a_segment_token_s(measured, operations):
+def test_the_ratio_is_window_to_segment_operations(measured, operations):
     path = measured("--attention_lengths=8,40,200", "--rounds=1")
     rows = json.loads(path.read_text())["evaluation_speed"]
     assert [row["attention_length"] for row in rows] == [8, 40, 200]

@@ -149,7 +149,7 @@ def test_segments_together_change_no_scalar(evaluated, recurrent, max_steps, sha
     assert found == pytest.approx(expected, rel=1e-5)
 
 
-def test_a_mixture_has_the_figures_of_each_store_apart_and_of_all(evaluated, recurrent, tmp_path):
+def test_a_mixture_has_figures_of_each_store_and_of_all(evaluated, recurrent, tmp_path):
     alone = {"first": evaluated(recurrent, 3, 16, cleared=True)}
     texts = [bytes([65 + n]) * (5 + 9 * n) for n in range(4)]
     folder = tmp_path / "second" / "validation"
@@ -202,7 +202,7 @@ def test_a_finished_row_takes_the_next_document(store_of, lengths, rows, length)
 
 
 @pytest.mark.parametrize(("rows", "length"), [(3, 24), (4, 16)])
-def test_meliad_scoring_leaves_out_first_tokens_of_segments_and_id_0(tmp_path, slide, rows, length):
+def test_meliad_scoring_omits_first_tokens_and_id_0(tmp_path, slide, rows, length):
     rng = np.random.default_rng(0)
     texts = [rng.choice([0, 0, 97, 101, 116], n).astype(np.uint8).tobytes() for n in (1, 24, 50)]
     documents = [Document(str(n), text) for n, text in enumerate(texts)]
@@ -240,9 +240,7 @@ def test_the_number_of_devices_moves_nothing(evaluated, recurrent):
 # The state cleared.
 
 
-def test_clearing_costs_a_recurrent_model_something_and_scores_the_same_tokens(
-    evaluated, recurrent
-):
+def test_clearing_costs_and_scores_the_same_tokens(evaluated, recurrent):
     scalars = evaluated(recurrent, 4, 16, cleared=True)
     assert abs(scalars["cleared_loss"] - scalars["loss"]) > 1e-4
     assert scalars["loss"] == evaluated(recurrent, 4, 16)["loss"]

@@ -116,7 +116,7 @@ def test_an_oracle_one_token_off_is_at_chance(copies):
     assert found["free_running_exact"] == 0.0
 
 
-def test_a_task_counts_by_the_teacher_forced_accuracy_if_less_than_a_segment_is_scored(copies):
+def test_a_partly_scored_task_counts_teacher_forced_accuracy(copies):
     for length, expected in ((2 * N, 1.0), (3 * N, 0.25)):
         decoder = decoder_of(Oracle(), copies, length=length)
         assert FreeRunning().run(decoder, None, accuracy=0.25)["task_accuracy"] == expected
@@ -154,7 +154,7 @@ def test_writing_continues_what_was_read_in_segments(name, first, scored, length
         assert found.tolist() == reading_again(model, sample, first, scored, length)
 
 
-def test_the_scored_part_is_found_and_must_be_the_same_in_all_samples(copies, tmp_path, store_of):
+def test_the_scored_part_must_be_equal_in_all_samples(copies, tmp_path, store_of):
     assert scored_part(copies) == (N + 1, 2 * N)
     padded = ReverseTask(length=3, padded_length=8, num_train=9, num_validation=1, num_test=1)
     assert scored_part(store_of_task(padded, tmp_path / "a", "train")) == (4, 3)
@@ -172,7 +172,7 @@ def test_the_scored_part_is_found_and_must_be_the_same_in_all_samples(copies, tm
         scored_part(TokenStore(tmp_path / "b"))
 
 
-def test_teacher_forced_figures_count_the_end_and_what_is_not_blank(copies):
+def test_teacher_forced_figures_count_the_end_and_non_blanks(copies):
     score, sums, rng = FreeRunning(end=3, blank=5), {}, np.random.default_rng(0)
     counts = {"accuracy_end": [0, 0], "accuracy_written": [0, 0], "accuracy_end_written": [0, 0]}
     for offset in (1, N + 1, 2 * N + 1):
@@ -240,9 +240,7 @@ def tiny(tmp_path_factory):
     return build(folder / "copy.gin")
 
 
-def test_a_run_on_samples_reports_both_accuracies_and_can_be_resumed(
-    tiny, tmp_path, monkeypatch, capsys
-):
+def test_a_run_on_samples_reports_both_and_can_be_resumed(tiny, tmp_path, monkeypatch, capsys):
     train_here(tiny, tmp_path / "whole")
     train_here(tiny, tmp_path / "cut", stop_after=2)
     train_here(tiny, tmp_path / "cut")

@@ -132,7 +132,7 @@ def test_states_are_replaced_before_every_segment(made, recorder, state):
     assert np.abs(found[T:] - kept[T:]).max() > 1e-3
 
 
-def test_a_swapped_state_is_that_of_the_next_document_at_the_same_place(made, recorder):
+def test_a_swapped_state_is_the_next_documents_at_that_place(made, recorder):
     # Two documents in three rows: they meet, and the empty row does not.
     recording = recorder("swapped", [5, 6])
     assert recording.done_D.tolist() == [False] * 5 + [True, True]
@@ -239,9 +239,7 @@ def test_other_parameters_begin_a_recording_anew(made, recorder, tmp_path):
 # What cannot be read or compared.
 
 
-def test_recordings_of_other_documents_or_tokenizers_are_not_compared(
-    made, recorder, store_of, tmp_path
-):
+def test_recordings_of_other_documents_are_not_compared(made, recorder, store_of, tmp_path):
     stores = store_of([3, 4]), store_of([3, 5])
     one, two = (
         fabricate(tmp_path / str(n), store, [np.ones(length) for length in store.lengths_D])
@@ -257,7 +255,7 @@ def test_recordings_of_other_documents_or_tokenizers_are_not_compared(
     assert Recording(one.folder).document(1).nats_T.tolist() == [1] * 4  # finds its store
 
 
-def test_a_disk_that_fills_up_is_named_and_what_was_recorded_stays(recorder, tmp_path, monkeypatch):
+def test_a_full_disk_is_named_and_the_recording_stays(recorder, tmp_path, monkeypatch):
     recorder(documents=[0, 1], at=tmp_path / "r")
     put, calls = recording_writer._put, []
 
@@ -276,7 +274,7 @@ def test_a_disk_that_fills_up_is_named_and_what_was_recorded_stays(recorder, tmp
     assert np.array_equal(recorder(at=tmp_path / "r").nats, recorder().nats)
 
 
-def test_a_loss_that_is_not_finite_is_named_and_the_documents_before_it_stay(
+def test_a_non_finite_loss_is_named_and_earlier_documents_stay(
     made, recorder, tmp_path, monkeypatch
 ):
     recorder(documents=[0, 6], at=tmp_path / "r")
@@ -334,7 +332,7 @@ def test_a_folder_that_is_no_recording_is_left_alone(recorder, tmp_path, place, 
     assert contents(tmp_path) == before
 
 
-def test_what_somebody_put_into_a_recording_is_not_removed_with_it(made, recorder, tmp_path):
+def test_foreign_files_in_a_recording_are_not_removed(made, recorder, tmp_path):
     recorder(documents=[0], at=tmp_path / "r")
     (tmp_path / "r" / "thesis.txt").write_text("years of work")
     before = contents(tmp_path)

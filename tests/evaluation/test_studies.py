@@ -95,7 +95,7 @@ def test_costs_are_those_of_the_recordings(recurrent):
             assert cost != 0 and numbers[f"cost_{state}_error"] > 0
 
 
-def test_an_external_memory_is_weighed_like_a_state_but_no_gradient_reaches_it(tmp_path):
+def test_an_external_memory_is_weighed_without_a_gradient(tmp_path):
     memory = ("ExternalMemory.size = 24", "ExternalMemory.neighbours = 3")
     lines = (
         *TWO_LAYERS,
@@ -222,7 +222,7 @@ def test_the_summary_follows_the_numbers(cost, error, begins):
         (-0.02, 0.001, False),
     ],
 )
-def test_a_state_that_any_document_s_could_replace_is_not_its_own(swapped, error, own):
+def test_a_state_that_any_document_could_replace_is_not_its_own(swapped, error, own):
     costs = {"cleared": (0.04, 0.01), "zeroed": (0.5, 0.01), "swapped": (swapped, error)}
     begins = "This document's state is used: cleared" if own else "A state is used, but another "
     sentence = sentence_of({}, [], **costs)
@@ -298,7 +298,7 @@ def test_a_reset_stands_exactly_so_far_before_what_is_scored(recurrent, what, bl
     assert found.error > 0
 
 
-def test_blocks_are_drawn_from_everywhere_and_no_more_than_asked_for(store_of):
+def test_blocks_are_drawn_from_everywhere_up_to_the_number(store_of):
     store = store_of([5, 8, 100, 31])
     owners, starts = block_starts(store, [0, 2, 3], 8, seed=1)
     drawn = list(zip(owners.tolist(), starts.tolist()))
@@ -310,7 +310,7 @@ def test_blocks_are_drawn_from_everywhere_and_no_more_than_asked_for(store_of):
 
 
 @pytest.mark.parametrize(("tokens", "scored"), [(10**6, 18), (24 * 7, 7), (1, 3)])
-def test_a_distance_costs_no_more_tokens_than_allowed_but_one_batch(recurrent, tokens, scored):
+def test_a_distance_costs_the_allowed_tokens_plus_one_batch(recurrent, tokens, scored):
     """Contexts of two blocks and the scored one: 24 tokens each, in 3 rows."""
     reader = SegmentReader(recurrent.experiment, recurrent.mesh, 3, W)
     blocks, recording = block_starts(recurrent.store, ALL, W, 0), recurrent.recording("kept")

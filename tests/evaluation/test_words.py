@@ -61,7 +61,7 @@ def test_texts_of_subwords_keep_their_spaces(repeats):
         assert words.last_seen(3) == 5 and words.last_seen(1) is None
 
 
-def test_a_name_is_capitalised_seen_before_and_never_in_lower_case():
+def test_a_name_is_capitalised_and_never_in_lower_case():
     text = "Then Gomin went. Then he saw day and Day and Gomin's Rose. Larne then went."
     words = as_bytes(text)
     assert words.kind(word_at(words, text, "Gomin")) == OTHER  # not seen before
@@ -118,7 +118,7 @@ def test_a_chapter_title_is_a_heading_read_before():
         assert found == kind, (fragment, occurrence)
 
 
-def test_title_and_author_at_the_end_are_told_from_a_name_of_the_title():
+def test_title_and_author_at_the_end_are_told_from_names():
     body = "words that go on and on. " * 60
     middle = f"{body}Not at the end, Moncure Daniel. {body}"
     text = (

@@ -112,7 +112,7 @@ def fill_at(monkeypatch, disk, owner, name, number, left=0):
         (RunFolder, "describe", 1, 0, ("config.gin",)),
     ],
 )
-def test_training_says_what_it_could_not_write_and_goes_on_when_there_is_room(
+def test_training_names_the_file_and_continues_with_room(
     tiny, straight, disk, monkeypatch, capsys, owner, name, number, left, named
 ):
     workdir = disk.path / "run"
@@ -130,9 +130,7 @@ def test_training_says_what_it_could_not_write_and_goes_on_when_there_is_room(
     assert_same_run(train_here(tiny, workdir), straight)
 
 
-def test_a_preparation_says_which_store_had_no_room_and_goes_on_when_there_is(
-    tmp_path, disk, monkeypatch, capsys
-):
+def test_preparation_names_the_store_and_continues_with_room(tmp_path, disk, monkeypatch, capsys):
     monkeypatch.setattr(shards, "SHARD_BYTES", MEGABYTE)
     (tmp_path / "long" / "train").mkdir(parents=True)
     for number in range(6):
@@ -164,7 +162,7 @@ def test_a_preparation_says_which_store_had_no_room_and_goes_on_when_there_is(
         subprocess.run(["rm", "-r", str(store)], check=True)
 
 
-def test_a_recording_says_what_it_could_not_write_and_goes_on_when_there_is_room(
+def test_a_recording_names_the_file_and_continues_with_room(
     tiny, straight, disk, monkeypatch, capsys, tmp_path
 ):
     workdir = disk.path / "run"

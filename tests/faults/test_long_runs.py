@@ -10,7 +10,7 @@ EVALUATIONS = 500
 
 
 @pytest.mark.slow
-def test_five_hundred_evaluations_leave_open_files_as_they_were_and_little_memory(tmp_path):
+def test_500_evaluations_open_no_files_and_keep_little_memory(tmp_path):
     bindings = (
         *PLAIN,
         f"Trainer.steps = {EVALUATIONS}",

@@ -28,9 +28,7 @@ LOST = "UNKNOWN: Gloo AllGather failed: [pair.cc:538] Read error [127.0.0.1]: Co
         (ValueError("Trainer.steps = 0: UNKNOWN: at least 1"), False),
     ],
 )
-def test_a_failed_collective_ends_in_a_sentence_about_the_other_processes(
-    monkeypatch, capsys, error, lost
-):
+def test_a_failed_collective_names_the_other_processes(monkeypatch, capsys, error, lost):
     class Left(SystemExit):
         pass
 
@@ -100,7 +98,7 @@ def test_a_different_binding_in_one_process_is_named_by_all(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_one_of_several_processes_leaves_sigterm_to_jax_while_it_prepares(monkeypatch):
+def test_while_preparing_sigterm_is_left_to_jax(monkeypatch):
     def handler(number, frame):
         """A stub of JAX's."""
 
@@ -114,7 +112,7 @@ def test_one_of_several_processes_leaves_sigterm_to_jax_while_it_prepares(monkey
         signal.signal(signal.SIGTERM, previous)
 
 
-def test_a_closed_terminal_asks_to_end_unless_nohup_has_it_ignored():
+def test_a_closed_terminal_ends_a_run_unless_nohup():
     previous = signal.getsignal(signal.SIGHUP)
     try:
         for handler, heeded in ((signal.SIG_DFL, True), (signal.SIG_IGN, False)):
@@ -128,7 +126,7 @@ def test_a_closed_terminal_asks_to_end_unless_nohup_has_it_ignored():
 
 
 @pytest.mark.slow
-def test_processes_of_which_one_has_prepared_the_corpus_save_and_stop_at_sigterm(tmp_path):
+def test_processes_save_and_stop_at_sigterm(tmp_path):
     path = write_config(tmp_path, *LINES[1:], "Trainer.steps = 1_000_000")
     started = start_several(path, tmp_path / "run")
     metrics = tmp_path / "run" / "metrics.jsonl"
@@ -142,7 +140,7 @@ def test_processes_of_which_one_has_prepared_the_corpus_save_and_stop_at_sigterm
 
 
 @pytest.mark.slow
-def test_several_processes_stop_early_together_and_keep_the_same_best_checkpoint(tmp_path):
+def test_processes_stop_early_with_the_same_best_checkpoint(tmp_path):
     policy = ("keep_best = True", "keep_last = 1", "patience = 2")
     lines = (f"CheckpointPolicy.{setting}" for setting in policy)
     path = write_config(
@@ -183,9 +181,7 @@ def test_another_store_in_one_process_is_refused_by_all(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 @pytest.mark.parametrize("which", [0, 1])
-def test_a_lost_process_ends_the_others_and_the_run_goes_on_with_any_number(
-    tmp_path, number, which
-):
+def test_after_a_lost_process_any_number_continues(tmp_path, number, which):
     path = write_config(tmp_path, *LINES)
     statuses, outputs = ended(start_several(path, tmp_path / "whole", count=1))
     assert statuses == [0], outputs

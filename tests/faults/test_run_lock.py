@@ -71,7 +71,7 @@ def left_behind(folder, **changes):
 # On a disk.
 
 
-def test_a_second_process_is_refused_and_a_killed_one_leaves_the_folder_free(tmp_path):
+def test_a_second_process_is_refused_until_the_first_is_killed(tmp_path):
     pipes = {"stdout": subprocess.PIPE, "text": True}
     holder = subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path)], **pipes)
     try:
@@ -90,7 +90,7 @@ def test_a_second_process_is_refused_and_a_killed_one_leaves_the_folder_free(tmp
         holder.communicate()
 
 
-def test_a_folder_that_was_copied_with_its_lock_can_be_trained_in(tmp_path):
+def test_a_copied_folder_with_its_lock_can_be_trained_in(tmp_path):
     lock = RunLock(str(tmp_path / "."))
     try:
         shutil.copytree(tmp_path, tmp_path / "copy")
@@ -101,7 +101,7 @@ def test_a_folder_that_was_copied_with_its_lock_can_be_trained_in(tmp_path):
 
 
 @pytest.mark.usefixtures("fast")
-def test_the_lock_of_another_machine_counts_only_while_it_is_renewed(tmp_path, caplog):
+def test_another_machines_lock_counts_while_it_is_renewed(tmp_path, caplog):
     # The file system may not tell its locks to other machines.
     left_behind(tmp_path)
     lock = RunLock(str(tmp_path))
@@ -159,7 +159,7 @@ def test_characters_for_the_terminal_do_not_reach_it(tmp_path, caplog):
 
 
 @pytest.mark.usefixtures("fast")
-def test_in_a_bucket_a_living_owner_refuses_others_and_a_dead_one_does_not(bucket):
+def test_in_a_bucket_only_a_living_owner_refuses_others(bucket):
     first = RunLock(bucket)
     with pytest.raises(FolderInUse, match=str(os.getpid())):
         RunLock(bucket)
@@ -199,9 +199,7 @@ def tiny(tmp_path_factory):
     )
 
 
-def test_a_folder_that_is_trained_in_is_refused_to_training_and_can_be_evaluated(
-    tiny, tmp_path, monkeypatch, capsys
-):
+def test_a_folder_in_training_can_only_be_evaluated(tiny, tmp_path, monkeypatch, capsys):
     workdir = tmp_path / "run"
     line = [f"--gin_file={tiny.path}", f"--workdir={workdir}"]
     train_here(tiny, workdir, stop_after=3)
@@ -223,7 +221,7 @@ def test_a_folder_that_is_trained_in_is_refused_to_training_and_can_be_evaluated
 
 
 @pytest.mark.parametrize("what", ["removed", "replaced"])
-def test_a_run_whose_folder_is_taken_away_stops_and_makes_nothing_anew(tiny, tmp_path, what):
+def test_a_run_whose_folder_is_taken_stops_and_makes_none(tiny, tmp_path, what):
     workdir, steps = tmp_path / "run", []
 
     def hook(step, state, batch):

@@ -14,9 +14,7 @@ BYTES = 150_000_000
 @pytest.mark.parametrize(
     "module", ["brt.prepare", pytest.param("brt.train", marks=pytest.mark.slow)]
 )
-def test_a_preparation_that_is_asked_to_end_says_so_and_leaves_nothing_that_looks_finished(
-    tmp_path, module
-):
+def test_an_ended_preparation_leaves_nothing_finished(tmp_path, module):
     path = write_config(tmp_path, "Trainer.steps = 1")
     with open(tmp_path / "texts" / "train" / "long.txt", "wb") as file:
         for _ in range(BYTES // 1_000_000):

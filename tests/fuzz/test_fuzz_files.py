@@ -106,7 +106,7 @@ def test_a_spoilt_store_is_refused_or_gives_what_was_written(scale, tmp_path, sh
 
 
 @both
-def test_a_spoilt_recording_is_refused_or_gives_what_was_recorded(scale, tmp_path):
+def test_a_spoilt_recording_is_refused_or_unchanged(scale, tmp_path):
     tally, base = Tally("recordings"), tmp_path / "base"
     store = make_store(tmp_path / "store", LENGTHS, False, 0, False)
     rng = np.random.default_rng(0)
@@ -181,7 +181,7 @@ def spoil_header(rng, path):
 
 
 @both
-def test_a_spoilt_model_folder_is_refused_or_gives_its_parameters(scale, tmp_path):
+def test_a_spoilt_model_folder_is_refused_or_unchanged(scale, tmp_path):
     tally, base = Tally("model folders"), ROOT / "configs/trained/recall"
     experiment, params, _ = read_model(str(base))
     config.parse([str(base / "config.gin")])

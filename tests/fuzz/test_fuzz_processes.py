@@ -28,7 +28,7 @@ STREAMS = ("2>&-", ">&-", "<&- >&- 2>&-", "<&-", ">/dev/full", "2>/dev/full", ">
 
 
 @both
-def test_a_command_runs_with_any_streams_or_names_the_one_it_cannot_write(scale, tmp_path):
+def test_a_command_runs_with_any_streams_or_names_the_bad_one(scale, tmp_path):
     tally = Tally("streams")
     path = write_config(tmp_path, *PLAIN, **SMALLEST)
     cases = [(PREPARE, "2>&-")]
@@ -101,7 +101,7 @@ def test_of_processes_that_begin_at_once_one_has_the_folder(scale, tmp_path, mon
 
 
 @both
-def test_a_run_whose_folder_is_changed_stops_or_keeps_its_records(scale, tmp_path, monkeypatch):
+def test_a_run_with_a_changed_folder_stops_or_keeps_records(scale, tmp_path, monkeypatch):
     monkeypatch.setattr(run_lock, "HEARTBEAT", 0.02)
     tally, path = Tally("vanished folders"), tmp_path / "run"
     metrics = path / "metrics.jsonl"

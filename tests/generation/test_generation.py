@@ -83,7 +83,7 @@ def test_segments_together_change_no_memory_and_no_score(name):
 
 
 @pytest.mark.parametrize("name", ["slide", "qrnn", *SOME])
-def test_greedy_writing_takes_the_best_token_of_the_pass_over_segments(name):
+def test_greedy_writing_takes_the_best_token_of_the_forward_pass(name):
     # Prompts of every awkward length in one batch: each row is checked against a pass of its own.
     generator, texts = generator_of(name), prompts()
     memory = generator.read(texts)
@@ -150,7 +150,7 @@ def test_documents_in_one_batch_read_and_write_as_each_alone(name):
         assert_close(take_rows(together.memory, [row]), writing.memory)
 
 
-def test_interleaved_streams_are_strangers_and_a_memory_is_a_value():
+def test_interleaved_streams_are_independent():
     generator, texts = generator_of(FIRST), prompts()
     memories = [generator.read([texts[row]]) for row in (3, 6)]
     before = jax.tree.map(np.array, memories)
@@ -229,7 +229,7 @@ def test_ids_beyond_the_vocabulary_are_never_written():
     assert all(token < 5 for tokens in writing.tokens for token in tokens)
 
 
-def test_logits_that_are_no_numbers_end_in_a_sentence_and_keep_what_was_written():
+def test_logits_that_are_no_numbers_keep_the_written_text():
     generator = copy.copy(generator_of(FIRST))
     memory = generator.read([[1, 2]])
     expected = generator.write(memory, 2, DRAWN).run()

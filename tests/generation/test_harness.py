@@ -76,7 +76,7 @@ def greedy(lm, context, length):
     return "".join(map(chr, writing.tokens[0]))
 
 
-def test_continuations_have_the_likelihood_of_one_pass_over_context_and_continuation(lm):
+def test_continuations_have_the_likelihood_of_one_pass(lm):
     pairs = [(c, text(10 + n, length)) for c in CONTEXTS for n, length in enumerate((1, 9, 0))]
     pairs += [(c, greedy(lm, c, 7)) for c in CONTEXTS]
     answers = lm.loglikelihood([Instance(pair) for pair in pairs])

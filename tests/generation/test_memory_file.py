@@ -47,7 +47,7 @@ def assert_identical(found, expected):
         assert a.dtype == b.dtype and np.asarray(a).tobytes() == np.asarray(b).tobytes()
 
 
-def test_what_is_loaded_is_what_was_saved_and_goes_on_bit_for_bit(generator, memory, path):
+def test_a_loaded_memory_is_the_saved_one_bit_for_bit(generator, memory, path):
     loaded = generator.load(path)
     assert_identical(loaded, memory)
     found, expected = (generator.write(m, 2 * WINDOW + 1).run() for m in (loaded, memory))
@@ -55,7 +55,7 @@ def test_what_is_loaded_is_what_was_saved_and_goes_on_bit_for_bit(generator, mem
     assert_identical(found.memory, expected.memory)
 
 
-def test_an_external_memory_is_in_the_file_and_how_much_of_it_is_filled(tmp_path):
+def test_the_file_has_the_external_memory_and_its_fill(tmp_path):
     generator = Generator(random_model("memorizing_exact"), Ids(), SEGMENT, 5)
     memory = generator.read([np.arange(3 * SEGMENT + 1) % VOCABULARY])
     generator.save(tmp_path / "memory", memory)
@@ -86,7 +86,7 @@ def test_a_file_of_another_model_or_vocabulary_is_refused(generator, path):
     assert "vocabulary bytes of size 17" in refusal(path, generator, ids=OtherIds())
 
 
-def test_the_fingerprint_is_of_every_parameter_and_of_settings_that_matter():
+def test_the_fingerprint_covers_parameters_and_settings():
     def fingerprint(**settings):
         return model_fingerprint(random_model(NAME, **settings))
 

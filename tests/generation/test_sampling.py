@@ -93,7 +93,7 @@ def test_draws_follow_a_distribution_drawn_with_its_settings(seed):
     check_draws(settings, rng.uniform(0.3, 4) * rng.normal(size=V), rng.integers(-1, V, 4))
 
 
-def test_temperature_zero_is_the_most_likely_token_whatever_else_is_asked():
+def test_temperature_zero_is_the_most_likely_token():
     assert checked(Sampling(0), V) == checked(Sampling(0.0, 3, 0.5), V) == GREEDY
     assert many(Sampling(0.0, 3, 0.5), draws=3)[1] == 1
     for tiny in (1e-300, 1e-40, 1e-37):  # nothing, less than float32 divides by, and just more

@@ -169,7 +169,7 @@ def test_text_ends_where_the_first_stop_sequence_begins(text, stop):
     assert "".join(pieces) == text
 
 
-def test_what_may_become_a_stop_sequence_is_held_back_and_nothing_else():
+def test_only_a_possible_stop_sequence_is_held_back():
     assert streamed(ByteVocabulary(), b"xENx", stop=["END"]) == ["x", "", "", "ENx", ""]
     assert streamed(ByteVocabulary(), b"xEN", stop=["END"]) == ["x", "", "", "EN"]
     assert streamed(ByteVocabulary(), b"xENDx", stop=["END"]) == ["x", "", "", "", ""]

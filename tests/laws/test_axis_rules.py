@@ -105,7 +105,7 @@ def test_variants_have_no_cache_and_no_parameter_of_their_own():
         ("", ()),
     ],
 )
-def test_rows_go_over_data_and_fsdp_widths_over_fsdp_heads_over_model(axes, expected):
+def test_rows_go_over_data_and_fsdp_heads_over_model(axes, expected):
     assert spec(axes) == PartitionSpec(*expected)
 
 

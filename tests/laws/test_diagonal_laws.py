@@ -21,7 +21,7 @@ every_architecture = pytest.mark.parametrize(
 )
 
 
-def test_models_whose_layers_wait_for_the_last_one_have_no_diagonal():
+def test_layers_that_wait_for_the_last_have_no_diagonal():
     without = {name for name in ARCHITECTURES if abstract(name).layerwise() is None}
     assert without == {*WITHOUT, *PRETRAINED}
     with pytest.raises(ValueError, match=r"Evaluation\.segments_together"):

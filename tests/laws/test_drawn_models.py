@@ -103,7 +103,7 @@ def parameters_are_counted_once(name):
 
 def nothing_is_seen_from_beyond_the_receptive_field(name):
     if laws.tiny(name).model.receptive_field() < np.inf:
-        laws.test_what_carries_a_state_sees_infinitely_far_and_nothing_else_does(name)
+        laws.test_only_what_carries_a_state_sees_infinitely_far(name)
 
 
 def clearing_keeps_what_windows_hold(name):
@@ -114,7 +114,7 @@ def clearing_keeps_what_windows_hold(name):
     if isinstance(model, RecurrentMemoryTransformer) or getattr(model, "same_length", False):
         return
     if model.windows_reach() >= model.period or model.receptive_field() < np.inf:
-        laws.test_clearing_the_state_keeps_what_windows_hold_and_nothing_else(name)
+        laws.test_clearing_the_state_keeps_windows_only(name)
 
 
 def states_change_and_change_what_follows(name):
@@ -132,9 +132,7 @@ def states_change_and_change_what_follows(name):
 
 
 def cuts_change_nothing(name):
-    laws.test_cutting_a_document_at_block_borders_changes_no_logit_and_no_cache(
-        name, "float64", 1e-9
-    )
+    laws.test_cutting_at_block_boundaries_changes_nothing(name, "float64", 1e-9)
 
 
 def decoding_is_the_segment_pass(name):
@@ -217,9 +215,9 @@ OF_LANGUAGE_MODELS = {
     "reach": nothing_is_seen_from_beyond_the_receptive_field,
     "windows kept": clearing_keeps_what_windows_hold,
     "decoding": decoding_is_the_segment_pass,
-    "own pace": laws.test_rows_decode_at_their_own_pace_and_documents_may_end_mid_block,
+    "own pace": laws.test_rows_decode_at_their_own_pace_and_end_mid_block,
     "holding still": laws.test_a_row_holds_still_while_others_decode,
-    "read_part": laws.test_the_beginning_of_a_block_read_at_once_is_read_token_by_token,
+    "read_part": laws.test_a_prefix_of_a_block_is_its_token_by_token_form,
     "cuts": cuts_change_nothing,
 }
 KERNELS, KERNEL_PARTS = ("BlockRecurrentTransformer", "TransformerXL"), 2

@@ -131,7 +131,7 @@ def leaves_close(found, expected, tolerance):
 
 
 @every_cuttable
-def test_cutting_a_document_at_block_borders_changes_no_logit_and_no_cache(name, dtype, tolerance):
+def test_cutting_at_block_boundaries_changes_nothing(name, dtype, tolerance):
     model = tiny(name, dtype)
     W, N, V = model.sizes
     # Four blocks or two; and two or one, in the type whose programs are compiled in any case.
@@ -160,7 +160,7 @@ def test_decoding_token_by_token_is_the_segment_pass(name, dtype, tolerance):
 
 
 @every_architecture
-def test_rows_decode_at_their_own_pace_and_documents_may_end_mid_block(name):
+def test_rows_decode_at_their_own_pace_and_end_mid_block(name):
     # Row r begins a new document after lengths[r] tokens, wherever in a block that is: the
     # memory of the first must leave no trace, whatever the other rows do meanwhile.
     model, rng = tiny(name), np.random.default_rng(4)
@@ -189,7 +189,7 @@ def test_rows_decode_at_their_own_pace_and_documents_may_end_mid_block(name):
 
 
 @every_architecture
-def test_the_beginning_of_a_block_read_at_once_is_read_token_by_token(name):
+def test_a_prefix_of_a_block_is_its_token_by_token_form(name):
     model, rng = tiny(name), np.random.default_rng(14)
     (_, N, V), P = model.sizes, model.model.period
     tokens = rng.integers(0, V, (ROWS, N + P)).astype(np.int32)
@@ -261,7 +261,7 @@ def test_a_row_that_starts_a_document_is_a_fresh_model(name):
 
 
 @every_architecture
-def test_logits_depend_on_all_of_the_past_they_may_see_and_on_nothing_else(name):
+def test_logits_depend_on_all_of_the_visible_past_only(name):
     length = 4 * WINDOW
     model = tiny(name).model.for_segments(length)
     x_BTD, direction_BTD = jnp.asarray(np.random.default_rng(11).normal(size=(2, 1, length, 12)))
@@ -292,7 +292,7 @@ def test_logits_depend_on_all_of_the_past_they_may_see_and_on_nothing_else(name)
 
 
 @every_architecture
-def test_what_carries_a_state_sees_infinitely_far_and_nothing_else_does(name):
+def test_only_what_carries_a_state_sees_infinitely_far(name):
     model = tiny(name)
     reach = model.model.receptive_field()
     # Beyond the receptive field nothing of a document is left, however many segments it has.
@@ -326,7 +326,7 @@ def test_the_receptive_field_is_exactly_n_windows():
 
 
 @every_architecture
-def test_clearing_the_state_at_each_segment_spares_the_first_segment_and_the_windows(name):
+def test_clearing_at_segments_spares_the_first_and_windows(name):
     model = tiny(name)
     # Some memories hold something after several segments only.
     tokens = drawn_segments(model, 5, seed=13)
@@ -342,7 +342,7 @@ def test_clearing_the_state_at_each_segment_spares_the_first_segment_and_the_win
 
 
 @every_architecture
-def test_clearing_the_state_keeps_what_windows_hold_and_nothing_else(name):
+def test_clearing_the_state_keeps_windows_only(name):
     model = tiny(name)
     tokens = drawn_segments(model, 5, seed=16)
     other = tokens.copy()

@@ -73,7 +73,7 @@ def test_a_batch_follows_from_its_step_whatever_was_asked_before(entry, store_of
 
 
 @every_stream
-def test_a_run_resumed_at_any_step_reads_on_as_if_it_had_not_stopped(entry, store_of):
+def test_a_run_resumed_at_any_step_reads_the_same_batches(entry, store_of):
     steps = all_steps_of(opened(entry, store_of))
     stream = opened(entry, store_of)
     uninterrupted = [stream.batch(step) for step in steps]
@@ -106,7 +106,7 @@ def test_hosts_together_read_the_global_batch(entry, store_of, hosts):
 
 
 @every_stream
-def test_a_run_resumed_on_another_number_of_hosts_ends_with_the_same_checksum(entry, store_of):
+def test_on_other_hosts_a_run_has_the_same_checksum(entry, store_of):
     def checksum(hosts, steps):
         rows = 8 // hosts
         sums = []
@@ -292,7 +292,7 @@ def test_a_row_reads_on_where_it_stopped_unless_it_starts(entry, store_of, rows)
 
 
 @every_stream_of_next_tokens
-def test_begin_stands_before_the_first_token_of_a_document_and_nowhere_else(entry, store_of):
+def test_begin_stands_before_first_tokens_and_nowhere_else(entry, store_of):
     rows = 3
     stream = opened(entry, store_of, rows=rows)
     first_tokens = {int(stream.store.tokens(d)[0]) for d in range(stream.store.num_documents)}

@@ -30,7 +30,7 @@ def code_lines(text: str) -> int:
     return len(code - silent)
 
 
-def test_lines_of_code_are_counted_without_comments_and_docstrings():
+def test_code_is_counted_without_comments_and_docstrings():
     assert code_lines('"""A\n\nmodule."""\n\n# Why.\nx = (1,  # one\n     2)\n') == 2
 
 

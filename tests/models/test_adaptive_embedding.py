@@ -44,7 +44,7 @@ def test_probabilities_sum_to_one_over_the_whole_vocabulary(case):
 
 @pytest.mark.parametrize("chunk", [7, 1000])
 @pytest.mark.parametrize("case", ["one width", "widths", "untied", "mixed"])
-def test_losses_that_score_only_what_they_need_are_those_of_all_logits(case, chunk, monkeypatch):
+def test_losses_of_the_needed_scores_are_those_of_all_logits(case, chunk, monkeypatch):
     monkeypatch.setattr(adaptive_embedding, "CHUNK", chunk)
     model, (x_BTD, targets_BT) = built(**CASES[case]), outputs()
     targets_BT[::2] = model.logits(x_BTD[::2]).argmax(axis=-1)

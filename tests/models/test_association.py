@@ -66,7 +66,7 @@ def run(params, layer_weights, graph, recording):
     return loss, (jnp.asarray(outputs), jnp.asarray(matrices), jnp.asarray(sums))
 
 
-def test_outputs_matrices_and_gradients_are_those_of_the_released_code(recording):
+def test_outputs_and_gradients_are_those_of_the_released_code(recording):
     layers = range(len(recording["params/layer.w"]))
     graph, params = nnx.split(nnx.List(loaded(recording, layer) for layer in layers))
     weights = jnp.asarray(recording["params/layer.w"], jnp.float32)

@@ -55,7 +55,7 @@ def plain(q, k, v, scale_H, table_HQJ=None, keep_HQJ=None):
 
 @pytest.mark.parametrize("equation", ["HQK,HJK->HQJ", "HQJ,HJK->HQK", "HQK,HQJ->HKJ"])
 @pytest.mark.parametrize("leading", [((3, 2), (3, 1)), ((3, 1), (3, 2)), ((3, 2), (1, 2))], ids=str)
-def test_products_of_bfloat16_are_exact_where_a_factor_is_repeated(equation, leading):
+def test_bfloat16_products_are_exact_for_repeated_factors(equation, leading):
     sizes = {"H": 2, "Q": 4, "J": 6, "K": 8}
     rng = np.random.default_rng(0)
     factors = [
@@ -180,7 +180,7 @@ def plain_cell_ops(*_):
 
 
 @pytest.mark.parametrize("name", ATTENDING)
-def test_every_model_has_the_losses_and_gradients_of_the_plain_form(name, monkeypatch):
+def test_every_model_has_the_gradients_of_the_plain_form(name, monkeypatch):
     assert all(module.attend is attend for module in ATTEND)
     assert transformer_xl_layer.form_by_distance is relative_form.form_by_distance
     with jax.enable_x64(True):

@@ -305,7 +305,7 @@ def test_bfloat16_differs_by_no_more_than_its_rounding(name):
     assert max(errors.values()) < 0.03, errors
 
 
-def test_a_kernel_drops_the_share_of_the_weights_that_is_the_rate():
+def test_a_kernel_drops_the_rates_share_of_weights():
     def factors(seed, rate):
         return np.asarray(drawn_factors(tile_dropout(jax.random.key(seed), rate, 4, 4), 5))
 

@@ -67,7 +67,7 @@ def last_weights(name, tokens_NBT):
 
 
 @every_model
-def test_shapes_are_those_of_the_layout_and_weights_of_visible_keys_sum_to_one(name):
+def test_weights_of_visible_keys_sum_to_one(name):
     model = built(name)[0]
     assert isinstance(model, ShowsAttention)
     layout = model.attention_layout(T)
@@ -95,7 +95,7 @@ def test_a_cache_that_may_take_more_is_not_full(name):
 
 
 @pytest.mark.parametrize("name", ["xl", "rmt, cache", "start, cache"])
-def test_a_key_of_the_cache_changes_with_the_token_it_stands_for_and_with_no_other(name):
+def test_a_cached_key_changes_with_its_own_token_only(name):
     """In the first layer a token's key is made of its embedding, a memory token's of all before."""
     model = built(name)[0]
     layout = model.attention_layout(T)

@@ -72,7 +72,7 @@ def test_a_lower_layer_with_a_cell_of_its_own_reads_its_own():
     assert moved(after[1].window.keys_BWHK, before[1].window.keys_BWHK) > 1e-3
 
 
-def test_gradients_are_taken_on_a_mesh_of_one_device_as_without_a_mesh():
+def test_gradients_on_one_device_are_those_without_a_mesh():
     """Traced only: the loop over blocks holds the loops of other layers' cells."""
     graph, params = nnx.split(random_model("feedback_two_cells"), nnx.Param)
 
@@ -95,7 +95,7 @@ def test_gradients_are_taken_on_a_mesh_of_one_device_as_without_a_mesh():
         pytest.param("feedback_kernel", marks=pytest.mark.slow),
     ],
 )
-def test_without_the_states_half_in_plain_layers_feedback_is_recurrence(name):
+def test_without_the_states_half_feedback_is_recurrence(name):
     """The same layers, not driven block by block."""
     model = random_model(name)
     plain = random_model(name, feedback=False)
@@ -119,7 +119,7 @@ def test_without_the_states_half_in_plain_layers_feedback_is_recurrence(name):
         np.testing.assert_allclose(found, cache, rtol=0, atol=5e-5)
 
 
-def test_every_layer_reports_and_the_segment_reports_the_mean_of_its_blocks():
+def test_a_segment_reports_the_mean_of_its_blocks():
     model = random_model("feedback_fixed_skip")
     stack = quick_jit(model.stack)
     caches, x_BTD = model.init_caches(B), draw(2 * W)

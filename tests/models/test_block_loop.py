@@ -59,7 +59,7 @@ def test_outputs_and_gradients_are_those_of_the_plain_loop(options, on_gpu, monk
         np.testing.assert_allclose(a, b, rtol=1e-11, atol=1e-11)
 
 
-def test_in_bfloat16_gradients_of_weights_are_summed_in_the_weights_own_type():
+def test_bfloat16_gradients_of_weights_are_summed_in_their_type():
     found, exact = values(scan_blocks, "bfloat16"), values(ops.scan_blocks, "float32")
     gradients, expected = found[1][0], exact[1][0]
     for a, b in zip(jax.tree.leaves(gradients), jax.tree.leaves(expected), strict=True):
@@ -69,7 +69,7 @@ def test_in_bfloat16_gradients_of_weights_are_summed_in_the_weights_own_type():
     assert any((a != b).any() for a, b in zip(*map(jax.tree.leaves, (gradients, narrow))))
 
 
-def test_gradients_of_what_is_multiplied_are_not_added_up_in_the_loop():
+def test_gradients_of_factors_are_not_added_up_in_the_loop():
     """In bfloat16 256 + 1 = 256: a sum of 512 ones, one after another, ends there."""
 
     def turn(weights, carry, x):

@@ -126,7 +126,7 @@ def test_a_wrong_setting_is_refused_with_the_name_of_its_binding(settings, messa
         BlockRecurrentTransformer(OneKey(), 8, 3, 4, 1, 4, 4, 4, **settings)
 
 
-def test_each_memory_is_built_for_its_layers_only_and_with_their_sizes():
+def test_each_memory_is_built_for_its_layers_only():
     made = []
 
     def recording(kind, **settings):
@@ -171,7 +171,7 @@ def loss_and_gradients(model, tokens_BT, caches):
 
 
 @pytest.mark.parametrize(("name", "layers"), [("rec_fixed_skip", 1), ("feedback_fixed_skip", 2)])
-def test_recomputing_changes_what_is_stored_and_not_what_is_learned(name, layers):
+def test_recomputing_changes_nothing_that_is_learned(name, layers):
     tokens_BT, results, traces = tokens(), {}, {}
     for remat in REMATS:
         model = random_model(name, remat=remat, num_layers=layers, recurrent_layers=(-1,))
@@ -242,7 +242,7 @@ def test_bfloat16_activations_give_nearly_the_logits_of_float32(name):
     "memories",
     [(RecurrentCell, (2,)), ((RecurrentCell, (1,), 2),), (3,), ((HiddenMemory, (1,)),)],
 )
-def test_memories_that_are_no_pairs_are_refused_with_the_right_form(memories):
+def test_memories_that_are_no_pairs_are_refused(memories):
     with pytest.raises(ValueError, match=r"memories = .*\(\(@MyMemory, \(3, 7\)\),\)"):
         abstract("slide", memories=memories)
 

@@ -73,7 +73,7 @@ def test_an_empty_cache_is_zeros_and_learned_states(name, dtype):
         assert not memories
 
 
-def test_rows_that_start_take_the_empty_cache_and_the_others_keep_theirs():
+def test_rows_that_start_take_the_empty_cache():
     model = random_model("rec_fixed_skip")
     caches, empty = filled(model), model.init_caches(B)
     found = reset_rows(caches, empty, jnp.array([False, True, False]))
@@ -156,7 +156,7 @@ def read_token(window, k_BHK, reads_B, factor=-1.0):
 
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.lists(st.booleans(), min_size=B, max_size=B), max_size=12), st.integers(0, 99))
-def test_a_window_being_filled_is_a_list_that_forgets_whole_blocks(steps, seed):
+def test_a_filling_window_is_a_list_that_forgets_blocks(steps, seed):
     """Rows read at their own pace; a row that pauses keeps its window as it is."""
     rng = np.random.default_rng(seed)
     size = 3

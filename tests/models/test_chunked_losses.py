@@ -97,7 +97,7 @@ def test_no_array_of_more_logits_than_those_of_a_chunk_is_made(chunk, C):
     assert "argmax" not in text
 
 
-def test_in_bfloat16_logits_are_wide_and_the_tables_gradient_is_added_up_wide():
+def test_bfloat16_logits_and_table_gradients_are_float32():
     x_BTD, table_VD, targets_BT = drawn(3, "float32")
     x_BTD, table_VD = jnp.asarray(x_BTD, jnp.bfloat16), jnp.float32(table_VD)
     narrow_VD = table_VD.astype(jnp.bfloat16)

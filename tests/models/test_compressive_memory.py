@@ -85,7 +85,7 @@ def test_reconstruction_trains_the_compression_and_nothing_else():
     assert not any(np.asarray(leaf).any() for leaf in jax.tree.leaves(of_reconstruction))
 
 
-def test_a_compression_that_loses_nothing_has_no_reconstruction_error():
+def test_a_lossless_compression_has_no_reconstruction_error():
     memory = functools.partial(CompressiveMemory, compressed=12, rate=1, compression="convolution")
     model = with_memory(memory, 4)
     for each in model.memories:
@@ -94,7 +94,7 @@ def test_a_compression_that_loses_nothing_has_no_reconstruction_error():
     assert quick_jit(losses)(params)[1] < 1e-12
 
 
-def test_the_error_is_a_mean_over_batch_elements_and_empty_ones_have_none():
+def test_the_error_is_a_mean_over_elements_with_a_memory():
     model = random_model("compressive_convolution")
     memory, layer = model.memories[1], model.layers[1]
     rng = np.random.default_rng(3)
@@ -131,7 +131,7 @@ def test_what_does_not_fit_is_refused_by_name(settings, message):
         ))  # fmt: skip
 
 
-def test_compressed_vectors_that_same_length_would_hide_are_refused():
+def test_compressed_vectors_hidden_by_same_length_are_refused():
     memory = functools.partial(CompressiveMemory, compressed=2, rate=2)
     with pytest.raises(ValueError, match=r"TransformerXL\.same_length = True .*CompressiveMemory"):
         ARCHITECTURES["txl_same_length"].build(OneKey(), memory=memory, memory_length=6)

@@ -104,7 +104,7 @@ def by_name(model):
 
 
 @every_architecture
-def test_every_parameter_is_counted_once_and_for_what_its_name_says(name):
+def test_every_parameter_is_counted_once_under_its_name(name):
     model = abstract(name)
     found = count_parameters(model)
     assert found == by_name(model)
@@ -240,7 +240,7 @@ def test_operations_are_those_the_compiler_counts(name):
     assert 1.0 < counted / (model.flops_per_token() + hidden) < 1.02
 
 
-def test_operations_of_a_compressive_memory_are_those_the_compiler_counts():
+def test_operations_of_a_compressive_memory_are_the_compilers():
     """Its metric, the reconstruction loss, is among the results, as in a training step."""
     D, H, K, T = 256, 4, 64, 128
     sizes = Sizes(D, H, K, 4 * D)

@@ -159,7 +159,7 @@ def test_gradients_go_through_the_carried_cache(kind):
 
 
 @each_kind
-def test_the_matrix_is_float32_and_the_inputs_are_of_the_activations_type(kind):
+def test_the_matrix_is_float32_and_inputs_of_the_activations(kind):
     graph, params = nnx.split(nnx.eval_shape(lambda: kind(OneKey(), SIZES, 4)), nnx.Param)
 
     def call(params, x_BTD):
@@ -173,7 +173,7 @@ def test_the_matrix_is_float32_and_the_inputs_are_of_the_activations_type(kind):
     assert [x.dtype for x in after] == ["float32", *["bfloat16"] * 3]
 
 
-def test_a_layer_carries_its_matrix_and_three_inputs_and_no_window():
+def test_a_layer_carries_a_matrix_three_inputs_and_no_window():
     model = abstract("gated_delta_layer", window=8)
     own, _, window = model.init_caches(1)
     assert sum(x.size for x in own) == 2 * 4 * 4 + 3 * 3 * 8

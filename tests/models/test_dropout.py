@@ -19,7 +19,7 @@ PERIOD = 128
 
 
 @pytest.mark.parametrize("T", [1, PERIOD, PERIOD + 1, 3 * PERIOD + 5])
-def test_one_mask_serves_all_rows_and_comes_back_every_128_tokens(T):
+def test_one_mask_serves_all_rows_and_repeats_every_128_tokens(T):
     found = np.asarray(dropout(jnp.ones((3, T, 6)), 0.5, KEY))
     assert found.shape == (3, T, 6)
     assert set(np.unique(found)) <= {0.0, 2.0}
@@ -70,7 +70,7 @@ def is_dropped(found, whole):
     return kept
 
 
-def test_the_normalised_input_of_attention_is_dropped_alike_in_all_rows():
+def test_attentions_normalised_input_is_dropped_alike_in_rows():
     module = layer(values_DA=jnp.eye(D))
     x_BTD = activations()
     _, cache, _ = run(module, x_BTD, key=KEY)
@@ -79,7 +79,7 @@ def test_the_normalised_input_of_attention_is_dropped_alike_in_all_rows():
     assert (kept[0] == kept[1]).all()
 
 
-def test_the_output_of_the_network_is_dropped_before_its_residual():
+def test_the_mlps_output_is_dropped_before_its_residual():
     module = layer()
     module.feed_forward.output_FD[...] = jnp.ones((F, D))
     x_BTD = activations()
@@ -143,7 +143,7 @@ def test_the_input_of_the_logits_is_dropped():
 
 
 @pytest.mark.parametrize("name", ["rec_lstm_skip", "feedback_two_cells"])
-def test_a_rate_does_nothing_without_a_key_and_a_key_nothing_without_a_rate(name):
+def test_rate_and_key_do_nothing_without_each_other(name):
     with_rate = random_model(name, dropout=0.5, num_layers=2, recurrent_layers=(1,))
     without = random_model(name, num_layers=2, recurrent_layers=(1,))
     jax.tree.map(np.testing.assert_array_equal, parameters(with_rate), parameters(without))

@@ -41,7 +41,7 @@ def tokens_of(rows, length, seed=0):
 
 @settings(max_examples=20, deadline=None)
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=5), st.lists(st.booleans(), min_size=5))
-def test_the_ring_holds_the_last_tokens_each_where_its_place_in_the_document_says(cuts, pauses):
+def test_the_ring_holds_the_last_tokens_at_their_slots(cuts, pauses):
     """Rows that pause keep what they have; a segment may be longer than the memory."""
     size = 3 * WINDOW
     memory, cache = memory_of(size=size, neighbours=1), ring(2, size)
@@ -80,7 +80,7 @@ def test_more_buckets_find_more_of_the_best_keys(factor, recall):
 
 
 @pytest.mark.parametrize("written", [0, WINDOW, 5 * WINDOW])
-def test_a_bucket_for_every_slot_of_a_block_reads_segments_as_blocks(written):
+def test_a_bucket_for_every_slot_reads_segments_as_blocks(written):
     options = dict(size=4 * WINDOW, neighbours=1, search="bucketed", buckets_per_neighbour=WINDOW)
     memory = memory_of(**options)
     search, write = quick_jit(memory.search_memory), quick_jit(memory.write)
@@ -121,7 +121,7 @@ def test_dense_is_exact_with_as_many_neighbours_as_slots():
 
 
 @pytest.mark.parametrize("search", ["exact", "bucketed", "dense"])
-def test_nothing_is_found_in_the_first_block_and_an_empty_slot_that_is_taken_counts(search):
+def test_nothing_is_found_in_the_first_block_and_slots_count(search):
     memory = memory_of(size=16, neighbours=2, search=search)
     q, k, v = tokens_of(1, 2 * WINDOW, seed=5)
     scale_H = jnp.ones(H)
@@ -137,7 +137,7 @@ def test_nothing_is_found_in_the_first_block_and_an_empty_slot_that_is_taken_cou
     np.testing.assert_allclose(found, v[0, 0] * weight_H1 / (weight_H1 + 1), rtol=1e-5)
 
 
-def test_the_negative_and_the_positive_scale_search_and_read_alike():
+def test_both_signs_of_the_scale_search_and_read_alike():
     memory = memory_of(size=16, neighbours=2)
     q, k, v = tokens_of(1, 2 * WINDOW, seed=6)
     search = quick_jit(memory.search_memory)
@@ -161,7 +161,7 @@ def without_bias(model, layers):
     return model
 
 
-def test_a_memory_that_is_not_mixed_in_is_a_plain_layer_without_position_bias():
+def test_an_unmixed_memory_is_a_plain_layer_without_bias():
     plain = without_bias(random_model("slide"), (1,))
     tokens = np.random.default_rng(7).integers(0, VOCABULARY, (2, 4 * SEGMENT)).astype(np.int32)
     starts_B = np.ones(2, bool)
@@ -182,7 +182,7 @@ def test_a_memory_that_is_not_mixed_in_is_a_plain_layer_without_position_bias():
 
 
 @pytest.mark.parametrize("layers", [(1,), (0, 2)])
-def test_a_token_is_influenced_from_as_far_as_the_memory_reaches_and_no_further(layers):
+def test_a_token_is_influenced_as_far_as_the_memory_reaches(layers):
     """Stored keys carry no derivative, so each batch element changes another token."""
     with jax.enable_x64(True):
         model = random_model("memorizing_dense", dtype="float64", memorizing_layers=layers)

@@ -37,7 +37,7 @@ def sigmoid(x):
 
 
 @pytest.mark.parametrize(("kind", "form", "squash"), EVERY_GATE)
-def test_a_gate_computes_one_number_at_a_time_what_its_equations_say(kind, form, squash):
+def test_a_gate_is_its_equations_number_by_number(kind, form, squash):
     B, S, C, D = 2, 3, 5, 4
     module = gate(kind, form, squash)
     p = fill(module, seed=1)
@@ -108,7 +108,7 @@ def test_a_gate_has_only_the_parameters_of_its_equations(kind, form, squash):
     assert shapes == expected
 
 
-def test_constants_outside_the_biases_keep_their_first_steps_small():
+def test_constants_outside_biases_keep_first_steps_small():
     """Adafactor steps in proportion to a parameter's own size: ten times further from 1."""
     bias = gate("lstm", input_size=1, width=1000).forget_bias_D[...]
     optimizer = optax.adafactor(0.01, multiply_by_parameter_scale=True)
@@ -134,7 +134,7 @@ def test_states_stay_float32_when_activations_are_not():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_gates_that_begin_otherwise_are_the_same_gate_without_its_constants(kind):
+def test_other_initial_gates_are_the_gate_without_constants(kind):
     c_BSD, h_BSC = (np.ones((1, 2, size), np.float32) for size in (4, 5))
     kept = {}
     for biases in BIASES:

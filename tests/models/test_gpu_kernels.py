@@ -111,7 +111,7 @@ def test_bfloat16_differs_by_no_more_than_its_rounding(monkeypatch):
     assert np.max([*errors.values()]) < 0.05, errors
 
 
-def test_the_gradient_is_the_slope_of_what_the_forward_pass_computes(monkeypatch):
+def test_the_gradient_is_the_slope_of_the_forward_pass(monkeypatch):
     """Without the plain form's mask: the backward pass draws the same one."""
     heads, args, dropout = case("tiles of few keys", monkeypatch)
     rng = np.random.default_rng(2)
@@ -130,7 +130,7 @@ def test_the_gradient_is_the_slope_of_what_the_forward_pass_computes(monkeypatch
     np.testing.assert_allclose((ahead - behind) / (2 * size), slope, rtol=2e-3)
 
 
-def test_a_kernel_drops_the_share_of_the_weights_that_is_the_rate():
+def test_a_kernel_drops_the_rates_share_of_weights():
     W = 256
 
     def dropped(seed, rate):
@@ -226,7 +226,7 @@ def test_a_model_on_a_mesh_or_without_equals_its_plain_form(
 
 
 @pytest.mark.usefixtures("on_gpu")
-def test_on_a_gpu_the_binding_chooses_the_kernel_and_auto_does_not(capsys):
+def test_on_a_gpu_a_binding_chooses_the_kernel_not_auto(capsys):
     def ops_of(form, states=0):
         return table.layer_ops(Sizes(1, 8, 128, 1, attention_form=form), 512, states, BF16, False)
 
@@ -272,7 +272,7 @@ def test_what_does_not_fit_is_named(kind, sizes, part, monkeypatch):
 
 
 @pytest.mark.usefixtures("on_gpu")
-def test_a_kernel_that_is_insisted_on_and_does_not_fit_is_refused(monkeypatch):
+def test_a_required_kernel_that_does_not_fit_is_refused(monkeypatch):
     monkeypatch.setattr(axis_rules, "device", GPU)
     sizes = Sizes(1, 8, 96, 1, attention_form="kernel")
     with pytest.raises(ValueError, match=r"attention_form.*head_size = 96"):

@@ -105,7 +105,7 @@ def test_bfloat16_differs_by_no_more_than_its_rounding(monkeypatch):
     assert largest_error(*forms(dropout), *rounded, exact=exact) < 0.05
 
 
-def test_the_gradient_is_the_slope_of_what_the_forward_pass_computes(monkeypatch):
+def test_the_gradient_is_the_slope_of_the_forward_pass(monkeypatch):
     """Without the plain form's mask: the backward pass draws the same one."""
     args, dropout = case("fewer states than tokens", monkeypatch)
     rng = np.random.default_rng(2)

@@ -122,7 +122,7 @@ def on_tpu(monkeypatch):
 
 
 @pytest.mark.usefixtures("on_tpu")
-def test_on_a_tpu_auto_is_a_kernel_where_the_sizes_fit_and_says_so(capsys):
+def test_on_a_tpu_auto_takes_a_kernel_that_fits(capsys):
     for _ in range(2):
         assert has_window_kernel(Sizes(1, 8, 128, 1))
     chosen = table.layer_ops(Sizes(1, 8, 128, 1), 512, 100, BF16, False)
@@ -173,7 +173,7 @@ def test_a_model_draws_the_dropout_of_whole_tiles_in_its_kernels(monkeypatch):
     assert_close(computed, expected)
 
 
-def test_a_kernel_that_is_insisted_on_and_does_not_fit_is_refused():
+def test_a_required_kernel_that_does_not_fit_is_refused():
     with pytest.raises(
         ValueError, match=r"BlockRecurrentTransformer\.attention_form.*window = 200"
     ):

@@ -53,7 +53,7 @@ def visible(weights):
 
 @pytest.mark.parametrize("weights_of", [window_weights, states_weights])
 @pytest.mark.parametrize("seed", range(3))
-def test_keys_that_are_left_keep_their_proportions_and_sum_to_one(weights_of, seed):
+def test_kept_keys_keep_proportions_and_sum_to_one(weights_of, seed):
     whole, dropped = weights_of(seed, 0.0), weights_of(seed, RATE)
     kept = dropped > 0
     np.testing.assert_allclose(dropped.sum(-1), 1, rtol=1e-5)

@@ -88,7 +88,7 @@ def close(found, theirs, tolerance):
 
 
 @pytest.mark.parametrize("decays", DECAYS)
-def test_outputs_states_and_gradients_are_those_of_the_recurrence(decays):
+def test_outputs_and_gradients_are_those_of_the_recurrence(decays):
     state, inputs = drawn(W + 7, *DECAYS[decays])
     with jax.enable_x64(True):
         theirs = with_gradients(recurrence, state, inputs)
@@ -143,7 +143,7 @@ def abstract_inputs(memory, dtype):
     return cache, tokens, heads[0], jax.ShapeDtypeStruct((1, T), bool)
 
 
-def test_the_state_and_its_decays_are_float32_whatever_the_activations():
+def test_state_and_decays_are_float32_for_all_activations():
     memory = memory_of()
     inputs = abstract_inputs(memory, "bfloat16")
     attended, cache, _ = jax.eval_shape(memory.run, *inputs)

@@ -111,7 +111,7 @@ def test_the_cache_is_the_keys_and_values_of_the_last_block():
 
 
 @pytest.mark.parametrize("order", ["parallel", "sequential"])
-def test_without_the_states_half_of_its_projection_a_recurrent_layer_is_a_plain_one(order):
+def test_without_the_states_half_a_recurrent_layer_is_plain(order):
     recurrent, x_BTD = random_layer(recurrent=(0,), order=order), draw(B, 2 * W, D)
     y_BTD, _, metrics = read(recurrent, x_BTD)
     assert 0.01 < metrics["state_share"] < 0.99
@@ -326,7 +326,7 @@ def test_a_metric_that_is_no_scalar_is_refused(place):
 # Variants
 
 
-def test_sequential_tokens_query_the_states_after_their_own_attention():
+def test_sequential_tokens_query_states_after_their_attention():
     """Section 3.1 gives no equations: two attentions, each with its projection and residual."""
     layer, x_BTD = (
         random_layer(recurrent=(0,), order="sequential", arrangement="dual"),

@@ -27,7 +27,7 @@ def exact_bucket(distance, num_buckets, max_distance):
 
 
 @pytest.mark.parametrize(("num_buckets", "max_distance"), [(32, 128), (32, 1000), (10, 50), (6, 7)])
-def test_buckets_hold_one_distance_each_and_then_grow_geometrically(num_buckets, max_distance):
+def test_buckets_hold_single_distances_then_grow_geometrically(num_buckets, max_distance):
     distances = range(-5, 1100)
     expected = [exact_bucket(d, num_buckets, max_distance) for d in distances]
     found = t5_buckets(np.array(distances), num_buckets, max_distance)
@@ -56,9 +56,7 @@ def plain_table(bias, scale_H, W):
 
 
 @pytest.mark.parametrize(("window", "heads"), [(1, 1), (2, 3), (5, 2), (33, 1), (160, 2)])
-def test_the_table_of_a_block_is_the_bias_of_the_W_tokens_before_each_and_hides_the_rest(
-    window, heads
-):
+def test_a_blocks_table_is_the_bias_of_the_W_tokens_before_each(window, heads):
     bias, scale_H = bias_and_scale(heads)
     found = quick_jit(lambda scale_H: window_table(bias.by_distance(scale_H, window)))(scale_H)
     np.testing.assert_array_equal(found, plain_table(bias, scale_H, window))
@@ -71,7 +69,7 @@ def test_the_table_of_a_block_is_the_bias_of_the_W_tokens_before_each_and_hides_
 
 
 @pytest.mark.parametrize("queries", [128, 256])
-def test_the_table_of_the_first_queries_is_a_part_of_that_of_a_block(queries):
+def test_the_first_queries_table_is_part_of_a_blocks(queries):
     bias, scale_H = bias_and_scale(2)
     bias_HW = bias.by_distance(scale_H, 384)
     found, whole = window_table(bias_HW, queries), window_table(bias_HW)

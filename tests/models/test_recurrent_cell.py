@@ -86,7 +86,7 @@ def test_states_and_window_are_independent(settings, num_states):
 
 
 @every_cell
-def test_the_order_of_the_tokens_in_a_block_does_not_matter_and_each_of_them_does(settings):
+def test_the_order_of_a_blocks_tokens_does_not_matter(settings):
     cell = random_cell(**settings)
     states_BSD, (k_BJHK, v_BJHK) = draw(B, S, D), tokens()
     before = next_states(cell, states_BSD, k_BJHK, v_BJHK)
@@ -110,7 +110,7 @@ def test_states_read_one_another(settings):
 
 
 @every_cell
-def test_equal_states_stay_equal_without_ids_and_separate_with_them(settings):
+def test_equal_states_separate_only_with_ids(settings):
     cell = random_cell(**settings)
     states_BSD = jnp.broadcast_to(draw(B, 1, D), (B, S, D))
     separate = next_states(cell, states_BSD, *tokens())
@@ -128,7 +128,7 @@ def test_ids_are_not_added_to_the_state_that_is_carried():
 
 
 @every_cell
-def test_the_length_of_queries_and_the_sign_of_scales_do_not_matter(settings):
+def test_query_lengths_and_signs_of_scales_do_not_matter(settings):
     cell = random_cell(**settings)
     inputs = draw(B, S, D), *tokens()
     before = next_states(cell, *inputs)
@@ -139,7 +139,7 @@ def test_the_length_of_queries_and_the_sign_of_scales_do_not_matter(settings):
     np.testing.assert_allclose(next_states(cell, *inputs), before, rtol=1e-4, atol=1e-4)
 
 
-def test_sequential_attention_reads_the_tokens_with_states_that_have_read_one_another():
+def test_sequential_attention_reads_tokens_after_states():
     """Section 3.1 gives no equations: each attention is projected and gated by itself."""
     for settings in ALL[-2:]:
         cell = random_cell(**settings)
@@ -196,7 +196,7 @@ def test_the_loop_over_blocks_is_one_step_after_another(settings):
     np.testing.assert_allclose(metrics["kept"], np.mean(shares), rtol=1e-5)
 
 
-def test_one_block_whose_states_are_known_gives_what_the_loop_gives():
+def test_one_block_of_known_states_gives_what_the_loop_gives():
     cell = random_cell(gate="lstm")
     found, loop = on_segment(cell, 1, known=True), on_segment(cell, 1)
     for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(loop), strict=True):

@@ -99,7 +99,7 @@ def fold(model, tokens_NBT, starts_NB=STARTS):
 # The mask.
 
 
-def test_who_sees_whom_with_two_memory_tokens_around_three_tokens():
+def test_visibility_of_two_memory_tokens_around_three_tokens():
     # Columns and rows: read, read, token, token, token, write, write. RMT, section 3.
     by_hand = """
         X X . . . . .
@@ -116,7 +116,7 @@ def test_who_sees_whom_with_two_memory_tokens_around_three_tokens():
 
 
 @pytest.mark.parametrize("read_from_cache", [False, True])
-def test_memory_tokens_see_the_cache_only_if_they_may_and_nobody_its_empty_places(read_from_cache):
+def test_memory_tokens_see_the_cache_only_if_allowed(read_from_cache):
     is_memory = np.array([True, False, False, True])
     filled_BM = np.array([[0, 0, 0], [0, 1, 1]], bool)
     seen = visible_positions(segment_mask(1, 2), is_memory, filled_BM, read_from_cache)
@@ -181,7 +181,7 @@ def moved_segments(model):
     return [bool(np.any(np.asarray(x[0] != y[0]))) for x, y in zip(before, after)]
 
 
-def test_what_a_segment_read_reaches_all_later_ones_through_the_memory_alone():
+def test_a_segment_reaches_later_ones_through_memory_alone():
     assert moved_segments(model("rmt")) == [True] * SEGMENTS
 
 
@@ -190,7 +190,7 @@ def test_memory_at_the_start_alone_carries_nothing_of_the_tokens():
 
 
 @pytest.mark.parametrize("name", ["rmt", "cache"])
-def test_cuts_elsewhere_change_nothing_before_the_first_and_every_logit_after_it(name):
+def test_other_cuts_change_logits_only_after_the_first(name):
     # Memory moves at the ends of segments only, so law L1 holds up to the first cut. Behind it a
     # token reads the memory of what came before in position of its tokens: exactly a segment that
     # begins with what the model left at the cut.
@@ -205,7 +205,7 @@ def test_cuts_elsewhere_change_nothing_before_the_first_and_every_logit_after_it
     np.testing.assert_allclose(again, parts[1], rtol=0, atol=1e-12)
 
 
-def test_equal_memory_tokens_read_differently_because_they_stand_at_different_places():
+def test_equal_memory_tokens_differ_by_their_positions():
     same = built(num_memory=3)
     same.memory_SD[...] = jnp.broadcast_to(same.memory_SD[0], same.memory_SD.shape)
     found, logits, caches = same.attention_weights(tokens()[1], same.init_caches(B))
@@ -217,7 +217,7 @@ def test_equal_memory_tokens_read_differently_because_they_stand_at_different_pl
     np.testing.assert_allclose(caches[-1].memory_BSD, after[-1].memory_BSD, atol=1e-12)
 
 
-def test_the_first_memory_is_learned_and_clearing_the_state_returns_to_it():
+def test_clearing_the_state_returns_to_the_learned_memory():
     empty = model("rmt").init_caches(B)
     (memory_BSD,) = empty[-1]
     np.testing.assert_array_equal(memory_BSD[1], model("rmt").memory_SD[...])
@@ -231,7 +231,7 @@ def test_the_first_memory_is_learned_and_clearing_the_state_returns_to_it():
 
 
 @pytest.mark.parametrize("cutoffs", [(), (5, 11)])
-def test_the_auxiliary_loss_is_what_the_new_memory_says_of_one_more_entry(cutoffs):
+def test_the_auxiliary_loss_is_of_one_more_memory_entry(cutoffs):
     settings = dict(num_memory=3, cutoffs=cutoffs, div_val=2 if cutoffs else 1)
     added = built(**settings, auxiliary_weight=0.01)
     assert added.body.embedding.edges[-1] == V + 1 and added.vocabulary_size == V
@@ -308,7 +308,7 @@ def test_a_body_that_is_none_is_refused_by_name():
 
 
 @pytest.mark.parametrize("weight", [0.0, 0.1])
-def test_a_stack_of_blocks_has_one_more_entry_for_the_auxiliary_loss_alone(weight):
+def test_a_stack_has_one_more_entry_for_the_auxiliary_loss(weight):
     model = nnx.eval_shape(lambda: around_blocks(auxiliary_weight=weight))
     assert model.vocabulary_size == V
     assert model.body.embedding_VD.shape == (V + (weight > 0), SIZES["width"])

@@ -57,7 +57,7 @@ def test_pooling_is_the_elementwise_recurrence_and_its_gradient():
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-9)
 
 
-def test_only_the_products_with_the_last_output_are_inside_the_lstm_loop_and_none_in_the_qrnns():
+def test_loops_contain_only_products_with_the_last_output():
     """Matrix products that are repeated for every token, of a jaxpr."""
 
     def inside(jaxpr, looped):
@@ -118,7 +118,7 @@ def test_bad_settings_are_named(model, settings, sentence):
 
 
 @pytest.mark.parametrize("words", [dict(cutoffs=(5, 11), div_val=2), dict(div_val=2), {}], ids=str)
-def test_losses_are_those_of_the_logits_and_no_array_is_of_all_words(words):
+def test_losses_are_of_the_logits_without_all_words(words):
     model = random_model("lstm", **words)
     x_BTD = jnp.asarray(np.random.default_rng(0).normal(size=(2, 3, 12)), "float32")
     targets_BT = jnp.asarray([[0, 5, 16], [4, 10, 11]])
@@ -133,7 +133,7 @@ def test_losses_are_those_of_the_logits_and_no_array_is_of_all_words(words):
     assert any(shape[-1:] == (VOCABULARY,) for shape in made) is not ("cutoffs" in words)
 
 
-def test_a_mesh_must_divide_every_bin_and_errors_name_the_network():
+def test_a_mesh_must_divide_every_bin_or_is_refused():
     model = random_model("qrnn", cutoffs=(5, 11))
     names = ["QRNN.cutoffs[0]", "QRNN.cutoffs[1] - QRNN.cutoffs[0]"]
     assert [*model.divided_sizes()] == [*names, "QRNN.vocabulary_size - QRNN.cutoffs[1]"]

@@ -49,7 +49,7 @@ def double_loop(q, k, u, positions, future):
 
 @pytest.mark.parametrize("future", [False, True])
 @pytest.mark.parametrize("J", [T, T + 1, 3 * T])
-def test_shifted_scores_are_the_double_loop_over_queries_and_keys(J, future):
+def test_shifted_scores_are_the_loop_over_queries_and_keys(J, future):
     q, k, u, positions = drawn(J, future)
     expected = double_loop(q, k, u, positions, future)
     found = np.where(np.isnan(expected), np.nan, scores(q, k, u, positions))
@@ -57,7 +57,7 @@ def test_shifted_scores_are_the_double_loop_over_queries_and_keys(J, future):
     assert future or np.isnan(expected).any() == (T > 1)
 
 
-def test_with_the_rows_of_the_past_alone_keys_behind_get_what_the_released_code_gives_them():
+def test_keys_behind_a_query_get_the_released_codes_scores():
     J, M = 9, 9 - T
     x_TC = np.random.default_rng(1).normal(size=(T, J))
     found = shift(jnp.asarray(x_TC), J)
@@ -87,7 +87,7 @@ def test_the_four_terms_add_up_to_the_scores(future):
         assert np.ptp(diagonal, axis=-1).max() == 0
 
 
-def test_nothing_that_is_queries_times_keys_times_width_is_ever_made():
+def test_no_array_is_queries_times_keys_times_width():
     T, J, wide = 31, 37, 41
     rng = np.random.default_rng(2)
     shapes = (B, T, H, wide), (B, J, H, wide), (H, wide), (J, H, wide), (J, H)
@@ -104,7 +104,7 @@ def test_nothing_that_is_queries_times_keys_times_width_is_ever_made():
     assert largest <= B * H * max(T * (J + 1), J * wide) < T * J * wide
 
 
-def test_the_sinusoid_of_distance_0_is_zeros_and_ones_and_far_ones_share_one():
+def test_the_sinusoid_of_distance_0_is_zeros_and_ones():
     np.testing.assert_array_equal(sinusoid(jnp.array([0]), 6)[0], [0, 0, 0, 1, 1, 1])
     found = sinusoid(jnp.arange(-3, 9), 6, clamp=4, dtype="float64")
     np.testing.assert_array_equal(found[7:], np.broadcast_to(found[7], (5, 6)))
@@ -114,7 +114,7 @@ def test_the_sinusoid_of_distance_0_is_zeros_and_ones_and_far_ones_share_one():
         np.testing.assert_allclose(found[position], expected, rtol=0, atol=1e-12)
 
 
-def test_gradients_of_the_shift_come_back_to_where_the_scores_were_read():
+def test_gradients_of_the_shift_return_to_their_scores():
     J = 7
     x_TC = jnp.zeros((T, J))
     causal = np.arange(J) <= np.arange(T)[:, None] + J - T

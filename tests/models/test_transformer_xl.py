@@ -69,7 +69,7 @@ def read(model, tokens_BT, lengths):
 
 
 @pytest.mark.parametrize("memory_length", [0, 3, 2 * SEGMENT + 3])
-def test_after_j_segments_the_memory_holds_the_lesser_of_m_and_j_segments(memory_length):
+def test_after_j_segments_memory_holds_the_least_of_m_and_j(memory_length):
     model = txl(memory_length=memory_length)
     x_BTD = model.embed(tokens(4 * SEGMENT))
     caches = model.init_caches(ROWS)
@@ -112,7 +112,7 @@ def test_no_gradient_reaches_what_is_remembered():
 
 
 @pytest.mark.parametrize(("same_length", "filled"), [*itertools.product([False, True], [0, 2, 6])])
-def test_a_query_sees_itself_what_is_remembered_and_with_same_length_m_keys(same_length, filled):
+def test_a_query_sees_itself_and_m_keys_with_same_length(same_length, filled):
     M, T = 6, SEGMENT
     distance_TJ = M + np.arange(T)[:, None] - np.arange(M + T)
     filled_BM = np.arange(M)[None] >= M - filled
@@ -124,7 +124,7 @@ def test_a_query_sees_itself_what_is_remembered_and_with_same_length_m_keys(same
         assert (found.sum(axis=-1) == M).all()
 
 
-def test_without_same_length_a_cut_changes_how_many_keys_are_seen_and_by_how_much_is_known():
+def test_without_same_length_a_cut_changes_the_keys_seen():
     M, length = 6, 2 * SEGMENT
     model, ids = txl(memory_length=M), tokens(length)
     whole, _ = read(model, ids, [length])
@@ -147,7 +147,7 @@ def test_without_same_length_a_cut_changes_how_many_keys_are_seen_and_by_how_muc
 
 
 @pytest.mark.parametrize("settings", [dict(encoding="absolute"), dict(encoding="learned")])
-def test_absolute_places_count_from_the_end_of_a_segment_so_cuts_move_them(settings):
+def test_absolute_positions_move_with_cuts(settings):
     rows = dict(position_rows=3) if settings["encoding"] == "learned" else {}
     model = txl(memory_length=SEGMENT, **settings, **rows)
     ids = tokens(2 * SEGMENT)
@@ -172,7 +172,7 @@ def test_absolute_places_count_from_the_end_of_a_segment_so_cuts_move_them(setti
     ],
     ids=lambda settings: settings.get("encoding", "without recurrence"),
 )
-def test_what_is_no_architecture_of_the_laws_decodes_as_it_reads_too(settings):
+def test_other_models_decode_as_they_read(settings):
     model, ids = txl(**settings), tokens(2 * SEGMENT + 3)
     expected, caches = read(model, ids[:, : 2 * SEGMENT], [SEGMENT, SEGMENT])
     decoding = model.begin_decoding(model.init_caches(ROWS))
@@ -189,9 +189,7 @@ def test_what_is_no_architecture_of_the_laws_decodes_as_it_reads_too(settings):
     ("memory_length", "same_length", "reach"),
     [(0, False, SEGMENT - 1), (5, False, 20), (SEGMENT, False, 23), (6, True, 10)],
 )
-def test_the_reach_is_what_gradients_would_see_if_they_crossed_memories(
-    memory_length, same_length, reach
-):
+def test_the_reach_is_that_of_gradients_across_memories(memory_length, same_length, reach):
     # Values do what gradients may not: the first token moved, does the last one notice?
     model = txl(memory_length=memory_length, same_length=same_length)
     assert model.receptive_field() == model.windows_reach() == reach
@@ -229,16 +227,14 @@ def test_distances_above_the_clamp_share_its_encoding():
 @pytest.mark.parametrize(
     "L, L_eval, M, expected", [(150, 64, 150, 236), (8, 8, 4, 4), (512, 128, 512, 896)]
 )
-def test_validation_keeps_memory_and_segment_together_as_long_as_in_training(
-    L, L_eval, M, expected
-):
+def test_validation_keeps_the_total_length_of_training(L, L_eval, M, expected):
     assert evaluation_memory(M, L, L_eval) == expected
     assert expected + L_eval == M + L
     with pytest.raises(ValueError, match="longer"):
         evaluation_memory(M, L, M + L + 1)
 
 
-def test_drawing_attention_changes_nothing_and_shows_the_weights_the_model_reads_with():
+def test_drawing_attention_changes_nothing_and_shows_weights():
     model, ids = txl(memory_length=6), tokens(2 * SEGMENT)
     _, caches = read(model, ids[:, :SEGMENT], [SEGMENT])
     draw = quick_jit(lambda *given: model.attention_weights(*given))
@@ -305,7 +301,7 @@ class Scaled(HiddenMemory):
         return vectors._replace(x_BMD=vectors.x_BMD * self.scale_D[...])
 
 
-def test_the_gradient_that_reaches_a_memory_is_monitored_where_one_learns():
+def test_a_learning_memorys_gradient_is_monitored():
     plain, learning = txl(memory_length=4), txl(memory_length=4, memory=Scaled)
     assert plain.gradient_metrics(parameters(plain)) == {}
     grads = parameters(learning)

@@ -94,7 +94,7 @@ def figures(folders):
 WINDOWS = [200, 300, 400, 500, 600]
 
 
-def test_the_sweep_of_windows_gives_a_curve_of_each_model_and_overlap(tmp_path):
+def test_windows_give_a_curve_of_each_model_and_overlap(tmp_path):
     plots = figures(swept(tmp_path, "arpt_windows", perplexity=perplexity_of))
     found = {line.name: line for line in plots["arpt_figure_4"].lines if "PG-19" in line.name}
     assert {name: (line.x, line.y) for name, line in found.items()} == {

@@ -142,7 +142,7 @@ def test_every_measured_number_of_the_first_pages_has_a_mark(page):
     assert not re.findall(r"(?:\d\.\d{3}|\d ± \d|\d %).{0,40}", text)
 
 
-def test_the_board_and_the_printed_output_of_the_readme_are_archived(built):
+def test_the_readmes_printed_output_is_archived(built):
     readme = (ROOT / "README.md").read_text()
     heads, rows = cells_of(built[1])["mqar_recall"]
     columns = [heads.index(head) for head in ("memory", "bytes carried", "256 tokens back",
@@ -250,7 +250,7 @@ def test_no_memory_is_above_the_place_that_was_named_last(built):
             assert max(shares) < float(rule[column].text), row[0].text
 
 
-def test_the_numbers_of_queries_far_back_are_those_of_the_studies(built):
+def test_numbers_of_far_queries_are_those_of_the_studies(built):
     @functools.cache
     def drawn(lengths, documents, *settings):
         task = MultiQueryRecall(**dict(settings), lengths=lengths, num_held_out=max(documents) + 1)

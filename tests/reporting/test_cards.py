@@ -45,7 +45,7 @@ def test_the_last_text_is_shown_with_its_prompt(tmp_path):
     assert not cards([opened]) and "samples.jsonl" in opened.problems[-1]
 
 
-def test_entries_that_can_be_compared_have_a_table_and_others_cards(tmp_path):
+def test_comparable_entries_have_a_table_and_others_cards(tmp_path):
     names = ("Corpus.store = 'a'", "Corpus.store = 'a'", "Corpus.store = 'b'")
     runs = [
         make_run(tmp_path / f"run{n}", "quickstart", name, f"Trainer.steps = {n + 1}",

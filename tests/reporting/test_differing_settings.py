@@ -115,7 +115,7 @@ def test_runs_of_other_steps_are_no_seeds_of_one_another(tmp_path):
     assert table.notes() == [f"{BEGIN}Trainer.steps = 1,000 for 500,000"]
 
 
-def test_a_model_of_another_scale_fills_its_row_and_says_its_own_size_and_steps(tmp_path):
+def test_another_scales_model_fills_its_row_with_its_size(tmp_path):
     (tmp_path / "sweep.txt").write_text("pg19_rec_fixed_skip.gin\npg19_slide_13l.gin\n")
     corpus = ROOT / "configs/corpora/text.gin"
     entries, runs = read_sweep(tmp_path / "sweep.txt", SCALES["small"], corpus, [], 100_000), []

@@ -28,7 +28,7 @@ def test_a_config_read_as_data_and_written_back_binds_the_same(name):
     assert gin.config_str() == expected
 
 
-def test_what_the_corpus_depends_on_is_found_through_all_references():
+def test_a_corpus_dependence_is_found_through_references():
     text = """
 Trainer.corpus = @Corpus()
 Trainer.steps = 3
@@ -43,7 +43,7 @@ BlockRecurrentTransformer.width = 8
     assert found == {"Trainer.corpus"} | corpus
 
 
-def test_a_macro_s_value_stands_where_it_is_read_and_what_has_none_stays():
+def test_a_macros_value_replaces_it_where_it_has_one():
     text = """
 size = 12
 half = %size

@@ -79,9 +79,7 @@ def test_a_run_of_them_fills_no_published_row(tmp_path):
         ),
     ],
 )
-def test_memories_of_no_paper_are_shown_by_the_names_of_their_classes(
-    tmp_path, name, bindings, memories
-):
+def test_unpublished_memories_have_their_class_names(tmp_path, name, bindings, memories):
     runs = open_runs([make_run(tmp_path / "run", name, *bindings)])
     (group,) = collect(runs)
     assert group.position.memory_shown == ", ".join(memories)

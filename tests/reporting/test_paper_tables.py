@@ -119,7 +119,7 @@ def test_every_form_of_a_table_shows_the_same_cells(tmp_path):
     assert row["PG19 tokens, measured, every seed"] == "3.52 3.53"
 
 
-def test_measured_points_of_the_scaling_figure_stand_at_their_own_parameters(tmp_path):
+def test_points_of_the_scaling_figure_are_at_their_parameters(tmp_path):
     runs = [
         make_run(tmp_path / kind, f"pg19_size_40m_{kind}", evaluations={"test": bits})
         for kind, bits in (("rec", 3.9), ("xl", 4.0))
@@ -141,7 +141,7 @@ def test_the_differences_are_those_of_the_measured_cells(tmp_path):
     assert cell.values == (-0.125,) and cell.text == "−0.125"
 
 
-def test_the_share_of_seeds_that_use_their_state_stands_beside_how_their_gates_begin(tmp_path):
+def test_shares_of_used_states_stand_with_their_initial_gates(tmp_path):
     lines = ('RecurrentCell.gate = "lstm"', 'RecurrentCell.gate_biases = "one"')
     runs = [
         make_run(

@@ -51,7 +51,7 @@ def test_every_row_has_numbers_and_every_file_is_of_a_table():
         assert all({*row[column].split()} <= {*names} for row in read_rows(file))
 
 
-def test_rules_name_attributes_of_a_position_and_settings_have_sources():
+def test_rules_name_attributes_and_settings_have_sources():
     run = SimpleNamespace(paper_settings={"Trainer.segment_length": 8}, corpus="text")
     known = vars(paper_position(run))
     rules = [paper.where for paper in PAPERS]

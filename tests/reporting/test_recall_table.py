@@ -73,7 +73,7 @@ def test_each_memory_and_size_has_all_runs_of_the_chosen_rate(entries):
     assert answers_table("other", SPEC | {"answers": "none"}, entries) is None
 
 
-def test_memories_are_chosen_and_ordered_and_a_row_may_come_first(entries):
+def test_memories_are_chosen_and_ordered_in_the_table(entries):
     order = ["window (Slide)", "gated delta memory"]
     spec = SPEC | {"memories": order, "first_row": ["a rule", "–", *["0.50"] * 5]}
     rows = [row[0].text for row in answers_table("recall", spec, entries).rows]

@@ -75,7 +75,7 @@ def test_seeds_have_a_spread_a_worst_and_a_peak_of_memory(tmp_path):
     assert found["seeds, text"] == "3"
 
 
-def test_gradients_cross_all_memories_of_a_step_unless_a_depth_is_bound(tmp_path):
+def test_gradients_cross_all_memories_unless_depth_is_bound(tmp_path):
     lines = ("Trainer.segments_per_step = 4", "Trainer.tokens_per_step = 512")
     runs = [
         make_xl_run(tmp_path / "all", *lines, tokens=5),
@@ -87,7 +87,7 @@ def test_gradients_cross_all_memories_of_a_step_unless_a_depth_is_bound(tmp_path
     assert [paper_position(Run(run)).visible_context for run in runs] == [512, 384, 128, 256]
 
 
-def test_a_cell_says_what_its_evaluation_was_given_besides_the_run_s_own_settings(tmp_path):
+def test_a_cell_names_evaluation_settings_unlike_the_runs(tmp_path):
     given = ["configs/parts/longer.gin", 'Evaluation.split = "test"', "Evaluation.stride = 2"]
     scalars = {"perplexity": 24.5, "given": given}
     run = make_xl_run(
@@ -102,7 +102,7 @@ def test_a_cell_says_what_its_evaluation_was_given_besides_the_run_s_own_setting
     assert note == "run, test: evaluated with configs/parts/longer.gin, Evaluation.stride = 2"
 
 
-def test_task_runs_are_points_of_the_figure_with_their_memory_and_of_no_text_table(tmp_path):
+def test_task_runs_are_points_of_the_figure_and_of_no_table(tmp_path):
     runs = []
     for name, segments, segment, kind in (
         ("base", 3, 24, {}),
@@ -136,7 +136,7 @@ def test_task_runs_are_points_of_the_figure_with_their_memory_and_of_no_text_tab
     assert not any(table.has_measurements for table in others)
 
 
-def test_transformer_xl_fills_its_tables_and_its_parameters_are_counted(tmp_path):
+def test_transformer_xl_fills_its_tables_with_counts(tmp_path):
     evaluations = {"validation": {"perplexity": 23.5}, "test": {"perplexity": 24.25}}
     run = make_xl_run(tmp_path / "standard", *WIKITEXT, **STANDARD, evaluations=evaluations)
     tables = tables_of(TRANSFORMER_XL, [run])
@@ -157,7 +157,7 @@ def test_transformer_xl_fills_its_tables_and_its_parameters_are_counted(tmp_path
     assert group.all_parameters * 1e6 == pytest.approx(count, abs=300)
 
 
-def test_studies_fill_the_tables_of_context_and_attention_lengths(tmp_path):
+def test_studies_fill_the_tables_of_context_and_attention(tmp_path):
     scalars = {"perplexity": 20.0, "given": ["Evaluation.stride = 2"]}  # of the evaluation alone
     evaluations = {split: scalars for split in ("validation", "test")}
     run = make_xl_run(tmp_path / "xl", **STANDARD, evaluations=evaluations)

@@ -212,7 +212,7 @@ ATTENTION = {
 }
 
 
-def test_every_table_and_figure_of_the_relatives_papers_is_on_the_page_and_beside_it(relatives):
+def test_every_table_and_figure_of_the_papers_is_on_the_page(relatives):
     output, _ = relatives
     page = output.read_text()
     for of in PAPERS[1:]:
@@ -296,7 +296,7 @@ def test_recordings_that_do_not_align_are_named_and_left_out(tmp_path, other):
     assert [r["name"] for r in Page(page).data["documents"][0]["recordings"]] == ["one, state kept"]
 
 
-def test_a_document_is_shown_with_the_recordings_that_hold_it_most_held_first(tmp_path):
+def test_a_document_has_its_recordings_fullest_first(tmp_path):
     store = make_store(tmp_path / "a" / "validation", [TEXT, "two\n", "three\n"])
     run = make_run(tmp_path / "one", "small/rec_fixed_skip+corpora/text")
     nats_T = np.ones(store.num_tokens)
@@ -370,7 +370,7 @@ addEventListener("load", () => {
 </script>"""
 
 
-def test_in_a_browser_a_long_book_opens_at_once_and_its_buttons_work(tmp_path):
+def test_in_a_browser_a_long_book_opens_and_its_buttons_work(tmp_path):
     book = "".join(f"Chapter {n}. Darcy said nothing of it to her.\n" for n in range(2200))
     store = make_store(tmp_path / "store" / "validation", [book])
     assert store.num_tokens > 100_000
@@ -403,7 +403,7 @@ def test_in_a_browser_a_long_book_opens_at_once_and_its_buttons_work(tmp_path):
     assert len(np.unique(pixels, axis=0)) > 50
 
 
-def test_runs_of_a_ladder_are_named_by_what_differs_and_open_with_their_table(tmp_path):
+def test_runs_of_a_sweep_are_named_by_what_differs(tmp_path):
     folders = []
     for window, seed in ((w, s) for w in (8, 16, 32, 64) for s in (0, 1)):
         bound = f"BlockRecurrentTransformer.window = {window}"

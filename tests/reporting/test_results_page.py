@@ -127,7 +127,7 @@ def test_holm_also_counts_the_other_table_and_only_memories(tmp_path):
     assert plain == ["–"] and float(both) == pytest.approx(2 * float(alone), abs=1.1e-3)
 
 
-def test_a_run_that_was_evaluated_before_its_last_step_has_no_bits(tmp_path):
+def test_a_run_evaluated_before_its_last_step_has_no_bits(tmp_path):
     runs = [a_run(tmp_path / "rec", "map_rec", 2.0, steps_done=2999)]
     assert texts({"rows": [REC], "columns": ["bits", "improvement"]}, entries_of(runs)) == [
         ["–"] * 2
@@ -193,7 +193,7 @@ def test_the_figure_of_times_has_every_seed(tmp_path):
     assert image(plot, "png")[:4] == b"\x89PNG"
 
 
-def test_an_archive_holds_all_records_and_nothing_learned_and_equal_ones_are_equal(tmp_path):
+def test_an_archive_has_all_records_and_is_reproducible(tmp_path):
     run = a_run(tmp_path / "run", "map_rec", 2.0, cleared=2.5, config="small/map_rec.gin")
     (run / "studies").mkdir()
     (run / "studies" / "reach.json").write_text('{"study": "reach"}')
@@ -223,7 +223,7 @@ def test_an_archive_holds_all_records_and_nothing_learned_and_equal_ones_are_equ
     assert all(path.read_bytes() == (run / name).read_bytes() for name, path in kept.items())
 
 
-def test_a_mark_is_filled_with_its_table_or_says_that_nothing_was_run(tmp_path, monkeypatch):
+def test_a_mark_is_filled_with_its_table_or_says_none_was_run(tmp_path, monkeypatch):
     run = a_run(tmp_path / "run", "map_rec", 2.0)
     pack(run, tmp_path / "runs" / "map" / "run.tar.bz2")
     specs = tmp_path / "tables.toml"

@@ -17,7 +17,7 @@ def test_the_paper_s_own_example_is_rounded_up():
 
 @settings(deadline=None)
 @given(st.lists(st.floats(0.1, 9.0), min_size=2, max_size=5), st.integers(1, 4))
-def test_the_printed_spread_is_never_below_the_true_one_nor_a_unit_above(values, decimals):
+def test_printed_spread_is_less_than_one_unit_above_the_true(values, decimals):
     _, spread = mean_and_spread(values)
     bar = float(with_error_bar(values, decimals).split("±")[1])
     unit = 10.0**-decimals

@@ -103,7 +103,7 @@ def test_runs_beside_configs_are_no_sweep(tmp_path):
     assert [entry.label for entry in entries_of(open_runs(folders))] == ["text", "recall"]
 
 
-def test_seeds_are_averaged_with_a_band_and_entries_keep_their_colour(tmp_path):
+def test_seeds_are_averaged_with_a_band_in_the_entrys_colour(tmp_path):
     scalars = "eval/bits_per_token", "eval/cleared_bits_per_token"
     _, entries, _ = opened(a_sweep(tmp_path / "sweep", scalars=scalars))
     (plot,) = training_curves(entries)
@@ -130,7 +130,7 @@ def test_each_metric_of_a_sweep_has_a_figure(tmp_path):
     assert sorted(len(plot.lines) for plot in plots) == [2, 4]
 
 
-def test_questions_of_one_run_have_a_colour_each_and_dashes_if_cleared(tmp_path):
+def test_questions_of_a_run_have_colours_and_dashes_if_cleared(tmp_path):
     scalars = [f"eval/{c}{n}_accuracy" for c in ("", "cleared_") for n in ("answer", "recall")]
     runs = open_runs([make_run(tmp_path / "run", "quickstart", records=records(0.5, *scalars))])
     (plot,) = training_curves(entries_of(runs))
@@ -140,7 +140,7 @@ def test_questions_of_one_run_have_a_colour_each_and_dashes_if_cleared(tmp_path)
     assert [line.state for line in plot.lines] == [*states, *states]
 
 
-def test_runs_without_a_sweep_s_file_are_named_by_the_setting_that_differs(tmp_path):
+def test_runs_without_a_sweep_are_named_by_what_differs(tmp_path):
     folder = a_sweep(tmp_path / "sweep")
     runs = open_runs(sorted((folder / "runs").iterdir()))
     found = {entry.label: len(entry.runs) for entry in entries_of(runs)}

@@ -143,9 +143,7 @@ def test_a_run_on_the_emulator_is_killed_and_resumed_bit_for_bit(
     assert json.loads((run / "environment.json").read_bytes())["processes"] == 1
 
 
-def test_two_processes_write_one_run_to_the_emulator_and_one_goes_on_with_it(
-    emulator, local, straight, tmp_path
-):
+def test_two_processes_write_one_run_and_one_continues_it(emulator, local, straight, tmp_path):
     given = arguments(local, emulator, tmp_path, "two")
     prepare = [argument for argument in given if "workdir" not in argument]
     made = start("brt.prepare", *prepare, "--splits=train,validation")
@@ -181,9 +179,7 @@ def test_two_processes_write_one_run_to_the_emulator_and_one_goes_on_with_it(
                 np.testing.assert_allclose(a[name], b[name], rtol=1e-4)
 
 
-def test_a_job_reads_texts_of_the_bucket_and_makes_a_sharded_store_there(
-    emulator, tmp_path, monkeypatch
-):
+def test_a_job_makes_a_sharded_store_in_the_bucket(emulator, tmp_path, monkeypatch):
     with ten_files(tmp_path, monkeypatch) as place:
         for file in (place / "text").iterdir():
             RemotePath(f"{emulator}/texts/train/{file.name}").put(file)

@@ -55,7 +55,7 @@ def test_an_array_has_the_items_of_the_file(content):
     assert np.array_equal(found, expected)
 
 
-def test_a_file_that_is_cut_short_is_named_with_both_sizes_and_what_to_do(content):
+def test_a_file_cut_short_is_named_with_both_sizes(content):
     data, path = content
     found = FileBytes(path, "Make it anew.")
     os.truncate(path, 50)
@@ -91,7 +91,7 @@ except ValueError as error:
 
 
 @pytest.mark.parametrize("kind", ["store", "text"])
-def test_a_process_whose_file_is_cut_short_ends_with_a_sentence_and_no_signal(kind, tmp_path):
+def test_a_process_whose_file_is_cut_short_ends_without_signal(kind, tmp_path):
     make_store(tmp_path / "store", [3, 9, 12_000], weighted=True)
     path = tmp_path / "store" / "shard-00000"
     source = path.parent if kind == "store" else path / "*.bin"

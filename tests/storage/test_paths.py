@@ -116,7 +116,7 @@ def test_names_that_lead_out_of_a_folder_are_refused(bucket, tmp_path, monkeypat
     assert not (tmp_path / "deep").exists()
 
 
-def test_what_is_not_there_and_what_cannot_be_reached_are_told_apart(bucket):
+def test_what_is_missing_and_what_is_unreachable_are_told_apart(bucket):
     folder, _ = bucket
     with pytest.raises(FileNotFoundError, match="There is no memory://"):
         (folder / "none").read_bytes()

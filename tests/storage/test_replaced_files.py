@@ -86,7 +86,7 @@ def test_an_error_leaves_the_old_file_and_no_other(folder):
     assert (folder / "a").read_bytes() == b"old"
 
 
-def test_an_error_of_the_system_names_the_file_and_not_the_growing_one(tmp_path):
+def test_a_system_error_names_the_file_and_not_the_growing_one(tmp_path):
     with pytest.raises(FileNotFoundError) as refused:
         replace_file(tmp_path / "gone", "a", b"new")
     assert refused.value.filename == str(tmp_path / "gone" / "a")

@@ -84,7 +84,7 @@ def test_a_run_in_a_bucket_is_the_run_of_a_disk(tiny, straight):
     assert [name for name in names(f"{RUN}/checkpoints") if name.isdigit()] == ["2", "4", "6"]
 
 
-def test_a_run_that_was_stopped_goes_on_from_the_bucket_as_if_nothing_had_been(tiny, straight):
+def test_a_stopped_run_continues_from_the_bucket(tiny, straight):
     train_here(tiny, RUN, stop_after=3)
     assert [record["step"] for record in records(RUN)] == [2]
     run = train_here(tiny, RUN)
@@ -112,7 +112,7 @@ def test_a_damaged_checkpoint_is_put_aside_in_the_bucket(tiny, straight, caplog)
     assert_same_run(run, straight)
 
 
-def test_a_bucket_that_cannot_be_written_stops_the_run_with_the_reason(tiny, monkeypatch):
+def test_a_bucket_that_cannot_be_written_stops_the_run(tiny, monkeypatch):
     usual = RemotePath.put
 
     def put(self, file):
@@ -125,7 +125,7 @@ def test_a_bucket_that_cannot_be_written_stops_the_run_with_the_reason(tiny, mon
         train_here(tiny, RUN)
 
 
-def test_records_are_copied_now_and_then_and_a_bucket_that_fails_is_said_only(monkeypatch, caplog):
+def test_records_are_copied_and_a_failing_bucket_is_reported(monkeypatch, caplog):
     folder = RunFolder(RUN)
     folder.open_metrics(0)
     folder.record(1, {"train/loss": 1.0})
@@ -211,7 +211,7 @@ def test_a_recording_goes_on_with_what_the_bucket_has(tiny, monkeypatch, tmp_pat
     assert read == [5, 5] and sum(done.read_bytes()) == 7
 
 
-def test_several_processes_are_refused_a_bucket_that_one_alone_can_write(tiny, monkeypatch):
+def test_several_processes_are_refused_a_single_writers_bucket(tiny, monkeypatch):
     abstract = tiny.bind().abstract_state(one_device())
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     RemotePath(f"{RUN}/checkpoints/2/x").write_text("x")

@@ -63,7 +63,7 @@ def test_entries_of_a_sweep_differ_and_share_a_budget(path):
         assert len({tuple(r.settings[f"Trainer.{name}"] for name in names) for r in some}) == 1
 
 
-def test_the_standard_model_at_small_scale_is_the_small_model_of_this_repository(tmp_path):
+def test_the_small_standard_model_is_the_repositorys(tmp_path):
     (entry,) = entries_of(a_file(tmp_path, "pg19_rec_fixed_skip.gin"))
     files = [ROOT / f"configs/{name}.gin" for name in ("small/rec_fixed_skip", "corpora/text")]
     small = resolved(read_gin_files(files))
@@ -105,7 +105,7 @@ Trainer.bptt_depth = 3
 """
 
 
-def test_a_recurrent_memory_model_shrinks_keeps_its_lengths_and_builds_on_another_corpus(tmp_path):
+def test_a_small_recurrent_memory_model_keeps_its_lengths(tmp_path):
     (tmp_path / "relative.gin").write_text(RELATIVE)
     path = a_file(tmp_path, "relative.gin", "relative.gin Trainer.steps=400_000")
     one, twice = entries_of(path)
@@ -136,7 +136,7 @@ def test_a_memory_and_what_it_finds_shrink_as_lengths_do(tmp_path):
     assert [entry.paper["settings"][name] for name in names] == [(8,), 512, 65_536, 128]
 
 
-def test_the_short_scale_is_six_narrow_layers_with_windows_of_eight():
+def test_the_short_scale_is_six_layers_with_windows_of_eight():
     path = ROOT / "configs/sweeps/table_1.txt"
     model = "BlockRecurrentTransformer"
     divisors = {f"{model}.width": 16, f"{model}.num_heads": 2, f"{model}.head_size": 8}

@@ -75,9 +75,7 @@ def run_script(monkeypatch, command, *arguments):
     sweep.main()
 
 
-def test_a_sweep_killed_anywhere_ends_in_the_same_table_and_repeats_nothing_finished(
-    monkeypatch, tmp_path, capsys
-):
+def test_a_killed_sweep_ends_in_the_same_table(monkeypatch, tmp_path, capsys):
     file = a_file(tmp_path, "pg19_slide_12l.gin", "pg19_slide_13l.gin")
     flags = [f"--sweep={file}", "--scale=tiny", "--corpus=configs/corpora/text.gin"]
     flags += ["--tokens=10000", "--seeds=0,3"]
@@ -148,9 +146,7 @@ def test_a_grid_runs_every_combination_several_at_once(monkeypatch, tmp_path):
     assert "<svg" in (tmp_path / "sweep.svg").read_text()
 
 
-def test_a_command_is_printed_for_each_missing_run_and_what_they_left_is_collected(
-    monkeypatch, tmp_path, capsys
-):
+def test_a_command_is_printed_for_each_missing_run(monkeypatch, tmp_path, capsys):
     file = a_file(tmp_path, "pg19_slide_12l.gin", "pg19_slide_13l.gin")
     flags = [f"--sweep={file}", "--scale=tiny", "--corpus=configs/corpora/text.gin"]
     flags += ["--tokens=10000", "--seeds=0,3"]
@@ -199,7 +195,7 @@ def written(folder):
     return sorted((folder / "configs").iterdir(), key=lambda path: path.stat().st_mtime_ns)
 
 
-def test_entries_that_differ_in_evaluation_alone_are_trained_once(monkeypatch, tmp_path, capsys):
+def test_entries_that_differ_in_evaluation_are_trained_once(monkeypatch, tmp_path, capsys):
     slide, longer = "pg19_slide_12l.gin", "Evaluation.segment_length=128"
     scoped = "Evaluation.model=@evaluation/BlockRecurrentTransformer"
     same = f"{scoped} evaluation/BlockRecurrentTransformer.window=8"
@@ -235,9 +231,7 @@ def test_entries_that_differ_in_evaluation_alone_are_trained_once(monkeypatch, t
     assert len([*runs.glob("*/evaluation_validation.json")]) == 8
 
 
-def test_entries_without_sense_or_text_are_refused_before_the_first_of_them_trains(
-    monkeypatch, tmp_path
-):
+def test_bad_entries_are_refused_before_the_first_trains(monkeypatch, tmp_path):
     file = a_file(tmp_path, "pg19_slide_12l.gin", "pg19_slide_12l.gin Trainer.segment_length=4160")
     flags = [f"--sweep={file}", "--scale=tiny", "--corpus=configs/corpora/text.gin"]
     flags += ["--tokens=10000", f"--workdir={tmp_path}/sweep", text_flag(tmp_path)]
@@ -263,7 +257,7 @@ def test_entries_without_sense_or_text_are_refused_before_the_first_of_them_trai
         (8, [{"step": 8, "best/step": 8}, {"step": 16, "best/step": 16}], False),
     ],
 )
-def test_a_run_is_done_where_it_ended_and_its_best_checkpoint_is_evaluated(
+def test_a_run_ends_once_and_its_best_checkpoint_is_evaluated(
     tmp_path, evaluated_step, records, done
 ):
     entry = SweepEntry("run", {"Trainer.steps": 16}, {})

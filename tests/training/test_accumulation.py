@@ -117,7 +117,7 @@ def test_every_option_of_a_step_takes_microbatches(option):
 
 
 @pytest.mark.parametrize("options", [{"reread_segments": 2}, {"scores": "half"}, {}], ids=str)
-def test_the_loss_of_an_undivided_batch_is_its_nats_over_its_weight(options):
+def test_an_undivided_batchs_loss_is_nats_over_weight(options):
     model, length = random_model("slide", dtype="float64"), segment_length("slide")
     loss = make_loss(functools.partial(bind, nnx.graphdef(model)), **options)
     caches = first_state(model, SGD).caches

@@ -38,7 +38,7 @@ def test_a_healthy_run_is_left_alone():
     assert looks(*[{}] * 10) == ([{}] * 10, [])
 
 
-def test_a_memory_that_is_hardly_read_is_named_once_as_long_as_it_lasts():
+def test_a_memory_hardly_read_is_named_once():
     dead = {"train/layer1/state_share": 0.002}
     found, said = looks({}, dead, dead, {}, dead)
     assert [bool(alert) for alert in found] == [False, True, True, False, True]
@@ -60,7 +60,7 @@ def test_the_share_is_compared_with_its_threshold():
 
 
 @pytest.mark.parametrize("usual", [0.01, 3.0])
-def test_a_step_that_takes_much_longer_than_those_before_is_a_stall(usual):
+def test_a_step_much_slower_than_the_others_is_a_stall(usual):
     reports = [{"perf/step_seconds": usual * factor} for factor in (1, 1.2, 0.9, 1, 6, 6, 1)]
     found, said = looks(*reports)
     assert [set(alert) for alert in found] == [*[set()] * 4, *[{"alert/stall"}] * 2, set()]
@@ -79,7 +79,7 @@ def test_skipped_updates_and_numbers_that_are_none_are_named():
     assert "train/grad_norm is not finite" in looks({"train/grad_norm": float("inf")})[1][0]
 
 
-def test_a_run_that_stands_still_is_said_once_and_one_that_pauses_is_not():
+def test_a_stalled_run_is_reported_once_and_a_pause_is_not():
     said = []
     watch = StallWatch(said.append, least=0.2)
     time.sleep(0.5)  # compiling

@@ -51,9 +51,7 @@ def opened(tiny, folder, **options):
     return run
 
 
-def test_a_changed_binding_that_decides_what_is_computed_is_refused_and_named(
-    tiny, straight, monkeypatch
-):
+def test_a_changed_binding_of_the_computation_is_refused(tiny, straight, monkeypatch):
     folder, bindings = straight.folder.path, tiny.experiment.bindings
     before = contents(folder)
     others = [name for name in bindings if not name.startswith(FREE)]

@@ -68,7 +68,7 @@ def over(axis, found):
 
 
 @pytest.mark.parametrize("mesh_shape", MESHES, ids=str)
-def test_the_loop_over_blocks_exchanges_one_sum_over_model_and_nothing_else(mesh_shape):
+def test_the_loop_over_blocks_exchanges_one_sum_over_model(mesh_shape):
     found = in_loops("rec_fixed_skip", mesh_shape)
     assert not over("data", found) and not over("fsdp", found)
     if mesh_shape[-1] == 1:

@@ -75,7 +75,7 @@ def test_events_begin_when_a_run_goes_on_with_them(tmp_path):
     assert not files(tmp_path)
 
 
-def test_a_new_file_comes_after_all_others_whatever_the_clock_says(tmp_path, monkeypatch):
+def test_a_new_file_comes_after_all_others_whatever_the_clock(tmp_path, monkeypatch):
     for now in (2_000_000_000.5, 2_000_000_000.6, 1_000_000_000.0):
         monkeypatch.setattr(time, "time", lambda now=now: now)
         EventFile(str(tmp_path)).close()

@@ -44,7 +44,7 @@ def test_causes_are_counted_once_and_the_rest_is_steps(monkeypatch, tmp_path):
     assert found["perf/goodput"] == pytest.approx(3 / 40)
 
 
-def test_a_run_that_is_killed_and_resumed_counts_what_it_did_twice(tmp_path):
+def test_a_killed_and_resumed_run_counts_repeated_work(tmp_path):
     path = write_config(
         tmp_path,
         *("Trainer.steps = 20", "Trainer.log_every = 1", "Trainer.eval_every = 0"),

@@ -68,7 +68,7 @@ def bytes_at(path, length):
     return step_bytes(Configuration([str(path)], lengths).experiment())
 
 
-def test_the_longest_segment_of_a_model_fits_and_the_next_does_not(txl):
+def test_the_longest_segment_fits_and_the_next_does_not(txl):
     lines, budget, also = [], bytes_at(txl, 24) + 1, ["TransformerXL.memory_length"]
     found = longest_segment(Configuration([str(txl)]).experiment, budget, also, report=lines.append)
     assert found.segment_length >= 24 and found.tried[24] == budget - 1

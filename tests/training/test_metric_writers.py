@@ -76,7 +76,7 @@ def test_a_run_that_is_resumed_is_the_same_run_there(tiny, wandb, tmp_path):
     assert len(wandb) == 2
 
 
-def test_a_run_that_begins_with_wandb_later_gives_it_what_was_before(tiny, wandb, tmp_path):
+def test_a_run_that_starts_wandb_later_gives_it_the_past(tiny, wandb, tmp_path):
     train_here(tiny, tmp_path / "run", stop_after=3)
     assert not wandb
     train_here(tiny, tmp_path / "run", metrics=EVERYWHERE)

@@ -35,7 +35,7 @@ def filled(steps, interval=None):
 
 
 @pytest.mark.parametrize("count", [1, 2, 7])
-def test_an_interval_reports_ratios_of_sums_and_not_means_of_ratios(count):
+def test_an_interval_reports_ratios_of_sums(count):
     steps = [metrics(seed, weight=[200.0, 1.0][seed % 2]) for seed in range(count)]
     report = filled(steps).report()
     nats = sum(float(step.nats) for step in steps)
@@ -55,7 +55,7 @@ def test_an_interval_reports_ratios_of_sums_and_not_means_of_ratios(count):
 
 
 @pytest.mark.parametrize("cut", range(6))
-def test_an_interval_saved_as_json_and_restored_reports_the_same_bits(cut):
+def test_a_saved_and_restored_interval_reports_the_same_bits(cut):
     steps = [metrics(seed, finite=seed != 3) for seed in range(6)]
     whole = filled(steps).report()
     first = filled(steps[:cut])
@@ -94,7 +94,7 @@ def test_the_peak_is_that_of_the_longest_name_that_fits(kind, peak, monkeypatch)
     assert peak is None or peak in PEAK_FLOPS.values()
 
 
-def test_the_peak_of_a_step_grows_with_what_it_holds_and_compiles_nothing():
+def test_a_steps_peak_grows_with_its_arrays_without_compiling():
     compiled = []
 
     def step(state, x):

@@ -162,7 +162,7 @@ def test_a_parameter_that_begins_at_zero_takes_small_steps():
 
 
 @pytest.mark.parametrize("factor", [1e-3, 131_072.0])
-def test_adafactor_takes_the_same_steps_for_a_sum_and_a_mean_loss(factor):
+def test_adafactor_takes_equal_steps_for_sum_and_mean_losses(factor):
     params, gradients = draw(0), [draw(seed) for seed in range(1, 5)]
     scaled = [{name: factor * g for name, g in gradient.items()} for gradient in gradients]
     mean, total = (fold(adafactor(rate), params, given)[-1] for given in (gradients, scaled))

@@ -40,9 +40,7 @@ def scales(losses, factor, patience):
     factor=st.sampled_from([0.1, 0.5, 0.9]),
     patience=st.integers(0, 4),
 )
-def test_the_rate_falls_after_patience_plus_one_evaluations_without_improvement(
-    losses, factor, patience
-):
+def test_the_rate_falls_after_patience_plus_one_evaluations(losses, factor, patience):
     rule = ReduceOnPlateau(factor, patience, floor=0.0)
     state = rule.wrap(optax.sgd(1.0), lambda step: jnp.float32(1.0)).init({"x": jnp.ones(3)})
     for loss, scale in zip(losses, scales(losses, factor, patience), strict=True):
@@ -51,7 +49,7 @@ def test_the_rate_falls_after_patience_plus_one_evaluations_without_improvement(
 
 
 @pytest.mark.parametrize(("rate", "expected"), [(1.0, 0.3), (0.5, 0.3), (0.2, 0.2), (0.0, 0.0)])
-def test_the_rate_never_falls_below_the_floor_nor_rises_above_the_schedule(rate, expected):
+def test_the_rate_stays_between_the_floor_and_the_schedule(rate, expected):
     rule = ReduceOnPlateau(0.5, 0, floor=0.3)
     state = rule.wrap(optax.sgd(1.0), lambda step: jnp.float32(1.0)).init({"x": jnp.ones(3)})
     for _ in range(9):
@@ -80,7 +78,7 @@ def test_updates_are_those_of_the_lower_rate():
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("error")
-def test_a_run_halves_its_rate_and_a_resumed_one_halves_it_at_the_same_steps(tmp_path):
+def test_a_resumed_run_halves_its_rate_at_the_same_steps(tmp_path):
     path = write_config(
         tmp_path,
         *("Trainer.steps = 9", "Trainer.log_every = 1", "Trainer.eval_every = 2"),

@@ -46,7 +46,7 @@ def store_for(kind, store_of):
 @needs_eight
 @pytest.mark.parametrize("mesh_shape", [(1, 1), (8, 1), (2, 4), (4, 2)])
 @pytest.mark.parametrize("kind", STREAMS)
-def test_every_row_is_read_once_and_the_checksum_is_that_of_the_batches(store_of, kind, mesh_shape):
+def test_every_row_is_read_once_and_the_checksum_is_the_batches(store_of, kind, mesh_shape):
     mesh, plain = mesh_of(*mesh_shape), training_stream(kind, store_for(kind, store_of), 8, W, 2, 1)
     stream = Watched(plain)
     prefetch = Prefetch(stream, mesh, start=3, stop=9, keeps_checksum=True)

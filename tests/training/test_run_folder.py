@@ -33,7 +33,7 @@ def test_records_come_back_exactly_and_in_order(tmp_path):
 
 
 @pytest.mark.parametrize("start", [0, 1, 2, 3, 4, 6, 99])
-def test_going_on_cuts_the_records_back_to_the_step_it_starts_from(tmp_path, start):
+def test_resuming_cuts_the_records_to_its_first_step(tmp_path, start):
     recorded(tmp_path, [2, 4, 6])
     recorded(tmp_path, [], start)
     kept = [s for s in (2, 4, 6) if s <= start]
@@ -61,7 +61,7 @@ def test_a_last_line_without_its_end_of_line_is_whole(tmp_path):
     assert [record["step"] for record in read_metrics(str(tmp_path))] == [2, 4, 6]
 
 
-def test_records_without_a_checkpoint_are_put_aside_when_the_run_begins_anew(tmp_path):
+def test_records_without_a_checkpoint_are_put_aside(tmp_path):
     for number in (1, 2):
         recorded(tmp_path, [number])
         folder = RunFolder(str(tmp_path))
@@ -114,7 +114,7 @@ def test_a_process_that_does_not_write_leaves_no_trace(tmp_path):
     ],
     ids=lambda line: line[:24].encode("ascii", "replace").decode(),
 )
-def test_a_damaged_line_is_left_out_with_a_warning_and_the_file_is_kept(tmp_path, line, caplog):
+def test_a_damaged_line_is_left_out_with_a_warning(tmp_path, line, caplog):
     recorded(tmp_path, [2, 4, 6])
     path = tmp_path / "metrics.jsonl"
     first, *others = path.read_bytes().splitlines(keepends=True)
@@ -154,14 +154,14 @@ def test_a_folder_that_cannot_be_made_is_named_with_its_flag(tmp_path):
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write to any folder")
-def test_a_folder_without_write_permission_is_named_with_its_flag(tmp_path):
+def test_a_folder_without_write_permission_names_its_flag(tmp_path):
     tmp_path.chmod(0o500)
     with pytest.raises(PermissionError, match="Cannot write to --workdir"):
         RunFolder(str(tmp_path))
 
 
 @pytest.mark.parametrize("lines", [1, 7, 10, 11, 1_000, 10_007])
-def test_of_a_long_run_evenly_spaced_records_are_read_and_every_evaluation(tmp_path, lines):
+def test_a_long_run_is_read_in_even_records_and_evaluations(tmp_path, lines):
     kinds = ["eval/loss" if step % 97 == 0 else "train/loss" for step in range(lines)]
     text = "".join(json.dumps({"step": n, kind: 1.0}) + "\n" for n, kind in enumerate(kinds))
     (tmp_path / "metrics.jsonl").write_text(text)

@@ -61,14 +61,14 @@ def passes(monkeypatch):
     return plan
 
 
-def test_the_rate_of_the_undisturbed_run_depends_on_its_evaluations(straight):
+def test_the_undisturbed_runs_rate_depends_on_evaluations(straight):
     rates = {r["step"]: r["train/learning_rate"] for r in records(straight.folder.path, "train/")}
     usual = {step: 4.0 / step**0.5 for step in rates}
     assert any(rates[step] < 0.6 * usual[step] for step in rates)
 
 
 @pytest.mark.parametrize(("segment", "step"), [(5, 4), (17, 12)])
-def test_a_run_stopped_during_an_evaluation_saves_at_once_and_makes_it_afterwards(
+def test_a_run_stopped_in_an_evaluation_makes_it_afterwards(
     tiny, straight, tmp_path, passes, segment, step
 ):
     passes["stop_after"] = segment
@@ -89,9 +89,7 @@ def test_an_evaluation_may_be_left_any_number_of_times(tiny, straight, tmp_path,
     assert_same_run(train_here(tiny, tmp_path), straight)
 
 
-def test_an_evaluation_that_was_made_before_a_kill_is_not_made_again(
-    tiny, straight, tmp_path, passes
-):
+def test_an_evaluation_before_a_kill_is_not_made_again(tiny, straight, tmp_path, passes):
     passes["stop_after"] = 7
     train_here(tiny, tmp_path)
 

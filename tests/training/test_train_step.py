@@ -83,7 +83,7 @@ def close(first, second, tolerance):
 
 
 @pytest.mark.parametrize("starts", [[False, False], [False, True], [True, False], [True, True]])
-def test_what_a_document_begins_with_learns_only_where_one_begins(tools, starts):
+def test_a_documents_initial_state_learns_only_where_one_begins(tools, starts):
     state, _ = steps(tools.bind)(tools.state, batch(1, [starts]))
     grads = state.optimizer
     learned = {
@@ -110,7 +110,7 @@ def test_two_segments_of_a_step_cost_what_two_steps_cost(tools, seed):
         np.testing.assert_allclose(getattr(metrics, name), total, rtol=1e-5)
 
 
-def test_gradients_cross_the_segments_of_a_step_but_not_its_border(tools):
+def test_gradients_cross_segments_of_a_step_and_not_its_border(tools):
     # Only the second segment is scored; BEGIN and the first states occur in the first one only.
     both = batch(4, [NEW, OLD], weights=np.array([0.0, 1.0])[:, None, None])
     inside = steps(tools.bind)(tools.state, both)[0].optimizer
@@ -168,7 +168,7 @@ def test_the_loss_is_the_weighted_mean_over_tokens(tools):
     assert float(value) == pytest.approx(expected[0] / expected[1], rel=1e-5)
 
 
-def test_the_half_loss_is_the_mean_over_the_second_half_and_leaves_the_caches_alone(tools):
+def test_the_half_loss_is_the_mean_over_the_second_half(tools):
     whole = batch(11, [[True, False]])
     second = np.broadcast_to(np.arange(T) >= T // 2, (1, B, T))
     given = tools.state.params, tools.state.caches
@@ -229,7 +229,7 @@ def test_a_step_that_is_not_finite_says_so(tools, how):
 
 
 @pytest.mark.parametrize("how", ["weight", "cache", "parameter"])
-def test_a_skipped_step_keeps_parameters_and_optimizer_bit_for_bit(tools, how):
+def test_a_skipped_step_keeps_parameters_bit_for_bit(tools, how):
     before, one = poisoned(how, tools)
     ones = jax.tree.map(lambda x: jnp.full_like(x, 0.25), tools.state.optimizer)
     after, metrics = steps(tools.bind, skip_nonfinite=True)(before._replace(optimizer=ones), one)
@@ -298,7 +298,7 @@ def test_each_segment_of_a_step_drops_something_else(tools):
 # Clearing the state.
 
 
-def test_clearing_is_a_run_whose_states_are_reset_and_whose_windows_are_kept(tools):
+def test_clearing_resets_the_states_and_keeps_the_windows(tools):
     one, params = batch(15, [OLD]), tools.state.params
     empty = tools.bind(params).init_caches(B)
     (cache,) = tools.state.caches

@@ -102,7 +102,7 @@ def test_a_run_records_every_interval_and_every_evaluation_once(straight, tiny):
         assert record["perf/peak_bytes"] > 4 * parameters and record["perf/step_seconds"] > 0
 
 
-def test_the_checksum_is_recorded_and_kept_for_the_run_that_goes_on(straight, tiny):
+def test_the_checksum_is_recorded_and_kept_when_resumed(straight, tiny):
     trainer, checksum, expected = tiny.experiment.trainer, 0, {}
     for step in range(STEPS):
         stream = training_stream(
@@ -155,9 +155,7 @@ def test_a_run_that_was_killed_goes_on_from_its_last_checkpoint(
 
 
 @pytest.mark.usefixtures("collect_garbage")
-def test_going_on_past_a_damaged_and_a_misnamed_checkpoint_is_invisible_and_deletes_nothing(
-    tiny, straight, tmp_path
-):
+def test_resuming_past_damaged_checkpoints_deletes_nothing(tiny, straight, tmp_path):
     run = train_here(tiny, tmp_path, stop_after=9)
     checkpoints = tmp_path / "checkpoints"
     assert run.checkpoints.steps() == [3, 6, 9]
@@ -172,9 +170,7 @@ def test_going_on_past_a_damaged_and_a_misnamed_checkpoint_is_invisible_and_dele
     assert contents(checkpoints / "aside" / "11-holds-step-3") == copied
 
 
-def test_a_checkpoint_that_cannot_be_read_just_now_stops_the_run_and_changes_nothing(
-    tiny, straight, tmp_path, monkeypatch
-):
+def test_an_unreadable_checkpoint_stops_the_run_unchanged(tiny, straight, tmp_path, monkeypatch):
     train_here(tiny, tmp_path, stop_after=6)
     before, restore = contents(tmp_path), Checkpoints._restore
 
@@ -272,9 +268,7 @@ def poison(step):
     return hook
 
 
-def test_a_loss_that_is_not_finite_stops_the_run_and_the_last_checkpoint_is_good(
-    tiny, straight, tmp_path
-):
+def test_a_non_finite_loss_stops_with_a_good_checkpoint(tiny, straight, tmp_path):
     # In step 9, which is itself to be saved.
     with pytest.raises(NonFiniteLoss, match=r"^Step 9: .*not finite") as caught:
         train_here(tiny, tmp_path, hook=poison(9))
@@ -287,9 +281,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_the_last_checkpoint_is_good
 
 
 @pytest.mark.parametrize(("bad", "safe"), [(2, "none yet"), (5, "step 3")])
-def test_a_loss_that_is_not_finite_names_its_step_and_the_last_checkpoint(
-    tiny, tmp_path, monkeypatch, bad, safe
-):
+def test_a_non_finite_loss_names_its_step_and_checkpoint(tiny, tmp_path, monkeypatch, bad, safe):
     monkeypatch.setattr(tiny.experiment.trainer, "eval_every", 0)
     with pytest.raises(NonFiniteLoss, match=f"^Step {bad}: .*checkpoint is {safe} in"):
         train_here(tiny, tmp_path, hook=poison(bad))
@@ -395,9 +387,7 @@ def test_a_dry_run_prints_the_sizes_and_touches_nothing(tiny, tmp_path, monkeypa
 
 
 @pytest.mark.parametrize("module", [evaluate, train])
-def test_both_ways_to_evaluate_write_the_scores_of_the_whole_split(
-    tiny, straight, monkeypatch, capsys, module
-):
+def test_both_ways_to_evaluate_score_the_whole_split(tiny, straight, monkeypatch, capsys, module):
     folder = Path(straight.folder.path)
     flags = {evaluate: [], train: [*gin_flags(tiny), "--eval_only"]}[module]
     assert command(monkeypatch, module, *flags, f"--workdir={folder}") == 0

@@ -56,7 +56,7 @@ def test_contiguous_streams_train_evaluate_and_resume(tmp_path, kind, again):
 
 
 @pytest.mark.skipif(jax.device_count() < 2, reason="needs two devices")
-def test_a_run_resumed_on_another_mesh_ends_with_the_same_checksum(tmp_path):
+def test_a_run_resumed_on_another_mesh_has_the_same_checksum(tmp_path):
     path = write_config(tmp_path, *PLAIN, "Trainer.steps = 4", without=("RecurrentCell",))
     tiny = build(path)
     train_here(tiny, tmp_path / "parts", stop_after=1, mesh=mesh_of(2, 1))
@@ -65,7 +65,7 @@ def test_a_run_resumed_on_another_mesh_ends_with_the_same_checksum(tmp_path):
     assert records(run.folder.path, "data/") == records(whole.folder.path, "data/") != []
 
 
-def test_a_mixture_trains_evaluates_and_resumes_where_its_stores_have_moved(tmp_path):
+def test_a_mixture_resumes_where_its_stores_have_moved(tmp_path):
     texts = f'TextFiles.path = "{tmp_path}/texts/{{split}}"'
     mixture = [
         "Trainer.corpus = @Mixture()",

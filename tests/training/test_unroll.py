@@ -158,7 +158,7 @@ def equal(found, expected, tolerance=1e-12):
     ("name", "depth"),
     [("toy", depth) for depth in DEPTHS] + [("rmt_txl", None), ("rec_fixed_skip", 1), ("slide", 2)],
 )
-def test_the_loss_of_a_segment_reaches_the_tokens_of_exactly_depth_segments_back(name, depth):
+def test_a_loss_reaches_tokens_exactly_depth_segments_back(name, depth):
     model, caches = case(name).params["model"], case(name).caches
 
     @quick_jit
@@ -216,7 +216,7 @@ def test_no_value_depends_on_the_depth_whatever_is_dropped(key):
 
 
 @pytest.mark.parametrize("depth", DEPTHS)
-def test_a_learned_first_memory_gets_its_gradient_from_segments_within_the_depth(depth):
+def test_a_learned_memory_gets_gradients_within_the_depth(depth):
     starts = np.zeros((K, B), bool)
     starts[0] = True
     for t in range(K):
@@ -255,7 +255,7 @@ def test_recomputing_segments_needs_less_memory():
     [("toy", None), ("toy", jax.random.key(5)), ("rmt_txl", jax.random.key(5))],
     ids=["plain", "dropout", "cache"],
 )
-def test_segments_read_again_give_the_gradient_of_one_long_unroll(name, key):
+def test_segments_read_again_give_one_long_unrolls_gradient(name, key):
     starts = np.zeros((K, B), bool)
     starts[0, 0] = starts[2, 1] = True
     last = batch(name, scored=K - 1, starts=starts)
@@ -266,7 +266,7 @@ def test_segments_read_again_give_the_gradient_of_one_long_unroll(name, key):
     assert moved == list(range(K))
 
 
-def test_only_the_new_segment_counts_whatever_the_weights_and_the_models_own_figures():
+def test_only_the_new_segment_counts_whatever_the_weights():
     (value, (_, sums, means)), _ = grade("toy", None, batch("toy"), reread_segments=K - 1)
     only_last = batch("toy")
     only_last.weights_KBT[:-1] = 0
@@ -345,11 +345,11 @@ def trained_by_hand(name, again, rate):
 
 
 @pytest.mark.parametrize("name", ["toy", pytest.param("rmt", marks=pytest.mark.slow)])
-def test_training_begins_each_step_with_the_memory_before_the_first_segment_read_again(name):
+def test_each_step_begins_with_the_memory_before_rereading(name):
     equal(trained(name, AGAIN, RATE), trained_by_hand(name, AGAIN, RATE), 1e-10)
 
 
-def test_no_loss_depends_on_what_is_read_again_while_the_parameters_stand_still():
+def test_without_updates_no_loss_depends_on_rereading():
     losses, _ = trained("toy", 0, 0.0)
     for again in (1, 2, 3):
         np.testing.assert_allclose(trained("toy", again, 0.0)[0], losses, rtol=1e-12)

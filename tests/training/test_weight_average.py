@@ -63,7 +63,7 @@ def test_a_decay_that_is_1_in_float32_is_refused(decay):
         WeightAverage(decay)
 
 
-def test_before_the_first_update_the_parameters_are_their_own_average():
+def test_before_the_first_update_parameters_are_their_average():
     params = {"x": jnp.arange(3.0)}
     state = WeightAverage().wrap(optax.sgd(0.5)).init(params)
     found = evaluated_params(TrainState(0, params, state, None))

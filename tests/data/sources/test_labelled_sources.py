@@ -76,7 +76,7 @@ def test_pairs_are_stored_one_after_the_other(tmp_path):
     assert document.data == b"is it\nso it is"
 
 
-def test_texts_of_several_classes_keep_all_of_them_and_paragraphs_are_lines(tmp_path):
+def test_texts_of_several_classes_keep_all_of_them(tmp_path):
     lines = [
         {"text": ["one two", "three"], "labels": [2, 0, 2]},
         {"text": "four", "labels": []},
@@ -130,7 +130,7 @@ def news(tmp_path):
     return Hyperpartisan(str(tmp_path), Words(), str(tmp_path / "splits.json"))
 
 
-def test_articles_are_read_with_their_labels_by_the_published_splits(news):
+def test_articles_have_labels_and_published_splits(news):
     document = only(news, "validation")
     assert document.data.decode() == "First & best\nBefore\nOne link here.\nbetween\nTwo."
     assert document.annotation["label"] == 1 and document.annotation["classes"] == 2
@@ -171,7 +171,7 @@ def test_the_published_corpus_has_its_counts(tmp_path):
 # Questions.
 
 
-def test_scrolls_records_are_single_in_training_and_joined_elsewhere(tmp_path):
+def test_scrolls_records_are_joined_outside_training(tmp_path):
     lines = [
         {"id": "q1", "pid": "q1_0", "input": "who is it", "output": "She"},
         {"id": "q2", "pid": "q2_0", "input": "what", "output": "Yes"},

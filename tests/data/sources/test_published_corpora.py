@@ -65,7 +65,7 @@ def test_a_file_of_another_size_is_refused_with_both_sizes(cut, size):
         next(make(str(folder)).documents("train"))
 
 
-def test_enwik8_without_line_feeds_has_the_symbols_of_the_published_loader(tmp_path, monkeypatch):
+def test_enwik8_without_line_feeds_has_the_published_symbols(tmp_path, monkeypatch):
     resize(monkeypatch, Enwik8, bytes=(90, 5, 5))
     content = b"<page>\n\n  caf\xc3\xa9 \n" * 7
     (tmp_path / "enwik8").write_bytes(content[:100])

@@ -87,7 +87,7 @@ def test_the_first_documents_are_those_of_the_first_names(books):
         same(parallel(source, split), list(source.documents(split)))
 
 
-def test_the_first_tokens_are_those_of_the_whole_document_and_its_text_ends_with_them(books):
+def test_the_first_tokens_are_those_of_the_whole_document(books):
     source = FirstTokens(books, Words(), {"validation": 3})
     for document, whole in zip(source.documents("validation"), books.documents("validation")):
         assert list(document.tokens) == list(Words().encode(whole.data, ""))[:3]
@@ -99,7 +99,7 @@ def test_the_first_tokens_are_those_of_the_whole_document_and_its_text_ends_with
 
 @settings(max_examples=30, deadline=None)
 @given(st.text(max_size=40), st.integers(1, 20))
-def test_the_text_of_the_first_tokens_is_the_shortest_that_has_as_many(text, first):
+def test_the_text_of_the_first_tokens_is_the_shortest(text, first):
     data = text.encode("utf-8", "replace")
     (document,) = FirstTokens(Stream(data), Words(), {"test": first}).documents("test")
     begins = list(accumulate((c.encode() for c in data.decode()), initial=b""))

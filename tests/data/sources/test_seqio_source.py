@@ -102,7 +102,7 @@ assert "SeqioText.module" in refused(SeqioText("absent"))
 """
 
 
-def test_tasks_and_mixtures_are_prepared_whole_with_their_ids_titles_and_counts(tmp_path):
+def test_tasks_and_mixtures_are_prepared_whole(tmp_path):
     if importlib.util.find_spec("seqio") is None:
         pytest.skip("the data extra is not installed")
     done = subprocess.run(

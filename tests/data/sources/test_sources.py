@@ -125,7 +125,7 @@ def test_texts_of_any_kind_are_read(tmp_path, text):
     assert read(texts_of(tmp_path)) == {"a": text}
 
 
-def test_other_processes_read_the_same_documents_from_their_parts(tmp_path):
+def test_other_processes_read_documents_from_their_parts(tmp_path):
     fill(tmp_path, {f"{split}/{n}.txt": b"%d" % n for split in ("train", "test") for n in range(5)})
     fill(tmp_path, {"train/pack/a.txt": b"a", "train/pack/b.txt": b"b"})
     path = str(tmp_path / "{split}")
@@ -148,7 +148,7 @@ def tree(root, entries=40):
     return root
 
 
-def test_a_package_is_one_document_with_a_header_before_each_file(tmp_path):
+def test_a_package_is_one_document_with_file_headers(tmp_path):
     tree(tmp_path)
     fill(
         tmp_path,
@@ -181,7 +181,7 @@ def test_a_package_is_one_document_with_a_header_before_each_file(tmp_path):
     )
 
 
-def test_an_article_is_one_file_or_the_files_of_its_folder_without_headers(tmp_path):
+def test_an_article_is_one_file_or_its_folders_files(tmp_path):
     fill(tmp_path, {"train/1.tex": b"one", "train/2/main.tex": b"a", "train/2/appendix.tex": b"b"})
     fill(tmp_path, {"train/2/figure.pdf": b"no", "test/3.tex": b"three"})
     source = SourceTree(str(tmp_path / "{split}"), suffixes=(".tex",), exclude=(), header="")

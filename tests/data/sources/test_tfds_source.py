@@ -70,7 +70,7 @@ assert TfdsText("books", data_dir="tfds", splits={"dev": "train[:2]"}).count("de
 """
 
 
-def test_a_tensorflow_data_set_is_prepared_whole_or_refused_in_a_sentence(tmp_path):
+def test_a_tensorflow_data_set_is_prepared_whole_or_refused(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT], capture_output=True, text=True, cwd=tmp_path
     )

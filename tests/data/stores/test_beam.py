@@ -77,7 +77,7 @@ def is_running(process):
 
 @pytest.mark.parametrize("name", ["DirectRunner", "FnApiRunner"])
 @pytest.mark.parametrize("options", [[], THREADS])
-def test_a_runner_in_this_process_writes_the_bytes_of_one_process(place, name, options):
+def test_a_runner_here_writes_the_bytes_of_one_process(place, name, options):
     prepare(one := corpus(place, "one"))
     seen(place)
     prepare(job := corpus(place, "job", remote=True), BeamRunner(name, options))

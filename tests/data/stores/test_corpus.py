@@ -69,7 +69,7 @@ def test_a_store_of_another_tokenizer_is_refused_naming_both(tmp_path, method):
 
 
 @pytest.mark.parametrize("method", ["open", "prepare"])
-def test_a_store_of_another_source_is_refused_saying_what_changed(tmp_path, method):
+def test_another_sources_store_is_refused_by_the_difference(tmp_path, method):
     Corpus(str(tmp_path), Lines(a=(1,), b=2, c=3), Upper()).prepare("train", quiet=True)
     Corpus(str(tmp_path), Lines(a=(1,), b=2, c=3), Upper()).open("train")
     other = Corpus(str(tmp_path), Lines(a=(1,), b=4, d=5), Upper())
@@ -137,7 +137,7 @@ def warnings(monkeypatch):
 
 
 @pytest.mark.parametrize("wrap", [lambda source: source, GutenbergText])
-def test_texts_that_changed_since_they_were_prepared_are_warned_of(tmp_path, warnings, wrap):
+def test_texts_changed_since_preparation_are_warned_of(tmp_path, warnings, wrap):
     (tmp_path / "books").mkdir()
     for n in range(3):
         (tmp_path / "books" / f"{n}.txt").write_text("text")
@@ -161,7 +161,7 @@ def test_texts_that_changed_since_they_were_prepared_are_warned_of(tmp_path, war
     assert said() == []  # as on a machine that only trains
 
 
-def test_a_vocabulary_that_did_not_make_the_sources_tokens_is_refused(tmp_path):
+def test_a_vocabulary_foreign_to_the_tokens_is_refused(tmp_path):
     corpus = Corpus(str(tmp_path / "s"), RecallTask(num_documents=3), ByteVocabulary())
     with pytest.raises(
         ValueError, match=r"RecallTask makes its tokens with .*Corpus\.vocabulary is bytes .*= None"

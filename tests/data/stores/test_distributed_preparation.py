@@ -109,9 +109,7 @@ def test_a_killed_job_leaves_no_store_and_goes_on(place, remote):
 
 
 @pytest.mark.parametrize("name", ["offsets.npy", "manifest.json"])
-def test_a_driver_that_is_cut_off_while_it_completes_the_store_leaves_none(
-    place, monkeypatch, name
-):
+def test_a_driver_killed_at_the_end_leaves_no_store(place, monkeypatch, name):
     job = corpus(place, "job", remote=True)
     usual = RemotePath.write_bytes
 
@@ -132,7 +130,7 @@ def test_a_driver_that_is_cut_off_while_it_completes_the_store_leaves_none(
 
 
 @PLACES
-def test_a_document_that_cannot_be_is_named_and_all_other_shards_are_made(place, remote):
+def test_a_bad_document_is_named_and_other_shards_are_made(place, remote):
     write(place, 4, b"big")
     job = corpus(place, "job", remote)
     with pytest.raises(ValueError, match=r"'4' has token id 300.*/4\.txt"):

@@ -42,7 +42,7 @@ print("no TensorFlow here")
 
 
 @pytest.mark.slow
-def test_training_prepares_a_tensorflow_data_set_and_does_without_tensorflow(tmp_path):
+def test_training_does_without_tensorflow(tmp_path):
     subprocess.run([sys.executable, "-c", MAKE, tmp_path / "tfds"], check=True, capture_output=True)
     path = write_config(
         tmp_path,

@@ -34,7 +34,7 @@ def made(place, name="store", source=TextFiles, workers=1, vocabulary=None):
 # One store, whoever writes it
 
 
-def test_workers_write_the_store_of_one_process_and_know_nothing_of_its_modules(place):
+def test_workers_write_the_store_of_one_process(place):
     one = made(place, "one")
     assert one.open("train").num_documents == one.open("train").manifest["unknown"] == 10
     assert seen(place) == list("0123456789")
@@ -61,7 +61,7 @@ def test_a_stream_gives_the_same_store_as_the_list(place, workers):
     assert files_of(store) == files_of(corpus(place, "streamed"))
 
 
-def test_a_script_without_a_guard_and_with_its_own_source_runs_once(place):
+def test_a_script_without_a_guard_runs_once(place):
     script = place / "script.py"
     script.write_text(
         """if True:
@@ -93,7 +93,7 @@ def test_a_script_without_a_guard_and_with_its_own_source_runs_once(place):
 # Kills
 
 
-def test_a_killed_worker_ends_in_a_sentence_and_the_next_run_continues(place):
+def test_after_a_killed_worker_the_next_run_continues(place):
     write(place, 6, b"kill")
     (place / "seen" / "armed").touch()
     with pytest.raises(ChildProcessError, match="store/train was killed"):
@@ -172,7 +172,7 @@ def test_a_shard_that_was_cut_short_is_made_again(place, monkeypatch, name):
 # Sources and documents that cannot be
 
 
-def test_a_file_that_changes_during_preparation_is_named_and_no_store_is_made(place):
+def test_a_file_changed_during_preparation_makes_no_store(place):
     with pytest.raises(ValueError, match=r"/0\.txt changed"):
         made(place, source=Touching)
     assert not corpus(place).exists("train")

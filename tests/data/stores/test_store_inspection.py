@@ -65,9 +65,7 @@ def test_titles_of_others_change_nothing_on_a_terminal(store):
     assert all(c.isprintable() or c == "\n" for c in document_ends(store, "0", None))
 
 
-def test_documents_of_a_task_are_shown_as_symbols_only_with_its_config(
-    tmp_path, monkeypatch, capsys
-):
+def test_a_tasks_documents_are_symbols_only_with_its_config(tmp_path, monkeypatch, capsys):
     settings = {"lengths": (8,), "num_pairs": (2,), "vocabulary_size": 16}
     task = MultiQueryRecall(num_documents=1, num_held_out=1, **settings)
     corpus = Corpus(str(tmp_path / "stores"), task)

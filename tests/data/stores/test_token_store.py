@@ -181,9 +181,7 @@ def test_ids_have_two_bytes_if_the_vocabulary_allows(tmp_path, size, dtype):
 
 
 @pytest.mark.parametrize("documents_per_shard", [1, 2, 10])
-def test_weights_are_one_by_default_and_files_exist_only_if_needed(
-    tmp_path, monkeypatch, documents_per_shard
-):
+def test_weights_are_one_and_files_exist_only_if_needed(tmp_path, monkeypatch, documents_per_shard):
     monkeypatch.setattr(shards, "SHARD_DOCUMENTS", documents_per_shard)
     weights = [[1, 1], [0, 0.5, 2], [1], [1, 1, 1]]
     documents = [
@@ -291,7 +289,7 @@ def test_files_are_opened_when_they_are_read_and_not_all_at_once(monkeypatch):
         (ids(3, 4, weights=np.array([1, -1])), "weights"),
     ],
 )
-def test_a_document_that_cannot_be_stored_is_named_and_leaves_nothing(tmp_path, document, sentence):
+def test_a_document_that_cannot_be_stored_leaves_nothing(tmp_path, document, sentence):
     vocabulary = IdsOfSize(9)
     vocabulary.encode = lambda data, title: np.frombuffer(data, np.uint8)
     with pytest.raises(ValueError, match=sentence):

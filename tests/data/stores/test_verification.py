@@ -155,7 +155,7 @@ def large(monkeypatch):
     monkeypatch.setattr(token_store, "SMALL", -1)
 
 
-def test_a_file_of_a_large_store_is_compared_when_it_is_first_read(tmp_path, counted, large):
+def test_a_large_stores_file_is_compared_when_first_read(tmp_path, counted, large):
     store = make_store(tmp_path / "train", LENGTHS, weighted=True, shard_bytes=1)
     flip(store.folder / "shard-00002" / "tokens.bin")
     flip(store.folder / "shard-00003" / "weights.bin")

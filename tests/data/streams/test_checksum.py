@@ -38,7 +38,7 @@ def plain_hash(batch, step, row, first_row):
     return mixed((total + mixed((first_row + row + mixed(step)) % MODULUS)) % MODULUS)
 
 
-def test_the_hash_is_that_of_a_plain_loop_and_rows_keep_their_number(store_of):
+def test_the_hash_is_a_plain_loop_and_rows_keep_their_number(store_of):
     stream = training_stream("documents", store_of(RAGGED, weighted=True), *SIZES)
     for step, first in ((0, 0), (3, 2), (7, 5)):
         batch = stream.batch(step, first)

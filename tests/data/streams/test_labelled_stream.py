@@ -118,7 +118,7 @@ def test_a_step_reads_one_document_a_row_behind_empty_segments(store, alignment,
 
 
 @pytest.mark.parametrize("rows", [1, 2, 10])
-def test_evaluation_reads_every_document_once_without_empty_segments(store, rows):
+def test_evaluation_reads_every_document_once(store, rows):
     stream = LabelledPass(store, rows, 7, 4)
     asked = []
     for step in range(stream.num_steps):
@@ -150,7 +150,7 @@ def test_words_of_an_answer_stand_at_the_first_positions(tmp_path):
     assert last[1] == {0: 13, 1: 14, 2: 15, 3: 16}
 
 
-def test_spans_are_positions_in_the_segment_that_holds_the_answer_whole(tmp_path):
+def test_spans_are_positions_in_the_segment_of_the_answer(tmp_path):
     notes = [
         {"question": 2, "kind": 0, "spans": [[3, 5], [4, 6], [0, 1]]},
         {"question": 2, "kind": 1, "spans": []},
@@ -167,7 +167,7 @@ def test_spans_are_positions_in_the_segment_that_holds_the_answer_whole(tmp_path
     assert [segments_of(stream.batch(step), 1)[0][1] for step in (0, 1)] == [{}, {2: 1}]
 
 
-def test_targets_may_lie_beyond_the_vocabulary_but_inputs_may_not(store):
+def test_targets_may_lie_beyond_the_vocabulary_inputs_may_not(store):
     batch = LabelledPass(store, 2, 7, 4).batch(0)
     batch.targets_KBT[0, 0, 0] = 10**6
     check_ids(batch, store, targets_are_tokens=False)

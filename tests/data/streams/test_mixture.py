@@ -109,7 +109,7 @@ def corpus(folder, name, vocabulary=None):
     return Corpus(str(folder / name), TextFiles(str(folder)), vocabulary or ByteVocabulary())
 
 
-def test_corpora_with_different_vocabularies_are_refused_before_any_work(tmp_path):
+def test_different_vocabularies_are_refused_before_any_work(tmp_path):
     class Upper(ByteVocabulary):
         name, fingerprint = "upper", "0" * 64
 

@@ -23,7 +23,7 @@ def opened(entry, store_of, reread=AGAIN):
 
 
 @every_stream
-def test_a_step_reads_the_segments_before_its_own_again_as_they_were(entry, store_of):
+def test_a_step_reads_the_segments_before_its_own_again(entry, store_of):
     stream, new = opened(entry, store_of)
     assert stream.segments_per_step == AGAIN + 1
     for step in (AGAIN, AGAIN + 1, 40, 10**6):

@@ -27,9 +27,7 @@ def of(store, batch, row):
 
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("rows", [1, 4, 11, 25])
-def test_every_row_reads_a_whole_new_sample_a_step_and_an_epoch_reads_each_once(
-    store_of, rows, weighted
-):
+def test_an_epoch_reads_every_sample_whole_and_once(store_of, rows, weighted):
     store = store_of(LENGTHS, weighted=weighted)
     stream = SampleStream(store, rows, W, K, seed=3)
     assert stream.row_segments_B.tolist() == [-(-11 * K // rows)] * rows
@@ -66,7 +64,7 @@ def test_a_pass_scores_each_target_of_each_sample_exactly_once(store_of, rows, l
     assert len(scored) == 11 * 3 * W and reader.num_steps == -(-11 // rows) * (3 * W // length)
 
 
-def test_segments_that_do_not_make_up_a_sample_are_refused_with_what_to_bind(store_of):
+def test_segments_that_make_no_sample_are_refused(store_of):
     store = store_of(LENGTHS)
     for sizes, told in (
         ((W, 2), "bind Trainer.segment_length = 6"),

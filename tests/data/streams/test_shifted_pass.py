@@ -81,7 +81,7 @@ def perplexity_of_a_late_model(store, stride, length=1024, vocabulary=50_257, go
     return math.exp(nats / scored)
 
 
-def test_a_full_overlap_hides_a_model_that_only_knows_full_contexts(tmp_path):
+def test_a_full_overlap_hides_a_model_of_full_contexts(tmp_path):
     found = [
         perplexity_of_a_late_model(make_store(tmp_path / f"{tokens}", [tokens + 1]), 1)
         for tokens in (2048, 8192, 32_768)
@@ -94,7 +94,7 @@ def test_a_full_overlap_hides_a_model_that_only_knows_full_contexts(tmp_path):
 
 
 @pytest.mark.parametrize("stream", ["documents", "contiguous"])
-def test_shifting_by_one_predicts_every_token_from_a_whole_window_of_its_own(tmp_path, stream):
+def test_a_shift_of_one_gives_every_token_its_own_window(tmp_path, stream):
     path = write_config(tmp_path, *VANILLA, without=("BlockRecurrentTransformer", "RecurrentCell"))
     experiment = build(path, "Evaluation.stride = 1", f"Trainer.stream = '{stream}'").experiment
     rng = np.random.default_rng(0)

@@ -33,7 +33,7 @@ def test_copy_is_the_source_the_start_token_and_the_source_twice(length):
 
 
 @pytest.mark.parametrize("length", [2, 24])
-def test_reverse_is_the_source_the_start_token_and_the_source_backwards(length):
+def test_reverse_is_the_source_a_start_and_the_source_backwards(length):
     task = ReverseTask(length=length, **FEW)
     for sample in samples(task):
         assert sample == [*sample[:length], 1, *reversed(sample[:length])]
@@ -69,7 +69,7 @@ def test_no_sample_occurs_twice_in_a_split_or_in_two(task):
     assert len(set(found)) == len(found) == sum(task.count(split) for split in SPLITS)
 
 
-def test_a_split_is_the_same_every_time_and_for_any_size_of_the_training_split():
+def test_a_split_is_the_same_for_any_size_of_training():
     one, more = CopyTask(**FEW), CopyTask(**FEW | {"num_train": 3000})
     for split in ("validation", "test"):
         assert samples(one, split) == samples(more, split) == samples(one, split)
@@ -89,7 +89,7 @@ def test_padding_stands_behind_the_sample_and_is_not_scored():
         AssociativeRetrieval(padded_length=9)
 
 
-def test_the_papers_example_comes_from_roots_6_and_92_and_multiplier_minus_4():
+def test_the_papers_example_has_roots_6_and_92():
     equation, *solution, answer = stages(-4, -(6 + 92), 6 * 92)
     assert equation == "-4*x^2+392*x-2208=0"
     assert "".join(solution) == (
@@ -123,7 +123,7 @@ def test_every_stage_is_true_and_has_room(multiplier, x1, x2):
     assert answer == f"{min(x1, x2)},{max(x1, x2)}"
 
 
-def test_between_minus_30_and_30_there_are_37_820_equations_with_roots_and_all_can_be_drawn():
+def test_all_37_820_equations_with_roots_can_be_drawn():
     """61 * 62 / 2 pairs of roots, and 20 multipliers."""
     counts = {"num_train": 37_000, "num_validation": 400, "num_test": 420}
     task = QuadraticEquations(max_root=30, rootless=0.0, **counts)

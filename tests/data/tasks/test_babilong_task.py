@@ -161,7 +161,7 @@ def background(tmp_path_factory):
 
 
 @pytest.mark.parametrize("task", FACTS)
-def test_facts_stand_in_order_between_sentences_and_answers_begin_at_one_place(background, task):
+def test_facts_stand_in_order_and_answers_begin_at_one_place(background, task):
     source = BabiLong(
         background=background, task=task, num_held_out=8, lengths=(700, 5000), num_facts=(4, 7)
     )
@@ -184,7 +184,7 @@ def test_facts_stand_in_order_between_sentences_and_answers_begin_at_one_place(b
         assert "train" not in rest
 
 
-def test_stories_follow_from_the_seed_and_are_spread_over_the_text(background):
+def test_stories_follow_from_the_seed_and_are_spread(background):
     def made(**change):
         settings = {"num_held_out": 200, "lengths": 1500, "num_facts": 1} | change
         return list(BabiLong(background=background, **settings).documents("test"))
@@ -212,7 +212,7 @@ def test_what_cannot_be_told_is_refused(background):
         next(BabiLong(background=background, vocabulary=Utf16()).documents("test"))
 
 
-def test_the_curriculum_continues_one_run_with_one_length_more_each_stage(tmp_path):
+def test_the_curriculum_adds_one_length_at_each_stage(tmp_path):
     shim = tmp_path / "python"
     shim.write_text('#!/bin/sh\necho "$@"\n')
     shim.chmod(0o755)

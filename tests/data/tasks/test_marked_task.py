@@ -28,7 +28,7 @@ def test_the_mark_is_the_only_token_that_depends_on_the_class(documents):
     assert 0.4 < np.mean(labels) < 0.6
 
 
-def test_the_vocabulary_decodes_what_it_encodes_and_frames_a_text():
+def test_the_vocabulary_decodes_what_it_encodes():
     vocabulary = MarkTask(**SETTINGS).vocabulary
     text = "f2 mark_yes f0"
     assert vocabulary.decode(vocabulary.encode(text.encode(), "t")) == text

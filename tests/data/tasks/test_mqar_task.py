@@ -92,7 +92,7 @@ def test_gaps_follow_the_power_law():
     assert first % 2 == 1
 
 
-def test_documents_cycle_through_lengths_and_pairs_and_follow_from_the_seed():
+def test_documents_cycle_through_lengths_and_pairs():
     def contents(split="test", **change):
         task = MultiQueryRecall(
             **{"num_held_out": 8, "lengths": (32, 64), "num_pairs": (1, 4)} | change
@@ -106,7 +106,7 @@ def test_documents_cycle_through_lengths_and_pairs_and_follow_from_the_seed():
 
 
 @pytest.mark.parametrize(("lengths", "num_pairs"), [(4, 2), ((4, 64), 2), (32, (2, 16))])
-def test_a_length_or_a_number_of_pairs_that_fits_nowhere_is_refused(lengths, num_pairs):
+def test_a_length_or_pairs_without_a_fit_are_refused(lengths, num_pairs):
     with pytest.raises(ValueError, match=r"MultiQueryRecall\.lengths"):
         MultiQueryRecall(lengths=lengths, num_pairs=num_pairs, vocabulary_size=64)
 
@@ -163,7 +163,7 @@ def test_questions_need_tokens_that_are_not_scored(store_of):
         training_stream("questions", store_of([9, 9]), 1, 4, 2)
 
 
-def test_rules_that_know_nothing_are_right_as_often_as_the_plan_says():
+def test_rules_without_knowledge_are_right_as_often_as_planned():
     """The shares in docs/results/zoology_plan.md, by the order in which pairs are asked."""
     page = (ROOT / "docs" / "results" / "zoology_plan.md").read_text(encoding="utf-8")
     table = page.partition("<!-- checked zoology_rules -->\n")[2].partition("\n\n")[0]

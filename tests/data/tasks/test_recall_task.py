@@ -45,7 +45,7 @@ def tasks(draw):
 
 @settings(deadline=None, derandomize=True, max_examples=60)
 @given(tasks())
-def test_each_fact_is_defined_once_and_asked_once_within_the_distances(task):
+def test_each_fact_is_defined_and_asked_once_in_range(task):
     for document in task.documents("train"):
         tokens = document.tokens.tolist()
         assert task.lengths[0] <= len(tokens) <= task.lengths[1]

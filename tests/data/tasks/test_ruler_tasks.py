@@ -117,7 +117,7 @@ def test_needles_and_assignments_stand_at_all_depths():
         (FrequentWords, {"lengths": 150}),
     ],
 )
-def test_lengths_without_room_are_refused_and_the_next_length_that_is_named_fits(made, settings):
+def test_lengths_without_room_are_refused_naming_the_next(made, settings):
     with pytest.raises(ValueError, match=f"{made.__name__}.lengths = ") as refused:
         list(made(**SMALL, **settings).documents("test"))
     needed = int(re.search(r"need (\d+) tokens", str(refused.value))[1])

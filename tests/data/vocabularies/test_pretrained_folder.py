@@ -67,7 +67,7 @@ def pieces(tmp_path_factory):
     return (folder / "model.model").read_bytes()
 
 
-def test_a_saved_tokenizer_is_read_without_its_truncation_and_padding(bert):
+def test_a_saved_tokenizer_is_read_without_truncation(bert):
     vocab = vocabulary(bert)
     ids = vocab.encode("Café  WHALES xyz".encode(), "any")
     assert [WORDS[i] for i in ids] == ["cafe", "whale", "##s", "[UNK]"]
@@ -77,7 +77,7 @@ def test_a_saved_tokenizer_is_read_without_its_truncation_and_padding(bert):
     assert vocab.tokenizer.spans("whales cafe") == ([6, 7, 5], [(0, 5), (5, 6), (7, 11)])
 
 
-def test_names_of_special_tokens_are_text_in_a_store_and_tokens_to_a_model(bert):
+def test_special_names_are_text_in_stores_and_tokens_to_models(bert):
     vocab = vocabulary(bert)
     assert [WORDS[i] for i in vocab.encode(b"[SEP]", "any")] == ["[", "sep", "]"]
     assert vocab.tokenizer.named.encode("[SEP]", add_special_tokens=False).ids == [3]
@@ -115,7 +115,7 @@ def test_pieces_are_found_in_their_text_by_characters(tmp_path, pieces):
             assert tokenizer.decode([token]).strip() == text[first:stop].strip()
 
 
-def test_a_unigram_model_does_not_spell_special_tokens_that_it_holds(tmp_path, library):
+def test_a_unigram_model_does_not_spell_special_tokens(tmp_path, library):
     letters = [(letter, -2.0) for letter in "</s>▁ab"]
     model = library.models.Unigram([("<unk>", 0.0), ("</s>", 0.0), *letters], unk_id=0)
     tokenizer = library.Tokenizer(model)
@@ -198,7 +198,7 @@ def test_recorded_encodings_are_met(check, capsys):
 
 
 @recorded
-def test_sentencepiece_models_give_the_ids_of_the_saved_tokenizers(tmp_path):
+def test_sentencepiece_gives_the_ids_of_saved_tokenizers(tmp_path):
     for name in ("deberta", "t5"):
         record = json.loads(RECORDED.read_text())[name]
         folder = tmp_path / name

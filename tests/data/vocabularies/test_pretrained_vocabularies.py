@@ -41,7 +41,7 @@ def wordpiece(tmp_path):
 
 @settings(deadline=None, derandomize=True)
 @given(texts.map("".join), st.integers(0, 3))
-def test_byte_level_bpe_gives_any_text_back_and_parts_change_no_token(bpe, text, part):
+def test_byte_level_bpe_is_lossless_and_parts_change_no_token(bpe, text, part):
     whole = bpe.tokenizer.named.encode(text, add_special_tokens=False).ids
     usual, pretrained_vocabularies.PART = pretrained_vocabularies.PART, part
     try:
@@ -55,14 +55,14 @@ def test_byte_level_bpe_gives_any_text_back_and_parts_change_no_token(bpe, text,
 
 @settings(deadline=None, derandomize=True)
 @given(texts.map("".join), st.integers(0, 5))
-def test_parts_are_the_text_and_no_longer_than_the_next_place_to_cut(text, size):
+def test_parts_are_the_text_cut_at_allowed_places(text, size):
     found = parts(text, size)
     assert "".join(found) == text
     for part in found[:-1]:
         assert len(part) > size and part[-1] == "\n" and not part[-2].isspace()
 
 
-def test_wordpiece_lowers_case_strips_accents_and_marks_unknown_words(wordpiece):
+def test_wordpiece_lowers_case_strips_accents_marks_unknowns(wordpiece):
     ids = wordpiece.encode("Café  WHALES\nxyz.".encode(), "any")
     assert [WORDS[i] for i in ids] == ["cafe", "whale", "##s", "[UNK]", "."]
     assert wordpiece.decode(ids) == "cafe whales [UNK] ."

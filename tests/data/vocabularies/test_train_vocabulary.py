@@ -65,7 +65,7 @@ def trained(path, size=60, text=TEXT, **settings):
 # SentencePiece.
 
 
-def test_the_same_text_and_seed_give_the_same_model_byte_for_byte(tmp_path):
+def test_the_same_text_and_seed_give_the_same_bytes(tmp_path):
     first = trained(tmp_path / "first.model", max_lines=20, seed=1)
     again = trained(tmp_path / "elsewhere" / "again.model", max_lines=20, seed=1)
     other = trained(tmp_path / "other.model", max_lines=20, seed=2)
@@ -196,9 +196,7 @@ def test_the_command_makes_a_vocabulary_and_describes_it(tmp_path, monkeypatch, 
     ],
     ids=["pieces", "words", "characters", "bytes"],
 )
-def test_a_text_too_long_to_be_read_at_once_gives_the_same_vocabulary(
-    tmp_path, monkeypatch, make, training
-):
+def test_a_text_read_in_parts_gives_the_same_vocabulary(tmp_path, monkeypatch, make, training):
     training.splits = ("train",)
     (tmp_path / "text.txt").write_text(TEXT)
     source = TextFiles(str(tmp_path))

@@ -63,7 +63,7 @@ def test_pieces_are_those_of_the_library_for_the_whole_document(model_file):
         vocabulary.decode([40])
 
 
-def test_fingerprints_tell_mappings_apart_and_files_of_equal_content_together(model_file, tmp_path):
+def test_fingerprints_differ_exactly_where_mappings_differ(model_file, tmp_path):
     other = SentencePieceVocabulary(train_model(tmp_path / "other.model", 48))
     copy = tmp_path / "copy.model"
     with open(model_file, "rb") as file:

@@ -29,7 +29,7 @@ def listed(vocabulary):
     return [line.split() for line in Path(vocabulary.file).read_text(encoding="utf-8").splitlines()]
 
 
-def test_words_are_listed_by_falling_count_and_equal_counts_by_code_point(tmp_path):
+def test_words_fall_by_count_and_then_by_code_point(tmp_path):
     vocabulary = made(tmp_path / "words.txt", TEXT)
     assert listed(vocabulary) == [
         *(["<eos>", "3"], ["the", "3"], ["sat", "2"]),
@@ -58,7 +58,7 @@ def test_the_list_depends_on_the_counts_alone(texts, random):
     assert counts == sorted(counts, reverse=True)
 
 
-def test_rare_words_are_counted_as_the_unknown_one_and_take_its_place(tmp_path):
+def test_rare_words_are_counted_as_the_unknown_word(tmp_path):
     vocabulary = made(tmp_path / "words.txt", TEXT, min_count=2)
     assert listed(vocabulary) == [["<eos>", "3"], ["the", "3"], ["<unk>", "2"], ["sat", "2"]]
     largest = made(tmp_path / "few.txt", TEXT + "<unk>\n", max_size=3)
@@ -67,7 +67,7 @@ def test_rare_words_are_counted_as_the_unknown_one_and_take_its_place(tmp_path):
         made(tmp_path / "none.txt", TEXT, max_size=2)
 
 
-def test_ids_are_those_of_a_plain_loop_and_unknown_words_have_an_id(tmp_path):
+def test_ids_are_those_of_a_plain_loop(tmp_path):
     vocabulary = made(tmp_path / "words.txt", TEXT)
     order = [word for word, _ in listed(vocabulary)]
     ids = vocabulary.encode(b"the bird\nsat", "new")

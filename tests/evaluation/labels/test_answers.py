@@ -22,7 +22,7 @@ pairs = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), min_size=1, ma
 
 @settings(deadline=None, derandomize=True)
 @given(pairs)
-def test_figures_of_classes_are_their_definitions_counted_document_by_document(documents):
+def test_figures_of_classes_are_their_definitions(documents):
     labels, predicted = map(np.array, zip(*documents))
     found = class_figures(confusion(labels, predicted, 3), ("a", "b", "c"))
     f1s = []
@@ -81,7 +81,7 @@ def test_f1_of_answers_counts_words_as_often_as_they_occur(one, other):
     assert exact_match(one, other) == (normalized(one) == normalized(other))
 
 
-def test_yes_and_no_share_nothing_with_other_answers_where_that_is_asked():
+def test_yes_and_no_share_nothing_with_other_answers():
     assert answer_f1("no one", "no") == pytest.approx(2 / 3)
     assert answer_f1("no one", "no", whole_only=True) == 0
     assert answer_f1("No.", "no", whole_only=True) == 1

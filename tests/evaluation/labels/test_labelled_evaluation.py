@@ -87,7 +87,7 @@ def test_classes_are_learned_and_their_figures_recorded(trained):
     assert "eval/bits_per_byte" not in found
 
 
-def test_the_command_writes_the_figures_that_the_model_gives_by_hand(trained, monkeypatch, capsys):
+def test_the_command_writes_the_figures_found_by_hand(trained, monkeypatch, capsys):
     folder, tiny, run = trained
     assert command(monkeypatch, evaluate, f"--workdir={folder / 'run'}") == 0
     written = json.loads((folder / "run" / "evaluation_validation.json").read_text())
@@ -145,7 +145,7 @@ def add(score, sums, documents_B, offsets_B, answers_BN):
     score.add(sums, None, TokenScores(documents_B, offsets_B, *[None] * 5, answers_BN))
 
 
-def test_words_are_read_up_to_the_end_token_and_joined_by_question(tmp_path):
+def test_words_end_at_the_end_token_and_join_by_question(tmp_path):
     notes = [
         {"id": "q", "words": [1], "answers": ["the cat"]},
         {"id": "q", "words": [1], "answers": ["a dog"]},
@@ -211,7 +211,7 @@ def test_figures_of_several_labels_are_those_of_plain_counts(tmp_path):
     assert found["micro_recall"] == pytest.approx(hits / right_DC.sum())
 
 
-def test_the_best_span_of_all_segments_is_the_answer_unless_the_kind_is_another(tmp_path):
+def test_the_best_span_of_all_segments_is_the_answer(tmp_path):
     notes = [
         {"id": "q", "question": 2, "kind": 0, "answers": ["ink"], "spans": [[4, 7]]},
         {"id": "r", "question": 2, "kind": 1, "answers": ["yes"], "spans": []},
@@ -243,7 +243,7 @@ def test_the_best_span_of_all_segments_is_the_answer_unless_the_kind_is_another(
     assert score.texts(worse) == {0: "th"}
 
 
-def test_a_store_of_other_classes_than_the_model_tells_apart_is_refused(trained, monkeypatch):
+def test_a_store_with_other_classes_than_the_model_is_refused(trained, monkeypatch):
     _, tiny, _ = trained
     sentence = r"3 classes \(calm, loud, odd\), .* SummingReader\.classes = 3"
     monkeypatch.setattr(SummingReader, "num_classes", 2)

@@ -71,7 +71,7 @@ def test_a_study_is_one_command(monkeypatch, capsys, runs, name, flags, numbers)
         assert found["against"] == "cleared"
 
 
-def test_an_evaluation_that_keeps_tokens_ends_in_the_same_figures(monkeypatch, capsys, runs):
+def test_an_evaluation_that_keeps_tokens_has_the_same_figures(monkeypatch, capsys, runs):
     run = runs / "rec"
     file = run / "evaluation_validation.json"
     assert not command(monkeypatch, evaluate, f"--workdir={run}")
@@ -87,7 +87,7 @@ def test_an_evaluation_that_keeps_tokens_ends_in_the_same_figures(monkeypatch, c
     assert plain["caveat"] in shown and "recordings/validation-cleared" in shown
 
 
-def test_a_killed_evaluation_goes_on_and_ends_in_the_same_figures(monkeypatch, runs, tmp_path):
+def test_a_killed_evaluation_continues_to_the_same_figures(monkeypatch, runs, tmp_path):
     for name in ("whole", "killed"):
         shutil.copytree(runs / "rec", tmp_path / name, ignore=NOT_MADE)
     flags = f"--workdir={tmp_path / 'killed'}", "--record"
@@ -135,7 +135,7 @@ def test_some_documents_are_recorded_and_the_rest_later(monkeypatch, capsys, run
     assert (tmp_path / "run" / "evaluation_validation.json").exists()
 
 
-def test_each_run_of_a_comparison_has_the_loss_of_its_own_evaluation(monkeypatch, runs):
+def test_each_compared_run_has_the_loss_of_its_evaluation(monkeypatch, runs):
     flags = "--study=compare", f"--other={runs}/slide"  # of all documents
     assert not command(monkeypatch, evaluate, f"--workdir={runs}/rec", *flags)
     found = json.loads((runs / "rec" / "studies" / "compare-slide.json").read_text())["numbers"]

@@ -99,9 +99,7 @@ def test_contexts_are_disjoint_whole_segments(tmp_path):
 
 
 @pytest.mark.slow
-def test_continuations_are_what_the_model_finds_likeliest_read_anew_each_time(
-    runs, monkeypatch, capsys
-):
+def test_continuations_are_the_likeliest_from_scratch_each_time(runs, monkeypatch, capsys):
     folder, tiny = runs
     flags = (
         f"--workdir={folder / 'rec'}",

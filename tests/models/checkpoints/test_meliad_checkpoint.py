@@ -91,7 +91,7 @@ MEMORY = dict(memorizing_layers=(0, 2), size=8, neighbours=2, search="bucketed")
 
 
 @pytest.mark.parametrize("cell", [{}, CELLS[2], CELLS[3]], ids=name_of)
-def test_an_external_memory_survives_the_journey_and_its_settings_are_told(cell):
+def test_an_external_memory_survives_with_its_settings(cell):
     """In layers with a cell too: the released code mixes it in there as it does elsewhere."""
     assert not [name for name in exported(meliad_model(**cell)) if "external_memory" in name]
     model = random_model("slide", **MELIAD | MEMORY | cell)
@@ -207,7 +207,7 @@ def bindings_of(recording):
     return dict(binding.split("=") for binding in config["gin_bindings"])
 
 
-def test_a_recording_tells_its_window_and_the_rest_is_read_off_the_parameters():
+def test_a_recordings_settings_follow_from_window_and_parameters():
     model = load_recording(recording())
     assert nnx.split(model)[0] == nnx.split(meliad_model(**CELL))[0]
 
@@ -263,7 +263,7 @@ EXACT = GOLDEN / "meliad_memorizing_exact_topk.npz"
 
 
 @pytest.mark.skipif(not EXACT.exists(), reason=ABSENT)
-def test_a_recorded_memory_is_compared_and_searched_as_the_files_name_says(check, capsys):
+def test_a_recorded_memory_is_compared_as_its_file_is_named(check, capsys):
     with np.load(EXACT, allow_pickle=False) as archive:
         arrays = {key: archive[key] for key in archive if not key.startswith("grads")}
     assert check(arrays) == 1  # by buckets

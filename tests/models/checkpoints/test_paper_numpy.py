@@ -142,7 +142,7 @@ def test_every_recording_is_reproduced(name):
 # The window
 
 
-def test_a_token_reaches_itself_and_exactly_the_next_W_tokens_in_one_layer():
+def test_a_token_reaches_exactly_the_next_W_tokens():
     params, W = random_params(SLIDE, 1), SLIDE.window
     tokens_BT = random_tokens(1, 4 * W)
     before_BTV, _ = run(params, SLIDE, tokens_BT)
@@ -154,7 +154,7 @@ def test_a_token_reaches_itself_and_exactly_the_next_W_tokens_in_one_layer():
         assert list(moved) == list(range(j, min(j + W + 1, 4 * W)))
 
 
-def test_zero_keys_of_an_empty_cache_take_their_share_of_the_attention():
+def test_zero_keys_of_an_empty_cache_take_attention():
     params, W = random_params(SLIDE, 1), SLIDE.window
     layer = params["layers"][0]
     Q_WHK, K_WHK, V_WHK = np.random.default_rng(2).normal(size=(3, W, 2, 4))

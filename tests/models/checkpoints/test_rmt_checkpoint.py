@@ -68,7 +68,7 @@ def test_every_recording_is_reproduced(check, file):
     assert check(file) == 0
 
 
-def test_positions_to_the_future_are_true_ones_unless_parameters_were_released():
+def test_future_positions_are_true_unless_of_released_code():
     model = load_recording(recording("mem"))
     first = recording("mem")["tokens"][0].T
     read = functools.partial(read_segment, model, first, np.zeros(2, bool), model.init_caches(2))

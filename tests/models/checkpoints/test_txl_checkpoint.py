@@ -74,7 +74,7 @@ def test_every_recording_is_reproduced(check, file):
 
 
 @pytest.mark.parametrize("variant", ["attn2_mem", "attn3"])
-def test_positions_are_added_to_the_memory_once_unless_parameters_were_released(variant):
+def test_positions_are_added_once_unless_parameters_are_released(variant):
     clean = recording(variant, artefacts=False)
     model = load_recording(clean)
     model.published_artefacts = False

@@ -32,7 +32,7 @@ LAYERS = {
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_both_parts_of_a_layer_enter_the_residual_stream_through_dropout(name):
+def test_both_parts_of_a_layer_pass_dropout_before_the_residual(name):
     layer = randomised(LAYERS[name](), 4)
     x_BTD = jax.random.normal(jax.random.key(0), (2, 5, 8))
     heads = layer.heads(x_BTD)

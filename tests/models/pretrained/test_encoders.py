@@ -84,7 +84,7 @@ def test_every_layer_follows_from_the_equations(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", some(["t5 1.0", "t5 1.1"]))
-def test_the_decoder_follows_from_the_equations_and_writes_what_it_finds_likeliest(tmp_path, name):
+def test_the_decoder_follows_the_equations_and_writes_greedily(tmp_path, name):
     config, tensors = make(tmp_path / "m", name)
     tensors = wide(tensors)
     words = np.array([[0, 4, 9], [0, 3, 3]])
@@ -135,7 +135,7 @@ class OneVector(Reads):
 
 
 @pytest.mark.parametrize("name", ["bert", "roberta"])
-def test_a_vector_among_the_inputs_of_a_layer_is_a_key_without_a_position(tmp_path, name):
+def test_an_input_vector_is_a_key_without_a_position(tmp_path, name):
     config, tensors = make(tmp_path / "m", name)
     vectors = np.random.default_rng(3).normal(size=(2, 1, 8))
     with jax.enable_x64(True):

@@ -98,7 +98,7 @@ def check(folder, monkeypatch):
 
 
 @pytest.mark.parametrize("name", BODIES)
-def test_transformers_reads_the_same_logits_from_an_exported_folder(name, tmp_path, monkeypatch):
+def test_transformers_reads_the_same_logits_from_an_export(name, tmp_path, monkeypatch):
     model = randomised(PretrainedLanguageModel(nnx.Rngs(0), body=BODIES[name]), 1)
     folder = str(tmp_path / "exported")
     export(model, parameters(model), folder)
@@ -126,7 +126,7 @@ def test_transformers_answers_the_same_with_an_exported_head(name, tmp_path, mon
         ),
     ],
 )
-def test_an_exported_reader_is_read_again_bit_for_bit_and_its_memory_stands_beside(name, tmp_path):
+def test_an_exported_reader_is_read_again_bit_for_bit(name, tmp_path):
     model = randomised(reader(name), 1)
     params = parameters(model)
     folder = str(tmp_path / "exported")
@@ -150,7 +150,7 @@ def test_an_exported_reader_is_read_again_bit_for_bit_and_its_memory_stands_besi
     assert len(opened.config.get("id2label", "")) == (3 if targets in problem else 0)
 
 
-def test_names_of_classes_that_a_folder_has_are_kept_where_they_are_as_many(tmp_path):
+def test_a_folders_class_names_are_kept_if_as_many(tmp_path):
     names = {"0": "no", "1": "perhaps", "2": "yes"}
     given = dict(id2label=names, label2id={"no": 0, "perhaps": 1, "yes": 2}, num_labels=3)
     tensors = make_folder(tmp_path / "a", ENCODER_CONFIGS["bert"] | given)

@@ -239,7 +239,7 @@ def test_a_binding_that_says_otherwise_is_refused(tmp_path):
         nnx.eval_shape(lambda: GPT2(nnx.Rngs(0), width=768, folder=str(tmp_path)))
 
 
-def test_a_number_that_was_a_float32_once_is_the_one_that_is_bound(tmp_path):
+def test_a_number_stored_as_float32_is_the_one_bound(tmp_path):
     make_folder(tmp_path, layer_norm_epsilon=float(np.float32(1e-5)))
     body = nnx.eval_shape(lambda: GPT2(nnx.Rngs(0), epsilon=1e-5, folder=str(tmp_path)))
     assert body.settings.epsilon == float(np.float32(1e-5))

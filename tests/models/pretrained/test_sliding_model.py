@@ -79,7 +79,7 @@ def body_alone(body, tokens_BT):
     return np.asarray(quick_jit(read)(params, tokens_BT))
 
 
-def test_every_token_sees_its_window_and_a_cell_begins_as_nothing():
+def test_every_token_sees_its_window_and_a_cell_starts_at_zero():
     """P1, for the cell before training. Positions are relative, so blocks leave no trace."""
     rng = np.random.default_rng(0)
     tokens_BT = jnp.asarray(rng.integers(0, VOCABULARY, (2, 3 * WINDOW)), jnp.int32)
@@ -96,7 +96,7 @@ def test_every_token_sees_its_window_and_a_cell_begins_as_nothing():
 
 
 @pytest.mark.parametrize("name", MEMORIES)
-def test_neither_a_cut_between_blocks_nor_decoding_changes_anything(name):
+def test_neither_cuts_between_blocks_nor_decoding_matter(name):
     memory = MEMORIES[name]
     rng = np.random.default_rng(1)
     tokens_BT = jnp.asarray(rng.integers(0, VOCABULARY, (2, 3 * WINDOW)), jnp.int32)

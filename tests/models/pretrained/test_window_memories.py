@@ -72,7 +72,7 @@ def test_a_memory_that_is_not_there_changes_nothing(name):
     assert unchanged == [True, name == "cell", name == "cell"]
 
 
-def test_the_cell_begins_to_learn_through_the_matrix_that_is_zero():
+def test_the_cell_starts_to_learn_through_the_zero_matrix():
     with jax.enable_x64(True):
         model = with_memories(MEMORIES["cell"])
         graph, params = nnx.split(model, nnx.Param)
