@@ -12,15 +12,7 @@ import jax.numpy as jnp
 import pytest
 import sentencepiece
 from paths import ROOT
-from tiny_run import (  # noqa: F401
-    PLAIN,
-    build,
-    command,
-    contents,
-    files_of_at_most,
-    start,
-    write_config,
-)
+from tiny_run import PLAIN, build, command, contents, files_of_at_most, start, write_config  # noqa: F401
 
 from brt import command_line, evaluate, prepare, train
 from brt.__main__ import COMMANDS

@@ -8,12 +8,7 @@ import gin
 import pytest
 from paths import ROOT
 from published_checks import read
-from tiny_run import (
-    PLAIN,
-    command,
-    one_device,
-    write_config,
-)
+from tiny_run import PLAIN, command, one_device, write_config
 
 from brt import benchmark
 from brt.benchmarks import steps

@@ -22,10 +22,7 @@ LINES = (
     "GPT2.num_positions = 8",
 )
 OTHERS = ("BlockRecurrentTransformer", "RecurrentCell")
-POOLED = (
-    "PretrainedLanguageModel.memories = (@PooledMemory,)",
-    "PooledMemory.hidden = (5,)",
-)
+POOLED = ("PretrainedLanguageModel.memories = (@PooledMemory,)", "PooledMemory.hidden = (5,)")
 
 
 @pytest.fixture

@@ -8,13 +8,7 @@ import pytest
 from absl import flags
 from safetensors.numpy import load_file
 from tiny_folders import GPT2, make_folder
-from tiny_run import (
-    build,
-    command,
-    one_device,
-    records,
-    write_config,
-)
+from tiny_run import build, command, one_device, records, write_config
 
 from brt import evaluate, export, generate, train
 from brt.model_folder import load_run

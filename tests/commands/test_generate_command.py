@@ -135,11 +135,7 @@ def test_bad_arguments_end_in_a_sentence(generated, arguments, named, tmp_path, 
 
 def test_the_benchmark_compares_reading_writing_and_recomputing(monkeypatch, capfd, run):
     status = command(
-        monkeypatch,
-        benchmark,
-        f"--generate={run}/config.gin",
-        "--positions=10,70",
-        "--written=20",
+        monkeypatch, benchmark, f"--generate={run}/config.gin", "--positions=10,70", "--written=20"
     )
     out, _ = capfd.readouterr()
     assert not status

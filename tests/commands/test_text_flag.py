@@ -6,12 +6,7 @@ import json
 import sys
 
 import pytest
-from tiny_run import (
-    PLAIN,
-    command,
-    write_config,
-    write_corpus,
-)
+from tiny_run import PLAIN, command, write_config, write_corpus
 
 from brt import evaluate, prepare, train
 from brt.data.sources.text import Text

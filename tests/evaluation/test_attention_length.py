@@ -4,14 +4,7 @@ import json
 import math
 
 import pytest
-from tiny_run import (
-    LENGTHS,
-    TXL,
-    build,
-    command,
-    write_config,
-    write_corpus,
-)
+from tiny_run import LENGTHS, TXL, build, command, write_config, write_corpus
 
 from brt import evaluate, train
 from brt.reporting.collect import collect

@@ -8,15 +8,7 @@ import jax
 import numpy as np
 import pytest
 from test_studies import a_run
-from tiny_run import (
-    PLAIN,
-    build,
-    command,
-    contents,
-    one_device,
-    train_here,
-    write_config,
-)
+from tiny_run import PLAIN, build, command, contents, one_device, train_here, write_config
 
 from brt import evaluate
 from brt.studies import context_losses as module

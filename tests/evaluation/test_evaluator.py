@@ -7,13 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_run import (
-    PLAIN,
-    build,
-    mesh_of,
-    one_device,
-    write_config,
-)
+from tiny_run import PLAIN, build, mesh_of, one_device, write_config
 
 from brt.data.mixture import MixedStore
 from brt.data.sources.base import Document

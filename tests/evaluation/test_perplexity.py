@@ -6,12 +6,7 @@ import numpy as np
 import pytest
 
 from brt.data.vocabularies.base import ByteVocabulary
-from brt.evaluation.perplexity import (
-    per_text,
-    per_token,
-    white_space_caveat,
-    word_level_perplexity,
-)
+from brt.evaluation.perplexity import per_text, per_token, white_space_caveat, word_level_perplexity
 
 PG19_WORDS = 6_966_499
 

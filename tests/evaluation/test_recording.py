@@ -6,14 +6,7 @@ import jax
 import numpy as np
 import pytest
 from fabricated_recordings import fabricate
-from tiny_run import (
-    TWO_LAYERS,
-    build,
-    contents,
-    files_of_at_most,
-    one_device,
-    write_config,
-)
+from tiny_run import TWO_LAYERS, build, contents, files_of_at_most, one_device, write_config
 
 from brt.data.vocabularies.base import BEGIN
 from brt.evaluation import recording_writer

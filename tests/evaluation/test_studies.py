@@ -7,13 +7,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 import pytest
-from tiny_run import (
-    PLAIN,
-    TWO_LAYERS,
-    build,
-    one_device,
-    write_config,
-)
+from tiny_run import PLAIN, TWO_LAYERS, build, one_device, write_config
 
 from brt.data.vocabularies.base import BEGIN
 from brt.evaluation.reading import SegmentReader

@@ -7,13 +7,7 @@ import time
 
 import pytest
 from tensorboardX.proto.event_pb2 import Event
-from tiny_run import (
-    PLAIN,
-    assert_same_run,
-    build,
-    train_here,
-    write_config,
-)
+from tiny_run import PLAIN, assert_same_run, build, train_here, write_config
 
 from brt.training.records.run_folder import read_metrics
 

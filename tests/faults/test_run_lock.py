@@ -12,14 +12,7 @@ import time
 
 import fsspec
 import pytest
-from tiny_run import (
-    PLAIN,
-    build,
-    command,
-    contents,
-    train_here,
-    write_config,
-)
+from tiny_run import PLAIN, build, command, contents, train_here, write_config
 
 from brt import evaluate, train
 from brt.training.records import run_lock

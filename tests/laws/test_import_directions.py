@@ -152,8 +152,7 @@ def write_tree(root: Path, texts: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "line",
-    ["import brt.training.unroll", "if TYPE_CHECKING:\n    from brt.training import unroll"],
+    "line", ["import brt.training.unroll", "if TYPE_CHECKING:\n    from brt.training import unroll"]
 )
 @pytest.mark.parametrize("unit_of", [file_of, top_package_of])
 def test_a_circle_of_imports_is_found(tmp_path, line, unit_of):

@@ -11,13 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from architectures import (
-    ARCHITECTURES,
-    QUICK_PRETRAINED,
-    WINDOW,
-    kinds,
-    random_model,
-)
+from architectures import ARCHITECTURES, QUICK_PRETRAINED, WINDOW, kinds, random_model
 from flax import nnx
 from ragged import Ragged, ragged_segments
 from tiny_models import quick_jit

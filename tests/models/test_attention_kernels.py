@@ -21,11 +21,7 @@ from brt.models.ops import (
     scaled_down_heads,
     unit_heads,
 )
-from brt.models.relative_attention import (
-    Positions,
-    distances,
-    plain_attend_by_distance,
-)
+from brt.models.relative_attention import Positions, distances, plain_attend_by_distance
 
 BF16, F32 = jnp.bfloat16, jnp.float32
 
@@ -274,8 +270,7 @@ COVERED = {
 
 
 @pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=[pytest.mark.slow] if n in COVERED else []) for n in CASES],
+    "name", [pytest.param(n, marks=[pytest.mark.slow] if n in COVERED else []) for n in CASES]
 )
 def test_outputs_and_all_gradients_equal_the_plain_form(name, capfd):
     forms, heads, make, sizes = CASES[name]
@@ -285,13 +280,7 @@ def test_outputs_and_all_gradients_equal_the_plain_form(name, capfd):
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        "a window, two heads in the lanes",
-        "states with dropout",
-        "a cell",
-        "distances",
-    ],
+    "name", ["a window, two heads in the lanes", "states with dropout", "a cell", "distances"]
 )
 def test_bfloat16_differs_by_no_more_than_its_rounding(name):
     forms, heads, make, sizes = CASES[name]

@@ -4,15 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from architectures import (
-    ARCHITECTURES,
-    SEGMENT,
-    VOCABULARY,
-    WINDOW,
-    abstract,
-    build,
-    random_model,
-)
+from architectures import ARCHITECTURES, SEGMENT, VOCABULARY, WINDOW, abstract, build, random_model
 from flax import nnx
 from tiny_models import OneKey, drawn, parameters, quick_jit, read_segment
 
@@ -239,8 +231,7 @@ def test_bfloat16_activations_give_nearly_the_logits_of_float32(name):
 
 
 @pytest.mark.parametrize(
-    "memories",
-    [(RecurrentCell, (2,)), ((RecurrentCell, (1,), 2),), (3,), ((HiddenMemory, (1,)),)],
+    "memories", [(RecurrentCell, (2,)), ((RecurrentCell, (1,), 2),), (3,), ((HiddenMemory, (1,)),)]
 )
 def test_memories_that_are_no_pairs_are_refused(memories):
     with pytest.raises(ValueError, match=r"memories = .*\(\(@MyMemory, \(3, 7\)\),\)"):

@@ -7,13 +7,7 @@ import pytest
 from tiny_models import quick_jit
 
 from brt.models.layers.positions_sinusoid import sinusoid
-from brt.models.relative_attention import (
-    Positions,
-    distances,
-    score_terms,
-    scores,
-    shift,
-)
+from brt.models.relative_attention import Positions, distances, score_terms, scores, shift
 
 B, T, H, K = 2, 5, 3, 4
 

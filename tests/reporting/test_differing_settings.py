@@ -166,11 +166,7 @@ PRETRAINED = (
     ("rmt_table_3", "readers/t5+labelled/hyperpartisan", "t5-base"),
 )
 """Tables of pretrained models, a config of a row, and the folder that it begins with."""
-SMALL = {
-    "num_layers": "2 for 12",
-    "width": "8 for 768",
-    "num_heads": "2 for 12",
-}
+SMALL = {"num_layers": "2 for 12", "width": "8 for 768", "num_heads": "2 for 12"}
 
 
 def pretrained_table(folder, name, of_config, *bindings):

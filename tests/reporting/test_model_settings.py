@@ -37,10 +37,7 @@ def test_a_models_arguments_are_bound_by_it_and_by_its_body(settings, expected):
         ("pg19_rec_fixed_skip", ["BlockRecurrentTransformer.memorizing_layers = (9,)"]),
         ("pg19_slide_12l", ["BlockRecurrentTransformer.memories = ((@Mine, (3,)),)"]),
         ("transformer_xl/wt103_base", ["TransformerXL.memory = @CompressiveMemory"]),
-        (
-            "rmt/rmt_wt103_150",
-            ["RecurrentMemoryTransformer.body = @BlockRecurrentTransformer"],
-        ),
+        ("rmt/rmt_wt103_150", ["RecurrentMemoryTransformer.body = @BlockRecurrentTransformer"]),
     ],
 )
 def test_memories_combined_anew_are_no_published_system(name, bindings):

@@ -15,13 +15,7 @@ from brt.reporting.drawing.rounding import confidence_interval
 from brt.reporting.entries import entries_of
 from brt.reporting.figures import training_curves
 from brt.reporting.runs import open_runs
-from brt.reporting.sweep_folder import (
-    SWEEP_FILE,
-    Sweep,
-    read_sweep,
-    run_folders,
-    sweep_json,
-)
+from brt.reporting.sweep_folder import SWEEP_FILE, Sweep, read_sweep, run_folders, sweep_json
 from brt.reporting.sweep_tables import entry_plot, entry_table, one_number, paired
 
 NONE, ONE = "recurrent_layers=()", "recurrent_layers=(1,)"

@@ -15,14 +15,7 @@ import urllib.request
 import numpy as np
 import pytest
 from jobs import Threads, files_of, is_left, prepare, ten_files
-from tiny_run import (
-    build,
-    differing,
-    records,
-    start,
-    train_here,
-    write_config,
-)
+from tiny_run import build, differing, records, start, train_here, write_config
 
 from brt.data.corpus import Corpus
 from brt.data.sources.files import TextFiles

@@ -10,14 +10,7 @@ import pytest
 from architectures import VOCABULARY, kinds, random_model, segment_length
 from flax import nnx
 from tiny_models import parameters, quick_jit
-from tiny_run import (
-    assert_same_run,
-    build,
-    mesh_of,
-    records,
-    train_here,
-    write_config,
-)
+from tiny_run import assert_same_run, build, mesh_of, records, train_here, write_config
 
 from brt.benchmarks import hlo
 from brt.benchmarks.hlo_costs import collectives

@@ -4,12 +4,7 @@ import logging
 import time
 
 import pytest
-from tiny_run import (
-    build,
-    records,
-    train_here,
-    write_config,
-)
+from tiny_run import build, records, train_here, write_config
 
 from brt.run.loop import NonFiniteLoss
 from brt.training.records import alerts

@@ -5,13 +5,7 @@ import sys
 import types
 
 import pytest
-from tiny_run import (
-    PLAIN,
-    build,
-    command,
-    train_here,
-    write_config,
-)
+from tiny_run import PLAIN, build, command, train_here, write_config
 
 from brt import train
 from brt.training.records.run_folder import RunFolder, read_metrics

@@ -7,12 +7,7 @@ import optax
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_run import (
-    build,
-    differing,
-    train_here,
-    write_config,
-)
+from tiny_run import build, differing, train_here, write_config
 
 from brt.experiment_checks import check_trainer
 from brt.training.optimization.optimizers import adamw

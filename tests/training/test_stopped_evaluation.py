@@ -4,14 +4,7 @@ import os
 import signal
 
 import pytest
-from tiny_run import (
-    assert_same_run,
-    build,
-    command,
-    records,
-    train_here,
-    write_config,
-)
+from tiny_run import assert_same_run, build, command, records, train_here, write_config
 
 from brt import train
 from brt.evaluation.reading import SegmentReader

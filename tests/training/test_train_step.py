@@ -33,8 +33,7 @@ class Tools(NamedTuple):
 def tools(tmp_path_factory):
     """A model of one recurrent layer, its parameters, and rows in the middle of documents."""
     tiny = build(
-        write_config(tmp_path_factory.mktemp("step")),
-        "BlockRecurrentTransformer.dropout = 0.3",
+        write_config(tmp_path_factory.mktemp("step")), "BlockRecurrentTransformer.dropout = 0.3"
     )
     bind, shapes = tiny.experiment.bind, tiny.experiment.abstract_params
     rng = np.random.default_rng(0)

@@ -4,15 +4,7 @@ import logging
 
 import jax
 import pytest
-from tiny_run import (
-    PLAIN,
-    assert_same_run,
-    build,
-    mesh_of,
-    records,
-    train_here,
-    write_config,
-)
+from tiny_run import PLAIN, assert_same_run, build, mesh_of, records, train_here, write_config
 
 from brt.data.stores.token_store import TokenStore
 

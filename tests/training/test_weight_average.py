@@ -5,12 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from tiny_run import (
-    build,
-    differing,
-    train_here,
-    write_config,
-)
+from tiny_run import build, differing, train_here, write_config
 
 from brt.experiment_checks import check_trainer
 from brt.training.checkpoints.parameters import load_params

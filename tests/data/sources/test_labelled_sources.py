@@ -77,10 +77,7 @@ def test_pairs_are_stored_one_after_the_other(tmp_path):
 
 
 def test_texts_of_several_classes_keep_all_of_them(tmp_path):
-    lines = [
-        {"text": ["one two", "three"], "labels": [2, 0, 2]},
-        {"text": "four", "labels": []},
-    ]
+    lines = [{"text": ["one two", "three"], "labels": [2, 0, 2]}, {"text": "four", "labels": []}]
     write_lines(tmp_path / "train.jsonl", lines)
     source = LabelledTexts(
         *(str(tmp_path / "{split}.jsonl"), Words(), ("0", "1", "2")),

@@ -12,12 +12,7 @@ from hypothesis import strategies as st
 from brt.data.corpus import Corpus
 from brt.data.sources.base import Document, Source
 from brt.data.sources.files import TextFiles
-from brt.data.sources.selections import (
-    FirstDocuments,
-    FirstTokens,
-    GutenbergText,
-    UnwrappedLines,
-)
+from brt.data.sources.selections import FirstDocuments, FirstTokens, GutenbergText, UnwrappedLines
 from brt.data.vocabularies.base import Vocabulary
 
 

@@ -7,16 +7,7 @@ import sys
 import time
 
 import pytest
-from jobs import (
-    corpus,
-    files_of,
-    finished,
-    is_left,
-    prepare,
-    seen,
-    ten_files,
-    write,
-)
+from jobs import corpus, files_of, finished, is_left, prepare, seen, ten_files, write
 from paths import ROOT
 
 from brt.data.stores.distributed import BeamRunner

@@ -9,17 +9,7 @@ import sys
 import threading
 
 import pytest
-from jobs import (
-    Threads,
-    corpus,
-    files_of,
-    finished,
-    is_left,
-    prepare,
-    seen,
-    ten_files,
-    write,
-)
+from jobs import Threads, corpus, files_of, finished, is_left, prepare, seen, ten_files, write
 from paths import ROOT
 
 from brt.data.corpus import StoreMissing

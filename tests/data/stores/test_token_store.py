@@ -81,11 +81,7 @@ def test_the_manifest_counts_and_identifies(store):
         "format": 3,
         "source": SOURCE,
         "source_hash": hashlib.sha256(source.encode()).hexdigest(),
-        "vocabulary": {
-            "name": "bytes",
-            "size": 256,
-            "fingerprint": ByteVocabulary().fingerprint,
-        },
+        "vocabulary": {"name": "bytes", "size": 256, "fingerprint": ByteVocabulary().fingerprint},
         "dtype": "uint16",
         "weighted": False,
         "documents": 4,

@@ -13,11 +13,7 @@ from brt.data.sources.base import Document
 from brt.data.stores.store_writer import write_store
 from brt.data.stores.token_store import TokenStore
 from brt.data.streams.batch import document_segments, padding
-from brt.data.streams.documents import (
-    DocumentPass,
-    DocumentStream,
-    assign,
-)
+from brt.data.streams.documents import DocumentPass, DocumentStream, assign
 from brt.data.vocabularies.base import ByteVocabulary
 
 properties = settings(deadline=None, derandomize=True, max_examples=40)

@@ -7,11 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from brt.data.tasks.algorithmic import (
-    AssociativeRetrieval,
-    CopyTask,
-    ReverseTask,
-)
+from brt.data.tasks.algorithmic import AssociativeRetrieval, CopyTask, ReverseTask
 from brt.data.tasks.quadratic import QuadraticEquations, stages
 
 SPLITS = ("test", "validation", "train")
@@ -104,9 +100,7 @@ def evaluated(side, x):
 
 @settings(deadline=None, derandomize=True, max_examples=100)
 @given(
-    st.sampled_from([*range(-10, 0), *range(1, 11)]),
-    st.integers(-100, 100),
-    st.integers(-100, 100),
+    st.sampled_from([*range(-10, 0), *range(1, 11)]), st.integers(-100, 100), st.integers(-100, 100)
 )
 def test_every_stage_is_true_and_has_room(multiplier, x1, x2):
     found = stages(multiplier, -(x1 + x2), x1 * x2)

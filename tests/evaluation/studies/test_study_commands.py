@@ -9,15 +9,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from tiny_run import (
-    PLAIN,
-    build,
-    command,
-    contents,
-    start,
-    train_here,
-    write_config,
-)
+from tiny_run import PLAIN, build, command, contents, start, train_here, write_config
 
 from brt import evaluate
 from brt.evaluation.recording import Recording

@@ -7,13 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from stores import Ids
-from tiny_run import (
-    PLAIN,
-    build,
-    command,
-    train_here,
-    write_config,
-)
+from tiny_run import PLAIN, build, command, train_here, write_config
 
 from brt import evaluate
 from brt.data.sources.base import Document

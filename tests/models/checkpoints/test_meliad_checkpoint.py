@@ -16,24 +16,14 @@ from paths import GOLDEN
 from ragged import ragged_segments
 from tiny_models import parameters
 
-from brt.models.checkpoints.meliad import (
-    UnsupportedCheckpoint,
-    from_brt_path,
-    load,
-    load_recording,
-)
+from brt.models.checkpoints.meliad import UnsupportedCheckpoint, from_brt_path, load, load_recording
 
 RECORDINGS = sorted(GOLDEN.glob("meliad_*.npz"))
 ABSENT = f"no recordings under {GOLDEN}"
 
 MELIAD = dict(gate_form="meliad", logits_divisor="width", num_states=5)
 CELLS = [
-    dict(
-        gate=gate,
-        arrangement=arrangement,
-        recurrent_layers=layers,
-        feedback=feedback,
-    )
+    dict(gate=gate, arrangement=arrangement, recurrent_layers=layers, feedback=feedback)
     for gate, arrangement, layers, feedback in itertools.product(
         ("fixed", "lstm"), ("dual", "single", "skip"), ((1,), (0, 2)), (False, True)
     )

@@ -44,11 +44,7 @@ VARIANTS = {
         | dict(parallel=False, biases=False, activation="gelu_new", rotary_share=1.0, tied=True),
     ),
 }
-DEFAULTS = {
-    GPT2: {},
-    Llama: {"epsilon": 1e-6},
-    GPTNeoX: {"activation": "gelu", "epsilon": 1e-5},
-}
+DEFAULTS = {GPT2: {}, Llama: {"epsilon": 1e-6}, GPTNeoX: {"activation": "gelu", "epsilon": 1e-5}}
 ROWS, TOKENS = 2, 5
 
 

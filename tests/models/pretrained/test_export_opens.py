@@ -74,11 +74,7 @@ READERS = {
 def reader(name, memory=2, kind=None):
     body, targets = READERS[name]
     build = functools.partial(
-        PretrainedReader,
-        body=kind or KINDS[body],
-        targets=targets,
-        classes=3,
-        num_memory=memory,
+        PretrainedReader, body=kind or KINDS[body], targets=targets, classes=3, num_memory=memory
     )
     return build(nnx.Rngs(0))
 

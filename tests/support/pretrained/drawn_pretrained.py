@@ -160,10 +160,7 @@ def sliding_of(dice, kind, window, memory_kind, least=1):
     cell = at_a_layer(dice, memory_kind, window, layers, least) if memory_kind else None
     positions = 2 * window + dice.choice(0, dice.whole(1, 10))
     return functools.partial(
-        SlidingLanguageModel,
-        window=window,
-        body=decoder(dice, kind, positions, layers),
-        cell=cell,
+        SlidingLanguageModel, window=window, body=decoder(dice, kind, positions, layers), cell=cell
     )
 
 

@@ -6,16 +6,7 @@ import gpt2_numpy
 import llama_numpy
 import own_memories_numpy
 import paper_numpy
-from architecture import (
-    DIVISIBLE,
-    OF_RMT,
-    SEGMENT,
-    SIZES,
-    STATES,
-    VOCABULARY,
-    WINDOW,
-    Architecture,
-)
+from architecture import DIVISIBLE, OF_RMT, SEGMENT, SIZES, STATES, VOCABULARY, WINDOW, Architecture
 from associative_numpy import Associative
 from cached_states_numpy import CachedStates as CachedStatesNumpy
 from kimi_delta_numpy import KimiDelta
