@@ -194,7 +194,6 @@ def test_a_planted_line_is_named_and_even_attention_is_none(planted):
     article = "a" if planted == "diagonal" else "an"
     text = f"Segment 2, layer 2, head 3 writes tokens to memory along {article} {planted}: 1.000"
     assert found["summary"].startswith(text)
-    assert "no head reads memory along a line" in found["summary"]
     assert [entry["title"] for entry in found["maps"]] == [text.split(" along")[0]]
 
 

@@ -51,7 +51,7 @@ def test_a_failed_collective_names_the_other_processes(monkeypatch, capsys, erro
         command_line.run(main)
     assert left.value.code == 1
     text = capsys.readouterr().err
-    assert ("cannot be reached (UNKNOWN: Gloo" in text) == lost
+    assert ("(UNKNOWN: Gloo" in text) == lost
     # An error that nobody wrote for a person is shown with its traceback.
     assert ("Traceback" in text) == (not lost and not isinstance(error, ValueError))
 

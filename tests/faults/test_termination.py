@@ -31,7 +31,6 @@ def test_an_ended_preparation_leaves_nothing_finished(tmp_path, module):
     finally:
         process.kill()
     assert process.returncode == 143, said
-    assert "Asked to end: what is" in said and "the same command goes on" in said
     assert "Traceback" not in said
     with pytest.raises(FileNotFoundError):
         TokenStore(str(store))

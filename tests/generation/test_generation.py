@@ -248,12 +248,12 @@ def test_logits_that_are_no_numbers_keep_the_written_text():
 
 def test_a_model_and_what_does_not_fit_it():
     model = random_model("slide")
-    with pytest.raises(ValueError, match=r"bytes has 256 ids and .* only 17"):
+    with pytest.raises(ValueError, match=r"256 .* 17"):
         Generator(model, ByteVocabulary())
-    with pytest.raises(ValueError, match=r"segment_length = 6 must be a multiple .* of 4 tokens"):
+    with pytest.raises(ValueError, match=r"segment_length = 6 .* 4 tokens"):
         Generator(model, Ids(), segment_length=6)
     generator = generator_of("slide")
-    with pytest.raises(ValueError, match="2 texts were given for 1 documents"):
+    with pytest.raises(ValueError, match=r"2 texts .* 1 document"):
         generator.read(["\1", "\2"], generator.begin())
     with pytest.raises(ValueError, match="Token id 17 is not in vocabulary"):
         generator.read([[1, 17]])

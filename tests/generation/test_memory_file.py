@@ -125,7 +125,7 @@ def test_a_file_that_cannot_be_written_leaves_the_earlier_one(generator, path, t
     before = path.read_bytes()
     with (
         files_of_at_most(1000),
-        pytest.raises(OSError, match=f"Cannot write the memory file {path}"),
+        pytest.raises(OSError, match=str(path)),
     ):
         generator.save(path, generator.begin())
     assert path.read_bytes() == before and os.listdir(tmp_path) == ["book.memory"]

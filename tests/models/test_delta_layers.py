@@ -192,12 +192,12 @@ def stack(*memories, **settings):
 
 def test_a_layer_without_attention_has_no_other_memory():
     stack((GatedDeltaLayer, (0,)), (AssociativeMemory, (1,)))
-    with pytest.raises(ValueError, match="attention that AssociativeMemory of the same layer"):
+    with pytest.raises(ValueError, match="AssociativeMemory"):
         stack((GatedDeltaLayer, (0,)), (AssociativeMemory, (0, 1)))
 
 
 def test_layers_without_attention_cannot_read_states_of_another():
-    with pytest.raises(ValueError, match="has no attention: bind feedback = False"):
+    with pytest.raises(ValueError, match="feedback = False"):
         stack((GatedDeltaLayer, (0,)), recurrent_layers=(1,), feedback=True)
 
 

@@ -33,7 +33,7 @@ def test_only_a_path_with_a_scheme_is_remote(tmp_path):
     assert isinstance(as_path("gs://bucket/runs"), RemotePath)
     assert paths.absolute("gs://bucket/runs/") == "gs://bucket/runs"
     assert paths.absolute("runs/a") == str(Path.cwd() / "runs/a")
-    with pytest.raises(ValueError, match="not a path with a scheme"):
+    with pytest.raises(ValueError, match="runs/a"):
         RemotePath("runs/a")
 
 
@@ -49,7 +49,7 @@ def test_what_names_no_folder_is_refused(given, named):
     with pytest.raises(ValueError, match=named):
         paths.folder_of(given)
     if "://" in given and not given.endswith(("x", "y")):
-        with pytest.raises(ValueError, match="not a path with a scheme"):
+        with pytest.raises(ValueError, match=given):
             RemotePath(given)
 
 

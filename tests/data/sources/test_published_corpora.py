@@ -118,11 +118,11 @@ def test_penn_treebank_is_one_file_a_split(tmp_path, monkeypatch):
     source = PennTreebank(str(tmp_path))
     assert data(source, "validation") == [b" the valid N \n a <unk> \n"]
     assert parallel(source, "train") == list(source.documents("train"))
-    with pytest.raises(ValueError, match=r"7 words and line ends .* 6"):
+    with pytest.raises(ValueError, match=r"7 .* 6"):
         next(source.documents("test"))
     with pytest.raises(ValueError, match="'valid'"):
         next(source.documents("valid"))
-    with pytest.raises(FileNotFoundError, match=r"get ptb\.train\.txt from .*simple-examples"):
+    with pytest.raises(FileNotFoundError, match=r"ptb\.train\.txt"):
         next(PennTreebank(str(tmp_path / "x")).documents("train"))
 
 

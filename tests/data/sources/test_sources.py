@@ -188,7 +188,7 @@ def test_an_article_is_one_file_or_its_folders_files(tmp_path):
     assert read(source, "train") == {"1.tex": b"one", "2": b"b\na"}
     assert read(source, "test") == {"3.tex": b"three"}
     assert source.count("train") == 2
-    with pytest.raises(ValueError, match=r"no entry with source: bind SourceTree\.path"):
+    with pytest.raises(ValueError, match=r"SourceTree\.path"):
         next(SourceTree(str(tmp_path / "{split}")).documents("train"))
     headed = SourceTree(str(tmp_path / "{split}"), suffixes=(".tex",), header="%% {path}")
     assert read(headed, "test") == {"3.tex": b"%% 3.tex\nthree"}
@@ -211,7 +211,7 @@ def test_splits_share_the_entries_by_rank_of_their_hash(tmp_path, entries, held_
 def test_trees_that_cannot_be_split_are_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match="missing"):
         next(SourceTree(str(tmp_path / "missing")).documents("train"))
-    with pytest.raises(ValueError, match="2 entries with source, too few"):
+    with pytest.raises(ValueError, match="2 entries"):
         next(SourceTree(str(tree(tmp_path, 2))).documents("train"))
     with pytest.raises(ValueError, match="no split 'dev'"):
         next(SourceTree(str(tree(tmp_path, 3))).documents("dev"))
@@ -247,7 +247,7 @@ def test_objects_of_a_bucket_are_read_as_files_are(bucket, tmp_path):
 
 def test_a_bucket_without_texts_or_with_empty_ones_is_refused(bucket):
     for path in (f"{bucket}/none", f"{bucket}/none/*.txt"):
-        with pytest.raises(FileNotFoundError, match="leads to no files"):
+        with pytest.raises(FileNotFoundError, match=f"{bucket}/none"):
             TextFiles(path).parts("test")
     with pytest.raises(ValueError, match=r"memory://test-texts/empty/0\.txt"):
         TextFiles(f"{bucket}/empty").parts("test")

@@ -64,7 +64,7 @@ def test_borders_of_documents_that_were_moved_are_found(store):
     path.write_bytes(content[: -8 * (len(LENGTHS) + 1)] + moved.tobytes())
     assert "offsets.npy is damaged" in refused(store.folder)
     hashes = store.manifest["hashes"] | hashes_of(store.folder, ["offsets.npy"])
-    assert "offsets.npy is damaged, as document 1" in refused(store.folder, hashes=hashes)
+    assert "document 1" in refused(store.folder, hashes=hashes)
 
 
 def test_a_manifest_without_hashes_verifies_nothing(store):

@@ -115,10 +115,10 @@ def test_different_vocabularies_are_refused_before_any_work(tmp_path):
 
     (tmp_path / "text.txt").write_text("some text")
     mixture = Mixture([corpus(tmp_path, "a"), corpus(tmp_path, "b", Upper())], [1, 1])
-    with pytest.raises(ValueError, match=r"b/train has vocabulary upper .*a/train has bytes"):
+    with pytest.raises(ValueError, match=r"b/train .* upper .*a/train .* bytes"):
         mixture.prepare("train", quiet=True)
     assert not (tmp_path / "a").exists()
     for part in mixture.corpora:
         part.prepare("train", quiet=True)
-    with pytest.raises(ValueError, match="bind one vocabulary to all that is mixed"):
+    with pytest.raises(ValueError, match="vocabulary"):
         mixture.open("train")

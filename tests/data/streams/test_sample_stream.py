@@ -42,7 +42,7 @@ def test_an_epoch_reads_every_sample_whole_and_once(store_of, rows, weighted):
 @pytest.mark.parametrize("rows", [1, 4, 11, 25])
 def test_a_pass_scores_each_target_of_each_sample_exactly_once(store_of, rows, length):
     if 3 * W % length:
-        with pytest.raises(ValueError, match="segment_length = 8 does not cut a sample of 12"):
+        with pytest.raises(ValueError, match=r"segment_length = 8 .*12"):
             SamplePass(store_of(LENGTHS), rows, length)
         return
     store = store_of(LENGTHS, weighted=True)
@@ -71,5 +71,5 @@ def test_segments_that_make_no_sample_are_refused(store_of):
         ((3, 5), "segments_per_step to a divisor of 12"),
         ((2 * W, 2), "bind Trainer.segment_length = 6"),
     ):
-        with pytest.raises(ValueError, match=f"{told}.*padded_length of the task"):
+        with pytest.raises(ValueError, match=f"{told}.*padded_length"):
             SampleStream(store, 4, *sizes)

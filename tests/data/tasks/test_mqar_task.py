@@ -159,7 +159,7 @@ def test_gaps_of_the_published_size_follow_the_power_law():
 
 
 def test_questions_need_tokens_that_are_not_scored(store_of):
-    with pytest.raises(ValueError, match=r"all tokens of .* are scored: bind Trainer.stream = "):
+    with pytest.raises(ValueError, match=r"Trainer.stream"):
         training_stream("questions", store_of([9, 9]), 1, 4, 2)
 
 

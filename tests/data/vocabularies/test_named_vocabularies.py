@@ -20,8 +20,6 @@ def test_a_kind_and_a_path_name_its_class_and_open_nothing(kind):
     [("byte", "bytes"), ("word:list.txt", "words"), ("words:", "words"), ("list.txt", None)],
 )
 def test_anything_else_is_refused_with_all_forms(text, nearest):
-    with pytest.raises(
-        ValueError, match=r"KIND:PATH with one of the kinds sentencepiece, words"
-    ) as e:
+    with pytest.raises(ValueError, match=r"KIND:PATH .*sentencepiece, words") as e:
         named_vocabulary(text)
     assert (f"is {nearest} meant" in str(e.value)) == (nearest is not None)

@@ -107,7 +107,7 @@ def test_parameters_that_diverged_are_not_evaluated(monkeypatch, capsys, runs):
 
     monkeypatch.setattr(evaluate, "load_params", diverged)
     assert command(monkeypatch, evaluate, f"--workdir={runs}/slide") == 1
-    assert "at step 6 is nan: its parameters have diverged" in capsys.readouterr().err
+    assert "at step 6 is nan" in capsys.readouterr().err
     assert contents(runs / "slide") == before
 
 

@@ -40,7 +40,7 @@ def test_two_topics_are_told_apart():
 def test_rare_and_common_words_make_no_topic():
     texts = ["the whale swam", "the whale sang", "the horse ran", "the ox"]
     assert list(TopicModel(texts, 2).words.get_feature_names_out()) == ["whale"]
-    with pytest.raises(ValueError, match="needs more of them"):
+    with pytest.raises(ValueError, match="texts"):
         TopicModel(["one text"], 2)
 
 
@@ -88,7 +88,7 @@ def test_contexts_are_disjoint_whole_segments(tmp_path):
     assert every == wanted
     some = draw_contexts(store, np.arange(5), 16, 3, seed=1)
     assert len(some) == 3 and set(some) < set(wanted) and some == sorted(some)
-    with pytest.raises(ValueError, match="no document of 1000 tokens"):
+    with pytest.raises(ValueError, match="1000"):
         draw_contexts(store, np.arange(5), 1000, 1, 0)
 
 
