@@ -45,12 +45,7 @@ def test_figures_of_a_text_are_sums_over_its_own_counts():
     text = "naïve words,  and\nmore of them " * 5
     tokens = len(text.encode())
     nats = rng.random(tokens)
-    manifest = {
-        "tokens": tokens,
-        "bytes": tokens,
-        "characters": len(text),
-        "words": len(text.split()),
-    }
+    manifest = dict(tokens=tokens, bytes=tokens, characters=len(text), words=len(text.split()))
     figures = per_text(nats.sum(), manifest)
     assert figures["bits_per_byte"] == pytest.approx(np.mean(nats) / math.log(2))
     assert figures["bits_per_character"] == pytest.approx(nats.sum() / math.log(2) / len(text))

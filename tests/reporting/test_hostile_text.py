@@ -71,12 +71,7 @@ def page(tmp_path_factory):
     lines = path.read_text().splitlines()
     titled = [json.loads(line) | {"title": HOSTILE[n]} for n, line in enumerate(lines)]
     path.write_text("".join(json.dumps(t) + "\n" for t in titled))
-    evaluation = {
-        "loss": 1.0,
-        "cleared_loss": 1.2,
-        "bits_per_token": 1.4,
-        "bits_per_character": 2.0,
-    }
+    evaluation = dict(loss=1.0, cleared_loss=1.2, bits_per_token=1.4, bits_per_character=2.0)
     evaluation |= {"given": list(HOSTILE), "caveat": HOSTILE[1]}
     runs = []
     for name in (f"run {IN_A_NAME}", "other"):
