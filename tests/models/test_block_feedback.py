@@ -1,16 +1,14 @@
-"""Block feedback: every layer reads the state of the highest recurrent one."""
+"""Block feedback: its gradients, metrics, tables and dropout; what it computes is a law."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from architectures import VOCABULARY, WINDOW, random_model
 from flax import nnx
-from tiny_models import quick_jit, read_segment
+from tiny_models import quick_jit
 from tiny_run import one_device
 
-from brt.models.block_recurrent.cell import StateCache
-from brt.models.block_recurrent.feedback import run_blocks, state_source
+from brt.models.block_recurrent.feedback import run_blocks
 from brt.models.block_recurrent.layer import Layer
 
 B, W, D, A = 2, WINDOW, 12, 8
@@ -23,53 +21,6 @@ def tokens(blocks=2, seed=0):
 
 def draw(length):
     return np.random.default_rng(length).normal(size=(B, length, D)).astype(np.float32)
-
-
-def read(model, tokens_BT, caches=None):
-    caches = model.init_caches(B) if caches is None else caches
-    return read_segment(model, tokens_BT, np.zeros(B, bool), caches)
-
-
-def moved(before, after):
-    return np.abs(np.asarray(before) - np.asarray(after)).max()
-
-
-def test_the_state_after_a_block_moves_every_layer_of_the_next():
-    """A layer's keys tell of all layers below it, so each is looked at through the next."""
-    model = random_model("feedback_fixed_skip", recurrent_layers=(2,))
-    empty, top = model.init_caches(B), state_source(model.layers)
-    _, caches = read(model, tokens(1), empty)
-    changed = list(caches)
-    changed[top] = with_other_states(caches[top])
-    before_BTV, before = read(model, tokens(1, seed=1), caches)
-    after_BTV, after = read(model, tokens(1, seed=1), tuple(changed))
-    # The lowest layer's keys are made of the embeddings alone.
-    assert moved(before[0].window.keys_BWHK, after[0].window.keys_BWHK) == 0
-    for i in (1, 2):
-        assert moved(before[i].window.keys_BWHK, after[i].window.keys_BWHK) > 1e-3
-    assert (np.abs(np.asarray(before_BTV) - after_BTV).max(axis=-1) > 1e-4).all()
-
-
-def with_other_states(cache):
-    """The cache of a layer with a cell, its states moved."""
-    states, *others = cache.memories
-    moved_states = StateCache(states.states_BSD + 1.0)
-    return cache._replace(memories=(moved_states, *others))
-
-
-def test_a_lower_layer_with_a_cell_of_its_own_reads_its_own():
-    model = random_model("feedback_two_cells")
-    empty = model.init_caches(B)
-    _, before = read(model, tokens(1), empty)
-    # Nothing above it but through layer 1: its own block's states do not hear of the top.
-    changed = (*empty[:2], with_other_states(empty[2]))
-    _, after = read(model, tokens(1), changed)
-    jax.tree.map(np.testing.assert_array_equal, after[0].memories, before[0].memories)
-    assert moved(after[1].window.keys_BWHK, before[1].window.keys_BWHK) == 0  # of layer 0's output
-    assert moved(after[2].window.keys_BWHK, before[2].window.keys_BWHK) > 1e-3  # of layer 1's
-    changed = (with_other_states(empty[0]), *empty[1:])
-    _, after = read(model, tokens(1), changed)
-    assert moved(after[1].window.keys_BWHK, before[1].window.keys_BWHK) > 1e-3
 
 
 def test_gradients_on_one_device_are_those_without_a_mesh():
@@ -86,37 +37,6 @@ def test_gradients_on_one_device_are_those_without_a_mesh():
     with jax.set_mesh(one_device()):
         found = jax.eval_shape(jax.grad(total), params)
     jax.tree.map(np.testing.assert_equal, found, without_mesh)
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("feedback_two_cells", "feedback_memorizing"),
-        pytest.param("feedback_kernel", marks=pytest.mark.slow),
-    ],
-)
-def test_without_the_states_half_feedback_is_recurrence(name):
-    """The same layers, not driven block by block."""
-    model = random_model(name)
-    plain = random_model(name, feedback=False)
-    for i, layer in enumerate(model.layers):
-        if layer.num_states:
-            plain.layers[i] = layer
-            continue
-        layer.output_CD[...] = layer.output_CD[...].at[A:].set(0.0)
-        plain.layers[i].output_AD[...] = layer.output_CD[...][:A]
-        for key in ("queries_DA", "keys_DA", "values_DA", "attention_scale_H"):
-            getattr(plain.layers[i], key)[...] = getattr(layer, key)[...]
-        for key in ("attention_norm", "feed_forward_norm", "feed_forward", "relative_bias"):
-            setattr(plain.layers[i], key, getattr(layer, key))
-    for key in ("embedding_VD", "begin_D"):
-        getattr(plain, key)[...] = getattr(model, key)[...]
-    plain.final_norm = model.final_norm
-    logits_BTV, caches = read(model, tokens(3))
-    expected_BTV, expected = read(plain, tokens(3))
-    np.testing.assert_allclose(logits_BTV, expected_BTV, rtol=0, atol=2e-5)
-    for found, cache in zip(jax.tree.leaves(caches), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_allclose(found, cache, rtol=0, atol=5e-5)
 
 
 def test_a_segment_reports_the_mean_of_its_blocks():

@@ -106,14 +106,3 @@ def test_the_memory_inside_is_bound_by_name():
     (memory,) = model.layers[1].memories
     assert isinstance(memory.memory, LinearAttentionLayer) and memory.merged
     assert model.windows_reach() == 2 * W
-
-
-def test_operations_are_those_the_compiler_counts():
-    """The compiler also counts norms, gates and merging."""
-    sizes, window = Sizes(width=256, num_heads=4, head_size=64, feed_forward_size=8), 64
-    memory = nnx.eval_shape(lambda: CachedStates(OneKey(), sizes, window))
-    graph, params = nnx.split(memory, nnx.Param)
-    x_BTD = jax.ShapeDtypeStruct((1, window, 256), "float32")
-    call = jax.jit(lambda params, x_BTD: run_of(nnx.merge(graph, params))(x_BTD))
-    counted = call.lower(params, x_BTD).cost_analysis()["flops"] / window
-    assert 1.0 < counted / memory.flops_per_token(window) < 1.06

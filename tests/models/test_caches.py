@@ -12,13 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_models import parameters, quick_jit
 
-from brt.models.block_recurrent.cell import DecodingStates, StateCache
+from brt.models.block_recurrent.cell import StateCache
 from brt.models.block_recurrent.external_memory import RingCache
 from brt.models.caches import LayerCache, WindowCache, clear_state, reset_rows, select_rows
 from brt.models.contract import check_caches
 from brt.models.decoding_window import (
-    DecodingLayer,
-    DecodingWindow,
     advance,
     fill_window,
     last_block,
@@ -73,21 +71,6 @@ def test_an_empty_cache_is_zeros_and_learned_states(name, dtype):
         assert not memories
 
 
-def test_rows_that_start_take_the_empty_cache():
-    model = random_model("rec_fixed_skip")
-    caches, empty = filled(model), model.init_caches(B)
-    found = reset_rows(caches, empty, jnp.array([False, True, False]))
-    for leaves in zip(*map(jax.tree.leaves, (found, caches, empty)), strict=True):
-        new, old, fresh = map(np.asarray, leaves)
-        np.testing.assert_array_equal(new[[0, 2]], old[[0, 2]])
-        np.testing.assert_array_equal(new[1], fresh[1])
-        assert (old[1] != fresh[1]).any()
-    decoding = model.begin_decoding(caches), model.begin_decoding(empty)
-    starts_B = jnp.array([True, True, False])
-    found = reset_rows(*decoding, starts_B)
-    assert_same(found, select_rows(~starts_B, *decoding))
-
-
 def test_learned_states_learn_from_rows_that_start_only():
     model = random_model("rec_fixed_skip")
     caches = filled(model)
@@ -132,20 +115,6 @@ def test_at_a_block_border_the_decoding_form_is_the_segment_form(name):
     caches = filled(model)
     decoding = model.begin_decoding(caches)
     assert_same(model.end_decoding(decoding), caches)
-    for layer, before, cache in zip(model.layers, caches, decoding, strict=True):
-        assert isinstance(cache, DecodingLayer)
-        for name, whole, memory in zip(layer.memory_names, before.memories, cache.memories):
-            if name == "memory":
-                assert_same(memory, whole)  # the same in both forms
-                continue
-            assert isinstance(memory, DecodingStates)
-            weights = layer.cell.prepare(jnp.float32)
-            expected = (x[:, 0] for x in layer.cell.states(whole, jnp.float32, weights))
-            assert_same(tuple(memory), (whole.states_BSD, *expected))
-        window = cache.window
-        assert isinstance(window, DecodingWindow)
-        assert window.keys_BJHK.shape == window.values_BJHK.shape == (B, 2 * W, H, K)
-        assert window.fill_B.dtype == jnp.int32 and not window.fill_B.any()
 
 
 @quick_jit

@@ -1,16 +1,27 @@
 """Parameters at the published sizes, and operations against the compiler's own count."""
 
-import functools
+from functools import cache, partial
 
 import jax
+import jax.numpy as jnp
 import pytest
 from architectures import ARCHITECTURES, abstract
 from flax import nnx
 from tiny_models import OneKey, parameters
 
+from brt.models.block_recurrent.cached_states import CachedStates
 from brt.models.block_recurrent.cell import RecurrentCell
-from brt.models.block_recurrent.memory import LayerMemory
+from brt.models.block_recurrent.delta_layers import (
+    GatedDeltaLayer,
+    KimiDeltaLayer,
+    LinearAttentionLayer,
+)
+from brt.models.block_recurrent.gated_delta import CHANNEL_BLOCK, HEAD_BLOCK
+from brt.models.block_recurrent.kimi_delta import KimiDeltaMemory
+from brt.models.block_recurrent.lact import LactMemory
+from brt.models.block_recurrent.memory import LayerMemory, LayerTokens, TokenMemory
 from brt.models.block_recurrent.model import BlockRecurrentTransformer
+from brt.models.block_recurrent.titans import TitansMemory
 from brt.models.block_recurrent.token_layer import TokenLayer
 from brt.models.counts import ParameterCounts, count_parameters
 from brt.models.layers.initializers import DENSE, parameter
@@ -36,10 +47,10 @@ SIZES = {
 }
 
 
-@functools.cache
+@cache
 def published(layers, width, heads, head_size, feed_forward, recurrent=(), arrangement="skip"):
     """A model of the paper with shapes for arrays: 32,000 words, 512 tokens, 512 states."""
-    cell = functools.partial(RecurrentCell, arrangement=arrangement)
+    cell = partial(RecurrentCell, arrangement=arrangement)
     return nnx.eval_shape(
         lambda: BlockRecurrentTransformer(
             OneKey(),
@@ -202,21 +213,13 @@ WIDE = dict(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "slide",
-        "rec_fixed_skip",
-        "rec_fixed_dual",
-        "rec_sequential",
-        "feedback_fixed_skip",
-        "memorizing_exact",
-        "rec_memorizing",
-        "rmt_rec",
-        "associative_delta",
-        "gated_delta",
-    ],
+MODELS = (
+    *("slide", "rec_fixed_skip", "rec_fixed_dual", "rec_sequential", "feedback_fixed_skip"),
+    *("memorizing_exact", "rec_memorizing", "rmt_rec", "associative_delta", "gated_delta"),
 )
+
+
+@pytest.mark.parametrize("name", MODELS)
 def test_operations_are_those_the_compiler_counts(name):
     """The compiler also counts norms and softmax: one or two per cent at this width.
 
@@ -238,6 +241,44 @@ def test_operations_are_those_the_compiler_counts(name):
     counted = run.lower(params, tokens, caches).cost_analysis()["flops"] / T
     hidden = LAYERS * 4 * H * K * W * W / T
     assert 1.0 < counted / (model.flops_per_token() + hidden) < 1.02
+
+
+LAYER = 512, 4, 128, 8
+MEMORIES = {
+    "gated delta layer": (GatedDeltaLayer, LAYER, HEAD_BLOCK, 1.03),
+    "Kimi delta layer": (KimiDeltaLayer, LAYER, CHANNEL_BLOCK, 1.03),
+    "linear attention": (LinearAttentionLayer, LAYER, HEAD_BLOCK, 1.03),
+    "Kimi delta memory": (KimiDeltaMemory, LAYER, CHANNEL_BLOCK, 1.03),
+    "cached states": (CachedStates, (256, 4, 64, 8), 64, 1.06),
+    "LaCT": (partial(LactMemory, muon=True), (256, 2, 128, 8), 64, 1.1),
+    "LaCT without momentum": (partial(LactMemory, momentum=False), (256, 2, 128, 8), 64, 1.1),
+    "Titans": (TitansMemory, (256, 2, 128, 8), 64, 1.1),
+}
+"""Memories, sizes of their layer, the tokens of a block, and what the compiler may count more."""
+
+
+@pytest.mark.parametrize("name", MEMORIES)
+def test_operations_of_a_memory_are_those_the_compiler_counts(name):
+    """The compiler also counts norms, gates, and the functions of hidden units."""
+    kind, sizes, W, most = MEMORIES[name]
+    D, H, K, _ = sizes
+    options = dict(hidden_size=64) if most == 1.1 else {}
+    memory = nnx.eval_shape(lambda: kind(OneKey(), Sizes(*sizes), W, **options))
+    graph, params = nnx.split(memory, nnx.Param)
+
+    def block(params, cache, x_BTD, q, k, v):
+        memory, tokens = nnx.merge(graph, params), LayerTokens(x_BTD, q, k, v, jnp.ones(H))
+        if isinstance(memory, TokenMemory):
+            attended = x_BTD if memory.replaces_attention else v
+            return memory.run(cache, tokens, attended, jnp.ones((1, W), bool))[:2]
+        weights = memory.prepare("float32")
+        y, _ = memory.read(cache, tokens, v, weights)
+        return y, memory.update(cache, memory.take(tokens), weights)[0]
+
+    cache = jax.eval_shape(lambda p: nnx.merge(graph, p).init_cache(1, "float32"), params)
+    inputs = [jax.ShapeDtypeStruct((1, W, *size), "float32") for size in [(D,)] + [(H, K)] * 3]
+    counted = jax.jit(block).lower(params, cache, *inputs).cost_analysis()["flops"] / W
+    assert 1.0 < counted / memory.flops_per_token(W) < most
 
 
 def test_operations_of_a_compressive_memory_are_the_compilers():

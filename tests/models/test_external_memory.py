@@ -10,7 +10,7 @@ from architectures import SEGMENT, VOCABULARY, WINDOW, abstract, random_model
 from flax import nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_models import OneKey, parameters, quick_jit, read_segment
+from tiny_models import OneKey, parameters, quick_jit
 
 from brt.models.block_recurrent.external_memory import ExternalMemory, RingCache
 from brt.models.block_recurrent.memory import LayerTokens
@@ -135,47 +135,6 @@ def test_nothing_is_found_in_the_first_block_and_slots_count(search):
     (found,) = lone.search_memory(cache, token)[0]
     weight_H1 = np.exp(np.sum(q[0, 0] * k[0, 0], axis=-1, keepdims=True))
     np.testing.assert_allclose(found, v[0, 0] * weight_H1 / (weight_H1 + 1), rtol=1e-5)
-
-
-def test_both_signs_of_the_scale_search_and_read_alike():
-    memory = memory_of(size=16, neighbours=2)
-    q, k, v = tokens_of(1, 2 * WINDOW, seed=6)
-    search = quick_jit(memory.search_memory)
-    both = [search(ring(1, 16), LayerTokens(None, q, k, v, s * jnp.ones(H))) for s in (3.0, -3.0)]
-    np.testing.assert_array_equal(*both)
-
-
-# The mix
-
-
-def mixing(model, value):
-    for layer in model.layers:
-        if "memory" in layer.memory_names:
-            layer.memory.mix_H[...] = jnp.full(2, value)
-    return model
-
-
-def without_bias(model, layers):
-    for index in layers:
-        model.layers[index].relative_bias.table_HR[...] *= 0
-    return model
-
-
-def test_an_unmixed_memory_is_a_plain_layer_without_bias():
-    plain = without_bias(random_model("slide"), (1,))
-    tokens = np.random.default_rng(7).integers(0, VOCABULARY, (2, 4 * SEGMENT)).astype(np.int32)
-    starts_B = np.ones(2, bool)
-    expected, _ = read_segment(plain, tokens, starts_B, plain.init_caches(2))
-    off = {}
-    for value in (-10.0, -100.0, 10.0):
-        model = mixing(random_model("memorizing_exact"), value)
-        graph, state = nnx.split(model, nnx.Param)
-        both = dict(nnx.to_flat_state(nnx.state(plain, nnx.Param)))
-        flat = [(path, both.get(path, leaf)) for path, leaf in nnx.to_flat_state(state)]
-        model = nnx.merge(graph, nnx.from_flat_state(flat))
-        found, _ = read_segment(model, tokens, starts_B, model.init_caches(2))
-        off[value] = np.abs(found - expected).max() / np.abs(expected).max()
-    assert off[-100.0] < 1e-6 < off[-10.0] < 2e-3 < 0.1 < off[10.0]
 
 
 # The reach

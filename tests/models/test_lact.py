@@ -224,28 +224,3 @@ def test_new_rates_add_up_to_the_published_sum_in_a_block():
     tokens, _ = tokens_of(memory, 64)
     rates = memory.take(tokens._replace(inputs_BTD=0 * tokens.inputs_BTD)).rates_BTHZ
     np.testing.assert_allclose(rates.sum(axis=1), 2.048, rtol=1e-4)
-
-
-@pytest.mark.parametrize("options", [dict(muon=True), dict(momentum=False)], ids=str)
-def test_operations_are_those_the_compiler_counts(options):
-    """The compiler also counts norms and the functions of hidden units."""
-    W = 64
-    memory = memory_of(W, False, width=256, num_heads=2, head_size=128, hidden_size=64, **options)
-    graph, params = nnx.split(memory, nnx.Param)
-
-    def shapes(*size):
-        return jax.ShapeDtypeStruct(size, "float32")
-
-    heads = [shapes(1, W, 2, 128)] * 4
-    tokens = LayerTokens(shapes(1, W, 256), *heads[:3], shapes(2))
-    cache = jax.eval_shape(lambda p: nnx.merge(graph, p).init_cache(1, "float32"), params)
-
-    def block(params, cache, tokens, attended):
-        memory = nnx.merge(graph, params)
-        weights = memory.prepare("float32")
-        y, _ = memory.read(cache, tokens, attended, weights)
-        return y, memory.update(cache, memory.take(tokens), weights)[0]
-
-    lowered = jax.jit(block).lower(params, cache, tokens, heads[0])
-    counted = lowered.cost_analysis()["flops"] / W
-    assert 1.0 < counted / memory.flops_per_token(W) < 1.1

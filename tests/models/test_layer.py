@@ -1,4 +1,7 @@
-"""One layer: what it weighs, what its tokens see, and what it says of its states."""
+"""One layer: how it begins, what it reports of its states, and which memories it takes.
+
+What it computes is a law: of `slide`, `rec_*` and `rec_sequential` (test_references.py).
+"""
 
 import functools
 from typing import NamedTuple
@@ -6,11 +9,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import paper_numpy as paper
 import pytest
 from architectures import random_model
 from flax import nnx
-from tiny_models import OneKey, drawn, parameters, quick_jit
+from tiny_models import OneKey, drawn, quick_jit
 
 from brt.models.block_recurrent.decoding import begin_decoding, decode
 from brt.models.block_recurrent.layer import Layer
@@ -42,10 +44,6 @@ def read(layer, x_BTD, cache=None):
     return run(nnx.split(layer), x_BTD, cache)
 
 
-def weights(layer):
-    return jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), parameters(layer))
-
-
 # What it weighs
 
 
@@ -66,67 +64,7 @@ def test_matrices_begin_with_variance_one_over_their_input():
         assert (scale[...] == 1).all()
 
 
-# What its tokens see
-
-
-def mlp(layer, x_TD):
-    p = weights(layer)
-    h_TF = paper.rms_norm(x_TD, p["feed_forward_norm"]) @ p["feed_forward"]["hidden_DF"]
-    return x_TD + np.maximum(h_TF, 0) @ p["feed_forward"]["output_FD"]
-
-
-def test_the_first_token_of_a_document_attends_to_nothing():
-    """Not even to itself: what attention adds to it is zero."""
-    layer, x_BTD = random_layer(), draw(B, 2 * W, D)
-    y_BTD, _, metrics = read(layer, x_BTD)
-    for b in range(B):
-        alone_TD = mlp(layer, np.asarray(x_BTD[b], np.float64))
-        np.testing.assert_allclose(y_BTD[b, 0], alone_TD[0], rtol=1e-4, atol=1e-4)
-        assert (np.abs(y_BTD[b, 1:] - alone_TD[1:]).max(axis=-1) > 1e-2).all()
-    assert metrics == {}
-
-
-def test_a_token_reaches_itself_and_the_next_W_tokens_only():
-    layer, x_BTD = random_layer(), draw(1, 4 * W, D)
-    before, _, _ = read(layer, x_BTD)
-    for j in range(4 * W):
-        after, _, _ = read(layer, x_BTD.at[0, j].add(1.0))
-        moved = np.flatnonzero((np.asarray(before) != after).any(axis=(0, 2)))
-        assert moved.tolist() == list(range(j, min(j + W + 1, 4 * W)))
-
-
-def test_the_cache_is_the_keys_and_values_of_the_last_block():
-    layer, x_BTD = random_layer(), draw(B, 3 * W, D)
-    _, cache, _ = read(layer, x_BTD)
-    p = weights(layer)
-    for b in range(B):
-        y_WD = paper.rms_norm(np.asarray(x_BTD[b, 2 * W :], np.float64), p["attention_norm"])
-        k_WHK = paper.unit_length((y_WD @ p["keys_DA"]).reshape(W, H, K))
-        np.testing.assert_allclose(cache.window.keys_BWHK[b], k_WHK, atol=1e-5)
-        v_WHK = (y_WD @ p["values_DA"]).reshape(W, H, K)
-        np.testing.assert_allclose(cache.window.values_BWHK[b], v_WHK, atol=1e-5)
-
-
 # What it says of its states
-
-
-@pytest.mark.parametrize("order", ["parallel", "sequential"])
-def test_without_the_states_half_a_recurrent_layer_is_plain(order):
-    recurrent, x_BTD = random_layer(recurrent=(0,), order=order), draw(B, 2 * W, D)
-    y_BTD, _, metrics = read(recurrent, x_BTD)
-    assert 0.01 < metrics["state_share"] < 0.99
-    plain = random_layer()
-    plain.output_AD[...] = recurrent.output_CD[...][:A]
-    for name in ("queries_DA", "keys_DA", "values_DA", "attention_scale_H"):
-        getattr(plain, name)[...] = getattr(recurrent, name)[...]
-    for name in ("attention_norm", "feed_forward_norm", "feed_forward", "relative_bias"):
-        setattr(plain, name, getattr(recurrent, name))
-    expected, _, _ = read(plain, x_BTD)
-    assert np.abs(y_BTD - expected).max() > 0.1
-    recurrent.output_CD[...] = recurrent.output_CD[...].at[A:].set(0.0)
-    y_BTD, _, metrics = read(recurrent, x_BTD)
-    np.testing.assert_allclose(y_BTD, expected, rtol=1e-5, atol=1e-5)
-    assert metrics["state_share"] == 0
 
 
 def test_metrics_report_the_size_of_states_and_the_share_kept():
@@ -319,34 +257,3 @@ def test_a_metric_that_is_no_scalar_is_refused(place):
     layer = Layer(OneKey(), Sizes(D, H, K, F), W, memories=(memory,))
     with pytest.raises(ValueError, match=rf"Reporting.{place} .* spread of shape \({H},\)"):
         read(layer, draw(B, W, D))
-
-
-# Variants
-
-
-def test_sequential_tokens_query_states_after_their_attention():
-    """Section 3.1 gives no equations: two attentions, each with its projection and residual."""
-    layer, x_BTD = (
-        random_layer(recurrent=(0,), order="sequential", arrangement="dual"),
-        draw(B, W, D),
-    )
-    y_BTD, _, _ = read(layer, x_BTD)
-    p, told = weights(layer), paper.Settings(H, K, W)
-    read_states = paper.state_keys_and_values(p["cell"], told, p["cell"]["initial_states_SD"])
-    for b in range(B):
-        x_WD = np.asarray(x_BTD[b], np.float64)
-        y_WD = paper.rms_norm(x_WD, p["attention_norm"])
-        zeros = np.zeros((W, H, K))
-        q_WHK = paper.unit_length(paper.heads(y_WD, p["queries_DA"], told))
-        k_WHK = paper.unit_length(paper.heads(y_WD, p["keys_DA"], told))
-        k_XHK = np.concatenate([zeros, k_WHK])
-        v_XHK = np.concatenate([zeros, paper.heads(y_WD, p["values_DA"], told)])
-        self_WA = paper.windowed_attention(p, told, q_WHK, k_XHK, v_XHK)
-        x_WD = x_WD + self_WA @ p["output_CD"][:A]
-        y_WD = paper.rms_norm(x_WD, p["cross_norm"])
-        q_WHK = paper.unit_length(paper.heads(y_WD, p["cross_queries_DA"], told))
-        x_WD = (
-            x_WD
-            + paper.full_attention(q_WHK, *read_states, p["cross_scale_H"]) @ (p["output_CD"][A:])
-        )
-        np.testing.assert_allclose(y_BTD[b], mlp(layer, x_WD), rtol=1e-4, atol=1e-4)

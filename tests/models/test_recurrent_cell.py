@@ -5,11 +5,10 @@ import itertools
 import jax
 import jax.numpy as jnp
 import numpy as np
-import paper_numpy as paper
 import pytest
 from architectures import random_model
 from flax import nnx
-from tiny_models import OneKey, parameters, quick_jit
+from tiny_models import OneKey, quick_jit
 
 from brt.models.block_recurrent.cell import (
     ARRANGEMENTS,
@@ -83,86 +82,6 @@ def test_states_and_window_are_independent(settings, num_states):
     found = next_states(cell, states_BSD, *tokens())
     assert found.shape == states_BSD.shape and found.dtype == states_BSD.dtype
     assert (found[0] != found[1]).all()  # rows that read other tokens
-
-
-@every_cell
-def test_the_order_of_a_blocks_tokens_does_not_matter(settings):
-    cell = random_cell(**settings)
-    states_BSD, (k_BJHK, v_BJHK) = draw(B, S, D), tokens()
-    before = next_states(cell, states_BSD, k_BJHK, v_BJHK)
-    order = np.random.default_rng(3).permutation(2 * W)
-    shuffled = next_states(cell, states_BSD, k_BJHK[:, order], v_BJHK[:, order])
-    np.testing.assert_allclose(shuffled, before, rtol=2e-5, atol=2e-5)
-    for j in range(2 * W):  # all of both blocks: nothing is masked
-        changed = next_states(cell, states_BSD, k_BJHK, v_BJHK.at[:, j].add(1.0))
-        assert np.abs(changed - before).max() > 1e-3
-
-
-@every_cell
-def test_states_read_one_another(settings):
-    cell = random_cell(**settings)
-    states_BSD, read = draw(B, S, D), tokens()
-    before = next_states(cell, states_BSD, *read)
-    for s in range(S):
-        after = next_states(cell, states_BSD.at[:, s].multiply(-1.0), *read)
-        for other in set(range(S)) - {s}:
-            assert np.abs(after[:, other] - before[:, other]).max() > 1e-4
-
-
-@every_cell
-def test_equal_states_separate_only_with_ids(settings):
-    cell = random_cell(**settings)
-    states_BSD = jnp.broadcast_to(draw(B, 1, D), (B, S, D))
-    separate = next_states(cell, states_BSD, *tokens())
-    assert np.ptp(separate, axis=1).max() > 1e-2
-    cell.state_ids_SD[...] = jnp.zeros((S, D))
-    together = next_states(cell, states_BSD, *tokens())
-    assert np.ptp(together, axis=1).max() < 1e-5
-
-
-def test_ids_are_not_added_to_the_state_that_is_carried():
-    cell = random_cell(gate="fixed", arrangement="skip")
-    cell.attention_gate.keep_bias_D[...] = jnp.full(D, 50.0)
-    states_BSD = draw(B, S, D)
-    np.testing.assert_array_equal(next_states(cell, states_BSD, *tokens()), states_BSD)
-
-
-@every_cell
-def test_query_lengths_and_signs_of_scales_do_not_matter(settings):
-    cell = random_cell(**settings)
-    inputs = draw(B, S, D), *tokens()
-    before = next_states(cell, *inputs)
-    for name in ("queries_DA", "cross_queries_DA"):
-        getattr(cell, name)[...] = 100 * getattr(cell, name)[...]
-    for name in ("attention_scale_H", "cross_scale_H"):
-        getattr(cell, name)[...] = -getattr(cell, name)[...]
-    np.testing.assert_allclose(next_states(cell, *inputs), before, rtol=1e-4, atol=1e-4)
-
-
-def test_sequential_attention_reads_tokens_after_states():
-    """Section 3.1 gives no equations: each attention is projected and gated by itself."""
-    for settings in ALL[-2:]:
-        cell = random_cell(**settings)
-        weights = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), parameters(cell))
-        told = paper.Settings(H, K, W, gate=settings["gate"], arrangement=settings["arrangement"])
-        states_BSD, (k_BJHK, v_BJHK) = draw(B, S, D), tokens()
-        found = next_states(cell, states_BSD, k_BJHK, v_BJHK)
-        for b in range(B):
-            c_SD = np.asarray(states_BSD[b], np.float64)
-            read = paper.state_keys_and_values(weights, told, c_SD)
-            y_SD = paper.rms_norm(c_SD, weights["norm"]) + weights["state_ids_SD"]
-            q_SHK = paper.unit_length(paper.heads(y_SD, weights["queries_DA"], told))
-            h_SA = paper.full_attention(q_SHK, *read, weights["attention_scale_H"])
-            c_SD = paper.gate(weights["self_gate"], told, c_SD, h_SA, "A")
-            y_SD = paper.rms_norm(c_SD, weights["cross_norm"]) + weights["state_ids_SD"]
-            q_SHK = paper.unit_length(paper.heads(y_SD, weights["cross_queries_DA"], told))
-            h_SA = paper.full_attention(q_SHK, k_BJHK[b], v_BJHK[b], weights["cross_scale_H"])
-            c_SD = paper.gate(weights["cross_gate"], told, c_SD, h_SA, "A")
-            if settings["arrangement"] == "dual":
-                y_SD = paper.rms_norm(c_SD, weights["feed_forward_norm"])
-                h_SF = np.maximum(y_SD @ weights["hidden_DF"], 0)
-                c_SD = paper.gate(weights["feed_forward_gate"], told, c_SD, h_SF, "F")
-            np.testing.assert_allclose(found[b], c_SD, rtol=1e-4, atol=1e-4)
 
 
 # Over blocks

@@ -1,4 +1,7 @@
-"""The Recurrent Memory Transformer: masks, the carried memory, and equal models."""
+"""The Recurrent Memory Transformer: masks, the carried memory, and refused settings.
+
+What it computes and how it decodes are laws: of `rmt`, `rmt_txl`, `rmt_reads_cache`, `memtr*`.
+"""
 
 import functools
 
@@ -6,9 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import rmt_numpy
 from flax import nnx
-from tiny_models import OneKey, cast, parameters, quick_jit, randomised
+from tiny_models import OneKey, cast, quick_jit, randomised
 
 from brt.data.vocabularies.base import BEGIN
 from brt.models.block_recurrent.model import BlockRecurrentTransformer
@@ -113,61 +115,6 @@ def test_visibility_of_two_memory_tokens_around_three_tokens():
     expected = np.array([[c == "X" for c in line.split()] for line in by_hand.split("\n")[1:-1]])
     np.testing.assert_array_equal(segment_mask(2, 3), expected)
     np.testing.assert_array_equal(segment_mask(2, 3, memory_at_end=False), expected[:5, :5])
-
-
-@pytest.mark.parametrize("read_from_cache", [False, True])
-def test_memory_tokens_see_the_cache_only_if_allowed(read_from_cache):
-    is_memory = np.array([True, False, False, True])
-    filled_BM = np.array([[0, 0, 0], [0, 1, 1]], bool)
-    seen = visible_positions(segment_mask(1, 2), is_memory, filled_BM, read_from_cache)
-    for row, filled in enumerate(filled_BM):
-        for position, memory in enumerate(is_memory):
-            expected = filled & (not memory or read_from_cache)
-            np.testing.assert_array_equal(seen[row, position, :3], expected)
-        np.testing.assert_array_equal(seen[row, :, 3:], segment_mask(1, 2))
-
-
-# The reference.
-
-
-@every_model
-def test_the_model_is_the_papers_in_plain_loops(name):
-    logits, caches = fold(model(name), tokens())
-    weights = rmt_numpy.of_model(parameters(model(name)))
-    settings = MODELS[name]
-    settings = rmt_numpy.Settings(
-        SIZES["num_heads"],
-        settings.get("memory_length", 0),
-        settings.get("memory_at_end", True),
-        settings.get("read_memory_from_cache", False),
-    )
-    for row, documents in ((0, [slice(0, 4)]), (1, [slice(0, 2), slice(2, 4)])):
-        for part in documents:
-            expected, memories, *_ = rmt_numpy.read_document(weights, settings, tokens()[part, row])
-            np.testing.assert_allclose(logits[part, row], expected, atol=1e-9)
-            found = caches[-1].memory_BSD[part, row]
-            np.testing.assert_allclose(found, memories[1:], atol=1e-9)
-
-
-@pytest.mark.parametrize("name", ["long cache", "start, cache"])  # others: tests/laws/test_laws.py
-def test_decoding_goes_through_the_memory_as_the_segments_do(name):
-    logits, caches = fold(model(name), tokens())
-    graph, params = nnx.split(model(name))
-
-    @quick_jit
-    def token(params, tokens_B, caches, starts_B):
-        model = nnx.merge(graph, params)
-        empty = model.begin_decoding(model.init_caches(B))
-        return model.decode(tokens_B, reset_rows(caches, empty, starts_B))
-
-    decoding = model(name).begin_decoding(model(name).init_caches(B))
-    for segment, starts_B, expected in zip(tokens(), STARTS, logits):
-        for t in range(T):
-            found, decoding = token(params, segment[:, t], decoding, starts_B & (t == 0))
-            np.testing.assert_allclose(found, expected[:, t], atol=1e-9)
-    ended = jax.tree.leaves(model(name).end_decoding(decoding))
-    for x, y in zip(ended, jax.tree.leaves(caches), strict=True):
-        np.testing.assert_allclose(x, y[-1], atol=1e-9)
 
 
 # What is carried.

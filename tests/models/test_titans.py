@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import titans_numpy
 from flax import nnx
-from tiny_models import OneKey, quick_jit
+from tiny_models import quick_jit
 
 from brt.models.block_recurrent.lact import weighted_sums
 from brt.models.block_recurrent.memory import LayerTokens
@@ -82,7 +82,6 @@ def test_factors_are_those_of_the_gradient_of_the_squared_error():
 def test_parts_at_the_ends_of_gates(momentum, keep):
     """Their gradients are finite too, where products are 0."""
     W = 5
-    W = 5
     gates = jnp.full((1, W, 1), momentum), jnp.full((1, W, 1), keep)
     in_momentum, in_weights = (x[0, :, 0] for x in quick_jit(parts_at_end)(*gates))
     last = np.arange(W) == W - 1
@@ -121,23 +120,3 @@ def test_blocks_keep_the_digits_of_their_type(dtype, blocks, tolerance):
         heads = kind.after(heads, k[0, part], v[0, part], x[0, part])
     assert ours.dtype == dtype
     assert {y.dtype for y in jax.tree.leaves(cache)} == {jnp.dtype("float32")}
-
-
-def test_operations_are_those_the_compiler_counts():
-    """The compiler also counts norms, gates of tokens and the functions of hidden units."""
-    W, H, K, D = 64, 2, 128, 256
-    sizes = Sizes(width=D, num_heads=H, head_size=K, feed_forward_size=8)
-    memory = nnx.eval_shape(lambda: TitansMemory(OneKey(), sizes, W, hidden_size=64))
-    graph, params = nnx.split(memory, nnx.Param)
-
-    def block(params, *inputs):
-        memory, tokens = nnx.merge(graph, params), LayerTokens(*inputs, jnp.ones(H))
-        cache = memory.init_cache(1, "float32")
-        weights = memory.prepare("float32")
-        y, _ = memory.read(cache, tokens, tokens.values_BTHK, weights)
-        return y, memory.update(cache, memory.take(tokens), weights)[0]
-
-    heads = [jax.ShapeDtypeStruct((1, W, H, K), "float32")] * 3
-    x_BTD = jax.ShapeDtypeStruct((1, W, D), "float32")
-    counted = jax.jit(block).lower(params, x_BTD, *heads).cost_analysis()["flops"] / W
-    assert 1.0 < counted / memory.flops_per_token(W) < 1.1

@@ -1,7 +1,6 @@
 """Transformer-XL of its own paper: what it remembers, what it sees, and where laws are bent."""
 
 import functools
-import itertools
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +12,7 @@ from tiny_models import OneKey, cast, parameters, quick_jit, randomised, read_se
 
 from brt.models.counts import count_parameters
 from brt.models.layers.initializers import parameter
-from brt.models.transformer_xl.hidden_memory import HiddenMemory, visible_keys
+from brt.models.transformer_xl.hidden_memory import HiddenMemory
 from brt.models.transformer_xl.model import TransformerXL, evaluation_memory
 from brt.token_ids import BEGIN
 
@@ -65,25 +64,6 @@ def read(model, tokens_BT, lengths):
     return np.concatenate(found, axis=1), caches
 
 
-# What is remembered
-
-
-@pytest.mark.parametrize("memory_length", [0, 3, 2 * SEGMENT + 3])
-def test_after_j_segments_memory_holds_the_least_of_m_and_j(memory_length):
-    model = txl(memory_length=memory_length)
-    x_BTD = model.embed(tokens(4 * SEGMENT))
-    caches = model.init_caches(ROWS)
-    for j in range(1, 5):
-        part_BTD = x_BTD[:, (j - 1) * SEGMENT : j * SEGMENT]
-        _, caches, metrics = stack(model, part_BTD, caches)
-        count = min(memory_length, j * SEGMENT)
-        assert not metrics and (caches[0].count_B == count).all()
-        # The first layer's inputs are the embeddings; the newest is the last.
-        expected = x_BTD[:, j * SEGMENT - count : j * SEGMENT]
-        np.testing.assert_array_equal(caches[0].x_BMD[:, memory_length - count :], expected)
-        assert not caches[-1].x_BMD[:, : memory_length - count].any()
-
-
 def test_no_gradient_reaches_what_is_remembered():
     model = txl(memory_length=5)
     x_BTD = model.embed(tokens(2 * SEGMENT))
@@ -109,19 +89,6 @@ def test_no_gradient_reaches_what_is_remembered():
 
 
 # What is seen
-
-
-@pytest.mark.parametrize(("same_length", "filled"), [*itertools.product([False, True], [0, 2, 6])])
-def test_a_query_sees_itself_and_m_keys_with_same_length(same_length, filled):
-    M, T = 6, SEGMENT
-    distance_TJ = M + np.arange(T)[:, None] - np.arange(M + T)
-    filled_BM = np.arange(M)[None] >= M - filled
-    found = visible_keys(filled_BM, jnp.asarray(distance_TJ), same_length)[0]
-    for i, j in np.ndindex(T, M + T):
-        own = j <= M + i and j >= M - filled
-        assert found[i, j] == (own and (not same_length or M + i - j < M))
-    if same_length and filled == M:
-        assert (found.sum(axis=-1) == M).all()
 
 
 def test_without_same_length_a_cut_changes_the_keys_seen():
@@ -214,14 +181,6 @@ def test_a_longer_memory_at_evaluation_keeps_the_parameters():
     second, _ = read(long, ids, [SEGMENT] * 3)
     np.testing.assert_allclose(first[:, :4], second[:, :4], rtol=0, atol=1e-9)
     assert np.abs(first[:, 4:] - second[:, 4:]).max(axis=(0, 2)).min() > 0
-
-
-def test_distances_above_the_clamp_share_its_encoding():
-    ids = tokens(2 * SEGMENT)
-    found = [read(txl(memory_length=9, clamp_length=c), ids, [SEGMENT] * 2)[0] for c in (5, 17, 30)]
-    np.testing.assert_array_equal(found[1], found[2])  # no distance is above 16
-    assert np.abs(found[0] - found[1])[:, 6:].max() > 1e-3
-    np.testing.assert_allclose(found[0][:, :6], found[1][:, :6], rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize(

@@ -309,7 +309,7 @@ ARCHITECTURES = Architectures({
     "rec_two_layers": _rec("fixed", "skip", layers=(0, 2)),
     "rec_sequential": _rec("fixed", "dual", order="sequential"),
     "rec_meliad": _rec("lstm", "single", gate_form="meliad", logits_divisor="width"),
-    "rec_without_ids": _rec("fixed", "dual", order="sequential", state_ids=False),
+    "rec_without_ids": _rec("lstm", "skip", order="sequential", state_ids=False),
     "rec_without_qk_norm": _rec("lstm", "dual", qk_norm=False),
     "memorizing_without_qk_norm": _memorizing("exact", 3, qk_norm=False),
     "feedback_without_either": _rec(
@@ -364,6 +364,10 @@ ARCHITECTURES = Architectures({
     "rmt_txl": around_transformer_xl(num_memory=2, memory_length=5),
     "memtr_txl": around_transformer_xl(num_memory=2, memory_length=5, memory_at_end=False),
     "rmt_kernel": around_transformer_xl(num_memory=2, memory_length=5, attention_form="kernel"),
+    "rmt_reads_cache": around_transformer_xl(
+        num_memory=2, memory_length=24, read_memory_from_cache=True
+    ),
+    "memtr": around_transformer_xl(num_memory=3, memory_length=0, memory_at_end=False),
     "armt": associative_tokens(num_memory=3, key_size=5),
     "rmt_slide": around_blocks(num_memory=2),
     "rmt_rec": around_blocks(2, True, recurrent_layers=(1,), gate="fixed", arrangement="skip"),
@@ -393,6 +397,7 @@ VARIANTS = (
     *("slide", "rec_fixed_skip", "rec_lstm_single", "rec_lstm_skip", "rec_two_layers"),
     *("rec_meliad", "feedback_lstm_single", "feedback_two_cells", "memorizing_bucketed"),
     *("memorizing_dense", "feedback_memorizing", "rmt_txl", "memtr_txl", "gpt2_overlap"),
+    *("rmt_reads_cache", "memtr"),
     *("compressive_max", "lstm_adaptive", "xl", "rmt_slide", "memorizing_exact"),
     *("txl_same_length", "compressive_mean", "qrnn"),
     *("rec_without_ids", "rec_without_qk_norm", "memorizing_without_qk_norm"),
