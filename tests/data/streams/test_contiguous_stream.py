@@ -5,12 +5,11 @@ What this stream has in common with all others is in tests/laws/test_stream_laws
 
 import itertools
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from stores import RAGGED, N, W, joined
 
-from brt.data.streams.contiguous import ContiguousPass, ContiguousStream
+from brt.data.streams.contiguous import ContiguousStream
 
 properties = settings(deadline=None, derandomize=True, max_examples=40)
 corpora = st.lists(st.sampled_from(RAGGED), min_size=4, max_size=12)
@@ -65,43 +64,3 @@ def test_shuffled_documents_are_each_read_whole_once_an_epoch(
             assert sequence[: len(document)] == document
             sequence = sequence[len(document) :]
         assert sorted(seen) == sorted(documents)
-
-
-def test_epochs_and_seeds_have_orders_of_their_own(store_of):
-    store = store_of([3] * 20)
-    orders = {
-        tuple(map(tuple, epoch_of(ContiguousStream(store, 2, 7, 1, seed, True), epoch)[0]))
-        for seed in range(3)
-        for epoch in range(3)
-    }
-    assert len(orders) == 9
-
-
-@pytest.mark.parametrize("shuffle", [False, True])
-def test_a_last_step_may_be_shorter_and_is_padded(store_of, shuffle):
-    stream = ContiguousStream(store_of([31]), 3, 8, shuffle=shuffle)  # ten pairs a row
-    last = stream.batch(1)
-    assert last.weights_KBT.tolist() == [[[1, 1, 0, 0, 0, 0, 0, 0]] * 3]
-    assert not last.inputs_KBT[:, :, 2:].any() and not last.targets_KBT[:, :, 2:].any()
-
-
-@properties
-@given(corpora, st.integers(1, 90), lengths_of_segments)
-def test_a_pass_scores_every_token_but_the_first_once(store_of, lengths, rows, length):
-    store = store_of(lengths)
-    reader, scored = ContiguousPass(store, rows, length), []
-    for step in range(reader.num_steps):
-        batch = reader.batch(step)
-        assert batch.weights_KBT.any()
-        for row, (document, offset) in enumerate(zip(*reader.positions(step))):
-            read = batch.weights_KBT[0, row] > 0
-            targets = batch.targets_KBT[0, row][read].tolist()
-            assert batch.inputs_KBT[0, row][read].tolist() == [t - 1 for t in targets]
-            assert batch.starts_KB[0, row] == (step == 0 or not targets)
-            assert (document >= 0) == bool(targets)
-            if targets:
-                assert targets[0] == store.tokens(document)[offset]
-            scored += targets
-    assert sorted(scored) == list(range(1001, 1000 + store.num_tokens))
-    assert not reader.batch(reader.num_steps).weights_KBT.any()
-    assert (reader.positions(reader.num_steps)[0] == -1).all()
