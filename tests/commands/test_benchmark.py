@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import gin
 import pytest
+from gin_settings import bound
 from paths import ROOT
 from published_checks import read
 from tiny_run import PLAIN, command, one_device, write_config
@@ -19,10 +20,8 @@ from brt.reporting.papers.reading import read_paper
 from brt.reporting.step_times import read_step_times
 
 MEMORIZING = (
-    "BlockRecurrentTransformer.recurrent_layers = ()",
-    "BlockRecurrentTransformer.memorizing_layers = (0,)",
-    "ExternalMemory.size = 65_536",
-    "ExternalMemory.neighbours = 4",
+    *bound("BlockRecurrentTransformer", recurrent_layers=(), memorizing_layers=(0,)),
+    *bound("ExternalMemory", size=65_536, neighbours=4),
 )
 SECONDS = {"slide": 0.5, "again": 0.5, "rec": 0.625, "memorizing": 1.0}
 ROUNDS = 5

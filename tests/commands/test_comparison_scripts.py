@@ -4,22 +4,22 @@ import importlib
 import json
 
 import pytest
+from gin_settings import bound
 from paths import SCRIPTS
 from tiny_run import build, command, train_here, write_config
 
 from brt import evaluate
 
 LINES = (
-    "Trainer.model = @PretrainedLanguageModel",
-    "Trainer.segments_per_step = 2",
-    "Trainer.segment_length = 8",
-    "Trainer.tokens_per_step = 32",
-    "Trainer.steps = 2",
-    "GPT2.vocabulary_size = 260",
-    "GPT2.num_layers = 2",
-    "GPT2.width = 8",
-    "GPT2.num_heads = 2",
-    "GPT2.num_positions = 8",
+    *bound(
+        "Trainer",
+        model="@PretrainedLanguageModel",
+        segments_per_step=2,
+        segment_length=8,
+        tokens_per_step=32,
+        steps=2,
+    ),
+    *bound("GPT2", vocabulary_size=260, num_layers=2, width=8, num_heads=2, num_positions=8),
 )
 OTHERS = ("BlockRecurrentTransformer", "RecurrentCell")
 POOLED = ("PretrainedLanguageModel.memories = (@PooledMemory,)", "PooledMemory.hidden = (5,)")

@@ -2,7 +2,7 @@
 
 import jax
 import pytest
-from gin_settings import read_gin_files
+from gin_settings import bound, read_gin_files
 from header_commands import COMMANDS
 
 from brt import config
@@ -21,14 +21,9 @@ SMALL = (
     "Trainer.tokens_per_step = 64",
 )
 SMALL_TRANSFORMER_XL = (
-    "TransformerXL.num_layers = 2",
-    "TransformerXL.width = 16",
-    "TransformerXL.num_heads = 2",
-    "TransformerXL.head_size = 8",
-    "TransformerXL.feed_forward_size = 16",
+    *bound("TransformerXL", num_layers=2, width=16, num_heads=2, head_size=8, feed_forward_size=16),
     "vocabulary_size = 64",
-    "Evaluation.segment_length = 8",
-    "Evaluation.tokens_per_step = 64",
+    *bound("Evaluation", segment_length=8, tokens_per_step=64),
     "Trainer.segment_length = 8",
 )
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from gin_settings import bound
 from tiny_run import build, one_device, write_config
 
 from brt.data.vocabularies.base import BEGIN
@@ -212,16 +213,9 @@ def test_a_reordered_memory_is_read_one_key_a_row():
 def test_maps_of_a_task_are_those_of_segments_over_samples(tmp_path):
     task = (
         'Trainer.stream = "samples"',
-        "Corpus.source = @CopyTask()",
-        "Corpus.vocabulary = None",
-        "CopyTask.length = 8",
-        "CopyTask.num_symbols = 4",
-        "CopyTask.num_train = 20",
-        "CopyTask.num_validation = 7",
-        "CopyTask.num_test = 5",
-        "Trainer.segment_length = 8",
-        "Trainer.segments_per_step = 3",
-        "Trainer.tokens_per_step = 48",
+        *bound("Corpus", source="@CopyTask()", vocabulary=None),
+        *bound("CopyTask", length=8, num_symbols=4, num_train=20, num_validation=7, num_test=5),
+        *bound("Trainer", segment_length=8, segments_per_step=3, tokens_per_step=48),
         "TransformerXL.memory_length = 8",
     )
     lines = [*(line for line in XL if "memory_length" not in line), *task]

@@ -11,8 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from architectures import random_model
+from gin_settings import bound
 from tiny_models import quick_jit, read_segment
-from tiny_run import build, command, mesh_of, one_device, train_here
+from tiny_run import PLAIN, build, command, mesh_of, one_device, train_here, write_config
 
 from brt import evaluate
 from brt.data.stores.store_writer import write_store
@@ -198,46 +199,23 @@ def test_teacher_forced_figures_count_the_end_and_non_blanks(copies):
     assert score.scalars(sums, copies, True) == expected
 
 
-LINES = """
-Trainer.corpus = @Corpus()
-Corpus.source = @CopyTask()
-CopyTask.length = 8
-CopyTask.num_symbols = 4
-CopyTask.num_train = 50
-CopyTask.num_validation = 13
-CopyTask.num_test = 10
-Trainer.stream = "samples"
-Trainer.optimizer = @adamw
-Trainer.schedule = @constant_rate
-constant_rate.warmup_steps = 2
-Trainer.evaluation = @Evaluation()
-Trainer.checkpoints = @CheckpointPolicy()
-Trainer.steps = 6
-Trainer.segment_length = 8
-Trainer.segments_per_step = 3
-Trainer.tokens_per_step = 96
-Trainer.log_every = 2
-Trainer.eval_every = 6
-CheckpointPolicy.every = 100
-Evaluation.tokens_per_step = 40
-Evaluation.score = @FreeRunning()
-FreeRunning.answer = 4
-FreeRunning.end = 8
-BlockRecurrentTransformer.vocabulary_size = 6
-BlockRecurrentTransformer.num_layers = 1
-BlockRecurrentTransformer.width = 16
-BlockRecurrentTransformer.num_heads = 2
-BlockRecurrentTransformer.head_size = 4
-BlockRecurrentTransformer.feed_forward_size = 24
-BlockRecurrentTransformer.window = 4
-"""
+TASK = (
+    *PLAIN,
+    *bound("BlockRecurrentTransformer", vocabulary_size=6, window=4),
+    *bound("CopyTask", length=8, num_symbols=4, num_train=50, num_validation=13, num_test=10),
+    *bound("Corpus", source="@CopyTask()"),
+    *bound("Trainer", stream="samples", segment_length=8, segments_per_step=3, tokens_per_step=96),
+    *bound("Trainer", eval_every=6, schedule="@constant_rate"),
+    *bound("constant_rate", warmup_steps=2),
+    *bound("Evaluation", tokens_per_step=40, score="@FreeRunning()"),
+    *bound("FreeRunning", answer=4, end=8),
+)
+OTHERS = ("RecurrentCell", "rsqrt", "Corpus.vocabulary", "TextFiles")
 
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("tiny")
-    (folder / "copy.gin").write_text(LINES + f'Corpus.store = "{folder}/stores"\n')
-    return build(folder / "copy.gin")
+    return build(write_config(tmp_path_factory.mktemp("tiny"), *TASK, without=OTHERS))
 
 
 def test_a_run_on_samples_reports_both_and_can_be_resumed(tiny, tmp_path, monkeypatch, capsys):

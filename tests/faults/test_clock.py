@@ -6,6 +6,7 @@ import struct
 import time
 
 import pytest
+from gin_settings import bound
 from tensorboardX.proto.event_pb2 import Event
 from tiny_run import PLAIN, assert_same_run, build, train_here, write_config
 
@@ -13,8 +14,7 @@ from brt.training.records.run_folder import read_metrics
 
 BINDINGS = (
     *PLAIN,
-    "Trainer.steps = 8",
-    "Trainer.log_every = 1",
+    *bound("Trainer", steps=8, log_every=1),
     "CheckpointPolicy.every = 3",
     "Trainer.eval_every = 4",
 )

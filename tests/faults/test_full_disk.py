@@ -8,6 +8,7 @@ import subprocess
 from contextlib import suppress
 
 import pytest
+from gin_settings import bound
 from tiny_run import (  # noqa: F401
     PLAIN,
     assert_same_run,
@@ -29,12 +30,10 @@ from brt.training.records.run_folder import RunFolder
 MEGABYTE = 2**20
 BINDINGS = (
     *PLAIN,
-    "Trainer.steps = 12",
-    "Trainer.log_every = 1",
+    *bound("Trainer", steps=12, log_every=1),
     "CheckpointPolicy.every = 3",
     "Trainer.eval_every = 4",
-    "Evaluation.max_steps = 3",
-    "Evaluation.cleared = False",
+    *bound("Evaluation", max_steps=3, cleared=False),
 )
 WITHOUT = ("RecurrentCell",)
 

@@ -4,6 +4,7 @@ import gc
 import os
 
 import pytest
+from gin_settings import bound
 from tiny_run import PLAIN, build, records, train_here, write_config
 
 EVALUATIONS = 500
@@ -13,10 +14,8 @@ EVALUATIONS = 500
 def test_500_evaluations_open_no_files_and_keep_little_memory(tmp_path):
     bindings = (
         *PLAIN,
-        f"Trainer.steps = {EVALUATIONS}",
-        "Trainer.log_every = 10",
-        "CheckpointPolicy.every = 25",
-        "CheckpointPolicy.keep_last = 1",
+        *bound("Trainer", steps=EVALUATIONS, log_every=10),
+        *bound("CheckpointPolicy", every=25, keep_last=1),
         "Trainer.eval_every = 1",
     )
     tiny = build(write_config(tmp_path, without=("RecurrentCell",)), *bindings)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from absl import flags
 from absl.testing import flagsaver
+from gin_settings import bound
 from tiny_run import TWO_LAYERS, ended, records, start_several, write_config
 
 from brt import command_line, processes
@@ -78,9 +79,7 @@ def until(condition, seconds=10.0):
 
 STEPS = 40
 LINES = (
-    f"Trainer.steps = {STEPS}",
-    "Trainer.log_every = 1",
-    "Trainer.eval_every = 20",
+    *bound("Trainer", steps=STEPS, log_every=1, eval_every=20),
     "Evaluation.max_steps = 2",
     "CheckpointPolicy.every = 5",
 )

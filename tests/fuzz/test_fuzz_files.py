@@ -1,4 +1,4 @@
-"""Spoilt files: stores, checkpoints, memory files, recordings, vocabularies, texts, run folders."""
+"""Spoilt files: each is refused by name, or gives what was written."""
 
 import bz2
 import importlib.util
@@ -6,6 +6,9 @@ import json
 import shutil
 import tarfile
 import tracemalloc
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
 
 import gin
 import jax
@@ -56,109 +59,93 @@ def fresh(folder, base):
     return folder
 
 
-def spoil_some(rng, folder, names, of_json):
-    """Spoils one file of a folder; returns what was done, and the file."""
-    name = names[int(rng.integers(len(names)))]
-    path = folder / name
-    if name in of_json and rng.random() < 0.6:
-        return f"{name} {spoil_json(rng, path)}", path
-    return f"{name} {spoil_file(rng, path)}", path
+class Subject(NamedTuple):
+    """A folder of files, made at `base` by one of the functions below.
+
+    Args:
+        spoil: from a generator and a copy of the folder to what it did to the copy, and to the
+            names of which a refusal must have one.
+        read: what the copy gives.
+        is_right: of what was read and what was done: whether it may be read.
+    """
+
+    spoil: Callable
+    read: Callable
+    is_right: Callable
 
 
-# Stores.
+def one_of(names):
+    """Spoils one of these files; most often, in one of JSON, a value."""
+
+    def spoil(rng, folder):
+        name = names[int(rng.integers(len(names)))]
+        if name.endswith((".json", ".jsonl")) and rng.random() < 0.6:
+            return f"{name} {spoil_json(rng, folder / name)}", [folder]
+        return f"{name} {spoil_file(rng, folder / name)}", [folder]
+
+    return spoil
+
 
 LENGTHS = (1, 7, 30, 12, 5)
 
 
-@both
-@pytest.mark.parametrize("shard_bytes", [None, 100])
-def test_a_spoilt_store_is_refused_or_gives_what_was_written(scale, tmp_path, shard_bytes):
-    tally, base = Tally("stores"), tmp_path / "base"
-    made = make_store(base, LENGTHS, True, 0, True, shard_bytes)
-    names = sorted(str(path.relative_to(base)) for path in base.rglob("*") if path.is_file())
-    assert len(names) == (5 if shard_bytes is None else 2 + 2 * 3)
-
+def a_store(base, shard_bytes=None):
     def content(store):
         whole = [store.all_tokens[:], store.all_weights[:], store.lengths_D]
         return whole, store.titles(), store.annotations()
 
-    expected = content(made)
-
-    def call():
+    def read(folder):
         store = TokenStore(folder)
         verify(store)
         check_store(store)
         describe(store)
         return content(store)
 
-    def right(found):
+    expected = content(make_store(base, LENGTHS, True, 0, True, shard_bytes))
+    names = sorted(str(path.relative_to(base)) for path in base.rglob("*") if path.is_file())
+    assert len(names) == (5 if shard_bytes is None else 2 + 2 * 3)
+
+    def is_right(found, what):
         return same_arrays(found[0], expected[0]) and found[1:] == expected[1:]
 
-    for number, rng in draws(1, (60, 400)[scale]):
-        folder = fresh(tmp_path / "store", base)
-        of_json = [name for name in names if name.endswith((".json", ".jsonl"))]
-        what, _ = spoil_some(rng, folder, names, of_json)
-        tally.judge(f"{number}: {what}", call, right, [folder])
-    tally.check()
+    return Subject(one_of(names), read, is_right)
 
 
-# Recordings.
-
-
-@both
-def test_a_spoilt_recording_is_refused_or_unchanged(scale, tmp_path):
-    tally, base = Tally("recordings"), tmp_path / "base"
-    store = make_store(tmp_path / "store", LENGTHS, False, 0, False)
+def a_recording(base):
+    store = make_store(base.parent / "store", LENGTHS, False, 0, False)
     rng = np.random.default_rng(0)
     nats = [rng.exponential(size=length) for length in LENGTHS]
-    made = fabricate(base, store, nats)
+    fabricate(base, store, nats)
     hashes = hashes_of(base, NAMES)
     shutil.rmtree(base)
-    made = fabricate(base, store, nats, hashes=hashes)
-    expected = [array for n in range(len(LENGTHS)) for array in made.document(n)]
+    fabricate(base, store, nats, hashes=hashes)
 
-    def call():
+    def read(folder):
         found = Recording(folder, store)
         return [array for n in range(len(LENGTHS)) for array in found.document(n)]
 
-    for number, rng in draws(2, (40, 300)[scale]):
-        folder = fresh(tmp_path / "recording", base)
-        what, _ = spoil_some(rng, folder, ["manifest.json", *NAMES], ("manifest.json",))
-        right = lambda found: same_arrays(found, expected)  # noqa: E731
-        tally.judge(f"{number}: {what}", call, right, [folder])
-    tally.check()
-
-
-# Memory files.
+    expected = read(base)
+    is_right = lambda found, what: same_arrays(found, expected)  # noqa: E731
+    return Subject(one_of(["manifest.json", *NAMES]), read, is_right)
 
 
 class Ids(ByteVocabulary):
     size = VOCABULARY
 
 
-@both
-def test_a_spoilt_memory_file_is_refused_or_holds_what_was_saved(scale, tmp_path):
-    tally, path = Tally("memory files"), tmp_path / "book.memory"
+def a_memory_file(base):
     generator = Generator(random_model("feedback_two_cells"), Ids(), SEGMENT, 5)
     memory = generator.begin()
-    generator.save(path, memory)
-    content = path.read_bytes()
-    expected = jax.tree.leaves(memory)
+    base.mkdir()
+    generator.save(base / "book.memory", memory)
 
-    def right(found):
-        return same_arrays(jax.tree.leaves(found), expected)
+    def spoil(rng, folder):
+        return spoil_file(rng, folder / "book.memory"), [folder / "book.memory"]
 
-    for number, rng in draws(3, (15, 200)[scale]):
-        if path.is_dir():
-            path.rmdir()
-        path.unlink(missing_ok=True)
-        path.write_bytes(content)
-        what = spoil_file(rng, path)
-        tally.judge(f"{number}: {what}", lambda: generator.load(path), right, [path])
-    tally.check()
+    def is_right(found, what):
+        return same_arrays(jax.tree.leaves(found), jax.tree.leaves(memory))
 
-
-# Model folders.
+    return Subject(spoil, lambda folder: generator.load(folder / "book.memory"), is_right)
 
 
 def spoil_header(rng, path):
@@ -180,111 +167,84 @@ def spoil_header(rng, path):
     return what
 
 
-@both
-def test_a_spoilt_model_folder_is_refused_or_unchanged(scale, tmp_path):
-    tally, base = Tally("model folders"), ROOT / "configs/trained/recall"
+def a_model_folder(base):
+    shutil.copytree(ROOT / "configs/trained/recall", base)
     experiment, params, _ = read_model(str(base))
     config.parse([str(base / "config.gin")])
     shapes = experiment.abstract_state()
 
-    def call():
-        return load_params(str(folder), shapes)[0]
+    def spoil(rng, folder):
+        weights, way = folder / "model.safetensors", rng.random()
+        if way < 0.4:
+            return f"config.json {spoil_json(rng, folder / 'config.json')}", [folder]
+        if way < 0.8:
+            return f"header {spoil_header(rng, weights)}", [folder]
+        return spoil_file(rng, weights if way < 0.9 else folder / "config.json"), [folder]
 
-    def right(state):
+    def is_right(state, what):
         finite = all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.params))
         # A folder has no hash of its parameters.
         return finite and (what in CONTENTS or not differing(state.params, params))
 
-    for number, rng in draws(14, (60, 1_000)[scale]):
-        folder = fresh(tmp_path / "model", base)
-        weights, way = folder / "model.safetensors", rng.random()
-        if way < 0.4:
-            what = f"config.json {spoil_json(rng, folder / 'config.json')}"
-        elif way < 0.8:
-            what = f"header {spoil_header(rng, weights)}"
-        else:
-            what = spoil_file(rng, weights if way < 0.9 else folder / "config.json")
-        tally.judge(f"{number}: {what}", call, right, [folder])
-    gin.clear_config()
-    tally.check()
+    return Subject(spoil, lambda folder: load_params(str(folder), shapes)[0], is_right)
 
 
-# Checkpoints.
-
-
-@both
-@pytest.mark.usefixtures("collect_garbage")
-def test_a_spoilt_checkpoint_is_skipped_or_gives_what_was_saved(scale, tmp_path):
-    tally, base = Tally("checkpoints"), tmp_path / "base"
+def checkpoints_of_two_steps(base):
+    """Nothing of them is deleted, whatever they hold."""
     saved(base, 2, 4)
     states = {step: make_state(step) for step in (2, 4)}
 
-    def call():
+    def spoil(rng, folder):
+        files = sorted(p for p in (folder / "4").rglob("*") if p.is_file())
+        path = files[int(rng.integers(len(files)))]
+        of_json = path.name == "metadata" and rng.random() < 0.7
+        what = spoil_json(rng, path) if of_json else spoil_file(rng, path)
+        return f"{path.relative_to(folder)} {what}", [folder]
+
+    def read(folder):
         with opened(folder) as checkpoints:
             state, _ = checkpoints.restore_latest(abstract(make_state()))
             checkpoints.quarantine(int(state.step))
-            left = checkpoints.steps()
-        return state, left
+            return state, len(list(folder.glob("aside/*"))) + len(checkpoints.steps())
 
-    def right(found):
-        state, left = found
+    def is_right(found, what):
+        state, kept = found
         step = int(state.step)
-        kept = len(list(folder.glob("aside/*"))) + len(left) == 2  # nothing is deleted
-        return step in states and not differing(state, states[step]) and kept
+        return step in states and not differing(state, states[step]) and kept == 2
 
-    for number, rng in draws(4, (4, 100)[scale]):
-        folder = fresh(tmp_path / "checkpoints", base)
-        files = sorted(p for p in (folder / "4").rglob("*") if p.is_file())
-        path = files[int(rng.integers(len(files)))]
-        if path.name == "metadata" and rng.random() < 0.7:
-            what = spoil_json(rng, path)
-        else:
-            what = spoil_file(rng, path)
-        case = f"{number}: {path.relative_to(folder)} {what}"
-        tally.judge(case, call, right, [folder])
-    tally.check()
+    return Subject(spoil, read, is_right)
 
 
-# Records.
-
-
-@both
-def test_spoilt_records_are_left_out_and_a_run_goes_on(scale, tmp_path):
-    tally = Tally("records")
-    lines = "".join(f'{{"step": {s}, "train/loss": {1 / s}}}\n' for s in range(1, 6))
+def records(base):
+    """Lines that are spoilt are left out, and the run is resumed."""
+    base.mkdir()
     written = {step: 1 / step for step in range(1, 6)}
+    lines = "".join(f'{{"step": {s}, "train/loss": {x}}}\n' for s, x in written.items())
+    (base / "metrics.jsonl").write_text(lines)
 
-    def call():
-        read_metrics(str(tmp_path), problems := [])
-        folder = RunFolder(str(tmp_path))
+    def read(path):
+        read_metrics(str(path), [])
+        folder = RunFolder(str(path))
         folder.open_metrics(3)
         folder.record(4, {"train/loss": 0.25})
         folder.close()
-        return read_metrics(str(tmp_path)), problems
+        return read_metrics(str(path))
 
-    def right(found):
-        records, _ = found
-        own = [r for r in records if written.get(r["step"]) == r.get("train/loss")]
-        return records[-1] == {"step": 4, "train/loss": 0.25} and len(own) >= len(records) - 1
+    def is_right(found, what):
+        own = [r for r in found if written.get(r["step"]) == r.get("train/loss")]
+        return found[-1] == {"step": 4, "train/loss": 0.25} and len(own) >= len(found) - 1
 
-    path = tmp_path / "metrics.jsonl"
-    for number, rng in draws(5, (20, 100)[scale]):
-        for old in tmp_path.iterdir():
-            old.rmdir() if old.is_dir() and not old.is_symlink() else old.unlink()
-        path.write_text(lines)
-        what = spoil_json(rng, path) if rng.random() < 0.6 else spoil_file(rng, path)
-        tally.judge(f"{number}: {what}", call, right, [path])
-    tally.check()
+    def spoil(rng, folder):
+        what, _ = one_of(["metrics.jsonl"])(rng, folder)
+        return what, [folder / "metrics.jsonl"]
+
+    return Subject(spoil, read, is_right)
 
 
-# Vocabularies.
-
-
-@pytest.fixture(scope="module")
-def vocabularies(tmp_path_factory):
-    """Files of every kind of vocabulary, by the name that `Corpus.vocabulary` takes."""
-    folder = tmp_path_factory.mktemp("vocabularies")
-    with open(folder / "pieces.model", "wb") as file:
+def vocabularies(base):
+    """Files of every kind, by the name that `Corpus.vocabulary` takes."""
+    base.mkdir()
+    with open(base / "pieces.model", "wb") as file:
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=iter(["the eaten heat of tea", "ten neat hats then a hen"] * 20),
             model_writer=file,
@@ -292,77 +252,63 @@ def vocabularies(tmp_path_factory):
             hard_vocab_limit=False,
             minloglevel=2,
         )
-    (folder / "words.txt").write_text("the 5\ntea 3\n<unk> 1\n<eos> 1\nhen 1\n")
-    (folder / "letters.txt").write_text("".join(f"{c}\n" for c in "thea n"))
-    (folder / "wordpieces.txt").write_text("[UNK]\n[CLS]\n[SEP]\n[PAD]\n[MASK]\nthe\n##a\ntea\nt\n")
+    (base / "words.txt").write_text("the 5\ntea 3\n<unk> 1\n<eos> 1\nhen 1\n")
+    (base / "letters.txt").write_text("".join(f"{c}\n" for c in "thea n"))
+    (base / "wordpieces.txt").write_text("[UNK]\n[CLS]\n[SEP]\n[PAD]\n[MASK]\nthe\n##a\ntea\nt\n")
     kinds = {"words": "words.txt", "characters": "letters.txt", "wordpiece": "wordpieces.txt"}
     if not importlib.util.find_spec("tokenizers"):
         kinds.pop("wordpiece")
-    return folder, {**kinds, "sentencepiece": "pieces.model"}
+    kinds, drawn = {**kinds, "sentencepiece": "pieces.model"}, []
 
+    def spoil(rng, folder):
+        kind = list(kinds)[int(rng.integers(len(kinds)))]
+        drawn[:] = [f"{kind}:{folder / kinds[kind]}"]
+        return f"{kind} {spoil_file(rng, folder / kinds[kind])}", [folder / kinds[kind], "a title"]
 
-@both
-def test_a_spoilt_vocabulary_is_refused_or_reads_text(scale, vocabularies, tmp_path):
-    tally = Tally("vocabularies")
-    base, kinds = vocabularies
-
-    def call():
-        vocabulary = as_vocabulary(f"{kind}:{folder / kinds[kind]}")
+    def read(folder):
+        vocabulary = as_vocabulary(drawn[0])
         ids = vocabulary.encode(b"the tea then", "a title")
         return vocabulary.size, np.asarray(ids), vocabulary.decode(ids), vocabulary.fingerprint
 
-    def right(found):
+    def is_right(found, what):
         size, ids, text, fingerprint = found
         return (ids < size).all() and isinstance(text, str) and len(fingerprint) == 64
 
-    for number, rng in draws(6, (40, 250)[scale]):
-        folder = fresh(tmp_path / "vocabularies", base)
-        kind = list(kinds)[int(rng.integers(len(kinds)))]
-        what = spoil_file(rng, folder / kinds[kind])
-        culprits = [folder / kinds[kind], "a title"]
-        tally.judge(f"{number}: {kind} {what}", call, right, culprits)
-    tally.check()
+    return Subject(spoil, read, is_right)
 
 
-# Texts.
-
-
-@both
-def test_spoilt_texts_are_refused_or_prepared_byte_for_byte(scale, tmp_path):
-    tally = Tally("texts")
-    names = ("a", "b", "c")
-    base = tmp_path / "base"
+def texts(base):
     base.mkdir()
-    for name in names:
+    for name in "abc":
         (base / f"{name}.txt").write_text(f"the tea of {name}\nten hens\n" * 3)
+    stores, drawn = base.parent / "stores", []
 
-    def call():
-        corpus = Corpus(str(tmp_path / "stores"), source, "bytes")
-        corpus.prepare("train", quiet=True, workers=1)
-        store = corpus.open("train")
-        verify(store)
-        return [bytes(store.tokens(d).astype(np.uint8)) for d in range(store.num_documents)]
-
-    def right(found):
-        files = sorted(p for p in folder.iterdir() if p.is_file() and p.suffix == ".txt")
-        held = [path.read_bytes() for path in files]
-        if isinstance(source, SourceTree):
-            return len(found) <= 1 + len(held)
-        return found == [content for content in held if content]
-
-    for number, rng in draws(7, (25, 200)[scale]):
-        folder = fresh(tmp_path / "texts", base)
-        shutil.rmtree(tmp_path / "stores", ignore_errors=True)
-        what = spoil_file(rng, folder / f"{names[int(rng.integers(3))]}.txt")
+    def spoil(rng, folder):
+        shutil.rmtree(stores, ignore_errors=True)
+        what = spoil_file(rng, folder / f"{'abc'[int(rng.integers(3))]}.txt")
         source = TextFiles(str(folder), skip_empty=bool(rng.integers(2)))
         if rng.random() < 0.3:
             source = SourceTree(str(folder), suffixes=(".txt",), held_out=0.3)
-        culprits = [folder, "document 'a", "document 'b", "document 'c"]
-        tally.judge(f"{number}: {type(source).__name__} {what}", call, right, culprits)
-    tally.check()
+        drawn[:] = [source]
+        titles = (f"document '{name}" for name in "abc")
+        return f"{type(source).__name__} {what}", [folder, *titles]
 
+    def read(folder):
+        corpus = Corpus(str(stores), drawn[0], "bytes")
+        corpus.prepare("train", quiet=True, workers=1)
+        store = corpus.open("train")
+        verify(store)
+        files = sorted(p for p in folder.iterdir() if p.is_file() and p.suffix == ".txt")
+        found = [bytes(store.tokens(d).astype(np.uint8)) for d in range(store.num_documents)]
+        return found, [path.read_bytes() for path in files]
 
-# Run folders.
+    def is_right(read, what):
+        found, held = read
+        if isinstance(drawn[0], SourceTree):
+            return len(found) <= 1 + len(held)
+        return found == [content for content in held if content]
+
+    return Subject(spoil, read, is_right)
 
 
 STUDY = """{"study": "compare", "run": "run", "step": 6, "split": "test", "against": "cleared",
@@ -378,17 +324,14 @@ MAPS = """{"study": "attention", "numbers": {}, "series": [], "verdict": "", "ar
 "x_ends": [0, 2], "y_ends": [0, 1], "x_borders": [1], "y_borders": [], "marked": [1]}]}"""
 
 
-@both
-def test_a_spoilt_run_folder_is_reported_or_refused(scale, tmp_path, monkeypatch):
-    monkeypatch.setattr("brt.report.image", lambda plot, kind: b"")  # which the page does not need
-    tally, base = Tally("run folders"), tmp_path / "base"
-    records = [{"step": s, "train/loss": 1.0 / s, "train/bits_per_token": 1.0} for s in (1, 2, 3)]
-    evaluated = {"test": {"loss": 1.0, "cleared_loss": 1.1, "bits_per_token": 1.4, "given": ["a"]}}
+def a_run_folder(base):
     make_run(
         base,
         "small/rec_fixed_skip+corpora/text",
-        evaluations=evaluated,
-        records=records,
+        evaluations={
+            "test": {"loss": 1.0, "cleared_loss": 1.1, "bits_per_token": 1.4, "given": ["a"]}
+        },
+        records=[{"step": s, "train/loss": 1 / s, "train/bits_per_token": 1.0} for s in (1, 2, 3)],
         settings={"BlockRecurrentTransformer.width": 1024},
     )
     (base / "studies").mkdir()
@@ -399,19 +342,45 @@ def test_a_spoilt_run_folder_is_reported_or_refused(scale, tmp_path, monkeypatch
     of_json += ["studies/compare-cleared.json", "studies/attention.json"]
     others = ["operative_config.gin", "config.gin", "studies/maps.npz"]
 
-    def call():
-        runs = open_runs([folder])
-        report(runs, str(tmp_path / "report.html"))
-        return (tmp_path / "report.html").read_text(encoding="utf-8"), runs[0].problems
+    def read(folder):
+        page = base.parent / "report.html"
+        report(open_runs([folder]), str(page))
+        return page.read_text(encoding="utf-8")
 
-    def right(found):
-        page, _ = found
+    def is_right(page, what):
         return page.endswith("</html>\n") and "<script>alert" not in page
 
-    for number, rng in draws(8, (3, 150)[scale]):
-        folder = fresh(tmp_path / "run", base)
-        what, _ = spoil_some(rng, folder, of_json * 2 + others, of_json)
-        tally.judge(f"{number}: {what}", call, right, [folder])
+    return Subject(one_of(of_json * 2 + others), read, is_right)
+
+
+SUBJECTS = {
+    "a store": (a_store, 1, (60, 400)),
+    "a sharded store": (partial(a_store, shard_bytes=100), 1, (60, 400)),
+    "a recording": (a_recording, 2, (40, 300)),
+    "a memory file": (a_memory_file, 3, (15, 200)),
+    "a model folder": (a_model_folder, 14, (60, 1_000)),
+    "checkpoints": (checkpoints_of_two_steps, 4, (4, 100)),
+    "records": (records, 5, (20, 100)),
+    "a vocabulary": (vocabularies, 6, (40, 250)),
+    "texts": (texts, 7, (25, 200)),
+    "a run folder": (a_run_folder, 8, (3, 150)),
+}
+"""How each is made, its seed, and how many cases are drawn."""
+
+
+@both
+@pytest.mark.parametrize("kind", SUBJECTS)
+@pytest.mark.usefixtures("collect_garbage")
+def test_spoilt_files_are_refused_or_give_what_was_written(scale, kind, tmp_path, monkeypatch):
+    monkeypatch.setattr("brt.report.image", lambda plot, kind: b"")  # which pages do not need
+    make, seed, counts = SUBJECTS[kind]
+    tally, subject = Tally(kind), make(tmp_path / "base")
+    for number, rng in draws(seed, counts[scale]):
+        folder = fresh(tmp_path / "spoilt", tmp_path / "base")
+        what, culprits = subject.spoil(rng, folder)
+        is_right = partial(subject.is_right, what=what)
+        tally.judge(f"{number}: {what}", partial(subject.read, folder), is_right, culprits)
+    gin.clear_config()
     tally.check()
 
 

@@ -55,16 +55,6 @@ def test_a_loaded_memory_is_the_saved_one_bit_for_bit(generator, memory, path):
     assert_identical(found.memory, expected.memory)
 
 
-def test_the_file_has_the_external_memory_and_its_fill(tmp_path):
-    generator = Generator(random_model("memorizing_exact"), Ids(), SEGMENT, 5)
-    memory = generator.read([np.arange(3 * SEGMENT + 1) % VOCABULARY])
-    generator.save(tmp_path / "memory", memory)
-    loaded = generator.load(tmp_path / "memory")
-    assert_identical(loaded, memory)
-    (memory,) = loaded.caches[1].memories
-    assert memory.written_B.tolist() == [3 * SEGMENT] and memory.keys_BMHK.all()
-
-
 def test_the_size_is_constant_and_that_of_the_caches(generator, memory, path, tmp_path):
     empty = generator.begin()
     generator.save(tmp_path / "first", empty)

@@ -10,11 +10,11 @@ from architectures import ARCHITECTURES, STATES, WINDOW, abstract, random_model
 from flax import nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_models import parameters, quick_jit
+from tiny_models import quick_jit
 
 from brt.models.block_recurrent.cell import StateCache
 from brt.models.block_recurrent.external_memory import RingCache
-from brt.models.caches import LayerCache, WindowCache, clear_state, reset_rows, select_rows
+from brt.models.caches import LayerCache, WindowCache, clear_state, select_rows
 from brt.models.contract import check_caches
 from brt.models.decoding_window import (
     advance,
@@ -69,28 +69,6 @@ def test_an_empty_cache_is_zeros_and_learned_states(name, dtype):
             assert isinstance(ring, RingCache) and ring.keys_BMHK.dtype == dtype
             assert not any(x.any() for x in ring)
         assert not memories
-
-
-def test_learned_states_learn_from_rows_that_start_only():
-    model = random_model("rec_fixed_skip")
-    caches = filled(model)
-
-    graph, params = nnx.split(model)
-
-    def loss(params, starts_B):
-        fresh = nnx.merge(graph, params).init_caches(B)
-        return sum(jnp.sum(x**2) for x in jax.tree.leaves(reset_rows(caches, fresh, starts_B)))
-
-    slope = quick_jit(jax.grad(loss))
-    for starts_B in np.eye(B, dtype=bool):
-        found = parameters(nnx.merge(graph, slope(params, starts_B)))
-        cell = found["layers"][1].pop("cell")
-        np.testing.assert_allclose(
-            cell.pop("initial_states_SD"), 2 * model.layers[1].cell.initial_states_SD[...]
-        )
-        assert not any(leaf.any() for leaf in jax.tree.leaves((found, cell)))
-    carried = parameters(nnx.merge(graph, slope(params, np.zeros(B, bool))))
-    assert not any(leaf.any() for leaf in jax.tree.leaves(carried))
 
 
 @pytest.mark.parametrize(("name", "count"), [("rec_two_layers", 2), ("rec_memorizing", 3)])

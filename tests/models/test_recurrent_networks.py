@@ -117,22 +117,6 @@ def test_bad_settings_are_named(model, settings, sentence):
 # Words in bins.
 
 
-@pytest.mark.parametrize("words", [dict(cutoffs=(5, 11), div_val=2), dict(div_val=2), {}], ids=str)
-def test_losses_are_of_the_logits_without_all_words(words):
-    model = random_model("lstm", **words)
-    x_BTD = jnp.asarray(np.random.default_rng(0).normal(size=(2, 3, 12)), "float32")
-    targets_BT = jnp.asarray([[0, 5, 16], [4, 10, 11]])
-    nats_BT, _ = model.token_losses(x_BTD, targets_BT)
-    log_p_BTV = jax.nn.log_softmax(model.logits(x_BTD))
-    expected_BT = -np.take_along_axis(np.asarray(log_p_BTV), targets_BT[..., None], -1)[..., 0]
-    np.testing.assert_allclose(nats_BT, expected_BT, rtol=0, atol=1e-5)
-    made = {
-        eqn.outvars[0].aval.shape
-        for eqn in jax.make_jaxpr(model.token_losses)(x_BTD, targets_BT).jaxpr.eqns
-    }
-    assert any(shape[-1:] == (VOCABULARY,) for shape in made) is not ("cutoffs" in words)
-
-
 def test_a_mesh_must_divide_every_bin_or_is_refused():
     model = random_model("qrnn", cutoffs=(5, 11))
     names = ["QRNN.cutoffs[0]", "QRNN.cutoffs[1] - QRNN.cutoffs[0]"]

@@ -9,6 +9,7 @@ import json
 import gin
 import pytest
 from fabricated_runs import make_run
+from gin_settings import bound
 from paths import ROOT
 from published_checks import read
 
@@ -74,11 +75,7 @@ def test_each_difference_alone_fills_the_row_and_is_named(tmp_path, binding):
 
 
 SAME = (
-    "Trainer.seed = 7",
-    "Trainer.log_every = 1",
-    "Trainer.eval_every = 0",
-    "Trainer.remat_segments = True",
-    "Trainer.skip_nonfinite = True",
+    *bound("Trainer", seed=7, log_every=1, eval_every=0, remat_segments=True, skip_nonfinite=True),
     'BlockRecurrentTransformer.remat = "layer"',
     'Corpus.store = "elsewhere/pg19_t5"',
     'TfdsText.name = "pg19:0.1.1"',

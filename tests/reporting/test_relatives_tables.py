@@ -4,6 +4,7 @@ import json
 
 import pytest
 from fabricated_runs import make_run, make_task_run, make_xl_run
+from gin_settings import bound
 
 from brt.reporting.collect import collect
 from brt.reporting.paper_positions import paper_position
@@ -180,8 +181,7 @@ def make_lstm():
     return (
         "Trainer.model = @LSTM",
         "LSTM.num_layers = 2",
-        "Trainer.segment_length = 16",
-        "Trainer.steps = 10",
+        *bound("Trainer", segment_length=16, steps=10),
     )
 
 

@@ -14,6 +14,7 @@ import urllib.request
 
 import numpy as np
 import pytest
+from gin_settings import bound
 from jobs import Threads, files_of, is_left, prepare, ten_files
 from tiny_run import build, differing, records, start, train_here, write_config
 
@@ -37,8 +38,7 @@ pytestmark = pytest.mark.slow
 STEPS = 24
 LINES = (
     f"Trainer.steps = {STEPS}",
-    "CheckpointPolicy.every = 3",
-    "CheckpointPolicy.keep_last = 100",
+    *bound("CheckpointPolicy", every=3, keep_last=100),
     "Trainer.eval_every = 12",
 )
 

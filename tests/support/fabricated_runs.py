@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 from fabricated_recordings import fabricate
+from gin_settings import bound
 from paths import ROOT
 
 from brt.data.sources.base import Document
@@ -41,9 +42,7 @@ def make_run(folder, name, *bindings, files=(), seed=0, evaluations=None, record
 
 
 SMALL = (
-    "Trainer.corpus = @Corpus()",
-    "Trainer.optimizer = @adamw",
-    "Trainer.schedule = @cosine",
+    *bound("Trainer", corpus="@Corpus()", optimizer="@adamw", schedule="@cosine"),
     "Corpus.source = @TextFiles()",
     'TextFiles.path = "texts"',
     "TransformerXL.vocabulary_size = 256",

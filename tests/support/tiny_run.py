@@ -117,10 +117,10 @@ def write_config(folder: Path, *lines: str, without=()) -> Path:
     """
     if not (folder / "texts").exists():
         write_corpus(folder / "texts")
-    own = [line for line in LINES.split("\n") if not line.startswith(tuple(without))]
     places = [f'TextFiles.path = "{folder}/texts/{{split}}"', f'Corpus.store = "{folder}/stores"']
+    own = [line for line in LINES.split("\n") + places if not line.startswith(tuple(without))]
     path = folder / "tiny.gin"
-    path.write_text("\n".join([*own, *places, *lines]) + "\n")
+    path.write_text("\n".join([*own, *lines]) + "\n")
     return path
 
 

@@ -2,6 +2,7 @@
 
 import jax
 import pytest
+from gin_settings import bound
 from tiny_run import (  # noqa: F401
     build,
     collect_garbage,
@@ -21,8 +22,7 @@ BINDINGS = (
     f"Trainer.steps = {STEPS}",
     "CheckpointPolicy.every = 2",
     "Trainer.eval_every = 2",
-    "Evaluation.max_steps = 1",
-    "Evaluation.cleared = False",
+    *bound("Evaluation", max_steps=1, cleared=False),
 )
 
 

@@ -1,6 +1,7 @@
 """The longest segment that fits a budget: on made-up costs, and on tiny models."""
 
 import pytest
+from gin_settings import bound
 from tiny_run import TXL, one_device, write_config
 
 from brt.benchmarks.memory_budget import longest_fitting, longest_segment, parse_bytes, step_bytes
@@ -61,8 +62,7 @@ def txl(tmp_path_factory):
 def bytes_at(path, length):
     """Of the compiled step with segments and a memory of that length, four rows."""
     lengths = (
-        f"Trainer.segment_length = {length}",
-        f"Trainer.tokens_per_step = {4 * length}",
+        *bound("Trainer", segment_length=length, tokens_per_step=4 * length),
         f"TransformerXL.memory_length = {length}",
     )
     return step_bytes(Configuration([str(path)], lengths).experiment())

@@ -94,21 +94,6 @@ def test_a_documents_initial_state_learns_only_where_one_begins(tools, starts):
     assert norm(grads["layers"][0]["cell"]["state_ids_SD"]) > 1e-6
 
 
-@pytest.mark.parametrize("seed", [2, 3])
-def test_two_segments_of_a_step_cost_what_two_steps_cost(tools, seed):
-    rng = np.random.default_rng(seed)
-    both = batch(seed, [[True, False], OLD], weights=rng.random((2, B, T)))
-    together, metrics = steps(tools.bind)(tools.state, both)
-    state, apart = tools.state, []
-    for k in range(2):
-        state, one = steps(tools.bind)(state, part(both, k))
-        apart.append(one)
-    close(together.caches, state.caches, 1e-5)
-    for name in ("nats", "weight", "correct"):
-        total = sum(getattr(one, name) for one in apart)
-        np.testing.assert_allclose(getattr(metrics, name), total, rtol=1e-5)
-
-
 def test_gradients_cross_segments_of_a_step_and_not_its_border(tools):
     # Only the second segment is scored; BEGIN and the first states occur in the first one only.
     both = batch(4, [NEW, OLD], weights=np.array([0.0, 1.0])[:, None, None])
@@ -121,26 +106,6 @@ def test_gradients_cross_segments_of_a_step_and_not_its_border(tools):
     }.items():
         assert norm(find(inside)) > 1e-6, name
         assert norm(find(outside)) == 0.0, name
-
-
-def test_the_gradient_of_two_segments_is_the_slope_of_their_loss(tools):
-    both = batch(6, [[True, False], OLD])
-    grads = leaves(steps(tools.bind)(tools.state, both)[0].optimizer)
-    rng = np.random.default_rng(0)
-    flat, tree = jax.tree.flatten(tools.state.params)
-    for _ in range(3):
-        # Mostly along the gradient, so that the slope stands out from rounding.
-        way = [g / norm(grads) + 0.02 * rng.normal(size=g.shape) for g in grads.values()]
-        length = 2e-3
-
-        def value(sign, way=way, length=length):
-            moved = [jnp.float32(x + sign * length * d) for x, d in zip(flat, way)]
-            params = jax.tree.unflatten(tree, moved)
-            return float(losses(tools.bind)(params, tools.state.caches, both, None)[0])
-
-        slope = (value(1) - value(-1)) / (2 * length)
-        expected = sum(float((g * d).sum()) for g, d in zip(grads.values(), way))
-        assert slope == pytest.approx(expected, rel=2e-2)
 
 
 # What counts.

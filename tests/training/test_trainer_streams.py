@@ -4,18 +4,17 @@ import logging
 
 import jax
 import pytest
+from gin_settings import bound
 from tiny_run import PLAIN, assert_same_run, build, mesh_of, records, train_here, write_config
 
 from brt.data.stores.token_store import TokenStore
 
 STEPS = 12
 BINDINGS = (
-    f"Trainer.steps = {STEPS}",
-    "Trainer.log_every = 5",
+    *bound("Trainer", steps=STEPS, log_every=5),
     "CheckpointPolicy.every = 3",
     "Trainer.eval_every = 4",
-    "Evaluation.cleared = False",
-    "Evaluation.max_steps = None",
+    *bound("Evaluation", cleared=False, max_steps=None),
 )
 
 

@@ -4,9 +4,10 @@ import json
 
 import numpy as np
 import pytest
+from gin_settings import bound
 from stores import Ids
 from tiny_reader import SummingReader
-from tiny_run import build, command, one_device, records, train_here
+from tiny_run import build, command, one_device, records, train_here, write_config
 
 from brt import evaluate
 from brt.data.sources.base import Document
@@ -19,31 +20,17 @@ from brt.evaluation.labels.scores import label_score
 from brt.experiment import Experiment
 from brt.run.description import describe
 
-LINES = """
-Trainer.corpus = @Corpus()
-Trainer.model = @SummingReader
-Trainer.optimizer = @adamw
-Trainer.schedule = @rsqrt
-Trainer.evaluation = @Evaluation()
-Trainer.checkpoints = @CheckpointPolicy()
-Trainer.stream = "labelled"
-Trainer.labelled = @LabelledDocuments()
-Trainer.steps = 40
-Trainer.segment_length = 6
-Trainer.segments_per_step = 3
-Trainer.tokens_per_step = 144
-Trainer.log_every = 20
-Trainer.eval_every = 40
-CheckpointPolicy.every = 100
-Corpus.source = @LabelledTexts()
-LabelledTexts.vocabulary = "bytes"
-LabelledTexts.classes = ("calm", "loud", "odd")
-LabelledDocuments.alignment = "right"
-SummingReader.vocabulary_size = 256
-SummingReader.classes = 3
-rsqrt.multiplier = 0.5
-rsqrt.warmup_steps = 1
-"""
+LINES = (
+    *bound("Trainer", model="@SummingReader", stream="labelled", labelled="@LabelledDocuments()"),
+    *bound("Trainer", steps=40, segment_length=6, segments_per_step=3, tokens_per_step=144),
+    *bound("Trainer", log_every=20, eval_every=40),
+    *bound("Corpus", source="@LabelledTexts()"),
+    *bound("LabelledTexts", vocabulary="bytes", classes=("calm", "loud", "odd")),
+    *bound("LabelledDocuments", alignment="right"),
+    *bound("SummingReader", vocabulary_size=256, classes=3),
+    *bound("rsqrt", multiplier=0.5, warmup_steps=1),
+)
+WITHOUT = ("BlockRecurrentTransformer", "RecurrentCell", "Corpus.vocabulary", "TextFiles")
 OTHER = [f"LSTM.{n} = 8" for n in ("vocabulary_size", "width", "num_layers", "hidden_size")]
 MARKS = {"calm": "a", "loud": "!", "odd": "?"}
 
@@ -59,13 +46,8 @@ def write(folder):
             text = MARKS[label] + "." * int(draw.integers(0, 22))
             lines.append({"text": text, "label": label})
         (folder / f"{split}.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    places = [
-        f'LabelledTexts.path = "{folder}/{{split}}.jsonl"',
-        f'Corpus.store = "{folder}/stores"',
-    ]
-    path = folder / "labelled.gin"
-    path.write_text("\n".join([LINES, *places]))
-    return path
+    texts = f'LabelledTexts.path = "{folder}/{{split}}.jsonl"'
+    return write_config(folder, *LINES, texts, without=WITHOUT)
 
 
 @pytest.fixture(scope="module")
