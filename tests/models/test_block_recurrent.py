@@ -99,12 +99,6 @@ def test_the_gradient_that_reaches_each_memory_is_reported(name, expected):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (dict(logits_divisor="root"), r"BlockRecurrentTransformer\.logits_divisor = 'root'.*width"),
-        (
-            dict(activation_dtype="int32"),
-            r"BlockRecurrentTransformer\.activation_dtype = 'int32'.*bfloat16",
-        ),
-        (dict(remat="all"), r"BlockRecurrentTransformer\.remat = 'all'.*block"),
         (
             dict(recurrent_layers=(3,)),
             r"BlockRecurrentTransformer\.recurrent_layers = \(3,\).*0 \.\.\. 2",

@@ -164,17 +164,14 @@ def test_a_token_is_influenced_as_far_as_the_memory_reaches(layers):
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        (dict(search="nearest"), r"ExternalMemory\.search = 'nearest'.*bucketed"),
         (
             dict(size=2),
             r"ExternalMemory\.size = 2 .*multiple of 4, .*BlockRecurrentTransformer\.window",
         ),
         (dict(size=10), r"ExternalMemory\.size = 10 .*multiple"),
         (dict(neighbours=9), r"neighbours = 9 .*at most ExternalMemory\.size = 8"),
-        (dict(neighbours=0), r"neighbours = 0"),
         (dict(search="bucketed", neighbours=3), r"neighbours = 3 must divide 4, .*window"),
         (dict(search="bucketed", buckets_per_neighbour=4), r"buckets_per_neighbour = 4"),
-        (dict(search="bucketed", buckets_per_neighbour=0), r"buckets_per_neighbour = 0"),
     ],
 )
 def test_sizes_that_do_not_fit_are_named(options, named):

@@ -111,25 +111,6 @@ def test_bfloat16_differs_by_no_more_than_its_rounding(monkeypatch):
     assert np.max([*errors.values()]) < 0.05, errors
 
 
-def test_the_gradient_is_the_slope_of_the_forward_pass(monkeypatch):
-    """Without the plain form's mask: the backward pass draws the same one."""
-    heads, args, dropout = case("tiles of few keys", monkeypatch)
-    rng = np.random.default_rng(2)
-    weights, *steps = (jnp.asarray(rng.standard_normal(x.shape), F32) for x in (args[2], *args))
-
-    def loss(*args):
-        with jax.default_matmul_precision("highest"):
-            return jnp.sum(attend_to_window(heads, *args, dropout) * weights)
-
-    gradients = quick_jit(jax.grad(loss, argnums=tuple(range(7))))(*args)
-    slope = sum(jnp.vdot(x, step) for x, step in zip(gradients, steps, strict=True))
-    size, loss = 1e-3, quick_jit(loss)
-    ahead, behind = (
-        loss(*(x + sign * size * step for x, step in zip(args, steps))) for sign in (1, -1)
-    )
-    np.testing.assert_allclose((ahead - behind) / (2 * size), slope, rtol=2e-3)
-
-
 def test_a_kernel_drops_the_rates_share_of_weights():
     W = 256
 

@@ -105,25 +105,6 @@ def test_bfloat16_differs_by_no_more_than_its_rounding(monkeypatch):
     assert largest_error(*forms(dropout), *rounded, exact=exact) < 0.05
 
 
-def test_the_gradient_is_the_slope_of_the_forward_pass(monkeypatch):
-    """Without the plain form's mask: the backward pass draws the same one."""
-    args, dropout = case("fewer states than tokens", monkeypatch)
-    rng = np.random.default_rng(2)
-    weights, *steps = (jnp.asarray(rng.standard_normal(x.shape), F32) for x in (args[0], *args))
-
-    def loss(*args):
-        with jax.default_matmul_precision("highest"):
-            return jnp.sum(gpu_forms.attention_to_states(*args, dropout) * weights)
-
-    gradients = quick_jit(jax.grad(loss, argnums=(0, 1, 2, 3)))(*args)
-    slope = sum(jnp.vdot(x, step) for x, step in zip(gradients, steps, strict=True))
-    size, loss = 1e-3, quick_jit(loss)
-    ahead, behind = (
-        loss(*(x + sign * size * step for x, step in zip(args, steps))) for sign in (1, -1)
-    )
-    np.testing.assert_allclose((ahead - behind) / (2 * size), slope, rtol=2e-3)
-
-
 @pytest.mark.parametrize(("queries", "keys"), [(32, 32), (32, 128), (96, 16)])
 def test_attention_by_head_equals_the_plain_form(queries, keys):
     """The cell's states, of which there may be fewer or more than tokens of two blocks."""

@@ -4,11 +4,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from architectures import ARCHITECTURES, SEGMENT, VOCABULARY, random_model
+from architectures import SEGMENT, VOCABULARY, random_model
 from jax.extend.core import jaxprs_in_params
-from tiny_models import OneKey, quick_jit
+from tiny_models import quick_jit
 
-from brt.models.recurrent_networks import LSTM, QRNN, pooled
+from brt.models.recurrent_networks import pooled
 
 both = pytest.mark.parametrize("name", ["lstm", "qrnn"])
 
@@ -97,21 +97,6 @@ def test_dropout_takes_a_key_and_leaves_evaluation_alone(name):
         quick_jit(lambda m=m: m(tokens, m.init_caches(2))[0])() for m in (model, random_model(name))
     )
     np.testing.assert_array_equal(plain, undropped)
-
-
-@pytest.mark.parametrize(
-    ("settings", "sentence"),
-    [
-        (dict(num_layers=0), "num_layers = 0"),
-        (dict(hidden_size=0), "hidden_size = 0"),
-        (dict(dropout=1.0), "dropout = 1.0"),
-        (dict(activation_dtype="float16"), "activation_dtype = 'float16'"),
-    ],
-)
-@pytest.mark.parametrize("model", [LSTM, QRNN])
-def test_bad_settings_are_named(model, settings, sentence):
-    with pytest.raises(ValueError, match=f"{model.__name__}.*{sentence}"):
-        model(OneKey(), **ARCHITECTURES["lstm"].settings | settings)
 
 
 # Words in bins.

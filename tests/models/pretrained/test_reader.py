@@ -93,37 +93,6 @@ def test_only_a_memory_carries_the_first_segment_to_the_answer(name, memory, poo
         assert np.array_equal(*outputs) != with_memory
 
 
-@every_kind
-def test_empty_segments_in_front_change_nothing(name, memory, pooled):
-    model = reader(name, memory, pooled=pooled)
-    first, second = tokens(7, 5, 3, seed=1), tokens(7, 6, 2, seed=2)
-    empty = np.full((B, T), PADDING, np.int32)
-    short, _ = read(model, [first, second], [YES, NO])
-    long, _ = read(model, [empty, empty, first, second], [YES, YES, YES, NO])
-    assert np.isfinite(long[0].x_BTD).all()
-    for one, other in zip(short[-1], long[-1]):
-        np.testing.assert_allclose(one, other, atol=1e-6)
-
-
-@every_kind
-def test_rows_are_strangers_and_padding_is_read_by_nobody(name, memory, pooled):
-    model = reader(name, memory, pooled=pooled)
-    first, second = tokens(7, 5, 3, seed=1), tokens(4, 6, 7, seed=2)
-    found, caches = read(model, [first, second], [YES, NO])
-    other = [first.copy(), second.copy()]
-    other[0][1], other[1][1] = tokens(7, seed=8)[0], tokens(2, seed=9)[0]
-    changed, after = read(model, other, [YES, NO])
-    for row in (0, 2):
-        for one, two in zip(jax.tree.leaves(caches), jax.tree.leaves(after)):
-            assert np.array_equal(one[row], two[row])
-    assert not np.array_equal(found[-1].x_BTD[1], changed[-1].x_BTD[1])
-    wider = [np.pad(part, [(0, 0), (0, 4)], constant_values=PADDING) for part in (first, second)]
-    padded, after = read(model.for_segments(T + 4), wider, [YES, NO])
-    for one, two in zip(jax.tree.leaves(caches), jax.tree.leaves(after)):
-        np.testing.assert_allclose(one, two, atol=2e-6)
-    assert padded[-1].real_BT.shape[1] == found[-1].real_BT.shape[1] + 4
-
-
 def test_without_memory_a_segment_is_the_body_and_its_head():
     model = reader("bert", 0)
     ids = tokens(7, 5, 3)
