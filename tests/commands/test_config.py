@@ -134,7 +134,6 @@ def test_a_binding_that_only_scopes_read_counts_as_read(folder):
         "TextFiles.path = %DATA",
     ]
     path = plain_config(folder, *lines, without=("Corpus.store",))
-    path.write_text(path.read_text().replace("Corpus.store", "one/Corpus.store", 1))
     experiment = built(path)
     assert experiment.bindings["two/TextFiles.path"] == "%DATA"
     assert [corpus.store.name for corpus in experiment.trainer.corpus.corpora] == ["one", "two"]

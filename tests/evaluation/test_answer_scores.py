@@ -79,9 +79,7 @@ def test_answers_that_are_not_read_to_their_end_do_not_count(store):
 @contextlib.contextmanager
 def studied(folder, *lines):
     """The study of an untrained model on a task, by run and content."""
-    path = write_config(folder, *lines, without=("Corpus.source", "Corpus.vocabulary"))
-    text = path.read_text().split("\n")
-    path.write_text("\n".join(line for line in text if not line.startswith("TextFiles")))
+    path = write_config(folder, *lines, without=("Corpus.source", "Corpus.vocabulary", "TextFiles"))
     with jax.set_mesh(one_device()):
         run = a_run(folder, build(path).experiment)
         yield run, run_study(AnswerAccuracy(), run)

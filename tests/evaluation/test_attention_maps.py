@@ -38,10 +38,7 @@ WITHOUT = ("BlockRecurrentTransformer", "RecurrentCell")
 
 def a_run(folder, lines, without=WITHOUT, length=T):
     """A `RecordedRun` of random parameters, with no checkpoint to read them from."""
-    path = write_config(folder, *lines, without=without)
-    kept = [line for line in path.read_text().split("\n") if not line.startswith(without)]
-    path.write_text("\n".join(kept))
-    experiment = build(path).experiment
+    experiment = build(write_config(folder, *lines, without=without)).experiment
     experiment.evaluation.tokens_per_step = 3 * length
     rng, run = np.random.default_rng(0), RecordedRun.__new__(RecordedRun)
     run.experiment, run.mesh, run.workdir, run.quiet = experiment, one_device(), folder, True
