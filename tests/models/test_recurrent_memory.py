@@ -6,7 +6,6 @@ What it computes and how it decodes are laws: of `rmt`, `rmt_txl`, `rmt_reads_ca
 import functools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
@@ -150,18 +149,6 @@ def test_other_cuts_change_logits_only_after_the_first(name):
     left = jax.tree.map(lambda x: x[0], caches)
     again, _ = quick_jit(model(name))(tokens()[1], left)
     np.testing.assert_allclose(again, parts[1], rtol=0, atol=1e-12)
-
-
-def test_equal_memory_tokens_differ_by_their_positions():
-    same = built(num_memory=3)
-    same.memory_SD[...] = jnp.broadcast_to(same.memory_SD[0], same.memory_SD.shape)
-    found, logits, caches = same.attention_weights(tokens()[1], same.init_caches(B))
-    assert found.weights[0].shape == (B, 2, 3 + T + 3, 3 + T + 3)
-    write_BHSX = np.asarray(found.weights[0])[:, :, -3:]
-    assert np.abs(np.diff(write_BHSX, axis=2)).max() > 1e-3
-    expected, after = quick_jit(same)(tokens()[1], same.init_caches(B))
-    np.testing.assert_allclose(logits, expected, atol=1e-12)
-    np.testing.assert_allclose(caches[-1].memory_BSD, after[-1].memory_BSD, atol=1e-12)
 
 
 def test_clearing_the_state_returns_to_the_learned_memory():

@@ -273,14 +273,6 @@ def test_a_learning_memorys_gradient_is_monitored():
     assert added == count_parameters(learning).recurrence == 2 * 12
 
 
-def test_every_bin_of_words_is_checked_against_the_mesh():
-    sizes = txl(memory_length=0, cutoffs=(4, 10)).divided_sizes()
-    assert sizes["TransformerXL.cutoffs[0]"] == 4
-    assert sizes["TransformerXL.cutoffs[1] - TransformerXL.cutoffs[0]"] == 6
-    assert sizes["TransformerXL.vocabulary_size - TransformerXL.cutoffs[1]"] == VOCABULARY - 10
-    assert txl(memory_length=0).divided_sizes()["TransformerXL.vocabulary_size"] == VOCABULARY
-
-
 def test_bfloat16_activations_give_nearly_the_same():
     wide, narrow = txl(memory_length=4, dtype="float32"), txl(memory_length=4, dtype="float32")
     narrow.dtype = jnp.dtype("bfloat16")
