@@ -9,11 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_run import build, differing, train_here, write_config
 
-from brt.experiment_checks import check_trainer
 from brt.training.optimization.optimizers import adamw
 from brt.training.optimization.plateau import ReduceOnPlateau
 from brt.training.records.run_folder import read_metrics
-from brt.training.settings import Trainer
 
 
 def scales(losses, factor, patience):
@@ -95,10 +93,3 @@ def test_a_resumed_run_halves_its_rate_at_the_same_steps(tmp_path):
     assert after[-1] < 1, "the run improved at every evaluation and shows nothing"
     # The rate of step n follows from the evaluations after steps 2, 4, ... < n.
     np.testing.assert_allclose(rates, [10.0 * after[(n - 1) // 2] for n in range(1, 10)], rtol=1e-5)
-
-
-def test_a_plateau_without_evaluations_is_refused():
-    with pytest.raises(ValueError, match=r"Trainer\.eval_every"):
-        check_trainer(
-            Trainer(object(), print, print, 1, 8, 8, plateau=ReduceOnPlateau(), eval_every=0)
-        )

@@ -7,12 +7,9 @@ import optax
 import pytest
 from tiny_run import build, differing, train_here, write_config
 
-from brt.experiment_checks import check_trainer
 from brt.training.checkpoints.parameters import load_params
-from brt.training.optimization.plateau import ReduceOnPlateau
 from brt.training.optimization.weight_average import WeightAverage, evaluated_params
 from brt.training.records.run_folder import read_metrics
-from brt.training.settings import Trainer
 from brt.training.train_step import TrainState
 
 
@@ -94,9 +91,3 @@ def test_a_run_evaluates_the_average_and_a_resumed_one_the_same(tmp_path):
     assert losses("plain") != losses("straight")
     read = jax.tree.leaves(straight.evaluation.evaluator.run(loaded.params))
     assert losses("straight")[-1] in read
-
-
-def test_a_plateau_beside_an_average_is_refused():
-    both = {"plateau": ReduceOnPlateau(), "average": WeightAverage()}
-    with pytest.raises(ValueError, match=r"Trainer\.plateau and Trainer\.average"):
-        check_trainer(Trainer(object(), print, print, 1, 8, 8, **both))
