@@ -8,7 +8,7 @@ import sys
 import gin
 import pytest
 from paths import ROOT
-from tiny_run import PLAIN, write_config
+from tiny_run import PLAIN, gin_afterwards, write_config  # noqa: F401
 
 from brt import config
 from brt.bindings import reading, registration
@@ -20,12 +20,6 @@ from brt.models.block_recurrent.cell import RecurrentCell
 from brt.models.block_recurrent.model import BlockRecurrentTransformer
 from brt.reporting.gin_text import read_gin_file, write_gin
 from brt.run.checks import warn_of_warmup
-
-
-@pytest.fixture(autouse=True)
-def gin_afterwards():
-    yield
-    gin.clear_config()
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import typing
 import gin
 import numpy as np
 import pytest
-from tiny_run import write_config
+from tiny_run import gin_afterwards, write_config  # noqa: F401
 
 from brt import config
 from brt.bindings.bound_values import bound_values, parameters_of
@@ -18,12 +18,6 @@ from brt.checks import MISFIT, PLAIN, UNKNOWN, Count, Positive, allows, words_fo
 from brt.config import ConfigError
 from brt.experiment import Experiment
 from brt.reporting.gin_text import read_gin, resolved
-
-
-@pytest.fixture(autouse=True)
-def gin_afterwards():
-    yield
-    gin.clear_config()
 
 
 def configurables():

@@ -192,11 +192,6 @@ def test_several_slices_are_one_request_and_train_together(stand_in, tmp_path):
     assert sum("delete" in call for call in found) == 1
 
 
-def test_if_one_of_several_slices_fails_the_launcher_fails(stand_in, tmp_path):
-    done = launch_tpu(stand_in, tmp_path, ["ACTIVE"], [1, 0], "--slices=2", "--no_plan")
-    assert done.returncode == 1 and "failed with status 1" in done.stderr
-
-
 def test_flags_reach_the_hosts_as_they_were_written(stand_in, tmp_path):
     launch_tpu(stand_in, tmp_path, ["ACTIVE"], [0], "--no_plan")
     lines = [call[-2].removeprefix("--command=") for call in calls(tmp_path) if "ssh" in call]
@@ -208,27 +203,28 @@ def test_flags_reach_the_hosts_as_they_were_written(stand_in, tmp_path):
     assert "scripts/tpu_job.sh" in lines[3]
 
 
-def test_after_a_preemption_the_command_takes_another_slice(stand_in, tmp_path):
-    states = ["ACTIVE", "ACTIVE", "SUSPENDED", "NOT_FOUND", "PROVISIONING", "ACTIVE"]
-    done = launch_tpu(stand_in, tmp_path, states, [255, 0], "--spot", "--no_plan", "--keep")
-    assert done.returncode == 0, done.stderr
-    again = [step for step in ONCE if "prepare" not in step]  # stores lie in the bucket
-    assert verbs(tmp_path) == ["plan", "scp", *ONCE, "delete", "create", "scp", *again]
-    trained = [call for call in calls(tmp_path) if "brt.train" in call[-2]]
-    assert len(trained) == 2 and trained[0] == trained[1]
+PREEMPTED = ["ACTIVE", "ACTIVE", "SUSPENDED", "NOT_FOUND", "PROVISIONING", "ACTIVE"]
+AGAIN = ["create", "scp", ONCE[0], ONCE[2]]  # stores lie in the bucket
+COURSES = {
+    "a preemption": (PREEMPTED, [255, 0], ["--spot", "--keep"], ["scp", *ONCE, "delete", *AGAIN]),
+    "a command that fails on a living slice": (["ACTIVE"], [1], [], ["scp", *ONCE, "delete"]),
+    "one of several slices that fails": (["ACTIVE"], [1, 0], ["--slices=2"], None),
+    "a lost connection": (["ACTIVE"], [255, 0], [], ["scp", *ONCE, ONCE[2], "delete"]),
+    "no answer of a slice": (["no route", *["ACTIVE"] * 2], [0], [], ["scp", *ONCE, "delete"]),
+}
+"""States of a slice, statuses of its training, options, and what is done after the plan."""
 
 
-def test_a_failed_command_on_a_living_slice_is_no_preemption(stand_in, tmp_path):
-    done = launch_tpu(stand_in, tmp_path, ["ACTIVE"], [1], "--no_plan")
-    assert done.returncode == 1 and "failed with status 1" in done.stderr
-    assert verbs(tmp_path).count("brt.train on all") == 1
-
-
-def test_a_lost_connection_is_followed_again_and_ends_nothing(stand_in, tmp_path):
-    (tmp_path / "running").write_text("1\n0\n0")
-    done = launch_tpu(stand_in, tmp_path, ["ACTIVE"], [255, 0], "--no_plan")
-    assert done.returncode == 0, done.stderr
-    assert verbs(tmp_path) == ["plan", "scp", *ONCE, "brt.train on all", "delete"]
+@pytest.mark.parametrize("course", COURSES)
+def test_only_a_preempted_command_takes_another_slice(stand_in, tmp_path, course):
+    states, statuses, options, done = COURSES[course]
+    (tmp_path / "running").write_text("1\n0\n0" if course == "a lost connection" else "")
+    ended = launch_tpu(stand_in, tmp_path, states, statuses, "--no_plan", *options)
+    assert ended.returncode == (1 in statuses), ended.stderr
+    assert ("no route" if "no route" in states else "status 1" * (1 in statuses)) in ended.stderr
+    assert done is None or verbs(tmp_path) == ["plan", *done]
+    trained = {str(call) for call in calls(tmp_path) if "brt.train" in call[-2]}
+    assert len(trained) == 1 + ("--slices=2" in options)
 
 
 @pytest.mark.parametrize(
@@ -262,13 +258,6 @@ def test_a_job_of_a_host_outlives_its_connection(tmp_path):
     (tmp_path / "go").touch()
     again = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert again.returncode == 3 and again.stdout == "begun brt.train\n"
-
-
-def test_no_answer_is_not_taken_for_a_slice_that_is_gone(stand_in, tmp_path):
-    states = ["no route", "ACTIVE", "ACTIVE"]
-    done = launch_tpu(stand_in, tmp_path, states, [0], "--no_plan")
-    assert done.returncode == 0 and "no route" in done.stderr
-    assert "create" not in verbs(tmp_path)
 
 
 def test_the_dry_mode_of_a_pod_prints_commands_and_runs_none(stand_in, tmp_path):

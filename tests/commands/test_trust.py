@@ -18,7 +18,7 @@ import pytest
 import stores
 from fabricated_runs import add_recording, make_run, make_store
 from paths import ROOT
-from tiny_run import PLAIN, command, contents, write_config
+from tiny_run import PLAIN, command, contents, gin_afterwards, write_config  # noqa: F401
 
 from brt import benchmark, config, evaluate, export, generate, prepare, report, train
 from brt.config import ConfigError
@@ -37,12 +37,6 @@ from brt.training.checkpoints.parameters import load_params
 from brt.training.records.run_folder import RunFolder
 
 MARK = "IT_RAN"
-
-
-@pytest.fixture(autouse=True)
-def gin_afterwards():
-    yield
-    gin.clear_config()
 
 
 @pytest.fixture

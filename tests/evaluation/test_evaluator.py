@@ -217,20 +217,6 @@ def test_meliad_scoring_omits_first_tokens_and_id_0(tmp_path, slide, rows, lengt
     assert "bits_per_byte" not in scalars
 
 
-@pytest.mark.skipif(jax.device_count() != 8, reason="needs eight devices")
-def test_the_number_of_devices_moves_nothing(evaluated, recurrent):
-    alone, mesh = evaluated(recurrent, 4, 16, cleared=True), mesh_of(4, 2)
-    with jax.set_mesh(mesh):
-        evaluator = Evaluator(recurrent, recurrent.open_store("validation"), mesh)
-        params = jax.device_put(
-            random_params(recurrent), shardings(recurrent.abstract_params, mesh)
-        )
-        divided = evaluator.run(params)
-    assert divided.keys() == alone.keys()
-    for name, value in alone.items():
-        assert divided[name] == pytest.approx(value, rel=1e-6), name
-
-
 # The state cleared.
 
 

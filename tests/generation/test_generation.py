@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from architectures import SEGMENT, VOCABULARY, WINDOW, random_model
-from tiny_models import read_segment
+from tiny_models import read_segment, wide_types  # noqa: F401
 from tiny_run import TXL, write_config
 
 from brt import config
@@ -28,12 +28,6 @@ class Ids(ByteVocabulary):
     """Bytes, but few."""
 
     size = VOCABULARY
-
-
-@pytest.fixture(autouse=True)
-def wide_types():
-    with jax.enable_x64(True):
-        yield
 
 
 @functools.cache

@@ -18,7 +18,7 @@ from drawn_models import LAYER_MEMORIES, RECENT_MEMORIES, chains, told
 from drawn_pretrained import FAMILIES, RECENT, draw
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
-from tiny_models import OneKey, cast, quick_jit, randomised
+from tiny_models import OneKey, cast, quick_jit, randomised, wide_types  # noqa: F401
 from tiny_run import mesh_of
 
 from brt.models.counts import count_parameters
@@ -43,12 +43,6 @@ ALL = *range(SLOW), *range(RECENT, RECENT + SLOW_RECENT)
 SEEDS = range(*map(int, ASKED.split(":"))) if ASKED else sorted({*ALL, *FOUND})
 QUICK_SEEDS = *range(QUICK), *range(RECENT, RECENT + QUICK_RECENT)
 MESHES = ((8, 1), (4, 2))
-
-
-@pytest.fixture(autouse=True)
-def wide_types():
-    with jax.enable_x64(True):
-        yield
 
 
 # Laws that the listed architectures keep by gradients, or that other tests check on them.

@@ -14,7 +14,7 @@ import pytest
 from architectures import ARCHITECTURES, QUICK_PRETRAINED, WINDOW, kinds, random_model
 from flax import nnx
 from ragged import Ragged, ragged_segments
-from tiny_models import quick_jit
+from tiny_models import quick_jit, wide_types  # noqa: F401
 
 from brt.data.vocabularies.base import BEGIN
 from brt.models.caches import LayerCache, clear_state, reset_rows, with_state
@@ -38,12 +38,6 @@ cuttable = [each for each in in_types if ARCHITECTURES[each.values[0]].cut_invar
 every_cuttable = pytest.mark.parametrize(("name", "dtype", "tolerance"), cuttable, scope="module")
 ROWS = 3
 ALL, NONE = np.ones(ROWS, bool), np.zeros(ROWS, bool)
-
-
-@pytest.fixture(autouse=True)
-def wide_types():
-    with jax.enable_x64(True):
-        yield
 
 
 class Tiny:

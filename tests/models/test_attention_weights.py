@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 from flax import nnx
-from tiny_models import OneKey, cast, quick_jit, randomised
+from tiny_models import OneKey, cast, quick_jit, randomised, wide_types  # noqa: F401
 
 from brt.models.attention_weights import ShowsAttention
 from brt.models.memory_tokens.model import RecurrentMemoryTransformer
@@ -38,12 +38,6 @@ MODELS = {
 }
 REMEMBERED = {"xl": 6, "no memory": 0, "learned": 3, "rmt": 0, "rmt, cache": 11, "start, cache": 11}
 every_model = pytest.mark.parametrize("name", MODELS)
-
-
-@pytest.fixture(autouse=True)
-def wide_types():
-    with jax.enable_x64(True):
-        yield
 
 
 @functools.cache

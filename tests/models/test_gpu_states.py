@@ -9,22 +9,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_gpu_kernels import GPU
-from tiny_models import quick_jit
+from test_gpu_kernels import (
+    BF16,
+    F32,
+    GPU,
+    KEYS_FIRST,
+    QUERIES_FIRST,
+    largest_error,
+    outputs_and_gradients,
+)
 
 from brt.models import ops
 from brt.models.fast import gpu_forms
 from brt.models.fast.kernels import gpu_launch
 from brt.models.fast.kernels.gpu_attention import kept_factors
-from brt.models.fast.kernels.gpu_launch import Launch, Launches
 from brt.models.fast.kernels.parts import Heads
 from brt.training.sharding import make_mesh
 
-BF16, F32 = jnp.bfloat16, jnp.float32
-NAMES = "q", "k", "v", "scale"
-
-KEYS_FIRST = Launches(Launch(32, 16, 4, 1), Launch(16, 32, 4, 1), Launch(32, 32, 4, 1))
-QUERIES_FIRST = Launches(Launch(64, 32, 4, 1), Launch(32, 16, 4, 1), Launch(64, 16, 4, 1))
 CASES = {
     "an odd batch and dropout": (KEYS_FIRST, (3, 2, 64, 64, 2, 32), 0.2),
     "fewer states than tokens": (QUERIES_FIRST, (1, 3, 128, 32, 1, 64), 0.1),
@@ -51,29 +52,6 @@ def plain_attention(q, k, v, scale, dropout):
     W, S = q.shape[1] // k.shape[1], k.shape[2]
     keep = None if dropout is None else kept_factors(dropout, W, S)
     return ops.attention_to_states(q, k, v, scale, keep)
-
-
-def outputs_and_gradients(attend, *args):
-    weights = np.random.default_rng(1).standard_normal(jax.eval_shape(attend, *args).shape)
-
-    @quick_jit
-    def run(*args):
-        y, backward = jax.vjp(attend, *args)
-        return y, *backward(jnp.asarray(weights, y.dtype))
-
-    with jax.default_matmul_precision("highest"):
-        return run(*args)
-
-
-def largest_error(attend, plain, *args, exact=None):
-    """Of outputs and gradients, each relative to its largest entry."""
-    computed = outputs_and_gradients(attend, *args)
-    expected = outputs_and_gradients(plain, *(exact or args))
-    errors = [
-        float(jnp.max(jnp.abs(a.astype(F32) - b)) / jnp.max(jnp.abs(b)))
-        for a, b in zip(computed, expected, strict=True)
-    ]
-    return np.max(errors)  # NaN if any is
 
 
 def forms(dropout):

@@ -31,7 +31,6 @@ FEEDBACK = dict(num_layers=3)
 """A layer above the states too, which with kernels runs outside the loop over blocks."""
 
 
-@functools.partial(quick_jit, static_argnums=0)
 def outputs_and_gradients(graph, params, tokens_SBT):
     """Of two segments with their caches, dropout on: outputs, caches, gradients."""
     segments, rows, tokens = tokens_SBT.shape
@@ -54,17 +53,20 @@ def outputs_and_gradients(graph, params, tokens_SBT):
     return jax.value_and_grad(loss, has_aux=True)(params)
 
 
+compiled = quick_jit(outputs_and_gradients, static_argnums=0)
+
+
 def run(name, form, mesh_shape=None, rows=4, **settings):
     model = random_model(name, attention_form=form, **{**SMALL, **settings})
     tokens_SBT = np.random.default_rng(0).integers(0, 17, (2, rows, 3 * W)).astype(np.int32)
     graph, params = nnx.split(model, nnx.Param)
     if mesh_shape is None:
-        return outputs_and_gradients(graph, params, tokens_SBT)
+        return compiled(graph, params, tokens_SBT)
     devices = jax.devices()[: np.prod(mesh_shape)]
     mesh = make_mesh(mesh_shape, devices=devices)
     with jax.set_mesh(mesh):
         params = jax.device_put(params, shardings(params, mesh))
-        return outputs_and_gradients(graph, params, tokens_SBT)
+        return compiled(graph, params, tokens_SBT)
 
 
 def assert_close(computed, expected):
@@ -165,11 +167,11 @@ def test_a_model_draws_the_dropout_of_whole_tiles_in_its_kernels(monkeypatch):
     )
     graph, params = nnx.split(random_model("rec_kernel", **settings), nnx.Param)
     tokens_SBT = np.random.default_rng(0).integers(0, 17, (1, 1, 2 * window)).astype(np.int32)
-    computed = outputs_and_gradients(graph, params, tokens_SBT)
+    computed = compiled(graph, params, tokens_SBT)
     plain = window_kernel.plain_window_attention
     monkeypatch.setattr(window_kernel, "window_attention", plain)
     monkeypatch.setattr(states_kernel, "block_attention", states_kernel.plain_block_attention)
-    expected = outputs_and_gradients.__wrapped__(graph, params, tokens_SBT)
+    expected = outputs_and_gradients(graph, params, tokens_SBT)
     assert_close(computed, expected)
 
 

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 from flax import nnx
-from tiny_models import OneKey, cast, quick_jit, randomised
+from tiny_models import OneKey, cast, quick_jit, randomised, wide_types  # noqa: F401
 
 from brt.data.vocabularies.base import BEGIN
 from brt.models.block_recurrent.model import BlockRecurrentTransformer
@@ -41,12 +41,6 @@ MODELS = {
     "start, cache": dict(num_memory=3, memory_at_end=False, memory_length=4),
 }
 every_model = pytest.mark.parametrize("name", MODELS)
-
-
-@pytest.fixture(autouse=True)
-def wide_types():
-    with jax.enable_x64(True):
-        yield
 
 
 def make(rngs, **settings):

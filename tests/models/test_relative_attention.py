@@ -4,18 +4,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny_models import quick_jit
+from tiny_models import quick_jit, wide_types  # noqa: F401
 
 from brt.models.layers.positions_sinusoid import sinusoid
 from brt.models.relative_attention import Positions, distances, score_terms, scores, shift
 
 B, T, H, K = 2, 5, 3, 4
-
-
-@pytest.fixture(autouse=True)
-def wide_types():
-    with jax.enable_x64(True):
-        yield
 
 
 def drawn(J, future=False, seed=0):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from architectures import SEGMENT, VOCABULARY, WITHOUT_WINDOW
 from flax import nnx
-from tiny_models import OneKey, cast, parameters, quick_jit, randomised, read_segment
+from tiny_models import OneKey, cast, parameters, quick_jit, randomised, read_segment, wide_types  # noqa: F401
 
 from brt.models.counts import count_parameters
 from brt.models.layers.initializers import parameter
@@ -23,12 +23,6 @@ WIDTHS = WITHOUT_WINDOW | dict(num_layers=2)
 def txl(seed=1, dtype="float64", **settings):
     model = nnx.eval_shape(lambda: TransformerXL(OneKey(), **WIDTHS, **settings))
     return cast(randomised(model, seed), dtype).for_segments(SEGMENT)
-
-
-@pytest.fixture(autouse=True)
-def wide_types():
-    with jax.enable_x64(True):
-        yield
 
 
 def tokens(length, seed=3):

@@ -94,117 +94,45 @@ class StreamUnderTest:
         return self.name
 
 
-def _training(kind):
-    return lambda *sizes: training_stream(kind, *sizes)
-
-
-def _pass(kind, stride=None):
-    return lambda store, rows, length, K, seed: evaluation_pass(
-        kind, store, rows, length, stride, K
+def _training(name, kind, checksum, epoch, **promises):
+    return StreamUnderTest(
+        name, lambda *sizes: training_stream(kind, *sizes), checksum, epoch, **promises
     )
 
 
+def _pass(name, kind, checksum, epoch=whole_pass, stride=None, **promises):
+    def begin(store, rows, length, K, seed):
+        return evaluation_pass(kind, store, rows, length, stride, K)
+
+    overlaps = stride is not None
+    return StreamUnderTest(
+        name, begin, checksum, epoch, seeded=False, overlaps=overlaps, **promises
+    )
+
+
+JOINED = dict(begins=False, unread=lambda store, rows: 1)
+SAMPLES = dict(begins=False, unread=lambda store, rows: store.num_documents, make_store=samples)
+LABELLED = dict(make_store=labelled, next_tokens=False)
+CUT = dict(begins=False, unread=lambda store, rows: 1 + (store.num_tokens - 1) % rows)
+
 TRAINING = [
-    StreamUnderTest("documents", _training("documents"), "9f473473a32fe4a2", epoch_of_each_row),
-    StreamUnderTest(
-        "contiguous",
-        _training("contiguous"),
-        "d91cc66a397ec8b0",
-        epoch_of_each_row,
-        unread=lambda store, rows: 1 + (store.num_tokens - 1) % rows,
-        begins=False,
-        seeded=False,
+    _training("documents", "documents", "9f473473a32fe4a2", epoch_of_each_row),
+    _training(
+        "contiguous", "contiguous", "d91cc66a397ec8b0", epoch_of_each_row, **CUT, seeded=False
     ),
-    StreamUnderTest(
-        "shuffled",
-        _training("shuffled"),
-        "fd955d5b7d5fcd0c",
-        epoch_of_each_row,
-        unread=lambda store, rows: 1,
-        begins=False,
-        waits=True,
-    ),
-    StreamUnderTest(
-        "samples",
-        _training("samples"),
-        "8b5e1edb62cb1176",
-        epoch_of_turns,
-        unread=lambda store, rows: store.num_documents,
-        make_store=samples,
-        begins=False,
-        any_cut=False,
-    ),
-    StreamUnderTest(
-        "mixture", _training("documents"), "cf0de5976494ac8f", None, make_store=mixture
-    ),
-    StreamUnderTest(
-        "labelled",
-        _training("labelled"),
-        "287ee8f5e934bc53",
-        None,
-        make_store=labelled,
-        any_cut=False,
-        waits=True,
-        next_tokens=False,
+    _training("shuffled", "shuffled", "fd955d5b7d5fcd0c", epoch_of_each_row, **JOINED, waits=True),
+    _training("samples", "samples", "8b5e1edb62cb1176", epoch_of_turns, **SAMPLES, any_cut=False),
+    _training("mixture", "documents", "cf0de5976494ac8f", None, make_store=mixture),
+    _training(
+        "labelled", "labelled", "287ee8f5e934bc53", None, **LABELLED, any_cut=False, waits=True
     ),
 ]
-
 PASSES = [
-    StreamUnderTest(
-        "document pass", _pass("documents"), "b4f06c01ca1788be", whole_pass, seeded=False
-    ),
-    StreamUnderTest(
-        "mixture pass",
-        _pass("documents"),
-        "bcdae6c4953d534a",
-        whole_pass,
-        make_store=mixture,
-        seeded=False,
-    ),
-    StreamUnderTest(
-        "contiguous pass",
-        _pass("contiguous"),
-        "ec9b2e9553c69152",
-        whole_pass,
-        unread=lambda store, rows: 1,
-        begins=False,
-        seeded=False,
-    ),
-    StreamUnderTest(
-        "sample pass",
-        _pass("samples"),
-        "2aa9764845a4ee32",
-        whole_pass,
-        unread=lambda store, rows: store.num_documents,
-        make_store=samples,
-        begins=False,
-        seeded=False,
-    ),
-    StreamUnderTest(
-        "shifted pass",
-        _pass("documents", 1),
-        "2709b76f18a43c87",
-        whole_pass,
-        seeded=False,
-        overlaps=True,
-    ),
-    StreamUnderTest(
-        "shifted contiguous pass",
-        _pass("contiguous", 1),
-        "0ea5a2e222b9657a",
-        whole_pass,
-        unread=lambda store, rows: 1,
-        begins=False,
-        seeded=False,
-        overlaps=True,
-    ),
-    StreamUnderTest(
-        "labelled pass",
-        _pass("labelled"),
-        "54bda0715dea6ec8",
-        None,
-        make_store=labelled,
-        seeded=False,
-        next_tokens=False,
-    ),
+    _pass("document pass", "documents", "b4f06c01ca1788be"),
+    _pass("mixture pass", "documents", "bcdae6c4953d534a", make_store=mixture),
+    _pass("contiguous pass", "contiguous", "ec9b2e9553c69152", **JOINED),
+    _pass("sample pass", "samples", "2aa9764845a4ee32", **SAMPLES),
+    _pass("shifted pass", "documents", "2709b76f18a43c87", stride=1),
+    _pass("shifted contiguous pass", "contiguous", "0ea5a2e222b9657a", stride=1, **JOINED),
+    _pass("labelled pass", "labelled", "54bda0715dea6ec8", None, **LABELLED),
 ]

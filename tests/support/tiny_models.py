@@ -6,9 +6,17 @@ import jax
 import jax.numpy as jnp
 import jaxlib.version
 import numpy as np
+import pytest
 from flax import nnx
 
 from brt.models.caches import reset_rows
+
+
+@pytest.fixture(autouse=True)
+def wide_types():
+    """64-bit numbers in the tests of a module that imports this."""
+    with jax.enable_x64(True):
+        yield
 
 
 class OneKey:

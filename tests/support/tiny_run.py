@@ -91,6 +91,13 @@ TXL = (
 lines."""
 
 
+@pytest.fixture(autouse=True)
+def gin_afterwards():
+    """No bindings are left by the tests of a module that imports this."""
+    yield
+    gin.clear_config()
+
+
 @pytest.fixture
 def collect_garbage():
     """For tests in which a restore or write fails: coroutines that it left complain here."""

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from architectures import VOCABULARY, kinds, random_model, segment_length
 from flax import nnx
-from tiny_models import parameters, quick_jit
+from tiny_models import parameters, quick_jit, wide_types  # noqa: F401
 from tiny_run import assert_same_run, build, mesh_of, records, train_here, write_config
 
 from brt.benchmarks import hlo
@@ -25,12 +25,6 @@ CASES = [
     pytest.param(*case.values, marks=() if case.values[0] in DEFAULT else pytest.mark.slow)
     for case in kinds()
 ]
-
-
-@pytest.fixture(autouse=True)
-def wide_types():
-    with jax.enable_x64(True):
-        yield
 
 
 def batch(length, seed=0):

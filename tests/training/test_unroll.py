@@ -10,7 +10,7 @@ import optax
 import pytest
 from architectures import VOCABULARY, random_model, segment_length
 from flax import nnx
-from tiny_models import cast, parameters, quick_jit
+from tiny_models import cast, parameters, quick_jit, wide_types  # noqa: F401
 
 from brt.data.streams.batch import Batch
 from brt.evaluation.reading import read_segment
@@ -21,12 +21,6 @@ from brt.training.train_step import TrainState, make_loss, make_train_step
 
 K, B, T, D = 4, 2, 3, 5
 DEPTHS = (None, 0, 2)
-
-
-@pytest.fixture(autouse=True)
-def wide_types():
-    with jax.enable_x64(True):
-        yield
 
 
 class SumCache(NamedTuple):

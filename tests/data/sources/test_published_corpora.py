@@ -1,10 +1,9 @@
 """Published corpora: the right files, cut where the papers cut them, and wrong files refused."""
 
-import os
-import pickle
 from collections import Counter
 
 import pytest
+from test_selections import parallel
 
 from brt.data.sources.published import (
     Enwik8,
@@ -20,13 +19,6 @@ SPLITS = ["train", "validation", "test"]
 
 def data(source, split):
     return [document.data for document in source.documents(split)]
-
-
-def parallel(source, split):
-    """The documents as other processes would read them."""
-    parts = pickle.loads(pickle.dumps(source.parts(split)))
-    assert all(os.path.isfile(path) for part in parts for path in source.files(part))
-    return [pickle.loads(pickle.dumps(source)).read(part) for part in parts]
 
 
 def resize(monkeypatch, make, **sizes):

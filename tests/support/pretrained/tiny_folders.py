@@ -25,34 +25,23 @@ def gpt2_shapes(config):
     shapes["transformer.wpe.weight"] = config["n_positions"], D
     for i in range(config["n_layer"]):
         of_layer = {
-            "ln_1.weight": (D,),
-            "ln_1.bias": (D,),
-            "attn.c_attn.weight": (D, 3 * D),
-            "attn.c_attn.bias": (3 * D,),
-            "attn.c_proj.weight": (D, D),
-            "attn.c_proj.bias": (D,),
-            "ln_2.weight": (D,),
-            "ln_2.bias": (D,),
-            "mlp.c_fc.weight": (D, F),
-            "mlp.c_fc.bias": (F,),
-            "mlp.c_proj.weight": (F, D),
-            "mlp.c_proj.bias": (D,),
+            **{"ln_1": (D,), "attn.c_attn": (D, 3 * D), "attn.c_proj": (D, D)},
+            **{"ln_2": (D,), "mlp.c_fc": (D, F), "mlp.c_proj": (F, D)},
         }
-        shapes |= {f"transformer.h.{i}.{name}": shape for name, shape in of_layer.items()}
+        for name, shape in of_layer.items():
+            shapes[f"transformer.h.{i}.{name}.weight"] = shape
+            shapes[f"transformer.h.{i}.{name}.bias"] = shape[-1:]
     shapes |= {"transformer.ln_f.weight": (D,), "transformer.ln_f.bias": (D,)}
     if config.get("tie_word_embeddings") is False:
         shapes["lm_head.weight"] = config["vocab_size"], D
     return shapes
 
 
-LLAMA = dict(
+SIZES = dict(vocab_size=17, max_position_embeddings=12, num_hidden_layers=2)
+SIZES |= dict(hidden_size=12, intermediate_size=10)
+LLAMA = SIZES | dict(
     model_type="llama",
     architectures=["LlamaForCausalLM"],
-    vocab_size=17,
-    max_position_embeddings=12,
-    hidden_size=12,
-    intermediate_size=10,
-    num_hidden_layers=2,
     num_attention_heads=4,
     num_key_value_heads=2,
     head_dim=6,
@@ -61,14 +50,9 @@ LLAMA = dict(
     bos_token_id=1,
     eos_token_id=2,
 )
-GPT_NEOX = dict(
+GPT_NEOX = SIZES | dict(
     model_type="gpt_neox",
     architectures=["GPTNeoXForCausalLM"],
-    vocab_size=17,
-    max_position_embeddings=12,
-    hidden_size=12,
-    intermediate_size=10,
-    num_hidden_layers=2,
     num_attention_heads=2,
     rotary_pct=0.4,
     tie_word_embeddings=False,
