@@ -1,5 +1,7 @@
 """The Pallas kernels of windowed attention for GPUs, in interpret mode, against the plain form."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -96,10 +98,13 @@ def case(name, monkeypatch):
     monkeypatch.setattr(gpu_launch, "launches", lambda *_: tiles)
     heads = heads._replace(interpret=True)
     dropout = tile_dropout(jax.random.key(0), rate, heads.num_heads, 1)
-    forms = [
-        lambda *args, form=form: form(heads, *args, dropout)
-        for form in (attend_to_window, plain_attention)
-    ]
+
+    def of(form, *args):
+        *args, scale, bias = args
+        scale = scale if heads.qk_norm else jax.lax.stop_gradient(scale)  # no parameter then
+        return form(heads, *args, scale, bias, dropout)
+
+    forms = (functools.partial(of, form) for form in (attend_to_window, plain_attention))
     return forms, arguments(heads, *sizes)
 
 
