@@ -65,7 +65,7 @@ class Subject(NamedTuple):
     Args:
         spoil: from a generator and a copy of the folder to what it did to the copy, and to the
             names of which a refusal must have one.
-        read: what the copy gives.
+        read: from the copy to its content.
         is_right: of what was read and what was done: whether it may be read.
     """
 
