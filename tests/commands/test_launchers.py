@@ -212,7 +212,7 @@ COURSES = {
     "a lost connection": (["ACTIVE"], [255, 0], [], ["scp", *ONCE, ONCE[2], "delete"]),
     "no answer of a slice": (["no route", *["ACTIVE"] * 2], [0], [], ["scp", *ONCE, "delete"]),
 }
-"""States of a slice, statuses of its training, options, and what is done after the plan."""
+"""States of a slice, statuses of its training, options, and the calls after the plan."""
 
 
 @pytest.mark.parametrize("course", COURSES)

@@ -254,7 +254,7 @@ MEMORIES = {
     "LaCT without momentum": (partial(LactMemory, momentum=False), (256, 2, 128, 8), 64, 1.1),
     "Titans": (TitansMemory, (256, 2, 128, 8), 64, 1.1),
 }
-"""Memories, sizes of their layer, tokens of a block, and the factor that the compiler may count more."""
+"""Memories, sizes of their layer, tokens of a block, and the largest ratio of operations."""
 
 
 @pytest.mark.parametrize("name", MEMORIES)
