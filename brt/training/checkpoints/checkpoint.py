@@ -25,7 +25,7 @@ from brt.data.stores.token_store import VOCABULARY
 from brt.storage.json_files import MOST_BYTES, Fields, misfit, read_json
 from brt.storage.paths import RemotePath, absolute, as_path, is_remote, move
 from brt.storage.regular_files import open_regular
-from brt.training.checkpoints.awaited_reads import await_all_reads
+from brt.training.checkpoints.array_reads import read_one_replica
 from brt.training.checkpoints.fingerprints import fingerprints
 from brt.training.checkpoints.mirror import COMPLETE, CheckpointMirror
 from brt.training.checkpoints.policy import CheckpointPolicy
@@ -82,7 +82,7 @@ class Checkpoints:
         # Orbax logs these counters, and TensorStore never frees what it returns: 0.1 MB a
         # checkpoint (docs/benchmarks/robustness.md).
         tensorstore.experimental_collect_matching_metrics = lambda *_: []
-        await_all_reads(ocp.type_handlers.get_type_handler(jax.Array))
+        read_one_replica(ocp.type_handlers.get_type_handler(jax.Array))
         self._ocp = ocp
         self._retention = _Retention(policy or CheckpointPolicy())
         self._writing = 0  # the newest step that was begun to be written
