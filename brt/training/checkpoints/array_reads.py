@@ -1,6 +1,6 @@
 """Reads of arrays by Orbax: by the processes of one replica, which send them to the others.
 
-Orbax has a handler for this (`SingleReplicaArrayHandler`), whose sum of floats turns -0.0 into 0.0.
+Orbax has a handler for this (`SingleReplicaArrayHandler`), whose sum of floats makes 0.0 of -0.0.
 """
 
 import asyncio
