@@ -123,9 +123,11 @@ class Checkpoints:
         self.wait()  # so that an error names the checkpoint that failed, not the next one
         self._writing = step
         # Copies, because the record is written while the caller's continues to change, and because
-        # a backend may return views of buffers that the next step reuses.
+        # Orbax has views of a CPU's buffers, which the next step reuses. It copies others to the
+        # host before `save` returns; another copy would be in the device's memory.
         record = copy.deepcopy({**record, "fingerprints": fingerprints(state)})
-        state = jax.tree.map(jnp.copy, state)
+        if all(device.platform == "cpu" for device in state.step.devices()):
+            state = jax.tree.map(jnp.copy, state)
         try:
             self._manager.save(
                 step,
