@@ -75,7 +75,7 @@ def _unused_axes(sharding):
 
 
 def _first_replica(sharding):
-    """Returns the sharding of the first replica of an array; None if every process has part of it.
+    """Returns the sharding of the first replica of an array; None if every process has a part.
 
     Its devices are first along each mesh axis that does not divide the array.
     """
