@@ -6,8 +6,8 @@ was before: each device computes its A and b, and `jax.lax.associative_scan` ove
 devices gives each the matrix before its segments. What else a cache holds (windows, inputs of
 convolutions) depends on the last tokens alone, and comes from the device before.
 
-A layer's keys, values and memory are computed a second time, about a quarter of its operations; no
-device is idle. `ring.py` is the other schedule, for all memories.
+A layer's keys, values and memory are computed a second time, about a quarter of its operations; the
+backward pass computes each layer again. No device is idle. `ring.py` is the other schedule, for all memories.
 """
 
 from collections.abc import Callable
