@@ -7,7 +7,8 @@ devices gives each the matrix before its segments. What else a cache holds (wind
 convolutions) depends on the last tokens alone, and comes from the device before.
 
 A layer's keys, values and memory are computed a second time, about a quarter of its operations; the
-backward pass computes each layer again. No device is idle. `ring.py` is the other schedule, for all memories.
+backward pass computes each layer again. No device is idle. `ring.py` is the other schedule, for all
+memories.
 """
 
 from collections.abc import Callable
