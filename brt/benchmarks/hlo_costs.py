@@ -3,7 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -249,6 +249,22 @@ def axes_of(groups: Sequence[Sequence[int]], mesh: Mapping[str, int]) -> tuple[s
         places = np.stack(np.unravel_index(np.asarray(group), shape))
         varied |= {name for name, row in zip(mesh, places, strict=True) if len(set(row)) > 1}
     return tuple(name for name in mesh if name in varied)
+
+
+def exchanges(costs: Iterable[Collective], mesh: Mapping[str, int]) -> list[dict[str, Any]]:
+    """Returns {"kind", "axes", "in_loops", "optimizer", "runs", "bytes"} of a step's collectives.
+
+    mesh: sizes of its axes. axes: those along which devices exchange data. optimizer: whether the
+    collective is part of the optimizer.
+    """
+    sums: dict[tuple, list[int]] = {}
+    for each in costs:
+        axes, of = axes_of(each.groups, mesh), part(each.scope) == "optimizer"
+        total = sums.setdefault((each.kind, axes, bool(each.loops), of), [0, 0])
+        total[0] += each.times
+        total[1] += each.bytes * each.times
+    names = "kind", "axes", "in_loops", "optimizer", "runs", "bytes"
+    return [dict(zip(names, (*key, *total), strict=True)) for key, total in sums.items()]
 
 
 def across_slices(costs: Iterable[Collective], slices: Sequence[int]) -> dict[str, dict[str, int]]:

@@ -5,6 +5,7 @@ grid steps, cycles = grid steps x bundles / cores.
 """
 
 import dataclasses
+import functools
 import math
 import os
 import pathlib
@@ -72,12 +73,18 @@ def bundles(equation: Any, topology: Topology) -> int:
     inputs = (jax.ShapeDtypeStruct(x.aval.shape, x.aval.dtype) for x in equation.invars)
     checks = [jax.export.DisabledSafetyCheck.custom_call("tpu_custom_call")]
     export = jax.export.export(jax.jit(kernel), platforms=["tpu"], disabled_checks=checks)
-    exported = pickle.dumps(dataclasses.replace(export(*inputs), _get_vjp=None))
+    return _bundles(
+        pickle.dumps(dataclasses.replace(export(*inputs), _get_vjp=None)), topology.name
+    )
+
+
+@functools.cache
+def _bundles(exported, name):
     with tempfile.TemporaryDirectory() as folder:
         flags = (
             f"--xla_jf_dump_to={folder} --xla_jf_dump_llo_text=true --xla_jf_dump_llo_html=false"
         )
-        command = [sys.executable, "-m", "brt.benchmarks.kernels", topology.name]
+        command = [sys.executable, "-m", "brt.benchmarks.kernels", name]
         environment = {**os.environ, "LIBTPU_INIT_ARGS": flags, "JAX_PLATFORMS": "cpu"}
         subprocess.run(command, input=exported, env=environment, check=True, capture_output=True)
         files = pathlib.Path(folder).glob("*-kernel.*-schedule-analysis_final_bundles.txt")

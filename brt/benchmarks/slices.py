@@ -110,15 +110,16 @@ def measure(experiment: Experiment, topology: Target) -> dict[str, Any]:
         bundles = kernels.kernel_cycles(traced.jaxpr, topology)
         figures |= {"fits": True}
         figures |= step_figures(compiled, figures["flops"], topology, bundles)
+    found = _collectives(compiled)
+    figures["exchanges"] = hlo_costs.exchanges(found, mesh.shape)
     if slices > 1:
         grid = slice_grid(trainer.mesh, mesh.size, slices)
-        figures["across_slices"] = _across_slices(compiled, grid)
+        figures["across_slices"] = hlo_costs.across_slices(found, grid.ravel().tolist())
     return figures
 
 
-def _across_slices(compiled, grid):
-    found = hlo_costs.collectives(hlo.parse(compiled.as_text() or ""))
-    return hlo_costs.across_slices(found, grid.ravel().tolist())
+def _collectives(compiled):
+    return hlo_costs.collectives(hlo.parse(compiled.as_text() or ""))
 
 
 def _seconds(begun):
@@ -218,7 +219,8 @@ def _dry_run_on_any(nodes, count):
         on_cpus = jax.sharding.Mesh(grid, mesh.axis_names, (AxisType.Auto,) * grid.ndim)
         with jax.set_mesh(on_cpus):
             compiled = trace_step(experiment, on_cpus).lower().compile(CPU_OPTIONS)
-        found = _across_slices(compiled, slice_grid(shape, count, nodes))
+        nodes_of_devices = slice_grid(shape, count, nodes).ravel().tolist()
+        found = hlo_costs.across_slices(_collectives(compiled), nodes_of_devices)
         print(f"{across_line(found)} (as the CPU's compiler divides the step)", flush=True)
     return experiment
 

@@ -21,6 +21,7 @@ from jax.typing import DTypeLike
 from brt.models import ops
 from brt.models.axis_rules import on_gpu, on_tpu
 from brt.models.fast import attention, block_loop, cudnn_attention, key_dropout
+from brt.models.fast.data_shards import attention_by_shard, tables_by_shard
 from brt.models.ops import CellOps, LayerOps
 from brt.models.sizes import Sizes
 from brt.progress import say
@@ -135,9 +136,21 @@ def has_kernel(
 def _with_attention(attend, sizes):
     """Returns the plain operations with another form of attention in them."""
     drops = key_dropout if sizes.attention_dropout == "keys" else ops
+    by_shard = functools.partial(tables_by_shard, drops.window_tables)
+
+    def window_tables(bias_HW, key, rate):
+        # cuDNN takes one bias.
+        drops_weights = key is not None and rate > 0 and drops is ops
+        is_plain = attend is attention.attend or (
+            attend is cudnn_attention.without_dropout and drops_weights
+        )
+        return (by_shard if is_plain else drops.window_tables)(bias_HW, key, rate)
+
     return LayerOps(
-        drops.window_tables,
-        functools.partial(ops.window_attention, attention=attend),
+        window_tables,
+        functools.partial(
+            ops.window_attention, attention=functools.partial(attention_by_shard, attend)
+        ),
         drops.states_dropout,
         functools.partial(drops.attention_to_states, attention=attend),
     )
