@@ -14,6 +14,8 @@ PARTS = frozenset(
 )
 """Named scopes of models and of the training step."""
 OTHER = "other"
+LOOPS = frozenset(("microbatches",))
+"""Named scopes of loops over more than one part of a model."""
 
 KINDS = (
     *("all-gather", "all-reduce", "reduce-scatter", "collective-permute", "all-to-all"),
@@ -150,6 +152,7 @@ def _loop_cost(program, loop, times, inside) -> LoopCost:
     for (name, _), part_cost in inside.items():
         by_scope[name] += part_cost
     name = by_scope.most_common(1)[0][0] if inside else scope(loop.op_name)
+    name = next((word for word in _WORDS.findall(loop.op_name)[-2:] if word in LOOPS), name)
     backward = sum(part_cost for (_, is_back), part_cost in inside.items() if is_back)
     is_back = is_backward(loop.op_name) or 2 * backward > cost
     return LoopCost(loop.name, name, is_back, trips, times, cost // (times * (trips or 1)), cost)

@@ -5,7 +5,6 @@ grid steps, cycles = grid steps x bundles / cores.
 """
 
 import dataclasses
-import functools
 import math
 import os
 import pathlib
@@ -24,6 +23,8 @@ from brt.benchmarks import topologies
 from brt.benchmarks.topologies import Target, Topology
 
 NOTE = "Cycles of Pallas kernels are bundles of instructions, without waiting for memory."
+_known: dict[tuple[str, ...], int] = {}
+"""Bundles by chip, body and shapes of a kernel."""
 _BUNDLES = re.compile(r"total scheduled bundles\D*(\d+)")
 
 
@@ -55,10 +56,19 @@ def kernel_cycles(jaxpr: Any, topology: Topology) -> dict[str, int]:
     return {
         key: times
         * math.prod(equation.params["grid_mapping"].grid)
-        * bundles(equation, topology)
+        * _bundles(equation, topology)
         // cores
         for (key, equation), times in zip(equations.items(), runs.values())
     }
+
+
+def _bundles(equation, topology):
+    body, grid = equation.params["jaxpr"], equation.params["grid_mapping"].grid
+    shapes = [x.aval.str_short() for x in equation.invars]
+    key = topology.kind, str(body), str(grid), str(shapes)
+    if key not in _known:
+        _known[key] = bundles(equation, topology)
+    return _known[key]
 
 
 def bundles(equation: Any, topology: Topology) -> int:
@@ -73,18 +83,12 @@ def bundles(equation: Any, topology: Topology) -> int:
     inputs = (jax.ShapeDtypeStruct(x.aval.shape, x.aval.dtype) for x in equation.invars)
     checks = [jax.export.DisabledSafetyCheck.custom_call("tpu_custom_call")]
     export = jax.export.export(jax.jit(kernel), platforms=["tpu"], disabled_checks=checks)
-    return _bundles(
-        pickle.dumps(dataclasses.replace(export(*inputs), _get_vjp=None)), topology.name
-    )
-
-
-@functools.cache
-def _bundles(exported, name):
+    exported = pickle.dumps(dataclasses.replace(export(*inputs), _get_vjp=None))
     with tempfile.TemporaryDirectory() as folder:
         flags = (
             f"--xla_jf_dump_to={folder} --xla_jf_dump_llo_text=true --xla_jf_dump_llo_html=false"
         )
-        command = [sys.executable, "-m", "brt.benchmarks.kernels", name]
+        command = [sys.executable, "-m", "brt.benchmarks.kernels", topology.name]
         environment = {**os.environ, "LIBTPU_INIT_ARGS": flags, "JAX_PLATFORMS": "cpu"}
         subprocess.run(command, input=exported, env=environment, check=True, capture_output=True)
         files = pathlib.Path(folder).glob("*-kernel.*-schedule-analysis_final_bundles.txt")

@@ -83,7 +83,7 @@ def details(row: Mapping[str, Any]) -> str:
         trips = "?" if loop["trips"] is None else loop["trips"]
         lines.append(
             f"  loop in {loop['scope'] or 'no scope'}, {direction}: {trips} x "
-            f"{loop['body_cost']:,} {unit}, {loop['cost'] / total:.1%}"
+            f"{_cost(loop['body_cost'], unit)}, {loop['cost'] / total:.1%}"
         )
     for place, title in (("in_loops", "inside of loops"), ("outside", "outside of loops")):
         lines.append(f"  collectives {title}: {_kinds(row['collectives'][place])}")
@@ -92,6 +92,12 @@ def details(row: Mapping[str, Any]) -> str:
     if flags := row.get("worth_setting"):
         lines += ["  to try on these cards:", *(f"    {flag}" for flag in flags)]
     return "\n".join(lines)
+
+
+def _cost(cost, unit):
+    if unit == "cycles":
+        return f"{cost:,} cycles"
+    return f"{cost / 1e6:,.1f} ms" if cost >= 1e6 else f"{cost / 1e3:,.1f} us"
 
 
 def across_line(kinds: Mapping[str, Mapping[str, int]]) -> str:

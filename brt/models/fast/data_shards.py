@@ -50,7 +50,9 @@ def by_data_shard(
         after, means = jax.vmap(function, spmd_axis_name=mesh_axes_of("B"))(
             each, jax.tree.map(functools.partial(_divided, P), rows)
         )
-    return jax.tree.map(functools.partial(_joined, B), after), jax.tree.map(lambda x: jnp.mean(x, axis=0), means)
+    return jax.tree.map(functools.partial(_joined, B), after), jax.tree.map(
+        lambda x: jnp.mean(x, axis=0), means
+    )
 
 
 def tables_by_shard(

@@ -208,9 +208,7 @@ def _forward_call(heads, with_keys, q, k, v, cached_k, cached_v, scale_H, bias, 
     return y, last_keys, v[:, -W:], *all_keys, log_sum
 
 
-def _backward_call(
-    heads, q, k, v, cached_k, cached_v, scale_H, bias, keep, log_sum, y, *gradients
-):
+def _backward_call(heads, q, k, v, cached_k, cached_v, scale_H, bias, keep, log_sum, y, *gradients):
     L, W = heads.lanes, cached_k.shape[1]
     C = chunk_size(W)
     G, M = q.shape[1] // C, W // C  # chunks of the segment and of the window
