@@ -1,13 +1,14 @@
 """Costs by named scope and loop, and collectives, of a compiled program."""
 
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from brt.benchmarks.hlo import Instruction, Program, array_bytes, trip_count, visits
+from brt.benchmarks.hlo import BYTES, Instruction, Program, arrays, trip_count, visits
 
 PARTS = frozenset(
     ("attention", "states", "feed_forward", "memory", "embedding", "vocabulary", "optimizer")
@@ -29,6 +30,8 @@ _MESH = re.compile(
 )
 _AXIS = re.compile(r"'(\w+)'=(\d+)")
 _BRACES = re.compile(r"\{([\d,]*)\}")
+_SLICES = re.compile(r'_xla_megascale_target="\{([\d,]+)\}x\{0:(\d+)\}"')
+_CHANNEL = re.compile(r"\bchannel_id=(\d+)")
 _BETWEEN_SLICES = re.compile(r'_xla_megascale_transfer_type="(\w+)"')
 _IOTA = re.compile(r"\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
 
@@ -163,7 +166,8 @@ class Collective(NamedTuple):
 
     bytes: of operands or results on one device, whichever are more, per run.
     times: runs per run of the program. loops: names of the enclosing loops.
-    groups: numbers of devices that exchange data; () for all devices.
+    groups: numbers of devices that exchange data; () for all devices. arrays: types and shapes of
+        what `bytes` counts.
     """
 
     kind: str
@@ -172,40 +176,60 @@ class Collective(NamedTuple):
     loops: tuple[str, ...]
     groups: tuple[tuple[int, ...], ...]
     scope: str | None
+    arrays: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
 
 def collectives(program: Program) -> list[Collective]:
     """Returns all reachable collectives; an asynchronous one counts by its start.
 
-    The TPU's compiler writes the part of a collective between slices as a `send` to the host.
+    The TPU's compiler writes the part of a collective between slices as a `send` to the host, and
+    one that runs beside several fusions in each of these.
     """
     scopes = Scopes(program)
     shapes = {name: each.shape for name, each in program.instructions().items()}
     costs = []
-    for instruction, times, loops, _ in visits(program):
+    chained = set()
+    for instruction, times, loops, fused in visits(program):
         kind = instruction.opcode.removesuffix("-start")
         if kind == "send" and (between := _BETWEEN_SLICES.search(instruction.attributes)):
             kind = between[1].lower().replace("_", "-")
         elif kind not in KINDS:
             continue
-        taken = sum(array_bytes(shapes.get(name, "")) for name in instruction.operand_names)
-        given = array_bytes(instruction.shape)
+        if fused and "chain_id=" in instruction.attributes:
+            channel = _CHANNEL.findall(instruction.attributes)
+            if (*channel, loops) in chained:
+                continue
+            chained.add((*channel, loops))
+        operands = (shapes.get(name, "") for name in instruction.operand_names)
+        taken = [each for shape in operands for each in arrays(shape)]
+        given = arrays(instruction.shape)
         if instruction.opcode == "send":
             given = taken  # the result has a number more
-        if instruction.opcode.endswith("-start") and given > taken:
-            given -= taken  # the result of a start includes the operands
+        if instruction.opcode.endswith("-start") and _bytes(given) > _bytes(taken):
+            given = given[len(taken) :]  # the result of a start includes the operands
         groups = device_groups(instruction.attributes)
-        size, name = max(taken, given), scopes.of(instruction)
-        costs.append(Collective(kind, size, times, loops, groups, name))
+        most = max(taken, given, key=_bytes)
+        name = scopes.of(instruction)
+        costs.append(Collective(kind, _bytes(most), times, loops, groups, name, (*most,)))
     return costs
+
+
+def _bytes(found):
+    return sum(math.prod(sizes) * BYTES.get(kind, 0) for kind, sizes in found)
 
 
 def device_groups(attributes: str) -> tuple[tuple[int, ...], ...]:
     """Returns the device groups of a collective; () for all devices.
 
-    Forms: {{0,1},{2,3}}; [2,2]<=[2,2]T(1,0); mesh['a'=2,'b'=2] {'b'}, groups along b, with
+    Of a `send` between slices, one device of each exchange data, and slices count from 1. Forms
+    else: {{0,1},{2,3}}; [2,2]<=[2,2]T(1,0); mesh['a'=2,'b'=2] {'b'}, groups along b, with
     device_ids=([2,2]T(1,0)) or without; and pairs.
     """
+    if between := _SLICES.search(attributes):
+        slices, last = _numbers(between[1]), int(between[2])
+        return tuple(
+            tuple((each - 1) * (last + 1) + device for each in slices) for device in range(last + 1)
+        )
     for name in ("replica_groups=", "source_target_pairs="):
         at = attributes.find(name)
         if at < 0:
@@ -252,22 +276,6 @@ def axes_of(groups: Sequence[Sequence[int]], mesh: Mapping[str, int]) -> tuple[s
         places = np.stack(np.unravel_index(np.asarray(group), shape))
         varied |= {name for name, row in zip(mesh, places, strict=True) if len(set(row)) > 1}
     return tuple(name for name in mesh if name in varied)
-
-
-def exchanges(costs: Iterable[Collective], mesh: Mapping[str, int]) -> list[dict[str, Any]]:
-    """Returns {"kind", "axes", "in_loops", "optimizer", "runs", "bytes"} of a step's collectives.
-
-    mesh: sizes of its axes. axes: those along which devices exchange data. optimizer: whether the
-    collective is part of the optimizer.
-    """
-    sums: dict[tuple, list[int]] = {}
-    for each in costs:
-        axes, of = axes_of(each.groups, mesh), part(each.scope) == "optimizer"
-        total = sums.setdefault((each.kind, axes, bool(each.loops), of), [0, 0])
-        total[0] += each.times
-        total[1] += each.bytes * each.times
-    names = "kind", "axes", "in_loops", "optimizer", "runs", "bytes"
-    return [dict(zip(names, (*key, *total), strict=True)) for key, total in sums.items()]
 
 
 def across_slices(costs: Iterable[Collective], slices: Sequence[int]) -> dict[str, dict[str, int]]:

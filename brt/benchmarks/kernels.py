@@ -23,8 +23,6 @@ from brt.benchmarks import topologies
 from brt.benchmarks.topologies import Target, Topology
 
 NOTE = "Cycles of Pallas kernels are bundles of instructions, without waiting for memory."
-_known: dict[tuple[str, ...], int] = {}
-"""Bundles by chip, body and shapes of a kernel."""
 _BUNDLES = re.compile(r"total scheduled bundles\D*(\d+)")
 
 
@@ -56,19 +54,10 @@ def kernel_cycles(jaxpr: Any, topology: Topology) -> dict[str, int]:
     return {
         key: times
         * math.prod(equation.params["grid_mapping"].grid)
-        * _bundles(equation, topology)
+        * bundles(equation, topology)
         // cores
         for (key, equation), times in zip(equations.items(), runs.values())
     }
-
-
-def _bundles(equation, topology):
-    body, grid = equation.params["jaxpr"], equation.params["grid_mapping"].grid
-    shapes = [x.aval.str_short() for x in equation.invars]
-    key = topology.kind, str(body), str(grid), str(shapes)
-    if key not in _known:
-        _known[key] = bundles(equation, topology)
-    return _known[key]
 
 
 def bundles(equation: Any, topology: Topology) -> int:

@@ -1,45 +1,64 @@
-"""Time of collectives on clusters, estimated from steps of few layers compiled for them.
+"""Time of collectives on clusters, estimated from a step of few layers compiled for each.
 
-Bytes and times of a step are linear in its plain and recurrent layers: three small steps give those
-of any stack. A collective takes the bytes that a device must send, divided by the published
-bandwidth of its links or of its network. Nothing was run.
+Bytes are those of the compiled step, by what is exchanged: layers, the vocabulary, activations.
+Other models have as many bytes for each parameter. A collective takes the bytes that a device must
+send, divided by the published bandwidth of its links or of its network. Nothing was run.
 """
 
+import functools
 import json
+import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import jax
+
 from brt.benchmarks import slices, topologies
-from brt.benchmarks.gpus import Gpus
-from brt.benchmarks.topologies import GIB, Target
+from brt.benchmarks.gpus import COMPILER_OPTIONS, Gpus
+from brt.benchmarks.hlo_costs import Collective, axes_of
+from brt.benchmarks.topologies import Target
 from brt.experiment import Configuration
 from brt.reporting.drawing.plots import Line, Plot, image
 from brt.storage.csv_text import csv_text
 
 SEGMENT, BATCH = 4096, 131_072
 """Tokens of a batch element and of the published batch."""
-MODELS = {
-    "150 M": ("configs/pg19_rec_fixed_skip.gin", {"Slide": (13, 0), "Rec": (11, 1)}),
-    "650 M": ("configs/pg19_size_650m_rec.gin", {"Slide": (26, 0), "Rec": (22, 2)}),
-    "1.3 B": ("configs/pg19_size_1300m_rec.gin", {"Slide": (26, 0), "Rec": (22, 2)}),
+SIZES = {
+    "150 M": "configs/pg19_rec_fixed_skip.gin",
+    "650 M": "configs/pg19_size_650m_rec.gin",
+    "1.3 B": "configs/pg19_size_1300m_rec.gin",
 }
-"""Config, and plain and recurrent layers of each model."""
-LAYERS = ((2, 0), (2, 1), (3, 1))
-"""Of the steps that are compiled, as above."""
+STACKS = {
+    "150 M": {"Slide": (13, 0), "Rec": (11, 1)},
+    "650 M": {"Slide": (26, 0), "Rec": (22, 2)},
+    "1.3 B": {"Slide": (26, 0), "Rec": (22, 2)},
+}
+"""Plain and recurrent layers of each model."""
+COMPILED = "150 M", (2, 1)
+"""Size and layers of the compiled steps."""
 CLUSTERS = {
     "v5e-16": ("v5e-16", 2),
     "v5e-256": ("v5e-256", 2),
     "4xv5e-256": ("4xv5e-256", 2),
     "v4-512": ("v4-512", 2),
-    "h100-8": ("h100-4x8", 4),
+    "h100-8": ("h100-8", 4),
     "h100-4x8": ("h100-4x8", 4),
     "h100-32x8": ("h100-4x8", 4),
 }
-"""The cluster whose compiled step each takes, and batch elements of a device. Nodes exchange parts
-of a sum, as large for any number of nodes; one node exchanges nothing with others."""
-FEWER = ("h100-8", "h100-2x8", "h100-4x8")
+"""The cluster whose compiled step each takes, and batch elements of a device. Several nodes exchange
+parts of a sum, as large for any number of nodes."""
+STRONG = ("h100-8", "h100-2x8", "h100-4x8", "v5e-16")
 """Clusters for which the published batch has enough batch elements."""
+LANES = 128
+"""Numbers of the last axis of an array that a TPU's compiler has reshaped."""
+SHARES = {"h100": 0.42, "v4": 0.49, "v5e": 0.52}
+"""Of the chip's peak, in computation with kernels: estimates for `pg19_slide_13l`
+(docs/benchmarks/gpu_compiler.md, tpu_compiler.md)."""
+LAYERS, VOCABULARY, ACTIVATIONS, FLAT = "layers", "vocabulary", "activations", "flat"
+NOTHING_HIDDEN = "share of computation, nothing hidden"
+DRAWN = "h100", "v5e"
+STATES = {"weak": "batch elements a device constant", "strong": "batch constant"}
 
 
 class Step(NamedTuple):
@@ -63,76 +82,119 @@ class Step(NamedTuple):
             f"BlockRecurrentTransformer.num_layers = {self.plain + self.recurrent}",
             f"BlockRecurrentTransformer.recurrent_layers = {recurrent}",
             f"Trainer.tokens_per_step = {SEGMENT * self.rows * found.devices}",
-            *['BlockRecurrentTransformer.attention_form = "kernel"'] * isinstance(found, Gpus),
         ]
 
 
-class Costs(NamedTuple):
-    """Figures of a device and step.
+class Counts(NamedTuple):
+    """Parameters of a model, and its floating-point operations for a token of a step."""
 
-    seconds: of computation; `fixed` of them do not depend on the batch, those of the optimizer.
-    memory: bytes. bytes: those of collectives by (kind, axes, in loops, of the optimizer).
+    layers: int
+    vocabulary: int
+    width: int
+    flops: float
+
+
+@functools.cache
+def counts(config: str, plain: int, recurrent: int) -> Counts:
+    step = Step(config, "h100", plain, recurrent, 32)
+    experiment = Configuration([config], step.bindings).experiment()
+    model, entries = experiment.model, experiment.model.vocabulary_size
+    shapes = [x.shape for x in jax.tree.leaves(experiment.abstract_params)]
+    vocabulary = sum(math.prod(shape) for shape in shapes if entries in shape)
+    whole = sum(map(math.prod, shapes))
+    return Counts(whole - vocabulary, vocabulary, model.width, 3 * model.flops_per_token())
+
+
+def exchanges(
+    costs: Iterable[Collective], mesh: Mapping[str, int], entries: int
+) -> list[dict[str, Any]]:
+    """Returns {"kind", "axes", "in_loops", "of", "bytes"} of a step's collectives.
+
+    mesh: sizes of its axes. axes: those along which devices exchange data. entries: of the
+    vocabulary. of: "layers", "vocabulary", "activations", or "flat" where the compiler joined
+    arrays.
     """
+    sums: dict[tuple, float] = {}
+    for each in costs:
+        axes = axes_of(each.groups, mesh)
+        sizes = [math.prod(shape) for _, shape in each.arrays]
+        for (kind, shape), size in zip(each.arrays, sizes, strict=True):
+            if each.kind in ("all-to-all", "collective-permute") or kind[0] in "psu":
+                of = ACTIVATIONS
+            elif entries in shape or entries / LANES in shape:
+                of = VOCABULARY
+            else:
+                of = FLAT if len(shape) == 1 and size > 2**16 else LAYERS
+            key = each.kind, axes, bool(each.loops), of
+            part = each.bytes * each.times * size / sum(sizes)
+            sums[key] = sums.get(key, 0.0) + part
+    names = "kind", "axes", "in_loops", "of", "bytes"
+    return [dict(zip(names, (*key, size), strict=True)) for key, size in sums.items()]
 
-    seconds: float
-    fixed: float
-    memory: float
-    bytes: Mapping[tuple, float]
 
-    def plus(self, other: "Costs", times: float = 1) -> "Costs":
-        keys = {**self.bytes, **other.bytes}
-        sums = {key: self.bytes.get(key, 0) + times * other.bytes.get(key, 0) for key in keys}
-        numbers = (a + times * b for a, b in zip(self[:3], other[:3], strict=True))
-        return Costs(*numbers, sums)
+def compiled(steps: Iterable[Step], file: str) -> Iterator[list[dict[str, Any]]]:
+    """Yields `exchanges` of each step.
+
+    file: JSON lines; steps that it has are not compiled again, and others are added.
+    """
+    known = {}
+    if os.path.exists(file):
+        with open(file, encoding="utf-8") as lines:
+            known = {Step(*row["step"]): row["exchanges"] for row in map(json.loads, lines)}
+    for step in steps:
+        if step not in known:
+            print(f"compiling {step}", flush=True)
+            known[step] = compile_step(step)
+            with open(file, "a", encoding="utf-8") as lines:
+                lines.write(json.dumps({"step": step, "exchanges": known[step]}) + "\n")
+        yield known[step]
 
 
-def costs_of(figures: Mapping[str, Any]) -> Costs:
-    """Returns the costs of `slices.measure`."""
-    unit = "ns" if "ns" in figures else "cycles"
-    seconds = figures["milliseconds"] / 1000
-    optimizer = figures[f"{unit}_by_part"].get("optimizer", 0) / figures[unit]
-    exchanged = {
-        (each["kind"], (*each["axes"],), each["in_loops"], each["optimizer"]): each["bytes"]
-        for each in figures["exchanges"]
+def compile_step(step: Step) -> list[dict[str, Any]]:
+    with slices.planned(step.topology) as target:
+        experiment = Configuration([step.config], step.bindings).experiment()
+        mesh = slices.slice_mesh(experiment, target)
+        options = COMPILER_OPTIONS if isinstance(target, Gpus) else None
+        with jax.set_mesh(mesh):
+            program = slices.trace_step(experiment, mesh).lower().compile(options)
+    return exchanges(slices.collectives(program), mesh.shape, experiment.model.vocabulary_size)
+
+
+class Exchange(NamedTuple):
+    """Bytes of a device and step, of collectives of a kind over the same axes of the mesh."""
+
+    kind: str
+    axes: tuple[str, ...]
+    in_loops: bool
+    bytes: float
+
+
+def of_model(
+    found: Sequence[Mapping[str, Any]], old: Counts, new: Counts, rows: float = 1
+) -> list[Exchange]:
+    """Returns the exchanges of a model, from those of another one.
+
+    rows: batch elements of a device, divided by those of the other. Joined arrays over the data
+    axis are the parts of sums that were scattered before.
+    """
+    factors = {
+        LAYERS: new.layers / old.layers,
+        VOCABULARY: new.vocabulary / old.vocabulary,
+        ACTIVATIONS: rows * new.width / old.width,
     }
-    return Costs(seconds, optimizer * seconds, figures["hbm_bytes"], exchanged)
-
-
-def stack(known: Sequence[Costs], plain: int, recurrent: int) -> Costs:
-    """Returns the costs of a stack, from those of stacks of `LAYERS`."""
-    two, with_cell, three = known
-    one_plain, one_recurrent = three.plus(with_cell, -1), with_cell.plus(two, -1)
-    return two.plus(one_plain, plain - 2).plus(one_recurrent, recurrent)
-
-
-def with_rows(costs: Costs, factor: float) -> Costs:
-    """Returns the costs with more or fewer batch elements a device.
-
-    Activations are exchanged by all-to-all, and parameters by the other kinds.
-    """
-    sums = {key: n * (factor if key[0] == "all-to-all" else 1) for key, n in costs.bytes.items()}
-    seconds = costs.fixed + factor * (costs.seconds - costs.fixed)
-    return costs._replace(seconds=seconds, bytes=sums)
-
-
-class Times(NamedTuple):
-    """Seconds of a device and step, estimates.
-
-    links, network: of collectives inside of a slice or node, and between them. exposed: of both,
-    what computation cannot hide: in loops, of the optimizer, and what exceeds the computation of
-    all layers but one.
-    """
-
-    seconds: float
-    links: float
-    network: float
-    exposed: float
-    network_bytes: float
-
-    @property
-    def hidden(self) -> float:
-        both = self.links + self.network
-        return 1 - self.exposed / both if both else 1.0
+    scattered = {of: 0.0 for of in (LAYERS, VOCABULARY)}
+    for each in found:
+        if each["kind"] == "reduce-scatter" and each["of"] in scattered:
+            scattered[each["of"]] += each["bytes"]
+    whole = sum(scattered.values())
+    joined = sum(size * factors[of] for of, size in scattered.items()) / whole if whole else 1.0
+    sums: dict[tuple, float] = {}
+    for each in found:
+        key = each["kind"], (*each["axes"],), each["in_loops"]
+        is_sum = each["of"] == FLAT and key[1] == ("data",)
+        factor = joined if is_sum else factors.get(each["of"], factors[LAYERS])
+        sums[key] = sums.get(key, 0.0) + factor * each["bytes"]
+    return [Exchange(*key, size) for key, size in sums.items()]
 
 
 def sent(kind: str, size: float, devices: int) -> float:
@@ -143,27 +205,50 @@ def sent(kind: str, size: float, devices: int) -> float:
     return (2 if kind == "all-reduce" else 1) * size * (devices - 1) / devices
 
 
-def times(costs: Costs, target: Target, layers: int) -> Times:
+class Times(NamedTuple):
+    """Seconds of a device and step, estimates.
+
+    links, network: of collectives inside of a slice or node, and between them. exposed: of both,
+    what computation cannot hide: in loops, and what exceeds the computation of all layers but one.
+    network_bytes: exchanged between slices or nodes.
+    """
+
+    computation: float
+    links: float
+    network: float
+    exposed: float
+    network_bytes: float
+
+    @property
+    def hidden(self) -> float:
+        both = self.links + self.network
+        return 1 - self.exposed / both if both else 1.0
+
+    def share(self, waiting: float) -> float:
+        return self.computation / (self.computation + waiting)
+
+
+def times(found: Iterable[Exchange], target: Target, computation: float, layers: int) -> Times:
     """Returns the times of the collectives of a (slices, devices of a slice, 1) mesh.
 
-    Over both axes devices exchange parts of a sum that is complete inside of a slice.
+    computation: seconds. Over both axes slices exchange parts of a sum that each has computed.
     """
-    slices_, inside = _sizes(target)
-    links, network, hops = target.link_bytes, target.chip.network, target.hops
+    number, inside = _sizes(target)
     on_links = on_network = exposed = crossing = 0.0
-    for (kind, axes, in_loops, optimizer), size in costs.bytes.items():
+    for kind, axes, in_loops, size in found:
         within = over = 0.0
         if "fsdp" in axes:
-            within = sent(kind, size, inside) * (hops if kind == "all-to-all" else 1) / links
-        if "data" in axes and slices_ > 1:
+            hops = target.hops if kind == "all-to-all" else 1
+            within = sent(kind, size, inside) * hops / target.link_bytes
+        if "data" in axes and number > 1:
             part = size / inside if "fsdp" in axes else size
             crossing += part
-            over = sent(kind, part, slices_) / network
+            over = sent(kind, part, number) / target.chip.network
         on_links, on_network = on_links + within, on_network + over
-        exposed += (within + over) * (in_loops or optimizer)
-    hideable = on_links + on_network - exposed
-    exposed += max(0.0, hideable - costs.seconds * (layers - 1) / layers)
-    return Times(costs.seconds, on_links, on_network, exposed, crossing)
+        exposed += (within + over) * in_loops
+    rest = on_links + on_network - exposed
+    exposed += max(0.0, rest - computation * (layers - 1) / layers)
+    return Times(computation, on_links, on_network, exposed, crossing)
 
 
 def _sizes(target):
@@ -171,93 +256,78 @@ def _sizes(target):
     return slices_, target.devices // slices_
 
 
-def compiled(steps: Iterable[Step], file: str) -> Iterator[dict[str, Any]]:
-    """Yields the figures of `slices.measure` of each step.
-
-    file: JSON lines; steps that it has are not compiled again, and others are added.
-    """
-    known = {}
-    if os.path.exists(file):
-        with open(file, encoding="utf-8") as lines:
-            known = {Step(*row["step"]): row for row in map(json.loads, lines)}
-    for step in steps:
-        if step not in known:
-            print(f"compiling {step}", flush=True)
-            with slices.planned(step.topology) as topology:
-                experiment = Configuration([step.config], step.bindings).experiment()
-                known[step] = {"step": step} | slices.measure(experiment, topology)
-            with open(file, "a", encoding="utf-8") as lines:
-                lines.write(json.dumps(known[step]) + "\n")
-        yield known[step]
-
-
-def figures(name: str, model: str, system: str, rows: int, file: str) -> dict[str, Any]:
+def figures(name: str, size: str, system: str, rows: int, file: str) -> dict[str, Any]:
     """Returns a row of the table: a model on a cluster with so many batch elements a device."""
     base, base_rows = CLUSTERS.get(name, CLUSTERS["h100-4x8"])
-    config, systems = MODELS[model]
-    plain, recurrent = systems[system]
-    steps = (Step(config, base, *layers, base_rows) for layers in LAYERS)
-    known = [costs_of(row) for row in compiled(steps, file)]
-    costs = with_rows(stack(known, plain, recurrent), rows / base_rows)
-    target = topologies.find(name)
-    found = times(costs, target, plain + recurrent)
-    if _sizes(target)[0] == 1:
-        costs = costs._replace(bytes={k: n for k, n in costs.bytes.items() if k[1] != ("data",)})
+    (of, layers), stack, target = COMPILED, STACKS[size][system], topologies.find(name)
+    (known,) = compiled([Step(SIZES[of], base, *layers, base_rows)], file)
+    old, new = counts(SIZES[of], *layers), counts(SIZES[size], *stack)
+    number, inside = _sizes(target)
+    found = of_model(known, old, new, rows / base_rows)
+    flops = new.flops * SEGMENT * rows
+    computation = flops / (SHARES[target.kind] * target.chip.peak_flops)
+    taken = times(found, target, computation, sum(stack))
     mib = {kind: 0.0 for kind in ("all-gather", "reduce-scatter", "all-reduce", "all-to-all")}
-    in_loops = 0.0
-    for (kind, _, looped, _), size in costs.bytes.items():
-        mib[kind] = mib.get(kind, 0.0) + size / 2**20
-        in_loops += looped * size / 2**20
-    both = found.links + found.network
+    for each in found:
+        kind = each.kind if each.kind in mib else "all-to-all"
+        mib[kind] += each.bytes / 2**20
     return {
-        "model": f"{system} {model}",
+        "model": f"{system} {size}",
         "devices": name,
         "number": target.devices,
-        "mesh": " x ".join(map(str, (*_sizes(target), 1))),
-        "from": f"{base}, {', '.join(f'{a}+{b}' for a, b in LAYERS)} layers",
+        "mesh": f"{number} x {inside} x 1",
+        "compiled": f"{layers[0]} + {layers[1]} layers of Rec {of} on {base}",
         "batch elements a device": rows,
-        "GiB": costs.memory / GIB if rows == base_rows else None,
-        "computation ms": 1000 * costs.seconds,
+        "computation ms": 1000 * computation,
         **{f"{kind} MiB": size for kind, size in mib.items()},
-        "in loops MiB": in_loops,
-        "between slices or nodes MiB": found.network_bytes / 2**20,
-        "links ms": 1000 * found.links,
-        "network ms": 1000 * found.network,
-        "can be hidden": found.hidden,
-        "share of computation, all hidden that can be": _share(costs.seconds, found.exposed),
-        "share of computation, nothing hidden": _share(costs.seconds, both),
-        "tokens per second": SEGMENT * rows * target.devices / (costs.seconds + found.exposed),
+        "in loops MiB": sum(each.bytes for each in found if each.in_loops) / 2**20,
+        "between slices or nodes MiB": taken.network_bytes / 2**20,
+        "links ms": 1000 * taken.links,
+        "network ms": 1000 * taken.network,
+        "can be hidden": taken.hidden,
+        "share of computation, all hidden that can be": taken.share(taken.exposed),
+        NOTHING_HIDDEN: taken.share(taken.links + taken.network),
+        "tokens per second": flops / new.flops * target.devices / (computation + taken.exposed),
     }
 
 
-def _share(seconds, waiting):
-    return seconds / (seconds + waiting)
-
-
 def show(folder: str) -> list[dict[str, Any]]:
-    """Compiles what the folder's `compiled.jsonl` lacks, and writes the table and the figures."""
+    """Compiles what the folder's `compiled.jsonl` lacks, and writes a table and a figure there."""
     file = os.path.join(folder, "compiled.jsonl")
-    weak = [
-        figures(name, model, system, rows, file)
-        for model, (_, systems) in MODELS.items()
-        for system in systems
+    models = [(size, system) for size, systems in STACKS.items() for system in systems]
+    rows = [
+        {"scaling": "weak"} | figures(name, *model, rows, file)
+        for model in models
         for name, (_, rows) in CLUSTERS.items()
     ]
-    strong = [
-        figures(name, model, system, BATCH // SEGMENT // topologies.find(name).devices, file)
-        for model, (_, systems) in MODELS.items()
-        for system in systems
-        for name in (*FEWER, "v5e-16")
-    ]
-    rows = [{"scaling": "weak"} | row for row in weak] + [{"scaling": "strong"} | r for r in strong]
+    for name in STRONG:
+        batch = BATCH // SEGMENT // topologies.find(name).devices
+        rows += [{"scaling": "strong"} | figures(name, *model, batch, file) for model in models]
     with open(os.path.join(folder, "scaling.csv"), "w", encoding="utf-8") as out:
         table = [[_cell(value) for value in row.values()] for row in rows]
         out.write(csv_text([list(rows[0]), *table]))
-    for plot in (weak_plot(weak), strong_plot(strong)):
-        with open(os.path.join(folder, f"{plot.name}.png"), "wb") as picture:
-            picture.write(image(plot, "png"))
+    with open(os.path.join(folder, "scaling.png"), "wb") as picture:
+        picture.write(image(plot(rows), "png"))
     return rows
 
 
 def _cell(value):
-    return f"{value:.4g}" if isinstance(value, float) else "" if value is None else value
+    return f"{value:.4g}" if isinstance(value, float) else value
+
+
+def plot(rows: Sequence[Mapping[str, Any]]) -> Plot:
+    """Returns the share of a step that is left for computation by the number of devices."""
+    lines = []
+    for kind in DRAWN:
+        for size in SIZES:
+            for scaling, state in STATES.items():
+                found = [
+                    (row["number"], 100 * row[NOTHING_HIDDEN])
+                    for row in rows
+                    if (row["scaling"], row["model"]) == (scaling, f"Rec {size}")
+                    and kind in row["devices"]
+                ]
+                x, y = zip(*sorted(found))
+                lines.append(Line(f"{size}, {kind}", x, y, "points", state=state))
+    label = "computation, % of the step, nothing hidden"
+    return Plot("scaling", "Estimates by compilation", "", "devices", label, lines, log_x=True)

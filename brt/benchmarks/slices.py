@@ -110,16 +110,18 @@ def measure(experiment: Experiment, topology: Target) -> dict[str, Any]:
         bundles = kernels.kernel_cycles(traced.jaxpr, topology)
         figures |= {"fits": True}
         figures |= step_figures(compiled, figures["flops"], topology, bundles)
-    found = _collectives(compiled)
-    figures["exchanges"] = hlo_costs.exchanges(found, mesh.shape)
     if slices > 1:
         grid = slice_grid(trainer.mesh, mesh.size, slices)
-        figures["across_slices"] = hlo_costs.across_slices(found, grid.ravel().tolist())
+        figures["across_slices"] = _across_slices(compiled, grid)
     return figures
 
 
-def _collectives(compiled):
+def collectives(compiled: jax.stages.Compiled) -> list[hlo_costs.Collective]:
     return hlo_costs.collectives(hlo.parse(compiled.as_text() or ""))
+
+
+def _across_slices(compiled, grid):
+    return hlo_costs.across_slices(collectives(compiled), grid.ravel().tolist())
 
 
 def _seconds(begun):
@@ -219,8 +221,7 @@ def _dry_run_on_any(nodes, count):
         on_cpus = jax.sharding.Mesh(grid, mesh.axis_names, (AxisType.Auto,) * grid.ndim)
         with jax.set_mesh(on_cpus):
             compiled = trace_step(experiment, on_cpus).lower().compile(CPU_OPTIONS)
-        nodes_of_devices = slice_grid(shape, count, nodes).ravel().tolist()
-        found = hlo_costs.across_slices(_collectives(compiled), nodes_of_devices)
+        found = _across_slices(compiled, slice_grid(shape, count, nodes))
         print(f"{across_line(found)} (as the CPU's compiler divides the step)", flush=True)
     return experiment
 
