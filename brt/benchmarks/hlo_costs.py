@@ -183,23 +183,18 @@ def collectives(program: Program) -> list[Collective]:
     """Returns all reachable collectives; an asynchronous one counts by its start.
 
     The TPU's compiler writes the part of a collective between slices as a `send` to the host, and
-    one that runs beside several fusions in each of these.
+    one that runs beside several fusions, or beside a loop, in each of these.
     """
     scopes = Scopes(program)
     shapes = {name: each.shape for name, each in program.instructions().items()}
-    costs = []
-    chained = set()
+    costs: list[Collective] = []
+    chained: dict[str, int] = {}
     for instruction, times, loops, fused in visits(program):
         kind = instruction.opcode.removesuffix("-start")
         if kind == "send" and (between := _BETWEEN_SLICES.search(instruction.attributes)):
             kind = between[1].lower().replace("_", "-")
         elif kind not in KINDS:
             continue
-        if fused and "chain_id=" in instruction.attributes:
-            channel = _CHANNEL.findall(instruction.attributes)
-            if (*channel, loops) in chained:
-                continue
-            chained.add((*channel, loops))
         operands = (shapes.get(name, "") for name in instruction.operand_names)
         taken = [each for shape in operands for each in arrays(shape)]
         given = arrays(instruction.shape)
@@ -210,7 +205,14 @@ def collectives(program: Program) -> list[Collective]:
         groups = device_groups(instruction.attributes)
         most = max(taken, given, key=_bytes)
         name = scopes.of(instruction)
-        costs.append(Collective(kind, _bytes(most), times, loops, groups, name, (*most,)))
+        cost = Collective(kind, _bytes(most), times, loops, groups, name, (*most,))
+        channel = _CHANNEL.search(instruction.attributes)
+        if fused and channel and "chain_id=" in instruction.attributes:
+            place = chained.setdefault(channel[1], len(costs))
+            if place < len(costs):  # it starts in the outermost of these
+                costs[place] = min(costs[place], cost, key=lambda each: len(each.loops))
+                continue
+        costs.append(cost)
     return costs
 
 
@@ -226,10 +228,8 @@ def device_groups(attributes: str) -> tuple[tuple[int, ...], ...]:
     device_ids=([2,2]T(1,0)) or without; and pairs.
     """
     if between := _SLICES.search(attributes):
-        slices, last = _numbers(between[1]), int(between[2])
-        return tuple(
-            tuple((each - 1) * (last + 1) + device for each in slices) for device in range(last + 1)
-        )
+        slices, chips = _numbers(between[1]), int(between[2]) + 1
+        return tuple(tuple((each - 1) * chips + i for each in slices) for i in range(chips))
     for name in ("replica_groups=", "source_target_pairs="):
         at = attributes.find(name)
         if at < 0:

@@ -16,7 +16,7 @@ import jax
 
 from brt.benchmarks import slices, topologies
 from brt.benchmarks.gpus import COMPILER_OPTIONS, Gpus
-from brt.benchmarks.hlo_costs import Collective, axes_of
+from brt.benchmarks.hlo_costs import KINDS, Collective, axes_of
 from brt.benchmarks.topologies import Target
 from brt.experiment import Configuration
 from brt.reporting.drawing.plots import Line, Plot, image
@@ -46,8 +46,8 @@ CLUSTERS = {
     "h100-4x8": ("h100-4x8", 4),
     "h100-32x8": ("h100-4x8", 4),
 }
-"""The cluster whose compiled step each takes, and batch elements of a device. Several nodes exchange
-parts of a sum, as large for any number of nodes."""
+"""The cluster whose compiled step each takes, and batch elements of a device. Several nodes
+exchange parts of a sum, as large for any number of nodes."""
 STRONG = ("h100-8", "h100-2x8", "h100-4x8", "v5e-16")
 """Clusters for which the published batch has enough batch elements."""
 LANES = 128
@@ -98,7 +98,8 @@ class Counts(NamedTuple):
 def counts(config: str, plain: int, recurrent: int) -> Counts:
     step = Step(config, "h100", plain, recurrent, 32)
     experiment = Configuration([config], step.bindings).experiment()
-    model, entries = experiment.model, experiment.model.vocabulary_size
+    model: Any = experiment.model
+    entries = model.vocabulary_size
     shapes = [x.shape for x in jax.tree.leaves(experiment.abstract_params)]
     vocabulary = sum(math.prod(shape) for shape in shapes if entries in shape)
     whole = sum(map(math.prod, shapes))
@@ -119,7 +120,7 @@ def exchanges(
         axes = axes_of(each.groups, mesh)
         sizes = [math.prod(shape) for _, shape in each.arrays]
         for (kind, shape), size in zip(each.arrays, sizes, strict=True):
-            if each.kind in ("all-to-all", "collective-permute") or kind[0] in "psu":
+            if each.kind == "all-to-all" or kind[0] in "psu":
                 of = ACTIVATIONS
             elif entries in shape or entries / LANES in shape:
                 of = VOCABULARY
@@ -188,7 +189,7 @@ def of_model(
             scattered[each["of"]] += each["bytes"]
     whole = sum(scattered.values())
     joined = sum(size * factors[of] for of, size in scattered.items()) / whole if whole else 1.0
-    sums: dict[tuple, float] = {}
+    sums: dict[tuple[str, tuple[str, ...], bool], float] = {}
     for each in found:
         key = each["kind"], (*each["axes"],), each["in_loops"]
         is_sum = each["of"] == FLAT and key[1] == ("data",)
@@ -209,8 +210,9 @@ class Times(NamedTuple):
     """Seconds of a device and step, estimates.
 
     links, network: of collectives inside of a slice or node, and between them. exposed: of both,
-    what computation cannot hide: in loops, and what exceeds the computation of all layers but one.
-    network_bytes: exchanged between slices or nodes.
+    what computation cannot hide: in loops, but for exchanges with neighbours, which the compiler
+    puts beside products, and what exceeds the computation of all layers but one. network_bytes:
+    exchanged between slices or nodes.
     """
 
     computation: float
@@ -245,7 +247,7 @@ def times(found: Iterable[Exchange], target: Target, computation: float, layers:
             crossing += part
             over = sent(kind, part, number) / target.chip.network
         on_links, on_network = on_links + within, on_network + over
-        exposed += (within + over) * in_loops
+        exposed += (within + over) * (in_loops and kind != "collective-permute")
     rest = on_links + on_network - exposed
     exposed += max(0.0, rest - computation * (layers - 1) / layers)
     return Times(computation, on_links, on_network, exposed, crossing)
@@ -267,10 +269,9 @@ def figures(name: str, size: str, system: str, rows: int, file: str) -> dict[str
     flops = new.flops * SEGMENT * rows
     computation = flops / (SHARES[target.kind] * target.chip.peak_flops)
     taken = times(found, target, computation, sum(stack))
-    mib = {kind: 0.0 for kind in ("all-gather", "reduce-scatter", "all-reduce", "all-to-all")}
+    mib = dict.fromkeys(KINDS[:5], 0.0)
     for each in found:
-        kind = each.kind if each.kind in mib else "all-to-all"
-        mib[kind] += each.bytes / 2**20
+        mib[each.kind] += each.bytes / 2**20
     return {
         "model": f"{system} {size}",
         "devices": name,
