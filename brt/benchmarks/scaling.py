@@ -57,7 +57,7 @@ SHARES = {"h100": 0.42, "v4": 0.49, "v5e": 0.52}
 (docs/benchmarks/gpu_compiler.md, tpu_compiler.md)."""
 LAYERS, VOCABULARY, ACTIVATIONS, FLAT = "layers", "vocabulary", "activations", "flat"
 NOTHING_HIDDEN = "share of computation, nothing hidden"
-DRAWN = "h100", "v5e"
+DRAWN = {"h100": "H100", "v5e": "v5e"}
 STATES = {"weak": "batch elements a device constant", "strong": "batch constant"}
 
 
@@ -277,7 +277,7 @@ def figures(name: str, size: str, system: str, rows: int, file: str) -> dict[str
         "devices": name,
         "number": target.devices,
         "mesh": f"{number} x {inside} x 1",
-        "compiled": f"{layers[0]} + {layers[1]} layers of Rec {of} on {base}",
+        "bytes": "compiled" if (size, name) == (of, base) else f"derived from {of} on {base}",
         "batch elements a device": rows,
         "computation ms": 1000 * computation,
         **{f"{kind} MiB": size for kind, size in mib.items()},
@@ -292,9 +292,8 @@ def figures(name: str, size: str, system: str, rows: int, file: str) -> dict[str
     }
 
 
-def show(folder: str) -> list[dict[str, Any]]:
-    """Compiles what the folder's `compiled.jsonl` lacks, and writes a table and a figure there."""
-    file = os.path.join(folder, "compiled.jsonl")
+def rows_of(file: str) -> list[dict[str, Any]]:
+    """Returns the rows of all models and clusters; compiles what the file lacks."""
     models = [(size, system) for size, systems in STACKS.items() for system in systems]
     rows = [
         {"scaling": "weak"} | figures(name, *model, rows, file)
@@ -304,22 +303,55 @@ def show(folder: str) -> list[dict[str, Any]]:
     for name in STRONG:
         batch = BATCH // SEGMENT // topologies.find(name).devices
         rows += [{"scaling": "strong"} | figures(name, *model, batch, file) for model in models]
+    return rows
+
+
+def show(folder: str) -> list[dict[str, Any]]:
+    """Writes `rows_of` as a table and a figure to the folder, which keeps what is compiled."""
+    rows = rows_of(os.path.join(folder, "compiled.jsonl"))
+    print(*markdown(rows), sep="\n")
     with open(os.path.join(folder, "scaling.csv"), "w", encoding="utf-8") as out:
-        table = [[_cell(value) for value in row.values()] for row in rows]
-        out.write(csv_text([list(rows[0]), *table]))
+        out.write(as_csv(rows))
     with open(os.path.join(folder, "scaling.png"), "wb") as picture:
         picture.write(image(plot(rows), "png"))
     return rows
 
 
-def _cell(value):
-    return f"{value:.4g}" if isinstance(value, float) else value
+def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
+    def cell(value):
+        return f"{value:.4g}" if isinstance(value, float) else value
+
+    return csv_text([list(rows[0]), *(map(cell, row.values()) for row in rows)])
+
+
+SHOWN = {
+    "model": ("model", ""),
+    "devices": ("devices", ""),
+    **{f"{kind} MiB": (kind, ",.0f") for kind in KINDS[:5]},
+    "between slices or nodes MiB": ("network", ",.0f"),
+    "computation ms": ("computation, ms", ",.0f"),
+    "links ms": ("links, ms", ".1f"),
+    "network ms": ("network, ms", ".1f"),
+    NOTHING_HIDDEN: ("computation, of the step", ".0%"),
+}
+"""Columns of the table of the documentation: titles and forms."""
+
+
+def markdown(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Returns the lines of a table of weak scaling of the recurrent models."""
+    found = [row for row in rows if row["scaling"] == "weak" and row["model"].startswith("Rec")]
+    cells = [[f"{row[name]:{form}}" for name, (_, form) in SHOWN.items()] for row in found]
+    for row, cell in zip(found, cells, strict=True):
+        cell[1] += "" if row["bytes"] == "compiled" else r"\*"
+    titles = [title for title, _ in SHOWN.values()]
+    lines = [f"| {' | '.join(line)} |".replace("%", " %") for line in (titles, *cells)]
+    return [lines[0], f"|---|---|{'---:|' * (len(SHOWN) - 2)}", *lines[1:]]
 
 
 def plot(rows: Sequence[Mapping[str, Any]]) -> Plot:
     """Returns the share of a step that is left for computation by the number of devices."""
     lines = []
-    for kind in DRAWN:
+    for kind, shown in DRAWN.items():
         for size in SIZES:
             for scaling, state in STATES.items():
                 found = [
@@ -329,6 +361,7 @@ def plot(rows: Sequence[Mapping[str, Any]]) -> Plot:
                     and kind in row["devices"]
                 ]
                 x, y = zip(*sorted(found))
-                lines.append(Line(f"{size}, {kind}", x, y, "points", state=state))
-    label = "computation, % of the step, nothing hidden"
+                if len(found) > 1:
+                    lines.append(Line(f"{size}, {shown}", x, y, "points", state=state))
+    label = "computation, % of the step"
     return Plot("scaling", "Estimates by compilation", "", "devices", label, lines, log_x=True)

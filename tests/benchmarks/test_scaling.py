@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
+from paths import ROOT
 from tiny_run import mesh_of
 
 from brt.benchmarks import hlo, hlo_costs, scaling, topologies
@@ -148,3 +149,12 @@ def test_steps_of_the_file_are_not_compiled_again(tmp_path, monkeypatch):
     again = list(scaling.compiled(steps, file))
     assert made == steps
     assert json.loads(json.dumps(again[:2])) == json.loads(json.dumps(first))
+
+
+def test_the_page_has_the_table_of_the_compiled_steps(monkeypatch):
+    monkeypatch.delattr(scaling, "compile_step")
+    folder = ROOT / "docs" / "benchmarks" / "scaling"
+    rows = scaling.rows_of(str(folder / "compiled.jsonl"))
+    assert scaling.as_csv(rows) == (folder / "scaling.csv").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "cluster.md").read_text(encoding="utf-8")
+    assert "\n".join(scaling.markdown(rows)) in page
