@@ -35,8 +35,11 @@ STACKS = {
     "1.3 B": {"Slide": (26, 0), "Rec": (22, 2)},
 }
 """Plain and recurrent layers of each model."""
-COMPILED = "150 M", (2, 1)
-"""Size and layers of the compiled steps."""
+COMPILED_LAYERS = 2, 1
+"""Plain and recurrent layers of the compiled steps."""
+SAME_WIDTH = {"650 M": "150 M"}
+"""The size whose compiled steps another one takes. The compiler divides parts of another width in
+another way."""
 CLUSTERS = {
     "v5e-16": ("v5e-16", 2),
     "v5e-256": ("v5e-256", 2),
@@ -261,9 +264,9 @@ def _sizes(target):
 def figures(name: str, size: str, system: str, rows: int, file: str) -> dict[str, Any]:
     """Returns a row of the table: a model on a cluster with so many batch elements a device."""
     base, base_rows = CLUSTERS.get(name, CLUSTERS["h100-4x8"])
-    (of, layers), stack, target = COMPILED, STACKS[size][system], topologies.find(name)
-    (known,) = compiled([Step(SIZES[of], base, *layers, base_rows)], file)
-    old, new = counts(SIZES[of], *layers), counts(SIZES[size], *stack)
+    of, stack, target = SAME_WIDTH.get(size, size), STACKS[size][system], topologies.find(name)
+    (known,) = compiled([Step(SIZES[of], base, *COMPILED_LAYERS, base_rows)], file)
+    old, new = counts(SIZES[of], *COMPILED_LAYERS), counts(SIZES[size], *stack)
     number, inside = _sizes(target)
     found = of_model(known, old, new, rows / base_rows)
     flops = new.flops * SEGMENT * rows

@@ -17,7 +17,6 @@ from jax.sharding import PartitionSpec
 
 from brt.models.axis_rules import in_one_data_shard, one_data_shard
 from brt.models.mesh_axes import RULES, copies, mesh_axes_of, named_spec, parts, without_batch
-from brt.models.ops import WindowTables
 
 ANY = PartitionSpec.UNCONSTRAINED
 
@@ -48,55 +47,11 @@ def by_data_shard(
     each = jax.tree_util.tree_map_with_path(functools.partial(copies, mesh.shape), weights)
     with one_data_shard():
         after, means = jax.vmap(function, spmd_axis_name=mesh_axes_of("B"))(
-            each, jax.tree.map(functools.partial(_divided, P), rows)
+            each, jax.tree.map(functools.partial(divided, P), rows)
         )
-    return jax.tree.map(functools.partial(_joined, B), after), jax.tree.map(
+    return jax.tree.map(functools.partial(joined, B), after), jax.tree.map(
         lambda x: jnp.mean(x, axis=0), means
     )
-
-
-def tables_by_shard(
-    window_tables: Callable[..., WindowTables], bias_HW: jax.Array, key: Any, rate: float
-) -> WindowTables:
-    """Returns `window_tables(bias_HW, key, rate)`, with a copy of the bias for each data shard.
-
-    The copies are along a new first axis, (P, H, ...), which `attention_by_shard` takes. Gradients
-    are summed by distance before devices exchange them: W numbers a head instead of W * 2W.
-    """
-    mesh = jax.sharding.get_abstract_mesh()
-    if mesh.empty or in_one_data_shard() or parts("B", mesh.shape) == 1:
-        return window_tables(bias_HW, key, rate)
-    each_PHW = copies(mesh.shape, (jax.tree_util.GetAttrKey("bias_HW"),), bias_HW)
-
-    def table(bias_HW):
-        return window_tables(bias_HW, key, rate).bias_HWJ
-
-    tables = jax.vmap(table, spmd_axis_name=mesh_axes_of("B"))(each_PHW)
-    return WindowTables(tables, window_tables(bias_HW, key, rate).keep_HWJ)
-
-
-def attention_by_shard(
-    attention: Callable[..., jax.Array],
-    q_BGQHK: jax.Array,
-    k_BGJHK: jax.Array,
-    v_BGJHK: jax.Array,
-    scale_H: jax.Array,
-    bias: jax.Array,
-    keep_HQJ: jax.Array | None,
-) -> jax.Array:
-    """Returns attention with a bias (H, Q, J), or with one for each data shard, (P, H, Q, J)."""
-    arrays = q_BGQHK, k_BGJHK, v_BGJHK
-    if bias.ndim == 3:
-        return attention(*arrays, scale_H, bias, keep_HQJ)
-    P, B = len(bias), len(q_BGQHK)
-    if B % P:
-        return attention(*arrays, scale_H, bias[0], keep_HQJ)
-
-    def of_shard(arrays, bias_HQJ):
-        return attention(*arrays, scale_H, bias_HQJ, keep_HQJ)
-
-    each = jax.vmap(of_shard, spmd_axis_name=mesh_axes_of("B"))
-    return _joined(B, each(jax.tree.map(functools.partial(_divided, P), arrays), bias))
 
 
 def model_parts(size: int) -> int:
@@ -112,12 +67,14 @@ def _gathered(path, x):
     return jax.lax.with_sharding_constraint(x, axes)
 
 
-def _divided(P, x):
+def divided(P: int, x: jax.Array) -> jax.Array:
+    """Returns (P, B / P, ...) of (B, ...), a part for each data shard."""
     x = x.reshape(P, len(x) // P, *x.shape[1:])
     return jax.lax.with_sharding_constraint(x, _rows_first(x))
 
 
-def _joined(B, x):
+def joined(B: int, x: jax.Array) -> jax.Array:
+    """Returns (B, ...) of (P, B / P, ...)."""
     x = jax.lax.with_sharding_constraint(x, _rows_first(x))
     return x.reshape(B, *x.shape[2:])
 

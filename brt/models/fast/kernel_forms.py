@@ -12,7 +12,7 @@ from jax.typing import DTypeLike
 
 from brt.models.axis_rules import in_one_data_shard, on_tpu
 from brt.models.caches import WindowCache
-from brt.models.fast.data_shards import tables_by_shard
+from brt.models.fast.bias_shards import tables_by_shard
 from brt.models.fast.kernels import cell as cell_kernel
 from brt.models.fast.kernels import states as states_kernel
 from brt.models.fast.kernels import window as window_kernel
@@ -58,7 +58,7 @@ def window_tables(bias_HW: jax.Array, key: jax.Array | None, rate: float) -> Win
 
     Each data shard has a copy of the bias, as of `tables_by_shard`.
     """
-    return tables_by_shard(_window_tables, bias_HW, key, rate)
+    return tables_by_shard(_window_tables, True, bias_HW, key, rate)
 
 
 def _window_tables(bias_HW, key, rate):
