@@ -1,4 +1,4 @@
-"""Time of collectives on clusters, estimated from a step of few layers compiled for each.
+"""Time of collectives on clusters, estimated from steps of few layers that are compiled for them.
 
 Bytes are those of the compiled step, by what is exchanged: layers, the vocabulary, activations.
 Other models have as many bytes for each parameter. A collective takes the bytes that a device must

@@ -1,4 +1,4 @@
-"""Time of collectives on clusters: bytes of a compiled program, other models, and times by hand."""
+"""Time of collectives on clusters: bytes of a compiled program, other models, and computed times."""
 
 import json
 
@@ -40,7 +40,7 @@ def test_the_bytes_of_a_sum_over_an_axis_are_those_of_the_summed_array(shape, of
     [("all-reduce", 2 * 7 / 8), ("all-gather", 7 / 8), ("reduce-scatter", 7 / 8)],
 )
 def test_a_device_sends_what_a_ring_of_eight_makes_it_send(kind, share):
-    # In a ring an eighth of the array goes over each link in each of 7 turns, of a sum in 14.
+    # In a ring an eighth of the array goes over each link in each of 7 steps, of a sum in 14.
     assert scaling.sent(kind, 800.0, 8) == pytest.approx(800 * share)
 
 
@@ -91,7 +91,7 @@ def test_hops_are_the_mean_of_the_shortest_ways(name):
 
 
 def test_computation_hides_all_but_loops_and_one_layer():
-    size = 50e9 * 4 / 6  # a second on the network of four nodes
+    size = 50e9 * 4 / 6  # a second between four nodes
     hidden = times("h100-4x8", Exchange("all-reduce", ("data",), False, size))
     assert (hidden.network, hidden.exposed) == (pytest.approx(1), pytest.approx(1 - 3 / 4))
     assert hidden.hidden == pytest.approx(3 / 4)
