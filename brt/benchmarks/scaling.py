@@ -16,6 +16,7 @@ import jax
 
 from brt.benchmarks import slices, topologies
 from brt.benchmarks.gpus import COMPILER_OPTIONS, Gpus
+from brt.benchmarks.hlo import BYTES
 from brt.benchmarks.hlo_costs import KINDS, Collective, axes_of
 from brt.benchmarks.topologies import Target
 from brt.experiment import Configuration
@@ -121,14 +122,14 @@ def exchanges(
     sums: dict[tuple, float] = {}
     for each in costs:
         axes = axes_of(each.groups, mesh)
-        sizes = [math.prod(shape) for _, shape in each.arrays]
+        sizes = [math.prod(shape) * BYTES.get(kind, 0) for kind, shape in each.arrays]
         for (kind, shape), size in zip(each.arrays, sizes, strict=True):
             if each.kind == "all-to-all" or kind[0] in "psu":
                 of = ACTIVATIONS
             elif entries in shape or entries / LANES in shape:
                 of = VOCABULARY
             else:
-                of = FLAT if len(shape) == 1 and size > 2**16 else LAYERS
+                of = FLAT if len(shape) == 1 and size > 2**18 else LAYERS
             key = each.kind, axes, bool(each.loops), of
             part = each.bytes * each.times * size / sum(sizes)
             sums[key] = sums.get(key, 0.0) + part
@@ -186,17 +187,22 @@ def of_model(
         VOCABULARY: new.vocabulary / old.vocabulary,
         ACTIVATIONS: rows * new.width / old.width,
     }
-    scattered = {of: 0.0 for of in (LAYERS, VOCABULARY)}
-    for each in found:
-        if each["kind"] == "reduce-scatter" and each["of"] in scattered:
-            scattered[each["of"]] += each["bytes"]
-    whole = sum(scattered.values())
-    joined = sum(size * factors[of] for of, size in scattered.items()) / whole if whole else 1.0
+
+    def total(kind, axes, *of):
+        every = (each for each in found if (each["kind"], (*each["axes"],)) == (kind, axes))
+        return sum(each["bytes"] for each in every if each["of"] in of)
+
+    scattered, summed = ("reduce-scatter", ("fsdp",)), ("all-reduce", ("data",))
+    share = total(*scattered, VOCABULARY) / (total(*scattered, LAYERS, VOCABULARY) or 1)
+    joined = total(*summed, FLAT)
+    entries = share * total(*summed, LAYERS, VOCABULARY, FLAT) - total(*summed, VOCABULARY)
+    share = min(max(entries, 0.0) / joined, 1.0) if joined else 0.0
+    factors["sums"] = share * factors[VOCABULARY] + (1 - share) * factors[LAYERS]
     sums: dict[tuple[str, tuple[str, ...], bool], float] = {}
     for each in found:
         key = each["kind"], (*each["axes"],), each["in_loops"]
-        is_sum = each["of"] == FLAT and key[1] == ("data",)
-        factor = joined if is_sum else factors.get(each["of"], factors[LAYERS])
+        of = "sums" if each["of"] == FLAT and key[1] == ("data",) else each["of"]
+        factor = factors.get(of, factors[LAYERS])
         sums[key] = sums.get(key, 0.0) + factor * each["bytes"]
     return [Exchange(*key, size) for key, size in sums.items()]
 

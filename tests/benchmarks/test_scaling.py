@@ -1,4 +1,4 @@
-"""Time of collectives on clusters: bytes of a compiled program, other models, and computed times."""
+"""Time of collectives on clusters: bytes of a program, other models, and times computed here."""
 
 import json
 
@@ -126,6 +126,9 @@ def test_another_model_exchanges_by_its_parameters_its_width_and_its_batch():
     sizes = [each.bytes for each in scaling.of_model(found, old, new, rows=0.5)]
     # Of the scattered sums the layers' are 30 of 40, and so of the eight bytes 6.
     assert sizes == pytest.approx([520, 6, 170, 5 * 6 + 2 * 2, 5])
+    # And if two bytes of the vocabulary are not joined, of ten bytes 7.5.
+    found.append(found[5] | {"of": "vocabulary", "bytes": 2})
+    assert scaling.of_model(found, old, new)[3].bytes == pytest.approx(5 * 7.5 + 2 * 2.5)
 
 
 def test_the_step_that_is_compiled_has_the_layers_and_batch_it_is_named_for():
