@@ -183,7 +183,7 @@ def collectives(program: Program) -> list[Collective]:
     """Returns all reachable collectives; an asynchronous one counts by its start.
 
     The TPU's compiler writes the part of a collective between slices as a `send` to the host, and
-    one that runs next to several fusions, or next to a loop, in each of these.
+    writes one that runs next to several fusions or a loop in each of its neighbours.
     """
     scopes = Scopes(program)
     shapes = {name: each.shape for name, each in program.instructions().items()}

@@ -1,8 +1,8 @@
 """Time of collectives on clusters, estimated from steps of few layers that are compiled for them.
 
-Bytes are those of the compiled step, by what is exchanged: layers, the vocabulary, activations.
-Other models have as many bytes for each parameter. A collective takes the bytes that a device must
-send, divided by the published bandwidth of its links or of its network. Nothing was run.
+Bytes of layers, the vocabulary and activations are those of the compiled step. Other models have as
+many bytes for each parameter. A collective takes the bytes that a device must send, divided by the
+published bandwidth of its links or of its network. Nothing was run.
 """
 
 import functools
