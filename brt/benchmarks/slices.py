@@ -116,9 +116,12 @@ def measure(experiment: Experiment, topology: Target) -> dict[str, Any]:
     return figures
 
 
+def collectives(compiled: jax.stages.Compiled) -> list[hlo_costs.Collective]:
+    return hlo_costs.collectives(hlo.parse(compiled.as_text() or ""))
+
+
 def _across_slices(compiled, grid):
-    found = hlo_costs.collectives(hlo.parse(compiled.as_text() or ""))
-    return hlo_costs.across_slices(found, grid.ravel().tolist())
+    return hlo_costs.across_slices(collectives(compiled), grid.ravel().tolist())
 
 
 def _seconds(begun):
