@@ -99,12 +99,9 @@ class DiagonalReader(SegmentReader):
 
 
 def _fetched(stream, rows, steps, batch, scores):
-    nats_KBT, correct_KBT = map(to_host, scores)
+    of_tokens = [*map(to_host, (batch.targets_KBT, batch.weights_KBT, *scores))]
     for k, step in enumerate(steps):
-        _, targets_BT, weights_BT, _ = batch.segment(k)
-        documents_B, offsets_B = stream.positions(step)
-        of_segment = documents_B, offsets_B, targets_BT, weights_BT, nats_KBT[k], correct_KBT[k]
-        yield TokenScores(*of_segment).rows(rows)
+        yield TokenScores(*stream.positions(step), *(x_KBT[k] for x_KBT in of_tokens)).rows(rows)
 
 
 class _Together(EvaluationPass):

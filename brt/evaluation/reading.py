@@ -196,5 +196,5 @@ def _entropy(logits_BTV):
 
 def _fetched(documents_B, offsets_B, batch, scores):
     scores = {name: to_host(value) for name, value in scores.items()}
-    _, targets_BT, weights_BT, _ = batch.segment(0)
+    targets_BT, weights_BT = to_host(batch.targets_KBT)[0], to_host(batch.weights_KBT)[0]
     return TokenScores(documents_B, offsets_B, targets_BT, weights_BT, **scores)

@@ -16,11 +16,13 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import jax
 from jax.typing import DTypeLike
 
 from brt.models import ops
 from brt.models.axis_rules import on_gpu, on_tpu
 from brt.models.fast import attention, block_loop, cudnn_attention, key_dropout
+from brt.models.fast.bias_shards import attention_by_shard, tables_by_shard
 from brt.models.ops import CellOps, LayerOps
 from brt.models.sizes import Sizes
 from brt.progress import say
@@ -135,9 +137,16 @@ def has_kernel(
 def _with_attention(attend, sizes):
     """Returns the plain operations with another form of attention in them."""
     drops = key_dropout if sizes.attention_dropout == "keys" else ops
+    window_tables, in_window = drops.window_tables, attend
+    # cuDNN takes one bias: by shard where weights are dropped, which is plain then.
+    is_plain = attend is attention.attend
+    drops_weights = attend is cudnn_attention.without_dropout and drops is ops
+    if (is_plain or drops_weights) and not jax.sharding.get_abstract_mesh().empty:
+        window_tables = functools.partial(tables_by_shard, window_tables, is_plain)
+        in_window = functools.partial(attention_by_shard, attend)
     return LayerOps(
-        drops.window_tables,
-        functools.partial(ops.window_attention, attention=attend),
+        window_tables,
+        functools.partial(ops.window_attention, attention=in_window),
         drops.states_dropout,
         functools.partial(drops.attention_to_states, attention=attend),
     )
