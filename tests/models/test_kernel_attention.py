@@ -107,7 +107,7 @@ def test_a_mesh_changes_no_output_and_no_gradient(name, rows):
 
 @pytest.mark.parametrize("rows", [4, 3])
 @pytest.mark.parametrize("mesh_shape", [(2, 2), (2, 2, 1)])
-def test_a_mesh_changes_no_output_and_no_gradient_of_the_plain_form(mesh_shape, rows):
+def test_a_mesh_changes_nothing_of_the_plain_form(mesh_shape, rows):
     on_mesh = run("rec_kernel", "plain", mesh_shape, rows)
     assert_close(on_mesh, run("rec_kernel", "plain", None, rows))
 

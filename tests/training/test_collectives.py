@@ -119,7 +119,7 @@ def test_slices_exchange_each_gradient_once_in_parts(name, most, mesh_shape):
     "name", ["rec_fixed_skip", pytest.param("rec_kernel", marks=pytest.mark.slow)]
 )
 @pytest.mark.parametrize("mesh_shape", [(8, 1), (2, 4, 1), (2, 2, 2)])
-def test_gradients_of_position_biases_are_summed_by_distance_first(name, mesh_shape):
+def test_gradients_of_position_biases_are_summed_by_distance(name, mesh_shape):
     experiment, found = exchanged(name, mesh_shape)
     window = experiment.model.layers[0].window
     shapes = [shape for each in found for _, shape in each.arrays]

@@ -14,7 +14,7 @@ DIVIDED = 2 * 4 * 64 * 4096
 """Bytes of the largest arrays, parameters and momentum, before compression."""
 
 
-def test_two_processes_restore_bit_for_bit_what_one_replica_reads(tmp_path):
+def test_two_processes_restore_bit_for_bit_what_one_reads(tmp_path):
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]

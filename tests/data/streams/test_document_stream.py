@@ -19,7 +19,7 @@ from brt.data.vocabularies.base import ByteVocabulary
 properties = settings(deadline=None, derandomize=True, max_examples=40)
 
 
-def test_a_row_keeps_its_documents_and_another_seed_gives_it_others(store_of):
+def test_a_row_keeps_its_documents_and_other_seeds_give_others(store_of):
     store = store_of([7] * 16)  # one segment each, so every row holds eight documents
     found = set()
     for seed in (0, 1):
