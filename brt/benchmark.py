@@ -29,15 +29,8 @@ from typing import Any
 from absl import flags
 
 from brt import command_line
-from brt.benchmarks import (
-    evaluation_speed,
-    generation,
-    input,
-    memory_budget,
-    slices,
-    steps,
-    traces,
-)
+from brt.benchmarks import memory_budget, slices, traces
+from brt.benchmarks.timing import evaluation_speed, generation, input, steps
 from brt.experiment import Configuration
 
 FLAGS = flags.FLAGS

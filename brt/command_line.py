@@ -17,16 +17,17 @@ from typing import Any
 import jax
 from absl import app, flags, logging
 
-from brt import compilation_cache, config, processes
+from brt import config
 from brt.bindings.errors import message
 from brt.data.corpus import StoreMissing  # noqa: F401  (an OSError with a message of its own)
 from brt.data.extras import MissingExtra
 from brt.data.stores import store_cache
-from brt.progress import say
+from brt.data.text_flag import define_text, expand_text, text_name
+from brt.host import compilation_cache, processes
+from brt.host.progress import say
+from brt.host.terminal import guard_streams, printable
 from brt.storage.paths import folder_of
 from brt.storage.shipped import configs_root
-from brt.terminal import guard_streams, printable
-from brt.text_flag import define_text, expand_text, text_name
 from brt.training.checkpoints.checkpoint import CheckpointError
 
 FLAGS = flags.FLAGS

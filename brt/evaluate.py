@@ -23,19 +23,19 @@ import jax
 from absl import flags
 
 from brt import command_line, config
+from brt.data.text_flag import define_text, text_name
 from brt.evaluation.evaluator import Evaluator
 from brt.evaluation.perplexity import white_space_caveat
 from brt.evaluation.recorded_run import RecordedRun
 from brt.evaluation.recording import Recording
 from brt.evaluation.replay import recorded_scalars
 from brt.experiment import Experiment
+from brt.host.progress import say
 from brt.model_folder import run_config, use_vocabulary
-from brt.progress import say
 from brt.storage.paths import as_path
 from brt.storage.replaced_files import replace_json
 from brt.studies.output import table, write_study
 from brt.studies.study import Study, choose_documents, run_study, settings, studies
-from brt.text_flag import define_text, text_name
 from brt.training.checkpoints.parameters import check_step, check_vocabulary, load_params
 from brt.training.sharding import make_mesh
 

@@ -23,7 +23,11 @@ from brt.data.mixture import MixedStore
 from brt.data.stores.token_store import TokenStore
 from brt.data.stores.verification import verify_when_read
 from brt.data.streams.batch import Batch, Segment, document_segments
-from brt.experiment_checks import (
+from brt.models.contract import check_caches
+from brt.models.model import Model
+from brt.training.checkpoints.parameters import merged
+from brt.training.evaluation_settings import Evaluation
+from brt.training.experiment_checks import (
     abstract_batch,
     check_classes,
     check_evaluation,
@@ -32,10 +36,6 @@ from brt.experiment_checks import (
     check_size,
     check_trainer,
 )
-from brt.models.contract import check_caches
-from brt.models.model import Model
-from brt.training.checkpoints.parameters import merged
-from brt.training.evaluation_settings import Evaluation
 from brt.training.settings import Trainer
 from brt.training.sharding import AnyMesh, check_divisible, shardings
 from brt.training.train_step import TrainState, bind, make_loss, make_train_step

@@ -33,12 +33,12 @@ from brt.data.corpus import Corpus
 from brt.data.extras import extra_library
 from brt.data.vocabularies.named import KINDS
 from brt.experiment import Configuration, Experiment
+from brt.host.terminal import printable
 from brt.pretrained.folder import write_folder
 from brt.storage.json_files import Fields, read_json
 from brt.storage.paths import absolute, as_path
 from brt.storage.regular_files import check_links, read_text
 from brt.storage.shipped import gin_folders
-from brt.terminal import printable
 from brt.training.checkpoints.parameters import (
     HEAD,
     WEIGHTS,

@@ -19,6 +19,7 @@ from absl import flags
 
 from brt import command_line
 from brt.data.extras import check_extra
+from brt.host.terminal import printable
 from brt.reporting import page, run_tables
 from brt.reporting.archive import ENDING, unpack
 from brt.reporting.collect import collect
@@ -45,7 +46,6 @@ from brt.storage.paths import RemotePath, download, is_remote, only_buckets_of
 from brt.storage.replaced_files import replace_file
 from brt.studies.output import compared_with
 from brt.studies.study import studies
-from brt.terminal import printable
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string("output", "report.html", "The page to write.", short_name="o")

@@ -42,8 +42,9 @@ from brt import command_line, config
 from brt.benchmarks.topologies import use_no_device
 from brt.bindings.reading import differences
 from brt.data.extras import MissingExtra
+from brt.data.text_flag import CONFIG, define_text, text_bindings
 from brt.experiment import Experiment
-from brt.progress import Progress
+from brt.host.progress import Progress
 from brt.reporting.collect import collect
 from brt.reporting.drawing.plots import image
 from brt.reporting.drawing.table import Table
@@ -68,7 +69,6 @@ from brt.storage.shipped import configs_root
 from brt.sweeps.entries import SweepEntry, read_sweep
 from brt.sweeps.running import SweepRun, command, device_count, run_all, runs_of, shell_line
 from brt.sweeps.scales import SCALES, SweepError
-from brt.text_flag import CONFIG, define_text, text_bindings
 from brt.training.sharding import abstract_mesh
 
 FLAGS = flags.FLAGS

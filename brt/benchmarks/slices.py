@@ -19,7 +19,7 @@ from brt.benchmarks import gpu_steps, hlo, hlo_costs, kernels, memory_budget, to
 from brt.benchmarks.gpus import COMPILER_OPTIONS, Gpus
 from brt.benchmarks.planned_cudnn import cudnn_of
 from brt.benchmarks.slice_tables import across_line, details, heading, line, table
-from brt.benchmarks.steps import stem
+from brt.benchmarks.timing.steps import stem
 from brt.benchmarks.topologies import GIB, Target, Topology, devices_of
 from brt.experiment import Configuration, Experiment
 from brt.models.mesh_axes import parts

@@ -13,9 +13,9 @@ from brt.data.streams.batch import Batch
 from brt.data.token_scores import TokenScores
 from brt.evaluation.reading import SegmentReader
 from brt.experiment import Experiment
+from brt.host.progress import Progress
 from brt.models.axis_rules import spec
 from brt.models.diagonal import run_diagonally
-from brt.progress import Progress
 from brt.training.prefetch import Prefetch
 from brt.training.sharding import shardings, to_host
 

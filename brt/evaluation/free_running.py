@@ -19,9 +19,9 @@ from brt.data.streams.samples import read_samples, sample_length
 from brt.data.token_scores import Score, Store, Sums, TokenScores
 from brt.evaluation.scores import add_share
 from brt.experiment import Experiment
+from brt.host.progress import Progress
 from brt.models.mesh_axes import spec
 from brt.models.model import LanguageModel
-from brt.progress import Progress
 from brt.training.sharding import divisible_rows, put_rows, to_host
 
 

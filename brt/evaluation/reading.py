@@ -17,11 +17,11 @@ from brt.data.streams.base import EvaluationPass, with_empty_rows
 from brt.data.streams.batch import Segment
 from brt.data.token_scores import TokenScores
 from brt.experiment import Experiment
+from brt.host.progress import Progress
 from brt.models.caches import clear_state, select_rows, with_state
 from brt.models.mesh_axes import spec
 from brt.models.model import Model
 from brt.models.reader import Reader
-from brt.progress import Progress
 from brt.training.prefetch import Prefetch
 from brt.training.sharding import divisible_rows, shardings, to_host
 from brt.training.train_step import enter_segment

@@ -24,10 +24,10 @@ from brt.generation.memory import Memory, fresh_memory
 from brt.generation.prefill import Prefill
 from brt.generation.sampling import Sampling, checked
 from brt.generation.streaming_text import StreamingText
+from brt.host.progress import Progress
 from brt.model_folder import load_run, read_model
 from brt.models.diagonal import layerwise_of
 from brt.models.model import LanguageModel, Model
-from brt.progress import Progress
 from brt.storage.file_parts import FileBytes
 
 SEGMENT = 2048

@@ -15,10 +15,10 @@ from flax import nnx
 
 from brt.generation.memory import Memory
 from brt.generation.sampling import GREEDY
+from brt.host.progress import Progress
 from brt.models.caches import select_rows
 from brt.models.diagonal import run_diagonally
 from brt.models.layers.losses import token_losses
-from brt.progress import Progress
 
 
 class Prefill:

@@ -6,12 +6,12 @@ from typing import Any
 
 import jax
 
-from brt import compilation_cache
 from brt.data.streams.checksum import MODULUS
 from brt.data.streams.select import training_stream
 from brt.evaluation.evaluator import Evaluator
 from brt.experiment import Experiment
-from brt.progress import Progress
+from brt.host import compilation_cache
+from brt.host.progress import Progress
 from brt.run.loop_evaluation import LoopEvaluation
 from brt.training.checkpoints.checkpoint import Checkpoints
 from brt.training.checkpoints.policy import NoSuchMetric

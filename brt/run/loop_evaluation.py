@@ -2,7 +2,7 @@
 
 from brt.evaluation.evaluator import Evaluator
 from brt.experiment import Experiment
-from brt.progress import Progress
+from brt.host.progress import Progress
 from brt.training.checkpoints.policy import BEST_STEP, STOPPED_EARLY
 from brt.training.optimization.weight_average import evaluated_params
 from brt.training.records.goodput import spent

@@ -20,9 +20,9 @@ from brt.data.order import permutation
 from brt.data.stores.token_store import TokenStore
 from brt.evaluation.free_running import write_greedily
 from brt.evaluation.recorded_run import RecordedRun
+from brt.host.progress import Progress
 from brt.models.caches import clear_state
 from brt.models.model import LanguageModel
-from brt.progress import Progress
 from brt.studies.study import Content, Runs, Study, content
 from brt.token_ids import BEGIN
 from brt.training.sharding import to_host

@@ -25,7 +25,7 @@ from brt.training.train_step import LOSSES
 @configurable
 @dataclasses.dataclass(eq=False, repr=False)
 class Trainer:
-    """Settings of a run; `brt.experiment_checks` refuses those that contradict one another.
+    """Settings of a run; `experiment_checks` refuses those that contradict one another.
 
     Args:
         corpus: a `Corpus` or a `Mixture` of several.

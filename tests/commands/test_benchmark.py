@@ -16,7 +16,7 @@ from tiny_run import (
 )
 
 from brt import benchmark
-from brt.benchmarks import steps
+from brt.benchmarks.timing import steps
 from brt.reporting.gin_text import read_gin, resolved
 from brt.reporting.paper_positions import system_and_size
 from brt.reporting.papers.fill import paper_tables

@@ -14,7 +14,7 @@ from tiny_run import (
     write_config,
 )
 
-from brt.experiment_checks import check_trainer
+from brt.training.experiment_checks import check_trainer
 from brt.training.optimization.optimizers import adamw
 from brt.training.optimization.plateau import ReduceOnPlateau
 from brt.training.records.run_folder import read_metrics

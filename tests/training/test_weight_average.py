@@ -12,8 +12,8 @@ from tiny_run import (
     write_config,
 )
 
-from brt.experiment_checks import check_trainer
 from brt.training.checkpoints.parameters import load_params
+from brt.training.experiment_checks import check_trainer
 from brt.training.optimization.plateau import ReduceOnPlateau
 from brt.training.optimization.weight_average import WeightAverage, evaluated_params
 from brt.training.records.run_folder import read_metrics

@@ -13,7 +13,7 @@ from brt.data.sources.base import Document, FileSource, Source
 from brt.data.sources.by_position import SplitByPosition
 from brt.data.sources.files import TextFiles
 from brt.data.sources.rows import JsonLines, Parquet, RowSource, SavedDataset, listed
-from brt.progress import say
+from brt.host.progress import say
 
 ROWS: tuple[type[RowSource], ...] = (SavedDataset, Parquet, JsonLines)
 NAMED = re.compile(r"(?:^|/)(train|validation|valid|test)[-._/]")

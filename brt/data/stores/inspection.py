@@ -6,7 +6,7 @@ import numpy as np
 
 from brt.data.stores.token_store import TokenStore
 from brt.data.vocabularies.base import Vocabulary
-from brt.terminal import printable
+from brt.host.terminal import printable
 
 LISTED = 10
 

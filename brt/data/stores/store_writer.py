@@ -39,7 +39,7 @@ from brt.data.stores.shards import (
 )
 from brt.data.stores.worker_pool import WorkerPool
 from brt.data.vocabularies.base import Vocabulary
-from brt.progress import Progress
+from brt.host.progress import Progress
 from brt.storage.json_files import Fields, read_json_lines
 from brt.storage.paths import AnyPath, RemotePath, as_path
 from brt.storage.replaced_files import LEFT, replace_file, replace_json

@@ -18,7 +18,7 @@ from brt.data.mixture import MixedStore
 from brt.data.stores.layout import WEIGHT, content_of, files_of
 from brt.data.stores.token_store import HOW_TO_REPEAT, TokenStore
 from brt.data.stores.writer import misfit_of_weights
-from brt.progress import Progress
+from brt.host.progress import Progress
 from brt.storage.json_files import DamagedFile, read_json
 from brt.storage.paths import AnyPath, file_size
 from brt.storage.regular_files import file_sha256, open_regular

@@ -25,7 +25,7 @@ from brt.data.vocabularies.characters import CharacterVocabulary, count_symbols,
 from brt.data.vocabularies.report import text_documents
 from brt.data.vocabularies.subwords import SUFFIX, SubwordVocabulary, encoder_class
 from brt.data.vocabularies.words import WordVocabulary, count_words, word_list
-from brt.progress import reported, say
+from brt.host.progress import reported, say
 from brt.storage.regular_files import read_bytes
 from brt.storage.replaced_files import replace_file
 

@@ -18,12 +18,12 @@ from typing import Any
 
 from jax.typing import DTypeLike
 
+from brt.host.progress import say
 from brt.models import ops
 from brt.models.axis_rules import on_gpu, on_tpu
 from brt.models.fast import attention, block_loop, cudnn_attention, key_dropout
 from brt.models.ops import CellOps, LayerOps
 from brt.models.sizes import Sizes
-from brt.progress import say
 
 BINDING = cudnn_attention.BINDING
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from brt.benchmarks.tables import Column, aligned
 from brt.experiment import Configuration
-from brt.progress import Progress
+from brt.host.progress import Progress
 
 if TYPE_CHECKING:
     from brt.experiment import Experiment

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from brt import slurm
+from brt.host import slurm
 
 HEARTBEAT_TIMEOUT = 60
 """Seconds without a heartbeat after which a process counts as lost."""

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 
 from tqdm import tqdm
 
-from brt.terminal import plain, printable, shown
+from brt.host.terminal import plain, printable, shown
 
 SECONDS = 10.0
 """Least time between plain lines, so that the log of a batch job stays short."""
