@@ -19,8 +19,7 @@ document; evaluation with a memory and with a window for every token. The last t
 they find the longest segments whose training step fits a memory budget, compile the step for a
 slice of TPUs with libtpu, and read the newest trace that `brt.train --profile` wrote.
 
-Configs take one step in turn, so that a busy machine slows all of them alike; compare the ratios to
-the baseline, the first config unless named.
+Configs take one step in turn; compare the ratios to the baseline, the first config unless named.
 """
 
 import json

@@ -212,7 +212,6 @@ def run(main: Callable[..., Any], takes_arguments: bool = False) -> None:
 
 
 def _user_code(error: BaseException | None) -> str:
-    """Returns where code of the user raised an error; empty for brt and its libraries."""
     while error is not None:
         frames = [f for f in traceback.walk_tb(error.__traceback__) if not _is_library(f[0])]
         if frames and not frames[-1][0].f_code.co_filename.startswith(PACKAGE):
@@ -254,7 +253,6 @@ def _open_missing_streams():
 
 
 def _unwritten_output(error):
-    """Returns a sentence for an error of the standard output, and closes it; else ""."""
     if not isinstance(error, OSError) or error.filename or not error.errno:
         return ""
     if error.strerror != os.strerror(error.errno):
@@ -277,7 +275,6 @@ def _discard_output():
 
 
 def _hide_further_checkpoint_errors():
-    """Hides the errors of the writes that follow a failed one, which `Checkpoints` reports."""
     before = sys.unraisablehook
 
     def hook(unraisable):

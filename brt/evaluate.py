@@ -206,7 +206,7 @@ def evaluate(
 
 
 def shown(value: float) -> str:
-    """Returns a figure as text: counts in full, perplexities of millions in scientific notation."""
+    """Counts in full, perplexities of millions in scientific notation."""
     if float(value).is_integer() and value < 2**50:  # beyond, all floats are nearly whole
         return f"{value:,.0f}"
     return f"{value:.6e}" if value >= HUGE else f"{value:,.6f}"

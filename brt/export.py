@@ -108,7 +108,6 @@ def export(
 
     Args:
         model: a pretrained backbone, a reader, or a model around one.
-        params: its parameters, a nested dictionary.
         output: the folder, which must not exist yet or be empty.
         settings: a gin config that builds the model.
         dtype: of the backbone; other parameters stay float32.

@@ -125,10 +125,7 @@ def main() -> None:
 
 
 def write(
-    generator: Generator,
-    memory: Memory,
-    sampling: Sampling,
-    prompts: Sequence[bytes | FileBytes],
+    generator: Generator, memory: Memory, sampling: Sampling, prompts: Sequence[bytes | FileBytes]
 ) -> Memory:
     """Continues documents and prints them: a single one while it is written, several at the end.
 
@@ -197,7 +194,6 @@ def _size(path):
 
 
 def _check_vocabulary(corpus):
-    """Refuses another vocabulary than that of the run's store, if the store is on this machine."""
     manifest, own = corpus.corpora[0].path("train") / "manifest.json", corpus.vocabulary
     if not manifest.is_file():
         return

@@ -147,8 +147,6 @@ def report(
     """Writes the page and its figures and tables; returns the number of these files.
 
     Args:
-        step_times: of `read_step_times`, by system.
-        documents: numbers of the reader's documents; None for the first ones recorded.
         reader_tokens: most tokens of the reader.
         published: whether published tables and figures are shown too.
         sweep: that all runs are of; the page begins with its table and figure.
@@ -205,7 +203,6 @@ def report(
 
 
 def _shown(items) -> list[Part]:
-    """Returns the parts of a page for tables, and for plots in one grid."""
     plots = [item for item in items if not isinstance(item, Table)]
     tables: list[Part] = [("table", item) for item in items if isinstance(item, Table)]
     return [*tables, *([("plots", plots)] if plots else [])]
@@ -249,7 +246,6 @@ def _studies(runs):
 
 
 def _paper(items):
-    """Returns tables and figures; those without measurements are folded."""
     shown: list[Any] = []
     rest: list[Any] = []
     for item in items:

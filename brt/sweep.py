@@ -54,14 +54,7 @@ from brt.reporting.papers.fill import paper_tables
 from brt.reporting.papers.reading import PAPERS
 from brt.reporting.runs import open_runs
 from brt.reporting.step_times import read_step_times
-from brt.reporting.sweep_folder import (
-    CONFIGS,
-    RUNS,
-    SEED,
-    SWEEP_FILE,
-    Sweep,
-    sweep_json,
-)
+from brt.reporting.sweep_folder import CONFIGS, RUNS, SEED, SWEEP_FILE, Sweep, sweep_json
 from brt.reporting.sweep_tables import entry_plot, entry_table
 from brt.run.data import check_data
 from brt.storage.replaced_files import replace_file

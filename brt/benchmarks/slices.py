@@ -28,13 +28,7 @@ from brt.reporting.paper_positions import system_and_size
 from brt.run.checks import check_memory, warn_of_warmup
 from brt.run.description import describe, settings
 from brt.training.records.metrics import compiled_bytes
-from brt.training.sharding import (
-    abstract_mesh,
-    make_mesh,
-    nodes_and_devices,
-    shardings,
-    slice_grid,
-)
+from brt.training.sharding import abstract_mesh, make_mesh, nodes_and_devices, shardings, slice_grid
 from brt.training.time_mesh import divided
 
 ESTIMATES = (
@@ -250,10 +244,7 @@ def largest_batch(
 
 
 def show(
-    configurations: Sequence[Configuration],
-    name: str,
-    baseline: str | None,
-    largest: bool = False,
+    configurations: Sequence[Configuration], name: str, baseline: str | None, largest: bool = False
 ) -> dict[str, Any]:
     """Prints and returns the figures of each config's step on a slice.
 

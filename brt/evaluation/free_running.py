@@ -76,10 +76,6 @@ class FreeRunning(Score):
 
         Args:
             decoder: generates the samples' scored part.
-            params: parameters on the mesh.
-            accuracy: teacher-forced.
-            max_samples: of the split's first; None for all.
-            label: shows progress under this name.
         """
         sums: Sums = {}
         for targets_BS, predicted_BS in decoder.read(params, max_samples, label):
@@ -108,7 +104,6 @@ class SampleDecoder:
     """A model compiled to read the unscored beginning of samples and write the rest itself.
 
     Args:
-        store: samples of one length.
         rows: B; raised to the next number that the mesh divides.
         segment_length: T in tokens, at whose ends memory moves, also while the model writes.
     """
@@ -136,7 +131,7 @@ class SampleDecoder:
     def read(
         self, params: Any, max_samples: int | None = None, label: str | None = None
     ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yields the targets and the predictions of some samples, int32 (samples, S) each."""
+        """Yields targets and predictions of samples, int32 (samples, S) each."""
         count = min(self.store.num_documents, max_samples or self.store.num_documents)
         progress = Progress(label or "", count, quiet=not label)
         try:

@@ -63,7 +63,6 @@ class Words:
         self._folded_ends = np.cumsum([len(word.casefold()) + 1 for word in self.words])
 
     def at(self, token: int) -> int | None:
-        """Returns the index of the last word that a token is part of, or None."""
         end = int(self._ends_T[token])
         begin = end - len(self.texts[token])
         # A token that has no text of its own shares the last character so far.
@@ -155,7 +154,6 @@ class Words:
 
 
 def _blank_line(text):
-    """Returns whether at most white space lies before the second line end, or the text's end."""
     space = text[: len(text) - len(text.lstrip())]
     return not text.strip() or space.count("\n") >= 2
 

@@ -107,8 +107,6 @@ class Generator:
 
         Args:
             folder: a path, or `hf://OWNER/NAME`.
-            bindings: further gin lines.
-            allow_imports: as of `load_run`.
         """
         load = load_run if os.path.isdir(os.path.join(folder, "checkpoints")) else read_model
         experiment, params, _ = load(folder, bindings, allow_imports)
@@ -116,7 +114,6 @@ class Generator:
 
     @classmethod
     def of_experiment(cls, experiment: Experiment, params: Any, folder: str) -> Self:
-        """Returns the generator of an experiment from `folder`."""
         trainer = experiment.trainer
         model = experiment.bind_evaluated(params)
         if not isinstance(model, LanguageModel):
@@ -141,7 +138,6 @@ class Generator:
         Args:
             texts: one for each document, as of `encode`, or a single one.
             memory: of the documents that the texts continue; None begins new ones.
-            label: shows progress under this name.
         """
         tokens, memory = self._prepared(texts, memory)
         return self.prefill(self.params, memory, tokens, label=label)[0]
@@ -152,10 +148,7 @@ class Generator:
         memory: Memory | None = None,
         label: str | None = None,
     ) -> Memory:
-        """Reads texts as `read` does, with a part of their tokens in memory at a time.
-
-        files: title and content of each.
-        """
+        """Reads files, (title, content) each, with a part of their tokens in memory at a time."""
         memory = self.begin(len(files)) if memory is None else memory
         streams = [self._encoded(data, title) for title, data in files]
         rests = [np.zeros(0, np.int32) for _ in files]

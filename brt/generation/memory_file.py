@@ -155,7 +155,6 @@ def _no_memory_file(path, why):
 
 
 def _named(memory):
-    """Returns the arrays by name, such as `caches[3].window.keys_BJHK`."""
     flat = jax.tree_util.tree_flatten_with_path(memory)[0]
     return {jax.tree_util.keystr(path).removeprefix("."): leaf for path, leaf in flat}
 

@@ -41,7 +41,6 @@ class StreamingText:
         self._forget(text)
 
     def push(self, token: int) -> str:
-        """Adds a token, and returns the text that becomes certain."""
         self._ids.append(int(token))
         text = self._text()
         new = self._new(text[: _certain(text)])
@@ -55,7 +54,6 @@ class StreamingText:
         return rest
 
     def _new(self, text):
-        """Returns the new part of `text`, including a character that changed."""
         pairs = zip(text, self._before)
         common = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
         new = text[max(self._returned, common) :]

@@ -114,7 +114,6 @@ def check_memory_pairs(memories: Iterable[Any], kind: type) -> None:
 
 
 def check_memories(memories: Iterable[Any], parts: Iterable[str], base: type) -> None:
-    """Refuses memories of a layer by their names and methods; base: as of `check_methods`."""
     taken = set(parts)
     for memory in memories:
         name = getattr(memory, "name", "")

@@ -89,14 +89,6 @@ class PretrainedBackbone(nnx.Module):
     def names(self) -> Names:
         raise NotImplementedError
 
-    def divided_sizes(self) -> dict[str, int]:
-        name = type(self).__name__
-        return {
-            f"{name}.num_heads": self.sizes.num_heads,
-            f"{name}.feed_forward_size": self.sizes.feed_forward_size,
-            f"{name}.vocabulary_size": self.vocabulary_size,
-        }
-
     def check_vocabulary(self, vocabulary: Vocabulary, binding: str) -> None:
         if self.folder:
             check_ids(self.folder.path, vocabulary, binding)
@@ -126,7 +118,6 @@ class PretrainedBackbone(nnx.Module):
         keys: Sequence[jax.Array | None],
         shared: Any = None,
     ) -> Reading:
-        """Runs all layers; arguments as of `Decoder.read`; keys: of dropout."""
         layers = []
         for i, (layer, key) in enumerate(zip(self.layers, keys[1:], strict=True)):
             run: Callable[..., Any] = functools.partial(

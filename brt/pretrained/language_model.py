@@ -22,13 +22,7 @@ from brt.pretrained.decoder_model import DecoderModel
 from brt.pretrained.decoders.decoder import Decoder
 from brt.pretrained.decoders.gpt2 import GPT2
 from brt.pretrained.memories.window_memory import WindowMemory, WindowReads, WithMemories
-from brt.pretrained.windows import (
-    DecodingWindow,
-    OverlapCache,
-    Slots,
-    slots,
-    write_keys,
-)
+from brt.pretrained.windows import DecodingWindow, OverlapCache, Slots, slots, write_keys
 
 
 class DecodingMemory(NamedTuple):

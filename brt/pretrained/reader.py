@@ -34,10 +34,7 @@ from brt.pretrained.settings import HubConfig
 from brt.token_ids import PADDING
 
 LOWEST = -1e30
-PROBLEMS = {
-    "classes": "single_label_classification",
-    "labels": "multi_label_classification",
-}
+PROBLEMS = {"classes": "single_label_classification", "labels": "multi_label_classification"}
 """`problem_type` of config.json, by targets."""
 HEADS = {
     "classes": "ForSequenceClassification",

@@ -26,9 +26,6 @@ class LoopEvaluation:
     """Evaluates every `Trainer.eval_every` steps.
 
     Args:
-        evaluator: None for no evaluations.
-        stop: asks the run to stop, also during an evaluation.
-        step: that the run begins or is resumed at.
         pending: the evaluation at this step was not finished when the checkpoint was written.
 
     Attributes: best evaluation so far; scalars `eval/*` of the last one of this process.

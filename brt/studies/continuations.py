@@ -31,12 +31,7 @@ from brt.training.sharding import to_host
 @configurable
 @dataclass(eq=False)
 class Continuations(Study):
-    """Greedy continuations of contexts, by the run and by others.
-
-    Args:
-        contexts: most contexts, which are drawn.
-        written: tokens after each context.
-    """
+    """Greedy continuations of contexts, by the run and by others."""
 
     title = "Continuations"
     caption = "Greedy continuations of contexts, with the state kept and cleared before them."
@@ -59,11 +54,7 @@ class Continuations(Study):
             }
             for n, (document, start) in enumerate(texts.positions)
         ]
-        numbers = {
-            "contexts": len(passages),
-            "context_tokens": T,
-            "written_tokens": self.written,
-        }
+        numbers = {"contexts": len(passages), "context_tokens": T, "written_tokens": self.written}
         summary = (
             f"{len(passages):,} contexts of {T:,} tokens, each continued greedily for "
             f"{self.written:,} tokens"

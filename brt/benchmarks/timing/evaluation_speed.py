@@ -95,7 +95,6 @@ def _measure(build, length, rounds):
 
 
 def _scoring(experiment, length, scored):
-    """Returns a function that scores the last tokens of a random segment, and empty caches."""
     params, size = experiment.init_params(), experiment.model.vocabulary_size
 
     @jax.jit

@@ -189,7 +189,6 @@ def divided(names: Sequence[str], seed: int) -> dict[str, list[str]]:
 
 
 def article_text(element: xml.Element) -> str:
-    """Returns the text of an article: one line per paragraph, white space as one space."""
     pieces = [element.text or ""]
     for part in element:
         boundary = "\0" * (part.tag == "p")  # NUL does not occur in XML

@@ -61,7 +61,6 @@ class Text(FileSource):
 
     @functools.cached_property
     def _divided(self) -> tuple[Source, dict[str, str]]:
-        """The source, and other names that its splits have."""
         folder, files = listed(self.path.replace("{split}", "*"), ("",))
         if not files:
             raise FileNotFoundError(

@@ -171,7 +171,7 @@ def _remove_others(folder: AnyPath, complete: Container[str]) -> None:
 
 
 def _remove_unfinished(folder: AnyPath) -> int:
-    """Removes unfinished shards and notes of errors; returns the number of finished shards."""
+    """Removes unfinished shards; returns the number of finished ones."""
     files = _files(folder)
     _remove_files(
         file

@@ -48,7 +48,6 @@ class SampleTask(Source):
     def _define(
         self, name: str, symbols: str, special_ids: dict[str, int], tokens: int, scored: int
     ) -> None:
-        """Defines vocabulary and length; the last `scored` of the tokens have loss weight 1."""
         length = tokens - 1 if self.padded_length is None else self.padded_length
         if length < tokens - 1:
             raise ValueError(
@@ -186,7 +185,6 @@ class AssociativeRetrieval(SampleTask):
         self._define("retrieval", symbols, {"start": self.START}, 2 * self.num_pairs + 3, 1)
 
     def _sources(self, count: int) -> np.ndarray:
-        """Returns keys, values, and the index of the queried pair, side by side."""
         pairs = self.num_pairs
         self._check_possible(count, pairs * math.perm(26, pairs) * math.perm(10, pairs))
         random = self._random()

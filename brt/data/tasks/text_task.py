@@ -93,7 +93,6 @@ class TextTask(GridTask):
 
     @functools.cached_property
     def ids(self) -> Callable[[str], Ids]:
-        """Encodes a part of a document."""
         vocabulary = as_vocabulary(self.vocabulary)
         return functools.lru_cache(2**12)(lambda text: vocabulary.encode(text.encode(), text))
 

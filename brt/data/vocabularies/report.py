@@ -91,7 +91,6 @@ def report(vocabulary: Vocabulary, text: bytes) -> Report:
 
 
 def sample_text(documents: Iterable[Document], size: int = 2**22) -> bytes:
-    """Returns the first `size` bytes of documents, up to the end of a line."""
     sample = b""
     for document in text_documents(documents):
         sample += document.data[:]

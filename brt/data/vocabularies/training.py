@@ -257,7 +257,6 @@ def _text_of(line: bytes, document: Document) -> str:
 
 
 def _uniform(seed: int) -> Iterator[float]:
-    """Yields numbers between 0 and 1, the same in all versions of NumPy."""
     bits = np.random.Philox(np.random.SeedSequence(seed))
     while True:
         yield from ((bits.random_raw(1024) >> np.uint64(11)) + 0.5) * 2.0**-53

@@ -16,12 +16,7 @@ from numpy.typing import ArrayLike
 
 from brt.checks import configurable
 from brt.data.sources.base import Document
-from brt.data.vocabularies.base import (
-    FileVocabulary,
-    checked_ids,
-    read_vocabulary_file,
-    utf8_lines,
-)
+from brt.data.vocabularies.base import FileVocabulary, checked_ids, read_vocabulary_file, utf8_lines
 
 
 @configurable

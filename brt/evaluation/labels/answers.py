@@ -18,7 +18,6 @@ WHOLE_ONLY = ("yes", "no", "noanswer")
 
 
 def normalized(answer: str) -> str:
-    """Returns an answer in lower case, without punctuation and articles, single spaces."""
     without = answer.lower().translate(PUNCTUATION)
     return " ".join(ARTICLES.sub(" ", without).split())
 

@@ -221,11 +221,7 @@ class RecurrentCell(LayerMemory):
         return ByHead(unit_heads(k_BHSK) if self.sizes.qk_norm else k_BHSK, v_BHSK)
 
     def step(
-        self,
-        weights: CellWeights,
-        carry: CellCarry,
-        block: ByHead,
-        of_states: ByHead | None = None,
+        self, weights: CellWeights, carry: CellCarry, block: ByHead, of_states: ByHead | None = None
     ) -> tuple[CellCarry, ByHead, Metrics]:
         """Updates the states with one block: they attend to themselves and to the tokens.
 

@@ -137,12 +137,7 @@ def cell_misfit(sizes: Sizes, states: int, window: int, dtype: DTypeLike) -> str
 
 
 def scan_cell(
-    gate: Any,
-    step: Callable[..., Any],
-    weights: Any,
-    carry: Any,
-    blocks: Any,
-    remat: bool = False,
+    gate: Any, step: Callable[..., Any], weights: Any, carry: Any, blocks: Any, remat: bool = False
 ) -> tuple[Any, Any, Any]:
     """Returns `scan_blocks` of the step of a cell whose only gate follows both attentions."""
     del step, remat  # `table` chooses this form for one step, without remat

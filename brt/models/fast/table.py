@@ -107,7 +107,6 @@ def cell_ops(
 
 
 def _kernels() -> Any:
-    """Returns the module with the kernels of the device."""
     from brt.models.fast import gpu_forms, kernel_forms
 
     return gpu_forms if on_gpu() else kernel_forms
@@ -133,7 +132,6 @@ def has_kernel(
 
 
 def _with_attention(attend, sizes):
-    """Returns the plain operations with another form of attention in them."""
     drops = key_dropout if sizes.attention_dropout == "keys" else ops
     return LayerOps(
         drops.window_tables,

@@ -72,10 +72,8 @@ class TransformerXL(Body, ShowsAttention):
         cutoffs, div_val, tied, tied_projections: of the `AdaptiveEmbedding`.
         dropout: rate on embeddings, distances, outputs of attention, MLP and last layer, and hidden
             units.
-        attention_dropout: rate on attention weights.
         variational_dropout: one mask for all tokens of a segment.
         std, projection_std: of the initial values; projection_std: of the embedding's projections.
-        activation_dtype: "float32" or "bfloat16"; parameters stay float32.
         remat: "none", or "layer" to recompute each layer in the backward pass.
         memory: builds the memory of a layer's inputs, a `HiddenMemory`.
         attention_form: "plain"; "kernel", a Pallas kernel; "auto", the kernel on TPUs where sizes

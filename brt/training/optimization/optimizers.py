@@ -105,7 +105,6 @@ def muon(
 
 
 def _kinds(params):
-    """Returns "weights" for matrices from features to features, and "others" for the rest."""
     indices = set("VSRHN")  # vocabulary, states, relative distances, heads, positions
 
     def kind(path, parameter):

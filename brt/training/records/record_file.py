@@ -61,7 +61,7 @@ class RecordFile:
 
 
 def record_of(line: bytes) -> dict | None:
-    """Returns the record of a line, a step with numbers and texts by name; None for damage."""
+    """Returns the record of a line, or None for damage."""
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):

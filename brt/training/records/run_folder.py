@@ -42,8 +42,6 @@ class RunFolder:
     and every minute or so between.
 
     Args:
-        path: the folder, created if `writes`.
-        writes: whether this process writes anything.
         metrics: some of `brt.training.records.metric_writers.KINDS`.
 
     Raises:
@@ -143,7 +141,6 @@ class RunFolder:
         return moved
 
     def _drop_records_after(self, step):
-        """Rewrites the records: those up to a step, without damaged and torn lines."""
         path = as_path(self.file(METRICS))
         if not path.exists():
             return
@@ -176,7 +173,6 @@ class RunFolder:
         return str(copy)
 
     def record(self, step: int, scalars: dict[str, float | str]) -> None:
-        """Appends one line to metrics.jsonl; other writers get the numbers in it."""
         if self._metrics is None:
             return
         self._check_lock()

@@ -92,7 +92,6 @@ def block_attention(
 
 
 def _specs(heads, q, k):
-    """Returns the grid (P, B, G) and the blocks of its arrays."""
     Q, X, L = q.shape[2], k.shape[2], heads.lanes
 
     def of_block(p, b, g):
@@ -173,8 +172,6 @@ block_attention.defvjp(_forward, _backward)
 
 
 class _Dropout:
-    """Dropout in a kernel: its inputs, with the names of their blocks, and what it does."""
-
     def __init__(self, heads, keep):
         self.heads, self.rate, self.inputs, self.names = heads, None, [], []
         if isinstance(keep, TileDropout):

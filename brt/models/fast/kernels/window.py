@@ -274,7 +274,6 @@ def _head_specs(heads, W):
 
 
 def _log_sum_spec(N, C, chunk_of_step):
-    """Returns the blocks of the softmax's log-sum-exp, (B, P, G, N, C)."""
     return pl.BlockSpec((1, 1, 1, N, C), lambda p, b, g: (b, p, chunk_of_step(g), 0, 0))
 
 
@@ -283,8 +282,6 @@ def _transposed(x_HQX):
 
 
 class _Dropout:
-    """Dropout in a kernel: its inputs, and what it does to transposed weights."""
-
     def __init__(self, heads, keep, W):
         self.heads, self.tiles, self.rate = heads, W // tile_size(W), None
         self.inputs, self.specs = [], []
