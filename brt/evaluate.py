@@ -5,14 +5,12 @@
     python -m brt.evaluate --workdir=runs/quickstart --record
     python -m brt.evaluate --workdir=runs/quickstart --study=memory_use
 
-Gin files and bindings override those of the run. --step names a checkpoint that is kept; the
-default is the best one of a run that keeps it (CheckpointPolicy.keep_best), else the newest.
-Metrics are written to RUN/evaluation_SPLIT.json, those of a named step to
-RUN/evaluation_SPLIT_step_N.json, those of a --text to RUN/evaluation_own_text_NAME_SPLIT.json. With
---record the loss of every token is kept in the run folder, and an evaluation that was killed
-continues where it stopped. --study runs one of attention, attention_length, compare, continuations,
-memory_use, positions, reach, recl and topics instead. Settings of studies are gin bindings, such as
---gin.Reach.tokens=100000.
+Gin files and bindings override those of the run. Metrics are written to RUN/evaluation_SPLIT.json,
+those of a named step to RUN/evaluation_SPLIT_step_N.json, those of a --text to
+RUN/evaluation_own_text_NAME_SPLIT.json. With --record the loss of every token is kept, and an
+evaluation that was killed continues where it stopped. --study runs one of attention,
+attention_length, compare, continuations, memory_use, positions, reach, recl and topics instead;
+their settings are gin bindings, such as --gin.Reach.tokens=100000.
 """
 
 import math

@@ -8,24 +8,19 @@ r"""Runs a list of experiments at one scale, on one corpus, with one budget, and
 
 A line of a sweep has configs joined by `+`, and bindings without spaces:
 `systems/rec_fixed_skip.gin+recipes/arxiv.gin RecurrentCell.num_states=128`; several values of a
-binding, separated by commas, are a grid. --processes runs so many at once, spread over the GPUs;
-several on one GPU are for small models and CUDA's multi-process service (eight models of 28 million
-parameters took 2.7 times as long as one after the other). --paper adds the published tables that
-have a row for these runs. --scale divides the model's dimensions, those bound in lines too,
---corpus replaces the config's corpus, and each run trains on --tokens (twice as many if its line
-binds twice the steps), or for its own steps. A warm-up longer than the run becomes a tenth of it,
-with a note. Lines that differ in their evaluation only are trained once. Bindings of the command
-line come last, and no scale divides them. Files are looked up as --gin_file is, anywhere.
+binding, separated by commas, are a grid. --scale divides the model's dimensions, those bound in
+lines too; bindings of the command line come last, and no scale divides them. Each run trains on
+--tokens (twice as many if its line binds twice the steps), or for its own steps; a warm-up longer
+than the run becomes a tenth of it. Lines that differ in their evaluation only are trained once.
 
-The same command continues after a stop; other flags in the same folder are refused.
-`brt report FOLDER` makes a page of it. --archive=FOLDER keeps the records of finished runs. On a
-cluster:
+The same command continues after a stop; other flags in the same folder are refused. On a cluster:
 
     brt sweep --print_commands ... >commands.txt
     sbatch --array=1-$(wc -l <commands.txt) \
         --wrap='eval "$(sed -n ${SLURM_ARRAY_TASK_ID}p commands.txt)"'
 
---collect with the same flags writes the tables and archives of the finished runs.
+--collect with the same flags writes the tables and archives of the finished runs. More:
+docs/reproduction.md.
 """
 
 import contextlib

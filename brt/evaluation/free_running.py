@@ -158,9 +158,7 @@ def write(
     """Reads samples up to their scored part, which the model then writes token by token.
 
     Args:
-        tokens_BL: int32 (B, L + 1), whole samples.
         first, scored: position of the first scored token, 1 or more, and their number S.
-        segment_length: T in tokens, a multiple of `model.period`.
 
     Returns:
         int32 (B, S), the most likely tokens.

@@ -36,10 +36,6 @@ NAME, TITLE, OTHER = "proper name", "chapter title", "other"
 class Words:
     """The words of one document.
 
-    Args:
-        vocabulary: of its tokens.
-        tokens: integers (tokens,).
-
     Attributes:
         texts: of each token.
         text: all of them joined.

@@ -55,7 +55,6 @@ class Generator:
 
     Args:
         model: with parameters, from `Experiment.bind`; on one device.
-        vocabulary: of the text.
         segment_length: tokens read at once, a multiple of `model.period`; None: about 2,048.
         chunk: tokens written by one call of the compiled loop.
         segments_together: segments of a long text that run at once, in the diagonal schedule.
@@ -237,8 +236,6 @@ class Generator:
         """Continues documents; iterate over the result, or call its `run`.
 
         Args:
-            memory: of B documents.
-            max_tokens: of each.
             seed: of the first document, the others count from it; or one for each. With the
                 position in the document it determines every draw.
             stop: texts; a document ends where the first of them begins.

@@ -66,9 +66,7 @@ def save(path: str, memory: Memory, fingerprint: str, vocabulary: Vocabulary) ->
     """Writes the memory of one document; an existing file is replaced when all is written.
 
     Args:
-        path: of the file, on a disk or in a bucket.
         fingerprint: the `model_fingerprint` of its model.
-        vocabulary: of the document.
     """
     rows = len(memory.position_B)
     if rows != 1:

@@ -19,7 +19,6 @@ class StreamingText:
     The joined results of `push` and `finish` are the text that the tokens add to that of `before`.
 
     Args:
-        vocabulary: of the tokens.
         before: ids before the stream; a character may begin in them.
         stop: texts that end the stream; text that may become one is held back.
 

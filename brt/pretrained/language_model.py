@@ -47,7 +47,6 @@ class PretrainedLanguageModel(WithMemories, DecoderModel):
         memories: build `WindowMemory`s, one of each name.
         overlap: O, tokens of a window that the next window begins with. A window has O + N
             positions for segments of N tokens; a document's first has N.
-        special_tokens: must be 0.
 
     Source: Yoshida et al. 2020, sections 3 and 4.
     """

@@ -88,8 +88,6 @@ class PretrainedReader(WithMemories, Reader[Embedded, Outputs]):
         body: builds the `Encoder`; its sizes are bound by its name, as in `BERT.width`.
         targets: as `LabelledDocuments.targets`; "words" with `T5`, else "classes", "labels"
             (several of the classes, or none) or "spans".
-        classes: their number.
-        words: most words of an answer; as `LabelledDocuments.words`.
         num_memory: m, memory vectors, 0 for none, in addition to Trainer.segment_length positions.
         memories: build further memories between segments, such as `@FinalLayerMemory`.
     """

@@ -71,7 +71,6 @@ class SlidingLanguageModel(DecoderModel):
         window: W in tokens, which divides the segment length.
         body: builds the `Decoder`, one with rotary positions.
         cell: builds a memory at one layer, such as `CellMemory`.
-        special_tokens: must be 0.
     """
 
     def __init__(

@@ -91,7 +91,6 @@ def check_replaceable(path: str | os.PathLike) -> None:
 
 
 def check_inside(folder: str | os.PathLike, names: Iterable[str]) -> None:
-    """Refuses links to files outside of their folder."""
     _check_inside(os.path.realpath(folder), (os.path.join(folder, name) for name in names))
 
 

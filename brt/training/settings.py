@@ -95,7 +95,7 @@ class Trainer:
         self.rows = self.tokens_per_step // (self.segment_length * self.segments_per_step)
         self.policy = self.checkpoints or CheckpointPolicy()
         source = self.corpus.source if isinstance(self.corpus, Corpus) else None
-        self.sample_length = source and source.input_length
+        self.sample_length = source.input_length if source else None
 
     @property
     def loss_settings(self) -> dict[str, Any]:

@@ -170,7 +170,7 @@ def put_rows(
 def owned_rows(mesh: jax.sharding.Mesh, rows: int) -> list[tuple[int, int]]:
     """Returns the parts of the batch that this process owns, as (first row, number).
 
-    If several processes read the same rows, as with a divided model, the first process owns them.
+    Of several processes with the same rows the first owns them.
     """
     sharding = NamedSharding(mesh, spec("B"))
     owners: dict[tuple[int, int], int] = {}

@@ -91,7 +91,6 @@ class Hyperpartisan(LabelledSource):
         vocabulary, splits: as of `LabelledSource`; "validation" may be "dev" in a file.
         split_file: JSON, from splits to lists of ids of articles, such as hp-splits.json of
             Longformer's authors. None draws as many by `seed`.
-        title: whether the title comes before the text.
     """
 
     classes = ("false", "true")

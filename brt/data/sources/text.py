@@ -31,7 +31,6 @@ class Text(FileSource):
     Args:
         path: of a file, or of a folder with any subfolders; on disk or in a bucket.
         text_key: key (column) of the text, in JSON lines and tables.
-        suffix: of the files of a folder of plain text.
     """
 
     path: Name = gin.REQUIRED

@@ -64,8 +64,6 @@ def write_store(
         folder: of the store, on a disk or in a bucket.
         documents: at least one; those without tokens are encoded by `vocabulary`.
         source_description: JSON for the manifest.
-        total: number of documents if known, for the progress display, which `quiet` hides.
-        workers: number of processes that encode; 1 for this process.
         shard_bytes: bytes after which a shard ends; None for `SHARD_BYTES` or `SHARD_DOCUMENTS`.
         runner: makes the shards instead of the workers.
     """

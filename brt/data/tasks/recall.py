@@ -30,8 +30,6 @@ class RecallTask(DrawnTask):
 
     Args:
         document_length: in tokens, or a pair (shortest, longest) to draw lengths from.
-        num_facts: facts of a document.
-        num_keys, num_values, num_fillers: different ids of each kind.
         min_distance, max_distance: range of the distances, in tokens.
     """
 

@@ -61,8 +61,8 @@ class CachedStates(TokenMemory):
         chosen: kept states that a head reads, those with the largest gates; 0: all.
 
     Source: Memory Caching, Behrouz et al. 2026, arXiv:2602.24281: the gated residual memory, which
-    for matrices is the soup too, and the sparse choice (`chosen`). "merged" after log-linear
-    attention, Guo et al. 2025, arXiv:2506.04761. docs/reproduction.md lists the differences.
+    for matrices is the soup too, and the sparse choice (`chosen`). "merged": Guo et al. 2025,
+    arXiv:2506.04761. Differences: docs/reproduction.md.
     """
 
     name = "cached_states"

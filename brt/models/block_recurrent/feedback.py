@@ -34,8 +34,6 @@ def run_blocks(
 
     Args:
         layers: the stack; each attends to states, at least one has a memory that offers some.
-        x_BTD: (B, T, D) activations of the segment, T a multiple of W.
-        caches: one segment-form cache per layer.
         keys: of each layer's dropout; its masks are the same for all blocks.
         remat: recompute each block, and each layer above the loop, in the backward pass.
         counts_B: (B,) int32, tokens that are not padding (one block); None: all.

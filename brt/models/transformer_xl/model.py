@@ -68,12 +68,10 @@ class TransformerXL(Body, ShowsAttention):
         same_length: every query sees the last M keys, itself included.
         clamp_length: distances above it share its encoding; None for no limit.
         untie_biases: u and v for each layer instead of one pair for all.
-        norm: "post" or "pre".
         cutoffs, div_val, tied, tied_projections: of the `AdaptiveEmbedding`.
         dropout: rate on embeddings, distances, outputs of attention, MLP and last layer, and hidden
             units.
-        variational_dropout: one mask for all tokens of a segment.
-        std, projection_std: of the initial values; projection_std: of the embedding's projections.
+        std, projection_std: of the initial values; projection_std: of the embedding's.
         remat: "none", or "layer" to recompute each layer in the backward pass.
         memory: builds the memory of a layer's inputs, a `HiddenMemory`.
         attention_form: "plain"; "kernel", a Pallas kernel; "auto", the kernel on TPUs where sizes

@@ -1,4 +1,4 @@
-"""Windowed self-attention as a Pallas TPU kernel; plain form: `plain_window_attention`.
+"""Windowed self-attention as a Pallas TPU kernel; plain form: tests/support/plain_kernels.py.
 
 tests/models/test_attention_kernels.py compares outputs and gradients, and
 test_kernel_compilation.py compiles for slices of TPUs. Between the projections, (B, T, A),
@@ -27,7 +27,6 @@ from brt.models.fast.kernels.parts import (
     COMPILER,
     Heads,
     TileDropout,
-    drawn_factors,
     interpreted,
     kept_tiles,
     lane_scale,
@@ -36,7 +35,7 @@ from brt.models.fast.kernels.parts import (
     summed_over_batch,
     upcast,
 )
-from brt.models.ops import at_least_float32, attention, scaled_down_heads, unit_heads
+from brt.models.ops import at_least_float32
 from brt.models.sizes import TILE, tile_size
 
 ROWS = 16
@@ -78,7 +77,8 @@ class Attended(NamedTuple):
     keys_BTA: jax.Array | None = None
 
 
-def plain_window_attention(
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def window_attention(
     heads: Heads,
     with_keys: bool,
     q_BTA: jax.Array,
@@ -104,46 +104,6 @@ def plain_window_attention(
 
     Source: Block-Recurrent Transformer, section 3.2.
     """
-    W, H, K = cached_k_BWA.shape[1], heads.num_heads, heads.head_size
-
-    def split(x_BTA):
-        return x_BTA.reshape(*x_BTA.shape[:2], H, K)
-
-    q_BTHK, k_BTHK, v_BTHK = split(q_BTA), split(k_BTA), split(v_BTA)
-    q_BTHK = unit_heads(q_BTHK) if heads.qk_norm else scaled_down_heads(q_BTHK)
-    k_BTHK = unit_heads(k_BTHK) if heads.qk_norm else k_BTHK
-    if isinstance(keep, TileDropout):
-        keep = drawn_factors(keep, W // TILE + 1, by_keys=True)
-    keys = jnp.concatenate([split(cached_k_BWA), k_BTHK], axis=1)
-    values = jnp.concatenate([split(cached_v_BWA), v_BTHK], axis=1)
-    tiles = []
-    Q = tile_size(W)
-    for start in range(0, q_BTA.shape[1], Q):
-        seen = slice(start, start + W + Q)
-        row = start % W
-        factors = None if keep is None else keep[:, row : row + Q]
-        parts = q_BTHK[:, start : start + Q], keys[:, seen], values[:, seen]
-        tiles.append(attention(*parts, scale_H, bias_HQX, factors))
-    last_keys, last_values = (x[:, -W:].reshape(cached_k_BWA.shape) for x in (keys, values))
-    y_BTA = jnp.concatenate(tiles, axis=1).reshape(q_BTA.shape)
-    keys_BTA = k_BTHK.reshape(k_BTA.shape) if with_keys else None
-    return Attended(y_BTA, last_keys, last_values, keys_BTA)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def window_attention(
-    heads: Heads,
-    with_keys: bool,
-    q_BTA: jax.Array,
-    k_BTA: jax.Array,
-    v_BTA: jax.Array,
-    cached_k_BWA: jax.Array,
-    cached_v_BWA: jax.Array,
-    scale_H: jax.Array,
-    bias_HQX: jax.Array,
-    keep: jax.Array | TileDropout | None = None,
-) -> Attended:
-    """Returns `plain_window_attention`, by the kernel."""
     inputs = q_BTA, k_BTA, v_BTA, cached_k_BWA, cached_v_BWA, scale_H, bias_HQX, keep
     return _forward(heads, with_keys, *inputs)[0]
 
