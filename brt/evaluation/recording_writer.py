@@ -23,9 +23,8 @@ from brt.data.stores.verification import hashes_of
 from brt.data.streams.documents import DocumentPass
 from brt.evaluation.reading import SegmentReader
 from brt.evaluation.recording import FILES, FORMAT, NAMES, Recording, read_manifest
-from brt.storage.failed_writes import naming
 from brt.storage.paths import RemotePath, download, is_remote, upload
-from brt.storage.replaced_files import new_file, replace_json
+from brt.storage.replaced_files import naming, new_file, replace_json
 from brt.storage.scratch import scratch_folder
 from brt.training.sharding import to_host
 

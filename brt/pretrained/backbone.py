@@ -17,8 +17,7 @@ from brt.models.sizes import Sizes
 from brt.pretrained.backbone_layer import BackboneLayer, LayerKeys, Reads, Seen, drops
 from brt.pretrained.names import Names
 from brt.pretrained.settings import Settings, resolve_settings
-from brt.pretrained.source import open_folder
-from brt.pretrained.vocabulary import check_ids
+from brt.pretrained.source import check_ids, open_folder
 
 
 class Reading(NamedTuple):

@@ -18,7 +18,7 @@ from brt.data.streams.documents import DocumentPass
 from brt.data.streams.ids import check_ids
 from brt.data.streams.samples import SamplePass
 from brt.evaluation.recorded_run import RecordedRun
-from brt.evaluation.token_text import token_texts
+from brt.evaluation.words import token_texts
 from brt.models.attention_weights import ShowsAttention
 from brt.studies.attention_measures import (
     CLEAR,

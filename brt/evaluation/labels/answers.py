@@ -44,7 +44,7 @@ def answer_f1(predicted: str, right: str, whole_only: bool = False) -> float:
 def answer_figures(
     predicted: Sequence[str], right: Sequence[Sequence[str]], whole_only: bool = False
 ) -> dict[str, float]:
-    """Returns `answer_f1` and `exact_match`, means of the best score of each question, as shares."""
+    """Returns `answer_f1` and `exact_match`, means over questions of the best score, as shares."""
     pairs = list(zip(predicted, right, strict=True))
     f1s = [max(answer_f1(answer, one, whole_only) for one in correct) for answer, correct in pairs]
     matches = [max(exact_match(answer, one) for one in correct) for answer, correct in pairs]

@@ -13,7 +13,7 @@ from jax import lax
 
 from brt.models.block_recurrent.layer import Layer, Prepared
 from brt.models.block_recurrent.memory import BlockStates, joined_states
-from brt.models.fast.stack_loop import stack_scan
+from brt.models.fast.table import stack_scan
 from brt.models.ops import in_blocks
 
 

@@ -12,7 +12,7 @@ from flax import nnx
 from jax.nn.initializers import zeros
 
 from brt.models.axis_rules import constrain
-from brt.models.fast.relative_form import form_by_distance
+from brt.models.fast.table import form_by_distance
 from brt.models.layers.dropout import independent_dropout
 from brt.models.layers.feed_forward import FeedForward
 from brt.models.layers.initializers import normal, parameter

@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from brt.storage.failed_writes import naming
+from brt.storage.replaced_files import naming
 
 PREFIX = "events.out.tfevents."
 TIMED = re.compile(re.escape(PREFIX) + r"(\d+)\.")

@@ -5,7 +5,7 @@ import os
 from collections.abc import Mapping
 from io import FileIO
 
-from brt.storage.failed_writes import naming
+from brt.storage.replaced_files import naming
 
 
 class RecordsGone(OSError):

@@ -18,11 +18,10 @@ import gin
 import jax
 from absl import logging
 
-from brt.storage.failed_writes import naming
 from brt.storage.growing import GrowingFiles
 from brt.storage.paths import RemotePath, absolute, as_path, is_remote
 from brt.storage.regular_files import MOST_BYTES, check_links, open_regular, read_bytes
-from brt.storage.replaced_files import replace_file, replace_text, replacing
+from brt.storage.replaced_files import naming, replace_file, replace_text, replacing
 from brt.training.records.event_files import EventFile
 from brt.training.records.metric_writers import USUAL, Wandb
 from brt.training.records.record_file import RecordFile, record_of
