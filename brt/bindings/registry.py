@@ -34,7 +34,7 @@ def bindable(entry):
 
 
 def declarations() -> dict[str, Any]:
-    """Returns annotations of all parameters that gin may bind, by `Trainer.steps`."""
+    """Returns annotations of the parameters that gin may bind, by names such as `Trainer.steps`."""
     register_all()
     return {
         f"{owner}.{name}": declared

@@ -65,7 +65,6 @@ def _filled(table, groups, without_row, step_times):
 
 
 def _corpora(table, quantity, groups):
-    """None for one whatever the corpus."""
     if not table.rest and all(row.where is None for row in table.rows):
         return []  # of runs that brt does not have
     if quantity.scalar in TIMES or "corpus" in table.where | quantity.where:
