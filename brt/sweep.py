@@ -11,7 +11,7 @@ A line of a sweep has configs joined by `+`, and bindings without spaces:
 binding, separated by commas, are a grid. --scale divides the model's dimensions, those bound in
 lines too; bindings of the command line come last, and no scale divides them. Each run trains on
 --tokens (twice as many if its line binds twice the steps), or for its own steps; a warm-up longer
-than the run becomes a tenth of it. Lines that differ in their evaluation only are trained once.
+than the run is shortened to a tenth. Lines that differ in their evaluation only are trained once.
 
 The same command continues after a stop; other flags in the same folder are refused. On a cluster:
 

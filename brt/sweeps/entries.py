@@ -40,7 +40,7 @@ class SweepEntry(NamedTuple):
 
 
 def find_file(name: str, path: str | Path = "") -> Path:
-    """Returns a file, looked up as --gin_file is, and first beside the list that names it."""
+    """Returns a file, looked up next to the list that names the file, then as --gin_file is."""
     folders = [Path(), *gin_folders()]
     if path:
         folders.insert(0, Path(path).parent)
