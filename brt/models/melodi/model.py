@@ -47,9 +47,7 @@ class Melodi(TiedEmbedding, LanguageModel):
     """Windowed attention with a short-term memory in each layer and a long-term memory in some.
 
     Args:
-        vocabulary_size: V.
-        num_layers, width, num_heads, head_size, feed_forward_size: n, D, H, K, F; F = 0 for layers
-            without an MLP.
+        vocabulary_size to feed_forward_size: as of `BlockRecurrentTransformer`.
         window: W in tokens, which divides the segment length.
         summary: U, summary tokens of a window.
         short_memory: S, vectors that a window leaves to the next.

@@ -56,9 +56,7 @@ class TransformerXL(Body, ShowsAttention):
     """Transformer-XL, and with `memory_length` 0 the model without recurrence.
 
     Args:
-        vocabulary_size: V.
-        num_layers, width, num_heads, head_size, feed_forward_size: n, D, H, K, F; F = 0 for layers
-            without an MLP.
+        vocabulary_size to feed_forward_size, activation_dtype: as of `BlockRecurrentTransformer`.
         memory_length: M, positions before the segment whose inputs each layer remembers; it may be
             longer at evaluation.
         encoding: of positions. "relative" (this paper), "shaw" (learned for each distance and
@@ -76,7 +74,6 @@ class TransformerXL(Body, ShowsAttention):
         memory: builds the memory of a layer's inputs, a `HiddenMemory`.
         attention_form: "plain"; "kernel", a Pallas kernel; "auto", the kernel on TPUs where sizes
             fit.
-        special_tokens: further entries of the vocabulary, which no text contains.
         published_artefacts: reproduces artefacts of the released code.
 
     Source: Transformer-XL, section 3, and the released PyTorch code.
