@@ -72,7 +72,6 @@ def main() -> None:
 
 
 def measure() -> dict[str, Any]:
-    """Prints the figures that the flags ask for, and returns them."""
     if FLAGS.generate:
         positions = [int(position) for position in FLAGS.positions]
         figures = generation.show(configured(FLAGS.generate), positions, FLAGS.written)

@@ -231,7 +231,6 @@ def _readable(function, name):
 
 
 def _checked(function, name, unbound):
-    """Checks a function's arguments; unbound: parameters that gin does not bind."""
     signature = inspect.signature(function)
     declared = {
         parameter.name: parameter.annotation
@@ -300,7 +299,6 @@ def _without_numpy(value):
 
 @functools.lru_cache(maxsize=2048)
 def adapter(declared: Any) -> TypeAdapter:
-    """Returns pydantic's checker of an annotation."""
     return TypeAdapter(form(declared), config=STRICT)
 
 

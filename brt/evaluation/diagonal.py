@@ -20,7 +20,6 @@ from brt.training.sharding import shardings
 def segment_reader(
     experiment: Experiment, mesh: jax.sharding.Mesh, rows: int, segment_length: int, answers: bool
 ) -> SegmentReader:
-    """Returns the reader that `Evaluation.segments_together` asks for."""
     together = experiment.evaluation.segments_together
     if together == 1:
         return SegmentReader(experiment, mesh, rows, segment_length, answers=answers)

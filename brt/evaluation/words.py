@@ -81,7 +81,6 @@ class Words:
         return int(self.starts[number] - self.starts[numbers[before]])
 
     def kind(self, number: int) -> str:
-        """Returns `NAME`, `TITLE` or `OTHER`, by the rules above."""
         if self._is_title(number):
             return TITLE
         word = self.words[number]

@@ -79,7 +79,6 @@ def check_segment(model: str, window: int, length: int) -> None:
 
 
 def check_arrangement(arrangement: str, order: str, hidden_size: int) -> None:
-    """Refuses settings of a `RecurrentCell` that exclude one another; hidden_size: F."""
     if order == "sequential" and arrangement == "single":
         raise ValueError(
             'RecurrentCell.order = "sequential" gates each attention after a projection, '

@@ -199,7 +199,6 @@ SEPARATE = re.compile(r"""("[^"]*"|'[^']*'|[(\[{]|[)\]}]|,)""")
 
 
 def _values(text: str) -> list[str]:
-    """Splits values at the commas outside of quotes and brackets."""
     pieces, depth = [""], 0
     for part in SEPARATE.split(text):
         depth += (part in ("(", "[", "{")) - (part in (")", "]", "}"))

@@ -23,7 +23,6 @@ from brt.training.train_step import enter_segment
 
 
 def check_trainer(trainer: Trainer) -> None:
-    """Refuses settings of a training run that contradict one another."""
     depth, again, segments = trainer.bptt_depth, trainer.reread_segments, trainer.segments_per_step
     row_tokens = trainer.segment_length * segments
     if trainer.tokens_per_step % row_tokens:
@@ -80,7 +79,6 @@ def check_trainer(trainer: Trainer) -> None:
 def check_evaluation(
     trainer: Trainer, evaluation: Evaluation, bind: Callable[[Any], Model], params: Any
 ) -> None:
-    """Refuses an evaluation that the stream or the model cannot do."""
     tokens = trainer.tokens_per_step // trainer.accumulation
     rows, T = evaluation.batch_shape(tokens, trainer.segment_length)
     score = evaluation.score

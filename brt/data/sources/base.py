@@ -81,7 +81,7 @@ class Source(abc.ABC):
         raise NotImplementedError
 
     def part_bytes(self, part: Any) -> int | None:
-        """Returns the size of a part; None for whole files."""
+        """None for whole files."""
         return None
 
 

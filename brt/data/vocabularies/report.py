@@ -34,7 +34,6 @@ class Report(NamedTuple):
 
     @property
     def tokens_per_word(self) -> float:
-        """Mean tokens of a word, as in the paper's Table 5."""
         return self.tokens / max(self.words, 1)
 
     def __str__(self) -> str:

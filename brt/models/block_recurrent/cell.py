@@ -203,7 +203,6 @@ class RecurrentCell(LayerMemory):
         )
 
     def ops(self, dtype: DTypeLike, remat: bool = False) -> CellOps:
-        """Returns the forms of the cell's operations, for activations of `dtype`."""
         one_gate = self.order == "parallel" and self.arrangement == "skip"
         gate = self.attention_gate if one_gate else None
         return table.cell_ops(self.sizes, self.window, self.num_states, dtype, gate, remat)

@@ -176,7 +176,6 @@ class Layer(nnx.Module):
         )
 
     def ops(self, dtype: DTypeLike, feedback_size: int = 0) -> LayerOps:
-        """Returns the forms of the layer's operations, for activations of `dtype`."""
         S = (self.num_states or feedback_size) if self.reads_states else 0
         return table.layer_ops(self.sizes, self.window, S, dtype, bool(self.memory_names))
 

@@ -48,7 +48,6 @@ def heads_of(num_heads: int, head_size: int, rows: int = 1, qk_norm: bool = True
 
 
 def window_misfit(sizes: Sizes, window: int, dtype: DTypeLike) -> str | None:
-    """Returns why no kernel computes windowed attention, or None."""
     return window_kernel.misfit(heads_of(sizes.num_heads, sizes.head_size), window, dtype)
 
 
@@ -131,7 +130,6 @@ def attention_by_head(
 
 
 def cell_misfit(sizes: Sizes, states: int, window: int, dtype: DTypeLike) -> str | None:
-    """Returns why a cell's step is no kernel, or None."""
     heads = heads_of(sizes.num_heads, sizes.head_size)
     return cell_kernel.misfit(heads, states, window, sizes.width, dtype)
 

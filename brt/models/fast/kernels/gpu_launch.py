@@ -84,7 +84,6 @@ def launches(
 
 
 def window_misfit(heads: Heads, window: int, dtype: DTypeLike) -> str | None:
-    """Returns why the kernels cannot compute attention to windows, or None."""
     if dtype not in (jnp.bfloat16, jnp.float32):
         return f"activations are {jnp.dtype(dtype)}, not bfloat16 or float32"
     if window % FEWEST:

@@ -89,7 +89,7 @@ class Heads(NamedTuple):
         return most * LANES // max(LANES, self.lanes) // (1 if self.per_step <= 2 else 2)
 
     def misfit(self) -> str | None:
-        """Returns why no kernel can compute these heads, or None."""
+        """Returns why no kernel fits, or None, as all functions of this name do."""
         if not (self.interpret or LEAST <= self.head_size <= WIDEST):
             return f"head_size = {self.head_size} is not between {LEAST} and {WIDEST}"
         if self.num_heads * self.head_size < LANES:  # interpreted, it is computed all the same

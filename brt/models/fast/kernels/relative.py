@@ -43,7 +43,6 @@ MOST = 1024
 
 
 def misfit(heads: Heads, keys: int) -> str | None:
-    """Returns why the kernel cannot compute this attention, or None."""
     most = heads.fitting(MOST)
     return f"{keys} keys are more than {most}" if keys > most else heads.misfit()
 

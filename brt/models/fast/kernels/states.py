@@ -43,7 +43,6 @@ MOST = 1024
 
 
 def misfit(heads: Heads, queries: int, keys: int) -> str | None:
-    """Returns why the kernel cannot compute this attention, or None."""
     most = heads.fitting(MOST)
     wrong = block_misfit(queries, most, "queries") or block_misfit(keys, most, "keys")
     return wrong or heads.misfit()

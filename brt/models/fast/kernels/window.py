@@ -48,7 +48,6 @@ heads, that fit into 16 MiB of VMEM."""
 
 
 def misfit(heads: Heads, window: int, dtype: DTypeLike) -> str | None:
-    """Returns why the kernel cannot compute this attention, or None."""
     if window % TILE and (window > TILE or (window % ROWS and not heads.interpret)):
         return f"window = {window} is neither a multiple of {TILE} nor, below it, of {ROWS}"
     N, size = heads.per_step, jnp.dtype(dtype).itemsize
@@ -60,7 +59,7 @@ def misfit(heads: Heads, window: int, dtype: DTypeLike) -> str | None:
 
 
 def chunk_size(window: int) -> int:
-    """Returns C, the tokens of a grid step."""
+    """Returns C."""
     if window <= 2 * CHUNK:
         return window
     return next(size for size in range(CHUNK, 0, -TILE) if window % size == 0)
