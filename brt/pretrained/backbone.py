@@ -12,6 +12,7 @@ from flax import nnx
 
 from brt.data.vocabularies.base import Vocabulary
 from brt.models.counts import matrix_size
+from brt.models.description import ModelDescription
 from brt.models.ops import keep_mask
 from brt.models.sizes import Sizes
 from brt.pretrained.backbone_layer import BackboneLayer, LayerKeys, Reads, Seen, drops
@@ -87,6 +88,8 @@ class PretrainedBackbone(nnx.Module):
 
     def names(self) -> Names:
         raise NotImplementedError
+
+    divided_sizes = ModelDescription.divided_sizes
 
     def check_vocabulary(self, vocabulary: Vocabulary, binding: str) -> None:
         if self.folder:
