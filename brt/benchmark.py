@@ -14,10 +14,13 @@
 
     python -m brt.benchmark --trace=FOLDER
 
+    python -m brt.benchmark --scaling=FOLDER
+
 The forms time training steps; reading a token store; generation at two positions of a long
-document; evaluation with a memory and with a window for every token. The last three run no step:
+document; evaluation with a memory and with a window for every token. The last four run no step:
 they find the longest segments whose training step fits a memory budget, compile the step for a
-slice of TPUs with libtpu, and read the newest trace that `brt.train --profile` wrote.
+slice of TPUs with libtpu, read the newest trace that `brt.train --profile` wrote, and estimate the
+collectives of three model sizes on seven clusters (hours, continued if interrupted).
 
 Configs take one step in turn; compare the ratios to the baseline, the first config unless named.
 """
@@ -28,7 +31,7 @@ from typing import Any
 from absl import flags
 
 from brt import command_line
-from brt.benchmarks import memory_budget, slices, traces
+from brt.benchmarks import memory_budget, scaling, slices, traces
 from brt.benchmarks.timing import evaluation_speed, generation, input, steps
 from brt.experiment import Configuration
 
@@ -57,6 +60,7 @@ flags.DEFINE_string("memory_budget", None, "Longest segments of --configs that f
 flags.DEFINE_list("same_length_bindings", [], "Bound to the segment length, for --memory_budget.")
 flags.DEFINE_string("trace", None, "Sum the time of a run folder's newest trace by named scope.")
 flags.DEFINE_boolean("largest_batch", False, "With --topology: the largest batch that fits a chip.")
+flags.DEFINE_string("scaling", None, "Write a table and a figure of clusters to this folder.")
 flags.DEFINE_string("json", None, "Also write the figures to this file.")
 
 
@@ -80,6 +84,8 @@ def measure() -> dict[str, Any]:
         times = traces.newest_times(FLAGS.trace)
         print(traces.table(times))
         return {"trace": FLAGS.trace, "scopes": times._asdict()}
+    if FLAGS.scaling:
+        return {"scaling": scaling.show(FLAGS.scaling)}
     if FLAGS.input:
         figures = input.show(FLAGS.input, FLAGS.rows, FLAGS.segment_length)
         return {"store": FLAGS.input, "input": figures}

@@ -21,10 +21,10 @@ from brt.run.data import check_data, prepare_missing, store_contents
 from brt.run.description import describe, settings
 from brt.run.loop import TrainingRun
 from brt.training.checkpoints.parameters import load_params
+from brt.training.over_time.mesh import training_mesh
 from brt.training.profiling import ProfiledSteps, parse_steps
 from brt.training.records.metric_writers import USUAL, check_kinds
 from brt.training.records.run_folder import code_hash, versions
-from brt.training.time_mesh import training_mesh
 
 FLAGS = flags.FLAGS
 define_text()

@@ -18,7 +18,8 @@ from jax.sharding import AxisType
 
 from brt.data.streams.batch import Batch
 from brt.experiment import Configuration
-from brt.training.ring import OVER_TIME
+from brt.training.over_time.ring import OVER_TIME
+from brt.training.over_time.scan import scan_is_faster
 from brt.training.train_step import bind, make_loss
 
 
@@ -72,7 +73,9 @@ def main() -> None:
     )
     for number, times in seconds.items():
         wall, used = (statistics.median(column) for column in zip(*times, strict=True))
-        longest = K * n if number == 1 else K // number * max(n, number) + min(n, number) - 1
+        longest = K // number * max(n, number) + min(n, number) - 1
+        if number == 1 or scan_is_faster(experiment.model, K, number):
+            longest = K // number * n
         print(
             f"{number} devices: {wall:.2f} s wall, {used:.2f} s of processors; "
             f"layer steps of a device with its waits {longest}"

@@ -49,6 +49,9 @@ class Card:
         per second. float32_flops: of float32 at JAX's default precision, which is TF32 from
         capability 8.0 on. exact_flops: of float32 without TF32.
     cores: streaming multiprocessors. clock: cycles per second. cache_bytes: of the L2 cache.
+    links, network: bytes per second that a card sends to others of its node, and to other nodes; 0
+        where nodes differ. NVLink of the H100 has 900 GB/s of both directions, and a DGX H100 a
+        port of InfiniBand of 400 Gb/s for each card (NVIDIA's data sheets).
     """
 
     description: str
@@ -61,6 +64,8 @@ class Card:
     cores: int
     clock: float
     cache_bytes: int
+    links: float = 0.0
+    network: float = 0.0
 
     @property
     def capability(self) -> tuple[int, int]:
@@ -126,6 +131,8 @@ H100 = Card(
     cores=132,
     clock=1.98e9,
     cache_bytes=50 * MIB,
+    links=450e9,
+    network=50e9,
 )
 CARDS = {
     "a100": Card(
@@ -221,6 +228,15 @@ class Gpus(NamedTuple):
     @property
     def chip(self) -> Card:
         return CARDS[self.kind]
+
+    @property
+    def link_bytes(self) -> float:
+        return self.chip.links
+
+    @property
+    def hops(self) -> float:
+        """Links between two cards of a node, which a switch connects."""
+        return 1.0
 
 
 def find(name: str) -> Gpus | None:

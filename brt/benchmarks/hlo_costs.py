@@ -1,5 +1,6 @@
 """Costs by named scope and loop, and collectives, of a compiled program."""
 
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -7,13 +8,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from brt.benchmarks.hlo import Instruction, Program, array_bytes, trip_count, visits
+from brt.benchmarks.hlo import BYTES, Instruction, Program, arrays, trip_count, visits
 
 PARTS = frozenset(
     ("attention", "states", "feed_forward", "memory", "embedding", "vocabulary", "optimizer")
 )
 """Named scopes of models and of the training step."""
 OTHER = "other"
+LOOPS = frozenset(("microbatches",))
+"""Named scopes of loops over more than one part of a model."""
 
 KINDS = (
     *("all-gather", "all-reduce", "reduce-scatter", "collective-permute", "all-to-all"),
@@ -27,6 +30,8 @@ _MESH = re.compile(
 )
 _AXIS = re.compile(r"'(\w+)'=(\d+)")
 _BRACES = re.compile(r"\{([\d,]*)\}")
+_SLICES = re.compile(r'_xla_megascale_target="\{([\d,]+)\}x\{0:(\d+)\}"')
+_CHANNEL = re.compile(r"\bchannel_id=(\d+)")
 _BETWEEN_SLICES = re.compile(r'_xla_megascale_transfer_type="(\w+)"')
 _IOTA = re.compile(r"\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
 
@@ -150,6 +155,7 @@ def _loop_cost(program, loop, times, inside) -> LoopCost:
     for (name, _), part_cost in inside.items():
         by_scope[name] += part_cost
     name = by_scope.most_common(1)[0][0] if inside else scope(loop.op_name)
+    name = next((word for word in _WORDS.findall(loop.op_name)[-2:] if word in LOOPS), name)
     backward = sum(part_cost for (_, is_back), part_cost in inside.items() if is_back)
     is_back = is_backward(loop.op_name) or 2 * backward > cost
     return LoopCost(loop.name, name, is_back, trips, times, cost // (times * (trips or 1)), cost)
@@ -160,7 +166,8 @@ class Collective(NamedTuple):
 
     bytes: of operands or results on one device, whichever are more, per run.
     times: runs per run of the program. loops: names of the enclosing loops.
-    groups: numbers of devices that exchange data; () for all devices.
+    groups: numbers of devices that exchange data; () for all devices. arrays: types and shapes of
+        what `bytes` counts.
     """
 
     kind: str
@@ -169,40 +176,60 @@ class Collective(NamedTuple):
     loops: tuple[str, ...]
     groups: tuple[tuple[int, ...], ...]
     scope: str | None
+    arrays: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
 
 def collectives(program: Program) -> list[Collective]:
     """Returns all reachable collectives; an asynchronous one counts by its start.
 
-    The TPU's compiler writes the part of a collective between slices as a `send` to the host.
+    The TPU's compiler writes the part of a collective between slices as a `send` to the host, and
+    writes one that runs next to several fusions or a loop in each of its neighbours.
     """
     scopes = Scopes(program)
     shapes = {name: each.shape for name, each in program.instructions().items()}
-    costs = []
-    for instruction, times, loops, _ in visits(program):
+    costs: list[Collective] = []
+    chained: dict[str, int] = {}
+    for instruction, times, loops, fused in visits(program):
         kind = instruction.opcode.removesuffix("-start")
         if kind == "send" and (between := _BETWEEN_SLICES.search(instruction.attributes)):
             kind = between[1].lower().replace("_", "-")
         elif kind not in KINDS:
             continue
-        taken = sum(array_bytes(shapes.get(name, "")) for name in instruction.operand_names)
-        given = array_bytes(instruction.shape)
+        operands = (shapes.get(name, "") for name in instruction.operand_names)
+        taken = [each for shape in operands for each in arrays(shape)]
+        given = arrays(instruction.shape)
         if instruction.opcode == "send":
             given = taken  # the result has a number more
-        if instruction.opcode.endswith("-start") and given > taken:
-            given -= taken  # the result of a start includes the operands
+        if instruction.opcode.endswith("-start") and _bytes(given) > _bytes(taken):
+            given = given[len(taken) :]  # the result of a start includes the operands
         groups = device_groups(instruction.attributes)
-        size, name = max(taken, given), scopes.of(instruction)
-        costs.append(Collective(kind, size, times, loops, groups, name))
+        most = max(taken, given, key=_bytes)
+        name = scopes.of(instruction)
+        cost = Collective(kind, _bytes(most), times, loops, groups, name, (*most,))
+        channel = _CHANNEL.search(instruction.attributes)
+        if fused and channel and "chain_id=" in instruction.attributes:
+            place = chained.setdefault(channel[1], len(costs))
+            if place < len(costs):  # it starts in the outermost of these
+                costs[place] = min(costs[place], cost, key=lambda each: len(each.loops))
+                continue
+        costs.append(cost)
     return costs
+
+
+def _bytes(found):
+    return sum(math.prod(sizes) * BYTES.get(kind, 0) for kind, sizes in found)
 
 
 def device_groups(attributes: str) -> tuple[tuple[int, ...], ...]:
     """Returns the device groups of a collective; () for all devices.
 
-    Forms: {{0,1},{2,3}}; [2,2]<=[2,2]T(1,0); mesh['a'=2,'b'=2] {'b'}, groups along b, with
+    Of a `send` between slices, one device of each exchange data, and slices count from 1. Forms
+    else: {{0,1},{2,3}}; [2,2]<=[2,2]T(1,0); mesh['a'=2,'b'=2] {'b'}, groups along b, with
     device_ids=([2,2]T(1,0)) or without; and pairs.
     """
+    if between := _SLICES.search(attributes):
+        slices, chips = _numbers(between[1]), int(between[2]) + 1
+        return tuple(tuple((each - 1) * chips + i for each in slices) for i in range(chips))
     for name in ("replica_groups=", "source_target_pairs="):
         at = attributes.find(name)
         if at < 0:

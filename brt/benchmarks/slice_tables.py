@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from brt.benchmarks.gpus import Gpus
+from brt.benchmarks.hlo_costs import LOOPS
 from brt.benchmarks.tables import Column, aligned
 from brt.benchmarks.topologies import GIB, Target
 
@@ -79,11 +80,13 @@ def details(row: Mapping[str, Any]) -> str:
     for loop in row["loops"]:
         if loop["cost"] < SHOWN * total:
             continue
-        direction = "backward" if loop["backward"] else "forward"
+        where = f"in {loop['scope'] or 'no scope'}, {'back' if loop['backward'] else 'for'}ward"
+        if loop["scope"] in LOOPS:
+            where = f"over {loop['scope']}"
         trips = "?" if loop["trips"] is None else loop["trips"]
         lines.append(
-            f"  loop in {loop['scope'] or 'no scope'}, {direction}: {trips} x "
-            f"{loop['body_cost']:,} {unit}, {loop['cost'] / total:.1%}"
+            f"  loop {where}: {trips} x "
+            f"{_cost(loop['body_cost'], unit)}, {loop['cost'] / total:.1%}"
         )
     for place, title in (("in_loops", "inside of loops"), ("outside", "outside of loops")):
         lines.append(f"  collectives {title}: {_kinds(row['collectives'][place])}")
@@ -92,6 +95,12 @@ def details(row: Mapping[str, Any]) -> str:
     if flags := row.get("worth_setting"):
         lines += ["  to try on these cards:", *(f"    {flag}" for flag in flags)]
     return "\n".join(lines)
+
+
+def _cost(cost, unit):
+    if unit == "cycles":
+        return f"{cost:,} cycles"
+    return f"{cost / 1e6:,.1f} ms" if cost >= 1e6 else f"{cost / 1e3:,.1f} us"
 
 
 def across_line(kinds: Mapping[str, Mapping[str, int]]) -> str:

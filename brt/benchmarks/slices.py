@@ -27,9 +27,9 @@ from brt.reporting.gin_text import read_gin, resolved
 from brt.reporting.paper_positions import system_and_size
 from brt.run.checks import check_memory, warn_of_warmup
 from brt.run.description import describe, settings
+from brt.training.over_time.mesh import divided
 from brt.training.records.metrics import compiled_bytes
 from brt.training.sharding import abstract_mesh, make_mesh, nodes_and_devices, shardings, slice_grid
-from brt.training.time_mesh import divided
 
 ESTIMATES = (
     "Cycles, and what follows from them, are the compiler's estimates: nothing was run. "
@@ -110,9 +110,12 @@ def measure(experiment: Experiment, topology: Target) -> dict[str, Any]:
     return figures
 
 
+def collectives(compiled: jax.stages.Compiled) -> list[hlo_costs.Collective]:
+    return hlo_costs.collectives(hlo.parse(compiled.as_text() or ""))
+
+
 def _across_slices(compiled, grid):
-    found = hlo_costs.collectives(hlo.parse(compiled.as_text() or ""))
-    return hlo_costs.across_slices(found, grid.ravel().tolist())
+    return hlo_costs.across_slices(collectives(compiled), grid.ravel().tolist())
 
 
 def _seconds(begun):

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 from jax.experimental import topologies
 
 from brt.benchmarks import gpus
@@ -30,6 +31,11 @@ class Chip(NamedTuple):
     clock: cycles per second of the matrix units (peak divided by their number).
     cores: of a chip, where names count cores: v4-32 has 16 chips. 1 where they count chips.
     devices: of a chip.
+    links, network: bytes per second that a chip sends over all its links, and to other slices; 0
+        where they are not published. A link has 50 GB/s in each direction; v4 has six (Jouppi et
+        al. 2023, arXiv:2304.01433), v5e four, and 6.4 Tb/s for a pod of 256 chips (Google's
+        documentation of v5e).
+    whole: chips of the axes of a torus: multiples have links between their ends; 0 if unknown.
     """
 
     hbm_bytes: int
@@ -38,13 +44,16 @@ class Chip(NamedTuple):
     cores: int
     devices: int = 1
     has_bfloat16: bool = True
+    links: float = 0.0
+    network: float = 0.0
+    whole: int = 0
 
 
 CHIPS = {
     "v2": Chip(8 * GIB, 22.5e12, 0.70e9, 2, devices=2),
     "v3": Chip(16 * GIB, 61.5e12, 0.94e9, 2, devices=2),
-    "v4": Chip(32 * GIB, 275e12, 1.05e9, 2),
-    "v5e": Chip(16 * GIB, 197e12, 1.50e9, 1),
+    "v4": Chip(32 * GIB, 275e12, 1.05e9, 2, links=300e9, whole=4),
+    "v5e": Chip(16 * GIB, 197e12, 1.50e9, 1, links=200e9, network=3.125e9, whole=16),
     "v5p": Chip(95 * GIB, 459e12, 1.75e9, 2),
     "v6e": Chip(32 * GIB, 918e12, 1.75e9, 1),
 }
@@ -79,6 +88,11 @@ SHAPES = {
 _NAME = re.compile(r"(?:(\d+)x)?(v\d+[a-z]*)([-:])(\d+(?:x\d+)*)")
 
 
+def _mean_distance(side, is_ring):
+    away = np.abs(np.subtract.outer(np.arange(side), np.arange(side)))
+    return float(np.minimum(away, side - away).mean() if is_ring else away.mean())
+
+
 class Topology(NamedTuple):
     """Slices of a kind of CHIPS with the same shape, such as "2x2x4"."""
 
@@ -93,7 +107,7 @@ class Topology(NamedTuple):
     @property
     def chips(self) -> int:
         """The number of chips of a slice."""
-        return math.prod(map(int, self.shape.split("x")))
+        return math.prod(self.sides)
 
     @property
     def friendly(self) -> str:
@@ -111,6 +125,25 @@ class Topology(NamedTuple):
     @property
     def chip(self) -> Chip:
         return CHIPS[self.kind]
+
+    @property
+    def sides(self) -> list[int]:
+        return [*map(int, self.shape.split("x"))]
+
+    @property
+    def is_torus(self) -> bool:
+        """Whether each axis has a link between its ends."""
+        return bool(self.chip.whole) and not any(side % self.chip.whole for side in self.sides)
+
+    @property
+    def link_bytes(self) -> float:
+        """Bytes per second that the chip with the fewest links sends: a corner, without a torus."""
+        return self.chip.links / (1 if self.is_torus else 2)
+
+    @property
+    def hops(self) -> float:
+        """The mean number of links between two chips of a slice, by the shortest way."""
+        return sum(_mean_distance(side, self.is_torus) for side in self.sides)
 
 
 KNOWN = {

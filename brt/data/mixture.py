@@ -95,6 +95,12 @@ class MixedStore:
         self.lengths_D = np.concatenate([store.lengths_D for store in stores])
         self.has_weights = any(store.has_weights for store in stores)
 
+    @property
+    def shard_documents(self) -> np.ndarray:
+        """The first document of each shard, and the number of all, int64 (shards + 1,)."""
+        firsts = [part.shard_documents[:-1] + base for part, base in zip(self.stores, self.bases)]
+        return np.concatenate([*firsts, [self.num_documents]])
+
     def tokens(self, document: int, start: int = 0, stop: int | None = None) -> np.ndarray:
         store, document = self._find(document)
         return store.tokens(document, start, stop)

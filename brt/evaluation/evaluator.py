@@ -59,7 +59,7 @@ class Evaluator:
         if not experiment.trainer.eval_every:
             return None
         store = experiment.open_store(experiment.evaluation.split)
-        check_store(store)  # now, not hours later; batches of training are checked one by one
+        check_store(store, small_alone=True)  # now, not hours later; batches are checked, too
         return cls(experiment, store, mesh)
 
     def run(

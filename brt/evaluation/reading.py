@@ -198,7 +198,8 @@ def _entropy(logits_BTV):
 
 def _fetched(stream, rows, steps, batch, scores):
     scores = {name: to_host(x_KB) for name, x_KB in scores.items()}
+    targets = [to_host(x_KBT) for x_KBT in (batch.targets_KBT, batch.weights_KBT)]
     for k, step in enumerate(steps):
-        _, *targets, _ = batch.segment(k)
         of_segment = {name: x_KB[k] for name, x_KB in scores.items()}
-        yield TokenScores(*stream.positions(step), *targets, **of_segment).rows(rows)
+        parts = *stream.positions(step), *(x_KBT[k] for x_KBT in targets)
+        yield TokenScores(*parts, **of_segment).rows(rows)

@@ -42,9 +42,17 @@ class Progress:
     Args:
         total: None where it is not known.
         quiet: show nothing, as in all processes of a run but the first.
+        delay: seconds before a live bar appears, for work that is often short.
     """
 
-    def __init__(self, label: str, total: int | None, start: int = 0, quiet: bool = False):
+    def __init__(
+        self,
+        label: str,
+        total: int | None,
+        start: int = 0,
+        quiet: bool = False,
+        delay: float = 0.0,
+    ):
         self.label = label
         self.total = total
         self.start = start
@@ -64,6 +72,7 @@ class Progress:
                     dynamic_ncols=True,
                     mininterval=seconds,
                     miniters=1,
+                    delay=delay,
                 )
 
     def update(self, done: int, text: str | None = None, speed: str = "") -> None:
@@ -115,11 +124,12 @@ class Progress:
                 self.bar.close()
 
 
-def reported(documents: Iterable, label: str, total: int | None = None) -> Iterator:
-    progress = Progress(label, total)
+def reported(items: Iterable, label: str, total: int | None = None, delay: float = 0.0) -> Iterator:
+    """Yields items and shows how many are done."""
+    progress = Progress(label, total, delay=delay)
     try:
-        for number, document in enumerate(documents, 1):
-            yield document
+        for number, item in enumerate(items, 1):
+            yield item
             progress.update(number)
     finally:
         progress.close()

@@ -33,7 +33,8 @@ def in_microbatches(grad: Callable, number: int) -> Callable:
 
         shapes, _ = jax.eval_shape(run, jax.tree.map(lambda x: x[0], parts))
         zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-        (value, sums, metrics, grads), caches = jax.lax.scan(add, zeros, parts)
+        with jax.named_scope("microbatches"):
+            (value, sums, metrics, grads), caches = jax.lax.scan(add, zeros, parts)
         value, metrics, grads = jax.tree.map(lambda x: x / number, (value, metrics, grads))
         return (value, (_joined(caches), sums, metrics)), grads
 

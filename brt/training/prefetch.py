@@ -24,7 +24,8 @@ class Prefetch:
     Attributes:
         waited: seconds `next` has waited for data since it was last set to 0.
         checksum: this process's part of the data checksum of the batches returned so far.
-        host: the last batch of `next`, whole, in NumPy arrays.
+        host: the last batch of `next`, whole, in NumPy arrays; of several processes, each of which
+            has its own batch elements, on the devices.
     """
 
     def __init__(
@@ -43,7 +44,7 @@ class Prefetch:
         self.waited = 0.0
         self.checksum = 0
         self.host: Batch | None = None
-        self._keeps_host = keeps_host
+        self._keeps_host = keeps_host and jax.process_count() == 1
         self._owned_rows = owned_rows(mesh, stream.rows) if keeps_checksum else []
         self._thread = ThreadPoolExecutor(max_workers=1)
         self._next = self._submit()
@@ -66,7 +67,8 @@ class Prefetch:
         if self._next is None:
             raise IndexError(f"There is no step {self.step}: reading stops there.")
         with spent("input"):
-            batch, self.host, hashed = self._next.result()
+            batch, host, hashed = self._next.result()
+        self.host = host or batch
         self.waited += time.perf_counter() - begun
         self.checksum = (self.checksum + hashed) % MODULUS
         self._next = self._submit()

@@ -51,7 +51,7 @@ class Trainer:
             documents of at most these segments. Evaluation uses the same.
         mesh: (data, fsdp, model) devices, or (batch, model); -1 for the remaining ones.
         devices_over_time: how many devices of the data axis divide the segments of a step among
-            them (`brt/training/ring.py`), instead of its batch elements.
+            them (`brt/training/over_time/loss.py`), instead of its batch elements.
         plateau: lowers the rate when the evaluation loss stops falling.
         average: evaluates an average of the weights; not with a plateau.
         clear_state: train with the state cleared at every segment.

@@ -20,7 +20,7 @@ from brt.models.model import Model
 from brt.training.accumulation import in_microbatches
 from brt.training.optimization.plateau import ReduceOnPlateau
 from brt.training.optimization.schedules import Schedule
-from brt.training.ring import OVER_TIME, check_ring, ring_loss
+from brt.training.over_time.loss import OVER_TIME, check_over_time, loss_over_time
 from brt.training.unroll import reread, unroll
 
 LOSSES = ("full", "half")
@@ -106,8 +106,8 @@ def make_loss(
         share = batch.weights_KBT.shape[1] / whole_KBT.shape[1]
         total = share * trained_weights(whole_KBT[reread_segments:], scores).sum()
         if jax.sharding.get_abstract_mesh().shape.get(OVER_TIME, 1) > 1:
-            check_ring(key, clear, bptt_depth, reread_segments)
-            return ring_loss(bind, params, caches, batch, weights_KBT, total)
+            check_over_time(key, clear, bptt_depth, reread_segments)
+            return loss_over_time(bind, params, caches, batch, weights_KBT, total)
         model = bind(params)
         K = batch.inputs_KBT.shape[0]
         keys = None if key is None else _fold_in(key, jnp.arange(K))

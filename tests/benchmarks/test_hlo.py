@@ -102,6 +102,46 @@ def test_a_fusion_without_a_scope_of_its_own_has_that_of_what_it_fuses(program):
     assert hlo_costs.Scopes(program).of(fused) == "layer9/states"
 
 
+def test_a_gather_that_runs_beside_fusions_and_a_loop_counts_once():
+    def fusion(number, channel):
+        return f"""%beside.{number} (x.{number}: f32[4]) -> f32[8] {{
+  %x.{number} = f32[4] parameter(0)
+  ROOT %all-gather.{number} = f32[8] all-gather(%x.{number}), channel_id={channel}, replica_groups={{{{0,1}}}}, dimensions={{0}}, frontend_attributes={{chain_id="0"}}
+}}
+"""  # noqa: E501
+
+    def program(*channels):
+        return f"""HloModule m
+
+{fusion(1, channels[0])}
+{fusion(2, channels[1])}
+{fusion(3, channels[2])}
+%body (s.1: f32[4]) -> f32[4] {{
+  %s.1 = f32[4] parameter(0)
+  %fusion.1 = f32[8] fusion(%s.1), kind=kCustom, calls=%beside.1
+  ROOT %next.1 = f32[4] slice(%fusion.1), slice={{[0:4]}}
+}}
+
+%condition (s.2: f32[4]) -> pred[] {{
+  %s.2 = f32[4] parameter(0)
+  ROOT %true.1 = pred[] constant(true)
+}}
+
+ENTRY %main (y.1: f32[4]) -> (f32[8], f32[8]) {{
+  %y.1 = f32[4] parameter(0)
+  %while.1 = f32[4] while(%y.1), condition=%condition, body=%body, backend_config={{"known_trip_count":{{"n":"5"}}}}
+  %fusion.2 = f32[8] fusion(%y.1), kind=kCustom, calls=%beside.2
+  %fusion.3 = f32[8] fusion(%y.1), kind=kCustom, calls=%beside.3
+  ROOT %both = (f32[8], f32[8]) tuple(%fusion.2, %fusion.3)
+}}
+"""  # noqa: E501
+
+    (once,) = hlo_costs.collectives(hlo.parse(program(7, 7, 7)))
+    assert (once.bytes, once.times, once.loops, once.arrays) == (32, 1, (), (("f32", (8,)),))
+    looped, other = hlo_costs.collectives(hlo.parse(program(7, 8, 8)))
+    assert (looped.times, looped.loops, other.times) == (5, ("while.1",), 1)
+
+
 def test_collectives_are_found_in_fusions_and_loops_and_counted_once_if_split(program):
     found = hlo_costs.collectives(program)
     gathered = [each for each in found if each.kind == "all-gather"]
@@ -167,6 +207,8 @@ def test_groups_of_devices_are_read_in_every_form_and_told_by_the_axes_they_span
     assert hlo_costs.device_groups(form.replace("{'c'}", "{'a'}")) == ((0, 2), (1, 3))
     form = "replica_groups=mesh['a'=2,'b'=4], device_ids=([4,2]T(1,0)) {'b'}, dimensions={0}"
     assert hlo_costs.device_groups(form) == ((0, 2, 4, 6), (1, 3, 5, 7))
+    form = '_xla_megascale_target="{1,2}x{0:1}"'
+    assert hlo_costs.device_groups(form) == ((0, 2), (1, 3))
     with pytest.raises(ValueError, match="device groups"):
         hlo_costs.device_groups("replica_groups=unknown")
 

@@ -58,7 +58,7 @@ FREE = {
 
 
 @functools.cache
-def compiled_step(name):
+def compiled_step(name, accumulation=1):
     """The program of a training step, with a segment of four blocks in two rows."""
     entry = ARCHITECTURES[name]
     sizes = dict(entry.divisible) | ({"remat": "layer"} if name == "slide" else {})
@@ -69,6 +69,7 @@ def compiled_step(name):
         steps=3,
         segment_length=4 * entry.segment,
         tokens_per_step=2 * 4 * entry.segment,
+        accumulation=accumulation,
         model=lambda rngs: entry.build(rngs, **sizes, dropout=0.1),
     )
     experiment = Experiment(trainer)
@@ -89,6 +90,14 @@ def spent(program, of=lambda visit: True):
             written = hlo.array_bytes(instruction.shape) * visit.times
             found[scopes.of(instruction) or hlo_costs.OTHER] += written
     return found
+
+
+def test_the_loop_over_microbatches_is_named_and_not_by_a_part_of_it():
+    program = compiled_step("rec_fixed_skip", accumulation=2)
+    loops = hlo_costs.costs(program, lambda each: hlo.array_bytes(each.shape)).loops
+    assert [loop.trips for loop in loops if loop.scope == "microbatches"] == [2]
+    others = {loop.scope for loop in loops} - {"microbatches"}
+    assert "layer1/states" in others and loops[0].scope == "microbatches"
 
 
 @every_kind

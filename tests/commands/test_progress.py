@@ -164,6 +164,14 @@ def test_a_terminal_shows_one_live_bar_with_the_last_text(monkeypatch):
     assert text.count("eval: fine") == 1
 
 
+def test_short_work_shows_no_bar(monkeypatch, clock):
+    for seconds, shows in ((0.1, False), (2.0, True)):
+        with terminal(monkeypatch) as read:
+            for _ in reported("abcd", "reading a store, files", 4, delay=3.0):
+                clock(seconds)
+            assert ("4/4" in read()) == shows
+
+
 def test_a_live_bar_goes_on_when_the_clock_of_the_machine_is_set_back(monkeypatch, clock):
     falling = itertools.count(10**9, -1000)
     monkeypatch.setattr("time.time", lambda: float(next(falling)))

@@ -17,13 +17,22 @@ from brt.benchmarks.hlo_costs import collectives
 from brt.data.streams.batch import Batch
 from brt.experiment import Experiment
 from brt.training.optimization.schedules import constant_rate
+from brt.training.over_time.scan import scan_is_faster
 from brt.training.settings import Trainer
 from brt.training.train_step import bind, make_loss
 
 ROWS, SEGMENTS = 4, 8
 SLOW = "rec_memorizing", "melodi", "armt"
+SCANNED = "gated_delta"
+AFFINE = [
+    *("gated_delta_layer", "kimi_delta"),
+    *(
+        pytest.param(name, marks=pytest.mark.slow)
+        for name in ("kimi_delta_layer", "linear_attention_layer")
+    ),
+]
 NAMES = [
-    *("rec_two_layers", "gated_delta", "txl_same_length", "lstm"),
+    *("rec_two_layers", SCANNED, "txl_same_length", "lstm"),
     *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW),
 ]
 
@@ -67,10 +76,24 @@ def close(found, expected):
 @pytest.mark.parametrize("name", NAMES)
 def test_devices_that_divide_time_compute_the_step_of_one(name):
     """With fewer devices than layers, in several rounds, with more, and with rows divided too."""
+    shapes = ((1, 2), (1, 4), (1, 8), (2, 4)) if name in ("rec_two_layers", SCANNED) else ((1, 2),)
     with jax.enable_x64(True):
         expected = two_steps(name, 1, 1)
-        for shape in ((1, 2), (1, 4), (1, 8), (2, 4)) if name == "rec_two_layers" else ((1, 2),):
+        for shape in shapes:
             jax.tree.map(close, two_steps(name, *shape), expected)
+
+
+@pytest.mark.parametrize("name", AFFINE)
+def test_affine_memories_are_combined_by_a_scan(name):
+    model = random_model(name)
+    assert scan_is_faster(model, SEGMENTS, 4) and not scan_is_faster(model, SEGMENTS, 2)
+    with jax.enable_x64(True):
+        jax.tree.map(close, two_steps(name, 2, 4), two_steps(name, 1, 1))
+
+
+def test_no_other_memory_is_scanned():
+    names = "rec_two_layers", "associative_delta", "lact", "titans", "cached_states_kimi", "lstm"
+    assert not any(scan_is_faster(random_model(name), SEGMENTS, 8) for name in names)
 
 
 @pytest.mark.parametrize("devices", [2, 8])

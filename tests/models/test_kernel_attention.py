@@ -104,6 +104,13 @@ def test_a_mesh_changes_no_output_and_no_gradient(name, rows):
     assert_close(on_mesh, run(name, "plain", None, rows, **settings))
 
 
+@pytest.mark.parametrize("rows", [4, 3])
+@pytest.mark.parametrize("mesh_shape", [(2, 2), (2, 2, 1)])
+def test_a_mesh_changes_no_output_and_no_gradient_of_the_plain_form(mesh_shape, rows):
+    on_mesh = run("rec_kernel", "plain", mesh_shape, rows)
+    assert_close(on_mesh, run("rec_kernel", "plain", None, rows))
+
+
 def has_window_kernel(sizes, window=512):
     chosen = table.layer_ops(sizes, window, 0, BF16, False).window_attention
     return chosen.func is kernel_forms.window_attention

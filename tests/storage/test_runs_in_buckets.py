@@ -1,6 +1,7 @@
 """Runs whose folder, store and config lie in a bucket are the runs of a disk."""
 
 import json
+import threading
 
 import fsspec
 import jax
@@ -22,7 +23,9 @@ from brt.model_folder import load_run
 from brt.storage import paths
 from brt.storage.growing import GrowingFiles
 from brt.storage.paths import RemotePath, StorageError
+from brt.training.checkpoints import mirror as mirror_module
 from brt.training.checkpoints.checkpoint import CheckpointError
+from brt.training.checkpoints.mirror import CheckpointMirror
 from brt.training.checkpoints.parameters import load_params
 from brt.training.records import run_lock
 from brt.training.records.run_folder import RunFolder, read_metrics
@@ -123,6 +126,46 @@ def test_a_bucket_that_cannot_be_written_stops_the_run_with_the_reason(tiny, mon
     monkeypatch.setattr(RemotePath, "put", put)
     with pytest.raises(CheckpointError, match=r"no quota.*Complete checkpoints: \[2\]"):
         train_here(tiny, RUN)
+
+
+def test_training_goes_on_while_a_checkpoint_is_copied_to_the_bucket(tiny, straight, monkeypatch):
+    usual, reached = CheckpointMirror.publish, threading.Event()
+
+    def publish(self, step):
+        assert step != 2 or reached.wait(20)
+        usual(self, step)
+
+    def hook(step, state, batch):
+        if step == 4:
+            reached.set()
+        return state, batch
+
+    monkeypatch.setattr(CheckpointMirror, "publish", publish)
+    run = train_here(tiny, RUN, hook=hook)
+    assert_same_run(run, straight)
+    assert [name for name in names(f"{RUN}/checkpoints") if name.isdigit()] == ["2", "4", "6"]
+
+
+def test_a_copy_on_this_disk_is_used_if_it_is_complete(monkeypatch):
+    for name in ("record", "params", "commit_success.txt"):
+        RemotePath(f"{BUCKET}/checkpoints/3/{name}").write_text(name)
+    mirror, fetched = CheckpointMirror(RemotePath(f"{BUCKET}/checkpoints")), []
+
+    def download(remote, local):
+        fetched.append(local)
+        (local / "record").parent.mkdir()
+        (local / "record").write_text("half of it")
+        raise StorageError("The connection ended.")
+
+    with monkeypatch.context() as patched, pytest.raises(StorageError):
+        patched.setattr(mirror_module, "download", download)
+        mirror.fetch(3)
+    assert fetched and not (mirror.folder / "3").exists()
+    mirror.fetch(3)
+    assert (mirror.folder / "3" / "record").read_text() == "record"
+    RemotePath(f"{BUCKET}/checkpoints/3/record").write_text("another")
+    mirror.fetch(3)
+    assert (mirror.folder / "3" / "record").read_text() == "record"
 
 
 def test_records_are_copied_now_and_then_and_a_bucket_that_fails_is_said_only(monkeypatch, caplog):

@@ -14,8 +14,8 @@ from paths import ROOT
 from tiny_run import build, ended, records, start_several, train_here, write_config
 
 from brt.models.mesh_axes import AXES
+from brt.training.over_time.mesh import divided
 from brt.training.sharding import abstract_mesh, make_mesh, owned_rows, put_rows
-from brt.training.time_mesh import divided
 
 DISTINCT_SLICES = """\
 from jaxlib._jax import Device

@@ -16,6 +16,7 @@ from brt.checks import Count, CountFrom0, Many, ManyFrom0
 from brt.data.stores.joined_array import JoinedArray
 from brt.data.stores.layout import DTYPES, FORMAT, OFFSET, SHARDS, WEIGHT, files_of, shard_name
 from brt.data.stores.store_cache import compare, copies_tokens, fetch, local_copy
+from brt.host.progress import reported
 from brt.storage.file_parts import FileArray
 from brt.storage.json_files import DamagedFile, Fields, misfit, read_json, read_json_lines
 from brt.storage.paths import AnyPath, as_path
@@ -25,6 +26,9 @@ HOW_TO_REPEAT = "delete the folder and prepare it again"
 
 SMALL = 2**30
 """Bytes of tokens and weights up to which a store is copied and compared as a whole."""
+
+SHOWN_AFTER = 3.0
+"""Seconds of copying and comparing a store before a live bar shows them."""
 
 VOCABULARY = Fields(
     {"name": str, "size": Count, "fingerprint": str},
@@ -97,7 +101,9 @@ class TokenStore:
         return self.manifest["tokens"] * item <= SMALL
 
     def read_all(self) -> None:
-        for name in files_of(self.manifest):
+        names = files_of(self.manifest)
+        label = f"reading {self.folder}, files"
+        for name in reported(names, label, len(names), delay=SHOWN_AFTER):
             self.file(name)
 
     def file(self, name: str) -> AnyPath:

@@ -4,6 +4,7 @@ import heapq
 
 import numpy as np
 
+from brt.data.mixture import MixedStore
 from brt.data.order import permutation
 from brt.data.stores.token_store import TokenStore
 
@@ -11,19 +12,25 @@ SHARDS_PER_ROW = 32
 
 
 def assign_documents(
-    store: TokenStore, segments_D: np.ndarray, rows: int, seed: int
+    store: TokenStore | MixedStore, segments_D: np.ndarray, rows: int, key: tuple[int, ...] = ()
 ) -> list[np.ndarray]:
     """Assigns documents with so many segments to batch elements, as `assign`.
 
     A store of `SHARDS_PER_ROW` shards for each batch element is assigned by whole shards, so that a
     host reads only the files of its batch elements.
+
+    key: of the permutation that breaks ties; without one they stay in the order of the store.
     """
+
+    def order(count):
+        return permutation(count, *key) if key else np.arange(count)
+
     firsts = store.shard_documents
     shards = len(firsts) - 1
     if shards < SHARDS_PER_ROW * rows:
-        return assign(segments_D, rows, permutation(len(segments_D), seed, 0, 0, 1))
+        return assign(segments_D, rows, order(len(segments_D)))
     segments_of_shards = np.add.reduceat(segments_D, firsts[:-1])
-    row_shards = assign(segments_of_shards, rows, permutation(shards, seed, 0, 0, 1))
+    row_shards = assign(segments_of_shards, rows, order(shards))
     documents = np.split(np.arange(len(segments_D)), firsts[1:-1])
     return [np.concatenate([documents[shard] for shard in own]) for own in row_shards]
 

@@ -44,7 +44,7 @@ class DocumentStream(WholeDocuments):
         tokens = self.segment_length * self.segments_per_step
         check_count(str(store.folder), store.num_documents, rows, tokens)
         self._segments_D = -(-store.lengths_D // self.segment_length)
-        self._row_documents = assign_documents(store, self._segments_D, rows, self.seed)
+        self._row_documents = assign_documents(store, self._segments_D, rows, (self.seed, 0, 0, 1))
         self.row_segments_B = np.array(
             [self._segments_D[documents].sum() for documents in self._row_documents]
         )
@@ -86,10 +86,10 @@ class DocumentPass(EvaluationPass):
     ):
         super().__init__(store, rows, segment_length)
         segments_D = -(-store.lengths_D // segment_length)
-        order = np.arange(store.num_documents)
-        if documents is not None:
-            order = order[np.isin(order, documents)]
-        self._row_documents = assign(segments_D, rows, order)
+        if documents is None:
+            self._row_documents = assign_documents(store, segments_D, rows)
+        else:
+            self._row_documents = assign(segments_D, rows, np.unique(documents).astype(int))
         self._firsts = [_first_segments(segments_D[read]) for read in self._row_documents]
         self.num_steps = max(int(firsts[-1]) for firsts in self._firsts)
 

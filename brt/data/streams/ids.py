@@ -35,8 +35,11 @@ def check_ids(
         )
 
 
-def check_store(store: TokenStore | MixedStore) -> None:
+def check_store(store: TokenStore | MixedStore, small_alone: bool = False) -> None:
+    """Refuses a store with such an id; `small_alone` skips stores that are not read at once."""
     for part in store.stores if isinstance(store, MixedStore) else [store]:
+        if small_alone and not part.is_small:
+            continue
         vocabulary = part.manifest["vocabulary"]
         for start in range(0, part.num_tokens, PIECE):
             tokens = part.all_tokens[start : start + PIECE]

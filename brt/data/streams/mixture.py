@@ -14,7 +14,7 @@ import numpy as np
 
 from brt.data.mixture import MixedStore
 from brt.data.order import permutation
-from brt.data.streams.assignment import assign
+from brt.data.streams.assignment import assign_documents
 from brt.data.streams.documents import WholeDocuments, locate
 
 
@@ -38,8 +38,9 @@ class MixtureStream(WholeDocuments):
         schedules: list[list[_Schedule]] = [[] for _ in range(self.rows)]
         for number, (part, base) in enumerate(zip(self.store.stores, self.store.bases)):
             segments_D = -(-part.lengths_D // self.segment_length)
-            order = permutation(part.num_documents, self.seed, 0, number, 5)
-            for row, documents in enumerate(assign(segments_D, self.rows, order)):
+            key = self.seed, 0, number, 5
+            row_documents = assign_documents(part, segments_D, self.rows, key)
+            for row, documents in enumerate(row_documents):
                 lengths = part.lengths_D[documents]
                 delay = 0.0
                 if number != first_B[row]:

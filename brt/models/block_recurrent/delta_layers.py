@@ -71,6 +71,7 @@ class ConvolvedMemory(TokenMemory):
 
     in_residual = True
     replaces_attention = True
+    affine = True
 
     def __init__(self, rngs: nnx.Rngs, sizes: Sizes, window: int):
         D, A = sizes.width, sizes.attention_size

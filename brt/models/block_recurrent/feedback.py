@@ -11,6 +11,7 @@ import jax
 from flax import nnx
 from jax import lax
 
+from brt.models.axis_rules import one_data_shard
 from brt.models.block_recurrent.layer import Layer, Prepared
 from brt.models.block_recurrent.memory import BlockStates, joined_states
 from brt.models.fast.table import stack_scan
@@ -49,7 +50,7 @@ def run_blocks(
     S = layers[source].num_states
     prepared = []
     for i, (layer, key) in enumerate(zip(layers, keys)):
-        with jax.named_scope(f"layer{i}"):
+        with jax.named_scope(f"layer{i}"), one_data_shard():  # the loop has copies of its own
             prepared.append(layer.prepare(x_BTD.dtype, key, W, S))
     # No block waits for the layers above the states: these run on the whole segment.
     lower, upper = layers[: source + 1], layers[source + 1 :]

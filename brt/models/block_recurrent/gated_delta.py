@@ -45,6 +45,7 @@ class GatedDeltaMemory(TokenMemory):
     """
 
     name = "gated_delta"
+    affine = True
 
     def __init__(self, rngs: nnx.Rngs, sizes: Sizes, window: int):
         H = sizes.num_heads

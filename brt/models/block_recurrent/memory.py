@@ -112,6 +112,9 @@ class LayerMemory(nnx.Module):
             and an output matrix of its own, instead of changing the result of attention.
         replaces_attention: whether a layer has it in place of attention (`TokenLayer`): a
             `TokenMemory` in the residual, which is shown the inputs alone.
+        affine: whether tokens change its matrix S, `matrix_BHKK` of its cache, to A S + b, where A
+            and b do not depend on S, and nothing else in its cache depends on more than the last
+            tokens.
     """
 
     purpose = "recurrence"
@@ -122,6 +125,7 @@ class LayerMemory(nnx.Module):
     reach: float = float("inf")
     in_residual: bool = False
     replaces_attention: bool = False
+    affine: bool = False
 
     def init_cache(self, rows: int, dtype: DTypeLike) -> NamedTuple:
         """Returns the cache of `rows` new documents; dtype: of the activations."""

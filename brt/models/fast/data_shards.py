@@ -42,20 +42,14 @@ def by_data_shard(
         with one_data_shard():  # all batch elements are: no gathers in a loop inside this one
             return function(jax.tree_util.tree_map_with_path(_gathered, weights), rows)
 
-    def divided(x):
-        x = x.reshape(P, B // P, *x.shape[1:])
-        return jax.lax.with_sharding_constraint(x, _rows_first(x))
-
-    def joined(x):
-        x = jax.lax.with_sharding_constraint(x, _rows_first(x))
-        return x.reshape(B, *x.shape[2:])
-
     each = jax.tree_util.tree_map_with_path(functools.partial(copies, mesh.shape), weights)
     with one_data_shard():
         after, means = jax.vmap(function, spmd_axis_name=mesh_axes_of("B"))(
-            each, jax.tree.map(divided, rows)
+            each, jax.tree.map(functools.partial(divided, P), rows)
         )
-    return jax.tree.map(joined, after), jax.tree.map(lambda x: jnp.mean(x, axis=0), means)
+    return jax.tree.map(functools.partial(joined, B), after), jax.tree.map(
+        lambda x: jnp.mean(x, axis=0), means
+    )
 
 
 def model_parts(size: int) -> int:
@@ -69,6 +63,18 @@ def _gathered(path, x):
     mesh = jax.sharding.get_abstract_mesh()
     axes = without_batch(named_spec(path, x.shape, mesh.shape))
     return jax.lax.with_sharding_constraint(x, axes)
+
+
+def divided(P: int, x: jax.Array) -> jax.Array:
+    """Returns (P, B / P, ...) of (B, ...), a part for each data shard."""
+    x = x.reshape(P, len(x) // P, *x.shape[1:])
+    return jax.lax.with_sharding_constraint(x, _rows_first(x))
+
+
+def joined(B: int, x: jax.Array) -> jax.Array:
+    """Returns (B, ...) of (P, B / P, ...)."""
+    x = jax.lax.with_sharding_constraint(x, _rows_first(x))
+    return x.reshape(B, *x.shape[2:])
 
 
 def _rows_first(x):

@@ -12,6 +12,7 @@ from jax.typing import DTypeLike
 
 from brt.models.axis_rules import in_one_data_shard, on_tpu
 from brt.models.caches import WindowCache
+from brt.models.fast.bias_shards import tables_by_shard
 from brt.models.fast.kernels import cell as cell_kernel
 from brt.models.fast.kernels import states as states_kernel
 from brt.models.fast.kernels import window as window_kernel
@@ -52,7 +53,14 @@ def window_misfit(sizes: Sizes, window: int, dtype: DTypeLike) -> str | None:
 
 
 def window_tables(bias_HW: jax.Array, key: jax.Array | None, rate: float) -> WindowTables:
-    """Returns those of a tile, which all tiles of a window share, and what draws the dropout."""
+    """Returns those of a tile, which all tiles of a window share, and what draws the dropout.
+
+    Each data shard has a copy of the bias, as of `tables_by_shard`.
+    """
+    return tables_by_shard(_window_tables, True, bias_HW, key, rate)
+
+
+def _window_tables(bias_HW, key, rate):
     H, W = bias_HW.shape
     Q = tile_size(W)
     bias_HQX = window_table(bias_HW, Q)
@@ -74,6 +82,8 @@ def window_attention(
     heads = _heads(q_BTHK, scale_H)
     arrays = map(joined_heads, (q_BTHK, k_BTHK, v_BTHK, *window))
     q_unit_BTHK, ones_H = scaled_queries(q_BTHK, scale_H)
+    if tables.bias_HWJ.ndim == 4 and heads.mesh_axes[0] is None:
+        tables = tables._replace(bias_HWJ=tables.bias_HWJ[0])
     y_BTA, *last, k_BTA = window_kernel.window_attention(heads, with_keys, *arrays, ones_H, *tables)
     if k_BTA is not None:
         k_BTHK = k_BTA.reshape(k_BTHK.shape)

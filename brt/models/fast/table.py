@@ -29,6 +29,7 @@ from brt.models.fast import (
     key_dropout,
     relative_attention,
 )
+from brt.models.fast.bias_shards import attention_by_shard, tables_by_shard
 from brt.models.ops import CellOps, LayerOps
 from brt.models.sizes import Sizes
 
@@ -171,9 +172,16 @@ def has_kernel(
 
 def _with_attention(attend, sizes):
     drops = key_dropout if sizes.attention_dropout == "keys" else ops
+    window_tables, in_window = drops.window_tables, attend
+    # cuDNN takes one bias: by shard where weights are dropped, which is plain then.
+    is_plain = attend is attention.attend
+    drops_weights = attend is cudnn_attention.without_dropout and drops is ops
+    if (is_plain or drops_weights) and not jax.sharding.get_abstract_mesh().empty:
+        window_tables = functools.partial(tables_by_shard, window_tables, is_plain)
+        in_window = functools.partial(attention_by_shard, attend)
     return LayerOps(
-        drops.window_tables,
-        functools.partial(ops.window_attention, attention=attend),
+        window_tables,
+        functools.partial(ops.window_attention, attention=in_window),
         drops.states_dropout,
         functools.partial(drops.attention_to_states, attention=attend),
     )

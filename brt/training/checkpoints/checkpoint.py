@@ -13,6 +13,7 @@ import os
 import re
 import types
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Annotated, Any
 
 import jax
@@ -25,7 +26,7 @@ from brt.data.stores.token_store import VOCABULARY
 from brt.storage.json_files import MOST_BYTES, Fields, misfit, read_json
 from brt.storage.paths import RemotePath, absolute, as_path, is_remote, move
 from brt.storage.regular_files import open_regular
-from brt.training.checkpoints.awaited_reads import await_all_reads
+from brt.training.checkpoints.array_reads import read_one_replica
 from brt.training.checkpoints.fingerprints import fingerprints
 from brt.training.checkpoints.mirror import COMPLETE, CheckpointMirror
 from brt.training.checkpoints.policy import CheckpointPolicy
@@ -70,8 +71,8 @@ class Checkpoints:
     """The checkpoints of one folder.
 
     Args:
-        folder: created when first written to. `gs://` is written in the background, by every
-            process; other buckets by one process, while training waits.
+        folder: created when first written to. `gs://` is written by every process; other buckets
+            by one process, from a local copy.
         policy: what to keep.
     """
 
@@ -82,13 +83,15 @@ class Checkpoints:
         # Orbax logs these counters, and TensorStore never frees what it returns: 0.1 MB a
         # checkpoint (docs/benchmarks/robustness.md).
         tensorstore.experimental_collect_matching_metrics = lambda *_: []
-        await_all_reads(ocp.type_handlers.get_type_handler(jax.Array))
+        read_one_replica(ocp.type_handlers.get_type_handler(jax.Array))
         self._ocp = ocp
         self._retention = _Retention(policy or CheckpointPolicy())
         self._writing = 0  # the newest step that was begun to be written
         self._skipped: dict[int, str] = {}  # quarantine names of steps not restored
         self.folder = absolute(folder)
         self._mirror: CheckpointMirror | None = None
+        self._copier = ThreadPoolExecutor(1, "checkpoint-copy")
+        self._copying: Future | None = None  # of the newest step, to the bucket
         if is_remote(self.folder) and not self.folder.startswith("gs://"):
             self._mirror = CheckpointMirror(RemotePath(self.folder))
         self._manager = ocp.CheckpointManager(
@@ -119,13 +122,15 @@ class Checkpoints:
             return
         if jax.process_index() == 0 and os.path.lexists(os.path.join(self.folder, str(step))):
             self._move_aside(step, "no-folder")  # Orbax would delete it, or wait for a FIFO
-        self._retention.best = best
         self.wait()  # so that an error names the checkpoint that failed, not the next one
+        self._retention.best = best
         self._writing = step
         # Copies, because the record is written while the caller's continues to change, and because
-        # a backend may return views of buffers that the next step reuses.
+        # Orbax has views of a CPU's buffers, which the next step reuses. It copies others to the
+        # host before `save` returns; another copy would be in the device's memory.
         record = copy.deepcopy({**record, "fingerprints": fingerprints(state)})
-        state = jax.tree.map(jnp.copy, state)
+        if all(device.platform == "cpu" for device in state.step.devices()):
+            state = jax.tree.map(jnp.copy, state)
         try:
             self._manager.save(
                 step,
@@ -135,16 +140,22 @@ class Checkpoints:
                 ),
                 force=True,
             )
-            if self._mirror:
-                self._manager.wait_until_finished()
-                self._mirror.publish(step)
-                self._mirror.keep(self._retention.kept(self._mirror.steps()))
         except Exception as error:
             raise self._failed(error) from error
+        if self._mirror:
+            self._copying = self._copier.submit(self._copy_to, self._mirror, step)
+
+    def _copy_to(self, mirror, step):
+        self._manager.wait_until_finished()
+        mirror.publish(step)
+        mirror.keep(self._retention.kept(mirror.steps()))
 
     def wait(self) -> None:
+        copying, self._copying = self._copying, None
         try:
             with spent("saves"):
+                if copying:
+                    copying.result()
                 self._manager.wait_until_finished()
         except Exception as error:
             raise self._failed(error) from error
@@ -350,6 +361,7 @@ class Checkpoints:
 
     def close(self) -> None:
         self.wait()
+        self._copier.shutdown()
         self._manager.close()
 
 

@@ -11,12 +11,16 @@ from tiny_run import write_config
 
 from brt import config
 from brt.data.corpus import Corpus
+from brt.data.mixture import MixedStore
 from brt.data.stores import store_cache, token_store
+from brt.data.stores.layout import files_of as files_of_manifest
 from brt.data.stores.token_store import TokenStore
 from brt.data.stores.verification import verify_when_read
 from brt.data.streams import assignment
-from brt.data.streams.documents import DocumentStream
+from brt.data.streams.documents import DocumentPass, DocumentStream
+from brt.data.streams.mixture import MixtureStream
 from brt.data.vocabularies.named import named_vocabulary
+from brt.host import progress
 from brt.storage.paths import RemotePath
 from brt.training.settings import Trainer
 
@@ -102,23 +106,48 @@ def tokens_in(folder):
     return {path.parent.name for path in folder.rglob("tokens.bin")}
 
 
-def test_each_of_16_hosts_copies_the_files_of_its_rows_alone(large, tmp_path):
+def mixed(store):
+    return MixedStore([store], [1.0], ["large"])
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda store, rows: DocumentStream(store, rows, 16, seed=3),
+        lambda store, rows: MixtureStream(mixed(store), rows, 16, seed=3),
+        lambda store, rows: DocumentPass(store, rows, 16),
+        lambda store, rows: DocumentPass(mixed(store), rows, 16),
+    ],
+    ids=["documents", "mixture", "evaluation", "evaluation of a mixture"],
+)
+def test_each_of_16_hosts_copies_the_files_of_its_rows_alone(large, tmp_path, make):
     hosts, rows, read, copied = 16, 2, {}, []
+    steps = DocumentStream(large, hosts * rows, 16, seed=3).row_segments_B.max()
     for host in range(hosts):
         store_cache.use(str(tmp_path / f"host {host}"))
-        stream = DocumentStream(TokenStore(large.folder), hosts * rows, 16, seed=3)
+        stream = make(TokenStore(large.folder), hosts * rows)
         assert not tokens_in(tmp_path / f"host {host}")
         own = range(host * rows, (host + 1) * rows)
-        for step in range(stream.row_segments_B[own.start : own.stop].max()):
+        for step in range(getattr(stream, "num_steps", steps)):
             read[host, step] = stream.batch(step, own.start, rows)
         copied.append(tokens_in(tmp_path / f"host {host}"))
     # Shards are divided between the hosts, evenly, and all are read.
     shards = len(large.manifest["shards"])
     assert sum(map(len, copied)) == len(set().union(*copied)) == shards
     assert max(map(len, copied)) <= 2 * shards / hosts
-    stream = DocumentStream(large, hosts * rows, 16, seed=3)
+    stream = make(large, hosts * rows)
     for (host, step), batch in read.items():
         assert same(batch, stream.batch(step, host * rows, rows))
+
+
+def test_copying_a_small_store_shows_how_many_files_are_there(large, monkeypatch, capsys):
+    monkeypatch.setattr(token_store, "SMALL", 2**30)
+    monkeypatch.setattr(progress, "SECONDS", -1.0)  # a line for each file
+    store = TokenStore(large.folder)
+    files = len(files_of_manifest(store.manifest))
+    lines = [line.split("  ")[0] for line in capsys.readouterr().err.splitlines()]
+    expected = [f"reading {large.folder}, files {n:,}/{files:,}" for n in range(1, files + 1)]
+    assert lines == expected and tokens_in(store.files)
 
 
 def test_tokens_of_a_bucket_are_read_without_a_copy(large, tmp_path, monkeypatch):

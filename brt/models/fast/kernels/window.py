@@ -86,7 +86,7 @@ def window_attention(
     cached_k_BWA: jax.Array,
     cached_v_BWA: jax.Array,
     scale_H: jax.Array,
-    bias_HQX: jax.Array,
+    bias: jax.Array,
     keep: jax.Array | TileDropout | None = None,
 ) -> Attended:
     """Returns windowed self-attention of a segment block by block.
@@ -96,20 +96,25 @@ def window_attention(
         q_BTA, k_BTA, v_BTA: projections, not normalised; T is a multiple of W.
         cached_k_BWA, cached_v_BWA: keys, normalised, and values of the block before.
         scale_H: factor of the scores, used through its absolute value.
-        bias_HQX: bias of query i of a tile for key j of the W + Q that it sees, W + i - j tokens
-            before it; large and negative where a key is hidden.
+        bias: of query i of a tile for key j of the W + Q that it sees, W + i - j tokens before it,
+            (H, Q, X), or that of each data shard, (P, H, Q, X), whose gradients stay apart; large
+            and negative where a key is hidden.
         keep: factors of the weights (dropout) of a window of one tile, (H, W, X), or what draws
             those of each tile; no gradient reaches them.
 
     Source: Block-Recurrent Transformer, section 3.2.
     """
-    inputs = q_BTA, k_BTA, v_BTA, cached_k_BWA, cached_v_BWA, scale_H, bias_HQX, keep
+    inputs = q_BTA, k_BTA, v_BTA, cached_k_BWA, cached_v_BWA, scale_H, bias, keep
     return _forward(heads, with_keys, *inputs)[0]
 
 
-_INPUTS = ("BTA", "BTA", "BTA", "BWA", "BWA", "H", "HQX", "HWX")
+_INPUTS = ("BTA", "BTA", "BTA", "BWA", "BWA", "H")
 _OUTPUTS = ("BTA", "BWA", "BWA")
 _LOG_SUM = "BHTNC"
+
+
+def _inputs(bias):
+    return *_INPUTS, "HQX" if bias.ndim == 3 else "BHQX", "HWX"
 
 
 def _outputs(with_keys):
@@ -119,7 +124,7 @@ def _outputs(with_keys):
 def _forward(heads, with_keys, *inputs):
     run = functools.partial(_forward_call, heads, with_keys)
     outputs = *_outputs(with_keys), _LOG_SUM
-    *attended, log_sum = on_each_device(heads, run, _INPUTS, outputs)(*inputs)
+    *attended, log_sum = on_each_device(heads, run, _inputs(inputs[6]), outputs)(*inputs)
     attended = Attended(*attended)
     return attended, (*inputs, log_sum, attended.y_BTA)
 
@@ -127,18 +132,19 @@ def _forward(heads, with_keys, *inputs):
 def _backward(heads, with_keys, saved, gradients):
     run = functools.partial(_backward_call, heads)
     outputs = _outputs(with_keys)
-    inputs = *_INPUTS, _LOG_SUM, "BTA", *outputs
+    whole = _inputs(saved[6])
+    inputs = *whole, _LOG_SUM, "BTA", *outputs
     given = *saved, *gradients[: len(outputs)]
-    return *on_each_device(heads, run, inputs, _INPUTS[:7])(*given), None
+    return *on_each_device(heads, run, inputs, whole[:7])(*given), None
 
 
-def _forward_call(heads, with_keys, q, k, v, cached_k, cached_v, scale_H, bias_HQX, keep):
+def _forward_call(heads, with_keys, q, k, v, cached_k, cached_v, scale_H, bias, keep):
     L, W = heads.lanes, cached_k.shape[1]
     C = chunk_size(W)
     G, M = q.shape[1] // C, W // C
     chunk = pl.BlockSpec((1, C, L), lambda p, b, g: (b, g, p))
     last = pl.BlockSpec((1, C, L), lambda p, b, g: (b, jnp.maximum(g - G + M, 0), p))
-    inputs = [q, k, v, cached_k, cached_v, *_tables(heads, scale_H, bias_HQX, q.dtype)]
+    inputs = [q, k, v, cached_k, cached_v, *_tables(heads, scale_H, bias, q.dtype)]
     specs = [chunk, chunk, chunk, _IN_HBM, _IN_HBM, *_head_specs(heads, W)]
     dropout = _Dropout(heads, keep, W)
     P, N = heads.num_heads // heads.per_step, heads.per_step
@@ -159,9 +165,7 @@ def _forward_call(heads, with_keys, q, k, v, cached_k, cached_v, scale_H, bias_H
     return y, last_keys, v[:, -W:], *all_keys, log_sum
 
 
-def _backward_call(
-    heads, q, k, v, cached_k, cached_v, scale_H, bias_HQX, keep, log_sum, y, *gradients
-):
+def _backward_call(heads, q, k, v, cached_k, cached_v, scale_H, bias, keep, log_sum, y, *gradients):
     L, W = heads.lanes, cached_k.shape[1]
     C = chunk_size(W)
     G, M = q.shape[1] // C, W // C  # chunks of the segment and of the window
@@ -182,7 +186,7 @@ def _backward_call(
     chunk, before, cached, in_last_block = (
         pl.BlockSpec((1, C, L), index) for index in (current, early, from_cache, last)
     )
-    tables = _tables(heads, scale_H, bias_HQX, q.dtype)
+    tables = _tables(heads, scale_H, bias, q.dtype)
     gradients, of_keys = gradients[:3], gradients[3:]
     inputs = [*tables, log_sum, q, k, y, *gradients, k, v, cached_k, cached_v, k, v, *of_keys]
     log_sum_spec = _log_sum_spec(heads.per_step, C, lambda g: G - 1 - g)
@@ -208,10 +212,12 @@ def _backward_call(
     )(*inputs, *dropout.inputs)
     dscale_H = dscale_P1L.reshape(heads.num_heads, -1).sum(axis=1)
     dscale_H = dscale_H * jnp.sign(scale_H) * heads.factor
-    dscale_H, dbias_HXQ = summed_over_batch(heads, dscale_H, dbias_HXQ)
+    (dscale_H,) = summed_over_batch(heads, dscale_H)
+    if bias.ndim == 3:
+        (dbias_HXQ,) = summed_over_batch(heads, dbias_HXQ)
     dscale_H = dscale_H.astype(scale_H.dtype)
-    dbias_HQX = _transposed(dbias_HXQ).astype(bias_HQX.dtype)
-    return dq, dk, dv, dcached_k, dcached_v, dscale_H, dbias_HQX
+    dbias = _transposed(dbias_HXQ).astype(bias.dtype).reshape(bias.shape)
+    return dq, dk, dv, dcached_k, dcached_v, dscale_H, dbias
 
 
 window_attention.defvjp(_forward, _backward)
@@ -220,7 +226,8 @@ _IN_HBM = pl.BlockSpec(memory_space=pl.ANY)
 """For what is copied once for each batch element."""
 
 
-def _tables(heads, scale_H, bias_HQX, dtype):
+def _tables(heads, scale_H, bias, dtype):
+    bias_HQX = bias.reshape(bias.shape[-3:])
     return lane_scale(heads, scale_H, dtype), _transposed(at_least_float32(bias_HQX))
 
 

@@ -1,16 +1,11 @@
-"""Training with the segments of a step divided over devices: an axis of the mesh over time.
+"""The ring: layer l of segment s runs at time s + l, on device s mod N (`loss.py`).
 
-Device d of N has all parameters and the segments d, d + N, d + 2 N, ... of a step. At each time it
-runs one layer of one segment, and sends the layer's cache to the device of the next segment, which
-runs the same layer at the next time: segment s of layer l runs at time s + l, as in the diagonal
-schedule (`brt/models/diagonal.py`). K segments and n >= N layers take n K / N + N - 1 times, in
-N - 1 of which a device is idle.
-
-Gradients flow through all segments of a step, as in `unroll` with depth None. The backward pass
-computes each layer of a segment again.
+At each time a device runs one layer of one segment, and sends the layer's cache to the device of
+the next segment, which runs the same layer at the next time, as in the diagonal schedule
+(`brt/models/diagonal.py`). K segments and n >= N layers take n K / N + N - 1 times, in N - 1 of
+which a device is idle. The backward pass computes each layer of a segment again.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -18,80 +13,14 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.flatten_util import ravel_pytree
-from jax.sharding import PartitionSpec
 from jax.typing import DTypeLike
 
-from brt.data.streams.batch import Batch
-from brt.models.axis_rules import one_data_shard
 from brt.models.caches import select_rows
 from brt.models.diagonal import groups_of, layerwise_of, result_shapes, zeros_like
 from brt.models.model import Model
+from brt.training.over_time.order import in_order
 
 OVER_TIME = "sequence"
-
-
-def check_ring(key: Any, clear: bool, bptt_depth: int | None, reread_segments: int) -> None:
-    """Refuses arguments of `make_loss` whose loss `ring_loss` does not compute."""
-    if key is not None or clear or bptt_depth is not None or reread_segments:
-        raise ValueError(
-            "Devices over time train without dropout and with gradients through all segments of a "
-            "step: bind the dropout of the model to 0, and no clear_state, bptt_depth and "
-            "reread_segments of Trainer."
-        )
-
-
-def ring_loss(
-    bind: Callable[[Any], Model],
-    params: Any,
-    caches: tuple,
-    batch: Batch,
-    weights_KBT: jax.Array,
-    total: jax.Array,
-) -> tuple:
-    """Returns what a loss of `make_loss` returns, without metrics of the model, on the active mesh.
-
-    Its axis "sequence" must divide the segments of a step. Batch elements are divided over its data
-    axis. The loss is the weighted sum of all targets, divided by `total`.
-    """
-    mesh = jax.sharding.get_abstract_mesh()
-    N, K = mesh.shape[OVER_TIME], len(batch.inputs_KBT)
-    if K % N or mesh.shape["model"] > 1:
-        raise ValueError(
-            f"{N} devices over time cannot divide the {K} segments of a step, with "
-            f"{mesh.shape['model']} model-parallel devices: make Trainer.segments_per_step a "
-            "multiple of the first number, and the last one 1."
-        )
-    added = jax.eval_shape(lambda: _metrics(bind(params), batch, caches))
-    if "added_nats" in added:
-        raise ValueError("Devices over time do not compute the model's own loss (`added_nats`).")
-    arrays = batch.inputs_KBT, batch.targets_KBT, weights_KBT, batch.starts_KB
-    divided = jax.tree.map(lambda x: x.reshape(-1, N, *x.shape[1:]), arrays)
-
-    def of_device(params, caches, divided, total):
-        with one_data_shard():
-            model = bind(params)
-            inputs_RBT, targets_RBT, weights_RBT, starts_RB = (x[:, 0] for x in divided)
-            x_RBTD = jax.vmap(model.embed)(inputs_RBT)
-            x_RBTD, caches = run_ring(model, x_RBTD, caches, starts_RB, N)
-            weights_RBT = weights_RBT / jnp.maximum(total, 1e-6)
-            sums = model.weighted_losses(x_RBTD, targets_RBT, weights_RBT)
-            return [x[None, None] for x in sums], jax.tree.map(lambda x: x[None], caches)
-
-    whole, rows = PartitionSpec(), PartitionSpec("data")
-    (losses, correct), caches = jax.shard_map(
-        of_device,
-        in_specs=(whole, rows, PartitionSpec(None, OVER_TIME, "data"), whole),
-        out_specs=PartitionSpec(OVER_TIME, "data"),
-        axis_names={OVER_TIME, "data"},
-        check_vma=False,
-    )(params, caches, divided, total)
-    loss = losses.sum()
-    sums = total * loss, weights_KBT.sum(), total * correct.sum()
-    return loss, (jax.tree.map(lambda x: x[0], caches), sums, {})
-
-
-def _metrics(model, batch, caches):
-    return model.stack(model.embed(batch.inputs_KBT[0]), caches)[2]
 
 
 def run_ring(
@@ -196,6 +125,7 @@ def run_ring(
     times = R * period + jnp.arange(rest)
     carry, _ = jax.lax.scan(step, carry, (times, jax.tree.map(lambda x: x[:rest], params_P)))
     _, moving_X, store_nX, y_RY = carry
+    moving_X, y_RY = in_order(moving_X, y_RY)
     store_nX = arrived(store_nX, moving_X, R * period + rest)
     y_RBTD = jax.vmap(lambda y: layerwise.leave(x_of.unpack(-1, y)))(y_RY)
     return y_RBTD, tuple(cache_of.unpack(group_n[i], store_nX[i]) for i in range(n))
