@@ -4,16 +4,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from plain_kernels import drawn_factors, plain_block_attention, plain_window_attention
 
 from brt.models.fast.kernels import cell as cell_kernel
 from brt.models.fast.kernels import relative as relative_kernel
 from brt.models.fast.kernels import states as states_kernel
 from brt.models.fast.kernels import window as window_kernel
 from brt.models.fast.kernels.cell import CellParameters, CellTokens, run_cell
-from brt.models.fast.kernels.parts import TILE, Heads, tile_dropout, tile_size
-from brt.models.fast.kernels.states import block_attention
-from brt.models.fast.kernels.window import window_attention
+from brt.models.fast.kernels.parts import TILE, Heads, drawn_factors, tile_dropout, tile_size
+from brt.models.fast.kernels.states import block_attention, plain_block_attention
+from brt.models.fast.kernels.window import plain_window_attention, window_attention
 from brt.models.ops import (
     HIDDEN,
     at_least_float32,

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from architectures import random_model
 from flax import nnx
-from plain_kernels import plain_block_attention, plain_window_attention
 from tiny_models import quick_jit
 
 from brt.models import axis_rules
@@ -174,8 +173,9 @@ def test_a_model_draws_the_dropout_of_whole_tiles_in_its_kernels(monkeypatch):
     graph, params = nnx.split(random_model("rec_kernel", **settings), nnx.Param)
     tokens_SBT = np.random.default_rng(0).integers(0, 17, (1, 1, 2 * window)).astype(np.int32)
     computed = outputs_and_gradients(graph, params, tokens_SBT)
-    monkeypatch.setattr(window_kernel, "window_attention", plain_window_attention)
-    monkeypatch.setattr(states_kernel, "block_attention", plain_block_attention)
+    plain = window_kernel.plain_window_attention
+    monkeypatch.setattr(window_kernel, "window_attention", plain)
+    monkeypatch.setattr(states_kernel, "block_attention", states_kernel.plain_block_attention)
     expected = outputs_and_gradients.__wrapped__(graph, params, tokens_SBT)
     assert_close(computed, expected)
 

@@ -89,7 +89,7 @@ class Heads(NamedTuple):
         return most * LANES // max(LANES, self.lanes) // (1 if self.per_step <= 2 else 2)
 
     def misfit(self) -> str | None:
-        """Returns why no kernel fits, or None, as all functions of this name do."""
+        """Returns why no kernel can compute these heads, or None."""
         if not (self.interpret or LEAST <= self.head_size <= WIDEST):
             return f"head_size = {self.head_size} is not between {LEAST} and {WIDEST}"
         if self.num_heads * self.head_size < LANES:  # interpreted, it is computed all the same
@@ -223,6 +223,23 @@ def softmax(
         scores = scores + bias
     exponentials = jnp.exp(scores - jnp.max(scores, axis=-1, keepdims=True))
     return exponentials, 1.0 / jnp.sum(exponentials, axis=-1, keepdims=True)
+
+
+def drawn_factors(dropout: TileDropout, blocks: int, by_keys: bool = False) -> jax.Array:
+    """Returns the factors of the weights that an interpreted kernel draws, (H, N * TILE, X).
+
+    blocks: of TILE keys, X = blocks * TILE. by_keys: the kernel's tiles have keys first.
+    """
+    interpreted = Heads(len(dropout.seeds_HN2), TILE, interpret=True)
+
+    def of_tile(seeds_2):
+        kept = kept_tiles(interpreted, dropout.rate, seeds_2, 0)
+        tiles = (kept(block).T if by_keys else kept(block) for block in range(blocks))
+        return jnp.concatenate([*tiles], axis=1) / (1 - dropout.rate)
+
+    seeds_HN2 = seed_numbers(dropout).reshape(dropout.seeds_HN2.shape)
+    factors_HNQX = jax.vmap(jax.vmap(of_tile))(seeds_HN2)
+    return factors_HNQX.reshape(len(factors_HNQX), -1, blocks * TILE)
 
 
 def seed_numbers(dropout: TileDropout) -> jax.Array:

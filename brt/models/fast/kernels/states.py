@@ -1,9 +1,9 @@
 """Attention of every block to its own keys as a Pallas TPU kernel.
 
-Plain form: tests/support/plain_kernels.py. For tokens that attend to the states of their block: no
-bias, no mask, any number of keys. tests/models/test_attention_kernels.py compares outputs and
-gradients, and test_kernel_compilation.py compiles for slices of TPUs. Unit lengths of queries,
-scale, softmax and dropout stay in the chip's vector memory.
+Plain form: `plain_block_attention`. For tokens that attend to the states of their block: no bias,
+no mask, any number of keys. tests/models/test_attention_kernels.py compares outputs and gradients,
+and test_kernel_compilation.py compiles for slices of TPUs. Unit lengths of queries, scale, softmax
+and dropout stay in the chip's vector memory.
 
 Axes as in `parts`, and G blocks    Q queries and X keys of a block
 """
@@ -20,6 +20,7 @@ from brt.models.fast.kernels.parts import (
     TileDropout,
     block_misfit,
     dot,
+    drawn_factors,
     for_each_tile,
     head_masks,
     interpreted,
@@ -34,7 +35,7 @@ from brt.models.fast.kernels.parts import (
     unit_gradient,
     upcast,
 )
-from brt.models.ops import at_least_float32
+from brt.models.ops import at_least_float32, attention, scaled_down_heads, unit_heads
 from brt.models.sizes import TILE
 
 PARALLEL = pltpu.CompilerParams(dimension_semantics=("parallel", "parallel", "parallel"))
@@ -43,13 +44,13 @@ MOST = 1024
 
 
 def misfit(heads: Heads, queries: int, keys: int) -> str | None:
+    """Returns why the kernel cannot compute this attention, or None."""
     most = heads.fitting(MOST)
     wrong = block_misfit(queries, most, "queries") or block_misfit(keys, most, "keys")
     return wrong or heads.misfit()
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def block_attention(
+def plain_block_attention(
     heads: Heads,
     q_BGQA: jax.Array,
     k_BGXA: jax.Array,
@@ -65,10 +66,33 @@ def block_attention(
 
     Source: Block-Recurrent Transformer, section 3.2.
     """
+
+    def split(x_BGQA):
+        return x_BGQA.reshape(*x_BGQA.shape[:3], heads.num_heads, heads.head_size)
+
+    q_BGQHK = split(q_BGQA)
+    q_BGQHK = unit_heads(q_BGQHK) if heads.qk_norm else scaled_down_heads(q_BGQHK)
+    if isinstance(keep, TileDropout):
+        keep = drawn_factors(keep, k_BGXA.shape[2] // TILE)
+    y = attention(q_BGQHK, split(k_BGXA), split(v_BGXA), scale_H, None, keep)
+    return y.reshape(q_BGQA.shape)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def block_attention(
+    heads: Heads,
+    q_BGQA: jax.Array,
+    k_BGXA: jax.Array,
+    v_BGXA: jax.Array,
+    scale_H: jax.Array,
+    keep: jax.Array | TileDropout | None = None,
+) -> jax.Array:
+    """Returns `plain_block_attention`, by the kernel."""
     return _forward(heads, q_BGQA, k_BGXA, v_BGXA, scale_H, keep)[0]
 
 
 def _specs(heads, q, k):
+    """Returns the grid (P, B, G) and the blocks of its arrays."""
     Q, X, L = q.shape[2], k.shape[2], heads.lanes
 
     def of_block(p, b, g):
@@ -149,6 +173,8 @@ block_attention.defvjp(_forward, _backward)
 
 
 class _Dropout:
+    """Dropout in a kernel: its inputs, with the names of their blocks, and what it does."""
+
     def __init__(self, heads, keep):
         self.heads, self.rate, self.inputs, self.names = heads, None, [], []
         if isinstance(keep, TileDropout):

@@ -1,4 +1,4 @@
-"""Windowed self-attention as a Pallas TPU kernel; plain form: tests/support/plain_kernels.py.
+"""Windowed self-attention as a Pallas TPU kernel; plain form: `plain_window_attention`.
 
 tests/models/test_attention_kernels.py compares outputs and gradients, and
 test_kernel_compilation.py compiles for slices of TPUs. Between the projections, (B, T, A),
@@ -27,6 +27,7 @@ from brt.models.fast.kernels.parts import (
     COMPILER,
     Heads,
     TileDropout,
+    drawn_factors,
     interpreted,
     kept_tiles,
     lane_scale,
@@ -35,7 +36,7 @@ from brt.models.fast.kernels.parts import (
     summed_over_batch,
     upcast,
 )
-from brt.models.ops import at_least_float32
+from brt.models.ops import at_least_float32, attention, scaled_down_heads, unit_heads
 from brt.models.sizes import TILE, tile_size
 
 ROWS = 16
@@ -48,6 +49,7 @@ heads, that fit into 16 MiB of VMEM."""
 
 
 def misfit(heads: Heads, window: int, dtype: DTypeLike) -> str | None:
+    """Returns why the kernel cannot compute this attention, or None."""
     if window % TILE and (window > TILE or (window % ROWS and not heads.interpret)):
         return f"window = {window} is neither a multiple of {TILE} nor, below it, of {ROWS}"
     N, size = heads.per_step, jnp.dtype(dtype).itemsize
@@ -59,7 +61,7 @@ def misfit(heads: Heads, window: int, dtype: DTypeLike) -> str | None:
 
 
 def chunk_size(window: int) -> int:
-    """Returns C."""
+    """Returns C, the tokens of a grid step."""
     if window <= 2 * CHUNK:
         return window
     return next(size for size in range(CHUNK, 0, -TILE) if window % size == 0)
@@ -76,6 +78,58 @@ class Attended(NamedTuple):
     keys_BTA: jax.Array | None = None
 
 
+def plain_window_attention(
+    heads: Heads,
+    with_keys: bool,
+    q_BTA: jax.Array,
+    k_BTA: jax.Array,
+    v_BTA: jax.Array,
+    cached_k_BWA: jax.Array,
+    cached_v_BWA: jax.Array,
+    scale_H: jax.Array,
+    bias_HQX: jax.Array,
+    keep: jax.Array | TileDropout | None = None,
+) -> Attended:
+    """Returns windowed self-attention of a segment block by block.
+
+    Args:
+        with_keys: whether to return the keys of all tokens.
+        q_BTA, k_BTA, v_BTA: projections, not normalised; T is a multiple of W.
+        cached_k_BWA, cached_v_BWA: keys, normalised, and values of the block before.
+        scale_H: factor of the scores, used through its absolute value.
+        bias_HQX: bias of query i of a tile for key j of the W + Q that it sees, W + i - j tokens
+            before it; large and negative where a key is hidden.
+        keep: factors of the weights (dropout) of a window of one tile, (H, W, X), or what draws
+            those of each tile; no gradient reaches them.
+
+    Source: Block-Recurrent Transformer, section 3.2.
+    """
+    W, H, K = cached_k_BWA.shape[1], heads.num_heads, heads.head_size
+
+    def split(x_BTA):
+        return x_BTA.reshape(*x_BTA.shape[:2], H, K)
+
+    q_BTHK, k_BTHK, v_BTHK = split(q_BTA), split(k_BTA), split(v_BTA)
+    q_BTHK = unit_heads(q_BTHK) if heads.qk_norm else scaled_down_heads(q_BTHK)
+    k_BTHK = unit_heads(k_BTHK) if heads.qk_norm else k_BTHK
+    if isinstance(keep, TileDropout):
+        keep = drawn_factors(keep, W // TILE + 1, by_keys=True)
+    keys = jnp.concatenate([split(cached_k_BWA), k_BTHK], axis=1)
+    values = jnp.concatenate([split(cached_v_BWA), v_BTHK], axis=1)
+    tiles = []
+    Q = tile_size(W)
+    for start in range(0, q_BTA.shape[1], Q):
+        seen = slice(start, start + W + Q)
+        row = start % W
+        factors = None if keep is None else keep[:, row : row + Q]
+        parts = q_BTHK[:, start : start + Q], keys[:, seen], values[:, seen]
+        tiles.append(attention(*parts, scale_H, bias_HQX, factors))
+    last_keys, last_values = (x[:, -W:].reshape(cached_k_BWA.shape) for x in (keys, values))
+    y_BTA = jnp.concatenate(tiles, axis=1).reshape(q_BTA.shape)
+    keys_BTA = k_BTHK.reshape(k_BTA.shape) if with_keys else None
+    return Attended(y_BTA, last_keys, last_values, keys_BTA)
+
+
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def window_attention(
     heads: Heads,
@@ -89,20 +143,9 @@ def window_attention(
     bias: jax.Array,
     keep: jax.Array | TileDropout | None = None,
 ) -> Attended:
-    """Returns windowed self-attention of a segment block by block.
+    """Returns `plain_window_attention`, by the kernel.
 
-    Args:
-        with_keys: whether to return the keys of all tokens.
-        q_BTA, k_BTA, v_BTA: projections, not normalised; T is a multiple of W.
-        cached_k_BWA, cached_v_BWA: keys, normalised, and values of the block before.
-        scale_H: factor of the scores, used through its absolute value.
-        bias: of query i of a tile for key j of the W + Q that it sees, W + i - j tokens before it,
-            (H, Q, X), or that of each data shard, (P, H, Q, X), whose gradients stay apart; large
-            and negative where a key is hidden.
-        keep: factors of the weights (dropout) of a window of one tile, (H, W, X), or what draws
-            those of each tile; no gradient reaches them.
-
-    Source: Block-Recurrent Transformer, section 3.2.
+    bias: (H, Q, X), or that of each data shard, (P, H, Q, X), whose gradients stay apart.
     """
     inputs = q_BTA, k_BTA, v_BTA, cached_k_BWA, cached_v_BWA, scale_H, bias, keep
     return _forward(heads, with_keys, *inputs)[0]
@@ -240,6 +283,7 @@ def _head_specs(heads, W):
 
 
 def _log_sum_spec(N, C, chunk_of_step):
+    """Returns the blocks of the softmax's log-sum-exp, (B, P, G, N, C)."""
     return pl.BlockSpec((1, 1, 1, N, C), lambda p, b, g: (b, p, chunk_of_step(g), 0, 0))
 
 
@@ -248,6 +292,8 @@ def _transposed(x_HQX):
 
 
 class _Dropout:
+    """Dropout in a kernel: its inputs, and what it does to transposed weights."""
+
     def __init__(self, heads, keep, W):
         self.heads, self.tiles, self.rate = heads, W // tile_size(W), None
         self.inputs, self.specs = [], []
