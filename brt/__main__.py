@@ -27,7 +27,6 @@ def main() -> None:
 
 
 def _summary(command: str) -> str:
-    """Returns the first line of a command's docstring, without importing it."""
     spec = importlib.util.find_spec(f"brt.{command}")
     assert spec and spec.origin
     text = ast.get_docstring(ast.parse(Path(spec.origin).read_text(encoding="utf-8"))) or ""

@@ -22,8 +22,7 @@ they find the longest segments whose training step fits a memory budget, compile
 slice of TPUs with libtpu, read the newest trace that `brt.train --profile` wrote, and estimate the
 collectives of three model sizes on seven clusters (hours, continued if interrupted).
 
-Configs take one step in turn, so that a busy machine slows all of them alike; compare the ratios to
-the baseline, the first config unless named.
+Configs take one step in turn; compare the ratios to the baseline, the first config unless named.
 """
 
 import json
@@ -32,16 +31,8 @@ from typing import Any
 from absl import flags
 
 from brt import command_line
-from brt.benchmarks import (
-    evaluation_speed,
-    generation,
-    input,
-    memory_budget,
-    scaling,
-    slices,
-    steps,
-    traces,
-)
+from brt.benchmarks import memory_budget, scaling, slices, traces
+from brt.benchmarks.timing import evaluation_speed, generation, input, steps
 from brt.experiment import Configuration
 
 FLAGS = flags.FLAGS
@@ -85,7 +76,6 @@ def main() -> None:
 
 
 def measure() -> dict[str, Any]:
-    """Prints the figures that the flags ask for, and returns them."""
     if FLAGS.generate:
         positions = [int(position) for position in FLAGS.positions]
         figures = generation.show(configured(FLAGS.generate), positions, FLAGS.written)

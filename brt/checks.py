@@ -167,7 +167,7 @@ def configurable(made: Any = None, *, denylist: Sequence[str] = ()) -> Any:
 
 
 def checked_arguments(made: Made) -> Made:
-    """Checks the arguments of every call of a class or function that gin does not know."""
+    """Checks the arguments of every call of a class or function without gin."""
     if inspect.isclass(made):
         setattr(made, "__init__", checked_arguments(made.__init__))  # noqa: B010
         return made
@@ -184,7 +184,7 @@ def with_signature(made: Any) -> Any:
 
 
 class _NoSettings:
-    """A class whose `__init__` replaces that of `object`, of which gin thinks it takes anything."""
+    """A class whose `__init__` replaces `object`'s, which for gin takes any argument."""
 
     def __init__(self) -> None:
         pass
@@ -200,7 +200,6 @@ class _Required:
 
 
 def _readable(function, name):
-    """Gives a function the signature that `help` shows, and an error in Python's words."""
     signature = inspect.signature(function)
     hints: dict[str, Any] = {}
     with contextlib.suppress(NameError):  # of an annotation that is only a text
@@ -232,7 +231,6 @@ def _readable(function, name):
 
 
 def _checked(function, name, unbound):
-    """Checks a function's arguments; unbound: parameters that gin does not bind."""
     signature = inspect.signature(function)
     declared = {
         parameter.name: parameter.annotation
@@ -301,7 +299,6 @@ def _without_numpy(value):
 
 @functools.lru_cache(maxsize=2048)
 def adapter(declared: Any) -> TypeAdapter:
-    """Returns pydantic's checker of an annotation."""
     return TypeAdapter(form(declared), config=STRICT)
 
 
@@ -373,7 +370,6 @@ def makes(value: Any, expected: Any) -> bool:
 
 
 def _result_class(named):
-    """Returns the class that a class or function makes; None where it is not known."""
     while isinstance(named, functools.partial):
         named = named.func
     if inspect.isclass(named):

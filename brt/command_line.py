@@ -17,16 +17,17 @@ from typing import Any
 import jax
 from absl import app, flags, logging
 
-from brt import compilation_cache, config, processes
+from brt import config
 from brt.bindings.errors import message
 from brt.data.corpus import StoreMissing  # noqa: F401  (an OSError with a message of its own)
 from brt.data.extras import MissingExtra
 from brt.data.stores import store_cache
-from brt.progress import say
+from brt.data.text_flag import define_text, expand_text, text_name
+from brt.host import compilation_cache, processes
+from brt.host.progress import say
+from brt.host.terminal import guard_streams, printable
 from brt.storage.paths import folder_of
 from brt.storage.shipped import configs_root
-from brt.terminal import guard_streams, printable
-from brt.text_flag import define_text, expand_text, text_name
 from brt.training.checkpoints.checkpoint import CheckpointError
 
 FLAGS = flags.FLAGS
@@ -211,7 +212,6 @@ def run(main: Callable[..., Any], takes_arguments: bool = False) -> None:
 
 
 def _user_code(error: BaseException | None) -> str:
-    """Returns where code of the user raised an error; empty for brt and its libraries."""
     while error is not None:
         frames = [f for f in traceback.walk_tb(error.__traceback__) if not _is_library(f[0])]
         if frames and not frames[-1][0].f_code.co_filename.startswith(PACKAGE):
@@ -253,7 +253,6 @@ def _open_missing_streams():
 
 
 def _unwritten_output(error):
-    """Returns a sentence for an error of the standard output, and closes it; else ""."""
     if not isinstance(error, OSError) or error.filename or not error.errno:
         return ""
     if error.strerror != os.strerror(error.errno):
@@ -276,7 +275,6 @@ def _discard_output():
 
 
 def _hide_further_checkpoint_errors():
-    """Hides the errors of the writes that follow a failed one, which `Checkpoints` reports."""
     before = sys.unraisablehook
 
     def hook(unraisable):

@@ -1,7 +1,7 @@
 """Gin: parses and checks files and bindings.
 
-Gin accepts three mistakes, or hardly explains them: a binding that nothing reads, a macro that
-nothing reads, and a string without quotes. Here each ends in one clear sentence.
+Unread bindings, unread macros and strings without quotes, which gin accepts or hardly explains, are
+errors here.
 """
 
 import contextlib
@@ -75,8 +75,7 @@ def parse(
 def evaluate_macros(missing: int | None = None) -> None:
     """Binds macros to the values of calls, `vocabulary_size = @corpus_vocabulary_size()`.
 
-    A run folder then has the number. A call that fails stays: it may need a file of another
-    machine, and if it lacks a binding, building the experiment names it.
+    A call that fails stays: it may need a file of another machine.
 
     missing: the number of a call whose file is yet to be made.
     """

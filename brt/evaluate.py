@@ -5,14 +5,12 @@
     python -m brt.evaluate --workdir=runs/quickstart --record
     python -m brt.evaluate --workdir=runs/quickstart --study=memory_use
 
-Gin files and bindings override those of the run. --step names a checkpoint that is kept; the
-default is the best one of a run that keeps it (CheckpointPolicy.keep_best), else the newest.
-Metrics are written to RUN/evaluation_SPLIT.json, those of a named step to
-RUN/evaluation_SPLIT_step_N.json, those of a --text to RUN/evaluation_own_text_NAME_SPLIT.json. With
---record the loss of every token is kept in the run folder, and an evaluation that was killed
-continues where it stopped. --study runs one of attention, attention_length, compare, continuations,
-memory_use, positions, reach, recl and topics instead. Settings of studies are gin bindings, such as
---gin.Reach.tokens=100000.
+Gin files and bindings override those of the run. Metrics are written to RUN/evaluation_SPLIT.json,
+those of a named step to RUN/evaluation_SPLIT_step_N.json, those of a --text to
+RUN/evaluation_own_text_NAME_SPLIT.json. With --record the loss of every token is kept, and an
+evaluation that was killed continues where it stopped. --study runs one of attention,
+attention_length, compare, continuations, memory_use, positions, reach, recl and topics instead;
+their settings are gin bindings, such as --gin.Reach.tokens=100000.
 """
 
 import math
@@ -23,19 +21,19 @@ import jax
 from absl import flags
 
 from brt import command_line, config
+from brt.data.text_flag import define_text, text_name
 from brt.evaluation.evaluator import Evaluator
 from brt.evaluation.perplexity import white_space_caveat
 from brt.evaluation.recorded_run import RecordedRun
 from brt.evaluation.recording import Recording
 from brt.evaluation.replay import recorded_scalars
 from brt.experiment import Experiment
+from brt.host.progress import say
 from brt.model_folder import run_config, use_vocabulary
-from brt.progress import say
 from brt.storage.paths import as_path
 from brt.storage.replaced_files import replace_json
 from brt.studies.output import table, write_study
 from brt.studies.study import Study, choose_documents, run_study, settings, studies
-from brt.text_flag import define_text, text_name
 from brt.training.checkpoints.parameters import check_step, check_vocabulary, load_params
 from brt.training.sharding import make_mesh
 
@@ -206,7 +204,7 @@ def evaluate(
 
 
 def shown(value: float) -> str:
-    """Returns a figure as text: counts in full, perplexities of millions in scientific notation."""
+    """Counts in full, perplexities of millions in scientific notation."""
     if float(value).is_integer() and value < 2**50:  # beyond, all floats are nearly whole
         return f"{value:,.0f}"
     return f"{value:.6e}" if value >= HUGE else f"{value:,.6f}"

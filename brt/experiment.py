@@ -23,7 +23,11 @@ from brt.data.mixture import MixedStore
 from brt.data.stores.token_store import TokenStore
 from brt.data.stores.verification import verify_when_read
 from brt.data.streams.batch import Batch, Segment, document_segments
-from brt.experiment_checks import (
+from brt.models.contract import check_caches
+from brt.models.model import Model
+from brt.training.checkpoints.parameters import merged
+from brt.training.evaluation_settings import Evaluation
+from brt.training.experiment_checks import (
     abstract_batch,
     check_classes,
     check_evaluation,
@@ -32,10 +36,6 @@ from brt.experiment_checks import (
     check_size,
     check_trainer,
 )
-from brt.models.contract import check_caches
-from brt.models.model import Model
-from brt.training.checkpoints.parameters import merged
-from brt.training.evaluation_settings import Evaluation
 from brt.training.settings import Trainer
 from brt.training.sharding import AnyMesh, check_divisible, shardings
 from brt.training.train_step import TrainState, bind, make_loss, make_train_step
@@ -117,17 +117,16 @@ class Experiment:
         check_evaluation(trainer, self.evaluation, self.bind_evaluated, self.abstract_params)
 
     def bind(self, params: Any) -> Model:
-        """Returns the model with these parameters, a nested dictionary of arrays."""
         return bind(self._graph, params)
 
     @property
     def evaluated_length(self) -> int:
-        """The tokens of a segment in evaluation and generation."""
+        """T of evaluation and generation."""
         return self.evaluation.segment_length or self.trainer.segment_length
 
     @property
     def evaluated_shape(self) -> tuple[int, int]:
-        """Batch elements and tokens of a segment in evaluation, (B, T)."""
+        """(B, T) of evaluation."""
         trainer = self.trainer
         tokens = trainer.tokens_per_step // trainer.accumulation
         return self.evaluation.batch_shape(tokens, trainer.segment_length)
@@ -153,7 +152,6 @@ class Experiment:
         return TrainState(jnp.int32(0), params, self.optimizer.init(params), caches)
 
     def abstract_caches(self, rows: int) -> tuple:
-        """Returns the shapes of the empty caches of `rows` documents."""
         return jax.eval_shape(
             lambda params: self.bind(params).init_caches(rows), self.abstract_params
         )
@@ -218,7 +216,6 @@ class Configuration(NamedTuple):
     allow_imports: Sequence[str] = ()
 
     def experiment(self, further: Sequence[str] = ()) -> Experiment:
-        """Returns the experiment, with further bindings; clears gin first."""
         bindings = [*self.bindings, *further]
         config.parse(self.files, bindings, self.search_paths, self.allow_imports)
         return Experiment.from_gin()

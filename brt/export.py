@@ -4,8 +4,8 @@ python -m brt.export --workdir=runs/quickstart --output=models/quickstart
 
 `python -m brt.generate --model=models/quickstart` reads it (`brt.model_folder`). The folder of a
 run on a pretrained backbone is one that plain transformers opens: the backbone and a reader's head
-under their names there, config.json, and the tokenizer's files. The parameters of a memory are
-in brt_memory.safetensors, and the run's config is brt_memory.gin; only brt reads these.
+under their names there, config.json, and the tokenizer's files. The parameters of a memory are in
+brt_memory.safetensors, and the run's config is brt_memory.gin; only brt reads these.
 """
 
 from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
@@ -108,7 +108,6 @@ def export(
 
     Args:
         model: a pretrained backbone, a reader, or a model around one.
-        params: its parameters, a nested dictionary.
         output: the folder, which must not exist yet or be empty.
         settings: a gin config that builds the model.
         dtype: of the backbone; other parameters stay float32.

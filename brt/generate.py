@@ -26,12 +26,12 @@ from brt.data.vocabularies.base import expanded
 from brt.generation.generator import Generator
 from brt.generation.memory import Memory, take_rows
 from brt.generation.sampling import Sampling, checked
+from brt.host.progress import say
+from brt.host.terminal import plain
 from brt.model_folder import load_run, read_model
-from brt.progress import say
 from brt.storage.file_parts import FileBytes
 from brt.storage.paths import file_size, is_remote
 from brt.storage.regular_files import check_replaceable, read_bytes
-from brt.terminal import plain
 
 FLAGS = flags.FLAGS
 command_line.define_step()
@@ -125,10 +125,7 @@ def main() -> None:
 
 
 def write(
-    generator: Generator,
-    memory: Memory,
-    sampling: Sampling,
-    prompts: Sequence[bytes | FileBytes],
+    generator: Generator, memory: Memory, sampling: Sampling, prompts: Sequence[bytes | FileBytes]
 ) -> Memory:
     """Continues documents and prints them: a single one while it is written, several at the end.
 
@@ -197,7 +194,6 @@ def _size(path):
 
 
 def _check_vocabulary(corpus):
-    """Refuses another vocabulary than that of the run's store, if the store is on this machine."""
     manifest, own = corpus.corpora[0].path("train") / "manifest.json", corpus.vocabulary
     if not manifest.is_file():
         return

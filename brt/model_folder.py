@@ -8,8 +8,7 @@ A folder in the format of the Hugging Face Hub:
     README.md            model card: data, tokens, figures, command, checksum
     ...                  the vocabulary's files
 
-A folder of a pretrained backbone (`brt.export`) is read, too: the backbone under its own names, and
-what brt adds in brt_memory.safetensors and brt_memory.gin. No code of a folder is run.
+A folder of a pretrained backbone (`brt.export`) is read, too. No code of a folder is run.
 """
 
 import hashlib
@@ -33,12 +32,12 @@ from brt.data.corpus import Corpus
 from brt.data.extras import extra_library
 from brt.data.vocabularies.named import KINDS
 from brt.experiment import Configuration, Experiment
+from brt.host.terminal import printable
 from brt.pretrained.folder import write_folder
 from brt.storage.json_files import Fields, read_json
 from brt.storage.paths import absolute, as_path
 from brt.storage.regular_files import check_links, read_text
 from brt.storage.shipped import gin_folders
-from brt.terminal import printable
 from brt.training.checkpoints.parameters import (
     HEAD,
     WEIGHTS,
@@ -89,8 +88,6 @@ def load_run(
 
     Args:
         folder: a run folder of `brt.train`.
-        bindings: further gin lines, read after the run's own.
-        allow_imports: modules outside brt that its config may import; see `brt.config.parse`.
         step: of a checkpoint; "best", "newest", or None for the best one of a run that keeps it
             (`CheckpointPolicy.keep_best`), else the newest valid one.
 
@@ -121,7 +118,6 @@ def write_model(
     """Writes the model of a run as a folder; returns the number of its tensors.
 
     Args:
-        experiment, params, step: as `load_run` returns them.
         workdir: the run folder, for its config and the model card.
         output: the folder, which must not exist yet or be empty.
         dtype: of the written parameters.
@@ -237,8 +233,6 @@ def read_model(
 
     Args:
         folder: a path, also below `configs/`, or `hf://OWNER/NAME`.
-        bindings: further gin lines, read after the folder's own.
-        allow_imports: as of `load_run`.
     """
     folder = os.fspath(folder)
     root = _local(folder)

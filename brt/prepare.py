@@ -25,15 +25,15 @@ from brt.data.stores.inspection import describe, document_ends
 from brt.data.stores.token_store import TokenStore
 from brt.data.stores.verification import verify
 from brt.data.streams.ids import check_store
+from brt.data.text_flag import define_text
 from brt.data.vocabularies.base import Vocabulary
 from brt.data.vocabularies.named import named_vocabulary
 from brt.data.vocabularies.report import report, sample_text
 from brt.data.vocabularies.training import VocabularyTraining, bound_training, train_vocabulary
 from brt.experiment import Experiment
+from brt.host.terminal import printable
 from brt.run.checks import check_vocabulary
 from brt.storage.paths import only_buckets_of
-from brt.terminal import printable
-from brt.text_flag import define_text
 
 FLAGS = flags.FLAGS
 define_text()

@@ -19,6 +19,7 @@ from absl import flags
 
 from brt import command_line
 from brt.data.extras import check_extra
+from brt.host.terminal import printable
 from brt.reporting import page, run_tables
 from brt.reporting.archive import ENDING, unpack
 from brt.reporting.collect import collect
@@ -45,7 +46,6 @@ from brt.storage.paths import RemotePath, download, is_remote, only_buckets_of
 from brt.storage.replaced_files import replace_file
 from brt.studies.output import compared_with
 from brt.studies.study import studies
-from brt.terminal import printable
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string("output", "report.html", "The page to write.", short_name="o")
@@ -147,8 +147,6 @@ def report(
     """Writes the page and its figures and tables; returns the number of these files.
 
     Args:
-        step_times: of `read_step_times`, by system.
-        documents: numbers of the reader's documents; None for the first ones recorded.
         reader_tokens: most tokens of the reader.
         published: whether published tables and figures are shown too.
         sweep: that all runs are of; the page begins with its table and figure.
@@ -205,7 +203,6 @@ def report(
 
 
 def _shown(items) -> list[Part]:
-    """Returns the parts of a page for tables, and for plots in one grid."""
     plots = [item for item in items if not isinstance(item, Table)]
     tables: list[Part] = [("table", item) for item in items if isinstance(item, Table)]
     return [*tables, *([("plots", plots)] if plots else [])]
@@ -249,7 +246,6 @@ def _studies(runs):
 
 
 def _paper(items):
-    """Returns tables and figures; those without measurements are folded."""
     shown: list[Any] = []
     rest: list[Any] = []
     for item in items:

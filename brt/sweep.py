@@ -8,24 +8,19 @@ r"""Runs a list of experiments at one scale, on one corpus, with one budget, and
 
 A line of a sweep has configs joined by `+`, and bindings without spaces:
 `systems/rec_fixed_skip.gin+recipes/arxiv.gin RecurrentCell.num_states=128`; several values of a
-binding, separated by commas, are a grid. --processes runs so many at once, spread over the GPUs;
-several on one GPU are for small models and CUDA's multi-process service (eight models of 28 million
-parameters took 2.7 times as long as one after the other). --paper adds the published tables that
-have a row for these runs. --scale divides the model's dimensions, those bound in lines too,
---corpus replaces the config's corpus, and each run trains on --tokens (twice as many if its line
-binds twice the steps), or for its own steps. A warm-up longer than the run becomes a tenth of it,
-with a note. Lines that differ in their evaluation only are trained once. Bindings of the command
-line come last, and no scale divides them. Files are looked up as --gin_file is, anywhere.
+binding, separated by commas, are a grid. --scale divides the model's dimensions, those bound in
+lines too; bindings of the command line come last, and no scale divides them. Each run trains on
+--tokens (twice as many if its line binds twice the steps), or for its own steps; a warm-up longer
+than the run is shortened to a tenth. Lines that differ in their evaluation only are trained once.
 
-The same command continues after a stop; other flags in the same folder are refused.
-`brt report FOLDER` makes a page of it. --archive=FOLDER keeps the records of finished runs. On a
-cluster:
+The same command continues after a stop; other flags in the same folder are refused. On a cluster:
 
     brt sweep --print_commands ... >commands.txt
     sbatch --array=1-$(wc -l <commands.txt) \
         --wrap='eval "$(sed -n ${SLURM_ARRAY_TASK_ID}p commands.txt)"'
 
---collect with the same flags writes the tables and archives of the finished runs.
+--collect with the same flags writes the tables and archives of the finished runs. More:
+docs/reproduction.md.
 """
 
 import contextlib
@@ -42,8 +37,9 @@ from brt import command_line, config
 from brt.benchmarks.topologies import use_no_device
 from brt.bindings.reading import differences
 from brt.data.extras import MissingExtra
+from brt.data.text_flag import CONFIG, define_text, text_bindings
 from brt.experiment import Experiment
-from brt.progress import Progress
+from brt.host.progress import Progress
 from brt.reporting.collect import collect
 from brt.reporting.drawing.plots import image
 from brt.reporting.drawing.table import Table
@@ -53,14 +49,7 @@ from brt.reporting.papers.fill import paper_tables
 from brt.reporting.papers.reading import PAPERS
 from brt.reporting.runs import open_runs
 from brt.reporting.step_times import read_step_times
-from brt.reporting.sweep_folder import (
-    CONFIGS,
-    RUNS,
-    SEED,
-    SWEEP_FILE,
-    Sweep,
-    sweep_json,
-)
+from brt.reporting.sweep_folder import CONFIGS, RUNS, SEED, SWEEP_FILE, Sweep, sweep_json
 from brt.reporting.sweep_tables import entry_plot, entry_table
 from brt.run.data import check_data
 from brt.storage.replaced_files import replace_file
@@ -68,7 +57,6 @@ from brt.storage.shipped import configs_root
 from brt.sweeps.entries import SweepEntry, read_sweep
 from brt.sweeps.running import SweepRun, command, device_count, run_all, runs_of, shell_line
 from brt.sweeps.scales import SCALES, SweepError
-from brt.text_flag import CONFIG, define_text, text_bindings
 from brt.training.sharding import abstract_mesh
 
 FLAGS = flags.FLAGS

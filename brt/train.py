@@ -10,15 +10,16 @@ import gin
 import jax
 from absl import flags
 
-from brt import command_line, processes
+from brt import command_line
+from brt.data.text_flag import define_text
 from brt.evaluation.evaluator import Evaluator
 from brt.experiment import Experiment
-from brt.progress import say
+from brt.host import processes
+from brt.host.progress import say
 from brt.run.checks import check_memory, warn_of_warmup
 from brt.run.data import check_data, prepare_missing, store_contents
 from brt.run.description import describe, settings
 from brt.run.loop import TrainingRun
-from brt.text_flag import define_text
 from brt.training.checkpoints.parameters import load_params
 from brt.training.over_time.mesh import training_mesh
 from brt.training.profiling import ProfiledSteps, parse_steps

@@ -75,10 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("files", nargs="+", metavar="FILE")
     parser.add_argument(
-        "--attention_form",
-        choices=FORMS,
-        default="auto",
-        help="of meliad's and txl's files",
+        "--attention_form", choices=FORMS, default="auto", help="of meliad's and txl's files"
     )
     jax.config.update("jax_default_matmul_precision", "highest")
     print(f"Tolerances: logits and caches {OUTPUTS:.0e}, gradients {GRADIENTS:.0e} relative;")

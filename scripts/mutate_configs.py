@@ -37,7 +37,7 @@ from published_checks import (  # noqa: E402
     row_problems,
 )
 
-from brt.progress import Progress  # noqa: E402
+from brt.host.progress import Progress  # noqa: E402
 from brt.sweeps.scales import SweepError  # noqa: E402
 
 OWN = (

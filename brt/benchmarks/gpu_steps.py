@@ -33,10 +33,7 @@ ESTIMATES = (
 
 
 def seconds(kernel: Kernel, card: Card) -> dict[str, float]:
-    """Returns seconds of one run of a kernel: of its products, its memory and its launch.
-
-    They overlap, so that the largest is the kernel's time.
-    """
+    """Returns seconds of one run of a kernel: the longest of products, memory and launch."""
     attention = {ATTENTION: FUSED_ATTENTION, TRITON: TRITON_ATTENTION}
     rates = {kind: share * card.peak_flops for kind, share in attention.items()}
     products = sum(
@@ -51,10 +48,7 @@ def seconds(kernel: Kernel, card: Card) -> dict[str, float]:
 
 
 def step_figures(compiled: jax.stages.Compiled, flops: float, gpus: Gpus) -> dict[str, Any]:
-    """Returns the figures of a compiled step, of one card.
-
-    flops: by the model's count. `milliseconds_by_limit` and `ns_by_part` add up to the time.
-    """
+    """Returns the figures of a compiled step, of one card."""
     plan: Any = compiled.memory_analysis()
     size = compiled_bytes(compiled) or 0
     return {

@@ -81,7 +81,7 @@ class Card:
         return int(0.9 * self.hbm_bytes)
 
     def flops_of(self, kind: str) -> float:
-        """Returns operations per second of matrix products by type, as in `roofline.Kernel`."""
+        """Returns operations per second of matrix products, by the types of `roofline.Kernel`."""
         if kind == "f16" or (kind in ("bf16", "f8e4m3fn", "f8e5m2") and self.has_bfloat16):
             return self.peak_flops
         return self.exact_flops if kind == HIGHEST else self.float32_flops
@@ -280,10 +280,7 @@ def devices_of(gpus: Gpus) -> Sequence[Any]:
 
 
 def worth_setting(gpus: Gpus, step_bytes: int) -> list[str]:
-    """Returns environment variables to try on these cards, each with its reason.
-
-    step_bytes: memory of a card that the step takes.
-    """
+    """Returns environment variables to try on these cards, each with its reason."""
     chip, several = gpus.chip, gpus.devices > 1
     needed = "needed here: " if step_bytes > 0.75 * chip.hbm_bytes else ""
     flags = ["--xla_gpu_enable_triton_gemm=false"]

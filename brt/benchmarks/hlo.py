@@ -139,7 +139,7 @@ def parse(text: str) -> Program:
 
 
 def arrays(shape: str) -> list[tuple[str, tuple[int, ...]]]:
-    """Returns element type and sizes of each array of a shape, such as ("f32", (8, 16))."""
+    """Returns pairs of element type and sizes, such as ("f32", (8, 16))."""
     return [
         (kind, tuple(int(size.lstrip("<=")) for size in sizes.split(",") if size))
         for kind, sizes in _ARRAY.findall(shape)

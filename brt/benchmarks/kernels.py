@@ -27,7 +27,7 @@ _BUNDLES = re.compile(r"total scheduled bundles\D*(\d+)")
 
 
 def kernel_calls(jaxpr: Any, times: int = 1) -> Iterator[tuple[Any, int]]:
-    """Yields the `pallas_call` equations of a program, and how often each runs."""
+    """Yields `pallas_call` equations with their numbers of runs."""
     for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns:
         if equation.primitive.name == "pallas_call":
             yield equation, times

@@ -40,11 +40,7 @@ def parse_bytes(text: str) -> int:
 
 
 def longest_fitting(bytes_of: Callable[[int], int], budget: int, interval: int) -> LongestFitting:
-    """Finds the longest multiple of `interval` tokens that fits.
-
-    The search begins where a line through the bytes of one and two intervals meets the budget;
-    its steps double until the limit lies between two lengths, and halve until these are neighbours.
-    """
+    """Finds the longest multiple of `interval` that fits, by interpolation, then bisection."""
     tried: dict[int, int] = {}
 
     def fits(number):

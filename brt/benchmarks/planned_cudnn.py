@@ -17,10 +17,7 @@ _MODULE = "jax._src.cudnn.fused_attention_stablehlo"
 
 @contextlib.contextmanager
 def cudnn_of(card: Card) -> Iterator[None]:
-    """Answers JAX's questions about cuDNN for a card, inside of the context.
-
-    A question that this version of JAX does not ask is left out.
-    """
+    """Answers JAX's questions about cuDNN for a card, inside of the context."""
 
     def capability(text):
         return tuple(map(int, text.split(".")))

@@ -59,7 +59,6 @@ def _target(instruction):
 
 
 def _stated(figure, instruction):
-    """Returns a figure that a Pallas kernel states, or 0: XLA gives it to other operations too."""
     found = figure.search(instruction.attributes) if _target(instruction) else None
     return int(found[1]) if found else 0
 
@@ -82,7 +81,6 @@ class Kernels:
                 self._users.setdefault(name, []).append(instruction)
 
     def of(self, instruction: Instruction) -> Kernel | None:
-        """Returns the kernel that an operation launches, or None."""
         opcode = instruction.opcode.removesuffix("-start").removesuffix("-done")
         if opcode in KINDS or instruction.opcode in FREE:
             return None

@@ -104,7 +104,6 @@ def _cost(cost, unit):
 
 
 def across_line(kinds: Mapping[str, Mapping[str, int]]) -> str:
-    """Returns the sentence of `hlo_costs.across_slices`."""
     size = sum(entry["bytes"] for entry in kinds.values()) / 2**20
     return f"between slices or nodes, {size:,.1f} MiB a device and step: {_kinds(kinds)}"
 
@@ -120,7 +119,6 @@ def _kinds(kinds):
 
 
 def _limits(row: Mapping[str, Any]) -> list[str]:
-    """Returns the line of a GPU's roofline."""
     if "ns" not in row:
         return []
     flops = ", ".join(

@@ -19,7 +19,7 @@ from brt.benchmarks import gpu_steps, hlo, hlo_costs, kernels, memory_budget, to
 from brt.benchmarks.gpus import COMPILER_OPTIONS, Gpus
 from brt.benchmarks.planned_cudnn import cudnn_of
 from brt.benchmarks.slice_tables import across_line, details, heading, line, table
-from brt.benchmarks.steps import stem
+from brt.benchmarks.timing.steps import stem
 from brt.benchmarks.topologies import GIB, Target, Topology, devices_of
 from brt.experiment import Configuration, Experiment
 from brt.models.mesh_axes import parts
@@ -29,13 +29,7 @@ from brt.run.checks import check_memory, warn_of_warmup
 from brt.run.description import describe, settings
 from brt.training.over_time.mesh import divided
 from brt.training.records.metrics import compiled_bytes
-from brt.training.sharding import (
-    abstract_mesh,
-    make_mesh,
-    nodes_and_devices,
-    shardings,
-    slice_grid,
-)
+from brt.training.sharding import abstract_mesh, make_mesh, nodes_and_devices, shardings, slice_grid
 
 ESTIMATES = (
     "Cycles, and what follows from them, are the compiler's estimates: nothing was run. "
@@ -253,10 +247,7 @@ def largest_batch(
 
 
 def show(
-    configurations: Sequence[Configuration],
-    name: str,
-    baseline: str | None,
-    largest: bool = False,
+    configurations: Sequence[Configuration], name: str, baseline: str | None, largest: bool = False
 ) -> dict[str, Any]:
     """Prints and returns the figures of each config's step on a slice.
 

@@ -1,8 +1,4 @@
-"""Checks of all bindings before anything is built.
-
-A value must be of the type and in the range that its parameter declares (`brt.checks`), also if it
-comes from a macro or a reference.
-"""
+"""Checks all bindings, also macros and references, before anything is built."""
 
 import functools
 import inspect
@@ -22,11 +18,11 @@ MOST_VALUES = 100_000
 class BoundValue(NamedTuple):
     """The value of a binding.
 
-    key, parameter: of the binding in gin.
-    name: of the binding, `evaluation/TransformerXL.memory_length`.
-    declared: the annotation of the parameter.
-    value: with macros replaced by theirs, and references by `Reference`.
-    written: the value in gin.
+    key, parameter: in gin.
+    name: `evaluation/TransformerXL.memory_length`.
+    declared: annotation of the parameter.
+    value: macros replaced by their values, references by `Reference`.
+    written: as in gin.
     """
 
     key: tuple[str, str]

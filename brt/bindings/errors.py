@@ -107,7 +107,7 @@ def _parts(configurable, parameter) -> list[str]:
 
 
 def message(error: Exception) -> str:
-    """Returns the message of an error without its number and gin's list of calls."""
+    """Returns the message without its number and gin's list of calls."""
     text = str(error)
     if isinstance(error, OSError) and error.strerror:
         text = error.strerror

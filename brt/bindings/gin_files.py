@@ -1,8 +1,7 @@
 """Reads gin files: regular files of bounded size, and imports of allowed modules only.
 
-Gin can run any code: an `import` line runs a module, and dynamic registration calls any function
-in it. Configs may come from run folders of other people, so every file and binding is checked here
-before gin parses the same text.
+Gin can run any code by an `import` line or dynamic registration, and configs may come from other
+people: every file is checked here before gin parses it.
 """
 
 import contextlib
@@ -88,7 +87,6 @@ def check_statements(text: str, allow_imports: Sequence[str]) -> list[str]:
 
 
 def name_of(scope: str, selector: str, parameter: str) -> str:
-    """Returns the name of a binding, modules left out: `evaluation/RecurrentCell.gate`."""
     if selector == "gin.macro":
         return scope
     name = selector.rpartition(".")[2]

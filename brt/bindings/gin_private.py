@@ -14,7 +14,7 @@ Reference = config.ConfigurableReference
 
 
 def bound() -> Bindings:
-    """Returns all bindings; changes of the dict are changes of gin's."""
+    """Returns gin's dict of all bindings, not a copy."""
     return config._CONFIG
 
 
@@ -24,7 +24,6 @@ def read() -> Bindings:
 
 
 def bound_in(scopes: Sequence[str], selector: str) -> dict[str, Any]:
-    """Returns the values that a call of a configurable in nested scopes reads."""
     return config._get_bindings(selector, list(scopes))
 
 

@@ -29,7 +29,6 @@ bound_by_flags: set[str] = set()
 
 
 def read_bindings() -> dict[str, str]:
-    """Returns everything read so far, bound or default: `RecurrentCell.gate` to `'fixed'`."""
     return flatten(gin_private.read())
 
 
@@ -114,7 +113,6 @@ def _unbind(names):
 
 
 def _unread(name, read):
-    """Returns why nothing reads a binding: its part is not used, or a name is wrong."""
     configurable, _, parameter = name.rpartition(".")
     if not configurable:
         return (
@@ -158,7 +156,6 @@ def _is_source(configurable):
 
 
 def _binding_of(name, bound):
-    """Returns the binding of a value read as `a/b/Corpus.store`: of the longest scope bound."""
     scope, _, parameter = name.rpartition("/")
     parts = scope.split("/") if scope else []
     candidates = ("/".join([*parts[:n], parameter]) for n in range(len(parts), -1, -1))

@@ -12,8 +12,7 @@ from pathlib import Path
 
 PACKAGES = ("models", "pretrained", "data", "training", "evaluation", "studies")
 DECORATED = re.compile(
-    r"^@(?:gin\.)?configurable(?:\(denylist=\[.*\]\))?\n(?:@.*\n)*(?:class|def) (\w+)",
-    re.MULTILINE,
+    r"^@(?:gin\.)?configurable(?:\(denylist=\[.*\]\))?\n(?:@.*\n)*(?:class|def) (\w+)", re.MULTILINE
 )
 """A class or function under its own name: `@gin.configurable(denylist=["rngs"])`."""
 

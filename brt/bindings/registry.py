@@ -13,7 +13,7 @@ from brt.checks import stands_alone
 
 
 def known_names() -> dict[str, list[str]]:
-    """Returns brt's configurables, each with the parameters that gin may bind."""
+    """Returns brt's configurables with their parameters that gin may bind."""
     register_all()
     return {name: bindable(entry) for name, entry in _entries()}
 
@@ -34,7 +34,7 @@ def bindable(entry):
 
 
 def declarations() -> dict[str, Any]:
-    """Returns the annotation of every parameter that gin may bind: of `Trainer.steps`, `Count`."""
+    """Returns annotations of the parameters that gin may bind, by names such as `Trainer.steps`."""
     register_all()
     return {
         f"{owner}.{name}": declared

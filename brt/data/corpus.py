@@ -77,7 +77,7 @@ class Corpus:
     ) -> None:
         """Makes a split's store, unless there is one that fits; arguments as of `write_store`.
 
-        Of several processes of a host, one works and the others wait.
+        One process of a host works, the others wait.
         """
         store = self.path(split)
         if not self.exists(split):
@@ -127,7 +127,6 @@ class Corpus:
             )
 
     def _described(self, split: str) -> dict:
-        """Returns the source's description, with the files by which other paths are known."""
         description = self.source.description(split)
         if self.source.listed and isinstance(description.get("path"), str):
             return {**description, FILES: self._files(split)}
@@ -200,5 +199,4 @@ class Corpus:
 
 @configurable
 def corpus_vocabulary_size() -> int:
-    """Returns the number of ids of `Corpus.vocabulary`."""
     return Corpus().vocabulary_size

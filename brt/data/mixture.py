@@ -72,8 +72,8 @@ class Mixture:
 class MixedStore:
     """Token stores with the interface of one `TokenStore`.
 
-    Documents are numbered through all stores, from `bases` on. The manifest is that of the first
-    store, with the counts of all.
+    Store n has the documents from `bases[n]` on. The manifest is the first one with the counts of
+    all.
     """
 
     def __init__(

@@ -44,7 +44,6 @@ class Score:
     streams: tuple[str, ...] = ("documents",)
 
     def add(self, sums: Sums, store: Store, segment: TokenScores) -> None:
-        """Adds a segment to the sums of this score, empty at first."""
         raise NotImplementedError
 
     def scalars(self, sums: Sums, store: Store, whole: bool) -> dict[str, float]:

@@ -1,6 +1,5 @@
 """Evaluation with several segments at once, in the diagonal schedule (`brt/models/diagonal.py`)."""
 
-import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,17 +12,14 @@ from brt.data.streams.batch import Batch
 from brt.data.token_scores import TokenScores
 from brt.evaluation.reading import SegmentReader
 from brt.experiment import Experiment
-from brt.models.axis_rules import spec
 from brt.models.diagonal import run_diagonally
-from brt.progress import Progress
-from brt.training.prefetch import Prefetch
-from brt.training.sharding import shardings, to_host
+from brt.models.mesh_axes import spec
+from brt.training.sharding import shardings
 
 
 def segment_reader(
     experiment: Experiment, mesh: jax.sharding.Mesh, rows: int, segment_length: int, answers: bool
 ) -> SegmentReader:
-    """Returns the reader that `Evaluation.segments_together` asks for."""
     together = experiment.evaluation.segments_together
     if together == 1:
         return SegmentReader(experiment, mesh, rows, segment_length, answers=answers)
@@ -74,34 +70,16 @@ class DiagonalReader(SegmentReader):
         if state not in ("kept", "cleared") or replaced:
             yield from super().read(params, stream, state, replaced, max_steps, label)
             return
-        steps = min(stream.num_steps, max_steps or stream.num_steps)
-        K, rows = self.together, stream.rows
-        calls = -(-steps // K)
-        stream = with_empty_rows(stream, self._all_rows)
-        prefetch = Prefetch(_Together(stream, K), self.mesh, 0, calls, keeps_host=True)
-        progress = Progress(label or "", steps, quiet=not label)
         caches = self.empty(params)
-        pending = None
-        fetched = functools.partial(_fetched, stream, slice(rows))
-        try:
-            for first in range(0, steps, K):
-                batch, those = prefetch.next(), range(first, min(first + K, steps))
-                caches, scores = self._run(params, caches, batch, clear=state == "cleared")
-                if pending:  # fetched while the devices run the next segments
-                    yield from fetched(*pending)
-                pending = those, prefetch.host, scores
-                progress.update(those.stop)
-            if pending:
-                yield from fetched(*pending)
-        finally:
-            prefetch.close()
-            progress.close()
 
+        def run(first, batch):
+            nonlocal caches
+            caches, (nats_KBT, correct_KBT) = self._run(params, caches, batch, state == "cleared")
+            return {"nats_BT": nats_KBT, "correct_BT": correct_KBT}
 
-def _fetched(stream, rows, steps, batch, scores):
-    of_tokens = [*map(to_host, (batch.targets_KBT, batch.weights_KBT, *scores))]
-    for k, step in enumerate(steps):
-        yield TokenScores(*stream.positions(step), *(x_KBT[k] for x_KBT in of_tokens)).rows(rows)
+        padded = with_empty_rows(stream, self._all_rows)
+        batches = _Together(padded, self.together)
+        yield from self._scores(padded, batches, run, stream.rows, max_steps, label)
 
 
 class _Together(EvaluationPass):

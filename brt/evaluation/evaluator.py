@@ -1,7 +1,6 @@
 """Evaluates every document of a split once, from its start, with empty caches.
 
-The devices return the loss of each token; sums are float64 on the host, so the result does not
-depend on how documents were batched.
+Sums are float64 on the host and do not depend on the batches.
 """
 
 from collections.abc import Callable
@@ -73,9 +72,6 @@ class Evaluator:
         """Evaluates parameters; scalars with the state cleared have the prefix `cleared_`.
 
         Args:
-            params: parameters on the mesh.
-            progress_label: shows progress under this name.
-            max_steps: most steps to run; scores that need whole documents are then excluded.
             after_segment: called after each segment; its exceptions end the evaluation.
         """
         rest = max_steps, after_segment
@@ -120,7 +116,6 @@ class Evaluator:
 
 
 def cleared_scalars(scalars: dict[str, float]) -> dict[str, float]:
-    """Returns scalars of the cleared state under their names, without those of the data."""
     return {
         f"cleared_{name}": value
         for name, value in scalars.items()

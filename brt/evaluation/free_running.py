@@ -19,9 +19,9 @@ from brt.data.streams.samples import read_samples, sample_length
 from brt.data.token_scores import Score, Store, Sums, TokenScores
 from brt.evaluation.scores import add_share
 from brt.experiment import Experiment
+from brt.host.progress import Progress
 from brt.models.mesh_axes import spec
 from brt.models.model import LanguageModel
-from brt.progress import Progress
 from brt.training.sharding import divisible_rows, put_rows, to_host
 
 
@@ -76,10 +76,6 @@ class FreeRunning(Score):
 
         Args:
             decoder: generates the samples' scored part.
-            params: parameters on the mesh.
-            accuracy: teacher-forced.
-            max_samples: of the split's first; None for all.
-            label: shows progress under this name.
         """
         sums: Sums = {}
         for targets_BS, predicted_BS in decoder.read(params, max_samples, label):
@@ -108,7 +104,6 @@ class SampleDecoder:
     """A model compiled to read the unscored beginning of samples and write the rest itself.
 
     Args:
-        store: samples of one length.
         rows: B; raised to the next number that the mesh divides.
         segment_length: T in tokens, at whose ends memory moves, also while the model writes.
     """
@@ -136,7 +131,7 @@ class SampleDecoder:
     def read(
         self, params: Any, max_samples: int | None = None, label: str | None = None
     ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yields the targets and the predictions of some samples, int32 (samples, S) each."""
+        """Yields targets and predictions of samples, int32 (samples, S) each."""
         count = min(self.store.num_documents, max_samples or self.store.num_documents)
         progress = Progress(label or "", count, quiet=not label)
         try:
@@ -163,9 +158,7 @@ def write(
     """Reads samples up to their scored part, which the model then writes token by token.
 
     Args:
-        tokens_BL: int32 (B, L + 1), whole samples.
         first, scored: position of the first scored token, 1 or more, and their number S.
-        segment_length: T in tokens, a multiple of `model.period`.
 
     Returns:
         int32 (B, S), the most likely tokens.

@@ -1,8 +1,4 @@
-"""Runs a model over documents, segment by segment, and optionally replaces its state.
-
-Evaluation, recordings and studies differ in what they do with the scores of tokens, and in what
-replaces the long-term state between segments (`STATE_ABLATIONS`).
-"""
+"""Runs a model over documents, segment by segment, and optionally replaces its state."""
 
 import functools
 from collections.abc import Callable, Iterator
@@ -17,11 +13,11 @@ from brt.data.streams.base import EvaluationPass, with_empty_rows
 from brt.data.streams.batch import Segment
 from brt.data.token_scores import TokenScores
 from brt.experiment import Experiment
+from brt.host.progress import Progress
 from brt.models.caches import clear_state, select_rows, with_state
 from brt.models.mesh_axes import spec
 from brt.models.model import Model
 from brt.models.reader import Reader
-from brt.progress import Progress
 from brt.training.prefetch import Prefetch
 from brt.training.sharding import divisible_rows, shardings, to_host
 from brt.training.train_step import enter_segment
@@ -55,8 +51,8 @@ def reading_step(
     """Returns `init(params)`, the empty caches, and `step`, which runs one segment.
 
     step(params, caches, batch, replaced, reading_B, neighbours_B, state) returns the caches after
-    the segment and scores by the names of `TokenScores`; `state` is one of `STATE_ABLATIONS`.
-    Arguments are those of `SegmentReader`.
+    the segment and scores by the names of `TokenScores`, (1, B, T); `state` is one of
+    `STATE_ABLATIONS`. Arguments are those of `SegmentReader`.
     """
 
     bind = functools.partial(experiment.bind_evaluated, segment_length=segment_length)
@@ -79,7 +75,7 @@ def reading_step(
             scores["entropy_BT"] = _entropy(model.logits(x_BTD))
         if answers:
             scores["answers_BN"] = cast(Reader, model).answers(x_BTD)
-        return after, scores
+        return after, {name: x[None] for name, x in scores.items()}
 
     return init, step
 
@@ -87,10 +83,9 @@ def reading_step(
 class SegmentReader:
     """A model compiled for segments of one shape.
 
-    Empty batch elements are added where the mesh does not divide them.
+    Empty batch elements are added until the mesh divides them.
 
     Args:
-        experiment: its parameters are an argument of `read`.
         rows, segment_length: B and T.
         entropy: also compute the entropy of the predictions.
         answers: let the model, a `Reader`, answer after each segment.
@@ -120,7 +115,7 @@ class SegmentReader:
             step,
             static_argnames="state",
             donate_argnames="caches",
-            out_shardings=(layout, NamedSharding(mesh, spec("BT"))),
+            out_shardings=(layout, NamedSharding(mesh, spec("KBT"))),
         )
         self.has_state = bool(with_state(abstract))
 
@@ -136,33 +131,40 @@ class SegmentReader:
         """Yields the scores of one pass over a stream, step by step.
 
         Args:
-            params: parameters on the mesh.
-            stream: with this reader's rows and segment length.
             state: one of `STATE_ABLATIONS`.
             replaced: whether the state is replaced before a step; None for all steps.
-            max_steps: most steps to run.
-            label: shows progress under this name.
         """
-        steps = min(stream.num_steps, max_steps or stream.num_steps)
-        rows = stream.rows
-        stream = with_empty_rows(stream, self._all_rows)
-        prefetch = Prefetch(stream, self.mesh, 0, steps, keeps_host=True)
-        progress = Progress(label or "", steps, quiet=not label)
-        pending = None
         caches = self.empty(params)
-        neighbours_B = _neighbours(stream.positions(0)[0] >= 0)
+        padded = with_empty_rows(stream, self._all_rows)
+        neighbours_B = _neighbours(padded.positions(0)[0] >= 0)
+
+        def run(step, batch):
+            nonlocal caches
+            reading_B = padded.positions(step)[0] >= 0
+            arguments = batch, replaced is None or replaced(step), reading_B, neighbours_B
+            caches, scores = self._step(params, caches, *arguments, state=state)
+            return scores
+
+        yield from self._scores(padded, padded, run, stream.rows, max_steps, label)
+
+    def _scores(self, stream, batches, run, rows, max_steps, label):
+        """Yields the scores of the first `rows` elements, segment by segment.
+
+        batches: the stream with K segments in a batch. run: from the first step of a batch, and the
+        batch, to its scores, (K, B, T).
+        """
+        steps, K = min(stream.num_steps, max_steps or stream.num_steps), batches.segments_per_step
+        prefetch = Prefetch(batches, self.mesh, 0, -(-steps // K), keeps_host=True)
+        progress = Progress(label or "", steps, quiet=not label)
+        pending: list = []
         try:
-            for step in range(steps):
-                documents_B, offsets_B = stream.positions(step)
-                replaces = replaced is None or replaced(step)
-                arguments = prefetch.next(), replaces, documents_B >= 0, neighbours_B
-                caches, scores = self._step(params, caches, *arguments, state=state)
-                if pending:  # fetched while the devices run the next segment
-                    yield _fetched(*pending).rows(slice(rows))
-                pending = documents_B, offsets_B, prefetch.host, scores
-                progress.update(step + 1)
-            if pending:
-                yield _fetched(*pending).rows(slice(rows))
+            for first in range(0, steps, K):
+                scores = run(first, prefetch.next())
+                yield from pending  # fetched while the devices run the next segments
+                segments = range(first, min(first + K, steps))
+                pending = _fetched(stream, slice(rows), segments, prefetch.host, scores)
+                progress.update(segments.stop)
+            yield from pending
         finally:
             prefetch.close()
             progress.close()
@@ -194,7 +196,10 @@ def _entropy(logits_BTV):
     return jax.nn.logsumexp(logits_BTV, axis=-1) - mean_BT
 
 
-def _fetched(documents_B, offsets_B, batch, scores):
-    scores = {name: to_host(value) for name, value in scores.items()}
-    targets_BT, weights_BT = to_host(batch.targets_KBT)[0], to_host(batch.weights_KBT)[0]
-    return TokenScores(documents_B, offsets_B, targets_BT, weights_BT, **scores)
+def _fetched(stream, rows, steps, batch, scores):
+    scores = {name: to_host(x_KB) for name, x_KB in scores.items()}
+    targets = [to_host(x_KBT) for x_KBT in (batch.targets_KBT, batch.weights_KBT)]
+    for k, step in enumerate(steps):
+        of_segment = {name: x_KB[k] for name, x_KB in scores.items()}
+        parts = *stream.positions(step), *(x_KBT[k] for x_KBT in targets)
+        yield TokenScores(*parts, **of_segment).rows(rows)

@@ -30,11 +30,9 @@ class RecordedRun:
         step: as of `load_params`.
 
     Attributes:
-        store, vocabulary: of the split `Evaluation.split`.
         params, step, best_by: of the checkpoint; best_by is the metric of a best one, else None.
         rows, segment_length, window: B, which the mesh divides, T, and `model.period`.
         reader: a `SegmentReader` of that shape.
-        has_state: whether the model carries anything besides windows.
     """
 
     def __init__(
@@ -95,7 +93,6 @@ class RecordedRun:
         return with_empty_rows(read, self.rows)
 
     def label(self, text: str) -> str | None:
-        """Returns the label of a progress display, or None to show none."""
         return None if self.quiet else f"{self.workdir}, {text}"
 
     def folder(self, state: str) -> str:

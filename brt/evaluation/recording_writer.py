@@ -23,9 +23,8 @@ from brt.data.stores.verification import hashes_of
 from brt.data.streams.documents import DocumentPass
 from brt.evaluation.reading import SegmentReader
 from brt.evaluation.recording import FILES, FORMAT, NAMES, Recording, read_manifest
-from brt.storage.failed_writes import naming
 from brt.storage.paths import RemotePath, download, is_remote, upload
-from brt.storage.replaced_files import new_file, replace_json
+from brt.storage.replaced_files import naming, new_file, replace_json
 from brt.storage.scratch import scratch_folder
 from brt.training.sharding import to_host
 
@@ -72,11 +71,7 @@ def record(
     Args:
         folder: of the recording; another recording there is replaced.
         reader: one that gives entropies.
-        params: parameters on the mesh.
-        run, step, window: for the manifest.
-        state: one of `reading.STATE_ABLATIONS`.
         documents: integers; None for all.
-        label: shows progress.
     """
     if isinstance(store, MixedStore):
         raise ValueError(
@@ -148,7 +143,6 @@ def record(
 
 
 def _write(folder, segments, store, copy):
-    """Writes scores into `folder`, if not None; a document is done after its last segment."""
     if folder is None:
         for _ in segments:
             pass
@@ -247,7 +241,7 @@ def _is_of(folder, manifest):
 
 
 def fingerprint(params: Any) -> str:
-    """Returns the sha256, in hex, of a tree of arrays: names, shapes, types and values."""
+    """Returns the sha256, in hex, of names, shapes, types and values of a tree."""
     digest = hashlib.sha256()
     for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
         value = np.ascontiguousarray(to_host(leaf))

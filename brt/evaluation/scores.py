@@ -7,7 +7,6 @@ from brt.evaluation.perplexity import per_text, per_token
 
 
 def add_share(sums: Sums, name: str, correct: np.ndarray) -> None:
-    """Adds the numbers of correct and of all decisions to a pair."""
     right, count = sums.get(name, (0, 0))
     sums[name] = right + int(correct.sum()), count + correct.size
 

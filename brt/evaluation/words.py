@@ -17,7 +17,6 @@ from collections import defaultdict
 import numpy as np
 
 from brt.data.vocabularies.base import Vocabulary
-from brt.evaluation.token_text import token_texts
 
 WORD = re.compile(r"\w+(?:['’]\w+)*")
 POSSESSIVE = re.compile(r"['’]s$")
@@ -30,15 +29,16 @@ OPENING_WORDS = 200
 ENDING = 0.1
 """Share of a document that counts as its end."""
 
+PIECE = 32
+"""Tokens that are decoded together."""
+AROUND = 8
+"""Tokens on both sides that are decoded with a piece, so that characters cut in two are whole."""
+
 NAME, TITLE, OTHER = "proper name", "chapter title", "other"
 
 
 class Words:
     """The words of one document.
-
-    Args:
-        vocabulary: of its tokens.
-        tokens: integers (tokens,).
 
     Attributes:
         texts: of each token.
@@ -63,7 +63,6 @@ class Words:
         self._folded_ends = np.cumsum([len(word.casefold()) + 1 for word in self.words])
 
     def at(self, token: int) -> int | None:
-        """Returns the index of the last word that a token is part of, or None."""
         end = int(self._ends_T[token])
         begin = end - len(self.texts[token])
         # A token that has no text of its own shares the last character so far.
@@ -82,7 +81,6 @@ class Words:
         return int(self.starts[number] - self.starts[numbers[before]])
 
     def kind(self, number: int) -> str:
-        """Returns `NAME`, `TITLE` or `OTHER`, by the rules above."""
         if self._is_title(number):
             return TITLE
         word = self.words[number]
@@ -155,7 +153,6 @@ class Words:
 
 
 def _blank_line(text):
-    """Returns whether at most white space lies before the second line end, or the text's end."""
     space = text[: len(text) - len(text.lstrip())]
     return not text.strip() or space.count("\n") >= 2
 
@@ -163,3 +160,24 @@ def _blank_line(text):
 def _titled(words):
     longer = [word for word in words if len(word) > 3] or words
     return all(word[0].isupper() or word[0].isdigit() for word in longer)
+
+
+def token_texts(vocabulary: Vocabulary, tokens: np.ndarray) -> list[str]:
+    """Returns one string a token; joined they are the document as the vocabulary decodes it.
+
+    A character that several tokens share belongs to the first of them, and the others are empty.
+
+    tokens: integers (tokens,).
+    """
+    tokens = np.asarray(tokens)
+    texts: list[str] = []
+    for start in range(0, len(tokens), PIECE):
+        stop = min(start + PIECE, len(tokens))
+        first = max(start - AROUND, 0)
+        text = vocabulary.decode(tokens[first : stop + AROUND])
+        ends = [len(vocabulary.decode(tokens[first:end])) for end in range(start, stop + 1)]
+        if stop == len(tokens):
+            ends[-1] = len(text)
+        ends = np.maximum.accumulate(np.minimum(ends, len(text))).tolist()
+        texts += [text[begin:end] for begin, end in itertools.pairwise(ends)]
+    return texts

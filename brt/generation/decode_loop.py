@@ -19,7 +19,6 @@ def make_decode_loop(graph: nnx.GraphDef, size: int) -> Callable:
     """Builds the loop for `jax.jit`.
 
     Args:
-        graph: of the model, from `nnx.split`.
         size: V, number of ids that may be chosen.
 
     Returns:

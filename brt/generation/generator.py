@@ -24,10 +24,10 @@ from brt.generation.memory import Memory, fresh_memory
 from brt.generation.prefill import Prefill
 from brt.generation.sampling import Sampling, checked
 from brt.generation.streaming_text import StreamingText
+from brt.host.progress import Progress
 from brt.model_folder import load_run, read_model
 from brt.models.diagonal import layerwise_of
 from brt.models.model import LanguageModel, Model
-from brt.progress import Progress
 from brt.storage.file_parts import FileBytes
 
 SEGMENT = 2048
@@ -55,7 +55,6 @@ class Generator:
 
     Args:
         model: with parameters, from `Experiment.bind`; on one device.
-        vocabulary: of the text.
         segment_length: tokens read at once, a multiple of `model.period`; None: about 2,048.
         chunk: tokens written by one call of the compiled loop.
         segments_together: segments of a long text that run at once, in the diagonal schedule.
@@ -107,8 +106,6 @@ class Generator:
 
         Args:
             folder: a path, or `hf://OWNER/NAME`.
-            bindings: further gin lines.
-            allow_imports: as of `load_run`.
         """
         load = load_run if os.path.isdir(os.path.join(folder, "checkpoints")) else read_model
         experiment, params, _ = load(folder, bindings, allow_imports)
@@ -116,7 +113,6 @@ class Generator:
 
     @classmethod
     def of_experiment(cls, experiment: Experiment, params: Any, folder: str) -> Self:
-        """Returns the generator of an experiment from `folder`."""
         trainer = experiment.trainer
         model = experiment.bind_evaluated(params)
         if not isinstance(model, LanguageModel):
@@ -141,7 +137,6 @@ class Generator:
         Args:
             texts: one for each document, as of `encode`, or a single one.
             memory: of the documents that the texts continue; None begins new ones.
-            label: shows progress under this name.
         """
         tokens, memory = self._prepared(texts, memory)
         return self.prefill(self.params, memory, tokens, label=label)[0]
@@ -152,10 +147,7 @@ class Generator:
         memory: Memory | None = None,
         label: str | None = None,
     ) -> Memory:
-        """Reads texts as `read` does, with a part of their tokens in memory at a time.
-
-        files: title and content of each.
-        """
+        """Reads files, (title, content) each, with a part of their tokens in memory at a time."""
         memory = self.begin(len(files)) if memory is None else memory
         streams = [self._encoded(data, title) for title, data in files]
         rests = [np.zeros(0, np.int32) for _ in files]
@@ -244,8 +236,6 @@ class Generator:
         """Continues documents; iterate over the result, or call its `run`.
 
         Args:
-            memory: of B documents.
-            max_tokens: of each.
             seed: of the first document, the others count from it; or one for each. With the
                 position in the document it determines every draw.
             stop: texts; a document ends where the first of them begins.

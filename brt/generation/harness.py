@@ -74,7 +74,6 @@ class BrtLM(LM):  # type: ignore[misc]
         return answers
 
     def loglikelihood_rolling(self, requests: Sequence[Any]) -> list[float]:
-        """Returns log p of each text, from the first token on."""
         texts = [request.args[0] for request in requests]
         log_p: dict[str, float] = {}
         for batch in self._batches(dict.fromkeys(texts)):
@@ -83,7 +82,6 @@ class BrtLM(LM):  # type: ignore[misc]
         return [log_p[text] for text in texts]
 
     def generate_until(self, requests: Sequence[Any]) -> list[str]:
-        """Returns the continuation of each context, without the text that ends it."""
         by_settings: dict[str, list[int]] = {}
         for number, request in enumerate(requests):
             settings = json.dumps(request.args[1], sort_keys=True)

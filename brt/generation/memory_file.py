@@ -66,9 +66,7 @@ def save(path: str, memory: Memory, fingerprint: str, vocabulary: Vocabulary) ->
     """Writes the memory of one document; an existing file is replaced when all is written.
 
     Args:
-        path: of the file, on a disk or in a bucket.
         fingerprint: the `model_fingerprint` of its model.
-        vocabulary: of the document.
     """
     rows = len(memory.position_B)
     if rows != 1:
@@ -155,7 +153,6 @@ def _no_memory_file(path, why):
 
 
 def _named(memory):
-    """Returns the arrays by name, such as `caches[3].window.keys_BJHK`."""
     flat = jax.tree_util.tree_flatten_with_path(memory)[0]
     return {jax.tree_util.keystr(path).removeprefix("."): leaf for path, leaf in flat}
 

@@ -15,20 +15,18 @@ from flax import nnx
 
 from brt.generation.memory import Memory
 from brt.generation.sampling import GREEDY
+from brt.host.progress import Progress
 from brt.models.caches import select_rows
 from brt.models.diagonal import run_diagonally
 from brt.models.layers.losses import token_losses
-from brt.progress import Progress
 
 
 class Prefill:
     """Reads tokens into memories; compiled once for each batch size.
 
     Args:
-        graph: of the model, from `nnx.split`.
         period: P, in tokens, `model.period`.
         segment_length: N, in tokens, a multiple of P.
-        decode_loop: from `make_decode_loop`, jitted.
         chunk: C, tokens of one call of `decode_loop`.
         together: K, segments of a long text that run at once in the diagonal schedule.
     """
@@ -89,8 +87,6 @@ class Prefill:
 
         Args:
             tokens: B arrays of ids, which may be empty.
-            score: whether to compute the nats of each token.
-            label: shows progress under this name.
 
         Returns:
             The memory, and B float64 arrays, the nats of each token, or None.
@@ -135,7 +131,6 @@ class Prefill:
         return Memory(caches, *jax.device_put(known, memory.position_B.sharding)), reading.scores()
 
     def _cut(self, x_BT):
-        """Returns the segments of K N tokens, (K, B, N)."""
         return jnp.moveaxis(x_BT.reshape(len(x_BT), -1, self.segment_length), 1, 0)
 
 
@@ -154,7 +149,6 @@ class _Reading:
         return self.lengths_B - self.done_B
 
     def next(self, counts_B, length):
-        """Returns inputs and targets, int32 (B, length), padded."""
         batch = np.zeros((2, len(self.lines), length), np.int32)
         for row, (line, done, count) in enumerate(zip(self.lines, self.done_B, counts_B)):
             batch[:, row, :count] = line[done : done + count], line[done + 1 : done + count + 1]

@@ -19,7 +19,6 @@ class StreamingText:
     The joined results of `push` and `finish` are the text that the tokens add to that of `before`.
 
     Args:
-        vocabulary: of the tokens.
         before: ids before the stream; a character may begin in them.
         stop: texts that end the stream; text that may become one is held back.
 
@@ -41,7 +40,6 @@ class StreamingText:
         self._forget(text)
 
     def push(self, token: int) -> str:
-        """Adds a token, and returns the text that becomes certain."""
         self._ids.append(int(token))
         text = self._text()
         new = self._new(text[: _certain(text)])
@@ -55,7 +53,6 @@ class StreamingText:
         return rest
 
     def _new(self, text):
-        """Returns the new part of `text`, including a character that changed."""
         pairs = zip(text, self._before)
         common = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
         new = text[max(self._returned, common) :]

@@ -1,7 +1,4 @@
-"""Checks of what a model's public methods are passed, made while they are traced.
-
-`Model` adds them to the methods of every model, so that no model repeats them.
-"""
+"""Checks of what a model's public methods are passed, made while they are traced."""
 
 import functools
 from collections.abc import Callable

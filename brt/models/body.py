@@ -109,7 +109,6 @@ class MemoryTokens:
     def finish(
         self, caches: tuple, memory_BSD: jax.Array, rows_B: jax.Array
     ) -> tuple[tuple, jax.Array]:
-        """Runs on the write positions likewise."""
         if not self.layout.memory_at_end:
             return caches, memory_BSD
         return self.begin(caches, memory_BSD, rows_B)
@@ -145,7 +144,6 @@ class MemoryTokens:
         return y_BXD[:, S:X], decoding, y_BXD[:, :S]
 
     def carries(self) -> bool:
-        """Returns whether the memory can depend on tokens before its segment."""
         return True
 
     def flops_per_token(self) -> float:

@@ -79,7 +79,6 @@ def check_segment(model: str, window: int, length: int) -> None:
 
 
 def check_arrangement(arrangement: str, order: str, hidden_size: int) -> None:
-    """Refuses settings of a `RecurrentCell` that exclude one another; hidden_size: F."""
     if order == "sequential" and arrangement == "single":
         raise ValueError(
             'RecurrentCell.order = "sequential" gates each attention after a projection, '
@@ -114,7 +113,6 @@ def check_memory_pairs(memories: Iterable[Any], kind: type) -> None:
 
 
 def check_memories(memories: Iterable[Any], parts: Iterable[str], base: type) -> None:
-    """Refuses memories of a layer by their names and methods; base: as of `check_methods`."""
     taken = set(parts)
     for memory in memories:
         name = getattr(memory, "name", "")

@@ -75,7 +75,7 @@ def write_token(
 
 
 def completes_block(window: DecodingWindow, reads_B: jax.Array | bool = True) -> jax.Array:
-    """Returns whether the token just written is the last of its block, (B,) bool."""
+    """Returns whether the token just written completes its block, (B,) bool."""
     return (window.fill_B + 1 == window.keys_BJHK.shape[1] // 2) & reads_B
 
 

@@ -6,10 +6,13 @@ import jax
 from flax import nnx
 
 from brt.models.layerwise import Layerwise
+from brt.models.sizes import Sizes
 
 
 class ModelDescription(nnx.Module):
     """A part of `Model`: its methods describe the model and are not used to compute with it."""
+
+    vocabulary_size: int
 
     def given_parameters(self) -> dict[str, Any]:
         """Returns initial parameters that are read from files, NumPy arrays by nested names."""
@@ -22,8 +25,13 @@ class ModelDescription(nnx.Module):
         """
 
     def divided_sizes(self) -> dict[str, int]:
-        """Returns the bindings whose sizes the model axis of a mesh must divide."""
-        raise NotImplementedError
+        """Returns the bindings whose sizes the model axis of a mesh must divide, with the sizes."""
+        sizes: Sizes | None = getattr(self, "sizes", None)
+        named = {"vocabulary_size": self.vocabulary_size}
+        if sizes:
+            of_layers = {"num_heads": sizes.num_heads, "feed_forward_size": sizes.feed_forward_size}
+            named = of_layers | named
+        return {f"{type(self).__name__}.{name}": size for name, size in named.items()}
 
     def gradient_metrics(self, grads: dict) -> dict[str, jax.Array]:
         """Returns scalars of a gradient, nested dictionaries as the parameters."""

@@ -57,7 +57,6 @@ def run_diagonally(
     are discarded. So the operations are those of K + n - 1 segments.
 
     Args:
-        x_KBTD: embedded tokens, of `Model.embed`.
         starts_KB: bool, batch elements that start a document in a segment; None: none.
         clear: clear the state before every segment.
 

@@ -128,7 +128,6 @@ class LanguageModel(Model[jax.Array, jax.Array]):
 
         Args:
             tokens_BT: (B, P) int32 ids, padding after the first `counts_B` of a batch element.
-            caches: the segment form.
 
         Returns:
             (B, P, V) logits, undefined for padding, and the decoding form, without the padding.
@@ -141,7 +140,6 @@ class LanguageModel(Model[jax.Array, jax.Array]):
         """Runs on one token of every batch element, each at its own position.
 
         Args:
-            tokens_B: (B,) int32 ids. caches: the decoding form.
             reads_B: (B,) bool, batch elements that have a token; the caches of the others stay.
 
         Returns:

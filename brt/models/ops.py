@@ -1,8 +1,7 @@
 """The mathematics of a layer in plain JAX, as the papers write it.
 
-`brt/models/fast` has other forms of these functions, with the same arguments and results, and a
-table of which of them a model uses. Tests compare every form with this file. Axes as in
-`brt.models`.
+`brt/models/fast` has other forms with the same arguments and results, which tests compare with this
+file. Axes as in `brt.models`.
 """
 
 import functools
@@ -138,8 +137,6 @@ def attention(
     """Returns softmax(|scale| * q.k + bias) v, for any leading axes (batch, blocks).
 
     Args:
-        q_QHK: queries, (..., Q, H, K).
-        k_JHK, v_JHK: keys and values, (..., J, H, K).
         scale_H: learned factor of each head, used through its absolute value.
         bias_HQJ: position bias and mask, (..., H, Q, J). All but the last two axes may be 1.
         keep_HQJ: multiplies the weights (dropout), (H, Q, J), without a gradient.
@@ -249,7 +246,6 @@ def window_attention(
         window: keys and values of the block before the segment.
         scale_H: learned scale of each head for queries and keys of unit length; None: the scaled
             dot product.
-        tables: of `window_tables`.
 
     Source: Block-Recurrent, section 3.2.
     """
@@ -338,7 +334,6 @@ def scan_blocks(
         step: returns the next carry, the block's outputs, and its metrics.
         weights: a tree of arrays and of `Matrix`, each of which a step multiplies with at most
             once.
-        carry, blocks: trees of arrays (B, ...) and (B, G, ...). A step gets (B, ...) of one block.
         remat: recompute each step in the backward pass.
 
     Returns:

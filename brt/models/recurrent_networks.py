@@ -135,7 +135,6 @@ class RecurrentStack(LanguageModel):
         vocabulary_size, width: V, D of the embedding and of the last layer.
         num_layers, hidden_size: layers, and the units of all but the last.
         dropout: rate after the embedding and after each layer.
-        activation_dtype: "float32" or "bfloat16"; parameters stay float32.
         cutoffs, div_val: of an `AdaptiveEmbedding` for large vocabularies.
         tied: whether the softmax uses the embedding's matrices and projections.
     """
@@ -255,20 +254,14 @@ class RecurrentStack(LanguageModel):
         return 2.0 * matrix_size(self)
 
     def divided_sizes(self) -> dict[str, int]:
-        if self.adaptive:
-            return self.embedding.divided_sizes()
-        return {f"{type(self).__name__}.vocabulary_size": self.vocabulary_size}
+        return self.embedding.divided_sizes() if self.adaptive else super().divided_sizes()
 
 
 @configurable(denylist=["rngs"])
 class LSTM(RecurrentStack):
-    """A `RecurrentStack` of `LSTMLayer`s."""
-
     layer = LSTMLayer
 
 
 @configurable(denylist=["rngs"])
 class QRNN(RecurrentStack):
-    """A `RecurrentStack` of `QRNNLayer`s."""
-
     layer = QRNNLayer

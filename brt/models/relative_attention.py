@@ -56,7 +56,6 @@ def shift(x_TC: jax.Array, J: int) -> jax.Array:
 
 
 def shift_padded(padded_TC: jax.Array, J: int) -> jax.Array:
-    """Returns `shift` of scores that have a column of zeros in front."""
     *leading, T, C = padded_TC.shape
     flat = padded_TC.reshape(*leading, T * C)[..., T:]
     return flat.reshape(*leading, T, C - 1)[..., :J]
@@ -73,7 +72,6 @@ def scores(
 
     Args:
         q_BTHK, k_BJHK: queries and keys, J >= T.
-        content_bias_HK: u, or None.
         positions: of `distances(T, J)`; None if the inputs contain their positions.
         dtype: of the scores; None: at least float32.
 

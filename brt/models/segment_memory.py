@@ -31,9 +31,7 @@ class MemoryVectors(NamedTuple):
 class SegmentMemory(nnx.Module, Generic[Segment]):
     """A memory that is constant inside a segment: the base of all.
 
-    It holds parameters only. Its cache is a named tuple of arrays, batch first, whose names end in
-    their axes, with a method `clear_state(empty)`. While decoding, `update` follows a segment's
-    last token.
+    Its cache is as of a `LayerMemory`. While decoding, `update` follows a segment's last token.
 
     Class attributes:
         name: of its metrics, such as `<name>_grad_norm`; unique in a model or layer.
@@ -48,7 +46,6 @@ class SegmentMemory(nnx.Module, Generic[Segment]):
         """Raises a `ValueError` if the memory does not support segments of so many positions."""
 
     def init_cache(self, rows: int, dtype: DTypeLike) -> Any:
-        """Returns the cache of `rows` new documents; dtype: of the activations."""
         raise NotImplementedError
 
     def read(self, cache: Any, dtype: DTypeLike) -> Any:

@@ -12,13 +12,13 @@ from flax import nnx
 
 from brt.data.vocabularies.base import Vocabulary
 from brt.models.counts import matrix_size
+from brt.models.description import ModelDescription
 from brt.models.ops import keep_mask
 from brt.models.sizes import Sizes
 from brt.pretrained.backbone_layer import BackboneLayer, LayerKeys, Reads, Seen, drops
 from brt.pretrained.names import Names
 from brt.pretrained.settings import Settings, resolve_settings
-from brt.pretrained.source import open_folder
-from brt.pretrained.vocabulary import check_ids
+from brt.pretrained.source import check_ids, open_folder
 
 
 class Reading(NamedTuple):
@@ -89,13 +89,7 @@ class PretrainedBackbone(nnx.Module):
     def names(self) -> Names:
         raise NotImplementedError
 
-    def divided_sizes(self) -> dict[str, int]:
-        name = type(self).__name__
-        return {
-            f"{name}.num_heads": self.sizes.num_heads,
-            f"{name}.feed_forward_size": self.sizes.feed_forward_size,
-            f"{name}.vocabulary_size": self.vocabulary_size,
-        }
+    divided_sizes = ModelDescription.divided_sizes
 
     def check_vocabulary(self, vocabulary: Vocabulary, binding: str) -> None:
         if self.folder:
@@ -126,7 +120,6 @@ class PretrainedBackbone(nnx.Module):
         keys: Sequence[jax.Array | None],
         shared: Any = None,
     ) -> Reading:
-        """Runs all layers; arguments as of `Decoder.read`; keys: of dropout."""
         layers = []
         for i, (layer, key) in enumerate(zip(self.layers, keys[1:], strict=True)):
             run: Callable[..., Any] = functools.partial(

@@ -75,8 +75,6 @@ class Seen(NamedTuple):
 
 
 class Heads(NamedTuple):
-    """Queries, keys and values of a layer; normed_BTD: the input of their matrices."""
-
     queries_BTHK: jax.Array
     keys: LayerKeys
     normed_BTD: jax.Array
@@ -164,7 +162,7 @@ def attend_to(
 
 
 def drops(key: jax.Array | None, rate: float) -> Drop:
-    """Returns dropout with another key at each call; the identity without a key."""
+    """Returns dropout with another key at each call, or the identity."""
     count = itertools.count()
 
     def drop(x_BTD):
@@ -235,7 +233,6 @@ class BackboneLayer(nnx.Module):
         return linear(join_heads(attended_BTHK), self.output_AD, self.output_bias_D)
 
     def mlp(self, x_BTD: jax.Array) -> jax.Array:
-        """Returns the output of the MLP, with the norm before it."""
         raise NotImplementedError
 
     def after_attention(self, x_BTD: jax.Array) -> jax.Array:

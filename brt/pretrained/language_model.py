@@ -22,13 +22,7 @@ from brt.pretrained.decoder_model import DecoderModel
 from brt.pretrained.decoders.decoder import Decoder
 from brt.pretrained.decoders.gpt2 import GPT2
 from brt.pretrained.memories.window_memory import WindowMemory, WindowReads, WithMemories
-from brt.pretrained.windows import (
-    DecodingWindow,
-    OverlapCache,
-    Slots,
-    slots,
-    write_keys,
-)
+from brt.pretrained.windows import DecodingWindow, OverlapCache, Slots, slots, write_keys
 
 
 class DecodingMemory(NamedTuple):
@@ -53,7 +47,6 @@ class PretrainedLanguageModel(WithMemories, DecoderModel):
         memories: build `WindowMemory`s, one of each name.
         overlap: O, tokens of a window that the next window begins with. A window has O + N
             positions for segments of N tokens; a document's first has N.
-        special_tokens: must be 0.
 
     Source: Yoshida et al. 2020, sections 3 and 4.
     """

@@ -59,7 +59,6 @@ def matrix_tensors(disk: str, path: str, bias: str = "") -> list[Tensor]:
 
 
 def prefixed(tensors: Iterable[Tensor], path: str, disk: str = "") -> list[Tensor]:
-    """Returns tensors with prefixes before their parameters and names on disk."""
     return [
         tensor._replace(
             name=disk + tensor.name, parameters=tuple(path + part for part in tensor.parameters)
@@ -177,7 +176,6 @@ class Names:
 
 
 def leaf(tree: Any, path: str) -> Any:
-    """Returns the leaf of a nested dictionary at a path such as "layers.0.queries_DA"."""
     for step in path.split("."):
         tree = tree[int(step) if step.isdigit() and int(step) in tree else step]
     return tree

@@ -34,10 +34,7 @@ from brt.pretrained.settings import HubConfig
 from brt.token_ids import PADDING
 
 LOWEST = -1e30
-PROBLEMS = {
-    "classes": "single_label_classification",
-    "labels": "multi_label_classification",
-}
+PROBLEMS = {"classes": "single_label_classification", "labels": "multi_label_classification"}
 """`problem_type` of config.json, by targets."""
 HEADS = {
     "classes": "ForSequenceClassification",
@@ -91,8 +88,6 @@ class PretrainedReader(WithMemories, Reader[Embedded, Outputs]):
         body: builds the `Encoder`; its sizes are bound by its name, as in `BERT.width`.
         targets: as `LabelledDocuments.targets`; "words" with `T5`, else "classes", "labels"
             (several of the classes, or none) or "spans".
-        classes: their number.
-        words: most words of an answer; as `LabelledDocuments.words`.
         num_memory: m, memory vectors, 0 for none, in addition to Trainer.segment_length positions.
         memories: build further memories between segments, such as `@FinalLayerMemory`.
     """

@@ -28,14 +28,7 @@ from brt.models.decoding_window import (
     write_token,
 )
 from brt.models.ops import block_pairs
-from brt.pretrained.backbone_layer import (
-    NOTHING,
-    Heads,
-    LayerKeys,
-    Reads,
-    Seen,
-    attention_bias,
-)
+from brt.pretrained.backbone_layer import NOTHING, Heads, LayerKeys, Reads, Seen, attention_bias
 from brt.pretrained.decoder_model import DecoderModel
 from brt.pretrained.decoders.decoder import Decoder
 from brt.pretrained.decoders.llama import Llama
@@ -78,7 +71,6 @@ class SlidingLanguageModel(DecoderModel):
         window: W in tokens, which divides the segment length.
         body: builds the `Decoder`, one with rotary positions.
         cell: builds a memory at one layer, such as `CellMemory`.
-        special_tokens: must be 0.
     """
 
     def __init__(
@@ -185,10 +177,7 @@ class SlidingLanguageModel(DecoderModel):
         return y_BTD, (BlocksCache(jnp.ones_like(begun.count_B)), *after, *states), metrics
 
     def _bias(self, positions_W, before_X):
-        """Returns the bias (X, W, 2W): a query at a position of a block sees the last W keys.
-
-        before_X: whether there is a block before.
-        """
+        """Returns the bias (X, W, 2W): a query at a position of a block sees the last W keys."""
         W = self.window
         distance_WJ = W + positions_W[..., :, None] - jnp.arange(2 * W)
         near_WJ = (distance_WJ >= 0) & (distance_WJ < W)

@@ -37,7 +37,6 @@ class Group(NamedTuple):
 
     @property
     def split(self) -> str:
-        """The split that tables report: test, or validation for GitHub."""
         splits = ("test", "validation")
         splits = splits[::-1] if self.position.corpus == "GitHub" else splits
         evaluated = (s for s in splits if any(s in run.evaluations for run in self.runs))
@@ -100,13 +99,13 @@ class Group(NamedTuple):
 
     @property
     def parameters(self) -> float:
-        """Millions, without embeddings; NaN if the run's config no longer builds."""
+        """Millions, without embeddings; NaN if the config no longer builds."""
         counts = self._counts()
         return counts.non_embedding / 1e6 if counts else math.nan
 
     @property
     def all_parameters(self) -> float:
-        """Millions, with embeddings; NaN if the run's config no longer builds."""
+        """Millions, with embeddings; NaN if the config no longer builds."""
         counts = self._counts()
         return (counts.non_embedding + counts.embedding) / 1e6 if counts else math.nan
 

@@ -41,7 +41,6 @@ def entries_of(runs: Iterable[Run], sweep: Sweep | None = None) -> list[Entry]:
 
 
 def _labels(members: Sequence[list[Run]]) -> list[str]:
-    """Returns the settings that differ, if they are few: `window=8`; or the runs' names."""
     names_of = [(found[0].name, len(found)) for found in members]
     named = [re.sub(OF_SEED, "", name) if seeds > 1 else name for name, seeds in names_of]
     if not any(len(found) > 1 or found[0].stands_for for found in members) or len(members) < 2:

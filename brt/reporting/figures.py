@@ -41,11 +41,7 @@ CURVES = (
 
 
 def training_curves(entries: Sequence[Entry]) -> list[Plot]:
-    """Returns the curves for which some run has numbers; entries of one corpus share a plot.
-
-    The curve of an entry is the mean over its seeds, with a band of its standard error. Several
-    entries have a plot for each metric.
-    """
+    """Returns the curves for which some run has numbers; entries of one corpus share a plot."""
     tasks: dict[str, list[Entry]] = {}
     for entry in entries:
         tasks.setdefault(str(entry.runs[0].settings.get("Corpus.store")), []).append(entry)
@@ -95,7 +91,6 @@ def _curves(entries):
 
 
 def _curve(entry, scalar, name, state):
-    """Returns the mean over an entry's seeds at the steps that all of them logged, or None."""
     pandas = extra_library("pandas", "brt.report", "report")
     logged = [dict(zip(*run.series(scalar))) for run in entry.runs]
     if not any(logged):

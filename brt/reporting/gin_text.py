@@ -42,7 +42,6 @@ def read_gin(text: str, reader: GinReader | None = None) -> dict[str, Any]:
 
 
 def read_gin_file(path: str | os.PathLike, reader: GinReader | None = None) -> dict[str, Any]:
-    """Returns the bindings of a gin file in the working directory or in the search path."""
     reader = reader or GinReader()
     if not is_remote(path):
         files = (folder / path for folder in (pathlib.Path(), *gin_folders()))

@@ -30,10 +30,7 @@ def page(
 ) -> str:
     """Returns the page.
 
-    Args:
-        sections: (anchor, heading, parts) of each.
-        problems: sentences shown above everything.
-        documents: of `reader_documents`; empty for a page without a reader.
+    sections: (anchor, heading, parts) of each. documents: of `reader_documents`; empty: no reader.
     """
     jinja2 = extra_library("jinja2", "brt.report", "report")
     if documents:
@@ -66,7 +63,6 @@ def page(
 
 @functools.cache
 def _library() -> str:
-    """Returns the JavaScript of Vega-Lite, which draws the charts, for the inside of a script."""
     alt = extra_library("altair", "brt.report", "report")
     bundle = extra_library("vl_convert", "brt.report", "report").javascript_bundle
     text = bundle(vl_version=".".join(alt.SCHEMA_VERSION.strip("v").split(".")[:2]))
@@ -74,7 +70,6 @@ def _library() -> str:
 
 
 def items(parts: Iterable[Part]) -> list[Any]:
-    """Returns the tables and figures of parts, in their order."""
     found: list[Any] = []
     for kind, content in parts:
         inner = items(content[1]) if kind == "folded" else content
@@ -114,7 +109,6 @@ def _in_context(excerpt):
 
 
 def _facts(excerpt):
-    """Returns the known facts of an excerpt: rank, document, token, loss, last occurrence."""
     facts: list[str | None] = []
     if "direction" in excerpt:
         facts.append(f"{excerpt['direction']} {excerpt.get('rank', 0) + 1}")

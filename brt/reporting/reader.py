@@ -22,11 +22,7 @@ NO_WORD = 2**32 - 1
 def reader_documents(
     runs: list[Run], chosen: list[int] | None = None, most_tokens: int = 150_000
 ) -> tuple[list[dict], list[str]]:
-    """Returns documents with their recordings, and sentences on what was left out.
-
-    chosen: numbers of documents; None for those in most recordings. Recordings of other tokens than
-    the first one's are left out.
-    """
+    """Returns documents with their recordings, and sentences on what was left out."""
     opened, problems = _open(runs)
     if not opened:
         return [], problems

@@ -18,8 +18,7 @@ FILE_NAME = Rule(
     lambda name: re.fullmatch(r"[\w\-][\w\-.]*", name) is not None,
 )
 SHOWN = Rule(
-    f"a number from {-LARGEST:.2g} to {LARGEST:.2g}",
-    lambda value: not abs(value) > LARGEST,
+    f"a number from {-LARGEST:.2g} to {LARGEST:.2g}", lambda value: not abs(value) > LARGEST
 )
 """Numbers that tables and figures can show: of float32, or NaN."""
 Number = Annotated[float, SHOWN]
@@ -132,7 +131,6 @@ def _read(path: Path, expected: Fields) -> dict[str, Any]:
 
 
 def replace_extremes(values: dict[str, Any]) -> dict[str, str]:
-    """Replaces numbers that cannot be shown by NaN; returns a phrase for each by its name."""
     numbers = {name: value for name, value in values.items() if isinstance(value, int | float)}
     extreme = {name: value for name, value in numbers.items() if not SHOWN.holds(value)}
     values |= dict.fromkeys(extreme, math.nan)

@@ -179,7 +179,6 @@ class Run:
         return next((entry.get("split") for entry in studies), None)
 
     def identity(self) -> dict:
-        """Returns the settings that determine the metrics, except the seed."""
         return {
             name: repr(value)
             for name, value in self.settings.items()
@@ -208,7 +207,6 @@ def open_runs(folders: Iterable[str | Path], allow_imports: Sequence[str] = ()) 
 
 
 def _share_rows(runs):
-    """Gives each run its rows in the tables of studies, in any run's folder."""
     for study in (study for run in runs for study in run.studies.values()):
         for row in study.get("table", []):
             named = Path(str(row.get("run", "")))

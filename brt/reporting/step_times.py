@@ -16,7 +16,6 @@ class StepTime(NamedTuple):
 
 
 def read_step_times(paths: Iterable[str]) -> dict[str, StepTime]:
-    """Returns step times by system; of `--evaluation_speed`, of `vanilla 800` and the like."""
     times: dict[str, StepTime] = {}
     for path in paths:
         try:

@@ -39,7 +39,6 @@ def sweep_json(sweep: Sweep) -> bytes:
 
 
 def is_sweep_folder(path: str | Path) -> bool:
-    """Returns whether a folder holds a sweep rather than a run."""
     return (Path(path) / SWEEP_FILE).is_file()
 
 
@@ -52,7 +51,6 @@ def sweep_of_runs(folders: Sequence[str | Path]) -> Path | None:
 
 
 def read_sweep(folder: Path) -> Sweep:
-    """Returns what a folder says of its sweep."""
     path = folder / SWEEP_FILE
     content = read_json(path, FIELDS, AGAIN)
     if wrong := bad_text(content):

@@ -9,12 +9,7 @@ import numpy as np
 
 from brt.reporting.collect import Group
 from brt.reporting.drawing.plots import Line, Plot
-from brt.reporting.drawing.rounding import (
-    confidence_interval,
-    mean_and_spread,
-    rounded,
-    rounded_up,
-)
+from brt.reporting.drawing.rounding import confidence_interval, mean_and_spread, rounded, rounded_up
 from brt.reporting.drawing.table import NOT_EVALUATED, Cell, Table, plain_table
 from brt.reporting.entries import Entry, seed_of
 from brt.reporting.paper_positions import paper_position
@@ -101,7 +96,6 @@ def entry_table(entries: Sequence[Entry], title: str, split: str | None = None) 
 
 
 def _main(entries, split):
-    """Returns the name of the number that entries are compared by."""
     return next((m for m in MAIN if any(_values(entry, m, split) for entry in entries)), MAIN[0])
 
 
@@ -192,7 +186,7 @@ def entry_plot(entries: Sequence[Entry], split: str | None = None) -> Plot:
 
 
 def one_number(labels: Sequence[str]) -> tuple[str, list[float]]:
-    """Returns the one setting that all labels bind to numbers, and these; or "" and none."""
+    """Returns the one setting that all labels bind to numbers, and these numbers."""
     pairs = [label.split("=", 1) for label in labels]
     with contextlib.suppress(ValueError):
         ((name,), values) = {pair[0] for pair in pairs}, [float(pair[-1]) for pair in pairs]
@@ -212,10 +206,7 @@ def _card(run, with_figures):
     known = [entry for entry in FIGURES if entry[0] in found][:1]
     states = ("state kept", ""), ("state cleared", "cleared_")
     figures = [
-        (
-            label,
-            [(form.format(found[c + name]), state) for state, c in states if c + name in found],
-        )
+        (label, [(form.format(found[c + name]), state) for state, c in states if c + name in found])
         for name, label, form in known
     ]
     source = f"{source[:1].upper()}{source[1:]}."
@@ -223,7 +214,6 @@ def _card(run, with_figures):
 
 
 def _sample(run):
-    """Returns prompt and text of the last of samples.jsonl, of `brt.generate --save_text`."""
     path = run.folder / "samples.jsonl"
     if not path.is_file():
         return None

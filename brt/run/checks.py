@@ -14,9 +14,9 @@ from brt.data.sources.base import Source, absolute
 from brt.data.stores.token_store import HOW_TO_REPEAT, MANIFEST
 from brt.data.streams import documents, mixture
 from brt.experiment import Experiment
-from brt.experiment_checks import check_size
 from brt.storage.json_files import read_json
 from brt.storage.paths import is_remote
+from brt.training.experiment_checks import check_size
 
 
 def check_vocabulary(experiment: Experiment) -> None:

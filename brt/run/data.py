@@ -27,7 +27,7 @@ def splits_read(experiment: Experiment) -> list[str]:
 def check_data(experiment: Experiment) -> None:
     """Refuses stores of other settings or that this machine's files cannot make.
 
-    Only warns of missing extras, which may be installed on the machine that prepares.
+    Only warns of missing extras.
     """
     try:
         check_vocabulary(experiment)

@@ -6,12 +6,12 @@ from typing import Any
 
 import jax
 
-from brt import compilation_cache
 from brt.data.streams.checksum import MODULUS
 from brt.data.streams.select import training_stream
 from brt.evaluation.evaluator import Evaluator
 from brt.experiment import Experiment
-from brt.progress import Progress
+from brt.host import compilation_cache
+from brt.host.progress import Progress
 from brt.run.loop_evaluation import LoopEvaluation
 from brt.training.checkpoints.checkpoint import Checkpoints
 from brt.training.checkpoints.policy import NoSuchMetric
@@ -99,7 +99,6 @@ class TrainingRun:
 
     @property
     def done(self) -> bool:
-        """Whether all steps are taken and the last evaluation is made."""
         if self.evaluation.pending:
             return False
         ended_early = self.evaluation.stops_early(self.start) and self.evaluation.end_is_recorded
@@ -107,7 +106,6 @@ class TrainingRun:
 
     @property
     def end(self) -> str:
-        """A sentence on how a run that is done has ended."""
         if not self.evaluation.stops_early(self.start):
             return f"{self.folder.path} is trained to its last step, {self.start:,}."
         reason = self.trainer.policy.reason(self.evaluation.best)
@@ -225,11 +223,10 @@ class TrainingRun:
         self._progress.update(step, shown(scalars))
 
     def _whole_checksum(self):
-        """Returns the data checksum of all batches up to the last step fetched, in hex."""
         return f"{(self._earlier_checksum + sum_over_processes(self._checksum)) % MODULUS:016x}"
 
     def _resume_evaluation(self) -> bool:
-        """Makes the evaluation that the run was stopped in; returns whether the run ends."""
+        """Makes the evaluation that the run was stopped in; returns whether it ends."""
         if self.evaluation.pending and not self._evaluate():
             self._progress.note("Asked to stop: the evaluation is not finished, run again.")
             return True
@@ -240,7 +237,7 @@ class TrainingRun:
         return ends_early
 
     def _evaluate(self) -> bool:
-        """Evaluates the current parameters; returns False if the run was asked to stop."""
+        """Returns False if the run was asked to stop."""
         try:
             state = self.evaluation.run(self.state, self.step, self._progress)
         except NoSuchMetric:

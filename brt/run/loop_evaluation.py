@@ -2,7 +2,7 @@
 
 from brt.evaluation.evaluator import Evaluator
 from brt.experiment import Experiment
-from brt.progress import Progress
+from brt.host.progress import Progress
 from brt.training.checkpoints.policy import BEST_STEP, STOPPED_EARLY
 from brt.training.optimization.weight_average import evaluated_params
 from brt.training.records.goodput import spent
@@ -26,9 +26,6 @@ class LoopEvaluation:
     """Evaluates every `Trainer.eval_every` steps.
 
     Args:
-        evaluator: None for no evaluations.
-        stop: asks the run to stop, also during an evaluation.
-        step: that the run begins or is resumed at.
         pending: the evaluation at this step was not finished when the checkpoint was written.
 
     Attributes: best evaluation so far; scalars `eval/*` of the last one of this process.

@@ -23,7 +23,6 @@ class FileBytes:
     """The bytes of a file, read by slices. Thread-safe.
 
     Args:
-        path: of a regular file.
         advice: remedy for a file that is cut short.
     """
 
@@ -63,7 +62,6 @@ class FileBytes:
         return b"".join(parts)
 
     def find(self, text: bytes, start: int = 0) -> int:
-        """Returns the first position of `text` at `start` or later; -1 for none."""
         while start + len(text) <= self._size:
             part = self[start : start + SEARCHED + len(text)]
             if (position := part.find(text)) >= 0:
@@ -95,8 +93,6 @@ class FileArray:
 
     Args:
         path: of a regular file or an object, whose size is a multiple of the item size.
-        dtype: of the numbers.
-        advice: as of `FileBytes`.
     """
 
     def __init__(self, path: AnyPath | str | os.PathLike, dtype: np.dtype, advice: str):

@@ -31,7 +31,6 @@ class GrowingFiles:
         self._next = time.monotonic() + max(SECONDS, SHARE * took)
 
     def copy_if_due(self) -> None:
-        """Copies if the last copy is long ago; logs an error of the bucket."""
         if time.monotonic() < self._next:
             return
         try:

@@ -66,8 +66,6 @@ def read_json(path: str | os.PathLike, expected: Any, advice: str, most: int = M
     """Returns the content of a JSON file, or raises `DamagedFile`, also for a field that is twice.
 
     Args:
-        path: of a regular file.
-        expected: its type, as of a field of `Fields`.
         advice: remedy for a damaged file, as in "prepare it again".
         most: bytes of the largest file on a disk that is read.
     """
@@ -115,8 +113,6 @@ def misfit(expected: Any, value: Any, name: str = "") -> str:
 
     Args:
         expected: type, as of a field of `Fields`.
-        value: of JSON.
-        name: of the field.
     """
     try:
         _adapter(expected).validate_python(value)

@@ -1,7 +1,8 @@
 """Paths on a disk (`pathlib.Path`) or in a bucket (`RemotePath`), which fsspec reaches.
 
 `RemotePath` adds errors that name the path, uncached listings, a check of uploads, and
-`only_buckets_of`. No bucket can rename or append to objects.
+`only_buckets_of`; universal_pathlib has none of these, and each method would have to be wrapped. No
+bucket can rename or append to objects.
 """
 
 import hashlib
@@ -252,7 +253,7 @@ def is_remote_file(path: str) -> bool:
 
 @contextmanager
 def on_disk(path: str | os.PathLike) -> Iterator[str]:
-    """Yields the path of a local file, or of a copy of a remote one that is deleted afterwards."""
+    """Yields the path of a local file, or of a temporary copy of a remote one."""
     if not is_remote(path):
         yield os.fspath(path)
         return

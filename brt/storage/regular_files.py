@@ -69,7 +69,6 @@ def check_regular(path: str | os.PathLike) -> None:
 
 
 def check_size(path: AnyPath, expected: int, advice: str) -> None:
-    """Refuses a regular file that is missing or has another number of bytes."""
     try:
         check_regular(path)
     except FileNotFoundError:
@@ -92,7 +91,6 @@ def check_replaceable(path: str | os.PathLike) -> None:
 
 
 def check_inside(folder: str | os.PathLike, names: Iterable[str]) -> None:
-    """Refuses links to files outside of their folder."""
     _check_inside(os.path.realpath(folder), (os.path.join(folder, name) for name in names))
 
 
@@ -156,7 +154,7 @@ def file_sha256(path: str | os.PathLike) -> str:
 
 
 def read_text(path: str | os.PathLike, most: int = MOST_BYTES) -> str:
-    """Returns the content of a regular UTF-8 file without a byte order mark."""
+    """Returns the content of a regular UTF-8 file; refuses a byte order mark."""
     content = read_bytes(path, most)
     try:
         return content.decode("utf-8-sig")

@@ -20,6 +20,21 @@ LEFT = re.compile(r"\.brt-[0-9a-f]{16}\.new")
 """Names of the files that a process leaves which is killed while it writes."""
 
 
+@contextmanager
+def naming(path: str | os.PathLike) -> Iterator[None]:
+    """Names the file `path` in errors of the system, which does not when a disk is full."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None or error.strerror != os.strerror(error.errno):
+            raise  # it has a message already
+        raise type(error)(
+            error.errno,
+            f"Cannot write {os.fspath(path)} ({error.strerror}): free some space, or check the "
+            "permissions, and run the same command again, which resumes where it stopped.",
+        ) from error
+
+
 def new_file(path: str | os.PathLike) -> BinaryIO:
     """Opens a file that must not exist yet for writing; follows no link."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC

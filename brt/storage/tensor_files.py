@@ -30,7 +30,6 @@ class TensorInfo(NamedTuple):
 
 
 def tensor_infos(path: str | os.PathLike) -> dict[str, TensorInfo]:
-    """Returns the tensors of a file by name."""
     check_regular(path)
     try:
         with safe_open(path, "numpy") as file:

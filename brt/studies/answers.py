@@ -154,11 +154,7 @@ def _shares(scored: list[Scored], state: str, group: Callable[[Scored], Any]):
 
 
 def _table(scored: list[Scored], state: str, rows: str, columns: str):
-    """Returns values of rows and columns, shares (rows, columns), and fewest and most answers.
-
-    A share without answers is -1. None if there is only one row and one column, or no answer has
-    both values.
-    """
+    """Returns values of rows and columns, shares (rows, columns), and fewest and most answers."""
 
     def cell(each):
         y, x = getattr(each, rows), getattr(each, columns)

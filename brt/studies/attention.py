@@ -18,7 +18,7 @@ from brt.data.streams.documents import DocumentPass
 from brt.data.streams.ids import check_ids
 from brt.data.streams.samples import SamplePass
 from brt.evaluation.recorded_run import RecordedRun
-from brt.evaluation.token_text import token_texts
+from brt.evaluation.words import token_texts
 from brt.models.attention_weights import ShowsAttention
 from brt.studies.attention_measures import (
     CLEAR,
@@ -42,11 +42,7 @@ NOTHING_READ = (
 @configurable
 @dataclass(eq=False)
 class Attention(Study):
-    """Attention of the heads of a model.
-
-    Args:
-        tokens: most tokens to read.
-    """
+    """Attention of the heads of a model."""
 
     title = "What attention looks at"
     caption = (
@@ -159,7 +155,6 @@ def _add_spans(study, reader, layout):
 
 
 def _add_example(study, run, layout, widest, map_LHXJ, document, offset):
-    """Adds maps of the widest heads in one segment drawn at random (Figure 6)."""
     tokens = {key: token for key, token in enumerate(layout.key_tokens) if token is not None}
     # Inputs are one behind targets; a document's first ones have keys without a text.
     begin, end = offset - 1 + min(tokens.values()), offset - 1 + layout.tokens

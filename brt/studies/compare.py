@@ -63,11 +63,7 @@ class WordOfToken(NamedTuple):
 
 @configurable
 class Compare(Study):
-    """Compares a run with another one, or with an ablation of its own state.
-
-    Args:
-        against: the ablation, if there is no other run.
-    """
+    """Compares a run with another one, or with an ablation of its own state."""
 
     title = "Token by token"
     caption = (

@@ -20,9 +20,9 @@ from brt.data.order import permutation
 from brt.data.stores.token_store import TokenStore
 from brt.evaluation.free_running import write_greedily
 from brt.evaluation.recorded_run import RecordedRun
+from brt.host.progress import Progress
 from brt.models.caches import clear_state
 from brt.models.model import LanguageModel
-from brt.progress import Progress
 from brt.studies.study import Content, Runs, Study, content
 from brt.token_ids import BEGIN
 from brt.training.sharding import to_host
@@ -31,12 +31,7 @@ from brt.training.sharding import to_host
 @configurable
 @dataclass(eq=False)
 class Continuations(Study):
-    """Greedy continuations of contexts, by the run and by others.
-
-    Args:
-        contexts: most contexts, which are drawn.
-        written: tokens after each context.
-    """
+    """Greedy continuations of contexts, by the run and by others."""
 
     title = "Continuations"
     caption = "Greedy continuations of contexts, with the state kept and cleared before them."
@@ -59,11 +54,7 @@ class Continuations(Study):
             }
             for n, (document, start) in enumerate(texts.positions)
         ]
-        numbers = {
-            "contexts": len(passages),
-            "context_tokens": T,
-            "written_tokens": self.written,
-        }
+        numbers = {"contexts": len(passages), "context_tokens": T, "written_tokens": self.written}
         summary = (
             f"{len(passages):,} contexts of {T:,} tokens, each continued greedily for "
             f"{self.written:,} tokens"

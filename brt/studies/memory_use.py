@@ -1,9 +1,4 @@
-"""Measures whether the memory is used: the cost of ablations of the state in later segments.
-
-The state is kept, cleared before every segment, zeroed, or swapped with that of another document.
-Other measures are the states' share of attention, the half-life of a state by its gates, and the
-gradient of the loss with respect to the state.
-"""
+"""Measures whether the memory is used: the cost of ablations of the state in later segments."""
 
 import itertools
 import math

@@ -46,7 +46,6 @@ def write_study(content: Content) -> str:
 
 
 def _keep_other_store(folder, name, store):
-    """Renames an earlier file of another store to `<name>-<that store>.json`."""
     if not (folder / f"{name}.json").exists():
         return
     form = Fields({}, {"store": str, "arrays": Annotated[str, OneOf((f"{name}.npz",))]})
@@ -107,5 +106,4 @@ def _excerpt(entry):
 
 
 def visible(text: str) -> str:
-    """Returns a token's text with signs for line breaks and tabs."""
     return text.replace("\n", "↵").replace("\t", "⇥")

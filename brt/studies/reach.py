@@ -30,11 +30,7 @@ SHARE = 0.1
 @configurable
 @dataclass(eq=False)
 class Reach(Study):
-    """Effective length of the memory.
-
-    Args:
-        tokens: most tokens to read for each distance, or one batch.
-    """
+    """Effective length of the memory."""
 
     title = "Effective memory length"
     caption = (

@@ -87,7 +87,6 @@ def _summary(rows: list[dict[str, Any]]) -> str:
 
 
 def csv_tables(study: Content) -> dict[str, str]:
-    """Returns a study's table, Figure 3 and Figure 4 as CSV texts by name."""
     contexts = study["contexts"]
     table = [["run", *(f"r = {r}" for r in SHARES), *(f"r = {r}, search ended" for r in SHARES)]]
     for row in study["table"]:

@@ -79,14 +79,10 @@ class Study(abc.ABC):
         """Returns the content of the study's file.
 
         Args:
-            run: the run; missing recordings are made.
             others: further runs, at most `most_others`.
-            documents: integers.
-            seed: of everything that is drawn.
         """
 
     def against(self, others: Runs) -> str | None:
-        """Returns the ablation of the state that the run is compared with, or None."""
         return None
 
 

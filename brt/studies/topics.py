@@ -29,8 +29,6 @@ class TopicModel:
     """Latent Dirichlet allocation, by scikit-learn, over words of three letters or more.
 
     Args:
-        texts: the collection.
-        topics: Z.
         fewest, most: least number and largest share of texts with a word.
 
     Source: Blei, Ng and Jordan 2003, Latent Dirichlet Allocation.
@@ -76,13 +74,7 @@ def divergences(first_NZ: np.ndarray, second_NZ: np.ndarray) -> np.ndarray:
 @configurable
 @dataclass(eq=False)
 class Topics(Study):
-    """Topics of contexts, and of their continuations by the run and by others.
-
-    Args:
-        contexts: most contexts, which are drawn. The paper has 8,000.
-        written: tokens after each context.
-        topics: of the topic model.
-    """
+    """Topics of contexts, and of their continuations by the run and by others."""
 
     title = "Topics of continuations"
     caption = "Divergence between the topics of contexts and of their greedy continuations."

@@ -10,13 +10,7 @@ from typing import Any, NamedTuple
 
 from brt.bindings.registry import as_declared
 from brt.config import split_files
-from brt.reporting.gin_text import (
-    reachable,
-    read_gin,
-    read_gin_file,
-    resolved,
-    write_gin,
-)
+from brt.reporting.gin_text import reachable, read_gin, read_gin_file, resolved, write_gin
 from brt.storage.shipped import gin_folders
 from brt.sweeps.labels import file_name, short_labels
 from brt.sweeps.scales import STANDS_FOR, Scale, SweepError, scaled, with_corpus
@@ -46,10 +40,7 @@ class SweepEntry(NamedTuple):
 
 
 def find_file(name: str, path: str | Path = "") -> Path:
-    """Returns a file that is looked up as --gin_file is, and first beside the list that names it.
-
-    path: of the list; empty for none.
-    """
+    """Returns a file, looked up next to the list that names the file, then as --gin_file is."""
     folders = [Path(), *gin_folders()]
     if path:
         folders.insert(0, Path(path).parent)
@@ -80,7 +71,6 @@ def read_sweep(
     such bindings, of each combination.
 
     Args:
-        path: of the file, looked up here and in configs/; gin files are also looked up beside it.
         scale: of the models; bindings of entries are those of the published size.
         corpus: a gin file whose bindings replace all that belongs to the configs' corpus, or None;
             an entry's own bindings come after it.
@@ -91,8 +81,6 @@ def read_sweep(
             config, their size, and what is done every so many of them.
         tokens_per_step: of every run; None for the first entry's at this scale, or an entry's own
             in `lines`.
-        lines: in place of those of the file: a grid.
-        begun: names of entries that were begun before.
     """
     entries, common = [], as_declared(read_gin("\n".join(bindings)))
     if tokens_per_step and SIZE in common:
@@ -176,7 +164,6 @@ def read_sweep(
 
 
 def _of_command(settings, common):
-    """Returns the settings that a scale divides and the command binds, directly or by a macro."""
     both = settings | common
     values = as_declared(resolved(both))
     names = (name for name in (*STANDS_FOR, SIZE) if name in both)
@@ -184,7 +171,6 @@ def _of_command(settings, common):
 
 
 def _refuse_equal(entries, named):
-    """Refuses a grid of which a binding of the command hides the differences."""
     seen: dict[str, str] = {}
     for entry, (_, changes) in zip(entries, named):
         own = " ".join(changes)
@@ -213,7 +199,6 @@ SEPARATE = re.compile(r"""("[^"]*"|'[^']*'|[(\[{]|[)\]}]|,)""")
 
 
 def _values(text: str) -> list[str]:
-    """Splits values at the commas outside of quotes and brackets."""
     pieces, depth = [""], 0
     for part in SEPARATE.split(text):
         depth += (part in ("(", "[", "{")) - (part in (")", "]", "}"))
@@ -252,14 +237,12 @@ def _own(words, line, path):
 
 
 def _often(steps):
-    """Curves of fifty points, and at most a tenth of a run to repeat after a kill."""
     often = {"log_every": 50, "eval_every": 5}
     found = {f"Trainer.{name}": max(steps // parts, 1) for name, parts in often.items()}
     return found | {"CheckpointPolicy.every": max(steps // 10, 1)}
 
 
 def _warmup(settings, steps, own):
-    """Returns a shorter warm-up where the run would end before it; `own` bindings stay."""
     schedule = str(settings.get("Trainer.schedule", "")).strip("@()").rpartition("/")[2]
     name, function = f"{schedule}.warmup_steps", getattr(schedules, schedule, None)
     if function is None or name in own:

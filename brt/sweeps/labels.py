@@ -19,8 +19,6 @@ def file_name(config: str, changes: Sequence[str], begun: Container[str] = ()) -
     """Returns the name of an entry's files: `quickstart-RecurrentCell.gate_lstm`.
 
     Args:
-        config: gin files joined by `+`.
-        changes: bindings of the entry, NAME=VALUE.
         begun: names of files that a folder has: brt 0.1.0 wrote nothing for an empty value.
     """
     former = _file_name(config, changes)
@@ -44,9 +42,6 @@ def short_labels(entries: Sequence[tuple[str, Sequence[str]]]) -> list[str]:
     """Returns what distinguishes each entry: `recurrent_layers=(), gate=lstm`.
 
     Hides what all entries share, and the owner of a parameter where its name is clear without.
-
-    Args:
-        entries: gin files joined by `+`, and bindings NAME=VALUE, of each entry.
     """
     files = [[_plain(file) for file in config.split("+")] for config, _ in entries]
     bindings = [[_plain(change) for change in changes] for _, changes in entries]

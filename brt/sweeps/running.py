@@ -63,7 +63,6 @@ class SweepRun(NamedTuple):
             replace_file(self.workdir, "config.gin", text.encode())
 
     def commands(self) -> list[list[str]]:
-        """Returns modules and flags: training (if the run trains) and evaluation."""
         train = [
             f"--gin_file={self.config}",
             f"--workdir={self.workdir}",
@@ -88,7 +87,7 @@ def runs_of(
 
 
 def run_all(runs: Sequence[SweepRun], processes: int, archive: str | None) -> None:
-    """Runs what is unfinished, `processes` at a time: those that train, then their evaluations."""
+    """Runs what is unfinished, `processes` at a time: training first, then evaluations."""
     devices: queue.Queue[dict[str, str]] = queue.Queue()
     gpus = visible_gpus() if processes > 1 else []
     # On a shared GPU JAX would give all memory to the first run.
@@ -125,7 +124,6 @@ def _is_trained_by_another(run):
 
 
 def _run_one(run, number, devices, with_log):
-    """Trains and evaluates a run; of several at once the output goes to log.txt of its folder."""
     print(f"[{number}] {run.entry.name}, seed {run.seed}", flush=True)
     if run.evaluated():
         return
@@ -159,7 +157,6 @@ def device_count() -> int:
 
 
 def evaluated(workdir: Path, entry: SweepEntry, split: str) -> bool:
-    """Returns whether a run has ended and its checkpoint has been evaluated on a split."""
     try:
         step = read_evaluation(workdir / f"evaluation_{split}.json", []).get("step", -1)
     except (OSError, ValueError):

@@ -123,12 +123,7 @@ def _scaled_transformer_xl(settings, scale):
 
 
 def with_corpus(settings: dict, corpus: dict) -> dict:
-    """The settings with all that belongs to their corpus replaced by that of other bindings.
-
-    Args:
-        settings: of an experiment, without macros.
-        corpus: bindings of a corpus; its macro `vocabulary_size` becomes the model's.
-    """
+    """The settings with all that belongs to their corpus replaced by that of other bindings."""
     old = reachable(settings, "Trainer.corpus")
     kept = {name: value for name, value in settings.items() if name not in old}
     both = kept | {"Trainer.corpus": Reference("@Corpus()")} | corpus

@@ -42,8 +42,6 @@ def in_microbatches(grad: Callable, number: int) -> Callable:
 
 
 def _divided(tree: Any, axis: int, number: int) -> Any:
-    """Returns arrays with the microbatches along a new first axis; axis: that of the batch."""
-
     def divided(x):
         B = x.shape[axis]
         x = x.reshape(*x.shape[:axis], B // number, number, *x.shape[axis + 1 :])

@@ -19,8 +19,6 @@ class Prefetch:
     """Batches of consecutive steps as global device arrays, one ahead, in another thread.
 
     Args:
-        mesh: divides the batch elements; each process reads its own.
-        start, stop: the first step, and the step after the last one or None.
         keeps_checksum, keeps_host: compute these attributes.
 
     Attributes:
@@ -65,7 +63,6 @@ class Prefetch:
         return batch, host, sum(hashes)
 
     def next(self) -> Batch:
-        """Returns the next step's batch; an id beyond the vocabulary is an error."""
         begun = time.perf_counter()
         if self._next is None:
             raise IndexError(f"There is no step {self.step}: reading stops there.")

@@ -20,8 +20,6 @@ STEP_TEXT = "step.hlo.txt.gz"
 
 
 class ProfiledSteps(NamedTuple):
-    """The first and the last step that are traced, counted from 1."""
-
     first: int
     last: int
 

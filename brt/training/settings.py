@@ -25,7 +25,7 @@ from brt.training.train_step import LOSSES
 @configurable
 @dataclasses.dataclass(eq=False, repr=False)
 class Trainer:
-    """Settings of a run; `brt.experiment_checks` refuses those that contradict one another.
+    """Settings of a run; `experiment_checks` refuses those that contradict one another.
 
     Args:
         corpus: a `Corpus` or a `Mixture` of several.
@@ -95,7 +95,7 @@ class Trainer:
         self.rows = self.tokens_per_step // (self.segment_length * self.segments_per_step)
         self.policy = self.checkpoints or CheckpointPolicy()
         source = self.corpus.source if isinstance(self.corpus, Corpus) else None
-        self.sample_length = source and source.input_length
+        self.sample_length = source.input_length if source else None
 
     @property
     def loss_settings(self) -> dict[str, Any]:

@@ -24,8 +24,7 @@ def make_mesh(
 ) -> jax.sharding.Mesh:
     """Returns a mesh (`AXES`) of all processes' devices.
 
-    A slice is a set of devices with fast links: one of TPUs, or the GPUs of a node. The model axis
-    stays inside of each.
+    A slice is a slice of TPUs or the GPUs of a node; the model axis stays inside of one.
 
     Args:
         shape: (data, fsdp, model); or (rows, model), with one data-parallel part for each slice and
@@ -74,7 +73,6 @@ def asked_mesh(shape: Sequence[int], devices: str | None) -> jax.sharding.Mesh:
 
 
 def nodes_and_devices(text: str) -> tuple[int, int]:
-    """Returns the nodes and all their devices of N or NODESxN."""
     found = re.fullmatch(r"(?:([1-9]\d*)x)?([1-9]\d*)", text)
     if not found:
         raise ValueError(f"--devices = {text}: write a number, or nodes x devices, such as 2x8.")
@@ -83,7 +81,6 @@ def nodes_and_devices(text: str) -> tuple[int, int]:
 
 
 def _shapes(asked, count, slices):
-    """Returns the sizes of the axes inside of a slice, and over slices."""
     name, (size, *others) = f"Trainer.mesh = {tuple(asked)}", slices
     shape = [*asked]
     if shape.count(-1) > 1 or any(n == 0 or n < -1 for n in shape):
@@ -157,8 +154,6 @@ def put_rows(
     """Returns a global array, built from the batch elements that this process needs.
 
     Args:
-        shape: the global shape.
-        axes: their names, B for the batch.
         rows_of: from (first row, number of rows) to that part as a NumPy array.
     """
     axis = axes.index("B")
@@ -175,7 +170,7 @@ def put_rows(
 def owned_rows(mesh: jax.sharding.Mesh, rows: int) -> list[tuple[int, int]]:
     """Returns the parts of the batch that this process owns, as (first row, number).
 
-    If several processes read the same rows, as with a divided model, the first process owns them.
+    Of several processes with the same rows the first owns them.
     """
     sharding = NamedSharding(mesh, spec("B"))
     owners: dict[tuple[int, int], int] = {}

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 from jax.experimental import multihost_utils
 
-from brt.processes import signals_to_end
+from brt.host.processes import signals_to_end
 
 
 class StopRequest:

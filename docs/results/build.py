@@ -11,7 +11,7 @@ from pathlib import Path
 
 from results_page.page import write_results
 
-from brt.terminal import printable
+from brt.host.terminal import printable
 
 if __name__ == "__main__":
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent

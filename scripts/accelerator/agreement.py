@@ -10,7 +10,7 @@ import numpy as np
 from accelerator.systems import System
 from flax import nnx
 
-from brt.benchmarks.random_inputs import random_batch, random_state
+from brt.benchmarks.timing.random_inputs import random_batch, random_state
 from brt.experiment import Experiment
 from brt.models.model import LanguageModel
 from brt.training.train_step import make_loss

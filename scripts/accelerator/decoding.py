@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from brt.benchmarks.random_inputs import random_state
+from brt.benchmarks.timing.random_inputs import random_state
 from brt.experiment import Experiment
 from brt.models.model import LanguageModel
 

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from brt.benchmarks import hlo, hlo_costs, traces
-from brt.benchmarks.random_inputs import random_batch, random_state
+from brt.benchmarks.timing.random_inputs import random_batch, random_state
 from brt.experiment import Configuration, Experiment
 from brt.reporting.gin_text import ROOT, write_gin
 from brt.sweeps.entries import read_sweep

@@ -89,10 +89,7 @@ def main() -> int:
                 ),
                 "evaluated": ("brt.evaluate", *evaluated),
                 "recorded": ("brt.evaluate", *evaluated, "--record"),
-                "continued": (
-                    "brt.generate",
-                    *(run, f"--prompt_file={text}", "--max_tokens=16"),
-                ),
+                "continued": ("brt.generate", *(run, f"--prompt_file={text}", "--max_tokens=16")),
             }
             for name, command in commands.items():
                 if not number:

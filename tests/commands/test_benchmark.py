@@ -12,7 +12,7 @@ from published_checks import read
 from tiny_run import PLAIN, command, one_device, write_config
 
 from brt import benchmark
-from brt.benchmarks import steps
+from brt.benchmarks.timing import steps
 from brt.reporting.gin_text import read_gin, resolved
 from brt.reporting.paper_positions import system_and_size
 from brt.reporting.papers.fill import paper_tables

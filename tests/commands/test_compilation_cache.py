@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from tiny_run import PLAIN, quick_environment, write_config
 
-from brt import compilation_cache
-from brt.compilation_cache import CompilationCache
+from brt.host import compilation_cache
+from brt.host.compilation_cache import CompilationCache
 
 NAME = "jit_f-" + "0" * 64 + "-cache"
 
@@ -153,7 +153,8 @@ jax.monitoring.register_event_listener(
     lambda event, **_: hits.append(event) if event.endswith("/cache_hits") else None
 )
 atexit.register(lambda: print(len(hits)))
-from brt import command_line, compilation_cache, train
+from brt import command_line, train
+from brt.host import compilation_cache
 compilation_cache.LEAST_SECONDS = 0.0
 command_line.run(train.main)
 """

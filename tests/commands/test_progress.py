@@ -10,8 +10,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from brt import progress
-from brt.progress import Progress, reported
+from brt.host import progress
+from brt.host.progress import Progress, reported
 
 
 @pytest.fixture

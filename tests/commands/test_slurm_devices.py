@@ -5,8 +5,8 @@ import pytest
 from devices import gpus
 from jax._src import distributed, xla_bridge
 
-from brt import processes
-from brt.slurm import gpus_of_task
+from brt.host import processes
+from brt.host.slurm import gpus_of_task
 from brt.training.sharding import make_mesh
 
 EIGHT = "0,1,2,3,4,5,6,7"

@@ -13,7 +13,7 @@ from test_generate_command import run  # noqa: F401
 from tiny_run import command
 
 from brt import generate
-from brt.terminal import Terminal, guard_streams, plain, shown
+from brt.host.terminal import Terminal, guard_streams, plain, shown
 
 COMMANDS = {
     "window title": "\x1b]0;title\x07",

@@ -14,8 +14,8 @@ from paths import CONFIGS, ROOT
 from tiny_run import build, command, quick_environment, write_corpus
 
 from brt import benchmark, config, evaluate, export, generate, prepare, report, train  # noqa: F401
+from brt.data.text_flag import CONFIG, text_bindings
 from brt.experiment import Experiment
-from brt.text_flag import CONFIG, text_bindings
 
 PAGES = [
     ROOT / "README.md",

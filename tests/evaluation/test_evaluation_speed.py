@@ -12,7 +12,7 @@ import pytest
 from tiny_run import TXL, command, write_config
 
 from brt import benchmark
-from brt.benchmarks import evaluation_speed
+from brt.benchmarks.timing import evaluation_speed
 from brt.reporting.papers.fill import paper_tables
 from brt.reporting.papers.reading import read_paper
 from brt.reporting.step_times import read_step_times

@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 
 from brt.data.vocabularies.base import ByteVocabulary
 from brt.evaluation.token_kinds import KINDS, token_kinds
-from brt.evaluation.token_text import token_texts
-from brt.evaluation.words import NAME, OTHER, TITLE, Words
+from brt.evaluation.words import NAME, OTHER, TITLE, Words, token_texts
 
 
 class Pieces:

@@ -15,7 +15,8 @@ from absl.testing import flagsaver
 from gin_settings import bound
 from tiny_run import TWO_LAYERS, ended, records, start_several, write_config
 
-from brt import command_line, processes
+from brt import command_line
+from brt.host import processes
 
 LOST = "UNKNOWN: Gloo AllGather failed: [pair.cc:538] Read error [127.0.0.1]: Connection reset"
 

@@ -15,14 +15,10 @@ LAYERS = (
     ("brt.storage", "brt.bindings"),
     ("brt.bindings.registration", "brt.bindings.gin_private", "brt.storage.regular_files"),
     (
-        *("brt.checks", "brt.slurm", "brt.terminal"),
-        *("brt.storage.file_parts", "brt.storage.replaced_files", "brt.storage.tensor_files"),
+        *("brt.checks", "brt.storage.file_parts"),
+        *("brt.storage.replaced_files", "brt.storage.tensor_files"),
     ),
-    (
-        *("brt.bindings.gin_files",),
-        *("brt.compilation_cache", "brt.progress"),
-        *("brt.processes", "brt.token_ids"),
-    ),
+    ("brt.bindings.gin_files", "brt.host", "brt.token_ids"),
     ("brt.bindings.bound_values", "brt.storage.json_files"),
     ("brt.bindings.registry",),
     ("brt.bindings.errors",),
@@ -32,7 +28,6 @@ LAYERS = (
     ("brt.memory",),
     ("brt.pretrained",),
     ("brt.training",),
-    ("brt.experiment_checks", "brt.text_flag"),
     ("brt.experiment", "brt.command_line"),
     ("brt.evaluation", "brt.model_folder"),
     ("brt.run", "brt.generation"),
@@ -174,7 +169,7 @@ def test_a_circle_of_imports_is_found(tmp_path, line, unit_of):
         ("brt/experiment.py", "if TYPE_CHECKING:\n    from brt.run.loop import TrainingRun"),
         ("brt/evaluation/reading.py", "from brt.studies.reach import reach"),
         ("brt/evaluate.py", "from brt import generate"),
-        ("brt/loose.py", "from brt.progress import Progress"),
+        ("brt/loose.py", "from brt.host.progress import Progress"),
     ],
 )
 def test_an_import_that_points_up_or_sideways_is_found(tmp_path, file, line):

@@ -11,7 +11,7 @@ from tiny_models import quick_jit
 
 from brt.models import ops
 from brt.models.block_recurrent import external_memory, feedback
-from brt.models.fast import relative_form, table
+from brt.models.fast import table
 from brt.models.fast.attention import attend, product
 from brt.models.melodi import layer as melodi_layer
 from brt.models.ops import HIDDEN
@@ -145,7 +145,7 @@ def plain_cell_ops(*_):
 @pytest.mark.parametrize("name", ATTENDING)
 def test_every_model_has_the_gradients_of_the_plain_form(name, monkeypatch):
     assert all(module.attend is attend for module in ATTEND)
-    assert transformer_xl_layer.form_by_distance is relative_form.form_by_distance
+    assert transformer_xl_layer.form_by_distance is table.form_by_distance
     with jax.enable_x64(True):
         model = random_model(name, dtype="float64", dropout=0.3, **EVERY_KIND.get(name, {}))
         graph, params = nnx.split(model)
@@ -174,7 +174,7 @@ def test_every_model_has_the_gradients_of_the_plain_form(name, monkeypatch):
         monkeypatch.setattr(table, "layer_ops", plain_layer_ops)
         monkeypatch.setattr(table, "cell_ops", plain_cell_ops)
         monkeypatch.setattr(feedback, "stack_scan", lambda _: ops.scan_blocks)
-        module = relative_form.relative_attention
+        module = table.relative_attention
         monkeypatch.setattr(module, "attend_by_distance", plain_attend_by_distance)
         expected = values()
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):

@@ -275,7 +275,7 @@ COVERED = {
 def test_outputs_and_all_gradients_equal_the_plain_form(name, capfd):
     forms, heads, make, sizes = CASES[name]
     errors = relative_errors(forms, heads, make(heads, *sizes))
-    assert max(errors.values()) < 2e-5, errors
+    assert max(errors.values()) < 3e-5, errors
     assert "race" not in "".join(capfd.readouterr()).lower()
 
 

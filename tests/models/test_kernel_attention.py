@@ -12,7 +12,7 @@ from flax import nnx
 from tiny_models import quick_jit
 
 from brt.models import axis_rules
-from brt.models.fast import cudnn_attention, kernel_forms, relative_form, table
+from brt.models.fast import cudnn_attention, kernel_forms, table
 from brt.models.fast.attention import attend
 from brt.models.fast.kernels import states as states_kernel
 from brt.models.fast.kernels import window as window_kernel
@@ -188,7 +188,7 @@ def test_a_required_kernel_that_does_not_fit_is_refused():
     ):
         table.layer_ops(KERNEL, 200, 0, BF16, False)
     with pytest.raises(ValueError, match=r"TransformerXL\.attention_form.*2000 keys"):
-        relative_form.form_by_distance(KERNEL, 1, 512, 2000, None)
+        table.form_by_distance(KERNEL, 1, 512, 2000, None)
 
 
 def test_relative_attention_without_its_distances_is_refused():

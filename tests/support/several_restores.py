@@ -14,7 +14,7 @@ import numpy as np
 from checkpoints import abstract, array_file, make_state, opened
 from jax.experimental import multihost_utils
 
-from brt import processes
+from brt.host import processes
 from brt.training.sharding import make_mesh, shardings
 
 MESHES = ((2, 2, 1), (4, 1, 1), (1, 4, 1))

@@ -24,7 +24,6 @@ from tiny_run import (
 
 from brt import evaluate, generate, train
 from brt.evaluation.reading import SegmentReader
-from brt.experiment_checks import check_trainer
 from brt.model_folder import load_run
 from brt.reporting.paper_positions import paper_position
 from brt.reporting.run_tables import evaluations, overview
@@ -33,6 +32,7 @@ from brt.run.loop import TrainingRun
 from brt.run.loop_evaluation import LoopEvaluation
 from brt.training.checkpoints.checkpoint import CheckpointError
 from brt.training.checkpoints.policy import Best, CheckpointPolicy, stopped_early
+from brt.training.experiment_checks import check_trainer
 from brt.training.records.run_folder import read_metrics
 from brt.training.settings import Trainer
 

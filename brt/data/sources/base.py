@@ -1,7 +1,4 @@
-"""The base classes of all sources.
-
-A source yields whole documents in a fixed order, and opens no file when it is made.
-"""
+"""The base classes of all sources."""
 
 import abc
 import dataclasses
@@ -56,20 +53,18 @@ class Source(abc.ABC):
         """Yields the documents of a split, in the same order every time."""
 
     def original_split(self, split: str) -> str:
-        """Returns the name of a split in a data set or path."""
         return (getattr(self, "splits", None) or {}).get(split, split)
 
     def settings(self) -> dict[str, Any]:
-        """Returns the fields that determine the documents, as JSON."""
         names = (field.name for field in dataclasses.fields(self))  # type: ignore[arg-type]
         return {name: getattr(self, name) for name in names if name != "vocabulary"}
 
     def description(self, split: str) -> dict[str, Any]:
-        """Returns the settings that determine the documents of a split, as JSON; reads no file."""
+        """Returns what determines the documents of a split, as JSON; reads no file."""
         return {"source": type(self).__name__, "split": split, **self.settings()}
 
     def count(self, split: str) -> int | None:
-        """Returns the number of documents of a split; None if it is unknown."""
+        """Returns the number of documents, or None if unknown."""
         return None
 
     def parts(self, split: str) -> list:
@@ -86,7 +81,7 @@ class Source(abc.ABC):
         raise NotImplementedError
 
     def part_bytes(self, part: Any) -> int | None:
-        """Returns the size of a part; None for whole files."""
+        """None for whole files."""
         return None
 
 
@@ -103,7 +98,6 @@ class FileSource(Source):
 
 
 def check_source(source: Any, binding: str) -> None:
-    """Raises if `binding` is bound to anything but a `Source`."""
     if not isinstance(source, Source):
         raise ValueError(
             f"{binding} = {source!r} is not a source: bind it to one, with its brackets, such as "

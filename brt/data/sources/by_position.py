@@ -106,7 +106,6 @@ class SplitByPosition(FileSource):
         return sum(map(file_size, self.source.files(part))) if size is None else size
 
     def _slice(self, split: str) -> tuple[str, Fraction, Fraction]:
-        """Returns the split of `source`, and the shares of it at which a slice starts and ends."""
         splits = self.splits or DEFAULT
         slices = {name: found for name, text in splits.items() if (found := _parsed(text))}
         if split in slices:

@@ -91,7 +91,6 @@ class Hyperpartisan(LabelledSource):
         vocabulary, splits: as of `LabelledSource`; "validation" may be "dev" in a file.
         split_file: JSON, from splits to lists of ids of articles, such as hp-splits.json of
             Longformer's authors. None draws as many by `seed`.
-        title: whether the title comes before the text.
     """
 
     classes = ("false", "true")
@@ -189,7 +188,6 @@ def divided(names: Sequence[str], seed: int) -> dict[str, list[str]]:
 
 
 def article_text(element: xml.Element) -> str:
-    """Returns the text of an article: one line per paragraph, white space as one space."""
     pieces = [element.text or ""]
     for part in element:
         boundary = "\0" * (part.tag == "p")  # NUL does not occur in XML

@@ -38,7 +38,6 @@ class TextFiles(FileSource):
     Args:
         path: a folder, a file, or a pattern such as `books/**/*.md`, on a disk or in a bucket, with
             `{split}` for the name of the split; without it all splits are equal.
-        skip_empty: skips empty files, which are otherwise an error.
         suffix: of the files of a folder that are read; hidden files are not.
     """
 

@@ -127,12 +127,7 @@ class LabelledSource(Source):
 
 
 def token_span(characters: np.ndarray, start: int, stop: int) -> tuple[int, int] | None:
-    """Returns the tokens of a part of a text: first, and one after the last; None for no token.
-
-    Args:
-        characters: int64 (tokens, 2), as of `Vocabulary.spans`.
-        start, stop: of the part, in characters.
-    """
+    """Returns the tokens of a part of a text: first, and one after the last; None for no token."""
     inside = np.flatnonzero((characters[:, 1] > start) & (characters[:, 0] < stop))
     return (int(inside[0]), int(inside[-1]) + 1) if len(inside) else None
 

@@ -195,10 +195,7 @@ class _WikiText(_OneFilePerSplit):
 class WikiText103(_WikiText):
     __doc__ = _WikiText.__doc__
 
-    sizes = {
-        "lines": (1_801_350, 3_760, 4_358),
-        "tokens": (103_227_021, 217_646, 245_569),
-    }
+    sizes = {"lines": (1_801_350, 3_760, 4_358), "tokens": (103_227_021, 217_646, 245_569)}
 
 
 @configurable
@@ -257,7 +254,6 @@ class OneBillionWord(PublishedFiles):
 
 @functools.lru_cache
 def _counted(path: str, size: int, time: int) -> tuple[int, int]:
-    """Counts lines and words of a file; size and time are part of the cache's key."""
     lines = words = 0
     with open_regular(path) as file:
         for line in file:
@@ -270,7 +266,7 @@ TITLE = re.compile(rb" = (?!= )([^\n]*)(?<! =) = \n")
 
 
 def _articles(path: str) -> list[Extent]:
-    """Returns the extent of each article; text before the first title belongs to the first."""
+    """Returns the extent of each article; text before the first title belongs to it."""
     starts: list[tuple[int, str]] = []
     lines: tuple[bytes, bytes] = b"", b""  # the last two
     end = 0
@@ -291,6 +287,5 @@ def _articles(path: str) -> list[Extent]:
 
 
 def _shuffled(items: Sequence[Item], key: str) -> list[Item]:
-    """Returns the items in an order that depends on `key` alone, in every version of Python."""
     ranks = [hashlib.sha256(f"{key}:{number}".encode()).digest() for number in range(len(items))]
     return [items[number] for number in sorted(range(len(items)), key=ranks.__getitem__)]

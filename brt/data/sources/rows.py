@@ -148,7 +148,7 @@ class RowSource(FileSource):
 @configurable
 @dataclass(eq=False)
 class JsonLines(RowSource):
-    """One document per line of `.jsonl` files, also compressed (`.gz`, `.zst`); see `RowSource`."""
+    """One document per line of `.jsonl` files, also compressed (`.gz`, `.zst`)."""
 
     suffixes = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".json", ".json.gz", ".json.zst")
 
@@ -199,7 +199,7 @@ class TableSource(RowSource):
 @configurable
 @dataclass(eq=False)
 class Parquet(TableSource):
-    """One document per row of Parquet files; see `RowSource`."""
+    """One document per row of Parquet files."""
 
     suffixes = (".parquet",)
 
@@ -227,7 +227,7 @@ class Parquet(TableSource):
 @configurable
 @dataclass(eq=False)
 class SavedDataset(TableSource):
-    """One document per row of a folder that `save_to_disk` of `datasets` wrote; see `RowSource`."""
+    """One document per row of a folder that `save_to_disk` of `datasets` wrote."""
 
     suffixes = (".arrow",)
 
@@ -245,7 +245,6 @@ class SavedDataset(TableSource):
 
 @contextlib.contextmanager
 def _explained(file: str) -> Iterator[None]:
-    """Raises errors of the library of tables, whatever their types, as one that names the file."""
     try:
         yield
     except MissingExtra:

@@ -69,7 +69,6 @@ class FirstDocuments(Transformed):
 
     Args:
         source: the inner source, which determines the order; in `TextFiles` 10 comes before 9.
-        first: from the name of a split to a number of documents; other splits stay whole.
     """
 
     first: dict[str, Count] = gin.REQUIRED
@@ -105,7 +104,6 @@ class FirstTokens(Transformed):
 
     Args:
         source: the inner source.
-        vocabulary: of the tokens, or its name.
         first: from the name of a split to a number of tokens; other splits stay whole.
     """
 

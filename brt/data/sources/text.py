@@ -13,7 +13,7 @@ from brt.data.sources.base import Document, FileSource, Source
 from brt.data.sources.by_position import SplitByPosition
 from brt.data.sources.files import TextFiles
 from brt.data.sources.rows import JsonLines, Parquet, RowSource, SavedDataset, listed
-from brt.progress import say
+from brt.host.progress import say
 
 ROWS: tuple[type[RowSource], ...] = (SavedDataset, Parquet, JsonLines)
 NAMED = re.compile(r"(?:^|/)(train|validation|valid|test)[-._/]")
@@ -31,7 +31,6 @@ class Text(FileSource):
     Args:
         path: of a file, or of a folder with any subfolders; on disk or in a bucket.
         text_key: key (column) of the text, in JSON lines and tables.
-        suffix: of the files of a folder of plain text.
     """
 
     path: Name = gin.REQUIRED
@@ -61,7 +60,6 @@ class Text(FileSource):
 
     @functools.cached_property
     def _divided(self) -> tuple[Source, dict[str, str]]:
-        """The source, and other names that its splits have."""
         folder, files = listed(self.path.replace("{split}", "*"), ("",))
         if not files:
             raise FileNotFoundError(

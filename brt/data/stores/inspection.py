@@ -6,7 +6,7 @@ import numpy as np
 
 from brt.data.stores.token_store import TokenStore
 from brt.data.vocabularies.base import Vocabulary
-from brt.terminal import printable
+from brt.host.terminal import printable
 
 LISTED = 10
 
@@ -45,10 +45,7 @@ def describe(store: TokenStore) -> str:
 
 
 def document_ends(store: TokenStore, document: str, vocabulary: Vocabulary | None) -> str:
-    """Returns the first and last tokens of a document, as ids and as text, in lines.
-
-    document: title, or number from 0. vocabulary: decodes the tokens; None shows ids only.
-    """
+    """Returns the first and last tokens of a document, as ids and as text, in lines."""
     number, entry = _find(store, document)
     tokens = store.tokens(number)
     lines = [f"document {number}, {entry['title']!r}: {len(tokens):,} tokens"]

@@ -65,7 +65,6 @@ class _Item(NamedTuple):
 
 
 def _runs(items: Iterator[_Item], made_with: dict, shard_bytes: int | None) -> Iterator[Run]:
-    """Yields the runs in order; `made_with` is JSON that becomes part of every key."""
     first = number = size = 0
     shard: list[_Item] = []
     most = SHARD_DOCUMENTS if shard_bytes is None else sys.maxsize

@@ -39,7 +39,7 @@ from brt.data.stores.shards import (
 )
 from brt.data.stores.worker_pool import WorkerPool
 from brt.data.vocabularies.base import Vocabulary
-from brt.progress import Progress
+from brt.host.progress import Progress
 from brt.storage.json_files import Fields, read_json_lines
 from brt.storage.paths import AnyPath, RemotePath, as_path
 from brt.storage.replaced_files import LEFT, replace_file, replace_json
@@ -64,8 +64,6 @@ def write_store(
         folder: of the store, on a disk or in a bucket.
         documents: at least one; those without tokens are encoded by `vocabulary`.
         source_description: JSON for the manifest.
-        total: number of documents if known, for the progress display, which `quiet` hides.
-        workers: number of processes that encode; 1 for this process.
         shard_bytes: bytes after which a shard ends; None for `SHARD_BYTES` or `SHARD_DOCUMENTS`.
         runner: makes the shards instead of the workers.
     """
@@ -171,7 +169,7 @@ def _remove_others(folder: AnyPath, complete: Container[str]) -> None:
 
 
 def _remove_unfinished(folder: AnyPath) -> int:
-    """Removes unfinished shards and notes of errors; returns the number of finished shards."""
+    """Removes unfinished shards; returns the number of finished ones."""
     files = _files(folder)
     _remove_files(
         file

@@ -1,6 +1,6 @@
 """Token stores: the documents of one split as token ids, in the files that `layout` describes.
 
-Files are read, not mapped: one that is cut short meanwhile gives a message and not SIGBUS.
+Files are not mapped: one that is cut short would end the process by SIGBUS.
 """
 
 import functools
@@ -14,17 +14,9 @@ import numpy as np
 
 from brt.checks import Count, CountFrom0, Many, ManyFrom0
 from brt.data.stores.joined_array import JoinedArray
-from brt.data.stores.layout import (
-    DTYPES,
-    FORMAT,
-    OFFSET,
-    SHARDS,
-    WEIGHT,
-    files_of,
-    shard_name,
-)
+from brt.data.stores.layout import DTYPES, FORMAT, OFFSET, SHARDS, WEIGHT, files_of, shard_name
 from brt.data.stores.store_cache import compare, copies_tokens, fetch, local_copy
-from brt.progress import reported
+from brt.host.progress import reported
 from brt.storage.file_parts import FileArray
 from brt.storage.json_files import DamagedFile, Fields, misfit, read_json, read_json_lines
 from brt.storage.paths import AnyPath, as_path
@@ -109,14 +101,12 @@ class TokenStore:
         return self.manifest["tokens"] * item <= SMALL
 
     def read_all(self) -> None:
-        """Checks every file, as if it were read."""
         names = files_of(self.manifest)
         label = f"reading {self.folder}, files"
         for name in reported(names, label, len(names), delay=SHOWN_AFTER):
             self.file(name)
 
     def file(self, name: str) -> AnyPath:
-        """Returns the path of a file that may be read."""
         if self.check is not None:
             self.check(name)
         return self.files / name

@@ -18,7 +18,7 @@ from brt.data.mixture import MixedStore
 from brt.data.stores.layout import WEIGHT, content_of, files_of
 from brt.data.stores.token_store import HOW_TO_REPEAT, TokenStore
 from brt.data.stores.writer import misfit_of_weights
-from brt.progress import Progress
+from brt.host.progress import Progress
 from brt.storage.json_files import DamagedFile, read_json
 from brt.storage.paths import AnyPath, file_size
 from brt.storage.regular_files import file_sha256, open_regular
@@ -34,7 +34,7 @@ SHOWN_FROM = 200 * 10**6
 
 
 def verify(store: TokenStore) -> None:
-    """Compares the files of a store with the manifest's hashes and counts, and with one another."""
+    """Compares the files of a store with the manifest and with one another."""
     check_manifest(store)
     manifest, where = store.manifest, store.folder / "manifest.json"
     check_hashes(store.files, manifest["hashes"], HOW_TO_REPEAT)
@@ -54,7 +54,6 @@ def verify(store: TokenStore) -> None:
 
 
 def check_manifest(store: TokenStore) -> None:
-    """Compares the parts of a manifest with one another."""
     manifest, where = store.manifest, store.folder / "manifest.json"
     hashes, files = manifest["hashes"], files_of(manifest)
     if wrong := {*files} - hashes.keys() or hashes.keys() - {"offsets.npy", *files}:

@@ -99,11 +99,7 @@ def pickled(maker: ShardMaker) -> bytes | None:
 
 @contextmanager
 def _main_module_hidden() -> Iterator[None]:
-    """Replaces the main module by an empty one.
-
-    `spawn` would import it in every worker, with JAX, and would run a script without
-    `if __name__ == "__main__"` again.
-    """
+    """Hides the main module, which `spawn` would import, with JAX, in every worker."""
     main = sys.modules["__main__"]
     sys.modules["__main__"] = types.ModuleType("__main__")
     try:

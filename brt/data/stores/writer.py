@@ -172,7 +172,6 @@ class ShardWriter:
 
 
 def misfit_of_weights(weights: np.ndarray) -> str:
-    """Returns which loss weight is out of range, or ""."""
     is_bad = ~((weights >= 0) & (weights <= MAX_WEIGHT))  # true for NaN, too
     if not is_bad.any():
         return ""

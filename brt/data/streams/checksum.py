@@ -1,7 +1,6 @@
 """The data checksum, recorded as `ledger`: equal for runs that have read the same data.
 
-It is the sum, modulo 2**64, of a hash of each batch element of each step, so the sums of all hosts
-add up to the same checksum for any number of hosts.
+It is the sum, modulo 2**64, of a hash of each batch element of each step, over all hosts.
 """
 
 import functools

@@ -29,7 +29,6 @@ class ContiguousStream(Stream):
     """The training stream in which all batch elements begin each epoch together, with fresh memory.
 
     Args:
-        store, rows, segment_length, segments_per_step, seed: as of `Stream`.
         shuffle: whether documents have a new order each epoch, as for the sentences of One Billion
             Word. Otherwise fewer than B pairs are dropped.
     """

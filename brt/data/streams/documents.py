@@ -74,7 +74,6 @@ class DocumentPass(EvaluationPass):
     """One pass of evaluation: every document once.
 
     Args:
-        store, rows, segment_length: as of `Stream`; B may exceed the documents.
         documents: numbers of the documents to read; None for all.
     """
 

@@ -140,7 +140,6 @@ class LabelledSegments:
         return self.length - int(self.sizes_D[document]) - len(self._after)
 
     def write(self, batch: Batch, k: int, b: int, document: int, segment: int, loss: str) -> None:
-        """Writes one segment of a document to batch element b; `loss` as of `LabelledDocuments`."""
         boundaries = self.boundaries(document)
         part = boundaries[segment]
         length = int(self.questions_D[document])
@@ -238,7 +237,7 @@ class LabelledPass(EvaluationPass):
         self.num_steps = max(map(len, self._order))
 
     def segment(self, step: int, row: int) -> tuple[int, int]:
-        """Returns the document of a batch element at a step, and its segment; or (-1, 0)."""
+        """Returns document and segment of a batch element at a step; (-1, 0) for none."""
         order = self._order[row]
         return order[step] if step < len(order) else (-1, 0)
 

@@ -72,12 +72,7 @@ def check_count(where: str, documents: int, rows: int) -> None:
 
 
 class _Stretch(NamedTuple):
-    """Consecutive documents of a batch element.
-
-    number: of the stretch; all stretches have the same length in tokens.
-    firsts: segments of the batch element before each document, and at the end.
-    documents: in the order in which they are due.
-    """
+    """Consecutive documents of a batch element."""
 
     number: int
     firsts: np.ndarray
@@ -87,9 +82,7 @@ class _Stretch(NamedTuple):
 class _Epoch(NamedTuple):
     """The documents of a schedule in the order of one epoch.
 
-    due: tokens of the batch element before each is due.
-    firsts: segments of the epoch before each, and at the end.
-    documents: numbers in the store.
+    due: tokens read before each is due. firsts: segments of the epoch before each, and at the end.
     """
 
     due: np.ndarray
@@ -100,9 +93,7 @@ class _Epoch(NamedTuple):
 class _Schedule:
     """The documents of one store for one batch element, and when each is due, in tokens.
 
-    documents, lengths, segments: numbers, tokens and segments; int64 (documents,).
-    share, delay: w and b.
-    key: of the random order of each epoch.
+    share, delay: w and b. key: of the random order of each epoch.
     """
 
     def __init__(

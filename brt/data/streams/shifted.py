@@ -18,7 +18,6 @@ class ShiftedPass(EvaluationPass):
     """Windows over each document, or over the whole store as one text; each is a start.
 
     Args:
-        store, rows, segment_length: as of `Stream`.
         stride: tokens from one window to the next, 1 ... T.
         contiguous: whether all documents are one text, as in `ContiguousPass`.
     """
@@ -71,7 +70,6 @@ class ShiftedPass(EvaluationPass):
         return batch
 
     def _windows(self, step, rows):
-        """Returns the text of each batch element, -1 for none, and the first pair of its window."""
         numbers_B = np.array(rows) + step * self.rows
         texts_B = np.searchsorted(self._firsts, numbers_B, side="right") - 1
         begins_B = (numbers_B - self._firsts[texts_B]) * self.stride

@@ -36,7 +36,6 @@ class SampleTask(Source):
     Args:
         num_train, num_validation, num_test: samples of the splits.
         padded_length: tokens to which samples are padded, so that they divide into segments.
-        seed: of the samples.
     """
 
     num_train: Count = 100_000
@@ -48,7 +47,6 @@ class SampleTask(Source):
     def _define(
         self, name: str, symbols: str, special_ids: dict[str, int], tokens: int, scored: int
     ) -> None:
-        """Defines vocabulary and length; the last `scored` of the tokens have loss weight 1."""
         length = tokens - 1 if self.padded_length is None else self.padded_length
         if length < tokens - 1:
             raise ValueError(
@@ -157,8 +155,6 @@ class CopyTask(_SequenceTask):
 @configurable
 @dataclass(eq=False, kw_only=True)
 class ReverseTask(_SequenceTask):
-    """A sequence of symbols, to be written in reverse; arguments as of `CopyTask`."""
-
     copies = 1
 
     def _target(self, sources: np.ndarray) -> np.ndarray:
@@ -171,7 +167,7 @@ class AssociativeRetrieval(SampleTask):
     """Pairs of a letter and a digit, then one letter again, whose digit is the target.
 
     Ids: 0 to 9 the digits, 10 the start token, 11 to 36 a to z. No letter and no digit occurs in
-    two pairs. Other arguments are as of `SampleTask`.
+    two pairs.
 
     Args:
         num_pairs: a model reads 2 num_pairs + 2 tokens.
@@ -186,7 +182,6 @@ class AssociativeRetrieval(SampleTask):
         self._define("retrieval", symbols, {"start": self.START}, 2 * self.num_pairs + 3, 1)
 
     def _sources(self, count: int) -> np.ndarray:
-        """Returns keys, values, and the index of the queried pair, side by side."""
         pairs = self.num_pairs
         self._check_possible(count, pairs * math.perm(26, pairs) * math.perm(10, pairs))
         random = self._random()

@@ -1,8 +1,8 @@
 """BABILong: facts of a small world in real text, and a question about them at the end.
 
 The facts, in order, are at random positions between sentences of a random passage of a token store.
-In documents of one length all answers begin at the same token: otherwise a model that knows its
-position in a segment would know how many tokens an answer has.
+In documents of one length all answers begin at the same token, so that the position does not tell
+how long an answer is.
 The words are those of `small_world`: scores are not comparable with published ones.
 
 Source: Kuratov et al. 2024, arXiv:2406.10149 (BABILong), section 2.

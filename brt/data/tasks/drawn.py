@@ -14,13 +14,7 @@ from brt.data.sources.base import Document, Source
 
 @dataclass(eq=False, kw_only=True)
 class DrawnTask(Source):
-    """Documents that are a function of (seed, split, number) and the settings.
-
-    Args:
-        num_documents: documents of split `train`.
-        num_held_out: documents of every other split.
-        seed: of the documents.
-    """
+    """Documents that are a function of (seed, split, number) and the settings."""
 
     num_documents: Count
     num_held_out: Count

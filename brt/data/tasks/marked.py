@@ -28,9 +28,7 @@ class MarkTask(DrawnTask):
     """Marked texts with their class, and with its name as an answer.
 
     Args:
-        length: tokens of a text.
         mark_within: the mark is among this many first tokens.
-        num_fillers: different filler ids.
         opened: whether a token comes before a text, as [CLS] does; False for T5.
     """
 

@@ -56,7 +56,6 @@ class QuadraticEquations(SampleTask):
         self._define("equations", SYMBOLS, special, STAGES * STAGE + 1, scored)
 
     def _sources(self, count: int) -> np.ndarray:
-        """Returns a, b and c of a (x^2 + b x + c) = 0: int64 (count, 3)."""
         # At equal intervals, so that every split has its share.
         rootless = np.diff(np.floor(np.arange(count + 1) * self.rootless)) > 0
         sources = np.empty((count, 3), np.int64)

@@ -30,8 +30,6 @@ class RecallTask(DrawnTask):
 
     Args:
         document_length: in tokens, or a pair (shortest, longest) to draw lengths from.
-        num_facts: facts of a document.
-        num_keys, num_values, num_fillers: different ids of each kind.
         min_distance, max_distance: range of the distances, in tokens.
     """
 
@@ -100,7 +98,6 @@ class RecallTask(DrawnTask):
         return np.minimum(distances, self.max_distance)
 
     def _free_position(self, random: np.random.Generator, free: np.ndarray, distance: int) -> int:
-        """Returns a position for a value such that definition and question fall on filler."""
         ends = free[2:] & free[1:-1] & free[:-2]  # the two positions before are free, too
         # Every definition leaves room for the longest distance.
         last = len(free) - self.max_distance - 2

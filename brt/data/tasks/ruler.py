@@ -126,7 +126,6 @@ class CommonWords(TextTask):
 
     Args:
         num_common: words that occur often; one number or several.
-        common_count, other_count: how often a common word, and any other word, occurs.
     """
 
     lengths: Count | tuple[Count, ...] = 8192

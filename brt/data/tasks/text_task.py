@@ -24,8 +24,6 @@ Ids = np.ndarray
 class Prompt(NamedTuple):
     """A document in parts.
 
-    parts: of the context, in order.
-    question: follows the context.
     answers: each with the index of the earliest part that it needs; None for the whole context.
     facts: number of statements.
     rank: as of an `Answer`.
@@ -43,7 +41,6 @@ class TextTask(GridTask):
     """A task in text; documents have at most the length of their cell, and are never cut.
 
     Args:
-        vocabulary: of the tokens, or its name; `Corpus.vocabulary` stays unbound.
         text_weight: loss weight of all tokens outside the answers.
     """
 
@@ -93,7 +90,6 @@ class TextTask(GridTask):
 
     @functools.cached_property
     def ids(self) -> Callable[[str], Ids]:
-        """Encodes a part of a document."""
         vocabulary = as_vocabulary(self.vocabulary)
         return functools.lru_cache(2**12)(lambda text: vocabulary.encode(text.encode(), text))
 

@@ -53,7 +53,7 @@ class Vocabulary(abc.ABC):
     @property
     @abc.abstractmethod
     def fingerprint(self) -> str:
-        """sha256, in hex, of the mapping. May open the vocabulary's file."""
+        """sha256, in hex, of the mapping."""
 
     @property
     def special_ids(self) -> dict[str, int]:
@@ -198,7 +198,6 @@ def joint_digest(*contents: bytes) -> str:
 
 
 def checked_ids(ids: ArrayLike, size: int, name: str) -> np.ndarray:
-    """Returns `ids` as an int64 array (tokens,), all of them in [0, size)."""
     flat = np.asarray(ids).reshape(-1)
     if flat.size and flat.dtype.kind not in "iu":
         raise ValueError(

@@ -154,10 +154,6 @@ class WordPieceVocabulary(TokenizerVocabulary):
     """WordPiece of BERT: white space is not kept, nor case and accents with `lower_case`.
 
     Source: Devlin et al. 2019, arXiv:1810.04805, and its code.
-
-    Args:
-        file: path of `vocab.txt`; `~` and variables are expanded.
-        lower_case: False for cased models.
     """
 
     lower_case: bool = True

@@ -49,11 +49,7 @@ SETTINGS = Fields(
 
 @configurable
 class PretrainedFolderVocabulary(TokenizerVocabulary):
-    """The tokenizer of a Hub folder.
-
-    Args:
-        folder: of the files; `~` and variables are expanded.
-    """
+    """The tokenizer of a Hub folder."""
 
     kind = "pretrained"
 

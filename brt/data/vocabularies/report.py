@@ -34,7 +34,6 @@ class Report(NamedTuple):
 
     @property
     def tokens_per_word(self) -> float:
-        """Mean tokens of a word, as in the paper's Table 5."""
         return self.tokens / max(self.words, 1)
 
     def __str__(self) -> str:
@@ -91,7 +90,6 @@ def report(vocabulary: Vocabulary, text: bytes) -> Report:
 
 
 def sample_text(documents: Iterable[Document], size: int = 2**22) -> bytes:
-    """Returns the first `size` bytes of documents, up to the end of a line."""
     sample = b""
     for document in text_documents(documents):
         sample += document.data[:]

@@ -12,12 +12,7 @@ from numpy.typing import ArrayLike
 
 from brt.checks import configurable
 from brt.data.extras import check_extra, extra_library
-from brt.data.vocabularies.base import (
-    FileVocabulary,
-    checked_ids,
-    read_vocabulary_file,
-    utf8_text,
-)
+from brt.data.vocabularies.base import FileVocabulary, checked_ids, read_vocabulary_file, utf8_text
 
 SUFFIX = ".subwords"
 LIBRARY = "tensorflow_datasets", "SubwordVocabulary", "data"

@@ -15,8 +15,6 @@ class SymbolVocabulary(Vocabulary):
 
     Args:
         name: for messages and manifests.
-        symbols: by id.
-        special_ids, frame: as of `Vocabulary`.
         identity: text whose sha256 is the fingerprint; None for the symbols as JSON.
         separator: between symbols; "" if each is one character.
     """

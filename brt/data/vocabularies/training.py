@@ -25,7 +25,7 @@ from brt.data.vocabularies.characters import CharacterVocabulary, count_symbols,
 from brt.data.vocabularies.report import text_documents
 from brt.data.vocabularies.subwords import SUFFIX, SubwordVocabulary, encoder_class
 from brt.data.vocabularies.words import WordVocabulary, count_words, word_list
-from brt.progress import reported, say
+from brt.host.progress import reported, say
 from brt.storage.regular_files import read_bytes
 from brt.storage.replaced_files import replace_file
 
@@ -72,7 +72,6 @@ class SentencePieceTraining(VocabularyTraining[SentencePieceVocabulary]):
         seed, max_lines: of the sample.
         keep_whitespace: whether tabs and line breaks are pieces, and not spaces.
         options: of the library's trainer, which replace those of `PG19_OPTIONS`.
-        splits: to read.
     """
 
     size: Count = gin.REQUIRED
@@ -125,9 +124,7 @@ class WordCounting(VocabularyTraining[WordVocabulary]):
     """Lists words by decreasing frequency; see `word_list`.
 
     Args:
-        min_count: of the words in the list.
         max_size: of the list with special words; None for no limit.
-        splits: to count.
     """
 
     min_count: Count = 1
@@ -145,9 +142,7 @@ class SymbolCounting(VocabularyTraining[CharacterVocabulary]):
     """Lists bytes or characters by decreasing frequency.
 
     Args:
-        unit: "byte" or "character".
         unknown: whether there is an id for all other symbols; otherwise they are refused.
-        splits: to count; all of them for enwik8's 204 and text8's 27.
     """
 
     unit: Annotated[str, OneOf(("byte", "character"))] = "byte"
@@ -165,8 +160,6 @@ class SubwordTraining(VocabularyTraining[SubwordVocabulary]):
 
     Args:
         size: approximate number of ids.
-        max_characters: of the text that is counted; None for all.
-        splits: to read.
     """
 
     size: Count = gin.REQUIRED
@@ -257,7 +250,6 @@ def _text_of(line: bytes, document: Document) -> str:
 
 
 def _uniform(seed: int) -> Iterator[float]:
-    """Yields numbers between 0 and 1, the same in all versions of NumPy."""
     bits = np.random.Philox(np.random.SeedSequence(seed))
     while True:
         yield from ((bits.random_raw(1024) >> np.uint64(11)) + 0.5) * 2.0**-53

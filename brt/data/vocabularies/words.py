@@ -16,12 +16,7 @@ from numpy.typing import ArrayLike
 
 from brt.checks import configurable
 from brt.data.sources.base import Document
-from brt.data.vocabularies.base import (
-    FileVocabulary,
-    checked_ids,
-    read_vocabulary_file,
-    utf8_lines,
-)
+from brt.data.vocabularies.base import FileVocabulary, checked_ids, read_vocabulary_file, utf8_lines
 
 
 @configurable
@@ -32,10 +27,8 @@ class WordVocabulary(FileVocabulary):
     One Billion Word has "<S>" before and after lines, and `unknown` "<UNK>" (Dai et al. 2019).
 
     Args:
-        file: path of the list.
         unknown: the word for all that are not listed; None refuses these.
         before_line, after_line: words before and after each line, or None.
-        lower_case: whether text is lower-cased first.
     """
 
     kind = "words"

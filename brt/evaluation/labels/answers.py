@@ -18,7 +18,6 @@ WHOLE_ONLY = ("yes", "no", "noanswer")
 
 
 def normalized(answer: str) -> str:
-    """Returns an answer in lower case, without punctuation and articles, single spaces."""
     without = answer.lower().translate(PUNCTUATION)
     return " ".join(ARTICLES.sub(" ", without).split())
 
@@ -45,12 +44,7 @@ def answer_f1(predicted: str, right: str, whole_only: bool = False) -> float:
 def answer_figures(
     predicted: Sequence[str], right: Sequence[Sequence[str]], whole_only: bool = False
 ) -> dict[str, float]:
-    """Returns `answer_f1` and `exact_match`, means of the best score of each question, as shares.
-
-    Args:
-        predicted: the answers to one question or more.
-        right: the correct answers to each question.
-    """
+    """Returns `answer_f1` and `exact_match`, means over questions of the best score, as shares."""
     pairs = list(zip(predicted, right, strict=True))
     f1s = [max(answer_f1(answer, one, whole_only) for one in correct) for answer, correct in pairs]
     matches = [max(exact_match(answer, one) for one in correct) for answer, correct in pairs]
@@ -75,7 +69,6 @@ def best_span(first_T: np.ndarray, last_T: np.ndarray, allowed: slice, longest: 
     Args:
         first_T, last_T: scores of each position as the first and as the last, (T,).
         allowed: positions that may be in the part.
-        longest: most positions.
     """
     start, stop, _ = allowed.indices(len(first_T))
     best = None

@@ -18,8 +18,6 @@ LONGEST_ANSWER = 30
 
 
 class LabelScore(Score):
-    """The base of scores of labelled documents."""
-
     streams = ("labelled",)
 
     def __init__(self, segments: LabelledSegments, vocabulary: Vocabulary):

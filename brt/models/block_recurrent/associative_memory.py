@@ -42,7 +42,7 @@ def features(x: jax.Array) -> jax.Array:
 
 
 def retrieved(cache: AssociativeCache, features_BTHK: jax.Array) -> jax.Array:
-    """Returns the mean of the stored values, weighted by the products of features, (B, T, H, K)."""
+    """Returns the mean of the stored values, weighted by products of features, (B, T, H, K)."""
     stored_BTHK = jnp.einsum("BTHK,BHKV->BTHV", features_BTHK, cache.matrix_BHKK)
     weights_BTH = jnp.einsum("BTHK,BHK->BTH", features_BTHK, cache.sum_BHK)
     return stored_BTHK / jnp.maximum(weights_BTH, 1e-6)[..., None]
@@ -76,11 +76,7 @@ class AssociativeMemory(LayerMemory):
         return AssociativeCache(jnp.zeros((rows, H, K, K), kept), jnp.zeros((rows, H, K), kept))
 
     def read(
-        self,
-        cache: AssociativeCache,
-        tokens: LayerTokens,
-        attended_BTHK: jax.Array,
-        weights: None,
+        self, cache: AssociativeCache, tokens: LayerTokens, attended_BTHK: jax.Array, weights: None
     ) -> tuple[jax.Array, Metrics]:
         memory_BTHK = retrieved(cache, features(tokens.queries_BTHK))
         return mix_with_attention(self.mix_H[...], attended_BTHK, memory_BTHK)

@@ -9,11 +9,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from brt.checks import Count, CountFrom0, OneOf, configurable
-from brt.models.block_recurrent.delta_layers import (
-    ConvolvedCache,
-    ConvolvedMemory,
-    GatedDeltaLayer,
-)
+from brt.models.block_recurrent.delta_layers import ConvolvedCache, ConvolvedMemory, GatedDeltaLayer
 from brt.models.block_recurrent.gated_delta import blocks_first, blocks_joined
 from brt.models.block_recurrent.memory import LayerTokens, Metrics, TokenMemory
 from brt.models.caches import select_rows
@@ -65,8 +61,8 @@ class CachedStates(TokenMemory):
         chosen: kept states that a head reads, those with the largest gates; 0: all.
 
     Source: Memory Caching, Behrouz et al. 2026, arXiv:2602.24281: the gated residual memory, which
-    for matrices is the soup too, and the sparse choice (`chosen`). "merged" after log-linear
-    attention, Guo et al. 2025, arXiv:2506.04761. docs/reproduction.md lists the differences.
+    for matrices is the soup too, and the sparse choice (`chosen`). "merged": Guo et al. 2025,
+    arXiv:2506.04761. Differences: docs/reproduction.md.
     """
 
     name = "cached_states"
@@ -158,7 +154,6 @@ class CachedStates(TokenMemory):
         return jax.nn.softmax(jnp.concatenate([own_BWH1, scores_BWHZ], axis=-1), axis=-1)
 
     def after_segment(self, cache: CachedStatesCache) -> CachedStatesCache:
-        """Returns the cache that the next segment begins with."""
         matrix_BHKK = cache.memory.matrix_BHKK
         new = Segments(matrix_BHKK[:, None], cache.sum_BHK[:, None], cache.tokens_B[:, None])
         if self.merged:
@@ -170,7 +165,6 @@ class CachedStates(TokenMemory):
         return CachedStatesCache(memory, segments, *zeros)
 
     def flops_per_token(self, window: int) -> float:
-        """Counts the products with kept states and means of keys beside those of the memory."""
         A, K, Z = self.sizes.attention_size, self.sizes.head_size, self.most
         read = 2.0 * A * (K * Z + 2 * Z + 1)
         own = 2.0 * matrix_size(self, without=("memory",))

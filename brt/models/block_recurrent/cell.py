@@ -203,7 +203,6 @@ class RecurrentCell(LayerMemory):
         )
 
     def ops(self, dtype: DTypeLike, remat: bool = False) -> CellOps:
-        """Returns the forms of the cell's operations, for activations of `dtype`."""
         one_gate = self.order == "parallel" and self.arrangement == "skip"
         gate = self.attention_gate if one_gate else None
         return table.cell_ops(self.sizes, self.window, self.num_states, dtype, gate, remat)
@@ -221,11 +220,7 @@ class RecurrentCell(LayerMemory):
         return ByHead(unit_heads(k_BHSK) if self.sizes.qk_norm else k_BHSK, v_BHSK)
 
     def step(
-        self,
-        weights: CellWeights,
-        carry: CellCarry,
-        block: ByHead,
-        of_states: ByHead | None = None,
+        self, weights: CellWeights, carry: CellCarry, block: ByHead, of_states: ByHead | None = None
     ) -> tuple[CellCarry, ByHead, Metrics]:
         """Updates the states with one block: they attend to themselves and to the tokens.
 

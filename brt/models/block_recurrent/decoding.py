@@ -83,7 +83,6 @@ def decode_memory(
     reads_B: jax.Array | bool,
     fill_B: jax.Array,
 ) -> tuple[jax.Array, Any]:
-    """Returns `decode` of a memory; fill_B: the token's position in its block."""
     y, new = memory.decode(_form(cache), token, attended_B1HK, reads_B)
     if not isinstance(cache, OpenBlock):
         return y, new
@@ -97,7 +96,6 @@ def decode_memory(
 def update_memory(
     memory: LayerMemory, cache: Any, before: WindowCache, block: KeysValues, full_B: jax.Array
 ) -> Any:
-    """Returns `update_after_block` of a memory."""
     is_open = isinstance(cache, OpenBlock)
     taken = cache.taken if is_open else block
     form = memory.update_after_block(_form(cache), before, taken, full_B)
@@ -122,10 +120,7 @@ def _only(kept_BW, taken):
 
 
 def begin_decoding(
-    layer: Layer | TokenLayer,
-    cache: Any,
-    after: Any = None,
-    fill_B: jax.Array | None = None,
+    layer: Layer | TokenLayer, cache: Any, after: Any = None, fill_B: jax.Array | None = None
 ) -> Any:
     """Returns the decoding form of a segment-form cache: a `DecodingLayer` of a `LayerCache`.
 

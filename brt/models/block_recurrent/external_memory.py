@@ -142,7 +142,6 @@ class ExternalMemory(LayerMemory):
         states: BlockStates | None = None,
         remat: bool = False,
     ) -> MemoryResult:
-        """Searches for all blocks in one product."""
         attended_BTHK, metrics = self.read(cache, tokens, attended_BTHK, weights, remat)
         after = self.write(cache, tokens.keys_BTHK, tokens.values_BTHK)
         return MemoryResult(attended_BTHK, after, None, metrics)

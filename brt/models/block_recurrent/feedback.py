@@ -14,7 +14,7 @@ from jax import lax
 from brt.models.axis_rules import one_data_shard
 from brt.models.block_recurrent.layer import Layer, Prepared
 from brt.models.block_recurrent.memory import BlockStates, joined_states
-from brt.models.fast.stack_loop import stack_scan
+from brt.models.fast.table import stack_scan
 from brt.models.ops import in_blocks
 
 
@@ -35,8 +35,6 @@ def run_blocks(
 
     Args:
         layers: the stack; each attends to states, at least one has a memory that offers some.
-        x_BTD: (B, T, D) activations of the segment, T a multiple of W.
-        caches: one segment-form cache per layer.
         keys: of each layer's dropout; its masks are the same for all blocks.
         remat: recompute each block, and each layer above the loop, in the backward pass.
         counts_B: (B,) int32, tokens that are not padding (one block); None: all.

@@ -11,12 +11,7 @@ from jax.nn.initializers import constant, ones, zeros
 from jax.typing import DTypeLike
 
 from brt.checks import Count, configurable
-from brt.models.block_recurrent.memory import (
-    LayerMemory,
-    LayerTokens,
-    Metrics,
-    mix_with_attention,
-)
+from brt.models.block_recurrent.memory import LayerMemory, LayerTokens, Metrics, mix_with_attention
 from brt.models.layers.initializers import DENSE, normal, parameter
 from brt.models.ops import at_least_float32, rms_normed, unit_heads
 from brt.models.sizes import Sizes
@@ -126,11 +121,7 @@ class LactMemory(LayerMemory):
         return row_lengths(self.initial(1, dtype))
 
     def read(
-        self,
-        cache: Any,
-        tokens: LayerTokens,
-        attended_BTHK: jax.Array,
-        weights: Any,
+        self, cache: Any, tokens: LayerTokens, attended_BTHK: jax.Array, weights: Any
     ) -> tuple[jax.Array, Metrics]:
         y_BTHK = self.network(cache.weights, self.unit(tokens.queries_BTHK))
         memory_BTHK = rms_normed(y_BTHK, self.norm_K[...])
@@ -140,7 +131,6 @@ class LactMemory(LayerMemory):
         return swiglu(weights, x_BTHK)
 
     def unit(self, x_BTHK: jax.Array) -> jax.Array:
-        """Returns queries or keys of unit length, at least float32."""
         x_BTHK = at_least_float32(x_BTHK)
         return x_BTHK if self.sizes.qk_norm else unit_heads(x_BTHK)
 
@@ -162,7 +152,6 @@ class LactMemory(LayerMemory):
         return after_step(cache, FastWeights(*sums), taken.momentum_BTH, weights, self.muon), {}
 
     def flops_per_token(self, window: int) -> float:
-        """Counts three products of the queries and six of the keys, and those of Muon."""
         D, H, A = self.sizes.width, self.sizes.num_heads, self.sizes.attention_size
         gates = 2 * D * H * (4 if self.momentum else 3)
         low, high = sorted((self.hidden_size, self.sizes.head_size))

@@ -15,12 +15,7 @@ from jax.typing import DTypeLike
 
 from brt.checks import Count, Share, checked_arguments, with_signature
 from brt.models.axis_rules import constrain
-from brt.models.block_recurrent.memory import (
-    BlockStates,
-    LayerMemory,
-    LayerTokens,
-    joined_states,
-)
+from brt.models.block_recurrent.memory import BlockStates, LayerMemory, LayerTokens, joined_states
 from brt.models.caches import LayerCache, WindowCache
 from brt.models.contract import check_memories, checked_segment, empty_cache, joined_metrics
 from brt.models.counts import matrix_size
@@ -68,13 +63,11 @@ class Layer(nnx.Module):
     """Pre-norm attention and MLP, each with a residual (Block-Recurrent, sections 3.1 and 4.1).
 
     Args:
-        rngs: of the parameters.
-        sizes: of the layer (`brt.Sizes`).
         window: W in tokens.
         dropout: rate after the attention norm, on attention weights and after the MLP.
         memories: they add to attention in this order.
-        reads_states: build the attention to states for those of another layer (block feedback);
-            a layer whose memories have states attends to them anyway.
+        reads_states: build the attention to states for those of another layer (block feedback); a
+            layer whose memories have states attends to them anyway.
         remat_blocks: recompute attention and the memories' parts in the backward pass.
     """
 
@@ -129,7 +122,6 @@ class Layer(nnx.Module):
     # Caches.
 
     def init_cache(self, rows: int, dtype: DTypeLike) -> LayerCache:
-        """Returns the cache of `rows` new documents; an empty window is visible zeros."""
         shape = rows, self.window, self.sizes.num_heads, self.sizes.head_size
         window = WindowCache(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
         return LayerCache(window, tuple(empty_cache(m, rows, dtype) for m in self.memories))
@@ -184,7 +176,6 @@ class Layer(nnx.Module):
         )
 
     def ops(self, dtype: DTypeLike, feedback_size: int = 0) -> LayerOps:
-        """Returns the forms of the layer's operations, for activations of `dtype`."""
         S = (self.num_states or feedback_size) if self.reads_states else 0
         return table.layer_ops(self.sizes, self.window, S, dtype, bool(self.memory_names))
 
@@ -195,7 +186,6 @@ class Layer(nnx.Module):
 
     @property
     def scale_H(self) -> jax.Array:
-        """The scale of each head, ones of the scaled dot product."""
         scale_H = self.attention_scale
         return jnp.ones(self.sizes.num_heads) if scale_H is None else scale_H
 
@@ -273,8 +263,6 @@ class Layer(nnx.Module):
         """Runs on one segment of every batch element.
 
         Args:
-            x_BTD: (B, T, D) activations, T a multiple of W.
-            cache: segment form.
             prepared: in a loop over blocks, `prepare(x_BTD.dtype, ...)` from before the loop.
             key: of dropout, where `prepared` is None; None: no dropout.
             counts_B: (B,) int32, tokens that are not padding (one block); None: all.
@@ -335,10 +323,7 @@ class Layer(nnx.Module):
         return x_BTD, LayerCache(window, tuple(new_memories)), metrics | shares
 
     def flops_per_token(self, feedback_size: int = 0) -> float:
-        """Returns the operations of one token's forward pass; a multiply-add counts as two.
-
-        feedback_size: S of the states of another layer.
-        """
+        """Returns the operations of one token's forward pass; a multiply-add counts as two."""
         S = (self.num_states or feedback_size) if self.reads_states else 0
         attention = 4 * self.sizes.attention_size * (self.window + S)
         memories = sum(memory.flops_per_token(self.window) for memory in self.memories)

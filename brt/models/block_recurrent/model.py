@@ -192,13 +192,6 @@ class BlockRecurrentTransformer(TiedEmbedding, Body):
         S = self.layers[state_source(self.layers)].num_states if self.feedback else 0
         return sum(layer.flops_per_token(S) for layer in self.layers)
 
-    def divided_sizes(self) -> dict[str, int]:
-        return {
-            "BlockRecurrentTransformer.num_heads": self.sizes.num_heads,
-            "BlockRecurrentTransformer.feed_forward_size": self.sizes.feed_forward_size,
-            "BlockRecurrentTransformer.vocabulary_size": self.vocabulary_size,
-        }
-
     def begin_decoding(self, caches: tuple) -> tuple:
         return tuple(map(decoding.begin_decoding, self.layers, caches))
 

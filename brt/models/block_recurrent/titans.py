@@ -133,7 +133,6 @@ class TitansMemory(LactMemory):
         factors = mlp_factors(cache.weights, k_BTHK, v_BTHK)
 
         def steps(parts_BTH: jax.Array) -> list[jax.Array]:
-            """Returns these parts of the tokens' steps, and of the momentum before the block."""
             rate_BTH1 = (taken.rate_BTH * parts_BTH)[..., None]
             before_BH11 = (taken.momentum_BTH * parts_BTH)[:, 0, :, None, None]
             sums = weighted_sums(factors, [rate_BTH1] * len(factors))
@@ -146,7 +145,6 @@ class TitansMemory(LactMemory):
         return TitansCache(new, MLPWeights(*steps(in_momentum_BTH))), {}
 
     def flops_per_token(self, window: int) -> float:
-        """Counts two products of the queries and seven of the keys: each sum is made twice."""
         A = self.sizes.attention_size
         return 6.0 * self.sizes.width * self.sizes.num_heads + 18.0 * A * self.hidden_size
 

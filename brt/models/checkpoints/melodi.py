@@ -7,12 +7,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 from flax import nnx
 
-from brt.models.checkpoints.meliad import (
-    Source,
-    UnsupportedCheckpoint,
-    filled,
-    recorded_parameters,
-)
+from brt.models.checkpoints.meliad import Source, UnsupportedCheckpoint, filled, recorded_parameters
 from brt.models.melodi.model import Melodi
 
 LAYER = "layer_stack/melodi_layers_{}/melodi_layer/"

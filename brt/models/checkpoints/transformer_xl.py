@@ -14,12 +14,7 @@ from typing import Any, cast
 import numpy as np
 from flax import nnx
 
-from brt.models.checkpoints.meliad import (
-    Source,
-    UnsupportedCheckpoint,
-    filled,
-    recorded_parameters,
-)
+from brt.models.checkpoints.meliad import Source, UnsupportedCheckpoint, filled, recorded_parameters
 from brt.models.memory_tokens.model import RecurrentMemoryTransformer
 from brt.models.transformer_xl.model import TransformerXL
 
@@ -169,7 +164,6 @@ def source(
     model: TransformerXL | RecurrentMemoryTransformer,
     more: dict[str, Source] | None = None,
 ) -> Source | None:
-    """Returns the `Source` of a parameter; None for `begin_D`."""
     own_name = "/".join(map(str, path)).removeprefix("body/")
     body = model.body if isinstance(model, RecurrentMemoryTransformer) else model
     body = cast(TransformerXL, body)

@@ -53,9 +53,7 @@ class Softmax(NamedTuple):
 
 
 def weighted_values(
-    scores_HQJ: jax.Array,
-    v_HJK: jax.Array,
-    keep_HQJ: jax.Array | None = None,
+    scores_HQJ: jax.Array, v_HJK: jax.Array, keep_HQJ: jax.Array | None = None
 ) -> Softmax:
     """Returns the values weighted by a softmax over scores, at least float32, (..., H, Q, J)."""
     highest_HQ = jnp.max(scores_HQJ, axis=-1)
@@ -113,7 +111,6 @@ def product(equation: str, a: jax.Array, b: jax.Array) -> jax.Array:
 
 
 def _scores(q_HQK, k_HJK, scale_H, bias_HQJ):
-    """Returns the queries times their scales, and the scores of all keys."""
     scaled_HQK = at_least_float32(q_HQK) * jnp.abs(scale_H)[:, None, None]
     scaled_HQK = scaled_HQK.astype(q_HQK.dtype)
     scores_HQJ = product("HQK,HJK->HQJ", scaled_HQK, k_HJK)

@@ -110,7 +110,6 @@ def _by_data_shard(step, weights, carry, blocks, *options):
 
 
 def _before(weights):
-    """Returns weights as before the loop, also where this loop is in one that records them."""
     if not _is_matrix(weights):
         return weights
     if isinstance(weights, CastMatrix):

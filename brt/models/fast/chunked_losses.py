@@ -153,7 +153,6 @@ def _sums(scored, weights_BT):
 
 
 def _in_parts(x_BTD, embedding_VD):
-    """Returns the matrix; its gradient is summed in its type."""
     V, D = embedding_VD.shape
     parts = model_parts(V)
     embedding_MYD = CastMatrix(embedding_VD.reshape(parts, V // parts, D), x_BTD.dtype)

@@ -37,7 +37,6 @@ IMPLEMENTATION: Literal["cudnn", "xla"] = "cudnn"
 
 
 def misfit(dtype: jax.typing.DTypeLike, has_dropout: bool = False) -> str | None:
-    """Returns why cuDNN cannot compute this attention, or None."""
     if dtype != jnp.bfloat16:
         return f'activation_dtype must be "bfloat16", not "{dtype}"'
     if has_dropout:

@@ -26,14 +26,12 @@ def by_data_shard(
 ) -> tuple[Any, Any]:
     """Returns `function(weights, rows)`, computed for each data shard by `jax.vmap`.
 
-    Without a mesh, with a batch size that the mesh does not divide, and inside such a function
-    it is a plain call.
+    Without a mesh, with a batch size that the mesh does not divide, and inside such a function it
+    is a plain call.
 
     Args:
         function: from weights and independent batch elements to a tree of arrays, batch first, and
             a tree of means over the batch.
-        weights: a tree of arrays, split over the model axis by their names.
-        rows: a tree of arrays, batch first.
     """
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or in_one_data_shard():

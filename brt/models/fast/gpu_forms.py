@@ -35,7 +35,6 @@ def _heads(*sizes) -> Heads:
 
 
 def window_misfit(sizes: Sizes, window: int, dtype: DTypeLike) -> str | None:
-    """Returns why no kernel computes windowed attention, or None."""
     return gpu_launch.window_misfit(_heads(sizes.num_heads, sizes.head_size), window, dtype)
 
 

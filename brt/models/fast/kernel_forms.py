@@ -49,7 +49,6 @@ def heads_of(num_heads: int, head_size: int, rows: int = 1, qk_norm: bool = True
 
 
 def window_misfit(sizes: Sizes, window: int, dtype: DTypeLike) -> str | None:
-    """Returns why no kernel computes windowed attention, or None."""
     return window_kernel.misfit(heads_of(sizes.num_heads, sizes.head_size), window, dtype)
 
 
@@ -141,18 +140,12 @@ def attention_by_head(
 
 
 def cell_misfit(sizes: Sizes, states: int, window: int, dtype: DTypeLike) -> str | None:
-    """Returns why a cell's step is no kernel, or None."""
     heads = heads_of(sizes.num_heads, sizes.head_size)
     return cell_kernel.misfit(heads, states, window, sizes.width, dtype)
 
 
 def scan_cell(
-    gate: Any,
-    step: Callable[..., Any],
-    weights: Any,
-    carry: Any,
-    blocks: Any,
-    remat: bool = False,
+    gate: Any, step: Callable[..., Any], weights: Any, carry: Any, blocks: Any, remat: bool = False
 ) -> tuple[Any, Any, Any]:
     """Returns `scan_blocks` of the step of a cell whose only gate follows both attentions."""
     del step, remat  # `table` chooses this form for one step, without remat

@@ -9,12 +9,7 @@ import functools
 
 import jax
 
-from brt.models.fast.attention import (
-    heads_first,
-    softmax_gradients,
-    summed_to,
-    weighted_values,
-)
+from brt.models.fast.attention import heads_first, softmax_gradients, summed_to, weighted_values
 from brt.models.relative_attention import (
     Positions,
     position_bias,

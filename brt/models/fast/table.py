@@ -19,15 +19,23 @@ from typing import Any
 import jax
 from jax.typing import DTypeLike
 
+from brt.host.progress import say
 from brt.models import ops
 from brt.models.axis_rules import on_gpu, on_tpu
-from brt.models.fast import attention, block_loop, cudnn_attention, key_dropout
+from brt.models.fast import (
+    attention,
+    block_loop,
+    cudnn_attention,
+    key_dropout,
+    relative_attention,
+)
 from brt.models.fast.bias_shards import attention_by_shard, tables_by_shard
 from brt.models.ops import CellOps, LayerOps
 from brt.models.sizes import Sizes
-from brt.progress import say
 
 BINDING = cudnn_attention.BINDING
+UNROLLED = 8
+"""Blocks of an iteration of `stack_scan`."""
 
 
 def layer_ops(
@@ -108,8 +116,36 @@ def cell_ops(
     return chosen
 
 
+def form_by_distance(
+    sizes: Sizes, rows: int, queries: int, keys: int, misfit: str | None
+) -> Callable[..., jax.Array]:
+    """Returns a form of `plain_attend_by_distance` for a batch of `rows`.
+
+    misfit: why it cannot be the kernel, or None.
+    """
+    if wants_kernels(sizes):
+        from brt.models.fast.kernel_forms import heads_of
+        from brt.models.fast.kernels import relative as relative_kernel
+
+        heads = heads_of(sizes.num_heads, sizes.head_size, rows, qk_norm=False)
+        misfit = misfit or relative_kernel.misfit(heads, keys)
+        what = f"Attention, {queries} queries and {keys} keys by distance"
+        if has_kernel(sizes, what, misfit, "TransformerXL.attention_form"):
+            return functools.partial(relative_kernel.attend_by_distance, heads)
+    return relative_attention.attend_by_distance
+
+
+def stack_scan(sizes: Sizes) -> Callable[..., tuple[Any, Any, Any]]:
+    """Returns the loop over the blocks of a stack (block feedback); with kernels unrolled.
+
+    Nothing is stacked then: a step for a TPU v4 took 63.6 M cycles, not 87.3 M
+    (docs/benchmarks/tpu_compiler.md).
+    """
+    scan = block_loop.scan_blocks
+    return functools.partial(scan, unroll=UNROLLED) if wants_kernels(sizes) else scan
+
+
 def _kernels() -> Any:
-    """Returns the module with the kernels of the device."""
     from brt.models.fast import gpu_forms, kernel_forms
 
     return gpu_forms if on_gpu() else kernel_forms
@@ -135,7 +171,6 @@ def has_kernel(
 
 
 def _with_attention(attend, sizes):
-    """Returns the plain operations with another form of attention in them."""
     drops = key_dropout if sizes.attention_dropout == "keys" else ops
     window_tables, in_window = drops.window_tables, attend
     # cuDNN takes one bias: by shard where weights are dropped, which is plain then.

@@ -212,7 +212,7 @@ class MelodiLayer(nnx.Module):
     def after_window(
         self, cache: MelodiCache, tokens_BWD: jax.Array, summary_BUD: jax.Array
     ) -> tuple[MelodiCache, jax.Array, jax.Array | None]:
-        """Returns the memories after a window, the next layer's summary tokens, the increment."""
+        """Returns the next memories, the next layer's summary tokens, and the increment."""
         short_BSD = self.short_mixing(tokens_BWD, summary_BUD)
         long_BMD, new_BID = cache.long_BMD, None
         if long_BMD is not None:

@@ -1,7 +1,7 @@
 """MELODI: windows that see one another through short-term and long-term memories only."""
 
 import math
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import gin
 import jax
@@ -47,9 +47,7 @@ class Melodi(TiedEmbedding, LanguageModel):
     """Windowed attention with a short-term memory in each layer and a long-term memory in some.
 
     Args:
-        vocabulary_size: V.
-        num_layers, width, num_heads, head_size, feed_forward_size: n, D, H, K, F; F = 0 for layers
-            without an MLP.
+        vocabulary_size to feed_forward_size: as of `BlockRecurrentTransformer`.
         window: W in tokens, which divides the segment length.
         summary: U, summary tokens of a window.
         short_memory: S, vectors that a window leaves to the next.
@@ -58,7 +56,6 @@ class Melodi(TiedEmbedding, LanguageModel):
         long_memory: M, vectors of a long-term memory.
         long_increment: I, vectors that a window adds to it.
         dropout, attention_dropout: rates, after norms and the MLP, and on attention weights.
-        activation_dtype: "float32" or "bfloat16"; parameters stay float32.
         remat: "layer" recomputes each layer in the backward pass.
 
     Source: Chen et al. 2024, arXiv:2410.03156.
@@ -200,8 +197,7 @@ class Melodi(TiedEmbedding, LanguageModel):
                 normed_B1D = layer.attention_norm(x_B1D)
                 own = layer.keys_values(normed_B1D)
                 window = KeysValues(
-                    written(old.keys_BWHK, own.keys_BJHK),
-                    written(old.values_BWHK, own.values_BJHK),
+                    written(old.keys_BWHK, own.keys_BJHK), written(old.values_BWHK, own.values_BJHK)
                 )
                 bias_HWJ = layer.bias(slice(W), layer.memory.short + W)
                 bias_BH1J = jnp.moveaxis(bias_HWJ[:, fill_B], 1, 0)[:, :, None]
@@ -246,13 +242,6 @@ class Melodi(TiedEmbedding, LanguageModel):
 
     def flops_per_token(self) -> float:
         return 2.0 * self.embedding_VD.size + sum(l.flops_per_token() for l in self.layers)
-
-    def divided_sizes(self) -> dict[str, Any]:
-        return {
-            "Melodi.num_heads": self.sizes.num_heads,
-            "Melodi.feed_forward_size": self.sizes.feed_forward_size,
-            "Melodi.vocabulary_size": self.vocabulary_size,
-        }
 
 
 def _memory_keys(layer, cache):

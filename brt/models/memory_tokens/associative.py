@@ -27,11 +27,7 @@ from brt.models.model import Metrics
 from brt.models.ops import at_least_float32
 from brt.models.relative_attention import distances
 from brt.models.segment_memory import SegmentMemory
-from brt.models.transformer_xl.hidden_memory import (
-    DecodingSegment,
-    append_input,
-    before_segment,
-)
+from brt.models.transformer_xl.hidden_memory import DecodingSegment, append_input, before_segment
 from brt.models.transformer_xl.model import TransformerXL
 from brt.models.wrapper import LanguageModelWrapper
 
@@ -209,7 +205,7 @@ class AssociativeRecurrentMemoryTransformer(LanguageModelWrapper):
         return jnp.broadcast_to(memory_SD, (rows, *memory_SD.shape))
 
     def _run(self, x_BQD, caches, before=None, key=None):
-        """Runs all layers on positions after those with the inputs `before`, (B, M, D) each.
+        """Runs all layers on positions after the inputs `before`, (B, M, D) each.
 
         Returns of each layer its input with the memory, its output, and the memory's share.
         """

@@ -39,8 +39,7 @@ class DecodingMemory(NamedTuple):
 class RecurrentMemoryTransformer(LanguageModelWrapper, ShowsAttention):
     """RMT and the Memory Transformer, around any `Body`.
 
-    Around a Transformer-XL with `memory_length` > 0 it is Tr-XL + RMT. The backbone's settings are
-    bound by its own name, such as `TransformerXL.width`.
+    Around a Transformer-XL with `memory_length` > 0 it is Tr-XL + RMT.
 
     Args:
         num_memory: S, memory tokens.

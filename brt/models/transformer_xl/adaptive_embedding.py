@@ -221,7 +221,6 @@ class AdaptiveEmbedding(nnx.Module):
 
 
 def _score_needed(part, x_ND, target_N, needed_N):
-    """Returns log p of the target, the highest log p and its word within a bin, where needed."""
     count = x_ND.shape[0]
     order_N = jnp.argsort(~needed_N, stable=True)  # needed tokens first
     chunk = min(CHUNK, count)

@@ -169,7 +169,6 @@ class CompressiveMemory(HiddenMemory):
         return jnp.mean(jnp.where(old_B > 0, error_B, 0))
 
     def flops_per_segment(self, positions: int) -> float:
-        """Counts a convolution, and the attention to T inputs and to T / c vectors of its loss."""
         if self.compression != "convolution":
             return 0.0
         D, A, T = self.width, self.attention_size, positions

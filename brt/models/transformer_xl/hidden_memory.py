@@ -80,7 +80,7 @@ class HiddenMemory(SegmentMemory[LayerSegment]):
 
 
 def last_filled(count_B: jax.Array, size: int) -> jax.Array:
-    """Returns which of `size` slots are filled if the last `count_B` are, (B, size) bool."""
+    """Returns which of `size` slots the last `count_B` are, (B, size) bool."""
     return jnp.arange(size) >= size - count_B[:, None]
 
 

@@ -12,7 +12,7 @@ from flax import nnx
 from jax.nn.initializers import zeros
 
 from brt.models.axis_rules import constrain
-from brt.models.fast.relative_form import form_by_distance
+from brt.models.fast.table import form_by_distance
 from brt.models.layers.dropout import independent_dropout
 from brt.models.layers.feed_forward import FeedForward
 from brt.models.layers.initializers import normal, parameter
@@ -185,11 +185,7 @@ class TransformerXLLayer(nnx.Module):
         return self._finish(x_BTD, y_BTHK, *other_keys)
 
     def show(
-        self,
-        x_BTD: jax.Array,
-        memory_BMD: jax.Array,
-        visible_BTJ: jax.Array,
-        distances: Distances,
+        self, x_BTD: jax.Array, memory_BMD: jax.Array, visible_BTJ: jax.Array, distances: Distances
     ) -> LayerAttention:
         q_BTHK, k_BJHK, _ = self._queries_keys_values(x_BTD, memory_BMD)
         u_HK, _ = self._biases(distances)
@@ -259,7 +255,6 @@ class TransformerXLLayer(nnx.Module):
         The query is multiplied with the key matrix, instead of J earlier inputs with it.
 
         Args:
-            x_BD: (B, D), from `add_position_vectors`.
             hidden: inputs of this layer, the token's own included, J in consecutive parts: (B, M,
                 D) remembered and (B, P, D) of the segment.
             visible_BJ, distance_BJ: whether the token sees them, and their distances.

@@ -56,9 +56,7 @@ class TransformerXL(Body, ShowsAttention):
     """Transformer-XL, and with `memory_length` 0 the model without recurrence.
 
     Args:
-        vocabulary_size: V.
-        num_layers, width, num_heads, head_size, feed_forward_size: n, D, H, K, F; F = 0 for layers
-            without an MLP.
+        vocabulary_size to feed_forward_size, activation_dtype: as of `BlockRecurrentTransformer`.
         memory_length: M, positions before the segment whose inputs each layer remembers; it may be
             longer at evaluation.
         encoding: of positions. "relative" (this paper), "shaw" (learned for each distance and
@@ -68,19 +66,14 @@ class TransformerXL(Body, ShowsAttention):
         same_length: every query sees the last M keys, itself included.
         clamp_length: distances above it share its encoding; None for no limit.
         untie_biases: u and v for each layer instead of one pair for all.
-        norm: "post" or "pre".
         cutoffs, div_val, tied, tied_projections: of the `AdaptiveEmbedding`.
         dropout: rate on embeddings, distances, outputs of attention, MLP and last layer, and hidden
             units.
-        attention_dropout: rate on attention weights.
-        variational_dropout: one mask for all tokens of a segment.
-        std, projection_std: of the initial values; projection_std: of the embedding's projections.
-        activation_dtype: "float32" or "bfloat16"; parameters stay float32.
+        std, projection_std: of the initial values; projection_std: of the embedding's.
         remat: "none", or "layer" to recompute each layer in the backward pass.
         memory: builds the memory of a layer's inputs, a `HiddenMemory`.
         attention_form: "plain"; "kernel", a Pallas kernel; "auto", the kernel on TPUs where sizes
             fit.
-        special_tokens: further entries of the vocabulary, which no text contains.
         published_artefacts: reproduces artefacts of the released code.
 
     Source: Transformer-XL, section 3, and the released PyTorch code.

@@ -29,8 +29,6 @@ from brt.token_ids import BEGIN
 
 
 def begin_of_text(default: int | None) -> Any:
-    """Returns the field of `begin_id`: BOS, EOS, a default, or the last id."""
-
     def absent(settings):
         known = default is not None and default < settings["vocabulary_size"]
         return default if known else None

@@ -24,7 +24,6 @@ END_OF_TEXT = 50256
 class GPT2Settings(DecoderSettings):
     """The settings of GPT-2.
 
-    feed_forward_size: F; None: 4 D.
     scale_scores: divide scores by the root of K.
     inverse_layer_scale: divide them by the layer's number, from 1, too.
     """

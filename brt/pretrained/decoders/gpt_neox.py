@@ -21,10 +21,7 @@ from brt.pretrained.settings import Misfit, hub
 class GPTNeoXSettings(DecoderSettings):
     """The settings of GPT-NeoX.
 
-    feed_forward_size: F; None: 4 D.
     rotary_base, rotary_share: of the angles; the part of a head that is rotated.
-    parallel: whether attention and MLP have the same inputs.
-    biases: whether attention has biases.
     """
 
     model_type = "gpt_neox"

@@ -16,14 +16,7 @@ from jax.nn.initializers import zeros
 
 from brt.checks import Count, CountFrom0, OneOf, Positive, configurable
 from brt.models.layers.initializers import normal, parameter
-from brt.pretrained.backbone_layer import (
-    STD,
-    Heads,
-    LayerKeys,
-    RootNorm,
-    linear,
-    split_heads,
-)
+from brt.pretrained.backbone_layer import STD, Heads, LayerKeys, RootNorm, linear, split_heads
 from brt.pretrained.decoders.decoder import Decoder, DecoderSettings, begin_of_text
 from brt.pretrained.decoders.rotary import Llama3Scaling, RotaryLayer, Scaling
 from brt.pretrained.names import Tensor, matrix_tensors, norm_tensors
@@ -31,7 +24,6 @@ from brt.pretrained.settings import HubConfig, Misfit, hub
 
 
 def by_model_type(**values: Any) -> Any:
-    """Returns the meaning of an absent key by `model_type`; `others` for the other types."""
     return lambda settings: values.get(settings["model_type"], values.get("others"))
 
 

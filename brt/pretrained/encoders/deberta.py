@@ -44,7 +44,6 @@ class DebertaSettings(BertSettings):
     buckets: S, of distances; 0: as many as the longest distance.
     longest_distance: from which on all distances are the same; None: num_positions.
     shared_keys: whether vectors of distances go through the projections of queries and keys.
-    norm_relative: whether they are normed.
     convolution: width of a convolution after the first layer; 0 for none.
     """
 
@@ -98,9 +97,7 @@ class DebertaSettings(BertSettings):
         if self.buckets and not 1 <= self.buckets // 2 < longest - 1:
             raise Misfit("buckets", f"must be 2 or more, and half of it below {longest} - 1")
         return dataclasses.replace(
-            super().resolved(),
-            longest_distance=longest,
-            terms=tuple(sorted(self.terms)),
+            super().resolved(), longest_distance=longest, terms=tuple(sorted(self.terms))
         )
 
     def config(self) -> dict[str, Any]:
@@ -183,7 +180,6 @@ class Convolution(nnx.Module):
         self.activation = activation
 
     def __call__(self, x_BTD: jax.Array, inputs_BTD: jax.Array, real_BT: jax.Array) -> jax.Array:
-        """Returns the outputs, from outputs and inputs of the layer."""
         matrix_DIW = self.matrix_DIW[...].astype(x_BTD.dtype)
         y_BTD = jax.lax.conv_general_dilated(
             inputs_BTD, matrix_DIW, (1,), "SAME", dimension_numbers=("NWC", "OIW", "NWC")

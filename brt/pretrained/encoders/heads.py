@@ -52,7 +52,6 @@ class SpansHead(nnx.Module):
             self.kinds_bias_N = parameter(rngs, zeros, kinds)
 
     def __call__(self, x_BTD: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Maps (B, T, D) to the scores as first and as last, (B, T) each."""
         y_BTN = at_least_float32(linear(x_BTD, self.ends_DN, self.ends_bias_N))
         return y_BTN[..., 0], y_BTN[..., 1]
 

@@ -18,12 +18,7 @@ from brt.models.layers.positions_t5 import t5_buckets
 from brt.models.ops import at_least_float32
 from brt.pretrained.backbone_layer import RootNorm, attention_bias
 from brt.pretrained.encoders.encoder import Encoder
-from brt.pretrained.encoders.t5_layers import (
-    NETWORKS,
-    T5DecoderLayer,
-    T5Layer,
-    two_sided_buckets,
-)
+from brt.pretrained.encoders.t5_layers import NETWORKS, T5DecoderLayer, T5Layer, two_sided_buckets
 from brt.pretrained.names import (
     Names,
     Tensor,
@@ -39,11 +34,9 @@ from brt.pretrained.settings import HubConfig, Misfit, Settings, first_id, hub
 class T5Settings(Settings):
     """The settings of T5; dropout is in the encoder only.
 
-    num_decoder_layers: None: as many as of the encoder.
     network: "relu" (version 1.0), "gated-gelu" (1.1) or "gated-silu".
     buckets, longest_distance: of the attention bias by distance.
     tied: whether logits are products with the embedding matrix, divided by the root of D.
-    start_id: the id before an answer.
     """
 
     model_type = "t5"
@@ -159,10 +152,7 @@ class T5(Encoder):
         return states
 
     def word_logits(self, x_BWD: jax.Array, words_VD: jax.Array | None = None) -> jax.Array:
-        """Maps (B, W, D) outputs of the decoder to (B, W, V), at least float32.
-
-        words_VD: another matrix than the model's.
-        """
+        """Maps (B, W, D) outputs of the decoder to (B, W, V), at least float32."""
         tied = self.settings.tied
         x_BWD = x_BWD * self.width**-0.5 if tied else x_BWD
         if words_VD is None:

@@ -21,8 +21,6 @@ class CellMemory(BackboneMemory):
 
     Args:
         layer_index: from 0, or negative from the last; None: at two thirds of the depth.
-        cell: builds the `RecurrentCell`.
-        window: as of `BackboneMemory`.
     """
 
     name = "cell"

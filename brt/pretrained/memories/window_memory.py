@@ -65,7 +65,6 @@ class WindowMemory(SegmentMemory[Window]):
         attended_BTHK: jax.Array,
         real_BT: jax.Array,
     ) -> Added:
-        """Returns what the memory does at a layer; real_BT: which positions are no padding."""
         return Added(attended_BTHK)
 
     def summary(self, outputs: Sequence[jax.Array], positions: Positions) -> Any:
@@ -161,7 +160,6 @@ class WithMemories(Wrapper):
         return WindowReads(self.body, self.memories, caches, real_BT=real_BT)
 
     def taken(self, reading: Reading) -> list[Any]:
-        """Returns what each memory takes from its layer, or ()."""
         by_memory = (
             [taken for _, taken in (kept[memory.name] for kept in reading.kept) if taken != ()]
             for memory in self.memories

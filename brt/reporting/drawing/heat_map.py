@@ -135,10 +135,7 @@ def _short(number):
 
 
 def study_maps(run: Any, name: str) -> list[HeatMap]:
-    """Returns the maps of a study of a `brt.reporting.runs.Run`, from the arrays next to its file.
-
-    A torn or missing file becomes a problem of the run.
-    """
+    """Returns the maps of a study of a `Run`; a torn or missing file is a problem of the run."""
     study = run.studies[name]
     label = re.sub(r"\W+", "_", f"{name}_{run.name}")
     if "gains" in study:

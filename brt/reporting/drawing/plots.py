@@ -283,7 +283,6 @@ def chart(shown: Any, ink: str = INK, **properties: Any) -> Any:
 
 
 def image(shown: Any, kind: str) -> bytes:
-    """Returns a figure as a "png" or "svg" file for slides and papers, dark on white."""
     extra_library("vl_convert", "brt.report", "report")
     file: Any = io.StringIO() if kind == "svg" else io.BytesIO()
     chart(shown, "#222222", background="white").save(file, format=kind, scale_factor=SCALE)

@@ -32,10 +32,7 @@ def published(text: str | None) -> Cell:
 
 
 def measured(
-    values: Iterable[float],
-    decimals: int | None = None,
-    note: str = "",
-    rounds_up: bool = False,
+    values: Iterable[float], decimals: int | None = None, note: str = "", rounds_up: bool = False
 ) -> Cell:
     """Returns the cell of a mean over seeds with its error bar, `not run` without values.
 
@@ -158,7 +155,6 @@ class Table(NamedTuple):
 def plain_table(
     name: str, title: str, caption: str, titles: Iterable[str], rows: Iterable[Iterable[Any]]
 ) -> Table:
-    """Returns a table without groups of columns; values other than `Cell` are shown as text."""
     cells = [[x if isinstance(x, Cell) else Cell(str(x)) for x in row] for row in rows]
     return Table(name, title, caption, [Column("", text) for text in titles], cells)
 

@@ -8,15 +8,7 @@ from types import SimpleNamespace
 from brt.reporting.collect import PROPERTIES, Group
 from brt.reporting.drawing.plots import Line, Plot
 from brt.reporting.drawing.rounding import mean_and_spread
-from brt.reporting.drawing.table import (
-    NOT_RUN,
-    PUBLISHED,
-    Cell,
-    Column,
-    Table,
-    measured,
-    published,
-)
+from brt.reporting.drawing.table import NOT_RUN, PUBLISHED, Cell, Column, Table, measured, published
 from brt.reporting.papers.differences import differences
 from brt.reporting.papers.reading import TIMES, Paper, Quantity, fits, published_settings
 from brt.reporting.step_times import StepTime
@@ -47,7 +39,6 @@ def _of(table, row, groups):
 
 
 def _filled(table, groups, without_row, step_times):
-    """Returns columns and rows; those of runs without a row in any table are last."""
     of_rows = [_of(table, row, groups) for row in table.rows]
     placed = {id(group) for members in of_rows for group in members}
     rest = [g for g in without_row if any(_has(g, quantity) for quantity in table.quantities)]
@@ -74,7 +65,6 @@ def _filled(table, groups, without_row, step_times):
 
 
 def _corpora(table, quantity, groups):
-    """Returns the corpora that have a measured column; None for one whatever the corpus."""
     if not table.rest and all(row.where is None for row in table.rows):
         return []  # of runs that brt does not have
     if quantity.scalar in TIMES or "corpus" in table.where | quantity.where:
@@ -121,7 +111,6 @@ def _has(group, quantity):
 
 
 def _variants(groups, quantities) -> dict[str, list[Group]]:
-    """Returns the groups of a row by their variants, so that none share a cell."""
     compared = [quantity for quantity in quantities if quantity.scalar not in PROPERTIES]
     variants: dict[str, list[Group]] = {}
     for group in groups:
@@ -137,8 +126,6 @@ def _variants(groups, quantities) -> dict[str, list[Group]]:
 
 
 def _rest_labels(group, rest, attributes):
-    """Returns the labels of a run without a row, unique within its corpus."""
-
     def labels(one):
         return [one.label, *(str(getattr(one.position, name)) for name in attributes[1:])]
 

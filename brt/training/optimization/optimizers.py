@@ -50,7 +50,6 @@ def adamw(
 
     Args:
         b1, b2, eps: decays of the two moments; added to the root of the second.
-        weight_decay: share of a parameter subtracted from it per step, times the learning rate.
         clip_norm: greatest norm of the whole gradient; None for no limit.
         clip_value: greatest absolute value of an entry of the gradient; None for no limit.
 
@@ -78,8 +77,6 @@ def muon(
 
     Args:
         learning_rate: that of Adam fits, because of `rms`.
-        momentum: of the gradient, before it is orthogonalized.
-        weight_decay: share of a weight subtracted from it per step, times the learning rate.
         rms: root mean square of an update of a weight, in units of the learning rate.
         b1, b2: decay of Adam's first and second moment.
 
@@ -105,7 +102,6 @@ def muon(
 
 
 def _kinds(params):
-    """Returns "weights" for matrices from features to features, and "others" for the rest."""
     indices = set("VSRHN")  # vocabulary, states, relative distances, heads, positions
 
     def kind(path, parameter):

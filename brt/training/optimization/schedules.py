@@ -36,9 +36,7 @@ def _check_order(name, minimum, maximum):
 
 @configurable(denylist=["total_steps"])
 def rsqrt(
-    total_steps: int,
-    multiplier: Positive = 1.0,
-    warmup_steps: WholeNumber | None = 1000,
+    total_steps: int, multiplier: Positive = 1.0, warmup_steps: WholeNumber | None = 1000
 ) -> Schedule:
     """multiplier / sqrt(max(t, w, 100)): 0.0316 at 1,000 steps, 0.00141 at 500,000."""
     return _after_warmup(lambda t: multiplier / jnp.sqrt(jnp.maximum(t, 100.0)), warmup_steps)
@@ -101,9 +99,7 @@ def linear(
 
 @configurable(denylist=["total_steps"])
 def constant_rate(
-    total_steps: int,
-    value: Positive = 0.001,
-    warmup_steps: WholeNumber | None = 1000,
+    total_steps: int, value: Positive = 0.001, warmup_steps: WholeNumber | None = 1000
 ) -> Schedule:
     """`value`, after the warmup."""
     return _after_warmup(lambda t: value, warmup_steps)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from brt.storage.failed_writes import naming
+from brt.storage.replaced_files import naming
 
 PREFIX = "events.out.tfevents."
 TIMED = re.compile(re.escape(PREFIX) + r"(\d+)\.")
@@ -20,13 +20,7 @@ FLUSHED = 30.0
 
 
 class EventFile:
-    """A new event file of a local folder.
-
-    TensorBoard reads files in the order of their names, which begin with the time: the new one
-    sorts last.
-
-    purge_step: TensorBoard ignores events of this step or later in earlier files.
-    """
+    """A new event file of a local folder."""
 
     def __init__(self, folder: str, purge_step: int | None = None):
         from tensorboardX.proto.event_pb2 import Event, SessionLog

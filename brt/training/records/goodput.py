@@ -91,7 +91,6 @@ class Goodput:
         return {"perf/goodput": 1 - sum(shares.values()), **lost, ELAPSED: seconds["elapsed"]}
 
     def sentence(self) -> str:
-        """Returns the shares as text, the largest loss first."""
         scalars = self.scalars()
         lost = sorted(((scalars[f"perf/lost_{name}"], name) for name in LOST), reverse=True)
         text = ", ".join(f"{name} {share:.1%}" for share, name in lost if share >= 0.0005)

@@ -5,7 +5,7 @@ import os
 from collections.abc import Mapping
 from io import FileIO
 
-from brt.storage.failed_writes import naming
+from brt.storage.replaced_files import naming
 
 
 class RecordsGone(OSError):
@@ -61,7 +61,7 @@ class RecordFile:
 
 
 def record_of(line: bytes) -> dict | None:
-    """Returns the record of a line, a step with numbers and texts by name; None for damage."""
+    """Returns the record of a line, or None for damage."""
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):

@@ -18,11 +18,10 @@ import gin
 import jax
 from absl import logging
 
-from brt.storage.failed_writes import naming
 from brt.storage.growing import GrowingFiles
 from brt.storage.paths import RemotePath, absolute, as_path, is_remote
 from brt.storage.regular_files import MOST_BYTES, check_links, open_regular, read_bytes
-from brt.storage.replaced_files import replace_file, replace_text, replacing
+from brt.storage.replaced_files import naming, replace_file, replace_text, replacing
 from brt.training.records.event_files import EventFile
 from brt.training.records.metric_writers import USUAL, Wandb
 from brt.training.records.record_file import RecordFile, record_of
@@ -42,8 +41,6 @@ class RunFolder:
     and every minute or so between.
 
     Args:
-        path: the folder, created if `writes`.
-        writes: whether this process writes anything.
         metrics: some of `brt.training.records.metric_writers.KINDS`.
 
     Raises:
@@ -143,7 +140,6 @@ class RunFolder:
         return moved
 
     def _drop_records_after(self, step):
-        """Rewrites the records: those up to a step, without damaged and torn lines."""
         path = as_path(self.file(METRICS))
         if not path.exists():
             return
@@ -176,7 +172,6 @@ class RunFolder:
         return str(copy)
 
     def record(self, step: int, scalars: dict[str, float | str]) -> None:
-        """Appends one line to metrics.jsonl; other writers get the numbers in it."""
         if self._metrics is None:
             return
         self._check_lock()

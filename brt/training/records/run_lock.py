@@ -1,8 +1,8 @@
 """The lock of a run folder, on a disk or in a bucket.
 
-On a disk it is a `flock`, which the kernel releases when the process dies. In buckets, and on disks
-without `flock`, the owner rewrites the lock as a heartbeat; after `TIMEOUT` seconds without one the
-owner counts as dead.
+On a disk it is a `flock`, which the kernel releases when the process dies (filelock would replace
+this part alone: it has no heartbeat). In buckets, and on disks without `flock`, the owner rewrites
+the lock as a heartbeat; after `TIMEOUT` seconds without one the owner counts as dead.
 """
 
 import contextlib
@@ -189,7 +189,7 @@ class RunLock:
 
 
 def _boot_id():
-    """Returns an id that containers of one kernel share, although their host names differ."""
+    """Containers of one kernel share it, although their host names differ."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:

@@ -9,7 +9,7 @@ from jobs import files_of
 from stores import make_store, same
 from tiny_run import write_config
 
-from brt import config, progress
+from brt import config
 from brt.data.corpus import Corpus
 from brt.data.mixture import MixedStore
 from brt.data.stores import store_cache, token_store
@@ -20,6 +20,7 @@ from brt.data.streams import assignment
 from brt.data.streams.documents import DocumentPass, DocumentStream
 from brt.data.streams.mixture import MixtureStream
 from brt.data.vocabularies.named import named_vocabulary
+from brt.host import progress
 from brt.storage.paths import RemotePath
 from brt.training.settings import Trainer
 

@@ -60,7 +60,6 @@ class CellParameters(NamedTuple):
 
 
 def misfit(heads: Heads, states: int, window: int, width: int, dtype: DTypeLike) -> str | None:
-    """Returns why the kernel cannot compute a cell, or None."""
     most = heads.fitting(2 * MOST // jnp.dtype(dtype).itemsize)
     wrong = block_misfit(states, most, "states") or block_misfit(window, most, "tokens of a block")
     if window % ROWS and not heads.interpret:

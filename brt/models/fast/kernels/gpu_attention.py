@@ -95,8 +95,6 @@ def attend_to_states(
 
 
 class _Sizes(NamedTuple):
-    """Queries of a block, and its keys, if they are states."""
-
     window: int
     states: int = 0
 

@@ -84,7 +84,6 @@ def launches(
 
 
 def window_misfit(heads: Heads, window: int, dtype: DTypeLike) -> str | None:
-    """Returns why the kernels cannot compute attention to windows, or None."""
     if dtype not in (jnp.bfloat16, jnp.float32):
         return f"activations are {jnp.dtype(dtype)}, not bfloat16 or float32"
     if window % FEWEST:
@@ -139,7 +138,7 @@ class Layout(NamedTuple):
         return Block(x_BTHK, self.spec(spec, lambda g, b, h: (b, 0, h, 0)))
 
     def of_tile(self, size: int) -> pl.BlockSpec:
-        """Returns the spec of a tile of tokens, (B, T, H, K)."""
+        """Returns the spec of a tile, (B, T, H, K)."""
         return self.spec((None, size, None, self.head_size), lambda g, b, h: (b, g, h, 0))
 
     def tile(self, x_BTHK: jax.Array, size: int) -> Block:
@@ -159,7 +158,6 @@ class Layout(NamedTuple):
         return self.spec((None, None, *size), lambda g, b, h: (b, h, *[0] * len(size)))
 
     def of_head(self, x_H: jax.Array | None) -> Block | None:
-        """Returns the block of an array (H, ...), or None."""
         if x_H is None:
             return None
         size = x_H.shape[1:]

@@ -43,7 +43,6 @@ MOST = 1024
 
 
 def misfit(heads: Heads, keys: int) -> str | None:
-    """Returns why the kernel cannot compute this attention, or None."""
     most = heads.fitting(MOST)
     return f"{keys} keys are more than {most}" if keys > most else heads.misfit()
 
@@ -171,7 +170,6 @@ _attend.defvjp(_forward, _backward)
 
 
 def _prepared(plan, inputs):
-    """Returns grid, the inputs of the kernels, and their blocks."""
     heads, Q, S = plan.heads, plan.tile, plan.columns
     *arrays, bias_HC, visible, kept = inputs
     N, L, G = heads.per_step, heads.lanes, plan.rows // plan.tile
@@ -254,14 +252,12 @@ def skewed(x: jax.Array, size: int, back: bool = False) -> jax.Array:
 
 
 def _queries(plan, q, u):
-    """Returns the scaled queries of a tile, with and without u."""
     x = at_least_float32(q[0])
     biased = (x + at_least_float32(u[...])).astype(q.dtype)
     return at_least_float32(biased) * plan.heads.factor, x * plan.heads.factor
 
 
 def _band(plan):
-    """Returns the distances of the grid step's tile."""
     start = plan.rows - (pl.program_id(2) + 1) * plan.tile
     return pl.ds(pl.multiple_of(start, plan.tile), plan.width)
 

@@ -24,7 +24,6 @@ from brt.models.ops import at_least_float32
 
 
 def _lanes(heads, *caches_BWA):
-    """Returns the parts of caches in HBM that belong to a grid step's batch element and heads."""
     start = pl.multiple_of(pl.program_id(0) * heads.lanes, heads.lanes)
     return [x_BWA.at[pl.program_id(1), :, pl.ds(start, heads.lanes)] for x_BWA in caches_BWA]
 
@@ -53,7 +52,6 @@ def _for_each_tile(W, C, tile):
 
 
 def _rows(reduce, x):
-    """Returns a reduction of x along its first axis to the rows of a vector register."""
     return reduce(x.reshape(-1, 8, x.shape[1]), axis=0) if len(x) % 8 == 0 else x
 
 

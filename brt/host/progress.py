@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 
 from tqdm import tqdm
 
-from brt.terminal import plain, printable, shown
+from brt.host.terminal import plain, printable, shown
 
 SECONDS = 10.0
 """Least time between plain lines, so that the log of a batch job stays short."""
@@ -40,9 +40,7 @@ class Progress:
     """Progress of counted work, on stderr.
 
     Args:
-        label: of the count.
         total: None where it is not known.
-        start: count at the start of this process.
         quiet: show nothing, as in all processes of a run but the first.
         delay: seconds before a live bar appears, for work that is often short.
     """
@@ -78,10 +76,8 @@ class Progress:
                 )
 
     def update(self, done: int, text: str | None = None, speed: str = "") -> None:
-        """Shows the count `done`.
-
-        text: printed at once where there is no live bar.
-        speed: added to the next line.
+        """Shows the count `done`; without a live bar `text` at once, and `speed` with the next
+        line.
         """
         now = time.monotonic()
         if self.first is None:  # the first may have compiled; the rate is that of the others

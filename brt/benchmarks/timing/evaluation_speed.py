@@ -16,7 +16,7 @@ import numpy as np
 
 from brt.benchmarks.tables import Column, aligned
 from brt.experiment import Configuration
-from brt.progress import Progress
+from brt.host.progress import Progress
 
 if TYPE_CHECKING:
     from brt.experiment import Experiment
@@ -95,7 +95,6 @@ def _measure(build, length, rounds):
 
 
 def _scoring(experiment, length, scored):
-    """Returns a function that scores the last tokens of a random segment, and empty caches."""
     params, size = experiment.init_params(), experiment.model.vocabulary_size
 
     @jax.jit

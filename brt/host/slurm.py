@@ -36,7 +36,7 @@ def gpus_of_task(environment: Mapping[str, str]) -> list[int] | None:
 
 
 def _tasks(per_node):
-    """Returns the number of tasks of each node: 2(x3),1 is [2, 2, 2, 1]."""
+    """2(x3),1 is [2, 2, 2, 1]."""
     entries = re.findall(r"(\d+)(?:\(x(\d+)\))?", per_node)
     return [int(number) for number, times in entries for _ in range(int(times or 1))]
 

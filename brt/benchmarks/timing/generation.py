@@ -15,7 +15,7 @@ from brt.evaluation.reading import read_segment
 from brt.experiment import Configuration
 from brt.generation.generator import Generator
 from brt.generation.sampling import Sampling
-from brt.progress import Progress
+from brt.host.progress import Progress
 from brt.token_ids import BEGIN
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ def text_name(path: str) -> str:
 
 
 def text_bindings(path: str) -> list[str]:
-    """Returns the bindings of --text, after the gin file `CONFIG`."""
+    """Returns the bindings of a text, after the gin file `CONFIG`."""
     bindings = [
         "Corpus.source = @Text()",
         f"Text.path = {path!r}",

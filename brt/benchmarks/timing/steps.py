@@ -10,12 +10,12 @@ import jax
 import numpy as np
 
 from brt import config
-from brt.benchmarks.input import time_input
-from brt.benchmarks.random_inputs import random_batch
 from brt.benchmarks.tables import Column, aligned
+from brt.benchmarks.timing.input import time_input
+from brt.benchmarks.timing.random_inputs import random_batch
 from brt.data.streams.batch import Batch
 from brt.experiment import Configuration
-from brt.progress import Progress
+from brt.host.progress import Progress
 from brt.reporting.gin_text import read_gin, resolved
 from brt.reporting.paper_positions import system_and_size
 from brt.training.records.metrics import compiled_bytes, device_peak

@@ -1,7 +1,8 @@
 """A folder of compiled programs, so that the second start of a command compiles nothing.
 
-JAX never replaces the damaged cache entry of a process that was killed. Here JAX reads and writes a
-folder of this process, and whole entries go to and from the shared folder by links.
+JAX alone never replaces an entry that a killed process left damaged, and with a bound on the size
+(`jax_compilation_cache_max_size`) stores nothing more once one of an entry's two files is missing.
+Here JAX uses a folder of this process, and whole entries go to and from the shared folder by links.
 """
 
 import os

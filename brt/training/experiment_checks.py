@@ -23,7 +23,6 @@ from brt.training.train_step import enter_segment
 
 
 def check_trainer(trainer: Trainer) -> None:
-    """Refuses settings of a training run that contradict one another."""
     depth, again, segments = trainer.bptt_depth, trainer.reread_segments, trainer.segments_per_step
     row_tokens = trainer.segment_length * segments
     if trainer.tokens_per_step % row_tokens:
@@ -78,15 +77,8 @@ def check_trainer(trainer: Trainer) -> None:
 
 
 def check_evaluation(
-    trainer: Trainer,
-    evaluation: Evaluation,
-    bind: Callable[[Any], Model],
-    params: Any,
+    trainer: Trainer, evaluation: Evaluation, bind: Callable[[Any], Model], params: Any
 ) -> None:
-    """Refuses an evaluation that the stream or the model cannot do.
-
-    bind: from parameters to the evaluated model. params: their shapes.
-    """
     tokens = trainer.tokens_per_step // trainer.accumulation
     rows, T = evaluation.batch_shape(tokens, trainer.segment_length)
     score = evaluation.score
@@ -169,13 +161,11 @@ def check_same_parameters(trained: Model, evaluated: Model) -> None:
 
 
 def abstract_batch(segments: int, rows: int, segment_length: int) -> Batch:
-    """Returns the shapes of a batch, and allocates nothing."""
     shapes = *[(segments, rows, segment_length)] * 3, (segments, rows)
     return Batch._make(map(jax.ShapeDtypeStruct, shapes, DTYPES))
 
 
 def check_size(model: Model, size: int, subject: str) -> None:
-    """Refuses a vocabulary (`subject`, for the message) of more ids than the model has."""
     if size > model.vocabulary_size:
         # A model around a backbone takes the backbone's.
         sizes = model.divided_sizes()

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from brt import slurm
+from brt.host import slurm
 
 HEARTBEAT_TIMEOUT = 60
 """Seconds without a heartbeat after which a process counts as lost."""
@@ -34,10 +34,7 @@ def signals_to_end() -> tuple[int, ...]:
 def join(
     coordinator: str | None = None, count: int | None = None, number: int | None = None
 ) -> None:
-    """Joins the other processes, found by JAX where the coordinator is None.
-
-    coordinator: HOST:PORT of process 0. count: of all processes. number: of this one.
-    """
+    """Joins the other processes, found by JAX where the coordinator is None."""
     gpus = slurm.gpus_of_task(os.environ)
     jax.distributed.initialize(
         *(coordinator, count, number, gpus), heartbeat_timeout_seconds=HEARTBEAT_TIMEOUT
@@ -58,7 +55,7 @@ def is_failed_collective(error: Exception) -> bool:
 
 
 def leave(message: str = "", status: int = 1) -> None:
-    """Ends this process at once: an ordinary exit would wait for the others."""
+    """Ends this process at once, without waiting for the others."""
     with contextlib.suppress(OSError):  # a terminal that is gone
         if message:
             print(f"\nError: {message}", file=sys.stderr)
@@ -72,7 +69,6 @@ def check_same(about: str, values: Mapping[str, str]) -> None:
 
     Args:
         about: the compared values, for the message.
-        values: by the name that the message gives to a difference.
     """
     if jax.process_count() == 1:
         return

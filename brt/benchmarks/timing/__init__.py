@@ -1,0 +1,1 @@
+"""Benchmarks that run and are timed."""
