@@ -21,7 +21,7 @@ NAMES = "pg19_slide_13l", "pg19_rec_fixed_skip"
 
 
 @pytest.mark.slow
-def test_the_script_measures_steps_agreement_and_decoding_into_one_json_and_one_table(tmp_path):
+def test_the_script_writes_one_json_and_one_table(tmp_path):
     file = tmp_path / "found.json"
     line = ["bash", str(ROOT / "scripts" / "measure_accelerator.sh"), f"--figures={file}"]
     # A folder and an ending may stand around a name.
@@ -48,7 +48,7 @@ def test_the_script_measures_steps_agreement_and_decoding_into_one_json_and_one_
     assert text.count("| agrees (loss ") == 2 and text.count("Decoding with") == 3
 
 
-def test_the_systems_are_the_rows_of_the_table_the_telling_ones_first():
+def test_the_table_has_a_row_for_each_system_in_order():
     found = [system.name for system in systems.systems(SCALES["paper"])]
     assert len(found) - 1 == len(read_paper("block_recurrent").table("table_1").rows) == 14
     assert len(found) == 15 and found[:6] == list(systems.FIRST) and found[0] == systems.BASELINE

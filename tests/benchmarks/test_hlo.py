@@ -39,7 +39,7 @@ def test_brackets_in_quotes_do_not_end_what_the_backend_noted(program):
     assert found.backend["iteration_bounds"] == ["1"] and found.cycles == 1000
 
 
-def test_trip_counts_are_those_noted_or_compared_with_and_none_where_neither_is_known(program):
+def test_trip_counts_are_noted_or_compared_or_none(program):
     loops = {"while.1": 8, "while.3": 3, "while.2": 2}
     assert {n: hlo.trip_count(program, instruction(program, n)) for n in loops} == loops
     unknown = hlo.parse(TEXT.replace(" constant(3)", " add(%number.4, %number.4)"))
@@ -67,7 +67,7 @@ def test_a_scope_is_the_layer_and_the_part_of_a_path(op_name, expected, backward
     assert hlo_costs.is_backward(op_name) == backward
 
 
-def test_cycles_of_loops_count_as_often_as_they_run_and_add_up_by_scope(program):
+def test_cycles_count_as_often_as_loops_run_and_add_up_by_scope(program):
     found = hlo_costs.estimated_cycles(program)
     assert found.by_scope == {
         "layer9/states": 8 * (1000 + 50) + 2 * 3 * 7,
@@ -79,7 +79,7 @@ def test_cycles_of_loops_count_as_often_as_they_run_and_add_up_by_scope(program)
     assert list(found.by_part) == ["states", "embedding", "optimizer", "attention"]
 
 
-def test_loops_are_told_with_their_trips_their_body_and_their_direction(program):
+def test_loops_have_trips_a_body_and_a_direction(program):
     forward, *others = hlo_costs.estimated_cycles(program).loops
     assert forward == hlo_costs.LoopCost(
         name="while.1",
@@ -96,13 +96,13 @@ def test_loops_are_told_with_their_trips_their_body_and_their_direction(program)
     }
 
 
-def test_a_fusion_without_a_scope_of_its_own_has_that_of_what_it_fuses(program):
+def test_a_fusion_without_a_scope_has_that_of_its_content(program):
     fused = instruction(program, "fusion.1")
     assert not fused.op_name
     assert hlo_costs.Scopes(program).of(fused) == "layer9/states"
 
 
-def test_a_gather_that_runs_beside_fusions_and_a_loop_counts_once():
+def test_a_gather_beside_fusions_and_a_loop_counts_once():
     def fusion(number, channel):
         return f"""%beside.{number} (x.{number}: f32[4]) -> f32[8] {{
   %x.{number} = f32[4] parameter(0)
@@ -142,7 +142,7 @@ ENTRY %main (y.1: f32[4]) -> (f32[8], f32[8]) {{
     assert (looped.times, looped.loops, other.times) == (5, ("while.1",), 1)
 
 
-def test_collectives_are_found_in_fusions_and_loops_and_counted_once_if_split(program):
+def test_collectives_in_fusions_and_loops_count_once_if_split(program):
     found = hlo_costs.collectives(program)
     gathered = [each for each in found if each.kind == "all-gather"]
     outside, inside = sorted(gathered, key=lambda each: len(each.loops))
@@ -178,7 +178,7 @@ def test_what_crosses_slices_is_told_by_the_groups_of_devices(program):
     assert not hlo_costs.across_slices(found, [0, 0, 0, 0])
 
 
-def test_a_transfer_of_the_tpu_s_compiler_between_slices_counts_as_its_collective():
+def test_a_tpu_transfer_between_slices_counts_as_its_collective():
     line = TEXT.index("\n", TEXT.index("ENTRY")) + 1
     sent = (
         "  %sent = f32[6,8]{1,0} parameter(9)\n"
@@ -190,7 +190,7 @@ def test_a_transfer_of_the_tpu_s_compiler_between_slices_counts_as_its_collectiv
     assert crossing["all-reduce"] == {"count": 1, "runs": 1, "bytes": 6 * 8 * 4}
 
 
-def test_groups_of_devices_are_read_in_every_form_and_told_by_the_axes_they_span(program):
+def test_groups_of_devices_are_read_in_every_form_with_axes(program):
     mesh = {"data": 2, "model": 2}
     groups = {each.groups for each in hlo_costs.collectives(program)}
     expected = {
@@ -246,7 +246,7 @@ def compiled_loop(inside):
     return hlo.parse(compiled.as_text())
 
 
-def test_of_the_cpu_s_own_program_a_gather_at_every_step_is_told_from_one_before_the_loop():
+def test_a_gather_at_every_step_is_told_from_one_before_the_loop():
     (inside,) = hlo_costs.collectives(compiled_loop(inside=True))
     assert (inside.kind, inside.bytes, inside.times) == ("all-gather", 32 * 32 * 4, 5)
     assert len(inside.loops) == 1 and inside.scope == "layer0/states"

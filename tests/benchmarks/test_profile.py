@@ -54,7 +54,7 @@ def test_the_trace_lies_where_tensorboard_looks(traced):
     assert b"jvp(layer0)/states" in plane.read_bytes()
 
 
-def test_the_time_of_a_trace_is_summed_by_the_scopes_of_the_model(traced, monkeypatch, capsys):
+def test_the_time_of_a_trace_is_summed_by_scopes(traced, monkeypatch, capsys):
     file = Path(traced.folder.path) / "times.json"
     flags = f"--trace={traced.folder.path}", f"--json={file}"
     assert not command(monkeypatch, benchmark, *flags)
@@ -65,7 +65,7 @@ def test_the_time_of_a_trace_is_summed_by_the_scopes_of_the_model(traced, monkey
     assert seconds.get("other", 0) < 0.5 * sum(seconds.values())
 
 
-def test_a_loop_s_time_is_not_counted_beside_that_of_what_is_in_it():
+def test_a_loop_and_its_content_are_not_both_counted():
     text = """
 %body (x.1: f32[2]) -> f32[2] {
   %x.1 = f32[2]{0} parameter(0)
@@ -114,7 +114,7 @@ def test_what_names_no_steps_is_refused(text):
         parse_steps(text)
 
 
-def test_steps_that_the_run_does_not_take_are_refused_by_the_command(
+def test_the_command_refuses_steps_the_run_does_not_take(
     traced, tiny, tmp_path, monkeypatch, capsys
 ):
     flags = f"--gin_file={tiny.path}", "--gin.Trainer.steps=5", "--profile=4:6"

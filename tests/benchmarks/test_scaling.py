@@ -14,7 +14,7 @@ from brt.benchmarks.scaling import Counts, Exchange, Step
 
 
 @pytest.mark.parametrize(("shape", "of"), [((8, 1000), "vocabulary"), ((8, 999), "layers")])
-def test_the_bytes_of_a_sum_over_an_axis_are_those_of_the_summed_array(shape, of):
+def test_a_sum_over_an_axis_has_the_bytes_of_its_array(shape, of):
     mesh = mesh_of(4, 2, 1)
     rows, whole = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in (("data",), ()))
 
@@ -102,7 +102,7 @@ def test_computation_hides_all_but_loops_and_one_layer():
     assert times("h100-4x8", unlooped, computation=9.0).exposed == 0
 
 
-def test_another_model_exchanges_by_its_parameters_its_width_and_its_batch():
+def test_exchanges_follow_from_parameters_width_and_batch():
     found = [
         dict(kind=kind, axes=axes, in_loops=False, of=of, bytes=size)
         for kind, axes, of, size in [
@@ -131,7 +131,7 @@ def test_another_model_exchanges_by_its_parameters_its_width_and_its_batch():
     assert scaling.of_model(found, old, new)[3].bytes == pytest.approx(5 * 7.5 + 2 * 2.5)
 
 
-def test_the_step_that_is_compiled_has_the_layers_and_batch_it_is_named_for():
+def test_the_compiled_step_has_the_named_layers_and_batch():
     bindings = Step("any.gin", "h100-4x8", 3, 2, 4).bindings
     assert "BlockRecurrentTransformer.num_layers = 5" in bindings
     assert "BlockRecurrentTransformer.recurrent_layers = (2, 3)" in bindings

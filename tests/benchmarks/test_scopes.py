@@ -92,7 +92,7 @@ def spent(program, of=lambda visit: True):
     return found
 
 
-def test_the_loop_over_microbatches_is_named_and_not_by_a_part_of_it():
+def test_the_loop_over_microbatches_has_its_own_name():
     program = compiled_step("rec_fixed_skip", accumulation=2)
     loops = hlo_costs.costs(program, lambda each: hlo.array_bytes(each.shape)).loops
     assert [loop.trips for loop in loops if loop.scope == "microbatches"] == [2]
@@ -113,7 +113,7 @@ def test_what_a_step_computes_carries_the_layer_and_the_part(name):
 
 
 @every_kind
-def test_every_product_of_matrices_carries_a_part_forward_and_backward(name):
+def test_every_product_carries_a_part_forward_and_backward(name):
     program = compiled_step(name)
     products = {"dot", "convolution"}
     visits = [v for v in hlo.visits(program) if v.instruction.opcode in products]

@@ -77,7 +77,7 @@ def test_a_slice_has_the_shape_and_the_devices_that_jax_names(name, own, devices
         ("0xv4-8", "v4-8"),
     ],
 )
-def test_a_mistyped_slice_is_answered_with_the_nearest_and_the_list(name, near):
+def test_a_mistyped_slice_is_refused_with_the_nearest_name(name, near):
     with pytest.raises(ValueError, match="is no slice of TPUs") as error:
         topologies.find(name)
     message = str(error.value)
@@ -158,7 +158,7 @@ def test_a_step_that_does_not_fit_is_told_with_what_it_needs(
             command(monkeypatch, benchmark, "--topology=v4-8", files)
 
 
-def test_the_command_compiles_the_step_for_the_devices_of_the_slice(monkeypatch, tmp_path, capsys):
+def test_the_command_compiles_the_step_for_the_slice(monkeypatch, tmp_path, capsys):
     """With the CPU's compiler in place of the TPU's, which says nothing of cycles."""
     monkeypatch.setattr(slices, "devices_of", lambda topology: jax.devices()[:4])
     monkeypatch.setattr(topologies, "check_compiler", lambda *_: None)

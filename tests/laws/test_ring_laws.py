@@ -97,7 +97,7 @@ def test_no_other_memory_is_scanned():
 
 
 @pytest.mark.parametrize("devices", [2, 8])
-def test_each_layer_of_a_segment_exchanges_once_forward_and_once_backward(devices):
+def test_each_layer_exchanges_once_forward_and_once_backward(devices):
     graph, state = nnx.split(random_model("rec_two_layers"), nnx.Param)
     params, bound = nnx.to_pure_dict(state), functools.partial(bind, graph)
     grad = jax.value_and_grad(make_loss(bound), has_aux=True)

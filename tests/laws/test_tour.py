@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tokenize
 
-from paths import ROOT
+from paths import ROOT, TESTS
 
 NAMES = re.findall(r"^\d+\. .*", (ROOT / "docs" / "tour.md").read_text(encoding="utf-8"), re.M)
 TOUR = [name for line in NAMES for name in re.findall(r"`(brt/[\w/]+\.py)`", line)]
@@ -45,3 +45,8 @@ def test_training_loads_no_extension_and_no_tensorflow():
     loaded = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
     assert "brt.run.loop" in loaded
     assert not [name for name in loaded if name.startswith((*EXTENSIONS, *PREPARATION))]
+
+
+def test_names_of_tests_have_at_most_60_characters():
+    found = (re.findall(r"^ *def (test_\w+)", p.read_text(), re.M) for p in TESTS.rglob("*.py"))
+    assert [name for names in found for name in names if len(name) > 60] == []

@@ -65,7 +65,7 @@ def test_an_empty_folder_has_nothing_to_restore(tmp_path):
     assert restored(tmp_path / "new") is None
 
 
-def test_steps_that_overwrite_the_state_do_not_change_what_is_being_saved(tmp_path):
+def test_steps_that_overwrite_the_state_do_not_change_the_save(tmp_path):
     step = jax.jit(
         lambda state: jax.tree.map(lambda x: x + jnp.ones_like(x), state), donate_argnums=0
     )
@@ -144,7 +144,7 @@ def test_a_state_moves_to_another_mesh_unchanged(tmp_path, first, second):
 # Damage.
 
 
-def test_when_all_are_damaged_the_error_lists_them_and_deletes_nothing(tmp_path):
+def test_when_all_are_damaged_the_error_lists_them(tmp_path):
     saved(tmp_path, 2, 4)
     for step in ("2", "4"):
         flip(array_file(tmp_path / step, "params"))
@@ -173,7 +173,7 @@ def test_an_unfinished_checkpoint_is_ignored(tmp_path):
         assert checkpoints.steps() == [2, 4]
 
 
-def test_a_checkpoint_of_another_model_is_named_and_not_called_damaged(tmp_path, caplog):
+def test_another_models_checkpoint_is_not_called_damaged(tmp_path, caplog):
     saved(tmp_path, 2)
     less = make_state()._replace(params={})
     for state, part in ((make_state(width=24), r"\(8, 5, 24\)"), (less, r"\.params.* alone")):
@@ -209,7 +209,7 @@ def test_a_fingerprint_sees_every_bit_and_every_place():
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_a_write_that_fails_is_reported_and_leaves_the_earlier_ones(tmp_path):
+def test_a_failed_write_is_reported_and_leaves_earlier_ones(tmp_path):
     state = make_state(4)
     state = state._replace(params={**state.params, "large_VD": jnp.ones((512, 1024))})
     noise = jax.random.normal(jax.random.key(0), (512, 1024))

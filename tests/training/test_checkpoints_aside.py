@@ -44,7 +44,7 @@ def run_on(folder, *steps):
 
 
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.what)
-def test_a_damaged_checkpoint_is_skipped_and_moved_and_never_deleted(tmp_path, damage, caplog):
+def test_a_damaged_checkpoint_is_skipped_and_never_deleted(tmp_path, damage, caplog):
     saved(tmp_path, 2, 4)
     damage.do(tmp_path / "4")
     before = contents(tmp_path / "4")
@@ -109,7 +109,7 @@ def test_a_sparse_file_is_damage_and_not_read(tmp_path):
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, Path.touch], ids=["FIFO", "file"])
-def test_what_has_the_name_of_a_checkpoint_is_moved_and_not_deleted(tmp_path, make):
+def test_a_file_named_like_a_checkpoint_is_moved(tmp_path, make):
     saved(tmp_path, 2)
     make(tmp_path / "4")
     assert run_on(tmp_path, 4) == (2, [2, 4])
