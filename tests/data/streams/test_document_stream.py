@@ -31,6 +31,15 @@ def test_a_row_keeps_its_documents_and_other_seeds_give_others(store_of):
     assert len(found) == 2
 
 
+def test_epochs_and_seeds_have_orders_of_their_own(store_of):
+    orders = set()
+    for seed in (0, 1):
+        stream = DocumentStream(store_of([7] * 8), 1, 100, seed=seed)
+        read = [int(stream.batch(step).targets_KBT[0, 0, 0]) for step in range(5 * 8)]
+        orders.update(tuple(read[epoch * 8 :][:8]) for epoch in range(5))
+    assert len(orders) == 2 * 5
+
+
 @properties
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=40), st.integers(1, 9), st.randoms())
 def test_rows_are_balanced_to_within_the_longest_document(segments, rows, order):
