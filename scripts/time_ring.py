@@ -18,7 +18,7 @@ from jax.sharding import AxisType
 
 from brt.data.streams.batch import Batch
 from brt.experiment import Configuration
-from brt.training.over_time.ring import OVER_TIME
+from brt.models.mesh_axes import OVER_TIME
 from brt.training.over_time.scan import scan_is_faster
 from brt.training.train_step import bind, make_loss
 

@@ -32,6 +32,8 @@ AXES = {
 }
 """The batch over `data` and `fsdp`; the width of parameters and optimizer state over `fsdp` (fully
 sharded data parallelism); heads, attention width, MLP and vocabulary over `model`."""
+OVER_TIME = "sequence"
+"""The axis that divides the segments of a step (`brt/training/over_time`)."""
 
 
 def _rule(letter):

@@ -16,11 +16,11 @@ from brt.data.streams.batch import Batch, Segment
 from brt.models.caches import clear_state, reset_rows
 from brt.models.contract import check_scalars
 from brt.models.layers.losses import scored_positions
+from brt.models.mesh_axes import OVER_TIME
 from brt.models.model import Model
 from brt.training.accumulation import in_microbatches
 from brt.training.optimization.plateau import ReduceOnPlateau
 from brt.training.optimization.schedules import Schedule
-from brt.training.over_time.loss import OVER_TIME, check_over_time, loss_over_time
 from brt.training.unroll import reread, unroll
 
 LOSSES = ("full", "half")
@@ -106,6 +106,8 @@ def make_loss(
         share = batch.weights_KBT.shape[1] / whole_KBT.shape[1]
         total = share * trained_weights(whole_KBT[reread_segments:], scores).sum()
         if jax.sharding.get_abstract_mesh().shape.get(OVER_TIME, 1) > 1:
+            from brt.training.over_time.loss import check_over_time, loss_over_time
+
             check_over_time(key, clear, bptt_depth, reread_segments)
             return loss_over_time(bind, params, caches, batch, weights_KBT, total)
         model = bind(params)

@@ -309,7 +309,7 @@ ARCHITECTURES = Architectures({
     "rec_two_layers": _rec("fixed", "skip", layers=(0, 2)),
     "rec_sequential": _rec("fixed", "dual", order="sequential"),
     "rec_meliad": _rec("lstm", "single", gate_form="meliad", logits_divisor="width"),
-    "rec_without_ids": _rec("lstm", "skip", order="sequential", state_ids=False),
+    "rec_without_ids": _rec("fixed", "skip", order="sequential", state_ids=False),
     "rec_without_qk_norm": _rec("lstm", "dual", qk_norm=False),
     "memorizing_without_qk_norm": _memorizing("exact", 3, qk_norm=False),
     "feedback_without_either": _rec(

@@ -14,9 +14,10 @@ from jax.sharding import PartitionSpec
 
 from brt.data.streams.batch import Batch
 from brt.models.axis_rules import one_data_shard
+from brt.models.mesh_axes import OVER_TIME
 from brt.models.model import Model
 from brt.training.over_time.order import after
-from brt.training.over_time.ring import OVER_TIME, run_ring
+from brt.training.over_time.ring import run_ring
 from brt.training.over_time.scan import run_scan, scan_is_faster
 
 

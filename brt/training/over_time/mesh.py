@@ -6,8 +6,8 @@ import jax
 from jax.sharding import AxisType
 
 from brt.models.diagonal import layerwise_of
+from brt.models.mesh_axes import OVER_TIME
 from brt.models.model import Model
-from brt.training.over_time.ring import OVER_TIME
 from brt.training.settings import Trainer
 from brt.training.sharding import AnyMesh, asked_mesh
 

@@ -17,10 +17,9 @@ from jax.typing import DTypeLike
 
 from brt.models.caches import select_rows
 from brt.models.diagonal import groups_of, layerwise_of, result_shapes, zeros_like
+from brt.models.mesh_axes import OVER_TIME
 from brt.models.model import Model
 from brt.training.over_time.order import in_order
-
-OVER_TIME = "sequence"
 
 
 def run_ring(
