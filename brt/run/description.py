@@ -6,6 +6,8 @@ import numpy as np
 from brt.data.extras import MissingExtra
 from brt.experiment import Experiment
 from brt.models.counts import count_parameters
+from brt.models.mesh_axes import OVER_TIME
+from brt.training.over_time.scan import scan_is_faster
 from brt.training.sharding import AnyMesh
 
 
@@ -29,6 +31,9 @@ def describe(experiment: Experiment, mesh: AnyMesh) -> str:
         ("tokens per step", f"{trainer.tokens_per_step:,} ({trainer.rows} batch elements)"),
         (f"devices, {' x '.join(mesh.shape)}", " x ".join(map(str, mesh.shape.values()))),
     ]
+    if (N := mesh.shape.get(OVER_TIME, 1)) > 1:
+        scanned = scan_is_faster(experiment.model, trainer.segments_per_step, N)
+        rows.append(("schedule over time", "scan" if scanned else "ring"))
     return "\n".join(f"{name:<30} {value:>24}" for name, value in rows)
 
 
