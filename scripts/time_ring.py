@@ -74,7 +74,7 @@ def main() -> None:
     for number, times in seconds.items():
         wall, used = (statistics.median(column) for column in zip(*times, strict=True))
         longest = K // number * max(n, number) + min(n, number) - 1
-        if number == 1 or scan_is_faster(experiment.model, K, number):
+        if number == 1 or scan_is_faster(experiment.model, K, number, T):
             longest = K // number * n
         print(
             f"{number} devices: {wall:.2f} s wall, {used:.2f} s of processors; "

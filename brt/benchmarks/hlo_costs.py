@@ -208,9 +208,9 @@ def collectives(program: Program) -> list[Collective]:
         cost = Collective(kind, _bytes(most), times, loops, groups, name, (*most,))
         channel = _CHANNEL.search(instruction.attributes)
         if fused and channel and "chain_id=" in instruction.attributes:
-            place = chained.setdefault(channel[1], len(costs))
-            if place < len(costs):  # it starts in the outermost of these
-                costs[place] = min(costs[place], cost, key=lambda each: len(each.loops))
+            position = chained.setdefault(channel[1], len(costs))
+            if position < len(costs):  # it starts in the outermost of these
+                costs[position] = min(costs[position], cost, key=lambda each: len(each.loops))
                 continue
         costs.append(cost)
     return costs

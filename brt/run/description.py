@@ -7,7 +7,6 @@ from brt.data.extras import MissingExtra
 from brt.experiment import Experiment
 from brt.models.counts import count_parameters
 from brt.models.mesh_axes import OVER_TIME
-from brt.training.over_time.scan import scan_is_faster
 from brt.training.sharding import AnyMesh
 
 
@@ -32,7 +31,10 @@ def describe(experiment: Experiment, mesh: AnyMesh) -> str:
         (f"devices, {' x '.join(mesh.shape)}", " x ".join(map(str, mesh.shape.values()))),
     ]
     if (N := mesh.shape.get(OVER_TIME, 1)) > 1:
-        scanned = scan_is_faster(experiment.model, trainer.segments_per_step, N)
+        from brt.training.over_time.scan import scan_is_faster
+
+        sizes = trainer.segments_per_step, N, trainer.segment_length
+        scanned = scan_is_faster(experiment.model, *sizes)
         rows.append(("schedule over time", "scan" if scanned else "ring"))
     return "\n".join(f"{name:<30} {value:>24}" for name, value in rows)
 

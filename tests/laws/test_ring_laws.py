@@ -1,6 +1,7 @@
 """A step whose segments are divided over devices is the step of one device."""
 
 import functools
+from collections import Counter
 
 import jax
 import numpy as np
@@ -85,15 +86,16 @@ def test_devices_that_divide_time_compute_the_step_of_one(name):
 
 @pytest.mark.parametrize("name", AFFINE)
 def test_affine_memories_are_combined_by_a_scan(name):
-    model = random_model(name)
-    assert scan_is_faster(model, SEGMENTS, 4) and not scan_is_faster(model, SEGMENTS, 2)
+    model, T = random_model(name), ARCHITECTURES[name].segment
+    assert scan_is_faster(model, SEGMENTS, 4, T) and not scan_is_faster(model, SEGMENTS, 2, T)
+    assert not scan_is_faster(model, SEGMENTS, 4, 3)  # a convolution needs 3 tokens before
     with jax.enable_x64(True):
         jax.tree.map(close, two_steps(name, 2, 4), two_steps(name, 1, 1))
 
 
 def test_no_other_memory_is_scanned():
     names = "rec_two_layers", "associative_delta", "lact", "titans", "cached_states_kimi", "lstm"
-    assert not any(scan_is_faster(random_model(name), SEGMENTS, 8) for name in names)
+    assert not any(scan_is_faster(random_model(name), SEGMENTS, 8, 64) for name in names)
 
 
 @pytest.mark.parametrize("devices", [2, 8])
@@ -108,6 +110,21 @@ def test_each_layer_exchanges_once_forward_and_once_backward(devices):
     times = SEGMENTS // devices * max(3, devices) + min(3, devices) - 1
     assert {each.kind for each in found if each.loops} == {"collective-permute"}
     assert sum(each.times for each in found if each.kind == "collective-permute") == 2 * times
+
+
+def test_a_scan_exchanges_twice_a_layer_in_each_direction():
+    """Windows with the neighbour, matrices with all, and in the end each array of the caches."""
+    graph, state = nnx.split(random_model("gated_delta"), nnx.Param)
+    params, bound = nnx.to_pure_dict(state), functools.partial(bind, graph)
+    grad = jax.value_and_grad(make_loss(bound), has_aux=True)
+    caches, batch = bound(params).init_caches(ROWS), batches("gated_delta")[0]
+    with jax.set_mesh(mesh_of(1, 8)):
+        compiled = jax.jit(grad).lower(params, caches, batch, None).compile(QUICK)
+    found = collectives(hlo.parse(compiled.as_text()))
+    assert not [each for each in found if each.loops]
+    kinds = Counter(each.kind for each in found)
+    assert kinds["collective-permute"] == 2 * len(caches) + len(jax.tree.leaves(caches))
+    assert kinds["all-gather"] == kinds["reduce-scatter"] == 1  # one layer has a memory
 
 
 def test_the_whole_step_trains_with_an_axis_over_time():

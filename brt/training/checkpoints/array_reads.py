@@ -102,18 +102,18 @@ def _sent(read, arg):
 
     read: of the first replica; None in other processes. arg: shape, dtype and sharding.
     """
-    shape, place = arg.global_shape, arg.sharding
+    shape, sharding = arg.global_shape, arg.sharding
     shards = read.addressable_shards if read is not None else ()
     held = {shard.device: shard.data for shard in shards}
     # Zeros where an array is not read: their sum is what was read.
     buffers = [
         held[device]
         if device in held
-        else jnp.zeros(place.shard_shape(shape), arg.dtype, device=device)
-        for device in place.addressable_devices_indices_map(shape)
+        else jnp.zeros(sharding.shard_shape(shape), arg.dtype, device=device)
+        for device in sharding.addressable_devices_indices_map(shape)
     ]
-    array = jax.make_array_from_single_device_arrays(shape, place, buffers)
-    return _sum_over_replicas(place)(array)
+    array = jax.make_array_from_single_device_arrays(shape, sharding, buffers)
+    return _sum_over_replicas(sharding)(array)
 
 
 @functools.cache

@@ -16,7 +16,7 @@ from brt.data.streams.batch import Batch
 from brt.models.axis_rules import one_data_shard
 from brt.models.mesh_axes import OVER_TIME
 from brt.models.model import Model
-from brt.training.over_time.order import after
+from brt.training.over_time.order import after, first_values
 from brt.training.over_time.ring import run_ring
 from brt.training.over_time.scan import run_scan, scan_is_faster
 
@@ -56,7 +56,7 @@ def loss_over_time(
     if "added_nats" in added:
         raise ValueError("Devices over time do not compute the model's own loss (`added_nats`).")
     arrays = batch.inputs_KBT, batch.targets_KBT, weights_KBT, batch.starts_KB
-    scanned = scan_is_faster(bind(params), K, N)
+    scanned = scan_is_faster(bind(params), K, N, arrays[0].shape[-1])
 
     def of_devices(x):  # (N, R, ...): segments that follow one another, or every N-th
         if scanned:
@@ -80,8 +80,7 @@ def loss_over_time(
 
     def of_device(*arrays):
         (loss, (correct, caches)), grads = jax.value_and_grad(local, has_aux=True)(*arrays)
-        firsts = sum(x.ravel()[0] for x in jax.tree.leaves(grads))
-        loss, correct = after(firsts, (loss, correct))
+        loss, correct = after(first_values(grads), (loss, correct))
         sums = jax.lax.psum((loss, correct, grads), (OVER_TIME, "data"))
         return sums, jax.tree.map(lambda x: x[None], after(sums[0], caches))
 

@@ -1,7 +1,7 @@
 """The order of exchanges between devices, where nothing else decides it.
 
-XLA on a CPU may run exchanges that do not depend on one another at once, and in another order on
-each device: they then wait for one another for ever.
+XLA on a CPU may run exchanges that do not depend on one another at the same time, and in another
+order on each device, which is a deadlock.
 """
 
 from typing import Any
@@ -14,6 +14,11 @@ def after(value: jax.Array, tree: Any) -> Any:
     """Returns the arrays of a tree, which now depend on a scalar."""
     never = jnp.isnan(value) & jnp.isinf(value)
     return jax.tree.map(lambda x: jnp.where(never, jnp.ones_like(x), x), tree)
+
+
+def first_values(tree: Any) -> jax.Array:
+    """Returns a scalar that depends on every array of a tree."""
+    return sum((x.ravel()[0] for x in jax.tree.leaves(tree)), start=jnp.zeros(()))
 
 
 @jax.custom_vjp

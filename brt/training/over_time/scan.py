@@ -17,21 +17,28 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.flatten_util import ravel_pytree
 
 from brt.models.caches import select_rows
 from brt.models.diagonal import layerwise_of
 from brt.models.model import Model
+from brt.training.over_time.order import after, first_values
 
 AGAIN = 0.25
 """Estimated share of a layer's operations that this schedule does a second time."""
+FEWEST = 4
+"""Tokens of a segment that include all inputs of a convolution which the next segment needs."""
 
 
-def scan_is_faster(model: Model, segments: int, devices: int) -> bool:
-    """Whether all states can be scanned, and that costs less than the idle times of the ring."""
+def scan_is_faster(model: Model, segments: int, devices: int, tokens: int) -> bool:
+    """Whether all states can be scanned, and that costs less than the idle times of the ring.
+
+    segments: K of a step. tokens: T of a segment.
+    """
     layers = layerwise_of(model).layers
     memories = [memory for layer in layers for memory in getattr(layer, "memories", ())]
     known = all(hasattr(layer, "memories") for layer in layers)
-    affine = known and all(memory.affine for memory in memories)
+    affine = known and tokens >= FEWEST and all(memory.affine for memory in memories)
     return affine and devices - 1 > AGAIN * len(layers) * segments / devices
 
 
@@ -46,53 +53,61 @@ def run_scan(
     layerwise = layerwise_of(model)
     empty = model.init_caches(x_RBTD.shape[1])
     inputs = jax.vmap(layerwise.enter)(x_RBTD)
-    after = []
+    caches_after = []
     for layer, cache, fresh in zip(layerwise.layers, caches, empty, strict=True):
         graph, params = nnx.split(layer)
 
-        def run(params, inputs, cache, fresh, graph=graph):
-            def segments(cache):
-                def segment(cache, xs):
-                    x, starts_B = xs
-                    cache = select_rows(starts_B, fresh, cache)
-                    y, cache = layerwise.run(nnx.merge(graph, params), x, cache)
-                    return cache, y
+        @jax.checkpoint
+        def run(params, xs, cache, graph=graph, fresh=fresh):
+            def segment(cache, xs):
+                x, starts_B = xs
+                cache = select_rows(starts_B, fresh, cache)
+                y, cache = layerwise.run(nnx.merge(graph, params), x, cache)
+                return cache, y
 
-                return jax.lax.scan(segment, cache, (inputs, starts_RB))
+            return jax.lax.scan(segment, cache, xs)
 
-            return segments(before(segments, cache, fresh, axis))
+        def segments(cache, first=0, run=run, params=params, xs=(inputs, starts_RB)):
+            return run(params, jax.tree.map(lambda x: x[first:], xs), cache)
 
-        cache, inputs = jax.checkpoint(run)(params, inputs, cache, fresh)
-        after.append(cache)
-    return jax.vmap(layerwise.leave)(inputs), tuple(after)
+        cache, inputs = segments(before(segments, cache, fresh, axis))
+        caches_after.append(cache)
+    return jax.vmap(layerwise.leave)(inputs), tuple(caches_after)
 
 
 def before(segments: Callable, first: Any, empty: Any, axis: str) -> Any:
     """Returns the cache before this device's segments.
 
     Args:
-        segments: from the cache before them to the cache after them, and their outputs.
+        segments: from the cache before them, and the number of the first, to the cache after them,
+            and their outputs.
         first: the cache before the segments of device 0.
         empty: any cache of the same shapes.
     """
     N, device = jax.lax.axis_size(axis), jax.lax.axis_index(axis)
-    others, _ = segments(empty)  # whose matrices are of no use
-    others = jax.lax.ppermute(others, axis, [(i, (i + 1) % N) for i in range(N)])
-    others = jax.tree.map(lambda x, y: jnp.where(device == 0, x, y), first, others)
 
-    def change(matrices):
-        return matrices_of(segments(with_matrices(others, matrices))[0])
+    # Of the last segment alone, whose tokens decide all but the matrices.
+    own, restore = ravel_pytree(split(segments(empty, -1)[0])[1])
+    received = jax.lax.ppermute(own, axis, [(i, (i + 1) % N) for i in range(N)])
+    S, others = split(first)
+    others = jax.tree.map(lambda x, y: jnp.where(device == 0, x, y), others, restore(received))
+    if not S:
+        return joined(first, S, others)
 
-    zeros = [jnp.zeros_like(x) for x in matrices_of(first)]
-    units = [jnp.broadcast_to(jnp.eye(x.shape[-1], dtype=x.dtype), x.shape) for x in zeros]
-    # A I + b and b; kernels of the rule have no forward derivative that would give A alone.
-    own = [(b, both - b) for b, both in zip(change(zeros), change(units), strict=True)]
+    def change(S):
+        return split(segments(joined(first, S, others))[0])[0]
+
+    # b and A I + b, in one pass; kernels of the rule have no forward derivative that would give A.
+    units = (jnp.broadcast_to(jnp.eye(x.shape[-1], dtype=x.dtype), x.shape) for x in S)
+    both = [jnp.stack([jnp.zeros_like(x), x]) for x in units]
+    b_and_A = [jnp.stack([x[0], x[1] - x[0]]) for x in jax.vmap(change)(both)]
+    b_and_A = after(first_values(received), b_and_A)
     found = []
-    for S_BHKK, parts in zip(matrices_of(first), jax.lax.all_gather(own, axis), strict=True):
-        b_NBHKK, A_NBHKK = jax.lax.associative_scan(combined, parts)
+    for S_BHKK, parts in zip(S, jax.lax.all_gather(b_and_A, axis), strict=True):
+        b_NBHKK, A_NBHKK = jax.lax.associative_scan(combined, (parts[:, 0], parts[:, 1]))
         last = jnp.maximum(device - 1, 0)
         found.append(jnp.where(device == 0, S_BHKK, A_NBHKK[last] @ S_BHKK + b_NBHKK[last]))
-    return with_matrices(others, found)
+    return joined(first, found, others)
 
 
 def combined(earlier: tuple, later: tuple) -> tuple[jax.Array, jax.Array]:
@@ -101,16 +116,18 @@ def combined(earlier: tuple, later: tuple) -> tuple[jax.Array, jax.Array]:
     return later_A @ b + later_b, later_A @ A
 
 
-def matrices_of(cache: Any) -> list[jax.Array]:
+def _is_matrix(path):
+    return getattr(path[-1], "name", "") == "matrix_BHKK"
+
+
+def split(cache: Any) -> tuple[list[jax.Array], list[jax.Array]]:
+    """Returns the matrices of a cache, and its other arrays."""
     leaves = jax.tree_util.tree_leaves_with_path(cache)
-    return [x for path, x in leaves if getattr(path[-1], "name", "") == "matrix_BHKK"]
+    matrices = [x for path, x in leaves if _is_matrix(path)]
+    return matrices, [x for path, x in leaves if not _is_matrix(path)]
 
 
-def with_matrices(cache: Any, matrices: list[jax.Array]) -> Any:
-    """Returns a cache with other matrices, in the order of `matrices_of`."""
-    given = iter(matrices)
-
-    def chosen(path, x):
-        return next(given) if getattr(path[-1], "name", "") == "matrix_BHKK" else x
-
-    return jax.tree_util.tree_map_with_path(chosen, cache)
+def joined(like: Any, matrices: list[jax.Array], others: list[jax.Array]) -> Any:
+    """Returns a cache with the structure of `like` from the results of `split`."""
+    given = iter(matrices), iter(others)
+    return jax.tree_util.tree_map_with_path(lambda path, x: next(given[not _is_matrix(path)]), like)
