@@ -90,7 +90,7 @@ def window_misfit(heads: Heads, window: int, dtype: DTypeLike) -> str | None:
         return f"window = {window} is not a multiple of {FEWEST}"
     if not heads.interpret and (window % STEP or window > LONGEST):
         return f"window = {window} is not a multiple of {STEP} up to {LONGEST}"
-    return _misfit(heads)
+    return misfit(heads)
 
 
 def block_misfit(heads: Heads, queries: int, keys: int) -> str | None:
@@ -98,10 +98,11 @@ def block_misfit(heads: Heads, queries: int, keys: int) -> str | None:
     for number, what in (queries, "queries"), (keys, "keys"):
         if number % FEWEST or number > 2 * LONGEST:
             return f"{number} {what} are no multiple of {FEWEST} up to {2 * LONGEST}"
-    return _misfit(heads)
+    return misfit(heads)
 
 
-def _misfit(heads):
+def misfit(heads: Heads) -> str | None:
+    """Returns why no kernel computes these heads on this card, or None."""
     if heads.interpret:
         return None
     kind = device().device_kind
