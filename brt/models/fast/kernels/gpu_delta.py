@@ -143,8 +143,8 @@ def _empty(spec, shape, dtype):
     return shape, dtype, spec(jax.ShapeDtypeStruct(shape, dtype)).spec
 
 
-def _decays(heads, q, log):
-    exact = Exact(q.dtype == jnp.bfloat16 and not heads.interpret)
+def _decays(q, log):
+    exact = Exact(q.dtype == jnp.bfloat16)
     return ByHead(exact) if log.ndim == 3 else ByChannel(exact)
 
 
@@ -159,7 +159,7 @@ def _forward_call(heads, found, matrix, q, k, v, log, step):
     kept = (B, H, G, C), kind, layout.each(C)
     outputs = like_q, like_v, like_q, like_q, square, square, kept
     inputs = tuple(map(specs.block, (q, k, v, log, step)))
-    body = functools.partial(gpu_delta_tiles.prepare, _decays(heads, q, log))
+    body = functools.partial(gpu_delta_tiles.prepare, _decays(q, log))
     flops, grid = 2 * B * T * H * W * _prepared(log, W, K, V), (G, B * H)
     saved = call(body, found.prepare, heads, grid, inputs, outputs, "delta_prepare", flops)
     w, u, decayed_q, decayed_k, scores, _, kept = saved
@@ -214,17 +214,21 @@ def _backward_call(heads, found, q, k, v, log, step, *rest):
         *(Block(x, layout.each(K, V)) for x in (before, dmatrices)),
     )
     outputs = [_empty(specs.block, x.shape, x.dtype) for x in (q, k, v, log, step)]
-    body = functools.partial(gpu_delta_tiles.gradients, _decays(heads, q, log), specs.part)
+    body = functools.partial(gpu_delta_tiles.gradients, _decays(q, log), specs.part)
     flops, grid = 2 * B * T * H * _of_gradients(log, W, K, V), (G, B * H)
     called = call(body, found.gradients, heads, grid, inputs, outputs, "delta_gradients", flops)
     return dmatrix, *called
 
 
+EXACT = 3
+"""Products for one of `Exact`."""
+
+
 def _prepared(log, W, K, V):
     """Returns multiplications for a token and a token of its block."""
     levels = W.bit_length() - 1
-    decayed = 2 * K if log.ndim == 3 else levels * (2 * K + K) + 2 * K
-    return decayed + 2 * W * (levels - 1) + K + V
+    decayed = 2 * K if log.ndim == 3 else levels * 4 * K + 4 * K
+    return decayed + EXACT * 2 * W * (levels - 1) + K + V
 
 
 def _of_gradients(log, W, K, V):

@@ -16,20 +16,30 @@ from brt.models.fast.kernels.parts import dot
 class Exact(NamedTuple):
     """Products of float32 matrices.
 
-    tensor_cores: as three products of TF32 each, about as exact as float32; no interpreter has it.
+    split: as sums of products of bfloat16 parts, with an error of 2^-16 instead of 2^-23: they run
+    on tensor cores, and the results are rounded to bfloat16.
     """
 
-    tensor_cores: bool
+    split: bool
 
-    def dot(self, a: jax.Array, b: jax.Array, contract: int = 1) -> jax.Array:
-        """Returns a b, or a^T b if axis 0 of a is to be contracted."""
-        if not self.tensor_cores:
-            return dot(a, b, (contract, 0))
-        algorithm = jax.lax.DotAlgorithmPreset.TF32_TF32_F32_X3
-        axes = ((contract,), (0,)), ((), ())
-        return jax.lax.dot_general(
-            a, b, axes, precision=algorithm, preferred_element_type=jnp.float32
-        )
+    def dot(self, a: jax.Array, b: jax.Array) -> jax.Array:
+        if not self.split:
+            return dot(a, b, (1, 0))
+        (a, a_rest), (b, b_rest) = map(split, (a, b))
+        return dot(a, b, (1, 0)) + (dot(a, b_rest, (1, 0)) + dot(a_rest, b, (1, 0)))
+
+    def sum(self, mask_WW: jax.Array, x_WK: jax.Array, contract: int = 1) -> jax.Array:
+        """Returns the sums of x over the tokens of each row of a mask, or each column (0)."""
+        if not self.split:
+            return dot(mask_WW.astype(x_WK.dtype), x_WK, (contract, 0))
+        of_mask = mask_WW.astype(jnp.bfloat16)
+        return sum(dot(of_mask, x, (contract, 0)) for x in split(x_WK))
+
+
+def split(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns two bfloat16 matrices, whose sum is x but for 2^-17 of it."""
+    first = x.astype(jnp.bfloat16)
+    return first, (x - first.astype(x.dtype)).astype(jnp.bfloat16)
 
 
 class Positions(NamedTuple):
@@ -48,10 +58,6 @@ class Positions(NamedTuple):
     def second(self, half: int) -> jax.Array:
         return self.row // half % 2 == 1
 
-    def sums_of_rows(self, x_WW: jax.Array) -> jax.Array:
-        """Returns the sum over each row's columns up to it, (W, 1)."""
-        return jnp.sum(jnp.where(self.column <= self.row, x_WW, 0.0), axis=1, keepdims=True)
-
 
 def positions(tokens: int) -> Positions:
     def iota(*shape):
@@ -63,11 +69,6 @@ def positions(tokens: int) -> Positions:
 def halves(tokens: int) -> list[int]:
     """Returns the tokens of the halves of parts of 2, 4, ..., W tokens."""
     return [1 << i for i in range(tokens.bit_length() - 1)]
-
-
-def column_of(at: Positions, x_1W: jax.Array) -> jax.Array:
-    """Returns a row as a column, (W, 1)."""
-    return jnp.sum(jnp.where(at.row == at.column, x_1W, 0.0), axis=1, keepdims=True)
 
 
 def inverse_of_unit_lower(at: Positions, exact: Exact, x_WW: jax.Array) -> jax.Array:
@@ -111,12 +112,11 @@ class ByHead(NamedTuple):
 
     def decay(self, at: Positions, log_W: jax.Array) -> tuple[jax.Array, ...]:
         """Returns logarithms of decays since the start, (W, 1), and decays in between, (W, W)."""
-        log_1W = log_W[None, :]
-        log_W1 = at.sums_of_rows(log_1W)
-        log_1W = jnp.sum(
-            jnp.where(at.row <= at.column, column_of(at, log_1W), 0.0), axis=0, keepdims=True
-        )
-        decay_WW = jnp.exp(jnp.where(at.column <= at.row, log_W1 - log_1W, -jnp.inf))
+        before = at.column <= at.row
+        log_W1 = jnp.sum(jnp.where(before, log_W[None, :], 0.0), axis=1, keepdims=True)
+        # The same numbers as a row.
+        log_1W = jnp.sum(jnp.where(at.row == at.column, log_W1, 0.0), axis=0, keepdims=True)
+        decay_WW = jnp.exp(jnp.where(before, log_W1 - log_1W, -jnp.inf))
         return log_W1, decay_WW
 
     def forward(self, at: Positions, q_WK: jax.Array, k_WK: jax.Array, log_W: jax.Array) -> Decayed:
@@ -148,7 +148,7 @@ class ByHead(NamedTuple):
         since_W1 = jnp.sum(of.since_WC * found.since_WC, axis=1, keepdims=True)
         until_W1 = jnp.sum(of.until_WC * found.until_WC, axis=1, keepdims=True)
         dlog_W1 = jnp.sum(both_WW, axis=1, keepdims=True) + since_W1 - until_W1
-        dlog_W1 = dlog_W1 - column_of(at, jnp.sum(both_WW, axis=0, keepdims=True))
+        dlog_W1 = dlog_W1 - jnp.sum(both_WW, axis=0)[:, None]
         last = jnp.sum(until_W1) + of.kept_C * found.kept_C
         # A logarithm is part of the sums of its token and of those after it.
         later_W = jnp.sum(jnp.where(at.column <= at.row, dlog_W1, 0.0), axis=0)
@@ -166,10 +166,6 @@ class ByChannel(NamedTuple):
     def of_channels(self, x_K: jax.Array) -> jax.Array:
         return x_K
 
-    def sum(self, mask_WW: jax.Array, x_WK: jax.Array, contract: int = 1) -> jax.Array:
-        """Returns the sum over the tokens of each row of the mask, or of each column."""
-        return self.exact.dot(mask_WW.astype(x_WK.dtype), x_WK, contract)
-
     def between(self, at: Positions, half: int) -> jax.Array:
         """Returns which tokens a key decays over until the middle of its part, or a query since."""
         later = jnp.where(at.second(half), at.column <= at.row, at.column > at.row)
@@ -180,7 +176,7 @@ class ByChannel(NamedTuple):
         and decayed queries and keys."""
         for half in halves(len(k_WK)):
             between_WW = self.between(at, half)
-            factor_WK = jnp.exp(self.sum(between_WW, log_WK))
+            factor_WK = jnp.exp(self.exact.sum(between_WW, log_WK))
             decayed = ((factor_WK * x).astype(k_WK.dtype) for x in (q_WK, k_WK))
             yield at.across(half), between_WW, factor_WK, *decayed
 
@@ -193,8 +189,8 @@ class ByChannel(NamedTuple):
         for across, _, _, queries, keys in self.halves(at, q_WK, k_WK, log_WK):
             scores_WW = jnp.where(across, dot(queries, keys, (1, 1)), scores_WW)
             products_WW = jnp.where(across, dot(keys, keys, (1, 1)), products_WW)
-        since_WK = jnp.exp(self.sum(at.column <= at.row, log_WK))
-        until_WK = jnp.exp(self.sum(at.column > at.row, log_WK))
+        since_WK = jnp.exp(self.exact.sum(at.column <= at.row, log_WK))
+        until_WK = jnp.exp(self.exact.sum(at.column > at.row, log_WK))
         kept_K = jnp.exp(jnp.sum(log_WK, axis=0))
         return Decayed(products_WW, scores_WW, since_WK, until_WK, kept_K)
 
@@ -209,8 +205,8 @@ class ByChannel(NamedTuple):
     ) -> tuple[jax.Array, ...]:
         own_W1 = jnp.sum(jnp.where(at.row == at.column, of.scores_WW, 0.0), axis=1, keepdims=True)
         dq_WK, dk_WK = own_W1 * k_WK, own_W1 * q_WK
-        dlog_WK = self.sum(at.column <= at.row, of.since_WC * found.since_WC, 0)
-        dlog_WK = dlog_WK + self.sum(at.column > at.row, of.until_WC * found.until_WC, 0)
+        dlog_WK = self.exact.sum(at.column <= at.row, of.since_WC * found.since_WC, 0)
+        dlog_WK = dlog_WK + self.exact.sum(at.column > at.row, of.until_WC * found.until_WC, 0)
         dlog_WK = dlog_WK + (of.kept_C * found.kept_C)[None, :]
         for across, between_WW, factor, queries, keys in self.halves(at, q_WK, k_WK, log_WK):
             dproducts, dscores = (
@@ -221,5 +217,5 @@ class ByChannel(NamedTuple):
             dkeys = dkeys + dot(dproducts, keys, (1, 0))
             dq_WK, dk_WK = dq_WK + factor * dqueries, dk_WK + factor * dkeys
             of_log_WK = factor * (dqueries * q_WK + dkeys * k_WK)
-            dlog_WK = dlog_WK + self.sum(between_WW, of_log_WK, 0)
+            dlog_WK = dlog_WK + self.exact.sum(between_WW, of_log_WK, 0)
         return dq_WK, dk_WK, dlog_WK
