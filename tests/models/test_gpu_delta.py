@@ -17,6 +17,7 @@ from brt.models import axis_rules, ops
 from brt.models.block_recurrent import gated_delta
 from brt.models.fast import table
 from brt.models.fast.kernels import gpu_delta, gpu_delta_decays, gpu_delta_tiles, gpu_launch
+from brt.models.fast.kernels.gpu_delta_decays import Exact
 from brt.models.fast.kernels.parts import Heads
 from brt.models.sizes import Sizes
 from brt.training.sharding import make_mesh, shardings
@@ -101,6 +102,21 @@ def test_bfloat16_differs_by_no_more_than_its_rounding(name):
 def test_decays_beyond_float32_equal_the_plain_form(by_channel):
     found = errors(arguments((1, 40, 1, 16), by_channel, STRONG))
     assert largest(found) < 5e-6, found
+
+
+@pytest.mark.parametrize("split", [False, True])
+@pytest.mark.parametrize("size", [16, 64])
+def test_the_inverse_of_a_block_is_that_of_numpy(size, split):
+    """Also where all keys are alike, and each step is 1."""
+    exact, at = Exact(split), gpu_delta_decays.positions(size)
+    drawn = np.random.default_rng(size).uniform(-0.5, 0.5, (size, size))
+    for x in drawn, np.ones((size, size)):
+        # Not compiled: XLA takes a number for its two parts of bfloat16.
+        with jax.default_matmul_precision("highest"):
+            found = gpu_delta_decays.inverse_of_unit_lower(at, exact, jnp.asarray(x, F32))
+        expected = np.linalg.inv(np.tril(x, -1) + np.eye(size))
+        error = 2e-4 if split else 1e-5
+        np.testing.assert_allclose(found, expected, rtol=0, atol=error * np.abs(expected).max())
 
 
 @pytest.mark.parametrize("dtype", [BF16, F32])
