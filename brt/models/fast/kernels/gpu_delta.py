@@ -29,20 +29,36 @@ from brt.models.fast.kernels.parts import Heads, on_each_device, upcast
 
 
 class Launches(NamedTuple):
-    """Of the kernels; `queries` are the tokens W of a block, `keys` the V channels of a part."""
+    """Of the kernels; `queries` are the tokens W of a block, `keys` the channels of a part."""
 
     prepare: Launch
     blocks: Launch
     gradients: Launch
 
 
-def launches(head_size: int, dtype: DTypeLike, by_channel: bool) -> Launches:
-    """Returns sizes that fit into 99 KiB of shared memory and a thread's 255 registers."""
+_SMALL = Launches(Launch(64, 16, 8, 1), Launch(64, 32, 4, 2), Launch(64, 16, 8, 1))
+_LARGE = Launches(Launch(64, 32, 8, 1), Launch(64, 64, 8, 2), Launch(64, 32, 8, 1))
+_WIDE = Launches(Launch(32, 16, 8, 1), Launch(32, 32, 4, 1), Launch(32, 16, 8, 1))
+_CHANNELS = Launches(Launch(32, 16, 8, 1), Launch(32, 32, 4, 2), Launch(32, 16, 8, 1))
+_WIDE_CHANNELS = _CHANNELS._replace(blocks=Launch(32, 32, 4, 1))
+_FLOAT32 = Launches(*[Launch(16, 16, 8, 1)] * 3)
+
+
+def launches(
+    head_size: int, dtype: DTypeLike, by_channel: bool, large: bool | None = None
+) -> Launches:
+    """Returns sizes that fit into the shared memory of a block and into a thread's 255 registers.
+
+    large: as of `gpu_launch.launches`.
+    """
     if dtype != jnp.bfloat16:
-        W = 32 if head_size <= 128 and not by_channel else 16
-        return Launches(Launch(W, W, 4, 1), Launch(W, 16, 4, 1), Launch(W, 16, 8, 1))
-    W = 64 if head_size <= 128 and not by_channel else 32
-    return Launches(Launch(W, W, 4, 1), Launch(W, 32, 4, 2), Launch(W, 32, 8, 1))
+        return _FLOAT32
+    if by_channel:
+        return _CHANNELS if head_size <= 128 else _WIDE_CHANNELS
+    if large is None:
+        large = gpu_launch.has_large_memory()
+    found = _LARGE if large else _SMALL
+    return found if head_size <= 128 else _WIDE
 
 
 def misfit(heads: Heads, tokens: int, dtype: DTypeLike) -> str | None:
@@ -135,7 +151,8 @@ class _Specs(NamedTuple):
 
 
 def _specs(launch, q, v):
-    return _Specs(Layout(*q.shape[2:]), launch.queries, math.gcd(launch.keys, v.shape[3]))
+    part = math.gcd(launch.keys, q.shape[3], v.shape[3])
+    return _Specs(Layout(*q.shape[2:]), launch.queries, part)
 
 
 def _empty(spec, shape, dtype):
@@ -159,7 +176,7 @@ def _forward_call(heads, found, matrix, q, k, v, log, step):
     kept = (B, H, G, C), kind, layout.each(C)
     outputs = like_q, like_v, like_q, like_q, square, square, kept
     inputs = tuple(map(specs.block, (q, k, v, log, step)))
-    body = functools.partial(gpu_delta_tiles.prepare, _decays(q, log))
+    body = functools.partial(gpu_delta_tiles.prepare, _decays(q, log), specs.part)
     flops, grid = 2 * B * T * H * W * _prepared(log, W, K, V), (G, B * H)
     saved = call(body, found.prepare, heads, grid, inputs, outputs, "delta_prepare", flops)
     w, u, decayed_q, decayed_k, scores, _, kept = saved
@@ -209,7 +226,7 @@ def _backward_call(heads, found, q, k, v, log, step, *rest):
     specs = _specs(found.gradients, q, v)
     inputs = (
         *map(specs.block, (q, k, v, log, step)),
-        Block(inverse, layout.each(W, W)),
+        *(Block(x, layout.each(W, W)) for x in (scores, inverse)),
         *map(specs.block, (w, u, stored, dstored, dread)),
         *(Block(x, layout.each(K, V)) for x in (before, dmatrices)),
     )

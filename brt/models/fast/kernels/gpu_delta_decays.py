@@ -5,7 +5,8 @@ Plain counterparts: `products_by_head`, `products_by_channel` and `inverse_of_un
 or K.
 """
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -48,15 +49,19 @@ class Positions(NamedTuple):
     row: jax.Array
     column: jax.Array
 
-    def across(self, half: int) -> jax.Array:
+    def across(self, half: Any) -> jax.Array:
         """Returns for parts of two halves whether a row is in the second, its column in the first.
 
         half: tokens, a power of 2.
         """
-        return self.second(half) & (self.row // half == self.column // half + 1)
+        return self.second(half) & (self.distance(half) == half)
 
-    def second(self, half: int) -> jax.Array:
-        return self.row // half % 2 == 1
+    def second(self, half: Any) -> jax.Array:
+        return (self.row & half) != 0
+
+    def distance(self, half: Any) -> jax.Array:
+        """Returns the tokens between the starts of the halves of a row and of its column."""
+        return (self.row & -half) - (self.column & -half)
 
 
 def positions(tokens: int) -> Positions:
@@ -66,9 +71,14 @@ def positions(tokens: int) -> Positions:
     return Positions(iota(tokens, 1), iota(1, tokens))
 
 
-def halves(tokens: int) -> list[int]:
-    """Returns the tokens of the halves of parts of 2, 4, ..., W tokens."""
-    return [1 << i for i in range(tokens.bit_length() - 1)]
+def for_halves(tokens: int, body: Callable[[Any, Any], Any], carry: Any, first: int = 0) -> Any:
+    """Folds `body(half, carry)` over the tokens 1, 2, 4, ..., W / 2 of a half, from 2^first on.
+
+    A loop, because unrolled steps need more registers than there are.
+    """
+    levels = tokens.bit_length() - 1
+    one = jnp.int32(1)
+    return jax.lax.fori_loop(first, levels, lambda i, carry: body(one << i, carry), carry)
 
 
 def inverse_of_unit_lower(at: Positions, exact: Exact, x_WW: jax.Array) -> jax.Array:
@@ -78,54 +88,55 @@ def inverse_of_unit_lower(at: Positions, exact: Exact, x_WW: jax.Array) -> jax.A
 
         [[A, 0], [C, D]]^-1 = [[A, 0], [0, D]]^-1 - [[A, 0], [0, D]]^-1 C [[A, 0], [0, D]]^-1
     """
-    inverse_WW = jnp.where(at.row == at.column, jnp.ones_like(x_WW), 0.0)
-    for half in halves(x_WW.shape[0]):
+
+    def join(half, inverse_WW):
         below_WW = jnp.where(at.across(half), x_WW, 0.0)
-        if half > 1:
-            below_WW = exact.dot(exact.dot(inverse_WW, below_WW), inverse_WW)
-        inverse_WW = inverse_WW - below_WW
-    return inverse_WW
+        return inverse_WW - exact.dot(exact.dot(inverse_WW, below_WW), inverse_WW)
+
+    of_pairs_WW = jnp.where(at.across(1), -x_WW, 0.0)
+    of_pairs_WW = of_pairs_WW + jnp.where(at.row == at.column, 1.0, 0.0)
+    return for_halves(x_WW.shape[0], join, of_pairs_WW, first=1)
 
 
-class Decayed(NamedTuple):
-    """Products of keys, (W, W), and of queries, and decays of a block.
+class Factors(NamedTuple):
+    """Decays of a block.
 
-    C: 1, or K with decays of channels. since_WC, until_WC: decays since the start of the block, and
-    until its end. kept_C: of the whole block. Of gradients, since and until are (W, K).
+    since_WC, until_WC: since its start, and until its end. kept_C: of the whole block.
     """
 
-    products_WW: jax.Array
-    scores_WW: jax.Array
     since_WC: jax.Array
     until_WC: jax.Array
     kept_C: jax.Array
 
 
 class ByHead(NamedTuple):
-    """Products with one decay of each token."""
+    """One decay of each token, C = 1."""
 
     exact: Exact
+    by_channel = False
 
-    def of_channels(self, x_K: jax.Array) -> jax.Array:
-        """Returns (C,) of the sums over channels."""
-        return jnp.sum(x_K, keepdims=True)
-
-    def decay(self, at: Positions, log_W: jax.Array) -> tuple[jax.Array, ...]:
-        """Returns logarithms of decays since the start, (W, 1), and decays in between, (W, W)."""
+    def logs(self, log_W: jax.Array, at: Positions) -> jax.Array:
+        """Returns logarithms of decays since the start of the block, (W, 1)."""
         before = at.column <= at.row
-        log_W1 = jnp.sum(jnp.where(before, log_W[None, :], 0.0), axis=1, keepdims=True)
+        return jnp.sum(jnp.where(before, log_W[None, :], 0.0), axis=1, keepdims=True)
+
+    def decay(self, at: Positions, log_W: jax.Array) -> jax.Array:
+        """Returns the decays between tokens, (W, W), 0 after the token."""
+        log_W1 = self.logs(log_W, at)
         # The same numbers as a row.
         log_1W = jnp.sum(jnp.where(at.row == at.column, log_W1, 0.0), axis=0, keepdims=True)
-        decay_WW = jnp.exp(jnp.where(before, log_W1 - log_1W, -jnp.inf))
-        return log_W1, decay_WW
+        return jnp.exp(jnp.where(at.column <= at.row, log_W1 - log_1W, -jnp.inf))
 
-    def forward(self, at: Positions, q_WK: jax.Array, k_WK: jax.Array, log_W: jax.Array) -> Decayed:
-        log_W1, decay_WW = self.decay(at, log_W)
-        last = jnp.sum(log_W, keepdims=True)
-        scores_WW, products_WW = (decay_WW * dot(x, k_WK, (1, 1)) for x in (q_WK, k_WK))
-        return Decayed(
-            products_WW, scores_WW, jnp.exp(log_W1), jnp.exp(last - log_W1), jnp.exp(last)
-        )
+    def factors(self, at: Positions, log_W: jax.Array) -> Factors:
+        log_W1, last = self.logs(log_W, at), jnp.sum(log_W, keepdims=True)
+        return Factors(jnp.exp(log_W1), jnp.exp(last - log_W1), jnp.exp(last))
+
+    def products(
+        self, at: Positions, k_WK: jax.Array, log_W: jax.Array, *x_WK: jax.Array
+    ) -> list[jax.Array]:
+        """Returns the decayed products of each x with the keys up to its token, (W, W)."""
+        decay_WW = self.decay(at, log_W)
+        return [decay_WW * dot(x, k_WK, (1, 1)) for x in x_WK]
 
     def backward(
         self,
@@ -133,66 +144,84 @@ class ByHead(NamedTuple):
         q_WK: jax.Array,
         k_WK: jax.Array,
         log_W: jax.Array,
-        found: Decayed,
-        of: Decayed,
+        dscores_WW: jax.Array,
+        dproducts_WW: jax.Array,
     ) -> tuple[jax.Array, ...]:
-        """Returns the gradients of queries, keys and logarithms."""
-        _, decay_WW = self.decay(at, log_W)
-        dproducts_WW, dscores_WW = (
-            (decay_WW * x).astype(k_WK.dtype) for x in (of.products_WW, of.scores_WW)
-        )
-        dq_WK = dot(dscores_WW, k_WK, (1, 0))
-        dk_WK = dot(dscores_WW, q_WK, (0, 0)) + dot(dproducts_WW, k_WK, (0, 0))
-        dk_WK = dk_WK + dot(dproducts_WW, k_WK, (1, 0))
-        both_WW = of.products_WW * found.products_WW + of.scores_WW * found.scores_WW
-        since_W1 = jnp.sum(of.since_WC * found.since_WC, axis=1, keepdims=True)
-        until_W1 = jnp.sum(of.until_WC * found.until_WC, axis=1, keepdims=True)
-        dlog_W1 = jnp.sum(both_WW, axis=1, keepdims=True) + since_W1 - until_W1
-        dlog_W1 = dlog_W1 - jnp.sum(both_WW, axis=0)[:, None]
-        last = jnp.sum(until_W1) + of.kept_C * found.kept_C
-        # A logarithm is part of the sums of its token and of those after it.
-        later_W = jnp.sum(jnp.where(at.column <= at.row, dlog_W1, 0.0), axis=0)
-        return dq_WK, dk_WK, later_W + last
+        """Returns the gradients of queries and keys through products, and 0: see `of_products`."""
+        decay_WW = self.decay(at, log_W)
+        of_products = product_gradients(q_WK, k_WK, decay_WW * dscores_WW, decay_WW * dproducts_WW)
+        return *of_products, 0.0
+
+    def of_products(self, at: Positions, dlog_WW: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Returns what `of_factors` returns, of logarithms of decays between tokens."""
+        dlog_W1 = jnp.sum(dlog_WW, axis=1, keepdims=True) - jnp.sum(dlog_WW, axis=0)[:, None]
+        return dlog_W1, jnp.zeros((1,), dlog_WW.dtype)
+
+    def of_factors(
+        self, at: Positions, dsince_WK: jax.Array, duntil_WK: jax.Array, dkept_K: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        """Returns gradients of logarithms since the start of the block, (W, 1), and of all, (1,).
+
+        dsince_WK, duntil_WK, dkept_K: of logarithms of factors.
+        """
+        duntil_W1 = jnp.sum(duntil_WK, axis=1, keepdims=True)
+        last_1 = jnp.sum(duntil_W1)[None] + jnp.sum(dkept_K, keepdims=True)
+        return jnp.sum(dsince_WK, axis=1, keepdims=True) - duntil_W1, last_1
+
+    def of_logs(self, at: Positions, dlog_W1: jax.Array, last_1: jax.Array) -> jax.Array:
+        """Returns gradients of logarithms, (W,), parts of the sums of their tokens and later ones.
+
+        dlog_W1, last_1: sums of the results of `of_products` and `of_factors`.
+        """
+        return jnp.sum(jnp.where(at.column <= at.row, dlog_W1, 0.0), axis=0) + last_1
+
+
+def product_gradients(
+    q_WK: jax.Array, k_WK: jax.Array, dscores_WW: jax.Array, dproducts_WW: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Returns the gradients of queries and keys from those of q k^T and k k^T."""
+    both_WW = (dproducts_WW + dproducts_WW.T).astype(k_WK.dtype)
+    dscores_WW = dscores_WW.astype(k_WK.dtype)
+    dk_WK = dot(dscores_WW, q_WK, (0, 0)) + dot(both_WW, k_WK, (1, 0))
+    return dot(dscores_WW, k_WK, (1, 0)), dk_WK
 
 
 class ByChannel(NamedTuple):
-    """Products with a decay of each channel, for halves of parts as in `products_by_channel`.
+    """A decay of each channel, C = K; halves of parts as in `products_by_channel`.
 
     Logarithms of decays are sums of those of tokens, products with matrices of zeros and ones.
     """
 
     exact: Exact
+    by_channel = True
 
-    def of_channels(self, x_K: jax.Array) -> jax.Array:
-        return x_K
-
-    def between(self, at: Positions, half: int) -> jax.Array:
-        """Returns which tokens a key decays over until the middle of its part, or a query since."""
-        later = jnp.where(at.second(half), at.column <= at.row, at.column > at.row)
-        return (at.row // half == at.column // half) & later
-
-    def halves(self, at, q_WK, k_WK, log_WK):
-        """Yields for each size of halves which products they give, the tokens between, factors,
-        and decayed queries and keys."""
-        for half in halves(len(k_WK)):
-            between_WW = self.between(at, half)
-            factor_WK = jnp.exp(self.exact.sum(between_WW, log_WK))
-            decayed = ((factor_WK * x).astype(k_WK.dtype) for x in (q_WK, k_WK))
-            yield at.across(half), between_WW, factor_WK, *decayed
-
-    def forward(
-        self, at: Positions, q_WK: jax.Array, k_WK: jax.Array, log_WK: jax.Array
-    ) -> Decayed:
-        own_W1 = jnp.sum(q_WK.astype(log_WK.dtype) * k_WK, axis=1, keepdims=True)
-        scores_WW = jnp.where(at.row == at.column, own_W1, 0.0)
-        products_WW = jnp.zeros_like(scores_WW)
-        for across, _, _, queries, keys in self.halves(at, q_WK, k_WK, log_WK):
-            scores_WW = jnp.where(across, dot(queries, keys, (1, 1)), scores_WW)
-            products_WW = jnp.where(across, dot(keys, keys, (1, 1)), products_WW)
+    def factors(self, at: Positions, log_WK: jax.Array) -> Factors:
         since_WK = jnp.exp(self.exact.sum(at.column <= at.row, log_WK))
         until_WK = jnp.exp(self.exact.sum(at.column > at.row, log_WK))
-        kept_K = jnp.exp(jnp.sum(log_WK, axis=0))
-        return Decayed(products_WW, scores_WW, since_WK, until_WK, kept_K)
+        return Factors(since_WK, until_WK, jnp.exp(jnp.sum(log_WK, axis=0)))
+
+    def between(self, at: Positions, half: Any) -> jax.Array:
+        """Returns which tokens a key decays over until the middle of its part, or a query since."""
+        later = jnp.where(at.second(half), at.column <= at.row, at.column > at.row)
+        return (at.distance(half) == 0) & later
+
+    def products(
+        self, at: Positions, k_WK: jax.Array, log_WK: jax.Array, *x_WK: jax.Array
+    ) -> list[jax.Array]:
+        own = at.row == at.column
+        kind = log_WK.dtype
+        found = [
+            jnp.where(own, jnp.sum(x.astype(kind) * k_WK, axis=1, keepdims=True), 0.0) for x in x_WK
+        ]
+
+        def add(half, found):
+            factor_WK = jnp.exp(self.exact.sum(self.between(at, half), log_WK))
+            k, *xs = ((factor_WK * x).astype(k_WK.dtype) for x in (k_WK, *x_WK))
+            across = at.across(half)
+            pairs = zip(xs, found, strict=True)
+            return [jnp.where(across, dot(x, k, (1, 1)), y) for x, y in pairs]
+
+        return for_halves(len(k_WK), add, found)
 
     def backward(
         self,
@@ -200,22 +229,27 @@ class ByChannel(NamedTuple):
         q_WK: jax.Array,
         k_WK: jax.Array,
         log_WK: jax.Array,
-        found: Decayed,
-        of: Decayed,
+        dscores_WW: jax.Array,
+        dproducts_WW: jax.Array,
     ) -> tuple[jax.Array, ...]:
-        own_W1 = jnp.sum(jnp.where(at.row == at.column, of.scores_WW, 0.0), axis=1, keepdims=True)
-        dq_WK, dk_WK = own_W1 * k_WK, own_W1 * q_WK
-        dlog_WK = self.exact.sum(at.column <= at.row, of.since_WC * found.since_WC, 0)
-        dlog_WK = dlog_WK + self.exact.sum(at.column > at.row, of.until_WC * found.until_WC, 0)
-        dlog_WK = dlog_WK + (of.kept_C * found.kept_C)[None, :]
-        for across, between_WW, factor, queries, keys in self.halves(at, q_WK, k_WK, log_WK):
-            dproducts, dscores = (
-                jnp.where(across, x, 0.0).astype(k_WK.dtype) for x in (of.products_WW, of.scores_WW)
-            )
-            dqueries = dot(dscores, keys, (1, 0))
-            dkeys = dot(dscores, queries, (0, 0)) + dot(dproducts, keys, (0, 0))
-            dkeys = dkeys + dot(dproducts, keys, (1, 0))
-            dq_WK, dk_WK = dq_WK + factor * dqueries, dk_WK + factor * dkeys
-            of_log_WK = factor * (dqueries * q_WK + dkeys * k_WK)
-            dlog_WK = dlog_WK + self.exact.sum(between_WW, of_log_WK, 0)
-        return dq_WK, dk_WK, dlog_WK
+        own = at.row == at.column
+        own_W1 = jnp.sum(jnp.where(own, dscores_WW, 0.0), axis=1, keepdims=True)
+        dq_WK, dk_WK, dlog_WK = own_W1 * k_WK, own_W1 * q_WK, jnp.zeros_like(log_WK)
+
+        def add(half, carry):
+            dq_WK, dk_WK, dlog_WK = carry
+            between, across = self.between(at, half), at.across(half)
+            factor = jnp.exp(self.exact.sum(between, log_WK))
+            q, k = ((factor * x).astype(k_WK.dtype) for x in (q_WK, k_WK))
+            of = (jnp.where(across, x, 0.0) for x in (dscores_WW, dproducts_WW))
+            dq, dk = (factor * x for x in product_gradients(q, k, *of))
+            dlog_WK = dlog_WK + self.exact.sum(between, dq * q_WK + dk * k_WK, 0)
+            return dq_WK + dq, dk_WK + dk, dlog_WK
+
+        return for_halves(len(k_WK), add, (dq_WK, dk_WK, dlog_WK))
+
+    def of_factors(
+        self, at: Positions, dsince_WK: jax.Array, duntil_WK: jax.Array, dkept_K: jax.Array
+    ) -> jax.Array:
+        dlog_WK = self.exact.sum(at.column <= at.row, dsince_WK, 0)
+        return dlog_WK + self.exact.sum(at.column > at.row, duntil_WK, 0) + dkept_K[None, :]

@@ -16,30 +16,55 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from brt.models.fast.kernels.gpu_delta_decays import (
-    Decayed,
     inverse_of_unit_lower,
     positions,
 )
 from brt.models.fast.kernels.parts import dot, upcast
 
 
-def prepare(decays, q, k, v, log, step, w, u, decayed_q, decayed_k, scores, inverse, kept):
+def prepare(decays, part, q, k, v, log, step, w, u, decayed_q, decayed_k, scores, inverse, kept):
     """Computes the part of a block that does not depend on S.
 
     Inputs: q, k (W, K); v (W, V); log, logarithms of decays, and step, (W,).
     Outputs: w, decayed_q = e q, decayed_k = f k (W, K); u (W, V); scores, inverse = A (W, W);
-    kept (C,).
+    kept (C,). part: channels of an iteration.
     """
-    queries, keys, step_W1 = q[...], k[...], step[...][:, None]
-    at, kind = positions(queries.shape[0]), queries.dtype
-    found = decays.forward(at, queries, keys, log[...])
-    solved = inverse_of_unit_lower(at, decays.exact, step_W1 * found.products_WW).astype(kind)
-    inverse[...], scores[...] = solved, found.scores_WW.astype(kind)
-    w[...] = dot(solved, (step_W1 * found.since_WC * keys).astype(kind), (1, 0)).astype(kind)
-    u[...] = dot(solved, (step_W1 * v[...]).astype(kind), (1, 0)).astype(kind)
-    decayed_q[...] = (found.since_WC * queries).astype(kind)
-    decayed_k[...] = (found.until_WC * keys).astype(kind)
-    kept[...] = found.kept_C
+    (W, K), kind, step_W1 = q.shape, q.dtype, step[...][:, None]
+    at = positions(W)
+
+    def logs(columns):
+        return log[:, columns] if decays.by_channel else log[...]
+
+    def multiply(i, sums):
+        columns = pl.ds(i * part, part)
+        keys = k[:, columns]
+        found = decays.products(at, keys, logs(columns), keys, q[:, columns])
+        return tuple(x + y for x, y in zip(sums, found, strict=True))
+
+    zeros = jnp.zeros((W, W), upcast(kind))
+    products, found = jax.lax.fori_loop(0, K // part, multiply, (zeros, zeros))
+    scores[...] = found.astype(kind)
+    solved = inverse_of_unit_lower(at, decays.exact, step_W1 * products).astype(kind)
+    inverse[...] = solved
+
+    def solve(i, _):
+        columns = pl.ds(i * part, part)
+        keys = k[:, columns]
+        since, until, kept_C = decays.factors(at, logs(columns))
+        w[:, columns] = dot(solved, (step_W1 * since * keys).astype(kind), (1, 0)).astype(kind)
+        decayed_q[:, columns] = (since * q[:, columns]).astype(kind)
+        decayed_k[:, columns] = (until * keys).astype(kind)
+        if decays.by_channel:
+            kept[columns] = kept_C
+        else:
+            kept[...] = kept_C
+
+    def solve_values(i, _):
+        columns = pl.ds(i * part, part)
+        u[:, columns] = dot(solved, (step_W1 * v[:, columns]).astype(kind), (1, 0)).astype(kind)
+
+    jax.lax.fori_loop(0, K // part, solve, None)
+    jax.lax.fori_loop(0, v.shape[1] // part, solve_values, None)
 
 
 def forward(tokens, matrix, w, u, decayed_q, decayed_k, scores, kept, after, read, stored, before):
@@ -88,54 +113,92 @@ def backward(
     dmatrix[...] = jax.lax.fori_loop(0, last + 1, block, dafter[...])
 
 
-def gradients(
-    decays, part, q, k, v, log, step, inverse, w, u, stored, dstored, dread, before, dafter, *of
-):
+def gradients(decays, part, *arrays):
     """Computes the gradients of a block, from those of what is stored and of S after the block.
 
-    Inputs: q, k, v, log, step, inverse, w, u and stored as of `prepare` and `forward`, of a block;
-    dread, dstored (W, V); before, dafter (K, V). part: values of an iteration.
-    Outputs: dq, dk (W, K); dv (W, V); dlog, dstep (W,).
+    Arrays: the inputs q, k, v, log, step, scores, inverse, w, u and stored, as of `prepare` and
+    `forward`, of a block; dstored, dread (W, V); before, dafter (K, V); and the outputs dq, dk
+    (W, K); dv (W, V); dlog, dstep (W,). part: channels of keys of an iteration: all at once would
+    need more registers than there are.
     """
-    dq, dk, dv, dlog, dstep = of
-    (W, K), kind, sums = q.shape, q.dtype, upcast(q.dtype)
+    q, k, v, log, step, scores, inverse, w, u, stored, *others = arrays
+    dstored, dread, before, dafter, dq, dk, dv, dlog, dstep = others
+    (W, K), V, kind, sums = q.shape, v.shape[1], q.dtype, upcast(q.dtype)
     at, step_W1, solved = positions(W), step[...][:, None], inverse[...]
 
-    def add(i, carry):
-        dw, du_u, of_q, of_k, dscores, dkept, of_step = carry
+    def of_values(i, carry):
+        of_step, dsystem = carry
         columns = pl.ds(i * part, part)
-        S, dS, of_read = before[:, columns], dafter[:, columns], dread[:, columns]
-        values, dvalues = stored[:, columns], dstored[:, columns]
-        of_q = of_q + dot(of_read, S, (1, 1))
-        of_k = of_k + dot(values, dS, (1, 1))
-        dw = dw - dot(dvalues, S, (1, 1))
-        dscores = dscores + dot(of_read, values, (1, 1))
-        dkept = dkept + jnp.sum(S.astype(sums) * dS, axis=1)
-        given = dot(solved, dvalues, (0, 0))  # of b v
-        dv[:, columns] = (step_W1 * given).astype(kind)
-        of_step = of_step + jnp.sum(given * v[:, columns], axis=1, keepdims=True)
-        du_u = du_u + dot(given.astype(kind), u[:, columns], (1, 1))
-        return dw, du_u, of_q, of_k, dscores, dkept, of_step
+        of_values = dot(solved, dstored[:, columns], (0, 0))  # of b v
+        dv[:, columns] = (step_W1 * of_values).astype(kind)
+        of_step = of_step + jnp.sum(of_values * v[:, columns], axis=1, keepdims=True)
+        return of_step, dsystem + dot(of_values.astype(kind), u[:, columns], (1, 1))
 
-    def zeros(*shape):
-        return jnp.zeros(shape, sums)
+    carry = jnp.zeros((W, 1), sums), jnp.zeros((W, W), sums)
+    of_step, dsystem = jax.lax.fori_loop(0, V // part, of_values, carry)
 
-    carry = zeros(W, K), zeros(W, W), zeros(W, K), zeros(W, K), zeros(W, W), zeros(K), zeros(W, 1)
-    carry = jax.lax.fori_loop(0, v.shape[1] // part, add, carry)
-    dw, dsystem, of_q, of_k, dscores, dkept, of_step = carry
-    given = dot(solved, dw.astype(kind), (0, 0))  # of b e k
-    dsystem = dsystem + dot(given.astype(kind), w[...], (1, 1))
+    def logs(columns):
+        return log[:, columns] if decays.by_channel else log[...]
+
+    def keys_gradient(dw):  # of b e k
+        return dot(solved, dw.astype(kind), (0, 0))
+
+    def add(i, carry):
+        dsystem, products = carry
+        columns = pl.ds(i * part, part)
+
+        def of_w(j, dw):
+            values = pl.ds(j * part, part)
+            return dw - dot(dstored[:, values], before[columns, values], (1, 1))
+
+        dw = jax.lax.fori_loop(0, V // part, of_w, jnp.zeros((W, part), sums))
+        of_keys, keys = keys_gradient(dw).astype(kind), k[:, columns]
+        dsystem = dsystem + dot(of_keys, w[:, columns], (1, 1))
+        return dsystem, products + decays.products(at, keys, logs(columns), keys)[0]
+
+    carry = dsystem, jnp.zeros((W, W), sums)
+    dsystem, products = jax.lax.fori_loop(0, K // part, add, carry)
     dsystem = jnp.where(at.column < at.row, -dsystem, 0.0)
-    dscores = jnp.where(at.column <= at.row, dscores, 0.0)
-    queries, keys, logs = q[...], k[...], log[...]
-    found = decays.forward(at, queries, keys, logs)
-    of_step = of_step + jnp.sum(dsystem * found.products_WW, axis=1, keepdims=True)
-    of_step = of_step + jnp.sum(given * found.since_WC * keys, axis=1, keepdims=True)
+    of_step = of_step + jnp.sum(dsystem * products, axis=1, keepdims=True)
+    dproducts = step_W1 * dsystem
+    dscores = jnp.where(at.column <= at.row, dot(dread[...], stored[...], (1, 1)), 0.0)
+    dlogs = None
+    if not decays.by_channel:
+        dlogs = decays.of_products(at, dproducts * products + dscores * scores[...])
+
+    def finish(i, carry):
+        of_step, dlogs = carry
+        columns = pl.ds(i * part, part)
+
+        def of_values(j, carry):
+            dw, of_q, of_k, dkept = carry
+            values = pl.ds(j * part, part)
+            S, dS = before[columns, values], dafter[columns, values]
+            dw = dw - dot(dstored[:, values], S, (1, 1))
+            of_q = of_q + dot(dread[:, values], S, (1, 1))
+            of_k = of_k + dot(stored[:, values], dS, (1, 1))
+            return dw, of_q, of_k, dkept + jnp.sum(S.astype(sums) * dS, axis=1)
+
+        zeros = jnp.zeros((W, part), sums)
+        carry = zeros, zeros, zeros, jnp.zeros(part, sums)
+        dw, of_q, of_k, dkept = jax.lax.fori_loop(0, V // part, of_values, carry)
+        since, until, kept = decays.factors(at, logs(columns))
+        queries, keys = q[:, columns], k[:, columns]
+        of_q, of_k, of_keys = since * of_q, until * of_k, since * keys_gradient(dw)
+        of_step = of_step + jnp.sum(of_keys * keys, axis=1, keepdims=True)
+        of_keys = step_W1 * of_keys
+        dsince = of_keys * keys + of_q * queries
+        of_factors = decays.of_factors(at, dsince, of_k * keys, kept * dkept)
+        of_products = decays.backward(at, queries, keys, logs(columns), dscores, dproducts)
+        dqueries, dkeys, of_logs = of_products
+        dq[:, columns] = (dqueries + of_q).astype(kind)
+        dk[:, columns] = (dkeys + of_k + of_keys).astype(kind)
+        if decays.by_channel:
+            dlog[:, columns] = of_logs + of_factors
+            return of_step, dlogs
+        return of_step, tuple(x + y for x, y in zip(dlogs, of_factors, strict=True))
+
+    of_step, dlogs = jax.lax.fori_loop(0, K // part, finish, (of_step, dlogs))
     dstep[...] = of_step[:, 0]
-    given = step_W1 * given
-    since, kept = of_q * queries + given * keys, decays.of_channels(dkept)
-    of_found = Decayed(step_W1 * dsystem, dscores, since, of_k * keys, kept)
-    dqueries, dkeys, dlogs = decays.backward(at, queries, keys, logs, found, of_found)
-    dq[...] = (dqueries + found.since_WC * of_q).astype(kind)
-    dk[...] = (dkeys + found.until_WC * of_k + found.since_WC * given).astype(kind)
-    dlog[...] = dlogs
+    if not decays.by_channel:
+        dlog[...] = decays.of_logs(at, *dlogs)
