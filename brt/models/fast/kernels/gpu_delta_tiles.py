@@ -169,6 +169,9 @@ def gradients(decays, part, *arrays):
     def finish(i, carry):
         of_step, dlogs = carry
         columns = pl.ds(i * part, part)
+        queries, keys = q[:, columns], k[:, columns]
+        of_products = decays.backward(at, queries, keys, logs(columns), dscores, dproducts)
+        dqueries, dkeys, of_logs = of_products
 
         def of_values(j, carry):
             dw, of_q, of_k, dkept = carry
@@ -183,14 +186,11 @@ def gradients(decays, part, *arrays):
         carry = zeros, zeros, zeros, jnp.zeros(part, sums)
         dw, of_q, of_k, dkept = jax.lax.fori_loop(0, V // part, of_values, carry)
         since, until, kept = decays.factors(at, logs(columns))
-        queries, keys = q[:, columns], k[:, columns]
         of_q, of_k, of_keys = since * of_q, until * of_k, since * keys_gradient(dw)
         of_step = of_step + jnp.sum(of_keys * keys, axis=1, keepdims=True)
         of_keys = step_W1 * of_keys
         dsince = of_keys * keys + of_q * queries
         of_factors = decays.of_factors(at, dsince, of_k * keys, kept * dkept)
-        of_products = decays.backward(at, queries, keys, logs(columns), dscores, dproducts)
-        dqueries, dkeys, of_logs = of_products
         dq[:, columns] = (dqueries + of_q).astype(kind)
         dk[:, columns] = (dkeys + of_k + of_keys).astype(kind)
         if decays.by_channel:
