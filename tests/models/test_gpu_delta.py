@@ -122,8 +122,9 @@ def test_the_inverse_of_a_block_is_that_of_numpy(size, split):
 @pytest.mark.parametrize("dtype", [BF16, F32])
 @pytest.mark.parametrize("head_size", gpu_launch.SIZES)
 @pytest.mark.parametrize("by_channel", [False, True])
-def test_all_kernels_share_the_tokens_of_a_block(head_size, by_channel, dtype):
-    found = gpu_delta.launches(head_size, dtype, by_channel)
+@pytest.mark.parametrize("large", [False, True])
+def test_all_kernels_share_the_tokens_of_a_block(large, head_size, by_channel, dtype):
+    found = gpu_delta.launches(head_size, dtype, by_channel, large)
     W = found.blocks.queries
     assert {launch.queries for launch in found} == {W}
     assert W >= gpu_launch.FEWEST and not W & (W - 1)
@@ -201,7 +202,7 @@ def test_a_misfit_is_logged_and_plain(monkeypatch, capsys):
 
 
 def modified_inverse(at, exact, x_WW):
-    """Without the products of the last level."""
+    """With the parts of a block apart from each other."""
     halved = jnp.where(at.across(x_WW.shape[0] // 2), 0.0, x_WW)
     return gpu_delta_decays.inverse_of_unit_lower(at, exact, halved)
 
