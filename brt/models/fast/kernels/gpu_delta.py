@@ -38,9 +38,9 @@ class Launches(NamedTuple):
 
 _SMALL = Launches(Launch(64, 16, 8, 1), Launch(64, 32, 4, 2), Launch(64, 16, 8, 1))
 _LARGE = Launches(Launch(64, 32, 8, 1), Launch(64, 64, 8, 2), Launch(64, 32, 8, 1))
-_WIDE = Launches(Launch(32, 16, 8, 1), Launch(32, 32, 4, 1), Launch(32, 16, 8, 1))
+_WIDE = Launches(Launch(32, 16, 8, 1), Launch(32, 32, 8, 1), Launch(32, 16, 8, 1))
 _CHANNELS = Launches(Launch(32, 16, 8, 1), Launch(32, 32, 4, 2), Launch(32, 16, 8, 1))
-_WIDE_CHANNELS = _CHANNELS._replace(blocks=Launch(32, 32, 4, 1))
+_WIDE_CHANNELS = _CHANNELS._replace(blocks=Launch(32, 32, 8, 1))
 _FLOAT32 = Launches(*[Launch(16, 16, 8, 1)] * 3)
 
 
@@ -106,11 +106,11 @@ def _axes(log):
 
 
 def _forward(heads, found, matrix, *inputs):
-    run = functools.partial(_forward_call, heads, found)
     # w, u, decayed queries and keys, scores, inverse, kept, stored, before.
     saved = *[_TOKENS] * 4, *["BHG"] * 3, _TOKENS, "BHG"
     axes = _MATRIX, *_axes(inputs[3])
-    run = on_each_device(heads, run, axes, (_MATRIX, _TOKENS, *saved))
+    call_kernels = functools.partial(_forward_call, heads, found)
+    run = on_each_device(heads, call_kernels, axes, (_MATRIX, _TOKENS, *saved))
     after, read, *saved = run(matrix, *inputs)
     return (after, read), (*inputs, *saved)
 
@@ -134,9 +134,8 @@ class _Specs(NamedTuple):
 
     def block(self, x: jax.Array) -> Block:
         """Returns a block of (B, T, H, ...)."""
-        size = x.shape[3:]
-        index = (None, self.tokens, None, *size)
-        return Block(x, self.layout.spec(index, lambda g, b, h: (b, g, h, *[0] * len(size))))
+        size, zeros = (None, self.tokens, None, *x.shape[3:]), [0] * (x.ndim - 3)
+        return Block(x, self.layout.spec(size, lambda g, b, h: (b, g, h, *zeros)))
 
     def values(self, x: jax.Array) -> Block:
         """Returns a part of the values of all tokens, (B, T, H, V)."""
@@ -145,9 +144,8 @@ class _Specs(NamedTuple):
 
     def matrices(self, x: jax.Array) -> Block:
         """Returns a part of the values of matrices, (B, H, ..., K, V)."""
-        size = x.shape[2:-1]
-        index = (None, None, *size, self.part)
-        return Block(x, self.layout.spec(index, lambda p, b, h: (b, h, *[0] * len(size), p)))
+        size, zeros = (None, None, *x.shape[2:-1], self.part), [0] * (x.ndim - 3)
+        return Block(x, self.layout.spec(size, lambda p, b, h: (b, h, *zeros, p)))
 
 
 def _specs(launch, q, v):
@@ -182,7 +180,7 @@ def _forward_call(heads, found, matrix, q, k, v, log, step):
     w, u, decayed_q, decayed_k, scores, _, kept = saved
 
     specs = _specs(found.blocks, q, v)
-    inputs = (
+    given = (
         specs.matrices(matrix),
         layout.every(w),
         specs.values(u),
@@ -192,10 +190,10 @@ def _forward_call(heads, found, matrix, q, k, v, log, step):
     )
     like_v = _empty(specs.values, v.shape, v.dtype)
     before = _empty(specs.matrices, (B, H, G, K, V), q.dtype)
-    outputs = _empty(specs.matrices, matrix.shape, matrix.dtype), like_v, like_v, before
+    results = _empty(specs.matrices, matrix.shape, matrix.dtype), like_v, like_v, before
     body = functools.partial(gpu_delta_tiles.forward, W)
     flops, grid = 2 * B * T * H * V * (3 * K + W), (V // specs.part, B * H)
-    called = call(body, found.blocks, heads, grid, inputs, outputs, "delta_forward", flops)
+    called = call(body, found.blocks, heads, grid, given, results, "delta_forward", flops)
     after, read, stored, before = called
     return after, read, *saved, stored, before
 
@@ -203,7 +201,7 @@ def _forward_call(heads, found, matrix, q, k, v, log, step):
 def _backward_call(heads, found, q, k, v, log, step, *rest):
     w, u, decayed_q, decayed_k, scores, inverse, kept, stored, before, dafter, dread = rest
     (B, T, H, K), V = q.shape, v.shape[3]
-    W, G, C = found.blocks.queries, *kept.shape[2:]
+    W, (G, C) = found.blocks.queries, kept.shape[2:]
     specs = _specs(found.blocks, q, v)
     layout = specs.layout
     inputs = (
@@ -224,16 +222,16 @@ def _backward_call(heads, found, q, k, v, log, step, *rest):
     dmatrix, dstored, dmatrices = called
 
     specs = _specs(found.gradients, q, v)
-    inputs = (
+    given = (
         *map(specs.block, (q, k, v, log, step)),
         *(Block(x, layout.each(W, W)) for x in (scores, inverse)),
         *map(specs.block, (w, u, stored, dstored, dread)),
         *(Block(x, layout.each(K, V)) for x in (before, dmatrices)),
     )
-    outputs = [_empty(specs.block, x.shape, x.dtype) for x in (q, k, v, log, step)]
+    results = [_empty(specs.block, x.shape, x.dtype) for x in (q, k, v, log, step)]
     body = functools.partial(gpu_delta_tiles.gradients, _decays(q, log), specs.part)
     flops, grid = 2 * B * T * H * _of_gradients(log, W, K, V), (G, B * H)
-    called = call(body, found.gradients, heads, grid, inputs, outputs, "delta_gradients", flops)
+    called = call(body, found.gradients, heads, grid, given, results, "delta_gradients", flops)
     return dmatrix, *called
 
 
@@ -251,5 +249,5 @@ def _prepared(log, W, K, V):
 def _of_gradients(log, W, K, V):
     """Returns multiplications for a token."""
     levels = W.bit_length() - 1
-    decayed = 6 * K if log.ndim == 3 else levels * (6 + 2) * K + 4 * K
-    return 3 * K * V + W * (3 * V + 2 * K) + W * decayed
+    decayed = 4 * K if log.ndim == 3 else levels * 10 * K + 8 * K
+    return 4 * K * V + W * (3 * V + 3 * K + decayed)

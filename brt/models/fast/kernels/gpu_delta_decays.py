@@ -34,7 +34,8 @@ class Exact(NamedTuple):
         if not self.split:
             return dot(mask_WW.astype(x_WK.dtype), x_WK, (contract, 0))
         of_mask = mask_WW.astype(jnp.bfloat16)
-        return sum(dot(of_mask, x, (contract, 0)) for x in split(x_WK))
+        first, rest = (dot(of_mask, x, (contract, 0)) for x in split(x_WK))
+        return first + rest
 
 
 def split(x: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -113,22 +114,25 @@ class ByHead(NamedTuple):
     """One decay of each token, C = 1."""
 
     exact: Exact
-    by_channel = False
 
-    def logs(self, log_W: jax.Array, at: Positions) -> jax.Array:
+    @property
+    def by_channel(self) -> bool:
+        return False
+
+    def logs(self, at: Positions, log_W: jax.Array) -> jax.Array:
         """Returns logarithms of decays since the start of the block, (W, 1)."""
         before = at.column <= at.row
         return jnp.sum(jnp.where(before, log_W[None, :], 0.0), axis=1, keepdims=True)
 
     def decay(self, at: Positions, log_W: jax.Array) -> jax.Array:
         """Returns the decays between tokens, (W, W), 0 after the token."""
-        log_W1 = self.logs(log_W, at)
+        log_W1 = self.logs(at, log_W)
         # The same numbers as a row.
         log_1W = jnp.sum(jnp.where(at.row == at.column, log_W1, 0.0), axis=0, keepdims=True)
         return jnp.exp(jnp.where(at.column <= at.row, log_W1 - log_1W, -jnp.inf))
 
     def factors(self, at: Positions, log_W: jax.Array) -> Factors:
-        log_W1, last = self.logs(log_W, at), jnp.sum(log_W, keepdims=True)
+        log_W1, last = self.logs(at, log_W), jnp.sum(log_W, keepdims=True)
         return Factors(jnp.exp(log_W1), jnp.exp(last - log_W1), jnp.exp(last))
 
     def products(
@@ -146,11 +150,11 @@ class ByHead(NamedTuple):
         log_W: jax.Array,
         dscores_WW: jax.Array,
         dproducts_WW: jax.Array,
-    ) -> tuple[jax.Array, ...]:
-        """Returns the gradients of queries and keys through products, and 0: see `of_products`."""
+    ) -> tuple[jax.Array, jax.Array, None]:
+        """Returns the gradients of queries and keys; `of_products` gives those of logarithms."""
         decay_WW = self.decay(at, log_W)
         of_products = product_gradients(q_WK, k_WK, decay_WW * dscores_WW, decay_WW * dproducts_WW)
-        return *of_products, 0.0
+        return *of_products, None
 
     def of_products(self, at: Positions, dlog_WW: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Returns what `of_factors` returns, of logarithms of decays between tokens."""
@@ -193,7 +197,10 @@ class ByChannel(NamedTuple):
     """
 
     exact: Exact
-    by_channel = True
+
+    @property
+    def by_channel(self) -> bool:
+        return True
 
     def factors(self, at: Positions, log_WK: jax.Array) -> Factors:
         since_WK = jnp.exp(self.exact.sum(at.column <= at.row, log_WK))
@@ -231,7 +238,8 @@ class ByChannel(NamedTuple):
         log_WK: jax.Array,
         dscores_WW: jax.Array,
         dproducts_WW: jax.Array,
-    ) -> tuple[jax.Array, ...]:
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Returns the gradients of queries, keys and logarithms."""
         own = at.row == at.column
         own_W1 = jnp.sum(jnp.where(own, dscores_WW, 0.0), axis=1, keepdims=True)
         dq_WK, dk_WK, dlog_WK = own_W1 * k_WK, own_W1 * q_WK, jnp.zeros_like(log_WK)
