@@ -39,7 +39,7 @@ class Exact(NamedTuple):
 
 
 def split(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns two bfloat16 matrices, whose sum is x but for 2^-17 of it."""
+    """Returns two bfloat16 matrices, whose sum is x with an error of 2^-17."""
     first = x.astype(jnp.bfloat16)
     return first, (x - first.astype(x.dtype)).astype(jnp.bfloat16)
 
