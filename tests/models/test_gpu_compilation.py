@@ -113,8 +113,11 @@ class Compiled(NamedTuple):
     ptx: str
 
 
-def compiled(card, sizes, dtype, rate, folder) -> dict[str, Compiled]:
-    """Compiles the forward and the backward pass, and reads what XLA wrote about the kernels."""
+def compiled(card, *given, folder, program=COMPILE, names="window|states") -> dict[str, Compiled]:
+    """Compiles the forward and the backward pass, and reads what XLA wrote about the kernels.
+
+    given: what the program gets besides the card's target. names: what kernels' names begin with.
+    """
     environment = {
         **os.environ,
         **dict(JAX_PLATFORMS="cpu", CUDA_VISIBLE_DEVICES="-1", JAX_SKIP_CUDA_CONSTRAINTS_CHECK="1"),
@@ -122,11 +125,10 @@ def compiled(card, sizes, dtype, rate, folder) -> dict[str, Compiled]:
         "XLA_FLAGS": f"--xla_gpu_autotune_level=0 --xla_dump_to={folder}",
         "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
     }
-    given = json.dumps([card.target, sizes, dtype, rate])
-    command = [sys.executable, "-c", COMPILE, given]
+    command = [sys.executable, "-c", program, json.dumps([card.target, *given])]
     subprocess.run(command, env=environment, check=True, timeout=600)
     (steps,) = folder.glob("*.thunk_sequence.txt")
-    line = r"((?:window|states)_\w+) grid: .* threads: \[(\d+), .*shared_memory: (\d+) bytes"
+    line = rf"((?:{names})_\w+) grid: .* threads: \[(\d+), .*shared_memory: (\d+) bytes"
     sizes_of = {name: (int(n), int(m)) for name, n, m in re.findall(line, steps.read_text())}
     kernels = {}
     for path in folder.glob("*.ptx"):
@@ -164,7 +166,7 @@ pytestmark = [
 @pytest.mark.parametrize("name", CARDS)
 def test_published_sizes_fit_without_spills_or_atomic_operations(name, states, tmp_path):
     card, sizes = CARDS[name], (512, states, 8, 128)
-    kernels = compiled(card, sizes, "bfloat16", 0.1, tmp_path)
+    kernels = compiled(card, sizes, "bfloat16", 0.1, folder=tmp_path)
     show(card, sizes, "bfloat16", kernels)
     assert len(kernels) == (3 if states else 4)
     for kernel in kernels.values():
@@ -189,6 +191,6 @@ def test_published_sizes_fit_without_spills_or_atomic_operations(name, states, t
     ],
 )
 def test_other_sizes_compile_for_a_small_card(sizes, dtype, rate, tmp_path):
-    kernels = compiled(CARDS["4090"], sizes, dtype, rate, tmp_path)
+    kernels = compiled(CARDS["4090"], sizes, dtype, rate, folder=tmp_path)
     show(CARDS["4090"], sizes, dtype, kernels)
     assert all(kernel.shared <= 99 * KIB for kernel in kernels.values())

@@ -18,9 +18,9 @@ from brt.models.block_recurrent.gated_delta import (
     blocks_first,
     blocks_joined,
     decays_and_steps,
-    delta_rule,
     head_flops,
     rule_flops,
+    rule_of,
 )
 from brt.models.block_recurrent.kimi_delta import (
     channel_decays,
@@ -218,7 +218,7 @@ class GatedDeltaLayer(ConvolvedMemory):
         self, matrix_BHKK: jax.Array, heads: Heads, x_BTD: jax.Array, real_BT: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
         decay_step = decays_and_steps(self.log_decays(x_BTD), x_BTD, self.step_DH[...], real_BT)
-        return delta_rule(matrix_BHKK, (*heads, *decay_step))
+        return rule_of(self.sizes, x_BTD.dtype)(matrix_BHKK, (*heads, *decay_step))
 
     def gate(self, x_BTD: jax.Array) -> jax.Array:
         return jax.nn.silu(at_least_float32(x_BTD @ self.gate_DA[...].astype(x_BTD.dtype)))

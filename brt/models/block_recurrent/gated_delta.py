@@ -4,6 +4,7 @@
 (`KimiDeltaMemory`).
 """
 
+import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -20,6 +21,7 @@ from brt.models.block_recurrent.memory import (
     TokenMemory,
     mix_with_attention,
 )
+from brt.models.fast import delta_forms
 from brt.models.layers.initializers import DENSE, parameter
 from brt.models.ops import at_least_float32, in_blocks, unit_heads
 from brt.models.sizes import Sizes
@@ -66,14 +68,14 @@ class GatedDeltaMemory(TokenMemory):
         attended_BTHK: jax.Array,
         real_BT: jax.Array,
     ) -> tuple[jax.Array, DeltaCache, Metrics]:
-        """Runs `delta_rule` on any number of tokens, also one."""
+        """Runs the delta rule on any number of tokens, also one."""
         x_BTD = tokens.inputs_BTD
         q_BTHK, k_BTHK = tokens.queries_BTHK, tokens.keys_BTHK
         if not self.sizes.qk_norm:
             q_BTHK, k_BTHK = unit_heads(q_BTHK), unit_heads(k_BTHK)
         decay_step = decays_and_steps(self.log_decays(x_BTD), x_BTD, self.step_DH[...], real_BT)
         inputs = (*map(at_least_float32, (q_BTHK, k_BTHK, tokens.values_BTHK)), *decay_step)
-        matrix_BHKK, memory_BTHK = delta_rule(cache.matrix_BHKK, inputs)
+        matrix_BHKK, memory_BTHK = rule_of(self.sizes, x_BTD.dtype)(cache.matrix_BHKK, inputs)
         mixed_BTHK, metrics = mix_with_attention(self.mix_H[...], attended_BTHK, memory_BTHK)
         return mixed_BTHK, DeltaCache(matrix_BHKK), metrics
 
@@ -132,6 +134,11 @@ def decays_and_steps(
     real_BT1 = real_BT[..., None]
     real = real_BT1 if log_decay.ndim == 3 else real_BT1[..., None]
     return jnp.where(real, log_decay, 0), jnp.where(real_BT1, step_BTH, 0)
+
+
+def rule_of(sizes: Sizes, dtype: DTypeLike) -> delta_forms.Rule:
+    """Returns the form of `delta_rule` that runs where activations are of `dtype`."""
+    return functools.partial(delta_forms.delta_rule, sizes, dtype, delta_rule)
 
 
 def delta_rule(matrix_BHKK: jax.Array, inputs: Sequence[jax.Array]) -> tuple[jax.Array, jax.Array]:

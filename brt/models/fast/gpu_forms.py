@@ -4,6 +4,8 @@ tests/models/test_gpu_kernels.py compares both, in a model. `fast/table.py` choo
 """
 
 import functools
+from collections.abc import Callable
+from typing import Any
 
 import jax
 from jax.typing import DTypeLike
@@ -11,7 +13,7 @@ from jax.typing import DTypeLike
 from brt.models.axis_rules import on_gpu
 from brt.models.caches import WindowCache
 from brt.models.fast import block_loop, kernel_forms
-from brt.models.fast.kernels import gpu_attention, gpu_launch
+from brt.models.fast.kernels import gpu_attention, gpu_delta, gpu_launch
 from brt.models.fast.kernels.parts import Heads, TileDropout, tile_dropout
 from brt.models.ops import (
     WindowAttention,
@@ -98,3 +100,13 @@ def attention_by_head(
 
 def cell_misfit(sizes: Sizes, states: int, window: int, dtype: DTypeLike) -> str:
     return NO_LOOP
+
+
+def delta_misfit(sizes: Sizes, tokens: int, dtype: DTypeLike) -> str | None:
+    return gpu_delta.misfit(_heads(sizes.num_heads, sizes.head_size), tokens, dtype)
+
+
+def delta_rule(sizes: Sizes, rows: int, dtype: DTypeLike) -> Callable[..., Any]:
+    """Returns `gated_delta.delta_rule` for a batch of `rows`; dtype: of activations."""
+    heads = _heads(sizes.num_heads, sizes.head_size, rows)
+    return functools.partial(gpu_delta.delta_rule, heads, dtype)

@@ -63,6 +63,11 @@ _FLOAT32 = Launches(*[Launch(32, 32, 8, 1)] * 3)
 _WIDE_FLOAT32 = Launches(*[Launch(16, 16, 4, 1)] * 3)
 
 
+def has_large_memory() -> bool:
+    """Returns whether the card of this process is one of `LARGE`."""
+    return bool(LARGE.search(device().device_kind))
+
+
 def launches(
     queries: int, keys: int, head_size: int, dtype: DTypeLike, large: bool | None = None
 ) -> Launches:
@@ -72,7 +77,7 @@ def launches(
     of shared memory or more; None: for the card of this process.
     """
     if large is None:
-        large = bool(LARGE.search(device().device_kind))
+        large = has_large_memory()
     if dtype != jnp.bfloat16:
         found = _FLOAT32 if head_size <= 128 else _WIDE_FLOAT32
     elif head_size == 128:
@@ -90,7 +95,7 @@ def window_misfit(heads: Heads, window: int, dtype: DTypeLike) -> str | None:
         return f"window = {window} is not a multiple of {FEWEST}"
     if not heads.interpret and (window % STEP or window > LONGEST):
         return f"window = {window} is not a multiple of {STEP} up to {LONGEST}"
-    return _misfit(heads)
+    return misfit(heads)
 
 
 def block_misfit(heads: Heads, queries: int, keys: int) -> str | None:
@@ -98,10 +103,11 @@ def block_misfit(heads: Heads, queries: int, keys: int) -> str | None:
     for number, what in (queries, "queries"), (keys, "keys"):
         if number % FEWEST or number > 2 * LONGEST:
             return f"{number} {what} are no multiple of {FEWEST} up to {2 * LONGEST}"
-    return _misfit(heads)
+    return misfit(heads)
 
 
-def _misfit(heads):
+def misfit(heads: Heads) -> str | None:
+    """Returns why no kernel computes these heads on this card, or None."""
     if heads.interpret:
         return None
     kind = device().device_kind

@@ -1,0 +1,38 @@
+"""Which form of the delta rule of a memory runs: kernels on NVIDIA GPUs, where the binding asks.
+
+`table.layer_ops` chooses the other operations of a layer by the same binding.
+"""
+
+from collections.abc import Callable, Sequence
+
+import jax
+from jax.typing import DTypeLike
+
+from brt.models.fast import table
+from brt.models.sizes import Sizes
+
+Rule = Callable[[jax.Array, Sequence[jax.Array]], tuple[jax.Array, jax.Array]]
+
+
+def delta_rule(
+    sizes: Sizes,
+    dtype: DTypeLike,
+    plain: Rule,
+    matrix_BHKK: jax.Array,
+    inputs: Sequence[jax.Array],
+) -> tuple[jax.Array, jax.Array]:
+    """Returns the results of `plain`, `gated_delta.delta_rule`, or of its kernels.
+
+    dtype: of activations, and of the operands of a kernel's products.
+    """
+    if not (table.on_gpu() and table.wants_kernels(sizes)):
+        return plain(matrix_BHKK, inputs)
+    from brt.models.fast import gpu_forms
+
+    B, T = inputs[-1].shape[:2]
+    decays = "heads" if inputs[3].ndim == 3 else "channels"
+    misfit = gpu_forms.delta_misfit(sizes, T, dtype)
+    what = f"Delta rule with decays of {decays}, {T} tokens"
+    if table.has_kernel(sizes, what, misfit, required=False):
+        plain = gpu_forms.delta_rule(sizes, B, dtype)
+    return plain(matrix_BHKK, inputs)

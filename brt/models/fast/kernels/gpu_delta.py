@@ -1,0 +1,253 @@
+"""The delta rule as Pallas Triton kernels for NVIDIA GPUs.
+
+Plain counterpart: `brt.models.block_recurrent.gated_delta.delta_rule`
+(tests/models/test_gpu_delta.py compares results and all gradients, in interpret mode). The
+mathematics are in `gpu_delta_tiles`.
+
+Each pass has two kernels. One computes everything that does not depend on the matrix S for all
+blocks of tokens at the same time; the other goes from block to block with a part of S, the values
+of a few channels, which do not depend on others. There is no atomic operation, so that gradients
+are the same bit for bit in every run. The backward pass reads S before each block, in the
+activations' type.
+
+Axes as in `gpu_delta_tiles`, and C decays of a token: 1, or K.
+"""
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+
+from brt.models.fast.kernels import gpu_delta_tiles, gpu_launch
+from brt.models.fast.kernels.gpu_delta_decays import ByChannel, ByHead, Exact
+from brt.models.fast.kernels.gpu_launch import Block, Launch, Layout, call
+from brt.models.fast.kernels.parts import Heads, on_each_device, upcast
+
+
+class Launches(NamedTuple):
+    """Of the kernels; `queries` are the tokens W of a block, `keys` the channels of a part."""
+
+    prepare: Launch
+    blocks: Launch
+    gradients: Launch
+
+
+_SMALL = Launches(Launch(64, 16, 8, 1), Launch(64, 32, 4, 2), Launch(64, 16, 8, 1))
+_LARGE = Launches(Launch(64, 32, 8, 1), Launch(64, 64, 8, 2), Launch(64, 32, 8, 1))
+_WIDE = Launches(Launch(32, 16, 8, 1), Launch(32, 32, 8, 1), Launch(32, 16, 8, 1))
+_CHANNELS = Launches(Launch(32, 16, 8, 1), Launch(32, 32, 4, 2), Launch(32, 16, 8, 1))
+_WIDE_CHANNELS = _CHANNELS._replace(blocks=Launch(32, 32, 8, 1))
+_FLOAT32 = Launches(*[Launch(16, 16, 8, 1)] * 3)
+
+
+def launches(
+    head_size: int, dtype: DTypeLike, by_channel: bool, large: bool | None = None
+) -> Launches:
+    """Returns sizes that fit into the shared memory of a block and into a thread's 255 registers.
+
+    large: as of `gpu_launch.launches`.
+    """
+    if dtype != jnp.bfloat16:
+        return _FLOAT32
+    if by_channel:
+        return _CHANNELS if head_size <= 128 else _WIDE_CHANNELS
+    if large is None:
+        large = gpu_launch.has_large_memory()
+    found = _LARGE if large else _SMALL
+    return found if head_size <= 128 else _WIDE
+
+
+def misfit(heads: Heads, tokens: int, dtype: DTypeLike) -> str | None:
+    """Returns why the kernels do not compute the rule of `tokens` tokens, or None."""
+    if dtype not in (jnp.bfloat16, jnp.float32):
+        return f"activations are {jnp.dtype(dtype)}, not bfloat16 or float32"
+    if tokens < gpu_launch.FEWEST:
+        return f"{tokens} tokens are fewer than {gpu_launch.FEWEST}"
+    return gpu_launch.misfit(heads)
+
+
+def delta_rule(
+    heads: Heads, dtype: DTypeLike, matrix_BHKV: jax.Array, inputs: Sequence[jax.Array]
+) -> tuple[jax.Array, jax.Array]:
+    """Returns the memory after T tokens, and the values that they read, (B, T, H, V).
+
+    Args:
+        heads: static properties. dtype: of the activations, and of the operands of products.
+        matrix_BHKV, inputs: as of `gated_delta.delta_rule`, whose results have its types.
+    """
+    q_BTHK, k_BTHK, v_BTHV, *decay_step = inputs
+    T, K, kind = q_BTHK.shape[1], q_BTHK.shape[3], upcast(dtype)
+    found = launches(K, dtype, decay_step[0].ndim == 4)
+    arrays = *(x.astype(dtype) for x in (q_BTHK, k_BTHK, v_BTHV)), *decay_step
+    arrays = tuple(with_zeros(x, -T % found.blocks.queries) for x in arrays)
+    matrix_BHKV, read_BTHV = _rule(heads, found, matrix_BHKV, *arrays)
+    return matrix_BHKV, read_BTHV[:, :T].astype(kind)
+
+
+def with_zeros(x_BT: jax.Array, tokens: int) -> jax.Array:
+    return jnp.pad(x_BT, [(0, 0), (0, tokens), *[(0, 0)] * (x_BT.ndim - 2)]) if tokens else x_BT
+
+
+# G: tokens of all blocks, or blocks.
+_MATRIX, _TOKENS = "BHKV", "BGHK"
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _rule(heads, found, matrix, q, k, v, log, step):
+    return _forward(heads, found, matrix, q, k, v, log, step)[0]
+
+
+def _axes(log):
+    return *[_TOKENS] * 3, _TOKENS[: log.ndim], "BGH"
+
+
+def _forward(heads, found, matrix, *inputs):
+    # w, u, decayed queries and keys, scores, inverse, kept, stored, before.
+    saved = *[_TOKENS] * 4, *["BHG"] * 3, _TOKENS, "BHG"
+    axes = _MATRIX, *_axes(inputs[3])
+    call_kernels = functools.partial(_forward_call, heads, found)
+    run = on_each_device(heads, call_kernels, axes, (_MATRIX, _TOKENS, *saved))
+    after, read, *saved = run(matrix, *inputs)
+    return (after, read), (*inputs, *saved)
+
+
+def _backward(heads, found, saved, gradients):
+    run = functools.partial(_backward_call, heads, found)
+    inputs = _axes(saved[3])
+    axes = *inputs, *[_TOKENS] * 4, *["BHG"] * 3, _TOKENS, "BHG", _MATRIX, _TOKENS
+    return on_each_device(heads, run, axes, (_MATRIX, *inputs))(*saved, *gradients)
+
+
+_rule.defvjp(_forward, _backward)
+
+
+class _Specs(NamedTuple):
+    """Specs of a block of `tokens`, or of a `part` of the channels of values."""
+
+    layout: Layout
+    tokens: int
+    part: int
+
+    def block(self, x: jax.Array) -> Block:
+        """Returns a block of (B, T, H, ...)."""
+        size, zeros = (None, self.tokens, None, *x.shape[3:]), [0] * (x.ndim - 3)
+        return Block(x, self.layout.spec(size, lambda g, b, h: (b, g, h, *zeros)))
+
+    def values(self, x: jax.Array) -> Block:
+        """Returns a part of the values of all tokens, (B, T, H, V)."""
+        size = None, x.shape[1], None, self.part
+        return Block(x, self.layout.spec(size, lambda p, b, h: (b, 0, h, p)))
+
+    def matrices(self, x: jax.Array) -> Block:
+        """Returns a part of the values of matrices, (B, H, ..., K, V)."""
+        size, zeros = (None, None, *x.shape[2:-1], self.part), [0] * (x.ndim - 3)
+        return Block(x, self.layout.spec(size, lambda p, b, h: (b, h, *zeros, p)))
+
+
+def _specs(launch, q, v):
+    part = math.gcd(launch.keys, q.shape[3], v.shape[3])
+    return _Specs(Layout(*q.shape[2:]), launch.queries, part)
+
+
+def _empty(spec, shape, dtype):
+    """Returns an output: shape, type and spec."""
+    return shape, dtype, spec(jax.ShapeDtypeStruct(shape, dtype)).spec
+
+
+def _decays(q, log):
+    exact = Exact(q.dtype == jnp.bfloat16)
+    return ByHead(exact) if log.ndim == 3 else ByChannel(exact)
+
+
+def _forward_call(heads, found, matrix, q, k, v, log, step):
+    (B, T, H, K), V, kind = q.shape, v.shape[3], upcast(q.dtype)
+    W = found.blocks.queries
+    G, C = T // W, K if log.ndim == 4 else 1
+    specs = _specs(found.prepare, q, v)
+    layout = specs.layout
+    like_q, like_v = (_empty(specs.block, x.shape, x.dtype) for x in (q, v))
+    square = (B, H, G, W, W), q.dtype, layout.each(W, W)
+    kept = (B, H, G, C), kind, layout.each(C)
+    outputs = like_q, like_v, like_q, like_q, square, square, kept
+    inputs = tuple(map(specs.block, (q, k, v, log, step)))
+    body = functools.partial(gpu_delta_tiles.prepare, _decays(q, log), specs.part)
+    flops, grid = 2 * B * T * H * W * _prepared(log, W, K, V), (G, B * H)
+    saved = call(body, found.prepare, heads, grid, inputs, outputs, "delta_prepare", flops)
+    w, u, decayed_q, decayed_k, scores, _, kept = saved
+
+    specs = _specs(found.blocks, q, v)
+    given = (
+        specs.matrices(matrix),
+        layout.every(w),
+        specs.values(u),
+        *map(layout.every, (decayed_q, decayed_k)),
+        Block(scores, layout.of_batch(G, W, W)),
+        Block(kept, layout.of_batch(G, C)),
+    )
+    like_v = _empty(specs.values, v.shape, v.dtype)
+    before = _empty(specs.matrices, (B, H, G, K, V), q.dtype)
+    results = _empty(specs.matrices, matrix.shape, matrix.dtype), like_v, like_v, before
+    body = functools.partial(gpu_delta_tiles.forward, W)
+    flops, grid = 2 * B * T * H * V * (3 * K + W), (V // specs.part, B * H)
+    called = call(body, found.blocks, heads, grid, given, results, "delta_forward", flops)
+    after, read, stored, before = called
+    return after, read, *saved, stored, before
+
+
+def _backward_call(heads, found, q, k, v, log, step, *rest):
+    w, u, decayed_q, decayed_k, scores, inverse, kept, stored, before, dafter, dread = rest
+    (B, T, H, K), V = q.shape, v.shape[3]
+    W, (G, C) = found.blocks.queries, kept.shape[2:]
+    specs = _specs(found.blocks, q, v)
+    layout = specs.layout
+    inputs = (
+        specs.matrices(dafter),
+        *map(layout.every, (w, decayed_q, decayed_k)),
+        Block(scores, layout.of_batch(G, W, W)),
+        Block(kept, layout.of_batch(G, C)),
+        specs.values(dread),
+    )
+    outputs = (
+        _empty(specs.matrices, dafter.shape, dafter.dtype),
+        _empty(specs.values, v.shape, v.dtype),
+        _empty(specs.matrices, before.shape, before.dtype),
+    )
+    body = functools.partial(gpu_delta_tiles.backward, W)
+    flops, grid = 2 * B * T * H * V * (3 * K + W), (V // specs.part, B * H)
+    called = call(body, found.blocks, heads, grid, inputs, outputs, "delta_backward", flops)
+    dmatrix, dstored, dmatrices = called
+
+    specs = _specs(found.gradients, q, v)
+    given = (
+        *map(specs.block, (q, k, v, log, step)),
+        *(Block(x, layout.each(W, W)) for x in (scores, inverse)),
+        *map(specs.block, (w, u, stored, dstored, dread)),
+        *(Block(x, layout.each(K, V)) for x in (before, dmatrices)),
+    )
+    results = [_empty(specs.block, x.shape, x.dtype) for x in (q, k, v, log, step)]
+    body = functools.partial(gpu_delta_tiles.gradients, _decays(q, log), specs.part)
+    flops, grid = 2 * B * T * H * _of_gradients(log, W, K, V), (G, B * H)
+    called = call(body, found.gradients, heads, grid, given, results, "delta_gradients", flops)
+    return dmatrix, *called
+
+
+EXACT = 3
+"""Products for one of `Exact`."""
+
+
+def _prepared(log, W, K, V):
+    """Returns multiplications for a token and a token of its block."""
+    levels = W.bit_length() - 1
+    decayed = 2 * K if log.ndim == 3 else levels * 4 * K + 4 * K
+    return decayed + EXACT * 2 * W * (levels - 1) + K + V
+
+
+def _of_gradients(log, W, K, V):
+    """Returns multiplications for a token."""
+    levels = W.bit_length() - 1
+    decayed = 4 * K if log.ndim == 3 else levels * 10 * K + 8 * K
+    return 4 * K * V + W * (3 * V + 3 * K + decayed)

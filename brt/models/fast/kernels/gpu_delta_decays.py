@@ -1,0 +1,263 @@
+"""Decays in the kernels of the delta rule for GPUs: of heads, and of their channels.
+
+Plain counterparts: `products_by_head`, `products_by_channel` and `inverse_of_unit_lower` of
+`brt.models.block_recurrent.gated_delta`. Axes as in `gpu_delta_tiles`, and C decays of a token: 1,
+or K.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from brt.models.fast.kernels.parts import dot
+
+
+class Exact(NamedTuple):
+    """Products of float32 matrices.
+
+    split: as sums of products of bfloat16 parts, with an error of 2^-16 instead of 2^-23: they run
+    on tensor cores, and the results are rounded to bfloat16.
+    """
+
+    split: bool
+
+    def dot(self, a: jax.Array, b: jax.Array) -> jax.Array:
+        if not self.split:
+            return dot(a, b, (1, 0))
+        (a, a_rest), (b, b_rest) = map(split, (a, b))
+        return dot(a, b, (1, 0)) + (dot(a, b_rest, (1, 0)) + dot(a_rest, b, (1, 0)))
+
+    def sum(self, mask_WW: jax.Array, x_WK: jax.Array, contract: int = 1) -> jax.Array:
+        """Returns the sums of x over the tokens of each row of a mask, or each column (0)."""
+        if not self.split:
+            return dot(mask_WW.astype(x_WK.dtype), x_WK, (contract, 0))
+        of_mask = mask_WW.astype(jnp.bfloat16)
+        first, rest = (dot(of_mask, x, (contract, 0)) for x in split(x_WK))
+        return first + rest
+
+
+def split(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns two bfloat16 matrices, whose sum is x with an error of 2^-17."""
+    first = x.astype(jnp.bfloat16)
+    return first, (x - first.astype(x.dtype)).astype(jnp.bfloat16)
+
+
+class Positions(NamedTuple):
+    """Tokens of a block as rows, (W, 1), and as columns, (1, W)."""
+
+    row: jax.Array
+    column: jax.Array
+
+    def across(self, half: Any) -> jax.Array:
+        """Returns for parts of two halves whether a row is in the second, its column in the first.
+
+        half: tokens, a power of 2.
+        """
+        return self.second(half) & (self.distance(half) == half)
+
+    def second(self, half: Any) -> jax.Array:
+        return (self.row & half) != 0
+
+    def distance(self, half: Any) -> jax.Array:
+        """Returns the tokens between the starts of the halves of a row and of its column."""
+        return (self.row & -half) - (self.column & -half)
+
+
+def positions(tokens: int) -> Positions:
+    def iota(*shape):
+        return jax.lax.broadcasted_iota(jnp.int32, shape, shape[1] > 1)
+
+    return Positions(iota(tokens, 1), iota(1, tokens))
+
+
+def for_halves(tokens: int, body: Callable[[Any, Any], Any], carry: Any, first: int = 0) -> Any:
+    """Folds `body(half, carry)` over the tokens 1, 2, 4, ..., W / 2 of a half, from 2^first on.
+
+    A loop, because unrolled steps need more registers than there are.
+    """
+    levels = tokens.bit_length() - 1
+    one = jnp.int32(1)
+    return jax.lax.fori_loop(first, levels, lambda i, carry: body(one << i, carry), carry)
+
+
+def inverse_of_unit_lower(at: Positions, exact: Exact, x_WW: jax.Array) -> jax.Array:
+    """Returns the inverse of I + L; L is the part of x below its diagonal; W is a power of 2.
+
+    As `gated_delta.inverse_of_unit_lower`, for parts of 2, 4, ..., W tokens at once:
+
+        [[A, 0], [C, D]]^-1 = [[A, 0], [0, D]]^-1 - [[A, 0], [0, D]]^-1 C [[A, 0], [0, D]]^-1
+    """
+
+    def join(half, inverse_WW):
+        below_WW = jnp.where(at.across(half), x_WW, 0.0)
+        return inverse_WW - exact.dot(exact.dot(inverse_WW, below_WW), inverse_WW)
+
+    of_pairs_WW = jnp.where(at.across(1), -x_WW, 0.0)
+    of_pairs_WW = of_pairs_WW + jnp.where(at.row == at.column, 1.0, 0.0)
+    return for_halves(x_WW.shape[0], join, of_pairs_WW, first=1)
+
+
+class Factors(NamedTuple):
+    """Decays of a block.
+
+    since_WC, until_WC: since its start, and until its end. kept_C: of the whole block.
+    """
+
+    since_WC: jax.Array
+    until_WC: jax.Array
+    kept_C: jax.Array
+
+
+class ByHead(NamedTuple):
+    """One decay of each token, C = 1."""
+
+    exact: Exact
+
+    @property
+    def by_channel(self) -> bool:
+        return False
+
+    def logs(self, at: Positions, log_W: jax.Array) -> jax.Array:
+        """Returns logarithms of decays since the start of the block, (W, 1)."""
+        before = at.column <= at.row
+        return jnp.sum(jnp.where(before, log_W[None, :], 0.0), axis=1, keepdims=True)
+
+    def decay(self, at: Positions, log_W: jax.Array) -> jax.Array:
+        """Returns the decays between tokens, (W, W), 0 after the token."""
+        log_W1 = self.logs(at, log_W)
+        # The same numbers as a row.
+        log_1W = jnp.sum(jnp.where(at.row == at.column, log_W1, 0.0), axis=0, keepdims=True)
+        return jnp.exp(jnp.where(at.column <= at.row, log_W1 - log_1W, -jnp.inf))
+
+    def factors(self, at: Positions, log_W: jax.Array) -> Factors:
+        log_W1, last = self.logs(at, log_W), jnp.sum(log_W, keepdims=True)
+        return Factors(jnp.exp(log_W1), jnp.exp(last - log_W1), jnp.exp(last))
+
+    def products(
+        self, at: Positions, k_WK: jax.Array, log_W: jax.Array, *x_WK: jax.Array
+    ) -> list[jax.Array]:
+        """Returns the decayed products of each x with the keys up to its token, (W, W)."""
+        decay_WW = self.decay(at, log_W)
+        return [decay_WW * dot(x, k_WK, (1, 1)) for x in x_WK]
+
+    def backward(
+        self,
+        at: Positions,
+        q_WK: jax.Array,
+        k_WK: jax.Array,
+        log_W: jax.Array,
+        dscores_WW: jax.Array,
+        dproducts_WW: jax.Array,
+    ) -> tuple[jax.Array, jax.Array, None]:
+        """Returns the gradients of queries and keys; `of_products` gives those of logarithms."""
+        decay_WW = self.decay(at, log_W)
+        of_products = product_gradients(q_WK, k_WK, decay_WW * dscores_WW, decay_WW * dproducts_WW)
+        return *of_products, None
+
+    def of_products(self, at: Positions, dlog_WW: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Returns what `of_factors` returns, of logarithms of decays between tokens."""
+        dlog_W1 = jnp.sum(dlog_WW, axis=1, keepdims=True) - jnp.sum(dlog_WW, axis=0)[:, None]
+        return dlog_W1, jnp.zeros((1,), dlog_WW.dtype)
+
+    def of_factors(
+        self, at: Positions, dsince_WK: jax.Array, duntil_WK: jax.Array, dkept_K: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        """Returns gradients of logarithms since the start of the block, (W, 1), and of all, (1,).
+
+        dsince_WK, duntil_WK, dkept_K: of logarithms of factors.
+        """
+        duntil_W1 = jnp.sum(duntil_WK, axis=1, keepdims=True)
+        last_1 = jnp.sum(duntil_W1)[None] + jnp.sum(dkept_K, keepdims=True)
+        return jnp.sum(dsince_WK, axis=1, keepdims=True) - duntil_W1, last_1
+
+    def of_logs(self, at: Positions, dlog_W1: jax.Array, last_1: jax.Array) -> jax.Array:
+        """Returns gradients of logarithms, (W,), parts of the sums of their tokens and later ones.
+
+        dlog_W1, last_1: sums of the results of `of_products` and `of_factors`.
+        """
+        return jnp.sum(jnp.where(at.column <= at.row, dlog_W1, 0.0), axis=0) + last_1
+
+
+def product_gradients(
+    q_WK: jax.Array, k_WK: jax.Array, dscores_WW: jax.Array, dproducts_WW: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Returns the gradients of queries and keys from those of q k^T and k k^T."""
+    both_WW = (dproducts_WW + dproducts_WW.T).astype(k_WK.dtype)
+    dscores_WW = dscores_WW.astype(k_WK.dtype)
+    dk_WK = dot(dscores_WW, q_WK, (0, 0)) + dot(both_WW, k_WK, (1, 0))
+    return dot(dscores_WW, k_WK, (1, 0)), dk_WK
+
+
+class ByChannel(NamedTuple):
+    """A decay of each channel, C = K; halves of parts as in `products_by_channel`.
+
+    Logarithms of decays are sums of those of tokens, products with matrices of zeros and ones.
+    """
+
+    exact: Exact
+
+    @property
+    def by_channel(self) -> bool:
+        return True
+
+    def factors(self, at: Positions, log_WK: jax.Array) -> Factors:
+        since_WK = jnp.exp(self.exact.sum(at.column <= at.row, log_WK))
+        until_WK = jnp.exp(self.exact.sum(at.column > at.row, log_WK))
+        return Factors(since_WK, until_WK, jnp.exp(jnp.sum(log_WK, axis=0)))
+
+    def between(self, at: Positions, half: Any) -> jax.Array:
+        """Returns which tokens a key decays over until the middle of its part, or a query since."""
+        later = jnp.where(at.second(half), at.column <= at.row, at.column > at.row)
+        return (at.distance(half) == 0) & later
+
+    def products(
+        self, at: Positions, k_WK: jax.Array, log_WK: jax.Array, *x_WK: jax.Array
+    ) -> list[jax.Array]:
+        own = at.row == at.column
+        kind = log_WK.dtype
+        found = [
+            jnp.where(own, jnp.sum(x.astype(kind) * k_WK, axis=1, keepdims=True), 0.0) for x in x_WK
+        ]
+
+        def add(half, found):
+            factor_WK = jnp.exp(self.exact.sum(self.between(at, half), log_WK))
+            k, *xs = ((factor_WK * x).astype(k_WK.dtype) for x in (k_WK, *x_WK))
+            across = at.across(half)
+            pairs = zip(xs, found, strict=True)
+            return [jnp.where(across, dot(x, k, (1, 1)), y) for x, y in pairs]
+
+        return for_halves(len(k_WK), add, found)
+
+    def backward(
+        self,
+        at: Positions,
+        q_WK: jax.Array,
+        k_WK: jax.Array,
+        log_WK: jax.Array,
+        dscores_WW: jax.Array,
+        dproducts_WW: jax.Array,
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Returns the gradients of queries, keys and logarithms."""
+        own = at.row == at.column
+        own_W1 = jnp.sum(jnp.where(own, dscores_WW, 0.0), axis=1, keepdims=True)
+        dq_WK, dk_WK, dlog_WK = own_W1 * k_WK, own_W1 * q_WK, jnp.zeros_like(log_WK)
+
+        def add(half, carry):
+            dq_WK, dk_WK, dlog_WK = carry
+            between, across = self.between(at, half), at.across(half)
+            factor = jnp.exp(self.exact.sum(between, log_WK))
+            q, k = ((factor * x).astype(k_WK.dtype) for x in (q_WK, k_WK))
+            of = (jnp.where(across, x, 0.0) for x in (dscores_WW, dproducts_WW))
+            dq, dk = (factor * x for x in product_gradients(q, k, *of))
+            dlog_WK = dlog_WK + self.exact.sum(between, dq * q_WK + dk * k_WK, 0)
+            return dq_WK + dq, dk_WK + dk, dlog_WK
+
+        return for_halves(len(k_WK), add, (dq_WK, dk_WK, dlog_WK))
+
+    def of_factors(
+        self, at: Positions, dsince_WK: jax.Array, duntil_WK: jax.Array, dkept_K: jax.Array
+    ) -> jax.Array:
+        dlog_WK = self.exact.sum(at.column <= at.row, dsince_WK, 0)
+        return dlog_WK + self.exact.sum(at.column > at.row, duntil_WK, 0) + dkept_K[None, :]

@@ -1,0 +1,212 @@
+"""The Pallas kernels of the delta rule for GPUs, in interpret mode, against the plain form.
+
+test_gated_delta.py and test_kimi_delta.py compare the plain form with recurrences.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from architectures import random_model
+from flax import nnx
+from test_gpu_kernels import BF16, F32, GPU
+from test_kernel_attention import outputs_and_gradients as two_segments
+from tiny_models import quick_jit
+
+from brt.models import axis_rules, ops
+from brt.models.block_recurrent import gated_delta
+from brt.models.fast import table
+from brt.models.fast.kernels import gpu_delta, gpu_delta_decays, gpu_delta_tiles, gpu_launch
+from brt.models.fast.kernels.gpu_delta_decays import Exact
+from brt.models.fast.kernels.parts import Heads
+from brt.models.sizes import Sizes
+from brt.training.sharding import make_mesh, shardings
+
+NAMES = "matrix", "read", *(f"gradient of {x}" for x in ("matrix", *"qkv", "decays", "steps"))
+STRONG = 200.0
+"""exp(-STRONG) is 0 in float32."""
+
+
+def arguments(sizes, by_channel, strongest=1.0):
+    """A matrix and inputs; half of the last batch element's tokens are padding."""
+    (B, T, H, K), rng = sizes, np.random.default_rng(0)
+    q, k, v = rng.standard_normal((3, *sizes))
+    decays = -strongest * rng.uniform(size=sizes if by_channel else sizes[:3]) ** 3
+    steps = rng.uniform(size=sizes[:3])
+    decays[-1, T // 2 :], steps[-1, T // 2 :] = 0, 0
+    matrix = rng.standard_normal((B, H, K, K))
+    q, k, *others = (jnp.asarray(x, F32) for x in (q, k, v, decays, steps))
+    return jnp.asarray(matrix, F32), ops.unit_heads(q), ops.unit_heads(k), *others
+
+
+def results_and_gradients(rule, *args):
+    """The results and the gradients of a random weighting of them by every argument."""
+    rng = np.random.default_rng(1)
+    weights = [jnp.asarray(rng.standard_normal(x.shape), F32) for x in (args[0], args[3])]
+
+    @quick_jit
+    def run(*args):
+        found, backward = jax.vjp(lambda matrix, *inputs: rule(matrix, inputs), *args)
+        return *found, *backward(tuple(weights))
+
+    with jax.default_matmul_precision("highest"):
+        return run(*args)
+
+
+def errors(args, dtype=F32):
+    """Of results and gradients, each relative to its largest entry."""
+    heads = Heads(*args[1].shape[2:], interpret=True)
+
+    def kernels(matrix, inputs):
+        return gpu_delta.delta_rule(heads, dtype, matrix, inputs)
+
+    matrix, q, k, v, *decay_step = args
+    args = matrix, *(x.astype(dtype).astype(F32) for x in (q, k, v)), *decay_step
+    computed = results_and_gradients(kernels, *args)
+    expected = results_and_gradients(gated_delta.delta_rule, *args)
+    assert [x.dtype for x in computed] == [x.dtype for x in expected]
+    return {
+        name: float(jnp.max(jnp.abs(a - b)) / jnp.max(jnp.abs(b)))
+        for name, a, b in zip(NAMES, computed, expected, strict=True)
+    }
+
+
+def largest(found):
+    return np.max(list(found.values()))  # NaN if any is
+
+
+CASES = {
+    "decays of heads": ((2, 70, 2, 16), False),
+    "whole blocks": ((1, 64, 1, 64), False),
+    "large heads": ((1, 40, 1, 128), False),
+    "parts of the values": ((2, 33, 1, 32), False),
+    "decays of channels": ((2, 40, 2, 16), True),
+    "large heads, decays of channels": ((1, 32, 1, 64), True),
+}
+"""Batch elements, tokens, heads and their size; whether each channel has a decay."""
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_results_and_all_gradients_equal_the_plain_form(name):
+    found = errors(arguments(*CASES[name]))
+    assert largest(found) < 5e-6, found
+
+
+@pytest.mark.parametrize("name", ["decays of heads", "decays of channels"])
+def test_bfloat16_differs_by_no_more_than_its_rounding(name):
+    found = errors(arguments(*CASES[name]), BF16)
+    assert largest(found) < 0.03, found
+
+
+@pytest.mark.parametrize("by_channel", [False, True])
+def test_decays_beyond_float32_equal_the_plain_form(by_channel):
+    found = errors(arguments((1, 40, 1, 16), by_channel, STRONG))
+    assert largest(found) < 5e-6, found
+
+
+@pytest.mark.parametrize("split", [False, True])
+@pytest.mark.parametrize("size", [16, 64])
+def test_the_inverse_of_a_block_is_that_of_numpy(size, split):
+    """Also where all keys are alike, and each step is 1."""
+    exact, at = Exact(split), gpu_delta_decays.positions(size)
+    drawn = np.random.default_rng(size).uniform(-0.5, 0.5, (size, size))
+    for x in drawn, np.ones((size, size)):
+        # Not compiled: XLA takes a number for its two parts of bfloat16.
+        with jax.default_matmul_precision("highest"):
+            found = gpu_delta_decays.inverse_of_unit_lower(at, exact, jnp.asarray(x, F32))
+        expected = np.linalg.inv(np.tril(x, -1) + np.eye(size))
+        error = 2e-4 if split else 1e-5
+        np.testing.assert_allclose(found, expected, rtol=0, atol=error * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("dtype", [BF16, F32])
+@pytest.mark.parametrize("head_size", gpu_launch.SIZES)
+@pytest.mark.parametrize("by_channel", [False, True])
+@pytest.mark.parametrize("large", [False, True])
+def test_all_kernels_share_the_tokens_of_a_block(large, head_size, by_channel, dtype):
+    found = gpu_delta.launches(head_size, dtype, by_channel, large)
+    W = found.blocks.queries
+    assert {launch.queries for launch in found} == {W}
+    assert W >= gpu_launch.FEWEST and not W & (W - 1)
+
+
+@pytest.fixture
+def on_gpu(monkeypatch):
+    """Models choose forms as on a GPU; kernels are interpreted all the same."""
+    monkeypatch.setattr(table, "on_gpu", lambda: True)
+    table._say_once.cache_clear()
+
+
+@pytest.mark.usefixtures("on_gpu")
+@pytest.mark.parametrize(
+    ("name", "mesh_shape"),
+    [
+        ("gated_delta", (2, 2)),
+        pytest.param("kimi_delta", (4, 1), marks=pytest.mark.slow),
+        pytest.param("gated_delta_layer", None, marks=pytest.mark.slow),
+        pytest.param("kimi_delta_layer", (1, 2), marks=pytest.mark.slow),
+    ],
+)
+def test_a_model_on_a_mesh_or_without_equals_its_plain_form(name, mesh_shape, monkeypatch):
+    model = random_model(name, window=16, attention_form="kernel")
+    tokens_SBT = np.random.default_rng(0).integers(0, 17, (2, 4, 32)).astype(np.int32)
+    graph, params = nnx.split(model, nnx.Param)
+    used = []
+
+    def computed(params):
+        return quick_jit(lambda params: two_segments(graph, params, tokens_SBT))(params)
+
+    def plain(heads, dtype, matrix, inputs):
+        used.append(heads)
+        return gated_delta.delta_rule(matrix, inputs)
+
+    if mesh_shape is None:
+        of_kernels = computed(params)
+    else:
+        mesh = make_mesh(mesh_shape, devices=jax.devices()[: np.prod(mesh_shape)])
+        with jax.set_mesh(mesh):
+            of_kernels = computed(jax.device_put(params, shardings(params, mesh)))
+    monkeypatch.setattr(gpu_delta, "delta_rule", plain)
+    for a, b in zip(jax.tree.leaves(of_kernels), jax.tree.leaves(computed(params)), strict=True):
+        a, b = np.asarray(a), np.asarray(b)
+        np.testing.assert_allclose(a, b, rtol=0, atol=5e-5 * max(1.0, np.abs(b).max(initial=0)))
+    assert used
+
+
+def chosen(form, tokens=64, head_size=32):
+    """Whether the kernels run where a model is traced for a GPU."""
+    sizes = Sizes(1, 2, head_size, 1, attention_form=form)
+    args = arguments((1, tokens, 2, head_size), False)
+    run = gated_delta.rule_of(sizes, F32)
+    return "pallas_call" in str(jax.make_jaxpr(run)(args[0], args[1:]))
+
+
+@pytest.mark.usefixtures("on_gpu")
+def test_on_a_gpu_a_binding_chooses_the_kernels_not_auto():
+    assert chosen("kernel")
+    assert not chosen("auto") and not chosen("plain")
+
+
+def test_without_a_gpu_the_rule_is_plain():
+    assert not chosen("kernel")
+
+
+@pytest.mark.usefixtures("on_gpu")
+def test_a_misfit_is_logged_and_plain(monkeypatch, capsys):
+    monkeypatch.setattr(axis_rules, "device", GPU)
+    monkeypatch.setattr(gpu_launch, "device", GPU)
+    assert not chosen("kernel", tokens=1)
+    assert not chosen("kernel", head_size=48)
+    lines = capsys.readouterr().err.splitlines()
+    assert ["1 tokens" in lines[0], "head_size = 48" in lines[1]] == [True, True]
+
+
+def modified_inverse(at, exact, x_WW):
+    """With the parts of a block apart from each other."""
+    halved = jnp.where(at.across(x_WW.shape[0] // 2), 0.0, x_WW)
+    return gpu_delta_decays.inverse_of_unit_lower(at, exact, halved)
+
+
+def test_a_wrong_inverse_is_noticed(monkeypatch):
+    monkeypatch.setattr(gpu_delta_tiles, "inverse_of_unit_lower", modified_inverse)
+    assert largest(errors(arguments(*CASES["decays of heads"]))) > 0.01
