@@ -3,13 +3,15 @@
 test_gated_delta.py and test_kimi_delta.py compare the plain form with recurrences.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from architectures import random_model
 from flax import nnx
-from test_gpu_kernels import BF16, F32, GPU
+from test_gpu_kernels import BF16, F32, GPU, on_mesh
 from test_kernel_attention import outputs_and_gradients as two_segments
 from tiny_models import quick_jit
 
@@ -20,7 +22,6 @@ from brt.models.fast.kernels import gpu_delta, gpu_delta_decays, gpu_delta_tiles
 from brt.models.fast.kernels.gpu_delta_decays import Exact
 from brt.models.fast.kernels.parts import Heads
 from brt.models.sizes import Sizes
-from brt.training.sharding import make_mesh, shardings
 
 NAMES = "matrix", "read", *(f"gradient of {x}" for x in ("matrix", *"qkv", "decays", "steps"))
 STRONG = 200.0
@@ -104,6 +105,27 @@ def test_decays_beyond_float32_equal_the_plain_form(by_channel):
     assert largest(found) < 5e-6, found
 
 
+@pytest.mark.parametrize("by_channel", [False, True])
+def test_several_matrices_at_once_equal_the_plain_form(by_channel):
+    """As the scan over devices runs the rule."""
+    matrix, *inputs = arguments((2, 40, 2, 16), by_channel)
+    heads = Heads(2, 16, interpret=True)
+
+    def computed(rule):
+        def weighted(matrices, *inputs):
+            found = jax.vmap(lambda matrix: rule(matrix, inputs))(matrices)
+            return sum(jnp.sum(jnp.sin(x)) for x in found)
+
+        both = jnp.stack([jnp.zeros_like(matrix), matrix])
+        run = quick_jit(jax.value_and_grad(weighted, argnums=range(6)))
+        return jax.tree.leaves(run(both, *inputs))
+
+    kernels = functools.partial(gpu_delta.delta_rule, heads, F32)
+    with jax.default_matmul_precision("highest"):
+        for a, b in zip(computed(kernels), computed(gated_delta.delta_rule), strict=True):
+            assert jnp.max(jnp.abs(a - b)) < 2e-5 * jnp.max(jnp.abs(b))
+
+
 @pytest.mark.parametrize("split", [False, True])
 @pytest.mark.parametrize("size", [16, 64])
 def test_the_inverse_of_a_block_is_that_of_numpy(size, split):
@@ -160,12 +182,7 @@ def test_a_model_on_a_mesh_or_without_equals_its_plain_form(name, mesh_shape, mo
         used.append(heads)
         return gated_delta.delta_rule(matrix, inputs)
 
-    if mesh_shape is None:
-        of_kernels = computed(params)
-    else:
-        mesh = make_mesh(mesh_shape, devices=jax.devices()[: np.prod(mesh_shape)])
-        with jax.set_mesh(mesh):
-            of_kernels = computed(jax.device_put(params, shardings(params, mesh)))
+    of_kernels = on_mesh(mesh_shape, computed, params)
     monkeypatch.setattr(gpu_delta, "delta_rule", plain)
     for a, b in zip(jax.tree.leaves(of_kernels), jax.tree.leaves(computed(params)), strict=True):
         a, b = np.asarray(a), np.asarray(b)

@@ -162,6 +162,15 @@ W = 16
 SMALL = dict(num_layers=1, window=W, dropout=0.2, attention_form="kernel")
 
 
+def on_mesh(shape, computed, params):
+    """The results of a function of parameters, which a mesh divides; on one device: None."""
+    if shape is None:
+        return computed(params)
+    mesh = make_mesh(shape, devices=jax.devices()[: np.prod(shape)])
+    with jax.set_mesh(mesh):
+        return computed(jax.device_put(params, shardings(params, mesh)))
+
+
 @pytest.mark.usefixtures("on_gpu")
 @pytest.mark.parametrize(
     ("name", "mesh_shape", "settings"),
@@ -187,12 +196,7 @@ def test_a_model_on_a_mesh_or_without_equals_its_plain_form(
     def computed(params):
         return quick_jit(lambda params: two_segments(graph, params, tokens_SBT))(params)
 
-    if mesh_shape is None:
-        of_kernels = computed(params)
-    else:
-        mesh = make_mesh(mesh_shape, devices=jax.devices()[: np.prod(mesh_shape)])
-        with jax.set_mesh(mesh):
-            of_kernels = computed(jax.device_put(params, shardings(params, mesh)))
+    of_kernels = on_mesh(mesh_shape, computed, params)
     monkeypatch.setattr(gpu_attention, "attend_to_window", plain_attention)
     monkeypatch.setattr(gpu_attention, "attend_to_states", plain_attention_to_states)
     # A cell amplifies rounding: with feedback the plain form on a mesh differs by 1.7e-4.

@@ -68,7 +68,7 @@ def prepare(decays, part, q, k, v, log, step, w, u, decayed_q, decayed_k, scores
 
 
 def forward(tokens, matrix, w, u, decayed_q, decayed_k, scores, kept, after, read, stored, before):
-    """Computes what a part of the values stores, reads and leaves, block after block.
+    """Computes stored and read values, and S, for a part of the values, block after block.
 
     Inputs: matrix (K, V); w, decayed_q, decayed_k (T, K); u (T, V); scores (G, W, W); kept (G, C).
     Outputs: after (K, V); read, stored (T, V); before (G, K, V), S before each block.
@@ -90,7 +90,7 @@ def forward(tokens, matrix, w, u, decayed_q, decayed_k, scores, kept, after, rea
 def backward(
     tokens, dafter, w, decayed_q, decayed_k, scores, kept, dread, dmatrix, dstored, dmatrices
 ):
-    """Computes gradients of what is stored and of the matrices, from the last block on.
+    """Computes gradients of stored values and of the matrices, from the last block on.
 
     Inputs: dafter (K, V), of the last matrix; w, decayed_q, decayed_k (T, K); scores (G, W, W);
     kept (G, C); dread (T, V).
@@ -114,7 +114,7 @@ def backward(
 
 
 def gradients(decays, part, *arrays):
-    """Computes the gradients of a block, from those of what is stored and of S after the block.
+    """Computes the gradients of a block from those of stored values and of S after the block.
 
     Arrays: the inputs q, k, v, log, step, scores, inverse, w, u and stored, as of `prepare` and
     `forward`, of a block; dstored, dread (W, V); before, dafter (K, V); and the outputs dq, dk
