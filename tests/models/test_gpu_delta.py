@@ -16,8 +16,8 @@ from tiny_models import quick_jit
 from brt.models import axis_rules, ops
 from brt.models.block_recurrent import gated_delta
 from brt.models.fast import table
-from brt.models.fast.kernels import gpu_delta, gpu_delta_decays, gpu_delta_tiles, gpu_launch
-from brt.models.fast.kernels.gpu_delta_decays import Exact
+from brt.models.fast.kernels import gpu_delta, delta_decays, delta_tiles, gpu_launch
+from brt.models.fast.kernels.delta_decays import Exact
 from brt.models.fast.kernels.parts import Heads
 from brt.models.sizes import Sizes
 from brt.training.sharding import make_mesh, shardings
@@ -108,12 +108,12 @@ def test_decays_beyond_float32_equal_the_plain_form(by_channel):
 @pytest.mark.parametrize("size", [16, 64])
 def test_the_inverse_of_a_block_is_that_of_numpy(size, split):
     """Also where all keys are alike, and each step is 1."""
-    exact, at = Exact(split), gpu_delta_decays.positions(size)
+    exact, at = Exact(split), delta_decays.positions(size)
     drawn = np.random.default_rng(size).uniform(-0.5, 0.5, (size, size))
     for x in drawn, np.ones((size, size)):
         # Not compiled: XLA takes a number for its two parts of bfloat16.
         with jax.default_matmul_precision("highest"):
-            found = gpu_delta_decays.inverse_of_unit_lower(at, exact, jnp.asarray(x, F32))
+            found = delta_decays.inverse_of_unit_lower(at, exact, jnp.asarray(x, F32))
         expected = np.linalg.inv(np.tril(x, -1) + np.eye(size))
         error = 2e-4 if split else 1e-5
         np.testing.assert_allclose(found, expected, rtol=0, atol=error * np.abs(expected).max())
@@ -204,9 +204,9 @@ def test_a_misfit_is_logged_and_plain(monkeypatch, capsys):
 def modified_inverse(at, exact, x_WW):
     """With the parts of a block apart from each other."""
     halved = jnp.where(at.across(x_WW.shape[0] // 2), 0.0, x_WW)
-    return gpu_delta_decays.inverse_of_unit_lower(at, exact, halved)
+    return delta_decays.inverse_of_unit_lower(at, exact, halved)
 
 
 def test_a_wrong_inverse_is_noticed(monkeypatch):
-    monkeypatch.setattr(gpu_delta_tiles, "inverse_of_unit_lower", modified_inverse)
+    monkeypatch.setattr(delta_tiles, "inverse_of_unit_lower", modified_inverse)
     assert largest(errors(arguments(*CASES["decays of heads"]))) > 0.01
