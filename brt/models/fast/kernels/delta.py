@@ -1,14 +1,20 @@
-"""The delta rule as Pallas TPU kernels, one of each pass; the mathematics are in `delta_tiles`.
+"""The delta rule as Pallas TPU kernels, one for each pass.
 
-Plain counterpart: `brt.models.block_recurrent.gated_delta.delta_rule` (tests/models/test_delta.py
-compares results and all gradients). A grid step is a block of tokens of one head. The matrix of the
-head stays in VMEM from block to block, backwards its gradient.
+Plain counterpart: `brt.models.block_recurrent.gated_delta.delta_rule` (tests/models/test_delta_kernels.py
+compares results and all gradients). The mathematics are in `delta_tiles`. A grid step is a block of
+tokens of one head, whose matrix S stays in VMEM from block to block, and backwards its gradient.
+The backward pass reads S before each block, in the activations' type, and computes the rest again.
 
-Axes as in `delta_tiles`, and G blocks, T = G W    A = H K
+Compiled for v4 (8 heads of 128, T = 4,096, bfloat16) both passes have 256 grid steps: of 2,574 and
+3,667 bundles of instructions, with decays of channels of 3,957 and 8,706, so 0.80 M and 1.62 M for
+each of the two cores. Bundles do not show waiting for memory; no TPU has run it.
+
+Axes as in `delta_tiles`, and G blocks of W = 128 tokens    C decays of a token: 1, or K
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,150 +24,175 @@ from jax.typing import DTypeLike
 
 from brt.models.fast.kernels import delta_tiles
 from brt.models.fast.kernels.delta_decays import ByChannel, ByHead, Exact
-from brt.models.fast.kernels.parts import COMPILER, Heads, interpreted, on_each_device, upcast
+from brt.models.fast.kernels.parts import (
+    COMPILER,
+    LANES,
+    Heads,
+    interpreted,
+    on_each_device,
+    upcast,
+    with_zeros,
+)
+from brt.models.ops import joined_heads
 
-BLOCK = 128
-
-
-def rule(heads: Heads, tokens, matrix, q, k, v, log, step):
-    return _rule(heads, tokens, matrix, q, k, v, log, step)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _rule(heads, W, matrix, q, k, v, log, step):
-    return _forward(heads, W, matrix, q, k, v, log, step)[0]
-
-
-def _forward(heads, W, matrix, *inputs):
-    after, read, stored, before = _forward_call(heads, W, matrix, *inputs)
-    return (after, read), (*inputs, stored, before)
+W = LANES
+"""Tokens of a block. Steps are rows of registers, and matrix units multiply 128 x 128."""
+FEWEST = 16
+"""Tokens for which a block, filled up with zeros, is not a waste."""
 
 
-def _backward(heads, W, saved, gradients):
-    return tuple(_backward_call(heads, W, *saved, *gradients))
+def misfit(heads: Heads, tokens: int, dtype: DTypeLike) -> str | None:
+    """Returns why the kernels do not compute the rule of `tokens` tokens, or None."""
+    if dtype not in (jnp.bfloat16, jnp.float32):
+        return f"activations are {jnp.dtype(dtype)}, not bfloat16 or float32"
+    if tokens < FEWEST:
+        return f"{tokens} tokens are fewer than {FEWEST}"
+    if heads.head_size % LANES and not heads.interpret:
+        return f"head_size = {heads.head_size} is not a multiple of {LANES}"
+    if heads.head_size > LANES and dtype == jnp.float32 and not heads.interpret:
+        return f"heads of {heads.head_size} in float32 do not fit into VMEM"
+    return heads.misfit()
+
+
+def delta_rule(
+    heads: Heads, dtype: DTypeLike, matrix_BHKV: jax.Array, inputs: Sequence[jax.Array]
+) -> tuple[jax.Array, jax.Array]:
+    """Returns the memory after T tokens, and the values that they read, (B, T, H, V).
+
+    Args:
+        heads: static properties. dtype: of the activations, and of the operands of products.
+        matrix_BHKV, inputs: as of `gated_delta.delta_rule`, whose results have its types. V = K.
+    """
+    *of_heads, log, step_BTH = (with_zeros(x, -x.shape[1] % W) for x in inputs)
+    log = joined_heads(log) if log.ndim == 4 else _rows(log)
+    q_BTA, k_BTA, v_BTA = (joined_heads(x.astype(dtype)) for x in of_heads)
+    matrix_BHKV, read_BTA = _rule(heads, matrix_BHKV, q_BTA, k_BTA, v_BTA, log, _rows(step_BTH))
+    shape = inputs[2].shape
+    read_BTHV = read_BTA[:, : shape[1]].reshape(shape)
+    return matrix_BHKV, read_BTHV.astype(upcast(dtype))
+
+
+def _rows(x_BTH):
+    return jnp.swapaxes(x_BTH, 1, 2)[:, :, None]
+
+
+_MATRIX, _TOKENS, _ROWS, _MATRICES = "BHKV", "BTA", "BHXT", "BHGKV"
+
+
+def _axes(log):
+    return *[_TOKENS] * 3, _TOKENS if log.ndim == 3 else _ROWS, _ROWS
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _rule(heads, matrix, q, k, v, log, step):
+    return _forward(heads, matrix, q, k, v, log, step)[0]
+
+
+def _forward(heads, matrix, *inputs):
+    run = functools.partial(_forward_call, heads)
+    axes = *_axes(inputs[3]), _MATRIX
+    outputs = _MATRIX, _TOKENS, _TOKENS, _MATRICES
+    after, read, *saved = on_each_device(heads, run, axes, outputs)(*inputs, matrix)
+    return (after, read), (*inputs, *saved)
+
+
+def _backward(heads, saved, gradients):
+    run = functools.partial(_backward_call, heads)
+    inputs = _axes(saved[3])
+    axes = *inputs, _TOKENS, _MATRICES, _MATRIX, _TOKENS
+    return on_each_device(heads, run, axes, (_MATRIX, *inputs))(*saved, *gradients)
 
 
 _rule.defvjp(_forward, _backward)
 
 
-def _specs(heads, W, order):
-    K = heads.head_size
-
-    def index(*last):
-        return lambda h, b, g: (b, h, *last)
-
-    return {
-        "tokens": pl.BlockSpec((None, W, K), lambda h, b, g: (b, order(g), h)),
-        "numbers": pl.BlockSpec((None, None, 1, W), lambda h, b, g: (b, h, 0, order(g))),
-        "matrix": pl.BlockSpec((None, None, K, K), lambda h, b, g: (b, h, 0, 0)),
-        "matrices": pl.BlockSpec((None, None, 1, K, K), lambda h, b, g: (b, h, order(g), 0, 0)),
-    }
+def _forward_call(heads, *arrays):
+    q, _, v, *_, matrix = arrays
+    before = jax.ShapeDtypeStruct((*matrix.shape[:2], q.shape[1] // W, *matrix.shape[2:]), q.dtype)
+    return _call(heads, _forward_kernel, arrays, (matrix, v, v, before), "delta_forward")
 
 
-def _decays(q, log):
-    exact = Exact(q.dtype == jnp.bfloat16, on_tpu=True)
-    return ByHead(exact) if log.ndim == 4 else ByChannel(exact)
+def _backward_call(heads, *arrays):
+    *inputs, _, _, dafter, _ = arrays
+    outputs = dafter, *inputs
+    return _call(heads, _backward_kernel, arrays, outputs, "delta_backward", is_reversed=True)
 
 
-def _scratch(heads, W, q, log):
-    """What `prepare` computes."""
-    K, kind = heads.head_size, q.dtype
-    C = 1 if log.ndim == 4 else K
-    V = pltpu.VMEM
-    return [
-        *[V((W, K), kind)] * 4,
-        V((1, W, W), kind),
-        V((W, W), kind),
-        V((1, 1, C), upcast(kind)),
-    ]
+def _call(
+    heads: Heads,
+    kernel: Callable[..., None],
+    inputs: Sequence[jax.Array],
+    outputs: Sequence[Any],
+    name: str,
+    is_reversed: bool = False,
+) -> tuple[jax.Array, ...]:
+    """Runs a kernel with blocks of `inputs`, q, k, v, log, step, ..., and with `_scratch`."""
+    q, _, _, log, *_ = inputs
+    K, (B, T, A) = heads.head_size, q.shape
+    G, exact = T // W, Exact(q.dtype == jnp.bfloat16, on_tpu=True)
 
+    def spec(x):
+        def of(size, index):
+            def place(h, b, g):
+                return index(h, b, G - 1 - g if is_reversed else g)
 
-def _forward_call(heads, W, matrix, q, k, v, log, step):
-    B, T = q.shape[:2]
-    H, K = heads.num_heads, heads.head_size
-    specs = _specs(heads, W, lambda g: g)
-    logs = "numbers" if log.ndim == 4 else "tokens"
-    names = ["tokens"] * 3 + [logs, "numbers", "matrix"]
-    outs = ["matrix", "tokens", "tokens", "matrices"]
-    before = jax.ShapeDtypeStruct((B, H, T // W, K, K), q.dtype)
-    shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (matrix, v, v)]
+            return pl.BlockSpec(size, place)
+
+        if x.ndim == 3:
+            return of((None, W, K), lambda h, b, g: (b, g, h))
+        if x.ndim == 5:
+            return of((None, None, 1, K, K), lambda h, b, g: (b, h, g, 0, 0))
+        if x.shape[2] == 1:
+            return of((None, None, 1, W), lambda h, b, g: (b, h, 0, g))
+        return of((None, None, K, K), lambda h, b, g: (b, h, 0, 0))
+
     return pl.pallas_call(
-        functools.partial(_forward_kernel, _decays(q, log), W),
-        grid=(H, B, T // W),
-        in_specs=[specs[x] for x in names],
-        out_specs=[specs[x] for x in outs],
-        out_shape=[*shapes, before],
-        scratch_shapes=_scratch(heads, W, q, log),
+        functools.partial(kernel, ByChannel(exact) if log.ndim == 3 else ByHead(exact)),
+        grid=(A // K, B, G),
+        in_specs=[*map(spec, inputs)],
+        out_specs=[*map(spec, outputs)],
+        out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in outputs],
+        scratch_shapes=_scratch(K, K if log.ndim == 3 else 1, q.dtype),
         compiler_params=COMPILER,
         interpret=interpreted(heads),
-        name="delta_forward",
-    )(q, k, v, log, step, matrix)
+        name=name,
+    )(*inputs)
 
 
-def _forward_kernel(decays, W, q, k, v, log, step, matrix, after, read, stored, before, *scratch):
-    @pl.when(pl.program_id(2) == 0)
-    def _():
-        after[...] = matrix[...]
-
-    w, u, decayed_q, decayed_k, scores, inverse, kept = scratch
-    K = q.shape[1]
-    delta_tiles.prepare(
-        decays, K, q, k, v, log, step, w, u, decayed_q, decayed_k, scores.at[0], inverse, kept.at[0]
-    )
-    delta_tiles.forward(
-        W, after, w, u, decayed_q, decayed_k, scores, kept, after, read, stored, before
-    )
+def _scratch(K, C, dtype):
+    """Returns w, u, decayed queries and keys, scores, inverse, kept, dstored, dmatrices."""
+    sizes = *[(W, K)] * 4, (1, W, W), (W, W), (1, 1, C), (W, K), (1, K, K)
+    return [pltpu.VMEM(x, upcast(dtype) if x == (1, 1, C) else dtype) for x in sizes]
 
 
-def _backward_call(heads, W, q, k, v, log, step, stored, before, dafter, dread):
-    B, T = q.shape[:2]
-    H, K = heads.num_heads, heads.head_size
-    G = T // W
-    specs = _specs(heads, W, lambda g: G - 1 - g)
-    logs = "numbers" if log.ndim == 4 else "tokens"
-    inputs = ["tokens"] * 3 + [logs, "numbers"]
-    names = [*inputs, "tokens", "matrices", "matrix", "tokens"]
-    outs = ["matrix", *inputs]
-    shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (dafter, q, k, v, log, step)]
-    kind = q.dtype
-    return pl.pallas_call(
-        functools.partial(_backward_kernel, _decays(q, log), W),
-        grid=(H, B, G),
-        in_specs=[specs[x] for x in names],
-        out_specs=[specs[x] for x in outs],
-        out_shape=shapes,
-        scratch_shapes=[
-            *_scratch(heads, W, q, log),
-            pltpu.VMEM((W, K), kind),
-            pltpu.VMEM((1, K, K), kind),
-        ],
-        compiler_params=COMPILER,
-        interpret=interpreted(heads),
-        name="delta_backward",
-    )(q, k, v, log, step, stored, before, dafter, dread)
-
-
-def _backward_kernel(decays, W, *refs):
-    (q, k, v, log, step, stored, before, dafter, dread, dmatrix, dq, dk, dv, dlog, dstep), rest = (
-        refs[:15],
-        refs[15:],
-    )
+def _start(sums, first, decays, inputs, w, u, decayed_q, decayed_k, scores, inverse, kept):
+    """Prepares a block; of the first one sets what stays in VMEM."""
 
     @pl.when(pl.program_id(2) == 0)
     def _():
-        dmatrix[...] = dafter[...]
+        sums[...] = first[...]
 
-    w, u, decayed_q, decayed_k, scores, inverse, kept, dstored, dmatrices = rest
-    K = q.shape[1]
-    delta_tiles.prepare(
-        decays, K, q, k, v, log, step, w, u, decayed_q, decayed_k, scores.at[0], inverse, kept.at[0]
-    )
+    of_block = w, u, decayed_q, decayed_k, scores.at[0], inverse, kept.at[0]
+    delta_tiles.prepare(decays, w.shape[1], *inputs, *of_block)
+
+
+def _forward_kernel(decays, *refs):
+    inputs, (matrix, after, read, stored, before), scratch = refs[:5], refs[5:10], refs[10:]
+    *arrays, scores, inverse, kept, _, _ = scratch
+    _start(after, matrix, decays, inputs, *arrays, scores, inverse, kept)
+    delta_tiles.forward(W, after, *arrays, scores, kept, after, read, stored, before)
+
+
+def _backward_kernel(decays, *refs):
+    inputs, (stored, before, dafter, dread, dmatrix) = refs[:5], refs[5:10]
+    outputs, (*of_block, dstored, dmatrices) = refs[10:15], refs[15:]
+    w, u, decayed_q, decayed_k, scores, inverse, kept = of_block
+    _start(dmatrix, dafter, decays, inputs, *of_block)
     delta_tiles.backward(
-        W, dmatrix, w, decayed_q, decayed_k, scores, kept, dread, dmatrix, dstored, dmatrices
+        *(W, dmatrix, w, decayed_q, decayed_k, scores, kept, dread),
+        *(dmatrix, dstored, dmatrices),
     )
     delta_tiles.gradients(
-        decays,
-        K,
-        *(q, k, v, log, step, scores.at[0], inverse, w, u, stored),
-        *(dstored, dread, before.at[0], dmatrices.at[0], dq, dk, dv, dlog, dstep),
+        *(decays, w.shape[1], *inputs, scores.at[0], inverse, w, u, stored),
+        *(dstored, dread, before.at[0], dmatrices.at[0], *outputs),
     )

@@ -199,7 +199,9 @@ def gradients(decays, part, *arrays):
         of_step = of_step + jnp.sum(of_keys * keys, axis=1, keepdims=True)
         of_keys = step_W1 * of_keys
         dsince = of_keys * keys + of_q * queries
-        of_factors = decays.of_factors(at, dsince, of_k * keys, kept * decays.exact.vector(dkept_K1))
+        of_factors = decays.of_factors(
+            at, dsince, of_k * keys, kept * decays.exact.vector(dkept_K1)
+        )
         dq[:, columns] = (dqueries + of_q).astype(kind)
         dk[:, columns] = (dkeys + of_k + of_keys).astype(kind)
         if decays.by_channel:

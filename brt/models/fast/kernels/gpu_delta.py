@@ -1,7 +1,7 @@
 """The delta rule as Pallas Triton kernels for NVIDIA GPUs.
 
 Plain counterpart: `brt.models.block_recurrent.gated_delta.delta_rule`
-(tests/models/test_gpu_delta.py compares results and all gradients, in interpret mode). The
+(tests/models/test_delta_kernels.py compares results and all gradients, in interpret mode). The
 mathematics are in `delta_tiles`.
 
 Each pass has two kernels. One computes everything that does not depend on the matrix S for all
@@ -25,7 +25,7 @@ from jax.typing import DTypeLike
 from brt.models.fast.kernels import delta_tiles, gpu_launch
 from brt.models.fast.kernels.delta_decays import ByChannel, ByHead, Exact
 from brt.models.fast.kernels.gpu_launch import Block, Launch, Layout, call
-from brt.models.fast.kernels.parts import Heads, on_each_device, upcast
+from brt.models.fast.kernels.parts import Heads, on_each_device, upcast, with_zeros
 
 
 class Launches(NamedTuple):
@@ -86,10 +86,6 @@ def delta_rule(
     arrays = tuple(with_zeros(x, -T % found.blocks.queries) for x in arrays)
     matrix_BHKV, read_BTHV = _rule(heads, found, matrix_BHKV, *arrays)
     return matrix_BHKV, read_BTHV[:, :T].astype(kind)
-
-
-def with_zeros(x_BT: jax.Array, tokens: int) -> jax.Array:
-    return jnp.pad(x_BT, [(0, 0), (0, tokens), *[(0, 0)] * (x_BT.ndim - 2)]) if tokens else x_BT
 
 
 # G: tokens of all blocks, or blocks.
