@@ -3,6 +3,9 @@
 test_gated_delta.py and test_kimi_delta.py compare the plain form with recurrences.
 """
 
+import functools
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -235,12 +238,27 @@ def test_on_a_tpu_a_misfit_is_logged_and_plain(monkeypatch, capsys):
     assert ["1 tokens" in lines[0], "head_size = 64" in lines[1]] == [True, True]
 
 
+@pytest.mark.parametrize("by_channel", [False, True])
+def test_kernels_of_both_passes_lower_for_tpus(by_channel):
+    args = arguments((1, 200, 2, 128), by_channel)
+
+    def step(matrix, *inputs):
+        rule = functools.partial(delta.delta_rule, Heads(2, 128), BF16)
+        found, backward = jax.vjp(rule, matrix, inputs)
+        return backward(found)
+
+    lowered = jax.jit(step).trace(*args).lower(lowering_platforms=("tpu",))
+    kernels = set(re.findall(r'kernel_name = "(\w+)"', lowered.as_text()))
+    assert kernels == {"delta_forward", "delta_backward"}
+
+
 def modified_inverse(at, exact, x_WW):
     """With the parts of a block apart from each other."""
     halved = jnp.where(at.across(x_WW.shape[0] // 2), 0.0, x_WW)
     return delta_decays.inverse_of_unit_lower(at, exact, halved)
 
 
-def test_a_wrong_inverse_is_noticed(monkeypatch):
+@pytest.mark.parametrize("target", KERNELS)
+def test_a_wrong_inverse_is_noticed(target, monkeypatch):
     monkeypatch.setattr(delta_tiles, "inverse_of_unit_lower", modified_inverse)
-    assert largest(errors("gpu", of_case("gpu", "decays of heads"))) > 0.01
+    assert largest(errors(target, of_case(target, "decays of heads"))) > 0.01
