@@ -1,15 +1,16 @@
 """The delta rule as Pallas TPU kernels, one for each pass.
 
-Plain counterpart: `brt.models.block_recurrent.gated_delta.delta_rule` (tests/models/test_delta_kernels.py
-compares results and all gradients). The mathematics are in `delta_tiles`. A grid step is a block of
-tokens of one head, whose matrix S stays in VMEM from block to block, and backwards its gradient.
-The backward pass reads S before each block, in the activations' type, and computes the rest again.
+Plain counterpart: `brt.models.block_recurrent.gated_delta.delta_rule`
+(tests/models/test_delta_kernels.py compares results and all gradients). The mathematics are in
+`delta_tiles`. A grid step is a block of tokens of one head. The matrix S of the head stays in VMEM
+from block to block, and in the backward pass its gradient. The forward pass stores S before each
+block, in the activations' type, and what the block adds to it. The rest is computed again.
 
-Compiled for v4 (8 heads of 128, T = 4,096, bfloat16) both passes have 256 grid steps: of 2,574 and
-3,667 bundles of instructions, with decays of channels of 3,957 and 8,706, so 0.80 M and 1.62 M for
+Compiled for v4 (8 heads of 128, T = 4,096, bfloat16) both passes have 256 grid steps, of 2,562 and
+3,664 bundles of instructions, or with decays of channels of 3,963 and 8,645: 0.80 M and 1.61 M for
 each of the two cores. Bundles do not show waiting for memory; no TPU has run it.
 
-Axes as in `delta_tiles`, and G blocks of W = 128 tokens    C decays of a token: 1, or K
+Axes as in `delta_tiles`, and G blocks of W = 128 tokens
 """
 
 import functools
@@ -36,9 +37,9 @@ from brt.models.fast.kernels.parts import (
 from brt.models.ops import joined_heads
 
 W = LANES
-"""Tokens of a block. Steps are rows of registers, and matrix units multiply 128 x 128."""
+"""Tokens of a block: of a row of steps in a register, and of a product in a matrix unit."""
 FEWEST = 16
-"""Tokens for which a block, filled up with zeros, is not a waste."""
+"""Fewer tokens are not worth a block, which is filled up with zeros."""
 
 
 def misfit(heads: Heads, tokens: int, dtype: DTypeLike) -> str | None:
@@ -165,34 +166,33 @@ def _scratch(K, C, dtype):
     return [pltpu.VMEM(x, upcast(dtype) if x == (1, 1, C) else dtype) for x in sizes]
 
 
-def _start(sums, first, decays, inputs, w, u, decayed_q, decayed_k, scores, inverse, kept):
-    """Prepares a block; of the first one sets what stays in VMEM."""
+def _start(decays, inputs, sums, first, scratch):
+    """Prepares a block; before the first one, sets what stays in VMEM."""
 
     @pl.when(pl.program_id(2) == 0)
     def _():
         sums[...] = first[...]
 
-    of_block = w, u, decayed_q, decayed_k, scores.at[0], inverse, kept.at[0]
-    delta_tiles.prepare(decays, w.shape[1], *inputs, *of_block)
+    *decayed, scores, inverse, kept, _, _ = scratch
+    arrays = *inputs, *decayed, scores.at[0], inverse, kept.at[0]
+    delta_tiles.prepare(decays, sums.shape[0], *arrays)
 
 
 def _forward_kernel(decays, *refs):
     inputs, (matrix, after, read, stored, before), scratch = refs[:5], refs[5:10], refs[10:]
-    *arrays, scores, inverse, kept, _, _ = scratch
-    _start(after, matrix, decays, inputs, *arrays, scores, inverse, kept)
-    delta_tiles.forward(W, after, *arrays, scores, kept, after, read, stored, before)
+    _start(decays, inputs, after, matrix, scratch)
+    *decayed, scores, _, kept, _, _ = scratch
+    arrays = after, *decayed, scores, kept, after, read, stored, before
+    delta_tiles.forward(W, *arrays)
 
 
 def _backward_kernel(decays, *refs):
     inputs, (stored, before, dafter, dread, dmatrix) = refs[:5], refs[5:10]
-    outputs, (*of_block, dstored, dmatrices) = refs[10:15], refs[15:]
-    w, u, decayed_q, decayed_k, scores, inverse, kept = of_block
-    _start(dmatrix, dafter, decays, inputs, *of_block)
-    delta_tiles.backward(
-        *(W, dmatrix, w, decayed_q, decayed_k, scores, kept, dread),
-        *(dmatrix, dstored, dmatrices),
-    )
-    delta_tiles.gradients(
-        *(decays, w.shape[1], *inputs, scores.at[0], inverse, w, u, stored),
-        *(dstored, dread, before.at[0], dmatrices.at[0], *outputs),
-    )
+    outputs, scratch = refs[10:15], refs[15:]
+    _start(decays, inputs, dmatrix, dafter, scratch)
+    w, u, decayed_q, decayed_k, scores, inverse, kept, dstored, dmatrices = scratch
+    of_loop = w, decayed_q, decayed_k, scores, kept, dread, dmatrix, dstored, dmatrices
+    delta_tiles.backward(W, dmatrix, *of_loop)
+    arrays = *inputs, scores.at[0], inverse, w, u, stored, dstored, dread
+    arrays = *arrays, before.at[0], dmatrices.at[0], *outputs
+    delta_tiles.gradients(decays, dmatrix.shape[0], *arrays)

@@ -1,4 +1,4 @@
-"""Decays in the kernels of the delta rule for GPUs: of heads, and of their channels.
+"""Decays in the kernels of the delta rule: of heads, and of their channels.
 
 Plain counterparts: `products_by_head`, `products_by_channel` and `inverse_of_unit_lower` of
 `brt.models.block_recurrent.gated_delta`. Axes as in `delta_tiles`, and C decays of a token: 1,
@@ -18,7 +18,7 @@ class Exact(NamedTuple):
     """Products of float32 matrices.
 
     split: as sums of products of bfloat16 parts, with an error of 2^-16 instead of 2^-23: they run
-    on tensor cores, and the results are rounded to bfloat16.
+    on matrix units, and the results are rounded to bfloat16.
     on_tpu: loops are unrolled, which on GPUs needs more registers than there are, and vectors of W
     numbers are rows, (1, W).
     """

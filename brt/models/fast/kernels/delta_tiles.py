@@ -1,6 +1,6 @@
-"""The computation of a grid step of the delta rule on a GPU: the mathematics of a block of tokens.
+"""The computation of a grid step of the delta rule: the mathematics of a block of tokens.
 
-`gpu_delta` makes kernels of these functions. With S the matrix of a head before a block, e and f
+`gpu_delta` and `delta` make kernels of these functions, for GPUs and TPUs. With S the matrix of a head before a block, e and f
 the decays since the start of the block and until its end, b the steps, and D those between tokens:
 
     L = b (D * k k^T) below the diagonal      A = (I + L)^-1          scores = D * q k^T
@@ -34,7 +34,7 @@ def fold(count: int, body: Callable[[Any, Any], Any], carry: Any) -> Any:
 def prepare(decays, part, q, k, v, log, step, w, u, decayed_q, decayed_k, scores, inverse, kept):
     """Computes the part of a block that does not depend on S.
 
-    Inputs: q, k (W, K); v (W, V); log, logarithms of decays, and step, (W,).
+    Inputs: q, k (W, K); v (W, V); log, logarithms of decays, and step, (W,), on TPUs (1, W).
     Outputs: w, decayed_q = e q, decayed_k = f k (W, K); u (W, V); scores, inverse = A (W, W);
     kept (C,). part: channels of an iteration.
     """
