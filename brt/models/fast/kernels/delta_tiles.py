@@ -1,7 +1,8 @@
 """The computation of a grid step of the delta rule: the mathematics of a block of tokens.
 
-`gpu_delta` and `delta` make kernels of these functions, for GPUs and TPUs. With S the matrix of a head before a block, e and f
-the decays since the start of the block and until its end, b the steps, and D those between tokens:
+`gpu_delta` and `delta` make kernels of these functions, for GPUs and TPUs. With S the matrix of a
+head before a block, e and f the decays since the start of the block and until its end, b the steps,
+and D the decays between tokens:
 
     L = b (D * k k^T) below the diagonal      A = (I + L)^-1          scores = D * q k^T
     w = A b e k        u = A b v              stored = u - w S
