@@ -4,7 +4,7 @@ Plain counterpart: `brt.models.block_recurrent.gated_delta.delta_rule`
 (tests/models/test_delta_kernels.py compares results and all gradients). The mathematics are in
 `delta_tiles`. A grid step is a block of tokens of one head. The matrix S of the head stays in VMEM
 from block to block, and in the backward pass its gradient. The forward pass stores S before each
-block, in the activations' type, and what the block adds to it. The rest is computed again.
+block, in the activations' type, and the values that the block stores. The rest is computed again.
 
 Compiled for v4 (8 heads of 128, T = 4,096, bfloat16) both passes have 256 grid steps, of 2,562 and
 3,664 bundles of instructions, or with decays of channels of 3,963 and 8,645: 0.80 M and 1.61 M for
@@ -39,7 +39,7 @@ from brt.models.ops import joined_heads
 W = LANES
 """Tokens of a block: of a row of steps in a register, and of a product in a matrix unit."""
 FEWEST = 16
-"""Fewer tokens are not worth a block, which is filled up with zeros."""
+"""Fewer tokens run as the plain rule: most of a block would be zeros."""
 
 
 def misfit(heads: Heads, tokens: int, dtype: DTypeLike) -> str | None:
@@ -134,10 +134,10 @@ def _call(
 
     def spec(x):
         def of(size, index):
-            def place(h, b, g):
+            def index_of(h, b, g):
                 return index(h, b, G - 1 - g if is_reversed else g)
 
-            return pl.BlockSpec(size, place)
+            return pl.BlockSpec(size, index_of)
 
         if x.ndim == 3:
             return of((None, W, K), lambda h, b, g: (b, g, h))
