@@ -20,7 +20,7 @@ import functools, itertools, sys
 import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from brt.benchmarks import topologies
-from brt.models.fast.kernels import states, window
+from brt.models.fast.kernels import delta, states, window
 from brt.models.fast.kernels.cell import CellParameters, CellTokens, misfit, run_cell
 from brt.models.fast.kernels.parts import Heads, TileDropout, tile_size
 from brt.models.fast.kernels.relative import attend_by_distance
@@ -119,6 +119,25 @@ for (T, J, H, K, future), activations, dropout in [
         return y, backward(dy)
 
     jax.jit(step).lower(q, masks, q, k, k, u, positions).compile()
+
+for K, activations, by_channel in [
+    (128, jnp.bfloat16, False),
+    (128, jnp.bfloat16, True),
+    (256, jnp.bfloat16, True),
+    (128, jnp.float32, False),
+    (128, jnp.float32, True),
+]:
+    (B, T, H), heads = (2, 300, 2), Heads(2, K)
+    assert not delta.misfit(heads, T, activations)
+    matrix, x, steps = of(B, H, K, K, dtype=f32), of(B, T, H, K, dtype=f32), of(B, T, H, dtype=f32)
+
+    def step(weights, matrix, *inputs):
+        rule = functools.partial(delta.delta_rule, heads, activations)
+        found, backward = jax.vjp(rule, matrix, inputs)
+        return found, backward(weights)
+
+    decays = x if by_channel else steps
+    jax.jit(step).lower((matrix, x), matrix, x, x, x, decays, steps).compile()
 """
 
 

@@ -1,4 +1,4 @@
-"""Which form of the delta rule of a memory runs: kernels on NVIDIA GPUs, where the binding asks.
+"""Which form of the delta rule of a memory runs: kernels on TPUs, and on GPUs by the binding.
 
 `table.layer_ops` chooses the other operations of a layer by the same binding.
 """
@@ -25,14 +25,13 @@ def delta_rule(
 
     dtype: of activations, and of the operands of a kernel's products.
     """
-    if not (table.on_gpu() and table.wants_kernels(sizes)):
+    if not ((table.on_tpu() or table.on_gpu()) and table.wants_kernels(sizes)):
         return plain(matrix_BHKK, inputs)
-    from brt.models.fast import gpu_forms
-
+    kernels = table.kernel_module()
     B, T = inputs[-1].shape[:2]
     decays = "heads" if inputs[3].ndim == 3 else "channels"
-    misfit = gpu_forms.delta_misfit(sizes, T, dtype)
+    misfit = kernels.delta_misfit(sizes, T, dtype)
     what = f"Delta rule with decays of {decays}, {T} tokens"
     if table.has_kernel(sizes, what, misfit, required=False):
-        plain = gpu_forms.delta_rule(sizes, B, dtype)
+        plain = kernels.delta_rule(sizes, B, dtype)
     return plain(matrix_BHKK, inputs)

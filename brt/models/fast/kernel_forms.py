@@ -3,6 +3,7 @@
 tests/models/test_kernel_attention.py compares both, in a model. `fast/table.py` chooses them.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ from brt.models.axis_rules import in_one_data_shard, on_tpu
 from brt.models.caches import WindowCache
 from brt.models.fast.bias_shards import tables_by_shard
 from brt.models.fast.kernels import cell as cell_kernel
+from brt.models.fast.kernels import delta as delta_kernel
 from brt.models.fast.kernels import states as states_kernel
 from brt.models.fast.kernels import window as window_kernel
 from brt.models.fast.kernels.parts import Heads, MeshAxes, TileDropout, tile_dropout, upcast
@@ -142,6 +144,16 @@ def attention_by_head(
 def cell_misfit(sizes: Sizes, states: int, window: int, dtype: DTypeLike) -> str | None:
     heads = heads_of(sizes.num_heads, sizes.head_size)
     return cell_kernel.misfit(heads, states, window, sizes.width, dtype)
+
+
+def delta_misfit(sizes: Sizes, tokens: int, dtype: DTypeLike) -> str | None:
+    return delta_kernel.misfit(heads_of(sizes.num_heads, sizes.head_size), tokens, dtype)
+
+
+def delta_rule(sizes: Sizes, rows: int, dtype: DTypeLike) -> Callable[..., Any]:
+    """Returns `gated_delta.delta_rule` for a batch of `rows`; dtype: of activations."""
+    heads = heads_of(sizes.num_heads, sizes.head_size, rows)
+    return functools.partial(delta_kernel.delta_rule, heads, dtype)
 
 
 def scan_cell(

@@ -57,7 +57,7 @@ def layer_ops(
         return _with_attention(cudnn_attention.without_dropout, sizes)
     chosen = _with_attention(attention.attend, sizes)
     if wants_kernels(sizes):
-        kernels = _kernels()
+        kernels = kernel_module()
         no = "it drops keys (attention_dropout)" if sizes.attention_dropout == "keys" else None
         what = f"Attention, a window of {window} tokens"
         if has_kernel(sizes, what, no or kernels.window_misfit(sizes, window, dtype)):
@@ -92,7 +92,7 @@ def cell_ops(
     by_head = functools.partial(ops.attention_by_head, attention=attend)
     chosen = CellOps(by_head, block_loop.scan_blocks)
     if wants_kernels(sizes):
-        kernels = _kernels()
+        kernels = kernel_module()
         misfit = kernels.cell_misfit(sizes, states, window, dtype)
         if gate is None:
             misfit = "it has several gates, or its queries wait for one"
@@ -145,7 +145,7 @@ def stack_scan(sizes: Sizes) -> Callable[..., tuple[Any, Any, Any]]:
     return functools.partial(scan, unroll=UNROLLED) if wants_kernels(sizes) else scan
 
 
-def _kernels() -> Any:
+def kernel_module() -> Any:
     from brt.models.fast import gpu_forms, kernel_forms
 
     return gpu_forms if on_gpu() else kernel_forms

@@ -1,8 +1,8 @@
 """The delta rule as Pallas Triton kernels for NVIDIA GPUs.
 
 Plain counterpart: `brt.models.block_recurrent.gated_delta.delta_rule`
-(tests/models/test_gpu_delta.py compares results and all gradients, in interpret mode). The
-mathematics are in `gpu_delta_tiles`.
+(tests/models/test_delta_kernels.py compares results and all gradients, in interpret mode). The
+mathematics are in `delta_tiles`.
 
 Each pass has two kernels. One computes everything that does not depend on the matrix S for all
 blocks of tokens at the same time; the other goes from block to block with a part of S, the values
@@ -10,7 +10,7 @@ of a few channels, which do not depend on others. There is no atomic operation, 
 are the same bit for bit in every run. The backward pass reads S before each block, in the
 activations' type.
 
-Axes as in `gpu_delta_tiles`, and C decays of a token: 1, or K.
+Axes as in `delta_tiles`, and C decays of a token: 1, or K.
 """
 
 import functools
@@ -22,10 +22,10 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from brt.models.fast.kernels import gpu_delta_tiles, gpu_launch
-from brt.models.fast.kernels.gpu_delta_decays import ByChannel, ByHead, Exact
+from brt.models.fast.kernels import delta_tiles, gpu_launch
+from brt.models.fast.kernels.delta_decays import ByChannel, ByHead, Exact
 from brt.models.fast.kernels.gpu_launch import Block, Launch, Layout, call
-from brt.models.fast.kernels.parts import Heads, on_each_device, upcast
+from brt.models.fast.kernels.parts import Heads, on_each_device, upcast, with_zeros
 
 
 class Launches(NamedTuple):
@@ -86,10 +86,6 @@ def delta_rule(
     arrays = tuple(with_zeros(x, -T % found.blocks.queries) for x in arrays)
     matrix_BHKV, read_BTHV = _rule(heads, found, matrix_BHKV, *arrays)
     return matrix_BHKV, read_BTHV[:, :T].astype(kind)
-
-
-def with_zeros(x_BT: jax.Array, tokens: int) -> jax.Array:
-    return jnp.pad(x_BT, [(0, 0), (0, tokens), *[(0, 0)] * (x_BT.ndim - 2)]) if tokens else x_BT
 
 
 # G: tokens of all blocks, or blocks.
@@ -174,7 +170,7 @@ def _forward_call(heads, found, matrix, q, k, v, log, step):
     kept = (B, H, G, C), kind, layout.each(C)
     outputs = like_q, like_v, like_q, like_q, square, square, kept
     inputs = tuple(map(specs.block, (q, k, v, log, step)))
-    body = functools.partial(gpu_delta_tiles.prepare, _decays(q, log), specs.part)
+    body = functools.partial(delta_tiles.prepare, _decays(q, log), specs.part)
     flops, grid = 2 * B * T * H * W * _prepared(log, W, K, V), (G, B * H)
     saved = call(body, found.prepare, heads, grid, inputs, outputs, "delta_prepare", flops)
     w, u, decayed_q, decayed_k, scores, _, kept = saved
@@ -191,7 +187,7 @@ def _forward_call(heads, found, matrix, q, k, v, log, step):
     like_v = _empty(specs.values, v.shape, v.dtype)
     before = _empty(specs.matrices, (B, H, G, K, V), q.dtype)
     results = _empty(specs.matrices, matrix.shape, matrix.dtype), like_v, like_v, before
-    body = functools.partial(gpu_delta_tiles.forward, W)
+    body = functools.partial(delta_tiles.forward, W)
     flops, grid = 2 * B * T * H * V * (3 * K + W), (V // specs.part, B * H)
     called = call(body, found.blocks, heads, grid, given, results, "delta_forward", flops)
     after, read, stored, before = called
@@ -216,7 +212,7 @@ def _backward_call(heads, found, q, k, v, log, step, *rest):
         _empty(specs.values, v.shape, v.dtype),
         _empty(specs.matrices, before.shape, before.dtype),
     )
-    body = functools.partial(gpu_delta_tiles.backward, W)
+    body = functools.partial(delta_tiles.backward, W)
     flops, grid = 2 * B * T * H * V * (3 * K + W), (V // specs.part, B * H)
     called = call(body, found.blocks, heads, grid, inputs, outputs, "delta_backward", flops)
     dmatrix, dstored, dmatrices = called
@@ -229,7 +225,7 @@ def _backward_call(heads, found, q, k, v, log, step, *rest):
         *(Block(x, layout.each(K, V)) for x in (before, dmatrices)),
     )
     results = [_empty(specs.block, x.shape, x.dtype) for x in (q, k, v, log, step)]
-    body = functools.partial(gpu_delta_tiles.gradients, _decays(q, log), specs.part)
+    body = functools.partial(delta_tiles.gradients, _decays(q, log), specs.part)
     flops, grid = 2 * B * T * H * _of_gradients(log, W, K, V), (G, B * H)
     called = call(body, found.gradients, heads, grid, given, results, "delta_gradients", flops)
     return dmatrix, *called

@@ -129,6 +129,11 @@ def upcast(dtype: DTypeLike) -> Any:
     return jnp.promote_types(dtype, F32)
 
 
+def with_zeros(x_BT: jax.Array, tokens: int) -> jax.Array:
+    """Returns (B, T, ...) with zeros after the last token."""
+    return jnp.pad(x_BT, [(0, 0), (0, tokens), *[(0, 0)] * (x_BT.ndim - 2)]) if tokens else x_BT
+
+
 def lane_scale(heads: Heads, scale_H: jax.Array, dtype: DTypeLike) -> jax.Array:
     """Returns the absolute scale of each lane's head, (P, 1, L), of `upcast(dtype)`."""
     scale_HK = jnp.repeat(jnp.abs(scale_H.astype(upcast(dtype)))[:, None], heads.head_size, axis=1)

@@ -1,7 +1,7 @@
-"""Decays in the kernels of the delta rule for GPUs: of heads, and of their channels.
+"""Decays in the kernels of the delta rule: of heads, and of their channels.
 
 Plain counterparts: `products_by_head`, `products_by_channel` and `inverse_of_unit_lower` of
-`brt.models.block_recurrent.gated_delta`. Axes as in `gpu_delta_tiles`, and C decays of a token: 1,
+`brt.models.block_recurrent.gated_delta`. Axes as in `delta_tiles`, and C decays of a token: 1,
 or K.
 """
 
@@ -18,10 +18,23 @@ class Exact(NamedTuple):
     """Products of float32 matrices.
 
     split: as sums of products of bfloat16 parts, with an error of 2^-16 instead of 2^-23: they run
-    on tensor cores, and the results are rounded to bfloat16.
+    on matrix units, and the results are rounded to bfloat16.
+    on_tpu: loops are unrolled, which on GPUs needs more registers than there are, and vectors of W
+    numbers are rows, (1, W).
     """
 
     split: bool
+    on_tpu: bool = False
+
+    def total(self, x_WK: jax.Array) -> jax.Array:
+        """Returns the vector of the sums of columns."""
+        return jnp.sum(x_WK, axis=0, keepdims=self.on_tpu)
+
+    def vector(self, x_W1: jax.Array) -> jax.Array:
+        if not self.on_tpu:
+            return x_W1[:, 0]
+        at = positions(len(x_W1))
+        return self.total(jnp.where(at.row == at.column, x_W1, 0.0))
 
     def dot(self, a: jax.Array, b: jax.Array) -> jax.Array:
         if not self.split:
@@ -72,14 +85,24 @@ def positions(tokens: int) -> Positions:
     return Positions(iota(tokens, 1), iota(1, tokens))
 
 
-def for_halves(tokens: int, body: Callable[[Any, Any], Any], carry: Any, first: int = 0) -> Any:
-    """Folds `body(half, carry)` over the tokens 1, 2, 4, ..., W / 2 of a half, from 2^first on.
+def column(x_W: jax.Array) -> jax.Array:
+    """Returns the column (W, 1) of a vector."""
+    if x_W.ndim == 1:
+        return x_W[:, None]
+    at = positions(x_W.shape[1])
+    return jnp.sum(jnp.where(at.row == at.column, x_W, 0.0), axis=1, keepdims=True)
 
-    A loop, because unrolled steps need more registers than there are.
-    """
-    levels = tokens.bit_length() - 1
-    one = jnp.int32(1)
-    return jax.lax.fori_loop(first, levels, lambda i, carry: body(one << i, carry), carry)
+
+def for_halves(
+    exact: Exact, tokens: int, body: Callable[[Any, Any], Any], carry: Any, first: int = 0
+) -> Any:
+    """Folds `body(half, carry)` over the tokens 1, 2, 4, ..., W / 2 of a half, from 2^first on."""
+    levels, one = tokens.bit_length() - 1, jnp.int32(1)
+
+    def step(i, carry):
+        return body(one << i, carry)
+
+    return jax.lax.fori_loop(first, levels, step, carry, unroll=exact.on_tpu)
 
 
 def inverse_of_unit_lower(at: Positions, exact: Exact, x_WW: jax.Array) -> jax.Array:
@@ -96,7 +119,7 @@ def inverse_of_unit_lower(at: Positions, exact: Exact, x_WW: jax.Array) -> jax.A
 
     of_pairs_WW = jnp.where(at.across(1), -x_WW, 0.0)
     of_pairs_WW = of_pairs_WW + jnp.where(at.row == at.column, 1.0, 0.0)
-    return for_halves(x_WW.shape[0], join, of_pairs_WW, first=1)
+    return for_halves(exact, x_WW.shape[0], join, of_pairs_WW, first=1)
 
 
 class Factors(NamedTuple):
@@ -122,7 +145,7 @@ class ByHead(NamedTuple):
     def logs(self, at: Positions, log_W: jax.Array) -> jax.Array:
         """Returns logarithms of decays since the start of the block, (W, 1)."""
         before = at.column <= at.row
-        return jnp.sum(jnp.where(before, log_W[None, :], 0.0), axis=1, keepdims=True)
+        return jnp.sum(jnp.where(before, log_W, 0.0), axis=1, keepdims=True)
 
     def decay(self, at: Positions, log_W: jax.Array) -> jax.Array:
         """Returns the decays between tokens, (W, W), 0 after the token."""
@@ -158,7 +181,7 @@ class ByHead(NamedTuple):
 
     def of_products(self, at: Positions, dlog_WW: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Returns what `of_factors` returns, of logarithms of decays between tokens."""
-        dlog_W1 = jnp.sum(dlog_WW, axis=1, keepdims=True) - jnp.sum(dlog_WW, axis=0)[:, None]
+        dlog_W1 = jnp.sum(dlog_WW, axis=1, keepdims=True) - column(self.exact.total(dlog_WW))
         return dlog_W1, jnp.zeros((1,), dlog_WW.dtype)
 
     def of_factors(
@@ -177,7 +200,7 @@ class ByHead(NamedTuple):
 
         dlog_W1, last_1: sums of the results of `of_products` and `of_factors`.
         """
-        return jnp.sum(jnp.where(at.column <= at.row, dlog_W1, 0.0), axis=0) + last_1
+        return self.exact.total(jnp.where(at.column <= at.row, dlog_W1, 0.0)) + last_1
 
 
 def product_gradients(
@@ -205,11 +228,11 @@ class ByChannel(NamedTuple):
     def factors(self, at: Positions, log_WK: jax.Array) -> Factors:
         since_WK = jnp.exp(self.exact.sum(at.column <= at.row, log_WK))
         until_WK = jnp.exp(self.exact.sum(at.column > at.row, log_WK))
-        return Factors(since_WK, until_WK, jnp.exp(jnp.sum(log_WK, axis=0)))
+        return Factors(since_WK, until_WK, jnp.exp(self.exact.total(log_WK)))
 
     def between(self, at: Positions, half: Any) -> jax.Array:
         """Returns which tokens a key decays over until the middle of its part, or a query since."""
-        later = jnp.where(at.second(half), at.column <= at.row, at.column > at.row)
+        later = at.second(half) ^ (at.column > at.row)
         return (at.distance(half) == 0) & later
 
     def products(
@@ -228,7 +251,7 @@ class ByChannel(NamedTuple):
             pairs = zip(xs, found, strict=True)
             return [jnp.where(across, dot(x, k, (1, 1)), y) for x, y in pairs]
 
-        return for_halves(len(k_WK), add, found)
+        return for_halves(self.exact, len(k_WK), add, found)
 
     def backward(
         self,
@@ -254,10 +277,10 @@ class ByChannel(NamedTuple):
             dlog_WK = dlog_WK + self.exact.sum(between, dq * q_WK + dk * k_WK, 0)
             return dq_WK + dq, dk_WK + dk, dlog_WK
 
-        return for_halves(len(k_WK), add, (dq_WK, dk_WK, dlog_WK))
+        return for_halves(self.exact, len(k_WK), add, (dq_WK, dk_WK, dlog_WK))
 
     def of_factors(
         self, at: Positions, dsince_WK: jax.Array, duntil_WK: jax.Array, dkept_K: jax.Array
     ) -> jax.Array:
         dlog_WK = self.exact.sum(at.column <= at.row, dsince_WK, 0)
-        return dlog_WK + self.exact.sum(at.column > at.row, duntil_WK, 0) + dkept_K[None, :]
+        return dlog_WK + self.exact.sum(at.column > at.row, duntil_WK, 0) + dkept_K

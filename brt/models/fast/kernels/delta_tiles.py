@@ -1,7 +1,8 @@
-"""The computation of a grid step of the delta rule on a GPU: the mathematics of a block of tokens.
+"""The computation of a grid step of the delta rule: the mathematics of a block of tokens.
 
-`gpu_delta` makes kernels of these functions. With S the matrix of a head before a block, e and f
-the decays since the start of the block and until its end, b the steps, and D those between tokens:
+`gpu_delta` and `delta` make kernels of these functions, for GPUs and TPUs. With S the matrix of a
+head before a block, e and f the decays since the start of the block and until its end, b the steps,
+and D the decays between tokens:
 
     L = b (D * k k^T) below the diagonal      A = (I + L)^-1          scores = D * q k^T
     w = A b e k        u = A b v              stored = u - w S
@@ -11,25 +12,34 @@ Products have operands of the activations' type and sums in float32; logarithms,
 are float32. Axes as in `brt.models`, and W tokens of a block    V channels of a part of the values
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from brt.models.fast.kernels.gpu_delta_decays import (
+from brt.models.fast.kernels.delta_decays import (
+    column,
     inverse_of_unit_lower,
     positions,
 )
 from brt.models.fast.kernels.parts import dot, upcast
 
 
+def fold(count: int, body: Callable[[Any, Any], Any], carry: Any) -> Any:
+    """Folds `body(i, carry)` over i < `count`, in a loop, or none for one iteration."""
+    return body(0, carry) if count == 1 else jax.lax.fori_loop(0, count, body, carry)
+
+
 def prepare(decays, part, q, k, v, log, step, w, u, decayed_q, decayed_k, scores, inverse, kept):
     """Computes the part of a block that does not depend on S.
 
-    Inputs: q, k (W, K); v (W, V); log, logarithms of decays, and step, (W,).
+    Inputs: q, k (W, K); v (W, V); log, logarithms of decays, and step, (W,), on TPUs (1, W).
     Outputs: w, decayed_q = e q, decayed_k = f k (W, K); u (W, V); scores, inverse = A (W, W);
     kept (C,). part: channels of an iteration.
     """
-    (W, K), kind, step_W1 = q.shape, q.dtype, step[...][:, None]
+    (W, K), kind, step_W1 = q.shape, q.dtype, column(step[...])
     at = positions(W)
 
     def logs(columns):
@@ -42,7 +52,7 @@ def prepare(decays, part, q, k, v, log, step, w, u, decayed_q, decayed_k, scores
         return tuple(x + y for x, y in zip(sums, found, strict=True))
 
     zeros = jnp.zeros((W, W), upcast(kind))
-    products, found = jax.lax.fori_loop(0, K // part, multiply, (zeros, zeros))
+    products, found = fold(K // part, multiply, (zeros, zeros))
     scores[...] = found.astype(kind)
     solved = inverse_of_unit_lower(at, decays.exact, step_W1 * products).astype(kind)
     inverse[...] = solved
@@ -55,7 +65,7 @@ def prepare(decays, part, q, k, v, log, step, w, u, decayed_q, decayed_k, scores
         decayed_q[:, columns] = (since * q[:, columns]).astype(kind)
         decayed_k[:, columns] = (until * keys).astype(kind)
         if decays.by_channel:
-            kept[columns] = kept_C
+            kept[..., columns] = kept_C
         else:
             kept[...] = kept_C
 
@@ -63,8 +73,8 @@ def prepare(decays, part, q, k, v, log, step, w, u, decayed_q, decayed_k, scores
         columns = pl.ds(i * part, part)
         u[:, columns] = dot(solved, (step_W1 * v[:, columns]).astype(kind), (1, 0)).astype(kind)
 
-    jax.lax.fori_loop(0, K // part, solve, None)
-    jax.lax.fori_loop(0, v.shape[1] // part, solve_values, None)
+    fold(K // part, solve, None)
+    fold(v.shape[1] // part, solve_values, None)
 
 
 def forward(tokens, matrix, w, u, decayed_q, decayed_k, scores, kept, after, read, stored, before):
@@ -82,9 +92,9 @@ def forward(tokens, matrix, w, u, decayed_q, decayed_k, scores, kept, after, rea
         stored[rows, :] = values
         found = dot(decayed_q[rows, :], rounded, (1, 0)) + dot(scores[g], values, (1, 0))
         read[rows, :] = found.astype(read.dtype)
-        return kept[g][:, None] * S + dot(decayed_k[rows, :], values, (0, 0))
+        return column(kept[g]) * S + dot(decayed_k[rows, :], values, (0, 0))
 
-    after[...] = jax.lax.fori_loop(0, scores.shape[0], block, matrix[...])
+    after[...] = fold(scores.shape[0], block, matrix[...])
 
 
 def backward(
@@ -107,10 +117,10 @@ def backward(
         values = dot(scores[g], of_read, (0, 0)) + dot(decayed_k[rows, :], rounded, (1, 0))
         values = values.astype(w.dtype)
         dstored[rows, :] = values
-        dS = kept[g][:, None] * dS + dot(decayed_q[rows, :], of_read, (0, 0))
+        dS = column(kept[g]) * dS + dot(decayed_q[rows, :], of_read, (0, 0))
         return dS - dot(w[rows, :], values, (0, 0))
 
-    dmatrix[...] = jax.lax.fori_loop(0, last + 1, block, dafter[...])
+    dmatrix[...] = fold(last + 1, block, dafter[...])
 
 
 def gradients(decays, part, *arrays):
@@ -124,7 +134,7 @@ def gradients(decays, part, *arrays):
     q, k, v, log, step, scores, inverse, w, u, stored, *others = arrays
     dstored, dread, before, dafter, dq, dk, dv, dlog, dstep = others
     (W, K), V, kind, sums = q.shape, v.shape[1], q.dtype, upcast(q.dtype)
-    at, step_W1, solved = positions(W), step[...][:, None], inverse[...]
+    at, step_W1, solved = positions(W), column(step[...]), inverse[...]
 
     def of_values(i, carry):
         of_step, dsystem = carry
@@ -135,7 +145,7 @@ def gradients(decays, part, *arrays):
         return of_step, dsystem + dot(of_values.astype(kind), u[:, columns], (1, 1))
 
     carry = jnp.zeros((W, 1), sums), jnp.zeros((W, W), sums)
-    of_step, dsystem = jax.lax.fori_loop(0, V // part, of_values, carry)
+    of_step, dsystem = fold(V // part, of_values, carry)
 
     def logs(columns):
         return log[:, columns] if decays.by_channel else log[...]
@@ -151,13 +161,13 @@ def gradients(decays, part, *arrays):
             values = pl.ds(j * part, part)
             return dw - dot(dstored[:, values], before[columns, values], (1, 1))
 
-        dw = jax.lax.fori_loop(0, V // part, of_w, jnp.zeros((W, part), sums))
+        dw = fold(V // part, of_w, jnp.zeros((W, part), sums))
         of_keys, keys = keys_gradient(dw).astype(kind), k[:, columns]
         dsystem = dsystem + dot(of_keys, w[:, columns], (1, 1))
         return dsystem, products + decays.products(at, keys, logs(columns), keys)[0]
 
     carry = dsystem, jnp.zeros((W, W), sums)
-    dsystem, products = jax.lax.fori_loop(0, K // part, add, carry)
+    dsystem, products = fold(K // part, add, carry)
     dsystem = jnp.where(at.column < at.row, -dsystem, 0.0)
     of_step = of_step + jnp.sum(dsystem * products, axis=1, keepdims=True)
     dproducts = step_W1 * dsystem
@@ -180,17 +190,19 @@ def gradients(decays, part, *arrays):
             dw = dw - dot(dstored[:, values], S, (1, 1))
             of_q = of_q + dot(dread[:, values], S, (1, 1))
             of_k = of_k + dot(stored[:, values], dS, (1, 1))
-            return dw, of_q, of_k, dkept + jnp.sum(S.astype(sums) * dS, axis=1)
+            return dw, of_q, of_k, dkept + jnp.sum(S.astype(sums) * dS, axis=1, keepdims=True)
 
         zeros = jnp.zeros((W, part), sums)
-        carry = zeros, zeros, zeros, jnp.zeros(part, sums)
-        dw, of_q, of_k, dkept = jax.lax.fori_loop(0, V // part, of_values, carry)
+        carry = zeros, zeros, zeros, jnp.zeros((part, 1), sums)
+        dw, of_q, of_k, dkept_K1 = fold(V // part, of_values, carry)
         since, until, kept = decays.factors(at, logs(columns))
         of_q, of_k, of_keys = since * of_q, until * of_k, since * keys_gradient(dw)
         of_step = of_step + jnp.sum(of_keys * keys, axis=1, keepdims=True)
         of_keys = step_W1 * of_keys
         dsince = of_keys * keys + of_q * queries
-        of_factors = decays.of_factors(at, dsince, of_k * keys, kept * dkept)
+        of_factors = decays.of_factors(
+            at, dsince, of_k * keys, kept * decays.exact.vector(dkept_K1)
+        )
         dq[:, columns] = (dqueries + of_q).astype(kind)
         dk[:, columns] = (dkeys + of_k + of_keys).astype(kind)
         if decays.by_channel:
@@ -198,7 +210,7 @@ def gradients(decays, part, *arrays):
             return of_step, dlogs
         return of_step, tuple(x + y for x, y in zip(dlogs, of_factors, strict=True))
 
-    of_step, dlogs = jax.lax.fori_loop(0, K // part, finish, (of_step, dlogs))
-    dstep[...] = of_step[:, 0]
+    of_step, dlogs = fold(K // part, finish, (of_step, dlogs))
+    dstep[...] = decays.exact.vector(of_step)
     if not decays.by_channel:
         dlog[...] = decays.of_logs(at, *dlogs)
