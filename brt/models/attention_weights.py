@@ -1,7 +1,7 @@
 """The interface of models whose attention can be drawn.
 
-Axes as in `brt.models`; X: positions of a segment, memory tokens included; J: keys, those of
-earlier segments before the X positions.
+Axes as in `brt.models`; X: positions of a segment with memory tokens; J: keys of earlier segments,
+then the X positions.
 """
 
 from typing import NamedTuple
@@ -52,7 +52,6 @@ class ShowsAttention:
     """A mixin of models whose attention `brt.evaluate --study=attention` can draw."""
 
     def attention_layout(self, segment_length: int) -> AttentionLayout | None:
-        """Returns the keys and queries of a segment, or None."""
         raise NotImplementedError
 
     def attention_weights(
