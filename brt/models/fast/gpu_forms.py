@@ -27,8 +27,8 @@ from brt.models.sizes import Sizes
 
 NO_LOOP = "GPUs have kernels of its attention only"
 UNROLLED = 8
-"""Blocks of an iteration of a cell's loop: what a backward pass needs is not stacked, which saves
-3.4 % of a step of pg19_rec_fixed_skip (docs/benchmarks/gpu_compiler.md)."""
+"""Blocks of an iteration of a cell's loop. Residuals are then not stacked, which saves 3.4 % of a
+step of pg19_rec_fixed_skip (docs/benchmarks/gpu_compiler.md)."""
 scan_blocks = functools.partial(block_loop.scan_blocks, unroll=UNROLLED)
 
 
@@ -41,7 +41,7 @@ def window_misfit(sizes: Sizes, window: int, dtype: DTypeLike) -> str | None:
 
 
 def window_tables(bias_HW: jax.Array, key: jax.Array | None, rate: float) -> WindowTables:
-    """Returns the bias of each distance, (H, W), and what draws the dropout."""
+    """Returns the bias of each distance, (H, W), and the seeds of the dropout."""
     return WindowTables(bias_HW, tile_dropout(key, rate, len(bias_HW), 1))
 
 
@@ -93,7 +93,7 @@ def attention_to_states(
 def attention_by_head(
     q_BHQK: jax.Array, k_BHJK: jax.Array, v_BHJK: jax.Array, scale_H: jax.Array | None
 ) -> jax.Array:
-    """To the kernel keys and values are the states of one block."""
+    """For the kernel, keys and values are the states of one block."""
     k_BGJHK, v_BGJHK = (heads_first(x)[:, None] for x in (k_BHJK, v_BHJK))
     return heads_first(attention_to_states(heads_first(q_BHQK), k_BGJHK, v_BGJHK, scale_H))
 

@@ -55,9 +55,9 @@ def window_misfit(sizes: Sizes, window: int, dtype: DTypeLike) -> str | None:
 
 
 def window_tables(bias_HW: jax.Array, key: jax.Array | None, rate: float) -> WindowTables:
-    """Returns those of a tile, which all tiles of a window share, and what draws the dropout.
+    """Returns the tables of a tile, shared by all tiles of a window, and the seeds of the dropout.
 
-    Each data shard has a copy of the bias, as of `tables_by_shard`.
+    Each data shard has a copy of the bias (`tables_by_shard`).
     """
     return tables_by_shard(_window_tables, True, bias_HW, key, rate)
 
@@ -80,7 +80,7 @@ def window_attention(
     scale_H: jax.Array | None,
     tables: WindowTables,
 ) -> WindowAttention:
-    """with_keys: whether a memory reads the keys: the kernel, which computes them, stores them."""
+    """with_keys: store the keys, which the kernel computes, for a memory that reads them."""
     heads = _heads(q_BTHK, scale_H)
     arrays = map(joined_heads, (q_BTHK, k_BTHK, v_BTHK, *window))
     q_unit_BTHK, ones_H = scaled_queries(q_BTHK, scale_H)
@@ -131,7 +131,7 @@ def _heads(q_BTHK, scale_H):
 def attention_by_head(
     q_BHQK: jax.Array, k_BHJK: jax.Array, v_BHJK: jax.Array, scale_H: jax.Array | None
 ) -> jax.Array:
-    """To the kernel each head is a block."""
+    """For the kernel, each head is a block."""
     B, H, _, K = q_BHQK.shape
     heads = heads_of(H, K, B, qk_norm=False)
     axes = heads.mesh_axes[0], None, heads.mesh_axes[1]

@@ -17,8 +17,8 @@ from brt.models.transformer_xl.layer import LayerAttention
 def segment_mask(S: int, T: int, memory_at_end: bool = True) -> jax.Array:
     """Returns which positions of its segment each position sees, (X, X) bool.
 
-    Read positions see each other; tokens see the read positions and those up to themselves; write
-    positions see all. Source: RMT, section 3, and the released code.
+    Read positions see each other; tokens see the read positions and earlier tokens; write positions
+    see all. Source: RMT, section 3, and the released code.
     """
     index = jnp.arange(S + T + (S if memory_at_end else 0))
     read, write = index < S, index >= S + T
