@@ -4,8 +4,7 @@ Plain counterpart: `RecurrentCell.step` in `brt.models.ops.scan_blocks`
 (tests/models/test_kernel_attention.py, and alone in test_attention_kernels.py). The kernel projects
 the states, normalises, and attends to the states and to two blocks of tokens. It reads the tokens
 of a segment without copies of pairs of blocks or of heads, and writes arrays of all blocks for the
-backward pass. Norm and gate have kernels of their own (`update`); the product before the gate is
-XLA's.
+backward pass. Norm and gate have separate kernels (`update`); the product before the gate is XLA's.
 
 Axes as in `parts`, and G blocks    S states    X matrices of the
 states: keys, values, queries for the states and for the tokens    Y attention to states, to tokens
@@ -151,7 +150,7 @@ def _sum_over_heads(heads, x):
 
 
 def _scales(heads, scales, dtype):
-    """Returns `lane_scale` of each; with the barrier XLA does not compute them in the loop."""
+    """Returns `lane_scale` of each; the barrier keeps XLA from computing them in the loop."""
     lanes = [lane_scale(heads, scale_H, dtype) for scale_H in scales]
     return jax.lax.optimization_barrier(lanes)
 

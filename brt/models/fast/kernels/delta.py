@@ -2,9 +2,9 @@
 
 Plain counterpart: `brt.models.block_recurrent.gated_delta.delta_rule`
 (tests/models/test_delta_kernels.py compares results and all gradients). The mathematics are in
-`delta_tiles`. A grid step is a block of tokens of one head. The matrix S of the head stays in VMEM
-from block to block, and in the backward pass its gradient. The forward pass stores S before each
-block, in the activations' type, and the values that the block stores. The rest is computed again.
+`delta_tiles`. A grid step is a block of tokens of one head. The head's matrix S stays in VMEM from
+block to block, and in the backward pass its gradient. The forward pass stores S before each block,
+in the activations' type, and the values that the block stores; the rest is recomputed.
 
 Compiled for v4 (8 heads of 128, T = 4,096, bfloat16) both passes have 256 grid steps, of 2,562 and
 3,664 bundles of instructions, or with decays of channels of 3,963 and 8,645: 0.80 M and 1.61 M for
@@ -62,7 +62,8 @@ def delta_rule(
 
     Args:
         heads: static properties. dtype: of the activations, and of the operands of products.
-        matrix_BHKV, inputs: as of `gated_delta.delta_rule`, whose results have its types. V = K.
+        matrix_BHKV, inputs: as in `gated_delta.delta_rule`, which also determines the results'
+            types. V = K.
     """
     *of_heads, log, step_BTH = (with_zeros(x, -x.shape[1] % W) for x in inputs)
     log = joined_heads(log) if log.ndim == 4 else _rows(log)
@@ -167,7 +168,7 @@ def _scratch(K, C, dtype):
 
 
 def _start(decays, inputs, sums, first, scratch):
-    """Prepares a block; before the first one, sets what stays in VMEM."""
+    """Prepares a block; before the first, sets the values that stay in VMEM."""
 
     @pl.when(pl.program_id(2) == 0)
     def _():

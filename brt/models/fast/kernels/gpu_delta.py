@@ -4,9 +4,9 @@ Plain counterpart: `brt.models.block_recurrent.gated_delta.delta_rule`
 (tests/models/test_delta_kernels.py compares results and all gradients, in interpret mode). The
 mathematics are in `delta_tiles`.
 
-Each pass has two kernels. One computes everything that does not depend on the matrix S for all
+Each pass has two kernels. One computes everything that does not depend on the matrix S, for all
 blocks of tokens at the same time; the other goes from block to block with a part of S, the values
-of a few channels, which do not depend on others. There is no atomic operation, so that gradients
+of a few channels, which are independent of the others. There is no atomic operation, so gradients
 are the same bit for bit in every run. The backward pass reads S before each block, in the
 activations' type.
 
@@ -29,7 +29,9 @@ from brt.models.fast.kernels.parts import Heads, on_each_device, upcast, with_ze
 
 
 class Launches(NamedTuple):
-    """Of the kernels; `queries` are the tokens W of a block, `keys` the channels of a part."""
+    """Launches of the kernels; `queries` are the tokens W of a block, `keys` the channels of a
+    part.
+    """
 
     prepare: Launch
     blocks: Launch
@@ -49,7 +51,7 @@ def launches(
 ) -> Launches:
     """Returns sizes that fit into the shared memory of a block and into a thread's 255 registers.
 
-    large: as of `gpu_launch.launches`.
+    large: as in `gpu_launch.launches`.
     """
     if dtype != jnp.bfloat16:
         return _FLOAT32
@@ -77,7 +79,8 @@ def delta_rule(
 
     Args:
         heads: static properties. dtype: of the activations, and of the operands of products.
-        matrix_BHKV, inputs: as of `gated_delta.delta_rule`, whose results have its types.
+        matrix_BHKV, inputs: as in `gated_delta.delta_rule`, which also determines the results'
+            types.
     """
     q_BTHK, k_BTHK, v_BTHV, *decay_step = inputs
     T, K, kind = q_BTHK.shape[1], q_BTHK.shape[3], upcast(dtype)
@@ -129,7 +132,6 @@ class _Specs(NamedTuple):
     part: int
 
     def block(self, x: jax.Array) -> Block:
-        """Returns a block of (B, T, H, ...)."""
         size, zeros = (None, self.tokens, None, *x.shape[3:]), [0] * (x.ndim - 3)
         return Block(x, self.layout.spec(size, lambda g, b, h: (b, g, h, *zeros)))
 
@@ -150,7 +152,6 @@ def _specs(launch, q, v):
 
 
 def _empty(spec, shape, dtype):
-    """Returns an output: shape, type and spec."""
     return shape, dtype, spec(jax.ShapeDtypeStruct(shape, dtype)).spec
 
 

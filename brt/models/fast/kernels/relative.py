@@ -50,8 +50,8 @@ def misfit(heads: Heads, keys: int) -> str | None:
 class Plan(NamedTuple):
     """Static properties of an attention: T queries at the end of J keys, in whole registers.
 
-    Queries are padded in front, keys and distances behind. causal: whether no query sees keys
-    behind it. rate: of dropout. positions: whether scores depend on distances.
+    Queries are padded in front, keys and distances behind. causal: whether no query sees later
+    keys. rate: of dropout. positions: whether scores depend on distances.
     """
 
     heads: Heads
@@ -112,7 +112,7 @@ def attend_by_distance(
     """Returns `plain_attend_by_distance`, by the kernel.
 
     Without positions and a bias, scores are products of queries and keys. With positions of
-    `distances(T, J)` and not of `distances(T, J, future=True)`, no query may see keys behind it.
+    `distances(T, J)`, unless `future=True`, no query may see later keys.
     """
     (T, *head), J = q_BTHK.shape[1:], k_BJHK.shape[1]
     used = rate if kept_BHTJ is not None else 0.0
@@ -227,9 +227,9 @@ def _backward_call(plan, *saved):
 
 
 def skewed(x: jax.Array, size: int, back: bool = False) -> jax.Array:
-    """Returns row i of x (Q, C), moved left by Q - 1 - i lanes, in `size` lanes.
+    """Moves row i of x (Q, C) left by Q - 1 - i lanes and returns `size` lanes.
 
-    back: right instead of left. What enters are zeros. Both sizes are multiples of 128, Q <= 128.
+    back: right instead of left. Entering lanes are zero. Both sizes are multiples of 128, Q <= 128.
     """
     Q = len(x)
     lane, row = (jax.lax.broadcasted_iota(jnp.int32, (Q, LANES), axis) for axis in (1, 0))
@@ -242,7 +242,7 @@ def skewed(x: jax.Array, size: int, back: bool = False) -> jax.Array:
         start = number * LANES
         if not 0 <= start < x.shape[1]:
             return jnp.zeros((Q, LANES), x.dtype)
-        # Within a register: a rotation by a number for each row needs a TPU v5.
+        # A rotation within a register by a number for each row needs a TPU v5.
         block = x[:, start : start + LANES]
         return jnp.take_along_axis(block, index, axis=1, mode="promise_in_bounds")
 

@@ -60,9 +60,9 @@ def plain_block_attention(
 ) -> jax.Array:
     """Returns attention of each block's queries to its keys, (B, G, Q, A).
 
-    Queries are not normalised, keys are. scale_H: factor of the scores, used through its absolute
-    value. keep: factors of the weights (dropout), (H, Q, X), or what draws them for tiles of
-    queries and keys; no gradient reaches them.
+    Keys are normalised, queries not yet. scale_H: factor of the scores, used through its absolute
+    value. keep: factors of the weights (dropout), (H, Q, X), or seeds for tiles of queries and
+    keys; no gradient reaches them.
 
     Source: Block-Recurrent Transformer, section 3.2.
     """
@@ -173,7 +173,7 @@ block_attention.defvjp(_forward, _backward)
 
 
 class _Dropout:
-    """Dropout in a kernel: its inputs, with the names of their blocks, and what it does."""
+    """Dropout in a kernel: its inputs, with the names of their blocks, and its factors."""
 
     def __init__(self, heads, keep):
         self.heads, self.rate, self.inputs, self.names = heads, None, [], []
@@ -185,7 +185,7 @@ class _Dropout:
 
     @property
     def factor(self):
-        """Of the weights that are kept by `of_tile`."""
+        """Factor of the weights kept by `of_tile`."""
         return 1.0 if self.rate is None else 1 / (1 - self.rate)
 
     def of_tile(self, inputs, first_head, head, number, rows, keys):

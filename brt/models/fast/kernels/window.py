@@ -42,10 +42,10 @@ from brt.models.sizes import TILE, tile_size
 ROWS = 16
 """Of a vector register of bfloat16."""
 CHUNK = 256
-"""Most tokens of a grid step where the window is longer than two."""
+"""Most tokens of a grid step, if the window is longer than two."""
 MOST_BYTES, MOST_HEADS = 2**20, 2
-"""Of a grid step, where a window is longer than a chunk: bytes of its keys once for each head, and
-heads, that fit into 16 MiB of VMEM."""
+"""Limits of a grid step, if a window is longer than a chunk: bytes of its keys once for each head,
+and heads, that fit into 16 MiB of VMEM."""
 
 
 def misfit(heads: Heads, window: int, dtype: DTypeLike) -> str | None:
@@ -61,7 +61,6 @@ def misfit(heads: Heads, window: int, dtype: DTypeLike) -> str | None:
 
 
 def chunk_size(window: int) -> int:
-    """Returns C, the tokens of a grid step."""
     if window <= 2 * CHUNK:
         return window
     return next(size for size in range(CHUNK, 0, -TILE) if window % size == 0)
@@ -98,9 +97,9 @@ def plain_window_attention(
         cached_k_BWA, cached_v_BWA: keys, normalised, and values of the block before.
         scale_H: factor of the scores, used through its absolute value.
         bias_HQX: bias of query i of a tile for key j of the W + Q that it sees, W + i - j tokens
-            before it; large and negative where a key is hidden.
-        keep: factors of the weights (dropout) of a window of one tile, (H, W, X), or what draws
-            those of each tile; no gradient reaches them.
+            before it; large and negative for hidden keys.
+        keep: factors of the weights (dropout) of a window of one tile, (H, W, X), or seeds for each
+            tile; no gradient reaches them.
 
     Source: Block-Recurrent Transformer, section 3.2.
     """
@@ -145,7 +144,7 @@ def window_attention(
 ) -> Attended:
     """Returns `plain_window_attention`, by the kernel.
 
-    bias: (H, Q, X), or that of each data shard, (P, H, Q, X), whose gradients stay apart.
+    bias: (H, Q, X), or one for each data shard, (P, H, Q, X), with separate gradients.
     """
     inputs = q_BTA, k_BTA, v_BTA, cached_k_BWA, cached_v_BWA, scale_H, bias, keep
     return _forward(heads, with_keys, *inputs)[0]
@@ -213,7 +212,7 @@ def _backward_call(heads, q, k, v, cached_k, cached_v, scale_H, bias, keep, log_
     C = chunk_size(W)
     G, M = q.shape[1] // C, W // C  # chunks of the segment and of the window
 
-    # Chunks come in reverse, each with the keys and values that are W tokens before it.
+    # Chunks come in reverse, each with the keys and values of W tokens earlier.
     def current(p, b, g):
         return b, G - 1 - g, p
 
@@ -266,7 +265,7 @@ def _backward_call(heads, q, k, v, cached_k, cached_v, scale_H, bias, keep, log_
 window_attention.defvjp(_forward, _backward)
 
 _IN_HBM = pl.BlockSpec(memory_space=pl.ANY)
-"""For what is copied once for each batch element."""
+"""For arrays that are copied once for each batch element."""
 
 
 def _tables(heads, scale_H, bias, dtype):
@@ -292,7 +291,7 @@ def _transposed(x_HQX):
 
 
 class _Dropout:
-    """Dropout in a kernel: its inputs, and what it does to transposed weights."""
+    """Dropout in a kernel: its inputs, and its factors of transposed weights."""
 
     def __init__(self, heads, keep, W):
         self.heads, self.tiles, self.rate = heads, W // tile_size(W), None
@@ -308,13 +307,13 @@ class _Dropout:
 
     @property
     def factor(self):
-        """Of the weights that `of_tile` keeps."""
+        """Factor of the weights kept by `of_tile`."""
         return 1.0 if self.rate is None else 1 / (1 - self.rate)
 
     def of_tile(self, inputs, head, tile):
-        """Returns a function of a block's number, which returns what drops the block's weights.
+        """Returns a function from a block's number to a function that drops the block's weights.
 
-        It is called for one block of keys after the other. tile: number in the segment.
+        It must be called for the blocks of keys in order. tile: number in the segment.
         """
         if not inputs:
             return lambda block: lambda weights: weights

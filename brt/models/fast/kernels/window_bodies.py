@@ -1,8 +1,8 @@
 """The computation of a grid step of windowed self-attention (`window`): one chunk of queries.
 
-Scores are transposed: keys along the first axis. A quantity of a query (maximum, sum, log-sum-exp)
-is then a row, one vector register for 128 queries instead of 16. A block of Q keys and Q queries
-goes from its scores to its gradients in registers, by the log-sum-exp of the forward pass.
+Scores are transposed: keys along the first axis. A number of each query (maximum, sum, log-sum-exp)
+is then one vector register for 128 queries instead of 16. A block of Q keys and Q queries goes from
+its scores to its gradients in registers, by the log-sum-exp of the forward pass.
 """
 
 import functools
