@@ -49,9 +49,7 @@ class Body(LanguageModel):
         return self.for_segments(layout.positions)
 
     def memory_tokens(self, layout: MemoryLayout) -> "MemoryTokens":
-        """Returns memory tokens around segments. Raises a `ValueError` if the layout does not
-        fit.
-        """
+        """Returns memory tokens around segments, or raises a `ValueError` if they do not fit."""
         return MemoryTokens(self, layout)
 
 

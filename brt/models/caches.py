@@ -15,8 +15,8 @@ Tree = TypeVar("Tree")
 
 
 class WindowCache(NamedTuple):
-    """Keys and values of the last block, (B, W, H, K) in the activations' type. Empty: zeros,
-    visible.
+    """Keys and values of the last block, (B, W, H, K) of the activations' type. Empty: visible
+    zeros.
     """
 
     keys_BWHK: jax.Array

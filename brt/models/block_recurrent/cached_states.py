@@ -22,9 +22,7 @@ KEPT = ("last", "merged")
 
 
 class Segments(NamedTuple):
-    """States of Z segments, sums of their keys, at least float32, and their tokens, int32 (0:
-    empty).
-    """
+    """States of Z segments, sums of keys, at least float32, and tokens, int32 (0: empty)."""
 
     states_BZHKK: jax.Array
     sums_BZHK: jax.Array

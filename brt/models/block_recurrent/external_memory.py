@@ -168,7 +168,7 @@ class ExternalMemory(LayerMemory):
         """
         q_BTHK, k_BTHK, v_BTHK = tokens.queries_BTHK, tokens.keys_BTHK, tokens.values_BTHK
         (B, T, H, K), scale_H = q_BTHK.shape, tokens.scale_H
-        # The segment's last block is read by none of its blocks.
+        # No block of the segment reads its last block.
         candidates = [(cache.keys_BMHK, cache.values_BMHK)]
         if self.window < T:
             candidates.append((k_BTHK[:, : -self.window], v_BTHK[:, : -self.window]))

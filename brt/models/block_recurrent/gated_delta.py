@@ -195,9 +195,7 @@ def block_of(inputs: tuple[jax.Array, ...]) -> tuple[Block, jax.Array]:
 def after_block(
     matrix_BHKK: jax.Array, block: Block
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    """Returns the memory after a block, and the values that its tokens read and store, (B, H, W,
-    K).
-    """
+    """Returns the memory after a block, and its tokens' read and stored values, (B, H, W, K)."""
     both_BHXK = block.queries_BHXK @ matrix_BHKK
     taken_BHWK, read_BHWK = jnp.split(both_BHXK, 2, axis=2)
     stored_BHWK = block.values_BHWK - taken_BHWK

@@ -131,8 +131,8 @@ class LayerMemory(nnx.Module):
         raise NotImplementedError
 
     def prepare(self, dtype: DTypeLike, key: jax.Array | None = None) -> Any:
-        """Returns `weights`: arrays from the parameters and a dropout key (or None) alone, computed
-        once per segment.
+        """Returns `weights`: arrays from parameters and dropout key (or None), computed once a
+        segment.
         """
         return None
 
@@ -151,8 +151,8 @@ class LayerMemory(nnx.Module):
         return None
 
     def take(self, tokens: LayerTokens) -> Any:
-        """Returns the input of `update`: a named tuple of arrays (B, T, ...), computed for each
-        token separately.
+        """Returns the input of `update`: a named tuple of arrays (B, T, ...), each token
+        separate.
         """
         return KeysValues(tokens.keys_BTHK, tokens.values_BTHK)
 
@@ -238,9 +238,7 @@ class LayerMemory(nnx.Module):
     def decode(
         self, cache: Any, token: LayerTokens, attended_B1HK: jax.Array, reads_B: jax.Array | bool
     ) -> tuple[jax.Array, Any]:
-        """Returns `read` for one token, and the cache after it; batch elements outside `reads_B`
-        stay.
-        """
+        """Returns `read` for one token, and the cache after it, unchanged outside `reads_B`."""
         weights = self.prepare(attended_B1HK.dtype)
         return self.read(cache, token, attended_B1HK, weights)[0], cache
 

@@ -65,9 +65,7 @@ class TokenLayer(nnx.Module):
         key: jax.Array | None = None,
         counts_B: jax.Array | None = None,
     ) -> tuple[jax.Array, Any, Metrics]:
-        """Runs on any number T of tokens of every batch element; arguments as in
-        `Layer.__call__`.
-        """
+        """Runs on any number T of tokens; arguments as in `Layer.__call__`."""
         (memory,), (_, T, D), keys = self.memories, x_BTD.shape, [None, None]
         if key is not None:
             keys = list(jax.random.split(key))

@@ -175,8 +175,8 @@ class MelodiLayer(nnx.Module):
         bias_HTJ: jax.Array,
         masks: tuple[jax.Array | None, jax.Array | None] = (None, None),
     ) -> tuple[jax.Array, jax.Array | None]:
-        """Returns attention to memory and window, mixed with that to the long-term memory, and the
-        latter's share.
+        """Returns attention to memory and window, mixed with the long-term memory, and its
+        share.
         """
         scale_H = self.attention_scale_H[...]
         k_BJHK, v_BJHK = (jnp.concatenate(parts, axis=1) for parts in zip(*seen))

@@ -62,8 +62,8 @@ def delta_rule(
 
     Args:
         heads: static properties. dtype: of the activations, and of the operands of products.
-        matrix_BHKV, inputs: as in `gated_delta.delta_rule`, which also determines the results'
-            types. V = K.
+        matrix_BHKV, inputs: as in `gated_delta.delta_rule`, whose results have the same types. V =
+            K.
     """
     *of_heads, log, step_BTH = (with_zeros(x, -x.shape[1] % W) for x in inputs)
     log = joined_heads(log) if log.ndim == 4 else _rows(log)

@@ -29,9 +29,7 @@ from brt.models.fast.kernels.parts import Heads, on_each_device, upcast, with_ze
 
 
 class Launches(NamedTuple):
-    """Launches of the kernels; `queries` are the tokens W of a block, `keys` the channels of a
-    part.
-    """
+    """Launches of the kernels; `queries`: tokens W of a block; `keys`: channels of a part."""
 
     prepare: Launch
     blocks: Launch
@@ -79,8 +77,7 @@ def delta_rule(
 
     Args:
         heads: static properties. dtype: of the activations, and of the operands of products.
-        matrix_BHKV, inputs: as in `gated_delta.delta_rule`, which also determines the results'
-            types.
+        matrix_BHKV, inputs: as in `gated_delta.delta_rule`, whose results have the same types.
     """
     q_BTHK, k_BTHK, v_BTHV, *decay_step = inputs
     T, K, kind = q_BTHK.shape[1], q_BTHK.shape[3], upcast(dtype)

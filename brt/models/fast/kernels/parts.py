@@ -135,9 +135,7 @@ def with_zeros(x_BT: jax.Array, tokens: int) -> jax.Array:
 
 
 def lane_scale(heads: Heads, scale_H: jax.Array, dtype: DTypeLike) -> jax.Array:
-    """Returns the absolute scale of the head of each vector element, (P, 1, L), of
-    `upcast(dtype)`.
-    """
+    """Returns each head's absolute scale at its lanes, (P, 1, L), of `upcast(dtype)`."""
     scale_HK = jnp.repeat(jnp.abs(scale_H.astype(upcast(dtype)))[:, None], heads.head_size, axis=1)
     return scale_HK.reshape(-1, 1, heads.lanes) * heads.factor
 
