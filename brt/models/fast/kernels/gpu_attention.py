@@ -1,10 +1,10 @@
 """Attention to windows and to states as Pallas Triton kernels for NVIDIA GPUs.
 
 Plain counterparts: `brt.models.ops.window_attention`, `attention_to_states`, `attention_by_head`
-(tests/models/test_gpu_kernels.py compares outputs and all gradients, in interpret mode). The
-mathematics are in `gpu_tiles`, tiles and memory layout in `gpu_launch`.
+(tests/models/test_gpu_kernels.py, in interpret mode). `gpu_tiles` has the mathematics, `gpu_launch`
+tiles and memory layout.
 
-The backward pass has two kernels and no atomic operation, so it is the same bit for bit in every
+The backward pass has two kernels without atomic operations, so it is the same bit for bit in every
 run. The first recomputes the scores, with their bias and dropout, and gives the gradients of keys,
 values and scores; the second multiplies those of the scores by the keys. The gradients of the
 scores, (B, H, G, F, Q) in the activations' type, are in memory between them: the bias needs them
@@ -65,7 +65,7 @@ def attend_to_window(
     """Returns the attention of each token of a segment to the W tokens before it, (B, T, H, K).
 
     Args:
-        heads: static properties; `qk_norm`: queries and keys get unit length.
+        heads: `qk_norm`: queries and keys get unit length.
         q_BTHK, k_BTHK, v_BTHK: projections; T is a multiple of W.
         cached_k_BWHK, cached_v_BWHK: keys (of unit length) and values of the block before.
         scale_H: factor of the scores, used through its absolute value.
@@ -85,9 +85,9 @@ def attend_to_states(
     scale_H: jax.Array,
     dropout: TileDropout | None = None,
 ) -> jax.Array:
-    """Returns the attention of the queries of each block to its keys, (B, G, W, H, K).
+    """Returns attention of the queries of each block to its keys, (B, G, W, H, K).
 
-    Arguments are those of `attend_to_window`, but keys are never normalised.
+    Arguments as in `attend_to_window`; keys are never normalised.
     """
     sizes = _Sizes(q_BGWHK.shape[2], k_BGSHK.shape[2])
     q, k, v = (x.reshape(len(x), -1, *x.shape[3:]) for x in (q_BGWHK, k_BGSHK, v_BGSHK))

@@ -1,7 +1,6 @@
-"""Sizes of tiles, memory layout and launches of Pallas Triton kernels for attention on NVIDIA GPUs.
+"""Tile sizes, memory layout and launches of Pallas Triton kernels for attention on NVIDIA GPUs.
 
-Everything that depends on Pallas's Triton compiler is here; `gpu_attention` has the kernels. Axes
-as in `gpu_tiles`.
+Everything that depends on Pallas's Triton compiler is here. Axes as in `gpu_tiles`.
 """
 
 import math
@@ -98,7 +97,6 @@ def window_misfit(heads: Heads, window: int, dtype: DTypeLike) -> str | None:
 
 
 def block_misfit(heads: Heads, queries: int, keys: int) -> str | None:
-    """Returns why no kernel computes attention of each block's queries to its keys, or None."""
     for number, what in (queries, "queries"), (keys, "keys"):
         if number % FEWEST or number > 2 * LONGEST:
             return f"{number} {what} are no multiple of {FEWEST} up to {2 * LONGEST}"
@@ -106,7 +104,6 @@ def block_misfit(heads: Heads, queries: int, keys: int) -> str | None:
 
 
 def misfit(heads: Heads) -> str | None:
-    """Returns why no kernel computes these heads on this card, or None."""
     if heads.interpret:
         return None
     kind = device().device_kind

@@ -89,10 +89,9 @@ class Heads(NamedTuple):
         return most * LANES // max(LANES, self.lanes) // (1 if self.per_step <= 2 else 2)
 
     def misfit(self) -> str | None:
-        """Returns why no kernel can compute these heads, or None."""
         if not (self.interpret or LEAST <= self.head_size <= WIDEST):
             return f"head_size = {self.head_size} is not between {LEAST} and {WIDEST}"
-        if self.num_heads * self.head_size < LANES:  # interpreted kernels support it
+        if self.num_heads * self.head_size < LANES:
             few = f"{self.num_heads} heads of {self.head_size} are less than {LANES} lanes"
             return None if self.interpret else few
         if self.head_size % LANES and LANES % self.head_size:
@@ -106,7 +105,6 @@ class Heads(NamedTuple):
 
 
 def block_misfit(size: int, most: int, what: str) -> str | None:
-    """Returns why a kernel cannot have blocks of `size` queries or keys, or None."""
     if size > most:
         return f"{size} {what} are more than {most}"
     if size > TILE and size % TILE:
@@ -143,9 +141,10 @@ def lane_scale(heads: Heads, scale_H: jax.Array, dtype: DTypeLike) -> jax.Array:
 def on_each_device(
     heads: Heads, function: Callable[..., Any], inputs: Sequence[str], outputs: Sequence[str]
 ) -> Callable[..., Any]:
-    """Returns a function of whole arrays that runs `function` on each device's part.
+    """Runs `function`, of whole arrays, on each device's part, as the compiler cannot divide a
+    kernel.
 
-    The compiler cannot divide a kernel. inputs, outputs: axes, such as "BTA".
+    inputs, outputs: axes, such as "BTA".
     """
     if jax.sharding.get_abstract_mesh().empty:
         return function

@@ -1,11 +1,10 @@
 """Relative attention as a Pallas TPU kernel; plain form: `plain_attend_by_distance`.
 
-tests/models/test_attention_kernels.py compares outputs and gradients, and
-test_kernel_compilation.py compiles for slices of TPUs. A grid step is one tile of queries of the
-heads that share 128 lanes, and all keys. Scores by distance are a product with the tile's band of
-distances, and become scores by key in vector registers: row i moves left by Q - 1 - i lanes.
-Compiled for v4, a layer of `wt103_large` takes 0.53 of the cycles of the plain form, without
-dropout 0.32 (docs/benchmarks/tpu_compiler.md). No TPU has run it.
+A grid step is one tile of queries of the heads that share 128 lanes, and all keys. Scores by
+distance are a product with the tile's band of distances, and become scores by key in vector
+registers: row i moves left by Q - 1 - i lanes. Compiled for v4, a layer of `wt103_large` takes 0.53
+of the cycles of the plain form, without dropout 0.32 (docs/benchmarks/tpu_compiler.md). No TPU has
+run it.
 
 Axes as in `parts`, and J keys    C distances, J - 1 first    G tiles
 W distances of a tile    P, N: heads = P * N

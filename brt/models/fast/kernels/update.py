@@ -1,9 +1,8 @@
 """Norm and gate of a recurrent cell's block as Pallas TPU kernels, by rows of the states.
 
-Plain counterparts: `rms_normed`, and a gate after its product
-(tests/models/test_attention_kernels.py). XLA makes separate passes for sums, for gradients of
-biases, and for the arrays of all blocks that the backward pass needs. Here each array is read and
-written once (docs/benchmarks/tpu_compiler.md has the counts).
+Plain counterparts: `rms_normed`, and a gate after its product. XLA makes separate passes for sums,
+gradients of biases, and the arrays of all blocks that the backward pass needs. Here each array is
+read and written once (docs/benchmarks/tpu_compiler.md has the counts).
 
 Axes as in `cell`, and I tiles of states    N products of the gate    Z biases of the gate
 """

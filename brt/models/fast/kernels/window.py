@@ -1,10 +1,9 @@
 """Windowed self-attention as a Pallas TPU kernel; plain form: `plain_window_attention`.
 
-tests/models/test_attention_kernels.py compares outputs and gradients, and
-test_kernel_compilation.py compiles for slices of TPUs. Between the projections, (B, T, A),
-everything stays in the chip's vector memory (VMEM): unit lengths, the learned scale, softmax,
-dropout. A grid step, in `window_bodies`, is one chunk of queries of the heads that share 128 lanes;
-the W keys before it stay in VMEM from earlier grid steps.
+Between the projections, (B, T, A), everything stays in the chip's vector memory (VMEM): unit
+lengths, the learned scale, softmax, dropout. A grid step, in `window_bodies`, is one chunk of
+queries of the heads that share 128 lanes; the W keys before it stay in VMEM from earlier grid
+steps.
 
 Compiled for v4 (8 heads of 128, W = 512, T = 4,096, bfloat16, dropout) the forward pass has 64 grid
 steps of 4,368 bundles of instructions, the backward pass 64 of 8,261: 0.40 M for each of the two
@@ -49,7 +48,6 @@ and heads, that fit into 16 MiB of VMEM."""
 
 
 def misfit(heads: Heads, window: int, dtype: DTypeLike) -> str | None:
-    """Returns why the kernel cannot compute this attention, or None."""
     if window % TILE and (window > TILE or (window % ROWS and not heads.interpret)):
         return f"window = {window} is neither a multiple of {TILE} nor, below it, of {ROWS}"
     N, size = heads.per_step, jnp.dtype(dtype).itemsize
@@ -67,8 +65,8 @@ def chunk_size(window: int) -> int:
 
 
 class Attended(NamedTuple):
-    """Attention's result; the last block's keys, normalised, and values; and, if asked for, the
-    normalised keys of all tokens.
+    """The result; the last block's keys, normalised, and values; on demand, all keys,
+    normalised.
     """
 
     y_BTA: jax.Array
@@ -100,8 +98,6 @@ def plain_window_attention(
             before it; large and negative for hidden keys.
         keep: factors of the weights (dropout) of a window of one tile, (H, W, X), or seeds for each
             tile; no gradient reaches them.
-
-    Source: Block-Recurrent Transformer, section 3.2.
     """
     W, H, K = cached_k_BWA.shape[1], heads.num_heads, heads.head_size
 
@@ -307,7 +303,6 @@ class _Dropout:
 
     @property
     def factor(self):
-        """Factor of the weights kept by `of_tile`."""
         return 1.0 if self.rate is None else 1 / (1 - self.rate)
 
     def of_tile(self, inputs, head, tile):
