@@ -52,6 +52,7 @@ class ShowsAttention:
     """A mixin of models whose attention `brt.evaluate --study=attention` can draw."""
 
     def attention_layout(self, segment_length: int) -> AttentionLayout | None:
+        """Returns the keys and queries of a segment, or None."""
         raise NotImplementedError
 
     def attention_weights(

@@ -15,9 +15,7 @@ Tree = TypeVar("Tree")
 
 
 class WindowCache(NamedTuple):
-    """Keys and values of the last block, (B, W, H, K) of the activations' type. Empty: visible
-    zeros.
-    """
+    """Keys and values of the last block, (B, W, H, K), activations' type. Empty: visible zeros."""
 
     keys_BWHK: jax.Array
     values_BWHK: jax.Array

@@ -22,10 +22,10 @@ class Layerwise(NamedTuple):
     segment before. `brt/models/diagonal.py` therefore runs several segments at once.
 
     layers: a module, or a list of modules, for each cache.
-    run: (layer, inputs, cache before the segment) to (inputs of the next layer, cache after it).
-    Inputs are a tree of arrays, batch first.
-    enter: from embedded tokens, (B, T, D), to the inputs of the first layer.
-    leave: from the result of the last layer to that of `Model.stack`.
+    run: maps a layer, its inputs, a tree of arrays, batch first, and its cache to the inputs of the
+    next layer and the next cache.
+    enter: maps embedded tokens, (B, T, D), to the inputs of the first layer.
+    leave: maps the result of the last layer to that of `Model.stack`.
     """
 
     layers: Sequence[nnx.Module]

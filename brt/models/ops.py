@@ -1,7 +1,6 @@
 """The mathematics of a layer in plain JAX, as the papers write it.
 
-`brt/models/fast` has other forms with the same arguments and results, which tests compare with this
-file. Axes as in `brt.models`.
+`brt/models/fast` has other forms with the same arguments and results; tests compare the two.
 """
 
 import functools

@@ -1,6 +1,6 @@
 """The recurrent cell: the horizontal direction of a layer, from one block's states to the next's.
 
-Only the cell is sequential, so only the cell is inside the loop over blocks.
+Only the cell is sequential and inside the loop over blocks.
 """
 
 from typing import Annotated, NamedTuple

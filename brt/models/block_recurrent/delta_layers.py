@@ -205,7 +205,6 @@ class GatedDeltaLayer(ConvolvedMemory):
         self.gate_DA = parameter(rngs, DENSE, D, A)
 
     def log_decays(self, x_BTD: jax.Array) -> jax.Array:
-        """Returns logarithms of decays, (B, T, H), or of each channel (B, T, H, K); float32."""
         x_BTH = at_least_float32(x_BTD @ self.decay_DH[...].astype(x_BTD.dtype))
         return channel_decays(x_BTH, self.decay_bias_H[...], self.decay_rate_H[...])[..., 0]
 

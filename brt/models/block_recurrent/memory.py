@@ -131,9 +131,7 @@ class LayerMemory(nnx.Module):
         raise NotImplementedError
 
     def prepare(self, dtype: DTypeLike, key: jax.Array | None = None) -> Any:
-        """Returns `weights`: arrays from parameters and dropout key (or None), computed once a
-        segment.
-        """
+        """Returns `weights`, from parameters and a dropout key (or None) alone, once a segment."""
         return None
 
     def read(
@@ -151,8 +149,8 @@ class LayerMemory(nnx.Module):
         return None
 
     def take(self, tokens: LayerTokens) -> Any:
-        """Returns the input of `update`: a named tuple of arrays (B, T, ...), each token
-        separate.
+        """Returns arrays (B, T, ...) for `update`, a named tuple, each token computed
+        separately.
         """
         return KeysValues(tokens.keys_BTHK, tokens.values_BTHK)
 

@@ -27,8 +27,7 @@ def tables_by_shard(
 ) -> WindowTables:
     """Returns `window_tables(bias_HW, key, rate)`, with a copy of the bias for each data shard.
 
-    The copies, for `attention_by_shard`, are along a new first axis, (P, H, ...). always: without
-    dropout, too.
+    The copies are along a new first axis, (P, H, ...). always: without dropout, too.
     """
     mesh = jax.sharding.get_abstract_mesh()
     is_whole = mesh.empty or in_one_data_shard() or parts("B", mesh.shape) == 1

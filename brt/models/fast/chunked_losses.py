@@ -39,7 +39,6 @@ class PartScores(NamedTuple):
     highest_BCM: jax.Array
 
     def joined(self) -> tuple[jax.Array, jax.Array]:
-        """Returns -log p of each target, and whether no logit exceeds the target's; both (B, C)."""
         chosen_BC = jnp.sum(self.chosen_BCM, axis=-1)
         nats_BC = jax.nn.logsumexp(self.log_sum_BCM, axis=-1) - chosen_BC
         return nats_BC, chosen_BC >= jnp.max(self.highest_BCM, axis=-1)

@@ -53,7 +53,7 @@ MEASURED_WINDOW, LARGEST_HEAD = 512, 128
 
 
 def is_faster(head_size: int, window: int, dtype: jax.typing.DTypeLike) -> bool:
-    """Returns whether it was measured to be faster than `attend` on a device like this one."""
+    """Returns whether it was measured to be faster than `attend` on this kind of device."""
     return (
         MEASURED.search(device().device_kind) is not None
         and dtype == jnp.bfloat16
@@ -72,7 +72,6 @@ def without_dropout(
     bias_HQJ: jax.Array | None = None,
     keep_HQJ: jax.Array | None = None,
 ) -> jax.Array:
-    """Returns `cudnn_attention`, or `attend` if weights are dropped."""
     form = cudnn_attention if keep_HQJ is None else attend
     return form(q_QHK, k_JHK, v_JHK, scale_H, bias_HQJ, keep_HQJ)
 

@@ -28,9 +28,8 @@ def by_data_shard(
     It is a plain call without a mesh, with a batch size that the mesh does not divide, and inside
     such a function.
 
-    Args:
-        function: from weights and independent batch elements to a tree of arrays, batch first, and
-            a tree of means over the batch.
+    function: from weights and independent batch elements to a tree of arrays, batch first, and a
+    tree of means over the batch.
     """
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or in_one_data_shard():
@@ -71,7 +70,6 @@ def divided(P: int, x: jax.Array) -> jax.Array:
 
 
 def joined(B: int, x: jax.Array) -> jax.Array:
-    """Joins (P, B / P, ...) to (B, ...)."""
     x = jax.lax.with_sharding_constraint(x, _rows_first(x))
     return x.reshape(B, *x.shape[2:])
 

@@ -1,6 +1,5 @@
-"""The Pallas kernels for GPUs with the arguments and results of `brt.models.ops`.
-
-tests/models/test_gpu_kernels.py compares both, in a model. `fast/table.py` chooses them.
+"""The Pallas kernels for GPUs in the form of `brt.models.ops`
+(tests/models/test_gpu_kernels.py).
 """
 
 import functools
@@ -27,8 +26,8 @@ from brt.models.sizes import Sizes
 
 NO_LOOP = "GPUs have kernels of its attention only"
 UNROLLED = 8
-"""Blocks of an iteration of a cell's loop. Residuals are then not stacked, which saves 3.4 % of a
-step of pg19_rec_fixed_skip (docs/benchmarks/gpu_compiler.md)."""
+"""Blocks of an iteration of a cell's loop. Not stacking residuals saves 3.4 % of a step of
+pg19_rec_fixed_skip (docs/benchmarks/gpu_compiler.md)."""
 scan_blocks = functools.partial(block_loop.scan_blocks, unroll=UNROLLED)
 
 
@@ -65,7 +64,6 @@ def window_attention(
 
 
 def states_misfit(sizes: Sizes, queries: int, keys: int) -> str | None:
-    """Returns why no kernel computes attention of each block's queries to its keys, or None."""
     return gpu_launch.block_misfit(_heads(sizes.num_heads, sizes.head_size), queries, keys)
 
 
@@ -107,6 +105,5 @@ def delta_misfit(sizes: Sizes, tokens: int, dtype: DTypeLike) -> str | None:
 
 
 def delta_rule(sizes: Sizes, rows: int, dtype: DTypeLike) -> Callable[..., Any]:
-    """Returns `gated_delta.delta_rule` for a batch of `rows`; dtype: of activations."""
     heads = _heads(sizes.num_heads, sizes.head_size, rows)
     return functools.partial(gpu_delta.delta_rule, heads, dtype)

@@ -1,6 +1,5 @@
-"""The Pallas TPU kernels with the arguments and results of `brt.models.ops`.
-
-tests/models/test_kernel_attention.py compares both, in a model. `fast/table.py` chooses them.
+"""The Pallas TPU kernels in the form of `brt.models.ops`
+(tests/models/test_kernel_attention.py).
 """
 
 import functools
@@ -55,7 +54,7 @@ def window_misfit(sizes: Sizes, window: int, dtype: DTypeLike) -> str | None:
 
 
 def window_tables(bias_HW: jax.Array, key: jax.Array | None, rate: float) -> WindowTables:
-    """Returns the tables of a tile, shared by all tiles of a window, and the seeds of the dropout.
+    """Returns the tables of a tile, the same for all tiles of a window, and seeds of the dropout.
 
     Each data shard has a copy of the bias (`tables_by_shard`).
     """
@@ -96,7 +95,6 @@ def window_attention(
 
 
 def states_misfit(sizes: Sizes, queries: int, keys: int) -> str | None:
-    """Returns why no kernel computes attention of each block's queries to its keys, or None."""
     return states_kernel.misfit(heads_of(sizes.num_heads, sizes.head_size), queries, keys)
 
 
@@ -151,7 +149,6 @@ def delta_misfit(sizes: Sizes, tokens: int, dtype: DTypeLike) -> str | None:
 
 
 def delta_rule(sizes: Sizes, rows: int, dtype: DTypeLike) -> Callable[..., Any]:
-    """Returns `gated_delta.delta_rule` for a batch of `rows`; dtype: of activations."""
     heads = heads_of(sizes.num_heads, sizes.head_size, rows)
     return functools.partial(delta_kernel.delta_rule, heads, dtype)
 

@@ -1,7 +1,7 @@
 """Dropout of keys before the softmax, instead of attention weights after it.
 
-The remaining weights sum to 1, and any form of attention with a bias can compute it. Arguments and
-results are those of the functions of `brt.models.ops` with the same names.
+The remaining weights sum to 1, and any form of attention with a bias can compute it. Functions
+replace those of `brt.models.ops` with the same names.
 
 Source: Li et al. 2023, DropKey, arXiv:2208.02646.
 """
@@ -45,8 +45,6 @@ def attention_to_states(
     bias_HWS: jax.Array | None = None,
     attention: Callable[..., jax.Array] = ops.attention,
 ) -> jax.Array:
-    """Returns attention to states with the bias of `states_dropout`."""
-
     def attend(q, k, v, scale_H, _, bias_HWS):
         return attention(q, k, v, scale_H, bias_HWS, None)
 

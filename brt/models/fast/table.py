@@ -45,8 +45,7 @@ def layer_ops(
 
     states: S that its tokens attend to, or 0. has_memories: whether any reads its keys.
 
-    Raises a `ValueError` that names the binding, if it requires a form that cannot compute this
-    layer.
+    Raises a `ValueError`, with the binding, for a required form that cannot compute this layer.
     """
     if sizes.attention_form == "cudnn":
         return _with_attention(_cudnn(sizes, dtype), sizes)
@@ -120,10 +119,7 @@ def cell_ops(
 def form_by_distance(
     sizes: Sizes, rows: int, queries: int, keys: int, misfit: str | None
 ) -> Callable[..., jax.Array]:
-    """Returns a form of `plain_attend_by_distance` for a batch of `rows`.
-
-    misfit: why no kernel can compute it, or None.
-    """
+    """Returns a form of `plain_attend_by_distance` for a batch of `rows`."""
     if wants_kernels(sizes):
         from brt.models.fast.kernel_forms import heads_of
         from brt.models.fast.kernels import relative as relative_kernel
@@ -161,8 +157,8 @@ def has_kernel(
 ) -> bool:
     """Returns whether `what` is a kernel where kernels are wanted, and logs it once.
 
-    misfit: why no kernel can compute it. Raises a `ValueError` if there is one, the form is
-    "kernel" and `required`.
+    misfit: a reason against a kernel, or None. Raises a `ValueError` for it if the form is "kernel"
+    and `required`.
     """
     if sizes.attention_form == "kernel" and misfit and required:
         raise ValueError(f'{binding} = "kernel": {what}: {misfit}. Use "auto" or "plain".')

@@ -28,7 +28,7 @@ class Bin(nnx.Module):
     Args:
         size, bin_width, width: V words, E of their vectors, D of the model.
         projects: whether the vectors are projected from E to D.
-        tied, ties_projection: whether the softmax uses the embedding matrix, and its projection.
+        tied, ties_projection: as in `AdaptiveEmbedding`.
     """
 
     def __init__(

@@ -68,11 +68,9 @@ class TransformerXLLayer(nnx.Module):
     """Attention, output projection, residual and norm; MLP, residual and norm.
 
     Args:
-        encoding: as in `TransformerXL`; "absolute" has no part in this layer.
-        position_rows: R, learned distances; farther ones use the last.
+        encoding, position_rows, clamp: as in `TransformerXL`; "absolute" has no part in this layer.
         own_biases: u and v (of "relative") belong to this layer and not to the model.
         norm: "post": after the residual sums; "pre": before attention and MLP.
-        clamp: distances above it share its encoding, or None.
         std: of the initial matrices and the scales of norms.
 
     Source: Transformer-XL, section 3.3, and the released code.
@@ -195,12 +193,10 @@ class TransformerXLLayer(nnx.Module):
     def content_attention(
         self, x_BTD: jax.Array, memory_BJD: jax.Array, filled_BJ: jax.Array
     ) -> jax.Array:
-        """Returns attention by content alone, (B, T, H, K).
+        """Returns attention by content alone, (B, T, H, K), for `CompressiveMemory`.
 
         x_BTD: the queries' inputs. memory_BJD: the vectors; gradients reach these only. filled_BJ:
         visible ones, at least one.
-
-        Source: Rae et al. 2019, arXiv:1911.05507, algorithm 2.
         """
         graph, params = nnx.split(self)
         layer = nnx.merge(graph, jax.lax.stop_gradient(params))

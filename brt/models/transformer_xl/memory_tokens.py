@@ -31,7 +31,7 @@ def visible_positions(
 ) -> jax.Array:
     """Returns the mask with remembered vectors before the segment, (B, Q, M + X) bool.
 
-    All masks are bool. read_from_cache: whether memory tokens see remembered vectors.
+    read_from_cache: whether memory tokens see remembered vectors.
     """
     sees_Q = ~is_memory_Q | read_from_cache
     cache_BQM = filled_BM[:, None] & sees_Q[:, None]

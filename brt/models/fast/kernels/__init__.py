@@ -2,6 +2,5 @@
 
 tests/models/test_attention_kernels.py and test_delta_kernels.py compare outputs and gradients with
 the plain forms; test_kernel_compilation.py compiles for TPU slices. A `misfit` is the reason why a
-kernel cannot compute its arguments, or None. The axes of each file extend those of `parts`,
-`gpu_tiles` or `delta_tiles`.
+kernel cannot compute its arguments, or None.
 """

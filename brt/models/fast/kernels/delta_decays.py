@@ -73,7 +73,7 @@ class Positions(NamedTuple):
         return (self.row & half) != 0
 
     def distance(self, half: Any) -> jax.Array:
-        """Returns the tokens between the starts of the halves of a row and of its column."""
+        """Returns the distance from the half of the column to that of the row, in tokens."""
         return (self.row & -half) - (self.column & -half)
 
 
@@ -148,7 +148,6 @@ class ByHead(NamedTuple):
     def decay(self, at: Positions, log_W: jax.Array) -> jax.Array:
         """Returns the decays between tokens, (W, W), 0 after the token."""
         log_W1 = self.logs(at, log_W)
-        # The same numbers as a row.
         log_1W = jnp.sum(jnp.where(at.row == at.column, log_W1, 0.0), axis=0, keepdims=True)
         return jnp.exp(jnp.where(at.column <= at.row, log_W1 - log_1W, -jnp.inf))
 
@@ -178,7 +177,7 @@ class ByHead(NamedTuple):
         return *of_products, None
 
     def of_products(self, at: Positions, dlog_WW: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Returns `of_factors` for logarithms of decays between tokens."""
+        """Returns the results of `of_factors`, from gradients of logarithms between tokens."""
         dlog_W1 = jnp.sum(dlog_WW, axis=1, keepdims=True) - column(self.exact.total(dlog_WW))
         return dlog_W1, jnp.zeros((1,), dlog_WW.dtype)
 
@@ -194,9 +193,8 @@ class ByHead(NamedTuple):
         return jnp.sum(dsince_WK, axis=1, keepdims=True) - duntil_W1, last_1
 
     def of_logs(self, at: Positions, dlog_W1: jax.Array, last_1: jax.Array) -> jax.Array:
-        """Returns gradients of logarithms, (W,), parts of the sums of their tokens and later ones.
-
-        dlog_W1, last_1: sums of the results of `of_products` and `of_factors`.
+        """Returns gradients of the tokens' logarithms, (W,), from sums of the results of
+        `of_products` and `of_factors`.
         """
         return self.exact.total(jnp.where(at.column <= at.row, dlog_W1, 0.0)) + last_1
 

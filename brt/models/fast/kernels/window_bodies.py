@@ -42,7 +42,7 @@ def _move(reference, size, up):
 def _for_each_tile(W, C, tile):
     """Calls `tile(number, rows, blocks)` for each tile of a chunk.
 
-    rows: its queries. blocks: the keys they see, Q at a time, with their part of the bias.
+    rows: its queries. blocks: the keys they see, Q at a time, and their part of the bias.
     """
     Q = tile_size(W)
     for number in range(C // Q):
