@@ -219,7 +219,6 @@ class RecurrentCell(LayerMemory):
         """Updates the states with one block: they attend to themselves and to the tokens.
 
         Args:
-            weights: of `prepare`.
             carry: the states, and the block before, which is visible too.
             block: this block's tokens, (B, H, W, K).
             of_states: `keys_values` of the states, if already computed.

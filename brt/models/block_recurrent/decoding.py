@@ -164,14 +164,8 @@ def decode(
 ) -> tuple[jax.Array, Any]:
     """Runs on one token of every batch element; memories change when it completes a block.
 
-    Args:
-        x_BD: (B, D) activations.
-        cache: the decoding form.
-        feedback_states: with G = 1, for a layer whose memories have no states.
-        reads_B: (B,) bool, batch elements that have a token; the caches of others stay.
-
-    Returns:
-        (B, D) and the cache after the token.
+    feedback_states: with G = 1, for a layer whose memories have no states. reads_B: as in
+    `LanguageModel.decode`. Returns (B, D) and the cache after the token.
     """
     if isinstance(layer, TokenLayer):
         return layer.decode(x_BD, cache, reads_B)

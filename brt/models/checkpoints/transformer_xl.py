@@ -62,8 +62,6 @@ def load(
     """Returns a float32 model with the released code's parameters; its `begin_D` is zero.
 
     Args:
-        params: of the state dictionary.
-        config: settings of that model.
         around: makes a model around the `TransformerXL` from `rngs` and its builder.
         more: sources of further parameters, by path.
     """

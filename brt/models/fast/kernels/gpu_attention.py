@@ -62,15 +62,10 @@ def attend_to_window(
     bias_HW: jax.Array,
     dropout: TileDropout | None = None,
 ) -> jax.Array:
-    """Returns the attention of each token of a segment to the W tokens before it, (B, T, H, K).
+    """Returns the `attended_BTHK` of `ops.window_attention`, whose `window` is cached_k, cached_v.
 
-    Args:
-        heads: `qk_norm`: queries and keys get unit length.
-        q_BTHK, k_BTHK, v_BTHK: projections; T is a multiple of W.
-        cached_k_BWHK, cached_v_BWHK: keys (of unit length) and values of the block before.
-        scale_H: factor of the scores, used through its absolute value.
-        bias_HW: of the distances 1 ... W.
-        dropout: seeds_HN2 of one tile, N = 1, for the factors of `kept_factors`.
+    heads: `qk_norm`: queries and keys get unit length. bias_HW: of the distances 1 ... W. dropout:
+    seeds_HN2 of one tile, N = 1, for the factors of `kept_factors`.
     """
     sizes = _Sizes(cached_k_BWHK.shape[1])
     arrays = q_BTHK, k_BTHK, v_BTHK, cached_k_BWHK, cached_v_BWHK, scale_H, bias_HW
