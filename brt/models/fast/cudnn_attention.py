@@ -49,7 +49,7 @@ def misfit(dtype: jax.typing.DTypeLike, has_dropout: bool = False) -> str | None
 MEASURED = re.compile(r"\bG?H\d{2,3}\b")
 """Names of Hopper cards. An H100 was measured; the others have the same cores."""
 MEASURED_WINDOW, LARGEST_HEAD = 512, 128
-"""The measured gain: for windows of 128 an H100 took as long as without cuDNN."""
+"""Bounds of the measured gain: for windows of 128 an H100 took as long as without cuDNN."""
 
 
 def is_faster(head_size: int, window: int, dtype: jax.typing.DTypeLike) -> bool:

@@ -28,7 +28,7 @@ from brt.models.ops import EPSILON, at_least_float32
 
 LOG2_E = math.log2(math.e)
 HALF = 2**16
-"""Values of 16 random bits, the number for each weight."""
+"""Number of values of the 16 random bits of each weight."""
 
 
 class Tiles(NamedTuple):
