@@ -1,4 +1,4 @@
-"""Checks of what a model's public methods are passed, made while they are traced."""
+"""Checks of the arguments of a model's public methods, made while they are traced."""
 
 import functools
 from collections.abc import Callable
@@ -16,7 +16,7 @@ KINDS = {
     jnp.floating: "an array of numbers, such as float32",
     jax.dtypes.prng_key: "a key, jax.random.key(0)",
 }
-"""Kinds of arrays: float32 and bfloat16 are of one."""
+"""float32 and bfloat16 are one kind."""
 OF_SEGMENT = "those that init_caches, end_decoding or the segment before returned"
 OF_DECODING = "those that begin_decoding, read_part or the token before returned"
 
@@ -24,7 +24,7 @@ OF_DECODING = "those that begin_decoding, read_part or the token before returned
 def check_array(
     name: str, array: Any, kind: Any, shape: tuple[int | None, ...] | None = None
 ) -> None:
-    """Refuses what is no array of a kind, one of `KINDS`, and of a shape; None allows any size."""
+    """Raises a `TypeError` for an array of another kind (of `KINDS`) or shape; None: any size."""
     own: Any = getattr(array, "shape", None)
     fits = own is not None and _kind(array) is kind
     if shape is not None and fits:

@@ -1,7 +1,7 @@
 """The interface of models whose attention can be drawn.
 
-Axes as in `brt.models`; X: positions of a segment, memory tokens included; J: keys, those of
-earlier segments before the X positions.
+Axes as in `brt.models`; X: positions of a segment with memory tokens; J: keys of earlier segments,
+then the X positions.
 """
 
 from typing import NamedTuple

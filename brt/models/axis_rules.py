@@ -1,4 +1,4 @@
-"""Constraints of activations to the mesh, and the kind of device of the mesh."""
+"""Sharding constraints of activations, and the kind of device of the mesh."""
 
 import contextlib
 import contextvars
@@ -29,7 +29,7 @@ def on_gpu() -> bool:
 
 @contextlib.contextmanager
 def one_data_shard() -> Iterator[None]:
-    """Traces for the batch elements of one data shard: `constrain` leaves the batch axis whole."""
+    """Makes `constrain` leave the batch axis whole, to trace one data shard."""
     token = _ONE_SHARD.set(True)
     try:
         yield
@@ -60,8 +60,8 @@ def constrain(x: jax.Array, axes: str) -> jax.Array:
 def vectors(matrix_VD: jax.Array, ids_BT: jax.Array) -> jax.Array:
     """Returns `matrix_VD[ids_BT]`.
 
-    Over slices each device takes its part of the width for all batch elements of its slice.
-    Otherwise XLA would exchange gradients of the whole matrix between slices.
+    Over slices each device takes its part of the width for all batch elements of its slice;
+    otherwise XLA would exchange gradients of the whole matrix between slices.
     """
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or mesh.shape["data"] == 1 or in_one_data_shard():

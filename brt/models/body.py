@@ -49,12 +49,12 @@ class Body(LanguageModel):
         return self.for_segments(layout.positions)
 
     def memory_tokens(self, layout: MemoryLayout) -> "MemoryTokens":
-        """Returns the memory tokens around segments; a `ValueError` if the layout does not fit."""
+        """Returns memory tokens around segments, or raises a `ValueError` if they do not fit."""
         return MemoryTokens(self, layout)
 
 
 class MemoryTokens:
-    """Runs a backbone on segments with memory tokens: here as positions of a causal backbone.
+    """Runs a backbone on segments with memory tokens, which are positions of a causal backbone.
 
     Other backbones override all methods. Caches are the backbone's. While decoding, `begin` runs on
     the read positions before a segment's first token, `finish` on the write positions after its
@@ -78,7 +78,7 @@ class MemoryTokens:
     def segment(
         self, x_BTD: jax.Array, caches: tuple, memory_BSD: jax.Array, key: jax.Array | None = None
     ) -> tuple[jax.Array, jax.Array, tuple, Metrics]:
-        """Returns outputs of the tokens, the next memory, the caches, and metrics."""
+        """Returns the tokens' outputs, the next memory, the caches, and metrics."""
         x_BXD = self.layout.surround(x_BTD, memory_BSD)
         y_BXD, caches, metrics = self.body.stack(x_BXD, caches, key)
         return *self.layout.divide(y_BXD), caches, metrics
@@ -92,7 +92,7 @@ class MemoryTokens:
     def begin(
         self, caches: tuple, memory_BSD: jax.Array, rows_B: jax.Array
     ) -> tuple[tuple, jax.Array]:
-        """Runs on the read positions of `rows_B`; returns caches and their outputs, (B, S, D)."""
+        """Runs on the read positions of `rows_B`; returns caches and outputs, (B, S, D)."""
 
         def token(caches, x_BD):
             y_BD, caches = self.body.decode_embedded(x_BD, caches, rows_B)
@@ -118,7 +118,7 @@ class MemoryTokens:
     ) -> tuple[jax.Array, tuple, jax.Array]:
         """Runs on the read positions and the first `counts_B` of up to P tokens, in one pass.
 
-        Returns outputs of the tokens, the decoding form, and outputs of the read positions.
+        Returns the tokens' outputs, the decoding form, and the outputs of the read positions.
         """
         S, W = self.layout.num_memory, self.body.period
         x_BXD = jnp.concatenate([memory_BSD, x_BPD], axis=1)
@@ -157,5 +157,5 @@ class MemoryTokens:
     def attention_weights(
         self, x_BTD: jax.Array, caches: tuple, memory_BSD: jax.Array
     ) -> tuple[AttentionWeights, jax.Array, jax.Array, tuple]:
-        """Returns the weights of one segment, and the results of `segment` but metrics."""
+        """Returns the weights of one segment, and the results of `segment` without metrics."""
         raise NotImplementedError

@@ -1,9 +1,9 @@
-"""Caches: values that go in and come out, and hold a model's memory between segments.
+"""Caches: a model's memory between segments, passed in and returned.
 
 The segment form is carried from segment to segment and holds whole blocks; the decoding form
 (`decoding_window.py`) from token to token. `init_caches` of a model defines "empty". Caches are
-named tuples of arrays, batch first, whose names end in their axes; those of the segment form have a
-method `clear_state(empty)`.
+named tuples of arrays, batch first, whose names end in their axes; the segment form has a method
+`clear_state(empty)`.
 """
 
 from typing import NamedTuple, TypeVar
@@ -15,9 +15,7 @@ Tree = TypeVar("Tree")
 
 
 class WindowCache(NamedTuple):
-    """Keys and values of the last block, (B, W, H, K) in the activations' type. Empty: zeros,
-    visible.
-    """
+    """Keys and values of the last block, (B, W, H, K), activations' type. Empty: visible zeros."""
 
     keys_BWHK: jax.Array
     values_BWHK: jax.Array
@@ -45,10 +43,9 @@ def select_rows(rows_B: jax.Array, chosen: Tree, others: Tree) -> Tree:
 
 
 def reset_rows(caches: Tree, empty: Tree, starts_B: jax.Array) -> Tree:
-    """Returns `empty` for batch elements that begin a document, and the caches of the others.
+    """Returns `empty` for batch elements that start a document, and the caches of the others.
 
-    empty: of `init_caches`. It may hold learned values: call this inside the differentiated
-    function.
+    `empty` may hold learned values: call this inside the differentiated function.
     """
     return select_rows(starts_B, empty, caches)
 
@@ -61,6 +58,6 @@ def clear_state(caches: tuple, empty: tuple) -> tuple:
 def with_state(caches: tuple) -> list[int]:
     """Returns the indices of caches that hold more than a window.
 
-    A cache that clearing does not change declares it: `carries_state = False`.
+    A cache that clearing does not change declares `carries_state = False`.
     """
     return [i for i, cache in enumerate(caches) if getattr(cache, "carries_state", True)]

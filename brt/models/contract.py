@@ -1,4 +1,4 @@
-"""Checks of the contract of models and memories, made while they are built and traced."""
+"""Checks of the interface of models and memories, made while they are built and traced."""
 
 import re
 from collections.abc import Iterable
@@ -26,7 +26,7 @@ def check_scalars(metrics: Metrics, owner: str) -> None:
 def check_caches(shapes: tuple, rows: int) -> None:
     """Refuses caches that cannot be carried from segment to segment.
 
-    shapes: of `init_caches(rows)`. rows: a number that no other axis has.
+    shapes: of `init_caches(rows)`. rows: differs from the size of every other axis.
     """
     for cache in shapes:
         for part in (*getattr(cache, "memories", ()), cache):
@@ -48,11 +48,11 @@ def check_caches(shapes: tuple, rows: int) -> None:
 
 
 def joined_metrics(metrics: Metrics, name: str, reported: Metrics) -> Metrics:
-    """Returns the metrics with those of one more memory, whose name is given.
+    """Joins the metrics of a memory called `name` to the others.
 
     A metric whose name is taken becomes `<name>/<metric>`; `added_nats`, of the loss, are summed.
     """
-    taken = {*metrics, "state_share"}  # the layer's own
+    taken = {*metrics, "state_share"}  # also a name of the layer
     joined = metrics | {f"{name}/{n}" if n in taken else n: x for n, x in reported.items()}
     if "added_nats" in metrics and "added_nats" in reported:
         joined["added_nats"] = metrics["added_nats"] + joined.pop(f"{name}/added_nats")
@@ -92,7 +92,7 @@ def check_arrangement(arrangement: str, order: str, hidden_size: int) -> None:
 
 
 def layer_indices(binding: str, layers: int | Iterable[int], num_layers: int) -> set[int]:
-    """Returns indices from 0, of indices that may be negative; refuses layers that do not exist."""
+    """Returns indices from 0; refuses layers that do not exist. `layers` may be negative."""
     layers = (layers,) if isinstance(layers, int) else tuple(layers)  # (9) for (9,)
     for index in layers:
         if not -num_layers <= index < num_layers:
@@ -126,9 +126,9 @@ def check_memories(memories: Iterable[Any], parts: Iterable[str], base: type) ->
 
 
 def check_methods(memory: Any, base: type) -> None:
-    """Refuses a layer memory whose cache would change differently in segments and while decoding.
+    """Refuses a layer memory whose cache would change differently while decoding.
 
-    base: `LayerMemory`, whose methods are the defaults.
+    base: `LayerMemory`, which has the default methods.
     """
 
     def defines(name):
@@ -148,7 +148,7 @@ def check_methods(memory: Any, base: type) -> None:
 
 
 def checked_segment(memory: Any, attended_BTHK: jax.Array, cache: Any, result: Any) -> Any:
-    """Returns the result of a memory's `__call__`, a `MemoryResult`; refuses another form."""
+    """Returns `result` of a memory's `__call__`; refuses another form than `MemoryResult`."""
     owner = f"{type(memory).__name__}.__call__"
     if not isinstance(result, tuple) or len(result) != 4:
         raise ValueError(f"{owner} returns {_kind(result)}, and must return a MemoryResult.")

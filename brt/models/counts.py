@@ -1,6 +1,6 @@
 """Counts parameters by group, and the matrices that tokens are multiplied with.
 
-Both follow from the metadata of `parameter` and from the attribute `purpose` of modules.
+Both use the metadata of `parameter` and the attribute `purpose` of modules.
 """
 
 from typing import NamedTuple
@@ -10,7 +10,7 @@ from flax import nnx
 
 
 class ParameterCounts(NamedTuple):
-    """Numbers of parameters; recurrence: cells, attention to states, and memories."""
+    """Numbers of parameters; recurrence: cells, memories, and attention to them."""
 
     embedding: int
     layers: int
@@ -34,9 +34,9 @@ def count_parameters(model: nnx.Module) -> ParameterCounts:
 
 
 def matrix_size(module: nnx.Module, without: tuple[str, ...] = ()) -> int:
-    """Returns the entries of a module's matrices that tokens are multiplied with.
+    """Returns the number of entries of the matrices that tokens are multiplied with.
 
-    without: children whose matrices are left out.
+    without: children that are left out.
     """
     return sum(
         int(np.prod(variable.shape))

@@ -32,7 +32,7 @@ def fill_window(
 ) -> DecodingWindow:
     """Returns the decoding form of a window.
 
-    block: the block after it, of which the first `fill_B` tokens count; None: no token.
+    block: the next block, of which the first `fill_B` tokens count; None: no token.
     """
     rows, W = window.keys_BWHK.shape[:2]
     if block is None or fill_B is None:

@@ -1,4 +1,4 @@
-"""What a model says about itself, for reports and for the checks of a config."""
+"""Methods of a model for reports and for the checks of a config."""
 
 from typing import Any
 
@@ -10,22 +10,22 @@ from brt.models.sizes import Sizes
 
 
 class ModelDescription(nnx.Module):
-    """A part of `Model`: its methods describe the model and are not used to compute with it."""
+    """The part of `Model` that describes it and computes nothing."""
 
     vocabulary_size: int
 
     def given_parameters(self) -> dict[str, Any]:
-        """Returns initial parameters that are read from files, NumPy arrays by nested names."""
+        """Returns initial parameters read from files: NumPy arrays by nested names."""
         return {}
 
     def check_vocabulary(self, vocabulary: Any, binding: str) -> None:
-        """Refuses a `Vocabulary` with other ids than those the given parameters know.
+        """Refuses a `Vocabulary` whose ids differ from those of the given parameters.
 
-        binding: that names the vocabulary, for the message.
+        binding: its binding, for the message.
         """
 
     def divided_sizes(self) -> dict[str, int]:
-        """Returns the bindings whose sizes the model axis of a mesh must divide, with the sizes."""
+        """Returns the sizes that the model axis of a mesh must divide, by binding."""
         sizes: Sizes | None = getattr(self, "sizes", None)
         named = {"vocabulary_size": self.vocabulary_size}
         if sizes:
@@ -34,7 +34,7 @@ class ModelDescription(nnx.Module):
         return {f"{type(self).__name__}.{name}": size for name, size in named.items()}
 
     def gradient_metrics(self, grads: dict) -> dict[str, jax.Array]:
-        """Returns scalars of a gradient, nested dictionaries as the parameters."""
+        """Returns scalars of a gradient, which has the structure of the parameters."""
         return {}
 
     def flops_per_token(self) -> float:
@@ -42,9 +42,9 @@ class ModelDescription(nnx.Module):
         raise NotImplementedError
 
     def layerwise(self) -> Layerwise | None:
-        """Returns the model as layers that several segments can run at once; None if they cannot.
+        """Returns the layers for a schedule that runs several segments at once, or None.
 
-        It is of segments in evaluation and generation, without dropout.
+        For evaluation and generation, without dropout.
         """
         return None
 

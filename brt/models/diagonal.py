@@ -1,8 +1,8 @@
 """The diagonal schedule: layer l of segment s runs at time s + l, all layers of one time at once.
 
-Plain counterpart: `Model.stack` of one segment after another (tests/laws/test_diagonal_laws.py).
-K segments through n layers take K + n - 1 steps instead of K n; equal layers are one batched
-computation in each. Source: Sivtsov et al. 2025, arXiv:2506.05229.
+Plain counterpart: `Model.stack` of one segment after another (tests/laws/test_diagonal_laws.py). K
+segments through n layers take K + n - 1 steps instead of K n; equal layers are one batched
+computation per step. Source: Sivtsov et al. 2025, arXiv:2506.05229.
 """
 
 import functools
@@ -22,8 +22,8 @@ from brt.models.model import Model
 class Group(NamedTuple):
     """Layers of one structure, with inputs and caches of the same shapes.
 
-    indices: of the layers. params: their parameters along a new first axis. inputs, cache: shapes
-    of a layer's.
+    indices: of the layers. params: stacked along a new first axis. inputs, cache: shapes for one
+    layer.
     """
 
     indices: tuple[int, ...]
@@ -34,7 +34,7 @@ class Group(NamedTuple):
 
 
 def layerwise_of(model: Model, binding: str = "Evaluation.segments_together") -> Layerwise:
-    """Returns the layers of a model; a `ValueError` if it has no diagonal schedule."""
+    """Returns the layers of a model; raises a `ValueError` if it has no diagonal schedule."""
     layerwise = model.layerwise()
     if layerwise is None:
         raise ValueError(
@@ -53,8 +53,8 @@ def run_diagonally(
 ) -> tuple[jax.Array, tuple]:
     """Runs K consecutive segments without dropout.
 
-    The first and last n - 1 steps compute all layers too; the results of layers that are not due
-    are discarded. So the operations are those of K + n - 1 segments.
+    The first and last n - 1 steps compute all layers and discard the results of those not due, so
+    the operations are those of K + n - 1 segments.
 
     Args:
         starts_KB: bool, batch elements that start a document in a segment; None: none.
@@ -112,7 +112,7 @@ def run_diagonally(
 
 
 def groups_of(layerwise: Layerwise, x_BTD: jax.Array, caches: tuple) -> list[Group]:
-    """Returns the layers by structure; x_BTD: one segment."""
+    """Groups the layers by structure; x_BTD: one segment."""
     inputs = jax.eval_shape(layerwise.enter, x_BTD)
     by_kind: dict[Any, tuple[list[int], Any]] = {}
     for i, (layer, cache) in enumerate(zip(layerwise.layers, caches, strict=True)):
@@ -140,7 +140,7 @@ def result_shapes(layerwise: Layerwise, layer: Any, like: tuple[Any, Any]) -> tu
 
 
 def layer_groups(model: Model, rows: int, segment_length: int) -> list[Group]:
-    """Returns the groups of layers that are one batched computation each."""
+    """Groups the layers of a model that are one batched computation each."""
     x_BTD = jax.eval_shape(model.embed, jnp.zeros((rows, segment_length), jnp.int32))
     return groups_of(layerwise_of(model), x_BTD, model.init_caches(rows))
 

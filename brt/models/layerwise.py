@@ -18,15 +18,14 @@ def _unchanged(x_BTD: Any) -> Any:
 class Layerwise(NamedTuple):
     """`Model.stack` without dropout and metrics, one layer at a time.
 
-    Layer l of a segment needs layer l - 1 of the same segment and the cache of layer l after the
-    segment before, nothing else. `brt/models/diagonal.py` therefore runs several segments at
-    once.
+    Layer l of a segment needs only layer l - 1 of the same segment and its own cache after the
+    segment before. `brt/models/diagonal.py` therefore runs several segments at once.
 
     layers: a module, or a list of modules, for each cache.
-    run: from a layer, its inputs and its cache before the segment to the inputs of the next layer
-        and the cache after the segment. Inputs are a tree of arrays, batch first.
-    enter: from embedded tokens, (B, T, D), to the inputs of the first layer.
-    leave: from the result of the last layer to that of `Model.stack`.
+    run: maps a layer, its inputs, a tree of arrays, batch first, and its cache to the inputs of the
+    next layer and the next cache.
+    enter: maps embedded tokens, (B, T, D), to the inputs of the first layer.
+    leave: maps the result of the last layer to that of `Model.stack`.
     """
 
     layers: Sequence[nnx.Module]

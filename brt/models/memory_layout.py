@@ -1,8 +1,8 @@
 """Memory tokens around the segments of a backbone.
 
-A segment of a Recurrent Memory Transformer is [read; tokens; write], X = S + T + S positions: the
-same S memory vectors are at both ends. The outputs of the write positions are the next memory.
-Without write positions (the Memory Transformer) those of the read positions are.
+A segment of a Recurrent Memory Transformer is [read; tokens; write], X = S + T + S positions, with
+the same S memory vectors at both ends. The outputs of the write positions are the next memory;
+without them (the Memory Transformer), those of the read positions.
 """
 
 from typing import NamedTuple
@@ -14,7 +14,7 @@ import jax.numpy as jnp
 class MemoryLayout(NamedTuple):
     """A segment with memory tokens.
 
-    num_memory: S. period: T, its tokens without memory tokens.
+    num_memory: S. period: T, its tokens.
     memory_at_end: whether there are write positions.
     read_from_cache: whether memory tokens see the backbone's caches of earlier segments.
     after: tokens of a segment in front of the read positions.

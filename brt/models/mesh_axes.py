@@ -1,8 +1,4 @@
-"""Logical axis names, and the axes of the mesh of each.
-
-Names of parameters, cache fields and activations end in their axes (`x_BTD`), which `AXES` assigns
-to axes of the mesh.
-"""
+"""Logical axis names: names end in them (`x_BTD`), and `AXES` assigns them to axes of the mesh."""
 
 import math
 import re
@@ -17,8 +13,8 @@ from jax.sharding import PartitionSpec
 class MeshAxis(NamedTuple):
     """An axis of the mesh.
 
-    splits: logical axes of arrays that are divided over it. crosses: whether it goes over slices
-    and nodes by default; the others stay inside of one.
+    splits: logical axes that are divided over it. crosses: whether it crosses slices and nodes by
+    default.
     """
 
     splits: str
@@ -65,15 +61,15 @@ def mesh_axes_of(axis: str) -> tuple[str, ...]:
 
 
 def parts(axis: str, mesh_shape: Mapping[str, int]) -> int:
-    """Returns the number of parts that a mesh divides a logical axis into."""
+    """Returns the number of parts of a logical axis on a mesh."""
     return math.prod(mesh_shape[name] for name in mesh_axes_of(axis))
 
 
 def named_spec(path: Any, shape: tuple[int, ...], mesh_shape: Mapping[str, int]) -> PartitionSpec:
     """Returns the partition of an array of a tree, from the axes at the end of its name.
 
-    The name is the last dictionary key or named-tuple field. Vectors, arrays with another number of
-    axes (factored moments), and axes that the mesh does not divide are replicated.
+    The name is the last dictionary key or named-tuple field. Replicated: vectors, arrays with
+    another number of axes (factored moments), and axes that the mesh does not divide.
     """
     name = next(filter(None, map(_name, reversed(path))), "")
     match = SUFFIX.search(name)
@@ -96,7 +92,7 @@ def _name(key):
 
 
 def without_batch(mesh_axes: PartitionSpec) -> PartitionSpec:
-    """Returns a partition without the mesh axes of the batch, "B"."""
+    """Returns a partition without the mesh axes of the batch."""
     batch = RULES["B"], *mesh_axes_of("B")
     return PartitionSpec(*(None if names in batch else names for names in mesh_axes))
 
@@ -104,7 +100,7 @@ def without_batch(mesh_axes: PartitionSpec) -> PartitionSpec:
 def copies(mesh_shape: Mapping[str, int], path: Any, x: jax.Array) -> jax.Array:
     """Returns a copy of a weight for each part of the batch, along a new first axis.
 
-    path: as of `named_spec`. The model axis still divides each copy.
+    path: as for `named_spec`. The model axis still divides each copy.
     """
     divided = named_spec(path, x.shape, mesh_shape)
     axes = without_batch(divided)

@@ -13,16 +13,14 @@ DTYPES = ("float32", "bfloat16")
 Embedded = TypeVar("Embedded")
 Outputs = TypeVar("Outputs")
 Metrics = dict[str, jax.Array]
-"""Scalars by name."""
 
 
 class Model(CheckedMethods, ModelDescription, Generic[Embedded, Outputs]):
     """A model that processes segments: the base of all models.
 
-    It holds parameters only. Its memory between segments is a tuple of named tuples that goes in
-    and comes out (`brt/models/caches.py`). `Embedded` and `Outputs` are (B, T, D) arrays of a
-    `LanguageModel`, and trees of arrays of other models. Methods for reports and checks of a config
-    are those of `ModelDescription`.
+    It holds parameters only. Its memory between segments is a tuple of named tuples that is passed
+    in and returned (`brt/models/caches.py`). `Embedded` and `Outputs` are (B, T, D) arrays in a
+    `LanguageModel`, and trees of arrays in other models.
 
     Attributes:
         vocabulary_size: V, ids that may be read and predicted.
@@ -37,11 +35,11 @@ class Model(CheckedMethods, ModelDescription, Generic[Embedded, Outputs]):
     def __init_subclass__(cls, **kwargs: Any):
         super().__init_subclass__(**kwargs)
         if "token_losses" in vars(cls) and "weighted_losses" not in vars(cls):
-            # Not those of a base, which has other losses.
+            # A base's weighted losses would call its own token losses.
             cls.weighted_losses = Model.weighted_losses  # type: ignore[method-assign]
 
     def for_segments(self, length: int) -> Self:
-        """Returns the same model, with the same parameters, for segments of `length` tokens."""
+        """Returns the model, with the same parameters, for segments of `length` tokens."""
         return self
 
     def init_caches(self, rows: int) -> tuple:
@@ -51,7 +49,7 @@ class Model(CheckedMethods, ModelDescription, Generic[Embedded, Outputs]):
     def embed(self, tokens_BT: jax.Array) -> Embedded:
         """Maps (B, T) ids, `BEGIN` before a document's first token, to (B, T, D) activations.
 
-        Ids are not checked: one outside the vocabulary gives undefined results.
+        Ids outside the vocabulary are not detected and give undefined results.
         """
         raise NotImplementedError
 
@@ -77,7 +75,7 @@ class Model(CheckedMethods, ModelDescription, Generic[Embedded, Outputs]):
     def weighted_losses(
         self, x_KBTD: Outputs, targets_KBT: jax.Array, weights_KBT: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
-        """Returns the sums over K segments of weight times `token_losses`, nats and right ones."""
+        """Returns sums over K segments of weight times `token_losses`: nats, and correct tokens."""
 
         def sums(segment):
             x_BTD, targets_BT, weights_BT = segment
@@ -99,10 +97,9 @@ class LanguageModel(Model[jax.Array, jax.Array]):
     """A model that also decodes token by token: the base of all that generate text.
 
     Caches have two forms. The segment form exists where memories are updated: at the start of a
-    document, and after every interval of P tokens (`period`). The decoding form exists anywhere:
-    it also contains the tokens of an interval that is not complete, of each batch element its own.
-    A prompt is processed by segments as long as whole intervals remain, and then by `read_part`:
-
+    document, and after every interval of P tokens (`period`). The decoding form exists everywhere
+    and also contains each batch element's tokens of an incomplete interval. A prompt is processed
+    by segments as long as whole intervals remain, and then by `read_part`:
         caches = model(tokens_BT, model.init_caches(B))[1]
         logits_BTV, caches = model.read_part(tokens_BP, caches, counts_B)
         logits_BV, caches = model.decode(tokens_B, caches)
@@ -112,25 +109,25 @@ class LanguageModel(Model[jax.Array, jax.Array]):
     def period(self) -> int:
         """P, the cache-update interval in tokens.
 
-        The window; the segment length, if memories change after segments; or 1, if a memory is the
-        same in the middle of a segment as at its end.
+        The window; the segment length, if memories change after segments; or 1, if memories are the
+        same inside a segment as at its end.
         """
         raise NotImplementedError
 
     def begin_decoding(self, caches: tuple) -> tuple:
-        """Returns the decoding form of a segment form, before the first token of an interval."""
+        """Returns the decoding form of a segment form, at the start of an interval."""
         raise NotImplementedError
 
     def read_part(
         self, tokens_BT: jax.Array, caches: tuple, counts_B: jax.Array
     ) -> tuple[jax.Array, tuple]:
-        """Runs on the first tokens of an interval in one pass: `begin_decoding`, then `decode`.
+        """Runs `begin_decoding` and `decode` for the first tokens of an interval, in one pass.
 
         Args:
             tokens_BT: (B, P) int32 ids, padding after the first `counts_B` of a batch element.
 
         Returns:
-            (B, P, V) logits, undefined for padding, and the decoding form, without the padding.
+            (B, P, V) logits, undefined for padding, and the decoding form.
         """
         raise NotImplementedError
 

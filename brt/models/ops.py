@@ -1,7 +1,6 @@
 """The mathematics of a layer in plain JAX, as the papers write it.
 
-`brt/models/fast` has other forms with the same arguments and results, which tests compare with this
-file. Axes as in `brt.models`.
+`brt/models/fast` has other forms with the same arguments and results; tests compare the two.
 """
 
 import functools
@@ -40,11 +39,11 @@ class CellOps(NamedTuple):
 # Norms and products.
 
 _recomputed = functools.partial(jax.checkpoint, prevent_cse=False)
-"""The backward pass keeps the inputs alone, and computes the rest again."""
+"""The backward pass keeps the inputs alone and recomputes the rest."""
 
 
 def at_least_float32(x: jax.Array) -> jax.Array:
-    """Returns `x` in the type of sums of squares, softmax and losses: float32, or float64."""
+    """Converts to the type of sums of squares, softmax and losses: float32, or float64."""
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
@@ -69,10 +68,7 @@ def unit_heads(x_BTHK: jax.Array) -> jax.Array:
 
 @_recomputed
 def scaled_heads(x_BHSK: jax.Array, scale_H: jax.Array | None) -> jax.Array:
-    """Returns `unit_heads` times the absolute value of each head's scale, (B, H, S, K).
-
-    Without a scale, `scaled_down_heads`.
-    """
+    """Returns `unit_heads` times each head's absolute scale, or `scaled_down_heads` without one."""
     if scale_H is None:
         return scaled_down_heads(x_BHSK)
     x = at_least_float32(x_BHSK)
@@ -86,9 +82,7 @@ def scaled_down_heads(x_BTHK: jax.Array) -> jax.Array:
 
 
 def scaled_queries(q_BTHK: jax.Array, scale_H: jax.Array | None) -> tuple[jax.Array, jax.Array]:
-    """Returns queries of unit length and the scale of each head; without one the queries of scaled
-    dot-product attention, and ones.
-    """
+    """Returns queries of unit length and each head's scale, or `scaled_down_heads` and ones."""
     if scale_H is None:
         return scaled_down_heads(q_BTHK), jnp.ones(q_BTHK.shape[-2])
     return unit_heads(q_BTHK), scale_H
@@ -98,15 +92,15 @@ def scaled_queries(q_BTHK: jax.Array, scale_H: jax.Array | None) -> tuple[jax.Ar
 class Matrix:
     """A matrix of parameters that multiplies activations of `dtype`, in that type.
 
-    `scan_blocks` takes trees of them: its form in `fast` casts each once, before the loop, and
-    computes each gradient once, after the loop of the backward pass.
+    The form of `scan_blocks` in `fast` casts each once, before the loop, and computes each gradient
+    once, after the loop of the backward pass.
     """
 
     def __init__(self, array: jax.Array, dtype: DTypeLike):
         self.array, self.dtype = array, jnp.dtype(dtype)
 
     def __call__(self, equation: str, *x: jax.Array) -> jax.Array:
-        """Returns the einsum of activations and the matrix; several arrays are stacked first."""
+        """Returns the einsum of activations, stacked if several, and the matrix."""
         return jnp.einsum(equation, stacked(x), self.array.astype(self.dtype))
 
     def tree_flatten(self) -> tuple[tuple[Any, ...], Any]:
@@ -165,20 +159,20 @@ def attention_by_head(
 ) -> jax.Array:
     """Returns attention, (B, H, Q, K), of arrays whose heads come first.
 
-    scale_H: of the scores, or None for scaled dot-product attention. Queries are multiplied by it,
-    because there are fewer of them than of scores.
+    scale_H: of the scores; None: scaled dot-product attention. It multiplies the queries, which are
+    fewer than the scores.
     """
     heads = map(heads_first, (scaled_heads(q_BHQK, scale_H), k_BHJK, v_BHJK))
     return heads_first(attention(*heads, jnp.ones(q_BHQK.shape[1])))
 
 
 def heads_first(x_QHK: jax.Array) -> jax.Array:
-    """Returns (..., H, Q, K) of (..., Q, H, K), and the other way round."""
+    """Swaps (..., Q, H, K) and (..., H, Q, K)."""
     return jnp.swapaxes(x_QHK, -2, -3)
 
 
 def joined_heads(x_BTHK: jax.Array) -> jax.Array:
-    """Returns (..., A) of (..., H, K)."""
+    """Reshapes (..., H, K) to (..., A)."""
     return x_BTHK.reshape(*x_BTHK.shape[:-2], -1)
 
 
@@ -187,12 +181,12 @@ def window_table(bias_HW: jax.Array, queries: int | None = None) -> jax.Array:
 
     Query i of a block and key j of [previous block, block] are W + i - j tokens apart. A token sees
     distances 1 ... W, with the biases (H, W), and never itself: elsewhere the result is `HIDDEN`.
-    queries: only the first so many of a block, and as many keys of it, (H, N, W + N).
+    queries: only the first N of a block, and as many keys of it, (H, N, W + N).
     """
     H, W = bias_HW.shape
     N = queries or W
-    # A row for each query, one entry longer than it is used: cut into rows of the right length,
-    # each begins one key later (Toeplitz). So the gradient is a sum, and not a scatter.
+    # Toeplitz skew: rows one entry too long, cut at the right length, so that each begins one key
+    # later. The gradient is then a sum, and not a scatter.
     row_HX = jnp.concatenate(
         [bias_HW[:, ::-1], jnp.full((H, N + 1), HIDDEN, bias_HW.dtype)], axis=1
     )
@@ -201,10 +195,10 @@ def window_table(bias_HW: jax.Array, queries: int | None = None) -> jax.Array:
 
 
 class WindowTables(NamedTuple):
-    """What windowed attention needs beside the tokens, computed once for a segment.
+    """Bias and dropout of windowed attention, computed once for a segment.
 
-    bias_HWJ: of `window_table`. keep_HWJ: dropout factors of the weights, or None. Another form may
-    have tables of its own.
+    bias_HWJ: of `window_table`. keep_HWJ: dropout factors of the weights, or None. Other forms may
+    have other tables.
     """
 
     bias_HWJ: jax.Array
@@ -212,7 +206,7 @@ class WindowTables(NamedTuple):
 
 
 def window_tables(bias_HW: jax.Array, key: jax.Array | None, rate: float) -> WindowTables:
-    """Returns the tables of a window from the bias of each distance, (H, W), and a dropout key."""
+    """Returns the tables from the bias of each distance, (H, W), and a dropout key."""
     table_HWJ = window_table(bias_HW)
     return WindowTables(table_HWJ, keep_mask(key, rate, table_HWJ.shape, table_HWJ.dtype))
 
@@ -277,7 +271,7 @@ def attention_to_states(
 ) -> jax.Array:
     """Returns attention of the tokens of G blocks to the states of their block, (B, T, H, K).
 
-    q_BTHK: projections. scale_H: as of `window_attention`, whose queries are normalised too.
+    q_BTHK: projections. scale_H: as for `window_attention`; the queries are normalised too.
     """
     q_BTHK, scale_H = scaled_queries(q_BTHK, scale_H)
     q_BGWHK = in_blocks(q_BTHK, q_BTHK.shape[1] // k_BGSHK.shape[1])
@@ -285,7 +279,7 @@ def attention_to_states(
 
 
 def in_blocks(x_BTHK: jax.Array, window: int) -> jax.Array:
-    """Returns (B, G, W, ...) of (B, T, ...)."""
+    """Reshapes (B, T, ...) to (B, G, W, ...)."""
     return x_BTHK.reshape(len(x_BTHK), -1, window, *x_BTHK.shape[2:])
 
 
@@ -332,8 +326,7 @@ def scan_blocks(
 
     Args:
         step: returns the next carry, the block's outputs, and its metrics.
-        weights: a tree of arrays and of `Matrix`, each of which a step multiplies with at most
-            once.
+        weights: a tree of arrays and of `Matrix`; a step multiplies with each at most once.
         remat: recompute each step in the backward pass.
 
     Returns:

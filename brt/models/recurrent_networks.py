@@ -43,7 +43,7 @@ class LSTMLayer(nnx.Module):
     Source: Hochreiter and Schmidhuber 1997; forget gate (initial bias 1) of Gers et al. 2000.
     """
 
-    window = 0  # earlier tokens whose inputs a token depends on, besides the state
+    window = 0  # earlier tokens whose inputs reach a token without the state
 
     def __init__(self, rngs: nnx.Rngs, inputs: int, units: int):
         self.units = units
@@ -78,7 +78,7 @@ def _forget_bias_one(key, shape, dtype):
 
 
 class QRNNCache(NamedTuple):
-    """The last input of a layer, for the convolution, and c, at least float32. Empty: zeros."""
+    """The last input, for the convolution, and c, at least float32. Empty: zeros."""
 
     last_BI: jax.Array
     cell_BU: jax.Array
@@ -161,7 +161,7 @@ class RecurrentStack(LanguageModel):
         self.dtype = jnp.dtype(activation_dtype)
         self.adaptive = bool(cutoffs or div_val != 1 or not tied)
         if self.adaptive:
-            # It multiplies by sqrt(D): the initial vectors are those of the single matrix below.
+            # It multiplies by sqrt(D), so initial vectors equal those of the single matrix below.
             self.embedding = AdaptiveEmbedding(
                 rngs,
                 vocabulary_size,
@@ -241,7 +241,7 @@ class RecurrentStack(LanguageModel):
     def read_part(
         self, tokens_BT: jax.Array, caches: tuple, counts_B: jax.Array
     ) -> tuple[jax.Array, tuple]:
-        # No part of an interval of one token is shorter than a token.
+        # An interval of one token has no shorter part.
         return self(tokens_BT, caches)[0], caches
 
     def windows_reach(self) -> int:

@@ -17,14 +17,14 @@ from brt.models.ops import at_least_float32
 
 
 class Positions(NamedTuple):
-    """Keys r, (C, H, K), and term (d), (C, H), of the distances J - 1, J - 2, ... in this order."""
+    """Keys r, (C, H, K), and term (d), (C, H), of the distances J - 1, J - 2, ..."""
 
     keys_CHK: jax.Array
     bias_CH: jax.Array
 
 
 class Terms(NamedTuple):
-    """The four terms (a) to (d) over sqrt(K), each (B, H, T, J); their sum is the score.
+    """The terms (a) to (d) over sqrt(K), each (B, H, T, J); their sum is the score.
 
     For keys in a query's future, (b) and (d) are only valid with `future` distances.
     """
@@ -38,7 +38,7 @@ class Terms(NamedTuple):
 def distances(T: int, J: int, future: bool = False) -> jax.Array:
     """Returns the distances, (C,), of T queries at the end of J keys: J - 1 ... 0.
 
-    future: also those of keys behind a query, -1 ... 1 - T.
+    future: also those of future keys, -1 ... 1 - T.
     """
     return jnp.arange(J - 1, -T if future else -1, -1)
 
@@ -46,9 +46,9 @@ def distances(T: int, J: int, future: bool = False) -> jax.Array:
 def shift(x_TC: jax.Array, J: int) -> jax.Array:
     """Skews scores by distance into scores by key: row i moves left by T - 1 - i, in one reshape.
 
-    x_TC: (..., T, C), column c holds distance J - 1 - c. Query i is at key J - T + i. Returns (...,
-    T, J). With C = J + T - 1 all entries are exact; with C = J those of keys behind a query are
-    zeros or of the next query, as in the released code.
+    x_TC: (..., T, C), column c has distance J - 1 - c. Query i is at key J - T + i. Returns (...,
+    T, J). With C = J + T - 1 all entries are exact; with C = J those of future keys are zeros or of
+    the next query, as in the released code.
 
     Source: Transformer-XL, appendix B.
     """
@@ -139,7 +139,7 @@ def visible_scores(scores_BHTJ: jax.Array, visible_BTJ: jax.Array) -> jax.Array:
 def weights(
     scores_BHTJ: jax.Array, visible_BTJ: jax.Array, keep_BHTJ: jax.Array | None = None
 ) -> jax.Array:
-    """Returns the softmax over the visible keys, of which every query must have one."""
+    """Returns the softmax over the visible keys; every query must have one."""
     w_BHTJ = jax.nn.softmax(visible_scores(scores_BHTJ, visible_BTJ), axis=-1)
     return w_BHTJ if keep_BHTJ is None else w_BHTJ * keep_BHTJ
 

@@ -29,9 +29,9 @@ class MemoryVectors(NamedTuple):
 
 
 class SegmentMemory(nnx.Module, Generic[Segment]):
-    """A memory that is constant inside a segment: the base of all.
+    """The base of memories that are constant inside a segment.
 
-    Its cache is as of a `LayerMemory`. While decoding, `update` follows a segment's last token.
+    The cache is as in a `LayerMemory`. While decoding, `update` follows a segment's last token.
 
     Class attributes:
         name: of its metrics, such as `<name>_grad_norm`; unique in a model or layer.
@@ -43,22 +43,22 @@ class SegmentMemory(nnx.Module, Generic[Segment]):
     reach: float = float("inf")
 
     def check_segment(self, positions: int) -> None:
-        """Raises a `ValueError` if the memory does not support segments of so many positions."""
+        """Raises a `ValueError` if segments of so many positions are not supported."""
 
     def init_cache(self, rows: int, dtype: DTypeLike) -> Any:
         raise NotImplementedError
 
     def read(self, cache: Any, dtype: DTypeLike) -> Any:
-        """Returns the memory as a segment's input, most often `MemoryVectors`."""
+        """Returns a segment's input, most often `MemoryVectors`."""
         raise NotImplementedError
 
     def update(self, cache: Any, segment: Segment) -> tuple[Any, Metrics]:
         """Returns the cache after a segment, whose type depends on the model, and scalar metrics.
 
-        The metric `added_nats` is added to the training loss.
+        `added_nats` is added to the training loss.
         """
         return cache, {}
 
     def flops_per_segment(self, positions: int) -> float:
-        """Returns the operations of an update; attention to the memory belongs to the model."""
+        """Returns the operations of an update, without attention to the memory (the model's)."""
         return 0.0

@@ -10,7 +10,7 @@ from brt.models.model import LanguageModel
 
 
 class Wrapper(nnx.Module):
-    """A model around another one, whose vocabulary, dropout and activation type it has."""
+    """A model around another, with its vocabulary, dropout and activation type."""
 
     body: Any
     vocabulary_size: int
@@ -34,7 +34,7 @@ class Wrapper(nnx.Module):
 
 
 class LanguageModelWrapper(Wrapper, LanguageModel):
-    """A wrapper that embeds and predicts tokens as the model inside; P is a segment's length."""
+    """A wrapper with the inner model's embedding and predictions; P is the segment length."""
 
     segment_length: int
 

@@ -33,11 +33,11 @@ class Reading(NamedTuple):
 
 
 class PretrainedBackbone(nnx.Module):
-    """A transformer whose parameters may come from a folder: the base of all backbones.
+    """The base of transformers whose parameters may come from a folder.
 
     Built as `backbone(rngs)`. Its parameters are the settings of its family, and `folder`, which
     overrides `Pretrained.folder`. model_types: `model_type` of folders, and their classes in
-    transformers. num_positions: positions that a window may have; None for any number.
+    transformers. num_positions: positions that a window may have; None: any number.
     """
 
     settings_type: ClassVar[type[Settings]]
@@ -102,7 +102,7 @@ class PretrainedBackbone(nnx.Module):
     # The stack of layers.
 
     def shared(self, inputs_BTD: jax.Array, real_BT: jax.Array | None) -> Any:
-        """Returns the inputs that all layers share, computed once per window."""
+        """Returns inputs for all layers, computed once per window."""
         return None
 
     def between(self, number: int, x_BTD: jax.Array, shared: Any) -> jax.Array:
@@ -140,7 +140,7 @@ class PretrainedBackbone(nnx.Module):
             visible = seen(i, heads.keys).with_extra(reads.extra(i))
             blocks, J = visible.positions_BJ.shape
             q_BTHK = heads.queries_BTHK
-            # The queries of a batch element may form several blocks, each with its own keys.
+            # A batch element's queries may form several blocks, each with its own keys.
             q_GTHK = q_BTHK.reshape(blocks, -1, *q_BTHK.shape[2:])
             positions_GT = positions_BT.reshape(q_GTHK.shape[:2])
             shape = layer.sizes.num_heads, q_GTHK.shape[1], J

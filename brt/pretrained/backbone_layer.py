@@ -1,4 +1,4 @@
-"""A layer of a backbone, and what memories add to it."""
+"""A layer of a backbone, and the additions of memories to it."""
 
 import functools
 import itertools
@@ -81,10 +81,10 @@ class Heads(NamedTuple):
 
 
 class Added(NamedTuple):
-    """What a memory does at one layer.
+    """The result of a memory at one layer.
 
     attended_BTHK: attention with the memory's part. added_BTD: to add to its output, or None.
-    metrics: scalars. taken: what the memory's `update` is shown of this layer, or ().
+    metrics: scalars. taken: this layer's input of the memory's `update`, or ().
     """
 
     attended_BTHK: jax.Array
@@ -94,7 +94,7 @@ class Added(NamedTuple):
 
 
 class Reads:
-    """The additions of memories to the layers of a window, from layer 0 on: none."""
+    """The additions of memories to the layers of a window; by default none."""
 
     def extra(self, layer: int) -> Extra | None:
         return None
@@ -102,7 +102,7 @@ class Reads:
     def read(
         self, layer: int, heads: Heads, attended_BTHK: jax.Array
     ) -> tuple[jax.Array, jax.Array | None, Any]:
-        """Returns attention with what memories add to its heads.
+        """Returns attention with the memories' additions to its heads.
 
         Also (B, T, D) or None to add to the attention's output, and arrays for the caller.
         """
@@ -174,7 +174,7 @@ def drops(key: jax.Array | None, rate: float) -> Drop:
 
 
 class BackboneLayer(nnx.Module):
-    """One layer of a backbone: the base of all.
+    """The base of the layers of a backbone.
 
     score_scale: factor of the scores.
     parallel: whether the MLP has the layer's inputs, and not the residual after attention.
@@ -221,7 +221,7 @@ class BackboneLayer(nnx.Module):
         added_BTD: jax.Array | None = None,
         drop: Drop = lambda y_BTD: y_BTD,
     ) -> jax.Array:
-        """Returns the layer's outputs, (B, T, D); `added_BTD` joins the output of the attention."""
+        """Returns outputs, (B, T, D); `added_BTD` is added to the attention's output."""
         y_BTD = self.project_output(attended_BTHK)
         y_BTD = drop(y_BTD if added_BTD is None else y_BTD + added_BTD)
         after_BTD = constrain(self.after_attention(x_BTD + y_BTD), "BTD")
@@ -243,7 +243,7 @@ class BackboneLayer(nnx.Module):
 
 
 class DenseLayer(BackboneLayer):
-    """A layer with two LayerNorms and biases, as of GPT-2, GPT-NeoX and BERT.
+    """A layer with two LayerNorms and biases, as in GPT-2, GPT-NeoX and BERT.
 
     output_std: of the matrices that write into the residual stream.
     """

@@ -36,7 +36,7 @@ TOKENIZER_FILES = (
 class HubFolder:
     """A folder with config.json and weights in safetensors, one file or shards with an index.
 
-    A model with its own code is refused, and so are quantized weights.
+    Models with their own code and quantized weights are refused.
     """
 
     def __init__(self, path: str):
@@ -83,7 +83,7 @@ class HubFolder:
 
     @functools.cached_property
     def tensors(self) -> dict[str, TensorInfo]:
-        """All tensors by their names on disk; only headers are read."""
+        """All tensors by their names on disk; reads headers only."""
         if os.path.lexists(self.file(WEIGHTS)):
             return self._header(WEIGHTS)
         if not os.path.lexists(self.file(INDEX)):
@@ -118,9 +118,7 @@ class HubFolder:
         )
 
     def read(self, name: str) -> np.ndarray:
-        """Returns a tensor as float32; refuses other types than floats, and values that are not
-        finite.
-        """
+        """Returns a tensor as float32; refuses types other than floats, and non-finite values."""
         info = self.tensors[name]
         return read_tensor(self._checked(info.file), name, info)
 
@@ -132,7 +130,7 @@ def write_folder(
     copied_from: str | None = None,
     further: Mapping[str, bytes] | None = None,
 ) -> None:
-    """Writes config.json, model.safetensors and tokenizer files for transformers, or no folder at
+    """Writes config.json, model.safetensors and tokenizer files for transformers, or nothing at
     all.
 
     path: of a new or empty folder. copied_from: a folder whose tokenizer files are copied.
@@ -150,7 +148,7 @@ def write_folder(
         Path(growing, CONFIG).write_text(text, encoding="utf-8")
         contiguous = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
         save_file(contiguous, os.path.join(growing, WEIGHTS), metadata={"format": "pt"})
-        # The library lets only the owner read it; every other file has the mode of the umask.
+        # The library makes it readable to the owner only; other files have the mode of the umask.
         shutil.copymode(os.path.join(growing, CONFIG), os.path.join(growing, WEIGHTS))
         for name in TOKENIZER_FILES if copied_from else ():
             source = os.path.join(os.path.expanduser(copied_from or ""), name)

@@ -29,7 +29,7 @@ class DecodingMemory(NamedTuple):
     """A memory while a window is being filled.
 
     cache: before the window. read: of the cache. summary: of the window so far. taken: of its
-    tokens, (B, P, ...); of a memory of every token, its cache after them.
+    tokens, (B, P, ...), or the next cache of a memory that changes with every token.
     """
 
     cache: Any
@@ -45,7 +45,7 @@ class PretrainedLanguageModel(WithMemories, DecoderModel):
     Args:
         body: builds the `Decoder`; its sizes are bound by its name, as in `GPT2.width`.
         memories: build `WindowMemory`s, one of each name.
-        overlap: O, tokens of a window that the next window begins with. A window has O + N
+        overlap: O, tokens at the end of a window that start the next window. A window has O + N
             positions for segments of N tokens; a document's first has N.
 
     Source: Yoshida et al. 2020, sections 3 and 4.

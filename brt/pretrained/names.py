@@ -11,13 +11,13 @@ from brt.pretrained.folder import HubFolder
 
 
 class Tensor(NamedTuple):
-    """A tensor on disk and the parameters it holds.
+    """A tensor on disk and its parameters.
 
     parameters: paths such as "layers.0.queries_DA"; several are concatenated along the last axis,
     after transposing.
     transposed: a matrix stored (out, in); parameters are (in, out).
     heads: the parts are concatenated within each of so many heads; 0: one after the other.
-    optional: a folder may lack it; the parameters then stay as they were drawn.
+    optional: a folder may lack it; the parameters then keep their random values.
     """
 
     name: str
@@ -82,8 +82,8 @@ def optional(tensors: Sequence[Tensor]) -> list[Tensor]:
 class Names:
     """The tensors of a model's folder.
 
-    prefix: of the names of the backbone; folders without a head leave it out.
-    ignored: patterns of further names, prefix included: buffers, and heads of other tasks.
+    prefix: of the names of the backbone, missing in folders without a head.
+    ignored: patterns of further names with the prefix: buffers, and heads of other tasks.
     old_endings: pairs of an ending in old files, and the ending in `tensors`.
     """
 
@@ -93,9 +93,9 @@ class Names:
     old_endings: tuple[tuple[str, str], ...] = ()
 
     def on_disk(self, folder: HubFolder) -> dict[str, str]:
-        """Returns the name in the folder of each tensor that it holds.
+        """Returns the name in the folder of each of its tensors.
 
-        Refuses tensors that are there twice, are missing, or are unknown.
+        Refuses duplicate, missing and unknown tensors.
         """
         expected = {tensor.name for tensor in self.tensors}
         names: dict[str, str] = {}
@@ -142,7 +142,7 @@ class Names:
         return ((t, on_disk[t.name]) for t in self.tensors if t.name in on_disk)
 
     def check(self, folder: HubFolder, parameters: Mapping) -> None:
-        """Compares names and shapes with parameters, a nested dictionary; reads headers only."""
+        """Compares names and shapes with a nested dictionary of parameters; reads headers only."""
         for tensor, name in self._held(folder):
             expected = tensor.shape([tuple(leaf(parameters, p).shape) for p in tensor.parameters])
             info = folder.tensors[name]

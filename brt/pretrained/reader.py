@@ -42,7 +42,7 @@ HEADS = {
     "spans": "ForQuestionAnswering",
     "words": "ForConditionalGeneration",
 }
-"""How transformers names a backbone with each head, by targets."""
+"""Suffixes of transformers' class names, by targets."""
 
 
 class HighestCache(NamedTuple):
@@ -62,7 +62,7 @@ class HighestCache(NamedTuple):
 
 
 class Embedded(NamedTuple):
-    """A segment's embeddings, and which positions hold a token."""
+    """A segment's embeddings, and which positions have a token."""
 
     x_BTD: jax.Array
     real_BT: jax.Array
@@ -71,8 +71,8 @@ class Embedded(NamedTuple):
 class Outputs(NamedTuple):
     """The outputs of a segment.
 
-    x_BTD: without memory positions, unless the model writes words. real_BT: those that hold a
-    token, or memory. first_BD: of `HighestCache`.
+    x_BTD: without memory positions, unless the model writes words. real_BT: positions of tokens or
+    memory. first_BD: of `HighestCache`.
     """
 
     x_BTD: jax.Array
@@ -219,7 +219,7 @@ class PretrainedReader(WithMemories, Reader[Embedded, Outputs]):
     # Answers.
 
     def logits(self, x_BTD: Outputs) -> jax.Array:
-        """Returns the scores of Q targets, (B, Q, N), as of `token_losses`.
+        """Returns the scores of Q targets, (B, Q, N), as for `token_losses`.
 
         words: of the first word. labels: Q classes, N = 2, whether each is a label.
         """
@@ -278,7 +278,7 @@ class PretrainedReader(WithMemories, Reader[Embedded, Outputs]):
         return self.body.folder
 
     def config(self) -> dict[str, Any]:
-        """Returns the config.json with the head; names of classes stay if their number does."""
+        """Returns the config.json with the head; class names stay if their number does."""
         config = self.body.config()
         (family,) = self.body.model_types.values()
         config["architectures"] = [f"{family}{HEADS[self.targets]}"]

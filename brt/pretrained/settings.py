@@ -1,7 +1,7 @@
 """The settings of a pretrained family, each declared once, as a field of a frozen dataclass.
 
-The fields define the parameters of the backbone, which gin binds, the reading and writing of
-config.json, and the check that bindings agree with a folder.
+The fields define the backbone's gin parameters, the reading and writing of config.json, and the
+check that bindings agree with a folder.
 """
 
 import dataclasses
@@ -44,13 +44,13 @@ def hub(
     write: Callable[[Any], Any] = _unchanged,
     written: tuple[str, ...] = (),
 ) -> Any:
-    """Returns the field of a setting that config.json holds.
+    """Returns the field of a setting in config.json.
 
     Args:
-        names: keys, of which the first that is present counts; a dot leads into an object.
+        names: keys, of which the first present one counts; a dot leads into an object.
         default: without a binding and without a folder.
-        absent: without the keys in config.json, or with null: a value, or a function of the
-            settings before this one and `model_type`; by default `default`.
+        absent: without the keys in config.json, or with null: a value, or a function of the earlier
+            settings and `model_type`; by default `default`.
         read, write: from the value of config.json to the setting, and back; None is not written.
         written: keys that are written; by default the first without a dot.
     """
@@ -185,7 +185,7 @@ class Settings:
         """Changes settings by the rest of the folder."""
 
     def resolved(self) -> Self:
-        """Fills in settings that follow from others, or raises `Misfit`."""
+        """Fills in dependent settings, or raises `Misfit`."""
         settings: Any = self
         for name in self.fields():
             value = getattr(self, name)
@@ -214,7 +214,7 @@ def resolve_settings(
 ) -> Settings:
     """Returns settings, each from its binding, the folder, or its default.
 
-    bound: None where nothing is bound. A value that differs from the folder's is refused.
+    bound: None for no binding. A value that differs from the folder's is refused.
     """
     bound = {
         name: tuple(value) if isinstance(value, list) else value
@@ -256,7 +256,7 @@ def _without_folder(backbone, kind, bound):
 def equal(bound: Any, value: Any) -> bool:
     """Returns whether two settings are the same: numbers as float32, names in any order.
 
-    A converter that widens a float32 writes 9.99999975e-06 where the model's authors wrote 1e-5.
+    A converter from float32 to float64 writes 9.99999975e-06 for the authors' 1e-5.
     """
     if isinstance(bound, float) and isinstance(value, float):
         return np.float32(bound) == np.float32(value)

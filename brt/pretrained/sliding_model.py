@@ -49,7 +49,7 @@ class BlocksCache(NamedTuple):
 
 
 class AtLayer(Reads):
-    """Applies `function(heads, attended)`, which returns as `Reads.read`, at one layer."""
+    """Applies `function(heads, attended)`, with the results of `Reads.read`, at one layer."""
 
     def __init__(self, index: int, function: Callable[..., tuple]):
         self.index = index
@@ -65,12 +65,12 @@ class AtLayer(Reads):
 
 @configurable(denylist=["rngs", "special_tokens"])
 class SlidingLanguageModel(DecoderModel):
-    """A pretrained decoder, every token of which sees the W tokens up to itself.
+    """A pretrained decoder in which every token sees the W tokens up to itself.
 
     Args:
         window: W in tokens, which divides the segment length.
         body: builds the `Decoder`, one with rotary positions.
-        cell: builds a memory at one layer, such as `CellMemory`.
+        cell: builds a memory at one layer: a class like `CellMemory`.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The folder that a backbone begins with, and its tokenizer."""
+"""A backbone's initial folder, and its tokenizer."""
 
 import difflib
 from collections.abc import Collection
@@ -23,7 +23,7 @@ READ_BY = {
     "deberta-v2": "DeBERTa",
     "t5": "T5",
 }
-"""The backbone that reads folders of each `model_type`."""
+"""The backbone for each `model_type` of folders."""
 SAMPLE = (
     "The rabbit-hole went straight on like a tunnel for some way, and then dipped suddenly down. "
     'In 1865, "Alice" had 192 pages; isn\'t that a pity?'
@@ -33,7 +33,7 @@ ALIKE = 0.9
 
 @configurable
 class Pretrained:
-    """Names the folder that a backbone begins with.
+    """Names the folder with a backbone's initial parameters.
 
     Args:
         folder: in the format of the Hugging Face Hub; None: random parameters.
@@ -63,7 +63,7 @@ def open_folder(path: str | None, backbone: str, model_types: Collection[str]) -
 def check_ids(folder: str, vocabulary: Vocabulary, binding: str) -> None:
     """Refuses a vocabulary whose ids are not those of the folder's tokenizer.
 
-    A folder without a tokenizer, and ids that are not text, are accepted.
+    Folders without a tokenizer, and ids that are not text, are accepted.
     """
     if not vocabulary.is_text or Pretrained().other_vocabulary:
         return

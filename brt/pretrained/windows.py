@@ -14,7 +14,7 @@ from brt.pretrained.memories.window_memory import Positions
 
 
 class OverlapCache(NamedTuple):
-    """The last tokens of a window, which the next window begins with.
+    """The last tokens of a window, which start the next window.
 
     x_BOD: embeddings, the newest last, right-aligned. count_B: int32, their number.
     """
@@ -48,8 +48,8 @@ class DecodingWindow(NamedTuple):
 class Slots(NamedTuple):
     """The slots of a window: O for shared tokens, right-aligned, then those for new ones.
 
-    index_BJ: int32, the number of a slot's token in its window; below 0 in empty slots.
-    again_B: int32, the number of the first token that the next window begins with.
+    index_BJ: int32, a slot's token number in its window; below 0 in empty slots.
+    again_B: int32, number of the first token that the next window repeats.
     """
 
     index_BJ: jax.Array
@@ -78,6 +78,6 @@ def slots(before_B: jax.Array, overlap: int, new: int, period: int) -> Slots:
 def write_keys(
     layer: LayerKeys, token: LayerKeys, slot_B: jax.Array, reads_B: jax.Array
 ) -> LayerKeys:
-    """Writes the keys of one token, (B, 1, G, K), into a slot of the elements in `reads_B`."""
+    """Writes one token's keys, (B, 1, G, K), into a slot of the elements in `reads_B`."""
     pairs = zip(layer, token, strict=True)
     return LayerKeys(*(write_slot(x, slot_B, new[:, 0], reads_B) for x, new in pairs))

@@ -1,4 +1,4 @@
-"""Associative memory: a matrix for each head that maps keys of earlier blocks to their values."""
+"""Associative memory: each head's matrix maps keys of earlier blocks to their values."""
 
 from typing import Annotated, NamedTuple
 
@@ -23,7 +23,7 @@ RULES = ("linear", "delta")
 
 
 class AssociativeCache(NamedTuple):
-    """Matrices that map keys of earlier blocks to values, at least float32. Empty: zeros.
+    """Maps keys of earlier blocks to values, at least float32. Empty: zeros.
 
     matrix_BHKK: (B, H, K, K), sum of products of a key's features and its stored value.
     sum_BHK: (B, H, K), sum of the features.
@@ -37,12 +37,12 @@ class AssociativeCache(NamedTuple):
 
 
 def features(x: jax.Array) -> jax.Array:
-    """Returns elu(x) + 1, the positive features of queries and keys, at least float32."""
+    """Returns elu(x) + 1, positive, at least float32."""
     return jax.nn.elu(at_least_float32(x)) + 1
 
 
 def retrieved(cache: AssociativeCache, features_BTHK: jax.Array) -> jax.Array:
-    """Returns the mean of the stored values, weighted by products of features, (B, T, H, K)."""
+    """Returns the mean of stored values, weighted by products of features, (B, T, H, K)."""
     stored_BTHK = jnp.einsum("BTHK,BHKV->BTHV", features_BTHK, cache.matrix_BHKK)
     weights_BTH = jnp.einsum("BTHK,BHK->BTH", features_BTHK, cache.sum_BHK)
     return stored_BTHK / jnp.maximum(weights_BTH, 1e-6)[..., None]
@@ -52,7 +52,7 @@ def retrieved(cache: AssociativeCache, features_BTHK: jax.Array) -> jax.Array:
 class AssociativeMemory(LayerMemory):
     """Compressive memory of fixed size, mixed with attention by a learned gate for each head.
 
-    rule: "linear" adds each value to the one stored for its key; "delta" adds their difference.
+    rule: "linear" adds the value to the one stored for its key; "delta" adds their difference.
 
     Source: Infini-attention, Munkhdalai et al. 2024, arXiv:2404.07143, section 2.1.
     """

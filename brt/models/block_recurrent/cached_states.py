@@ -1,4 +1,4 @@
-"""Cached states: a layer without attention that also reads its states of earlier segments."""
+"""A layer without attention that reads its current state and those of earlier segments."""
 
 from collections.abc import Callable
 from typing import Annotated, NamedTuple
@@ -22,10 +22,7 @@ KEPT = ("last", "merged")
 
 
 class Segments(NamedTuple):
-    """States of whole segments, the sums of their keys, at least float32, and their tokens, int32.
-
-    Z of them; one without tokens is empty.
-    """
+    """States of Z segments, sums of keys, at least float32, and tokens, int32 (0: empty)."""
 
     states_BZHKK: jax.Array
     sums_BZHK: jax.Array
@@ -33,7 +30,7 @@ class Segments(NamedTuple):
 
 
 class CachedStatesCache(NamedTuple):
-    """memory: of the segment being read. sum_BHK, tokens_B: the sum of its keys, its tokens."""
+    """memory: of the current segment. sum_BHK, tokens_B: the sum of its keys, its tokens."""
 
     memory: ConvolvedCache
     segments: Segments
@@ -48,20 +45,20 @@ class CachedStatesCache(NamedTuple):
 class CachedStates(TokenMemory):
     """sum_i g_i q S_i over the current state and those at the ends of earlier segments.
 
-    The gates g are the softmax of u m_i, u = W_u x, where m_i is the mean of the keys of segment i
-    until the token. A segment is `every` windows.
+    The gates g are the softmax of u m_i, u = W_u x, where m_i is the mean of segment i's keys so
+    far. A segment is `every` windows.
 
     Args:
         memory: a layer of `delta_layers`, with its convolution, output norm and gate.
         most: states that are kept, without the current one.
         every: windows of a segment.
         kept: "last": the state continues, and the last `most` copies are kept; "merged": every
-            segment begins with an empty state, and state n of `most` is the sum of 2^n segments, as
-            in a Fenwick tree, the last of all before them.
+            segment starts with an empty state, and state n of `most` is the sum of 2^n segments, as
+            in a Fenwick tree, the last of all earlier ones.
         chosen: kept states that a head reads, those with the largest gates; 0: all.
 
     Source: Memory Caching, Behrouz et al. 2026, arXiv:2602.24281: the gated residual memory, which
-    for matrices is the soup too, and the sparse choice (`chosen`). "merged": Guo et al. 2025,
+    for matrices is also the soup, and the sparse choice (`chosen`). "merged": Guo et al. 2025,
     arXiv:2506.04761. Differences: docs/reproduction.md.
     """
 
@@ -105,7 +102,7 @@ class CachedStates(TokenMemory):
         attended_BTHK: jax.Array,
         real_BT: jax.Array,
     ) -> tuple[jax.Array, CachedStatesCache, Metrics]:
-        """Runs block by block; T > 1 tokens begin where a window begins."""
+        """Runs block by block; T > 1 tokens start at the start of a window."""
         x_BTD, T = tokens.inputs_BTD, tokens.inputs_BTD.shape[1]
         heads, carried = self.memory.heads(cache.memory, x_BTD, real_BT)
         u_BTA = x_BTD @ self.gate_queries_DA[...].astype(x_BTD.dtype)
@@ -139,7 +136,7 @@ class CachedStates(TokenMemory):
     def gates(
         self, cache: CachedStatesCache, u_BWHK: jax.Array, k_BWHK: jax.Array, real_BW: jax.Array
     ) -> jax.Array:
-        """Returns gates of the current state and of those of segments, (B, W, H, 1 + Z)."""
+        """Returns the gates of the current state, then of the segments', (B, W, H, 1 + Z)."""
         sums_BWHK = cache.sum_BHK[:, None] + jnp.cumsum(k_BWHK, axis=1)
         tokens_BW = cache.tokens_B[:, None] + jnp.cumsum(real_BW, axis=1)
         own_BWHK = sums_BWHK / jnp.maximum(tokens_BW, 1)[..., None, None]
@@ -176,10 +173,9 @@ def _shifted(old_BZ: jax.Array, new_B1: jax.Array) -> jax.Array:
 
 
 def merged(segments: Segments, new: Segments) -> Segments:
-    """Returns sums of 1, 2, 4, ... segments with one more (Z = 1): a binary counter.
+    """Adds a segment (Z = 1) to sums of 1, 2, 4, ... segments, as in a binary counter.
 
-    Full levels before the first empty one are added to it, and are empty then. The last level is
-    never emptied.
+    Full levels before the first empty one move into it; the last level is never emptied.
     """
     Z, levels, carry = segments.tokens_BZ.shape[1], [], new
     waits_B = jnp.ones(len(new.tokens_BZ), bool)

@@ -1,6 +1,6 @@
 """The recurrent cell: the horizontal direction of a layer, from one block's states to the next's.
 
-Only this is sequential, so only this is inside the loop over blocks.
+Only the cell is sequential and inside the loop over blocks.
 """
 
 from typing import Annotated, NamedTuple
@@ -36,9 +36,8 @@ ORDERS = ("parallel", "sequential")
 class CellWeights(NamedTuple):
     """The parameters of a cell for its loop over blocks; None: the cell has none.
 
-    Matrices that multiply the same vectors are stacked along X, keys and values, and queries for
-    the states and for the tokens: under a mesh their gradients are summed over the model axis once.
-    Gates by their names.
+    Matrices that multiply the same vectors are stacked along X (keys, values; queries for states,
+    for tokens), so that under a mesh their gradients are summed over the model axis once.
     """
 
     norm_scale_D: jax.Array
@@ -56,14 +55,14 @@ class CellWeights(NamedTuple):
 
 
 class ByHead(NamedTuple):
-    """Keys and values with heads first, of states or tokens."""
+    """Keys and values of states or tokens, heads first."""
 
     keys_BHJK: jax.Array
     values_BHJK: jax.Array
 
 
 class CellCarry(NamedTuple):
-    """What a cell carries from block to block: its states, and the tokens of the block before."""
+    """The states, and the tokens of the block before."""
 
     states_BSD: jax.Array
     before: ByHead
@@ -82,11 +81,7 @@ class StateCache(NamedTuple):
 
 
 class DecodingStates(NamedTuple):
-    """The state vectors while a block is being filled.
-
-    states_BSD: (B, S, D), fixed inside a block.
-    state_keys_BSHK, state_values_BSHK: (B, S, H, K), computed from the states once a block.
-    """
+    """The states while a block is being filled, and their keys and values, (B, S, H, K)."""
 
     states_BSD: jax.Array
     state_keys_BSHK: jax.Array
@@ -107,8 +102,7 @@ class RecurrentCell(LayerMemory):
         gate_biases: "small"; "zero" and "one" are ablations (appendix B).
         order: "parallel"; "sequential" has cross-attention, with a gate, after self-attention
             (worse, by section 3.1).
-        state_ids: add a learned vector to each state before its keys, values and queries are
-            computed (section 3.2).
+        state_ids: add a learned vector to each state before its projections (section 3.2).
 
     Source: Block-Recurrent, sections 3.1-3.5.
     """
@@ -170,7 +164,7 @@ class RecurrentCell(LayerMemory):
         return StateCache(jnp.broadcast_to(initial_SD, (rows, *initial_SD.shape)))
 
     def prepare(self, dtype: DTypeLike, key: jax.Array | None = None) -> CellWeights:
-        """Returns the parameters for the loop over blocks; `dtype` is that of the activations."""
+        """Returns the parameters for the loop over blocks; dtype: of the activations."""
         D, H, K = self.sizes.width, self.sizes.num_heads, self.sizes.head_size
 
         def value(name):
@@ -225,10 +219,9 @@ class RecurrentCell(LayerMemory):
         """Updates the states with one block: they attend to themselves and to the tokens.
 
         Args:
-            weights: of `prepare`.
-            carry: the states before this block, and the block before; both blocks are visible.
+            carry: the states, and the block before, which is visible too.
             block: this block's tokens, (B, H, W, K).
-            of_states: `keys_values` of the states; None: computed here.
+            of_states: `keys_values` of the states, if already computed.
 
         Returns:
             The next carry; keys and values of the states; and kept, the mean of the gates' keep.
@@ -239,7 +232,6 @@ class RecurrentCell(LayerMemory):
         attend = self.ops(v_BHJK.dtype).attention_by_head
         kept = []
 
-        # The states attend to themselves, then to the tokens, in sequence or in parallel.
         x_BSD = self._normed(states_BSD, weights.norm_scale_D, weights)
         of_states = of_states or self.keys_values(x_BSD, weights)
         queries = jnp.unstack(weights.queries_XDHK("BSD,XDHK->XBHSK", x_BSD))
@@ -291,11 +283,11 @@ class RecurrentCell(LayerMemory):
         states: BlockStates | None = None,
         remat: bool = False,
     ) -> MemoryResult:
-        """Runs `step` on each block of a segment; the tokens' self-attention stays as it is.
+        """Runs `step` on each block of a segment and returns `attended_BTHK` unchanged.
 
         Metrics: kept, the mean share of the states that the gates keep, and state_norm.
         """
-        if states is not None:  # of one block, computed by the caller: block feedback
+        if states is not None:  # block feedback: one block, whose states the caller computed
             known = ByHead(*(heads_first(x_BGSHK[:, 0]) for x_BGSHK in states))
             block = KeysValues(tokens.keys_BTHK, tokens.values_BTHK)
             after, metrics = self._updated(cache, window, block, weights, known)
@@ -318,7 +310,7 @@ class RecurrentCell(LayerMemory):
     def update(
         self, cache: StateCache, taken: KeysValues, weights: CellWeights
     ) -> tuple[StateCache, Metrics]:
-        """Updates the states with these tokens alone, without a block before."""
+        """Updates the states with these tokens alone, without an earlier block."""
         none = KeysValues(*(x_BWHK[:, :0] for x_BWHK in taken))
         return self._updated(cache, none, taken, weights)
 

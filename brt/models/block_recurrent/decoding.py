@@ -31,7 +31,7 @@ from brt.models.ops import scaled_queries, unit_heads
 
 
 class OpenBlock(NamedTuple):
-    """The decoding form of a memory that takes something of its own from the tokens.
+    """The decoding form of a memory with its own `take`.
 
     taken: of the tokens of the block so far, (B, W, ...); zeros beyond.
     """
@@ -50,9 +50,9 @@ def begin_memory(
 
     Args:
         old: from before the block.
-        new: what the block's first `fill_B` tokens left: the cache of a `TokenMemory`, or what a
-            memory with its own `take` takes; None: no token.
-        nothing: tokens of a block, whose shapes alone matter.
+        new: after the block's first `fill_B` tokens: the cache of a `TokenMemory`, or the result of
+            a memory's own `take`; None: no token.
+        nothing: tokens of a block, used for their shapes.
     """
     dtype = nothing.keys_BTHK.dtype
     if isinstance(memory, TokenMemory):
@@ -164,14 +164,8 @@ def decode(
 ) -> tuple[jax.Array, Any]:
     """Runs on one token of every batch element; memories change when it completes a block.
 
-    Args:
-        x_BD: (B, D) activations.
-        cache: the decoding form.
-        feedback_states: with G = 1, for a layer whose memories have no states.
-        reads_B: (B,) bool, batch elements that have a token; the caches of others stay.
-
-    Returns:
-        (B, D) and the cache after the token.
+    feedback_states: with G = 1, for a layer whose memories have no states. reads_B: as in
+    `LanguageModel.decode`. Returns (B, D) and the cache after the token.
     """
     if isinstance(layer, TokenLayer):
         return layer.decode(x_BD, cache, reads_B)
@@ -210,6 +204,6 @@ def decode(
         pairs = zip(layer.memories, memories)
         return tuple(update_memory(*pair, before, block, full_B) for pair in pairs)
 
-    # Computes nothing where no block is full.
+    # Computes nothing if no block is full.
     after = jax.lax.cond(jnp.any(full_B), update, lambda *memories: memories, *memories)
     return x_B1D[:, 0], DecodingLayer(advance(window, reads_B), after)

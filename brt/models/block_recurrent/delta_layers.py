@@ -1,7 +1,7 @@
 """Gated delta, Kimi Delta and linear attention as layers without softmax attention.
 
-A short causal convolution and SiLU come before the rule of the memory, an RMS norm and a gate of
-each head after it. `ConvolvedMemory` is what the three have in common.
+A short causal convolution and SiLU come before the memory's rule, an RMS norm and a gate of each
+head after it (`ConvolvedMemory`).
 """
 
 from typing import NamedTuple
@@ -42,12 +42,12 @@ from brt.models.ops import (
 from brt.models.sizes import Sizes
 
 TAPS = 4
-"""Tokens that a short convolution sees, the last its own."""
+"""Tokens that a short convolution sees, with the current one."""
 Heads = tuple[jax.Array, jax.Array, jax.Array]
 
 
 class ConvolvedCache(NamedTuple):
-    """The matrix of each head, at least float32, and what the convolutions see of earlier tokens.
+    """The matrix of each head, at least float32, and the convolutions' earlier inputs.
 
     queries, keys, values: projections of the last `TAPS` - 1 tokens, in the type of activations.
     Empty: zeros.
@@ -65,8 +65,7 @@ class ConvolvedCache(NamedTuple):
 class ConvolvedMemory(TokenMemory):
     """W_o (gate(x) * RMSNorm(rule(q, k, v))); q, k, v = SiLU(convolution(W x)), for each head.
 
-    A memory in place of attention defines `shaped`, `rule`, `gate` and their parameters,
-    `add_gates`.
+    A subclass defines `shaped`, `rule`, `gate`, and in `add_gates` their parameters.
     """
 
     in_residual = True
@@ -87,19 +86,18 @@ class ConvolvedMemory(TokenMemory):
         self.output_AD = parameter(rngs, DENSE, A, D)
 
     def add_gates(self, rngs: nnx.Rngs) -> None:
-        """Creates the parameters of the rule and of the output gate."""
         raise NotImplementedError
 
     def shaped(self, q_BTHK: jax.Array, k_BTHK: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Returns the queries that read a matrix as q S, and the keys, as `rule` takes them."""
+        """Returns the queries that read a matrix as q S, and the keys for `rule`."""
         raise NotImplementedError
 
     def rule(
         self, matrix_BHKK: jax.Array, heads: Heads, x_BTD: jax.Array, real_BT: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
-        """Returns the matrix after T tokens, and what they read, (B, T, H, K), float32.
+        """Returns the matrix after T tokens, and the values read, (B, T, H, K), float32.
 
-        heads: of `heads`. real_BT: the others are padding.
+        heads: of `heads`. real_BT: False for padding.
         """
         raise NotImplementedError
 
@@ -119,7 +117,7 @@ class ConvolvedMemory(TokenMemory):
         attended_BTHK: jax.Array,
         real_BT: jax.Array,
     ) -> tuple[jax.Array, ConvolvedCache, Metrics]:
-        """Returns the layer's output before the residual, (B, T, D), from its inputs alone."""
+        """Returns the output before the residual, (B, T, D), without using `attended_BTHK`."""
         x_BTD = tokens.inputs_BTD
         heads, carried = self.heads(cache, x_BTD, real_BT)
         matrix_BHKK, read_BTHK = self.rule(cache.matrix_BHKK, heads, x_BTD, real_BT)
@@ -148,7 +146,7 @@ class ConvolvedMemory(TokenMemory):
         return (*self.shaped(q_BTHK, k_BTHK), v_BTHK), carried
 
     def output(self, read_BTHK: jax.Array, x_BTD: jax.Array) -> jax.Array:
-        """Returns the output of the layer, (B, T, D), from what its tokens read."""
+        """Returns the output, (B, T, D), of the values read."""
         normed_BTA = joined_heads(rms_normed(read_BTHK, self.norm_K[...]))
         gated_BTA = (normed_BTA * self.gate(x_BTD)).astype(x_BTD.dtype)
         return gated_BTA @ self.output_AD[...].astype(x_BTD.dtype)
@@ -164,7 +162,7 @@ class ConvolvedMemory(TokenMemory):
 def convolved(seen_BTA: jax.Array, taps_OA: jax.Array) -> jax.Array:
     """Returns sum_o taps[o] x[t - TAPS + 1 + o] of each channel, at least float32.
 
-    seen_BTA: the `TAPS` - 1 tokens before the first, and T tokens; of T tokens is the result.
+    seen_BTA: the `TAPS` - 1 earlier tokens, and the T tokens of the result.
     """
     seen_BTA = at_least_float32(seen_BTA)
     T = seen_BTA.shape[1] - TAPS + 1
@@ -182,7 +180,7 @@ def last_inputs(seen_BTA: jax.Array, count_B: jax.Array) -> jax.Array:
 
 
 def taps(key: jax.Array, shape: tuple[int, ...], dtype: DTypeLike) -> jax.Array:
-    """Returns uniform values between +-TAPS**-0.5, those of a PyTorch convolution."""
+    """Returns uniform values in +-TAPS**-0.5, as for a PyTorch convolution."""
     return jax.random.uniform(key, shape, dtype, -(TAPS**-0.5), TAPS**-0.5)
 
 
@@ -190,8 +188,8 @@ def taps(key: jax.Array, shape: tuple[int, ...], dtype: DTypeLike) -> jax.Array:
 class GatedDeltaLayer(ConvolvedMemory):
     """S_t = a_t S_{t-1} + b_t k_t (v_t - a_t k_t S_{t-1}), read as q_t S_t / sqrt(K), SiLU gate.
 
-    The decay a_t = exp(-exp(r) softplus(W_a x + c)) and the step b_t = sigmoid(W_b x) are those of
-    a head; queries and keys have unit length after the convolution.
+    For each head, decay a_t = exp(-exp(r) softplus(W_a x + c)) and step b_t = sigmoid(W_b x);
+    queries and keys have unit length after the convolution.
 
     Source: Gated DeltaNet, Yang et al. 2024, arXiv:2412.06464, section 3.4 and figure 1.
     """
@@ -207,7 +205,6 @@ class GatedDeltaLayer(ConvolvedMemory):
         self.gate_DA = parameter(rngs, DENSE, D, A)
 
     def log_decays(self, x_BTD: jax.Array) -> jax.Array:
-        """Returns logarithms of decays, (B, T, H), or of each channel (B, T, H, K); float32."""
         x_BTH = at_least_float32(x_BTD @ self.decay_DH[...].astype(x_BTD.dtype))
         return channel_decays(x_BTH, self.decay_bias_H[...], self.decay_rate_H[...])[..., 0]
 
@@ -229,7 +226,7 @@ class GatedDeltaLayer(ConvolvedMemory):
 
 @configurable(denylist=["rngs", "sizes", "window"])
 class KimiDeltaLayer(GatedDeltaLayer):
-    """As `GatedDeltaLayer`, with the decays of `KimiDeltaMemory` and a sigmoid gate of rank K.
+    """A `GatedDeltaLayer` with the decays of `KimiDeltaMemory` and a sigmoid gate of rank K.
 
     Source: Kimi Linear, Kimi Team 2025, arXiv:2510.26692, section 4.
     """
@@ -264,8 +261,7 @@ class KimiDeltaLayer(GatedDeltaLayer):
 class LinearAttentionLayer(ConvolvedMemory):
     """S_t = S_{t-1} + f(k_t) v_t, read as f(q_t) S_t, f(x) = elu(x) + 1, with a SiLU gate.
 
-    The output norm takes the place of the division by f(q_t) sum_i f(k_i), which scales a head's
-    result.
+    The output norm replaces the division by f(q_t) sum_i f(k_i), a factor of a head's result.
 
     Source: Katharopoulos et al. 2020, arXiv:2006.16236, section 3.4; the norm: Qin et al. 2022,
     arXiv:2210.10340.

@@ -1,8 +1,8 @@
 """External memory: earlier keys and values, which the queries of attention search.
 
-A ring buffer for each batch element and head, without gradients. A block reads the ring that its
-predecessors wrote. Segments of several blocks are computed in one product with the ring and the
-segment's own keys, and equal the published model block for block.
+A ring buffer for each batch element and head, without gradients. A block reads what earlier blocks
+wrote. Segments of several blocks are one product with the ring and the segment's own keys, which
+equals the published model block for block.
 """
 
 from typing import Annotated, NamedTuple
@@ -54,8 +54,8 @@ class RingCache(NamedTuple):
 class ExternalMemory(LayerMemory):
     """A memory that each query searches with the layer's attention scale, without position bias.
 
-    An empty slot has a zero key and value. The search takes it last, and attends to it like any
-    other, so that in a document's first block the memory returns zero. No dropout.
+    An empty slot has a zero key and value, is found last, and is attended to like any other: in a
+    document's first block the memory returns zero. No dropout.
 
     Args:
         size: M in tokens, a multiple of the window; the oldest are overwritten.
@@ -149,7 +149,7 @@ class ExternalMemory(LayerMemory):
     def update_after_block(
         self, cache: RingCache, before: WindowCache, block: KeysValues, full_B: jax.Array
     ) -> RingCache:
-        # Writes the slots of one block, where the default would copy the whole ring.
+        # The default would copy the whole ring.
         return self.write(cache, *block, full_B)
 
     def flops_per_token(self, window: int) -> float:
@@ -224,7 +224,7 @@ class ExternalMemory(LayerMemory):
         if rows_B is not None:
             slots_BT = jnp.where(rows_B[:, None], slots_BT, M)  # beyond the end: dropped
         put = jax.vmap(lambda x_MHK, slots_T, x_THK: x_MHK.at[slots_T].set(x_THK, mode="drop"))
-        # Of a segment longer than the memory only the end stays.
+        # Only the end of a segment longer than the memory stays.
         latest = [jax.lax.stop_gradient(x[:, -M:]) for x in (slots_BT, k_BTHK, v_BTHK)]
         return cache._replace(
             keys_BMHK=put(cache.keys_BMHK, latest[0], latest[1]),
@@ -233,9 +233,9 @@ class ExternalMemory(LayerMemory):
         )
 
     def _visible(self, written_B, blocks, num_keys):
-        """Returns keys that each block may find, (B, G, J), None for all; and empty ones, (B, J).
+        """Returns keys visible to each block, (B, G, J), or None for all; and empty ones, (B, J).
 
-        Keys are the ring's slots, then the segment's tokens; every block may find M keys.
+        Keys are the ring's slots, then the segment's tokens; each block sees M keys.
         """
         M = self.size
         slots, tokens = jnp.arange(M), jnp.arange(num_keys - M)
@@ -253,8 +253,8 @@ class ExternalMemory(LayerMemory):
         k = self.neighbours
         if self.search == "exact":
             return jax.lax.top_k(scores_BHTJ, k)[1]
-        # Token t of a segment goes to slot written + t, and the number of groups divides what was
-        # written: its index among the candidates falls in the group of its slot.
+        # Token t of a segment goes to slot written + t, and the number of groups divides `written`,
+        # so its index among the candidates is in the group of its slot.
         groups = scores_BHTJ.reshape(*scores_BHTJ.shape[:3], -1, self.buckets)
         best = jnp.argmax(groups, axis=3) * self.buckets + jnp.arange(self.buckets)
         if self.buckets == k:

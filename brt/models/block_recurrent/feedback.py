@@ -19,7 +19,7 @@ from brt.models.ops import in_blocks
 
 
 def state_source(layers: Iterable[Layer]) -> int:
-    """Returns the index of the layer whose states feed the others: the highest that has any."""
+    """Returns the index of the highest layer with states, which the other layers read."""
     return max(i for i, layer in enumerate(layers) if layer.num_states)
 
 
@@ -31,11 +31,11 @@ def run_blocks(
     remat: bool = False,
     counts_B: jax.Array | None = None,
 ) -> tuple[jax.Array, tuple, list[dict[str, jax.Array]]]:
-    """Runs the stack on a segment of every batch element, one block at a time.
+    """Runs the stack on a segment, one block at a time.
 
     Args:
-        layers: the stack; each attends to states, at least one has a memory that offers some.
-        keys: of each layer's dropout; its masks are the same for all blocks.
+        layers: each attends to states; at least one has a memory with states.
+        keys: of each layer's dropout, whose masks are the same for all blocks.
         remat: recompute each block, and each layer above the loop, in the backward pass.
         counts_B: (B,) int32, tokens that are not padding (one block); None: all.
 
@@ -50,9 +50,9 @@ def run_blocks(
     S = layers[source].num_states
     prepared = []
     for i, (layer, key) in enumerate(zip(layers, keys)):
-        with jax.named_scope(f"layer{i}"), one_data_shard():  # the loop has copies of its own
+        with jax.named_scope(f"layer{i}"), one_data_shard():  # the loop has its own copies
             prepared.append(layer.prepare(x_BTD.dtype, key, W, S))
-    # No block waits for the layers above the states: these run on the whole segment.
+    # Layers above the states delay no block: they run on the whole segment.
     lower, upper = layers[: source + 1], layers[source + 1 :]
     graph, params = nnx.split(nnx.List(lower), nnx.Param)
     weights = {"params": nnx.to_pure_dict(params), "prepared": prepared[: source + 1]}
@@ -73,7 +73,7 @@ def run_blocks(
             after.append(cache)
             metrics.append(reported)
         outputs = x_BWD, (offered if upper else None)
-        # The scan differentiates all that it returns, and a norm has no derivative at zero.
+        # The scan differentiates all results, and a norm has no derivative at zero.
         return (tuple(after), counts_B), outputs, lax.stop_gradient(metrics)
 
     carry = tuple(caches[: source + 1]), counts_B
@@ -85,7 +85,6 @@ def run_blocks(
     run = jax.checkpoint(Layer.__call__, static_argnums=0) if remat else Layer.__call__
     for i, layer in enumerate(upper, source + 1):
         with jax.named_scope(f"layer{i}"):
-            # From (B, G, 1, S, H, K), a block each.
             offered = BlockStates(*(x[:, :, 0] for x in states))
             inputs = x_BTD, caches[i], prepared[i], None, counts_B, offered
             x_BTD, cache, reported = run(layer, *inputs)
@@ -94,6 +93,6 @@ def run_blocks(
 
 
 def _constant_dropout(prepared: Prepared) -> Prepared:
-    """Returns the same; the gradient of the dropout, which nobody needs, is not summed."""
+    """Skips the sum of the dropout's gradient, which is not needed."""
     names = "states_dropout", "normed_PD", "mlp_PD"
     return prepared._replace(**{n: lax.stop_gradient(getattr(prepared, n)) for n in names})

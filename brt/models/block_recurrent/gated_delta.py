@@ -1,7 +1,6 @@
 """Gated delta memory: an associative matrix for each head that every token updates and reads.
 
-`delta_rule` serves decays of a head (`GatedDeltaMemory`) and of its channels
-(`KimiDeltaMemory`).
+`delta_rule` serves decays of a head (`GatedDeltaMemory`) and of its channels (`KimiDeltaMemory`).
 """
 
 import functools
@@ -28,7 +27,7 @@ from brt.models.sizes import Sizes
 
 
 class DeltaCache(NamedTuple):
-    """The matrix of each head that maps keys to values, at least float32. Empty: zeros."""
+    """Each head's matrix from keys to values, at least float32. Empty: zeros."""
 
     matrix_BHKK: jax.Array
 
@@ -40,8 +39,8 @@ class DeltaCache(NamedTuple):
 class GatedDeltaMemory(TokenMemory):
     """S_t = a_t S_{t-1} + b_t k_t (v_t - a_t k_t S_{t-1}), read as q_t S_t, mixed with attention.
 
-    The decay a_t = exp(-softplus(W_a x + c)) and the step b_t = sigmoid(W_b x) of each head depend
-    on the layer's input x; queries and keys have unit length.
+    For each head, decay a_t = exp(-softplus(W_a x + c)) and step b_t = sigmoid(W_b x) of the
+    layer's input x; queries and keys have unit length.
 
     Source: Gated DeltaNet, Yang et al. 2024, arXiv:2412.06464, sections 3.1 and 3.3.
     """
@@ -68,7 +67,6 @@ class GatedDeltaMemory(TokenMemory):
         attended_BTHK: jax.Array,
         real_BT: jax.Array,
     ) -> tuple[jax.Array, DeltaCache, Metrics]:
-        """Runs the delta rule on any number of tokens, also one."""
         x_BTD = tokens.inputs_BTD
         q_BTHK, k_BTHK = tokens.queries_BTHK, tokens.keys_BTHK
         if not self.sizes.qk_norm:
@@ -90,29 +88,28 @@ class GatedDeltaMemory(TokenMemory):
 
 
 HEAD_BLOCK, CHANNEL_BLOCK = 64, 32
-"""Most tokens of a block of `delta_rule` with decays of heads, or of channels."""
+"""Most tokens of a block of `delta_rule`, with decays of heads or of channels."""
 
 
 def block_length(head_size: int, most: int) -> int:
-    """Returns the tokens W of a block, a power of 2: (W, W) matrices beside (K, K) ones."""
+    """Returns the tokens W of a block, a power of 2 near K: its matrices are (W, W) and (K, K)."""
     return min(most, 1 << (head_size - 1).bit_length())
 
 
 def rule_flops(sizes: Sizes, most: int = HEAD_BLOCK) -> float:
-    """Returns the operations of `delta_rule` for a token, without those of its decays."""
+    """Returns the operations of `delta_rule` for a token, without its decays."""
     A, K, W = sizes.attention_size, sizes.head_size, block_length(sizes.head_size, most)
     return 6.0 * A * K + 6.0 * A * W + sizes.num_heads * W**2 * 2 / 3
 
 
 def head_flops(sizes: Sizes) -> float:
-    """Returns the operations of `products_by_head` for a token."""
     return 4.0 * sizes.attention_size * block_length(sizes.head_size, HEAD_BLOCK)
 
 
 class Block(NamedTuple):
     """The part of a block of W tokens that does not depend on the matrix S before the block.
 
-    A token stores u - w S for its key, and reads q S and its scores of what was stored.
+    A token stores u - w S for its key, and reads q S and its scores times the stored values.
 
     queries_BHXK: w, then q of all tokens, (B, H, 2 W, K).
     values_BHWK: u.
@@ -129,7 +126,7 @@ class Block(NamedTuple):
 def decays_and_steps(
     log_decay: jax.Array, x_BTD: jax.Array, step_DH: jax.Array, real_BT: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns the logarithms of decays, and the steps sigmoid(W x), (B, T, H); 0 for padding."""
+    """Returns logarithms of decays, and steps sigmoid(W x), (B, T, H); 0 for padding."""
     step_BTH = jax.nn.sigmoid(at_least_float32(x_BTD @ step_DH.astype(x_BTD.dtype)))
     real_BT1 = real_BT[..., None]
     real = real_BT1 if log_decay.ndim == 3 else real_BT1[..., None]
@@ -137,14 +134,14 @@ def decays_and_steps(
 
 
 def rule_of(sizes: Sizes, dtype: DTypeLike) -> delta_forms.Rule:
-    """Returns the form of `delta_rule` that runs where activations are of `dtype`."""
+    """Returns the form of `delta_rule` for activations of `dtype`."""
     return functools.partial(delta_forms.delta_rule, sizes, dtype, delta_rule)
 
 
 def delta_rule(matrix_BHKK: jax.Array, inputs: Sequence[jax.Array]) -> tuple[jax.Array, jax.Array]:
     """Returns the memory after T tokens, and the values that they read, (B, T, H, K).
 
-    inputs: of T tokens, as of `block_of`. Only two products depend on the memory before a block.
+    inputs: of T tokens, as for `block_of`. Only two products depend on the memory before a block.
     """
     queries_BTHK, *_, log_decay, _ = inputs
     _, T, _, K = queries_BTHK.shape
@@ -157,7 +154,7 @@ def delta_rule(matrix_BHKK: jax.Array, inputs: Sequence[jax.Array]) -> tuple[jax
 
 
 def blocks_first(inputs: Sequence[jax.Array], length: int) -> tuple[jax.Array, ...]:
-    """Returns blocks of `length` tokens, (G, B, W, ...) of (B, T, ...), zeros after the last."""
+    """Splits (B, T, ...) into blocks of `length` tokens, (G, B, W, ...), zeros after the last."""
 
     def blocks(x_BT):
         ends = (0, 0), (0, -x_BT.shape[1] % length)
@@ -168,7 +165,7 @@ def blocks_first(inputs: Sequence[jax.Array], length: int) -> tuple[jax.Array, .
 
 
 def blocks_joined(x_GBWHK: jax.Array, tokens: int) -> jax.Array:
-    """Returns (B, T, H, K) of the T tokens in blocks of `blocks_first`."""
+    """Joins blocks of `blocks_first` to (B, T, H, K)."""
     x_BGWHK = jnp.moveaxis(x_GBWHK, 0, 1)
     return x_BGWHK.reshape(len(x_BGWHK), -1, *x_BGWHK.shape[3:])[:, :tokens]
 
@@ -177,8 +174,9 @@ def block_of(inputs: tuple[jax.Array, ...]) -> tuple[Block, jax.Array]:
     """Returns the part of a block that does not depend on the memory, and scores (B, H, W, W).
 
     inputs: queries, keys and values, (B, W, H, K); logarithms of decays, (B, W, H) or of each
-    channel (B, W, H, K); steps, (B, W, H). W is a power of 2. What a token stores depends on those
-    before it: a triangular system of W equations for each head (section 3.3), instead of W steps.
+    channel (B, W, H, K); steps, (B, W, H). W is a power of 2. A token's stored value depends on
+    earlier ones: a triangular system of W equations for each head (section 3.3), instead of W
+    steps.
     """
     q_BHWK, k_BHWK, v_BHWK, log_decay, step_BHW = (jnp.moveaxis(x, 1, 2) for x in inputs)
     decayed = products_by_channel if log_decay.ndim == 4 else products_by_head
@@ -197,7 +195,7 @@ def block_of(inputs: tuple[jax.Array, ...]) -> tuple[Block, jax.Array]:
 def after_block(
     matrix_BHKK: jax.Array, block: Block
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    """Returns the memory after a block, and what its tokens read of it and store, (B, H, W, K)."""
+    """Returns the memory after a block, and its tokens' read and stored values, (B, H, W, K)."""
     both_BHXK = block.queries_BHXK @ matrix_BHKK
     taken_BHWK, read_BHWK = jnp.split(both_BHXK, 2, axis=2)
     stored_BHWK = block.values_BHWK - taken_BHWK
@@ -208,7 +206,7 @@ def after_block(
 def products_by_head(
     k_BHWK: jax.Array, q_BHWK: jax.Array, log_decay_BHW: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """As `products_by_channel`, with one decay for a head; logarithms are (B, H, W, 1)."""
+    """`products_by_channel` with one decay for a head; logarithms are (B, H, W, 1)."""
     log_BHW = jnp.cumsum(log_decay_BHW, axis=2)
     before_WW = jnp.tri(log_BHW.shape[2], dtype=bool)
     decay_BHWJ = jnp.exp(
@@ -228,7 +226,7 @@ def products_by_channel(
 
     For halves of each part of 2, 4, ..., W tokens, a key decays until the end of the first half, a
     token of the second since its start. Logarithms are sums and never differences of longer sums,
-    so that no factor exceeds 1 and none loses digits, however strong the decay.
+    so no factor exceeds 1 or loses digits, however strong the decay.
 
     Returns:
         Products of keys and of queries, (B, H, W, W), 0 after the token; logarithms of decays since
@@ -264,8 +262,8 @@ def inverse_of_unit_lower(x_BHNWW: jax.Array) -> jax.Array:
 
         [[A, 0], [C, D]]^-1 = [[A^-1, 0], [-D^-1 C A^-1, D^-1]]
 
-    Only products of matrices: on CPUs of several cores jax 0.10's `solve_triangular` can hang, when
-    solves of one step wait for the threads that the others hold.
+    Only matrix products: with several CPU cores jax 0.10's `solve_triangular` can hang, when solves
+    of one step wait for each other's threads.
     """
     W = x_BHNWW.shape[-1]
     if W == 1:

@@ -16,14 +16,15 @@ FORMS = ("paper", "meliad")
 BIASES = ("small", "zero", "one")
 
 GateWeights = dict[str, Any]
-"""The matrices of a gate side by side, a `Matrix` with E = D (fixed) or 3 D (lstm) columns, and its
-biases."""
+"""The matrices side by side, a `Matrix` with E = D (fixed) or 3 D (lstm) columns, and the
+biases.
+"""
 
 
 class GateInput(NamedTuple):
     """An input h of a gate: its projection and the names of the matrices, alone and side by side.
 
-    There the axes of h are apart, so that heads stay split over the model axis.
+    `matrix` has separate axes of h, so that heads stay split over the model axis.
     """
 
     equation: str
@@ -36,7 +37,7 @@ class GateInput(NamedTuple):
 BOTH_ATTENTIONS = GateInput(
     "XBHSK,XHKE->BSE", "candidate_CD", "input_CD", "forget_CD", "matrix_XHKE"
 )
-"""The results of attention to states and to tokens, X = 2; C = X * H * K."""
+"""Attention to states and to tokens, X = 2; C = X * H * K."""
 ONE_ATTENTION = GateInput("BHSK,HKE->BSE", "candidate_AD", "input_AD", "forget_AD", "matrix_HKE")
 MLP = GateInput("BSF,FE->BSE", "candidate_FD", "input_FD", "forget_FD", "matrix_FE")
 
@@ -112,7 +113,8 @@ class Gate(nnx.Module):
     def __call__(
         self, states_BSD: jax.Array, h: jax.Array | tuple[jax.Array, ...], weights: GateWeights
     ) -> tuple[jax.Array, jax.Array]:
-        """Returns the next states, (B, S, D) in the states' type, and keep, which broadcasts to it.
+        """Returns the next states, (B, S, D) in the states' type, and keep, which broadcasts to
+        them.
 
         h: with the axes of the equation; a tuple of arrays is stacked along a first axis.
         """

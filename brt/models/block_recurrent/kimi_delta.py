@@ -1,4 +1,4 @@
-"""Kimi Delta memory: a gated delta memory whose keys' channels decay each for itself."""
+"""Kimi Delta memory: a gated delta memory with a decay for each channel of the keys."""
 
 import math
 
@@ -24,8 +24,7 @@ class KimiDeltaMemory(GatedDeltaMemory):
     """S_t = (I - b_t k_t k_t^T) Diag(a_t) S_{t-1} + b_t k_t v_t^T, read as q_t S_t.
 
     The decay of each channel is a_t = exp(-exp(r) softplus(W_u W_d x + c)), with a rate r of each
-    head and matrices of rank K; the step b_t, the length of queries and keys, and the mixing with
-    attention are those of `GatedDeltaMemory`.
+    head and matrices of rank K; the rest is as in `GatedDeltaMemory`.
 
     Source: Kimi Linear, Kimi Team 2025, arXiv:2510.26692, section 3.
     """
@@ -77,6 +76,6 @@ def decay_rates(key: jax.Array, shape: tuple[int, ...], dtype: DTypeLike) -> jax
 
 
 def decay_biases(key: jax.Array, shape: tuple[int, ...], dtype: DTypeLike) -> jax.Array:
-    """Returns biases whose softplus is from 0.001 to 0.1, uniform in its logarithm."""
+    """Returns biases whose softplus is log-uniform in 0.001 ... 0.1."""
     soft = jnp.exp(jax.random.uniform(key, shape, dtype, math.log(0.001), math.log(0.1)))
     return jnp.log(jnp.expm1(soft))

@@ -1,4 +1,4 @@
-"""LaCT: a network of each head that every block trains in one step, and that later tokens read."""
+"""LaCT: each head's fast weights, trained by one step per block and read by later tokens."""
 
 import math
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from brt.models.ops import at_least_float32, rms_normed, unit_heads
 from brt.models.sizes import Sizes
 
 BLOCK_RATE = 2.048
-"""Sum of a new memory's rates over a block, as published: 0.001 for each of 2,048 tokens."""
+"""Sum of a new memory's rates over a block: the published 0.001 for each of 2,048 tokens."""
 
 NEWTON_SCHULZ = (
     (4.0848, -6.8946, 2.9270),
@@ -26,7 +26,7 @@ NEWTON_SCHULZ = (
     (2.8769, -3.1427, 1.2046),
     (2.8366, -3.0525, 1.2012),
 )
-"""Coefficients of x, x^3 and x^5 of each iteration, as published."""
+"""Published coefficients of x, x^3 and x^5 of each iteration."""
 
 
 class FastWeights(NamedTuple):
@@ -38,10 +38,7 @@ class FastWeights(NamedTuple):
 
 
 class LactCache(NamedTuple):
-    """Fast weights and their momentum, at least float32. Empty: the learned ones, and zeros.
-
-    momentum: None for a memory without.
-    """
+    """Fast weights and their momentum, if any, at least float32. Empty: learned, and zeros."""
 
     weights: FastWeights
     momentum: FastWeights | None
@@ -65,17 +62,17 @@ class Pairs(NamedTuple):
 
 @configurable(denylist=["rngs", "sizes", "window"])
 class LactMemory(LayerMemory):
-    """A SwiGLU network f whose weights w each block changes by one step on sum_t -v_t . f(k_t).
+    """A SwiGLU MLP f whose weights w each block changes by one step on sum_t -v_t . f(k_t).
 
-    The step is g = sum_t r_t (-dL_t / dw) + m g', with the g' of the block before it; rates r_t and
-    the mean share m depend on the layer's inputs. Rows of w keep their initial lengths. A token
-    reads norm(f(q_t)), with the weights from before its block, mixed with attention.
+    The step is g = sum_t r_t (-dL_t / dw) + m g', with g' of the block before; rates r_t and the
+    mean share m depend on the layer's inputs. Rows of w keep their initial lengths. A token reads
+    norm(f(q_t)), with the weights from before its block, mixed with attention.
 
     Args:
-        hidden_size: N, hidden units of the network of a head; None: K.
+        hidden_size: N, hidden units of a head's MLP; None: K.
         momentum: whether gradients accumulate; otherwise m = 0.
-        muon: make the step nearly orthogonal. It then has one size whatever the rates, and small
-            directions of g are amplified, rounding errors too.
+        muon: make the step nearly orthogonal. Its size is then independent of the rates, and small
+            directions of g, with their rounding errors, are amplified.
 
     Source: LaCT, Zhang et al. 2025, arXiv:2505.23884, section 3.
     """
@@ -117,7 +114,7 @@ class LactMemory(LayerMemory):
         return LactCache(weights, momentum)
 
     def prepare(self, dtype: DTypeLike, key: jax.Array | None = None) -> Any:
-        """Returns the lengths of the rows of the initial weights."""
+        """Returns the row lengths of the initial weights."""
         return row_lengths(self.initial(1, dtype))
 
     def read(
@@ -160,7 +157,7 @@ class LactMemory(LayerMemory):
 
 
 def stacked_rows(x_HOI: jax.Array, rows: int, dtype: DTypeLike) -> jax.Array:
-    """Returns a copy for each batch element, (B, H, O, I), in `dtype` but at least float32."""
+    """Copies a parameter for each batch element, (B, H, O, I), in `dtype` but at least float32."""
     return jnp.stack([x_HOI.astype(jnp.promote_types(dtype, jnp.float32))] * rows)
 
 
@@ -232,14 +229,14 @@ def row_lengths(weights: FastWeights) -> FastWeights:
 
 
 def length(x: jax.Array, axes: int | tuple[int, ...]) -> jax.Array:
-    """Returns square roots of sums of squares; that of zeros has the gradient 0."""
+    """Returns Euclidean norms, whose gradient at zeros is 0."""
     return jnp.sqrt(jnp.sum(x * x, axes, keepdims=True) + 1e-30)
 
 
 def orthogonalised(matrices: Sequence[jax.Array]) -> list[jax.Array]:
     """Returns the matrices with singular values near 1, by Newton-Schulz iterations (Muon).
 
-    Matrices of one shape, but for a transposition, are computed together.
+    Matrices of one shape, up to transposition, are computed together.
 
     Source: section 3.2, and the coefficients of the released code.
     """

@@ -1,7 +1,7 @@
 """One layer: windowed attention, memories, attention to states, MLP, residuals.
 
-A token attends to the W tokens before it. With `reads_states` it also attends to state vectors: of
-the layer's memories (`memory.py`), or of another layer (block feedback). Axes as in `brt.models`.
+A token attends to the W tokens before it and, with `reads_states`, to state vectors of the layer's
+memories (`memory.py`) or of another layer (block feedback).
 """
 
 import functools
@@ -30,7 +30,7 @@ from brt.models.sizes import Sizes
 
 
 class LayerWeights(NamedTuple):
-    """The matrices of a layer for its products; None: no attention to states, or no MLP."""
+    """The matrices of a layer; None: no attention to states, or no MLP."""
 
     queries_DA: Matrix
     keys_DA: Matrix
@@ -42,12 +42,12 @@ class LayerWeights(NamedTuple):
 
 
 class Prepared(NamedTuple):
-    """What depends on a layer's parameters and dropout key alone, computed once for a segment.
+    """Values of the parameters and the dropout key alone, computed once for a segment.
 
-    window: tables of windowed attention. states_dropout: of the attention to states. Both are in
-    the form that the layer's operations take. memories: of each memory's `prepare`.
-    normed_PD, mlp_PD: dropout masks of the outputs of attention norm and MLP, repeated along the
-    tokens; None: no dropout.
+    window: tables of windowed attention. states_dropout: of the attention to states. Both in the
+    form for the layer's operations. memories: of each memory's `prepare`. normed_PD, mlp_PD:
+    dropout masks of the outputs of attention norm and MLP, repeated along the tokens; None: no
+    dropout.
     """
 
     weights: LayerWeights
@@ -66,8 +66,8 @@ class Layer(nnx.Module):
         window: W in tokens.
         dropout: rate after the attention norm, on attention weights and after the MLP.
         memories: they add to attention in this order.
-        reads_states: build the attention to states for those of another layer (block feedback); a
-            layer whose memories have states attends to them anyway.
+        reads_states: attend to the states of another layer (block feedback); a layer whose memories
+            have states attends to them anyway.
         remat_blocks: recompute attention and the memories' parts in the backward pass.
     """
 
@@ -126,8 +126,6 @@ class Layer(nnx.Module):
         window = WindowCache(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
         return LayerCache(window, tuple(empty_cache(m, rows, dtype) for m in self.memories))
 
-    # Prepared once per segment.
-
     def prepare(
         self,
         dtype: DTypeLike,
@@ -135,7 +133,7 @@ class Layer(nnx.Module):
         tokens: int = 0,
         feedback_size: int = 0,
     ) -> Prepared:
-        """Returns what depends on the parameters and the dropout key alone.
+        """Returns the values that depend on the parameters and the dropout key alone.
 
         tokens: T of the segment. feedback_size: S of the states of another layer, if any.
         """
@@ -199,7 +197,7 @@ class Layer(nnx.Module):
     def current_states(
         self, cache: LayerCache, dtype: DTypeLike, prepared: Prepared
     ) -> tuple[BlockStates | None, ...]:
-        """Returns the states of each memory that the next block attends to (G = 1), or None."""
+        """Returns the states of each memory for the next block (G = 1), or None."""
         inputs = zip(self.memories, cache.memories, prepared.memories, strict=True)
         return tuple(memory.states(old, dtype, weights) for memory, old, weights in inputs)
 
@@ -228,7 +226,7 @@ class Layer(nnx.Module):
         weights: LayerWeights,
         mlp_mask_PD: jax.Array | None = None,
     ) -> tuple[jax.Array, Metrics]:
-        """Returns the layer's output; read_states: from queries to attention to states."""
+        """Returns the layer's output; read_states: maps queries to attention to states."""
         metrics = {}
         with jax.named_scope("attention"):
             added_BTD = weights.output_AD("BTA,AD->BTD", joined_heads(attended_BTHK))
@@ -264,10 +262,10 @@ class Layer(nnx.Module):
 
         Args:
             prepared: in a loop over blocks, `prepare(x_BTD.dtype, ...)` from before the loop.
-            key: of dropout, where `prepared` is None; None: no dropout.
+            key: of dropout, if `prepared` is None; None: no dropout.
             counts_B: (B,) int32, tokens that are not padding (one block); None: all.
-            feedback_states: states of another layer, for one whose memories have none.
-            current_states: `current_states(cache)` where they are computed already (one block).
+            feedback_states: states of another layer, if the memories have none.
+            current_states: `current_states(cache)`, if already computed (one block).
 
         Returns:
             (B, T, D), the cache for the next segment, and metrics, such as state_share, the states'
@@ -280,7 +278,7 @@ class Layer(nnx.Module):
         if self.remat_blocks:
             to_window, to_states = jax.checkpoint(to_window), jax.checkpoint(to_states)
 
-        # Queries, keys and values of all blocks at once; each block sees itself and the one before.
+        # All blocks at once; each block sees itself and the one before.
         weights = prepared.weights
         normed_BTD, q_BTHK, k_BTHK, v_BTHK = self.heads(x_BTD, weights, prepared.normed_PD)
         with jax.named_scope("attention"):
@@ -289,8 +287,8 @@ class Layer(nnx.Module):
             )
         tokens = LayerTokens(normed_BTD, q_BTHK, k_BTHK, v_BTHK, self.scale_H, counts_B)
 
-        # Memories, in order. Each may add to attention, is updated with the blocks, and may offer
-        # states: those from before each block, so that no block sees its own update.
+        # Memories, in order: each may add to attention, is updated with the blocks, and may return
+        # states from before each block, so that no block sees its own update.
         new_memories, all_states = [], []
         metrics: Metrics = {}
         current_states = current_states or (None,) * len(self.memories)
@@ -307,7 +305,7 @@ class Layer(nnx.Module):
                 x_BTD = x_BTD + y
             else:
                 attended_BTHK = y
-            if counts_B is not None and memory.has_own_take:  # the block may go on while decoding
+            if counts_B is not None and memory.has_own_take:  # the block may continue in decoding
                 new = memory.take(tokens)
             new_memories.append(new)
             all_states.append(states)
@@ -323,7 +321,6 @@ class Layer(nnx.Module):
         return x_BTD, LayerCache(window, tuple(new_memories)), metrics | shares
 
     def flops_per_token(self, feedback_size: int = 0) -> float:
-        """Returns the operations of one token's forward pass; a multiply-add counts as two."""
         S = (self.num_states or feedback_size) if self.reads_states else 0
         attention = 4 * self.sizes.attention_size * (self.window + S)
         memories = sum(memory.flops_per_token(self.window) for memory in self.memories)

@@ -1,7 +1,7 @@
 """The interface of a layer's memory; see docs/extending.md. Axes as in `brt.models`.
 
 - `LayerMemory` changes with every block: the tokens of a block `read` it, or attend to its
-  `states`, and a finished block `update`s it with what it `take`s from the tokens.
+  `states`, and a finished block `update`s it with the results of `take`.
 - `TokenMemory` changes with every token: `run`.
 
 Segments, decoding, padding and gradients follow from these methods.
@@ -24,14 +24,14 @@ from brt.models.ops import in_blocks
 
 
 class BlockStates(NamedTuple):
-    """Keys and values that the tokens of each block attend to with queries of their own."""
+    """Keys and values that the tokens of each block attend to with separate queries."""
 
     keys_BGSHK: jax.Array
     values_BGSHK: jax.Array
 
 
 class LayerTokens(NamedTuple):
-    """The tokens of a segment, of a block, or one decoded token (T = 1), as a layer computes them.
+    """A layer's view of the tokens of a segment, of a block, or one decoded token (T = 1).
 
     inputs_BTD: normalised inputs of the layer.
     queries_BTHK, keys_BTHK, values_BTHK: of its self-attention; queries and keys have unit length
@@ -48,7 +48,7 @@ class LayerTokens(NamedTuple):
     counts_B: jax.Array | None = None
 
     def real_BT(self) -> jax.Array:
-        """Returns which are tokens, (B, T) bool, and no padding."""
+        """Returns which positions are tokens and not padding, (B, T) bool."""
         rows, T = self.inputs_BTD.shape[:2]
         if self.counts_B is None:
             return jnp.ones((rows, T), bool)
@@ -56,7 +56,7 @@ class LayerTokens(NamedTuple):
 
 
 class KeysValues(NamedTuple):
-    """What a block memory takes from the tokens by default."""
+    """The default result of `take`."""
 
     keys_BTHK: jax.Array
     values_BTHK: jax.Array
@@ -65,7 +65,7 @@ class KeysValues(NamedTuple):
 class MemoryResult(NamedTuple):
     """The results of a memory for a segment.
 
-    attended_BTHK: the result of attention and of the memory; (B, T, D) of one in the residual.
+    attended_BTHK: the result of attention and of the memory; (B, T, D) if `in_residual`.
     states: those from before each block.
     metrics: scalars; reports draw `memory_share`, the memory's part of the result.
     """
@@ -95,7 +95,7 @@ def mix_with_attention(
 
 
 class LayerMemory(nnx.Module):
-    """A memory of tokens that have left the window of a layer, which changes with every block.
+    """A memory of tokens beyond a layer's window, which changes with every block.
 
     Built as `memory(rngs, sizes, window)`, with the `Sizes` and W of its layer, it holds parameters
     only. Its cache is a named tuple of arrays, batch first, whose names end in their axes, with a
@@ -103,18 +103,17 @@ class LayerMemory(nnx.Module):
 
     Class attributes:
         name: of its parameters and metrics, `layer3/<name>_grad_norm`; unique in a layer.
-        num_states: S, vectors that tokens attend to with queries of their own; 0 for none.
+        num_states: S, vectors that tokens attend to with separate queries; 0 for none.
         position_bias: whether the layer's self-attention keeps its relative position bias.
         reads_after_tokens: whether tokens attend to the states after their self-attention, from its
             result, instead of in parallel.
         reach: tokens before a block that can influence it through the memory; may be infinite.
-        in_residual: whether its result, (B, T, D), is added to the layer's residual, with a width
-            and an output matrix of its own, instead of changing the result of attention.
-        replaces_attention: whether a layer has it in place of attention (`TokenLayer`): a
-            `TokenMemory` in the residual, which is shown the inputs alone.
+        in_residual: whether its result, (B, T, D), is added to the layer's residual instead of
+            changing the result of attention; it then has its own output matrix.
+        replaces_attention: whether its layer has no attention (`TokenLayer`): for a `TokenMemory`
+            in the residual, which gets the inputs alone.
         affine: whether tokens change its matrix S, `matrix_BHKK` of its cache, to A S + b, where A
-            and b do not depend on S, and nothing else in its cache depends on more than the last
-            tokens.
+            and b do not depend on S, and the rest of its cache depends on the last tokens only.
     """
 
     purpose = "recurrence"
@@ -132,9 +131,7 @@ class LayerMemory(nnx.Module):
         raise NotImplementedError
 
     def prepare(self, dtype: DTypeLike, key: jax.Array | None = None) -> Any:
-        """Returns `weights`: arrays from the parameters and a dropout key alone, computed once per
-        segment; key None: no dropout.
-        """
+        """Returns `weights`, from parameters and a dropout key (or None) alone, once a segment."""
         return None
 
     def read(
@@ -148,12 +145,12 @@ class LayerMemory(nnx.Module):
         return attended_BTHK, {}
 
     def states(self, cache: Any, dtype: DTypeLike, weights: Any) -> BlockStates | None:
-        """Returns the states that the next block attends to (G = 1), or None without states."""
+        """Returns the states that the next block attends to (G = 1), or None."""
         return None
 
     def take(self, tokens: LayerTokens) -> Any:
-        """Returns what `update` is shown of tokens: a named tuple of arrays (B, T, ...), each token
-        for itself.
+        """Returns arrays (B, T, ...) for `update`, a named tuple, each token computed
+        separately.
         """
         return KeysValues(tokens.keys_BTHK, tokens.values_BTHK)
 
@@ -166,7 +163,7 @@ class LayerMemory(nnx.Module):
         return cache, {}
 
     def flops_per_token(self, window: int) -> float:
-        """Returns a token's operations, without the attention to states that the layer counts."""
+        """Returns a token's operations, without attention to states, which the layer counts."""
         return 0.0
 
     # A segment.
@@ -181,14 +178,14 @@ class LayerMemory(nnx.Module):
         states: BlockStates | None = None,
         remat: bool = False,
     ) -> MemoryResult:
-        """Runs over the blocks of a segment: each reads the cache that the block before it left.
+        """Runs over the blocks of a segment: each reads the cache after the block before.
 
-        The default is a scan of `states`, `read` and `update`. A memory that can treat all blocks
+        The default is a scan of `states`, `read` and `update`. A memory that can compute all blocks
         at once overrides it.
 
         Args:
             window: keys and values of the block before the segment.
-            states: `states(cache)` where the caller has computed them (one block).
+            states: `states(cache)`, if already computed (one block).
             remat: recompute each block in the backward pass.
         """
         graph, params = nnx.split(self, nnx.Param)
@@ -225,7 +222,7 @@ class LayerMemory(nnx.Module):
         attended_BTHK = attended_BGWHK.reshape(*attended_BTHK.shape[:2], *attended_BGWHK.shape[3:])
         return MemoryResult(attended_BTHK, cache, states, metrics)
 
-    # One token. While a block is filled, a cache may have another form, the decoding form.
+    # While a block is filled, a cache may have another form, the decoding form.
 
     def begin_decoding(self, cache: Any, dtype: DTypeLike) -> Any:
         return cache
@@ -239,7 +236,7 @@ class LayerMemory(nnx.Module):
     def decode(
         self, cache: Any, token: LayerTokens, attended_B1HK: jax.Array, reads_B: jax.Array | bool
     ) -> tuple[jax.Array, Any]:
-        """Returns `read` for one token, and the cache after it; those outside `reads_B` stay."""
+        """Returns `read` for one token, and the cache after it, unchanged outside `reads_B`."""
         weights = self.prepare(attended_B1HK.dtype)
         return self.read(cache, token, attended_B1HK, weights)[0], cache
 
@@ -248,24 +245,24 @@ class LayerMemory(nnx.Module):
     ) -> Any:
         """Returns the decoding form after the elements in `full_B` completed a block.
 
-        before: keys and values of the block before it. block: what `take` returned of the block.
+        before: keys and values of the block before. block: `take` of the tokens of the block.
         """
         dtype = before.keys_BWHK.dtype
         after, _ = self.update(self.end_decoding(cache), block, self.prepare(dtype))
-        # Values computed again from the same cache need not be the same to the last bit.
+        # Recomputed values of the same cache may differ in the last bit.
         return select_rows(full_B, self.begin_decoding(after, dtype), cache)
 
 
 class TokenMemory(LayerMemory):
-    """A memory that changes with every token, and that a token reads as it leaves it: `run`."""
+    """A memory that changes with every token, which reads the result of its own update: `run`."""
 
     def run(
         self, cache: Any, tokens: LayerTokens, attended_BTHK: jax.Array, real_BT: jax.Array
     ) -> tuple[jax.Array, Any, Metrics]:
         """Returns the result of attention and of the memory, the cache after T tokens, and metrics.
 
-        T is any number of tokens: of a segment, of a block, or 1. real_BT: bool; the others are
-        padding, which must leave the cache as it is.
+        T is any number of tokens: of a segment, of a block, or 1. real_BT: bool, False for padding,
+        which must not change the cache.
         """
         raise NotImplementedError
 

@@ -1,7 +1,4 @@
-"""The Block-Recurrent Transformer: embedding, a stack of layers with their caches, logits.
-
-logits_BTV, caches = model(tokens_BT, caches)
-"""
+"""The Block-Recurrent Transformer: embedding, a stack of layers with their caches, logits."""
 
 import math
 from collections.abc import Callable
@@ -40,14 +37,13 @@ class BlockRecurrentTransformer(TiedEmbedding, Body):
 
     Args:
         vocabulary_size: V, rows of the embedding matrix; at least the vocabulary's size.
-        num_layers, width, num_heads, head_size, feed_forward_size: n, D, H, K, F; F = 0 for layers
-            without an MLP.
+        num_layers, width, num_heads, head_size, feed_forward_size: n, D, H, K, F; F = 0: no MLP.
         window: W in tokens, the block and the reach of attention. Segments are any multiple of it;
             XL: equal to it.
         recurrent_layers, memorizing_layers: indices of the layers with a `RecurrentCell` and with
             an `ExternalMemory`, from 0, or negative from the last.
         memories: pairs of a further memory's class and the indices of its layers, as in
-            `((@MyMemory, (3, 7)),)`; those of one that replaces attention have no window.
+            `((@MyMemory, (3, 7)),)`; layers of one that replaces attention have no window.
         qk_norm: queries and keys of unit length and a learned scale for each head; False: the
             scaled dot product.
         attention_form: "plain"; "kernel", Pallas kernels: on TPUs for attention, and for cells
@@ -63,7 +59,7 @@ class BlockRecurrentTransformer(TiedEmbedding, Body):
             attention and the cells' steps. With feedback both recompute each block of the whole
             stack.
         cell, memory: build the memories of `recurrent_layers` and `memorizing_layers`.
-        special_tokens: further entries of the vocabulary, which no text holds.
+        special_tokens: further entries of the vocabulary, which no text contains.
 
     Source: Block-Recurrent, sections 3, 4.1 and 4.5.
     """
@@ -171,8 +167,8 @@ class BlockRecurrentTransformer(TiedEmbedding, Body):
         return self.window * sum(isinstance(layer, Layer) for layer in self.layers)
 
     def receptive_field(self) -> float:
-        # Block-Recurrent, appendix A. The reach of a memory counts from the start of the block, so
-        # the last token of a block reaches W - 1 more.
+        # Block-Recurrent, appendix A. A memory's reach counts from the start of the block, so the
+        # last token of a block reaches W - 1 more.
         within = self.window - 1 if any(layer.memories for layer in self.layers) else 0
         return within + sum(layer.reach() for layer in self.layers)
 

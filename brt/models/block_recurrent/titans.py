@@ -33,7 +33,7 @@ class MLPWeights(NamedTuple):
 
 
 class TitansCache(NamedTuple):
-    """Fast weights and their momentum, at least float32. Empty: the learned ones, and zeros."""
+    """Fast weights and their momentum, at least float32. Empty: learned, and zeros."""
 
     weights: MLPWeights
     momentum: MLPWeights
@@ -43,7 +43,7 @@ class TitansCache(NamedTuple):
 
 
 class TitansPairs(NamedTuple):
-    """The training data of a block: rates, momentum's and weights' shares that a token keeps."""
+    """The training data of a block; momentum_BTH, keep_BTH: shares of momentum and weights kept."""
 
     keys_BTHK: jax.Array
     values_BTHK: jax.Array
@@ -58,11 +58,11 @@ class TitansMemory(LactMemory):
 
         S_t = n_t S_{t-1} - r_t (gradient of the error),   M_t = (1 - a_t) M_{t-1} + a_t M_0 + S_t
 
-    The gradient is that of the weights before the block, which are also what its tokens read:
-    norm(f(q_t)), mixed with attention. n, r < 1 / W and a depend on the layer's inputs.
+    The gradient is that of the weights before the block, which its tokens also read: norm(f(q_t)),
+    mixed with attention. n, r < 1 / W and a depend on the layer's inputs.
 
     Args:
-        hidden_size: N, hidden units of the network of a head; None: K.
+        hidden_size: N, hidden units of a head's MLP; None: K.
         decay_to: "initial": M_0 are the learned weights of new documents; "zero", as published.
             Once both matrices are near zero, so are their gradients.
 

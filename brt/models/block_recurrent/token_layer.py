@@ -25,7 +25,7 @@ from brt.models.sizes import Sizes
 class TokenLayer(nnx.Module):
     """x + memory(norm(x)), then the MLP with its residual.
 
-    The cache is the memory's, in both forms: a block has no meaning here. Arguments are those of
+    The cache is the memory's, in both forms: blocks have no meaning here. Arguments are those of
     `Layer`; remat: recompute the memory in the backward pass.
     """
 
@@ -65,7 +65,7 @@ class TokenLayer(nnx.Module):
         key: jax.Array | None = None,
         counts_B: jax.Array | None = None,
     ) -> tuple[jax.Array, Any, Metrics]:
-        """Runs on T tokens of every batch element, any number; as `Layer.__call__`."""
+        """Runs on any number T of tokens; arguments as in `Layer.__call__`."""
         (memory,), (_, T, D), keys = self.memories, x_BTD.shape, [None, None]
         if key is not None:
             keys = list(jax.random.split(key))
@@ -76,7 +76,7 @@ class TokenLayer(nnx.Module):
         tokens = LayerTokens(normed_BTD, nothing, nothing, nothing, nothing, counts_B)
         with jax.named_scope("memory"):
             run = jax.checkpoint(memory.run) if self.remat else memory.run
-            zeros_BTD = jnp.zeros_like(x_BTD)  # in place of attention
+            zeros_BTD = jnp.zeros_like(x_BTD)  # instead of attention
             y_BTD, after, metrics = run(cache, tokens, zeros_BTD, tokens.real_BT())
         expected = x_BTD, cache
         (y_BTD, after), metrics = checked_result(memory, "run", expected, ((y_BTD, after), metrics))
@@ -91,7 +91,6 @@ class TokenLayer(nnx.Module):
     def decode(
         self, x_BD: jax.Array, cache: Any, reads_B: jax.Array | bool
     ) -> tuple[jax.Array, Any]:
-        """Runs on one token of every batch element; the caches outside `reads_B` stay."""
         x_B1D, after, _ = self(x_BD[:, None], cache)
         return x_B1D[:, 0], select_rows(jnp.broadcast_to(reads_B, x_BD.shape[:1]), after, cache)
 

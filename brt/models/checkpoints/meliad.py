@@ -1,7 +1,7 @@
 """Reads parameters of google-research/meliad into brt's models.
 
-The parameter tree determines the model, but for the window and the settings of an external memory.
-The loaded model uses the gate form "meliad" and logits over the root of D.
+The parameter tree determines the model, except for the window and the settings of an external
+memory. The loaded model uses the gate form "meliad" and logits over the root of D.
 """
 
 import functools
@@ -29,12 +29,12 @@ class UnsupportedCheckpoint(ValueError):
 
 
 def load(params: dict, window: int, **memory: int | str) -> BlockRecurrentTransformer:
-    """Returns a float32 model with meliad's parameters; its `begin_D` is zero, as meliad has none.
+    """Returns a float32 model with meliad's parameters; `begin_D`, which meliad lacks, is zero.
 
     Args:
         params: from paths joined with "/" (`transformer0/tbase/...`) to arrays.
         window: W in tokens (meliad's WINDOW_LENGTH).
-        memory: `size`, `neighbours` and `search` of the `ExternalMemory`, where there is one.
+        memory: `size`, `neighbours` and `search` of the `ExternalMemory`, if there is one.
     """
     params = {path: np.asarray(value, np.float32) for path, value in params.items()}
     try:
@@ -47,7 +47,7 @@ def load(params: dict, window: int, **memory: int | str) -> BlockRecurrentTransf
 
 
 class Source(NamedTuple):
-    """The origin of a parameter of brt: its name there, and a function to brt's array."""
+    """A parameter's name in the checkpoint, and the function to brt's array."""
 
     name: str
     arrange: Callable[[np.ndarray], np.ndarray] = lambda x: x
@@ -64,10 +64,10 @@ def filled(
     source_of: Callable[[Iterable], Source | None],
     unused: Collection[str] = (),
 ) -> Any:
-    """Returns an abstract model with parameters of a checkpoint.
+    """Fills an abstract model with parameters of a checkpoint.
 
     source_of: from a path in the model; "begin" and None: zeros. unused: names of params that may
-    be left over.
+    remain unused.
     """
     graph, shapes = nnx.split(model, nnx.Param)
     used, flat = set(unused), []
@@ -203,7 +203,7 @@ _TOP["final_norm/scale_D"] = "final_layernorm/scale"
 
 
 def from_brt_path(path: Iterable) -> str:
-    """Returns meliad's name of a parameter: `("layers", 0, "keys_DA")` to `transformer0/...`."""
+    """Maps `("layers", 0, "keys_DA")` to meliad's name, `transformer0/...`."""
     name = "/".join(map(str, path))
     if name in _TOP:
         return _TOP[name]

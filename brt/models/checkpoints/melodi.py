@@ -60,7 +60,8 @@ def from_brt_path(path: Iterable) -> str:
 def load(params: Mapping[str, np.ndarray], long_memory: int = 0) -> Melodi:
     """Returns a float32 model with released parameters; its `begin_D` is zero.
 
-    params: from paths joined with "/" to arrays. long_memory: M, which the parameters do not show.
+    params: from paths joined with "/" to arrays. long_memory: M, which the parameters do not
+    determine.
     """
     params = {path: np.asarray(value, np.float32) for path, value in params.items()}
     layers = {match[1] for path in params if (match := re.search(r"melodi_layers_(\d+)/", path))}

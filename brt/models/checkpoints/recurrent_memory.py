@@ -1,8 +1,7 @@
-"""Reads parameters of booydar/LM-RMT's PyTorch code into brt's models.
+"""Reads parameters of booydar/LM-RMT's PyTorch code, a Transformer-XL with memory tokens.
 
-It is the released Transformer-XL with memory tokens. A loaded model keeps the code's artefact
-(`published_artefacts`) in segments, not while decoding: a memory token's relative position to a
-later one is whatever the relative shift leaves there.
+A loaded model keeps the code's artefact (`published_artefacts`) in segments, not while decoding: a
+memory token's relative position to a later one is the relative shift's leftover.
 """
 
 import json

@@ -62,10 +62,8 @@ def load(
     """Returns a float32 model with the released code's parameters; its `begin_D` is zero.
 
     Args:
-        params: of the state dictionary.
-        config: settings of that model.
         around: makes a model around the `TransformerXL` from `rngs` and its builder.
-        more: sources of the parameters, by path, that `TransformerXL` does not have.
+        more: sources of further parameters, by path.
     """
     params = {name: np.asarray(value, np.float32) for name, value in params.items()}
     try:
@@ -126,7 +124,7 @@ _LAYER = {
     "feed_forward_norm/scale_D": Source("pos_ff.layer_norm.weight"),
     "feed_forward_norm/bias_D": Source("pos_ff.layer_norm.bias"),
 }
-_FUSED = {  # queries, keys and values in one matrix where keys know distances
+_FUSED = {  # queries, keys and values in one matrix, if keys know distances
     "queries_DA": Source("dec_attn.qkv_net.weight", _third(0)),
     "keys_DA": Source("dec_attn.qkv_net.weight", _third(1)),
     "values_DA": Source("dec_attn.qkv_net.weight", _third(2)),

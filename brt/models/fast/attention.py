@@ -1,8 +1,7 @@
 """Attention that keeps no weights for the backward pass.
 
 Plain counterpart: `brt.models.ops.attention` (tests/models/test_attention.py). A step of
-`configs/benchmark/slide_7l.gin` on a CPU needs 0.77 of the temporary memory, and as much time. Axes
-as in `brt.models`.
+`configs/benchmark/slide_7l.gin` on a CPU needs 0.77 of the temporary memory, and as much time.
 """
 
 import functools
@@ -39,15 +38,13 @@ def attend_by_head(
 ) -> jax.Array:
     """Returns `attend` of arrays whose heads come first; (..., H, Q, K).
 
-    The backward pass computes the weights again from queries, keys and the softmax's log-sum-exp
-    (Dao et al. 2022, arXiv:2205.14135, appendix B.4).
+    The backward pass recomputes the weights from queries, keys and the softmax's log-sum-exp (Dao
+    et al. 2022, arXiv:2205.14135, appendix B.4).
     """
     return _forward(q_HQK, k_HJK, v_HJK, scale_H, bias_HQJ, keep_HQJ)[0]
 
 
 class Softmax(NamedTuple):
-    """Attention's result, (..., H, Q, K), and the log-sum-exp of its scores, (..., H, Q)."""
-
     output_HQK: jax.Array
     log_sum_HQ: jax.Array
 
@@ -76,7 +73,7 @@ def softmax_gradients(
 ) -> tuple[jax.Array, jax.Array]:
     """Returns the gradients of the scores, in their type, and of the values, at least float32.
 
-    Arguments are those of `weighted_values` and the gradient of its output.
+    gradient_HQK: of the output of `weighted_values`, whose arguments these are.
     """
     weights_HQJ = jnp.exp(scores_HQJ - softmax.log_sum_HQ[..., None])
     kept_HQJ = weights_HQJ if keep_HQJ is None else weights_HQJ * keep_HQJ
@@ -100,8 +97,8 @@ def product(equation: str, a: jax.Array, b: jax.Array) -> jax.Array:
     )
     if leading[0] == leading[1] or a.dtype == at_least_float32(a).dtype:
         return multiplied(a, b)
-    # Where one factor is repeated, XLA has no product of bfloat16 for some CPUs. In float32 it is
-    # the same: products of two bfloat16 are exact.
+    # XLA has no bfloat16 product with a repeated factor for some CPUs. In float32 the result is the
+    # same: products of two bfloat16 are exact.
     return jax.lax.platform_dependent(
         a,
         b,
@@ -124,14 +121,14 @@ def _forward(q_HQK, k_HJK, v_HJK, scale_H, bias_HQJ, keep_HQJ):
 
 
 def _backward(kept, gradient_HQK):
-    # The barrier keeps the compiler from finding the forward pass's scores in these, which would
-    # hold them in memory until now.
+    # The barrier stops the compiler from reusing the forward pass's scores, which would keep them
+    # in memory until now.
     q_HQK, k_HJK, v_HJK, scale_H, bias_HQJ, keep_HQJ, softmax, gradient_HQK = (
         jax.lax.optimization_barrier((*kept, gradient_HQK))
     )
     scaled_HQK, scores_HQJ = _scores(q_HQK, k_HJK, scale_H, bias_HQJ)
     ds_HQJ, dv_HJK = softmax_gradients(softmax, scores_HQJ, v_HJK, keep_HQJ, gradient_HQK)
-    # In the activations' type before all sums: written to memory once, and half as large.
+    # The activations' type before all sums halves the memory that is written.
     ds_HQJ = ds_HQJ.astype(k_HJK.dtype)
     dbias_HQJ = None if bias_HQJ is None else summed_to(ds_HQJ, bias_HQJ)
     dscaled_HQK = product("HQJ,HJK->HQK", ds_HQJ, k_HJK)
@@ -151,7 +148,7 @@ def _backward(kept, gradient_HQK):
 
 
 def summed_to(x: jax.Array, like: jax.Array) -> jax.Array:
-    """Returns the sum over the axes along which `like` was repeated, in its shape and type."""
+    """Returns the sum over the axes that `like` repeats, in its shape and type."""
     x = at_least_float32(x)
     if x.ndim > like.ndim and jax.sharding.get_abstract_mesh().size <= 1:
         # On a CPU sums of long rows are ten times as fast as XLA's sum over leading axes.

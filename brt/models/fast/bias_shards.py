@@ -1,9 +1,9 @@
 """Window attention with a bias for each data shard, whose gradients are summed by distance first.
 
 Plain counterparts: `window_tables` and `attention` of `brt.models.ops`, with one bias (H, Q, J).
-The compiler sums a gradient over devices where it sums over the batch: of the bias of every query
-and key, 16 MiB a layer for windows of 512 and 8 heads. From each shard's copy of the biases of
-distances it sums these, 16 KiB (tests/training/test_collectives.py).
+There the compiler sums the gradient of the bias of every query and key over devices, 16 MiB a layer
+for windows of 512 and 8 heads; with a copy for each shard, that of the distances, 16 KiB
+(tests/training/test_collectives.py).
 """
 
 import functools
@@ -27,8 +27,7 @@ def tables_by_shard(
 ) -> WindowTables:
     """Returns `window_tables(bias_HW, key, rate)`, with a copy of the bias for each data shard.
 
-    The copies are along a new first axis, (P, H, ...), which `attention_by_shard` takes. always:
-    without dropout, too.
+    The copies are along a new first axis, (P, H, ...). always: without dropout, too.
     """
     mesh = jax.sharding.get_abstract_mesh()
     is_whole = mesh.empty or in_one_data_shard() or parts("B", mesh.shape) == 1
@@ -52,7 +51,7 @@ def attention_by_shard(
     bias: jax.Array,
     keep_HQJ: jax.Array | None,
 ) -> jax.Array:
-    """Returns attention with a bias (H, Q, J), or with one for each data shard, (P, H, Q, J)."""
+    """Returns attention with a bias (H, Q, J), or one for each data shard, (P, H, Q, J)."""
     arrays = q_BGQHK, k_BGJHK, v_BGJHK
     if bias.ndim == 3:
         return attention(*arrays, scale_H, bias, keep_HQJ)

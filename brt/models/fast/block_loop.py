@@ -1,12 +1,12 @@
 """The loop over blocks: matrices are cast before it, their gradients computed after it.
 
 Plain counterpart: `brt.models.ops.scan_blocks` (tests/models/test_block_loop.py). With it and
-`data_shards`, a block of the cell's loop took 0.41 M and 0.19 M cycles (backward, forward) on a
-TPU v4, instead of 0.61 M and 0.53 M, before it had a kernel.
+`data_shards`, a block of the cell's loop took 0.41 M and 0.19 M cycles (backward, forward) on a TPU
+v4, instead of 0.61 M and 0.53 M, before it had a kernel.
 
 `jax.lax.scan` sums the gradients of bfloat16 matrices in bfloat16, one product a step. Here both
-factors of each product are kept, and one product after the backward loop is the gradient; of an
-unrolled loop the sum of one product a step.
+factors of each product are kept, and the gradient is one product after the backward loop, or the
+sum of one product a step for an unrolled loop.
 """
 
 import functools
@@ -53,7 +53,7 @@ class CastMatrix(Matrix):
 
 
 class _Recorded(CastMatrix):
-    """A matrix whose product in a step is recorded, and has its change added."""
+    """A matrix whose product in a step is recorded and gets a change added."""
 
     def __init__(self, matrix, index, factors, shapes, changes):
         self.array, self.cast, self.dtype = matrix.array, matrix.cast, matrix.dtype
@@ -80,8 +80,8 @@ def scan_blocks(
 ) -> tuple[Any, Any, Any]:
     """Returns `brt.models.ops.scan_blocks`; no forward-mode derivatives.
 
-    unroll: steps of an iteration, as of `jax.lax.scan`, without remat; if all are one, nothing that
-    a backward pass needs is stacked.
+    unroll: steps of an iteration, as in `jax.lax.scan`, without remat; if one iteration has all
+    steps, nothing is stacked for the backward pass.
     """
     weights = jax.tree.map(_before, weights, is_leaf=_is_matrix)
     if not jax.sharding.get_abstract_mesh().empty:
@@ -145,7 +145,7 @@ def _forward(step, unroll, weights, carry, xs):
         carry, (ys, factors) = jax.lax.scan(body, carry, (xs, changes), unroll=unroll)
         return (carry, ys), factors
 
-    # Zeros that are added to the products: the backward loop returns the gradients of both.
+    # Zeros added to the products: their gradients are those of the products.
     first, length = jax.tree.map(lambda x: x[0], xs), len(jax.tree.leaves(xs)[0])
     jax.eval_shape(recorded, weights, carry, (first, None))  # for `shapes`
     changes = jax.tree.map(lambda y: jnp.zeros((length, *y.shape), y.dtype), shapes)
@@ -173,7 +173,7 @@ def _matrix_gradient(equation, dtype, x, dy, unroll):
     if unroll < len(dy):
         equation = f"Z{x_axes},Z{y_axes}->{matrix_axes}"
         return jnp.einsum(equation, stacked(x, 1), dy, preferred_element_type=dtype)
-    # An array of all steps' factors would be a copy of them.
+    # An array of all steps' factors would be a copy.
     equation = f"{x_axes},{y_axes}->{matrix_axes}"
     steps = ((stacked([part[n] for part in x]), dy[n]) for n in range(len(dy)))
     products = (_product(equation, *pair, preferred_element_type=dtype) for pair in steps)
@@ -181,9 +181,9 @@ def _matrix_gradient(equation, dtype, x, dy, unroll):
 
 
 def _product(equation, a, b, **options):
-    """Returns the einsum of two arrays; on GPUs each part along a result's X is one of its own.
+    """Returns the einsum of two arrays; on GPUs one for each part along a result's X.
 
-    So no copy takes them apart or stacks their gradients, 0.6 % of a step of pg19_rec_fixed_skip
+    This saves the copies that split and stack, 0.6 % of a step of pg19_rec_fixed_skip
     (docs/benchmarks/gpu_compiler.md).
     """
     if not on_gpu() or "->X" not in equation:

@@ -22,15 +22,15 @@ from brt.models.fast.data_shards import by_data_shard, model_parts
 from brt.models.ops import at_least_float32
 
 CHUNKS = {"cpu": 2**26, "gpu": 2**27, "tpu": 2**27}
-"""Logits of one device that are computed at a time, 2^26 are 256 MiB in float32. Each chunk adds to
-the gradient of the whole matrix, so small chunks are slow: with 2^26 a step of a TPU v4 takes
-0.17 M cycles more, by the compiler's estimate."""
+"""Logits per chunk and device; 2^26 are 256 MiB in float32. Each chunk adds to the gradient of the
+whole matrix, so small chunks are slow: with 2^26 a step of a TPU v4 takes 0.17 M cycles more, by
+the compiler's estimate."""
 
 
 class PartScores(NamedTuple):
-    """Of each token and part of the vocabulary, (B, C, M).
+    """Scores of each token in each part of the vocabulary, (B, C, M).
 
-    log_sum_BCM: log-sum-exp of the logits. chosen_BCM: the target's logit; 0: it is in another
+    log_sum_BCM: log-sum-exp of the logits. chosen_BCM: the target's logit, or 0 if it is in another
     part. highest_BCM: the highest logit.
     """
 
@@ -39,7 +39,6 @@ class PartScores(NamedTuple):
     highest_BCM: jax.Array
 
     def joined(self) -> tuple[jax.Array, jax.Array]:
-        """Returns -log p of each target, and whether no logit exceeds its own; both (B, C)."""
         chosen_BC = jnp.sum(self.chosen_BCM, axis=-1)
         nats_BC = jax.nn.logsumexp(self.log_sum_BCM, axis=-1) - chosen_BC
         return nats_BC, chosen_BC >= jnp.max(self.highest_BCM, axis=-1)
@@ -52,7 +51,7 @@ def chunked_losses(
     divisor: float = 1.0,
     chunk: int | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns -log p of each target in nats, and whether no logit exceeds its own; both (B, T).
+    """Returns -log p of each target in nats, and whether no logit exceeds it; both (B, T).
 
     Under a mesh each device computes the logits of its batch elements and its part of the
     vocabulary.
@@ -79,18 +78,18 @@ def weighted_losses(
     divisor: float = 1.0,
     chunk: int | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns the sums over K segments of weight times `chunked_losses`, nats and right ones.
+    """Returns sums over K segments of weight times `chunked_losses`: nats, and correct tokens.
 
-    Where derivatives are wanted, each chunk also computes its gradients, from logits that are then
-    in memory: three products instead of four. Of M > 1 parts the sums over the vocabulary come
-    first, in a loop of their own, so that devices exchange nothing inside a loop. There are no
-    forward-mode derivatives, and weights have no gradient.
+    For derivatives, each chunk also computes its gradients while its logits are in memory: three
+    products instead of four. For M > 1 parts a separate loop first sums over the vocabulary, so
+    that devices exchange nothing inside a loop. There are no forward-mode derivatives, and weights
+    have no gradient.
     """
     K, B, T, _ = x_KBTD.shape
 
     def losses(weights, rows):
         nats, correct = _weighted(*rows, weights["embedding_VYD"], divisor, chunk)
-        share = B / len(rows[0])  # of a mean over shards
+        share = B / len(rows[0])  # converts to a mean over shards
         return (), (share * nats, share * correct)
 
     def all_tokens(x_KBT):
@@ -121,12 +120,12 @@ def _forward(x_BTD, targets_BT, weights_BT, embedding_MYD, divisor, chunk):
         (log_sum_BC,) = log_sum_BC or [scores.log_sum_BCM[..., 0]]
         p_BCMY = jnp.exp(logits_BCMY - log_sum_BC[..., None, None])
         d_BCMY = (p_BCMY - is_target_BCMY) * (weights_BC / divisor)[..., None, None]
-        # Behind a barrier, or XLA computes it once for each product where memory is scarce.
+        # Without the barrier XLA computes it once for each product if memory is scarce.
         d_BCMY = jax.lax.optimization_barrier(d_BCMY.astype(x_BCD.dtype))
         dembedding_MYD += jnp.einsum(
             "BCMY,BCD->MYD", d_BCMY, x_BCD, preferred_element_type=dembedding_MYD.dtype
         )
-        # Each part separately: they are summed over the devices once, after the loop.
+        # Parts are kept separate, so that devices sum them once, after the loop.
         dx_BCMD = jnp.einsum("BCMY,MYD->BCMD", d_BCMY, narrow_MYD)
         return dembedding_MYD, (scores, dx_BCMD)
 
@@ -156,7 +155,7 @@ def _in_parts(x_BTD, embedding_VD):
     V, D = embedding_VD.shape
     parts = model_parts(V)
     embedding_MYD = CastMatrix(embedding_VD.reshape(parts, V // parts, D), x_BTD.dtype)
-    # Named V: the model axis splits the first axis as it splits the vocabulary.
+    # In `_VYD`, the model axis splits the first axis like the vocabulary.
     return {"embedding_VYD": embedding_MYD}
 
 
@@ -169,14 +168,14 @@ def _scores(x_BTD, narrow_MYD, targets_BT, divisor, chunk):
 
 
 def _chunk(x_BCD, narrow_MYD, targets_BC, divisor):
-    """Returns the logits, where the target is, both (B, C, M, Y), and the scores."""
+    """Returns the logits and the target mask, both (B, C, M, Y), and the scores."""
     M, Y, _ = narrow_MYD.shape
     kind = at_least_float32(x_BCD).dtype
     logits_BCMY = jnp.einsum("BCD,MYD->BCMY", x_BCD, narrow_MYD, preferred_element_type=kind)
     logits_BCMY = logits_BCMY / divisor
     highest_BCM = jnp.max(logits_BCMY, axis=-1)
     sums_BCM = jnp.sum(jnp.exp(logits_BCMY - highest_BCM[..., None]), axis=-1)
-    # A masked sum, not a gather, because the vocabulary may be sharded.
+    # A masked sum and not a gather, because the vocabulary may be sharded.
     entries_MY = jnp.arange(M * Y, dtype=jnp.int32).reshape(M, Y)
     is_target_BCMY = entries_MY == targets_BC[..., None, None]
     chosen_BCM = jnp.sum(jnp.where(is_target_BCMY, logits_BCMY, 0), axis=-1)
@@ -185,11 +184,11 @@ def _chunk(x_BCD, narrow_MYD, targets_BC, divisor):
 
 
 def _in_chunks(function, carry, inputs, entries, chunk):
-    """Folds a function over chunks of tokens with at most `chunk` logits, of so many entries."""
+    """Folds a function over chunks of at most `chunk` logits, `entries` per token."""
     B, T = jax.tree.leaves(inputs)[0].shape[:2]
     number = math.ceil(B * T * entries / (chunk or CHUNKS[device().platform]))
     number = min(max(number, 1), T)
-    # Without padding, if that takes less than twice as many.
+    # Without padding, if that takes less than twice as many chunks.
     others = np.arange(number, 2 * number)
     number = int((*others[T % others == 0], number)[0])
     if number == 1:

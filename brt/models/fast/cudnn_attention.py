@@ -1,4 +1,4 @@
-"""Attention by cuDNN, in place of `brt.models.ops.attention`.
+"""Attention by cuDNN instead of `brt.models.ops.attention`.
 
 tests/models/test_kernel_attention.py compares them, through XLA. On an H100, forward and backward
 with 64 windows of 512 and 8 heads of 128: 2.7 instead of 7.7 ms (docs/benchmarks/training.md).
@@ -49,11 +49,11 @@ def misfit(dtype: jax.typing.DTypeLike, has_dropout: bool = False) -> str | None
 MEASURED = re.compile(r"\bG?H\d{2,3}\b")
 """Names of Hopper cards. An H100 was measured; the others have the same cores."""
 MEASURED_WINDOW, LARGEST_HEAD = 512, 128
-"""Where it was faster: an H100 took as long for windows of 128."""
+"""Bounds of the measured gain: for windows of 128 an H100 took as long as without cuDNN."""
 
 
 def is_faster(head_size: int, window: int, dtype: jax.typing.DTypeLike) -> bool:
-    """Returns whether it was measured to be faster than `attend` on a device like this one."""
+    """Returns whether it was measured to be faster than `attend` on this kind of device."""
     return (
         MEASURED.search(device().device_kind) is not None
         and dtype == jnp.bfloat16
@@ -72,7 +72,6 @@ def without_dropout(
     bias_HQJ: jax.Array | None = None,
     keep_HQJ: jax.Array | None = None,
 ) -> jax.Array:
-    """Returns `cudnn_attention`, or `attend` where weights are dropped."""
     form = cudnn_attention if keep_HQJ is None else attend
     return form(q_QHK, k_JHK, v_JHK, scale_H, bias_HQJ, keep_HQJ)
 
@@ -111,7 +110,7 @@ _batched = jax.custom_batching.custom_vmap(_single)
 
 @_batched.def_vmap
 def _of_layers(size, in_batched, *arrays):
-    """Takes the heads of all layers for heads of one: JAX's rule wants a bias for each element."""
+    """Folds the layers into the heads: JAX's rule wants a bias for each element."""
     q_LBQHK, k_LBJHK, v_LBJHK, bias_L1HQJ = (
         x if batched else jnp.broadcast_to(x, (size, *x.shape))
         for x, batched in zip(arrays, in_batched, strict=True)

@@ -1,10 +1,9 @@
 """Runs a function on the batch elements of every data shard separately.
 
 Plain counterpart: calling the function (tests/laws/test_sharding_laws.py compares a mesh with one
-device). In a loop the compiler would gather weights that are split over `fsdp`, and sum their
-gradients over devices, in every iteration. Here each shard gathers its copy before the loop:
-for a TPU v4 slice, 11 gathers and 8 reductions inside loops become none
-(tests/training/test_collectives.py counts them).
+device). In every iteration of a loop the compiler would gather weights that are split over `fsdp`,
+and sum their gradients over devices. Here each shard gathers its copy before the loop: for a TPU v4
+slice, 11 gathers and 8 reductions inside loops become none (tests/training/test_collectives.py).
 """
 
 import functools
@@ -26,12 +25,11 @@ def by_data_shard(
 ) -> tuple[Any, Any]:
     """Returns `function(weights, rows)`, computed for each data shard by `jax.vmap`.
 
-    Without a mesh, with a batch size that the mesh does not divide, and inside such a function it
-    is a plain call.
+    It is a plain call without a mesh, with a batch size that the mesh does not divide, and inside
+    such a function.
 
-    Args:
-        function: from weights and independent batch elements to a tree of arrays, batch first, and
-            a tree of means over the batch.
+    function: from weights and independent batch elements to a tree of arrays, batch first, and a
+    tree of means over the batch.
     """
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or in_one_data_shard():
@@ -39,7 +37,7 @@ def by_data_shard(
     P = parts("B", mesh.shape)
     B = jax.tree.leaves(rows)[0].shape[0]
     if P == 1 or B % P:
-        with one_data_shard():  # all batch elements are: no gathers in a loop inside this one
+        with one_data_shard():  # one shard has all batch elements: no gathers in inner loops
             return function(jax.tree_util.tree_map_with_path(_gathered, weights), rows)
 
     each = jax.tree_util.tree_map_with_path(functools.partial(copies, mesh.shape), weights)
@@ -66,13 +64,12 @@ def _gathered(path, x):
 
 
 def divided(P: int, x: jax.Array) -> jax.Array:
-    """Returns (P, B / P, ...) of (B, ...), a part for each data shard."""
+    """Splits (B, ...) into (P, B / P, ...), a part for each data shard."""
     x = x.reshape(P, len(x) // P, *x.shape[1:])
     return jax.lax.with_sharding_constraint(x, _rows_first(x))
 
 
 def joined(B: int, x: jax.Array) -> jax.Array:
-    """Returns (B, ...) of (P, B / P, ...)."""
     x = jax.lax.with_sharding_constraint(x, _rows_first(x))
     return x.reshape(B, *x.shape[2:])
 

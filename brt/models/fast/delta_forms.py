@@ -1,4 +1,4 @@
-"""Which form of the delta rule of a memory runs: kernels on TPUs, and on GPUs by the binding.
+"""The form of a memory's delta rule: kernels on TPUs, and on GPUs by the binding.
 
 `table.layer_ops` chooses the other operations of a layer by the same binding.
 """

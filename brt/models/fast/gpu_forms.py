@@ -1,6 +1,5 @@
-"""The Pallas kernels for GPUs with the arguments and results of `brt.models.ops`.
-
-tests/models/test_gpu_kernels.py compares both, in a model. `fast/table.py` chooses them.
+"""The Pallas kernels for GPUs in the form of `brt.models.ops`
+(tests/models/test_gpu_kernels.py).
 """
 
 import functools
@@ -27,8 +26,8 @@ from brt.models.sizes import Sizes
 
 NO_LOOP = "GPUs have kernels of its attention only"
 UNROLLED = 8
-"""Blocks of an iteration of a cell's loop: what a backward pass needs is not stacked, which saves
-3.4 % of a step of pg19_rec_fixed_skip (docs/benchmarks/gpu_compiler.md)."""
+"""Blocks of an iteration of a cell's loop. Not stacking residuals saves 3.4 % of a step of
+pg19_rec_fixed_skip (docs/benchmarks/gpu_compiler.md)."""
 scan_blocks = functools.partial(block_loop.scan_blocks, unroll=UNROLLED)
 
 
@@ -41,7 +40,7 @@ def window_misfit(sizes: Sizes, window: int, dtype: DTypeLike) -> str | None:
 
 
 def window_tables(bias_HW: jax.Array, key: jax.Array | None, rate: float) -> WindowTables:
-    """Returns the bias of each distance, (H, W), and what draws the dropout."""
+    """Returns the bias of each distance, (H, W), and the seeds of the dropout."""
     return WindowTables(bias_HW, tile_dropout(key, rate, len(bias_HW), 1))
 
 
@@ -65,7 +64,6 @@ def window_attention(
 
 
 def states_misfit(sizes: Sizes, queries: int, keys: int) -> str | None:
-    """Returns why no kernel computes attention of each block's queries to its keys, or None."""
     return gpu_launch.block_misfit(_heads(sizes.num_heads, sizes.head_size), queries, keys)
 
 
@@ -93,7 +91,7 @@ def attention_to_states(
 def attention_by_head(
     q_BHQK: jax.Array, k_BHJK: jax.Array, v_BHJK: jax.Array, scale_H: jax.Array | None
 ) -> jax.Array:
-    """To the kernel keys and values are the states of one block."""
+    """For the kernel, keys and values are the states of one block."""
     k_BGJHK, v_BGJHK = (heads_first(x)[:, None] for x in (k_BHJK, v_BHJK))
     return heads_first(attention_to_states(heads_first(q_BHQK), k_BGJHK, v_BGJHK, scale_H))
 
@@ -107,6 +105,5 @@ def delta_misfit(sizes: Sizes, tokens: int, dtype: DTypeLike) -> str | None:
 
 
 def delta_rule(sizes: Sizes, rows: int, dtype: DTypeLike) -> Callable[..., Any]:
-    """Returns `gated_delta.delta_rule` for a batch of `rows`; dtype: of activations."""
     heads = _heads(sizes.num_heads, sizes.head_size, rows)
     return functools.partial(gpu_delta.delta_rule, heads, dtype)

@@ -1,6 +1,5 @@
-"""The Pallas TPU kernels with the arguments and results of `brt.models.ops`.
-
-tests/models/test_kernel_attention.py compares both, in a model. `fast/table.py` chooses them.
+"""The Pallas TPU kernels in the form of `brt.models.ops`
+(tests/models/test_kernel_attention.py).
 """
 
 import functools
@@ -55,9 +54,9 @@ def window_misfit(sizes: Sizes, window: int, dtype: DTypeLike) -> str | None:
 
 
 def window_tables(bias_HW: jax.Array, key: jax.Array | None, rate: float) -> WindowTables:
-    """Returns those of a tile, which all tiles of a window share, and what draws the dropout.
+    """Returns the tables of a tile, the same for all tiles of a window, and seeds of the dropout.
 
-    Each data shard has a copy of the bias, as of `tables_by_shard`.
+    Each data shard has a copy of the bias (`tables_by_shard`).
     """
     return tables_by_shard(_window_tables, True, bias_HW, key, rate)
 
@@ -80,7 +79,7 @@ def window_attention(
     scale_H: jax.Array | None,
     tables: WindowTables,
 ) -> WindowAttention:
-    """with_keys: whether a memory reads the keys: the kernel, which computes them, stores them."""
+    """with_keys: store the keys, which the kernel computes, for a memory that reads them."""
     heads = _heads(q_BTHK, scale_H)
     arrays = map(joined_heads, (q_BTHK, k_BTHK, v_BTHK, *window))
     q_unit_BTHK, ones_H = scaled_queries(q_BTHK, scale_H)
@@ -96,7 +95,6 @@ def window_attention(
 
 
 def states_misfit(sizes: Sizes, queries: int, keys: int) -> str | None:
-    """Returns why no kernel computes attention of each block's queries to its keys, or None."""
     return states_kernel.misfit(heads_of(sizes.num_heads, sizes.head_size), queries, keys)
 
 
@@ -131,7 +129,7 @@ def _heads(q_BTHK, scale_H):
 def attention_by_head(
     q_BHQK: jax.Array, k_BHJK: jax.Array, v_BHJK: jax.Array, scale_H: jax.Array | None
 ) -> jax.Array:
-    """To the kernel each head is a block."""
+    """For the kernel, each head is a block."""
     B, H, _, K = q_BHQK.shape
     heads = heads_of(H, K, B, qk_norm=False)
     axes = heads.mesh_axes[0], None, heads.mesh_axes[1]
@@ -151,7 +149,6 @@ def delta_misfit(sizes: Sizes, tokens: int, dtype: DTypeLike) -> str | None:
 
 
 def delta_rule(sizes: Sizes, rows: int, dtype: DTypeLike) -> Callable[..., Any]:
-    """Returns `gated_delta.delta_rule` for a batch of `rows`; dtype: of activations."""
     heads = heads_of(sizes.num_heads, sizes.head_size, rows)
     return functools.partial(delta_kernel.delta_rule, heads, dtype)
 

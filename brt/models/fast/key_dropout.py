@@ -1,7 +1,7 @@
-"""Dropout of keys before the softmax, in place of dropping attention weights after it.
+"""Dropout of keys before the softmax, instead of attention weights after it.
 
-The weights that are left sum to 1, and any form of attention that takes a bias computes it. The
-functions have the arguments and results of those of `brt.models.ops` with the same names.
+The remaining weights sum to 1, and any form of attention with a bias can compute it. Functions
+replace those of `brt.models.ops` with the same names.
 
 Source: Li et al. 2023, DropKey, arXiv:2208.02646.
 """
@@ -30,7 +30,7 @@ def window_tables(bias_HW: jax.Array, key: jax.Array | None, rate: float) -> Win
 def states_dropout(
     key: jax.Array | None, rate: float, sizes: tuple[int, int, int], dtype: DTypeLike
 ) -> jax.Array | None:
-    """Returns the bias of attention to states; a query from which all are hidden sees all."""
+    """Returns the bias of attention to states; a query with all states hidden sees all."""
     bias_HWS = hidden_keys(key, rate, sizes, jnp.promote_types(dtype, jnp.float32))
     if bias_HWS is None:
         return None
@@ -45,8 +45,6 @@ def attention_to_states(
     bias_HWS: jax.Array | None = None,
     attention: Callable[..., jax.Array] = ops.attention,
 ) -> jax.Array:
-    """Returns attention to states with the bias of `states_dropout`."""
-
     def attend(q, k, v, scale_H, _, bias_HWS):
         return attention(q, k, v, scale_H, bias_HWS, None)
 
@@ -56,7 +54,7 @@ def attention_to_states(
 def hidden_keys(
     key: jax.Array | None, rate: float, shape: tuple[int, ...], dtype: DTypeLike
 ) -> jax.Array | None:
-    """Returns `HIDDEN` where a key is hidden, elsewhere 0; None without a key or a rate."""
+    """Returns `HIDDEN` where a key is hidden, else 0; None without a key or a rate."""
     if key is None or rate == 0.0:
         return None
     return jnp.where(jax.random.bernoulli(key, rate, shape), HIDDEN, 0).astype(dtype)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 FEWEST = 16
-"""Neighbouring layers that are scanned, at least."""
+"""Fewest neighbouring layers that are scanned."""
 
 
 def run_layers(
@@ -24,7 +24,7 @@ def run_layers(
     inputs: Sequence[Any],
     fewest: float | None = None,
 ) -> tuple[Any, list[Any]]:
-    """Runs all layers in order; `fewest` (`FEWEST`) neighbours of the same structure as one scan.
+    """Runs all layers in order; at least `fewest` (`FEWEST`) similar neighbours run as one scan.
 
     step: from a layer, x and the layer's input, a tree, to the next x and the layer's output.
     Returns the last x and the outputs.

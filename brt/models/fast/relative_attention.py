@@ -30,7 +30,7 @@ def attend_by_distance(
     kept_BHTJ: jax.Array | None = None,
     rate: float = 0.0,
 ) -> jax.Array:
-    """Returns `plain_attend_by_distance`; the backward pass computes the weights again."""
+    """Returns `plain_attend_by_distance`; the backward pass recomputes the weights."""
     operands = q_BTHK, k_BJHK, v_BJHK, content_bias_HK, positions, visible_BTJ, kept_BHTJ
     return _forward(*operands, rate)[0]
 
@@ -50,7 +50,7 @@ def _forward(
 
 
 def _backward(rate, residuals, gradient_BTHK):
-    # The barrier keeps XLA from holding the forward pass's scores in memory until now.
+    # The barrier stops XLA from keeping the forward pass's scores in memory until now.
     operands, softmax, gradient_BTHK = jax.lax.optimization_barrier((*residuals, gradient_BTHK))
     q_BTHK, k_BJHK, v_BJHK, content_bias_HK, positions, visible_BTJ, kept_BHTJ = operands
     s_BHTJ = visible_scores(scores(q_BTHK, k_BJHK, content_bias_HK, positions), visible_BTJ)

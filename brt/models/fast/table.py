@@ -1,4 +1,4 @@
-"""Which form of each operation runs: the one place that chooses, and says so once.
+"""Chooses the form of each operation, and logs it once.
 
 | form | where | attention | dropout | cell |
 |---|---|---|---|---|
@@ -45,7 +45,7 @@ def layer_ops(
 
     states: S that its tokens attend to, or 0. has_memories: whether any reads its keys.
 
-    A `ValueError` names the binding if it insists on a form that cannot compute this layer.
+    Raises a `ValueError`, with the binding, for a required form that cannot compute this layer.
     """
     if sizes.attention_form == "cudnn":
         return _with_attention(_cudnn(sizes, dtype), sizes)
@@ -85,7 +85,7 @@ def cell_ops(
 ) -> CellOps:
     """Returns the forms of a cell's operations.
 
-    gate: the cell's only one, after both attentions; None: it has another arrangement. remat: as of
+    gate: the cell's only one, after both attentions; None: another arrangement. remat: as in
     `scan_blocks`.
     """
     attend = _cudnn(sizes, dtype) if sizes.attention_form == "cudnn" else attention.attend
@@ -103,7 +103,7 @@ def cell_ops(
         if is_whole:
             scan_cell = functools.partial(kernels.scan_cell, gate)
             chosen = chosen._replace(scan_blocks=scan_cell)
-        # Of a step outside of that loop, or of another arrangement.
+        # For a step outside that loop, or of another arrangement.
         found = []
         for keys in (states, 2 * window):
             misfit = kernels.states_misfit(sizes, states, keys)
@@ -119,10 +119,7 @@ def cell_ops(
 def form_by_distance(
     sizes: Sizes, rows: int, queries: int, keys: int, misfit: str | None
 ) -> Callable[..., jax.Array]:
-    """Returns a form of `plain_attend_by_distance` for a batch of `rows`.
-
-    misfit: why it cannot be the kernel, or None.
-    """
+    """Returns a form of `plain_attend_by_distance` for a batch of `rows`."""
     if wants_kernels(sizes):
         from brt.models.fast.kernel_forms import heads_of
         from brt.models.fast.kernels import relative as relative_kernel
@@ -160,7 +157,8 @@ def has_kernel(
 ) -> bool:
     """Returns whether `what` is a kernel where kernels are wanted, and logs it once.
 
-    misfit: why it cannot be one: a `ValueError` if the form is "kernel" and `required`.
+    misfit: a reason against a kernel, or None. Raises a `ValueError` for it if the form is "kernel"
+    and `required`.
     """
     if sizes.attention_form == "kernel" and misfit and required:
         raise ValueError(f'{binding} = "kernel": {what}: {misfit}. Use "auto" or "plain".')
@@ -173,7 +171,7 @@ def has_kernel(
 def _with_attention(attend, sizes):
     drops = key_dropout if sizes.attention_dropout == "keys" else ops
     window_tables, in_window = drops.window_tables, attend
-    # cuDNN takes one bias: by shard where weights are dropped, which is plain then.
+    # cuDNN takes one bias: by shard if weights are dropped, which is plain then.
     is_plain = attend is attention.attend
     drops_weights = attend is cudnn_attention.without_dropout and drops is ops
     if (is_plain or drops_weights) and not jax.sharding.get_abstract_mesh().empty:

@@ -1,4 +1,4 @@
-"""Dropout masks, shared along the axes along which the published models share them."""
+"""Dropout masks, shared along axes as in the published models."""
 
 import jax
 

@@ -50,7 +50,7 @@ class FeedForward(nnx.Module):
         """Returns (B, T, D).
 
         drop: applied to hidden units. weights: of `weights`, or None. mask_PD: dropout of the
-        result, as of `repeated_mask`.
+        result (`repeated_mask`).
         """
         weights = weights or self.weights(x_BTD.dtype)
         h_BTF = weights.hidden_DF("BTD,DF->BTF", x_BTD)

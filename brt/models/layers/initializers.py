@@ -31,7 +31,7 @@ def parameter(
     purpose: str | tuple[str, ...] | None = None,
     multiplied: bool | None = None,
 ) -> nnx.Param:
-    """Returns a float32 parameter with the metadata that `brt.models.counts` counts by.
+    """Returns a float32 parameter with the metadata that `brt.models.counts` uses.
 
     Args:
         purpose: one of `PURPOSES`; several for equal parts of the first axis. None: that of the

@@ -11,8 +11,7 @@ from brt.models.arguments import check_array
 def token_losses(logits_BTV: jax.Array, targets_BT: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Returns -log p(target) in nats, and whether no logit exceeds the target's, both (...).
 
-    logits_BTV: (..., V), at least float32. targets_BT: (...) int32 in [0, V), which
-    is not checked.
+    logits_BTV: (..., V), at least float32. targets_BT: (...) int32 in [0, V), not checked.
     """
     check_array("targets of token_losses", targets_BT, jnp.integer)
     check_array("logits of token_losses", logits_BTV, jnp.floating, (*targets_BT.shape, None))
@@ -24,10 +23,10 @@ def token_losses(logits_BTV: jax.Array, targets_BT: jax.Array) -> tuple[jax.Arra
 def scored_positions(
     x_KBTD: Any, targets_KBT: jax.Array, weights_KBT: jax.Array, most: int
 ) -> tuple[Any, jax.Array, jax.Array]:
-    """Returns the positions of each batch element with a weight, as one segment of `most` (N).
+    """Gathers the positions of each batch element with a weight into one segment of `most` (N).
 
-    x_KBTD: a tree of (K, B, T, ...) arrays. Where more than N positions have a weight, the weights
-    are nan, and so is the loss. Returns (1, B, N, ...), (1, B, N) and (1, B, N).
+    x_KBTD: a tree of (K, B, T, ...) arrays. Where more than N positions have a weight, the weights,
+    and so the loss, are nan. Returns (1, B, N, ...), (1, B, N) and (1, B, N).
     """
 
     def joined(x_KBT):

@@ -9,10 +9,7 @@ from brt.models.ops import at_least_float32, rms_normed
 
 
 class RMSNorm(nnx.Module):
-    """x / rms(x) * scale, over the last axis of size D; purpose: parameter group of the scale.
-
-    Source: Zhang and Sennrich 2019, arXiv:1910.07467.
-    """
+    """x / rms(x) * scale, over the last axis of size D (`rms_normed`); purpose: of the scale."""
 
     def __init__(self, rngs: nnx.Rngs, width: int, purpose: str | None = None):
         self.scale_D = parameter(rngs, jax.nn.initializers.ones, width, purpose=purpose)

@@ -33,7 +33,7 @@ class WindowMask(nnx.Module):
     def by_distance(self, scale_H: jax.Array, window: int) -> jax.Array:
         """Returns the bias of distances 1 ... W, (H, W).
 
-        scale_H: the factor of scores, which is that of the bias too.
+        scale_H: the factor of the scores and of the bias.
         """
         return jnp.zeros((len(scale_H), window), scale_H.dtype)
 

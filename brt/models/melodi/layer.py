@@ -1,8 +1,8 @@
-"""One layer of MELODI: a window attends to memories only, and leaves compressed ones behind.
+"""One layer of MELODI: a window attends to memories only, and leaves compressed vectors behind.
 
 U summary tokens after a window of W tokens are mixed into a short-term memory of S vectors, which
-the next window attends to, and in long-term layers into I vectors, which a first-in, first-out
-memory of M vectors keeps. X = W + U, R summary tokens of a segment.
+the next window attends to, and in long-term layers into I vectors for a first-in, first-out memory
+of M vectors. X = W + U, R summary tokens of a segment.
 
 Source: MELODI, Chen et al. 2024, arXiv:2410.03156, and its released code.
 """
@@ -38,7 +38,7 @@ from brt.models.sizes import Sizes
 
 
 class MelodiSizes(NamedTuple):
-    """W, U, S, M and I in vectors; M = 0 in layers without a long-term memory."""
+    """W, U, S, M and I in vectors; M = 0: no long-term memory."""
 
     window: int
     summary: int
@@ -67,7 +67,7 @@ class KeysValues(NamedTuple):
 class TokenMixing(nnx.Module):
     """A linear map over positions, the same for every feature: X positions to I.
 
-    residual: normalise tokens and summary tokens apart, and add the summary tokens, U = I.
+    residual: normalise tokens and summary tokens separately, and add the summary tokens, U = I.
     """
 
     purpose = "recurrence"
@@ -157,7 +157,7 @@ class MelodiLayer(nnx.Module):
         return constrain(x_BTA.reshape(*x_BTA.shape[:2], self.sizes.num_heads, -1), "BTHK")
 
     def bias(self, queries: slice, keys: int) -> jax.Array:
-        """Returns bias and causal mask, (H, Q, J): the memory is before the window.
+        """Returns bias and causal mask, (H, Q, J), with the memory before the window.
 
         queries: positions among W + U. keys: J positions, S of the memory and then the window's.
         """
@@ -175,7 +175,7 @@ class MelodiLayer(nnx.Module):
         bias_HTJ: jax.Array,
         masks: tuple[jax.Array | None, jax.Array | None] = (None, None),
     ) -> tuple[jax.Array, jax.Array | None]:
-        """Returns attention to memory and window, mixed with that to the long-term memory, and its
+        """Returns attention to memory and window, mixed with the long-term memory, and its
         share.
         """
         scale_H = self.attention_scale_H[...]
@@ -244,7 +244,7 @@ class MelodiLayer(nnx.Module):
         def by_window(tokens_BT, summary_BR):
             return jnp.concatenate([in_blocks(tokens_BT, W), in_blocks(summary_BR, U)], axis=2)
 
-        # Queries, keys and values of all windows at once; only the memories are sequential.
+        # All windows at once; only the memories are sequential.
         heads = map(
             by_window,
             (self.queries(normed_BTD), *self.keys_values(normed_BTD)),
@@ -265,7 +265,7 @@ class MelodiLayer(nnx.Module):
             inputs = *carry, *window, weights["bias_HXJ"], masks
             return layer.window(*inputs)
 
-        # Named, as the axes of a name decide its sharding.
+        # The axes at the end of a name decide its sharding.
         weights = {"params": nnx.to_pure_dict(params), "bias_HXJ": bias_HXJ}
         inputs = *inputs, jnp.broadcast_to(jnp.arange(G), (B, G))
         (cache, _), (tokens, summaries), metrics = scan_blocks(step, weights, (cache, long), inputs)
@@ -287,8 +287,8 @@ class MelodiLayer(nnx.Module):
     ) -> tuple[tuple, tuple, Metrics]:
         """Runs on one window and its summary tokens: a step of the loop over windows.
 
-        long: keys and values of the long-term memory, or None. index_B: of the window, for
-        its dropout. Returns the next cache and long-term keys; outputs, the next layer's summary
+        long: keys and values of the long-term memory, or None. index_B: of the window, for its
+        dropout. Returns the next cache and long-term keys; outputs, the next layer's summary
         tokens, metrics.
         """
         W, I = self.memory.window, self.memory.increment

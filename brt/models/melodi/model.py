@@ -47,10 +47,10 @@ class Melodi(TiedEmbedding, LanguageModel):
     """Windowed attention with a short-term memory in each layer and a long-term memory in some.
 
     Args:
-        vocabulary_size to feed_forward_size: as of `BlockRecurrentTransformer`.
+        vocabulary_size to feed_forward_size: as in `BlockRecurrentTransformer`.
         window: W in tokens, which divides the segment length.
         summary: U, summary tokens of a window.
-        short_memory: S, vectors that a window leaves to the next.
+        short_memory: S, vectors from a window to the next.
         long_layers: indices of the layers with a long-term memory, from 0, or negative from the
             last.
         long_memory: M, vectors of a long-term memory.

@@ -1,8 +1,8 @@
 """The Associative Recurrent Memory Transformer: memory tokens that write into a matrix per layer.
 
-A segment is [tokens; memory tokens], X = T + S positions, each attending to those before it. Every
-layer adds the values that its matrix holds for a position; after it, the outputs of the memory
-tokens are written into the matrix, the only cache. Y: size of a key, L = 6 Y: of its features.
+A segment is [tokens; memory tokens], X = T + S positions, with causal attention. Every layer adds
+its matrix's values for each position; the outputs of the memory tokens are then written into the
+matrix, the only cache. Y: size of a key, L = 6 Y: of its features.
 """
 
 import math
@@ -51,7 +51,7 @@ class AssociationCache(NamedTuple):
 
 
 def features(x: jax.Array) -> jax.Array:
-    """Returns the features of keys or queries, (..., Y) to (..., 6 Y), of unit length.
+    """Returns unit-length features of keys or queries, (..., Y) to (..., 6 Y).
 
     r = [relu(x), relu(-x)]; the features are r times r rolled by 1, 2 and 3 entries (DPFP-3).
 
@@ -70,7 +70,7 @@ class Association(SegmentMemory[jax.Array]):
     update: A + sum_s b_s f_s (W_v m_s - A^T f_s / (z . f_s))^T,  z + sum_s g_s f_s,
             with f_s = f(W_k m_s), b_s = sigmoid(w_b m_s + c), g_s = clip(1 - z . f_s, 0, 1)
 
-    g keeps z from counting a key again; no gradient flows through it. The released code also
+    g prevents z from counting a key twice; no gradient flows through it. The released code also
     subtracts `EPSILON` from g, but not in the first segment.
 
     Source: Rodkin et al. 2024, arXiv:2407.04841, section 2, and the released code.
@@ -123,7 +123,7 @@ def _stored(cache, f_BTL):
 
 @configurable(denylist=["rngs"])
 class AssociativeRecurrentMemoryTransformer(LanguageModelWrapper):
-    """ARMT around a Transformer-XL without memory, whose settings are bound by its own name.
+    """ARMT around a Transformer-XL without memory, which has its own bindings.
 
     Args:
         num_memory: S, memory tokens at the end of a segment, at least 1.
@@ -207,7 +207,7 @@ class AssociativeRecurrentMemoryTransformer(LanguageModelWrapper):
     def _run(self, x_BQD, caches, before=None, key=None):
         """Runs all layers on positions after the inputs `before`, (B, M, D) each.
 
-        Returns of each layer its input with the memory, its output, and the memory's share.
+        Returns each layer's input with the memory, output, and share of the memory.
         """
         rows, Q, D = x_BQD.shape
         before = before or [jnp.zeros((rows, 0, D), x_BQD.dtype)] * len(caches)

@@ -23,7 +23,7 @@ class MemoryCache(NamedTuple):
 class TokenVectors(SegmentMemory[jax.Array]):
     """S vectors, replaced by the outputs of memory tokens, (B, S, D).
 
-    initial_SD: learned vectors at the start of a document, a parameter of the model.
+    initial_SD: learned, for the start of a document; a parameter of the model.
 
     Source: RMT, section 3.
     """
@@ -41,9 +41,9 @@ class TokenVectors(SegmentMemory[jax.Array]):
         return MemoryVectors(cache.memory_BSD.astype(dtype))
 
     def update(self, cache: MemoryCache, segment: jax.Array) -> tuple[MemoryCache, Metrics]:
-        """Returns the cache after a segment, and memory_spread.
+        """Returns the cache, and memory_spread: the memory's standard deviation over the batch.
 
-        It is the memory's standard deviation over the batch, 0 if it ignores the document.
+        It is 0 if the memory ignores the document.
         """
         spread = jnp.std(segment.astype(jnp.float32), axis=0).mean()
         return MemoryCache(segment), {"memory_spread": jax.lax.stop_gradient(spread)}

@@ -26,9 +26,9 @@ INITIAL_ROWS = ("independent", "identical")
 class DecodingMemory(NamedTuple):
     """The memory while a segment is being decoded.
 
-    memory_BSD: (B, S, D), as in `MemoryCache`; the next memory, without write positions and after a
-    segment's first token.
-    fill_B: (B,) int32, tokens of the segment processed so far, 0 ... P - 1.
+    memory_BSD: (B, S, D), as in `MemoryCache`; without write positions and after a segment's first
+    token, the next memory.
+    fill_B: (B,) int32, tokens of the segment so far, 0 ... P - 1.
     """
 
     memory_BSD: jax.Array

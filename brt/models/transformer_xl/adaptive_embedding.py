@@ -1,8 +1,7 @@
 """Adaptive embedding and adaptive softmax.
 
-Ids are ranks by frequency. Rare bins have narrower vectors, projected to the model's width. The
-softmax is over the frequent words and the rare bins, then within a bin. E: width of a bin, N: rare
-bins.
+Ids are ranks by frequency. Rare bins have narrower vectors (E), projected to the model's width. The
+softmax is over the frequent words and the N rare bins, then within a bin.
 """
 
 import itertools
@@ -20,7 +19,7 @@ from brt.models.ops import at_least_float32
 from brt.token_ids import BEGIN
 
 CHUNK = 256
-"""Tokens for which the words of a rare bin are scored at a time."""
+"""Tokens scored at a time in a rare bin."""
 
 
 class Bin(nnx.Module):
@@ -29,7 +28,7 @@ class Bin(nnx.Module):
     Args:
         size, bin_width, width: V words, E of their vectors, D of the model.
         projects: whether the vectors are projected from E to D.
-        tied, ties_projection: whether the softmax uses the embedding matrix, and its projection.
+        tied, ties_projection: as in `AdaptiveEmbedding`.
     """
 
     def __init__(
@@ -152,7 +151,7 @@ class AdaptiveEmbedding(nnx.Module):
         self.begin_D = parameter(rngs, normal(std), width)
 
     def __call__(self, tokens_BT: jax.Array, dtype: DTypeLike) -> jax.Array:
-        """Returns (B, T, D) vectors of (B, T) ids, `BEGIN` included, times sqrt(D)."""
+        """Returns (B, T, D) vectors of (B, T) ids (or `BEGIN`), times sqrt(D)."""
         begin_D = self.begin_D[...].astype(dtype)
         x_BTD = jnp.where((tokens_BT == BEGIN)[..., None], begin_D, jnp.zeros((), dtype))
         for part, low, high in zip(self.bins, self.edges[:-1], self.edges[1:], strict=True):
@@ -243,7 +242,7 @@ def _score_needed(part, x_ND, target_N, needed_N):
         rows_C, start = inputs
         return carry, jax.lax.cond(start < total, score, skip, x_ND[rows_C], target_N[rows_C])
 
-    # Remat, because the backward pass would keep the logits of all chunks.
+    # The backward pass would otherwise keep the logits of all chunks.
     _, scored = jax.lax.scan(jax.checkpoint(step), None, (rows_XC, starts))
     back_N = jnp.argsort(order_N)
     return tuple(x.reshape(-1)[:count][back_N] for x in scored)

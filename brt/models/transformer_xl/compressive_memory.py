@@ -23,7 +23,7 @@ COMPRESSIONS = ("mean", "max", "convolution")
 
 
 class CompressiveCache(NamedTuple):
-    """The compressed vectors of a layer, and its last inputs, the newest last in both.
+    """The compressed vectors and the last inputs of a layer, both with the newest last.
 
     compressed_BLD: (B, L, D) in the activations' type, of which the last `compressed_count_B` are
     filled. x_BMD, count_B: as in `HiddenCache`.
@@ -40,7 +40,7 @@ class CompressiveCache(NamedTuple):
 
 @configurable(denylist=["rngs", "sizes", "length"])
 class CompressiveMemory(HiddenMemory):
-    """Keeps the last M inputs of a layer, and L vectors compressed from those before them.
+    """Keeps the last M inputs of a layer, and L vectors compressed from earlier inputs.
 
     A compressed vector counts as one position.
 
@@ -113,13 +113,13 @@ class CompressiveMemory(HiddenMemory):
     def update(self, cache: CompressiveCache, segment: LayerSegment) -> tuple[NamedTuple, Metrics]:
         """Returns the cache after a segment, without gradient.
 
-        For a convolution the metric added_nats is the weighted attention-reconstruction loss.
+        For a convolution, `added_nats` is the weighted attention-reconstruction loss.
         """
         x_BTD, layer = segment
         T, M, L = x_BTD.shape[1], self.recent, self.compressed
         x_BJD = jnp.concatenate([cache.x_BMD, x_BTD.astype(cache.x_BMD.dtype)], axis=1)
         x_BJD = jax.lax.stop_gradient(x_BJD)
-        # The T oldest of M + T inputs leave; where fewer were stored the first of them are empty.
+        # The T oldest of M + T inputs leave; if fewer were stored, the first of them are empty.
         dropped_BTD = x_BJD[:, :T]
         dropped_B = jnp.maximum(cache.count_B + T - M, 0)
         new_BLD = self.compress(dropped_BTD)
@@ -156,8 +156,8 @@ class CompressiveMemory(HiddenMemory):
     ) -> jax.Array:
         """Returns the mean squared difference between attention to inputs and to their compression.
 
-        Gradients reach `new_BLD` only. The last `old_B` of the inputs `old_BOD` are filled; the
-        error of batch elements without any is 0. Source: Rae et al. 2019, algorithm 2.
+        Gradients reach `new_BLD` only. The last `old_B` of the inputs `old_BOD` are filled; without
+        any, the error is 0. Source: Rae et al. 2019, algorithm 2.
         """
         filled_BO = last_filled(old_B, old_BOD.shape[1])
         filled_BL = last_filled(old_B // self.rate, new_BLD.shape[1])

@@ -40,7 +40,7 @@ class HiddenCache(NamedTuple):
 
 
 class LayerSegment(NamedTuple):
-    """A segment as a layer has processed it; x_BTD: the layer's inputs."""
+    """A segment processed by a layer; x_BTD: the layer's inputs."""
 
     x_BTD: jax.Array
     layer: "TransformerXLLayer"
@@ -80,7 +80,7 @@ class HiddenMemory(SegmentMemory[LayerSegment]):
 
 
 def last_filled(count_B: jax.Array, size: int) -> jax.Array:
-    """Returns which of `size` slots the last `count_B` are, (B, size) bool."""
+    """Returns which slots are the last `count_B`, (B, size) bool."""
     return jnp.arange(size) >= size - count_B[:, None]
 
 
@@ -88,7 +88,7 @@ class DecodingSegment(NamedTuple):
     """The cache of a layer before a segment, and the segment while it is being filled.
 
     x_BPD: (B, P, D), inputs of the layer in the segment, zeros beyond the fill.
-    fill_B: (B,) int32, positions of the segment processed so far, 0 ... P - 1.
+    fill_B: (B,) int32, positions of the segment so far, 0 ... P - 1.
     """
 
     before: NamedTuple
@@ -102,7 +102,7 @@ def visible_keys(
     """Returns which keys, M remembered ones and a segment's, each query sees, (B, T, J) bool.
 
     distance_TJ: int, from key to query; also (B, T, J). same_length: a query sees the last M keys
-    only, itself included (released PyTorch code).
+    only, with its own (released PyTorch code).
     """
     B, M = filled_BM.shape
     seen = distance_TJ >= 0
@@ -115,7 +115,7 @@ def visible_keys(
 def open_segment(
     before: Any, room: int, x_BPD: jax.Array, fill_B: jax.Array, dtype: DTypeLike
 ) -> DecodingSegment:
-    """Returns the decoding form: the cache before a segment, and room for so many positions.
+    """Returns the decoding form: the cache before a segment, and room for `room` positions.
 
     x_BPD: inputs of the segment, of which the first `fill_B` are valid.
     """
@@ -126,7 +126,7 @@ def open_segment(
 
 
 def before_segment(caches: Iterable[DecodingSegment]) -> tuple:
-    """Returns the segment form of caches in the decoding form, for any room."""
+    """Returns the segment form of caches in the decoding form."""
     return tuple(cache.before for cache in caches)
 
 

@@ -50,7 +50,7 @@ class Distances(NamedTuple):
     """The distances between queries and keys, the same in all layers.
 
     distance_C: (C,) int. sinusoid_CD: their encodings, for "relative". biases: u and v of all
-    layers, (H, K) each; None where a layer has its own. misfit: why no kernel computes them.
+    layers, (H, K) each; None: each layer has its own. misfit: why no kernel computes them.
     """
 
     distance_C: jax.Array
@@ -68,11 +68,9 @@ class TransformerXLLayer(nnx.Module):
     """Attention, output projection, residual and norm; MLP, residual and norm.
 
     Args:
-        encoding: as of `TransformerXL`; nothing in this layer if "absolute".
-        position_rows: R, learned distances; farther ones use the last.
+        encoding, position_rows, clamp: as in `TransformerXL`; "absolute" has no part in this layer.
         own_biases: u and v (of "relative") belong to this layer and not to the model.
         norm: "post": after the residual sums; "pre": before attention and MLP.
-        clamp: distances above it share its encoding, or None.
         std: of the initial matrices and the scales of norms.
 
     Source: Transformer-XL, section 3.3, and the released code.
@@ -123,7 +121,7 @@ class TransformerXLLayer(nnx.Module):
     # Positions.
 
     def add_position_vectors(self, x_BTD: jax.Array, backwards_T: jax.Array) -> jax.Array:
-        """Returns the layer's input, which is also what it remembers, with learned positions.
+        """Returns the layer's input, which is also remembered, with learned positions.
 
         backwards_T: (T,) or (B, T) int, tokens to the end of the segment.
         """
@@ -195,12 +193,10 @@ class TransformerXLLayer(nnx.Module):
     def content_attention(
         self, x_BTD: jax.Array, memory_BJD: jax.Array, filled_BJ: jax.Array
     ) -> jax.Array:
-        """Returns attention to vectors by their content alone, (B, T, H, K).
+        """Returns attention by content alone, (B, T, H, K), for `CompressiveMemory`.
 
         x_BTD: the queries' inputs. memory_BJD: the vectors; gradients reach these only. filled_BJ:
         visible ones, at least one.
-
-        Source: Rae et al. 2019, arXiv:1911.05507, algorithm 2.
         """
         graph, params = nnx.split(self)
         layer = nnx.merge(graph, jax.lax.stop_gradient(params))
@@ -252,11 +248,11 @@ class TransformerXLLayer(nnx.Module):
     ) -> jax.Array:
         """Runs the layer on one token; returns (B, D).
 
-        The query is multiplied with the key matrix, instead of J earlier inputs with it.
+        The key matrix multiplies the query, instead of J earlier inputs.
 
         Args:
-            hidden: inputs of this layer, the token's own included, J in consecutive parts: (B, M,
-                D) remembered and (B, P, D) of the segment.
+            hidden: inputs of this layer up to the token, J in consecutive parts: (B, M, D)
+                remembered and (B, P, D) of the segment.
             visible_BJ, distance_BJ: whether the token sees them, and their distances.
             distances: 0, 1, ... J - 1.
         """

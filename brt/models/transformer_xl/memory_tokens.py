@@ -17,8 +17,8 @@ from brt.models.transformer_xl.layer import LayerAttention
 def segment_mask(S: int, T: int, memory_at_end: bool = True) -> jax.Array:
     """Returns which positions of its segment each position sees, (X, X) bool.
 
-    Read positions see each other; tokens see the read positions and those up to themselves; write
-    positions see all. Source: RMT, section 3, and the released code.
+    Read positions see each other; tokens see the read positions and earlier tokens; write positions
+    see all. Source: RMT, section 3, and the released code.
     """
     index = jnp.arange(S + T + (S if memory_at_end else 0))
     read, write = index < S, index >= S + T
@@ -31,7 +31,7 @@ def visible_positions(
 ) -> jax.Array:
     """Returns the mask with remembered vectors before the segment, (B, Q, M + X) bool.
 
-    All masks are bool. read_from_cache: whether memory tokens see remembered vectors.
+    read_from_cache: whether memory tokens see remembered vectors.
     """
     sees_Q = ~is_memory_Q | read_from_cache
     cache_BQM = filled_BM[:, None] & sees_Q[:, None]

@@ -1,7 +1,4 @@
-"""Transformer-XL, and the models that its paper compares it with.
-
-logits_BTV, caches = model(tokens_BT, caches)
-"""
+"""Transformer-XL, and the models that its paper compares it with."""
 
 import functools
 import math
@@ -56,14 +53,14 @@ class TransformerXL(Body, ShowsAttention):
     """Transformer-XL, and with `memory_length` 0 the model without recurrence.
 
     Args:
-        vocabulary_size to feed_forward_size, activation_dtype: as of `BlockRecurrentTransformer`.
+        vocabulary_size to feed_forward_size, activation_dtype: as in `BlockRecurrentTransformer`.
         memory_length: M, positions before the segment whose inputs each layer remembers; it may be
             longer at evaluation.
         encoding: of positions. "relative" (this paper), "shaw" (learned for each distance and
             layer), "absolute" (sinusoids added to the embeddings, counted backwards from the
             segment's end), "learned" (vectors added to every layer's inputs, likewise).
         position_rows: R, distances that "shaw" and "learned" learn; farther ones use the last.
-        same_length: every query sees the last M keys, itself included.
+        same_length: every query sees the last M keys, with its own.
         clamp_length: distances above it share its encoding; None for no limit.
         untie_biases: u and v for each layer instead of one pair for all.
         cutoffs, div_val, tied, tied_projections: of the `AdaptiveEmbedding`.
@@ -217,7 +214,7 @@ class TransformerXL(Body, ShowsAttention):
 
     @jax.named_scope("memory")
     def visible(self, caches: tuple, T: int) -> jax.Array:
-        """Returns which keys the queries of a segment of T tokens see, (B, T, M + T) bool."""
+        """Returns which keys each query of T tokens sees, (B, T, M + T) bool."""
         M = self.remembered
         distance_TJ = M + jnp.arange(T)[:, None] - jnp.arange(M + T)
         return visible_keys(self.filled(caches), distance_TJ, self.same_length)
@@ -242,11 +239,11 @@ class TransformerXL(Body, ShowsAttention):
         future: bool = False,
         shown: list[LayerAttention] | None = None,
     ) -> tuple[jax.Array, list[jax.Array]]:
-        """Runs all layers and the last dropout; returns also each layer's inputs, for `remember`.
+        """Runs all layers and the last dropout; also returns each layer's inputs, for `remember`.
 
         contents: (B, M, D) before the positions, for each layer. visible_BTJ: keys each query sees,
-        J = M + T, itself included. future: whether a query sees keys behind it. shown: a list to
-        which each layer's `LayerAttention` is appended, or None.
+        J = M + T. future: whether a query sees later keys. shown: a list to which each layer's
+        `LayerAttention` is appended, or None.
         """
         T = x_BTD.shape[1]
         keys = split_key(key, self.dropout, len(self.layers) + 3)
@@ -328,7 +325,7 @@ class TransformerXL(Body, ShowsAttention):
         return None if self.published_artefacts else Layerwise(layers, run, enter)
 
     def positions_added_again(self, caches: tuple, T: int) -> tuple:
-        """Returns the caches as the released code has them: with positions added once more."""
+        """Returns the caches as in the released code: with positions added once more."""
         backwards_M = jnp.arange(self.memory_length + T - 1, T - 1, -1)
 
         def with_positions(layer, cache):
@@ -343,7 +340,7 @@ class TransformerXL(Body, ShowsAttention):
 
     def attention_layout(self, segment_length: int) -> AttentionLayout:
         memory = self.memories[0]
-        # Vectors before the recent inputs have no single position.
+        # Older vectors have no single position.
         positions = (None,) * (memory.length - memory.recent) + tuple(range(-memory.recent, 0))
         return AttentionLayout(positions, 0, segment_length, 0)
 
@@ -371,7 +368,7 @@ class TransformerXL(Body, ShowsAttention):
     # Memory tokens.
 
     def for_memory_tokens(self, layout: MemoryLayout) -> Self:
-        # The cache-update interval counts tokens only, a segment its memory tokens too.
+        # The cache-update interval counts tokens only, a segment also its memory tokens.
         return self._for_segments(layout.period, layout.positions)
 
     def memory_tokens(self, layout: MemoryLayout) -> TransformerXLMemoryTokens:
@@ -499,7 +496,7 @@ class TransformerXL(Body, ShowsAttention):
 
 
 def evaluation_memory(memory_length: int, segment_length: int, evaluated_length: int) -> int:
-    """Returns M for segments of another length, such that memory and segment together stay as long.
+    """Returns M for segments of another length that keeps memory plus segment equally long.
 
     With a memory of 0 it is the number of earlier tokens to process again. Source: the released
     code.

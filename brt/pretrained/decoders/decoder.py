@@ -75,7 +75,7 @@ class Decoder(PretrainedBackbone):
 
     layer_type: builds a layer from rngs, settings and the layer's number, from 1.
     relative: whether its attention depends on differences of positions only.
-    layers_name, norm_name: names on disk. ignored, old_endings: as of `Names`.
+    layers_name, norm_name: names on disk. ignored, old_endings: as in `Names`.
     """
 
     layer_type: ClassVar[Callable[..., BackboneLayer]]
@@ -105,7 +105,7 @@ class Decoder(PretrainedBackbone):
             self.head_VD = self.word_matrix(rngs)
 
     def build_positions(self, rngs: nnx.Rngs) -> None:
-        """Draws the embeddings of positions, if there are any."""
+        """Draws the embeddings of positions, if any."""
 
     def word_matrix(self, rngs: nnx.Rngs) -> nnx.Param:
         shape = self.vocabulary_size, self.width
@@ -165,7 +165,7 @@ class Decoder(PretrainedBackbone):
         return []
 
     def one_layer(self) -> list[Tensor]:
-        """Returns the tensors of one layer, named from the layer on."""
+        """Returns the tensors of one layer, with names relative to it."""
         raise NotImplementedError
 
     def config(self) -> dict[str, Any]:

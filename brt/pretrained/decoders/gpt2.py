@@ -56,7 +56,7 @@ class GPT2Layer(DenseLayer):
 
 @configurable(denylist=["rngs", "folder"])
 class GPT2(Decoder):
-    """GPT-2; its parameters are those of `GPT2Settings`."""
+    """GPT-2, with the parameters of `GPT2Settings`."""
 
     settings_type = GPT2Settings
     model_types = {"gpt2": "GPT2LMHeadModel"}

@@ -80,7 +80,7 @@ class GPTNeoXLayer(DenseLayer, RotaryLayer):
 
 @configurable(denylist=["rngs", "folder"])
 class GPTNeoX(Decoder):
-    """GPT-NeoX; its parameters are those of `GPTNeoXSettings`."""
+    """GPT-NeoX, with the parameters of `GPTNeoXSettings`."""
 
     settings_type = GPTNeoXSettings
     model_types = {"gpt_neox": "GPTNeoXForCausalLM"}

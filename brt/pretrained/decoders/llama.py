@@ -159,7 +159,7 @@ class LlamaLayer(RotaryLayer):
 
 @configurable(denylist=["rngs", "folder"])
 class Llama(Decoder):
-    """Llama; its parameters are those of `LlamaSettings`."""
+    """Llama, with the parameters of `LlamaSettings`."""
 
     settings_type = LlamaSettings
     model_types = {

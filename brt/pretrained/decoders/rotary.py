@@ -26,7 +26,7 @@ class Llama3Scaling(NamedTuple):
     """Lower frequencies of long waves, `rope_type` llama3.
 
     factor: of waves longer than original_positions / low; waves shorter than original_positions /
-    high stay; between them it changes smoothly.
+    high stay, with a smooth change in between.
     """
 
     factor: float
@@ -65,7 +65,7 @@ def frequencies(size: int, base: float, scaling: Llama3Scaling | None = None) ->
 class RotaryLayer(BackboneLayer):
     """A layer whose queries and keys are rotated by their positions.
 
-    rotated: entries of a head that are rotated, the first ones.
+    rotated: how many of a head's first entries are rotated.
     """
 
     rotated: int

@@ -52,7 +52,7 @@ class BertSettings(Settings):
 
     @property
     def first_row(self) -> int:
-        """The row of the position embeddings of the first token."""
+        """The row of the first token's position embedding."""
         return 0
 
     @property
@@ -85,7 +85,7 @@ class BertLayer(DenseLayer):
 
 @configurable(denylist=["rngs", "folder"])
 class BERT(Encoder):
-    """BERT; its parameters are those of `BertSettings`.
+    """BERT, with the parameters of `BertSettings`.
 
     prefix: of its tensors on disk. heads_on_disk: of queries, keys and values.
     """
@@ -122,7 +122,7 @@ class BERT(Encoder):
         if self.settings.absolute_positions:
             rows_BT = self.rows_of_positions(real_BT)
             positions_BTD = self.positions_RD[...].astype(x_BTD.dtype)[rows_BT]
-            if first_row := self.settings.first_row:  # the row before it is that of the padding
+            if first_row := self.settings.first_row:  # the row before it is the padding's
                 positions_BTD = without_gradient_at(rows_BT < first_row, positions_BTD)
             x_BTD = x_BTD + positions_BTD
         if self.settings.num_types:
@@ -163,7 +163,7 @@ class BERT(Encoder):
 
 @configurable(denylist=["rngs", "folder"])
 class RoBERTa(BERT):
-    """RoBERTa: positions count tokens, from the row after that of the padding."""
+    """RoBERTa: positions count tokens, from the row after the padding's."""
 
     settings_type = RobertaSettings
     model_types = {"roberta": "Roberta"}

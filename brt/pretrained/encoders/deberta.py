@@ -42,7 +42,7 @@ class DebertaSettings(BertSettings):
 
     terms: of the scores besides content to content: "c2p", "p2c".
     buckets: S, of distances; 0: as many as the longest distance.
-    longest_distance: from which on all distances are the same; None: num_positions.
+    longest_distance: all distances from here are the same; None: num_positions.
     shared_keys: whether vectors of distances go through the projections of queries and keys.
     convolution: width of a convolution after the first layer; 0 for none.
     """
@@ -108,7 +108,7 @@ class DebertaSettings(BertSettings):
 def distance_buckets(distance: ArrayLike, buckets: int, longest: int) -> np.ndarray:
     """Returns the bucket of each distance (query minus key), int32: coarser beyond buckets / 2.
 
-    longest: distance from which the last bucket is used.
+    longest: distance at which the last bucket begins.
     """
     distance = np.asarray(distance)
     half = buckets // 2
@@ -122,8 +122,8 @@ def distance_buckets(distance: ArrayLike, buckets: int, longest: int) -> np.ndar
 class Relative(NamedTuple):
     """The inputs that all layers share.
 
-    inputs_BTD, real_BT: of the first layer, and whether each is a token.
-    vectors_RD: of distances, or None. rows_TT: the row of each pair of positions.
+    inputs_BTD, real_BT: of the first layer, and whether each is a token. vectors_RD: of distances,
+    or None. rows_TT: the row of each pair of positions.
     """
 
     inputs_BTD: jax.Array
@@ -191,7 +191,7 @@ class Convolution(nnx.Module):
 
 @configurable(denylist=["rngs", "folder"])
 class DeBERTa(BERT):
-    """DeBERTa v2 and v3; its parameters are those of `DebertaSettings`."""
+    """DeBERTa v2 and v3, with the parameters of `DebertaSettings`."""
 
     settings_type = DebertaSettings
     model_types = {"deberta-v2": "DebertaV2"}

@@ -19,10 +19,10 @@ class HeadNames(NamedTuple):
 
 
 class Encoder(PretrainedBackbone):
-    """A backbone that runs on a segment as a whole: the base of all encoders.
+    """A backbone that runs on a whole segment.
 
     memory_after: positions of a segment in front of memory vectors.
-    takes_extras: whether vectors without a position may be among a layer's keys.
+    takes_extras: whether a layer's keys may include vectors without a position.
     padding_learns: whether the embedding of padding has a gradient.
     """
 
@@ -39,7 +39,7 @@ class Encoder(PretrainedBackbone):
         return "tanh"
 
     def embed(self, tokens_BT: jax.Array) -> jax.Array:
-        """Maps (B, T) ids, `PADDING` where there is none, to (B, T, D) embeddings."""
+        """Maps (B, T) ids or `PADDING` to (B, T, D) embeddings."""
         padding_id = self.settings.padding_id
         ids_BT = jnp.where(tokens_BT == PADDING, padding_id, jnp.maximum(tokens_BT, 0))
         x_BTD = vectors(self.embedding_VD[...].astype(self.dtype), ids_BT)
@@ -63,7 +63,7 @@ class Encoder(PretrainedBackbone):
         """Runs all layers on a segment.
 
         real_BT: bool; padding is no key, and its outputs are undefined.
-        types_BT: int32, the text, of two, that a position belongs to; None for the first.
+        types_BT: int32, which of two texts a position belongs to; None: the first.
         """
         keys = split_key(key, self.dropout, len(self.layers) + 1)
         with jax.named_scope("embedding"):

@@ -41,7 +41,7 @@ class ClassesHead(nnx.Module):
 class SpansHead(nnx.Module):
     """Scores of every position as the first and as the last of an answer, and of kinds of answer.
 
-    kinds: of answers, scored from the first position; no folder has them. 0 for none.
+    kinds: of answers, scored from the first position, not stored in folders; 0 for none.
     """
 
     def __init__(self, rngs: nnx.Rngs, body: Encoder, kinds: int = 3):

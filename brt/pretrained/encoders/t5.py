@@ -67,7 +67,7 @@ class T5Settings(Settings):
         folder = config.folder
         if not any(name.startswith("decoder.") for name in folder.tensors):
             raise ValueError(f"{folder.path} holds an encoder alone: brt reads both halves of T5.")
-        # Newer files have another key for it.
+        # The key of newer files.
         settings["tied"] &= config.flag("scale_decoder_outputs", True)
 
     @property
@@ -88,7 +88,7 @@ class T5Settings(Settings):
 
 @configurable(denylist=["rngs", "folder"])
 class T5(Encoder):
-    """T5; its parameters are those of `T5Settings`."""
+    """T5, with the parameters of `T5Settings`."""
 
     settings_type = T5Settings
     model_types = {"t5": "T5"}
@@ -130,14 +130,12 @@ class T5(Encoder):
         )
         return jnp.moveaxis(self.distances_RH[...][rows], -1, 0)
 
-    # The decoder.
-
     def decode(
         self, words_BW: jax.Array, encoded_BJD: jax.Array, real_BJ: jax.Array
     ) -> list[jax.Array]:
-        """Returns the inputs of the decoder on an answer, and each layer's outputs, (B, W, D).
+        """Returns the decoder's inputs for an answer, and each layer's outputs, (B, W, D).
 
-        words_BW: ids, the start id first. real_BJ: which encoded positions hold a token.
+        words_BW: ids, the start id first. real_BJ: which encoded positions have a token.
         """
         positions_W = np.arange(words_BW.shape[1])
         away_WW = positions_W[:, None] - positions_W
@@ -165,7 +163,7 @@ class T5(Encoder):
         return jnp.concatenate([start_B1, words_BW[:, :-1]], axis=1)
 
     def write(self, length: int, encoded_BJD: jax.Array, real_BJ: jax.Array) -> jax.Array:
-        """Returns the greedy answer, int32 (B, length); each word decodes those before again."""
+        """Returns the greedy answer, int32 (B, length); each step decodes all words."""
         written_BW = jnp.zeros((len(encoded_BJD), length), jnp.int32)
 
         def step(number, written_BW):
@@ -225,7 +223,7 @@ class T5(Encoder):
 
     def config(self) -> dict[str, Any]:
         config = super().config()
-        # Readers of the folder disagree on scale_decoder_outputs; all of them know this one.
+        # Readers of the folder disagree on scale_decoder_outputs; all know this key.
         config.pop("scale_decoder_outputs", None)
         if not self.settings.tied or "tie_word_embeddings" in config:
             config["tie_word_embeddings"] = self.settings.tied

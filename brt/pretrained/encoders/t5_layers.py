@@ -25,11 +25,11 @@ from brt.pretrained.backbone_layer import (
 )
 
 NETWORKS = {"relu": ("relu", False), "gated-gelu": ("gelu_new", True), "gated-silu": ("silu", True)}
-"""Kinds of MLPs: activation, and whether a second matrix is multiplied in."""
+"""Kinds of MLPs: activation, and whether a second matrix multiplies its result."""
 
 
 def two_sided_buckets(key_minus_query: ArrayLike, buckets: int, longest: int) -> np.ndarray:
-    """Returns the buckets of distances of an encoder: half of them for keys after the query."""
+    """Returns an encoder's buckets of distances: half of them for keys after the query."""
     distance = np.asarray(key_minus_query)
     half = buckets // 2
     return t5_buckets(np.abs(distance), half, longest) + half * (distance > 0).astype(np.int32)

@@ -51,7 +51,7 @@ class StateKeys(NamedTuple):
 class BackboneMemory(WindowMemory):
     """A `LayerMemory` at one layer of a backbone, updated after each window or block.
 
-    The output matrix of the attention to its states begins at zero.
+    The output matrix of the attention to its states starts at zero.
 
     Args:
         memory: builds the memory, as for a layer of the Block-Recurrent stack.
@@ -93,7 +93,7 @@ class BackboneMemory(WindowMemory):
             self.cross_output_AD = parameter(rngs, zeros, sizes.attention_size, sizes.width)
 
     def for_windows(self, length: int) -> None:
-        if isinstance(self.memory, CachedStates):  # which counts windows itself
+        if isinstance(self.memory, CachedStates):  # it counts windows
             self.memory.window = length
 
     def init_cache(self, rows: int, dtype: DTypeLike) -> NamedTuple:
@@ -130,7 +130,7 @@ class BackboneMemory(WindowMemory):
     def placed(
         self, y: jax.Array, attended_BTHK: jax.Array, added_BTD: jax.Array | None
     ) -> tuple[jax.Array, jax.Array | None]:
-        """Returns attention, and what is added to its output, with the memory's result in one."""
+        """Adds the memory's result to attention or to the addition to its output; returns both."""
         if not self.memory.in_residual:
             return y, added_BTD
         return attended_BTHK, y if added_BTD is None else added_BTD + y
@@ -158,7 +158,7 @@ class BackboneMemory(WindowMemory):
         return cache, self.with_output_norm(metrics)
 
     def with_output_norm(self, metrics: Metrics) -> Metrics:
-        """Adds cross_output_norm, the root mean square of the matrix that began at zero."""
+        """Adds cross_output_norm, the root mean square of the matrix that started at zero."""
         if self.num_states:
             norm = jnp.sqrt(jnp.mean(jnp.square(self.cross_output_AD[...])))
             metrics = metrics | {"cross_output_norm": norm}

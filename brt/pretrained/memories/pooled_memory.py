@@ -30,9 +30,10 @@ LOWEST = -1e30
 
 
 class PooledCache(NamedTuple):
-    """The vectors that a window leaves to the next, at least float32.
+    """The vectors from a window to the next, at least float32.
 
-    count_B: int32, 0 or M. Empty: absent, so that a document's first window is the backbone's own.
+    count_B: int32, 0 or M. Empty: absent, so that a document's first window is the plain
+    backbone's.
     """
 
     vectors_BMD: jax.Array
@@ -45,8 +46,8 @@ class PooledCache(NamedTuple):
 class PooledSums(NamedTuple):
     """The pooled part of a window so far.
 
-    pooled_BD: the weighted sum of outputs; or their maximum. weight_B: the sum of weights.
-    highest_B: the score that weights are relative to.
+    pooled_BD: the weighted sum of outputs, or their maximum. weight_B: the sum of weights.
+    highest_B: the reference score of the weights.
     """
 
     pooled_BD: jax.Array
@@ -56,7 +57,7 @@ class PooledSums(NamedTuple):
 
 class PooledLayer(nnx.Module):
     def __init__(self, rngs: nnx.Rngs, inputs: int, units: int):
-        # Once a window: its cost is counted by the memory.
+        # Once a window: the memory counts its cost.
         self.matrix_IU = parameter(rngs, DENSE, inputs, units, multiplied=False)
         self.bias_U = parameter(rngs, zeros, units)
 
@@ -72,8 +73,8 @@ class PooledMemory(WindowMemory):
         layer_index: of the layer whose inputs the vectors join, from 0, or negative from the last;
             None: all layers.
         hidden: sizes of the MLP's hidden layers.
-        pooled: the positions that are pooled: "all", or "unrepeated", without those that the next
-            window processes again.
+        pooled: the pooled positions: "all", or "unrepeated", without those that the next window
+            repeats.
         pooling: "mean"; "max"; or "attention", a mean weighted by a learned key.
         num_vectors: M.
 
@@ -131,8 +132,8 @@ class PooledMemory(WindowMemory):
             pooled_BT = pooled_BT & ~positions.again_BT
         if self.pooling == "max":
             pooled_BTD = jnp.where(pooled_BT[..., None], mixed_BTD, LOWEST)
-            # By its index: the gradient of `max` is lost where XLA computes x again, rounded
-            # differently, as on a mesh.
+            # By index: the gradient of `max` is lost if XLA recomputes x with other rounding, as on
+            # a mesh.
             index_B1D = pooled_BTD.argmax(axis=1, keepdims=True)
             highest_BD = jnp.take_along_axis(pooled_BTD, index_B1D, axis=1)[:, 0]
             count_B = pooled_BT.sum(axis=1).astype(mixed_BTD.dtype)

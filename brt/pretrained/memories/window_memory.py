@@ -19,7 +19,7 @@ from brt.pretrained.backbone_layer import Added, Extra, Heads, LayerKeys, Reads
 
 
 class Positions(NamedTuple):
-    """Which positions of a window hold a token, and which the next window processes again."""
+    """Positions of a window that have a token, and those that the next window repeats."""
 
     real_BT: jax.Array
     again_BT: jax.Array
@@ -40,16 +40,16 @@ class Window(NamedTuple):
 class WindowMemory(SegmentMemory[Window]):
     """A memory between windows, built as `memory(rngs, body)`; layers count from 0.
 
-    every_token: whether it changes with every token, so that what it takes is its next cache.
+    every_token: whether it changes with every token, so that `taken` is its next cache.
     """
 
     every_token: bool = False
 
     def for_windows(self, length: int) -> None:
-        """Receives the number of positions of a window, before the first is read."""
+        """Sets the number of positions of a window, before the first is read."""
 
     def read(self, cache: Any, dtype: DTypeLike) -> Any:
-        """Returns the layers' inputs from the memory besides the cache, computed once a window."""
+        """Returns the memory's further inputs of the layers, computed once a window."""
         return ()
 
     def vectors(self, read: Any, layer: int) -> MemoryVectors | None:
@@ -68,14 +68,14 @@ class WindowMemory(SegmentMemory[Window]):
         return Added(attended_BTHK)
 
     def summary(self, outputs: Sequence[jax.Array], positions: Positions) -> Any:
-        """Returns what `update` needs of positions, a named tuple or ().
+        """Returns the input of `update` from positions, a named tuple or ().
 
         outputs: of each layer, (B, T, D), the last one after the final norm.
         """
         return ()
 
     def combined(self, first: Any, second: Any) -> Any:
-        """Returns the summary of two parts of a window; the default adds them."""
+        """Joins the summaries of two parts of a window; the default adds them."""
         return jax.tree.map(jnp.add, first, second)
 
     def flops_per_position(self) -> float:
@@ -85,8 +85,8 @@ class WindowMemory(SegmentMemory[Window]):
 class WindowReads(Reads):
     """The additions of a model's memories to the layers of one window.
 
-    extras: keys and values of the memories' vectors. read, extras: computed here if they are None.
-    real_BT: which positions hold a token; None: all.
+    extras: keys and values of the memories' vectors. read, extras: if None, computed here. real_BT:
+    which positions have a token; None: all.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class WindowReads(Reads):
     def read(
         self, layer: int, heads: Heads, attended_BTHK: jax.Array
     ) -> tuple[jax.Array, jax.Array | None, Any]:
-        """Returns as `Reads.read`; the third result is metrics and what is taken, by name."""
+        """Returns the results of `Reads.read`; the third is metrics and taken values, by name."""
         added, kept = [], {}
         real_BT = self.real_BT
         if real_BT is None:

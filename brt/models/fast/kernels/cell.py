@@ -1,11 +1,9 @@
 """A recurrent cell's loop over blocks with one Pallas TPU kernel an iteration, for all heads.
 
-Plain counterpart: `RecurrentCell.step` in `brt.models.ops.scan_blocks`
-(tests/models/test_kernel_attention.py, and alone in test_attention_kernels.py). The kernel projects
-the states, normalises, and attends to the states and to two blocks of tokens. It reads the tokens
-of a segment without copies of pairs of blocks or of heads, and writes arrays of all blocks for the
-backward pass. Norm and gate have kernels of their own (`update`); the product before the gate is
-XLA's.
+Plain counterpart: `RecurrentCell.step` in `brt.models.ops.scan_blocks`. The kernel projects the
+states, normalises, and attends to the states and to two blocks of tokens. It reads a segment's
+tokens without copying pairs of blocks or heads, and writes arrays of all blocks for the backward
+pass. Norm and gate have separate kernels (`update`); the product before the gate is XLA's.
 
 Axes as in `parts`, and G blocks    S states    X matrices of the
 states: keys, values, queries for the states and for the tokens    Y attention to states, to tokens
@@ -39,8 +37,6 @@ WIDEST = 1024
 
 
 class CellTokens(NamedTuple):
-    """The tokens of a segment, and of the block before it."""
-
     keys_BTA: jax.Array
     values_BTA: jax.Array
     cached_keys_BWA: jax.Array
@@ -48,8 +44,6 @@ class CellTokens(NamedTuple):
 
 
 class CellParameters(NamedTuple):
-    """Parameters of the cell; ids may be None."""
-
     norm_scale_D: jax.Array
     ids_SD: jax.Array | None
     matrix_XDA: jax.Array
@@ -151,7 +145,7 @@ def _sum_over_heads(heads, x):
 
 
 def _scales(heads, scales, dtype):
-    """Returns `lane_scale` of each; with the barrier XLA does not compute them in the loop."""
+    """Returns `lane_scale` of each; the barrier keeps XLA from computing them in the loop."""
     lanes = [lane_scale(heads, scale_H, dtype) for scale_H in scales]
     return jax.lax.optimization_barrier(lanes)
 

@@ -1,6 +1,6 @@
 """The cell's kernel for one block of tokens: projections of the states and their two attentions.
 
-`cell` calls it in its loop; axes as there. The number of the block is in scalar memory before the
+`cell` calls it in its loop; axes as there. The block's number is in scalar memory before the
 arrays' blocks are chosen. Outputs are written into buffers of all blocks.
 """
 
@@ -114,7 +114,6 @@ def backward(
 
 
 def _load_tokens(g, tokens, keys, values):
-    """Fills the keys and values of the block before and this one."""
     k, v, before_k, before_v, cached_k, cached_v = tokens
     W, is_first = k.shape[1], g[0] == 0
 

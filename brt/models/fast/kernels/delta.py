@@ -1,10 +1,9 @@
 """The delta rule as Pallas TPU kernels, one for each pass.
 
-Plain counterpart: `brt.models.block_recurrent.gated_delta.delta_rule`
-(tests/models/test_delta_kernels.py compares results and all gradients). The mathematics are in
-`delta_tiles`. A grid step is a block of tokens of one head. The matrix S of the head stays in VMEM
-from block to block, and in the backward pass its gradient. The forward pass stores S before each
-block, in the activations' type, and the values that the block stores. The rest is computed again.
+Plain counterpart: `brt.models.block_recurrent.gated_delta.delta_rule`. `delta_tiles` has the
+mathematics. A grid step is a block of tokens of one head. The head's matrix S stays in VMEM from
+block to block, and in the backward pass its gradient. The forward pass stores S before each block,
+in the activations' type, and the block's stored values; the rest is recomputed.
 
 Compiled for v4 (8 heads of 128, T = 4,096, bfloat16) both passes have 256 grid steps, of 2,562 and
 3,664 bundles of instructions, or with decays of channels of 3,963 and 8,645: 0.80 M and 1.61 M for
@@ -37,13 +36,12 @@ from brt.models.fast.kernels.parts import (
 from brt.models.ops import joined_heads
 
 W = LANES
-"""Tokens of a block: of a row of steps in a register, and of a product in a matrix unit."""
+"""Tokens of a block: a row of steps in a register, and a product in a matrix unit."""
 FEWEST = 16
 """Fewer tokens run as the plain rule: most of a block would be zeros."""
 
 
 def misfit(heads: Heads, tokens: int, dtype: DTypeLike) -> str | None:
-    """Returns why the kernels do not compute the rule of `tokens` tokens, or None."""
     if dtype not in (jnp.bfloat16, jnp.float32):
         return f"activations are {jnp.dtype(dtype)}, not bfloat16 or float32"
     if tokens < FEWEST:
@@ -58,11 +56,9 @@ def misfit(heads: Heads, tokens: int, dtype: DTypeLike) -> str | None:
 def delta_rule(
     heads: Heads, dtype: DTypeLike, matrix_BHKV: jax.Array, inputs: Sequence[jax.Array]
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns the memory after T tokens, and the values that they read, (B, T, H, V).
+    """Returns the results of `gated_delta.delta_rule`, in their types; V = K.
 
-    Args:
-        heads: static properties. dtype: of the activations, and of the operands of products.
-        matrix_BHKV, inputs: as of `gated_delta.delta_rule`, whose results have its types. V = K.
+    dtype: of the activations, and of the operands of products.
     """
     *of_heads, log, step_BTH = (with_zeros(x, -x.shape[1] % W) for x in inputs)
     log = joined_heads(log) if log.ndim == 4 else _rows(log)
@@ -167,7 +163,7 @@ def _scratch(K, C, dtype):
 
 
 def _start(decays, inputs, sums, first, scratch):
-    """Prepares a block; before the first one, sets what stays in VMEM."""
+    """Prepares a block; before the first, sets the values that stay in VMEM."""
 
     @pl.when(pl.program_id(2) == 0)
     def _():

@@ -1,8 +1,8 @@
 """Decays in the kernels of the delta rule: of heads, and of their channels.
 
 Plain counterparts: `products_by_head`, `products_by_channel` and `inverse_of_unit_lower` of
-`brt.models.block_recurrent.gated_delta`. Axes as in `delta_tiles`, and C decays of a token: 1,
-or K.
+`brt.models.block_recurrent.gated_delta`. Axes as in `delta_tiles`, and C decays of a token: 1, or
+K.
 """
 
 from collections.abc import Callable
@@ -19,15 +19,14 @@ class Exact(NamedTuple):
 
     split: as sums of products of bfloat16 parts, with an error of 2^-16 instead of 2^-23: they run
     on matrix units, and the results are rounded to bfloat16.
-    on_tpu: loops are unrolled, which on GPUs needs more registers than there are, and vectors of W
-    numbers are rows, (1, W).
+    on_tpu: loops are unrolled, which on GPUs exceeds the registers, and vectors of W numbers are
+    rows, (1, W).
     """
 
     split: bool
     on_tpu: bool = False
 
     def total(self, x_WK: jax.Array) -> jax.Array:
-        """Returns the vector of the sums of columns."""
         return jnp.sum(x_WK, axis=0, keepdims=self.on_tpu)
 
     def vector(self, x_W1: jax.Array) -> jax.Array:
@@ -74,7 +73,7 @@ class Positions(NamedTuple):
         return (self.row & half) != 0
 
     def distance(self, half: Any) -> jax.Array:
-        """Returns the tokens between the starts of the halves of a row and of its column."""
+        """Returns the distance from the half of the column to that of the row, in tokens."""
         return (self.row & -half) - (self.column & -half)
 
 
@@ -86,7 +85,6 @@ def positions(tokens: int) -> Positions:
 
 
 def column(x_W: jax.Array) -> jax.Array:
-    """Returns the column (W, 1) of a vector."""
     if x_W.ndim == 1:
         return x_W[:, None]
     at = positions(x_W.shape[1])
@@ -96,7 +94,7 @@ def column(x_W: jax.Array) -> jax.Array:
 def for_halves(
     exact: Exact, tokens: int, body: Callable[[Any, Any], Any], carry: Any, first: int = 0
 ) -> Any:
-    """Folds `body(half, carry)` over the tokens 1, 2, 4, ..., W / 2 of a half, from 2^first on."""
+    """Folds `body(half, carry)` over the tokens 1, 2, 4, ..., W / 2 of a half, from 2^first."""
     levels, one = tokens.bit_length() - 1, jnp.int32(1)
 
     def step(i, carry):
@@ -150,7 +148,6 @@ class ByHead(NamedTuple):
     def decay(self, at: Positions, log_W: jax.Array) -> jax.Array:
         """Returns the decays between tokens, (W, W), 0 after the token."""
         log_W1 = self.logs(at, log_W)
-        # The same numbers as a row.
         log_1W = jnp.sum(jnp.where(at.row == at.column, log_W1, 0.0), axis=0, keepdims=True)
         return jnp.exp(jnp.where(at.column <= at.row, log_W1 - log_1W, -jnp.inf))
 
@@ -180,7 +177,7 @@ class ByHead(NamedTuple):
         return *of_products, None
 
     def of_products(self, at: Positions, dlog_WW: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Returns what `of_factors` returns, of logarithms of decays between tokens."""
+        """Returns the results of `of_factors`, from gradients of logarithms between tokens."""
         dlog_W1 = jnp.sum(dlog_WW, axis=1, keepdims=True) - column(self.exact.total(dlog_WW))
         return dlog_W1, jnp.zeros((1,), dlog_WW.dtype)
 
@@ -196,9 +193,8 @@ class ByHead(NamedTuple):
         return jnp.sum(dsince_WK, axis=1, keepdims=True) - duntil_W1, last_1
 
     def of_logs(self, at: Positions, dlog_W1: jax.Array, last_1: jax.Array) -> jax.Array:
-        """Returns gradients of logarithms, (W,), parts of the sums of their tokens and later ones.
-
-        dlog_W1, last_1: sums of the results of `of_products` and `of_factors`.
+        """Returns gradients of the tokens' logarithms, (W,), from sums of the results of
+        `of_products` and `of_factors`.
         """
         return self.exact.total(jnp.where(at.column <= at.row, dlog_W1, 0.0)) + last_1
 
@@ -216,7 +212,7 @@ def product_gradients(
 class ByChannel(NamedTuple):
     """A decay of each channel, C = K; halves of parts as in `products_by_channel`.
 
-    Logarithms of decays are sums of those of tokens, products with matrices of zeros and ones.
+    Logarithms of decays are sums over tokens, products with matrices of zeros and ones.
     """
 
     exact: Exact
@@ -262,7 +258,6 @@ class ByChannel(NamedTuple):
         dscores_WW: jax.Array,
         dproducts_WW: jax.Array,
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Returns the gradients of queries, keys and logarithms."""
         own = at.row == at.column
         own_W1 = jnp.sum(jnp.where(own, dscores_WW, 0.0), axis=1, keepdims=True)
         dq_WK, dk_WK, dlog_WK = own_W1 * k_WK, own_W1 * q_WK, jnp.zeros_like(log_WK)

@@ -28,7 +28,7 @@ from brt.models.fast.kernels.parts import dot, upcast
 
 
 def fold(count: int, body: Callable[[Any, Any], Any], carry: Any) -> Any:
-    """Folds `body(i, carry)` over i < `count`, in a loop, or none for one iteration."""
+    """Folds `body(i, carry)` over i < `count`, without a loop for one iteration."""
     return body(0, carry) if count == 1 else jax.lax.fori_loop(0, count, body, carry)
 
 
@@ -36,8 +36,8 @@ def prepare(decays, part, q, k, v, log, step, w, u, decayed_q, decayed_k, scores
     """Computes the part of a block that does not depend on S.
 
     Inputs: q, k (W, K); v (W, V); log, logarithms of decays, and step, (W,), on TPUs (1, W).
-    Outputs: w, decayed_q = e q, decayed_k = f k (W, K); u (W, V); scores, inverse = A (W, W);
-    kept (C,). part: channels of an iteration.
+    Outputs: w, decayed_q = e q, decayed_k = f k (W, K); u (W, V); scores, inverse = A (W, W); kept
+    (C,). part: channels of an iteration.
     """
     (W, K), kind, step_W1 = q.shape, q.dtype, column(step[...])
     at = positions(W)
@@ -100,7 +100,7 @@ def forward(tokens, matrix, w, u, decayed_q, decayed_k, scores, kept, after, rea
 def backward(
     tokens, dafter, w, decayed_q, decayed_k, scores, kept, dread, dmatrix, dstored, dmatrices
 ):
-    """Computes gradients of stored values and of the matrices, from the last block on.
+    """Computes gradients of stored values and of the matrices, from the last block to the first.
 
     Inputs: dafter (K, V), of the last matrix; w, decayed_q, decayed_k (T, K); scores (G, W, W);
     kept (G, C); dread (T, V).
@@ -126,10 +126,10 @@ def backward(
 def gradients(decays, part, *arrays):
     """Computes the gradients of a block from those of stored values and of S after the block.
 
-    Arrays: the inputs q, k, v, log, step, scores, inverse, w, u and stored, as of `prepare` and
-    `forward`, of a block; dstored, dread (W, V); before, dafter (K, V); and the outputs dq, dk
+    Arrays: the inputs q, k, v, log, step, scores, inverse, w, u and stored of a block, as in
+    `prepare` and `forward`; dstored, dread (W, V); before, dafter (K, V); and the outputs dq, dk
     (W, K); dv (W, V); dlog, dstep (W,). part: channels of keys of an iteration: all at once would
-    need more registers than there are.
+    exceed the registers.
     """
     q, k, v, log, step, scores, inverse, w, u, stored, *others = arrays
     dstored, dread, before, dafter, dq, dk, dv, dlog, dstep = others

@@ -1,14 +1,14 @@
 """Attention to windows and to states as Pallas Triton kernels for NVIDIA GPUs.
 
 Plain counterparts: `brt.models.ops.window_attention`, `attention_to_states`, `attention_by_head`
-(tests/models/test_gpu_kernels.py compares outputs and all gradients, in interpret mode). The
-mathematics are in `gpu_tiles`, tiles and memory layout in `gpu_launch`.
+(tests/models/test_gpu_kernels.py, in interpret mode). `gpu_tiles` has the mathematics, `gpu_launch`
+tiles and memory layout.
 
-The backward pass has two kernels and no atomic operation, so that it is the same bit for bit in
-every run. The first computes the scores once more, with their bias and dropout, and gives the
-gradients of keys, values and scores; the second multiplies those of the scores by the keys. The
-gradients of the scores, (B, H, G, F, Q) in the activations' type, are in memory between them: the
-bias needs them anyway, summed over batch and frames.
+The backward pass has two kernels without atomic operations, so it is the same bit for bit in every
+run. The first recomputes the scores, with their bias and dropout, and gives the gradients of keys,
+values and scores; the second multiplies those of the scores by the keys. The gradients of the
+scores, (B, H, G, F, Q) in the activations' type, are in memory between them: the bias needs them
+anyway, summed over batch and frames.
 
 Axes as in `gpu_tiles`.
 """
@@ -33,7 +33,7 @@ from brt.models.ops import HIDDEN, at_least_float32, unit_heads, window_table
 
 
 def padded_bias(bias_HW: jax.Array | None, frame: int) -> jax.Array | None:
-    """Returns the base-2 bias of distances 1 - Q ... W + Q, (H, W + 2Q), hidden ones included."""
+    """Returns the base-2 bias of distances 1 - Q ... W + Q, (H, W + 2Q), with hidden ones."""
     if bias_HW is None:
         return None
     bias_HW = at_least_float32(bias_HW)
@@ -42,7 +42,7 @@ def padded_bias(bias_HW: jax.Array | None, frame: int) -> jax.Array | None:
 
 
 def kept_factors(dropout: TileDropout, window: int, states: int = 0) -> jax.Array:
-    """Returns the factors of the weights that the kernels draw, (H, W, 2W or S), for `ops`."""
+    """Returns the kernels' dropout factors, (H, W, 2W or S), for `ops`."""
     tiles = Tiles(window, 0, 0, 0, True, dropout.rate, states)
     key = gpu_tiles.Range(0, jnp.arange(states or 2 * window))
     draw = functools.partial(
@@ -62,15 +62,10 @@ def attend_to_window(
     bias_HW: jax.Array,
     dropout: TileDropout | None = None,
 ) -> jax.Array:
-    """Returns the attention of each token of a segment to the W tokens before it, (B, T, H, K).
+    """Returns the `attended_BTHK` of `ops.window_attention`, whose `window` is cached_k, cached_v.
 
-    Args:
-        heads: static properties; `qk_norm`: queries and keys get unit length.
-        q_BTHK, k_BTHK, v_BTHK: projections; T is a multiple of W.
-        cached_k_BWHK, cached_v_BWHK: keys (of unit length) and values of the block before.
-        scale_H: factor of the scores, used through its absolute value.
-        bias_HW: of the distances 1 ... W.
-        dropout: seeds_HN2 of one tile, N = 1; `kept_factors` are what it draws.
+    heads: `qk_norm`: queries and keys get unit length. bias_HW: of the distances 1 ... W. dropout:
+    seeds_HN2 of one tile, N = 1, for the factors of `kept_factors`.
     """
     sizes = _Sizes(cached_k_BWHK.shape[1])
     arrays = q_BTHK, k_BTHK, v_BTHK, cached_k_BWHK, cached_v_BWHK, scale_H, bias_HW
@@ -85,9 +80,9 @@ def attend_to_states(
     scale_H: jax.Array,
     dropout: TileDropout | None = None,
 ) -> jax.Array:
-    """Returns the attention of the queries of each block to its keys, (B, G, W, H, K).
+    """Returns attention of the queries of each block to its keys, (B, G, W, H, K).
 
-    Arguments are those of `attend_to_window`, but keys are never normalised.
+    Arguments as in `attend_to_window`; keys are never normalised.
     """
     sizes = _Sizes(q_BGWHK.shape[2], k_BGSHK.shape[2])
     q, k, v = (x.reshape(len(x), -1, *x.shape[3:]) for x in (q_BGWHK, k_BGSHK, v_BGSHK))
@@ -195,7 +190,7 @@ def _backward_call(heads, sizes, rate, *arrays):
         )
         body = functools.partial(gpu_tiles.backward_of_keys, tiles, offset)
         outputs = *((x.shape, x.dtype, layout.of_tile(X)) for x in (k, v)), of_scores
-        # A second call adds to what the first has written.
+        # A second call adds to the results of the first.
         last = len(jax.tree.leaves(inputs, is_leaf=lambda x: isinstance(x, gpu_launch.Block))) - 1
         aliases = {} if before is None else {last: 2}
         grid = k.shape[1] // X, B * H

@@ -1,14 +1,13 @@
 """The delta rule as Pallas Triton kernels for NVIDIA GPUs.
 
-Plain counterpart: `brt.models.block_recurrent.gated_delta.delta_rule`
-(tests/models/test_delta_kernels.py compares results and all gradients, in interpret mode). The
-mathematics are in `delta_tiles`.
+Plain counterpart: `brt.models.block_recurrent.gated_delta.delta_rule` (compared in interpret mode).
+`delta_tiles` has the mathematics.
 
-Each pass has two kernels. One computes everything that does not depend on the matrix S for all
+Each pass has two kernels. One computes everything that does not depend on the matrix S, for all
 blocks of tokens at the same time; the other goes from block to block with a part of S, the values
-of a few channels, which do not depend on others. There is no atomic operation, so that gradients
-are the same bit for bit in every run. The backward pass reads S before each block, in the
-activations' type.
+of a few channels, which are independent of the others. Without atomic operations, gradients are the
+same bit for bit in every run. The backward pass reads S before each block, in the activations'
+type.
 
 Axes as in `delta_tiles`, and C decays of a token: 1, or K.
 """
@@ -29,7 +28,7 @@ from brt.models.fast.kernels.parts import Heads, on_each_device, upcast, with_ze
 
 
 class Launches(NamedTuple):
-    """Of the kernels; `queries` are the tokens W of a block, `keys` the channels of a part."""
+    """Launches of the kernels; `queries`: tokens W of a block; `keys`: channels of a part."""
 
     prepare: Launch
     blocks: Launch
@@ -47,10 +46,7 @@ _FLOAT32 = Launches(*[Launch(16, 16, 8, 1)] * 3)
 def launches(
     head_size: int, dtype: DTypeLike, by_channel: bool, large: bool | None = None
 ) -> Launches:
-    """Returns sizes that fit into the shared memory of a block and into a thread's 255 registers.
-
-    large: as of `gpu_launch.launches`.
-    """
+    """Returns sizes as `gpu_launch.launches`."""
     if dtype != jnp.bfloat16:
         return _FLOAT32
     if by_channel:
@@ -62,7 +58,6 @@ def launches(
 
 
 def misfit(heads: Heads, tokens: int, dtype: DTypeLike) -> str | None:
-    """Returns why the kernels do not compute the rule of `tokens` tokens, or None."""
     if dtype not in (jnp.bfloat16, jnp.float32):
         return f"activations are {jnp.dtype(dtype)}, not bfloat16 or float32"
     if tokens < gpu_launch.FEWEST:
@@ -73,11 +68,9 @@ def misfit(heads: Heads, tokens: int, dtype: DTypeLike) -> str | None:
 def delta_rule(
     heads: Heads, dtype: DTypeLike, matrix_BHKV: jax.Array, inputs: Sequence[jax.Array]
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns the memory after T tokens, and the values that they read, (B, T, H, V).
+    """Returns the results of `gated_delta.delta_rule`, in their types.
 
-    Args:
-        heads: static properties. dtype: of the activations, and of the operands of products.
-        matrix_BHKV, inputs: as of `gated_delta.delta_rule`, whose results have its types.
+    dtype: of the activations, and of the operands of products.
     """
     q_BTHK, k_BTHK, v_BTHV, *decay_step = inputs
     T, K, kind = q_BTHK.shape[1], q_BTHK.shape[3], upcast(dtype)
@@ -129,7 +122,6 @@ class _Specs(NamedTuple):
     part: int
 
     def block(self, x: jax.Array) -> Block:
-        """Returns a block of (B, T, H, ...)."""
         size, zeros = (None, self.tokens, None, *x.shape[3:]), [0] * (x.ndim - 3)
         return Block(x, self.layout.spec(size, lambda g, b, h: (b, g, h, *zeros)))
 
@@ -150,7 +142,6 @@ def _specs(launch, q, v):
 
 
 def _empty(spec, shape, dtype):
-    """Returns an output: shape, type and spec."""
     return shape, dtype, spec(jax.ShapeDtypeStruct(shape, dtype)).spec
 
 

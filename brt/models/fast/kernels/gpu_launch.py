@@ -1,8 +1,6 @@
-"""Sizes of tiles, memory layout and launches of Pallas Triton kernels for attention on NVIDIA GPUs.
+"""Tile sizes, memory layout and launches of Pallas Triton kernels for attention on NVIDIA GPUs.
 
-Everything that depends on Pallas's Triton compiler is here; `gpu_attention` has the kernels.
-
-Axes as in `gpu_tiles`.
+Everything that depends on Pallas's Triton compiler is here. Axes as in `gpu_tiles`.
 """
 
 import math
@@ -21,10 +19,10 @@ from brt.models.axis_rules import device
 from brt.models.fast.kernels.parts import Heads
 
 SIZES = 32, 64, 128, 256
-"""Of heads: powers of two, as everything in a Triton kernel."""
+"""Of heads: powers of two, like all sizes in a Triton kernel."""
 STEP, LONGEST, FEWEST = 128, 2048, 16
-"""Windows are multiples of STEP; queries and keys of any layout, and interpreted windows, are
-multiples of FEWEST, the rows of a matrix unit. Neither are more than LONGEST."""
+"""Windows are multiples of STEP; queries and keys of any layout, and interpreted windows, of
+FEWEST, the rows of a matrix unit. LONGEST limits both."""
 LARGE = re.compile(r"\bG?[HB]\d\d")
 """Names of Hopper and Blackwell cards for data centers, with 227 KiB of shared memory a block."""
 OLD = re.compile(r"\b([TPKM]\d+|V100\w*|GTX|TITAN|RTX 20\d\d|Quadro)\b")
@@ -99,7 +97,6 @@ def window_misfit(heads: Heads, window: int, dtype: DTypeLike) -> str | None:
 
 
 def block_misfit(heads: Heads, queries: int, keys: int) -> str | None:
-    """Returns why they cannot compute attention of each block's queries to its keys, or None."""
     for number, what in (queries, "queries"), (keys, "keys"):
         if number % FEWEST or number > 2 * LONGEST:
             return f"{number} {what} are no multiple of {FEWEST} up to {2 * LONGEST}"
@@ -107,7 +104,6 @@ def block_misfit(heads: Heads, queries: int, keys: int) -> str | None:
 
 
 def misfit(heads: Heads) -> str | None:
-    """Returns why no kernel computes these heads on this card, or None."""
     if heads.interpret:
         return None
     kind = device().device_kind
@@ -119,7 +115,7 @@ def misfit(heads: Heads) -> str | None:
 
 
 class Block(NamedTuple):
-    """An input of a kernel, and which part of it a grid step gets."""
+    """An input of a kernel, and the part that a grid step gets."""
 
     array: jax.Array
     spec: pl.BlockSpec
@@ -186,8 +182,8 @@ def call(
 
     inputs: a tree of `Block`. outputs: of shape, type and spec. flops: operations of its matrix
     products. untouched: bytes of inputs and outputs that it neither reads nor writes. Flops and
-    bytes are attributes of the compiled program (`brt.benchmarks.roofline` reads them), because the
-    compiler's own count has no kernels.
+    bytes become attributes of the compiled program (`brt.benchmarks.roofline` reads them), because
+    the compiler does not count kernels.
     """
 
     def part(index):

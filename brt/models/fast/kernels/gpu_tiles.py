@@ -1,12 +1,12 @@
 """The computation of a grid step of attention on a GPU: the mathematics of tiles.
 
-`gpu_attention` makes kernels of these functions. Nothing here depends on the compiler of the
-kernels but `pl.program_id` and slices of references, so that another one can be put under it.
+`gpu_attention` makes kernels of these functions, which depend on its compiler only by
+`pl.program_id` and slices of references.
 
 A *frame* is a tile of Q queries with the F keys that its queries see. There are two layouts:
 
-* Windows: the keys of a segment stand behind the W cached keys, and frame g has the F = W + Q keys
-  from g * Q on, with a bias that hides those that a query does not see.
+* Windows: the keys of a segment follow the W cached keys. Frame g has the F = W + Q keys from gQ,
+with a bias that hides those that a query does not see.
 * States: each block of W queries has S keys, all of which its frames see, F = S, without a bias.
 
 Scores are base-2 logarithms: a GPU has an instruction for 2^x.
@@ -28,15 +28,15 @@ from brt.models.ops import EPSILON, at_least_float32
 
 LOG2_E = math.log2(math.e)
 HALF = 2**16
-"""Numbers of 16 bits, of which each weight gets one."""
+"""Number of values of the 16 random bits of each weight."""
 
 
 class Tiles(NamedTuple):
     """Static sizes of a kernel.
 
-    window: W, the queries of a block. frame: queries of a frame. queries, keys: of a tile in the
-    loop of this kernel. unit: whether queries and keys get unit length; otherwise queries are
-    divided by sqrt(K). rate: of dropout. states: S; 0: the layout is that of windows.
+    window: W, the queries of a block. frame: queries of a frame. queries, keys: of a tile in this
+    kernel's loop. unit: whether queries and keys get unit length; otherwise queries are divided by
+    sqrt(K). rate: of dropout. states: S; 0: the layout of windows.
     """
 
     window: int
@@ -57,11 +57,11 @@ class Tiles(NamedTuple):
         return self.states or self.window + self.frame
 
     def first_key(self, query: int | jax.Array) -> int | jax.Array:
-        """Returns the position of the first key of the frame whose first query is given."""
+        """Returns the first key of the frame that begins at a query."""
         return query // self.window * self.states if self.states else query
 
     def seeing(self, key: int | jax.Array, tokens: int) -> tuple[Any, Any]:
-        """Returns the bounds of the queries that see the X keys from `key` on, of `tokens`."""
+        """Returns the bounds, up to `tokens`, of the queries that see the X keys from `key`."""
         if self.states:
             start = key // self.states * self.window
             return start, start + self.window
@@ -89,9 +89,8 @@ def unit_gradient(x_XK: jax.Array, factor_X1: jax.Array, dunit_XK: jax.Array) ->
 def random_bits(counter: jax.Array, first: jax.Array, second: jax.Array) -> jax.Array:
     """Returns 32 bits for each counter and two seeds, all uint32.
 
-    Multiplications and shifts by turns, as in the last step of MurmurHash3, with the second seed
-    between them: 11 integer operations. Threefry, which interpreted TPU kernels draw with, needs
-    over 100.
+    As in the last step of MurmurHash3, with the second seed added between multiplications: 11
+    integer operations. Threefry, as in interpreted TPU kernels, needs over 100.
     """
     x = counter ^ first
     x = (x ^ (x >> np.uint32(16))) * np.uint32(0x21F0AAAD)
@@ -104,8 +103,8 @@ def kept_weights(tiles: Tiles, seeds: Any, query: Any, key: "Range") -> jax.Arra
     """Returns which weights are kept.
 
     query: positions in the block of W, and key: in the pair of blocks, of 2W, as in
-    `ops.window_table`, or in the block of S; int32 that broadcast. Keys j and j + 8 share a number
-    of 32 bits, because a thread has both, whether keys are rows or columns of the scores.
+    `ops.window_table`, or in the block of S; int32 that broadcast. Keys j and j + 8 share 32 bits,
+    because a thread has both.
     """
     of_key = key.start // 2 + (key.step >> 4) * 8 + (key.step & 7)
     numbers = tiles.states // 2 or tiles.window
@@ -118,9 +117,9 @@ def kept_weights(tiles: Tiles, seeds: Any, query: Any, key: "Range") -> jax.Arra
 
 
 class Range(NamedTuple):
-    """Positions start + step of a tile, a multiple of 16 and 0, 1, 2, ... along an axis.
+    """Positions start + step of a tile: a multiple of 16, and 0, 1, 2, ... along an axis.
 
-    They stay apart, so that the compiler finds equal numbers in the registers of a thread.
+    They are separate, so that the compiler recognises equal numbers in a thread's registers.
     """
 
     start: int | jax.Array
@@ -158,11 +157,11 @@ class Positions(NamedTuple):
 def forward(tiles, q, parts, scale, bias, seeds, y, log_sum, factor):
     """Computes the queries of a frame.
 
-    Inputs: q (Q, K); parts, pairs of keys, of unit length already, and values: of the cached block
-    (W, K) and the segment (T, K), or of the states of all blocks; scale (); bias (W + 2Q,) or None;
-    seeds (2,), or None without dropout.
-    Outputs: y (Q, K); log_sum (Q,), the logarithm of the sum of exponentials; and factor (Q,), the
-    product of the factors of q in the scores.
+    Inputs: q (Q, K); parts, pairs of unit-length keys and values: of the cached block (W, K) and
+    the segment (T, K), or of the states of all blocks; scale (); bias (W + 2Q,) or None; seeds
+    (2,), or None without dropout.
+    Outputs: y (Q, K); log_sum (Q,), the log-sum-exp; and factor (Q,), the product of the factors of
+    q in the scores.
     """
     Q, X = tiles.frame, tiles.keys
     start = pl.program_id(0) * Q
@@ -195,10 +194,10 @@ def forward(tiles, q, parts, scale, bias, seeds, y, log_sum, factor):
 
 
 def _for_keys_of_frame(tiles, first, parts, body, carry):
-    """Folds `body(i, *tiles, carry)` over the keys of the frame that begin at `first`, X a time.
+    """Folds `body(i, *tiles, carry)` over a frame's keys from `first`, X at a time.
 
-    parts: arrays of the cached block and of the segment, or of the states. Each has a loop, because
-    a load from one or the other would not overlap with products.
+    parts: arrays of the cached block and of the segment, or of the states. Each has a separate
+    loop, because a conditional load would not overlap with products.
     """
     X, W = tiles.keys, tiles.window
     every = tiles.frame_keys // X
@@ -220,9 +219,9 @@ def backward_of_keys(
     """Computes the gradients of a tile of keys and values, and those of their scores.
 
     Inputs: q, dy (T, K); k, v (X, K), of which k has unit length; raw_k (X, K), if k was computed
-    from it, or None; bias (W + 2Q,) or None; log_sum and factor as of `forward`; mean (T,), the sum
-    over keys of each weight times its gradient; seeds (2,), or None without dropout; before, the
-    scores' gradients for keys before the `offset`, or None.
+    from it, or None; bias, log_sum, factor and seeds as in `forward`; mean (T,), the sum over keys
+    of each weight times its gradient; before, the scores' gradients for keys before the `offset`,
+    or None.
     Outputs: dk, dv (X, K); dscores (G, F, Q), the keys of each frame by its queries.
     """
     del before  # the same memory as dscores
@@ -259,7 +258,7 @@ def backward_of_keys(
         dkeys = dkeys + dot((of_scores * own_factor).astype(k.dtype), queries, (1, 0))
         return dkeys, dvalues
 
-    # Queries of the same frames that see none of the keys: zeros.
+    # Zeros for queries of the same frames that see no key of this tile.
     def no_tile(i, _):
         store(i * Q, jnp.zeros((X, Q), upcast(k.dtype)))
 
@@ -278,7 +277,7 @@ def backward_of_keys(
 def backward_of_queries(tiles, q, parts, scale, dscores, dq, dscale):
     """Computes the gradients of the queries of a frame, and their part of the scale's.
 
-    Inputs: q (Q, K); parts, keys as of `forward`; scale (); dscores (F, Q). Outputs: dq (Q, K),
+    Inputs: q (Q, K); parts, keys as in `forward`; scale (); dscores (F, Q). Outputs: dq (Q, K),
     dscale ().
     """
     X = tiles.keys

@@ -26,8 +26,8 @@ LEAST, WIDEST = 16, 256
 """Sizes of heads whose kernels were compiled for TPUs."""
 F32 = jnp.float32
 COMPILER = pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary", "arbitrary"))
-"""Heads, or parts of columns, are independent, and each core of a chip loads its own; the rest is
-in order, because gradients are added up."""
+"""Heads, or parts of columns, are independent, and each core of a chip loads them separately; the
+rest is in order, because gradients are summed."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,10 +89,9 @@ class Heads(NamedTuple):
         return most * LANES // max(LANES, self.lanes) // (1 if self.per_step <= 2 else 2)
 
     def misfit(self) -> str | None:
-        """Returns why no kernel can compute these heads, or None."""
         if not (self.interpret or LEAST <= self.head_size <= WIDEST):
             return f"head_size = {self.head_size} is not between {LEAST} and {WIDEST}"
-        if self.num_heads * self.head_size < LANES:  # interpreted, it is computed all the same
+        if self.num_heads * self.head_size < LANES:
             few = f"{self.num_heads} heads of {self.head_size} are less than {LANES} lanes"
             return None if self.interpret else few
         if self.head_size % LANES and LANES % self.head_size:
@@ -106,7 +105,6 @@ class Heads(NamedTuple):
 
 
 def block_misfit(size: int, most: int, what: str) -> str | None:
-    """Returns why a kernel cannot have blocks of `size` queries or keys, or None."""
     if size > most:
         return f"{size} {what} are more than {most}"
     if size > TILE and size % TILE:
@@ -130,12 +128,12 @@ def upcast(dtype: DTypeLike) -> Any:
 
 
 def with_zeros(x_BT: jax.Array, tokens: int) -> jax.Array:
-    """Returns (B, T, ...) with zeros after the last token."""
+    """Appends zeros to (B, T, ...)."""
     return jnp.pad(x_BT, [(0, 0), (0, tokens), *[(0, 0)] * (x_BT.ndim - 2)]) if tokens else x_BT
 
 
 def lane_scale(heads: Heads, scale_H: jax.Array, dtype: DTypeLike) -> jax.Array:
-    """Returns the absolute scale of each lane's head, (P, 1, L), of `upcast(dtype)`."""
+    """Returns each head's absolute scale at its lanes, (P, 1, L), of `upcast(dtype)`."""
     scale_HK = jnp.repeat(jnp.abs(scale_H.astype(upcast(dtype)))[:, None], heads.head_size, axis=1)
     return scale_HK.reshape(-1, 1, heads.lanes) * heads.factor
 
@@ -143,9 +141,10 @@ def lane_scale(heads: Heads, scale_H: jax.Array, dtype: DTypeLike) -> jax.Array:
 def on_each_device(
     heads: Heads, function: Callable[..., Any], inputs: Sequence[str], outputs: Sequence[str]
 ) -> Callable[..., Any]:
-    """Returns a function of whole arrays that runs `function` on each device's part.
+    """Runs `function`, of whole arrays, on each device's part, as the compiler cannot divide a
+    kernel.
 
-    The compiler cannot divide a kernel by itself. inputs, outputs: axes, such as "BTA".
+    inputs, outputs: axes, such as "BTA".
     """
     if jax.sharding.get_abstract_mesh().empty:
         return function
@@ -153,14 +152,14 @@ def on_each_device(
     axes = {"B": batch, "H": head, "A": head, "G": block}
     parts = (tuple(PartitionSpec(*map(axes.get, x)) for x in each) for each in (inputs, outputs))
     in_specs, out_specs = parts
-    # Of a recomputed function JAX keeps nothing for a backward pass. What it would hoist out of a
-    # loop here, it would keep divided over all axes, also over that of `by_data_shard`.
+    # JAX keeps nothing of a recomputed function for a backward pass. Otherwise values hoisted out
+    # of a loop would stay divided over all axes, also over that of `by_data_shard`.
     function = jax.checkpoint(function, prevent_cse=False)
     return jax.shard_map(function, in_specs=in_specs, out_specs=out_specs, check_vma=False)
 
 
 def summed_over_batch(heads: Heads, *gradients: jax.Array | None) -> tuple[Any, ...]:
-    """Returns gradients of arrays without a batch axis, summed over the devices."""
+    """Sums gradients of arrays without a batch axis over the devices."""
     axis = heads.mesh_axes[0]
     return jax.lax.psum(gradients, axis) if axis else gradients
 
@@ -172,7 +171,7 @@ def interpreted(heads: Heads) -> pltpu.InterpretParams | bool:
 
 
 def head_masks(heads: Heads) -> list[jax.Array | None]:
-    """Returns a mask of each head's lanes, (1, L); None where a head has all lanes."""
+    """Returns a mask of each head's lanes, (1, L); None if a head has all lanes."""
     if heads.per_step == 1:
         return [None]
     lane = jax.lax.broadcasted_iota(jnp.int32, (1, heads.lanes), 1)
@@ -181,12 +180,12 @@ def head_masks(heads: Heads) -> list[jax.Array | None]:
 
 
 def only(x: jax.Array, mask: jax.Array | None) -> jax.Array:
-    """Returns x with the lanes of other heads set to zero."""
+    """Sets the lanes of other heads to zero."""
     return x if mask is None else x * mask.astype(x.dtype)
 
 
 def sum_of_heads(heads: Heads, x: jax.Array) -> jax.Array:
-    """Returns the sum over the lanes of each head, (C, 1), or (C, L) where heads share lanes."""
+    """Returns the sum over the lanes of each head, (C, 1), or (C, L) if heads share lanes."""
     sums = (
         only(jnp.sum(only(x, mask), axis=-1, keepdims=True), mask) for mask in head_masks(heads)
     )
@@ -194,7 +193,7 @@ def sum_of_heads(heads: Heads, x: jax.Array) -> jax.Array:
 
 
 def inverse_length(heads: Heads, x: jax.Array) -> jax.Array:
-    """Returns 1 / length of each head of x (C, L); 1 where heads are not normalised."""
+    """Returns 1 / length of each head of x (C, L); 1 if heads are not normalised."""
     if not heads.qk_norm:
         return jnp.ones((1, 1), x.dtype)
     return jax.lax.rsqrt(sum_of_heads(heads, x * x) + EPSILON)
@@ -255,9 +254,9 @@ def seed_numbers(dropout: TileDropout) -> jax.Array:
 def kept_tiles(
     heads: Heads, rate: float, seeds: jax.Array, number: int | jax.Array
 ) -> Callable[[int], jax.Array]:
-    """Returns a function that draws which weights of block after block are kept, (TILE, TILE).
+    """Returns a function that draws which weights of a block are kept, (TILE, TILE).
 
-    number: of the tile of queries, over all heads.
+    It must be called for the blocks in order. number: of the tile of queries, over all heads.
     """
     bits = random_tiles(heads, seeds[2 * number], seeds[2 * number + 1])
     most = min(round((1 - rate) * 2**32), 2**32 - 1) - 2**31

@@ -1,11 +1,10 @@
 """Relative attention as a Pallas TPU kernel; plain form: `plain_attend_by_distance`.
 
-tests/models/test_attention_kernels.py compares outputs and gradients, and
-test_kernel_compilation.py compiles for slices of TPUs. A grid step is one tile of queries of the
-heads that share 128 lanes, and all keys. Scores by distance are a product with the tile's band of
-distances, and become scores by key in vector registers: row i moves left by Q - 1 - i lanes.
-Compiled for v4, a layer of `wt103_large` takes 0.53 of the cycles of the plain form, without
-dropout 0.32 (docs/benchmarks/tpu_compiler.md). No TPU has run it.
+A grid step is one tile of queries of the heads that share 128 lanes, and all keys. Scores by
+distance are a product with the tile's band of distances, and become scores by key in vector
+registers: row i moves left by Q - 1 - i lanes. Compiled for v4, a layer of `wt103_large` takes 0.53
+of the cycles of the plain form, without dropout 0.32 (docs/benchmarks/tpu_compiler.md). No TPU has
+run it.
 
 Axes as in `parts`, and J keys    C distances, J - 1 first    G tiles
 W distances of a tile    P, N: heads = P * N
@@ -50,8 +49,8 @@ def misfit(heads: Heads, keys: int) -> str | None:
 class Plan(NamedTuple):
     """Static properties of an attention: T queries at the end of J keys, in whole registers.
 
-    Queries are padded in front, keys and distances behind. causal: whether no query sees keys
-    behind it. rate: of dropout. positions: whether scores depend on distances.
+    Queries are padded in front, keys and distances behind. causal: whether no query sees later
+    keys. rate: of dropout. positions: whether scores depend on distances.
     """
 
     heads: Heads
@@ -112,7 +111,7 @@ def attend_by_distance(
     """Returns `plain_attend_by_distance`, by the kernel.
 
     Without positions and a bias, scores are products of queries and keys. With positions of
-    `distances(T, J)` and not of `distances(T, J, future=True)`, no query may see keys behind it.
+    `distances(T, J)`, unless `future=True`, no query may see later keys.
     """
     (T, *head), J = q_BTHK.shape[1:], k_BJHK.shape[1]
     used = rate if kept_BHTJ is not None else 0.0
@@ -227,9 +226,9 @@ def _backward_call(plan, *saved):
 
 
 def skewed(x: jax.Array, size: int, back: bool = False) -> jax.Array:
-    """Returns row i of x (Q, C), moved left by Q - 1 - i lanes, in `size` lanes.
+    """Moves row i of x (Q, C) left by Q - 1 - i lanes and returns `size` lanes.
 
-    back: right instead of left. What enters are zeros. Both sizes are multiples of 128, Q <= 128.
+    back: right instead of left. Entering lanes are zero. Both sizes are multiples of 128, Q <= 128.
     """
     Q = len(x)
     lane, row = (jax.lax.broadcasted_iota(jnp.int32, (Q, LANES), axis) for axis in (1, 0))
@@ -242,7 +241,7 @@ def skewed(x: jax.Array, size: int, back: bool = False) -> jax.Array:
         start = number * LANES
         if not 0 <= start < x.shape[1]:
             return jnp.zeros((Q, LANES), x.dtype)
-        # Within a register: a rotation by a number for each row needs a TPU v5.
+        # A rotation within a register by a number for each row needs a TPU v5.
         block = x[:, start : start + LANES]
         return jnp.take_along_axis(block, index, axis=1, mode="promise_in_bounds")
 

@@ -1,9 +1,8 @@
 """Attention of every block to its own keys as a Pallas TPU kernel.
 
-Plain form: `plain_block_attention`. For tokens that attend to the states of their block: no bias,
-no mask, any number of keys. tests/models/test_attention_kernels.py compares outputs and gradients,
-and test_kernel_compilation.py compiles for slices of TPUs. Unit lengths of queries, scale, softmax
-and dropout stay in the chip's vector memory.
+Plain form: `plain_block_attention`, for tokens that attend to the states of their block: no bias,
+no mask, any number of keys. Unit lengths of queries, scale, softmax and dropout stay in vector
+memory.
 
 Axes as in `parts`, and G blocks    Q queries and X keys of a block
 """
@@ -44,7 +43,6 @@ MOST = 1024
 
 
 def misfit(heads: Heads, queries: int, keys: int) -> str | None:
-    """Returns why the kernel cannot compute this attention, or None."""
     most = heads.fitting(MOST)
     wrong = block_misfit(queries, most, "queries") or block_misfit(keys, most, "keys")
     return wrong or heads.misfit()
@@ -60,11 +58,8 @@ def plain_block_attention(
 ) -> jax.Array:
     """Returns attention of each block's queries to its keys, (B, G, Q, A).
 
-    Queries are not normalised, keys are. scale_H: factor of the scores, used through its absolute
-    value. keep: factors of the weights (dropout), (H, Q, X), or what draws them for tiles of
-    queries and keys; no gradient reaches them.
-
-    Source: Block-Recurrent Transformer, section 3.2.
+    Keys are normalised, queries not yet. scale_H, keep: as in `window.plain_window_attention`;
+    keep: (H, Q, X).
     """
 
     def split(x_BGQA):
@@ -173,7 +168,7 @@ block_attention.defvjp(_forward, _backward)
 
 
 class _Dropout:
-    """Dropout in a kernel: its inputs, with the names of their blocks, and what it does."""
+    """Dropout in a kernel: its inputs, with the names of their blocks, and its factors."""
 
     def __init__(self, heads, keep):
         self.heads, self.rate, self.inputs, self.names = heads, None, [], []
@@ -185,13 +180,11 @@ class _Dropout:
 
     @property
     def factor(self):
-        """Of the weights that are kept by `of_tile`."""
         return 1.0 if self.rate is None else 1 / (1 - self.rate)
 
     def of_tile(self, inputs, first_head, head, number, rows, keys):
-        """Returns a function that drops weights, (Q, X), of a tile of queries.
-
-        first_head: of the grid step. head: counted from it.
+        """Returns a function that drops weights, (Q, X), of a tile of queries; head: from
+        `first_head`.
         """
         if not inputs:
             return lambda weights: weights

@@ -1,9 +1,8 @@
 """Norm and gate of a recurrent cell's block as Pallas TPU kernels, by rows of the states.
 
-Plain counterparts: `rms_normed`, and a gate after its product
-(tests/models/test_attention_kernels.py). XLA makes passes of their own for sums, for gradients of
-biases, and for the arrays of all blocks that the backward pass needs. Here each array is read and
-written once (docs/benchmarks/tpu_compiler.md has the counts).
+Plain counterparts: `rms_normed`, and a gate after its product. XLA makes separate passes for sums,
+gradients of biases, and the arrays of all blocks that the backward pass needs. Here each array is
+read and written once (docs/benchmarks/tpu_compiler.md has the counts).
 
 Axes as in `cell`, and I tiles of states    N products of the gate    Z biases of the gate
 """
@@ -30,8 +29,8 @@ MOST_OF_GATE = 4 * 2**20
 
 Biases = dict[str, jax.Array]
 Update = Callable[[jax.Array, jax.Array, Biases], tuple[jax.Array, jax.Array]]
-"""From states, the gate's products (..., E), and its biases to the next states, and keep; number by
-number."""
+"""Maps states, the gate's products (..., E), and its biases to the next states and keep,
+elementwise."""
 
 
 def sum_per_tile(states_BSD: jax.Array, rows: int) -> jax.Array:
@@ -70,7 +69,7 @@ def norm_gradients(
     dx_GBSD: jax.Array,
     dscale_BI1D: jax.Array,
 ) -> Sequence[jax.Array]:
-    """Adds the gradients of the states and the scale, and stores that of the result, of block g.
+    """Adds the gradients of block g's states and scale, and stores that of the result.
 
     dx: the gradient of the result, (B, S, D), or the two factors whose product it is: of all heads,
     (G, B, X, S, A), and the matrices (X, D, A).
@@ -136,10 +135,10 @@ def update_gradients(
     matrices_YAE: jax.Array,
     dh_BYSA: jax.Array | None,
 ) -> Sequence[jax.Array]:
-    """Stores the gradient of the products of block g, adds those of biases, and changes dafter_BSD,
-    of the states that `updated` returned, to that of the states before.
+    """Stores the gradient of the products of block g and adds those of biases.
 
-    dh_BYSA: what to overwrite with the gradient of the attentions, (B, Y, S, A), or None.
+    dafter_BSD: of the states that `updated` returned, changed to that of the states before.
+    dh_BYSA: overwritten with the gradient of the attentions, (B, Y, S, A), or None.
     """
     inputs = [(states_GBSD, "block"), (products_GBSE, "block"), *_shared(biases)]
     stored, changed = [(dproducts_GBSE, "block")], ((dbiases_BIZD, "tile"), (dafter_BSD, "states"))
@@ -194,8 +193,8 @@ def _spec(name, shape, R):
 def _call(heads, kernel, g, inputs, stored, changed, name):
     """Calls a kernel for each tile of the states of block g; returns all `stored` and `changed`.
 
-    stored: arrays that it writes without reading them. The kernel gets inputs and `changed`, and
-    then what it writes.
+    stored: arrays that are written without reading them. The kernel gets inputs, `changed`, and
+    then its outputs.
     """
     (B, S) = next(x.shape[:2] for x, blocks in (*inputs, *changed) if blocks == "states")
     R, first = tile_size(S), 1 + len(inputs)

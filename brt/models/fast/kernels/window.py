@@ -1,10 +1,9 @@
 """Windowed self-attention as a Pallas TPU kernel; plain form: `plain_window_attention`.
 
-tests/models/test_attention_kernels.py compares outputs and gradients, and
-test_kernel_compilation.py compiles for slices of TPUs. Between the projections, (B, T, A),
-everything stays in the chip's vector memory (VMEM): unit lengths, the learned scale, softmax,
-dropout. A grid step, in `window_bodies`, is one chunk of queries of the heads that share 128 lanes;
-the W keys before it stay in VMEM from earlier grid steps.
+Between the projections, (B, T, A), everything stays in the chip's vector memory (VMEM): unit
+lengths, the learned scale, softmax, dropout. A grid step, in `window_bodies`, is one chunk of
+queries of the heads that share 128 lanes; the W keys before it stay in VMEM from earlier grid
+steps.
 
 Compiled for v4 (8 heads of 128, W = 512, T = 4,096, bfloat16, dropout) the forward pass has 64 grid
 steps of 4,368 bundles of instructions, the backward pass 64 of 8,261: 0.40 M for each of the two
@@ -42,14 +41,13 @@ from brt.models.sizes import TILE, tile_size
 ROWS = 16
 """Of a vector register of bfloat16."""
 CHUNK = 256
-"""Most tokens of a grid step where the window is longer than two."""
+"""Most tokens of a grid step, if the window is longer than two."""
 MOST_BYTES, MOST_HEADS = 2**20, 2
-"""Of a grid step, where a window is longer than a chunk: bytes of its keys once for each head, and
-heads, that fit into 16 MiB of VMEM."""
+"""Limits of a grid step, if a window is longer than a chunk: bytes of its keys once for each head,
+and heads, that fit into 16 MiB of VMEM."""
 
 
 def misfit(heads: Heads, window: int, dtype: DTypeLike) -> str | None:
-    """Returns why the kernel cannot compute this attention, or None."""
     if window % TILE and (window > TILE or (window % ROWS and not heads.interpret)):
         return f"window = {window} is neither a multiple of {TILE} nor, below it, of {ROWS}"
     N, size = heads.per_step, jnp.dtype(dtype).itemsize
@@ -61,15 +59,14 @@ def misfit(heads: Heads, window: int, dtype: DTypeLike) -> str | None:
 
 
 def chunk_size(window: int) -> int:
-    """Returns C, the tokens of a grid step."""
     if window <= 2 * CHUNK:
         return window
     return next(size for size in range(CHUNK, 0, -TILE) if window % size == 0)
 
 
 class Attended(NamedTuple):
-    """Attention's result; the last block's keys, normalised, and values; and, if asked for, the
-    normalised keys of all tokens.
+    """The result; the last block's keys, normalised, and values; on demand, all keys,
+    normalised.
     """
 
     y_BTA: jax.Array
@@ -98,11 +95,9 @@ def plain_window_attention(
         cached_k_BWA, cached_v_BWA: keys, normalised, and values of the block before.
         scale_H: factor of the scores, used through its absolute value.
         bias_HQX: bias of query i of a tile for key j of the W + Q that it sees, W + i - j tokens
-            before it; large and negative where a key is hidden.
-        keep: factors of the weights (dropout) of a window of one tile, (H, W, X), or what draws
-            those of each tile; no gradient reaches them.
-
-    Source: Block-Recurrent Transformer, section 3.2.
+            before it; large and negative for hidden keys.
+        keep: factors of the weights (dropout) of a window of one tile, (H, W, X), or seeds for each
+            tile; no gradient reaches them.
     """
     W, H, K = cached_k_BWA.shape[1], heads.num_heads, heads.head_size
 
@@ -145,7 +140,7 @@ def window_attention(
 ) -> Attended:
     """Returns `plain_window_attention`, by the kernel.
 
-    bias: (H, Q, X), or that of each data shard, (P, H, Q, X), whose gradients stay apart.
+    bias: (H, Q, X), or one for each data shard, (P, H, Q, X), with separate gradients.
     """
     inputs = q_BTA, k_BTA, v_BTA, cached_k_BWA, cached_v_BWA, scale_H, bias, keep
     return _forward(heads, with_keys, *inputs)[0]
@@ -213,7 +208,7 @@ def _backward_call(heads, q, k, v, cached_k, cached_v, scale_H, bias, keep, log_
     C = chunk_size(W)
     G, M = q.shape[1] // C, W // C  # chunks of the segment and of the window
 
-    # Chunks come in reverse, each with the keys and values that are W tokens before it.
+    # Chunks come in reverse, each with the keys and values of W tokens earlier.
     def current(p, b, g):
         return b, G - 1 - g, p
 
@@ -266,7 +261,7 @@ def _backward_call(heads, q, k, v, cached_k, cached_v, scale_H, bias, keep, log_
 window_attention.defvjp(_forward, _backward)
 
 _IN_HBM = pl.BlockSpec(memory_space=pl.ANY)
-"""For what is copied once for each batch element."""
+"""For arrays that are copied once for each batch element."""
 
 
 def _tables(heads, scale_H, bias, dtype):
@@ -292,7 +287,7 @@ def _transposed(x_HQX):
 
 
 class _Dropout:
-    """Dropout in a kernel: its inputs, and what it does to transposed weights."""
+    """Dropout in a kernel: its inputs, and its factors of transposed weights."""
 
     def __init__(self, heads, keep, W):
         self.heads, self.tiles, self.rate = heads, W // tile_size(W), None
@@ -308,13 +303,12 @@ class _Dropout:
 
     @property
     def factor(self):
-        """Of the weights that `of_tile` keeps."""
         return 1.0 if self.rate is None else 1 / (1 - self.rate)
 
     def of_tile(self, inputs, head, tile):
-        """Returns a function of a block's number, which returns what drops the block's weights.
+        """Returns a function from a block's number to a function that drops the block's weights.
 
-        It is called for one block of keys after the other. tile: number in the segment.
+        It must be called for the blocks of keys in order. tile: number in the segment.
         """
         if not inputs:
             return lambda block: lambda weights: weights

@@ -1,8 +1,8 @@
 """The computation of a grid step of windowed self-attention (`window`): one chunk of queries.
 
-Scores are transposed: keys along the first axis. A quantity of a query (maximum, sum, log-sum-exp)
-is then a row, one vector register for 128 queries instead of 16. A block of Q keys and Q queries
-goes from its scores to its gradients in registers, by the log-sum-exp of the forward pass.
+Scores are transposed: keys along the first axis. A number of each query (maximum, sum, log-sum-exp)
+is then one vector register for 128 queries instead of 16. A block of Q keys and Q queries goes from
+its scores to its gradients in registers, by the log-sum-exp of the forward pass.
 """
 
 import functools
@@ -42,7 +42,7 @@ def _move(reference, size, up):
 def _for_each_tile(W, C, tile):
     """Calls `tile(number, rows, blocks)` for each tile of a chunk.
 
-    rows: its queries. blocks: the keys they see, Q at a time, with their part of the bias.
+    rows: its queries. blocks: the keys they see, Q at a time, and their part of the bias.
     """
     Q = tile_size(W)
     for number in range(C // Q):
