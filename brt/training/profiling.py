@@ -1,7 +1,7 @@
 """A trace of some steps of a run, for TensorBoard and Perfetto.
 
-Operations have the named scopes of the models (`layer3/attention`, `optimizer`), and so has the
-compiled step next to the trace.
+Operations have the named scopes of the models (`layer3/attention`, `optimizer`); the compiled step,
+next to the trace, has them too.
 """
 
 import glob
@@ -58,7 +58,7 @@ class Profiler:
         if self.steps and step == self.steps.first:
             jax.block_until_ready(state)
             options = jax.profiler.ProfileOptions()
-            options.python_tracer_level = 0  # every call of Python would hide the operations
+            options.python_tracer_level = 0  # Python calls would hide the operations
             jax.profiler.start_trace(
                 self.folder, create_perfetto_trace=True, profiler_options=options
             )

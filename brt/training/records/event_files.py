@@ -1,6 +1,6 @@
 """Event files of TensorBoard, written by tensorboardX's `RecordWriter`.
 
-The thread of its `SummaryWriter` ends when a disk is full: training would then wait forever.
+The thread of its `SummaryWriter` ends when a disk is full; training would then wait forever.
 """
 
 import contextlib

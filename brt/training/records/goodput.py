@@ -1,4 +1,4 @@
-"""Where a run's time went: the share of training steps, and what was lost to other causes."""
+"""Goodput: the share of a run's time in training steps, and the time lost to each cause."""
 
 import contextlib
 import os
@@ -11,8 +11,9 @@ from typing import Any
 from brt.training.records.run_folder import read_metrics
 
 LOST = ("start", "compile", "input", "evaluation", "saves", "repeated")
-"""Causes; `repeated`: steps after the last save before a process was killed. The time between two
-processes is not the run's, and counts nowhere."""
+"""Causes; `repeated`: steps after the last save before a process was killed. Time between two
+processes is not counted.
+"""
 ELAPSED = "perf/elapsed"
 """Seconds of a run until a report, of all its processes."""
 
@@ -58,7 +59,7 @@ class Goodput:
     def __init__(self, record: Mapping[str, Any], folder: str):
         now = time.time()
         began = process_began() if Goodput._is_first else now
-        Goodput._is_first = False  # a second run of a process did not start with it
+        Goodput._is_first = False  # a later run of this process did not start with it
         self._begun = time.perf_counter() - (now - began)
         self._before = dict(_seconds)
         self._steps = 0

@@ -37,7 +37,7 @@ def peak_bytes(step_function: Callable, *arguments: Any) -> int | None:
     counted = jax.local_devices()[0].memory_stats() or {}
     if "peak_bytes_in_use" in counted:
         return int(counted["peak_bytes_in_use"])
-    lower = getattr(step_function, "lower", None)  # a function that wraps one may have it, too
+    lower = getattr(step_function, "lower", None)  # a wrapper may have it, too
     if lower is None:
         return None
     with spent("compile"):
@@ -97,7 +97,7 @@ class StepTimer:
 
 
 class Interval:
-    """Sums of step metrics since the last report; part of a checkpoint, for exact resuming."""
+    """Sums of step metrics since the last report; checkpointed, for exact resuming."""
 
     def __init__(self, saved: dict | None = None):
         self.sums: dict[str, float] = dict(saved or {})
