@@ -1,6 +1,6 @@
 """Files that are read in parts.
 
-Not by memory maps, which end the process by SIGBUS if another one truncates the file.
+A memory map would end the process by SIGBUS if another process truncated the file.
 """
 
 import os

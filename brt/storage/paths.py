@@ -1,8 +1,7 @@
 """Paths on a disk (`pathlib.Path`) or in a bucket (`RemotePath`), which fsspec reaches.
 
 `RemotePath` adds errors that name the path, uncached listings, a check of uploads, and
-`only_buckets_of`; universal_pathlib has none of these, and each method would have to be wrapped. No
-bucket can rename or append to objects.
+`only_buckets_of`, all of which universal_pathlib lacks. Buckets cannot rename or append to objects.
 """
 
 import hashlib
@@ -24,14 +23,16 @@ SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*)://")
 OF_ONE_PROCESS = ("memory",)
 
 VERSIONS = ("generation", "etag", "ETag", "mtime", "LastModified", "updated", "created")
-"""Fields in the listings of services that change when an object is written."""
+"""Fields of a listing that change when an object is written, by service."""
 
 _allowed: set[str] | None = None
 
 
 @contextmanager
 def only_buckets_of(paths: Iterable[str]) -> Iterator[None]:
-    """Refuses all buckets and hosts but those of `paths`: a URL in a file opens no connection."""
+    """Refuses all buckets and hosts but those of `paths`, so that a URL in a file opens no
+    connection.
+    """
     global _allowed
     before, _allowed = _allowed, {_bucket(path) for path in paths if is_remote(path)}
     try:
@@ -197,7 +198,7 @@ class RemotePath:
             storage.get_file(self._url, str(file))
 
     def put(self, file: Path) -> None:
-        """Copies a file to the object, and compares their sizes."""
+        """Uploads a file and compares the sizes."""
         with _storage(self, "written") as storage:
             storage.put_file(str(file), self._url)
         if (size := self.size()) != file.stat().st_size:
@@ -299,7 +300,7 @@ def _storage(path: RemotePath, done: str) -> Iterator["fsspec.AbstractFileSystem
             "connection is opened because a file names one. Copy it to this disk."
         )
     try:
-        import fsspec.core  # slow, and needed for buckets only
+        import fsspec.core  # slow, and only for buckets
 
         # Other processes write meanwhile, so listings are not cached.
         yield fsspec.core.url_to_fs(str(path), use_listings_cache=False)[0]
