@@ -56,7 +56,7 @@ def is_failed_collective(error: Exception) -> bool:
 
 def leave(message: str = "", status: int = 1) -> None:
     """Ends this process at once, without waiting for the others."""
-    with contextlib.suppress(OSError):  # a terminal that is gone
+    with contextlib.suppress(OSError):  # the terminal is gone
         if message:
             print(f"\nError: {message}", file=sys.stderr)
         sys.stdout.flush()
@@ -65,7 +65,7 @@ def leave(message: str = "", status: int = 1) -> None:
 
 
 def check_same(about: str, values: Mapping[str, str]) -> None:
-    """Waits for all processes, and refuses in all of them a run that they started differently.
+    """Waits for all processes, and raises in all of them if their values differ.
 
     Args:
         about: the compared values, for the message.
