@@ -36,7 +36,7 @@ class TrainingRun:
 
     Args:
         params: initial parameters; None for random ones.
-        allow_changes: resume although bindings that decide results have changed.
+        allow_changes: resume although bindings that change results differ.
         profile: steps to trace into the run folder.
         metrics: some of `brt.training.records.metric_writers.KINDS`.
         evaluator: evaluates every `Trainer.eval_every` steps; None for never.
@@ -138,7 +138,6 @@ class TrainingRun:
         return self.evaluation.scalars
 
     def _step(self, prefetch):
-        """Starts the next step; fetches the metrics of the one before while it runs."""
         step, batch = self.step + 1, prefetch.next()
         self.profiler.before(step, self.state)
         with jax.profiler.StepTraceAnnotation("train", step_num=step), self.goodput.step():
@@ -162,7 +161,7 @@ class TrainingRun:
         saves = stops or self._is_due(self.step, self.trainer.policy.every)
         if not (evaluates or saves):
             return False
-        self._fetch_metrics(prefetch)  # saved and evaluated parameters must be finite
+        self._fetch_metrics(prefetch)  # only finite parameters are saved and evaluated
         with self._timer.paused():
             self._watch.pause()
             self.evaluation.pending = evaluates
@@ -226,11 +225,11 @@ class TrainingRun:
         return f"{(self._earlier_checksum + sum_over_processes(self._checksum)) % MODULUS:016x}"
 
     def _resume_evaluation(self) -> bool:
-        """Makes the evaluation that the run was stopped in; returns whether it ends."""
+        """Makes an evaluation that the stop interrupted; returns whether the run ends."""
         if self.evaluation.pending and not self._evaluate():
             self._progress.note("Asked to stop: the evaluation is not finished, run again.")
             return True
-        # A patience that was bound since may end the run, too.
+        # A patience that was bound since the stop may end the run, too.
         ends_early = self.evaluation.stops_early(self.start)
         if ends_early and not self.evaluation.end_is_recorded:
             self.evaluation.record_end(self.start, self._progress)
@@ -241,7 +240,7 @@ class TrainingRun:
         try:
             state = self.evaluation.run(self.state, self.step, self._progress)
         except NoSuchMetric:
-            self._save()  # no step is lost, and the evaluation is made again
+            self._save()  # the evaluation is made again after a restart
             self.checkpoints.wait()
             raise
         self.state = self.state if state is None else state
