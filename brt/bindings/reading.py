@@ -25,7 +25,7 @@ VOCABULARY_SIZE = "vocabulary_size"
 """The macro that the data config of --text binds."""
 
 bound_by_flags: set[str] = set()
-"""Names that the binding lines of the last `brt.config.parse` bind, not its files."""
+"""Names bound by the binding lines, not the files, of the last `brt.config.parse`."""
 
 
 def read_bindings() -> dict[str, str]:
@@ -43,8 +43,7 @@ def flatten(bindings: gin_private.Bindings) -> dict[str, str]:
 def differences(old: dict[str, str], new: dict[str, str]) -> list[str]:
     """Returns a line for each binding that differs: `RecurrentCell.gate: 'fixed' -> 'lstm'`.
 
-    A binding of only one side, whose version may have a further parameter, is compared with its
-    default.
+    A binding of only one side, from another version perhaps, is compared with its default.
     """
     return [
         f"{name}: {old.get(name, '(not bound)')} -> {new.get(name, '(not bound)')}"
@@ -62,8 +61,7 @@ def check_all_read() -> None:
     """Refuses bindings and macros that a full build has not read.
 
     A file's bindings of a part that another binding leaves out (`SWITCHES`) only cause a warning.
-    Those of a source that a flag replaces are removed, and the size of its vocabulary, which a
-    model config may bind itself.
+    Those of a source that a flag replaces are removed, and so is the size of its vocabulary.
     """
     read, bound = read_bindings(), flatten(gin_private.bound())
     used = {_binding_of(name, bound) for name in read}
@@ -90,11 +88,11 @@ def _without_switched_off(left, read, bound):
         logging.warning("%s = %s: %s not used.", switch, bound[switch], ", ".join(names))
     passed = {name for names in off.values() for name in names}
     replaced: set[str] = set()
-    if "Corpus.source" in bound_by_flags:  # it replaces the source of a file, with its bindings
+    if "Corpus.source" in bound_by_flags:  # a flag replaces the source of a file, with its bindings
         sources = (n for n in left if n == VOCABULARY_SIZE or _is_source(n.partition(".")[0]))
         replaced.update(name for name in sources if name not in bound_by_flags)
     passed, replaced = (_with_macros(names, bound) & {*left} for names in (passed, replaced))
-    _unbind(replaced)  # a run folder, written from gin's bindings, has no flags that replace them
+    _unbind(replaced)  # a run folder's config has no flags that replace them
     return [name for name in left if name not in passed | replaced]
 
 

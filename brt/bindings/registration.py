@@ -1,4 +1,4 @@
-"""Imports the modules whose classes and functions a config names, so that gin knows them.
+"""Imports the modules that define the configurables of a config, so that gin knows them.
 
 The index from names to modules is read from the sources.
 """

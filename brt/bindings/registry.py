@@ -55,7 +55,7 @@ def as_declared(settings: dict[str, Any]) -> dict[str, Any]:
 
 @functools.cache
 def default(name: str) -> Any:
-    """Returns the value of a binding, `Trainer.stream`, that nothing binds.
+    """Returns the default of an unbound parameter, such as `Trainer.stream`.
 
     `gin.REQUIRED` where it has none, or where brt has no such configurable or parameter.
     """
