@@ -17,11 +17,12 @@ FUSED_ATTENTION = 0.18
 512 and 8 heads of 128, forward and backward (brt.models.fast.cudnn_attention)."""
 TRITON_ATTENTION = 0.30
 """Share that Pallas Triton kernels of attention are assumed to reach: not measured. By its
-instructions, a layer of these windows takes 0.9 to 1.2 ms of an H100; with this share 1.0 ms."""
+instructions, a layer of these windows takes 0.9 to 1.2 ms of an H100; with this share 1.0 ms.
+"""
 BANDWIDTH = 0.85
 """Share of the memory's bandwidth that kernels reach."""
 LAUNCH = 4e-6
-"""Seconds that a kernel takes at least, with the gap before the next one (assumed)."""
+"""Least seconds of a kernel, with the gap before the next one (assumed)."""
 
 ESTIMATES = (
     f"Time is estimated by a roofline over the compiled program: products at {PRODUCTS:.0%} of the "

@@ -45,9 +45,9 @@ class Card:
     """A kind of card, from its data sheet and from the device properties of CUDA.
 
     hbm_bytes: memory, as CUDA reports it. bandwidth: of the memory, bytes per second.
-    peak_flops: dense matrix products in bfloat16, or float16 where there is no bfloat16, operations
-        per second. float32_flops: of float32 at JAX's default precision, which is TF32 from
-        capability 8.0 on. exact_flops: of float32 without TF32.
+    peak_flops: dense matrix products per second in bfloat16, or float16 where there is no bfloat16.
+        float32_flops: of float32 at JAX's default precision, TF32 from capability 8.0 on.
+        exact_flops: of float32 without TF32.
     cores: streaming multiprocessors. clock: cycles per second. cache_bytes: of the L2 cache.
     links, network: bytes per second that a card sends to others of its node, and to other nodes; 0
         where nodes differ. NVLink of the H100 has 900 GB/s of both directions, and a DGX H100 a
@@ -77,7 +77,7 @@ class Card:
 
     @property
     def usable_bytes(self) -> int:
-        """What XLA_PYTHON_CLIENT_MEM_FRACTION=0.9 gives to JAX, which takes 0.75 by default."""
+        """Memory with XLA_PYTHON_CLIENT_MEM_FRACTION=0.9 (JAX's default is 0.75)."""
         return int(0.9 * self.hbm_bytes)
 
     def flops_of(self, kind: str) -> float:

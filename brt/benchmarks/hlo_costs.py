@@ -60,8 +60,8 @@ def is_backward(op_name: str) -> bool:
 class Scopes:
     """Named scopes of a program's instructions.
 
-    An instruction without one has the most frequent scope among the instructions that it fuses,
-    else the scope of its first operand with one.
+    Without one, an instruction has the most frequent scope of the instructions that it fuses, else
+    that of its first operand with one.
     """
 
     def __init__(self, program: Program):
@@ -199,7 +199,7 @@ def collectives(program: Program) -> list[Collective]:
         taken = [each for shape in operands for each in arrays(shape)]
         given = arrays(instruction.shape)
         if instruction.opcode == "send":
-            given = taken  # the result has a number more
+            given = taken  # the result has one number more
         if instruction.opcode.endswith("-start") and _bytes(given) > _bytes(taken):
             given = given[len(taken) :]  # the result of a start includes the operands
         groups = device_groups(instruction.attributes)
@@ -209,7 +209,7 @@ def collectives(program: Program) -> list[Collective]:
         channel = _CHANNEL.search(instruction.attributes)
         if fused and channel and "chain_id=" in instruction.attributes:
             position = chained.setdefault(channel[1], len(costs))
-            if position < len(costs):  # it starts in the outermost of these
+            if position < len(costs):  # it starts in the outermost loop
                 costs[position] = min(costs[position], cost, key=lambda each: len(each.loops))
                 continue
         costs.append(cost)

@@ -104,7 +104,7 @@ def longest_segment(
     def bytes_of(length):
         lengths = [f"{name} = {length}" for name in ("Trainer.segment_length", *also)]
         lengths.append(f"Trainer.tokens_per_step = {length * per_row}")
-        # Evaluation is no part of the step and must not refuse the length.
+        # Evaluation is not part of the step and must not refuse the length.
         lengths += [f"Evaluation.{name} = None" for name in ("segment_length", "tokens_per_step")]
         lengths.append("Evaluation.stride = None")
         size = step_bytes(build(lengths))

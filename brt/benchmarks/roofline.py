@@ -66,8 +66,8 @@ def _stated(figure, instruction):
 class Kernels:
     """The kernels of a program, collectives left out.
 
-    Of a sliced or gathered operand the result counts as bytes, and of an array that is updated in
-    place the update. A fusion computes only the elements that its result needs.
+    Of a sliced or gathered operand the result counts as bytes, and of an array that is updated
+    in-place the update. A fusion computes only the elements that its result needs.
     """
 
     def __init__(self, program: Program):
@@ -92,7 +92,7 @@ class Kernels:
         return self._found[instruction.name]
 
     def runs(self) -> Iterator[tuple[Kernel, int]]:
-        """Yields each kernel, and how often it runs in one run of the program."""
+        """Yields each kernel and its runs in one run of the program."""
         for instruction, times, _, fused in visits(self.program):
             if not fused and (kernel := self.of(instruction)):
                 yield kernel, times

@@ -2,7 +2,7 @@
 
 Bytes of layers, the vocabulary and activations are those of the compiled step. Other models have as
 many bytes for each parameter. A collective takes the bytes that a device must send, divided by the
-published bandwidth of its links or of its network. Nothing was run.
+published bandwidth of its links or network.
 """
 
 import functools
@@ -39,8 +39,9 @@ STACKS = {
 COMPILED_LAYERS = 2, 1
 """Plain and recurrent layers of the compiled steps."""
 SAME_WIDTH = {"650 M": "150 M"}
-"""The size whose compiled steps another one takes. The compiler divides parts of another width in
-another way."""
+"""The size whose compiled steps another one takes; the compiler divides parts of another width
+differently.
+"""
 CLUSTERS = {
     "v5e-16": ("v5e-16", 2),
     "v5e-256": ("v5e-256", 2),
@@ -51,7 +52,8 @@ CLUSTERS = {
     "h100-32x8": ("h100-4x8", 4),
 }
 """The cluster whose compiled step each takes, and batch elements of a device. Several nodes
-exchange parts of a sum, as large for any number of nodes."""
+exchange parts of a sum, as large for any number of nodes.
+"""
 STRONG = ("h100-8", "h100-2x8", "h100-4x8", "v5e-16")
 """Clusters for which the published batch has enough batch elements."""
 LANES = 128
@@ -218,9 +220,9 @@ def sent(kind: str, size: float, devices: int) -> float:
 class Times(NamedTuple):
     """Seconds of a device and step, estimates.
 
-    links, network: of collectives inside of a slice or node, and between them. exposed: of both,
-    what computation cannot hide: in loops, but for exchanges with neighbours, which the compiler
-    puts beside products, and what exceeds the computation of all layers but one. network_bytes:
+    links, network: of collectives inside of a slice or node, and between them. exposed: the part of
+    both that computation cannot hide: in loops, except exchanges with neighbours, which overlap
+    with products, and the excess over the computation of all layers but one. network_bytes:
     exchanged between slices or nodes.
     """
 
@@ -302,7 +304,7 @@ def figures(name: str, size: str, system: str, rows: int, file: str) -> dict[str
 
 
 def rows_of(file: str) -> list[dict[str, Any]]:
-    """Returns the rows of all models and clusters; compiles what the file lacks."""
+    """Returns the rows of all models and clusters; compiles steps that the file lacks."""
     models = [(size, system) for size, systems in STACKS.items() for system in systems]
     rows = [
         {"scaling": "weak"} | figures(name, *model, rows, file)
@@ -316,7 +318,7 @@ def rows_of(file: str) -> list[dict[str, Any]]:
 
 
 def show(folder: str) -> list[dict[str, Any]]:
-    """Writes `rows_of` as a table and a figure to the folder, which keeps what is compiled."""
+    """Writes `rows_of` as a table and a figure to the folder, which caches compiled steps."""
     rows = rows_of(os.path.join(folder, "compiled.jsonl"))
     print(*markdown(rows), sep="\n")
     with open(os.path.join(folder, "scaling.csv"), "w", encoding="utf-8") as out:

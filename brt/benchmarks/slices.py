@@ -37,11 +37,11 @@ ESTIMATES = (
 )
 
 CPU_OPTIONS = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-"""Of a step that is compiled to be counted, not to be run."""
+"""Compiles fast: the step is counted, not run."""
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _USED = re.compile(r"(?:Used |HLO temporaries \()([\d.]+)([KMGT]?)\)? (?:of|exceeds)")
-"""How much a step that does not fit needs, in either of the compiler's two sentences."""
+"""The need of a step that does not fit, in either of the compiler's two sentences."""
 
 
 def slice_mesh(experiment: Experiment, topology: Target) -> jax.sharding.Mesh:
@@ -171,20 +171,20 @@ def with_ratios(rows: Sequence[dict[str, Any]], baseline: str) -> list[dict[str,
 
 @contextlib.contextmanager
 def planned(name: str) -> Iterator[Target]:
-    """Yields the slice or GPUs of a name, for which experiments are built inside of the context."""
+    """Yields the slice or GPUs of a name, for which experiments are built in the context."""
     topology = topologies.find(name)
     topologies.check_compiler(topology)
     topologies.use_no_device()
     with contextlib.ExitStack() as stack:
         if isinstance(topology, Gpus):
             stack.enter_context(cudnn_of(topology.chip))
-        # Of one of its devices: what is built, and checked, asks what it will run on.
+        # Of one device: building and checks ask for the platform.
         stack.enter_context(jax.set_mesh(make_mesh((1, 1), devices=devices_of(topology)[:1])))
         yield topology
 
 
 def dry_run(name: str | None, devices: str | None = None) -> Experiment:
-    """Prints what a step needs on a slice or GPUs, or else on N or NODESxN devices of any kind."""
+    """Prints the needs of a step on a slice or GPUs, or on N or NODESxN devices of any kind."""
     if name is None:
         return _dry_run_on_any(*nodes_and_devices(devices or "1"))
     with planned(name) as topology:

@@ -106,7 +106,6 @@ class Topology(NamedTuple):
 
     @property
     def chips(self) -> int:
-        """The number of chips of a slice."""
         return math.prod(self.sides)
 
     @property
