@@ -100,7 +100,7 @@ class Corpus:
         self.warn_of_changes(split)
 
     def warn_of_changes(self, split: str) -> None:
-        """Logs a warning if local files behind a store have changed since it was made."""
+        """Warns if local files behind a store have changed since it was made."""
         # Sources that check the content refuse changed files anyway, and take long.
         # A bucket has another clock.
         folder = self.path(split)
@@ -160,7 +160,7 @@ class Corpus:
             )
 
     def open(self, split: str) -> TokenStore:
-        """Opens a split's store. The source need not be on this machine.
+        """Opens a split's store; does not need the source.
 
         Raises:
             StoreMissing: the split has not been prepared.

@@ -181,7 +181,7 @@ class GutenbergText(Transformed):
             if not mark:
                 title = document.title
                 logging.warning("%s has no mark of its %s: nothing is cut there.", title, name)
-        # The last one counts, because a collection may contain the ends of its volumes.
+        # The last end counts, because a collection may contain those of its volumes.
         last = min(end for end in ends if end > ends[-1] - self._FOOTER) if ends else len(data)
         return document._replace(data=data[first:last])
 

@@ -65,7 +65,7 @@ class SeqioText(ExampleSource):
         task = self._task(split)
         try:
             return task.num_input_examples(self.original_split(split))
-        except TypeError:  # a mixture with a task that does not know it
+        except TypeError:  # a mixture with a task that lacks it
             return None
 
     def _task(self, split: str) -> Any:

@@ -37,7 +37,7 @@ class TfdsText(ExampleSource):
         builder.download_and_prepare()
         self._examples_of(builder, split)  # refuses an unknown split
         tfds = self._library()
-        # Reading one shard at a time gives the order in which the examples were written.
+        # One shard at a time, in the order in which the examples were written.
         examples = builder.as_dataset(
             split=self.original_split(split),
             shuffle_files=False,

@@ -1,7 +1,6 @@
 """Makes the shards of a store on Apache Beam: on this machine, or by a cluster's workers.
 
-The shards in the folder are the result, whatever the job reports: it may be killed, repeat work, or
-outlive its driver.
+Only the shards in the folder count: a job may be killed, repeat work, or outlive its driver.
 """
 
 import abc
@@ -31,7 +30,7 @@ LOCAL_RUNNERS = ["direct", "switchingdirect", "bundlebaseddirect", "fnapi", "pri
 NOTED = Fields({"kind": str, "message": str})
 
 LASTING = (ValueError, FileNotFoundError, PermissionError)
-"""Errors that a retry would not help: they are noted, and the job continues."""
+"""Lasting errors, noted without a retry; the job continues."""
 
 
 class JobRunner(abc.ABC):
@@ -63,7 +62,7 @@ class JobRunner(abc.ABC):
             failure = None
             try:
                 self.run_job(setup, [packed(run) for run in missing])
-            except Exception as error:  # each runner has errors of its own
+            except Exception as error:  # each runner has its own errors
                 failure = error
             summaries = list(threads.map(maker.finished, missing))
             if failed := [run for run, summary in zip(missing, summaries) if not summary]:
@@ -158,7 +157,7 @@ _local = threading.local()
 
 
 def make_counted(run: bytes, setup: bytes) -> None:
-    """Makes one shard, on a worker, and counts its documents, tokens and bytes for the runner."""
+    """Makes one shard on a worker; counts its documents, tokens and bytes for the runner."""
     from apache_beam.metrics import Metrics
 
     if getattr(_local, "setup", None) != setup:
@@ -178,9 +177,9 @@ def maker_of(setup: bytes) -> ShardMaker:
 
 
 def make_shard(maker: ShardMaker, data: bytes) -> dict | None:
-    """Makes the shard of a `packed` run, on a worker, unless it exists.
+    """Makes the shard of a `packed` run on a worker, unless it exists.
 
-    Returns its shard.json, or None if an error was noted. Raises, too, if a retry may help.
+    Returns its shard.json, or None if an error was noted; raises errors that a retry may solve.
     """
     run: Run = pickle.loads(zlib.decompress(data))
     try:

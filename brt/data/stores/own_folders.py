@@ -1,4 +1,4 @@
-"""Folders that brt fills and removes: marked ones only, and of these only its own files.
+"""Folders that brt fills and removes: marked ones only, and only its own files in them.
 
 A folder contains `MARK` while it grows, and a manifest when it is complete.
 """

@@ -1,8 +1,7 @@
 """Divides the documents of a store into shards, and makes a shard.
 
-A shard consists of consecutive documents; its end follows from them alone. Its key identifies
-source, vocabulary and documents, with sizes and times of their files, so a later preparation can
-use it.
+The end of a shard follows from its documents alone. Its key identifies source, vocabulary and
+documents, with sizes and times of their files, so a later preparation can reuse it.
 """
 
 import functools
@@ -58,7 +57,7 @@ class Run(NamedTuple):
 
 
 class _Item(NamedTuple):
-    document: Any  # as of `Run`
+    document: Any
     size: int
     identity: list  # JSON that becomes part of the key
     name: str
@@ -71,7 +70,7 @@ def _runs(items: Iterator[_Item], made_with: dict, shard_bytes: int | None) -> I
     for item in items:
         shard.append(item)
         size += item.size
-        del item  # frees the document while the source makes the next one
+        del item  # frees the document before the source makes the next one
         if size >= (shard_bytes or SHARD_BYTES) or len(shard) == most:
             yield _run(number, first, shard, size, made_with)
             first, size, number = first + len(shard), 0, number + 1
@@ -195,7 +194,7 @@ class ShardMaker:
             try:
                 os.replace(growing, path)
             except OSError:
-                # Another process may have made it in the meantime.
+                # Another process may have made it meanwhile.
                 other = self.finished(run)
                 if other is None:
                     raise

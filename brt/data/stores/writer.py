@@ -172,7 +172,7 @@ class ShardWriter:
 
 
 def misfit_of_weights(weights: np.ndarray) -> str:
-    is_bad = ~((weights >= 0) & (weights <= MAX_WEIGHT))  # true for NaN, too
+    is_bad = ~((weights >= 0) & (weights <= MAX_WEIGHT))  # also true for NaN
     if not is_bad.any():
         return ""
     return f"one is {weights[is_bad][0]:g}, and they must be from 0 to {MAX_WEIGHT:,}"

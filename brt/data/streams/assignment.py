@@ -14,12 +14,13 @@ SHARDS_PER_ROW = 32
 def assign_documents(
     store: TokenStore | MixedStore, segments_D: np.ndarray, rows: int, key: tuple[int, ...] = ()
 ) -> list[np.ndarray]:
-    """Assigns documents with so many segments to batch elements, as `assign`.
+    """Returns the documents of each batch element, in order, as `assign`.
 
     A store of `SHARDS_PER_ROW` shards for each batch element is assigned by whole shards, so that a
     host reads only the files of its batch elements.
 
-    key: of the permutation that breaks ties; without one they stay in the order of the store.
+    segments_D: segments of each document. key: of the permutation that breaks ties; without one
+    they stay in the order of the store.
     """
 
     def order(count):

@@ -94,7 +94,7 @@ class ContiguousPass(EvaluationPass):
 def document_positions(
     store: TokenStore | MixedStore, positions: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the documents, and the offsets in them, of positions (any shape) in a whole store."""
+    """Returns documents, and offsets in them, of positions (any shape) in a whole store."""
     ends_D = np.cumsum(store.lengths_D)
     documents = np.searchsorted(ends_D, positions, side="right")
     return documents, positions - (ends_D[documents] - store.lengths_D[documents])

@@ -25,7 +25,7 @@ def check_ids(
         read = [batch.targets_KBT, firsts_KB[firsts_KB != BEGIN]]
     else:
         read = [batch.inputs_KBT[batch.inputs_KBT != PADDING]]
-    # As unsigned integers, so that negative ids are too large.
+    # As unsigned integers, negative ids are too large.
     highest = max(x.view(np.uint32).max(initial=0) for x in read)
     if highest >= size:
         check_store(store)

@@ -1,4 +1,4 @@
-"""Overlapping steps: each reads previous segments again. Axes as in `batch`."""
+"""Overlapping steps, which read previous segments again. Axes as in `batch`."""
 
 import numpy as np
 

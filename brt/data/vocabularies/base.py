@@ -1,6 +1,6 @@
 """The base of all vocabularies, bytes, and SentencePiece models.
 
-All ids are scored, those of unknown text, too. The BOS token `BEGIN` is outside every vocabulary
+All ids are scored, also those of unknown text. The BOS token `BEGIN` is outside every vocabulary
 and has its own embedding in a model.
 """
 
@@ -62,7 +62,7 @@ class Vocabulary(abc.ABC):
 
     @property
     def unknown_id(self) -> int | None:
-        """The id of unknown text; None if all text is known, or unknown text is refused."""
+        """The id of unknown text; None if there is none or it is refused."""
         return None
 
     @property

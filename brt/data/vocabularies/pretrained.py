@@ -1,7 +1,7 @@
 """Vocabularies of pretrained models: byte-level BPE (GPT-2, RoBERTa) and WordPiece (BERT).
 
-The `tokenizers` library (extra `text`) encodes. No token is added around a text, and names of
-special tokens in a text are encoded as text.
+Encodes by the `tokenizers` library (extra `text`). Adds no tokens around a text, and encodes names
+of special tokens as text.
 """
 
 import abc

@@ -48,9 +48,9 @@ PG19_OPTIONS: dict[str, Any] = {
     "bos_id": -1,
     "eos_id": -1,
     "pad_id": -1,
-    "num_threads": 16,  # written into the model, so it must not depend on the machine
+    "num_threads": 16,  # saved in the model, so it must not depend on the machine
 }
-"""Settings in the models that google-research/meliad published for PG19."""
+"""Settings of the models that google-research/meliad published for PG19."""
 
 
 class VocabularyTraining(abc.ABC, Generic[Made]):
