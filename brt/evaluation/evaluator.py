@@ -23,7 +23,7 @@ from brt.evaluation.scores import StoreSums, TokenSums
 from brt.experiment import Experiment
 
 SHARED = ("scored_tokens", "tokens_per_word", "questions", "truncated")
-"""Scalars of the data, which are the same with the state cleared."""
+"""Scalars of the data, which do not depend on the state."""
 
 
 class Evaluator:

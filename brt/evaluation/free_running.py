@@ -31,9 +31,9 @@ class FreeRunning(Score):
     """Metrics of samples beyond `accuracy`, which is teacher-forced.
 
     free_running_accuracy: share of correct scored tokens when each prediction is the next input.
-    free_running_exact: share of samples of which all scored tokens are correct that way.
+    free_running_exact: share of samples whose scored tokens are all correct that way.
     answer_accuracy: the same of the last `answer` tokens.
-    task_accuracy: free-running if at least a segment is scored, else teacher-forced.
+    task_accuracy: free-running if at least one segment is scored, else teacher-forced.
     accuracy_end: teacher-forced, of the last `end` tokens.
     ..._written: of tokens that are not `blank`, as the published code counts equations.
 
@@ -61,7 +61,7 @@ class FreeRunning(Score):
             self._count(sums, name, segment.correct_BT[:, part_T], tokens_BT[:, part_T])
 
     def scalars(self, sums: Sums, store: Store, whole: bool) -> dict[str, float]:
-        # Every evaluation has the accuracy itself already.
+        # Every evaluation reports `accuracy` already.
         return {name: share for name, share in _shares(sums).items() if name != "accuracy"}
 
     def run(
@@ -189,7 +189,7 @@ def write(
 def write_greedily(
     model: LanguageModel, token_B: jax.Array, caches: tuple, length: int
 ) -> jax.Array:
-    """Returns the most likely tokens after `token_B`, int32 (B, length); caches to decode with."""
+    """Returns the most likely tokens after `token_B`, int32 (B, length), and decoding caches."""
 
     def step(carry, _):
         token_B, caches = carry
@@ -203,7 +203,7 @@ def write_greedily(
 
 @functools.lru_cache(maxsize=4)
 def scored_part(store: TokenStore) -> tuple[int, int]:
-    """Returns the position of the first scored token of every sample, and how many are scored.
+    """Returns position of the first scored token of every sample, and number of scored tokens.
 
     The first token of a sample is never scored.
     """

@@ -20,7 +20,7 @@ LARGEST = 700.0
 def word_level_perplexity(bits_per_token: float, tokens: int, words: int) -> float:
     """Returns exp(L / words), with L the loss of the whole text in nats.
 
-    words: as the text's publisher counts them.
+    words: as counted by the text's publisher.
     """
     return math.exp(min(bits_per_token * math.log(2) * tokens / words, LARGEST))
 

@@ -25,7 +25,7 @@ from brt.training.train_step import enter_segment
 STATE_ABLATIONS = ("kept", "cleared", "zeroed", "swapped")
 """Replacements of the state before a segment: by the learned initial state (cleared), by zeros
 (zeroed), or by the state of the next batch element, which is of another document (swapped); its own
-state is updated too, but not read.
+state is updated but not read.
 """
 
 
@@ -40,7 +40,7 @@ def read_segment(
     return caches, x_BTD, metrics
 
 
-@functools.lru_cache(maxsize=4)  # so that it is traced once
+@functools.lru_cache(maxsize=4)  # traced only once
 def reading_step(
     experiment: Experiment,
     rows: int,

@@ -14,7 +14,7 @@ from brt.evaluation.labels.classification import class_figures, confusion, label
 
 KINDS = {1: "yes", 2: "no"}
 LONGEST_ANSWER = 30
-"""Tokens of the longest part of a text that may be an answer, as is usual."""
+"""Most tokens of a part of a text as an answer; the usual bound."""
 
 
 class LabelScore(Score):
@@ -96,7 +96,7 @@ class LabelsScore(_NamedScore):
 
 
 class _AnswerScore(LabelScore):
-    """The base of scores of answers as text; those of one id are one question."""
+    """Scores of answers as text; those of one id are one question."""
 
     whole_only = False
 
