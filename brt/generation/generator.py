@@ -42,7 +42,7 @@ ENCODED_TOGETHER = 2**16
 Text = str | bytes | np.ndarray | Sequence[int]
 Texts = Text | Sequence[Text]
 Seeds = int | Sequence[int] | np.ndarray
-"""One for each document, or that of the first, from which the others are counted."""
+"""One for each document, or that of the first; the others count from it."""
 
 
 class NonFiniteLogits(ValueError): ...
@@ -55,7 +55,8 @@ class Generator:
 
     Args:
         model: with parameters, from `Experiment.bind`; on one device.
-        segment_length: tokens read at once, a multiple of `model.period`; None: about 2,048.
+        segment_length: tokens read at once, a multiple of the model's cache-update interval; None:
+            about 2,048.
         chunk: tokens written by one call of the compiled loop.
         segments_together: segments of a long text that run at once, in the diagonal schedule.
     """
@@ -86,7 +87,7 @@ class Generator:
         self.chunk = chunk
         graph, params = nnx.split(model)
         (self.device,) = jax.tree.leaves(params)[0].devices()
-        # Placed explicitly, here and below, or the first call would be compiled separately.
+        # Explicit placement, here and below, avoids a second compilation.
         self.params = jax.device_put(params, self.device)
         self.decode_loop = jax.jit(make_decode_loop(graph, vocabulary.size))
         if segments_together > 1:
@@ -151,7 +152,7 @@ class Generator:
         memory = self.begin(len(files)) if memory is None else memory
         streams = [self._encoded(data, title) for title, data in files]
         rests = [np.zeros(0, np.int32) for _ in files]
-        # Cut where `read` cuts it into segments, so that the same is computed.
+        # Cut where `read` cuts it into segments, so that results are the same.
         length = self.prefill.segment_length * self.prefill.together
         size = max(READ_TOGETHER // length, 1) * length
         wanted_B = -np.asarray(memory.position_B) % self.prefill.period + size

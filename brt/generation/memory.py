@@ -12,10 +12,10 @@ from brt.token_ids import BEGIN
 
 
 class Memory(NamedTuple):
-    """All that a model remembers of B documents, of a size that does not depend on their lengths.
+    """The memory of B documents; its size does not depend on their lengths.
 
     The newest token is the model's next input: after n tokens it has had n inputs, `BEGIN` first.
-    Caches move after every P = `model.period` inputs.
+    Caches move after every P inputs, the model's cache-update interval.
 
     caches: of the model, in decoding form.
     recent_BP: (B, P) int32, the last P tokens, newest last; `BEGIN` where there are fewer.

@@ -112,7 +112,7 @@ def load(path: str, model: LanguageModel, fingerprint: str, vocabulary: Vocabula
         with on_disk(path) as name, safe_open(name, "flax") as file:
             metadata = file.metadata() or {}
             names = list(file.keys())
-            # Other shapes are refused below; they may be too large to read.
+            # Other shapes, maybe too large to read, are refused below.
             if {name: file.get_slice(name).get_shape() for name in names} == shapes:
                 arrays = {name: file.get_tensor(name) for name in names}
     except (SafetensorError, MemoryError) as error:

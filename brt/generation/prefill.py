@@ -25,7 +25,7 @@ class Prefill:
     """Reads tokens into memories; compiled once for each batch size.
 
     Args:
-        period: P, in tokens, `model.period`.
+        period: P, the model's cache-update interval in tokens.
         segment_length: N, in tokens, a multiple of P.
         chunk: C, tokens of one call of `decode_loop`.
         together: K, segments of a long text that run at once in the diagonal schedule.
@@ -157,7 +157,7 @@ class _Reading:
     def advance(self, counts_B, nats_BT, caches):
         if self.costs is not None:
             self.costs.append((counts_B, nats_BT))
-        # One call runs while the next is prepared; else all would be queued.
+        # One call runs while the next is prepared; without this all would be queued.
         jax.block_until_ready(self.running)
         self.running = jax.tree.leaves(caches)[0]
         self.done_B = self.done_B + counts_B
