@@ -58,7 +58,7 @@ def _rounded(lines: bytes) -> bytes:
 def _rounded_line(line: bytes) -> bytes:
     try:
         return json.dumps(json.loads(line, parse_float=_short)).encode() + b"\n"
-    except ValueError:  # of a run that was killed
+    except ValueError:  # of a killed run
         return line
 
 

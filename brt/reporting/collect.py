@@ -114,7 +114,7 @@ class Group(NamedTuple):
         try:
             run.bind()
             return count_parameters(Experiment.from_gin().model)
-        except Exception as error:  # of an older version, or with a class that is not here
+        except Exception as error:  # of an older version, or with a missing class
             run.problems.append(f"{run.folder}/config.gin cannot be built: {error}")
             return None
 

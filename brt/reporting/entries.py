@@ -48,7 +48,7 @@ def _labels(members: Sequence[list[Run]]) -> list[str]:
     settings = [found[0].identity() for found in members]
     names = dict.fromkeys(name for bound in settings for name in bound)
     differ = [name for name in names if len({bound.get(name) for bound in settings}) > 1]
-    # Without a recurrent layer, say, no run binds the settings of its cell.
+    # Without a recurrent layer, for example, a run does not bind the settings of its cell.
     of_all = [name for name in differ if all(name in bound for bound in settings)]
     for chosen in (of_all, differ):
         last = [name.rpartition(".")[2] for name in chosen]

@@ -1,4 +1,4 @@
-"""Gin files as data: read, changed and written back, but not executed."""
+"""Gin files as data: read, changed and written back, not executed."""
 
 import os
 import pathlib

@@ -42,7 +42,7 @@ def reader_documents(
     except (OSError, ValueError) as error:
         return [], [*problems, f"The reader has no text: {message(error)}"]
     held_D = np.sum([recording.done_D for _, recording in opened], axis=0)
-    # Those that most recordings hold come first: a study may have recorded only some.
+    # Documents in most recordings first: a study may have recorded only some.
     numbers = np.argsort(-held_D, kind="stable")[: np.count_nonzero(held_D)].tolist()
     if chosen is not None:
         if missing := sorted(set(chosen) - set(numbers)):

@@ -211,7 +211,7 @@ def _share_rows(runs):
         for row in study.get("table", []):
             named = Path(str(row.get("run", "")))
             same = [r for r in runs if os.path.realpath(r.folder) == os.path.realpath(named)]
-            # A folder that was moved is still known by its name, if no other has it.
+            # A moved folder is still known by its name, if it is unique.
             same = same or [run for run in runs if run.folder.resolve().name == named.name]
             if len(same) == 1:
                 same[0].rows.setdefault(study.get("study"), {}).update(row)

@@ -62,7 +62,7 @@ def read_sweep(folder: Path) -> Sweep:
 
 
 def run_folders(folder: Path, sweep: Sweep) -> tuple[list[Path], list[str]]:
-    """Returns the run folders of a sweep that have begun, and sentences on those that have not."""
+    """Returns the run folders of a sweep that have begun, and sentences on all others."""
     found, waiting = [], []
     for name in sweep.labels:
         for path in sorted((folder / RUNS).glob(f"{glob.escape(name)}{SEED}*")):

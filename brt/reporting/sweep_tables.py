@@ -41,11 +41,11 @@ FIGURES = (
     ("bits_per_byte", "bits per byte", "{:.3f}"),
     ("bits_per_token", "bits per token", "{:.3f}"),
 )
-"""Numbers of a card, of which it shows the first that was measured."""
+"""Numbers of a card; it shows the first that was measured."""
 
 
 def results(entries: Sequence[Entry], title: str, split: str | None = None) -> list[Table | Plot]:
-    """Returns the table and the figure of entries; none for what `cards` shows better."""
+    """Returns the table and the figure of entries; none if `cards` shows them better."""
     stores = [entry.runs[0].settings.get("Corpus.store") for entry in entries]
     alone = all(len(entry.runs) == 1 for entry in entries) and len({*stores}) == len(stores)
     if alone and len(entries) <= MOST_CARDS:
@@ -56,7 +56,7 @@ def results(entries: Sequence[Entry], title: str, split: str | None = None) -> l
 
 
 def held_out(run: Run, split: str | None) -> tuple[dict, str]:
-    """Returns what was measured on a split, and its name in words; of None the best measurement.
+    """Returns the measurements on a split, and its name in words; for None the best one.
 
     That is on a whole split, or else the last one in training.
     """
@@ -107,7 +107,7 @@ def _mean(group: Group, name: str, split: str | None) -> Cell:
     values = tuple(_values(group, name, split))
     if not values:
         is_measured = any(held_out(run, split)[0] for run in group.runs)
-        return Cell("–" if is_measured else NOT_EVALUATED)  # a model without a state, say
+        return Cell("–" if is_measured else NOT_EVALUATED)  # such as a model without a state
     note = group.quantity(Quantity(name, name, DECIMALS, split=split or group.split)).note
     return Cell(with_interval(values), values, note)
 
@@ -146,7 +146,7 @@ def paired(
 ) -> tuple[float, ...]:
     """Returns run minus other, of a measured number, for each seed that both have.
 
-    Both runs are measured on the same part of the same corpus.
+    Both are measured on the same part of the same corpus.
     """
 
     def by_seed(of: Iterable[Run]) -> dict:

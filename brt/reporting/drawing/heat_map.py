@@ -28,7 +28,7 @@ NUMBERED = 16
 MOST_CELLS = 64, 160
 """Rows and columns that are drawn."""
 PER_ROW = 20
-"""Pixels of the height of a row of a low map."""
+"""Height in pixels of a row of a low map."""
 
 
 class HeatMap(NamedTuple):

@@ -11,7 +11,7 @@ from brt.data.extras import extra_library
 from brt.storage.csv_text import csv_text
 
 COLOURS = ("#3b7dd8", "#e0712c", "#2f9e68", "#c2468f", "#8a6fd1", "#a8862a", "#6b7a8f", "#c0392b")
-"""Distinguished in this order by most colour-blind readers."""
+"""Most colour-blind readers can distinguish them in this order."""
 INK = "currentColor"
 """The colour of the page's text in an SVG."""
 MOST_POINTS, MOST_BORDERS, MOST_TICKS = 400, 100, 12
@@ -44,7 +44,7 @@ class Line(NamedTuple):
     sizes: numbers that the areas of the marks show.
     colour: index of its colour, the same in several figures; None for that of its name among the
         names of the figure.
-    state: what distinguishes it from others of its name and colour, by its dashes.
+    state: distinguishes it from others of its name and colour, by dashes.
     """
 
     name: str
@@ -243,7 +243,7 @@ def _data(alt, lines, rows):
 
 
 def kept_points(y: Sequence[float]) -> np.ndarray:
-    """Returns the indices of points to draw: of many the outermost of each stretch."""
+    """Returns the indices of points to draw: of many, the extremes of each stretch."""
     y_T = np.asarray(y, np.float64)
     if len(y_T) <= MOST_POINTS:
         return np.arange(len(y_T))

@@ -14,7 +14,7 @@ from brt.reporting.papers.reading import TIMES, Paper, Quantity, fits, published
 from brt.reporting.step_times import StepTime
 
 PRINTED = object()
-"""In place of a corpus: the column of the paper's numbers."""
+"""Replaces a corpus for the column of the paper's numbers."""
 FRONTIER_COLOUR = 6
 
 
@@ -66,7 +66,7 @@ def _filled(table, groups, without_row, step_times):
 
 def _corpora(table, quantity, groups):
     if not table.rest and all(row.where is None for row in table.rows):
-        return []  # of runs that brt does not have
+        return []  # runs that brt does not have
     if quantity.scalar in TIMES or "corpus" in table.where | quantity.where:
         return [None]
     named = {other.where.get("corpus") for other in table.quantities}

@@ -2,7 +2,7 @@
 
     NAME.csv       a published table as printed: labels, numbers, then the attributes of a
                    `PaperPosition` that the runs of a row have (`=system`; a row without any has no
-                   runs), and scalars of a row in place of its columns' (`>best`, `–` for none)
+                   runs), and a row's own scalars (`>best`, `–` for none)
     tables.csv     of each table its title and caption, a rule for all rows, the groups of
                    settings.csv behind its numbers, and `rest`: the labels of runs that have no row
                    in any table, "" in a table without such runs
