@@ -19,9 +19,9 @@ from brt.models.attention_weights import AttentionLayout
 Array = TypeVar("Array", np.ndarray, jax.Array)
 
 CLEAR = 2
-"""Least attention on a line, in multiples of even attention."""
+"""Least attention on a line, as a multiple of even attention."""
 SHARP = 0.5
-"""Least attention on one key for a row to count as on one key."""
+"""Least attention on one key for a row to count as focused."""
 WIDE_SHARE = 0.2
 """Share of the memory's tokens that Figure 6 marks."""
 

@@ -26,7 +26,7 @@ TOKENS = 2**20
 
 
 class TopicModel:
-    """Latent Dirichlet allocation, by scikit-learn, over words of three letters or more.
+    """Latent Dirichlet allocation, by scikit-learn, over words of at least three characters.
 
     Args:
         fewest, most: least number and largest share of texts with a word.
