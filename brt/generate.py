@@ -84,7 +84,7 @@ def main() -> None:
         _check_vocabulary(experiment.trainer.corpus)
     generator = Generator.of_experiment(experiment, params, source)
     say(f"{source} at step {step:,}" if step or FLAGS.workdir else source)
-    # Everything is checked before anything long is read.
+    # Checks before anything long is read.
     checked(sampling, generator.vocabulary.size)
     documents: list[tuple[str, bytes | FileBytes]] = [*texts] or [("--prompt", b"")]
     by_parts = generator.vocabulary.cuts_after is not None

@@ -141,7 +141,7 @@ def write_model(
         "vocabulary": {"kind": kind, "file": file, "fingerprint": vocabulary.fingerprint},
     }
     settings = (as_path(workdir) / GIN).read_text(encoding="utf-8")
-    if "vocabulary_size" in experiment.bindings:  # it may follow from a file elsewhere
+    if "vocabulary_size" in experiment.bindings:  # it may come from a file elsewhere
         settings += f"\nvocabulary_size = {experiment.model.vocabulary_size}\n"
     further = {GIN: settings.encode()}
     if file:
@@ -263,10 +263,10 @@ def read_model(
 
 
 def use_vocabulary(experiment: Experiment, folder: str) -> Experiment:
-    """Gives an experiment the vocabulary of a model folder; nothing changes for a run folder.
+    """Gives an experiment the vocabulary of a model folder; changes nothing for a run folder.
 
-    The folder's config.gin names the vocabulary's files on the machine that wrote it. A binding of
-    a flag stays in force.
+    The folder's config.gin names the vocabulary's files on the machine that wrote it. Bindings of
+    flags stay.
     """
     if not (as_path(folder) / WEIGHTS).is_file():
         return experiment

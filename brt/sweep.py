@@ -13,7 +13,7 @@ lines too; bindings of the command line come last, and no scale divides them. Ea
 --tokens (twice as many if its line binds twice the steps), or for its own steps; a warm-up longer
 than the run is shortened to a tenth. Lines that differ in their evaluation only are trained once.
 
-The same command continues after a stop; other flags in the same folder are refused. On a cluster:
+The same command continues after a stop; other flags for the folder are refused. On a cluster:
 
     brt sweep --print_commands ... >commands.txt
     sbatch --array=1-$(wc -l <commands.txt) \
@@ -88,7 +88,7 @@ def main() -> None:
     files = [write_entry(folder, entry) for entry in entries]
     sweep = Sweep(sweep_title(), FLAGS.split, {entry.name: entry.label for entry in entries})
     replace_file(folder, SWEEP_FILE, sweep_json(sweep))
-    use_no_device()  # the runs, which are processes of their own, need all of them
+    use_no_device()  # its runs, other processes, need all devices
     elsewhere = FLAGS.print_commands or FLAGS.collect
     check_configs(files, None if elsewhere else device_count())
     runs = runs_of(folder, entries, files, FLAGS.seeds, FLAGS.split)

@@ -48,7 +48,7 @@ class CompilationCache:
         _configure(settings)
 
     def publish(self) -> None:
-        """Copies this process's programs to the shared folder; call it when nothing is compiling."""
+        """Copies this process's programs to the shared folder, while nothing compiles."""
         try:
             _link_entries(self.own, self.shared)
             size = 0

@@ -13,7 +13,7 @@ class RecordsGone(OSError):
 
 
 class RecordFile:
-    """A local file that grows by whole lines; a line that cannot be written leaves nothing behind."""
+    """A local file that grows by whole lines; a failed write leaves nothing."""
 
     def __init__(self, path: str):
         self.path = path
