@@ -218,7 +218,7 @@ def stop_often(folder: Path, kills: int, steps: int, start_up: float, rng: rando
             os.killpg(process.pid, signal.SIGKILL)
         counts[moment] += 1
         kinds[how.name] += 1
-        # During the start, Python itself answers.
+        # During the start, Python itself handles the signal.
         expected = {-how, 0, 1, 130, 143} if how != signal.SIGKILL else {-how}
         wrong += status not in expected
         step = steps_done(folder, "killed")
@@ -273,7 +273,7 @@ def compare(folder: Path) -> bool:
 
 
 def soak(name: str, system: tuple[str, str], arguments: argparse.Namespace) -> bool:
-    """Stops one system often; returns whether nothing differs."""
+    """Stops one system often; returns whether all results are equal."""
     print(f"--- {name}", flush=True)
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)

@@ -81,14 +81,14 @@ def killed(
 ) -> bool:
     """Kills the preparation after `count` shards; false if it ended before."""
     process = begin(store, workers, settings)
-    time.sleep(rng.uniform(0, wait))  # which may be before anything is imported
+    time.sleep(rng.uniform(0, wait))  # maybe before anything is imported
     while len(shards(store)) < count and process.poll() is None:
         time.sleep(rng.uniform(0, wait / 5))
     if process.poll() is not None:
         return False
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
-    time.sleep(0.5)  # workers end with the process they work for
+    time.sleep(0.5)  # workers end with their parent
     return True
 
 
@@ -104,7 +104,7 @@ def kill_often(
     for number, moment in enumerate(moments, 1):
         wait = 0.5
         while not killed(store, workers, settings, moment * total, wait, rng):
-            shutil.rmtree(store)  # a fast machine: once more, and sooner
+            shutil.rmtree(store)  # a fast machine: again, with an earlier kill
             finished = {}
             wait /= 2
             if wait < 0.01:

@@ -71,14 +71,14 @@ class Change(NamedTuple):
 
 
 def bindings_of(text: str) -> Iterator[tuple[str, Any, tuple[int, int]]]:
-    """Name, constant and span of each binding of a gin text, without references."""
+    """Yields name, constant and span of each binding of a gin text, without references."""
     for found in re.finditer(r"^([\w./]+) *= *(?=[^@%\s])", text, re.M):
         end = found.end()
         while (end := text.find("\n", end + 1)) != -1:
             try:
                 yield found[1], ast.literal_eval(text[found.end() : end]), (found.end(), end)
                 break
-            except SyntaxError:  # a value of several lines, or one that holds references
+            except SyntaxError:  # a value of several lines, or with references
                 continue
 
 
@@ -114,7 +114,7 @@ def rows_of(text: str) -> list[int]:
 
 
 def readers() -> dict[str, list]:
-    """File to the names of `EXPERIMENTS` and (sweep, row) of `SWEEPS` that read it."""
+    """Returns, by file, the names of `EXPERIMENTS` and (sweep, row) of `SWEEPS` that read it."""
     found = collections.defaultdict(list)
     for name in EXPERIMENTS:
         files = [str(Path(file).relative_to(ROOT / "configs")) for file in COMMANDS[name][0]]
@@ -167,7 +167,7 @@ def changed_text(text: str, change: Change) -> str:
 
 @functools.cache
 def original_positions(sweep: str) -> list:
-    """Returns the position of each entry of a sweep in the papers, as it is."""
+    """Returns the position of each entry of an unchanged sweep in the papers."""
     return [position_of(entry.settings)[1] for entry in entries(sweep)]
 
 

@@ -18,7 +18,7 @@ from packaging.specifiers import SpecifierSet
 ROOT = Path(__file__).resolve().parents[2]
 EXTRAS = ("report", "notebooks", "text")
 PINNED = re.compile(r"jax|jaxlib|jax[-_]cuda\d+[-_](plugin|pjrt)|libtpu")
-"""Packages that belong to one version of JAX."""
+"""Packages tied to one version of JAX."""
 CUDA_13 = 580
 """The first driver that runs CUDA 13; CUDA 12 runs from 525 on."""
 LOOK = "import brt, jax; print(jax.__version__, jax.default_backend(), jax.devices())"

@@ -5,9 +5,9 @@ r"""Sets runs of pretrained models side by side: perplexity per word against FLO
 
 Runs without a memory are evaluated at every overlap, with segments that much shorter, so that
 windows stay as long; the others as they were trained, with their memory kept and cleared. Runs
-whose names differ in `-seedN` alone are one row; with `--baseline=NAME` each row says by how much
-it differs from that one's at overlap 0, seed by seed. What was evaluated is kept in
-overlaps_SPLIT.json of each run, and the same command goes on.
+whose names differ in `-seedN` alone are one row; with `--baseline=NAME` each row has its difference
+from that run's at overlap 0, seed by seed. Results are kept in overlaps_SPLIT.json of each run; the
+same command continues after a stop.
 """
 
 import argparse

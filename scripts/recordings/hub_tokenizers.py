@@ -1,6 +1,6 @@
 """Compares encodings.json, recorded from tokenizers of Hub folders, with brt's vocabulary.
 
-See `check_recording.py`. The folders are named relative to the file. Compared are, by tokenizer and
+See `check_recording.py`. The folders are named relative to the file. Compares, by tokenizer and
 kind, how many texts or pairs differ: 0 is the tolerance.
 """
 
