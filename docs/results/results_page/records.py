@@ -1,4 +1,4 @@
-"""Archived runs in groups that differ in their seed only, and what was measured in each."""
+"""Archived runs in groups that differ in their seed only, and their measurements."""
 
 import math
 import tempfile
@@ -75,7 +75,7 @@ class Entry(NamedTuple):
         return self._replace(group=self.group._replace(runs=runs))
 
     def values(self, measure: Measure) -> tuple[float, ...]:
-        """Returns what was measured, one number a run."""
+        """Returns the measurements, one number a run."""
         return tuple(value for run in self.runs if (value := measure(run)) is not None)
 
     def below(self, other: "Entry | None", measure: Measure) -> tuple[float, ...]:
@@ -179,7 +179,7 @@ def in_training(run: Run, prefix: str = "") -> float | None:
 
 
 def accuracy(run: Run) -> float | None:
-    """Returns the share of questions answered, or of characters of a task that are right."""
+    """Returns the share of questions answered, or of correct characters of a task."""
     found = run.evaluations.get(SPLIT, {}).get("answer_accuracy")
     return run.evaluations.get(TEST, {}).get("task_accuracy") if found is None else found
 

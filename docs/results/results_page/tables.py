@@ -23,7 +23,7 @@ from brt.reporting.drawing.table import Cell, Table, plain_table
 
 NOTHING = Cell("–")
 VERDICTS = "not distinguishable", "yes", "no"
-"""By the sign of an interval that holds zero, or lies on one side."""
+"""For an interval that holds zero, or lies on one side of it."""
 DEPENDS = "depends on how states begin"
 Times = Mapping[tuple[str, str, str], Sequence[str]]
 
@@ -57,7 +57,7 @@ def holm(tested: Sequence[Sequence[float]]) -> list[float | None]:
 
 
 def read_times(path: Path) -> Times:
-    """Returns step times, measured and published, by ladder, system and window."""
+    """Returns measured and published step times by ladder, system and window."""
     if not path.is_file():
         return {}
     rows = csv.DictReader(path.read_text(encoding="utf-8").splitlines())
