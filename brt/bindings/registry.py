@@ -55,7 +55,7 @@ def as_declared(settings: dict[str, Any]) -> dict[str, Any]:
 
 @functools.cache
 def default(name: str) -> Any:
-    """Returns the default of an unbound parameter, such as `Trainer.stream`.
+    """Returns the default of a parameter by name, as in `Trainer.stream`, if nothing binds it.
 
     `gin.REQUIRED` where it has none, or where brt has no such configurable or parameter.
     """

@@ -49,7 +49,7 @@ class SweepRun(NamedTuple):
         return evaluated(self.workdir, self.entry, self.split)
 
     def begin(self) -> None:
-        """Makes the run folder, or links it to the checkpoints of the entry that trains the same."""
+        """Makes the run folder, linked to the checkpoints of the entry that trains it, if another."""
         self.workdir.mkdir(parents=True, exist_ok=True)
         stands_for = json.dumps(self.entry.paper, indent=1)
         replace_file(self.workdir, STANDS_FOR_FILE, stands_for.encode())

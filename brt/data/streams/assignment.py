@@ -14,7 +14,7 @@ SHARDS_PER_ROW = 32
 def assign_documents(
     store: TokenStore | MixedStore, segments_D: np.ndarray, rows: int, key: tuple[int, ...] = ()
 ) -> list[np.ndarray]:
-    """Returns the documents of each batch element, in order, as `assign`.
+    """Returns the documents of each batch element, in order, as `assign` does.
 
     A store of `SHARDS_PER_ROW` shards for each batch element is assigned by whole shards, so that a
     host reads only the files of its batch elements.

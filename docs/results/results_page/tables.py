@@ -23,7 +23,7 @@ from brt.reporting.drawing.table import Cell, Table, plain_table
 
 NOTHING = Cell("–")
 VERDICTS = "not distinguishable", "yes", "no"
-"""For an interval that holds zero, or lies on one side of it."""
+"""By the sign of an interval; 0 if it holds zero."""
 DEPENDS = "depends on how states begin"
 Times = Mapping[tuple[str, str, str], Sequence[str]]
 
