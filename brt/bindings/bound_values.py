@@ -10,7 +10,7 @@ from brt.bindings.gin_files import check_module, name_of
 from brt.checks import UNKNOWN, Reference, check, shortened, stands_alone
 
 NAMES_MODULE = ("SeqioText.module",)
-"""Bindings that name a module, which is imported when they are used."""
+"""Bindings that name a module, imported when used."""
 MOST_VALUES = 100_000
 """Most values of one config; those of macros and references count at each use."""
 
@@ -80,7 +80,7 @@ def check_bound_values(allow_imports: Sequence[str] = ()) -> None:
         check(each.name, value, declared, f" (from {macro})" if macro.startswith("%") else "")
         if each.name.rpartition("/")[2] in NAMES_MODULE and value is not None:
             said = f"{each.name} = {shortened(repr(value))}"
-            if not isinstance(value, str):  # the value of a reference is not known yet
+            if not isinstance(value, str):  # a reference's value is not known yet
                 raise ValueError(f"{said} must be a module's name, written out.")
             check_module(value, said, allow_imports)
 

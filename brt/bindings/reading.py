@@ -20,12 +20,12 @@ SWITCHES = {
     "ReduceOnPlateau": "Trainer.plateau",
     "WeightAverage": "Trainer.average",
 }
-"""Bindings that leave out a part of a model or of training if they are `()` or None."""
+"""Bindings that leave out a part of a model or of training when `()` or None."""
 VOCABULARY_SIZE = "vocabulary_size"
 """The macro that the data config of --text binds."""
 
 bound_by_flags: set[str] = set()
-"""Names bound by the binding lines, not the files, of the last `brt.config.parse`."""
+"""Names bound by binding lines, not files, of the last `brt.config.parse`."""
 
 
 def read_bindings() -> dict[str, str]:
