@@ -16,7 +16,7 @@ from brt.benchmarks.roofline import HIGHEST
 from brt.storage.shipped import install_command
 
 CUDNN = 9, 12
-"""The version of cuDNN that steps are compiled for."""
+"""cuDNN's version that steps are compiled for."""
 
 
 class Architecture(NamedTuple):

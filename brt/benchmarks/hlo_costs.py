@@ -13,10 +13,10 @@ from brt.benchmarks.hlo import BYTES, Instruction, Program, arrays, trip_count, 
 PARTS = frozenset(
     ("attention", "states", "feed_forward", "memory", "embedding", "vocabulary", "optimizer")
 )
-"""Named scopes of models and of the training step."""
+"""Scopes of models and of the training step."""
 OTHER = "other"
 LOOPS = frozenset(("microbatches",))
-"""Named scopes of loops over more than one part of a model."""
+"""Scopes of loops over several parts of a model."""
 
 KINDS = (
     *("all-gather", "all-reduce", "reduce-scatter", "collective-permute", "all-to-all"),

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 UNITS = {"": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 STEP = 4
-"""Tokens between lengths for a model that takes any length; the published ones are multiples."""
+"""Tokens between lengths for a model that takes any length; published ones are multiples."""
 MOST_STEPS = 2**20
 
 

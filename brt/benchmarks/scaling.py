@@ -345,7 +345,7 @@ SHOWN = {
     "network ms": ("network, ms", ".1f"),
     NOTHING_HIDDEN: ("computation, of the step", ".0%"),
 }
-"""Columns of the table of the documentation: titles and forms."""
+"""Columns of the documentation's table: titles and forms."""
 
 
 def markdown(rows: Sequence[Mapping[str, Any]]) -> list[str]:
