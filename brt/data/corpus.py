@@ -20,7 +20,7 @@ from brt.data.vocabularies.named import as_vocabulary
 from brt.storage.paths import AnyPath, RemotePath, as_path, file_size
 
 FILES = "files"
-"""Key of a store's source: the sha256 of the names and sizes of its files."""
+"""Key of a store's source: sha256 of its files' names and sizes."""
 
 
 class StoreMissing(FileNotFoundError): ...
@@ -140,7 +140,7 @@ class Corpus:
     def _has_files(self, split: str, files: str) -> bool:
         try:
             return self.source.listed and self._files(split) == files
-        except (OSError, ValueError):  # the source is not on this machine
+        except (OSError, ValueError):
             return False
 
     def _check_source(self, runner: ShardRunner | None) -> None:

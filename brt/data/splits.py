@@ -3,7 +3,7 @@
 import re
 
 ALLOWED = re.compile(r"\w[\w\-.\[\]:%+()]*")
-"""Also the characters of slices of TensorFlow Datasets, as in `train[:10%]`."""
+"""With the characters of TensorFlow Datasets' slices, `train[:10%]`."""
 
 
 def check_split(split: str, name: str = "The name of a split,") -> str:

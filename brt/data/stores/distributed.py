@@ -123,7 +123,7 @@ class BeamRunner(JobRunner):
             with contextlib.redirect_stderr(written):
                 self.options = PipelineOptions([*options, f"--runner={name}"])
                 self.options.get_all_options()
-        except SystemExit:  # from argparse
+        except SystemExit:
             reason = written.getvalue().strip().split("\n")[-1].rpartition("error: ")[2]
             raise ValueError(
                 f"Apache Beam cannot read its options, {' '.join(options)}: {reason}."
@@ -153,7 +153,7 @@ class BeamRunner(JobRunner):
 
 
 _local = threading.local()
-"""The maker of each thread of a worker: vocabularies have state."""
+"""The maker of each worker's thread: vocabularies have state."""
 
 
 def make_counted(run: bytes, setup: bytes) -> None:

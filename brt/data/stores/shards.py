@@ -31,7 +31,7 @@ SHARD_BYTES = 2**23
 """Bytes of documents at which a shard ends: a few seconds of work."""
 
 SHARD_DOCUMENTS = 2**12
-"""Most documents of a shard, unless the number of bytes is given."""
+"""Most documents of a shard, unless its bytes are given."""
 
 
 class Run(NamedTuple):

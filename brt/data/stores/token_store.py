@@ -25,10 +25,10 @@ from brt.storage.regular_files import check_inside, check_size, open_regular
 HOW_TO_REPEAT = "delete the folder and prepare it again"
 
 SMALL = 2**30
-"""Bytes of tokens and weights up to which a store is copied and compared as a whole."""
+"""Most bytes of tokens and weights of a store that is copied and compared as a whole."""
 
 SHOWN_AFTER = 3.0
-"""Seconds of copying and comparing a store before a live bar shows them."""
+"""Seconds of copying and comparing before a live bar appears."""
 
 VOCABULARY = Fields(
     {"name": str, "size": Count, "fingerprint": str},

@@ -22,7 +22,7 @@ from brt.data.streams.batch import Batch, padding
 from brt.storage.file_parts import FileArray
 
 ReadTokens = Callable[[FileArray | JoinedArray, int, int], np.ndarray]
-"""Returns items start to stop of an array of a store, in some order of the documents."""
+"""Returns items start to stop of a store's array, in some order of the documents."""
 
 
 class ContiguousStream(Stream):

@@ -72,8 +72,6 @@ def check_count(where: str, documents: int, rows: int) -> None:
 
 
 class _Stretch(NamedTuple):
-    """Consecutive documents of a batch element."""
-
     number: int
     firsts: np.ndarray
     documents: np.ndarray

@@ -28,7 +28,7 @@ from brt.data.vocabularies.base import (
 )
 
 PART = 2**18
-"""Characters that are encoded at once: the library needs about 500 bytes per token."""
+"""Characters encoded at once: the library needs about 500 bytes per token."""
 LARGEST_ID = 2**24 - 1
 """A file must not request gigabytes of embeddings."""
 
@@ -171,7 +171,7 @@ class WordPieceVocabulary(TokenizerVocabulary):
             tokenizer = library.Tokenizer(model)
             if (unknown := tokenizer.token_to_id("[UNK]")) is None:
                 raise ValueError("it has no [UNK]")
-        except Exception as error:  # the library raises no class of its own
+        except Exception as error:
             raise ValueError(
                 f"{self.file} is not a WordPiece list of BERT's ({error}): bind "
                 "WordPieceVocabulary.file to one."
