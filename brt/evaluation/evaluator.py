@@ -23,7 +23,7 @@ from brt.evaluation.scores import StoreSums, TokenSums
 from brt.experiment import Experiment
 
 SHARED = ("scored_tokens", "tokens_per_word", "questions", "truncated")
-"""Scalars of the data, which do not depend on the state."""
+"""Scalars that do not depend on the state."""
 
 
 class Evaluator:
@@ -94,7 +94,7 @@ class Evaluator:
             self.add(sums, segment)
             if after_segment:
                 after_segment()
-        labelled = isinstance(self.stream, LabelledPass)  # labels are not text
+        labelled = isinstance(self.stream, LabelledPass)
         return self.scalars(
             sums, not labelled and (not max_steps or max_steps >= self.stream.num_steps)
         )

@@ -29,7 +29,7 @@ from brt.training.sharding import to_host
 
 SCORES = ("nats", "entropy", "correct")
 IDENTITY = ("step", "parameters", "state", "segment_length", "window")
-"""Entries of the manifest that identify a recording, besides the store's content."""
+"""Entries of the manifest that, with the store's content, identify a recording."""
 SECONDS = 300.0
 
 

@@ -27,12 +27,12 @@ HEADING_WORDS = 12
 OPENING_WORDS = 200
 """Words at the beginning of a document, with title and author."""
 ENDING = 0.1
-"""Share of a document that counts as its end."""
+"""Last share of a document that counts as its end."""
 
 PIECE = 32
 """Tokens that are decoded together."""
 AROUND = 8
-"""Tokens on both sides that are decoded with a piece, so that no character is cut."""
+"""Tokens decoded on both sides of a piece, so that no character is cut."""
 
 NAME, TITLE, OTHER = "proper name", "chapter title", "other"
 

@@ -14,7 +14,7 @@ from brt.evaluation.labels.classification import class_figures, confusion, label
 
 KINDS = {1: "yes", 2: "no"}
 LONGEST_ANSWER = 30
-"""Most tokens of a part of a text as an answer; the usual bound."""
+"""Most tokens of an answer; the usual bound."""
 
 
 class LabelScore(Score):
