@@ -31,13 +31,13 @@ from brt.models.model import LanguageModel, Model
 from brt.storage.file_parts import FileBytes
 
 SEGMENT = 2048
-"""Approximate default segment length, in tokens."""
+"""Approximate default length, in tokens."""
 
 READ_TOGETHER = 2**17
-"""Approximate number of tokens of a long text in memory at a time."""
+"""Approximate tokens of a long text in memory at a time."""
 
 ENCODED_TOGETHER = 2**16
-"""Approximate number of bytes of a long text encoded at a time."""
+"""Approximate bytes of a long text encoded at a time."""
 
 Text = str | bytes | np.ndarray | Sequence[int]
 Texts = Text | Sequence[Text]

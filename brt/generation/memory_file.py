@@ -27,7 +27,7 @@ from brt.storage.replaced_files import replace_file
 FORMAT = "brt document memory 1"
 AGAIN = "write it again with --save_memory"
 DIGITS = 12
-"""Width of the position in the header, so that the size of the file is constant."""
+"""Width of the position in the header, so that the file's size is constant."""
 
 DESCRIPTION = Fields(
     {

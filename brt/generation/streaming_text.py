@@ -10,7 +10,7 @@ UNSURE = "\ufffd"
 MOST_UNSURE = 3
 
 CONTEXT = 32
-"""Tokens that are decoded again with each new one."""
+"""Tokens decoded again with each new one."""
 
 
 class StreamingText:
@@ -36,7 +36,7 @@ class StreamingText:
         self._limit = CONTEXT
         self._held = ""
         self._before = text = self._text()
-        self._returned = _certain(text)  # number of characters
+        self._returned = _certain(text)
         self._forget(text)
 
     def push(self, token: int) -> str:
@@ -75,7 +75,7 @@ class StreamingText:
         if shown.strip().strip(UNSURE):
             self._ids, self._returned, self._limit = recent, len(shown), CONTEXT
             self._before = ""
-        else:  # all white space
+        else:
             self._limit = 2 * len(self._ids)
 
     def _until_stop(self, new):
