@@ -22,7 +22,7 @@ MOST_BYTES = 4 * 2**30
 LEAST_SECONDS = 0.2
 """Programs that compile faster are not kept."""
 ABANDONED = 7 * 24 * 3600
-"""Seconds after which a process's folder counts as abandoned."""
+"""Seconds until a process's folder counts as abandoned."""
 ENTRIES = f"jit_*-{'[0-9a-f]' * 64}-cache"
 PROCESS = "brt-process-"
 

@@ -19,7 +19,7 @@ from jax.experimental import multihost_utils
 from brt.host import slurm
 
 HEARTBEAT_TIMEOUT = 60
-"""Seconds without a heartbeat after which a process counts as lost."""
+"""Seconds without a heartbeat until a process counts as lost."""
 FAILED_COLLECTIVE = re.compile(
     "(ABORTED|CANCELLED|DEADLINE_EXCEEDED|FAILED_PRECONDITION|INTERNAL|UNAVAILABLE|UNKNOWN): "
 )

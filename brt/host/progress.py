@@ -11,7 +11,7 @@ from tqdm import tqdm
 from brt.host.terminal import plain, printable, shown
 
 SECONDS = 10.0
-"""Least time between plain lines, so that the log of a batch job stays short."""
+"""Least seconds between plain lines, so that a batch job's log stays short."""
 
 
 def say(text: str) -> None:
