@@ -23,10 +23,11 @@ SETTINGS: dict[str, tuple[str, Any]] = {
     "encoding": ("encoding", "relative"),
     "overlap": ("overlap", 0),
 }
-"""Attributes of a position that are settings, of the model or named in full, with their defaults.
+"""Attributes of a position that are settings, of the model or by full name, with their defaults.
 
 memory, memory_tokens: M, hidden states cached in each layer, and m. segments: of a sample of a task
-or of a labelled document; 1 for text. overlap: tokens that a window reads again."""
+or of a labelled document; 1 for text. overlap: tokens that a window reads again.
+"""
 TASKS = {
     "CopyTask": ("copy", "length", 24),
     "ReverseTask": ("reverse", "length", 24),

@@ -20,7 +20,7 @@ FILE_NAME = Rule(
 SHOWN = Rule(
     f"a number from {-LARGEST:.2g} to {LARGEST:.2g}", lambda value: not abs(value) > LARGEST
 )
-"""Numbers that tables and figures can show: of float32, or NaN."""
+"""Numbers for tables and figures: of float32, or NaN."""
 Number = Annotated[float, SHOWN]
 
 EVALUATION = Fields(
@@ -62,7 +62,7 @@ EXCERPT = Fields(
     },
 )
 OLD_SUMMARY = "verdict"
-"""The key of "summary" in files of older runs."""
+""""summary" in files of older runs."""
 STUDY = Fields(
     {},
     {

@@ -27,7 +27,7 @@ REQUIRED = ("Trainer.segment_length",)
 OF_BLOCKS = ("BlockRecurrentTransformer.num_layers", "BlockRecurrentTransformer.window")
 
 EVALUATED_BY = ("Evaluation.segment_length", "Evaluation.stride", "Evaluation.meliad_scoring")
-"""Settings of an evaluation that its metrics depend on."""
+"""Settings of an evaluation that change its metrics."""
 
 MOST_RECORDS = 20_000
 
@@ -128,7 +128,7 @@ class Run:
 
     @property
     def is_scaled(self) -> bool:
-        def listed(value):  # JSON has lists for tuples
+        def listed(value):
             return list(value) if isinstance(value, tuple) else value
 
         published = self.stands_for.get("settings", {})

@@ -30,7 +30,7 @@ RecurrentMemoryTransformer.allow_long_memory: Evaluation. RecallScore. FreeRunni
 NOT_COMPARED = (*OF_POSITION.split(), *WITHOUT_EFFECT.split())
 FOLDER = "Pretrained.folder"
 PATHS = (FOLDER, "Hyperpartisan.split_file")
-"""Bindings that are compared by the last part of a path."""
+"""Bindings compared by the last part of a path."""
 CHOSEN = "Trainer.optimizer", "Trainer.schedule"
 """Bindings to functions, whose bindings are compared only if the functions are equal."""
 
@@ -69,7 +69,7 @@ def differences(
         if expected is NOT_PUBLISHED or _shown(value) == _shown(expected):
             continue
         if folder and value is None and name.startswith(body):
-            continue  # as its folder has it, whose name is compared
+            continue
         own = ""
         if name in CHOSEN:
             both = [_shown(function).strip("@") for function in (value, expected)]

@@ -66,7 +66,7 @@ def _filled(table, groups, without_row, step_times):
 
 def _corpora(table, quantity, groups):
     if not table.rest and all(row.where is None for row in table.rows):
-        return []  # runs that brt does not have
+        return []
     if quantity.scalar in TIMES or "corpus" in table.where | quantity.where:
         return [None]
     named = {other.where.get("corpus") for other in table.quantities}
@@ -228,7 +228,7 @@ def _other_systems(plot, groups):
 
 
 def _series(plot, curve, groups) -> dict[str, list]:
-    """Returns (order, x, mean, spread, size) of the measured points of a curve, by corpus."""
+    """Returns (order, x, mean, spread, size) of the points of a curve, by corpus."""
     series: dict[str, list] = {}
     quantity = Quantity("", curve.scalar or "bits_per_token", split=plot.split or None)
     for group in groups:
