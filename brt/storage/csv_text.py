@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 FORMULA = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
-"""First characters of a formula in a spreadsheet, half-width and full-width."""
+"""First characters of a formula, half-width and full-width."""
 NUMBERS = re.compile(r"[-+\d.,e ±%]*|-?inf", re.I)
 
 

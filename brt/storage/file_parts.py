@@ -51,7 +51,7 @@ class FileBytes:
             CutShort: the file is too short.
         """
         parts = []
-        while size and (data := os.pread(self._file, size, start)):  # at most 2 GiB
+        while size and (data := os.pread(self._file, size, start)):
             parts.append(data)
             start, size = start + len(data), size - len(data)
         if size:

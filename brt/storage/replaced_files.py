@@ -17,7 +17,7 @@ from brt.storage.paths import AnyPath, RemotePath
 from brt.storage.regular_files import check_replaceable
 
 LEFT = re.compile(r"\.brt-[0-9a-f]{16}\.new")
-"""Names of unfinished files of processes that were killed."""
+"""Names of unfinished files of killed processes."""
 
 
 @contextmanager
@@ -27,7 +27,7 @@ def naming(path: str | os.PathLike) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno is None or error.strerror != os.strerror(error.errno):
-            raise  # it has a message already
+            raise
         raise type(error)(
             error.errno,
             f"Cannot write {os.fspath(path)} ({error.strerror}): free some space, or check the "
