@@ -41,7 +41,7 @@ PARTS = 16
 WHERE = ("window", "segment", "beyond", "never")
 """Last occurrence of a word: within attention, within the segment, before it, nowhere."""
 DISTANCES = 1, 32, 100, 320, 1_000, 3_200, 10_000, 32_000, 100_000
-"""Least tokens since a word's last occurrence of each point of a curve; the last one is an end."""
+"""Bins of a curve: tokens since a word's last occurrence; the last one is an end."""
 ABLATIONS = tuple(name for name in STATE_ABLATIONS if name != "kept")
 DIRECTIONS = ("better", "worse")
 

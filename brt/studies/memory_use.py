@@ -39,7 +39,7 @@ PERCENTILES = (10, 50, 90)
 HARDLY_USED = 0.001
 """A cost of clearing below this share of the bits per token counts as hardly used."""
 OWN_SHARE = 0.1
-"""Least cost of another document's state, as a share of the cost of clearing, that counts."""
+"""Least cost of another document's state that counts, as a share of the cost of clearing."""
 RULE = "Criterion for a used state: clearing costs more than twice its standard error."
 OWN_RULE = (
     " Criterion for this document's: another document's state costs more than twice its own error, "
@@ -198,7 +198,7 @@ def _probe(run):
         (total, (after, metrics)), slopes = slope(caches)
         rows = jnp.maximum(later_B.sum(), 1)
         zeros = jax.tree.map(jnp.zeros_like, caches)
-        state_only = clear_state(zeros, caches)  # zeros for the windows
+        state_only = clear_state(zeros, caches)
         metrics = dict(metrics)
         for i in with_state(caches):
             slope_B, norm_B = _norms(slopes[i]), _norms(state_only[i])
