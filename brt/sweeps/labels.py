@@ -10,7 +10,7 @@ AS_CONFIGURED = "as configured"
 OF_EVALUATION = ("Evaluation.", "evaluation/")
 """Beginnings of bindings whose last words are ambiguous with those of training."""
 EMPTY = r"""\(\)|\[\]|\{\}|(?<==)(""|'')$"""
-"""Empty values, which would leave no trace in the name of a file."""
+"""Empty values, invisible in the name of a file."""
 LONGEST = 230
 """Characters of a file's name, of 255 with `-seed` and an ending."""
 

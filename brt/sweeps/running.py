@@ -27,7 +27,7 @@ from brt.training.checkpoints.policy import recorded_best, stopped_early
 from brt.training.records.run_folder import read_metrics
 
 CHECKPOINTS = "checkpoints"
-"""Folder of a run that holds its checkpoints."""
+"""Folder of a run."""
 INTERRUPTED = 130
 """Exit status of a command after Ctrl-C."""
 
@@ -49,7 +49,7 @@ class SweepRun(NamedTuple):
         return evaluated(self.workdir, self.entry, self.split)
 
     def begin(self) -> None:
-        """Makes the run folder, linked to the checkpoints of the entry that trains it, if another."""
+        """Makes the run folder, or links it to the checkpoints of the entry that trains it."""
         self.workdir.mkdir(parents=True, exist_ok=True)
         stands_for = json.dumps(self.entry.paper, indent=1)
         replace_file(self.workdir, STANDS_FOR_FILE, stands_for.encode())
