@@ -38,7 +38,7 @@ from brt.training.train_step import TrainState
 os.environ.setdefault("EPATH_USE_TF", "false")
 
 ASIDE = "aside"
-"""Folder of quarantined checkpoints, next to the others."""
+"""Folder of quarantined checkpoints."""
 STEP_NAME = ".step"
 """Name of `TrainState.step` among the fingerprints."""
 HEXADECIMAL = Rule(
@@ -56,7 +56,7 @@ RECORD = Fields(
         "vocabulary": VOCABULARY,
     },
 )
-"""The record of a checkpoint; the training loop adds the optional fields."""
+"""The training loop adds the optional fields."""
 
 
 class CheckpointError(RuntimeError):
@@ -218,7 +218,7 @@ class Checkpoints:
             return self._restore(step, abstract, parts)
         except OtherModel:
             raise
-        except Exception as error:  # damage has many kinds of errors
+        except Exception as error:
             self._refuse_transient(step, error)
             raise CheckpointError(
                 f"Checkpoint {step} in {self.folder} is damaged: {first_line(error)}. Other "

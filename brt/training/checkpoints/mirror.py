@@ -10,7 +10,7 @@ from brt.storage.paths import RemotePath, download, remove, upload
 from brt.storage.scratch import scratch_folder
 
 COMPLETE = "commit_success.txt"
-"""The object that marks a checkpoint of a bucket as complete, as Orbax names it."""
+"""Orbax's mark of a complete checkpoint in a bucket."""
 
 
 class CheckpointMirror:

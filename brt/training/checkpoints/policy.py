@@ -7,12 +7,12 @@ from typing import Annotated, Any, NamedTuple
 from brt.checks import Count, OneOf, configurable
 
 LOWEST = re.compile(r"loss|perplexity|bits_per")
-"""Scalars of an evaluation that are best when lowest."""
+"""Scalars whose lowest value is best."""
 HIGHEST = re.compile(r"accuracy|f1|precision|recall|exact")
 OF_LABELS = ("answer_f1", "f1", "micro_f1", "macro_f1", "accuracy")
-"""Default metrics of labelled documents; the first that the evaluation has is used."""
+"""Default metrics of labelled documents; the first available one counts."""
 BEST_STEP = "best/step"
-"""Scalar in the record of an evaluation: the step of the best one so far."""
+"""Scalar in an evaluation's record: the step of the best one so far."""
 STOPPED_EARLY = "best/stopped_early"
 
 

@@ -8,7 +8,7 @@ from brt.storage.paths import StorageError
 DAMAGE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EINVAL, errno.ELOOP)
 """System errors of damage: the file is missing, or of another kind."""
 NETWORK = ("aiohttp", "botocore", "gcsfs", "google", "requests")
-"""Libraries whose errors are about the access to a bucket."""
+"""Libraries whose errors are about access to a bucket."""
 NOT_THERE = 404
 BUSY = ("RESOURCE_EXHAUSTED", "UNAVAILABLE", "DEADLINE_EXCEEDED", "UNAUTHENTICATED")
 """Beginnings of transient errors of TensorStore and XLA."""

@@ -17,7 +17,7 @@ SLOW = 5.0
 USUAL = 3
 """Reports before a median is used."""
 TIMEOUT = 300.0
-"""Least seconds without a step before a run is reported as stalled."""
+"""Least seconds without a step until a run counts as stalled."""
 
 
 class Alerts:

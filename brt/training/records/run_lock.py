@@ -31,7 +31,7 @@ TIMEOUT = 70.0
 SETTLE = 2.0
 """Seconds between seeing no lock and writing one."""
 TRIES = 10
-"""Attempts to open a lock that others may remove meanwhile."""
+"""Attempts to open a lock that others may remove."""
 MOST_BYTES = 4096
 
 OWNER = Fields({"host": str, "pid": ManyFrom0, "started": str, "boot": str, "id": str})
