@@ -66,7 +66,7 @@ class TrainingRun:
         self._alerts = Alerts()
         self._watch = StallWatch()
         self._peak: int | None = None
-        self._checksum = 0  # of this process since the start
+        self._checksum = 0
         self.folder = RunFolder(workdir, jax.process_index() == 0, metrics)
         try:
             self.checkpoints = Checkpoints(self.folder.file(CHECKPOINTS), trainer.policy)
@@ -155,7 +155,7 @@ class TrainingRun:
         self._in_flight = step, metrics, prefetch.checksum
 
     def _pause(self, prefetch) -> bool:
-        """Evaluates and saves if due; returns whether the loop ends here."""
+        """Evaluates and saves if due; returns whether the loop ends."""
         stops, ends_early = self.stop.is_set(), False
         evaluates = self.evaluation.is_due(self.step)
         saves = stops or self._is_due(self.step, self.trainer.policy.every)
@@ -180,7 +180,6 @@ class TrainingRun:
         return step % every == 0 or step == self.trainer.steps
 
     def _fetch_metrics(self, prefetch):
-        """Waits for the step in flight, if any, and reports it."""
         if self._in_flight is None:
             return
         step, metrics, self._checksum = self._in_flight
@@ -236,7 +235,7 @@ class TrainingRun:
         return ends_early
 
     def _evaluate(self) -> bool:
-        """Returns False if the run was asked to stop."""
+        """Returns False if asked to stop."""
         try:
             state = self.evaluation.run(self.state, self.step, self._progress)
         except NoSuchMetric:
