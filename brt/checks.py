@@ -41,7 +41,7 @@ SMALLEST, LARGEST = 2.0**-126, 2.0**127
 BELOW_1 = 1 - 2.0**-24
 """The largest float32 below 1."""
 MOST = 2**31 - 1
-"""The largest size or number of steps: both are int32 on the devices."""
+"""The largest size or number of steps: int32 on the devices."""
 SHOWN = 300
 
 
@@ -90,7 +90,7 @@ CountFrom2 = Annotated[int, _count(2)]
 Symbols = Annotated[int, _count(1, 2**20)]
 Seed = Annotated[int, _count(0, 2**32 - 1)]
 Index = Annotated[int, _count(-MOST)]
-"""A layer, counted from the last one where it is negative."""
+"""A layer; negative from the last one."""
 Many = Annotated[int, Range("a whole number, 1 or above", 1, 2**63 - 1)]
 ManyFrom0 = Annotated[int, Range("a whole number, 0 or above", 0, 2**63 - 1)]
 """Numbers that may exceed `MOST`, such as tokens of a corpus."""
@@ -102,7 +102,7 @@ Name = Annotated[Text, NOT_EMPTY]
 """A path or a name."""
 
 PLAIN = (bool, int, float, complex, str, bytes, tuple, list, set, dict, type(None))
-"""Types of the values that can be written in a gin file."""
+"""Types of values that gin files can contain."""
 BY_REFERENCE = ", which a reference gives: @NAME()"
 BY_NAME = ", by reference, as @NAME"
 STRICT = ConfigDict(strict=True)

@@ -108,7 +108,7 @@ LIBRARIES = (
 )
 
 MAY_BE_EMPTY = ("compilation_cache",)
-"""Text flags for which an empty value means something."""
+"""Text flags with a meaning of empty values."""
 
 INTERRUPTED = 130
 """Exit status after Ctrl-C."""
@@ -295,7 +295,7 @@ def _parsed(argv):
         try:
             return FLAGS(config.split_flags(argv))
         finally:
-            sys.stdout.flush()  # of --help
+            sys.stdout.flush()
     except (flags.Error, ValueError) as error:  # absl's own flags raise ValueError
         say(f"Error: {error}")
         sys.exit(2)

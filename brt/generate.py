@@ -55,7 +55,7 @@ flags.DEFINE_string("load_memory", None, "Go on from this memory, before any pro
 SHOWN = 2000
 """Last bytes of a prompt that --save_text keeps."""
 LONG = 2**20
-"""Bytes from which a text is read in parts, if its vocabulary allows."""
+"""Least bytes of a text that is read in parts, if its vocabulary allows."""
 
 
 def main() -> None:
@@ -133,7 +133,7 @@ def write(
     """
     rows = len(memory.position_B)
     if rows == 1 and sys.stdout.isatty():
-        _draw("\033[2m")  # faint
+        _draw("\033[2m")
         print(_end(prompts[0]), end="", flush=True)
         _draw("\033[22m")
     else:

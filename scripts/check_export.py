@@ -61,7 +61,7 @@ ANSWERS = {
     "ForQuestionAnswering": "spans",
     "ForConditionalGeneration": "words",
 }
-"""Targets of a reader by the ending of `architectures`."""
+"""A reader's targets by the ending of `architectures`."""
 
 
 def python_with_transformers(given: str | None = None) -> str | None:

@@ -47,7 +47,7 @@ OWN = (
     "weights",
     *("RecurrentMemoryTransformer.allow_long_memory", "TransformerXL.position_rows"),
 )
-"""Bindings that no paper gives, which are left out."""
+"""Excluded bindings that no paper gives."""
 WANTED = 0.97
 """Share of changes that must be noticed."""
 OTHER_STRINGS = {
@@ -57,7 +57,7 @@ OTHER_STRINGS = {
     "float32": "bfloat16", "identical": "independent", "shaw": "relative", "absolute": "learned",
     "learned": "absolute", "half": "full", "book_text": "book_title", "book_title": "book_text",
 }  # fmt: skip
-"""Another choice that brt accepts, where there is one."""
+"""Another valid choice, if any."""
 
 
 class Change(NamedTuple):

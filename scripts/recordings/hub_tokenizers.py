@@ -70,5 +70,4 @@ def _pair_differs(named: Any, record: dict[str, Any]) -> bool:
 
 
 def _offsets_differ(offsets: list[tuple[int, int]], recorded: list) -> bool:
-    """Returns whether offsets differ from recorded ones; an empty list is none recorded."""
     return bool(recorded) and [list(pair) for pair in offsets] != recorded

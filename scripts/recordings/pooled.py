@@ -83,7 +83,6 @@ class Replay:
         return nats_BT.sum(), nats_BT, logits_BTV, caches
 
     def _part(self, params, tokens_BT, caches, counts_B):
-        """Returns the pooled state of the first tokens of a window, and the vector."""
         model = self._model(params, tokens_BT)
         _, found = model.read_part_embedded(model.embed(tokens_BT), caches, counts_B)
         z_BD = model.memories[0].pooled_vector(found[1].summary)

@@ -31,7 +31,7 @@ BODIES: dict[str, Callable[..., Decoder]] = {
 """Decoders by the `model_type` of their folders."""
 
 OUTPUTS, GRADIENTS = 5e-6, 5e-5
-"""Of the largest entry: of all outputs of a kind, of each gradient."""
+"""Relative to the largest entry: of all outputs of a kind, of each gradient."""
 SHARP = 3e-5, 3e-4
 """The same where attention is not scaled, and sharp."""
 SMALLEST = 1e-5

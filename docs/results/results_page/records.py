@@ -18,7 +18,7 @@ from brt.reporting.runs import Run, open_runs
 
 SPLIT, TEST = "validation", "test"
 FRESH = 0.2
-"""Share of the steps, at the end of training, whose batches count as fresh text."""
+"""Last share of the steps of training, whose batches count as fresh text."""
 BYTES = 4
 """Of a float32."""
 USUAL = {
