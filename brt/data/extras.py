@@ -1,5 +1,3 @@
-"""Imports of optional libraries."""
-
 import importlib.util
 from types import ModuleType
 

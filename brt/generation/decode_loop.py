@@ -1,5 +1,3 @@
-"""The compiled loop over tokens, a chunk at a time."""
-
 from collections.abc import Callable
 
 import jax

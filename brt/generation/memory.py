@@ -1,5 +1,3 @@
-"""The memory of documents as a value."""
-
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 

@@ -1,5 +1,3 @@
-"""Text of a stream of tokens, in whole characters, and where it stops."""
-
 import itertools
 from collections.abc import Iterable, Sequence
 

@@ -1,5 +1,3 @@
-"""Describes a command's run: sizes, settings, and prepared data."""
-
 import jax
 import numpy as np
 

@@ -1,5 +1,3 @@
-"""Evaluations in the loop of a training run."""
-
 from brt.evaluation.evaluator import Evaluator
 from brt.experiment import Experiment
 from brt.host.progress import Progress

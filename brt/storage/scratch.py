@@ -1,5 +1,3 @@
-"""Temporary folders."""
-
 import shutil
 import tempfile
 import weakref

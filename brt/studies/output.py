@@ -1,5 +1,3 @@
-"""Writes the file of a study, and prints it."""
-
 import io
 import math
 from pathlib import Path

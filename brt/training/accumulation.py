@@ -1,5 +1,3 @@
-"""Gradient accumulation over the microbatches of a step."""
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,5 +1,3 @@
-"""Settings of an evaluation."""
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

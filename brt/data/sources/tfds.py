@@ -1,5 +1,3 @@
-"""A source of any TensorFlow Datasets data set with a text feature, such as PG19."""
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any

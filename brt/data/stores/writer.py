@@ -1,5 +1,3 @@
-"""Writes the shards of a token store, which `layout` describes."""
-
 import codecs
 import hashlib
 import json

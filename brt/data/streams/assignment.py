@@ -1,5 +1,3 @@
-"""Assigns the documents of a store to batch elements."""
-
 import heapq
 
 import numpy as np

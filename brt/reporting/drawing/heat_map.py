@@ -1,5 +1,3 @@
-"""Heat maps of matrices."""
-
 import os
 import re
 import textwrap

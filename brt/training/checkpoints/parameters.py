@@ -1,5 +1,3 @@
-"""Reads parameters from a checkpoint of a run folder, or from a model folder."""
-
 import os
 import re
 from collections.abc import Mapping

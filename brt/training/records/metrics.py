@@ -1,5 +1,3 @@
-"""Numbers that a run reports."""
-
 import contextlib
 import math
 import time

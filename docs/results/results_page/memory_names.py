@@ -1,5 +1,3 @@
-"""Name of the memory of a run, in words."""
-
 from typing import Any
 
 from brt.reporting.model_settings import model_name, model_setting
