@@ -1,4 +1,4 @@
-"""Types and ranges of settings: declared in annotations, checked by pydantic in every call.
+"""Types and ranges of settings: annotations, checked by pydantic in every call.
 
     @configurable
     def adamw(learning_rate, b1: Share = 0.9, clip_norm: Positive | None = None): ...
@@ -388,7 +388,7 @@ def _is_subclass(cls, expected):
 
 
 def stands_alone(declared: Any, value: Any) -> bool:
-    """Returns whether a value counts as a tuple of one: `9` for `(9,)` of `tuple[int, ...]`."""
+    """Returns whether a value stands alone for a tuple: `9` for `(9,)` of `tuple[int, ...]`."""
     rows = (typing.get_args(one)[-1:] == (...,) for one in (declared, *typing.get_args(declared)))
     return any(rows) and not allows(declared, value) and allows(declared, (value,))
 

@@ -148,8 +148,7 @@ class _Sentences(Formatter):
 
 def run(main: Callable[..., Any], takes_arguments: bool = False) -> None:
     """Runs `main()` after parsing flags; `EXPLAINED` errors end in their message and status 1.
-
-    takes_arguments: pass it the words that are not flags, instead of refusing them.
+    takes_arguments: pass on words that are not flags instead of refusing them.
     """
 
     def explained(argv):
@@ -341,7 +340,7 @@ def default_workdir(gin_files: Sequence[str]) -> str:
 
 
 def malloc_remedy() -> str | None:
-    """Returns the path of scripts/malloc.sh if glibc frees a step's memory at every step.
+    """Returns the path of scripts/malloc.sh if glibc frees memory at every step.
 
     None in notebooks, where it cannot change, and without a checkout. Measured in
     docs/benchmarks/training.md.

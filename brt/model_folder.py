@@ -1,4 +1,4 @@
-"""Trained models: read from a run folder, written as a folder in Hub format, and read again.
+"""Trained models: reads run folders; writes and reads folders in Hub format.
 
 A folder in the format of the Hugging Face Hub:
 
@@ -263,7 +263,7 @@ def read_model(
 
 
 def use_vocabulary(experiment: Experiment, folder: str) -> Experiment:
-    """Gives an experiment the vocabulary of a model folder; changes nothing for a run folder.
+    """Gives an experiment the vocabulary of a model folder; no-op for a run folder.
 
     The folder's config.gin names the vocabulary's files on the machine that wrote it. Bindings of
     flags stay.
@@ -299,7 +299,7 @@ def own_modules(settings: str) -> list[str]:
 
 
 def _local(folder: str) -> Path:
-    """Returns the folder on this disk, below `configs/` if it is not in the working directory."""
+    """Returns the local folder, below `configs/` if not in the working directory."""
     if folder.startswith(HUB):
         hub = extra_library("huggingface_hub", f"--model={folder}", "hub")
         return Path(hub.snapshot_download(folder.removeprefix(HUB)))

@@ -1,4 +1,4 @@
-"""Makes one page of run folders: results, curves, studies, and a reader of the text.
+"""Makes one page of run folders: results, curves, studies, a text reader.
 
     brt report runs/rec runs/slide -o report.html
     brt report sweeps/gates                         # a folder of `brt sweep`

@@ -1,4 +1,4 @@
-"""Stops a training run at random moments, resumes it each time, and compares the result.
+"""Stops and resumes a training run at random moments, and compares the result.
 
     python scripts/kill_and_resume.py [--kills 20] [--seed 0]
     python scripts/kill_and_resume.py --systems=all --kills 15 --steps 300

@@ -1,10 +1,10 @@
-"""Kills a preparation at random moments, repeats it each time, and compares the token store.
+"""Kills and repeats a preparation at random moments, and compares the token store.
 
     python scripts/kill_preparation.py [--kills 10] [--workers 2] [--seed 0]
     python scripts/kill_preparation.py --text='books/train/*.txt' --vocabulary=spiece.model
 
-All files must equal those of an undisturbed preparation by one process, and no finished shard may
-be made twice: exit status 0. Without --text, text and a SentencePiece model are made here.
+Exit status 0 if all files equal those of an undisturbed preparation by one process, and no finished
+shard was made twice. Makes text and a SentencePiece model without --text.
 """
 
 import argparse

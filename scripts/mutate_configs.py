@@ -1,4 +1,4 @@
-"""Changes every published number of configs/ in turn, and counts how many changes are noticed.
+"""Changes each published number of configs/, and counts the changes that checks notice.
 
     python scripts/mutate_configs.py
     python scripts/mutate_configs.py --only=rmt,sweeps/rmt_table_5 --seed=1 --json=FILE

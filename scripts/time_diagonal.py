@@ -1,4 +1,4 @@
-"""Times reading a long document in the diagonal schedule and in other ways, alternately.
+"""Times reading a long document, alternately in the diagonal schedule and otherwise.
 
 python scripts/time_diagonal.py --gin_file=configs/quickstart.gin --segment_length=64 --together=128
 

@@ -16,8 +16,8 @@ FUSED_ATTENTION = 0.18
 """Share that cuDNN's attention with a bias reaches: 2.7 ms of an H100 for a layer of 64 windows of
 512 and 8 heads of 128, forward and backward (brt.models.fast.cudnn_attention)."""
 TRITON_ATTENTION = 0.30
-"""Share that Pallas Triton kernels of attention are assumed to reach: not measured. By its
-instructions, a layer of these windows takes 0.9 to 1.2 ms of an H100; with this share 1.0 ms.
+"""Assumed, not measured, for Pallas Triton kernels of attention: 1.0 ms for these windows on an
+H100; by its instructions 0.9 to 1.2 ms.
 """
 BANDWIDTH = 0.85
 """Share of the memory's bandwidth that kernels reach."""

@@ -1,6 +1,5 @@
-"""NVIDIA GPUs by name, as devices to compile for with JAX's CUDA plugin on a machine without one.
-
-The plugin's two wheels are enough: nothing of NVIDIA is loaded, and nothing runs.
+"""NVIDIA GPUs by name, as devices to compile for on a machine without one; needs only the two
+wheels of JAX's CUDA plugin.
 """
 
 import importlib.util
@@ -280,7 +279,7 @@ def devices_of(gpus: Gpus) -> Sequence[Any]:
 
 
 def worth_setting(gpus: Gpus, step_bytes: int) -> list[str]:
-    """Returns environment variables to try on these cards, each with its reason."""
+    """Returns environment variables to try, each with its reason."""
     chip, several = gpus.chip, gpus.devices > 1
     needed = "needed here: " if step_bytes > 0.75 * chip.hbm_bytes else ""
     flags = ["--xla_gpu_enable_triton_gemm=false"]

@@ -126,7 +126,7 @@ def estimated_cycles(program: Program) -> Costs:
 
 
 def costs(program: Program, cost_of: Callable[[Instruction], int]) -> Costs:
-    """Sums the costs of one run of each operation that is not part of a fusion."""
+    """Sums the costs of one run of operations outside of fusions."""
     scopes = Scopes(program)
     by_scope: Counter[str] = Counter()
     inside: dict[str, Counter[tuple[str | None, bool]]] = {}

@@ -1,6 +1,6 @@
 """The longest segment whose training step fits into a memory budget (Transformer-XL, Table 8).
 
-The bytes are those that the compiler reports; nothing is run.
+The bytes are the compiler's; nothing is run.
 """
 
 import math
@@ -95,7 +95,7 @@ def longest_segment(
     """
     experiment = build(())
     per_row = experiment.trainer.rows * experiment.trainer.segments_per_step
-    # A model that updates its memory per segment has the segment's length as interval.
+    # With a memory update per segment, the interval is the segment's length.
     model = experiment.model.for_segments(STEP)
     interval = STEP
     if isinstance(model, LanguageModel) and not any(name.endswith(".window") for name in also):

@@ -1,7 +1,7 @@
 """Floating-point operations and memory traffic of each kernel of a program compiled for a GPU.
 
-A kernel is an operation that no fusion contains. Arrays that stay in the card's cache count as
-memory traffic, too.
+A kernel is an operation that no fusion contains. Arrays in the card's cache count as memory
+traffic, too.
 """
 
 import math

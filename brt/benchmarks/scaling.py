@@ -1,8 +1,8 @@
-"""Time of collectives on clusters, estimated from steps of few layers that are compiled for them.
+"""Time of collectives on clusters, estimated from compiled steps of few layers.
 
-Bytes of layers, the vocabulary and activations are those of the compiled step. Other models have as
-many bytes for each parameter. A collective takes the bytes that a device must send, divided by the
-published bandwidth of its links or network.
+Bytes of layers, the vocabulary and activations are those of the compiled step, per parameter for
+other models. A collective takes the bytes that a device must send, divided by the published
+bandwidth of its links or network.
 """
 
 import functools
@@ -242,7 +242,7 @@ class Times(NamedTuple):
 
 
 def times(found: Iterable[Exchange], target: Target, computation: float, layers: int) -> Times:
-    """Returns the times of the collectives of a (slices, devices of a slice, 1) mesh.
+    """Returns the times of collectives on a (slices, devices of a slice, 1) mesh.
 
     computation: seconds. Over both axes slices exchange parts of a sum that each has computed.
     """
@@ -270,7 +270,7 @@ def _sizes(target):
 
 
 def figures(name: str, size: str, system: str, rows: int, file: str) -> dict[str, Any]:
-    """Returns a row of the table: a model on a cluster with so many batch elements a device."""
+    """Returns a row of the table; rows: batch elements a device."""
     base, base_rows = CLUSTERS.get(name, CLUSTERS["h100-4x8"])
     of, stack, target = SAME_WIDTH.get(size, size), STACKS[size][system], topologies.find(name)
     (known,) = compiled([Step(SIZES[of], base, *COMPILED_LAYERS, base_rows)], file)
@@ -360,7 +360,7 @@ def markdown(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def plot(rows: Sequence[Mapping[str, Any]]) -> Plot:
-    """Returns the share of a step that is left for computation by the number of devices."""
+    """Plots the share of computation in a step by the number of devices."""
     lines = []
     for kind, shown in DRAWN.items():
         for size in SIZES:

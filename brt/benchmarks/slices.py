@@ -1,4 +1,4 @@
-"""Memory, time and collectives of a training step that is compiled for TPUs or GPUs without one.
+"""Memory, time and collectives of a training step, compiled for absent TPUs or GPUs.
 
 Cycles of TPUs are libtpu's estimates, without waiting for other chips and for the host; the time of
 GPUs is a roofline (brt.benchmarks.gpu_steps).
@@ -223,7 +223,7 @@ def _dry_run_on_any(nodes, count):
 def largest_batch(
     configuration: Configuration, topology: Target, known: dict[str, Any]
 ) -> dict[str, Any]:
-    """Returns the figures of the step with the most batch elements per chip, by compiling.
+    """Returns the figures of the largest step that compiles.
 
     known: figures of one batch size.
     """

@@ -136,7 +136,7 @@ class Topology(NamedTuple):
 
     @property
     def link_bytes(self) -> float:
-        """Bytes per second that the chip with the fewest links sends: a corner, without a torus."""
+        """Bytes per second of the chip with the fewest links: a corner, without a torus."""
         return self.chip.links / (1 if self.is_torus else 2)
 
     @property

@@ -1,4 +1,4 @@
-"""Checks all bindings, also macros and references, before anything is built."""
+"""Checks all bindings, macros and references before anything is built."""
 
 import functools
 import inspect

@@ -1,7 +1,7 @@
 """Reads gin files: regular files of bounded size, and imports of allowed modules only.
 
-Gin can run any code by an `import` line or dynamic registration, and configs may come from other
-people, so every file is checked before gin parses it.
+Configs may come from others and gin can run code (imports, dynamic registration), so every file is
+checked before gin parses it.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ class NotAllowed(ValueError):
 
 
 def check_module(module: str, what: str, allow_imports: Sequence[str]) -> None:
-    """Refuses a module that is neither brt's nor in one of the named modules and packages."""
+    """Refuses a module outside brt and the named modules and packages."""
     if not any(f"{module}.".startswith(f"{name}.") for name in (PACKAGE, *allow_imports)):
         raise NotAllowed(
             f"{what} runs the code of {module}, which is not part of brt: if you trust it, add "
@@ -40,7 +40,7 @@ def check_module(module: str, what: str, allow_imports: Sequence[str]) -> None:
 
 
 def statements(text: str, delegate: config_parser.ParserDelegate) -> Iterator[Any]:
-    """Yields the statements of a gin text; refuses includes of URLs and of other files.
+    """Yields the statements of a gin text; refuses includes of URLs and other files.
 
     delegate: makes the values of references and macros.
     """

@@ -1,4 +1,4 @@
-"""Bindings that were read, and those that nothing reads."""
+"""Bindings that were read, and unread ones."""
 
 import re
 from collections.abc import Iterator
@@ -60,8 +60,8 @@ def _default_text(name):
 def check_all_read() -> None:
     """Refuses bindings and macros that a full build has not read.
 
-    A file's bindings of a part that another binding leaves out (`SWITCHES`) only cause a warning.
-    Those of a source that a flag replaces are removed, and so is the size of its vocabulary.
+    A file's bindings of a part that is left out (`SWITCHES`) only cause a warning. Those of a
+    source that a flag replaces are removed, and so is the size of its vocabulary.
     """
     read, bound = read_bindings(), flatten(gin_private.bound())
     used = {_binding_of(name, bound) for name in read}
@@ -143,7 +143,7 @@ def _unread(name, read):
 
 @runtime_checkable
 class _GivesDocuments(Protocol):
-    """A `brt.data.sources.base.Source`, which this module may not import."""
+    """The `Source` class, which this module may not import."""
 
     def documents(self, split: str) -> Iterator[Any]: ...
 

@@ -75,9 +75,9 @@ class Corpus:
         shard_bytes: int | None = None,
         runner: ShardRunner | None = None,
     ) -> None:
-        """Makes a split's store, unless there is one that fits; arguments as of `write_store`.
+        """Makes a split's store, unless a fitting one exists; arguments as of `write_store`.
 
-        One process of a host works, the others wait.
+        The other processes of a host wait.
         """
         store = self.path(split)
         if not self.exists(split):

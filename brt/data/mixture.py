@@ -22,7 +22,7 @@ class Mixture:
 
     Args:
         corpora: with the same vocabulary.
-        weights: of the training tokens of each corpus, in any unit; the attribute adds up to 1.
+        weights: shares of training tokens, in any unit; the attribute adds up to 1.
         names: in records, as in `eval/loss/books`; None for numbers from 0.
     """
 

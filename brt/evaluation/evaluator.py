@@ -1,6 +1,5 @@
-"""Evaluates every document of a split once, from its start, with empty caches.
-
-Sums are float64 on the host and do not depend on the batches.
+"""Evaluates every document of a split once, from empty caches. Sums are float64 on the host,
+independent of the batches.
 """
 
 from collections.abc import Callable

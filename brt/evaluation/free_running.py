@@ -101,7 +101,7 @@ def _shares(sums):
 
 
 class SampleDecoder:
-    """A model compiled to read the unscored beginning of samples and write the rest itself.
+    """A compiled model that reads the unscored beginning of samples and writes the rest.
 
     Args:
         rows: B; raised to the next number that the mesh divides.

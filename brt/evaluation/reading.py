@@ -1,4 +1,4 @@
-"""Runs a model over documents, segment by segment, and optionally replaces its state."""
+"""Runs a model over documents by segments, optionally with another state."""
 
 import functools
 from collections.abc import Callable, Iterator

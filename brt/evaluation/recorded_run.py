@@ -1,4 +1,4 @@
-"""A run folder with parameters of a checkpoint, which makes recordings on demand."""
+"""A run folder with a checkpoint's parameters; makes recordings on demand."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ from brt.training.sharding import divisible_rows
 
 
 class RecordedRun:
-    """A run folder that `brt.evaluate --record` and the studies read documents with.
+    """A run folder for `brt.evaluate --record` and the studies.
 
     Args:
         rebuild: from further bindings to the experiment of the run folder with them.

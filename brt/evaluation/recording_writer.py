@@ -45,7 +45,7 @@ class RecordingCopy:
         download(self.remote, self.folder)
 
     def publish(self, seconds: float = 0.0) -> None:
-        """Copies the recording to the bucket, unless it was copied `seconds` ago or less."""
+        """Copies the recording to the bucket, unless copied in the last `seconds`."""
         if time.monotonic() - self._last < seconds:
             return
         if self.folder.is_dir():

@@ -28,7 +28,7 @@ SAMPLED = ("temperature", "top_k", "top_p")
 
 
 class BrtLM(LM):  # type: ignore[misc]
-    """Answers the requests of the harness.
+    """Answers requests of the harness.
 
     Args:
         run: a run folder, or a `Generator` (`Generator.from_folder` of an exported model).

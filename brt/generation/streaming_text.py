@@ -14,7 +14,7 @@ CONTEXT = 32
 class StreamingText:
     """The text of a stream of tokens of any vocabulary, as early as it is certain.
 
-    The joined results of `push` and `finish` are the text that the tokens add to that of `before`.
+    The joined results of `push` and `finish` are the text after that of `before`.
 
     Args:
         before: ids before the stream; a character may begin in them.

@@ -1,4 +1,4 @@
-"""Archives of run folders: settings and records, without checkpoints."""
+"""Archives of run folders, without checkpoints."""
 
 import bz2
 import io

@@ -14,7 +14,7 @@ from brt.reporting.runs import Run
 
 PROPERTIES = ("parameters", "all_parameters", "vocabulary_size")
 WITHOUT_EFFECT = ("Evaluation.split", "Evaluation.tokens_per_step", "Evaluation.max_steps")
-"""Bindings of an evaluation without effect on the metrics of a whole split."""
+"""Evaluation bindings without effect on the metrics of a whole split."""
 
 
 def given_to(evaluation: dict) -> str:

@@ -1,4 +1,4 @@
-"""Entries of a report: runs that differ in their seed only, named by what distinguishes them."""
+"""Entries of a report: runs that differ only in their seed, with a label."""
 
 import json
 import re

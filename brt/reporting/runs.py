@@ -36,7 +36,7 @@ SHARE = 0.01
 
 
 class Run:
-    """The content of a run folder, read without running its code.
+    """The content of a run folder; runs no code of it.
 
     name: the folder's name, with as much of the path as distinguishes the runs of a report.
     records: metrics.jsonl, oldest first; of a long run about `MOST_RECORDS` lines.

@@ -1,4 +1,4 @@
-"""Results of entries: a table of means over seeds and of paired differences, a figure, or cards."""
+"""Results of entries: means over seeds, paired differences, a figure, or cards."""
 
 import contextlib
 import json
@@ -72,7 +72,7 @@ def held_out(run: Run, split: str | None) -> tuple[dict, str]:
 
 
 def entry_table(entries: Sequence[Entry], title: str, split: str | None = None) -> Table:
-    """Returns a row for each entry; a column of differences if there are several.
+    """Returns a row for each entry; several also have a column of differences.
 
     split: of the evaluations; None for the best measurement of each run.
     """
@@ -162,7 +162,7 @@ def paired(
 
 
 def entry_plot(entries: Sequence[Entry], split: str | None = None) -> Plot:
-    """Returns the entries' bits per token: along the one number that a sweep varies, or as rows."""
+    """Returns the entries' bits per token, along a sweep's one number or as rows."""
     labels = [entry.label for entry in entries]
     label, numbers = one_number(labels)
     measure, lines = _main(entries, split), []

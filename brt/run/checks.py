@@ -30,7 +30,7 @@ def check_vocabulary(experiment: Experiment) -> None:
 
 
 def check_documents(experiment: Experiment, splits: Iterable[str]) -> None:
-    """Refuses missing files and libraries, and fewer training documents than batch elements.
+    """Refuses missing files or libraries, and fewer training documents than batch elements.
 
     Counts only stores and sources that list their files.
     """

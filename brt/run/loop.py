@@ -32,7 +32,7 @@ class NonFiniteLoss(ValueError):
 
 
 class TrainingRun:
-    """One run in one folder: starts it, or resumes it from its newest checkpoint.
+    """One run in one folder, new or resumed from its newest checkpoint.
 
     Args:
         params: initial parameters; None for random ones.
@@ -112,7 +112,7 @@ class TrainingRun:
         return f"{self.folder.path} stopped early, at step {self.start:,}: {reason}."
 
     def run(self) -> dict[str, float]:
-        """Trains to the last step, or until asked to stop; returns the last evaluation."""
+        """Trains to the last step or a request to stop; returns the last evaluation."""
         self._progress = Progress("step", self.trainer.steps, self.start, jax.process_index() > 0)
         moved = self.folder.open_metrics(self.start, self.experiment.bindings)
         if moved:

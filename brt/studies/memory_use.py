@@ -1,4 +1,4 @@
-"""Measures whether the memory is used: the cost of ablations of the state in later segments."""
+"""Use of the memory: the cost of ablations of the state in later segments."""
 
 import itertools
 import math

@@ -1,4 +1,4 @@
-"""Checks that model, streams and settings of an experiment fit together."""
+"""Checks that an experiment's model, streams and settings fit together."""
 
 from collections.abc import Callable
 from typing import Any

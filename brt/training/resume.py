@@ -22,7 +22,7 @@ FREE_TO_CHANGE = (
 
 
 class ChangedConfig(ValueError):
-    """The run folder belongs to another configuration; the message lists the differences."""
+    """The run folder has another configuration; the message lists the differences."""
 
 
 def check_bindings(

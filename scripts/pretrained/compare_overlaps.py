@@ -1,4 +1,4 @@
-r"""Sets runs of pretrained models side by side: perplexity per word against FLOPs per token.
+r"""Compares runs of pretrained models: perplexity per word against FLOPs per token.
 
     python scripts/pretrained/compare_overlaps.py sweeps/pretrained/runs/* \
         --overlaps=0,2,4,8,16 [--split=test]

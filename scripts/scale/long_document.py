@@ -1,4 +1,4 @@
-"""Measures processor time and memory of commands on one document of several lengths.
+"""Measures processor time and memory of commands by the length of one document.
 
     python scripts/scale/long_document.py [--tokens 100000 10000000] [--rounds 3]
 

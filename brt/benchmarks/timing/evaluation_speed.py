@@ -1,4 +1,4 @@
-"""Evaluation speed with a memory, against a window for every token (Transformer-XL, Table 7).
+"""Evaluation speed with a memory or with a window for every token (Transformer-XL, Table 7).
 
 The vanilla model (Al-Rfou et al. 2018: learned positions in every layer, no memory) processes a
 window of M tokens for each prediction. Seconds are CPU time on a CPU.

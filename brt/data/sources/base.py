@@ -70,7 +70,7 @@ class Source(abc.ABC):
     def parts(self, split: str) -> list:
         """Lists the documents of a split, in order, after a check of their files.
 
-        A part identifies one document: it can be pickled, is small, and has a unique repr.
+        A part is a small, picklable identifier of one document, with a unique repr.
         """
         raise NotImplementedError
 
@@ -86,7 +86,7 @@ class Source(abc.ABC):
 
 
 class FileSource(Source):
-    """A source that defines `parts`, `read` and `files`, so that several processes can read it."""
+    """A source with `parts`, `read` and `files`, which several processes can read."""
 
     listed = True
 

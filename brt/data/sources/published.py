@@ -1,6 +1,6 @@
 """Published corpora, read from the files that their authors distribute.
 
-Files of another size are refused: they are packed, incomplete or preprocessed differently.
+Files of other sizes are refused (packed, incomplete, preprocessed differently).
 """
 
 import functools

@@ -146,7 +146,7 @@ def question_example(
 ) -> Example:
     """Returns the example of a question about paragraphs, each with its title.
 
-    The answer is searched in the supporting paragraphs, then anywhere, then in any case.
+    Searches the answer in the supporting paragraphs, then anywhere, then in any case.
     """
     parts = [f"{part.title}\n{part.text}" for part in paragraphs]
     text = "\n".join(parts)

@@ -1,4 +1,4 @@
-"""Makes the shards of a store on Apache Beam: on this machine, or by a cluster's workers.
+"""Makes the shards of a store on Apache Beam, on this machine or a cluster.
 
 Only the shards in the folder count: a job may be killed, repeat work, or outlive its driver.
 """
@@ -41,7 +41,7 @@ class JobRunner(abc.ABC):
 
     @abc.abstractmethod
     def run_job(self, setup: bytes, runs: Sequence[bytes]) -> None:
-        """Has workers call `make_shard` for each of the `packed` runs, in any order, and waits."""
+        """Has workers call `make_shard` for each `packed` run, in any order, and waits."""
 
     def make(self, maker: ShardMaker, runs: Iterable[Run]) -> Iterator[tuple[bool, dict]]:
         self._check_sharing(maker)

@@ -151,7 +151,7 @@ def _streamed(document: Document) -> _Item:
 
 
 class ShardMaker:
-    """Makes the shards of one store, in any number of processes at once.
+    """Makes the shards of one store; several processes may work at once.
 
     On a disk a shard is written to a temporary folder and renamed; in a bucket shard.json is
     written last.
@@ -227,7 +227,7 @@ class ShardMaker:
 
 
 class ShardRunner(Protocol):
-    """Makes the shards of a store in processes of this machine or of others."""
+    """Makes the shards of a store, here or on other machines."""
 
     def make(self, maker: ShardMaker, runs: Iterable[Run]) -> Iterator[tuple[bool, dict]]:
         """Makes the missing shards.

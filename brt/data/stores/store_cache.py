@@ -42,7 +42,7 @@ def cache_folder() -> Path:
 
 
 def local_copy(store: RemotePath) -> Path:
-    """Returns the folder of this host's copy, which has the manifest and offsets.npy."""
+    """Returns the folder of this host's copy, with the manifest and offsets.npy."""
     try:
         content = (store / MANIFEST).read_bytes()
     except FileNotFoundError:
@@ -67,7 +67,7 @@ def local_copy(store: RemotePath) -> Path:
 
 
 def fetch(store: RemotePath, copy: Path, hashes: Mapping[str, str], name: str) -> None:
-    """Copies a file to the folder of `local_copy`, unless it is there."""
+    """Copies a file to the folder of `local_copy`, if it is missing."""
     if (copy / name).exists():
         return
     with one_at_a_time(_lock(copy)):

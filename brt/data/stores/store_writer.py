@@ -58,7 +58,7 @@ def write_store(
 ) -> dict:
     """Writes documents to a new token store and returns its manifest.
 
-    The bytes do not depend on workers and runner. Finished shards of an earlier call are used.
+    The bytes do not depend on workers and runner. Reuses finished shards.
 
     Args:
         folder: of the store, on a disk or in a bucket.

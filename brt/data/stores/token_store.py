@@ -1,4 +1,4 @@
-"""Token stores: the documents of one split as token ids, in the files that `layout` describes.
+"""Token stores: one split's documents as token ids (`layout`).
 
 Files are not mapped: a truncated one would end the process by SIGBUS.
 """
@@ -125,7 +125,7 @@ class TokenStore:
         return len(self.all_tokens)
 
     def tokens(self, document: int, start: int = 0, stop: int | None = None) -> np.ndarray:
-        """Returns ids start to stop of a document, fewer where it ends; uint16 or uint32."""
+        """Returns ids start to stop of a document, fewer at its end; uint16 or uint32."""
         return self.all_tokens[self._range(document, start, stop)]
 
     def weights(self, document: int, start: int = 0, stop: int | None = None) -> np.ndarray:

@@ -188,7 +188,7 @@ def document_digest(document: Document) -> bytes:
 
 
 def first_misfit_of_utf8(data: bytes | FileBytes) -> int | None:
-    """Returns the position of the first byte that is not part of UTF-8 text, or None."""
+    """Returns the position of the first byte that is not UTF-8, or None."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     for start in range(0, len(data), PIECE):
         before = start - len(decoder.getstate()[0])

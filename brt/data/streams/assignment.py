@@ -37,7 +37,7 @@ def assign_documents(
 def assign(segments_D: np.ndarray, rows: int, order_D: np.ndarray) -> list[np.ndarray]:
     """Assigns documents to batch elements, so that all have nearly the same number of segments.
 
-    Longest first, each to the element with the fewest segments: they differ by at most the longest
+    Longest first, each to the element with the fewest segments: sums differ by at most the longest
     document. `order_D`, a permutation, breaks ties.
     """
     longest_first = order_D[np.argsort(-segments_D[order_D], kind="stable")]

@@ -1,4 +1,4 @@
-"""The base of all streams. Axes as in `batch`."""
+"""Base of all streams. Axes as in `batch`."""
 
 import abc
 

@@ -26,11 +26,11 @@ ReadTokens = Callable[[FileArray | JoinedArray, int, int], np.ndarray]
 
 
 class ContiguousStream(Stream):
-    """The training stream in which all batch elements begin each epoch together, with fresh memory.
+    """The training stream whose batch elements begin each epoch together, with fresh memory.
 
     Args:
-        shuffle: whether documents have a new order each epoch, as for the sentences of One Billion
-            Word. Otherwise fewer than B pairs are dropped.
+        shuffle: whether documents have a new order each epoch, as in One Billion Word. Otherwise
+            fewer than B pairs are dropped.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ def _read_segment(batch, k, store, read, cuts, rows, number):
 def read_pairs(
     batch: Batch, k: int, b: int, store: TokenStore, read: ReadTokens, start: int, stop: int
 ) -> None:
-    """Writes the pairs start ... stop - 1 to batch element b of segment k."""
+    """Writes pairs start ... stop - 1 to batch element b of segment k."""
     tokens = read(store.all_tokens, start, stop + 1)
     batch.inputs_KBT[k, b, : stop - start] = tokens[:-1]
     batch.targets_KBT[k, b, : stop - start] = tokens[1:]

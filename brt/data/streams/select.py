@@ -1,4 +1,4 @@
-"""Makes the streams of a configuration, for training and evaluation."""
+"""Makes streams for training and evaluation."""
 
 from brt.checks import check_choice
 from brt.data.mixture import MixedStore

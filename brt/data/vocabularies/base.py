@@ -1,4 +1,4 @@
-"""The base of all vocabularies, bytes, and SentencePiece models.
+"""Base of vocabularies, bytes, and SentencePiece models.
 
 All ids are scored, also those of unknown text. The BOS token `BEGIN` is outside every vocabulary
 and has its own embedding in a model.

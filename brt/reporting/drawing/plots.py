@@ -1,4 +1,4 @@
-"""Figures: their numbers as CSV, and drawn by Altair for the page and as PNG and SVG files."""
+"""Figures as CSV, in the page, and as PNG and SVG files, by Altair."""
 
 import io
 import textwrap

@@ -1,6 +1,5 @@
-"""Settings in which a run differs from the published number it is compared with.
-
-The settings of a published number are those of its paper, and otherwise brt's defaults.
+"""Settings that differ between a run and a published number; the latter's are those of its paper,
+otherwise brt's defaults.
 """
 
 from collections.abc import Collection

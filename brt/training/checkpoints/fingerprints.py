@@ -1,4 +1,4 @@
-"""Fingerprints of arrays, equal on any mesh, which reveal damage to a checkpoint."""
+"""Fingerprints of arrays, equal on any mesh, to detect damaged checkpoints."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Rules of checkpoints: when to write one, which to keep, which evaluation is the best."""
+"""Rules of checkpoints."""
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence

@@ -46,7 +46,7 @@ def adamw(
     clip_norm: Positive | None = None,
     clip_value: Positive | None = None,
 ) -> optax.GradientTransformation:
-    """Adam, with decoupled weight decay if `weight_decay` is not 0.
+    """Adam with decoupled weight decay.
 
     Args:
         b1, b2, eps: decays of the two moments; added to the root of the second.

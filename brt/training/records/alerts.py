@@ -1,4 +1,4 @@
-"""Alerts about a run, as warnings and as scalars `alert/*`."""
+"""Alerts about a run: warnings and scalars `alert/*`."""
 
 import math
 import re

@@ -25,7 +25,7 @@ _loaded = time.time()
 
 @contextlib.contextmanager
 def spent(cause: str) -> Iterator[None]:
-    """Counts the time of a block for a cause of `LOST`, unless a block around it has one."""
+    """Counts the time of a block for a cause of `LOST`, unless an outer block does."""
     begun = time.perf_counter()
     _running.append(cause)
     try:
@@ -37,7 +37,7 @@ def spent(cause: str) -> Iterator[None]:
 
 
 def process_began() -> float:
-    """Returns when this process began, in seconds since 1970; where unknown, when this loaded."""
+    """Returns the start of this process (or of this module), in seconds since 1970."""
     try:
         fields = Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
         since_boot = int(fields[19]) / os.sysconf("SC_CLK_TCK")
