@@ -158,7 +158,7 @@ def print_commands(missing: Sequence[SweepRun]) -> None:
 
 
 def check_entry(folder: Path, entry: SweepEntry) -> None:
-    """Refuses an entry whose config differs from the one it was trained with."""
+    """Refuses an entry whose config has changed since its training."""
     file = entry_file(folder, entry)
     if not file.exists() or not any((folder / RUNS).glob(f"{entry.trained_by}{SEED}*/config.gin")):
         return
@@ -206,7 +206,7 @@ def entry_file(folder: Path, entry: SweepEntry) -> Path:
 def write_tables(
     folder: Path, sweep: Sweep, runs: Sequence[SweepRun], step_times: Path
 ) -> list[Table]:
-    """Writes tables.md, tables.json and sweep.svg; returns the entries' and the papers' tables."""
+    """Writes tables.md, tables.json and sweep.svg; returns the tables."""
     times = read_step_times([str(step_times)] if step_times.exists() else [])
     opened = open_runs([run.workdir for run in runs])
     entries = entries_of(opened, sweep)

@@ -1,4 +1,4 @@
-"""Compares the logits of folders in brt and in transformers.
+"""Compares logits of folders in brt and transformers.
 
     python scripts/check_export.py models/gpt2-pooled [FOLDER ...] --python=other/venv/bin/python
 

@@ -56,7 +56,7 @@ def with_tolerance(name: str, error: Any) -> tuple[float, float]:
 
 
 def check(file: str, attention_form: str = "auto") -> bool:
-    """Prints one line for a file; returns whether all differences are within tolerance."""
+    """Prints a file's line; returns whether all differences are within tolerance."""
     if Path(file).suffix == ".json":
         found: Mapping[str, Any] = hub_tokenizers.errors(file)
     else:

@@ -151,7 +151,7 @@ def steps_done(folder: Path, name: str) -> int:
 
 
 def undisturbed(folder: Path) -> float:
-    """Runs to the end; returns the seconds until the first record."""
+    """Runs undisturbed; returns the seconds until the first record."""
     begun = time.monotonic()
     process = begin(folder, "whole")
     first = None

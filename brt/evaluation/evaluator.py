@@ -26,7 +26,7 @@ SHARED = ("scored_tokens", "tokens_per_word", "questions", "truncated")
 
 
 class Evaluator:
-    """Evaluates parameters on one split; of a mixture, on each corpus as well."""
+    """Evaluates parameters on one split, and on each corpus of a mixture."""
 
     def __init__(
         self, experiment: Experiment, store: TokenStore | MixedStore, mesh: jax.sharding.Mesh
@@ -54,7 +54,7 @@ class Evaluator:
 
     @classmethod
     def in_loop(cls, experiment: Experiment, mesh: jax.sharding.Mesh) -> "Evaluator | None":
-        """Returns the evaluator of a training run; None if `Trainer.eval_every` is 0."""
+        """Returns a training run's evaluator; None if `Trainer.eval_every` is 0."""
         if not experiment.trainer.eval_every:
             return None
         store = experiment.open_store(experiment.evaluation.split)

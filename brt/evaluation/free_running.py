@@ -131,7 +131,7 @@ class SampleDecoder:
     def read(
         self, params: Any, max_samples: int | None = None, label: str | None = None
     ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yields targets and predictions of samples, int32 (samples, S) each."""
+        """Yields targets and predictions, int32 (samples, S) each."""
         count = min(self.store.num_documents, max_samples or self.store.num_documents)
         progress = Progress(label or "", count, quiet=not label)
         try:
@@ -155,7 +155,7 @@ class SampleDecoder:
 def write(
     model: LanguageModel, tokens_BL: jax.Array, first: int, scored: int, segment_length: int
 ) -> jax.Array:
-    """Reads samples up to their scored part, which the model then writes token by token.
+    """Reads samples up to their scored part, and writes that token by token.
 
     Args:
         first, scored: position of the first scored token, 1 or more, and their number S.

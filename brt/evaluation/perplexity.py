@@ -1,7 +1,7 @@
 """Bits per token, byte and character, and perplexity, from a sum of nats.
 
-Figures per byte, character and word compare two models only if they predict the same text: a
-vocabulary may drop white space that the text still counts (`lost_white_space`).
+Figures per byte, character and word are comparable only for the same text: a vocabulary may drop
+white space that the text still counts (`lost_white_space`).
 
 Source: Block-Recurrent, appendix I.
 """

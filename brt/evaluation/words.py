@@ -1,4 +1,4 @@
-"""Words of a document, their tokens, and kinds of words.
+"""Words of a document, with tokens and kinds.
 
 Kinds are those of the paper's qualitative study, decided by rules:
 
@@ -93,10 +93,8 @@ class Words:
         return OTHER
 
     def is_recalled_opening(self, number: int) -> bool:
-        """Returns whether a word near the document's end repeats its title or author.
-
-        It is in the last tenth, and with the word before or after it, both with a capital, also in
-        the first 200 words.
+        """Returns whether a word in the document's last tenth repeats its title or author: with a
+        neighbour, both with a capital, it is also in the first 200 words.
         """
         if self.starts[number] < (1 - ENDING) * len(self.texts):
             return False
@@ -109,7 +107,7 @@ class Words:
         )
 
     def around(self, token: int) -> tuple[str, str, str]:
-        """Returns up to 100 characters before a token, its text, and as many after it."""
+        """Returns up to 100 characters before a token, its text, and up to 100 after it."""
         end = int(self._ends_T[token])
         begin = end - len(self.texts[token])
         return (

@@ -1,4 +1,4 @@
-"""Reads, scores and writes documents with a model and its memory.
+"""Reads, scores and writes documents.
 
 generator = Generator(experiment.bind(params), experiment.trainer.corpus.vocabulary)
 memory = generator.read(["Call me Ishmael."])
@@ -148,7 +148,7 @@ class Generator:
         memory: Memory | None = None,
         label: str | None = None,
     ) -> Memory:
-        """Reads files, (title, content) each, with a part of their tokens in memory at a time."""
+        """Reads files, (title, content) each, part by part."""
         memory = self.begin(len(files)) if memory is None else memory
         streams = [self._encoded(data, title) for title, data in files]
         rests = [np.zeros(0, np.int32) for _ in files]

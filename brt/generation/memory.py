@@ -38,5 +38,5 @@ def fresh_memory(model: LanguageModel, rows: int) -> Memory:
 
 
 def take_rows(memory: Memory, rows: Sequence[int] | np.ndarray) -> Memory:
-    """Returns the memories of these documents, in this order; a repeated one is forked."""
+    """Returns the memories of these documents, in this order; repetitions fork."""
     return jax.tree.map(lambda x: x[jnp.asarray(rows)], memory)

@@ -1,7 +1,7 @@
 """A document's memory as a file: safetensors, with a description in JSON in its header.
 
-It contains the decoding form of the caches, so its size does not depend on the document's length.
-It fits only the parameters and the vocabulary that it was made with.
+It contains the decoding form of the caches, of constant size, and fits only the parameters and the
+vocabulary it was made with.
 """
 
 import dataclasses
@@ -44,7 +44,7 @@ WITHOUT_EFFECT = ("dropout", "remat", "remat_blocks")
 
 
 def model_fingerprint(model: nnx.Module) -> str:
-    """Returns the sha256, in hex, of all that a model's caches depend on."""
+    """Returns the sha256, in hex, of everything that determines a model's caches."""
     digest = hashlib.sha256()
     for path, module in nnx.iter_modules(model):
         attributes = vars(module)
@@ -63,7 +63,7 @@ def model_fingerprint(model: nnx.Module) -> str:
 
 
 def save(path: str, memory: Memory, fingerprint: str, vocabulary: Vocabulary) -> None:
-    """Writes the memory of one document; an existing file is replaced when all is written.
+    """Writes the memory of one document; replaces a file once complete.
 
     Args:
         fingerprint: the `model_fingerprint` of its model.

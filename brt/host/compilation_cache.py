@@ -86,7 +86,7 @@ _in_use: list[CompilationCache] = []
 
 
 def begin(folder: str | None = None) -> None:
-    """Keeps what this process compiles, until `end`; warns of a folder that cannot be used.
+    """Caches compiled programs until `end`; warns of an unusable folder.
 
     folder: "" for none; None for ~/.cache/brt/compiled, or JAX's own JAX_COMPILATION_CACHE_DIR.
     """

@@ -1,4 +1,4 @@
-"""The processes of one run: they start only if they were started alike, and they end together.
+"""The processes of one run, which start with equal settings and end together.
 
 JAX's coordination service watches them: if one is killed or hangs, it ends the others after
 `HEARTBEAT_TIMEOUT`; a collective that fails earlier ends them at once.
@@ -47,7 +47,7 @@ def is_one_of_several() -> bool:
 
 
 def is_failed_collective(error: Exception) -> bool:
-    """Returns whether an error means that other processes cannot be reached, by its status.
+    """Returns whether an error's status means that other processes are unreachable.
 
     JAX raises it as JaxRuntimeError where a step is run, and as ValueError where an array is read.
     """

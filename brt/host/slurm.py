@@ -1,4 +1,4 @@
-"""The GPUs of a process that Slurm started, as its environment names them."""
+"""The GPUs of a process in a Slurm step."""
 
 import itertools
 import re

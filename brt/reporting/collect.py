@@ -73,7 +73,7 @@ class Group(NamedTuple):
 
     @property
     def label(self) -> str:
-        """Label in tables without a row for the group: `Slide:5L (5 layers, d 128)`."""
+        """Label where a table has no row for the group: `Slide:5L (5 layers, d 128)`."""
         label = " + ".join([self.position.system, *self.position.memories])
         label += f" ({self.dimensions})"
         if self.position.task:

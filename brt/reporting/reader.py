@@ -1,4 +1,4 @@
-"""Documents for the page's reader: text, losses, and distance to the word's last occurrence.
+"""Documents for the page's reader: text, losses, distances to words' last occurrences.
 
 Tokens that a task does not score have a loss of 0.
 """
@@ -22,7 +22,7 @@ NO_WORD = 2**32 - 1
 def reader_documents(
     runs: list[Run], chosen: list[int] | None = None, most_tokens: int = 150_000
 ) -> tuple[list[dict], list[str]]:
-    """Returns documents with their recordings, and sentences on what was left out."""
+    """Returns documents with recordings, and sentences on omissions."""
     opened, problems = _open(runs)
     if not opened:
         return [], problems

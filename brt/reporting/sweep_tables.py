@@ -119,7 +119,7 @@ def _minutes(entry: Entry) -> Cell:
 
 
 def with_interval(values: Sequence[float], sign: str = "") -> str:
-    """Returns `2.341 ± 0.012`: a mean and half of its 95 % interval; the value of a single one."""
+    """Returns `2.341 ± 0.012`: a mean and half of its 95 % interval; or a single value."""
     if len(values) < 2:
         return _signed(values[0], sign)
     mean, half = confidence_interval(values)
@@ -195,7 +195,7 @@ def one_number(labels: Sequence[str]) -> tuple[str, list[float]]:
 
 
 def cards(runs: Sequence[Run], with_figures: bool = True) -> list[tuple[str, Any]]:
-    """Returns cards of runs: the main number with the state kept and cleared, generated text."""
+    """Returns cards of runs: the main number with and without the state, generated text."""
     found = [_card(run, with_figures) for run in runs[:MOST_CARDS]]
     shown = [card for card in found if card["figures"] or card["sample"]]
     return [("cards", shown)] if shown else []

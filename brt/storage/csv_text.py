@@ -1,4 +1,4 @@
-"""CSV text that spreadsheets show and do not execute."""
+"""CSV text that spreadsheets do not execute."""
 
 import csv
 import io

@@ -1,7 +1,4 @@
-"""Files that are read in parts.
-
-A memory map would end the process by SIGBUS if another process truncated the file.
-"""
+"""Files read in parts, not by memory maps: a truncated file would end the process by SIGBUS."""
 
 import os
 import weakref
@@ -71,7 +68,7 @@ class FileBytes:
 
 
 class RemoteBytes:
-    """The bytes of an object of a bucket, as `FileBytes`; each slice is a request."""
+    """As `FileBytes`, of a bucket's object; each slice is a request."""
 
     def __init__(self, path: RemotePath, advice: str):
         self.path = path

@@ -46,7 +46,7 @@ def _bucket(url: str) -> str:
 
 
 class StorageError(OSError):
-    """A bucket cannot be reached, read or written; the message names path and reason."""
+    """A bucket cannot be reached, read or written; the message has path and reason."""
 
 
 class RemotePath:
@@ -115,7 +115,7 @@ class RemotePath:
             return int(storage.size(self._url))
 
     def iterdir(self) -> Iterator["RemotePath"]:
-        """Yields the content of the folder, sorted; nothing if it does not exist."""
+        """Yields the folder's content, sorted; nothing if it is missing."""
         try:
             with _storage(self, "listed") as storage:
                 paths = storage.ls(self._url, detail=False)
@@ -132,9 +132,8 @@ class RemotePath:
         return [self / name for name in sorted(inside)]
 
     def stamps(self) -> dict[str, tuple[int, int]]:
-        """Returns size and version of each object in the folder, by its name.
-
-        For a path with `*`, of all matches by their paths. New content has a new version.
+        """Returns size and version of each object in the folder, by name; for a path with `*`, of
+        all matches by path. New content has a new version.
         """
         with _storage(self, "listed") as storage:
             if "*" in self._url:
@@ -228,7 +227,7 @@ def absolute(path: str | os.PathLike) -> str:
 
 
 def folder_of(text: str) -> str:
-    """Returns the path of a folder that a flag names, with `~` and `file://` resolved."""
+    """Returns a folder's path, with `~` and `file://` resolved."""
     if not is_remote(text):
         path = os.path.expanduser(text)
         if path.startswith("~"):
@@ -254,7 +253,7 @@ def is_remote_file(path: str) -> bool:
 
 @contextmanager
 def on_disk(path: str | os.PathLike) -> Iterator[str]:
-    """Yields the path of a local file, or of a temporary copy of a remote one."""
+    """Yields a local path: of the file, or of a temporary copy of a remote one."""
     if not is_remote(path):
         yield os.fspath(path)
         return
@@ -280,14 +279,14 @@ def download(source: RemotePath, folder: Path) -> None:
 
 
 def move(folder: RemotePath, target: RemotePath, first: str | None = None) -> None:
-    """Copies all objects below a remote folder, then removes them; `first` as of `remove`."""
+    """Moves all objects below a remote folder; `first` as of `remove`."""
     for file in folder.files():
         file.copy_to(target / file.relative_to(folder))
     remove(folder, first)
 
 
 def remove(folder: RemotePath, first: str | None = None) -> None:
-    """Removes all objects below a remote folder, those named `first` before the others."""
+    """Removes all objects below a remote folder, those named `first` first."""
     for file in sorted(folder.files(), key=lambda path: path.name != first):
         file.unlink(missing_ok=True)
 

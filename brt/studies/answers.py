@@ -80,7 +80,7 @@ class AnswerAccuracy(Study):
 
 
 def accuracies(result: list[Scored]) -> Content:
-    """Returns shares of right answers by each property, and heat maps."""
+    """Returns shares of right answers, and heat maps."""
     states = list(result[0].right)
     numbers: dict[str, float] = {"answers": len(result)}
     for state in states:

@@ -1,6 +1,4 @@
-"""Compares the losses of two recordings token by token, and lists the largest differences.
-
-The recordings are of two models, or of one model with its state kept and ablated.
+"""Compares two recordings token by token: of two models, or of one with its state kept and ablated.
 
 Source: Block-Recurrent, section 4.6 and appendix G.
 """

@@ -50,7 +50,7 @@ OWN_RULE = (
 @configurable
 @dataclass(eq=False)
 class MemoryUse(Study):
-    """Whether the memory is used, and whether it must be that of this document.
+    """Whether the memory is used, and whether another document's would do.
 
     Args:
         segments: of each batch element for gates, shares and gradients.

@@ -1,4 +1,4 @@
-"""Names of the entries of a sweep: of their files, and short ones for tables and figures."""
+"""Names of a sweep's entries: of files, and short labels."""
 
 import hashlib
 import re

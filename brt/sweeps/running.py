@@ -1,4 +1,4 @@
-"""Runs of a sweep: processes that train and evaluate, several at once, over the GPUs."""
+"""Runs of a sweep: concurrent processes that train and evaluate."""
 
 import contextlib
 import itertools

@@ -37,7 +37,7 @@ def parse_steps(text: str) -> ProfiledSteps:
 
 
 class Profiler:
-    """Traces steps of a run, with nothing in flight on the devices before and after.
+    """Traces steps of a run, with idle devices before and after.
 
     folder: TensorBoard's. start: steps that are done already. end: the last step of the run.
     """

@@ -60,7 +60,7 @@ def slice_grid(shape: Sequence[int], count: int, slices: int) -> np.ndarray:
 
 
 def asked_mesh(shape: Sequence[int], devices: str | None) -> jax.sharding.Mesh:
-    """Returns the mesh of all devices, or refuses another number.
+    """Returns the mesh of all devices; refuses another number.
 
     devices: their number, N or NODESxN, of `brt.train --devices`; None: not named.
     """
@@ -125,7 +125,7 @@ def divisible_rows(mesh: jax.sharding.Mesh, rows: int) -> int:
 
 
 def check_divisible(mesh: AnyMesh, rows: int, model_sizes: dict[str, int]) -> None:
-    """Refuses meshes that would leave devices idle or with copies.
+    """Refuses meshes with idle or duplicate devices.
 
     rows: batch elements of a microbatch. model_sizes: by binding, sizes that the model axis must
     divide.

@@ -25,7 +25,7 @@ LOOK = "import brt, jax; print(jax.__version__, jax.default_backend(), jax.devic
 
 
 def install(shell: Any) -> None:
-    """Installs brt, prints the devices of JAX, and lets failing commands stop the notebook."""
+    """Installs brt and prints JAX's devices; failing commands stop the notebook."""
     stop_at_failures(shell)
     driver = driver_version()
     before = jax_packages()
@@ -87,7 +87,7 @@ def pip(*arguments: str) -> None:
 
 
 def look_at_devices(driver: int | None) -> None:
-    """Prints the devices of a new process; ends the notebook if JAX does not use the GPU."""
+    """Prints a new process's devices; ends the notebook if JAX does not use the GPU."""
     found = subprocess.run([sys.executable, "-c", LOOK], cwd=ROOT, capture_output=True, text=True)
     if found.returncode:
         print(found.stderr)

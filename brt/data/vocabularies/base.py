@@ -83,10 +83,8 @@ class Vocabulary(abc.ABC):
         """Returns the ids of a whole document, int32 (tokens,); `title` is for error messages."""
 
     def spans(self, text: str) -> tuple[np.ndarray, np.ndarray] | None:
-        """Returns the ids of a text and their positions; None if positions are unknown.
-
-        Returns:
-            int32 (tokens,), as `encode`; int64 (tokens, 2), first and last + 1 character of each.
+        """Returns the ids of a text, int32 (tokens,), and the first and last + 1 character of each,
+        int64 (tokens, 2); None if positions are unknown.
         """
         return None
 
@@ -244,11 +242,7 @@ def utf8_lines(data: bytes, title: str) -> Iterator[str]:
 
 
 def cut(data: bytes | FileBytes, after: bytes, size: int) -> Iterator[tuple[int, bytes]]:
-    """Cuts a text into parts of about `size` bytes that end with `after`.
-
-    Yields:
-        The first byte of each part, and the part.
-    """
+    """Yields start and bytes of parts of about `size` bytes that end with `after`."""
     start = 0
     while start < len(data):
         stop = data.find(after, min(start + size, len(data)) - len(after))

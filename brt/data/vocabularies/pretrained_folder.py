@@ -1,4 +1,4 @@
-"""The vocabulary of a pretrained model: the tokenizer in its Hub folder.
+"""A pretrained model's vocabulary: the tokenizer in its Hub folder.
 
 `tokenizers` (extra `text`) reads tokenizer.json, `sentencepiece` the models of T5, DeBERTa v2 and
 v3, and Llama. Other folders have to be converted once by transformers. No file outside the folder

@@ -1,4 +1,4 @@
-"""Measures a vocabulary on a text: sizes, ratios, and losses of a round trip."""
+"""Measures a vocabulary on a text."""
 
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple

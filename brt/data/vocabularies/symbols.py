@@ -1,4 +1,4 @@
-"""A vocabulary of symbols that are not text, for synthetic tasks."""
+"""A vocabulary of symbols, for synthetic tasks."""
 
 import hashlib
 import json

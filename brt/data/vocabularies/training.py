@@ -1,7 +1,4 @@
-"""Makes the file of a vocabulary from the documents of a source (`brt.prepare --train_vocabulary`).
-
-The result is deterministic.
-"""
+"""Makes a vocabulary's file from a source (`brt.prepare --train_vocabulary`); deterministic."""
 
 import abc
 import io

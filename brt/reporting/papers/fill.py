@@ -1,4 +1,4 @@
-"""Fills a paper's tables and figures with measured numbers."""
+"""Fills papers' tables and figures with measurements."""
 
 import math
 import re
@@ -246,7 +246,7 @@ def _series(plot, curve, groups) -> dict[str, list]:
 
 
 def frontier(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Returns the Pareto frontier of (cost, perplexity) points, by rising cost."""
+    """Returns the Pareto frontier of (cost, perplexity), by rising cost."""
     best: list[tuple[float, float]] = []
     for cost, perplexity in sorted(points):
         if not best or perplexity < best[-1][1]:

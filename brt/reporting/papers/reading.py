@@ -65,10 +65,7 @@ class Quantity(NamedTuple):
 
 
 class Paper(NamedTuple):
-    """A paper's tables and figures, in its own order, and its settings by group.
-
-    where: rule for the runs that may fill it.
-    """
+    """A paper's tables, figures and settings. where: rule for the runs that may fill it."""
 
     name: str
     title: str
@@ -91,7 +88,7 @@ def _reader(name):
 
 
 def fits(position: Any, *rules: dict[str, str] | None) -> bool:
-    """Returns whether a `PaperPosition` meets all rules; None is a rule that no run meets."""
+    """Returns whether a `PaperPosition` meets all rules; no run meets None."""
     return None not in rules and all(
         any(fnmatchcase(str(getattr(position, name)), one) for one in allowed.split("|"))
         for rule in rules

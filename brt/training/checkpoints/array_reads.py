@@ -45,7 +45,7 @@ def read_one_replica(handler: Any) -> None:
 
 
 async def _read_together(handler, infos, args):
-    """Returns the arrays, or raises in all processes if one cannot read its own."""
+    """Returns the arrays; raises in all processes if one fails."""
     arrays, error = [], None
     before = asyncio.all_tasks()
     try:

@@ -177,10 +177,10 @@ class Checkpoints:
     def restore_latest(
         self, abstract: TrainState, parts: Sequence[str] = TrainState._fields
     ) -> tuple[TrainState, dict] | None:
-        """Returns state and record of the newest valid checkpoint; None if there is none at all.
+        """Returns state and record of the newest valid checkpoint; None without checkpoints.
 
-        Damaged and misnamed ones are skipped with a warning; `CheckpointError` if none is valid, or
-        one is of another model or could not be read for a transient reason.
+        Skips damaged and misnamed ones with a warning. Raises `CheckpointError` if none is valid,
+        or one is of another model or has a transient error.
 
         abstract: shapes, types and shardings. parts: fields of the state to read; others are None.
         """
@@ -205,7 +205,7 @@ class Checkpoints:
     def restore(
         self, step: int, abstract: TrainState, parts: Sequence[str] = TrainState._fields
     ) -> tuple[TrainState, dict]:
-        """Returns state and record of one step, or raises a `CheckpointError`."""
+        """Returns state and record of a step; raises `CheckpointError`."""
         steps = self.steps()
         others = ", ".join(str(other) for other in steps if other != step) or "none"
         if step not in steps:
@@ -285,7 +285,7 @@ class Checkpoints:
         return held
 
     def _is_misnamed(self, step) -> bool:
-        """Returns, and notes, whether a folder does not hold the step of its name."""
+        """Returns, and notes, whether a folder's name has another step."""
         if step in self._skipped:
             return True
         try:

@@ -167,7 +167,7 @@ def named_arrays(params: Any) -> dict[str, Any]:
 
 
 def from_named_arrays(abstract: Any, arrays: Mapping[str, Any], folder: Any) -> Any:
-    """Returns arrays as a tree of parameters, with its dtypes and shardings."""
+    """Returns arrays as a tree of parameters with these dtypes and shardings."""
 
     def parameter(path, shape):
         name = _name(path)

@@ -1,4 +1,4 @@
-"""A running average of the parameters, used by evaluation and generation."""
+"""An average of the parameters for evaluation and generation."""
 
 from typing import Any, NamedTuple
 

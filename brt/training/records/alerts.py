@@ -27,7 +27,7 @@ class Alerts:
         self._raised: set[str] = set()
 
     def look(self, step: int, scalars: Mapping[str, float | str]) -> dict[str, float]:
-        """Returns the alerts of a report, `alert/NAME` to 1; warns of each new one."""
+        """Returns a report's alerts, `alert/NAME` to 1; warns of new ones."""
         alerts = {**self._not_finite(scalars), **self._slow(scalars), **self._dead(scalars)}
         for name, sentence in alerts.items():
             if name not in self._raised:

@@ -1,4 +1,4 @@
-"""Goodput: the share of a run's time in training steps, and the time lost to each cause."""
+"""Goodput: a run's time in training steps, and lost to each cause."""
 
 import contextlib
 import os

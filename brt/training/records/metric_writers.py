@@ -1,4 +1,4 @@
-"""Writers of a run's numbers besides metrics.jsonl and `EventFile`."""
+"""Further writers of a run's numbers."""
 
 import hashlib
 import os

@@ -80,7 +80,7 @@ class StepTimer:
         self._steps += 1
 
     def lap(self) -> tuple[float, float]:
-        """Returns seconds since the last lap and seconds a step, and starts again."""
+        """Returns seconds since the last lap and per step, and starts again."""
         now = time.perf_counter()
         elapsed, seconds = now - self._since, (now - self._since) / self._steps
         self._since = now

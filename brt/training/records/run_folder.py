@@ -107,11 +107,11 @@ class RunFolder:
             replace_text(path, text)
 
     def open_metrics(self, step: int, settings: Mapping[str, str] | None = None) -> str | None:
-        """Opens the records for writing after `step`, and drops those of later steps.
+        """Opens the records after `step`; drops later ones.
 
         settings: bindings of the run, for writers that show them.
 
-        Returns the file that earlier records were moved to if a run starts again, otherwise None.
+        Returns the file with the earlier records of a restarted run, or None.
         """
         if not self.writes:
             return None
@@ -224,7 +224,7 @@ class RunFolder:
 
 
 def check_run_folder(path: str | os.PathLike) -> None:
-    """Refuses links that lead out of a run folder before anything is read or written in it.
+    """Refuses links that lead out of a run folder.
 
     Checkpoints and metrics may be those of the run next to it, as scripts/ladder.py links them
     where one model is evaluated with several settings.
