@@ -240,7 +240,7 @@ def _refuse_empty_flags():
 
 
 def _open_missing_streams():
-    """Opens the null device for closed standard streams, whose numbers the next files would get."""
+    """Opens the null device for closed standard streams, else the next files get their numbers."""
     for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(descriptor)

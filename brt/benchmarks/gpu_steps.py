@@ -11,7 +11,7 @@ from brt.benchmarks.roofline import ATTENTION, TRITON, Kernel, Kernels
 from brt.training.records.metrics import compiled_bytes
 
 PRODUCTS = 0.70
-"""Share of the card's peak that matrix products reach."""
+"""Share of the card's peak in matrix products."""
 FUSED_ATTENTION = 0.18
 """Share that cuDNN's attention with a bias reaches: 2.7 ms of an H100 for a layer of 64 windows of
 512 and 8 heads of 128, forward and backward (brt.models.fast.cudnn_attention)."""
@@ -20,7 +20,7 @@ TRITON_ATTENTION = 0.30
 H100; by its instructions 0.9 to 1.2 ms.
 """
 BANDWIDTH = 0.85
-"""Share of the memory's bandwidth that kernels reach."""
+"""Share of the memory's bandwidth in kernels."""
 LAUNCH = 4e-6
 """Least seconds of a kernel, with the gap before the next one (assumed)."""
 

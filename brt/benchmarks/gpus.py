@@ -259,10 +259,8 @@ COMPILER_OPTIONS = {"xla_gpu_autotune_level": 0}
 
 
 def devices_of(gpus: Gpus) -> Sequence[Any]:
-    """Returns the devices of GPUs, and sets the environment that the plugin needs without one.
-
-    Raises:
-        ValueError: the plugin refuses them.
+    """Returns the devices of GPUs, and sets the plugin's environment. Raises ValueError if the
+    plugin refuses them.
     """
     check_compiler()
     os.environ |= {"JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1", "CUDA_VISIBLE_DEVICES": "-1"}

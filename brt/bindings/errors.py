@@ -1,4 +1,4 @@
-"""Errors of configs: name the mistake, and the nearest valid name or the remedy."""
+"""Errors of configs, with the nearest valid name or the remedy."""
 
 import contextlib
 import difflib
@@ -24,7 +24,7 @@ COMPLETED_BY = {
 
 
 class ConfigError(ValueError):
-    """A gin file or binding is wrong; the message names it and the remedy."""
+    """A gin file or binding is wrong."""
 
     def __init__(self, message: str):
         super().__init__("\n".join(shortened(x, LONGEST_LINE) for x in message.split("\n")))

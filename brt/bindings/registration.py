@@ -1,7 +1,4 @@
-"""Imports the modules that define the configurables of a config, so that gin knows them.
-
-The index from names to modules is read from the sources.
-"""
+"""Imports the modules that define a config's configurables. Their index is read from the sources."""
 
 import functools
 import importlib

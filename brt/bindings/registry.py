@@ -34,7 +34,7 @@ def bindable(entry):
 
 
 def declarations() -> dict[str, Any]:
-    """Returns annotations of the parameters that gin may bind, by names such as `Trainer.steps`."""
+    """Returns parameters' annotations by names such as `Trainer.steps`."""
     register_all()
     return {
         f"{owner}.{name}": declared

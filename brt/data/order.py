@@ -9,7 +9,5 @@ def permutation(count: int, *key: int) -> np.ndarray:
     The key is integers of 0 or more, the last above 0: NumPy ignores trailing zeros.
     """
     # Unlike NumPy's shuffles, raw bits do not depend on its version.
-    # =699
-    # Base classes of all sources.
     bits = np.random.Philox(np.random.SeedSequence(key)).random_raw(count)
     return np.argsort(bits, kind="stable")

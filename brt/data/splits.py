@@ -5,7 +5,7 @@ ALLOWED = re.compile(r"\w[\w\-.\[\]:%+()]*")
 
 
 def check_split(split: str, name: str = "The name of a split,") -> str:
-    """Returns the name of a split; `name` is the binding or flag, for the message."""
+    """Returns `split`; `name` is the binding or flag, for the message."""
     plain = isinstance(split, str) and ALLOWED.fullmatch(split) and ".." not in split
     if not plain or split.endswith(".partial"):
         raise ValueError(

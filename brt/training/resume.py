@@ -1,4 +1,4 @@
-"""Reads the records of a resumed run, and checks that it is the same run."""
+"""Checks and records of a resumed run."""
 
 import struct
 from collections.abc import Mapping

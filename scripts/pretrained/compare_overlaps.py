@@ -83,7 +83,7 @@ def spread(values: Sequence[float]) -> str:
 
 
 def difference(found: dict[str, dict[str, float]], beside: dict[str, dict[str, float]]) -> str:
-    """Returns by how much perplexities differ from others of the same seeds, as `spread`."""
+    """Returns the differences of perplexities of equal seeds, as `spread`."""
     pairs = [found[seed][PERPLEXITY] - beside[seed][PERPLEXITY] for seed in found if seed in beside]
     return spread(pairs) if pairs and found is not beside else ""
 

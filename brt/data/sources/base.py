@@ -1,4 +1,4 @@
-"""The base classes of all sources."""
+"""Base classes of all sources."""
 
 import abc
 import dataclasses

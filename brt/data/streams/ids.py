@@ -36,7 +36,7 @@ def check_ids(
 
 
 def check_store(store: TokenStore | MixedStore, small_alone: bool = False) -> None:
-    """Refuses a store with such an id; `small_alone` skips stores that are not read at once."""
+    """As `check_ids`, for a whole store; `small_alone` skips stores that are not read at once."""
     for part in store.stores if isinstance(store, MixedStore) else [store]:
         if small_alone and not part.is_small:
             continue

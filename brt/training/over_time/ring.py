@@ -132,9 +132,8 @@ def run_ring(
 
 
 class Vectors:
-    """Trees of several structures as vectors of one size, padded with zeros.
-
-    One exchange can then carry the cache of any layer. like: their shapes.
+    """Trees of several structures as zero-padded vectors of one size, so that one exchange carries
+    any layer's cache. like: their shapes.
     """
 
     def __init__(self, like: list[Any]):

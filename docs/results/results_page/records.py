@@ -173,7 +173,7 @@ fresh_early = partial(fresh, end=0.4)
 
 
 def in_training(run: Run, prefix: str = "") -> float | None:
-    """Returns the bits per token of the evaluation in training after the last step."""
+    """Returns the bits per token of training's last evaluation."""
     steps, values = run.series(f"eval/{prefix}bits_per_token")
     return values[-1] if steps and steps[-1] == run.settings["Trainer.steps"] else None
 
@@ -201,6 +201,6 @@ def pairs(entry: Entry, other: Entry) -> Iterator[tuple[Run, Run]]:
 
 
 def fastest_step(entry: Entry) -> float:
-    """Returns the seconds of a step in the fastest report of all runs; NaN without one."""
+    """Returns the seconds of a step in the fastest report of all runs, or NaN."""
     seconds = [value for run in entry.runs for value in run.series("perf/step_seconds")[1]]
     return min(seconds, default=math.nan)
