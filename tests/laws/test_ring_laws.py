@@ -26,16 +26,22 @@ ROWS, SEGMENTS = 4, 8
 SLOW = "rec_memorizing", "melodi", "armt"
 SCANNED = "gated_delta"
 AFFINE = [
-    *("gated_delta_layer", "kimi_delta"),
+    "gated_delta_layer",
     *(
         pytest.param(name, marks=pytest.mark.slow)
-        for name in ("kimi_delta_layer", "linear_attention_layer")
+        for name in ("kimi_delta", "kimi_delta_layer", "linear_attention_layer")
     ),
 ]
-NAMES = [
-    *("rec_two_layers", SCANNED, "txl_same_length", "lstm"),
-    *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW),
+CASES = [
+    *(("rec_two_layers", (2, 4)), (SCANNED, (2, 4)), ("txl_same_length", (1, 2)), ("lstm", (1, 2))),
+    *(pytest.param(name, (1, 2), marks=pytest.mark.slow) for name in SLOW),
+    *(
+        pytest.param(name, (1, devices), marks=pytest.mark.slow)
+        for name in ("rec_two_layers", SCANNED)
+        for devices in (2, 4, 8)
+    ),
 ]
+"""Fewer devices than layers, in several rounds, and more; and rows divided too."""
 
 
 def batches(name):
@@ -74,14 +80,10 @@ def close(found, expected):
     np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_devices_that_divide_time_compute_the_step_of_one(name):
-    """With fewer devices than layers, in several rounds, with more, and with rows divided too."""
-    shapes = ((1, 2), (1, 4), (1, 8), (2, 4)) if name in ("rec_two_layers", SCANNED) else ((1, 2),)
+@pytest.mark.parametrize(("name", "shape"), CASES)
+def test_devices_that_divide_time_compute_the_step_of_one(name, shape):
     with jax.enable_x64(True):
-        expected = two_steps(name, 1, 1)
-        for shape in shapes:
-            jax.tree.map(close, two_steps(name, *shape), expected)
+        jax.tree.map(close, two_steps(name, *shape), two_steps(name, 1, 1))
 
 
 @pytest.mark.parametrize("name", AFFINE)

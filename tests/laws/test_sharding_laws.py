@@ -38,7 +38,9 @@ EVERY_MESH = ("rec_lstm_dual", "feedback_fixed_skip")
 models."""
 RELATED = (
     *("rec_fixed_dual", "rec_fixed_single", "rec_sequential", "rec_memorizing"),
-    *("txl_adaptive", "txl_shaw", "rmt_rec"),
+    *("txl_adaptive", "txl_shaw", "rmt_rec", "rec_without_mlp", "qrnn_untied"),
+    *("gated_delta_layer", "kimi_delta", "linear_attention_layer", "own_gradient"),
+    *("cached_states_kimi", "cached_states_merged"),
     *("feedback_without_either", "associative_linear", "associative_delta", "melodi_short"),
 )
 """Parts of others, put together in another way: a mesh meets no array in them that it does not
@@ -183,6 +185,7 @@ def test_a_state_from_a_checkpoint_continues_undisturbed(store, name, mesh_shape
     jax.tree.map(np.testing.assert_array_equal, state, steps.state)
 
 
+@pytest.mark.slow
 def test_two_processes_train_as_one(tmp_path):
     path = write_config(
         tmp_path,

@@ -224,7 +224,7 @@ CASES = {
     "a window": (WINDOW, Heads(2, 128), of_window, (128, 2, 1, 0.0)),
     "a window with dropout": (WINDOW, Heads(2, 128), of_window, (128, 3, 2, 0.2)),
     "a window, two heads in the lanes": (WINDOW, Heads(4, 64), of_window, (128, 1, 3, 0.1)),
-    "a window without unit lengths": (KEYS, Heads(4, 32, False), of_window, (256, 2, 2, 0.1)),
+    "a window without unit lengths": (KEYS, Heads(4, 32, False), of_window, (256, 1, 1, 0.1)),
     "a window of wide heads": (WINDOW, Heads(2, 256), of_window, (128, 2, 2, 0.0)),
     "a window and its keys": (KEYS, Heads(4, 64), of_window, (128, 2, 2, 0.1)),
     "a window of several chunks": (KEYS, Heads(1, 128), of_window, (1024, 1, 2, 0.1)),

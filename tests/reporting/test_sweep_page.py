@@ -201,7 +201,7 @@ WIDTH = """<script>addEventListener("load", () => {
 });</script>"""
 
 
-@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("width", [390, pytest.param(1280, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("named", ["sweep", "runs"])
 def test_a_page_with_long_names_never_scrolls_sideways(tmp_path, width, named):
     runs, _, sweep = opened(a_sweep(tmp_path / "sweep"))

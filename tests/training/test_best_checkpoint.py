@@ -187,10 +187,10 @@ def test_a_killed_run_has_the_same_best(tiny, straight, tmp_path):
     ("owner", "place", "number"),
     [
         (LoopEvaluation, "_compare", 2),
-        (LoopEvaluation, "_compare", 3),
-        (TrainingRun, "_save", 2),
         (TrainingRun, "_save", 4),
-        (LoopEvaluation, "record_end", 1),
+        pytest.param(LoopEvaluation, "_compare", 3, marks=pytest.mark.slow),
+        pytest.param(TrainingRun, "_save", 2, marks=pytest.mark.slow),
+        pytest.param(LoopEvaluation, "record_end", 1, marks=pytest.mark.slow),
     ],
 )
 def test_a_run_killed_around_an_evaluation_ends_early_alike(

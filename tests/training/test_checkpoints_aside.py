@@ -27,6 +27,11 @@ from brt.training.checkpoints.checkpoint import CheckpointError, Checkpoints
 
 pytestmark = pytest.mark.usefixtures("collect_garbage")
 
+QUICK_DAMAGES = [
+    pytest.param(damage, id=damage.what, marks=() if number % 3 == 0 else pytest.mark.slow)
+    for number, damage in enumerate(DAMAGES)
+]
+
 
 def named_aside(folder):
     return sorted(path.name for path in (folder / "aside").iterdir())
@@ -43,7 +48,7 @@ def run_on(folder, *steps):
         return int(found.step), checkpoints.steps()
 
 
-@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.what)
+@pytest.mark.parametrize("damage", QUICK_DAMAGES)
 def test_a_damaged_checkpoint_is_skipped_and_never_deleted(tmp_path, damage, caplog):
     saved(tmp_path, 2, 4)
     damage.do(tmp_path / "4")

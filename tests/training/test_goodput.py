@@ -44,6 +44,7 @@ def test_causes_are_counted_once_and_the_rest_is_steps(monkeypatch, tmp_path):
     assert found["perf/goodput"] == pytest.approx(3 / 40)
 
 
+@pytest.mark.slow
 def test_a_killed_and_resumed_run_counts_repeated_work(tmp_path):
     path = write_config(
         tmp_path,

@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 
+import pytest
 from paths import ROOT
 from tiny_run import ended
 
@@ -14,6 +15,7 @@ DIVIDED = 2 * 4 * 64 * 4096
 """Bytes of the largest arrays, parameters and momentum, before compression."""
 
 
+@pytest.mark.slow
 def test_two_processes_restore_bit_for_bit_what_one_reads(tmp_path):
     with socket.socket() as free:
         free.bind(("localhost", 0))

@@ -56,15 +56,19 @@ class Tokenizer:
     named: Any = None
 
 
-def of_library(
-    plain: Any, named: Any, path: str, digest: str, special: dict[str, int], **rest: Any
-) -> Tokenizer:
-    highest = max(named.get_vocab(with_added_tokens=True).values(), default=-1)
+def highest_id(library_tokenizer: Any, path: str) -> int:
+    """Returns the highest id; a `ValueError` if it is above `LARGEST_ID` or there is none."""
+    highest = max(library_tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
     if not 0 <= highest <= LARGEST_ID:
         raise ValueError(
             f"{path} has no token, or one with an id above {LARGEST_ID:,}: copy the file again."
         )
+    return highest
 
+
+def of_library(
+    plain: Any, named: Any, path: str, digest: str, special: dict[str, int], **rest: Any
+) -> Tokenizer:
     def encode(text):
         return plain.encode_batch_fast([text], add_special_tokens=False)[0].ids
 
@@ -73,7 +77,8 @@ def of_library(
         return encoding.ids, encoding.offsets
 
     decode = functools.partial(named.decode, skip_special_tokens=False)
-    return Tokenizer(encode, spans, decode, highest + 1, digest, special, named=named, **rest)
+    size = highest_id(named, path) + 1
+    return Tokenizer(encode, spans, decode, size, digest, special, named=named, **rest)
 
 
 class TokenizerVocabulary(FileVocabulary):

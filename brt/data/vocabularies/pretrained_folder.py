@@ -21,7 +21,7 @@ from brt.data.vocabularies.base import (
     read_vocabulary_file,
     sentencepiece_model,
 )
-from brt.data.vocabularies.pretrained import Tokenizer, TokenizerVocabulary, of_library
+from brt.data.vocabularies.pretrained import Tokenizer, TokenizerVocabulary, highest_id, of_library
 from brt.storage.json_files import Fields, parse_json
 
 BINDING = "PretrainedFolderVocabulary.folder"
@@ -89,6 +89,7 @@ class PretrainedFolderVocabulary(TokenizerVocabulary):
 
 def _of_json(data: bytes, path: str) -> Tokenizer:
     named = _built(data.decode("utf-8", "replace"), path)
+    highest_id(named, path)  # `to_str` lists all ids below it
     keys = json.loads(data)
     for token in keys.get("added_tokens") or []:
         if named.token_to_id(token["content"]) != token["id"]:

@@ -113,10 +113,10 @@ def mixed(store):
 @pytest.mark.parametrize(
     "make",
     [
-        lambda store, rows: DocumentStream(store, rows, 16, seed=3),
-        lambda store, rows: MixtureStream(mixed(store), rows, 16, seed=3),
-        lambda store, rows: DocumentPass(store, rows, 16),
-        lambda store, rows: DocumentPass(mixed(store), rows, 16),
+        pytest.param(lambda store, *of: DocumentStream(store, *of, seed=3), marks=pytest.mark.slow),
+        lambda store, *of: MixtureStream(mixed(store), *of, seed=3),
+        pytest.param(DocumentPass, marks=pytest.mark.slow),
+        lambda store, *of: DocumentPass(mixed(store), *of),
     ],
     ids=["documents", "mixture", "evaluation", "evaluation of a mixture"],
 )
@@ -125,7 +125,7 @@ def test_each_of_16_hosts_copies_the_files_of_its_rows_alone(large, tmp_path, ma
     steps = DocumentStream(large, hosts * rows, 16, seed=3).row_segments_B.max()
     for host in range(hosts):
         store_cache.use(str(tmp_path / f"host {host}"))
-        stream = make(TokenStore(large.folder), hosts * rows)
+        stream = make(TokenStore(large.folder), hosts * rows, 16)
         assert not tokens_in(tmp_path / f"host {host}")
         own = range(host * rows, (host + 1) * rows)
         for step in range(getattr(stream, "num_steps", steps)):
@@ -135,7 +135,7 @@ def test_each_of_16_hosts_copies_the_files_of_its_rows_alone(large, tmp_path, ma
     shards = len(large.manifest["shards"])
     assert sum(map(len, copied)) == len(set().union(*copied)) == shards
     assert max(map(len, copied)) <= 2 * shards / hosts
-    stream = make(large, hosts * rows)
+    stream = make(large, hosts * rows, 16)
     for (host, step), batch in read.items():
         assert same(batch, stream.batch(step, host * rows, rows))
 
