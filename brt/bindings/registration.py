@@ -1,4 +1,4 @@
-"""Imports the modules that define a config's configurables. Their index is read from the sources."""
+"""Imports the modules that define a config's configurables, by an index read from the sources."""
 
 import functools
 import importlib
