@@ -1,6 +1,6 @@
 """Makes recordings (`brt.evaluation.recording`).
 
-A document is done once all of it is on disk, so an interrupted recording continues after it.
+A document is done once all of it is on disk, so an interrupted recording keeps it.
 """
 
 import hashlib

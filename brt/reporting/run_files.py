@@ -62,7 +62,7 @@ EXCERPT = Fields(
     },
 )
 OLD_SUMMARY = "verdict"
-""""summary" in files of older runs."""
+"""The key of "summary" in files of older runs."""
 STUDY = Fields(
     {},
     {

@@ -22,7 +22,7 @@ from brt.evaluation.recorded_run import RecordedRun
 from brt.storage.paths import is_remote
 
 Content = dict[str, Any]
-""""numbers", "series", "summary", and more of some studies."""
+"""A study's file: "numbers", "series", "summary", and more of some studies."""
 Runs = Mapping[str, RecordedRun]
 LN2 = math.log(2)
 

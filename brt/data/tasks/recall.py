@@ -102,8 +102,7 @@ class RecallTask(DrawnTask):
         # Leaves room for the longest distance.
         last = len(free) - self.max_distance - 2
         # A triple blocks at most 5 positions, as do its counterpart and, shifted by the distance,
-        # both:
-        # 20 per fact. The document is long enough for one more.
+        # both: 20 per fact. The document is long enough for one more.
         return 2 + int(random.choice(np.flatnonzero(ends[:last] & ends[distance:][:last])))
 
 

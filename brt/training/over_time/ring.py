@@ -81,9 +81,8 @@ def run_ring(
         return x, cache
 
     branches = [*map(branch, range(len(groups))), idle]
-    # Otherwise the backward pass stores copies of the parameters, and zeros for the residuals of
-    # the
-    # other branches, at every time.
+    # Otherwise the backward pass stores, at every time, copies of the parameters, and zeros for
+    # the residuals of the other branches.
     run = jax.checkpoint(lambda number, *arrays: jax.lax.switch(number, branches, *arrays))
     empty_nX = jnp.stack([*map(cache_of.pack, model.init_caches(x_RBTD.shape[1]))])
 

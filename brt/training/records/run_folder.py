@@ -190,7 +190,7 @@ class RunFolder:
             writer.write(record["step"], numbers)
 
     def sync(self) -> None:
-        """Waits until the records are on disk, so that none is behind a checkpoint."""
+        """Waits until the records are on disk, so that no checkpoint is ahead."""
         if self._metrics is not None:
             self._check_lock()
             self._metrics.sync()
