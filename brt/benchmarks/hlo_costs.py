@@ -279,7 +279,7 @@ def axes_of(groups: Sequence[Sequence[int]], mesh: Mapping[str, int]) -> tuple[s
 
 
 def across_slices(costs: Iterable[Collective], slices: Sequence[int]) -> dict[str, dict[str, int]]:
-    """Returns {kind: {"count", "runs", "bytes"}} of collectives whose groups are in several slices.
+    """Returns {kind: {"count", "runs", "bytes"}} of collectives across slices.
 
     slices: the slice or node of each device, in the order of the mesh.
     """

@@ -1,7 +1,7 @@
 """Compiles programs with cuDNN's attention for a card on a machine without cuDNN.
 
-JAX asks cuDNN's version and the GPU of this machine while it traces, although compiling needs
-neither, and has no public way to name another card.
+While tracing, JAX asks for cuDNN's version and this machine's GPU, although compiling needs
+neither; it has no public way to name another card.
 """
 
 import contextlib

@@ -1,7 +1,7 @@
 """Memory, time and collectives of a training step, compiled for absent TPUs or GPUs.
 
-Cycles of TPUs are libtpu's estimates, without waiting for other chips and for the host; the time of
-GPUs is a roofline (brt.benchmarks.gpu_steps).
+TPU cycles are libtpu's estimates, without waiting for other chips and the host; GPU time is a
+roofline (brt.benchmarks.gpu_steps).
 """
 
 import contextlib
@@ -62,9 +62,8 @@ def trace_step(experiment: Experiment, mesh: jax.sharding.Mesh) -> jax.stages.Tr
 
 
 def measure(experiment: Experiment, topology: Target) -> dict[str, Any]:
-    """Compiles the training step of an experiment for a slice, and its Pallas kernels alone.
-
-    Returns figures of one chip and one step, for JSON. A step that does not fit (`fits`) on TPUs
+    """Compiles an experiment's training step for a slice, and its Pallas kernels alone. Returns
+    figures of one chip and one step, for JSON. A step that does not fit (`fits`) on TPUs
     has only its `hbm_bytes`. `cycles_by_scope`, `cycles_by_part` and `kernel_cycles` add up to
     `cycles`. GPUs have the figures of `gpu_steps.step_figures`.
     """

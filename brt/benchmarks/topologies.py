@@ -199,7 +199,7 @@ def check_compiler(target: Target) -> None:
 
 
 def devices_of(topology: Target) -> Sequence[Any]:
-    """Returns the devices of slices or GPUs, and sets the environment that the compiler needs.
+    """Returns the devices of slices or GPUs, and sets the compiler's environment.
 
     The two cores of a v4 or v5p chip are one device, those of a v2 or v3 chip are two.
     """

@@ -88,7 +88,7 @@ class SegmentReader:
     Args:
         rows, segment_length: B and T.
         entropy: also compute the entropy of the predictions.
-        answers: let the model, a `Reader`, answer after each segment.
+        answers: whether the model, a `Reader`, answers after each segment.
 
     Attributes:
         has_state: whether the model carries anything besides windows.

@@ -65,7 +65,7 @@ def record(
     documents: Sequence[int] | np.ndarray | None = None,
     label: str | None = None,
 ) -> Recording:
-    """Records documents that are not recorded yet; all processes of a run call it together.
+    """Records missing documents; all processes of a run call it together.
 
     Args:
         folder: of the recording; another recording there is replaced.

@@ -1,4 +1,4 @@
-"""A document's memory as a file: safetensors, with a description in JSON in its header.
+"""A document's memory as a safetensors file, with a JSON description in its header.
 
 It contains the decoding form of the caches, of constant size, and fits only the parameters and the
 vocabulary it was made with.

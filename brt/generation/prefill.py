@@ -1,4 +1,4 @@
-"""Reading text into a memory at the speed of evaluation: by whole segments.
+"""Reads text into a memory by whole segments, as fast as evaluation.
 
 Caches move every P tokens from the start of a document, and tokens are cut there: up to the next
 multiple of P token by token; K segments at once; whole segments; whole multiples of P; and a last,

@@ -52,7 +52,7 @@ SIZES, CORPORA = read_rows("sizes"), read_rows("corpora")
 
 
 def flops_per_token(window: int, overlap: int = 0, layers: int = 12, width: int = 768) -> float:
-    """Returns the operations of a window's layers for each new token, as the papers count them.
+    """Returns the operations of a window's layers per new token, as the papers count them.
 
     The layers' matrices and the attention within a window, without logits and recurrence.
     Source: Adding Recurrence to Pretrained Transformers, Tables 1 and 2.

@@ -94,9 +94,8 @@ class Line(NamedTuple):
 
 
 def best_line(block_RC: np.ndarray) -> Line:
-    """Returns the line of a map's block (queries, keys) with most attention.
-
-    In a block that is not square it goes from corner to corner, with several keys in a row.
+    """Returns the line of a map's block (queries, keys) with most attention; from corner to corner
+    if the block is not square.
     """
     rows, columns = block_RC.shape
     lines = []

@@ -1,7 +1,6 @@
-"""Studies: questions about a run that `brt.evaluate --study=NAME` answers.
-
-A study is one file of this folder, named like the study, with one subclass of `Study`. Parameters
-of its constructor are gin bindings, as in `Reach.tokens`.
+"""Studies: questions about a run (`brt.evaluate --study=NAME`). A study is a file of this folder,
+named like the study, with one subclass of `Study`. Parameters of its constructor are gin bindings,
+as in `Reach.tokens`.
 """
 
 import abc

@@ -1,4 +1,4 @@
-"""Texts with classes: any file of JSON records, and Hyperpartisan news.
+"""Texts with classes: JSON records, and Hyperpartisan news.
 
 Source: Kiesel et al. 2019, SemEval-2019 task 4, for the format and the labels of Hyperpartisan.
 """

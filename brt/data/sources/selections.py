@@ -98,9 +98,8 @@ class FirstDocuments(Transformed):
 @configurable
 @dataclass(eq=False)
 class FirstTokens(Transformed):
-    """The first tokens of every document of some splits.
-
-    The bytes of a document become the shortest beginning of the text with as many tokens.
+    """The first tokens of every document of some splits: the shortest beginning of the text with as
+    many tokens.
 
     Args:
         source: the inner source.

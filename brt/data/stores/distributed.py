@@ -179,7 +179,7 @@ def maker_of(setup: bytes) -> ShardMaker:
 def make_shard(maker: ShardMaker, data: bytes) -> dict | None:
     """Makes the shard of a `packed` run on a worker, unless it exists.
 
-    Returns its shard.json, or None if an error was noted; raises errors that a retry may solve.
+    Returns its shard.json; None for a noted error; raises errors that a retry may solve.
     """
     run: Run = pickle.loads(zlib.decompress(data))
     try:

@@ -1,7 +1,6 @@
-"""Divides the documents of a store into shards, and makes a shard.
-
-The end of a shard follows from its documents alone. Its key identifies source, vocabulary and
-documents, with sizes and times of their files, so a later preparation can reuse it.
+"""Divides documents into shards, and makes shards. A shard's end follows from its documents alone.
+Its key identifies source, vocabulary and documents, with sizes and times of files, for reuse by a
+later preparation.
 """
 
 import functools
