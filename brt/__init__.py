@@ -3,7 +3,7 @@
     import brt
     experiment, params, step = brt.load_run("runs/quickstart")
 
-The names of `__all__` are imported lazily.
+Names of `__all__` are imported lazily.
 """
 
 import importlib

@@ -14,7 +14,7 @@ def main() -> None:
     name = sys.argv[1] if len(sys.argv) > 1 else ""
     if name in COMMANDS:
         del sys.argv[1]
-        if not sys.flags.safe_path:  # as with `python -m`: modules of the current folder are found
+        if not sys.flags.safe_path:  # as with `python -m`: finds modules of the current folder
             sys.path.insert(0, os.getcwd())
         runpy.run_module(f"brt.{name}", run_name="__main__", alter_sys=True)
         return

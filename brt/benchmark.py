@@ -16,13 +16,13 @@
 
     python -m brt.benchmark --scaling=FOLDER
 
-The forms time training steps; reading a token store; generation at two positions of a long
-document; evaluation with a memory and with a window for every token. The last four run no step:
-they find the longest segments whose training step fits a memory budget, compile the step for a
-slice of TPUs with libtpu, read the newest trace that `brt.train --profile` wrote, and estimate the
-collectives of three model sizes on seven clusters (hours, continued if interrupted).
+The first four forms time training steps, reading a token store, generation at two positions of a
+long document, and evaluation with a memory and with a window for every token. The last four run no
+step: they find the longest segments whose step fits a memory budget, compile the step for TPUs with
+libtpu, read the newest trace of `brt.train --profile`, and estimate the collectives of three model
+sizes on seven clusters (hours; resumable).
 
-Configs take one step in turn; compare the ratios to the baseline, the first config unless named.
+Configs alternate step by step; compare the ratios to the baseline, the first config unless named.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Types and ranges of settings: declared in annotations, checked by pydantic in every call.
+"""Types and ranges of settings: annotations, checked by pydantic in every call.
 
     @configurable
     def adamw(learning_rate, b1: Share = 0.9, clip_norm: Positive | None = None): ...
@@ -37,11 +37,11 @@ from pydantic_core.core_schema import no_info_after_validator_function
 Made = TypeVar("Made")
 
 SMALLEST, LARGEST = 2.0**-126, 2.0**127
-"""Numbers between them are neither 0 nor infinite in float32."""
+"""The normal float32 range: beyond it numbers become 0 or infinite."""
 BELOW_1 = 1 - 2.0**-24
-"""The largest number that is not 1 in float32."""
+"""The largest float32 below 1."""
 MOST = 2**31 - 1
-"""The largest size or number of steps: both are int32 on the devices."""
+"""The largest size or number of steps: int32 on the devices."""
 SHOWN = 300
 
 
@@ -83,26 +83,26 @@ Share = Annotated[float, Range("a number from 0 to below 1 (in float32)", 0, BEL
 Factor = Annotated[float, Range("a number above 0 and below 1 (in float32)", SMALLEST, BELOW_1)]
 Part = Annotated[float, Range("a number from 0 to 1", 0, 1)]
 WholeNumber = Annotated[float, Range(f"a whole number from 0 to {MOST:,}", 0, MOST, multiple_of=1)]
-"""Whole, and written with or without a point: 1000, 1e3."""
+"""Written with or without a point: 1000, 1e3."""
 Count = Annotated[int, _count(1)]
 CountFrom0 = Annotated[int, _count(0)]
 CountFrom2 = Annotated[int, _count(2)]
 Symbols = Annotated[int, _count(1, 2**20)]
 Seed = Annotated[int, _count(0, 2**32 - 1)]
 Index = Annotated[int, _count(-MOST)]
-"""A layer, counted from the last one where it is negative."""
+"""A layer; negative from the last one."""
 Many = Annotated[int, Range("a whole number, 1 or above", 1, 2**63 - 1)]
 ManyFrom0 = Annotated[int, Range("a whole number, 0 or above", 0, 2**63 - 1)]
-"""Numbers that may be above `MOST`: tokens of a corpus."""
+"""Numbers that may exceed `MOST`, such as tokens of a corpus."""
 Devices = Annotated[int, Range("a number of devices, or -1 for the remaining ones", -1, MOST)]
 Text = InstanceOf[str]
-"""Also one that is not UTF-8, which pydantic's own strings are."""
+"""Unlike pydantic's own strings, may be invalid UTF-8."""
 NOT_EMPTY = Rule("a string that is not empty", lambda text: bool(text.strip()) and "\0" not in text)
 Name = Annotated[Text, NOT_EMPTY]
 """A path or a name."""
 
 PLAIN = (bool, int, float, complex, str, bytes, tuple, list, set, dict, type(None))
-"""Types of the values that can be written in a gin file."""
+"""Types of values that gin files can contain."""
 BY_REFERENCE = ", which a reference gives: @NAME()"
 BY_NAME = ", by reference, as @NAME"
 STRICT = ConfigDict(strict=True)
@@ -184,7 +184,7 @@ def with_signature(made: Any) -> Any:
 
 
 class _NoSettings:
-    """A class whose `__init__` replaces `object`'s, which for gin takes any argument."""
+    """For gin, `object.__init__` takes any argument; this one takes none."""
 
     def __init__(self) -> None:
         pass
@@ -202,7 +202,7 @@ class _Required:
 def _readable(function, name):
     signature = inspect.signature(function)
     hints: dict[str, Any] = {}
-    with contextlib.suppress(NameError):  # of an annotation that is only a text
+    with contextlib.suppress(NameError):  # an annotation that is only a text
         hints = typing.get_type_hints(function)  # without what `Annotated` adds: `int` of `Count`
     shown = [
         parameter.replace(
@@ -286,7 +286,7 @@ def allows(declared: Any, value: Any) -> bool:
     """
     try:
         adapter(declared).validate_python(_without_numpy(value))
-    except (ValidationError, OverflowError):  # the latter of an int that is no float
+    except (ValidationError, OverflowError):  # the latter for an int too large for a float
         return False
     return True
 
@@ -303,7 +303,7 @@ def adapter(declared: Any) -> TypeAdapter:
 
 
 def form(declared):
-    """Returns an annotation for pydantic, that allows references and `UNKNOWN` too."""
+    """Returns an annotation for pydantic that also allows references and `UNKNOWN`."""
     if declared is inspect.Parameter.empty:
         return Any
     later = Annotated[Any, AfterValidator(functools.partial(_given_later, declared))]
@@ -365,7 +365,7 @@ def _made(declared, value):
 
 
 def makes(value: Any, expected: Any) -> bool:
-    """Returns whether a value can be called, and makes an `expected` as far as that is known."""
+    """Returns whether a value is callable and, as far as is known, returns an `expected`."""
     return callable(value) and _is_subclass(_result_class(value), expected)
 
 
@@ -383,12 +383,12 @@ def _is_subclass(cls, expected):
         return True
     try:
         return issubclass(cls, expected)
-    except TypeError:  # a protocol with attributes cannot tell of a class
+    except TypeError:  # protocols with attributes do not support issubclass
         return True
 
 
 def stands_alone(declared: Any, value: Any) -> bool:
-    """Returns whether a value counts as a tuple of one: `9` for `(9,)` of `tuple[int, ...]`."""
+    """Returns whether a value stands alone for a tuple: `9` for `(9,)` of `tuple[int, ...]`."""
     rows = (typing.get_args(one)[-1:] == (...,) for one in (declared, *typing.get_args(declared)))
     return any(rows) and not allows(declared, value) and allows(declared, (value,))
 

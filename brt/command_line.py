@@ -98,7 +98,7 @@ def define_step() -> None:
 
 
 EXPLAINED = (config.ConfigError, CheckpointError, MissingExtra, OSError, ValueError)
-"""Errors whose message is written for users."""
+"""Errors whose messages are written for users."""
 
 PACKAGE = os.path.dirname(__file__) + os.sep
 LIBRARIES = (
@@ -108,7 +108,7 @@ LIBRARIES = (
 )
 
 MAY_BE_EMPTY = ("compilation_cache",)
-"""Text flags for which an empty value means something."""
+"""Text flags with a meaning of empty values."""
 
 INTERRUPTED = 130
 """Exit status after Ctrl-C."""
@@ -127,7 +127,7 @@ def terminable(advice: str) -> Iterator[None]:
     def end(number, frame):
         raise Terminated(f"Asked to end: {advice}")
 
-    # Handlers exist in the main thread only. In one of several processes SIGTERM is JAX's, whose
+    # Handlers exist in the main thread only. With several processes JAX handles SIGTERM, and its
     # handler could not be restored; the first step after this obeys it.
     elsewhere = threading.current_thread() is not threading.main_thread()
     if elsewhere or processes.is_one_of_several():
@@ -148,8 +148,7 @@ class _Sentences(Formatter):
 
 def run(main: Callable[..., Any], takes_arguments: bool = False) -> None:
     """Runs `main()` after parsing flags; `EXPLAINED` errors end in their message and status 1.
-
-    takes_arguments: pass it the words that are not flags, instead of refusing them.
+    takes_arguments: pass on words that are not flags instead of refusing them.
     """
 
     def explained(argv):
@@ -204,7 +203,7 @@ def run(main: Callable[..., Any], takes_arguments: bool = False) -> None:
     if sys.stderr.isatty():  # logs need time and line
         logging.get_absl_handler().python_handler.setStream(sys.stderr)
         logging.get_absl_handler().setFormatter(_Sentences("%(message)s"))
-    # Orbax logs whole tracebacks from its threads; `Checkpoints` has a sentence.
+    # Orbax logs whole tracebacks from its threads; `Checkpoints` reports these errors.
     logging.get_absl_logger().addFilter(
         lambda record: "orbax" not in record.pathname or logging.level_debug()
     )
@@ -241,7 +240,7 @@ def _refuse_empty_flags():
 
 
 def _open_missing_streams():
-    """Opens the null device for closed streams, whose numbers the next files would get."""
+    """Opens the null device for closed standard streams, else the next files get their numbers."""
     for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(descriptor)
@@ -269,7 +268,7 @@ def _unwritten_output(error):
 
 
 def _discard_output():
-    # Python would write the rest again when it ends.
+    # Python would write the rest again at exit.
     sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     os.dup2(sys.stdout.fileno(), 1)
 
@@ -295,19 +294,19 @@ def _parsed(argv):
         try:
             return FLAGS(config.split_flags(argv))
         finally:
-            sys.stdout.flush()  # of --help
-    except (flags.Error, ValueError) as error:  # absl's own flags raise the latter
+            sys.stdout.flush()
+    except (flags.Error, ValueError) as error:  # absl's own flags raise ValueError
         say(f"Error: {error}")
         sys.exit(2)
     except BrokenPipeError:
         _discard_output()
         sys.exit(1)
-    except SystemExit:  # absl ends with 1 after --help
+    except SystemExit:  # absl exits with 1 after --help
         sys.exit(0)
 
 
 def start() -> None:
-    """Joins the other processes, if there are any, and reads the gin files and bindings."""
+    """Joins the other processes, if any, and reads the gin files and bindings."""
     if FLAGS.coordinator_address:
         processes.join(FLAGS.coordinator_address, FLAGS.num_processes, FLAGS.process_id)
     elif FLAGS.distributed:
@@ -331,7 +330,7 @@ def gin_flags() -> list[str]:
 
 
 def default_workdir(gin_files: Sequence[str]) -> str:
-    """Returns the run folder without --workdir: `runs/MODEL-DATA` of two gin files."""
+    """Returns the default run folder: `runs/MODEL-DATA` of two gin files."""
     names = [Path(name).stem for joined in gin_files for name in config.split_files(joined)]
     if FLAGS.text:
         names = [*names[1:], text_name(FLAGS.text)]
@@ -341,10 +340,10 @@ def default_workdir(gin_files: Sequence[str]) -> str:
 
 
 def malloc_remedy() -> str | None:
-    """Returns the path of scripts/malloc.sh if glibc frees a step's memory at every step.
+    """Returns the path of scripts/malloc.sh if glibc frees memory at every step.
 
-    None in notebooks, where nobody can change it before the kernel starts, and without a checkout.
-    docs/benchmarks/training.md has the measurement.
+    None in notebooks, where it cannot change, and without a checkout. Measured in
+    docs/benchmarks/training.md.
     """
     script = configs_root() / "scripts" / "malloc.sh"
     is_slow = (

@@ -1,7 +1,6 @@
 """Gin: parses and checks files and bindings.
 
-Unread bindings, unread macros and strings without quotes, which gin accepts or hardly explains, are
-errors here.
+Unlike gin, refuses unread bindings, unread macros and, with an explanation, unquoted strings.
 """
 
 import contextlib
@@ -75,7 +74,7 @@ def parse(
 def evaluate_macros(missing: int | None = None) -> None:
     """Binds macros to the values of calls, `vocabulary_size = @corpus_vocabulary_size()`.
 
-    A call that fails stays: it may need a file of another machine.
+    A call that fails stays, because its file may be on another machine.
 
     missing: the number of a call whose file is yet to be made.
     """

@@ -7,10 +7,10 @@
 
 Gin files and bindings override those of the run. Metrics are written to RUN/evaluation_SPLIT.json,
 those of a named step to RUN/evaluation_SPLIT_step_N.json, those of a --text to
-RUN/evaluation_own_text_NAME_SPLIT.json. With --record the loss of every token is kept, and an
-evaluation that was killed continues where it stopped. --study runs one of attention,
-attention_length, compare, continuations, memory_use, positions, reach, recl and topics instead;
-their settings are gin bindings, such as --gin.Reach.tokens=100000.
+RUN/evaluation_own_text_NAME_SPLIT.json. With --record the loss of every token is kept, and a killed
+evaluation continues. --study runs one of attention, attention_length, compare, continuations,
+memory_use, positions, reach, recl and topics instead; their settings are gin bindings, such as
+--gin.Reach.tokens=100000.
 """
 
 import math
@@ -54,10 +54,10 @@ flags.DEFINE_integer(
 )
 flags.DEFINE_integer("study_seed", 0, "Seed of everything that is drawn.", lower_bound=0)
 HUGE = 1e6
-"""Figures from here on are shown in scientific notation if they are not whole."""
+"""Larger figures are shown in scientific notation if they are not whole."""
 COUNTS = ("documents", "tokens", "words", "characters", "bytes")
 SAMPLE = 4096
-"""Tokens of the split that test the vocabulary's white space."""
+"""Tokens that test the vocabulary's white space."""
 
 
 def main() -> None:
@@ -113,7 +113,7 @@ def studied_run(
     experiment: Experiment | None = None,
     step: int | str | None = None,
 ) -> RecordedRun:
-    """Returns a run folder; the gin files and bindings of this command override its own.
+    """Returns a run folder; gin files and bindings of this command override its own.
 
     experiment: of the run, if it is built already; without it gin is bound again. step: as of
     `load_params`.
@@ -123,7 +123,7 @@ def studied_run(
     def rebuild(further: Sequence[str] = ()) -> Experiment:
         bindings = [*FLAGS.gin_bindings, *further]
         config.parse(files, bindings, FLAGS.gin_search_paths, FLAGS.allow_imports)
-        type(study)()  # reads its own bindings: unread ones are refused
+        type(study)()  # refuses unread bindings of the study
         return use_vocabulary(Experiment.from_gin(), workdir)
 
     experiment = experiment or rebuild()
@@ -192,7 +192,7 @@ def evaluate(
     if documents is None:
         text = f"own_text_{text_name(FLAGS.text)}_" if FLAGS.text else ""
         name = f"evaluation_{text}{split}" + ("" if is_usual else f"_step_{step}") + ".json"
-        given = [*FLAGS.gin_file[1:], *FLAGS.gin_bindings]  # after the run's own
+        given = [*FLAGS.gin_file[1:], *FLAGS.gin_bindings]
         figures = {"step": step, "split": split, **counts, **scalars}
         figures |= {"best_by": best_by} if best_by else {}
         figures |= {"caveat": caveat} if caveat else {}

@@ -3,7 +3,7 @@
     experiment = Experiment.from_gin()                  # after brt.config.parse(...)
     model = experiment.bind(experiment.init_params())   # or the params of load_run(folder)
 
-Building reads every binding that any mode of a run may use, so an unread one is a mistake.
+Building reads every binding that any mode of a run may use, so an unread one is an error.
 """
 
 import functools
@@ -45,7 +45,7 @@ UNLIKE_ANY = 7919
 
 
 class OneKey(nnx.Rngs):
-    """Gives all parameters the same key: shapes do not depend on it, and folding takes long."""
+    """Gives all parameters the same key: shapes do not depend on it, and folding is slow."""
 
     def params(self) -> jax.Array:
         return jax.random.key(0)
@@ -92,7 +92,7 @@ class Experiment:
 
     @classmethod
     def from_gin(cls) -> Self:
-        """Builds the experiment that gin is bound to, and refuses bindings that nothing reads."""
+        """Builds the experiment of the current gin bindings; refuses unread ones."""
         try:
             experiment = cls(Trainer())
             experiment.check()
@@ -200,7 +200,9 @@ class Experiment:
         check_divisible(mesh, rows, self.model.divided_sizes())
 
     def open_store(self, split: str) -> TokenStore | MixedStore:
-        """Returns the token store of a split, verified when read; its vocabulary fits the model."""
+        """Returns the token store of a split, verified when read; refuses a vocabulary that does
+        not fit.
+        """
         store = self.trainer.corpus.open(split)
         verify_when_read(store)
         size = store.manifest["vocabulary"]["size"]

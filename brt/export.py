@@ -2,10 +2,10 @@
 
 python -m brt.export --workdir=runs/quickstart --output=models/quickstart
 
-`python -m brt.generate --model=models/quickstart` reads it (`brt.model_folder`). The folder of a
-run on a pretrained backbone is one that plain transformers opens: the backbone and a reader's head
-under their names there, config.json, and the tokenizer's files. The parameters of a memory are in
-brt_memory.safetensors, and the run's config is brt_memory.gin; only brt reads these.
+`python -m brt.generate --model=models/quickstart` reads it (`brt.model_folder`). Transformers opens
+the folder of a run on a pretrained backbone: it has the backbone and a reader's head under their
+Hub names, config.json, and the tokenizer's files. Only brt reads the memory's parameters,
+brt_memory.safetensors, and the run's config, brt_memory.gin.
 """
 
 from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
@@ -36,7 +36,7 @@ command_line.define_step()
 flags.DEFINE_enum(
     "dtype", "float32", ["float32", "bfloat16", "float16"], "The type of the written parameters."
 )
-if "output" not in FLAGS:  # brt.report has one too, where both are imported
+if "output" not in FLAGS:  # brt.report has the flag, too
     flags.DEFINE_string(
         "output", None, "The folder to write; it must not exist, or be empty.", allow_override=True
     )

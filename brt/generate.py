@@ -55,7 +55,7 @@ flags.DEFINE_string("load_memory", None, "Go on from this memory, before any pro
 SHOWN = 2000
 """Last bytes of a prompt that --save_text keeps."""
 LONG = 2**20
-"""Bytes from which a text is read in parts, if its vocabulary allows."""
+"""Least bytes of a text that is read in parts, if its vocabulary allows."""
 
 
 def main() -> None:
@@ -84,7 +84,7 @@ def main() -> None:
         _check_vocabulary(experiment.trainer.corpus)
     generator = Generator.of_experiment(experiment, params, source)
     say(f"{source} at step {step:,}" if step or FLAGS.workdir else source)
-    # Everything is checked before anything long is read.
+    # Checks before anything long is read.
     checked(sampling, generator.vocabulary.size)
     documents: list[tuple[str, bytes | FileBytes]] = [*texts] or [("--prompt", b"")]
     by_parts = generator.vocabulary.cuts_after is not None
@@ -133,7 +133,7 @@ def write(
     """
     rows = len(memory.position_B)
     if rows == 1 and sys.stdout.isatty():
-        _draw("\033[2m")  # faint
+        _draw("\033[2m")
         print(_end(prompts[0]), end="", flush=True)
         _draw("\033[22m")
     else:

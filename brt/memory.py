@@ -1,4 +1,4 @@
-"""What a memory of one's own imports; docs/extending.md shows how one is written."""
+"""The imports of a custom memory; docs/extending.md shows how to write one."""
 
 from brt.checks import configurable
 from brt.models.block_recurrent.memory import (

@@ -1,4 +1,4 @@
-"""Trained models: read from a run folder, written as a folder in Hub format, and read again.
+"""Trained models: reads run folders; writes and reads folders in Hub format.
 
 A folder in the format of the Hugging Face Hub:
 
@@ -141,7 +141,7 @@ def write_model(
         "vocabulary": {"kind": kind, "file": file, "fingerprint": vocabulary.fingerprint},
     }
     settings = (as_path(workdir) / GIN).read_text(encoding="utf-8")
-    if "vocabulary_size" in experiment.bindings:  # it may follow from a file elsewhere
+    if "vocabulary_size" in experiment.bindings:  # it may come from a file elsewhere
         settings += f"\nvocabulary_size = {experiment.model.vocabulary_size}\n"
     further = {GIN: settings.encode()}
     if file:
@@ -263,10 +263,10 @@ def read_model(
 
 
 def use_vocabulary(experiment: Experiment, folder: str) -> Experiment:
-    """Gives an experiment the vocabulary of a model folder; nothing changes for a run folder.
+    """Gives an experiment the vocabulary of a model folder; no-op for a run folder.
 
-    The folder's config.gin names the vocabulary's files on the machine that wrote it. A binding of
-    a flag stays in force.
+    The folder's config.gin names the vocabulary's files on the machine that wrote it. Bindings of
+    flags stay.
     """
     if not (as_path(folder) / WEIGHTS).is_file():
         return experiment
@@ -299,7 +299,7 @@ def own_modules(settings: str) -> list[str]:
 
 
 def _local(folder: str) -> Path:
-    """Returns the folder on this disk, below `configs/` if it is not in the working directory."""
+    """Returns the local folder, below `configs/` if not in the working directory."""
     if folder.startswith(HUB):
         hub = extra_library("huggingface_hub", f"--model={folder}", "hub")
         return Path(hub.snapshot_download(folder.removeprefix(HUB)))

@@ -1,4 +1,4 @@
-"""Makes one page of run folders: results, curves, studies, and a reader of the text.
+"""Makes one page of run folders: results, curves, studies, a text reader.
 
     brt report runs/rec runs/slide -o report.html
     brt report sweeps/gates                         # a folder of `brt sweep`
@@ -85,7 +85,8 @@ def main(folders: Sequence[str]) -> None:
 def expanded(paths: Sequence[str]) -> tuple[list[str], Sweep | None, list[str]]:
     """Returns the run folders of paths that may be sweeps.
 
-    Also the sweep that all of them are runs of, or None, and sentences on runs that did not begin.
+    Also returns the sweep that all of them belong to, or None, and sentences on runs that did not
+    begin.
     """
     folders: list[str] = []
     notes: list[str] = []
@@ -148,8 +149,8 @@ def report(
 
     Args:
         reader_tokens: most tokens of the reader.
-        published: whether published tables and figures are shown too.
-        sweep: that all runs are of; the page begins with its table and figure.
+        published: whether to show published tables and figures, too.
+        sweep: that all runs belong to; the page begins with its table and figure.
     """
     groups, entries = collect(runs), entries_of(runs, sweep)
     found = results(entries, sweep.title if sweep else "Entries", sweep.split if sweep else None)
@@ -177,7 +178,7 @@ def report(
     texts: list[dict] = []
     problems = [problem for run in runs for problem in run.problems]
     if any(run.recordings for run in runs):
-        from brt.reporting.reader import reader_documents  # which needs jax and the stores
+        from brt.reporting.reader import reader_documents  # needs jax and the stores
 
         texts, more = reader_documents(runs, documents, reader_tokens)
         problems += more

@@ -13,7 +13,7 @@ lines too; bindings of the command line come last, and no scale divides them. Ea
 --tokens (twice as many if its line binds twice the steps), or for its own steps; a warm-up longer
 than the run is shortened to a tenth. Lines that differ in their evaluation only are trained once.
 
-The same command continues after a stop; other flags in the same folder are refused. On a cluster:
+The same command continues after a stop; other flags for the folder are refused. On a cluster:
 
     brt sweep --print_commands ... >commands.txt
     sbatch --array=1-$(wc -l <commands.txt) \
@@ -88,7 +88,7 @@ def main() -> None:
     files = [write_entry(folder, entry) for entry in entries]
     sweep = Sweep(sweep_title(), FLAGS.split, {entry.name: entry.label for entry in entries})
     replace_file(folder, SWEEP_FILE, sweep_json(sweep))
-    use_no_device()  # the runs, which are processes of their own, need all of them
+    use_no_device()  # its runs, other processes, need all devices
     elsewhere = FLAGS.print_commands or FLAGS.collect
     check_configs(files, None if elsewhere else device_count())
     runs = runs_of(folder, entries, files, FLAGS.seeds, FLAGS.split)
@@ -144,7 +144,7 @@ def flagged_entries(folder: Path) -> list[SweepEntry]:
 
 def sweep_title() -> str:
     scale = "" if FLAGS.scale == "paper" else f", at the scale {FLAGS.scale}"
-    grid = re.sub(r"[\w.]*\.(?=\w+=)", "", FLAGS.grid or "")  # without the owners of parameters
+    grid = re.sub(r"[\w.]*\.(?=\w+=)", "", FLAGS.grid or "")
     return f"Entries of {FLAGS.sweep or grid}{scale}"
 
 
@@ -158,7 +158,7 @@ def print_commands(missing: Sequence[SweepRun]) -> None:
 
 
 def check_entry(folder: Path, entry: SweepEntry) -> None:
-    """Refuses an entry whose config differs from the one it was trained with."""
+    """Refuses an entry whose config has changed since its training."""
     file = entry_file(folder, entry)
     if not file.exists() or not any((folder / RUNS).glob(f"{entry.trained_by}{SEED}*/config.gin")):
         return
@@ -206,7 +206,7 @@ def entry_file(folder: Path, entry: SweepEntry) -> Path:
 def write_tables(
     folder: Path, sweep: Sweep, runs: Sequence[SweepRun], step_times: Path
 ) -> list[Table]:
-    """Writes tables.md, tables.json and sweep.svg; returns the entries' and the papers' tables."""
+    """Writes tables.md, tables.json and sweep.svg; returns the tables."""
     times = read_step_times([str(step_times)] if step_times.exists() else [])
     opened = open_runs([run.workdir for run in runs])
     entries = entries_of(opened, sweep)

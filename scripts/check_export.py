@@ -1,4 +1,4 @@
-"""Compares the logits of folders in brt and in transformers.
+"""Compares logits of folders in brt and transformers.
 
     python scripts/check_export.py models/gpt2-pooled [FOLDER ...] --python=other/venv/bin/python
 
@@ -61,7 +61,7 @@ ANSWERS = {
     "ForQuestionAnswering": "spans",
     "ForConditionalGeneration": "words",
 }
-"""Targets of a reader by the ending of `architectures`."""
+"""A reader's targets by the ending of `architectures`."""
 
 
 def python_with_transformers(given: str | None = None) -> str | None:

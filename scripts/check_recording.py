@@ -5,7 +5,7 @@
 A file has parameters, settings, tokens and outputs; `config_json` selects the module whose
 `errors(recording)` returns the largest differences by name, or pairs of difference and tolerance. A
 .json file has outputs of tokenizers. Exit status 0 if all differences are within tolerance.
-A recording of one operation has `settings` in place of it (`recordings/operations.py`).
+A recording of one operation has `settings` instead (`recordings/operations.py`).
 """
 
 import argparse
@@ -56,7 +56,7 @@ def with_tolerance(name: str, error: Any) -> tuple[float, float]:
 
 
 def check(file: str, attention_form: str = "auto") -> bool:
-    """Prints one line for a file; returns whether all differences are within tolerance."""
+    """Prints a file's line; returns whether all differences are within tolerance."""
     if Path(file).suffix == ".json":
         found: Mapping[str, Any] = hub_tokenizers.errors(file)
     else:
@@ -65,7 +65,7 @@ def check(file: str, attention_form: str = "auto") -> bool:
         names = {"file": Path(file).stem, "path": str(file), "attention_form": attention_form}
         found = errors(recording | names)
     pairs = {name: with_tolerance(name, error) for name, error in found.items()}
-    passed = all(error <= tolerance for error, tolerance in pairs.values())  # a NaN is not
+    passed = all(error <= tolerance for error, tolerance in pairs.values())  # false for NaN
     parts = (f"{name} {error:.1e}" for name, (error, _) in pairs.items())
     print(f"{'ok  ' if passed else 'FAIL'} {file}: {'  '.join(parts)}", flush=True)
     return passed

@@ -1,7 +1,7 @@
 """Prints a Markdown table of the rounding errors of the delta rule with decays of channels.
 
-The largest difference from the recurrence in float64, token by token, of what tokens read and of
-the last matrix, divided by the largest value. bfloat16: queries, keys and values are rounded to it.
+The largest difference of outputs and of the last matrix from the recurrence in float64, token by
+token, divided by the largest value. bfloat16: queries, keys and values are rounded to it.
 """
 
 import jax
@@ -23,14 +23,14 @@ LENGTHS = 64, 512, 4096
 
 
 def drawn(length, low, high, size, seed=0):
-    """Queries, keys, values, logarithms of decays, steps of one head: (1, T, 1, ...), float64."""
+    """Returns queries, keys, values, log decays, steps of one head: (1, T, 1, ...), float64."""
     rng, shape = np.random.default_rng(seed), (1, length, 1, size)
     q, k = (x / np.linalg.norm(x, axis=-1, keepdims=True) for x in rng.normal(size=(2, *shape)))
     return q, k, rng.normal(size=shape), rng.uniform(low, high, shape), rng.uniform(size=shape[:-1])
 
 
 def recurrence(inputs):
-    """The last matrix and what each token reads, in float64."""
+    """Returns the last matrix and the output of each token, in float64."""
     q, k, v, log_decay, step = (x[0, :, 0] for x in inputs)
     matrix, read = np.zeros((q.shape[1], v.shape[1])), []
     for t in range(len(q)):
@@ -41,7 +41,7 @@ def recurrence(inputs):
 
 
 def error(inputs, dtype):
-    """The larger relative error of the two results of the chunked form."""
+    """Returns the larger relative error of the two results of the chunked form."""
     *heads, log_decay, step = map(jnp.float32, inputs)
     heads = [x.astype(dtype).astype(jnp.float32) for x in heads]
     size = heads[0].shape[-1]

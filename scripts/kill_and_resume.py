@@ -1,4 +1,4 @@
-"""Stops a training run at random moments, resumes it each time, and compares the result.
+"""Stops and resumes a training run at random moments, and compares the result.
 
     python scripts/kill_and_resume.py [--kills 20] [--seed 0]
     python scripts/kill_and_resume.py --systems=all --kills 15 --steps 300
@@ -151,7 +151,7 @@ def steps_done(folder: Path, name: str) -> int:
 
 
 def undisturbed(folder: Path) -> float:
-    """Runs to the end; returns the seconds until the first record."""
+    """Runs undisturbed; returns the seconds until the first record."""
     begun = time.monotonic()
     process = begin(folder, "whole")
     first = None
@@ -169,7 +169,7 @@ def being_written(folder: Path, since: float) -> bool:
         try:
             if path.stat().st_mtime > since:
                 return True
-        except FileNotFoundError:  # finished meanwhile
+        except FileNotFoundError:
             pass
     return False
 
@@ -214,11 +214,11 @@ def stop_often(folder: Path, kills: int, steps: int, start_up: float, rng: rando
             break
         os.kill(process.pid, how)
         status = process.wait()
-        with suppress(ProcessLookupError):  # ends its preparation too
+        with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         counts[moment] += 1
         kinds[how.name] += 1
-        # During the start, Python itself answers.
+        # During the start, Python itself handles the signal.
         expected = {-how, 0, 1, 130, 143} if how != signal.SIGKILL else {-how}
         wrong += status not in expected
         step = steps_done(folder, "killed")
@@ -273,7 +273,7 @@ def compare(folder: Path) -> bool:
 
 
 def soak(name: str, system: tuple[str, str], arguments: argparse.Namespace) -> bool:
-    """Stops one system often; returns whether nothing differs."""
+    """Stops one system often; returns whether all results are equal."""
     print(f"--- {name}", flush=True)
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)

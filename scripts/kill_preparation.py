@@ -1,10 +1,10 @@
-"""Kills a preparation at random moments, repeats it each time, and compares the token store.
+"""Kills and repeats a preparation at random moments, and compares the token store.
 
     python scripts/kill_preparation.py [--kills 10] [--workers 2] [--seed 0]
     python scripts/kill_preparation.py --text='books/train/*.txt' --vocabulary=spiece.model
 
-All files must equal those of an undisturbed preparation by one process, and no finished shard may
-be made twice: exit status 0. Without --text, text and a SentencePiece model are made here.
+Exit status 0 if all files equal those of an undisturbed preparation by one process, and no finished
+shard was made twice. Makes text and a SentencePiece model without --text.
 """
 
 import argparse
@@ -81,14 +81,14 @@ def killed(
 ) -> bool:
     """Kills the preparation after `count` shards; false if it ended before."""
     process = begin(store, workers, settings)
-    time.sleep(rng.uniform(0, wait))  # which may be before anything is imported
+    time.sleep(rng.uniform(0, wait))
     while len(shards(store)) < count and process.poll() is None:
         time.sleep(rng.uniform(0, wait / 5))
     if process.poll() is not None:
         return False
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
-    time.sleep(0.5)  # workers end with the process they work for
+    time.sleep(0.5)  # workers end with their parent
     return True
 
 
@@ -104,7 +104,7 @@ def kill_often(
     for number, moment in enumerate(moments, 1):
         wait = 0.5
         while not killed(store, workers, settings, moment * total, wait, rng):
-            shutil.rmtree(store)  # a fast machine: once more, and sooner
+            shutil.rmtree(store)  # a fast machine: again, with an earlier kill
             finished = {}
             wait /= 2
             if wait < 0.01:

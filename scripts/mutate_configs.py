@@ -1,4 +1,4 @@
-"""Changes every published number of configs/ in turn, and counts how many changes are noticed.
+"""Changes each published number of configs/, and counts the changes that checks notice.
 
     python scripts/mutate_configs.py
     python scripts/mutate_configs.py --only=rmt,sweeps/rmt_table_5 --seed=1 --json=FILE
@@ -47,7 +47,7 @@ OWN = (
     "weights",
     *("RecurrentMemoryTransformer.allow_long_memory", "TransformerXL.position_rows"),
 )
-"""Bindings that no paper gives, which are left out."""
+"""Excluded bindings that no paper gives."""
 WANTED = 0.97
 """Share of changes that must be noticed."""
 OTHER_STRINGS = {
@@ -57,7 +57,7 @@ OTHER_STRINGS = {
     "float32": "bfloat16", "identical": "independent", "shaw": "relative", "absolute": "learned",
     "learned": "absolute", "half": "full", "book_text": "book_title", "book_title": "book_text",
 }  # fmt: skip
-"""Another choice that brt accepts, where there is one."""
+"""Another valid choice, if any."""
 
 
 class Change(NamedTuple):
@@ -71,14 +71,14 @@ class Change(NamedTuple):
 
 
 def bindings_of(text: str) -> Iterator[tuple[str, Any, tuple[int, int]]]:
-    """Name, constant and span of each binding of a gin text, without references."""
+    """Yields name, constant and span of each binding of a gin text, without references."""
     for found in re.finditer(r"^([\w./]+) *= *(?=[^@%\s])", text, re.M):
         end = found.end()
         while (end := text.find("\n", end + 1)) != -1:
             try:
                 yield found[1], ast.literal_eval(text[found.end() : end]), (found.end(), end)
                 break
-            except SyntaxError:  # a value of several lines, or one that holds references
+            except SyntaxError:  # a value of several lines, or with references
                 continue
 
 
@@ -114,7 +114,7 @@ def rows_of(text: str) -> list[int]:
 
 
 def readers() -> dict[str, list]:
-    """File to the names of `EXPERIMENTS` and (sweep, row) of `SWEEPS` that read it."""
+    """Returns, by file, the names of `EXPERIMENTS` and (sweep, row) of `SWEEPS` that read it."""
     found = collections.defaultdict(list)
     for name in EXPERIMENTS:
         files = [str(Path(file).relative_to(ROOT / "configs")) for file in COMMANDS[name][0]]
@@ -167,7 +167,7 @@ def changed_text(text: str, change: Change) -> str:
 
 @functools.cache
 def original_positions(sweep: str) -> list:
-    """Returns the position of each entry of a sweep in the papers, as it is."""
+    """Returns the position of each entry of an unchanged sweep in the papers."""
     return [position_of(entry.settings)[1] for entry in entries(sweep)]
 
 

@@ -1,8 +1,8 @@
-"""Times reading a long document in the diagonal schedule and in other ways, alternately.
+"""Times reading a long document, alternately in the diagonal schedule and otherwise.
 
 python scripts/time_diagonal.py --gin_file=configs/quickstart.gin --segment_length=64 --together=128
 
-With --gpu=h100 the programs are compiled for that card, and their time is estimated, as
+--gpu=h100 compiles the programs for that card and estimates their time, as
 `python -m brt.benchmark --topology=h100` does for training steps.
 """
 
@@ -27,7 +27,7 @@ SINGLE, LOOP, DIAGONAL, LONG = "one segment a call", "loop", "diagonal", "long s
 
 
 def single(model: Model, x_KBTD: jax.Array, caches: tuple) -> tuple[jax.Array, tuple]:
-    """Runs one segment, as without the diagonal schedule."""
+    """Runs one segment, without the diagonal schedule."""
     x_BTD, caches, _ = model.stack(x_KBTD[0], caches)
     return x_BTD[None], caches
 
@@ -152,7 +152,7 @@ def main() -> None:
     )
     options = parser.parse_args()
     T, K, B = options.segment_length, options.together, options.rows
-    # A training step is not run, only a valid one is needed.
+    # A training step is not run; the config only has to be valid.
     bindings = [f"Trainer.segment_length = {T}", f"Trainer.tokens_per_step = {B * T}", *options.gin]
     bindings += ["Trainer.eval_every = 0", f"Evaluation.tokens_per_step = {B * T}"]
     configuration = Configuration(options.gin_file, bindings)

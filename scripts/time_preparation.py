@@ -1,4 +1,4 @@
-"""Times preparation with one worker and with several in turn; with --beam on Apache Beam too.
+"""Times preparation with one worker, with several, and with --beam on Apache Beam.
 
 python scripts/time_preparation.py --text='books/test/*.txt' --vocabulary=spiece.model [--beam]
 """

@@ -1,8 +1,8 @@
-"""Times loss and gradient of a step with its segments divided over devices, and undivided.
+"""Times loss and gradient of a step, with and without its segments divided over devices.
 
 python scripts/time_ring.py --gin_file=configs/quickstart.gin --segments=16 --devices=2,4,8
 
-The devices are forced on this machine's processors: the work of all is on the same cores.
+Devices are simulated on this machine's cores.
 """
 
 import argparse

@@ -11,17 +11,18 @@ from brt.benchmarks.roofline import ATTENTION, TRITON, Kernel, Kernels
 from brt.training.records.metrics import compiled_bytes
 
 PRODUCTS = 0.70
-"""Share of the card's peak that matrix products reach."""
+"""Share of the card's peak in matrix products."""
 FUSED_ATTENTION = 0.18
 """Share that cuDNN's attention with a bias reaches: 2.7 ms of an H100 for a layer of 64 windows of
 512 and 8 heads of 128, forward and backward (brt.models.fast.cudnn_attention)."""
 TRITON_ATTENTION = 0.30
-"""Share that Pallas Triton kernels of attention are assumed to reach: not measured. By its
-instructions, a layer of these windows takes 0.9 to 1.2 ms of an H100; with this share 1.0 ms."""
+"""Assumed, not measured, for Pallas Triton kernels of attention: 1.0 ms for these windows on an
+H100; by its instructions 0.9 to 1.2 ms.
+"""
 BANDWIDTH = 0.85
-"""Share of the memory's bandwidth that kernels reach."""
+"""Share of the memory's bandwidth in kernels."""
 LAUNCH = 4e-6
-"""Seconds that a kernel takes at least, with the gap before the next one (assumed)."""
+"""Least seconds of a kernel, with the gap before the next one (assumed)."""
 
 ESTIMATES = (
     f"Time is estimated by a roofline over the compiled program: products at {PRODUCTS:.0%} of the "

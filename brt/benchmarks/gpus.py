@@ -1,6 +1,5 @@
-"""NVIDIA GPUs by name, as devices to compile for with JAX's CUDA plugin on a machine without one.
-
-The plugin's two wheels are enough: nothing of NVIDIA is loaded, and nothing runs.
+"""NVIDIA GPUs by name, as devices to compile for on a machine without one; needs only the two
+wheels of JAX's CUDA plugin.
 """
 
 import importlib.util
@@ -16,7 +15,7 @@ from brt.benchmarks.roofline import HIGHEST
 from brt.storage.shipped import install_command
 
 CUDNN = 9, 12
-"""The version of cuDNN that steps are compiled for."""
+"""cuDNN's version that steps are compiled for."""
 
 
 class Architecture(NamedTuple):
@@ -45,9 +44,9 @@ class Card:
     """A kind of card, from its data sheet and from the device properties of CUDA.
 
     hbm_bytes: memory, as CUDA reports it. bandwidth: of the memory, bytes per second.
-    peak_flops: dense matrix products in bfloat16, or float16 where there is no bfloat16, operations
-        per second. float32_flops: of float32 at JAX's default precision, which is TF32 from
-        capability 8.0 on. exact_flops: of float32 without TF32.
+    peak_flops: dense matrix products per second in bfloat16, or float16 where there is no bfloat16.
+        float32_flops: of float32 at JAX's default precision, TF32 from capability 8.0 on.
+        exact_flops: of float32 without TF32.
     cores: streaming multiprocessors. clock: cycles per second. cache_bytes: of the L2 cache.
     links, network: bytes per second that a card sends to others of its node, and to other nodes; 0
         where nodes differ. NVLink of the H100 has 900 GB/s of both directions, and a DGX H100 a
@@ -77,7 +76,7 @@ class Card:
 
     @property
     def usable_bytes(self) -> int:
-        """What XLA_PYTHON_CLIENT_MEM_FRACTION=0.9 gives to JAX, which takes 0.75 by default."""
+        """Memory with XLA_PYTHON_CLIENT_MEM_FRACTION=0.9 (JAX's default is 0.75)."""
         return int(0.9 * self.hbm_bytes)
 
     def flops_of(self, kind: str) -> float:
@@ -260,10 +259,8 @@ COMPILER_OPTIONS = {"xla_gpu_autotune_level": 0}
 
 
 def devices_of(gpus: Gpus) -> Sequence[Any]:
-    """Returns the devices of GPUs, and sets the environment that the plugin needs without one.
-
-    Raises:
-        ValueError: the plugin refuses them.
+    """Returns the devices of GPUs, and sets the plugin's environment. Raises ValueError if the
+    plugin refuses them.
     """
     check_compiler()
     os.environ |= {"JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1", "CUDA_VISIBLE_DEVICES": "-1"}
@@ -280,7 +277,7 @@ def devices_of(gpus: Gpus) -> Sequence[Any]:
 
 
 def worth_setting(gpus: Gpus, step_bytes: int) -> list[str]:
-    """Returns environment variables to try on these cards, each with its reason."""
+    """Returns environment variables to try, each with its reason."""
     chip, several = gpus.chip, gpus.devices > 1
     needed = "needed here: " if step_bytes > 0.75 * chip.hbm_bytes else ""
     flags = ["--xla_gpu_enable_triton_gemm=false"]

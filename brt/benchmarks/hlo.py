@@ -174,7 +174,7 @@ def visits(
     """Yields every reachable instruction, except the functions that reductions apply.
 
     A loop with unknown trip count counts once; all branches of a conditional are visited. name: of
-    the first computation, by default the entry.
+    the first computation; None: the entry.
     """
     for instruction in program.computations[name or program.entry]:
         yield Visit(instruction, times, loops, fused)

@@ -13,10 +13,10 @@ from brt.benchmarks.hlo import BYTES, Instruction, Program, arrays, trip_count, 
 PARTS = frozenset(
     ("attention", "states", "feed_forward", "memory", "embedding", "vocabulary", "optimizer")
 )
-"""Named scopes of models and of the training step."""
+"""Scopes of models and of the training step."""
 OTHER = "other"
 LOOPS = frozenset(("microbatches",))
-"""Named scopes of loops over more than one part of a model."""
+"""Scopes of loops over several parts of a model."""
 
 KINDS = (
     *("all-gather", "all-reduce", "reduce-scatter", "collective-permute", "all-to-all"),
@@ -60,8 +60,8 @@ def is_backward(op_name: str) -> bool:
 class Scopes:
     """Named scopes of a program's instructions.
 
-    An instruction without one has the most frequent scope among the instructions that it fuses,
-    else the scope of its first operand with one.
+    Without one, an instruction has the most frequent scope of the instructions that it fuses, else
+    that of its first operand with one.
     """
 
     def __init__(self, program: Program):
@@ -126,7 +126,7 @@ def estimated_cycles(program: Program) -> Costs:
 
 
 def costs(program: Program, cost_of: Callable[[Instruction], int]) -> Costs:
-    """Sums the costs of one run of each operation that is not part of a fusion."""
+    """Sums the costs of one run of operations outside of fusions."""
     scopes = Scopes(program)
     by_scope: Counter[str] = Counter()
     inside: dict[str, Counter[tuple[str | None, bool]]] = {}
@@ -199,7 +199,7 @@ def collectives(program: Program) -> list[Collective]:
         taken = [each for shape in operands for each in arrays(shape)]
         given = arrays(instruction.shape)
         if instruction.opcode == "send":
-            given = taken  # the result has a number more
+            given = taken  # the result has one number more
         if instruction.opcode.endswith("-start") and _bytes(given) > _bytes(taken):
             given = given[len(taken) :]  # the result of a start includes the operands
         groups = device_groups(instruction.attributes)
@@ -209,7 +209,7 @@ def collectives(program: Program) -> list[Collective]:
         channel = _CHANNEL.search(instruction.attributes)
         if fused and channel and "chain_id=" in instruction.attributes:
             position = chained.setdefault(channel[1], len(costs))
-            if position < len(costs):  # it starts in the outermost of these
+            if position < len(costs):  # it starts in the outermost loop
                 costs[position] = min(costs[position], cost, key=lambda each: len(each.loops))
                 continue
         costs.append(cost)
@@ -279,7 +279,7 @@ def axes_of(groups: Sequence[Sequence[int]], mesh: Mapping[str, int]) -> tuple[s
 
 
 def across_slices(costs: Iterable[Collective], slices: Sequence[int]) -> dict[str, dict[str, int]]:
-    """Returns {kind: {"count", "runs", "bytes"}} of collectives whose groups are in several slices.
+    """Returns {kind: {"count", "runs", "bytes"}} of collectives across slices.
 
     slices: the slice or node of each device, in the order of the mesh.
     """

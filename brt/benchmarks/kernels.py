@@ -1,4 +1,4 @@
-"""Bundles of the Pallas kernels of a training step, which the compiler's cycles leave out.
+"""Bundles of a training step's Pallas kernels, which the compiler's cycles leave out.
 
 A bundle is an instruction of a TPU core, at least one cycle, without waiting for memory. For equal
 grid steps, cycles = grid steps x bundles / cores.
@@ -27,7 +27,7 @@ _BUNDLES = re.compile(r"total scheduled bundles\D*(\d+)")
 
 
 def kernel_calls(jaxpr: Any, times: int = 1) -> Iterator[tuple[Any, int]]:
-    """Yields `pallas_call` equations with their numbers of runs."""
+    """Yields `pallas_call` equations and their runs."""
     for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns:
         if equation.primitive.name == "pallas_call":
             yield equation, times
@@ -63,7 +63,7 @@ def kernel_cycles(jaxpr: Any, topology: Topology) -> dict[str, int]:
 def bundles(equation: Any, topology: Topology) -> int:
     """Returns the bundles of one grid step of a kernel, from the text that libtpu writes.
 
-    Another process compiles it alone: the text of a whole step has gigabytes.
+    Another process compiles the kernel alone: the text of a whole step has gigabytes.
     """
 
     def kernel(*arrays):

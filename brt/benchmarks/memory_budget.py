@@ -1,6 +1,6 @@
 """The longest segment whose training step fits into a memory budget (Transformer-XL, Table 8).
 
-The bytes are those that the compiler reports; nothing is run.
+The bytes are the compiler's; nothing is run.
 """
 
 import math
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 UNITS = {"": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 STEP = 4
-"""Tokens between lengths for a model that takes any length; the published ones are multiples."""
+"""Tokens between lengths for a model that takes any length; published ones are multiples."""
 MOST_STEPS = 2**20
 
 
@@ -95,7 +95,7 @@ def longest_segment(
     """
     experiment = build(())
     per_row = experiment.trainer.rows * experiment.trainer.segments_per_step
-    # A model that updates its memory per segment has the segment's length as interval.
+    # With a memory update per segment, the interval is the segment's length.
     model = experiment.model.for_segments(STEP)
     interval = STEP
     if isinstance(model, LanguageModel) and not any(name.endswith(".window") for name in also):
@@ -104,7 +104,7 @@ def longest_segment(
     def bytes_of(length):
         lengths = [f"{name} = {length}" for name in ("Trainer.segment_length", *also)]
         lengths.append(f"Trainer.tokens_per_step = {length * per_row}")
-        # Evaluation is no part of the step and must not refuse the length.
+        # Evaluation is not part of the step and must not refuse the length.
         lengths += [f"Evaluation.{name} = None" for name in ("segment_length", "tokens_per_step")]
         lengths.append("Evaluation.stride = None")
         size = step_bytes(build(lengths))

@@ -1,7 +1,7 @@
-"""Lets programs with cuDNN's attention be compiled for a card on a machine without cuDNN.
+"""Compiles programs with cuDNN's attention for a card on a machine without cuDNN.
 
-JAX asks cuDNN's version and the GPU of this machine while it traces; nothing of cuDNN is needed to
-compile. JAX has no public way to name another card.
+While tracing, JAX asks for cuDNN's version and this machine's GPU, although compiling needs
+neither; it has no public way to name another card.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ _MODULE = "jax._src.cudnn.fused_attention_stablehlo"
 
 @contextlib.contextmanager
 def cudnn_of(card: Card) -> Iterator[None]:
-    """Answers JAX's questions about cuDNN for a card, inside of the context."""
+    """A context in which JAX's questions about cuDNN are answered for a card."""
 
     def capability(text):
         return tuple(map(int, text.split(".")))

@@ -1,7 +1,7 @@
 """Floating-point operations and memory traffic of each kernel of a program compiled for a GPU.
 
-A kernel is an operation that no fusion contains. Arrays that stay in the card's cache count as
-memory traffic, too.
+A kernel is an operation that no fusion contains. Arrays in the card's cache count as memory
+traffic, too.
 """
 
 import math
@@ -66,8 +66,8 @@ def _stated(figure, instruction):
 class Kernels:
     """The kernels of a program, collectives left out.
 
-    Of a sliced or gathered operand the result counts as bytes, and of an array that is updated in
-    place the update. A fusion computes only the elements that its result needs.
+    Of a sliced or gathered operand the result counts as bytes, and of an array that is updated
+    in-place the update. A fusion computes only the elements that its result needs.
     """
 
     def __init__(self, program: Program):
@@ -92,7 +92,7 @@ class Kernels:
         return self._found[instruction.name]
 
     def runs(self) -> Iterator[tuple[Kernel, int]]:
-        """Yields each kernel, and how often it runs in one run of the program."""
+        """Yields each kernel and its runs in one run of the program."""
         for instruction, times, _, fused in visits(self.program):
             if not fused and (kernel := self.of(instruction)):
                 yield kernel, times
@@ -161,7 +161,7 @@ class Kernels:
             return min(1.0, array_bytes(user.shape) / max(self._bytes(name), 1))
         if number == 0 and user.opcode in _UPDATES:
             return 0.0
-        lines = self._fused(user)  # of a fusion inside of a fusion
+        lines = self._fused(user)
         inputs = [line for line in lines if line.opcode == "parameter"]
         for line in inputs:
             if int(line.operands) == number:
@@ -181,7 +181,7 @@ class Kernels:
                 return self._written(self._fused(result)[-1])
             case "dynamic-update-slice":
                 return self._bytes(names[1])
-            case "scatter":  # adds to a part of its first operand
+            case "scatter":
                 return 2 * self._bytes(names[-1])
             case "custom-call":
                 kept = [array for array in arrays(result.shape) if array[0] not in _WORKSPACE]

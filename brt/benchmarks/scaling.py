@@ -1,8 +1,8 @@
-"""Time of collectives on clusters, estimated from steps of few layers that are compiled for them.
+"""Time of collectives on clusters, estimated from compiled steps of few layers.
 
-Bytes of layers, the vocabulary and activations are those of the compiled step. Other models have as
-many bytes for each parameter. A collective takes the bytes that a device must send, divided by the
-published bandwidth of its links or of its network. Nothing was run.
+Bytes of layers, the vocabulary and activations are those of the compiled step, per parameter for
+other models. A collective takes the bytes that a device must send, divided by the published
+bandwidth of its links or network.
 """
 
 import functools
@@ -39,8 +39,9 @@ STACKS = {
 COMPILED_LAYERS = 2, 1
 """Plain and recurrent layers of the compiled steps."""
 SAME_WIDTH = {"650 M": "150 M"}
-"""The size whose compiled steps another one takes. The compiler divides parts of another width in
-another way."""
+"""The size whose compiled steps another one takes; the compiler divides parts of another width
+differently.
+"""
 CLUSTERS = {
     "v5e-16": ("v5e-16", 2),
     "v5e-256": ("v5e-256", 2),
@@ -51,7 +52,8 @@ CLUSTERS = {
     "h100-32x8": ("h100-4x8", 4),
 }
 """The cluster whose compiled step each takes, and batch elements of a device. Several nodes
-exchange parts of a sum, as large for any number of nodes."""
+exchange parts of a sum, as large for any number of nodes.
+"""
 STRONG = ("h100-8", "h100-2x8", "h100-4x8", "v5e-16")
 """Clusters for which the published batch has enough batch elements."""
 LANES = 128
@@ -218,9 +220,9 @@ def sent(kind: str, size: float, devices: int) -> float:
 class Times(NamedTuple):
     """Seconds of a device and step, estimates.
 
-    links, network: of collectives inside of a slice or node, and between them. exposed: of both,
-    what computation cannot hide: in loops, but for exchanges with neighbours, which the compiler
-    puts beside products, and what exceeds the computation of all layers but one. network_bytes:
+    links, network: of collectives inside of a slice or node, and between them. exposed: the part of
+    both that computation cannot hide: in loops, except exchanges with neighbours, which overlap
+    with products, and the excess over the computation of all layers but one. network_bytes:
     exchanged between slices or nodes.
     """
 
@@ -240,7 +242,7 @@ class Times(NamedTuple):
 
 
 def times(found: Iterable[Exchange], target: Target, computation: float, layers: int) -> Times:
-    """Returns the times of the collectives of a (slices, devices of a slice, 1) mesh.
+    """Returns the times of collectives on a (slices, devices of a slice, 1) mesh.
 
     computation: seconds. Over both axes slices exchange parts of a sum that each has computed.
     """
@@ -268,7 +270,7 @@ def _sizes(target):
 
 
 def figures(name: str, size: str, system: str, rows: int, file: str) -> dict[str, Any]:
-    """Returns a row of the table: a model on a cluster with so many batch elements a device."""
+    """Returns a row of the table; rows: batch elements a device."""
     base, base_rows = CLUSTERS.get(name, CLUSTERS["h100-4x8"])
     of, stack, target = SAME_WIDTH.get(size, size), STACKS[size][system], topologies.find(name)
     (known,) = compiled([Step(SIZES[of], base, *COMPILED_LAYERS, base_rows)], file)
@@ -302,7 +304,7 @@ def figures(name: str, size: str, system: str, rows: int, file: str) -> dict[str
 
 
 def rows_of(file: str) -> list[dict[str, Any]]:
-    """Returns the rows of all models and clusters; compiles what the file lacks."""
+    """Returns the rows of all models and clusters; compiles steps that the file lacks."""
     models = [(size, system) for size, systems in STACKS.items() for system in systems]
     rows = [
         {"scaling": "weak"} | figures(name, *model, rows, file)
@@ -316,7 +318,7 @@ def rows_of(file: str) -> list[dict[str, Any]]:
 
 
 def show(folder: str) -> list[dict[str, Any]]:
-    """Writes `rows_of` as a table and a figure to the folder, which keeps what is compiled."""
+    """Writes `rows_of` as a table and a figure to the folder, which caches compiled steps."""
     rows = rows_of(os.path.join(folder, "compiled.jsonl"))
     print(*markdown(rows), sep="\n")
     with open(os.path.join(folder, "scaling.csv"), "w", encoding="utf-8") as out:
@@ -343,7 +345,7 @@ SHOWN = {
     "network ms": ("network, ms", ".1f"),
     NOTHING_HIDDEN: ("computation, of the step", ".0%"),
 }
-"""Columns of the table of the documentation: titles and forms."""
+"""Columns of the documentation's table: titles and forms."""
 
 
 def markdown(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -358,7 +360,7 @@ def markdown(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def plot(rows: Sequence[Mapping[str, Any]]) -> Plot:
-    """Returns the share of a step that is left for computation by the number of devices."""
+    """Plots the share of computation in a step by the number of devices."""
     lines = []
     for kind, shown in DRAWN.items():
         for size in SIZES:

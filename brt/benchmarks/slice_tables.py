@@ -1,4 +1,4 @@
-"""Text of the figures of training steps that are compiled for TPUs or GPUs without one."""
+"""Text of the figures of `slices`."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

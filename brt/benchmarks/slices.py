@@ -1,7 +1,7 @@
-"""Memory, time and collectives of a training step that is compiled for TPUs or GPUs without one.
+"""Memory, time and collectives of a training step, compiled for absent TPUs or GPUs.
 
-Cycles of TPUs are libtpu's estimates, without waiting for other chips and for the host; the time of
-GPUs is a roofline (brt.benchmarks.gpu_steps).
+TPU cycles are libtpu's estimates, without waiting for other chips and the host; GPU time is a
+roofline (brt.benchmarks.gpu_steps).
 """
 
 import contextlib
@@ -37,11 +37,11 @@ ESTIMATES = (
 )
 
 CPU_OPTIONS = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-"""Of a step that is compiled to be counted, not to be run."""
+"""Compiles fast: the step is counted, not run."""
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _USED = re.compile(r"(?:Used |HLO temporaries \()([\d.]+)([KMGT]?)\)? (?:of|exceeds)")
-"""How much a step that does not fit needs, in either of the compiler's two sentences."""
+"""The need of a step that does not fit, in either of the compiler's two sentences."""
 
 
 def slice_mesh(experiment: Experiment, topology: Target) -> jax.sharding.Mesh:
@@ -62,9 +62,8 @@ def trace_step(experiment: Experiment, mesh: jax.sharding.Mesh) -> jax.stages.Tr
 
 
 def measure(experiment: Experiment, topology: Target) -> dict[str, Any]:
-    """Compiles the training step of an experiment for a slice, and its Pallas kernels alone.
-
-    Returns figures of one chip and one step, for JSON. A step that does not fit (`fits`) on TPUs
+    """Compiles an experiment's training step for a slice, and its Pallas kernels alone. Returns
+    figures of one chip and one step, for JSON. A step that does not fit (`fits`) on TPUs
     has only its `hbm_bytes`. `cycles_by_scope`, `cycles_by_part` and `kernel_cycles` add up to
     `cycles`. GPUs have the figures of `gpu_steps.step_figures`.
     """
@@ -171,20 +170,20 @@ def with_ratios(rows: Sequence[dict[str, Any]], baseline: str) -> list[dict[str,
 
 @contextlib.contextmanager
 def planned(name: str) -> Iterator[Target]:
-    """Yields the slice or GPUs of a name, for which experiments are built inside of the context."""
+    """Yields the slice or GPUs of a name, for which experiments are built in the context."""
     topology = topologies.find(name)
     topologies.check_compiler(topology)
     topologies.use_no_device()
     with contextlib.ExitStack() as stack:
         if isinstance(topology, Gpus):
             stack.enter_context(cudnn_of(topology.chip))
-        # Of one of its devices: what is built, and checked, asks what it will run on.
+        # Of one device: building and checks ask for the platform.
         stack.enter_context(jax.set_mesh(make_mesh((1, 1), devices=devices_of(topology)[:1])))
         yield topology
 
 
 def dry_run(name: str | None, devices: str | None = None) -> Experiment:
-    """Prints what a step needs on a slice or GPUs, or else on N or NODESxN devices of any kind."""
+    """Prints the needs of a step on a slice or GPUs, or on N or NODESxN devices of any kind."""
     if name is None:
         return _dry_run_on_any(*nodes_and_devices(devices or "1"))
     with planned(name) as topology:
@@ -223,7 +222,7 @@ def _dry_run_on_any(nodes, count):
 def largest_batch(
     configuration: Configuration, topology: Target, known: dict[str, Any]
 ) -> dict[str, Any]:
-    """Returns the figures of the step with the most batch elements per chip, by compiling.
+    """Returns the figures of the largest step that compiles.
 
     known: figures of one batch size.
     """

@@ -1,5 +1,3 @@
-"""Aligned text tables."""
-
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 

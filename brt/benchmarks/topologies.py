@@ -106,7 +106,6 @@ class Topology(NamedTuple):
 
     @property
     def chips(self) -> int:
-        """The number of chips of a slice."""
         return math.prod(self.sides)
 
     @property
@@ -137,7 +136,7 @@ class Topology(NamedTuple):
 
     @property
     def link_bytes(self) -> float:
-        """Bytes per second that the chip with the fewest links sends: a corner, without a torus."""
+        """Bytes per second of the chip with the fewest links: a corner, without a torus."""
         return self.chip.links / (1 if self.is_torus else 2)
 
     @property
@@ -200,7 +199,7 @@ def check_compiler(target: Target) -> None:
 
 
 def devices_of(topology: Target) -> Sequence[Any]:
-    """Returns the devices of slices or GPUs, and sets the environment that the compiler needs.
+    """Returns the devices of slices or GPUs, and sets the compiler's environment.
 
     The two cores of a v4 or v5p chip are one device, those of a v2 or v3 chip are two.
     """

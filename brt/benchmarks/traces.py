@@ -60,7 +60,7 @@ def newest_times(folder: str) -> ScopeTimes:
 
 
 def newest_events(folder: str) -> list[dict[str, Any]]:
-    """Returns the events of the newest trace in Chrome's format; none if it was not finished."""
+    """Returns the events of the newest trace in Chrome's format; none if unfinished."""
     events = []
     for name in glob.glob(os.path.join(newest_trace(folder), "*.trace.json.gz")):
         with gzip.open(name, "rt", encoding="utf-8") as file:

@@ -1,4 +1,4 @@
-"""Checks all bindings, also macros and references, before anything is built."""
+"""Checks all bindings, macros and references before anything is built."""
 
 import functools
 import inspect
@@ -10,9 +10,9 @@ from brt.bindings.gin_files import check_module, name_of
 from brt.checks import UNKNOWN, Reference, check, shortened, stands_alone
 
 NAMES_MODULE = ("SeqioText.module",)
-"""Bindings that name a module, which is imported when they are used."""
+"""Bindings that name a module, imported when used."""
 MOST_VALUES = 100_000
-"""Values of one config, those of macros and references counted wherever they are read."""
+"""Most values of one config; those of macros and references count at each use."""
 
 
 class BoundValue(NamedTuple):
@@ -60,7 +60,7 @@ def parameters_of(entry: Any) -> dict[str, inspect.Parameter]:
 
 @functools.cache
 def _parameters(wrapped):
-    # A class may hide its parameters behind a metaclass.
+    # A metaclass may hide a class's parameters.
     function = wrapped.__init__ if inspect.isclass(wrapped) else wrapped
     function = getattr(function, "__wrapped__", function)  # `help` is shown another signature
     return dict(inspect.signature(function).parameters)
@@ -80,7 +80,7 @@ def check_bound_values(allow_imports: Sequence[str] = ()) -> None:
         check(each.name, value, declared, f" (from {macro})" if macro.startswith("%") else "")
         if each.name.rpartition("/")[2] in NAMES_MODULE and value is not None:
             said = f"{each.name} = {shortened(repr(value))}"
-            if not isinstance(value, str):  # the value of a reference is not known yet
+            if not isinstance(value, str):  # a reference's value is not known yet
                 raise ValueError(f"{said} must be a module's name, written out.")
             check_module(value, said, allow_imports)
 
@@ -91,9 +91,8 @@ Named = tuple[Any, Any, Any]
 class Expansion:
     """Replaces macros by their values, and follows references.
 
-    named: returns the key of a macro or reference, its values, and what
-        replaces it, or None for these values; None for anything else. Its arguments are a value
-        and the key of the configurable that is bound to it.
+    named: from a value and the key of its configurable to the key of a macro or reference, its
+        values, and its replacement (None for these values); None for anything else.
     """
 
     def __init__(self, named: Callable[[Any, Any], Named | None]):

@@ -1,4 +1,4 @@
-"""Errors of configs: name the mistake, and the nearest valid name or the remedy."""
+"""Errors of configs, with the nearest valid name or the remedy."""
 
 import contextlib
 import difflib
@@ -24,7 +24,7 @@ COMPLETED_BY = {
 
 
 class ConfigError(ValueError):
-    """A gin file or binding is wrong; the message names it and the remedy."""
+    """A gin file or binding is wrong."""
 
     def __init__(self, message: str):
         super().__init__("\n".join(shortened(x, LONGEST_LINE) for x in message.split("\n")))
@@ -45,7 +45,7 @@ def explained(where, text="", file=None):
 def _explain(error, text):
     message = str(error).strip()
     if not isinstance(error, SyntaxError):
-        message = message.split("\n  In ")[0]  # without the lines that gin appends
+        message = message.split("\n  In ")[0]
     first, quoted = message.split("\n")[0], [*message.split("'")[1::2], ""]
     if isinstance(error, RecursionError):
         return "brackets or includes lie too deep in one another."

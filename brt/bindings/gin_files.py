@@ -1,7 +1,7 @@
 """Reads gin files: regular files of bounded size, and imports of allowed modules only.
 
-Gin can run any code by an `import` line or dynamic registration, and configs may come from other
-people: every file is checked here before gin parses it.
+Configs may come from others and gin can run code (imports, dynamic registration), so every file is
+checked before gin parses it.
 """
 
 import contextlib
@@ -19,10 +19,11 @@ from brt.storage.regular_files import read_text
 
 PACKAGE = "brt"
 LARGEST = 2**15
-"""Bytes of all files of a config, each counted wherever it is included: gin takes quadratic time
-for some texts. The configs of the archived runs have up to 3,000."""
+"""Most bytes of all files of a config, each counted per include: gin takes quadratic time for some
+texts. The configs of the archived runs have up to 3,000.
+"""
 SMALLEST = 2**8
-"""Bytes that a smaller file counts as."""
+"""Least bytes that a file counts as."""
 
 
 class NotAllowed(ValueError):
@@ -30,7 +31,7 @@ class NotAllowed(ValueError):
 
 
 def check_module(module: str, what: str, allow_imports: Sequence[str]) -> None:
-    """Refuses a module that is neither brt's nor in one of the named modules and packages."""
+    """Refuses a module outside brt and the named modules and packages."""
     if not any(f"{module}.".startswith(f"{name}.") for name in (PACKAGE, *allow_imports)):
         raise NotAllowed(
             f"{what} runs the code of {module}, which is not part of brt: if you trust it, add "
@@ -39,7 +40,7 @@ def check_module(module: str, what: str, allow_imports: Sequence[str]) -> None:
 
 
 def statements(text: str, delegate: config_parser.ParserDelegate) -> Iterator[Any]:
-    """Yields the statements of a gin text; refuses includes of URLs and of other files.
+    """Yields the statements of a gin text; refuses includes of URLs and other files.
 
     delegate: makes the values of references and macros.
     """
@@ -50,7 +51,7 @@ def statements(text: str, delegate: config_parser.ParserDelegate) -> Iterator[An
             yield statement
     except (RecursionError, tokenize.TokenError) as error:
         if isinstance(error, tokenize.TokenError) and "nested" not in str(error):
-            raise  # from Python 3.12 on, the tokenizer refuses 200 brackets
+            raise  # Python 3.12's tokenizer refuses 200 brackets
         raise NotAllowed("brackets or includes lie too deep in one another.") from None
 
 

@@ -19,7 +19,7 @@ def bound() -> Bindings:
 
 
 def read() -> Bindings:
-    """Returns all values that calls have read, bound or default."""
+    """Returns all values, bound or default, that calls have read."""
     return config._OPERATIVE_CONFIG
 
 
@@ -28,7 +28,7 @@ def bound_in(scopes: Sequence[str], selector: str) -> dict[str, Any]:
 
 
 def registered() -> Iterator[tuple[str, Any]]:
-    """Yields the name and the entry of every configurable, without gin's own."""
+    """Yields name and entry of every configurable except gin's own."""
     for selector, entry in config._REGISTRY.items():
         if (entry.module or "").split(".")[0] != "gin":
             yield selector.rpartition(".")[2], entry
@@ -41,7 +41,7 @@ def entry_of(selector: str) -> Any:
 def read_files_with(reader: Callable, folders: Sequence[str]) -> None:
     """Has gin read all files by `reader`, from these folders.
 
-    Gin itself also looks into importable packages, and stumbles over a folder named configs.
+    Gin itself also searches importable packages, and fails at a folder named configs.
     """
     config._FILE_READERS[:] = [(reader, os.path.lexists), (reader, is_remote_file)]
     config._LOCATION_PREFIXES[:] = ["", *folders]

@@ -1,4 +1,4 @@
-"""Bindings that were read, and those that nothing reads."""
+"""Bindings that were read, and unread ones."""
 
 import re
 from collections.abc import Iterator
@@ -20,12 +20,12 @@ SWITCHES = {
     "ReduceOnPlateau": "Trainer.plateau",
     "WeightAverage": "Trainer.average",
 }
-"""Bindings that leave out a part of a model or of training if they are `()` or None."""
+"""Bindings that leave out a part of a model or of training when `()` or None."""
 VOCABULARY_SIZE = "vocabulary_size"
 """The macro that the data config of --text binds."""
 
 bound_by_flags: set[str] = set()
-"""Names that the binding lines of the last `brt.config.parse` bind, not its files."""
+"""Names bound by binding lines, not files, of the last `brt.config.parse`."""
 
 
 def read_bindings() -> dict[str, str]:
@@ -43,8 +43,7 @@ def flatten(bindings: gin_private.Bindings) -> dict[str, str]:
 def differences(old: dict[str, str], new: dict[str, str]) -> list[str]:
     """Returns a line for each binding that differs: `RecurrentCell.gate: 'fixed' -> 'lstm'`.
 
-    A binding of only one side, whose version may have a further parameter, is compared with its
-    default.
+    A binding of only one side, from another version perhaps, is compared with its default.
     """
     return [
         f"{name}: {old.get(name, '(not bound)')} -> {new.get(name, '(not bound)')}"
@@ -61,9 +60,8 @@ def _default_text(name):
 def check_all_read() -> None:
     """Refuses bindings and macros that a full build has not read.
 
-    A file's bindings of a part that another binding leaves out (`SWITCHES`) only cause a warning.
-    Those of a source that a flag replaces are removed, and the size of its vocabulary, which a
-    model config may bind itself.
+    A file's bindings of a part that is left out (`SWITCHES`) only cause a warning. Those of a
+    source that a flag replaces are removed, and so is the size of its vocabulary.
     """
     read, bound = read_bindings(), flatten(gin_private.bound())
     used = {_binding_of(name, bound) for name in read}
@@ -90,11 +88,11 @@ def _without_switched_off(left, read, bound):
         logging.warning("%s = %s: %s not used.", switch, bound[switch], ", ".join(names))
     passed = {name for names in off.values() for name in names}
     replaced: set[str] = set()
-    if "Corpus.source" in bound_by_flags:  # it replaces the source of a file, with its bindings
+    if "Corpus.source" in bound_by_flags:  # a flag replaces the source of a file, with its bindings
         sources = (n for n in left if n == VOCABULARY_SIZE or _is_source(n.partition(".")[0]))
         replaced.update(name for name in sources if name not in bound_by_flags)
     passed, replaced = (_with_macros(names, bound) & {*left} for names in (passed, replaced))
-    _unbind(replaced)  # a run folder, written from gin's bindings, has no flags that replace them
+    _unbind(replaced)  # a run folder's config has no flags that replace them
     return [name for name in left if name not in passed | replaced]
 
 
@@ -145,7 +143,7 @@ def _unread(name, read):
 
 @runtime_checkable
 class _GivesDocuments(Protocol):
-    """A `brt.data.sources.base.Source`, which this module may not import."""
+    """The `Source` class, which this module may not import."""
 
     def documents(self, split: str) -> Iterator[Any]: ...
 

@@ -1,7 +1,4 @@
-"""Imports the modules whose classes and functions a config names, so that gin knows them.
-
-The index from names to modules is read from the sources.
-"""
+"""Imports the modules that define a config's configurables, by an index read from the sources."""
 
 import functools
 import importlib

@@ -34,7 +34,7 @@ def bindable(entry):
 
 
 def declarations() -> dict[str, Any]:
-    """Returns annotations of the parameters that gin may bind, by names such as `Trainer.steps`."""
+    """Returns parameters' annotations by names such as `Trainer.steps`."""
     register_all()
     return {
         f"{owner}.{name}": declared
@@ -55,7 +55,7 @@ def as_declared(settings: dict[str, Any]) -> dict[str, Any]:
 
 @functools.cache
 def default(name: str) -> Any:
-    """Returns the value of a binding, `Trainer.stream`, that nothing binds.
+    """Returns the default of a parameter by name, as in `Trainer.stream`, if nothing binds it.
 
     `gin.REQUIRED` where it has none, or where brt has no such configurable or parameter.
     """

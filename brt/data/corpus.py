@@ -20,7 +20,7 @@ from brt.data.vocabularies.named import as_vocabulary
 from brt.storage.paths import AnyPath, RemotePath, as_path, file_size
 
 FILES = "files"
-"""Key of a store's source: the sha256 of the names and sizes of its files."""
+"""Key of a store's source: sha256 of its files' names and sizes."""
 
 
 class StoreMissing(FileNotFoundError): ...
@@ -75,9 +75,9 @@ class Corpus:
         shard_bytes: int | None = None,
         runner: ShardRunner | None = None,
     ) -> None:
-        """Makes a split's store, unless there is one that fits; arguments as of `write_store`.
+        """Makes a split's store, unless a fitting one exists; arguments as of `write_store`.
 
-        One process of a host works, the others wait.
+        The other processes of a host wait.
         """
         store = self.path(split)
         if not self.exists(split):
@@ -100,7 +100,7 @@ class Corpus:
         self.warn_of_changes(split)
 
     def warn_of_changes(self, split: str) -> None:
-        """Logs a warning if local files behind a store have changed since it was made."""
+        """Warns if local files behind a store have changed since it was made."""
         # Sources that check the content refuse changed files anyway, and take long.
         # A bucket has another clock.
         folder = self.path(split)
@@ -140,7 +140,7 @@ class Corpus:
     def _has_files(self, split: str, files: str) -> bool:
         try:
             return self.source.listed and self._files(split) == files
-        except (OSError, ValueError):  # the source is not on this machine
+        except (OSError, ValueError):
             return False
 
     def _check_source(self, runner: ShardRunner | None) -> None:
@@ -160,7 +160,7 @@ class Corpus:
             )
 
     def open(self, split: str) -> TokenStore:
-        """Opens a split's store. The source need not be on this machine.
+        """Opens a split's store; does not need the source.
 
         Raises:
             StoreMissing: the split has not been prepared.

@@ -1,5 +1,3 @@
-"""Imports of optional libraries."""
-
 import importlib.util
 from types import ModuleType
 
@@ -10,7 +8,7 @@ class MissingExtra(ImportError): ...
 
 
 def extra_library(module: str, user: str, extra: str) -> ModuleType:
-    """Imports a library of an extra; the error names `user`, which needs it."""
+    """Imports an extra's library; the error names `user`, which needs it."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -18,7 +16,7 @@ def extra_library(module: str, user: str, extra: str) -> ModuleType:
 
 
 def check_extra(module: str, user: str, extra: str) -> None:
-    """Raises the error of `extra_library` if a library is not installed; imports nothing."""
+    """As `extra_library`, but only checks that the library is installed."""
     if importlib.util.find_spec(module) is None:
         raise _missing(module, user, extra, "it is not installed")
 

@@ -22,7 +22,7 @@ class Mixture:
 
     Args:
         corpora: with the same vocabulary.
-        weights: of the training tokens of each corpus, in any unit; the attribute adds up to 1.
+        weights: shares of training tokens, in any unit; the attribute adds up to 1.
         names: in records, as in `eval/loss/books`; None for numbers from 0.
     """
 
@@ -97,7 +97,7 @@ class MixedStore:
 
     @property
     def shard_documents(self) -> np.ndarray:
-        """The first document of each shard, and the number of all, int64 (shards + 1,)."""
+        """First document of each shard, then the number of all, int64 (shards + 1,)."""
         firsts = [part.shard_documents[:-1] + base for part, base in zip(self.stores, self.bases)]
         return np.concatenate([*firsts, [self.num_documents]])
 

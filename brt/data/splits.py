@@ -1,13 +1,11 @@
-"""The check of the names of splits, which become parts of paths."""
-
 import re
 
 ALLOWED = re.compile(r"\w[\w\-.\[\]:%+()]*")
-"""Also the characters of slices of TensorFlow Datasets, as in `train[:10%]`."""
+"""With the characters of TensorFlow Datasets' slices, `train[:10%]`."""
 
 
 def check_split(split: str, name: str = "The name of a split,") -> str:
-    """Returns the name of a split; `name` is the binding or flag, for the message."""
+    """Returns `split`; `name` is the binding or flag, for the message."""
     plain = isinstance(split, str) and ALLOWED.fullmatch(split) and ".." not in split
     if not plain or split.endswith(".partial"):
         raise ValueError(

@@ -1,4 +1,4 @@
-"""The scores of tokens, and the interface of what an evaluation computes from them.
+"""The scores of tokens, and the interface of additional scores.
 
 `Evaluation.score` names an additional `Score`, such as `@RecallScore()`.
 """

@@ -13,7 +13,7 @@ from brt.data.token_scores import Score, Store, Sums, TokenScores
 class AnswerScore(Score):
     """Share of answers that greedy decoding writes after the true tokens before them.
 
-    An answer that is not processed to its end, because evaluation stops early, does not count.
+    Answers cut by an early stop do not count.
     """
 
     def add(self, sums: Sums, store: Store, segment: TokenScores) -> None:

@@ -1,4 +1,4 @@
-"""Evaluation with several segments at once, in the diagonal schedule (`brt/models/diagonal.py`)."""
+"""Evaluation of several segments at once, in the diagonal schedule (`brt/models/diagonal.py`)."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -29,7 +29,7 @@ def segment_reader(
 class DiagonalReader(SegmentReader):
     """A `SegmentReader` that runs K segments at once, with the state kept or cleared.
 
-    With another state, or where it is replaced at some steps, it runs one segment after another.
+    With another state, or with replacements at some steps, it runs one segment after another.
     """
 
     def __init__(

@@ -1,6 +1,5 @@
-"""Evaluates every document of a split once, from its start, with empty caches.
-
-Sums are float64 on the host and do not depend on the batches.
+"""Evaluates every document of a split once, from empty caches. Sums are float64 on the host,
+independent of the batches.
 """
 
 from collections.abc import Callable
@@ -23,11 +22,11 @@ from brt.evaluation.scores import StoreSums, TokenSums
 from brt.experiment import Experiment
 
 SHARED = ("scored_tokens", "tokens_per_word", "questions", "truncated")
-"""Scalars of the data, which are the same with the state cleared."""
+"""Scalars that do not depend on the state."""
 
 
 class Evaluator:
-    """Evaluates parameters on one split; of a mixture, on each corpus as well."""
+    """Evaluates parameters on one split, and on each corpus of a mixture."""
 
     def __init__(
         self, experiment: Experiment, store: TokenStore | MixedStore, mesh: jax.sharding.Mesh
@@ -55,7 +54,7 @@ class Evaluator:
 
     @classmethod
     def in_loop(cls, experiment: Experiment, mesh: jax.sharding.Mesh) -> "Evaluator | None":
-        """Returns the evaluator of a training run; None if `Trainer.eval_every` is 0."""
+        """Returns a training run's evaluator; None if `Trainer.eval_every` is 0."""
         if not experiment.trainer.eval_every:
             return None
         store = experiment.open_store(experiment.evaluation.split)
@@ -94,7 +93,7 @@ class Evaluator:
             self.add(sums, segment)
             if after_segment:
                 after_segment()
-        labelled = isinstance(self.stream, LabelledPass)  # labels are not text
+        labelled = isinstance(self.stream, LabelledPass)
         return self.scalars(
             sums, not labelled and (not max_steps or max_steps >= self.stream.num_steps)
         )

@@ -31,9 +31,9 @@ class FreeRunning(Score):
     """Metrics of samples beyond `accuracy`, which is teacher-forced.
 
     free_running_accuracy: share of correct scored tokens when each prediction is the next input.
-    free_running_exact: share of samples of which all scored tokens are correct that way.
+    free_running_exact: share of samples whose scored tokens are all correct that way.
     answer_accuracy: the same of the last `answer` tokens.
-    task_accuracy: free-running if at least a segment is scored, else teacher-forced.
+    task_accuracy: free-running if at least one segment is scored, else teacher-forced.
     accuracy_end: teacher-forced, of the last `end` tokens.
     ..._written: of tokens that are not `blank`, as the published code counts equations.
 
@@ -61,7 +61,7 @@ class FreeRunning(Score):
             self._count(sums, name, segment.correct_BT[:, part_T], tokens_BT[:, part_T])
 
     def scalars(self, sums: Sums, store: Store, whole: bool) -> dict[str, float]:
-        # Every evaluation has the accuracy itself already.
+        # Every evaluation reports `accuracy` already.
         return {name: share for name, share in _shares(sums).items() if name != "accuracy"}
 
     def run(
@@ -101,7 +101,7 @@ def _shares(sums):
 
 
 class SampleDecoder:
-    """A model compiled to read the unscored beginning of samples and write the rest itself.
+    """A compiled model that reads the unscored beginning of samples and writes the rest.
 
     Args:
         rows: B; raised to the next number that the mesh divides.
@@ -131,7 +131,7 @@ class SampleDecoder:
     def read(
         self, params: Any, max_samples: int | None = None, label: str | None = None
     ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yields targets and predictions of samples, int32 (samples, S) each."""
+        """Yields targets and predictions, int32 (samples, S) each."""
         count = min(self.store.num_documents, max_samples or self.store.num_documents)
         progress = Progress(label or "", count, quiet=not label)
         try:
@@ -155,7 +155,7 @@ class SampleDecoder:
 def write(
     model: LanguageModel, tokens_BL: jax.Array, first: int, scored: int, segment_length: int
 ) -> jax.Array:
-    """Reads samples up to their scored part, which the model then writes token by token.
+    """Reads samples up to their scored part, and writes that token by token.
 
     Args:
         first, scored: position of the first scored token, 1 or more, and their number S.
@@ -189,7 +189,7 @@ def write(
 def write_greedily(
     model: LanguageModel, token_B: jax.Array, caches: tuple, length: int
 ) -> jax.Array:
-    """Returns the most likely tokens after `token_B`, int32 (B, length); caches to decode with."""
+    """Returns the most likely tokens after `token_B`, int32 (B, length), and decoding caches."""
 
     def step(carry, _):
         token_B, caches = carry
@@ -203,7 +203,7 @@ def write_greedily(
 
 @functools.lru_cache(maxsize=4)
 def scored_part(store: TokenStore) -> tuple[int, int]:
-    """Returns the position of the first scored token of every sample, and how many are scored.
+    """Returns position of the first scored token of every sample, and number of scored tokens.
 
     The first token of a sample is never scored.
     """

@@ -1,7 +1,7 @@
 """Bits per token, byte and character, and perplexity, from a sum of nats.
 
-Figures per byte, character and word compare two models only if they predict the same text: a
-vocabulary may drop white space that the text still counts (`lost_white_space`).
+Figures per byte, character and word are comparable only for the same text: a vocabulary may drop
+white space that the text still counts (`lost_white_space`).
 
 Source: Block-Recurrent, appendix I.
 """
@@ -20,7 +20,7 @@ LARGEST = 700.0
 def word_level_perplexity(bits_per_token: float, tokens: int, words: int) -> float:
     """Returns exp(L / words), with L the loss of the whole text in nats.
 
-    words: as the text's publisher counts them.
+    words: as counted by the text's publisher.
     """
     return math.exp(min(bits_per_token * math.log(2) * tokens / words, LARGEST))
 

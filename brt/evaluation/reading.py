@@ -1,4 +1,4 @@
-"""Runs a model over documents, segment by segment, and optionally replaces its state."""
+"""Runs a model over documents by segments, optionally with another state."""
 
 import functools
 from collections.abc import Callable, Iterator
@@ -25,7 +25,7 @@ from brt.training.train_step import enter_segment
 STATE_ABLATIONS = ("kept", "cleared", "zeroed", "swapped")
 """Replacements of the state before a segment: by the learned initial state (cleared), by zeros
 (zeroed), or by the state of the next batch element, which is of another document (swapped); its own
-state is updated too, but not read.
+state is updated but not read.
 """
 
 
@@ -40,7 +40,7 @@ def read_segment(
     return caches, x_BTD, metrics
 
 
-@functools.lru_cache(maxsize=4)  # so that it is traced once
+@functools.lru_cache(maxsize=4)
 def reading_step(
     experiment: Experiment,
     rows: int,
@@ -88,7 +88,7 @@ class SegmentReader:
     Args:
         rows, segment_length: B and T.
         entropy: also compute the entropy of the predictions.
-        answers: let the model, a `Reader`, answer after each segment.
+        answers: whether the model, a `Reader`, answers after each segment.
 
     Attributes:
         has_state: whether the model carries anything besides windows.
@@ -110,7 +110,7 @@ class SegmentReader:
         init, step = reading_step(experiment, self._all_rows, segment_length, entropy, answers)
         abstract = jax.eval_shape(init, experiment.abstract_params)
         layout = shardings(abstract, mesh)
-        self.empty = jax.jit(init, out_shardings=layout)  # from params; added rows included
+        self.empty = jax.jit(init, out_shardings=layout)
         self._step = jax.jit(
             step,
             static_argnames="state",

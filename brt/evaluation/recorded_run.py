@@ -1,4 +1,4 @@
-"""A run folder with parameters of a checkpoint, which makes recordings on demand."""
+"""A run folder with a checkpoint's parameters; makes recordings on demand."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ from brt.training.sharding import divisible_rows
 
 
 class RecordedRun:
-    """A run folder that `brt.evaluate --record` and the studies read documents with.
+    """A run folder for `brt.evaluate --record` and the studies.
 
     Args:
         rebuild: from further bindings to the experiment of the run folder with them.
@@ -31,7 +31,8 @@ class RecordedRun:
 
     Attributes:
         params, step, best_by: of the checkpoint; best_by is the metric of a best one, else None.
-        rows, segment_length, window: B, which the mesh divides, T, and `model.period`.
+        rows, segment_length, window: B, which the mesh divides, T, and the model's cache-update
+            interval.
         reader: a `SegmentReader` of that shape.
     """
 
@@ -101,7 +102,7 @@ class RecordedRun:
     def recording(
         self, state: str = "kept", documents: Sequence[int] | np.ndarray | None = None
     ) -> Recording:
-        """Returns the recording of one of `STATE_ABLATIONS`; records missing ones of the documents.
+        """Returns the recording of one of `STATE_ABLATIONS`; first records missing documents.
 
         documents: integers; None for all.
         """

@@ -1,7 +1,6 @@
 """Makes recordings (`brt.evaluation.recording`).
 
-A document counts as done once all of it is on disk, so an interrupted recording continues with the
-others.
+A document is done once all of it is on disk, so an interrupted recording keeps it.
 """
 
 import hashlib
@@ -30,7 +29,7 @@ from brt.training.sharding import to_host
 
 SCORES = ("nats", "entropy", "correct")
 IDENTITY = ("step", "parameters", "state", "segment_length", "window")
-"""Entries of the manifest that identify a recording, besides the store's content."""
+"""Entries of the manifest that, with the store's content, identify a recording."""
 SECONDS = 300.0
 
 
@@ -46,7 +45,7 @@ class RecordingCopy:
         download(self.remote, self.folder)
 
     def publish(self, seconds: float = 0.0) -> None:
-        """Copies the recording to the bucket, unless it was copied `seconds` ago or less."""
+        """Copies the recording to the bucket, unless copied in the last `seconds`."""
         if time.monotonic() - self._last < seconds:
             return
         if self.folder.is_dir():
@@ -66,7 +65,7 @@ def record(
     documents: Sequence[int] | np.ndarray | None = None,
     label: str | None = None,
 ) -> Recording:
-    """Records documents that are not recorded yet; all processes of a run call it together.
+    """Records missing documents; all processes of a run call it together.
 
     Args:
         folder: of the recording; another recording there is replaced.
@@ -116,7 +115,7 @@ def record(
         done_D = multihost_utils.broadcast_one_to_all(done_D).astype(bool)
     missing = chosen[~done_D[chosen]]
     if state == "swapped" and len(missing):
-        missing = chosen  # whose states meet depends on all that are read
+        missing = chosen  # swapped states depend on all documents that are read
     if len(missing):
         stream = DocumentPass(store, reader.rows, reader.segment_length, documents=missing)
         segments = reader.read(params, stream, state, label=label)
@@ -148,7 +147,7 @@ def _write(folder, segments, store, copy):
             pass
         return
     starts_D = np.cumsum(store.lengths_D) - store.lengths_D
-    # Memory maps would end in SIGBUS on a full disk.
+    # Not memory maps: a full disk would end the process by SIGBUS.
     with ExitStack() as stack:
         files = {
             name: stack.enter_context(open(folder / f"{name}.bin", "r+b", buffering=0))
@@ -190,7 +189,7 @@ def _put(file, first, values):
     with naming(file.name):
         file.seek(int(first) * values.itemsize)
         left = memoryview(values.tobytes())
-        while left:  # an unbuffered file may take less than it is given
+        while left:  # an unbuffered file may write less
             left = left[file.write(left) :]
 
 
@@ -211,7 +210,7 @@ def _begin(folder, manifest):
         remove(folder, names)
     partial = folder.with_name(folder.name + ".partial")
     claim(partial, is_own=_is_recording(partial))
-    remove(partial, names)  # of one that was killed while it began
+    remove(partial, names)  # of a killed process
     claim(partial)
     with naming(partial):
         for name, dtype in FILES.items():

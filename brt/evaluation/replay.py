@@ -1,5 +1,3 @@
-"""Evaluates recordings, without a model."""
-
 from collections.abc import Mapping, Sequence
 
 import numpy as np

@@ -1,5 +1,3 @@
-"""The scores of every evaluation: sums over segments, and the resulting scalars."""
-
 import numpy as np
 
 from brt.data.token_scores import Score, Store, Sums, TokenScores
@@ -17,7 +15,7 @@ class TokenSums(Score):
     def add(self, sums: Sums, store: Store, segment: TokenScores) -> None:
         scored_BT = segment.weights_BT > 0
         weights_BT = segment.weights_BT.astype(np.float64)
-        # Masked first: the loss of padding need not even be finite.
+        # Masked first: the loss of padding may not be finite.
         nats_BT = np.where(scored_BT, segment.nats_BT, 0.0).astype(np.float64)
         for name, value in (
             ("nats", (nats_BT * weights_BT).sum()),

@@ -1,4 +1,4 @@
-"""Words of a document, their tokens, and kinds of words.
+"""Words of a document, with tokens and kinds.
 
 Kinds are those of the paper's qualitative study, decided by rules:
 
@@ -25,14 +25,14 @@ SENTENCE_ENDS = ".!?:\"'“”‘’«»*_-—"
 """Characters after which a capital does not mean a name."""
 HEADING_WORDS = 12
 OPENING_WORDS = 200
-"""Words of a document's beginning with title and author."""
+"""Words at the beginning of a document, with title and author."""
 ENDING = 0.1
-"""Share of a document that counts as its end."""
+"""Last share of a document that counts as its end."""
 
 PIECE = 32
 """Tokens that are decoded together."""
 AROUND = 8
-"""Tokens on both sides that are decoded with a piece, so that characters cut in two are whole."""
+"""Tokens decoded on both sides of a piece, so that no character is cut."""
 
 NAME, TITLE, OTHER = "proper name", "chapter title", "other"
 
@@ -65,7 +65,7 @@ class Words:
     def at(self, token: int) -> int | None:
         end = int(self._ends_T[token])
         begin = end - len(self.texts[token])
-        # A token that has no text of its own shares the last character so far.
+        # A token without text shares the last character before it.
         last = end - 1
         number = bisect_right(self._first, last) - 1
         if number < 0 or self._spans[number][1] <= min(begin, last):
@@ -93,10 +93,8 @@ class Words:
         return OTHER
 
     def is_recalled_opening(self, number: int) -> bool:
-        """Returns whether a word near the document's end repeats its title or author.
-
-        It is in the last tenth, and with the word before or after it, both with a capital, also in
-        the first 200 words.
+        """Returns whether a word in the document's last tenth repeats its title or author: with a
+        neighbour, both with a capital, it is also in the first 200 words.
         """
         if self.starts[number] < (1 - ENDING) * len(self.texts):
             return False
@@ -109,7 +107,7 @@ class Words:
         )
 
     def around(self, token: int) -> tuple[str, str, str]:
-        """Returns up to 100 characters before a token, its text, and as many after it."""
+        """Returns up to 100 characters before a token, its text, and up to 100 after it."""
         end = int(self._ends_T[token])
         begin = end - len(self.texts[token])
         return (
@@ -165,7 +163,7 @@ def _titled(words):
 def token_texts(vocabulary: Vocabulary, tokens: np.ndarray) -> list[str]:
     """Returns one string a token; joined they are the document as the vocabulary decodes it.
 
-    A character that several tokens share belongs to the first of them, and the others are empty.
+    A character of several tokens belongs to the first of them; the others are empty.
 
     tokens: integers (tokens,).
     """

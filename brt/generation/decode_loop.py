@@ -1,5 +1,3 @@
-"""The compiled loop over tokens, a chunk at a time."""
-
 from collections.abc import Callable
 
 import jax
@@ -25,7 +23,7 @@ def make_decode_loop(graph: nnx.GraphDef, size: int) -> Callable:
         decode_loop(params, memory, given_BC, counts_B, seeds_B, sampling) -> the memory, tokens
         (B, C), their nats (B, C) under the model's own distribution, and whether the logits were
         finite (B, C). Each document continues by its count, at most C, of tokens: given ones, or
-        `DRAW`. After that it does not change, bit for bit.
+        `DRAW`. Then it stays unchanged, bit for bit.
     """
 
     def decode_loop(params, memory, given_BC, counts_B, seeds_B, sampling):

@@ -1,4 +1,4 @@
-"""Reads, scores and writes documents with a model and its memory.
+"""Reads, scores and writes documents.
 
 generator = Generator(experiment.bind(params), experiment.trainer.corpus.vocabulary)
 memory = generator.read(["Call me Ishmael."])
@@ -31,18 +31,18 @@ from brt.models.model import LanguageModel, Model
 from brt.storage.file_parts import FileBytes
 
 SEGMENT = 2048
-"""Approximate default segment length, in tokens."""
+"""Approximate default length, in tokens."""
 
 READ_TOGETHER = 2**17
-"""Approximate number of tokens of a long text in memory at a time."""
+"""Approximate tokens of a long text in memory at a time."""
 
 ENCODED_TOGETHER = 2**16
-"""Approximate number of bytes of a long text encoded at a time."""
+"""Approximate bytes of a long text encoded at a time."""
 
 Text = str | bytes | np.ndarray | Sequence[int]
 Texts = Text | Sequence[Text]
 Seeds = int | Sequence[int] | np.ndarray
-"""One for each document, or that of the first, from which the others are counted."""
+"""One for each document, or that of the first; the others count from it."""
 
 
 class NonFiniteLogits(ValueError): ...
@@ -55,7 +55,8 @@ class Generator:
 
     Args:
         model: with parameters, from `Experiment.bind`; on one device.
-        segment_length: tokens read at once, a multiple of `model.period`; None: about 2,048.
+        segment_length: tokens read at once, a multiple of the model's cache-update interval; None:
+            about 2,048.
         chunk: tokens written by one call of the compiled loop.
         segments_together: segments of a long text that run at once, in the diagonal schedule.
     """
@@ -86,7 +87,7 @@ class Generator:
         self.chunk = chunk
         graph, params = nnx.split(model)
         (self.device,) = jax.tree.leaves(params)[0].devices()
-        # Placed explicitly, here and below, or the first call would be compiled separately.
+        # Explicit placement, here and below, avoids a second compilation.
         self.params = jax.device_put(params, self.device)
         self.decode_loop = jax.jit(make_decode_loop(graph, vocabulary.size))
         if segments_together > 1:
@@ -147,11 +148,11 @@ class Generator:
         memory: Memory | None = None,
         label: str | None = None,
     ) -> Memory:
-        """Reads files, (title, content) each, with a part of their tokens in memory at a time."""
+        """Reads files, (title, content) each, part by part."""
         memory = self.begin(len(files)) if memory is None else memory
         streams = [self._encoded(data, title) for title, data in files]
         rests = [np.zeros(0, np.int32) for _ in files]
-        # Cut where `read` cuts it into segments, so that the same is computed.
+        # Cut where `read` cuts it into segments, so that results are the same.
         length = self.prefill.segment_length * self.prefill.together
         size = max(READ_TOGETHER // length, 1) * length
         wanted_B = -np.asarray(memory.position_B) % self.prefill.period + size

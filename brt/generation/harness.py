@@ -2,8 +2,8 @@
 
 lm_eval.simple_evaluate(model=BrtLM("runs/mine"), tasks=["lambada_openai"])
 
-A prompt is read with the run's memory from its first token on; nothing is cut. Every context is
-read once, however many continuations it has.
+A prompt is read from its first token; nothing is cut. Every context is read once, whatever its
+number of continuations.
 """
 
 import itertools
@@ -28,7 +28,7 @@ SAMPLED = ("temperature", "top_k", "top_p")
 
 
 class BrtLM(LM):  # type: ignore[misc]
-    """Answers the requests of the harness.
+    """Answers requests of the harness.
 
     Args:
         run: a run folder, or a `Generator` (`Generator.from_folder` of an exported model).

@@ -1,5 +1,3 @@
-"""The memory of documents as a value."""
-
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -12,10 +10,10 @@ from brt.token_ids import BEGIN
 
 
 class Memory(NamedTuple):
-    """All that a model remembers of B documents, of a size that does not depend on their lengths.
+    """The memory of B documents; its size does not depend on their lengths.
 
     The newest token is the model's next input: after n tokens it has had n inputs, `BEGIN` first.
-    Caches move after every P = `model.period` inputs.
+    Caches move after every P inputs, the model's cache-update interval.
 
     caches: of the model, in decoding form.
     recent_BP: (B, P) int32, the last P tokens, newest last; `BEGIN` where there are fewer.
@@ -40,5 +38,5 @@ def fresh_memory(model: LanguageModel, rows: int) -> Memory:
 
 
 def take_rows(memory: Memory, rows: Sequence[int] | np.ndarray) -> Memory:
-    """Returns the memories of these documents, in this order; a repeated one is forked."""
+    """Returns the memories of these documents, in this order; repetitions fork."""
     return jax.tree.map(lambda x: x[jnp.asarray(rows)], memory)

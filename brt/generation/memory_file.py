@@ -1,7 +1,7 @@
-"""A document's memory as a file: safetensors, with a description in JSON in its header.
+"""A document's memory as a safetensors file, with a JSON description in its header.
 
-It contains the decoding form of the caches, so its size does not depend on the document's length.
-It fits only the parameters and the vocabulary that it was made with.
+It contains the decoding form of the caches, of constant size, and fits only the parameters and the
+vocabulary it was made with.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ from brt.storage.replaced_files import replace_file
 FORMAT = "brt document memory 1"
 AGAIN = "write it again with --save_memory"
 DIGITS = 12
-"""Width of the position in the header, so that the size of the file is constant."""
+"""Width of the position in the header, so that the file's size is constant."""
 
 DESCRIPTION = Fields(
     {
@@ -44,7 +44,7 @@ WITHOUT_EFFECT = ("dropout", "remat", "remat_blocks")
 
 
 def model_fingerprint(model: nnx.Module) -> str:
-    """Returns the sha256, in hex, of all that a model's caches depend on."""
+    """Returns the sha256, in hex, of everything that determines a model's caches."""
     digest = hashlib.sha256()
     for path, module in nnx.iter_modules(model):
         attributes = vars(module)
@@ -63,7 +63,7 @@ def model_fingerprint(model: nnx.Module) -> str:
 
 
 def save(path: str, memory: Memory, fingerprint: str, vocabulary: Vocabulary) -> None:
-    """Writes the memory of one document; an existing file is replaced when all is written.
+    """Writes the memory of one document; replaces a file once complete.
 
     Args:
         fingerprint: the `model_fingerprint` of its model.
@@ -112,7 +112,7 @@ def load(path: str, model: LanguageModel, fingerprint: str, vocabulary: Vocabula
         with on_disk(path) as name, safe_open(name, "flax") as file:
             metadata = file.metadata() or {}
             names = list(file.keys())
-            # Other shapes are refused below; they may be too large to read.
+            # Other shapes, maybe too large to read, are refused below.
             if {name: file.get_slice(name).get_shape() for name in names} == shapes:
                 arrays = {name: file.get_tensor(name) for name in names}
     except (SafetensorError, MemoryError) as error:

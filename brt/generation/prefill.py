@@ -1,4 +1,4 @@
-"""Reading text into a memory at the speed of evaluation: by whole segments.
+"""Reads text into a memory by whole segments, as fast as evaluation.
 
 Caches move every P tokens from the start of a document, and tokens are cut there: up to the next
 multiple of P token by token; K segments at once; whole segments; whole multiples of P; and a last,
@@ -25,7 +25,7 @@ class Prefill:
     """Reads tokens into memories; compiled once for each batch size.
 
     Args:
-        period: P, in tokens, `model.period`.
+        period: P, the model's cache-update interval in tokens.
         segment_length: N, in tokens, a multiple of P.
         chunk: C, tokens of one call of `decode_loop`.
         together: K, segments of a long text that run at once in the diagonal schedule.
@@ -46,7 +46,7 @@ class Prefill:
         self.decode_loop = decode_loop
         self.chunk = chunk
 
-        def nats(logits_BTV, targets_BT, score):  # else no logits are computed
+        def nats(logits_BTV, targets_BT, score):
             return token_losses(logits_BTV, targets_BT)[0] if score else None
 
         def segment(params, inputs_BT, targets_BT, caches, reads_B, score):
@@ -157,7 +157,7 @@ class _Reading:
     def advance(self, counts_B, nats_BT, caches):
         if self.costs is not None:
             self.costs.append((counts_B, nats_BT))
-        # One call runs while the next is prepared; else all would be queued.
+        # One call runs while the next is prepared; without this all would be queued.
         jax.block_until_ready(self.running)
         self.running = jax.tree.leaves(caches)[0]
         self.done_B = self.done_B + counts_B

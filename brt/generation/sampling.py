@@ -82,7 +82,7 @@ def keep_top_p(sorted_BV: jax.Array, p: jax.Array | float) -> jax.Array:
     """
     probability_BV = jax.nn.softmax(sorted_BV, axis=-1)
     before_BV = jnp.cumsum(probability_BV, axis=-1) - probability_BV
-    # The first stays whatever rounding does to a tiny p.
+    # The first stays even if a tiny p is rounded.
     kept_BV = (before_BV < p) | (jnp.arange(sorted_BV.shape[-1]) == 0)
     return jnp.where(kept_BV, sorted_BV, -jnp.inf)
 
@@ -101,7 +101,7 @@ def choose(
         logits_BV = penalise(logits_BV, recent_BR, sampling.repetition_penalty)
     if sampling.temperature is None:
         return jnp.argmax(logits_BV, axis=-1).astype(jnp.int32)
-    # The maximum stays 0, so that a tiny temperature cannot make two logits infinite.
+    # A maximum of 0 keeps logits finite at a tiny temperature.
     logits_BV = logits_BV - jnp.max(logits_BV, axis=-1, keepdims=True)
     logits_BV = logits_BV / sampling.temperature
     draw = jax.vmap(jax.random.categorical)

@@ -1,5 +1,3 @@
-"""Text of a stream of tokens, in whole characters, and where it stops."""
-
 import itertools
 from collections.abc import Iterable, Sequence
 
@@ -10,13 +8,13 @@ UNSURE = "\ufffd"
 MOST_UNSURE = 3
 
 CONTEXT = 32
-"""Tokens that are decoded again with each new one."""
+"""Tokens decoded again with each new one."""
 
 
 class StreamingText:
     """The text of a stream of tokens of any vocabulary, as early as it is certain.
 
-    The joined results of `push` and `finish` are the text that the tokens add to that of `before`.
+    The joined results of `push` and `finish` are the text after that of `before`.
 
     Args:
         before: ids before the stream; a character may begin in them.
@@ -36,7 +34,7 @@ class StreamingText:
         self._limit = CONTEXT
         self._held = ""
         self._before = text = self._text()
-        self._returned = _certain(text)  # number of characters
+        self._returned = _certain(text)
         self._forget(text)
 
     def push(self, token: int) -> str:
@@ -75,7 +73,7 @@ class StreamingText:
         if shown.strip().strip(UNSURE):
             self._ids, self._returned, self._limit = recent, len(shown), CONTEXT
             self._before = ""
-        else:  # all white space
+        else:
             self._limit = 2 * len(self._ids)
 
     def _until_stop(self, new):

@@ -1,8 +1,8 @@
-"""A folder of compiled programs, so that the second start of a command compiles nothing.
+"""A shared folder of compiled programs, so that a second start compiles nothing.
 
 JAX alone never replaces an entry that a killed process left damaged, and with a bound on the size
 (`jax_compilation_cache_max_size`) stores nothing more once one of an entry's two files is missing.
-Here JAX uses a folder of this process, and whole entries go to and from the shared folder by links.
+Here each process has its own folder, and links exchange whole entries with the shared one.
 """
 
 import os
@@ -22,7 +22,7 @@ MOST_BYTES = 4 * 2**30
 LEAST_SECONDS = 0.2
 """Programs that compile faster are not kept."""
 ABANDONED = 7 * 24 * 3600
-"""Seconds after which a process's folder counts as left by one that was killed."""
+"""Seconds until a process's folder counts as abandoned."""
 ENTRIES = f"jit_*-{'[0-9a-f]' * 64}-cache"
 PROCESS = "brt-process-"
 
@@ -48,7 +48,7 @@ class CompilationCache:
         _configure(settings)
 
     def publish(self) -> None:
-        """Copies the programs of this process to the shared folder; when nothing is compiling."""
+        """Copies this process's programs to the shared folder, while nothing compiles."""
         try:
             _link_entries(self.own, self.shared)
             size = 0
@@ -76,7 +76,7 @@ def _link_entries(source, target):
         name = target / entry.name
         try:
             os.link(entry, name)
-        except (FileExistsError, FileNotFoundError):  # another process put it there, or made room
+        except (FileExistsError, FileNotFoundError):  # another process wrote it, or made room
             pass
         except OSError:  # a file system without links
             replace_file(target, entry.name, entry.read_bytes())
@@ -86,7 +86,7 @@ _in_use: list[CompilationCache] = []
 
 
 def begin(folder: str | None = None) -> None:
-    """Keeps what this process compiles, until `end`; warns of a folder that cannot be used.
+    """Caches compiled programs until `end`; warns of an unusable folder.
 
     folder: "" for none; None for ~/.cache/brt/compiled, or JAX's own JAX_COMPILATION_CACHE_DIR.
     """

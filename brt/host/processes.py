@@ -1,4 +1,4 @@
-"""The processes of one run: they start only if they were started alike, and they end together.
+"""The processes of one run, which start with equal settings and end together.
 
 JAX's coordination service watches them: if one is killed or hangs, it ends the others after
 `HEARTBEAT_TIMEOUT`; a collective that fails earlier ends them at once.
@@ -19,7 +19,7 @@ from jax.experimental import multihost_utils
 from brt.host import slurm
 
 HEARTBEAT_TIMEOUT = 60
-"""Seconds without a heartbeat after which a process counts as lost."""
+"""Seconds without a heartbeat until a process counts as lost."""
 FAILED_COLLECTIVE = re.compile(
     "(ABORTED|CANCELLED|DEADLINE_EXCEEDED|FAILED_PRECONDITION|INTERNAL|UNAVAILABLE|UNKNOWN): "
 )
@@ -47,7 +47,7 @@ def is_one_of_several() -> bool:
 
 
 def is_failed_collective(error: Exception) -> bool:
-    """Returns whether an error means that other processes cannot be reached, by its status.
+    """Returns whether an error's status means that other processes are unreachable.
 
     JAX raises it as JaxRuntimeError where a step is run, and as ValueError where an array is read.
     """
@@ -56,7 +56,7 @@ def is_failed_collective(error: Exception) -> bool:
 
 def leave(message: str = "", status: int = 1) -> None:
     """Ends this process at once, without waiting for the others."""
-    with contextlib.suppress(OSError):  # a terminal that is gone
+    with contextlib.suppress(OSError):  # the terminal is gone
         if message:
             print(f"\nError: {message}", file=sys.stderr)
         sys.stdout.flush()
@@ -65,7 +65,7 @@ def leave(message: str = "", status: int = 1) -> None:
 
 
 def check_same(about: str, values: Mapping[str, str]) -> None:
-    """Waits for all processes, and refuses in all of them a run that they started differently.
+    """Waits for all processes, and raises in all of them if their values differ.
 
     Args:
         about: the compared values, for the message.

@@ -1,4 +1,4 @@
-"""Shows progress: a live bar on a terminal, plain lines elsewhere."""
+"""Progress of a command: a live bar on a terminal, plain lines elsewhere."""
 
 import contextlib
 import os
@@ -11,7 +11,7 @@ from tqdm import tqdm
 from brt.host.terminal import plain, printable, shown
 
 SECONDS = 10.0
-"""Least time between plain lines, so that the log of a batch job stays short."""
+"""Least seconds between plain lines, so that a batch job's log stays short."""
 
 
 def say(text: str) -> None:
@@ -21,9 +21,9 @@ def say(text: str) -> None:
 
 
 class _Bar(tqdm):
-    """A live bar by the monotonic clock, since the machine's may be set back."""
+    """A bar with a monotonic clock, since the machine's may be set back."""
 
-    monitor_interval = 0  # its thread reads the other clock
+    monitor_interval = 0  # tqdm's thread reads the other clock
     rate = 0.0
 
     def __init__(self, **settings):
@@ -76,11 +76,9 @@ class Progress:
                 )
 
     def update(self, done: int, text: str | None = None, speed: str = "") -> None:
-        """Shows the count `done`; without a live bar `text` at once, and `speed` with the next
-        line.
-        """
+        """Shows the count `done`; without a bar, `text` at once and `speed` with the next line."""
         now = time.monotonic()
-        if self.first is None:  # the first may have compiled; the rate is that of the others
+        if self.first is None:  # excluded from the rate: the first may have compiled
             self.first = done, now
         if self.bar is not None:
             with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""The GPUs of a process that Slurm started, as its environment names them."""
+"""The GPUs of a process in a Slurm step."""
 
 import itertools
 import re
@@ -12,9 +12,9 @@ from brt.storage.shipped import install_command
 def gpus_of_task(environment: Mapping[str, str]) -> list[int] | None:
     """Returns the GPUs that this task of a Slurm step uses, by their number among the visible ones.
 
-    The only task of a node uses all, where JAX would take the first; several tasks use what each of
-    them was given, or one each. None leaves the choice to JAX: outside of Slurm, without GPUs, and
-    with JAX_LOCAL_DEVICE_IDS.
+    The only task of a node uses all (JAX would take the first); several tasks use those they were
+    given, or one each. None leaves the choice to JAX: outside of Slurm, without GPUs, and with
+    JAX_LOCAL_DEVICE_IDS.
     """
     needed = {"SLURM_LOCALID", "SLURM_NODEID", "SLURM_STEP_TASKS_PER_NODE"}
     if not needed <= environment.keys() or "JAX_LOCAL_DEVICE_IDS" in environment:
@@ -42,13 +42,13 @@ def _tasks(per_node):
 
 
 def _count(names):
-    """Returns how many devices CUDA_VISIBLE_DEVICES names: what follows -1 or a word is hidden."""
+    """Returns how many devices CUDA_VISIBLE_DEVICES names: those after -1 or a word are hidden."""
     valid = re.compile(r"\d+|(GPU|MIG)-.+")
     return len([*itertools.takewhile(valid.fullmatch, names.split(","))])
 
 
 def check_gpus(gpus: Sequence[int] | None) -> None:
-    """Refuses other devices than the GPUs that Slurm gave this process (None: not known)."""
+    """Refuses devices other than the GPUs that Slurm gave this process (None: not known)."""
     if gpus is None:
         return
     found = jax.local_devices()

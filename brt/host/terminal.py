@@ -1,6 +1,6 @@
-r"""Shows texts of others on a terminal, which control characters would command.
+r"""Escapes control characters in untrusted texts before a terminal shows them.
 
-Such a text could set the window's title, clear the screen or fill the clipboard.
+Such characters could set the window's title, clear the screen or fill the clipboard.
 """
 
 import re
@@ -9,16 +9,16 @@ from collections.abc import Iterable
 from typing import Any, TextIO
 
 CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
-"""All controls but line feed and tab; and those that reverse or isolate what follows."""
+"""All controls but line feed and tab, and bidirectional overrides and isolates."""
 
 
 def shown(text: str) -> str:
-    r"""Returns a text of several lines with control characters as escapes, such as `\x1b`."""
+    r"""Returns a text of several lines, control characters escaped, as in `\x1b`."""
     return CONTROLS.sub(lambda match: _escape(match[0]), text)
 
 
 def printable(text: str) -> str:
-    """Returns a text as one line, with all characters escaped that are not printable."""
+    """Returns a text as one line, with unprintable characters escaped."""
     return "".join(c if c.isprintable() else _escape(c) for c in text)
 
 
@@ -48,7 +48,7 @@ class Terminal:
 
 
 def guard_streams() -> None:
-    """Makes standard output and error a `Terminal` each, where they are terminals."""
+    """Wraps standard output and error in a `Terminal` where they are terminals."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream.isatty() and not isinstance(stream, Terminal):

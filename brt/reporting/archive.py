@@ -1,4 +1,4 @@
-"""Archives of run folders: settings and records, without checkpoints."""
+"""Archives of run folders, without checkpoints."""
 
 import bz2
 import io
@@ -13,7 +13,7 @@ from brt.storage.replaced_files import replace_file
 from brt.training.records.run_folder import check_run_folder
 
 METRICS, DIGITS = "metrics.jsonl", 7
-"""File whose numbers are rounded to so many digits: those of a float32."""
+"""File whose numbers are rounded to the digits of a float32."""
 PATTERNS = (
     "config.gin",
     "operative_config.gin",
@@ -58,7 +58,7 @@ def _rounded(lines: bytes) -> bytes:
 def _rounded_line(line: bytes) -> bytes:
     try:
         return json.dumps(json.loads(line, parse_float=_short)).encode() + b"\n"
-    except ValueError:  # of a run that was killed
+    except ValueError:
         return line
 
 

@@ -1,5 +1,3 @@
-"""Groups of runs that differ in their seed only, which share a cell."""
-
 import json
 import math
 from typing import Any, NamedTuple
@@ -16,7 +14,7 @@ from brt.reporting.runs import Run
 
 PROPERTIES = ("parameters", "all_parameters", "vocabulary_size")
 WITHOUT_EFFECT = ("Evaluation.split", "Evaluation.tokens_per_step", "Evaluation.max_steps")
-"""Bindings of an evaluation without effect on the metrics of a whole split."""
+"""Evaluation bindings without effect on the metrics of a whole split."""
 
 
 def given_to(evaluation: dict) -> str:
@@ -75,7 +73,7 @@ class Group(NamedTuple):
 
     @property
     def label(self) -> str:
-        """Label in tables without a row for the group: `Slide:5L (5 layers, d 128)`."""
+        """Label where a table has no row for the group: `Slide:5L (5 layers, d 128)`."""
         label = " + ".join([self.position.system, *self.position.memories])
         label += f" ({self.dimensions})"
         if self.position.task:
@@ -114,7 +112,7 @@ class Group(NamedTuple):
         try:
             run.bind()
             return count_parameters(Experiment.from_gin().model)
-        except Exception as error:  # of an older version, or with a class that is not here
+        except Exception as error:  # of an older version, or with a missing class
             run.problems.append(f"{run.folder}/config.gin cannot be built: {error}")
             return None
 

@@ -1,4 +1,4 @@
-"""Entries of a report: runs that differ in their seed only, named by what distinguishes them."""
+"""Entries of a report: runs that differ only in their seed, with a label."""
 
 import json
 import re
@@ -32,7 +32,7 @@ def entries_of(runs: Iterable[Run], sweep: Sweep | None = None) -> list[Entry]:
         members.setdefault(name, []).append(run)
     members = {name: sorted(found, key=seed_of) for name, found in members.items() if found}
     labels = [sweep.labels.get(name, name) if sweep else name for name in members]
-    if not sweep or labels == list(members):  # which only repeat names
+    if not sweep or labels == list(members):
         labels = _labels(list(members.values()))
     for label, found in zip(labels, members.values()):
         for run in found if sweep or found[0].stands_for else ():
@@ -48,7 +48,7 @@ def _labels(members: Sequence[list[Run]]) -> list[str]:
     settings = [found[0].identity() for found in members]
     names = dict.fromkeys(name for bound in settings for name in bound)
     differ = [name for name in names if len({bound.get(name) for bound in settings}) > 1]
-    # Without a recurrent layer, say, no run binds the settings of its cell.
+    # Without a recurrent layer, for example, a run does not bind the settings of its cell.
     of_all = [name for name in differ if all(name in bound for bound in settings)]
     for chosen in (of_all, differ):
         last = [name.rpartition(".")[2] for name in chosen]

@@ -41,7 +41,7 @@ CURVES = (
 
 
 def training_curves(entries: Sequence[Entry]) -> list[Plot]:
-    """Returns the curves for which some run has numbers; entries of one corpus share a plot."""
+    """Returns the curves with numbers of some run; entries of one corpus share a plot."""
     tasks: dict[str, list[Entry]] = {}
     for entry in entries:
         tasks.setdefault(str(entry.runs[0].settings.get("Corpus.store")), []).append(entry)
@@ -117,7 +117,7 @@ def _words(scalar, figure):
 
 
 def study_plots(run: Run, name: str) -> list[Plot]:
-    """Returns the series of a study; those with the same axes and borders share a plot."""
+    """Returns the series of a study; those with the same axes and boundaries share a plot."""
     together: dict[tuple, list] = {}
     for series in run.studies[name].get("series", []):
         if len(series.get("x", [])) != len(series.get("y", [])):

@@ -1,4 +1,4 @@
-"""Gin files as data: read, changed and written back, but not executed."""
+"""Gin files as data: read, changed and written back, not executed."""
 
 import os
 import pathlib
@@ -51,7 +51,7 @@ def read_gin_file(path: str | os.PathLike, reader: GinReader | None = None) -> d
 
 
 def resolved(settings: dict) -> dict:
-    """Returns the settings with macros replaced by their values."""
+    """Returns settings with macros replaced by values."""
 
     def macro(value, _):
         name = value[1:] if isinstance(value, Reference) and value.startswith("%") else None
@@ -66,7 +66,7 @@ def write_gin(settings: dict[str, Any]) -> str:
 
 
 def reachable(settings: dict[str, Any], name: str) -> set[str]:
-    """Returns the names of a binding and of all that its value depends on.
+    """Returns a binding's name and those that its value depends on.
 
     `Trainer.corpus = @Corpus()` adds all `Corpus.` bindings, and so on.
     """

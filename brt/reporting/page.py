@@ -88,7 +88,7 @@ def folded(count: int, what: str, *parts: Part) -> Part:
 
 
 def marked_texts(texts: Iterable[dict]) -> Part:
-    """Returns texts with marked tokens: each has "title" and "parts", pairs of text and flag."""
+    """Returns texts with marked tokens; each has "title" and "parts", pairs of text and flag."""
     return "quotes", [
         (
             text.get("title", ""),

@@ -23,10 +23,11 @@ SETTINGS: dict[str, tuple[str, Any]] = {
     "encoding": ("encoding", "relative"),
     "overlap": ("overlap", 0),
 }
-"""Attributes of a position that are settings, of the model or named in full, with their defaults.
+"""Attributes of a position that are settings, of the model or by full name, with their defaults.
 
 memory, memory_tokens: M, hidden states cached in each layer, and m. segments: of a sample of a task
-or of a labelled document; 1 for text. overlap: tokens that a window reads again."""
+or of a labelled document; 1 for text. overlap: tokens that a window reads again.
+"""
 TASKS = {
     "CopyTask": ("copy", "length", 24),
     "ReverseTask": ("reverse", "length", 24),
@@ -51,7 +52,7 @@ SIZES, CORPORA = read_rows("sizes"), read_rows("corpora")
 
 
 def flops_per_token(window: int, overlap: int = 0, layers: int = 12, width: int = 768) -> float:
-    """Returns the operations of a window's layers for each new token, as the papers count them.
+    """Returns the operations of a window's layers per new token, as the papers count them.
 
     The layers' matrices and the attention within a window, without logits and recurrence.
     Source: Adding Recurrence to Pretrained Transformers, Tables 1 and 2.

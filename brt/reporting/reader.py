@@ -1,4 +1,4 @@
-"""Documents for the page's reader: text, losses, and distance to the word's last occurrence.
+"""Documents for the page's reader: text, losses, distances to words' last occurrences.
 
 Tokens that a task does not score have a loss of 0.
 """
@@ -22,7 +22,7 @@ NO_WORD = 2**32 - 1
 def reader_documents(
     runs: list[Run], chosen: list[int] | None = None, most_tokens: int = 150_000
 ) -> tuple[list[dict], list[str]]:
-    """Returns documents with their recordings, and sentences on what was left out."""
+    """Returns documents with recordings, and sentences on omissions."""
     opened, problems = _open(runs)
     if not opened:
         return [], problems
@@ -42,7 +42,7 @@ def reader_documents(
     except (OSError, ValueError) as error:
         return [], [*problems, f"The reader has no text: {message(error)}"]
     held_D = np.sum([recording.done_D for _, recording in opened], axis=0)
-    # Those that most recordings hold come first: a study may have recorded only some.
+    # Documents in most recordings first: a study may have recorded only some.
     numbers = np.argsort(-held_D, kind="stable")[: np.count_nonzero(held_D)].tolist()
     if chosen is not None:
         if missing := sorted(set(chosen) - set(numbers)):

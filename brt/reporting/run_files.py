@@ -1,6 +1,6 @@
 """Readers of the JSON files of a run folder.
 
-Run folders may come from anybody: damaged files are left out of the report, with a sentence.
+Run folders may come from anybody: the report omits damaged files, with a sentence.
 """
 
 import math
@@ -20,7 +20,7 @@ FILE_NAME = Rule(
 SHOWN = Rule(
     f"a number from {-LARGEST:.2g} to {LARGEST:.2g}", lambda value: not abs(value) > LARGEST
 )
-"""Numbers that tables and figures can show: of float32, or NaN."""
+"""Numbers for tables and figures: of float32, or NaN."""
 Number = Annotated[float, SHOWN]
 
 EVALUATION = Fields(
@@ -139,7 +139,7 @@ def replace_extremes(values: dict[str, Any]) -> dict[str, str]:
 
 
 def check_settings(path: Path, settings: dict[str, Any]) -> None:
-    """Refuses settings outside the declared types and ranges; unknown names are allowed."""
+    """Refuses settings outside declared types and ranges; allows unknown names."""
     declared = declarations()
     if wrong := bad_text(settings):
         raise _damaged(path, wrong)

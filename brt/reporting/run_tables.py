@@ -1,5 +1,3 @@
-"""Tables of runs, of their evaluations, and of the numbers of studies."""
-
 from collections.abc import Sequence
 
 from brt.reporting.collect import given_to
@@ -24,7 +22,7 @@ EVALUATED = (
     ("scored_tokens", "tokens scored", 0),
 )
 HUGE = 1e6
-"""From here on, a number that is not a count has an exponent: a perplexity of a poor model."""
+"""Larger numbers that are not counts have an exponent, such as a poor model's perplexity."""
 
 
 def overview(runs: list[Run], positions: list[PaperPosition]) -> Table:

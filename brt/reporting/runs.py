@@ -27,7 +27,7 @@ REQUIRED = ("Trainer.segment_length",)
 OF_BLOCKS = ("BlockRecurrentTransformer.num_layers", "BlockRecurrentTransformer.window")
 
 EVALUATED_BY = ("Evaluation.segment_length", "Evaluation.stride", "Evaluation.meliad_scoring")
-"""Settings of an evaluation that its metrics depend on."""
+"""Settings of an evaluation that change its metrics."""
 
 MOST_RECORDS = 20_000
 
@@ -36,7 +36,7 @@ SHARE = 0.01
 
 
 class Run:
-    """The content of a run folder, read without running its code.
+    """The content of a run folder; runs no code of it.
 
     name: the folder's name, with as much of the path as distinguishes the runs of a report.
     records: metrics.jsonl, oldest first; of a long run about `MOST_RECORDS` lines.
@@ -128,7 +128,7 @@ class Run:
 
     @property
     def is_scaled(self) -> bool:
-        def listed(value):  # JSON has lists for tuples
+        def listed(value):
             return list(value) if isinstance(value, tuple) else value
 
         published = self.stands_for.get("settings", {})
@@ -211,7 +211,7 @@ def _share_rows(runs):
         for row in study.get("table", []):
             named = Path(str(row.get("run", "")))
             same = [r for r in runs if os.path.realpath(r.folder) == os.path.realpath(named)]
-            # A folder that was moved is still known by its name, if no other has it.
+            # A moved folder is still known by its name, if it is unique.
             same = same or [run for run in runs if run.folder.resolve().name == named.name]
             if len(same) == 1:
                 same[0].rows.setdefault(study.get("study"), {}).update(row)

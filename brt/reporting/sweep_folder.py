@@ -43,7 +43,7 @@ def is_sweep_folder(path: str | Path) -> bool:
 
 
 def sweep_of_runs(folders: Sequence[str | Path]) -> Path | None:
-    """Returns the sweep folder of which all these run folders are, or None."""
+    """Returns the sweep folder with all these run folders, or None."""
     above = {Path(os.path.abspath(folder)).parent for folder in folders}
     if len(above) != 1 or (runs := above.pop()).name != RUNS:
         return None
@@ -62,7 +62,7 @@ def read_sweep(folder: Path) -> Sweep:
 
 
 def run_folders(folder: Path, sweep: Sweep) -> tuple[list[Path], list[str]]:
-    """Returns the run folders of a sweep that have begun, and sentences on those that have not."""
+    """Returns the run folders of a sweep that have begun, and sentences on all others."""
     found, waiting = [], []
     for name in sweep.labels:
         for path in sorted((folder / RUNS).glob(f"{glob.escape(name)}{SEED}*")):

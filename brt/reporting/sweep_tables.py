@@ -1,4 +1,4 @@
-"""Results of entries: a table of means over seeds and of paired differences, a figure, or cards."""
+"""Results of entries: means over seeds, paired differences, a figure, or cards."""
 
 import contextlib
 import json
@@ -41,11 +41,11 @@ FIGURES = (
     ("bits_per_byte", "bits per byte", "{:.3f}"),
     ("bits_per_token", "bits per token", "{:.3f}"),
 )
-"""Numbers of a card, of which it shows the first that was measured."""
+"""Numbers of a card; it shows the first that was measured."""
 
 
 def results(entries: Sequence[Entry], title: str, split: str | None = None) -> list[Table | Plot]:
-    """Returns the table and the figure of entries; none for what `cards` shows better."""
+    """Returns the table and the figure of entries; none if `cards` shows them better."""
     stores = [entry.runs[0].settings.get("Corpus.store") for entry in entries]
     alone = all(len(entry.runs) == 1 for entry in entries) and len({*stores}) == len(stores)
     if alone and len(entries) <= MOST_CARDS:
@@ -56,7 +56,7 @@ def results(entries: Sequence[Entry], title: str, split: str | None = None) -> l
 
 
 def held_out(run: Run, split: str | None) -> tuple[dict, str]:
-    """Returns what was measured on a split, and its name in words; of None the best measurement.
+    """Returns the measurements on a split, and its name in words; for None the best one.
 
     That is on a whole split, or else the last one in training.
     """
@@ -72,7 +72,7 @@ def held_out(run: Run, split: str | None) -> tuple[dict, str]:
 
 
 def entry_table(entries: Sequence[Entry], title: str, split: str | None = None) -> Table:
-    """Returns a row for each entry; a column of differences if there are several.
+    """Returns a row for each entry; several also have a column of differences.
 
     split: of the evaluations; None for the best measurement of each run.
     """
@@ -107,7 +107,7 @@ def _mean(group: Group, name: str, split: str | None) -> Cell:
     values = tuple(_values(group, name, split))
     if not values:
         is_measured = any(held_out(run, split)[0] for run in group.runs)
-        return Cell("–" if is_measured else NOT_EVALUATED)  # a model without a state, say
+        return Cell("–" if is_measured else NOT_EVALUATED)
     note = group.quantity(Quantity(name, name, DECIMALS, split=split or group.split)).note
     return Cell(with_interval(values), values, note)
 
@@ -119,7 +119,7 @@ def _minutes(entry: Entry) -> Cell:
 
 
 def with_interval(values: Sequence[float], sign: str = "") -> str:
-    """Returns `2.341 ± 0.012`: a mean and half of its 95 % interval; the value of a single one."""
+    """Returns `2.341 ± 0.012`: a mean and half of its 95 % interval; or a single value."""
     if len(values) < 2:
         return _signed(values[0], sign)
     mean, half = confidence_interval(values)
@@ -146,7 +146,7 @@ def paired(
 ) -> tuple[float, ...]:
     """Returns run minus other, of a measured number, for each seed that both have.
 
-    Both runs are measured on the same part of the same corpus.
+    Both are measured on the same part of the same corpus.
     """
 
     def by_seed(of: Iterable[Run]) -> dict:
@@ -162,7 +162,7 @@ def paired(
 
 
 def entry_plot(entries: Sequence[Entry], split: str | None = None) -> Plot:
-    """Returns the entries' bits per token: along the one number that a sweep varies, or as rows."""
+    """Returns the entries' bits per token, along a sweep's one number or as rows."""
     labels = [entry.label for entry in entries]
     label, numbers = one_number(labels)
     measure, lines = _main(entries, split), []
@@ -195,7 +195,7 @@ def one_number(labels: Sequence[str]) -> tuple[str, list[float]]:
 
 
 def cards(runs: Sequence[Run], with_figures: bool = True) -> list[tuple[str, Any]]:
-    """Returns cards of runs: the main number with the state kept and cleared, generated text."""
+    """Returns cards of runs: the main number with and without the state, generated text."""
     found = [_card(run, with_figures) for run in runs[:MOST_CARDS]]
     shown = [card for card in found if card["figures"] or card["sample"]]
     return [("cards", shown)] if shown else []

@@ -30,9 +30,9 @@ def check_vocabulary(experiment: Experiment) -> None:
 
 
 def check_documents(experiment: Experiment, splits: Iterable[str]) -> None:
-    """Refuses missing files and libraries, and fewer training documents than batch elements.
+    """Refuses missing files or libraries, and fewer training documents than batch elements.
 
-    Called before stores are made. Counts only stores and sources that list their files.
+    Counts only stores and sources that list their files.
     """
     trainer = experiment.trainer
     corpus = trainer.corpus
@@ -82,7 +82,7 @@ def _check_files(source: Source, split: str) -> None:
 
 
 def check_memory(experiment: Experiment) -> None:
-    """Refuses a step whose arrays are larger than this machine's memory; for one CPU process."""
+    """Refuses a step whose arrays exceed this machine's memory; for one CPU process."""
     if jax.default_backend() != "cpu" or jax.process_count() > 1:
         return
     arrays = jax.tree.leaves((experiment.abstract_state(), experiment.abstract_batch()))
@@ -103,7 +103,7 @@ def warn_of_warmup(experiment: Experiment) -> None:
         if not name.endswith(".warmup_steps"):
             continue
         schedule = name.removesuffix(".warmup_steps")
-        warmup_steps = gin.get_bindings(schedule).get("warmup_steps")  # no macro: its value
+        warmup_steps = gin.get_bindings(schedule).get("warmup_steps")
         if (warmup_steps or 0) >= steps:
             logging.warning(
                 "The learning rate still rises when the run ends, as %s = %s is not below "

@@ -1,4 +1,4 @@
-"""The token stores of a training run: checked, prepared, and compared between processes."""
+"""The token stores of a training run."""
 
 import hashlib
 import json
@@ -25,7 +25,7 @@ def splits_read(experiment: Experiment) -> list[str]:
 
 
 def check_data(experiment: Experiment) -> None:
-    """Refuses stores of other settings or that this machine's files cannot make.
+    """Refuses stores that have other settings or that this machine's files cannot make.
 
     Only warns of missing extras.
     """

@@ -1,5 +1,3 @@
-"""Describes a command's run: sizes, settings, and prepared data."""
-
 import jax
 import numpy as np
 
@@ -11,7 +9,7 @@ from brt.training.sharding import AnyMesh
 
 
 def describe(experiment: Experiment, mesh: AnyMesh) -> str:
-    """Returns parameters, operations, bytes per device and tokens per step, as aligned lines."""
+    """Returns an aligned table of parameters, operations, bytes per device and tokens per step."""
     counts = count_parameters(experiment.model)
     state = experiment.abstract_state(mesh)
     flops = experiment.model.flops_per_token()

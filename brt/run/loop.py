@@ -32,11 +32,11 @@ class NonFiniteLoss(ValueError):
 
 
 class TrainingRun:
-    """One run in one folder: starts it, or resumes it from its newest checkpoint.
+    """One run in one folder, new or resumed from its newest checkpoint.
 
     Args:
         params: initial parameters; None for random ones.
-        allow_changes: resume although bindings that decide results have changed.
+        allow_changes: resume although bindings that change results differ.
         profile: steps to trace into the run folder.
         metrics: some of `brt.training.records.metric_writers.KINDS`.
         evaluator: evaluates every `Trainer.eval_every` steps; None for never.
@@ -66,7 +66,7 @@ class TrainingRun:
         self._alerts = Alerts()
         self._watch = StallWatch()
         self._peak: int | None = None
-        self._checksum = 0  # of this process since the start
+        self._checksum = 0
         self.folder = RunFolder(workdir, jax.process_index() == 0, metrics)
         try:
             self.checkpoints = Checkpoints(self.folder.file(CHECKPOINTS), trainer.policy)
@@ -112,7 +112,7 @@ class TrainingRun:
         return f"{self.folder.path} stopped early, at step {self.start:,}: {reason}."
 
     def run(self) -> dict[str, float]:
-        """Trains to the last step, or until asked to stop; returns the last evaluation."""
+        """Trains to the last step or a request to stop; returns the last evaluation."""
         self._progress = Progress("step", self.trainer.steps, self.start, jax.process_index() > 0)
         moved = self.folder.open_metrics(self.start, self.experiment.bindings)
         if moved:
@@ -138,7 +138,6 @@ class TrainingRun:
         return self.evaluation.scalars
 
     def _step(self, prefetch):
-        """Starts the next step; fetches the metrics of the one before while it runs."""
         step, batch = self.step + 1, prefetch.next()
         self.profiler.before(step, self.state)
         with jax.profiler.StepTraceAnnotation("train", step_num=step), self.goodput.step():
@@ -156,13 +155,13 @@ class TrainingRun:
         self._in_flight = step, metrics, prefetch.checksum
 
     def _pause(self, prefetch) -> bool:
-        """Evaluates and saves if due; returns whether the loop ends here."""
+        """Evaluates and saves if due; returns whether the loop ends."""
         stops, ends_early = self.stop.is_set(), False
         evaluates = self.evaluation.is_due(self.step)
         saves = stops or self._is_due(self.step, self.trainer.policy.every)
         if not (evaluates or saves):
             return False
-        self._fetch_metrics(prefetch)  # saved and evaluated parameters must be finite
+        self._fetch_metrics(prefetch)  # only finite parameters are saved and evaluated
         with self._timer.paused():
             self._watch.pause()
             self.evaluation.pending = evaluates
@@ -181,7 +180,6 @@ class TrainingRun:
         return step % every == 0 or step == self.trainer.steps
 
     def _fetch_metrics(self, prefetch):
-        """Waits for the step in flight, if any, and reports it."""
         if self._in_flight is None:
             return
         step, metrics, self._checksum = self._in_flight
@@ -226,22 +224,22 @@ class TrainingRun:
         return f"{(self._earlier_checksum + sum_over_processes(self._checksum)) % MODULUS:016x}"
 
     def _resume_evaluation(self) -> bool:
-        """Makes the evaluation that the run was stopped in; returns whether it ends."""
+        """Makes an evaluation that the stop interrupted; returns whether the run ends."""
         if self.evaluation.pending and not self._evaluate():
             self._progress.note("Asked to stop: the evaluation is not finished, run again.")
             return True
-        # A patience that was bound since may end the run, too.
+        # A patience that was bound since the stop may end the run, too.
         ends_early = self.evaluation.stops_early(self.start)
         if ends_early and not self.evaluation.end_is_recorded:
             self.evaluation.record_end(self.start, self._progress)
         return ends_early
 
     def _evaluate(self) -> bool:
-        """Returns False if the run was asked to stop."""
+        """Returns False if asked to stop."""
         try:
             state = self.evaluation.run(self.state, self.step, self._progress)
         except NoSuchMetric:
-            self._save()  # no step is lost, and the evaluation is made again
+            self._save()  # the evaluation is made again after a restart
             self.checkpoints.wait()
             raise
         self.state = self.state if state is None else state

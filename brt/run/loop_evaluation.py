@@ -1,5 +1,3 @@
-"""Evaluations in the loop of a training run."""
-
 from brt.evaluation.evaluator import Evaluator
 from brt.experiment import Experiment
 from brt.host.progress import Progress
@@ -15,7 +13,7 @@ SHOWN = (
     *("bits_per_token", "cleared_bits_per_token", "bits_per_byte", "recall_accuracy"),
     *("answer_accuracy", "task_accuracy", "f1", "macro_f1", "answer_f1"),
 )
-"""Scalars of an evaluation that the terminal shows."""
+"""Scalars that the terminal shows."""
 
 
 class _Stopped(Exception):

@@ -1,4 +1,4 @@
-"""CSV text that spreadsheets show and do not execute."""
+"""CSV text that spreadsheets do not execute."""
 
 import csv
 import io
@@ -7,12 +7,12 @@ from collections.abc import Iterable
 from typing import Any
 
 FORMULA = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
-"""First characters of a formula in a spreadsheet, in both widths."""
+"""First characters of a formula, half-width and full-width."""
 NUMBERS = re.compile(r"[-+\d.,e ±%]*|-?inf", re.I)
 
 
 def csv_text(lines: Iterable[Iterable[Any]]) -> str:
-    """Returns lines as CSV; `'` is put before texts that are formulas."""
+    """Returns lines as CSV, with `'` before texts that are formulas."""
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     writer.writerows([_inert(value) for value in line] for line in lines)

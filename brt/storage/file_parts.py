@@ -1,7 +1,4 @@
-"""Files that are read in parts.
-
-Not by memory maps, which end the process by SIGBUS if another one truncates the file.
-"""
+"""Files read in parts, not by memory maps: a truncated file would end the process by SIGBUS."""
 
 import os
 import weakref
@@ -51,7 +48,7 @@ class FileBytes:
             CutShort: the file is too short.
         """
         parts = []
-        while size and (data := os.pread(self._file, size, start)):  # at most 2 GiB
+        while size and (data := os.pread(self._file, size, start)):
             parts.append(data)
             start, size = start + len(data), size - len(data)
         if size:
@@ -71,7 +68,7 @@ class FileBytes:
 
 
 class RemoteBytes:
-    """The bytes of an object of a bucket, as `FileBytes`; each slice is a request."""
+    """As `FileBytes`, of a bucket's object; each slice is a request."""
 
     def __init__(self, path: RemotePath, advice: str):
         self.path = path

@@ -1,4 +1,4 @@
-"""Local files that grow, and their copies in a bucket, where nothing can be appended."""
+"""Growing local files, and their copies in a bucket."""
 
 import time
 
@@ -14,7 +14,7 @@ SHARE = 20
 
 
 class GrowingFiles:
-    """A temporary local folder whose files are copied to the folder `target` as they grow."""
+    """A temporary local folder whose growing files are copied to the folder `target`."""
 
     def __init__(self, target: RemotePath):
         self.target = target

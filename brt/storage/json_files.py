@@ -1,4 +1,4 @@
-"""Reads all JSON; an error names the file, the wrong field and the remedy."""
+"""Reads JSON; an error names the file, the wrong field and the remedy."""
 
 import dataclasses
 import functools
@@ -25,7 +25,7 @@ class DamagedFile(ValueError):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Fields:
-    """A JSON object with these fields, and any others.
+    """A JSON object with at least these fields.
 
     required, optional: the type of each field: an annotation of `brt.checks`, `Fields`, or
         `[Fields(...)]` for a list of objects.
@@ -63,7 +63,7 @@ def _adapter(expected):
 
 
 def read_json(path: str | os.PathLike, expected: Any, advice: str, most: int = MOST_BYTES) -> Any:
-    """Returns the content of a JSON file, or raises `DamagedFile`, also for a field that is twice.
+    """Returns the content of a JSON file, or raises `DamagedFile`, also for a duplicate field.
 
     Args:
         advice: remedy for a damaged file, as in "prepare it again".
@@ -109,7 +109,7 @@ def parse_json(data: bytes | str, expected: Any, where: str, advice: str, hook: 
 
 
 def misfit(expected: Any, value: Any, name: str = "") -> str:
-    """Returns which field of a JSON value has another type, or "".
+    """Returns a description of a field that has another type, or "".
 
     Args:
         expected: type, as of a field of `Fields`.
@@ -138,7 +138,7 @@ def misfit(expected: Any, value: Any, name: str = "") -> str:
 
 
 def bad_text(content: Any, nul_is_bad: bool = True) -> str:
-    """Returns which text of JSON content has NUL, which is in no path, or a lone surrogate."""
+    """Returns a description of a text in JSON content with a lone surrogate or NUL, or ""."""
     todo = [("", content)]
     while todo:
         name, value = todo.pop()

@@ -1,8 +1,7 @@
 """Paths on a disk (`pathlib.Path`) or in a bucket (`RemotePath`), which fsspec reaches.
 
 `RemotePath` adds errors that name the path, uncached listings, a check of uploads, and
-`only_buckets_of`; universal_pathlib has none of these, and each method would have to be wrapped. No
-bucket can rename or append to objects.
+`only_buckets_of`, all of which universal_pathlib lacks. Buckets cannot rename or append to objects.
 """
 
 import hashlib
@@ -24,14 +23,16 @@ SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*)://")
 OF_ONE_PROCESS = ("memory",)
 
 VERSIONS = ("generation", "etag", "ETag", "mtime", "LastModified", "updated", "created")
-"""Fields in the listings of services that change when an object is written."""
+"""Fields of a listing that change when an object is written, by service."""
 
 _allowed: set[str] | None = None
 
 
 @contextmanager
 def only_buckets_of(paths: Iterable[str]) -> Iterator[None]:
-    """Refuses all buckets and hosts but those of `paths`: a URL in a file opens no connection."""
+    """Refuses all buckets and hosts but those of `paths`, so that a URL in a file opens no
+    connection.
+    """
     global _allowed
     before, _allowed = _allowed, {_bucket(path) for path in paths if is_remote(path)}
     try:
@@ -45,7 +46,7 @@ def _bucket(url: str) -> str:
 
 
 class StorageError(OSError):
-    """A bucket cannot be reached, read or written; the message names path and reason."""
+    """A bucket cannot be reached, read or written; the message has path and reason."""
 
 
 class RemotePath:
@@ -114,7 +115,7 @@ class RemotePath:
             return int(storage.size(self._url))
 
     def iterdir(self) -> Iterator["RemotePath"]:
-        """Yields the content of the folder, sorted; nothing if it does not exist."""
+        """Yields the folder's content, sorted; nothing if it is missing."""
         try:
             with _storage(self, "listed") as storage:
                 paths = storage.ls(self._url, detail=False)
@@ -131,9 +132,8 @@ class RemotePath:
         return [self / name for name in sorted(inside)]
 
     def stamps(self) -> dict[str, tuple[int, int]]:
-        """Returns size and version of each object in the folder, by its name.
-
-        For a path with `*`, of all matches by their paths. New content has a new version.
+        """Returns size and version of each object in the folder, by name; for a path with `*`, of
+        all matches by path. New content has a new version.
         """
         with _storage(self, "listed") as storage:
             if "*" in self._url:
@@ -197,7 +197,7 @@ class RemotePath:
             storage.get_file(self._url, str(file))
 
     def put(self, file: Path) -> None:
-        """Copies a file to the object, and compares their sizes."""
+        """Uploads a file and compares the sizes."""
         with _storage(self, "written") as storage:
             storage.put_file(str(file), self._url)
         if (size := self.size()) != file.stat().st_size:
@@ -227,7 +227,7 @@ def absolute(path: str | os.PathLike) -> str:
 
 
 def folder_of(text: str) -> str:
-    """Returns the path of a folder that a flag names, with `~` and `file://` resolved."""
+    """Returns a folder's path, with `~` and `file://` resolved."""
     if not is_remote(text):
         path = os.path.expanduser(text)
         if path.startswith("~"):
@@ -253,7 +253,7 @@ def is_remote_file(path: str) -> bool:
 
 @contextmanager
 def on_disk(path: str | os.PathLike) -> Iterator[str]:
-    """Yields the path of a local file, or of a temporary copy of a remote one."""
+    """Yields a local path: of the file, or of a temporary copy of a remote one."""
     if not is_remote(path):
         yield os.fspath(path)
         return
@@ -279,14 +279,14 @@ def download(source: RemotePath, folder: Path) -> None:
 
 
 def move(folder: RemotePath, target: RemotePath, first: str | None = None) -> None:
-    """Copies all objects below a remote folder, then removes them; `first` as of `remove`."""
+    """Moves all objects below a remote folder; `first` as of `remove`."""
     for file in folder.files():
         file.copy_to(target / file.relative_to(folder))
     remove(folder, first)
 
 
 def remove(folder: RemotePath, first: str | None = None) -> None:
-    """Removes all objects below a remote folder, those named `first` before the others."""
+    """Removes all objects below a remote folder, those named `first` first."""
     for file in sorted(folder.files(), key=lambda path: path.name != first):
         file.unlink(missing_ok=True)
 
@@ -299,7 +299,7 @@ def _storage(path: RemotePath, done: str) -> Iterator["fsspec.AbstractFileSystem
             "connection is opened because a file names one. Copy it to this disk."
         )
     try:
-        import fsspec.core  # slow, and needed for buckets only
+        import fsspec.core  # slow, and only for buckets
 
         # Other processes write meanwhile, so listings are not cached.
         yield fsspec.core.url_to_fs(str(path), use_listings_cache=False)[0]

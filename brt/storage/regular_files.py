@@ -1,4 +1,4 @@
-"""Reads regular files only: a FIFO would block, and a device never end."""
+"""Reads regular files only: a FIFO would block, and a device never ends."""
 
 import errno
 import hashlib
@@ -28,15 +28,15 @@ class NotRegular(OSError): ...
 def open_regular(path: str | os.PathLike, most: int | None = None) -> BinaryIO:
     """Opens a regular file or an object of a bucket; follows links.
 
-    most: bytes of the largest file on a disk that is not refused.
+    most: bytes of the largest file on a disk that is opened.
     """
     if is_remote(path):
         return cast(BinaryIO, RemotePath(path).open("rb"))
-    # Without O_NONBLOCK the call waits for a writer of a FIFO.
+    # Without O_NONBLOCK, opening a FIFO waits for a writer.
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
-        if error.errno == errno.ENXIO:  # a socket
+        if error.errno == errno.ENXIO:
             raise _not_regular(path, stat.S_IFSOCK) from None
         raise
     status = os.fstat(descriptor)
@@ -81,10 +81,10 @@ def check_size(path: AnyPath, expected: int, advice: str) -> None:
 
 
 def check_replaceable(path: str | os.PathLike) -> None:
-    """Refuses a path of a folder, device, FIFO or socket, or a link to one of these."""
+    """Refuses the path of a folder, device, FIFO or socket, or of a link to one."""
     try:
         kind = stat.S_IFMT(os.stat(path).st_mode)
-    except OSError:  # nothing is there, or writing has an error of its own
+    except OSError:  # nothing is there, or writing raises its own error
         return
     if kind != stat.S_IFREG:
         raise _not_regular(path, kind)
@@ -99,8 +99,8 @@ def check_links(
 ) -> None:
     """Refuses links, anywhere in a folder, that lead out of it; the folder may be one itself.
 
-    root: the folder in which they stay; None for `folder`. siblings: names in the folder that may
-    be links to the same name in a folder next to it, as `../other/NAME`.
+    root: the folder that must contain the targets; None for `folder`. siblings: names that may be
+    links to the same name in a folder next to it, as `../other/NAME`.
     """
     if isinstance(folder, RemotePath):
         return

@@ -1,6 +1,6 @@
-"""Writes files that appear, or replace others, when all of their content is on the disk.
+"""Writes files that appear, or replace others, once all of their content is on the disk.
 
-Folders may come from strangers, so the file that grows has a random name, is new, and is not opened
+Folders may come from strangers, so the growing file is new, has a random name, and is not opened
 through a link.
 """
 
@@ -17,17 +17,17 @@ from brt.storage.paths import AnyPath, RemotePath
 from brt.storage.regular_files import check_replaceable
 
 LEFT = re.compile(r"\.brt-[0-9a-f]{16}\.new")
-"""Names of the files that a process leaves which is killed while it writes."""
+"""Names of unfinished files of killed processes."""
 
 
 @contextmanager
 def naming(path: str | os.PathLike) -> Iterator[None]:
-    """Names the file `path` in errors of the system, which does not when a disk is full."""
+    """Adds the path to errors of the system, which lack it when a disk is full."""
     try:
         yield
     except OSError as error:
         if error.errno is None or error.strerror != os.strerror(error.errno):
-            raise  # it has a message already
+            raise
         raise type(error)(
             error.errno,
             f"Cannot write {os.fspath(path)} ({error.strerror}): free some space, or check the "
@@ -36,20 +36,20 @@ def naming(path: str | os.PathLike) -> Iterator[None]:
 
 
 def new_file(path: str | os.PathLike) -> BinaryIO:
-    """Opens a file that must not exist yet for writing; follows no link."""
+    """Creates a file for writing; raises if it exists; follows no link."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     return os.fdopen(os.open(path, flags, 0o666), "wb")
 
 
 def lock_file(path: str | os.PathLike) -> int:
-    """Opens a file to lock, made if there is none; follows no link, and changes no content."""
+    """Opens, or creates, a file to lock; follows no link, and keeps the content."""
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     return os.open(path, flags, 0o666)
 
 
 @contextmanager
 def replacing(path: str | os.PathLike) -> Iterator[BinaryIO]:
-    """Yields a file that replaces `path` at the end, or is removed if an error occurs.
+    """Yields a file that replaces `path` at the end, or is removed after an error.
 
     Only a regular file, or a link, is replaced.
     """

@@ -1,5 +1,3 @@
-"""Temporary folders."""
-
 import shutil
 import tempfile
 import weakref
@@ -7,7 +5,7 @@ from pathlib import Path
 
 
 def scratch_folder(owner: object, prefix: str) -> Path:
-    """Returns a new folder, which is removed with its owner or at the end of the process."""
+    """Returns a new folder, removed with its owner or at the end of the process."""
     folder = tempfile.mkdtemp(prefix=prefix)
     weakref.finalize(owner, shutil.rmtree, folder, ignore_errors=True)
     return Path(folder)

@@ -1,4 +1,4 @@
-"""Files next to `brt/` in a checkout; a wheel has `configs/` inside (setup.py)."""
+"""Files next to `brt/` in a checkout, inside of it in a wheel (setup.py)."""
 
 import os
 from pathlib import Path

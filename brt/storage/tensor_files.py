@@ -1,6 +1,6 @@
 """Files in the safetensors format: a header with types and shapes, then the numbers.
 
-The header is read alone, so that what does not fit is refused before memory is taken for it.
+The header is read alone, so that misfits are refused before memory is allocated.
 """
 
 import os
@@ -22,7 +22,7 @@ ERRORS = (SafetensorError, MemoryError, OSError, OverflowError, ValueError)
 
 
 class TensorInfo(NamedTuple):
-    """A tensor of a file, not read: its file, its safetensors type, its shape."""
+    """A tensor of a file, not read: file, safetensors type, shape."""
 
     file: str
     dtype: str

@@ -1,8 +1,8 @@
 """Accuracy of answers by length, depth, distance and number of facts.
 
 An answer is right if each of its tokens has the highest logit after the true ones before it.
-`text_bits_per_token` is the loss on the scored tokens outside of answers, with the state kept, and
-`carried_bytes` the size of the caches that a document carries from segment to segment.
+`text_bits_per_token` is the loss, with the state kept, on the scored tokens outside of answers;
+`carried_bytes` the size of a document's caches between segments.
 """
 
 import collections
@@ -80,7 +80,7 @@ class AnswerAccuracy(Study):
 
 
 def accuracies(result: list[Scored]) -> Content:
-    """Returns shares of right answers by each property, and heat maps."""
+    """Returns shares of right answers, and heat maps."""
     states = list(result[0].right)
     numbers: dict[str, float] = {"answers": len(result)}
     for state in states:

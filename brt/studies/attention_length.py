@@ -48,7 +48,7 @@ def sweep(loss_of: Callable[[int], float], lengths: Iterable[int]) -> Sweep:
 @configurable
 @dataclass(eq=False)
 class AttentionLength(Study):
-    """Evaluation with a longer and longer memory, while it helps.
+    """Evaluation with rising lengths of the memory, while they help.
 
     Args:
         setting: the length, an integer setting of the run's model.

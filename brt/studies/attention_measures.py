@@ -19,9 +19,9 @@ from brt.models.attention_weights import AttentionLayout
 Array = TypeVar("Array", np.ndarray, jax.Array)
 
 CLEAR = 2
-"""Least attention on a line, in multiples of even attention."""
+"""Least attention on a line, as a multiple of even attention."""
 SHARP = 0.5
-"""Least attention on one key for a row to count as on one key."""
+"""Least attention on one key for a row to count as focused."""
 WIDE_SHARE = 0.2
 """Share of the memory's tokens that Figure 6 marks."""
 
@@ -94,9 +94,8 @@ class Line(NamedTuple):
 
 
 def best_line(block_RC: np.ndarray) -> Line:
-    """Returns the line of a map's block (queries, keys) with most attention.
-
-    In a block that is not square it goes from corner to corner, with several keys in a row.
+    """Returns the line of a map's block (queries, keys) with most attention; from corner to corner
+    if the block is not square.
     """
     rows, columns = block_RC.shape
     lines = []

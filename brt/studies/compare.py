@@ -1,6 +1,4 @@
-"""Compares the losses of two recordings token by token, and lists the largest differences.
-
-The recordings are of two models, or of one model with its state kept and ablated.
+"""Compares two recordings token by token: of two models, or of one with its state kept and ablated.
 
 Source: Block-Recurrent, section 4.6 and appendix G.
 """
@@ -41,7 +39,7 @@ PARTS = 16
 WHERE = ("window", "segment", "beyond", "never")
 """Last occurrence of a word: within attention, within the segment, before it, nowhere."""
 DISTANCES = 1, 32, 100, 320, 1_000, 3_200, 10_000, 32_000, 100_000
-"""Least tokens since a word's last occurrence of each point of a curve; the last one is an end."""
+"""Bins of a curve: tokens since a word's last occurrence; the last one is an end."""
 ABLATIONS = tuple(name for name in STATE_ABLATIONS if name != "kept")
 DIRECTIONS = ("better", "worse")
 

@@ -2,7 +2,7 @@
 
 l(c, t) is the loss of token t in a window that begins c tokens before it with empty caches. One
 window gives a loss for every c, so positions are drawn in stretches. A model without memory sees
-its segment and no more.
+only its segment.
 
 C contexts    P positions
 """
@@ -67,7 +67,7 @@ def context_losses(
     """Computes l(c, t) of one model in nats, float64 (C, P)."""
     T, rows = run.segment_length, run.rows
     seen_C = np.minimum(contexts_C, own_reach(run.experiment, T))
-    # By window: context, position, and index in the window, of each loss it gives.
+    # By window: context, position, and index in the window, of each of its losses.
     losses_of_window: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
     for position, (document, offset) in enumerate(zip(owners_P.tolist(), offsets_P.tolist())):
         for context, seen in enumerate(seen_C.tolist()):
@@ -76,7 +76,7 @@ def context_losses(
     windows = sorted(losses_of_window)
     owners, begins = np.array(windows).T
     length = -(-int(seen_C.max()) // T)
-    # A segment is known by its first target, and a window by its first input, one token earlier.
+    # A segment is identified by its first target, a window by its first input, one token earlier.
     stretches = Stretches(run.store, rows, T, owners, begins + 1, length)
     reader = SegmentReader(run.experiment, run.mesh, rows, T)
     label = run.label(f"contexts up to {contexts_C[-1]:,}, segments")

@@ -1,4 +1,4 @@
-"""Measures whether the memory is used: the cost of ablations of the state in later segments."""
+"""Use of the memory: the cost of ablations of the state in later segments."""
 
 import itertools
 import math
@@ -37,9 +37,9 @@ from brt.training.sharding import to_host
 PERCENTILES = (10, 50, 90)
 """Of the half-lives of a state's entries with fixed gates."""
 HARDLY_USED = 0.001
-"""A cost of clearing below this share of the bits per token counts as hardly any use."""
+"""A cost of clearing below this share of the bits per token counts as hardly used."""
 OWN_SHARE = 0.1
-"""Least cost of another document's state, as a share of the cost of clearing, that counts."""
+"""Least cost of another document's state that counts, as a share of the cost of clearing."""
 RULE = "Criterion for a used state: clearing costs more than twice its standard error."
 OWN_RULE = (
     " Criterion for this document's: another document's state costs more than twice its own error, "
@@ -50,7 +50,7 @@ OWN_RULE = (
 @configurable
 @dataclass(eq=False)
 class MemoryUse(Study):
-    """Whether the memory is used, and whether it must be that of this document.
+    """Whether the memory is used, and whether another document's would do.
 
     Args:
         segments: of each batch element for gates, shares and gradients.
@@ -145,7 +145,7 @@ def gates_and_gradients(
         a state `gradient_norm`, of a segment's nats with respect to the state before it, and
         `gradient_share`, that norm times the state's over the segment's nats; and half-lives, at
         the mean `kept`, and of a state's entries at the `PERCENTILES` with fixed gates. And the
-        layers with a state; caches after those of the layers count as layers.
+        layers with a state; further caches count as layers.
     """
     stream = DocumentPass(run.store, run.rows, run.segment_length, documents=documents)
     caches, step = _probe(run)
@@ -187,7 +187,7 @@ def _probe(run):
         model, segment = bind(params, run.segment_length), batch.segment(0)
 
         def nats(states):
-            # Only the state of `states` is read; the windows are the caches' own.
+            # Only the state of `states` is used; the windows are the caches' own.
             after, x_BTD, metrics = read_segment(model, segment, clear_state(caches, states))
             nats_BT, _ = model.token_losses(x_BTD, segment.targets_BT)
             scored_BT = (segment.weights_BT > 0) & later_B[:, None]
@@ -198,7 +198,7 @@ def _probe(run):
         (total, (after, metrics)), slopes = slope(caches)
         rows = jnp.maximum(later_B.sum(), 1)
         zeros = jax.tree.map(jnp.zeros_like, caches)
-        state_only = clear_state(zeros, caches)  # zeros for the windows
+        state_only = clear_state(zeros, caches)
         metrics = dict(metrics)
         for i in with_state(caches):
             slope_B, norm_B = _norms(slopes[i]), _norms(state_only[i])
@@ -229,7 +229,7 @@ def _layer_half_life(run, number, kept):
         isinstance(module, Gate) and ("layers", number) in itertools.pairwise(path)
         for path, module in modules
     )
-    # A block passes through all gates of its layer, one after the other.
+    # A block passes through all gates of its layer in turn.
     return _half_life(kept**gates) * run.window if gates else None
 
 

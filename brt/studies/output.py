@@ -1,5 +1,3 @@
-"""Writes the file of a study, and prints it."""
-
 import io
 import math
 from pathlib import Path
@@ -22,7 +20,7 @@ SEEN = {
 
 
 def write_study(content: Content) -> str:
-    """Writes a study to its run folder and returns the file's path.
+    """Writes and prints a study; returns the file's path.
 
     The file is `RUN/studies/<study>.json`, or `<study>-<compared with>.json`. Arrays go to an .npz
     next to it and tables to CSV files. A file of another store is kept under the store's name.

@@ -24,7 +24,7 @@ from brt.studies.study import (
 )
 
 POINTS = 500
-"""Points of the curve over a document, evenly spread over the logarithm of the position."""
+"""Points of the curve over a document, evenly spaced in the logarithm of the position."""
 PARTS = 64
 
 
@@ -49,8 +49,8 @@ def loss_by_position(
 ) -> Content:
     """Returns the cumulative cross-entropy by position, and of the first model the loss by part.
 
-    Bits at position x are the weighted mean over the first x tokens of all documents, of shorter
-    ones as many as they have. Parts of segments and blocks leave out documents' first segments.
+    Bits at position x are the weighted mean over the first x tokens of all documents, or all tokens
+    of shorter ones. Parts of segments and blocks leave out documents' first segments.
     """
     lengths_D = store.lengths_D[list(documents)]
     longest = int(lengths_D.max())
@@ -84,7 +84,7 @@ def loss_by_position(
 
 def _by_part(name, manifest, bits_T, weights_T):
     segment_length = manifest["segment_length"]
-    # Tokens of the first segment cost more for lack of context.
+    # First segments cost more for lack of context.
     begin = segment_length if len(bits_T) > segment_length else 0
     for unit, length in (("segment", segment_length), ("block", manifest["window"])):
         parts = min(PARTS, length)

@@ -43,7 +43,7 @@ class Reach(Study):
     def measure(self, run: RecordedRun, others: Runs, documents: np.ndarray, seed: int) -> Content:
         W, longest = run.window, int(run.store.lengths_D[documents].max())
         blocks = block_starts(run.store, documents, W, seed)
-        # A block is scored that begins after the distance, at a multiple of W.
+        # The scored blocks begin after the distance, at a multiple of W.
         last = int(blocks[1].max(initial=0))
         distances = [W * 2**i for i in range(64) if W * 2**i < last]
         if not distances:
@@ -67,7 +67,7 @@ class Reach(Study):
                 arguments = run, reader, recording, blocks, probe, distance
                 costs.append(cost_of_reset(*arguments, tokens=self.tokens, label=label))
             bits, errors, tokens = map(list, zip(*costs))
-            ends = [*distances, longest]  # where a reset costs nothing
+            ends = [*distances, longest]
             reach = reach_of(bits, ends) if bits[0] > 2 * errors[0] else 0
             labels = "tokens between the reset and the scored block", "bits per token"
             more = {"errors": [*errors, 0.0], "tokens": [*tokens, 0]}

@@ -1,7 +1,6 @@
-"""Studies: questions about a run that `brt.evaluate --study=NAME` answers.
-
-A study is one file of this folder, named like the study, with one subclass of `Study`. Parameters
-of its constructor are gin bindings, as in `Reach.tokens`.
+"""Studies: questions about a run (`brt.evaluate --study=NAME`). A study is a file of this folder,
+named like the study, with one subclass of `Study`. Parameters of its constructor are gin bindings,
+as in `Reach.tokens`.
 """
 
 import abc
@@ -22,7 +21,7 @@ from brt.evaluation.recorded_run import RecordedRun
 from brt.storage.paths import is_remote
 
 Content = dict[str, Any]
-"""The content of a study's file: "numbers", "series", "summary", and more of some studies."""
+"""A study's file: "numbers", "series", "summary", and more of some studies."""
 Runs = Mapping[str, RecordedRun]
 LN2 = math.log(2)
 
@@ -34,7 +33,7 @@ def content(numbers: dict[str, Any], series: list[dict], summary: str, **more: A
 def curve(
     name: str, x: Sequence, y: Sequence, x_label: str, y_label: str, **more: Any
 ) -> dict[str, Any]:
-    """Returns one entry of "series", with "borders" or "errors" if any."""
+    """Returns one entry of "series"; `more` may have "borders" (boundaries) or "errors"."""
     labels = {"x_label": x_label, "y_label": y_label}
     return {"name": name, "x": list(x), "y": list(y), **labels, **more}
 
@@ -52,7 +51,7 @@ def add_map(
 ) -> None:
     """Adds a heat map to a study's "arrays" and "maps", as `HeatMap` of the report draws it.
 
-    labels, ends, borders: of x and of y.
+    labels, ends, borders: pairs, for x and for y.
     """
     study["arrays"][name] = values.astype(np.float32)
     entry: dict[str, Any] = {"array": name, "title": title, "caption": caption}
@@ -62,7 +61,7 @@ def add_map(
 
 
 class Study(abc.ABC):
-    """A question about a run, and perhaps further runs; title and caption are of the report.
+    """A question about a run, and perhaps further runs; title and caption are for the report.
 
     any_stream: whether it also reads streams that mark no documents.
     num_documents: to read by default; None for all.

@@ -26,7 +26,7 @@ TOKENS = 2**20
 
 
 class TopicModel:
-    """Latent Dirichlet allocation, by scikit-learn, over words of three letters or more.
+    """Latent Dirichlet allocation, by scikit-learn, over words of at least three characters.
 
     Args:
         fewest, most: least number and largest share of texts with a word.
@@ -122,7 +122,7 @@ class Topics(Study):
 
 
 def how_often_lower(ours: np.ndarray, theirs: np.ndarray) -> tuple[float, float]:
-    """Returns the share of the differing contexts where ours is lower, and p of a sign test."""
+    """Returns the share of differing contexts where ours is lower, and p of a sign test."""
     lower = int((ours < theirs).sum())
     differ = int((ours != theirs).sum())
     if not differ:

@@ -1,4 +1,4 @@
-"""Entries: experiments of configs/, made smaller alike, on another corpus, with an equal budget."""
+"""Entries: experiments of configs/, scaled down, on another corpus, with an equal budget."""
 
 import inspect
 import itertools
@@ -24,10 +24,10 @@ class SweepEntry(NamedTuple):
 
     Attributes:
         name: of its config and its runs.
-        settings: every binding of it.
-        paper: content of stands_for.json: the config, and the settings it stands for in the tables.
-        trained_by: name of the first entry that is trained alike, whose parameters it evaluates.
-        notes: sentences on what was changed besides.
+        settings: all its bindings.
+        paper: content of stands_for.json: the config, and its settings in the papers' tables.
+        trained_by: name of the first entry with the same training, whose parameters it evaluates.
+        notes: sentences on other changes.
         label: what distinguishes it from the other entries.
     """
 
@@ -75,10 +75,10 @@ def read_sweep(
         corpus: a gin file whose bindings replace all that belongs to the configs' corpus, or None;
             an entry's own bindings come after it.
         bindings: gin lines for all entries, which no scale divides.
-        tokens: that each run trains on, rounded up to whole steps, and as many times more as an
-            entry binds more Trainer.steps than its config; a warm-up that would last as long, or
-            longer, lasts for a tenth of the steps instead. None for the steps of each entry's own
-            config, their size, and what is done every so many of them.
+        tokens: that each run trains on, rounded up to whole steps, and in proportion more if an
+            entry binds more Trainer.steps than its config; a warm-up of as many steps or more is
+            shortened to a tenth. None keeps the number and size of steps and all intervals of each
+            entry's config.
         tokens_per_step: of every run; None for the first entry's at this scale, or an entry's own
             in `lines`.
     """
@@ -99,7 +99,7 @@ def read_sweep(
         # An entry of twice its config's steps stays twice as long.
         usual = settings.get(STEPS, 1)
         longer = bound.get(STEPS, usual) / usual
-        # A macro's value moves to where it is read: tables look for it there.
+        # A macro's value moves to its readers, where the tables look.
         macros = {name: value for name, value in (bound | common).items() if "." not in name}
         undivided = _of_command(settings | bound, common)
         if tokens is not None and STEPS in undivided:
@@ -111,7 +111,7 @@ def read_sweep(
         settings |= scaled(settings, scale)
         if corpus:
             settings = with_corpus(settings, read_gin_file(corpus) | macros | common)
-        # An entry's own vocabulary, say, is not the corpus's; what is scaled stays scaled.
+        # For example, an entry's own vocabulary is not the corpus's; scaled settings stay scaled.
         further = {n: value for n, value in bound.items() if n not in (*STANDS_FOR, *macros)}
         settings |= further | {n: value for n, value in common.items() if n not in macros}
         settings |= undivided
@@ -183,7 +183,7 @@ def _refuse_equal(entries, named):
 
 
 def combinations(line: str) -> list[str]:
-    """Returns the lines that a line with bindings of several values stands for; none if empty."""
+    """Expands bindings of several values in a line; returns no line for an empty one."""
     words = line.split("#")[0].split()
     choices = []
     for word in words[1:]:
@@ -215,7 +215,7 @@ def _quoted(value):
 
 
 def _trained(settings):
-    # Without what evaluation alone reads; a plateau follows the evaluation.
+    # Without the bindings of evaluation alone; a plateau depends on the evaluation.
     if settings.get("Trainer.plateau"):
         return settings
     evaluation = [name for name in settings if name.startswith("Evaluation.")]

@@ -1,4 +1,4 @@
-"""Names of the entries of a sweep: of their files, and short ones for tables and figures."""
+"""Names of a sweep's entries: of files, and short labels."""
 
 import hashlib
 import re
@@ -8,9 +8,9 @@ from pathlib import Path
 
 AS_CONFIGURED = "as configured"
 OF_EVALUATION = ("Evaluation.", "evaluation/")
-"""Beginnings of bindings whose last words would be taken for those of training."""
+"""Beginnings of bindings whose last words are ambiguous with those of training."""
 EMPTY = r"""\(\)|\[\]|\{\}|(?<==)(""|'')$"""
-"""Empty values, which would leave no trace in the name of a file."""
+"""Empty values, invisible in the name of a file."""
 LONGEST = 230
 """Characters of a file's name, of 255 with `-seed` and an ending."""
 
@@ -41,7 +41,7 @@ def _file_name(config, changes):
 def short_labels(entries: Sequence[tuple[str, Sequence[str]]]) -> list[str]:
     """Returns what distinguishes each entry: `recurrent_layers=(), gate=lstm`.
 
-    Hides what all entries share, and the owner of a parameter where its name is clear without.
+    Hides what all entries share, and the owner of a parameter where its name is unique.
     """
     files = [[_plain(file) for file in config.split("+")] for config, _ in entries]
     bindings = [[_plain(change) for change in changes] for _, changes in entries]

@@ -1,4 +1,4 @@
-"""Runs of a sweep: processes that train and evaluate, several at once, over the GPUs."""
+"""Runs of a sweep: concurrent processes that train and evaluate."""
 
 import contextlib
 import itertools
@@ -27,7 +27,7 @@ from brt.training.checkpoints.policy import recorded_best, stopped_early
 from brt.training.records.run_folder import read_metrics
 
 CHECKPOINTS = "checkpoints"
-"""Folder of a run that holds its checkpoints."""
+"""Folder of a run."""
 INTERRUPTED = 130
 """Exit status of a command after Ctrl-C."""
 
@@ -35,7 +35,7 @@ INTERRUPTED = 130
 class SweepRun(NamedTuple):
     """A run of an entry.
 
-    config: gin file of the entry. split: that is evaluated in the end.
+    config: gin file of the entry. split: of the final evaluation.
     """
 
     entry: SweepEntry
@@ -49,7 +49,7 @@ class SweepRun(NamedTuple):
         return evaluated(self.workdir, self.entry, self.split)
 
     def begin(self) -> None:
-        """Makes the run folder; an entry that another one trains gets a link to its checkpoints."""
+        """Makes the run folder, or links it to the checkpoints of the entry that trains it."""
         self.workdir.mkdir(parents=True, exist_ok=True)
         stands_for = json.dumps(self.entry.paper, indent=1)
         replace_file(self.workdir, STANDS_FOR_FILE, stands_for.encode())
@@ -78,7 +78,7 @@ class SweepRun(NamedTuple):
 def runs_of(
     folder: Path, entries: Sequence[SweepEntry], files: Sequence[Path], seeds: Sequence[str], split
 ) -> list[SweepRun]:
-    """Returns the runs seed by seed, so that a table stands early."""
+    """Returns the runs seed by seed, so that the first seed completes a table early."""
     return [
         SweepRun(entry, file, seed, folder / RUNS / f"{entry.name}{SEED}{seed}", split)
         for seed in seeds
@@ -87,7 +87,7 @@ def runs_of(
 
 
 def run_all(runs: Sequence[SweepRun], processes: int, archive: str | None) -> None:
-    """Runs what is unfinished, `processes` at a time: training first, then evaluations."""
+    """Runs all unfinished runs, `processes` at a time: training first, then evaluations."""
     devices: queue.Queue[dict[str, str]] = queue.Queue()
     gpus = visible_gpus() if processes > 1 else []
     # On a shared GPU JAX would give all memory to the first run.

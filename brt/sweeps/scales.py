@@ -1,4 +1,4 @@
-"""Models of published experiments made smaller alike, and moved to another corpus."""
+"""Published models scaled down equally, and moved to another corpus."""
 
 from typing import NamedTuple
 
@@ -8,11 +8,11 @@ from brt.reporting.model_settings import model_name, owners
 
 
 class SweepError(ValueError):
-    """A sweep cannot be run; the message says what to change."""
+    """A sweep cannot be run; the message names the remedy."""
 
 
 class Scale(NamedTuple):
-    """Divisors of a model's dimensions; `layers` is what 12 of them become."""
+    """Divisors of a model's dimensions; 12 layers become `layers`."""
 
     width: int = 1
     num_heads: int = 1
@@ -29,7 +29,8 @@ SCALES = {
     "tiny": Scale(64, 4, 16, 128, 64, 2),
 }
 """small: the 151M stack becomes configs/small/rec_fixed_skip.gin, for a CPU; short: six layers of
-width 64 with windows of 8 tokens for 512, in which states have more to carry; tiny: for tests."""
+width 64 with windows of 8 tokens for 512, so that states carry more; tiny: for tests.
+"""
 
 LEAST_WIDTH = 256
 """Of the models that a scale is for; the narrowest published one of text has 384."""
@@ -50,10 +51,11 @@ STANDS_FOR = tuple(
 
 
 def scaled(settings: dict, scale: Scale) -> dict:
-    """The dimensions of a model at another scale.
+    """Returns the settings of a model at another scale.
 
     Layers beyond a multiple of twelve stay as many, as in Slide:13L; a recurrent or memorizing
-    layer keeps its place in the stack. What a memory holds, and finds, shrinks as lengths do.
+    layer keeps its relative depth in the stack. Numbers of entries that a memory holds and
+    retrieves shrink like lengths.
     """
     if scale == SCALES["paper"]:
         return {}
@@ -123,7 +125,7 @@ def _scaled_transformer_xl(settings, scale):
 
 
 def with_corpus(settings: dict, corpus: dict) -> dict:
-    """The settings with all that belongs to their corpus replaced by that of other bindings."""
+    """Returns settings whose corpus, with all that belongs to it, is that of other bindings."""
     old = reachable(settings, "Trainer.corpus")
     kept = {name: value for name, value in settings.items() if name not in old}
     both = kept | {"Trainer.corpus": Reference("@Corpus()")} | corpus
@@ -136,7 +138,7 @@ def with_corpus(settings: dict, corpus: dict) -> dict:
         own[table] = corpus[named[0]]
     elif str(own.get("Corpus.vocabulary")) in ("bytes", "@ByteVocabulary()"):
         own[table] = 256
-    elif size:  # a reference: it follows from the vocabulary
+    elif size:
         own[table] = named_vocabulary(own["Corpus.vocabulary"]).size
     if cutoffs := kept.get("TransformerXL.cutoffs"):
         # Bins of the adaptive softmax end below the new vocabulary's size.

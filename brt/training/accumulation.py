@@ -1,5 +1,3 @@
-"""Gradient accumulation: the microbatches of a step run one after another, for one update."""
-
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +9,7 @@ def in_microbatches(grad: Callable, number: int) -> Callable:
     """Returns `grad` with the memory of one microbatch, equal up to rounding.
 
     Microbatch i has the batch elements i, i + number, ..., so that on a mesh each device keeps its
-    own. All have the step's dropout key: masks that are drawn for each batch element repeat.
+    own. All have the step's dropout key, so masks drawn for each batch element repeat.
 
     grad: `jax.value_and_grad` of a loss of `make_loss`.
     """

@@ -1,5 +1,3 @@
-"""Settings of an evaluation."""
-
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -20,13 +18,13 @@ class Evaluation:
             down. Empty batch elements are added where the devices do not divide them.
         segment_length: None takes the trainer's.
         max_steps: most segments of each batch element, in the loop of a training run.
-        cleared: evaluate again with the state cleared before every segment, if there is one.
+        cleared: evaluate again with the state, if any, cleared before every segment.
         score: a further `Score`: `@RecallScore()` or, of samples, `@FreeRunning()`; or None.
         meliad_scoring: score as google-research/meliad, without the first token of each segment
             and id 0. There are then no metrics of the whole text, such as bits per byte.
-        model: by reference, with the parameters of `Trainer.model`; its other settings may differ:
-            `@evaluation/TransformerXL` takes bindings of that scope, such as a longer memory. None
-            takes the trainer's.
+        model: by reference, with the parameters of `Trainer.model` but other settings, such as a
+            longer memory (`@evaluation/TransformerXL` takes bindings of that scope). None takes the
+            trainer's.
         segments_together: segments of a document that run at once, in a diagonal schedule of the
             layers (`brt/evaluation/diagonal.py`); generation reads long texts so, too.
         stride: evaluate windows of one segment, each from empty caches and `stride` tokens after
@@ -48,7 +46,7 @@ class Evaluation:
         check_split(self.split, "Evaluation.split")
 
     def batch_shape(self, tokens_per_step: int, segment_length: int) -> tuple[int, int]:
-        """Returns batch elements and tokens of a segment, (B, T); arguments of the trainer."""
+        """Returns batch elements and tokens of a segment, (B, T); arguments are the trainer's."""
         T = self.segment_length or segment_length
         tokens = self.tokens_per_step or tokens_per_step
         rows, rest = divmod(tokens, T)

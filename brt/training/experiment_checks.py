@@ -1,4 +1,4 @@
-"""Checks that model, streams and settings of an experiment fit together."""
+"""Checks that an experiment's model, streams and settings fit together."""
 
 from collections.abc import Callable
 from typing import Any
@@ -167,7 +167,7 @@ def abstract_batch(segments: int, rows: int, segment_length: int) -> Batch:
 
 def check_size(model: Model, size: int, subject: str) -> None:
     if size > model.vocabulary_size:
-        # A model around a backbone takes the backbone's.
+        # A model around a backbone has the backbone's sizes.
         sizes = model.divided_sizes()
         own = f"{type(model).__name__}.vocabulary_size"
         binding = next((name for name in sizes if name.endswith(".vocabulary_size")), own)

@@ -1,4 +1,4 @@
-"""Reads the next batch, and puts it on the devices, while the current step runs."""
+"""Reads the next batch and puts it on the devices while the current step runs."""
 
 import functools
 import time
@@ -85,7 +85,7 @@ Rows = Callable[[int, int], Batch]
 def host_rows(stream: Stream, step: int, whole: bool = False) -> Rows:
     """Returns `Rows` that reads each part once, and refuses ids beyond the store's vocabulary.
 
-    whole: read all rows together when the first part is asked for.
+    whole: read all rows at the first request.
     """
 
     @functools.cache

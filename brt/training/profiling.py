@@ -1,7 +1,7 @@
 """A trace of some steps of a run, for TensorBoard and Perfetto.
 
-Operations have the named scopes of the models (`layer3/attention`, `optimizer`), and so has the
-compiled step next to the trace.
+Operations have the named scopes of the models (`layer3/attention`, `optimizer`); the compiled step,
+next to the trace, has them too.
 """
 
 import glob
@@ -37,7 +37,7 @@ def parse_steps(text: str) -> ProfiledSteps:
 
 
 class Profiler:
-    """Traces steps of a run, with nothing in flight on the devices before and after.
+    """Traces steps of a run, with idle devices before and after.
 
     folder: TensorBoard's. start: steps that are done already. end: the last step of the run.
     """
@@ -58,7 +58,7 @@ class Profiler:
         if self.steps and step == self.steps.first:
             jax.block_until_ready(state)
             options = jax.profiler.ProfileOptions()
-            options.python_tracer_level = 0  # every call of Python would hide the operations
+            options.python_tracer_level = 0  # Python calls would hide the operations
             jax.profiler.start_trace(
                 self.folder, create_perfetto_trace=True, profiler_options=options
             )

@@ -1,4 +1,4 @@
-"""Reads the records of a run that is resumed, and checks that it is the same run."""
+"""Checks and records of a resumed run."""
 
 import struct
 from collections.abc import Mapping
@@ -22,13 +22,13 @@ FREE_TO_CHANGE = (
 
 
 class ChangedConfig(ValueError):
-    """The run folder belongs to another configuration; the message lists the differences."""
+    """The run folder has another configuration; the message lists the differences."""
 
 
 def check_bindings(
     checkpoints: Checkpoints, bindings: dict[str, str], trainer: Trainer, folder: str
 ) -> None:
-    """Refuses bindings with which the run would compute something else than its checkpoints."""
+    """Refuses bindings that would make the run compute something else than its checkpoints."""
     free: tuple[str, ...] = FREE_TO_CHANGE
     if trainer.plateau:  # evaluations decide the learning rate
         free = tuple(name for name in free if not name.startswith(("Trainer.eval", "Evaluation.")))

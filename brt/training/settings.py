@@ -1,5 +1,3 @@
-"""Settings of a training run, which gin binds."""
-
 import dataclasses
 from collections.abc import Callable
 from typing import Annotated, Any
@@ -33,7 +31,7 @@ class Trainer:
         steps: number of updates.
         segment_length: T in tokens, a multiple of the model's cache-update interval.
         tokens_per_step: batch elements x segments_per_step x segment_length, over all devices.
-        accumulation: microbatches of a step, one after another, for a batch in less memory.
+        accumulation: microbatches of a step, run one after another to save memory.
         segments_per_step: consecutive segments of a document that gradients may cross.
         bptt_depth: memories that the gradient of a segment's loss crosses; None for all.
         reread_segments: k earlier segments that a step runs again before its one new segment, so
@@ -41,17 +39,17 @@ class Trainer:
         remat_segments: recompute each segment, but not its loss, in the backward pass.
         loss: trained positions: "full"; "half", the last half of a segment (Transformer-XL, Table
             5). Evaluation scores all.
-        most_scored: scored positions of a document in a step, at most, of a task whose other tokens
-            have weight 0: only these have logits. A step with more has a loss that is not finite.
-            None for all.
+        most_scored: for tasks whose other tokens have weight 0: the most scored positions of a
+            document in a step, which alone get logits. A step with more has a loss that is not
+            finite. None for all.
         seed: of parameters, dropout and the order of documents.
         stream: "documents", each in one batch element; "contiguous", the corpus in as many parts as
             batch elements; "shuffled", the same in a new order every epoch; "samples" of the
             segments of a step; "questions", samples whose scored tokens are no inputs; "labelled"
             documents of at most these segments. Evaluation uses the same.
         mesh: (data, fsdp, model) devices, or (batch, model); -1 for the remaining ones.
-        devices_over_time: how many devices of the data axis divide the segments of a step among
-            them (`brt/training/over_time/loss.py`), instead of its batch elements.
+        devices_over_time: devices of the data axis that divide the segments of a step
+            (`brt/training/over_time/loss.py`) instead of its batch elements.
         plateau: lowers the rate when the evaluation loss stops falling.
         average: evaluates an average of the weights; not with a plateau.
         clear_state: train with the state cleared at every segment.

@@ -36,7 +36,7 @@ def make_mesh(
     name = "process_index" if processes_are_slices else "slice_index"
     sizes = collections.Counter(getattr(device, name, 0) for device in devices)
     of_slice, slices = _shapes(shape, len(devices), [sizes[index] for index in sorted(sizes)])
-    # Where a dimension of a slice of TPUs has another size, it is split between both axes.
+    # Where a dimension of a slice of TPUs has another size, both axes share it.
     options: dict[str, Any] = {"devices": devices, "allow_split_physical_axes": True}
     if len(sizes) == 1:  # some devices have no `slice_index` then
         grid = mesh_utils.create_device_mesh(of_slice, **options)
@@ -47,20 +47,20 @@ def make_mesh(
 
 
 def abstract_mesh(shape: Sequence[int], count: int, slices: int = 1) -> jax.sharding.AbstractMesh:
-    """Returns the mesh of so many devices in equal slices, as `make_mesh`, without devices."""
+    """Returns the mesh of `make_mesh` for `count` devices in equal slices, without devices."""
     of_slice, over_slices = _shapes(shape, count, [count // slices] * slices)
     sizes = tuple(a * b for a, b in zip(of_slice, over_slices, strict=True))
     return jax.sharding.AbstractMesh(sizes, tuple(AXES))
 
 
 def slice_grid(shape: Sequence[int], count: int, slices: int) -> np.ndarray:
-    """Returns the slice of each device of the mesh, an array of its shape; as `abstract_mesh`."""
+    """Returns the slice of each device of the mesh, in its shape; arguments of `abstract_mesh`."""
     of_slice, over_slices = _shapes(shape, count, [count // slices] * slices)
     return np.kron(np.arange(slices).reshape(over_slices), np.ones(of_slice, int))
 
 
 def asked_mesh(shape: Sequence[int], devices: str | None) -> jax.sharding.Mesh:
-    """Returns the mesh of all devices, or refuses another number.
+    """Returns the mesh of all devices; refuses another number.
 
     devices: their number, N or NODESxN, of `brt.train --devices`; None: not named.
     """
@@ -106,7 +106,7 @@ def _shapes(asked, count, slices):
         )
     data = shape[0] if len(shape) > 2 else len(slices)
     fsdp = count // (data * model)
-    # As many slices as can be are data-parallel; the rest is divided over fsdp.
+    # As many slices as possible are data-parallel; the rest is divided over fsdp.
     over = math.gcd(data, len(slices)), len(slices) // math.gcd(data, len(slices))
     return (data // over[0], fsdp // over[1], model), (*over, 1)
 
@@ -125,7 +125,7 @@ def divisible_rows(mesh: jax.sharding.Mesh, rows: int) -> int:
 
 
 def check_divisible(mesh: AnyMesh, rows: int, model_sizes: dict[str, int]) -> None:
-    """Refuses meshes that would leave devices idle or with copies.
+    """Refuses meshes with idle or duplicate devices.
 
     rows: batch elements of a microbatch. model_sizes: by binding, sizes that the model axis must
     divide.
@@ -170,7 +170,7 @@ def put_rows(
 def owned_rows(mesh: jax.sharding.Mesh, rows: int) -> list[tuple[int, int]]:
     """Returns the parts of the batch that this process owns, as (first row, number).
 
-    Of several processes with the same rows the first owns them.
+    The first of several processes with the same rows owns them.
     """
     sharding = NamedSharding(mesh, spec("B"))
     owners: dict[tuple[int, int], int] = {}
@@ -183,7 +183,7 @@ def owned_rows(mesh: jax.sharding.Mesh, rows: int) -> list[tuple[int, int]]:
 
 
 def sum_over_processes(number: int) -> int:
-    """Returns the sum of one integer below 2**64 of every process; all processes wait for it."""
+    """Returns the sum over all processes of an integer below 2**64; waits for all."""
     if jax.process_count() == 1:
         return number
     halves = np.array(divmod(number, 2**32), np.uint32)  # JAX has no 64 bits by default

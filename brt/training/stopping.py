@@ -1,4 +1,4 @@
-"""Requests to stop: SIGINT, SIGTERM and SIGHUP, at the same step in all processes."""
+"""Requests to stop by signals, at the same step in all processes."""
 
 import contextlib
 import os
@@ -13,7 +13,7 @@ from brt.host.processes import signals_to_end
 
 
 class StopRequest:
-    """Whether a run was asked to stop; signal: the signal that asked, or None."""
+    """A request to stop (SIGINT, SIGTERM, SIGHUP). signal: that was received, or None."""
 
     def __init__(self):
         self.signal: int | None = None

@@ -132,7 +132,7 @@ def make_loss(
             caches, outputs = unroll(read, caches, segments, bptt_depth)
         x_KBTD, metrics = outputs
         with jax.named_scope("vocabulary"):
-            # Divided first, so that no pass over the embedding's gradient divides it afterwards.
+            # Divided first, so that no later pass over the embedding's gradient is needed.
             scored = x_KBTD, targets_KBT, weights_KBT / jnp.maximum(total, 1e-6)
             scored = scored_positions(*scored, most_scored) if most_scored else scored
             loss, correct = model.weighted_losses(*scored)

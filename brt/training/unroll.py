@@ -58,7 +58,7 @@ def unroll(read: Read, caches: Any, segments: Any, depth: int | None = None) -> 
 
 
 def reread(read: Read, caches: Any, segments: Any) -> tuple[Any, Any]:
-    """Runs k segments of earlier steps and one new segment, with gradients through all segments.
+    """Runs k segments of earlier steps and one new one, with gradients through all.
 
     Every loss has the same depth k, as in RMT (Bulatov et al. 2022, section 3; its code starts from
     the memory after the k segments, this from the one before).

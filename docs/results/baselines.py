@@ -4,8 +4,8 @@
 
 gzip, xz and deflate compress each document of the validation split by itself. An n-gram
 interpolates orders 0 to n (Witten-Bell) and counts 16 stretches of 192,000 bytes of the training
-split, at equal distances: as many bytes as a run of 3,000 steps reads. "Counting" n-grams also
-count the bytes of a document after predicting them, and drop these counts at its end.
+split, at equal distances: as many as a run of 3,000 steps reads. "Counting" n-grams also count the
+bytes of a document after predicting them, and drop these counts at its end.
 """
 
 import functools
@@ -21,7 +21,7 @@ from pathlib import Path
 STRETCHES, STRETCH = 16, 192_000
 WINDOWS = {9: "512 B", 11: "2 kB", 13: "8 kB"}
 FIXED, COUNTING = (4,), (4, 6)
-"""Orders of the n-grams without and with counts of the document."""
+"""Orders of the n-grams, without and with counts of the document."""
 
 
 class Ngram:

@@ -1,8 +1,7 @@
 """Measures a GPU or TPU in a few minutes: steps, agreement with the CPU, decoding.
 
-The most important measurements come first. The same command continues where an earlier one
-stopped: measurements that its file has are not repeated. On a CPU everything is tiny, to test the
-script.
+The most important measurements come first. The same command continues after a stop: measurements
+in its file are not repeated. On a CPU everything is tiny, to test the script.
 """
 
 import functools
@@ -59,7 +58,7 @@ FORMS = {
     ),
     "tpu": (("plain", ""), ("kernel", "")),
 }
-"""By platform: forms of attention to compare, and what is dropped in it; "": no dropout."""
+"""By platform: forms of attention to compare, and the dropout of each; "": none."""
 BY_FORM = BASELINE, "pg19_rec_fixed_skip"
 
 
@@ -78,7 +77,7 @@ def plan() -> Plan:
 
 
 class Measured(NamedTuple):
-    """Figures by system and by batch; an entry with `error` says why there are none."""
+    """Figures by system and by batch; an entry's `error` explains missing figures."""
 
     steps: dict[str, dict[str, Any]]
     agreement: dict[str, dict[str, Any]]
@@ -97,8 +96,8 @@ def measure(
     Args:
         names: of configs; () for all of Table 1.
         minutes: after which nothing new starts.
-        report: takes a line for each measurement.
-        found: of an earlier call; only what failed or had no time in it is measured.
+        report: gets a line for each measurement.
+        found: of an earlier call; only failed and missing measurements are made.
         keep: called after each measurement.
     """
     of_device = plan()
@@ -311,7 +310,7 @@ def main() -> None:
 
 
 def earlier(file: Path, heads: dict[str, Any]) -> Measured:
-    """Returns what a file has; refuses those of another device or version of JAX."""
+    """Returns the figures in a file; refuses those of another device or version of JAX."""
     if not file.exists():
         return Measured({}, {}, {})
     try:

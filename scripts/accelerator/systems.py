@@ -44,7 +44,7 @@ def systems(scale: Scale, names: Sequence[str] = (), bindings: Sequence[str] = (
     found = {
         entry.name: System(entry.name, write_gin(entry.settings).splitlines()) for entry in entries
     }
-    # In the layer where Table 1 has states, beside the layers of the baseline.
+    # In the layer with states in Table 1, added to the layers of the baseline.
     lines = "BlockRecurrentTransformer.memories = ((@GatedDeltaMemory, (-3,)),)"
     found[GATED_DELTA] = System(GATED_DELTA, [*found[BASELINE].bindings, lines])
     wanted = [Path(name).name.removesuffix(".gin") for name in names] or list(found)

@@ -18,14 +18,14 @@ from packaging.specifiers import SpecifierSet
 ROOT = Path(__file__).resolve().parents[2]
 EXTRAS = ("report", "notebooks", "text")
 PINNED = re.compile(r"jax|jaxlib|jax[-_]cuda\d+[-_](plugin|pjrt)|libtpu")
-"""Packages that belong to one version of JAX."""
+"""Packages tied to one version of JAX."""
 CUDA_13 = 580
 """The first driver that runs CUDA 13; CUDA 12 runs from 525 on."""
 LOOK = "import brt, jax; print(jax.__version__, jax.default_backend(), jax.devices())"
 
 
 def install(shell: Any) -> None:
-    """Installs brt, prints the devices of JAX, and lets failing commands stop the notebook."""
+    """Installs brt and prints JAX's devices; failing commands stop the notebook."""
     stop_at_failures(shell)
     driver = driver_version()
     before = jax_packages()
@@ -87,7 +87,7 @@ def pip(*arguments: str) -> None:
 
 
 def look_at_devices(driver: int | None) -> None:
-    """Prints the devices of a new process; ends the notebook if JAX does not use the GPU."""
+    """Prints a new process's devices; ends the notebook if JAX does not use the GPU."""
     found = subprocess.run([sys.executable, "-c", LOOK], cwd=ROOT, capture_output=True, text=True)
     if found.returncode:
         print(found.stderr)

@@ -1,13 +1,13 @@
-r"""Sets runs of pretrained models side by side: perplexity per word against FLOPs per token.
+r"""Compares runs of pretrained models: perplexity per word against FLOPs per token.
 
     python scripts/pretrained/compare_overlaps.py sweeps/pretrained/runs/* \
         --overlaps=0,2,4,8,16 [--split=test]
 
 Runs without a memory are evaluated at every overlap, with segments that much shorter, so that
 windows stay as long; the others as they were trained, with their memory kept and cleared. Runs
-whose names differ in `-seedN` alone are one row; with `--baseline=NAME` each row says by how much
-it differs from that one's at overlap 0, seed by seed. What was evaluated is kept in
-overlaps_SPLIT.json of each run, and the same command goes on.
+whose names differ in `-seedN` alone are one row; with `--baseline=NAME` each row has its difference
+from that run's at overlap 0, seed by seed. Results are kept in overlaps_SPLIT.json of each run; the
+same command continues after a stop.
 """
 
 import argparse
@@ -83,7 +83,7 @@ def spread(values: Sequence[float]) -> str:
 
 
 def difference(found: dict[str, dict[str, float]], beside: dict[str, dict[str, float]]) -> str:
-    """Returns by how much perplexities differ from others of the same seeds, as `spread`."""
+    """Returns the differences of perplexities of equal seeds, as `spread`."""
     pairs = [found[seed][PERPLEXITY] - beside[seed][PERPLEXITY] for seed in found if seed in beside]
     return spread(pairs) if pairs and found is not beside else ""
 

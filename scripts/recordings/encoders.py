@@ -1,9 +1,9 @@
 """Replays recordings of pretrained encoders with a head; see `check_recording.py`.
 
-Compared are hidden states, what the head gives, the loss, and gradients by their names on disk, and
-in float64 what the head gives and the loss. Outputs are compared where `attention_mask` is 1: of a
-row that is padded on the left the first position is padding, and so is what a head for classes
-reads there, which differs from one version of transformers to the next. brt pads on the right.
+Compares hidden states, outputs of the head, the loss, and gradients by their names on disk, and in
+float64 outputs of the head and the loss. Outputs are compared where `attention_mask` is 1. The
+first position of a row that is padded on the left is padding: the output there of a head for
+classes depends on the version of transformers. brt pads on the right.
 """
 
 import functools
@@ -65,7 +65,7 @@ class WordsHead(nnx.Module):
         self.bias_V = parameter(rngs, zeros, body.vocabulary_size)
 
     def __call__(self, x_BTD: jax.Array, words_VD: nnx.Param) -> jax.Array:
-        """Maps (B, T, D) to (B, T, V), float32 or wider."""
+        """Maps (B, T, D) to (B, T, V), at least float32."""
         u_BTU = ACTIVATIONS[self.activation](linear(x_BTD, self.dense_DU, self.dense_bias_U))
         u_BTU = self.norm(u_BTU)
         embedding_VD = words_VD[...].astype(u_BTU.dtype)
@@ -79,7 +79,7 @@ class WordsHead(nnx.Module):
 
 
 class Whole(nnx.Module):
-    """A body and a head, as a folder holds them."""
+    """A backbone and a head, as in a folder."""
 
     def __init__(self, folder: str, task: str):
         rngs = nnx.Rngs(0)

@@ -1,6 +1,6 @@
 """Compares encodings.json, recorded from tokenizers of Hub folders, with brt's vocabulary.
 
-See `check_recording.py`. The folders are named relative to the file. Compared are, by tokenizer and
+See `check_recording.py`. The folders are named relative to the file. Compares, by tokenizer and
 kind, how many texts or pairs differ: 0 is the tolerance.
 """
 
@@ -70,5 +70,4 @@ def _pair_differs(named: Any, record: dict[str, Any]) -> bool:
 
 
 def _offsets_differ(offsets: list[tuple[int, int]], recorded: list) -> bool:
-    """Returns whether offsets differ from recorded ones; an empty list is none recorded."""
     return bool(recorded) and [list(pair) for pair in offsets] != recorded

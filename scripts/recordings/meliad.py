@@ -1,9 +1,8 @@
 """Replays recordings of google-research/meliad; see `check_recording.py`.
 
-Each file holds parameters, token segments, document starts, logits, caches and, in some,
-gradients (see `brt/models/checkpoints/meliad.py` for what the parameters tell). An external
-memory is searched as the released code does it, by buckets, unless the file's name has `exact` in
-it: the settings in a file do not tell.
+Each file holds parameters (`brt/models/checkpoints/meliad.py`), token segments, document starts,
+logits, caches and, in some, gradients. An external memory is searched by buckets, as in the
+released code, unless the file's name has `exact` in it: its settings do not record that.
 """
 
 import dataclasses
@@ -54,11 +53,11 @@ def cache_error(recording: Mapping[str, Any], prefix: str, caches: tuple) -> flo
         for name, value in found.items():
             recorded = recording[f"{prefix}/transformer{i}/{name}_test"]
             errors.append(np.abs(recorded - np.asarray(value)).max())
-    return np.max(errors)  # unlike max(), never passes over a NaN
+    return np.max(errors)  # unlike max(), keeps NaN
 
 
 def database_error(recording: Mapping[str, Any], caches: tuple) -> float:
-    """Largest difference of any external memory from the recorded one; its slots are exact."""
+    """Returns the largest difference from recorded external memories; slots are exact."""
     errors = []
     rings = [(i, m) for i, c in enumerate(caches) for m in c.memories if isinstance(m, RingCache)]
     for i, cache in rings:

@@ -1,6 +1,6 @@
 """Replays recordings of memory tokens around a pretrained decoder; see `check_recording.py`.
 
-Compared are logits, the memory that each segment begins with and leaves, the loss, and gradients by
+Compares logits, the memory at the start and the end of each segment, the loss, and gradients by
 their names on disk, through all memories.
 """
 
@@ -67,7 +67,7 @@ def errors(
     (loss, (logits_BNV, memories)), grads = compiled(params, "float32")
     found.output("logits", logits_BNV, real_BN)
     found.output("loss", loss)
-    # The wrapper hides padding from memory; here no segment with any is gone on from.
+    # The wrapper hides padding from memory; here no segment follows one with padding.
     whole_SB = np.stack([real_BN[:, a:b].all(axis=1) for a, b in itertools.pairwise(borders)])
     before_SB = np.concatenate([np.ones_like(whole_SB[:1]), whole_SB[:-1]])
     found.output("memory_in", memories[:-1], before_SB)

@@ -24,8 +24,9 @@ WINDOW = 64
 EXACT = 1e-11
 """Tolerance in float64; every difference is relative to the largest entry of its array."""
 MUON = 1e-3
-"""Tolerance in float32 after Muon, whose iterations multiply small singular values by 493, and the
-rounding errors in their directions too."""
+"""Tolerance in float32 after Muon, whose iterations multiply small singular values, and rounding
+errors in their directions, by 493.
+"""
 
 
 def kimi_delta(inputs: Arrays, settings: Mapping[str, Any]) -> Arrays:
@@ -45,7 +46,7 @@ def kimi_delta(inputs: Arrays, settings: Mapping[str, Any]) -> Arrays:
 def large_chunks(inputs: Arrays, settings: Mapping[str, Any]) -> Arrays:
     """LaCT: one head, (B, T, K); the tokens of a chunk read, and then change the fast weights.
 
-    The last chunk, which may be shorter, changes nothing.
+    The last, perhaps shorter, chunk changes nothing.
     """
     weights = lact.FastWeights(*(jnp.asarray(inputs[name])[:, None] for name in ("w0", "w2", "w1")))
     lengths, muon = lact.row_lengths(weights), bool(settings.get("use_muon", False))
@@ -78,7 +79,7 @@ OPERATIONS: dict[str, Callable[[Arrays, Mapping[str, Any]], Arrays]] = {
     "block_causal_lact_swiglu": large_chunks,
     "naive_recurrent_kda": kimi_delta,
 }
-"""The `source` of a recording to what computes its outputs."""
+"""By `source` of a recording: the function that computes its outputs."""
 
 
 def errors(recording: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """Replays recordings of pooled recurrence around a decoder; see `check_recording.py`.
 
-The reference is float64, and so is the replay. In it a document's first window has all its
-positions new, as a first segment that is longer by the overlap. Compared are logits, nats, what is
-pooled, the vectors, the loss, gradients by their names on disk through all windows and through 0 or
+The reference and the replay are float64. In the reference, all positions of a document's first
+window are new, as in a first segment that is longer by the overlap. Compares logits, nats, pooled
+states, the vectors, the loss, gradients by their names on disk through all windows and through 0 or
 1 vectors, and a greedy continuation in the decoding form.
 """
 
@@ -67,7 +67,7 @@ class Replay:
         self.graph, params = split_with(model, given)
         self.params = widened(params)
 
-        # Compiled once for windows of one length, whatever is computed of them.
+        # Compiled once for windows of one length.
         self.compiled = jax.jit(self._window)
         self.part = jax.jit(self._part)
         self.backward = jax.jit(self._backward)
@@ -83,14 +83,13 @@ class Replay:
         return nats_BT.sum(), nats_BT, logits_BTV, caches
 
     def _part(self, params, tokens_BT, caches, counts_B):
-        """Returns what is pooled of the first tokens of a window, and the vector."""
         model = self._model(params, tokens_BT)
         _, found = model.read_part_embedded(model.embed(tokens_BT), caches, counts_B)
         z_BD = model.memories[0].pooled_vector(found[1].summary)
         return z_BD, model.memories[0].computed(z_BD)[:, 0]
 
     def _backward(self, params, scored, caches, d_nats, d_after):
-        """Returns gradients of the parameters and of what a window was begun with."""
+        """Returns gradients of the parameters and of a window's first state."""
 
         def window(params, held):
             nats, _, _, after = self._window(params, scored, with_arrays(caches, held))
@@ -145,7 +144,7 @@ class Replay:
             held = nothing
             for number in reversed(range(first, window + 1)):
                 total, held = through(number, float(number == window), held, total)
-            if first and self.overlap:  # the reference embeds what it reads again
+            if first and self.overlap:  # the reference embeds the overlap again
                 again = self.recording["windows"][first][:, : self.overlap]
                 inputs = self.params, jnp.asarray(again, jnp.int32), held[0]
                 total = jax.tree.map(jnp.add, total, self.embed_backward(*inputs))
@@ -193,7 +192,7 @@ def _windows(replay, found, logits="logits"):
     caches = replay.empty()
     for window in range(len(recording["windows"])):
         real_B = jnp.asarray(replay.of_window("real", window).sum(axis=1))
-        # What is padded is pooled nowhere in this form.
+        # This form pools no padding.
         z_BD, vector_BD = replay.part(params, replay.fresh(window), caches, real_B)
         inputs = params, replay.scored(window), caches
         _, nats_BT, logits_BTV, caches = replay.compiled(*inputs)
@@ -210,14 +209,14 @@ def _windows(replay, found, logits="logits"):
         for key, values in (("z", z_BD), ("h_prev", vector_BD)):
             error = np.abs(recording[key][window] - values)[at_B].max(initial=0.0)
             found.add(key, error, PRECISE * np.abs(recording[key]).max())
-        # Only rows whose window is full continue; the others are never scored again.
+        # Only rows whose window is full continue; the others are not scored again.
         whole_B = at_B & recording["real"][window].all(axis=1)
         error = np.abs(recording["h_prev"][window] - caches[1].vectors_BMD[:, 0])[whole_B]
         found.add("h_prev carried", error.max(initial=0.0), PRECISE * 10)
 
 
 def _greedy(replay, found):
-    """Continues row 0's first window by a window of its own, token by token."""
+    """Continues row 0's first window by a whole window, token by token."""
     recording, params = replay.recording, replay.params
     context_BT = jnp.asarray(recording["greedy/context"], jnp.int32)
     tokens = recording["greedy/tokens"][0]

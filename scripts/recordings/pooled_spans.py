@@ -1,7 +1,7 @@
 """Replays recordings of pooled recurrence around RoBERTa, on questions; see `check_recording.py`.
 
-The reference is float64, and so is the replay. Compared are scores of spans and kinds, what is
-pooled, the vectors, the loss, and gradients by their names on disk.
+The reference and the replay are float64. Compares scores of spans and kinds, pooled states, the
+vectors, the loss, and gradients by their names on disk.
 """
 
 from collections.abc import Mapping
@@ -66,7 +66,7 @@ class Replay:
         self.params = widened(params)
 
     def read(self, params: Any) -> tuple[jax.Array, dict[str, list]]:
-        """Returns the loss, and what is compared of each window."""
+        """Returns the loss, and the compared values of each window."""
         recording = self.recording
         model = bound(self.graph, params, "float64")
         windows, present_WB = recording["windows"], recording["present"].astype(bool)
@@ -99,7 +99,7 @@ class Replay:
             sums_BD = jnp.where(real_BT[..., None], outputs.x_BTD, 0).sum(axis=1)
             found["z"].append(sums_BD / counts_B[:, None])
             found["h_prev"].append(memory.computed(found["z"][-1])[:, 0])
-            # A row without a window keeps what it has.
+            # A row without a window keeps its state.
             caches = select_rows(jnp.asarray(present_B), after, caches)
         kind_nats_B = token_losses(
             kinds_BN[:, None], jnp.asarray(recording["types"][:, None], jnp.int32)

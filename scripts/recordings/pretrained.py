@@ -1,9 +1,8 @@
 """Replays recordings of pretrained transformers; see `check_recording.py`.
 
-Compared are, as far as they are there, hidden states, logits, the loss, gradients by their names
-on disk, logits and loss in float64, and greedy continuations. The folder of the weights is named in
-the recording's `config_json` and lies beside the recording. Outputs are compared where
-`attention_mask` is 1.
+Compares, if recorded, hidden states, logits, the loss, gradients by their names on disk, logits and
+loss in float64, and greedy continuations. The recording's `config_json` names the folder of the
+weights, which is next to the recording. Outputs are compared where `attention_mask` is 1.
 """
 
 import functools
@@ -35,7 +34,7 @@ from recordings.pretrained_errors import (
 
 
 def read_all(body: Decoder, recording: Mapping[str, Any]) -> tuple[list[jax.Array], jax.Array]:
-    """Returns hidden states, what enters the first layer among them, and logits."""
+    """Returns hidden states, with the input of the first layer, and logits."""
     ids_BT, mask_BT = recording["input_ids"], recording["attention_mask"] == 1
     T = ids_BT.shape[1]
     counted_BT = np.broadcast_to(np.arange(T), ids_BT.shape)
@@ -49,7 +48,7 @@ def read_all(body: Decoder, recording: Mapping[str, Any]) -> tuple[list[jax.Arra
 
 
 def mean_loss(logits_BTV: jax.Array, labels_BT: np.ndarray) -> jax.Array:
-    """Returns the mean of what is scored, labels[:, 1:] that are not -100."""
+    """Returns the mean over the scored labels, labels[:, 1:] that are not -100."""
     targets_BT = jnp.asarray(np.maximum(labels_BT[:, 1:], 0), jnp.int32)
     scored_BT = jnp.asarray(labels_BT[:, 1:] != -100)
     nats_BT = token_losses(logits_BTV[:, :-1], targets_BT)[0]
@@ -57,7 +56,7 @@ def mean_loss(logits_BTV: jax.Array, labels_BT: np.ndarray) -> jax.Array:
 
 
 def decoder_errors(recording: Mapping[str, Any]) -> Found:
-    """Compares a decoder alone with a recording of it."""
+    """Compares a decoder, without a memory, with a recording."""
     folder = folder_of(recording)
     found = Found(recording, is_sharp(folder))
     body = body_of(folder)(nnx.Rngs(0))

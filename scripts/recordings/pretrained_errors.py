@@ -1,4 +1,4 @@
-"""What replays of pretrained recordings share: folders, parameters, errors with tolerances.
+"""Shared by replays of pretrained recordings: folders, parameters, errors with tolerances.
 
 Tolerances are those of the recordings' own description.
 """
@@ -31,11 +31,11 @@ BODIES: dict[str, Callable[..., Decoder]] = {
 """Decoders by the `model_type` of their folders."""
 
 OUTPUTS, GRADIENTS = 5e-6, 5e-5
-"""Of the largest entry: of all outputs of a kind, of each gradient."""
+"""Relative to the largest entry: of all outputs of a kind, of each gradient."""
 SHARP = 3e-5, 3e-4
 """The same where attention is not scaled, and sharp."""
 SMALLEST = 1e-5
-"""Tolerance of outputs, absolute, where it is larger; where attention is sharp, its own is."""
+"""Least absolute tolerance of outputs, unless attention is sharp."""
 FLOAT64 = 1e-6
 """Of the largest entry, of outputs in float64."""
 FLOAT32_INSIDE = ("llama", "qwen2", "mistral", "t5")
@@ -49,7 +49,7 @@ class Found:
     """Errors by name, each with its tolerance.
 
     Args:
-        recording: for what is expected.
+        recording: with the expected values.
         sharp: whether its attention is not scaled.
     """
 
@@ -62,7 +62,7 @@ class Found:
         self.errors: dict[str, tuple[float, float]] = {}
 
     def add(self, name: str, error: float, tolerance: float) -> None:
-        """Keeps the error that is the largest part of its tolerance."""
+        """Keeps the error with the largest share of its tolerance."""
         before = self.errors.get(name, (0.0, tolerance))
         if not error / tolerance <= before[0] / before[1]:
             before = float(error), float(tolerance)
@@ -71,9 +71,10 @@ class Found:
     def output(
         self, key: str, values: Any, at: np.ndarray | None = None, relative: float | None = None
     ) -> None:
-        """Compares an output with what was recorded under the key, where `at` is true.
+        """Compares an output with the one recorded under the key, where `at` is true.
 
-        relative: tolerance of what is in float64, of the largest entry; None: it is in float32.
+        relative: tolerance of float64 values, relative to the largest entry; None: values are
+        float32.
         """
         expected, values = self.recording[key], np.asarray(values)
         name = key.split("/")[0] if relative is None else f"float64 {key.split('/')[-1]}"
@@ -86,7 +87,7 @@ class Found:
         self.add(name, error, tolerance)
 
     def gradient(self, prefix: str, tensors: Mapping[str, np.ndarray], without: Any = ()) -> None:
-        """Compares gradients by their names on disk with all that were recorded."""
+        """Compares gradients by their names on disk with all recorded ones."""
         recorded = {
             key.removeprefix(prefix): value
             for key, value in self.recording.items()

@@ -1,7 +1,7 @@
 """Replays recordings of memory around encoders and T5; see `check_recording.py`.
 
-Compared are what each segment's head gives, the memories that it begins with and leaves, losses,
-and gradients by their names on disk, through all memories and through 0 or 1. The published wrapper
+Compares the head's outputs for each segment, the memories at its start and end, losses, and
+gradients by their names on disk, through all memories and through 0 or 1. The published wrapper
 counts memory among the words that T5 may write; here it does not, and both losses are compared.
 """
 
@@ -29,7 +29,7 @@ WORDS = {
     "deberta-v2": "deberta.embeddings.word_embeddings.weight",
     "t5": "shared.weight",
 }
-"""The table of words on disk, which holds the memory too in the wrapper."""
+"""The embedding matrix on disk, which in the wrapper holds the memory, too."""
 
 
 class Replay:
@@ -60,7 +60,7 @@ class Replay:
         self.names = model.names()
         given = model.given_parameters() | {"memory_SD": recording["memory_rows"]}
         self.graph, self.params = split_with(model, given)
-        if "lm_head_rows" in recording:  # of the wrapper only
+        if "lm_head_rows" in recording:
             self.params = self.params | {HEAD_ROWS: recording[HEAD_ROWS]}
         self.present_SB = recording["segment_present"].astype(bool)
 
@@ -80,11 +80,11 @@ class Replay:
     def read(
         self, params: Any, dtype: str, depth: int | None = None, vocabulary: bool = False
     ) -> tuple[jax.Array, dict[str, Any]]:
-        """Returns the loss, and what is compared.
+        """Returns the loss, and the compared values.
 
         Args:
-            depth: memories that the last segment's loss reaches through; None: all.
-            vocabulary: whether memory is no word that may be written.
+            depth: memories that the gradient of the last segment's loss crosses; None: all.
+            vocabulary: whether memory is excluded from the words that may be written.
         """
         self.head_rows = params.get(HEAD_ROWS)
         of_model = {name: part for name, part in params.items() if name != HEAD_ROWS}
@@ -168,7 +168,7 @@ def errors(
     for key in ("memory_in", "memory_out", "segment_logits"):
         found.output(key, given[key], at_SB)
     losses = given["segment_losses"]
-    if replay.all_losses:  # the wrapper puts the mean in the place of the last
+    if replay.all_losses:  # the wrapper replaces the last segment's loss by the mean
         losses = losses.at[-1].set(loss)
     found.output("segment_losses", losses)
     found.output("logits", given["segment_logits"][-1])

@@ -1,8 +1,8 @@
 """Replays recordings of booydar/LM-RMT; see `check_recording.py`.
 
-Arrays are time major. Compared are, as far as they are there, the last layer's outputs at all
-positions, memory included, the memory each segment begins with and leaves, logits, losses, the
-caches of hidden states, and gradients over the first two segments from the learned memory on.
+Arrays are time major. Compares, if recorded, the last layer's outputs at all positions, with
+memory, the memory at the start and end of each segment, logits, losses, the caches of hidden
+states, and gradients over the first two segments from the learned memory on.
 """
 
 import functools
@@ -30,9 +30,9 @@ GRADIENTS = {"grads_sum": (1.0, 1.0), "grads_seg1": (0.0, 1.0), DETACHED: (0.0, 
 def read_segment(
     model: RecurrentMemoryTransformer, x_BTD: jax.Array, caches: tuple, filled: int
 ) -> tuple[jax.Array, jax.Array, tuple]:
-    """Reads one segment, its hidden states `filled` long, as the released code's are.
+    """Reads one segment, with `filled` hidden states in the cache, as in the released code.
 
-    Its artefact depends on their length, so positions that are not filled yet would show.
+    Its artefact depends on their number, so unfilled positions would show.
 
     Returns:
         Outputs at all positions, (B, X, D), those of the tokens, and the caches after.
@@ -112,7 +112,7 @@ def errors(recording: Mapping[str, Any]) -> dict:
         "memory_out": memories[1:],
     }.items():
         values = np.stack([rows_first(x) for x in values])
-        # Broadcasting would let a memory of another size pass.
+        # Broadcasting would hide a memory of another size.
         same = recording[name].shape == values.shape
         found[name] = np.abs(recording[name] - values).max() if same else np.inf
     if "mems/0" in recording:

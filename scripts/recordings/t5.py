@@ -1,6 +1,6 @@
 """Replays recordings of T5; see `check_recording.py`.
 
-Compared are hidden states of both halves, logits, the loss, gradients by their names on disk,
+Compares hidden states of encoder and decoder, logits, the loss, gradients by their names on disk,
 logits and loss in float64, and greedy answers.
 """
 

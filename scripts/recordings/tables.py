@@ -1,6 +1,6 @@
 """Compares recorded tables of relative positions with brt's; see `check_recording.py`.
 
-Each is compared entry by entry: how many differ, and 0 is the tolerance.
+Counts the entries that differ; 0 is the tolerance.
 """
 
 from collections.abc import Mapping

@@ -1,8 +1,8 @@
 """Replays recordings of kimiyoung/transformer-xl; see `check_recording.py`.
 
-Arrays are time major. Compared are, as far as they are there, the last layer's outputs, logits
-or log-probabilities, losses, the caches after the first and after the last segment, and the
-gradients of one segment's mean loss.
+Arrays are time major. Compares, if recorded, the last layer's outputs, logits or log-probabilities,
+losses, the caches after the first and after the last segment, and the gradients of one segment's
+mean loss.
 """
 
 from collections.abc import Mapping, Sequence
@@ -51,7 +51,7 @@ def replay(recording: Mapping[str, Any], model: TransformerXL) -> tuple:
 def cache_error(
     recording: Mapping[str, Any], prefix: str, caches: tuple, outputs: Sequence[jax.Array]
 ) -> float:
-    """Largest difference from the recorded memory of each layer's inputs.
+    """Returns the largest difference from the recorded memory of each layer's inputs.
 
     outputs: of the last layer so far, whose memory is recorded too and never read.
     """
@@ -61,7 +61,7 @@ def cache_error(
     ]
     M = found[0].shape[1]
     found.append(np.concatenate(outputs, axis=1)[:, -M:])
-    # As many as were filled, not one more or fewer.
+    # Also compares the number of filled positions.
     differences = [
         np.abs(rows_first(recording[f"{prefix}/{i}"]) - x_BMD).max()
         for i, x_BMD in enumerate(found)
@@ -76,7 +76,7 @@ def gradient_errors(
     segment: int = 1,
     prefix: str = "grads",
 ) -> dict[str, float]:
-    """Differences of the loss, and relative ones of all gradients, on one segment."""
+    """Returns differences of the loss, and relative ones of all gradients, on one segment."""
     tokens_BT, targets_BT = (
         jnp.asarray(rows_first(recording[name][segment])) for name in ("tokens", "targets")
     )
@@ -112,7 +112,7 @@ def gradient_error(
         if expected is not None:
             largest = np.abs(expected).max()
             found.append(np.abs(expected - np.asarray(leaf[...])).max() / (largest or 1.0))
-    return np.max(found)  # unlike max(), never passes over a NaN
+    return np.max(found)
 
 
 def errors(recording: Mapping[str, Any]) -> dict:
@@ -127,7 +127,7 @@ def errors(recording: Mapping[str, Any]) -> dict:
         found[name] = np.abs(expected - np.stack([rows_first(x) for x in values])).max()
     if "mems/0" in recording:
         changed = model.positions_added_again(caches[1], recording["tokens"].shape[1])
-        # That changes the array itself, so whoever recorded a reference to it has seen the sum.
+        # The sum changes the array itself, so a recorded reference to the array contains it.
         found["first cache"] = min(
             cache_error(recording, "mems_in_seg1", entering, outputs[:1])
             for entering in (caches[1], changed)

@@ -1,4 +1,4 @@
-"""Measures processor time and memory of commands on one document of several lengths.
+"""Measures processor time and memory of commands by the length of one document.
 
     python scripts/scale/long_document.py [--tokens 100000 10000000] [--rounds 3]
 
@@ -76,7 +76,7 @@ def main() -> int:
         run = f"--workdir={folder}/run"
         peak_of("brt.train", f"--gin_file={config}", run)
         first: dict[str, float] = {}
-        # Once more before, for the programs that are compiled.
+        # The first length twice: the first time compiles the programs.
         for number, size in enumerate([arguments.tokens[0], *arguments.tokens]):
             split = f"number_{number}"
             text = folder / "text" / split / "long.txt"
@@ -97,13 +97,13 @@ def main() -> int:
                     continue
                 measured = []
                 for _ in range(arguments.rounds):
-                    # What is there already would not be made again.
+                    # Preparation would not repeat existing files.
                     if name == "prepared":
                         shutil.rmtree(folder / "store" / split, ignore_errors=True)
                     elif name == "recorded":
                         shutil.rmtree(folder / "run" / "recordings", ignore_errors=True)
                     measured.append(peak_of(*command))
-                # Threads of the compiler add to the peak, more or less of it by chance.
+                # The compiler's threads add to the peak by chance.
                 seconds, peak = (min(figures) for figures in zip(*measured))
                 peaks = [figures[1] for figures in measured]
                 first.setdefault(name, peak)

@@ -1,4 +1,4 @@
-"""Trains for hours on several processes, and measures whether memory, files or step time grow.
+"""Trains for hours on several processes, and measures growth of memory, files and step time.
 
     source scripts/malloc.sh
     python scripts/scale/long_training.py --workdir soak --hours 6 [--processes 2]

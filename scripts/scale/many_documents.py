@@ -1,4 +1,4 @@
-"""Measures how a corpus of many small documents is prepared, opened and read.
+"""Measures preparing, opening and reading a corpus of many small documents.
 
 python scripts/scale/many_documents.py [--documents 1000000]
 """

@@ -1,4 +1,4 @@
-"""Evaluation speed with a memory, against a window for every token (Transformer-XL, Table 7).
+"""Evaluation speed with a memory or with a window for every token (Transformer-XL, Table 7).
 
 The vanilla model (Al-Rfou et al. 2018: learned positions in every layer, no memory) processes a
 window of M tokens for each prediction. Seconds are CPU time on a CPU.
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from brt.experiment import Experiment
 
 LENGTHS = (100, 200, 400, 800, 1800, 2800, 3800)
-"""Attention lengths M; the last four are those of Table 7."""
+"""The last four are those of Table 7."""
 PUBLISHED = {800: 363, 1800: 773, 2800: 1409, 3800: 1874}
 """Ratios of Table 7, on one GPU."""
 SEGMENTS = 4
@@ -69,7 +69,7 @@ def _measure(build, length, rounds):
     segment, caches = _scoring(with_memory, segment_length, segment_length)
     window, nothing = _scoring(build(vanilla), length, 1)
     filled = -(-length // segment_length)
-    for number in range(filled):  # until the memory is full
+    for number in range(filled):
         caches = segment(number, caches)
     window(0, nothing)
     now = time.process_time if jax.default_backend() == "cpu" else time.perf_counter

@@ -1,5 +1,3 @@
-"""Random batches and train states for timing a step."""
-
 import jax
 import numpy as np
 

@@ -88,7 +88,7 @@ def table(
         tokens_per_second = facts["tokens_per_step"] / median
         row = {
             "name": candidate.name,
-            # Pairs of one round share the machine's other work.
+            # Ratios within a round, because the machine's other work varies between rounds.
             "ratio": float(np.median(seconds[:, i] / seconds[:, base])),
             "step_seconds": median,
             "tokens_per_second": tokens_per_second,

@@ -1,4 +1,4 @@
-"""The base classes of all sources."""
+"""Base classes of all sources."""
 
 import abc
 import dataclasses
@@ -50,7 +50,7 @@ class Source(abc.ABC):
 
     @abc.abstractmethod
     def documents(self, split: str) -> Iterator[Document]:
-        """Yields the documents of a split, in the same order every time."""
+        """Yields the documents of a split, always in the same order."""
 
     def original_split(self, split: str) -> str:
         return (getattr(self, "splits", None) or {}).get(split, split)
@@ -60,7 +60,7 @@ class Source(abc.ABC):
         return {name: getattr(self, name) for name in names if name != "vocabulary"}
 
     def description(self, split: str) -> dict[str, Any]:
-        """Returns what determines the documents of a split, as JSON; reads no file."""
+        """Returns a JSON value that determines the documents of a split; reads no file."""
         return {"source": type(self).__name__, "split": split, **self.settings()}
 
     def count(self, split: str) -> int | None:
@@ -70,7 +70,7 @@ class Source(abc.ABC):
     def parts(self, split: str) -> list:
         """Lists the documents of a split, in order, after a check of their files.
 
-        A part identifies one document: it can be pickled, is small, and has a unique repr.
+        A part is a small, picklable identifier of one document, with a unique repr.
         """
         raise NotImplementedError
 
@@ -86,7 +86,7 @@ class Source(abc.ABC):
 
 
 class FileSource(Source):
-    """A source that defines `parts`, `read` and `files`, so that several processes can read it."""
+    """A source with `parts`, `read` and `files`, which several processes can read."""
 
     listed = True
 
@@ -117,10 +117,7 @@ def absolute(path: str) -> str:
 
 
 def matching(pattern: str) -> list[str]:
-    """Returns the sorted paths of a glob pattern; `**` enters each folder once.
-
-    Links to folders are followed, and may form loops.
-    """
+    """Returns the sorted paths of a glob pattern; `**` follows links, each folder once."""
     found: set[str] = set()
     before, *after = re.split(r"(?:(?<=/)|^)\*\*(?:/|$)", pattern, maxsplit=1)
     if not after:
@@ -130,7 +127,7 @@ def matching(pattern: str) -> list[str]:
         for folder, names, _ in os.walk(root, followlinks=True):
             inside = sorted(os.path.join(folder, name) for name in names if name[0] != ".")
             names.clear()
-            for path in sorted(inside, key=os.path.islink):  # others keep their own paths
+            for path in sorted(inside, key=os.path.islink):  # links last
                 if (real := os.path.realpath(path)) not in entered:
                     entered.add(real)
                     names.append(os.path.basename(path))

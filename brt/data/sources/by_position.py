@@ -1,4 +1,4 @@
-"""Splits of a source that has one: the first 90 %, the next 5 %, the last 5 %."""
+"""Splits by position: the first 90 %, the next 5 %, the last 5 %."""
 
 import re
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from brt.storage.file_parts import FileBytes
 from brt.storage.paths import file_size
 
 WHOLE_DOCUMENTS = 100
-"""Fewer documents are cut, so that a split of one book is not empty."""
+"""With fewer, documents are cut, so that a split of one book is not empty."""
 NEAR = 100
 """A cut moves to the next line end within 1 / 100 of the document."""
 DEFAULT = {"train": "train[:90%]", "validation": "train[90%:95%]", "test": "train[95%:]"}
@@ -35,7 +35,7 @@ class SplitByPosition(FileSource):
     """Slices of a split as splits, such as the last tenth of one large file.
 
     From 100 documents on a slice has whole documents; with fewer it is a part of all bytes, cut at
-    line ends. A part of a split can be named as a split itself, `validation[:10%]`.
+    line ends. `validation[:10%]` names a part of a split.
 
     Args:
         source: the inner source, which lists its documents.

@@ -1,4 +1,4 @@
-"""Texts with classes: any file of JSON records, and Hyperpartisan news.
+"""Texts with classes: JSON records, and Hyperpartisan news.
 
 Source: Kiesel et al. 2019, SemEval-2019 task 4, for the format and the labels of Hyperpartisan.
 """
@@ -190,7 +190,7 @@ def divided(names: Sequence[str], seed: int) -> dict[str, list[str]]:
 def article_text(element: xml.Element) -> str:
     pieces = [element.text or ""]
     for part in element:
-        boundary = "\0" * (part.tag == "p")  # NUL does not occur in XML
+        boundary = "\0" * (part.tag == "p")
         pieces += [boundary, *part.itertext(), boundary, part.tail or ""]
     lines = (" ".join(line.split()) for line in "".join(pieces).split("\0"))
     return "\n".join(filter(None, lines))

@@ -1,5 +1,3 @@
-"""The base of sources that read data sets of another library: one document per example."""
-
 import abc
 from dataclasses import dataclass, field
 from types import ModuleType
@@ -20,7 +18,7 @@ class ExampleSource(Source):
     Args:
         title_feature: feature with the title; None for titles `<split>-<number>`.
         data_dir: folder of the data sets; None for the library's.
-        splits: from the name of a split to its name in the data set, if they differ.
+        splits: from names of splits to different names in the data set.
     """
 
     library: ClassVar[str]

@@ -22,7 +22,7 @@ from brt.storage.regular_files import check_regular
 WHOLE = 2**22
 """Larger files are read in parts."""
 CHECKED_FIRST = 1000
-"""Number of files that are checked for plain text before the first is read."""
+"""Files checked for plain text before the first is read."""
 AGAIN = "Run the same command again when nobody writes to it any more."
 EXCLUDED = ("site-packages", "__pycache__", "test", "tests", "idlelib", "turtledemo")
 HELD_OUT = Range(
@@ -122,7 +122,7 @@ class TextFiles(FileSource):
 class SourceTree(FileSource):
     """One document per entry at the top of a tree: a package, a repository, an article.
 
-    A document is the files of the entry in the order of their paths; links are not followed. If
+    A document joins the files of an entry in the order of their paths; links are not followed. If
     `path` has no `{split}`, sha256("split:" + title) orders the entries: the first share is test,
     the next validation, the rest train.
 

@@ -1,4 +1,4 @@
-"""The base of sources of labelled documents: texts with a class, or questions with answers.
+"""Labelled documents: texts with a class, or questions with answers.
 
 A question and its text are one document, whose annotation counts tokens:
 

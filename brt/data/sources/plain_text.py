@@ -7,7 +7,7 @@ from brt.storage.file_parts import FileBytes
 HEAD = 2**13
 """First bytes of a file that are checked."""
 LINE = 2**24
-"""First bytes in which JSON lines are looked for."""
+"""First bytes searched for JSON lines."""
 
 UNPACK = "unpack it first, with `{}`"
 ROWS = "read its rows with @Text(), or @{}()"
@@ -26,7 +26,7 @@ MAGIC = {
     b"\xff\xfe": ("UTF-16 text", "convert it with `iconv -f UTF-16 -t UTF-8`"),
     b"\xfe\xff": ("UTF-16 text", "convert it with `iconv -f UTF-16 -t UTF-8`"),
 }
-"""First bytes of formats, with their names and advice; the first match counts."""
+"""First bytes of formats, with names and advice; the first match counts."""
 
 
 class NotPlainText(ValueError): ...

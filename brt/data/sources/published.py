@@ -1,6 +1,6 @@
 """Published corpora, read from the files that their authors distribute.
 
-Files of another size are refused: they are packed, cut short or preprocessed differently.
+Files of other sizes are refused (packed, incomplete, preprocessed differently).
 """
 
 import functools
@@ -143,7 +143,7 @@ class _OneFilePerSplit(PublishedFiles):
         lines, words = _counted(whole.path, whole.stop, os.stat(whole.path).st_mtime_ns)
         number = list(FILE_NAMES).index(split)
         self._expect(whole.path, "lines", self.sizes["lines"][number], lines)
-        if self.form != "raw":  # no count of the raw form is published
+        if self.form != "raw":  # the raw form has no published count
             expected = self.sizes["tokens"][number]
             self._expect(whole.path, "words and line ends", expected, words + lines)
         return [whole]
@@ -268,7 +268,7 @@ TITLE = re.compile(rb" = (?!= )([^\n]*)(?<! =) = \n")
 def _articles(path: str) -> list[Extent]:
     """Returns the extent of each article; text before the first title belongs to it."""
     starts: list[tuple[int, str]] = []
-    lines: tuple[bytes, bytes] = b"", b""  # the last two
+    lines: tuple[bytes, bytes] = b"", b""
     end = 0
     with open_regular(path) as file:
         for line in itertools.chain(file, [b""]):

@@ -1,4 +1,4 @@
-"""Questions about long texts, with their answers: SCROLLS, HotpotQA and MuSiQue, in their formats.
+"""Questions about long texts: SCROLLS, HotpotQA and MuSiQue, in their formats.
 
 Sources: Shaham et al. 2022, SCROLLS, arXiv:2201.03533; Yang et al. 2018, HotpotQA,
 arXiv:1809.09600; Trivedi et al. 2022, MuSiQue, arXiv:2108.00573.
@@ -112,9 +112,8 @@ class HotpotQA(_Questions):
 @configurable
 @dataclass(eq=False)
 class MuSiQue(_Questions):
-    """MuSiQue: twenty paragraphs, two to four of which contain the answer.
-
-    Unanswerable questions are skipped.
+    """MuSiQue: twenty paragraphs, two to four of which contain the answer; skips unanswerable
+    questions.
 
     Args:
         path: of the file of a split, as in musique_ans_v1.0_{split}.jsonl.
@@ -146,7 +145,7 @@ def question_example(
 ) -> Example:
     """Returns the example of a question about paragraphs, each with its title.
 
-    The answer is searched in the supporting paragraphs, then anywhere, then in any case.
+    Searches the answer in the supporting paragraphs, then anywhere, then in any case.
     """
     parts = [f"{part.title}\n{part.text}" for part in paragraphs]
     text = "\n".join(parts)

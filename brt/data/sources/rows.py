@@ -55,7 +55,7 @@ class RowSource(FileSource):
         self.binding = type(self).__name__
         """The class whose bindings messages name."""
         self.by_name = True
-        """Whether names of files decide their splits."""
+        """Whether file names decide the splits."""
         self._rows_after: tuple[Row | None, Iterator[dict]] = (None, iter(()))
 
     def __getstate__(self) -> dict:
@@ -73,7 +73,7 @@ class RowSource(FileSource):
 
     def read(self, part: Row) -> Document:
         before, rows = self._rows_after
-        # Shards are ranges of rows, so the next row is nearly always of the file that is open.
+        # Shards are ranges of rows, so the next row is nearly always in the open file.
         if before is None or part.file != before.file or part.number <= before.number:
             rows = self.rows(part.file, part.number)
         else:
@@ -172,7 +172,7 @@ class JsonLines(RowSource):
             content = _decompressed(raw)
             try:
                 yield from filter(bytes.strip, content)
-            except Exception as error:  # each compression has errors of its own
+            except Exception as error:  # each compression has its own errors
                 raise ValueError(f"{file} is damaged ({error}): copy it again.") from error
 
 
@@ -287,7 +287,7 @@ def _decompressed(file: IO[bytes]) -> IO[bytes]:
 class _Zstandard(io.RawIOBase):
     """The decompressed frames of a file.
 
-    The library's own reader takes a frame that is cut short for one that ends there.
+    The library's own reader accepts a truncated frame.
     """
 
     def __init__(self, file: IO[bytes]):

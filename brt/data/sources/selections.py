@@ -74,7 +74,7 @@ class FirstDocuments(Transformed):
     first: dict[str, Count] = gin.REQUIRED
 
     def documents(self, split: str) -> Iterator[Document]:
-        self.count(split)  # refuses too few
+        self.count(split)
         yield from islice(self.source.documents(split), self.first.get(split))
 
     def parts(self, split: str) -> list[tuple[Any, str]]:
@@ -98,9 +98,8 @@ class FirstDocuments(Transformed):
 @configurable
 @dataclass(eq=False)
 class FirstTokens(Transformed):
-    """The first tokens of every document of some splits.
-
-    The bytes of a document become the shortest beginning of the text with as many tokens.
+    """The first tokens of every document of some splits: the shortest beginning of the text with as
+    many tokens.
 
     Args:
         source: the inner source.
@@ -140,7 +139,7 @@ class UnwrappedLines(Transformed):
     A line break becomes a space, except next to an empty line or before an indented line.
     """
 
-    _LINE_END = re.compile(rb"(?<=\S)[ \t]*\r?\n(?=\S)")  # inside a paragraph
+    _LINE_END = re.compile(rb"(?<=\S)[ \t]*\r?\n(?=\S)")
 
     mark = {"lines": "unwrapped"}
 
@@ -181,7 +180,7 @@ class GutenbergText(Transformed):
             if not mark:
                 title = document.title
                 logging.warning("%s has no mark of its %s: nothing is cut there.", title, name)
-        # The last one counts, because a collection may contain the ends of its volumes.
+        # The last end counts, because a collection may contain those of its volumes.
         last = min(end for end in ends if end > ends[-1] - self._FOOTER) if ends else len(data)
         return document._replace(data=data[first:last])
 

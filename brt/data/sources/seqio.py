@@ -1,5 +1,3 @@
-"""A source of the documents of any seqio task or mixture."""
-
 import importlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -65,7 +63,7 @@ class SeqioText(ExampleSource):
         task = self._task(split)
         try:
             return task.num_input_examples(self.original_split(split))
-        except TypeError:  # a mixture with a task that does not know it
+        except TypeError:  # a mixture with a task that lacks it
             return None
 
     def _task(self, split: str) -> Any:

@@ -1,5 +1,3 @@
-"""A source of any TensorFlow Datasets data set with a text feature, such as PG19."""
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -35,9 +33,9 @@ class TfdsText(ExampleSource):
     def documents(self, split: str) -> Iterator[Document]:
         builder = self._builder()
         builder.download_and_prepare()
-        self._examples_of(builder, split)  # refuses an unknown split
+        self._examples_of(builder, split)
         tfds = self._library()
-        # Reading one shard at a time gives the order in which the examples were written.
+        # One shard at a time, in the order in which the examples were written.
         examples = builder.as_dataset(
             split=self.original_split(split),
             shuffle_files=False,

@@ -1,7 +1,6 @@
-"""Makes the shards of a store on Apache Beam: on this machine, or by a cluster's workers.
+"""Makes the shards of a store on Apache Beam, on this machine or a cluster.
 
-The shards in the folder are the result, whatever the job reports: it may be killed, repeat work, or
-outlive its driver.
+Only the shards in the folder count: a job may be killed, repeat work, or outlive its driver.
 """
 
 import abc
@@ -31,7 +30,7 @@ LOCAL_RUNNERS = ["direct", "switchingdirect", "bundlebaseddirect", "fnapi", "pri
 NOTED = Fields({"kind": str, "message": str})
 
 LASTING = (ValueError, FileNotFoundError, PermissionError)
-"""Errors that a retry would not help: they are noted, and the job continues."""
+"""Lasting errors, noted without a retry; the job continues."""
 
 
 class JobRunner(abc.ABC):
@@ -42,7 +41,7 @@ class JobRunner(abc.ABC):
 
     @abc.abstractmethod
     def run_job(self, setup: bytes, runs: Sequence[bytes]) -> None:
-        """Has workers call `make_shard` for each of the `packed` runs, in any order, and waits."""
+        """Has workers call `make_shard` for each `packed` run, in any order, and waits."""
 
     def make(self, maker: ShardMaker, runs: Iterable[Run]) -> Iterator[tuple[bool, dict]]:
         self._check_sharing(maker)
@@ -63,7 +62,7 @@ class JobRunner(abc.ABC):
             failure = None
             try:
                 self.run_job(setup, [packed(run) for run in missing])
-            except Exception as error:  # each runner has errors of its own
+            except Exception as error:  # each runner has its own errors
                 failure = error
             summaries = list(threads.map(maker.finished, missing))
             if failed := [run for run, summary in zip(missing, summaries) if not summary]:
@@ -124,7 +123,7 @@ class BeamRunner(JobRunner):
             with contextlib.redirect_stderr(written):
                 self.options = PipelineOptions([*options, f"--runner={name}"])
                 self.options.get_all_options()
-        except SystemExit:  # from argparse
+        except SystemExit:
             reason = written.getvalue().strip().split("\n")[-1].rpartition("error: ")[2]
             raise ValueError(
                 f"Apache Beam cannot read its options, {' '.join(options)}: {reason}."
@@ -154,11 +153,11 @@ class BeamRunner(JobRunner):
 
 
 _local = threading.local()
-"""The maker of each thread of a worker: vocabularies have state."""
+"""The maker of each worker's thread: vocabularies have state."""
 
 
 def make_counted(run: bytes, setup: bytes) -> None:
-    """Makes one shard, on a worker, and counts its documents, tokens and bytes for the runner."""
+    """Makes one shard on a worker; counts its documents, tokens and bytes for the runner."""
     from apache_beam.metrics import Metrics
 
     if getattr(_local, "setup", None) != setup:
@@ -178,9 +177,9 @@ def maker_of(setup: bytes) -> ShardMaker:
 
 
 def make_shard(maker: ShardMaker, data: bytes) -> dict | None:
-    """Makes the shard of a `packed` run, on a worker, unless it exists.
+    """Makes the shard of a `packed` run on a worker, unless it exists.
 
-    Returns its shard.json, or None if an error was noted. Raises, too, if a retry may help.
+    Returns its shard.json; None for a noted error; raises errors that a retry may solve.
     """
     run: Run = pickle.loads(zlib.decompress(data))
     try:

@@ -51,7 +51,7 @@ class JoinedArray:
 
 
 def rows_of(flat: Numbers | JoinedArray, length: int, rows_B: np.ndarray) -> np.ndarray:
-    """Returns rows of an array that consists of rows of one length: (B, length)."""
+    """Returns rows of one length from a flat array: (B, length)."""
     if isinstance(flat, np.ndarray):
         return flat.reshape(-1, length)[rows_B]
     rows_BL = np.empty((len(rows_B), length), flat.dtype)

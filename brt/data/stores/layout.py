@@ -29,11 +29,11 @@ COUNTS = ("documents", "tokens", "bytes", "words", "characters", "unknown")
 
 DATA_FILES = ("tokens.bin", "documents.jsonl", "weights.bin")
 SHARD_FILES = (*DATA_FILES, "shard.json")
-"""All files of a shard; shard.json exists only until the store is complete."""
+"""All files of a shard; shard.json only until the store is complete."""
 STORE_FILES = ("manifest.json", "offsets.npy")
 
 NOTE = ".failed"
-"""Suffix of a file in which a worker of a job reports an error."""
+"""Suffix of a file with the error of a job's worker."""
 
 REQUESTS = 16
 """Concurrent requests to a bucket."""

@@ -1,4 +1,4 @@
-"""Folders that brt fills and removes: marked ones only, and of these only its own files.
+"""Folders that brt fills and removes: marked ones only, and only its own files in them.
 
 A folder contains `MARK` while it grows, and a manifest when it is complete.
 """
@@ -13,7 +13,7 @@ MARK = ".made_by_brt"
 
 
 def check_claimable(folder: Path) -> None:
-    """Refuses a folder that `claim` could not make or take; writes nothing."""
+    """Refuses a folder that `claim` would refuse; writes nothing."""
     nearest = next(path for path in (folder, *folder.absolute().parents) if os.path.lexists(path))
     if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
         what = "cannot be written to" if nearest.is_dir() else "is not a folder"
@@ -34,7 +34,7 @@ def _foreign(folder):
 
 
 def claim(folder: Path, is_own: bool = False) -> None:
-    """Makes and marks a folder, or continues with one that is marked, empty or `is_own`."""
+    """Makes and marks a folder, or continues a marked, empty or own one."""
     _refuse_link(folder)
     folder.mkdir(parents=True, exist_ok=True)
     if not is_own and not (folder / MARK).is_file() and any(folder.iterdir()):
@@ -43,7 +43,7 @@ def claim(folder: Path, is_own: bool = False) -> None:
 
 
 def remove(folder: Path, files: Iterable[str]) -> None:
-    """Removes a folder with these files, as far as they exist; refuses one with others."""
+    """Removes a folder with these files; refuses one with others."""
     _refuse_link(folder)
     names = [path.name for path in folder.iterdir()]
     files = [*files, MARK, *filter(LEFT.fullmatch, names)]

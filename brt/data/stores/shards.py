@@ -1,8 +1,6 @@
-"""Divides the documents of a store into shards, and makes a shard.
-
-A shard consists of consecutive documents; its end follows from them alone. Its key identifies
-source, vocabulary and documents, with sizes and times of their files, so a later preparation can
-use it.
+"""Divides documents into shards, and makes shards. A shard's end follows from its documents alone.
+Its key identifies source, vocabulary and documents, with sizes and times of files, for reuse by a
+later preparation.
 """
 
 import functools
@@ -32,7 +30,7 @@ SHARD_BYTES = 2**23
 """Bytes of documents at which a shard ends: a few seconds of work."""
 
 SHARD_DOCUMENTS = 2**12
-"""Most documents of a shard, unless the number of bytes is given."""
+"""Most documents of a shard, unless its bytes are given."""
 
 
 class Run(NamedTuple):
@@ -58,7 +56,7 @@ class Run(NamedTuple):
 
 
 class _Item(NamedTuple):
-    document: Any  # as of `Run`
+    document: Any
     size: int
     identity: list  # JSON that becomes part of the key
     name: str
@@ -71,7 +69,7 @@ def _runs(items: Iterator[_Item], made_with: dict, shard_bytes: int | None) -> I
     for item in items:
         shard.append(item)
         size += item.size
-        del item  # frees the document while the source makes the next one
+        del item  # frees the document before the source makes the next one
         if size >= (shard_bytes or SHARD_BYTES) or len(shard) == most:
             yield _run(number, first, shard, size, made_with)
             first, size, number = first + len(shard), 0, number + 1
@@ -152,7 +150,7 @@ def _streamed(document: Document) -> _Item:
 
 
 class ShardMaker:
-    """Makes the shards of one store, in any number of processes at once.
+    """Makes the shards of one store; several processes may work at once.
 
     On a disk a shard is written to a temporary folder and renamed; in a bucket shard.json is
     written last.
@@ -195,7 +193,7 @@ class ShardMaker:
             try:
                 os.replace(growing, path)
             except OSError:
-                # Another process may have made it in the meantime.
+                # Another process may have made it meanwhile.
                 other = self.finished(run)
                 if other is None:
                     raise
@@ -228,7 +226,7 @@ class ShardMaker:
 
 
 class ShardRunner(Protocol):
-    """Makes the shards of a store in processes of this machine or of others."""
+    """Makes the shards of a store, here or on other machines."""
 
     def make(self, maker: ShardMaker, runs: Iterable[Run]) -> Iterator[tuple[bool, dict]]:
         """Makes the missing shards.

@@ -1,7 +1,7 @@
 """Local copies of token stores in a bucket.
 
 A copy is named by the hash of the manifest. It begins with the manifest and the boundaries of
-documents; other files are copied when they are first read. Each has been compared with its hash.
+documents; other files are copied at their first use. Each is compared with its hash.
 """
 
 import fcntl
@@ -42,7 +42,7 @@ def cache_folder() -> Path:
 
 
 def local_copy(store: RemotePath) -> Path:
-    """Returns the folder of this host's copy, which has the manifest and offsets.npy."""
+    """Returns the folder of this host's copy, with the manifest and offsets.npy."""
     try:
         content = (store / MANIFEST).read_bytes()
     except FileNotFoundError:
@@ -56,7 +56,7 @@ def local_copy(store: RemotePath) -> Path:
         if not copy.is_dir():
             growing = copy.with_name(f"{copy.name}.growing")
             claim(growing)
-            remove_store(growing)  # of a process that was killed
+            remove_store(growing)  # of a killed process
             claim(growing)
             logging.info("copying %s to %s", store, copy)
             _copy(store, growing, "offsets.npy", _hashes(store, content).get("offsets.npy"))
@@ -67,7 +67,7 @@ def local_copy(store: RemotePath) -> Path:
 
 
 def fetch(store: RemotePath, copy: Path, hashes: Mapping[str, str], name: str) -> None:
-    """Copies a file to the folder of `local_copy`, unless it is there."""
+    """Copies a file to the folder of `local_copy`, if it is missing."""
     if (copy / name).exists():
         return
     with one_at_a_time(_lock(copy)):
@@ -86,7 +86,7 @@ def lock_of(store: AnyPath) -> Path:
 
 
 def compare(store: RemotePath, hashes: Mapping[str, str], name: str) -> None:
-    """Reads a file of a bucket once, to compare it with its hash."""
+    """Reads a file of a bucket once, and compares it with its hash."""
     if file_sha256(store / name) != hashes.get(name):
         raise _damaged(store / name)
 

@@ -58,7 +58,7 @@ def write_store(
 ) -> dict:
     """Writes documents to a new token store and returns its manifest.
 
-    The bytes do not depend on workers and runner. Finished shards of an earlier call are used.
+    The bytes do not depend on workers and runner. Reuses finished shards.
 
     Args:
         folder: of the store, on a disk or in a bucket.
@@ -169,7 +169,6 @@ def _remove_others(folder: AnyPath, complete: Container[str]) -> None:
 
 
 def _remove_unfinished(folder: AnyPath) -> int:
-    """Removes unfinished shards; returns the number of finished ones."""
     files = _files(folder)
     _remove_files(
         file
@@ -183,7 +182,7 @@ def _remove_unfinished(folder: AnyPath) -> int:
 
 
 def _keep_finished(folder: AnyPath) -> str:
-    with suppress(OSError, ValueError):  # the first error counts
+    with suppress(OSError, ValueError):
         if finished := _remove_unfinished(folder):
             return f" {finished} finished shards stay in {folder} for the next try."
         if isinstance(folder, Path):

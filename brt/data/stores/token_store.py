@@ -1,6 +1,6 @@
-"""Token stores: the documents of one split as token ids, in the files that `layout` describes.
+"""Token stores: one split's documents as token ids (`layout`).
 
-Files are not mapped: one that is cut short would end the process by SIGBUS.
+Files are not mapped: a truncated one would end the process by SIGBUS.
 """
 
 import functools
@@ -25,10 +25,10 @@ from brt.storage.regular_files import check_inside, check_size, open_regular
 HOW_TO_REPEAT = "delete the folder and prepare it again"
 
 SMALL = 2**30
-"""Bytes of tokens and weights up to which a store is copied and compared as a whole."""
+"""Most bytes of tokens and weights of a store that is copied and compared as a whole."""
 
 SHOWN_AFTER = 3.0
-"""Seconds of copying and comparing a store before a live bar shows them."""
+"""Seconds of copying and comparing before a live bar appears."""
 
 VOCABULARY = Fields(
     {"name": str, "size": Count, "fingerprint": str},
@@ -61,8 +61,8 @@ class TokenStore:
     Attributes:
         folder: path of the store, on a disk or in a bucket.
         files: folder of its files: the store itself, or this host's copy.
-        check: is called with the name of a file before the file is first read. Of a bucket, it
-            copies the file and compares it with its hash.
+        check: called with a file's name before the file is first read; for a bucket, it copies the
+            file and compares the hash.
         lengths_D: tokens of each document, int64 (documents,).
         all_tokens, all_weights: ids and float32 loss weights of all documents, (num_tokens,), to be
             sliced; no weights if they are all 1.
@@ -96,7 +96,7 @@ class TokenStore:
 
     @property
     def is_small(self) -> bool:
-        """Whether all files are copied and compared at once, and not when they are first read."""
+        """Whether all files are copied and compared at once, not at their first use."""
         item = DTYPES[self.manifest["dtype"]].itemsize + WEIGHT.itemsize * self.manifest["weighted"]
         return self.manifest["tokens"] * item <= SMALL
 
@@ -113,7 +113,7 @@ class TokenStore:
 
     @property
     def shard_documents(self) -> np.ndarray:
-        """The first document of each shard, and the number of all, int64 (shards + 1,)."""
+        """First document of each shard, then the number of all, int64 (shards + 1,)."""
         return np.cumsum([0, *(shard["documents"] for shard in self.manifest["shards"])])
 
     @property
@@ -125,7 +125,7 @@ class TokenStore:
         return len(self.all_tokens)
 
     def tokens(self, document: int, start: int = 0, stop: int | None = None) -> np.ndarray:
-        """Returns ids start to stop of a document, fewer where it ends; uint16 or uint32."""
+        """Returns ids start to stop of a document, fewer at its end; uint16 or uint32."""
         return self.all_tokens[self._range(document, start, stop)]
 
     def weights(self, document: int, start: int = 0, stop: int | None = None) -> np.ndarray:
@@ -216,7 +216,7 @@ def _read_offsets(folder: Path, manifest: dict) -> np.ndarray:
     count = manifest["documents"] + 1
     try:
         with open_regular(path) as file:
-            # The header first: its shape may need more memory than there is.
+            # Checks the header first: its shape may need more memory than there is.
             if np.lib.format.read_magic(file) != (1, 0):
                 raise ValueError("another version of the format")
             header = np.lib.format.read_array_header_1_0(file)

@@ -1,7 +1,7 @@
-"""Compares the files of token stores with their hashes before training uses them.
+"""Compares the files of token stores with their hashes before training.
 
-A host hashes a file once: its size, times and inode are recorded in ~/.cache/brt/verified, and the
-result holds while they do not change.
+A host hashes a file once: the result holds while its size, times and inode, recorded in
+~/.cache/brt/verified, do not change.
 """
 
 import fcntl
@@ -26,7 +26,7 @@ from brt.storage.replaced_files import lock_file, replace_json
 from brt.storage.shipped import user_cache
 
 VARIABLE = "BRT_VERIFIED"
-"""Environment variable: the folder of the records of verified files; empty for none."""
+"""Environment variable: folder of the records of verified files; empty for none."""
 
 PIECE = 2**24
 
@@ -63,7 +63,7 @@ def check_manifest(store: TokenStore) -> None:
 
 
 def check_weights(store: TokenStore, name: str) -> None:
-    """Refuses a file of weights with one that has no meaning; other files pass."""
+    """Refuses a file of weights with an invalid one; other files pass."""
     if not name.endswith("weights.bin"):
         return
     with open_regular(store.files / name) as file:
@@ -94,7 +94,7 @@ def hashes_of(folder: Path, names: Iterable[str]) -> dict[str, str]:
 
 
 def verify_when_read(store: TokenStore | MixedStore) -> None:
-    """Lets a store compare each file before it is first read; a small one at once."""
+    """Makes a store compare each file before it is first read; a small store at once."""
     for part in store.stores if isinstance(store, MixedStore) else [store]:
         check_manifest(part)
         part.check = functools.cache(functools.partial(_check_file, part, part.check))
@@ -117,7 +117,7 @@ def _check_file(store: TokenStore, fetch: Callable[[str], None] | None, name: st
 
 
 def once(folder: Path, names: Iterable[str], check: Callable[[], None]) -> None:
-    """Calls `check()` unless it has passed on this host since the files were last changed."""
+    """Calls `check()` unless it has passed on this host since the files last changed."""
     records = os.environ.get(VARIABLE, str(user_cache("verified")))
     if not records:
         check()
@@ -130,7 +130,7 @@ def once(folder: Path, names: Iterable[str], check: Callable[[], None]) -> None:
             note.parent.mkdir(parents=True, exist_ok=True)
             lock = lock_file(f"{note}.lock")
             stack.callback(os.close, lock)
-            fcntl.flock(lock, fcntl.LOCK_EX)  # one of several processes checks
+            fcntl.flock(lock, fcntl.LOCK_EX)
         state = _state(folder, names)
         with suppress(OSError, ValueError):
             if read_json(note, dict, "delete it") == state:

@@ -1,5 +1,3 @@
-"""Makes the shards of a store in several processes of this machine."""
-
 import os
 import pickle
 import signal
@@ -72,7 +70,7 @@ _maker: ShardMaker
 
 def _set_up(setup: bytes) -> None:
     global _maker
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # ctrl-C is handled by the parent
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles ctrl-C
     threading.Thread(target=_end_with_parent, daemon=True).start()
     _maker = pickle.loads(setup)
 

@@ -1,5 +1,3 @@
-"""Writes the shards of a token store, which `layout` describes."""
-
 import codecs
 import hashlib
 import json
@@ -20,15 +18,13 @@ from brt.storage.replaced_files import new_file, replace_json, sync
 MAX_WEIGHT = 1_000_000
 
 PIECE = 2**16
-"""Bytes of a document that are encoded at once if the vocabulary allows cuts."""
+"""Bytes encoded at once if the vocabulary allows cuts."""
 
 NOT_UTF8 = 10
-"""Warnings of texts that are not UTF-8 in one process."""
+"""Warnings of invalid UTF-8 in one process."""
 
 WHOLE = 2**25
-"""Bytes of the longest document that is encoded whole: SentencePiece needs up to 50 times as much
-memory.
-"""
+"""Most bytes of a document encoded whole: SentencePiece needs up to 50 times as much memory."""
 
 
 class ShardWriter:
@@ -152,7 +148,7 @@ class ShardWriter:
         weights = document.weights
         if weights is not None and "weights.bin" not in self.hashes:
             self._weights = self._new("weights.bin")
-            self._add_ones(self.counts["tokens"])  # earlier documents have weight 1
+            self._add_ones(self.counts["tokens"])
         if weights is None:
             if "weights.bin" in self.hashes:
                 self._add_ones(tokens)
@@ -172,7 +168,7 @@ class ShardWriter:
 
 
 def misfit_of_weights(weights: np.ndarray) -> str:
-    is_bad = ~((weights >= 0) & (weights <= MAX_WEIGHT))  # true for NaN, too
+    is_bad = ~((weights >= 0) & (weights <= MAX_WEIGHT))  # also true for NaN
     if not is_bad.any():
         return ""
     return f"one is {weights[is_bad][0]:g}, and they must be from 0 to {MAX_WEIGHT:,}"
@@ -192,10 +188,10 @@ def document_digest(document: Document) -> bytes:
 
 
 def first_misfit_of_utf8(data: bytes | FileBytes) -> int | None:
-    """Returns the position of the first byte that is not part of UTF-8 text, or None."""
+    """Returns the position of the first byte that is not UTF-8, or None."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     for start in range(0, len(data), PIECE):
-        before = start - len(decoder.getstate()[0])  # where a cut character begins
+        before = start - len(decoder.getstate()[0])
         try:
             decoder.decode(data[start : start + PIECE], final=start + PIECE >= len(data))
         except UnicodeDecodeError as error:
@@ -207,7 +203,7 @@ def count_text(data: bytes | FileBytes) -> tuple[int, int]:
     """Counts words (separated by Unicode white space) and characters; invalid UTF-8 as U+FFFD."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     words = characters = 0
-    inside = False  # the text so far ends within a word
+    inside = False
     for start in range(0, len(data), PIECE):
         text = decoder.decode(data[start : start + PIECE], final=start + PIECE >= len(data))
         if text:

@@ -1,5 +1,3 @@
-"""Assigns the documents of a store to batch elements."""
-
 import heapq
 
 import numpy as np
@@ -14,12 +12,13 @@ SHARDS_PER_ROW = 32
 def assign_documents(
     store: TokenStore | MixedStore, segments_D: np.ndarray, rows: int, key: tuple[int, ...] = ()
 ) -> list[np.ndarray]:
-    """Assigns documents with so many segments to batch elements, as `assign`.
+    """Returns the documents of each batch element, in order, as `assign` does.
 
     A store of `SHARDS_PER_ROW` shards for each batch element is assigned by whole shards, so that a
     host reads only the files of its batch elements.
 
-    key: of the permutation that breaks ties; without one they stay in the order of the store.
+    segments_D: segments of each document. key: of the permutation that breaks ties; without one
+    they stay in the order of the store.
     """
 
     def order(count):
@@ -38,7 +37,7 @@ def assign_documents(
 def assign(segments_D: np.ndarray, rows: int, order_D: np.ndarray) -> list[np.ndarray]:
     """Assigns documents to batch elements, so that all have nearly the same number of segments.
 
-    Longest first, each to the element with the fewest segments: they differ by at most the longest
+    Longest first, each to the element with the fewest segments: sums differ by at most the longest
     document. `order_D`, a permutation, breaks ties.
     """
     longest_first = order_D[np.argsort(-segments_D[order_D], kind="stable")]

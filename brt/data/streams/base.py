@@ -1,4 +1,4 @@
-"""The base of all streams. Axes as in `batch`."""
+"""Base of all streams. Axes as in `batch`."""
 
 import abc
 
@@ -81,7 +81,7 @@ class EvaluationPass(Stream):
     def positions(
         self, step: int, first_row: int = 0, num_rows: int | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the positions of the segments of `batch`, with the same arguments.
+        """Returns positions of the segments of `batch`; same arguments.
 
         Returns:
             documents_B: int64, the document of the segment's first target; -1 for padding.

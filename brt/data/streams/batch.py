@@ -67,7 +67,7 @@ def gather(
             if document < 0:
                 continue
             end = offset + segment_length
-            # The first input is the last target of the previous segment.
+            # A segment's first input is the previous segment's last target.
             tokens = store.tokens(document, max(offset - 1, 0), end)
             targets = tokens[min(offset, 1) :]
             length = len(targets)

@@ -1,4 +1,4 @@
-"""The data checksum, recorded as `ledger`: equal for runs that have read the same data.
+"""The data checksum (`data/ledger` in the records): equal for runs that have read the same data.
 
 It is the sum, modulo 2**64, of a hash of each batch element of each step, over all hosts.
 """

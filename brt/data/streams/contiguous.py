@@ -22,15 +22,15 @@ from brt.data.streams.batch import Batch, padding
 from brt.storage.file_parts import FileArray
 
 ReadTokens = Callable[[FileArray | JoinedArray, int, int], np.ndarray]
-"""Returns items start to stop of an array of a store, in some order of the documents."""
+"""Returns items start to stop of a store's array, in some order of the documents."""
 
 
 class ContiguousStream(Stream):
-    """The training stream in which all batch elements begin each epoch together, with fresh memory.
+    """The training stream whose batch elements begin each epoch together, with fresh memory.
 
     Args:
-        shuffle: whether documents have a new order each epoch, as for the sentences of One Billion
-            Word. Otherwise fewer than B pairs are dropped.
+        shuffle: whether documents have a new order each epoch, as in One Billion Word. Otherwise
+            fewer than B pairs are dropped.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class ContiguousPass(EvaluationPass):
 def document_positions(
     store: TokenStore | MixedStore, positions: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the documents, and the offsets in them, of positions (any shape) in a whole store."""
+    """Returns documents, and offsets in them, of positions (any shape) in a whole store."""
     ends_D = np.cumsum(store.lengths_D)
     documents = np.searchsorted(ends_D, positions, side="right")
     return documents, positions - (ends_D[documents] - store.lengths_D[documents])
@@ -139,7 +139,7 @@ def _read_segment(batch, k, store, read, cuts, rows, number):
 def read_pairs(
     batch: Batch, k: int, b: int, store: TokenStore, read: ReadTokens, start: int, stop: int
 ) -> None:
-    """Writes the pairs start ... stop - 1 to batch element b of segment k."""
+    """Writes pairs start ... stop - 1 to batch element b of segment k."""
     tokens = read(store.all_tokens, start, stop + 1)
     batch.inputs_KBT[k, b, : stop - start] = tokens[:-1]
     batch.targets_KBT[k, b, : stop - start] = tokens[1:]

@@ -33,8 +33,8 @@ class WholeDocuments(Stream):
 class DocumentStream(WholeDocuments):
     """The training stream in which each batch element has its own documents.
 
-    They are assigned once (`assign_documents`), and shuffled every epoch, which begins without
-    waiting for others.
+    They are assigned once (`assign_documents`) and shuffled every epoch; epochs of batch elements
+    are independent.
     """
 
     store: TokenStore

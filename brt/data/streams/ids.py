@@ -25,7 +25,7 @@ def check_ids(
         read = [batch.targets_KBT, firsts_KB[firsts_KB != BEGIN]]
     else:
         read = [batch.inputs_KBT[batch.inputs_KBT != PADDING]]
-    # As unsigned integers, so that negative ids are too large.
+    # As unsigned integers, negative ids are too large.
     highest = max(x.view(np.uint32).max(initial=0) for x in read)
     if highest >= size:
         check_store(store)
@@ -36,7 +36,7 @@ def check_ids(
 
 
 def check_store(store: TokenStore | MixedStore, small_alone: bool = False) -> None:
-    """Refuses a store with such an id; `small_alone` skips stores that are not read at once."""
+    """As `check_ids`, for a whole store; `small_alone` skips stores that are not read at once."""
     for part in store.stores if isinstance(store, MixedStore) else [store]:
         if small_alone and not part.is_small:
             continue

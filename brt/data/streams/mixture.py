@@ -33,7 +33,7 @@ class MixtureStream(WholeDocuments):
         shares = self.store.shares
         ranks = permutation(self.rows, self.seed, 0, 0, 4)
         first_B = np.searchsorted(np.cumsum(shares), (ranks + 0.5) / self.rows, side="right")
-        # The shares may add up to a little less than 1.
+        # The shares may add up to slightly less than 1.
         first_B = np.minimum(first_B, len(shares) - 1)
         schedules: list[list[_Schedule]] = [[] for _ in range(self.rows)]
         for number, (part, base) in enumerate(zip(self.store.stores, self.store.bases)):
@@ -57,7 +57,7 @@ class MixtureStream(WholeDocuments):
     def _position(self, row: int, number: int) -> tuple[int, int]:
         stretch = self._stretches[row]
         if stretch is None or not stretch.firsts[0] <= number < stretch.firsts[-1]:
-            # One assignment of a tuple, so that other threads see the old or the new one.
+            # One assignment of a tuple: other threads see the old or the new one.
             stretch = self._stretches[row] = _find(self._schedules[row], stretch, number)
         return locate(stretch.documents, stretch.firsts, number, self.segment_length)
 
@@ -72,8 +72,6 @@ def check_count(where: str, documents: int, rows: int) -> None:
 
 
 class _Stretch(NamedTuple):
-    """Consecutive documents of a batch element."""
-
     number: int
     firsts: np.ndarray
     documents: np.ndarray
@@ -133,7 +131,7 @@ class _Schedule:
     def epoch_at(self, time: float) -> int:
         """Returns the epoch of the last document due before a time; 0 if there is none."""
         epoch = max(int((time - self.delay) * self.share // self.tokens), 0)
-        # Rounding may have put a time on the wrong side of a boundary.
+        # Corrects rounding at a boundary.
         while self._due(epoch + 1, 0) < time:
             epoch += 1
         while epoch > 0 and self._due(epoch, 0) >= time:
@@ -176,7 +174,7 @@ def _find(schedules: list[_Schedule], last: _Stretch | None, number: int) -> _St
 
 
 def _more_than(schedules: list[_Schedule], time: float, number: int) -> bool:
-    # Whole epochs first: they decide most cases and need no order.
+    # Whole epochs first: they decide most cases without an order.
     least = sum(schedule.epoch_at(time) * schedule.segments for schedule in schedules)
     if least > number:
         return True

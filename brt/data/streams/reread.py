@@ -1,4 +1,4 @@
-"""Overlapping steps: each reads previous segments again. Axes as in `batch`."""
+"""Overlapping steps. Axes as in `batch`."""
 
 import numpy as np
 

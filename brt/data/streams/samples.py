@@ -1,7 +1,7 @@
 """Batches of samples of one length, each read whole in one step. Axes as in `batch`.
 
 The inputs of a sample x_0 .. x_L are x_0 .. x_{L-1}, its targets x_1 .. x_L; BEGIN does not occur.
-Of questions the model never reads the scored tokens: their inputs are id 0.
+With questions, the inputs of scored tokens are id 0.
 
 Source: Bulatov et al. 2022, arXiv:2207.06881, section 4, and the data loader of the published code;
 questions: Arora et al. 2023, arXiv:2312.04927, whose inputs do not contain the answers.

@@ -1,4 +1,4 @@
-"""Makes the streams of a configuration, for training and evaluation."""
+"""Makes streams for training and evaluation."""
 
 from brt.checks import check_choice
 from brt.data.mixture import MixedStore
@@ -14,10 +14,7 @@ from brt.data.streams.shifted import ShiftedPass
 
 SAMPLES = ("samples", "questions")
 STREAMS = ("documents", "contiguous", "shuffled", *SAMPLES, "labelled")
-"""Documents, each read by one batch element; the corpus cut into parts; the same with shuffled
-documents; samples of one length, each read whole in one step; the same without their scored tokens
-among the inputs; labelled documents of any length.
-"""
+"""The values of `Trainer.stream`; see `Trainer`."""
 
 
 def training_stream(

@@ -1,4 +1,4 @@
-"""Evaluation by overlapping windows: a model without memory, with a full context.
+"""Evaluation by overlapping windows, without memory but with a full context.
 
 A window of T tokens is read with fresh memory and its last `stride` tokens are scored; the next one
 begins `stride` tokens later (Transformer-XL, section 3.1, Figure 1). The first window of a text is

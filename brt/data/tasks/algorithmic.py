@@ -6,7 +6,8 @@ Only the target after the start token has loss weights (`Trainer.stream = "sampl
     reverse     x, start, x reversed        2 n + 1 tokens, n scored
     retrieval   a 3 d 1 k 4 b 9 k start 4   11 tokens, 1 scored
 
-The splits are drawn together, without duplicates; test first, whatever the size of train.
+The splits are drawn together, without duplicates, test first: it does not depend on the size of
+train.
 
 Source: Bulatov et al. 2022, arXiv:2207.06881 (Recurrent Memory Transformer), section 4 and
 appendix A.1; associative retrieval as in Ba et al. 2016, arXiv:1610.06258.
@@ -97,7 +98,7 @@ class SampleTask(Source):
 
 
 def distinct_rows(draw: Callable[[int], np.ndarray], count: int) -> np.ndarray:
-    """Returns the first `count` different rows that calls of `draw(rows)` give."""
+    """Returns the first `count` different rows from calls of `draw(rows)`."""
     rows = draw(count)
     while True:
         first = np.sort(np.unique(rows, axis=0, return_index=True)[1])

@@ -11,8 +11,8 @@ class Answer(NamedTuple):
 
     start, stop: its tokens in the document, the first and one after the last.
     needed: last token of the earliest statement that it depends on; None for the whole text.
-    rank: how many words of its kind the statements name after it; None: unknown. A rule that always
-        names the word of one rank does not read the question.
+    rank: number of words of its kind that the statements name after it; None: unknown. A rule that
+        always names the word of one rank does not read the question.
     """
 
     start: int
@@ -28,7 +28,7 @@ class Answer(NamedTuple):
 class Answers(NamedTuple):
     """The answers of a document.
 
-    length: tokens of its cell, of `lengths` of the task.
+    length: tokens of its cell, of the task's `lengths`.
     facts: number of statements.
     """
 

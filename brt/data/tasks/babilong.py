@@ -1,9 +1,9 @@
 """BABILong: facts of a small world in real text, and a question about them at the end.
 
 The facts, in order, are at random positions between sentences of a random passage of a token store.
-In documents of one length all answers begin at the same token, so that the position does not tell
-how long an answer is.
-The words are those of `small_world`: scores are not comparable with published ones.
+In documents of one length all answers begin at the same token, so that the position does not reveal
+the length of the answer. The words are those of `small_world`: scores are not comparable with
+published ones.
 
 Source: Kuratov et al. 2024, arXiv:2406.10149 (BABILong), section 2.
 """
@@ -36,8 +36,8 @@ class BabiLong(TextTask):
             "stores/books/{split}"; `~` and environment variables are expanded.
         task: "qa1" to "qa5".
         num_facts: sentences of a story; one number or several.
-        bound: of qa1, ask where somebody is who did not move last, in stories in which people end
-            in different rooms, so that the order of the rooms tells little.
+        bound: qa1 asks about somebody who did not move last, in stories in which people end in
+            different rooms, so that the order of the rooms tells little.
     """
 
     background: Name = gin.REQUIRED
@@ -52,7 +52,7 @@ class BabiLong(TextTask):
             raise ValueError(
                 f'BabiLong.bound = True needs BabiLong.task = "qa1", not {self.task!r}.'
             )
-        allowed = FACTS[self.task][2 * self.bound :]  # of two rooms the last is not asked for
+        allowed = FACTS[self.task][2 * self.bound :]  # the last of two rooms is not asked for
         for _, facts in self.cells:
             if facts not in allowed:
                 raise ValueError(
@@ -61,7 +61,7 @@ class BabiLong(TextTask):
                 )
 
     def description(self, split: str) -> dict[str, Any]:
-        # Refuses stores of a version in which the answer's length determined where it begins.
+        # Refuses stores of versions in which the answer's length determined its start.
         return super().description(split) | {"answers_begin": "at one token"}
 
     def prompt(self, length: int, facts: int, split: str, random: np.random.Generator) -> Prompt:

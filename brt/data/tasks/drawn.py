@@ -1,4 +1,4 @@
-"""The base of tasks whose documents are drawn one by one."""
+"""Base of tasks whose documents are drawn one by one."""
 
 import abc
 import itertools

@@ -98,11 +98,11 @@ class RecallTask(DrawnTask):
         return np.minimum(distances, self.max_distance)
 
     def _free_position(self, random: np.random.Generator, free: np.ndarray, distance: int) -> int:
-        ends = free[2:] & free[1:-1] & free[:-2]  # the two positions before are free, too
-        # Every definition leaves room for the longest distance.
+        ends = free[2:] & free[1:-1] & free[:-2]
+        # Leaves room for the longest distance.
         last = len(free) - self.max_distance - 2
         # A triple blocks at most 5 positions, as do its counterpart and, shifted by the distance,
-        # both of them: 20 per fact. The document is long enough for one more.
+        # both: 20 per fact. The document is long enough for one more.
         return 2 + int(random.choice(np.flatnonzero(ends[:last] & ends[distance:][:last])))
 
 

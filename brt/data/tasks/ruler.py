@@ -113,7 +113,7 @@ class VariableTracking(TextTask):
         room = self.room(length, statements, question, chains[queried], f"{facts} chains")
         noise = self.ids(NOISE)
         parts, numbers = scattered(random, statements, [noise] * (room // len(noise)))
-        # A variable of the chain is known by all assignments before it.
+        # A variable is known by all assignments of its chain before it.
         needed = numbers[owners.index(queried)]
         answers = [(name, needed) for name in chains[queried]]
         return Prompt(parts, question, answers, facts * links)
@@ -179,7 +179,7 @@ class FrequentWords(TextTask):
     def prompt(self, length: int, facts: int, split: str, random: np.random.Generator) -> Prompt:
         question = f"\nWhich {facts} words are most frequent, after the dots?\nAnswer:"
         used: set[str] = set()
-        # No word of a lower rank occurs in a document of this length.
+        # No less frequent word occurs in a document of this length.
         ranks = facts + 2 + min(length, math.ceil(length ** (1 / self.power)))
         words = ["......", *(new_word(random, used) for _ in range(ranks - 1))]
         room = self.room(length, [], question, words[1 : facts + 1], f"{facts} words")

@@ -144,9 +144,9 @@ class World:
 def story(task: str, num_facts: int, random: np.random.Generator, bound: bool = False) -> Story:
     """Draws a story.
 
-    bound: of qa1, one in which as many people as possible move, end in different rooms, and one
-        who did not move last is asked for. With three or four facts each of the other rooms is as
-        often right.
+    bound: for qa1, as many people as possible move and end in different rooms, and the question is
+        about one who did not move last. With three or four facts each of the other rooms is right
+        equally often.
     """
     for _ in range(ATTEMPTS):
         facts, questions = (_layout if task == "qa4" else _events)(task, num_facts, random)

@@ -1,6 +1,6 @@
-"""The base of all vocabularies, bytes, and SentencePiece models.
+"""Base of vocabularies, bytes, and SentencePiece models.
 
-All ids are scored, those of unknown text, too. The BOS token `BEGIN` is outside every vocabulary
+All ids are scored, also those of unknown text. The BOS token `BEGIN` is outside every vocabulary
 and has its own embedding in a model.
 """
 
@@ -62,7 +62,7 @@ class Vocabulary(abc.ABC):
 
     @property
     def unknown_id(self) -> int | None:
-        """The id of unknown text; None if all text is known, or unknown text is refused."""
+        """The id of unknown text; None if there is none or it is refused."""
         return None
 
     @property
@@ -83,10 +83,8 @@ class Vocabulary(abc.ABC):
         """Returns the ids of a whole document, int32 (tokens,); `title` is for error messages."""
 
     def spans(self, text: str) -> tuple[np.ndarray, np.ndarray] | None:
-        """Returns the ids of a text and their positions; None if positions are unknown.
-
-        Returns:
-            int32 (tokens,), as `encode`; int64 (tokens, 2), first and last + 1 character of each.
+        """Returns the ids of a text, int32 (tokens,), and the first and last + 1 character of each,
+        int64 (tokens, 2); None if positions are unknown.
         """
         return None
 
@@ -239,16 +237,12 @@ def utf8_lines(data: bytes, title: str) -> Iterator[str]:
         try:
             yield line.decode("utf-8")
         except UnicodeDecodeError:
-            utf8_text(data, title)  # raises with the position
+            utf8_text(data, title)
             raise
 
 
 def cut(data: bytes | FileBytes, after: bytes, size: int) -> Iterator[tuple[int, bytes]]:
-    """Cuts a text into parts of about `size` bytes that end with `after`.
-
-    Yields:
-        The first byte of each part, and the part.
-    """
+    """Yields start and bytes of parts of about `size` bytes that end with `after`."""
     start = 0
     while start < len(data):
         stop = data.find(after, min(start + size, len(data)) - len(after))

@@ -1,4 +1,4 @@
-"""Vocabularies of the bytes or the characters of a text.
+"""Vocabularies of bytes or characters.
 
 The file has one symbol per line, in the order of the ids, with its count: `0x20 13519824` for a
 byte, `U+0020 13519824` for a character, `<unk> 0` for all others.
@@ -113,7 +113,7 @@ def count_symbols(documents: Iterable[Document], unit: str) -> np.ndarray:
 
 
 def symbol_list(counts: np.ndarray, unit: str, unknown: bool = False) -> bytes:
-    """Returns the file of a symbol vocabulary, by decreasing count, then by code; unknown last."""
+    """Returns a vocabulary's file, by decreasing count, then by code; unknown last."""
     codes = np.flatnonzero(counts)
     order = codes[np.argsort(-counts[codes], kind="stable")]
     lines = [f"{_symbol(code, unit)} {counts[code]}\n" for code in order.tolist()]

@@ -1,5 +1,3 @@
-"""Vocabularies by name: `KIND:PATH`."""
-
 import difflib
 from collections.abc import Callable
 from typing import overload

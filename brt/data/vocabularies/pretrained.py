@@ -1,7 +1,7 @@
 """Vocabularies of pretrained models: byte-level BPE (GPT-2, RoBERTa) and WordPiece (BERT).
 
-The `tokenizers` library (extra `text`) encodes. No token is added around a text, and names of
-special tokens in a text are encoded as text.
+Encodes by the `tokenizers` library (extra `text`). Adds no tokens around a text, and encodes names
+of special tokens as text.
 """
 
 import abc
@@ -28,7 +28,7 @@ from brt.data.vocabularies.base import (
 )
 
 PART = 2**18
-"""Characters that are encoded at once: the library needs about 500 bytes per token."""
+"""Characters encoded at once: the library needs about 500 bytes per token."""
 LARGEST_ID = 2**24 - 1
 """A file must not request gigabytes of embeddings."""
 
@@ -176,7 +176,7 @@ class WordPieceVocabulary(TokenizerVocabulary):
             tokenizer = library.Tokenizer(model)
             if (unknown := tokenizer.token_to_id("[UNK]")) is None:
                 raise ValueError("it has no [UNK]")
-        except Exception as error:  # the library raises no class of its own
+        except Exception as error:
             raise ValueError(
                 f"{self.file} is not a WordPiece list of BERT's ({error}): bind "
                 "WordPieceVocabulary.file to one."

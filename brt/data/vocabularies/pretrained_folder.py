@@ -1,8 +1,8 @@
-"""The vocabulary of a pretrained model: the tokenizer in its Hub folder.
+"""A pretrained model's vocabulary: the tokenizer in its Hub folder.
 
 `tokenizers` (extra `text`) reads tokenizer.json, `sentencepiece` the models of T5, DeBERTa v2 and
 v3, and Llama. Other folders have to be converted once by transformers. No file outside the folder
-is read. Names of special tokens in a text are encoded as text.
+is read.
 """
 
 import functools
@@ -167,7 +167,7 @@ def _listed(folder: str, settings: dict[str, Any]) -> dict[str, int]:
 def _check_family(
     folder: str, name: str, settings: dict[str, Any], ids: dict[str, int | None]
 ) -> None:
-    """Refuses settings that the family of a model does not have; `ids` are of the added tokens."""
+    """Refuses settings that a model's family lacks; `ids` are of the added tokens."""
     family, tokens = PIECES[name]
     declared = {role: settings.get(f"{role}_token") or text for role, text in tokens.items()}
     declared = {r: t.get("content") if isinstance(t, dict) else t for r, t in declared.items()}

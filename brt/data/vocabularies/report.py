@@ -1,4 +1,4 @@
-"""Measures a vocabulary on a text: sizes, ratios, and losses of a round trip."""
+"""Measures a vocabulary on a text."""
 
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
@@ -116,7 +116,7 @@ def lost_white_space(vocabulary: Vocabulary, words: list[str]) -> list[str]:
         probe = separator.join(words) + "\n"
         try:
             back = vocabulary.decode(vocabulary.encode(probe.encode(), "sample"))
-        except ValueError:  # a symbol that the vocabulary refuses
+        except ValueError:
             back = ""
         if back.count(separator) != probe.count(separator):
             lost.append(name)

@@ -1,4 +1,4 @@
-"""SubwordTextEncoder, the invertible subwords of Tensor2Tensor (STE in the paper's Table 5).
+"""SubwordTextEncoder, the invertible subwords of Tensor2Tensor (STE in Table 5 of Block-Recurrent).
 
 The encoder is a deprecated part of TensorFlow Datasets (extra `data`), imported when used.
 """

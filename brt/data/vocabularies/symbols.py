@@ -1,4 +1,4 @@
-"""A vocabulary of symbols that are not text, for synthetic tasks."""
+"""A vocabulary of symbols, for synthetic tasks."""
 
 import hashlib
 import json
@@ -11,7 +11,7 @@ from brt.data.vocabularies.base import Frame, Vocabulary, checked_ids
 
 
 class SymbolVocabulary(Vocabulary):
-    """Ids of symbols, by their position in a list; `encode` takes the first of equal ones.
+    """Ids of symbols: positions in a list; `encode` takes the first of equal ones.
 
     Args:
         name: for messages and manifests.

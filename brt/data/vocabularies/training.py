@@ -1,7 +1,4 @@
-"""Makes the file of a vocabulary from the documents of a source (`brt.prepare --train_vocabulary`).
-
-The result is deterministic.
-"""
+"""Makes a vocabulary's file from a source (`brt.prepare --train_vocabulary`); deterministic."""
 
 import abc
 import io
@@ -48,9 +45,9 @@ PG19_OPTIONS: dict[str, Any] = {
     "bos_id": -1,
     "eos_id": -1,
     "pad_id": -1,
-    "num_threads": 16,  # written into the model, so it must not depend on the machine
+    "num_threads": 16,  # saved in the model, so it must not depend on the machine
 }
-"""Settings in the models that google-research/meliad published for PG19."""
+"""Settings of the models that google-research/meliad published for PG19."""
 
 
 class VocabularyTraining(abc.ABC, Generic[Made]):
@@ -245,7 +242,7 @@ def _text_of(line: bytes, document: Document) -> str:
     try:
         return line.decode("utf-8")
     except UnicodeDecodeError:
-        utf8_text(document.data[:], document.title)  # raises with the position
+        utf8_text(document.data[:], document.title)
         raise
 
 

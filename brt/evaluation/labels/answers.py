@@ -64,7 +64,7 @@ class Span(NamedTuple):
 
 
 def best_span(first_T: np.ndarray, last_T: np.ndarray, allowed: slice, longest: int) -> Span | None:
-    """Returns the part of a segment with the highest sum of both scores, if one is allowed.
+    """Returns the allowed part of a segment with the highest sum of both scores, if any.
 
     Args:
         first_T, last_T: scores of each position as the first and as the last, (T,).

@@ -15,9 +15,8 @@ def confusion(labels: np.ndarray, predicted: np.ndarray, classes: int) -> np.nda
 
 
 def class_figures(confusion_CC: np.ndarray, names: Sequence[str]) -> dict[str, float]:
-    """Returns accuracy, and precision, recall and F1 of each class, as shares.
-
-    A class that is never predicted has precision 0, one without documents recall 0.
+    """Returns accuracy, and precision, recall and F1 of each class, as shares; 0 for undefined
+    ones.
 
     Returns:
         `accuracy`, `macro_f1` (the mean over classes), `precision/NAME`, `recall/NAME` and
@@ -39,7 +38,7 @@ def class_figures(confusion_CC: np.ndarray, names: Sequence[str]) -> dict[str, f
 
 
 def label_figures(counts_3C: np.ndarray, names: Sequence[str]) -> dict[str, float]:
-    """Returns precision, recall and F1 where a document may have several classes, as shares.
+    """Returns precision, recall and F1 for documents with several classes, as shares.
 
     counts_3C: int (3, C): true positives, predicted, true documents of each class.
 

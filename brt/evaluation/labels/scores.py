@@ -1,4 +1,4 @@
-"""Scores of an evaluation of labelled documents: of classes, labels, words or spans."""
+"""Scores of labelled documents: of classes, labels, words or spans."""
 
 import abc
 import itertools
@@ -14,7 +14,7 @@ from brt.evaluation.labels.classification import class_figures, confusion, label
 
 KINDS = {1: "yes", 2: "no"}
 LONGEST_ANSWER = 30
-"""Tokens of the longest part of a text that may be an answer, as is usual."""
+"""Most tokens of an answer; the usual bound."""
 
 
 class LabelScore(Score):
@@ -79,7 +79,7 @@ class ClassScore(_NamedScore):
 
 
 class LabelsScore(_NamedScore):
-    """F1 of classes of which a document has several, or none: those with a positive score."""
+    """F1 of any number of classes per document: those with a positive score."""
 
     def add_last(self, sums: Sums, document: int, answers_N: np.ndarray) -> None:
         predicted_C = answers_N[: len(self.names)] > 0
@@ -96,7 +96,7 @@ class LabelsScore(_NamedScore):
 
 
 class _AnswerScore(LabelScore):
-    """The base of scores of answers as text; those of one id are one question."""
+    """Scores of answers as text; those of one id are one question."""
 
     whole_only = False
 
@@ -118,7 +118,7 @@ class _AnswerScore(LabelScore):
 
 
 class WordScore(_AnswerScore):
-    """Answer F1 and exact match of the words that the model writes after the last segment."""
+    """Answer F1 and exact match of the words written after the last segment."""
 
     def add_last(self, sums: Sums, document: int, answers_N: np.ndarray) -> None:
         ends = self.vocabulary.frame.after

@@ -1,5 +1,3 @@
-"""Heat maps of matrices."""
-
 import os
 import re
 import textwrap
@@ -28,7 +26,7 @@ NUMBERED = 16
 MOST_CELLS = 64, 160
 """Rows and columns that are drawn."""
 PER_ROW = 20
-"""Pixels of the height of a row of a low map."""
+"""Height in pixels of a row of a low map."""
 
 
 class HeatMap(NamedTuple):
@@ -74,7 +72,7 @@ class HeatMap(NamedTuple):
         return min(max(PER_ROW * len(self.values_RC), 60), HEIGHT)
 
     def drawn(self, alt: Any) -> Any:
-        """Returns an Altair chart; of a large matrix the largest number of each group of cells."""
+        """Returns an Altair chart; large matrices show the maximum of each group of cells."""
         values_RC, sides, rules = np.asarray(self.values_RC, np.float64), [], []
         x_values, y_values = self._positions()
         of_sides = (y_values, self.y_borders), (x_values, self.x_borders)
@@ -135,7 +133,7 @@ def _short(number):
 
 
 def study_maps(run: Any, name: str) -> list[HeatMap]:
-    """Returns the maps of a study of a `Run`; a torn or missing file is a problem of the run."""
+    """Returns the maps of a `Run`'s study; notes a damaged file as a problem of the run."""
     study = run.studies[name]
     label = re.sub(r"\W+", "_", f"{name}_{run.name}")
     if "gains" in study:

@@ -1,4 +1,4 @@
-"""Figures: their numbers as CSV, and drawn by Altair for the page and as PNG and SVG files."""
+"""Figures as CSV, in the page, and as PNG and SVG files, by Altair."""
 
 import io
 import textwrap
@@ -11,7 +11,7 @@ from brt.data.extras import extra_library
 from brt.storage.csv_text import csv_text
 
 COLOURS = ("#3b7dd8", "#e0712c", "#2f9e68", "#c2468f", "#8a6fd1", "#a8862a", "#6b7a8f", "#c0392b")
-"""Distinguished in this order by most colour-blind readers."""
+"""Most colour-blind readers can distinguish them in this order."""
 INK = "currentColor"
 """The colour of the page's text in an SVG."""
 MOST_POINTS, MOST_BORDERS, MOST_TICKS = 400, 100, 12
@@ -44,7 +44,7 @@ class Line(NamedTuple):
     sizes: numbers that the areas of the marks show.
     colour: index of its colour, the same in several figures; None for that of its name among the
         names of the figure.
-    state: what distinguishes it from others of its name and colour, by its dashes.
+    state: distinguishes it from others of its name and colour, by dashes.
     """
 
     name: str
@@ -157,7 +157,7 @@ class Plot(NamedTuple):
         if any(line.sizes for line in lines):
             size = alt.Size("size:Q", legend=None, scale=alt.Scale(range=[20, 300]))
             layers.append(chart.mark_point(filled=True).encode(size=size, opacity=opacity(0.5)))
-        if style == "points":  # without dashes
+        if style == "points":
             layers.append(points(filled=True, size=28, clip=clip))
         elif style == "line":  # invisible, for the pointer
             layers.append(points(size=60, clip=clip).encode(opacity=alt.value(0)))
@@ -243,7 +243,7 @@ def _data(alt, lines, rows):
 
 
 def kept_points(y: Sequence[float]) -> np.ndarray:
-    """Returns the indices of points to draw: of many the outermost of each stretch."""
+    """Returns the indices of points to draw: of many, the extremes of each stretch."""
     y_T = np.asarray(y, np.float64)
     if len(y_T) <= MOST_POINTS:
         return np.arange(len(y_T))

@@ -21,14 +21,14 @@ def rounded(value: float, decimals: int) -> str:
 
 
 def mean_and_spread(values: Iterable[float]) -> tuple[float, float | None]:
-    """Returns mean and standard deviation (n - 1); None for a single value."""
+    """Returns mean and standard deviation (n - 1; None for one value)."""
     known = np.fromiter(values, np.float64)
     return float(known.mean()), float(known.std(ddof=1)) if len(known) > 1 else None
 
 
 def confidence_interval(values: Iterable[float]) -> tuple[float, float]:
-    """Returns the mean of two or more values and half of its 95 % interval, by Student's t."""
-    from scipy.stats import t  # slow to import
+    """Returns the mean of two or more values and half of its 95 % interval (Student's t)."""
+    from scipy.stats import t
 
     known = np.fromiter(values, np.float64)
     quantile = t.ppf(0.975, len(known) - 1)
@@ -36,7 +36,7 @@ def confidence_interval(values: Iterable[float]) -> tuple[float, float]:
 
 
 def with_error_bar(values: Iterable[float], decimals: int) -> str:
-    """Returns the mean over seeds and the spread, rounded up to the same decimals.
+    """Returns mean and spread, the latter rounded up to the same decimals.
 
     Source: Block-Recurrent, appendix C: 3.525 with deviation 0.0047 is 3.53 ± 0.01.
     """

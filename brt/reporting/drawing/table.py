@@ -34,7 +34,7 @@ def published(text: str | None) -> Cell:
 def measured(
     values: Iterable[float], decimals: int | None = None, note: str = "", rounds_up: bool = False
 ) -> Cell:
-    """Returns the cell of a mean over seeds with its error bar, `not run` without values.
+    """Returns a mean over seeds with its error bar; `not run` without values.
 
     decimals: None for three significant digits. rounds_up: for a spread of a single value.
     """
@@ -109,7 +109,7 @@ class Table(NamedTuple):
         return "\n".join([f"### {self.title}", "", *shown, "", *notes, "", self.caption, ""])
 
     def as_csv(self) -> str:
-        """Returns the shown text, with the values of measured cells in a separate column."""
+        """Returns the text, with measured values in a separate column."""
         has_values = [any(row[i].values for row in self.rows) for i in range(len(self.columns))]
 
         def line(texts, values):

@@ -1,6 +1,5 @@
-"""Settings in which a run differs from the published number it is compared with.
-
-The settings of a published number are those of its paper, and otherwise brt's defaults.
+"""Settings that differ between a run and a published number; the latter's are those of its paper,
+otherwise brt's defaults.
 """
 
 from collections.abc import Collection
@@ -21,18 +20,18 @@ OF_POSITION = """Trainer.model: RecurrentCell.gate: RecurrentCell.arrangement:
 BlockRecurrentTransformer.feedback: ExternalMemory.size: RecurrentMemoryTransformer.num_memory:
 RecurrentMemoryTransformer.memory_at_end: TransformerXL.cutoffs: TransformerXL.position_rows:
 LSTM.cutoffs: QRNN.cutoffs:"""
-"""The system and the size of a position, which every row that is compared asks for."""
+"""System and size of a position, which the rules of all compared rows contain."""
 WITHOUT_EFFECT = """Trainer.corpus: Trainer.seed: Trainer.mesh: Trainer.skip_nonfinite:
 Trainer.log_every: Trainer.eval_every: Trainer.evaluation: Trainer.checkpoints:
 Trainer.remat_segments: CheckpointPolicy. BlockRecurrentTransformer.remat: TransformerXL.remat:
 RecurrentMemoryTransformer.allow_long_memory: Evaluation. RecallScore. FreeRunning."""
-"""How a run is carried out, and the evaluation, which has a note of its own."""
+"""Bindings of how a run is carried out, and of the evaluation, which has its own note."""
 NOT_COMPARED = (*OF_POSITION.split(), *WITHOUT_EFFECT.split())
 FOLDER = "Pretrained.folder"
 PATHS = (FOLDER, "Hyperpartisan.split_file")
-"""Bindings that are compared by the last part of a path."""
+"""Bindings compared by the last part of a path."""
 CHOSEN = "Trainer.optimizer", "Trainer.schedule"
-"""Bindings to functions, whose bindings are compared only if the functions are the same."""
+"""Bindings to functions, whose bindings are compared only if the functions are equal."""
 
 
 def differences(
@@ -53,7 +52,7 @@ def differences(
     if "steps" in decided:
         published = published | {"Trainer.steps": position.steps}
     skipped = reachable(run.settings, "Trainer.corpus")
-    # A vocabulary is compared by its name and size.
+    # Vocabularies are compared by name and size.
     skipped |= {name for name in settings if name.partition(".")[0].endswith("Vocabulary")}
     skipped |= {name for name in settings if name.endswith(".folder")} - {FOLDER}
     skipped -= published.keys()
@@ -69,7 +68,7 @@ def differences(
         if expected is NOT_PUBLISHED or _shown(value) == _shown(expected):
             continue
         if folder and value is None and name.startswith(body):
-            continue  # as its folder has it, whose name is compared
+            continue
         own = ""
         if name in CHOSEN:
             both = [_shown(function).strip("@") for function in (value, expected)]

@@ -1,4 +1,4 @@
-"""Fills a paper's tables and figures with measured numbers."""
+"""Fills papers' tables and figures with measurements."""
 
 import math
 import re
@@ -14,7 +14,7 @@ from brt.reporting.papers.reading import TIMES, Paper, Quantity, fits, published
 from brt.reporting.step_times import StepTime
 
 PRINTED = object()
-"""In place of a corpus: the column of the paper's numbers."""
+"""Replaces a corpus for the column of the paper's numbers."""
 FRONTIER_COLOUR = 6
 
 
@@ -66,7 +66,7 @@ def _filled(table, groups, without_row, step_times):
 
 def _corpora(table, quantity, groups):
     if not table.rest and all(row.where is None for row in table.rows):
-        return []  # of runs that brt does not have
+        return []
     if quantity.scalar in TIMES or "corpus" in table.where | quantity.where:
         return [None]
     named = {other.where.get("corpus") for other in table.quantities}
@@ -228,7 +228,7 @@ def _other_systems(plot, groups):
 
 
 def _series(plot, curve, groups) -> dict[str, list]:
-    """Returns (order, x, mean, spread, size) of the measured points of a curve, by corpus."""
+    """Returns (order, x, mean, spread, size) of the points of a curve, by corpus."""
     series: dict[str, list] = {}
     quantity = Quantity("", curve.scalar or "bits_per_token", split=plot.split or None)
     for group in groups:
@@ -246,7 +246,7 @@ def _series(plot, curve, groups) -> dict[str, list]:
 
 
 def frontier(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Returns the Pareto frontier of (cost, perplexity) points, by rising cost."""
+    """Returns the Pareto frontier of (cost, perplexity), by rising cost."""
     best: list[tuple[float, float]] = []
     for cost, perplexity in sorted(points):
         if not best or perplexity < best[-1][1]:

@@ -2,7 +2,7 @@
 
     NAME.csv       a published table as printed: labels, numbers, then the attributes of a
                    `PaperPosition` that the runs of a row have (`=system`; a row without any has no
-                   runs), and scalars of a row in place of its columns' (`>best`, `–` for none)
+                   runs), and a row's own scalars (`>best`, `–` for none)
     tables.csv     of each table its title and caption, a rule for all rows, the groups of
                    settings.csv behind its numbers, and `rest`: the labels of runs that have no row
                    in any table, "" in a table without such runs
@@ -65,10 +65,7 @@ class Quantity(NamedTuple):
 
 
 class Paper(NamedTuple):
-    """A paper's tables and figures, in its own order, and its settings by group.
-
-    where: rule for the runs that may fill it.
-    """
+    """A paper's tables, figures and settings. where: rule for the runs that may fill it."""
 
     name: str
     title: str
@@ -91,7 +88,7 @@ def _reader(name):
 
 
 def fits(position: Any, *rules: dict[str, str] | None) -> bool:
-    """Returns whether a `PaperPosition` meets all rules; None is a rule that no run meets."""
+    """Returns whether a `PaperPosition` meets all rules; no run meets None."""
     return None not in rules and all(
         any(fnmatchcase(str(getattr(position, name)), one) for one in allowed.split("|"))
         for rule in rules

@@ -1,6 +1,6 @@
 """Reads of arrays by Orbax: by the processes of one replica, which send them to the others.
 
-Orbax has a handler for this (`SingleReplicaArrayHandler`), whose sum of floats makes 0.0 of -0.0.
+Orbax's `SingleReplicaArrayHandler` does the same, but its sum of floats makes 0.0 of -0.0.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ READ, DAMAGED, TRANSIENT = range(3)
 
 
 def read_one_replica(handler: Any) -> None:
-    """Makes an Orbax handler of arrays read each array once, where several processes have it.
+    """Makes an Orbax handler read each array once, where several processes have it.
 
     All reads end before the error of one is raised, in all processes.
     """
@@ -45,7 +45,7 @@ def read_one_replica(handler: Any) -> None:
 
 
 async def _read_together(handler, infos, args):
-    """Returns the arrays, or raises in all processes if one cannot read its own."""
+    """Returns the arrays; raises in all processes if one fails."""
     arrays, error = [], None
     before = asyncio.all_tasks()
     try:
@@ -53,7 +53,7 @@ async def _read_together(handler, infos, args):
             arrays = await type(handler).deserialize(handler, infos, args)
     except BaseException as failed:
         # Orbax closes the event loop at the first error. Other reads would then print tracebacks
-        # whenever they end, or are collected as garbage.
+        # when they end or are garbage-collected.
         while reads := asyncio.all_tasks() - before:
             await asyncio.gather(*reads, return_exceptions=True)
         if not isinstance(failed, Exception):
@@ -105,7 +105,7 @@ def _sent(read, arg):
     shape, sharding = arg.global_shape, arg.sharding
     shards = read.addressable_shards if read is not None else ()
     held = {shard.device: shard.data for shard in shards}
-    # Zeros where an array is not read: their sum is what was read.
+    # Zeros where an array is not read, so the sum is the array.
     buffers = [
         held[device]
         if device in held

@@ -1,9 +1,9 @@
 """Checkpoints, the only module that uses Orbax.
 
 A checkpoint holds parameters, optimizer, caches, step, and a JSON record with a fingerprint of each
-array. It is written in the background and appears under its final name when complete. A damaged
-one, whose fingerprints differ, is never loaded and never deleted: a run that resumes from an older
-one quarantines it.
+array. It is written in the background and appears under its final name when complete. One whose
+fingerprints differ is damaged: it is never loaded and never deleted, and a run that resumes from an
+older one quarantines it.
 """
 
 import copy
@@ -34,11 +34,11 @@ from brt.training.checkpoints.transient_errors import first_line, transient_reas
 from brt.training.records.goodput import spent
 from brt.training.train_step import TrainState
 
-# etils, through which Orbax reaches buckets, would import TensorFlow where it is installed.
+# etils, which Orbax uses for buckets, would import TensorFlow where it is installed.
 os.environ.setdefault("EPATH_USE_TF", "false")
 
 ASIDE = "aside"
-"""Folder of quarantined checkpoints, next to the others."""
+"""Folder of quarantined checkpoints."""
 STEP_NAME = ".step"
 """Name of `TrainState.step` among the fingerprints."""
 HEXADECIMAL = Rule(
@@ -56,7 +56,7 @@ RECORD = Fields(
         "vocabulary": VOCABULARY,
     },
 )
-"""The record of a checkpoint; the training loop adds the optional fields."""
+"""The training loop adds the optional fields."""
 
 
 class CheckpointError(RuntimeError):
@@ -64,7 +64,7 @@ class CheckpointError(RuntimeError):
 
 
 class OtherModel(CheckpointError):
-    """A whole checkpoint that has other arrays than the model or optimizer of the config."""
+    """A valid checkpoint with other arrays than the model or optimizer of the config."""
 
 
 class Checkpoints:
@@ -77,21 +77,21 @@ class Checkpoints:
     """
 
     def __init__(self, folder: str, policy: CheckpointPolicy | None = None):
-        import orbax.checkpoint as ocp  # takes a second, and only runs that save need it
+        import orbax.checkpoint as ocp  # takes a second, and only saving needs it
         import tensorstore
 
-        # Orbax logs these counters, and TensorStore never frees what it returns: 0.1 MB a
-        # checkpoint (docs/benchmarks/robustness.md).
+        # Orbax logs these counters, and TensorStore never frees them: 0.1 MB a checkpoint
+        # (docs/benchmarks/robustness.md).
         tensorstore.experimental_collect_matching_metrics = lambda *_: []
         read_one_replica(ocp.type_handlers.get_type_handler(jax.Array))
         self._ocp = ocp
         self._retention = _Retention(policy or CheckpointPolicy())
-        self._writing = 0  # the newest step that was begun to be written
+        self._writing = 0  # newest step whose write has begun
         self._skipped: dict[int, str] = {}  # quarantine names of steps not restored
         self.folder = absolute(folder)
         self._mirror: CheckpointMirror | None = None
         self._copier = ThreadPoolExecutor(1, "checkpoint-copy")
-        self._copying: Future | None = None  # of the newest step, to the bucket
+        self._copying: Future | None = None  # upload of the newest step
         if is_remote(self.folder) and not self.folder.startswith("gs://"):
             self._mirror = CheckpointMirror(RemotePath(self.folder))
         self._manager = ocp.CheckpointManager(
@@ -109,8 +109,8 @@ class Checkpoints:
     def save(self, state: TrainState, record: dict, best: int | None = None) -> None:
         """Begins to write a checkpoint; state and record may change as soon as this returns.
 
-        record: JSON values. best: step of the best evaluation, whose checkpoint stays. An earlier
-        write that failed raises a `CheckpointError`.
+        record: JSON values. best: step of the best evaluation, whose checkpoint is kept. Raises
+        `CheckpointError` if an earlier write failed.
         """
         with spent("saves"):
             self._save(state, record, best)
@@ -125,9 +125,9 @@ class Checkpoints:
         self.wait()  # so that an error names the checkpoint that failed, not the next one
         self._retention.best = best
         self._writing = step
-        # Copies, because the record is written while the caller's continues to change, and because
-        # Orbax has views of a CPU's buffers, which the next step reuses. It copies others to the
-        # host before `save` returns; another copy would be in the device's memory.
+        # Copies: the record is written while the caller's changes, and Orbax has views of a CPU's
+        # buffers, which the next step reuses. It copies those of other devices to the host before
+        # `save` returns; another copy would be in the device's memory.
         record = copy.deepcopy({**record, "fingerprints": fingerprints(state)})
         if all(device.platform == "cpu" for device in state.step.devices()):
             state = jax.tree.map(jnp.copy, state)
@@ -177,10 +177,10 @@ class Checkpoints:
     def restore_latest(
         self, abstract: TrainState, parts: Sequence[str] = TrainState._fields
     ) -> tuple[TrainState, dict] | None:
-        """Returns state and record of the newest valid checkpoint; None if there is none at all.
+        """Returns state and record of the newest valid checkpoint; None without checkpoints.
 
-        Damaged and misnamed ones are skipped with a warning; `CheckpointError` if none is valid, or
-        one is of another model or could not be read for a transient reason.
+        Skips damaged and misnamed ones with a warning. Raises `CheckpointError` if none is valid,
+        or one is of another model or has a transient error.
 
         abstract: shapes, types and shardings. parts: fields of the state to read; others are None.
         """
@@ -193,7 +193,7 @@ class Checkpoints:
                 return self._restore(step, abstract, parts)
             except OtherModel:
                 raise
-            except Exception as error:  # a damaged file shows itself in many ways
+            except Exception as error:  # damage has many kinds of errors
                 self._skip(step, error)
         if steps:
             raise CheckpointError(
@@ -205,7 +205,7 @@ class Checkpoints:
     def restore(
         self, step: int, abstract: TrainState, parts: Sequence[str] = TrainState._fields
     ) -> tuple[TrainState, dict]:
-        """Returns state and record of one step, or raises a `CheckpointError`."""
+        """Returns state and record of a step; raises `CheckpointError`."""
         steps = self.steps()
         others = ", ".join(str(other) for other in steps if other != step) or "none"
         if step not in steps:
@@ -218,7 +218,7 @@ class Checkpoints:
             return self._restore(step, abstract, parts)
         except OtherModel:
             raise
-        except Exception as error:  # a damaged file shows itself in many ways
+        except Exception as error:
             self._refuse_transient(step, error)
             raise CheckpointError(
                 f"Checkpoint {step} in {self.folder} is damaged: {first_line(error)}. Other "
@@ -265,7 +265,7 @@ class Checkpoints:
         )
 
     def _fetch(self, step):
-        """Copies a checkpoint to this disk where Orbax reads no other."""
+        """Downloads a checkpoint if Orbax cannot read it where it is."""
         if self._mirror:
             self._mirror.fetch(step)
             self._manager.reload()
@@ -274,19 +274,18 @@ class Checkpoints:
         folder = os.path.join(self.folder, str(step))
         if not is_remote(folder):
             for path, _, names in os.walk(folder):
-                # Reading a FIFO would wait, and a sparse file fill the memory; arrays are read in
-                # parts.
+                # A FIFO would block, and a sparse file fill the memory; arrays are read in parts.
                 most = None if os.path.basename(path) == "d" else MOST_BYTES
                 for name in names:
                     open_regular(os.path.join(path, name), most).close()
         record = read_json(os.path.join(folder, "record", "metadata"), RECORD, "it is left out")
-        # Of a single number the fingerprint is the number itself.
+        # The fingerprint of a single number is the number itself.
         if (held := record["fingerprints"].get(STEP_NAME)) is None:
             raise CheckpointError("its record does not say which step it holds")
         return held
 
     def _is_misnamed(self, step) -> bool:
-        """Returns, and notes, whether a folder does not hold the step of its name."""
+        """Returns, and notes, whether a folder's name has another step."""
         if step in self._skipped:
             return True
         try:
@@ -324,7 +323,7 @@ class Checkpoints:
             ) from error
 
     def quarantine(self, step: int) -> None:
-        """Moves checkpoints that training from `step` on cannot keep to another folder.
+        """Quarantines the checkpoints that training from `step` on cannot keep.
 
         These are later ones, and earlier ones that are damaged or misnamed, renamed as
         `6-unreadable`, `7-holds-step-4`. All processes of a run call this together.
@@ -368,7 +367,7 @@ class Checkpoints:
 def _timeless_names(step: Any) -> Any:
     """Returns Orbax's names of steps, without the times of checkpoints.
 
-    Orbax would read these at the start, and no checkpoint could be opened if one file is damaged.
+    Orbax would read the times at the start: with one damaged file no checkpoint could be opened.
     """
 
     class Timeless(step.Metadata):
@@ -405,7 +404,7 @@ def _checked(record):
 
 
 def _parts(state):
-    """Returns each field for Orbax, which refuses arrays without elements: they get one."""
+    """Returns each field for Orbax, which refuses empty arrays: they get one element."""
     return {
         name: {name: jax.tree.map(_with_elements, value)} for name, value in state._asdict().items()
     }

@@ -1,4 +1,4 @@
-"""Fingerprints of arrays, the same on any mesh, which show damage to a checkpoint."""
+"""Fingerprints of arrays, equal on any mesh, to detect damaged checkpoints."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ def fingerprints(tree: Any) -> dict[str, int]:
     """Returns a 32-bit number for each array of a tree, by its path."""
     flat = jax.tree_util.tree_flatten_with_path(tree)[0]
     names = [jax.tree_util.keystr(path) for path, _ in flat]
-    # A program for each array: on a CPU, one for all arrays has temporaries of their whole size.
+    # A program for each array: on a CPU, one for all has temporaries of their whole size.
     sums = jax.device_get([_weighted_sum(leaf) for _, leaf in flat])
     return {name: int(value) for name, value in zip(names, sums, strict=True)}
 

@@ -10,11 +10,11 @@ from brt.storage.paths import RemotePath, download, remove, upload
 from brt.storage.scratch import scratch_folder
 
 COMPLETE = "commit_success.txt"
-"""The object that makes a checkpoint of a bucket complete, as Orbax has it."""
+"""Orbax's mark of a complete checkpoint in a bucket."""
 
 
 class CheckpointMirror:
-    """The checkpoints of a remote folder, by step, and a temporary local folder for Orbax."""
+    """The checkpoints of a remote folder, by step, with a temporary local folder for Orbax."""
 
     def __init__(self, remote: RemotePath):
         if jax.process_count() > 1:
@@ -30,10 +30,10 @@ class CheckpointMirror:
         return sorted(step for step in steps if (self.remote / str(step) / COMPLETE).is_file())
 
     def fetch(self, step: int) -> None:
-        """Copies a checkpoint from the bucket to this disk, if it is not there."""
+        """Downloads a checkpoint, if it is not there."""
         folder = self.folder / str(step)
         if not folder.is_dir():
-            # Under another name until all of it is here.
+            # Complete before it gets its name.
             fetched = self.folder / f"{step}.fetched"
             shutil.rmtree(fetched, ignore_errors=True)
             download(self.remote / str(step), fetched)
@@ -41,7 +41,7 @@ class CheckpointMirror:
 
     def publish(self, step: int) -> None:
         target = self.remote / str(step)
-        remove(target)  # the unfinished copy of a process that was killed
+        remove(target)  # the unfinished copy of a killed process
         upload(self.folder / str(step), target)
         (target / COMPLETE).write_text("complete\n")
 

@@ -1,5 +1,3 @@
-"""Reads parameters: of a run folder from one of its checkpoints, or of a model folder."""
-
 import os
 import re
 from collections.abc import Mapping
@@ -25,7 +23,7 @@ WEIGHTS, HEAD = "model.safetensors", "config.json"
 """Files of a model folder (`brt.model_folder`)."""
 
 FILE_TYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
-"""Types of parameters, as config.json and the file of the parameters name them."""
+"""Types of parameters, in config.json and in the file of the parameters."""
 
 
 IN_FOLDER = Rule(
@@ -55,7 +53,7 @@ HEAD_BYTES = 2**20
 def check_vocabulary(record: dict, store: TokenStore | MixedStore) -> None:
     """Refuses parameters that were trained on other token ids than a store's.
 
-    record: of a checkpoint; those of older versions lack the vocabulary.
+    record: of a checkpoint; older versions lack the vocabulary.
     """
     trained, read = record.get("vocabulary"), store.manifest["vocabulary"]
     if trained and trained["fingerprint"] != read["fingerprint"]:
@@ -144,7 +142,7 @@ def read_head(folder: str | os.PathLike) -> dict[str, Any]:
 def read_arrays(
     path: str | os.PathLike, abstract: Any, folder: Any, dtype: str | None = None
 ) -> dict[str, np.ndarray]:
-    """Returns the tensors of a file, all of which a tree of parameters has, with these shapes.
+    """Returns the tensors of a file; all must be in the tree of parameters, with these shapes.
 
     dtype: of all tensors in the file, a key of `FILE_TYPES`; None for any.
     """
@@ -169,7 +167,7 @@ def named_arrays(params: Any) -> dict[str, Any]:
 
 
 def from_named_arrays(abstract: Any, arrays: Mapping[str, Any], folder: Any) -> Any:
-    """Returns arrays as a tree of parameters, with its dtypes and shardings."""
+    """Returns arrays as a tree of parameters with these dtypes and shardings."""
 
     def parameter(path, shape):
         name = _name(path)

@@ -1,4 +1,4 @@
-"""Rules of checkpoints: when one is written, which are kept, and which evaluation is the best."""
+"""Rules of checkpoints."""
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -7,12 +7,12 @@ from typing import Annotated, Any, NamedTuple
 from brt.checks import Count, OneOf, configurable
 
 LOWEST = re.compile(r"loss|perplexity|bits_per")
-"""Scalars of an evaluation that are best when lowest."""
+"""Scalars whose lowest value is best."""
 HIGHEST = re.compile(r"accuracy|f1|precision|recall|exact")
 OF_LABELS = ("answer_f1", "f1", "micro_f1", "macro_f1", "accuracy")
-"""Default metrics of labelled documents: the first that the evaluation has."""
+"""Default metrics of labelled documents; the first available one counts."""
 BEST_STEP = "best/step"
-"""Scalar in the record of an evaluation: the step of the best one so far."""
+"""Scalar in an evaluation's record: the step of the best one so far."""
 STOPPED_EARLY = "best/stopped_early"
 
 
@@ -21,7 +21,7 @@ class NoSuchMetric(ValueError):
 
 
 class Best(NamedTuple):
-    """The best evaluation so far; None before the first one that is finite.
+    """The best evaluation so far; None before the first finite one.
 
     since: evaluations after it, in a row, that were not better.
     """
@@ -37,14 +37,14 @@ class CheckpointPolicy:
 
     Args:
         every: steps between checkpoints.
-        keep_last: the newest ones to keep.
+        keep_last: how many of the newest to keep.
         keep_every: also keep checkpoints at multiples of this many steps, or None.
         keep_best: also keep the checkpoint of the best evaluation, the default of `brt.evaluate`
             and `load_run`.
         metric: scalar of the evaluation that decides, such as "recall_accuracy". None takes the
             loss, or with labelled documents the first of `OF_LABELS`.
         mode: "min" or "max", the best value; None follows the name of the metric.
-        patience: stop after so many evaluations in a row that were not better; None for never.
+        patience: evaluations in a row without improvement after which to stop; None for never.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ def recorded_best(
 ) -> tuple[int, str] | None:
     """Returns step and metric of the last best evaluation in the records of a run, oldest first.
 
-    steps: only those of these checkpoints; None for any.
+    steps: of the checkpoints to consider; None for any.
     """
     best = None
     for record in records:

@@ -8,7 +8,7 @@ from brt.storage.paths import StorageError
 DAMAGE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EINVAL, errno.ELOOP)
 """System errors of damage: the file is missing, or of another kind."""
 NETWORK = ("aiohttp", "botocore", "gcsfs", "google", "requests")
-"""Libraries whose errors are about the access to a bucket."""
+"""Libraries whose errors are about access to a bucket."""
 NOT_THERE = 404
 BUSY = ("RESOURCE_EXHAUSTED", "UNAVAILABLE", "DEADLINE_EXCEEDED", "UNAUTHENTICATED")
 """Beginnings of transient errors of TensorStore and XLA."""
@@ -17,7 +17,7 @@ BUSY = ("RESOURCE_EXHAUSTED", "UNAVAILABLE", "DEADLINE_EXCEEDED", "UNAUTHENTICAT
 def transient_reason(error: BaseException) -> str | None:
     """Returns why a file could not be read just now; None if the file itself is damaged.
 
-    Looks at the causes of the error, too: libraries wrap the errors of the system.
+    Follows the causes of the error, because libraries wrap the errors of the system.
     """
     seen: list[BaseException] = []
     current: BaseException | None = error
@@ -47,6 +47,6 @@ def _is_transient(error):
     if isinstance(error, OSError):
         return False
     text = str(error)
-    # TensorStore has the number of the system's error in its text.
+    # TensorStore's text has the number of the system's error.
     number = re.search(r"OS error (\d+)", text)
     return text.startswith(BUSY) or bool(number and int(number[1]) not in DAMAGE)

@@ -46,7 +46,7 @@ def adamw(
     clip_norm: Positive | None = None,
     clip_value: Positive | None = None,
 ) -> optax.GradientTransformation:
-    """Adam, with decoupled weight decay if `weight_decay` is not 0.
+    """Adam with decoupled weight decay.
 
     Args:
         b1, b2, eps: decays of the two moments; added to the root of the second.
@@ -76,7 +76,7 @@ def muon(
     """Muon for the weights of layers, Adam for all other parameters.
 
     Args:
-        learning_rate: that of Adam fits, because of `rms`.
+        learning_rate: one of Adam's size, because of `rms`.
         rms: root mean square of an update of a weight, in units of the learning rate.
         b1, b2: decay of Adam's first and second moment.
 

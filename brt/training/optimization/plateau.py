@@ -1,5 +1,3 @@
-"""Lowers the learning rate when the validation loss has stopped falling."""
-
 import functools
 from typing import Any, NamedTuple
 

@@ -1,4 +1,4 @@
-"""Learning-rate schedules, as factories: from the steps of a run to a function of the step.
+"""Learning-rate schedules: factories from the steps of a run to a function of the step.
 
 All begin with a linear warmup: `warmup_steps` steps from 0 to the schedule's value at their end.
 Source: Block-Recurrent, appendix C; the constants of the released code.
@@ -17,7 +17,7 @@ Schedule = Callable[[ArrayLike], jax.Array]
 
 
 def _after_warmup(value: Callable[[jax.Array], ArrayLike], warmup_steps: float | None) -> Schedule:
-    """Returns value(max(t, w)) * min(t, w) / w: the schedule stands still during the warmup."""
+    """Returns value(max(t, w)) * min(t, w) / w: no decay during the warmup."""
     w = warmup_steps or 0
 
     def rate(step):

@@ -1,4 +1,4 @@
-"""A running average of the parameters, with which models are evaluated and generate."""
+"""An average of the parameters for evaluation and generation."""
 
 from typing import Any, NamedTuple
 
@@ -27,7 +27,7 @@ class AverageState(NamedTuple):
 class WeightAverage:
     """Averages the parameters after all updates, with exponentially decaying weights.
 
-    Training continues with the last parameters. The average is part of the optimizer's state.
+    Training continues with the last parameters. The average is in the optimizer's state.
 
     Args:
         decay: weight of an update against the one after it.
@@ -37,7 +37,7 @@ class WeightAverage:
 
     def __init__(self, decay: Factor = 0.999):
         self.decay = np.float32(decay)
-        # One rounding of d in all places, or the weights 1 - d do not sum to 1 - d^t.
+        # Round d only once, or the weights 1 - d do not sum to 1 - d^t.
         self._ema = optax.ema(self.decay)
 
     def wrap(self, optimizer: optax.GradientTransformation) -> optax.GradientTransformation:

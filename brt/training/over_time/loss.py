@@ -22,7 +22,7 @@ from brt.training.over_time.scan import run_scan, scan_is_faster
 
 
 def check_over_time(key: Any, clear: bool, bptt_depth: int | None, reread_segments: int) -> None:
-    """Refuses arguments of `make_loss` whose loss `loss_over_time` does not compute."""
+    """Refuses arguments of `make_loss` that `loss_over_time` does not implement."""
     if key is not None or clear or bptt_depth is not None or reread_segments:
         raise ValueError(
             "Devices over time train without dropout and with gradients through all segments of a "
@@ -39,7 +39,8 @@ def loss_over_time(
     weights_KBT: jax.Array,
     total: jax.Array,
 ) -> tuple:
-    """Returns what a loss of `make_loss` returns, without metrics of the model, on the active mesh.
+    """Returns the results of a loss of `make_loss`, without metrics of the model, on the active
+    mesh.
 
     Its axis "sequence" must divide the segments of a step. Batch elements are divided over its data
     axis. The loss is the weighted sum of all targets, divided by `total`.
@@ -58,7 +59,7 @@ def loss_over_time(
     arrays = batch.inputs_KBT, batch.targets_KBT, weights_KBT, batch.starts_KB
     scanned = scan_is_faster(bind(params), K, N, arrays[0].shape[-1])
 
-    def of_devices(x):  # (N, R, ...): segments that follow one another, or every N-th
+    def of_devices(x):  # (N, R, ...): consecutive segments, or every N-th
         if scanned:
             return x.reshape(N, -1, *x.shape[1:])
         return x.reshape(-1, N, *x.shape[1:]).swapaxes(0, 1)

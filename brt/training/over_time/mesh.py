@@ -1,4 +1,4 @@
-"""The mesh of a training run, with an axis over time if devices divide the segments of a step."""
+"""The mesh of a training run, optionally with an axis over time."""
 
 from typing import Any
 

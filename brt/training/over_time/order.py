@@ -1,7 +1,7 @@
 """The order of exchanges between devices, where nothing else decides it.
 
-XLA on a CPU may run exchanges that do not depend on one another at the same time, and in another
-order on each device, which is a deadlock.
+XLA on a CPU may run independent exchanges concurrently, in another order on each device, which is a
+deadlock.
 """
 
 from typing import Any
@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 
 def after(value: jax.Array, tree: Any) -> Any:
-    """Returns the arrays of a tree, which now depend on a scalar."""
+    """Returns the arrays of a tree, made dependent on a scalar."""
     never = jnp.isnan(value) & jnp.isinf(value)
     return jax.tree.map(lambda x: jnp.where(never, jnp.ones_like(x), x), tree)
 
@@ -23,7 +23,7 @@ def first_values(tree: Any) -> jax.Array:
 
 @jax.custom_vjp
 def in_order(first: jax.Array, second: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns its arguments. The second depends on the first; the gradients do in reverse."""
+    """Returns its arguments, the second dependent on the first; gradients in reverse."""
     return first, after(first.sum(), second)
 
 

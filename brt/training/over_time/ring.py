@@ -1,9 +1,9 @@
 """The ring: layer l of segment s runs at time s + l, on device s mod N (`loss.py`).
 
-At each time a device runs one layer of one segment, and sends the layer's cache to the device of
-the next segment, which runs the same layer at the next time, as in the diagonal schedule
-(`brt/models/diagonal.py`). K segments and n >= N layers take n K / N + N - 1 times, in N - 1 of
-which a device is idle. The backward pass computes each layer of a segment again.
+At each time a device runs one layer of one segment and sends the layer's cache to the device of the
+next segment, as in the diagonal schedule (`brt/models/diagonal.py`). K segments and n >= N layers
+take n K / N + N - 1 times, in N - 1 of which a device is idle. The backward pass computes each
+layer of a segment again.
 """
 
 from typing import Any
@@ -81,8 +81,8 @@ def run_ring(
         return x, cache
 
     branches = [*map(branch, range(len(groups))), idle]
-    # Otherwise a step keeps, for the backward pass, copies of its parameters and zeros for what the
-    # other branches would keep.
+    # Otherwise the backward pass stores, at every time, copies of the parameters, and zeros for
+    # the residuals of the other branches.
     run = jax.checkpoint(lambda number, *arrays: jax.lax.switch(number, branches, *arrays))
     empty_nX = jnp.stack([*map(cache_of.pack, model.init_caches(x_RBTD.shape[1]))])
 
@@ -103,8 +103,8 @@ def run_ring(
         y_RY = y_RY.at[r].set(jnp.where(ends, y, y_RY[r]))
         return (y, moving_X, store_nX, y_RY), None
 
-    # The parameters of the largest group in the order of this device's times: as inputs of the
-    # loop, whose gradients are not summed over all layers at every time.
+    # The largest group's parameters, in the order of this device's times: as inputs of the loop, so
+    # that their gradients are not summed over all layers at every time.
     order = (jnp.arange(period) - device) % period
     position_P = jnp.where(group_n == largest, position_n, 0)[jnp.minimum(order, n - 1)]
     params_P = jax.tree.map(lambda x: x[position_P], groups[largest].params)
@@ -131,9 +131,8 @@ def run_ring(
 
 
 class Vectors:
-    """Trees of several structures as vectors of one size, which end in zeros.
-
-    So that one exchange carries the cache of any layer. like: their shapes.
+    """Trees of several structures as zero-padded vectors of one size, so that one exchange carries
+    any layer's cache. like: their shapes.
     """
 
     def __init__(self, like: list[Any]):

@@ -3,12 +3,11 @@
 Device d of N has the segments d R, ..., d R + R - 1 of a step, and all devices run the same layer
 at once. A layer whose memory is `affine` changes its matrix S in R segments to A S + b, whatever S
 was before: each device computes its A and b, and `jax.lax.associative_scan` over those of all
-devices gives each the matrix before its segments. What else a cache holds (windows, inputs of
+devices gives each the matrix before its segments. The rest of a cache (windows, inputs of
 convolutions) depends on the last tokens alone, and comes from the device before.
 
 A layer's keys, values and memory are computed a second time, about a quarter of its operations; the
-backward pass computes each layer again. No device is idle. `ring.py` is the other schedule, for all
-memories.
+backward pass computes each layer again. No device is idle.
 """
 
 from collections.abc import Callable
@@ -25,13 +24,13 @@ from brt.models.model import Model
 from brt.training.over_time.order import after, first_values
 
 AGAIN = 0.25
-"""Estimated share of a layer's operations that this schedule does a second time."""
+"""Estimated share of a layer's operations that this schedule repeats."""
 FEWEST = 4
 """Tokens of a segment that include all inputs of a convolution which the next segment needs."""
 
 
 def scan_is_faster(model: Model, segments: int, devices: int, tokens: int) -> bool:
-    """Whether all states can be scanned, and that costs less than the idle times of the ring.
+    """Returns whether all states can be scanned, and at less cost than the ring's idle times.
 
     segments: K of a step. tokens: T of a segment.
     """
@@ -47,8 +46,7 @@ def run_scan(
 ) -> tuple[jax.Array, tuple]:
     """Runs the segments of one device of the axis; the others run theirs at the same time.
 
-    Arguments and results are those of `run_ring`, but the last device has the caches after the
-    last segment.
+    As `run_ring`, but the last device has the caches after the last segment.
     """
     layerwise = layerwise_of(model)
     empty = model.init_caches(x_RBTD.shape[1])

@@ -1,4 +1,4 @@
-"""Alerts about a run, as warnings and as scalars `alert/*`."""
+"""Alerts about a run: warnings and scalars `alert/*`."""
 
 import math
 import re
@@ -10,14 +10,14 @@ from collections.abc import Callable, Mapping
 from absl import logging
 
 DEAD_SHARE = 0.01
-"""Share of a layer's attention (`state_share`, `memory_share`) below which a memory is ignored."""
+"""Share of a layer's attention (`state_share`, `memory_share`) below which a memory is unused."""
 SHARE = re.compile(r"train/(.*\b(state|memory)_share)")
 SLOW = 5.0
 """A step is slow if it takes so many times the median of earlier steps."""
 USUAL = 3
-"""Reports from which a median is known."""
+"""Reports before a median is used."""
 TIMEOUT = 300.0
-"""The least seconds without a step after which a run is reported as stalled."""
+"""Least seconds without a step until a run counts as stalled."""
 
 
 class Alerts:
@@ -27,7 +27,7 @@ class Alerts:
         self._raised: set[str] = set()
 
     def look(self, step: int, scalars: Mapping[str, float | str]) -> dict[str, float]:
-        """Returns the alerts of a report, `alert/NAME` to 1; warns of each new one."""
+        """Returns a report's alerts, `alert/NAME` to 1; warns of new ones."""
         alerts = {**self._not_finite(scalars), **self._slow(scalars), **self._dead(scalars)}
         for name, sentence in alerts.items():
             if name not in self._raised:
@@ -83,7 +83,7 @@ class StallWatch:
         self._thread: threading.Thread | None = None
 
     def step_done(self) -> None:
-        """Notes that a step is done; the first one is not timed, as it is compiled."""
+        """Notes that a step is done; the first one, which is compiled, is not timed."""
         now = time.monotonic()
         if self._thread is None:
             self._thread = threading.Thread(target=self._look, daemon=True)

@@ -1,6 +1,5 @@
-"""Event files of TensorBoard, written by tensorboardX's `RecordWriter`.
-
-The thread of its `SummaryWriter` ends when a disk is full: training would then wait forever.
+"""Event files of TensorBoard, by tensorboardX's `RecordWriter`: after the thread of its
+`SummaryWriter` ends on a full disk, training would wait forever.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""Where a run's time went: the share of training steps, and what was lost to other causes."""
+"""Goodput: a run's time in training steps, and lost to each cause."""
 
 import contextlib
 import os
@@ -11,8 +11,9 @@ from typing import Any
 from brt.training.records.run_folder import read_metrics
 
 LOST = ("start", "compile", "input", "evaluation", "saves", "repeated")
-"""Causes; `repeated`: steps after the last save before a process was killed. The time between two
-processes is not the run's, and counts nowhere."""
+"""Causes; `repeated`: steps after the last save before a process was killed. Time between two
+processes is not counted.
+"""
 ELAPSED = "perf/elapsed"
 """Seconds of a run until a report, of all its processes."""
 
@@ -24,7 +25,7 @@ _loaded = time.time()
 
 @contextlib.contextmanager
 def spent(cause: str) -> Iterator[None]:
-    """Counts the time of a block for a cause of `LOST`, unless a block around it has one."""
+    """Counts the time of a block for a cause of `LOST`, unless an outer block does."""
     begun = time.perf_counter()
     _running.append(cause)
     try:
@@ -36,7 +37,7 @@ def spent(cause: str) -> Iterator[None]:
 
 
 def process_began() -> float:
-    """Returns when this process began, in seconds since 1970; where unknown, when this loaded."""
+    """Returns the start of this process (or of this module), in seconds since 1970."""
     try:
         fields = Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
         since_boot = int(fields[19]) / os.sysconf("SC_CLK_TCK")
@@ -58,7 +59,7 @@ class Goodput:
     def __init__(self, record: Mapping[str, Any], folder: str):
         now = time.time()
         began = process_began() if Goodput._is_first else now
-        Goodput._is_first = False  # a second run of a process did not start with it
+        Goodput._is_first = False  # a later run of this process did not start with it
         self._begun = time.perf_counter() - (now - began)
         self._before = dict(_seconds)
         self._steps = 0

@@ -1,4 +1,4 @@
-"""Writers of a run's numbers besides metrics.jsonl and `EventFile`."""
+"""Further writers of a run's numbers."""
 
 import hashlib
 import os
@@ -9,7 +9,7 @@ from brt.data.extras import extra_library
 
 JSONL = "jsonl"
 KINDS = (JSONL, "tensorboard", "wandb")
-"""Values of `--metrics`. metrics.jsonl is always written: runs are resumed from it."""
+"""Values of `--metrics`. metrics.jsonl is always written, for resuming."""
 USUAL = (JSONL, "tensorboard")
 
 
@@ -31,7 +31,7 @@ class Wandb:
                 config=dict(settings),
                 resume="allow",
             )
-        except Exception as error:  # the library has errors of many kinds
+        except Exception as error:  # the library has many kinds of errors
             raise ValueError(
                 f"--metrics=wandb: no run could be started ({str(error).strip()}): log in with "
                 "`wandb login`, or set WANDB_MODE=offline."

@@ -1,5 +1,3 @@
-"""Numbers that a run reports."""
-
 import contextlib
 import math
 import time
@@ -37,7 +35,7 @@ def peak_bytes(step_function: Callable, *arguments: Any) -> int | None:
     counted = jax.local_devices()[0].memory_stats() or {}
     if "peak_bytes_in_use" in counted:
         return int(counted["peak_bytes_in_use"])
-    lower = getattr(step_function, "lower", None)  # a function that wraps one may have it, too
+    lower = getattr(step_function, "lower", None)  # a wrapper may have it, too
     if lower is None:
         return None
     with spent("compile"):
@@ -82,7 +80,7 @@ class StepTimer:
         self._steps += 1
 
     def lap(self) -> tuple[float, float]:
-        """Returns seconds since the last lap and seconds a step, and starts again."""
+        """Returns seconds since the last lap and per step, and starts again."""
         now = time.perf_counter()
         elapsed, seconds = now - self._since, (now - self._since) / self._steps
         self._since = now
@@ -97,7 +95,7 @@ class StepTimer:
 
 
 class Interval:
-    """Sums of step metrics since the last report; part of a checkpoint, for exact resuming."""
+    """Sums of step metrics since the last report; checkpointed, for exact resuming."""
 
     def __init__(self, saved: dict | None = None):
         self.sums: dict[str, float] = dict(saved or {})

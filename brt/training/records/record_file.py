@@ -1,4 +1,4 @@
-"""The file of a run's records, JSON lines that are appended whole."""
+"""The file of a run's records: JSON lines, appended whole."""
 
 import json
 import os
@@ -13,7 +13,7 @@ class RecordsGone(OSError):
 
 
 class RecordFile:
-    """A local file that grows by whole lines; of a line that cannot be written nothing stays."""
+    """A local file that grows by whole lines; a failed write leaves nothing."""
 
     def __init__(self, path: str):
         self.path = path
@@ -27,7 +27,7 @@ class RecordFile:
         size = len(left)
         with naming(self.path):
             try:
-                while left:  # an unbuffered file may take less than it is given
+                while left:  # an unbuffered file may write less
                     left = left[self._file.write(left) :]
             except OSError:
                 os.ftruncate(self._file.fileno(), self._end)

@@ -37,8 +37,7 @@ EVALUATION = b'"eval/'
 class RunFolder:
     """Writes a run's records; only process 0 of a run should have one that `writes`.
 
-    In a bucket nothing can be appended to: records are copied whole, at checkpoints, at the end,
-    and every minute or so between.
+    In a bucket records are copied whole: at checkpoints, at the end, and about every minute.
 
     Args:
         metrics: some of `brt.training.records.metric_writers.KINDS`.
@@ -63,7 +62,7 @@ class RunFolder:
             check_links(folder)
             return RunLock(self.path)
         except OSError as error:
-            if error.strerror is None:  # it has a sentence already
+            if error.strerror is None:
                 raise
             raise type(error)(
                 error.errno, f"Cannot write to --workdir {self.path} ({error.strerror})"
@@ -108,18 +107,18 @@ class RunFolder:
             replace_text(path, text)
 
     def open_metrics(self, step: int, settings: Mapping[str, str] | None = None) -> str | None:
-        """Opens the records for writing after `step`, and drops those of later steps.
+        """Opens the records after `step`; drops later ones.
 
         settings: bindings of the run, for writers that show them.
 
-        Returns the file that earlier records were moved to if a run starts again, otherwise None.
+        Returns the file with the earlier records of a restarted run, or None.
         """
         if not self.writes:
             return None
-        if "wandb" in self._kinds:  # first, as it may have to be refused
+        if "wandb" in self._kinds:  # first, as it may be refused
             self._writers.append(Wandb(self.on_disk, self.path, settings or {}))
         metrics = as_path(self.file(METRICS))
-        # Without records, event files are of another program.
+        # Without records, event files belong to another program.
         events = self._event_files() if metrics.exists() else []
         moved = None
         if not step and read_metrics(self.path):
@@ -191,7 +190,7 @@ class RunFolder:
             writer.write(record["step"], numbers)
 
     def sync(self) -> None:
-        """Waits until the records are on disk, so that no checkpoint is ahead of the records."""
+        """Waits until the records are on disk, so that no checkpoint is ahead."""
         if self._metrics is not None:
             self._check_lock()
             self._metrics.sync()
@@ -225,7 +224,7 @@ class RunFolder:
 
 
 def check_run_folder(path: str | os.PathLike) -> None:
-    """Refuses links that lead out of a run folder before anything is read or written in it.
+    """Refuses links that lead out of a run folder.
 
     Checkpoints and metrics may be those of the run next to it, as scripts/ladder.py links them
     where one model is evaluated with several settings.
@@ -238,8 +237,9 @@ def read_metrics(
 ) -> list[dict]:
     """Returns the records of a run folder, oldest first, without damaged and torn lines.
 
-    problems: takes a sentence about damaged lines; None logs it. most: number of records, evenly
-    spaced, to read of a longer file, besides evaluations and the last ones; None for all.
+    problems: list to append sentences about damaged lines to; None logs them. most: number of
+    records, evenly spaced, to read of a longer file, besides evaluations and the last ones; None
+    for all.
     """
     file = os.path.join(path, METRICS)
     try:
@@ -256,7 +256,7 @@ def read_metrics(
         record = record_of(line)
         if record is not None:
             records.append(record)
-        elif number < len(lines):  # the last line of a run that was killed has no end
+        elif number < len(lines):
             damaged.append(f"{number:,}")
     if damaged:
         shown = ", ".join(damaged[:5]) + ", ..." * (len(damaged) > 5)

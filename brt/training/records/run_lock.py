@@ -1,8 +1,8 @@
 """The lock of a run folder, on a disk or in a bucket.
 
-On a disk it is a `flock`, which the kernel releases when the process dies (filelock would replace
-this part alone: it has no heartbeat). In buckets, and on disks without `flock`, the owner rewrites
-the lock as a heartbeat; after `TIMEOUT` seconds without one the owner counts as dead.
+On a disk it is a `flock`, which the kernel releases when the process dies. In buckets, and on disks
+without `flock`, the owner rewrites the lock as a heartbeat (filelock has none); after `TIMEOUT`
+seconds without one the owner counts as dead.
 """
 
 import contextlib
@@ -29,9 +29,9 @@ NAME = ".brt_lock"
 HEARTBEAT = 20.0
 TIMEOUT = 70.0
 SETTLE = 2.0
-"""Seconds in which a process that has seen no lock writes its own."""
+"""Seconds between seeing no lock and writing one."""
 TRIES = 10
-"""Locks that others may remove while this process opens them."""
+"""Attempts to open a lock that others may remove."""
 MOST_BYTES = 4096
 
 OWNER = Fields({"host": str, "pid": ManyFrom0, "started": str, "boot": str, "id": str})
@@ -46,7 +46,7 @@ class FolderLost(OSError):
 
 
 class RunLock:
-    """Keeps a run folder to this process until `release`, or until the process dies.
+    """Locks a run folder until `release`, or until the process dies.
 
     folder: an absolute path; on a disk it exists. Raises `FolderInUse`.
     """
@@ -65,7 +65,7 @@ class RunLock:
             "id": uuid.uuid4().hex,
         }
         self._beats = 0
-        self._excludes = False  # whether the kernel keeps others out
+        self._excludes = False  # whether the kernel enforces the lock
         self._file = None if is_remote(folder) else self._open()
         try:
             self._take()
@@ -76,7 +76,7 @@ class RunLock:
         self._thread.start()
 
     def check(self) -> None:
-        """Raises `FolderLost` if the folder does not belong to this process any more."""
+        """Raises `FolderLost` if the folder no longer belongs to this process."""
         if time.monotonic() - self._last > TIMEOUT:  # stopped meanwhile: others may have taken it
             self._renew()
         if self._lost:
@@ -153,7 +153,7 @@ class RunLock:
             self._renew()
 
     def _renew(self):
-        with contextlib.suppress(OSError):  # a storage that does not answer: at the next heartbeat
+        with contextlib.suppress(OSError):  # the storage does not answer: try at the next heartbeat
             if self._is_own(lock := self._read()):
                 self._beats += 1
                 self._write()

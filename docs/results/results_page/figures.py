@@ -1,5 +1,3 @@
-"""The figure of improvements by training time."""
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

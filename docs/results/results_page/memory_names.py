@@ -1,5 +1,3 @@
-"""Name of the memory of a run, in words."""
-
 from typing import Any
 
 from brt.reporting.model_settings import model_name, model_setting
@@ -16,11 +14,11 @@ NAMES = {
     "ExternalMemory": "Memorizing Transformer",
     "TransformerXL": "Transformer-XL",
 }
-"""Of the first class that a run's model is, or has."""
+"""By class: the first that a run's model is, or has, counts."""
 
 
 def memory_name(settings: dict[str, Any]) -> str:
-    """Returns what a model carries from segment to segment."""
+    """Returns the name of the state that a model carries between segments."""
     bound = [str(value) for name, value in settings.items() if name.endswith("memories")]
     external = "ExternalMemory" if model_setting(settings, "memorizing_layers", ()) else ""
     bound += [str(model_setting(settings, "memory", "")), external]

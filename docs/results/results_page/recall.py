@@ -37,7 +37,7 @@ class Recall(NamedTuple):
         return {}
 
     def shares(self, measure: str) -> list[float | None]:
-        """Returns what a column shows, of each run."""
+        """Returns the values of a column, one a run."""
         if measure == "as in training":
             return [accuracy(run) for run in self.runs]
         series, _, x = measure.partition(" | ")
@@ -89,7 +89,7 @@ def answers_table(name: str, spec: Mapping[str, Any], entries: Sequence[Entry]) 
 
 
 def _cell(recall: Recall, measure: str, spec: Mapping[str, Any]) -> Cell | str:
-    if measure == "reach":  # of the best run: up to which distance it answers most questions
+    if measure == "reach":  # of the best run: where it still answers most
         points = recall.curve(recall.best(spec["best"]), BY_DISTANCE).items()
         near = itertools.takewhile(lambda point: point[1] >= ANSWERED, points)
         return f"{max((x for x, _ in near), default=0):,.0f}"

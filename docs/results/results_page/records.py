@@ -1,4 +1,4 @@
-"""Archived runs in groups that differ in their seed only, and what was measured in each."""
+"""Archived runs in groups that differ in their seed only, and their measurements."""
 
 import math
 import tempfile
@@ -18,7 +18,7 @@ from brt.reporting.runs import Run, open_runs
 
 SPLIT, TEST = "validation", "test"
 FRESH = 0.2
-"""Share of the steps, at the end of training, whose batches count as fresh text."""
+"""Last share of the steps of training, whose batches count as fresh text."""
 BYTES = 4
 """Of a float32."""
 USUAL = {
@@ -75,7 +75,7 @@ class Entry(NamedTuple):
         return self._replace(group=self.group._replace(runs=runs))
 
     def values(self, measure: Measure) -> tuple[float, ...]:
-        """Returns what was measured, one number a run."""
+        """Returns the measurements, one number a run."""
         return tuple(value for run in self.runs if (value := measure(run)) is not None)
 
     def below(self, other: "Entry | None", measure: Measure) -> tuple[float, ...]:
@@ -173,13 +173,13 @@ fresh_early = partial(fresh, end=0.4)
 
 
 def in_training(run: Run, prefix: str = "") -> float | None:
-    """Returns the bits per token of the evaluation in training after the last step."""
+    """Returns the bits per token of training's last evaluation."""
     steps, values = run.series(f"eval/{prefix}bits_per_token")
     return values[-1] if steps and steps[-1] == run.settings["Trainer.steps"] else None
 
 
 def accuracy(run: Run) -> float | None:
-    """Returns the share of questions answered, or of characters of a task that are right."""
+    """Returns the share of questions answered, or of correct characters of a task."""
     found = run.evaluations.get(SPLIT, {}).get("answer_accuracy")
     return run.evaluations.get(TEST, {}).get("task_accuracy") if found is None else found
 
@@ -201,6 +201,6 @@ def pairs(entry: Entry, other: Entry) -> Iterator[tuple[Run, Run]]:
 
 
 def fastest_step(entry: Entry) -> float:
-    """Returns the seconds of a step in the fastest report of all runs; NaN without one."""
+    """Returns the seconds of a step in the fastest report of all runs, or NaN."""
     seconds = [value for run in entry.runs for value in run.series("perf/step_seconds")[1]]
     return min(seconds, default=math.nan)

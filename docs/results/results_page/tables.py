@@ -23,7 +23,7 @@ from brt.reporting.drawing.table import Cell, Table, plain_table
 
 NOTHING = Cell("–")
 VERDICTS = "not distinguishable", "yes", "no"
-"""By the sign of an interval that holds zero, or lies on one side."""
+"""By the sign of an interval; 0 if it holds zero."""
 DEPENDS = "depends on how states begin"
 Times = Mapping[tuple[str, str, str], Sequence[str]]
 
@@ -46,7 +46,7 @@ def shown(values: Sequence[float]) -> Cell:
 
 def holm(tested: Sequence[Sequence[float]]) -> list[float | None]:
     """Returns p of a mean of zero (paired t-test) by Holm's method; None of two values or fewer."""
-    from scipy.stats import ttest_1samp  # slow to import
+    from scipy.stats import ttest_1samp
 
     found = [float(ttest_1samp(some, 0.0).pvalue) if len(some) > 2 else None for some in tested]
     ordered = sorted((p, number) for number, p in enumerate(found) if p is not None)
@@ -57,7 +57,7 @@ def holm(tested: Sequence[Sequence[float]]) -> list[float | None]:
 
 
 def read_times(path: Path) -> Times:
-    """Returns step times, measured and published, by ladder, system and window."""
+    """Returns measured and published step times by ladder, system and window."""
     if not path.is_file():
         return {}
     rows = csv.DictReader(path.read_text(encoding="utf-8").splitlines())
@@ -191,7 +191,7 @@ def _cell(row: Row, measure: str, first: Row, times: Times) -> Any:
     if measure in ratios:
         try:
             return Cell(f"{float(ratios[measure]()):.2f}")  # type: ignore[arg-type]
-        except (TypeError, AttributeError):  # not measured
+        except (TypeError, AttributeError):
             return NOTHING
     return {
         "label": lambda: row.label,
