@@ -28,8 +28,8 @@ from brt.models.reader import Reader
 from brt.token_ids import PADDING
 from brt.training.sharding import check_divisible, shardings
 
-QUICK, SLOW = 16, 400
-QUICK_RECENT, SLOW_RECENT = 6, 140
+QUICK, SLOW = 10, 400
+QUICK_RECENT, SLOW_RECENT = 4, 140
 FOUND = 49, 63, 1975, RECENT + 17, RECENT + 34
 """Seeds that found defects: the beginning of a segment with memory tokens around blocks of a gated
 delta memory (two), the gradient of a pooled maximum on a mesh, and cached states whose windows were

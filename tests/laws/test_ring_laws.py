@@ -100,7 +100,7 @@ def test_no_other_memory_is_scanned():
     assert not any(scan_is_faster(random_model(name), SEGMENTS, 8, 64) for name in names)
 
 
-@pytest.mark.parametrize("devices", [2, 8])
+@pytest.mark.parametrize("devices", [2, pytest.param(8, marks=pytest.mark.slow)])
 def test_each_layer_exchanges_once_forward_and_once_backward(devices):
     graph, state = nnx.split(random_model("rec_two_layers"), nnx.Param)
     params, bound = nnx.to_pure_dict(state), functools.partial(bind, graph)

@@ -87,6 +87,8 @@ CASES = {
     "large heads, decays of channels": ((1, 32, 1, 64), True),
 }
 """Batch elements, tokens, heads and their size; whether each channel has a decay."""
+COVERED = "whole blocks", "parts of the values"
+"""Cases of features that others combine: checked with the slow tests."""
 
 
 def of_case(target, name):
@@ -96,7 +98,9 @@ def of_case(target, name):
 
 
 @pytest.mark.parametrize("target", KERNELS)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(x, marks=pytest.mark.slow if x in COVERED else ()) for x in CASES]
+)
 def test_results_and_all_gradients_equal_the_plain_form(target, name):
     found = errors(target, of_case(target, name))
     assert largest(found) < 5e-6, found

@@ -40,7 +40,9 @@ def run(matrix_BHKK, inputs, weights_BTHK, window):
     return loss, (read_BTHK, matrix_BHKK)
 
 
-@pytest.mark.parametrize("window", [1, 8, 24])
+@pytest.mark.parametrize(
+    "window", [8, pytest.param(1, marks=pytest.mark.slow), pytest.param(24, marks=pytest.mark.slow)]
+)
 def test_values_read_and_gradients_are_those_of_transformers(recording, window):
     inputs = [jnp.asarray(recording[name]) for name in INPUTS]
     both = jax.value_and_grad(run, argnums=(0, 1), has_aux=True)

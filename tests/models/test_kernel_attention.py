@@ -105,8 +105,14 @@ def test_a_mesh_changes_no_output_and_no_gradient(name, rows):
     assert_close(on_mesh, run(name, "plain", None, rows, **settings))
 
 
-@pytest.mark.parametrize("rows", [4, 3])
-@pytest.mark.parametrize("mesh_shape", [(2, 2), (2, 2, 1)])
+@pytest.mark.parametrize(
+    ("mesh_shape", "rows"),
+    [
+        *(((2, 2), 3), ((2, 2, 1), 4)),
+        pytest.param((2, 2), 4, marks=pytest.mark.slow),
+        pytest.param((2, 2, 1), 3, marks=pytest.mark.slow),
+    ],
+)
 def test_a_mesh_changes_nothing_of_the_plain_form(mesh_shape, rows):
     on_mesh = run("rec_kernel", "plain", mesh_shape, rows)
     assert_close(on_mesh, run("rec_kernel", "plain", None, rows))

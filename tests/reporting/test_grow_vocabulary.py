@@ -25,8 +25,8 @@ def logits(built, params, tokens_BT):
     "model",
     [
         "configs/task_models/recall_gated_delta.gin",
-        f"{SWEEPS}/mqar_txl.gin",
-        f"{SWEEPS}/mqar_melodi.gin",
+        pytest.param(f"{SWEEPS}/mqar_txl.gin", marks=pytest.mark.slow),
+        pytest.param(f"{SWEEPS}/mqar_melodi.gin", marks=pytest.mark.slow),
     ],
 )
 def test_logits_of_the_old_symbols_stay(model):
