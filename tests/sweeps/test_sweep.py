@@ -67,7 +67,7 @@ def pretended(calls, kill_at=None, environments=None):
 def run_script(monkeypatch, command, *arguments):
     names = [*(a.removeprefix("--").split("=")[0] for a in arguments)]
     own = ("workdir", "sweep", "scale", "corpus", "tokens", "seeds", "print_commands", "collect")
-    for name in (*own, "archive", "gin_bindings", "gin_file", "grid", "processes", "paper"):
+    for name in (*own, "archive", "gin_bindings", "gin_file", "grid", "processes", "paper", "text"):
         sweep.FLAGS[name].unparse()
     assert set(names) <= set(sweep.FLAGS)
     sweep.FLAGS(["sweep", *arguments])
