@@ -1,4 +1,4 @@
-"""Inspection: what a store says of itself is true, and damage does not stay hidden."""
+"""Inspection: the figures of a store are right, and damage is found."""
 
 import json
 

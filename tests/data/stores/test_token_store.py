@@ -1,4 +1,4 @@
-"""Token stores: what is read is what was written; damage is refused."""
+"""Token stores: reading returns the written tokens; damage is refused."""
 
 import hashlib
 import json
@@ -51,7 +51,7 @@ def store(tmp_path):
     return TokenStore(tmp_path / "train")
 
 
-# What is written and read
+# Writing and reading
 
 
 def test_every_document_and_every_part_of_it_comes_back(store):
@@ -305,7 +305,7 @@ def test_what_an_interrupted_run_left_is_replaced(tmp_path):
     assert names == {"shard-00000/tokens.bin", "shard-00000/documents.jsonl"}
 
 
-# Reading what is damaged
+# Damaged stores
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "offsets.npy", "tokens.bin"])

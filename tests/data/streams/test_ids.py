@@ -1,4 +1,4 @@
-"""An id beyond the vocabulary is noticed wherever it is read, and its place is named."""
+"""An id beyond the vocabulary is noticed wherever it is read, and the error names its position."""
 
 import shutil
 
@@ -19,7 +19,7 @@ MOST = 12
 
 
 def spoiled(store, folder, number, id=SIZE) -> TokenStore:
-    """A copy of a store with another id in place of one token."""
+    """Returns a copy of a store in which one token is replaced by `id`."""
     shutil.copytree(store.folder, folder)
     tokens = np.memmap(folder / "shard-00000" / "tokens.bin", store.all_tokens.dtype, mode="r+")
     tokens[number] = id
