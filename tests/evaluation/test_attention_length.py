@@ -136,7 +136,7 @@ ABLATION = dict(zip(SIZES, (12, 384, 8, 48, 1744, 128)))
 
 
 def filled(run, name, sizes, segment_length):
-    """Measured cells of a table's rows, where the tiny run stands for a published model."""
+    """Returns the measured cells of a table if the tiny run represents a published model."""
     settings = {f"TransformerXL.{size}": value for size, value in sizes.items()}
     settings |= {"Trainer.segment_length": segment_length, "Trainer.steps": 200_000}
     (run / "stands_for.json").write_text(json.dumps({"settings": settings}))

@@ -145,7 +145,7 @@ def test_where_a_word_was_last_seen_is_what_a_plain_count_says(store):
         words = Words(ByteVocabulary(), tokens)
         for place, ago in book.planted.items():
             entry = describe(words, tokens, place, WINDOW, SEGMENT)
-            # The token before a place is what is read there: one more is in reach.
+            # The input at a position is the token before it, so one more token is in reach.
             if ago <= WINDOW + 1:
                 expected = "window"
             elif (place - ago + 1) // SEGMENT == place // SEGMENT:
@@ -160,14 +160,14 @@ def test_where_a_word_was_last_seen_is_what_a_plain_count_says(store):
 @pytest.mark.parametrize("place", [3 * SEGMENT, 3 * SEGMENT + 200])
 @pytest.mark.parametrize("ago", [WINDOW, WINDOW + 1, WINDOW + 2, 199, 200, 201, 202, 203])
 def test_a_word_is_in_reach_to_the_token(place, ago):
-    """A place reads the token before it; its window ends W tokens before that one."""
+    """The input at a position is the token before it; the window ends W tokens before that one."""
     text = "a" * (place - ago - 1) + " Gomin " + "b" * (ago - 7) + " Gomin "
     words = Words(ByteVocabulary(), np.frombuffer(text.encode(), np.uint8))
     found = describe(words, None, place, WINDOW, SEGMENT)
     assert (found.word, found.last_seen) == ("Gomin", ago)
     if ago <= WINDOW + 1:
         assert found.where == "window"
-    else:  # the word's first letter is read one place after it stands
+    else:  # the word's first character is an input one position later than it is a target
         same = place - ago + 1 >= place // SEGMENT * SEGMENT
         assert found.where == ("segment" if same else "beyond")
 

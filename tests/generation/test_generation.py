@@ -1,4 +1,4 @@
-"""Reading and writing with a memory: what a plain pass over segments says, token by token."""
+"""Reading and writing with a memory equals a plain pass over segments, token by token."""
 
 import copy
 import functools
@@ -107,7 +107,7 @@ def test_a_text_read_in_parts_is_the_text_read_at_once(name):
         parts.append(nats)
     assert_close(memory, whole)
     np.testing.assert_allclose(np.concatenate(parts), nats_T, atol=1e-9)
-    # What is beyond the fill was padding of a segment in one, and never there in the other.
+    # Beyond the fill count, one memory has read padding of a segment and the other nothing.
     assert_close(generator_of(name, SEGMENT).read([text]), whole)
 
 

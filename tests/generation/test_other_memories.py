@@ -1,7 +1,7 @@
-"""Generation takes a model's memory as it is: here one that no model of brt has.
+"""Generation works with any memory: here one that no model of brt has.
 
-It moves at the ends of segments of six tokens, holds neither keys nor windows, and cannot be told
-from the cache after a segment that was padded. The reference is a plain loop over tokens.
+It is updated at the ends of segments of six tokens and holds neither keys nor windows. After a
+padded segment it cannot be recovered from the cache. The reference is a plain loop over tokens.
 """
 
 import os
