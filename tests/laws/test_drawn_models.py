@@ -102,8 +102,8 @@ def nothing_is_seen_from_beyond_the_receptive_field(name):
 
 def clearing_keeps_what_windows_hold(name):
     # States of a sliding window also attend to the keys before their block, which clearing keeps.
-    # And memory tokens stand between tokens, so that windows reach fewer of these. With
-    # `same_length` the first token of a segment sees as many before it as the last.
+    # Memory tokens between the segments take up positions of the windows. With `same_length` the
+    # first token of a segment sees as many tokens before it as the last.
     model = laws.tiny(name).model
     if isinstance(model, RecurrentMemoryTransformer) or getattr(model, "same_length", False):
         return
@@ -238,7 +238,7 @@ def abstract(seed):
 
 
 def outcomes(seed) -> dict[str, str]:
-    """By law "kept", "diverged" or what is wrong; of a draw that is refused why."""
+    """Returns by law "kept", "diverged" or the error; for a refused draw the reason."""
     try:
         drawn, model = abstract(seed)
     except ValueError as error:

@@ -74,7 +74,7 @@ def test_at_a_block_border_the_decoding_form_is_the_segment_form(name):
 
 @quick_jit
 def read_token(window, k_BHK, reads_B, factor=-1.0):
-    """The rows that read write a key, and a value that is a multiple of it."""
+    """Writes a key, and as its value the key times `factor`, in the rows that read."""
     return select_rows(reads_B, advance(write_token(window, k_BHK, factor * k_BHK)), window)
 
 

@@ -167,7 +167,7 @@ def new_memory(**options):
 
 @functools.cache
 def loops(muon, blocks):
-    """What the first document reads in blocks of 16 tokens, from the loops in float64."""
+    """Returns the first document's outputs in blocks of 16 tokens, from float64 loops."""
     memory = new_memory(muon=muon)
     params = jax.tree.map(np.float64, nnx.to_pure_dict(nnx.state(memory)))
     tokens, attended = tokens_of(memory, 16 * blocks)

@@ -80,7 +80,7 @@ def test_metrics_report_the_size_of_states_and_the_share_kept():
 
 def test_the_states_share_compares_what_the_two_halves_add():
     layer, x_BTD = random_layer(recurrent=(0,)), draw(1, W, D)
-    # With no MLP and one half at a time, what is added is what that half gives.
+    # Without the MLP and with one half of the output matrix zero, the layer adds the other half.
     layer.feed_forward.output_FD[...] = jnp.zeros((F, D))
     whole_CD, added = layer.output_CD[...], []
     _, _, metrics = read(layer, x_BTD)

@@ -110,7 +110,7 @@ def test_visibility_of_two_memory_tokens_around_three_tokens():
     np.testing.assert_array_equal(segment_mask(2, 3, memory_at_end=False), expected[:5, :5])
 
 
-# What is carried.
+# The carried memory.
 
 
 def moved_segments(model):
@@ -131,9 +131,9 @@ def test_memory_at_the_start_alone_carries_nothing_of_the_tokens():
 
 @pytest.mark.parametrize("name", ["rmt", "cache"])
 def test_other_cuts_change_logits_only_after_the_first(name):
-    # Memory moves at the ends of segments only, so law L1 holds up to the first cut. Behind it a
-    # token reads the memory of what came before in position of its tokens: exactly a segment that
-    # begins with what the model left at the cut.
+    # Memory is updated at the ends of segments only, so law L1 holds up to the first cut. After it
+    # a token reads the memory instead of the earlier tokens, exactly like a segment that starts
+    # with the caches from the cut.
     document = tokens()[:2].swapaxes(0, 1).reshape(1, B, 2 * T)
     begins = np.ones((1, B), bool)
     (whole,), _ = fold(model(name).for_segments(2 * T), document, begins)

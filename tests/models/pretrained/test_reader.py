@@ -1,4 +1,4 @@
-"""Readers of labelled documents: memory from segment to segment, and what is asked of it."""
+"""Readers of labelled documents: the memory between segments, and the answers."""
 
 import functools
 
