@@ -1,4 +1,4 @@
-"""Transformer-XL in plain NumPy, float64, loop by loop, beside the paper's equations.
+"""Transformer-XL in plain NumPy float64 loops, from the paper's equations.
 
 It reads parameters by the released code's names and remembers lists that grow, so it shares
 neither layout nor bookkeeping with brt. Artefacts of that code are here too: absolute positions

@@ -1,4 +1,5 @@
-"""Recordings written by hand, file by file, as the format says; and books with planted names."""
+"""Fabricated recordings, written file by file in the documented format, and books with planted
+names."""
 
 import json
 from pathlib import Path

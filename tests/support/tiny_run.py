@@ -38,7 +38,7 @@ LENGTHS = {
     "validation": (1, 7, 8, 9, 16, 53, 100),
     "test": (40, 3),
 }
-"""Bytes of each document: around every border there is, and several segments long."""
+"""Bytes of each document: around block and segment boundaries, and several segments long."""
 
 LINES = """
 Trainer.corpus = @Corpus()
@@ -106,7 +106,7 @@ def collect_garbage():
 
 
 def write_corpus(folder: Path, lengths=LENGTHS, seed=0):
-    """Writes `<split>/<number>.txt`; letters are drawn with unequal odds, which can be learned."""
+    """Writes `<split>/<number>.txt` with characters of unequal odds, which a model can learn."""
     rng = np.random.default_rng(seed)
     for split, sizes in lengths.items():
         (folder / split).mkdir(parents=True)
@@ -273,7 +273,7 @@ def files_of_at_most(size: int):
 
 
 def contents(folder) -> dict[str, tuple[int, bytes]]:
-    """When each file below a folder was written, and what is in it."""
+    """Returns the time of writing and the content of each file below a folder."""
     return {
         str(path.relative_to(folder)): (path.stat().st_mtime_ns, path.read_bytes())
         for path in sorted(Path(folder).rglob("*"))
