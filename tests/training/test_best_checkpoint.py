@@ -108,7 +108,7 @@ def losses(run):
     return {r["step"]: r["eval/loss"] for r in records(run.folder.path, "eval/")}
 
 
-# What is kept.
+# Kept checkpoints.
 
 
 def test_the_best_checkpoint_outlives_the_newest_ones(straight):

@@ -25,7 +25,7 @@ from brt.training.checkpoints.fingerprints import fingerprints
 pytestmark = pytest.mark.usefixtures("collect_garbage")
 
 
-# What is saved comes back.
+# Saving and restoring.
 
 
 def test_every_array_comes_back_bit_for_bit_with_its_record(tmp_path):

@@ -166,7 +166,7 @@ def test_a_step_counts_itself_and_reports_the_rate_it_used(tools):
     assert float(metrics.means["layer0/cell_grad_norm"]) == pytest.approx(norm(cell), rel=1e-5)
 
 
-# What is not finite.
+# Values that are not finite.
 
 
 def poisoned(how, tools):
