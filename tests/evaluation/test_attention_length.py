@@ -174,8 +174,8 @@ def test_a_study_of_another_split_than_the_evaluation_is_told(monkeypatch, run):
     assert not command(monkeypatch, evaluate, f"--workdir={run}", "--gin.Evaluation.split='test'")
     tables = paper_tables(read_paper("transformer_xl"), collect(open_runs([run])))
     (table,) = (table for table in tables if table.name == "txl_table_5")
-    told = "run: attention_length of validation, evaluated on test"
-    assert any(note.startswith(told) for note in table.notes())
+    expected = "run: attention_length of validation, evaluated on test"
+    assert any(note.startswith(expected) for note in table.notes())
 
 
 def test_a_model_without_that_setting_is_refused(monkeypatch, capsys, run):

@@ -47,9 +47,9 @@ def recorder(made, tmp_path_factory):
         if at is None and key in known:
             return known[key]
         options = {"run": "runs/x", "step": 3, "window": W, **changes}
-        place = at or folder / str(len(known))
+        path = at or folder / str(len(known))
         own = options.pop("params", params)
-        found = record(place, reader, own, store, state=state, documents=documents, **options)
+        found = record(path, reader, own, store, state=state, documents=documents, **options)
         if at is None:
             known[key] = found
         return found
@@ -313,14 +313,14 @@ def test_a_kill_while_the_manifest_is_replaced_loses_nothing(recorder, tmp_path,
 
 
 @pytest.mark.parametrize("manifest", [None, "{}", '{"format": 1}', '{"format": 2, "source": {}}'])
-@pytest.mark.parametrize("place", ["r", "r.partial"])
-def test_a_folder_that_is_no_recording_is_left_alone(recorder, tmp_path, place, manifest):
-    (tmp_path / place / "chapters").mkdir(parents=True)
-    (tmp_path / place / "chapters" / "1.txt").write_text("years of work")
+@pytest.mark.parametrize("name", ["r", "r.partial"])
+def test_a_folder_that_is_no_recording_is_left_alone(recorder, tmp_path, name, manifest):
+    (tmp_path / name / "chapters").mkdir(parents=True)
+    (tmp_path / name / "chapters" / "1.txt").write_text("years of work")
     if manifest:
-        (tmp_path / place / "manifest.json").write_text(manifest)
+        (tmp_path / name / "manifest.json").write_text(manifest)
     before = contents(tmp_path)
-    with pytest.raises(ValueError, match=rf"^{tmp_path / place} "):
+    with pytest.raises(ValueError, match=rf"^{tmp_path / name} "):
         recorder(documents=[0], at=tmp_path / "r")
     assert contents(tmp_path) == before
 

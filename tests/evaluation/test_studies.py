@@ -137,9 +137,9 @@ def test_gradients_reach_the_state_as_differences_say(recurrent):
         states = np.asarray(caches[1].memories[0].states_BSD)
         if number:
             slopes = []
-            for place in np.ndindex(states.shape):
+            for index in np.ndindex(states.shape):
                 step = np.zeros_like(states)
-                step[place] = 0.02
+                step[index] = 0.02
                 slopes.append((nats(states + step) - nats(states - step)) / 0.04)
             norms.append(np.linalg.norm(slopes))
             shares.append(norms[-1] * np.linalg.norm(states) / nats(states))

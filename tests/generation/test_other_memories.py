@@ -91,13 +91,13 @@ def by_hand(table, prompt, count):
     """The most likely tokens after a prompt, and what each token of the document costs."""
     past, total, document, nats = np.zeros(D), np.zeros(D), list(prompt), []
     inputs = [BEGIN]
-    for place in range(len(prompt) + count):
+    for position in range(len(prompt) + count):
         total = total + table[inputs[-1]]
         logits = 3 * np.tanh(past + total) @ table[:V].T
-        if place == len(document):
+        if position == len(document):
             document.append(int(logits.argmax()))
-        inputs.append(document[place])
-        nats.append(np.log(np.exp(logits).sum()) - logits[document[place]])
+        inputs.append(document[position])
+        nats.append(np.log(np.exp(logits).sum()) - logits[document[position]])
         if len(inputs) % PERIOD == 1:
             past, total = np.tanh(0.5 * past - total), np.zeros(D)
     return document[len(prompt) :], np.array(nats)

@@ -310,13 +310,13 @@ TOKENS, XL, READER = "RecurrentMemoryTransformer", "TransformerXL", "PretrainedR
 
 def test_draws_put_every_layer_memory_into_every_wrapper():
     bodies = [(*around, model) for around in ((), (TOKENS,)) for model in (WINDOWS, SLIDING)]
-    places = [(STACK,), (TOKENS, STACK), *((*body, "BackboneMemory") for body in bodies)]
-    expected = {(*place, memory.__name__) for place in places for memory in LAYER_MEMORIES}
+    wrappers = [(STACK,), (TOKENS, STACK), *((*body, "BackboneMemory") for body in bodies)]
+    expected = {(*wrapper, memory.__name__) for wrapper in wrappers for memory in LAYER_MEMORIES}
     expected |= {(*body, "CellMemory", "RecurrentCell") for body in bodies}
     expected |= {(XL, "CompressiveMemory"), (TOKENS, XL, "CompressiveMemory")}
     pooled = "PooledMemory", "FinalLayerMemory"
     expected |= {(model, memory) for model in (WINDOWS, READER) for memory in pooled}
     assert expected <= {chain for seed in range(SLOW) for chain in chains(draw(seed).build)}
-    recent = {(*place, memory.__name__) for place in places for memory in RECENT_MEMORIES}
+    recent = {(*wrapper, memory.__name__) for wrapper in wrappers for memory in RECENT_MEMORIES}
     seeds = range(RECENT, RECENT + SLOW_RECENT)
     assert recent <= {chain for seed in seeds for chain in chains(draw(seed).build)}

@@ -145,7 +145,7 @@ def test_caches_of_every_architecture_can_be_carried(name):
 
 @pytest.mark.parametrize("in_a_layer", [True, False])
 @pytest.mark.parametrize(
-    ("cache", "told"),
+    ("cache", "error"),
     [
         (Sums(array(ROWS, D), array(ROWS)), None),
         (Sums(array(ROWS, D), array()), r"^Sums\.count_B has shape \(\)"),
@@ -158,11 +158,11 @@ def test_caches_of_every_architecture_can_be_carried(name):
         (array(ROWS, D), r"^ShapeDtypeStruct is carried as a cache"),
     ],
 )
-def test_a_cache_that_cannot_be_carried_is_refused_by_its_name(cache, told, in_a_layer):
+def test_a_cache_that_cannot_be_carried_is_refused_by_its_name(cache, error, in_a_layer):
     caches = (LayerCache(window(), (cache,)),) if in_a_layer else (cache,)
-    if told is None:
+    if error is None:
         return check_caches(caches, ROWS)
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=error):
         check_caches(caches, ROWS)
 
 

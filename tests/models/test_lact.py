@@ -53,9 +53,13 @@ def expected(inputs, chunk, muon):
 def recorded(case, **settings):
     """A recording of the loops, without gradients."""
     inputs, (_, chunk, *_, muon) = drawn(case), CASES[case]
-    told = {"source": "block_causal_lact_swiglu", "chunk_size": chunk, "use_muon": muon} | settings
+    stored = {
+        "source": "block_causal_lact_swiglu",
+        "chunk_size": chunk,
+        "use_muon": muon,
+    } | settings
     arrays = {f"in_{name}": x for name, x in inputs.items()}
-    return arrays | {"out_o": expected(inputs, chunk, muon), "settings": json.dumps(told)}
+    return arrays | {"out_o": expected(inputs, chunk, muon), "settings": json.dumps(stored)}
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -96,7 +96,7 @@ def fold(model, tokens_NBT, starts_NB=STARTS):
 
 def test_visibility_of_two_memory_tokens_around_three_tokens():
     # Columns and rows: read, read, token, token, token, write, write. RMT, section 3.
-    by_hand = """
+    pattern = """
         X X . . . . .
         X X . . . . .
         X X X . . . .
@@ -105,7 +105,7 @@ def test_visibility_of_two_memory_tokens_around_three_tokens():
         X X X X X X X
         X X X X X X X
     """
-    expected = np.array([[c == "X" for c in line.split()] for line in by_hand.split("\n")[1:-1]])
+    expected = np.array([[c == "X" for c in line.split()] for line in pattern.split("\n")[1:-1]])
     np.testing.assert_array_equal(segment_mask(2, 3), expected)
     np.testing.assert_array_equal(segment_mask(2, 3, memory_at_end=False), expected[:5, :5])
 

@@ -124,8 +124,8 @@ def write_config(folder: Path, *lines: str, without=()) -> Path:
     """
     if not (folder / "texts").exists():
         write_corpus(folder / "texts")
-    places = [f'TextFiles.path = "{folder}/texts/{{split}}"', f'Corpus.store = "{folder}/stores"']
-    own = [line for line in LINES.split("\n") + places if not line.startswith(tuple(without))]
+    paths = [f'TextFiles.path = "{folder}/texts/{{split}}"', f'Corpus.store = "{folder}/stores"']
+    own = [line for line in LINES.split("\n") + paths if not line.startswith(tuple(without))]
     path = folder / "tiny.gin"
     path.write_text("\n".join([*own, *lines]) + "\n")
     return path

@@ -135,8 +135,8 @@ def test_a_state_moves_to_another_mesh_unchanged(tmp_path, first, second):
         found, record = checkpoints.restore_latest(wanted)
     assert not differing(found, state)
     assert fingerprints(found) == record["fingerprints"]
-    for x, place in zip(jax.tree.leaves(found), jax.tree.leaves(wanted)):
-        assert x.sharding == place.sharding
+    for x, expected in zip(jax.tree.leaves(found), jax.tree.leaves(wanted)):
+        assert x.sharding == expected.sharding
     split = found.params["embedding_VD"].addressable_shards[0].data.shape
     assert split == (64 // second[1], 16 // second[0])
 

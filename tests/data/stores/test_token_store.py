@@ -132,13 +132,13 @@ def test_a_text_that_is_not_utf8_is_kept_with_a_warning(tmp_path, monkeypatch, c
     with caplog.at_level("WARNING"):
         write(tmp_path / "train", documents)
     found = [re.match(r"(\w+) is not UTF-8 .its byte (\d+)", m).groups() for m in caplog.messages]
-    places = {}
+    offsets = {}
     for title, text in texts.items():
         try:
             text.decode()
         except UnicodeDecodeError as error:
-            places[title] = str(error.start)
-    assert dict(found) == places and places.keys() == {"latin", "cut", "lone"}
+            offsets[title] = str(error.start)
+    assert dict(found) == offsets and offsets.keys() == {"latin", "cut", "lone"}
     store = TokenStore(tmp_path / "train")
     assert [store.tokens(i).tolist() for i in range(4)] == [list(text) for text in texts.values()]
 
