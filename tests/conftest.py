@@ -9,7 +9,7 @@ from paths import ROOT
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("BRT_VERIFIED", "")
-# What is compiled, however small, is kept for other tests, processes and sessions.
+# Every compiled program, however small, is cached for other tests and processes.
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", os.path.expanduser("~/.cache/brt/tests"))
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ["JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES"] = "none"

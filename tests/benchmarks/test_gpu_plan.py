@@ -173,8 +173,8 @@ TRAFFIC = {
     "cublas": 4 * (10 * 64 + 1000 * 64 + 10 * 1000),
     "transpose": 4 * 2 * 1000 * 64,
 }
-"""Bytes, counted manually: a slice of a stack counts and not the stack; a workspace does not count,
-nor what a kernel states that XLA repeats at another operation."""
+"""Bytes, counted manually. A slice counts, but not the stack that it is cut from. Workspaces do not
+count, nor does the cost that a kernel states where XLA repeats it at another operation."""
 
 
 @pytest.fixture(scope="module")
@@ -276,7 +276,7 @@ ENTRY %main (q.1: bf16[4,32,2,8], k.1: bf16[4,64,2,8]) -> (bf16[4,2,32,8], u8[0]
     assert backward.bytes == 2 * 4 * 2 * 8 * (32 + 64 + 32)
     taken = gpu_steps.seconds(backward, CARDS["h100"])["products"]
     assert taken == pytest.approx(5 * one / (gpu_steps.FUSED_ATTENTION * 989e12))
-    # Other kernels state both; without their products, that is said.
+    # Other kernels state FLOPs and bytes. A call that states neither is reported as unknown.
     assert not call("triton_kernel_call").flops
     stated = '", frontend_attributes={flops="123000000",bytes="456"}, metadata={op_name="x"}'
     kernel = call("triton_kernel_call" + stated)
@@ -332,7 +332,7 @@ def test_without_the_plugin_one_sentence_says_how_to_install_it(monkeypatch, tmp
 
 @pytest.fixture
 def cpu_compiler(monkeypatch):
-    """The CPU's compiler in place of the plugin, for as many devices."""
+    """Replaces the plugin's compiler by the CPU's, for the same number of devices."""
     monkeypatch.setattr(slices, "devices_of", lambda target: jax.devices()[: target.devices])
     monkeypatch.setattr(slices, "COMPILER_OPTIONS", None)
     monkeypatch.setattr(topologies, "check_compiler", lambda target: None)

@@ -1,4 +1,4 @@
-"""The reader of compiled programs, on a program written by hand and on what the CPU compiles."""
+"""The reader of compiled programs, on a manually written program and on programs of the CPU."""
 
 from pathlib import Path
 

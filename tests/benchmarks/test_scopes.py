@@ -1,4 +1,4 @@
-"""Named scopes: what a compiled training step spends, it spends in a named part of the model."""
+"""Named scopes: every cost of a compiled training step belongs to a named part of the model."""
 
 import functools
 from collections import Counter
@@ -47,14 +47,15 @@ every_kind = pytest.mark.parametrize(
 )
 
 SHARE = 0.08
-"""Of the bytes that operations write, the most that may have no scope: what the loop of block
-feedback keeps of each block for its backward pass, and the gradients that are summed after it."""
+"""The largest share of the written bytes that may have no scope. These bytes are the residuals that
+the loop of block feedback keeps for its backward pass, and the gradients that are summed after it.
+"""
 
 FREE = {
     *("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "call", "iota"),
     *("copy", "broadcast", "conditional"),
 }
-"""Instructions that compute nothing; the compiler adds some, and says not where they are from."""
+"""Instructions that compute nothing; the compiler adds some without metadata."""
 
 
 @functools.cache

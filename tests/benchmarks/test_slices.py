@@ -17,7 +17,7 @@ from brt.training.sharding import make_mesh
 
 TEXT = (Path(__file__).parent / "program.hlo.txt").read_text()
 CYCLES = 8400 + 42 + 300 + 200 + 20
-"""Of that program, counted by hand."""
+"""Cycles of `TEXT`, counted manually."""
 
 
 SIZES = {
@@ -99,7 +99,7 @@ def test_without_libtpu_one_sentence_says_how_to_install_it(monkeypatch, tmp_pat
 
 
 def of_v4(flops, bundles=None):
-    """The figures of the program written by hand, as if it were a step's."""
+    """Returns the figures of the manually written program, treated as a training step."""
     plan = SimpleNamespace(
         argument_size_in_bytes=700,
         output_size_in_bytes=650,
@@ -159,7 +159,7 @@ def test_a_step_that_does_not_fit_is_told_with_what_it_needs(
 
 
 def test_the_command_compiles_the_step_for_the_slice(monkeypatch, tmp_path, capsys):
-    """With the CPU's compiler in place of the TPU's, which says nothing of cycles."""
+    """Uses the CPU's compiler, which reports no cycles, instead of the TPU's."""
     monkeypatch.setattr(slices, "devices_of", lambda topology: jax.devices()[:4])
     monkeypatch.setattr(topologies, "check_compiler", lambda *_: None)
     file, written = write_config(tmp_path), tmp_path / "slices.json"

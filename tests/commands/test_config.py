@@ -42,7 +42,7 @@ def message(call, *arguments, **options):
     return str(caught.value)
 
 
-# What a full build does not read.
+# Bindings that a full build does not read.
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,7 @@ def test_evaluation_and_studies_read_a_folder(run, tmp_path, monkeypatch, capfd)
 
 @pytest.fixture
 def moved(run, tmp_path, monkeypatch):
-    """The exported folder in another place, without the vocabulary file that config.gin names."""
+    """Moves the exported folder away from the vocabulary file that config.gin names."""
     shutil.copytree(run / "out", tmp_path / "shared")
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "mine.txt").write_text("the tea\nthen the ant\n" * 40)

@@ -36,7 +36,7 @@ def terminal(monkeypatch):
 
         def shown():
             stderr.flush()
-            parts = []  # what a terminal is sent may arrive bit by bit
+            parts = []  # output to a terminal may arrive in several parts
             while select.select([ours], [], [], 0.5)[0]:
                 parts.append(os.read(ours, 65536))
             return b"".join(parts).decode()

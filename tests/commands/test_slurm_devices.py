@@ -69,7 +69,7 @@ def test_tasks_with_idle_or_shared_gpus_are_refused(environment):
 
 
 class Connection:
-    """Stands in for JAX's coordinator and its clients."""
+    """Replaces JAX's coordinator and its clients."""
 
     def connect(self):
         pass

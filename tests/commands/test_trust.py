@@ -252,16 +252,16 @@ def test_an_include_reads_gin_files_only_and_quotes_no_other(here, named):
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "error"),
     [
         ("Trainer.seed = 3 # café".encode("latin-1"), "is not UTF-8 text, from byte 22 on"),
         ("Trainer.seed = 3".encode("utf-16"), "is not UTF-8 text, from byte 0 on"),
         (b"Trainer.seed = " + b"[" * 5000 + b"]" * 5000, "In own.gin"),
     ],
 )
-def test_a_gin_file_that_is_no_text_is_named(here, content, told):
+def test_a_gin_file_that_is_no_text_is_named(here, content, error):
     (here / "own.gin").write_bytes(content)
-    assert told in (sentence := refused(["own.gin"])) and "own.gin" in sentence
+    assert error in (sentence := refused(["own.gin"])) and "own.gin" in sentence
 
 
 @pytest.fixture

@@ -129,7 +129,7 @@ def test_a_config_takes_two_real_steps_at_small_width(name):
     shapes, ids = experiment.abstract_batch(), experiment.model.vocabulary_size
     answers = getattr(experiment.model, "num_classes", None) or ids
     if getattr(experiment.model, "targets", None) == "spans":
-        answers = 3  # kinds of answers, and places of a segment
+        answers = 3  # valid both as kinds of answers and as positions in a segment
     key = jax.random.key(0)
     batch = shapes._replace(
         inputs_KBT=jax.random.randint(key, shapes.inputs_KBT.shape, 0, ids),

@@ -1,4 +1,4 @@
-"""A config says what runs: each builds, is read to the last binding, and has the right size."""
+"""Every config builds, has the published parameter count, and contains no unused binding."""
 
 import re
 import shlex

@@ -32,7 +32,7 @@ def store(tmp_path_factory):
 
 
 def evaluated(store, rows, length, right, steps=None):
-    """Scalars when the token at (document, position) is right where `right` says so."""
+    """Returns the scalars if the token at (document, position) is right where `right` is true."""
     score, sums = AnswerScore(), {"nats": 0.0}  # shared with other scores
     stream = DocumentPass(store, rows, length)
     for step in range(steps or stream.num_steps):

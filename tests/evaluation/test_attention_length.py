@@ -136,7 +136,7 @@ ABLATION = dict(zip(SIZES, (12, 384, 8, 48, 1744, 128)))
 
 
 def filled(run, name, sizes, segment_length):
-    """Measured cells of a table's rows, where the tiny run stands for a published model."""
+    """Returns the measured cells of a table if the tiny run represents a published model."""
     settings = {f"TransformerXL.{size}": value for size, value in sizes.items()}
     settings |= {"Trainer.segment_length": segment_length, "Trainer.steps": 200_000}
     (run / "stands_for.json").write_text(json.dumps({"settings": settings}))
@@ -174,8 +174,8 @@ def test_a_study_of_another_split_than_the_evaluation_is_told(monkeypatch, run):
     assert not command(monkeypatch, evaluate, f"--workdir={run}", "--gin.Evaluation.split='test'")
     tables = paper_tables(read_paper("transformer_xl"), collect(open_runs([run])))
     (table,) = (table for table in tables if table.name == "txl_table_5")
-    told = "run: attention_length of validation, evaluated on test"
-    assert any(note.startswith(told) for note in table.notes())
+    expected = "run: attention_length of validation, evaluated on test"
+    assert any(note.startswith(expected) for note in table.notes())
 
 
 def test_a_model_without_that_setting_is_refused(monkeypatch, capsys, run):

@@ -1,4 +1,4 @@
-"""The study of attention finds what a plain loop over the model's own weights finds."""
+"""The study of attention agrees with a plain loop over the model's weights."""
 
 import json
 from pathlib import Path

@@ -29,8 +29,8 @@ def remembers(book, reach, seed):
     nats = np.random.default_rng(seed).uniform(0.5, 1.5, len(book.text))
     first, second, distance = book.title
     known = {**book.planted, first: distance, second: distance}
-    for rank, (place, ago) in enumerate(known.items()):
-        nats[place] = 0.1 if ago <= reach else 12.0 + rank
+    for rank, (position, ago) in enumerate(known.items()):
+        nats[position] = 0.1 if ago <= reach else 12.0 + rank
     return nats
 
 
@@ -109,7 +109,7 @@ def test_losses_of_repeated_words_are_those_of_a_loop(found, recordings):
 
 
 def beyond_window(book):
-    return {place: ago for place, ago in book.planted.items() if ago > WINDOW}
+    return {position: ago for position, ago in book.planted.items() if ago > WINDOW}
 
 
 def test_the_top_tokens_are_the_planted_names(found):
@@ -135,7 +135,7 @@ def test_the_top_tokens_are_the_planted_names(found):
 
 def test_the_title_at_the_end_is_flagged_and_nothing_else_is(found):
     flagged = {(e["document"], e["token"]) for e in found["excerpts"] if e["recalled"]}
-    expected = {(n, place) for n, book in enumerate(BOOKS) for place in book.title[:2]}
+    expected = {(n, position) for n, book in enumerate(BOOKS) for position in book.title[:2]}
     assert flagged == expected
 
 
@@ -143,32 +143,32 @@ def test_where_a_word_was_last_seen_is_what_a_plain_count_says(store):
     for number, book in enumerate(BOOKS):
         tokens = store.tokens(number)
         words = Words(ByteVocabulary(), tokens)
-        for place, ago in book.planted.items():
-            entry = describe(words, tokens, place, WINDOW, SEGMENT)
-            # The token before a place is what is read there: one more is in reach.
+        for position, ago in book.planted.items():
+            entry = describe(words, tokens, position, WINDOW, SEGMENT)
+            # The input at a position is the token before it, so one more token is in reach.
             if ago <= WINDOW + 1:
                 expected = "window"
-            elif (place - ago + 1) // SEGMENT == place // SEGMENT:
+            elif (position - ago + 1) // SEGMENT == position // SEGMENT:
                 expected = "segment"
             else:
                 expected = "beyond"
             assert (entry.where, entry.last_seen) == (expected, ago)
-            inside = describe(words, tokens, place + 2, WINDOW, SEGMENT)
+            inside = describe(words, tokens, position + 2, WINDOW, SEGMENT)
             assert (inside.word, inside.last_seen) == (entry.word, ago)
 
 
-@pytest.mark.parametrize("place", [3 * SEGMENT, 3 * SEGMENT + 200])
+@pytest.mark.parametrize("position", [3 * SEGMENT, 3 * SEGMENT + 200])
 @pytest.mark.parametrize("ago", [WINDOW, WINDOW + 1, WINDOW + 2, 199, 200, 201, 202, 203])
-def test_a_word_is_in_reach_to_the_token(place, ago):
-    """A place reads the token before it; its window ends W tokens before that one."""
-    text = "a" * (place - ago - 1) + " Gomin " + "b" * (ago - 7) + " Gomin "
+def test_a_word_is_in_reach_to_the_token(position, ago):
+    """The input at a position is the token before it; the window ends W tokens before that one."""
+    text = "a" * (position - ago - 1) + " Gomin " + "b" * (ago - 7) + " Gomin "
     words = Words(ByteVocabulary(), np.frombuffer(text.encode(), np.uint8))
-    found = describe(words, None, place, WINDOW, SEGMENT)
+    found = describe(words, None, position, WINDOW, SEGMENT)
     assert (found.word, found.last_seen) == ("Gomin", ago)
     if ago <= WINDOW + 1:
         assert found.where == "window"
-    else:  # the word's first letter is read one place after it stands
-        same = place - ago + 1 >= place // SEGMENT * SEGMENT
+    else:  # the word's first character is an input one position later than it is a target
+        same = position - ago + 1 >= position // SEGMENT * SEGMENT
         assert found.where == ("segment" if same else "beyond")
 
 
@@ -279,13 +279,13 @@ def test_only_tokens_that_the_corpus_scores_are_compared(store, tmp_path, monkey
 
 def test_one_token_of_a_word_is_enough(store):
     words = Words(ByteVocabulary(), store.tokens(0))
-    place = next(iter(BOOKS[0].planted))
+    position = next(iter(BOOKS[0].planted))
     values = np.zeros(len(BOOKS[0].text))
-    values[place : place + 6] = [3, 9, 8, 7, 6, 5]
-    values[place + 40] = 4
+    values[position : position + 6] = [3, 9, 8, 7, 6, 5]
+    values[position + 40] = 4
     first, second = largest(values, words, 2, values > 0)
-    assert first == place + 1
-    assert words.at(second) == words.at(place + 40)
+    assert first == position + 1
+    assert words.at(second) == words.at(position + 40)
 
 
 def test_documents_are_drawn_by_the_seed_alone(store_of):

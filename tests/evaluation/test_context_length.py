@@ -44,8 +44,8 @@ def test_each_model_of_a_group_has_its_own_context():
 
 
 def test_a_model_behind_the_group_gains_nothing_from_context():
-    # It improves up to 900, alone; beside a model that is better with the shortest context than
-    # it ever becomes, its improvements count for nothing.
+    # Alone, it improves up to 900. In a group with a model that is better with the shortest context
+    # than it ever becomes, its improvements do not count.
     late, best = improving_until(900, start=5.0), improving_until(100, start=1.0)
     assert effective_context(late[None], 0, CONTEXTS, 1.0) == (900, True)
     assert effective_context(np.stack([late, best]), 0, CONTEXTS, 1.0) == (100, True)

@@ -27,41 +27,41 @@ def recurrent(tmp_path_factory):
         yield a_run(folder, build(write_config(folder)).experiment)
 
 
-def loss_of(run, read, document, place, context):
+def loss_of(run, read, document, position, context):
     """-log p of a token, from a forward pass over the tokens right before it and nothing else."""
     tokens = run.store.tokens(document).astype(int)
-    window = tokens[place - context : place]
+    window = tokens[position - context : position]
     padded = np.zeros(-(-len(window) // T) * T, np.int32)
     padded[: len(window)] = window
     logits_V = np.float64(read(padded[None])[0, len(window) - 1])
-    return math.log(np.exp(logits_V).sum()) - logits_V[tokens[place]]
+    return math.log(np.exp(logits_V).sum()) - logits_V[tokens[position]]
 
 
 def test_a_loss_is_that_of_a_model_that_reads_exactly_c_tokens(recurrent):
-    owners_P, places_P = draw_positions(recurrent.store, np.arange(7), CONTEXTS, 11, seed=0)
-    assert len(places_P) == 11 and set(owners_P) == {5, 6}  # the documents longer than 42
-    found_CP = context_losses(recurrent, owners_P, places_P, CONTEXTS)
+    owners_P, positions_P = draw_positions(recurrent.store, np.arange(7), CONTEXTS, 11, seed=0)
+    assert len(positions_P) == 11 and set(owners_P) == {5, 6}  # the documents longer than 42
+    found_CP = context_losses(recurrent, owners_P, positions_P, CONTEXTS)
 
     @jax.jit
     def read(tokens_BT):
         model = recurrent.experiment.bind(recurrent.params)
         return model(tokens_BT, model.init_caches(1))[0]
 
-    for p, (document, place) in enumerate(zip(owners_P, places_P)):
+    for p, (document, position) in enumerate(zip(owners_P, positions_P)):
         for c, context in enumerate(CONTEXTS):
-            expected = loss_of(recurrent, read, document, place, context)
+            expected = loss_of(recurrent, read, document, position, context)
             assert found_CP[c, p] == pytest.approx(expected, abs=2e-5)
 
 
 def test_positions_have_the_longest_context_in_stretches(recurrent):
     store, documents = recurrent.store, np.arange(7)
-    owners_P, places_P = draw_positions(store, documents, CONTEXTS, 1000, seed=0)
-    assert len(set(zip(owners_P, places_P))) == len(places_P)
-    assert (places_P >= 42).all() and (places_P < store.lengths_D[owners_P]).all()
+    owners_P, positions_P = draw_positions(store, documents, CONTEXTS, 1000, seed=0)
+    assert len(set(zip(owners_P, positions_P))) == len(positions_P)
+    assert (positions_P >= 42).all() and (positions_P < store.lengths_D[owners_P]).all()
     again = draw_positions(store, documents, CONTEXTS, 1000, seed=0)
-    np.testing.assert_array_equal((owners_P, places_P), again)
+    np.testing.assert_array_equal((owners_P, positions_P), again)
     few = draw_positions(store, documents, CONTEXTS, 5, seed=0)
-    np.testing.assert_array_equal(few, (owners_P[:5], places_P[:5]))
+    np.testing.assert_array_equal(few, (owners_P[:5], positions_P[:5]))
     with pytest.raises(ValueError, match=r"Recl\.longest"):
         draw_positions(store, documents, contexts(100, 600), 5, seed=0)
     with pytest.raises(ValueError, match=r"Recl\.step"):
@@ -70,9 +70,9 @@ def test_positions_have_the_longest_context_in_stretches(recurrent):
 
 def test_without_memory_the_whole_segment_is_read(recurrent, monkeypatch):
     monkeypatch.setattr(module, "own_reach", lambda experiment, length: length)
-    owners_P, places_P = draw_positions(recurrent.store, np.arange(7), CONTEXTS, 4, seed=1)
-    found_CP = context_losses(recurrent, owners_P, places_P, CONTEXTS)
-    short, exact = context_losses(recurrent, owners_P, places_P, np.array([14, 16]))
+    owners_P, positions_P = draw_positions(recurrent.store, np.arange(7), CONTEXTS, 4, seed=1)
+    found_CP = context_losses(recurrent, owners_P, positions_P, CONTEXTS)
+    short, exact = context_losses(recurrent, owners_P, positions_P, np.array([14, 16]))
     np.testing.assert_array_equal(found_CP[1], short)  # 14 tokens
     for later in found_CP[2:]:  # 21 and more
         np.testing.assert_array_equal(later, exact)

@@ -21,7 +21,7 @@ WITHOUT = "BlockRecurrentTransformer", "RecurrentCell"
 
 
 class Operations:
-    """Stands in for the modules `jax` and `time` of the measurement.
+    """Replaces the modules `jax` and `time` of the measurement.
 
     now: operations so far. programs: operations of each program, in the order they were made.
     """
@@ -55,7 +55,7 @@ def operations(monkeypatch):
 
 @pytest.fixture
 def measured(monkeypatch, tmp_path, operations):
-    """The path of what the command writes of a tiny Transformer-XL, and the config's."""
+    """Returns a function that measures a tiny Transformer-XL and returns the path of the result."""
     config = write_config(tmp_path, *TXL, without=WITHOUT)
 
     def run(*flags):

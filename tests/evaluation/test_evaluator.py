@@ -250,7 +250,7 @@ def test_sums_depend_neither_on_rows_nor_on_segments(slide, rows, length):
         documents, offsets = stream.positions(step)
         nats = cost(documents[:, None], offsets[:, None] + np.arange(length))
         weights = stream.batch(step).weights_KBT[0]
-        nats[weights == 0] = np.nan  # what a model says about padding
+        nats[weights == 0] = np.nan  # outputs at padding have no meaning
         correct = (offsets[:, None] + np.arange(length)) % 3 == 0
         score.add(sums, store, TokenScores(documents, offsets, None, weights, nats, correct))
     scalars = score.scalars(sums, store, whole=True)

@@ -56,8 +56,8 @@ def test_places_are_means_over_all_but_first_segments(made):
             tokens = [
                 value
                 for document in nats["one"]
-                for place, value in enumerate(document)
-                if place >= SEGMENT and place % length == x
+                for position, value in enumerate(document)
+                if position >= SEGMENT and position % length == x
             ]
             assert y == pytest.approx(np.mean(tokens, dtype=float) / math.log(2))
         assert len(part["x"]) == length
@@ -82,9 +82,11 @@ def test_tokens_count_by_the_loss_weights_of_the_corpus(store_of, tmp_path):
         assert y == pytest.approx(expected / math.log(2))
     part = part_of(found, "block", "a")
     for x, y in zip(part["x"], part["y"], strict=True):
-        places = [(d, t) for d in range(6) for t in range(SEGMENT, LENGTHS[d]) if t % WINDOW == x]
-        total = sum(float(nats[d][t]) * weights[d][t] for d, t in places)
-        expected = total / sum(weights[d][t] for d, t in places)
+        positions = [
+            (d, t) for d in range(6) for t in range(SEGMENT, LENGTHS[d]) if t % WINDOW == x
+        ]
+        total = sum(float(nats[d][t]) * weights[d][t] for d, t in positions)
+        expected = total / sum(weights[d][t] for d, t in positions)
         assert y == pytest.approx(expected / math.log(2))
 
 

@@ -88,9 +88,9 @@ def test_groups_are_those_of_a_loop_over_questions(store, rows, length, segments
     for document, answer, definition in questions(store):
         right = says(document, answer)
         groups["" if answer - definition >= far(store) else "_near"].append(right)
-        # The model reads the definition as input one place later than it is a target.
-        borders = sum(definition + 1 < border <= answer for border in range(0, 300, length))
-        if borders >= segments:
+        # The definition is an input one position later than it is a target.
+        boundaries = sum(definition + 1 < start <= answer for start in range(0, 300, length))
+        if boundaries >= segments:
             groups["_across_segments"].append(right)
     assert groups[""] and groups["_near"] and groups["_across_segments"]
     for name, group in groups.items():

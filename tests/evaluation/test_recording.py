@@ -47,9 +47,9 @@ def recorder(made, tmp_path_factory):
         if at is None and key in known:
             return known[key]
         options = {"run": "runs/x", "step": 3, "window": W, **changes}
-        place = at or folder / str(len(known))
+        path = at or folder / str(len(known))
         own = options.pop("params", params)
-        found = record(place, reader, own, store, state=state, documents=documents, **options)
+        found = record(path, reader, own, store, state=state, documents=documents, **options)
         if at is None:
             known[key] = found
         return found
@@ -138,13 +138,13 @@ def test_a_swapped_state_is_the_next_documents_at_that_place(made, recorder):
 
     expected = plain_swapped(made, 5, of(6))
     assert np.allclose(recording.document(5).nats_T, expected, atol=1e-4)
-    # While document 5 goes on; then it keeps what it ended with.
+    # Up to the end of document 5, whose last state is used afterwards.
     expected = plain_swapped(made, 6, of(5), stop=last[5])
     assert np.allclose(recording.document(6).nats_T[: len(expected)], expected, atol=1e-4)
 
 
 def plain_swapped(made, document, replace, stop=None):
-    """Nats with other states in place of the own, which go on beside them."""
+    """Returns nats with states of another document, while the document's states are updated too."""
     experiment, store, _, params = made
     read = jax.jit(lambda params, tokens, caches: experiment.bind(params)(tokens, caches))
     targets = store.tokens(document).astype(int)
@@ -304,23 +304,23 @@ def test_a_kill_while_the_manifest_is_replaced_loses_nothing(recorder, tmp_path,
         recorder(at=tmp_path / "r")
     assert written == [False, True]
     monkeypatch.undo()
-    monkeypatch.setattr(recording_writer, "_begin", None)  # nothing is begun anew
+    monkeypatch.setattr(recording_writer, "_begin", None)  # no recording starts from scratch
     assert recorder(at=tmp_path / "r").manifest["complete"]
     assert np.array_equal(Recording(tmp_path / "r").nats, recorder().nats)
 
 
-# What is somebody else's.
+# Folders and files of others.
 
 
 @pytest.mark.parametrize("manifest", [None, "{}", '{"format": 1}', '{"format": 2, "source": {}}'])
-@pytest.mark.parametrize("place", ["r", "r.partial"])
-def test_a_folder_that_is_no_recording_is_left_alone(recorder, tmp_path, place, manifest):
-    (tmp_path / place / "chapters").mkdir(parents=True)
-    (tmp_path / place / "chapters" / "1.txt").write_text("years of work")
+@pytest.mark.parametrize("name", ["r", "r.partial"])
+def test_a_folder_that_is_no_recording_is_left_alone(recorder, tmp_path, name, manifest):
+    (tmp_path / name / "chapters").mkdir(parents=True)
+    (tmp_path / name / "chapters" / "1.txt").write_text("years of work")
     if manifest:
-        (tmp_path / place / "manifest.json").write_text(manifest)
+        (tmp_path / name / "manifest.json").write_text(manifest)
     before = contents(tmp_path)
-    with pytest.raises(ValueError, match=rf"^{tmp_path / place} "):
+    with pytest.raises(ValueError, match=rf"^{tmp_path / name} "):
         recorder(documents=[0], at=tmp_path / "r")
     assert contents(tmp_path) == before
 

@@ -137,9 +137,9 @@ def test_gradients_reach_the_state_as_differences_say(recurrent):
         states = np.asarray(caches[1].memories[0].states_BSD)
         if number:
             slopes = []
-            for place in np.ndindex(states.shape):
+            for index in np.ndindex(states.shape):
                 step = np.zeros_like(states)
-                step[place] = 0.02
+                step[index] = 0.02
                 slopes.append((nats(states + step) - nats(states - step)) / 0.04)
             norms.append(np.linalg.norm(slopes))
             shares.append(norms[-1] * np.linalg.norm(states) / nats(states))
@@ -154,7 +154,7 @@ def test_gradients_reach_the_state_as_differences_say(recurrent):
 def test_a_half_life_is_where_half_is_left(recurrent):
     numbers, _ = gates_and_gradients(recurrent, ALL, 16)
     blocks = numbers["layer1/half_life_tokens"] / W
-    gates = 2  # the dual arrangement: one after attention, one after the network
+    gates = 2  # the dual arrangement: one after attention, one after the MLP
     assert numbers["layer1/kept"] ** (gates * blocks) == pytest.approx(0.5)
     cell = recurrent.params["layers"][1]["cell"]
     kept = np.prod(
@@ -331,7 +331,7 @@ def test_a_window_reaches_as_far_as_it_is_long(slide):
     ("costs", "expected"),
     [
         ((1.0, 0.5, 0.1, 0.0), 32),
-        ((1.0, 0.05, 0.2, -0.3), 64),  # small, then not: what is said of the reach stays true
+        ((1.0, 0.05, 0.2, -0.3), 64),  # 0.05 is small, but a later cost is not
         ((1.0, -0.5, -1.0, 0.0), 16),
         ((1.0, 0.5, 0.5, 0.5), 100),
     ],

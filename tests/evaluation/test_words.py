@@ -25,10 +25,10 @@ def as_bytes(text):
 
 
 def word_at(words, text, fragment, occurrence=0):
-    place = -1
+    position = -1
     for _ in range(occurrence + 1):
-        place = text.index(fragment, place + 1)
-    return words.at(place)
+        position = text.index(fragment, position + 1)
+    return words.at(position)
 
 
 @settings(max_examples=30, deadline=None)

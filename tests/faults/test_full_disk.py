@@ -154,7 +154,7 @@ def test_preparation_names_the_store_and_continues_with_room(tmp_path, disk, mon
         assert not (store / "train" / "manifest.json").exists()
         disk.free()
         assert command(monkeypatch, prepare, *line(store)) == 0
-        made, whole = (contents(place / "train") for place in (store, tmp_path / "whole"))
+        made, whole = (contents(folder / "train") for folder in (store, tmp_path / "whole"))
         assert {name: data for name, (_, data) in made.items()} == {
             name: data for name, (_, data) in whole.items()
         }
@@ -179,7 +179,7 @@ def test_a_recording_names_the_file_and_continues_with_room(
     other = tmp_path / "other"
     subprocess.run(["cp", "-r", straight.folder.path, str(other)], check=True)
     assert command(monkeypatch, evaluate, f"--workdir={other}", "--record") == 0
-    found, expected = (contents(place / "recordings") for place in (workdir, other))
+    found, expected = (contents(folder / "recordings") for folder in (workdir, other))
     arrays = [name for name in expected if name.endswith(".bin")]
     assert len(arrays) == 4
     assert all(found[name][1] == expected[name][1] for name in arrays)

@@ -168,10 +168,10 @@ def test_in_a_bucket_only_a_living_owner_refuses_others(bucket):
     RunLock(bucket).release()
 
 
-@pytest.mark.parametrize("place", ["disk", "bucket"])
+@pytest.mark.parametrize("storage", ["disk", "bucket"])
 @pytest.mark.usefixtures("fast")
-def test_an_owner_notices_that_its_lock_was_removed(tmp_path, bucket, place):
-    lock = RunLock(str(tmp_path) if place == "disk" else bucket)
+def test_an_owner_notices_that_its_lock_was_removed(tmp_path, bucket, storage):
+    lock = RunLock(str(tmp_path) if storage == "disk" else bucket)
     lock.path.unlink()
     end = time.monotonic() + 10
     with pytest.raises(FolderLost, match=NAME):

@@ -83,7 +83,8 @@ def mean_something(value, name, current):
 
 
 def mutated(rng, settings):
-    """Lines that change one or two bindings, what is to be named, and `mean_something`."""
+    """Returns a kind, lines that change one or two bindings, texts of which an error must have one,
+    and whether the values may be valid (None: unknown)."""
     names = [name for name in settings if "." in name or not isinstance(settings[name], Reference)]
     kind = ("type", "range", "type", "range", "name", "contradiction")[int(rng.integers(6))]
     name = names[int(rng.integers(len(names)))]
@@ -120,7 +121,7 @@ RELATED = (
     *("vocabulary_size", "segment_length", "tokens_per_step", "width", "head", "layer", "window"),
     *("Trainer", "Corpus", "Mixture", "Evaluation", "memory", "folder", "path", "cutoffs", "size"),
 )
-"""Settings that a contradiction may be told by, instead of the one that was changed."""
+"""Settings that the error of a contradiction may name, instead of the changed setting."""
 
 
 @both
@@ -149,7 +150,7 @@ def test_a_spoilt_binding_is_refused_or_is_what_runs(scale):
     for number, rng in draws(11, (6, 800)[scale]):
         paths, settings = found[number % len(found)]
         kind, lines, culprits, means = mutated(rng, settings)
-        # What was changed may be told by the value it was changed to, in whatever reads it.
+        # The error may name the setting that reads the changed value.
         culprits = [*culprits, *(RELATED if kind in ("contradiction", "range") else ())]
         case = f"{number}: {'+'.join(p[len(str(CONFIGS)) + 1 :] for p in paths)}: {lines}"
         tally.judge(case, call, right, culprits)
@@ -244,7 +245,7 @@ def gin_does(call):
 
 @both
 def test_what_is_checked_of_a_gin_text_is_what_gin_does(scale, tmp_path, monkeypatch):
-    """Differential: what the check has seen against what gin's own parser imports and binds."""
+    """Compares the checked imports, and the bindings read as data, with those of gin's parser."""
     monkeypatch.chdir(tmp_path)
     seen, different, tally = [], [], collections.Counter()
     check = gin_files.check_module
@@ -320,7 +321,7 @@ HARMLESS_TO_READ = ("macros that nothing reads", "references", "fewer brackets")
 
 @pytest.mark.parametrize("kind", BOMBS)
 def test_a_small_text_that_stands_for_much_is_refused_at_once(kind, tmp_path, monkeypatch):
-    """By what a command binds, and by what a report reads."""
+    """Checks commands, which bind the text, and reports, which read it as data."""
     tally = Tally(f"bombs: {kind}")
     monkeypatch.chdir(tmp_path)
     files = BOMBS[kind] if isinstance(BOMBS[kind], dict) else {0: BOMBS[kind]}

@@ -153,11 +153,11 @@ def spoil_header(rng, path):
     content = path.read_bytes()
     size = int.from_bytes(content[:8], "little")
     if rng.random() < 0.4:
-        spoilt, places = bytearray(content), rng.integers(8 + size, size=int(rng.integers(1, 4)))
-        for place in places:
-            spoilt[place] = int(rng.integers(256))
+        spoilt, positions = bytearray(content), rng.integers(8 + size, size=int(rng.integers(1, 4)))
+        for position in positions:
+            spoilt[position] = int(rng.integers(256))
         path.write_bytes(spoilt)
-        return f"header bytes {places.tolist()}"
+        return f"header bytes {positions.tolist()}"
     header = path.with_name("header.json")
     header.write_bytes(content[8 : 8 + size])
     what = spoil_json(rng, header)
@@ -444,8 +444,8 @@ def test_a_spoilt_archive_is_refused_or_gives_what_was_packed(scale, tmp_path):
         if rng.random() < 0.3:
             spoilt = ways[int(rng.integers(len(ways)))](rng, content)
         else:
-            for place in rng.integers(0, 512, size=int(rng.integers(1, 6))):  # the first header
-                spoilt[place] = int(rng.integers(256))
+            for position in rng.integers(0, 512, size=int(rng.integers(1, 6))):  # the first header
+                spoilt[position] = int(rng.integers(256))
             spoilt[148:156] = b"%06o\0 " % (sum(spoilt[:148]) + 256 + sum(spoilt[156:512]))
         path.write_bytes(bz2.compress(bytes(spoilt), 1))
         tally.judge(f"{number}", call, lambda found: isinstance(found, set), [path])

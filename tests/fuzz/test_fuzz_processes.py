@@ -60,12 +60,12 @@ def test_a_command_runs_with_any_streams_or_names_the_bad_one(scale, tmp_path):
 
 
 @both
-@pytest.mark.parametrize("place", ["disk", "bucket"])
-def test_of_processes_that_begin_at_once_one_has_the_folder(scale, tmp_path, monkeypatch, place):
+@pytest.mark.parametrize("storage", ["disk", "bucket"])
+def test_of_processes_that_begin_at_once_one_has_the_folder(scale, tmp_path, monkeypatch, storage):
     for name, seconds in (("HEARTBEAT", 0.05), ("TIMEOUT", 0.6), ("SETTLE", 0.2)):
         monkeypatch.setattr(run_lock, name, seconds)
-    tally = Tally(f"locks, {place}")
-    folder = str(tmp_path) if place == "disk" else "memory://test-fuzz-locks"
+    tally = Tally(f"locks, {storage}")
+    folder = str(tmp_path) if storage == "disk" else "memory://test-fuzz-locks"
     for number, rng in draws(21, (2, 40)[scale]):
         delays = rng.uniform(0.0, 0.1, int(rng.integers(2, 6)))
         release = bool(rng.integers(2))
@@ -87,7 +87,7 @@ def test_of_processes_that_begin_at_once_one_has_the_folder(scale, tmp_path, mon
                 thread.join()
             (owner,) = taken
             owner.check()
-            if release or place == "disk":
+            if release or storage == "disk":
                 owner.release()
             else:  # killed
                 owner._ended.set()

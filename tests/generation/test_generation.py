@@ -1,4 +1,4 @@
-"""Reading and writing with a memory: what a plain pass over segments says, token by token."""
+"""Reading and writing with a memory equals a plain pass over segments, token by token."""
 
 import copy
 import functools
@@ -107,7 +107,7 @@ def test_a_text_read_in_parts_is_the_text_read_at_once(name):
         parts.append(nats)
     assert_close(memory, whole)
     np.testing.assert_allclose(np.concatenate(parts), nats_T, atol=1e-9)
-    # What is beyond the fill was padding of a segment in one, and never there in the other.
+    # Beyond the fill count, one memory has read padding of a segment and the other nothing.
     assert_close(generator_of(name, SEGMENT).read([text]), whole)
 
 
@@ -201,12 +201,12 @@ def test_a_row_that_has_stopped_holds_still_while_others_go_on():
     writing = generator.write(memory, WRITTEN, GREEDY, stop=[stop]).run()
     assert writing.stopped[4] and not all(writing.stopped)
     for row, text in enumerate(free.texts):
-        place = text.find(stop)
-        assert writing.stopped[row] == (place >= 0)
-        count = place + len(stop) if place >= 0 else WRITTEN
+        start = text.find(stop)
+        assert writing.stopped[row] == (start >= 0)
+        count = start + len(stop) if start >= 0 else WRITTEN
         assert writing.tokens[row] == free.tokens[row][:count]
         assert len(writing.nats[row]) == count
-        assert writing.texts[row] == (text[:place] if place >= 0 else text)
+        assert writing.texts[row] == (text[:start] if start >= 0 else text)
     expected = generator.read([np.array(tokens) for tokens in writing.tokens], memory)
     assert_close(writing.memory, expected)
 

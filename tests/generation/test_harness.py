@@ -26,7 +26,7 @@ class Instance(NamedTuple):
 
 @pytest.fixture(scope="module")
 def harness():
-    """The module, with the base class of the harness or a stub in its place."""
+    """Imports the module, with a stub as its base class where lm_eval is not installed."""
     if INSTALLED:
         yield importlib.import_module("brt.generation.harness")
         return

@@ -104,9 +104,9 @@ def test_a_changed_file_is_refused_wherever_it_was_changed(generator, path):
     content = path.read_bytes()
     (header,) = struct.unpack("<Q", content[:8])
     position = content.index(b"29", content.index(b"position"))
-    for place in (0, 9, position, 8 + header, len(content) // 2, len(content) - 1):
+    for offset in (0, 9, position, 8 + header, len(content) // 2, len(content) - 1):
         changed = bytearray(content)
-        changed[place] ^= 1
+        changed[offset] ^= 1
         path.write_bytes(changed)
         refusal(path, generator)
 

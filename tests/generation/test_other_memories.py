@@ -1,7 +1,7 @@
-"""Generation takes a model's memory as it is: here one that no model of brt has.
+"""Generation works with any memory: here one that no model of brt has.
 
-It moves at the ends of segments of six tokens, holds neither keys nor windows, and cannot be told
-from the cache after a segment that was padded. The reference is a plain loop over tokens.
+It is updated at the ends of segments of six tokens and holds neither keys nor windows. After a
+padded segment it cannot be recovered from the cache. The reference is a plain loop over tokens.
 """
 
 import os
@@ -91,13 +91,13 @@ def by_hand(table, prompt, count):
     """The most likely tokens after a prompt, and what each token of the document costs."""
     past, total, document, nats = np.zeros(D), np.zeros(D), list(prompt), []
     inputs = [BEGIN]
-    for place in range(len(prompt) + count):
+    for position in range(len(prompt) + count):
         total = total + table[inputs[-1]]
         logits = 3 * np.tanh(past + total) @ table[:V].T
-        if place == len(document):
+        if position == len(document):
             document.append(int(logits.argmax()))
-        inputs.append(document[place])
-        nats.append(np.log(np.exp(logits).sum()) - logits[document[place]])
+        inputs.append(document[position])
+        nats.append(np.log(np.exp(logits).sum()) - logits[document[position]])
         if len(inputs) % PERIOD == 1:
             past, total = np.tanh(0.5 * past - total), np.zeros(D)
     return document[len(prompt) :], np.array(nats)

@@ -101,7 +101,7 @@ def test_temperature_zero_is_the_most_likely_token():
 
 
 def lists(elements, *sizes):
-    """Of few sizes: each is compiled anew."""
+    """Draws lists of the given sizes; each further size is compiled again."""
     return st.sampled_from(sizes).flatmap(lambda n: st.lists(elements, min_size=n, max_size=n))
 
 

@@ -1,4 +1,4 @@
-"""Streamed text: what a vocabulary decodes all tokens to, as early as it is certain."""
+"""Streamed text equals the decoded text of all tokens and comes as early as it is certain."""
 
 import io
 import json

@@ -14,8 +14,8 @@ from brt.models.block_recurrent.model import BlockRecurrentTransformer
 from brt.models.mesh_axes import spec
 
 FIXED = dict(B=5, D=12, H=2, K=4, A=8, C=16, F=10, W=4)
-"""Letters that mean the same in every model; each has a size of its own but A, which is J = 2W in
-the stacks of blocks too."""
+"""Sizes of the axis names that mean the same in every model. The sizes are distinct, except that A
+equals J = 2W in the stacks of blocks."""
 
 every_architecture = pytest.mark.parametrize("name", ARCHITECTURES)
 
@@ -26,10 +26,10 @@ def axes_of(name: str) -> str:
 
 
 def assert_consistent(name, named_shapes):
-    """Letters with a fixed size have it; every other letter has one size wherever it stands.
+    """Checks that every axis name has one size, and those in `FIXED` their fixed size.
 
-    The split axes are those of axes in `RULES`, so a letter that stands for another size
-    would split, or copy, an array wrongly.
+    `RULES` splits arrays by their axis names, so a name with a second size would split, or copy, an
+    array wrongly.
     """
     sizes = dict(FIXED)
     for where, axes, shape in named_shapes:
@@ -39,7 +39,7 @@ def assert_consistent(name, named_shapes):
                 continue
             assert sizes.setdefault(letter, size) == size, (where, letter)
             if isinstance(abstract(name), BlockRecurrentTransformer):
-                # Heads are split over devices: no other letter may stand for them.
+                # Heads are split over devices: no other axis name may have their size.
                 assert size != FIXED["H"] or letter == "H", (where, letter)
 
 

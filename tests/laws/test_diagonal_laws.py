@@ -1,4 +1,4 @@
-"""The diagonal schedule computes what a model computes on one segment after another."""
+"""The diagonal schedule computes the same as a loop over segments."""
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ from brt.models.diagonal import layer_groups, layerwise_of, run_diagonally
 
 ROWS = 3
 WITHOUT = {name for name in ARCHITECTURES if name.startswith(("feedback", "rmt", "memtr"))}
-"""A segment's first layer reads what the last layer of the segment before it returned."""
+"""Models whose first layer reads the last layer's output on the segment before."""
 every_architecture = pytest.mark.parametrize(
     "name", [each for each in kinds() if each.values[0] not in {*WITHOUT, *PRETRAINED}]
 )

@@ -102,8 +102,8 @@ def nothing_is_seen_from_beyond_the_receptive_field(name):
 
 def clearing_keeps_what_windows_hold(name):
     # States of a sliding window also attend to the keys before their block, which clearing keeps.
-    # And memory tokens stand between tokens, so that windows reach fewer of these. With
-    # `same_length` the first token of a segment sees as many before it as the last.
+    # Memory tokens between the segments take up positions of the windows. With `same_length` the
+    # first token of a segment sees as many tokens before it as the last.
     model = laws.tiny(name).model
     if isinstance(model, RecurrentMemoryTransformer) or getattr(model, "same_length", False):
         return
@@ -238,7 +238,7 @@ def abstract(seed):
 
 
 def outcomes(seed) -> dict[str, str]:
-    """By law "kept", "diverged" or what is wrong; of a draw that is refused why."""
+    """Returns by law "kept", "diverged" or the error; for a refused draw the reason."""
     try:
         drawn, model = abstract(seed)
     except ValueError as error:
@@ -310,13 +310,13 @@ TOKENS, XL, READER = "RecurrentMemoryTransformer", "TransformerXL", "PretrainedR
 
 def test_draws_put_every_layer_memory_into_every_wrapper():
     bodies = [(*around, model) for around in ((), (TOKENS,)) for model in (WINDOWS, SLIDING)]
-    places = [(STACK,), (TOKENS, STACK), *((*body, "BackboneMemory") for body in bodies)]
-    expected = {(*place, memory.__name__) for place in places for memory in LAYER_MEMORIES}
+    wrappers = [(STACK,), (TOKENS, STACK), *((*body, "BackboneMemory") for body in bodies)]
+    expected = {(*wrapper, memory.__name__) for wrapper in wrappers for memory in LAYER_MEMORIES}
     expected |= {(*body, "CellMemory", "RecurrentCell") for body in bodies}
     expected |= {(XL, "CompressiveMemory"), (TOKENS, XL, "CompressiveMemory")}
     pooled = "PooledMemory", "FinalLayerMemory"
     expected |= {(model, memory) for model in (WINDOWS, READER) for memory in pooled}
     assert expected <= {chain for seed in range(SLOW) for chain in chains(draw(seed).build)}
-    recent = {(*place, memory.__name__) for place in places for memory in RECENT_MEMORIES}
+    recent = {(*wrapper, memory.__name__) for wrapper in wrappers for memory in RECENT_MEMORIES}
     seeds = range(RECENT, RECENT + SLOW_RECENT)
     assert recent <= {chain for seed in seeds for chain in chains(draw(seed).build)}

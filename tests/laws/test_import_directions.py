@@ -39,8 +39,8 @@ LAYERS = (
     ("brt.sweep",),
     ("brt.train", "brt.__main__"),
 )
-"""From the bottom. A module imports its own package and those of layers below, and neither its
-neighbours in a layer nor what is above it. `registration` names packages above it as texts, and
+"""From the bottom. A module imports its own package and packages of layers below, but no other
+package of its layer or of layers above. `registration` names packages above it as texts, and
 imports them when a config is parsed."""
 
 HEIGHTS = {package: height for height, layer in enumerate(LAYERS) for package in layer}

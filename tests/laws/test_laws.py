@@ -1,4 +1,4 @@
-"""The laws every architecture keeps: cuts, decoding, rows, causality, gradient borders.
+"""The laws every architecture keeps: cuts, decoding, rows, causality, gradient boundaries.
 
 All on one ragged corpus with documents of every awkward length, starting mid-stream, in
 float64, where only a mistake makes a difference; and the first two in float32 as well.
@@ -266,8 +266,8 @@ def test_logits_depend_on_all_of_the_visible_past_only(name):
 
     jacobian = np.abs(moved())
     reach = model.windows_reach()
-    # What an external memory holds carries no gradient: by derivatives it reaches as a plain
-    # layer does. That it is read all the same is shown in test_external_memory.py.
+    # No gradient flows into the entries of an external memory, so by derivatives it reaches as far
+    # as a plain layer. test_external_memory.py shows that the entries are read.
     for t in range(length):
         assert not jacobian[t, t + 1 :].any(), f"token {t} sees the future"
         assert jacobian[t, t] > 0
@@ -341,7 +341,8 @@ def test_clearing_the_state_keeps_windows_only(name):
         for tokens_BT in read_before[:-1]:
             _, caches = model.segment(tokens_BT, caches, NONE)
         found.append(model.segment(tokens[-1], clear_state(caches, model.empty), NONE)[0])
-    # The last token of a period sees farthest through windows: beyond its own period, or not.
+    # In an interval of P tokens the last one reaches farthest: into the interval before if the
+    # windows' reach is at least P.
     kept = model.model.windows_reach() >= model.model.period
     assert np.array_equal(*found) is not kept
 

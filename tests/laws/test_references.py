@@ -1,7 +1,7 @@
 """The law of independent references: every architecture agrees with plain loops in float64.
 
-Laws of consistency hold for two wrong forms that agree. Only a transcription of the equations says
-what a memory holds, so an architecture without one fails here.
+Laws of consistency hold for two wrong forms that agree. Only a transcription of the equations
+defines the content of a memory, so an architecture without one fails here.
 """
 
 import inspect

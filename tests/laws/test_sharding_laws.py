@@ -169,14 +169,14 @@ def test_the_mesh_changes_no_batch_and_no_loss(store, name, mesh_shape):
 @by_architecture
 def test_a_state_from_a_checkpoint_continues_undisturbed(store, name, mesh_shape, tmp_path):
     steps, mesh = train(store, name, mesh_shape), mesh_of(*mesh_shape)
-    places = shardings(steps.before, mesh)
+    state_shardings = shardings(steps.before, mesh)
     checkpoints = Checkpoints(str(tmp_path / "checkpoints"))
     with jax.set_mesh(mesh):
-        checkpoints.save(jax.device_put(steps.before, places), {})
+        checkpoints.save(jax.device_put(steps.before, state_shardings), {})
         checkpoints.wait()
         abstract = jax.tree.map(
-            lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place),
-            *(steps.before, places),
+            lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
+            *(steps.before, state_shardings),
         )
         restored, _ = checkpoints.restore_latest(abstract)
         checkpoints.close()

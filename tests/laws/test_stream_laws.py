@@ -1,4 +1,4 @@
-"""The laws of all streams: what a batch holds follows from its step, and every token has its turn.
+"""The laws of all streams: a batch is a function of its step, and every token is a target.
 
 They run over every stream of tests/support/streams_under_test.py, and ask none for its name.
 """
@@ -58,7 +58,7 @@ def tokens_and_weights(store):
     }
 
 
-# What a batch holds follows from store, seed, step and shape alone.
+# A batch is a function of store, seed, step and shape.
 
 
 @every_stream
@@ -248,7 +248,7 @@ def test_places_say_where_each_segment_begins(entry, store_of):
             assert part.tolist() == whole[1:].tolist()
 
 
-# What the arrays of a batch say.
+# The arrays of a batch.
 
 
 @every_stream
@@ -265,7 +265,7 @@ def test_shapes_and_types_are_as_promised(entry, store_of):
 
 
 def followed(stream, row, steps):
-    """A row's segments, one after another: what was read, without padding, and what is behind."""
+    """Yields a row's segments: inputs, targets, weights, the padding of each, and the start."""
     for step in steps:
         batch = stream.batch(step, row, 1)
         for k in range(stream.segments_per_step):
@@ -334,7 +334,7 @@ def test_loss_weights_go_with_their_targets(entry, store_of):
             assert weight == expected or (entry.overlaps and weight == 0)
 
 
-# What is refused.
+# Refusals.
 
 
 @every_stream

@@ -130,7 +130,7 @@ ATTENDING = [
 
 
 ATTEND = (external_memory, melodi_layer, pretrained_layer, backbone_memory)
-"""Modules that call `attend`, beside the table."""
+"""Modules that call `attend` without the table of fast forms."""
 
 
 def plain_layer_ops(*_):

@@ -37,7 +37,7 @@ def dropout_factors(rng, dropout, *sizes):
 
 
 def of_window(heads, window, batch, windows, dropout, dtype=np.float32):
-    """Random arguments; the bias differs by query, key and head, and hides what a window hides."""
+    """Returns random arguments; the bias differs by query, key and head, and masks the window."""
     rng = np.random.default_rng(0)
     W, H, A = window, heads.num_heads, heads.num_heads * heads.head_size
     Q = tile_size(W)

@@ -132,8 +132,8 @@ def test_each_memory_is_built_for_its_layers_only():
             memory=recording(ExternalMemory, size=7, neighbours=1),
         )
     )
-    told = Sizes(width=4, num_heads=2, head_size=5, feed_forward_size=6), 7
-    cell, memory = (RecurrentCell, *told), (ExternalMemory, *told)
+    arguments = Sizes(width=4, num_heads=2, head_size=5, feed_forward_size=6), 7
+    cell, memory = (RecurrentCell, *arguments), (ExternalMemory, *arguments)
     assert made == [cell, memory, cell]
     assert [layer.memory_names for layer in model.layers] == [("cell", "memory"), (), ("cell",)]
 

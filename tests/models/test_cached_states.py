@@ -1,4 +1,4 @@
-"""Cached states: what is kept, what it costs, and that nothing kept is the layer alone."""
+"""Cached states: the kept states, their cost, and the plain layer when none is kept."""
 
 import functools
 

@@ -74,7 +74,7 @@ def test_at_a_block_border_the_decoding_form_is_the_segment_form(name):
 
 @quick_jit
 def read_token(window, k_BHK, reads_B, factor=-1.0):
-    """The rows that read write a key, and a value that is a multiple of it."""
+    """Writes a key, and as its value the key times `factor`, in the rows that read."""
     return select_rows(reads_B, advance(write_token(window, k_BHK, factor * k_BHK)), window)
 
 
@@ -145,7 +145,7 @@ def test_caches_of_every_architecture_can_be_carried(name):
 
 @pytest.mark.parametrize("in_a_layer", [True, False])
 @pytest.mark.parametrize(
-    ("cache", "told"),
+    ("cache", "error"),
     [
         (Sums(array(ROWS, D), array(ROWS)), None),
         (Sums(array(ROWS, D), array()), r"^Sums\.count_B has shape \(\)"),
@@ -158,11 +158,11 @@ def test_caches_of_every_architecture_can_be_carried(name):
         (array(ROWS, D), r"^ShapeDtypeStruct is carried as a cache"),
     ],
 )
-def test_a_cache_that_cannot_be_carried_is_refused_by_its_name(cache, told, in_a_layer):
+def test_a_cache_that_cannot_be_carried_is_refused_by_its_name(cache, error, in_a_layer):
     caches = (LayerCache(window(), (cache,)),) if in_a_layer else (cache,)
-    if told is None:
+    if error is None:
         return check_caches(caches, ROWS)
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=error):
         check_caches(caches, ROWS)
 
 

@@ -226,13 +226,13 @@ def test_operations_are_those_the_compiler_counts(name):
     It counts a loop's body once, so the segment is one block; and the keys a token's own
     block hides from it, which `flops_per_token` leaves out: 2W are multiplied, W are seen.
     """
-    told = ARCHITECTURES[name].settings
+    settings = ARCHITECTURES[name].settings
     overrides = dict(WIDE)
-    if "recurrent_layers" in told:
+    if "recurrent_layers" in settings:
         overrides |= dict(recurrent_layers=(1,))
-    if "memorizing_layers" in told:
+    if "memorizing_layers" in settings:
         overrides |= dict(memorizing_layers=(1,), size=8 * W, neighbours=16)
-    T = W - 2 * told.get("num_memory", 0)  # a block with the memory tokens in it
+    T = W - 2 * settings.get("num_memory", 0)  # a block with the memory tokens in it
     graph, params = nnx.split(ARCHITECTURES[name].build(OneKey(), **overrides).for_segments(T))
     model = nnx.merge(graph, params)
     caches = jax.eval_shape(lambda params: nnx.merge(graph, params).init_caches(1), params)

@@ -36,7 +36,7 @@ B, T, W, D, F, H = 2, 8, 4, 8, 6, 2
 
 
 def layer(**parameters):
-    """A plain layer that does nothing but what the given parameters make it do."""
+    """Returns a plain layer with its output matrices and biases zero, except for `parameters`."""
     module = nnx.eval_shape(lambda: Layer(OneKey(), Sizes(D, H, D // H, F), W, dropout=0.5))
     module = randomised(module, seed=3)
     module.output_AD[...] = jnp.zeros((D, D))

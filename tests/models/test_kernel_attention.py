@@ -173,7 +173,7 @@ def test_a_cell_that_stays_plain_says_why(form, capsys):
 
 
 def test_a_model_draws_the_dropout_of_whole_tiles_in_its_kernels(monkeypatch):
-    """Against the kernels' plain forms, with what the kernels draw, for several tiles."""
+    """Compares several tiles with the kernels' plain forms, which use the same dropout masks."""
     window, settings = (
         256,
         dict(num_layers=1, recurrent_layers=(0,), window=256, num_states=128, dropout=0.2),

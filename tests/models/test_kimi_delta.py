@@ -164,9 +164,9 @@ def recorded(T=W + 3, groups=1, scale=None, **settings):
     names = "initial_state", *NAMES
     found = {f"in_{name}": x for name, x in zip(names, (state, *few, *others), strict=True)}
     found |= {f"grad_{name}": np.asarray(x) for name, x in zip(names, gradients, strict=True)}
-    told = settings | {"source": "naive_recurrent_kda"} | ({"scale": scale} if scale else {})
+    stored = settings | {"source": "naive_recurrent_kda"} | ({"scale": scale} if scale else {})
     found |= {"out_o": np.asarray(read), "out_final_state": np.asarray(after)}
-    return found | {"grad_cotangent_o": weights, "settings": json.dumps(told)}
+    return found | {"grad_cotangent_o": weights, "settings": json.dumps(stored)}
 
 
 def test_recordings_of_the_released_recurrence_are_replayed(check):

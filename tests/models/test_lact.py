@@ -53,9 +53,13 @@ def expected(inputs, chunk, muon):
 def recorded(case, **settings):
     """A recording of the loops, without gradients."""
     inputs, (_, chunk, *_, muon) = drawn(case), CASES[case]
-    told = {"source": "block_causal_lact_swiglu", "chunk_size": chunk, "use_muon": muon} | settings
+    stored = {
+        "source": "block_causal_lact_swiglu",
+        "chunk_size": chunk,
+        "use_muon": muon,
+    } | settings
     arrays = {f"in_{name}": x for name, x in inputs.items()}
-    return arrays | {"out_o": expected(inputs, chunk, muon), "settings": json.dumps(told)}
+    return arrays | {"out_o": expected(inputs, chunk, muon), "settings": json.dumps(stored)}
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -167,7 +171,7 @@ def new_memory(**options):
 
 @functools.cache
 def loops(muon, blocks):
-    """What the first document reads in blocks of 16 tokens, from the loops in float64."""
+    """Returns the first document's outputs in blocks of 16 tokens, from float64 loops."""
     memory = new_memory(muon=muon)
     params = jax.tree.map(np.float64, nnx.to_pure_dict(nnx.state(memory)))
     tokens, attended = tokens_of(memory, 16 * blocks)

@@ -80,7 +80,7 @@ def test_metrics_report_the_size_of_states_and_the_share_kept():
 
 def test_the_states_share_compares_what_the_two_halves_add():
     layer, x_BTD = random_layer(recurrent=(0,)), draw(1, W, D)
-    # With no MLP and one half at a time, what is added is what that half gives.
+    # Without the MLP and with one half of the output matrix zero, the layer adds the other half.
     layer.feed_forward.output_FD[...] = jnp.zeros((F, D))
     whole_CD, added = layer.output_CD[...], []
     _, _, metrics = read(layer, x_BTD)
@@ -244,16 +244,16 @@ def test_metrics_of_one_name_get_the_names_of_their_memories():
     assert found.keys() == {"kept", "two/kept", "three/kept", "state_share"}
 
 
-@pytest.mark.parametrize("place", ["read", "update"])
-def test_a_metric_that_is_no_scalar_is_refused(place):
+@pytest.mark.parametrize("method", ["read", "update"])
+def test_a_metric_that_is_no_scalar_is_refused(method):
     class Reporting(Still):
         def update(self, cache, taken, weights):
-            return cache, {"spread": jnp.ones(H)} if place == "update" else {}
+            return cache, {"spread": jnp.ones(H)} if method == "update" else {}
 
         def read(self, cache, tokens, attended_BTHK, weights):
-            return attended_BTHK, {"spread": jnp.ones(H)} if place == "read" else {}
+            return attended_BTHK, {"spread": jnp.ones(H)} if method == "read" else {}
 
     memory = Reporting(OneKey(), draw(1, H, K), draw(1, H, K), "one")
     layer = Layer(OneKey(), Sizes(D, H, K, F), W, memories=(memory,))
-    with pytest.raises(ValueError, match=rf"Reporting.{place} .* spread of shape \({H},\)"):
+    with pytest.raises(ValueError, match=rf"Reporting.{method} .* spread of shape \({H},\)"):
         read(layer, draw(B, W, D))

@@ -1,4 +1,4 @@
-"""Layers that are scanned together compute what a loop over the layers computes."""
+"""A scan over layers computes the same as a loop over layers."""
 
 import math
 

@@ -96,7 +96,7 @@ def fold(model, tokens_NBT, starts_NB=STARTS):
 
 def test_visibility_of_two_memory_tokens_around_three_tokens():
     # Columns and rows: read, read, token, token, token, write, write. RMT, section 3.
-    by_hand = """
+    pattern = """
         X X . . . . .
         X X . . . . .
         X X X . . . .
@@ -105,12 +105,12 @@ def test_visibility_of_two_memory_tokens_around_three_tokens():
         X X X X X X X
         X X X X X X X
     """
-    expected = np.array([[c == "X" for c in line.split()] for line in by_hand.split("\n")[1:-1]])
+    expected = np.array([[c == "X" for c in line.split()] for line in pattern.split("\n")[1:-1]])
     np.testing.assert_array_equal(segment_mask(2, 3), expected)
     np.testing.assert_array_equal(segment_mask(2, 3, memory_at_end=False), expected[:5, :5])
 
 
-# What is carried.
+# The carried memory.
 
 
 def moved_segments(model):
@@ -131,9 +131,9 @@ def test_memory_at_the_start_alone_carries_nothing_of_the_tokens():
 
 @pytest.mark.parametrize("name", ["rmt", "cache"])
 def test_other_cuts_change_logits_only_after_the_first(name):
-    # Memory moves at the ends of segments only, so law L1 holds up to the first cut. Behind it a
-    # token reads the memory of what came before in position of its tokens: exactly a segment that
-    # begins with what the model left at the cut.
+    # Memory is updated at the ends of segments only, so law L1 holds up to the first cut. After it
+    # a token reads the memory instead of the earlier tokens, exactly like a segment that starts
+    # with the caches from the cut.
     document = tokens()[:2].swapaxes(0, 1).reshape(1, B, 2 * T)
     begins = np.ones((1, B), bool)
     (whole,), _ = fold(model(name).for_segments(2 * T), document, begins)

@@ -82,7 +82,7 @@ def test_no_gradient_reaches_what_is_remembered():
     assert not any(np.any(cache.x_BMD) for cache in grads)
 
 
-# What is seen
+# Visible keys
 
 
 def test_without_same_length_a_cut_changes_the_keys_seen():

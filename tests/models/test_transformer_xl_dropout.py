@@ -1,8 +1,8 @@
 """Dropout of Transformer-XL is where the released code has it: one test per position.
 
-In each test the model is cut down until a single mask can be read off what comes out: what an entry
-with the mask is 0 or, at a rate of a half, twice the entry without. The positions are
-independent of one another, so each is looked at with the others in force.
+In each test the model is reduced until its output shows a single mask: an entry with the mask is 0
+or, at a rate of 0.5, twice the entry without. The masks of different positions are independent, so
+each is tested with all others in use.
 """
 
 import functools
@@ -39,7 +39,7 @@ def put(module, **values):
 
 
 def silence(model, attention=True, mlp=True):
-    """Takes away what attention, or the mlp, adds to the residual."""
+    """Sets the outputs of attention or of the MLP to zero."""
     for layer in model.layers:
         if attention:
             put(layer, output_AD=0.0)
@@ -59,8 +59,8 @@ def _read(graph, params, tokens_2BT, key):
 
 
 def read(model, key=KEY):
-    """The second of two segments: embeddings, what comes out, inputs of each layer, what each
-    attends to before the segment with the keys that are visible, and a `LayerAttention` a layer."""
+    """Reads two segments. Returns of the second: embeddings, output, inputs of each layer, pairs of
+    memories and visible keys, and a `LayerAttention` of each layer."""
     tokens_2BT = jnp.asarray(np.random.default_rng(3).integers(0, V, (2, B, T)))
     return _read(*nnx.split(model), tokens_2BT, key)
 
@@ -114,7 +114,7 @@ BIAS = 3.0
 
 
 def mlp(variational):
-    """The output of the first layer's MLP, H units beside D - F constants, and those H units."""
+    """Returns the output of the first layer's MLP, F units and D - F constants, and the units."""
     made = silence(model(dropout=0.5, variational_dropout=variational), mlp=False)
     for layer in made.layers:
         put(layer.feed_forward, output_FD=jnp.eye(F, D), output_bias_D=BIAS)

@@ -1,8 +1,8 @@
 """The Associative Recurrent Memory Transformer as plain loops in NumPy float64.
 
 Read it beside Rodkin et al. 2024, arXiv:2407.04841, section 2: one row, one layer, one position and
-one memory token at a time. The layers themselves are those of `rmt_numpy`, with tokens only, of
-which each sees those before it; the memory tokens are the last of them.
+one memory token at a time. The layers are those of `rmt_numpy`, without read and write positions:
+each token sees the tokens before it, and the memory tokens are the last tokens.
 """
 
 import numpy as np

@@ -1,7 +1,7 @@
 """The Compressive Transformer in plain NumPy, float64: lists that grow, one vector at a time.
 
-Read it beside Rae et al. 2019, arXiv:1911.05507, algorithm 1; what a layer attends to and computes
-is Transformer-XL's, as in txl_numpy.py beside this file. A compressed vector has one position.
+Read it with Rae et al. 2019, arXiv:1911.05507, algorithm 1. The layers are Transformer-XL's, from
+txl_numpy.py. A compressed vector has one position.
 """
 
 import numpy as np
@@ -40,7 +40,7 @@ class Reader(txl_numpy.Reader):
     def read(self, tokens_T, memories):
         """Logits (T, V) of a segment, and each layer's compressed and recent vectors after it."""
         config = self.config
-        # Memories of any length: what is kept of them is decided here.
+        # mem_len is unlimited in this call: the memories are shortened below.
         contents = [[*compressed, *recent] for compressed, recent in memories] + [[]]
         outputs, grown = txl_numpy.read_segment(
             tokens_T, contents, self.params, config, mem_len=10**9, artefacts=False

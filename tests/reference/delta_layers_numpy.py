@@ -117,7 +117,7 @@ KINDS = {
 
 
 class DeltaLayersReader(paper_numpy.Reader):
-    """A Block-Recurrent stack, some of whose layers have a memory in place of attention."""
+    """A Block-Recurrent stack in which some layers have a memory instead of attention."""
 
     def begin(self):
         memory = super().begin()

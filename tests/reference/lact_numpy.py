@@ -69,8 +69,8 @@ def chunks(first, q_TK, k_TK, v_TV, rates_T, keep_T, length, with_muon):
         part = slice(start, start + length)
         outputs += [network(weights, q_K) for q_K in q_TK[part]]
         keep = None if keep_T is None else keep_T[part]
-        told = k_TK[part], v_TV[part], rates_T[part], keep, with_muon
-        weights, momentum = after_chunk(weights, momentum, first, *told)
+        arguments = k_TK[part], v_TV[part], rates_T[part], keep, with_muon
+        weights, momentum = after_chunk(weights, momentum, first, *arguments)
     return np.array(outputs)
 
 
@@ -109,6 +109,6 @@ class Lact:
         new = []
         for h, (weights, momentum) in enumerate(heads):
             keep_W = None if keep_WH is None else keep_WH[:, h]
-            told = K_WHK[:, h], V_WHK[:, h], rates_WHZ[:, h], keep_W, self.muon
-            new.append(after_chunk(weights, momentum, self.first(h), *told))
+            arguments = K_WHK[:, h], V_WHK[:, h], rates_WHZ[:, h], keep_W, self.muon
+            new.append(after_chunk(weights, momentum, self.first(h), *arguments))
         return new

@@ -39,7 +39,7 @@ class Gradient:
 
 
 class Recurrence:
-    """Token by token; `step` returns the units and what is added to the residual."""
+    """Token by token; `step` returns the units and the term added to the residual."""
 
     wants_inputs = True
 

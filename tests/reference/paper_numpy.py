@@ -305,7 +305,7 @@ def attend(Q_K, K_NK, V_NK, scale, bias_N):
         scores_N = K_NK @ Q_K / np.sqrt(len(Q_K)) + bias_N
     else:
         scores_N = (K_NK @ Q_K + bias_N) * abs(scale)
-    # A softmax with one more place, of score -1000 and value zero (code).
+    # A softmax with one more entry, of score -1000 and value zero (code).
     peak = max(scores_N.max(), -1000)
     weights_N = np.exp(scores_N - peak)
     return weights_N @ V_NK / (weights_N.sum() + np.exp(-1000 - peak))
@@ -334,7 +334,7 @@ def scales(weights, name, settings):
 
 
 def normalised(x_NHK, settings):
-    """Queries or keys, normalised where the settings say so."""
+    """Queries or keys, normalised if the settings have `qk_norm`."""
     return unit_length(x_NHK) if settings.qk_norm else x_NHK
 
 
@@ -355,7 +355,7 @@ def sigmoid(x):
 class Reader:
     """Reads documents of one row.
 
-    The reference of a stack with a memory of one's own inherits from it and overrides `begin` and
+    The reference of a stack with a custom memory inherits from it and overrides `begin` and
     `own_memory`.
 
     Args:
@@ -383,11 +383,11 @@ class Reader:
         Args:
             layer: its parameters.
             Q_WHK, K_WHK, V_WHK: queries, keys and values of the block's tokens.
-            self_WHK: what they read in the window, and in the memories before.
-            memory: of the layer, a dict; without entries of its own in layers that lack it.
+            self_WHK: outputs of the window's attention and of the layer's earlier memories.
+            memory: of the layer, a dict; without the memory's entries in layers that lack it.
             x_WD: the layer's normalised inputs.
 
-        Returns: self_WHK with what is read in it; keys and values (S, H, K) of the states it
+        Returns: self_WHK with the memory's output; keys and values (S, H, K) of the states that it
             offers, or None; and a dict of its entries after the block.
         """
         return self_WHK, None, {}
@@ -416,5 +416,5 @@ class MemoryTokensReader(Reader):
         S, T = len(memory_SD), len(tokens_T)
         x_XD = np.concatenate([memory_SD, embed(self.params, tokens_T), memory_SD])
         y_XD, of_stack = run_vectors(self.params, self.settings, x_XD, of_stack, self.own_memory)
-        y_XD = rms_norm(y_XD, self.params["final_norm"])  # what the stack gives is normalised
+        y_XD = rms_norm(y_XD, self.params["final_norm"])  # the stack's outputs are normalised
         return words(self.params, self.settings, y_XD[S : S + T]), (y_XD[S + T :], of_stack)

@@ -19,7 +19,7 @@ def from_recording(npz):
             The recordings know no begin token: begin_D is zero, and their tokens never ask for it.
         settings: Settings of gate_form "meliad" and logits_divisor "width".
 
-    Raises: ValueError where the recording holds a parameter that has no place in ours.
+    Raises: ValueError where the recording holds a parameter that brt does not have.
     """
     tree = Tree({k.removeprefix("params/"): npz[k] for k in npz if k.startswith("params/")})
     layer_paths = sorted({path.split("/")[0] for path in tree.arrays if "transformer" in path})

@@ -45,7 +45,7 @@ def sinusoid(distance, width):
 
 
 def sees(settings, S, T, i, j):
-    """Whether position i of [read; tokens; write] sees position j of it. Section 3, code."""
+    """Whether position i of [read; tokens; write] sees position j. Section 3, code."""
     read, write = i < S, i >= S + T
     if read:
         return j < S

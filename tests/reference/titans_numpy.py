@@ -29,7 +29,7 @@ def gradient(weights, k_K, v_K):
 def after_chunk(weights, momentum, ends, k_TK, v_TK, rate_T, keep_T, forget_T):
     """Equations 13 and 14, token by token, with the gradients of the weights before the chunk.
 
-    ends: what the weights decay to; in the paper zeros.
+    ends: the weights that the memory decays to; in the paper zeros.
     """
     start = weights
     for k_K, v_K, rate, keep, forget in zip(k_TK, v_TK, rate_T, keep_T, forget_T):

@@ -1,4 +1,4 @@
-"""Transformer-XL in plain NumPy, float64, loop by loop, beside the paper's equations.
+"""Transformer-XL in plain NumPy float64 loops, from the paper's equations.
 
 It reads parameters by the released code's names and remembers lists that grow, so it shares
 neither layout nor bookkeeping with brt. Artefacts of that code are here too: absolute positions
@@ -59,8 +59,8 @@ def released_params(config, seed=0):
         shapes |= {attention + "o_net.weight": (D, A)}
         shapes |= {network + "CoreNet.0.weight": (F, D), network + "CoreNet.0.bias": (F,)}
         shapes |= {network + "CoreNet.3.weight": (D, F), network + "CoreNet.3.bias": (D,)}
-        for place in (attention, network):
-            shapes |= {place + "layer_norm.weight": (D,), place + "layer_norm.bias": (D,)}
+        for prefix in (attention, network):
+            shapes |= {prefix + "layer_norm.weight": (D,), prefix + "layer_norm.bias": (D,)}
     edges = [0, *config["cutoffs"], config["n_token"]]
     if config["div_val"] == 1:
         shapes["word_emb.emb_layers.0.weight"] = config["n_token"], D
@@ -90,9 +90,9 @@ def released_params(config, seed=0):
     return {name: np.asarray(value, np.float32) for name, value in params.items()}
 
 
-def layer_norm(x, params, place):
+def layer_norm(x, params, prefix):
     x = (x - x.mean()) / np.sqrt(((x - x.mean()) ** 2).mean() + 1e-5)
-    return x * params[place + "layer_norm.weight"] + params[place + "layer_norm.bias"]
+    return x * params[prefix + "layer_norm.weight"] + params[prefix + "layer_norm.bias"]
 
 
 def log_softmax(x):
@@ -153,15 +153,15 @@ def log_probabilities(x, params, config):
 
 def attend(i, x, memory, layer, params, config, mem_len):
     """What query i of a segment reads; section 3.3, scores of one pair at a time."""
-    place, H, K = f"layers.{layer}.dec_attn.", config["n_head"], config["d_head"]
+    prefix, H, K = f"layers.{layer}.dec_attn.", config["n_head"], config["d_head"]
     kind, everything = config["attn_type"], [*memory, *x]
     if config["pre_lnorm"]:
-        everything = [layer_norm(y, params, place) for y in everything]
+        everything = [layer_norm(y, params, prefix) for y in everything]
     if kind < 2:
-        W_q, W_k, W_v = np.split(params[place + "qkv_net.weight"], 3)
+        W_q, W_k, W_v = np.split(params[prefix + "qkv_net.weight"], 3)
     else:
-        W_q = params[place + "q_net.weight"]
-        W_k, W_v = np.split(params[place + "kv_net.weight"], 2)
+        W_q = params[prefix + "q_net.weight"]
+        W_k, W_v = np.split(params[prefix + "kv_net.weight"], 2)
     here = len(memory) + i
     oldest = max(0, here - mem_len + 1) if config["same_length"] else 0
     q = (W_q @ everything[here]).reshape(H, K)
@@ -172,7 +172,7 @@ def attend(i, x, memory, layer, params, config, mem_len):
             k = (W_k @ everything[j]).reshape(H, K)[h]
             score = q[h] @ k
             if kind == 0:
-                W_r = params[place + "r_net.weight"]
+                W_r = params[prefix + "r_net.weight"]
                 r = (W_r @ sinusoid(here - j, config)).reshape(H, K)[h]
                 u, v = (untied(params[name], layer) for name in ("r_w_bias", "r_r_bias"))
                 score += q[h] @ r + u[h] @ k + v[h] @ r
@@ -183,7 +183,7 @@ def attend(i, x, memory, layer, params, config, mem_len):
             scores.append(score / np.sqrt(K))
             values.append((W_v @ everything[j]).reshape(H, K)[h])
         read.append(np.exp(log_softmax(np.array(scores))) @ np.array(values))
-    return params[place + "o_net.weight"] @ np.concatenate(read)
+    return params[prefix + "o_net.weight"] @ np.concatenate(read)
 
 
 def untied(bias, layer):
@@ -192,11 +192,11 @@ def untied(bias, layer):
 
 
 def feed_forward(x, layer, params, config):
-    place = f"layers.{layer}.pos_ff."
-    y = layer_norm(x, params, place) if config["pre_lnorm"] else x
-    h = np.maximum(params[place + "CoreNet.0.weight"] @ y + params[place + "CoreNet.0.bias"], 0)
-    x = x + params[place + "CoreNet.3.weight"] @ h + params[place + "CoreNet.3.bias"]
-    return x if config["pre_lnorm"] else layer_norm(x, params, place)
+    prefix = f"layers.{layer}.pos_ff."
+    y = layer_norm(x, params, prefix) if config["pre_lnorm"] else x
+    h = np.maximum(params[prefix + "CoreNet.0.weight"] @ y + params[prefix + "CoreNet.0.bias"], 0)
+    x = x + params[prefix + "CoreNet.3.weight"] @ h + params[prefix + "CoreNet.3.bias"]
+    return x if config["pre_lnorm"] else layer_norm(x, params, prefix)
 
 
 def read_segment(tokens, memories, params, config, mem_len, artefacts=True):
@@ -216,21 +216,21 @@ def read_segment(tokens, memories, params, config, mem_len, artefacts=True):
     for layer in range(n):
         memory = list(memories[layer])
         if artefacts and config["attn_type"] == 2 and layer == 0:
-            places = [len(memory) + T - 1 - m for m in range(len(memory))]
-            memory = [y + sinusoid(place, config) for y, place in zip(memory, places)]
+            positions = [len(memory) + T - 1 - m for m in range(len(memory))]
+            memory = [y + sinusoid(position, config) for y, position in zip(memory, positions)]
         if config["attn_type"] == 3:
             table = params["r_emb"][layer].reshape(-1, config["d_model"])
             x = [y + farthest_first(table, T - 1 - i, config) for i, y in enumerate(x)]
             if artefacts:
-                places = [len(memory) + T - 1 - m for m in range(len(memory))]
-                rows = [farthest_first(table, place, config) for place in places]
+                positions = [len(memory) + T - 1 - m for m in range(len(memory))]
+                rows = [farthest_first(table, position, config) for position in positions]
                 memory = [y + row for y, row in zip(memory, rows)]
         after.append((memory + x)[max(0, len(memory) + T - mem_len) :])
         attended = []
         for i, y in enumerate(x):
             y = y + attend(i, x, memory, layer, params, config, mem_len)
-            place = f"layers.{layer}.dec_attn."
-            attended.append(y if config["pre_lnorm"] else layer_norm(y, params, place))
+            prefix = f"layers.{layer}.dec_attn."
+            attended.append(y if config["pre_lnorm"] else layer_norm(y, params, prefix))
         x = [feed_forward(y, layer, params, config) for y in attended]
     after.append((memories[n] + x)[max(0, len(memories[n]) + T - mem_len) :])
     return x, after
@@ -286,9 +286,9 @@ def of_model(params, config):
         found[network + "CoreNet.0.bias"] = of_network["hidden_bias_F"]
         found[network + "CoreNet.3.weight"] = of_network["output_FD"].T
         found[network + "CoreNet.3.bias"] = of_network["output_bias_D"]
-        for place, norm in ((attention, "attention_norm"), (network, "feed_forward_norm")):
-            found[place + "layer_norm.weight"] = layer[norm]["scale_D"]
-            found[place + "layer_norm.bias"] = layer[norm]["bias_D"]
+        for prefix, norm in ((attention, "attention_norm"), (network, "feed_forward_norm")):
+            found[prefix + "layer_norm.weight"] = layer[norm]["scale_D"]
+            found[prefix + "layer_norm.bias"] = layer[norm]["bias_D"]
     tops = {"r_w_bias": "content_bias_HK", "r_r_bias": "position_bias_HK"}
     of_layers = {"r_emb": "distance_keys_RHK", "r_bias": "distance_bias_RH"}
     for there, here in (tops | of_layers).items():

@@ -94,7 +94,7 @@ def test_the_first_page_and_the_folder_stay_small():
 
 
 def cells_of(found):
-    """Heads and rows of all tables, as texts: generated, by hand, and of compressors."""
+    """Heads and rows of all tables as texts: generated, written manually, and of compressors."""
     tables = {name: (table.heads(), [[c.text for c in row] for row in table.rows])
               for name, table in found.tables.items()}  # fmt: skip
     for page in PAGES:
@@ -176,7 +176,7 @@ STUDENT = {3: 4.3027, 5: 2.7764, 6: 2.5706}
 
 
 def prose():
-    """The text of all pages without what is generated or compared in a test of its own."""
+    """The text of all pages, without generated parts and tables that other tests compare."""
     texts = ((FOLDER / page).read_text() for page in PAGES)
     return " ".join(
         CHECKED.sub(lambda m: m[0] if m[1] == "files_rules" else "", MARKED.sub("", text))
@@ -202,8 +202,8 @@ def test_every_interval_in_the_text_is_of_archived_seeds(built):
         computed |= set(map(interval, cells))
         computed |= {interval(np.subtract(a, b)) for a, b in itertools.permutations(cells, 2)
                      if len(a) == len(b)}  # fmt: skip
-    told = set(re.findall(r"-?\d\.\d{3} ± \d\.\d{3}", prose().replace("\n", " ")))
-    assert len(told) > 12 and told <= computed
+    printed = set(re.findall(r"-?\d\.\d{3} ± \d\.\d{3}", prose().replace("\n", " ")))
+    assert len(printed) > 12 and printed <= computed
 
 
 def test_every_number_in_the_text_is_in_a_table_or_a_figure(built):
@@ -216,8 +216,8 @@ def test_every_number_in_the_text_is_in_a_table_or_a_figure(built):
     files = [*FOLDER.glob("figures/*.csv"), FOLDER / "baselines.csv"]
     drawn = re.findall(r"\d+\.\d+", " ".join(file.read_text() for file in files))
     known = {*re.findall(r"\d+\.\d{3}\b", tables), *(f"{float(text):.3f}" for text in drawn)}
-    told = set(re.findall(r"\d+\.\d{3}\b", prose()))
-    assert len(told) > 50 and told - known - {*reach} <= NOT_ARCHIVED
+    printed = set(re.findall(r"\d+\.\d{3}\b", prose()))
+    assert len(printed) > 50 and printed - known - {*reach} <= NOT_ARCHIVED
 
 
 def runs_of(built, *ladders):
@@ -231,7 +231,7 @@ def studies(run, name):
 
 @functools.cache
 def right(facts):
-    """How often the place that was named last is the answer, in 20,000 stories."""
+    """The share of 20,000 stories whose answer is the location that was named last."""
     random = np.random.default_rng(facts)
     stories = [story("qa1", facts, random) for _ in range(20_000)]
     return np.mean([each.facts[-1].endswith(f" {each.answer}.") for each in stories])

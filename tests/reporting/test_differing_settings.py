@@ -63,7 +63,7 @@ ALONE = {
     "Trainer.optimizer = @adamw": "@adamw (b1 0.9, b2 0.999, clip_norm None, clip_value None, "
     "eps 1e-08, weight_decay 0.0) for @adafactor",
 }
-"""Bindings, each alone on the published config, and what the cell has to say of it."""
+"""Bindings, each alone on the published config, and the note that the cell must have."""
 
 
 @pytest.mark.parametrize("binding", ALONE)
@@ -139,7 +139,7 @@ RELATIVES = (
     ("rmt_table_5", "rmt/rmt_wt103_150+recipes/wikitext103",
      "TransformerXL.dropout = 0.5", "0.5 for 0.1"),
 )  # fmt: skip
-"""A table of the other papers, one of its configs, a binding, and what the note says of it."""
+"""A table of another paper, one of its configs, a binding, and the difference in the note."""
 
 
 @pytest.mark.parametrize("name, of_config, binding, difference", RELATIVES)

@@ -1,4 +1,4 @@
-"""Gin files read as data say what gin itself would bind."""
+"""Gin files read as data have the bindings that gin itself would make."""
 
 import gin
 import pytest

@@ -34,11 +34,11 @@ HOSTILE = (
     "$\\frac{</text><script>document.title = 'PWNED'</script>$",
 )
 IN_A_NAME = "<img src=x onerror=document.title='PWNED'>\" onload='a"
-"""What can stand in the name of a folder."""
+"""Markup that is valid in the name of a folder."""
 
 
 def study(text):
-    """A study with the text in every place that takes one."""
+    """A study with the text in every field that is a text."""
     series = {"name": text, "x": [0, 1], "y": [1, 2], "x_label": text, "y_label": text}
     excerpt = dict.fromkeys(
         ("before", "text", "after", "title", "kind", "where", "direction"), text

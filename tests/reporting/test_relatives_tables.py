@@ -36,7 +36,7 @@ def filled(table):
 
 
 def run_of(folder, table, row, **scalars):
-    """A run with exactly what a row of the RMT paper asks for."""
+    """A run with exactly the settings of a row of the RMT paper."""
     where = row.where
     lines = ["RecurrentMemoryTransformer.memory_at_end = False"] * (where["system"] == "MemTr")
     depth = int(where["bptt_depth"]) if "RMT" in where["system"] else None
@@ -53,7 +53,7 @@ def run_of(folder, table, row, **scalars):
     )
 
 
-# What is measured.
+# Measured cells.
 
 
 def test_seeds_have_a_spread_a_worst_and_a_peak_of_memory(tmp_path):

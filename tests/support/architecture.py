@@ -33,14 +33,14 @@ class Architecture:
             in plain loops: `begin()` is the memory of a document, and `read(tokens_T, memory)`
             returns logits (T, V) and the memory after the segment. None for a drawn model.
         settings: arguments of the model, for tests of one architecture.
-        segment: tokens of a segment it is fed; the law of cuts takes others.
+        segment: tokens of its segments; the law of cuts takes others.
         window: of which a segment has one or several; documents of awkward lengths follow from it.
-        vocabulary: ids that it is fed.
-        cut_invariant: whether cutting a document at block borders changes nothing.
+        vocabulary: number of the input ids.
+        cut_invariant: whether cutting a document at block boundaries changes nothing.
         cleared: indices of the caches that clearing the state changes.
         within: whether, inside a segment of four blocks, a token sees all blocks before its own,
             through a memory; otherwise exactly `windows_reach()` tokens.
-        various: letters that stand for several sizes in it, such as those of layers that differ.
+        various: axis names with several sizes, such as those of layers that differ.
         divisible: overrides that make its sizes divisible by a mesh of eight devices.
     """
 

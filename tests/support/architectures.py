@@ -1,8 +1,8 @@
 """Every architecture the laws are checked on, tiny: the one list to which a new model is added.
 
 Two or three layers, S != W and H * K != D, so that no axis can be taken for another. An entry
-says how the model is built and which independent NumPy transcription it must agree with; one
-without is refused.
+defines the model and the independent NumPy transcription that it must agree with; an entry without
+a transcription is refused.
 """
 
 import functools
@@ -73,9 +73,9 @@ def stack_of_blocks(rngs, **settings):
 
 def paper_settings(**settings):
     """The transcription's arguments, from those of the model."""
-    told = SIZES | CELL_SIZES | MEMORY_SIZES | settings
+    given = SIZES | CELL_SIZES | MEMORY_SIZES | settings
     known = paper_numpy.Settings.__dataclass_fields__
-    return paper_numpy.Settings(**{key: told[key] for key in known if key in told})
+    return paper_numpy.Settings(**{key: given[key] for key in known if key in given})
 
 
 def block_recurrent(
@@ -83,8 +83,8 @@ def block_recurrent(
 ) -> Architecture:
     """An entry of a Block-Recurrent stack.
 
-    With a memory of one's own, `memories=((MyMemory, (1,)),)`, the other arguments say what an
-    `Architecture` asks; without one they follow from the settings.
+    With a custom memory, `memories=((MyMemory, (1,)),)`, the other arguments are those of
+    `Architecture`; without one they follow from the settings.
     """
     recurrent = settings.get("recurrent_layers", ())
     if cleared is None:
@@ -139,7 +139,7 @@ def recurrent_memory(body, reference, within=False, **settings) -> Architecture:
 
 def around_transformer_xl(**settings) -> Architecture:
     """Memory tokens around a Transformer-XL, as published."""
-    told = dict(
+    reader_settings = dict(
         num_heads=SIZES["num_heads"],
         cache=settings["memory_length"],
         memory_at_end=settings.get("memory_at_end", True),
@@ -147,7 +147,7 @@ def around_transformer_xl(**settings) -> Architecture:
     )
     return recurrent_memory(
         lambda rngs, **given: TransformerXL(rngs, **WITHOUT_WINDOW | given),
-        lambda params: rmt_numpy.Reader(params, rmt_numpy.Settings(**told)),
+        lambda params: rmt_numpy.Reader(params, rmt_numpy.Settings(**reader_settings)),
         **settings,
     )
 
@@ -218,11 +218,11 @@ def compressive(length, **memory) -> Architecture:
 def melodi(**settings) -> Architecture:
     """An entry of a MELODI."""
     known = melodi_numpy.Settings.__dataclass_fields__
-    told = SIZES | dict(long_layers=(), long_memory=0) | settings
-    told = melodi_numpy.Settings(**{key: told[key] for key in known})
+    given = SIZES | dict(long_layers=(), long_memory=0) | settings
+    reader_settings = melodi_numpy.Settings(**{key: given[key] for key in known})
     return Architecture(
         build=lambda rngs, **overrides: Melodi(rngs, **SIZES | settings | overrides),
-        reference=lambda params: melodi_numpy.Reader(params, told),
+        reference=lambda params: melodi_numpy.Reader(params, reader_settings),
         settings=settings,
         cut_invariant=True,
         cleared=(0, 1, 2),
@@ -243,7 +243,7 @@ def associative(memory, reader, **options) -> Architecture:
 
 
 def without_attention(memory, layers, **settings) -> Architecture:
-    """An entry of a memory in place of attention in some layers."""
+    """An entry of a memory that replaces attention in some layers."""
     return block_recurrent(
         memories=((memory, layers),),
         reference=lambda params: DeltaLayersReader(params, paper_settings(**settings)),
@@ -256,10 +256,12 @@ def without_attention(memory, layers, **settings) -> Architecture:
 def cached_states(memory, most, kept="last", every=1, chosen=0) -> Architecture:
     """An entry of states of earlier segments beside that of a layer without attention."""
     options = dict(memory=memory, most=most, kept=kept, every=every, chosen=chosen)
-    told = most, kept == "merged", every * WINDOW, chosen
+    arguments = most, kept == "merged", every * WINDOW, chosen
     return block_recurrent(
         memories=((functools.partial(CachedStates, **options), (1,)),),
-        reference=lambda params: CachedStatesReader(params, paper_settings(), memory.name, *told),
+        reference=lambda params: CachedStatesReader(
+            params, paper_settings(), memory.name, *arguments
+        ),
         cleared=(1,),
         within=True,
     )
@@ -452,5 +454,5 @@ def abstract(name, **overrides) -> Model:
 
 
 def segment_length(name) -> int:
-    """Tokens of a segment this architecture is fed."""
+    """Tokens of a segment of this architecture."""
     return ARCHITECTURES[name].segment

@@ -2,8 +2,8 @@
 
     python tests/support/browse.py URL FOLDER WIDTH HEIGHT
 
-FOLDER/page.html is the document after its scripts ran, FOLDER/page.png what a window of that size
-shows.
+FOLDER/page.html is the document after its scripts ran, FOLDER/page.png an image of a window of that
+size.
 """
 
 import os

@@ -101,7 +101,7 @@ def array_file(folder, part):
 
 
 def flip(path: Path):
-    """Spoils a byte in nine places: what lies at one of them may have been written over since."""
+    """Spoils nine bytes, since any one of them may belong to an array that is no longer used."""
     data = bytearray(path.read_bytes())
     for tenth in range(1, 10):
         data[len(data) * tenth // 10] ^= 0x10

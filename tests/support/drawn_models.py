@@ -109,7 +109,7 @@ class Drawn(NamedTuple):
         )
 
 
-# What a draw is made of.
+# Parts of a drawn model.
 
 
 def parts_of(value) -> Iterator[functools.partial]:
@@ -277,7 +277,7 @@ def plain_blocks(dice, turn):
     return Drawn(build, segment, window, cut_invariant=True)
 
 
-# Transformer-XL and what is put around it.
+# Transformer-XL and its wrappers.
 
 
 def adaptive(dice, vocabulary, width, projections=True):

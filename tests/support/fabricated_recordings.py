@@ -1,4 +1,5 @@
-"""Recordings written by hand, file by file, as the format says; and books with planted names."""
+"""Fabricated recordings, written file by file in the documented format, and books with planted
+names."""
 
 import json
 from pathlib import Path
@@ -74,12 +75,12 @@ def planted_book(name: str, title: str, seed: int, gaps=(40, 150, 700, 1500)) ->
             words.append(fillers[rng.integers(len(fillers))])
         return " ".join(words) + " "
 
-    text, planted, places = f"{title}\n\nby someone\n\n", {}, []
+    text, planted, positions = f"{title}\n\nby someone\n\n", {}, []
     for gap in (20, *gaps):
         text += filler(gap)
-        if places:
-            planted[len(text)] = len(text) - places[-1]
-        places.append(len(text))
+        if positions:
+            planted[len(text)] = len(text) - positions[-1]
+        positions.append(len(text))
         text += f"{name} "
     text += filler(300)
     text += "end of "

@@ -40,15 +40,15 @@ class Tally:
         """Runs a case.
 
         Args:
-            case: says what is bad, to find it again.
-            call: gives a value, or raises.
-            right: tells whether the value is right.
+            case: describes the damage, to reproduce it.
+            call: returns a value, or raises.
+            right: whether a value is right.
             culprits: texts of which a refusal must have one.
         """
-        kind, told = outcome(call, right, culprits)
+        kind, detail = outcome(call, right, culprits)
         self.counts[kind] += 1
         if kind not in ("right", "sentence"):
-            self.bad.append(f"{kind}: {case}: {told}")
+            self.bad.append(f"{kind}: {case}: {detail}")
 
     def check(self):
         counts = "  ".join(f"{kind} {self.counts[kind]}" for kind in KINDS)
@@ -63,7 +63,7 @@ class Tally:
 
 
 def outcome(call, right, culprits):
-    """Returns one of `KINDS`, and what is told of it."""
+    """Returns one of `KINDS` and the value or the error as text."""
 
     def alarm(number, frame):
         raise Hang

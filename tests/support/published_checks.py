@@ -169,7 +169,7 @@ class Read(dict):
 
 
 def read(files: tuple[str, ...], bindings: tuple[str, ...] = ()) -> Read:
-    """What gin binds once the model and the schedule are built, each macro's value in its place.
+    """The bindings that gin reads to build the model and the schedule, with macros resolved.
 
     Tracing the loss reads nothing more; tests/configs/test_every_build.py does it.
     """

@@ -22,7 +22,7 @@ class Ragged(NamedTuple):
 
 
 def ragged_lengths(window, segment_length):
-    """Document lengths around every border there is."""
+    """Document lengths around the boundaries of windows and segments."""
     lengths = (1, window - 1, window, window + 1, segment_length, 3 * segment_length + 5)
     return tuple(length for length in lengths if length)
 

@@ -27,8 +27,8 @@ def state_of(step, mesh):
     embedding.view(np.uint32)[:2, 0] = 0x80000000, 0x7FA00001  # -0.0, a signalling NaN
     state.params["embedding_VD"] = embedding
     return jax.tree.map(
-        lambda x, place: jax.make_array_from_callback(
-            x.shape, place, lambda index: np.asarray(x)[index]
+        lambda x, sharding: jax.make_array_from_callback(
+            x.shape, sharding, lambda index: np.asarray(x)[index]
         ),
         *(state, shardings(state, mesh)),
     )

@@ -1,4 +1,4 @@
-"""Small token stores in which no id occurs twice, so that every token read tells its place."""
+"""Small token stores in which no id occurs twice, so that an id identifies its position."""
 
 import itertools
 

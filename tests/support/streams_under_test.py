@@ -74,7 +74,7 @@ class StreamUnderTest:
     waits: whether a row may be without anything to read at the end of an epoch, or before a
         document that is shorter than a step.
     overlaps: whether its segments overlap, so that all of them are starts.
-    next_tokens: whether what is predicted are the next tokens; else they are labels.
+    next_tokens: whether the targets are the next tokens; otherwise they are labels.
     """
 
     name: str

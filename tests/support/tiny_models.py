@@ -20,7 +20,7 @@ def wide_types():
 
 
 class OneKey:
-    """Stands in for `nnx.Rngs`, whose counters are slow to trace, where no draw matters."""
+    """Replaces `nnx.Rngs`, whose counters are slow to trace, where no draw matters."""
 
     def params(self):
         return jax.random.key(0)
@@ -73,7 +73,7 @@ QUICK = {
     "xla_llvm_disable_expensive_passes": True,
     "xla_cpu_parallel_codegen_split_count": 1,
 }
-"""Compiler options for tests, which spend their time compiling, not running: a quarter of it."""
+"""Compiler options for tests, which compile longer than they run; they save three quarters."""
 if jaxlib.version.__version_info__ < (0, 11):  # newer ones end the process at an unknown flag
     QUICK["xla_cpu_use_fusion_emitters"] = False  # half the time
 

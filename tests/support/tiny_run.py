@@ -38,7 +38,7 @@ LENGTHS = {
     "validation": (1, 7, 8, 9, 16, 53, 100),
     "test": (40, 3),
 }
-"""Bytes of each document: around every border there is, and several segments long."""
+"""Bytes of each document: around block and segment boundaries, and several segments long."""
 
 LINES = """
 Trainer.corpus = @Corpus()
@@ -106,7 +106,7 @@ def collect_garbage():
 
 
 def write_corpus(folder: Path, lengths=LENGTHS, seed=0):
-    """Writes `<split>/<number>.txt`; letters are drawn with unequal odds, which can be learned."""
+    """Writes `<split>/<number>.txt` with characters of unequal odds, which a model can learn."""
     rng = np.random.default_rng(seed)
     for split, sizes in lengths.items():
         (folder / split).mkdir(parents=True)
@@ -124,8 +124,8 @@ def write_config(folder: Path, *lines: str, without=()) -> Path:
     """
     if not (folder / "texts").exists():
         write_corpus(folder / "texts")
-    places = [f'TextFiles.path = "{folder}/texts/{{split}}"', f'Corpus.store = "{folder}/stores"']
-    own = [line for line in LINES.split("\n") + places if not line.startswith(tuple(without))]
+    paths = [f'TextFiles.path = "{folder}/texts/{{split}}"', f'Corpus.store = "{folder}/stores"']
+    own = [line for line in LINES.split("\n") + paths if not line.startswith(tuple(without))]
     path = folder / "tiny.gin"
     path.write_text("\n".join([*own, *lines]) + "\n")
     return path
@@ -273,7 +273,7 @@ def files_of_at_most(size: int):
 
 
 def contents(folder) -> dict[str, tuple[int, bytes]]:
-    """When each file below a folder was written, and what is in it."""
+    """Returns the time of writing and the content of each file below a folder."""
     return {
         str(path.relative_to(folder)): (path.stat().st_mtime_ns, path.read_bytes())
         for path in sorted(Path(folder).rglob("*"))

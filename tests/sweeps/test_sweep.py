@@ -37,7 +37,7 @@ class Killed(BaseException):
 
 
 def pretended(calls, kill_at=None, environments=None):
-    """Stands for `brt.train` and `brt.evaluate`; dies before call number `kill_at`.
+    """Replaces `brt.train` and `brt.evaluate`; dies before call number `kill_at`.
 
     environments: a list for the variables of each call.
     """

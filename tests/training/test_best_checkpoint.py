@@ -108,7 +108,7 @@ def losses(run):
     return {r["step"]: r["eval/loss"] for r in records(run.folder.path, "eval/")}
 
 
-# What is kept.
+# Kept checkpoints.
 
 
 def test_the_best_checkpoint_outlives_the_newest_ones(straight):
@@ -184,7 +184,7 @@ def test_a_killed_run_has_the_same_best(tiny, straight, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("owner", "place", "number"),
+    ("owner", "method", "number"),
     [
         (LoopEvaluation, "_compare", 2),
         (TrainingRun, "_save", 4),
@@ -194,9 +194,9 @@ def test_a_killed_run_has_the_same_best(tiny, straight, tmp_path):
     ],
 )
 def test_a_run_killed_around_an_evaluation_ends_early_alike(
-    patient, early, tmp_path, monkeypatch, owner, place, number
+    patient, early, tmp_path, monkeypatch, owner, method, number
 ):
-    usual, calls = getattr(owner, place), []
+    usual, calls = getattr(owner, method), []
 
     def killing(self, *arguments):
         calls.append(arguments)
@@ -204,7 +204,7 @@ def test_a_run_killed_around_an_evaluation_ends_early_alike(
             raise Killed
         return usual(self, *arguments)
 
-    monkeypatch.setattr(owner, place, killing)
+    monkeypatch.setattr(owner, method, killing)
     with pytest.raises(Killed):
         train_here(patient, tmp_path)
     assert_same_end(train_here(patient, tmp_path), early)

@@ -25,7 +25,7 @@ from brt.training.checkpoints.fingerprints import fingerprints
 pytestmark = pytest.mark.usefixtures("collect_garbage")
 
 
-# What is saved comes back.
+# Saving and restoring.
 
 
 def test_every_array_comes_back_bit_for_bit_with_its_record(tmp_path):
@@ -135,8 +135,8 @@ def test_a_state_moves_to_another_mesh_unchanged(tmp_path, first, second):
         found, record = checkpoints.restore_latest(wanted)
     assert not differing(found, state)
     assert fingerprints(found) == record["fingerprints"]
-    for x, place in zip(jax.tree.leaves(found), jax.tree.leaves(wanted)):
-        assert x.sharding == place.sharding
+    for x, expected in zip(jax.tree.leaves(found), jax.tree.leaves(wanted)):
+        assert x.sharding == expected.sharding
     split = found.params["embedding_VD"].addressable_shards[0].data.shape
     assert split == (64 // second[1], 16 // second[0])
 

@@ -63,7 +63,7 @@ def test_the_page_s_table_of_axes_is_the_code_s():
     rows = re.findall(r"^\| `(\w+)` \| ([A-Z, ]+) \| (\w+)[^|]*\|$", page, re.M)
     expected = [(name, ", ".join(axis.splits), axis.crosses) for name, axis in AXES.items()]
     assert [(name, axes, answer == "yes") for name, axes, answer in rows] == expected
-    # And what the table says of slices is what a mesh does.
+    # The table's column on slices agrees with a mesh.
     assert {
         name for name, size in zip(AXES, make_mesh((-1, 1), gpus(1, 1)).devices.shape) if size > 1
     } == {name for name, axis in AXES.items() if axis.crosses}

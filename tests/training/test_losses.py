@@ -25,10 +25,10 @@ def test_each_token_costs_minus_the_log_of_its_probability(shape, scale):
     targets = rng.integers(0, shape[-1], shape[:-1])
     nats, correct = jax.jit(token_losses)(logits, targets.astype(np.int32))
     assert nats.shape == correct.shape == targets.shape
-    for place in np.ndindex(targets.shape):
-        row = logits[place].astype(np.float64).tolist()
-        assert float(nats[place]) == pytest.approx(plain(row, targets[place]), rel=1e-5, abs=1e-5)
-        assert bool(correct[place]) == (max(row) == row[targets[place]])
+    for index in np.ndindex(targets.shape):
+        row = logits[index].astype(np.float64).tolist()
+        assert float(nats[index]) == pytest.approx(plain(row, targets[index]), rel=1e-5, abs=1e-5)
+        assert bool(correct[index]) == (max(row) == row[targets[index]])
 
 
 @pytest.mark.parametrize("shift", [-1e4, 1e4])
@@ -37,7 +37,7 @@ def test_a_constant_added_to_all_logits_changes_nothing(shift):
     targets = np.arange(6, dtype=np.int32)
     nats, correct = token_losses(logits, targets)
     shifted_nats, shifted_correct = token_losses(logits + np.float32(shift), targets)
-    np.testing.assert_allclose(shifted_nats, nats, atol=2e-3)  # one unit in the last place of 1e4
+    np.testing.assert_allclose(shifted_nats, nats, atol=2e-3)  # 2 ulp of 1e4 in float32
     np.testing.assert_array_equal(shifted_correct, correct)
 
 

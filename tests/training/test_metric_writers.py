@@ -21,7 +21,7 @@ def tiny(tmp_path_factory):
 
 @pytest.fixture
 def wandb(monkeypatch):
-    """A module in wandb's place that keeps what it is given, run by run."""
+    """Replaces wandb by a module that keeps the records of each run."""
     runs = {}
 
     class Run:

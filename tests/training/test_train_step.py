@@ -166,7 +166,7 @@ def test_a_step_counts_itself_and_reports_the_rate_it_used(tools):
     assert float(metrics.means["layer0/cell_grad_norm"]) == pytest.approx(norm(cell), rel=1e-5)
 
 
-# What is not finite.
+# Values that are not finite.
 
 
 def poisoned(how, tools):
@@ -268,11 +268,11 @@ def test_clearing_resets_the_states_and_keeps_the_windows(tools):
     (cache,) = tools.state.caches
     reset = (cache._replace(memories=empty[0].memories),)
     cleared = losses(tools.bind, clear=True)(params, tools.state.caches, one, None)
-    by_hand = losses(tools.bind)(params, reset, one, None)
-    close(cleared, by_hand, 1e-6)
+    expected = losses(tools.bind)(params, reset, one, None)
+    close(cleared, expected, 1e-6)
     kept = losses(tools.bind)(params, tools.state.caches, one, None)
-    anew = losses(tools.bind)(params, empty, one, None)
-    for other in (kept, anew):
+    fresh = losses(tools.bind)(params, empty, one, None)
+    for other in (kept, fresh):
         assert abs(float(other[0]) - float(cleared[0])) > 1e-4
 
 

@@ -76,7 +76,7 @@ def straight(tiny, first_params, tmp_path_factory):
     return train_here(tiny, tmp_path_factory.mktemp("runs") / "straight", hook=keep_first)
 
 
-# What a run records.
+# Records of a run.
 
 
 def test_a_run_records_every_interval_and_every_evaluation_once(straight, tiny):

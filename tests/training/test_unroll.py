@@ -195,7 +195,7 @@ def by_hand(name, depth):
 )
 def test_the_gradient_is_that_of_the_unroll_spelled_out(name, depth):
     starts = np.zeros((K, B), bool)
-    starts[0, 0] = starts[1, 1] = starts[3, 0] = True  # learned first states, at several places
+    starts[0, 0] = starts[1, 1] = starts[3, 0] = True  # learned initial states at several positions
     mixed = batch(name, starts=starts)
     (value, (caches, _, _)), grads = grade(name, depth, mixed)
     (expected, memory), slopes = by_hand(name, depth)(case(name).params, case(name).caches, mixed)

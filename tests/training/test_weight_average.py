@@ -85,7 +85,7 @@ def test_a_run_evaluates_the_average_and_a_resumed_one_the_same(tmp_path):
     assert differing(loaded.params, straight.state.params)
     last, _ = load_params(str(tmp_path / "straight"), abstract._replace(optimizer=None))
     assert not differing(last.params, straight.state.params)
-    # Training is that of a run without the average; only what is evaluated differs.
+    # Training is the same as without the average; only the evaluated parameters differ.
     plain = train_here(build(tmp_path / "tiny.gin"), tmp_path / "plain")
     assert not differing(plain.state.params, straight.state.params)
     assert losses("plain") != losses("straight")

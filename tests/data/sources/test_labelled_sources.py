@@ -197,7 +197,7 @@ def test_an_answer_is_looked_for_where_it_is_told():
     assert [found.text[a:b] for a, b in found.spans] == ["Rome", "Rome"]
     assert found.spans[0][0] == found.text.index("Rome, in")
     assert (found.kind, found.answers) == (0, ("Rome", "Roma"))
-    # Not told where it should be: anywhere; then in other letters; and only as whole words.
+    # Otherwise the whole text is searched, then without regard to case, for whole words only.
     assert len(question_example("q", "?", paragraphs, ["saw"]).spans) == 1
     assert len(question_example("q", "?", paragraphs, ["ANN"]).spans) == 2
     assert question_example("q", "?", paragraphs, ["Rom"]).spans == ()

@@ -1,4 +1,4 @@
-"""Sources: which documents, in which order, and what is said when there are none."""
+"""Sources: which documents, in which order, and the error when there are none."""
 
 import glob
 import gzip

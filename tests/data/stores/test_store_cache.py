@@ -84,7 +84,7 @@ def test_a_damaged_file_is_named_and_never_copied(corpus, tmp_path, name, at):
     content = bytearray(path.read_bytes())
     content[max(at, -len(content))] ^= 1
     path.write_bytes(bytes(content))
-    for _ in range(2):  # what the first try left does not help the second
+    for _ in range(2):  # files that the first try left do not let the second succeed
         with pytest.raises(ValueError, match=name):
             corpus.open(SPLIT)
     assert not any((copy / name).exists() for copy in copies(tmp_path / "another_host"))

@@ -1,4 +1,4 @@
-"""Inspection: what a store says of itself is true, and damage does not stay hidden."""
+"""Inspection: the figures of a store are right, and damage is found."""
 
 import json
 
@@ -74,8 +74,8 @@ def test_a_tasks_documents_are_symbols_only_with_its_config(tmp_path, monkeypatc
     decoded = repr(task.vocabulary.decode(store.tokens(0)))
     config = tmp_path / "task.gin"
     bound = [f"MultiQueryRecall.{name} = {value}" for name, value in settings.items()]
-    place = f"Corpus.store = {str(tmp_path / 'stores')!r}"
-    config.write_text("\n".join(["Corpus.source = @MultiQueryRecall()", place, *bound]))
+    binding = f"Corpus.store = {str(tmp_path / 'stores')!r}"
+    config.write_text("\n".join(["Corpus.source = @MultiQueryRecall()", binding, *bound]))
     shown = []
     for given in ((), (f"--gin_file={config}",)):
         flags = f"--inspect={store.folder}", "--document=0", *given

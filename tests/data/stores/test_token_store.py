@@ -1,4 +1,4 @@
-"""Token stores: what is read is what was written; damage is refused."""
+"""Token stores: reading returns the written tokens; damage is refused."""
 
 import hashlib
 import json
@@ -51,7 +51,7 @@ def store(tmp_path):
     return TokenStore(tmp_path / "train")
 
 
-# What is written and read
+# Writing and reading
 
 
 def test_every_document_and_every_part_of_it_comes_back(store):
@@ -132,13 +132,13 @@ def test_a_text_that_is_not_utf8_is_kept_with_a_warning(tmp_path, monkeypatch, c
     with caplog.at_level("WARNING"):
         write(tmp_path / "train", documents)
     found = [re.match(r"(\w+) is not UTF-8 .its byte (\d+)", m).groups() for m in caplog.messages]
-    places = {}
+    offsets = {}
     for title, text in texts.items():
         try:
             text.decode()
         except UnicodeDecodeError as error:
-            places[title] = str(error.start)
-    assert dict(found) == places and places.keys() == {"latin", "cut", "lone"}
+            offsets[title] = str(error.start)
+    assert dict(found) == offsets and offsets.keys() == {"latin", "cut", "lone"}
     store = TokenStore(tmp_path / "train")
     assert [store.tokens(i).tolist() for i in range(4)] == [list(text) for text in texts.values()]
 
@@ -305,7 +305,7 @@ def test_what_an_interrupted_run_left_is_replaced(tmp_path):
     assert names == {"shard-00000/tokens.bin", "shard-00000/documents.jsonl"}
 
 
-# Reading what is damaged
+# Damaged stores
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "offsets.npy", "tokens.bin"])

@@ -23,9 +23,9 @@ def store(tmp_path):
     return make_store(tmp_path / "train", LENGTHS, weighted=True, first=0)
 
 
-def flip(path, place=-1):
+def flip(path, offset=-1):
     content = bytearray(path.read_bytes())
-    content[place] ^= 1
+    content[offset] ^= 1
     path.write_bytes(content)
 
 

@@ -58,9 +58,9 @@ def test_the_hash_is_a_plain_loop_and_rows_keep_their_number(store_of):
 def test_whatever_changes_in_a_row_changes_its_hash_and_no_other(store_of, field, k, row, at, data):
     batch = training_stream("documents", store_of(RAGGED), *SIZES).batch(3)
     changed = list(map(np.copy, batch))
-    place = (k, row, at)[: changed[field].ndim]
-    old = changed[field][place]
+    index = (k, row, at)[: changed[field].ndim]
+    old = changed[field][index]
     new = not old if field == 3 else data.draw(st.integers(-1, 2**20).filter(lambda x: x != old))
-    changed[field][place] = new
+    changed[field][index] = new
     different = row_hashes(type(batch)(*changed), 3) != row_hashes(batch, 3)
     assert different.tolist() == [r == row for r in range(8)]

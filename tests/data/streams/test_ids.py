@@ -1,4 +1,4 @@
-"""An id beyond the vocabulary is noticed wherever it is read, and its place is named."""
+"""An id beyond the vocabulary is noticed wherever it is read, and the error names its position."""
 
 import shutil
 
@@ -19,7 +19,7 @@ MOST = 12
 
 
 def spoiled(store, folder, number, id=SIZE) -> TokenStore:
-    """A copy of a store with another id in place of one token."""
+    """Returns a copy of a store in which one token is replaced by `id`."""
     shutil.copytree(store.folder, folder)
     tokens = np.memmap(folder / "shard-00000" / "tokens.bin", store.all_tokens.dtype, mode="r+")
     tokens[number] = id
@@ -56,8 +56,8 @@ def test_no_token_of_a_store_is_read_unnoticed(store_of, tmp_path, kind, stride)
         else:
             stream = evaluation_pass(kind, store, 2, W, stride)
         document, offset = place(store, number)
-        told = rf"^{store.folder} is damaged: token {offset} of document {document} has id 100,000"
-        with pytest.raises(ValueError, match=rf"{told}.* 100,000 ids\. .*prepare it again"):
+        text = rf"^{store.folder} is damaged: token {offset} of document {document} has id 100,000"
+        with pytest.raises(ValueError, match=rf"{text}.* 100,000 ids\. .*prepare it again"):
             for step in range(steps_of(stream) + 1):
                 check_ids(stream.batch(step), store, stream.targets_are_tokens)
         shutil.rmtree(store.folder)

@@ -161,7 +161,7 @@ def test_spans_are_positions_in_the_segment_of_the_answer(tmp_path):
     tokens = store.tokens(0).tolist()
     first, second = (segments_of(stream.batch(step), 0)[0] for step in (0, 1))
     assert first[0] == [CLS, *tokens[:2], SEP, *tokens[2:6], SEP]
-    assert first[1] == {0: 4, 1: 4}  # [3, 5] is cut by the border
+    assert first[1] == {0: 4, 1: 4}  # [3, 5] crosses the segment boundary
     assert second[0] == [CLS, *tokens[:2], SEP, *tokens[6:], SEP]
     assert second[1] == {0: 4, 1: 5, 2: 0}
     assert [segments_of(stream.batch(step), 1)[0][1] for step in (0, 1)] == [{}, {2: 1}]

@@ -41,7 +41,7 @@ def test_before_the_first_segment_there_is_nothing_to_read(entry, store_of):
         assert batch.starts_KB[:missing].all()
         assert not any(array[:missing].any() for array in batch[:3])
         assert same([x[missing] for x in batch[:2]], [new.batch(0)[i][0] for i in range(2)])
-        # What a model carries from the padding is forgotten.
+        # The first real segment clears the caches that the padding has filled.
         assert batch.starts_KB[missing].all()
 
 
@@ -63,7 +63,7 @@ def test_the_checksum_is_of_all_that_a_step_reads(store_of):
         training_stream("documents", store, ROWS, W, reread_segments=k) for k in range(AGAIN)
     ]
     assert len({checksum_of(stream.batch(20), 20) for stream in streams}) == AGAIN
-    # What is read again makes a difference too, at the same new segment.
+    # The segments that are read again enter the checksum too.
     batch = streams[2].batch(20)
     before = checksum_of(batch, 20)
     batch.inputs_KBT[0, 0, 0] += 1

@@ -21,12 +21,12 @@ def test_a_step_reads_a_whole_sample_in_each_row(store_of):
 
 def test_segments_that_make_no_sample_are_refused(store_of):
     store = store_of(LENGTHS)
-    for sizes, told in (
+    for sizes, error in (
         ((W, 2), "bind Trainer.segment_length = 6"),
         ((3, 5), "segments_per_step to a divisor of 12"),
         ((2 * W, 2), "bind Trainer.segment_length = 6"),
     ):
-        with pytest.raises(ValueError, match=f"{told}.*padded_length"):
+        with pytest.raises(ValueError, match=f"{error}.*padded_length"):
             SampleStream(store, 4, *sizes)
     with pytest.raises(ValueError, match=r"segment_length = 8 .*12"):
         SamplePass(store, 4, 2 * W)

@@ -33,12 +33,12 @@ VANILLA = (
 def test_every_token_is_scored_once_with_the_promised_context(tmp_path, rows, stride, contiguous):
     store = make_store(tmp_path / "store", RAGGED, weighted=True)
     shifted = ShiftedPass(store, rows, T, stride, contiguous)
-    weight_of, offset_of, place = {}, {}, 0
+    weight_of, offset_of, position = {}, {}, 0
     for document, length in enumerate(RAGGED):
         for offset in range(length):
-            weight_of[FIRST + place] = float(store.weights(document)[offset])
-            offset_of[FIRST + place] = (document, offset)
-            place += 1
+            weight_of[FIRST + position] = float(store.weights(document)[offset])
+            offset_of[FIRST + position] = (document, offset)
+            position += 1
     scored = {}
     for step in range(shifted.num_steps):
         batch = shifted.batch(step)

@@ -27,18 +27,18 @@ def answer_to(facts, question):
     at, holder, been, gifts, beside = {}, {}, {}, [], {}
     for fact in facts:
         if found := MOVE.fullmatch(fact):
-            person, place = found.groups()
-            at[person] = place
+            person, location = found.groups()
+            at[person] = location
             for thing in [t for t, p in holder.items() if p == person]:
-                been.setdefault(thing, []).append(place)
+                been.setdefault(thing, []).append(location)
         elif found := TAKE.fullmatch(fact):
             person, thing = found.groups()
             assert thing not in holder
             holder[thing] = person
-            places = been.setdefault(thing, [])
+            locations = been.setdefault(thing, [])
             if person in at:
-                assert not places or places[-1] == at[person]
-                places[:] = places or [at[person]]
+                assert not locations or locations[-1] == at[person]
+                locations[:] = locations or [at[person]]
         elif found := DROP.fullmatch(fact):
             assert holder.pop(found[2]) == found[1]
         elif found := GIVE.fullmatch(fact):
@@ -58,9 +58,9 @@ def answer_to(facts, question):
     if found := re.fullmatch(r"Where is the (\w+)\?", question):
         return been[found[1]][-1]
     if found := re.fullmatch(r"Where was the (\w+) before the (\w+)\?", question):
-        places = been[found[1]]
-        assert places.count(found[2]) == 1
-        return places[places.index(found[2]) - 1]
+        locations = been[found[1]]
+        assert locations.count(found[2]) == 1
+        return locations[locations.index(found[2]) - 1]
     if found := re.fullmatch(r"What is (\w+) of the (\w+)\?", question):
         return beside.get((found[1], found[2]))
     if found := re.fullmatch(r"What is the (\w+) (\w+) of\?", question):

@@ -16,15 +16,15 @@ def documents():
 
 def test_the_mark_is_the_only_token_that_depends_on_the_class(documents):
     marks = [WORDS.index("mark_no"), WORDS.index("mark_yes")]
-    places, labels = [], []
+    positions, labels = [], []
     for document in documents:
         (at,) = np.flatnonzero(np.isin(document.tokens, marks))
         assert document.tokens[at] == marks[document.annotation["label"]]
         rest = np.delete(document.tokens, at)
         assert rest.min() >= len(WORDS) and rest.max() < len(WORDS) + 5
-        places.append(int(at))
+        positions.append(int(at))
         labels.append(document.annotation["label"])
-    assert {*places} == {0, 1, 2, 3} and len(documents) == 300
+    assert {*positions} == {0, 1, 2, 3} and len(documents) == 300
     assert 0.4 < np.mean(labels) < 0.6
 
 

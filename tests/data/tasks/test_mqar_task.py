@@ -83,7 +83,7 @@ def test_gaps_follow_the_power_law():
             counts[(start - 5) // 2] += 1
     odds = np.arange(1, 17) ** -0.5
     odds /= odds.sum()
-    # Two slots without replacement: the first by the odds, the second by what is left.
+    # Two slots without replacement: the second by the odds of the remaining slots.
     second = np.array(
         [sum(odds[j] * odds[i] / (1 - odds[j]) for j in range(16) if j != i) for i in range(16)]
     )

@@ -56,9 +56,9 @@ def test_each_fact_is_defined_and_asked_once_in_range(task):
         assert all(tokens.count(key) == 2 for key in keys)
         first_value = FIRST_KEY + task.num_keys
         values = range(first_value, first_value + task.num_values)
-        places = {at for at, _, _ in answers} | {at - d for at, d, _ in answers}
+        positions = {at for at, _, _ in answers} | {at - d for at, d, _ in answers}
         for at, token in enumerate(tokens):
-            assert (token in values) == (at in places)
+            assert (token in values) == (at in positions)
         for at, distance, value in answers:
             assert task.min_distance <= distance <= task.max_distance
             assert tokens[at] == value  # an oracle that remembers is always right

@@ -36,11 +36,11 @@ def test_symbols_are_listed_by_falling_count_and_text_comes_back(tmp_path_factor
     assert vocabulary.decode(ids) == text
 
 
-@pytest.mark.parametrize(("unit", "place"), [("byte", "0xc3 at byte 2"), ("character", "U\\+00E9")])
-def test_a_symbol_that_is_not_listed_is_refused_with_its_place(tmp_path, unit, place):
+@pytest.mark.parametrize(("unit", "where"), [("byte", "0xc3 at byte 2"), ("character", "U\\+00E9")])
+def test_a_symbol_that_is_not_listed_is_refused_with_its_place(tmp_path, unit, where):
     vocabulary = made(tmp_path / "list.txt", b"ab", unit)
     assert vocabulary.unknown_id is None and vocabulary.special_ids == {}
-    with pytest.raises(ValueError, match=rf"'Emma' has {place}.*SymbolCounting\.splits"):
+    with pytest.raises(ValueError, match=rf"'Emma' has {where}.*SymbolCounting\.splits"):
         vocabulary.encode("abé".encode(), "Emma")
 
 

@@ -21,7 +21,7 @@ published = pytest.mark.skipif(not PUBLISHED.exists(), reason="needs the publish
 
 @pytest.fixture(scope="module")
 def bpe(tmp_path_factory):
-    """The 256 bytes as byte-level BPE spells them, and merges for some white space and letters."""
+    """A byte-level BPE of the 256 bytes with merges for some white space and letters."""
     tokenizers = pytest.importorskip("tokenizers", reason='needs pip install -e ".[text]"')
     folder = tmp_path_factory.mktemp("bpe")
     merges = [("Ċ", "Ċ"), ("Ġ", "Ġ"), ("Ġ", "a"), ("a", "b"), ("Ċ", "Ġ"), ("ĊĊ", "ĊĊ")]

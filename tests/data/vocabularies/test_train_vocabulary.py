@@ -83,7 +83,7 @@ def test_models_have_the_settings_of_the_published_ones(tmp_path):
     pieces = [processor.id_to_piece(i) for i in range(vocabulary.size)]
     assert not any(processor.is_byte(i) for i in range(vocabulary.size))
     assert not [p for p in pieces if any(c.isdigit() for c in p) and len(p) > 1]  # digits apart
-    assert pieces[1].startswith("▁") or len(pieces[1]) == 2  # merges first, letters last
+    assert pieces[1].startswith("▁") or len(pieces[1]) == 2  # merges come before characters
     found = report(vocabulary, TEXT.encode())
     assert found.lost == ["tabs", "newlines"]
 
@@ -103,9 +103,9 @@ def test_a_file_that_exists_is_never_replaced(tmp_path):
 # The sample.
 
 
-def cut(lines, borders):
-    """The same lines in documents that end at some of their borders."""
-    edges = [0, *sorted(borders), len(lines)]
+def cut(lines, ends):
+    """Yields the lines in documents that end after `ends` lines."""
+    edges = [0, *sorted(ends), len(lines)]
     for number, (start, stop) in enumerate(itertools.pairwise(edges)):
         yield Document(str(number), "\n".join(lines[start:stop]).encode() + b"\n")
 

@@ -1,4 +1,4 @@
-"""Vocabularies: ids, errors that say what to do, and files opened only when needed."""
+"""Vocabularies: ids, errors that name a remedy, and files opened only when needed."""
 
 import io
 import itertools

@@ -1,4 +1,4 @@
-"""Classes and answers: each figure against its definition, counted by hand or in another way."""
+"""Classes and answers: each figure against its definition, computed independently."""
 
 import itertools
 import random

@@ -1,4 +1,4 @@
-"""An evaluation of labelled documents: figures of classes, words and spans beside the loss."""
+"""An evaluation of labelled documents: figures of classes, words and spans, and the loss."""
 
 import json
 
@@ -36,7 +36,7 @@ MARKS = {"calm": "a", "loud": "!", "odd": "?"}
 
 
 def write(folder):
-    """Texts whose class is told by one mark among dots, at the beginning, and a config for them."""
+    """Writes texts whose first character determines the class, and returns a config for them."""
     draw = np.random.default_rng(0)
     for split, count in (("train", 90), ("validation", 41), ("test", 5)):
         lines = []
@@ -199,7 +199,7 @@ def test_the_best_span_of_all_segments_is_the_answer(tmp_path):
         {"id": "r", "question": 2, "kind": 1, "answers": ["yes"], "spans": []},
     ]
     texts = ["q?the ink", "q?the ink"]
-    segments = segments_of(tmp_path / "s", texts, notes, 9, 3, "spans")  # four letters a segment
+    segments = segments_of(tmp_path / "s", texts, notes, 9, 3, "spans")  # four characters a segment
     assert [tuple(b) for b in segments.boundaries(0)] == [(0, 4), (4, 7)]
     score = label_score(segments, Letters())
     T = segments.length

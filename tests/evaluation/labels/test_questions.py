@@ -80,12 +80,12 @@ def run(tmp_path_factory):
     tokenizer(folder / "roberta")
     for name, count, seed in (("train_v1.1", 120, 0), ("dev_distractor_v1", 30, 1)):
         (folder / f"hotpot_{name}.json").write_text(json.dumps([*records(count, seed)]))
-    places = (
+    paths = (
         f'HotpotQA.path = "{folder}/hotpot_{{split}}.json"',
         f'Corpus.store = "{folder}/store"',
         f'tokenizer = "pretrained:{folder}/roberta"',
     )
-    (folder / "small.gin").write_text("\n".join([SMALL, *places]))
+    (folder / "small.gin").write_text("\n".join([SMALL, *paths]))
     files = [*(str(CONFIGS / name) for name in FILES), str(folder / "small.gin")]
     flags = [f"--gin_file={file}" for file in files]
     with pytest.MonkeyPatch.context() as patch:

@@ -15,7 +15,7 @@ from brt import evaluate
 from brt.evaluation.recording import Recording
 
 NOT_MADE = shutil.ignore_patterns("recordings", "evaluation_*", "studies")
-"""Copies a run as it was before anything was asked of it."""
+"""Leaves out of a copied run all outputs of evaluations and studies."""
 
 
 @pytest.fixture(scope="module")

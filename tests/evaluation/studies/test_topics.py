@@ -1,4 +1,4 @@
-"""Greedy continuations, and the topics of what is written."""
+"""Greedy continuations, and the topics of the generated text."""
 
 import json
 import math

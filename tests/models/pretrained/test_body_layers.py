@@ -51,7 +51,7 @@ def test_both_parts_of_a_layer_pass_dropout_before_the_residual(name):
     assert len(dropped) == 2 and all(np.abs(y).min() > 0 for y in dropped)
     plain = layer.finish(x_BTD, heads.queries_BTHK, None, drop)
     np.testing.assert_array_equal(plain, expected)
-    np.testing.assert_allclose(dropped[0] - dropped[2], 1, rtol=0, atol=1e-5)  # what is added
+    np.testing.assert_allclose(dropped[0] - dropped[2], 1, rtol=0, atol=1e-5)
 
 
 def test_dropout_takes_another_key_each_time_and_keeps_the_mean():

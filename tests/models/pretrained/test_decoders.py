@@ -68,7 +68,7 @@ def body_of(variant, **settings):
 
 
 def causal(rows, tokens):
-    """Positions, and what a layer's queries see."""
+    """Returns positions, and a function from a layer's keys to the keys and bias that it sees."""
     positions_BT = jnp.broadcast_to(jnp.arange(tokens), (rows, tokens))
     bias_1TT = jnp.where(np.tri(tokens, dtype=bool), 0.0, HIDDEN)[None]
     return positions_BT, lambda _, keys: Seen(keys, positions_BT, bias_1TT)

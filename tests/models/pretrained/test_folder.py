@@ -1,4 +1,4 @@
-"""A Hub folder as data: what is read, what is refused by name, and what is written back."""
+"""Folders in the format of the Hub: reading, refusals by name, and writing."""
 
 import json
 import os

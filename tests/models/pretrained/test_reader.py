@@ -1,4 +1,4 @@
-"""Readers of labelled documents: memory from segment to segment, and what is asked of it."""
+"""Readers of labelled documents: the memory between segments, and the answers."""
 
 import functools
 
@@ -161,12 +161,12 @@ def test_losses_are_of_what_is_answered(name, targets):
         targets_BT[:, : wanted.shape[1]] = wanted
         nats, correct = model.token_losses(outputs, jnp.asarray(targets_BT))
         assert nats.shape == correct.shape == (B, T)
-        for place, part in enumerate(scores):
+        for position, part in enumerate(scores):
             exact = np.log(np.exp(part.astype(float)).sum(axis=1))
-            exact -= part[np.arange(B), wanted[:, place]]
-            np.testing.assert_allclose(nats[:, place], exact, atol=1e-5)
-            right = part.argmax(axis=1) == wanted[:, place]
-            assert np.asarray(correct[:, place]).tolist() == right.tolist()
+            exact -= part[np.arange(B), wanted[:, position]]
+            np.testing.assert_allclose(nats[:, position], exact, atol=1e-5)
+            right = part.argmax(axis=1) == wanted[:, position]
+            assert np.asarray(correct[:, position]).tolist() == right.tolist()
         assert not np.asarray(nats[:, len(scores) :]).any()
 
 

@@ -212,7 +212,7 @@ class Told(BackboneMemory):
 
 
 def test_metrics_of_all_memories_of_a_backbone_are_reported():
-    """Those of reading and updating; of one name each, and what is added to the loss summed."""
+    """Metrics of reading and updating have their memory's name; terms of the loss are summed."""
     model = model_of(tuple(functools.partial(Told, name=name) for name in ("one", "two")))
     graph, params = nnx.split(model, nnx.Param)
 
@@ -228,7 +228,7 @@ def test_metrics_of_all_memories_of_a_backbone_are_reported():
 
 
 def test_operations_by_hand():
-    """What is read again is paid for by the tokens that are new."""
+    """The operations of tokens that are read again are counted with the new tokens."""
     D, F, V, T, N = 12, 10, VOCABULARY, SEGMENT + 3, SEGMENT
     layers = 3 * (2 * (4 * D * D + 2 * D * F) + 4 * D * (T + 1) / 2)
     assert abstract("gpt2_overlap").flops_per_token() == 2 * V * D + layers * T / N

@@ -56,15 +56,15 @@ def bert(ids, real, tensors, config, extra=None):
     """
     kind, H = config["model_type"], config["num_attention_heads"]
     table = tensors[f"{kind}.embeddings.word_embeddings.weight"]
-    places = tensors[f"{kind}.embeddings.position_embeddings.weight"]
+    positions = tensors[f"{kind}.embeddings.position_embeddings.weight"]
     types = tensors[f"{kind}.embeddings.token_type_embeddings.weight"]
     x = []
     for t, token in enumerate(ids):
-        place = t
+        position = t
         if kind == "roberta":
             pad = config["pad_token_id"]
-            place = pad + sum(real[: t + 1]) if real[t] else pad
-        whole = table[token] + places[place] + types[0]
+            position = pad + sum(real[: t + 1]) if real[t] else pad
+        whole = table[token] + positions[position] + types[0]
         x.append(norm(whole, tensors, f"{kind}.embeddings.LayerNorm", config["layer_norm_eps"]))
     states = [np.array(x)]
     for i in range(config["num_hidden_layers"]):

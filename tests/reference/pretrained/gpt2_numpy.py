@@ -22,8 +22,8 @@ class Settings:
 
     overlap: tokens of a window that the next reads again. pooled_layer: from 1, the layer that the
     pooled vector enters; 0: all layers; None: no vector. skip_repeated: pool only positions that
-    the next window does not read again. pooling: "mean", "max" or "attention". num_vectors: that
-    the network makes. cell_layer, cell: from 1, the layer with states, and the settings of these.
+    the next window does not read again. pooling: "mean", "max" or "attention". num_vectors:
+    outputs of the MLP. cell_layer, cell: from 1, the layer with states, and the cell's settings.
     """
 
     num_heads: int
@@ -74,9 +74,9 @@ def part_of(x_A, head, num_heads):
 def layer_outputs(layer, number, inputs, extras, settings, added=None, mix=None):
     """Outputs of a layer, its number counted from 1; extras: further inputs for keys and values.
 
-    added: from a token's normed input to what is added to its attention's output. mix: from its
-    queries, what its heads attended to, keys and values (H, K) and normed input to what takes the
-    place of the second.
+    added: from a token's normed input to a term that is added to its attention's output. mix: from
+    its queries, attention outputs, keys and values (H, K) and normed input to new attention
+    outputs.
     """
     H = settings.num_heads
     normed_inputs = [normed(x, layer["attention_norm"], settings.epsilon) for x in inputs]
@@ -143,7 +143,7 @@ def logits(body, outputs):
 
 
 def next_vectors(module, outputs, pooled, settings):
-    """What the network makes of what is pooled of the positions in `pooled`; nothing of none."""
+    """Vectors that the MLP computes from the positions in `pooled`; none without positions."""
     if not pooled:
         return []
     weights = softmax(list(module["mixture_L"]))
@@ -172,7 +172,7 @@ def keys_values(layer, inputs, settings):
 
 
 class PooledVectors:
-    """Vectors that the network made of the last window."""
+    """Vectors that the MLP computed from the last window."""
 
     def __init__(self, module, settings, num_layers, keys_values):
         self.module = module

@@ -17,7 +17,7 @@ class Settings(gpt2_numpy.Settings):
     """Besides, rotary positions: their base, the share of a head, (factor, low, high, original).
 
     sliding: W, keys that a token sees, itself among them, where no window restarts; None: all of a
-    window. parallel: the network reads what attention reads (GPT-NeoX).
+    window. parallel: MLP and attention have the same input (GPT-NeoX).
     """
 
     num_key_heads: int = 0
@@ -28,8 +28,8 @@ class Settings(gpt2_numpy.Settings):
     sliding: int | None = None
 
 
-def turned(x, position, settings):
-    """A head's vector, turned: entry r and entry r + half are a plane each."""
+def rotated(x, position, settings):
+    """A head's vector, rotated in the planes of entries r and r + half."""
     size = int(len(x) * settings.rotary_share)
     half = size // 2
     y = np.array(x)
@@ -67,7 +67,7 @@ def keys_values(layer, inputs, settings):
 
 
 def projected(layer, part, x_D):
-    """x matrix + bias of queries, keys or values, whatever the letters of their width."""
+    """x matrix + bias of queries, keys or values, whatever the name of the output axis."""
     (matrix,) = (layer[name] for name in layer if name.startswith(f"{part}_D"))
     bias = [layer[name] for name in layer if name.startswith(f"{part}_bias")]
     return x_D @ matrix + (bias[0] if bias else 0.0)
@@ -92,10 +92,10 @@ def layer_outputs(layer, inputs, extras, settings, added=None, before=()):
         first = max(position - settings.sliding + 1, 0) if settings.sliding else 0
         found = []
         for head in range(H):
-            q = turned(part_of(query, head, H), position, settings)
+            q = rotated(part_of(query, head, H), position, settings)
             seen = [(k[head], v[head]) for k, v in zip(extra_keys, extra_values)]
             seen += [
-                (turned(keys[j][head], j, settings), values[j][head])
+                (rotated(keys[j][head], j, settings), values[j][head])
                 for j in range(first, position + 1)
             ]
             weights = softmax([q @ k / math.sqrt(len(q)) for k, _ in seen])

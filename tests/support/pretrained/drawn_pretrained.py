@@ -268,6 +268,6 @@ def draw(seed, parts=1) -> Drawn:
     families = FAMILIES if seed < RECENT else RECENT_FAMILIES
     turn, number = divmod(seed % RECENT, len(families))
     family = families[number]
-    # Families that occur twice go on in turn.
+    # Families that occur twice continue to count.
     turn = turn * families.count(family) + families[:number].count(family)
     return family(Dice(seed, parts), turn)

@@ -45,14 +45,14 @@ GPT2_SIZES = dict(
 )
 
 
-def gpt2(memories=(), reference=None, cleared=(), told=None, **settings) -> Architecture:
+def gpt2(memories=(), reference=None, cleared=(), transcribed=None, **settings) -> Architecture:
     """An entry of windows of a GPT-2.
 
     Args:
         memories: of the model.
         reference: as of an `Architecture`; None: the plain windows, with a pooled vector or not.
         cleared: as of an `Architecture`.
-        told: what the plain windows are told besides.
+        transcribed: further settings of the transcription.
     """
 
     def build(rngs, **overrides):
@@ -63,7 +63,7 @@ def gpt2(memories=(), reference=None, cleared=(), told=None, **settings) -> Arch
         return PretrainedLanguageModel(rngs, body=body, memories=memories, **given)
 
     known = gpt2_numpy.Settings.__dataclass_fields__
-    given = GPT2_SIZES | dict(begin_id=VOCABULARY - 1) | settings | (told or {})
+    given = GPT2_SIZES | dict(begin_id=VOCABULARY - 1) | settings | (transcribed or {})
     plain = gpt2_numpy.Settings(**{name: given[name] for name in known if name in given})
     return Architecture(
         build=build,
@@ -74,55 +74,57 @@ def gpt2(memories=(), reference=None, cleared=(), told=None, **settings) -> Arch
     )
 
 
-def pooled(told, **settings):
-    """An entry of pooled recurrence; told: settings of the transcription."""
+def pooled(transcribed, **settings):
+    """An entry of pooled recurrence; transcribed: settings of the transcription."""
     given = dict(
-        layer_index=told["pooled_layer"] - 1 if told["pooled_layer"] else None,
+        layer_index=transcribed["pooled_layer"] - 1 if transcribed["pooled_layer"] else None,
         hidden=(8, 6),
-        pooled="unrepeated" if told.get("skip_repeated") else "all",
-        pooling=told.get("pooling", "mean"),
-        num_vectors=told.get("num_vectors", 1),
+        pooled="unrepeated" if transcribed.get("skip_repeated") else "all",
+        pooling=transcribed.get("pooling", "mean"),
+        num_vectors=transcribed.get("num_vectors", 1),
     )
     memory = functools.partial(PooledMemory, **given)
-    return gpt2((memory,), cleared=(1,), told=told, **settings)
+    return gpt2((memory,), cleared=(1,), transcribed=transcribed, **settings)
 
 
 def with_cell(arrangement, gate="fixed", overlap=0):
     """An entry of the Block-Recurrent cell between windows."""
-    told = dict(num_states=STATES, gate_form="paper", gate=gate, arrangement=arrangement)
-    built = functools.partial(RecurrentCell, **told)
+    cell_settings = dict(num_states=STATES, gate_form="paper", gate=gate, arrangement=arrangement)
+    built = functools.partial(RecurrentCell, **cell_settings)
     memory = functools.partial(CellMemory, layer_index=1, cell=built)
-    cell = paper_numpy.Settings(**_cell_of_gpt2(told))
-    return gpt2((memory,), cleared=(1,), told=dict(cell=cell, cell_layer=2), overlap=overlap)
+    cell = paper_numpy.Settings(**_cell_of_gpt2(cell_settings))
+    return gpt2((memory,), cleared=(1,), transcribed=dict(cell=cell, cell_layer=2), overlap=overlap)
 
 
 def with_associative(rule, overlap=0):
     """An entry of an associative memory at the second layer."""
     layer = functools.partial(AssociativeMemory, rule=rule)
     memory = functools.partial(BackboneMemory, memory=layer, layer_index=1)
-    told = dict(layer_memory=(2, functools.partial(Associative, rule=rule)))
-    return gpt2((memory,), cleared=(1,), told=told, overlap=overlap)
+    transcribed = dict(layer_memory=(2, functools.partial(Associative, rule=rule)))
+    return gpt2((memory,), cleared=(1,), transcribed=transcribed, overlap=overlap)
 
 
 def with_own(memory, kind, overlap=0):
     """An entry of a layer memory at the second layer; kind: as `gpt2_numpy.LayerMemoryAt` asks."""
     at_layer = functools.partial(BackboneMemory, memory=memory, layer_index=1)
-    return gpt2((at_layer,), cleared=(1,), told=dict(layer_memory=(2, kind)), overlap=overlap)
+    return gpt2(
+        (at_layer,), cleared=(1,), transcribed=dict(layer_memory=(2, kind)), overlap=overlap
+    )
 
 
 def with_cached_states(most, every, chosen):
     """An entry of cached states of a gated delta layer beside attention; segments are windows."""
     memory = functools.partial(CachedStates, most=most, every=every, chosen=chosen)
     length, heads = every * SEGMENT, GPT2_SIZES["num_heads"]
-    told = heads, "gated_delta_layer", most, False, length, chosen
-    return with_own(memory, lambda module: CachedStatesNumpy(module, *told))
+    arguments = heads, "gated_delta_layer", most, False, length, chosen
+    return with_own(memory, lambda module: CachedStatesNumpy(module, *arguments))
 
 
-def _cell_of_gpt2(told):
+def _cell_of_gpt2(cell_settings):
     H, D = GPT2_SIZES["num_heads"], GPT2_SIZES["width"]
     sizes = SIZES | dict(num_heads=H, head_size=D // H)
     known = paper_numpy.Settings.__dataclass_fields__
-    return {name: value for name, value in (sizes | told).items() if name in known}
+    return {name: value for name, value in (sizes | cell_settings).items() if name in known}
 
 
 def memory_tokens_on_gpt2(num_memory):
@@ -138,8 +140,8 @@ def memory_tokens_on_gpt2(num_memory):
 
         return RecurrentMemoryTransformer(rngs, body=body, **own)
 
-    told = dict(num_states=STATES, gate_form="paper", gate="fixed", arrangement="skip")
-    cell = paper_numpy.Settings(**_cell_of_gpt2(told))
+    cell_settings = dict(num_states=STATES, gate_form="paper", gate="fixed", arrangement="skip")
+    cell = paper_numpy.Settings(**_cell_of_gpt2(cell_settings))
     settings = gpt2_numpy.Settings(
         num_heads=GPT2_SIZES["num_heads"],
         begin_id=VOCABULARY - 1,
@@ -170,12 +172,12 @@ LLAMA_SIZES = dict(
 OF_LLAMA = (*LLAMA_SIZES, *("biases", "tied", "dropout", "remat", "activation_dtype", "begin_id"))
 
 
-def llama(model, told, memories=(), cleared=(), **settings) -> Architecture:
+def llama(model, transcribed, memories=(), cleared=(), **settings) -> Architecture:
     """An entry of a Llama over windows or a sliding window.
 
     Args:
         model: from rngs, body and settings to the model.
-        told: settings of the transcription.
+        transcribed: settings of the transcription.
     """
 
     def build(rngs, **overrides):
@@ -184,16 +186,16 @@ def llama(model, told, memories=(), cleared=(), **settings) -> Architecture:
         return model(rngs, body=functools.partial(Llama, **of_body), **given)
 
     known = llama_numpy.Settings.__dataclass_fields__
-    given = LLAMA_SIZES | dict(begin_id=VOCABULARY - 1) | settings | told
-    told = llama_numpy.Settings(**{name: given[name] for name in known if name in given})
-    reader = llama_numpy.SlidingReader if told.sliding else llama_numpy.Reader
+    given = LLAMA_SIZES | dict(begin_id=VOCABULARY - 1) | settings | transcribed
+    reader_settings = llama_numpy.Settings(**{name: given[name] for name in known if name in given})
+    reader = llama_numpy.SlidingReader if reader_settings.sliding else llama_numpy.Reader
     return Architecture(
         build=build,
-        reference=lambda params: reader(params, told),
+        reference=lambda params: reader(params, reader_settings),
         settings=settings,
         cleared=cleared,
-        cut_invariant=bool(told.sliding),
-        within=told.cell is not None,
+        cut_invariant=bool(reader_settings.sliding),
+        within=reader_settings.cell is not None,
         various="ACEHIJKU",
         divisible=DIVISIBLE | dict(num_heads=8, num_key_heads=4),
     )
@@ -219,8 +221,8 @@ def llama_pooled():
     """An entry of pooled recurrence between windows of a Llama."""
     memory = functools.partial(PooledMemory, layer_index=1, hidden=(8, 6))
     model = functools.partial(PretrainedLanguageModel, memories=(memory,), overlap=3)
-    told = dict(overlap=3, pooled_layer=2, activation="silu")
-    return llama(model, told, cleared=(1,), biases="heads", tied=True)
+    transcribed = dict(overlap=3, pooled_layer=2, activation="silu")
+    return llama(model, transcribed, cleared=(1,), biases="heads", tied=True)
 
 
 PRETRAINED: dict[str, Architecture] = {

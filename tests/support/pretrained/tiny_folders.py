@@ -1,4 +1,4 @@
-"""Tiny folders in the Hub's format, written by hand: names and shapes as transformers has them."""
+"""Tiny folders in the Hub's format, written without transformers but with its names and shapes."""
 
 import json
 
