@@ -294,7 +294,7 @@ def _parsed(argv):
         try:
             return FLAGS(config.split_flags(argv))
         finally:
-            sys.stdout.flush()
+            sys.stdout.flush()  # of --help
     except (flags.Error, ValueError) as error:  # absl's own flags raise ValueError
         say(f"Error: {error}")
         sys.exit(2)

@@ -133,7 +133,7 @@ def write(
     """
     rows = len(memory.position_B)
     if rows == 1 and sys.stdout.isatty():
-        _draw("\033[2m")
+        _draw("\033[2m")  # faint
         print(_end(prompts[0]), end="", flush=True)
         _draw("\033[22m")
     else:

@@ -144,7 +144,7 @@ def flagged_entries(folder: Path) -> list[SweepEntry]:
 
 def sweep_title() -> str:
     scale = "" if FLAGS.scale == "paper" else f", at the scale {FLAGS.scale}"
-    grid = re.sub(r"[\w.]*\.(?=\w+=)", "", FLAGS.grid or "")
+    grid = re.sub(r"[\w.]*\.(?=\w+=)", "", FLAGS.grid or "")  # without the owners of parameters
     return f"Entries of {FLAGS.sweep or grid}{scale}"
 
 

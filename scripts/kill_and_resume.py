@@ -169,7 +169,7 @@ def being_written(folder: Path, since: float) -> bool:
         try:
             if path.stat().st_mtime > since:
                 return True
-        except FileNotFoundError:
+        except FileNotFoundError:  # finished meanwhile
             pass
     return False
 
@@ -214,7 +214,7 @@ def stop_often(folder: Path, kills: int, steps: int, start_up: float, rng: rando
             break
         os.kill(process.pid, how)
         status = process.wait()
-        with suppress(ProcessLookupError):
+        with suppress(ProcessLookupError):  # ends its preparation too
             os.killpg(process.pid, signal.SIGKILL)
         counts[moment] += 1
         kinds[how.name] += 1

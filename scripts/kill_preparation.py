@@ -81,7 +81,7 @@ def killed(
 ) -> bool:
     """Kills the preparation after `count` shards; false if it ended before."""
     process = begin(store, workers, settings)
-    time.sleep(rng.uniform(0, wait))
+    time.sleep(rng.uniform(0, wait))  # which may be before anything is imported
     while len(shards(store)) < count and process.poll() is None:
         time.sleep(rng.uniform(0, wait / 5))
     if process.poll() is not None:

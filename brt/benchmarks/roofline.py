@@ -161,7 +161,7 @@ class Kernels:
             return min(1.0, array_bytes(user.shape) / max(self._bytes(name), 1))
         if number == 0 and user.opcode in _UPDATES:
             return 0.0
-        lines = self._fused(user)
+        lines = self._fused(user)  # of a fusion inside of a fusion
         inputs = [line for line in lines if line.opcode == "parameter"]
         for line in inputs:
             if int(line.operands) == number:
@@ -181,7 +181,7 @@ class Kernels:
                 return self._written(self._fused(result)[-1])
             case "dynamic-update-slice":
                 return self._bytes(names[1])
-            case "scatter":
+            case "scatter":  # adds to a part of its first operand
                 return 2 * self._bytes(names[-1])
             case "custom-call":
                 kept = [array for array in arrays(result.shape) if array[0] not in _WORKSPACE]

@@ -1,3 +1,5 @@
+"""Aligned text tables."""
+
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 

@@ -45,7 +45,7 @@ def explained(where, text="", file=None):
 def _explain(error, text):
     message = str(error).strip()
     if not isinstance(error, SyntaxError):
-        message = message.split("\n  In ")[0]
+        message = message.split("\n  In ")[0]  # without the lines that gin appends
     first, quoted = message.split("\n")[0], [*message.split("'")[1::2], ""]
     if isinstance(error, RecursionError):
         return "brackets or includes lie too deep in one another."

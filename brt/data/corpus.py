@@ -140,7 +140,7 @@ class Corpus:
     def _has_files(self, split: str, files: str) -> bool:
         try:
             return self.source.listed and self._files(split) == files
-        except (OSError, ValueError):
+        except (OSError, ValueError):  # the source is not on this machine
             return False
 
     def _check_source(self, runner: ShardRunner | None) -> None:

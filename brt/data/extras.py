@@ -1,3 +1,5 @@
+"""Imports of optional libraries."""
+
 import importlib.util
 from types import ModuleType
 

@@ -1,3 +1,5 @@
+"""The check of the names of splits, which become parts of paths."""
+
 import re
 
 ALLOWED = re.compile(r"\w[\w\-.\[\]:%+()]*")

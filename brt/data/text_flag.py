@@ -34,7 +34,7 @@ def text_bindings(path: str) -> list[str]:
         f'Corpus.store = "stores/{text_name(path)}"',
     ]
     if os.path.isfile(path) and not path.endswith(JsonLines.suffixes + Parquet.suffixes):
-        bindings.append('Trainer.stream = "contiguous"')
+        bindings.append('Trainer.stream = "contiguous"')  # one document for all batch elements
     return bindings
 
 

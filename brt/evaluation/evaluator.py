@@ -93,7 +93,7 @@ class Evaluator:
             self.add(sums, segment)
             if after_segment:
                 after_segment()
-        labelled = isinstance(self.stream, LabelledPass)
+        labelled = isinstance(self.stream, LabelledPass)  # labels are not text
         return self.scalars(
             sums, not labelled and (not max_steps or max_steps >= self.stream.num_steps)
         )

@@ -40,7 +40,7 @@ def read_segment(
     return caches, x_BTD, metrics
 
 
-@functools.lru_cache(maxsize=4)
+@functools.lru_cache(maxsize=4)  # so that it is traced once
 def reading_step(
     experiment: Experiment,
     rows: int,
@@ -110,7 +110,7 @@ class SegmentReader:
         init, step = reading_step(experiment, self._all_rows, segment_length, entropy, answers)
         abstract = jax.eval_shape(init, experiment.abstract_params)
         layout = shardings(abstract, mesh)
-        self.empty = jax.jit(init, out_shardings=layout)
+        self.empty = jax.jit(init, out_shardings=layout)  # from params; added rows included
         self._step = jax.jit(
             step,
             static_argnames="state",

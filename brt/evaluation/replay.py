@@ -1,3 +1,5 @@
+"""Evaluates recordings, without a model."""
+
 from collections.abc import Mapping, Sequence
 
 import numpy as np

@@ -1,3 +1,5 @@
+"""The scores of every evaluation: sums over segments, and the resulting scalars."""
+
 import numpy as np
 
 from brt.data.token_scores import Score, Store, Sums, TokenScores

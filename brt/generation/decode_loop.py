@@ -1,3 +1,5 @@
+"""The compiled loop over tokens, a chunk at a time."""
+
 from collections.abc import Callable
 
 import jax

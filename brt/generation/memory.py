@@ -1,3 +1,5 @@
+"""The memory of documents as a value."""
+
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 

@@ -46,7 +46,7 @@ class Prefill:
         self.decode_loop = decode_loop
         self.chunk = chunk
 
-        def nats(logits_BTV, targets_BT, score):
+        def nats(logits_BTV, targets_BT, score):  # else no logits are computed
             return token_losses(logits_BTV, targets_BT)[0] if score else None
 
         def segment(params, inputs_BT, targets_BT, caches, reads_B, score):

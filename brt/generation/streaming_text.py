@@ -1,3 +1,5 @@
+"""Text of a stream of tokens, in whole characters, and where it stops."""
+
 import itertools
 from collections.abc import Iterable, Sequence
 
@@ -34,7 +36,7 @@ class StreamingText:
         self._limit = CONTEXT
         self._held = ""
         self._before = text = self._text()
-        self._returned = _certain(text)
+        self._returned = _certain(text)  # number of characters
         self._forget(text)
 
     def push(self, token: int) -> str:
@@ -73,7 +75,7 @@ class StreamingText:
         if shown.strip().strip(UNSURE):
             self._ids, self._returned, self._limit = recent, len(shown), CONTEXT
             self._before = ""
-        else:
+        else:  # all white space
             self._limit = 2 * len(self._ids)
 
     def _until_stop(self, new):

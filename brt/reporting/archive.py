@@ -58,7 +58,7 @@ def _rounded(lines: bytes) -> bytes:
 def _rounded_line(line: bytes) -> bytes:
     try:
         return json.dumps(json.loads(line, parse_float=_short)).encode() + b"\n"
-    except ValueError:
+    except ValueError:  # of a run that was killed
         return line
 
 

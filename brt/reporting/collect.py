@@ -1,3 +1,5 @@
+"""Groups of runs that differ in their seed only, which share a cell."""
+
 import json
 import math
 from typing import Any, NamedTuple

@@ -32,7 +32,7 @@ def entries_of(runs: Iterable[Run], sweep: Sweep | None = None) -> list[Entry]:
         members.setdefault(name, []).append(run)
     members = {name: sorted(found, key=seed_of) for name, found in members.items() if found}
     labels = [sweep.labels.get(name, name) if sweep else name for name in members]
-    if not sweep or labels == list(members):
+    if not sweep or labels == list(members):  # which only repeat names
         labels = _labels(list(members.values()))
     for label, found in zip(labels, members.values()):
         for run in found if sweep or found[0].stands_for else ():

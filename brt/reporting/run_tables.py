@@ -1,3 +1,5 @@
+"""Tables of runs, of their evaluations, and of the numbers of studies."""
+
 from collections.abc import Sequence
 
 from brt.reporting.collect import given_to

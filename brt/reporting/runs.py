@@ -128,7 +128,7 @@ class Run:
 
     @property
     def is_scaled(self) -> bool:
-        def listed(value):
+        def listed(value):  # JSON has lists for tuples
             return list(value) if isinstance(value, tuple) else value
 
         published = self.stands_for.get("settings", {})

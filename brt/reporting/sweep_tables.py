@@ -107,7 +107,7 @@ def _mean(group: Group, name: str, split: str | None) -> Cell:
     values = tuple(_values(group, name, split))
     if not values:
         is_measured = any(held_out(run, split)[0] for run in group.runs)
-        return Cell("–" if is_measured else NOT_EVALUATED)
+        return Cell("–" if is_measured else NOT_EVALUATED)  # a model without a state, say
     note = group.quantity(Quantity(name, name, DECIMALS, split=split or group.split)).note
     return Cell(with_interval(values), values, note)
 

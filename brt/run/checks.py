@@ -103,7 +103,7 @@ def warn_of_warmup(experiment: Experiment) -> None:
         if not name.endswith(".warmup_steps"):
             continue
         schedule = name.removesuffix(".warmup_steps")
-        warmup_steps = gin.get_bindings(schedule).get("warmup_steps")
+        warmup_steps = gin.get_bindings(schedule).get("warmup_steps")  # no macro: its value
         if (warmup_steps or 0) >= steps:
             logging.warning(
                 "The learning rate still rises when the run ends, as %s = %s is not below "

@@ -1,3 +1,5 @@
+"""Describes a command's run: sizes, settings, and prepared data."""
+
 import jax
 import numpy as np
 

@@ -66,7 +66,7 @@ class TrainingRun:
         self._alerts = Alerts()
         self._watch = StallWatch()
         self._peak: int | None = None
-        self._checksum = 0
+        self._checksum = 0  # of this process since the start
         self.folder = RunFolder(workdir, jax.process_index() == 0, metrics)
         try:
             self.checkpoints = Checkpoints(self.folder.file(CHECKPOINTS), trainer.policy)
@@ -138,6 +138,7 @@ class TrainingRun:
         return self.evaluation.scalars
 
     def _step(self, prefetch):
+        """Starts the next step; fetches the metrics of the one before while it runs."""
         step, batch = self.step + 1, prefetch.next()
         self.profiler.before(step, self.state)
         with jax.profiler.StepTraceAnnotation("train", step_num=step), self.goodput.step():
@@ -180,6 +181,7 @@ class TrainingRun:
         return step % every == 0 or step == self.trainer.steps
 
     def _fetch_metrics(self, prefetch):
+        """Waits for the step in flight, if any, and reports it."""
         if self._in_flight is None:
             return
         step, metrics, self._checksum = self._in_flight

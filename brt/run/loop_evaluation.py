@@ -1,3 +1,5 @@
+"""Evaluations in the loop of a training run."""
+
 from brt.evaluation.evaluator import Evaluator
 from brt.experiment import Experiment
 from brt.host.progress import Progress

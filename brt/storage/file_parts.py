@@ -48,7 +48,7 @@ class FileBytes:
             CutShort: the file is too short.
         """
         parts = []
-        while size and (data := os.pread(self._file, size, start)):
+        while size and (data := os.pread(self._file, size, start)):  # at most 2 GiB
             parts.append(data)
             start, size = start + len(data), size - len(data)
         if size:

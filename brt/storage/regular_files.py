@@ -36,7 +36,7 @@ def open_regular(path: str | os.PathLike, most: int | None = None) -> BinaryIO:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
-        if error.errno == errno.ENXIO:
+        if error.errno == errno.ENXIO:  # a socket
             raise _not_regular(path, stat.S_IFSOCK) from None
         raise
     status = os.fstat(descriptor)

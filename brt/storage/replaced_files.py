@@ -27,7 +27,7 @@ def naming(path: str | os.PathLike) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno is None or error.strerror != os.strerror(error.errno):
-            raise
+            raise  # it has a message already
         raise type(error)(
             error.errno,
             f"Cannot write {os.fspath(path)} ({error.strerror}): free some space, or check the "

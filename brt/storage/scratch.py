@@ -1,3 +1,5 @@
+"""Temporary folders."""
+
 import shutil
 import tempfile
 import weakref

@@ -198,7 +198,7 @@ def _probe(run):
         (total, (after, metrics)), slopes = slope(caches)
         rows = jnp.maximum(later_B.sum(), 1)
         zeros = jax.tree.map(jnp.zeros_like, caches)
-        state_only = clear_state(zeros, caches)
+        state_only = clear_state(zeros, caches)  # zeros for the windows
         metrics = dict(metrics)
         for i in with_state(caches):
             slope_B, norm_B = _norms(slopes[i]), _norms(state_only[i])

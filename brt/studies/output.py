@@ -1,3 +1,5 @@
+"""Writes the file of a study, and prints it."""
+
 import io
 import math
 from pathlib import Path

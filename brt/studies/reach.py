@@ -67,7 +67,7 @@ class Reach(Study):
                 arguments = run, reader, recording, blocks, probe, distance
                 costs.append(cost_of_reset(*arguments, tokens=self.tokens, label=label))
             bits, errors, tokens = map(list, zip(*costs))
-            ends = [*distances, longest]
+            ends = [*distances, longest]  # where a reset costs nothing
             reach = reach_of(bits, ends) if bits[0] > 2 * errors[0] else 0
             labels = "tokens between the reset and the scored block", "bits per token"
             more = {"errors": [*errors, 0.0], "tokens": [*tokens, 0]}

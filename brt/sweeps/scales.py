@@ -138,7 +138,7 @@ def with_corpus(settings: dict, corpus: dict) -> dict:
         own[table] = corpus[named[0]]
     elif str(own.get("Corpus.vocabulary")) in ("bytes", "@ByteVocabulary()"):
         own[table] = 256
-    elif size:
+    elif size:  # a reference: it follows from the vocabulary
         own[table] = named_vocabulary(own["Corpus.vocabulary"]).size
     if cutoffs := kept.get("TransformerXL.cutoffs"):
         # Bins of the adaptive softmax end below the new vocabulary's size.

@@ -1,3 +1,5 @@
+"""Gradient accumulation: the microbatches of a step run one after another, for one update."""
+
 from collections.abc import Callable
 from typing import Any
 

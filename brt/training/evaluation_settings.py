@@ -1,3 +1,5 @@
+"""Settings of an evaluation."""
+
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -1,3 +1,5 @@
+"""Settings of a training run, which gin binds."""
+
 import dataclasses
 from collections.abc import Callable
 from typing import Annotated, Any

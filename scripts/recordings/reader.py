@@ -60,7 +60,7 @@ class Replay:
         self.names = model.names()
         given = model.given_parameters() | {"memory_SD": recording["memory_rows"]}
         self.graph, self.params = split_with(model, given)
-        if "lm_head_rows" in recording:
+        if "lm_head_rows" in recording:  # of the wrapper only
             self.params = self.params | {HEAD_ROWS: recording[HEAD_ROWS]}
         self.present_SB = recording["segment_present"].astype(bool)
 

@@ -62,8 +62,7 @@ def test_the_time_of_a_trace_is_summed_by_scopes(traced, monkeypatch, capsys):
     assert shown >= SCOPES
     seconds = json.loads(file.read_text())["scopes"]["seconds"]
     assert seconds.keys() >= SCOPES and min(seconds.values()) >= 0
-    # On busy cores, waiting between devices takes longer, and has no scope.
-    assert seconds.get("other", 0) < 0.8 * sum(seconds.values())
+    assert seconds.get("other", 0) < 0.5 * sum(seconds.values())
 
 
 def test_a_loop_and_its_content_are_not_both_counted():

@@ -69,7 +69,7 @@ def _measure(build, length, rounds):
     segment, caches = _scoring(with_memory, segment_length, segment_length)
     window, nothing = _scoring(build(vanilla), length, 1)
     filled = -(-length // segment_length)
-    for number in range(filled):
+    for number in range(filled):  # until the memory is full
         caches = segment(number, caches)
     window(0, nothing)
     now = time.process_time if jax.default_backend() == "cpu" else time.perf_counter

@@ -1,3 +1,5 @@
+"""Random batches and train states for timing a step."""
+
 import jax
 import numpy as np
 

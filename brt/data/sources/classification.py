@@ -190,7 +190,7 @@ def divided(names: Sequence[str], seed: int) -> dict[str, list[str]]:
 def article_text(element: xml.Element) -> str:
     pieces = [element.text or ""]
     for part in element:
-        boundary = "\0" * (part.tag == "p")
+        boundary = "\0" * (part.tag == "p")  # NUL does not occur in XML
         pieces += [boundary, *part.itertext(), boundary, part.tail or ""]
     lines = (" ".join(line.split()) for line in "".join(pieces).split("\0"))
     return "\n".join(filter(None, lines))

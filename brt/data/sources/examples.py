@@ -1,3 +1,5 @@
+"""The base of sources that read data sets of another library: one document per example."""
+
 import abc
 from dataclasses import dataclass, field
 from types import ModuleType

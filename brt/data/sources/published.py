@@ -268,7 +268,7 @@ TITLE = re.compile(rb" = (?!= )([^\n]*)(?<! =) = \n")
 def _articles(path: str) -> list[Extent]:
     """Returns the extent of each article; text before the first title belongs to it."""
     starts: list[tuple[int, str]] = []
-    lines: tuple[bytes, bytes] = b"", b""
+    lines: tuple[bytes, bytes] = b"", b""  # the last two
     end = 0
     with open_regular(path) as file:
         for line in itertools.chain(file, [b""]):

@@ -74,7 +74,7 @@ class FirstDocuments(Transformed):
     first: dict[str, Count] = gin.REQUIRED
 
     def documents(self, split: str) -> Iterator[Document]:
-        self.count(split)
+        self.count(split)  # refuses too few
         yield from islice(self.source.documents(split), self.first.get(split))
 
     def parts(self, split: str) -> list[tuple[Any, str]]:
@@ -139,7 +139,7 @@ class UnwrappedLines(Transformed):
     A line break becomes a space, except next to an empty line or before an indented line.
     """
 
-    _LINE_END = re.compile(rb"(?<=\S)[ \t]*\r?\n(?=\S)")
+    _LINE_END = re.compile(rb"(?<=\S)[ \t]*\r?\n(?=\S)")  # inside a paragraph
 
     mark = {"lines": "unwrapped"}
 

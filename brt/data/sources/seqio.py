@@ -1,3 +1,5 @@
+"""A source of the documents of any seqio task or mixture."""
+
 import importlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field

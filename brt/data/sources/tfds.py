@@ -1,3 +1,5 @@
+"""A source of any TensorFlow Datasets data set with a text feature, such as PG19."""
+
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -33,7 +35,7 @@ class TfdsText(ExampleSource):
     def documents(self, split: str) -> Iterator[Document]:
         builder = self._builder()
         builder.download_and_prepare()
-        self._examples_of(builder, split)
+        self._examples_of(builder, split)  # refuses an unknown split
         tfds = self._library()
         # One shard at a time, in the order in which the examples were written.
         examples = builder.as_dataset(

@@ -123,7 +123,7 @@ class BeamRunner(JobRunner):
             with contextlib.redirect_stderr(written):
                 self.options = PipelineOptions([*options, f"--runner={name}"])
                 self.options.get_all_options()
-        except SystemExit:
+        except SystemExit:  # from argparse
             reason = written.getvalue().strip().split("\n")[-1].rpartition("error: ")[2]
             raise ValueError(
                 f"Apache Beam cannot read its options, {' '.join(options)}: {reason}."

@@ -56,7 +56,7 @@ class Run(NamedTuple):
 
 
 class _Item(NamedTuple):
-    document: Any
+    document: Any  # as of `Run`
     size: int
     identity: list  # JSON that becomes part of the key
     name: str

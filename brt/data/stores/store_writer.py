@@ -169,6 +169,7 @@ def _remove_others(folder: AnyPath, complete: Container[str]) -> None:
 
 
 def _remove_unfinished(folder: AnyPath) -> int:
+    """Removes unfinished shards; returns the number of finished ones."""
     files = _files(folder)
     _remove_files(
         file
@@ -182,7 +183,7 @@ def _remove_unfinished(folder: AnyPath) -> int:
 
 
 def _keep_finished(folder: AnyPath) -> str:
-    with suppress(OSError, ValueError):
+    with suppress(OSError, ValueError):  # the first error counts
         if finished := _remove_unfinished(folder):
             return f" {finished} finished shards stay in {folder} for the next try."
         if isinstance(folder, Path):

@@ -130,7 +130,7 @@ def once(folder: Path, names: Iterable[str], check: Callable[[], None]) -> None:
             note.parent.mkdir(parents=True, exist_ok=True)
             lock = lock_file(f"{note}.lock")
             stack.callback(os.close, lock)
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            fcntl.flock(lock, fcntl.LOCK_EX)  # one of several processes checks
         state = _state(folder, names)
         with suppress(OSError, ValueError):
             if read_json(note, dict, "delete it") == state:

@@ -1,3 +1,5 @@
+"""Makes the shards of a store in several processes of this machine."""
+
 import os
 import pickle
 import signal

@@ -1,3 +1,5 @@
+"""Writes the shards of a token store, which `layout` describes."""
+
 import codecs
 import hashlib
 import json
@@ -148,7 +150,7 @@ class ShardWriter:
         weights = document.weights
         if weights is not None and "weights.bin" not in self.hashes:
             self._weights = self._new("weights.bin")
-            self._add_ones(self.counts["tokens"])
+            self._add_ones(self.counts["tokens"])  # earlier documents have weight 1
         if weights is None:
             if "weights.bin" in self.hashes:
                 self._add_ones(tokens)
@@ -191,7 +193,7 @@ def first_misfit_of_utf8(data: bytes | FileBytes) -> int | None:
     """Returns the position of the first byte that is not UTF-8, or None."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     for start in range(0, len(data), PIECE):
-        before = start - len(decoder.getstate()[0])
+        before = start - len(decoder.getstate()[0])  # where a cut character begins
         try:
             decoder.decode(data[start : start + PIECE], final=start + PIECE >= len(data))
         except UnicodeDecodeError as error:
@@ -203,7 +205,7 @@ def count_text(data: bytes | FileBytes) -> tuple[int, int]:
     """Counts words (separated by Unicode white space) and characters; invalid UTF-8 as U+FFFD."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     words = characters = 0
-    inside = False
+    inside = False  # the text so far ends within a word
     for start in range(0, len(data), PIECE):
         text = decoder.decode(data[start : start + PIECE], final=start + PIECE >= len(data))
         if text:

@@ -1,3 +1,5 @@
+"""Assigns the documents of a store to batch elements."""
+
 import heapq
 
 import numpy as np

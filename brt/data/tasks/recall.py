@@ -98,7 +98,7 @@ class RecallTask(DrawnTask):
         return np.minimum(distances, self.max_distance)
 
     def _free_position(self, random: np.random.Generator, free: np.ndarray, distance: int) -> int:
-        ends = free[2:] & free[1:-1] & free[:-2]
+        ends = free[2:] & free[1:-1] & free[:-2]  # the two positions before are free, too
         # Leaves room for the longest distance.
         last = len(free) - self.max_distance - 2
         # A triple blocks at most 5 positions, as do its counterpart and, shifted by the distance,

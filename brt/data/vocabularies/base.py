@@ -237,7 +237,7 @@ def utf8_lines(data: bytes, title: str) -> Iterator[str]:
         try:
             yield line.decode("utf-8")
         except UnicodeDecodeError:
-            utf8_text(data, title)
+            utf8_text(data, title)  # raises with the position
             raise
 
 

@@ -1,3 +1,5 @@
+"""Vocabularies by name: `KIND:PATH`."""
+
 import difflib
 from collections.abc import Callable
 from typing import overload

@@ -176,7 +176,7 @@ class WordPieceVocabulary(TokenizerVocabulary):
             tokenizer = library.Tokenizer(model)
             if (unknown := tokenizer.token_to_id("[UNK]")) is None:
                 raise ValueError("it has no [UNK]")
-        except Exception as error:
+        except Exception as error:  # the library raises no class of its own
             raise ValueError(
                 f"{self.file} is not a WordPiece list of BERT's ({error}): bind "
                 "WordPieceVocabulary.file to one."

@@ -116,7 +116,7 @@ def lost_white_space(vocabulary: Vocabulary, words: list[str]) -> list[str]:
         probe = separator.join(words) + "\n"
         try:
             back = vocabulary.decode(vocabulary.encode(probe.encode(), "sample"))
-        except ValueError:
+        except ValueError:  # a symbol that the vocabulary refuses
             back = ""
         if back.count(separator) != probe.count(separator):
             lost.append(name)

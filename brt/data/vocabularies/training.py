@@ -242,7 +242,7 @@ def _text_of(line: bytes, document: Document) -> str:
     try:
         return line.decode("utf-8")
     except UnicodeDecodeError:
-        utf8_text(document.data[:], document.title)
+        utf8_text(document.data[:], document.title)  # raises with the position
         raise
 
 

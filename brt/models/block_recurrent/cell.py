@@ -232,6 +232,7 @@ class RecurrentCell(LayerMemory):
         attend = self.ops(v_BHJK.dtype).attention_by_head
         kept = []
 
+        # The states attend to themselves, then to the tokens, in sequence or in parallel.
         x_BSD = self._normed(states_BSD, weights.norm_scale_D, weights)
         of_states = of_states or self.keys_values(x_BSD, weights)
         queries = jnp.unstack(weights.queries_XDHK("BSD,XDHK->XBHSK", x_BSD))

@@ -86,6 +86,7 @@ class ConvolvedMemory(TokenMemory):
         self.output_AD = parameter(rngs, DENSE, A, D)
 
     def add_gates(self, rngs: nnx.Rngs) -> None:
+        """Creates the parameters of the rule and of the output gate."""
         raise NotImplementedError
 
     def shaped(self, q_BTHK: jax.Array, k_BTHK: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -205,6 +206,7 @@ class GatedDeltaLayer(ConvolvedMemory):
         self.gate_DA = parameter(rngs, DENSE, D, A)
 
     def log_decays(self, x_BTD: jax.Array) -> jax.Array:
+        """Returns logarithms of decays, (B, T, H), or of each channel (B, T, H, K); float32."""
         x_BTH = at_least_float32(x_BTD @ self.decay_DH[...].astype(x_BTD.dtype))
         return channel_decays(x_BTH, self.decay_bias_H[...], self.decay_rate_H[...])[..., 0]
 

@@ -85,6 +85,7 @@ def run_blocks(
     run = jax.checkpoint(Layer.__call__, static_argnums=0) if remat else Layer.__call__
     for i, layer in enumerate(upper, source + 1):
         with jax.named_scope(f"layer{i}"):
+            # From (B, G, 1, S, H, K), a block each.
             offered = BlockStates(*(x[:, :, 0] for x in states))
             inputs = x_BTD, caches[i], prepared[i], None, counts_B, offered
             x_BTD, cache, reported = run(layer, *inputs)

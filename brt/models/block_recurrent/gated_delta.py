@@ -103,6 +103,7 @@ def rule_flops(sizes: Sizes, most: int = HEAD_BLOCK) -> float:
 
 
 def head_flops(sizes: Sizes) -> float:
+    """Returns the operations of `products_by_head` for a token."""
     return 4.0 * sizes.attention_size * block_length(sizes.head_size, HEAD_BLOCK)
 
 

@@ -1,7 +1,7 @@
 """One layer: windowed attention, memories, attention to states, MLP, residuals.
 
 A token attends to the W tokens before it and, with `reads_states`, to state vectors of the layer's
-memories (`memory.py`) or of another layer (block feedback).
+memories (`memory.py`) or of another layer (block feedback). Axes as in `brt.models`.
 """
 
 import functools

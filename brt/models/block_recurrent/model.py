@@ -1,4 +1,7 @@
-"""The Block-Recurrent Transformer: embedding, a stack of layers with their caches, logits."""
+"""The Block-Recurrent Transformer: embedding, a stack of layers with their caches, logits.
+
+logits_BTV, caches = model(tokens_BT, caches)
+"""
 
 import math
 from collections.abc import Callable

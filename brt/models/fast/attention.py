@@ -45,6 +45,8 @@ def attend_by_head(
 
 
 class Softmax(NamedTuple):
+    """Attention's result, (..., H, Q, K), and the log-sum-exp of its scores, (..., H, Q)."""
+
     output_HQK: jax.Array
     log_sum_HQ: jax.Array
 

@@ -39,6 +39,7 @@ class PartScores(NamedTuple):
     highest_BCM: jax.Array
 
     def joined(self) -> tuple[jax.Array, jax.Array]:
+        """Returns -log p of each target, and whether no logit exceeds its own; both (B, C)."""
         chosen_BC = jnp.sum(self.chosen_BCM, axis=-1)
         nats_BC = jax.nn.logsumexp(self.log_sum_BCM, axis=-1) - chosen_BC
         return nats_BC, chosen_BC >= jnp.max(self.highest_BCM, axis=-1)

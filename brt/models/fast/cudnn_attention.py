@@ -72,6 +72,7 @@ def without_dropout(
     bias_HQJ: jax.Array | None = None,
     keep_HQJ: jax.Array | None = None,
 ) -> jax.Array:
+    """Returns `cudnn_attention`, or `attend` where weights are dropped."""
     form = cudnn_attention if keep_HQJ is None else attend
     return form(q_QHK, k_JHK, v_JHK, scale_H, bias_HQJ, keep_HQJ)
 

@@ -70,6 +70,7 @@ def divided(P: int, x: jax.Array) -> jax.Array:
 
 
 def joined(B: int, x: jax.Array) -> jax.Array:
+    """Returns (B, ...) of (P, B / P, ...)."""
     x = jax.lax.with_sharding_constraint(x, _rows_first(x))
     return x.reshape(B, *x.shape[2:])
 

@@ -105,5 +105,6 @@ def delta_misfit(sizes: Sizes, tokens: int, dtype: DTypeLike) -> str | None:
 
 
 def delta_rule(sizes: Sizes, rows: int, dtype: DTypeLike) -> Callable[..., Any]:
+    """Returns `gated_delta.delta_rule` for a batch of `rows`; dtype: of activations."""
     heads = _heads(sizes.num_heads, sizes.head_size, rows)
     return functools.partial(gpu_delta.delta_rule, heads, dtype)

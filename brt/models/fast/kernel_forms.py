@@ -149,6 +149,7 @@ def delta_misfit(sizes: Sizes, tokens: int, dtype: DTypeLike) -> str | None:
 
 
 def delta_rule(sizes: Sizes, rows: int, dtype: DTypeLike) -> Callable[..., Any]:
+    """Returns `gated_delta.delta_rule` for a batch of `rows`; dtype: of activations."""
     heads = heads_of(sizes.num_heads, sizes.head_size, rows)
     return functools.partial(delta_kernel.delta_rule, heads, dtype)
 

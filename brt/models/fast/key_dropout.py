@@ -45,6 +45,8 @@ def attention_to_states(
     bias_HWS: jax.Array | None = None,
     attention: Callable[..., jax.Array] = ops.attention,
 ) -> jax.Array:
+    """Returns attention to states with the bias of `states_dropout`."""
+
     def attend(q, k, v, scale_H, _, bias_HWS):
         return attention(q, k, v, scale_H, bias_HWS, None)
 

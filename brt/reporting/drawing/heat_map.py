@@ -1,3 +1,5 @@
+"""Heat maps of matrices."""
+
 import os
 import re
 import textwrap

@@ -157,7 +157,7 @@ class Plot(NamedTuple):
         if any(line.sizes for line in lines):
             size = alt.Size("size:Q", legend=None, scale=alt.Scale(range=[20, 300]))
             layers.append(chart.mark_point(filled=True).encode(size=size, opacity=opacity(0.5)))
-        if style == "points":
+        if style == "points":  # without dashes
             layers.append(points(filled=True, size=28, clip=clip))
         elif style == "line":  # invisible, for the pointer
             layers.append(points(size=60, clip=clip).encode(opacity=alt.value(0)))

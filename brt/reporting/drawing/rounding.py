@@ -28,7 +28,7 @@ def mean_and_spread(values: Iterable[float]) -> tuple[float, float | None]:
 
 def confidence_interval(values: Iterable[float]) -> tuple[float, float]:
     """Returns the mean of two or more values and half of its 95 % interval (Student's t)."""
-    from scipy.stats import t
+    from scipy.stats import t  # slow to import
 
     known = np.fromiter(values, np.float64)
     quantile = t.ppf(0.975, len(known) - 1)

@@ -68,7 +68,7 @@ def differences(
         if expected is NOT_PUBLISHED or _shown(value) == _shown(expected):
             continue
         if folder and value is None and name.startswith(body):
-            continue
+            continue  # as in its folder, whose name is compared
         own = ""
         if name in CHOSEN:
             both = [_shown(function).strip("@") for function in (value, expected)]

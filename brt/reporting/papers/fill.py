@@ -66,7 +66,7 @@ def _filled(table, groups, without_row, step_times):
 
 def _corpora(table, quantity, groups):
     if not table.rest and all(row.where is None for row in table.rows):
-        return []
+        return []  # of runs that brt does not have
     if quantity.scalar in TIMES or "corpus" in table.where | quantity.where:
         return [None]
     named = {other.where.get("corpus") for other in table.quantities}

@@ -218,7 +218,7 @@ class Checkpoints:
             return self._restore(step, abstract, parts)
         except OtherModel:
             raise
-        except Exception as error:
+        except Exception as error:  # damage has many kinds of errors
             self._refuse_transient(step, error)
             raise CheckpointError(
                 f"Checkpoint {step} in {self.folder} is damaged: {first_line(error)}. Other "

@@ -1,3 +1,5 @@
+"""Reads parameters: of a run folder from one of its checkpoints, or of a model folder."""
+
 import os
 import re
 from collections.abc import Mapping

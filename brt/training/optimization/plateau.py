@@ -1,3 +1,5 @@
+"""Lowers the learning rate when the validation loss has stopped falling."""
+
 import functools
 from typing import Any, NamedTuple
 

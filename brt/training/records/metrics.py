@@ -1,3 +1,5 @@
+"""Numbers that a run reports."""
+
 import contextlib
 import math
 import time

@@ -62,7 +62,7 @@ class RunFolder:
             check_links(folder)
             return RunLock(self.path)
         except OSError as error:
-            if error.strerror is None:
+            if error.strerror is None:  # it has a sentence already
                 raise
             raise type(error)(
                 error.errno, f"Cannot write to --workdir {self.path} ({error.strerror})"
@@ -256,7 +256,7 @@ def read_metrics(
         record = record_of(line)
         if record is not None:
             records.append(record)
-        elif number < len(lines):
+        elif number < len(lines):  # the last line of a run that was killed has no end
             damaged.append(f"{number:,}")
     if damaged:
         shown = ", ".join(damaged[:5]) + ", ..." * (len(damaged) > 5)

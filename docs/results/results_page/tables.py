@@ -46,7 +46,7 @@ def shown(values: Sequence[float]) -> Cell:
 
 def holm(tested: Sequence[Sequence[float]]) -> list[float | None]:
     """Returns p of a mean of zero (paired t-test) by Holm's method; None of two values or fewer."""
-    from scipy.stats import ttest_1samp
+    from scipy.stats import ttest_1samp  # slow to import
 
     found = [float(ttest_1samp(some, 0.0).pvalue) if len(some) > 2 else None for some in tested]
     ordered = sorted((p, number) for number, p in enumerate(found) if p is not None)
@@ -191,7 +191,7 @@ def _cell(row: Row, measure: str, first: Row, times: Times) -> Any:
     if measure in ratios:
         try:
             return Cell(f"{float(ratios[measure]()):.2f}")  # type: ignore[arg-type]
-        except (TypeError, AttributeError):
+        except (TypeError, AttributeError):  # not measured
             return NOTHING
     return {
         "label": lambda: row.label,

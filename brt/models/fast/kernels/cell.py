@@ -37,6 +37,8 @@ WIDEST = 1024
 
 
 class CellTokens(NamedTuple):
+    """The tokens of a segment, and of the block before it."""
+
     keys_BTA: jax.Array
     values_BTA: jax.Array
     cached_keys_BWA: jax.Array
@@ -44,6 +46,8 @@ class CellTokens(NamedTuple):
 
 
 class CellParameters(NamedTuple):
+    """Parameters of the cell; ids may be None."""
+
     norm_scale_D: jax.Array
     ids_SD: jax.Array | None
     matrix_XDA: jax.Array

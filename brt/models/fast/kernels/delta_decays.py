@@ -27,6 +27,7 @@ class Exact(NamedTuple):
     on_tpu: bool = False
 
     def total(self, x_WK: jax.Array) -> jax.Array:
+        """Returns the vector of the sums of columns."""
         return jnp.sum(x_WK, axis=0, keepdims=self.on_tpu)
 
     def vector(self, x_W1: jax.Array) -> jax.Array:
@@ -85,6 +86,7 @@ def positions(tokens: int) -> Positions:
 
 
 def column(x_W: jax.Array) -> jax.Array:
+    """Returns the column (W, 1) of a vector."""
     if x_W.ndim == 1:
         return x_W[:, None]
     at = positions(x_W.shape[1])
@@ -148,6 +150,7 @@ class ByHead(NamedTuple):
     def decay(self, at: Positions, log_W: jax.Array) -> jax.Array:
         """Returns the decays between tokens, (W, W), 0 after the token."""
         log_W1 = self.logs(at, log_W)
+        # The same numbers as a row.
         log_1W = jnp.sum(jnp.where(at.row == at.column, log_W1, 0.0), axis=0, keepdims=True)
         return jnp.exp(jnp.where(at.column <= at.row, log_W1 - log_1W, -jnp.inf))
 
@@ -258,6 +261,7 @@ class ByChannel(NamedTuple):
         dscores_WW: jax.Array,
         dproducts_WW: jax.Array,
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Returns the gradients of queries, keys and logarithms."""
         own = at.row == at.column
         own_W1 = jnp.sum(jnp.where(own, dscores_WW, 0.0), axis=1, keepdims=True)
         dq_WK, dk_WK, dlog_WK = own_W1 * k_WK, own_W1 * q_WK, jnp.zeros_like(log_WK)

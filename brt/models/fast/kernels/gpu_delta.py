@@ -122,6 +122,7 @@ class _Specs(NamedTuple):
     part: int
 
     def block(self, x: jax.Array) -> Block:
+        """Returns a block of (B, T, H, ...)."""
         size, zeros = (None, self.tokens, None, *x.shape[3:]), [0] * (x.ndim - 3)
         return Block(x, self.layout.spec(size, lambda g, b, h: (b, g, h, *zeros)))
 
@@ -142,6 +143,7 @@ def _specs(launch, q, v):
 
 
 def _empty(spec, shape, dtype):
+    """Returns an output: shape, type and spec."""
     return shape, dtype, spec(jax.ShapeDtypeStruct(shape, dtype)).spec
 
 

@@ -6,7 +6,7 @@
 A *frame* is a tile of Q queries with the F keys that its queries see. There are two layouts:
 
 * Windows: the keys of a segment follow the W cached keys. Frame g has the F = W + Q keys from gQ,
-with a bias that hides those that a query does not see.
+  with a bias that hides those that a query does not see.
 * States: each block of W queries has S keys, all of which its frames see, F = S, without a bias.
 
 Scores are base-2 logarithms: a GPU has an instruction for 2^x.

@@ -91,7 +91,7 @@ class Heads(NamedTuple):
     def misfit(self) -> str | None:
         if not (self.interpret or LEAST <= self.head_size <= WIDEST):
             return f"head_size = {self.head_size} is not between {LEAST} and {WIDEST}"
-        if self.num_heads * self.head_size < LANES:
+        if self.num_heads * self.head_size < LANES:  # interpreted, it is computed all the same
             few = f"{self.num_heads} heads of {self.head_size} are less than {LANES} lanes"
             return None if self.interpret else few
         if self.head_size % LANES and LANES % self.head_size:

@@ -59,7 +59,7 @@ def plain_block_attention(
     """Returns attention of each block's queries to its keys, (B, G, Q, A).
 
     Keys are normalised, queries not yet. scale_H, keep: as in `window.plain_window_attention`;
-    keep: (H, Q, X).
+    keep: (H, Q, X). Source: Block-Recurrent Transformer, section 3.2.
     """
 
     def split(x_BGQA):

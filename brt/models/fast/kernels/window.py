@@ -59,6 +59,7 @@ def misfit(heads: Heads, window: int, dtype: DTypeLike) -> str | None:
 
 
 def chunk_size(window: int) -> int:
+    """Returns C, the tokens of a grid step."""
     if window <= 2 * CHUNK:
         return window
     return next(size for size in range(CHUNK, 0, -TILE) if window % size == 0)
