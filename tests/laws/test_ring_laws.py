@@ -25,13 +25,7 @@ from brt.training.train_step import bind, make_loss
 ROWS, SEGMENTS = 4, 8
 SLOW = "rec_memorizing", "melodi", "armt"
 SCANNED = "gated_delta"
-AFFINE = [
-    "gated_delta_layer",
-    *(
-        pytest.param(name, marks=pytest.mark.slow)
-        for name in ("kimi_delta", "kimi_delta_layer", "linear_attention_layer")
-    ),
-]
+AFFINE = "gated_delta_layer", "kimi_delta", "kimi_delta_layer", "linear_attention_layer"
 CASES = [
     *(("rec_two_layers", (2, 4)), (SCANNED, (2, 4)), ("txl_same_length", (1, 2)), ("lstm", (1, 2))),
     *(pytest.param(name, (1, 2), marks=pytest.mark.slow) for name in SLOW),
@@ -91,6 +85,11 @@ def test_affine_memories_are_combined_by_a_scan(name):
     model, T = random_model(name), ARCHITECTURES[name].segment
     assert scan_is_faster(model, SEGMENTS, 4, T) and not scan_is_faster(model, SEGMENTS, 2, T)
     assert not scan_is_faster(model, SEGMENTS, 4, 3)  # a convolution needs 3 tokens before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", AFFINE)
+def test_a_scan_computes_the_step_of_one_device(name):
     with jax.enable_x64(True):
         jax.tree.map(close, two_steps(name, 2, 4), two_steps(name, 1, 1))
 

@@ -40,8 +40,9 @@ RELATED = (
     *("rec_fixed_dual", "rec_fixed_single", "rec_sequential", "rec_memorizing"),
     *("txl_adaptive", "txl_shaw", "rmt_rec", "rec_without_mlp", "qrnn_untied"),
     *("gated_delta_layer", "kimi_delta", "linear_attention_layer", "own_gradient"),
-    *("cached_states_kimi", "cached_states_merged"),
+    *("cached_states_kimi", "cached_states_merged", "titans"),
     *("feedback_without_either", "associative_linear", "associative_delta", "melodi_short"),
+    "rec_lstm_dual",  # on three axes
 )
 """Parts of others, put together in another way: a mesh meets no array in them that it does not
 meet in others. Checked with the slow tests."""

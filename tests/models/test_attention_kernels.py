@@ -263,6 +263,7 @@ CASES = {
 
 COVERED = {
     *("a window", "a window with dropout", "a window of wide heads"),
+    *("a window, two heads in the lanes", "no distances, several tiles"),
     *("states", "states without unit lengths", "a cell", "a cell without unit lengths"),
     *("distances without a memory", "distances of wide heads"),
 }

@@ -78,8 +78,9 @@ def assert_close(computed, expected):
 @pytest.mark.parametrize(
     ("name", "settings"),
     [
-        ("rec_kernel", {}),
-        pytest.param("feedback_kernel", FEEDBACK, marks=pytest.mark.slow),  # on a mesh below
+        # Below: on a mesh, and with whole tiles.
+        pytest.param("rec_kernel", {}, marks=pytest.mark.slow),
+        pytest.param("feedback_kernel", FEEDBACK, marks=pytest.mark.slow),
         pytest.param("rec_kernel", dict(qk_norm=False), marks=pytest.mark.slow),
         pytest.param("txl_kernel", dict(encoding="absolute"), marks=pytest.mark.slow),
         ("txl_kernel", dict(attention_dropout=0.2)),
@@ -108,9 +109,10 @@ def test_a_mesh_changes_no_output_and_no_gradient(name, rows):
 @pytest.mark.parametrize(
     ("mesh_shape", "rows"),
     [
-        *(((2, 2), 3), ((2, 2, 1), 4)),
+        ((2, 2, 1), 3),
+        pytest.param((2, 2), 3, marks=pytest.mark.slow),
         pytest.param((2, 2), 4, marks=pytest.mark.slow),
-        pytest.param((2, 2, 1), 3, marks=pytest.mark.slow),
+        pytest.param((2, 2, 1), 4, marks=pytest.mark.slow),
     ],
 )
 def test_a_mesh_changes_nothing_of_the_plain_form(mesh_shape, rows):
