@@ -7,7 +7,7 @@ from fabricated_runs import make_run
 
 pytest.importorskip("altair", reason='the page needs pip install -e ".[report]"')
 
-from results_page.recall import answers_table, distance_plot
+from results_page.recall import answers_table, board_plot, distance_plot
 from results_page.records import entry_of
 
 from brt.reporting.collect import collect
@@ -50,18 +50,18 @@ def entries(tmp_path):
 
 
 SPEC = {
-    "answers": "mqar",
+    "answers": ["mqar"],
     "title": "Recalled",
     "trained": 64,
     "best": "state kept, 16 facts, by length | 1024",
-    "rates": {"gated delta memory": 0.002},
+    "rates": {"mqar": {"gated delta memory": 0.002}, "other": {"gated delta memory": 0.005}},
     "columns": ["pairs = pairs at 64", "reach", "as in training",
                 "far = state kept, by distance | 1024", "cleared = accuracy_cleared"],
 }  # fmt: skip
 
 
 def test_each_memory_and_size_has_all_runs_of_the_chosen_rate(entries):
-    table = answers_table("recall", SPEC, entries)
+    table = answers_table("recall", SPEC, entries, {})
     assert table.heads() == ["memory", "bytes carried", "pairs", "reach", "as in training", "far",
                              "cleared"]  # fmt: skip
     assert [[cell.text for cell in row] for row in table.rows] == [
@@ -70,14 +70,52 @@ def test_each_memory_and_size_has_all_runs_of_the_chosen_rate(entries):
         ["window (Slide)", "640", "2", "0", "0.50", "0.12", "0.12"],
         ["window (Slide)", "1,280", "2", "0", "0.75", "0.50", "0.12"],
     ]  # fmt: skip
-    assert answers_table("other", SPEC | {"answers": "none"}, entries) is None
+    assert answers_table("other", SPEC | {"answers": ["none"]}, entries, {}) is None
 
 
 def test_memories_are_chosen_and_ordered_in_the_table(entries):
     order = ["window (Slide)", "gated delta memory"]
     spec = SPEC | {"memories": order, "first_row": ["a rule", "–", *["0.50"] * 5]}
-    rows = [row[0].text for row in answers_table("recall", spec, entries).rows]
+    rows = [row[0].text for row in answers_table("recall", spec, entries, {}).rows]
     assert rows == ["a rule", "window (Slide)", "window (Slide)", "gated delta memory"]
+
+
+@pytest.fixture
+def board(entries):
+    """Runs of two ladders, in which the window has another name; each memory of one size."""
+    other = [entry._replace(ladder="other") for entry in entries]
+    spec = {
+        "answers": ["mqar", "other"],
+        "memories": {"full attention": 1280, "window (Slide)": 640},
+        "names": {"other/window (Slide)": "full attention"},
+        "columns": ["near = state kept, by distance | 64", "far = state kept, by distance | 1024",
+                    "time"],
+    }  # fmt: skip
+    return SPEC | spec, [*entries, *other]
+
+
+def test_a_board_joins_ladders_and_has_a_size_and_a_time_for_each_memory(board):
+    times = {("board", "full attention", ""): ("1.25", "")}
+    rows = answers_table("board", *board, times).rows
+    assert [[cell.text for cell in row] for row in rows] == [
+        ["full attention", "1,280", "0.75", "0.50", "1.25"],
+        ["window (Slide)", "640", "0.75", "0.12", "–"],
+    ]
+
+
+def test_the_picture_of_a_board_is_ordered_by_bytes(board):
+    spec, entries = board
+    spec |= {
+        "columns": spec["columns"][:2],
+        "memories": {"gated delta memory": 640, **spec["memories"]},
+    }
+    plot = board_plot("board", spec, entries)
+    assert plot.rows == (
+        "gated delta memory: 1 kB", "window (Slide): 1 kB", "full attention: 1 kB"
+    )  # fmt: skip
+    means, seeds = (line for line in plot.lines if line.name == "far")
+    assert (means.x, means.y) == ([1, 2, 3], [(0.5 + 0.25 + 1.0) / 3, 0.125, 0.5])
+    assert list(zip(seeds.x, seeds.y)) == [(1, 0.5), (1, 1.0), (1, 0.25), (2, 0.125), (3, 0.5)]
 
 
 def test_the_figure_has_the_mean_of_the_runs_and_each_of_several(entries):

@@ -1,17 +1,11 @@
-from collections.abc import Mapping, Sequence
-from typing import Any
-
 from results_page import records
-from results_page.records import Entry
-from results_page.tables import Times, rows_of, step_time
+from results_page.tables import Entries, Spec, Times, rows_of, step_time
 
 from brt.reporting.drawing.plots import Line, Plot
 from brt.reporting.drawing.rounding import confidence_interval
 
 
-def time_plot(
-    name: str, spec: Mapping[str, Any], entries: Sequence[Entry], times: Times
-) -> Plot | None:
+def time_plot(name: str, spec: Spec, entries: Entries, times: Times) -> Plot | None:
     """Returns the improvement of each row over one baseline, in the order of training time.
 
     A mark has half of its interval and the values of all seeds; None without runs.

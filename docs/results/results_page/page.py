@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from results_page.figures import time_plot
-from results_page.recall import answers_table, distance_plot
+from results_page.recall import answers_table, board_plot, distance_plot
 from results_page.records import Entry, open_archives
 from results_page.tables import build, read_times
 
@@ -39,13 +39,14 @@ def results(folder: Path) -> Results:
     times = read_times(folder / STEP_TIMES)
     tables: dict[str, Table | None] = {}
     plots: dict[str, Any] = {}
+    rates = {"rates": specs["rates"]}
     for name, spec in specs["table"].items():
-        spec |= {"rates": specs["rates"].get(spec.get("answers"), {})}
-        tables[name] = (answers_table(name, spec, entries) if "answers" in spec
+        tables[name] = (answers_table(name, spec | rates, entries, times) if "answers" in spec
                         else build(name, specs["table"], entries, times))  # fmt: skip
     for name, spec in specs["figure"].items():
-        spec |= {"rates": specs["rates"].get(spec.get("answers"), {})}
-        plots[name] = (distance_plot(name, spec, entries) if "answers" in spec
+        spec = specs["table"].get(spec.get("of"), {}) | spec
+        of_answers = board_plot if "columns" in spec else distance_plot
+        plots[name] = (of_answers(name, spec | rates, entries) if "answers" in spec
                        else time_plot(name, spec, entries, times))  # fmt: skip
     problems = [problem for entry in entries for run in entry.runs for problem in run.problems]
     shown = {name: plot for name, plot in plots.items() if plot}

@@ -1,10 +1,13 @@
 """Answers to questions by each memory: recall of pairs (MQAR) and facts in text (BABILong).
 
-Tables of tables.toml with the key `answers`, a ladder with the study `answers`:
+Tables and figures of tables.toml with the key `answers`, ladders with the study `answers`:
 
-    rates = {RMT = 0.002}          the rate of a memory that has several; memories = [...] selects
+    memories = ["RMT"]               selects and orders; {RMT = 4104} also selects the bytes
+    names = {"board/window (Slide)" = "full attention"}     in place of LADDER/MEMORY
     columns = ["TITLE = SERIES | X"]     share answered by each run at x of a series of the study,
-                                         a number of the study, or one of `OF_RUNS`
+                                         a number of the study, or a measure of `_cell`
+
+[rates.LADDER] has the rate of a memory that was trained with several.
 """
 
 import itertools
@@ -12,8 +15,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from results_page.records import Entry, accuracy, seed_of
-from results_page.tables import NOTHING
+from results_page.records import accuracy, seed_of
+from results_page.tables import NOTHING, Entries, Spec, Times
 
 from brt.reporting.drawing.plots import Line, Plot
 from brt.reporting.drawing.table import Cell, Table, plain_table
@@ -51,19 +54,21 @@ class Recall(NamedTuple):
         return self.runs[shares.index(max(shares))]
 
 
-def recalls(entries: Sequence[Entry], spec: Mapping[str, Any]) -> list[Recall]:
-    """Returns the memories of a ladder by name and carried bytes, at the rate of the table."""
+def recalls(entries: Entries, spec: Spec) -> list[Recall]:
+    """Returns the memories of ladders by name and carried bytes, each at its rate."""
     found: dict[tuple[str, int], list[Run]] = {}
     for entry in entries:
         studies = [run.studies["answers"] for run in entry.runs if "answers" in run.studies]
-        rate = spec.get("rates", {}).get(entry.memory)
-        is_shown = entry.memory in spec.get("memories", [entry.memory])
+        rate = spec["rates"].get(entry.ladder, {}).get(entry.memory)
         has_rate = rate is None or entry.fields["rate"] == f"{rate:g}"
-        if entry.ladder == spec["answers"] and studies and is_shown and has_rate:
-            size = int(studies[0]["numbers"]["carried_bytes"])
-            found.setdefault((entry.memory, size), []).extend(entry.runs)
-    order = spec.get("memories", sorted({memory for memory, _ in found}))
-    keys = sorted(found, key=lambda key: (order.index(key[0]), key[1]))
+        if entry.ladder in spec["answers"] and studies and has_rate:
+            names, size = spec.get("names", {}), int(studies[0]["numbers"]["carried_bytes"])
+            name = names.get(f"{entry.ladder}/{entry.memory}", entry.memory)
+            found.setdefault((name, size), []).extend(entry.runs)
+    chosen = spec.get("memories", sorted({memory for memory, _ in found}))
+    sizes, order = chosen if isinstance(chosen, Mapping) else {}, [*chosen]
+    keys = [key for key in found if key[0] in order and sizes.get(key[0], key[1]) == key[1]]
+    keys.sort(key=lambda key: (order.index(key[0]), key[1]))
     return [Recall(*key, sorted(found[key], key=seed_of)) for key in keys]
 
 
@@ -74,7 +79,7 @@ def by_run(values: Sequence[float | None]) -> Cell:
     return Cell(" / ".join(shares), known) if known else NOTHING
 
 
-def answers_table(name: str, spec: Mapping[str, Any], entries: Sequence[Entry]) -> Table | None:
+def answers_table(name: str, spec: Spec, entries: Entries, times: Times) -> Table | None:
     """Returns one row a memory and size; None without runs."""
     found = recalls(entries, spec)
     if not found:
@@ -83,12 +88,14 @@ def answers_table(name: str, spec: Mapping[str, Any], entries: Sequence[Entry]) 
     measures = tuple(measure or title for title, measure in zip(titles, measures))
     rows: list[list[Any]] = [spec["first_row"]] if "first_row" in spec else []
     for recall in found:
-        cells = [_cell(recall, measure, spec) for measure in measures]
+        cells = [_cell(recall, measure, spec, times) for measure in measures]
         rows.append([recall.memory, f"{recall.size:,}", *cells])
     return plain_table(name, name, "", ["memory", "bytes carried", *titles], rows)
 
 
-def _cell(recall: Recall, measure: str, spec: Mapping[str, Any]) -> Cell | str:
+def _cell(recall: Recall, measure: str, spec: Spec, times: Times) -> Cell | str:
+    if measure == "time":
+        return times.get(("board", recall.memory, ""), ["–"])[0]
     if measure == "reach":  # of the best run: where it still answers most
         points = recall.curve(recall.best(spec["best"]), BY_DISTANCE).items()
         near = itertools.takewhile(lambda point: point[1] >= ANSWERED, points)
@@ -101,7 +108,24 @@ def _cell(recall: Recall, measure: str, spec: Mapping[str, Any]) -> Cell | str:
     return by_run(recall.shares(measure))
 
 
-def distance_plot(name: str, spec: Mapping[str, Any], entries: Sequence[Entry]) -> Plot | None:
+def board_plot(name: str, spec: Spec, entries: Entries) -> Plot | None:
+    """Returns a row for each memory, by its bytes: marks at the means, and the runs as dots."""
+    found = sorted(recalls(entries, spec), key=lambda recall: recall.size)
+    lines = []
+    for column in spec["columns"]:
+        title, _, measure = column.partition(" = ")
+        points = [(row, share) for row, recall in enumerate(found, 1)
+                  for share in recall.shares(measure) if share is not None]  # fmt: skip
+        rows = sorted({row for row, _ in points})
+        means = [statistics.mean(y for x, y in points if x == row) for row in rows]
+        lines.append(Line(title, rows, means, "marks"))
+        x, each = map(list, zip(*points))
+        lines.append(Line(title, x, each, "dots", state="each seed"))
+    names = tuple(f"{recall.memory}: {recall.size / 1000:.0f} kB" for recall in found)
+    return Plot(name, spec["title"], "", "memory", "share answered", lines, rows=names)
+
+
+def distance_plot(name: str, spec: Spec, entries: Entries) -> Plot | None:
     """Returns the share answered by distance: the mean of the runs, and all of several as dots."""
     sizes = {recall.memory: recall for recall in recalls(entries, spec)}  # the larger one
     lines, points = [], []

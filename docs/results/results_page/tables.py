@@ -26,6 +26,8 @@ VERDICTS = "not distinguishable", "yes", "no"
 """By the sign of an interval; 0 if it holds zero."""
 DEPENDS = "depends on how states begin"
 Times = Mapping[tuple[str, str, str], Sequence[str]]
+Spec = Mapping[str, Any]
+Entries = Sequence[Entry]
 
 
 class Row(NamedTuple):
@@ -64,7 +66,7 @@ def read_times(path: Path) -> Times:
     return {(r["ladder"], r["system"], r["window"]): (r["ratio"], r["paper"]) for r in rows}
 
 
-def rows_of(spec: Mapping[str, Any], entries: Sequence[Entry]) -> list[Row]:
+def rows_of(spec: Spec, entries: Entries) -> list[Row]:
     """Returns the rows of a table; patterns without runs have none."""
     rows = []
     for line in spec["rows"]:
@@ -92,7 +94,7 @@ def _joined(found: Sequence[Entry]) -> Entry:
     return found[0]._replace(group=found[0].group._replace(runs=runs))
 
 
-def build(name: str, specs: dict[str, Any], entries: Sequence[Entry], times: Times) -> Table | None:
+def build(name: str, specs: dict[str, Any], entries: Entries, times: Times) -> Table | None:
     """Returns a table of tables.toml; None if it has no runs."""
     rows = rows_of(spec := specs[name], entries)
     if not rows:
