@@ -94,34 +94,25 @@ def read_sweep(
     size_of_all = tokens_per_step
     named: list[tuple[str, list[str]]] = []
     for line in itertools.chain.from_iterable(map(combinations, lines)):
-        config, *own = line.split()
-        bound, settings = _own(own, line, path), _read(config, path)
-        # An entry of twice its config's steps stays twice as long.
-        usual = settings.get(STEPS, 1)
-        longer = bound.get(STEPS, usual) / usual
-        # A macro's value moves to its readers, where the tables look.
-        macros = {name: value for name, value in (bound | common).items() if "." not in name}
-        undivided = _of_command(settings | bound, common)
+        config, *changes = line.split()
+        bound, published = _own(changes, line, path), _read(config, path)
+        undivided = _of_command(published | bound, common)
         if tokens is not None and STEPS in undivided:
             raise SweepError(
                 f"--tokens and a binding of {STEPS} both say how long a run trains: give one."
             )
-        settings = as_declared(resolved(settings | bound | macros))
+        # A macro's value moves to its readers, where the tables look.
+        macros = {name: value for name, value in (bound | common).items() if "." not in name}
+        of_all = {name: value for name, value in common.items() if name not in macros}
+        settings = as_declared(resolved(published | bound | macros))
         paper = {name: settings[name] for name in STANDS_FOR if name in settings}
-        settings |= scaled(settings, scale)
-        if corpus:
-            settings = with_corpus(settings, read_gin_file(corpus) | macros | common)
-        # For example, an entry's own vocabulary is not the corpus's; scaled settings stay scaled.
-        further = {n: value for n, value in bound.items() if n not in (*STANDS_FOR, *macros)}
-        settings |= further | {n: value for n, value in common.items() if n not in macros}
-        settings |= undivided
-        if SIZE not in undivided:
-            settings[SIZE] //= 1 if "TransformerXL.width" in settings else scale.lengths
-        notes = []
+        of_corpus = read_gin_file(corpus) | macros | common if corpus else {}
+        own = {name: value for name, value in bound.items() if name not in macros}
+        settings = _at_scale(settings, scale, of_corpus, own, of_all | undivided)
+        own_size, notes = settings[SIZE], []
         if tokens is None:
-            settings[SIZE] = tokens_per_step or settings[SIZE]
+            settings[SIZE] = tokens_per_step or own_size
         else:
-            own_size = settings[SIZE]
             if not (is_grid and SIZE in bound) or tokens_per_step:
                 size_of_all = settings[SIZE] = size_of_all or own_size
             if SIZE in bound and settings[SIZE] != own_size and not tokens_per_step:
@@ -129,20 +120,16 @@ def read_sweep(
                     f"{line}: {SIZE} = {settings[SIZE]:,}, as in the first entry, so that all have "
                     "the same batch size."
                 )
-            steps = settings[STEPS] = -(-int(tokens * longer) // settings[SIZE])
-            ramp = _warmup(settings, steps, bound | common)
-            often = _often(steps)
-            settings |= {n: value for n, value in often.items() if n not in bound} | ramp
-            notes += [
-                f"{config}: {name} = {value:,}, a tenth of {steps:,} steps: as configured, the "
-                "rate would still rise when the run ends."
-                for name, value in ramp.items()
-            ]
-        last = {name: value for name, value in common.items() if name not in macros}
-        settings = resolved(settings | last | macros)
-        named.append((config, own))
-        stands_for = {"config": config, "settings": paper}
-        entries.append(SweepEntry(file_name(config, own, begun), settings, stands_for, notes=notes))
+            # An entry of twice its config's steps stays twice as long.
+            usual = published.get(STEPS, 1)
+            longer = bound.get(STEPS, usual) / usual
+            budget, shortened = _budget(settings, int(tokens * longer), bound, common)
+            settings |= budget
+            notes += [f"{config}: {note}" for note in shortened]
+        settings = resolved(settings | of_all | macros)
+        named.append((config, changes))
+        name, stands_for = file_name(config, changes, begun), {"config": config, "settings": paper}
+        entries.append(SweepEntry(name, settings, stands_for, notes=notes))
     if not entries:
         raise SweepError(f"{path} names no config: write one a line, pg19_rec_fixed_skip.gin.")
     names = [entry.name for entry in entries]
@@ -161,6 +148,33 @@ def read_sweep(
         )
         for entry, label in zip(entries, short_labels(named))
     ]
+
+
+def _at_scale(settings, scale, of_corpus, own, of_all):
+    """Returns settings at a scale, on a corpus, with the bindings of an entry and of all entries.
+
+    An entry's own vocabulary, for example, is not the corpus's; what is scaled stays so.
+    """
+    settings |= scaled(settings, scale)
+    if of_corpus:
+        settings = with_corpus(settings, of_corpus)
+    settings |= {name: value for name, value in own.items() if name not in STANDS_FOR} | of_all
+    if SIZE not in of_all:
+        settings[SIZE] //= 1 if "TransformerXL.width" in settings else scale.lengths
+    return settings
+
+
+def _budget(settings, tokens, bound, common):
+    """Returns the steps and intervals for so many tokens, and notes on a warm-up cut short."""
+    steps = -(-tokens // settings[SIZE])
+    ramp = _warmup(settings, steps, bound | common)
+    often = {name: value for name, value in _often(steps).items() if name not in bound}
+    notes = [
+        f"{name} = {value:,}, a tenth of {steps:,} steps: as configured, the rate would still rise "
+        "when the run ends."
+        for name, value in ramp.items()
+    ]
+    return {STEPS: steps} | often | ramp, notes
 
 
 def _of_command(settings, common):
