@@ -94,7 +94,7 @@ def board(entries):
     return SPEC | spec, [*entries, *other]
 
 
-def test_a_board_joins_ladders_and_has_a_size_and_a_time_for_each_memory(board):
+def test_a_board_joins_ladders_with_one_size_for_each_memory(board):
     times = {("board", "full attention", ""): ("1.25", "")}
     rows = answers_table("board", *board, times).rows
     assert [[cell.text for cell in row] for row in rows] == [
