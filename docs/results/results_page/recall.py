@@ -121,7 +121,7 @@ def board_plot(name: str, spec: Spec, entries: Entries) -> Plot | None:
         lines.append(Line(title, rows, means, "marks"))
         x, each = map(list, zip(*points))
         lines.append(Line(title, x, each, "dots", state="each seed"))
-    names = tuple(f"{recall.memory}: {recall.size / 1000:.0f} kB" for recall in found)
+    names = tuple(f"{recall.memory}: {recall.size / 1000:.0f}\u00a0kB" for recall in found)
     return Plot(name, spec["title"], "", "memory", "share answered", lines, rows=names)
 
 
