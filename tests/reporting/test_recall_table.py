@@ -111,8 +111,10 @@ def test_the_picture_of_a_board_is_ordered_by_bytes(board):
     }
     plot = board_plot("board", spec, entries)
     assert plot.rows == (
-        "gated delta memory: 1\u00a0kB", "window (Slide): 1\u00a0kB", "full attention: 1\u00a0kB"
-    )  # fmt: skip
+        "gated delta memory: 1\u00a0kB",
+        "window (Slide): 1\u00a0kB, 1\u00a0seed",
+        "full attention: 1\u00a0kB, 1\u00a0seed",
+    )
     means, seeds = (line for line in plot.lines if line.name == "far")
     assert (means.x, means.y) == ([1, 2, 3], [(0.5 + 0.25 + 1.0) / 3, 0.125, 0.5])
     assert list(zip(seeds.x, seeds.y)) == [(1, 0.5), (1, 1.0), (1, 0.25), (2, 0.125), (3, 0.5)]

@@ -118,10 +118,13 @@ def board_plot(name: str, spec: Spec, entries: Entries) -> Plot | None:
                   for share in recall.shares(measure) if share is not None]  # fmt: skip
         rows = sorted({row for row, _ in points})
         means = [statistics.mean(y for x, y in points if x == row) for row in rows]
-        lines.append(Line(title, rows, means, "marks"))
         x, each = map(list, zip(*points))
-        lines.append(Line(title, x, each, "dots", state="each seed"))
-    names = tuple(f"{recall.memory}: {recall.size / 1000:.0f}\u00a0kB" for recall in found)
+        lines += [
+            Line(title, rows, means, "marks"),
+            Line(title, x, each, "dots", state="each seed"),
+        ]
+    names = tuple(f"{recall.memory}: {recall.size / 1000:.0f}\u00a0kB"
+                  + ", 1\u00a0seed" * (len(recall.runs) == 1) for recall in found)  # fmt: skip
     return Plot(name, spec["title"], "", "memory", "share answered", lines, rows=names)
 
 
