@@ -106,7 +106,7 @@ def read_sweep(
         of_all = {name: value for name, value in common.items() if name not in macros}
         settings = as_declared(resolved(published | bound | macros))
         paper = {name: settings[name] for name in STANDS_FOR if name in settings}
-        of_corpus = read_gin_file(corpus) | macros | common if corpus else {}
+        of_corpus = read_gin_file(corpus) | macros | common if corpus else None
         own = {name: value for name, value in bound.items() if name not in macros}
         settings = _at_scale(settings, scale, of_corpus, own, of_all | undivided)
         own_size, notes = settings[SIZE], []
@@ -156,7 +156,7 @@ def _at_scale(settings, scale, of_corpus, own, of_all):
     An entry's own vocabulary, for example, is not the corpus's; what is scaled stays so.
     """
     settings |= scaled(settings, scale)
-    if of_corpus:
+    if of_corpus is not None:
         settings = with_corpus(settings, of_corpus)
     settings |= {name: value for name, value in own.items() if name not in STANDS_FOR} | of_all
     if SIZE not in of_all:

@@ -80,7 +80,7 @@ def test_devices_that_divide_time_compute_the_step_of_one(name, shape):
         jax.tree.map(close, two_steps(name, *shape), two_steps(name, 1, 1))
 
 
-@pytest.mark.parametrize("name", AFFINE)
+@pytest.mark.parametrize("name", [SCANNED, *AFFINE])
 def test_affine_memories_are_combined_by_a_scan(name):
     model, T = random_model(name), ARCHITECTURES[name].segment
     assert scan_is_faster(model, SEGMENTS, 4, T) and not scan_is_faster(model, SEGMENTS, 2, T)

@@ -3,11 +3,11 @@
 Tables and figures of tables.toml with the key `answers`, ladders with the study `answers`:
 
     memories = ["RMT"]               selects and orders; {RMT = 4104} also selects the bytes
-    names = {"board/window (Slide)" = "full attention"}     in place of LADDER/MEMORY
+    names = {"board/window (Slide)" = "full attention"}     replaces LADDER/MEMORY
     columns = ["TITLE = SERIES | X"]     share answered by each run at x of a series of the study,
                                          a number of the study, or a measure of `_cell`
 
-[rates.LADDER] has the rate of a memory that was trained with several.
+[rates.LADDER]: the rate of a memory that has several. of = "TABLE": a figure takes its keys too.
 """
 
 import itertools
