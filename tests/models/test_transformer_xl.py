@@ -13,7 +13,7 @@ from tiny_models import OneKey, cast, parameters, quick_jit, randomised, read_se
 from brt.models.counts import count_parameters
 from brt.models.layers.initializers import parameter
 from brt.models.transformer_xl.hidden_memory import HiddenMemory
-from brt.models.transformer_xl.model import TransformerXL, evaluation_memory
+from brt.models.transformer_xl.model import TransformerXL
 from brt.token_ids import BEGIN
 
 ROWS, NONE = 2, np.zeros(2, bool)
@@ -175,16 +175,6 @@ def test_a_longer_memory_at_evaluation_keeps_the_parameters():
     second, _ = read(long, ids, [SEGMENT] * 3)
     np.testing.assert_allclose(first[:, :4], second[:, :4], rtol=0, atol=1e-9)
     assert np.abs(first[:, 4:] - second[:, 4:]).max(axis=(0, 2)).min() > 0
-
-
-@pytest.mark.parametrize(
-    "L, L_eval, M, expected", [(150, 64, 150, 236), (8, 8, 4, 4), (512, 128, 512, 896)]
-)
-def test_validation_keeps_the_total_length_of_training(L, L_eval, M, expected):
-    assert evaluation_memory(M, L, L_eval) == expected
-    assert expected + L_eval == M + L
-    with pytest.raises(ValueError, match="longer"):
-        evaluation_memory(M, L, M + L + 1)
 
 
 def test_drawing_attention_changes_nothing_and_shows_weights():

@@ -27,6 +27,7 @@ from brt.models.model import Metrics
 from brt.models.ops import at_least_float32
 from brt.models.relative_attention import distances
 from brt.models.segment_memory import SegmentMemory
+from brt.models.transformer_xl.decoding import open_segments
 from brt.models.transformer_xl.hidden_memory import DecodingSegment, append_input, before_segment
 from brt.models.transformer_xl.model import TransformerXL
 from brt.models.wrapper import LanguageModelWrapper
@@ -236,7 +237,7 @@ class AssociativeRecurrentMemoryTransformer(LanguageModelWrapper):
     # Tokens.
 
     def begin_decoding(self, caches: tuple) -> tuple:
-        return self.body.open_segments(caches, self.period)
+        return open_segments(self.body, caches, self.period)
 
     def end_decoding(self, caches: tuple) -> tuple:
         return before_segment(caches)
@@ -245,7 +246,7 @@ class AssociativeRecurrentMemoryTransformer(LanguageModelWrapper):
         self, tokens_BT: jax.Array, caches: tuple, counts_B: jax.Array
     ) -> tuple[jax.Array, tuple]:
         inputs, outputs, _ = self._run(self.embed(tokens_BT), caches)
-        opened = self.body.open_segments(caches, self.period, inputs, counts_B)
+        opened = open_segments(self.body, caches, self.period, inputs, counts_B)
         return self.logits(outputs[-1]), opened
 
     def decode(

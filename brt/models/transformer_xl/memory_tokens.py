@@ -10,6 +10,7 @@ from brt.models.body import MemoryTokens
 from brt.models.caches import select_rows
 from brt.models.counts import matrix_size
 from brt.models.memory_layout import MemoryLayout
+from brt.models.transformer_xl.decoding import decode_position, open_segments
 from brt.models.transformer_xl.hidden_memory import before_segment
 from brt.models.transformer_xl.layer import LayerAttention
 
@@ -123,7 +124,7 @@ class TransformerXLMemoryTokens(MemoryTokens):
         return self.layout.num_memory + self.layout.period
 
     def begin_decoding(self, caches: tuple) -> tuple:
-        return self.body.open_segments(caches, self._room)
+        return open_segments(self.body, caches, self._room)
 
     def end_decoding(self, caches: tuple) -> tuple:
         return before_segment(caches)
@@ -134,13 +135,13 @@ class TransformerXLMemoryTokens(MemoryTokens):
         before = before_segment(caches)
         y_BSD, inputs = self._memory_outputs(before, memory_BSD)
         counts_B = jnp.full(len(memory_BSD), self.layout.num_memory, jnp.int32)
-        begun = self.body.open_segments(before, self._room, inputs, counts_B)
+        begun = open_segments(self.body, before, self._room, inputs, counts_B)
         return select_rows(rows_B, begun, caches), y_BSD
 
     def decode(
         self, x_BD: jax.Array, caches: tuple, reads_B: jax.Array | bool = True
     ) -> tuple[jax.Array, tuple]:
-        return self.body.decode_position(x_BD, caches, reads_B)
+        return decode_position(self.body, x_BD, caches, reads_B)
 
     def finish(
         self, caches: tuple, memory_BSD: jax.Array, rows_B: jax.Array
@@ -158,7 +159,7 @@ class TransformerXLMemoryTokens(MemoryTokens):
     ) -> tuple[jax.Array, tuple, jax.Array]:
         S, P = self.layout.num_memory, x_BPD.shape[1]
         y_BXD, inputs = self.forward(x_BPD, caches, memory_BSD)
-        opened = self.body.open_segments(caches, self._room, inputs, S + counts_B)
+        opened = open_segments(self.body, caches, self._room, inputs, S + counts_B)
         return y_BXD[:, S : S + P], opened, y_BXD[:, :S]
 
     def carries(self) -> bool:

@@ -25,13 +25,12 @@ from brt.models.memory_layout import MemoryLayout
 from brt.models.model import DTYPES
 from brt.models.relative_attention import distances
 from brt.models.sizes import Sizes
+from brt.models.transformer_xl import decoding
 from brt.models.transformer_xl.adaptive_embedding import AdaptiveEmbedding
 from brt.models.transformer_xl.hidden_memory import (
     HiddenMemory,
     LayerSegment,
-    append_input,
     before_segment,
-    open_segment,
     visible_keys,
 )
 from brt.models.transformer_xl.layer import (
@@ -219,13 +218,14 @@ class TransformerXL(Body, ShowsAttention):
         distance_TJ = M + jnp.arange(T)[:, None] - jnp.arange(M + T)
         return visible_keys(self.filled(caches), distance_TJ, self.same_length)
 
-    def _sinusoid(self, positions):
+    def sinusoid(self, positions: jax.Array) -> jax.Array:
+        """Returns the vectors of positions, (..., D)."""
         return sinusoid(positions, self.width, self.clamp_length, self.dtype)
 
     def distances(self, distance_C: jax.Array, key: jax.Array | None = None) -> Distances:
         sinusoid_CD = biases = None
         if self.encoding == "relative":
-            sinusoid_CD = self.drops(self._sinusoid(distance_C)[None], key)[0]
+            sinusoid_CD = self.drops(self.sinusoid(distance_C)[None], key)[0]
         if self.shared_biases:
             biases = self.content_bias_HK[...], self.position_bias_HK[...]
         return Distances(distance_C, sinusoid_CD, biases)
@@ -251,7 +251,7 @@ class TransformerXL(Body, ShowsAttention):
         backwards_T = jnp.arange(T - 1, -1, -1)
         with jax.named_scope("embedding"):
             if self.encoding == "absolute":
-                x_BTD = x_BTD + self._sinusoid(backwards_T)
+                x_BTD = x_BTD + self.sinusoid(backwards_T)
             x_BTD = self.drops(x_BTD, first_key)
             wrapped = future and self.published_artefacts
             distance_C = distances(T, contents[0].shape[1] + T, future and not wrapped)
@@ -307,7 +307,7 @@ class TransformerXL(Body, ShowsAttention):
         def enter(x_BTD):
             if self.encoding != "absolute":
                 return x_BTD
-            return x_BTD + self._sinusoid(jnp.arange(x_BTD.shape[1] - 1, -1, -1))
+            return x_BTD + self.sinusoid(jnp.arange(x_BTD.shape[1] - 1, -1, -1))
 
         def run(modules, x_BTD, cache):
             layer, memory = modules
@@ -331,7 +331,7 @@ class TransformerXL(Body, ShowsAttention):
         def with_positions(layer, cache):
             x_BMD = layer.add_position_vectors(cache.x_BMD, backwards_M)
             if self.encoding == "absolute" and layer is self.layers[0]:
-                x_BMD = x_BMD + self._sinusoid(backwards_M)
+                x_BMD = x_BMD + self.sinusoid(backwards_M)
             return cache._replace(x_BMD=x_BMD)
 
         return tuple(with_positions(*pair) for pair in zip(self.layers, caches, strict=True))
@@ -377,42 +377,22 @@ class TransformerXL(Body, ShowsAttention):
     # Tokens.
 
     def begin_decoding(self, caches: tuple) -> tuple:
-        return self.open_segments(caches, self.period)
+        return decoding.open_segments(self, caches, self.period)
 
     def end_decoding(self, caches: tuple) -> tuple:
         return before_segment(caches)
-
-    def open_segments(
-        self,
-        caches: tuple,
-        room: int,
-        inputs: Sequence[jax.Array] | None = None,
-        counts_B: jax.Array | None = None,
-    ) -> tuple:
-        """Returns the decoding form with room for a segment of `room` positions.
-
-        inputs: of the layers, of which the first `counts_B` positions are valid; None: no position.
-        """
-        rows = jax.tree.leaves(caches)[0].shape[0]
-        if inputs is None or counts_B is None:
-            inputs = [jnp.zeros((rows, 0, self.width), self.dtype)] * len(caches)
-            counts_B = jnp.zeros(rows, jnp.int32)
-        return tuple(
-            open_segment(cache, room, x_BPD, counts_B, self.dtype)
-            for cache, x_BPD in zip(caches, inputs, strict=True)
-        )
 
     def read_part_embedded(
         self, x_BPD: jax.Array, caches: tuple, counts_B: jax.Array
     ) -> tuple[jax.Array, tuple]:
         P = x_BPD.shape[1]
         y_BPD, inputs = self.forward(x_BPD, self.contents(caches), self.visible(caches, P))
-        return y_BPD, self.open_segments(caches, self.period, inputs, counts_B)
+        return y_BPD, decoding.open_segments(self, caches, self.period, inputs, counts_B)
 
     def decode_embedded(
         self, x_BD: jax.Array, caches: tuple, reads_B: jax.Array | bool = True
     ) -> tuple[jax.Array, tuple]:
-        y_BD, caches = self.decode_position(x_BD, caches, reads_B)
+        y_BD, caches = decoding.decode_position(self, x_BD, caches, reads_B)
         full_B = caches[0].fill_B == self.period
 
         def finish(caches):
@@ -420,31 +400,6 @@ class TransformerXL(Body, ShowsAttention):
             return self.begin_decoding(after)
 
         return y_BD, update_where(full_B, finish, caches)
-
-    def decode_position(
-        self, x_BD: jax.Array, caches: tuple, reads_B: jax.Array | bool = True
-    ) -> tuple[jax.Array, tuple]:
-        """Runs all layers on one position; full segments stay in the decoding form."""
-        M = self.remembered
-        P = caches[0].x_BPD.shape[1]
-        fill_B = caches[0].fill_B
-        distance_BJ = M + fill_B[:, None] - jnp.arange(M + P)
-        before = before_segment(caches)
-        visible_B1J = visible_keys(self.filled(before), distance_BJ[:, None], self.same_length)
-        backwards_B1 = P - 1 - fill_B[:, None]
-        if self.encoding == "absolute":
-            x_BD = x_BD + self._sinusoid(backwards_B1)[:, 0]
-        shared = self.distances(jnp.arange(M + P))
-        new_caches = []
-        parts = zip(self.layers, caches, self.contents(before), strict=True)
-        for i, (layer, cache, memory_BMD) in enumerate(parts):
-            with jax.named_scope(f"layer{i}"):
-                x_BD = layer.add_position_vectors(x_BD[:, None], backwards_B1)[:, 0]
-                cache = append_input(cache, x_BD, reads_B)
-                hidden = memory_BMD, cache.x_BPD
-                x_BD = layer.decode(x_BD, hidden, visible_B1J[:, 0], distance_BJ, shared)
-            new_caches.append(cache)
-        return x_BD, tuple(new_caches)
 
     # Receptive field and cost.
 
@@ -493,18 +448,3 @@ class TransformerXL(Body, ShowsAttention):
             "TransformerXL.feed_forward_size": self.sizes.feed_forward_size,
             **self.embedding.divided_sizes(),
         }
-
-
-def evaluation_memory(memory_length: int, segment_length: int, evaluated_length: int) -> int:
-    """Returns M for segments of another length that keeps memory plus segment equally long.
-
-    With a memory of 0 it is the number of earlier tokens to process again. Source: the released
-    code.
-    """
-    memory = memory_length + segment_length - evaluated_length
-    if memory < 0:
-        raise ValueError(
-            f"Segments of {evaluated_length} tokens are longer than a memory of {memory_length} "
-            f"and a segment of {segment_length} together."
-        )
-    return memory
