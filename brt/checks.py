@@ -108,8 +108,6 @@ BY_NAME = ", by reference, as @NAME"
 STRICT = ConfigDict(strict=True)
 UNKNOWN = object()
 """A value that is known only later."""
-MISFIT = 0j
-"""A value of a type that no parameter takes."""
 
 WORDS = {
     bool: "True or False",

@@ -14,10 +14,13 @@ from brt import config
 from brt.bindings.bound_values import bound_values, parameters_of
 from brt.bindings.registration import register_all
 from brt.bindings.registry import as_declared
-from brt.checks import MISFIT, PLAIN, UNKNOWN, Count, Positive, allows, words_for
+from brt.checks import PLAIN, UNKNOWN, Count, Positive, allows, words_for
 from brt.config import ConfigError
 from brt.experiment import Experiment
 from brt.reporting.gin_text import read_gin, resolved
+
+MISFIT = 0j
+"""A value of a type that no parameter takes."""
 
 
 def configurables():
