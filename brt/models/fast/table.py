@@ -135,7 +135,7 @@ def form_by_distance(
 def stack_scan(sizes: Sizes) -> Callable[..., tuple[Any, Any, Any]]:
     """Returns the loop over the blocks of a stack (block feedback); with kernels unrolled.
 
-    Nothing is stacked then: a step for a TPU v4 took 63.6 M cycles, not 87.3 M
+    Nothing is stacked then: a step for a TPU v4 takes 64.0 M cycles, not 86.4 M
     (docs/benchmarks/tpu_compiler.md).
     """
     scan = block_loop.scan_blocks
