@@ -8,9 +8,9 @@
 Gin files and bindings override those of the run. Metrics are written to RUN/evaluation_SPLIT.json,
 those of a named step to RUN/evaluation_SPLIT_step_N.json, those of a --text to
 RUN/evaluation_own_text_NAME_SPLIT.json. With --record the loss of every token is kept, and a killed
-evaluation continues. --study runs one of attention, attention_length, compare, continuations,
-memory_use, positions, reach, recl and topics instead; their settings are gin bindings, such as
---gin.Reach.tokens=100000.
+evaluation continues. --study runs one of answers, attention, attention_length, compare,
+continuations, memory_use, positions, reach, recl and topics instead; their settings are gin
+bindings, such as --gin.Reach.tokens=100000.
 """
 
 import math
@@ -49,7 +49,7 @@ flags.DEFINE_list("other", [], "Another run folder, to compare with; or several,
 flags.DEFINE_integer(
     "documents",
     None,
-    "Documents that --record keeps or a study reads, drawn by --study_seed; all, or 5 to compare.",
+    "Documents that --record keeps or a study reads, drawn by --study_seed. Default: all.",
     1,
 )
 flags.DEFINE_integer("study_seed", 0, "Seed of everything that is drawn.", lower_bound=0)

@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from brt.training.optimization.optimizers import adafactor, adamw, muon
+from brt.training.optimization.optimizers import adafactor, adamw, frozen, muon
 
 SHAPES = {"large_VD": (256, 256), "long_DF": (512, 16), "small_DF": (5, 7), "bias_D": (9,)}
 """Only the first has both sides of 128 or more, and so a factored second moment."""
@@ -237,3 +237,27 @@ def test_the_learning_rate_is_that_of_the_step_counted_from_zero(optimizer):
     for name in SHAPES:
         np.testing.assert_array_equal(still[0][name], np.float32(params[name]))
         assert rms(still[1][name] - still[0][name]) > 0
+
+
+def test_a_frozen_backbone_stays_and_its_memory_is_trained():
+    start = {"body": draw(0), "memories": {"0": draw(1)}}
+    gradients = [{"body": draw(seed), "memories": {"0": draw(seed + 9)}} for seed in (2, 3)]
+    optimizer = frozen(rate, optimizer=lambda rate: adamw(rate, clip_norm=3.0, eps=1e-2))
+    found = fold(optimizer, start, gradients)
+    for each in found:
+        for name, values in start["body"].items():
+            np.testing.assert_array_equal(each["body"][name], np.float32(values))
+    reference = PaperAdam(dict(start["memories"]["0"]), rate, norm=3.0, eps=1e-2)
+    found, gradients = ([x["memories"]["0"] for x in trees] for trees in (found, gradients))
+    assert_same_trail(found, reference, gradients, start["memories"]["0"])
+
+
+def test_frozen_parameters_have_no_moments():
+    params = jax.tree.map(jnp.float32, {"body": draw(0), "cell": {"gate": draw(1)}})
+    moments = [x for x in jax.tree.leaves(frozen(rate).init(params)) if x.size > 1]
+    assert sum(x.size for x in moments) == 2 * sum(x.size for x in params["cell"]["gate"].values())
+
+
+def test_freezing_everything_names_what_the_model_has():
+    with pytest.raises(ValueError, match=r"frozen\.trained.*body.*large_VD"):
+        frozen(rate).init({"body": draw(0)})

@@ -1,10 +1,12 @@
 """Optimizers, as factories: from a learning rate (a function of the step) to optax."""
 
+from collections.abc import Callable
+
 import jax
 import optax
 import optax.contrib
 
-from brt.checks import CountFrom0, NotNegative, Positive, Share, configurable
+from brt.checks import CountFrom0, Name, NotNegative, Positive, Share, configurable
 from brt.training.optimization.schedules import Schedule
 
 
@@ -109,3 +111,36 @@ def _kinds(params):
         return "weights" if parameter.ndim == 2 and not indices & set(axes) else "others"
 
     return jax.tree_util.tree_map_with_path(kind, params)
+
+
+@configurable(denylist=["learning_rate"])
+def frozen(
+    learning_rate: Schedule,
+    optimizer: Callable[..., optax.GradientTransformation] = adamw,
+    trained: tuple[Name, ...] = ("memories", "cell"),
+) -> optax.GradientTransformation:
+    """Trains the memories alone: all other parameters stay as they are and have no moments.
+
+    Args:
+        optimizer: of the trained parameters, by reference.
+        trained: attributes of modules; all parameters below them are trained.
+
+    Raises a `ValueError` if the model has no such parameters.
+    """
+
+    def kinds(params):
+        def kind(path, _):
+            return "trained" if {str(key.key) for key in path} & {*trained} else "frozen"
+
+        found = jax.tree_util.tree_map_with_path(kind, params)
+        if "trained" not in jax.tree.leaves(found):
+            paths = jax.tree_util.tree_flatten_with_path(params)[0]
+            names = sorted({str(key.key) for path, _ in paths for key in path})
+            raise ValueError(
+                f"frozen.trained = {trained}: the model has no parameters below such attributes. "
+                f"It has {', '.join(name for name in names if not name.isdigit())}."
+            )
+        return found
+
+    of_trained = optimizer(learning_rate)
+    return optax.partition({"trained": of_trained, "frozen": optax.set_to_zero()}, kinds)

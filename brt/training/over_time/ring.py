@@ -6,7 +6,7 @@ take n K / N + N - 1 times, in N - 1 of which a device is idle. The backward pas
 layer of a segment again.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -49,42 +49,14 @@ def run_ring(
         for position, i in enumerate(group.indices):
             group_n[i], position_n[i] = number, position
     largest = int(np.argmax([len(group.indices) for group in groups]))
-
+    run = _switch(layerwise, groups, largest, x_of, cache_of)
+    empty_nX = jnp.stack([*map(cache_of.pack, model.init_caches(x_RBTD.shape[1]))])
+    due = Schedule(R, n, max(n, N)).due
     device = jax.lax.axis_index(OVER_TIME)
-    before = (device - 1) % N
-    period = max(n, N)
-
-    def due(t, device):
-        """Returns a device's segment and layer at time t, and whether it has one."""
-        r, layer = (t - device) // period, (t - device) % period
-        has_one = (r >= 0) & (r < R) & (layer < n)
-        return jnp.clip(r, 0, R - 1), jnp.minimum(layer, n - 1), has_one
 
     def arrived(store_nX, moving_X, t):
-        _, layer, sent = due(t - 1, before)
+        _, layer, sent = due(t - 1, (device - 1) % N)
         return store_nX.at[layer].set(jnp.where(sent, moving_X, store_nX[layer]))
-
-    def branch(number):
-        group = groups[number]
-
-        def run(params, position, x, cache, empty, starts_B):
-            if number != largest:
-                params = jax.tree.map(lambda x: x[position], group.params)
-            cache = select_rows(starts_B, *(cache_of.unpack(number, y) for y in (empty, cache)))
-            layer = nnx.merge(group.graph, params)
-            y, cache = layerwise.run(layer, x_of.unpack(number, x), cache)
-            return x_of.pack(y), cache_of.pack(cache)
-
-        return run
-
-    def idle(params, position, x, cache, empty, starts_B):
-        return x, cache
-
-    branches = [*map(branch, range(len(groups))), idle]
-    # Otherwise the backward pass stores, at every time, copies of the parameters, and zeros for
-    # the residuals of the other branches.
-    run = jax.checkpoint(lambda number, *arrays: jax.lax.switch(number, branches, *arrays))
-    empty_nX = jnp.stack([*map(cache_of.pack, model.init_caches(x_RBTD.shape[1]))])
 
     def step(carry, inputs):
         x, moving_X, store_nX, y_RY = carry
@@ -105,6 +77,7 @@ def run_ring(
 
     # The largest group's parameters, in the order of this device's times: as inputs of the loop, so
     # that their gradients are not summed over all layers at every time.
+    period = max(n, N)
     order = (jnp.arange(period) - device) % period
     position_P = jnp.where(group_n == largest, position_n, 0)[jnp.minimum(order, n - 1)]
     params_P = jax.tree.map(lambda x: x[position_P], groups[largest].params)
@@ -128,6 +101,51 @@ def run_ring(
     store_nX = arrived(store_nX, moving_X, R * period + rest)
     y_RBTD = jax.vmap(lambda y: layerwise.leave(x_of.unpack(-1, y)))(y_RY)
     return y_RBTD, tuple(cache_of.unpack(group_n[i], store_nX[i]) for i in range(n))
+
+
+class Schedule(NamedTuple):
+    """When a device runs which layer of which of its segments.
+
+    segments: R, of a device. layers: n. period: times between the segments of a device.
+    """
+
+    segments: int
+    layers: int
+    period: int
+
+    def due(self, t: jax.Array, device: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Returns a device's segment and layer at time t, and whether it has one."""
+        r, layer = (t - device) // self.period, (t - device) % self.period
+        has_one = (r >= 0) & (r < self.segments) & (layer < self.layers)
+        return jnp.clip(r, 0, self.segments - 1), jnp.minimum(layer, self.layers - 1), has_one
+
+
+def _switch(layerwise, groups, largest, x_of, cache_of):
+    """Returns a function that runs a layer of the group of a number; of `len(groups)` it is idle.
+
+    largest: the group whose parameters it is passed.
+    """
+
+    def branch(number):
+        group = groups[number]
+
+        def run(params, position, x, cache, empty, starts_B):
+            if number != largest:
+                params = jax.tree.map(lambda x: x[position], group.params)
+            cache = select_rows(starts_B, *(cache_of.unpack(number, y) for y in (empty, cache)))
+            layer = nnx.merge(group.graph, params)
+            y, cache = layerwise.run(layer, x_of.unpack(number, x), cache)
+            return x_of.pack(y), cache_of.pack(cache)
+
+        return run
+
+    def idle(params, position, x, cache, empty, starts_B):
+        return x, cache
+
+    branches = [*map(branch, range(len(groups))), idle]
+    # Otherwise the backward pass stores, at every time, copies of the parameters, and zeros for
+    # the residuals of the other branches.
+    return jax.checkpoint(lambda number, *arrays: jax.lax.switch(number, branches, *arrays))
 
 
 class Vectors:
