@@ -28,6 +28,7 @@ from brt.pretrained.encoders.encoder import Encoder
 from brt.pretrained.encoders.heads import ClassesHead, SpansHead
 from brt.pretrained.encoders.t5 import T5
 from brt.pretrained.folder import HubFolder
+from brt.pretrained.memories.backbone_memory import BackboneMemory
 from brt.pretrained.memories.window_memory import Positions, WindowMemory, WithMemories
 from brt.pretrained.names import Names, prefixed
 from brt.pretrained.settings import HubConfig
@@ -127,13 +128,20 @@ class PretrainedReader(WithMemories, Reader[Embedded, Outputs]):
                 purpose="recurrence",
                 multiplied=False,
             )
-        self.build_memories(rngs, memories)
         if memories and not self.body.takes_extras:
             raise ValueError(
                 f"PretrainedReader.memories put vectors without a position into a layer, and "
                 f"{family} knows positions by their distance alone: bind "
                 "PretrainedReader.num_memory instead."
             )
+        self.build_memories(rngs, memories)
+        for memory in self.memories:
+            if isinstance(memory, BackboneMemory) and not memory.every_token:
+                raise ValueError(
+                    f"PretrainedReader.memories has {type(memory.memory).__name__}, which changes "
+                    "with whole blocks and would keep the padding of a segment: bind a "
+                    "BackboneMemory of a TokenMemory, or @FinalLayerMemory."
+                )
         self.segment_length = 1
         if self.body.folder:
             self._check_head(self.body.folder)

@@ -9,11 +9,15 @@ import pytest
 from flax import nnx
 from tiny_models import OneKey, quick_jit, randomised
 
+from brt.models.block_recurrent.associative_memory import AssociativeMemory
+from brt.models.block_recurrent.gated_delta import GatedDeltaMemory
 from brt.models.caches import reset_rows
 from brt.pretrained.decoders.gpt2 import GPT2
 from brt.pretrained.encoders.bert import BERT, RoBERTa
 from brt.pretrained.encoders.deberta import DeBERTa
 from brt.pretrained.encoders.t5 import T5
+from brt.pretrained.memories.backbone_memory import BackboneMemory
+from brt.pretrained.memories.cell_memory import CellMemory
 from brt.pretrained.memories.pooled_memory import FinalLayerMemory
 from brt.pretrained.reader import LOWEST, PretrainedReader
 from brt.token_ids import PADDING
@@ -26,6 +30,7 @@ BODIES = {
     "t5": functools.partial(T5, **SIZES, head_size=3, buckets=8, longest_distance=6),
 }
 B, T = 3, 7
+EVERY_TOKEN = functools.partial(BackboneMemory, memory=GatedDeltaMemory)
 FINAL = functools.partial(FinalLayerMemory, layer_index=1, hidden=(6,))
 
 
@@ -133,6 +138,17 @@ def test_memory_stands_after_the_first_position_and_before_t5s():
         np.testing.assert_allclose(after[1].memory_BSD, y[:, first : first + 2], atol=1e-6)
 
 
+@pytest.mark.parametrize("memory", [FINAL, EVERY_TOKEN])
+def test_padding_enters_no_memory(memory):
+    build = functools.partial(PretrainedReader, OneKey(), BODIES["bert"], memories=(memory,))
+    model = randomised(nnx.eval_shape(build), 2)
+    ids = tokens(5, 3, 1, width=5)
+    padded = np.pad(ids, [(0, 0), (0, 2)], constant_values=PADDING)
+    (_, found), (_, expected) = (read(model, [x], [YES]) for x in (padded, ids))
+    same = functools.partial(np.testing.assert_allclose, atol=1e-6)
+    jax.tree.map(same, found, expected)
+
+
 @pytest.mark.parametrize("name, targets", [("bert", "classes"), ("bert", "spans"), ("t5", "words")])
 def test_losses_are_of_what_is_answered(name, targets):
     model = reader(name, 2, targets)
@@ -210,6 +226,13 @@ def test_what_does_not_go_together_is_refused():
         refused(body=BODIES["t5"])
     with pytest.raises(ValueError, match="DeBERTa"):
         refused(body=BODIES["deberta"], memories=(FINAL,))
+    with pytest.raises(ValueError, match="T5 knows positions by their distance"):
+        refused(body=BODIES["t5"], targets="words", memories=(CellMemory,))
+    with pytest.raises(ValueError, match=r"RecurrentCell, .* padding"):
+        refused(body=BODIES["bert"], memories=(CellMemory,))
+    with pytest.raises(ValueError, match=r"AssociativeMemory, .* padding"):
+        blockwise = functools.partial(BackboneMemory, memory=AssociativeMemory)
+        refused(body=BODIES["bert"], memories=(blockwise,))
     with pytest.raises(ValueError, match=r"PretrainedReader\.body = .* an Encoder"):
         sizes = dict(vocabulary_size=9, num_layers=1, width=4, num_heads=1, num_positions=8)
         refused(body=functools.partial(GPT2, **sizes))
