@@ -89,6 +89,7 @@ described=()
 for flag in "$@"; do
     case $flag in
         --gin_file=* | --gin.* | --gin_bindings=* | --gin_search_paths=*) described+=("$flag") ;;
+        --allow_imports=* | --text=*) described+=("$flag") ;;
     esac
 done
 

@@ -18,6 +18,7 @@ from tiny_run import build, records, train_here, write_config
 from brt.benchmarks import topologies
 
 GIN = ["--gin_file=configs/quickstart.gin", '--gin.Corpus.store="gs://b/it\'s"']
+GIN += ["--allow_imports=own_memories", "--text=books"]
 TRAINED = [*GIN, "--workdir=gs://b/run", "--allow_changes"]
 TPU = ["--name=pod", "--zone=us-central2-b", "--type=v4-32", "--every=0"]
 
