@@ -14,10 +14,12 @@ class Reader(Model[Embedded, Outputs]):
     Attributes:
         targets: "classes", "labels", "words" or "spans".
         num_classes: None for words and spans.
+        num_words: most tokens of an answer; None: any number.
     """
 
     targets: str
     num_classes: int | None = None
+    num_words: int | None = None
 
     def answers(self, x_BTD: Outputs) -> jax.Array:
         """Returns the answer after a segment, (B, N).

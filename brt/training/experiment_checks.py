@@ -126,11 +126,17 @@ def check_reader(model: Model, trainer: Trainer) -> None:
             f'Trainer.stream = "labelled" needs a model for labelled documents, which {name} is '
             "not: bind another Trainer.model, or another stream."
         )
-    targets = (trainer.labelled or LabelledDocuments()).targets
-    if model.targets != targets:
+    labelled = trainer.labelled or LabelledDocuments()
+    if model.targets != labelled.targets:
         raise ValueError(
-            f'{name} predicts {model.targets}, and LabelledDocuments.targets = "{targets}": bind '
-            "one of them differently."
+            f"{name} predicts {model.targets}, and LabelledDocuments.targets = "
+            f'"{labelled.targets}": bind one of them differently.'
+        )
+    most = labelled.words if model.num_words is None else model.num_words
+    if labelled.targets == "words" and most < labelled.words:
+        raise ValueError(
+            f"{name}.words = {most} is less than LabelledDocuments.words = {labelled.words}: bind "
+            "them to the same number."
         )
 
 

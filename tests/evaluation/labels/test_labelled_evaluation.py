@@ -32,6 +32,20 @@ LINES = (
 )
 WITHOUT = ("BlockRecurrentTransformer", "RecurrentCell", "Corpus.vocabulary", "TextFiles")
 OTHER = [f"LSTM.{n} = 8" for n in ("vocabulary_size", "width", "num_layers", "hidden_size")]
+FEW_WORDS = [
+    *bound("Trainer", model="@PretrainedReader"),
+    *bound("PretrainedReader", body="@T5", targets="words", words=2),
+    *bound(
+        "T5",
+        vocabulary_size=256,
+        num_layers=1,
+        width=4,
+        num_heads=1,
+        head_size=4,
+        feed_forward_size=4,
+    ),
+    *bound("LabelledDocuments", targets="words"),
+]
 MARKS = {"calm": "a", "loud": "!", "odd": "?"}
 
 
@@ -94,6 +108,7 @@ def test_the_command_writes_the_figures_found_by_hand(trained, monkeypatch, caps
     (['Trainer.stream = "documents"', "Trainer.labelled = None"], "labelled documents"),
     (['Trainer.stream = "documents"'], r"Trainer\.labelled"),
     (['LabelledDocuments.targets = "words"'], "LabelledDocuments.targets"),
+    ([*FEW_WORDS, "LabelledDocuments.words = 3"], r"\.words = 2 .*LabelledDocuments\.words = 3"),
     (['Trainer.loss = "half"'], "Trainer.loss"),
     (["Trainer.model = @LSTM", *OTHER], "Trainer.stream"),
 ])  # fmt: skip
