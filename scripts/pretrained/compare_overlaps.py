@@ -43,14 +43,14 @@ def evaluate(workdir: Path, bindings: Sequence[str]) -> dict[str, float]:
     return figures | {"step": step, "flops_per_token": experiment.model.flops_per_token()}
 
 
-def overlaps_of(workdir: Path, overlaps: Sequence[int]) -> dict[int, list[str]]:
-    """Returns the bindings of each overlap that a run is evaluated with."""
-    experiment, _, _ = load_run(str(workdir))
+def overlaps_of(workdir: Path, overlaps: Sequence[int]) -> tuple[int, dict[int, list[str]]]:
+    """Returns a run's step, and the bindings of each overlap that it is evaluated with."""
+    experiment, _, step = load_run(str(workdir))
     model = experiment.model
     if not isinstance(model, PretrainedLanguageModel) or model.memories:
-        return {0: []}
+        return step, {0: []}
     length = experiment.trainer.segment_length
-    return {
+    return step, {
         overlap: [
             f"PretrainedLanguageModel.overlap = {overlap}",
             f"Trainer.segment_length = {length - overlap}",
@@ -66,8 +66,9 @@ def figures_of(workdir: Path, overlaps: Sequence[int], split: str) -> dict[str, 
     name = f"overlaps_{split}.json"
     kept = workdir / name
     found = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}
-    for overlap, bindings in overlaps_of(workdir, overlaps).items():
-        if str(overlap) not in found:
+    step, bound = overlaps_of(workdir, overlaps)
+    for overlap, bindings in bound.items():
+        if found.get(str(overlap), {}).get("step") != step:
             found[str(overlap)] = evaluate(workdir, [*bindings, f'Evaluation.split = "{split}"'])
             replace_json(workdir, name, found)
             print(f"{workdir.name}, overlap {overlap}: {found[str(overlap)]['loss']:.4f} nats")

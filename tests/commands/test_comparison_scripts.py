@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import types
 
 import pytest
 from gin_settings import bound
@@ -55,6 +56,16 @@ def test_without_memory_every_overlap_is_evaluated(script, tmp_path, capsys, mon
     # What was evaluated is not evaluated again.
     monkeypatch.setattr(compare, "evaluate", None)
     assert compare.main([*runs, "--overlaps=0,3,9"]) == 0
+
+
+def test_a_run_that_was_trained_further_is_evaluated_again(script, tmp_path, monkeypatch):
+    compare = script("compare_overlaps")
+    experiment = types.SimpleNamespace(model=None)
+    for step, loss in ((2, 3.0), (4, 1.0)):
+        monkeypatch.setattr(compare, "load_run", lambda _, step=step: (experiment, {}, step))
+        figures = {"loss": loss, "step": step}
+        monkeypatch.setattr(compare, "evaluate", lambda *_, figures=figures: figures)
+        assert compare.figures_of(tmp_path, [0], "test")["0"]["loss"] == loss
 
 
 def test_without_overlap_a_run_is_evaluated_with_one_by_pooling(tmp_path, monkeypatch, capsys):
