@@ -91,7 +91,7 @@ def read_evaluation(path: Path, problems: list[str]) -> dict[str, Any]:
     content = _read(path, EVALUATION)
     problems += [f"{path}: {what}" for what in replace_extremes(content).values()]
     for name, value in content.items():
-        if name not in EVALUATION.optional and not allows(SCALAR, value):
+        if name not in EVALUATION.optional and not allows(Number, value):
             raise _damaged(path, f"{name} is not a number")
     if "cleared_loss" in content and "loss" not in content:
         raise _damaged(path, "it has a cleared_loss and no loss")

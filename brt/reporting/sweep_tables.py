@@ -52,7 +52,8 @@ def results(entries: Sequence[Entry], title: str, split: str | None = None) -> l
         return []
     if not any(held_out(run, None)[0] for entry in entries for run in entry.runs):
         return []
-    return [entry_table(entries, title, split), entry_plot(entries, split)]
+    plot = entry_plot(entries, split)
+    return [entry_table(entries, title, split), *([plot] if plot.lines else [])]
 
 
 def held_out(run: Run, split: str | None) -> tuple[dict, str]:

@@ -22,7 +22,7 @@ from brt.data.stores.store_writer import write_store
 from brt.data.stores.token_store import TokenStore
 from brt.data.vocabularies.base import ByteVocabulary
 from brt.report import files_folder, report
-from brt.reporting.drawing.plots import MOST_POINTS, Line, Plot, chart
+from brt.reporting.drawing.plots import MOST_POINTS, Line, Plot, chart, image
 from brt.reporting.papers.reading import PAPERS
 from brt.reporting.reader import reader_documents
 from brt.reporting.runs import STANDS_FOR_FILE, open_runs
@@ -255,11 +255,13 @@ def test_a_run_still_being_written_is_reported_as_far_as_it_goes(tmp_path, capsy
     run = make_run(tmp_path / "run", "small/rec_fixed_skip+corpora/text", records=RECORDS)
     with open(run / "metrics.jsonl", "a") as file:
         file.write('{"step": 80, "train/bits_per')
-    (run / "evaluation_test.json").write_text('{"step": 6')
+    damaged = {"test": '{"step": 6', "train": '{"f1": null}', "validation": '{"f1": "x"}'}
+    for split, content in damaged.items():
+        (run / f"evaluation_{split}.json").write_text(content)
     report(open_runs([run]), tmp_path / "report.html")
-    text = (tmp_path / "report.html").read_text()
-    assert "evaluation_test.json" in text
-    assert "evaluation_test.json" in capsys.readouterr().out
+    text, said = (tmp_path / "report.html").read_text(), capsys.readouterr().out
+    for split in damaged:
+        assert f"evaluation_{split}.json" in text and f"evaluation_{split}.json" in said
 
 
 @pytest.mark.parametrize("other", ["other documents", "another tokenizer", "a cut recording"])
@@ -333,6 +335,14 @@ def test_a_long_line_is_thinned_without_losing_its_spike():
     values = drawn(chart(plot).to_dict(), "value")
     assert 2 < len(values) <= MOST_POINTS and max(values) == 9.0
     assert plot.as_csv().count("\n") == 50_001
+
+
+@pytest.mark.parametrize("points", [0, 3])
+def test_a_line_without_points_is_drawn_beside_others(points):
+    lines = [Line("empty", [], []), Line("other", [1, 2, 3][:points], [4.0, 5.0, 6.0][:points])]
+    plot = Plot("p", "t", "c", "x", "y", lines, fits_later=True)
+    assert sorted({*drawn(chart(plot).to_dict(), "value")}) == [4.0, 5.0, 6.0][:points]
+    assert b"</svg>" in image(plot, "svg")
 
 
 def test_the_reader_shows_no_loss_for_tokens_that_are_not_scored(tmp_path):

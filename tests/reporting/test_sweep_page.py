@@ -16,7 +16,7 @@ from brt.reporting.entries import entries_of
 from brt.reporting.figures import training_curves
 from brt.reporting.runs import open_runs
 from brt.reporting.sweep_folder import SWEEP_FILE, Sweep, read_sweep, run_folders, sweep_json
-from brt.reporting.sweep_tables import entry_plot, entry_table, one_number, paired
+from brt.reporting.sweep_tables import entry_plot, entry_table, one_number, paired, results
 
 NONE, ONE = "recurrent_layers=()", "recurrent_layers=(1,)"
 BITS = {NONE: {0: 4.25, 1: 4.5, 2: 4.0}, ONE: {0: 4.125, 1: 4.4375, 3: 1.0}}
@@ -193,6 +193,13 @@ def test_entries_that_no_number_orders_are_rows(tmp_path):
     assert one_number(["window=8", "window=16"]) == ("window", [8.0, 16.0])
     assert one_number(["gate=fixed", "gate=lstm"]) == ("", [])
     assert one_number(["window=8, c=1", "window=16, c=1"]) == ("", [])
+
+
+def test_entries_without_bits_or_accuracy_have_a_table_alone(tmp_path):
+    measured = {seed: {"f1": 0.5} for seed in (0, 1)}
+    _, entries, sweep = opened(a_sweep(tmp_path / "sweep", {NONE: measured, ONE: measured}, ()))
+    (table,) = results(entries, sweep.title)
+    assert len(table.rows) == 2
 
 
 WIDTH = """<script>addEventListener("load", () => {

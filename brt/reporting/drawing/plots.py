@@ -255,7 +255,7 @@ def kept_points(y: Sequence[float]) -> np.ndarray:
 
 def _later_range(lines):
     lines = [line for line in lines if not line.on_second_axis]
-    start = max(max(line.x) for line in lines) / 10
+    start = max((x for line in lines for x in line.x), default=0) / 10
     later = [y for line in lines for x, y in zip(line.x, line.y) if x >= start and np.isfinite(y)]
     if not later or min(later) == max(later):
         return None
