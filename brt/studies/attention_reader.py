@@ -68,15 +68,15 @@ class AttentionReader:
         self.caches, full_B, map_LHXJ, spans = self._step(self.params, self.caches, *arguments)
         full_B = to_host(full_B)
         for name, span_LHN in spans.items():
-            self.spans[name] = self.spans.get(name, 0) + np.asarray(span_LHN, np.float64)
+            self.spans[name] = self.spans.get(name, 0) + to_host(span_LHN).astype(np.float64)
         self.counted += int(full_B.sum())
-        return full_B, np.asarray(map_LHXJ, np.float64)
+        return full_B, to_host(map_LHXJ).astype(np.float64)
 
     def row(self, row: int) -> np.ndarray:
         caches, segment, whole_B = self.before
         mapped_B = np.arange(self.rows) == row
         arguments = segment.inputs_BT, segment.starts_B, whole_B, mapped_B.astype(np.float32)
-        return np.asarray(self._step(self.params, caches, *arguments)[2], np.float64)
+        return to_host(self._step(self.params, caches, *arguments)[2]).astype(np.float64)
 
 
 def _spans(weights: AttentionWeights, full_B, key_XN):

@@ -1,5 +1,6 @@
 """Processes of a run start only if they were started alike, and none waits for a lost one."""
 
+import json
 import os
 import re
 import signal
@@ -161,6 +162,27 @@ def test_processes_stop_early_with_the_same_best_checkpoint(tmp_path):
     )
     kept = {int(entry.name) for entry in (tmp_path / "run" / "checkpoints").iterdir()}
     assert kept == {best, last}
+
+
+@pytest.mark.slow
+def test_a_study_of_attention_is_the_same_over_two_processes(tmp_path):
+    sizes = dict(num_layers=2, width=12, num_heads=2, head_size=4, feed_forward_size=16)
+    path = write_config(
+        tmp_path,
+        *bound("Trainer", model="@TransformerXL", mesh=(1, -1), steps=2, eval_every=2),
+        *bound("TransformerXL", vocabulary_size=256, memory_length=24, **sizes),
+        "Evaluation.max_steps = 1",
+        without=("BlockRecurrentTransformer", "RecurrentCell"),
+    )
+    numbers = []
+    for count, study in ((1, None), (1, "attention"), (2, "attention")):
+        started = start_several(path, tmp_path / "run", count=count, study=study)
+        statuses, outputs = ended(started)
+        assert set(statuses) == {0}, outputs
+        if study:
+            written = json.loads((tmp_path / "run" / "studies" / "attention.json").read_text())
+            numbers.append(written["numbers"])
+    assert numbers[0]["segments"] and numbers[1] == pytest.approx(numbers[0], rel=1e-5)
 
 
 @pytest.mark.slow

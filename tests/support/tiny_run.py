@@ -228,15 +228,19 @@ def start(module: str, *arguments, **options) -> subprocess.Popen:
     return subprocess.Popen(line, cwd=ROOT, env=environment, **pipes, **options)
 
 
-def start_several(path, workdir, *, count=2, of_last=()) -> list[subprocess.Popen]:
-    """Starts the processes of one run, with one device each; the last has further flags."""
+def start_several(path, workdir, *, count=2, of_last=(), study=None) -> list[subprocess.Popen]:
+    """Starts the processes of one run, with one device each; the last has further flags.
+
+    study: of the run that exists, instead of training.
+    """
+    what = ["brt.evaluate", f"--study={study}"] if study else ["brt.train", f"--gin_file={path}"]
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
     quick = " ".join(f"--{name}={str(value).lower()}" for name, value in QUICK.items())
     started = []
     for number in range(count):
-        line = [sys.executable, "-m", "brt.train", f"--gin_file={path}", f"--workdir={workdir}"]
+        line = [sys.executable, "-m", *what, f"--workdir={workdir}"]
         if count > 1:
             line += [f"--coordinator_address=localhost:{port}", f"--num_processes={count}"]
             line += [f"--process_id={number}", *(of_last if number == count - 1 else ())]
