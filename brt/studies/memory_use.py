@@ -53,7 +53,8 @@ class MemoryUse(Study):
     """Whether the memory is used, and whether another document's would do.
 
     Args:
-        segments: of each batch element for gates, shares and gradients.
+        segments: of each batch element for gates, shares and gradients; more if all of them start
+            documents.
     """
 
     title = "Use of the memory"
@@ -150,11 +151,12 @@ def gates_and_gradients(
     stream = DocumentPass(run.store, run.rows, run.segment_length, documents=documents)
     caches, step = _probe(run)
     carrying = with_state(caches)
-    steps = min(stream.num_steps, segments)
-    prefetch = Prefetch(stream, run.mesh, 0, steps)
-    measured = []
+    prefetch = Prefetch(stream, run.mesh, 0, stream.num_steps)
+    measured: list[dict[str, float]] = []
     try:
-        for number in range(steps):
+        for number in range(stream.num_steps):
+            if number >= segments and measured:
+                break
             documents_B, offsets_B = stream.positions(number)
             later_B = (documents_B >= 0) & (offsets_B > 0)
             caches, metrics = step(run.params, caches, prefetch.next(), later_B)

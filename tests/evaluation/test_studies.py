@@ -89,6 +89,11 @@ def test_costs_are_those_of_the_recordings(recurrent):
             assert cost != 0 and numbers[f"cost_{state}_error"] > 0
 
 
+def test_gates_are_measured_where_first_segments_start_documents(recurrent):
+    numbers, carrying = gates_and_gradients(recurrent, ALL, 1)
+    assert carrying and all(numbers[f"layer{i}/gradient_norm"] > 0 for i in carrying)
+
+
 def test_an_external_memory_is_weighed_without_a_gradient(tmp_path):
     memory = ("ExternalMemory.size = 24", "ExternalMemory.neighbours = 3")
     lines = (
