@@ -29,7 +29,7 @@ class TopicModel:
     """Latent Dirichlet allocation, by scikit-learn, over words of at least three characters.
 
     Args:
-        fewest, most: least number and largest share of texts with a word.
+        most: largest share of texts with a word, which is in two or more.
 
     Source: Blei, Ng and Jordan 2003, Latent Dirichlet Allocation.
     """
@@ -38,22 +38,21 @@ class TopicModel:
         self,
         texts: Iterable[str],
         topics: int = TOPICS,
-        fewest: int = 2,
         most: float = 0.5,
         seed: int = 0,
     ):
         words = extra_library("sklearn.feature_extraction.text", "brt.studies.topics", "topics")
         models = extra_library("sklearn.decomposition", "brt.studies.topics", "topics")
         self.words = words.CountVectorizer(
-            token_pattern=r"[^\W\d_]{3,}", min_df=fewest, max_df=most, max_features=10_000
+            token_pattern=r"[^\W\d_]{3,}", min_df=2, max_df=most, max_features=10_000
         )
         texts = list(texts)
         try:
             counts_NW = self.words.fit_transform(texts)
         except ValueError:
             raise ValueError(
-                f"No word of three letters is in {fewest} or more of the {len(texts)} documents "
-                "of the training split and not in most: a topic study needs more of them."
+                f"No word of three letters is in two or more of the {len(texts)} documents of the "
+                "training split and not in most: a topic study needs more of them."
             ) from None
         rounds = dict(max_iter=30, mean_change_tol=1e-4)
         self.model = models.LatentDirichletAllocation(topics, random_state=seed, **rounds)
@@ -122,10 +121,11 @@ class Topics(Study):
 
 
 def how_often_lower(ours: np.ndarray, theirs: np.ndarray) -> tuple[float, float]:
-    """Returns the share of differing contexts where ours is lower, and p of a sign test."""
+    """Returns the share of differing contexts where ours is lower, and p of an exact sign test."""
+    from scipy.stats import binomtest  # slow to import
+
     lower = int((ours < theirs).sum())
     differ = int((ours != theirs).sum())
     if not differ:
         return 0.5, 1.0
-    distance = abs(lower - differ / 2) / math.sqrt(differ / 4)
-    return lower / differ, math.erfc(distance / math.sqrt(2))
+    return lower / differ, float(binomtest(lower, differ).pvalue)

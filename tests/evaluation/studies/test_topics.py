@@ -55,11 +55,11 @@ def test_divergence_is_0_of_equal_and_1_of_disjoint_mixtures():
 
 
 def test_the_sign_test_counts_contexts_that_differ():
-    ours, theirs = np.zeros(110), np.r_[np.ones(60), -np.ones(40), np.zeros(10)]
+    ours, theirs = np.zeros(12), np.r_[np.ones(9), -np.ones(1), np.zeros(2)]
     share, p = how_often_lower(ours, theirs)
-    assert share == 0.6
-    # 60 of 100 heads: 2 standard deviations off.
-    assert p == pytest.approx(0.0455, abs=1e-4)
+    assert share == 0.9
+    # At least 9 of 10 heads, or at most 1: 2 (10 + 1) of 2^10 throws.
+    assert p == pytest.approx(22 / 1024)
     assert how_often_lower(ours, ours) == (0.5, 1.0)
 
 
