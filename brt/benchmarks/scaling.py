@@ -10,6 +10,7 @@ import json
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -22,6 +23,7 @@ from brt.benchmarks.topologies import Target
 from brt.experiment import Configuration
 from brt.reporting.drawing.plots import Line, Plot, image
 from brt.storage.csv_text import csv_text
+from brt.storage.replaced_files import replace_text
 
 SEGMENT, BATCH = 4096, 131_072
 """Tokens of a batch element and of the published batch."""
@@ -147,13 +149,14 @@ def compiled(steps: Iterable[Step], file: str) -> Iterator[list[dict[str, Any]]]
     known = {}
     if os.path.exists(file):
         with open(file, encoding="utf-8") as lines:
-            known = {Step(*row["step"]): row["exchanges"] for row in map(json.loads, lines)}
+            rows = [json.loads(line) for line in lines if line.endswith("\n")]  # not cut short
+        known = {Step(*row["step"]): row["exchanges"] for row in rows}
     for step in steps:
         if step not in known:
             print(f"compiling {step}", flush=True)
             known[step] = compile_step(step)
-            with open(file, "a", encoding="utf-8") as lines:
-                lines.write(json.dumps({"step": step, "exchanges": known[step]}) + "\n")
+            rows = [{"step": step, "exchanges": found} for step, found in known.items()]
+            replace_text(Path(file), "".join(json.dumps(row) + "\n" for row in rows))
         yield known[step]
 
 
@@ -319,6 +322,7 @@ def rows_of(file: str) -> list[dict[str, Any]]:
 
 def show(folder: str) -> list[dict[str, Any]]:
     """Writes `rows_of` as a table and a figure to the folder, which caches compiled steps."""
+    os.makedirs(folder, exist_ok=True)
     rows = rows_of(os.path.join(folder, "compiled.jsonl"))
     print(*markdown(rows), sep="\n")
     with open(os.path.join(folder, "scaling.csv"), "w", encoding="utf-8") as out:

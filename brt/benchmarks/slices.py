@@ -157,7 +157,7 @@ def step_figures(
 
 def with_ratios(rows: Sequence[dict[str, Any]], baseline: str) -> list[dict[str, Any]]:
     """Adds `ratio`, time per token to the baseline's; None if either has no estimate."""
-    (base,) = (row for row in rows if row["name"] == baseline)
+    base = next(row for row in rows if row["name"] == baseline)
 
     def ratio(row):
         if not (row.get("milliseconds") and base.get("milliseconds")):

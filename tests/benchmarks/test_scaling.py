@@ -147,11 +147,26 @@ def test_steps_of_the_file_are_not_compiled_again(tmp_path, monkeypatch):
 
     monkeypatch.setattr(scaling, "compile_step", compile_step)
     steps = [Step("a.gin", "h100-8", 2, 1, rows) for rows in (1, 2, 3)]
-    file = str(tmp_path / "compiled.jsonl")
-    first = list(scaling.compiled(steps[:2], file))
-    again = list(scaling.compiled(steps, file))
+    path = tmp_path / "compiled.jsonl"
+    first = list(scaling.compiled(steps[:2], str(path)))
+    again = list(scaling.compiled(steps, str(path)))
     assert made == steps
     assert json.loads(json.dumps(again[:2])) == json.loads(json.dumps(first))
+    written = path.read_text()
+    path.write_text(written[:-9])
+    list(scaling.compiled(steps, str(path)))
+    assert made == [*steps, steps[2]] and path.read_text() == written
+
+
+def test_a_new_folder_is_made_for_the_table_and_the_figure(tmp_path, monkeypatch):
+    shown, new = ROOT / "docs" / "benchmarks" / "scaling", tmp_path / "new"
+    known = [json.loads(line) for line in (shown / "compiled.jsonl").read_text().splitlines()]
+    found = {Step(*row["step"]): row["exchanges"] for row in known}
+    monkeypatch.setattr(scaling, "compile_step", found.get)
+    monkeypatch.setattr(scaling, "image", lambda *_: b"")
+    scaling.show(str(new))
+    assert (new / "scaling.csv").read_bytes() == (shown / "scaling.csv").read_bytes()
+    assert (new / "scaling.png").exists()
 
 
 def test_the_page_has_the_table_of_the_compiled_steps(monkeypatch):

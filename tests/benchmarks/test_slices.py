@@ -128,6 +128,11 @@ def test_time_and_share_of_peak_follow_from_cycles_and_the_chip():
     assert with_kernels["cycles"] == CYCLES + 1024 and with_kernels["kernel_cycles"] == 1024
 
 
+def test_ratios_are_to_the_first_of_two_configs_of_one_name():
+    rows = [{"name": "x", "milliseconds": n, "tokens_per_step": 8} for n in (2, 3)]
+    assert [row["ratio"] for row in slices.with_ratios(rows, "x")] == [1.0, 1.5]
+
+
 @pytest.mark.parametrize(
     "sentence",
     [

@@ -119,6 +119,12 @@ def test_paper_sizes_with_the_paper_baseline_need_no_note(tmp_path):
     assert found == {"Slide:13L": (1.0, ""), "Rec:fixed:dual": (1.01, "")}
 
 
+def test_configs_beside_a_gin_file_are_refused(monkeypatch, capsys, configs):
+    flags = f"--configs={configs['slide']}", f"--gin_file={configs['rec']}"
+    assert command(monkeypatch, benchmark, *flags, "--rounds=1") == 1
+    assert "--gin_file" in capsys.readouterr().err
+
+
 def test_unequal_budgets_are_not_compared(monkeypatch, capsys, tmp_path, configs):
     monkeypatch.setattr(steps, "make_mesh", lambda shape: one_device())
     other = tmp_path / "twice.gin"
