@@ -25,14 +25,15 @@ def write_study(content: Content) -> str:
     """Writes and prints a study; returns the file's path.
 
     The file is `RUN/studies/<study>.json`, or `<study>-<compared with>.json`. Arrays go to an .npz
-    next to it and tables to CSV files. A file of another store is kept under the store's name.
+    next to it and tables to CSV files. A file of another store, or of another run with the name of
+    the compared one, is kept under the name of that store's or run's folder.
     """
     folder = as_path(content["run"]) / "studies"
     folder.mkdir(exist_ok=True)
     other = Path(content["other"]).resolve().name if "other" in content else None
     other = other or content.get("against")
     name = f"{content['study']}-{other}" if other else content["study"]
-    _keep_other_store(folder, name, content.get("store"))
+    _keep_earlier(folder, name, content)
     content = dict(content)
     tables = content.pop("csv", {})
     if arrays := content.get("arrays"):
@@ -45,17 +46,23 @@ def write_study(content: Content) -> str:
     return str(folder / f"{name}.json")
 
 
-def _keep_other_store(folder, name, store):
+def _keep_earlier(folder, name, content):
     if not (folder / f"{name}.json").exists():
         return
-    form = Fields({}, {"store": str, "arrays": Annotated[str, OneOf((f"{name}.npz",))]})
+    arrays = Annotated[str, OneOf((f"{name}.npz",))]
+    form = Fields({}, {"store": str, "other": str, "arrays": arrays})
     try:
         earlier = read_json(folder / f"{name}.json", form, "it is replaced")
     except DamagedFile:
         return
-    if earlier.get("store", store) == store:
+    folders = [
+        Path(earlier[key]).resolve().parent.name
+        for key in ("store", "other")
+        if key in earlier and Path(earlier[key]).resolve() != Path(content.get(key, "")).resolve()
+    ]
+    if not folders:
         return
-    kept = f"{name}-{Path(earlier['store']).parent.name}"
+    kept = f"{name}-{folders[0]}"
     if "arrays" in earlier:
         (folder / earlier["arrays"]).rename(folder / f"{kept}.npz")
         earlier["arrays"] = f"{kept}.npz"

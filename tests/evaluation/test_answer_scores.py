@@ -178,6 +178,18 @@ def test_a_study_of_another_store_keeps_the_earlier_one(measured, tmp_path):
     assert (kept["step"], newest["step"]) == (1, 2) and kept["arrays"] == "answers-short.npz"
 
 
+def test_a_comparison_with_a_run_of_the_same_name_is_kept(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    content = {"study": "compare", "run": str(tmp_path), "store": "stores/text/test"}
+    for other in ("first/base", tmp_path / "first/base", "second/base", "./second/base"):
+        write_study(content | {"other": str(other)})
+    studies = {path.stem: read_study(path)["other"] for path in tmp_path.glob("studies/*")}
+    assert studies == {
+        "compare-base-first": str(tmp_path / "first/base"),
+        "compare-base": "./second/base",
+    }
+
+
 def test_maps_have_the_values_of_their_rows_and_columns(measured, tmp_path):
     _, content = measured
     study = read_study(Path(write_study({**content, "run": str(tmp_path)})))
