@@ -94,7 +94,7 @@ def _document(words, store, number, title, holding):
         scores = recording.document(number)
         name = f"{run.name}, state {recording.manifest['state']}"
         nats, entropy = (
-            _packed(values_T[:length] * scored_T, "<f4")
+            _packed(np.where(scored_T, values_T[:length], 0), "<f4")
             for values_T in (scores.nats_T, scores.entropy_T)
         )
         recordings.append({"name": name, "nats": nats, "entropy": entropy})
