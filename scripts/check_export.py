@@ -7,7 +7,6 @@ status 0 if all differences are within tolerance, 1 if not, 2 without transforme
 """
 
 import argparse
-import functools
 import os
 import subprocess
 import sys
@@ -18,11 +17,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from recordings.pretrained_errors import body_of, bound, split_with
+from recordings.pretrained_errors import body_of, bound, kind_of, split_with
 
-from brt.pretrained.encoders.bert import BERT, RoBERTa
-from brt.pretrained.encoders.deberta import DeBERTa
-from brt.pretrained.encoders.t5 import T5
+from brt.pretrained.encoders.encoder import Encoder
 from brt.pretrained.folder import HubFolder
 from brt.pretrained.language_model import PretrainedLanguageModel
 from brt.pretrained.reader import PretrainedReader
@@ -55,7 +52,6 @@ else:
     logits = found.logits
 np.save(outputs, logits.float().numpy())
 """
-ENCODERS = {"bert": BERT, "roberta": RoBERTa, "deberta-v2": DeBERTa, "t5": T5}
 ANSWERS = {
     "ForSequenceClassification": "classes",
     "ForQuestionAnswering": "spans",
@@ -87,9 +83,8 @@ def error(folder: str, python: str) -> float:
 
 
 def logits_of(folder: str) -> tuple[np.ndarray, np.ndarray]:
-    config = HubFolder(folder).config
-    if config["model_type"] in ENCODERS:
-        return _answers(folder, config)
+    if issubclass(kind_of(folder), Encoder):
+        return _answers(folder)
     model = PretrainedLanguageModel(nnx.Rngs(0), body=body_of(folder))
     length = min(model.body.num_positions, LONGEST)
     graph, params = split_with(model.for_segments(length), model.given_parameters())
@@ -100,16 +95,16 @@ def logits_of(folder: str) -> tuple[np.ndarray, np.ndarray]:
     return ids, np.asarray(read(params, jnp.asarray(ids, jnp.int32))[0])
 
 
-def _answers(folder, config):
+def _answers(folder):
+    config = HubFolder(folder).config
     (architecture,) = config["architectures"]
     targets = next((name for end, name in ANSWERS.items() if architecture.endswith(end)), None)
     if targets is None:
         raise SystemExit(f"{folder}: {architecture} has a head that no reader has.")
     if config.get("problem_type") == "multi_label_classification":
         targets = "labels"
-    kind = functools.partial(ENCODERS[config["model_type"]], folder=folder)
     classes = len(config.get("id2label", "ab"))
-    model = PretrainedReader(nnx.Rngs(0), body=kind, targets=targets, classes=classes, words=3)
+    model = PretrainedReader(nnx.Rngs(0), body_of(folder), targets, classes, words=3)
     length = min(model.body.num_positions or LONGEST, LONGEST)
     graph, params = split_with(model.for_segments(length), model.given_parameters())
     # Not the padding's id: RoBERTa would not count it as a position.
@@ -120,10 +115,9 @@ def _answers(folder, config):
         model = bound(graph, params)
         outputs, _, _ = model.stack(model.embed(ids), model.init_caches(2))
         if targets == "words":
-            body = model.body
-            read_BW = body.shifted(ids[:, :3])
-            states = body.decode(read_BW, outputs.x_BTD, outputs.real_BT)
-            return body.word_logits(states[-1])
+            read_BW = model.body.shifted(ids[:, :3])
+            states = model.body.decode(read_BW, outputs.x_BTD, outputs.real_BT)
+            return model.body.word_logits(states[-1])
         if targets == "spans":
             return jnp.stack(model.head(outputs.x_BTD), axis=1)
         return model.answers(outputs)

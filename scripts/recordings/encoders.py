@@ -22,18 +22,22 @@ from brt.models.layers.norms import LayerNorm
 from brt.models.ops import at_least_float32
 from brt.pretrained.activations import ACTIVATIONS
 from brt.pretrained.backbone_layer import linear
-from brt.pretrained.encoders.bert import BERT, RoBERTa
-from brt.pretrained.encoders.deberta import DeBERTa
 from brt.pretrained.encoders.encoder import Encoder
 from brt.pretrained.encoders.heads import ClassesHead, SpansHead
 from brt.pretrained.folder import HubFolder
 from brt.pretrained.names import Tensor, matrix_tensors, norm_tensors
 from brt.pretrained.reader import whole_names
-from recordings.pretrained_errors import Found, bound, config_of, folder_of, split_with, widened
+from recordings.pretrained_errors import (
+    Found,
+    body_of,
+    bound,
+    config_of,
+    folder_of,
+    split_with,
+    widened,
+)
 
 TASKS = ("sequence classification", "masked language model", "question answering")
-ENCODERS: dict[str, Any] = {"bert": BERT, "roberta": RoBERTa, "deberta-v2": DeBERTa}
-"""By the `model_type` of their folders."""
 
 
 class WordsNames(NamedTuple):
@@ -83,7 +87,7 @@ class Whole(nnx.Module):
 
     def __init__(self, folder: str, task: str):
         rngs = nnx.Rngs(0)
-        self.body: Encoder = ENCODERS[HubFolder(folder).config["model_type"]](rngs, folder=folder)
+        self.body: Encoder = body_of(folder)(rngs)
         if "masked" in task:
             self.head: nnx.Module = WordsHead(rngs, self.body)
         elif "question" in task:

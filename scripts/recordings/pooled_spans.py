@@ -18,8 +18,7 @@ from brt.pretrained.folder import HubFolder
 from brt.pretrained.memories.pooled_memory import FinalLayerMemory
 from brt.pretrained.reader import PretrainedReader
 from brt.token_ids import PADDING
-from recordings.encoders import ENCODERS
-from recordings.pretrained_errors import Found, bound, folder_of, split_with, widened
+from recordings.pretrained_errors import Found, body_of, bound, folder_of, split_with, widened
 
 PRECISE = 1e-9
 SPAN = 0
@@ -36,11 +35,10 @@ class Replay:
         self.recording = recording
         folder = folder_of(recording)
         self.padding = HubFolder(folder).config["pad_token_id"]
-        body = ENCODERS[HubFolder(folder).config["model_type"]]
         hidden = tuple(config["hidden"])
         model = PretrainedReader(
             nnx.Rngs(0),
-            body=lambda rngs: body(rngs, folder=folder),
+            body=body_of(folder),
             targets="spans",
             memories=(
                 lambda rngs, body: FinalLayerMemory(

@@ -5,7 +5,7 @@ Tolerances are those of the recordings' own description.
 
 import functools
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,21 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from brt.pretrained.decoders.decoder import Decoder
-from brt.pretrained.decoders.gpt2 import GPT2
-from brt.pretrained.decoders.gpt_neox import GPTNeoX
-from brt.pretrained.decoders.llama import Llama
+from brt.bindings.registry import configurable_class
 from brt.pretrained.folder import HubFolder
+from brt.pretrained.source import READ_BY
 from brt.training.checkpoints.parameters import merged
-
-BODIES: dict[str, Callable[..., Decoder]] = {
-    "gpt2": GPT2,
-    "llama": Llama,
-    "qwen2": Llama,
-    "mistral": Llama,
-    "gpt_neox": GPTNeoX,
-}
-"""Decoders by the `model_type` of their folders."""
 
 OUTPUTS, GRADIENTS = 5e-6, 5e-5
 """Relative to the largest entry: of all outputs of a kind, of each gradient."""
@@ -114,11 +103,16 @@ def folder_of(recording: Mapping[str, Any]) -> str:
     return str(Path(recording["path"]).parent / config_of(recording)["folder"])
 
 
-def body_of(folder: str) -> Callable[[nnx.Rngs], Decoder]:
+def kind_of(folder: str) -> Any:
+    """Returns the class of a folder's backbone."""
     model_type = HubFolder(folder).config["model_type"]
-    if model_type not in BODIES:
+    if model_type not in READ_BY:
         raise ValueError(f"{folder} is a {model_type}, which is not replayed yet.")
-    return functools.partial(BODIES[model_type], folder=folder)
+    return configurable_class(READ_BY[model_type])
+
+
+def body_of(folder: str) -> functools.partial:
+    return functools.partial(kind_of(folder), folder=folder)
 
 
 def split_with(module: nnx.Module, given: Mapping) -> tuple[nnx.GraphDef, dict]:

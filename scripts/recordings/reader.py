@@ -19,8 +19,7 @@ from brt.pretrained.encoders.t5 import T5
 from brt.pretrained.folder import HubFolder
 from brt.pretrained.reader import PretrainedReader
 from brt.token_ids import PADDING
-from recordings.encoders import ENCODERS
-from recordings.pretrained_errors import Found, bound, folder_of, split_with, widened
+from recordings.pretrained_errors import Found, body_of, bound, folder_of, split_with, widened
 
 HEAD_ROWS = "lm_head_rows"
 WORDS = {
@@ -45,13 +44,12 @@ class Replay:
         self.kind = HubFolder(folder).config["model_type"]
         self.memory = config["num_mem_tokens"]
         self.all_losses = config["sum_loss"]
-        bodies = {**ENCODERS, "t5": T5}
         labels = recording["labels"]
         words = labels.shape[1] if self.kind == "t5" else 1
         classes = 2 if self.kind == "t5" else recording["segment_logits"].shape[2]
         model = PretrainedReader(
             nnx.Rngs(0),
-            body=lambda rngs: bodies[self.kind](rngs, folder=folder),
+            body=body_of(folder),
             targets="words" if self.kind == "t5" else "classes",
             classes=classes,
             words=words,
