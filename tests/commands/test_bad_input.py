@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import pytest
 import sentencepiece
 from paths import ROOT
-from tiny_run import PLAIN, build, command, contents, files_of_at_most, start, write_config  # noqa: F401
+from tiny_run import PLAIN, build, command, contents, start, write_config
 
 from brt import command_line, evaluate, prepare, train
 from brt.__main__ import COMMANDS
@@ -426,6 +426,3 @@ def test_a_token_file_that_was_cut_short_is_named(folder, error):
     sentence = error(train, *flags(folder))
     assert str(tokens) in sentence
     assert not (folder / "run").exists()
-
-
-# Full disks.

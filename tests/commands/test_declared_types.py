@@ -8,7 +8,7 @@ import typing
 import gin
 import numpy as np
 import pytest
-from tiny_run import gin_afterwards, write_config  # noqa: F401
+from tiny_run import gin_afterwards  # noqa: F401
 
 from brt import config
 from brt.bindings.bound_values import bound_values, parameters_of
@@ -16,7 +16,6 @@ from brt.bindings.registration import register_all
 from brt.bindings.registry import as_declared
 from brt.checks import PLAIN, UNKNOWN, Count, Positive, allows, words_for
 from brt.config import ConfigError
-from brt.experiment import Experiment
 from brt.reporting.gin_text import read_gin, resolved
 
 MISFIT = 0j
@@ -198,11 +197,3 @@ def test_a_macro_counts_as_its_value():
 def test_macros_that_stand_for_one_another_are_refused():
     sentence = refused("X = %Y", "Y = %X", "Trainer.steps = %X")
     assert "X = %Y" in sentence and "%Y, %X" in sentence
-
-
-def test_a_string_does_not_switch_feedback_on(tmp_path):
-    path = write_config(tmp_path)
-    config.parse([str(path)], ["BlockRecurrentTransformer.feedback = False"])
-    Experiment.from_gin()
-    with pytest.raises(ConfigError, match="feedback = 'False'"):
-        config.parse([str(path)], ["BlockRecurrentTransformer.feedback = 'False'"])

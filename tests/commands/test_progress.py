@@ -1,14 +1,10 @@
 """Progress: a live bar on a terminal, few plain lines elsewhere."""
 
 import itertools
-import os
-import pty
-import select
 import sys
-import termios
-from contextlib import contextmanager
 
 import pytest
+from terminals import terminal
 
 from brt.host import progress
 from brt.host.progress import Progress, reported
@@ -24,25 +20,6 @@ def clock(monkeypatch):
         now[0] += seconds
 
     return wait
-
-
-@contextmanager
-def terminal(monkeypatch):
-    """Makes stderr a terminal; yields a function that reads what has appeared on it."""
-    ours, theirs = pty.openpty()
-    termios.tcsetwinsize(theirs, (24, 100))
-    with monkeypatch.context() as patch, open(theirs, "w") as stderr:
-        patch.setattr(sys, "stderr", stderr)
-
-        def shown():
-            stderr.flush()
-            parts = []  # output to a terminal may arrive in several parts
-            while select.select([ours], [], [], 0.5)[0]:
-                parts.append(os.read(ours, 65536))
-            return b"".join(parts).decode()
-
-        yield shown
-    os.close(ours)
 
 
 def lines(capsys):
@@ -102,7 +79,7 @@ def test_a_plain_line_tells_what_is_done_and_what_is_left(
 
 
 def test_a_live_bar_leaves_compiling_out_of_what_is_left(monkeypatch, clock):
-    with terminal(monkeypatch) as shown:
+    with terminal() as shown:
         bar = Progress("step", 100)
         clock(3600.0)
         bar.update(1)
@@ -151,7 +128,7 @@ def test_reported_passes_everything_on_and_counts_it(capsys, clock):
 
 
 def test_a_terminal_shows_one_live_bar_with_the_last_text(monkeypatch):
-    with terminal(monkeypatch) as read:
+    with terminal() as read:
         shown = Progress("step", 8, start=2)
         for done in range(3, 9):
             shown.update(done, f"loss {done / 2}")
@@ -166,7 +143,7 @@ def test_a_terminal_shows_one_live_bar_with_the_last_text(monkeypatch):
 
 def test_short_work_shows_no_bar(monkeypatch, clock):
     for seconds, shows in ((0.1, False), (2.0, True)):
-        with terminal(monkeypatch) as read:
+        with terminal() as read:
             for _ in reported("abcd", "reading a store, files", 4, delay=3.0):
                 clock(seconds)
             assert ("4/4" in read()) == shows
@@ -175,7 +152,7 @@ def test_short_work_shows_no_bar(monkeypatch, clock):
 def test_a_live_bar_continues_when_the_clock_is_set_back(monkeypatch, clock):
     falling = itertools.count(10**9, -1000)
     monkeypatch.setattr("time.time", lambda: float(next(falling)))
-    with terminal(monkeypatch) as shown:
+    with terminal() as shown:
         bar = Progress("step", 1000)
         shown()
         for done in (10, 20, 30):

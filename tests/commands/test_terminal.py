@@ -1,14 +1,11 @@
 """Texts of others on a terminal: controls appear as escapes; pipes get them as they are."""
 
 import io
-import os
-import pty
-import select
 import sys
-from contextlib import contextmanager
 
 import pytest
 from absl import logging
+from terminals import terminal
 from test_generate_command import run  # noqa: F401
 from tiny_run import command
 
@@ -29,26 +26,12 @@ COMMANDS = {
 }
 
 
-@contextmanager
-def terminal():
-    """Makes stdout and stderr a terminal; yields a function that reads what appears on it."""
-    ours, theirs = pty.openpty()
-    with open(theirs, "w", encoding="utf-8") as stream, pytest.MonkeyPatch.context() as patch:
-        for name in ("stdout", "stderr"):
-            patch.setattr(sys, name, stream)
-        logs = logging.get_absl_handler().python_handler
-        for name in ("stream", "formatter"):  # a command sets them, for good, on a terminal
-            patch.setattr(logs, name, getattr(logs, name))
-
-        def read():
-            stream.flush()
-            parts = []
-            while select.select([ours], [], [], 0.3)[0]:
-                parts.append(os.read(ours, 65536))
-            return b"".join(parts).decode().replace("\r\n", "\n")
-
-        yield read
-    os.close(ours)
+@pytest.fixture(autouse=True)
+def logs(monkeypatch):
+    """Restores what a command sets on a terminal, for good."""
+    handler = logging.get_absl_handler().python_handler
+    for name in ("stream", "formatter"):
+        monkeypatch.setattr(handler, name, getattr(handler, name))
 
 
 @pytest.mark.parametrize("kind", COMMANDS)

@@ -5,7 +5,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from fabricated_recordings import book_store, fabricate, planted_book
+from fabricated_recordings import fabricate, make_store, planted_book
 
 from brt.data.vocabularies.base import ByteVocabulary
 from brt.evaluation.token_kinds import KINDS
@@ -36,7 +36,7 @@ def remembers(book, reach, seed):
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):
-    return book_store(tmp_path_factory.mktemp("books") / "test", BOOKS)
+    return make_store(tmp_path_factory.mktemp("books") / "test", [book.text for book in BOOKS])
 
 
 @pytest.fixture(scope="module")
@@ -222,7 +222,7 @@ def test_numbers_are_of_all_documents_curves_of_the_drawn(found, recordings, sto
 
 def test_documents_of_one_token_are_compared(tmp_path):
     books = [BOOKS[0]._replace(text="a"), BOOKS[0]._replace(text="b")]
-    store = book_store(tmp_path / "test", books)
+    store = make_store(tmp_path / "test", [book.text for book in books])
     one, two = (
         fabricate(tmp_path / name, store, [np.array([x]), np.array([1.0])])
         for name, x in (("a", 0.5), ("b", 2.0))

@@ -9,7 +9,8 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 from browser import open_page
-from fabricated_runs import add_recording, make_run, make_store
+from fabricated_recordings import make_store
+from fabricated_runs import add_recording, make_run
 
 pytest.importorskip("altair", reason='the report needs pip install -e ".[report]"')
 

@@ -10,7 +10,8 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 from browser import open_page
-from fabricated_runs import add_recording, make_run, make_store, make_task_run, make_xl_run
+from fabricated_recordings import make_store
+from fabricated_runs import add_recording, make_run, make_task_run, make_xl_run
 
 pytest.importorskip("altair", reason='the report needs pip install -e ".[report]"')
 

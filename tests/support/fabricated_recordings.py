@@ -89,8 +89,8 @@ def planted_book(name: str, title: str, seed: int, gaps=(40, 150, 700, 1500)) ->
     return Book(text, planted, (begins, begins + title.index(" ") + 1, begins))
 
 
-def book_store(folder, books) -> TokenStore:
-    """The books as bytes."""
-    documents = [Document(f"book {n}", book.text.encode()) for n, book in enumerate(books)]
-    write_store(folder, documents, ByteVocabulary(), {"source": "planted"}, quiet=True)
+def make_store(folder, texts) -> TokenStore:
+    """A store of bytes, one document a text."""
+    documents = [Document(f"text {n}", text.encode()) for n, text in enumerate(texts)]
+    write_store(folder, documents, ByteVocabulary(), {}, quiet=True)
     return TokenStore(folder)

@@ -7,10 +7,6 @@ from fabricated_recordings import fabricate
 from gin_settings import bound
 from paths import ROOT
 
-from brt.data.sources.base import Document
-from brt.data.stores.store_writer import write_store
-from brt.data.stores.token_store import TokenStore
-from brt.data.vocabularies.base import ByteVocabulary
 from brt.reporting.gin_text import read_gin, read_gin_file, write_gin
 
 
@@ -90,13 +86,6 @@ def make_task_run(folder, source, *bindings, segments=1, length=24, segment=24, 
         f"Trainer.tokens_per_step = {segments * segment}",
     ]
     return make_xl_run(folder, *lines, *bindings, segment=segment, **options)
-
-
-def make_store(folder, texts):
-    """A store of bytes, one document a text."""
-    documents = [Document(f"text {n}", text.encode()) for n, text in enumerate(texts)]
-    write_store(folder, documents, ByteVocabulary(), {}, quiet=True)
-    return TokenStore(folder)
 
 
 def add_recording(run, store, state, nats_T, segment_length=64, done=None):

@@ -175,15 +175,15 @@ def spoil_json(rng, path: Path) -> str:
     return what
 
 
-def change_header(path: Path, change, number: int = 0) -> None:
-    """Changes an entry in the header of a safetensors file.
+def change_header(path: Path, change) -> None:
+    """Changes the first entry in the header of a safetensors file.
 
-    change: from an entry and its shape to another entry. number: of the entry.
+    change: from an entry and its shape to another entry.
     """
     content = path.read_bytes()
     end = 8 + int.from_bytes(content[:8], "little")
     header = json.loads(content[8:end])
-    name = [name for name in header if name != "__metadata__"][number]
+    name = next(name for name in header if name != "__metadata__")
     header[name] = change(header[name], header[name]["shape"])
     text = json.dumps(header).encode()
     path.write_bytes(len(text).to_bytes(8, "little") + text + content[end:])

@@ -280,7 +280,7 @@ def test_the_commands_say_which_checkpoint_they_read(patient, tmp_path, monkeypa
         assert found["step"] == 4 and found["best_by"] == "loss" and "best by loss" in said
     run = Run(tmp_path)
     assert any("best checkpoint by loss" in note for note in evaluations([run]).notes())
-    assert run.finished and run.stopped_early
+    assert run.stopped_early
     table = overview([run], [paper_position(run)])
     assert any("stopped early" in note for note in table.notes())
     found, _ = evaluated("--step=newest", name="validation_step_6")

@@ -172,7 +172,7 @@ LLAMA_SIZES = dict(
 OF_LLAMA = (*LLAMA_SIZES, *("biases", "tied", "dropout", "remat", "activation_dtype", "begin_id"))
 
 
-def llama(model, transcribed, memories=(), cleared=(), **settings) -> Architecture:
+def llama(model, transcribed, cleared=(), **settings) -> Architecture:
     """An entry of a Llama over windows or a sliding window.
 
     Args:
