@@ -94,9 +94,7 @@ def measure() -> dict[str, Any]:
         speeds = evaluation_speed.show(configured(file), lengths, FLAGS.rounds)
         return {"config": file, "evaluation_speed": speeds}
     if FLAGS.configs and FLAGS.gin_file:
-        raise ValueError(
-            "Give --configs or --gin_file: files are joined by + in --configs."
-        )
+        raise ValueError("Give --configs or --gin_file: files are joined by + in --configs.")
     # Several --gin_file are one config, as for every command.
     files = FLAGS.configs or ["+".join(FLAGS.gin_file)] * bool(FLAGS.gin_file)
     if not files:

@@ -4,7 +4,7 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 BYTES = {
@@ -146,8 +146,12 @@ def arrays(shape: str) -> list[tuple[str, tuple[int, ...]]]:
     ]
 
 
+def bytes_of(found: Iterable[tuple[str, tuple[int, ...]]]) -> int:
+    return sum(math.prod(sizes) * BYTES.get(kind, 0) for kind, sizes in found)
+
+
 def array_bytes(shape: str) -> int:
-    return sum(math.prod(sizes) * BYTES.get(kind, 0) for kind, sizes in arrays(shape))
+    return bytes_of(arrays(shape))
 
 
 def trip_count(program: Program, loop: Instruction) -> int | None:

@@ -1,6 +1,5 @@
 """Costs by named scope and loop, and collectives, of a compiled program."""
 
-import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -8,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from brt.benchmarks.hlo import BYTES, Instruction, Program, arrays, trip_count, visits
+from brt.benchmarks.hlo import Instruction, Program, arrays, bytes_of, trip_count, visits
 
 PARTS = frozenset(
     ("attention", "states", "feed_forward", "memory", "embedding", "vocabulary", "optimizer")
@@ -200,12 +199,12 @@ def collectives(program: Program) -> list[Collective]:
         given = arrays(instruction.shape)
         if instruction.opcode == "send":
             given = taken  # the result has one number more
-        if instruction.opcode.endswith("-start") and _bytes(given) > _bytes(taken):
+        if instruction.opcode.endswith("-start") and bytes_of(given) > bytes_of(taken):
             given = given[len(taken) :]  # the result of a start includes the operands
         groups = device_groups(instruction.attributes)
-        most = max(taken, given, key=_bytes)
+        most = max(taken, given, key=bytes_of)
         name = scopes.of(instruction)
-        cost = Collective(kind, _bytes(most), times, loops, groups, name, (*most,))
+        cost = Collective(kind, bytes_of(most), times, loops, groups, name, (*most,))
         channel = _CHANNEL.search(instruction.attributes)
         if fused and channel and "chain_id=" in instruction.attributes:
             position = chained.setdefault(channel[1], len(costs))
@@ -214,10 +213,6 @@ def collectives(program: Program) -> list[Collective]:
                 continue
         costs.append(cost)
     return costs
-
-
-def _bytes(found):
-    return sum(math.prod(sizes) * BYTES.get(kind, 0) for kind, sizes in found)
 
 
 def device_groups(attributes: str) -> tuple[tuple[int, ...], ...]:

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from brt.benchmarks.hlo import BYTES, Instruction, Program, array_bytes, arrays, visits
+from brt.benchmarks.hlo import Instruction, Program, array_bytes, arrays, bytes_of, visits
 from brt.benchmarks.hlo_costs import KINDS
 
 FREE = frozenset(
@@ -184,6 +184,5 @@ class Kernels:
             case "scatter":  # adds to a part of its first operand
                 return 2 * self._bytes(names[-1])
             case "custom-call":
-                kept = [array for array in arrays(result.shape) if array[0] not in _WORKSPACE]
-                return sum(math.prod(sizes) * BYTES.get(kind, 0) for kind, sizes in kept)
+                return bytes_of(x for x in arrays(result.shape) if x[0] not in _WORKSPACE)
         return array_bytes(result.shape)

@@ -93,6 +93,8 @@ class PretrainedReader(WithMemories, Reader[Embedded, Outputs]):
         memories: build further memories between segments, such as `@FinalLayerMemory`.
     """
 
+    num_words: int
+
     def __init__(
         self,
         rngs: nnx.Rngs,

@@ -1,6 +1,5 @@
 """Groups of runs that differ in their seed only, which share a cell."""
 
-import json
 import math
 from typing import Any, NamedTuple
 
@@ -148,8 +147,7 @@ class Group(NamedTuple):
 def collect(runs: list[Run]) -> list[Group]:
     gathered: dict[str, list[Run]] = {}
     for run in runs:
-        identity = run.identity(), run.stands_for.get("settings")
-        gathered.setdefault(json.dumps(identity, sort_keys=True), []).append(run)
+        gathered.setdefault(run.entry_key(), []).append(run)
     groups = [Group(members, paper_position(members[0]), "") for members in gathered.values()]
     return [group._replace(variant=_variant(group, groups)) for group in groups]
 

@@ -1,6 +1,5 @@
 """Entries of a report: runs that differ only in their seed, with a label."""
 
-import json
 import re
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -27,8 +26,7 @@ def entries_of(runs: Iterable[Run], sweep: Sweep | None = None) -> list[Entry]:
     names = dict.fromkeys(sweep.labels, "") if sweep else {}
     members: dict[str, list[Run]] = {name: [] for name in names}
     for run in runs:
-        identity = json.dumps([run.identity(), run.stands_for.get("settings")], sort_keys=True)
-        name = run.folder.name.rpartition(SEED)[0] if sweep else identity
+        name = run.folder.name.rpartition(SEED)[0] if sweep else run.entry_key()
         members.setdefault(name, []).append(run)
     members = {name: sorted(found, key=seed_of) for name, found in members.items() if found}
     labels = [sweep.labels.get(name, name) if sweep else name for name in members]

@@ -1,5 +1,6 @@
 """Run folders of a report, finished or in training."""
 
+import json
 import os
 import tokenize
 from collections.abc import Iterable, Sequence
@@ -147,10 +148,6 @@ class Run:
         return stopped_early(self.records)
 
     @property
-    def finished(self) -> bool:
-        return self.stopped_early or self.step >= self.settings.get("Trainer.steps", 0)
-
-    @property
     def corpus(self) -> str:
         """Name of the folder of its token stores; `mixture` for several."""
         if "Corpus.store" in self.settings:
@@ -177,6 +174,10 @@ class Run:
     def study_split(self, study: str) -> str | None:
         studies = (entry for entry in self.studies.values() if entry.get("study") == study)
         return next((entry.get("split") for entry in studies), None)
+
+    def entry_key(self) -> str:
+        """Returns a text that is the same for runs which differ in their seeds alone."""
+        return json.dumps([self.identity(), self.stands_for.get("settings")], sort_keys=True)
 
     def identity(self) -> dict:
         return {

@@ -64,14 +64,12 @@ class Study(abc.ABC):
     """A question about a run, and perhaps further runs; title and caption are for the report.
 
     any_stream: whether it also reads streams that mark no documents.
-    num_documents: to read by default; None for all.
     """
 
     title: ClassVar[str]
     caption: ClassVar[str]
     most_others: ClassVar[float] = 0
     any_stream: ClassVar[bool] = False
-    num_documents: ClassVar[int | None] = None
 
     @abc.abstractmethod
     def measure(self, run: RecordedRun, others: Runs, documents: np.ndarray, seed: int) -> Content:
@@ -130,8 +128,7 @@ def run_study(
             raise ValueError(f"{run.store.folder} and {other.store.folder} {why}.")
         if _resolved(other.workdir) == _resolved(run.workdir):
             raise ValueError(f"--other={other.workdir} is the run itself: name another one.")
-    number = number or study.num_documents or run.store.num_documents
-    documents = np.array(choose_documents(run.store, number, seed))
+    documents = np.array(choose_documents(run.store, number or run.store.num_documents, seed))
     head: Content = {"study": name, "run": str(run.workdir), "step": run.step, "split": run.split}
     head["store"] = str(run.store.folder)
     if study.most_others > 1:

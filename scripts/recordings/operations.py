@@ -20,7 +20,6 @@ from brt.models.ops import in_blocks
 
 Arrays = dict[str, Any]
 
-WINDOW = 64
 EXACT = 1e-11
 """Tolerance in float64; every difference is relative to the largest entry of its array."""
 MUON = 1e-3

@@ -70,15 +70,11 @@ def cache_error(
 
 
 def gradient_errors(
-    recording: Mapping[str, Any],
-    model: TransformerXL,
-    caches: tuple,
-    segment: int = 1,
-    prefix: str = "grads",
+    recording: Mapping[str, Any], model: TransformerXL, caches: tuple
 ) -> dict[str, float]:
-    """Returns differences of the loss, and relative ones of all gradients, on one segment."""
+    """Returns differences of the loss, and relative ones of all gradients, on segment 1."""
     tokens_BT, targets_BT = (
-        jnp.asarray(rows_first(recording[name][segment])) for name in ("tokens", "targets")
+        jnp.asarray(rows_first(recording[name][1])) for name in ("tokens", "targets")
     )
     graph, params = nnx.split(model, nnx.Param)
 
@@ -89,8 +85,8 @@ def gradient_errors(
 
     value, grads = jax.jit(jax.value_and_grad(loss))(params)
     return {
-        f"{prefix} loss": abs(float(value) - float(recording[f"{prefix}_loss"])),
-        f"gradients {prefix}": gradient_error(recording, prefix, grads, model),
+        "grads loss": abs(float(value) - float(recording["grads_loss"])),
+        "gradients grads": gradient_error(recording, "grads", grads, model),
     }
 
 

@@ -15,7 +15,6 @@ from jax.nn.initializers import zeros
 from numpy.typing import ArrayLike
 
 from brt.checks import Count, CountFrom0, OneOf, Positive, configurable
-from brt.models.counts import matrix_size
 from brt.models.layers.initializers import normal, parameter
 from brt.models.layers.norms import LayerNorm
 from brt.models.ops import at_least_float32
@@ -246,9 +245,7 @@ class DeBERTa(BERT):
         return self.convolution(x_BTD, shared.inputs_BTD, shared.real_BT)
 
     def flops_of_layers(self, keys_seen: float) -> float:
-        A, settings = self.sizes.attention_size, self.settings
-        per_layer = 4 * A * keys_seen + 4 * A * settings.span * len(settings.terms)
-        return sum(2 * matrix_size(layer) + per_layer for layer in self.layers)
+        return super().flops_of_layers(keys_seen + self.settings.span * len(self.settings.terms))
 
     def one_layer(self) -> list[Tensor]:
         tensors, terms = super().one_layer(), self.settings.terms

@@ -15,11 +15,12 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from results_page.records import accuracy, seed_of
+from results_page.records import accuracy
 from results_page.tables import NOTHING, Entries, Spec, Times
 
 from brt.reporting.drawing.plots import Line, Plot
 from brt.reporting.drawing.table import Cell, Table, plain_table
+from brt.reporting.entries import seed_of
 from brt.reporting.runs import Run
 
 BY_DISTANCE = "state kept, by distance"

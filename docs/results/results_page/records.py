@@ -13,6 +13,7 @@ from results_page.memory_names import memory_name
 
 from brt.reporting.archive import ENDING, unpack
 from brt.reporting.collect import Group, collect
+from brt.reporting.entries import seed_of
 from brt.reporting.model_settings import model_name, model_setting
 from brt.reporting.runs import Run, open_runs
 
@@ -133,10 +134,6 @@ def open_archives(folder: Path) -> list[Entry]:
 def select(entries: Sequence[Entry], *patterns: str) -> list[Entry]:
     """Returns the entries whose key matches a pattern (`small/Rec* W=8 *`), by pattern."""
     return [entry for pattern in patterns for entry in entries if fnmatchcase(entry.key, pattern)]
-
-
-def seed_of(run: Run) -> int:
-    return run.settings.get("Trainer.seed", 0)
 
 
 def bits(run: Run, prefix: str = "", split: str = SPLIT) -> float | None:
