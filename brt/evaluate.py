@@ -192,7 +192,7 @@ def evaluate(
     if documents is None:
         text = f"own_text_{text_name(FLAGS.text)}_" if FLAGS.text else ""
         name = f"evaluation_{text}{split}" + ("" if is_usual else f"_step_{step}") + ".json"
-        given = [*FLAGS.gin_file[1:], *FLAGS.gin_bindings]  # after the run's own
+        given = [*FLAGS.gin_file[1 + bool(FLAGS.text) :], *FLAGS.gin_bindings]  # after the run's
         figures = {"step": step, "split": split, **counts, **scalars}
         figures |= {"best_by": best_by} if best_by else {}
         figures |= {"caveat": caveat} if caveat else {}

@@ -5,12 +5,14 @@ import itertools
 import json
 import sys
 
+import fsspec
 import pytest
 from tiny_run import PLAIN, command, write_config, write_corpus
 
 from brt import evaluate, prepare, train
 from brt.data.sources.text import Text
 from brt.data.stores.token_store import TokenStore
+from brt.data.text_flag import text_bindings
 
 
 @pytest.fixture
@@ -43,12 +45,22 @@ def test_text_trains_and_evaluates_other_text(config, tmp_path, monkeypatch):
     record = tmp_path / "run" / "evaluation_own_text_rows_jsonl_validation.json"
     figures = json.loads(record.read_text())
     assert figures["documents"] == 6 and figures["bytes"] == 6 * 13 * 20
+    assert not [line for line in figures["given"] if line.endswith(".gin")]
 
 
 def test_bindings_override_what_text_is_short_for(config, tmp_path, monkeypatch):
     flags = [f"--gin_file={config}", "--text=texts", "--splits=validation"]
     assert command(monkeypatch, prepare, *flags, '--gin.Corpus.store="elsewhere"') == 0
     assert TokenStore(tmp_path / "elsewhere" / "validation").num_documents > 0
+
+
+def test_text_replaces_the_mixture_of_a_config(config, tmp_path, monkeypatch):
+    lines = "Trainer.corpus = @Mixture()", "Mixture.corpora = [@a/Corpus()]", "Mixture.weights = [1]"
+    lines += 'a/Corpus.store = "mixed"', "a/Corpus.source = @a/TextFiles()", 'a/TextFiles.path = "a"'
+    path = write_config(tmp_path, *lines, without=("RecurrentCell",))
+    flags = [f"--gin_file={path}", "--text=texts", "--splits=validation"]
+    assert command(monkeypatch, prepare, *flags) == 0
+    assert (tmp_path / "stores" / "texts").exists() and not (tmp_path / "mixed").exists()
 
 
 def test_a_missing_text_is_named(config, monkeypatch, capfd):
@@ -161,3 +173,11 @@ def test_an_error_of_a_compiled_library_shows_no_line_of_it(config, tmp_path, mo
     assert command(monkeypatch, prepare, f"--gin_file={config}", "--text=a.parquet") == 1
     error = capfd.readouterr().err
     assert "a.parquet is damaged" in error and ".pxi" not in error
+
+
+@pytest.mark.parametrize("path", ["~/one.txt", "memory://of_text_flag/one.txt"])
+def test_one_plain_file_anywhere_is_read_by_all_elements(path, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with fsspec.open(path.replace("~", str(tmp_path)), "w") as file:
+        file.write("a line of text\n")
+    assert 'Trainer.stream = "contiguous"' in text_bindings(path)
