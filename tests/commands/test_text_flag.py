@@ -93,15 +93,29 @@ def test_titles_that_begin_like_a_split_divide_nothing(names, ending, tmp_path):
     assert all(splits)
 
 
-@pytest.mark.parametrize("form", ["{}.txt", "{}/a.txt", "{}.jsonl", "{}/a.jsonl"])
+FORMS = ["{}", "{}/a", "{}-00", "{}/deep/a", "deep/{}/a", "{}/test"]
+
+
+@pytest.mark.parametrize("form", [f"{form}.{end}" for form in FORMS for end in ("txt", "jsonl")])
 @pytest.mark.parametrize("validation", ["valid", "validation"])
 def test_files_and_folders_named_after_splits_divide(form, validation, tmp_path):
     for name, split in (("train", "train"), (validation, "validation"), ("test", "test")):
         file = tmp_path / form.format(name)
-        file.parent.mkdir(exist_ok=True)
+        file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(split if form.endswith("txt") else json.dumps({"text": split}))
     for split in ("train", "validation", "test"):
         assert texts(tmp_path, split) == [split.encode()]
+
+
+def test_files_that_are_not_read_are_counted(tmp_path, capfd):
+    for name in ("train/a", "test/b", "notes", "more"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / f"{name}.txt").write_text("text")
+    assert texts(tmp_path, "train") == [b"text"]
+    assert "2 files that are not read, such as more.txt" in capfd.readouterr().err
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"text": "a line of text\n" * 9}))
+    assert texts(tmp_path, "train") != [b"text"]
+    assert "4 files that are not read" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("store", ["/dev/null/x", "file/x", "foreign"])
