@@ -8,6 +8,7 @@ import gin
 from absl import logging
 
 from brt.checks import Name, configurable
+from brt.data.extras import MissingExtra
 from brt.data.sources.base import Source, check_source
 from brt.data.splits import check_split
 from brt.data.stores import store_cache
@@ -21,6 +22,8 @@ from brt.storage.paths import AnyPath, RemotePath, as_path, file_size
 
 FILES = "files"
 """Key of a store's source: sha256 of its files' names and sizes."""
+ABSENT = (OSError, ValueError, MissingExtra)
+"""Errors of a source whose files or library this machine lacks."""
 
 
 class StoreMissing(FileNotFoundError): ...
@@ -109,14 +112,16 @@ class Corpus:
         modified = os.stat(folder / "manifest.json").st_mtime_ns
         documents = self.open(split).num_documents
         try:
-            parts = self.source.parts(split)
-            files = (file for part in parts for file in self.source.files(part))
+            parts = None
+            if (files := self.source.split_files(split)) is None:
+                parts = self.source.parts(split)
+                files = [file for part in parts for file in self.source.files(part)]
             changed = next(
                 (f"{f} is newer" for f in files if os.stat(f).st_mtime_ns > modified), None
             )
-        except (OSError, ValueError):  # the source is not on this machine
+        except ABSENT:
             return
-        if len(parts) != documents:
+        if parts is not None and len(parts) != documents:
             changed = f"the source has {len(parts):,} documents now, and not {documents:,}"
         if changed:
             logging.warning(
@@ -140,7 +145,7 @@ class Corpus:
     def _has_files(self, split: str, files: str) -> bool:
         try:
             return self.source.listed and self._files(split) == files
-        except (OSError, ValueError):  # the source is not on this machine
+        except ABSENT:
             return False
 
     def _check_source(self, runner: ShardRunner | None) -> None:

@@ -97,6 +97,9 @@ class RowSource(FileSource):
     def part_bytes(self, part: Row) -> int:
         return part.size
 
+    def split_files(self, split: str) -> list[str]:
+        return self._files(split)
+
     def _parts_of(self, file: str) -> Iterator[Row]:
         number = self.number_of_rows(file)
         size = file_size(file) // max(number, 1)

@@ -55,6 +55,9 @@ class Transformed(Source):
     def part_bytes(self, part: tuple[Any, str]) -> int | None:
         return self.source.part_bytes(part[0])
 
+    def split_files(self, split: str) -> list[str] | None:
+        return self.source.split_files(split)
+
     def count(self, split: str) -> int | None:
         return self.source.count(split)
 

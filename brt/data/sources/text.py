@@ -70,6 +70,10 @@ class Text(FileSource):
     def part_bytes(self, part: Any) -> int | None:
         return self._source.part_bytes(part)
 
+    def split_files(self, split: str) -> list[str] | None:
+        source, names = self._divided
+        return source.split_files(names.get(split, split))
+
     def count(self, split: str) -> int | None:
         source, names = self._divided
         return source.count(names.get(split, split))
