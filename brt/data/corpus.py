@@ -12,7 +12,7 @@ from brt.data.extras import MissingExtra
 from brt.data.sources.base import Source, check_source
 from brt.data.splits import check_split
 from brt.data.stores import store_cache
-from brt.data.stores.layout import vocabulary_entry, vocabulary_text
+from brt.data.stores.layout import FILES, vocabulary_entry, vocabulary_text
 from brt.data.stores.shards import ShardRunner, documents_of
 from brt.data.stores.store_writer import write_store
 from brt.data.stores.token_store import TokenStore
@@ -20,8 +20,6 @@ from brt.data.vocabularies.base import Vocabulary
 from brt.data.vocabularies.named import as_vocabulary
 from brt.storage.paths import AnyPath, RemotePath, as_path, file_size
 
-FILES = "files"
-"""Key of a store's source: sha256 of its files' names and sizes."""
 ABSENT = (OSError, ValueError, MissingExtra)
 """Errors of a source whose files or library this machine lacks."""
 
