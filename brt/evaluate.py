@@ -69,6 +69,8 @@ def main() -> None:
             "An evaluation reads every document of one run: --other goes with --study, and "
             "--documents with --study or --record."
         )
+    if FLAGS.study and FLAGS.record:
+        raise ValueError("--study and --record are two commands: leave one of them out.")
     step, given = check_step(FLAGS.step), FLAGS.gin_file
     FLAGS.gin_file = [own, *given]  # type: ignore[assignment]  # absl names no types
     command_line.start()

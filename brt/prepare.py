@@ -64,7 +64,10 @@ flags.DEFINE_bool(
 
 
 EXCLUDED = {
-    "inspect": ("splits", "workers", "shard_bytes", "runner", "train_vocabulary"),
+    "inspect": (
+        *("splits", "workers", "shard_bytes", "runner"),
+        *("train_vocabulary", "describe_vocabulary"),
+    ),
     "train_vocabulary": ("workers", "shard_bytes", "runner"),
     "describe_vocabulary": ("workers", "shard_bytes", "runner"),
 }
