@@ -11,6 +11,7 @@ from test_studies import a_run
 from tiny_run import build, one_device, write_config
 
 from brt.data.corpus import Corpus
+from brt.data.mixture import MixedStore
 from brt.data.streams.select import evaluation_pass
 from brt.data.tasks.answers import Answer, Answers
 from brt.data.tasks.ruler import VariableTracking
@@ -73,6 +74,12 @@ def test_an_answer_is_right_if_all_its_tokens_are(store, rows, length, stride):
         return any(d == document and a <= position < b for d, a, b in answers)
 
     assert evaluated(store, rows, length, answered, stride=stride)["answer_accuracy"] == 1.0
+
+
+def test_a_mixture_has_the_answers_of_its_stores(store):
+    alone = evaluated(store, 2, 16, lambda d, t: t % 5 > 0)
+    mixed = evaluated(MixedStore([store, store], [0.5, 0.5]), 2, 16, lambda d, t: t % 5 > 0)
+    assert mixed == {**alone, "answers": 2 * alone["answers"]}
 
 
 def test_answers_that_are_not_read_to_their_end_do_not_count(store):
