@@ -102,7 +102,7 @@ class RowSource(FileSource):
 
     def _parts_of(self, file: str) -> Iterator[Row]:
         number = self.number_of_rows(file)
-        size = file_size(file) // max(number, 1)
+        size = max(file_size(file) // max(number, 1), 1)
         indices: Iterator[int] | range = range(number)
         if self.skip_empty:
             rows = enumerate(self.rows(file, 0))
