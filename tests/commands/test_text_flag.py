@@ -55,8 +55,11 @@ def test_bindings_override_what_text_is_short_for(config, tmp_path, monkeypatch)
 
 
 def test_text_replaces_the_mixture_of_a_config(config, tmp_path, monkeypatch):
-    lines = "Trainer.corpus = @Mixture()", "Mixture.corpora = [@a/Corpus()]", "Mixture.weights = [1]"
-    lines += 'a/Corpus.store = "mixed"', "a/Corpus.source = @a/TextFiles()", 'a/TextFiles.path = "a"'
+    lines = (
+        *("Trainer.corpus = @Mixture()", "Mixture.corpora = [@a/Corpus()]"),
+        *("Mixture.weights = [1]", 'a/Corpus.store = "mixed"'),
+        *("a/Corpus.source = @a/TextFiles()", 'a/TextFiles.path = "a"'),
+    )
     path = write_config(tmp_path, *lines, without=("RecurrentCell",))
     flags = [f"--gin_file={path}", "--text=texts", "--splits=validation"]
     assert command(monkeypatch, prepare, *flags) == 0

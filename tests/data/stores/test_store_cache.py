@@ -114,7 +114,7 @@ def test_a_large_store_in_a_bucket_is_verified_whole(large, tmp_path, monkeypatc
     last = large.folder / f"shard-{len(large.manifest['shards']) - 1:05}" / "tokens.bin"
     last.write_bytes(b"\0" * last.size())
     store_cache.use(str(tmp_path / "a third host"))
-    with pytest.raises(ValueError, match="tokens.bin is damaged"):
+    with pytest.raises(ValueError, match=r"tokens\.bin is damaged"):
         verify(TokenStore(large.folder))
 
 
