@@ -34,7 +34,7 @@ class _NamedTextFiles(TextFiles):
         if not files:
             raise FileNotFoundError(
                 f"Text.path = {self.folder!r} (--text) has no {self.suffix} file named after "
-                f"{split!r}, but after other splits: name some so, or leave it out of --splits."
+                f"split {split!r}, only after others: name one so, or leave it out of --splits."
             )
         return files
 
@@ -101,7 +101,7 @@ class Text(FileSource):
         read = [file for file in inside if file.endswith(endings)]
         found = {matched[1] for matched in map(NAMED.search, read) if matched}
         named = bool(folder) and "train" in found and len(found) > 1
-        names = {"validation": "valid"} if named and not {"validation"} & found else {}
+        names = {"validation": "valid"} if named and "validation" not in found else {}
         if named:
             read = [file for file in read if NAMED.search(file)]
         texts = [file for file in inside if file.endswith((self.suffix, *endings))]
