@@ -322,11 +322,14 @@ def gin_flags() -> list[str]:
         for name in ("gin_file", "gin_bindings", "gin_search_paths")
         for value in getattr(FLAGS, name)
     ]
-    if FLAGS.store_cache:
-        gin_lines.append(f"--store_cache={FLAGS.store_cache}")
-    if FLAGS.allow_imports:
-        gin_lines.append(f"--allow_imports={','.join(FLAGS.allow_imports)}")
-    return gin_lines
+    return gin_lines + flags_of_machine()
+
+
+def flags_of_machine() -> list[str]:
+    """Returns the flags of caches and allowed modules, for another command of brt."""
+    values = {name: getattr(FLAGS, name) for name in ("store_cache", "compilation_cache")}
+    values["allow_imports"] = ",".join(FLAGS.allow_imports) or None
+    return [f"--{name}={value}" for name, value in values.items() if value is not None]
 
 
 def default_workdir(gin_files: Sequence[str]) -> str:

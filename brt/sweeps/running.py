@@ -35,7 +35,7 @@ INTERRUPTED = 130
 class SweepRun(NamedTuple):
     """A run of an entry.
 
-    config: gin file of the entry. split: of the final evaluation.
+    config: gin file of the entry. split: of the final evaluation. flags: of both commands.
     """
 
     entry: SweepEntry
@@ -43,6 +43,7 @@ class SweepRun(NamedTuple):
     seed: str
     workdir: Path
     split: str
+    flags: Sequence[str] = ()
 
     def evaluated(self) -> bool:
         """Returns whether the run has ended and its checkpoint has been evaluated."""
@@ -59,7 +60,8 @@ class SweepRun(NamedTuple):
             for name in (CHECKPOINTS, "metrics.jsonl"):
                 (self.workdir / name).symlink_to(other / name)
         if (self.workdir / CHECKPOINTS).is_symlink():
-            text = write_gin(self.entry.settings | {"Trainer.seed": int(self.seed)})
+            settings = self.entry.settings | {"Trainer.seed": int(self.seed)}
+            text = write_gin(settings, self.entry.imports)
             replace_file(self.workdir, "config.gin", text.encode())
 
     def commands(self) -> list[list[str]]:
@@ -67,20 +69,26 @@ class SweepRun(NamedTuple):
             f"--gin_file={self.config}",
             f"--workdir={self.workdir}",
             f"--gin.Trainer.seed={self.seed}",
+            *self.flags,
         ]
         split = f'--gin.Evaluation.split="{self.split}"'
-        evaluate = ["brt.evaluate", f"--workdir={self.workdir}", split]
+        evaluate = ["brt.evaluate", f"--workdir={self.workdir}", split, *self.flags]
         if (self.workdir / CHECKPOINTS).is_symlink():
             return [evaluate]
         return [["brt.train", *train], evaluate]
 
 
 def runs_of(
-    folder: Path, entries: Sequence[SweepEntry], files: Sequence[Path], seeds: Sequence[str], split
+    folder: Path,
+    entries: Sequence[SweepEntry],
+    files: Sequence[Path],
+    seeds: Sequence[str],
+    split: str,
+    flags: Sequence[str] = (),
 ) -> list[SweepRun]:
     """Returns the runs seed by seed, so that the first seed completes a table early."""
     return [
-        SweepRun(entry, file, seed, folder / RUNS / f"{entry.name}{SEED}{seed}", split)
+        SweepRun(entry, file, seed, folder / RUNS / f"{entry.name}{SEED}{seed}", split, flags)
         for seed in seeds
         for entry, file in zip(entries, files)
     ]

@@ -72,7 +72,11 @@ def run_script(monkeypatch, command, *arguments):
     assert set(names) <= set(sweep.FLAGS)
     sweep.FLAGS(["sweep", *arguments])
     monkeypatch.setattr(running, "command", command)
-    sweep.main()
+    try:
+        sweep.main()
+    finally:
+        for name in names:
+            sweep.FLAGS[name].unparse()
 
 
 def test_a_killed_sweep_ends_in_the_same_table(monkeypatch, tmp_path, capsys):
@@ -188,6 +192,36 @@ def test_a_command_is_printed_for_each_missing_run(monkeypatch, tmp_path, capsys
     assert not calls and (tmp_path / "two words" / "tables.md").read_text() == whole
     with pytest.raises(SweepError, match="give one"):
         run_script(monkeypatch, pretended([]), *flags, "--print_commands", "--collect")
+
+
+OWN_RATE = """from brt.checks import configurable
+
+
+@configurable
+def rate_of_a_sweep(total_steps):
+    return lambda step: 0.001
+"""
+
+
+def test_configs_that_import_are_swept_with_the_flags_given(monkeypatch, tmp_path, capsys):
+    (tmp_path / "own").mkdir()
+    (tmp_path / "rates_of_a_sweep.py").write_text(OWN_RATE)
+    (tmp_path / "own" / "rate.gin").write_text("import rates_of_a_sweep\n")
+    included = 'include "rate.gin"\ninclude "pg19_slide_12l.gin"\n'
+    (tmp_path / "own" / "own.gin").write_text(included + "Trainer.schedule = @rate_of_a_sweep\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    longer = "own.gin Evaluation.segment_length=128"  # evaluates the parameters of the first
+    flags = [f"--sweep={a_file(tmp_path, 'own.gin', longer)}", "--scale=tiny", "--tokens=10000"]
+    flags += ["--corpus=configs/corpora/text.gin", f"--workdir={tmp_path}/sweep"]
+    passed = ["--allow_imports=rates_of_a_sweep", f"--store_cache={tmp_path}/stores"]
+    passed += ["--compilation_cache="]
+    flags += [*passed, f"--gin_search_paths={tmp_path}/own", "--print_commands"]
+    run_script(monkeypatch, pretended([]), *flags)
+    (line,) = capsys.readouterr().out.splitlines()
+    _, *commands = line.split(" && ")
+    assert [set(passed) - set(shlex.split(words)) for words in commands] == [set()] * 3
+    configs = [*tmp_path.glob("sweep/configs/*.gin"), *tmp_path.glob("sweep/runs/*/config.gin")]
+    assert [file.read_text().splitlines()[0] for file in configs] == ["import rates_of_a_sweep"] * 3
 
 
 def written(folder):
