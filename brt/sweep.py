@@ -90,7 +90,7 @@ def main() -> None:
     replace_file(folder, SWEEP_FILE, sweep_json(sweep))
     use_no_device()  # its runs, other processes, need all devices
     elsewhere = FLAGS.print_commands or FLAGS.collect
-    check_configs(files, None if elsewhere else device_count())
+    check_configs(files, None if elsewhere else device_count(FLAGS.processes))
     passed = command_line.flags_of_machine()
     runs = runs_of(folder, entries, files, FLAGS.seeds, FLAGS.split, passed)
     missing = [run for run in runs if not run.evaluated()]

@@ -158,7 +158,10 @@ def visible_gpus() -> list[str]:
     return [names[int(n)] if names else n for n in found.stdout.split()]
 
 
-def device_count() -> int:
+def device_count(processes: int) -> int:
+    """Returns the devices of each run, of which so many run at once."""
+    if processes > 1 and visible_gpus():
+        return 1
     ask = "import jax; print(jax.device_count())"
     found = subprocess.run([sys.executable, "-c", ask], stdout=subprocess.PIPE, check=True)
     return int(found.stdout.split()[-1])

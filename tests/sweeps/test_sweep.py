@@ -132,6 +132,8 @@ def test_a_grid_runs_every_combination_several_at_once(monkeypatch, tmp_path):
     flags = ["--gin_file=pg19_slide_12l.gin", "--scale=tiny", "--tokens=10000", "--processes=3"]
     flags += ["--corpus=configs/corpora/text.gin", f"--workdir={tmp_path}", text_flag(tmp_path)]
     grid = "BlockRecurrentTransformer.qk_norm=True,False Trainer.optimizer=@adamw,@adafactor"
+    flags += ["--gin_bindings=Trainer.mesh = (1, 1)"]  # a run has one GPU
+    monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
     monkeypatch.setattr(running, "visible_gpus", lambda: ["3", "5"])
     calls, environments = [], []
     of_runs = pretended(calls, environments=environments)
