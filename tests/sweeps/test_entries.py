@@ -166,6 +166,13 @@ def test_bindings_of_a_entry_and_of_the_command_are_in_force(tmp_path):
     assert entry.name == "pg19_rec_fixed_skip-RecurrentCell.num_states_128"
 
 
+def test_layers_counted_from_the_last_keep_their_depth(tmp_path):
+    layers = "pg19_rec_fixed_skip.gin BlockRecurrentTransformer.recurrent_layers"
+    entries = entries_of(a_file(tmp_path, f"{layers}=(-12,-3)", f"{layers}=(0,9)"))
+    for entry in entries:
+        assert entry.settings["BlockRecurrentTransformer.recurrent_layers"] == (0, 2)
+
+
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
