@@ -168,10 +168,10 @@ def check_entry(folder: Path, entry: SweepEntry) -> None:
         {name: repr(value) for name, value in settings.items()}
         for settings in (read_gin_file(file), read_gin(write_gin(entry.settings)))
     )
-    if old != new:
+    if lines := differences(old, new):
         raise SweepError(
             f"{file} is an entry of another sweep, and was trained with: name a new --workdir, or "
-            "give the flags it was begun with. What differs:\n" + "\n".join(differences(old, new))
+            "give the flags it was begun with. What differs:\n" + "\n".join(lines)
         )
 
 

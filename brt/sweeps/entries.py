@@ -128,8 +128,8 @@ def read_sweep(
                     "the same batch size."
                 )
             # An entry of twice its config's steps stays twice as long.
-            usual = published.get(STEPS, 1)
-            longer = bound.get(STEPS, usual) / usual
+            own_steps = settings.get(STEPS, 1)
+            longer = own_steps / resolved(macros | published).get(STEPS, own_steps)
             budget, shortened = _budget(settings, int(tokens * longer), bound, common)
             settings |= budget
             notes += [f"{config}: {note}" for note in shortened]

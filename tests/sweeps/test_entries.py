@@ -224,6 +224,21 @@ def test_a_warm_up_ends_before_the_run_does(tmp_path, bound, tokens, expected):
     assert ("rsqrt.warmup_steps" in "".join(entry.notes)) == (not bound and expected is not None)
 
 
+@pytest.mark.parametrize(
+    ("published", "bound", "times"),
+    [
+        ("Trainer.steps = %NUM\nNUM = 100", "", 1),
+        ("Trainer.steps = %NUM\nNUM = 100", "NUM=300", 3),
+        ("Trainer.steps = 100", "Trainer.steps=300", 3),
+        ("", "Trainer.steps=300", 1),
+    ],
+)
+def test_an_entry_of_more_steps_is_trained_on_more_tokens(tmp_path, published, bound, times):
+    (tmp_path / "own.gin").write_text(RELATIVE.replace("Trainer.steps = 200_000", published))
+    (entry,) = entries_of(a_file(tmp_path, f"own.gin {bound}"), tokens_per_step=100)
+    assert entry.settings["Trainer.steps"] == 100 * times
+
+
 def test_a_budget_is_given_in_tokens_or_in_steps(tmp_path):
     with pytest.raises(SweepError, match=r"Trainer.steps"):
         entries_of(a_file(tmp_path, "pg19_slide_12l.gin"), bindings=["Trainer.steps = 7"])

@@ -100,6 +100,9 @@ def test_a_killed_sweep_ends_in_the_same_table(monkeypatch, tmp_path, capsys):
         finished = [call for call in done if call[0] == "brt.evaluate"]
         assert len([call for call in again if call[0] == "brt.evaluate"]) == 4 - len(finished)
     assert go("whole", calls := []) == whole and not calls
+    default = "--gin_bindings=Trainer.skip_nonfinite = False"
+    run_script(monkeypatch, pretended(again := []), *flags, default, f"--workdir={tmp_path}/whole")
+    assert not again
     capsys.readouterr()
     before = contents(tmp_path / "whole")
     with pytest.raises(SweepError, match=r"(?s)another sweep.*\nTrainer\.steps: \d+ -> "):
