@@ -3,7 +3,6 @@
 import io
 import os
 import platform
-import signal
 import sys
 import sysconfig
 import threading
@@ -133,12 +132,8 @@ def terminable(advice: str) -> Iterator[None]:
     if elsewhere or processes.is_one_of_several():
         yield
         return
-    previous = {number: signal.signal(number, end) for number in processes.signals_to_end()}
-    try:
+    with processes.handling(processes.signals_to_end(), end):
         yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
 
 
 class _Sentences(Formatter):

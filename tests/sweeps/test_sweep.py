@@ -14,7 +14,7 @@ from brt import command_line, sweep
 from brt.reporting.gin_text import read_gin_file, write_gin
 from brt.sweeps import running
 from brt.sweeps.entries import SweepEntry
-from brt.sweeps.running import evaluated
+from brt.sweeps.running import SweepRun
 from brt.sweeps.scales import SweepError
 
 
@@ -304,7 +304,7 @@ def test_a_run_ends_once_and_its_best_checkpoint_is_evaluated(
     (tmp_path / "metrics.jsonl").write_text("".join(lines))
     found = json.dumps({"step": evaluated_step, "loss": 1.0})
     (tmp_path / "evaluation_validation.json").write_text(found)
-    assert evaluated(tmp_path, entry, "validation") == done
+    assert SweepRun(entry, Path(), "0", tmp_path, "validation").evaluated() == done
 
 
 def test_an_error_of_a_sweep_shows_no_line_of_brt(monkeypatch, tmp_path):

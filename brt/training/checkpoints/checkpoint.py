@@ -173,8 +173,13 @@ class Checkpoints:
 
     def record(self, step: int) -> dict:
         args = self._ocp.args.Composite(record=self._ocp.args.JsonRestore())
-        self._fetch(step)
-        return _checked(self._manager.restore(step, args=args)["record"])
+        if self._mirror:  # Orbax cannot read it where it is
+            self._mirror.fetch(step)
+            self._manager.reload()
+        record = self._manager.restore(step, args=args)["record"]
+        if wrong := misfit(RECORD, record):
+            raise CheckpointError(f"its record is damaged, as {wrong}")
+        return record
 
     def restore_latest(
         self, abstract: TrainState, parts: Sequence[str] = TrainState._fields
@@ -265,12 +270,6 @@ class Checkpoints:
             f"Checkpoint {step} in {self.folder} has other arrays than this config: {reason}. Bind "
             "what the run's config.gin binds, or start in a new --workdir."
         )
-
-    def _fetch(self, step):
-        """Downloads a checkpoint if Orbax cannot read it where it is."""
-        if self._mirror:
-            self._mirror.fetch(step)
-            self._manager.reload()
 
     def _step_held(self, step):
         folder = os.path.join(self.folder, str(step))
@@ -397,12 +396,6 @@ class _Retention:
     def should_preserve(self, checkpoints, *, context):
         kept = self.kept([info.step for info in checkpoints])
         return [info.step in kept for info in checkpoints]
-
-
-def _checked(record):
-    if wrong := misfit(RECORD, record):
-        raise CheckpointError(f"its record is damaged, as {wrong}")
-    return record
 
 
 def _parts(state):
