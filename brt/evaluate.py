@@ -69,6 +69,8 @@ def main() -> None:
             "An evaluation reads every document of one run: --other goes with --study, and "
             "--documents with --study or --record."
         )
+    if FLAGS.study and FLAGS.record:
+        raise ValueError("--study and --record are two commands: leave one of them out.")
     step, given = check_step(FLAGS.step), FLAGS.gin_file
     FLAGS.gin_file = [own, *given]  # type: ignore[assignment]  # absl names no types
     command_line.start()
@@ -192,7 +194,7 @@ def evaluate(
     if documents is None:
         text = f"own_text_{text_name(FLAGS.text)}_" if FLAGS.text else ""
         name = f"evaluation_{text}{split}" + ("" if is_usual else f"_step_{step}") + ".json"
-        given = [*FLAGS.gin_file[1:], *FLAGS.gin_bindings]  # after the run's own
+        given = [*FLAGS.gin_file[1 + bool(FLAGS.text) :], *FLAGS.gin_bindings]  # after the run's
         figures = {"step": step, "split": split, **counts, **scalars}
         figures |= {"best_by": best_by} if best_by else {}
         figures |= {"caveat": caveat} if caveat else {}

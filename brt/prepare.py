@@ -14,9 +14,11 @@ python -m brt.prepare --gin_file=... --runner=DataflowRunner --shard_bytes=26843
 from collections.abc import Sequence
 from contextlib import nullcontext
 
+import gin
 from absl import flags, logging
 
 from brt import command_line, config
+from brt.checks import MissingSettings
 from brt.data.corpus import Corpus
 from brt.data.mixture import Mixture
 from brt.data.splits import check_split
@@ -27,7 +29,7 @@ from brt.data.stores.verification import verify
 from brt.data.streams.ids import check_store
 from brt.data.text_flag import define_text
 from brt.data.vocabularies.base import Vocabulary
-from brt.data.vocabularies.named import named_vocabulary
+from brt.data.vocabularies.named import as_vocabulary, named_vocabulary
 from brt.data.vocabularies.report import report, sample_text
 from brt.data.vocabularies.training import VocabularyTraining, bound_training, train_vocabulary
 from brt.experiment import Experiment
@@ -62,7 +64,10 @@ flags.DEFINE_bool(
 
 
 EXCLUDED = {
-    "inspect": ("splits", "workers", "shard_bytes", "runner", "train_vocabulary"),
+    "inspect": (
+        *("splits", "workers", "shard_bytes", "runner"),
+        *("train_vocabulary", "describe_vocabulary"),
+    ),
     "train_vocabulary": ("workers", "shard_bytes", "runner"),
     "describe_vocabulary": ("workers", "shard_bytes", "runner"),
 }
@@ -169,13 +174,14 @@ def vocabulary_of(store: TokenStore) -> Vocabulary | None:
     file = entry.get("file")
     try:
         if bound := bool(FLAGS.gin_file or FLAGS.gin_bindings):
-            vocabulary = Corpus().vocabulary
+            of_corpus = as_vocabulary(gin.get_bindings("Corpus").get("vocabulary"))
+            vocabulary = of_corpus or Corpus().vocabulary
         else:
             name = f"{entry['name'].split(':')[0]}:{file}" if file else entry["name"]
             vocabulary = named_vocabulary(name)
         with nullcontext() if bound else only_buckets_of([]):
             fingerprint = vocabulary.fingerprint
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, MissingSettings) as error:
         # The vocabulary of a task's source has no name of its own.
         is_nameless = not bound and not file and isinstance(error, ValueError)
         fingerprint = "unknown without a config" if is_nameless else f"not available: {error}"

@@ -21,6 +21,7 @@ SWITCHES = {
     "WeightAverage": "Trainer.average",
 }
 """Bindings that leave out a part of a model or of training when `()` or None."""
+CORPORA = "Corpus", "Mixture"
 VOCABULARY_SIZE = "vocabulary_size"
 """The macro that the data config of --text binds."""
 
@@ -61,7 +62,7 @@ def check_all_read() -> None:
     """Refuses bindings and macros that a full build has not read.
 
     A file's bindings of a part that is left out (`SWITCHES`) only cause a warning. Those of a
-    source that a flag replaces are removed, and so is the size of its vocabulary.
+    source or mixture that a flag replaces are removed, and so is the size of its vocabulary.
     """
     read, bound = read_bindings(), flatten(gin_private.bound())
     used = {_binding_of(name, bound) for name in read}
@@ -89,8 +90,7 @@ def _without_switched_off(left, read, bound):
     passed = {name for names in off.values() for name in names}
     replaced: set[str] = set()
     if "Corpus.source" in bound_by_flags:  # a flag replaces the source of a file, with its bindings
-        sources = (n for n in left if n == VOCABULARY_SIZE or _is_source(n.partition(".")[0]))
-        replaced.update(name for name in sources if name not in bound_by_flags)
+        replaced.update(name for name in left if _is_of_data(name) and name not in bound_by_flags)
     passed, replaced = (_with_macros(names, bound) & {*left} for names in (passed, replaced))
     _unbind(replaced)  # a run folder's config has no flags that replace them
     return [name for name in left if name not in passed | replaced]
@@ -151,6 +151,11 @@ class _GivesDocuments(Protocol):
 def _is_source(configurable):
     cls = configurable_class(configurable)
     return cls is not None and issubclass(cls, _GivesDocuments)
+
+
+def _is_of_data(name):
+    configurable = name.rpartition(".")[0].rpartition("/")[2]
+    return name == VOCABULARY_SIZE or configurable in CORPORA or _is_source(configurable)
 
 
 def _binding_of(name, bound):

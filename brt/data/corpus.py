@@ -8,10 +8,11 @@ import gin
 from absl import logging
 
 from brt.checks import Name, configurable
+from brt.data.extras import MissingExtra
 from brt.data.sources.base import Source, check_source
 from brt.data.splits import check_split
 from brt.data.stores import store_cache
-from brt.data.stores.layout import vocabulary_entry, vocabulary_text
+from brt.data.stores.layout import FILES, vocabulary_entry, vocabulary_text
 from brt.data.stores.shards import ShardRunner, documents_of
 from brt.data.stores.store_writer import write_store
 from brt.data.stores.token_store import TokenStore
@@ -19,8 +20,8 @@ from brt.data.vocabularies.base import Vocabulary
 from brt.data.vocabularies.named import as_vocabulary
 from brt.storage.paths import AnyPath, RemotePath, as_path, file_size
 
-FILES = "files"
-"""Key of a store's source: sha256 of its files' names and sizes."""
+ABSENT = (OSError, ValueError, MissingExtra)
+"""Errors of a source whose files or library this machine lacks."""
 
 
 class StoreMissing(FileNotFoundError): ...
@@ -109,14 +110,16 @@ class Corpus:
         modified = os.stat(folder / "manifest.json").st_mtime_ns
         documents = self.open(split).num_documents
         try:
-            parts = self.source.parts(split)
-            files = (file for part in parts for file in self.source.files(part))
+            parts = None
+            if (files := self.source.split_files(split)) is None:
+                parts = self.source.parts(split)
+                files = [file for part in parts for file in self.source.files(part)]
             changed = next(
                 (f"{f} is newer" for f in files if os.stat(f).st_mtime_ns > modified), None
             )
-        except (OSError, ValueError):  # the source is not on this machine
+        except ABSENT:
             return
-        if len(parts) != documents:
+        if parts is not None and len(parts) != documents:
             changed = f"the source has {len(parts):,} documents now, and not {documents:,}"
         if changed:
             logging.warning(
@@ -140,7 +143,7 @@ class Corpus:
     def _has_files(self, split: str, files: str) -> bool:
         try:
             return self.source.listed and self._files(split) == files
-        except (OSError, ValueError):  # the source is not on this machine
+        except ABSENT:
             return False
 
     def _check_source(self, runner: ShardRunner | None) -> None:

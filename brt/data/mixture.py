@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 
 from brt.checks import Name, Positive, configurable
 from brt.data.corpus import Corpus
-from brt.data.stores.layout import vocabulary_entry, vocabulary_text
+from brt.data.stores.layout import joint_hash, vocabulary_entry, vocabulary_text
 from brt.data.stores.token_store import TokenStore
 from brt.data.vocabularies.base import Vocabulary
 
@@ -72,8 +72,8 @@ class Mixture:
 class MixedStore:
     """Token stores with the interface of one `TokenStore`.
 
-    Store n has the documents from `bases[n]` on. The manifest is the first one with the counts of
-    all.
+    Store n has the documents from `bases[n]` on. The manifest is the first one with the counts and
+    the content of all.
     """
 
     def __init__(
@@ -88,6 +88,7 @@ class MixedStore:
         for key, value in self.manifest.items():
             if type(value) is int and key != "format":
                 self.manifest[key] = sum(store.manifest[key] for store in stores)
+        self.manifest["content"] = joint_hash(store.manifest["content"] for store in stores)
         counts = [store.num_documents for store in stores]
         self.bases = [0, *np.cumsum(counts).tolist()][:-1]
         self.num_documents = sum(counts)
@@ -111,6 +112,9 @@ class MixedStore:
 
     def titles(self) -> list[str]:
         return [title for store in self.stores for title in store.titles()]
+
+    def annotations(self) -> list[dict[str, Any] | None]:
+        return [annotation for store in self.stores for annotation in store.annotations()]
 
     def stores_of(self, documents: ArrayLike) -> np.ndarray:
         """Returns the number of each document's store, int64 (documents,); -1 for document -1."""

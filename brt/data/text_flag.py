@@ -6,6 +6,8 @@ import re
 from absl import flags
 
 from brt.data.sources.rows import JsonLines, Parquet
+from brt.data.vocabularies.base import expanded
+from brt.storage.paths import as_path
 
 FLAGS = flags.FLAGS
 CONFIG = "configs/corpora/own_text.gin"
@@ -29,11 +31,13 @@ def text_name(path: str) -> str:
 def text_bindings(path: str) -> list[str]:
     """Returns the bindings of a text, after the gin file `CONFIG`."""
     bindings = [
+        "Trainer.corpus = @Corpus()",
         "Corpus.source = @Text()",
         f"Text.path = {path!r}",
         f'Corpus.store = "stores/{text_name(path)}"',
     ]
-    if os.path.isfile(path) and not path.endswith(JsonLines.suffixes + Parquet.suffixes):
+    is_rows = path.endswith(JsonLines.suffixes + Parquet.suffixes)
+    if not is_rows and as_path(expanded(path)).is_file():
         bindings.append('Trainer.stream = "contiguous"')  # one document for all batch elements
     return bindings
 

@@ -18,13 +18,14 @@ class AnswerScore(Score):
 
     def add(self, sums: Sums, store: Store, segment: TokenScores) -> None:
         answers, progress = answers_of_store(store), sums.setdefault("answers", {})
-        elements = zip(segment.documents_B.tolist(), segment.offsets_B, segment.correct_BT)
-        for document, offset, correct_T in elements:
+        documents, scored_BT = segment.documents_B.tolist(), segment.weights_BT > 0
+        elements = zip(documents, segment.offsets_B, segment.correct_BT, scored_BT)
+        for document, offset, correct_T, scored_T in elements:
             if document < 0:
                 continue
             for number, answer in enumerate(answers[document].answers):
-                first = max(answer.start - offset, 0)
-                part = correct_T[first : max(answer.stop - offset, 0)]
+                tokens = slice(max(answer.start - offset, 0), max(answer.stop - offset, 0))
+                part = correct_T[tokens][scored_T[tokens]]
                 if part.size:
                     key = document, number
                     left, right = progress.get(key, (answer.stop - answer.start, True))

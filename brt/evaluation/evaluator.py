@@ -79,7 +79,7 @@ class Evaluator:
             label = progress_label and f"{progress_label}, free-running"
             samples = None
             if max_steps and isinstance(self.stream, SamplePass):  # whole samples
-                samples = max_steps // self.stream.segments * self.stream.rows
+                samples = max(max_steps // self.stream.segments, 1) * self.stream.rows
             score = self.evaluation.score
             scalars |= score.run(self.decoder, params, scalars["accuracy"], samples, label)
         if self.evaluation.cleared and self.reader.has_state and self.evaluation.stride is None:

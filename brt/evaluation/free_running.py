@@ -189,7 +189,7 @@ def write(
 def write_greedily(
     model: LanguageModel, token_B: jax.Array, caches: tuple, length: int
 ) -> jax.Array:
-    """Returns the most likely tokens after `token_B`, int32 (B, length), and decoding caches."""
+    """Returns the most likely tokens after `token_B`, int32 (B, length)."""
 
     def step(carry, _):
         token_B, caches = carry

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import gin
+import numpy as np
 
 from brt.checks import Count, CountFrom0, configurable
 from brt.data.tasks.recall import answer_distances
@@ -32,8 +33,8 @@ class RecallScore(Score):
             if document < 0:
                 continue
             positions, distances = answer_distances(store.tokens(document))
-            inside = (positions >= offset) & (positions < offset + segment.nats_BT.shape[1])
-            positions, distances = positions[inside], distances[inside]
+            scored = np.isin(positions, offset + np.flatnonzero(segment.weights_BT[row]))
+            positions, distances = positions[scored], distances[scored]
             correct = segment.correct_BT[row, positions - offset]
             # A token is an input one position after it is a target.
             defined = positions - distances + 1

@@ -44,12 +44,13 @@ class StoreSums(TokenSums):
     def add(self, sums: Sums, store: Store, segment: TokenScores) -> None:
         stores_B = store.stores_of(segment.documents_B)
         for number, (name, part) in enumerate(zip(store.names, store.stores)):
-            super().add(sums.setdefault(name, {}), part, segment.rows(stores_B == number))
+            of_store = sums.setdefault(f"store/{name}", {})
+            super().add(of_store, part, segment.rows(stores_B == number))
 
     def scalars(self, sums: Sums, store: Store, whole: bool) -> dict[str, float]:
         scalars: dict[str, float] = {}
         for name, part in zip(store.names, store.stores):
-            if sums[name]["tokens"]:
-                metrics = super().scalars(sums[name], part, whole)
+            if (of_store := sums[f"store/{name}"])["tokens"]:
+                metrics = super().scalars(of_store, part, whole)
                 scalars |= {f"{key}/{name}": value for key, value in metrics.items()}
         return scalars

@@ -56,7 +56,7 @@ class Generator:
     Args:
         model: with parameters, from `Experiment.bind`; on one device.
         segment_length: tokens read at once, a multiple of the model's cache-update interval; None:
-            about 2,048.
+            about 2,048, or the only one of a model whose memory changes with each segment.
         chunk: tokens written by one call of the compiled loop.
         segments_together: segments of a long text that run at once, in the diagonal schedule.
     """
@@ -66,17 +66,16 @@ class Generator:
         self,
         model: LanguageModel,
         vocabulary: Vocabulary,
-        segment_length: int | None = None,
-        chunk: int = 16,
+        segment_length: Count | None = None,
+        chunk: Count = 16,
         segments_together: Count = 1,
     ):
         P = model.period
-        segment_length = segment_length or max(SEGMENT // P, 1) * P
-        if segment_length < 1 or segment_length % P or chunk < 1:
-            raise ValueError(
-                f"segment_length = {segment_length} must be a multiple of the model's period of "
-                f"{P} tokens, and chunk = {chunk} at least 1."
-            )
+        own = getattr(model, "segment_length", None)
+        segment_length = segment_length or own or max(SEGMENT // P, 1) * P
+        if segment_length % P or segment_length != (own or segment_length):
+            only = "be" if own else "be a multiple of the model's cache-update interval,"
+            raise ValueError(f"segment_length = {segment_length} must {only} {P} tokens.")
         if vocabulary.size > model.vocabulary_size:
             raise ValueError(
                 f"The vocabulary {vocabulary.name} has {vocabulary.size} ids and the model's table "
@@ -214,7 +213,7 @@ class Generator:
         return ids
 
     def _prepared(self, texts, memory):
-        if isinstance(texts, str | bytes | np.ndarray):
+        if isinstance(texts, str | bytes) or getattr(texts, "ndim", 0) == 1:
             texts = [texts]
         tokens = [self.encode(text) for text in texts]
         memory = self.begin(len(tokens)) if memory is None else memory

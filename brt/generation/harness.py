@@ -9,17 +9,15 @@ number of continuations.
 import itertools
 import json
 from collections.abc import Iterable, Sequence
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
 from brt.data.extras import extra_library
-from brt.data.vocabularies.base import Vocabulary
 from brt.generation.generator import Generator
 from brt.generation.memory import Memory
 from brt.generation.sampling import GREEDY, Sampling
 from brt.model_folder import load_run
-from brt.models.model import LanguageModel
 
 LM: Any = extra_library("lm_eval.api.model", "brt.generation.harness", "eval").LM
 MAX_TOKENS = 256
@@ -47,8 +45,7 @@ class BrtLM(LM):  # type: ignore[misc]
         super().__init__()
         if not isinstance(run, Generator):
             experiment, params, _ = load_run(run, allow_imports=allow_imports, step=step)
-            model = cast(LanguageModel, experiment.bind(params))
-            run = Generator(model, cast(Vocabulary, experiment.trainer.corpus.vocabulary))
+            run = Generator.of_experiment(experiment, params, run)
         self.generator = run
         self.batch_size = batch_size
 
@@ -97,7 +94,9 @@ class BrtLM(LM):  # type: ignore[misc]
             for batch in self._batches(numbers):
                 memory = self._read([requests[number].args[0] for number in batch])
                 length = options.get("max_gen_toks", MAX_TOKENS)
-                writing = self.generator.write(memory, length, sampling, stop=until).run()
+                # A clone of a request is sampled with a seed of its own.
+                seeds = [*batch, *[0] * (self.batch_size - len(batch))]
+                writing = self.generator.write(memory, length, sampling, seeds, stop=until).run()
                 for number, text in zip(batch, writing.texts):
                     answers[number] = text
         return answers

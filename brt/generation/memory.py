@@ -41,4 +41,5 @@ def fresh_memory(model: LanguageModel, rows: int) -> Memory:
 
 def take_rows(memory: Memory, rows: Sequence[int] | np.ndarray) -> Memory:
     """Returns the memories of these documents, in this order; repetitions fork."""
-    return jax.tree.map(lambda x: x[jnp.asarray(rows)], memory)
+    known = np.arange(len(memory.position_B))[np.asarray(rows)]  # JAX clamps unknown indices
+    return jax.tree.map(lambda x: x[known], memory)

@@ -14,7 +14,7 @@ from flax import nnx
 
 from brt.models.caches import select_rows
 from brt.models.fast.cudnn_attention import layers_at_once
-from brt.models.fast.layer_scan import kind_of
+from brt.models.fast.layer_scan import kind_of, stacked_trees, unstacked
 from brt.models.layerwise import Layerwise
 from brt.models.model import Model
 
@@ -147,12 +147,3 @@ def layer_groups(model: Model, rows: int, segment_length: int) -> list[Group]:
 
 def zeros_like(shapes: Any) -> Any:
     return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-
-
-def stacked_trees(trees: Any) -> Any:
-    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
-
-
-def unstacked(tree: Any) -> list[Any]:
-    length = len(jax.tree.leaves(tree)[0])
-    return [jax.tree.map(lambda x, n=n: x[n], tree) for n in range(length)]

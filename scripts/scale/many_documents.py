@@ -42,7 +42,7 @@ def main() -> int:
             print(f"{what:44} {now - begun:7.1f} s  {peak:7,.0f} MB at most", flush=True)
             begun = time.process_time()
 
-        write_store(folder, documents(count), ByteVocabulary(), {}, count, quiet=True)
+        write_store(folder, documents(count), ByteVocabulary(), {}, quiet=True)
         done(f"{count:,} documents prepared")
         store = TokenStore(folder)
         done("opened")

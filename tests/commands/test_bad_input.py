@@ -239,6 +239,7 @@ def test_a_workdir_with_the_scheme_of_files_is_a_folder(folder, monkeypatch, tmp
         (["--inspect=stores/train", "--splits=test"], "--splits"),
         (["--inspect=stores/train", "--shard_bytes=5"], "--shard_bytes"),
         (["--train_vocabulary", "--workers=2"], "--workers"),
+        (["--inspect=stores/train", "--describe_vocabulary"], "--describe_vocabulary"),
         (["--describe_vocabulary", "--runner=DirectRunner"], "--runner"),
     ],
 )

@@ -5,12 +5,14 @@ import itertools
 import json
 import sys
 
+import fsspec
 import pytest
 from tiny_run import PLAIN, command, write_config, write_corpus
 
 from brt import evaluate, prepare, train
 from brt.data.sources.text import Text
 from brt.data.stores.token_store import TokenStore
+from brt.data.text_flag import text_bindings
 
 
 @pytest.fixture
@@ -43,12 +45,25 @@ def test_text_trains_and_evaluates_other_text(config, tmp_path, monkeypatch):
     record = tmp_path / "run" / "evaluation_own_text_rows_jsonl_validation.json"
     figures = json.loads(record.read_text())
     assert figures["documents"] == 6 and figures["bytes"] == 6 * 13 * 20
+    assert not [line for line in figures["given"] if line.endswith(".gin")]
 
 
 def test_bindings_override_what_text_is_short_for(config, tmp_path, monkeypatch):
     flags = [f"--gin_file={config}", "--text=texts", "--splits=validation"]
     assert command(monkeypatch, prepare, *flags, '--gin.Corpus.store="elsewhere"') == 0
     assert TokenStore(tmp_path / "elsewhere" / "validation").num_documents > 0
+
+
+def test_text_replaces_the_mixture_of_a_config(config, tmp_path, monkeypatch):
+    lines = (
+        *("Trainer.corpus = @Mixture()", "Mixture.corpora = [@a/Corpus()]"),
+        *("Mixture.weights = [1]", 'a/Corpus.store = "mixed"'),
+        *("a/Corpus.source = @a/TextFiles()", 'a/TextFiles.path = "a"'),
+    )
+    path = write_config(tmp_path, *lines, without=("RecurrentCell",))
+    flags = [f"--gin_file={path}", "--text=texts", "--splits=validation"]
+    assert command(monkeypatch, prepare, *flags) == 0
+    assert (tmp_path / "stores" / "texts").exists() and not (tmp_path / "mixed").exists()
 
 
 def test_a_missing_text_is_named(config, monkeypatch, capfd):
@@ -81,15 +96,29 @@ def test_titles_that_begin_like_a_split_divide_nothing(names, ending, tmp_path):
     assert all(splits)
 
 
-@pytest.mark.parametrize("form", ["{}.txt", "{}/a.txt", "{}.jsonl", "{}/a.jsonl"])
+FORMS = ["{}", "{}/a", "{}-00", "{}/deep/a", "deep/{}/a", "{}/test"]
+
+
+@pytest.mark.parametrize("form", [f"{form}.{end}" for form in FORMS for end in ("txt", "jsonl")])
 @pytest.mark.parametrize("validation", ["valid", "validation"])
 def test_files_and_folders_named_after_splits_divide(form, validation, tmp_path):
     for name, split in (("train", "train"), (validation, "validation"), ("test", "test")):
         file = tmp_path / form.format(name)
-        file.parent.mkdir(exist_ok=True)
+        file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(split if form.endswith("txt") else json.dumps({"text": split}))
     for split in ("train", "validation", "test"):
         assert texts(tmp_path, split) == [split.encode()]
+
+
+def test_files_that_are_not_read_are_counted(tmp_path, capfd):
+    for name in ("train/a", "test/b", "notes", "more"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / f"{name}.txt").write_text("text")
+    assert texts(tmp_path, "train") == [b"text"]
+    assert "2 files that are not read, such as more.txt" in capfd.readouterr().err
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"text": "a line of text\n" * 9}))
+    assert texts(tmp_path, "train") != [b"text"]
+    assert "4 files that are not read" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("store", ["/dev/null/x", "file/x", "foreign"])
@@ -161,3 +190,11 @@ def test_an_error_of_a_compiled_library_shows_no_line_of_it(config, tmp_path, mo
     assert command(monkeypatch, prepare, f"--gin_file={config}", "--text=a.parquet") == 1
     error = capfd.readouterr().err
     assert "a.parquet is damaged" in error and ".pxi" not in error
+
+
+@pytest.mark.parametrize("path", ["~/one.txt", "memory://of_text_flag/one.txt"])
+def test_one_plain_file_anywhere_is_read_by_all_elements(path, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with fsspec.open(path.replace("~", str(tmp_path)), "w") as file:
+        file.write("a line of text\n")
+    assert 'Trainer.stream = "contiguous"' in text_bindings(path)

@@ -11,7 +11,8 @@ from test_studies import a_run
 from tiny_run import build, one_device, write_config
 
 from brt.data.corpus import Corpus
-from brt.data.streams.documents import DocumentPass
+from brt.data.mixture import MixedStore
+from brt.data.streams.select import evaluation_pass
 from brt.data.tasks.answers import Answer, Answers
 from brt.data.tasks.ruler import VariableTracking
 from brt.data.token_scores import TokenScores
@@ -31,10 +32,10 @@ def store(tmp_path_factory):
     return corpus.open("validation")
 
 
-def evaluated(store, rows, length, right, steps=None):
+def evaluated(store, rows, length, right, steps=None, stride=None):
     """Returns the scalars if the token at (document, position) is right where `right` is true."""
     score, sums = AnswerScore(), {"nats": 0.0}  # shared with other scores
-    stream = DocumentPass(store, rows, length)
+    stream = evaluation_pass("documents", store, rows, length, stride)
     for step in range(steps or stream.num_steps):
         documents, offsets = stream.positions(step)
         correct = np.array(
@@ -47,14 +48,16 @@ def evaluated(store, rows, length, right, steps=None):
     return score.scalars(sums, store, steps is None)
 
 
-@pytest.mark.parametrize("rows, length", [(1, 7), (2, 4), (3, 600)])
-def test_an_answer_is_right_if_all_its_tokens_are(store, rows, length):
+@pytest.mark.parametrize(
+    "rows, length, stride", [(1, 7, None), (2, 4, None), (3, 600, None), (2, 16, 3)]
+)
+def test_an_answer_is_right_if_all_its_tokens_are(store, rows, length, stride):
     answers = {
         (number, answer.start, answer.stop)
         for number, document in enumerate(answers_of_store(store))
         for answer in document.answers
     }
-    assert evaluated(store, rows, length, lambda d, t: True) == {
+    assert evaluated(store, rows, length, lambda d, t: True, stride=stride) == {
         "answer_accuracy": 1.0,
         "answers": len(answers),
     }
@@ -64,12 +67,19 @@ def test_an_answer_is_right_if_all_its_tokens_are(store, rows, length):
 
     share = np.mean([all(some(d, t) for t in range(*span)) for d, *span in answers])
     assert 0 < share < 1
-    assert evaluated(store, rows, length, some)["answer_accuracy"] == pytest.approx(share)
+    scalars = evaluated(store, rows, length, some, stride=stride)
+    assert scalars["answer_accuracy"] == pytest.approx(share)
 
     def answered(document, position):  # wrong about all else
         return any(d == document and a <= position < b for d, a, b in answers)
 
-    assert evaluated(store, rows, length, answered)["answer_accuracy"] == 1.0
+    assert evaluated(store, rows, length, answered, stride=stride)["answer_accuracy"] == 1.0
+
+
+def test_a_mixture_has_the_answers_of_its_stores(store):
+    alone = evaluated(store, 2, 16, lambda d, t: t % 5 > 0)
+    mixed = evaluated(MixedStore([store, store], [0.5, 0.5]), 2, 16, lambda d, t: t % 5 > 0)
+    assert mixed == {**alone, "answers": 2 * alone["answers"]}
 
 
 def test_answers_that_are_not_read_to_their_end_do_not_count(store):

@@ -152,15 +152,15 @@ def test_a_mixture_has_figures_of_each_store_and_of_all(evaluated, recurrent, tm
     stores = [recurrent.open_store("validation"), TokenStore(folder)]
     mesh, params = one_device(), random_params(recurrent)
     with jax.set_mesh(mesh):
-        alone["second"] = Evaluator(recurrent, stores[1], mesh).run(params)
-        mixed = MixedStore(stores, [0.9, 0.1], ["first", "second"])
+        alone["tokens"] = Evaluator(recurrent, stores[1], mesh).run(params)
+        mixed = MixedStore(stores, [0.9, 0.1], ["first", "tokens"])
         together = Evaluator(recurrent, mixed, mesh).run(params)
         recurrent.evaluation.tokens_per_step = 16  # one row: one document, of one store
         part = Evaluator(recurrent, mixed, mesh).run(params, max_steps=1)
     for name, figures in alone.items():
         own = {key: together[f"{key}/{name}"] for key in figures}
         assert own == pytest.approx(figures, rel=1e-6)
-    assert len(together) == 3 * len(alone["second"])
+    assert len(together) == 3 * len(alone["tokens"])
     total = sum(figures["scored_tokens"] for figures in alone.values())
     assert together["scored_tokens"] == total
     assert together["loss"] == pytest.approx(

@@ -20,6 +20,7 @@ from brt.data.stores.store_writer import write_store
 from brt.data.stores.token_store import TokenStore
 from brt.data.tasks.algorithmic import CopyTask, ReverseTask
 from brt.data.token_scores import TokenScores
+from brt.evaluation.evaluator import Evaluator
 from brt.evaluation.free_running import FreeRunning, SampleDecoder, scored_part, write
 from brt.models.caches import select_rows
 from brt.training.records.run_folder import read_metrics
@@ -246,3 +247,12 @@ def test_a_run_on_samples_reports_both_and_can_be_resumed(tiny, tmp_path, monkey
     assert not command(monkeypatch, evaluate, f"--workdir={tmp_path / 'whole'}", split, bound)
     assert "Evaluation.max_steps" in capsys.readouterr().err
     assert json.loads(path.read_text())["scored_tokens"] == tokens
+
+
+@pytest.mark.parametrize(("max_steps", "samples"), [(1, 5), (4, 5), (6, 10), (99, 13)])
+def test_a_bounded_evaluation_writes_that_many_samples(tiny, max_steps, samples):
+    experiment, mesh = tiny.bind(), one_device()
+    with jax.set_mesh(mesh):
+        evaluator = Evaluator(experiment, experiment.open_store("validation"), mesh)
+        scalars = evaluator.run(experiment.init_params(), max_steps=max_steps)
+    assert scalars["free_running_samples"] == samples

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from brt.data.corpus import Corpus
-from brt.data.streams.documents import DocumentPass
+from brt.data.streams.select import evaluation_pass
 from brt.data.tasks.recall import ASK, DEFINE, RecallTask
 from brt.data.token_scores import TokenScores
 from brt.evaluation.recall import RecallScore
@@ -48,10 +48,10 @@ def far(store):
     return distances[len(distances) // 2]
 
 
-def scored(store, rows, length, says, segments=3):
+def scored(store, rows, length, says, segments=3, stride=None):
     """Scalars when the answer at (document, position) is right where `says` has it so."""
     score, sums = RecallScore(far(store), length, segments), {}
-    stream = DocumentPass(store, rows, length)
+    stream = evaluation_pass("documents", store, rows, length, stride)
     for step in range(stream.num_steps):
         documents, offsets = stream.positions(step)
         correct = np.zeros((rows, length), bool)
@@ -65,15 +65,18 @@ def scored(store, rows, length, says, segments=3):
     return score.scalars(sums, store, True)
 
 
-@pytest.mark.parametrize(("rows", "length"), [(1, 16), (2, 32), (4, 300), (9, 8)])
-def test_an_oracle_is_right_and_every_question_is_asked_once(store, rows, length):
-    scalars = scored(store, rows, length, lambda document, position: True)
+@pytest.mark.parametrize(
+    ("rows", "length", "stride"),
+    [(1, 16, None), (2, 32, None), (4, 300, None), (9, 8, None), (2, 64, 16)],
+)
+def test_an_oracle_is_right_and_every_question_is_asked_once(store, rows, length, stride):
+    scalars = scored(store, rows, length, lambda document, position: True, stride=stride)
     asked = questions(store)
     assert len(asked) == 4 * 6
     assert scalars["recall_accuracy"] == scalars["recall_accuracy_near"] == 1.0
     total = scalars["recall_questions"] + scalars["recall_questions_near"]
     assert total == len(asked)
-    wrong = scored(store, rows, length, lambda document, position: False)
+    wrong = scored(store, rows, length, lambda document, position: False, stride=stride)
     assert wrong["recall_accuracy"] == wrong["recall_accuracy_near"] == 0.0
 
 

@@ -240,12 +240,33 @@ def test_logits_that_are_no_numbers_keep_the_written_text():
         generator.score([[1, 2, 3, 4, 5]])
 
 
+@pytest.mark.parametrize("name", ["txl_same_length", "rmt_txl", "armt"])
+def test_segments_are_the_model_s_own_without_a_length(name):
+    model = random_model(name)
+    default, own = (Generator(model, Ids(), length) for length in (None, model.period))
+    text = np.random.default_rng(0).integers(0, VOCABULARY, 2100)
+    assert_same(default.score([text]), own.score([text]))
+
+
+def test_an_array_with_a_row_for_each_document_is_read_as_such():
+    generator, ids_BT = generator_of(FIRST), np.arange(2 * WINDOW).reshape(2, -1) % VOCABULARY
+    assert_same(generator.read(ids_BT), generator.read([*ids_BT]))
+
+
+@pytest.mark.parametrize("rows", [[2], [-3], [0, 5]])
+def test_documents_that_a_memory_lacks_are_refused(rows):
+    with pytest.raises(IndexError):
+        take_rows(generator_of(FIRST).begin(2), rows)
+
+
 def test_a_model_and_what_does_not_fit_it():
     model = random_model("slide")
     with pytest.raises(ValueError, match=r"256 .* 17"):
         Generator(model, ByteVocabulary())
     with pytest.raises(ValueError, match=r"segment_length = 6 .* 4 tokens"):
         Generator(model, Ids(), segment_length=6)
+    with pytest.raises(ValueError, match=rf"segment_length = {2 * SEGMENT} .* {SEGMENT} tokens"):
+        Generator(random_model("txl_same_length").for_segments(SEGMENT), Ids(), 2 * SEGMENT)
     generator = generator_of("slide")
     with pytest.raises(ValueError, match=r"2 texts .* 1 document"):
         generator.read(["\1", "\2"], generator.begin())

@@ -106,6 +106,12 @@ def test_texts_are_continued_up_to_their_stop_sequence(lm):
     assert lm.generate_until([Instance((CONTEXTS[3], drawn))]) != [greedy(lm, CONTEXTS[3], 20)]
 
 
+def test_clones_of_a_request_are_sampled_apart(lm):
+    drawn = {"max_gen_toks": 20, "do_sample": True, "temperature": 5.0}
+    clones = lm.generate_until([Instance((CONTEXTS[3], drawn))] * (2 * lm.batch_size))
+    assert len({*clones}) == len(clones)
+
+
 TASK = """
 task: {name}
 dataset_path: json

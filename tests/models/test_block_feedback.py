@@ -1,15 +1,23 @@
 """Block feedback: its gradients, metrics, tables and dropout; what it computes is a law."""
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from architectures import VOCABULARY, WINDOW, random_model
 from flax import nnx
 from tiny_models import quick_jit
 from tiny_run import one_device
 
+from brt.data.vocabularies.base import ByteVocabulary
+from brt.generation.generator import Generator
+from brt.memory import LayerMemory, keep_mask
 from brt.models.block_recurrent.feedback import run_blocks
+from brt.models.block_recurrent.lact import LactMemory
 from brt.models.block_recurrent.layer import Layer
+from brt.models.block_recurrent.titans import TitansMemory
 
 B, W, D, A = 2, WINDOW, 12, 8
 
@@ -21,6 +29,56 @@ def tokens(blocks=2, seed=0):
 
 def draw(length):
     return np.random.default_rng(length).normal(size=(B, length, D)).astype(np.float32)
+
+
+@pytest.mark.parametrize("memory", [LactMemory, TitansMemory])
+def test_a_text_is_read_at_once_as_by_pieces(memory):
+    model = random_model("feedback_fixed_skip", memories=((memory, (0,)),))
+    generator, ids_T = Generator(model, Ids(), W), tokens(3)[0][: 2 * W + 3]
+    pieces = generator.begin()
+    for piece in np.split(ids_T, [1, W + 2]):
+        pieces = generator.read([piece], pieces)
+    for a, b in zip(jax.tree.leaves(generator.read([ids_T])), jax.tree.leaves(pieces)):
+        np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("feedback", [False, True])
+def test_a_memory_adds_to_the_loss_and_drops_by_itself(feedback):
+    masks = []
+
+    class Adding(LayerMemory):
+        name = "adding"
+
+        def __init__(self, rngs, sizes, window):
+            pass
+
+        def init_cache(self, rows, dtype):
+            return Nothing(jnp.zeros(rows, dtype))
+
+        def prepare(self, dtype, key=None):
+            masks.append(keep_mask(key, 0.5, (W, D), dtype))
+
+        def update(self, cache, taken, weights):
+            return cache, {"added_nats": jnp.float32(7)}
+
+    memories = ((Adding, (0, 1)),)
+    name = "feedback_fixed_skip" if feedback else "rec_fixed_skip"
+    model = random_model(name, memories=memories, dropout=0.5)
+    *_, metrics = model.stack(jnp.zeros((B, W, D)), model.init_caches(B), jax.random.key(3))
+    assert metrics["added_nats"] == 14
+    prepared = model.layers[0].prepare(jnp.float32, jax.random.key(5), W)
+    assert (prepared.normed_PD != masks[-1]).any() and (prepared.mlp_PD != masks[-1]).any()
+
+
+class Nothing(NamedTuple):
+    x_B: jax.Array
+
+    def clear_state(self, empty):
+        return empty
+
+
+class Ids(ByteVocabulary):
+    size = VOCABULARY
 
 
 def test_gradients_on_one_device_are_those_without_a_mesh():

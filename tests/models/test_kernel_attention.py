@@ -199,6 +199,12 @@ def test_a_required_kernel_that_does_not_fit_is_refused():
         table.form_by_distance(KERNEL, 1, 512, 2000, None)
 
 
+def test_a_gpu_has_no_kernel_of_attention_by_distance(monkeypatch):
+    monkeypatch.setattr(table, "on_gpu", lambda: True)
+    with pytest.raises(ValueError, match=r"TransformerXL\.attention_form.*GPU"):
+        table.form_by_distance(KERNEL, 1, 512, 1024, None)
+
+
 def test_relative_attention_without_its_distances_is_refused():
     model = random_model("rmt_kernel", published_artefacts=True)
     x_BTD, caches = model.embed(np.zeros((2, W), np.int32)), model.init_caches(2)

@@ -84,6 +84,10 @@ class Source(abc.ABC):
         """None for whole files."""
         return None
 
+    def split_files(self, split: str) -> list[str] | None:
+        """Returns the files of a split if `parts` would read them; else None."""
+        return None
+
 
 class FileSource(Source):
     """A source with `parts`, `read` and `files`, which several processes can read."""

@@ -95,6 +95,9 @@ class SplitByPosition(FileSource):
     def part_bytes(self, part: Piece) -> int:
         return self._size(part.part) * (part.end - part.start) // part.size
 
+    def split_files(self, split: str) -> list[str] | None:
+        return self.source.split_files(self._slice(split)[0])
+
     def description(self, split: str) -> dict:
         name, first, last = self._slice(split)
         percent = [float(100 * share) for share in (first, last)]

@@ -20,6 +20,7 @@ from brt.data.sources.base import Document, FileSource, absolute, matching
 from brt.storage.paths import RemotePath, file_size, is_remote
 from brt.storage.regular_files import open_regular
 
+NAMED = re.compile(r"(?:^|/)(train|validation|valid|test)[-._/]")
 GZIP, ZSTANDARD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 
 
@@ -96,9 +97,12 @@ class RowSource(FileSource):
     def part_bytes(self, part: Row) -> int:
         return part.size
 
+    def split_files(self, split: str) -> list[str]:
+        return self._files(split)
+
     def _parts_of(self, file: str) -> Iterator[Row]:
         number = self.number_of_rows(file)
-        size = file_size(file) // max(number, 1)
+        size = max(file_size(file) // max(number, 1), 1)
         indices: Iterator[int] | range = range(number)
         if self.skip_empty:
             rows = enumerate(self.rows(file, 0))
@@ -130,8 +134,7 @@ class RowSource(FileSource):
         path = self.path.replace("{split}", split)
         folder, files = listed(path, self.suffixes)
         if folder and self.by_name and "{split}" not in self.path:
-            named = re.compile(rf"(^|/){re.escape(split)}[-._/]")
-            of_split = [f for f in files if named.search(f.removeprefix(folder).lstrip("/"))]
+            of_split = named_after(split, files, folder)
             if of_split or split != "train":
                 files = of_split
         elif "{split}" not in self.path and split != "train":
@@ -272,6 +275,13 @@ def listed(path: str, suffixes: tuple[str, ...]) -> tuple[str, list[str]]:
         files = [os.path.join(at, name) for at, _, names in tree for name in names]
     inside = [(file, file.removeprefix(path)) for file in files if file.endswith(suffixes)]
     return path, sorted(file for file, name in inside if "/." not in name)
+
+
+def named_after(split: str, files: list[str], folder: str) -> list[str]:
+    """Returns the files below a folder whose first name of a split is `split`."""
+    named = re.compile(NAMED.pattern.replace("(train", f"({re.escape(split)}|train"))
+    found = ((file, named.search(file.removeprefix(folder).lstrip("/"))) for file in files)
+    return [file for file, matched in found if matched and matched[1] == split]
 
 
 def _decompressed(file: IO[bytes]) -> IO[bytes]:

@@ -55,11 +55,22 @@ class Transformed(Source):
     def part_bytes(self, part: tuple[Any, str]) -> int | None:
         return self.source.part_bytes(part[0])
 
+    def split_files(self, split: str) -> list[str] | None:
+        return self.source.split_files(split)
+
     def count(self, split: str) -> int | None:
         return self.source.count(split)
 
     def description(self, split: str) -> dict:
         return {**self.source.description(split), **self.mark}
+
+    def _text(self, document: Document) -> bytes:
+        if document.tokens is not None:
+            raise ValueError(
+                f"{document.title} has tokens already, which {type(self).__name__} does not "
+                f"change: bind {type(self).__name__}.source to a source of text."
+            )
+        return document.data[:]
 
 
 @configurable
@@ -144,7 +155,7 @@ class UnwrappedLines(Transformed):
     mark = {"lines": "unwrapped"}
 
     def change(self, document: Document, split: str) -> Document:
-        return document._replace(data=self._LINE_END.sub(b" ", document.data[:]))
+        return document._replace(data=self._LINE_END.sub(b" ", self._text(document)))
 
 
 @configurable
@@ -172,7 +183,7 @@ class GutenbergText(Transformed):
     mark = {"gutenberg_marks": "cut"}
 
     def change(self, document: Document, split: str) -> Document:
-        data = document.data[:]
+        data = self._text(document)
         start = self._START.search(data)
         first = start.end() if start else 0
         ends = [match.start() for match in self._END.finditer(data, first)]

@@ -2,7 +2,6 @@
 
 import functools
 import os
-import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,11 +11,32 @@ from brt.checks import Name, configurable
 from brt.data.sources.base import Document, FileSource, Source
 from brt.data.sources.by_position import SplitByPosition
 from brt.data.sources.files import TextFiles
-from brt.data.sources.rows import JsonLines, Parquet, RowSource, SavedDataset, listed
+from brt.data.sources.rows import (
+    NAMED,
+    JsonLines,
+    Parquet,
+    RowSource,
+    SavedDataset,
+    listed,
+    named_after,
+)
 from brt.host.progress import say
 
 ROWS: tuple[type[RowSource], ...] = (SavedDataset, Parquet, JsonLines)
-NAMED = re.compile(r"(?:^|/)(train|validation|valid|test)[-._/]")
+
+
+@dataclass(eq=False)
+class _NamedTextFiles(TextFiles):
+    folder: str = ""
+
+    def parts(self, split: str) -> list[str]:
+        files = named_after(split, super().parts("train"), self.folder)
+        if not files:
+            raise FileNotFoundError(
+                f"Text.path = {self.folder!r} (--text) has no {self.suffix} file named after "
+                f"split {split!r}, only after others: name one so, or leave it out of --splits."
+            )
+        return files
 
 
 @configurable
@@ -50,6 +70,10 @@ class Text(FileSource):
     def part_bytes(self, part: Any) -> int | None:
         return self._source.part_bytes(part)
 
+    def split_files(self, split: str) -> list[str] | None:
+        source, names = self._divided
+        return source.split_files(names.get(split, split))
+
     def count(self, split: str) -> int | None:
         source, names = self._divided
         return source.count(names.get(split, split))
@@ -73,20 +97,25 @@ class Text(FileSource):
                 f"read, but {inside[0]}: decompress such files, or bind Text.suffix to the ending "
                 "of plain text."
             )
-        found = {matched[1] for file in inside for matched in NAMED.finditer(file)}
+        endings = kind.suffixes if kind else (self.suffix,)
+        read = [file for file in inside if file.endswith(endings)]
+        found = {matched[1] for matched in map(NAMED.search, read) if matched}
         named = bool(folder) and "train" in found and len(found) > 1
-        names = {"validation": "valid"} if named and not {"validation"} & found else {}
+        names = {"validation": "valid"} if named and "validation" not in found else {}
+        if named:
+            read = [file for file in read if NAMED.search(file)]
+        texts = [file for file in inside if file.endswith((self.suffix, *endings))]
+        if left := sorted({*texts} - {*read}) if folder else []:
+            say(f"{self.path} has {len(left):,} files that are not read, such as {left[0]}.")
+        pattern = os.path.join(self.path, f"**/*{self.suffix}")
         source: Source
         if kind is not None:
             rows = source = kind(self.path, self.text_key)
             rows.binding = "Text"
             rows.by_name = named
         elif named and "{split}" not in self.path:
-            in_folders = any(file.startswith("train/") for file in inside)
-            ending = "" if in_folders else self.suffix
-            source = TextFiles(os.path.join(self.path, "{split}" + ending), suffix=self.suffix)
+            source = _NamedTextFiles(pattern, suffix=self.suffix, folder=folder)
         else:
-            pattern = os.path.join(self.path, f"**/*{self.suffix}")
             source = TextFiles(pattern if folder else self.path, suffix=self.suffix)
         if "{split}" in self.path:
             return source, {}

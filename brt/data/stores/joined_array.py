@@ -50,10 +50,8 @@ class JoinedArray:
         return np.concatenate(parts) if parts else np.zeros(0, self.dtype)
 
 
-def rows_of(flat: Numbers | JoinedArray, length: int, rows_B: np.ndarray) -> np.ndarray:
+def rows_of(flat: JoinedArray, length: int, rows_B: np.ndarray) -> np.ndarray:
     """Returns rows of one length from a flat array: (B, length)."""
-    if isinstance(flat, np.ndarray):
-        return flat.reshape(-1, length)[rows_B]
     rows_BL = np.empty((len(rows_B), length), flat.dtype)
     for b, row in enumerate(np.asarray(rows_B).tolist()):
         rows_BL[b] = flat[row * length : (row + 1) * length]

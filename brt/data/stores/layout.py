@@ -32,6 +32,9 @@ SHARD_FILES = (*DATA_FILES, "shard.json")
 """All files of a shard; shard.json only until the store is complete."""
 STORE_FILES = ("manifest.json", "offsets.npy")
 
+FILES = "files"
+"""Key of a manifest's source: sha256 of its files' names and sizes."""
+
 NOTE = ".failed"
 """Suffix of a file with the error of a job's worker."""
 

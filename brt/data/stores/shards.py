@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from brt.data.sources.base import Document, Source
-from brt.data.stores.layout import FORMAT, SHARD, SHARD_FILES, shard_name, vocabulary_entry
+from brt.data.stores.layout import FILES, FORMAT, SHARD, SHARD_FILES, shard_name, vocabulary_entry
 from brt.data.stores.own_folders import remove
 from brt.data.stores.writer import ShardWriter, document_digest
 from brt.data.vocabularies.base import Vocabulary
@@ -240,7 +240,8 @@ def key_of(vocabulary: Vocabulary, source_description: dict) -> dict:
     return {
         "format": FORMAT,
         "vocabulary": vocabulary_entry(vocabulary),
-        "source": source_description,
+        # Each shard has the identities of its own files.
+        "source": {name: x for name, x in source_description.items() if name != FILES},
     }
 
 

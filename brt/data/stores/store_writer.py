@@ -50,7 +50,6 @@ def write_store(
     documents: ListedDocuments | StreamedDocuments | Iterable[Document],
     vocabulary: Vocabulary,
     source_description: dict,
-    total: int | None = None,
     quiet: bool = False,
     workers: int = 1,
     shard_bytes: int | None = None,
@@ -74,7 +73,7 @@ def write_store(
         claim(folder)
     _remove_unfinished(folder)
     if not isinstance(documents, (ListedDocuments, StreamedDocuments)):
-        documents = StreamedDocuments(documents, total)
+        documents = StreamedDocuments(documents)
     progress = Progress(str(folder), documents.total, quiet=quiet)
     try:
         maker = ShardMaker(folder.absolute(), vocabulary, documents.source)

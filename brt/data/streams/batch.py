@@ -75,10 +75,7 @@ def gather(
             batch.inputs_KBT[k, b, 1:length] = targets[:-1]
             batch.inputs_KBT[k, b, 0] = BEGIN if offset == 0 else tokens[0]
             batch.starts_KB[k, b] = offset == 0
-            if store.has_weights:
-                batch.weights_KBT[k, b, :length] = store.weights(document, offset, end)
-            else:
-                batch.weights_KBT[k, b, :length] = 1
+            batch.weights_KBT[k, b, :length] = store.weights(document, offset, end)
     return batch
 
 

@@ -70,11 +70,7 @@ class ContiguousPass(EvaluationPass):
     store: TokenStore
 
     def _prepare(self) -> None:
-        if self.store.num_tokens < 2:
-            raise ValueError(
-                f"{self.store.folder} has one token, and a contiguous stream predicts each from "
-                'the one before: use more text, or bind Trainer.stream = "documents".'
-            )
+        check_pairs(self.store)
         self._cuts = _even_cuts(self.store.num_tokens - 1, self.rows)
         self.num_steps = -(-int(np.diff(self._cuts).max()) // self.segment_length)
 
@@ -89,6 +85,14 @@ class ContiguousPass(EvaluationPass):
         targets_B = np.where(finished_B, 0, pairs_B + 1)
         documents_B, offsets_B = document_positions(self.store, targets_B)
         return np.where(finished_B, -1, documents_B), np.where(finished_B, 0, offsets_B)
+
+
+def check_pairs(store: TokenStore | MixedStore) -> None:
+    if store.num_tokens < 2:
+        raise ValueError(
+            f"{store.folder} has one token, and a contiguous stream predicts each from the one "
+            'before: use more text, or bind Trainer.stream = "documents".'
+        )
 
 
 def document_positions(

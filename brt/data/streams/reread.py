@@ -17,12 +17,6 @@ class RereadStream(Stream):
     """
 
     def __init__(self, new: Stream, reread_segments: int):
-        if new.segments_per_step != 1 or reread_segments < 1:
-            raise ValueError(
-                f"Trainer.reread_segments = {reread_segments} goes with one new segment a step, "
-                f"not {new.segments_per_step}: bind Trainer.segments_per_step = 1, and 1 or more "
-                "segments that are read again."
-            )
         segments = reread_segments + 1
         super().__init__(new.store, new.rows, new.segment_length, segments, new.seed)
         self._new = new

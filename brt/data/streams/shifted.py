@@ -5,13 +5,15 @@ begins `stride` tokens later (Transformer-XL, section 3.1, Figure 1). The first 
 scored whole.
 """
 
+from typing import cast
+
 import numpy as np
 
 from brt.data.mixture import MixedStore
 from brt.data.stores.token_store import TokenStore
 from brt.data.streams.base import EvaluationPass
 from brt.data.streams.batch import Batch, gather, padding
-from brt.data.streams.contiguous import document_positions, in_order, read_pairs
+from brt.data.streams.contiguous import check_pairs, document_positions, in_order, read_pairs
 
 
 class ShiftedPass(EvaluationPass):
@@ -33,14 +35,10 @@ class ShiftedPass(EvaluationPass):
         super().__init__(store, rows, segment_length)
         check_overlap(stride, segment_length)
         self.stride = stride
-        self._text: TokenStore | None = None
+        self._text = cast(TokenStore, store) if contiguous else None  # a mixture has documents only
         lengths = store.lengths_D
         if contiguous:
-            if isinstance(store, MixedStore):
-                raise ValueError(
-                    f"{store.folder} is a mixture and no one text: read its documents one by one."
-                )
-            self._text = store
+            check_pairs(store)
             lengths = np.array([store.num_tokens - 1])
         windows = 1 + -(-np.maximum(lengths - segment_length, 0) // stride)
         self._firsts = np.concatenate([[0], np.cumsum(windows)])

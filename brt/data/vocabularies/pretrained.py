@@ -82,7 +82,10 @@ def of_library(
 
 
 class TokenizerVocabulary(FileVocabulary):
-    """The ids of a `Tokenizer`, which is made on first use."""
+    """The ids of a `Tokenizer`, which is made on first use, in every process."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "tokenizer"}
 
     @property
     @abc.abstractmethod

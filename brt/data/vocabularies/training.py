@@ -82,6 +82,7 @@ class SentencePieceTraining(VocabularyTraining[SentencePieceVocabulary]):
         self.trainer_options = {**PG19_OPTIONS, **(self.options or {})}
         if self.keep_whitespace:
             symbols = self.trainer_options.get("user_defined_symbols", ())
+            symbols = symbols.split(",") if isinstance(symbols, str) else symbols
             self.trainer_options["user_defined_symbols"] = [*symbols, "\n", "\t"]
 
     def make(self, vocabulary: SentencePieceVocabulary, documents: Iterable[Document]) -> bytes:

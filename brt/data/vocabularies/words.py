@@ -83,10 +83,9 @@ class WordVocabulary(FileVocabulary):
             ) from None
 
     def decode(self, ids: ArrayLike) -> str:
-        words = list(self._ids)
         text: list[str] = []
         line: list[str] = []
-        for word in map(words.__getitem__, checked_ids(ids, self.size, self.name)):
+        for word in map(self._words.__getitem__, checked_ids(ids, self.size, self.name)):
             # If one symbol opens and closes lines, it closes those with words.
             if word == self.after_line and (line or self.before_line is None):
                 text.append(" ".join(line) + "\n")
@@ -94,6 +93,10 @@ class WordVocabulary(FileVocabulary):
             elif word != self.before_line:
                 line.append(word)
         return "".join(text) + " ".join(line)
+
+    @functools.cached_property
+    def _words(self) -> list[str]:
+        return list(self._ids)
 
     @functools.cached_property
     def _ids(self) -> dict[str, int]:

@@ -15,25 +15,19 @@ def confusion(labels: np.ndarray, predicted: np.ndarray, classes: int) -> np.nda
 
 
 def class_figures(confusion_CC: np.ndarray, names: Sequence[str]) -> dict[str, float]:
-    """Returns accuracy, and precision, recall and F1 of each class, as shares; 0 for undefined
-    ones.
+    """Returns accuracy, and precision, recall and F1 of each class, as shares; 0 if undefined.
 
     Returns:
         `accuracy`, `macro_f1` (the mean over classes), `precision/NAME`, `recall/NAME` and
         `f1/NAME`; for two classes also `precision`, `recall` and `f1` of the second.
     """
-    right_C = np.diag(confusion_CC).astype(float)
-    precision_C = _shares(right_C, confusion_CC.sum(axis=0))
-    recall_C = _shares(right_C, confusion_CC.sum(axis=1))
-    f1_C = _shares(2 * right_C, confusion_CC.sum(axis=0) + confusion_CC.sum(axis=1))
-    figures = {
-        "accuracy": float(right_C.sum()) / float(confusion_CC.sum()),
-        "macro_f1": float(f1_C.mean()),
-    }
-    for head, values_C in (("precision", precision_C), ("recall", recall_C), ("f1", f1_C)):
+    sums = confusion_CC.sum(axis=0), confusion_CC.sum(axis=1)
+    figures = label_figures(np.stack([np.diag(confusion_CC), *sums]), names)
+    figures["accuracy"] = figures["micro_f1"]  # all classes together
+    for head in ("precision", "recall", "f1"):
+        del figures[f"micro_{head}"]
         if len(names) == 2:
-            figures[head] = float(values_C[1])
-        figures |= {f"{head}/{name}": float(x) for name, x in zip(names, values_C, strict=True)}
+            figures[head] = figures[f"{head}/{names[1]}"]
     return figures
 
 

@@ -65,12 +65,14 @@ class ConvolvedCache(NamedTuple):
 class ConvolvedMemory(TokenMemory):
     """W_o (gate(x) * RMSNorm(rule(q, k, v))); q, k, v = SiLU(convolution(W x)), for each head.
 
-    A subclass defines `shaped`, `rule`, `gate`, and in `add_gates` their parameters.
+    A subclass defines `shaped`, `rule`, and in `add_gates` their parameters and `gate_DA`, or a
+    `gate` of its own.
     """
 
     in_residual = True
     replaces_attention = True
     affine = True
+    gate_DA: nnx.Param
 
     def __init__(self, rngs: nnx.Rngs, sizes: Sizes, window: int):
         D, A = sizes.width, sizes.attention_size
@@ -104,7 +106,7 @@ class ConvolvedMemory(TokenMemory):
 
     def gate(self, x_BTD: jax.Array) -> jax.Array:
         """Returns the factor of each output, (B, T, A), at least float32."""
-        raise NotImplementedError
+        return jax.nn.silu(at_least_float32(x_BTD @ self.gate_DA[...].astype(x_BTD.dtype)))
 
     def init_cache(self, rows: int, dtype: DTypeLike) -> ConvolvedCache:
         H, K, A = self.sizes.num_heads, self.sizes.head_size, self.sizes.attention_size
@@ -219,9 +221,6 @@ class GatedDeltaLayer(ConvolvedMemory):
         decay_step = decays_and_steps(self.log_decays(x_BTD), x_BTD, self.step_DH[...], real_BT)
         return rule_of(self.sizes, x_BTD.dtype)(matrix_BHKK, (*heads, *decay_step))
 
-    def gate(self, x_BTD: jax.Array) -> jax.Array:
-        return jax.nn.silu(at_least_float32(x_BTD @ self.gate_DA[...].astype(x_BTD.dtype)))
-
     def rule_flops(self) -> float:
         return rule_flops(self.sizes) + head_flops(self.sizes)
 
@@ -294,9 +293,6 @@ class LinearAttentionLayer(ConvolvedMemory):
         read_GBWHK = jnp.einsum("GBWHK,GBHKV->GBWHV", q_GBWHK, before_GBHKK)
         read_GBWHK = read_GBWHK + jnp.einsum("GBHWJ,GBJHK->GBWHK", scores_GBHWJ, v_GBWHK)
         return matrix_BHKK, blocks_joined(read_GBWHK, T)
-
-    def gate(self, x_BTD: jax.Array) -> jax.Array:
-        return jax.nn.silu(at_least_float32(x_BTD @ self.gate_DA[...].astype(x_BTD.dtype)))
 
     def rule_flops(self) -> float:
         A = self.sizes.attention_size

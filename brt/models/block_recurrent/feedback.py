@@ -71,16 +71,22 @@ def run_blocks(
                 inputs = x_BWD, cache, prepared[i], None, counts_B, offered, states
                 x_BWD, cache, reported = layer(*inputs)
             after.append(cache)
-            metrics.append(reported)
+            # The scan differentiates all results, and a norm has no derivative at zero.
+            added = {name: x for name, x in reported.items() if name == "added_nats"}
+            metrics.append(lax.stop_gradient(reported) | added)
         outputs = x_BWD, (offered if upper else None)
-        # The scan differentiates all results, and a norm has no derivative at zero.
-        return (tuple(after), counts_B), outputs, lax.stop_gradient(metrics)
+        return (tuple(after), counts_B), outputs, metrics
 
     carry = tuple(caches[: source + 1]), counts_B
-    scan_blocks = stack_scan(layers[0].sizes)
-    (after, _), (x_BGWD, states), metrics = scan_blocks(
-        block, weights, carry, in_blocks(x_BTD, W), remat
-    )
+    if counts_B is None:
+        scan_blocks = stack_scan(layers[0].sizes)
+        (after, _), outputs, metrics = scan_blocks(
+            block, weights, carry, in_blocks(x_BTD, W), remat
+        )
+    else:  # one block; caches of a memory with its own `take` change their form
+        (after, _), outputs, metrics = block(weights, carry, x_BTD)
+        outputs = jax.tree.map(lambda x: x[:, None], outputs)
+    x_BGWD, states = outputs
     x_BTD = x_BGWD.reshape(x_BTD.shape)
     run = jax.checkpoint(Layer.__call__, static_argnums=0) if remat else Layer.__call__
     for i, layer in enumerate(upper, source + 1):

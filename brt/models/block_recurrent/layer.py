@@ -148,7 +148,7 @@ class Layer(nnx.Module):
         with jax.named_scope("states"):
             memories = tuple(
                 memory.prepare(dtype, None if key is None else jax.random.fold_in(key, i))
-                for i, memory in enumerate(self.memories)
+                for i, memory in enumerate(self.memories, 4)  # fold_in(key, 0) is keys[0]
             )
             sizes = H, W, self.num_states or feedback_size
             states_dropout = (

@@ -143,20 +143,19 @@ class BlockRecurrentTransformer(TiedEmbedding, Body):
         else:
             after = []
             for i, layer in enumerate(self.layers):
-                call = type(layer).__call__
-                run = jax.checkpoint(call, static_argnums=0) if self.remat == "layer" else call
+                run = jax.checkpoint(layer) if self.remat == "layer" else layer
                 with jax.named_scope(f"layer{i}"):
-                    x_BTD, cache, reported = run(layer, x_BTD, caches[i], None, keys[i], counts_B)
+                    x_BTD, cache, reported = run(x_BTD, caches[i], None, keys[i], counts_B)
                 after.append(cache)
                 metrics.append(reported)
             caches = tuple(after)
         with jax.named_scope("vocabulary"):
             x_BTD = dropout(self.final_norm(x_BTD), self.dropout, keys[-1])
-        named = {
-            f"layer{i}/{name}": value
-            for i, reported in enumerate(metrics)
-            for name, value in reported.items()
-        }
+        named: Metrics = {}
+        for i, reported in enumerate(metrics):
+            for name, value in reported.items():
+                name = name if name == "added_nats" else f"layer{i}/{name}"
+                named[name] = named[name] + value if name in named else value
         return x_BTD, caches, named
 
     def layerwise(self) -> Layerwise | None:

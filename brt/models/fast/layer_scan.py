@@ -6,7 +6,7 @@ and of temporary memory: 24 layers 0.9 and 0.79; 12 layers 1.1 and 0.80.
 """
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -54,9 +54,17 @@ def _scan(step, layers, x, inputs, indices):
         return step(nnx.merge(graph, params), x, layer_input)
 
     with jax.named_scope(f"layers{indices[0]}-{indices[-1]}"):
-        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
-        x, outputs = jax.lax.scan(body, x, stacked)
-    return x, [jax.tree.map(lambda y, n=n: y[n], outputs) for n in range(len(indices))]
+        x, outputs = jax.lax.scan(body, x, stacked_trees(trees))
+    return x, unstacked(outputs)
+
+
+def stacked_trees(trees: Iterable[Any]) -> Any:
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
+
+
+def unstacked(tree: Any) -> list[Any]:
+    length = len(jax.tree.leaves(tree)[0])
+    return [jax.tree.map(lambda x, n=n: x[n], tree) for n in range(length)]
 
 
 def kind_of(layer, layer_input):

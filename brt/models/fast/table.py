@@ -125,7 +125,7 @@ def form_by_distance(
         from brt.models.fast.kernels import relative as relative_kernel
 
         heads = heads_of(sizes.num_heads, sizes.head_size, rows, qk_norm=False)
-        misfit = misfit or relative_kernel.misfit(heads, keys)
+        misfit = misfit or ("GPUs have none" if on_gpu() else relative_kernel.misfit(heads, keys))
         what = f"Attention, {queries} queries and {keys} keys by distance"
         if has_kernel(sizes, what, misfit, "TransformerXL.attention_form"):
             return functools.partial(relative_kernel.attend_by_distance, heads)

@@ -15,9 +15,6 @@ DENSE = initializers.variance_scaling(1.0, "fan_in", "truncated_normal")
 SMALL = initializers.variance_scaling(0.1, "fan_in", "truncated_normal")
 """Gate matrices (Block-Recurrent, appendix B)."""
 
-PURPOSES = ("embedding", "layers", "recurrence")
-"""Parameter groups; recurrence: cells, memories, and attention to them."""
-
 
 def normal(stddev: float, mean: float = 0.0) -> Initializer:
     draw = initializers.normal(stddev)
@@ -34,8 +31,9 @@ def parameter(
     """Returns a float32 parameter with the metadata that `brt.models.counts` uses.
 
     Args:
-        purpose: one of `PURPOSES`; several for equal parts of the first axis. None: that of the
-            nearest enclosing module that has one, else "layers".
+        purpose: "embedding", "layers" or "recurrence" (cells, memories, attention to them); several
+            for equal parts of the first axis. None: that of the nearest enclosing module that has
+            one, else "layers".
         multiplied: whether every token is multiplied with it. None: if it is a matrix.
     """
     multiplied = len(shape) == 2 if multiplied is None else multiplied

@@ -177,7 +177,7 @@ class AssociativeRecurrentMemoryTransformer(LanguageModelWrapper):
         _, outputs, shares = self._run(x_BXD, caches, key=key)
         written = self._written(caches, [y_BXD[:, T:] for y_BXD in outputs])
         metrics = {f"layer{i}/memory_share": share for i, share in enumerate(shares)}
-        last_key = None if key is None else jax.random.fold_in(key, 0)
+        last_key = None if key is None else jax.random.fold_in(key, len(caches) + 2)
         with jax.named_scope("vocabulary"):
             return self.body.drops(outputs[-1][:, :T], last_key), written, metrics
 

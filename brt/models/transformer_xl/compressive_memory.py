@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-from brt.checks import Count, CountFrom0, NotNegative, OneOf, configurable
+from brt.checks import Count, NotNegative, OneOf, configurable
 from brt.models.layers.initializers import normal, parameter
 from brt.models.model import Metrics
 from brt.models.ops import at_least_float32
@@ -62,15 +62,14 @@ class CompressiveMemory(HiddenMemory):
         rngs: nnx.Rngs,
         sizes: Sizes,
         length: int,
-        compressed: CountFrom0 = gin.REQUIRED,
+        compressed: Count = gin.REQUIRED,
         rate: Count = 3,
         compression: Annotated[str, OneOf(COMPRESSIONS)] = "mean",
         reconstruction_weight: NotNegative = 1.0,
     ):
-        if min(compressed, rate) < 1 or length % max(rate, 1):
+        if length % rate:
             raise ValueError(
-                f"CompressiveMemory.compressed = {compressed} and CompressiveMemory.rate = {rate} "
-                "must be at least 1, and the rate must divide TransformerXL.memory_length = "
+                f"CompressiveMemory.rate = {rate} must divide TransformerXL.memory_length = "
                 f"{length}."
             )
         super().__init__(rngs, sizes, length)

@@ -315,8 +315,7 @@ class TransformerXL(Body, ShowsAttention):
             backwards_T = jnp.arange(T - 1, -1, -1)
             x_BTD = layer.add_position_vectors(x_BTD, backwards_T)
             read = memory.read(cache, self.dtype)
-            distance_TJ = M + jnp.arange(T)[:, None] - jnp.arange(M + T)
-            visible_BTJ = visible_keys(read.filled_BM, distance_TJ, self.same_length)
+            visible_BTJ = self.visible((cache,), T)
             shared = self.distances(distances(T, M + T))
             cache, _ = memory.update(cache, LayerSegment(x_BTD, layer))
             return layer(x_BTD, read.x_BMD, visible_BTJ, shared), cache

@@ -70,6 +70,14 @@ def test_every_form_gives_the_texts_in_order(tmp_path):
         assert len(set(titles)) == len(TEXTS)
 
 
+def test_many_rows_in_few_bytes_are_divided_too(tmp_path):
+    path = tmp_path / "a.jsonl.gz"
+    path.write_bytes(gzip.compress(b'{"text": "a line"}\n' * 90))
+    assert path.stat().st_size < 90
+    source = SplitByPosition(JsonLines(str(path)))
+    assert [source.count(split) for split in ("train", "validation", "test")] == [81, 4, 5]
+
+
 def test_rows_can_be_read_in_any_order_by_another_process(tmp_path):
     order = [7, 8, 3, 22, 0, 1, 5, 5, 21, 6]
     for source in write_all(tmp_path):

@@ -142,6 +142,14 @@ def test_the_ends_of_volumes_inside_a_collection_are_kept():
     assert document.data == body
 
 
+@pytest.mark.parametrize("selection", [GutenbergText, UnwrappedLines])
+def test_a_change_of_text_refuses_documents_with_tokens(selection, books):
+    source = selection(FirstTokens(books, Words(), {"train": 3}))
+    assert len(list(source.documents("validation"))) == 4
+    with pytest.raises(ValueError, match=rf"{selection.__name__}\.source"):
+        next(source.documents("train"))
+
+
 def unwrapped_line_by_line(data):
     """The same by a loop over lines."""
     lines = data.split(b"\n")

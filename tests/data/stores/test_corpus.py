@@ -11,8 +11,11 @@ from paths import ROOT
 
 from brt.data.corpus import Corpus, StoreMissing
 from brt.data.sources.base import Document, Source
+from brt.data.sources.by_position import SplitByPosition
 from brt.data.sources.files import SourceTree, TextFiles
+from brt.data.sources.rows import JsonLines, Parquet
 from brt.data.sources.selections import GutenbergText
+from brt.data.sources.text import Text
 from brt.data.tasks.recall import RecallTask
 from brt.data.vocabularies.base import ByteVocabulary
 
@@ -159,6 +162,44 @@ def test_texts_changed_since_preparation_are_warned_of(tmp_path, warnings, wrap)
     for path in (tmp_path / "books").iterdir():
         path.unlink()
     assert said() == []  # as on a machine that only trains
+
+
+ROWS = {
+    "rows": JsonLines,
+    "a slice": lambda path: SplitByPosition(JsonLines(path)),
+    "changed": lambda path: GutenbergText(JsonLines(path)),
+    "--text": Text,
+}
+
+
+@pytest.mark.parametrize("form", ROWS)
+def test_rows_of_a_prepared_store_are_not_read_again(form, tmp_path, warnings, monkeypatch):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"text": "a line of text\\n"}\n' * 30)
+    corpus = Corpus(str(tmp_path / "s"), ROWS[form](str(rows)), "bytes")
+    corpus.prepare("train", quiet=True, workers=1)
+    monkeypatch.setattr(JsonLines, "_lines", None)
+    corpus.prepare("train", quiet=True)
+    assert warnings() == []
+    os.utime(rows, ns=(later := time.time_ns() + 10**12, later))
+    corpus.prepare("train", quiet=True)
+    (warning,) = warnings()
+    assert f"{rows} is newer" in warning
+
+
+def test_a_store_of_tables_needs_no_library_of_tables(tmp_path, monkeypatch):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    table = pytest.importorskip("pyarrow").table({"text": ["a line of text\n"] * 30})
+    parquet.write_table(table, tmp_path / "a.parquet")
+    corpus = Corpus(str(tmp_path / "s"), Parquet(str(tmp_path / "a.parquet")), "bytes")
+    corpus.prepare("train", quiet=True, workers=1)
+    for module in [name for name in sys.modules if name.partition(".")[0] == "pyarrow"]:
+        monkeypatch.setitem(sys.modules, module, None)
+    corpus.prepare("train", quiet=True)
+    (tmp_path / "a.parquet").rename(tmp_path / "b.parquet")
+    moved = Corpus(str(tmp_path / "s"), Parquet(str(tmp_path / "b.parquet")), "bytes")
+    with pytest.raises(ValueError, match="another source"):
+        moved.open("train")
 
 
 def test_a_vocabulary_foreign_to_the_tokens_is_refused(tmp_path):

@@ -151,12 +151,14 @@ def half_done(place, monkeypatch):
     assert len(finished(corpus(place))) == 3 and seen(place) == list("012345")
 
 
-def test_of_a_changed_file_only_the_shard_is_made_again(place, monkeypatch):
+@pytest.mark.parametrize(("number", "read_again"), [(2, "236789"), (":", "6789:")])
+def test_of_a_changed_file_only_the_shard_is_made_again(place, monkeypatch, number, read_again):
     half_done(place, monkeypatch)
-    write(place, 2, b"another text")
+    write(place, number, b"another text")
     store = made(place).open("train")
-    assert seen(place) == list("236789")
-    assert bytes(store.tokens(2).tolist()).startswith(b"another")
+    assert seen(place) == list(read_again)
+    document = store.titles().index(str(number))
+    assert bytes(store.tokens(document).tolist()).startswith(b"another")
 
 
 @pytest.mark.parametrize("name", ["tokens.bin", "documents.jsonl", "shard.json"])

@@ -15,7 +15,7 @@ from brt.data.mixture import MixedStore
 from brt.data.stores import store_cache, token_store
 from brt.data.stores.layout import files_of as files_of_manifest
 from brt.data.stores.token_store import TokenStore
-from brt.data.stores.verification import verify_when_read
+from brt.data.stores.verification import verify, verify_when_read
 from brt.data.streams import assignment
 from brt.data.streams.documents import DocumentPass, DocumentStream
 from brt.data.streams.mixture import MixtureStream
@@ -104,6 +104,18 @@ def large(cache, monkeypatch):
 def tokens_in(folder):
     """The shards whose tokens lie below a folder."""
     return {path.parent.name for path in folder.rglob("tokens.bin")}
+
+
+@pytest.mark.parametrize("copy", ["another_host", store_cache.NONE])
+def test_a_large_store_in_a_bucket_is_verified_whole(large, tmp_path, monkeypatch, copy):
+    monkeypatch.chdir(tmp_path)
+    store_cache.use(copy)
+    verify(TokenStore(large.folder))
+    last = large.folder / f"shard-{len(large.manifest['shards']) - 1:05}" / "tokens.bin"
+    last.write_bytes(b"\0" * last.size())
+    store_cache.use(str(tmp_path / "a third host"))
+    with pytest.raises(ValueError, match=r"tokens\.bin is damaged"):
+        verify(TokenStore(large.folder))
 
 
 def mixed(store):

@@ -51,6 +51,15 @@ def test_both_ends_of_a_document_are_shown_as_text(store):
         document_ends(store, "b12", vocabulary)
 
 
+@pytest.mark.parametrize(
+    ("binding", "shown"), [('Corpus.vocabulary="bytes"', True), ('Corpus.store="s"', False)]
+)
+def test_a_vocabulary_alone_shows_text(store, binding, shown, monkeypatch, capsys):
+    flags = f"--inspect={store.folder}", "--document=b11", f"--gin.{binding}"
+    assert command(monkeypatch, prepare, *flags) == 0
+    assert ("'book 11 é book" in capsys.readouterr().out) == shown
+
+
 def test_titles_of_others_change_nothing_on_a_terminal(store):
     path = store.folder / "shard-00000" / "documents.jsonl"
     lines = path.read_text().splitlines()

@@ -10,6 +10,7 @@ from stores import RAGGED, N, plain_segments, read_row
 from brt.data.corpus import Corpus
 from brt.data.mixture import MixedStore, Mixture
 from brt.data.sources.files import TextFiles
+from brt.data.stores.layout import token_difference
 from brt.data.streams.mixture import MixtureStream
 from brt.data.vocabularies.base import ByteVocabulary
 
@@ -75,6 +76,14 @@ def test_a_mixture_has_the_documents_of_its_stores(mixed):
     tokens = sum(part.num_tokens for part in store.stores)
     assert store.manifest["tokens"] == store.num_tokens == tokens
     assert store.manifest["documents"] == store.num_documents == len(store.titles())
+
+
+def test_mixtures_that_differ_in_any_store_cannot_be_compared(mixed):
+    stores = mixed().stores
+    two, other, again = (
+        MixedStore([stores[0], store], [0.5, 0.5]).manifest for store in (*stores[1:], stores[1])
+    )
+    assert token_difference(two, other) and not token_difference(two, again)
 
 
 # What cannot be mixed.

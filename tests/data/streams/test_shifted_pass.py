@@ -8,6 +8,7 @@ import pytest
 from stores import FIRST, RAGGED, make_store
 from tiny_run import build, one_device, write_config
 
+from brt.data.streams.select import evaluation_pass
 from brt.data.streams.shifted import ShiftedPass
 from brt.data.vocabularies.base import BEGIN
 from brt.evaluation.evaluator import Evaluator
@@ -61,6 +62,12 @@ def test_every_token_is_scored_once_with_the_promised_context(tmp_path, rows, st
     assert scored == {
         token: weight for token, weight in weight_of.items() if weight and token not in unseen
     }
+
+
+@pytest.mark.parametrize("stride", [None, 3])
+def test_a_text_of_one_token_has_nothing_to_predict(store_of, stride):
+    with pytest.raises(ValueError, match="has one token"):
+        evaluation_pass("contiguous", store_of([1]), 2, T, stride)
 
 
 def perplexity_of_a_late_model(store, stride, length=1024, vocabulary=50_257, good=20.0):

@@ -1,6 +1,7 @@
 """Byte-level BPE and WordPiece: the published ids, whatever the length of a text."""
 
 import json
+import pickle
 import tarfile
 
 import numpy as np
@@ -76,6 +77,14 @@ def test_names_of_special_tokens_in_a_text_are_text(bpe, wordpiece):
     assert bpe.special_ids["<|endoftext|>"] not in bpe.encode(b"<|endoftext|>", "any")
     assert [WORDS[i] for i in wordpiece.encode(b"[SEP]", "any")] == ["[", "sep", "]"]
     assert wordpiece.special_ids == {name: n for n, name in enumerate(WORDS[:5])}
+
+
+@pytest.mark.parametrize("kind", ["bpe", "wordpiece"])
+def test_a_vocabulary_in_use_can_be_sent_to_workers(kind, request):
+    vocabulary = request.getfixturevalue(kind)
+    ids = vocabulary.encode(b"ab cafe", "any").tolist()
+    sent = pickle.loads(pickle.dumps(vocabulary))
+    assert sent.encode(b"ab cafe", "any").tolist() == ids
 
 
 @published

@@ -88,9 +88,15 @@ def test_models_have_the_settings_of_the_published_ones(tmp_path):
     assert found.lost == ["tabs", "newlines"]
 
 
-def test_white_space_is_kept(tmp_path):
-    found = report(trained(tmp_path / "white.model"), TEXT.encode())
+@pytest.mark.parametrize("symbols", ["<sep>,<cls>", ["<sep>", "<cls>"]])
+def test_white_space_and_own_symbols_are_pieces(tmp_path, symbols):
+    options = {"user_defined_symbols": symbols}
+    vocabulary = trained(tmp_path / "white.model", options=options)
+    found = report(vocabulary, TEXT.encode())
     assert found.exact and not found.lost
+    processor = SentencePieceProcessor(model_file=vocabulary.path)
+    pieces = [processor.id_to_piece(i) for i in range(vocabulary.size)]
+    assert {"<sep>", "<cls>", "\n", "\t"} <= set(pieces)
 
 
 def test_a_file_that_exists_is_never_replaced(tmp_path):

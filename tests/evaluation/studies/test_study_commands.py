@@ -150,6 +150,7 @@ def test_each_compared_run_has_the_loss_of_its_evaluation(monkeypatch, runs):
         ),
         (["--study=compare", "--other=nowhere"], "nowhere is not a run folder"),
         (["--study=reach", "--other={}/rec"], "--study=reach"),
+        (["--study=reach", "--record"], "--record"),
         (["--study=compare", "--other={}/slide/../rec"], "is the run itself"),
         (["--record", "--gin.Trainer.stream='contiguous'"], "Trainer.stream"),
         (["--study=reach", "--gin.Trainer.stream='contiguous'"], "Trainer.stream"),
