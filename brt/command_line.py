@@ -3,7 +3,6 @@
 import io
 import os
 import platform
-import signal
 import sys
 import sysconfig
 import threading
@@ -133,12 +132,8 @@ def terminable(advice: str) -> Iterator[None]:
     if elsewhere or processes.is_one_of_several():
         yield
         return
-    previous = {number: signal.signal(number, end) for number in processes.signals_to_end()}
-    try:
+    with processes.handling(processes.signals_to_end(), end):
         yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
 
 
 class _Sentences(Formatter):
@@ -322,11 +317,14 @@ def gin_flags() -> list[str]:
         for name in ("gin_file", "gin_bindings", "gin_search_paths")
         for value in getattr(FLAGS, name)
     ]
-    if FLAGS.store_cache:
-        gin_lines.append(f"--store_cache={FLAGS.store_cache}")
-    if FLAGS.allow_imports:
-        gin_lines.append(f"--allow_imports={','.join(FLAGS.allow_imports)}")
-    return gin_lines
+    return gin_lines + flags_of_machine()
+
+
+def flags_of_machine() -> list[str]:
+    """Returns the flags of caches and allowed modules, for another command of brt."""
+    values = {name: getattr(FLAGS, name) for name in ("store_cache", "compilation_cache")}
+    values["allow_imports"] = ",".join(FLAGS.allow_imports) or None
+    return [f"--{name}={value}" for name, value in values.items() if value is not None]
 
 
 def default_workdir(gin_files: Sequence[str]) -> str:

@@ -90,8 +90,9 @@ def main() -> None:
     replace_file(folder, SWEEP_FILE, sweep_json(sweep))
     use_no_device()  # its runs, other processes, need all devices
     elsewhere = FLAGS.print_commands or FLAGS.collect
-    check_configs(files, None if elsewhere else device_count())
-    runs = runs_of(folder, entries, files, FLAGS.seeds, FLAGS.split)
+    check_configs(files, None if elsewhere else device_count(FLAGS.processes))
+    passed = command_line.flags_of_machine()
+    runs = runs_of(folder, entries, files, FLAGS.seeds, FLAGS.split, passed)
     missing = [run for run in runs if not run.evaluated()]
     if FLAGS.print_commands:
         print_commands(missing)
@@ -105,7 +106,7 @@ def main() -> None:
     step_times = folder / "step_times.json"
     if FLAGS.step_time_rounds and not step_times.exists() and not FLAGS.collect:
         timed = [f"--configs={','.join(map(str, files))}", f"--rounds={FLAGS.step_time_rounds}"]
-        command("brt.benchmark", *timed, f"--json={step_times}")
+        command("brt.benchmark", *timed, f"--json={step_times}", *passed)
     if not runs:
         print("No run is finished yet.")
         return
@@ -139,6 +140,7 @@ def flagged_entries(folder: Path) -> list[SweepEntry]:
         tokens_per_step=FLAGS.tokens_per_step,
         lines=[f"{'+'.join(FLAGS.gin_file)} {FLAGS.grid}"] if FLAGS.grid else None,
         begun={path.stem for path in (folder / CONFIGS).glob("*.gin")},
+        search_paths=FLAGS.gin_search_paths,
     )
 
 
@@ -166,10 +168,10 @@ def check_entry(folder: Path, entry: SweepEntry) -> None:
         {name: repr(value) for name, value in settings.items()}
         for settings in (read_gin_file(file), read_gin(write_gin(entry.settings)))
     )
-    if old != new:
+    if lines := differences(old, new):
         raise SweepError(
             f"{file} is an entry of another sweep, and was trained with: name a new --workdir, or "
-            "give the flags it was begun with. What differs:\n" + "\n".join(differences(old, new))
+            "give the flags it was begun with. What differs:\n" + "\n".join(lines)
         )
 
 
@@ -178,7 +180,7 @@ def check_configs(files: Sequence[Path], devices: int | None) -> None:
     progress = Progress("checking entries", len(files))
     try:
         for number, file in enumerate(files, 1):
-            config.parse([file])
+            config.parse([file], allow_imports=FLAGS.allow_imports)
             try:
                 experiment = Experiment.from_gin()
                 if devices:
@@ -195,7 +197,7 @@ def check_configs(files: Sequence[Path], devices: int | None) -> None:
 def write_entry(folder: Path, entry: SweepEntry) -> Path:
     file = entry_file(folder, entry)
     file.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(file.parent, file.name, write_gin(entry.settings).encode())
+    replace_file(file.parent, file.name, write_gin(entry.settings, entry.imports).encode())
     return file
 
 
@@ -208,7 +210,7 @@ def write_tables(
 ) -> list[Table]:
     """Writes tables.md, tables.json and sweep.svg; returns the tables."""
     times = read_step_times([str(step_times)] if step_times.exists() else [])
-    opened = open_runs([run.workdir for run in runs])
+    opened = open_runs([run.workdir for run in runs], FLAGS.allow_imports)
     entries = entries_of(opened, sweep)
     tables = [entry_table(entries, sweep.title, sweep.split)]
     for paper in PAPERS if FLAGS.paper else ():

@@ -90,14 +90,14 @@ def main() -> None:
 def train(
     experiment: Experiment, mesh: jax.sharding.Mesh, profile: ProfiledSteps | None = None
 ) -> None:
-    params = None
-    if FLAGS.load_dir:
+    def params():
         # The last parameters, not their average: training continues with them.
         abstract = experiment.abstract_state(mesh)._replace(optimizer=None)
-        params = load_params(FLAGS.load_dir, abstract)[0].params
-    text = gin.config_str()
+        return load_params(FLAGS.load_dir, abstract)[0].params
+
+    text, begin = gin.config_str(), params if FLAGS.load_dir else None
     run = TrainingRun(
-        *(experiment, mesh, FLAGS.workdir, params, FLAGS.allow_changes, profile),
+        *(experiment, mesh, FLAGS.workdir, begin, FLAGS.allow_changes, profile),
         metrics=FLAGS.metrics,
         evaluator=Evaluator.in_loop(experiment, mesh),
     )

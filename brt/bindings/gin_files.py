@@ -9,6 +9,7 @@ import io
 import os
 import tokenize
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, TextIO
 
 from gin import config_parser
@@ -107,10 +108,14 @@ class GinReader:
     """Opens the files of one config.
 
     A file is regular UTF-8 text. A link named .gin must lead to a file that ends in .gin.
+
+    search_paths: further folders of files that are read as data (`gin_text`). imports: their lines.
     """
 
-    def __init__(self, allow_imports: Sequence[str] = ()):
+    def __init__(self, allow_imports: Sequence[str] = (), search_paths: Sequence[str] = ()):
         self.allow_imports = tuple(allow_imports)
+        self.search_paths = tuple(map(Path, search_paths))
+        self.imports: list[str] = []
         self._open: list[str] = []
         self._size = 0
 

@@ -10,7 +10,8 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -29,6 +30,17 @@ def signals_to_end() -> tuple[int, ...]:
     """Returns the signals that ask a process to end; not SIGHUP where `nohup` ignores it."""
     ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     return (signal.SIGTERM,) if ignored else (signal.SIGTERM, signal.SIGHUP)
+
+
+@contextlib.contextmanager
+def handling(numbers: Iterable[int], handler: Callable[[int, Any], None]) -> Iterator[None]:
+    """Handles these signals, in the main thread."""
+    previous = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, before in previous.items():
+            signal.signal(number, before)
 
 
 def join(

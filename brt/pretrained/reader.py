@@ -138,7 +138,7 @@ class PretrainedReader(WithMemories, Reader[Embedded, Outputs]):
             )
         self.build_memories(rngs, memories)
         for memory in self.memories:
-            if isinstance(memory, BackboneMemory) and not memory.every_token:
+            if isinstance(memory, BackboneMemory) and not memory.takes_padding:
                 raise ValueError(
                     f"PretrainedReader.memories has {type(memory.memory).__name__}, which changes "
                     "with whole blocks and would keep the padding of a segment: bind a "

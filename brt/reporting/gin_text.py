@@ -3,6 +3,7 @@
 import os
 import pathlib
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from gin import config_parser
@@ -38,13 +39,15 @@ def read_gin(text: str, reader: GinReader | None = None) -> dict[str, Any]:
         elif isinstance(statement, config_parser.BindingStatement):
             name = name_of(statement.scope, statement.selector, statement.arg_name)
             settings[name] = statement.value
+        elif isinstance(statement, config_parser.ImportStatement):
+            reader.imports.append(statement.format())
     return settings
 
 
 def read_gin_file(path: str | os.PathLike, reader: GinReader | None = None) -> dict[str, Any]:
     reader = reader or GinReader()
     if not is_remote(path):
-        files = (folder / path for folder in (pathlib.Path(), *gin_folders()))
+        files = (folder / path for folder in (pathlib.Path(), *gin_folders(), *reader.search_paths))
         path = next(filter(os.path.lexists, files), ROOT / path)
     with reader.opened(path) as text:
         return read_gin(text, reader)
@@ -61,8 +64,9 @@ def resolved(settings: dict) -> dict:
     return {name: expanded(name, value) for name, value in settings.items() if "." in name}
 
 
-def write_gin(settings: dict[str, Any]) -> str:
-    return "".join(f"{name} = {value!r}\n" for name, value in settings.items())
+def write_gin(settings: dict[str, Any], imports: Sequence[str] = ()) -> str:
+    lines = *imports, *(f"{name} = {value!r}" for name, value in settings.items())
+    return "".join(f"{line}\n" for line in lines)
 
 
 def reachable(settings: dict[str, Any], name: str) -> set[str]:

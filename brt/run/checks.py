@@ -8,6 +8,7 @@ import gin
 import jax
 from absl import logging
 
+from brt.bindings.registry import default
 from brt.data.corpus import Corpus
 from brt.data.mixture import Mixture
 from brt.data.sources.base import Source, absolute
@@ -103,8 +104,9 @@ def warn_of_warmup(experiment: Experiment) -> None:
         if not name.endswith(".warmup_steps"):
             continue
         schedule = name.removesuffix(".warmup_steps")
-        warmup_steps = gin.get_bindings(schedule).get("warmup_steps")  # no macro: its value
-        if (warmup_steps or 0) >= steps:
+        bound = gin.get_bindings(schedule)  # no macro: its value
+        warmup_steps = bound.get("warmup_steps", default(name.rpartition("/")[2]))
+        if isinstance(warmup_steps, int | float) and warmup_steps >= steps:
             logging.warning(
                 "The learning rate still rises when the run ends, as %s = %s is not below "
                 "Trainer.steps = %s; it ends at %.3g. Bind %s = %s (a tenth of the steps), or "

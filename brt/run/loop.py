@@ -1,7 +1,7 @@
 """The training loop: restore, step, report, evaluate, save, stop."""
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -35,7 +35,7 @@ class TrainingRun:
     """One run in one folder, new or resumed from its newest checkpoint.
 
     Args:
-        params: initial parameters; None for random ones.
+        params: returns the initial parameters of a new run; None for random ones.
         allow_changes: resume although bindings that change results differ.
         profile: steps to trace into the run folder.
         metrics: some of `brt.training.records.metric_writers.KINDS`.
@@ -47,7 +47,7 @@ class TrainingRun:
         experiment: Experiment,
         mesh: jax.sharding.Mesh,
         workdir: str,
-        params: Any = None,
+        params: Callable[[], Any] | None = None,
         allow_changes: bool = False,
         profile: ProfiledSteps | None = None,
         metrics: Sequence[str] = USUAL,
@@ -86,7 +86,7 @@ class TrainingRun:
             self.checkpoints.quarantine(int(self.state.step))
             check_record(record, int(self.state.step), self.checkpoints.folder)
         else:
-            self.state = self.experiment.jit_init(self.mesh)(params)
+            self.state = self.experiment.jit_init(self.mesh)(params and params())
         self.resumed = restored is not None
         self.start = self.step = int(self.state.step)
         self.interval, self.goodput = Interval(record.get("interval")), Goodput(record, folder)

@@ -271,9 +271,10 @@ def upload(folder: Path, target: RemotePath, last: str | None = None) -> None:
 
 def download(source: RemotePath, folder: Path) -> None:
     for remote in source.files():
-        file = folder / remote.relative_to(source)
-        if ".." in file.parts:
+        name = remote.relative_to(source)
+        if name.startswith("/") or ".." in Path(name).parts:
             raise StorageError(f"{remote} has a name that leads out of its folder: remove it.")
+        file = folder / name
         file.parent.mkdir(parents=True, exist_ok=True)
         remote.fetch(file)
 

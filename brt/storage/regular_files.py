@@ -154,7 +154,7 @@ def file_sha256(path: str | os.PathLike) -> str:
 
 
 def read_text(path: str | os.PathLike, most: int = MOST_BYTES) -> str:
-    """Returns the content of a regular UTF-8 file; refuses a byte order mark."""
+    """Returns the content of a regular UTF-8 file; skips a byte order mark."""
     content = read_bytes(path, most)
     try:
         return content.decode("utf-8-sig")

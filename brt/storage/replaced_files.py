@@ -10,7 +10,6 @@ import re
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Any, BinaryIO
 
 from brt.storage.paths import AnyPath, RemotePath
@@ -80,10 +79,6 @@ def replace_file(folder: AnyPath, name: str, data: bytes) -> None:
         return
     with replacing(folder / name) as file:
         file.write(data)
-
-
-def replace_text(path: Path, text: str) -> None:
-    replace_file(path.parent, path.name, text.encode())
 
 
 def replace_json(folder: AnyPath, name: str, content: Any) -> None:

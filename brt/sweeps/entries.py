@@ -8,6 +8,7 @@ from collections.abc import Container, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from brt.bindings.gin_files import GinReader
 from brt.bindings.registry import as_declared
 from brt.config import split_files
 from brt.reporting.gin_text import reachable, read_gin, read_gin_file, resolved, write_gin
@@ -29,6 +30,7 @@ class SweepEntry(NamedTuple):
         trained_by: name of the first entry with the same training, whose parameters it evaluates.
         notes: sentences on other changes.
         label: what distinguishes it from the other entries.
+        imports: import lines of its configs.
     """
 
     name: str
@@ -37,11 +39,12 @@ class SweepEntry(NamedTuple):
     trained_by: str = ""
     notes: Sequence[str] = ()
     label: str = ""
+    imports: Sequence[str] = ()
 
 
-def find_file(name: str, path: str | Path = "") -> Path:
+def find_file(name: str, path: str | Path = "", search_paths: Sequence[Path] = ()) -> Path:
     """Returns a file, looked up next to the list that names the file, then as --gin_file is."""
-    folders = [Path(), *gin_folders()]
+    folders = [Path(), *gin_folders(), *search_paths]
     if path:
         folders.insert(0, Path(path).parent)
     found = next((f / name for f in folders if os.path.isfile(f / name)), None)
@@ -64,6 +67,7 @@ def read_sweep(
     tokens_per_step: int | None = None,
     lines: Sequence[str] | None = None,
     begun: Container[str] = (),
+    search_paths: Sequence[str] = (),
 ) -> list[SweepEntry]:
     """Returns the entries of a file, one a line: gin files joined by `+`, and bindings after them.
 
@@ -81,8 +85,10 @@ def read_sweep(
             entry's config.
         tokens_per_step: of every run; None for the first entry's at this scale, or an entry's own
             in `lines`.
+        search_paths: further folders of configs.
     """
-    entries, common = [], as_declared(read_gin("\n".join(bindings)))
+    of_flags = GinReader()
+    entries, common = [], as_declared(read_gin("\n".join(bindings), of_flags))
     if tokens_per_step and SIZE in common:
         raise SweepError(
             f"--tokens_per_step and a binding of {SIZE} both say how large a step is: give one."
@@ -95,7 +101,8 @@ def read_sweep(
     named: list[tuple[str, list[str]]] = []
     for line in itertools.chain.from_iterable(map(combinations, lines)):
         config, *changes = line.split()
-        bound, published = _own(changes, line, path), _read(config, path)
+        reader = GinReader(search_paths=search_paths)
+        bound, published = _own(changes, line, path), _read(config, path, reader)
         undivided = _of_command(published | bound, common)
         if tokens is not None and STEPS in undivided:
             raise SweepError(
@@ -106,7 +113,7 @@ def read_sweep(
         of_all = {name: value for name, value in common.items() if name not in macros}
         settings = as_declared(resolved(published | bound | macros))
         paper = {name: settings[name] for name in STANDS_FOR if name in settings}
-        of_corpus = read_gin_file(corpus) | macros | common if corpus else None
+        of_corpus = read_gin_file(corpus, reader) | macros | common if corpus else None
         own = {name: value for name, value in bound.items() if name not in macros}
         settings = _at_scale(settings, scale, of_corpus, own, of_all | undivided)
         own_size, notes = settings[SIZE], []
@@ -121,15 +128,16 @@ def read_sweep(
                     "the same batch size."
                 )
             # An entry of twice its config's steps stays twice as long.
-            usual = published.get(STEPS, 1)
-            longer = bound.get(STEPS, usual) / usual
+            own_steps = settings.get(STEPS, 1)
+            longer = own_steps / resolved(macros | published).get(STEPS, own_steps)
             budget, shortened = _budget(settings, int(tokens * longer), bound, common)
             settings |= budget
             notes += [f"{config}: {note}" for note in shortened]
         settings = resolved(settings | of_all | macros)
         named.append((config, changes))
         name, stands_for = file_name(config, changes, begun), {"config": config, "settings": paper}
-        entries.append(SweepEntry(name, settings, stands_for, notes=notes))
+        imports = tuple(dict.fromkeys(reader.imports + of_flags.imports))
+        entries.append(SweepEntry(name, settings, stands_for, notes=notes, imports=imports))
     if not entries:
         raise SweepError(f"{path} names no config: write one a line, pg19_rec_fixed_skip.gin.")
     names = [entry.name for entry in entries]
@@ -143,7 +151,9 @@ def read_sweep(
         _refuse_equal(entries, named)
     return [
         entry._replace(
-            trained_by=first.setdefault(write_gin(_trained(entry.settings)), entry.name),
+            trained_by=first.setdefault(
+                write_gin(_trained(entry.settings), entry.imports), entry.name
+            ),
             label=label,
         )
         for entry, label in zip(entries, short_labels(named))
@@ -265,8 +275,8 @@ def _warmup(settings, steps, own):
     return {name: steps // 10} if (settings.get(name, usual) or 0) >= steps else {}
 
 
-def _read(config, path):
+def _read(config, path, reader):
     settings: dict[str, Any] = {}
     for file in split_files(config):
-        settings |= read_gin_file(find_file(file, path))
+        settings |= read_gin_file(find_file(file, path, reader.search_paths), reader)
     return settings

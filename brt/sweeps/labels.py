@@ -22,11 +22,9 @@ def file_name(config: str, changes: Sequence[str], begun: Container[str] = ()) -
         begun: names of files that a folder has: brt 0.1.0 wrote nothing for an empty value.
     """
     former = _file_name(config, changes)
-    return former if former in begun else _file_name(config, [_marked(c) for c in changes])
-
-
-def _marked(change):
-    return re.sub(EMPTY, "empty", change)
+    if former in begun:
+        return former
+    return _file_name(config, [re.sub(EMPTY, "empty", change) for change in changes])
 
 
 def _file_name(config, changes):

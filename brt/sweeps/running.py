@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import NamedTuple
 
+from brt.command_line import INTERRUPTED
 from brt.reporting.archive import ENDING, pack
 from brt.reporting.gin_text import write_gin
 from brt.reporting.run_files import read_evaluation
@@ -24,18 +25,13 @@ from brt.storage.replaced_files import replace_file
 from brt.sweeps.entries import SweepEntry
 from brt.sweeps.scales import SweepError
 from brt.training.checkpoints.policy import recorded_best, stopped_early
-from brt.training.records.run_folder import read_metrics
-
-CHECKPOINTS = "checkpoints"
-"""Folder of a run."""
-INTERRUPTED = 130
-"""Exit status of a command after Ctrl-C."""
+from brt.training.records.run_folder import CHECKPOINTS, METRICS, read_metrics
 
 
 class SweepRun(NamedTuple):
     """A run of an entry.
 
-    config: gin file of the entry. split: of the final evaluation.
+    config: gin file of the entry. split: of the final evaluation. flags: of both commands.
     """
 
     entry: SweepEntry
@@ -43,10 +39,22 @@ class SweepRun(NamedTuple):
     seed: str
     workdir: Path
     split: str
+    flags: Sequence[str] = ()
 
     def evaluated(self) -> bool:
         """Returns whether the run has ended and its checkpoint has been evaluated."""
-        return evaluated(self.workdir, self.entry, self.split)
+        file = self.workdir / f"evaluation_{self.split}.json"
+        try:
+            step = read_evaluation(file, []).get("step", -1)
+        except (OSError, ValueError):
+            return False
+        steps = self.entry.settings["Trainer.steps"]
+        if step >= steps:
+            return True
+        records = read_metrics(str(self.workdir))
+        last = max((record["step"] for record in records), default=-1)
+        best, _ = recorded_best(records) or (last, None)
+        return step == best and (stopped_early(records) or last >= steps)
 
     def begin(self) -> None:
         """Makes the run folder, or links it to the checkpoints of the entry that trains it."""
@@ -56,10 +64,11 @@ class SweepRun(NamedTuple):
         is_trained = self.entry.trained_by == self.entry.name
         if not is_trained and not os.path.lexists(self.workdir / CHECKPOINTS):
             other = Path("..", f"{self.entry.trained_by}{SEED}{self.seed}")
-            for name in (CHECKPOINTS, "metrics.jsonl"):
+            for name in (CHECKPOINTS, METRICS):
                 (self.workdir / name).symlink_to(other / name)
         if (self.workdir / CHECKPOINTS).is_symlink():
-            text = write_gin(self.entry.settings | {"Trainer.seed": int(self.seed)})
+            settings = self.entry.settings | {"Trainer.seed": int(self.seed)}
+            text = write_gin(settings, self.entry.imports)
             replace_file(self.workdir, "config.gin", text.encode())
 
     def commands(self) -> list[list[str]]:
@@ -67,20 +76,26 @@ class SweepRun(NamedTuple):
             f"--gin_file={self.config}",
             f"--workdir={self.workdir}",
             f"--gin.Trainer.seed={self.seed}",
+            *self.flags,
         ]
         split = f'--gin.Evaluation.split="{self.split}"'
-        evaluate = ["brt.evaluate", f"--workdir={self.workdir}", split]
+        evaluate = ["brt.evaluate", f"--workdir={self.workdir}", split, *self.flags]
         if (self.workdir / CHECKPOINTS).is_symlink():
             return [evaluate]
         return [["brt.train", *train], evaluate]
 
 
 def runs_of(
-    folder: Path, entries: Sequence[SweepEntry], files: Sequence[Path], seeds: Sequence[str], split
+    folder: Path,
+    entries: Sequence[SweepEntry],
+    files: Sequence[Path],
+    seeds: Sequence[str],
+    split: str,
+    flags: Sequence[str] = (),
 ) -> list[SweepRun]:
     """Returns the runs seed by seed, so that the first seed completes a table early."""
     return [
-        SweepRun(entry, file, seed, folder / RUNS / f"{entry.name}{SEED}{seed}", split)
+        SweepRun(entry, file, seed, folder / RUNS / f"{entry.name}{SEED}{seed}", split, flags)
         for seed in seeds
         for entry, file in zip(entries, files)
     ]
@@ -150,24 +165,13 @@ def visible_gpus() -> list[str]:
     return [names[int(n)] if names else n for n in found.stdout.split()]
 
 
-def device_count() -> int:
+def device_count(processes: int) -> int:
+    """Returns the devices of each run, of which so many run at once."""
+    if processes > 1 and visible_gpus():
+        return 1
     ask = "import jax; print(jax.device_count())"
     found = subprocess.run([sys.executable, "-c", ask], stdout=subprocess.PIPE, check=True)
     return int(found.stdout.split()[-1])
-
-
-def evaluated(workdir: Path, entry: SweepEntry, split: str) -> bool:
-    try:
-        step = read_evaluation(workdir / f"evaluation_{split}.json", []).get("step", -1)
-    except (OSError, ValueError):
-        return False
-    if step >= entry.settings["Trainer.steps"]:
-        return True
-    records = read_metrics(str(workdir))
-    last = max((record["step"] for record in records), default=-1)
-    ended = stopped_early(records) or last >= entry.settings["Trainer.steps"]
-    best, _ = recorded_best(records) or (last, None)
-    return ended and step == best
 
 
 def shell_line(commands_of_run: Sequence[Sequence[str]]) -> str:

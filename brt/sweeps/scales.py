@@ -92,16 +92,18 @@ def scaled(settings: dict, scale: Scale) -> dict:
                     f"{name} = {settings[name]} cannot be divided by {divisor}: choose a scale "
                     "that divides it."
                 )
-    times, more = divmod(settings["BlockRecurrentTransformer.num_layers"], 12)
+    layers_before = settings["BlockRecurrentTransformer.num_layers"]
+    times, more = divmod(layers_before, 12)
     layers = found["BlockRecurrentTransformer.num_layers"] = scale.layers * times + more
-    ratio = layers / settings["BlockRecurrentTransformer.num_layers"]
+    ratio = layers / layers_before
     for name in (
         "BlockRecurrentTransformer.recurrent_layers",
         "BlockRecurrentTransformer.memorizing_layers",
     ):
         if not (indices := settings.get(name)):
             continue
-        places = tuple(max(round((index + 1) * ratio), 1) - 1 for index in indices)
+        from_first = (index + layers_before * (index < 0) for index in indices)
+        places = tuple(max(round((index + 1) * ratio), 1) - 1 for index in from_first)
         if len(set(places)) < len(places):
             raise SweepError(
                 f"{name} = {indices} falls together in {layers} layers: choose a larger scale."

@@ -60,7 +60,9 @@ class Profiler:
             options = jax.profiler.ProfileOptions()
             options.python_tracer_level = 0  # Python calls would hide the operations
             jax.profiler.start_trace(
-                self.folder, create_perfetto_trace=True, profiler_options=options
+                self.folder,
+                create_perfetto_trace=jax.process_count() == 1,  # JAX expects the file of one
+                profiler_options=options,
             )
             self.tracing = True
 

@@ -1,5 +1,6 @@
 """Checks and records of a resumed run."""
 
+import re
 import struct
 from collections.abc import Mapping
 
@@ -16,9 +17,10 @@ FREE_TO_CHANGE = (
     *("Trainer.steps:", "Trainer.log_every:", "Trainer.eval_every:", "Trainer.mesh:"),
     *("Trainer.accumulation:", "Trainer.evaluation:", "Trainer.checkpoints:"),
     *("Trainer.devices_over_time:", "Evaluation.", "RecallScore.", "FreeRunning."),
-    *("CheckpointPolicy.", "Corpus.store:", "Pretrained.other_vocabulary:"),
+    *("evaluation/", "CheckpointPolicy.", "Corpus.store:", "Pretrained.other_vocabulary:"),
 )
 """Bindings that may change when a run is resumed."""
+MACRO = re.compile(r"%([\w/]+)")
 
 
 class ChangedConfig(ValueError):
@@ -31,11 +33,14 @@ def check_bindings(
     """Refuses bindings that would make the run compute something else than its checkpoints."""
     free: tuple[str, ...] = FREE_TO_CHANGE
     if trainer.plateau:  # evaluations decide the learning rate
-        free = tuple(name for name in free if not name.startswith(("Trainer.eval", "Evaluation.")))
+        of_evaluation = "Trainer.eval", "Evaluation.", "evaluation/"
+        free = tuple(name for name in free if not name.startswith(of_evaluation))
+    recorded = _recorded_bindings(checkpoints) or bindings
     changed = [
         line
-        for line in differences(_recorded_bindings(checkpoints) or bindings, bindings)
-        if not f"{line.partition(':')[0].rpartition('/')[2]}:".startswith(free)
+        for line in differences(*map(_without_macros, (recorded, bindings)))
+        if not line.startswith(free)
+        and not f"{line.partition(':')[0].rpartition('/')[2]}:".startswith(free)
     ]
     if changed:
         raise ChangedConfig(
@@ -43,6 +48,14 @@ def check_bindings(
             + "\n  ".join(changed)
             + "\nUse a new --workdir, restore the bindings, or pass --allow_changes to resume."
         )
+
+
+def _without_macros(bindings):
+    def value(match):
+        name = match[1]
+        return MACRO.sub(value, bindings[name]) if name in bindings else match[0]
+
+    return {name: MACRO.sub(value, text) for name, text in bindings.items() if "." in name}
 
 
 def _recorded_bindings(checkpoints):

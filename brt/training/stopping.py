@@ -9,7 +9,7 @@ from typing import Any
 import jax
 from jax.experimental import multihost_utils
 
-from brt.host.processes import signals_to_end
+from brt.host.processes import handling, signals_to_end
 
 
 class StopRequest:
@@ -40,9 +40,5 @@ class StopRequest:
         numbers = {signal.SIGINT, *signals_to_end()}
         if jax.process_count() > 1:
             numbers.remove(signal.SIGTERM)
-        previous = {number: signal.signal(number, self.set) for number in numbers}
-        try:
+        with handling(numbers, self.set):
             yield
-        finally:
-            for number, handler in previous.items():
-                signal.signal(number, handler)

@@ -3,7 +3,6 @@
 state, metrics = train_step(state, batch)
 """
 
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -190,10 +189,10 @@ def make_train_step(
             grad_norm, update_norm = optax.tree.norm(grads), optax.tree.norm(updates)
         finite = jnp.isfinite(value) & jnp.isfinite(grad_norm) & jnp.isfinite(update_norm)
         if skip_nonfinite:
-            params = _where(finite, params, state.params)
-            optimizer_state = _where(finite, optimizer_state, state.optimizer)
+            params = optax.tree.where(finite, params, state.params)
+            optimizer_state = optax.tree.where(finite, optimizer_state, state.optimizer)
             fresh = bind(params).init_caches(batch.inputs_KBT.shape[1])
-            caches = _where(_all_finite(caches), caches, fresh)
+            caches = optax.tree.where(_all_finite(caches), caches, fresh)
             # A skipped step scores nothing: one bad value would hide the mean of all others.
             sums = tuple(jnp.where(finite, s, 0.0) for s in sums)
         rate = learning_rate(state.step)
@@ -208,9 +207,5 @@ def make_train_step(
     return train_step
 
 
-def _where(condition, new, old):
-    return jax.tree.map(functools.partial(jnp.where, condition), new, old)
-
-
 def _all_finite(tree):
-    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(tree)]))
+    return jnp.all(jnp.array([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(tree)]))

@@ -4,6 +4,7 @@ import gzip
 import json
 from pathlib import Path
 
+import jax
 import pytest
 from tiny_run import (
     assert_same_run,
@@ -15,7 +16,7 @@ from tiny_run import (
 
 from brt import benchmark, train
 from brt.benchmarks import hlo, traces
-from brt.training.profiling import ProfiledSteps, newest_trace, parse_steps
+from brt.training.profiling import ProfiledSteps, Profiler, newest_trace, parse_steps
 
 SCOPES = {
     *("embedding", "vocabulary", "optimizer"),
@@ -106,6 +107,16 @@ def test_a_run_that_is_stopped_while_it_is_traced_ends_its_trace(tiny, tmp_path)
         FileNotFoundError, match=r"holds no step\.hlo\.txt\.gz: the run was stopped"
     ):
         traces.newest_times(run.folder.path)
+
+
+def test_traces_of_several_processes_may_lie_in_one_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    profiler = Profiler(ProfiledSteps(1, 1), str(tmp_path), 0, 1)
+    profiler.before(1, None)
+    profiler.close()
+    # JAX writes Perfetto's copy from the only trace of a folder, and refuses a second one.
+    (file,) = Path(newest_trace(str(tmp_path))).glob("*.json.gz")
+    assert file.name.endswith(".trace.json.gz")
 
 
 @pytest.mark.parametrize("text", ["3-5", ":", "a:b", "3:", "0:2", "5:4"])

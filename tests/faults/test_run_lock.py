@@ -112,11 +112,15 @@ def test_another_machines_lock_counts_while_it_is_renewed(tmp_path, caplog):
 
 
 @pytest.mark.usefixtures("fast")
-def test_without_locks_of_the_file_system_the_heartbeat_decides(tmp_path, monkeypatch):
+@pytest.mark.parametrize("lacking", ["locks", "numbers"])
+def test_without_locks_of_the_file_system_the_heartbeat_decides(tmp_path, monkeypatch, lacking):
     def flock(file, flags):
         raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
 
-    monkeypatch.setattr(run_lock.fcntl, "flock", flock)
+    if lacking == "locks":
+        monkeypatch.setattr(run_lock.fcntl, "flock", flock)
+    else:
+        monkeypatch.setattr(run_lock.os.path, "samestat", lambda one, other: False)
     first = RunLock(str(tmp_path))
     with pytest.raises(FolderInUse, match=str(os.getpid())):
         RunLock(str(tmp_path))

@@ -4,6 +4,7 @@ import functools
 from collections import Counter
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -18,6 +19,7 @@ from brt.benchmarks.hlo_costs import collectives
 from brt.data.streams.batch import Batch
 from brt.experiment import Experiment
 from brt.training.optimization.schedules import constant_rate
+from brt.training.over_time.ring import Vectors
 from brt.training.over_time.scan import scan_is_faster
 from brt.training.settings import Trainer
 from brt.training.train_step import bind, make_loss
@@ -78,6 +80,22 @@ def close(found, expected):
 def test_devices_that_divide_time_compute_the_step_of_one(name, shape):
     with jax.enable_x64(True):
         jax.tree.map(close, two_steps(name, *shape), two_steps(name, 1, 1))
+
+
+def test_counts_beside_bfloat16_reach_the_next_device_unchanged():
+    layers = [
+        {
+            "keys": jnp.arange(6, dtype="bfloat16").reshape(2, 3),
+            "count": jnp.int32([257, 2**31 - 1]),
+        },
+        {"state": jnp.bfloat16([0.1]), "step": jnp.int32(-3), "empty": jnp.array([True, False])},
+    ]
+    vectors = Vectors(layers)
+    assert vectors.dtype == "bfloat16"
+    for number, layer in enumerate(layers):
+        jax.tree.map(
+            np.testing.assert_array_equal, vectors.unpack(number, vectors.pack(layer)), layer
+        )
 
 
 @pytest.mark.parametrize("name", [SCANNED, *AFFINE])

@@ -107,13 +107,14 @@ def test_an_upload_that_was_cut_short_is_noticed(bucket, tmp_path, monkeypatch):
         (folder / "file").put(tmp_path / "file")
 
 
-def test_names_that_lead_out_of_a_folder_are_refused(bucket, tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", ["a/../../outside", "{tmp_path}/outside"], ids=["up", "root"])
+def test_names_that_lead_out_of_a_folder_are_refused(bucket, tmp_path, monkeypatch, name):
     folder, _ = bucket
-    hostile = folder / "a/../../outside"
+    hostile = folder / name.format(tmp_path=tmp_path)
     monkeypatch.setattr(RemotePath, "files", lambda self: [hostile])
     with pytest.raises(StorageError, match="leads out"):
         paths.download(folder, tmp_path / "deep/er")
-    assert not (tmp_path / "deep").exists()
+    assert not list(tmp_path.iterdir())
 
 
 def test_what_is_missing_and_what_is_unreachable_are_told_apart(bucket):

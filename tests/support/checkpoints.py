@@ -41,6 +41,7 @@ def make_state(step=3, seed=0, width=16):
     states = StateCache(draw(8, 5, width))
     ring = RingCache(*pair(12), jnp.arange(8, dtype=jnp.int32) * 4)
     caches = tuple(LayerCache(WindowCache(*pair(4)), (memory,)) for memory in (states, ring))
+    caches = *caches, draw(8) > 0
     optimizer = optax.sgd(0.1, momentum=0.9).init(params)
     optimizer = jax.tree.map(lambda x: (x + draw(*x.shape)).astype(x.dtype), optimizer)
     return TrainState(jnp.int32(step), params, optimizer, caches)

@@ -166,6 +166,13 @@ def test_bindings_of_a_entry_and_of_the_command_are_in_force(tmp_path):
     assert entry.name == "pg19_rec_fixed_skip-RecurrentCell.num_states_128"
 
 
+def test_layers_counted_from_the_last_keep_their_depth(tmp_path):
+    layers = "pg19_rec_fixed_skip.gin BlockRecurrentTransformer.recurrent_layers"
+    entries = entries_of(a_file(tmp_path, f"{layers}=(-12,-3)", f"{layers}=(0,9)"))
+    for entry in entries:
+        assert entry.settings["BlockRecurrentTransformer.recurrent_layers"] == (0, 2)
+
+
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
@@ -215,6 +222,21 @@ def test_a_warm_up_ends_before_the_run_does(tmp_path, bound, tokens, expected):
     assert entry.settings["Trainer.steps"] == -(-tokens // 1024)
     assert entry.settings.get("rsqrt.warmup_steps") == expected
     assert ("rsqrt.warmup_steps" in "".join(entry.notes)) == (not bound and expected is not None)
+
+
+@pytest.mark.parametrize(
+    ("published", "bound", "times"),
+    [
+        ("Trainer.steps = %NUM\nNUM = 100", "", 1),
+        ("Trainer.steps = %NUM\nNUM = 100", "NUM=300", 3),
+        ("Trainer.steps = 100", "Trainer.steps=300", 3),
+        ("", "Trainer.steps=300", 1),
+    ],
+)
+def test_an_entry_of_more_steps_is_trained_on_more_tokens(tmp_path, published, bound, times):
+    (tmp_path / "own.gin").write_text(RELATIVE.replace("Trainer.steps = 200_000", published))
+    (entry,) = entries_of(a_file(tmp_path, f"own.gin {bound}"), tokens_per_step=100)
+    assert entry.settings["Trainer.steps"] == 100 * times
 
 
 def test_a_budget_is_given_in_tokens_or_in_steps(tmp_path):

@@ -14,7 +14,7 @@ from brt import command_line, sweep
 from brt.reporting.gin_text import read_gin_file, write_gin
 from brt.sweeps import running
 from brt.sweeps.entries import SweepEntry
-from brt.sweeps.running import evaluated
+from brt.sweeps.running import SweepRun
 from brt.sweeps.scales import SweepError
 
 
@@ -72,7 +72,11 @@ def run_script(monkeypatch, command, *arguments):
     assert set(names) <= set(sweep.FLAGS)
     sweep.FLAGS(["sweep", *arguments])
     monkeypatch.setattr(running, "command", command)
-    sweep.main()
+    try:
+        sweep.main()
+    finally:
+        for name in names:
+            sweep.FLAGS[name].unparse()
 
 
 def test_a_killed_sweep_ends_in_the_same_table(monkeypatch, tmp_path, capsys):
@@ -96,6 +100,9 @@ def test_a_killed_sweep_ends_in_the_same_table(monkeypatch, tmp_path, capsys):
         finished = [call for call in done if call[0] == "brt.evaluate"]
         assert len([call for call in again if call[0] == "brt.evaluate"]) == 4 - len(finished)
     assert go("whole", calls := []) == whole and not calls
+    default = "--gin_bindings=Trainer.skip_nonfinite = False"
+    run_script(monkeypatch, pretended(again := []), *flags, default, f"--workdir={tmp_path}/whole")
+    assert not again
     capsys.readouterr()
     before = contents(tmp_path / "whole")
     with pytest.raises(SweepError, match=r"(?s)another sweep.*\nTrainer\.steps: \d+ -> "):
@@ -128,6 +135,8 @@ def test_a_grid_runs_every_combination_several_at_once(monkeypatch, tmp_path):
     flags = ["--gin_file=pg19_slide_12l.gin", "--scale=tiny", "--tokens=10000", "--processes=3"]
     flags += ["--corpus=configs/corpora/text.gin", f"--workdir={tmp_path}", text_flag(tmp_path)]
     grid = "BlockRecurrentTransformer.qk_norm=True,False Trainer.optimizer=@adamw,@adafactor"
+    flags += ["--gin_bindings=Trainer.mesh = (1, 1)"]  # a run has one GPU
+    monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
     monkeypatch.setattr(running, "visible_gpus", lambda: ["3", "5"])
     calls, environments = [], []
     of_runs = pretended(calls, environments=environments)
@@ -188,6 +197,36 @@ def test_a_command_is_printed_for_each_missing_run(monkeypatch, tmp_path, capsys
     assert not calls and (tmp_path / "two words" / "tables.md").read_text() == whole
     with pytest.raises(SweepError, match="give one"):
         run_script(monkeypatch, pretended([]), *flags, "--print_commands", "--collect")
+
+
+OWN_RATE = """from brt.checks import configurable
+
+
+@configurable
+def rate_of_a_sweep(total_steps):
+    return lambda step: 0.001
+"""
+
+
+def test_configs_that_import_are_swept_with_the_flags_given(monkeypatch, tmp_path, capsys):
+    (tmp_path / "own").mkdir()
+    (tmp_path / "rates_of_a_sweep.py").write_text(OWN_RATE)
+    (tmp_path / "own" / "rate.gin").write_text("import rates_of_a_sweep\n")
+    included = 'include "rate.gin"\ninclude "pg19_slide_12l.gin"\n'
+    (tmp_path / "own" / "own.gin").write_text(included + "Trainer.schedule = @rate_of_a_sweep\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    longer = "own.gin Evaluation.segment_length=128"  # evaluates the parameters of the first
+    flags = [f"--sweep={a_file(tmp_path, 'own.gin', longer)}", "--scale=tiny", "--tokens=10000"]
+    flags += ["--corpus=configs/corpora/text.gin", f"--workdir={tmp_path}/sweep"]
+    passed = ["--allow_imports=rates_of_a_sweep", f"--store_cache={tmp_path}/stores"]
+    passed += ["--compilation_cache="]
+    flags += [*passed, f"--gin_search_paths={tmp_path}/own", "--print_commands"]
+    run_script(monkeypatch, pretended([]), *flags)
+    (line,) = capsys.readouterr().out.splitlines()
+    _, *commands = line.split(" && ")
+    assert [set(passed) - set(shlex.split(words)) for words in commands] == [set()] * 3
+    configs = [*tmp_path.glob("sweep/configs/*.gin"), *tmp_path.glob("sweep/runs/*/config.gin")]
+    assert [file.read_text().splitlines()[0] for file in configs] == ["import rates_of_a_sweep"] * 3
 
 
 def written(folder):
@@ -265,7 +304,7 @@ def test_a_run_ends_once_and_its_best_checkpoint_is_evaluated(
     (tmp_path / "metrics.jsonl").write_text("".join(lines))
     found = json.dumps({"step": evaluated_step, "loss": 1.0})
     (tmp_path / "evaluation_validation.json").write_text(found)
-    assert evaluated(tmp_path, entry, "validation") == done
+    assert SweepRun(entry, Path(), "0", tmp_path, "validation").evaluated() == done
 
 
 def test_an_error_of_a_sweep_shows_no_line_of_brt(monkeypatch, tmp_path):

@@ -1,5 +1,8 @@
 """A run folder is another configuration's: which bindings may change when a run is resumed."""
 
+import contextlib
+import dataclasses
+
 import jax
 import pytest
 from gin_settings import bound
@@ -15,7 +18,7 @@ from tiny_run import (  # noqa: F401
 
 from brt.run.loop import TrainingRun
 from brt.training.checkpoints.checkpoint import OtherModel
-from brt.training.resume import ChangedConfig
+from brt.training.resume import ChangedConfig, check_bindings
 
 STEPS = 4
 BINDINGS = (
@@ -76,6 +79,25 @@ def test_how_long_and_how_often_may_change(tiny, straight, monkeypatch, kind):
     assert len(changed) >= 2
     monkeypatch.setattr(tiny.experiment, "bindings", {**bindings, **changed})
     assert opened(tiny, straight.folder.path).start == STEPS
+
+
+@pytest.mark.parametrize(
+    ("plateau", "others", "line"),
+    [
+        (None, {"Trainer.steps": "%NUM", "NUM": "%OTHER", "OTHER": "8"}, None),
+        (None, {"adamw.b1": "%B1", "B1": "0.8"}, "adamw.b1: 0.9 -> 0.8"),
+        (None, {"Evaluation.model": "@evaluation/X", "evaluation/X.window": "8"}, None),
+        (object(), {"evaluation/X.window": "8"}, "evaluation/X.window: "),
+    ],
+)
+def test_macros_and_scopes_count_as_what_reads_them(
+    tiny, straight, monkeypatch, plateau, others, line
+):
+    bindings = {**tiny.experiment.bindings, "adamw.b1": "0.9"}
+    trainer = dataclasses.replace(tiny.experiment.trainer, plateau=plateau)
+    monkeypatch.setattr(straight.checkpoints, "record", lambda step: {"bindings": bindings})
+    with pytest.raises(ChangedConfig, match=line) if line else contextlib.nullcontext():
+        check_bindings(straight.checkpoints, bindings | others, trainer, "folder")
 
 
 def test_changes_are_accepted_with_the_flag_if_the_shapes_fit(tiny, straight, monkeypatch):

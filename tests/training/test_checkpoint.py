@@ -1,5 +1,6 @@
 """Checkpoints: what comes back is what was saved, bit for bit, or an older one, or an error."""
 
+import json
 import shutil
 
 import jax
@@ -35,8 +36,7 @@ def test_every_array_comes_back_bit_for_bit_with_its_record(tmp_path):
     found, found_record = restored(tmp_path, state)
     assert not differing(found, state)
     assert jax.tree.structure(found) == jax.tree.structure(state)
-    found_record.pop("fingerprints")
-    assert found_record == record
+    assert {name: found_record[name] for name in record} == record
     with opened(tmp_path) as checkpoints:
         assert checkpoints.record(7)["interval"] == record["interval"]
 
@@ -189,20 +189,44 @@ def test_another_models_checkpoint_is_not_called_damaged(tmp_path, caplog):
 # Fingerprints.
 
 
-def test_a_fingerprint_sees_every_bit_and_every_place():
+@pytest.mark.parametrize("shape", [(42,), (6, 7), (2, 3, 7)])
+def test_a_fingerprint_sees_every_bit_and_every_place(shape):
     rng = np.random.default_rng(0)
     for dtype in (np.float32, np.int32, jnp.bfloat16, np.uint8):
-        x = np.asarray(rng.integers(0, 100, (6, 7)), dtype)
+        x = np.asarray(rng.integers(0, 100, shape), dtype)
         (usual,) = fingerprints({"x": x}).values()
-        for _ in range(40):
-            row, column, bit = (int(rng.integers(n)) for n in (6, 7, 8 * x.itemsize))
+        for number in range(40):
             raw = x.copy().view(f"uint{8 * x.itemsize}")
-            raw[row, column] ^= raw.dtype.type(1 << bit)
+            bits = 8 * x.itemsize
+            bit = bits - 1 if number % 2 else int(rng.integers(bits))
+            raw[tuple(map(rng.integers, shape))] ^= raw.dtype.type(1 << bit)
             assert fingerprints({"x": raw.view(x.dtype)}) != {"['x']": usual}
         swapped = x.copy()
         swapped[[0, 1]] = x[[1, 0]]
         assert fingerprints({"x": swapped}) != {"['x']": usual}
     assert fingerprints({"x": np.float32(0.0)}) != fingerprints({"x": np.float32(-0.0)})
+
+
+def former_fingerprint(x):
+    """Of brt 0.1.0, by integers of any size."""
+    weights = np.ones(x.shape, object)
+    for axis in np.indices(x.shape):
+        weights = weights * 2654435761 + 2 * axis.astype(object) + 1
+    bits = x.astype(np.uint8) if x.dtype == bool else x.view(f"uint{8 * x.itemsize}")
+    return int(np.sum(bits.astype(object) * weights)) % 2**32
+
+
+def test_checkpoints_of_brt_0_1_0_are_read_and_checked(tmp_path):
+    saved(tmp_path, 2, 4)
+    for step, error in ((2, 0), (4, 1)):
+        file = tmp_path / str(step) / "record" / "metadata"
+        record = json.loads(file.read_text())
+        record.pop("odd_weights")
+        for path, x in jax.tree_util.tree_leaves_with_path(make_state(step)):
+            record["fingerprints"][jax.tree_util.keystr(path)] = former_fingerprint(np.asarray(x))
+        record["fingerprints"][".params['begin_D']"] ^= error
+        file.write_text(json.dumps(record))
+    assert not differing(restored(tmp_path)[0], make_state(2))
 
 
 # Disks.

@@ -171,7 +171,7 @@ def run_with(model="gated_delta", **settings):
     """The settings that a mesh reads, and a model."""
     defaults = dict(
         devices_over_time=4, segments_per_step=8, clear_state=False, bptt_depth=None,
-        reread_segments=0, remat_segments=False,
+        reread_segments=0, remat_segments=False, most_scored=None,
     )  # fmt: skip
     return SimpleNamespace(**defaults | settings), abstract(model)
 
@@ -192,6 +192,7 @@ def test_devices_over_time_are_a_part_of_the_data_axis():
         (dict(segments_per_step=6), "and the 6 segments"),
         (dict(bptt_depth=1), "bptt_depth"),
         (dict(reread_segments=2), "reread_segments"),
+        (dict(most_scored=64), "most_scored"),
         (dict(model="rmt"), "RecurrentMemoryTransformer"),
     ],
 )

@@ -1,6 +1,7 @@
 """The train step: where gradients go and where they stop, and what one bad batch may touch."""
 
 import functools
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import jax
@@ -219,6 +220,24 @@ def test_skipping_changes_nothing_where_all_is_finite(tools):
     first = steps(tools.bind)(tools.state, one)
     second = steps(tools.bind, skip_nonfinite=True)(tools.state, one)
     close(first, second, 1e-6)
+
+
+def test_a_model_without_caches_may_skip_steps(tools):
+    def bind(params):
+        model = tools.bind(params)
+        return SimpleNamespace(
+            embed=model.embed,
+            stack=lambda x, caches, key: (model.stack(x, model.init_caches(B))[0], caches, {}),
+            weighted_losses=model.weighted_losses,
+            gradient_metrics=model.gradient_metrics,
+            init_caches=lambda rows: (),
+        )
+
+    state, one = tools.state._replace(caches=()), batch(14, [NEW])
+    expected, _ = steps(tools.bind)(tools.state, one)
+    after, metrics = steps(bind, skip_nonfinite=True)(state, one)
+    assert metrics.finite and after.caches == ()
+    close(after.optimizer, expected.optimizer, 1e-6)
 
 
 # Dropout.

@@ -6,6 +6,7 @@ import re
 import shutil
 import signal
 import time
+import weakref
 from pathlib import Path
 
 import jax
@@ -352,12 +353,29 @@ def test_a_run_can_begin_with_the_parameters_of_another(tiny, straight, tmp_path
     # The first step has a learning rate of 0, so its parameters are still those it began with.
     source = straight.folder.path
     flags = [*gin_flags(tiny), f"--workdir={tmp_path}", f"--load_dir={source}"]
+    loaded, load, run = [], train.load_params, train.TrainingRun.run
+
+    def load_watched(*arguments):
+        state, record = load(*arguments)
+        loaded.extend(map(weakref.ref, jax.tree.leaves(state.params)))
+        return state, record
+
+    def run_watched(self):
+        assert loaded and not any(
+            array() is not None for array in loaded
+        )  # no second copy on the devices
+        return run(self)
+
+    monkeypatch.setattr(train, "load_params", load_watched)
+    monkeypatch.setattr(train.TrainingRun, "run", run_watched)
     assert command(monkeypatch, train, *flags, "--gin.Trainer.steps=1") == 0
     experiment, params, step = load_run(str(tmp_path))
     assert step == 1
     assert not differing(params, straight.state.params)
     state, _ = load_params(str(tmp_path), experiment.abstract_state())
     assert int(state.step) == 1
+    flags[-1] = f"--load_dir={tmp_path / 'gone'}"
+    assert command(monkeypatch, train, *flags, "--gin.Trainer.steps=2") == 0  # resumes
 
 
 def test_a_run_folder_is_enough_to_load_a_run(straight):

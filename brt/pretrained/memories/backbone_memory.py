@@ -96,6 +96,10 @@ class BackboneMemory(WindowMemory):
         if isinstance(self.memory, CachedStates):  # it counts windows
             self.memory.window = length
 
+    @property
+    def takes_padding(self) -> bool:
+        return self.every_token and not isinstance(self.memory, CachedStates)
+
     def init_cache(self, rows: int, dtype: DTypeLike) -> NamedTuple:
         return self.memory.init_cache(rows, dtype)
 

@@ -121,6 +121,8 @@ def _sum_over_replicas(sharding):
     mesh, spec, replicas = sharding.mesh, sharding.spec, _unused_axes(sharding)
 
     def sum_of_bits(x):
+        if x.dtype == bool:
+            return jax.lax.psum(x.astype(jnp.uint8), replicas).astype(bool)
         bits = jax.lax.bitcast_convert_type(x, f"uint{8 * x.dtype.itemsize}")
         return jax.lax.bitcast_convert_type(jax.lax.psum(bits, replicas), x.dtype)
 

@@ -48,6 +48,7 @@ HEXADECIMAL = Rule(
 RECORD = Fields(
     {"fingerprints": dict[str, ManyFrom0]},
     {
+        "odd_weights": bool,
         "bindings": dict[str, str],
         "interval": dict[str, float],
         "goodput": dict[str, float],
@@ -56,7 +57,7 @@ RECORD = Fields(
         "vocabulary": VOCABULARY,
     },
 )
-"""The training loop adds the optional fields."""
+"""The training loop adds the optional fields; odd_weights: `fingerprints`, missing in brt 0.1.0."""
 
 
 class CheckpointError(RuntimeError):
@@ -128,7 +129,8 @@ class Checkpoints:
         # Copies: the record is written while the caller's changes, and Orbax has views of a CPU's
         # buffers, which the next step reuses. It copies those of other devices to the host before
         # `save` returns; another copy would be in the device's memory.
-        record = copy.deepcopy({**record, "fingerprints": fingerprints(state)})
+        record = {**record, "fingerprints": fingerprints(state), "odd_weights": True}
+        record = copy.deepcopy(record)
         if all(device.platform == "cpu" for device in state.step.devices()):
             state = jax.tree.map(jnp.copy, state)
         try:
@@ -171,8 +173,13 @@ class Checkpoints:
 
     def record(self, step: int) -> dict:
         args = self._ocp.args.Composite(record=self._ocp.args.JsonRestore())
-        self._fetch(step)
-        return _checked(self._manager.restore(step, args=args)["record"])
+        if self._mirror:  # Orbax cannot read it where it is
+            self._mirror.fetch(step)
+            self._manager.reload()
+        record = self._manager.restore(step, args=args)["record"]
+        if wrong := misfit(RECORD, record):
+            raise CheckpointError(f"its record is damaged, as {wrong}")
+        return record
 
     def restore_latest(
         self, abstract: TrainState, parts: Sequence[str] = TrainState._fields
@@ -243,8 +250,8 @@ class Checkpoints:
             else None
             for name in TrainState._fields
         )
-        saved = record["fingerprints"]
-        bad = [name for name, value in fingerprints(state).items() if saved.get(name) != value]
+        saved, found = record["fingerprints"], fingerprints(state, record.get("odd_weights", False))
+        bad = [name for name, value in found.items() if saved.get(name) != value]
         if bad:
             raise CheckpointError(f"the contents of {bad[:3]} are not what was written")
         return state, record
@@ -263,12 +270,6 @@ class Checkpoints:
             f"Checkpoint {step} in {self.folder} has other arrays than this config: {reason}. Bind "
             "what the run's config.gin binds, or start in a new --workdir."
         )
-
-    def _fetch(self, step):
-        """Downloads a checkpoint if Orbax cannot read it where it is."""
-        if self._mirror:
-            self._mirror.fetch(step)
-            self._manager.reload()
 
     def _step_held(self, step):
         folder = os.path.join(self.folder, str(step))
@@ -395,12 +396,6 @@ class _Retention:
     def should_preserve(self, checkpoints, *, context):
         kept = self.kept([info.step for info in checkpoints])
         return [info.step in kept for info in checkpoints]
-
-
-def _checked(record):
-    if wrong := misfit(RECORD, record):
-        raise CheckpointError(f"its record is damaged, as {wrong}")
-    return record
 
 
 def _parts(state):

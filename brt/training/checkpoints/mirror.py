@@ -43,7 +43,7 @@ class CheckpointMirror:
         target = self.remote / str(step)
         remove(target)  # the unfinished copy of a killed process
         upload(self.folder / str(step), target)
-        (target / COMPLETE).write_text("complete\n")
+        (target / COMPLETE).write_bytes(b"complete\n")
 
     def keep(self, steps: Collection[int]) -> None:
         for old in self.steps():

@@ -1,5 +1,6 @@
 """Reads parameters: of a run folder from one of its checkpoints, or of a model folder."""
 
+import functools
 import os
 import re
 from collections.abc import Mapping
@@ -186,22 +187,17 @@ def from_named_arrays(abstract: Any, arrays: Mapping[str, Any], folder: Any) -> 
 def merged(params: Any, replacements: Mapping) -> Any:
     flat, structure = jax.tree_util.tree_flatten_with_path(params)
     leaves_of_replacements = jax.tree_util.tree_leaves_with_path(replacements)
-    left = {_keys(path): array for path, array in leaves_of_replacements}
+    left = {_name(path): array for path, array in leaves_of_replacements}
     leaves = []
     for path, old in flat:
-        new = left.pop(_keys(path), None)
+        name = _name(path)
+        new = left.pop(name, None)
         if new is not None and new.shape != old.shape:
-            name = _name(path)
             raise ValueError(f"The parameter {name} is {old.shape} and {new.shape} was given.")
         leaves.append(old if new is None else new)
     if left:
-        raise ValueError(f"The model has no parameter {'.'.join(next(iter(left)))}.")
+        raise ValueError(f"The model has no parameter {next(iter(left))}.")
     return jax.tree.unflatten(structure, leaves)
 
 
-def _keys(path):
-    return tuple(str(step.key) for step in path)
-
-
-def _name(path):
-    return ".".join(_keys(path))
+_name = functools.partial(jax.tree_util.keystr, simple=True, separator=".")

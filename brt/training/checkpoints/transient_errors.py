@@ -40,8 +40,6 @@ def _is_transient(error):
         return True
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno not in DAMAGE
-    if isinstance(error, FileNotFoundError):
-        return False
     if type(error).__module__.split(".")[0] in NETWORK:
         return getattr(error, "code", None) != NOT_THERE
     if isinstance(error, OSError):

@@ -34,10 +34,11 @@ def divided(trainer: Trainer, model: Model, mesh: AnyMesh) -> Any:
             f"segments of a step (Trainer.segments_per_step); and {models} model-parallel devices "
             "must be 1."
         )
-    if model.dropout or trainer.clear_state or trainer.reread_segments:
+    refused = trainer.clear_state, trainer.reread_segments, trainer.most_scored
+    if model.dropout or any(refused):
         raise ValueError(
             f"{asked} trains without dropout: bind that of {type(model).__name__} to 0, and no "
-            "Trainer.clear_state and reread_segments."
+            "Trainer.clear_state, reread_segments and most_scored."
         )
     if trainer.bptt_depth is not None:
         raise ValueError(f"{asked} has gradients through the whole step: bind no bptt_depth.")

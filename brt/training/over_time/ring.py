@@ -151,18 +151,35 @@ def _switch(layerwise, groups, largest, x_of, cache_of):
 class Vectors:
     """Trees of several structures as zero-padded vectors of one size, so that one exchange carries
     any layer's cache. like: their shapes.
+
+    Integers are divided into bytes, which floats of every type hold exactly.
     """
 
     def __init__(self, like: list[Any]):
-        vectors = [ravel_pytree(zeros_like(tree)) for tree in like]
+        self._like = like
+        vectors = [ravel_pytree(_without_integers(zeros_like(tree))) for tree in like]
         self.size = max(vector.size for vector, _ in vectors)
         self.dtype: DTypeLike = jnp.result_type(*(vector.dtype for vector, _ in vectors))
         self._parts = [(vector.size, vector.dtype, tree) for vector, tree in vectors]
 
     def pack(self, tree: Any) -> jax.Array:
-        vector, _ = ravel_pytree(tree)
+        vector, _ = ravel_pytree(_without_integers(tree))
         return jnp.pad(vector.astype(self.dtype), (0, self.size - vector.size))
 
     def unpack(self, number: int, vector: jax.Array) -> Any:
         size, dtype, tree = self._parts[number]
-        return tree(vector[:size].astype(dtype))
+        return jax.tree.map(_with_integers, tree(vector[:size].astype(dtype)), self._like[number])
+
+
+def _without_integers(tree):
+    return jax.tree.map(
+        lambda x: jax.lax.bitcast_convert_type(x, jnp.uint8) if _is_integer(x) else x, tree
+    )
+
+
+def _with_integers(x, like):
+    return jax.lax.bitcast_convert_type(x, like.dtype) if _is_integer(like) else x
+
+
+def _is_integer(x):
+    return jnp.issubdtype(x.dtype, jnp.integer)

@@ -21,8 +21,8 @@ from absl import logging
 from brt.storage.growing import GrowingFiles
 from brt.storage.paths import RemotePath, absolute, as_path, is_remote
 from brt.storage.regular_files import MOST_BYTES, check_links, open_regular, read_bytes
-from brt.storage.replaced_files import naming, replace_file, replace_text, replacing
-from brt.training.records.event_files import EventFile
+from brt.storage.replaced_files import naming, replace_file, replacing
+from brt.training.records.event_files import PREFIX, EventFile
 from brt.training.records.metric_writers import USUAL, Wandb
 from brt.training.records.record_file import RecordFile, record_of
 from brt.training.records.run_lock import RunLock
@@ -100,11 +100,8 @@ class RunFolder:
 
     def _write(self, name, text):
         path = as_path(self.file(name))
-        if isinstance(path, RemotePath):
-            path.write_text(text)
-            return
         with naming(path):
-            replace_text(path, text)
+            replace_file(path.parent, path.name, text.encode())
 
     def open_metrics(self, step: int, settings: Mapping[str, str] | None = None) -> str | None:
         """Opens the records after `step`; drops later ones.
@@ -119,7 +116,8 @@ class RunFolder:
             self._writers.append(Wandb(self.on_disk, self.path, settings or {}))
         metrics = as_path(self.file(METRICS))
         # Without records, event files belong to another program.
-        events = self._event_files() if metrics.exists() else []
+        files = as_path(self.path).iterdir() if metrics.exists() else ()
+        events = [path for path in files if path.name.startswith(PREFIX)]
         moved = None
         if not step and read_metrics(self.path):
             moved = self._copy_records()
@@ -158,10 +156,6 @@ class RunFolder:
                 )
         if self._growing:
             self._growing.copy()
-
-    def _event_files(self):
-        files = as_path(self.path).iterdir()
-        return [path for path in files if path.name.startswith("events.out.tfevents.")]
 
     def _copy_records(self) -> str:
         paths = (as_path(self.file(f"metrics.{number}.jsonl")) for number in itertools.count(1))

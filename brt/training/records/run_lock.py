@@ -110,8 +110,9 @@ class RunLock:
                 if os.path.samestat(os.fstat(file), os.stat(self.path)):
                     break
             os.close(file)
-        else:
+        else:  # a file system that gives an open file another number
             file = lock_file(self.path)
+            self._excludes = False
         return file
 
     def _take(self):
