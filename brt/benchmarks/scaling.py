@@ -23,7 +23,7 @@ from brt.benchmarks.topologies import Target
 from brt.experiment import Configuration
 from brt.reporting.drawing.plots import Line, Plot, image
 from brt.storage.csv_text import csv_text
-from brt.storage.replaced_files import replace_text
+from brt.storage.replaced_files import replace_file
 
 SEGMENT, BATCH = 4096, 131_072
 """Tokens of a batch element and of the published batch."""
@@ -156,7 +156,8 @@ def compiled(steps: Iterable[Step], file: str) -> Iterator[list[dict[str, Any]]]
             print(f"compiling {step}", flush=True)
             known[step] = compile_step(step)
             rows = [{"step": step, "exchanges": found} for step, found in known.items()]
-            replace_text(Path(file), "".join(json.dumps(row) + "\n" for row in rows))
+            lines = "".join(json.dumps(row) + "\n" for row in rows).encode()
+            replace_file(Path(file).parent, Path(file).name, lines)
         yield known[step]
 
 

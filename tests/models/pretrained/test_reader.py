@@ -10,6 +10,8 @@ from flax import nnx
 from tiny_models import OneKey, quick_jit, randomised
 
 from brt.models.block_recurrent.associative_memory import AssociativeMemory
+from brt.models.block_recurrent.cached_states import CachedStates
+from brt.models.block_recurrent.delta_layers import GatedDeltaLayer
 from brt.models.block_recurrent.gated_delta import GatedDeltaMemory
 from brt.models.caches import reset_rows
 from brt.pretrained.decoders.gpt2 import GPT2
@@ -233,6 +235,9 @@ def test_what_does_not_go_together_is_refused():
     with pytest.raises(ValueError, match=r"AssociativeMemory, .* padding"):
         blockwise = functools.partial(BackboneMemory, memory=AssociativeMemory)
         refused(body=BODIES["bert"], memories=(blockwise,))
+    with pytest.raises(ValueError, match=r"CachedStates, .* padding"):
+        states = functools.partial(CachedStates, memory=GatedDeltaLayer, most=2)
+        refused(body=BODIES["bert"], memories=(functools.partial(BackboneMemory, memory=states),))
     with pytest.raises(ValueError, match=r"PretrainedReader\.body = .* an Encoder"):
         sizes = dict(vocabulary_size=9, num_layers=1, width=4, num_heads=1, num_positions=8)
         refused(body=functools.partial(GPT2, **sizes))
