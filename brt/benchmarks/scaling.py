@@ -156,8 +156,8 @@ def compiled(steps: Iterable[Step], file: str) -> Iterator[list[dict[str, Any]]]
             print(f"compiling {step}", flush=True)
             known[step] = compile_step(step)
             rows = [{"step": step, "exchanges": found} for step, found in known.items()]
-            lines = "".join(json.dumps(row) + "\n" for row in rows).encode()
-            replace_file(Path(file).parent, Path(file).name, lines)
+            content = "".join(json.dumps(row) + "\n" for row in rows).encode()
+            replace_file(Path(file).parent, Path(file).name, content)
         yield known[step]
 
 
