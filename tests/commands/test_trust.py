@@ -16,7 +16,8 @@ import gin
 import numpy as np
 import pytest
 import stores
-from fabricated_runs import add_recording, make_run, make_store
+from fabricated_recordings import make_store
+from fabricated_runs import add_recording, make_run
 from paths import ROOT
 from tiny_run import PLAIN, command, contents, gin_afterwards, write_config  # noqa: F401
 
