@@ -11,7 +11,7 @@ from paths import ROOT, TESTS
 
 NAMES = re.findall(r"^\d+\. .*", (ROOT / "docs" / "tour.md").read_text(encoding="utf-8"), re.M)
 TOUR = [name for line in NAMES for name in re.findall(r"`(brt/[\w/]+\.py)`", line)]
-MAXIMUM = 2_259
+MAXIMUM = 2_240
 """Lines of code of all files together: lower this number, never raise it."""
 SILENT = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
 EXTENSIONS = ("brt.pretrained", "brt.studies", "brt.reporting", "brt.benchmarks", "brt.sweeps")
