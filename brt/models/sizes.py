@@ -6,7 +6,7 @@ from typing import Annotated
 from brt.checks import Count, CountFrom0, OneOf, checked_arguments
 
 FORMS = ("auto", "plain", "kernel", "cudnn")
-""""auto": a kernel on TPUs where the sizes fit, else plain JAX; Pallas kernels; cuDNN."""
+""""auto": kernels on TPUs where sizes fit, cuDNN on Hopper where it is faster, else plain JAX."""
 
 DROPPED = ("weights", "keys")
 """"weights" of attention after the softmax, as published; "keys" before it."""

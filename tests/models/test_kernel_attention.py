@@ -290,6 +290,15 @@ def test_cudnn_refuses_what_it_cannot_compute(dtype, has_dropout, part):
     assert part in cudnn_attention.misfit(jnp.dtype(dtype), has_dropout)
 
 
+@pytest.mark.parametrize(
+    ("head_size", "window", "states", "part"),
+    [(60, 512, 0, "head_size = 60"), (264, 512, 0, "264"), (64, 511, 0, "511"), (64, 512, 3, "3")],
+)
+def test_cudnn_refuses_sizes_of_heads_and_biases(head_size, window, states, part):
+    assert part in cudnn_attention.size_misfit(head_size, window, states)
+    assert not cudnn_attention.size_misfit(64, 512, 16)
+
+
 def test_cudnn_refuses_dropout_in_training_alone(calls_of_cudnn):
     settings = dict(attention_form="cudnn", activation_dtype="bfloat16", dropout=0.1)
     model = random_model("slide", **settings)

@@ -13,6 +13,7 @@ from flax import nnx
 from paths import ROOT
 
 from brt import BlockRecurrentTransformer, RecurrentCell
+from brt.models.diagonal import run_diagonally
 from brt.models.fast import kernel_forms, table
 
 COMPILE = """
@@ -63,10 +64,10 @@ for (W, H, K), activations, dropout in [
         compile_attention(functools.partial(window.window_attention, heads, with_keys), args)
 
 BLOCKS = [(32, 512, 2, 64), (512, 512, 8, 128), (1024, 512, 4, 64), (512, 512, 8, 16),
-          (512, 512, 4, 256), (1024, 1024, 8, 128)]
+          (512, 512, 4, 256), (1024, 1024, 8, 128), (1024, 1024, 2, 64), (512, 1024, 2, 64)]
 for (Q, X, H, K), activations in itertools.product(BLOCKS, [jnp.bfloat16, jnp.float32]):
     heads = Heads(H, K)
-    if states.misfit(heads, Q, X):
+    if states.misfit(heads, Q, X, activations):
         continue
     seeds = of(H, Q // 128, 2, dtype=jnp.uint32)
     keep = TileDropout(seeds, 0.1) if Q >= 128 else of(H, Q, X, dtype=f32)
@@ -171,6 +172,25 @@ def test_a_recurrent_stack_lowers_for_tpus(monkeypatch, feedback, kernel):
     kernels = set(re.findall(r'kernel_name = "(\w+)"', lowered.as_text()))
     assert any(name.startswith("window") for name in kernels), kernels
     assert any(name.startswith(kernel) for name in kernels), kernels
+
+
+def test_layers_at_once_lower_for_tpus(monkeypatch):
+    for module in (table, kernel_forms):
+        monkeypatch.setattr(module, "on_tpu", lambda: True)
+    sizes = dict(vocabulary_size=256, num_layers=2, width=128, num_heads=2, head_size=64)
+    model = nnx.eval_shape(
+        lambda: BlockRecurrentTransformer(
+            nnx.Rngs(0), **sizes, feed_forward_size=128, window=128, activation_dtype="bfloat16"
+        )
+    )
+    graph, params = nnx.split(model)
+
+    def run(params, tokens_KBT):
+        model = nnx.merge(graph, params)
+        return run_diagonally(model, jax.vmap(model.embed)(tokens_KBT), model.init_caches(1))[0]
+
+    traced = jax.jit(run).trace(params, jax.ShapeDtypeStruct((2, 1, 256), "int32"))
+    assert traced.lower(lowering_platforms=("tpu",))
 
 
 @pytest.mark.slow

@@ -49,8 +49,8 @@ class BlockRecurrentTransformer(TiedEmbedding, Body):
             `((@MyMemory, (3, 7)),)`; layers of one that replaces attention have no window.
         qk_norm: queries and keys of unit length and a learned scale for each head; False: the
             scaled dot product.
-        attention_form: "plain"; "kernel", Pallas kernels: on TPUs for attention, and for cells
-            where sizes fit, on GPUs for windows; "cudnn", on GPUs, for bfloat16, without dropout or
+        attention_form: "plain"; "kernel", Pallas kernels, for attention, the delta rule and, on
+            TPUs, cells, where sizes fit; "cudnn", on GPUs, for bfloat16, without dropout or
             with that of keys; "auto", kernels on TPUs where sizes fit, cuDNN on Hopper where it was
             measured to be faster.
         attention_dropout: of "weights", as published, or of "keys" before the softmax.

@@ -32,8 +32,20 @@ def layers_at_once() -> Iterator[None]:
         _AT_ONCE.reset(token)
 
 
+are_layers_at_once = _AT_ONCE.get
+
 BINDING = "BlockRecurrentTransformer.attention_form"
 IMPLEMENTATION: Literal["cudnn", "xla"] = "cudnn"
+
+
+def size_misfit(head_size: int, window: int, states: int) -> str | None:
+    """Returns why JAX refuses these sizes, if it does; states: of a bias, or 0."""
+    if IMPLEMENTATION != "cudnn":
+        return None
+    if head_size % 8 or head_size > 256:
+        return f"head_size = {head_size} must be a multiple of 8, and at most 256"
+    odd = window % 2 or states % 2
+    return f"biases of a window of {window} and of {states} states must be even" if odd else None
 
 
 def misfit(dtype: jax.typing.DTypeLike, has_dropout: bool = False) -> str | None:

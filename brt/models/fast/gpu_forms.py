@@ -63,7 +63,7 @@ def window_attention(
     return WindowAttention(y_BTHK, unit_q_BTHK, unit_k_BTHK, last)
 
 
-def states_misfit(sizes: Sizes, queries: int, keys: int) -> str | None:
+def states_misfit(sizes: Sizes, queries: int, keys: int, dtype: DTypeLike) -> str | None:
     return gpu_launch.block_misfit(_heads(sizes.num_heads, sizes.head_size), queries, keys)
 
 

@@ -94,8 +94,9 @@ def window_attention(
     return WindowAttention(y_BTA.reshape(q_BTHK.shape), q_unit_BTHK, k_BTHK, last_BWHK)
 
 
-def states_misfit(sizes: Sizes, queries: int, keys: int) -> str | None:
-    return states_kernel.misfit(heads_of(sizes.num_heads, sizes.head_size), queries, keys)
+def states_misfit(sizes: Sizes, queries: int, keys: int, dtype: DTypeLike) -> str | None:
+    heads = heads_of(sizes.num_heads, sizes.head_size)
+    return states_kernel.misfit(heads, queries, keys, dtype)
 
 
 def states_dropout(

@@ -47,10 +47,12 @@ def layer_ops(
 
     Raises a `ValueError`, with the binding, for a required form that cannot compute this layer.
     """
+    drops_keys = sizes.attention_dropout == "keys"  # by a bias
+    wrong = cudnn_attention.size_misfit(sizes.head_size, window, states if drops_keys else 0)
     if sizes.attention_form == "cudnn":
-        return _with_attention(_cudnn(sizes, dtype), sizes)
-    by_size = sizes.head_size, window, dtype
-    if sizes.attention_form == "auto" and on_gpu() and cudnn_attention.is_faster(*by_size):
+        return _with_attention(_cudnn(sizes, dtype, wrong), sizes)
+    is_faster = not wrong and cudnn_attention.is_faster(sizes.head_size, window, dtype)
+    if sizes.attention_form == "auto" and on_gpu() and is_faster:
         heads = f"{sizes.num_heads} heads of {sizes.head_size}"
         drops = ", plain with dropout" if sizes.attention_dropout == "weights" else ""
         _say_once(f"Attention, a window of {window} tokens, {heads}: cuDNN{drops}")
@@ -58,15 +60,16 @@ def layer_ops(
     chosen = _with_attention(attention.attend, sizes)
     if wants_kernels(sizes):
         kernels = kernel_module()
-        no = "it drops keys (attention_dropout)" if sizes.attention_dropout == "keys" else None
+        no = "it drops keys (attention_dropout)" if drops_keys else None
         what = f"Attention, a window of {window} tokens"
-        if has_kernel(sizes, what, no or kernels.window_misfit(sizes, window, dtype)):
+        misfit = no or _at_once() or kernels.window_misfit(sizes, window, dtype)
+        if has_kernel(sizes, what, misfit):
             chosen = chosen._replace(
                 window_tables=kernels.window_tables,
                 window_attention=functools.partial(kernels.window_attention, has_memories),
             )
         what = f"Attention, {window} queries and {states} keys of a block"
-        misfit = no or kernels.states_misfit(sizes, window, states)
+        misfit = no or kernels.states_misfit(sizes, window, states, dtype)
         if states and has_kernel(sizes, what, misfit):
             chosen = chosen._replace(
                 states_dropout=kernels.states_dropout,
@@ -93,7 +96,7 @@ def cell_ops(
     chosen = CellOps(by_head, block_loop.scan_blocks)
     if wants_kernels(sizes):
         kernels = kernel_module()
-        misfit = kernels.cell_misfit(sizes, states, window, dtype)
+        misfit = _at_once() or kernels.cell_misfit(sizes, states, window, dtype)
         if gate is None:
             misfit = "it has several gates, or its queries wait for one"
         elif remat:
@@ -106,7 +109,7 @@ def cell_ops(
         # For a step outside that loop, or of another arrangement.
         found = []
         for keys in (states, 2 * window):
-            misfit = kernels.states_misfit(sizes, states, keys)
+            misfit = kernels.states_misfit(sizes, states, keys, dtype)
             what = f"Attention, {states} queries and {keys} keys of a block"
             found.append(has_kernel(sizes, what, misfit, required=not is_whole))
         if all(found):
@@ -185,8 +188,14 @@ def _with_attention(attend, sizes):
     )
 
 
-def _cudnn(sizes, dtype):
-    if misfit := cudnn_attention.misfit(dtype):
+def _at_once():
+    """Pallas cannot batch TPU kernels whose arrays stay in HBM."""
+    at_once = on_tpu() and cudnn_attention.are_layers_at_once()
+    return "its layers run at once (segments_together)" if at_once else None
+
+
+def _cudnn(sizes, dtype, wrong=None):
+    if misfit := cudnn_attention.misfit(dtype) or wrong:
         raise ValueError(f'{BINDING} = "cudnn": {misfit}. Or use "plain".')
     _say_once(f"Attention, {sizes.num_heads} heads of {sizes.head_size}: cuDNN")
     return cudnn_attention.cudnn_attention

@@ -22,8 +22,8 @@ SIZES = 32, 64, 128, 256
 """Of heads: powers of two, like all sizes in a Triton kernel."""
 STEP, LONGEST, FEWEST = 128, 2048, 16
 """Windows are multiples of STEP; queries and keys of any layout, and interpreted windows, of
-FEWEST, the rows of a matrix unit. LONGEST limits both."""
-LARGE = re.compile(r"\bG?[HB]\d\d")
+FEWEST, the rows of a matrix unit. LONGEST limits windows, 2 LONGEST the keys of a block."""
+LARGE = re.compile(r"\bG?(H\d\d|B\d{3})")
 """Names of Hopper and Blackwell cards for data centers, with 227 KiB of shared memory a block."""
 OLD = re.compile(r"\b([TPKM]\d+|V100\w*|GTX|TITAN|RTX 20\d\d|Quadro)\b")
 """Names of cards with a compute capability below 8.0, which Pallas refuses."""

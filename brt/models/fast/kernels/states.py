@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
+from jax.typing import DTypeLike
 
 from brt.models.fast.kernels.parts import (
     Heads,
@@ -42,7 +43,15 @@ MOST = 1024
 """Queries and keys of a block that fit into 16 MiB of VMEM, with heads of 64 or 128."""
 
 
-def misfit(heads: Heads, queries: int, keys: int) -> str | None:
+MOST_FLOAT32 = 640 * 1024
+"""Queries times keys in float32 that fit with several heads in the lanes."""
+
+
+def misfit(heads: Heads, queries: int, keys: int, dtype: DTypeLike) -> str | None:
+    if keys == 1:  # Mosaic has no product over one element in bfloat16
+        return "one key"
+    if heads.per_step > 1 and dtype == jnp.float32 and queries * keys > MOST_FLOAT32:
+        return f"{queries} queries and {keys} keys in float32 exceed the VMEM"
     most = heads.fitting(MOST)
     wrong = block_misfit(queries, most, "queries") or block_misfit(keys, most, "keys")
     return wrong or heads.misfit()
