@@ -104,12 +104,8 @@ def cudnn_attention(
     q_QHK = (at_least_float32(q_QHK) * jnp.abs(scale_H)[:, None]).astype(dtype)
     q, k, v = (x.reshape(-1, *x.shape[-3:]) for x in (q_QHK, k_JHK, v_JHK))
     bias = None if bias_HQJ is None else bias_HQJ.astype(dtype)[None]
-    return _attention(q, k, v, bias).reshape(q_QHK.shape)
-
-
-def _attention(q_BQHK, k_BJHK, v_BJHK, bias_1HQJ):
-    form = _batched if _AT_ONCE.get() and bias_1HQJ is not None else _single
-    return form(q_BQHK, k_BJHK, v_BJHK, bias_1HQJ)
+    form = _batched if are_layers_at_once() and bias is not None else _single
+    return form(q, k, v, bias).reshape(q_QHK.shape)
 
 
 def _single(q_BQHK, k_BJHK, v_BJHK, bias_1HQJ):
