@@ -66,9 +66,10 @@ def speed(
 
 
 def shown(scalars: dict[str, float]) -> str:
+    rate = scalars.get("train/learning_rate")  # no rate if all steps were skipped
     return (
         f"loss {scalars['train/loss']:.4f}  bits/token {scalars['train/bits_per_token']:.4f}  "
-        f"lr {scalars['train/learning_rate']:.2e}  "
+        f"{'' if rate is None else f'lr {rate:.2e}  '}"
         f"{scalars['perf/tokens_per_second']:,.0f} tokens/s"
     )
 
