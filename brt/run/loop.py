@@ -71,7 +71,7 @@ class TrainingRun:
         try:
             self.checkpoints = Checkpoints(self.folder.file(CHECKPOINTS), trainer.policy)
             if not allow_changes:
-                check_bindings(self.checkpoints, experiment.bindings, trainer, self.folder.path)
+                check_bindings(self.checkpoints, experiment.bindings, trainer, self.store)
             self._restore(params, evaluator)
             self.profiler = Profiler(profile, self.folder.on_disk, self.start, trainer.steps)
         except BaseException:
@@ -133,7 +133,7 @@ class TrainingRun:
             while not ends and self.step < self.trainer.steps:
                 self._step(prefetch)
                 ends = self._pause(prefetch)
-        self.checkpoints.wait()
+            self.checkpoints.wait()  # while signals are handled: a second one may not kill it
         self._progress.note(self.goodput.sentence())
         return self.evaluation.scalars
 
@@ -253,7 +253,7 @@ class TrainingRun:
             "interval": self.interval.sums,
             "bindings": self.experiment.bindings,
             "ledger": self._whole_checksum(),
-            "vocabulary": self.store.manifest["vocabulary"],
+            **{name: self.store.manifest[name] for name in ("vocabulary", "content")},
             "evaluated": not self.evaluation.pending,
         }
         self.checkpoints.save(self.state, record, self.evaluation.best.step)
