@@ -78,6 +78,10 @@ class EvaluationPass(Stream):
 
     num_steps: int
 
+    def bounded(self, most: int) -> int:
+        """Returns how many steps an evaluation reads that is bound to `most`."""
+        return most
+
     def positions(
         self, step: int, first_row: int = 0, num_rows: int | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
