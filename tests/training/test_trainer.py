@@ -447,5 +447,6 @@ def test_both_ways_to_evaluate_score_the_whole_split(tiny, straight, monkeypatch
     with jax.set_mesh(mesh):
         expected = Evaluator(tiny.experiment, store, mesh).run(straight.state.params)
     assert {name: written[name] for name in expected} == expected
+    assert "given" not in written  # the run's own flags are not of the evaluation
     out = capsys.readouterr().out
     assert all(name in out for name in expected) and f"at step {STEPS}, validation" in out
