@@ -158,7 +158,7 @@ class TrainingRun:
     def _pause(self, prefetch) -> bool:
         """Evaluates and saves if due; returns whether the loop ends."""
         stops, ends_early = self.stop.is_set(), False
-        evaluates = self.evaluation.is_due(self.step)
+        evaluates = self._is_due(self.step, self.evaluation.every)
         saves = stops or self._is_due(self.step, self.trainer.policy.every)
         if not (evaluates or saves):
             return False
@@ -178,7 +178,7 @@ class TrainingRun:
         return stops or ends_early
 
     def _is_due(self, step, every):
-        return step % every == 0 or step == self.trainer.steps
+        return every > 0 and (step % every == 0 or step == self.trainer.steps)
 
     def _fetch_metrics(self, prefetch):
         """Waits for the step in flight, if any, and reports it."""
