@@ -102,7 +102,7 @@ def test_macros_and_scopes_count_as_what_reads_them(
         check_bindings(straight.checkpoints, bindings | others, trainer, straight.store)
 
 
-def test_a_store_of_other_tokens_is_refused_and_a_moved_one_is_not(tmp_path):
+def test_other_tokens_are_refused_and_a_moved_store_is_not(tmp_path):
     path = write_config(tmp_path)
     train_here(build(path, *BINDINGS), tmp_path / "run", stop_after=2)
     (tmp_path / "stores").rename(tmp_path / "moved")
