@@ -29,7 +29,7 @@ from brt.evaluation.recording import Recording
 from brt.evaluation.replay import recorded_scalars
 from brt.experiment import Experiment
 from brt.host.progress import say
-from brt.model_folder import run_config, use_vocabulary
+from brt.model_folder import GIN, run_config, use_vocabulary
 from brt.storage.paths import as_path
 from brt.storage.replaced_files import replace_json
 from brt.studies.output import table, write_study
@@ -194,7 +194,9 @@ def evaluate(
     if documents is None:
         text = f"own_text_{text_name(FLAGS.text)}_" if FLAGS.text else ""
         name = f"evaluation_{text}{split}" + ("" if is_usual else f"_step_{step}") + ".json"
-        given = [*FLAGS.gin_file[1 + bool(FLAGS.text) :], *FLAGS.gin_bindings]  # after the run's
+        files, own = FLAGS.gin_file, os.path.join(workdir, GIN)
+        # `brt.train --eval_only` has the run's flags alone.
+        given = [*files[files.index(own) + 1 :], *FLAGS.gin_bindings] if own in files else []
         figures = {"step": step, "split": split, **counts, **scalars}
         figures |= {"best_by": best_by} if best_by else {}
         figures |= {"caveat": caveat} if caveat else {}

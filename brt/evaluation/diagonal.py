@@ -7,7 +7,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
-from brt.data.streams.base import EvaluationPass, with_empty_rows
+from brt.data.streams.base import EvaluationPass, Stream, with_empty_rows
 from brt.data.streams.batch import Batch
 from brt.data.token_scores import TokenScores
 from brt.evaluation.reading import SegmentReader
@@ -82,19 +82,15 @@ class DiagonalReader(SegmentReader):
         yield from self._scores(padded, batches, run, stream.rows, max_steps, label)
 
 
-class _Together(EvaluationPass):
-    """The same pass with K segments in a batch; the last one ends with padding."""
+class _Together(Stream):
+    """A pass with K segments in a batch; the last one ends with padding."""
 
     def __init__(self, inner: EvaluationPass, together: int):
         super().__init__(inner.store, inner.rows, inner.segment_length, together)
         self.inner = inner
-        self.num_steps = -(-inner.num_steps // together)
         self.targets_are_tokens = inner.targets_are_tokens
 
     def _read(self, step: int, rows: range) -> Batch:
         steps = range(step * self.segments_per_step, (step + 1) * self.segments_per_step)
         segments = [self.inner.batch(each, rows.start, len(rows)) for each in steps]
         return Batch(*(np.concatenate(arrays) for arrays in zip(*segments)))
-
-    def _positions(self, step: int, rows: range) -> tuple[np.ndarray, np.ndarray]:
-        return self.inner.positions(step * self.segments_per_step, rows.start, len(rows))

@@ -73,13 +73,14 @@ class Evaluator:
         Args:
             after_segment: called after each segment; its exceptions end the evaluation.
         """
+        max_steps = max_steps and self.stream.bounded(max_steps)
         rest = max_steps, after_segment
         scalars = self._pass(params, "kept", progress_label, *rest)
         if self.decoder and isinstance(self.evaluation.score, FreeRunning):
             label = progress_label and f"{progress_label}, free-running"
             samples = None
-            if max_steps and isinstance(self.stream, SamplePass):  # whole samples
-                samples = max(max_steps // self.stream.segments, 1) * self.stream.rows
+            if max_steps and isinstance(self.stream, SamplePass):
+                samples = max_steps // self.stream.segments * self.stream.rows
             score = self.evaluation.score
             scalars |= score.run(self.decoder, params, scalars["accuracy"], samples, label)
         if self.evaluation.cleared and self.reader.has_state and self.evaluation.stride is None:
@@ -93,10 +94,9 @@ class Evaluator:
             self.add(sums, segment)
             if after_segment:
                 after_segment()
+        whole = not max_steps or max_steps >= self.stream.num_steps
         labelled = isinstance(self.stream, LabelledPass)  # labels are not text
-        return self.scalars(
-            sums, not labelled and (not max_steps or max_steps >= self.stream.num_steps)
-        )
+        return self.scalars(sums, whole and not labelled)
 
     def add(self, sums: Sums, segment: TokenScores) -> None:
         if self.evaluation.meliad_scoring:

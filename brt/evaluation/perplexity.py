@@ -26,7 +26,7 @@ def word_level_perplexity(bits_per_token: float, tokens: int, words: int) -> flo
 
 
 def per_token(nats: float, weight: float) -> dict[str, float]:
-    loss = nats / max(weight, 1e-6)
+    loss = nats / weight
     return {
         "loss": loss,
         "bits_per_token": loss / math.log(2),

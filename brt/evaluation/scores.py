@@ -4,6 +4,7 @@ import numpy as np
 
 from brt.data.token_scores import Score, Store, Sums, TokenScores
 from brt.evaluation.perplexity import per_text, per_token
+from brt.training.checkpoints.policy import NoSuchMetric
 
 
 def add_share(sums: Sums, name: str, correct: np.ndarray) -> None:
@@ -28,9 +29,14 @@ class TokenSums(Score):
             sums[name] = sums.get(name, 0.0) + float(value)
 
     def scalars(self, sums: Sums, store: Store, whole: bool) -> dict[str, float]:
+        if not sums["weight"]:
+            raise NoSuchMetric(
+                f"The evaluation of {store.folder} has no loss, because it read no scored token: "
+                "bind Evaluation.max_steps to more segments, or to None for whole documents."
+            )
         scalars = {
             **per_token(sums["nats"], sums["weight"]),
-            "accuracy": sums["correct"] / max(sums["weight"], 1e-6),
+            "accuracy": sums["correct"] / sums["weight"],
             "scored_tokens": sums["tokens"],
         }
         if whole and not store.has_weights:

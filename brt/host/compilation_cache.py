@@ -5,6 +5,7 @@ JAX alone never replaces an entry that a killed process left damaged, and with a
 Here each process has its own folder, and links exchange whole entries with the shared one.
 """
 
+import contextlib
 import os
 import shutil
 import tempfile
@@ -34,8 +35,9 @@ class CompilationCache:
         self.shared = Path(folder).expanduser()
         self.shared.mkdir(parents=True, exist_ok=True)
         for old in self.shared.glob(f"{PROCESS}*"):
-            if time.time() - old.stat().st_mtime > ABANDONED:
-                shutil.rmtree(old, ignore_errors=True)
+            with contextlib.suppress(FileNotFoundError):  # its process ends
+                if time.time() - old.stat().st_mtime > ABANDONED:
+                    shutil.rmtree(old, ignore_errors=True)
         self.own = Path(tempfile.mkdtemp(prefix=PROCESS, dir=self.shared))
         _link_entries(self.shared, self.own)
         settings = {

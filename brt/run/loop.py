@@ -71,7 +71,7 @@ class TrainingRun:
         try:
             self.checkpoints = Checkpoints(self.folder.file(CHECKPOINTS), trainer.policy)
             if not allow_changes:
-                check_bindings(self.checkpoints, experiment.bindings, trainer, self.folder.path)
+                check_bindings(self.checkpoints, experiment.bindings, trainer, self.store)
             self._restore(params, evaluator)
             self.profiler = Profiler(profile, self.folder.on_disk, self.start, trainer.steps)
         except BaseException:
@@ -133,7 +133,7 @@ class TrainingRun:
             while not ends and self.step < self.trainer.steps:
                 self._step(prefetch)
                 ends = self._pause(prefetch)
-        self.checkpoints.wait()
+            self.checkpoints.wait()  # while signals are handled: a second one may not kill it
         self._progress.note(self.goodput.sentence())
         return self.evaluation.scalars
 
@@ -158,7 +158,7 @@ class TrainingRun:
     def _pause(self, prefetch) -> bool:
         """Evaluates and saves if due; returns whether the loop ends."""
         stops, ends_early = self.stop.is_set(), False
-        evaluates = self.evaluation.is_due(self.step)
+        evaluates = self._is_due(self.step, self.evaluation.every)
         saves = stops or self._is_due(self.step, self.trainer.policy.every)
         if not (evaluates or saves):
             return False
@@ -178,7 +178,7 @@ class TrainingRun:
         return stops or ends_early
 
     def _is_due(self, step, every):
-        return step % every == 0 or step == self.trainer.steps
+        return every > 0 and (step % every == 0 or step == self.trainer.steps)
 
     def _fetch_metrics(self, prefetch):
         """Waits for the step in flight, if any, and reports it."""
@@ -253,7 +253,7 @@ class TrainingRun:
             "interval": self.interval.sums,
             "bindings": self.experiment.bindings,
             "ledger": self._whole_checksum(),
-            "vocabulary": self.store.manifest["vocabulary"],
+            **{name: self.store.manifest[name] for name in ("vocabulary", "content")},
             "evaluated": not self.evaluation.pending,
         }
         self.checkpoints.save(self.state, record, self.evaluation.best.step)

@@ -23,12 +23,13 @@ class _Stopped(Exception):
 
 
 class LoopEvaluation:
-    """Evaluates every `Trainer.eval_every` steps.
+    """Evaluates in the loop of a run.
 
     Args:
         pending: the evaluation at this step was not finished when the checkpoint was written.
 
-    Attributes: best evaluation so far; scalars `eval/*` of the last one of this process.
+    Attributes: every, steps between evaluations, 0 for none; best evaluation so far; scalars
+    `eval/*` of the last one of this process.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class LoopEvaluation:
         pending: bool,
     ):
         self.evaluator = evaluator
+        self.every = experiment.trainer.eval_every if evaluator else 0
         self.pending = pending and evaluator is not None
         self.scalars: dict[str, float] = {}
         self._trainer = experiment.trainer
@@ -57,11 +59,6 @@ class LoopEvaluation:
             self.pending = False
             return self._with_plateau(state, loss)
         return state
-
-    def is_due(self, step: int) -> bool:
-        if self.evaluator is None:
-            return False
-        return step % self._trainer.eval_every == 0 or step == self._trainer.steps
 
     def run(self, state: TrainState, step: int, progress: Progress) -> TrainState | None:
         """Evaluates; returns the state, with the plateau rule updated, or None if asked to stop."""

@@ -19,7 +19,8 @@ class Evaluation:
         tokens_per_step: batch elements times segment length; None takes the trainer's, rounded
             down. Empty batch elements are added where the devices do not divide them.
         segment_length: None takes the trainer's.
-        max_steps: most segments of each batch element, in the loop of a training run.
+        max_steps: most segments of each batch element, in the loop of a training run; whole
+            samples, and one labelled document at least.
         cleared: evaluate again with the state, if any, cleared before every segment.
         score: a further `Score`: `@RecallScore()` or, of samples, `@FreeRunning()`; or None.
         meliad_scoring: score as google-research/meliad, without the first token of each segment

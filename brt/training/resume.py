@@ -8,6 +8,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from brt.bindings.reading import differences
+from brt.data.token_scores import Store
 from brt.training.checkpoints.checkpoint import CheckpointError, Checkpoints
 from brt.training.checkpoints.policy import Best, stopped_early
 from brt.training.records.run_folder import read_metrics
@@ -28,25 +29,30 @@ class ChangedConfig(ValueError):
 
 
 def check_bindings(
-    checkpoints: Checkpoints, bindings: dict[str, str], trainer: Trainer, folder: str
+    checkpoints: Checkpoints, bindings: dict[str, str], trainer: Trainer, store: Store
 ) -> None:
-    """Refuses bindings that would make the run compute something else than its checkpoints."""
+    """Refuses bindings, and tokens, that would change what the run computes."""
     free: tuple[str, ...] = FREE_TO_CHANGE
     if trainer.plateau:  # evaluations decide the learning rate
-        of_evaluation = "Trainer.eval", "Evaluation.", "evaluation/"
+        # The shape of an evaluation follows from that of a microbatch.
+        of_evaluation = "Trainer.eval", "Trainer.accumulation:", "Evaluation.", "evaluation/"
         free = tuple(name for name in free if not name.startswith(of_evaluation))
-    recorded = _recorded_bindings(checkpoints) or bindings
+    record = _newest_record(checkpoints)
+    recorded = record.get("bindings", bindings)
     changed = [
         line
         for line in differences(*map(_without_macros, (recorded, bindings)))
         if not line.startswith(free)
         and not f"{line.partition(':')[0].rpartition('/')[2]}:".startswith(free)
     ]
+    content = store.manifest["content"]
+    if (before := record.get("content", content)) != content:
+        changed.append(f"tokens of {store.folder}, by hash: {before:.12} -> {content:.12}")
     if changed:
         raise ChangedConfig(
-            f"{folder} has a run with other bindings:\n  "
+            f"The checkpoints in {checkpoints.folder} have other settings:\n  "
             + "\n  ".join(changed)
-            + "\nUse a new --workdir, restore the bindings, or pass --allow_changes to resume."
+            + "\nUse a new --workdir, restore them, or pass --allow_changes to resume."
         )
 
 
@@ -58,13 +64,13 @@ def _without_macros(bindings):
     return {name: MACRO.sub(value, text) for name, text in bindings.items() if "." in name}
 
 
-def _recorded_bindings(checkpoints):
+def _newest_record(checkpoints):
     for step in reversed(checkpoints.steps()):
         try:
-            return checkpoints.record(step)["bindings"]
+            return checkpoints.record(step)
         except Exception:  # damaged; restoring reports it
             continue
-    return None
+    return {}
 
 
 def check_record(record: Mapping, step: int, folder: str) -> None:

@@ -77,6 +77,14 @@ def test_two_processes_see_neither_s_half_written_entries(tmp_path):
     one.close()
 
 
+def test_a_folder_that_another_process_removes_is_passed_over(tmp_path):
+    # As it looks if it is removed after it was listed.
+    (tmp_path / "brt-process-ended").symlink_to(tmp_path / "removed")
+    cache = CompilationCache(tmp_path)
+    assert cache.own.is_dir()
+    cache.close()
+
+
 def test_file_systems_without_links_get_copies(tmp_path, monkeypatch):
     def refused(*_):
         raise OSError("no links here")

@@ -23,6 +23,7 @@ from brt.data.token_scores import TokenScores
 from brt.evaluation.evaluator import Evaluator
 from brt.evaluation.free_running import FreeRunning, SampleDecoder, scored_part, write
 from brt.models.caches import select_rows
+from brt.training.checkpoints.policy import NoSuchMetric
 from brt.training.records.run_folder import read_metrics
 
 N = 4
@@ -256,3 +257,18 @@ def test_a_bounded_evaluation_writes_that_many_samples(tiny, max_steps, samples)
         evaluator = Evaluator(experiment, experiment.open_store("validation"), mesh)
         scalars = evaluator.run(experiment.init_params(), max_steps=max_steps)
     assert scalars["free_running_samples"] == samples
+    assert scalars["scored_tokens"] == samples * 16  # and the same ones are read
+
+
+def test_an_evaluation_without_a_scored_token_has_no_loss(tmp_path):
+    """The answer is in the second segment and the third."""
+    documents = (
+        *bound("Trainer", stream="documents", segments_per_step=1, tokens_per_step=32),
+        *bound("Evaluation", score=None, max_steps=1, cleared=False),
+    )
+    task = [line for line in TASK if not line.startswith("FreeRunning")]
+    tiny = build(write_config(tmp_path, *task, *documents, without=OTHERS))
+    with pytest.raises(NoSuchMetric, match=r"no scored token: bind Evaluation\.max_steps"):
+        train_here(tiny, tmp_path / "run")
+    assert (tmp_path / "run" / "checkpoints" / "6").is_dir()
+    assert not any("eval/loss" in record for record in read_metrics(tmp_path / "run"))

@@ -88,6 +88,8 @@ def test_how_long_and_how_often_may_change(tiny, straight, monkeypatch, kind):
         (None, {"adamw.b1": "%B1", "B1": "0.8"}, "adamw.b1: 0.9 -> 0.8"),
         (None, {"Evaluation.model": "@evaluation/X", "evaluation/X.window": "8"}, None),
         (object(), {"evaluation/X.window": "8"}, "evaluation/X.window: "),
+        (None, {"Trainer.accumulation": "2"}, None),
+        (object(), {"Trainer.accumulation": "2"}, "Trainer.accumulation: "),
     ],
 )
 def test_macros_and_scopes_count_as_what_reads_them(
@@ -97,7 +99,20 @@ def test_macros_and_scopes_count_as_what_reads_them(
     trainer = dataclasses.replace(tiny.experiment.trainer, plateau=plateau)
     monkeypatch.setattr(straight.checkpoints, "record", lambda step: {"bindings": bindings})
     with pytest.raises(ChangedConfig, match=line) if line else contextlib.nullcontext():
-        check_bindings(straight.checkpoints, bindings | others, trainer, "folder")
+        check_bindings(straight.checkpoints, bindings | others, trainer, straight.store)
+
+
+def test_other_tokens_are_refused_and_a_moved_store_is_not(tmp_path):
+    path = write_config(tmp_path)
+    train_here(build(path, *BINDINGS), tmp_path / "run", stop_after=2)
+    (tmp_path / "stores").rename(tmp_path / "moved")
+    moved = f"Corpus.store = '{tmp_path}/moved'"
+    assert opened(build(path, *BINDINGS, moved), tmp_path / "run").start == 2
+    (tmp_path / "texts" / "train" / "99.txt").write_text("one more document")
+    tiny = build(path, *BINDINGS)
+    with pytest.raises(ChangedConfig, match=rf"tokens of {tmp_path}/stores/train"):
+        opened(tiny, tmp_path / "run")
+    assert opened(tiny, tmp_path / "run", allow_changes=True).start == 2
 
 
 def test_changes_are_accepted_with_the_flag_if_the_shapes_fit(tiny, straight, monkeypatch):

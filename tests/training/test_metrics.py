@@ -71,6 +71,22 @@ def test_skipped_steps_are_counted_and_left_out_of_the_means():
     assert report == without
 
 
+@pytest.mark.parametrize("is_old", [False, True])
+def test_a_mean_is_over_the_steps_that_report_it(is_old):
+    """Segments over devices report no metrics of the model; a resumed run may begin with them."""
+    steps = [metrics(seed) for seed in range(3)]
+    means = [step.means for step in steps]
+    saved = filled(steps[:2]).sums
+    if is_old:  # as brt 0.1.0 saved them
+        saved = {name: x for name, x in saved.items() if not name.startswith("count/")}
+    last = steps[2]._replace(means={"learning_rate": means[2]["learning_rate"]})
+    report = filled([last], Interval(saved)).report()
+    kept = (means[0]["layer1/kept"] + means[1]["layer1/kept"]) / 2
+    rate = sum(each["learning_rate"] for each in means) / 3
+    assert report["train/layer1/kept"] == pytest.approx(kept, rel=1e-12)
+    assert report["train/learning_rate"] == pytest.approx(rate, rel=1e-12)
+
+
 def test_an_interval_of_skipped_steps_only_can_still_be_reported():
     report = filled([metrics(0, finite=False, weight=0.0)] * 2).report()
     assert report["train/skipped_steps"] == 2

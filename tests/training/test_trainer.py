@@ -222,6 +222,28 @@ def test_a_termination_signal_saves_and_the_same_command_goes_on(tmp_path):
     assert [r["step"] for r in read_metrics(str(tmp_path / "run"))] == [*range(1, reached + 1)]
 
 
+def test_a_second_signal_does_not_end_the_last_save(tiny, tmp_path, monkeypatch):
+    wait, waits = Checkpoints.wait, []
+
+    def interrupted(self):
+        waits.append(self)
+        if len(waits) == 2:  # before and after the save
+            signal.raise_signal(signal.SIGTERM)
+        wait(self)
+
+    def end(*_):
+        raise SystemExit("the process ends")
+
+    monkeypatch.setattr(Checkpoints, "wait", interrupted)
+    monkeypatch.setattr(tiny.experiment.trainer, "eval_every", 0)
+    previous = signal.signal(signal.SIGTERM, end)
+    try:
+        run = train_here(tiny, tmp_path, stop_after=2)
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+    assert len(waits) > 1 and run.checkpoints.steps() == [2]
+
+
 @pytest.mark.slow
 def test_a_run_killed_at_any_moment_ends_like_one_that_was_not(tmp_path):
     path = write_config(
@@ -286,6 +308,14 @@ def test_a_non_finite_loss_names_its_step_and_checkpoint(tiny, tmp_path, monkeyp
     monkeypatch.setattr(tiny.experiment.trainer, "eval_every", 0)
     with pytest.raises(NonFiniteLoss, match=f"^Step {bad}: .*checkpoint is {safe} in"):
         train_here(tiny, tmp_path, hook=poison(bad))
+
+
+def test_an_interval_of_skipped_steps_does_not_end_the_run(tmp_path):
+    skipping = "Trainer.skip_nonfinite = True", "Trainer.log_every = 1", "Trainer.steps = 2"
+    path = write_config(tmp_path, *PLAIN, *skipping, without=("RecurrentCell",))
+    run = train_here(build(path), tmp_path / "run", hook=poison(2))
+    assert [record["train/skipped_steps"] for record in records(tmp_path / "run")] == [0, 1]
+    assert run.checkpoints.steps() == [2]
 
 
 # A store with ids beyond the vocabulary.
@@ -417,5 +447,6 @@ def test_both_ways_to_evaluate_score_the_whole_split(tiny, straight, monkeypatch
     with jax.set_mesh(mesh):
         expected = Evaluator(tiny.experiment, store, mesh).run(straight.state.params)
     assert {name: written[name] for name in expected} == expected
+    assert "given" not in written  # the run's own flags are not of the evaluation
     out = capsys.readouterr().out
     assert all(name in out for name in expected) and f"at step {STEPS}, validation" in out

@@ -24,7 +24,7 @@ class Stream(abc.ABC):
     Attributes:
         targets_are_tokens: whether the targets are the next tokens of the store.
         row_segments_B: segments of each batch element in one epoch, int64 (rows,), rounded up;
-            undefined for evaluation and mixtures.
+            undefined for evaluation, mixtures and `RereadStream`.
     """
 
     targets_are_tokens: bool = True
@@ -77,6 +77,10 @@ class EvaluationPass(Stream):
     """
 
     num_steps: int
+
+    def bounded(self, most: int) -> int:
+        """Returns how many steps an evaluation reads that is bound to `most`."""
+        return most
 
     def positions(
         self, step: int, first_row: int = 0, num_rows: int | None = None

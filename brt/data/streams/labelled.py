@@ -236,6 +236,9 @@ class LabelledPass(EvaluationPass):
         ]
         self.num_steps = max(map(len, self._order))
 
+    def bounded(self, most: int) -> int:  # one document at least: its last segment is scored
+        return max(most, int(self.segments.counts_D.max()))
+
     def segment(self, step: int, row: int) -> tuple[int, int]:
         """Returns document and segment of a batch element at a step; (-1, 0) for none."""
         order = self._order[row]

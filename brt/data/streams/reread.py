@@ -20,8 +20,6 @@ class RereadStream(Stream):
         segments = reread_segments + 1
         super().__init__(new.store, new.rows, new.segment_length, segments, new.seed)
         self._new = new
-        if hasattr(new, "row_segments_B"):
-            self.row_segments_B = new.row_segments_B
 
     def _read(self, step: int, rows: range) -> Batch:
         steps = range(step - self.segments_per_step + 1, step + 1)

@@ -55,6 +55,7 @@ RECORD = Fields(
         "evaluated": bool,
         "ledger": Annotated[str, HEXADECIMAL],
         "vocabulary": VOCABULARY,
+        "content": str,
     },
 )
 """The training loop adds the optional fields; odd_weights: `fingerprints`, missing in brt 0.1.0."""

@@ -66,9 +66,10 @@ def speed(
 
 
 def shown(scalars: dict[str, float]) -> str:
+    rate = scalars.get("train/learning_rate")  # no rate if all steps were skipped
     return (
         f"loss {scalars['train/loss']:.4f}  bits/token {scalars['train/bits_per_token']:.4f}  "
-        f"lr {scalars['train/learning_rate']:.2e}  "
+        f"{'' if rate is None else f'lr {rate:.2e}  '}"
         f"{scalars['perf/tokens_per_second']:,.0f} tokens/s"
     )
 
@@ -101,6 +102,10 @@ class Interval:
 
     def __init__(self, saved: dict | None = None):
         self.sums: dict[str, float] = dict(saved or {})
+        for name in [name for name in self.sums if name.startswith("mean/")]:
+            # Records of brt 0.1.0 have no counts.
+            finite = self.sums["steps"] - self.sums["skipped"]
+            self.sums.setdefault(_count_name(name), finite)
 
     def add(self, metrics: StepMetrics) -> None:
         values: dict[str, Any] = {
@@ -112,6 +117,7 @@ class Interval:
         }
         if metrics.finite:
             values |= {f"mean/{name}": value for name, value in metrics.means.items()}
+            values |= {f"count/{name}": 1.0 for name in metrics.means}
         for name, value in values.items():
             self.sums[name] = self.sums.get(name, 0.0) + float(value)
 
@@ -120,7 +126,6 @@ class Interval:
         sums = self.sums
         self.sums = {}
         weight = max(sums["weight"], 1e-6)
-        finite = max(sums["steps"] - sums["skipped"], 1.0)
         loss = sums["nats"] / weight
         return {
             "train/loss": loss,
@@ -129,8 +134,12 @@ class Interval:
             "train/scored_tokens": sums["weight"],
             "train/skipped_steps": sums["skipped"],
             **{
-                f"train/{name.removeprefix('mean/')}": value / finite
+                f"train/{name.removeprefix('mean/')}": value / sums[_count_name(name)]
                 for name, value in sums.items()
                 if name.startswith("mean/")
             },
         }
+
+
+def _count_name(mean):
+    return mean.replace("mean/", "count/", 1)

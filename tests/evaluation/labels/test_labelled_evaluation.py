@@ -2,6 +2,7 @@
 
 import json
 
+import jax
 import numpy as np
 import pytest
 from gin_settings import bound
@@ -16,6 +17,7 @@ from brt.data.stores.token_store import TokenStore
 from brt.data.streams.labelled import LabelledDocuments, LabelledSegments
 from brt.data.token_scores import TokenScores
 from brt.data.vocabularies.base import Frame
+from brt.evaluation.evaluator import Evaluator
 from brt.evaluation.labels.scores import label_score
 from brt.experiment import Experiment
 from brt.run.description import describe
@@ -102,6 +104,16 @@ def test_the_command_writes_the_figures_found_by_hand(trained, monkeypatch, caps
     assert written["loss"] == pytest.approx(nats / 41, rel=1e-4)
     assert written["truncated"] == pytest.approx(behind / whole) and behind
     assert "macro_f1" in capsys.readouterr().out
+
+
+def test_a_bounded_evaluation_scores_a_document_per_element(trained):
+    _, tiny, run = trained
+    experiment, mesh = tiny.bind(), one_device()
+    with jax.set_mesh(mesh):
+        evaluator = Evaluator(experiment, experiment.open_store("validation"), mesh)
+        scalars = evaluator.run(run.state.params, max_steps=1)
+    # Each batch element begins with a document of three segments.
+    assert evaluator.stream.rows <= scalars["scored_tokens"] < 2 * evaluator.stream.rows
 
 
 @pytest.mark.parametrize("bindings, sentence", [
