@@ -126,7 +126,7 @@ def test_wide_heads_have_a_fifth_of_their_memory_marked(xl):
     assert [entry["title"].split(": ")[1].split(",")[0] for entry in wide] == [
         f"layer {n}" for n in (1, 2, 3)
     ]
-    for entry, text in zip(wide, found["texts"]):
+    for entry, text in zip(wide, found["texts"], strict=True):
         map_TJ = found["arrays"][entry["array"]]
         assert map_TJ.shape == (T, M + T) and np.allclose(map_TJ.sum(-1), 1, atol=1e-5)
         assert len(entry["marked"]) == round(0.2 * M)
