@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 from gin_settings import bound
+from random_runs import random_run
 from tiny_run import build, one_device, write_config
 
 from brt.data.vocabularies.base import BEGIN
@@ -37,21 +38,8 @@ WITHOUT = ("BlockRecurrentTransformer", "RecurrentCell")
 
 
 def a_run(folder, lines, without=WITHOUT, length=T):
-    """A `RecordedRun` of random parameters, with no checkpoint to read them from."""
     experiment = build(write_config(folder, *lines, without=without)).experiment
-    experiment.evaluation.tokens_per_step = 3 * length
-    rng, run = np.random.default_rng(0), RecordedRun.__new__(RecordedRun)
-    run.experiment, run.mesh, run.workdir, run.quiet = experiment, one_device(), folder, True
-    run.store, run.vocabulary = (
-        experiment.open_store("validation"),
-        experiment.trainer.corpus.vocabulary,
-    )
-    run.split, run.rows, run.segment_length, run.window = "validation", 3, length, length
-    run.has_state, run.step = False, 0
-    run.params = jax.tree.map(
-        lambda x: jax.numpy.float32(0.5 * rng.normal(size=x.shape)), experiment.abstract_params
-    )
-    return run
+    return random_run(folder, experiment, length, length)
 
 
 @pytest.fixture(scope="module")
