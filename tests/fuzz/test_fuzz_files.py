@@ -429,7 +429,7 @@ def test_an_archive_that_grows_is_refused(kind, tmp_path, monkeypatch):
 
 @both
 def test_a_spoilt_archive_is_refused_or_unpacked(scale, tmp_path):
-    """Tar has no checksum of contents, but one of each header: its damage costs one file at most."""
+    """Tar has no checksum of contents. A damaged header costs one file at most."""
     tally, path, out = Tally("spoilt archives"), tmp_path / "run.tar.bz2", tmp_path / "out"
     run = make_run(tmp_path / "run", "small/rec_fixed_skip+corpora/text", evaluations={"test": 2.0})
     archive.pack(run, path)
