@@ -48,9 +48,9 @@ def message(call, *arguments, **options):
 @pytest.mark.parametrize(
     ("line", "name", "nearest"),
     [
-        ("cosine.warmup_steps = 3", "cosine.warmup_steps", "rsqrt.warmup_steps"),
-        ("SourceTree.path = 'x'", "SourceTree.path", "TextFiles.path"),
-        ("other/TextFiles.path = 'x'", "other/TextFiles.path", "TextFiles.path"),
+        ("cosine.warmup_steps = 3", "cosine.warmup_steps", " rsqrt.warmup_steps."),
+        ("SourceTree.path = 'x'", "SourceTree.path", " TextFiles.path."),
+        ("other/TextFiles.path = 'x'", "other/TextFiles.path", " TextFiles.path."),
         ("NUM_LAYERS = 9", "NUM_LAYERS", ""),
     ],
 )

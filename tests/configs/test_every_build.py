@@ -45,7 +45,12 @@ def check(files, bindings):
     for devices, sentence in said.items():
         assert experiment.trainer.rows % devices and devices > 1
         assert re.search(r"Trainer\.tokens_per_step.*Trainer\.mesh", sentence)
-    return experiment, [devices for devices in DEVICES if devices not in said]
+    fitting = [devices for devices in DEVICES if devices not in said]
+    for devices in fitting:
+        shape = abstract_mesh(experiment.trainer.mesh, devices).shape
+        rows = experiment.trainer.rows // experiment.trainer.accumulation
+        assert rows % (shape["data"] * shape["fsdp"]) == 0
+    return experiment, fitting
 
 
 @pytest.mark.parametrize("name", FEW)

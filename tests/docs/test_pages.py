@@ -42,6 +42,10 @@ def commands(page):
                 yield words
 
 
+def name_of(page):
+    return str(page.relative_to(ROOT))
+
+
 def experiments():
     """Yields files and bindings of the training commands that can be built here."""
     for page in PAGES:
@@ -54,10 +58,10 @@ def experiments():
             if words[1:3] == ["-m", "brt.train"] and files and not elsewhere:
                 files = [CONFIG] * len(text) + files
                 bindings = [*(text_bindings(text[0]) if text else ()), *map(" = ".join, bound)]
-                yield page.stem, ("+".join(files), *bindings)
+                yield name_of(page), ("+".join(files), *bindings)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_flags_and_files_of_commands_exist(page):
     for words in commands(page):
         if words[1] == "-m" and words[2].startswith("brt."):
@@ -72,7 +76,7 @@ def test_flags_and_files_of_commands_exist(page):
         assert (ROOT / name).exists(), name
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_links_lead_to_files(page):
     for target in re.findall(r"\]\(([^)#\s]+)", page.read_text(encoding="utf-8")):
         assert target.startswith("http") or (page.parent / target).exists(), target
@@ -120,7 +124,7 @@ def run(folder, *arguments):
 
 
 def test_python_of_the_pages_runs(beside_a_run):
-    texts = {page.name: "\n".join(blocks(page, "python")) for page in PAGES}
+    texts = {name_of(page): "\n".join(blocks(page, "python")) for page in PAGES}
     code = "for name, text in {}.items(): exec(compile(text, name, 'exec'), {{'__name__': name}})"
     run(beside_a_run, "-c", code.format(texts))
 

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 from gin_settings import bound
+from random_runs import random_run
 from tiny_run import build, one_device, write_config
 
 from brt.data.vocabularies.base import BEGIN
@@ -37,21 +38,8 @@ WITHOUT = ("BlockRecurrentTransformer", "RecurrentCell")
 
 
 def a_run(folder, lines, without=WITHOUT, length=T):
-    """A `RecordedRun` of random parameters, with no checkpoint to read them from."""
     experiment = build(write_config(folder, *lines, without=without)).experiment
-    experiment.evaluation.tokens_per_step = 3 * length
-    rng, run = np.random.default_rng(0), RecordedRun.__new__(RecordedRun)
-    run.experiment, run.mesh, run.workdir, run.quiet = experiment, one_device(), folder, True
-    run.store, run.vocabulary = (
-        experiment.open_store("validation"),
-        experiment.trainer.corpus.vocabulary,
-    )
-    run.split, run.rows, run.segment_length, run.window = "validation", 3, length, length
-    run.has_state, run.step = False, 0
-    run.params = jax.tree.map(
-        lambda x: jax.numpy.float32(0.5 * rng.normal(size=x.shape)), experiment.abstract_params
-    )
-    return run
+    return random_run(folder, experiment, length, length)
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +114,7 @@ def test_wide_heads_have_a_fifth_of_their_memory_marked(xl):
     assert [entry["title"].split(": ")[1].split(",")[0] for entry in wide] == [
         f"layer {n}" for n in (1, 2, 3)
     ]
-    for entry, text in zip(wide, found["texts"]):
+    for entry, text in zip(wide, found["texts"], strict=True):
         map_TJ = found["arrays"][entry["array"]]
         assert map_TJ.shape == (T, M + T) and np.allclose(map_TJ.sum(-1), 1, atol=1e-5)
         assert len(entry["marked"]) == round(0.2 * M)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_run import PLAIN, build, mesh_of, one_device, write_config
+from tiny_run import PLAIN, build, mesh_of, one_device, random_params, write_config
 
 from brt.data.mixture import MixedStore
 from brt.data.sources.base import Document
@@ -21,13 +21,6 @@ from brt.evaluation.scores import TokenSums
 from brt.training.sharding import shardings
 
 W = 8
-
-
-def random_params(experiment):
-    rng = np.random.default_rng(0)
-    return jax.tree.map(
-        lambda x: jax.numpy.float32(0.5 * rng.normal(size=x.shape)), experiment.abstract_params
-    )
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,15 @@ import jax
 import numpy as np
 import pytest
 from fabricated_recordings import fabricate
-from tiny_run import TWO_LAYERS, build, contents, files_of_at_most, one_device, write_config
+from tiny_run import (
+    TWO_LAYERS,
+    build,
+    contents,
+    files_of_at_most,
+    one_device,
+    random_params,
+    write_config,
+)
 
 from brt.data.vocabularies.base import BEGIN
 from brt.evaluation import recording_writer
@@ -27,10 +35,7 @@ class Killed(Exception):
 def made(tmp_path_factory):
     """Experiment, store, reader and parameters of a model with a state."""
     experiment = build(write_config(tmp_path_factory.mktemp("recurrent"), *TWO_LAYERS)).experiment
-    rng, store = np.random.default_rng(0), experiment.open_store("validation")
-    params = jax.tree.map(
-        lambda x: jax.numpy.float32(0.5 * rng.normal(size=x.shape)), experiment.abstract_params
-    )
+    store, params = experiment.open_store("validation"), random_params(experiment)
     mesh = one_device()
     with jax.set_mesh(mesh):
         yield experiment, store, SegmentReader(experiment, mesh, ROWS, T, entropy=True), params

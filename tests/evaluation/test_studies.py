@@ -1,5 +1,6 @@
 """Is the memory used, how far back does it reach: against plain loops."""
 
+import functools
 import math
 from collections.abc import Callable
 from typing import NamedTuple
@@ -7,6 +8,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 import pytest
+from random_runs import random_run
 from tiny_run import PLAIN, TWO_LAYERS, build, one_device, write_config
 
 from brt.data.vocabularies.base import BEGIN
@@ -21,22 +23,7 @@ from brt.studies.study import run_study
 
 T, W = 16, 8
 ALL = np.arange(7)
-
-
-def a_run(folder, experiment):
-    """A `RecordedRun` of random parameters, with no checkpoint to read them from."""
-    evaluation = experiment.evaluation
-    evaluation.tokens_per_step, evaluation.segment_length = 3 * T, T
-    rng, run = np.random.default_rng(0), RecordedRun.__new__(RecordedRun)
-    run.experiment, run.mesh, run.workdir, run.quiet = experiment, one_device(), folder, True
-    run.store, run.vocabulary = experiment.open_store("validation"), None
-    run.split, run.rows, run.segment_length, run.window = "validation", 3, T, W
-    run.reader = SegmentReader(experiment, run.mesh, 3, T, entropy=True)
-    run.has_state, run.step = run.reader.has_state, 0
-    run.params = jax.tree.map(
-        lambda x: jax.numpy.float32(0.5 * rng.normal(size=x.shape)), experiment.abstract_params
-    )
-    return run
+a_run = functools.partial(random_run, length=T, window=W)
 
 
 @pytest.fixture(scope="module")

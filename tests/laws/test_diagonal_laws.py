@@ -8,7 +8,7 @@ from architectures import ARCHITECTURES, abstract, kinds, random_model
 from flax import nnx
 from pretrained_architectures import PRETRAINED
 from ragged import ragged_segments
-from tiny_models import quick_jit
+from tiny_models import leaves_close, quick_jit
 
 from brt.models.caches import clear_state, reset_rows
 from brt.models.diagonal import layer_groups, layerwise_of, run_diagonally
@@ -41,11 +41,6 @@ def fold(model, x_KBTD, caches, starts_KB, clear):
     return y_KBTD, caches
 
 
-def close(found, expected):
-    tolerance = 1e-9 * max(1.0, np.abs(expected).max(initial=0.0))
-    np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance)
-
-
 def assert_same_as_fold(name, clear):
     entry = ARCHITECTURES[name]
     with jax.enable_x64(True):
@@ -62,7 +57,7 @@ def assert_same_as_fold(name, clear):
         goes_on = np.roll(ragged.tokens, -2, axis=0), np.roll(ragged.starts, -2, axis=0)
         assert 0 < goes_on[1][0].sum() < ROWS  # some of the carried caches are read
         expected = run(fold, caches, *goes_on)
-        jax.tree.map(close, run(run_diagonally, caches, *goes_on), expected)
+        leaves_close(run(run_diagonally, caches, *goes_on), expected, 1e-9)
 
 
 @every_architecture

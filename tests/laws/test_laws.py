@@ -14,7 +14,7 @@ import pytest
 from architectures import ARCHITECTURES, QUICK_PRETRAINED, WINDOW, kinds, random_model
 from flax import nnx
 from ragged import Ragged, ragged_segments
-from tiny_models import quick_jit, wide_types  # noqa: F401
+from tiny_models import largest, leaves_close, quick_jit, wide_types  # noqa: F401
 
 from brt.data.vocabularies.base import BEGIN
 from brt.models.caches import LayerCache, clear_state, reset_rows, with_state
@@ -107,15 +107,6 @@ def recut(ragged, length):
     starts = np.zeros((steps, parts, rows), bool)
     starts[:, 0] = ragged.starts
     return tokens.reshape(-1, rows, length), starts.reshape(-1, rows)
-
-
-def largest(x):
-    return np.abs(x).max(initial=0.0)
-
-
-def leaves_close(found, expected, tolerance):
-    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_allclose(a, b, rtol=0, atol=tolerance * max(1.0, largest(b)))
 
 
 @every_cuttable

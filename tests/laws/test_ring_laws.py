@@ -12,7 +12,7 @@ from architectures import ARCHITECTURES, random_model
 from flax import nnx
 from jax.sharding import AxisType
 from ragged import ragged_segments
-from tiny_models import QUICK
+from tiny_models import QUICK, leaves_close
 
 from brt.benchmarks import hlo
 from brt.benchmarks.hlo_costs import collectives
@@ -71,15 +71,10 @@ def two_steps(name, *shape):
     return jax.tree.map(np.asarray, found)
 
 
-def close(found, expected):
-    tolerance = 1e-8 * max(1.0, np.abs(expected).max(initial=0.0))
-    np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance)
-
-
 @pytest.mark.parametrize(("name", "shape"), CASES)
 def test_devices_that_divide_time_compute_the_step_of_one(name, shape):
     with jax.enable_x64(True):
-        jax.tree.map(close, two_steps(name, *shape), two_steps(name, 1, 1))
+        leaves_close(two_steps(name, *shape), two_steps(name, 1, 1), 1e-8)
 
 
 def test_counts_beside_bfloat16_reach_the_next_device_unchanged():
@@ -109,7 +104,7 @@ def test_affine_memories_are_combined_by_a_scan(name):
 @pytest.mark.parametrize("name", AFFINE)
 def test_a_scan_computes_the_step_of_one_device(name):
     with jax.enable_x64(True):
-        jax.tree.map(close, two_steps(name, 2, 4), two_steps(name, 1, 1))
+        leaves_close(two_steps(name, 2, 4), two_steps(name, 1, 1), 1e-8)
 
 
 def test_no_other_memory_is_scanned():

@@ -35,9 +35,12 @@ def outputs(shape=(3, 50, D), seed=2):
 
 @every_case
 def test_probabilities_sum_to_one_over_the_whole_vocabulary(case):
-    x_BTD, _ = outputs()
-    logits_BTV = built(**case).logits(x_BTD)
-    assert logits_BTV.shape == (3, 50, V)
+    model, (x_BTD, _) = built(**case), outputs((1, 50, D))
+    targets_VT = np.arange(V)[:, None].repeat(50, axis=1)
+    nats_VT, _ = model.token_losses(x_BTD.repeat(V, axis=0), targets_VT)
+    np.testing.assert_allclose(np.exp(-nats_VT).sum(axis=0), 1, atol=1e-5)
+    logits_BTV = model.logits(x_BTD)
+    assert logits_BTV.shape == (1, 50, V)
     if "cutoffs" in case:  # then they are log-probabilities
         np.testing.assert_allclose(np.exp(logits_BTV).sum(axis=-1), 1, atol=1e-5)
 

@@ -63,10 +63,6 @@ def recurrence(state, inputs):
     return state, jnp.moveaxis(read, 0, 1)
 
 
-def chunked(state, inputs):
-    return delta_rule(state, inputs)
-
-
 @functools.cache  # one compilation for all decays
 def compiled(rule):
     def loss(state, inputs):
@@ -93,9 +89,9 @@ def test_outputs_and_gradients_are_those_of_the_recurrence(decays):
     with jax.enable_x64(True):
         theirs = with_gradients(recurrence, state, inputs)
         close(theirs[:2], expected(state, inputs), 1e-12)
-        close(with_gradients(chunked, state, inputs), theirs, 1e-11)
+        close(with_gradients(delta_rule, state, inputs), theirs, 1e-11)
     single = jax.tree.map(jnp.float32, (state, inputs))
-    close(with_gradients(chunked, *single), theirs, 5e-6)
+    close(with_gradients(delta_rule, *single), theirs, 5e-6)
 
 
 def test_4096_tokens_keep_the_digits_of_float32():
@@ -103,17 +99,17 @@ def test_4096_tokens_keep_the_digits_of_float32():
     inputs[3][:, ::2] /= 100
     state, inputs = state[:1, :1], tuple(x[:1, :, :1] for x in inputs)
     single = jax.tree.map(jnp.float32, (state, inputs))
-    close(quick_jit(chunked)(*single), expected(state, inputs), 3e-6)
+    close(quick_jit(delta_rule)(*single), expected(state, inputs), 3e-6)
 
 
 def test_pieces_of_any_length_are_the_whole():
     state, inputs = drawn(2 * W + 5)
     ends = np.cumsum([0, 1, 5, W, 2, W - 3])
     with jax.enable_x64(True):
-        whole = chunked(state, tuple(map(jnp.asarray, inputs)))
+        whole = delta_rule(state, tuple(map(jnp.asarray, inputs)))
         reads = []
         for piece in itertools.pairwise(ends):
-            state, read = chunked(state, tuple(jnp.asarray(x[:, slice(*piece)]) for x in inputs))
+            state, read = delta_rule(state, tuple(jnp.asarray(x[:, slice(*piece)]) for x in inputs))
             reads.append(read)
         close([state, np.concatenate(reads, axis=1)], whole, 1e-13)
 
@@ -122,9 +118,11 @@ def test_channels_that_decay_alike_are_the_gated_delta_rule():
     state, (q, k, v, decays, step) = drawn(2 * W)
     with jax.enable_x64(True):
         equal = np.broadcast_to(decays[..., :1], decays.shape)
-        found = chunked(state, tuple(map(jnp.asarray, (q, k, v, equal, step))))
+        found = delta_rule(state, tuple(map(jnp.asarray, (q, k, v, equal, step))))
         close(
-            found, chunked(state, tuple(map(jnp.asarray, (q, k, v, decays[..., 0], step)))), 1e-12
+            found,
+            delta_rule(state, tuple(map(jnp.asarray, (q, k, v, decays[..., 0], step)))),
+            1e-12,
         )
 
 

@@ -42,6 +42,16 @@ def plain(tree):
     return jax.tree.map(np.asarray, tree)
 
 
+def largest(x):
+    return np.abs(x).max(initial=0.0)
+
+
+def leaves_close(found, expected, tolerance):
+    """Asserts that trees are equal up to `tolerance` of the largest entry of each leaf, or of 1."""
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=tolerance * max(1.0, largest(b)))
+
+
 def randomised(model, seed):
     """A copy with every parameter random: no scale is 1 or positive on purpose, no bias small."""
     rng = np.random.default_rng(seed)

@@ -165,6 +165,14 @@ def build(path: Path, *bindings: str) -> Tiny:
     return Tiny(path, bindings, experiment)
 
 
+def random_params(experiment):
+    """Normally distributed parameters of an experiment's model."""
+    rng = np.random.default_rng(0)
+    return jax.tree.map(
+        lambda x: jax.numpy.float32(0.5 * rng.normal(size=x.shape)), experiment.abstract_params
+    )
+
+
 def train_here(tiny: Tiny, workdir, stop_after=None, mesh=None, hook=None, **options):
     """Trains in this process, as `brt.train` does, and returns the closed `TrainingRun`.
 

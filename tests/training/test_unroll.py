@@ -10,7 +10,7 @@ import optax
 import pytest
 from architectures import VOCABULARY, random_model, segment_length
 from flax import nnx
-from tiny_models import cast, parameters, quick_jit, wide_types  # noqa: F401
+from tiny_models import cast, leaves_close, parameters, quick_jit, wide_types  # noqa: F401
 
 from brt.data.streams.batch import Batch
 from brt.evaluation.reading import read_segment
@@ -143,11 +143,6 @@ def batch(name, scored=None, starts=None):
     return Batch(np.int32(tokens + VOCABULARY * numbers), targets, weights, starts)
 
 
-def equal(found, expected, tolerance=1e-12):
-    for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_allclose(x, y, rtol=0, atol=tolerance * np.abs(y).max(initial=1.0))
-
-
 @pytest.mark.parametrize(
     ("name", "depth"),
     [("toy", depth) for depth in DEPTHS] + [("rmt_txl", None), ("rec_fixed_skip", 1), ("slide", 2)],
@@ -199,14 +194,14 @@ def test_the_gradient_is_that_of_the_unroll_spelled_out(name, depth):
     mixed = batch(name, starts=starts)
     (value, (caches, _, _)), grads = grade(name, depth, mixed)
     (expected, memory), slopes = by_hand(name, depth)(case(name).params, case(name).caches, mixed)
-    equal((value, caches, grads), (expected, memory, slopes), 1e-11)
+    leaves_close((value, caches, grads), (expected, memory, slopes), 1e-11)
 
 
 @pytest.mark.parametrize("key", [None, jax.random.key(3)], ids=["plain", "dropout"])
 def test_no_value_depends_on_the_depth_whatever_is_dropped(key):
     found = [grade("toy", depth, batch("toy"), key)[0] for depth in (None, 0, 2)]
     for other in found[1:]:
-        equal(other, found[0])
+        leaves_close(other, found[0], 1e-12)
 
 
 @pytest.mark.parametrize("depth", DEPTHS)
@@ -222,9 +217,10 @@ def test_a_learned_memory_gets_gradients_within_the_depth(depth):
 @pytest.mark.parametrize("depth", [None, 2])
 def test_recomputing_segments_changes_no_gradient(depth):
     key = jax.random.key(4)
-    equal(
+    leaves_close(
         grade("toy", depth, batch("toy"), key, remat_segments=True),
         grade("toy", depth, batch("toy"), key),
+        1e-12,
     )
 
 
@@ -255,7 +251,7 @@ def test_segments_read_again_give_one_long_unrolls_gradient(name, key):
     last = batch(name, scored=K - 1, starts=starts)
     (value, (_, sums, _)), grads = grade(name, None, last, key, reread_segments=K - 1)
     (expected, (_, expected_sums, _)), slopes = grade(name, None, last, key)
-    equal((value, sums, grads), (expected, expected_sums, slopes))
+    leaves_close((value, sums, grads), (expected, expected_sums, slopes), 1e-12)
     moved = [s for s in range(K) if np.any(np.asarray(grads["bumps"][s]))]
     assert moved == list(range(K))
 
@@ -265,7 +261,7 @@ def test_only_the_new_segment_counts_whatever_the_weights():
     only_last = batch("toy")
     only_last.weights_KBT[:-1] = 0
     (expected, (_, expected_sums, all_means)), _ = grade("toy", None, only_last)
-    equal((value, sums), (expected, expected_sums))
+    leaves_close((value, sums), (expected, expected_sums), 1e-12)
     caches, read = case("toy").caches, case("toy").bind(case("toy").params)
     for k in range(K):
         caches, *_, metrics = segment_sums(read, only_last.segment(k), caches)
@@ -340,7 +336,7 @@ def trained_by_hand(name, again, rate):
 
 @pytest.mark.parametrize("name", ["toy", pytest.param("rmt", marks=pytest.mark.slow)])
 def test_each_step_begins_with_the_memory_before_rereading(name):
-    equal(trained(name, AGAIN, RATE), trained_by_hand(name, AGAIN, RATE), 1e-10)
+    leaves_close(trained(name, AGAIN, RATE), trained_by_hand(name, AGAIN, RATE), 1e-10)
 
 
 def test_without_updates_no_loss_depends_on_rereading():

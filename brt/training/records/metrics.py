@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import re
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -19,13 +20,20 @@ PEAK_FLOPS = {
     "NVIDIA A100": 312e12,
     "NVIDIA H100": 989e12,
     "NVIDIA H200": 989e12,
+    "NVIDIA B200": 2250e12,
+    "NVIDIA GeForce RTX 4090$": 165.2e12,
+    "NVIDIA L4$": 121e12,
+    "Tesla T4$": 65e12,
 }
-"""Dense bfloat16 operations per second of one device, from data sheets."""
+"""Dense operations per second of one device in bfloat16 (T4: float16), from data sheets.
+
+Keys match the beginning of JAX's device kind, or all of it ($): L40 and laptop GPUs begin alike.
+"""
 
 
 def device_peak() -> float | None:
     kind = jax.devices()[0].device_kind
-    matches = [name for name in PEAK_FLOPS if kind.startswith(name)]
+    matches = [name for name in PEAK_FLOPS if re.match(name, kind)]
     return PEAK_FLOPS[max(matches, key=len)] if matches else None
 
 

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 from stores import FIRST, RAGGED, make_store
-from tiny_run import build, one_device, write_config
+from tiny_run import build, one_device, random_params, write_config
 
 from brt.data.streams.select import evaluation_pass
 from brt.data.streams.shifted import ShiftedPass
@@ -104,10 +104,7 @@ def test_a_full_overlap_hides_a_model_of_full_contexts(tmp_path):
 def test_a_shift_of_one_gives_every_token_its_own_window(tmp_path, stream):
     path = write_config(tmp_path, *VANILLA, without=("BlockRecurrentTransformer", "RecurrentCell"))
     experiment = build(path, "Evaluation.stride = 1", f"Trainer.stream = '{stream}'").experiment
-    rng = np.random.default_rng(0)
-    params = jax.tree.map(
-        lambda x: jax.numpy.float32(0.5 * rng.normal(size=x.shape)), experiment.abstract_params
-    )
+    params = random_params(experiment)
     store = experiment.open_store("validation")
     with jax.set_mesh(one_device()):
         found = Evaluator(experiment, store, one_device()).run(params)

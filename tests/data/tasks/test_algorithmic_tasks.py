@@ -77,7 +77,7 @@ def test_a_split_is_the_same_for_any_size_of_training():
 
 def test_padding_stands_behind_the_sample_and_is_not_scored():
     plain, padded = AssociativeRetrieval(**FEW), AssociativeRetrieval(**FEW, padded_length=12)
-    for one, other in zip(plain.documents("test"), padded.documents("test")):
+    for one, other in zip(plain.documents("test"), padded.documents("test"), strict=True):
         assert other.tokens.tolist() == [*one.tokens, 0, 0]
         assert other.weights.tolist() == [*one.weights, 0, 0]
     assert padded.input_length == 12

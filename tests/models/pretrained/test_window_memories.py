@@ -239,33 +239,6 @@ def test_operations_by_hand():
     assert model.flops_per_token() == pytest.approx(2 * V * D + (layers * T + network) / N)
 
 
-PUBLISHED = {
-    0: 1.75,
-    5: 1.78,
-    10: 1.81,
-    30: 1.94,
-    50: 2.10,
-    75: 2.33,
-    100: 2.62,
-    150: 3.50,
-    200: 5.25,
-}
-
-
-@pytest.mark.parametrize("overlap", PUBLISHED)
-def test_operations_of_the_layers_are_the_published_ones(overlap):
-    """Tables 1 and 2, in units of 1e8; they leave out the vocabulary's matrix and the module."""
-    sizes = dict(vocabulary_size=50257, num_layers=12, width=768, num_heads=12, num_positions=1024)
-
-    def build():
-        body = functools.partial(GPT2, **sizes)
-        model = PretrainedLanguageModel(OneKey(), body=body, overlap=overlap)
-        return model.for_segments(300 - overlap)
-
-    found = nnx.eval_shape(build).flops_per_position()
-    assert found / 1e8 == pytest.approx(PUBLISHED[overlap], rel=0.01)
-
-
 def after_a_window(model):
     """The caches after one window."""
     graph, params = nnx.split(model, nnx.Param)
