@@ -47,12 +47,11 @@ def layer_ops(
 
     Raises a `ValueError`, with the binding, for a required form that cannot compute this layer.
     """
-    drops_keys = sizes.attention_dropout == "keys"  # by a bias
-    wrong = cudnn_attention.size_misfit(sizes.head_size, window, states if drops_keys else 0)
+    drops_keys = sizes.attention_dropout == "keys"
+    biases = window, states if drops_keys else 0
     if sizes.attention_form == "cudnn":
-        return _with_attention(_cudnn(sizes, dtype, wrong), sizes)
-    is_faster = not wrong and cudnn_attention.is_faster(sizes.head_size, window, dtype)
-    if sizes.attention_form == "auto" and on_gpu() and is_faster:
+        return _with_attention(_cudnn(sizes, dtype, biases), sizes)
+    if sizes.attention_form == "auto" and on_gpu() and _is_faster(sizes, dtype, biases):
         heads = f"{sizes.num_heads} heads of {sizes.head_size}"
         drops = ", plain with dropout" if sizes.attention_dropout == "weights" else ""
         _say_once(f"Attention, a window of {window} tokens, {heads}: cuDNN{drops}")
@@ -194,8 +193,14 @@ def _at_once():
     return "its layers run at once (segments_together)" if at_once else None
 
 
-def _cudnn(sizes, dtype, wrong=None):
-    if misfit := cudnn_attention.misfit(dtype) or wrong:
+def _is_faster(sizes, dtype, biases):
+    wrong = cudnn_attention.size_misfit(sizes.head_size, *biases)
+    return not wrong and cudnn_attention.is_faster(sizes.head_size, biases[0], dtype)
+
+
+def _cudnn(sizes, dtype, biases=(0, 0)):
+    wrong_size = cudnn_attention.size_misfit(sizes.head_size, *biases)
+    if misfit := cudnn_attention.misfit(dtype) or wrong_size:
         raise ValueError(f'{BINDING} = "cudnn": {misfit}. Or use "plain".')
     _say_once(f"Attention, {sizes.num_heads} heads of {sizes.head_size}: cuDNN")
     return cudnn_attention.cudnn_attention
