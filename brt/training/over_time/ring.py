@@ -77,13 +77,13 @@ def run_ring(
 
     # The largest group's parameters, in the order of this device's times: as inputs of the loop, so
     # that their gradients are not summed over all layers at every time.
-    period = max(n, N)
-    order = (jnp.arange(period) - device) % period
+    interval = max(n, N)
+    order = (jnp.arange(interval) - device) % interval
     position_P = jnp.where(group_n == largest, position_n, 0)[jnp.minimum(order, n - 1)]
     params_P = jax.tree.map(lambda x: x[position_P], groups[largest].params)
 
     def one_round(carry, r):
-        return jax.lax.scan(step, carry, (r * period + jnp.arange(period), params_P))
+        return jax.lax.scan(step, carry, (r * interval + jnp.arange(interval), params_P))
 
     x_size, cache_size = x_of.size, cache_of.size
     carry = (
@@ -94,11 +94,11 @@ def run_ring(
     )
     carry, _ = jax.lax.scan(one_round, carry, jnp.arange(R))
     rest = min(n, N) - 1
-    times = R * period + jnp.arange(rest)
+    times = R * interval + jnp.arange(rest)
     carry, _ = jax.lax.scan(step, carry, (times, jax.tree.map(lambda x: x[:rest], params_P)))
     _, moving_X, store_nX, y_RY = carry
     moving_X, y_RY = in_order(moving_X, y_RY)
-    store_nX = arrived(store_nX, moving_X, R * period + rest)
+    store_nX = arrived(store_nX, moving_X, R * interval + rest)
     y_RBTD = jax.vmap(lambda y: layerwise.leave(x_of.unpack(-1, y)))(y_RY)
     return y_RBTD, tuple(cache_of.unpack(group_n[i], store_nX[i]) for i in range(n))
 
@@ -106,16 +106,16 @@ def run_ring(
 class Schedule(NamedTuple):
     """When a device runs which layer of which of its segments.
 
-    segments: R, of a device. layers: n. period: times between the segments of a device.
+    segments: R, of a device. layers: n. interval: times between the segments of a device.
     """
 
     segments: int
     layers: int
-    period: int
+    interval: int
 
     def due(self, t: jax.Array, device: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Returns a device's segment and layer at time t, and whether it has one."""
-        r, layer = (t - device) // self.period, (t - device) % self.period
+        r, layer = (t - device) // self.interval, (t - device) % self.interval
         has_one = (r >= 0) & (r < self.segments) & (layer < self.layers)
         return jnp.clip(r, 0, self.segments - 1), jnp.minimum(layer, self.layers - 1), has_one
 
