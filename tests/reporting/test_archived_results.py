@@ -144,7 +144,7 @@ def test_every_measured_number_of_the_first_pages_has_a_mark(page):
 
 def test_the_readmes_printed_output_is_archived(built):
     readme = (ROOT / "README.md").read_text()
-    heads, rows = cells_of(built[1])["mqar_recall"]
+    heads, rows = cells_of(built[1])["board"]
     columns = [heads.index(head) for head in ("memory", "bytes carried", "256 tokens back",
                                               "4,096 tokens back")]  # fmt: skip
     known = [[row[column] for column in columns] for row in rows]
