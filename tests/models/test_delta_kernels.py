@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from architectures import random_model
 from flax import nnx
+from forms import outputs_and_gradients, relative_errors
 from test_gpu_kernels import BF16, F32, GPU, on_mesh
 from test_kernel_attention import outputs_and_gradients as two_segments
 from tiny_models import quick_jit
@@ -42,36 +43,22 @@ def arguments(sizes, by_channel, strongest=1.0):
     return jnp.asarray(matrix, F32), ops.unit_heads(q), ops.unit_heads(k), *others
 
 
-def results_and_gradients(rule, *args):
-    """The results and the gradients of a random weighting of them by every argument."""
-    rng = np.random.default_rng(1)
-    weights = [jnp.asarray(rng.standard_normal(x.shape), F32) for x in (args[0], args[3])]
-
-    @quick_jit
-    def run(*args):
-        found, backward = jax.vjp(lambda matrix, *inputs: rule(matrix, inputs), *args)
-        return *found, *backward(tuple(weights))
-
-    with jax.default_matmul_precision("highest"):
-        return run(*args)
-
-
 def errors(target, args, dtype=F32):
     """Of results and gradients, each relative to its largest entry."""
+
+    def plain(matrix, *inputs):
+        return gated_delta.delta_rule(matrix, inputs)
+
     heads = Heads(*args[1].shape[2:], interpret="races" if target == "tpu" else True)
 
-    def kernels(matrix, inputs):
+    def kernels(matrix, *inputs):
         return KERNELS[target].delta_rule(heads, dtype, matrix, inputs)
 
     matrix, q, k, v, *decay_step = args
     args = matrix, *(x.astype(dtype).astype(F32) for x in (q, k, v)), *decay_step
-    computed = results_and_gradients(kernels, *args)
-    expected = results_and_gradients(gated_delta.delta_rule, *args)
+    computed, expected = (outputs_and_gradients(form, *args) for form in (kernels, plain))
     assert [x.dtype for x in computed] == [x.dtype for x in expected]
-    return {
-        name: float(jnp.max(jnp.abs(a - b)) / jnp.max(jnp.abs(b)))
-        for name, a, b in zip(NAMES, computed, expected, strict=True)
-    }
+    return dict(zip(NAMES, relative_errors(computed, expected), strict=True))
 
 
 def largest(found):

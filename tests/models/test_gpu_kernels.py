@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from architectures import random_model
 from flax import nnx
+from forms import check_dropped, outputs_and_gradients, relative_errors
 from test_kernel_attention import outputs_and_gradients as two_segments
 from tiny_models import quick_jit
 
@@ -56,28 +57,11 @@ def arguments(heads, rows, window, blocks, new_document=None):
     return q, k, v, cached_k, cached_v, scale, normal(H, W)
 
 
-def outputs_and_gradients(attend, *args):
-    """The output and the gradients of a random weighting of it by every argument."""
-    weights = np.random.default_rng(1).standard_normal(jax.eval_shape(attend, *args).shape)
-
-    @quick_jit
-    def run(*args):
-        y, backward = jax.vjp(attend, *args)
-        return y, *backward(jnp.asarray(weights, y.dtype))
-
-    with jax.default_matmul_precision("highest"):
-        return run(*args)
-
-
 def largest_error(attend, plain, *args, exact=None):
-    """Of outputs and gradients, each relative to its largest entry; an unused argument has none."""
-    computed = outputs_and_gradients(attend, *args)
+    """Of outputs and gradients; exact: arguments of the plain form, if others."""
+    found = outputs_and_gradients(attend, *args)
     expected = outputs_and_gradients(plain, *(exact or args))
-    errors = [
-        float(jnp.max(jnp.abs(a.astype(F32) - b)) / jnp.maximum(jnp.max(jnp.abs(b)), 1e-30))
-        for a, b in zip(computed, expected, strict=True)
-    ]
-    return np.max(errors)  # NaN if any is
+    return np.max(relative_errors(found, expected))  # NaN if any is
 
 
 KEYS_FIRST = Launches(Launch(32, 16, 4, 1), Launch(16, 32, 4, 1), Launch(32, 32, 4, 1))
@@ -122,26 +106,11 @@ def test_bfloat16_differs_by_no_more_than_its_rounding(monkeypatch):
 
 
 def test_a_kernel_drops_the_rates_share_of_weights():
-    W = 256
+    def factors(seed, rate):
+        return kept_factors(tile_dropout(jax.random.key(seed), rate, 4, 1), 256)
 
-    def dropped(seed, rate):
-        factors = kept_factors(tile_dropout(jax.random.key(seed), rate, 4, 1), W)
-        np.testing.assert_allclose(np.unique(factors), [0, 1 / (1 - rate)], rtol=1e-6)
-        return np.asarray(factors == 0)
-
-    drawn = dropped(0, 0.1)
-    assert drawn.shape == (4, W, 2 * W)
-    # Of 131,072 draws the standard deviation of the mean is 0.0008, of a row's 512 it is 0.013.
-    assert np.all(np.abs(np.mean(drawn, axis=(1, 2)) - 0.1) < 0.004)
-    for axis in (1, 2):
-        assert abs(np.std(np.mean(drawn, axis=axis)) / 0.3 * drawn.shape[axis] ** 0.5 - 1) < 0.1
-    assert np.array_equal(drawn, dropped(0, 0.1))
-    # Neither heads nor seeds nor neighbours have masks in common.
-    masks = [*drawn, *dropped(1, 0.1), *(np.roll(drawn[0], n, axis=1) for n in (1, 2, 8, 16))]
-    masks += [np.roll(drawn[0], n, axis=0) for n in (1, 2, 128)]
-    overlaps = np.corrcoef(np.stack(masks).reshape(len(masks), -1)) - np.eye(len(masks))
-    assert np.max(np.abs(overlaps)) < 0.015
-    assert abs(np.mean(dropped(2, 0.5)) - 0.5) < 0.003
+    assert factors(0, 0.1).shape == (4, 256, 512)
+    check_dropped(factors)
 
 
 class GPU:
