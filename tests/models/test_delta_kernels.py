@@ -12,10 +12,9 @@ import numpy as np
 import pytest
 from architectures import random_model
 from flax import nnx
-from forms import outputs_and_gradients, relative_errors
-from test_gpu_kernels import BF16, F32, GPU, on_mesh
-from test_kernel_attention import outputs_and_gradients as two_segments
-from tiny_models import quick_jit
+from forms import on_mesh, outputs_and_gradients, relative_errors, two_segments
+from test_gpu_kernels import BF16, F32, GPU
+from tiny_models import leaves_close, quick_jit
 
 from brt.models import axis_rules, ops
 from brt.models.block_recurrent import gated_delta
@@ -196,9 +195,7 @@ def test_a_model_on_a_mesh_or_without_equals_its_plain_form(target, name, mesh_s
 
     of_kernels = on_mesh(mesh_shape, computed, params)
     monkeypatch.setattr(KERNELS[target], "delta_rule", plain)
-    for a, b in zip(jax.tree.leaves(of_kernels), jax.tree.leaves(computed(params)), strict=True):
-        a, b = np.asarray(a), np.asarray(b)
-        np.testing.assert_allclose(a, b, rtol=0, atol=5e-5 * max(1.0, np.abs(b).max(initial=0)))
+    leaves_close(of_kernels, computed(params), 5e-5)
     assert used
 
 

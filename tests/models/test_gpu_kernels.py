@@ -8,9 +8,14 @@ import numpy as np
 import pytest
 from architectures import random_model
 from flax import nnx
-from forms import check_dropped, outputs_and_gradients, relative_errors
-from test_kernel_attention import outputs_and_gradients as two_segments
-from tiny_models import quick_jit
+from forms import (
+    check_dropped,
+    on_mesh,
+    outputs_and_gradients,
+    relative_errors,
+    two_segments,
+)
+from tiny_models import leaves_close, quick_jit
 
 from brt.models import axis_rules, ops
 from brt.models.caches import WindowCache
@@ -20,7 +25,6 @@ from brt.models.fast.kernels.gpu_attention import attend_to_window, kept_factors
 from brt.models.fast.kernels.gpu_launch import Launch, Launches
 from brt.models.fast.kernels.parts import Heads, tile_dropout
 from brt.models.sizes import Sizes
-from brt.training.sharding import make_mesh, shardings
 
 BF16, F32 = jnp.bfloat16, jnp.float32
 
@@ -131,15 +135,6 @@ W = 16
 SMALL = dict(num_layers=1, window=W, dropout=0.2, attention_form="kernel")
 
 
-def on_mesh(shape, computed, params):
-    """The results of a function of parameters, which a mesh divides; on one device: None."""
-    if shape is None:
-        return computed(params)
-    mesh = make_mesh(shape, devices=jax.devices()[: np.prod(shape)])
-    with jax.set_mesh(mesh):
-        return computed(jax.device_put(params, shardings(params, mesh)))
-
-
 @pytest.mark.usefixtures("on_gpu")
 @pytest.mark.parametrize(
     ("name", "mesh_shape", "settings"),
@@ -170,9 +165,7 @@ def test_a_model_on_a_mesh_or_without_equals_its_plain_form(
     monkeypatch.setattr(gpu_attention, "attend_to_states", plain_attention_to_states)
     # A cell amplifies rounding: with feedback the plain form on a mesh differs by 1.7e-4.
     size = 3e-4 if name.startswith("feedback") else 5e-5
-    for a, b in zip(jax.tree.leaves(of_kernels), jax.tree.leaves(computed(params)), strict=True):
-        a, b = np.asarray(a), np.asarray(b)
-        np.testing.assert_allclose(a, b, rtol=0, atol=size * max(1.0, np.abs(b).max(initial=0)))
+    leaves_close(of_kernels, computed(params), size)
 
 
 @pytest.mark.usefixtures("on_gpu")

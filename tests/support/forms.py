@@ -3,7 +3,10 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 from tiny_models import quick_jit
+
+from brt.training.sharding import make_mesh, shardings
 
 
 def outputs_and_gradients(form, *args, jit=quick_jit):
@@ -54,3 +57,34 @@ def check_dropped(factors_of, rate=0.1):
     masks += [np.roll(drawn[0], n, axis=0) for n in (1, 2, 128)]
     overlaps = np.corrcoef(np.stack(masks).reshape(len(masks), -1)) - np.eye(len(masks))
     assert np.max(np.abs(overlaps)) < most
+
+
+def on_mesh(shape, computed, params):
+    """The results of a function of parameters, which a mesh divides; on one device: None."""
+    if shape is None:
+        return computed(params)
+    mesh = make_mesh(shape, devices=jax.devices()[: np.prod(shape)])
+    with jax.set_mesh(mesh):
+        return computed(jax.device_put(params, shardings(params, mesh)))
+
+
+def two_segments(graph, params, tokens_SBT):
+    """Of two segments with their caches, dropout on: outputs, caches, gradients."""
+    segments, rows, tokens = tokens_SBT.shape
+
+    def loss(params):
+        model = nnx.merge(graph, params)
+
+        def run(caches, inputs):
+            key, tokens_BT, weights_BTD = inputs
+            x_BTD, caches, _ = model.stack(model.embed(tokens_BT), caches, key)
+            return caches, (x_BTD, jnp.sum(x_BTD * weights_BTD))
+
+        keys = jax.random.split(jax.random.key(0), segments)
+        sizes = segments, rows, tokens, model.width
+        inputs = keys, tokens_SBT, np.random.default_rng(1).normal(size=sizes)
+        # A scan: JAX differentiates the passes of a kernel after `stack` has returned.
+        caches, (x_SBTD, sums) = jax.lax.scan(run, model.init_caches(rows), inputs)
+        return jnp.sum(sums), (x_SBTD, caches)
+
+    return jax.value_and_grad(loss, has_aux=True)(params)
