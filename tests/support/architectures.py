@@ -409,6 +409,17 @@ VARIANTS = (
 """Architectures whose caches and parameters all occur in others: their logits are compared with
 their references in every run of the tests, the laws are checked on them with the slow tests."""
 
+RELATED = (
+    *("rec_fixed_dual", "rec_fixed_single", "rec_sequential", "rec_memorizing"),
+    *("txl_adaptive", "txl_shaw", "rmt_rec", "rec_without_mlp", "qrnn_untied"),
+    *("gated_delta_layer", "kimi_delta", "linear_attention_layer", "own_gradient"),
+    *("cached_states_kimi", "cached_states_merged", "titans"),
+    *("feedback_without_either", "associative_linear", "associative_delta", "melodi_short"),
+)
+"""Parts of others, put together in another way, or other equations with caches of the same form:
+their references and decoding are checked in every run, laws that compile slowly with the slow
+tests."""
+
 
 QUICK_PRETRAINED = ("gpt2_cell",)
 """Of the architectures around pretrained bodies, those whose laws are not marked slow."""
@@ -422,9 +433,9 @@ def every(quick=QUICK_PRETRAINED) -> list:
     return _marked({*PRETRAINED, "feedback_kernel"} - {*quick})
 
 
-def kinds(quick=()) -> list:
-    """As `every`, with variants marked slow."""
-    return _marked({*VARIANTS, *PRETRAINED} - {*quick})
+def kinds(quick=(), slow=()) -> list:
+    """As `every`, with variants and `slow` marked slow."""
+    return _marked({*VARIANTS, *PRETRAINED, *slow} - {*quick})
 
 
 def _marked(names):
