@@ -11,7 +11,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from architectures import ARCHITECTURES, QUICK_PRETRAINED, RELATED, WINDOW, kinds, random_model
+from architectures import (
+    ARCHITECTURES,
+    COMBINED,
+    QUICK_PRETRAINED,
+    RELATED,
+    WINDOW,
+    kinds,
+    random_model,
+)
 from flax import nnx
 from ragged import Ragged, ragged_segments
 from tiny_models import largest, leaves_close, quick_jit, wide_types  # noqa: F401
@@ -24,7 +32,7 @@ QUICK = (*QUICK_PRETRAINED, "memorizing_dense")
 ROUNDED = ("rec_lstm_dual", "melodi", "feedback_fixed_skip", "txl_shaw", "rmt", "lstm")
 # By module, so that all tests of one architecture run one after another, on the same programs.
 by_architecture = functools.partial(pytest.mark.parametrize, "name", scope="module")
-every_architecture = by_architecture(kinds(QUICK))
+every_architecture = by_architecture(kinds(QUICK, COMBINED))
 unrelated_architectures = by_architecture(kinds(QUICK, RELATED))
 
 
