@@ -73,7 +73,8 @@ class Tiny:
         self.segment, self.token = compiled(_segment), compiled(_token)
         self.part = compiled(lambda model, *arrays: model.read_part(*arrays))
         self.begin = compiled(lambda model, caches: model.begin_decoding(caches))
-        self.caches = functools.cache(self.model.init_caches)
+        self.end = compiled(lambda model, caches: model.end_decoding(caches))
+        self.caches = functools.cache(jax.jit(self.model.init_caches, static_argnums=0))
         self.empty = self.caches(ROWS)
 
     @functools.cached_property
@@ -149,7 +150,7 @@ def test_decoding_token_by_token_is_the_segment_pass(name, dtype, tolerance):
             found.append(np.asarray(logits_BV))
     tolerance *= largest(expected)
     np.testing.assert_allclose(np.stack(found, axis=1), expected, rtol=0, atol=tolerance)
-    leaves_close(model.model.end_decoding(decoding), caches, tolerance)
+    leaves_close(model.end(decoding), caches, tolerance)
 
 
 @every_architecture
