@@ -33,7 +33,7 @@ from brt.training.sharding import shardings
 from brt.training.train_step import TrainState
 
 STEPS, ROWS, SEGMENTS = 3, 8, 2
-WITH_ADAFACTOR = "rec_lstm_dual"
+WITH_ADAFACTOR = "rec_lstm_dual", "feedback_fixed_skip"
 SLOW = *RELATED, "kimi_delta_layer", "own_recurrence", "rec_lstm_dual"
 """A mesh meets no array in them that it does not meet in others, of `docs/extending.md` too; and
 one that is quick on three axes."""
@@ -86,7 +86,7 @@ def experiment_of(name) -> Experiment:
     entry = ARCHITECTURES[name]
     trainer = Trainer(
         corpus=object(),
-        optimizer=adafactor if name == WITH_ADAFACTOR else optax.sgd,
+        optimizer=adafactor if name in WITH_ADAFACTOR else optax.sgd,
         schedule=lambda total_steps: constant_rate(total_steps, 0.01, 0),
         steps=STEPS,
         segment_length=entry.segment,

@@ -228,6 +228,8 @@ CASES = {
     "a window of wide heads": (WINDOW, Heads(2, 256), of_window, (128, 2, 2, 0.0)),
     "a window and its keys": (KEYS, Heads(4, 64), of_window, (128, 2, 2, 0.1)),
     "a window of several chunks": (KEYS, Heads(1, 128), of_window, (1024, 1, 1, 0.1)),
+    "two windows of several chunks": (KEYS, Heads(1, 128), of_window, (1024, 1, 2, 0.1)),
+    "tiles without unit lengths": (KEYS, Heads(4, 32, False), of_window, (256, 1, 1, 0.1)),
     "a short window": (WINDOW, Heads(2, 64), of_window, (32, 2, 2, 0.1)),
     "states": (BLOCKS, Heads(2, 128), of_blocks, (256, 128, 3, 2, 0.0)),
     "states with dropout": (BLOCKS, Heads(4, 64), of_blocks, (256, 256, 2, 2, 0.2)),
@@ -235,6 +237,7 @@ CASES = {
     "states without unit lengths": (BLOCKS, Heads(2, 256, False), of_blocks, (128, 128, 1, 2, 0)),
     "a cell": (CELL, Heads(2, 128), of_cell, (256, 128, 2, 2)),
     "a cell, two heads in the lanes": (CELL, Heads(4, 64), of_cell, (20, 32, 1, 2, 2)),
+    "a cell of three blocks": (CELL, Heads(4, 64), of_cell, (20, 32, 1, 3, 2)),
     "a cell without unit lengths": (CELL, Heads(4, 64, False), of_cell, (128, 256, 1, 2)),
     "distances": (DISTANCES, Heads(4, 64, False), of_distances, (40, 77, 3, False, True)),
     "distances of keys behind": (
@@ -266,6 +269,7 @@ COVERED = {
     *("a window, two heads in the lanes", "no distances, several tiles"),
     *("states", "states without unit lengths", "a cell", "a cell without unit lengths"),
     *("distances without a memory", "distances of wide heads"),
+    *("two windows of several chunks", "tiles without unit lengths", "a cell of three blocks"),
     *("states with dropout", "distances"),  # in bfloat16 below
 }
 """Cases of features that others combine: checked with the slow tests."""
