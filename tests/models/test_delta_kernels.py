@@ -99,8 +99,16 @@ def test_bfloat16_differs_by_no_more_than_its_rounding(target, name):
     assert largest(found) < 0.03, found
 
 
-@pytest.mark.parametrize("target", KERNELS)
-@pytest.mark.parametrize("by_channel", [False, True])
+by_target_and_channel = pytest.mark.parametrize(
+    ("target", "by_channel"),
+    [
+        *(("gpu", True), ("tpu", False)),
+        *(pytest.param(*x, marks=pytest.mark.slow) for x in (("gpu", False), ("tpu", True))),
+    ],
+)
+
+
+@by_target_and_channel
 def test_decays_beyond_float32_equal_the_plain_form(target, by_channel):
     found = errors(target, arguments((1, 40, 1, 16), by_channel, STRONG))
     # Of a head, a longer block has larger sums of logarithms, whose differences have fewer digits.
@@ -108,8 +116,7 @@ def test_decays_beyond_float32_equal_the_plain_form(target, by_channel):
     assert largest(found) < most, found
 
 
-@pytest.mark.parametrize("target", KERNELS)
-@pytest.mark.parametrize("by_channel", [False, True])
+@by_target_and_channel
 def test_several_matrices_at_once_equal_the_plain_form(target, by_channel):
     """As the scan over devices runs the rule."""
     matrix, *inputs = arguments((2, 40, 2, 16), by_channel)
@@ -170,8 +177,8 @@ def on_gpu(monkeypatch):
 @pytest.mark.parametrize(
     ("target", "name", "mesh_shape"),
     [
-        ("gpu", "gated_delta", (2, 2)),
         ("tpu", "gated_delta", (2, 2)),
+        pytest.param("gpu", "gated_delta", (2, 2), marks=pytest.mark.slow),
         pytest.param("gpu", "kimi_delta", (4, 1), marks=pytest.mark.slow),
         pytest.param("gpu", "gated_delta_layer", None, marks=pytest.mark.slow),
         pytest.param("gpu", "kimi_delta_layer", (1, 2), marks=pytest.mark.slow),

@@ -54,7 +54,9 @@ def forms(dropout):
     )
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(x, marks=pytest.mark.slow if x == "no dropout" else ()) for x in CASES]
+)
 def test_outputs_and_all_gradients_equal_the_plain_form(name, monkeypatch):
     args, dropout = case(name, monkeypatch)
     assert largest_error(*forms(dropout), *args) < 2e-5
@@ -87,7 +89,9 @@ def test_attention_by_head_equals_the_plain_form(queries, keys):
     assert largest_error(*forms, q, k, v) < 2e-5
 
 
-@pytest.mark.parametrize("mesh_shape", [(2, 2), (4, 1), (1, 2)])
+@pytest.mark.parametrize(
+    "mesh_shape", [(2, 2), *(pytest.param(x, marks=pytest.mark.slow) for x in ((4, 1), (1, 2)))]
+)
 def test_heads_and_batch_on_a_mesh_equal_the_plain_forms(mesh_shape, monkeypatch):
     _, sizes, rate = CASES["sizes of tiles by default"]
     monkeypatch.setitem(CASES, "four", (None, (4, *sizes[1:]), rate))

@@ -400,6 +400,22 @@ VARIANTS = (
 """Architectures whose caches and parameters all occur in others: their logits are compared with
 their references in every run of the tests, the laws are checked on them with the slow tests."""
 
+COMBINED = (
+    *("rec_fixed_dual", "rec_fixed_single", "rec_sequential", "rec_memorizing"),
+    *("txl_adaptive", "txl_shaw", "rmt_rec", "rec_without_mlp", "qrnn_untied"),
+    *("feedback_without_either", "melodi_short"),
+)
+"""Parts of others, put together in another way: their logits are compared with their references,
+and their decoding with their segments, in every run; other laws are checked with the slow tests."""
+RELATED = (
+    *COMBINED,
+    *("gated_delta_layer", "kimi_delta", "linear_attention_layer", "own_gradient"),
+    *("cached_states_kimi", "cached_states_merged", "titans"),
+    *("associative_linear", "associative_delta"),
+)
+"""And other equations with caches of the same form, of which the slow tests check the laws that
+compile slowly."""
+
 
 QUICK_PRETRAINED = ("gpt2_cell",)
 """Of the architectures around pretrained bodies, those whose laws are not marked slow."""
@@ -413,9 +429,9 @@ def every(quick=QUICK_PRETRAINED) -> list:
     return _marked({*PRETRAINED, "feedback_kernel"} - {*quick})
 
 
-def kinds(quick=()) -> list:
-    """As `every`, with variants marked slow."""
-    return _marked({*VARIANTS, *PRETRAINED} - {*quick})
+def kinds(quick=(), slow=()) -> list:
+    """As `every`, with variants and `slow` marked slow."""
+    return _marked({*VARIANTS, *PRETRAINED, *slow} - {*quick})
 
 
 def _marked(names):

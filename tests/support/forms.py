@@ -9,9 +9,10 @@ from tiny_models import quick_jit
 from brt.training.sharding import make_mesh, shardings
 
 
-def outputs_and_gradients(form, *args, jit=quick_jit):
+def outputs_and_gradients(form, *args):
     """The outputs and the gradients of a random weighting of them by every argument."""
 
+    @quick_jit
     def run(*args):
         rng = np.random.default_rng(1)
         outputs, backward = jax.vjp(lambda *args: jax.tree.leaves(form(*args)), *args)
@@ -19,7 +20,7 @@ def outputs_and_gradients(form, *args, jit=quick_jit):
         return *outputs, *jax.tree.leaves(backward(weights))
 
     with jax.default_matmul_precision("highest"):
-        return jit(run)(*args)
+        return run(*args)
 
 
 def relative_errors(found, expected):
