@@ -51,12 +51,9 @@ BlockRecurrentTransformer.dropout = 0.1
 RecurrentCell.num_states = 16
 """
 TEXT = """
-Trainer.corpus = @Corpus()
+include "configs/corpora/text.gin"
 Corpus.store = "{folder}/store"
-Corpus.source = @TextFiles()
-Corpus.vocabulary = "bytes"
 TextFiles.path = "{folder}/text/{{split}}"
-vocabulary_size = 256
 """
 MIXTURE = """
 Trainer.corpus = @Mixture()

@@ -38,6 +38,11 @@ def entry_of(selector: str) -> Any:
     return config._REGISTRY.get(selector)
 
 
+def entries_of(name: str) -> list[Any]:
+    """Returns the entries of all configurables of that name, in whatever module."""
+    return config._REGISTRY.get_all_matches(name)
+
+
 def read_files_with(reader: Callable, folders: Sequence[str]) -> None:
     """Has gin read all files by `reader`, from these folders.
 

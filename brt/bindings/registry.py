@@ -7,7 +7,7 @@ from typing import Any
 import gin
 
 from brt.bindings.bound_values import parameters_of
-from brt.bindings.gin_private import registered
+from brt.bindings.gin_private import entries_of, registered
 from brt.bindings.registration import register, register_all
 from brt.checks import stands_alone
 
@@ -24,8 +24,7 @@ def _entries():
 
 def configurable_class(name: str) -> type | None:
     register(name)
-    entries = (entry.wrapped for other, entry in registered() if other == name)
-    return next(filter(inspect.isclass, entries), None)
+    return next(filter(inspect.isclass, (entry.wrapped for entry in entries_of(name))), None)
 
 
 def bindable(entry):

@@ -6,7 +6,6 @@ first position of a row that is padded on the left is padding: the output there 
 classes depends on the version of transformers. brt pads on the right.
 """
 
-import functools
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -34,7 +33,6 @@ from recordings.pretrained_errors import (
     config_of,
     folder_of,
     split_with,
-    widened,
 )
 
 TASKS = ("sequence classification", "masked language model", "question answering")
@@ -114,7 +112,7 @@ def mean(nats: jax.Array, scored: np.ndarray) -> jax.Array:
     return jnp.where(jnp.asarray(scored), nats, 0.0).sum() / scored.sum()
 
 
-def outputs(model: Whole, recording: Mapping[str, Any]) -> tuple[jax.Array, Any, dict]:
+def outputs(model: Whole, recording: Mapping[str, Any]) -> tuple[jax.Array, dict, dict]:
     ids_BT = jnp.asarray(recording["input_ids"], jnp.int32)
     real_BT = jnp.asarray(recording["attention_mask"] == 1)
     types_BT = None
@@ -122,19 +120,21 @@ def outputs(model: Whole, recording: Mapping[str, Any]) -> tuple[jax.Array, Any,
         types_BT = jnp.asarray(recording["token_type_ids"], jnp.int32)
     x_BTD = model.body.embed(ids_BT)
     reading = model.body.read(x_BTD, real_BT, types_BT=types_BT)
-    states = [model.body.enter(x_BTD, real_BT, types_BT), *reading.outputs]
+    x_BTD = model.body.enter(x_BTD, real_BT, types_BT)
+    states = {f"hidden_states/{i}": y for i, y in enumerate([x_BTD, *reading.outputs])}
+    last_BTD = reading.outputs[-1]
     if isinstance(model.head, ClassesHead):
-        logits_BN = model.head(states[-1][:, 0])
+        logits_BN = model.head(last_BTD[:, 0])
         labels_B = recording["labels"]
         nats_B1 = token_losses(logits_BN[:, None], jnp.asarray(labels_B[:, None], jnp.int32))[0]
         return nats_B1.mean(), states, {"logits": logits_BN}
     if isinstance(model.head, WordsHead):
-        logits_BTV = model.head(states[-1], model.body.embedding_VD)
+        logits_BTV = model.head(last_BTD, model.body.embedding_VD)
         labels_BT = recording["labels"]
         targets_BT = jnp.asarray(np.maximum(labels_BT, 0), jnp.int32)
         nats_BT = token_losses(logits_BTV, targets_BT)[0]
         return mean(nats_BT, labels_BT != -100), states, {"logits": logits_BTV}
-    found = dict(zip(("start_logits", "end_logits"), model.head(states[-1]), strict=True))
+    found = dict(zip(("start_logits", "end_logits"), model.head(last_BTD), strict=True))
     losses = []
     for key, place in (("start_logits", "start_positions"), ("end_logits", "end_positions")):
         places_B = recording[place]
@@ -154,27 +154,18 @@ def errors(recording: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
     graph, params = split_with(model, names.read(HubFolder(folder)))
     at_BT = recording["attention_mask"] == 1
 
-    @functools.partial(jax.value_and_grad, has_aux=True)
-    def read(params, dtype):
-        loss, states, given = outputs(bound(graph, params, dtype), recording)
-        return loss, (states, given)
-
-    compiled = jax.jit(read, static_argnums=1)
-    (loss, (states, given)), grads = compiled(params, "float32")
-    for i, x_BTD in enumerate(states):
-        found.output(f"hidden_states/{i}", x_BTD, at_BT)
     of_classes = isinstance(model.head, ClassesHead)
     at = at_BT[:, 0] if of_classes else at_BT
-    for key, values in given.items():
-        found.output(key, values, at)
     whole = not of_classes or at.all()
+
+    def read(params, dtype):
+        loss, states, given = outputs(bound(graph, params, dtype), recording)
+        return loss, states | given | ({"loss": loss} if whole else {})
+
+    spans = isinstance(model.head, SpansHead)
+    keys = ("start_logits", "end_logits") if spans else ("logits",)
+    compared_at = {"hidden_states": at_BT} | dict.fromkeys(keys, at)
+    grads = found.compare(read, params, (*keys, "loss") if whole else keys, compared_at)
     if whole:
-        found.output("loss", loss)
-        found.gradient("grads/", names.write(grads), config["no_gradient"])
-    with jax.enable_x64(True):
-        (loss, (_, given)), _ = compiled(widened(params), "float64")
-        for key, values in given.items():
-            found.output(f"float64/{key}", values, at, relative=found.float64)
-        if whole:
-            found.output("float64/loss", loss, relative=found.float64)
+        found.gradient("grads/", names.write(grads))
     return found.errors

@@ -8,7 +8,6 @@ import itertools
 from collections.abc import Mapping
 from typing import Any, cast
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
@@ -16,15 +15,7 @@ from flax import nnx
 from brt.models.layers.losses import token_losses
 from brt.models.memory_tokens.model import RecurrentMemoryTransformer
 from brt.pretrained.language_model import PretrainedLanguageModel
-from recordings.pretrained_errors import (
-    Found,
-    body_of,
-    bound,
-    folder_of,
-    is_sharp,
-    split_with,
-    widened,
-)
+from recordings.pretrained_errors import Found, body_of, bound, folder_of, is_sharp, split_with
 
 
 def errors(
@@ -61,21 +52,14 @@ def errors(
         scored_BN = jnp.asarray(real_BN[:, 1:])
         nats_BN = token_losses(logits_BNV[:, :-1], jnp.asarray(ids_BN[:, 1:], jnp.int32))[0]
         loss = jnp.where(scored_BN, nats_BN, 0.0).sum() / scored_BN.sum()
-        return loss, (logits_BNV, jnp.stack(memories))
+        found = {"memory_in": jnp.stack(memories[:-1]), "memory_out": jnp.stack(memories[1:])}
+        return loss, found | {"logits": logits_BNV, "loss": loss}
 
-    compiled = jax.jit(jax.value_and_grad(read, has_aux=True), static_argnums=1)
-    (loss, (logits_BNV, memories)), grads = compiled(params, "float32")
-    found.output("logits", logits_BNV, real_BN)
-    found.output("loss", loss)
     # The wrapper hides padding from memory; here no segment follows one with padding.
     whole_SB = np.stack([real_BN[:, a:b].all(axis=1) for a, b in itertools.pairwise(borders)])
     before_SB = np.concatenate([np.ones_like(whole_SB[:1]), whole_SB[:-1]])
-    found.output("memory_in", memories[:-1], before_SB)
-    found.output("memory_out", memories[1:], whole_SB)
+    at = {"memory_in": before_SB, "memory_out": whole_SB, "logits": real_BN}
+    grads = found.compare(read, params, ("logits", "loss"), at)
     named = names.write(grads["body"]["body"]) | {"memory": np.asarray(grads["memory_SD"])}
-    found.gradient("grads/", named, config.get("no_gradient", ()))
-    with jax.enable_x64(True):
-        (loss, (logits_BNV, _)), _ = compiled(widened(params), "float64")
-        found.output("float64/logits", logits_BNV, real_BN, relative=found.float64)
-        found.output("float64/loss", loss, relative=found.float64)
+    found.gradient("grads/", named)
     return found.errors

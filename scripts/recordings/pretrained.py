@@ -5,7 +5,6 @@ loss in float64, and greedy continuations. The recording's `config_json` names t
 weights, which is next to the recording. Outputs are compared where `attention_mask` is 1.
 """
 
-import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -29,11 +28,10 @@ from recordings.pretrained_errors import (
     folder_of,
     is_sharp,
     split_with,
-    widened,
 )
 
 
-def read_all(body: Decoder, recording: Mapping[str, Any]) -> tuple[list[jax.Array], jax.Array]:
+def outputs(body: Decoder, recording: Mapping[str, Any]) -> dict[str, jax.Array]:
     """Returns hidden states, with the input of the first layer, and logits."""
     ids_BT, mask_BT = recording["input_ids"], recording["attention_mask"] == 1
     T = ids_BT.shape[1]
@@ -43,8 +41,9 @@ def read_all(body: Decoder, recording: Mapping[str, Any]) -> tuple[list[jax.Arra
     table_BTT = jnp.where(visible_BTT, 0.0, HIDDEN)
     x_BTD = body.embed(jnp.asarray(ids_BT, jnp.int32))
     found = body.read(x_BTD, positions_BT, lambda _, keys: Seen(keys, positions_BT, table_BTT))
-    states = [body.enter(x_BTD, positions_BT), *found.outputs]
-    return states, body.logits(found.outputs[-1])
+    states = enumerate([body.enter(x_BTD, positions_BT), *found.outputs])
+    hidden = {f"hidden_states/{i}": values for i, values in states}
+    return hidden | {"logits": body.logits(found.outputs[-1])}
 
 
 def mean_loss(logits_BTV: jax.Array, labels_BT: np.ndarray) -> jax.Array:
@@ -61,25 +60,15 @@ def decoder_errors(recording: Mapping[str, Any]) -> Found:
     found = Found(recording, is_sharp(folder))
     body = body_of(folder)(nnx.Rngs(0))
     graph, params = split_with(body, body.names().read(HubFolder(folder)))
-    names = body.names()
-    at_BT = recording["attention_mask"] == 1
 
-    @functools.partial(jax.value_and_grad, has_aux=True)
     def read(params, dtype):
-        states, logits_BTV = read_all(bound(graph, params, dtype), recording)
-        return mean_loss(logits_BTV, recording["labels"]), (states, logits_BTV)
+        values = outputs(bound(graph, params, dtype), recording)
+        loss = mean_loss(values["logits"], recording["labels"])
+        return loss, values | {"loss": loss}
 
-    compiled = jax.jit(read, static_argnums=1)
-    (loss, (states, logits_BTV)), grads = compiled(params, "float32")
-    for i, x_BTD in enumerate(states):
-        found.output(f"hidden_states/{i}", x_BTD, at_BT)
-    found.output("logits", logits_BTV, at_BT)
-    found.output("loss", loss)
-    found.gradient("grads/", names.write(grads), config_of(recording)["no_gradient"])
-    with jax.enable_x64(True):
-        (loss, (_, logits_BTV)), _ = compiled(widened(params), "float64")
-        found.output("float64/logits", logits_BTV, at_BT, relative=found.float64)
-        found.output("float64/loss", loss, relative=found.float64)
+    at = dict.fromkeys(("hidden_states", "logits"), recording["attention_mask"] == 1)
+    grads = found.compare(read, params, ("logits", "loss"), at)
+    found.gradient("grads/", body.names().write(grads))
     return found
 
 

@@ -5,7 +5,7 @@ Tolerances are those of the recordings' own description.
 
 import functools
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,8 +75,33 @@ class Found:
         tolerance = max((relative or self.outputs) * largest, 0.0 if relative else self.smallest)
         self.add(name, error, tolerance)
 
-    def gradient(self, prefix: str, tensors: Mapping[str, np.ndarray], without: Any = ()) -> None:
+    def compare(
+        self,
+        read: Callable[[Any, str], tuple[jax.Array, dict[str, Any]]],
+        params: Any,
+        precise: Sequence[str],
+        at: Mapping[str, np.ndarray],
+    ) -> Any:
+        """Compares all outputs in float32, then some in float64; returns gradients in float32.
+
+        Args:
+            read: from parameters and a dtype to the loss, and outputs by their keys.
+            precise: keys of outputs that were recorded in float64, too.
+            at: entries that are compared, by the first part of a key; None: all.
+        """
+        compiled = jax.jit(jax.value_and_grad(read, has_aux=True), static_argnums=1)
+        (_, outputs), grads = compiled(params, "float32")
+        for key, values in outputs.items():
+            self.output(key, values, at.get(key.split("/")[0]))
+        with jax.enable_x64(True):
+            (_, outputs), _ = compiled(widened(params), "float64")
+            for key in precise:
+                self.output(f"float64/{key}", outputs[key], at.get(key), self.float64)
+        return grads
+
+    def gradient(self, prefix: str, tensors: Mapping[str, np.ndarray]) -> None:
         """Compares gradients by their names on disk with all recorded ones."""
+        without = config_of(self.recording).get("no_gradient", ())
         recorded = {
             key.removeprefix(prefix): value
             for key, value in self.recording.items()

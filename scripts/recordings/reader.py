@@ -5,6 +5,7 @@ gradients by their names on disk, through all memories and through 0 or 1. The p
 counts memory among the words that T5 may write; here it does not, and both losses are compared.
 """
 
+import functools
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -19,7 +20,7 @@ from brt.pretrained.encoders.t5 import T5
 from brt.pretrained.folder import HubFolder
 from brt.pretrained.reader import PretrainedReader
 from brt.token_ids import PADDING
-from recordings.pretrained_errors import Found, body_of, bound, folder_of, split_with, widened
+from recordings.pretrained_errors import Found, body_of, bound, folder_of, split_with
 
 HEAD_ROWS = "lm_head_rows"
 WORDS = {
@@ -78,7 +79,7 @@ class Replay:
     def read(
         self, params: Any, dtype: str, depth: int | None = None, vocabulary: bool = False
     ) -> tuple[jax.Array, dict[str, Any]]:
-        """Returns the loss, and the compared values.
+        """Returns the loss, and outputs by their keys in the recording.
 
         Args:
             depth: memories that the gradient of the last segment's loss crosses; None: all.
@@ -107,12 +108,17 @@ class Replay:
             nats_BW, logits_BWV = self.losses(model, outputs, vocabulary)
             logits.append(logits_BWV)
             losses.append(self.mean(nats_BW, segment))
-        loss = jnp.stack(losses).mean() if self.all_losses and depth is None else losses[-1]
+        loss = losses[-1]
+        if self.all_losses and depth is None:
+            # The wrapper replaces the last segment's loss by the mean.
+            loss = losses[-1] = jnp.stack(losses).mean()
         return loss, {
             "memory_in": jnp.stack(memories_in),
             "memory_out": jnp.stack(memories_out),
             "segment_logits": jnp.stack(logits),
             "segment_losses": jnp.stack(losses),
+            "logits": logits[-1],
+            "loss": loss,
         }
 
     def losses(self, model: Any, outputs: Any, vocabulary: bool) -> tuple[jax.Array, jax.Array]:
@@ -154,37 +160,19 @@ def errors(
     sharp = replay.kind == "t5" and "lm_head_rows" in recording
     found = Found(recording, sharp)
 
-    def compiled(depth, vocabulary):
-        def read(params, dtype):
-            return replay.read(params, dtype, depth, vocabulary)
+    def gradients(**options):
+        read = functools.partial(replay.read, dtype="float32", **options)
+        return jax.jit(jax.value_and_grad(read, has_aux=True))(replay.params)
 
-        return jax.jit(jax.value_and_grad(read, has_aux=True), static_argnums=1)
-
-    whole = compiled(None, False)
-    (loss, given), grads = whole(replay.params, "float32")
-    at_SB = replay.present_SB
-    for key in ("memory_in", "memory_out", "segment_logits"):
-        found.output(key, given[key], at_SB)
-    losses = given["segment_losses"]
-    if replay.all_losses:  # the wrapper replaces the last segment's loss by the mean
-        losses = losses.at[-1].set(loss)
-    found.output("segment_losses", losses)
-    found.output("logits", given["segment_logits"][-1])
-    found.output("loss", loss)
-    no_gradient = config.get("no_gradient", ())
-    found.gradient("grads/", replay.disk(grads), no_gradient)
+    at = dict.fromkeys(("memory_in", "memory_out", "segment_logits"), replay.present_SB)
+    grads = found.compare(replay.read, replay.params, ("segment_logits", "loss"), at)
+    found.gradient("grads/", replay.disk(grads))
     for key, depth in (("grads_depth0/", 0), ("grads_depth1/", 1)):
         if any(name.startswith(key) for name in recording):
-            _, grads = compiled(depth, False)(replay.params, "float32")
-            found.gradient(key, replay.disk(grads), no_gradient)
+            _, grads = gradients(depth=depth)
+            found.gradient(key, replay.disk(grads))
     if "loss_vocabulary" in recording:
-        (loss, _), grads = compiled(None, True)(replay.params, "float32")
+        (loss, _), grads = gradients(vocabulary=True)
         found.output("loss_vocabulary", loss)
-        found.gradient("grads_vocabulary/", replay.disk(grads), no_gradient)
-    with jax.enable_x64(True):
-        (loss, given), _ = whole(widened(replay.params), "float64")
-        found.output(
-            "float64/segment_logits", given["segment_logits"], at_SB, relative=found.float64
-        )
-        found.output("float64/loss", loss, relative=found.float64)
+        found.gradient("grads_vocabulary/", replay.disk(grads))
     return found.errors

@@ -4,7 +4,6 @@ Compares hidden states of encoder and decoder, logits, the loss, gradients by th
 logits and loss in float64, and greedy answers.
 """
 
-import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,33 +15,28 @@ from flax import nnx
 from brt.models.layers.losses import token_losses
 from brt.pretrained.encoders.t5 import T5
 from brt.pretrained.folder import HubFolder
-from recordings.pretrained_errors import (
-    SMALLEST,
-    Found,
-    bound,
-    config_of,
-    folder_of,
-    split_with,
-    widened,
-)
+from recordings.pretrained_errors import SMALLEST, Found, bound, folder_of, split_with
 
 
-def outputs(body: T5, recording: Mapping[str, Any]) -> tuple[jax.Array, dict[str, list], jax.Array]:
+def outputs(body: T5, recording: Mapping[str, Any]) -> tuple[jax.Array, dict[str, jax.Array]]:
     ids_BT = jnp.asarray(recording["input_ids"], jnp.int32)
     real_BT = jnp.asarray(recording["attention_mask"] == 1)
     x_BTD = body.embed(ids_BT)
     reading = body.read(x_BTD, real_BT)
     words_BW = jnp.asarray(recording["decoder_input_ids"], jnp.int32)
-    states = {
-        "encoder": [x_BTD, *reading.outputs],
-        "decoder": body.decode(words_BW, reading.outputs[-1], real_BT),
-    }
-    logits_BWV = body.word_logits(states["decoder"][-1])
+    decoded = body.decode(words_BW, reading.outputs[-1], real_BT)
+    states = {"encoder": [x_BTD, *reading.outputs], "decoder": decoded}
+    logits_BWV = body.word_logits(decoded[-1])
     labels_BW = recording["labels"]
     nats_BW = token_losses(logits_BWV, jnp.asarray(np.maximum(labels_BW, 0), jnp.int32))[0]
     scored_BW = jnp.asarray(labels_BW != -100)
     loss = jnp.where(scored_BW, nats_BW, 0.0).sum() / scored_BW.sum()
-    return loss, states, logits_BWV
+    hidden = {
+        f"{half}_hidden_states/{i}": values
+        for half, layers in states.items()
+        for i, values in enumerate(layers)
+    }
+    return loss, hidden | {"logits": logits_BWV, "loss": loss}
 
 
 def errors(recording: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
@@ -50,27 +44,13 @@ def errors(recording: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
     folder = folder_of(recording)
     body = T5(nnx.Rngs(0), folder=folder)
     graph, params = split_with(body, body.names().read(HubFolder(folder)))
-    at_BT = recording["attention_mask"] == 1
 
-    @functools.partial(jax.value_and_grad, has_aux=True)
     def read(params, dtype):
-        loss, states, logits_BWV = outputs(bound(graph, params, dtype), recording)
-        return loss, (states, logits_BWV)
+        return outputs(bound(graph, params, dtype), recording)
 
-    compiled = jax.jit(read, static_argnums=1)
-    (loss, (states, logits_BWV)), grads = compiled(params, "float32")
-    for half, values in states.items():
-        for i, x_BTD in enumerate(values):
-            at = at_BT if half == "encoder" else None
-            found.output(f"{half}_hidden_states/{i}", x_BTD, at)
-    found.output("logits", logits_BWV)
-    found.output("loss", loss)
-    no_gradient = config_of(recording)["no_gradient"]
-    found.gradient("grads/", body.names().write(grads), no_gradient)
-    with jax.enable_x64(True):
-        (loss, (_, logits_BWV)), _ = compiled(widened(params), "float64")
-        found.output("float64/logits", logits_BWV, relative=found.float64)
-        found.output("float64/loss", loss, relative=found.float64)
+    at = {"encoder_hidden_states": recording["attention_mask"] == 1}
+    grads = found.compare(read, params, ("logits", "loss"), at)
+    found.gradient("grads/", body.names().write(grads))
     if "greedy/tokens" in recording:
         _greedy(recording, found, graph, params)
     return found.errors

@@ -16,21 +16,17 @@ from pathlib import Path
 import numpy as np
 
 CONFIG = """
-Trainer.corpus = @Corpus()
-Trainer.optimizer = @adafactor
-Trainer.schedule = @rsqrt
-Trainer.checkpoints = @CheckpointPolicy()
-Trainer.evaluation = @Evaluation()
+include "configs/recipes/small.gin"
+include "configs/corpora/text.gin"
+Evaluation.max_steps = None
 Trainer.eval_every = 0
 Trainer.steps = 1
 Trainer.segment_length = 8192
 Trainer.tokens_per_step = 8192
 Evaluation.cleared = False
 Corpus.store = "{folder}/store"
-Corpus.source = @TextFiles()
-Corpus.vocabulary = "bytes"
 TextFiles.path = "{folder}/text/{{split}}"
-BlockRecurrentTransformer.vocabulary_size = 256
+BlockRecurrentTransformer.vocabulary_size = %vocabulary_size
 BlockRecurrentTransformer.num_layers = 1
 BlockRecurrentTransformer.width = 16
 BlockRecurrentTransformer.num_heads = 2

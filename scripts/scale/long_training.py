@@ -26,24 +26,16 @@ SAMPLE_SECONDS = 30
 TENTHS = 10
 
 CONFIG = """
-Trainer.corpus = @Corpus()
-Trainer.optimizer = @adamw
-Trainer.schedule = @constant_rate
-constant_rate.value = 0.001
-Trainer.checkpoints = @CheckpointPolicy()
+include "configs/recipes/small.gin"
+include "configs/corpora/text.gin"
 CheckpointPolicy.every = 100
-Trainer.evaluation = @Evaluation()
 Evaluation.max_steps = 4
-Trainer.eval_every = 200
-Trainer.log_every = 20
 Trainer.steps = 1_000_000_000
 Trainer.segment_length = 64
 Trainer.tokens_per_step = 512
 Corpus.store = "{folder}/store"
-Corpus.source = @TextFiles()
-Corpus.vocabulary = "bytes"
 TextFiles.path = "{folder}/text/{{split}}"
-BlockRecurrentTransformer.vocabulary_size = 256
+BlockRecurrentTransformer.vocabulary_size = %vocabulary_size
 BlockRecurrentTransformer.num_layers = 2
 BlockRecurrentTransformer.width = 32
 BlockRecurrentTransformer.num_heads = 2

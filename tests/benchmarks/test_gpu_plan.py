@@ -316,19 +316,6 @@ def test_a_step_fits_if_a_card_has_a_tenth_of_its_memory_left():
     assert fits(0.89) and not fits(0.91)
 
 
-def test_without_the_plugin_one_sentence_says_how_to_install_it(monkeypatch, tmp_path, capsys):
-    find_spec = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util,
-        "find_spec",
-        lambda name, *package: None if name == "jax_cuda13_plugin" else find_spec(name, *package),
-    )
-    file = write_config(tmp_path)
-    assert command(monkeypatch, benchmark, "--topology=h100", f"--configs={file}") == 1
-    assert command(monkeypatch, train, "--topology=h100", f"--gin_file={file}", "--dry_run") == 1
-    assert capsys.readouterr().err.count("[gpu-plan]") == 2
-
-
 @pytest.fixture
 def cpu_compiler(monkeypatch):
     """Replaces the plugin's compiler by the CPU's, for the same number of devices."""
@@ -394,21 +381,6 @@ def test_products_of_a_compiled_loop_are_those_of_the_function(name):
     figures = gpu_steps.program_figures(hlo.parse(compiled.as_text()), 1.0, CARDS[name])
     assert sum(figures["product_flops"].values()) == 5 * 2 * 256 * 128 * 128
     assert figures["kernels"] >= 5 and device.device_kind == CARDS[name].description
-
-
-@plugin
-def test_a_tiny_step_compiles_for_nodes_of_gpus(monkeypatch, tmp_path, capsys):
-    file, written = write_config(tmp_path), tmp_path / "gpus.json"
-    flags = "--topology=h100-2x2", f"--configs={file}", f"--json={written}"
-    assert not command(monkeypatch, benchmark, *flags), capsys.readouterr().err
-    (found,) = json.loads(written.read_text())["slices"]
-    assert found["fits"] and found["mesh"] == {"data": 2, "fsdp": 2, "model": 1}
-    parts = found["ns_by_part"]
-    assert {"attention", "states", "feed_forward", "vocabulary", "optimizer"} <= parts.keys()
-    assert parts.get("other", 0) < 0.2 * found["ns"]
-    loops = [loop for loop in found["loops"] if loop["scope"] == "layer0/states"]
-    assert {(loop["backward"], loop["trips"]) for loop in loops} == {(False, 2), (True, 2)}
-    assert found["collectives"]["outside"]
 
 
 @plugin

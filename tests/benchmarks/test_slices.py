@@ -85,17 +85,23 @@ def test_a_mistyped_slice_is_refused_with_the_nearest_name(name, near):
     assert all(known in message for known in ("v4-32", "v5litepod-16", "v5p-8", "v6e-256"))
 
 
-def test_without_libtpu_one_sentence_says_how_to_install_it(monkeypatch, tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("compiler", "topology", "extra"),
+    [("libtpu", "v4-32", "[tpu]"), ("jax_cuda13_plugin", "h100", "[gpu-plan]")],
+)
+def test_without_a_compiler_one_sentence_says_how_to_install_it(
+    compiler, topology, extra, monkeypatch, tmp_path, capsys
+):
     find_spec = importlib.util.find_spec
     monkeypatch.setattr(
         importlib.util,
         "find_spec",
-        lambda name, *package: None if name == "libtpu" else find_spec(name, *package),
+        lambda name, *package: None if name == compiler else find_spec(name, *package),
     )
-    file = write_config(tmp_path)
-    assert command(monkeypatch, benchmark, "--topology=v4-32", f"--configs={file}") == 1
-    assert command(monkeypatch, train, "--topology=v4-32", f"--gin_file={file}", "--dry_run") == 1
-    assert capsys.readouterr().err.count("[tpu]") == 2
+    flags, file = f"--topology={topology}", write_config(tmp_path)
+    assert command(monkeypatch, benchmark, flags, f"--configs={file}") == 1
+    assert command(monkeypatch, train, flags, f"--gin_file={file}", "--dry_run") == 1
+    assert capsys.readouterr().err.count(extra) == 2
 
 
 def of_v4(flops, bundles=None):
@@ -194,19 +200,28 @@ def test_a_mesh_that_does_not_fit_the_slice_is_refused(monkeypatch, tmp_path, ca
         make_mesh((3, -1), jax.devices()[:8])
 
 
-@pytest.mark.parametrize("name", ["v4-8", "v5e-4"])
-def test_libtpu_compiles_the_step_and_estimates_every_part(name, monkeypatch, tmp_path, capsys):
-    pytest.importorskip("libtpu", reason='libtpu is not installed: pip install -e ".[tpu]"')
+@pytest.mark.parametrize("name", ["v4-8", "v5e-4", "h100-2x2"])
+def test_a_compiler_estimates_every_part_of_the_step(name, monkeypatch, tmp_path, capsys):
+    gpu = name.startswith("h100")
+    compiler, extra = ("jax_cuda13_plugin", "gpu-plan") if gpu else ("libtpu", "tpu")
+    if not importlib.util.find_spec(compiler):
+        pytest.skip(f'{compiler} is not installed: pip install -e ".[{extra}]"')
     file, written = write_config(tmp_path), tmp_path / "slices.json"
     flags = f"--topology={name}", f"--configs={file}", f"--json={written}"
     assert not command(monkeypatch, benchmark, *flags), capsys.readouterr().err
     (found,) = json.loads(written.read_text())["slices"]
-    assert found["fits"] and found["cycles"] > 10_000 and found["share_of_peak"] < 1
-    parts = found["cycles_by_part"]
+    unit, most = ("ns", 0.2) if gpu else ("cycles", 0.1)
+    parts = found[f"{unit}_by_part"]
+    assert found["fits"]
     assert {"attention", "states", "feed_forward", "vocabulary", "optimizer"} <= parts.keys()
-    assert parts.get("other", 0) < 0.1 * found["cycles"]
+    assert parts.get("other", 0) < most * found[unit]
     loops = [loop for loop in found["loops"] if loop["scope"] == "layer0/states"]
     assert {(loop["backward"], loop["trips"]) for loop in loops} == {(False, 2), (True, 2)}
+    if gpu:
+        assert found["mesh"] == {"data": 2, "fsdp": 2, "model": 1}
+        assert found["collectives"]["outside"]
+    else:
+        assert found[unit] > 10_000 and found["share_of_peak"] < 1
 
 
 def test_the_largest_batch_that_fits_is_found_by_compiling(monkeypatch, tmp_path):

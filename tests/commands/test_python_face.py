@@ -1,5 +1,7 @@
 """Wrong arguments from Python: one sentence that names the argument."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -101,24 +103,26 @@ WRONG = {
 }
 
 
+@functools.cache
+def built(name):
+    """A model, tokens of a segment, and caches in both forms."""
+    model = build(name)
+    caches = model.init_caches(2)
+    tokens_BT = jnp.zeros((2, segment_length(name)), jnp.int32)
+    return model, tokens_BT, caches, model.begin_decoding(caches)
+
+
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("argument", WRONG)
 def test_wrong_arguments_of_every_model_are_named(argument, name):
-    model = build(name)
-    tokens_BT = jnp.zeros((2, segment_length(name)), jnp.int32)
-    caches = model.init_caches(2)
-    decoding = model.begin_decoding(caches)
     for call in WRONG[argument]:
         with pytest.raises((TypeError, ValueError), match=rf"\b{argument}\b"):
-            call(model, tokens_BT, caches, decoding)
+            call(*built(name))
 
 
 @pytest.mark.parametrize("name", [name for name in MODELS if name != "lstm"])  # it has one form
 def test_the_two_forms_of_caches_are_told_apart(name):
-    model = build(name)
-    caches = model.init_caches(2)
-    decoding = model.begin_decoding(caches)
-    tokens_BT = jnp.zeros((2, segment_length(name)), jnp.int32)
+    model, tokens_BT, caches, decoding = built(name)
     for call in (
         lambda: model(tokens_BT, decoding),
         lambda: model.begin_decoding(decoding),

@@ -144,7 +144,7 @@ def reading_again(model, sample, first, scored, length):
     [
         ("slide", 1, 5, 8),
         ("rec_fixed_skip", 15, 7, 8),
-        ("rec_fixed_skip", 9, 3, 4),
+        pytest.param("rec_fixed_skip", 9, 3, 4, marks=pytest.mark.slow),
         ("memorizing_exact", 13, 6, 8),  # these remember at the ends of segments only
         ("txl_same_length", 14, 5, 6),
     ],

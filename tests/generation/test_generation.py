@@ -21,7 +21,8 @@ from brt.generation.sampling import Sampling
 LENGTHS = (0, 1, WINDOW - 1, WINDOW, WINDOW + 1, SEGMENT, 3 * SEGMENT + 5)
 WRITTEN = 2 * WINDOW + 3
 GREEDY, DRAWN = Sampling(0), Sampling(0.9, top_p=0.95, repetition_penalty=1.1)
-SOME = FIRST, _ = ("rec_two_layers", "memorizing_bucketed")
+SOME = FIRST, SECOND = ("rec_two_layers", "memorizing_bucketed")
+SOME_SLOW = FIRST, pytest.param(SECOND, marks=pytest.mark.slow)
 
 
 class Ids(ByteVocabulary):
@@ -67,7 +68,7 @@ def assert_close(found, expected):
         np.testing.assert_allclose(a, b, rtol=0, atol=1e-9 * np.abs(b).max(initial=1.0))
 
 
-@pytest.mark.parametrize("name", ["qrnn", *SOME])
+@pytest.mark.parametrize("name", ["qrnn", *SOME_SLOW])
 def test_segments_together_change_no_memory_and_no_score(name):
     one, texts = generator_of(name), prompts()
     together = Generator(one.model, Ids(), WINDOW, 5, segments_together=2)
@@ -95,7 +96,7 @@ def test_greedy_writing_takes_the_best_token_of_the_forward_pass(name):
         assert writing.memory.recent_BP[row].tolist() == recent[-P:]
 
 
-@pytest.mark.parametrize("name", SOME)
+@pytest.mark.parametrize("name", SOME_SLOW)
 def test_a_text_read_in_parts_is_the_text_read_at_once(name):
     generator, text = generator_of(name), prompts()[-1]
     whole, (nats_T,) = generator.score([text])
@@ -111,7 +112,7 @@ def test_a_text_read_in_parts_is_the_text_read_at_once(name):
     assert_close(generator_of(name, SEGMENT).read([text]), whole)
 
 
-@pytest.mark.parametrize("length", [4, 8, 32])
+@pytest.mark.parametrize("length", [4, pytest.param(8, marks=pytest.mark.slow), 32])
 def test_generation_reads_in_the_segments_of_evaluation(tmp_path, length):
     """Read at once and read in pieces are the same, whatever the trainer's segments."""
     others = "BlockRecurrentTransformer", "RecurrentCell"
@@ -130,7 +131,7 @@ def test_generation_reads_in_the_segments_of_evaluation(tmp_path, length):
     np.testing.assert_allclose(np.concatenate(parts), once, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", SOME)
+@pytest.mark.parametrize("name", SOME_SLOW)
 def test_documents_in_one_batch_read_and_write_as_each_alone(name):
     generator, texts = generator_of(name), prompts()
     memory = generator.read(texts)
@@ -174,7 +175,7 @@ def test_where_the_host_looks_changes_nothing():
 
 
 def test_nothing_is_compiled_again_whatever_the_position(tmp_path):
-    generator, text = generator_of(SOME[1]), prompts()[-1]
+    generator, text = generator_of(SECOND), prompts()[-1]
     prefill = generator.prefill
     programs = generator.decode_loop, prefill._segment, prefill._part, prefill._end
 
@@ -240,7 +241,9 @@ def test_logits_that_are_no_numbers_keep_the_written_text():
         generator.score([[1, 2, 3, 4, 5]])
 
 
-@pytest.mark.parametrize("name", ["txl_same_length", "rmt_txl", "armt"])
+@pytest.mark.parametrize(
+    "name", ["txl_same_length", "rmt_txl", pytest.param("armt", marks=pytest.mark.slow)]
+)
 def test_segments_are_the_model_s_own_without_a_length(name):
     model = random_model(name)
     default, own = (Generator(model, Ids(), length) for length in (None, model.period))

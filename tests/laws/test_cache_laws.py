@@ -1,11 +1,13 @@
 """What every architecture's caches promise: names, clearing, resetting, both forms."""
 
+import functools
+
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from architectures import ARCHITECTURES, QUICK_PRETRAINED, abstract, kinds, random_model
 from flax import nnx
+from tiny_models import quick_jit
 
 from brt.models.caches import clear_state, reset_rows, with_state
 
@@ -13,15 +15,16 @@ every_architecture = pytest.mark.parametrize("name", kinds(QUICK_PRETRAINED))
 B = 5
 
 
-def shapes_of(name):
-    """Caches of an architecture in both forms, as shapes."""
-    graph, params = nnx.split(abstract(name))
+def both_forms(graph, params):
+    """Empty caches of segments and of decoding."""
+    model = nnx.merge(graph, params)
+    caches = model.init_caches(B)
+    return caches, model.begin_decoding(caches)
 
-    def both(params):
-        model = nnx.merge(graph, params)
-        return model.init_caches(B), model.begin_decoding(model.init_caches(B))
 
-    return jax.eval_shape(both, params)
+@functools.cache
+def empty_caches(name):
+    return quick_jit(both_forms, static_argnums=0)(*nnx.split(random_model(name)))
 
 
 def changed_by_clearing(cache):
@@ -33,29 +36,27 @@ def changed_by_clearing(cache):
 
 @every_architecture
 def test_clearing_changes_the_caches_that_declare_a_state(name):
-    caches, _ = shapes_of(name)
+    graph, params = nnx.split(abstract(name))
+    caches, _ = jax.eval_shape(functools.partial(both_forms, graph), params)
     assert with_state(caches) == list(ARCHITECTURES[name].cleared)
     assert with_state(caches) == [i for i, cache in enumerate(caches) if changed_by_clearing(cache)]
 
 
 @every_architecture
 def test_clearing_twice_is_clearing_once(name):
-    model = random_model(name)
-    empty = model.init_caches(B)
+    empty, _ = empty_caches(name)
     rng = np.random.default_rng(0)
-    used = jax.tree.map(lambda x: jnp.asarray(rng.integers(1, 3, x.shape), x.dtype), empty)
+    used = jax.tree.map(lambda x: rng.integers(1, 3, x.shape).astype(x.dtype), empty)
     once = clear_state(used, empty)
     jax.tree.map(np.testing.assert_array_equal, clear_state(once, empty), once)
 
 
 @every_architecture
 def test_rows_that_start_take_the_empty_cache_in_either_form(name):
-    model = random_model(name)
-    starts_B = jnp.arange(B) % 2 == 0
-    empty = model.init_caches(B)
-    for fresh in (empty, model.begin_decoding(empty)):
-        used = jax.tree.map(lambda x: x + jnp.ones((), x.dtype), fresh)
-        found = reset_rows(used, fresh, starts_B)
+    starts_B = np.arange(B) % 2 == 0
+    for fresh in empty_caches(name):
+        used = jax.tree.map(lambda x: np.asarray(x) + np.ones((), x.dtype), fresh)
+        found = quick_jit(reset_rows)(used, fresh, starts_B)
         for leaves in zip(*map(jax.tree.leaves, (found, used, fresh)), strict=True):
             for row, (new, old, empty_row) in enumerate(zip(*map(np.asarray, leaves))):
                 np.testing.assert_array_equal(new, empty_row if starts_B[row] else old)
@@ -63,7 +64,6 @@ def test_rows_that_start_take_the_empty_cache_in_either_form(name):
 
 @every_architecture
 def test_nothing_read_in_the_decoding_form_is_the_segment_form(name):
-    model = random_model(name)
-    caches = model.init_caches(B)
-    again = model.end_decoding(model.begin_decoding(caches))
+    caches, decoding = empty_caches(name)
+    again = quick_jit(random_model(name).end_decoding)(decoding)
     jax.tree.map(np.testing.assert_array_equal, again, caches)

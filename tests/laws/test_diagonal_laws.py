@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from architectures import ARCHITECTURES, abstract, kinds, random_model
+from architectures import ARCHITECTURES, RELATED, abstract, kinds, random_model
 from flax import nnx
 from pretrained_architectures import PRETRAINED
 from ragged import ragged_segments
@@ -17,7 +17,8 @@ ROWS = 3
 WITHOUT = {name for name in ARCHITECTURES if name.startswith(("feedback", "rmt", "memtr"))}
 """Models whose first layer reads the last layer's output on the segment before."""
 every_architecture = pytest.mark.parametrize(
-    "name", [each for each in kinds() if each.values[0] not in {*WITHOUT, *PRETRAINED}]
+    "name",
+    [each for each in kinds(slow=RELATED) if each.values[0] not in {*WITHOUT, *PRETRAINED}],
 )
 
 

@@ -34,6 +34,8 @@ FOUND = 49, 63, 1975, RECENT + 17, RECENT + 34
 delta memory (two), the gradient of a pooled maximum on a mesh, and cached states whose windows were
 not those of a pretrained decoder (two).
 """
+COSTLY = 6, 63, RECENT + 34
+"""Of these and the first few, those that take long and have another of their kind."""
 REFUSED = 0.1
 """Of all draws, at most."""
 LOG = os.environ.get("DRAWN_LOG")
@@ -266,7 +268,7 @@ def left(log):
     known = done(log)
     slow = () if ASKED else (pytest.mark.slow,)
     return [
-        pytest.param(seed, marks=() if seed in (*QUICK_SEEDS, *FOUND) else slow)
+        pytest.param(seed, marks=() if seed in {*QUICK_SEEDS, *FOUND} - {*COSTLY} else slow)
         for seed in SEEDS
         if seed not in known
     ]

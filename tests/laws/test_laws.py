@@ -11,7 +11,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from architectures import ARCHITECTURES, QUICK_PRETRAINED, WINDOW, kinds, random_model
+from architectures import (
+    ARCHITECTURES,
+    COMBINED,
+    QUICK_PRETRAINED,
+    RELATED,
+    WINDOW,
+    kinds,
+    random_model,
+)
 from flax import nnx
 from ragged import Ragged, ragged_segments
 from tiny_models import largest, leaves_close, quick_jit, wide_types  # noqa: F401
@@ -21,20 +29,26 @@ from brt.models.caches import LayerCache, clear_state, reset_rows, with_state
 
 QUICK = (*QUICK_PRETRAINED, "memorizing_dense")
 """Architectures that decode in a way of their own, though their caches occur in others."""
-ROUNDED = ("rec_lstm_dual", "feedback_fixed_skip", "melodi", "txl_shaw", "rmt", "lstm")
+ROUNDED = ("rec_lstm_dual", "melodi", "feedback_fixed_skip", "txl_shaw", "rmt", "lstm")
 # By module, so that all tests of one architecture run one after another, on the same programs.
 by_architecture = functools.partial(pytest.mark.parametrize, "name", scope="module")
-every_architecture = by_architecture(kinds(QUICK))
-# In float32 only rounding is new.
-in_types = [
-    pytest.param(*each.values, *form, marks=each.marks)
-    for form in (("float64", 1e-9), ("float32", 2e-5))
-    for each in kinds(QUICK)
-    if form[0] == "float64" or each.values[0] in ROUNDED
-]
-every_type = pytest.mark.parametrize(("name", "dtype", "tolerance"), in_types, scope="module")
+every_architecture = by_architecture(kinds(QUICK, COMBINED))
+unrelated_architectures = by_architecture(kinds(QUICK, RELATED))
+
+
+def in_types(slow=()):
+    """In float32, where only rounding is new, a few."""
+    return [
+        pytest.param(*each.values, *form, marks=each.marks)
+        for *form, marked in (("float64", 1e-9, slow), ("float32", 2e-5, (*slow, *ROUNDED[2:])))
+        for each in kinds(QUICK, marked)
+        if form[0] == "float64" or each.values[0] in ROUNDED
+    ]
+
+
+every_type = pytest.mark.parametrize(("name", "dtype", "tolerance"), in_types(), scope="module")
 # The others see a number of keys that depends on the cuts; by how much, they say themselves.
-cuttable = [each for each in in_types if ARCHITECTURES[each.values[0]].cut_invariant]
+cuttable = [each for each in in_types(RELATED) if ARCHITECTURES[each.values[0]].cut_invariant]
 every_cuttable = pytest.mark.parametrize(("name", "dtype", "tolerance"), cuttable, scope="module")
 ROWS = 3
 ALL, NONE = np.ones(ROWS, bool), np.zeros(ROWS, bool)
@@ -59,7 +73,8 @@ class Tiny:
         self.segment, self.token = compiled(_segment), compiled(_token)
         self.part = compiled(lambda model, *arrays: model.read_part(*arrays))
         self.begin = compiled(lambda model, caches: model.begin_decoding(caches))
-        self.caches = functools.cache(self.model.init_caches)
+        self.end = compiled(lambda model, caches: model.end_decoding(caches))
+        self.caches = functools.cache(jax.jit(self.model.init_caches, static_argnums=0))
         self.empty = self.caches(ROWS)
 
     @functools.cached_property
@@ -135,7 +150,7 @@ def test_decoding_token_by_token_is_the_segment_pass(name, dtype, tolerance):
             found.append(np.asarray(logits_BV))
     tolerance *= largest(expected)
     np.testing.assert_allclose(np.stack(found, axis=1), expected, rtol=0, atol=tolerance)
-    leaves_close(model.model.end_decoding(decoding), caches, tolerance)
+    leaves_close(model.end(decoding), caches, tolerance)
 
 
 @every_architecture
@@ -239,7 +254,7 @@ def test_a_row_that_starts_a_document_is_a_fresh_model(name):
     np.testing.assert_array_equal(used[1, -fresh.shape[1] :], fresh[1])
 
 
-@every_architecture
+@unrelated_architectures
 def test_logits_depend_on_all_of_the_visible_past_only(name):
     length = 4 * WINDOW
     model = tiny(name).model.for_segments(length)

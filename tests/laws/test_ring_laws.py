@@ -25,17 +25,18 @@ from brt.training.settings import Trainer
 from brt.training.train_step import bind, make_loss
 
 ROWS, SEGMENTS = 4, 8
-SLOW = "rec_memorizing", "melodi", "armt"
+SLOW = "rec_memorizing", "melodi", "armt", "txl_same_length", "lstm"
 SCANNED = "gated_delta"
 AFFINE = "gated_delta_layer", "kimi_delta", "kimi_delta_layer", "linear_attention_layer"
 CASES = [
-    *(("rec_two_layers", (2, 4)), (SCANNED, (2, 4)), ("txl_same_length", (1, 2)), ("lstm", (1, 2))),
-    *(pytest.param(name, (1, 2), marks=pytest.mark.slow) for name in SLOW),
+    *(("rec_two_layers", (1, 2)), (SCANNED, (2, 4)), ("lstm", (2, 4))),
+    *(pytest.param(name, (1, 2), marks=pytest.mark.slow) for name in (*SLOW, SCANNED)),
     *(
         pytest.param(name, (1, devices), marks=pytest.mark.slow)
         for name in ("rec_two_layers", SCANNED)
-        for devices in (2, 4, 8)
+        for devices in (4, 8)
     ),
+    pytest.param("rec_two_layers", (2, 4), marks=pytest.mark.slow),
 ]
 """Fewer devices than layers, in several rounds, and more; and rows divided too."""
 
@@ -67,8 +68,10 @@ def two_steps(name, *shape):
     with jax.set_mesh(mesh_of(*shape)):
         for batch in batches(name):
             (value, (caches, sums, _)), grads = run(params, caches, batch, None)
+            # On the host: caches that are sharded already would compile the step again.
+            caches = jax.tree.map(np.asarray, caches)
             found.append((value, sums, grads, caches))
-    return jax.tree.map(np.asarray, found)
+    return found
 
 
 @pytest.mark.parametrize(("name", "shape"), CASES)

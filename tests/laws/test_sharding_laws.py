@@ -12,7 +12,7 @@ import jax
 import numpy as np
 import optax
 import pytest
-from architectures import ARCHITECTURES, kinds
+from architectures import ARCHITECTURES, RELATED, kinds
 from pretrained_architectures import PRETRAINED
 from tiny_run import build, ended, mesh_of, start_several, train_here, write_config
 
@@ -33,23 +33,11 @@ from brt.training.sharding import shardings
 from brt.training.train_step import TrainState
 
 STEPS, ROWS, SEGMENTS = 3, 8, 2
-EVERY_MESH = ("rec_lstm_dual", "feedback_fixed_skip")
-"""Checked on all meshes, and with Adafactor; the others on the mesh that splits both rows and
-models."""
-RELATED = (
-    *("rec_fixed_dual", "rec_fixed_single", "rec_sequential", "rec_memorizing"),
-    *("txl_adaptive", "txl_shaw", "rmt_rec", "rec_without_mlp", "qrnn_untied"),
-    *("gated_delta_layer", "kimi_delta", "linear_attention_layer", "own_gradient"),
-    *("cached_states_kimi", "cached_states_merged", "titans"),
-    *("feedback_without_either", "associative_linear", "associative_delta", "melodi_short"),
-    "rec_lstm_dual",  # on three axes
-)
-"""Parts of others, put together in another way: a mesh meets no array in them that it does not
-meet in others. Checked with the slow tests."""
-CASES = [
-    pytest.param(name, (2, 4), marks=pytest.mark.slow if name in RELATED else marks)
-    for (name,), marks, _ in kinds()
-]
+WITH_ADAFACTOR = "rec_lstm_dual", "feedback_fixed_skip"
+SLOW = *RELATED, "kimi_delta_layer", "own_recurrence", "rec_lstm_dual"
+"""A mesh meets no array in them that it does not meet in others, of `docs/extending.md` too; and
+one that is quick on three axes."""
+CASES = [pytest.param(*case.values, (2, 4), marks=case.marks) for case in kinds(slow=SLOW)]
 CASES.append(pytest.param("rec_lstm_dual", (2, 2, 2)))
 CASES += [
     pytest.param(name, shape, marks=pytest.mark.slow)
@@ -60,7 +48,12 @@ CASES += [
     ]
 ]
 # By module, so that the laws of one architecture run one after another, on the same program.
-by_architecture = pytest.mark.parametrize(("name", "mesh_shape"), CASES, scope="module")
+by_architecture = functools.partial(pytest.mark.parametrize, ("name", "mesh_shape"), scope="module")
+ON_DISK = "rec_lstm_dual", "melodi", "lact", "compressive_convolution"
+SAVED = [
+    case if case.values[0] in ON_DISK else pytest.param(*case.values, marks=pytest.mark.slow)
+    for case in CASES
+]
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +86,7 @@ def experiment_of(name) -> Experiment:
     entry = ARCHITECTURES[name]
     trainer = Trainer(
         corpus=object(),
-        optimizer=adafactor if name in EVERY_MESH else optax.sgd,
+        optimizer=adafactor if name in WITH_ADAFACTOR else optax.sgd,
         schedule=lambda total_steps: constant_rate(total_steps, 0.01, 0),
         steps=STEPS,
         segment_length=entry.segment,
@@ -146,7 +139,7 @@ def train(store, name, mesh_shape) -> Steps:
     )
 
 
-@by_architecture
+@by_architecture(CASES)
 def test_the_mesh_changes_no_batch_and_no_loss(store, name, mesh_shape):
     expected = train(store, name, (1, 1))
     sharded = train(store, name, mesh_shape)
@@ -167,7 +160,7 @@ def test_the_mesh_changes_no_batch_and_no_loss(store, name, mesh_shape):
         assert np.prod(shard) * parts == leaf.size, (path, leaf.shape, shard)
 
 
-@by_architecture
+@by_architecture(SAVED)
 def test_a_state_from_a_checkpoint_continues_undisturbed(store, name, mesh_shape, tmp_path):
     steps, mesh = train(store, name, mesh_shape), mesh_of(*mesh_shape)
     state_shardings = shardings(steps.before, mesh)

@@ -37,9 +37,9 @@ def outputs(shape=(3, 50, D), seed=2):
 def test_probabilities_sum_to_one_over_the_whole_vocabulary(case):
     model, (x_BTD, _) = built(**case), outputs((1, 50, D))
     targets_VT = np.arange(V)[:, None].repeat(50, axis=1)
-    nats_VT, _ = model.token_losses(x_BTD.repeat(V, axis=0), targets_VT)
+    nats_VT, _ = quick_jit(model.token_losses)(x_BTD.repeat(V, axis=0), targets_VT)
     np.testing.assert_allclose(np.exp(-nats_VT).sum(axis=0), 1, atol=1e-5)
-    logits_BTV = model.logits(x_BTD)
+    logits_BTV = quick_jit(model.logits)(x_BTD)
     assert logits_BTV.shape == (1, 50, V)
     if "cutoffs" in case:  # then they are log-probabilities
         np.testing.assert_allclose(np.exp(logits_BTV).sum(axis=-1), 1, atol=1e-5)
@@ -50,9 +50,10 @@ def test_probabilities_sum_to_one_over_the_whole_vocabulary(case):
 def test_losses_of_the_needed_scores_are_those_of_all_logits(case, chunk, monkeypatch):
     monkeypatch.setattr(adaptive_embedding, "CHUNK", chunk)
     model, (x_BTD, targets_BT) = built(**CASES[case]), outputs()
-    targets_BT[::2] = model.logits(x_BTD[::2]).argmax(axis=-1)
+    logits_BTV = quick_jit(model.logits)(x_BTD)
+    targets_BT[::2] = logits_BTV[::2].argmax(axis=-1)
     nats_BT, correct_BT = quick_jit(model.token_losses)(x_BTD, targets_BT)
-    expected_BT, expected_correct_BT = token_losses(model.logits(x_BTD), targets_BT)
+    expected_BT, expected_correct_BT = token_losses(logits_BTV, targets_BT)
     np.testing.assert_allclose(nats_BT, expected_BT, rtol=0, atol=1e-5)
     np.testing.assert_array_equal(correct_BT, expected_correct_BT)
     assert (targets_BT[correct_BT] >= model.edges[1]).any()

@@ -6,6 +6,7 @@ associative-recurrent-memory-transformer, commit 042b2e4) over three segments of
 three memory tokens. A wrapped layer is tanh(x @ w).
 """
 
+import functools
 from pathlib import Path
 
 import jax
@@ -13,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from tiny_models import quick_jit
 
 from brt.models.memory_tokens.associative import Association
 
@@ -71,8 +73,9 @@ def test_outputs_and_gradients_are_those_of_the_released_code(recording):
     graph, params = nnx.split(nnx.List(loaded(recording, layer) for layer in layers))
     weights = jnp.asarray(recording["params/layer.w"], jnp.float32)
     both = jax.value_and_grad(run, argnums=(0, 1), has_aux=True)
+    both = quick_jit(functools.partial(both, graph=graph, recording=recording))
     with jax.default_matmul_precision("highest"):
-        (loss, found), (grads, weight_grads) = both(params, weights, graph, recording)
+        (loss, found), (grads, weight_grads) = both(params, weights)
 
     expected = [recording[name] for name in ("outputs", "matrices", "sums")]
     for ours, theirs in zip((loss, *found), (recording["loss"], *expected), strict=True):

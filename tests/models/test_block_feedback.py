@@ -64,7 +64,8 @@ def test_a_memory_adds_to_the_loss_and_drops_by_itself(feedback):
     memories = ((Adding, (0, 1)),)
     name = "feedback_fixed_skip" if feedback else "rec_fixed_skip"
     model = random_model(name, memories=memories, dropout=0.5)
-    *_, metrics = model.stack(jnp.zeros((B, W, D)), model.init_caches(B), jax.random.key(3))
+    stack = quick_jit(model.stack)
+    *_, metrics = stack(jnp.zeros((B, W, D)), model.init_caches(B), jax.random.key(3))
     assert metrics["added_nats"] == 14
     prepared = model.layers[0].prepare(jnp.float32, jax.random.key(5), W)
     assert (prepared.normed_PD != masks[-1]).any() and (prepared.mlp_PD != masks[-1]).any()

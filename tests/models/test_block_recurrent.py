@@ -1,4 +1,4 @@
-"""The whole model: embedding and logits, settings, memory for time, narrow activations."""
+"""The whole model: embedding and logits, settings, memory for time."""
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +8,7 @@ from architectures import ARCHITECTURES, SEGMENT, VOCABULARY, WINDOW, abstract, 
 from flax import nnx
 from tiny_models import OneKey, drawn, parameters, quick_jit, read_segment
 
-from brt.models.block_recurrent.cell import RecurrentCell, StateCache
+from brt.models.block_recurrent.cell import RecurrentCell
 from brt.models.block_recurrent.external_memory import ExternalMemory
 from brt.models.block_recurrent.memory import LayerMemory
 from brt.models.block_recurrent.model import REMATS, BlockRecurrentTransformer
@@ -197,31 +197,6 @@ def test_what_is_recomputed_is_what_was_asked_for(name, expected):
 
         trace = str(jax.make_jaxpr(run)(params))
         assert trace.count(RECOMPUTED) == count
-
-
-# Narrow activations
-
-
-@pytest.mark.parametrize("name", ["rec_lstm_dual", "feedback_fixed_skip"])
-def test_bfloat16_activations_give_nearly_the_logits_of_float32(name):
-    tokens_BT = tokens(length=3 * SEGMENT)
-    wide_BTV, wide = read(random_model(name), tokens_BT)
-    narrow = random_model(name, activation_dtype="bfloat16")
-    assert {leaf.dtype for leaf in jax.tree.leaves(parameters(narrow))} == {jnp.dtype("float32")}
-    narrow_BTV, caches = read(narrow, tokens_BT)
-    assert narrow_BTV.dtype == jnp.float32
-    error = np.abs(np.asarray(narrow_BTV) - wide_BTV)
-    assert 0 < error.max() < 0.1 * np.abs(wide_BTV).max()
-    assert np.sqrt((error**2).mean()) < 0.02 * np.asarray(wide_BTV).std()
-    for cache, wide_cache in zip(caches, wide, strict=True):
-        for memory, wide_memory in zip(cache.memories, wide_cache.memories, strict=True):
-            assert isinstance(memory, StateCache) and memory.states_BSD.dtype == jnp.float32
-            size = np.abs(wide_memory.states_BSD).max()
-            np.testing.assert_allclose(
-                memory.states_BSD, wide_memory.states_BSD, rtol=0, atol=0.05 * size
-            )
-        assert {x.dtype for x in cache.window} == {jnp.dtype("bfloat16")}
-    assert sum(len(cache.memories) for cache in caches) == 1
 
 
 @pytest.mark.parametrize(

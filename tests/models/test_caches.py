@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_models import quick_jit
 
-from brt.models.block_recurrent.external_memory import RingCache
 from brt.models.caches import LayerCache, WindowCache, clear_state, select_rows
 from brt.models.contract import check_caches
 from brt.models.decoding_window import (
@@ -39,13 +38,6 @@ def filled(model, rows=B, seed=0):
 
 def assert_same(found, expected):
     jax.tree.map(np.testing.assert_array_equal, found, expected)
-
-
-def test_an_external_memory_has_the_type_of_the_activations():
-    """What other empty caches hold follows from the references and test_block_recurrent.py."""
-    model = random_model("rec_memorizing", activation_dtype="bfloat16")
-    rings = [cache.memories[-1] for cache in model.init_caches(B)[1:]]
-    assert all(isinstance(ring, RingCache) and ring.keys_BMHK.dtype == "bfloat16" for ring in rings)
 
 
 @pytest.mark.parametrize(("name", "count"), [("rec_two_layers", 2), ("rec_memorizing", 3)])

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from architectures import random_model
 from flax import nnx
-from test_gpu_kernels import BF16, F32, GPU, on_mesh
-from test_kernel_attention import outputs_and_gradients as two_segments
-from tiny_models import quick_jit
+from forms import on_mesh, outputs_and_gradients, relative_errors, two_segments
+from test_gpu_kernels import BF16, F32, GPU
+from tiny_models import leaves_close, quick_jit
 
 from brt.models import axis_rules, ops
 from brt.models.block_recurrent import gated_delta
@@ -42,36 +42,22 @@ def arguments(sizes, by_channel, strongest=1.0):
     return jnp.asarray(matrix, F32), ops.unit_heads(q), ops.unit_heads(k), *others
 
 
-def results_and_gradients(rule, *args):
-    """The results and the gradients of a random weighting of them by every argument."""
-    rng = np.random.default_rng(1)
-    weights = [jnp.asarray(rng.standard_normal(x.shape), F32) for x in (args[0], args[3])]
-
-    @quick_jit
-    def run(*args):
-        found, backward = jax.vjp(lambda matrix, *inputs: rule(matrix, inputs), *args)
-        return *found, *backward(tuple(weights))
-
-    with jax.default_matmul_precision("highest"):
-        return run(*args)
-
-
 def errors(target, args, dtype=F32):
     """Of results and gradients, each relative to its largest entry."""
+
+    def plain(matrix, *inputs):
+        return gated_delta.delta_rule(matrix, inputs)
+
     heads = Heads(*args[1].shape[2:], interpret="races" if target == "tpu" else True)
 
-    def kernels(matrix, inputs):
+    def kernels(matrix, *inputs):
         return KERNELS[target].delta_rule(heads, dtype, matrix, inputs)
 
     matrix, q, k, v, *decay_step = args
     args = matrix, *(x.astype(dtype).astype(F32) for x in (q, k, v)), *decay_step
-    computed = results_and_gradients(kernels, *args)
-    expected = results_and_gradients(gated_delta.delta_rule, *args)
+    computed, expected = (outputs_and_gradients(form, *args) for form in (kernels, plain))
     assert [x.dtype for x in computed] == [x.dtype for x in expected]
-    return {
-        name: float(jnp.max(jnp.abs(a - b)) / jnp.max(jnp.abs(b)))
-        for name, a, b in zip(NAMES, computed, expected, strict=True)
-    }
+    return dict(zip(NAMES, relative_errors(computed, expected), strict=True))
 
 
 def largest(found):
@@ -113,8 +99,16 @@ def test_bfloat16_differs_by_no_more_than_its_rounding(target, name):
     assert largest(found) < 0.03, found
 
 
-@pytest.mark.parametrize("target", KERNELS)
-@pytest.mark.parametrize("by_channel", [False, True])
+by_target_and_channel = pytest.mark.parametrize(
+    ("target", "by_channel"),
+    [
+        *(("gpu", True), ("tpu", False)),
+        *(pytest.param(*x, marks=pytest.mark.slow) for x in (("gpu", False), ("tpu", True))),
+    ],
+)
+
+
+@by_target_and_channel
 def test_decays_beyond_float32_equal_the_plain_form(target, by_channel):
     found = errors(target, arguments((1, 40, 1, 16), by_channel, STRONG))
     # Of a head, a longer block has larger sums of logarithms, whose differences have fewer digits.
@@ -122,8 +116,7 @@ def test_decays_beyond_float32_equal_the_plain_form(target, by_channel):
     assert largest(found) < most, found
 
 
-@pytest.mark.parametrize("target", KERNELS)
-@pytest.mark.parametrize("by_channel", [False, True])
+@by_target_and_channel
 def test_several_matrices_at_once_equal_the_plain_form(target, by_channel):
     """As the scan over devices runs the rule."""
     matrix, *inputs = arguments((2, 40, 2, 16), by_channel)
@@ -184,8 +177,8 @@ def on_gpu(monkeypatch):
 @pytest.mark.parametrize(
     ("target", "name", "mesh_shape"),
     [
-        ("gpu", "gated_delta", (2, 2)),
         ("tpu", "gated_delta", (2, 2)),
+        pytest.param("gpu", "gated_delta", (2, 2), marks=pytest.mark.slow),
         pytest.param("gpu", "kimi_delta", (4, 1), marks=pytest.mark.slow),
         pytest.param("gpu", "gated_delta_layer", None, marks=pytest.mark.slow),
         pytest.param("gpu", "kimi_delta_layer", (1, 2), marks=pytest.mark.slow),
@@ -209,9 +202,7 @@ def test_a_model_on_a_mesh_or_without_equals_its_plain_form(target, name, mesh_s
 
     of_kernels = on_mesh(mesh_shape, computed, params)
     monkeypatch.setattr(KERNELS[target], "delta_rule", plain)
-    for a, b in zip(jax.tree.leaves(of_kernels), jax.tree.leaves(computed(params)), strict=True):
-        a, b = np.asarray(a), np.asarray(b)
-        np.testing.assert_allclose(a, b, rtol=0, atol=5e-5 * max(1.0, np.abs(b).max(initial=0)))
+    leaves_close(of_kernels, computed(params), 5e-5)
     assert used
 
 

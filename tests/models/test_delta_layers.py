@@ -146,21 +146,6 @@ def test_gradients_go_through_the_carried_cache(kind):
     close(pieces, whole)
 
 
-@each_kind
-def test_the_matrix_is_float32_and_inputs_of_the_activations(kind):
-    graph, params = nnx.split(nnx.eval_shape(lambda: kind(OneKey(), SIZES, 4)), nnx.Param)
-
-    def call(params, x_BTD):
-        memory = nnx.merge(graph, params)
-        return called(memory, memory.init_cache(1, x_BTD.dtype), x_BTD, jnp.ones((1, 4), bool))
-
-    with jax.enable_x64(False):
-        x_BTD = jax.ShapeDtypeStruct((1, 4, D), "bfloat16")
-        y_BTD, after = jax.eval_shape(call, params, x_BTD)
-    assert y_BTD.dtype == "bfloat16"
-    assert [x.dtype for x in after] == ["float32", *["bfloat16"] * 3]
-
-
 def test_a_layer_carries_a_matrix_three_inputs_and_no_window():
     model = abstract("gated_delta_layer", window=8)
     own, _, window = model.init_caches(1)

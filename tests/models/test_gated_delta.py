@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tiny_models import quick_jit
 
 from brt.models.block_recurrent.gated_delta import delta_rule, inverse_of_unit_lower
 from brt.models.ops import unit_heads
@@ -45,7 +46,7 @@ def run(matrix_BHKK, inputs, weights_BTHK, window):
 )
 def test_values_read_and_gradients_are_those_of_transformers(recording, window):
     inputs = [jnp.asarray(recording[name]) for name in INPUTS]
-    both = jax.value_and_grad(run, argnums=(0, 1), has_aux=True)
+    both = quick_jit(jax.value_and_grad(run, argnums=(0, 1), has_aux=True), static_argnums=3)
     with jax.default_matmul_precision("highest"):
         (_, (read, after)), (before_grad, grads) = both(
             jnp.asarray(recording["before"]), inputs, recording["weights"], window

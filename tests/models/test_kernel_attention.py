@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from architectures import random_model
 from flax import nnx
-from tiny_models import quick_jit
+from forms import on_mesh, two_segments
+from tiny_models import leaves_close, quick_jit
 
 from brt.models import axis_rules
 from brt.models.fast import cudnn_attention, kernel_forms, table
@@ -18,7 +19,6 @@ from brt.models.fast.kernels import states as states_kernel
 from brt.models.fast.kernels import window as window_kernel
 from brt.models.ops import HIDDEN
 from brt.models.sizes import Sizes
-from brt.training.sharding import make_mesh, shardings
 
 W = 4
 BF16 = jnp.bfloat16
@@ -31,48 +31,15 @@ FEEDBACK = dict(num_layers=3)
 """A layer above the states too, which with kernels runs outside the loop over blocks."""
 
 
-def outputs_and_gradients(graph, params, tokens_SBT):
-    """Of two segments with their caches, dropout on: outputs, caches, gradients."""
-    segments, rows, tokens = tokens_SBT.shape
-
-    def loss(params):
-        model = nnx.merge(graph, params)
-
-        def run(caches, inputs):
-            key, tokens_BT, weights_BTD = inputs
-            x_BTD, caches, _ = model.stack(model.embed(tokens_BT), caches, key)
-            return caches, (x_BTD, jnp.sum(x_BTD * weights_BTD))
-
-        keys = jax.random.split(jax.random.key(0), segments)
-        sizes = segments, rows, tokens, model.width
-        inputs = keys, tokens_SBT, np.random.default_rng(1).normal(size=sizes)
-        # A scan: JAX differentiates the passes of a kernel after `stack` has returned.
-        caches, (x_SBTD, sums) = jax.lax.scan(run, model.init_caches(rows), inputs)
-        return jnp.sum(sums), (x_SBTD, caches)
-
-    return jax.value_and_grad(loss, has_aux=True)(params)
-
-
-compiled = quick_jit(outputs_and_gradients, static_argnums=0)
-
-
 def run(name, form, mesh_shape=None, rows=4, **settings):
     model = random_model(name, attention_form=form, **{**SMALL, **settings})
     tokens_SBT = np.random.default_rng(0).integers(0, 17, (2, rows, 3 * W)).astype(np.int32)
     graph, params = nnx.split(model, nnx.Param)
-    if mesh_shape is None:
-        return compiled(graph, params, tokens_SBT)
-    devices = jax.devices()[: np.prod(mesh_shape)]
-    mesh = make_mesh(mesh_shape, devices=devices)
-    with jax.set_mesh(mesh):
-        params = jax.device_put(params, shardings(params, mesh))
-        return compiled(graph, params, tokens_SBT)
+    return on_mesh(mesh_shape, lambda params: compiled(graph, params, tokens_SBT), params)
 
 
-def assert_close(computed, expected):
-    for a, b in zip(jax.tree.leaves(computed), jax.tree.leaves(expected), strict=True):
-        a, b = np.asarray(a), np.asarray(b)
-        np.testing.assert_allclose(a, b, rtol=0, atol=5e-5 * max(1.0, np.abs(b).max(initial=0)))
+compiled = quick_jit(two_segments, static_argnums=0)
+assert_close = functools.partial(leaves_close, tolerance=5e-5)
 
 
 @pytest.mark.parametrize(
@@ -186,7 +153,8 @@ def test_a_model_draws_the_dropout_of_whole_tiles_in_its_kernels(monkeypatch):
     plain = window_kernel.plain_window_attention
     monkeypatch.setattr(window_kernel, "window_attention", plain)
     monkeypatch.setattr(states_kernel, "block_attention", states_kernel.plain_block_attention)
-    expected = outputs_and_gradients(graph, params, tokens_SBT)
+    compiled.clear_cache()
+    expected = compiled(graph, params, tokens_SBT)
     assert_close(computed, expected)
 
 

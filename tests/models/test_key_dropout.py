@@ -83,7 +83,13 @@ def test_a_token_always_sees_the_one_before_it_and_some_state():
     np.testing.assert_allclose(dropped[none_left], whole[none_left], rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["slide", "rec_fixed_skip", "rec_lstm_dual", "rec_memorizing"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("slide", "rec_memorizing"),
+        *(pytest.param(x, marks=pytest.mark.slow) for x in ("rec_fixed_skip", "rec_lstm_dual")),
+    ],
+)
 def test_a_model_drops_keys_in_training_alone_by_the_binding(name):
     options = dict(dropout=0.5, dtype="float64")
     with jax.enable_x64(True):

@@ -149,7 +149,7 @@ def test_clearing_the_state_returns_to_the_learned_memory():
     empty = model("rmt").init_caches(B)
     (memory_BSD,) = empty[-1]
     np.testing.assert_array_equal(memory_BSD[1], model("rmt").memory_SD[...])
-    _, caches = model("rmt")(tokens()[0], empty)
+    _, caches = quick_jit(model("rmt"))(tokens()[0], empty)
     assert np.any(np.asarray(caches[-1].memory_BSD != memory_BSD))
     np.testing.assert_array_equal(clear_state(caches, empty)[-1].memory_BSD, memory_BSD)
     assert with_state(empty) == [SIZES["num_layers"]]  # after the layers' windows

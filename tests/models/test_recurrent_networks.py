@@ -76,17 +76,6 @@ def test_loops_contain_only_products_with_the_last_output():
 
 
 @both
-def test_states_are_float32_where_activations_are_bfloat16(name):
-    model = random_model(name, activation_dtype="bfloat16")
-    tokens = jnp.zeros((2, 5), jnp.int32)
-    logits_BTV, caches = jax.eval_shape(model, tokens, model.init_caches(2))
-    assert logits_BTV.dtype == jnp.float32
-    for cache, fresh in zip(caches, model.init_caches(2)):
-        assert cache[0].dtype == fresh[0].dtype == jnp.bfloat16
-        assert cache.cell_BU.dtype == fresh.cell_BU.dtype == jnp.float32
-
-
-@both
 def test_dropout_takes_a_key_and_leaves_evaluation_alone(name):
     model = random_model(name, dropout=0.5)
     tokens = jnp.zeros((2, 5), jnp.int32)

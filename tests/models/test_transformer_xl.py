@@ -255,13 +255,3 @@ def test_a_learning_memorys_gradient_is_monitored():
         assert float(found[f"layer{i}/scaled_grad_norm"]) == pytest.approx(norm)
     added = count_parameters(learning).recurrence - count_parameters(plain).recurrence
     assert added == count_parameters(learning).recurrence == 2 * 12
-
-
-def test_bfloat16_activations_give_nearly_the_same():
-    wide, narrow = txl(memory_length=4, dtype="float32"), txl(memory_length=4, dtype="float32")
-    narrow.dtype = jnp.dtype("bfloat16")
-    ids = tokens(SEGMENT)
-    found, caches = call(narrow, ids, narrow.init_caches(ROWS))
-    assert caches[0].x_BMD.dtype == "bfloat16" and found.dtype == "float32"
-    expected, _ = call(wide, ids, wide.init_caches(ROWS))
-    np.testing.assert_allclose(found, expected, rtol=0, atol=0.2)

@@ -1,10 +1,10 @@
 """Kimi Delta Attention (arXiv:2510.26692, section 3) as plain loops in NumPy float64.
 
-`recurrence` is the rule alone, of one batch element; `KimiDelta` a memory in a layer.
+`recurrence` is the rule alone, of one batch element; `KimiDelta` a memory in a layer, `GatedDelta`
+one with a decay of each head (arXiv:2412.06464, eq. 10).
 """
 
 import numpy as np
-import paper_numpy
 
 
 def next_state(S_KV, k_K, v_V, log_decay_K, step):
@@ -28,7 +28,7 @@ def sigmoid(x):
     return 1 / (1 + np.exp(-x))
 
 
-class KimiDelta:
+class GatedDelta:
     """The memory of a layer, token by token: `token` returns what it reads and the next state."""
 
     def __init__(self, module):
@@ -37,38 +37,24 @@ class KimiDelta:
     def begin(self, num_heads, head_size):
         return np.zeros((num_heads, head_size, head_size))
 
+    def log_decays(self, x_D, h, K):
+        m = self.module
+        return np.full(K, -np.log1p(np.exp(x_D @ m["decay_DH"][:, h] + m["decay_bias_H"][h])))
+
     def token(self, S_HKK, q_HK, k_HK, v_HK, attended_HK, x_D):
         m, (H, K) = self.module, k_HK.shape
         S_HKK, mixed_HK = S_HKK.copy(), np.zeros_like(attended_HK)
-        soft_A = np.log1p(np.exp(x_D @ m["decay_down_DK"] @ m["decay_up_KA"] + m["decay_bias_A"]))
         for h in range(H):
-            log_decay_K = -np.exp(m["decay_rate_H"][h]) * soft_A[h * K : (h + 1) * K]
-            step = sigmoid(x_D @ m["step_DH"][:, h])
-            S_HKK[h] = next_state(S_HKK[h], k_HK[h], v_HK[h], log_decay_K, step)
-            share = sigmoid(m["mix_H"][h])
+            step, share = sigmoid(x_D @ m["step_DH"][:, h]), sigmoid(m["mix_H"][h])
+            S_HKK[h] = next_state(S_HKK[h], k_HK[h], v_HK[h], self.log_decays(x_D, h, K), step)
             mixed_HK[h] = (1 - share) * attended_HK[h] + share * q_HK[h] @ S_HKK[h]
         return mixed_HK, S_HKK
 
 
-class KimiDeltaReader(paper_numpy.Reader):
-    """A Block-Recurrent stack with the memory in one layer."""
+class KimiDelta(GatedDelta):
+    """Gated delta memory with a decay of each channel."""
 
-    def __init__(self, params, settings, layer):
-        super().__init__(params, settings)
-        self.layer = layer
-        self.memory = KimiDelta(params["layers"][layer]["kimi_delta"])
-
-    def begin(self):
-        memory = super().begin()
-        sizes = self.settings.num_heads, self.settings.head_size
-        memory[self.layer]["kimi_delta"] = self.memory.begin(*sizes)
-        return memory
-
-    def own_memory(self, layer, Q_WHK, K_WHK, V_WHK, self_WHK, memory, x_WD):
-        if "kimi_delta" not in memory:
-            return self_WHK, None, {}
-        state, mixed = memory["kimi_delta"], []
-        for token in zip(Q_WHK, K_WHK, V_WHK, self_WHK, x_WD):
-            mixed_HK, state = self.memory.token(state, *token)
-            mixed.append(mixed_HK)
-        return np.array(mixed), None, {"kimi_delta": state}
+    def log_decays(self, x_D, h, K):
+        m, of_head = self.module, slice(h * K, (h + 1) * K)
+        soft_A = np.log1p(np.exp(x_D @ m["decay_down_DK"] @ m["decay_up_KA"] + m["decay_bias_A"]))
+        return -np.exp(m["decay_rate_H"][h]) * soft_A[of_head]

@@ -77,7 +77,6 @@ def chunks(first, q_TK, k_TK, v_TV, rates_T, keep_T, length, with_muon):
 class Lact:
     """The memory of a layer: of each head a pair of weights and momentum."""
 
-    wants_inputs = True
     network = staticmethod(network)
 
     def __init__(self, module, momentum=True, muon=False):

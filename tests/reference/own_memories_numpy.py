@@ -11,8 +11,6 @@ def sigmoid(x):
 class Gradient:
     """Of each head the gradient of half the squared errors, averaged over the block."""
 
-    wants_inputs = True
-
     def __init__(self, module):
         self.module = module
 
@@ -40,8 +38,6 @@ class Gradient:
 
 class Recurrence:
     """Token by token; `step` returns the units and the term added to the residual."""
-
-    wants_inputs = True
 
     def __init__(self, module):
         self.module = module
@@ -72,7 +68,11 @@ class Recurrence:
 
 
 class Reader(paper_numpy.Reader):
-    """A Block-Recurrent stack with one of them in its layer 1."""
+    """A Block-Recurrent stack with a memory in its layer 1.
+
+    kind: from the memory's parameters to `begin(H, K)`, and `mix` and `after` of blocks, or `token`
+        of a memory that changes with every token, which reads it as it leaves it.
+    """
 
     def __init__(self, params, settings, name, kind):
         super().__init__(params, settings)
@@ -88,6 +88,12 @@ class Reader(paper_numpy.Reader):
         if self.name not in memory:
             return self_WHK, None, {}
         old = memory[self.name]
+        if hasattr(self.memory, "token"):
+            mixed = []
+            for inputs in zip(Q_WHK, K_WHK, V_WHK, self_WHK, x_WD):
+                mixed_HK, old = self.memory.token(old, *inputs)
+                mixed.append(mixed_HK)
+            return np.array(mixed), None, {self.name: old}
         after = {self.name: self.memory.after(old, K_WHK, V_WHK, x_WD)}
         if isinstance(self.memory, Recurrence):
             after["residual"] = np.stack([*map(self.memory.added(old), x_WD)])

@@ -209,7 +209,7 @@ WIDTH = """<script>addEventListener("load", () => {
 
 
 @pytest.mark.parametrize("width", [390, pytest.param(1280, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("named", ["sweep", "runs"])
+@pytest.mark.parametrize("named", ["sweep", pytest.param("runs", marks=pytest.mark.slow)])
 def test_a_page_with_long_names_never_scrolls_sideways(tmp_path, width, named):
     runs, _, sweep = opened(a_sweep(tmp_path / "sweep"))
     for number, run in enumerate(runs):

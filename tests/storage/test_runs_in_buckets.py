@@ -7,6 +7,7 @@ import fsspec
 import jax
 import pytest
 from tiny_run import (
+    LENGTHS,
     assert_same_run,
     build,
     command,
@@ -59,11 +60,18 @@ def straight(local, folder):
     return train_here(local, folder / "straight")
 
 
-@pytest.fixture
-def tiny(folder):
-    """The same experiment with its store in the bucket."""
+@pytest.fixture(scope="module")
+def remote(folder):
     path = write_config(folder)
     return build(path, "CheckpointPolicy.every = 2", f'Corpus.store = "{BUCKET}/stores"')
+
+
+@pytest.fixture
+def tiny(remote):
+    """The same experiment with its store in the bucket, which is emptied after each test."""
+    for split in LENGTHS:
+        remote.bind().trainer.corpus.prepare(split, quiet=True)
+    return remote
 
 
 def names(folder):

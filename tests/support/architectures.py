@@ -17,12 +17,12 @@ import recurrent_networks_numpy
 import rmt_numpy
 import txl_numpy
 from architecture import DIVISIBLE, OF_RMT, SEGMENT, SIZES, STATES, VOCABULARY, WINDOW, Architecture
-from associative_numpy import AssociativeReader, GatedDeltaReader
+from associative_numpy import Associative
 from cached_states_numpy import CachedStatesReader
 from delta_layers_numpy import DeltaLayersReader
 from drawn_pretrained import draw
 from flax import nnx
-from kimi_delta_numpy import KimiDeltaReader
+from kimi_delta_numpy import GatedDelta, KimiDelta
 from lact_numpy import Lact
 from own_memories import GradientMemory, LinearRecurrence
 from pretrained_architectures import PRETRAINED
@@ -52,6 +52,7 @@ from brt.models.transformer_xl.compressive_memory import CompressiveMemory
 from brt.models.transformer_xl.model import TransformerXL
 
 WITHOUT_WINDOW = {name: size for name, size in SIZES.items() if name != "window"}
+LACT = functools.partial(LactMemory, hidden_size=5)
 CELL_SIZES = dict(num_states=STATES, gate_form="paper")
 MEMORY_SIZES = dict(size=2 * WINDOW)  # documents of several segments come round again
 MEMORY_SETTINGS = ("size", "neighbours", "search")
@@ -232,16 +233,6 @@ def melodi(**settings) -> Architecture:
     )
 
 
-def associative(memory, reader, **options) -> Architecture:
-    """An entry of an associative memory in the middle layer of a stack."""
-    return block_recurrent(
-        memories=((functools.partial(memory, **options), (1,)),),
-        reference=lambda params: reader(params, paper_settings(), 1, *options.values()),
-        cleared=(1,),
-        within=True,
-    )
-
-
 def without_attention(memory, layers, **settings) -> Architecture:
     """An entry of a memory that replaces attention in some layers."""
     return block_recurrent(
@@ -267,16 +258,16 @@ def cached_states(memory, most, kept="last", every=1, chosen=0) -> Architecture:
     )
 
 
-def fast_weights(memory, name, kind, **options) -> Architecture:
-    """An entry of fast weights with 5 hidden units; options: of the memory and of its reference."""
-    memory = functools.partial(memory, hidden_size=5, **options)
-    return own(memory, name, functools.partial(kind, **options))
+def own(memory, name, kind, **options) -> Architecture:
+    """An entry of a memory in the middle layer.
 
-
-def own(memory, name, kind) -> Architecture:
-    """An entry of a memory in the middle layer; kind: its reference (`own_memories_numpy`)."""
+    Args:
+        kind: its reference, for `own_memories_numpy.Reader`.
+        options: of the memory and of its reference.
+    """
+    kind = functools.partial(kind, **options)
     return block_recurrent(
-        memories=((memory, (1,)),),
+        memories=((functools.partial(memory, **options), (1,)),),
         reference=lambda params: own_memories_numpy.Reader(params, paper_settings(), name, kind),
         cleared=(1,),
         within=True,
@@ -329,18 +320,18 @@ ARCHITECTURES = Architectures({
     "feedback_memorizing": _rec(
         "fixed", "skip", memorizing_layers=(1,), search="exact", neighbours=3, feedback=True
     ),
-    "associative_linear": associative(AssociativeMemory, AssociativeReader, rule="linear"),
-    "associative_delta": associative(AssociativeMemory, AssociativeReader, rule="delta"),
-    "gated_delta": associative(GatedDeltaMemory, GatedDeltaReader),
-    "kimi_delta": associative(KimiDeltaMemory, KimiDeltaReader),
+    "associative_linear": own(AssociativeMemory, "associative", Associative, rule="linear"),
+    "associative_delta": own(AssociativeMemory, "associative", Associative, rule="delta"),
+    "gated_delta": own(GatedDeltaMemory, "gated_delta", GatedDelta),
+    "kimi_delta": own(KimiDeltaMemory, "kimi_delta", KimiDelta),
     "gated_delta_layer": without_attention(GatedDeltaLayer, (0, 1)),
     "kimi_delta_layer": without_attention(KimiDeltaLayer, (1,), feed_forward_size=0),
     "linear_attention_layer": without_attention(LinearAttentionLayer, (0, -1)),
     "cached_states": cached_states(GatedDeltaLayer, 3, chosen=2),
     "cached_states_kimi": cached_states(KimiDeltaLayer, 5, every=2),
     "cached_states_merged": cached_states(LinearAttentionLayer, 3, "merged"),
-    "lact": fast_weights(LactMemory, "lact", Lact, muon=True),
-    "lact_plain": fast_weights(LactMemory, "lact", Lact, momentum=False),
+    "lact": own(LACT, "lact", Lact, muon=True),
+    "lact_plain": own(LACT, "lact", Lact, momentum=False),
     "titans": own(
         functools.partial(TitansMemory, hidden_size=5),
         *("titans", functools.partial(Titans, window=WINDOW)),
@@ -409,6 +400,22 @@ VARIANTS = (
 """Architectures whose caches and parameters all occur in others: their logits are compared with
 their references in every run of the tests, the laws are checked on them with the slow tests."""
 
+COMBINED = (
+    *("rec_fixed_dual", "rec_fixed_single", "rec_sequential", "rec_memorizing"),
+    *("txl_adaptive", "txl_shaw", "rmt_rec", "rec_without_mlp", "qrnn_untied"),
+    *("feedback_without_either", "melodi_short"),
+)
+"""Parts of others, put together in another way: their logits are compared with their references,
+and their decoding with their segments, in every run; other laws are checked with the slow tests."""
+RELATED = (
+    *COMBINED,
+    *("gated_delta_layer", "kimi_delta", "linear_attention_layer", "own_gradient"),
+    *("cached_states_kimi", "cached_states_merged", "titans"),
+    *("associative_linear", "associative_delta"),
+)
+"""And other equations with caches of the same form, of which the slow tests check the laws that
+compile slowly."""
+
 
 QUICK_PRETRAINED = ("gpt2_cell",)
 """Of the architectures around pretrained bodies, those whose laws are not marked slow."""
@@ -422,9 +429,9 @@ def every(quick=QUICK_PRETRAINED) -> list:
     return _marked({*PRETRAINED, "feedback_kernel"} - {*quick})
 
 
-def kinds(quick=()) -> list:
-    """As `every`, with variants marked slow."""
-    return _marked({*VARIANTS, *PRETRAINED} - {*quick})
+def kinds(quick=(), slow=()) -> list:
+    """As `every`, with variants and `slow` marked slow."""
+    return _marked({*VARIANTS, *PRETRAINED, *slow} - {*quick})
 
 
 def _marked(names):

@@ -2,12 +2,13 @@
 
 import os
 import pty
-import select
 import sys
 import termios
 from contextlib import contextmanager
 
 import pytest
+
+END = b"\0"
 
 
 @contextmanager
@@ -21,10 +22,11 @@ def terminal():
 
         def read():
             stream.flush()
-            parts = []  # output to a terminal may arrive in several parts
-            while select.select([ours], [], [], 0.3)[0]:
-                parts.append(os.read(ours, 65536))
-            return b"".join(parts).decode().replace("\r\n", "\n")
+            os.write(stream.fileno(), END)
+            found = b""  # output to a terminal may arrive in several parts
+            while not found.endswith(END):
+                found += os.read(ours, 65536)
+            return found.removesuffix(END).decode().replace("\r\n", "\n")
 
         yield read
     os.close(ours)

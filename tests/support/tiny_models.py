@@ -64,7 +64,7 @@ def randomised(model, seed):
             values = (0.5 + np.abs(values)) * np.where(np.arange(values.size) % 2, 1.0, -1.0)
         if name == "decay_rate_H":  # of the first tokens more than a rounding is left in the end
             values -= 3.0
-        return jnp.asarray(values, leaf.dtype)
+        return jnp.asarray(values.astype(leaf.dtype))  # on the host: JAX compiles a conversion
 
     graph, params = nnx.split(model)
     return nnx.merge(graph, jax.tree_util.tree_map_with_path(draw, params))
@@ -73,7 +73,9 @@ def randomised(model, seed):
 def cast(model, dtype):
     """A copy with all parameters and activations of `dtype`; float64 inside jax.enable_x64."""
     graph, params = nnx.split(model)
-    model = nnx.merge(graph, jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), params))
+    model = nnx.merge(
+        graph, jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf, dtype)), params)
+    )
     model.dtype = jnp.dtype(dtype)
     return model
 

@@ -20,7 +20,7 @@ from brt.training.train_step import TrainState, bind, make_loss, make_train_step
 
 K, B = 3, 4
 CASES = [
-    pytest.param(*case.values, marks=() if case.values[0] == "melodi" else pytest.mark.slow)
+    pytest.param(*case.values, marks=() if case.values[0] == "lstm" else pytest.mark.slow)
     for case in kinds()
 ]
 

@@ -242,7 +242,11 @@ def test_recomputing_segments_needs_less_memory():
 
 @pytest.mark.parametrize(
     ("name", "key"),
-    [("toy", None), ("toy", jax.random.key(5)), ("rmt_txl", jax.random.key(5))],
+    [
+        ("toy", None),
+        ("toy", jax.random.key(5)),
+        pytest.param("rmt_txl", jax.random.key(5), marks=pytest.mark.slow),
+    ],
     ids=["plain", "dropout", "cache"],
 )
 def test_segments_read_again_give_one_long_unrolls_gradient(name, key):

@@ -125,6 +125,7 @@ def test_after_a_kill_at_the_end_nothing_is_encoded_again(place, monkeypatch, st
         assert files_of(store) == files_of(made(place, "whole"))
 
 
+@pytest.mark.slow  # at moments that were chosen: above
 def test_sigkill_at_random_moments_leaves_the_same_bytes():
     script = ROOT / "scripts" / "kill_preparation.py"
     command = [sys.executable, str(script), "--kills=2", "--megabytes=3", "--shard_bytes=65536"]

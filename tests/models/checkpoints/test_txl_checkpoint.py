@@ -86,7 +86,13 @@ def test_positions_are_added_once_unless_parameters_are_released(variant):
     assert np.abs(clean["logits"] - recording(variant)["logits"]).max() > 1e-2
 
 
-@pytest.mark.parametrize("variant", ["attn0", "attn1_mem", "attn2", "adaptive_div2"])
+@pytest.mark.parametrize(
+    "variant",
+    [
+        *("attn1_mem", "adaptive_div2"),
+        *(pytest.param(x, marks=pytest.mark.slow) for x in ("attn0", "attn2")),
+    ],
+)
 def test_the_gradient_is_the_reference_s_difference_quotient(variant):
     recorded = recording(variant)
     config = json.loads(str(recorded["config_json"]))

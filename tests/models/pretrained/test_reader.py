@@ -60,19 +60,20 @@ def tokens(*lengths, seed=0, width=T):
     return np.where(np.arange(width) < np.array(lengths)[:, None], ids, PADDING).astype(np.int32)
 
 
+@functools.partial(quick_jit, static_argnums=0)
+def read_one(graph, params, ids_BT, caches, starts_B):
+    model = nnx.merge(graph, params)
+    caches = reset_rows(caches, model.init_caches(len(ids_BT)), starts_B)
+    outputs, caches, _ = model.stack(model.embed(ids_BT), caches)
+    return outputs, caches
+
+
 def read(model, segments, starts):
     """Outputs of each segment and the caches after the last, as the step reads them."""
-
-    @quick_jit
-    def one(ids_BT, caches, starts_B):
-        caches = reset_rows(caches, model.init_caches(len(ids_BT)), starts_B)
-        outputs, caches, _ = model.stack(model.embed(ids_BT), caches)
-        return outputs, caches
-
     caches = model.init_caches(len(segments[0]))
     found = []
     for ids_BT, starts_B in zip(segments, starts, strict=True):
-        outputs, caches = one(jnp.asarray(ids_BT), caches, jnp.asarray(starts_B))
+        outputs, caches = read_one(*nnx.split(model), ids_BT, caches, np.asarray(starts_B))
         found.append(outputs)
     return found, caches
 

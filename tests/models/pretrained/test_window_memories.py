@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from architectures import SEGMENT, VOCABULARY, abstract, random_model
+from architectures import SEGMENT, VOCABULARY, abstract
 from flax import nnx
 from pretrained_architectures import GPT2_SIZES, pooled
 from tiny_models import OneKey, cast, parameters, plain, quick_jit, randomised
@@ -237,27 +237,3 @@ def test_operations_by_hand():
     layers = 3 * (2 * (4 * D * D + 2 * D * F) + 4 * D * (T + 1) / 2) + 4 * D
     network = 2 * (D * 8 + 8 * 6 + 6 * D) + 4 * D * D + 2 * T * D * 3
     assert model.flops_per_token() == pytest.approx(2 * V * D + (layers * T + network) / N)
-
-
-def after_a_window(model):
-    """The caches after one window."""
-    graph, params = nnx.split(model, nnx.Param)
-
-    @quick_jit
-    def read(params, tokens_BT):
-        model = nnx.merge(graph, params)
-        return model(tokens_BT, model.init_caches(ROWS))[1]
-
-    return read(params, tokens(1)[0])
-
-
-@pytest.mark.slow
-def test_activations_of_bfloat16_keep_what_is_carried_in_float32():
-    caches = after_a_window(random_model("gpt2_pooled", activation_dtype="bfloat16"))
-    assert caches[1].vectors_BMD.dtype == jnp.float32
-    assert caches[0].x_BOD.dtype == jnp.bfloat16
-    expected = after_a_window(random_model("gpt2_pooled"))
-    largest = np.abs(expected[1].vectors_BMD).max()
-    np.testing.assert_allclose(
-        caches[1].vectors_BMD, expected[1].vectors_BMD, rtol=0, atol=0.1 * largest
-    )

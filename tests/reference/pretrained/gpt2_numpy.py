@@ -235,11 +235,10 @@ class States:
 
 
 class LayerMemoryAt:
-    """A memory of one layer: `begin(H, K)`, `mix` and `after`, as in associative_numpy.
+    """A memory of one layer, as `own_memories_numpy.Reader` has it.
 
-    One that `wants_inputs` is shown the normed inputs too, and may add to the residual. One with
-    `token` changes with every token, and a token reads it as it leaves it; one that `sees_inputs`
-    sees nothing else, and what it reads is added to the residual.
+    One that `sees_inputs` sees nothing but the normed inputs, and what it reads is added to the
+    residual.
     """
 
     def __init__(self, module, settings, num_layers, keys_values):
@@ -300,8 +299,7 @@ class LayerMemoryAt:
             for k_HK, v_HK, x_D in zip(keys, values, inputs):
                 _, held = self.memory.token(held, k_HK, k_HK, v_HK, v_HK, x_D)
             return held
-        inputs = [inputs] if getattr(self.memory, "wants_inputs", False) else []
-        return self.memory.after(held, keys, values, *inputs)
+        return self.memory.after(held, keys, values, inputs)
 
 
 class Reader:

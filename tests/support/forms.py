@@ -1,0 +1,91 @@
+"""A form of an operation against another: outputs, gradients, and dropped weights."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from tiny_models import quick_jit
+
+from brt.training.sharding import make_mesh, shardings
+
+
+def outputs_and_gradients(form, *args):
+    """The outputs and the gradients of a random weighting of them by every argument."""
+
+    @quick_jit
+    def run(*args):
+        rng = np.random.default_rng(1)
+        outputs, backward = jax.vjp(lambda *args: jax.tree.leaves(form(*args)), *args)
+        weights = [jnp.asarray(rng.standard_normal(y.shape), y.dtype) for y in outputs]
+        return *outputs, *jax.tree.leaves(backward(weights))
+
+    with jax.default_matmul_precision("highest"):
+        return run(*args)
+
+
+def relative_errors(found, expected):
+    """The largest error of each array, relative to its largest entry; unused arguments have 0."""
+    return [
+        float(jnp.max(jnp.abs(a.astype("float32") - b)) / jnp.maximum(jnp.max(jnp.abs(b)), 1e-30))
+        for a, b in zip(found, expected, strict=True)
+    ]
+
+
+def check_dropped(factors_of, rate=0.1):
+    """Asserts that weights are dropped at the rate, and each independently of all others.
+
+    factors_of: from a seed and a rate to factors of weights, (H, Q, K).
+    """
+
+    def dropped(seed, rate):
+        factors = factors_of(seed, rate)
+        np.testing.assert_allclose(np.unique(factors), [0, 1 / (1 - rate)], rtol=1e-6)
+        return np.asarray(factors == 0)
+
+    drawn = dropped(0, rate)
+    (_, Q, K), spread = drawn.shape, (rate * (1 - rate)) ** 0.5
+    most = 5 / (Q * K) ** 0.5  # standard deviations of the mean of a head
+    assert np.all(np.abs(np.mean(drawn, axis=(1, 2)) - rate) < most * spread)
+    for axis in (1, 2):
+        means = np.mean(drawn, axis=axis)
+        ratio = np.std(means) / spread * drawn.shape[axis] ** 0.5
+        assert abs(ratio - 1) < 5 / (2 * means.size) ** 0.5
+    assert np.array_equal(drawn, dropped(0, rate))
+    assert abs(np.mean(dropped(2, 0.5)) - 0.5) < most * 0.5
+    # Neither heads nor seeds nor neighbours have masks in common.
+    masks = [*drawn, *dropped(1, rate)]
+    masks += [np.roll(drawn[0], n, axis=1) for n in (1, 2, 8, 16, K // 2)]
+    masks += [np.roll(drawn[0], n, axis=0) for n in (1, 2, 128)]
+    overlaps = np.corrcoef(np.stack(masks).reshape(len(masks), -1)) - np.eye(len(masks))
+    assert np.max(np.abs(overlaps)) < most
+
+
+def on_mesh(shape, computed, params):
+    """The results of a function of parameters, which a mesh divides; on one device: None."""
+    if shape is None:
+        return computed(params)
+    mesh = make_mesh(shape, devices=jax.devices()[: np.prod(shape)])
+    with jax.set_mesh(mesh):
+        return computed(jax.device_put(params, shardings(params, mesh)))
+
+
+def two_segments(graph, params, tokens_SBT):
+    """Of two segments with their caches, dropout on: outputs, caches, gradients."""
+    segments, rows, tokens = tokens_SBT.shape
+
+    def loss(params):
+        model = nnx.merge(graph, params)
+
+        def run(caches, inputs):
+            key, tokens_BT, weights_BTD = inputs
+            x_BTD, caches, _ = model.stack(model.embed(tokens_BT), caches, key)
+            return caches, (x_BTD, jnp.sum(x_BTD * weights_BTD))
+
+        keys = jax.random.split(jax.random.key(0), segments)
+        sizes = segments, rows, tokens, model.width
+        inputs = keys, tokens_SBT, np.random.default_rng(1).normal(size=sizes)
+        # A scan: JAX differentiates the passes of a kernel after `stack` has returned.
+        caches, (x_SBTD, sums) = jax.lax.scan(run, model.init_caches(rows), inputs)
+        return jnp.sum(sums), (x_SBTD, caches)
+
+    return jax.value_and_grad(loss, has_aux=True)(params)
