@@ -122,7 +122,8 @@ def board_plot(name: str, spec: Spec, entries: Entries) -> Plot | None:
         x, each = map(list, zip(*points))
         lines += [Line(title, rows, means, "marks"), Line(title, x, each, "dots", state="seed")]
     names = tuple(f"{recall.memory}: {recall.size / 1000:.0f}\u00a0kB"
-                  + ", 1\u00a0seed" * (len(recall.runs) == 1) for recall in found)  # fmt: skip
+                  + ", 1\u00a0seed" * (sum("answers" in run.studies for run in recall.runs) == 1)
+                  for recall in found)  # fmt: skip
     return Plot(name, spec["title"], "", "memory", "share answered", lines, rows=names)
 
 
