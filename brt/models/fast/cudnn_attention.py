@@ -64,15 +64,14 @@ MEASURED_WINDOW, LARGEST_HEAD = 512, 128
 """Bounds of the measured gain: for windows of 128 an H100 took as long as without cuDNN."""
 
 
-def is_faster(head_size: int, window: int, dtype: jax.typing.DTypeLike) -> bool:
+def is_faster(head_size: int, window: int, states: int, dtype: jax.typing.DTypeLike) -> bool:
     """Returns whether it was measured to be faster than `attend` on this kind of device."""
     return (
         MEASURED.search(device().device_kind) is not None
         and dtype == jnp.bfloat16
         and window >= MEASURED_WINDOW
-        and window % 2 == 0
         and head_size <= LARGEST_HEAD
-        and head_size % 8 == 0
+        and not size_misfit(head_size, window, states)
     )
 
 
