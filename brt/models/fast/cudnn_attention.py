@@ -40,8 +40,6 @@ IMPLEMENTATION: Literal["cudnn", "xla"] = "cudnn"
 
 def size_misfit(head_size: int, window: int, states: int) -> str | None:
     """Returns why JAX refuses these sizes, if it does; states: of a bias, or 0."""
-    if IMPLEMENTATION != "cudnn":
-        return None
     if head_size % 8 or head_size > 256:
         return f"head_size = {head_size} must be a multiple of 8, and at most 256"
     odd = window % 2 or states % 2
