@@ -310,7 +310,8 @@ def test_cudnn_refuses_dropout_in_training_alone(calls_of_cudnn):
 
 
 def test_cudnn_drops_keys(calls_of_cudnn):
-    model = random_model("rec_fixed_skip", attention_dropout="keys", **CUDNN, dropout=0.1)
+    settings = dict(CUDNN, num_states=4, attention_dropout="keys", dropout=0.1)
+    model = random_model("rec_fixed_skip", **settings)
     x_BTD, caches = model.embed(np.zeros((1, W), np.int32)), model.init_caches(1)
     jax.eval_shape(lambda: model.stack(x_BTD, caches, jax.random.key(0))[0])
     assert calls_of_cudnn
