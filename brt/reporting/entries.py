@@ -19,8 +19,7 @@ def entries_of(runs: Iterable[Run], sweep: Sweep | None = None) -> list[Group]:
 
     Names the runs of sweeps by label and seed.
     """
-    names = dict.fromkeys(sweep.labels, "") if sweep else {}
-    members: dict[str, list[Run]] = {name: [] for name in names}
+    members: dict[str, list[Run]] = {name: [] for name in (sweep.labels if sweep else ())}
     for run in runs:
         name = run.folder.name.rpartition(SEED)[0] if sweep else run.entry_key()
         members.setdefault(name, []).append(run)
@@ -30,13 +29,12 @@ def entries_of(runs: Iterable[Run], sweep: Sweep | None = None) -> list[Group]:
     labels = [sweep.labels.get(name, name) if sweep else name for name in members]
     if not sweep or labels == list(members):  # which only repeat names
         labels = _labels(list(members.values()))
+    entries = []
     for label, found in zip(labels, members.values()):
         for run in found if sweep or found[0].stands_for else ():
             run.name = f"{label}, seed {run.seed}"
-    return [
-        Group(found, paper_position(found[0]), name=label)
-        for label, found in zip(labels, members.values())
-    ]
+        entries.append(Group(found, paper_position(found[0]), name=label))
+    return entries
 
 
 def _labels(members: Sequence[list[Run]]) -> list[str]:
