@@ -182,7 +182,7 @@ def check_form(owner: str, expected: Any, value: Any) -> None:
     if jax.tree.map(jax.typeof, expected) == jax.tree.map(jax.typeof, value):
         return
     old, new = _form(expected), _form(value)
-    for path in old.keys() | new.keys():
+    for path in old | new:
         if old.get(path) != new.get(path):
             raise ValueError(
                 f"{owner} returns {_kind(value)}{path} of {new.get(path, 'no array')}, and "

@@ -47,6 +47,11 @@ def at_least_float32(x: jax.Array) -> jax.Array:
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
+def projected(x_BTD: jax.Array, matrix_DA: jax.Array) -> jax.Array:
+    """Returns x W, (B, T, A), at least float32; the product is in the type of x."""
+    return at_least_float32(x_BTD @ matrix_DA.astype(x_BTD.dtype))
+
+
 @_recomputed
 def rms_normed(x_BTD: jax.Array, scale_D: jax.Array) -> jax.Array:
     """Returns x / rms(x) * scale, (..., D) in the type of x.

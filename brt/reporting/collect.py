@@ -24,15 +24,17 @@ def given_to(evaluation: dict) -> str:
 
 
 class Group(NamedTuple):
-    """Runs that differ in their seed only, at least one.
+    """Runs that differ in their seed only, at least one: an entry of a report.
 
     position: in the papers' tables.
     variant: the bindings that distinguish it from others of the same position; or "".
+    name: of an entry.
     """
 
     runs: list[Run]
     position: PaperPosition
-    variant: str
+    variant: str = ""
+    name: str = ""
 
     @property
     def split(self) -> str:
@@ -82,7 +84,10 @@ class Group(NamedTuple):
         return f"{label}, {self.variant}" if self.variant else label
 
     def apart_from(self, other: "Group") -> str:
-        return _apart(self.runs[0].identity(), other.runs[0].identity())
+        own = self.runs[0].identity()
+        lines = differences(other.runs[0].identity(), own)
+        names = (line.split(": ")[0] for line in lines)
+        return ", ".join(f"{name} = {own.get(name, 'not bound')}" for name in names)
 
     @property
     def dimensions(self) -> str:
@@ -148,7 +153,7 @@ def collect(runs: list[Run]) -> list[Group]:
     gathered: dict[str, list[Run]] = {}
     for run in runs:
         gathered.setdefault(run.entry_key(), []).append(run)
-    groups = [Group(members, paper_position(members[0]), "") for members in gathered.values()]
+    groups = [Group(members, paper_position(members[0])) for members in gathered.values()]
     return [group._replace(variant=_variant(group, groups)) for group in groups]
 
 
@@ -156,8 +161,3 @@ def _variant(group, groups):
     others = (g for g in groups if g is not group and g.position == group.position)
     other = next(others, None)
     return group.apart_from(other) if other else ""
-
-
-def _apart(own, other):
-    names = (line.split(": ")[0] for line in differences(other, own))
-    return ", ".join(f"{name} = {own.get(name, 'not bound')}" for name in names)

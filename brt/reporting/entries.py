@@ -1,41 +1,40 @@
-"""Entries of a report: runs that differ only in their seed, with a label."""
+"""Entries of a report: groups of runs with a name."""
 
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
 
+from brt.reporting.collect import Group
+from brt.reporting.paper_positions import paper_position
 from brt.reporting.runs import Run
 from brt.reporting.sweep_folder import SEED, Sweep
 
 MOST_NAMED = 3
-"""Settings in the label of an entry, at most."""
+"""Settings in the name of an entry, at most."""
 OF_SEED = r"[-_]?(seed)?_?\d+$"
 """End of a run's name."""
 
 
-class Entry(NamedTuple):
-    label: str
-    runs: list[Run]
-
-
-def entries_of(runs: Iterable[Run], sweep: Sweep | None = None) -> list[Entry]:
+def entries_of(runs: Iterable[Run], sweep: Sweep | None = None) -> list[Group]:
     """Returns the entries in the order of the sweep, or of their first runs.
 
     Names the runs of sweeps by label and seed.
     """
-    names = dict.fromkeys(sweep.labels, "") if sweep else {}
-    members: dict[str, list[Run]] = {name: [] for name in names}
+    members: dict[str, list[Run]] = {name: [] for name in (sweep.labels if sweep else ())}
     for run in runs:
         name = run.folder.name.rpartition(SEED)[0] if sweep else run.entry_key()
         members.setdefault(name, []).append(run)
-    members = {name: sorted(found, key=seed_of) for name, found in members.items() if found}
+    members = {name: found for name, found in members.items() if found}
+    for found in members.values():
+        found.sort(key=lambda run: run.seed)
     labels = [sweep.labels.get(name, name) if sweep else name for name in members]
     if not sweep or labels == list(members):  # which only repeat names
         labels = _labels(list(members.values()))
+    entries = []
     for label, found in zip(labels, members.values()):
         for run in found if sweep or found[0].stands_for else ():
-            run.name = f"{label}, seed {seed_of(run)}"
-    return [Entry(label, found) for label, found in zip(labels, members.values())]
+            run.name = f"{label}, seed {run.seed}"
+        entries.append(Group(found, paper_position(found[0]), name=label))
+    return entries
 
 
 def _labels(members: Sequence[list[Run]]) -> list[str]:
@@ -58,7 +57,3 @@ def _labels(members: Sequence[list[Run]]) -> list[str]:
         if len(chosen) <= MOST_NAMED and len(set(labels)) == len(members):
             return labels
     return named
-
-
-def seed_of(run: Run) -> Any:
-    return run.settings.get("Trainer.seed", 0)

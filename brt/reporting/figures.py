@@ -4,8 +4,8 @@ import re
 from collections.abc import Sequence
 
 from brt.data.extras import extra_library
+from brt.reporting.collect import Group
 from brt.reporting.drawing.plots import Line, Plot
-from brt.reporting.entries import Entry
 from brt.reporting.runs import Run
 
 MANY_POINTS = 30
@@ -40,9 +40,9 @@ CURVES = (
 """Name, title, axis label, scalars and caption of each figure."""
 
 
-def training_curves(entries: Sequence[Entry]) -> list[Plot]:
+def training_curves(entries: Sequence[Group]) -> list[Plot]:
     """Returns the curves with numbers of some run; entries of one corpus share a plot."""
-    tasks: dict[str, list[Entry]] = {}
+    tasks: dict[str, list[Group]] = {}
     for entry in entries:
         tasks.setdefault(str(entry.runs[0].settings.get("Corpus.store")), []).append(entry)
     if len(tasks) == 1:
@@ -50,7 +50,7 @@ def training_curves(entries: Sequence[Entry]) -> list[Plot]:
     return [
         plot._replace(
             name=f"{plot.name}_{number}",
-            title=f"{plot.title}: {', '.join(entry.label for entry in members)}",
+            title=f"{plot.title}: {', '.join(entry.name for entry in members)}",
         )
         for number, members in enumerate(tasks.values(), 1)
         for plot in _curves(members)
@@ -69,7 +69,7 @@ def _curves(entries):
             state = "state cleared" if scalar != _kept(scalar) else "state kept"
             both = [other for other in scalars if _kept(other) == _kept(scalar)]
             for colour, entry in enumerate(entries):
-                text = entry.label if len(entries) > 1 or not metric else metric
+                text = entry.name if len(entries) > 1 or not metric else metric
                 line = _curve(entry, scalar, text, state if len(both) > 1 else "")
                 if line and len(entries) > 1:
                     lines.setdefault(metric, []).append(line._replace(colour=colour))

@@ -2,9 +2,8 @@
 
 from collections.abc import Sequence
 
-from brt.reporting.collect import given_to
+from brt.reporting.collect import Group, given_to
 from brt.reporting.drawing.table import Cell, Table, plain_table
-from brt.reporting.entries import Entry
 from brt.reporting.model_settings import model_setting
 from brt.reporting.paper_positions import PaperPosition
 from brt.reporting.runs import Run
@@ -42,12 +41,12 @@ def overview(runs: list[Run], positions: list[PaperPosition]) -> Table:
         ]
         if run.stopped_early:
             counts[0] = counts[0]._replace(note=f"{run.name}: stopped early, and is done")
-        rows.append([*texts, run.settings.get("Trainer.seed", 0), *counts])
+        rows.append([*texts, run.seed, *counts])
     caption = "What each run folder holds. `brt.train` with the same command continues a run."
     return plain_table("overview", "Run folders", caption, titles, rows)
 
 
-def settings_that_differ(entries: Sequence[Entry]) -> list[Table]:
+def settings_that_differ(entries: Sequence[Group]) -> list[Table]:
     """Returns a table with a column for each entry, if there are several."""
     settings = [entry.runs[0].identity() for entry in entries]
     rows = []
@@ -59,7 +58,7 @@ def settings_that_differ(entries: Sequence[Entry]) -> list[Table]:
         "What may explain a difference between these runs: two losses compare two architectures "
         "only where optimizer, schedule, batch, budget and vocabulary are the same."
     )
-    titles = "binding", *(entry.label for entry in entries)
+    titles = "binding", *(entry.name for entry in entries)
     table = plain_table("settings", "Settings in which they differ", caption, titles, rows)
     return [table] if rows else []
 

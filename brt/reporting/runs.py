@@ -144,6 +144,10 @@ class Run:
         return max((record["step"] for record in self.records), default=0)
 
     @property
+    def seed(self) -> Any:
+        return self.settings.get("Trainer.seed", 0)
+
+    @property
     def stopped_early(self) -> bool:
         return stopped_early(self.records)
 

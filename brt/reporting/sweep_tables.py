@@ -11,8 +11,6 @@ from brt.reporting.collect import Group
 from brt.reporting.drawing.plots import Line, Plot
 from brt.reporting.drawing.rounding import confidence_interval, mean_and_spread, rounded, rounded_up
 from brt.reporting.drawing.table import NOT_EVALUATED, Cell, Table, plain_table
-from brt.reporting.entries import Entry, seed_of
-from brt.reporting.paper_positions import paper_position
 from brt.reporting.papers.reading import Quantity
 from brt.reporting.runs import Run
 
@@ -44,7 +42,7 @@ FIGURES = (
 """Numbers of a card; it shows the first that was measured."""
 
 
-def results(entries: Sequence[Entry], title: str, split: str | None = None) -> list[Table | Plot]:
+def results(entries: Sequence[Group], title: str, split: str | None = None) -> list[Table | Plot]:
     """Returns the table and the figure of entries; none if `cards` shows them better."""
     stores = [entry.runs[0].settings.get("Corpus.store") for entry in entries]
     alone = all(len(entry.runs) == 1 for entry in entries) and len({*stores}) == len(stores)
@@ -72,19 +70,18 @@ def held_out(run: Run, split: str | None) -> tuple[dict, str]:
     return {}, ""
 
 
-def entry_table(entries: Sequence[Entry], title: str, split: str | None = None) -> Table:
+def entry_table(entries: Sequence[Group], title: str, split: str | None = None) -> Table:
     """Returns a row for each entry; several also have a column of differences.
 
     split: of the evaluations; None for the best measurement of each run.
     """
-    groups = [Group(entry.runs, paper_position(entry.runs[0]), "") for entry in entries]
     corpora, measure = [entry.runs[0].corpus for entry in entries], _main(entries, split)
     parameters = Quantity("parameters, millions", "parameters", 2)
     counts = [len(_values(entry, measure, split)) for entry in entries]
-    columns = {head: [_mean(group, name, split) for group in groups] for head, name in COMPARED}
+    columns = {head: [_mean(entry, name, split) for entry in entries] for head, name in COMPARED}
     columns[DIFFERENCE] = _differences(entries, measure, split)
     columns["seeds"] = [Cell(str(n), (n,) if n else ()) for n in counts]
-    columns[parameters.head] = [group.quantity(parameters) for group in groups]
+    columns[parameters.head] = [entry.quantity(parameters) for entry in entries]
     columns["minutes of training"] = [_minutes(entry) for entry in entries]
     shown = {head: cells for head, cells in columns.items() if any(c.values for c in cells)}
     if len({*corpora}) > 1:
@@ -92,7 +89,7 @@ def entry_table(entries: Sequence[Entry], title: str, split: str | None = None) 
     sources = dict.fromkeys(held_out(run, split)[1] for entry in entries for run in entry.runs)
     caption = CAPTION.format(source="; ".join(filter(None, sources)) or "nothing yet")
     caption += PAIRED * (DIFFERENCE in shown)
-    rows = zip((entry.label for entry in entries), *shown.values())
+    rows = zip((entry.name for entry in entries), *shown.values())
     return plain_table("entries", title, caption, ["entry", *shown], rows)
 
 
@@ -104,16 +101,16 @@ def _values(entry, name, split):
     return [found[name] for run in entry.runs if name in (found := held_out(run, split)[0])]
 
 
-def _mean(group: Group, name: str, split: str | None) -> Cell:
-    values = tuple(_values(group, name, split))
+def _mean(entry: Group, name: str, split: str | None) -> Cell:
+    values = tuple(_values(entry, name, split))
     if not values:
-        is_measured = any(held_out(run, split)[0] for run in group.runs)
+        is_measured = any(held_out(run, split)[0] for run in entry.runs)
         return Cell("–" if is_measured else NOT_EVALUATED)  # a model without a state, say
-    note = group.quantity(Quantity(name, name, DECIMALS, split=split or group.split)).note
+    note = entry.quantity(Quantity(name, name, DECIMALS, split=split or entry.split)).note
     return Cell(with_interval(values), values, note)
 
 
-def _minutes(entry: Entry) -> Cell:
+def _minutes(entry: Group) -> Cell:
     steps = [(run.series("perf/step_seconds")[1], run.step) for run in entry.runs]
     minutes = tuple(float(np.mean(seconds)) * step / 60 for seconds, step in steps if seconds)
     return Cell(rounded(float(np.mean(minutes)), 1), minutes) if minutes else Cell("–")
@@ -132,7 +129,7 @@ def _signed(value: float, sign: str) -> str:
     return (sign + text if value > 0 else text).replace("-", "−")
 
 
-def _differences(entries: Sequence[Entry], name: str, split: str | None) -> list[Cell]:
+def _differences(entries: Sequence[Group], name: str, split: str | None) -> list[Cell]:
     cells = [Cell("–")]
     for entry in entries[1:]:
         values = paired(entry.runs, entries[0].runs, name, split)
@@ -153,7 +150,7 @@ def paired(
     def by_seed(of: Iterable[Run]) -> dict:
         found = [(run, *held_out(run, split)) for run in of]
         return {
-            (seed_of(run), run.settings.get("Corpus.store"), source): figures[name]
+            (run.seed, run.settings.get("Corpus.store"), source): figures[name]
             for run, figures, source in found
             if name in figures
         }
@@ -162,9 +159,9 @@ def paired(
     return tuple(first[key] - second[key] for key in first if key in second)
 
 
-def entry_plot(entries: Sequence[Entry], split: str | None = None) -> Plot:
+def entry_plot(entries: Sequence[Group], split: str | None = None) -> Plot:
     """Returns the entries' bits per token, along a sweep's one number or as rows."""
-    labels = [entry.label for entry in entries]
+    labels = [entry.name for entry in entries]
     label, numbers = one_number(labels)
     measure, lines = _main(entries, split), []
     for state, name in (("state kept", measure), ("state cleared", f"cleared_{measure}")):

@@ -14,13 +14,15 @@ from brt.training.checkpoints.policy import Best, stopped_early
 from brt.training.records.run_folder import read_metrics
 from brt.training.settings import Trainer
 
-FREE_TO_CHANGE = (
-    *("Trainer.steps:", "Trainer.log_every:", "Trainer.eval_every:", "Trainer.mesh:"),
-    *("Trainer.accumulation:", "Trainer.evaluation:", "Trainer.checkpoints:"),
-    *("Trainer.devices_over_time:", "Evaluation.", "RecallScore.", "FreeRunning."),
-    *("evaluation/", "CheckpointPolicy.", "Corpus.store:", "Pretrained.other_vocabulary:"),
+EXECUTION = (
+    *("Trainer.mesh:", "Trainer.accumulation:", "Trainer.devices_over_time:"),
+    *("Trainer.log_every:", "Trainer.checkpoints:", "CheckpointPolicy."),
 )
-"""Bindings that may change when a run is resumed."""
+"""Beginnings of bindings of how a run is carried out."""
+EVALUATION = ("Trainer.eval", "Evaluation.", "evaluation/", "RecallScore.", "FreeRunning.")
+OTHERS = "Trainer.steps:", "Corpus.store:", "Pretrained.other_vocabulary:"
+FREE_TO_CHANGE = (*EXECUTION, *EVALUATION, *OTHERS)
+"""Beginnings of bindings that may change when a run is resumed."""
 MACRO = re.compile(r"%([\w/]+)")
 
 

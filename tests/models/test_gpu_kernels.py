@@ -186,7 +186,7 @@ def test_on_a_gpu_a_binding_chooses_the_kernel_not_auto(capsys):
     # The loop over blocks has no kernel, which is logged.
     sizes = Sizes(1, 8, 128, 1, attention_form="kernel")
     chosen = table.cell_ops(sizes, 512, 512, BF16, object())
-    assert chosen == table.CellOps(gpu_forms.attention_by_head, gpu_forms.scan_blocks)
+    assert chosen == table.CellOps(gpu_forms.attention_by_head, table.unrolled_blocks)
     lines = capsys.readouterr().err.splitlines()
     assert [line for line in lines if "GPUs" in line] == [line for line in lines if "cell" in line]
     assert sum("a Pallas kernel" in line for line in lines) == len(lines) - 1 == 3

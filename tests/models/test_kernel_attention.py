@@ -240,9 +240,11 @@ def test_cudnn_equals_the_plain_form_with_the_window_in_the_bias(calls_of_cudnn)
     assert options == {"scale": 1.0, "implementation": "xla"}
 
 
+CUDNN = dict(attention_form="cudnn", activation_dtype="bfloat16", head_size=8)
+
+
 def test_every_attention_of_a_model_is_cudnns_by_the_binding(calls_of_cudnn):
-    settings = dict(attention_form="cudnn", activation_dtype="bfloat16", dropout=0.0)
-    model = random_model("rec_fixed_skip", **settings)
+    model = random_model("rec_fixed_skip", **CUDNN, dropout=0.0)
     tokens_BT = np.zeros((2, 2 * W), np.int32)
     x_BTD, caches = model.embed(tokens_BT), model.init_caches(2)
     jax.eval_shape(lambda: model.stack(x_BTD, caches, None)[0])
@@ -268,8 +270,7 @@ def test_cudnn_refuses_sizes_of_heads_and_biases(head_size, window, states, part
 
 
 def test_cudnn_refuses_dropout_in_training_alone(calls_of_cudnn):
-    settings = dict(attention_form="cudnn", activation_dtype="bfloat16", dropout=0.1)
-    model = random_model("slide", **settings)
+    model = random_model("slide", **CUDNN, dropout=0.1)
     x_BTD, caches = model.embed(np.zeros((1, W), np.int32)), model.init_caches(1)
     jax.eval_shape(lambda: model.stack(x_BTD, caches, None)[0])
     with pytest.raises(ValueError, match="dropout must be 0"):
@@ -277,8 +278,8 @@ def test_cudnn_refuses_dropout_in_training_alone(calls_of_cudnn):
 
 
 def test_cudnn_drops_keys(calls_of_cudnn):
-    settings = dict(attention_form="cudnn", activation_dtype="bfloat16", dropout=0.1)
-    model = random_model("rec_fixed_skip", attention_dropout="keys", **settings)
+    settings = dict(CUDNN, num_states=4, attention_dropout="keys", dropout=0.1)
+    model = random_model("rec_fixed_skip", **settings)
     x_BTD, caches = model.embed(np.zeros((1, W), np.int32)), model.init_caches(1)
     jax.eval_shape(lambda: model.stack(x_BTD, caches, jax.random.key(0))[0])
     assert calls_of_cudnn
@@ -313,8 +314,7 @@ def test_auto_is_cudnn_where_it_was_measured_to_be_faster(
 
 
 def test_cudnn_is_refused_where_there_is_no_gpu():
-    settings = dict(attention_form="cudnn", activation_dtype="bfloat16", dropout=0.0)
-    model = random_model("rec_fixed_skip", **settings)
+    model = random_model("rec_fixed_skip", **CUDNN, dropout=0.0)
     x_BTD = model.embed(np.zeros((1, W), np.int32))
     with pytest.raises(ValueError, match="needs an NVIDIA GPU"):
         jax.eval_shape(lambda: model.stack(x_BTD, model.init_caches(1), None)[0])

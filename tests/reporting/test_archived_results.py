@@ -15,7 +15,7 @@ from paths import ROOT
 pytest.importorskip("altair", reason='the pages need pip install -e ".[report]"')
 
 from results_page.page import MARKED, NOT_RUN, write_results
-from results_page.records import accuracy, seed_of
+from results_page.records import accuracy
 
 from brt.data.tasks.answers import answers_of
 from brt.data.tasks.mqar import MultiQueryRecall
@@ -294,7 +294,7 @@ def test_manual_tables_of_settings_and_checksums_agree(built):
     checksums = {}
     for run in runs_of(built, "files_windows", "files_confirmation", "files_time"):
         last = [r["data/ledger"] for r in run.records if "data/ledger" in r][-1]
-        checksums.setdefault((run.settings["Trainer.steps"], seed_of(run)), set()).add(f"`{last}`")
+        checksums.setdefault((run.settings["Trainer.steps"], run.seed), set()).add(f"`{last}`")
     assert manual_table("files_checksums")[1:] == [
         [f"{steps:,}", str(seed), *found] for (steps, seed), found in sorted(checksums.items())
     ]
@@ -303,7 +303,7 @@ def test_manual_tables_of_settings_and_checksums_agree(built):
         for rate, share in zip(heads[1:], shares):
             rate = float(rate.removeprefix("rate "))
             known = [f"{accuracy(run):.2f}" for entry in built[1].entries for run in entry.runs
-                     if entry.ladder == "mqar" and entry.memory == memory and seed_of(run) == 0
+                     if entry.ladder == "mqar" and entry.memory == memory and run.seed == 0
                      and float(entry.fields["rate"]) == rate]  # fmt: skip
             assert share in known if share != "–" else not known, (memory, rate)
 

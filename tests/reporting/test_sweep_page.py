@@ -94,7 +94,7 @@ def test_runs_beside_configs_are_no_sweep(tmp_path):
     runs = [make_run(tmp_path / "runs" / name, config) for name, config in configs.items()]
     folders, sweep, _ = expanded([str(run) for run in runs])
     assert sweep is None
-    assert [entry.label for entry in entries_of(open_runs(folders))] == ["text", "recall"]
+    assert [entry.name for entry in entries_of(open_runs(folders))] == ["text", "recall"]
 
 
 def test_seeds_are_averaged_with_a_band_in_the_entrys_colour(tmp_path):
@@ -137,7 +137,7 @@ def test_questions_of_a_run_have_colours_and_dashes_if_cleared(tmp_path):
 def test_runs_without_a_sweep_are_named_by_what_differs(tmp_path):
     folder = a_sweep(tmp_path / "sweep")
     runs = open_runs(sorted((folder / "runs").iterdir()))
-    found = {entry.label: len(entry.runs) for entry in entries_of(runs)}
+    found = {entry.name: len(entry.runs) for entry in entries_of(runs)}
     assert found == {NONE: 3, ONE: 3}
     assert runs[0].name == f"{ONE}, seed 0"
 

@@ -15,7 +15,7 @@ from brt.models.block_recurrent.memory import LayerTokens, Metrics, TokenMemory
 from brt.models.caches import select_rows
 from brt.models.counts import matrix_size
 from brt.models.layers.initializers import DENSE, parameter
-from brt.models.ops import at_least_float32
+from brt.models.ops import projected
 from brt.models.sizes import Sizes
 
 KEPT = ("last", "merged")
@@ -105,8 +105,7 @@ class CachedStates(TokenMemory):
         """Runs block by block; T > 1 tokens start at the start of a window."""
         x_BTD, T = tokens.inputs_BTD, tokens.inputs_BTD.shape[1]
         heads, carried = self.memory.heads(cache.memory, x_BTD, real_BT)
-        u_BTA = x_BTD @ self.gate_queries_DA[...].astype(x_BTD.dtype)
-        u_BTHK = at_least_float32(u_BTA).reshape(heads[0].shape)
+        u_BTHK = projected(x_BTD, self.gate_queries_DA[...]).reshape(heads[0].shape)
         cache = cache._replace(memory=ConvolvedCache(cache.memory.matrix_BHKK, *carried))
 
         def block(cache, inputs):

@@ -23,6 +23,7 @@ from brt.models.block_recurrent.gated_delta import (
     rule_of,
 )
 from brt.models.block_recurrent.kimi_delta import (
+    ChannelDecays,
     channel_decays,
     channel_flops,
     decay_biases,
@@ -35,6 +36,7 @@ from brt.models.layers.initializers import DENSE, parameter
 from brt.models.ops import (
     at_least_float32,
     joined_heads,
+    projected,
     rms_normed,
     scaled_down_heads,
     unit_heads,
@@ -65,14 +67,13 @@ class ConvolvedCache(NamedTuple):
 class ConvolvedMemory(TokenMemory):
     """W_o (gate(x) * RMSNorm(rule(q, k, v))); q, k, v = SiLU(convolution(W x)), for each head.
 
-    A subclass defines `shaped`, `rule`, and in `add_gates` their parameters and `gate_DA`, or a
-    `gate` of its own.
+    A subclass defines `shaped` and `rule`, its parameters in `add_rule`, and may define `add_gate`
+    and `gate`.
     """
 
     in_residual = True
     replaces_attention = True
     affine = True
-    gate_DA: nnx.Param
 
     def __init__(self, rngs: nnx.Rngs, sizes: Sizes, window: int):
         D, A = sizes.width, sizes.attention_size
@@ -83,13 +84,17 @@ class ConvolvedMemory(TokenMemory):
         self.query_taps_OA = parameter(rngs, taps, TAPS, A)
         self.key_taps_OA = parameter(rngs, taps, TAPS, A)
         self.value_taps_OA = parameter(rngs, taps, TAPS, A)
-        self.add_gates(rngs)
+        self.add_rule(rngs)
+        self.add_gate(rngs)
         self.norm_K = parameter(rngs, jax.nn.initializers.ones, sizes.head_size)
         self.output_AD = parameter(rngs, DENSE, A, D)
 
-    def add_gates(self, rngs: nnx.Rngs) -> None:
-        """Creates the parameters of the rule and of the output gate."""
-        raise NotImplementedError
+    def add_rule(self, rngs: nnx.Rngs) -> None:
+        """Creates the parameters of `rule`, if any."""
+
+    def add_gate(self, rngs: nnx.Rngs) -> None:
+        """Creates the parameters of `gate`."""
+        self.gate_DA = parameter(rngs, DENSE, self.sizes.width, self.sizes.attention_size)
 
     def shaped(self, q_BTHK: jax.Array, k_BTHK: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Returns the queries that read a matrix as q S, and the keys for `rule`."""
@@ -106,7 +111,7 @@ class ConvolvedMemory(TokenMemory):
 
     def gate(self, x_BTD: jax.Array) -> jax.Array:
         """Returns the factor of each output, (B, T, A), at least float32."""
-        return jax.nn.silu(at_least_float32(x_BTD @ self.gate_DA[...].astype(x_BTD.dtype)))
+        return jax.nn.silu(projected(x_BTD, self.gate_DA[...]))
 
     def init_cache(self, rows: int, dtype: DTypeLike) -> ConvolvedCache:
         H, K, A = self.sizes.num_heads, self.sizes.head_size, self.sizes.attention_size
@@ -199,17 +204,20 @@ class GatedDeltaLayer(ConvolvedMemory):
 
     name = "gated_delta_layer"
 
-    def add_gates(self, rngs: nnx.Rngs) -> None:
-        D, H, A = self.sizes.width, self.sizes.num_heads, self.sizes.attention_size
-        self.decay_DH = parameter(rngs, DENSE, D, H)
+    def add_rule(self, rngs: nnx.Rngs) -> None:
+        self.add_decays(rngs)
+        self.step_DH = parameter(rngs, DENSE, self.sizes.width, self.sizes.num_heads)
+
+    def add_decays(self, rngs: nnx.Rngs) -> None:
+        """Creates the parameters of `log_decays`."""
+        H = self.sizes.num_heads
+        self.decay_DH = parameter(rngs, DENSE, self.sizes.width, H)
         self.decay_bias_H = parameter(rngs, decay_biases, H)
         self.decay_rate_H = parameter(rngs, decay_rates, H)
-        self.step_DH = parameter(rngs, DENSE, D, H)
-        self.gate_DA = parameter(rngs, DENSE, D, A)
 
     def log_decays(self, x_BTD: jax.Array) -> jax.Array:
         """Returns logarithms of decays, (B, T, H), or of each channel (B, T, H, K); float32."""
-        x_BTH = at_least_float32(x_BTD @ self.decay_DH[...].astype(x_BTD.dtype))
+        x_BTH = projected(x_BTD, self.decay_DH[...])
         return channel_decays(x_BTH, self.decay_bias_H[...], self.decay_rate_H[...])[..., 0]
 
     def shaped(self, q_BTHK: jax.Array, k_BTHK: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -226,30 +234,18 @@ class GatedDeltaLayer(ConvolvedMemory):
 
 
 @configurable(denylist=["rngs", "sizes", "window"])
-class KimiDeltaLayer(GatedDeltaLayer):
-    """A `GatedDeltaLayer` with the decays of `KimiDeltaMemory` and a sigmoid gate of rank K.
+class KimiDeltaLayer(ChannelDecays, GatedDeltaLayer):
+    """A `GatedDeltaLayer` with `ChannelDecays` and a sigmoid gate of rank K.
 
     Source: Kimi Linear, Kimi Team 2025, arXiv:2510.26692, section 4.
     """
 
     name = "kimi_delta_layer"
 
-    def add_gates(self, rngs: nnx.Rngs) -> None:
-        D, H, K, A = (
-            *(self.sizes.width, self.sizes.num_heads),
-            *(self.sizes.head_size, self.sizes.attention_size),
-        )
-        self.decay_down_DK = parameter(rngs, DENSE, D, K)
-        self.decay_up_KA = parameter(rngs, DENSE, K, A)
-        self.decay_bias_A = parameter(rngs, decay_biases, A)
-        self.decay_rate_H = parameter(rngs, decay_rates, H)
-        self.step_DH = parameter(rngs, DENSE, D, H)
+    def add_gate(self, rngs: nnx.Rngs) -> None:
+        D, K, A = self.sizes.width, self.sizes.head_size, self.sizes.attention_size
         self.gate_down_DK = parameter(rngs, DENSE, D, K)
         self.gate_up_KA = parameter(rngs, DENSE, K, A)
-
-    def log_decays(self, x_BTD: jax.Array) -> jax.Array:
-        up_BTA = low_rank(x_BTD, self.decay_down_DK[...], self.decay_up_KA[...])
-        return channel_decays(up_BTA, self.decay_bias_A[...], self.decay_rate_H[...])
 
     def gate(self, x_BTD: jax.Array) -> jax.Array:
         return jax.nn.sigmoid(low_rank(x_BTD, self.gate_down_DK[...], self.gate_up_KA[...]))
@@ -269,9 +265,6 @@ class LinearAttentionLayer(ConvolvedMemory):
     """
 
     name = "linear_attention_layer"
-
-    def add_gates(self, rngs: nnx.Rngs) -> None:
-        self.gate_DA = parameter(rngs, DENSE, self.sizes.width, self.sizes.attention_size)
 
     def shaped(self, q_BTHK: jax.Array, k_BTHK: jax.Array) -> tuple[jax.Array, jax.Array]:
         return features(q_BTHK), features(k_BTHK)

@@ -22,7 +22,7 @@ from brt.models.block_recurrent.memory import (
 )
 from brt.models.fast import delta_forms
 from brt.models.layers.initializers import DENSE, parameter
-from brt.models.ops import at_least_float32, in_blocks, unit_heads
+from brt.models.ops import at_least_float32, in_blocks, projected, unit_heads
 from brt.models.sizes import Sizes
 
 
@@ -49,12 +49,16 @@ class GatedDeltaMemory(TokenMemory):
     affine = True
 
     def __init__(self, rngs: nnx.Rngs, sizes: Sizes, window: int):
-        H = sizes.num_heads
         self.sizes = sizes
-        self.decay_DH = parameter(rngs, DENSE, sizes.width, H)
+        self.add_decays(rngs)
+        self.step_DH = parameter(rngs, DENSE, sizes.width, sizes.num_heads)
+        self.mix_H = parameter(rngs, jax.nn.initializers.zeros, sizes.num_heads)
+
+    def add_decays(self, rngs: nnx.Rngs) -> None:
+        """Creates the parameters of `log_decays`."""
+        D, H = self.sizes.width, self.sizes.num_heads
+        self.decay_DH = parameter(rngs, DENSE, D, H)
         self.decay_bias_H = parameter(rngs, jax.nn.initializers.constant(-4.0), H)
-        self.step_DH = parameter(rngs, DENSE, sizes.width, H)
-        self.mix_H = parameter(rngs, jax.nn.initializers.zeros, H)
 
     def init_cache(self, rows: int, dtype: DTypeLike) -> DeltaCache:
         H, K = self.sizes.num_heads, self.sizes.head_size
@@ -79,8 +83,7 @@ class GatedDeltaMemory(TokenMemory):
 
     def log_decays(self, x_BTD: jax.Array) -> jax.Array:
         """Returns logarithms of decays, (B, T, H), or of each channel (B, T, H, K); float32."""
-        log_decay_BTH = x_BTD @ self.decay_DH[...].astype(x_BTD.dtype) + self.decay_bias_H[...]
-        return -jax.nn.softplus(at_least_float32(log_decay_BTH))
+        return -jax.nn.softplus(projected(x_BTD, self.decay_DH[...]) + self.decay_bias_H[...])
 
     def flops_per_token(self, window: int) -> float:
         gates = 4 * self.sizes.width * self.sizes.num_heads
@@ -128,7 +131,7 @@ def decays_and_steps(
     log_decay: jax.Array, x_BTD: jax.Array, step_DH: jax.Array, real_BT: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """Returns logarithms of decays, and steps sigmoid(W x), (B, T, H); 0 for padding."""
-    step_BTH = jax.nn.sigmoid(at_least_float32(x_BTD @ step_DH.astype(x_BTD.dtype)))
+    step_BTH = jax.nn.sigmoid(projected(x_BTD, step_DH))
     real_BT1 = real_BT[..., None]
     real = real_BT1 if log_decay.ndim == 3 else real_BT1[..., None]
     return jnp.where(real, log_decay, 0), jnp.where(real_BT1, step_BTH, 0)

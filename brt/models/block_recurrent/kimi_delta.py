@@ -15,35 +15,40 @@ from brt.models.block_recurrent.gated_delta import (
     rule_flops,
 )
 from brt.models.layers.initializers import DENSE, parameter
-from brt.models.ops import at_least_float32
+from brt.models.ops import projected
 from brt.models.sizes import Sizes
 
 
+class ChannelDecays:
+    """Decays of channels, exp(-exp(r) softplus(W_u W_d x + c)), of a memory or a layer.
+
+    r is a rate of each head; the matrices have rank K.
+    """
+
+    sizes: Sizes
+
+    def add_decays(self, rngs: nnx.Rngs) -> None:
+        D, H, K = self.sizes.width, self.sizes.num_heads, self.sizes.head_size
+        self.decay_down_DK = parameter(rngs, DENSE, D, K)
+        self.decay_up_KA = parameter(rngs, DENSE, K, H * K)
+        self.decay_bias_A = parameter(rngs, decay_biases, H * K)
+        self.decay_rate_H = parameter(rngs, decay_rates, H)
+
+    def log_decays(self, x_BTD: jax.Array) -> jax.Array:
+        up_BTA = low_rank(x_BTD, self.decay_down_DK[...], self.decay_up_KA[...])
+        return channel_decays(up_BTA, self.decay_bias_A[...], self.decay_rate_H[...])
+
+
 @configurable(denylist=["rngs", "sizes", "window"])
-class KimiDeltaMemory(GatedDeltaMemory):
+class KimiDeltaMemory(ChannelDecays, GatedDeltaMemory):
     """S_t = (I - b_t k_t k_t^T) Diag(a_t) S_{t-1} + b_t k_t v_t^T, read as q_t S_t.
 
-    The decay of each channel is a_t = exp(-exp(r) softplus(W_u W_d x + c)), with a rate r of each
-    head and matrices of rank K; the rest is as in `GatedDeltaMemory`.
+    The decays a_t are `ChannelDecays`; the rest is as in `GatedDeltaMemory`.
 
     Source: Kimi Linear, Kimi Team 2025, arXiv:2510.26692, section 3.
     """
 
     name = "kimi_delta"
-
-    def __init__(self, rngs: nnx.Rngs, sizes: Sizes, window: int):
-        D, H, K = sizes.width, sizes.num_heads, sizes.head_size
-        self.sizes = sizes
-        self.decay_down_DK = parameter(rngs, DENSE, D, K)
-        self.decay_up_KA = parameter(rngs, DENSE, K, H * K)
-        self.decay_bias_A = parameter(rngs, decay_biases, H * K)
-        self.decay_rate_H = parameter(rngs, decay_rates, H)
-        self.step_DH = parameter(rngs, DENSE, D, H)
-        self.mix_H = parameter(rngs, jax.nn.initializers.zeros, H)
-
-    def log_decays(self, x_BTD: jax.Array) -> jax.Array:
-        up_BTA = low_rank(x_BTD, self.decay_down_DK[...], self.decay_up_KA[...])
-        return channel_decays(up_BTA, self.decay_bias_A[...], self.decay_rate_H[...])
 
     def flops_per_token(self, window: int) -> float:
         D, A, K = self.sizes.width, self.sizes.attention_size, self.sizes.head_size
@@ -60,8 +65,7 @@ def channel_flops(sizes: Sizes) -> float:
 
 def low_rank(x_BTD: jax.Array, down_DK: jax.Array, up_KA: jax.Array) -> jax.Array:
     """Returns x W_d W_u, (B, T, A), at least float32; products in the type of x."""
-    down_BTK = x_BTD @ down_DK.astype(x_BTD.dtype)
-    return at_least_float32(down_BTK @ up_KA.astype(x_BTD.dtype))
+    return projected(x_BTD @ down_DK.astype(x_BTD.dtype), up_KA)
 
 
 def channel_decays(x_BTA: jax.Array, bias_A: jax.Array, rate_H: jax.Array) -> jax.Array:

@@ -13,7 +13,7 @@ from jax.typing import DTypeLike
 from brt.checks import Count, configurable
 from brt.models.block_recurrent.memory import LayerMemory, LayerTokens, Metrics, mix_with_attention
 from brt.models.layers.initializers import DENSE, normal, parameter
-from brt.models.ops import at_least_float32, rms_normed, unit_heads
+from brt.models.ops import at_least_float32, projected, rms_normed, unit_heads
 from brt.models.sizes import Sizes
 
 BLOCK_RATE = 2.048
@@ -133,12 +133,11 @@ class LactMemory(LayerMemory):
 
     def take(self, tokens: LayerTokens) -> Any:
         x_BTD = tokens.inputs_BTD
-        rate_BTZ = at_least_float32(x_BTD @ self.rate_DZ[...].astype(x_BTD.dtype))
-        rate_BTZ = jax.nn.softplus(rate_BTZ + self.rate_bias_Z[...])
+        rate_BTZ = jax.nn.softplus(projected(x_BTD, self.rate_DZ[...]) + self.rate_bias_Z[...])
         momentum_BTH = None
         if self.momentum:
-            momentum_BTH = at_least_float32(x_BTD @ self.momentum_DH[...].astype(x_BTD.dtype))
-            momentum_BTH = jax.nn.sigmoid(momentum_BTH + self.momentum_bias_H[...])
+            momentum_BTH = projected(x_BTD, self.momentum_DH[...]) + self.momentum_bias_H[...]
+            momentum_BTH = jax.nn.sigmoid(momentum_BTH)
         rates_BTHZ = rate_BTZ.reshape(*x_BTD.shape[:2], self.sizes.num_heads, 3)
         return Pairs(tokens.keys_BTHK, tokens.values_BTHK, rates_BTHZ, momentum_BTH)
 

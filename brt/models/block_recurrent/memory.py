@@ -209,11 +209,7 @@ class LayerMemory(nnx.Module):
             if name not in ("scale_H", "counts_B")
         }
         blocks = {"tokens": of_tokens, "attended_BWHK": in_blocks(attended_BTHK, W)}
-        shared = {
-            "params": nnx.to_pure_dict(params),
-            "prepared": weights,
-            "scale_H": tokens.scale_H,
-        }
+        shared = dict(params=nnx.to_pure_dict(params), prepared=weights, scale_H=tokens.scale_H)
         cache, (attended_BGWHK, states), metrics = scan_blocks(
             run_block, shared, cache, blocks, remat
         )

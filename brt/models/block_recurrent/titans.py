@@ -19,7 +19,7 @@ from brt.models.block_recurrent.lact import (
 )
 from brt.models.block_recurrent.memory import LayerTokens, Metrics
 from brt.models.layers.initializers import DENSE, normal, parameter
-from brt.models.ops import at_least_float32
+from brt.models.ops import at_least_float32, projected
 from brt.models.sizes import Sizes
 
 ENDS = ("initial", "zero")
@@ -113,7 +113,7 @@ class TitansMemory(LactMemory):
     def take(self, tokens: LayerTokens) -> Any:
         x_BTD = tokens.inputs_BTD
         rate_BTH, momentum_BTH, decay_BTH = (
-            at_least_float32(x_BTD @ matrix_DH[...].astype(x_BTD.dtype)) + bias_H[...]
+            projected(x_BTD, matrix_DH[...]) + bias_H[...]
             for matrix_DH, bias_H in (
                 (self.rate_DH, self.rate_bias_H),
                 (self.momentum_DH, self.momentum_bias_H),

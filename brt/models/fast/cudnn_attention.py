@@ -40,8 +40,6 @@ IMPLEMENTATION: Literal["cudnn", "xla"] = "cudnn"
 
 def size_misfit(head_size: int, window: int, states: int) -> str | None:
     """Returns why JAX refuses these sizes, if it does; states: of a bias, or 0."""
-    if IMPLEMENTATION != "cudnn":
-        return None
     if head_size % 8 or head_size > 256:
         return f"head_size = {head_size} must be a multiple of 8, and at most 256"
     odd = window % 2 or states % 2
@@ -64,15 +62,14 @@ MEASURED_WINDOW, LARGEST_HEAD = 512, 128
 """Bounds of the measured gain: for windows of 128 an H100 took as long as without cuDNN."""
 
 
-def is_faster(head_size: int, window: int, dtype: jax.typing.DTypeLike) -> bool:
+def is_faster(head_size: int, window: int, states: int, dtype: jax.typing.DTypeLike) -> bool:
     """Returns whether it was measured to be faster than `attend` on this kind of device."""
     return (
         MEASURED.search(device().device_kind) is not None
         and dtype == jnp.bfloat16
         and window >= MEASURED_WINDOW
-        and window % 2 == 0
         and head_size <= LARGEST_HEAD
-        and head_size % 8 == 0
+        and not size_misfit(head_size, window, states)
     )
 
 

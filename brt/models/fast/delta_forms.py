@@ -27,11 +27,11 @@ def delta_rule(
     """
     if not ((table.on_tpu() or table.on_gpu()) and table.wants_kernels(sizes)):
         return plain(matrix_BHKK, inputs)
-    kernels = table.kernel_module()
     B, T = inputs[-1].shape[:2]
+    kernels, heads = table.kernels_for(sizes, B)
     decays = "heads" if inputs[3].ndim == 3 else "channels"
-    misfit = kernels.delta_misfit(sizes, T, dtype)
+    misfit = kernels.delta.misfit(heads, T, dtype)
     what = f"Delta rule with decays of {decays}, {T} tokens"
     if table.has_kernel(sizes, what, misfit, required=False):
-        plain = kernels.delta_rule(sizes, B, dtype)
+        return kernels.delta.delta_rule(heads, dtype, matrix_BHKK, inputs)
     return plain(matrix_BHKK, inputs)

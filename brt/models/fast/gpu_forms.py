@@ -2,16 +2,12 @@
 (tests/models/test_gpu_kernels.py).
 """
 
-import functools
-from collections.abc import Callable
-from typing import Any
-
 import jax
 from jax.typing import DTypeLike
 
 from brt.models.axis_rules import on_gpu
 from brt.models.caches import WindowCache
-from brt.models.fast import block_loop, kernel_forms
+from brt.models.fast import kernel_forms
 from brt.models.fast.kernels import gpu_attention, gpu_delta, gpu_launch
 from brt.models.fast.kernels.parts import Heads, TileDropout, tile_dropout
 from brt.models.ops import (
@@ -22,21 +18,14 @@ from brt.models.ops import (
     scaled_queries,
     unit_heads,
 )
-from brt.models.sizes import Sizes
 
 NO_LOOP = "GPUs have kernels of its attention only"
-UNROLLED = 8
-"""Blocks of an iteration of a cell's loop. Not stacking residuals saves 3.4 % of a step of
-pg19_rec_fixed_skip (docs/benchmarks/gpu_compiler.md)."""
-scan_blocks = functools.partial(block_loop.scan_blocks, unroll=UNROLLED)
+window_misfit, delta = gpu_launch.window_misfit, gpu_delta
 
 
-def _heads(*sizes) -> Heads:
-    return kernel_forms.heads_of(*sizes)._replace(interpret=not on_gpu())
-
-
-def window_misfit(sizes: Sizes, window: int, dtype: DTypeLike) -> str | None:
-    return gpu_launch.window_misfit(_heads(sizes.num_heads, sizes.head_size), window, dtype)
+def heads_of(num_heads: int, head_size: int, rows: int = 1, qk_norm: bool = True) -> Heads:
+    heads = kernel_forms.heads_of(num_heads, head_size, rows, qk_norm)
+    return heads._replace(interpret=not on_gpu())
 
 
 def window_tables(bias_HW: jax.Array, key: jax.Array | None, rate: float) -> WindowTables:
@@ -54,7 +43,7 @@ def window_attention(
     tables: WindowTables,
 ) -> WindowAttention:
     B, _, H, K = q_BTHK.shape
-    heads, W = _heads(H, K, B, scale_H is not None), window.keys_BWHK.shape[1]
+    heads, W = heads_of(H, K, B, scale_H is not None), window.keys_BWHK.shape[1]
     unit_k_BTHK = k_BTHK if scale_H is None else unit_heads(k_BTHK)
     unit_q_BTHK, ones_H = scaled_queries(q_BTHK, scale_H)
     arrays = q_BTHK, k_BTHK, v_BTHK, *window
@@ -63,8 +52,8 @@ def window_attention(
     return WindowAttention(y_BTHK, unit_q_BTHK, unit_k_BTHK, last)
 
 
-def states_misfit(sizes: Sizes, queries: int, keys: int, dtype: DTypeLike) -> str | None:
-    return gpu_launch.block_misfit(_heads(sizes.num_heads, sizes.head_size), queries, keys)
+def states_misfit(heads: Heads, queries: int, keys: int, dtype: DTypeLike) -> str | None:
+    return gpu_launch.block_misfit(heads, queries, keys)
 
 
 def states_dropout(
@@ -83,7 +72,7 @@ def attention_to_states(
     B, T, H, K = q_BTHK.shape
     _, ones_H = scaled_queries(q_BTHK, scale_H)
     q_BGWHK = in_blocks(q_BTHK, T // k_BGSHK.shape[1])
-    heads = _heads(H, K, B, scale_H is not None)
+    heads = heads_of(H, K, B, scale_H is not None)
     y_BGWHK = gpu_attention.attend_to_states(heads, q_BGWHK, k_BGSHK, v_BGSHK, ones_H, keep)
     return y_BGWHK.reshape(q_BTHK.shape)
 
@@ -96,15 +85,5 @@ def attention_by_head(
     return heads_first(attention_to_states(heads_first(q_BHQK), k_BGJHK, v_BGJHK, scale_H))
 
 
-def cell_misfit(sizes: Sizes, states: int, window: int, dtype: DTypeLike) -> str:
+def cell_misfit(heads: Heads, states: int, window: int, width: int, dtype: DTypeLike) -> str:
     return NO_LOOP
-
-
-def delta_misfit(sizes: Sizes, tokens: int, dtype: DTypeLike) -> str | None:
-    return gpu_delta.misfit(_heads(sizes.num_heads, sizes.head_size), tokens, dtype)
-
-
-def delta_rule(sizes: Sizes, rows: int, dtype: DTypeLike) -> Callable[..., Any]:
-    """Returns `gated_delta.delta_rule` for a batch of `rows`; dtype: of activations."""
-    heads = _heads(sizes.num_heads, sizes.head_size, rows)
-    return functools.partial(gpu_delta.delta_rule, heads, dtype)

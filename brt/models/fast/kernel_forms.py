@@ -2,7 +2,6 @@
 (tests/models/test_kernel_attention.py).
 """
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -32,7 +31,10 @@ from brt.models.ops import (
     window_table,
 )
 from brt.models.ops import states_dropout as plain_states_dropout
-from brt.models.sizes import TILE, Sizes, tile_size
+from brt.models.sizes import TILE, tile_size
+
+window_misfit, states_misfit = window_kernel.misfit, states_kernel.misfit
+cell_misfit, delta = cell_kernel.misfit, delta_kernel
 
 
 def heads_of(num_heads: int, head_size: int, rows: int = 1, qk_norm: bool = True) -> Heads:
@@ -47,10 +49,6 @@ def heads_of(num_heads: int, head_size: int, rows: int = 1, qk_norm: bool = True
         if rows % parts("B", mesh.shape) == 0 and not in_one_data_shard():
             batch_axis = RULES["B"]
     return Heads(H, head_size, qk_norm, not on_tpu(), (batch_axis, head_axis, None))
-
-
-def window_misfit(sizes: Sizes, window: int, dtype: DTypeLike) -> str | None:
-    return window_kernel.misfit(heads_of(sizes.num_heads, sizes.head_size), window, dtype)
 
 
 def window_tables(bias_HW: jax.Array, key: jax.Array | None, rate: float) -> WindowTables:
@@ -94,11 +92,6 @@ def window_attention(
     return WindowAttention(y_BTA.reshape(q_BTHK.shape), q_unit_BTHK, k_BTHK, last_BWHK)
 
 
-def states_misfit(sizes: Sizes, queries: int, keys: int, dtype: DTypeLike) -> str | None:
-    heads = heads_of(sizes.num_heads, sizes.head_size)
-    return states_kernel.misfit(heads, queries, keys, dtype)
-
-
 def states_dropout(
     key: jax.Array | None, rate: float, sizes: tuple[int, int, int], dtype: DTypeLike
 ) -> jax.Array | TileDropout | None:
@@ -138,21 +131,6 @@ def attention_by_head(
     unscaled = jnp.full(1, 1 / one.factor, upcast(q_BHQK.dtype))
     q_BHQK = scaled_heads(q_BHQK, scale_H)
     return states_kernel.block_attention(one, q_BHQK, k_BHJK, v_BHJK, unscaled)
-
-
-def cell_misfit(sizes: Sizes, states: int, window: int, dtype: DTypeLike) -> str | None:
-    heads = heads_of(sizes.num_heads, sizes.head_size)
-    return cell_kernel.misfit(heads, states, window, sizes.width, dtype)
-
-
-def delta_misfit(sizes: Sizes, tokens: int, dtype: DTypeLike) -> str | None:
-    return delta_kernel.misfit(heads_of(sizes.num_heads, sizes.head_size), tokens, dtype)
-
-
-def delta_rule(sizes: Sizes, rows: int, dtype: DTypeLike) -> Callable[..., Any]:
-    """Returns `gated_delta.delta_rule` for a batch of `rows`; dtype: of activations."""
-    heads = heads_of(sizes.num_heads, sizes.head_size, rows)
-    return functools.partial(delta_kernel.delta_rule, heads, dtype)
 
 
 def scan_cell(

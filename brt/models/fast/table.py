@@ -34,8 +34,9 @@ from brt.models.ops import CellOps, LayerOps
 from brt.models.sizes import Sizes
 
 BINDING = cudnn_attention.BINDING
-UNROLLED = 8
-"""Blocks of an iteration of `stack_scan`."""
+unrolled_blocks = functools.partial(block_loop.scan_blocks, unroll=8)
+"""Not stacking residuals saves 3.4 % of a step of pg19_rec_fixed_skip on a GPU
+(docs/benchmarks/gpu_compiler.md)."""
 
 
 def layer_ops(
@@ -51,24 +52,25 @@ def layer_ops(
     biases = window, states if drops_keys else 0
     if sizes.attention_form == "cudnn":
         return _with_attention(_cudnn(sizes, dtype, biases), sizes)
-    if sizes.attention_form == "auto" and on_gpu() and _is_faster(sizes, dtype, biases):
-        heads = f"{sizes.num_heads} heads of {sizes.head_size}"
+    is_faster = on_gpu() and cudnn_attention.is_faster(sizes.head_size, *biases, dtype)
+    if sizes.attention_form == "auto" and is_faster:
         drops = ", plain with dropout" if sizes.attention_dropout == "weights" else ""
-        _say_once(f"Attention, a window of {window} tokens, {heads}: cuDNN{drops}")
+        what = f"a window of {window} tokens, {sizes.num_heads} heads of {sizes.head_size}"
+        _say_once(f"Attention, {what}: cuDNN{drops}")
         return _with_attention(cudnn_attention.without_dropout, sizes)
     chosen = _with_attention(attention.attend, sizes)
     if wants_kernels(sizes):
-        kernels = kernel_module()
+        kernels, heads = kernels_for(sizes)
         no = "it drops keys (attention_dropout)" if drops_keys else None
         what = f"Attention, a window of {window} tokens"
-        misfit = no or _at_once() or kernels.window_misfit(sizes, window, dtype)
+        misfit = no or _at_once() or kernels.window_misfit(heads, window, dtype)
         if has_kernel(sizes, what, misfit):
             chosen = chosen._replace(
                 window_tables=kernels.window_tables,
                 window_attention=functools.partial(kernels.window_attention, has_memories),
             )
         what = f"Attention, {window} queries and {states} keys of a block"
-        misfit = no or kernels.states_misfit(sizes, window, states, dtype)
+        misfit = no or kernels.states_misfit(heads, window, states, dtype)
         if states and has_kernel(sizes, what, misfit):
             chosen = chosen._replace(
                 states_dropout=kernels.states_dropout,
@@ -94,8 +96,8 @@ def cell_ops(
     by_head = functools.partial(ops.attention_by_head, attention=attend)
     chosen = CellOps(by_head, block_loop.scan_blocks)
     if wants_kernels(sizes):
-        kernels = kernel_module()
-        misfit = _at_once() or kernels.cell_misfit(sizes, states, window, dtype)
+        kernels, heads = kernels_for(sizes)
+        misfit = _at_once() or kernels.cell_misfit(heads, states, window, sizes.width, dtype)
         if gate is None:
             misfit = "it has several gates, or its queries wait for one"
         elif remat:
@@ -108,13 +110,13 @@ def cell_ops(
         # For a step outside that loop, or of another arrangement.
         found = []
         for keys in (states, 2 * window):
-            misfit = kernels.states_misfit(sizes, states, keys, dtype)
+            misfit = kernels.states_misfit(heads, states, keys, dtype)
             what = f"Attention, {states} queries and {keys} keys of a block"
             found.append(has_kernel(sizes, what, misfit, required=not is_whole))
         if all(found):
             chosen = chosen._replace(attention_by_head=kernels.attention_by_head)
             if on_gpu():
-                chosen = chosen._replace(scan_blocks=kernels.scan_blocks)
+                chosen = chosen._replace(scan_blocks=unrolled_blocks)
     return chosen
 
 
@@ -123,10 +125,9 @@ def form_by_distance(
 ) -> Callable[..., jax.Array]:
     """Returns a form of `plain_attend_by_distance` for a batch of `rows`."""
     if wants_kernels(sizes):
-        from brt.models.fast.kernel_forms import heads_of
         from brt.models.fast.kernels import relative as relative_kernel
 
-        heads = heads_of(sizes.num_heads, sizes.head_size, rows, qk_norm=False)
+        heads = kernels_for(sizes, rows)[1]._replace(qk_norm=False)
         misfit = misfit or ("GPUs have none" if on_gpu() else relative_kernel.misfit(heads, keys))
         what = f"Attention, {queries} queries and {keys} keys by distance"
         if has_kernel(sizes, what, misfit, "TransformerXL.attention_form"):
@@ -140,14 +141,15 @@ def stack_scan(sizes: Sizes) -> Callable[..., tuple[Any, Any, Any]]:
     Nothing is stacked then: a step for a TPU v4 takes 64.0 M cycles, not 86.4 M
     (docs/benchmarks/tpu_compiler.md).
     """
-    scan = block_loop.scan_blocks
-    return functools.partial(scan, unroll=UNROLLED) if wants_kernels(sizes) else scan
+    return unrolled_blocks if wants_kernels(sizes) else block_loop.scan_blocks
 
 
-def kernel_module() -> Any:
+def kernels_for(sizes: Sizes, rows: int = 1) -> tuple[Any, Any]:
+    """Returns the kernels of this kind of device, and the heads that they compute."""
     from brt.models.fast import gpu_forms, kernel_forms
 
-    return gpu_forms if on_gpu() else kernel_forms
+    kernels = gpu_forms if on_gpu() else kernel_forms
+    return kernels, kernels.heads_of(sizes.num_heads, sizes.head_size, rows)
 
 
 def wants_kernels(sizes: Sizes) -> bool:
@@ -191,11 +193,6 @@ def _at_once():
     """Pallas cannot batch TPU kernels whose arrays stay in HBM."""
     at_once = on_tpu() and cudnn_attention.are_layers_at_once()
     return "its layers run at once (segments_together)" if at_once else None
-
-
-def _is_faster(sizes, dtype, biases):
-    wrong = cudnn_attention.size_misfit(sizes.head_size, *biases)
-    return not wrong and cudnn_attention.is_faster(sizes.head_size, biases[0], dtype)
 
 
 def _cudnn(sizes, dtype, biases=(0, 0)):

@@ -113,10 +113,9 @@ class Melodi(TiedEmbedding, LanguageModel):
     def stack(
         self, x_BTD: jax.Array, caches: tuple, key: jax.Array | None = None
     ) -> tuple[jax.Array, tuple, Metrics]:
-        B, T, _ = x_BTD.shape
         check_segment("Melodi", self.window, x_BTD.shape[1])
         keys = split_key(key, self.dropout, len(self.layers) + 1)
-        summary_BRD = jnp.tile(self._summary(B), (1, T // self.window, 1))
+        x_BTD, summary_BRD = self._enter(x_BTD)
         after = []
         metrics: Metrics = {}
         for i, (layer, cache) in enumerate(zip(self.layers, caches, strict=True)):
@@ -130,14 +129,15 @@ class Melodi(TiedEmbedding, LanguageModel):
         return x_BTD, tuple(after), metrics
 
     def layerwise(self) -> Layerwise:
-        def enter(x_BTD):
-            return x_BTD, jnp.tile(self._summary(len(x_BTD)), (1, x_BTD.shape[1] // self.window, 1))
-
         def run(layer, inputs, cache):
             x_BTD, summary_BRD, cache, _ = layer(*inputs, cache)
             return (x_BTD, summary_BRD), cache
 
-        return Layerwise(self.layers, run, enter, lambda inputs: self.final_norm(inputs[0]))
+        return Layerwise(self.layers, run, self._enter, lambda inputs: self.final_norm(inputs[0]))
+
+    def _enter(self, x_BTD):
+        B, T, _ = x_BTD.shape
+        return x_BTD, jnp.tile(self._summary(B), (1, T // self.window, 1))
 
     def _summary(self, rows):
         summary_UD = self.summary_RD[...].astype(self.dtype)

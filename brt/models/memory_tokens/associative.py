@@ -173,8 +173,7 @@ class AssociativeRecurrentMemoryTransformer(LanguageModelWrapper):
         self, x_BTD: jax.Array, caches: tuple, key: jax.Array | None = None
     ) -> tuple[jax.Array, tuple, Metrics]:
         T = x_BTD.shape[1]
-        x_BXD = jnp.concatenate([x_BTD, self._memory(len(x_BTD))], axis=1)
-        _, outputs, shares = self._run(x_BXD, caches, key=key)
+        _, outputs, shares = self._run(self._enter(x_BTD), caches, key=key)
         written = self._written(caches, [y_BXD[:, T:] for y_BXD in outputs])
         metrics = {f"layer{i}/memory_share": share for i, share in enumerate(shares)}
         last_key = None if key is None else jax.random.fold_in(key, len(caches) + 2)
@@ -184,29 +183,25 @@ class AssociativeRecurrentMemoryTransformer(LanguageModelWrapper):
     def layerwise(self) -> Layerwise:
         S = self.num_memory
 
-        def enter(x_BTD):
-            return jnp.concatenate([x_BTD, self._memory(len(x_BTD))], axis=1)
-
         def run(modules, x_BXD, cache):
-            layer, association = modules
-            B, X, D = x_BXD.shape
-            input_BXD, _ = association.add(association.read(cache, self.dtype), x_BXD)
-            visible_BXX = jnp.broadcast_to(jnp.tri(X, dtype=bool), (B, X, X))
-            nothing_BMD = jnp.zeros((B, 0, D), x_BXD.dtype)
-            shared = self.body.distances(distances(X, X))
-            x_BXD = layer(input_BXD, nothing_BMD, visible_BXX, shared)
-            return x_BXD, association.update(cache, x_BXD[:, -S:])[0]
+            _, (y_BXD,), _ = self._run(x_BXD, (cache,), modules=[modules])
+            return y_BXD, modules[1].update(cache, y_BXD[:, -S:])[0]
 
-        pairs = zip(self.body.layers, self.associations, strict=True)
-        layers = [nnx.List(pair) for pair in pairs]
-        return Layerwise(layers, run, enter, lambda x_BXD: x_BXD[:, :-S])
+        layers = [nnx.List(modules) for modules in self._modules()]
+        return Layerwise(layers, run, self._enter, lambda x_BXD: x_BXD[:, :-S])
+
+    def _modules(self):
+        return list(zip(self.body.layers, self.associations, strict=True))
+
+    def _enter(self, x_BTD):
+        return jnp.concatenate([x_BTD, self._memory(len(x_BTD))], axis=1)
 
     def _memory(self, rows):
         memory_SD = self.memory_SD[...].astype(self.dtype)
         return jnp.broadcast_to(memory_SD, (rows, *memory_SD.shape))
 
-    def _run(self, x_BQD, caches, before=None, key=None):
-        """Runs all layers on positions after the inputs `before`, (B, M, D) each.
+    def _run(self, x_BQD, caches, before=None, key=None, modules=None):
+        """Runs layers, by default all, on positions after the inputs `before`, (B, M, D) each.
 
         Returns each layer's input with the memory, output, and share of the memory.
         """
@@ -219,8 +214,8 @@ class AssociativeRecurrentMemoryTransformer(LanguageModelWrapper):
         x_BQD = self.body.drops(x_BQD, keys[-1])
         shared = self.body.distances(distances(Q, M + Q), keys[-2])
         by_layer = []
-        parts = zip(self.body.layers, self.associations, caches, before, strict=True)
-        for i, (layer, association, cache, before_BMD) in enumerate(parts):
+        parts = zip(modules or self._modules(), caches, before, strict=True)
+        for i, ((layer, association), cache, before_BMD) in enumerate(parts):
             with jax.named_scope(f"layer{i}"):
                 with jax.named_scope("memory"):
                     read = association.read(cache, self.dtype)
@@ -257,7 +252,7 @@ class AssociativeRecurrentMemoryTransformer(LanguageModelWrapper):
         distance_BP = caches[0].fill_B[:, None] - index_P
         shared = self.body.distances(index_P)
         opened: list[DecodingSegment] = []
-        for layer, association, cache in zip(self.body.layers, self.associations, caches):
+        for (layer, association), cache in zip(self._modules(), caches, strict=True):
             read = association.read(cache.before, self.dtype)
             x_BD = association.add(read, x_BD[:, None])[0][:, 0]
             opened.append(append_input(cache, x_BD, reads_B))

@@ -11,6 +11,7 @@ from brt.reporting.model_settings import model_setting, owners
 from brt.reporting.paper_positions import SETTINGS, PaperPosition
 from brt.reporting.papers.reading import NOT_PUBLISHED
 from brt.reporting.runs import Run
+from brt.training.resume import EVALUATION, EXECUTION
 
 OF_RULES = {name: setting for name, (setting, _) in SETTINGS.items() if name != "steps"}
 OF_RULES |= {"window_length": "Trainer.segment_length", "vocabulary": "vocabulary"}
@@ -21,12 +22,11 @@ BlockRecurrentTransformer.feedback: ExternalMemory.size: RecurrentMemoryTransfor
 RecurrentMemoryTransformer.memory_at_end: TransformerXL.cutoffs: TransformerXL.position_rows:
 LSTM.cutoffs: QRNN.cutoffs:"""
 """System and size of a position, which the rules of all compared rows contain."""
-WITHOUT_EFFECT = """Trainer.corpus: Trainer.seed: Trainer.mesh: Trainer.skip_nonfinite:
-Trainer.log_every: Trainer.eval_every: Trainer.evaluation: Trainer.checkpoints:
-Trainer.remat_segments: CheckpointPolicy. BlockRecurrentTransformer.remat: TransformerXL.remat:
-RecurrentMemoryTransformer.allow_long_memory: Evaluation. RecallScore. FreeRunning."""
-"""Bindings of how a run is carried out, and of the evaluation, which has its own note."""
-NOT_COMPARED = (*OF_POSITION.split(), *WITHOUT_EFFECT.split())
+WITHOUT_EFFECT = """Trainer.corpus: Trainer.seed: Trainer.skip_nonfinite: Trainer.remat_segments:
+BlockRecurrentTransformer.remat: TransformerXL.remat:
+RecurrentMemoryTransformer.allow_long_memory:"""
+# The evaluation has its own note.
+NOT_COMPARED = (*OF_POSITION.split(), *WITHOUT_EFFECT.split(), *EXECUTION, *EVALUATION)
 FOLDER = "Pretrained.folder"
 PATHS = (FOLDER, "Hyperpartisan.split_file")
 """Bindings compared by the last part of a path."""

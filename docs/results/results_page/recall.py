@@ -20,7 +20,6 @@ from results_page.tables import NOTHING, Entries, Spec, Times
 
 from brt.reporting.drawing.plots import Line, Plot
 from brt.reporting.drawing.table import Cell, Table, plain_table
-from brt.reporting.entries import seed_of
 from brt.reporting.runs import Run
 
 BY_DISTANCE = "state kept, by distance"
@@ -70,7 +69,7 @@ def recalls(entries: Entries, spec: Spec) -> list[Recall]:
     sizes, order = chosen if isinstance(chosen, Mapping) else {}, [*chosen]
     keys = [key for key in found if key[0] in order and sizes.get(key[0], key[1]) == key[1]]
     keys.sort(key=lambda key: (order.index(key[0]), key[1]))
-    return [Recall(*key, sorted(found[key], key=seed_of)) for key in keys]
+    return [Recall(*key, sorted(found[key], key=lambda run: run.seed)) for key in keys]
 
 
 def by_run(values: Sequence[float | None]) -> Cell:

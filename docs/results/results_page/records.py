@@ -13,7 +13,6 @@ from results_page.memory_names import memory_name
 
 from brt.reporting.archive import ENDING, unpack
 from brt.reporting.collect import Group, collect
-from brt.reporting.entries import seed_of
 from brt.reporting.model_settings import model_name, model_setting
 from brt.reporting.runs import Run, open_runs
 
@@ -72,7 +71,7 @@ class Entry(NamedTuple):
         return BYTES * numbers
 
     def of_seeds(self, seeds: Sequence[int]) -> "Entry":
-        runs = [run for run in self.runs if not seeds or seed_of(run) in seeds]
+        runs = [run for run in self.runs if not seeds or run.seed in seeds]
         return self._replace(group=self.group._replace(runs=runs))
 
     def values(self, measure: Measure) -> tuple[float, ...]:
@@ -193,7 +192,7 @@ def pairs(entry: Entry, other: Entry) -> Iterator[tuple[Run, Run]]:
     """Yields runs of two entries with the same seed and the same data."""
     for run in entry.runs:
         for its in other.runs:
-            if seed_of(run) == seed_of(its) and read_the_same(run, its):
+            if run.seed == its.seed and read_the_same(run, its):
                 yield run, its
 
 

@@ -20,7 +20,6 @@ from results_page.records import Entry, Measure, select
 
 from brt.reporting.drawing.rounding import confidence_interval
 from brt.reporting.drawing.table import Cell, Table, plain_table
-from brt.reporting.entries import seed_of
 
 NOTHING = Cell("–")
 VERDICTS = "not distinguishable", "yes", "no"
@@ -202,7 +201,7 @@ def _cell(row: Row, measure: str, first: Row, times: Times) -> Any:
         "system": lambda: entry.system,
         "optimizer": lambda: str(entry.settings["Trainer.optimizer"]).strip("@()"),
         "seeds": lambda: str(len(entry.runs)),
-        "numbers": lambda: " ".join(str(seed_of(run)) for run in entry.runs),
+        "numbers": lambda: " ".join(str(run.seed) for run in entry.runs),
         "bytes": lambda: f"{entry.carried_bytes:,}",
         "task": lambda: entry.group.position.task,
         "segments": lambda: str(entry.group.position.segments),
