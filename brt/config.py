@@ -14,7 +14,7 @@ from brt.bindings import gin_private
 from brt.bindings.bound_values import check_bound_values
 from brt.bindings.errors import ConfigError, explained
 from brt.bindings.gin_files import GinReader, check_statements
-from brt.bindings.reading import bound_by_flags
+from brt.bindings.read_bindings import bound_by_flags
 from brt.bindings.registration import register
 from brt.checks import shortened
 from brt.storage.shipped import gin_folders

@@ -17,7 +17,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from brt import config
 from brt.bindings.errors import unbuildable
-from brt.bindings.reading import check_all_read, read_bindings
+from brt.bindings.read_bindings import check_all_read, read_bindings
 from brt.checks import checked_arguments
 from brt.data.mixture import MixedStore
 from brt.data.stores.token_store import TokenStore

@@ -23,8 +23,8 @@ from absl import flags
 from brt import command_line
 from brt.data.stores.token_store import read_manifest
 from brt.data.vocabularies.base import expanded
+from brt.generation.document_memory import Memory, take_rows
 from brt.generation.generator import Generator
-from brt.generation.memory import Memory, take_rows
 from brt.generation.sampling import Sampling, checked
 from brt.host.progress import say
 from brt.host.terminal import plain

@@ -26,7 +26,7 @@ from jax.sharding import SingleDeviceSharding
 from safetensors.numpy import save
 
 import brt
-from brt.bindings.reading import bound_by_flags
+from brt.bindings.read_bindings import bound_by_flags
 from brt.checks import ManyFrom0, checked_arguments
 from brt.data.corpus import Corpus
 from brt.data.extras import extra_library

@@ -31,7 +31,7 @@ from brt.reporting.figures import study_plots, training_curves
 from brt.reporting.page import LIBRARIES, Part
 from brt.reporting.paper_positions import paper_position
 from brt.reporting.papers.fill import paper_plots, paper_tables
-from brt.reporting.papers.reading import PAPERS
+from brt.reporting.papers.published_tables import PAPERS
 from brt.reporting.runs import Run, open_runs
 from brt.reporting.step_times import StepTime, read_step_times
 from brt.reporting.sweep_folder import (

@@ -35,7 +35,7 @@ from absl import flags
 
 from brt import command_line, config
 from brt.benchmarks.topologies import use_no_device
-from brt.bindings.reading import differences
+from brt.bindings.read_bindings import differences
 from brt.data.extras import MissingExtra
 from brt.data.text_flag import CONFIG, define_text, text_bindings
 from brt.experiment import Experiment
@@ -46,7 +46,7 @@ from brt.reporting.drawing.table import Table
 from brt.reporting.entries import entries_of
 from brt.reporting.gin_text import read_gin, read_gin_file, write_gin
 from brt.reporting.papers.fill import paper_tables
-from brt.reporting.papers.reading import PAPERS
+from brt.reporting.papers.published_tables import PAPERS
 from brt.reporting.runs import open_runs
 from brt.reporting.step_times import read_step_times
 from brt.reporting.sweep_folder import CONFIGS, RUNS, SEED, SWEEP_FILE, Sweep, sweep_json

@@ -10,7 +10,7 @@ from jax.sharding import NamedSharding
 from brt.data.streams.base import EvaluationPass, Stream, with_empty_rows
 from brt.data.streams.batch import Batch
 from brt.data.token_scores import TokenScores
-from brt.evaluation.reading import SegmentReader
+from brt.evaluation.segment_reader import SegmentReader
 from brt.experiment import Experiment
 from brt.models.diagonal import run_diagonally
 from brt.models.mesh_axes import spec

@@ -12,9 +12,9 @@ from brt.data.streams.base import EvaluationPass, with_empty_rows
 from brt.data.streams.documents import DocumentPass
 from brt.data.streams.select import evaluation_pass
 from brt.data.vocabularies.base import Vocabulary
-from brt.evaluation.reading import SegmentReader
 from brt.evaluation.recording import Recording
 from brt.evaluation.recording_writer import record
+from brt.evaluation.segment_reader import SegmentReader
 from brt.experiment import Experiment
 from brt.models.model import LanguageModel
 from brt.training.checkpoints.parameters import check_vocabulary, load_params

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from brt.generation.memory import Memory
+from brt.generation.document_memory import Memory
 from brt.generation.sampling import choose, row_keys
 from brt.models.caches import select_rows
 from brt.models.layers.losses import token_losses

@@ -20,7 +20,7 @@ from brt.data.vocabularies.base import Vocabulary, checked_ids, cut, utf8_bytes
 from brt.experiment import Experiment
 from brt.generation import memory_file
 from brt.generation.decode_loop import DRAW, make_decode_loop
-from brt.generation.memory import Memory, fresh_memory
+from brt.generation.document_memory import Memory, fresh_memory
 from brt.generation.prefill import Prefill
 from brt.generation.sampling import Sampling, checked
 from brt.generation.streaming_text import StreamingText

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from brt.data.extras import extra_library
+from brt.generation.document_memory import Memory
 from brt.generation.generator import Generator
-from brt.generation.memory import Memory
 from brt.generation.sampling import GREEDY, Sampling
 from brt.model_folder import load_run
 

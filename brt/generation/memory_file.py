@@ -17,7 +17,7 @@ from safetensors.flax import save as to_bytes
 from brt.checks import Count
 from brt.data.stores.layout import vocabulary_entry, vocabulary_text
 from brt.data.vocabularies.base import Vocabulary, expanded
-from brt.generation.memory import Memory, fresh_memory
+from brt.generation.document_memory import Memory, fresh_memory
 from brt.models.model import LanguageModel
 from brt.storage.json_files import Fields, parse_json
 from brt.storage.paths import as_path, on_disk
@@ -72,7 +72,7 @@ def save(path: str, memory: Memory, fingerprint: str, vocabulary: Vocabulary) ->
     if rows != 1:
         raise ValueError(
             f"A memory file holds one document and this memory {rows}: save each of them "
-            "(brt.generation.memory.take_rows) under a name of its own."
+            "(brt.generation.document_memory.take_rows) under a name of its own."
         )
     arrays = _named(memory)
     description = {

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from brt.generation.memory import Memory
+from brt.generation.document_memory import Memory
 from brt.generation.sampling import GREEDY
 from brt.host.progress import Progress
 from brt.models.caches import select_rows

@@ -18,7 +18,7 @@ from brt.checks import Count, CountFrom0, CountFrom2, OneOf, configurable
 from brt.models.layers.initializers import normal, parameter
 from brt.models.layers.losses import token_losses
 from brt.models.memory_layout import MemoryLayout
-from brt.models.memory_tokens.memory import TokenVectors
+from brt.models.memory_tokens.token_vectors import TokenVectors
 from brt.models.model import Metrics
 from brt.models.ops import at_least_float32
 from brt.models.reader import Reader

@@ -3,14 +3,14 @@
 import math
 from typing import Any, NamedTuple
 
-from brt.bindings.reading import differences
+from brt.bindings.read_bindings import differences
 from brt.experiment import Experiment
 from brt.models.counts import count_parameters
 from brt.reporting.drawing.rounding import mean_and_spread
 from brt.reporting.drawing.table import NOT_EVALUATED, NOT_RUN, Cell, measured
 from brt.reporting.model_settings import model_setting
 from brt.reporting.paper_positions import PaperPosition, paper_position
-from brt.reporting.papers.reading import Quantity
+from brt.reporting.papers.published_tables import Quantity
 from brt.reporting.runs import Run
 
 PROPERTIES = ("parameters", "all_parameters", "vocabulary_size")

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from brt.reporting.model_settings import model_name, model_setting, owners
-from brt.reporting.papers.reading import read_rows
+from brt.reporting.papers.published_tables import read_rows
 from brt.reporting.runs import Run
 
 SETTINGS: dict[str, tuple[str, Any]] = {

@@ -11,7 +11,7 @@ from brt.reporting.collect import Group
 from brt.reporting.drawing.plots import Line, Plot
 from brt.reporting.drawing.rounding import confidence_interval, mean_and_spread, rounded, rounded_up
 from brt.reporting.drawing.table import NOT_EVALUATED, Cell, Table, plain_table
-from brt.reporting.papers.reading import Quantity
+from brt.reporting.papers.published_tables import Quantity
 from brt.reporting.runs import Run
 
 DECIMALS = 3

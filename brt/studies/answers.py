@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from brt.data.tasks.answers import Answers
-from brt.evaluation.answers import answers_of_store
+from brt.evaluation.answer_accuracy import answers_of_store
 from brt.evaluation.recorded_run import RecordedRun
 from brt.studies.study import Content, Runs, Study, add_map, content, curve
 

@@ -13,9 +13,9 @@ import numpy as np
 
 from brt.checks import Count, Name, configurable
 from brt.data.token_scores import Sums
-from brt.evaluation.reading import SegmentReader
 from brt.evaluation.recorded_run import RecordedRun
 from brt.evaluation.scores import TokenSums
+from brt.evaluation.segment_reader import SegmentReader
 from brt.studies.study import Content, Runs, Study, content, curve
 
 THRESHOLD = 0.001

@@ -11,9 +11,9 @@ import numpy as np
 from brt.checks import OneOf, configurable
 from brt.data.stores.token_store import TokenStore
 from brt.data.vocabularies.base import Vocabulary
-from brt.evaluation.reading import STATE_ABLATIONS
 from brt.evaluation.recorded_run import RecordedRun
 from brt.evaluation.recording import Recording, check_aligned
+from brt.evaluation.segment_reader import STATE_ABLATIONS
 from brt.evaluation.token_kinds import KINDS, by_kind, since_last_occurrence, token_kinds
 from brt.evaluation.words import NAME, OTHER, TITLE, Words
 from brt.studies.study import (

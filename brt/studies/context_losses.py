@@ -15,8 +15,8 @@ import numpy as np
 
 from brt.data.order import permutation
 from brt.data.stores.token_store import TokenStore
-from brt.evaluation.reading import SegmentReader
 from brt.evaluation.recorded_run import RecordedRun
+from brt.evaluation.segment_reader import SegmentReader
 from brt.experiment import Experiment
 from brt.studies.reach import Stretches
 

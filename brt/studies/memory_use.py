@@ -14,9 +14,9 @@ from flax import nnx
 from brt.checks import Count, configurable
 from brt.data.stores.token_store import TokenStore
 from brt.data.streams.documents import DocumentPass
-from brt.evaluation.reading import read_segment
 from brt.evaluation.recorded_run import RecordedRun
 from brt.evaluation.recording import Recording
+from brt.evaluation.segment_reader import read_segment
 from brt.models.block_recurrent.gates import Gate
 from brt.models.caches import clear_state, with_state
 from brt.studies.study import (

@@ -17,9 +17,9 @@ from brt.data.order import permutation
 from brt.data.stores.token_store import TokenStore
 from brt.data.streams.base import EvaluationPass
 from brt.data.streams.batch import gather
-from brt.evaluation.reading import SegmentReader
 from brt.evaluation.recorded_run import RecordedRun
 from brt.evaluation.recording import Recording
+from brt.evaluation.segment_reader import SegmentReader
 from brt.studies.study import LN2, Content, Runs, Study, content, curve, ratio_and_error
 
 BLOCKS, TOKENS = 1000, 1_000_000

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 from jax.experimental import multihost_utils
 
-from brt.bindings.reading import differences
+from brt.bindings.read_bindings import differences
 from brt.data.token_scores import Store
 from brt.training.checkpoints.checkpoint import CheckpointError, Checkpoints
 from brt.training.checkpoints.policy import Best, stopped_early

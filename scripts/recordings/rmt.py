@@ -15,8 +15,8 @@ import numpy as np
 from flax import nnx
 
 from brt.models.checkpoints import recurrent_memory as rmt_checkpoint
-from brt.models.memory_tokens.memory import MemoryCache
 from brt.models.memory_tokens.model import RecurrentMemoryTransformer
+from brt.models.memory_tokens.token_vectors import MemoryCache
 from brt.models.transformer_xl.memory_tokens import TransformerXLMemoryTokens
 from brt.models.transformer_xl.model import TransformerXL
 from recordings.txl import cache_error, gradient_error, rows_first

@@ -13,7 +13,7 @@ from accelerator import measure as accelerator
 from paths import ROOT
 from tiny_run import quick_environment
 
-from brt.reporting.papers.reading import read_paper
+from brt.reporting.papers.published_tables import read_paper
 from brt.sweeps.scales import SCALES
 
 TINY = ("BlockRecurrentTransformer.vocabulary_size = 64",)

@@ -16,7 +16,7 @@ from brt.benchmarks.timing import steps
 from brt.reporting.gin_text import read_gin, resolved
 from brt.reporting.paper_positions import system_and_size
 from brt.reporting.papers.fill import paper_tables
-from brt.reporting.papers.reading import read_paper
+from brt.reporting.papers.published_tables import read_paper
 from brt.reporting.step_times import read_step_times
 
 MEMORIZING = (

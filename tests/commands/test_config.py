@@ -7,12 +7,13 @@ import sys
 
 import gin
 import pytest
+from absl import logging
 from paths import ROOT
 from tiny_run import PLAIN, gin_afterwards, write_config  # noqa: F401
 
 from brt import config
-from brt.bindings import reading, registration
-from brt.bindings.reading import differences, read_bindings
+from brt.bindings import registration
+from brt.bindings.read_bindings import differences, read_bindings
 from brt.bindings.registry import known_names
 from brt.config import ConfigError
 from brt.experiment import Experiment
@@ -75,9 +76,7 @@ CELL = (f"{LAYERS} = (0,)", "RecurrentCell.gate = 'lstm'", "S = 3", "RecurrentCe
 def test_a_cell_that_is_switched_off_leaves_its_bindings_unread(folder, monkeypatch):
     """By a binding; in the `config.gin` of that run; and in the one file that a sweep writes."""
     warned = []
-    monkeypatch.setattr(
-        reading.logging, "warning", lambda text, *words: warned.append(text % words)
-    )
+    monkeypatch.setattr(logging, "warning", lambda text, *words: warned.append(text % words))
     path = plain_config(folder, *CELL)
     assert built(path).model.layers[0].num_states == 3 and not warned
     experiment = built(path, OFF)

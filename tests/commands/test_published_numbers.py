@@ -14,7 +14,7 @@ from published_checks import (
     settings_of,
 )
 
-from brt.reporting.papers.reading import PAPERS, fits
+from brt.reporting.papers.published_tables import PAPERS, fits
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)

@@ -14,7 +14,7 @@ from brt.experiment import Experiment
 from brt.models.counts import count_parameters
 from brt.pretrained.backbone import PretrainedBackbone
 from brt.reporting.gin_text import read_gin
-from brt.reporting.papers.reading import published_settings, read_paper
+from brt.reporting.papers.published_tables import published_settings, read_paper
 from brt.training.sharding import abstract_mesh
 
 PUBLISHED = {  # millions of weights outside embeddings, computed from the published dimensions

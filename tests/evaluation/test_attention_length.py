@@ -9,7 +9,7 @@ from tiny_run import LENGTHS, TXL, build, command, write_config, write_corpus
 from brt import evaluate, train
 from brt.reporting.collect import collect
 from brt.reporting.papers.fill import paper_tables
-from brt.reporting.papers.reading import read_paper
+from brt.reporting.papers.published_tables import read_paper
 from brt.reporting.runs import open_runs
 from brt.studies.attention_length import sweep
 

@@ -14,7 +14,7 @@ from tiny_run import TXL, command, write_config
 from brt import benchmark
 from brt.benchmarks.timing import evaluation_speed
 from brt.reporting.papers.fill import paper_tables
-from brt.reporting.papers.reading import read_paper
+from brt.reporting.papers.published_tables import read_paper
 from brt.reporting.step_times import read_step_times
 
 WITHOUT = "BlockRecurrentTransformer", "RecurrentCell"

@@ -19,10 +19,10 @@ from tiny_run import (
 from brt.data.vocabularies.base import BEGIN
 from brt.evaluation import recording_writer
 from brt.evaluation.evaluator import Evaluator
-from brt.evaluation.reading import SegmentReader
 from brt.evaluation.recording import Recording, check_aligned
 from brt.evaluation.recording_writer import record
 from brt.evaluation.replay import recorded_scalars
+from brt.evaluation.segment_reader import SegmentReader
 
 T, W, ROWS = 16, 8, 3
 

@@ -12,9 +12,9 @@ from random_runs import random_run
 from tiny_run import PLAIN, TWO_LAYERS, build, one_device, write_config
 
 from brt.data.vocabularies.base import BEGIN
-from brt.evaluation.reading import SegmentReader
 from brt.evaluation.recorded_run import RecordedRun
 from brt.evaluation.recording import Recording
+from brt.evaluation.segment_reader import SegmentReader
 from brt.studies import memory_use as memory_report
 from brt.studies.compare import Compare
 from brt.studies.memory_use import MemoryUse, gates_and_gradients

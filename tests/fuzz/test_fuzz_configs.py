@@ -14,7 +14,7 @@ from test_fuzz_files import both, draws
 
 from brt import config
 from brt.bindings import gin_files
-from brt.bindings.reading import differences, flatten
+from brt.bindings.read_bindings import differences, flatten
 from brt.experiment import Experiment
 from brt.reporting.gin_text import Reference, read_gin, read_gin_file, resolved
 

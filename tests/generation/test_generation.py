@@ -14,8 +14,8 @@ from tiny_run import TXL, write_config
 from brt import config
 from brt.data.vocabularies.base import BEGIN, ByteVocabulary
 from brt.experiment import Experiment
+from brt.generation.document_memory import take_rows
 from brt.generation.generator import Generator, NonFiniteLogits
-from brt.generation.memory import take_rows
 from brt.generation.sampling import Sampling
 
 LENGTHS = (0, 1, WINDOW - 1, WINDOW, WINDOW + 1, SEGMENT, 3 * SEGMENT + 5)

@@ -16,7 +16,7 @@ from brt.reporting.collect import collect
 from brt.reporting.gin_text import write_gin
 from brt.reporting.paper_positions import flops_per_token
 from brt.reporting.papers.fill import frontier, paper_plots
-from brt.reporting.papers.reading import read_paper
+from brt.reporting.papers.published_tables import read_paper
 from brt.reporting.runs import open_runs
 from brt.sweeps.entries import read_sweep
 from brt.sweeps.scales import SCALES

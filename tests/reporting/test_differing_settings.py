@@ -16,7 +16,7 @@ from published_checks import read
 from brt.reporting.collect import Group, collect
 from brt.reporting.gin_text import read_gin_file, write_gin
 from brt.reporting.papers.fill import paper_tables
-from brt.reporting.papers.reading import read_paper
+from brt.reporting.papers.published_tables import read_paper
 from brt.reporting.runs import open_runs
 from brt.sweeps.entries import read_sweep
 from brt.sweeps.scales import SCALES

@@ -9,7 +9,7 @@ from brt.reporting.gin_text import read_gin, read_gin_file
 from brt.reporting.model_settings import model_name, owners
 from brt.reporting.paper_positions import system_and_size
 from brt.reporting.papers.fill import paper_tables
-from brt.reporting.papers.reading import read_paper
+from brt.reporting.papers.published_tables import read_paper
 from brt.reporting.run_tables import overview
 from brt.reporting.runs import open_runs
 

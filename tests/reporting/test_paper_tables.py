@@ -10,7 +10,7 @@ from fabricated_runs import make_run
 
 from brt.reporting.collect import collect
 from brt.reporting.papers.fill import paper_plots, paper_tables
-from brt.reporting.papers.reading import read_paper
+from brt.reporting.papers.published_tables import read_paper
 from brt.reporting.runs import open_runs
 from brt.reporting.step_times import StepTime
 

@@ -10,7 +10,7 @@ from published_checks import read
 
 from brt.models.counts import count_parameters
 from brt.reporting.paper_positions import paper_position
-from brt.reporting.papers.reading import PAPERS, TIMES, read_rows
+from brt.reporting.papers.published_tables import PAPERS, TIMES, read_rows
 
 TABLES = {table.name: table for paper in PAPERS for table in paper.tables}
 PLOTS = {plot.name: plot for paper in PAPERS for plot in paper.plots}

@@ -9,7 +9,7 @@ from gin_settings import bound
 from brt.reporting.collect import collect
 from brt.reporting.paper_positions import paper_position
 from brt.reporting.papers.fill import paper_plots, paper_tables
-from brt.reporting.papers.reading import PAPERS
+from brt.reporting.papers.published_tables import PAPERS
 from brt.reporting.run_tables import evaluations
 from brt.reporting.runs import Run, open_runs
 

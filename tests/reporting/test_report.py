@@ -24,7 +24,7 @@ from brt.data.stores.token_store import TokenStore
 from brt.data.vocabularies.base import ByteVocabulary
 from brt.report import files_folder, report
 from brt.reporting.drawing.plots import MOST_POINTS, Line, Plot, chart, image
-from brt.reporting.papers.reading import PAPERS
+from brt.reporting.papers.published_tables import PAPERS
 from brt.reporting.reader import reader_documents
 from brt.reporting.runs import STANDS_FOR_FILE, open_runs
 

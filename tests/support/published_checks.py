@@ -14,12 +14,12 @@ from header_commands import COMMANDS
 from paths import CONFIGS
 
 from brt import config
-from brt.bindings.reading import check_all_read, read_bindings
+from brt.bindings.read_bindings import check_all_read, read_bindings
 from brt.experiment import Experiment
 from brt.reporting.gin_text import read_gin, resolved
 from brt.reporting.paper_positions import paper_position
 from brt.reporting.papers.differences import differences
-from brt.reporting.papers.reading import PAPERS, fits, published_settings, read_paper
+from brt.reporting.papers.published_tables import PAPERS, fits, published_settings, read_paper
 from brt.sweeps.entries import read_sweep
 from brt.sweeps.scales import SCALES
 from brt.training.settings import Trainer

@@ -2,8 +2,8 @@
 
 from tiny_run import one_device, random_params
 
-from brt.evaluation.reading import SegmentReader
 from brt.evaluation.recorded_run import RecordedRun
+from brt.evaluation.segment_reader import SegmentReader
 
 
 def random_run(folder, experiment, length, window) -> RecordedRun:

@@ -23,7 +23,7 @@ from tiny_run import (
 )
 
 from brt import evaluate, generate, train
-from brt.evaluation.reading import SegmentReader
+from brt.evaluation.segment_reader import SegmentReader
 from brt.model_folder import load_run
 from brt.reporting.paper_positions import paper_position
 from brt.reporting.run_tables import evaluations, overview

@@ -7,7 +7,7 @@ import pytest
 from tiny_run import assert_same_run, build, command, records, train_here, write_config
 
 from brt import train
-from brt.evaluation.reading import SegmentReader
+from brt.evaluation.segment_reader import SegmentReader
 
 STEPS = 12
 BINDINGS = (

@@ -13,7 +13,7 @@ from flax import nnx
 from tiny_models import cast, leaves_close, parameters, quick_jit, wide_types  # noqa: F401
 
 from brt.data.streams.batch import Batch
-from brt.evaluation.reading import read_segment
+from brt.evaluation.segment_reader import read_segment
 from brt.models.layers.dropout import dropout
 from brt.models.layers.initializers import normal, parameter
 from brt.models.model import Model

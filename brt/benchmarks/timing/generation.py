@@ -11,7 +11,7 @@ import numpy as np
 from flax import nnx
 
 from brt.data.streams.batch import Segment
-from brt.evaluation.reading import read_segment
+from brt.evaluation.segment_reader import read_segment
 from brt.experiment import Configuration
 from brt.generation.generator import Generator
 from brt.generation.sampling import Sampling

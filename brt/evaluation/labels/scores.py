@@ -9,7 +9,7 @@ import numpy as np
 from brt.data.streams.labelled import SPAN, Boundaries, LabelledSegments
 from brt.data.token_scores import Score, Store, Sums, TokenScores
 from brt.data.vocabularies.base import Vocabulary
-from brt.evaluation.labels.answers import answer_figures, best_span
+from brt.evaluation.labels.answer_scores import answer_figures, best_span
 from brt.evaluation.labels.classification import class_figures, confusion, label_figures
 
 KINDS = {1: "yes", 2: "no"}

@@ -15,7 +15,7 @@ from brt.models.body import Body, MemoryTokens
 from brt.models.caches import select_rows
 from brt.models.layers.initializers import parameter
 from brt.models.memory_layout import MemoryLayout
-from brt.models.memory_tokens.memory import MemoryCache, TokenVectors
+from brt.models.memory_tokens.token_vectors import MemoryCache, TokenVectors
 from brt.models.model import Metrics
 from brt.models.transformer_xl.model import TransformerXL
 from brt.models.wrapper import LanguageModelWrapper

@@ -9,7 +9,7 @@ from brt.bindings.registry import default
 from brt.reporting.gin_text import Reference, reachable
 from brt.reporting.model_settings import model_setting, owners
 from brt.reporting.paper_positions import SETTINGS, PaperPosition
-from brt.reporting.papers.reading import NOT_PUBLISHED
+from brt.reporting.papers.published_tables import NOT_PUBLISHED
 from brt.reporting.runs import Run
 from brt.training.resume import EVALUATION, EXECUTION
 

@@ -10,7 +10,7 @@ from brt.reporting.drawing.plots import Line, Plot
 from brt.reporting.drawing.rounding import mean_and_spread
 from brt.reporting.drawing.table import NOT_RUN, PUBLISHED, Cell, Column, Table, measured, published
 from brt.reporting.papers.differences import differences
-from brt.reporting.papers.reading import TIMES, Paper, Quantity, fits, published_settings
+from brt.reporting.papers.published_tables import TIMES, Paper, Quantity, fits, published_settings
 from brt.reporting.step_times import StepTime
 
 PRINTED = object()

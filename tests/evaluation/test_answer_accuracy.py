@@ -16,7 +16,7 @@ from brt.data.streams.select import evaluation_pass
 from brt.data.tasks.answers import Answer, Answers
 from brt.data.tasks.ruler import VariableTracking
 from brt.data.token_scores import TokenScores
-from brt.evaluation.answers import AnswerScore, answers_of_store
+from brt.evaluation.answer_accuracy import AnswerScore, answers_of_store
 from brt.reporting.drawing.heat_map import study_maps
 from brt.reporting.run_files import read_study
 from brt.studies.answers import AnswerAccuracy, accuracies, scores_of

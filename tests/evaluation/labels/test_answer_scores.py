@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from brt.evaluation.labels.answers import (
+from brt.evaluation.labels.answer_scores import (
     answer_f1,
     answer_figures,
     best_span,
