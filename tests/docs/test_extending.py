@@ -130,8 +130,8 @@ def laws():
     for module in modules:
         for name, function in inspect.getmembers(module, inspect.isfunction):
             arguments = inspect.signature(function).parameters.keys()
-            # Two are not of the model: where a reference is kept, and shapes of two architectures.
-            if name.startswith("test_a_reference") or "shape" in arguments:
+            # Not of the model: shapes of two architectures.
+            if "shape" in arguments:
                 continue
             if name.startswith("test_") and "name" in arguments:
                 yield pytest.param(module, function, id=name)
