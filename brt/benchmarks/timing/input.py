@@ -54,7 +54,7 @@ def time_input(rows: int, segment_length: int, segments_per_step: int) -> float:
     rng = np.random.default_rng(0)
     lengths = rng.integers(segment_length // 2, 40 * segment_length, 2 * rows)
     documents = (
-        Document(str(i), rng.integers(0, 256, size, np.uint8).tobytes())
+        Document(str(i), rng.integers(0, 128, size, np.uint8).tobytes())
         for i, size in enumerate(lengths)
     )
     with tempfile.TemporaryDirectory() as folder:
