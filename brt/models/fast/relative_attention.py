@@ -2,7 +2,7 @@
 
 Plain counterpart: `plain_attend_by_distance` of `brt.models.relative_attention`
 (tests/models/test_attention.py). A step of a Transformer-XL of 4 layers needs 0.80 of the peak
-memory and 0.96 of the processor time on a CPU (docs/benchmarks/training.md).
+memory and 0.96 of the processor time on a CPU.
 """
 
 import functools
