@@ -342,7 +342,8 @@ def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
 
 SHOWN = {
     "devices": ("devices", ""),
-    "between slices or nodes MiB": ("network, MiB", ",.0f"),
+    **{f"{kind} MiB": (kind, ",.0f") for kind in KINDS[:5]},
+    "between slices or nodes MiB": ("network", ",.0f"),
     "computation ms": ("computation, ms", ",.0f"),
     "links ms": ("links, ms", ".1f"),
     "network ms": ("network, ms", ".1f"),

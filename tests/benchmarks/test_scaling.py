@@ -169,10 +169,16 @@ def test_a_new_folder_is_made_for_the_table_and_the_figure(tmp_path, monkeypatch
     assert (new / "scaling.png").exists()
 
 
-def test_the_page_has_the_table_of_the_compiled_steps(monkeypatch):
+def test_the_page_has_the_shares_of_the_compiled_steps(monkeypatch):
     monkeypatch.delattr(scaling, "compile_step")
     folder = ROOT / "docs" / "benchmarks" / "scaling"
     rows = scaling.rows_of(str(folder / "compiled.jsonl"))
     assert scaling.as_csv(rows) == (folder / "scaling.csv").read_text(encoding="utf-8")
     page = (ROOT / "docs" / "cluster.md").read_text(encoding="utf-8")
-    assert "\n".join(scaling.markdown(rows)) in page
+    shares = [
+        row[scaling.NOTHING_HIDDEN]
+        for row in rows
+        if (row["scaling"], row["model"]) == ("weak", "Rec 150 M")
+    ]
+    assert f"{100 * min(shares):.0f} % to {100 * max(shares):.0f} % computation" in page
+    assert scaling.markdown(rows)[-1].startswith(r"| h100-32x8\* |")
