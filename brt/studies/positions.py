@@ -47,10 +47,11 @@ class Positions(Study):
 def loss_by_position(
     recordings: Mapping[str, Recording], store: TokenStore, documents: Sequence[int] | np.ndarray
 ) -> Content:
-    """Returns the cumulative cross-entropy by position, and of the first model the loss by part.
+    """Returns the cross-entropy by position, and of the first model by part of a segment.
 
-    Bits at position x are the weighted mean over the first x tokens of all documents, or all tokens
-    of shorter ones. Parts of segments and blocks leave out documents' first segments.
+    Cumulative bits at position x are the weighted mean over the first x tokens of all documents, or
+    all tokens of shorter ones; the others are means from x to below 2x. Parts of segments and
+    blocks leave out documents' first segments.
     """
     lengths_D = store.lengths_D[list(documents)]
     longest = int(lengths_D.max())
@@ -62,6 +63,9 @@ def loss_by_position(
     positions = grid_X.tolist()
     numbers: dict[str, float] = {}
     series, cumulative = [], {}
+    doubled = 2 ** np.arange(longest.bit_length())
+    doubled_counts = np.add.reduceat(weights_T, doubled - 1)
+    kept = doubled_counts > 0
     for name, recording in recordings.items():
         nats = (recording.document(int(document)).nats_T for document in documents)
         bits_T = sums_by_position(map(weighted, nats, weights), longest) / LN2
@@ -69,7 +73,12 @@ def loss_by_position(
         cumulative[name], numbers[f"bits_per_token, {name}"] = bits, bits[-1]
         labels = "position, tokens", "bits per token so far"
         series.append(curve(f"cumulative, {name}", positions, bits, *labels))
-        if len(series) == 1:
+        means = np.add.reduceat(bits_T, doubled - 1)[kept] / doubled_counts[kept]
+        labels = "position, tokens, to its double", "bits per token"
+        series.append(
+            curve(f"from a position, {name}", doubled[kept].tolist(), means.tolist(), *labels)
+        )
+        if len(cumulative) == 1:
             series += _by_part(name, recording.manifest, bits_T, weights_T)
     reaching = (lengths_D[:, None] >= grid_X).sum(0).tolist()
     labels = "position, tokens", "documents that reach it"

@@ -39,6 +39,11 @@ def test_curves_are_means_over_all_tokens_up_to_a_position(made, documents):
             seen = np.concatenate([nats[name][d][:x] for d in documents])
             assert y == pytest.approx(seen.mean(dtype=float) / math.log(2))
         assert found["numbers"][f"bits_per_token, {name}"] == curve["y"][-1]
+        curve = curves[f"from a position, {name}"]
+        assert curve["x"] == [2**n for n in range(20) if 2**n <= counts["x"][-1]]
+        for x, y in zip(curve["x"], curve["y"], strict=True):
+            seen = np.concatenate([nats[name][d][x - 1 : 2 * x - 1] for d in documents])
+            assert y == pytest.approx(seen.mean(dtype=float) / math.log(2))
     for x, y in zip(counts["x"], counts["y"], strict=True):
         assert y == sum(LENGTHS[d] >= x for d in documents)
 
