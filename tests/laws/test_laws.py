@@ -46,7 +46,9 @@ def in_types(slow=()):
     ]
 
 
-every_type = pytest.mark.parametrize(("name", "dtype", "tolerance"), in_types(), scope="module")
+every_type = pytest.mark.parametrize(
+    ("name", "dtype", "tolerance"), in_types(COMBINED), scope="module"
+)
 # The others see a number of keys that depends on the cuts; by how much, they say themselves.
 cuttable = [each for each in in_types(RELATED) if ARCHITECTURES[each.values[0]].cut_invariant]
 every_cuttable = pytest.mark.parametrize(("name", "dtype", "tolerance"), cuttable, scope="module")

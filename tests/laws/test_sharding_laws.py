@@ -34,7 +34,7 @@ from brt.training.train_step import TrainState
 
 STEPS, ROWS, SEGMENTS = 3, 8, 2
 WITH_ADAFACTOR = "rec_lstm_dual", "feedback_fixed_skip"
-SLOW = *RELATED, "kimi_delta_layer", "own_recurrence", "rec_lstm_dual"
+SLOW = *RELATED, "kimi_delta_layer", "own_recurrence", "rec_lstm_dual", "cached_states", "armt"
 """A mesh meets no array in them that it does not meet in others, of `docs/extending.md` too; and
 one that is quick on three axes."""
 CASES = [pytest.param(*case.values, (2, 4), marks=case.marks) for case in kinds(slow=SLOW)]

@@ -60,8 +60,8 @@ def test_outputs_caches_and_gradients_equal_the_plain_form(name, settings):
 @pytest.mark.parametrize(
     ("name", "rows"),
     [
-        ("feedback_kernel", 4),
-        pytest.param("rec_kernel", 4, marks=pytest.mark.slow),
+        ("rec_kernel", 4),
+        pytest.param("feedback_kernel", 4, marks=pytest.mark.slow),
         pytest.param("rec_kernel", 3, marks=pytest.mark.slow),
         pytest.param("txl_kernel", 4, marks=pytest.mark.slow),
         pytest.param("txl_kernel", 3, marks=pytest.mark.slow),

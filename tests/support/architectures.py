@@ -405,8 +405,8 @@ COMBINED = (
     *("txl_adaptive", "txl_shaw", "rmt_rec", "rec_without_mlp", "qrnn_untied"),
     *("feedback_without_either", "melodi_short"),
 )
-"""Parts of others, put together in another way: their logits are compared with their references,
-and their decoding with their segments, in every run; other laws are checked with the slow tests."""
+"""Parts of others, put together in another way: their logits are compared with their references in
+every run; the laws are checked with the slow tests."""
 RELATED = (
     *COMBINED,
     *("gated_delta_layer", "kimi_delta", "linear_attention_layer", "own_gradient"),
