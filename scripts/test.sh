@@ -13,7 +13,7 @@ case ${1:-} in
         equations=tests/laws/test_references.py::test_every_logit_follows_from_the_equations
         law=tests/laws/test_laws.py::test_
         selected+=(
-            tests/models/test_gates.py tests/models/test_recurrent_cell.py tests/training/test_schedules.py
+            tests/models/block_recurrent/test_gates.py tests/models/block_recurrent/test_recurrent_cell.py tests/training/test_schedules.py
             tests/generation/test_sampling.py tests/evaluation/test_perplexity.py tests/data/streams
             tests/laws/test_import_directions.py tests/laws/test_tour.py
             "${equations}[rec_fixed_skip]" "${equations}[rec_lstm_dual]"

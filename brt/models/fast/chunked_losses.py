@@ -1,8 +1,8 @@
 """Token losses of an output embedding, without the logits of all tokens in memory.
 
 Plain counterpart: `brt.models.layers.losses.token_losses` of x . embedding / divisor
-(tests/models/test_chunked_losses.py). With 7 layers, d 256, V 32,000 and 4,096 tokens, the gradient
-needs 1,625 MiB of temporary memory on a CPU instead of 2,307 MiB.
+(tests/models/fast/test_chunked_losses.py). With 7 layers, d 256, V 32,000 and 4,096 tokens, the
+gradient needs 1,625 MiB of temporary memory on a CPU instead of 2,307 MiB.
 
 M: parts of the vocabulary, one for each device of the model axis, of Y entries each; C: tokens of a
 chunk of the segment.

@@ -1,7 +1,8 @@
 """Attention by cuDNN instead of `brt.models.ops.attention`.
 
-tests/models/test_kernel_attention.py compares them, through XLA. On an H100, forward and backward
-with 64 windows of 512 and 8 heads of 128: 2.7 instead of 7.7 ms (docs/benchmarks/training.md).
+tests/models/fast/test_kernel_attention.py compares them, through XLA. On an H100, forward and
+backward with 64 windows of 512 and 8 heads of 128: 2.7 instead of 7.7 ms
+(docs/benchmarks/training.md).
 
 The window is in the bias: `local_window_size` of JAX's function lets a query see later keys.
 """

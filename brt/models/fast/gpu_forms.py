@@ -1,5 +1,5 @@
 """The Pallas kernels for GPUs in the form of `brt.models.ops`
-(tests/models/test_gpu_kernels.py).
+(tests/models/fast/test_gpu_kernels.py).
 """
 
 import jax

@@ -1,5 +1,5 @@
 """The Pallas TPU kernels in the form of `brt.models.ops`
-(tests/models/test_kernel_attention.py).
+(tests/models/fast/test_kernel_attention.py).
 """
 
 from collections.abc import Callable

@@ -1,8 +1,8 @@
 """Attention to windows and to states as Pallas Triton kernels for NVIDIA GPUs.
 
 Plain counterparts: `brt.models.ops.window_attention`, `attention_to_states`, `attention_by_head`
-(tests/models/test_gpu_kernels.py, in interpret mode). `gpu_tiles` has the mathematics, `gpu_launch`
-tiles and memory layout.
+(tests/models/fast/test_gpu_kernels.py, in interpret mode). `gpu_tiles` has the mathematics,
+`gpu_launch` tiles and memory layout.
 
 The backward pass has two kernels without atomic operations, so it is the same bit for bit in every
 run. The first recomputes the scores, with their bias and dropout, and gives the gradients of keys,

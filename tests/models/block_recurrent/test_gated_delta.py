@@ -23,7 +23,7 @@ INPUTS = "queries", "keys", "values", "log_decays", "steps"
 
 @pytest.fixture(scope="module")
 def recording():
-    with np.load(Path(__file__).parent / "recordings" / "gated_delta_rule.npz") as archive:
+    with np.load(Path(__file__).parents[1] / "recordings" / "gated_delta_rule.npz") as archive:
         return dict(archive)
 
 

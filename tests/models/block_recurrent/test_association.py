@@ -31,7 +31,7 @@ TOLERANCE = 1e-4
 
 @pytest.fixture(scope="module")
 def recording():
-    with np.load(Path(__file__).parent / "recordings" / "armt_layers.npz") as archive:
+    with np.load(Path(__file__).parents[1] / "recordings" / "armt_layers.npz") as archive:
         return dict(archive)
 
 

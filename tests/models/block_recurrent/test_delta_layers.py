@@ -93,7 +93,7 @@ def test_blocks_are_the_equations_token_by_token(kind):
 
 @pytest.mark.parametrize("kind", [GatedDeltaLayer, KimiDeltaLayer])
 def test_outputs_and_gradients_are_those_of_transformers(kind):
-    with np.load(Path(__file__).parent / "recordings" / "delta_layers.npz") as archive:
+    with np.load(Path(__file__).parents[1] / "recordings" / "delta_layers.npz") as archive:
         recording = dict(archive)
     sizes = Sizes(width=12, num_heads=2, head_size=4, feed_forward_size=8)
     graph, _ = nnx.split(nnx.eval_shape(lambda: kind(OneKey(), sizes, HEAD_BLOCK)), nnx.Param)
