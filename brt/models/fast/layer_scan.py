@@ -1,8 +1,8 @@
 """One scan over layers of the same structure, so that they are compiled once.
 
 Plain counterpart: a Python loop over the layers (tests/models/fast/test_layer_scan.py). For the
-gradient of a Transformer-XL (d 128, T = M = 128) on a CPU, ratios to the loop of processor time of compiling
-and of temporary memory: 24 layers 0.9 and 0.79; 12 layers 1.1 and 0.80.
+gradient of a Transformer-XL (d 128, T = M = 128) on a CPU, ratios to the loop of processor
+time of compiling and of temporary memory: 24 layers 0.9 and 0.79; 12 layers 1.1 and 0.80.
 """
 
 import itertools
