@@ -100,6 +100,7 @@ def test_an_interval_of_skipped_steps_only_can_still_be_reported():
         ("TPU v5 lite", 197e12),
         ("TPU v5p", 459e12),
         ("NVIDIA H100 80GB HBM3", 989e12),
+        ("NVIDIA H100 PCIe", 756e12),
         ("NVIDIA A100-SXM4-40GB", 312e12),
         ("NVIDIA L4", 121e12),
         ("NVIDIA L40S", None),

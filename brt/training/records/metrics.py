@@ -19,7 +19,10 @@ PEAK_FLOPS = {
     "TPU v6 lite": 918e12,
     "NVIDIA A100": 312e12,
     "NVIDIA H100": 989e12,
+    "NVIDIA H100 NVL": 835e12,
+    "NVIDIA H100 PCIe": 756e12,
     "NVIDIA H200": 989e12,
+    "NVIDIA H200 NVL": 835e12,
     "NVIDIA B200": 2250e12,
     "NVIDIA GeForce RTX 4090$": 165.2e12,
     "NVIDIA L4$": 121e12,
@@ -27,7 +30,7 @@ PEAK_FLOPS = {
 }
 """Dense operations per second of one device in bfloat16 (T4: float16), from data sheets.
 
-Keys match the beginning of JAX's device kind, or all of it ($): L40 and laptop GPUs begin alike.
+The longest key that begins JAX's device kind counts ($: is all of it, as L40 begins as L4).
 """
 
 
