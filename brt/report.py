@@ -26,14 +26,13 @@ from brt.reporting.collect import collect
 from brt.reporting.drawing.heat_map import study_maps
 from brt.reporting.drawing.plots import image
 from brt.reporting.drawing.table import Table
-from brt.reporting.entries import entries_of
 from brt.reporting.figures import study_plots, training_curves
 from brt.reporting.page import LIBRARIES, Part
 from brt.reporting.paper_positions import paper_position
 from brt.reporting.papers.fill import paper_plots, paper_tables
 from brt.reporting.papers.published_tables import PAPERS
 from brt.reporting.runs import Run, open_runs
-from brt.reporting.step_times import StepTime, read_step_times
+from brt.reporting.step_times import StepTimes, read_step_times
 from brt.reporting.sweep_folder import (
     Sweep,
     is_sweep_folder,
@@ -139,7 +138,7 @@ def files_folder(output: str | Path) -> Path:
 def report(
     runs: list[Run],
     output: str | Path,
-    step_times: dict[str, StepTime] | None = None,
+    step_times: StepTimes | None = None,
     documents: list[int] | None = None,
     reader_tokens: int = 150_000,
     published: bool = False,
@@ -152,7 +151,7 @@ def report(
         published: whether to show published tables and figures, too.
         sweep: that all runs belong to; the page begins with its table and figure.
     """
-    groups, entries = collect(runs), entries_of(runs, sweep)
+    entries = collect(runs, sweep)
     found = results(entries, sweep.title if sweep else "Entries", sweep.split if sweep else None)
     sections: list[tuple[str, str, list[Part]]] = []
     if first := [*_shown(found), *cards(runs, with_figures=not found)]:
@@ -171,7 +170,7 @@ def report(
         sections.append(("studies", "Studies", studies))
     for paper in PAPERS if published or step_times else ():
         filled: list[Any]
-        filled = [*paper_tables(paper, groups, step_times), *paper_plots(paper, groups)]
+        filled = [*paper_tables(paper, entries, step_times), *paper_plots(paper, entries)]
         if any(item.has_measurements for item in filled):
             sections.append((paper.name, paper.title.split(",")[0], _paper(filled)))
 

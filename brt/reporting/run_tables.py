@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from brt.reporting.collect import Group, given_to
+from brt.reporting.collect import Group, differing, given_to
 from brt.reporting.drawing.table import Cell, Table, plain_table
 from brt.reporting.model_settings import model_setting
 from brt.reporting.paper_positions import PaperPosition
@@ -49,11 +49,9 @@ def overview(runs: list[Run], positions: list[PaperPosition]) -> Table:
 def settings_that_differ(entries: Sequence[Group]) -> list[Table]:
     """Returns a table with a column for each entry, if there are several."""
     settings = [entry.runs[0].identity() for entry in entries]
-    rows = []
-    for name in dict.fromkeys(name for bound in settings for name in bound):
-        values = [str(bound.get(name, "–")) for bound in settings]
-        if len(set(values)) > 1:
-            rows.append([name, *values])
+    rows = [
+        [name, *(str(bound.get(name, "–")) for bound in settings)] for name in differing(entries)
+    ]
     caption = (
         "What may explain a difference between these runs: two losses compare two architectures "
         "only where optimizer, schedule, batch, budget and vocabulary are the same."

@@ -13,11 +13,11 @@ from gin_settings import bound
 from paths import ROOT
 from published_checks import read
 
-from brt.reporting.collect import Group, collect
+from brt.reporting.collect import collect
 from brt.reporting.gin_text import read_gin_file, write_gin
 from brt.reporting.papers.fill import paper_tables
 from brt.reporting.papers.published_tables import read_paper
-from brt.reporting.runs import open_runs
+from brt.reporting.runs import Run, open_runs
 from brt.sweeps.entries import read_sweep
 from brt.sweeps.scales import SCALES
 
@@ -146,7 +146,7 @@ RELATIVES = (
 def test_the_other_papers_rows_name_a_difference_too(
     monkeypatch, tmp_path, name, of_config, binding, difference
 ):
-    monkeypatch.setattr(Group, "_counts", lambda group: None)  # which builds the model
+    monkeypatch.setattr(Run, "counts", None)  # which builds the model
     paper = TRANSFORMER_XL if name.startswith("txl") else RECURRENT_MEMORY
     difference = f"{BEGIN}{binding.partition(' = ')[0]} = {difference}"
     for folder, bindings, note in (("a", (), ""), ("b", (binding,), difference)):

@@ -12,7 +12,6 @@ from brt.reporting.collect import collect
 from brt.reporting.papers.fill import paper_plots, paper_tables
 from brt.reporting.papers.published_tables import read_paper
 from brt.reporting.runs import open_runs
-from brt.reporting.step_times import StepTime
 
 BYTES = ("corpora/pg19_bytes.gin",)
 PAPER = read_paper("block_recurrent")
@@ -57,7 +56,7 @@ def test_the_config_of_a_system_fills_its_own_row_of_table_1(tmp_path, name):
             tmp_path / "github", f"systems/{stem}+recipes/github", evaluations={"validation": 1.17}
         ),
     ]
-    table = tables_of(runs, {name: StepTime(1.234)})["table_1"]
+    table = tables_of(runs, {name: (1.234, "")})["table_1"]
     assert len(table.rows) == 14
     cells = next(cells for cells in table.rows if cells[0].text == name)
     found = {head: cell.text for head, cell in zip(table.heads(), cells) if cell.values}

@@ -155,7 +155,7 @@ def test_transformer_xl_fills_its_tables_with_counts(tmp_path):
     assert labels[0] == "Transformer-XL"
     assert found["parameters, M, measured"] == f"{count / 1e6:.1f}"
     (group,) = collect(open_runs([run]))
-    assert group.all_parameters * 1e6 == pytest.approx(count, abs=300)
+    assert group.at("all_parameters") * 1e6 == pytest.approx(count, abs=300)
 
 
 def test_studies_fill_the_tables_of_context_and_attention(tmp_path):

@@ -27,10 +27,6 @@ class Cell(NamedTuple):
     note: str = ""
 
 
-def published(text: str | None) -> Cell:
-    return Cell(text or "–")
-
-
 def measured(
     values: Iterable[float], decimals: int | None = None, note: str = "", rounds_up: bool = False
 ) -> Cell:
