@@ -35,10 +35,9 @@ class HeatMap(NamedTuple):
     """A figure of a matrix.
 
     values_RC: (rows, columns), the first row at the top; a negative number is an empty cell.
-    x_ends, y_ends: values of the first and the last column, and row.
+    x_values, y_values: values of all columns, and rows.
     x_borders, y_borders: columns and rows before which a line is drawn.
     marked: columns that are marked.
-    x_values, y_values: values of all columns, and rows; empty if they are evenly spaced.
     most: the number with the full colour, for linear shades with numbers in the cells; 0 for
         shades by percentile.
     """
@@ -49,23 +48,16 @@ class HeatMap(NamedTuple):
     x_label: str
     y_label: str
     values_RC: np.ndarray
-    x_ends: tuple[float, float]
-    y_ends: tuple[float, float]
+    x_values: Sequence[float]
+    y_values: Sequence[float]
     x_borders: Sequence[int] = ()
     y_borders: Sequence[int] = ()
     marked: Sequence[int] = ()
-    x_values: Sequence[float] = ()
-    y_values: Sequence[float] = ()
     most: float = 0.0
 
-    @property
-    def has_measurements(self) -> bool:
-        return True
-
     def as_csv(self) -> str:
-        x_values, y_values = self._positions()
-        lines = [[f"{self.y_label} \\ {self.x_label}", *map(_short, x_values)]]
-        for name, values in zip(y_values, np.asarray(self.values_RC).tolist()):
+        lines = [[f"{self.y_label} \\ {self.x_label}", *map(_short, self.x_values)]]
+        for name, values in zip(self.y_values, np.asarray(self.values_RC).tolist()):
             lines.append([_short(name), *(f"{x:.6g}" if x >= 0 else "" for x in values)])
         return csv_text(lines)
 
@@ -75,59 +67,43 @@ class HeatMap(NamedTuple):
 
     def drawn(self, alt: Any) -> Any:
         """Returns an Altair chart; large matrices show the maximum of each group of cells."""
-        values_RC, sides, rules = np.asarray(self.values_RC, np.float64), [], []
-        x_values, y_values = self._positions()
-        of_sides = (y_values, self.y_borders), (x_values, self.x_borders)
-        for axis, (positions, at) in enumerate(of_sides):
-            count = min(len(positions), MOST_CELLS[axis])
-            starts = np.linspace(0, len(positions), count, endpoint=False).astype(int)
-            values_RC = np.maximum.reduceat(values_RC, starts, axis)
-            sides.append(np.asarray(positions, np.float64)[starts])
-            rules.append([sides[axis][np.searchsorted(starts, n, "right") - 1] for n in at])
-        marked = [sides[1][np.searchsorted(starts, n, "right") - 1] for n in self.marked]
-        style: dict[str, Any] = {
-            "labelExpr": "format(datum.value, ',.5~g')",
-            "labelOverlap": "greedy",
+        values_RC, kept, places = np.asarray(self.values_RC, np.float64), {}, {}
+        at = {
+            "y": (self.y_values, self.y_borders, ()),
+            "x": (self.x_values, self.x_borders, self.marked),
         }
-        style |= {"labelAngle": 0, "labelSeparation": 12, "ticks": False}
+        for axis, (name, (values, *indices)) in enumerate(at.items()):
+            count = min(len(values), MOST_CELLS[axis])
+            starts = np.linspace(0, len(values), count, endpoint=False).astype(int)
+            values_RC = np.maximum.reduceat(values_RC, starts, axis)
+            kept[name] = np.asarray(values, np.float64)[starts]
+            places[name] = [kept[name][np.searchsorted(starts, of, "right") - 1] for of in indices]
+        style: dict[str, Any] = {"labelExpr": "format(datum.value, ',.5~g')", "ticks": False}
+        style |= {"labelOverlap": "greedy", "labelAngle": 0, "labelSeparation": 12}
         x, y = (
             channel(name, sort=None, axis=alt.Axis(title=textwrap.wrap(label, LETTERS), **style))
             for channel, name, label in ((alt.X, "x:O", self.x_label), (alt.Y, "y:O", self.y_label))
         )
-        data = inline(
-            alt,
-            x=np.tile(sides[1], len(sides[0])),
-            y=np.repeat(sides[0], len(sides[1])),
-            value=values_RC.ravel(),
-        )
+        grid = dict(zip("xy", map(np.ravel, np.meshgrid(kept["x"], kept["y"]))))
         most = self.most or np.percentile(values_RC, BRIGHTEST) or values_RC.max() or 1.0
         shade = {} if self.most else {"type": "pow", "exponent": FADES}
         scale = alt.Scale(domain=[0, float(most)], range=[0, 1], clamp=True, **shade)
-        shown = alt.Chart(data).encode(x=x, y=y, tooltip=["x:Q", "y:Q", "value:Q"])
+        chart = alt.Chart(inline(alt, **grid, value=values_RC.ravel()))
+        chart = chart.encode(x=x, y=y, tooltip=["x:Q", "y:Q", "value:Q"])
         opacity = alt.FillOpacity("value:Q", scale=scale, legend=None)
-        layers = [shown.mark_rect(color=SHADE).encode(fillOpacity=opacity)]
-        if self.most and len(sides[1]) <= NUMBERED:
-            numbers = shown.transform_filter("datum.value >= 0").mark_text(color=INK)
+        layers = [chart.mark_rect(color=SHADE).encode(fillOpacity=opacity)]
+        if self.most and len(kept["x"]) <= NUMBERED:
+            numbers = chart.transform_filter("datum.value >= 0").mark_text(color=INK)
             layers.append(numbers.encode(text=alt.Text("value:Q", format=".2f")))
-        for name, places in zip("yx", rules):
-            if places:
-                rule = alt.Chart(inline(alt, **{name: places})).mark_rule(
-                    color=INK, strokeDash=[1, 2]
-                )
-                channel = (alt.X if name == "x" else alt.Y)(f"{name}:O", bandPosition=0)
-                layers.append(rule.encode(**{name: channel}))
-        if marked:
-            marks = alt.Chart(inline(alt, x=marked)).mark_point(shape="triangle-down", color=MARK)
-            layers.append(marks.encode(x="x:O", y=alt.value(-4)))
-        return alt.layer(*layers)
-
-    def _positions(self):
-        rows, columns = self.values_RC.shape
-        x_values = self.x_values or np.linspace(*self.x_ends, columns)
-        return x_values, self.y_values or np.linspace(*self.y_ends, rows)
-
-
-ENTRIES = {*HeatMap._fields} - {"name", "values_RC"}
+        for name, channel in (("y", alt.Y), ("x", alt.X)):
+            rule = alt.Chart(inline(alt, **{name: places[name][0]})).mark_rule(
+                color=INK, strokeDash=[1, 2]
+            )
+            layers.append(rule.encode(**{name: channel(f"{name}:O", bandPosition=0)}))
+        marks = alt.Chart(inline(alt, x=places["x"][1])).mark_point(
+            shape="triangle-down", color=MARK
+        )
+        return alt.layer(*layers, marks.encode(x="x:O", y=alt.value(-4)))
 
 
 def _short(number):
@@ -154,10 +130,13 @@ def study_maps(run: Any, name: str) -> list[HeatMap]:
         return []
     maps = []
     for number, entry in enumerate(entries, 1):
-        fields: dict[str, Any] = {key: entry[key] for key in entry.keys() & ENTRIES}
-        part = re.sub(r"\W+", "_", f"{entry['array']:.40}")
-        fields |= {"name": f"{label}_map_{number}_{part}", "values_RC": arrays[entry["array"]]}
-        maps.append(HeatMap(**fields))
+        fields: dict[str, Any] = {key: entry[key] for key in entry.keys() & {*HeatMap._fields}}
+        values_RC, part = arrays[entry["array"]], re.sub(r"\W+", "_", f"{entry['array']:.40}")
+        for side, count in zip("yx", values_RC.shape):
+            ends = entry[f"{side}_ends"]
+            fields[f"{side}_values"] = entry.get(f"{side}_values") or np.linspace(*ends, count)
+        name = f"{label}_map_{number}_{part}"
+        maps.append(HeatMap(**fields | {"name": name, "values_RC": values_RC}))
     return maps
 
 
@@ -182,8 +161,8 @@ def _gains(label, study):
             "longer context, tokens",
             "short context, tokens",
             np.array([[max(gain or 0.0, 0.0) for gain in line] for line in gains_CC]),
-            (contexts[0], contexts[-1]),
-            (contexts[0], contexts[-1]),
+            contexts,
+            contexts,
         )
         for number, (model, gains_CC) in enumerate(study["gains"].items(), 1)
     ]
