@@ -11,8 +11,8 @@ pytest.importorskip("altair", reason='the report needs pip install -e ".[report]
 
 from brt import report as command
 from brt.report import expanded, report
-from brt.reporting.drawing.rounding import confidence_interval
 from brt.reporting.collect import collect
+from brt.reporting.drawing.rounding import confidence_interval
 from brt.reporting.figures import training_curves
 from brt.reporting.runs import open_runs
 from brt.reporting.sweep_folder import SWEEP_FILE, Sweep, read_sweep, run_folders, sweep_json

@@ -133,8 +133,10 @@ def study_maps(run: Any, name: str) -> list[HeatMap]:
         fields: dict[str, Any] = {key: entry[key] for key in entry.keys() & {*HeatMap._fields}}
         values_RC, part = arrays[entry["array"]], re.sub(r"\W+", "_", f"{entry['array']:.40}")
         for side, count in zip("yx", values_RC.shape):
-            ends = entry[f"{side}_ends"]
-            fields[f"{side}_values"] = entry.get(f"{side}_values") or np.linspace(*ends, count)
+            first, last = entry[f"{side}_ends"]
+            fields[f"{side}_values"] = entry.get(f"{side}_values") or np.linspace(
+                first, last, count
+            )
         name = f"{label}_map_{number}_{part}"
         maps.append(HeatMap(**fields | {"name": name, "values_RC": values_RC}))
     return maps

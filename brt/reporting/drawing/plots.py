@@ -161,7 +161,7 @@ class Plot(NamedTuple):
         return layers
 
     def _colour(self, alt):
-        chosen = {line.name: line.colour for line in reversed(self.lines)}
+        chosen: dict[str, Any] = {line.name: line.colour for line in reversed(self.lines)}
         names = list(dict.fromkeys(line.name for line in self.lines))
         indices = [n if chosen[name] is None else chosen[name] for n, name in enumerate(names)]
         scale = alt.Scale(domain=names, range=[COLOURS[index % len(COLOURS)] for index in indices])
