@@ -2,10 +2,11 @@
 
 import re
 from collections.abc import Iterable, Sequence
+from decimal import ROUND_CEILING
 from typing import Any, NamedTuple
 
 from brt.bindings.read_bindings import differences
-from brt.reporting.drawing.rounding import mean_and_spread
+from brt.reporting.drawing.rounding import mean_and_spread, rounded
 from brt.reporting.drawing.table import NOT_EVALUATED, NOT_RUN, Cell, measured
 from brt.reporting.model_settings import model_setting
 from brt.reporting.paper_positions import PaperPosition, paper_position
@@ -60,7 +61,9 @@ class Group(NamedTuple):
             return measured(values, decimals, note)
         if quantity.of == "spread":
             _, spread = mean_and_spread(values)
-            return Cell("–") if spread is None else measured([spread], decimals, rounds_up=True)
+            if spread is None:
+                return Cell("–")
+            return Cell(rounded(spread, decimals or 0, ROUND_CEILING), (spread,))
         return measured([max(values) if quantity.of == "worst" else len(values)], decimals)
 
     def _values(self, name, split):

@@ -9,7 +9,12 @@ import numpy as np
 
 from brt.reporting.collect import Group
 from brt.reporting.drawing.plots import Line, Plot
-from brt.reporting.drawing.rounding import confidence_interval, mean_and_spread, rounded, rounded_up
+from brt.reporting.drawing.rounding import (
+    confidence_interval,
+    mean_and_spread,
+    rounded,
+    with_error_bar,
+)
 from brt.reporting.drawing.table import NOT_EVALUATED, Cell, Table, plain_table
 from brt.reporting.papers.published_tables import Quantity
 from brt.reporting.runs import Run
@@ -118,15 +123,8 @@ def _minutes(entry: Group) -> Cell:
 
 def with_interval(values: Sequence[float], sign: str = "") -> str:
     """Returns `2.341 ± 0.012`: a mean and half of its 95 % interval; or a single value."""
-    if len(values) < 2:
-        return _signed(values[0], sign)
-    mean, half = confidence_interval(values)
-    return f"{_signed(mean, sign)} ± {rounded_up(half, DECIMALS)}"
-
-
-def _signed(value: float, sign: str) -> str:
-    text = rounded(value, DECIMALS)
-    return (sign + text if value > 0 else text).replace("-", "−")
+    mean, half = confidence_interval(values) if len(values) > 1 else (values[0], None)
+    return (sign * (mean > 0) + with_error_bar(mean, half, DECIMALS)).replace("-", "−")
 
 
 def _differences(entries: Sequence[Group], name: str, split: str | None) -> list[Cell]:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from brt.reporting.drawing.rounding import rounded_up, three_digits, with_error_bar
+from brt.reporting.drawing.rounding import mean_and_spread, three_digits, with_error_bar
 from brt.storage.csv_text import csv_text
 
 NOT_RUN = "not run"
@@ -27,20 +27,17 @@ class Cell(NamedTuple):
     note: str = ""
 
 
-def measured(
-    values: Iterable[float], decimals: int | None = None, note: str = "", rounds_up: bool = False
-) -> Cell:
+def measured(values: Iterable[float], decimals: int | None = None, note: str = "") -> Cell:
     """Returns a mean over seeds with its error bar; `not run` without values.
 
-    decimals: None for three significant digits. rounds_up: for a spread of a single value.
+    decimals: None for three significant digits.
     """
     values = tuple(float(value) for value in values)
     if not values:
         return Cell(NOT_RUN)
-    if decimals is None:
-        decimals = three_digits(sum(values) / len(values))
-    text = rounded_up(values[0], decimals) if rounds_up else with_error_bar(values, decimals)
-    return Cell(text, values, note)
+    mean, spread = mean_and_spread(values)
+    decimals = three_digits(mean) if decimals is None else decimals
+    return Cell(with_error_bar(mean, spread, decimals), values, note)
 
 
 class Column(NamedTuple):
