@@ -233,9 +233,9 @@ def _studies(runs):
         parts.append(("caption", caption))
         parts += _shown([*study_plots(run, name), *study_maps(run, name)])
         if texts := study.get("texts"):
-            parts.append(page.folded(len(texts), "text", page.marked_texts(texts)))
+            parts.append(page.folded(len(texts), "text", ("texts", texts)))
         if excerpts := study.get("excerpts"):
-            parts.append(page.folded(len(excerpts), "excerpt", page.marked_excerpts(excerpts)))
+            parts.append(page.folded(len(excerpts), "excerpt", page.excerpts(excerpts)))
         label = f"study_{name}_{run.name}".replace("/", "_")
         if rows := study.get("table"):
             parts.append(("table", run_tables.rows_table(f"{label}_table", rows)))
