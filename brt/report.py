@@ -28,7 +28,6 @@ from brt.reporting.drawing.plots import image
 from brt.reporting.drawing.table import Table
 from brt.reporting.figures import study_plots, training_curves
 from brt.reporting.page import LIBRARIES, Part
-from brt.reporting.paper_positions import paper_position
 from brt.reporting.papers.fill import paper_plots, paper_tables
 from brt.reporting.papers.published_tables import PAPERS
 from brt.reporting.runs import Run, open_runs
@@ -156,7 +155,7 @@ def report(
     sections: list[tuple[str, str, list[Part]]] = []
     if first := [*_shown(found), *cards(runs, with_figures=not found)]:
         sections.append(("results", "Results", first))
-    tables = [run_tables.overview(runs, list(map(paper_position, runs)))]
+    tables = [run_tables.overview(runs)]
     tables += run_tables.settings_that_differ(entries)
     of_runs = ("runs", "Runs", list(map(page.folded_if_long, tables)))
     if curves := training_curves(entries):

@@ -5,7 +5,7 @@ Parts of a section are pairs of a kind, which page.html lists, and its content.
 
 import functools
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -87,9 +87,10 @@ def folded(count: int, what: str, *parts: Part) -> Part:
     return "folded", (f"{count:,} {what}{'s' * (count != 1)}", parts)
 
 
-def excerpts(found: Iterable[dict]) -> Part:
+def excerpts(found: Sequence[dict]) -> Part:
     """Returns the excerpts of a study as texts with a title, and parts that are marked or not."""
-    return "texts", [{"title": " · ".join(filter(None, _facts(one))), "parts": _in_context(one)} for one in found]
+    facts = (" · ".join(filter(None, _facts(one))) for one in found)
+    return "texts", [{"title": t, "parts": _in_context(one)} for t, one in zip(facts, found)]
 
 
 def _in_context(excerpt):

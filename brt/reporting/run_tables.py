@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from brt.reporting.collect import Group, differing, given_to
 from brt.reporting.drawing.table import Cell, Table, plain_table
 from brt.reporting.model_settings import model_setting
-from brt.reporting.paper_positions import PaperPosition
+from brt.reporting.paper_positions import paper_position
 from brt.reporting.runs import Run
 
 EVALUATED = (
@@ -26,11 +26,12 @@ HUGE = 1e6
 """Larger numbers that are not counts have an exponent, such as a poor model's perplexity."""
 
 
-def overview(runs: list[Run], positions: list[PaperPosition]) -> Table:
+def overview(runs: list[Run]) -> Table:
     titles = ("run", "system", "layers", "width", "window", "memory", "segment", "corpus", "seed",
               "step", "of", "tokens read")  # fmt: skip
     rows = []
-    for run, position in zip(runs, positions, strict=True):
+    for run in runs:
+        position = paper_position(run)
         sizes = (model_setting(run.settings, n, "–") for n in ("num_layers", "width", "window"))
         texts = run.name, position.system, *sizes, position.memory_shown
         texts += run.settings["Trainer.segment_length"], run.corpus

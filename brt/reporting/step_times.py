@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from brt.checks import Positive, check
-from brt.storage.json_files import bad_text, read_json
+from brt.reporting.run_files import read_shown
 
 BASELINE = "Slide:13L"
 """The system whose training step is 1.00 in Table 1 of the Block-Recurrent paper."""
@@ -15,9 +15,7 @@ def read_step_times(paths: Iterable[str]) -> StepTimes:
     times: StepTimes = {}
     for path in paths:
         try:
-            content = read_json(path, dict, "make it again")
-            if wrong := bad_text(content):
-                raise ValueError(wrong)
+            content = read_shown(path, dict)
             if "evaluation_speed" in content:
                 rows = {f"vanilla {r['attention_length']}": r for r in content["evaluation_speed"]}
                 found = {name: (float(row["ratio"]), "") for name, row in rows.items()}

@@ -81,5 +81,5 @@ def test_unpublished_memories_have_their_class_names(tmp_path, name, bindings, m
     (group,) = collect(runs)
     assert group.position.memory_shown == ", ".join(memories)
     assert " + ".join([group.position.model, *memories]) in group.label
-    (row,) = overview(runs, [group.position]).rows
+    (row,) = overview(runs).rows
     assert ", ".join(memories) in [cell.text for cell in row]

@@ -1,6 +1,5 @@
 """Fills papers' tables and figures with measurements."""
 
-import math
 import re
 from collections.abc import Iterable
 from types import SimpleNamespace
@@ -174,23 +173,21 @@ def paper_plots(paper: Paper, groups: list[Group]) -> list[Plot]:
 def _plot(paper, plot, groups):
     lines: list[Line] = []
     drawn: dict[str, list] = {}  # points by source: the paper, and each corpus
+
+    def draw(curve, source, x, y, style, **options):
+        lines.append(Line(f"{curve.name}, {source}", x, y, style, bool(curve.axis), **options))
+        drawn.setdefault(source, []).extend(zip(x, y))
+
     for curve in plot.curves:
-        sizes, right = curve.sizes or None, bool(curve.axis)
-        name = f"{curve.name}, {plot.source}"
-        lines.append(Line(name, curve.x, curve.y, "published", right, sizes=sizes))
-        drawn.setdefault(plot.source, []).extend(zip(curve.x, curve.y))
-    for colour, curve in enumerate([*plot.curves, *_other_systems(plot, groups)]):
+        draw(curve, plot.source, curve.x, curve.y, "published", sizes=curve.sizes or None)
+    for number, curve in enumerate([*plot.curves, *_other_systems(plot, groups)]):
         series = _series(plot, curve, groups)
         for corpus, points in series.items():
             _, x, y, spreads, sizes = map(list, zip(*sorted(points, key=lambda point: point[:3])))
-            line = Line(f"{curve.name}, {corpus}", x, y, "points", bool(curve.axis))
-            line = line._replace(
-                errors=None if None in spreads else spreads,
-                sizes=sizes if plot.size else None,
-                colour=colour if len(series) == 1 else None,
-            )
-            lines.append(line)
-            drawn.setdefault(corpus, []).extend(zip(x, y))
+            errors = None if None in spreads else spreads
+            colour = number if len(series) == 1 else None
+            shown = {"errors": errors, "sizes": sizes if plot.size else None, "colour": colour}
+            draw(curve, corpus, x, y, "points", **shown)
     for colour, (source, points) in enumerate(drawn.items(), FRONTIER_COLOUR):
         if plot.frontier:
             x, y = map(list, zip(*frontier(points)))
@@ -228,7 +225,7 @@ def _series(plot, curve, groups) -> dict[str, list]:
         if not fits(group.position, curve.where):
             continue
         values, x = group.quantity(quantity).values, group.at(plot.x)
-        if values and x is not None and math.isfinite(x):
+        if values and x is not None:
             first = group.at(plot.order) if plot.order else x
             point = first, x, *mean_and_spread(values), plot.size and group.at(plot.size)
             corpus = "measured" if group.position.task else group.position.corpus
