@@ -168,10 +168,10 @@ def report(
     if studies := _studies(runs):
         sections.append(("studies", "Studies", studies))
     for paper in PAPERS if published or step_times else ():
-        filled: list[Any]
-        filled = [*paper_tables(paper, entries, step_times), *paper_plots(paper, entries)]
-        if any(item.has_measurements for item in filled):
-            sections.append((paper.name, paper.title.split(",")[0], _paper(filled)))
+        filled: dict[str, Any]
+        filled = {**paper_tables(paper, entries, step_times), **paper_plots(paper, entries)}
+        if any(item.has_measurements for item in filled.values()):
+            sections.append((paper.name, paper.title.split(",")[0], _paper(filled.values())))
 
     texts: list[dict] = []
     problems = [problem for run in runs for problem in run.problems]

@@ -213,7 +213,7 @@ def write_tables(
     entries = collect(opened, sweep)
     tables = [entry_table(entries, sweep.title, sweep.split)]
     for paper in PAPERS if FLAGS.paper else ():
-        filled = paper_tables(paper, entries, times)
+        filled = paper_tables(paper, entries, times).values()
         tables += [table for table in filled if table.has_measurements]
     with contextlib.suppress(MissingExtra):
         replace_file(folder, "sweep.svg", image(entry_plot(entries, sweep.split), "svg"))

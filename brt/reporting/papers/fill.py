@@ -19,7 +19,8 @@ FRONTIER_COLOUR = 6
 
 def paper_tables(
     paper: Paper, groups: list[Group], step_times: StepTimes | None = None
-) -> list[Table]:
+) -> dict[str, Table]:
+    """Returns a paper's tables by their names."""
     groups = [group for group in groups if fits(group.position, paper.where)]
     printing = [table for table in paper.tables if any(q.is_printed for q in table.quantities)]
     placed = {id(g) for t in printing for row in t.rows for g in groups if _is_of(t, row, g)}
@@ -31,7 +32,7 @@ def paper_tables(
         tables.append(Table(table.name, table.title, caption, *filled))
         if table.contrasts:
             tables.append(_contrasts(table, tables[-1]))
-    return tables
+    return {table.name: table for table in tables}
 
 
 def _is_of(table, row, group):
@@ -165,9 +166,10 @@ def _minus(one: Cell, other: Cell) -> Cell:
     return Cell(text, (difference,) * are_measured, note * are_measured)
 
 
-def paper_plots(paper: Paper, groups: list[Group]) -> list[Plot]:
+def paper_plots(paper: Paper, groups: list[Group]) -> dict[str, Plot]:
+    """Returns a paper's figures by their names."""
     groups = [group for group in groups if fits(group.position, paper.where)]
-    return [_plot(paper, plot, groups) for plot in paper.plots]
+    return {plot.name: _plot(paper, plot, groups) for plot in paper.plots}
 
 
 def _plot(paper, plot, groups):
