@@ -65,7 +65,7 @@ class Plot(NamedTuple):
     """A figure.
 
     second_label: of the axis on the right, for lines `on_second_axis`.
-    fits_later: whether the y axis fits the values after the first tenth of x.
+    y_range: of the axis on the left, which cuts off the lines; None for all values.
     rows: names of x = 1, 2, ..., which are drawn from top to bottom, with y along the horizontal
         axis; empty for numbers.
     """
@@ -79,7 +79,6 @@ class Plot(NamedTuple):
     log_x: bool = False
     borders: tuple[float, ...] = ()
     second_label: str = ""
-    fits_later: bool = False
     y_range: tuple[float, float] | None = None
     rows: tuple[str, ...] = ()
 
@@ -137,7 +136,7 @@ class Plot(NamedTuple):
                 for of, title in titles.items()
             ],
         )
-        clip, layers, drawn = bool(self.y_range or self.fits_later), [], chart
+        clip, layers, drawn = bool(self.y_range), [], chart
         if lines[0].errors:
             spread = chart.encode(**{f"{at}Error": "error:Q"})
             band = spread.mark_errorband(clip=clip).encode(opacity=opacity(0.2))
@@ -183,9 +182,9 @@ class Plot(NamedTuple):
         return alt.X("along:Q", axis=axis, scale=scale)
 
     def _value(self, alt, label, is_second):
-        limits = _later_range(self.lines) if self.fits_later else self.y_range
-        scale = alt.Scale(zero=False, nice=not limits or is_second)
-        if limits and not is_second:
+        limits = None if is_second else self.y_range
+        scale = alt.Scale(zero=False, nice=not limits)
+        if limits:
             scale.domain = list(limits)
         grid = alt.condition("datum.value === 0", alt.value(0.5), alt.value(0.12))
         axis = alt.Axis(gridOpacity=grid, title=textwrap.wrap(label, LETTERS), tickCount=6)
@@ -241,8 +240,8 @@ def kept_points(y: Sequence[float]) -> np.ndarray:
     return np.array([part[np.argmax(distance_T[part])] for part in parts])
 
 
-def _later_range(lines):
-    lines = [line for line in lines if not line.on_second_axis]
+def later_range(lines: Sequence[Line]) -> tuple[float, float] | None:
+    """Returns a range of y that fits the values after the first tenth of x, if they differ."""
     start = max((x for line in lines for x in line.x), default=0) / 10
     later = [y for line in lines for x, y in zip(line.x, line.y) if x >= start and np.isfinite(y)]
     if not later or min(later) == max(later):
