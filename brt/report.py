@@ -101,33 +101,29 @@ def expanded(paths: Sequence[str]) -> tuple[list[str], Sweep | None, list[str]]:
 
 
 def local_folders(paths: Sequence[str], scratch: str) -> list[str | Path]:
-    folders: list[str | Path] = []
-    archives: set[Path] = set()
-    for number, path in enumerate(paths):
-        if not path.endswith(ENDING):
-            folders.append(on_disk(path, scratch))
-            continue
-        if (archive := Path(path).resolve()) in archives:
-            raise ValueError(f"{path} is named twice: name each archive once.")
-        archives.add(archive)
+    archives = [Path(path).resolve() for path in paths if path.endswith(ENDING)]
+    for archive in archives:
+        if archives.count(archive) > 1:
+            raise ValueError(f"{archive} is named twice: name each archive once.")
+    return [_local(path, Path(scratch, str(number))) for number, path in enumerate(paths)]
+
+
+def _local(path, scratch):
+    if path.endswith(ENDING):
         above = Path(os.path.abspath(path)).parent
-        folders.append(unpack(Path(path), Path(scratch, str(number), *above.parts[1:])))
-    return folders
-
-
-def on_disk(folder: str, scratch: str) -> str:
-    """Returns a local run folder; of one in a bucket, a copy without its checkpoints."""
-    if not is_remote(folder):
-        return folder
-    source = RemotePath(folder)
-    copy = Path(tempfile.mkdtemp(dir=scratch)) / source.name
-    copy.mkdir()
-    for path in source.iterdir():
-        if path.name in ("recordings", "studies"):
-            download(path, copy / path.name)
-        elif path.name.endswith((".gin", ".json", ".jsonl", ".txt")):
-            path.fetch(copy / path.name)
-    return str(copy)
+        return unpack(Path(path), scratch.joinpath(*above.parts[1:]))
+    if not is_remote(path):
+        return path
+    # A copy of a folder in a bucket, without its checkpoints.
+    source = RemotePath(path)
+    copy = scratch / source.name
+    copy.mkdir(parents=True)
+    for file in source.iterdir():
+        if file.name in ("recordings", "studies"):
+            download(file, copy / file.name)
+        elif file.name.endswith((".gin", ".json", ".jsonl", ".txt")):
+            file.fetch(copy / file.name)
+    return copy
 
 
 def files_folder(output: str | Path) -> Path:

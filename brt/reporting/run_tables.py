@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from brt.reporting.collect import Group, differing, given_to
+from brt.reporting.drawing.rounding import rounded
 from brt.reporting.drawing.table import Cell, Table, plain_table
 from brt.reporting.model_settings import model_setting
 from brt.reporting.paper_positions import paper_position
@@ -22,8 +23,6 @@ EVALUATED = (
     ("cleared_recall_accuracy", "recall, state cleared", 3),
     ("scored_tokens", "tokens scored", 0),
 )
-HUGE = 1e6
-"""Larger numbers that are not counts have an exponent, such as a poor model's perplexity."""
 
 
 def overview(runs: list[Run]) -> Table:
@@ -106,7 +105,5 @@ def _number(value, decimals, note=""):
         return Cell("–")
     if isinstance(value, bool) or not isinstance(value, int | float):
         return Cell(str(value))
-    if abs(value) >= HUGE and not isinstance(value, int):
-        return Cell(f"{value:.2e}", (value,), note)
-    whole = isinstance(value, int) or (decimals == 0 and float(value).is_integer())
-    return Cell(f"{value:,.0f}" if whole else f"{value:,.{decimals}f}", (value,), note)
+    text = f"{value:,}" if isinstance(value, int) else rounded(value, decimals)
+    return Cell(text, (value,), note)

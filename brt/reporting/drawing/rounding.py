@@ -5,7 +5,8 @@ from decimal import ROUND_CEILING, ROUND_HALF_UP, Decimal
 
 import numpy as np
 
-LONG = 1e15
+HUGE, LONG = 1e6, 1e15
+"""Larger numbers have an exponent, such as a poor model's perplexity; and larger counts."""
 
 
 def three_digits(value: float) -> int:
@@ -14,9 +15,12 @@ def three_digits(value: float) -> int:
 
 
 def rounded(value: float, decimals: int, mode: str = ROUND_HALF_UP) -> str:
-    """Returns `value` with `decimals`; a half is rounded up: 3.525 is 3.53."""
-    if not abs(value) < LONG:
-        return f"{value:.4g}"
+    """Returns `value` with `decimals`; a half is rounded up: 3.525 is 3.53.
+
+    decimals: 0 for counts.
+    """
+    if not abs(value) < (HUGE if decimals else LONG):
+        return f"{value:.2e}"
     # Twelve digits: 3.525 is 3.525, although no float is.
     return f"{Decimal(f'{value:.12g}').quantize(Decimal(1).scaleb(-decimals), mode):,}"
 
