@@ -45,13 +45,13 @@ class Group(NamedTuple):
         evaluated = (s for s in splits if any(s in run.evaluations for run in self.runs))
         return next(evaluated, splits[0])
 
-    def evaluations(self, split: str | None = None) -> list[dict]:
-        split = split or self.split
-        return [run.evaluations[split] for run in self.runs if split in run.evaluations]
-
     def quantity(self, quantity: Quantity) -> Cell:
         name, decimals = quantity.scalar, quantity.decimals
-        values = [value / quantity.divisor for value in self._values(name, quantity.split)]
+        if name in PROPERTIES:
+            found = [self.at(name)]
+        else:
+            found = [run.number(name, quantity.split or self.split) for run in self.runs]
+        values = [value / quantity.divisor for value in found if value is not None]
         if not values:
             if name.startswith("studies/"):
                 return Cell(NOT_RUN)
@@ -65,18 +65,6 @@ class Group(NamedTuple):
                 return Cell("–")
             return Cell(rounded(spread, decimals or 0, ROUND_CEILING), (spread,))
         return measured([max(values) if quantity.of == "worst" else len(values)], decimals)
-
-    def _values(self, name, split):
-        if name in PROPERTIES:
-            return [x for x in [self.at(name)] if x is not None]
-        if name.startswith("studies/"):
-            _, study, number = name.split("/", 2)
-            values = (run.study_number(study, number) for run in self.runs)
-            return [value for value in values if value is not None]
-        if "/" in name:
-            series = (run.series(name)[1] for run in self.runs)
-            return [max(values) for values in series if values]
-        return [metrics[name] for metrics in self.evaluations(split) if name in metrics]
 
     @property
     def label(self) -> str:

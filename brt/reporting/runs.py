@@ -175,8 +175,11 @@ class Run:
         pairs = [(r["step"], r[name]) for r in self.records if isinstance(r.get(name), int | float)]
         return [step for step, _ in pairs], [value for _, value in pairs]
 
-    def study_number(self, study: str, name: str) -> Any:
-        """Returns a number of a study (`at/450`: y of its only series at x = 450), or None."""
+    def number(self, name: str, split: str) -> Any:
+        """Returns a number of an evaluation, or None; see `Quantity.scalar` for others."""
+        if not name.startswith("studies/"):
+            return max(self.series(name)[1], default=self.evaluations.get(split, {}).get(name))
+        _, study, name = name.split("/", 2)
         for content in self.studies.values():
             if content.get("study") != study:
                 continue

@@ -1,6 +1,7 @@
 """Results of entries: means over seeds, paired differences, a figure, or cards."""
 
 import contextlib
+import itertools
 import json
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -163,19 +164,17 @@ def entry_plot(entries: Sequence[Group], split: str | None = None) -> Plot:
     label, numbers = one_number(labels)
     measure, lines = _main(entries, split), []
     for state, name in (("state kept", measure), ("state cleared", f"cleared_{measure}")):
-        values = [_values(entry, name, split) for entry in entries]
-        found = sorted(
-            pair for pair in zip(numbers or range(1, len(labels) + 1), values) if pair[1]
-        )
+        values = (_values(entry, name, split) for entry in entries)
+        found = sorted((x, of_x) for x, of_x in zip(numbers or itertools.count(1), values) if of_x)
         if not found:
             continue
         means, spreads = zip(*(mean_and_spread(of_x) for _, of_x in found))
         errors = [(spread or 0.0) / len(of_x) ** 0.5 for spread, (_, of_x) in zip(spreads, found)]
         style = "points" if numbers else "marks"
         lines.append(Line(state, [x for x, _ in found], means, style, errors=errors))
-        x, y = zip(*((x, value) for x, of_x in found for value in of_x), strict=True)
-        if len(x) > len(found):
-            lines.append(Line(state, x, y, "dots", state="each seed"))
+        dots = [(x, value) for x, of_x in found for value in of_x]
+        if len(dots) > len(found):
+            lines.append(Line(state, *zip(*dots), "dots", state="each seed"))
     caption = "Means over seeds with their standard errors, and each seed, small."
     rows = () if numbers else tuple(labels)
     return Plot("sweep", "Entries", caption, label, measure.replace("_", " "), lines, rows=rows)
