@@ -174,7 +174,8 @@ def entry_plot(entries: Sequence[Group], split: str | None = None) -> Plot:
         lines.append(Line(state, [x for x, _ in found], means, style, errors=errors))
         dots = [(x, value) for x, of_x in found for value in of_x]
         if len(dots) > len(found):
-            lines.append(Line(state, *zip(*dots), "dots", state="each seed"))
+            x, y = zip(*dots)
+            lines.append(Line(state, x, y, "dots", state="each seed"))
     caption = "Means over seeds with their standard errors, and each seed, small."
     rows = () if numbers else tuple(labels)
     return Plot("sweep", "Entries", caption, label, measure.replace("_", " "), lines, rows=rows)
