@@ -5,15 +5,14 @@ Parts of a section are pairs of a kind, which page.html lists, and its content.
 
 import functools
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from brt.data.extras import extra_library
 from brt.reporting.drawing.plots import chart
 from brt.reporting.drawing.table import Table
-from brt.studies.output import SEEN, visible
-from brt.studies.study import LN2
+from brt.studies.output import facts, visible
 
 HERE = Path(__file__).parent
 LIBRARIES = "pandas", "altair", "vl_convert", "jinja2"
@@ -87,31 +86,12 @@ def folded(count: int, what: str, *parts: Part) -> Part:
     return "folded", (f"{count:,} {what}{'s' * (count != 1)}", parts)
 
 
-def excerpts(found: Sequence[dict]) -> Part:
+def excerpts(found: Iterable[dict]) -> Part:
     """Returns the excerpts of a study as texts with a title, and parts that are marked or not."""
-    facts = (" · ".join(filter(None, _facts(one))) for one in found)
-    return "texts", [{"title": t, "parts": _in_context(one)} for t, one in zip(facts, found)]
+    return "texts", [{"title": facts(one), "parts": _in_context(one)} for one in found]
 
 
 def _in_context(excerpt):
     before, text, after = (excerpt.get(part) or "" for part in ("before", "text", "after"))
     text = text if text.strip() else visible(text)
     return [(before, ""), (text, excerpt.get("direction") or "marked"), (after, "")]
-
-
-def _facts(excerpt):
-    if "direction" in excerpt:
-        yield f"{excerpt['direction']} {excerpt.get('rank', 0) + 1}"
-    yield excerpt.get("title")
-    if "token" in excerpt:
-        yield f"token {excerpt['token']:,}"
-    if "nats" in excerpt:
-        bits = [f"{excerpt[key] / LN2:.3f}" for key in ("nats", "other_nats") if key in excerpt]
-        yield f"{' against '.join(bits)} bits"
-    yield excerpt.get("kind")
-    if "last_seen" in excerpt:
-        seen, where = excerpt["last_seen"], excerpt.get("where")
-        ago = f"last seen {seen or 0:,} tokens ago, {SEEN.get(where, where)}"
-        yield "not seen before" if seen is None else ago
-    if excerpt.get("recalled"):
-        yield "title or author recalled"
