@@ -3,9 +3,6 @@
 import os
 import re
 import textwrap
-import tokenize
-import zipfile
-import zlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -20,10 +17,6 @@ BRIGHTEST = 99.5
 """Percentile of the numbers that gets the full colour."""
 FADES = 0.5
 """Exponent from a number to its shade, so that small numbers differ from zero."""
-UNREADABLE = (
-    *(OSError, ValueError, KeyError, EOFError, TypeError, SyntaxError, NotImplementedError),
-    *(zipfile.BadZipFile, zlib.error, tokenize.TokenError),
-)
 NUMBERED = 16
 MOST_CELLS = 64, 160
 """Rows and columns that are drawn."""
@@ -122,34 +115,26 @@ def study_maps(run: Any, name: str) -> list[HeatMap]:
     try:
         # NumPy does not close a damaged file that it has opened.
         with open_regular(path) as file, np.load(file, allow_pickle=False) as content:
-            arrays = {entry["array"]: content[entry["array"]] for entry in entries}
-        for entry in entries:
-            _check(arrays[entry["array"]], entry)
-    except UNREADABLE as error:
+            return [_map(f"{label}_map_{n}", content, entry) for n, entry in enumerate(entries, 1)]
+    except Exception as error:  # NumPy, zlib and Python's tokenizer raise their own kinds
         run.problems.append(f"{path} was left out: its maps cannot be read ({error})")
         return []
-    maps = []
-    for number, entry in enumerate(entries, 1):
-        fields: dict[str, Any] = {key: entry[key] for key in entry.keys() & {*HeatMap._fields}}
-        values_RC, part = arrays[entry["array"]], re.sub(r"\W+", "_", f"{entry['array']:.40}")
-        for side, count in zip("yx", values_RC.shape):
-            first, last = entry[f"{side}_ends"]
-            fields[f"{side}_values"] = entry.get(f"{side}_values") or np.linspace(
-                first, last, count
-            )
-        name = f"{label}_map_{number}_{part}"
-        maps.append(HeatMap(**fields | {"name": name, "values_RC": values_RC}))
-    return maps
 
 
-def _check(array, entry):
-    if array.ndim != 2 or not array.size or array.dtype.kind not in "fiu":
-        raise ValueError(f"{entry['array']} is not a matrix of numbers")
-    if not np.isfinite(array).all():
-        raise ValueError(f"{entry['array']} has numbers that are not finite")
-    sides = [len(entry.get(name, ())) for name in ("y_values", "x_values")]
-    if any(n and n != side for n, side in zip(sides, array.shape)):
-        raise ValueError(f"{entry['array']} has no value for each row and column")
+def _map(label, content, entry):
+    array, values_RC = entry["array"], content[entry["array"]]
+    if values_RC.ndim != 2 or not values_RC.size or values_RC.dtype.kind not in "fiu":
+        raise ValueError(f"{array} is not a matrix of numbers")
+    if not np.isfinite(values_RC).all():
+        raise ValueError(f"{array} has numbers that are not finite")
+    fields: dict[str, Any] = {name: entry[name] for name in entry.keys() & {*HeatMap._fields}}
+    for name, count in zip(("y", "x"), values_RC.shape):
+        ends, values = entry[f"{name}_ends"], entry.get(f"{name}_values")
+        fields[f"{name}_values"] = values = values or np.linspace(ends[0], ends[1], count)
+        if len(values) != count:
+            raise ValueError(f"{array} has no value for each row and column")
+    name = re.sub(r"\W+", "_", f"{label}_{array:.40}")
+    return HeatMap(**fields | {"name": name, "values_RC": values_RC})
 
 
 def _gains(label, study):
