@@ -44,7 +44,7 @@ def _filled(table, groups, without_row, step_times):
     rest: dict[tuple, list[Group]] = {}  # by the labels of their own row
     for group in without_row if table.rest else ():
         if any(_has(group, quantity) for quantity in table.quantities):
-            labels = group.label, *(str(group.at(name)) for name in table.rest[1:])
+            labels = group.label, *(str(group.at(name) or "–") for name in table.rest[1:])
             rest.setdefault(labels, []).append(group)
     for labels, members in rest.items():
         where = {"system": members[0].position.system}
