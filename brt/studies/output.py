@@ -98,7 +98,7 @@ def table(content: Content) -> str:
 
 
 def facts(excerpt: Content) -> str:
-    """Returns what is known of an excerpt, of which any entry may be missing."""
+    """Returns a line of facts about an excerpt; any of its entries may be missing."""
     nats = [excerpt[name] for name in ("nats", "other_nats") if name in excerpt]
     seen, where, word = (excerpt.get(name) for name in ("last_seen", "where", "word"))
     ago = f"last seen {seen or 0:,} tokens ago, {SEEN.get(str(where), where)}"
