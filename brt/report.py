@@ -26,14 +26,12 @@ from brt.reporting.collect import collect
 from brt.reporting.drawing.heat_map import study_maps
 from brt.reporting.drawing.plots import image
 from brt.reporting.drawing.table import Table
-from brt.reporting.entries import entries_of
 from brt.reporting.figures import study_plots, training_curves
 from brt.reporting.page import LIBRARIES, Part
-from brt.reporting.paper_positions import paper_position
 from brt.reporting.papers.fill import paper_plots, paper_tables
 from brt.reporting.papers.published_tables import PAPERS
 from brt.reporting.runs import Run, open_runs
-from brt.reporting.step_times import StepTime, read_step_times
+from brt.reporting.step_times import StepTimes, read_step_times
 from brt.reporting.sweep_folder import (
     Sweep,
     is_sweep_folder,
@@ -103,33 +101,29 @@ def expanded(paths: Sequence[str]) -> tuple[list[str], Sweep | None, list[str]]:
 
 
 def local_folders(paths: Sequence[str], scratch: str) -> list[str | Path]:
-    folders: list[str | Path] = []
-    archives: set[Path] = set()
-    for number, path in enumerate(paths):
-        if not path.endswith(ENDING):
-            folders.append(on_disk(path, scratch))
-            continue
-        if (archive := Path(path).resolve()) in archives:
-            raise ValueError(f"{path} is named twice: name each archive once.")
-        archives.add(archive)
+    archives = [Path(path).resolve() for path in paths if path.endswith(ENDING)]
+    for archive in archives:
+        if archives.count(archive) > 1:
+            raise ValueError(f"{archive} is named twice: name each archive once.")
+    return [_local(path, Path(scratch, str(number))) for number, path in enumerate(paths)]
+
+
+def _local(path, scratch):
+    if path.endswith(ENDING):
         above = Path(os.path.abspath(path)).parent
-        folders.append(unpack(Path(path), Path(scratch, str(number), *above.parts[1:])))
-    return folders
-
-
-def on_disk(folder: str, scratch: str) -> str:
-    """Returns a local run folder; of one in a bucket, a copy without its checkpoints."""
-    if not is_remote(folder):
-        return folder
-    source = RemotePath(folder)
-    copy = Path(tempfile.mkdtemp(dir=scratch)) / source.name
-    copy.mkdir()
-    for path in source.iterdir():
-        if path.name in ("recordings", "studies"):
-            download(path, copy / path.name)
-        elif path.name.endswith((".gin", ".json", ".jsonl", ".txt")):
-            path.fetch(copy / path.name)
-    return str(copy)
+        return unpack(Path(path), scratch.joinpath(*above.parts[1:]))
+    if not is_remote(path):
+        return path
+    # A copy of a folder in a bucket, without its checkpoints.
+    source = RemotePath(path)
+    copy = scratch / source.name
+    copy.mkdir(parents=True)
+    for file in source.iterdir():
+        if file.name in ("recordings", "studies"):
+            download(file, copy / file.name)
+        elif file.name.endswith((".gin", ".json", ".jsonl", ".txt")):
+            file.fetch(copy / file.name)
+    return copy
 
 
 def files_folder(output: str | Path) -> Path:
@@ -139,7 +133,7 @@ def files_folder(output: str | Path) -> Path:
 def report(
     runs: list[Run],
     output: str | Path,
-    step_times: dict[str, StepTime] | None = None,
+    step_times: StepTimes | None = None,
     documents: list[int] | None = None,
     reader_tokens: int = 150_000,
     published: bool = False,
@@ -152,12 +146,12 @@ def report(
         published: whether to show published tables and figures, too.
         sweep: that all runs belong to; the page begins with its table and figure.
     """
-    groups, entries = collect(runs), entries_of(runs, sweep)
+    entries = collect(runs, sweep)
     found = results(entries, sweep.title if sweep else "Entries", sweep.split if sweep else None)
     sections: list[tuple[str, str, list[Part]]] = []
     if first := [*_shown(found), *cards(runs, with_figures=not found)]:
         sections.append(("results", "Results", first))
-    tables = [run_tables.overview(runs, list(map(paper_position, runs)))]
+    tables = [run_tables.overview(runs)]
     tables += run_tables.settings_that_differ(entries)
     of_runs = ("runs", "Runs", list(map(page.folded_if_long, tables)))
     if curves := training_curves(entries):
@@ -170,10 +164,10 @@ def report(
     if studies := _studies(runs):
         sections.append(("studies", "Studies", studies))
     for paper in PAPERS if published or step_times else ():
-        filled: list[Any]
-        filled = [*paper_tables(paper, groups, step_times), *paper_plots(paper, groups)]
-        if any(item.has_measurements for item in filled):
-            sections.append((paper.name, paper.title.split(",")[0], _paper(filled)))
+        filled: dict[str, Any]
+        filled = {**paper_tables(paper, entries, step_times), **paper_plots(paper, entries)}
+        if any(item.has_measurements for item in filled.values()):
+            sections.append((paper.name, paper.title.split(",")[0], _paper(filled.values())))
 
     texts: list[dict] = []
     problems = [problem for run in runs for problem in run.problems]
@@ -234,9 +228,9 @@ def _studies(runs):
         parts.append(("caption", caption))
         parts += _shown([*study_plots(run, name), *study_maps(run, name)])
         if texts := study.get("texts"):
-            parts.append(page.folded(len(texts), "text", page.marked_texts(texts)))
+            parts.append(page.folded(len(texts), "text", ("texts", texts)))
         if excerpts := study.get("excerpts"):
-            parts.append(page.folded(len(excerpts), "excerpt", page.marked_excerpts(excerpts)))
+            parts.append(page.folded(len(excerpts), "excerpt", page.excerpts(excerpts)))
         label = f"study_{name}_{run.name}".replace("/", "_")
         if rows := study.get("table"):
             parts.append(("table", run_tables.rows_table(f"{label}_table", rows)))

@@ -43,7 +43,6 @@ from brt.host.progress import Progress
 from brt.reporting.collect import collect
 from brt.reporting.drawing.plots import image
 from brt.reporting.drawing.table import Table
-from brt.reporting.entries import entries_of
 from brt.reporting.gin_text import read_gin, read_gin_file, write_gin
 from brt.reporting.papers.fill import paper_tables
 from brt.reporting.papers.published_tables import PAPERS
@@ -211,10 +210,10 @@ def write_tables(
     """Writes tables.md, tables.json and sweep.svg; returns the tables."""
     times = read_step_times([str(step_times)] if step_times.exists() else [])
     opened = open_runs([run.workdir for run in runs], FLAGS.allow_imports)
-    entries = entries_of(opened, sweep)
+    entries = collect(opened, sweep)
     tables = [entry_table(entries, sweep.title, sweep.split)]
     for paper in PAPERS if FLAGS.paper else ():
-        filled = paper_tables(paper, collect(opened), times)
+        filled = paper_tables(paper, entries, times).values()
         tables += [table for table in filled if table.has_measurements]
     with contextlib.suppress(MissingExtra):
         replace_file(folder, "sweep.svg", image(entry_plot(entries, sweep.split), "svg"))

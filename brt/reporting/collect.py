@@ -1,18 +1,23 @@
-"""Groups of runs that differ in their seed only, which share a cell."""
+"""Groups of runs that differ in their seed only: entries of a report, which share a cell."""
 
-import math
+import re
+from collections.abc import Iterable, Sequence
+from decimal import ROUND_CEILING
 from typing import Any, NamedTuple
 
 from brt.bindings.read_bindings import differences
-from brt.experiment import Experiment
-from brt.models.counts import count_parameters
-from brt.reporting.drawing.rounding import mean_and_spread
+from brt.reporting.drawing.rounding import mean_and_spread, rounded
 from brt.reporting.drawing.table import NOT_EVALUATED, NOT_RUN, Cell, measured
 from brt.reporting.model_settings import model_setting
 from brt.reporting.paper_positions import PaperPosition, paper_position
 from brt.reporting.papers.published_tables import Quantity
 from brt.reporting.runs import Run
+from brt.reporting.sweep_folder import SEED, Sweep
 
+MOST_NAMED = 3
+"""Settings in the name of an entry, at most."""
+OF_SEED = r"[-_]?(seed)?_?\d+$"
+"""End of a run's name."""
 PROPERTIES = ("parameters", "all_parameters", "vocabulary_size")
 WITHOUT_EFFECT = ("Evaluation.split", "Evaluation.tokens_per_step", "Evaluation.max_steps")
 """Evaluation bindings without effect on the metrics of a whole split."""
@@ -27,14 +32,11 @@ class Group(NamedTuple):
     """Runs that differ in their seed only, at least one: an entry of a report.
 
     position: in the papers' tables.
-    variant: the bindings that distinguish it from others of the same position; or "".
-    name: of an entry.
     """
 
+    name: str
     runs: list[Run]
     position: PaperPosition
-    variant: str = ""
-    name: str = ""
 
     @property
     def split(self) -> str:
@@ -43,13 +45,13 @@ class Group(NamedTuple):
         evaluated = (s for s in splits if any(s in run.evaluations for run in self.runs))
         return next(evaluated, splits[0])
 
-    def evaluations(self, split: str | None = None) -> list[dict]:
-        split = split or self.split
-        return [run.evaluations[split] for run in self.runs if split in run.evaluations]
-
     def quantity(self, quantity: Quantity) -> Cell:
         name, decimals = quantity.scalar, quantity.decimals
-        values = [value / quantity.divisor for value in self._values(name, quantity.split)]
+        if name in PROPERTIES:
+            found = [self.at(name)]
+        else:
+            found = [run.number(name, quantity.split or self.split) for run in self.runs]
+        values = [value / quantity.divisor for value in found if value is not None]
         if not values:
             if name.startswith("studies/"):
                 return Cell(NOT_RUN)
@@ -59,29 +61,17 @@ class Group(NamedTuple):
             return measured(values, decimals, note)
         if quantity.of == "spread":
             _, spread = mean_and_spread(values)
-            return Cell("–") if spread is None else measured([spread], decimals, rounds_up=True)
+            if spread is None:
+                return Cell("–")
+            return Cell(rounded(spread, decimals or 0, ROUND_CEILING), (spread,))
         return measured([max(values) if quantity.of == "worst" else len(values)], decimals)
-
-    def _values(self, name, split):
-        if name in PROPERTIES:
-            return [x for x in [getattr(self, name)] if not math.isnan(x)]
-        if name.startswith("studies/"):
-            _, study, number = name.split("/", 2)
-            values = (run.study_number(study, number) for run in self.runs)
-            return [value for value in values if value is not None]
-        if "/" in name:
-            series = (run.series(name)[1] for run in self.runs)
-            return [max(values) for values in series if values]
-        return [metrics[name] for metrics in self.evaluations(split) if name in metrics]
 
     @property
     def label(self) -> str:
         """Label where a table has no row for the group: `Slide:5L (5 layers, d 128)`."""
-        label = " + ".join([self.position.system, *self.position.memories])
-        label += f" ({self.dimensions})"
-        if self.position.task:
-            label += f", {self.position.task} {self.position.task_length}"
-        return f"{label}, {self.variant}" if self.variant else label
+        task = f", {self.position.task} {self.position.task_length}" if self.position.task else ""
+        names = " + ".join([self.position.system, *self.position.memories])
+        return f"{names} ({self.dimensions}){task}"
 
     def apart_from(self, other: "Group") -> str:
         own = self.runs[0].identity()
@@ -95,32 +85,16 @@ class Group(NamedTuple):
         return f"{layers} layers, d {width}"
 
     def at(self, name: str) -> Any:
-        return getattr(self if name in PROPERTIES else self.position, name)
+        """Returns an attribute of the position, or one of `PROPERTIES`, None if it is unknown.
 
-    @property
-    def vocabulary_size(self) -> int:
-        return self._setting("vocabulary_size")
-
-    @property
-    def parameters(self) -> float:
-        """Millions, without embeddings; NaN if the config no longer builds."""
-        counts = self._counts()
-        return counts.non_embedding / 1e6 if counts else math.nan
-
-    @property
-    def all_parameters(self) -> float:
-        """Millions, with embeddings; NaN if the config no longer builds."""
-        counts = self._counts()
-        return (counts.non_embedding + counts.embedding) / 1e6 if counts else math.nan
-
-    def _counts(self):
-        run = self.runs[0]
-        try:
-            run.bind()
-            return count_parameters(Experiment.from_gin().model)
-        except Exception as error:  # of an older version, or with a missing class
-            run.problems.append(f"{run.folder}/config.gin cannot be built: {error}")
-            return None
+        parameters, all_parameters: millions, without and with embeddings.
+        """
+        if name not in PROPERTIES:
+            return getattr(self.position, name)
+        if name == "vocabulary_size":
+            return self._setting(name)
+        counts = self.runs[0].counts
+        return counts and (counts.non_embedding + counts.embedding * (name != "parameters")) / 1e6
 
     def _setting(self, name):
         return model_setting(self.runs[0].settings, name)
@@ -149,15 +123,51 @@ class Group(NamedTuple):
         return "; ".join(notes)
 
 
-def collect(runs: list[Run]) -> list[Group]:
-    gathered: dict[str, list[Run]] = {}
+def collect(runs: Iterable[Run], sweep: Sweep | None = None) -> list[Group]:
+    """Returns the entries in the order of the sweep, or of their first runs.
+
+    Names the runs of sweeps by label and seed.
+    """
+    members: dict[str, list[Run]] = {name: [] for name in (sweep.labels if sweep else ())}
     for run in runs:
-        gathered.setdefault(run.entry_key(), []).append(run)
-    groups = [Group(members, paper_position(members[0])) for members in gathered.values()]
-    return [group._replace(variant=_variant(group, groups)) for group in groups]
+        name = run.folder.name.rpartition(SEED)[0] if sweep else run.entry_key()
+        members.setdefault(name, []).append(run)
+    groups = [
+        Group(name, sorted(found, key=lambda run: run.seed), paper_position(found[0]))
+        for name, found in members.items()
+        if found
+    ]
+    labels = [sweep.labels.get(group.name, group.name) if sweep else "" for group in groups]
+    if not sweep or labels == [group.name for group in groups]:  # which only repeat names
+        labels = _labels(groups)
+    for label, group in zip(labels, groups):
+        for run in group.runs if sweep or group.runs[0].stands_for else ():
+            run.name = f"{label}, seed {run.seed}"
+    return [group._replace(name=label) for label, group in zip(labels, groups)]
 
 
-def _variant(group, groups):
-    others = (g for g in groups if g is not group and g.position == group.position)
-    other = next(others, None)
-    return group.apart_from(other) if other else ""
+def differing(groups: Sequence[Group]) -> list[str]:
+    """Returns the names of the settings in which groups differ."""
+    settings = [group.runs[0].identity() for group in groups]
+    names = dict.fromkeys(name for bound in settings for name in bound)
+    return [name for name in names if len({bound.get(name) for bound in settings}) > 1]
+
+
+def _labels(groups):
+    firsts, several = [group.runs[0] for group in groups], [len(group.runs) > 1 for group in groups]
+    named = [re.sub(OF_SEED, "", run.name) if s else run.name for run, s in zip(firsts, several)]
+    if len(groups) < 2 or not any([*several, *(run.stands_for for run in firsts)]):
+        return named
+    settings, differ = [run.identity() for run in firsts], differing(groups)
+    # Without a recurrent layer, for example, a run does not bind the settings of its cell.
+    of_all = [name for name in differ if all(name in bound for bound in settings)]
+    for chosen in (of_all, differ):
+        last = [name.rpartition(".")[2] for name in chosen]
+        short = last if len(set(last)) == len(last) else chosen
+        labels = [
+            ", ".join(f"{s}={bound.get(n, '–')}".replace("'", "") for s, n in zip(short, chosen))
+            for bound in settings
+        ]
+        if len(chosen) <= MOST_NAMED and len(set(labels)) == len(groups):
+            return labels
+    return named

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from brt.data.extras import extra_library
 from brt.reporting.collect import Group
-from brt.reporting.drawing.plots import Line, Plot
+from brt.reporting.drawing.plots import Line, Plot, later_range
 from brt.reporting.runs import Run
 
 MANY_POINTS = 30
@@ -59,22 +59,22 @@ def training_curves(entries: Sequence[Group]) -> list[Plot]:
 
 def _curves(entries):
     plots: list[Plot] = []
+    records = [record for entry in entries for run in entry.runs for record in run.records]
+    logged, several = dict.fromkeys(scalar for r in records for scalar in r), len(entries) > 1
     for name, title, label, pattern, caption in CURVES:
-        records = (record for entry in entries for run in entry.runs for record in run.records)
-        logged = dict.fromkeys(scalar for record in records for scalar in record)
-        scalars = [scalar for scalar in logged if re.fullmatch(pattern, scalar)]
+        kept: dict[str, list[str]] = {}  # scalars by the name of that with the state kept
+        for scalar in sorted(filter(re.compile(pattern).fullmatch, logged), key=len):
+            kept.setdefault(scalar.replace("cleared_", ""), []).append(scalar)
         lines: dict[str, list[Line]] = {}
-        for scalar in sorted(scalars, key=lambda scalar: (_kept(scalar), scalar != _kept(scalar))):
-            metric = _words(_kept(scalar), name)
-            state = "state cleared" if scalar != _kept(scalar) else "state kept"
-            both = [other for other in scalars if _kept(other) == _kept(scalar)]
-            for colour, entry in enumerate(entries):
-                text = entry.name if len(entries) > 1 or not metric else metric
-                line = _curve(entry, scalar, text, state if len(both) > 1 else "")
-                if line and len(entries) > 1:
-                    lines.setdefault(metric, []).append(line._replace(colour=colour))
-                elif line:
-                    lines.setdefault("", []).append(line)
+        for of_all, scalars in sorted(kept.items()):
+            metric = _words(of_all, name)
+            states = ("state kept", "state cleared") if len(scalars) > 1 else ("",)
+            for scalar, state in zip(scalars, states, strict=True):
+                for colour, entry in enumerate(entries):
+                    text = entry.name if several or not metric else metric
+                    line = _curve(entry, scalar, text, state, colour if several else None)
+                    lines.setdefault(metric if several else "", []).extend(line)
+        lines = {metric: shown for metric, shown in lines.items() if shown}
         for metric, shown in lines.items():
             plots.append(
                 Plot(
@@ -84,27 +84,24 @@ def _curves(entries):
                     "step",
                     label,
                     shown,
-                    fits_later=name in ("training_loss", "gradient_norm"),
+                    y_range=later_range(shown) if STEADY in caption else None,
                 )
             )
     return plots
 
 
-def _curve(entry, scalar, name, state):
+def _curve(entry, scalar, name, state, colour):
     pandas = extra_library("pandas", "brt.report", "report")
     logged = [dict(zip(*run.series(scalar))) for run in entry.runs]
     if not any(logged):
-        return None
+        return []
     seeds = [pandas.Series(values, dtype=float) for values in logged if values]
     frame = pandas.concat(seeds, axis=1, join="inner").sort_index()
     style = "points" if len(frame) < MANY_POINTS else "line"
     errors = frame.sem(axis=1).tolist() if len(frame.columns) > 1 else None
     values = frame.mean(axis=1, skipna=False).tolist()
-    return Line(name, frame.index.tolist(), values, style, errors=errors, state=state)
-
-
-def _kept(scalar):
-    return scalar.replace("cleared_", "")
+    steps = frame.index.tolist()
+    return [Line(name, steps, values, style, errors=errors, colour=colour, state=state)]
 
 
 def _words(scalar, figure):
@@ -133,6 +130,10 @@ def study_plots(run: Run, name: str) -> list[Plot]:
         first = group[0].get("name", "")
         title = f"{y_label} by {x_label}" if group[1:] else first
         title += f": {y_label}" * (title == first and bool(borders))
+        lines = [
+            Line(one.get("name", ""), one["x"], one["y"], style, errors=one.get("errors"))
+            for one in group
+        ]
         plots.append(
             Plot(
                 re.sub(r"\W+", "_", f"{name}_{run.name}_{len(plots) + 1}"),
@@ -140,13 +141,10 @@ def study_plots(run: Run, name: str) -> list[Plot]:
                 "",
                 x_label,
                 y_label,
-                [
-                    Line(one.get("name", ""), one["x"], one["y"], style, errors=one.get("errors"))
-                    for one in group
-                ],
+                lines,
                 log_x=all(_spread_out(one["x"]) for one in group),
                 borders=borders,
-                fits_later=style == "line",
+                y_range=later_range(lines) if style == "line" else None,
             )
         )
     return plots

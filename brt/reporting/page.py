@@ -12,8 +12,7 @@ from typing import Any
 from brt.data.extras import extra_library
 from brt.reporting.drawing.plots import chart
 from brt.reporting.drawing.table import Table
-from brt.studies.output import SEEN, visible
-from brt.studies.study import LN2
+from brt.studies.output import facts, visible
 
 HERE = Path(__file__).parent
 LIBRARIES = "pandas", "altair", "vl_convert", "jinja2"
@@ -87,40 +86,12 @@ def folded(count: int, what: str, *parts: Part) -> Part:
     return "folded", (f"{count:,} {what}{'s' * (count != 1)}", parts)
 
 
-def marked_texts(texts: Iterable[dict]) -> Part:
-    """Returns texts with marked tokens; each has "title" and "parts", pairs of text and flag."""
-    return "quotes", [
-        (
-            text.get("title", ""),
-            [(part, "marked" if flag else "") for part, flag in text.get("parts", [])],
-        )
-        for text in texts
-    ]
-
-
-def marked_excerpts(excerpts: Iterable[dict]) -> Part:
-    return "quotes", [(" · ".join(_facts(one)), _in_context(one)) for one in excerpts]
+def excerpts(found: Iterable[dict]) -> Part:
+    """Returns the excerpts of a study as texts with a title, and parts that are marked or not."""
+    return "texts", [{"title": facts(one), "parts": _in_context(one)} for one in found]
 
 
 def _in_context(excerpt):
     before, text, after = (excerpt.get(part) or "" for part in ("before", "text", "after"))
     text = text if text.strip() else visible(text)
     return [(before, ""), (text, excerpt.get("direction") or "marked"), (after, "")]
-
-
-def _facts(excerpt):
-    facts: list[str | None] = []
-    if "direction" in excerpt:
-        facts.append(f"{excerpt['direction']} {excerpt.get('rank', 0) + 1}")
-    facts.append(excerpt.get("title"))
-    facts += [f"token {excerpt['token']:,}"] if "token" in excerpt else []
-    if "nats" in excerpt:
-        bits = [f"{excerpt[key] / LN2:.3f}" for key in ("nats", "other_nats") if key in excerpt]
-        facts.append(f"{' against '.join(bits)} bits")
-    facts.append(excerpt.get("kind"))
-    if "last_seen" in excerpt:
-        seen, where = excerpt["last_seen"], excerpt.get("where")
-        ago = f"last seen {seen or 0:,} tokens ago, {SEEN.get(where, where)}"
-        facts.append("not seen before" if seen is None else ago)
-    facts.append("title or author recalled" if excerpt.get("recalled") else None)
-    return filter(None, facts)

@@ -84,7 +84,7 @@ class PaperPosition(SimpleNamespace):
 def paper_position(run: Run) -> PaperPosition:
     settings = run.paper_settings
     family, entries = _vocabulary(run, settings)
-    at = PaperPosition(**_of_model(settings))
+    at = _of_model(settings)
     at.corpus, at.vocabulary = _corpus(run.corpus, family), f"{family} {entries}"
     at.bptt_depth, at.task, at.task_length, at.symbols = _depth(settings), None, None, None
     source = str(settings.get("Corpus.source", "")).strip("@()").rsplit(".", 1)[-1]
@@ -97,7 +97,6 @@ def paper_position(run: Run) -> PaperPosition:
         at.corpus = source
     else:
         at.segments = 1
-    at.symbols_shown = str(at.symbols or "–")
     at.evaluated_as_trained = at.evaluation_memory == at.memory
     at.window_length = at.segment_length + at.overlap
     at.memory_size = at.memory_tokens or at.memory
@@ -116,31 +115,31 @@ def paper_position(run: Run) -> PaperPosition:
 
 
 def system_and_size(settings: dict) -> tuple[str, str | None]:
-    attributes = _of_model(settings)
-    return attributes["system"], attributes["size"]
+    at = _of_model(settings)
+    return at.system, at.size
 
 
-def _of_model(settings) -> dict[str, Any]:
+def _of_model(settings) -> PaperPosition:
     model, get = model_name(settings), partial(model_setting, settings)
-    at = {name: settings.get(of, get(of, default)) for name, (of, default) in SETTINGS.items()}
-    at |= {"model": model, "size": None, "memories": (), "flops": None}
-    at["evaluation_overlap"] = get("overlap", at["overlap"], "evaluation/")
-    at["evaluation_memory"] = get("memory_length", at["memory"], "evaluation/")
+    bound = {name: settings.get(of, get(of, default)) for name, (of, default) in SETTINGS.items()}
+    at = PaperPosition(model=model, system=model, size=None, memories=(), flops=None, **bound)
+    at.evaluation_overlap = get("overlap", at.overlap, "evaluation/")
+    at.evaluation_memory = get("memory_length", at.memory, "evaluation/")
     recurrent = tuple(get("recurrent_layers") or ())
     memories = ["RecurrentCell"] * bool(recurrent)
     memories += ["ExternalMemory"] * bool(get("memorizing_layers"))
     around = f"{get('memory', '')} {get('memories', '')}"
     memories += re.findall(r"@(?:\w+[/.])*(\w+)", around)
     backbone = owners(settings)[-1]
-    at["states"] = at["states"] if recurrent else None
+    at.states = at.states if recurrent else None
     if model.startswith("Pretrained"):
-        at |= _pretrained(settings, at, memories)
+        _set_pretrained(at, settings, memories)
     elif memories in PUBLISHED.get((model, backbone), ()):
-        at["size"] = _size(backbone, get, recurrent)
-        at["system"] = _system(settings, at, get, recurrent)
+        at.size = _size(backbone, get, recurrent)
+        at.system = _system(settings, at, get, recurrent)
     else:
-        at |= {"system": model, "memories": tuple(memories)}
-        at |= {"memory": 0, "evaluation_memory": 0, "memory_tokens": 0, "states": None}
+        at.memories, at.states = tuple(memories), None
+        at.memory = at.evaluation_memory = at.memory_tokens = 0
     return at
 
 
@@ -156,37 +155,36 @@ def _size(backbone, get, recurrent):
 
 
 def _system(settings, at, get, recurrent):
-    layers, window, tokens = at["layers"], at["window"], at["memory_tokens"]
-    if at["model"] != "BlockRecurrentTransformer":
-        if tokens and not get("memory_at_end", True):
+    if at.model != "BlockRecurrentTransformer":
+        if at.memory_tokens and not get("memory_at_end", True):
             return "MemTr"
-        return " + ".join(["Tr-XL"] * (at["memory"] > 0) + ["RMT"] * (tokens > 0)) or "Baseline"
+        parts = {"Tr-XL": at.memory, "RMT": at.memory_tokens}
+        return " + ".join(name for name, size in parts.items() if size) or "Baseline"
     if recurrent:
         gate = settings.get("RecurrentCell.gate") or "fixed"
         arrangement = settings.get("RecurrentCell.arrangement") or "skip"
         # The paper counts layers from 1.
-        other = "" if len(recurrent) == (1 if layers < 24 else 2) else " @"
+        other = "" if len(recurrent) == (1 if at.layers < 24 else 2) else " @"
         other += ",".join(str(index + 1) for index in recurrent if other)
         return f"{'Feedback' if get('feedback') else 'Rec'}:{gate}:{arrangement}{other}"
     if get("memorizing_layers"):
         dense = " dense" * (settings.get("ExternalMemory.search") == "dense")
         return f"Memorizing Trans. {settings.get('ExternalMemory.size', 65_536) // 1024}k{dense}"
-    if window != at["segment_length"]:
-        return f"Slide:{layers}L"
-    return f"XL:{window}" if layers == 12 else f"XL:{window}:{layers}-layer"
+    if at.window != at.segment_length:
+        return f"Slide:{at.layers}L"
+    return f"XL:{at.window}" if at.layers == 12 else f"XL:{at.window}:{at.layers}-layer"
 
 
-def _pretrained(settings, at, memories):
-    body, layers = owners(settings)[-1], at["layers"] or 0
-    width, overlap = settings.get(f"{body}.width") or 0, at["evaluation_overlap"]
+def _set_pretrained(at, settings, memories):
+    body, layers, overlap = owners(settings)[-1], at.layers or 0, at.evaluation_overlap
+    width, at.layers = settings.get(f"{body}.width") or 0, layers
     parts = [word for name, word in BETWEEN_WINDOWS.items() if name in memories]
-    system = " + ".join(["GPT-2" if body == "GPT2" else body, *dict.fromkeys(parts)])
-    size, flops = "base" if (layers, width) == (12, 768) else None, None
-    if at["model"] == "PretrainedLanguageModel" and layers and width:
-        new = settings.get("Evaluation.segment_length") or at["segment_length"]
-        flops = flops_per_token(overlap + new, overlap, layers, width) / 1e8
-    system = f"RMT {system}" if at["memory_tokens"] else system
-    return {"system": system, "size": size, "flops": flops, "layers": layers}
+    name = " + ".join(["GPT-2" if body == "GPT2" else body, *dict.fromkeys(parts)])
+    at.system = f"RMT {name}" if at.memory_tokens else name
+    at.size = "base" if (layers, width) == (12, 768) else None
+    if at.model == "PretrainedLanguageModel" and layers and width:
+        new = settings.get("Evaluation.segment_length") or at.segment_length
+        at.flops = flops_per_token(overlap + new, overlap, layers, width) / 1e8
 
 
 def _depth(settings):

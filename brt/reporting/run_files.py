@@ -88,7 +88,7 @@ AGAIN = "remove the file, or have it written again"
 
 
 def read_evaluation(path: Path, problems: list[str]) -> dict[str, Any]:
-    content = _read(path, EVALUATION)
+    content = read_shown(path, EVALUATION)
     problems += [f"{path}: {what}" for what in replace_extremes(content).values()]
     for name, value in content.items():
         if name not in EVALUATION.optional and not allows(Number, value):
@@ -99,7 +99,7 @@ def read_evaluation(path: Path, problems: list[str]) -> dict[str, Any]:
 
 
 def read_study(path: Path) -> dict[str, Any]:
-    content = _read(path, STUDY)
+    content = read_shown(path, STUDY)
     if OLD_SUMMARY in content:
         content["summary"] = content.pop(OLD_SUMMARY)
     for number, series in enumerate(content.get("series", ())):
@@ -118,15 +118,16 @@ def read_study(path: Path) -> dict[str, Any]:
 
 
 def read_stands_for(path: Path) -> dict[str, Any]:
-    content = _read(path, STANDS_FOR)
+    content = read_shown(path, STANDS_FOR)
     check_settings(path, content.get("settings", {}))
     return content
 
 
-def _read(path: Path, expected: Fields) -> dict[str, Any]:
-    content = read_json(path, expected, AGAIN)
+def read_shown(path: Path | str, expected: Any, advice: str = AGAIN) -> Any:
+    """Returns the content of a JSON file whose texts a page can show; as `read_json`."""
+    content = read_json(path, expected, advice)
     if wrong := bad_text(content):
-        raise _damaged(path, wrong)
+        raise _damaged(path, wrong, advice)
     return content
 
 
@@ -161,5 +162,5 @@ def _known(value):
     return value
 
 
-def _damaged(path, what):
-    return DamagedFile(f"{path} is damaged, as {what}: {AGAIN}.")
+def _damaged(path, what, advice=AGAIN):
+    return DamagedFile(f"{path} is damaged, as {what}: {advice}.")

@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 
-from brt.reporting.collect import Group, given_to
+from brt.reporting.collect import Group, differing, given_to
+from brt.reporting.drawing.rounding import rounded
 from brt.reporting.drawing.table import Cell, Table, plain_table
 from brt.reporting.model_settings import model_setting
-from brt.reporting.paper_positions import PaperPosition
+from brt.reporting.paper_positions import paper_position
 from brt.reporting.runs import Run
 
 EVALUATED = (
@@ -22,15 +23,14 @@ EVALUATED = (
     ("cleared_recall_accuracy", "recall, state cleared", 3),
     ("scored_tokens", "tokens scored", 0),
 )
-HUGE = 1e6
-"""Larger numbers that are not counts have an exponent, such as a poor model's perplexity."""
 
 
-def overview(runs: list[Run], positions: list[PaperPosition]) -> Table:
+def overview(runs: list[Run]) -> Table:
     titles = ("run", "system", "layers", "width", "window", "memory", "segment", "corpus", "seed",
               "step", "of", "tokens read")  # fmt: skip
     rows = []
-    for run, position in zip(runs, positions, strict=True):
+    for run in runs:
+        position = paper_position(run)
         sizes = (model_setting(run.settings, n, "–") for n in ("num_layers", "width", "window"))
         texts = run.name, position.system, *sizes, position.memory_shown
         texts += run.settings["Trainer.segment_length"], run.corpus
@@ -49,11 +49,9 @@ def overview(runs: list[Run], positions: list[PaperPosition]) -> Table:
 def settings_that_differ(entries: Sequence[Group]) -> list[Table]:
     """Returns a table with a column for each entry, if there are several."""
     settings = [entry.runs[0].identity() for entry in entries]
-    rows = []
-    for name in dict.fromkeys(name for bound in settings for name in bound):
-        values = [str(bound.get(name, "–")) for bound in settings]
-        if len(set(values)) > 1:
-            rows.append([name, *values])
+    rows = [
+        [name, *(str(bound.get(name, "–")) for bound in settings)] for name in differing(entries)
+    ]
     caption = (
         "What may explain a difference between these runs: two losses compare two architectures "
         "only where optimizer, schedule, batch, budget and vocabulary are the same."
@@ -107,7 +105,5 @@ def _number(value, decimals, note=""):
         return Cell("–")
     if isinstance(value, bool) or not isinstance(value, int | float):
         return Cell(str(value))
-    if abs(value) >= HUGE and not isinstance(value, int):
-        return Cell(f"{value:.2e}", (value,), note)
-    whole = isinstance(value, int) or (decimals == 0 and float(value).is_integer())
-    return Cell(f"{value:,.0f}" if whole else f"{value:,.{decimals}f}", (value,), note)
+    text = f"{value:,}" if isinstance(value, int) else rounded(value, decimals)
+    return Cell(text, (value,), note)

@@ -1,5 +1,6 @@
 """Run folders of a report, finished or in training."""
 
+import functools
 import json
 import os
 import tokenize
@@ -8,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from brt import config
+from brt.experiment import Experiment
+from brt.models.counts import ParameterCounts, count_parameters
 from brt.reporting.gin_text import read_gin_file, resolved
 from brt.reporting.model_settings import model_name
 from brt.reporting.run_files import (
@@ -123,6 +126,16 @@ class Run:
     def bind(self) -> None:
         config.parse([str(self.folder / "config.gin")], allow_imports=self.allow_imports)
 
+    @functools.cached_property
+    def counts(self) -> ParameterCounts | None:
+        """The parameters of the model; None, and a problem, if the config no longer builds."""
+        try:
+            self.bind()
+            return count_parameters(Experiment.from_gin().model)
+        except Exception as error:  # of an older version, or with a missing class
+            self.problems.append(f"{self.folder}/config.gin cannot be built: {error}")
+            return None
+
     @property
     def paper_settings(self) -> dict:
         return self.settings | self.stands_for.get("settings", {})
@@ -162,8 +175,11 @@ class Run:
         pairs = [(r["step"], r[name]) for r in self.records if isinstance(r.get(name), int | float)]
         return [step for step, _ in pairs], [value for _, value in pairs]
 
-    def study_number(self, study: str, name: str) -> Any:
-        """Returns a number of a study (`at/450`: y of its only series at x = 450), or None."""
+    def number(self, name: str, split: str) -> Any:
+        """Returns a number of an evaluation, or None; see `Quantity.scalar` for others."""
+        if not name.startswith("studies/"):
+            return max(self.series(name)[1], default=self.evaluations.get(split, {}).get(name))
+        _, study, name = name.split("/", 2)
         for content in self.studies.values():
             if content.get("study") != study:
                 continue

@@ -1,33 +1,31 @@
 """Relative times of training steps and of evaluation, from files of `brt.benchmark --json`."""
 
 from collections.abc import Iterable
-from typing import NamedTuple
 
 from brt.checks import Positive, check
-from brt.storage.json_files import bad_text, read_json
+from brt.reporting.run_files import read_shown
 
 BASELINE = "Slide:13L"
 """The system whose training step is 1.00 in Table 1 of the Block-Recurrent paper."""
+StepTimes = dict[str, tuple[float, str]]
+"""Ratio and note, by system."""
 
 
-class StepTime(NamedTuple):
-    ratio: float
-    note: str = ""
-
-
-def read_step_times(paths: Iterable[str]) -> dict[str, StepTime]:
-    times: dict[str, StepTime] = {}
+def read_step_times(paths: Iterable[str]) -> StepTimes:
+    times: StepTimes = {}
     for path in paths:
         try:
-            content = read_json(path, dict, "make it again")
-            if wrong := bad_text(content):
-                raise ValueError(wrong)
+            content = read_shown(path, dict)
             if "evaluation_speed" in content:
-                for row in content["evaluation_speed"]:
-                    name = f"vanilla {row['attention_length']}"
-                    times[name] = StepTime(_ratio(row, name))
+                rows = {f"vanilla {r['attention_length']}": r for r in content["evaluation_speed"]}
+                found = {name: (float(row["ratio"]), "") for name, row in rows.items()}
             else:
-                times |= _of_steps(content)
+                rows = {row["name"]: row for row in content["configs"]}
+                base = rows[content["baseline"]]
+                found = {r["system"]: (float(r["ratio"]), _note(r, base)) for r in rows.values()}
+            for name, (ratio, _) in found.items():
+                check(f"ratio of {name}", ratio, Positive)
+            times |= found
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(
                 f"{path} holds no step times ({type(error).__name__}: {error}): make it with "
@@ -36,20 +34,8 @@ def read_step_times(paths: Iterable[str]) -> dict[str, StepTime]:
     return times
 
 
-def _of_steps(content):
-    rows = {row["name"]: row for row in content["configs"]}
-    baseline = rows[content["baseline"]]
-    times = {}
-    for row in rows.values():
-        notes = []
-        if baseline["system"] != BASELINE:
-            notes.append(f"step times relative to {baseline['system']}")
-        if None in (row["size"], baseline["size"]):
-            notes.append("step times of models of a size that the paper does not have")
-        times[row["system"]] = StepTime(_ratio(row, row["system"]), "; ".join(notes))
-    return times
-
-
-def _ratio(row, name):
-    check(f"ratio of {name}", row["ratio"], Positive)
-    return float(row["ratio"])
+def _note(row, baseline):
+    notes = [f"step times relative to {baseline['system']}"] * (baseline["system"] != BASELINE)
+    if None in (row["size"], baseline["size"]):
+        notes.append("step times of models of a size that the paper does not have")
+    return "; ".join(notes)

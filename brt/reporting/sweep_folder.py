@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from brt.storage.json_files import Fields, bad_text, read_json
+from brt.reporting.run_files import read_shown
+from brt.storage.json_files import Fields
 
 SWEEP_FILE = "sweep.json"
 """Title, split and entries of a sweep."""
@@ -52,9 +53,7 @@ def sweep_of_runs(folders: Sequence[str | Path]) -> Path | None:
 
 def read_sweep(folder: Path) -> Sweep:
     path = folder / SWEEP_FILE
-    content = read_json(path, FIELDS, AGAIN)
-    if wrong := bad_text(content):
-        raise ValueError(f"{path} is damaged, as {wrong}: {AGAIN}.")
+    content = read_shown(path, FIELDS, AGAIN)
     labels = {entry["name"]: entry["label"] for entry in content["entries"]}
     if outside := [name for name in labels if name != os.path.basename(name)]:
         raise ValueError(f"{path} is damaged, as {outside[0]!r:.60} is no name of a run: {AGAIN}.")

@@ -1,6 +1,7 @@
 """Results of entries: means over seeds, paired differences, a figure, or cards."""
 
 import contextlib
+import itertools
 import json
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -9,7 +10,12 @@ import numpy as np
 
 from brt.reporting.collect import Group
 from brt.reporting.drawing.plots import Line, Plot
-from brt.reporting.drawing.rounding import confidence_interval, mean_and_spread, rounded, rounded_up
+from brt.reporting.drawing.rounding import (
+    confidence_interval,
+    mean_and_spread,
+    rounded,
+    with_error_bar,
+)
 from brt.reporting.drawing.table import NOT_EVALUATED, Cell, Table, plain_table
 from brt.reporting.papers.published_tables import Quantity
 from brt.reporting.runs import Run
@@ -118,15 +124,8 @@ def _minutes(entry: Group) -> Cell:
 
 def with_interval(values: Sequence[float], sign: str = "") -> str:
     """Returns `2.341 ± 0.012`: a mean and half of its 95 % interval; or a single value."""
-    if len(values) < 2:
-        return _signed(values[0], sign)
-    mean, half = confidence_interval(values)
-    return f"{_signed(mean, sign)} ± {rounded_up(half, DECIMALS)}"
-
-
-def _signed(value: float, sign: str) -> str:
-    text = rounded(value, DECIMALS)
-    return (sign + text if value > 0 else text).replace("-", "−")
+    mean, half = confidence_interval(values) if len(values) > 1 else (values[0], None)
+    return (sign * (mean > 0) + with_error_bar(mean, half, DECIMALS)).replace("-", "−")
 
 
 def _differences(entries: Sequence[Group], name: str, split: str | None) -> list[Cell]:
@@ -165,18 +164,17 @@ def entry_plot(entries: Sequence[Group], split: str | None = None) -> Plot:
     label, numbers = one_number(labels)
     measure, lines = _main(entries, split), []
     for state, name in (("state kept", measure), ("state cleared", f"cleared_{measure}")):
-        values = [_values(entry, name, split) for entry in entries]
-        found = sorted(
-            pair for pair in zip(numbers or range(1, len(labels) + 1), values) if pair[1]
-        )
+        values = (_values(entry, name, split) for entry in entries)
+        found = sorted((x, of_x) for x, of_x in zip(numbers or itertools.count(1), values) if of_x)
         if not found:
             continue
         means, spreads = zip(*(mean_and_spread(of_x) for _, of_x in found))
         errors = [(spread or 0.0) / len(of_x) ** 0.5 for spread, (_, of_x) in zip(spreads, found)]
         style = "points" if numbers else "marks"
         lines.append(Line(state, [x for x, _ in found], means, style, errors=errors))
-        x, y = zip(*((x, value) for x, of_x in found for value in of_x), strict=True)
-        if len(x) > len(found):
+        dots = [(x, value) for x, of_x in found for value in of_x]
+        if len(dots) > len(found):
+            x, y = zip(*dots)
             lines.append(Line(state, x, y, "dots", state="each seed"))
     caption = "Means over seeds with their standard errors, and each seed, small."
     rows = () if numbers else tuple(labels)

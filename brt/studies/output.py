@@ -1,7 +1,6 @@
 """Writes the file of a study, and prints it."""
 
 import io
-import math
 from pathlib import Path
 from typing import Annotated
 
@@ -11,7 +10,7 @@ from brt.checks import OneOf
 from brt.storage.json_files import DamagedFile, Fields, read_json
 from brt.storage.paths import as_path
 from brt.storage.replaced_files import replace_file, replace_json
-from brt.studies.study import Content
+from brt.studies.study import LN2, Content
 
 SHOWN = 300
 SEEN = {
@@ -88,7 +87,8 @@ def table(content: Content) -> str:
             lines.append(f"  {series['name']}: {series['x_label']}, {series['y_label']}")
             lines += [f"  {x:>12,} {y:>z14,.6f}" for x, y in zip(series["x"], series["y"])]
     for entry in content.get("excerpts", ()):
-        lines += _excerpt(entry)
+        text = f"{entry['before']}|{visible(entry['text'])}|{entry['after']}"
+        lines += [f"\n  {facts(entry)}", f"    {' '.join(text.split())}"]
     for entry in content.get("passages", ()):
         lines.append(f"\n  {entry['title']}, token {entry['token']:,}")
         lines.append(f"    ... {' '.join(entry['context'][-SHOWN:].split())}")
@@ -97,19 +97,22 @@ def table(content: Content) -> str:
     return "\n".join([*lines, "", content["summary"]])
 
 
-def _excerpt(entry):
-    ago, seen, word = "not seen before", entry["last_seen"], entry.get("word")
-    if seen is not None:
-        ago = f"seen {seen:,} token{'s' * (seen != 1)} ago, {SEEN[entry['where']]}"
-    bits, other = (entry[name] / math.log(2) for name in ("nats", "other_nats"))
-    of_word = f"in {word!r}, " if word and word != entry["text"].strip() else ""
-    yield (
-        f"\n  {entry['title']}, {entry['direction']} {entry['rank'] + 1}: token "
-        f"{entry['token']:,}, {bits:.4f} against {other:.4f} bits, "
-        f"{of_word}{entry['kind']}, {ago}{', recalled' * entry['recalled']}"
-    )
-    text = visible(entry["text"])
-    yield "    " + " ".join(f"{entry['before']}|{text}|{entry['after']}".split())
+def facts(excerpt: Content) -> str:
+    """Returns a line of facts about an excerpt; any of its entries may be missing."""
+    nats = [excerpt[name] for name in ("nats", "other_nats") if name in excerpt]
+    seen, where, word = (excerpt.get(name) for name in ("last_seen", "where", "word"))
+    ago = f"last seen {seen or 0:,} tokens ago, {SEEN.get(str(where), where)}"
+    known = {
+        "direction": f"{excerpt.get('direction')} {excerpt.get('rank', 0) + 1}",
+        "title": excerpt.get("title"),
+        "token": f"token {excerpt.get('token', 0):,}",
+        "nats": f"{' against '.join(f'{x / LN2:.4f}' for x in nats)} bits",
+        "word": f"in {word!r}" if word and word != (excerpt.get("text") or "").strip() else "",
+        "kind": excerpt.get("kind"),
+        "last_seen": "not seen before" if seen is None else ago,
+        "recalled": "title or author recalled" if excerpt.get("recalled") else "",
+    }
+    return " · ".join(text for name, text in known.items() if name in excerpt and text)
 
 
 def visible(text: str) -> str:

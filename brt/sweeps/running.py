@@ -156,22 +156,23 @@ def _run_one(run, number, devices, with_log):
 
 def visible_gpus() -> list[str]:
     """Returns the numbers of the GPUs that a run may use; none on other machines."""
-    ask = "import jax; print(*[d.id for d in jax.devices() if d.platform == 'gpu'])"
-    found = subprocess.run(
-        [sys.executable, "-c", ask], stdout=subprocess.PIPE, check=True, text=True
-    )
+    found = _ask_jax("*[d.id for d in jax.devices() if d.platform == 'gpu']")
     allowed = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     names = allowed.split(",") if allowed else None
-    return [names[int(n)] if names else n for n in found.stdout.split()]
+    return [names[int(n)] if names else n for n in found]
 
 
 def device_count(processes: int) -> int:
     """Returns the devices of each run, of which so many run at once."""
     if processes > 1 and visible_gpus():
         return 1
-    ask = "import jax; print(jax.device_count())"
-    found = subprocess.run([sys.executable, "-c", ask], stdout=subprocess.PIPE, check=True)
-    return int(found.stdout.split()[-1])
+    return int(_ask_jax("jax.device_count()")[-1])
+
+
+def _ask_jax(what):
+    # In a process apart, because this one may hold no device.
+    line = [sys.executable, "-c", f"import jax; print({what})"]
+    return subprocess.run(line, stdout=subprocess.PIPE, check=True, text=True).stdout.split()
 
 
 def shell_line(commands_of_run: Sequence[Sequence[str]]) -> str:

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import gin
 import pytest
+from fabricated_runs import filled_cells
 from gin_settings import bound
 from paths import ROOT
 from published_checks import read
@@ -92,9 +93,11 @@ def test_ratios_are_to_the_first_config_and_fill_table_1(measured, capsys):
     shown = {line[0]: line[1] for line in lines}
     ratios = {"slide": "1.000", "again": "1.000", "rec": "1.250", "memorizing": "2.000"}
     assert {name: shown[name] for name in SECONDS} == ratios
-    table = paper_tables(read_paper("block_recurrent"), [], read_step_times([path]))[0]
-    at = table.heads().index("step time, measured")
-    assert {row[0].text: row[at].values for row in table.rows if row[at].values} == {
+    table = paper_tables(read_paper("block_recurrent"), [], read_step_times([path]))["table_1"]
+    found = {
+        row[0]: cells["step time, measured"].values for row, cells in filled_cells(table).items()
+    }
+    assert found == {
         "Rec:fixed:skip": (1.25,),
         "Memorizing Trans. 64k": (2.0,),
     }

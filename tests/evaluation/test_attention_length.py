@@ -4,6 +4,7 @@ import json
 import math
 
 import pytest
+from fabricated_runs import filled_cells
 from tiny_run import LENGTHS, TXL, build, command, write_config, write_corpus
 
 from brt import evaluate, train
@@ -141,12 +142,9 @@ def filled(run, name, sizes, segment_length):
     settings |= {"Trainer.segment_length": segment_length, "Trainer.steps": 200_000}
     (run / "stands_for.json").write_text(json.dumps({"settings": settings}))
     tables = paper_tables(read_paper("transformer_xl"), collect(open_runs([run])))
-    (table,) = (table for table in tables if table.name == name)
-    heads = [head.removesuffix(", stores") for head in table.heads()]
     return {
-        row[0].text: {h: cell.values[0] for h, cell in zip(heads, row) if cell.values}
-        for row in table.rows
-        if any(cell.values for cell in row)
+        label: {head.removesuffix(", stores"): cell.values[0] for head, cell in cells.items()}
+        for (label, *_), cells in filled_cells(tables[name]).items()
     }
 
 
@@ -173,9 +171,8 @@ def test_a_study_of_another_split_than_the_evaluation_is_told(monkeypatch, run):
     study(monkeypatch, run, "--gin.AttentionLength.step=150", "--gin.AttentionLength.longest=150")
     assert not command(monkeypatch, evaluate, f"--workdir={run}", "--gin.Evaluation.split='test'")
     tables = paper_tables(read_paper("transformer_xl"), collect(open_runs([run])))
-    (table,) = (table for table in tables if table.name == "txl_table_5")
-    expected = "run: attention_length of validation, evaluated on test"
-    assert any(note.startswith(expected) for note in table.notes())
+    expected = "run, seed 0: attention_length of validation, evaluated on test"
+    assert any(note.startswith(expected) for note in tables["txl_table_5"].notes())
 
 
 def test_a_model_without_that_setting_is_refused(monkeypatch, capsys, run):

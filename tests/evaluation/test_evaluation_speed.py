@@ -102,7 +102,7 @@ def test_what_the_command_writes_fills_table_7(measured):
     ratio = json.loads(path.read_text())["evaluation_speed"][1]["ratio"]
     assert 100 < ratio < 3800
     tables = paper_tables(read_paper("transformer_xl"), [], read_step_times([path]))
-    (found,) = (table for table in tables if table.name == "txl_table_7")
+    found = tables["txl_table_7"]
     values = {row[0].text: row[2].values for row in found.rows}
     assert values == {"3,800": (), "2,800": (), "1,800": (), "800": (ratio,)}
 

@@ -1,10 +1,9 @@
 """Figures of Adding Recurrence to Pretrained Transformers, and its counts of operations."""
 
 import functools
-import json
 
 import pytest
-from fabricated_runs import ROOT
+from fabricated_runs import ROOT, make_entry_run
 from flax import nnx
 from stores import make_store
 from tiny_models import OneKey
@@ -13,7 +12,6 @@ from brt.data.streams.shifted import ShiftedPass
 from brt.pretrained.decoders.gpt2 import GPT2
 from brt.pretrained.language_model import PretrainedLanguageModel
 from brt.reporting.collect import collect
-from brt.reporting.gin_text import write_gin
 from brt.reporting.paper_positions import flops_per_token
 from brt.reporting.papers.fill import frontier, paper_plots
 from brt.reporting.papers.published_tables import read_paper
@@ -66,14 +64,10 @@ def swept(folder, *names, perplexity):
     for name in names:
         path = ROOT / f"configs/sweeps/{name}.txt"
         for entry in read_sweep(path, SCALES["paper"], None, [], None):
+            shown = {"validation": perplexity(entry.settings), "test": 1.0}
+            evaluations = {split: {"word_level_perplexity": x} for split, x in shown.items()}
             run = folder / f"{name}{len(folders)}"
-            run.mkdir()
-            (run / "config.gin").write_text(write_gin(entry.settings))
-            for split in "validation", "test":
-                shown = perplexity(entry.settings) if split == "validation" else 1.0
-                text = json.dumps({"step": 10**9, "word_level_perplexity": shown})
-                (run / f"evaluation_{split}.json").write_text(text)
-            folders.append(run)
+            folders.append(make_entry_run(run, entry, evaluations=evaluations))
     return folders
 
 
@@ -86,16 +80,12 @@ def perplexity_of(settings):
     return 200 - window / 20 - overlap / 5 - 20 * recurrent
 
 
-def figures(folders):
-    groups = collect(open_runs([str(folder) for folder in folders]))
-    return {plot.name: plot for plot in paper_plots(ADDING_RECURRENCE, groups)}
-
-
 WINDOWS = [200, 300, 400, 500, 600]
 
 
 def test_windows_give_a_curve_of_each_model_and_overlap(tmp_path):
-    plots = figures(swept(tmp_path, "arpt_windows", perplexity=perplexity_of))
+    runs = open_runs(swept(tmp_path, "arpt_windows", perplexity=perplexity_of))
+    plots = paper_plots(ADDING_RECURRENCE, collect(runs))
     found = {line.name: line for line in plots["arpt_figure_4"].lines if "PG-19" in line.name}
     assert {name: (line.x, line.y) for name, line in found.items()} == {
         "baseline, PG-19": (WINDOWS, [200 - w / 20 for w in WINDOWS]),

@@ -4,7 +4,7 @@ import json
 
 from fabricated_runs import make_run
 
-from brt.reporting.entries import entries_of
+from brt.reporting.collect import collect
 from brt.reporting.figures import training_curves
 from brt.reporting.runs import open_runs
 from brt.reporting.sweep_tables import cards, results
@@ -52,8 +52,8 @@ def test_comparable_entries_have_a_table_and_others_cards(tmp_path):
                  records=[RECORD])
         for n, name in enumerate(names)
     ]  # fmt: skip
-    assert not results(entries_of(open_runs(runs[1:])), "t")
-    table, _ = results(entries_of(open_runs(runs[:2])), "t")
+    assert not results(collect(open_runs(runs[1:])), "t")
+    table, _ = results(collect(open_runs(runs[:2])), "t")
     assert [row[0].text for row in table.rows] == ["run0", "run1"]
 
 
@@ -66,7 +66,7 @@ def test_runs_of_different_corpora_have_plots_of_their_own(tmp_path):
     for n, run in enumerate(runs):
         with open(run / "operative_config.gin", "a") as file:
             file.write(f"Trainer.steps = {n + 1}\n")
-    plots = training_curves(entries_of(open_runs(runs)))
+    plots = training_curves(collect(open_runs(runs)))
     assert [len(plot.lines) for plot in plots] == [4, 2]
     assert len({plot.name for plot in plots}) == 2
-    assert [len(plot.lines) for plot in training_curves(entries_of(open_runs(runs[:2])))] == [4]
+    assert [len(plot.lines) for plot in training_curves(collect(open_runs(runs[:2])))] == [4]

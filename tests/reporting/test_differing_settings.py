@@ -8,16 +8,16 @@ import json
 
 import gin
 import pytest
-from fabricated_runs import make_run
+from fabricated_runs import filled_cells, make_entry_run, make_run
 from gin_settings import bound
 from paths import ROOT
 from published_checks import read
 
-from brt.reporting.collect import Group, collect
+from brt.reporting.collect import collect
 from brt.reporting.gin_text import read_gin_file, write_gin
 from brt.reporting.papers.fill import paper_tables
 from brt.reporting.papers.published_tables import read_paper
-from brt.reporting.runs import open_runs
+from brt.reporting.runs import Run, open_runs
 from brt.sweeps.entries import read_sweep
 from brt.sweeps.scales import SCALES
 
@@ -41,15 +41,14 @@ def described(folder, name, *bindings, **scalars):
 
 
 def table_of(runs, paper=BLOCK_RECURRENT, name="table_1"):
-    tables = paper_tables(paper, collect(open_runs(runs)))
-    return next(table for table in tables if table.name == name)
+    return paper_tables(paper, collect(open_runs(runs)))[name]
 
 
 def cell(table, label):
     """The only measured cell of the row with this label."""
-    found = [c for row in table.rows if row[0].text == label for c in row if c.values]
-    assert len(found) == 1
-    return found[0]
+    (found,) = (cell for row, cells in filled_cells(table).items() if row[0] == label
+                for cell in cells.values())  # fmt: skip
+    return found
 
 
 ALONE = {
@@ -105,25 +104,19 @@ def test_runs_of_other_steps_are_no_seeds_of_one_another(tmp_path):
     runs = [described(tmp_path / "whole", "pg19_rec_fixed_skip")]
     runs.append(described(tmp_path / "short", "pg19_rec_fixed_skip", "Trainer.steps = 1000"))
     table = table_of(runs)
-    filled = {row[0].text: [c for c in row if c.values] for row in table.rows}
-    filled = {label: cells for label, cells in filled.items() if cells}
+    filled = {row[0]: cells for row, cells in filled_cells(table).items()}
     assert [*filled] == ["Rec:fixed:skip", "Rec:fixed:skip, Trainer.steps = 1000"]
-    assert all(len(c.values) == 1 for cells in filled.values() for c in cells)
+    assert all(len(c.values) == 1 for cells in filled.values() for c in cells.values())
     assert table.notes() == [f"{BEGIN}Trainer.steps = 1,000 for 500,000"]
 
 
 def test_another_scales_model_fills_its_row_with_its_size(tmp_path):
     (tmp_path / "sweep.txt").write_text("pg19_rec_fixed_skip.gin\npg19_slide_13l.gin\n")
     corpus = ROOT / "configs/corpora/text.gin"
-    entries, runs = read_sweep(tmp_path / "sweep.txt", SCALES["small"], corpus, [], 100_000), []
-    for entry in entries:
-        runs.append(tmp_path / entry.name)
-        runs[-1].mkdir()
-        (runs[-1] / "config.gin").write_text(write_gin(entry.settings))
-        (runs[-1] / "stands_for.json").write_text(json.dumps(entry.paper))
-        figures = json.dumps({"step": 10**9, "bits_per_token": 2.5})
-        (runs[-1] / "evaluation_test.json").write_text(figures)
-    table = table_of(runs)
+    entries = read_sweep(tmp_path / "sweep.txt", SCALES["small"], corpus, [], 100_000)
+    table = table_of(
+        make_entry_run(tmp_path / entry.name, entry, evaluations={"test": 2.5}) for entry in entries
+    )
     steps, tokens = (entries[0].settings[f"Trainer.{n}"] for n in ("steps", "tokens_per_step"))
     for label, layers in (("Rec:fixed:skip", 4), ("Slide:13L", 5)):
         note = cell(table, label).note
@@ -146,15 +139,14 @@ RELATIVES = (
 def test_the_other_papers_rows_name_a_difference_too(
     monkeypatch, tmp_path, name, of_config, binding, difference
 ):
-    monkeypatch.setattr(Group, "_counts", lambda group: None)  # which builds the model
+    monkeypatch.setattr(Run, "counts", None)  # which builds the model
     paper = TRANSFORMER_XL if name.startswith("txl") else RECURRENT_MEMORY
     difference = f"{BEGIN}{binding.partition(' = ')[0]} = {difference}"
     for folder, bindings, note in (("a", (), ""), ("b", (binding,), difference)):
         evaluations = {"test": {"perplexity": 32.1, "bits_per_token": 3.21}}
         run = make_run(tmp_path / folder, of_config, *bindings, evaluations=evaluations)
         table = table_of([run], paper, name)
-        assert any(cell.values for row in table.rows for cell in row)
-        assert table.notes() == [note] * bool(note)
+        assert table.has_measurements and table.notes() == [note] * bool(note)
 
 
 PRETRAINED = (
@@ -170,7 +162,7 @@ def pretrained_table(folder, name, of_config, *bindings):
     scalars = {"word_level_perplexity": 150.0, "f1": 0.9, "answer_f1": 0.5, "exact_match": 0.4}
     run = make_run(folder, of_config, *bindings, evaluations={"test": scalars})
     table = table_of([run], ADDING_RECURRENCE if "arpt" in name else RECURRENT_MEMORY, name)
-    assert sum(bool(cell.values) for row in table.rows for cell in row) in (1, 2)
+    assert sum(map(len, filled_cells(table).values())) in (1, 2)
     return table
 
 

@@ -175,7 +175,7 @@ def test_a_spreadsheet_takes_no_text_for_a_formula(text):
     for content in (
         Table("t", "", "", [Column("", text)], [[Cell(text)], [Cell(text, (1.0,))]]).as_csv(),
         Plot("p", "", "", text, text, [Line(text, [1], [2])]).as_csv(),
-        HeatMap("h", "", "", text, text, np.ones((1, 1)), (0, 1), (0, 1)).as_csv(),
+        HeatMap("h", "", "", text, text, np.ones((1, 1)), (0,), (0,)).as_csv(),
     ):
         lines = csv.reader(io.StringIO(content, newline=""))
         cells = [cell for line in lines for cell in line if cell]

@@ -1,7 +1,7 @@
 """Settings of any model are found, and combinations of memories fill no published row."""
 
 import pytest
-from fabricated_runs import make_run
+from fabricated_runs import filled_cells, make_run
 from paths import CONFIGS
 
 from brt.reporting.collect import collect
@@ -52,9 +52,10 @@ def test_memories_combined_anew_are_no_published_system(name, bindings):
 def test_a_run_of_them_fills_no_published_row(tmp_path):
     def filled(folder, *bindings):
         run = make_run(folder, "pg19_slide_12l", *bindings, evaluations={"test": 2.0})
-        (table, *_) = paper_tables(read_paper("block_recurrent"), collect(open_runs([run])), None)
-        published = {row.labels[0] for row in read_paper("block_recurrent").table("table_1").rows}
-        return [row[0].text in published for row in table.rows if any(cell.values for cell in row)]
+        paper = read_paper("block_recurrent")
+        table = paper_tables(paper, collect(open_runs([run])))["table_1"]
+        published = {row.labels[0] for row in paper.table("table_1").rows}
+        return [label in published for label, *_ in filled_cells(table)]
 
     assert filled(tmp_path / "published") == [True]
     mine = "BlockRecurrentTransformer.memories = ((@Mine, (3,)),)"
@@ -81,5 +82,5 @@ def test_unpublished_memories_have_their_class_names(tmp_path, name, bindings, m
     (group,) = collect(runs)
     assert group.position.memory_shown == ", ".join(memories)
     assert " + ".join([group.position.model, *memories]) in group.label
-    (row,) = overview(runs, [group.position]).rows
+    (row,) = overview(runs).rows
     assert ", ".join(memories) in [cell.text for cell in row]

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from fabricated_runs import make_run, make_task_run, make_xl_run
+from fabricated_runs import filled_cells, make_run, make_task_run, make_xl_run
 from gin_settings import bound
 
 from brt.reporting.collect import collect
@@ -20,19 +20,13 @@ TABLE_5 = RECURRENT_MEMORY.table("rmt_table_5")
 
 
 def tables_of(paper, runs):
-    return {table.name: table for table in paper_tables(paper, collect(open_runs(runs)))}
+    return paper_tables(paper, collect(open_runs(runs)))
 
 
 def filled(table):
-    """Rows with measured cells: their labels and the texts measured, by heading."""
-    heads, labels = table.heads(), sum(not column.group for column in table.columns)
-    return {
-        tuple(cell.text for cell in row[:labels]): {
-            head: cell.text for head, cell in zip(heads, row) if cell.values
-        }
-        for row in table.rows
-        if any(cell.values for cell in row)
-    }
+    """Texts of measured cells, by the labels of their row and their heading."""
+    return {row: {head: cell.text for head, cell in cells.items()}
+            for row, cells in filled_cells(table).items()}  # fmt: skip
 
 
 def run_of(folder, table, row, **scalars):
@@ -126,14 +120,14 @@ def test_task_runs_are_points_of_the_figure_and_of_no_table(tmp_path):
         )
     )
     groups = collect(open_runs(runs))
-    plots = {plot.name: plot for plot in paper_plots(RECURRENT_MEMORY, groups)}
+    plots = paper_plots(RECURRENT_MEMORY, groups)
     found = {line.name: (line.x, line.y) for line in plots["rmt_figure_3a"].lines}
     assert found["Baseline, measured"][0] == [3] and found["Tr-XL, measured"][0] == [3]
     assert found["RMT, measured"][0] == [3, 6]
     assert found["Rec:fixed:skip, measured"] == ([3], [0.97])
     found = {line.name: (line.x, line.y) for line in plots["rmt_figure_8a"].lines}
     assert found["RMT, measured"][0] == [6]
-    others = [t for p in PAPERS[:2] for t in paper_tables(p, groups)]
+    others = [t for p in PAPERS[:2] for t in paper_tables(p, groups).values()]
     assert not any(table.has_measurements for table in others)
 
 
@@ -155,7 +149,7 @@ def test_transformer_xl_fills_its_tables_with_counts(tmp_path):
     assert labels[0] == "Transformer-XL"
     assert found["parameters, M, measured"] == f"{count / 1e6:.1f}"
     (group,) = collect(open_runs([run]))
-    assert group.all_parameters * 1e6 == pytest.approx(count, abs=300)
+    assert group.at("all_parameters") * 1e6 == pytest.approx(count, abs=300)
 
 
 def test_studies_fill_the_tables_of_context_and_attention(tmp_path):
@@ -192,7 +186,6 @@ def test_a_config_that_no_longer_builds_is_told_and_not_counted(tmp_path):
     )  # fmt: skip
     (opened,) = open_runs([run])
     (group,) = collect([opened])
-    table = next(t for t in paper_tables(TRANSFORMER_XL, [group]) if t.name == "txl_table_1")
-    ((_, found),) = filled(table).items()
+    ((_, found),) = filled(paper_tables(TRANSFORMER_XL, [group])["txl_table_1"]).items()
     assert "parameters, M, measured" not in found and found["test, measured"] == "24.00"
     assert any("cannot be built" in problem for problem in opened.problems)

@@ -23,7 +23,7 @@ from brt.data.stores.store_writer import write_store
 from brt.data.stores.token_store import TokenStore
 from brt.data.vocabularies.base import ByteVocabulary
 from brt.report import files_folder, report
-from brt.reporting.drawing.plots import MOST_POINTS, Line, Plot, chart, image
+from brt.reporting.drawing.plots import MOST_POINTS, Line, Plot, chart, image, later_range
 from brt.reporting.papers.published_tables import PAPERS
 from brt.reporting.reader import reader_documents
 from brt.reporting.runs import STANDS_FOR_FILE, open_runs
@@ -341,7 +341,7 @@ def test_a_long_line_is_thinned_without_losing_its_spike():
 @pytest.mark.parametrize("points", [0, 3])
 def test_a_line_without_points_is_drawn_beside_others(points):
     lines = [Line("empty", [], []), Line("other", [1, 2, 3][:points], [4.0, 5.0, 6.0][:points])]
-    plot = Plot("p", "t", "c", "x", "y", lines, fits_later=True)
+    plot = Plot("p", "t", "c", "x", "y", lines, y_range=later_range(lines))
     assert sorted({*drawn(chart(plot).to_dict(), "value")}) == [4.0, 5.0, 6.0][:points]
     assert b"</svg>" in image(plot, "svg")
 

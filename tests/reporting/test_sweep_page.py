@@ -11,8 +11,8 @@ pytest.importorskip("altair", reason='the report needs pip install -e ".[report]
 
 from brt import report as command
 from brt.report import expanded, report
+from brt.reporting.collect import collect
 from brt.reporting.drawing.rounding import confidence_interval
-from brt.reporting.entries import entries_of
 from brt.reporting.figures import training_curves
 from brt.reporting.runs import open_runs
 from brt.reporting.sweep_folder import SWEEP_FILE, Sweep, read_sweep, run_folders, sweep_json
@@ -54,7 +54,7 @@ def a_sweep(folder, bits=BITS, scalars=("train/bits_per_token",)):
 def opened(folder):
     sweep = read_sweep(folder)
     runs = open_runs(run_folders(folder, sweep)[0])
-    return runs, entries_of(runs, sweep), sweep
+    return runs, collect(runs, sweep), sweep
 
 
 def test_differences_are_those_of_runs_with_the_same_seed(tmp_path):
@@ -94,7 +94,7 @@ def test_runs_beside_configs_are_no_sweep(tmp_path):
     runs = [make_run(tmp_path / "runs" / name, config) for name, config in configs.items()]
     folders, sweep, _ = expanded([str(run) for run in runs])
     assert sweep is None
-    assert [entry.name for entry in entries_of(open_runs(folders))] == ["text", "recall"]
+    assert [entry.name for entry in collect(open_runs(folders))] == ["text", "recall"]
 
 
 def test_seeds_are_averaged_with_a_band_in_the_entrys_colour(tmp_path):
@@ -127,7 +127,7 @@ def test_each_metric_of_a_sweep_has_a_figure(tmp_path):
 def test_questions_of_a_run_have_colours_and_dashes_if_cleared(tmp_path):
     scalars = [f"eval/{c}{n}_accuracy" for c in ("", "cleared_") for n in ("answer", "recall")]
     runs = open_runs([make_run(tmp_path / "run", "quickstart", records=records(0.5, *scalars))])
-    (plot,) = training_curves(entries_of(runs))
+    (plot,) = training_curves(collect(runs))
     states = "state kept", "state cleared"
     names = "answer accuracy", "recall accuracy"
     assert [line[0] for line in plot.lines] == [name for name in names for _ in states]
@@ -137,7 +137,7 @@ def test_questions_of_a_run_have_colours_and_dashes_if_cleared(tmp_path):
 def test_runs_without_a_sweep_are_named_by_what_differs(tmp_path):
     folder = a_sweep(tmp_path / "sweep")
     runs = open_runs(sorted((folder / "runs").iterdir()))
-    found = {entry.name: len(entry.runs) for entry in entries_of(runs)}
+    found = {entry.name: len(entry.runs) for entry in collect(runs)}
     assert found == {NONE: 3, ONE: 3}
     assert runs[0].name == f"{ONE}, seed 0"
 

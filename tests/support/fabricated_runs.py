@@ -37,6 +37,23 @@ def make_run(folder, name, *bindings, files=(), seed=0, evaluations=None, record
     return folder
 
 
+def make_entry_run(folder, entry, **options):
+    """A run of an entry of a sweep; options as of `make_run`."""
+    return make_run(folder, None, write_gin(entry.settings), **entry.paper, **options)
+
+
+def filled_cells(table):
+    """Cells of measured numbers, by the labels of their row and their heading."""
+    heads, labels = table.heads(), sum(not column.group for column in table.columns)
+    rows = {
+        tuple(cell.text for cell in row[:labels]): {
+            head: cell for head, cell in zip(heads, row) if cell.values
+        }
+        for row in table.rows
+    }
+    return {row: cells for row, cells in rows.items() if cells}
+
+
 SMALL = (
     *bound("Trainer", corpus="@Corpus()", optimizer="@adamw", schedule="@cosine"),
     "Corpus.source = @TextFiles()",

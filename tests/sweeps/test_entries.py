@@ -1,9 +1,7 @@
 """Entries of a sweep are the paper's experiments, made smaller alike, on one corpus and budget."""
 
-import json
-
 import pytest
-from fabricated_runs import DIMENSIONS, ROOT
+from fabricated_runs import DIMENSIONS, ROOT, make_entry_run
 from gin_settings import read_gin_files
 
 from brt import config
@@ -117,11 +115,7 @@ def test_a_small_recurrent_memory_model_keeps_its_lengths(tmp_path):
     assert one.settings["TransformerXL.cutoffs"] == (200,)
     many = read_sweep(path, SCALES["small"], "configs/corpora/text.gin", [], 36e7)
     assert [entry.settings["Trainer.steps"] for entry in many] == [10_000, 20_000]
-    run = tmp_path / "run"
-    run.mkdir()
-    (run / "config.gin").write_text(write_gin(twice.settings))
-    (run / "stands_for.json").write_text(json.dumps(twice.paper))
-    (group,) = collect(open_runs([run]))
+    (group,) = collect(open_runs([make_entry_run(tmp_path / "run", twice)]))
     position = group.position
     assert (position.system, position.size, position.steps) == ("Tr-XL + RMT", "151M", 400_000)
     config.parse([], [write_gin(one.settings)])

@@ -25,7 +25,6 @@ from tiny_run import (
 from brt import evaluate, generate, train
 from brt.evaluation.segment_reader import SegmentReader
 from brt.model_folder import load_run
-from brt.reporting.paper_positions import paper_position
 from brt.reporting.run_tables import evaluations, overview
 from brt.reporting.runs import Run
 from brt.run.loop import TrainingRun
@@ -281,7 +280,7 @@ def test_the_commands_say_which_checkpoint_they_read(patient, tmp_path, monkeypa
     run = Run(tmp_path)
     assert any("best checkpoint by loss" in note for note in evaluations([run]).notes())
     assert run.stopped_early
-    table = overview([run], [paper_position(run)])
+    table = overview([run])
     assert any("stopped early" in note for note in table.notes())
     found, _ = evaluated("--step=newest", name="validation_step_6")
     assert found["step"] == 6 and "best_by" not in found

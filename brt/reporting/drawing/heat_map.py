@@ -3,9 +3,6 @@
 import os
 import re
 import textwrap
-import tokenize
-import zipfile
-import zlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -20,10 +17,6 @@ BRIGHTEST = 99.5
 """Percentile of the numbers that gets the full colour."""
 FADES = 0.5
 """Exponent from a number to its shade, so that small numbers differ from zero."""
-UNREADABLE = (
-    *(OSError, ValueError, KeyError, EOFError, TypeError, SyntaxError, NotImplementedError),
-    *(zipfile.BadZipFile, zlib.error, tokenize.TokenError),
-)
 NUMBERED = 16
 MOST_CELLS = 64, 160
 """Rows and columns that are drawn."""
@@ -35,10 +28,9 @@ class HeatMap(NamedTuple):
     """A figure of a matrix.
 
     values_RC: (rows, columns), the first row at the top; a negative number is an empty cell.
-    x_ends, y_ends: values of the first and the last column, and row.
+    x_values, y_values: values of all columns, and rows.
     x_borders, y_borders: columns and rows before which a line is drawn.
     marked: columns that are marked.
-    x_values, y_values: values of all columns, and rows; empty if they are evenly spaced.
     most: the number with the full colour, for linear shades with numbers in the cells; 0 for
         shades by percentile.
     """
@@ -49,23 +41,16 @@ class HeatMap(NamedTuple):
     x_label: str
     y_label: str
     values_RC: np.ndarray
-    x_ends: tuple[float, float]
-    y_ends: tuple[float, float]
+    x_values: Sequence[float]
+    y_values: Sequence[float]
     x_borders: Sequence[int] = ()
     y_borders: Sequence[int] = ()
     marked: Sequence[int] = ()
-    x_values: Sequence[float] = ()
-    y_values: Sequence[float] = ()
     most: float = 0.0
 
-    @property
-    def has_measurements(self) -> bool:
-        return True
-
     def as_csv(self) -> str:
-        x_values, y_values = self._positions()
-        lines = [[f"{self.y_label} \\ {self.x_label}", *map(_short, x_values)]]
-        for name, values in zip(y_values, np.asarray(self.values_RC).tolist()):
+        lines = [[f"{self.y_label} \\ {self.x_label}", *map(_short, self.x_values)]]
+        for name, values in zip(self.y_values, np.asarray(self.values_RC).tolist()):
             lines.append([_short(name), *(f"{x:.6g}" if x >= 0 else "" for x in values)])
         return csv_text(lines)
 
@@ -75,59 +60,43 @@ class HeatMap(NamedTuple):
 
     def drawn(self, alt: Any) -> Any:
         """Returns an Altair chart; large matrices show the maximum of each group of cells."""
-        values_RC, sides, rules = np.asarray(self.values_RC, np.float64), [], []
-        x_values, y_values = self._positions()
-        of_sides = (y_values, self.y_borders), (x_values, self.x_borders)
-        for axis, (positions, at) in enumerate(of_sides):
-            count = min(len(positions), MOST_CELLS[axis])
-            starts = np.linspace(0, len(positions), count, endpoint=False).astype(int)
-            values_RC = np.maximum.reduceat(values_RC, starts, axis)
-            sides.append(np.asarray(positions, np.float64)[starts])
-            rules.append([sides[axis][np.searchsorted(starts, n, "right") - 1] for n in at])
-        marked = [sides[1][np.searchsorted(starts, n, "right") - 1] for n in self.marked]
-        style: dict[str, Any] = {
-            "labelExpr": "format(datum.value, ',.5~g')",
-            "labelOverlap": "greedy",
+        values_RC, kept, places = np.asarray(self.values_RC, np.float64), {}, {}
+        at = {
+            "y": (self.y_values, self.y_borders, ()),
+            "x": (self.x_values, self.x_borders, self.marked),
         }
-        style |= {"labelAngle": 0, "labelSeparation": 12, "ticks": False}
+        for axis, (name, (values, *indices)) in enumerate(at.items()):
+            count = min(len(values), MOST_CELLS[axis])
+            starts = np.linspace(0, len(values), count, endpoint=False).astype(int)
+            values_RC = np.maximum.reduceat(values_RC, starts, axis)
+            kept[name] = np.asarray(values, np.float64)[starts]
+            places[name] = [kept[name][np.searchsorted(starts, of, "right") - 1] for of in indices]
+        style: dict[str, Any] = {"labelExpr": "format(datum.value, ',.5~g')", "ticks": False}
+        style |= {"labelOverlap": "greedy", "labelAngle": 0, "labelSeparation": 12}
         x, y = (
             channel(name, sort=None, axis=alt.Axis(title=textwrap.wrap(label, LETTERS), **style))
             for channel, name, label in ((alt.X, "x:O", self.x_label), (alt.Y, "y:O", self.y_label))
         )
-        data = inline(
-            alt,
-            x=np.tile(sides[1], len(sides[0])),
-            y=np.repeat(sides[0], len(sides[1])),
-            value=values_RC.ravel(),
-        )
+        grid = dict(zip("xy", map(np.ravel, np.meshgrid(kept["x"], kept["y"]))))
         most = self.most or np.percentile(values_RC, BRIGHTEST) or values_RC.max() or 1.0
         shade = {} if self.most else {"type": "pow", "exponent": FADES}
         scale = alt.Scale(domain=[0, float(most)], range=[0, 1], clamp=True, **shade)
-        shown = alt.Chart(data).encode(x=x, y=y, tooltip=["x:Q", "y:Q", "value:Q"])
+        chart = alt.Chart(inline(alt, **grid, value=values_RC.ravel()))
+        chart = chart.encode(x=x, y=y, tooltip=["x:Q", "y:Q", "value:Q"])
         opacity = alt.FillOpacity("value:Q", scale=scale, legend=None)
-        layers = [shown.mark_rect(color=SHADE).encode(fillOpacity=opacity)]
-        if self.most and len(sides[1]) <= NUMBERED:
-            numbers = shown.transform_filter("datum.value >= 0").mark_text(color=INK)
+        layers = [chart.mark_rect(color=SHADE).encode(fillOpacity=opacity)]
+        if self.most and len(kept["x"]) <= NUMBERED:
+            numbers = chart.transform_filter("datum.value >= 0").mark_text(color=INK)
             layers.append(numbers.encode(text=alt.Text("value:Q", format=".2f")))
-        for name, places in zip("yx", rules):
-            if places:
-                rule = alt.Chart(inline(alt, **{name: places})).mark_rule(
-                    color=INK, strokeDash=[1, 2]
-                )
-                channel = (alt.X if name == "x" else alt.Y)(f"{name}:O", bandPosition=0)
-                layers.append(rule.encode(**{name: channel}))
-        if marked:
-            marks = alt.Chart(inline(alt, x=marked)).mark_point(shape="triangle-down", color=MARK)
-            layers.append(marks.encode(x="x:O", y=alt.value(-4)))
-        return alt.layer(*layers)
-
-    def _positions(self):
-        rows, columns = self.values_RC.shape
-        x_values = self.x_values or np.linspace(*self.x_ends, columns)
-        return x_values, self.y_values or np.linspace(*self.y_ends, rows)
-
-
-ENTRIES = {*HeatMap._fields} - {"name", "values_RC"}
+        for name, channel in (("y", alt.Y), ("x", alt.X)):
+            rule = alt.Chart(inline(alt, **{name: places[name][0]})).mark_rule(
+                color=INK, strokeDash=[1, 2]
+            )
+            layers.append(rule.encode(**{name: channel(f"{name}:O", bandPosition=0)}))
+        marks = alt.Chart(inline(alt, x=places["x"][1])).mark_point(
+            shape="triangle-down", color=MARK
+        )
+        return alt.layer(*layers, marks.encode(x="x:O", y=alt.value(-4)))
 
 
 def _short(number):
@@ -146,29 +115,26 @@ def study_maps(run: Any, name: str) -> list[HeatMap]:
     try:
         # NumPy does not close a damaged file that it has opened.
         with open_regular(path) as file, np.load(file, allow_pickle=False) as content:
-            arrays = {entry["array"]: content[entry["array"]] for entry in entries}
-        for entry in entries:
-            _check(arrays[entry["array"]], entry)
-    except UNREADABLE as error:
+            return [_map(f"{label}_map_{n}", content, entry) for n, entry in enumerate(entries, 1)]
+    except Exception as error:  # NumPy, zlib and Python's tokenizer raise their own kinds
         run.problems.append(f"{path} was left out: its maps cannot be read ({error})")
         return []
-    maps = []
-    for number, entry in enumerate(entries, 1):
-        fields: dict[str, Any] = {key: entry[key] for key in entry.keys() & ENTRIES}
-        part = re.sub(r"\W+", "_", f"{entry['array']:.40}")
-        fields |= {"name": f"{label}_map_{number}_{part}", "values_RC": arrays[entry["array"]]}
-        maps.append(HeatMap(**fields))
-    return maps
 
 
-def _check(array, entry):
-    if array.ndim != 2 or not array.size or array.dtype.kind not in "fiu":
-        raise ValueError(f"{entry['array']} is not a matrix of numbers")
-    if not np.isfinite(array).all():
-        raise ValueError(f"{entry['array']} has numbers that are not finite")
-    sides = [len(entry.get(name, ())) for name in ("y_values", "x_values")]
-    if any(n and n != side for n, side in zip(sides, array.shape)):
-        raise ValueError(f"{entry['array']} has no value for each row and column")
+def _map(label, content, entry):
+    array, values_RC = entry["array"], content[entry["array"]]
+    if values_RC.ndim != 2 or not values_RC.size or values_RC.dtype.kind not in "fiu":
+        raise ValueError(f"{array} is not a matrix of numbers")
+    if not np.isfinite(values_RC).all():
+        raise ValueError(f"{array} has numbers that are not finite")
+    fields: dict[str, Any] = {name: entry[name] for name in entry.keys() & {*HeatMap._fields}}
+    for name, count in zip(("y", "x"), values_RC.shape):
+        ends, values = entry[f"{name}_ends"], entry.get(f"{name}_values")
+        fields[f"{name}_values"] = values = values or np.linspace(ends[0], ends[1], count)
+        if len(values) != count:
+            raise ValueError(f"{array} has no value for each row and column")
+    name = re.sub(r"\W+", "_", f"{label}_{array:.40}")
+    return HeatMap(**fields | {"name": name, "values_RC": values_RC})
 
 
 def _gains(label, study):
@@ -182,8 +148,8 @@ def _gains(label, study):
             "longer context, tokens",
             "short context, tokens",
             np.array([[max(gain or 0.0, 0.0) for gain in line] for line in gains_CC]),
-            (contexts[0], contexts[-1]),
-            (contexts[0], contexts[-1]),
+            contexts,
+            contexts,
         )
         for number, (model, gains_CC) in enumerate(study["gains"].items(), 1)
     ]

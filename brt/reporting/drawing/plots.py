@@ -23,7 +23,6 @@ WIDTH, HEIGHT, ROW_HEIGHT = 600, 230, 42
 """Pixels of a figure in a file, of every figure, and of a row."""
 LEGEND_LETTERS, LETTERS, ROW_LETTERS = 84, 36, 26
 """Characters that fit the legend above a figure, its vertical axis, and the name of a row."""
-DASHES = ([1, 0], [5, 3], [2, 2], [8, 3, 2, 3])
 MARKS: dict[str, dict[str, Any]] = {
     "line": {"type": "line", "strokeWidth": 1.5},
     "points": {"type": "line", "strokeWidth": 1.5},
@@ -66,7 +65,7 @@ class Plot(NamedTuple):
     """A figure.
 
     second_label: of the axis on the right, for lines `on_second_axis`.
-    fits_later: whether the y axis fits the values after the first tenth of x.
+    y_range: of the axis on the left, which cuts off the lines; None for all values.
     rows: names of x = 1, 2, ..., which are drawn from top to bottom, with y along the horizontal
         axis; empty for numbers.
     """
@@ -80,7 +79,6 @@ class Plot(NamedTuple):
     log_x: bool = False
     borders: tuple[float, ...] = ()
     second_label: str = ""
-    fits_later: bool = False
     y_range: tuple[float, float] | None = None
     rows: tuple[str, ...] = ()
 
@@ -119,10 +117,7 @@ class Plot(NamedTuple):
 
     def _layers(self, alt, style, lines, is_second, picked):
         at, across = ("x", "y") if self.rows else ("y", "x")
-        label, along = self.second_label if is_second else self.y_label, self._along(alt)
-
-        def value(name):
-            return {at: self._value(alt, name, label, is_second), across: along}
+        label, mark = self.second_label if is_second else self.y_label, MARKS[style]
 
         def opacity(usual):
             return alt.condition(picked, alt.value(usual), alt.value(usual / 8))
@@ -130,10 +125,10 @@ class Plot(NamedTuple):
         # Vega-Lite puts these titles into expressions without escaping backslashes.
         titles = {"line:N": " ", "state:N": " ", "along:N": self.x_label or " ", "value:Q": label}
         chart = alt.Chart(_data(alt, lines, self.rows)).encode(
-            **value("value"),
+            **{at: self._value(alt, label, is_second), across: self._along(alt)},
             color=self._colour(alt),
             detail="state:N",
-            opacity=opacity(MARKS[style].get("opacity", 1)),
+            opacity=opacity(mark.get("opacity", 1)),
             tooltip=[
                 alt.Tooltip(
                     of, title=title.replace("\\", "/"), format=".5~g" if of[-1] == "Q" else ""
@@ -141,39 +136,36 @@ class Plot(NamedTuple):
                 for of, title in titles.items()
             ],
         )
-        if style == "stems":
-            chart = chart.encode(y2=alt.datum(0))
-        mark, layers, points = dict(MARKS[style]), [], chart.mark_point
-        clip = bool(self.y_range or self.fits_later)
+        clip, layers, drawn = bool(self.y_range), [], chart
         if lines[0].errors:
-            spread = chart.encode(**value("low"), **{f"{at}2": "high:Q"})
-            band = spread.encode(opacity=opacity(0.2))
-            layers += [band.mark_area(clip=clip) if mark["type"] == "line" else spread.mark_rule()]
-        if style in ("line", "points") and len(states := self._states()) > 1:
-            scale = alt.Scale(domain=states, range=DASHES[: len(states)])
-            legend = _legend(alt, states, "stroke")
-            chart = chart.encode(strokeDash=alt.StrokeDash("state:N", scale=scale, legend=legend))
-        layers.append(getattr(chart, f"mark_{mark.pop('type')}")(clip=clip, **mark))
+            spread = chart.encode(**{f"{at}Error": "error:Q"})
+            band = spread.mark_errorband(clip=clip).encode(opacity=opacity(0.2))
+            layers.append(band if mark["type"] == "line" else spread.mark_errorbar())
+        states = list(dict.fromkeys(line.state for line in self.lines if line.style != "dots"))
+        if style in ("line", "points") and len(states) > 1:
+            legend, scale = _legend(alt, states, "stroke"), alt.Scale(domain=states)
+            drawn = chart.encode(strokeDash=alt.StrokeDash("state:N", scale=scale, legend=legend))
+        elif style == "stems":
+            drawn = chart.encode(y2=alt.datum(0))
+        drawn.mark = mark | {"clip": clip}
+        layers.append(drawn)
         if any(line.sizes for line in lines):
             size = alt.Size("size:Q", legend=None, scale=alt.Scale(range=[20, 300]))
             layers.append(chart.mark_point(filled=True).encode(size=size, opacity=opacity(0.5)))
         if style == "points":  # without dashes
-            layers.append(points(filled=True, size=28, clip=clip))
+            layers.append(chart.mark_point(filled=True, size=28, clip=clip))
         elif style == "line":  # invisible, for the pointer
-            layers.append(points(size=60, clip=clip).encode(opacity=alt.value(0)))
+            points = chart.mark_point(size=60, clip=clip)
+            layers.append(points.encode(opacity=alt.value(0)))
         return layers
 
-    def _states(self):
-        return list(dict.fromkeys(line.state for line in self.lines if line.style != "dots"))
-
     def _colour(self, alt):
+        chosen: dict[str, Any] = {line.name: line.colour for line in reversed(self.lines)}
         names = list(dict.fromkeys(line.name for line in self.lines))
-        indices = {line.name: line.colour for line in reversed(self.lines)}
-        chosen = [n if (i := indices[name]) is None else i for n, name in enumerate(names)]
-        colours = [COLOURS[index % len(COLOURS)] for index in chosen]
+        indices = [n if chosen[name] is None else chosen[name] for n, name in enumerate(names)]
+        scale = alt.Scale(domain=names, range=[COLOURS[index % len(COLOURS)] for index in indices])
         legend = _legend(alt, names, "circle" if self.rows else "stroke")
-        scale = alt.Scale(domain=names, range=colours)
-        is_named = len(names) > 1 or indices[names[0]] is not None
+        is_named = len(names) > 1 or chosen[names[0]] is not None
         return alt.Color("line:N", scale=scale, legend=legend if is_named else None)
 
     def _along(self, alt):
@@ -189,10 +181,10 @@ class Plot(NamedTuple):
         scale = alt.Scale(type="log" if self.log_x else "linear", nice=False, zero=False, padding=8)
         return alt.X("along:Q", axis=axis, scale=scale)
 
-    def _value(self, alt, name, label, is_second):
-        limits = _later_range(self.lines) if self.fits_later else self.y_range
-        scale = alt.Scale(zero=False, nice=not limits or is_second)
-        if limits and not is_second:
+    def _value(self, alt, label, is_second):
+        limits = None if is_second else self.y_range
+        scale = alt.Scale(zero=False, nice=not limits)
+        if limits:
             scale.domain = list(limits)
         grid = alt.condition("datum.value === 0", alt.value(0.5), alt.value(0.12))
         axis = alt.Axis(gridOpacity=grid, title=textwrap.wrap(label, LETTERS), tickCount=6)
@@ -200,7 +192,7 @@ class Plot(NamedTuple):
             axis.format = ".1~e"
         if is_second:
             axis.orient, axis.grid = "right", False
-        return (alt.X if self.rows else alt.Y)(f"{name}:Q", axis=axis, scale=scale)
+        return (alt.X if self.rows else alt.Y)("value:Q", axis=axis, scale=scale)
 
 
 def _legend(alt, names, symbol):
@@ -228,18 +220,13 @@ def _data(alt, lines, rows):
     columns: dict[str, list] = {}
     rows = _wrapped(rows)
     for line in lines:
-        at = kept_points(line.y)
-        x, y = np.asarray(line.x)[at], np.asarray(line.y, np.float64)[at]
-        found = {"along": [rows[int(number) - 1] for number in x] if rows else x, "value": y}
-        found |= {"line": [line.name] * len(at), "state": [line.state] * len(at)}
-        if line.errors:
-            errors = np.asarray(line.errors)[at]
-            found |= {"low": y - errors, "high": y + errors}
-        if any(other.sizes for other in lines):
-            found["size"] = np.asarray(line.sizes)[at] if line.sizes else np.zeros(len(at))
+        found = {"along": [rows[int(number) - 1] for number in line.x] if rows else line.x}
+        found |= {"value": line.y, "error": line.errors or (), "size": line.sizes or ()}
+        found |= {"line": [line.name] * len(line.x), "state": [line.state] * len(line.x)}
         for name, values in found.items():
-            columns.setdefault(name, []).extend(values)
-    return inline(alt, **columns)
+            kept = [values[i] for i in kept_points(line.y)] if len(values) else []
+            columns.setdefault(name, []).extend(kept)
+    return inline(alt, **{name: values for name, values in columns.items() if values})
 
 
 def kept_points(y: Sequence[float]) -> np.ndarray:
@@ -253,8 +240,8 @@ def kept_points(y: Sequence[float]) -> np.ndarray:
     return np.array([part[np.argmax(distance_T[part])] for part in parts])
 
 
-def _later_range(lines):
-    lines = [line for line in lines if not line.on_second_axis]
+def later_range(lines: Sequence[Line]) -> tuple[float, float] | None:
+    """Returns a range of y that fits the values after the first tenth of x, if they differ."""
     start = max((x for line in lines for x in line.x), default=0) / 10
     later = [y for line in lines for x, y in zip(line.x, line.y) if x >= start and np.isfinite(y)]
     if not later or min(later) == max(later):

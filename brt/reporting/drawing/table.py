@@ -1,12 +1,12 @@
-"""Tables of published and measured numbers as Markdown, CSV, JSON, and by pandas as HTML."""
+"""Tables of published and measured numbers as Markdown, CSV and JSON; page.html has the HTML."""
 
+import itertools
 import math
 import re
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from brt.data.extras import extra_library
-from brt.reporting.drawing.rounding import rounded_up, three_digits, with_error_bar
+from brt.reporting.drawing.rounding import mean_and_spread, three_digits, with_error_bar
 from brt.storage.csv_text import csv_text
 
 NOT_RUN = "not run"
@@ -27,24 +27,17 @@ class Cell(NamedTuple):
     note: str = ""
 
 
-def published(text: str | None) -> Cell:
-    return Cell(text or "–")
-
-
-def measured(
-    values: Iterable[float], decimals: int | None = None, note: str = "", rounds_up: bool = False
-) -> Cell:
+def measured(values: Iterable[float], decimals: int | None = None, note: str = "") -> Cell:
     """Returns a mean over seeds with its error bar; `not run` without values.
 
-    decimals: None for three significant digits. rounds_up: for a spread of a single value.
+    decimals: None for three significant digits.
     """
     values = tuple(float(value) for value in values)
     if not values:
         return Cell(NOT_RUN)
-    if decimals is None:
-        decimals = three_digits(sum(values) / len(values))
-    text = rounded_up(values[0], decimals) if rounds_up else with_error_bar(values, decimals)
-    return Cell(text, values, note)
+    mean, spread = mean_and_spread(values)
+    decimals = three_digits(mean) if decimals is None else decimals
+    return Cell(with_error_bar(mean, spread, decimals), values, note)
 
 
 class Column(NamedTuple):
@@ -74,17 +67,24 @@ class Table(NamedTuple):
     def heads(self) -> list[str]:
         return [", ".join(filter(None, column)) for column in self.columns]
 
+    def groups(self) -> list[tuple[str, int]]:
+        """Returns the names of adjacent columns of one group, and their number; none without."""
+        groups = [(k, len([*of])) for k, of in itertools.groupby(c.group for c in self.columns)]
+        return groups if any(name for name, _ in groups) else []
+
     def notes(self) -> list[str]:
         return list(dict.fromkeys(cell.note for row in self.rows for cell in row if cell.note))
 
-    def _marked(self):
+    def marked(self) -> list[list[str]]:
+        """Returns the texts of all cells, with the numbers of their notes."""
         notes = self.notes()
         return [
             [f"{c.text} [{notes.index(c.note) + 1}]" if c.note else c.text for c in row]
             for row in self.rows
         ]
 
-    def _texts(self):
+    def is_text(self) -> list[bool]:
+        """Returns which columns are aligned to the left."""
         empty = ("", "–", NOT_RUN, NOT_EVALUATED)
         return [
             any(
@@ -96,10 +96,10 @@ class Table(NamedTuple):
         ]
 
     def as_markdown(self) -> str:
-        lines = [[text.replace("|", "\\|") for text in line] for line in self._marked()]
+        lines = [[text.replace("|", "\\|") for text in line] for line in self.marked()]
         lines = [self.heads(), *lines]
         widths = [max(map(len, cells)) for cells in zip(*lines)]
-        sides = ["<" if is_text else ">" for is_text in self._texts()]
+        sides = ["<" if is_text else ">" for is_text in self.is_text()]
         rule = ["-" * (w - (side == ">")) + ":" * (side == ">") for w, side in zip(widths, sides)]
         shown = [
             "| " + " | ".join(f"{t:{s}{w}}" for t, s, w in zip(line, sides, widths)) + " |"
@@ -131,25 +131,6 @@ class Table(NamedTuple):
             "columns": self.heads(),
             "rows": [[_cell_json(cell) for cell in row] for row in self.rows],
         }
-
-    def as_html(self) -> str:
-        pandas = extra_library("pandas", "brt.report", "report")
-        styler = extra_library("pandas.io.formats.style", "brt.report", "report").Styler
-        # Numbers make the columns unique, and are not shown.
-        columns = [(*column, number) for number, column in enumerate(self.columns)]
-        index = pandas.MultiIndex.from_tuples(columns)
-        frame = pandas.DataFrame(self._marked(), columns=index)
-        hidden = [2] if any(column.group for column in self.columns) else [0, 2]
-        left = [f".col{number}" for number, is_text in enumerate(self._texts()) if is_text]
-        return (
-            styler(frame, cell_ids=False)
-            .hide(axis="index")
-            .hide(axis="columns", level=hidden)
-            .format(escape="html")
-            .format_index(escape="html", axis=1)
-            .set_table_styles([{"selector": ", ".join(left), "props": "text-align: left"}])
-            .to_html(table_uuid=re.sub(r"\W", "_", self.name))
-        )
 
 
 def plain_table(

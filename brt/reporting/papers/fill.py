@@ -1,6 +1,5 @@
 """Fills papers' tables and figures with measurements."""
 
-import math
 import re
 from collections.abc import Iterable
 from types import SimpleNamespace
@@ -8,10 +7,10 @@ from types import SimpleNamespace
 from brt.reporting.collect import PROPERTIES, Group
 from brt.reporting.drawing.plots import Line, Plot
 from brt.reporting.drawing.rounding import mean_and_spread
-from brt.reporting.drawing.table import NOT_RUN, PUBLISHED, Cell, Column, Table, measured, published
+from brt.reporting.drawing.table import NOT_RUN, PUBLISHED, Cell, Column, Table, measured
 from brt.reporting.papers.differences import differences
 from brt.reporting.papers.published_tables import TIMES, Paper, Quantity, fits, published_settings
-from brt.reporting.step_times import StepTime
+from brt.reporting.step_times import StepTimes
 
 PRINTED = object()
 """Replaces a corpus for the column of the paper's numbers."""
@@ -19,30 +18,38 @@ FRONTIER_COLOUR = 6
 
 
 def paper_tables(
-    paper: Paper, groups: list[Group], step_times: dict[str, StepTime] | None = None
-) -> list[Table]:
-    tables, groups = [], [group for group in groups if fits(group.position, paper.where)]
+    paper: Paper, groups: list[Group], step_times: StepTimes | None = None
+) -> dict[str, Table]:
+    """Returns a paper's tables by their names."""
+    groups = [group for group in groups if fits(group.position, paper.where)]
     printing = [table for table in paper.tables if any(q.is_printed for q in table.quantities)]
-    placed = {id(g) for table in printing for row in table.rows for g in _of(table, row, groups)}
+    placed = {id(g) for t in printing for row in t.rows for g in groups if _is_of(t, row, g)}
     without_row = [group for group in groups if id(group) not in placed]
+    tables = []
     for table in paper.tables:
         caption = f"{table.caption} of {paper.title}."
-        filled = _filled(table, groups, without_row if table.rest else [], step_times or {})
+        filled = _filled(table, groups, without_row, step_times or {})
         tables.append(Table(table.name, table.title, caption, *filled))
         if table.contrasts:
             tables.append(_contrasts(table, tables[-1]))
-    return tables
+    return {table.name: table for table in tables}
 
 
-def _of(table, row, groups):
-    return [group for group in groups if fits(group.position, table.where, row.where)]
+def _is_of(table, row, group):
+    return fits(group.position, table.where, row.where)
 
 
 def _filled(table, groups, without_row, step_times):
-    of_rows = [_of(table, row, groups) for row in table.rows]
-    placed = {id(group) for members in of_rows for group in members}
-    rest = [g for g in without_row if any(_has(g, quantity) for quantity in table.quantities)]
-    shown = [group for group in groups if id(group) in placed] + rest
+    rows = [(row, [g for g in groups if _is_of(table, row, g)]) for row in table.rows]
+    rest: dict[tuple, list[Group]] = {}  # by the labels of their own row
+    for group in without_row if table.rest else ():
+        if any(_has(group, quantity) for quantity in table.quantities):
+            labels = group.label, *(str(group.at(name) or "–") for name in table.rest[1:])
+            rest.setdefault(labels, []).append(group)
+    for labels, members in rest.items():
+        where = {"system": members[0].position.system}
+        rows.append((SimpleNamespace(labels=labels, cells={}, where=where), members))
+    shown = [group for group in groups if any(group in members for _, members in rows)]
     heads, columns = [Column("", label) for label in table.labels], []
     for quantity in table.quantities:
         heads += [Column(quantity.head, PUBLISHED)] * quantity.is_printed
@@ -51,17 +58,13 @@ def _filled(table, groups, without_row, step_times):
             head = quantity.head or corpus
             heads.append(Column(head, "measured" if corpus in (None, head) else corpus))
             columns.append((quantity, corpus))
-    rows = []
-    for row, members in zip(table.rows, of_rows):
-        for variant, same in _variants(members, table.quantities).items():
+    lines = []
+    for row, members in rows:
+        for variant, same in _variants(row, members, table.quantities).items():
             first = f"{row.labels[0]}, {variant}" if variant else row.labels[0]
             cells = [_cell(table, row, *column, same, step_times) for column in columns]
-            rows.append([*map(Cell, (first, *row.labels[1:])), *cells])
-    for group in rest:
-        row = SimpleNamespace(cells={}, where={"system": group.position.system})
-        cells = [_cell(table, row, *column, [group], step_times) for column in columns]
-        rows.append([*map(Cell, _rest_labels(group, rest, table.rest)), *cells])
-    return heads, rows
+            lines.append([*map(Cell, (first, *row.labels[1:])), *cells])
+    return heads, lines
 
 
 def _corpora(table, quantity, groups):
@@ -78,25 +81,24 @@ def _corpora(table, quantity, groups):
 
 def _cell(table, row, quantity, corpus, groups, step_times):
     if corpus is PRINTED:
-        return published(row.cells.get(quantity.head))
+        return Cell(row.cells.get(quantity.head) or "–")
     scalar = row.cells.get(f">{quantity.head}") or quantity.scalar
     if row.where is None or scalar == "–":
-        return published(None)
+        return Cell("–")
     if scalar in TIMES:
-        time = step_times.get(row.where["system"])
-        return measured([time.ratio] if time else [], quantity.decimals, time.note if time else "")
+        ratio, note = step_times.get(row.where["system"], (None, ""))
+        return measured([ratio] if ratio else [], quantity.decimals, note)
     for group in groups:
         if fits(group.position, quantity.where) and corpus in (None, group.position.corpus):
             cell = group.quantity(quantity._replace(scalar=scalar))
             if row.cells and table.settings and cell.values and scalar not in PROPERTIES:
-                decided = table.where | row.where | quantity.where
-                return _compared(cell, group, table.settings, decided)
+                return _compared(cell, group, table, table.where | row.where | quantity.where)
             return cell
     return Cell(NOT_RUN)
 
 
-def _compared(cell, group, settings, decided):
-    expected = published_settings(settings, group.position)
+def _compared(cell, group, table, decided):
+    expected = published_settings(table.settings, group.position)
     lines = [f"a model of {group.dimensions}"] * any(run.is_scaled for run in group.runs)
     lines += [x for run in group.runs for x in differences(run, group.position, expected, decided)]
     if not lines:
@@ -110,32 +112,23 @@ def _has(group, quantity):
     return has_scalar and bool(group.quantity(quantity).values)
 
 
-def _variants(groups, quantities) -> dict[str, list[Group]]:
+def _variants(row, groups, quantities) -> dict[str, list[Group]]:
+    """Returns the groups that share a line of a row, by what its label adds to that of the row.
+
+    The first ones of a published row add nothing.
+    """
     compared = [quantity for quantity in quantities if quantity.scalar not in PROPERTIES]
     variants: dict[str, list[Group]] = {}
-    for group in groups:
-        variant = group.variant
-        for other in variants.get(variant, ()):
-            if group.position.corpus == other.position.corpus and any(
-                _has(group, quantity) and _has(other, quantity) for quantity in compared
-            ):
-                variant = group.apart_from(other)
-                break
-        variants.setdefault(variant, []).append(group)
+    for number, group in enumerate(groups):
+        rivals = (
+            other
+            for other in (groups[:number] if row.cells else groups)
+            if other is not group and other.position.corpus == group.position.corpus
+            if any(_has(group, quantity) and _has(other, quantity) for quantity in compared)
+        )
+        other = next(rivals, None)
+        variants.setdefault(group.apart_from(other) if other else "", []).append(group)
     return variants or {"": []}
-
-
-def _rest_labels(group, rest, attributes):
-    def labels(one):
-        return [one.label, *(str(getattr(one.position, name)) for name in attributes[1:])]
-
-    own = labels(group)
-    for other in rest:
-        same_corpus = other.position.corpus == group.position.corpus
-        if other is not group and same_corpus and labels(other) == own:
-            change = group.apart_from(other)
-            return [f"{own[0]}, {change}" if change else own[0], *own[1:]]
-    return own
 
 
 def _contrasts(table, filled: Table) -> Table:
@@ -173,31 +166,30 @@ def _minus(one: Cell, other: Cell) -> Cell:
     return Cell(text, (difference,) * are_measured, note * are_measured)
 
 
-def paper_plots(paper: Paper, groups: list[Group]) -> list[Plot]:
+def paper_plots(paper: Paper, groups: list[Group]) -> dict[str, Plot]:
+    """Returns a paper's figures by their names."""
     groups = [group for group in groups if fits(group.position, paper.where)]
-    return [_plot(paper, plot, groups) for plot in paper.plots]
+    return {plot.name: _plot(paper, plot, groups) for plot in paper.plots}
 
 
 def _plot(paper, plot, groups):
     lines: list[Line] = []
     drawn: dict[str, list] = {}  # points by source: the paper, and each corpus
+
+    def draw(curve, source, x, y, style, **options):
+        lines.append(Line(f"{curve.name}, {source}", x, y, style, bool(curve.axis), **options))
+        drawn.setdefault(source, []).extend(zip(x, y))
+
     for curve in plot.curves:
-        sizes, right = curve.sizes or None, bool(curve.axis)
-        name = f"{curve.name}, {plot.source}"
-        lines.append(Line(name, curve.x, curve.y, "published", right, sizes=sizes))
-        drawn.setdefault(plot.source, []).extend(zip(curve.x, curve.y))
-    for colour, curve in enumerate([*plot.curves, *_other_systems(plot, groups)]):
+        draw(curve, plot.source, curve.x, curve.y, "published", sizes=curve.sizes or None)
+    for number, curve in enumerate([*plot.curves, *_other_systems(plot, groups)]):
         series = _series(plot, curve, groups)
         for corpus, points in series.items():
             _, x, y, spreads, sizes = map(list, zip(*sorted(points, key=lambda point: point[:3])))
-            line = Line(f"{curve.name}, {corpus}", x, y, "points", bool(curve.axis))
-            line = line._replace(
-                errors=None if None in spreads else spreads,
-                sizes=sizes if plot.size else None,
-                colour=colour if len(series) == 1 else None,
-            )
-            lines.append(line)
-            drawn.setdefault(corpus, []).extend(zip(x, y))
+            errors = None if None in spreads else spreads
+            colour = number if len(series) == 1 else None
+            shown = {"errors": errors, "sizes": sizes if plot.size else None, "colour": colour}
+            draw(curve, corpus, x, y, "points", **shown)
     for colour, (source, points) in enumerate(drawn.items(), FRONTIER_COLOUR):
         if plot.frontier:
             x, y = map(list, zip(*frontier(points)))
@@ -235,7 +227,7 @@ def _series(plot, curve, groups) -> dict[str, list]:
         if not fits(group.position, curve.where):
             continue
         values, x = group.quantity(quantity).values, group.at(plot.x)
-        if values and x is not None and math.isfinite(x):
+        if values and x is not None:
             first = group.at(plot.order) if plot.order else x
             point = first, x, *mean_and_spread(values), plot.size and group.at(plot.size)
             corpus = "measured" if group.position.task else group.position.corpus

@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from fabricated_runs import filled_cells
 from paths import CONFIGS
 from tiny_run import command
 
@@ -105,10 +106,9 @@ def test_spans_are_learned_from_the_questions_that_were_drawn(run):
 
 def test_such_a_run_fills_the_row_of_its_table(run):
     tables = paper_tables(read_paper("adding_recurrence"), collect(open_runs([str(run)])))
-    (table,) = (table for table in tables if table.name == "arpt_table_3")
-    (row,) = (row for row in table.rows if any(cell.values for cell in row))
+    ((row, cells),) = filled_cells(tables["arpt_table_3"]).items()
     found = json.loads((run / "evaluation_validation.json").read_text())
-    assert row[0].text == "RoBERTa, recurrent"
-    assert [cell.text for cell in row if cell.values] == [
+    assert row[0] == "RoBERTa, recurrent"
+    assert [cell.text for cell in cells.values()] == [
         f"{100 * found[name]:.2f}" for name in ("answer_f1", "exact_match")
     ]
