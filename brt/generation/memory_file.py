@@ -39,8 +39,8 @@ DESCRIPTION = Fields(
     {"sha256": str},
 )
 
-WITHOUT_EFFECT = ("dropout", "remat", "remat_blocks")
-"""Settings of a model that do not change its outputs."""
+WITHOUT_EFFECT = ("dropout", "remat")
+"""Parts of the names of a model's settings that do not change its outputs."""
 
 
 def model_fingerprint(model: nnx.Module) -> str:
@@ -55,7 +55,7 @@ def model_fingerprint(model: nnx.Module) -> str:
             for name, value in sorted(attributes.items())
             if isinstance(value, bool | int | float | str | np.dtype)
             and not name.startswith("_")
-            and name not in WITHOUT_EFFECT
+            and not any(part in name for part in WITHOUT_EFFECT)
         }
         digest.update(json.dumps([list(map(str, path)), settings]).encode())
     _add_arrays(digest, nnx.to_pure_dict(nnx.state(model, nnx.Param)))

@@ -82,6 +82,10 @@ def test_the_fingerprint_covers_parameters_and_settings():
 
     usual = fingerprint()
     assert usual == fingerprint(dropout=0.1, remat="block")
+    melodi, dropped = (
+        random_model("melodi", dropout=rate, attention_dropout=rate) for rate in (0.0, 0.1)
+    )
+    assert model_fingerprint(melodi) == model_fingerprint(dropped)
     for others in (
         *({"logits_divisor": "width"}, {"window": 8}, {"gate_form": "meliad"}, {"seed": 2}),
         *({"activation_dtype": "bfloat16"}, {"feedback": False}),
