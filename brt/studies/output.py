@@ -101,7 +101,7 @@ def facts(excerpt: Content) -> str:
     """Returns a line of facts about an excerpt; any of its entries may be missing."""
     nats = [excerpt[name] for name in ("nats", "other_nats") if name in excerpt]
     seen, where, word = (excerpt.get(name) for name in ("last_seen", "where", "word"))
-    ago = f"last seen {seen or 0:,} tokens ago, {SEEN.get(str(where), where)}"
+    ago = f"last seen {seen or 0:,} token{'s' * (seen != 1)} ago, {SEEN.get(str(where), where)}"
     known = {
         "direction": f"{excerpt.get('direction')} {excerpt.get('rank', 0) + 1}",
         "title": excerpt.get("title"),

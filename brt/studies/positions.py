@@ -74,7 +74,7 @@ def loss_by_position(
         labels = "position, tokens", "bits per token so far"
         series.append(curve(f"cumulative, {name}", positions, bits, *labels))
         means = np.add.reduceat(bits_T, doubled - 1)[kept] / doubled_counts[kept]
-        labels = "position, tokens, to its double", "bits per token"
+        labels = "position x, tokens", "bits per token from x to 2x"
         series.append(
             curve(f"from a position, {name}", doubled[kept].tolist(), means.tolist(), *labels)
         )

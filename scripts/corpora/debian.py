@@ -19,6 +19,7 @@ import shutil
 import sys
 import tarfile
 import tempfile
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
@@ -44,8 +45,15 @@ def download(row: dict[str, str], mirror: str, folder: Path) -> Path:
     if not file.exists():
         folder.mkdir(parents=True, exist_ok=True)
         part = file.with_suffix(".part")
-        with urllib.request.urlopen(f"{mirror}/{row['path']}") as source, open(part, "wb") as to:
-            shutil.copyfileobj(source, to, 2**20)
+        address = f"{mirror}/{row['path']}"
+        try:
+            with urllib.request.urlopen(address) as source, open(part, "wb") as to:
+                shutil.copyfileobj(source, to, 2**20)
+        except urllib.error.URLError as error:
+            raise ValueError(
+                f"{address}: {error}. Mirrors keep the versions of present releases: --help names "
+                "one that keeps all."
+            ) from None
         part.rename(file)
     with open(file, "rb") as opened:
         found = hashlib.file_digest(opened, "sha256").hexdigest()
@@ -57,8 +65,8 @@ def download(row: dict[str, str], mirror: str, folder: Path) -> Path:
 def sources(archive: IO[bytes]) -> Iterator[tuple[PurePosixPath, bytes]]:
     """Yields paths, below the archive's one top folder, and contents of files of source code.
 
-    Of archives within the archive too. Contents that came before, links, tests' binary files and
-    text that is not UTF-8 are left out.
+    Of archives within the archive too. Contents that came before, links, binary files and text that
+    is not UTF-8 are left out.
     """
     seen: set[bytes] = set()
     with tarfile.open(fileobj=archive, mode="r|*") as tar:
@@ -137,7 +145,9 @@ def _with_header(file, root):
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--output", type=Path, required=True, help="folder of the three splits")
     parser.add_argument("--packages", default="", help="names of debian.csv; all without it")
     parser.add_argument("--mirror", default=MIRROR)

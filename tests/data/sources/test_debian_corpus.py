@@ -81,6 +81,12 @@ def test_an_archive_of_another_content_is_refused(tmp_path):
         debian.download(row, "file:///nowhere", tmp_path)
 
 
+def test_a_version_that_a_mirror_has_no_more_is_named(tmp_path):
+    row = {"path": "pool/gone.tar.xz", "sha256": ""}
+    with pytest.raises(ValueError, match=r"gone\.tar\.xz.*--help"):
+        debian.download(row, (tmp_path / "mirror").as_uri(), tmp_path / "downloads")
+
+
 def test_an_archive_is_downloaded_once(tmp_path):
     mirror, folder = tmp_path / "mirror", tmp_path / "downloads"
     (mirror / "pool").mkdir(parents=True)
