@@ -122,6 +122,14 @@ def test_paper_sizes_with_the_paper_baseline_need_no_note(tmp_path):
     assert found == {"Slide:13L": (1.0, ""), "Rec:fixed:dual": (1.01, "")}
 
 
+@pytest.mark.parametrize("ratio", [True, "1.0", 0.0, float("nan"), None])
+def test_a_ratio_that_is_no_number_above_0_is_refused(tmp_path, ratio):
+    path, row = tmp_path / "t.json", {"name": "a", "system": "Slide:13L", "size": None}
+    path.write_text(json.dumps({"baseline": "a", "configs": [row | {"ratio": ratio}]}))
+    with pytest.raises(ValueError, match=r"t\.json"):
+        read_step_times([path])
+
+
 def test_configs_beside_a_gin_file_are_refused(monkeypatch, capsys, configs):
     flags = f"--configs={configs['slide']}", f"--gin_file={configs['rec']}"
     assert command(monkeypatch, benchmark, *flags, "--rounds=1") == 1
