@@ -21,7 +21,6 @@ _MODULES = {
     "token_losses": "brt.models.layers.losses",
     "Experiment": "brt.experiment",
     "load_run": "brt.model_folder",
-    "read_model": "brt.model_folder",
     "Generator": "brt.generation.generator",
     "Sampling": "brt.generation.sampling",
 }

@@ -167,7 +167,7 @@ def evaluate(
         scalars = recorded_scalars(evaluator, recordings, documents)
     else:
         state, saved = load_params(workdir, experiment.abstract_state(mesh), step)
-        check_vocabulary(saved, store)
+        check_vocabulary(saved, store.manifest["vocabulary"], store.folder)
         step, best_by = int(state.step), saved.get("best_by")
         scalars = evaluator.run(state.params, f"evaluating {split}, segments" if first else None)
     if not math.isfinite(scalars["loss"]):

@@ -9,7 +9,6 @@ r"""Continues a prompt, a book or a saved memory with a trained model, whose sta
 Text goes to standard output as it is written, everything else to standard error.
 """
 
-import functools
 import json
 import math
 import os
@@ -21,14 +20,13 @@ import numpy as np
 from absl import flags
 
 from brt import command_line
-from brt.data.stores.token_store import read_manifest
 from brt.data.vocabularies.base import expanded
 from brt.generation.document_memory import Memory, take_rows
 from brt.generation.generator import Generator
 from brt.generation.sampling import Sampling, checked
 from brt.host.progress import say
 from brt.host.terminal import plain
-from brt.model_folder import load_run, read_model
+from brt.model_folder import load_run
 from brt.storage.file_parts import FileBytes
 from brt.storage.paths import file_size, is_remote
 from brt.storage.regular_files import check_replaceable, read_bytes
@@ -78,10 +76,7 @@ def main() -> None:
         _check_writable(FLAGS.save_memory, max(len(texts), 1) * FLAGS.samples)
 
     source = FLAGS.model or FLAGS.workdir
-    load = read_model if FLAGS.model else functools.partial(load_run, step=FLAGS.step)
-    experiment, params, step = load(source, FLAGS.gin_bindings, FLAGS.allow_imports)
-    if not FLAGS.model:
-        _check_vocabulary(experiment.trainer.corpus)
+    experiment, params, step = load_run(source, FLAGS.gin_bindings, FLAGS.allow_imports, FLAGS.step)
     generator = Generator.of_experiment(experiment, params, source)
     say(f"{source} at step {step:,}" if step or FLAGS.workdir else source)
     # Checks before anything long is read.
@@ -191,19 +186,6 @@ def _content(path):
 
 def _size(path):
     return file_size(expanded(path))
-
-
-def _check_vocabulary(corpus):
-    manifest, own = corpus.corpora[0].path("train") / "manifest.json", corpus.vocabulary
-    if not manifest.is_file():
-        return
-    stored = read_manifest(manifest.parent)["vocabulary"]
-    if stored["fingerprint"] != own.fingerprint:
-        raise ValueError(
-            f"The run's token store {manifest.parent} was made with another tokenizer, "
-            f"{stored['name']} of size {stored['size']}, and this is {own.name} of size "
-            f"{own.size}: bind Corpus.vocabulary to the one the model was trained with."
-        )
 
 
 def _check_writable(path, rows):

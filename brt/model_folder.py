@@ -30,19 +30,20 @@ from brt.bindings.read_bindings import bound_by_flags
 from brt.checks import ManyFrom0, checked_arguments
 from brt.data.corpus import Corpus
 from brt.data.extras import extra_library
+from brt.data.stores.layout import vocabulary_entry
 from brt.data.vocabularies.named import KINDS
 from brt.experiment import Configuration, Experiment
 from brt.host.terminal import printable
 from brt.pretrained.folder import write_folder
 from brt.storage.json_files import Fields, read_json
-from brt.storage.paths import absolute, as_path
+from brt.storage.paths import AnyPath, absolute, as_path
 from brt.storage.regular_files import check_links, read_text
-from brt.storage.shipped import gin_folders
+from brt.storage.shipped import gin_folders, user_cache
 from brt.training.checkpoints.parameters import (
-    HEAD,
-    WEIGHTS,
     check_step,
+    check_vocabulary,
     from_named_arrays,
+    is_model_folder,
     load_params,
     named_arrays,
     read_arrays,
@@ -70,6 +71,13 @@ def run_config(folder: str) -> str:
                 " It is a backbone that brt.export wrote: `python -m brt.generate --model="
                 f"{folder} --score=FILE` evaluates it; brt.evaluate reads the run."
             )
+        else:
+            shipped = sorted(p for root in gin_folders() for p in root.glob(f"trained/*/{GIN}"))
+            names = dict.fromkeys(f"trained/{path.parent.name}" for path in shipped)
+            advice = (
+                " Name a run of brt.train, a folder of brt.export, or one of brt's: "
+                f"{', '.join(names)}."
+            )
         raise FileNotFoundError(
             f"{folder} is not a run folder or a model folder: it has no {GIN}.{advice}"
         )
@@ -84,17 +92,21 @@ def load_run(
     allow_imports: Sequence[str] = (),
     step: int | str | None = None,
 ) -> tuple[Experiment, Any, int]:
-    """Builds the experiment of a run folder and reads the parameters of a checkpoint.
+    """Builds the experiment of a folder and reads its parameters.
 
     Args:
-        folder: a run folder of `brt.train`.
-        step: of a checkpoint; "best", "newest", or None for the best one of a run that keeps it
-            (`CheckpointPolicy.keep_best`), else the newest valid one.
+        folder: of a run or of `brt.export`, also below `configs/`, or `hf://OWNER/NAME`.
+        step: of a run's checkpoint; "best", "newest", or None for the best one of a run that keeps
+            it (`CheckpointPolicy.keep_best`), else the newest valid one.
 
     Returns:
-        (experiment, params, step): params a nested dictionary on the default device.
+        (experiment, params, step): params a nested dictionary on the default device; step 0 of a
+        pretrained backbone.
     """
-    folder, step = absolute(folder), check_step(step)
+    root, step = _located(os.fspath(folder)), check_step(step)
+    if (root / BACKBONE_GIN).is_file():
+        return _load_backbone(root, bindings, allow_imports)
+    folder = str(root)
     files = [run_config(folder)]
     experiment = Configuration(files, bindings, allow_imports=allow_imports).experiment()
     use_vocabulary(experiment, folder)
@@ -103,8 +115,31 @@ def load_run(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device),
         experiment.abstract_state(),
     )
-    state, _ = load_params(folder, placed, step)
+    state, record = load_params(folder, placed, step)
+    check_vocabulary(record, vocabulary_entry(experiment.trainer.corpus.vocabulary), "this corpus")
     return experiment, state.params, int(state.step)
+
+
+def _located(folder: str) -> AnyPath:
+    """Returns a folder's path, below `configs/` if missing; downloads a folder of the Hub."""
+    if folder.startswith(HUB):
+        hub, name = extra_library("huggingface_hub", folder, "hub"), folder.removeprefix(HUB)
+        # Files, as the Hub's own cache has links that lead out of the folder.
+        return Path(hub.snapshot_download(name, local_dir=user_cache("hub") / name))
+    path = as_path(absolute(os.path.expanduser(folder)))
+    shipped = (root / folder for root in gin_folders())
+    return path if path.is_dir() else next((p for p in shipped if p.is_dir()), path)
+
+
+def _load_backbone(root, bindings, allow_imports):
+    check_links(root)
+    files, lines = [str(root / BACKBONE_GIN)], [f"Pretrained.folder = {str(root)!r}", *bindings]
+    experiment = Configuration(files, lines, allow_imports=allow_imports).experiment()
+    abstract = experiment.abstract_params
+    arrays = named_arrays(experiment.model.given_parameters())
+    if (weights := root / BACKBONE_WEIGHTS).exists():  # a model without a memory has no such file
+        arrays |= read_arrays(weights, abstract, root)
+    return experiment, from_named_arrays(abstract, arrays, root), 0
 
 
 def write_model(
@@ -225,53 +260,15 @@ python -m brt.evaluate --workdir=THIS_FOLDER{text}{imports}
 {note}"""
 
 
-@checked_arguments
-def read_model(
-    folder: str | os.PathLike, bindings: Sequence[str] = (), allow_imports: Sequence[str] = ()
-) -> tuple[Experiment, Any, int]:
-    """Reads a folder of `write_model` or of `brt.export`; returns what `load_run` does.
-
-    Args:
-        folder: a path, also below `configs/`, or `hf://OWNER/NAME`.
-    """
-    folder = os.fspath(folder)
-    root = _local(folder)
-    of_backbone = (root / BACKBONE_GIN).is_file()
-    settings = root / (BACKBONE_GIN if of_backbone else GIN)
-    if not settings.is_file():
-        found = f"it has no {GIN}" if root.is_dir() else "there is no such folder"
-        shipped = {
-            f"trained/{p.parent.name}" for r in gin_folders() for p in r.glob("trained/*/*.gin")
-        }
-        raise FileNotFoundError(
-            f"{folder} is not a model folder: {found}. Write one from a run with `python -m "
-            f"brt.export`, or take one of brt's: {', '.join(sorted(shipped))}."
-        )
-    check_links(root, root.parents[1] if folder.startswith(HUB) else None)
-    head = {} if of_backbone else read_head(root)
-    own = [f"Pretrained.folder = {str(root)!r}"] if of_backbone else []
-    lines = [*own, *bindings]
-    experiment = Configuration([str(settings)], lines, allow_imports=allow_imports).experiment()
-    arrays = named_arrays(experiment.model.given_parameters()) if of_backbone else {}
-    weights = root / (BACKBONE_WEIGHTS if of_backbone else WEIGHTS)
-    abstract = experiment.abstract_params
-    if not of_backbone or weights.exists():  # a backbone without a memory has no such file
-        arrays |= read_arrays(weights, abstract, root, head.get("torch_dtype"))
-    params = from_named_arrays(abstract, arrays, root)
-    use_vocabulary(experiment, str(root))
-    return experiment, params, head.get("step", 0)
-
-
 def use_vocabulary(experiment: Experiment, folder: str) -> Experiment:
     """Gives an experiment the vocabulary of a model folder; no-op for a run folder.
 
     The folder's config.gin names the vocabulary's files on the machine that wrote it. Bindings of
     flags stay.
     """
-    if not (as_path(folder) / WEIGHTS).is_file():
+    if not is_model_folder(folder):
         return experiment
-    head = read_head(folder)
-    entry = head["vocabulary"]
+    entry = read_head(folder)["vocabulary"]
     if kind := entry.get("kind"):
         vocabulary = KINDS[kind](os.path.join(folder, entry["file"]))
         if "Corpus.vocabulary" in bound_by_flags:
@@ -283,12 +280,6 @@ def use_vocabulary(experiment: Experiment, folder: str) -> Experiment:
             )
         for corpus in experiment.trainer.corpus.corpora:
             corpus.vocabulary = vocabulary
-    vocabulary = experiment.trainer.corpus.vocabulary
-    if vocabulary.fingerprint == entry["fingerprint"] and vocabulary.size != head["vocab_size"]:
-        raise ValueError(
-            f"{folder}/{HEAD} is damaged, as vocab_size = {head['vocab_size']}, and its vocabulary "
-            f"{vocabulary.name} has {vocabulary.size} ids: copy the folder again."
-        )
     return experiment
 
 
@@ -296,13 +287,3 @@ def own_modules(settings: str) -> list[str]:
     """Returns the modules and packages outside brt that a run's config imports."""
     found = re.findall(r"^(?:import|from) +([\w.]+)", settings, re.M)
     return [name for name in found if name.partition(".")[0] != "brt"]
-
-
-def _local(folder: str) -> Path:
-    """Returns the local folder, below `configs/` if not in the working directory."""
-    if folder.startswith(HUB):
-        hub = extra_library("huggingface_hub", f"--model={folder}", "hub")
-        return Path(hub.snapshot_download(folder.removeprefix(HUB)))
-    path = Path(folder).expanduser()
-    shipped = (root / folder for root in gin_folders())
-    return path if path.is_dir() else next((p for p in shipped if p.is_dir()), path)

@@ -75,7 +75,7 @@ class RecordedRun:
         self.reader = SegmentReader(experiment, mesh, self.rows, self.segment_length, entropy=True)
         self.has_state = self.reader.has_state
         state, saved = load_params(workdir, experiment.abstract_state(mesh), step)
-        check_vocabulary(saved, self.store)
+        check_vocabulary(saved, self.store.manifest["vocabulary"], self.store.folder)
         self.params = state.params
         self.step = int(state.step)
         self.best_by: str | None = saved.get("best_by")

@@ -25,7 +25,7 @@ from brt.generation.prefill import Prefill
 from brt.generation.sampling import Sampling, checked
 from brt.generation.streaming_text import StreamingText
 from brt.host.progress import Progress
-from brt.model_folder import load_run, read_model
+from brt.model_folder import load_run
 from brt.models.diagonal import layerwise_of
 from brt.models.model import LanguageModel, Model
 from brt.storage.file_parts import FileBytes
@@ -101,14 +101,10 @@ class Generator:
         folder: str | os.PathLike,
         bindings: Sequence[str] = (),
         allow_imports: Sequence[str] = (),
+        step: int | str | None = None,
     ) -> Self:
-        """Returns the generator of a folder of `brt.export`, or of a run folder.
-
-        Args:
-            folder: a path, or `hf://OWNER/NAME`.
-        """
-        load = load_run if os.path.isdir(os.path.join(folder, "checkpoints")) else read_model
-        experiment, params, _ = load(folder, bindings, allow_imports)
+        """Returns the generator of a folder; arguments as of `load_run`."""
+        experiment, params, _ = load_run(folder, bindings, allow_imports, step)
         return cls.of_experiment(experiment, params, os.fspath(folder))
 
     @classmethod

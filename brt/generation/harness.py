@@ -17,7 +17,6 @@ from brt.data.extras import extra_library
 from brt.generation.document_memory import Memory
 from brt.generation.generator import Generator
 from brt.generation.sampling import GREEDY, Sampling
-from brt.model_folder import load_run
 
 LM: Any = extra_library("lm_eval.api.model", "brt.generation.harness", "eval").LM
 MAX_TOKENS = 256
@@ -29,7 +28,7 @@ class BrtLM(LM):  # type: ignore[misc]
     """Answers requests of the harness.
 
     Args:
-        run: a run folder, or a `Generator` (`Generator.from_folder` of an exported model).
+        run: a folder, as of `load_run`, or a `Generator`.
         batch_size: contexts that are read at once.
         step: checkpoint, as of `load_run`.
         allow_imports: modules outside brt that the run's config may import.
@@ -44,8 +43,7 @@ class BrtLM(LM):  # type: ignore[misc]
     ):
         super().__init__()
         if not isinstance(run, Generator):
-            experiment, params, _ = load_run(run, allow_imports=allow_imports, step=step)
-            run = Generator.of_experiment(experiment, params, run)
+            run = Generator.from_folder(run, allow_imports=allow_imports, step=step)
         self.generator = run
         self.batch_size = batch_size
 

@@ -130,3 +130,12 @@ def test_a_run_without_a_pretrained_body_is_refused(tmp_path):
     tiny = build(write_config(tmp_path))
     with pytest.raises(ValueError, match="BlockRecurrentTransformer"):
         export.pretrained_parts(tiny.experiment.model, tiny.experiment.abstract_params)
+
+
+def test_the_exported_folder_writes_the_text_of_its_run(places, monkeypatch, capfd):
+    texts = []
+    for source in (f"--workdir={places}/run", f"--model={places}/out"):
+        flags = "--prompt=tea then tea", "--max_tokens=9", "--temperature=0"
+        assert not command(monkeypatch, generate, source, *flags)
+        texts.append(capfd.readouterr().out)
+    assert texts[0] == texts[1] and texts[0].strip()

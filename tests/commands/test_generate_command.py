@@ -9,6 +9,7 @@ from absl import flags
 from tiny_run import build, command, write_config
 
 from brt import benchmark, generate
+from brt.data.stores.layout import vocabulary_entry
 from brt.generation import generator as generation
 from brt.generation.generator import Generator
 from brt.generation.sampling import Sampling
@@ -26,7 +27,8 @@ def run(tmp_path_factory):
     (folder / "run").mkdir()
     shutil.copy(tiny.path, folder / "run/config.gin")
     checkpoints = Checkpoints(str(folder / "run/checkpoints"))
-    checkpoints.save(tiny.experiment.init_state(), {})
+    record = {"vocabulary": vocabulary_entry(tiny.experiment.trainer.corpus.vocabulary)}
+    checkpoints.save(tiny.experiment.init_state(), record)
     checkpoints.close()
     return folder / "run"
 
@@ -118,7 +120,10 @@ def encode_little(self, text, title="the prompt", encode=Generator.encode):
         (["--load_memory=nothing"], "There is no memory file nothing"),
         (["--prompt_file=nothing.txt"], "Error: nothing.txt: No such file"),
         (["--gin_file=x.gin"], "--gin_file is not read"),
-        (["--gin.Corpus.vocabulary='characters:few'"], "was made with another tokenizer, bytes"),
+        (
+            ["--gin.Corpus.vocabulary='characters:few'"],
+            "trained with the tokenizer bytes",
+        ),
         (["--load_memory=torn"], "torn is not a memory file, or only a part of one"),
         (["--score=empty"], "empty has no token to score"),
     ],

@@ -152,7 +152,6 @@ BUILT = {
     "Experiment.trainer": lambda rngs, sizes: brt.Experiment(3),
     "load_run.folder": lambda rngs, sizes: brt.load_run(3),
     "load_run.bindings": lambda rngs, sizes: brt.load_run("run", "Trainer.steps = 3"),
-    "read_model.folder": lambda rngs, sizes: brt.read_model(3),
     "Generator.from_folder.folder": lambda rngs, sizes: brt.Generator.from_folder(3),
 }
 

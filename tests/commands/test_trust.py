@@ -26,7 +26,7 @@ from brt.data.stores.token_store import TokenStore
 from brt.data.vocabularies.named import named_vocabulary
 from brt.evaluation.recording import Recording
 from brt.generation import memory_file
-from brt.model_folder import load_run, read_model, run_config
+from brt.model_folder import load_run, run_config
 from brt.reporting.archive import pack
 from brt.reporting.collect import collect
 from brt.reporting.gin_text import read_gin, read_gin_file
@@ -458,7 +458,7 @@ def test_a_link_out_of_a_model_folder_is_refused_by_name(here):
         (model / name).rename(here / name)
         (model / name).symlink_to(here / name)
         with pytest.raises(ValueError, match=f"{name} is a link"):
-            read_model(str(model))
+            load_run(str(model))
 
 
 def test_a_study_moves_no_file_that_an_earlier_one_names(here):

@@ -35,7 +35,7 @@ from brt.data.vocabularies.base import ByteVocabulary
 from brt.data.vocabularies.named import as_vocabulary
 from brt.evaluation.recording import NAMES, Recording
 from brt.generation.generator import Generator
-from brt.model_folder import read_model
+from brt.model_folder import load_run
 from brt.report import report
 from brt.reporting import archive
 from brt.reporting.runs import open_runs
@@ -169,7 +169,7 @@ def spoil_header(rng, path):
 
 def a_model_folder(base):
     shutil.copytree(ROOT / "configs/trained/recall", base)
-    experiment, params, _ = read_model(str(base))
+    experiment, params, _ = load_run(str(base))
     config.parse([str(base / "config.gin")])
     shapes = experiment.abstract_state()
 

@@ -175,20 +175,6 @@ def spoil_json(rng, path: Path) -> str:
     return what
 
 
-def change_header(path: Path, change) -> None:
-    """Changes the first entry in the header of a safetensors file.
-
-    change: from an entry and its shape to another entry.
-    """
-    content = path.read_bytes()
-    end = 8 + int.from_bytes(content[:8], "little")
-    header = json.loads(content[8:end])
-    name = next(name for name in header if name != "__metadata__")
-    header[name] = change(header[name], header[name]["shape"])
-    text = json.dumps(header).encode()
-    path.write_bytes(len(text).to_bytes(8, "little") + text + content[end:])
-
-
 def _places(content, name=""):
     """(holder, key, name) of every value in JSON."""
     if isinstance(content, dict | list):

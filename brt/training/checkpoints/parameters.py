@@ -10,8 +10,6 @@ import jax
 import numpy as np
 
 from brt.checks import Count, ManyFrom0, OneOf, Rule
-from brt.data.mixture import MixedStore
-from brt.data.stores.token_store import TokenStore
 from brt.data.vocabularies.named import KINDS
 from brt.storage.json_files import Fields, read_json
 from brt.storage.paths import as_path, on_disk
@@ -53,17 +51,18 @@ HEAD_FIELDS = Fields(
 HEAD_BYTES = 2**20
 
 
-def check_vocabulary(record: dict, store: TokenStore | MixedStore) -> None:
-    """Refuses parameters that were trained on other token ids than a store's.
+def check_vocabulary(record: dict, vocabulary: Mapping, owner: Any) -> None:
+    """Refuses parameters that were trained on other token ids than `owner` has.
 
-    record: of a checkpoint; older versions lack the vocabulary.
+    record: of a checkpoint; older versions lack the vocabulary. vocabulary: name, size and
+    fingerprint.
     """
-    trained, read = record.get("vocabulary"), store.manifest["vocabulary"]
-    if trained and trained["fingerprint"] != read["fingerprint"]:
+    trained = record.get("vocabulary")
+    if trained and trained["fingerprint"] != vocabulary["fingerprint"]:
         raise ValueError(
             f"The parameters were trained with the tokenizer {trained['name']} of size "
-            f"{trained['size']}, and {store.folder} was made with {read['name']} of size "
-            f"{read['size']}: bind Corpus.vocabulary and Corpus.store to those of the run."
+            f"{trained['size']}, and {owner} has {vocabulary['name']} of size "
+            f"{vocabulary['size']}: bind Corpus.vocabulary and Corpus.store to those of the run."
         )
 
 
@@ -92,7 +91,7 @@ def load_params(
     """
     step = check_step(step)
     check_run_folder(folder)
-    if (as_path(folder) / WEIGHTS).is_file():
+    if is_model_folder(folder):
         return _of_model_folder(folder, abstract, step)
     path = os.path.join(folder, CHECKPOINTS)
     if not as_path(path).is_dir():
@@ -135,6 +134,10 @@ def _of_model_folder(folder, abstract, step):
     vocabulary = head["vocabulary"] | {"name": f"of {folder}", "size": head["vocab_size"]}
     state = abstract._replace(step=head["step"], params=params, optimizer=None)
     return state, {"vocabulary": vocabulary}
+
+
+def is_model_folder(folder: str | os.PathLike) -> bool:
+    return any((as_path(folder) / name).exists() for name in (HEAD, WEIGHTS))
 
 
 def read_head(folder: str | os.PathLike) -> dict[str, Any]:
