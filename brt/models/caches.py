@@ -2,11 +2,10 @@
 
 The segment form is carried from segment to segment and holds whole blocks; the decoding form
 (`decoding_window.py`) from token to token. `init_caches` of a model defines "empty". Caches are
-named tuples of arrays, batch first, whose names end in their axes; the segment form has a method
-`clear_state(empty)`.
+named tuples of arrays, batch first, whose names end in their axes.
 """
 
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -52,12 +51,19 @@ def reset_rows(caches: Tree, empty: Tree, starts_B: jax.Array) -> Tree:
 
 def clear_state(caches: tuple, empty: tuple) -> tuple:
     """Clears every long-term state and keeps the windows (Block-Recurrent, appendix G.1)."""
-    return tuple(cache.clear_state(fresh) for cache, fresh in zip(caches, empty, strict=True))
+    return tuple(cleared(cache, fresh) for cache, fresh in zip(caches, empty, strict=True))
+
+
+def cleared(cache: Any, empty: Any) -> Any:
+    """Returns a cache without its state: `empty`, or by its method `clear_state(empty)`."""
+    if not getattr(cache, "carries_state", True):
+        return cache
+    return cache.clear_state(empty) if hasattr(cache, "clear_state") else empty
 
 
 def with_state(caches: tuple) -> list[int]:
     """Returns the indices of caches that hold more than a window.
 
-    A cache that clearing does not change declares `carries_state = False`.
+    A cache without a state, which clearing does not change, declares `carries_state = False`.
     """
     return [i for i, cache in enumerate(caches) if getattr(cache, "carries_state", True)]

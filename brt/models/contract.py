@@ -32,11 +32,6 @@ def check_caches(shapes: tuple, rows: int) -> None:
         for part in (*getattr(cache, "memories", ()), cache):
             name = type(part).__name__
             check_named(name, part)
-            if not hasattr(part, "clear_state"):
-                raise ValueError(
-                    f"{name} has no method clear_state(empty): return `empty` to forget all where "
-                    "the state is cleared, or `self` to forget nothing."
-                )
             for path, field in jax.tree_util.tree_flatten_with_path(part)[0]:
                 axes = re.search(r"_(B[A-Z]*)$", getattr(path[-1], "name", ""))
                 if field.shape[:1] != (rows,) or not axes or len(axes[1]) != field.ndim:

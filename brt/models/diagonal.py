@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from brt.models.caches import select_rows
+from brt.models.caches import cleared, select_rows
 from brt.models.fast.cudnn_attention import layers_at_once
 from brt.models.fast.layer_scan import kind_of, stacked_trees, unstacked
 from brt.models.layerwise import Layerwise
@@ -72,7 +72,7 @@ def run_diagonally(
 
     def run(graph, index, params, x, cache, empty, t):
         s = t - index
-        before = cache.clear_state(empty) if clear else cache
+        before = cleared(cache, empty) if clear else cache
         before = select_rows(starts_KB[jnp.clip(s, 0, K - 1)], empty, before)
         y, after = layerwise.run(nnx.merge(graph, params), x, before)
         due = (s >= 0) & (s < K)

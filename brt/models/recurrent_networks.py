@@ -33,9 +33,6 @@ class LSTMCache(NamedTuple):
     hidden_BU: jax.Array
     cell_BU: jax.Array
 
-    def clear_state(self, empty: "LSTMCache") -> "LSTMCache":
-        return empty
-
 
 class LSTMLayer(nnx.Module):
     """i, f, o = sigma(W x + V h + b), g = tanh(same); c' = f c + i g; h' = o tanh(c').

@@ -58,9 +58,6 @@ class HighestCache(NamedTuple):
     def carries_state(self) -> bool:
         return False
 
-    def clear_state(self, empty: "HighestCache") -> "HighestCache":
-        return self
-
 
 class Embedded(NamedTuple):
     """A segment's embeddings, and which positions have a token."""

@@ -44,9 +44,6 @@ class BlocksCache(NamedTuple):
     def carries_state(self) -> bool:
         return False
 
-    def clear_state(self, empty: "BlocksCache") -> "BlocksCache":
-        return self
-
 
 class AtLayer(Reads):
     """Applies `function(heads, attended)`, with the results of `Reads.read`, at one layer."""

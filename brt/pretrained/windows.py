@@ -26,9 +26,6 @@ class OverlapCache(NamedTuple):
     def carries_state(self) -> bool:
         return False
 
-    def clear_state(self, empty: "OverlapCache") -> "OverlapCache":
-        return self
-
 
 class DecodingWindow(NamedTuple):
     """A window while it is being filled.

@@ -270,16 +270,6 @@ def test_a_class_elsewhere_is_known_by_its_import(tmp_path):
     assert re.search(r"BlockSummaries\.num_blocks += 4", found.stdout)
 
 
-def test_a_memory_that_cannot_be_cleared_is_refused_by_name(tmp_path):
-    write_config(tmp_path, "import my_memories\n")
-    method = "    def clear_state(self, empty):\n        return empty\n"
-    assert memory_code().count(method) == 1
-    (tmp_path / "my_memories.py").write_text(memory_code().replace(method, ""))
-    refused = dry_run(tmp_path, quick_environment())
-    assert refused.returncode == 1 and "Traceback" not in refused.stderr
-    assert "Error: SummaryCache has no method clear_state" in refused.stderr
-
-
 def test_the_data_source_of_the_page_is_prepared(tmp_path):
     write_examples(tmp_path)
     (tmp_path / "letters").mkdir()

@@ -25,7 +25,7 @@ from ragged import Ragged, ragged_segments
 from tiny_models import largest, leaves_close, quick_jit, wide_types  # noqa: F401
 
 from brt.data.vocabularies.base import BEGIN
-from brt.models.caches import LayerCache, clear_state, reset_rows, with_state
+from brt.models.caches import LayerCache, clear_state, cleared, reset_rows, with_state
 
 QUICK = (*QUICK_PRETRAINED, "memorizing_dense")
 """Architectures that decode in a way of their own, though their caches occur in others."""
@@ -368,12 +368,12 @@ def states_of(caches):
 def with_one_cleared(caches, empty, address):
     """The caches, one state of which is cleared."""
     i, *inside = address
-    cleared = caches[i].clear_state(empty[i])
+    changed = cleared(caches[i], empty[i])
     if inside:
         memories = list(caches[i].memories)
-        memories[inside[0]] = cleared.memories[inside[0]]
-        cleared = caches[i]._replace(memories=tuple(memories))
-    return (*caches[:i], cleared, *caches[i + 1 :])
+        memories[inside[0]] = changed.memories[inside[0]]
+        changed = caches[i]._replace(memories=tuple(memories))
+    return (*caches[:i], changed, *caches[i + 1 :])
 
 
 def same(a, b):

@@ -106,19 +106,9 @@ class Sums(NamedTuple):
     sum_BD: jax.Array
     count_B: jax.Array
 
-    def clear_state(self, empty):
-        return empty
-
-
-class Unclearable(NamedTuple):
-    sum_BD: jax.Array
-
 
 class Unnamed(NamedTuple):
     sum: jax.Array
-
-    def clear_state(self, empty):
-        return empty
 
 
 def window(rows=ROWS):
@@ -145,7 +135,6 @@ def test_caches_of_every_architecture_can_be_carried(name):
         (Sums(array(D, ROWS), array(ROWS)), r"^Sums\.sum_BD has shape \(12, 7919\)"),
         (Sums(array(ROWS, H, D), array(ROWS)), r"^Sums\.sum_BD has shape \(7919, 2, 12\)"),
         (Unnamed(array(ROWS, D)), r"^Unnamed\.sum has .* such as keys_BWHK or count_B"),
-        (Unclearable(array(ROWS, D)), r"^Unclearable has no method clear_state\(empty\): "),
         ((array(ROWS, D),), r"^tuple is carried as a cache: make it a typing\.NamedTuple"),
         (array(ROWS, D), r"^ShapeDtypeStruct is carried as a cache"),
     ],

@@ -22,9 +22,6 @@ class GradientCache(NamedTuple):
 
     matrix_BHKK: jax.Array
 
-    def clear_state(self, empty):
-        return empty
-
 
 class Pairs(NamedTuple):
     keys_BTHK: jax.Array
@@ -69,9 +66,6 @@ class RecurrenceCache(NamedTuple):
     """The units, (B, U), float32. Empty: zeros."""
 
     units_BU: jax.Array
-
-    def clear_state(self, empty):
-        return empty
 
 
 @configurable(denylist=["rngs", "sizes", "window"])

@@ -28,9 +28,6 @@ class SumCache(NamedTuple):
 
     state_BD: jax.Array
 
-    def clear_state(self, empty):
-        return empty
-
 
 class Toy(Model):
     """The smallest model with a memory and a learned first state: quick to compile."""

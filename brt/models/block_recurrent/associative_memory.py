@@ -32,9 +32,6 @@ class AssociativeCache(NamedTuple):
     matrix_BHKK: jax.Array
     sum_BHK: jax.Array
 
-    def clear_state(self, empty: "AssociativeCache") -> "AssociativeCache":
-        return empty
-
 
 def features(x: jax.Array) -> jax.Array:
     """Returns elu(x) + 1, positive, at least float32."""

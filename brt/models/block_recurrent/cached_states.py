@@ -37,9 +37,6 @@ class CachedStatesCache(NamedTuple):
     sum_BHK: jax.Array
     tokens_B: jax.Array
 
-    def clear_state(self, empty: "CachedStatesCache") -> "CachedStatesCache":
-        return empty
-
 
 @configurable(denylist=["rngs", "sizes", "window"])
 class CachedStates(TokenMemory):

@@ -76,9 +76,6 @@ class StateCache(NamedTuple):
 
     states_BSD: jax.Array
 
-    def clear_state(self, empty: "StateCache") -> "StateCache":
-        return empty
-
 
 class DecodingStates(NamedTuple):
     """The states while a block is being filled, and their keys and values, (B, S, H, K)."""

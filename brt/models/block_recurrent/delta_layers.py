@@ -60,9 +60,6 @@ class ConvolvedCache(NamedTuple):
     keys_BNA: jax.Array
     values_BNA: jax.Array
 
-    def clear_state(self, empty: "ConvolvedCache") -> "ConvolvedCache":
-        return empty
-
 
 class ConvolvedMemory(TokenMemory):
     """W_o (gate(x) * RMSNorm(rule(q, k, v))); q, k, v = SiLU(convolution(W x)), for each head.

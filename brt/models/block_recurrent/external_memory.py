@@ -46,9 +46,6 @@ class RingCache(NamedTuple):
     values_BMHK: jax.Array
     written_B: jax.Array
 
-    def clear_state(self, empty: "RingCache") -> "RingCache":
-        return empty
-
 
 @configurable(denylist=["rngs", "sizes", "window"])
 class ExternalMemory(LayerMemory):

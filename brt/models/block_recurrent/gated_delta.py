@@ -31,9 +31,6 @@ class DeltaCache(NamedTuple):
 
     matrix_BHKK: jax.Array
 
-    def clear_state(self, empty: "DeltaCache") -> "DeltaCache":
-        return empty
-
 
 @configurable(denylist=["rngs", "sizes", "window"])
 class GatedDeltaMemory(TokenMemory):

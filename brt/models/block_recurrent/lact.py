@@ -43,9 +43,6 @@ class LactCache(NamedTuple):
     weights: FastWeights
     momentum: FastWeights | None
 
-    def clear_state(self, empty: "LactCache") -> "LactCache":
-        return empty
-
 
 class Pairs(NamedTuple):
     """The training data of a block.

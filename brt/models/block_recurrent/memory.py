@@ -98,8 +98,8 @@ class LayerMemory(nnx.Module):
     """A memory of tokens beyond a layer's window, which changes with every block.
 
     Built as `memory(rngs, sizes, window)`, with the `Sizes` and W of its layer, it holds parameters
-    only. Its cache is a named tuple of arrays, batch first, whose names end in their axes, with a
-    method `clear_state(empty)` that returns the cache after forgetting.
+    only. Its cache is a named tuple of arrays, batch first, whose names end in their axes; clearing
+    the state makes it empty, except for what its method `clear_state(empty)` keeps, if it has one.
 
     Class attributes:
         name: of its parameters and metrics, `layer3/<name>_grad_norm`; unique in a layer.

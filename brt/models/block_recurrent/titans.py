@@ -38,9 +38,6 @@ class TitansCache(NamedTuple):
     weights: MLPWeights
     momentum: MLPWeights
 
-    def clear_state(self, empty: "TitansCache") -> "TitansCache":
-        return empty
-
 
 class TitansPairs(NamedTuple):
     """The training data of a block; momentum_BTH, keep_BTH: shares of momentum and weights kept."""

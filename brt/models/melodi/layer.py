@@ -53,9 +53,6 @@ class MelodiCache(NamedTuple):
     short_BSD: jax.Array
     long_BMD: jax.Array | None
 
-    def clear_state(self, empty: "MelodiCache") -> "MelodiCache":
-        return empty
-
 
 class KeysValues(NamedTuple):
     """Keys of unit length and values, (B, J, H, K)."""

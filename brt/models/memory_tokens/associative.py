@@ -47,9 +47,6 @@ class AssociationCache(NamedTuple):
     matrix_BLD: jax.Array
     sum_BL: jax.Array
 
-    def clear_state(self, empty: "AssociationCache") -> "AssociationCache":
-        return empty
-
 
 def features(x: jax.Array) -> jax.Array:
     """Returns unit-length features of keys or queries, (..., Y) to (..., 6 Y).

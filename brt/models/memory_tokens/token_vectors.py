@@ -16,9 +16,6 @@ class MemoryCache(NamedTuple):
 
     memory_BSD: jax.Array
 
-    def clear_state(self, empty: "MemoryCache") -> "MemoryCache":
-        return empty
-
 
 class TokenVectors(SegmentMemory[jax.Array]):
     """S vectors, replaced by the outputs of memory tokens, (B, S, D).

@@ -35,9 +35,6 @@ class HiddenCache(NamedTuple):
     def carries_state(self) -> bool:
         return False
 
-    def clear_state(self, empty: "HiddenCache") -> "HiddenCache":
-        return self
-
 
 class LayerSegment(NamedTuple):
     """A segment processed by a layer; x_BTD: the layer's inputs."""

@@ -39,9 +39,6 @@ class PooledCache(NamedTuple):
     vectors_BMD: jax.Array
     count_B: jax.Array
 
-    def clear_state(self, empty: "PooledCache") -> "PooledCache":
-        return empty
-
 
 class PooledSums(NamedTuple):
     """The pooled part of a window so far.

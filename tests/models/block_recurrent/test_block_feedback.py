@@ -74,9 +74,6 @@ def test_a_memory_adds_to_the_loss_and_drops_by_itself(feedback):
 class Nothing(NamedTuple):
     x_B: jax.Array
 
-    def clear_state(self, empty):
-        return empty
-
 
 class Ids(ByteVocabulary):
     size = VOCABULARY

@@ -115,9 +115,6 @@ class Still(LayerMemory):
 class StillCache(NamedTuple):
     unused_BN: jax.Array
 
-    def clear_state(self, empty):
-        return empty
-
 
 def test_the_states_of_several_memories_are_read_as_those_of_one():
     keys_SHK, values_SHK = draw(5, H, K), draw(5, H, K, seed=1)

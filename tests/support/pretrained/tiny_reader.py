@@ -19,9 +19,6 @@ class SumCache(NamedTuple):
 
     sum_BD: jax.Array
 
-    def clear_state(self, empty: "SumCache") -> "SumCache":
-        return empty
-
 
 @configurable(denylist=["rngs"])
 class SummingReader(Reader):
