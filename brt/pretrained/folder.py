@@ -7,6 +7,7 @@ import contextlib
 import functools
 import json
 import os
+import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,15 +16,17 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
-from brt.storage.json_files import Fields, read_json
+from brt.storage.json_files import read_json
 from brt.storage.paths import folder_of, is_remote
+from brt.storage.regular_files import check_inside
 from brt.storage.tensor_files import TensorInfo, read_tensor, tensor_infos
 
 CONFIG = "config.json"
 JSON_BYTES = 2**26
-"""Bytes of the largest JSON file; an index has about 100 a tensor."""
+"""Bytes of the largest config.json."""
 WEIGHTS = "model.safetensors"
-INDEX = "model.safetensors.index.json"
+SHARD = re.compile(r"model-[0-9]{5}-of-([0-9]{5})\.safetensors")
+"""Names of the files of larger weights, which transformers numbers from 1."""
 OTHER_WEIGHTS = (".bin", ".h5", ".msgpack", ".ckpt.index", ".gguf")
 TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
@@ -34,7 +37,7 @@ TOKENIZER_FILES = (
 
 
 class HubFolder:
-    """A folder with config.json and weights in safetensors, one file or shards with an index.
+    """A folder with config.json and weights in safetensors, one file or its shards.
 
     Models with their own code and quantized weights are refused.
     """
@@ -47,7 +50,9 @@ class HubFolder:
             raise FileNotFoundError(
                 f"{self.path} has no {CONFIG}: name a folder in the format of the Hugging Face Hub."
             )
-        self.config: dict[str, Any] = self._read_json(CONFIG, dict[str, Any])
+        self.config: dict[str, Any] = read_json(
+            self._checked(CONFIG), dict[str, Any], "copy it again", JSON_BYTES
+        )
         if self.config.get("auto_map") is not None:
             raise ValueError(
                 f"{self.file(CONFIG)}: auto_map names code in the folder that computes the model. "
@@ -63,55 +68,28 @@ class HubFolder:
         return os.path.join(self.path, name)
 
     def _checked(self, name):
-        path = self.file(name)
-        if os.path.dirname(name) or name in ("", ".", ".."):
-            raise ValueError(
-                f"{self.path} names a file outside of the folder, {name!r}: files lie in it."
-            )
-        inside = os.path.realpath(self.path)
-        if os.path.dirname(os.path.realpath(path)) != inside:
-            raise ValueError(
-                f"{path} is a link to a file outside of the folder: copy the folder with its "
-                "files, as cp -rL does."
-            )
-        if not os.path.isfile(path):
-            raise ValueError(f"{path} is missing, or is no plain file: copy the whole folder.")
-        return path
-
-    def _read_json(self, name, expected):
-        return read_json(self._checked(name), expected, "copy it again", JSON_BYTES)
+        check_inside(self.path, [name])
+        return self.file(name)
 
     @functools.cached_property
     def tensors(self) -> dict[str, TensorInfo]:
         """All tensors by their names on disk; reads headers only."""
-        if os.path.lexists(self.file(WEIGHTS)):
-            return self._header(WEIGHTS)
-        if not os.path.lexists(self.file(INDEX)):
-            raise ValueError(self._no_weights())
-        fields = Fields({"weight_map": dict[str, str]})
-        index = self._read_json(INDEX, fields)["weight_map"]
-        tensors: dict[str, TensorInfo] = {}
-        for name in sorted(set(index.values())):
-            header = self._header(name)
-            if twice := header.keys() & tensors.keys():
-                raise ValueError(f"{self.file(name)} holds {min(twice)}, and so does another file.")
-            tensors |= header
-        files = {tensor: info.file for tensor, info in tensors.items()}
-        differing = dict(index.items() ^ files.items())
-        if differing:
+        names = sorted(os.listdir(self.path))
+        counts = {name: int(match[1]) for name in names if (match := SHARD.fullmatch(name))}
+        files = [WEIGHTS] if WEIGHTS in names else list(counts)
+        if not files:
+            raise ValueError(self._no_weights(names))
+        if WEIGHTS not in names and set(counts.values()) != {len(counts)}:
             raise ValueError(
-                f"{self.file(INDEX)} and the files of {self.path} differ in where "
-                f"{min(differing)} is: they do not belong together."
+                f"{self.path} has only some of the files of its weights, or those of two models: "
+                f"{', '.join(files[:9])}. Copy the whole folder again."
             )
-        return tensors
+        headers = [tensor_infos(self._checked(file)) for file in files]
+        return {name: info for header in headers for name, info in header.items()}
 
-    def _header(self, name):
-        return tensor_infos(self._checked(name))
-
-    def _no_weights(self):
-        files = sorted(os.listdir(self.path))
-        if not (other := [name for name in files if name.endswith(OTHER_WEIGHTS)]):
-            return f"{self.path} has no {WEIGHTS}, nor {INDEX}: copy the weights into it."
+    def _no_weights(self, names):
+        if not (other := [name for name in names if name.endswith(OTHER_WEIGHTS)]):
+            return f"{self.path} has no {WEIGHTS}, nor its parts: copy the weights into it."
         return (
             f"{self.path} has its weights only as {', '.join(other)}: convert them as "
             "docs/pretrained.md, Getting weights, shows, with save_pretrained of transformers."
@@ -120,7 +98,7 @@ class HubFolder:
     def read(self, name: str) -> np.ndarray:
         """Returns a tensor as float32; refuses types other than floats, and non-finite values."""
         info = self.tensors[name]
-        return read_tensor(self._checked(info.file), name, info)
+        return read_tensor(self.file(info.file), name, info)
 
 
 def write_folder(

@@ -126,7 +126,7 @@ def random_tensors(config, seed=0):
 def make_folder(path, config=None, tensors=None, shards=1, **changes):
     """Writes the folder and returns its tensors.
 
-    shards: files; above 1 with an index. changes: of config.json; None leaves a key out.
+    shards: number of files. changes: of config.json; None leaves a key out.
     """
     config = {**(config or GPT2), **changes}
     config = {key: value for key, value in config.items() if value is not None}
@@ -136,12 +136,8 @@ def make_folder(path, config=None, tensors=None, shards=1, **changes):
     if shards == 1:
         save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
         return tensors
-    weight_map = {}
     for number in range(shards):
         name = f"model-{number + 1:05}-of-{shards:05}.safetensors"
         part = dict(list(tensors.items())[number::shards])
         save_file(part, path / name, metadata={"format": "pt"})
-        weight_map |= dict.fromkeys(part, name)
-    index = {"metadata": {}, "weight_map": weight_map}
-    (path / "model.safetensors.index.json").write_text(json.dumps(index))
     return tensors
