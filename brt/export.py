@@ -8,12 +8,13 @@ Hub names, config.json, and the tokenizer's files. Only brt reads the memory's p
 brt_memory.safetensors, and the run's config, brt_memory.gin.
 """
 
-from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
+import functools
+import operator
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 from absl import flags
-from flax import nnx
 from safetensors.numpy import save as to_bytes
 
 from brt import command_line
@@ -26,8 +27,7 @@ from brt.model_folder import (
     write_model,
 )
 from brt.models.model import Model
-from brt.pretrained.folder import HubFolder, write_folder
-from brt.pretrained.names import Names
+from brt.pretrained.folder import write_folder
 from brt.storage.paths import as_path
 from brt.training.checkpoints.parameters import named_arrays
 
@@ -44,40 +44,6 @@ if "output" not in FLAGS:  # brt.report has the flag, too
 FORMAT = "brt memory beside a body 1"
 
 
-@runtime_checkable
-class HasBody(Protocol):
-    """A model around a backbone, whose parameters are called `body`."""
-
-    body: nnx.Module
-
-
-@runtime_checkable
-class Written(Protocol):
-    """A backbone, or a backbone with a head, whose parameters have names on disk."""
-
-    @property
-    def folder(self) -> HubFolder | None:
-        """The folder that its parameters were read from."""
-
-    def names(self) -> Names: ...
-
-    def config(self) -> dict[str, Any]:
-        """Returns its config.json."""
-
-
-class Parts(NamedTuple):
-    """A model as it is exported.
-
-    written: the backbone, or the backbone with its head.
-    params: its parameters, a nested dictionary, also those without a name on disk.
-    beside: all parameters without a name on disk, by their paths joined with dots.
-    """
-
-    written: Written
-    params: Any
-    beside: dict
-
-
 def main() -> None:
     if not FLAGS.workdir:
         raise ValueError("--workdir is missing: name the run folder whose model is to be written.")
@@ -88,7 +54,7 @@ def main() -> None:
         FLAGS.workdir, FLAGS.gin_bindings, FLAGS.allow_imports, FLAGS.step
     )
     workdir, output, dtype = FLAGS.workdir, FLAGS.output, FLAGS.dtype
-    if has_backbone(experiment.model):
+    if backbone_of(experiment.model)[0] is not None:
         tensors, beside = export(experiment.model, params, output, settings, dtype)
     else:
         tensors, beside = write_model(experiment, params, step, workdir, output, dtype), 0
@@ -115,9 +81,9 @@ def export(
     Returns:
         The numbers of tensors of the backbone with its head, and of other tensors.
     """
-    written, of_written, beside = pretrained_parts(model, params)
-    config = written.config()
-    tensors = written.names().write(of_written)
+    written, path = backbone_of(model)
+    config, names = written.config(), written.names()
+    tensors = names.write(functools.reduce(operator.getitem, path, params))
     if dtype != "float32":
         tensors = {
             name: array.astype(ml_dtypes.finfo(dtype).dtype) for name, array in tensors.items()
@@ -125,30 +91,22 @@ def export(
         config["torch_dtype" if "torch_dtype" in config else "dtype"] = dtype
     copied_from = written.folder.path if written.folder else None
     further = {BACKBONE_GIN: settings.encode()}
+    on_disk = {".".join([*path, name]) for tensor in names.tensors for name in tensor.parameters}
+    others = {name: array for name, array in named_arrays(params).items() if name not in on_disk}
+    beside = {name: np.ascontiguousarray(array) for name, array in others.items()}
     if beside:
-        arrays = {name: np.ascontiguousarray(array) for name, array in beside.items()}
-        further[BACKBONE_WEIGHTS] = to_bytes(arrays, {"format": FORMAT})
+        further[BACKBONE_WEIGHTS] = to_bytes(beside, {"format": FORMAT})
     write_folder(output, config, tensors, copied_from, further)
     return len(tensors), len(beside)
 
 
-def has_backbone(model: Any) -> bool:
-    return isinstance(model, Written) or (isinstance(model, HasBody) and has_backbone(model.body))
-
-
-def pretrained_parts(model: Model, params: Any) -> Parts:
-    """Returns the part of a model that has names on disk, and all other parameters."""
-    written, prefix, everything = cast(Any, model), "", named_arrays(params)
-    while not isinstance(written, Written):
-        if not isinstance(written, HasBody):
-            raise ValueError(
-                f"{type(model).__name__} has no pretrained body: only runs of "
-                "@PretrainedLanguageModel, @PretrainedReader, or with one inside, can be exported."
-            )
-        written, params, prefix = written.body, params["body"], f"{prefix}body."
-    on_disk = {prefix + path for t in written.names().tensors for path in t.parameters}
-    beside = {name: array for name, array in everything.items() if name not in on_disk}
-    return Parts(written, params, beside)
+def backbone_of(model: Any, path: tuple[str, ...] = ()) -> tuple[Any, tuple[str, ...]]:
+    """Returns a model's part whose parameters have names on disk, and the attributes that lead to
+    it: a pretrained backbone, or a reader with its head; None for a model without one.
+    """
+    if model is None or hasattr(model, "names"):
+        return model, path
+    return backbone_of(getattr(model, "body", None), (*path, "body"))
 
 
 if __name__ == "__main__":
