@@ -15,6 +15,7 @@ from jax.typing import DTypeLike
 
 from brt.checks import Index, configurable
 from brt.models.block_recurrent.cached_states import CachedStates
+from brt.models.block_recurrent.cell import RecurrentCell
 from brt.models.block_recurrent.memory import (
     BlockStates,
     KeysValues,
@@ -23,6 +24,7 @@ from brt.models.block_recurrent.memory import (
     TokenMemory,
 )
 from brt.models.contract import check_methods, layer_indices
+from brt.models.counts import matrix_size
 from brt.models.fast.attention import attend
 from brt.models.layers.initializers import DENSE, parameter
 from brt.models.model import Metrics
@@ -69,8 +71,10 @@ class BackboneMemory(WindowMemory):
         layer_index: Index = -1,
         window: int | None = None,
     ):
-        (index,) = layer_indices("BackboneMemory.layer_index", layer_index, len(body.layers))
-        self.memory = memory(rngs, body.sizes, window or body.num_positions)
+        sizes, binding = body.sizes, f"{type(self).__name__}.layer_index"
+        (self.index,) = layer_indices(binding, layer_index, len(body.layers))
+        self.sizes = sizes
+        self.memory = memory(rngs, sizes, window or body.num_positions)
         check_methods(self.memory, LayerMemory)
         self.every_token = isinstance(self.memory, TokenMemory)
         if type(self.memory).update is LayerMemory.update and not self.every_token:
@@ -80,14 +84,8 @@ class BackboneMemory(WindowMemory):
                 "write a WindowMemory."
             )
         self.name = self.memory.name
-        self.attach(rngs, body, index, self.memory.num_states)
-
-    def attach(self, rngs: nnx.Rngs, body: PretrainedBackbone, index: int, num_states: int) -> None:
-        sizes = body.sizes
-        self.sizes = sizes
-        self.index = index
-        self.num_states = num_states
-        if num_states:
+        self.num_states = self.memory.num_states
+        if self.num_states:
             self.cross_queries_DA = parameter(rngs, DENSE, sizes.width, sizes.attention_size)
             self.cross_scale_H = parameter(rngs, ones, sizes.num_heads)
             self.cross_output_AD = parameter(rngs, zeros, sizes.attention_size, sizes.width)
@@ -176,3 +174,29 @@ class BackboneMemory(WindowMemory):
             return 0.0
         products = 2 * (self.cross_queries_DA.size + self.cross_output_AD.size)
         return products + 4 * self.sizes.attention_size * self.num_states
+
+
+@configurable(denylist=["rngs", "body", "window"])
+class CellMemory(BackboneMemory):
+    """The Block-Recurrent cell (sections 3.1-3.5): its states, which tokens of a layer attend to,
+    attend to the tokens of a window; windows do not see keys of earlier ones.
+
+    Args:
+        layer_index: from 0, or negative from the last; None: at two thirds of the depth.
+    """
+
+    def __init__(
+        self,
+        rngs: nnx.Rngs,
+        body: PretrainedBackbone,
+        layer_index: Index | None = None,
+        cell: Callable[..., RecurrentCell] = RecurrentCell,
+        window: int | None = None,
+    ):
+        if layer_index is None:
+            layer_index = max(round(len(body.layers) * 2 / 3), 1) - 1
+        super().__init__(rngs, body, cell, layer_index, window)
+
+    def flops_per_segment(self, positions: int) -> float:
+        S, A = self.num_states, self.sizes.attention_size
+        return 2 * S * matrix_size(self.memory) + 4 * A * S * (S + positions)

@@ -18,8 +18,7 @@ from brt.pretrained.decoders.gpt2 import GPT2
 from brt.pretrained.encoders.bert import BERT, RoBERTa
 from brt.pretrained.encoders.deberta import DeBERTa
 from brt.pretrained.encoders.t5 import T5
-from brt.pretrained.memories.backbone_memory import BackboneMemory
-from brt.pretrained.memories.cell_memory import CellMemory
+from brt.pretrained.memories.backbone_memory import BackboneMemory, CellMemory
 from brt.pretrained.memories.pooled_memory import FinalLayerMemory
 from brt.pretrained.reader import LOWEST, PretrainedReader
 from brt.token_ids import PADDING

@@ -19,8 +19,7 @@ from brt.models.block_recurrent.external_memory import ExternalMemory
 from brt.pretrained.backbone_layer import HIDDEN, Seen
 from brt.pretrained.decoders.gpt2 import GPT2
 from brt.pretrained.decoders.llama import Llama
-from brt.pretrained.memories.backbone_memory import BackboneMemory
-from brt.pretrained.memories.cell_memory import CellMemory
+from brt.pretrained.memories.backbone_memory import BackboneMemory, CellMemory
 from brt.pretrained.sliding_model import SlidingLanguageModel
 
 BODY = functools.partial(Llama, **LLAMA_SIZES)

@@ -18,8 +18,7 @@ from brt.models.block_recurrent.memory import LayerMemory
 from brt.models.memory_tokens.model import RecurrentMemoryTransformer
 from brt.pretrained.decoders.gpt2 import GPT2
 from brt.pretrained.language_model import PretrainedLanguageModel
-from brt.pretrained.memories.backbone_memory import BackboneMemory
-from brt.pretrained.memories.cell_memory import CellMemory
+from brt.pretrained.memories.backbone_memory import BackboneMemory, CellMemory
 from brt.pretrained.memories.pooled_memory import PooledMemory
 from brt.pretrained.memories.window_memory import Positions, Window
 
@@ -147,26 +146,6 @@ def around(num_memory, overlap=0, **settings):
     body = functools.partial(PretrainedLanguageModel, body=BODY, overlap=overlap)
     settings = dict(num_memory=num_memory, allow_long_memory=True) | settings
     return RecurrentMemoryTransformer(OneKey(), body=body, **settings).for_segments(SEGMENT)
-
-
-def test_a_cell_in_a_backbone_memory_is_a_cell_memory():
-    """The same parameters give the same logits, which depend on earlier windows."""
-    pairs = (
-        (functools.partial(CellMemory, layer_index=1, cell=SMALL_CELL),),
-        (functools.partial(BackboneMemory, memory=SMALL_CELL, layer_index=1),),
-    )
-    with jax.enable_x64(True):
-        first, second = (with_memories(memories) for memories in pairs)
-        first = cast(randomised(first, 5), "float64")
-        second.body = first.body
-        second.memories[0].memory = first.memories[0].cell
-        for name in ("cross_queries_DA", "cross_scale_H", "cross_output_AD"):
-            setattr(second.memories[0], name, getattr(first.memories[0], name))
-        tokens_KBT = tokens(3)
-        expected, found = windows(first, tokens_KBT), windows(second, tokens_KBT)
-        (fresh,) = windows(second, tokens_KBT[2:])
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
-    assert np.abs(fresh - found[2]).max() > 1e-2
 
 
 class Reads(AssociativeMemory):

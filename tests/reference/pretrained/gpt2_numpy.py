@@ -204,14 +204,14 @@ class States:
         self.keys_values = keys_values
 
     def begin(self):
-        return self.module["cell"]["initial_states_SD"]
+        return self.module["memory"]["initial_states_SD"]
 
     def extras(self, states):
         return {}
 
     def added(self, states):
         cell = self.settings.cell
-        pair = paper_numpy.state_keys_and_values(self.module["cell"], cell, states)
+        pair = paper_numpy.state_keys_and_values(self.module["memory"], cell, states)
 
         def read(x_D):
             q = paper_numpy.heads(x_D[None], self.module["cross_queries_DA"], cell)
@@ -230,8 +230,8 @@ class States:
         below = inputs if number == 1 else outputs[number - 2]
         keys, values = self.keys_values(body["layers"][number - 1], below[-new:], self.settings)
         keys = paper_numpy.unit_length(keys)
-        pair = paper_numpy.state_keys_and_values(self.module["cell"], cell, states)
-        return paper_numpy.next_states(self.module["cell"], cell, states, *pair, keys, values)
+        pair = paper_numpy.state_keys_and_values(self.module["memory"], cell, states)
+        return paper_numpy.next_states(self.module["memory"], cell, states, *pair, keys, values)
 
 
 class LayerMemoryAt:
@@ -319,10 +319,8 @@ class Reader:
         for number in range(len(params.get("memories", {}))):
             module = params["memories"][number]
             kind = PooledVectors
-            if "cell" in module:
-                kind = States
-            elif "memory" in module:
-                kind = LayerMemoryAt
+            if "memory" in module:
+                kind = States if settings.cell else LayerMemoryAt
             self.memories.append(kind(module, settings, len(self.body["layers"]), self.keys_values))
 
     def begin(self):

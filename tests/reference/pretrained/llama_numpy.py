@@ -150,7 +150,7 @@ class SlidingReader:
     def begin(self):
         """Keys and values of each layer of all tokens so far, and the states."""
         nothing = [([], []) for _ in self.body["layers"]]
-        return nothing, None if self.module is None else self.module["cell"]["initial_states_SD"]
+        return nothing, None if self.module is None else self.module["memory"]["initial_states_SD"]
 
     def read(self, tokens_T, memory):
         W = self.settings.sliding
@@ -176,10 +176,10 @@ class SlidingReader:
             x = layer_outputs(layer, x, [], settings, added.get(number), before)
             after.append(([*before[0], *keys], [*before[1], *values]))
             if added and number == settings.cell_layer:
-                pair = paper_numpy.state_keys_and_values(self.module["cell"], cell, states)
+                pair = paper_numpy.state_keys_and_values(self.module["memory"], cell, states)
                 seen = [self.last(rows) for rows in after[-1]]
                 seen[0] = paper_numpy.unit_length(seen[0])
-                states = paper_numpy.next_states(self.module["cell"], cell, states, *pair, *seen)
+                states = paper_numpy.next_states(self.module["memory"], cell, states, *pair, *seen)
         y = [normed(row, self.body["final_norm"], settings.epsilon) for row in x]
         return gpt2_numpy.logits(self.body, y), (after, states)
 

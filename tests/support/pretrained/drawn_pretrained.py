@@ -32,8 +32,7 @@ from brt.pretrained.encoders.bert import BERT, RoBERTa
 from brt.pretrained.encoders.deberta import DeBERTa
 from brt.pretrained.encoders.t5 import T5
 from brt.pretrained.language_model import PretrainedLanguageModel
-from brt.pretrained.memories.backbone_memory import BackboneMemory
-from brt.pretrained.memories.cell_memory import CellMemory
+from brt.pretrained.memories.backbone_memory import BackboneMemory, CellMemory
 from brt.pretrained.memories.pooled_memory import FinalLayerMemory, PooledMemory
 from brt.pretrained.reader import PretrainedReader
 from brt.pretrained.sliding_model import SlidingLanguageModel

@@ -24,8 +24,7 @@ from brt.models.memory_tokens.model import RecurrentMemoryTransformer
 from brt.pretrained.decoders.gpt2 import GPT2
 from brt.pretrained.decoders.llama import Llama
 from brt.pretrained.language_model import PretrainedLanguageModel
-from brt.pretrained.memories.backbone_memory import BackboneMemory
-from brt.pretrained.memories.cell_memory import CellMemory
+from brt.pretrained.memories.backbone_memory import BackboneMemory, CellMemory
 from brt.pretrained.memories.pooled_memory import PooledMemory
 from brt.pretrained.sliding_model import SlidingLanguageModel
 
