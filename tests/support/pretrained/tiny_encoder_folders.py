@@ -1,8 +1,20 @@
 """Configs of tiny encoders and of T5, and the names and shapes of their tensors on disk."""
 
-from tiny_folders import SHAPES, make_folder
+import dataclasses
+import functools
+import types
 
-BERT = dict(
+from flax import nnx
+from tiny_folders import SHAPES, make_folder
+from tiny_models import OneKey
+
+from brt.pretrained.encoders.bert import BERT, RoBERTa
+from brt.pretrained.encoders.deberta import DeBERTa
+from brt.pretrained.encoders.t5 import T5
+from brt.pretrained.names import leaf
+from brt.pretrained.reader import PretrainedReader
+
+BERT_CONFIG = dict(
     model_type="bert",
     vocab_size=17,
     hidden_size=8,
@@ -14,8 +26,8 @@ BERT = dict(
     pad_token_id=0,
     layer_norm_eps=1e-3,
 )
-ROBERTA = BERT | dict(model_type="roberta", type_vocab_size=1, pad_token_id=1)
-DEBERTA_3 = BERT | dict(
+ROBERTA = BERT_CONFIG | dict(model_type="roberta", type_vocab_size=1, pad_token_id=1)
+DEBERTA_3 = BERT_CONFIG | dict(
     model_type="deberta-v2",
     type_vocab_size=0,
     position_biased_input=False,
@@ -26,7 +38,7 @@ DEBERTA_3 = BERT | dict(
     share_att_key=True,
     norm_rel_ebd="layer_norm",
 )
-DEBERTA_2 = BERT | dict(
+DEBERTA_2 = BERT_CONFIG | dict(
     model_type="deberta-v2",
     relative_attention=True,
     pos_att_type=["c2p"],
@@ -52,111 +64,31 @@ T5_GATED = T5_RELU | dict(
     feed_forward_proj="gated-gelu", num_decoder_layers=3, tie_word_embeddings=False
 )
 CLASSES = 3
+FAMILIES = {"bert": BERT, "roberta": RoBERTa, "deberta-v2": DeBERTa, "t5": T5}
 
 
-def _linear(name, out, into):
-    return {f"{name}.weight": (out, into), f"{name}.bias": (out,)}
+def shapes(config):
+    """By name on disk, of all tensors that brt reads with this config.json and its head.
 
-
-def _norm(name, width):
-    return {f"{name}.weight": (width,), f"{name}.bias": (width,)}
-
-
-def _layer(name, D, F, parts):
-    shapes = {}
-    for part in parts:
-        shapes |= _linear(f"{name}.attention.self.{part}", D, D)
-    return (
-        shapes
-        | _linear(f"{name}.attention.output.dense", D, D)
-        | _norm(f"{name}.attention.output.LayerNorm", D)
-        | _linear(f"{name}.intermediate.dense", F, D)
-        | _linear(f"{name}.output.dense", D, F)
-        | _norm(f"{name}.output.LayerNorm", D)
-    )
-
-
-def bert_shapes(config):
-    kind, D, F = config["model_type"], config["hidden_size"], config["intermediate_size"]
-    shapes = {
-        f"{kind}.embeddings.word_embeddings.weight": (config["vocab_size"], D),
-        f"{kind}.embeddings.position_embeddings.weight": (config["max_position_embeddings"], D),
-        f"{kind}.embeddings.token_type_embeddings.weight": (config["type_vocab_size"], D),
-        **_norm(f"{kind}.embeddings.LayerNorm", D),
+    The names are compared with the published ones by `encoders_numpy`, which reads by those.
+    """
+    kind = FAMILIES[config["model_type"]]
+    folder = types.SimpleNamespace(config=config, tensors=["decoder."] * 9, file=str)
+    settings = dataclasses.asdict(kind.settings_type.of_folder(folder))
+    body = functools.partial(kind, **settings)
+    targets = "words" if kind is T5 else "classes"
+    reader = functools.partial(PretrainedReader, body=body, targets=targets, classes=CLASSES)
+    model = nnx.eval_shape(lambda: reader(OneKey()))
+    params = nnx.to_pure_dict(nnx.state(model, nnx.Param))
+    return {
+        tensor.name: tensor.shape([leaf(params, path).shape for path in tensor.parameters])
+        for tensor in model.names().tensors
     }
-    for i in range(config["num_hidden_layers"]):
-        shapes |= _layer(f"{kind}.encoder.layer.{i}", D, F, ("query", "key", "value"))
-    if kind == "bert":
-        return shapes | _linear("bert.pooler.dense", D, D) | _linear("classifier", CLASSES, D)
-    return shapes | _linear("classifier.dense", D, D) | _linear("classifier.out_proj", CLASSES, D)
 
 
-def deberta_shapes(config):
-    D, F = config["hidden_size"], config["intermediate_size"]
-    kinds = config["pos_att_type"]
-    shapes = {
-        "deberta.embeddings.word_embeddings.weight": (config["vocab_size"], D),
-        **_norm("deberta.embeddings.LayerNorm", D),
-    }
-    if config.get("position_biased_input", True):
-        rows = config["max_position_embeddings"]
-        shapes["deberta.embeddings.position_embeddings.weight"] = rows, D
-    if config["type_vocab_size"]:
-        shapes["deberta.embeddings.token_type_embeddings.weight"] = config["type_vocab_size"], D
-    parts = ["query_proj", "key_proj", "value_proj"]
-    if not config.get("share_att_key"):
-        parts += ["pos_key_proj"] * ("c2p" in kinds) + ["pos_query_proj"] * ("p2c" in kinds)
-    for i in range(config["num_hidden_layers"]):
-        shapes |= _layer(f"deberta.encoder.layer.{i}", D, F, parts)
-    span = config.get("position_buckets", -1)
-    if span < 1:
-        span = config["max_relative_positions"]
-    shapes["deberta.encoder.rel_embeddings.weight"] = 2 * span, D
-    if config.get("norm_rel_ebd") == "layer_norm":
-        shapes |= _norm("deberta.encoder.LayerNorm", D)
-    if kernel := config.get("conv_kernel_size"):
-        shapes["deberta.encoder.conv.conv.weight"] = D, D, kernel
-        shapes["deberta.encoder.conv.conv.bias"] = (D,)
-        shapes |= _norm("deberta.encoder.conv.LayerNorm", D)
-    return shapes | _linear("pooler.dense", D, D) | _linear("classifier", CLASSES, D)
-
-
-def t5_shapes(config):
-    D, F = config["d_model"], config["d_ff"]
-    A = config["num_heads"] * config["d_kv"]
-    shapes = {"shared.weight": (config["vocab_size"], D)}
-    wi = ("wi_0", "wi_1") if "gated" in config.get("feed_forward_proj", "relu") else ("wi",)
-    decoders = config.get("num_decoder_layers", config["num_layers"])
-    for stack, count in (("encoder", config["num_layers"]), ("decoder", decoders)):
-        for i in range(count):
-            name = f"{stack}.block.{i}.layer"
-            attentions = ["0.SelfAttention"] + ["1.EncDecAttention"] * (stack == "decoder")
-            for attention in attentions:
-                for part in "qkv":
-                    shapes[f"{name}.{attention}.{part}.weight"] = A, D
-                shapes[f"{name}.{attention}.o.weight"] = D, A
-            last = len(attentions)
-            for norm in range(last + 1):
-                shapes[f"{name}.{norm}.layer_norm.weight"] = (D,)
-            for part in wi:
-                shapes[f"{name}.{last}.DenseReluDense.{part}.weight"] = F, D
-            shapes[f"{name}.{last}.DenseReluDense.wo.weight"] = D, F
-        bias = f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
-        shapes[bias] = config["relative_attention_num_buckets"], config["num_heads"]
-        shapes[f"{stack}.final_layer_norm.weight"] = (D,)
-    if config.get("tie_word_embeddings") is False:
-        shapes["lm_head.weight"] = config["vocab_size"], D
-    return shapes
-
-
-SHAPES |= {
-    "bert": bert_shapes,
-    "roberta": bert_shapes,
-    "deberta-v2": deberta_shapes,
-    "t5": t5_shapes,
-}
+SHAPES |= dict.fromkeys(FAMILIES, shapes)
 CONFIGS = {
-    "bert": BERT,
+    "bert": BERT_CONFIG,
     "roberta": ROBERTA,
     "deberta 3": DEBERTA_3,
     "deberta 2": DEBERTA_2,
