@@ -143,9 +143,6 @@ class MemoryTokens:
         y_BXD = jnp.moveaxis(y_GBWD, 0, 1).reshape(rows, -1, D)
         return y_BXD[:, S:X], decoding, y_BXD[:, :S]
 
-    def carries(self) -> bool:
-        return True
-
     def flops_per_token(self) -> float:
         memory_positions = self.layout.positions - self.layout.period
         shared = self.body.flops_per_position() * memory_positions / self.layout.period

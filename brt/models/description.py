@@ -51,7 +51,3 @@ class ModelDescription(nnx.Module):
     def windows_reach(self) -> int:
         """Returns how many tokens back information is carried without a state or memory."""
         raise NotImplementedError
-
-    def receptive_field(self) -> float:
-        """Returns how many earlier tokens can influence a token; may be infinite."""
-        raise NotImplementedError

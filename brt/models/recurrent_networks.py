@@ -4,7 +4,6 @@ The cache is the state after a token, so decoding is a segment of one token.
 """
 
 import itertools
-import math
 from typing import Annotated, ClassVar, NamedTuple
 
 import gin
@@ -243,9 +242,6 @@ class RecurrentStack(LanguageModel):
 
     def windows_reach(self) -> int:
         return sum(layer.window for layer in self.layers)
-
-    def receptive_field(self) -> float:
-        return math.inf
 
     def flops_per_token(self) -> float:
         return 2.0 * matrix_size(self)

@@ -35,12 +35,10 @@ class SegmentMemory(nnx.Module, Generic[Segment]):
 
     Class attributes:
         name: of its metrics, such as `<name>_grad_norm`; unique in a model or layer.
-        reach: tokens before a segment that can influence it through the memory; may be infinite.
     """
 
     purpose = "recurrence"
     name: str
-    reach: float = float("inf")
 
     def check_segment(self, positions: int) -> None:
         """Raises a `ValueError` if segments of so many positions are not supported."""

@@ -4,7 +4,6 @@ A segment is the new part of a window.
 """
 
 import functools
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple, Self
 
@@ -250,13 +249,10 @@ class PretrainedLanguageModel(WithMemories, DecoderModel):
 
         return update_where(full_B, move, caches)
 
-    # Receptive field and cost.
+    # Windows and cost.
 
     def windows_reach(self) -> int:
         return self.overlap + self.tokens_of_window - 1
-
-    def receptive_field(self) -> float:
-        return math.inf if self.memories else self.windows_reach()
 
     def flops_per_position(self) -> float:
         T = self.overlap + self.period

@@ -6,7 +6,6 @@ position in their block, as attention depends on differences only. X: blocks of 
 Source: Block-Recurrent, section 3 (Slide and Rec), where a token does not see itself.
 """
 
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -262,7 +261,7 @@ class SlidingLanguageModel(DecoderModel):
 
         return jax.lax.cond(jnp.any(full_B), update, lambda cache: cache, cache)
 
-    # Receptive field and cost.
+    # Windows and cost.
 
     def gradient_metrics(self, grads: dict) -> dict[str, jax.Array]:
         if not self.has_cell:
@@ -271,9 +270,6 @@ class SlidingLanguageModel(DecoderModel):
 
     def windows_reach(self) -> int:
         return (self.window - 1) * len(self.body.layers)
-
-    def receptive_field(self) -> float:
-        return math.inf if self.has_cell else self.windows_reach()
 
     def flops_per_position(self) -> float:
         total = self.body.flops_of_layers(self.window)

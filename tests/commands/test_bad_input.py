@@ -74,7 +74,7 @@ def test_an_error_in_the_authors_code_shows_its_place(
     module.write_text(
         "import gin\nfrom brt.models.block_recurrent.memory import LayerMemory\n\n\n"
         "@gin.configurable(denylist=['rngs', 'sizes', 'window'])\n"
-        f"class {name}(LayerMemory):\n    name = 'own'\n    reach = 1\n\n"
+        f"class {name}(LayerMemory):\n    name = 'own'\n\n"
         "    def __init__(self, rngs, sizes, window):\n        pass\n\n"
         f"    def {method}:\n        first, second = range(3)\n"
     )
@@ -87,7 +87,7 @@ def test_an_error_in_the_authors_code_shows_its_place(
         sentence = error(train, *flags(folder), f"--allow_imports={module.stem}")
     finally:
         sys.modules.pop(module.stem, None)
-    assert f"line 14 of {module}" in sentence and "first, second = range(3)" in sentence
+    assert f"line 13 of {module}" in sentence and "first, second = range(3)" in sentence
     assert "-v=1" in sentence
 
 

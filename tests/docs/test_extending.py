@@ -24,6 +24,7 @@ from architectures import (
     ARCHITECTURES,
     SIZES,
     VOCABULARY,
+    WINDOW,
     Architecture,
     block_recurrent,
     paper_settings,
@@ -110,6 +111,7 @@ def entries(tmp_path_factory):
             reference=lambda params: SummariesReader(params, paper_settings()),
             cleared=(LAYER,),
             within=True,
+            reach=WINDOW * (2 + NUM_BLOCKS) + WINDOW - 1,
         ),
         "my_model": Architecture(
             build=lambda rngs, **overrides: mean(

@@ -21,6 +21,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from tiny_models import OneKey, cast, quick_jit, randomised, wide_types  # noqa: F401
 from tiny_run import mesh_of
 
+from brt.models.caches import with_state
 from brt.models.counts import count_parameters
 from brt.models.memory_tokens.associative import AssociativeRecurrentMemoryTransformer
 from brt.models.memory_tokens.model import RecurrentMemoryTransformer
@@ -96,8 +97,8 @@ def parameters_are_counted_once(name):
     assert model.flops_per_token() > 0
 
 
-def nothing_is_seen_from_beyond_the_receptive_field(name):
-    if laws.tiny(name).model.receptive_field() < np.inf:
+def nothing_is_seen_from_beyond_the_windows(name):
+    if not with_state(laws.tiny(name).empty):
         laws.test_only_what_carries_a_state_sees_infinitely_far(name)
 
 
@@ -108,7 +109,7 @@ def clearing_keeps_what_windows_hold(name):
     model = laws.tiny(name).model
     if isinstance(model, RecurrentMemoryTransformer) or getattr(model, "same_length", False):
         return
-    if model.windows_reach() >= model.period or model.receptive_field() < np.inf:
+    if model.windows_reach() >= model.period or not with_state(laws.tiny(name).empty):
         laws.test_clearing_the_state_keeps_windows_only(name)
 
 
@@ -207,7 +208,7 @@ OF_READERS = {"padding in front": padded_segments_in_front_change_nothing}
 OF_LANGUAGE_MODELS = {
     "padding": laws.test_a_cache_that_has_seen_padding_is_never_read,
     "causality": no_logit_depends_on_a_later_token,
-    "reach": nothing_is_seen_from_beyond_the_receptive_field,
+    "reach": nothing_is_seen_from_beyond_the_windows,
     "windows kept": clearing_keeps_what_windows_hold,
     "decoding": decoding_is_the_segment_pass,
     "own pace": laws.test_rows_decode_at_their_own_pace_and_end_mid_block,

@@ -40,6 +40,7 @@ class Architecture:
         cleared: indices of the caches that clearing the state changes.
         within: whether, inside a segment of four blocks, a token sees all blocks before its own,
             through a memory; otherwise exactly `windows_reach()` tokens.
+        reach: tokens back from which a state can hold something, where that is bounded.
         various: axis names with several sizes, such as those of layers that differ.
         divisible: overrides that make its sizes divisible by a mesh of eight devices.
     """
@@ -53,5 +54,6 @@ class Architecture:
     cut_invariant: bool = False
     cleared: tuple[int, ...] = ()
     within: bool = False
+    reach: int | None = None
     various: str = ""
     divisible: dict = field(default_factory=lambda: DIVISIBLE)

@@ -80,7 +80,7 @@ def paper_settings(**settings):
 
 
 def block_recurrent(
-    segment=SEGMENT, reference=None, cleared=None, within=None, **settings
+    segment=SEGMENT, reference=None, cleared=None, within=None, reach=None, **settings
 ) -> Architecture:
     """An entry of a Block-Recurrent stack.
 
@@ -102,6 +102,7 @@ def block_recurrent(
         cut_invariant=True,
         cleared=cleared,
         within=bool(recurrent) if within is None else within,
+        reach=reach,
     )
 
 
@@ -121,7 +122,7 @@ def transformer_xl(config, **settings) -> Architecture:
     )
 
 
-def recurrent_memory(body, reference, within=False, **settings) -> Architecture:
+def recurrent_memory(body, reference, within=False, reach=None, **settings) -> Architecture:
     """An entry of memory tokens around a body.
 
     Args:
@@ -135,7 +136,7 @@ def recurrent_memory(body, reference, within=False, **settings) -> Architecture:
         return RecurrentMemoryTransformer(rngs, body=functools.partial(body, **given), **own)
 
     layers = SIZES["num_layers"]
-    return Architecture(build, reference, settings, cleared=(layers,), within=within)
+    return Architecture(build, reference, settings, cleared=(layers,), within=within, reach=reach)
 
 
 def around_transformer_xl(**settings) -> Architecture:
@@ -201,7 +202,7 @@ def recurrent_network(model, token, state, **words) -> Architecture:
     )
 
 
-def compressive(length, **memory) -> Architecture:
+def compressive(length, reach, **memory) -> Architecture:
     """An entry of the Compressive Transformer; memory: arguments of its `CompressiveMemory`."""
     config = dict(n_token=VOCABULARY, n_layer=3, n_head=2, d_model=12, d_head=4, d_inner=10)
     config |= dict(mem_len=length)
@@ -213,6 +214,7 @@ def compressive(length, **memory) -> Architecture:
         reference=lambda params: compressive_numpy.Reader(params, config, **memory),
         settings=settings,
         cleared=(0, 1, 2),
+        reach=reach,
     )
 
 
@@ -279,7 +281,10 @@ def _rec(gate, arrangement, layers=(1,), **others):
 
 
 def _memorizing(search, neighbours, layers=(1,), **others):
-    return block_recurrent(memorizing_layers=layers, search=search, neighbours=neighbours, **others)
+    # Windows, rings of two windows, and the tokens before the last of a block.
+    reach = WINDOW * (SIZES["num_layers"] + len(layers)) + WINDOW - 1
+    settings = dict(search=search, neighbours=neighbours, **others)
+    return block_recurrent(memorizing_layers=layers, reach=reach, **settings)
 
 
 class Architectures(dict[str, Architecture]):
@@ -355,18 +360,20 @@ ARCHITECTURES = Architectures({
     ),
     "rmt": around_transformer_xl(num_memory=3, memory_length=0),
     "rmt_txl": around_transformer_xl(num_memory=2, memory_length=5),
-    "memtr_txl": around_transformer_xl(num_memory=2, memory_length=5, memory_at_end=False),
+    "memtr_txl": around_transformer_xl(
+        num_memory=2, memory_length=5, memory_at_end=False, reach=28
+    ),
     "rmt_kernel": around_transformer_xl(num_memory=2, memory_length=5, attention_form="kernel"),
     "rmt_reads_cache": around_transformer_xl(
         num_memory=2, memory_length=24, read_memory_from_cache=True
     ),
-    "memtr": around_transformer_xl(num_memory=3, memory_length=0, memory_at_end=False),
+    "memtr": around_transformer_xl(num_memory=3, memory_length=0, memory_at_end=False, reach=7),
     "armt": associative_tokens(num_memory=3, key_size=5),
     "rmt_slide": around_blocks(num_memory=2),
     "rmt_rec": around_blocks(2, True, recurrent_layers=(1,), gate="fixed", arrangement="skip"),
-    "compressive_mean": compressive(6, compressed=5, rate=2, compression="mean"),
-    "compressive_max": compressive(4, compressed=3, rate=4, compression="max"),
-    "compressive_convolution": compressive(10, compressed=4, rate=2, compression="convolution"),
+    "compressive_mean": compressive(6, 55, compressed=5, rate=2, compression="mean"),
+    "compressive_max": compressive(4, 55, compressed=3, rate=4, compression="max"),
+    "compressive_convolution": compressive(10, 73, compressed=4, rate=2, compression="convolution"),
     "lstm": recurrent_network(
         LSTM, recurrent_networks_numpy.lstm_token, recurrent_networks_numpy.lstm_state
     ),

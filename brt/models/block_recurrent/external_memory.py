@@ -99,7 +99,6 @@ class ExternalMemory(LayerMemory):
         self.sizes = sizes
         self.window = window
         self.size = size
-        self.reach = size
         self.search = search
         self.neighbours = size if search == "dense" else neighbours
         self.buckets = buckets

@@ -325,7 +325,3 @@ class Layer(nnx.Module):
         attention = 4 * self.sizes.attention_size * (self.window + S)
         memories = sum(memory.flops_per_token(self.window) for memory in self.memories)
         return 2 * matrix_size(self, without=self.memory_names) + attention + memories
-
-    def reach(self) -> float:
-        """Returns how many tokens before a block can influence its tokens, at most."""
-        return max([self.window, *(memory.reach for memory in self.memories)])

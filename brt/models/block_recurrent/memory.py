@@ -107,7 +107,6 @@ class LayerMemory(nnx.Module):
         position_bias: whether the layer's self-attention keeps its relative position bias.
         reads_after_tokens: whether tokens attend to the states after their self-attention, from its
             result, instead of in parallel.
-        reach: tokens before a block that can influence it through the memory; may be infinite.
         in_residual: whether its result, (B, T, D), is added to the layer's residual instead of
             changing the result of attention; it then has its own output matrix.
         replaces_attention: whether its layer has no attention (`TokenLayer`): for a `TokenMemory`
@@ -121,7 +120,6 @@ class LayerMemory(nnx.Module):
     num_states: int = 0
     position_bias: bool = True
     reads_after_tokens: bool = False
-    reach: float = float("inf")
     in_residual: bool = False
     replaces_attention: bool = False
     affine: bool = False

@@ -166,13 +166,8 @@ class BlockRecurrentTransformer(TiedEmbedding, Body):
         return self.window
 
     def windows_reach(self) -> int:
+        # Block-Recurrent, appendix A.
         return self.window * sum(isinstance(layer, Layer) for layer in self.layers)
-
-    def receptive_field(self) -> float:
-        # Block-Recurrent, appendix A. A memory's reach counts from the start of the block, so the
-        # last token of a block reaches W - 1 more.
-        within = self.window - 1 if any(layer.memories for layer in self.layers) else 0
-        return within + sum(layer.reach() for layer in self.layers)
 
     def gradient_metrics(self, grads: dict) -> Metrics:
         return {

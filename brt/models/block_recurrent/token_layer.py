@@ -98,9 +98,6 @@ class TokenLayer(nnx.Module):
         (memory,) = self.memories
         return 2 * matrix_size(self, (memory.name,)) + memory.flops_per_token(self.window)
 
-    def reach(self) -> float:
-        return self.memories[0].reach
-
 
 def layer_with(
     rngs: nnx.Rngs,

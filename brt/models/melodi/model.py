@@ -226,13 +226,10 @@ class Melodi(TiedEmbedding, LanguageModel):
             after.append(cache)
         return self.begin_decoding(tuple(after))
 
-    # Cost and receptive field.
+    # Cost and windows.
 
     def windows_reach(self) -> int:
         return self.window - 1
-
-    def receptive_field(self) -> float:
-        return math.inf
 
     def gradient_metrics(self, grads: dict) -> Metrics:
         return {

@@ -5,7 +5,6 @@ its matrix's values for each position; the outputs of the memory tokens are then
 matrix, the only cache. Y: size of a key, L = 6 Y: of its features.
 """
 
-import math
 from collections.abc import Callable
 from typing import NamedTuple, Self
 
@@ -264,11 +263,6 @@ class AssociativeRecurrentMemoryTransformer(LanguageModelWrapper):
             return self.begin_decoding(self._written(before, outputs))
 
         return self.logits(x_BD), update_where(full_B, finish, tuple(opened))
-
-    # Receptive field and cost.
-
-    def receptive_field(self) -> float:
-        return math.inf
 
     def flops_per_token(self) -> float:
         S, P = self.num_memory, self.period

@@ -1,6 +1,5 @@
 """The Recurrent Memory Transformer: memory tokens around each segment of a backbone."""
 
-import math
 from collections.abc import Callable
 from typing import Annotated, Any, NamedTuple, Self
 
@@ -216,11 +215,6 @@ class RecurrentMemoryTransformer(LanguageModelWrapper, ShowsAttention):
         after, memory_BSD = run_where(full_B, positions.finish, decoded, memory_BSD)
         fill_B = jnp.where(full_B, 0, fill_B)
         return self.logits(y_BD), (*after, DecodingMemory(memory_BSD, fill_B))
-
-    # Receptive field and cost.
-
-    def receptive_field(self) -> float:
-        return math.inf if self.positions.carries() else self.body.receptive_field()
 
     def flops_per_token(self) -> float:
         return self.positions.flops_per_token()

@@ -76,7 +76,6 @@ class CompressiveMemory(HiddenMemory):
         self.attention_size = sizes.attention_size
         self.compressed = compressed
         self.length = compressed + length
-        self.reach = compressed * rate + length
         self.rate = rate
         self.compression = compression
         self.reconstruction_weight = reconstruction_weight

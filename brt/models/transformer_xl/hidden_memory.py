@@ -59,7 +59,7 @@ class HiddenMemory(SegmentMemory[LayerSegment]):
 
     def __init__(self, rngs: nnx.Rngs, sizes: Sizes, length: int):
         self.width = sizes.width
-        self.length = self.recent = self.reach = length
+        self.length = self.recent = length
 
     def init_cache(self, rows: int, dtype: DTypeLike) -> NamedTuple:
         x_BMD = jnp.zeros((rows, self.length, self.width), dtype)

@@ -162,10 +162,6 @@ class TransformerXLMemoryTokens(MemoryTokens):
         opened = open_segments(self.body, caches, self._room, inputs, S + counts_B)
         return y_BXD[:, S : S + P], opened, y_BXD[:, :S]
 
-    def carries(self) -> bool:
-        sees_cache = self.body.remembered > 0 and self.layout.read_from_cache
-        return self.layout.memory_at_end or sees_cache
-
     def flops_per_token(self) -> float:
         S, P = self.layout.num_memory, self.layout.period
         seen = self.body.remembered if self.layout.read_from_cache else 0

@@ -400,26 +400,16 @@ class TransformerXL(Body, ShowsAttention):
 
         return y_BD, update_where(full_B, finish, caches)
 
-    # Receptive field and cost.
+    # Windows and cost.
 
     def windows_reach(self) -> int:
         # Transformer-XL, section 3.2: O(n * L) for M = L.
         if self.same_length:
             return len(self.layers) * (self.memory_length - 1)
-        return int(self._distance(memory.recent for memory in self.memories))
-
-    def receptive_field(self) -> float:
-        if self.same_length:
-            return self.windows_reach()
-        return self._distance(memory.reach for memory in self.memories)
-
-    def _distance(self, before):
         P = self.period
         oldest = P - 1  # the last of a segment sees farthest
-        for tokens in before:
-            if math.isinf(tokens):
-                return math.inf
-            oldest = oldest // P * P - tokens
+        for memory in self.memories:
+            oldest = oldest // P * P - memory.recent
         return P - 1 - oldest
 
     def gradient_metrics(self, grads: dict) -> dict[str, jax.Array]:
