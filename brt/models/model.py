@@ -10,6 +10,7 @@ from brt.models.description import ModelDescription
 from brt.models.layers.losses import token_losses
 
 DTYPES = ("float32", "bfloat16")
+REMATS = ("none", "layer")
 Embedded = TypeVar("Embedded")
 Outputs = TypeVar("Outputs")
 Metrics = dict[str, jax.Array]

@@ -81,7 +81,7 @@ def test_the_fingerprint_covers_parameters_and_settings():
         return model_fingerprint(random_model(NAME, **settings))
 
     usual = fingerprint()
-    assert usual == fingerprint(dropout=0.1, remat="block")
+    assert usual == fingerprint(dropout=0.1, remat="layer")
     melodi, dropped = (
         random_model("melodi", dropout=rate, attention_dropout=rate) for rate in (0.0, 0.1)
     )

@@ -226,7 +226,7 @@ def stack(dice, must, window, least=1, **settings):
         qk_norm=dice.chance(0.7) & dice.unused(),
         feedback=feedback,
         logits_divisor=dice.choice("vocabulary", "width"),
-        remat=dice.choice("none", "layer", "block"),
+        remat=dice.choice("none", "layer", "layer"),
         **settings,
     )
 
@@ -248,7 +248,7 @@ def recent_stack(dice, must, window, least=1):
         window=window,
         **attention_sizes(dice),
         memories=tuple(memories),
-        remat=dice.choice("none", "layer", "block"),
+        remat=dice.choice("none", "layer", "layer"),
     )
 
 

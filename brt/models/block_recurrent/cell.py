@@ -193,10 +193,10 @@ class RecurrentCell(LayerMemory):
             hidden_XHKF=matrix("hidden_CF", 2, H, K),
         )
 
-    def ops(self, dtype: DTypeLike, remat: bool = False) -> CellOps:
+    def ops(self, dtype: DTypeLike) -> CellOps:
         one_gate = self.order == "parallel" and self.arrangement == "skip"
         gate = self.attention_gate if one_gate else None
-        return table.cell_ops(self.sizes, self.window, self.num_states, dtype, gate, remat)
+        return table.cell_ops(self.sizes, self.window, self.num_states, dtype, gate)
 
     # One block.
 
@@ -279,7 +279,6 @@ class RecurrentCell(LayerMemory):
         attended_BTHK: jax.Array,
         weights: CellWeights,
         states: BlockStates | None = None,
-        remat: bool = False,
     ) -> MemoryResult:
         """Runs `step` on each block of a segment and returns `attended_BTHK` unchanged.
 
@@ -295,8 +294,8 @@ class RecurrentCell(LayerMemory):
         k_BGWHK, v_BGWHK = in_blocks(tokens.keys_BTHK, W), in_blocks(tokens.values_BTHK, W)
         blocks = ByHead(heads_first(k_BGWHK), heads_first(v_BGWHK))
         carry = CellCarry(cache.states_BSD, ByHead(*map(heads_first, window)))
-        scan = self.ops(tokens.values_BTHK.dtype, remat).scan_blocks
-        carry, of_states, metrics = scan(self.step, weights, carry, blocks, remat)
+        scan = self.ops(tokens.values_BTHK.dtype).scan_blocks
+        carry, of_states, metrics = scan(self.step, weights, carry, blocks)
         states = BlockStates(*map(heads_first, of_states))
         after, metrics = self._after(carry, metrics)
         return MemoryResult(attended_BTHK, after, states, metrics)

@@ -118,9 +118,8 @@ class ExternalMemory(LayerMemory):
         tokens: LayerTokens,
         attended_BTHK: jax.Array,
         weights: None = None,
-        remat: bool = False,
     ) -> tuple[jax.Array, Metrics]:
-        memory_BTHK = self.search_memory(cache, tokens, remat)
+        memory_BTHK = self.search_memory(cache, tokens)
         return mix_with_attention(self.mix_H[...], attended_BTHK, memory_BTHK)
 
     def update(
@@ -136,9 +135,8 @@ class ExternalMemory(LayerMemory):
         attended_BTHK: jax.Array,
         weights: None = None,
         states: BlockStates | None = None,
-        remat: bool = False,
     ) -> MemoryResult:
-        attended_BTHK, metrics = self.read(cache, tokens, attended_BTHK, weights, remat)
+        attended_BTHK, metrics = self.read(cache, tokens, attended_BTHK, weights)
         after = self.write(cache, tokens.keys_BTHK, tokens.values_BTHK)
         return MemoryResult(attended_BTHK, after, None, metrics)
 
@@ -155,12 +153,10 @@ class ExternalMemory(LayerMemory):
 
     # Search and writing.
 
-    def search_memory(
-        self, cache: RingCache, tokens: LayerTokens, remat: bool = False
-    ) -> jax.Array:
+    def search_memory(self, cache: RingCache, tokens: LayerTokens) -> jax.Array:
         """Returns the retrieved values for whole blocks, or for one token, (B, T, H, K).
 
-        Gradients reach the queries and the scale only. remat: gather again in the backward pass.
+        Gradients reach the queries and the scale only.
         """
         q_BTHK, k_BTHK, v_BTHK = tokens.queries_BTHK, tokens.keys_BTHK, tokens.values_BTHK
         (B, T, H, K), scale_H = q_BTHK.shape, tokens.scale_H
@@ -179,8 +175,7 @@ class ExternalMemory(LayerMemory):
             mask = None
             if visible_BGJ is not None:
                 mask = jnp.where(visible_BGJ, 0.0, HIDDEN)[:, :, None, None]
-            read_all = jax.checkpoint(attend) if remat else attend
-            memory_BGWHK = read_all(q_BGWHK, k_BJHK[:, None], v_BJHK[:, None], scale_H, mask)
+            memory_BGWHK = attend(q_BGWHK, k_BJHK[:, None], v_BJHK[:, None], scale_H, mask)
             return memory_BGWHK.reshape(B, T, H, K)
 
         still_BTHK = jax.lax.stop_gradient(q_BTHK)
@@ -195,14 +190,8 @@ class ExternalMemory(LayerMemory):
             visible_BTJ = jnp.repeat(visible_BGJ, T // blocks, axis=1)
             scores_BHTJ = jnp.where(visible_BTJ[:, None], scores_BHTJ, -jnp.inf)
         picks_BTPH = jnp.moveaxis(self._best(scores_BHTJ), 1, 3)
-
-        def read_picked(q_BTHK, k_BJHK, v_BJHK, scale_H):
-            k_BTPHK = _taken(k_BJHK, picks_BTPH)
-            v_BTPHK = _taken(v_BJHK, picks_BTPH)
-            return attend(q_BTHK[:, :, None], k_BTPHK, v_BTPHK, scale_H)[:, :, 0]
-
-        read = jax.checkpoint(read_picked) if remat else read_picked
-        return read(q_BTHK, k_BJHK, v_BJHK, scale_H)
+        k_BTPHK, v_BTPHK = _taken(k_BJHK, picks_BTPH), _taken(v_BJHK, picks_BTPH)
+        return attend(q_BTHK[:, :, None], k_BTPHK, v_BTPHK, scale_H)[:, :, 0]
 
     def write(
         self,

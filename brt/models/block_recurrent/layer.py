@@ -68,7 +68,6 @@ class Layer(nnx.Module):
         memories: they add to attention in this order.
         reads_states: attend to the states of another layer (block feedback); a layer whose memories
             have states attends to them anyway.
-        remat_blocks: recompute attention and the memories' parts in the backward pass.
     """
 
     @checked_arguments
@@ -80,12 +79,10 @@ class Layer(nnx.Module):
         dropout: Share = 0.0,
         memories: tuple[LayerMemory, ...] = (),
         reads_states: bool = False,
-        remat_blocks: bool = False,
     ):
         D, H, A = sizes.width, sizes.num_heads, sizes.attention_size
         ones = jax.nn.initializers.ones
         self.sizes, self.window, self.dropout = sizes, window, dropout
-        self.remat_blocks = remat_blocks
         self.num_states = sum(memory.num_states for memory in memories)
         self.reads_states = reads_states or self.num_states > 0
         self.sequential = any(memory.reads_after_tokens for memory in memories)
@@ -274,15 +271,12 @@ class Layer(nnx.Module):
         feedback_size = 0 if feedback_states is None else feedback_states.keys_BGSHK.shape[2]
         ops = self.ops(x_BTD.dtype, feedback_size)
         prepared = prepared or self.prepare(x_BTD.dtype, key, x_BTD.shape[1], feedback_size)
-        to_window, to_states = ops.window_attention, ops.attention_to_states
-        if self.remat_blocks:
-            to_window, to_states = jax.checkpoint(to_window), jax.checkpoint(to_states)
 
         # All blocks at once; each block sees itself and the one before.
         weights = prepared.weights
         normed_BTD, q_BTHK, k_BTHK, v_BTHK = self.heads(x_BTD, weights, prepared.normed_PD)
         with jax.named_scope("attention"):
-            attended_BTHK, q_BTHK, k_BTHK, window = to_window(
+            attended_BTHK, q_BTHK, k_BTHK, window = ops.window_attention(
                 q_BTHK, k_BTHK, v_BTHK, cache.window, self.attention_scale, prepared.window
             )
         tokens = LayerTokens(normed_BTD, q_BTHK, k_BTHK, v_BTHK, self.scale_H, counts_B)
@@ -296,9 +290,7 @@ class Layer(nnx.Module):
             self.memories, cache.memories, prepared.memories, current_states, strict=True
         ):
             with jax.named_scope("states" if memory.num_states else "memory"):
-                result = memory(
-                    old, tokens, cache.window, attended_BTHK, own, known, self.remat_blocks
-                )
+                result = memory(old, tokens, cache.window, attended_BTHK, own, known)
             like = x_BTD if memory.in_residual else attended_BTHK
             y, new, states, reported = checked_segment(memory, like, old, result)
             if memory.in_residual:
@@ -313,7 +305,8 @@ class Layer(nnx.Module):
 
         def read_states(q_BTHK):
             states = cast(BlockStates, joined_states(all_states) or feedback_states)
-            return to_states(q_BTHK, *states, self.cross_scale, prepared.states_dropout)
+            dropout = prepared.states_dropout
+            return ops.attention_to_states(q_BTHK, *states, self.cross_scale, dropout)
 
         x_BTD, shares = self.output(
             x_BTD, normed_BTD, attended_BTHK, read_states, weights, prepared.mlp_PD

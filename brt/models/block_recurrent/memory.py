@@ -174,7 +174,6 @@ class LayerMemory(nnx.Module):
         attended_BTHK: jax.Array,
         weights: Any,
         states: BlockStates | None = None,
-        remat: bool = False,
     ) -> MemoryResult:
         """Runs over the blocks of a segment: each reads the cache after the block before.
 
@@ -184,7 +183,6 @@ class LayerMemory(nnx.Module):
         Args:
             window: keys and values of the block before the segment.
             states: `states(cache)`, if already computed (one block).
-            remat: recompute each block in the backward pass.
         """
         graph, params = nnx.split(self, nnx.Param)
 
@@ -208,9 +206,7 @@ class LayerMemory(nnx.Module):
         }
         blocks = {"tokens": of_tokens, "attended_BWHK": in_blocks(attended_BTHK, W)}
         shared = dict(params=nnx.to_pure_dict(params), prepared=weights, scale_H=tokens.scale_H)
-        cache, (attended_BGWHK, states), metrics = scan_blocks(
-            run_block, shared, cache, blocks, remat
-        )
+        cache, (attended_BGWHK, states), metrics = scan_blocks(run_block, shared, cache, blocks)
         if states is not None:
             states = BlockStates(*(x_BG1SHK[:, :, 0] for x_BG1SHK in states))
         attended_BTHK = attended_BGWHK.reshape(*attended_BTHK.shape[:2], *attended_BGWHK.shape[3:])
@@ -268,10 +264,8 @@ class TokenMemory(LayerMemory):
         attended_BTHK: jax.Array,
         weights: Any,
         states: BlockStates | None = None,
-        remat: bool = False,
     ) -> MemoryResult:
-        run = jax.checkpoint(self.run) if remat else self.run
-        attended_BTHK, cache, metrics = run(cache, tokens, attended_BTHK, tokens.real_BT())
+        attended_BTHK, cache, metrics = self.run(cache, tokens, attended_BTHK, tokens.real_BT())
         return MemoryResult(attended_BTHK, cache, None, metrics)
 
     def decode(

@@ -27,11 +27,10 @@ from brt.models.layers.dropout import dropout, split_key
 from brt.models.layers.embedding import TiedEmbedding
 from brt.models.layers.norms import RMSNorm
 from brt.models.layerwise import Layerwise
-from brt.models.model import DTYPES, Metrics
+from brt.models.model import DTYPES, REMATS, Metrics
 from brt.models.sizes import DROPPED, FORMS, Sizes
 
 DIVISORS = ("vocabulary", "width")
-REMATS = ("none", "layer", "block")
 
 
 @configurable(denylist=["rngs", "cell", "memory", "special_tokens"])
@@ -58,9 +57,8 @@ class BlockRecurrentTransformer(TiedEmbedding, Body):
         dropout: rate, where the published model has dropout.
         logits_divisor: logits are divided by the root of V ("vocabulary") or D ("width").
         activation_dtype: "float32" or "bfloat16"; parameters stay float32.
-        remat: recomputation in the backward pass: "none"; "layer", of each layer; "block", of
-            attention and the cells' steps. With feedback both recompute each block of the whole
-            stack.
+        remat: "none", or "layer" to recompute each layer in the backward pass; with feedback each
+            block of the whole stack.
         cell, memory: build the memories of `recurrent_layers` and `memorizing_layers`.
         special_tokens: further entries of the vocabulary, which no text contains.
 
@@ -112,8 +110,7 @@ class BlockRecurrentTransformer(TiedEmbedding, Body):
 
         def layer(index):
             built = tuple(build(rngs, sizes, window) for build, at in assigned if index in at)
-            remat_blocks = remat == "block" and not feedback
-            return layer_with(rngs, sizes, window, dropout, built, feedback, remat_blocks)
+            return layer_with(rngs, sizes, window, dropout, built, feedback)
 
         self.layers = nnx.List(layer(index) for index in range(num_layers))
         if feedback and not any(layer.num_states for layer in self.layers):
@@ -138,7 +135,7 @@ class BlockRecurrentTransformer(TiedEmbedding, Body):
         keys = split_key(key, self.dropout, len(self.layers) + 1)
         metrics: list[Metrics] = []
         if self.feedback:
-            remat = self.remat != "none"
+            remat = self.remat == "layer"
             x_BTD, caches, metrics = run_blocks(self.layers, x_BTD, caches, keys, remat, counts_B)
         else:
             after = []

@@ -26,7 +26,7 @@ class TokenLayer(nnx.Module):
     """x + memory(norm(x)), then the MLP with its residual.
 
     The cache is the memory's, in both forms: blocks have no meaning here. Arguments are those of
-    `Layer`; remat: recompute the memory in the backward pass.
+    `Layer`.
     """
 
     num_states = 0
@@ -39,9 +39,8 @@ class TokenLayer(nnx.Module):
         window: Count,
         dropout: Share,
         memory: TokenMemory,
-        remat: bool = False,
     ):
-        self.sizes, self.window, self.dropout, self.remat = sizes, window, dropout, remat
+        self.sizes, self.window, self.dropout = sizes, window, dropout
         self.memory_norm = RMSNorm(rngs, sizes.width)
         if sizes.feed_forward_size:
             self.feed_forward_norm = RMSNorm(rngs, sizes.width)
@@ -75,9 +74,8 @@ class TokenLayer(nnx.Module):
         nothing: Any = None  # no attention
         tokens = LayerTokens(normed_BTD, nothing, nothing, nothing, nothing, counts_B)
         with jax.named_scope("memory"):
-            run = jax.checkpoint(memory.run) if self.remat else memory.run
             zeros_BTD = jnp.zeros_like(x_BTD)  # instead of attention
-            y_BTD, after, metrics = run(cache, tokens, zeros_BTD, tokens.real_BT())
+            y_BTD, after, metrics = memory.run(cache, tokens, zeros_BTD, tokens.real_BT())
         expected = x_BTD, cache
         (y_BTD, after), metrics = checked_result(memory, "run", expected, ((y_BTD, after), metrics))
         x_BTD = x_BTD + y_BTD
@@ -106,7 +104,6 @@ def layer_with(
     dropout: float,
     memories: Sequence[LayerMemory],
     reads_states: bool,
-    remat_blocks: bool,
 ) -> Layer | TokenLayer:
     """Returns a `Layer`, or a `TokenLayer` for a memory that replaces attention.
 
@@ -115,8 +112,7 @@ def layer_with(
     """
     alone = [memory for memory in memories if memory.replaces_attention]
     if not alone:
-        given = sizes, window, dropout, tuple(memories), reads_states, remat_blocks
-        return Layer(rngs, *given)
+        return Layer(rngs, sizes, window, dropout, tuple(memories), reads_states)
     name = type(alone[0]).__name__
     if len(memories) > 1:
         others = ", ".join(type(memory).__name__ for memory in memories if memory is not alone[0])
@@ -131,4 +127,4 @@ def layer_with(
         )
     if not isinstance(alone[0], TokenMemory):
         raise TypeError(f"{name}.replaces_attention = True needs a TokenMemory: define run.")
-    return TokenLayer(rngs, sizes, window, dropout, alone[0], remat_blocks)
+    return TokenLayer(rngs, sizes, window, dropout, alone[0])

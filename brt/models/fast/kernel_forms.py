@@ -134,10 +134,10 @@ def attention_by_head(
 
 
 def scan_cell(
-    gate: Any, step: Callable[..., Any], weights: Any, carry: Any, blocks: Any, remat: bool = False
+    gate: Any, step: Callable[..., Any], weights: Any, carry: Any, blocks: Any
 ) -> tuple[Any, Any, Any]:
     """Returns `scan_blocks` of the step of a cell whose only gate follows both attentions."""
-    del step, remat  # `table` chooses this form for one step, without remat
+    del step  # `table` chooses this form for one step
     (B, _, H, _, K), (name,) = blocks.keys_BHJK.shape, weights.gates
     has_scale = weights.self_scale_H is not None
     biases = dict(weights.gates[name])

@@ -84,12 +84,10 @@ def cell_ops(
     states: int,
     dtype: DTypeLike,
     gate: Callable[..., Any] | None,
-    remat: bool = False,
 ) -> CellOps:
     """Returns the forms of a cell's operations.
 
-    gate: the cell's only one, after both attentions; None: another arrangement. remat: as in
-    `scan_blocks`.
+    gate: the cell's only one, after both attentions; None: another arrangement.
     """
     attend = _cudnn(sizes, dtype) if sizes.attention_form == "cudnn" else attention.attend
     by_head = functools.partial(ops.attention_by_head, attention=attend)
@@ -99,8 +97,6 @@ def cell_ops(
         misfit = _at_once() or kernels.cell_misfit(heads, states, window, sizes.width, dtype)
         if gate is None:
             misfit = "it has several gates, or its queries wait for one"
-        elif remat:
-            misfit = "it is computed again in the backward pass (remat)"
         what = f"Step of a cell, {states} states and blocks of {window} tokens"
         is_whole = has_kernel(sizes, what, misfit, required=False)
         if is_whole:

@@ -19,10 +19,8 @@ from brt.models.layers.initializers import parameter
 from brt.models.layers.norms import RMSNorm
 from brt.models.layerwise import Layerwise
 from brt.models.melodi.layer import KeysValues, MelodiCache, MelodiLayer, MelodiSizes, truncated
-from brt.models.model import DTYPES, LanguageModel, Metrics
+from brt.models.model import DTYPES, REMATS, LanguageModel, Metrics
 from brt.models.sizes import Sizes
-
-REMATS = ("none", "layer")
 
 
 class DecodingMelodi(NamedTuple):

@@ -22,7 +22,7 @@ from brt.models.layers.initializers import normal, parameter
 from brt.models.layers.positions_sinusoid import sinusoid
 from brt.models.layerwise import Layerwise
 from brt.models.memory_layout import MemoryLayout
-from brt.models.model import DTYPES
+from brt.models.model import DTYPES, REMATS
 from brt.models.relative_attention import distances
 from brt.models.sizes import Sizes
 from brt.models.transformer_xl import decoding
@@ -43,7 +43,6 @@ from brt.models.transformer_xl.layer import (
 )
 from brt.models.transformer_xl.memory_tokens import TransformerXLMemoryTokens
 
-REMATS = ("none", "layer")
 ATTENTION_FORMS = ("auto", "plain", "kernel")
 
 
