@@ -31,22 +31,6 @@ def test_rngs_without_keys_of_parameters_are_named(rngs):
         made(rngs)
 
 
-@pytest.mark.parametrize("tokens", [[[0] * 4] * 2, TOKENS_BT.astype(float), None, "abc"])
-def test_tokens_that_are_no_array_of_integers_are_named(tokens):
-    model = made()
-    with pytest.raises(TypeError, match="tokens"):
-        model(tokens, model.init_caches(2))
-
-
-@pytest.mark.parametrize("caches", [3, None, (1,), "longer", "decoding"])
-def test_caches_of_another_form_are_named(caches):
-    model = made()
-    own = model.init_caches(2)
-    wrong = {"longer": own + own, "decoding": model.begin_decoding(own)}
-    with pytest.raises((TypeError, ValueError), match="caches"):
-        model(TOKENS_BT, wrong.get(caches, caches))
-
-
 CALLS = {
     "model": lambda g: brt.Generator(3, ByteVocabulary()),
     "vocabulary": lambda g: brt.Generator(g.model, "bytes"),
@@ -73,13 +57,10 @@ def test_wrong_arguments_of_a_generator_are_named(argument, generator):
 
 MODELS = ("rec_fixed_skip", "txl_adaptive", "rmt_txl", "armt", "lstm", "melodi", "gpt2_cell")
 WRONG = {
-    "rows": [
-        lambda m, t, c, d: m.init_caches(-1),
-        lambda m, t, c, d: m.init_caches(1.5),
-        lambda m, t, c, d: m.init_caches("2"),
-    ],
     "tokens": [
+        lambda m, t, c, d: m(None, c),
         lambda m, t, c, d: m([[0] * 8] * 2, c),
+        lambda m, t, c, d: m(t.astype(float), c),
         lambda m, t, c, d: m(t[0], c),
         lambda m, t, c, d: m(t[:, :0], c),
         lambda m, t, c, d: m.decode(t, d),
@@ -91,15 +72,11 @@ WRONG = {
         lambda m, t, c, d: m(t[:1], c),
         lambda m, t, c, d: m(t, jax.tree.map(lambda x: x[:, :1] if x.ndim > 1 else x, c)),
         lambda m, t, c, d: m(t, jax.tree.map(lambda x: None, c)),
-        lambda m, t, c, d: m.begin_decoding(3),
-        lambda m, t, c, d: m.begin_decoding(c[:-1]),
+        lambda m, t, c, d: m(t, None),
         lambda m, t, c, d: m.decode(t[:1, 0], d),
-        lambda m, t, c, d: m.end_decoding(d + d),
-        lambda m, t, c, d: m.end_decoding(()),
+        lambda m, t, c, d: m.decode(tokens_B=t[:, 0], caches=d + d),
+        lambda m, t, c, d: m.read_part(t, (), t[:, 0]),
     ],
-    "reads": [lambda m, t, c, d: m.decode(t[:, 0], d, jnp.ones(3, bool))],
-    "counts": [lambda m, t, c, d: m.read_part(t, c, None)],
-    "key": [lambda m, t, c, d: m(t, c, "key")],
 }
 
 
@@ -125,9 +102,7 @@ def test_the_two_forms_of_caches_are_told_apart(name):
     model, tokens_BT, caches, decoding = built(name)
     for call in (
         lambda: model(tokens_BT, decoding),
-        lambda: model.begin_decoding(decoding),
         lambda: model.decode(tokens_BT[:, 0], caches),
-        lambda: model.end_decoding(caches),
     ):
         with pytest.raises(TypeError, match="caches"):
             call()

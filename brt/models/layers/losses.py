@@ -5,16 +5,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from brt.models.arguments import check_array
-
 
 def token_losses(logits_BTV: jax.Array, targets_BT: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Returns -log p(target) in nats, and whether no logit exceeds the target's, both (...).
 
     logits_BTV: (..., V), at least float32. targets_BT: (...) int32 in [0, V), not checked.
     """
-    check_array("targets of token_losses", targets_BT, jnp.integer)
-    check_array("logits of token_losses", logits_BTV, jnp.floating, (*targets_BT.shape, None))
+    if getattr(targets_BT, "shape", None) != logits_BTV.shape[:-1] or not jnp.issubdtype(
+        targets_BT.dtype, jnp.integer
+    ):
+        shape = logits_BTV.shape[:-1]
+        raise TypeError(f"targets of token_losses must be an array of integers of shape {shape}.")
     chosen = jnp.take_along_axis(logits_BTV, targets_BT[..., None], axis=-1)[..., 0]
     nats = jax.nn.logsumexp(logits_BTV, axis=-1) - chosen
     return nats, chosen >= jnp.max(logits_BTV, axis=-1)
