@@ -6,6 +6,7 @@ released code, unless the file's name has `exact` in it: its settings do not rec
 """
 
 import dataclasses
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,6 +22,31 @@ from brt.models.caches import reset_rows
 from brt.models.checkpoints import meliad as meliad_checkpoint
 from brt.models.model import LanguageModel
 from brt.models.sizes import Sizes
+
+
+def parameters_of(recording: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    return {
+        name.removeprefix("params/"): recording[name]
+        for name in recording
+        if name.startswith("params/")
+    }
+
+
+def bindings_of(recording: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the gin bindings of a recording by name, without scope and class."""
+    bindings = json.loads(str(recording["config_json"]))["gin_bindings"]
+    pairs = (map(str.strip, binding.split("=", 1)) for binding in bindings)
+    return {name.rsplit(".", 1)[-1]: value for name, value in pairs}
+
+
+def load(recording: Mapping[str, Any], search: str = "bucketed") -> BlockRecurrentTransformer:
+    bindings = bindings_of(recording)
+    memory: dict[str, Any] = {}
+    if "database_size" in bindings:
+        size, neighbours = bindings["database_size"], bindings["memory_num_neighbors"]
+        memory = dict(size=int(size), neighbours=int(neighbours), search=search)
+    window = int(bindings["WINDOW_LENGTH"])
+    return meliad_checkpoint.load(parameters_of(recording), window, **memory)
 
 
 def replay(recording: Mapping[str, Any], model: LanguageModel) -> tuple[np.ndarray, list[tuple]]:
@@ -110,7 +136,7 @@ def set_attention_form(model: nnx.Module, recording: Mapping[str, Any]) -> None:
 
 def errors(recording: Mapping[str, Any]) -> dict:
     search = "exact" if "exact" in recording["file"] else "bucketed"
-    model = meliad_checkpoint.load_recording(recording, search)
+    model = load(recording, search)
     set_attention_form(model, recording)
     logits, caches = replay(recording, model)
     found = {

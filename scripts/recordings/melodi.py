@@ -11,7 +11,7 @@ from flax import nnx
 from brt.models.caches import reset_rows
 from brt.models.checkpoints import melodi as melodi_checkpoint
 from brt.models.melodi.model import Melodi
-from recordings.meliad import replay
+from recordings.meliad import bindings_of, parameters_of, replay
 
 
 def cache_error(recording: Mapping[str, Any], prefix: str, caches: tuple) -> float:
@@ -54,7 +54,8 @@ def gradient_error(
 
 
 def errors(recording: Mapping[str, Any]) -> dict:
-    model = melodi_checkpoint.load_recording(recording)
+    size = int(bindings_of(recording).get("long_term_memory_size", 0))
+    model = melodi_checkpoint.load(parameters_of(recording), size)
     logits, caches = replay(recording, model)
     found = {"logits": np.abs(logits - recording["logits"]).max()}
     for name, prefix, after in (

@@ -6,6 +6,7 @@ states, and gradients over the first two segments from the learned memory on.
 """
 
 import functools
+import json
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -19,6 +20,7 @@ from brt.models.memory_tokens.model import RecurrentMemoryTransformer
 from brt.models.memory_tokens.token_vectors import MemoryCache
 from brt.models.transformer_xl.memory_tokens import TransformerXLMemoryTokens
 from brt.models.transformer_xl.model import TransformerXL
+from recordings.meliad import parameters_of
 from recordings.txl import cache_error, gradient_error, rows_first
 
 DETACHED = "grads_seg1_detached"
@@ -100,7 +102,8 @@ def gradients(
 
 
 def errors(recording: Mapping[str, Any]) -> dict:
-    model = rmt_checkpoint.load_recording(recording)
+    config = json.loads(str(recording["config_json"]))
+    model = rmt_checkpoint.load(parameters_of(recording), config)
     outputs, logits, losses, caches = replay(recording, model)
     memories = [before[-1].memory_BSD for before in caches]
     found = {}

@@ -5,6 +5,7 @@ losses, the caches after the first and after the last segment, and the gradients
 mean loss.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ from brt.models.checkpoints import transformer_xl as txl_checkpoint
 from brt.models.checkpoints.transformer_xl import Source
 from brt.models.memory_tokens.model import RecurrentMemoryTransformer
 from brt.models.transformer_xl.model import TransformerXL
-from recordings.meliad import set_attention_form
+from recordings.meliad import parameters_of, set_attention_form
 
 
 def rows_first(x_TB: np.ndarray) -> np.ndarray:
@@ -112,7 +113,8 @@ def gradient_error(
 
 
 def errors(recording: Mapping[str, Any]) -> dict:
-    model = txl_checkpoint.load_recording(recording)
+    config = json.loads(str(recording["config_json"]))
+    model = txl_checkpoint.load(parameters_of(recording), config)
     set_attention_form(model, recording)
     outputs, logits, losses, caches = replay(recording, model)
     found = {}

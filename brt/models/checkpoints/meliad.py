@@ -5,7 +5,6 @@ memory. The loaded model uses the gate form "meliad" and logits over the root of
 """
 
 import functools
-import json
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NamedTuple
@@ -86,50 +85,6 @@ def filled(
     if left := params.keys() - used:
         raise UnsupportedCheckpoint(f"brt has no counterpart for {sorted(left)[:5]}.")
     return nnx.merge(graph, nnx.from_flat_state(flat))
-
-
-def recorded_parameters(recording: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    return {
-        name.removeprefix("params/"): recording[name]
-        for name in recording
-        if name.startswith("params/")
-    }
-
-
-def load_recording(
-    recording: Mapping[str, np.ndarray], search: str = "bucketed"
-) -> BlockRecurrentTransformer:
-    config = json.loads(str(recording["config_json"]))
-    pairs = (binding.split("=", 1) for binding in config["gin_bindings"])
-    bindings = {name.strip(): value.strip() for name, value in pairs}
-    model = load(
-        recorded_parameters(recording),
-        window=int(bindings["WINDOW_LENGTH"]),
-        **_memory_settings(bindings, search),
-    )
-    for macro, size in (
-        ("NUM_LAYERS", len(model.layers)),
-        ("NUM_HEADS", model.sizes.num_heads),
-        ("NUM_EMBEDDINGS", model.vocabulary_size),
-        ("HEAD_DIM", model.sizes.head_size),
-        ("EMBED_DIM", model.sizes.width),
-        ("MLP_DIM", model.sizes.feed_forward_size),
-    ):
-        if macro in bindings and int(bindings[macro]) != size:
-            raise UnsupportedCheckpoint(
-                f"config_json says {macro}={bindings[macro]}, the parameters say {size}."
-            )
-    return model
-
-
-def _memory_settings(bindings, search):
-    names = {"database_size": "size", "memory_num_neighbors": "neighbours"}
-    settings = {
-        names[name.rsplit(".", 1)[-1]]: int(value)
-        for name, value in bindings.items()
-        if name.rsplit(".", 1)[-1] in names
-    }
-    return settings | {"search": search}
 
 
 def _build(params, window, memory):

@@ -1,13 +1,12 @@
 """Reads parameters of MELODI, as released in google-research/meliad, into brt's model."""
 
-import json
 import re
 from collections.abc import Iterable, Mapping
 
 import numpy as np
 from flax import nnx
 
-from brt.models.checkpoints.meliad import Source, UnsupportedCheckpoint, filled, recorded_parameters
+from brt.models.checkpoints.meliad import Source, UnsupportedCheckpoint, filled
 from brt.models.melodi.model import Melodi
 
 LAYER = "layer_stack/melodi_layers_{}/melodi_layer/"
@@ -99,16 +98,3 @@ def load(params: Mapping[str, np.ndarray], long_memory: int = 0) -> Melodi:
     except (KeyError, ValueError) as error:
         raise UnsupportedCheckpoint(f"The checkpoint describes no MELODI: {error}") from error
     return filled(model, params, lambda path: Source(from_brt_path(path)))
-
-
-def load_recording(recording: Mapping[str, np.ndarray]) -> Melodi:
-    config = json.loads(str(recording["config_json"]))
-    bindings = dict(binding.split("=", 1) for binding in config["gin_bindings"])
-    sizes = {name.rsplit(".", 1)[-1]: value for name, value in bindings.items()}
-    model = load(recorded_parameters(recording), int(sizes.get("long_term_memory_size", 0)))
-    if model.window != int(bindings["WINDOW_LENGTH"]):
-        raise UnsupportedCheckpoint(
-            f"config_json says WINDOW_LENGTH={bindings['WINDOW_LENGTH']}, the parameters say "
-            f"{model.window}."
-        )
-    return model

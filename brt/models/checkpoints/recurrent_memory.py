@@ -4,13 +4,8 @@ A loaded model keeps the code's artefact (`published_artefacts`) in segments, no
 memory token's relative position to a later one is the relative shift's leftover.
 """
 
-import json
-from collections.abc import Mapping
-
-import numpy as np
-
 from brt.models.checkpoints import transformer_xl as txl_checkpoint
-from brt.models.checkpoints.meliad import Source, recorded_parameters
+from brt.models.checkpoints.meliad import Source
 from brt.models.memory_tokens.model import RecurrentMemoryTransformer
 
 MEMORY = {"memory_SD": Source("mem_tokens", lambda x_S1D: x_S1D[:, 0])}
@@ -29,7 +24,3 @@ def load(params: dict, config: dict) -> RecurrentMemoryTransformer:
         )
 
     return txl_checkpoint.load(params, config, around, MEMORY)
-
-
-def load_recording(recording: Mapping[str, np.ndarray]) -> RecurrentMemoryTransformer:
-    return load(recorded_parameters(recording), json.loads(str(recording["config_json"])))

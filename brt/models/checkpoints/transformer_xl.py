@@ -6,7 +6,6 @@ keeps the code's artefacts (`published_artefacts`).
 """
 
 import functools
-import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, cast
@@ -14,7 +13,7 @@ from typing import Any, cast
 import numpy as np
 from flax import nnx
 
-from brt.models.checkpoints.meliad import Source, UnsupportedCheckpoint, filled, recorded_parameters
+from brt.models.checkpoints.meliad import Source, UnsupportedCheckpoint, filled
 from brt.models.memory_tokens.model import RecurrentMemoryTransformer
 from brt.models.transformer_xl.model import TransformerXL
 
@@ -77,10 +76,6 @@ def load(
         raise UnsupportedCheckpoint(f"The checkpoint describes no model: {error}") from error
     model = filled(model, params, lambda path: source(path, model, more), _copies(params))
     return model.for_segments(config["tgt_len"])
-
-
-def load_recording(recording: Mapping[str, np.ndarray]) -> TransformerXL:
-    return load(recorded_parameters(recording), json.loads(str(recording["config_json"])))
 
 
 def recorded(

@@ -4,15 +4,13 @@ import functools
 import json
 from pathlib import Path
 
-import jax
 import numpy as np
 import pytest
-from flax import nnx
 from paths import GOLDEN
-from tiny_models import quick_jit, read_segment
+from tiny_models import read_segment
 from txl_numpy import SETTINGS, record, released_params
 
-from brt.models.checkpoints.transformer_xl import UnsupportedCheckpoint, load_recording
+from brt.models.checkpoints.transformer_xl import UnsupportedCheckpoint, load
 
 RECORDINGS = sorted(GOLDEN.glob("txl_*.npz"))
 ABSENT = f"no recordings under {GOLDEN}"
@@ -53,12 +51,17 @@ def recording(variant, artefacts=True, seed=0):
     return record(config, released_params(config, seed), tokens, targets, artefacts)
 
 
+def parts(recorded):
+    """Released parameters and settings."""
+    params = {key[7:]: value for key, value in recorded.items() if key.startswith("params/")}
+    return params, json.loads(str(recorded["config_json"]))
+
+
 @every_recording
 def test_the_reference_writes_what_the_released_code_wrote(file):
     with np.load(file, allow_pickle=False) as archive:
         recorded = dict(archive)
-    config = json.loads(str(recorded["config_json"]))
-    params = {key[7:]: value for key, value in recorded.items() if key.startswith("params/")}
+    params, config = parts(recorded)
     segments = 4 if config.get("reset_length") else 2  # until the memory is cut
     found = record(config, params, recorded["tokens"][:segments], recorded["targets"][:segments])
     for name in ("hidden", "loss", "logits", "log_probs"):
@@ -76,7 +79,7 @@ def test_every_recording_is_reproduced(check, file):
 @pytest.mark.parametrize("variant", ["attn2_mem", "attn3"])
 def test_positions_are_added_once_unless_parameters_are_released(variant):
     clean = recording(variant, artefacts=False)
-    model = load_recording(clean)
+    model = load(*parts(clean))
     model.published_artefacts = False
     caches = model.init_caches(2)
     for tokens_TB, logits_TBV in zip(clean["tokens"], clean["logits"]):
@@ -86,65 +89,28 @@ def test_positions_are_added_once_unless_parameters_are_released(variant):
     assert np.abs(clean["logits"] - recording(variant)["logits"]).max() > 1e-2
 
 
-@pytest.mark.parametrize(
-    "variant",
-    [
-        *("attn1_mem", "adaptive_div2"),
-        *(pytest.param(x, marks=pytest.mark.slow) for x in ("attn0", "attn2")),
-    ],
-)
-def test_the_gradient_is_the_reference_s_difference_quotient(variant):
-    recorded = recording(variant)
-    config = json.loads(str(recorded["config_json"]))
-    params = {key[7:]: value for key, value in recorded.items() if key.startswith("params/")}
-    rng = np.random.default_rng(5)
-    # Tied names move together.
-    push, seen = {}, {}
-    for name, value in params.items():
-        push[name] = seen.setdefault(value.tobytes(), rng.normal(size=value.shape))
-    first = {"tokens": recorded["tokens"][:1], "targets": recorded["targets"][:1]}
-
-    def moved(by):
-        there = {name: value + by * push[name] for name, value in params.items()}
-        return record(config, there, *first.values())["loss"].mean()
-
-    quotient = (moved(1e-5) - moved(-1e-5)) / 2e-5
-    with jax.enable_x64(True):
-        model = load_recording(recorded)
-        other = load_recording(recorded | {f"params/{name}": push[name] for name in params})
-        graph, values = nnx.split(model, nnx.Param)
-        direction = nnx.state(other, nnx.Param)
-        tokens_BT, targets_BT = (x[0].T for x in first.values())
-
-        def loss(values):
-            model = nnx.merge(graph, values)
-            x_BTD, _, _ = model.stack(model.embed(tokens_BT), model.init_caches(2))
-            return model.token_losses(x_BTD, targets_BT)[0].mean()
-
-        grads = quick_jit(jax.grad(loss))(values)
-        products = jax.tree.map(
-            lambda g, d: np.sum(np.float64(g) * np.float64(d)), grads, direction
-        )
-    assert sum(jax.tree.leaves(products)) == pytest.approx(quotient, rel=1e-4)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_parameters_and_settings_get_to_the_right_places(check, variant):
+    assert check(recording(variant)) == 0
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"params/r_w_bias": None}, "r_w_bias"),
-        ({"params/layers.7.dec_attn.o_net.weight": np.zeros((6, 8))}, "no counterpart"),
-        ({"params/crit.out_layers.0.weight": np.zeros((11, 6))}, "no counterpart"),
-        ({"params/r_r_bias": np.zeros((3, 4))}, "shape"),
-        ({"config_json": dict(d_embed=4)}, "d_embed"),
-        ({"config_json": dict(ext_len=2)}, "ext_len"),
-        ({"config_json": dict(attn_type=4)}, "attn_type|no "),
-        ({"config_json": dict(cutoffs=[5, 3])}, "cutoffs"),
+        ({"r_w_bias": None}, "r_w_bias"),
+        ({"layers.7.dec_attn.o_net.weight": np.zeros((6, 8))}, "no counterpart"),
+        ({"crit.out_layers.0.weight": np.zeros((11, 6))}, "no counterpart"),
+        ({"r_r_bias": np.zeros((3, 4))}, "shape"),
+        (dict(d_embed=4), "d_embed"),
+        (dict(ext_len=2), "ext_len"),
+        (dict(attn_type=4), "attn_type|no "),
+        (dict(cutoffs=[5, 3]), "cutoffs"),
     ],
 )
 def test_what_has_no_place_is_refused_by_name(change, message):
-    changed = recording("attn0") | change
-    if "config_json" in change:
-        changed["config_json"] = np.array(json.dumps(SETTINGS | change["config_json"]))
-    changed = {key: value for key, value in changed.items() if value is not None}
+    params, config = parts(recording("attn0"))
+    (name,) = change
+    (params if name in params or "." in name else config).update(change)
+    params = {name: value for name, value in params.items() if value is not None}
     with pytest.raises(UnsupportedCheckpoint, match=message):
-        load_recording(changed)
+        load(params, config)
