@@ -1,4 +1,4 @@
-"""Caches of a layer: empty, reset, cleared, and while a block is being filled."""
+"""Caches: while a block is being filled, and those that are refused."""
 
 from typing import NamedTuple
 
@@ -6,13 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from architectures import ARCHITECTURES, WINDOW, abstract, random_model
+from architectures import ARCHITECTURES, WINDOW, abstract
 from flax import nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_models import quick_jit
 
-from brt.models.caches import LayerCache, WindowCache, clear_state, select_rows
+from brt.models.caches import LayerCache, WindowCache, select_rows
 from brt.models.contract import check_caches
 from brt.models.decoding_window import (
     advance,
@@ -23,45 +23,7 @@ from brt.models.decoding_window import (
 B, W, H, K, D = 3, WINDOW, 2, 4, 12
 
 
-def filled(model, rows=B, seed=0):
-    """Caches of the model's shape with nothing at a special value."""
-    rng = np.random.default_rng(seed)
-    empty = model.init_caches(rows)
-
-    def draw(x):
-        counts = jnp.issubdtype(x.dtype, jnp.integer)
-        drawn = W * rng.integers(1, 5, x.shape) if counts else rng.normal(size=x.shape)
-        return jnp.asarray(drawn, x.dtype)
-
-    return jax.tree.map(draw, empty)
-
-
-def assert_same(found, expected):
-    jax.tree.map(np.testing.assert_array_equal, found, expected)
-
-
-@pytest.mark.parametrize(("name", "count"), [("rec_two_layers", 2), ("rec_memorizing", 3)])
-def test_clearing_forgets_every_memory_and_keeps_windows(name, count):
-    model = random_model(name)
-    caches, empty = filled(model), model.init_caches(B)
-    found = clear_state(caches, empty)
-    assert sum(len(cache.memories) for cache in found) == count
-    for cleared, cache, fresh in zip(found, caches, empty, strict=True):
-        assert_same(cleared.window, cache.window)
-        assert_same(cleared.memories, fresh.memories)
-        for old, new in zip(jax.tree.leaves(cache.memories), jax.tree.leaves(fresh.memories)):
-            assert (old != new).any()
-
-
 # While a block is being filled
-
-
-@pytest.mark.parametrize("name", ["slide", "rec_lstm_dual", "feedback_two_cells", "rec_memorizing"])
-def test_at_a_block_border_the_decoding_form_is_the_segment_form(name):
-    model = random_model(name)
-    caches = filled(model)
-    decoding = model.begin_decoding(caches)
-    assert_same(model.end_decoding(decoding), caches)
 
 
 @quick_jit
@@ -145,10 +107,3 @@ def test_a_cache_that_cannot_be_carried_is_refused_by_its_name(cache, error, in_
         return check_caches(caches, ROWS)
     with pytest.raises(ValueError, match=error):
         check_caches(caches, ROWS)
-
-
-@pytest.mark.parametrize("name", ["slide", "melodi", "txl_shaw", "rmt", "armt", "rmt_slide"])
-def test_decoding_refuses_caches_of_segments(name):
-    model = random_model(name)
-    with pytest.raises(TypeError, match="begin_decoding"):
-        jax.eval_shape(model.decode, jnp.zeros(2, jnp.int32), model.init_caches(2))
