@@ -22,12 +22,9 @@ from brt.models.block_recurrent.lact import LactMemory
 from brt.models.block_recurrent.memory import LayerMemory, LayerTokens, TokenMemory
 from brt.models.block_recurrent.model import BlockRecurrentTransformer
 from brt.models.block_recurrent.titans import TitansMemory
-from brt.models.block_recurrent.token_layer import TokenLayer
 from brt.models.counts import ParameterCounts, count_parameters
 from brt.models.layers.initializers import DENSE, parameter
 from brt.models.layers.norms import RMSNorm
-from brt.models.melodi.model import Melodi
-from brt.models.memory_tokens.model import RecurrentMemoryTransformer
 from brt.models.sizes import Sizes
 from brt.models.transformer_xl.compressive_memory import CompressiveMemory
 from brt.models.transformer_xl.hidden_memory import LayerSegment
@@ -121,33 +118,6 @@ def test_every_parameter_is_counted_once_under_its_name(name):
     assert found == by_name(model)
     total = sum(leaf.size for leaf in jax.tree.leaves(parameters(model)))
     assert sum(found) == total == found.embedding + found.non_embedding
-
-
-@every_architecture
-def test_all_that_recurrence_adds_is_counted_as_recurrence(name):
-    """But that a memorizing layer has no position bias, 2 heads times 32 buckets."""
-    model = abstract(name)
-    around = isinstance(model, RecurrentMemoryTransformer)
-    body = model.body if around else model
-    found, inside = count_parameters(model), count_parameters(body)
-    memory = model.memory_SD.size if around else 0
-    assert found == inside._replace(recurrence=inside.recurrence + memory)
-    if isinstance(body, BlockRecurrentTransformer):
-        settings = ARCHITECTURES[name].settings
-        without_bias = len(settings.get("memorizing_layers", ()))
-        shared = ("qk_norm", "feed_forward_size")
-        same = {name: settings[name] for name in shared if name in settings}
-        plain = count_parameters(abstract("slide", **same))
-        without_attention = sum(isinstance(layer, TokenLayer) for layer in body.layers)
-        attention = 4 * 12 * 8 + 2 + 2 * 32  # matrices, a scale and a position bias of each head
-        removed = 2 * 32 * without_bias + attention * without_attention
-        assert inside.layers == plain.layers - removed
-        assert (inside.recurrence > 0) == any(layer.memories for layer in body.layers)
-    elif not isinstance(body, Melodi):
-        whole = parameters(body)  # memories of layers, or of windows
-        names = ("memories", "cell", "associations", "memory_SD")
-        memories = {name: whole[name] for name in names if name in whole}
-        assert inside.recurrence == sum(leaf.size for leaf in jax.tree.leaves(memories))
 
 
 @pytest.mark.parametrize(

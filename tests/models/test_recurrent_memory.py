@@ -13,7 +13,7 @@ from tiny_models import OneKey, cast, quick_jit, randomised, wide_types  # noqa:
 
 from brt.data.vocabularies.base import BEGIN
 from brt.models.block_recurrent.model import BlockRecurrentTransformer
-from brt.models.caches import clear_state, reset_rows, with_state
+from brt.models.caches import reset_rows
 from brt.models.memory_tokens.model import RecurrentMemoryTransformer
 from brt.models.recurrent_networks import LSTM
 from brt.models.transformer_xl.memory_tokens import segment_mask, visible_positions
@@ -113,22 +113,6 @@ def test_visibility_of_two_memory_tokens_around_three_tokens():
 # The carried memory.
 
 
-def moved_segments(model):
-    """Which segments' logits change when a token of segment 0 does."""
-    other = tokens().copy()
-    other[0, :, 2] = (other[0, :, 2] + 1) % V
-    before, after = fold(model, tokens())[0], fold(model, other)[0]
-    return [bool(np.any(np.asarray(x[0] != y[0]))) for x, y in zip(before, after)]
-
-
-def test_a_segment_reaches_later_ones_through_memory_alone():
-    assert moved_segments(model("rmt")) == [True] * SEGMENTS
-
-
-def test_memory_at_the_start_alone_carries_nothing_of_the_tokens():
-    assert moved_segments(model("start")) == [True] + [False] * (SEGMENTS - 1)
-
-
 @pytest.mark.parametrize("name", ["rmt", "cache"])
 def test_other_cuts_change_logits_only_after_the_first(name):
     # Memory is updated at the ends of segments only, so law L1 holds up to the first cut. After it
@@ -143,16 +127,6 @@ def test_other_cuts_change_logits_only_after_the_first(name):
     left = jax.tree.map(lambda x: x[0], caches)
     again, _ = quick_jit(model(name))(tokens()[1], left)
     np.testing.assert_allclose(again, parts[1], rtol=0, atol=1e-12)
-
-
-def test_clearing_the_state_returns_to_the_learned_memory():
-    empty = model("rmt").init_caches(B)
-    (memory_BSD,) = empty[-1]
-    np.testing.assert_array_equal(memory_BSD[1], model("rmt").memory_SD[...])
-    _, caches = quick_jit(model("rmt"))(tokens()[0], empty)
-    assert np.any(np.asarray(caches[-1].memory_BSD != memory_BSD))
-    np.testing.assert_array_equal(clear_state(caches, empty)[-1].memory_BSD, memory_BSD)
-    assert with_state(empty) == [SIZES["num_layers"]]  # after the layers' windows
 
 
 # The auxiliary loss.
