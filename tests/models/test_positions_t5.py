@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from tiny_models import OneKey, quick_jit
+from tiny_models import quick_jit
 
 from brt.models.layers.positions_t5 import RelativeBias, t5_buckets
 from brt.models.ops import HIDDEN, window_table
@@ -94,16 +94,3 @@ def test_the_gradient_of_the_table_counts_every_use_of_a_bucket():
             expected[:, bucket] += weights[:, i, W + i - distance] * np.asarray(scale_H)
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-3)
     assert (found[:, 0] == 0).all()  # distance 0, the token itself, is never seen
-
-
-@pytest.mark.parametrize(("buckets", "longest"), [(1, 128), (32, 16), (32, 8), (256, 128), (4, 1)])
-def test_buckets_that_do_not_grow_with_distance_are_refused(buckets, longest):
-    with pytest.raises(ValueError, match=r"RelativeBias\.num_buckets = .*max_distance"):
-        RelativeBias(OneKey(), 2, num_buckets=buckets, max_distance=longest)
-
-
-@pytest.mark.parametrize(("buckets", "longest"), [(2, 2), (3, 2), (32, 17), (254, 128), (256, 129)])
-def test_accepted_buckets_grow_with_distance(buckets, longest):
-    RelativeBias(OneKey(), 2, num_buckets=buckets, max_distance=longest)
-    found = t5_buckets(np.arange(2 * longest), buckets, longest)
-    assert (np.diff(found) >= 0).all() and found[0] == 0 and found[-1] == buckets - 1

@@ -53,7 +53,7 @@ def cell(table, label):
 
 ALONE = {
     "BlockRecurrentTransformer.recurrent_layers = (2,)": "(2,) for (9,)",
-    "RelativeBias.num_buckets = 64": "64 for 32",
+    'RecurrentCell.order = "sequential"': "'sequential' for 'parallel'",
     "Trainer.steps = 1000": "1,000 for 500,000",
     'Trainer.stream = "contiguous"': "'contiguous' for 'documents'",
     "Trainer.average = @WeightAverage()": "@WeightAverage for None",

@@ -57,10 +57,9 @@ class ExternalMemory(LayerMemory):
     Args:
         size: M in tokens, a multiple of the window; the oldest are overwritten.
         neighbours: k, slots that each query and head attends to.
-        search: "exact", the k largest products; "bucketed", the k largest among the largest of each
-            group of slots (index modulo the number of groups); "dense", all slots.
-        buckets_per_neighbour: groups over k. The released code has 1, which finds 63 % of the k
-            best of random keys; 4 finds 88 %.
+        search: "exact", the k largest products; "bucketed", as in the released code, the largest of
+            each of k groups of slots (index modulo k), 63 % of the k best of random keys; "dense",
+            all slots.
 
     Source: Block-Recurrent, section 4.5; Memorizing Transformers, Wu et al. 2022, arXiv:2203.08913,
     section 3.
@@ -77,7 +76,6 @@ class ExternalMemory(LayerMemory):
         size: Count = 65_536,
         neighbours: Count = 128,
         search: Annotated[str, OneOf(SEARCHES)] = "exact",
-        buckets_per_neighbour: Count = 1,
     ):
         if size < window or size % window:
             raise ValueError(
@@ -89,19 +87,16 @@ class ExternalMemory(LayerMemory):
                 f"ExternalMemory.neighbours = {neighbours} must be at most "
                 f"ExternalMemory.size = {size}."
             )
-        buckets = neighbours * buckets_per_neighbour
-        if search == "bucketed" and window % buckets:
+        if search == "bucketed" and window % neighbours:
             raise ValueError(
                 f"ExternalMemory.neighbours = {neighbours} must divide {window}, {WINDOWS}, where "
-                'ExternalMemory.search = "bucketed", and so must its product with '
-                f"ExternalMemory.buckets_per_neighbour = {buckets_per_neighbour}."
+                'ExternalMemory.search = "bucketed".'
             )
         self.sizes = sizes
         self.window = window
         self.size = size
         self.search = search
         self.neighbours = size if search == "dense" else neighbours
-        self.buckets = buckets
         self.mix_H = parameter(rngs, jax.nn.initializers.zeros, sizes.num_heads)
 
     # The interface of a layer's memory.
@@ -238,14 +233,10 @@ class ExternalMemory(LayerMemory):
         k = self.neighbours
         if self.search == "exact":
             return jax.lax.top_k(scores_BHTJ, k)[1]
-        # Token t of a segment goes to slot written + t, and the number of groups divides `written`,
-        # so its index among the candidates is in the group of its slot.
-        groups = scores_BHTJ.reshape(*scores_BHTJ.shape[:3], -1, self.buckets)
-        best = jnp.argmax(groups, axis=3) * self.buckets + jnp.arange(self.buckets)
-        if self.buckets == k:
-            return best
-        among_best = jax.lax.top_k(jnp.max(groups, axis=3), k)[1]
-        return jnp.take_along_axis(best, among_best, axis=3)
+        # Token t of a segment goes to slot written + t, and k divides `written`, so its index among
+        # the candidates is in the group of its slot.
+        groups = scores_BHTJ.reshape(*scores_BHTJ.shape[:3], -1, k)
+        return jnp.argmax(groups, axis=3) * k + jnp.arange(k)
 
 
 def _taken(x_BJHK, picks_BTPH):

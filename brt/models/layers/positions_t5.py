@@ -6,12 +6,15 @@ import numpy as np
 from flax import nnx
 from numpy.typing import ArrayLike
 
-from brt.checks import Count, configurable
 from brt.models.layers.initializers import normal, parameter
 from brt.models.ops import HIDDEN
 
+BUCKETS = 32
 
-def t5_buckets(distance: ArrayLike, num_buckets: int = 32, max_distance: int = 128) -> np.ndarray:
+
+def t5_buckets(
+    distance: ArrayLike, num_buckets: int = BUCKETS, max_distance: int = 128
+) -> np.ndarray:
     """Returns the bucket of each query-key distance in tokens, causal form, int32 of its shape.
 
     Half of the buckets hold one distance each, the rest grow geometrically. Future keys (negative)
@@ -49,26 +52,15 @@ class WindowMask(nnx.Module):
         return jnp.moveaxis(jnp.where(visible_BJ, bias_HBJ, HIDDEN), 0, 1)[:, :, None]
 
 
-@configurable(denylist=["rngs", "num_heads"])
 class RelativeBias(WindowMask):
-    """The bias of a window of W tokens; R buckets, the last from `max_distance` tokens on.
+    """The bias of a window of W tokens: a number for each head and each of R = 32 buckets.
 
     Source: Block-Recurrent, section 3.2.
     """
 
-    def __init__(
-        self, rngs: nnx.Rngs, num_heads: Count, num_buckets: Count = 32, max_distance: Count = 128
-    ):
-        if not 1 <= num_buckets // 2 < max_distance:  # or buckets would not grow with distance
-            raise ValueError(
-                f"RelativeBias.num_buckets = {num_buckets} must be 2 or more, and half of it below "
-                f"RelativeBias.max_distance = {max_distance}."
-            )
-        self.max_distance = max_distance
-        self.table_HR = parameter(
-            rngs, normal(num_buckets**-0.5), num_heads, num_buckets, multiplied=False
-        )
+    def __init__(self, rngs: nnx.Rngs, num_heads: int):
+        draw = normal(BUCKETS**-0.5)
+        self.table_HR = parameter(rngs, draw, num_heads, BUCKETS, multiplied=False)
 
     def by_distance(self, scale_H: jax.Array, window: int) -> jax.Array:
-        buckets = t5_buckets(np.arange(1, window + 1), self.table_HR.shape[1], self.max_distance)
-        return self.table_HR[...][:, buckets] * scale_H[:, None]
+        return self.table_HR[...][:, t5_buckets(np.arange(1, window + 1))] * scale_H[:, None]

@@ -161,7 +161,7 @@ class MelodiLayer(nnx.Module):
         rows = np.arange(self.memory.window + self.memory.summary)[queries]
         distance_QJ = self.memory.short + rows[:, None] - np.arange(keys)
         table_HR = self.relative_bias.table_HR[...] * jnp.abs(self.attention_scale_H[...])[:, None]
-        buckets = t5_buckets(distance_QJ, table_HR.shape[1], self.relative_bias.max_distance)
+        buckets = t5_buckets(distance_QJ)
         return jnp.where(distance_QJ >= 1, table_HR[:, buckets], HIDDEN)
 
     def attend(
