@@ -5,6 +5,7 @@ Unlike gin, refuses unread bindings, unread macros and, with an explanation, unq
 
 import contextlib
 import copy
+import io
 import os
 from collections.abc import Sequence
 
@@ -13,7 +14,7 @@ import gin
 from brt.bindings import gin_private
 from brt.bindings.bound_values import check_bound_values
 from brt.bindings.errors import ConfigError, explained
-from brt.bindings.gin_files import GinReader, check_statements
+from brt.bindings.gin_files import check_statements, gin_text
 from brt.bindings.read_bindings import bound_by_flags
 from brt.bindings.registration import register
 from brt.checks import shortened
@@ -46,10 +47,15 @@ def parse(
         bindings: lines such as `RecurrentCell.gate = "lstm"`.
         allow_imports: modules and packages outside brt whose code the files and bindings may run.
     """
+
+    def opened(path):
+        text = gin_text(path)
+        check_statements(text, allow_imports)
+        return io.StringIO(text)
+
     register("Trainer")
     gin.clear_config()
-    folders = [*map(str, gin_folders()), *search_paths]
-    gin_private.read_files_with(GinReader(allow_imports), folders)
+    gin_private.read_files_with(opened, [*map(str, gin_folders()), *search_paths])
     for file in (file for joined in gin_files for file in split_files(joined)):
         if not file.strip():
             raise ConfigError("A --gin_file is empty: write --gin_file=PATH.")
@@ -82,7 +88,7 @@ def evaluate_macros(missing: int | None = None) -> None:
         value = bound.get("value")
         if selector == "gin.macro" and isinstance(value, gin_private.Reference):
             number = missing
-            with contextlib.suppress(OSError, ValueError, ImportError, TypeError):
+            with contextlib.suppress(OSError, ValueError, ImportError, TypeError, RecursionError):
                 number = copy.deepcopy(value)  # a copy of a call is its value
             if isinstance(number, int):
                 bound["value"] = number

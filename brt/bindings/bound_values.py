@@ -7,12 +7,10 @@ from typing import Any, NamedTuple
 
 from brt.bindings import gin_private
 from brt.bindings.gin_files import check_module, name_of
-from brt.checks import UNKNOWN, Reference, check, shortened, stands_alone
+from brt.checks import Reference, check, shortened, stands_alone
 
 NAMES_MODULE = ("SeqioText.module",)
 """Bindings that name a module, imported when used."""
-MOST_VALUES = 100_000
-"""Most values of one config; those of macros and references count at each use."""
 
 
 class BoundValue(NamedTuple):
@@ -34,14 +32,13 @@ class BoundValue(NamedTuple):
 
 
 def bound_values() -> Iterator[BoundValue]:
-    """Yields all values of declared parameters; refuses circles of macros and references."""
-    expanded = Expansion(_named)
+    """Yields all values of declared parameters; refuses macros that lead back to one another."""
     for (scope, selector), values in gin_private.bound().items():
         entry = gin_private.entry_of(selector)
         parameters = parameters_of(entry) if entry else {}
         for parameter, written in values.items():
             name = name_of(scope, selector, parameter)
-            value = expanded(name, written, (tuple(filter(None, scope.split("/"))), selector))
+            value = expanded(name, written, _named)
             if parameter in parameters:
                 declared = parameters[parameter].annotation
                 yield BoundValue((scope, selector), parameter, name, declared, value, written)
@@ -67,7 +64,7 @@ def _parameters(wrapped):
 
 
 def check_bound_values(allow_imports: Sequence[str] = ()) -> None:
-    """Refuses wrong values and circular references; binds `(9,)` where a tuple is bound to 9.
+    """Refuses wrong values and circular macros; binds `(9,)` where a tuple is bound to 9.
 
     allow_imports: modules outside brt that a binding may name.
     """
@@ -85,64 +82,31 @@ def check_bound_values(allow_imports: Sequence[str] = ()) -> None:
             check_module(value, said, allow_imports)
 
 
-Named = tuple[Any, Any, Any]
+def expanded(name: str, value: Any, new: Callable[[Any], Any]) -> Any:
+    """Returns the value of a binding with each of its parts, in brackets too, replaced by `new`.
 
-
-class Expansion:
-    """Replaces macros by their values, and follows references.
-
-    named: from a value and the key of its configurable to the key of a macro or reference, its
-        values, and its replacement (None for these values); None for anything else.
+    Raises `ValueError` if macros lead back to one another.
     """
-
-    def __init__(self, named: Callable[[Any, Any], Named | None]):
-        self._named = named
-        self._left = MOST_VALUES
-
-    def __call__(self, name: str, value: Any, key: Any = None) -> Any:
-        try:
-            return self._expanded(value, {key: None})
-        except RecursionError:
-            wrong = "has brackets, macros or references too deep in one another: write it flat"
-        except _Refused as error:
-            wrong = str(error)
-        raise ValueError(f"{name} = {shortened(repr(value))} {wrong}.")
-
-    def _expanded(self, value, inside):
-        self._left -= 1
-        if self._left < 0:
-            raise _Refused(
-                f"brings the config to more than {MOST_VALUES:,} values, with each macro's "
-                "counted wherever it is read: bind fewer"
-            )
-        if named := self._named(value, [*inside][-1]):
-            key, values, result = named
-            if key in inside:
-                path = [*filter(None, inside.values()), repr(value)]
-                raise _Refused(
-                    f"leads back to itself by {', '.join(path)}: bind one of them to something else"
-                )
-            values = self._expanded(values, {**inside, key: repr(value)})
-            return values if result is None else result
-        if isinstance(value, tuple | list):
-            return type(value)(self._expanded(one, inside) for one in value)
-        if isinstance(value, dict):
-            return {
-                self._expanded(key, inside): self._expanded(one, inside)
-                for key, one in value.items()
-            }
-        return value
+    try:
+        return replaced(value, new)
+    except RecursionError:
+        raise ValueError(
+            f"{name} = {shortened(repr(value))} leads back to itself by macros, or has brackets "
+            "too deep in one another: write its value out."
+        ) from None
 
 
-class _Refused(Exception): ...
+def replaced(value: Any, new: Callable[[Any], Any]) -> Any:
+    if isinstance(value, tuple | list):
+        return type(value)(replaced(one, new) for one in value)
+    if isinstance(value, dict):
+        return {replaced(key, new): replaced(one, new) for key, one in value.items()}
+    return new(value)
 
 
-def _named(value, key):
+def _named(value):
     if not isinstance(value, gin_private.Reference):
-        return None
-    scopes, selector = tuple(value.scopes) or key[0], value.configurable.selector
-    if selector == "gin.macro":
-        bound = gin_private.bound().get(value.config_key, {"value": UNKNOWN})["value"]
-        return (scopes, selector), bound, None
-    result = Reference(repr(value), value.configurable.wrapped, value.evaluate)
-    return (scopes, selector), gin_private.bound_in(scopes, selector), result
+        return value
+    if value.configurable.selector == "gin.macro":  # gin has refused macros without a value
+        return replaced(gin_private.bound()[value.config_key]["value"], _named)
+    return Reference(repr(value), value.configurable.wrapped, value.evaluate)

@@ -4,13 +4,9 @@ Configs may come from others and gin can run code (imports, dynamic registration
 checked before gin parses it.
 """
 
-import contextlib
-import io
 import os
-import tokenize
 from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from gin import config_parser
 
@@ -20,11 +16,9 @@ from brt.storage.regular_files import read_text
 
 PACKAGE = "brt"
 LARGEST = 2**15
-"""Most bytes of all files of a config, each counted per include: gin takes quadratic time for some
-texts. The configs of the archived runs have up to 3,000.
+"""Most bytes of a file: gin takes quadratic time for some texts. The configs of the archived runs
+have up to 3,000.
 """
-SMALLEST = 2**8
-"""Least bytes that a file counts as."""
 
 
 class NotAllowed(ValueError):
@@ -45,15 +39,10 @@ def statements(text: str, delegate: config_parser.ParserDelegate) -> Iterator[An
 
     delegate: makes the values of references and macros.
     """
-    try:
-        for statement in config_parser.ConfigParser(text, delegate):
-            if isinstance(statement, config_parser.IncludeStatement):
-                _check_include(statement.filename)
-            yield statement
-    except (RecursionError, tokenize.TokenError) as error:
-        if isinstance(error, tokenize.TokenError) and "nested" not in str(error):
-            raise  # Python 3.12's tokenizer refuses 200 brackets
-        raise NotAllowed("brackets or includes lie too deep in one another.") from None
+    for statement in config_parser.ConfigParser(text, delegate):
+        if isinstance(statement, config_parser.IncludeStatement):
+            _check_include(statement.filename)
+        yield statement
 
 
 def _check_include(name):
@@ -104,44 +93,13 @@ class _Nothing(config_parser.ParserDelegate):
         return None
 
 
-class GinReader:
-    """Opens the files of one config.
+def gin_text(path: str | os.PathLike) -> str:
+    """Returns the text of a gin file: regular, in UTF-8, of at most `LARGEST` bytes.
 
-    A file is regular UTF-8 text. A link named .gin must lead to a file that ends in .gin.
-
-    search_paths: further folders of files that are read as data (`gin_text`). imports: their lines.
+    A link named .gin must lead to a file that ends in .gin.
     """
-
-    def __init__(self, allow_imports: Sequence[str] = (), search_paths: Sequence[str] = ()):
-        self.allow_imports = tuple(allow_imports)
-        self.search_paths = tuple(map(Path, search_paths))
-        self.imports: list[str] = []
-        self._open: list[str] = []
-        self._size = 0
-
-    @contextlib.contextmanager
-    def opened(self, path: str | os.PathLike) -> Iterator[str]:
-        path = os.fspath(path)
-        real = os.path.realpath(path.removeprefix("file://"))
-        if path.endswith(".gin") and not real.endswith(".gin"):
-            raise NotAllowed(f"{path} was not read, because gin files end in .gin: rename it.")
-        if real in self._open:
-            raise NotAllowed(f"{path} includes itself: leave one of the `include` lines out.")
-        text = read_text(path, LARGEST).replace("\r\n", "\n")
-        self._size += max(len(text), SMALLEST)
-        if self._size > LARGEST:
-            raise NotAllowed(
-                f"{path} brings the config to more than {LARGEST:,} bytes, each file counted "
-                "wherever it is included: bind fewer values, in fewer files."
-            )
-        self._open.append(real)
-        try:
-            yield text
-        finally:
-            self._open.pop()
-
-    @contextlib.contextmanager
-    def __call__(self, path: str) -> Iterator[TextIO]:
-        with self.opened(path) as text:
-            check_statements(text, self.allow_imports)
-            yield io.StringIO(text)
+    path = os.fspath(path)
+    real = os.path.realpath(path.removeprefix("file://"))
+    if path.endswith(".gin") and not real.endswith(".gin"):
+        raise NotAllowed(f"{path} was not read, because gin files end in .gin: rename it.")
+    return read_text(path, LARGEST).replace("\r\n", "\n")

@@ -8,8 +8,8 @@ from typing import Any
 
 from gin import config_parser
 
-from brt.bindings.bound_values import Expansion
-from brt.bindings.gin_files import GinReader, name_of, statements
+from brt.bindings.bound_values import expanded, replaced
+from brt.bindings.gin_files import NotAllowed, gin_text, name_of, statements
 from brt.storage.paths import is_remote
 from brt.storage.shipped import configs_root, gin_folders
 
@@ -29,39 +29,47 @@ class _AsText(config_parser.ParserDelegate):
         return Reference(f"%{macro_name}")
 
 
-def read_gin(text: str, reader: GinReader | None = None) -> dict[str, Any]:
-    """Returns the bindings of a gin text and its includes, `RecurrentCell.gate` to "fixed"."""
-    reader = reader or GinReader()
+def read_gin(
+    text: str, imports: list[str] | None = None, search_paths: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Returns the bindings of a gin text and its includes, `RecurrentCell.gate` to "fixed".
+
+    imports: a list that import lines are added to. search_paths: further folders of includes.
+    """
     settings: dict[str, Any] = {}
     for statement in statements(text, _AsText()):
         if isinstance(statement, config_parser.IncludeStatement):
-            settings |= read_gin_file(statement.filename, reader)
+            settings |= read_gin_file(statement.filename, imports, search_paths)
         elif isinstance(statement, config_parser.BindingStatement):
             name = name_of(statement.scope, statement.selector, statement.arg_name)
             settings[name] = statement.value
-        elif isinstance(statement, config_parser.ImportStatement):
-            reader.imports.append(statement.format())
+        elif imports is not None and isinstance(statement, config_parser.ImportStatement):
+            imports.append(statement.format())
     return settings
 
 
-def read_gin_file(path: str | os.PathLike, reader: GinReader | None = None) -> dict[str, Any]:
-    reader = reader or GinReader()
+def read_gin_file(
+    path: str | os.PathLike,
+    imports: list[str] | None = None,
+    search_paths: Sequence[str] = (),
+) -> dict[str, Any]:
     if not is_remote(path):
-        files = (folder / path for folder in (pathlib.Path(), *gin_folders(), *reader.search_paths))
+        files = (pathlib.Path(folder, path) for folder in ("", *gin_folders(), *search_paths))
         path = next(filter(os.path.lexists, files), ROOT / path)
-    with reader.opened(path) as text:
-        return read_gin(text, reader)
+    try:
+        return read_gin(gin_text(path), imports, search_paths)
+    except RecursionError:
+        raise NotAllowed(f"{path}: brackets or includes lie too deep in one another.") from None
 
 
 def resolved(settings: dict) -> dict:
     """Returns settings with macros replaced by values."""
 
-    def macro(value, _):
+    def macro(value):
         name = value[1:] if isinstance(value, Reference) and value.startswith("%") else None
-        return (name, settings[name], None) if name in settings else None
+        return replaced(settings[name], macro) if name in settings else value
 
-    expanded = Expansion(macro)
-    return {name: expanded(name, value) for name, value in settings.items() if "." in name}
+    return {name: expanded(name, value, macro) for name, value in settings.items() if "." in name}
 
 
 def write_gin(settings: dict[str, Any], imports: Sequence[str] = ()) -> str:

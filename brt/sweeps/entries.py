@@ -8,7 +8,6 @@ from collections.abc import Container, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from brt.bindings.gin_files import GinReader
 from brt.bindings.registry import as_declared
 from brt.config import split_files
 from brt.reporting.gin_text import reachable, read_gin, read_gin_file, resolved, write_gin
@@ -42,12 +41,12 @@ class SweepEntry(NamedTuple):
     imports: Sequence[str] = ()
 
 
-def find_file(name: str, path: str | Path = "", search_paths: Sequence[Path] = ()) -> Path:
+def find_file(name: str, path: str | Path = "", search_paths: Sequence[str] = ()) -> Path:
     """Returns a file, looked up next to the list that names the file, then as --gin_file is."""
-    folders = [Path(), *gin_folders(), *search_paths]
+    folders = ["", *gin_folders(), *search_paths]
     if path:
         folders.insert(0, Path(path).parent)
-    found = next((f / name for f in folders if os.path.isfile(f / name)), None)
+    found = next((file for f in folders if (file := Path(f, name)).is_file()), None)
     if not found:
         raise SweepError(
             f"{path} names {name}, which is neither beside it nor in configs/."
@@ -87,8 +86,8 @@ def read_sweep(
             in `lines`.
         search_paths: further folders of configs.
     """
-    of_flags = GinReader()
-    entries, common = [], as_declared(read_gin("\n".join(bindings), of_flags))
+    imports_of_flags: list[str] = []
+    entries, common = [], as_declared(read_gin("\n".join(bindings), imports_of_flags))
     if tokens_per_step and SIZE in common:
         raise SweepError(
             f"--tokens_per_step and a binding of {SIZE} both say how large a step is: give one."
@@ -101,8 +100,8 @@ def read_sweep(
     named: list[tuple[str, list[str]]] = []
     for line in itertools.chain.from_iterable(map(combinations, lines)):
         config, *changes = line.split()
-        reader = GinReader(search_paths=search_paths)
-        bound, published = _own(changes, line, path), _read(config, path, reader)
+        imports: list[str] = []
+        bound, published = _own(changes, line, path), _read(config, path, imports, search_paths)
         undivided = _of_command(published | bound, common)
         if tokens is not None and STEPS in undivided:
             raise SweepError(
@@ -113,7 +112,9 @@ def read_sweep(
         of_all = {name: value for name, value in common.items() if name not in macros}
         settings = as_declared(resolved(published | bound | macros))
         paper = {name: settings[name] for name in STANDS_FOR if name in settings}
-        of_corpus = read_gin_file(corpus, reader) | macros | common if corpus else None
+        of_corpus = (
+            read_gin_file(corpus, imports, search_paths) | macros | common if corpus else None
+        )
         own = {name: value for name, value in bound.items() if name not in macros}
         settings = _at_scale(settings, scale, of_corpus, own, of_all | undivided)
         own_size, notes = settings[SIZE], []
@@ -136,8 +137,8 @@ def read_sweep(
         settings = resolved(settings | of_all | macros)
         named.append((config, changes))
         name, stands_for = file_name(config, changes, begun), {"config": config, "settings": paper}
-        imports = tuple(dict.fromkeys(reader.imports + of_flags.imports))
-        entries.append(SweepEntry(name, settings, stands_for, notes=notes, imports=imports))
+        both = tuple(dict.fromkeys(imports + imports_of_flags))
+        entries.append(SweepEntry(name, settings, stands_for, notes=notes, imports=both))
     if not entries:
         raise SweepError(f"{path} names no config: write one a line, pg19_rec_fixed_skip.gin.")
     names = [entry.name for entry in entries]
@@ -275,8 +276,8 @@ def _warmup(settings, steps, own):
     return {name: steps // 10} if (settings.get(name, usual) or 0) >= steps else {}
 
 
-def _read(config, path, reader):
+def _read(config, path, imports, search_paths):
     settings: dict[str, Any] = {}
-    for file in split_files(config):
-        settings |= read_gin_file(find_file(file, path, reader.search_paths), reader)
+    for name in split_files(config):
+        settings |= read_gin_file(find_file(name, path, search_paths), imports, search_paths)
     return settings

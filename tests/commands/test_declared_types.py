@@ -8,6 +8,7 @@ import typing
 import gin
 import numpy as np
 import pytest
+from paths import CONFIGS
 from tiny_run import gin_afterwards  # noqa: F401
 
 from brt import config
@@ -16,6 +17,7 @@ from brt.bindings.registration import register_all
 from brt.bindings.registry import as_declared
 from brt.checks import PLAIN, UNKNOWN, Count, Positive, allows, words_for
 from brt.config import ConfigError
+from brt.experiment import Experiment
 from brt.reporting.gin_text import read_gin, resolved
 
 MISFIT = 0j
@@ -167,14 +169,20 @@ def test_a_value_alone_stands_for_a_tuple_of_it(lines, expected):
 @pytest.mark.parametrize(
     "lines",
     [
-        ["FirstDocuments.source = @FirstDocuments()"],
+        ["FirstTokens.source = @FirstTokens()"],
         ["GutenbergText.source = @FirstTokens()", "FirstTokens.source = @GutenbergText()"],
         ["B = @FirstTokens()", "FirstTokens.source = %B"],
     ],
 )
-def test_references_that_lead_back_to_themselves_are_named(lines):
-    sentence = refused(*lines)
-    assert "First" in sentence
+def test_references_that_lead_back_to_themselves_are_refused(lines):
+    config.parse([str(CONFIGS / "quickstart.gin")], [*lines, "Corpus.source = @FirstTokens()"])
+    with pytest.raises(ConfigError, match="a reference"):
+        Experiment.from_gin()
+
+
+def test_macros_that_stand_for_one_another_are_refused_by_name():
+    sentence = refused("X = %Y", "Y = %X", "Trainer.steps = %X")
+    assert "X = %Y" in sentence and "by macros" in sentence
 
 
 def test_a_source_may_be_of_its_own_class_in_another_scope():
@@ -192,8 +200,3 @@ def test_a_macro_counts_as_its_value():
     assert sentence.startswith("Trainer.clear_state = 'False' (from %SAME) must be True or False")
     sentence = refused("LAYER = 1.0", "BlockRecurrentTransformer.recurrent_layers = (0, %LAYER)")
     assert "recurrent_layers = (0, 1.0)" in sentence
-
-
-def test_macros_that_stand_for_one_another_are_refused():
-    sentence = refused("X = %Y", "Y = %X", "Trainer.steps = %X")
-    assert "X = %Y" in sentence and "%Y, %X" in sentence
