@@ -385,12 +385,6 @@ def _is_subclass(cls, expected):
         return True
 
 
-def stands_alone(declared: Any, value: Any) -> bool:
-    """Returns whether a value stands alone for a tuple: `9` for `(9,)` of `tuple[int, ...]`."""
-    rows = (typing.get_args(one)[-1:] == (...,) for one in (declared, *typing.get_args(declared)))
-    return any(rows) and not allows(declared, value) and allows(declared, (value,))
-
-
 def words_for(declared: Any) -> str:
     """Describes the values of a declared type for a message, as "a whole number or None"."""
     origin, inner = typing.get_origin(declared), typing.get_args(declared)
@@ -423,6 +417,8 @@ def advice(declared: Any, value: Any) -> str:
         return f": write {bare}, no brackets" if value.called else f": write {bare}()"
     if isinstance(value, float) and value.is_integer() and allows(declared, int(value)):
         return ", without a point"
+    if not isinstance(value, Reference) and allows(declared, (value,)):
+        return f": write {shortened(repr((value,)))}"
     with contextlib.suppress(ValueError, SyntaxError, MemoryError, RecursionError, TypeError):
         if isinstance(value, str) and allows(declared, ast.literal_eval(value)):
             return ", without quotes"

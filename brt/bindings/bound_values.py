@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from brt.bindings import gin_private
 from brt.bindings.gin_files import check_module, name_of
-from brt.checks import Reference, check, shortened, stands_alone
+from brt.checks import Reference, check, shortened
 
 NAMES_MODULE = ("SeqioText.module",)
 """Bindings that name a module, imported when used."""
@@ -16,15 +16,12 @@ NAMES_MODULE = ("SeqioText.module",)
 class BoundValue(NamedTuple):
     """The value of a binding.
 
-    key, parameter: in gin.
     name: `evaluation/TransformerXL.memory_length`.
     declared: annotation of the parameter.
     value: macros replaced by their values, references by `Reference`.
     written: as in gin.
     """
 
-    key: tuple[str, str]
-    parameter: str
     name: str
     declared: Any
     value: Any
@@ -41,7 +38,7 @@ def bound_values() -> Iterator[BoundValue]:
             value = expanded(name, written, _named)
             if parameter in parameters:
                 declared = parameters[parameter].annotation
-                yield BoundValue((scope, selector), parameter, name, declared, value, written)
+                yield BoundValue(name, declared, value, written)
 
 
 def binding_of(name: str) -> str:
@@ -64,15 +61,12 @@ def _parameters(wrapped):
 
 
 def check_bound_values(allow_imports: Sequence[str] = ()) -> None:
-    """Refuses wrong values and circular macros; binds `(9,)` where a tuple is bound to 9.
+    """Refuses wrong values and circular macros.
 
     allow_imports: modules outside brt that a binding may name.
     """
     for each in bound_values():
         declared, value = each.declared, each.value
-        if stands_alone(declared, value):
-            value = (value,)
-            gin_private.bound()[each.key][each.parameter] = (each.written,)
         macro = shortened(repr(each.written))
         check(each.name, value, declared, f" (from {macro})" if macro.startswith("%") else "")
         if each.name.rpartition("/")[2] in NAMES_MODULE and value is not None:

@@ -9,7 +9,6 @@ import gin
 from brt.bindings.bound_values import parameters_of
 from brt.bindings.gin_private import entries_of, registered
 from brt.bindings.registration import register, register_all
-from brt.checks import stands_alone
 
 
 def known_names() -> dict[str, list[str]]:
@@ -40,15 +39,6 @@ def declarations() -> dict[str, Any]:
         for owner, entry in _entries()
         for name in bindable(entry)
         if (declared := parameters_of(entry)[name].annotation) is not inspect.Parameter.empty
-    }
-
-
-def as_declared(settings: dict[str, Any]) -> dict[str, Any]:
-    """Returns bindings with `(9,)` where a tuple is bound to 9, as `parse` binds them."""
-    declared = declarations()
-    return {
-        name: (value,) if stands_alone(declared.get(name.rpartition("/")[2], Any), value) else value
-        for name, value in settings.items()
     }
 
 

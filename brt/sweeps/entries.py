@@ -8,7 +8,6 @@ from collections.abc import Container, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from brt.bindings.registry import as_declared
 from brt.config import split_files
 from brt.reporting.gin_text import reachable, read_gin, read_gin_file, resolved, write_gin
 from brt.storage.shipped import gin_folders
@@ -87,7 +86,7 @@ def read_sweep(
         search_paths: further folders of configs.
     """
     imports_of_flags: list[str] = []
-    entries, common = [], as_declared(read_gin("\n".join(bindings), imports_of_flags))
+    entries, common = [], read_gin("\n".join(bindings), imports_of_flags)
     if tokens_per_step and SIZE in common:
         raise SweepError(
             f"--tokens_per_step and a binding of {SIZE} both say how large a step is: give one."
@@ -110,7 +109,7 @@ def read_sweep(
         # A macro's value moves to its readers, where the tables look.
         macros = {name: value for name, value in (bound | common).items() if "." not in name}
         of_all = {name: value for name, value in common.items() if name not in macros}
-        settings = as_declared(resolved(published | bound | macros))
+        settings = resolved(published | bound | macros)
         paper = {name: settings[name] for name in STANDS_FOR if name in settings}
         of_corpus = (
             read_gin_file(corpus, imports, search_paths) | macros | common if corpus else None
@@ -190,7 +189,7 @@ def _budget(settings, tokens, bound, common):
 
 def _of_command(settings, common):
     both = settings | common
-    values = as_declared(resolved(both))
+    values = resolved(both)
     names = (name for name in (*STANDS_FOR, SIZE) if name in both)
     return {name: values[name] for name in names if reachable(both, name) & common.keys()}
 
@@ -251,7 +250,7 @@ def _trained(settings):
 
 def _own(words, line, path):
     try:
-        found = as_declared(read_gin("\n".join(words)))
+        found = read_gin("\n".join(words))
     except SyntaxError as error:
         raise SweepError(
             f"{path}: {line.strip()!r} is not a config and bindings NAME=VALUE without spaces."

@@ -12,13 +12,11 @@ from paths import CONFIGS
 from tiny_run import gin_afterwards  # noqa: F401
 
 from brt import config
-from brt.bindings.bound_values import bound_values, parameters_of
+from brt.bindings.bound_values import parameters_of
 from brt.bindings.registration import register_all
-from brt.bindings.registry import as_declared
 from brt.checks import PLAIN, UNKNOWN, Count, Positive, allows, words_for
 from brt.config import ConfigError
 from brt.experiment import Experiment
-from brt.reporting.gin_text import read_gin, resolved
 
 MISFIT = 0j
 """A value of a type that no parameter takes."""
@@ -142,28 +140,11 @@ def test_values_of_the_declared_type_pass(line):
     config.parse(bindings=[line])
 
 
-@pytest.mark.parametrize(
-    ("lines", "expected"),
-    [
-        (["BlockRecurrentTransformer.recurrent_layers = 9"], (9,)),
-        (["LAYER = -1", "BlockRecurrentTransformer.memorizing_layers = %LAYER"], (-1,)),
-        (["WordCounting.splits = 'all'"], ("all",)),
-        (["evaluation/TransformerXL.cutoffs = 5"], (5,)),
-        (["TransformerXL.tied_projections = False"], False),
-        (["BlockRecurrentTransformer.recurrent_layers = [9]"], [9]),
-    ],
-)
-def test_a_value_alone_stands_for_a_tuple_of_it(lines, expected):
-    """In the experiment, in `config.gin`, and in an entry of a sweep."""
-    config.parse(bindings=lines)
-    name = lines[-1].partition(" = ")[0]
-    again = gin.config_str()
-    for _ in range(2):
-        (value,) = [bound.value for bound in bound_values() if bound.name == name]
-        assert value == expected and type(value) is type(expected)
-        config.parse(bindings=[again])
-    settings = resolved(read_gin("\n".join(lines)))
-    assert as_declared(settings) == {name: expected}
+def test_a_value_alone_is_told_how_to_be_a_tuple():
+    sentence = refused("BlockRecurrentTransformer.recurrent_layers = 9")
+    assert sentence.startswith("BlockRecurrentTransformer.recurrent_layers = 9 must be")
+    assert "(9,)" in sentence
+    assert "('all',)" in refused("WordCounting.splits = 'all'")
 
 
 @pytest.mark.parametrize(
