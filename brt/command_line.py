@@ -148,7 +148,7 @@ def run(main: Callable[..., Any], takes_arguments: bool = False) -> None:
 
     def explained(argv):
         try:
-            compilation_cache.begin(FLAGS.compilation_cache)
+            compilation_cache.use(FLAGS.compilation_cache)
             store_cache.use(FLAGS.store_cache)
             _refuse_empty_flags()
             if argv[1:] and not takes_arguments:
@@ -181,8 +181,6 @@ def run(main: Callable[..., Any], takes_arguments: bool = False) -> None:
             shown = "\n".join(map(printable, lines))
             say(f"\nError: {_unwritten_output(error) or shown}")
             _leave(1)
-        finally:
-            compilation_cache.end()
 
     _open_missing_streams()
     for module in (__name__, define_text.__module__):  # for --help

@@ -10,7 +10,6 @@ from brt.data.streams.checksum import MODULUS
 from brt.data.streams.select import training_stream
 from brt.evaluation.evaluator import Evaluator
 from brt.experiment import Experiment
-from brt.host import compilation_cache
 from brt.host.progress import Progress
 from brt.run.loop_evaluation import LoopEvaluation
 from brt.training.checkpoints.checkpoint import Checkpoints
@@ -143,8 +142,6 @@ class TrainingRun:
         self.profiler.before(step, self.state)
         with jax.profiler.StepTraceAnnotation("train", step_num=step), self.goodput.step():
             self.state, metrics = self.step_function(self.state, batch)
-        if step == self.start + 1:
-            compilation_cache.publish()
         self._watch.step_done()
         if trace := self.profiler.after(step, self.step_function, self.state, batch):
             self.folder.publish_traces()

@@ -1,4 +1,4 @@
-"""What one command has compiled, the next finds; and nothing but its own is touched."""
+"""What one command has compiled, the next finds; damaged entries are compiled again."""
 
 import os
 import subprocess
@@ -9,18 +9,25 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental.compilation_cache import compilation_cache as cache_of_jax
 from tiny_run import PLAIN, quick_environment, write_config
 
 from brt.host import compilation_cache
-from brt.host.compilation_cache import CompilationCache
 
-NAME = "jit_f-" + "0" * 64 + "-cache"
+SETTINGS = (
+    "jax_compilation_cache_dir",
+    "jax_persistent_cache_min_compile_time_secs",
+    "jax_persistent_cache_enable_xla_caches",
+)
 
 
 @pytest.fixture(autouse=True)
-def ended():
+def settings_afterwards():
+    before = {name: getattr(jax.config, name) for name in SETTINGS}
     yield
-    compilation_cache.end()
+    for name, value in before.items():
+        jax.config.update(name, value)
+    cache_of_jax.reset_cache()
 
 
 def entries(folder):
@@ -28,73 +35,22 @@ def entries(folder):
 
 
 def compiled_sine(x):
-    """Compiles a program, however short that takes; the only one: the argument is NumPy's."""
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    """Compiles one program: the argument is NumPy's."""
+    jax.clear_caches()
     return float(jax.jit(jnp.sin)(np.float32(x)))
 
 
-@pytest.fixture
-def hits():
-    """Counts programs that were read from the cache."""
-    found = []
-
-    def listen(event, **_):
-        if event == "/jax/compilation_cache/cache_hits":
-            found.append(event)
-
-    jax.monitoring.register_event_listener(listen)
-    yield found
-    jax.monitoring.unregister_event_listener(listen)
-
-
-def test_what_was_compiled_is_found_after_it_is_published(tmp_path, hits):
-    first = CompilationCache(tmp_path)
+@pytest.mark.parametrize("kept", [0, 1, 0.5, -1])
+def test_a_truncated_entry_is_compiled_again(tmp_path, monkeypatch, kept):
+    """kept: bytes, or a share of them."""
+    monkeypatch.setattr(compilation_cache, "LEAST_SECONDS", 0.0)
+    compilation_cache.use(str(tmp_path))
     compiled_sine(1.0)
-    assert not entries(tmp_path), "an entry appeared before it was whole"
-    first.close()
-    (entry,) = entries(tmp_path)
-    assert entry.endswith("-cache") and [path.name for path in tmp_path.iterdir()] == [entry]
-    jax.clear_caches()
-    second = CompilationCache(tmp_path)
-    assert not hits
-    assert compiled_sine(1.0) == pytest.approx(0.841471)
-    assert len(hits) == 1
-    second.close()
-    assert entries(tmp_path) == [entry]
-
-
-def test_two_processes_see_neither_s_half_written_entries(tmp_path):
-    one, other = CompilationCache(tmp_path), CompilationCache(tmp_path)
-    (one.own / NAME).write_bytes(b"half")
-    assert not entries(tmp_path) and not entries(other.own)
-    other.close()
-    (one.own / NAME).write_bytes(b"whole")
-    one.publish()
-    assert (tmp_path / NAME).read_bytes() == b"whole"
-    third = CompilationCache(tmp_path)
-    assert (third.own / NAME).read_bytes() == b"whole"
-    third.close()
-    one.close()
-
-
-def test_a_folder_that_another_process_removes_is_passed_over(tmp_path):
-    # As it looks if it is removed after it was listed.
-    (tmp_path / "brt-process-ended").symlink_to(tmp_path / "removed")
-    cache = CompilationCache(tmp_path)
-    assert cache.own.is_dir()
-    cache.close()
-
-
-def test_file_systems_without_links_get_copies(tmp_path, monkeypatch):
-    def refused(*_):
-        raise OSError("no links here")
-
-    monkeypatch.setattr(os, "link", refused)
-    cache = CompilationCache(tmp_path)
-    (cache.own / NAME).write_bytes(b"whole")
-    cache.close()
-    assert [path.name for path in tmp_path.iterdir()] == [NAME]
-    assert (tmp_path / NAME).read_bytes() == b"whole"
+    (entry,) = tmp_path.iterdir()
+    content = entry.read_bytes()
+    entry.write_bytes(content[: kept if isinstance(kept, int) else int(kept * len(content))])
+    with pytest.warns(UserWarning, match="Error reading persistent compilation cache"):
+        assert compiled_sine(1.0) == pytest.approx(0.841471)
 
 
 def test_the_oldest_entries_make_room_and_nothing_else_does(tmp_path, monkeypatch):
@@ -106,52 +62,55 @@ def test_the_oldest_entries_make_room_and_nothing_else_does(tmp_path, monkeypatc
     (tmp_path / "thesis-cache").write_bytes(b"x" * 1000)
     os.utime(tmp_path / "thesis-cache", (0, 0))
     (tmp_path / "brt").mkdir()
-    CompilationCache(tmp_path).close()
+    compilation_cache.use(str(tmp_path))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["brt", *names[1:], "thesis-cache"]
 
 
 def test_a_folder_that_cannot_be_used_is_only_reported(tmp_path, caplog):
     (tmp_path / "file").write_text("")
     before = jax.config.jax_compilation_cache_dir
-    compilation_cache.begin(str(tmp_path / "file" / "cache"))
+    compilation_cache.use(str(tmp_path / "file" / "cache"))
     assert "--compilation_cache" in caplog.text
     assert jax.config.jax_compilation_cache_dir == before
-    compilation_cache.publish()
 
 
 def test_jax_s_own_variable_and_an_empty_folder_leave_jax_alone(tmp_path, monkeypatch):
     before = jax.config.jax_compilation_cache_dir
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "")
-    compilation_cache.begin()
+    compilation_cache.use()
     monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")
-    compilation_cache.begin("")
+    compilation_cache.use("")
     assert jax.config.jax_compilation_cache_dir == before and not list(tmp_path.iterdir())
-    compilation_cache.begin()
-    assert jax.config.jax_compilation_cache_dir.startswith(str(tmp_path / "brt" / "compiled"))
-    compilation_cache.end()
-    assert jax.config.jax_compilation_cache_dir == before
+    compilation_cache.use()
+    assert jax.config.jax_compilation_cache_dir == str(tmp_path / "brt" / "compiled")
 
 
 def test_a_run_that_is_started_again_compiles_no_step(tmp_path):
-    """The same command with another run folder, as a process of its own."""
+    """The same command with another run folder, as a process of its own.
+
+    A third one finds every entry cut short, as by a kill.
+    """
     path = write_config(tmp_path, *PLAIN, without=("RecurrentCell",))
     environment = quick_environment() | {"XDG_CACHE_HOME": str(tmp_path / "caches")}
     del environment["JAX_COMPILATION_CACHE_DIR"]
-    found = []
-    kept = []
-    for number in range(2):
+    compiled = tmp_path / "caches" / "brt" / "compiled"
+    found, kept = [], []
+    for number in range(3):
+        if number == 2:
+            for entry in compiled.iterdir():
+                entry.write_bytes(entry.read_bytes()[:100])
         done = subprocess.run(
             [sys.executable, "-c", COUNTED, f"--gin_file={path}", f"--workdir={tmp_path}/{number}"],
-            env=environment | {"PYTHONWARNINGS": "error"},
+            env=environment | {"PYTHONWARNINGS": "error" if number < 2 else "ignore"},
             capture_output=True,
             text=True,
         )
         assert done.returncode == 0, done.stderr[-3000:]
-        kept.append(entries(tmp_path / "caches" / "brt" / "compiled"))
+        kept.append(entries(compiled))
         found.append(int(done.stdout.splitlines()[-1]))
     assert "jit_train_step" in {name.split("-")[0] for name in kept[0]}
-    assert found == [0, len(kept[0])] and set(kept[0]) <= set(kept[1])
+    assert found == [0, len(kept[0]), 0] and set(kept[0]) <= set(kept[1])
 
 
 COUNTED = """

@@ -47,8 +47,7 @@ def test_a_failed_collective_names_the_other_processes(monkeypatch, capsys, erro
     monkeypatch.setattr(processes, "is_one_of_several", lambda: True)
     monkeypatch.setattr(os, "_exit", leave)
     monkeypatch.setattr(command_line.app, "run", run)
-    monkeypatch.setattr(command_line.compilation_cache, "begin", lambda at: None)
-    monkeypatch.setattr(command_line.compilation_cache, "end", lambda: None)
+    monkeypatch.setattr(command_line.compilation_cache, "use", lambda at: None)
     with flagsaver.flagsaver(), pytest.raises(Left) as left:
         flags.FLAGS.mark_as_parsed()
         command_line.run(main)
