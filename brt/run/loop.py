@@ -17,9 +17,9 @@ from brt.training.checkpoints.policy import NoSuchMetric
 from brt.training.prefetch import Prefetch
 from brt.training.profiling import ProfiledSteps, Profiler
 from brt.training.records.alerts import Alerts, StallWatch
-from brt.training.records.goodput import Goodput
+from brt.training.records.goodput import Goodput, spent
 from brt.training.records.metric_writers import USUAL
-from brt.training.records.metrics import Interval, StepTimer, peak_bytes, shown, speed
+from brt.training.records.metrics import Interval, peak_bytes, shown, speed
 from brt.training.records.run_folder import CHECKPOINTS, RunFolder
 from brt.training.resume import check_bindings, check_record
 from brt.training.sharding import sum_over_processes
@@ -87,7 +87,7 @@ class TrainingRun:
         else:
             self.state = self.experiment.jit_init(self.mesh)(params and params())
         self.resumed = restored is not None
-        self.start = self.step = int(self.state.step)
+        self.start = self.step = self._reported = int(self.state.step)
         self.interval, self.goodput = Interval(record.get("interval")), Goodput(record, folder)
         self._earlier_checksum = int(record.get("ledger", "0"), 16)
         self.evaluation = LoopEvaluation(
@@ -128,10 +128,10 @@ class TrainingRun:
             for part in (self._progress, self.profiler, self._watch, prefetch):
                 stack.callback(part.close)
             ends = self._resume_evaluation()
-            self._timer = StepTimer()
+            self.goodput.lap()
             while not ends and self.step < self.trainer.steps:
                 self._step(prefetch)
-                ends = self._pause(prefetch)
+                ends = self._pause()
             self.checkpoints.wait()  # while signals are handled: a second one may not kill it
         self._progress.note(self.goodput.sentence())
         return self.evaluation.scalars
@@ -148,27 +148,27 @@ class TrainingRun:
             self._progress.note(f"Trace of the steps up to {step:,}: {trace}")
         if self._is_due(step, self.trainer.log_every):
             self._peak = peak_bytes(self.step_function, self.state, batch)
-        self._fetch_metrics(prefetch)
+        self._fetch_metrics()
         self.step = step
         self._in_flight = step, metrics, prefetch.checksum
 
-    def _pause(self, prefetch) -> bool:
+    def _pause(self) -> bool:
         """Evaluates and saves if due; returns whether the loop ends."""
         stops, ends_early = self.stop.is_set(), False
         evaluates = self._is_due(self.step, self.evaluation.every)
         saves = stops or self._is_due(self.step, self.trainer.policy.every)
         if not (evaluates or saves):
             return False
-        self._fetch_metrics(prefetch)  # only finite parameters are saved and evaluated
-        with self._timer.paused():
-            self._watch.pause()
-            self.evaluation.pending = evaluates
-            if evaluates and not stops:
-                stops = not self._evaluate()
-                ends_early = self.evaluation.stops_early(self.step)
-                if ends_early:
-                    self.evaluation.record_end(self.step, self._progress)
-            if saves or stops or ends_early or self.evaluation.best.step == self.step:
+        self._fetch_metrics()  # only finite parameters are saved and evaluated
+        self._watch.pause()
+        self.evaluation.pending = evaluates
+        if evaluates and not stops:
+            stops = not self._evaluate()
+            ends_early = self.evaluation.stops_early(self.step)
+            if ends_early:
+                self.evaluation.record_end(self.step, self._progress)
+        if saves or stops or ends_early or self.evaluation.best.step == self.step:
+            with spent("saves"):
                 self._save()
         if stops:
             self._progress.note(f"Asked to stop: saved step {self.step}, run again to resume.")
@@ -177,7 +177,7 @@ class TrainingRun:
     def _is_due(self, step, every):
         return every > 0 and (step % every == 0 or step == self.trainer.steps)
 
-    def _fetch_metrics(self, prefetch):
+    def _fetch_metrics(self):
         """Waits for the step in flight, if any, and reports it."""
         if self._in_flight is None:
             return
@@ -187,9 +187,8 @@ class TrainingRun:
         if not metrics.finite and not self.trainer.skip_nonfinite:
             self._refuse_step(step)
         self.interval.add(metrics)
-        self._timer.count()
         if self._is_due(step, self.trainer.log_every):
-            self._report(step, prefetch)
+            self._report(step)
         else:
             self._progress.update(step)
 
@@ -206,16 +205,16 @@ class TrainingRun:
             f"{too_many if most else ''}"
         )
 
-    def _report(self, step, prefetch):
-        elapsed, seconds = self._timer.lap()
+    def _report(self, step):
+        seconds, waited = self.goodput.lap()
+        steps, self._reported = step - self._reported, step
         flops = self.experiment.model.flops_per_token()
         scalars = self.interval.report() | {
-            **speed(self.trainer.tokens_per_step, seconds, flops, self._peak),
+            **speed(self.trainer.tokens_per_step, seconds / steps, flops, self._peak),
             **self.goodput.scalars(),
-            "perf/data_wait": prefetch.waited / elapsed,
+            "perf/data_wait": waited / seconds,
             "data/ledger": self._whole_checksum(),
         }
-        prefetch.waited = 0.0
         self.folder.record(step, scalars | self._alerts.look(step, scalars))
         self._progress.update(step, shown(scalars))
 

@@ -1,7 +1,6 @@
 """Reads the next batch and puts it on the devices while the current step runs."""
 
 import functools
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -22,7 +21,6 @@ class Prefetch:
         keeps_checksum, keeps_host: compute these attributes.
 
     Attributes:
-        waited: seconds `next` has waited for data since it was last set to 0.
         checksum: this process's part of the data checksum of the batches returned so far.
         host: the last batch of `next`, whole, in NumPy arrays; of several processes, each of which
             has its own batch elements, on the devices.
@@ -41,7 +39,6 @@ class Prefetch:
         self.mesh = mesh
         self.step = start
         self.stop = stop
-        self.waited = 0.0
         self.checksum = 0
         self.host: Batch | None = None
         self._keeps_host = keeps_host and jax.process_count() == 1
@@ -63,13 +60,11 @@ class Prefetch:
         return batch, host, sum(hashes)
 
     def next(self) -> Batch:
-        begun = time.perf_counter()
         if self._next is None:
             raise IndexError(f"There is no step {self.step}: reading stops there.")
         with spent("input"):
             batch, host, hashed = self._next.result()
         self.host = host or batch
-        self.waited += time.perf_counter() - begun
         self.checksum = (self.checksum + hashed) % MODULUS
         self._next = self._submit()
         return batch

@@ -23,6 +23,7 @@ def test_causes_are_counted_once_and_the_rest_is_steps(monkeypatch, tmp_path):
     run = Goodput({}, str(tmp_path))
     with run.step():
         passes(10)  # compiles
+    assert run.lap() == pytest.approx((0, 0))
     with spent("evaluation"):
         passes(4)
         with spent("input"):  # the evaluation's own
@@ -31,6 +32,7 @@ def test_causes_are_counted_once_and_the_rest_is_steps(monkeypatch, tmp_path):
         passes(3)
     with spent("input"):
         passes(2)
+    assert run.lap() == pytest.approx((5, 2))  # steps, and what they waited
     found = run.scalars()
     assert found["perf/lost_compile"] == pytest.approx(10 / 20)
     assert found["perf/lost_evaluation"] == pytest.approx(5 / 20)

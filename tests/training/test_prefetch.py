@@ -2,6 +2,7 @@
 
 import collections
 import threading
+import time
 
 import jax
 import numpy as np
@@ -13,6 +14,7 @@ from brt.data.streams.checksum import MODULUS, checksum_of
 from brt.data.streams.select import STREAMS, evaluation_pass, training_stream
 from brt.training import prefetch as prefetching
 from brt.training.prefetch import Prefetch, device_batch
+from brt.training.records.goodput import Goodput
 from brt.training.sharding import owned_rows, sum_over_processes
 
 needs_eight = pytest.mark.skipif(jax.device_count() != 8, reason="needs eight devices")
@@ -106,9 +108,9 @@ def test_the_next_batch_is_read_while_the_step_runs(store_of):
     prefetch.close()
 
 
-def test_only_the_time_spent_waiting_for_data_is_counted(store_of, monkeypatch):
+def test_only_the_time_spent_waiting_for_data_is_counted(store_of, tmp_path, monkeypatch):
     now = [0.0]
-    monkeypatch.setattr(prefetching.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
 
     class Slow(Watched):
         def batch(self, step, *rows):
@@ -119,15 +121,16 @@ def test_only_the_time_spent_waiting_for_data_is_counted(store_of, monkeypatch):
 
     stream = Slow(training_stream("documents", store_of(RAGGED), 8, W))
     stream.wanted = threading.Event()
+    goodput = Goodput({}, str(tmp_path))
     prefetch = Prefetch(stream, mesh_of(1, 1))
     prefetch.next()
     assert stream.read[1].wait(60)
     now[0] += 7.0  # a step, while the next batch is there already
     prefetch.next()
-    assert prefetch.waited == 0.0
+    assert goodput.lap()[1] == 0.0
     threading.Timer(0.2, stream.wanted.set).start()
     prefetch.next()
-    assert prefetch.waited == 5.0
+    assert goodput.lap() == (5.0, 5.0)
     prefetch.close()
 
 

@@ -70,11 +70,20 @@ class Goodput:
             repeated = max(*reports, saved, 0.0) - saved
             self._earlier["repeated"] += repeated
             self._earlier["elapsed"] += repeated
+        self._lap = self.totals()
 
     def step(self) -> contextlib.AbstractContextManager:
         """Returns the context in which a step is started; the first is compiled there."""
         self._steps += 1
         return spent("compile") if self._steps == 1 else contextlib.nullcontext()
+
+    def lap(self) -> tuple[float, float]:
+        """Returns seconds of steps since the last lap, and the part that waited for data."""
+        before, self._lap = self._lap, self.totals()
+        passed = {name: total - before.get(name, 0.0) for name, total in self._lap.items()}
+        waited = passed.get("input", 0.0)
+        lost = sum(passed.get(name, 0.0) for name in LOST)
+        return passed["elapsed"] - lost + waited, waited
 
     def totals(self) -> dict[str, float]:
         """Returns seconds by cause, and all, `elapsed`, for a checkpoint."""

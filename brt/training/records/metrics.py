@@ -1,10 +1,8 @@
 """Numbers that a run reports."""
 
-import contextlib
 import math
 import re
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -83,29 +81,6 @@ def shown(scalars: dict[str, float]) -> str:
         f"{'' if rate is None else f'lr {rate:.2e}  '}"
         f"{scalars['perf/tokens_per_second']:,.0f} tokens/s"
     )
-
-
-class StepTimer:
-    def __init__(self):
-        self._since = time.perf_counter()
-        self._steps = 0
-
-    def count(self) -> None:
-        self._steps += 1
-
-    def lap(self) -> tuple[float, float]:
-        """Returns seconds since the last lap and per step, and starts again."""
-        now = time.perf_counter()
-        elapsed, seconds = now - self._since, (now - self._since) / self._steps
-        self._since = now
-        self._steps = 0
-        return elapsed, seconds
-
-    @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
-        begun = time.perf_counter()
-        yield
-        self._since += time.perf_counter() - begun
 
 
 class Interval:
