@@ -168,7 +168,7 @@ def test_resuming_past_damaged_checkpoints_deletes_nothing(tiny, straight, tmp_p
     assert_same_run(run, straight)
     assert run.checkpoints.steps() == [3, 6, 9, 12]
     assert contents(checkpoints / "aside" / "9-unreadable") == damaged
-    assert contents(checkpoints / "aside" / "11-holds-step-3") == copied
+    assert contents(checkpoints / "aside" / "11-unreadable") == copied
 
 
 def test_an_unreadable_checkpoint_stops_the_run_unchanged(tiny, straight, tmp_path, monkeypatch):

@@ -23,7 +23,7 @@ from jax.experimental import multihost_utils
 
 from brt.checks import ManyFrom0, Rule
 from brt.data.stores.token_store import VOCABULARY
-from brt.storage.json_files import MOST_BYTES, Fields, misfit, read_json
+from brt.storage.json_files import MOST_BYTES, Fields, misfit
 from brt.storage.paths import RemotePath, absolute, as_path, is_remote, move
 from brt.storage.regular_files import open_regular
 from brt.training.checkpoints.array_reads import read_one_replica
@@ -89,7 +89,6 @@ class Checkpoints:
         self._ocp = ocp
         self._retention = _Retention(policy or CheckpointPolicy())
         self._writing = 0  # newest step whose write has begun
-        self._skipped: dict[int, str] = {}  # quarantine names of steps not restored
         self.folder = absolute(folder)
         self._mirror: CheckpointMirror | None = None
         self._copier = ThreadPoolExecutor(1, "checkpoint-copy")
@@ -173,6 +172,7 @@ class Checkpoints:
         )
 
     def record(self, step: int) -> dict:
+        _check_files(os.path.join(self.folder, str(step)))
         args = self._ocp.args.Composite(record=self._ocp.args.JsonRestore())
         if self._mirror:  # Orbax cannot read it where it is
             self._mirror.fetch(step)
@@ -180,6 +180,9 @@ class Checkpoints:
         record = self._manager.restore(step, args=args)["record"]
         if wrong := misfit(RECORD, record):
             raise CheckpointError(f"its record is damaged, as {wrong}")
+        # The fingerprint of a single number is the number itself.
+        if (held := record["fingerprints"].get(STEP_NAME)) != step:
+            raise CheckpointError(f"it holds step {held}")
         return record
 
     def restore_latest(
@@ -187,22 +190,25 @@ class Checkpoints:
     ) -> tuple[TrainState, dict] | None:
         """Returns state and record of the newest valid checkpoint; None without checkpoints.
 
-        Skips damaged and misnamed ones with a warning. Raises `CheckpointError` if none is valid,
-        or one is of another model or has a transient error.
+        Skips damaged ones, and copies under another step's name, with a warning. Raises
+        `CheckpointError` if none is valid, or one is of another model or has a transient error.
 
         abstract: shapes, types and shardings. parts: fields of the state to read; others are None.
         """
-        self._skipped.clear()
         steps = self.steps()
         for step in reversed(steps):
-            if self._is_misnamed(step):
-                continue
             try:
                 return self._restore(step, abstract, parts)
             except OtherModel:
                 raise
             except Exception as error:  # damage has many kinds of errors
-                self._skip(step, error)
+                self._refuse_transient(step, error)
+                logging.warning(
+                    "Checkpoint %d in %s is damaged and was skipped: %s",
+                    step,
+                    self.folder,
+                    first_line(error),
+                )
         if steps:
             raise CheckpointError(
                 f"None of the checkpoints {steps} in {self.folder} can be read: start in a new "
@@ -221,8 +227,6 @@ class Checkpoints:
                 f"{self.folder} has no checkpoint of step {step}. Other steps: {others}."
             )
         try:
-            if (held := self._step_held(step)) != step:
-                raise CheckpointError(f"it holds step {held}")
             return self._restore(step, abstract, parts)
         except OtherModel:
             raise
@@ -272,49 +276,6 @@ class Checkpoints:
             "what the run's config.gin binds, or start in a new --workdir."
         )
 
-    def _step_held(self, step):
-        folder = os.path.join(self.folder, str(step))
-        if not is_remote(folder):
-            for path, _, names in os.walk(folder):
-                # A FIFO would block, and a sparse file fill the memory; arrays are read in parts.
-                most = None if os.path.basename(path) == "d" else MOST_BYTES
-                for name in names:
-                    open_regular(os.path.join(path, name), most).close()
-        record = read_json(os.path.join(folder, "record", "metadata"), RECORD, "it is left out")
-        # The fingerprint of a single number is the number itself.
-        if (held := record["fingerprints"].get(STEP_NAME)) is None:
-            raise CheckpointError("its record does not say which step it holds")
-        return held
-
-    def _is_misnamed(self, step) -> bool:
-        """Returns, and notes, whether a folder's name has another step."""
-        if step in self._skipped:
-            return True
-        try:
-            held = self._step_held(step)
-        except Exception as error:
-            self._skip(step, error)
-            return True
-        if held != step:
-            self._skipped[step] = f"holds-step-{held}"
-            logging.warning(
-                "%s holds the checkpoint of step %d, not of step %d, and was skipped: a copy?",
-                os.path.join(self.folder, str(step)),
-                held,
-                step,
-            )
-        return held != step
-
-    def _skip(self, step, error):
-        self._refuse_transient(step, error)
-        self._skipped[step] = "unreadable"
-        logging.warning(
-            "Checkpoint %d in %s is damaged and was skipped: %s",
-            step,
-            self.folder,
-            first_line(error),
-        )
-
     def _refuse_transient(self, step, error):
         if reason := transient_reason(error):
             raise CheckpointError(
@@ -325,17 +286,14 @@ class Checkpoints:
             ) from error
 
     def quarantine(self, step: int) -> None:
-        """Quarantines the checkpoints that training from `step` on cannot keep.
+        """Quarantines the checkpoints after `step`, which could not be read, as `6-unreadable`.
 
-        These are later ones, and earlier ones that are damaged or misnamed, renamed as
-        `6-unreadable`, `7-holds-step-4`. All processes of a run call this together.
+        All processes of a run call this together.
         """
         if jax.process_index() == 0:
             for other in self.steps():
-                if other != step and self._is_misnamed(other):
-                    self._move_aside(other, self._skipped.pop(other))
-                elif other > step:
-                    self._move_aside(other, f"after-step-{step}")
+                if other > step:
+                    self._move_aside(other, "unreadable")
         if jax.process_count() > 1:
             multihost_utils.sync_global_devices("checkpoints put aside")
         self._manager.reload()
@@ -364,6 +322,19 @@ class Checkpoints:
         self.wait()
         self._copier.shutdown()
         self._manager.close()
+
+
+def _check_files(folder):
+    def refuse(error):
+        raise error
+
+    if is_remote(folder):
+        return
+    for path, _, names in os.walk(folder, onerror=refuse):
+        # A FIFO would block, and a sparse file fill the memory; arrays are read in parts.
+        most = None if os.path.basename(path) == "d" else MOST_BYTES
+        for name in names:
+            open_regular(os.path.join(path, name), most).close()
 
 
 def _timeless_names(step: Any) -> Any:
