@@ -4,7 +4,6 @@ import io
 import os
 import platform
 import sys
-import sysconfig
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +17,7 @@ from absl import app, flags, logging
 
 from brt import config
 from brt.bindings.errors import message
+from brt.bindings.gin_files import is_part
 from brt.data.corpus import StoreMissing  # noqa: F401  (an OSError with a message of its own)
 from brt.data.extras import MissingExtra
 from brt.data.stores import store_cache
@@ -99,13 +99,6 @@ def define_step() -> None:
 EXPLAINED = (config.ConfigError, CheckpointError, MissingExtra, OSError, ValueError)
 """Errors whose messages are written for users."""
 
-PACKAGE = os.path.dirname(__file__) + os.sep
-LIBRARIES = (
-    *(os.path.realpath(sysconfig.get_path(name)) + os.sep for name in ("stdlib", "purelib")),
-    *(sysconfig.get_path(name) + os.sep for name in ("stdlib", "purelib", "platlib")),
-    "<",  # <frozen importlib._bootstrap>, <string> of a generated class
-)
-
 MAY_BE_EMPTY = ("compilation_cache",)
 """Text flags with a meaning of empty values."""
 
@@ -179,7 +172,7 @@ def run(main: Callable[..., Any], takes_arguments: bool = False) -> None:
             logging.debug("traceback", exc_info=True)
             lines = [*message(error).split("\n"), *filter(None, [_user_code(error)])]
             shown = "\n".join(map(printable, lines))
-            say(f"\nError: {_unwritten_output(error) or shown}")
+            say(f"\nError: {shown}")
             _leave(1)
 
     _open_missing_streams()
@@ -204,9 +197,11 @@ def run(main: Callable[..., Any], takes_arguments: bool = False) -> None:
 
 
 def _user_code(error: BaseException | None) -> str:
+    """Returns the line of a module of --allow_imports that raised an error, if one did."""
+    both = "brt", *FLAGS.allow_imports
     while error is not None:
-        frames = [f for f in traceback.walk_tb(error.__traceback__) if not _is_library(f[0])]
-        if frames and not frames[-1][0].f_code.co_filename.startswith(PACKAGE):
+        frames = [f for f in traceback.walk_tb(error.__traceback__) if _is_part(f[0], both)]
+        if frames and _is_part(frames[-1][0], FLAGS.allow_imports):
             (frame,) = traceback.StackSummary.extract(frames[-1:])
             return (
                 f"It was raised by {frame.name}, line {frame.lineno} of {frame.filename}: "
@@ -216,12 +211,8 @@ def _user_code(error: BaseException | None) -> str:
     return ""
 
 
-def _is_library(frame):
-    file, module = frame.f_code.co_filename, frame.f_globals.get("__name__", "")
-    allowed = any(f"{module}.".startswith(f"{name}.") for name in FLAGS.allow_imports)
-    if not os.path.exists(file):  # of a compiled module, such as pyarrow/error.pxi
-        return True
-    return file.startswith(LIBRARIES) and not (file.startswith(PACKAGE) or allowed)
+def _is_part(frame, packages):
+    return is_part(frame.f_globals.get("__name__", ""), packages)
 
 
 def _refuse_empty_flags():
@@ -244,22 +235,6 @@ def _open_missing_streams():
             setattr(sys, name, open(descriptor, mode, encoding="utf-8"))  # noqa: SIM115
 
 
-def _unwritten_output(error):
-    if not isinstance(error, OSError) or error.filename or not error.errno:
-        return ""
-    if error.strerror != os.strerror(error.errno):
-        return ""
-    try:
-        print(flush=True)
-    except OSError as error:
-        _discard_output()
-        return (
-            f"Cannot write to the standard output ({error.strerror}): send it elsewhere, or free "
-            "some space, and run the same command again."
-        )
-    return ""
-
-
 def _discard_output():
     # Python would write the rest again at exit.
     sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
@@ -277,6 +252,11 @@ def _hide_further_checkpoint_errors():
 
 
 def _leave(status: int):
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        say(f"Cannot write to the standard output: {error.strerror}.")
+        _discard_output()
     if processes.is_one_of_several():
         processes.leave(status=status)
     sys.exit(status)

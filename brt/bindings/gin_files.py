@@ -27,11 +27,15 @@ class NotAllowed(ValueError):
 
 def check_module(module: str, what: str, allow_imports: Sequence[str]) -> None:
     """Refuses a module outside brt and the named modules and packages."""
-    if not any(f"{module}.".startswith(f"{name}.") for name in (PACKAGE, *allow_imports)):
+    if not is_part(module, (PACKAGE, *allow_imports)):
         raise NotAllowed(
             f"{what} runs the code of {module}, which is not part of brt: if you trust it, add "
             f"--allow_imports={','.join([*allow_imports, module])}."
         )
+
+
+def is_part(module: str, packages: Sequence[str]) -> bool:
+    return any(f"{module}.".startswith(f"{name}.") for name in packages)
 
 
 def statements(text: str, delegate: config_parser.ParserDelegate) -> Iterator[Any]:
