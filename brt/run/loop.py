@@ -21,7 +21,7 @@ from brt.training.records.goodput import Goodput, spent
 from brt.training.records.metric_writers import USUAL
 from brt.training.records.metrics import Interval, peak_bytes, shown, speed
 from brt.training.records.run_folder import CHECKPOINTS, RunFolder
-from brt.training.resume import check_bindings, check_record
+from brt.training.resume import check_bindings
 from brt.training.sharding import sum_over_processes
 from brt.training.stopping import StopRequest
 
@@ -83,7 +83,6 @@ class TrainingRun:
         if restored:
             self.state, record = restored
             self.checkpoints.quarantine(int(self.state.step))
-            check_record(record, int(self.state.step), self.checkpoints.folder)
         else:
             self.state = self.experiment.jit_init(self.mesh)(params and params())
         self.resumed = restored is not None

@@ -147,8 +147,6 @@ def read_sweep(
             "that differs from others in letters or digits."
         )
     first: dict[str, str] = {}
-    if is_grid:
-        _refuse_equal(entries, named)
     return [
         entry._replace(
             trained_by=first.setdefault(
@@ -192,18 +190,6 @@ def _of_command(settings, common):
     values = resolved(both)
     names = (name for name in (*STANDS_FOR, SIZE) if name in both)
     return {name: values[name] for name in names if reachable(both, name) & common.keys()}
-
-
-def _refuse_equal(entries, named):
-    seen: dict[str, str] = {}
-    for entry, (_, changes) in zip(entries, named):
-        own = " ".join(changes)
-        other = seen.setdefault(write_gin(dict(sorted(entry.settings.items()))), own)
-        if other != own:
-            raise SweepError(
-                f"{other} and {own} of --grid give the same experiment: a flag or binding of the "
-                "command, which comes last, or --scale hides the difference. Leave one out."
-            )
 
 
 def combinations(line: str) -> list[str]:

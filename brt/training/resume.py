@@ -2,14 +2,13 @@
 
 import re
 import struct
-from collections.abc import Mapping
 
 import numpy as np
 from jax.experimental import multihost_utils
 
 from brt.bindings.read_bindings import differences
 from brt.data.token_scores import Store
-from brt.training.checkpoints.checkpoint import CheckpointError, Checkpoints
+from brt.training.checkpoints.checkpoint import Checkpoints
 from brt.training.checkpoints.policy import Best, stopped_early
 from brt.training.records.run_folder import read_metrics
 from brt.training.settings import Trainer
@@ -73,15 +72,6 @@ def _newest_record(checkpoints):
         except Exception:  # damaged; restoring reports it
             continue
     return {}
-
-
-def check_record(record: Mapping, step: int, folder: str) -> None:
-    for name in ("bindings", "interval"):
-        if name not in record:
-            raise CheckpointError(
-                f"Checkpoint {step} in {folder} has no {name!r} in its record, so no training run "
-                "wrote it. Use a new --workdir, or move it."
-            )
 
 
 # Only process 0 needs access to the folder's records: it sends them to the others.

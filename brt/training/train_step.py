@@ -105,9 +105,8 @@ def make_loss(
         share = batch.weights_KBT.shape[1] / whole_KBT.shape[1]
         total = share * trained_weights(whole_KBT[reread_segments:], scores).sum()
         if jax.sharding.get_abstract_mesh().shape.get(OVER_TIME, 1) > 1:
-            from brt.training.over_time.loss import check_over_time, loss_over_time
+            from brt.training.over_time.loss import loss_over_time
 
-            check_over_time(key, clear, bptt_depth, reread_segments)
             return loss_over_time(bind, params, caches, batch, weights_KBT, total)
         model = bind(params)
         K = batch.inputs_KBT.shape[0]

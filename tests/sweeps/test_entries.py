@@ -292,18 +292,6 @@ def test_settings_of_an_entry_stay_where_a_budget_sets_them(tmp_path):
     assert entry.settings["CheckpointPolicy.every"] == 4
 
 
-@pytest.mark.parametrize(
-    ("grid", "common"),
-    [
-        ("Trainer.segment_length=512,1024", "Trainer.segment_length = 64"),
-        ("RecurrentCell.gate=fixed,lstm", "RecurrentCell.gate = 'lstm'"),
-    ],
-)
-def test_a_grid_that_the_command_overrides_is_refused(grid, common):
-    with pytest.raises(SweepError, match=grid.split("=")[0]):
-        a_grid(grid, common)
-
-
 def test_a_batch_size_is_given_once():
     with pytest.raises(SweepError, match="--tokens_per_step"):
         a_grid("RecurrentCell.gate=lstm", "Trainer.tokens_per_step = 512", tokens_per_step=256)

@@ -191,6 +191,7 @@ def test_devices_over_time_are_a_part_of_the_data_axis():
         (dict(devices_over_time=3), "must divide the 16 devices"),
         (dict(segments_per_step=6), "and the 6 segments"),
         (dict(bptt_depth=1), "bptt_depth"),
+        (dict(clear_state=True), "clear_state"),
         (dict(reread_segments=2), "reread_segments"),
         (dict(most_scored=64), "most_scored"),
         (dict(model="rmt"), "RecurrentMemoryTransformer"),
@@ -199,3 +200,8 @@ def test_devices_over_time_are_a_part_of_the_data_axis():
 def test_time_that_devices_cannot_divide_is_refused(settings, message):
     with pytest.raises(ValueError, match=message):
         divided(*run_with(**settings), abstract_mesh((16, 1), 16))
+
+
+def test_time_and_models_are_not_divided_together():
+    with pytest.raises(ValueError, match="2 model-parallel devices"):
+        divided(*run_with(), abstract_mesh((8, 2), 16))

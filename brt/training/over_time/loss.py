@@ -21,16 +21,6 @@ from brt.training.over_time.ring import run_ring
 from brt.training.over_time.scan import run_scan, scan_is_faster
 
 
-def check_over_time(key: Any, clear: bool, bptt_depth: int | None, reread_segments: int) -> None:
-    """Refuses arguments of `make_loss` that `loss_over_time` does not implement."""
-    if key is not None or clear or bptt_depth is not None or reread_segments:
-        raise ValueError(
-            "Devices over time train without dropout and with gradients through all segments of a "
-            "step: bind the dropout of the model to 0, and no clear_state, bptt_depth and "
-            "reread_segments of Trainer."
-        )
-
-
 def loss_over_time(
     bind: Callable[[Any], Model],
     params: Any,
@@ -42,17 +32,11 @@ def loss_over_time(
     """Returns the results of a loss of `make_loss`, without metrics of the model, on the active
     mesh.
 
-    Its axis "sequence" must divide the segments of a step. Batch elements are divided over its data
-    axis. The loss is the weighted sum of all targets, divided by `total`.
+    `over_time.mesh.divided` makes that mesh and checks the settings. Batch elements are divided
+    over its data axis. The loss is the weighted sum of all targets, divided by `total`.
     """
     mesh = jax.sharding.get_abstract_mesh()
     N, K = mesh.shape[OVER_TIME], len(batch.inputs_KBT)
-    if K % N or mesh.shape["model"] > 1:
-        raise ValueError(
-            f"{N} devices over time cannot divide the {K} segments of a step, with "
-            f"{mesh.shape['model']} model-parallel devices: make Trainer.segments_per_step a "
-            "multiple of the first number, and the last one 1."
-        )
     added = jax.eval_shape(lambda: _metrics(bind(params), batch, caches))
     if "added_nats" in added:
         raise ValueError("Devices over time do not compute the model's own loss (`added_nats`).")
